@@ -1,0 +1,218 @@
+"""Always-right pooling: every function computes one element of a result from its flat number.
+
+No geometry is refused and no element is written twice, so these run on any device, give the same bits on every
+run, and are what the faster kernels are checked against. Sums are kept in float32 (float64 for float64).
+"""
+
+from std.utils.numerics import neg_inf
+
+from .problem import PoolingProblem, position
+
+comptime Data[dtype: DType] = MutPointer[Scalar[dtype], MutAnyOrigin]
+
+
+comptime accumulator[
+    dtype: DType
+]: DType = DType.float64 if dtype == DType.float64 else DType.float32
+
+
+@always_inline
+def max_pool_fprop_at[
+    dtype: DType,
+    index: DType,
+    *,
+    adaptive: Bool,
+    store_values: Bool,
+    offsets: Bool,
+](
+    y: Data[dtype],
+    indices: Data[index],
+    x: Data[dtype],
+    p: PoolingProblem,
+    flat: Int,
+):
+    """One maximum and where it was found: the first of equal values, the last NaN.
+
+    `indices` is flat in the unpadded plane or, with `offsets`, the number of the tap within the window; a window
+    that lies wholly in padding then gets the number of taps, which no pixel answers to.
+    """
+    comptime Acc = accumulator[dtype]
+    var at = position(
+        flat,
+        Int(p.d.output),
+        Int(p.h.output),
+        Int(p.w.output),
+        Int(p.channels),
+    )
+    var td = p.d.taps[adaptive](at.d)
+    var th = p.h.taps[adaptive](at.h)
+    var tw = p.w.taps[adaptive](at.w)
+    var height = Int(p.h.input)
+    var width = Int(p.w.input)
+    var channels = Int(p.channels)
+    var base = at.n * p.input_plane() * channels + at.c
+    var best = neg_inf[Acc]()
+    var found = (td.start * height + th.start) * width + tw.start
+    comptime if offsets:
+        found = (td.first * Int(p.h.window) + th.first) * Int(
+            p.w.window
+        ) + tw.first
+        if td.count == 0 or th.count == 0 or tw.count == 0:
+            found = p.window_size()
+    for a in range(td.count):
+        for b in range(th.count):
+            var row = (
+                (td.start + a * td.step) * height + th.start + b * th.step
+            ) * width
+            for c in range(tw.count):
+                var pixel = row + tw.start + c * tw.step
+                var value = x[unsafe_offset=base + pixel * channels].cast[Acc]()
+                if value > best or value != value:
+                    best = value
+                    comptime if offsets:
+                        found = (
+                            ((td.first + a) * Int(p.h.window) + th.first + b)
+                            * Int(p.w.window)
+                            + tw.first
+                            + c
+                        )
+                    else:
+                        found = pixel
+    comptime if store_values:
+        y[unsafe_offset=flat] = best.cast[dtype]()
+    indices[unsafe_offset=flat] = Scalar[index](found)
+
+
+@always_inline
+def max_pool_dgrad_at[
+    dtype: DType, index: DType, *, adaptive: Bool, offsets: Bool
+](
+    dx: Data[dtype],
+    dy: Data[dtype],
+    indices: Data[index],
+    p: PoolingProblem,
+    flat: Int,
+):
+    """One pixel's gradient: the sum over the windows above it whose index names it.
+    """
+    comptime Acc = accumulator[dtype]
+    var at = position(
+        flat, Int(p.d.input), Int(p.h.input), Int(p.w.input), Int(p.channels)
+    )
+    var rd = p.d.outputs_over[adaptive](at.d)
+    var rh = p.h.outputs_over[adaptive](at.h)
+    var rw = p.w.outputs_over[adaptive](at.w)
+    var channels = Int(p.channels)
+    var base = at.n * p.output_plane() * channels + at.c
+    var wanted = (at.d * Int(p.h.input) + at.h) * Int(p.w.input) + at.w
+    var total = Scalar[Acc](0)
+    for od in range(rd[0], rd[1]):
+        for oh in range(rh[0], rh[1]):
+            for ow in range(rw[0], rw[1]):
+                var o = (
+                    base
+                    + ((od * Int(p.h.output) + oh) * Int(p.w.output) + ow)
+                    * channels
+                )
+                comptime if offsets:
+                    # The tap of this window that the pixel is; a dilated window may step over it.
+                    var kd = at.d + Int(p.d.padding) - od * Int(p.d.stride)
+                    var kh = at.h + Int(p.h.padding) - oh * Int(p.h.stride)
+                    var kw = at.w + Int(p.w.padding) - ow * Int(p.w.stride)
+                    if (
+                        kd % Int(p.d.dilation) != 0
+                        or kh % Int(p.h.dilation) != 0
+                        or kw % Int(p.w.dilation) != 0
+                    ):
+                        continue
+                    wanted = (
+                        (kd // Int(p.d.dilation)) * Int(p.h.window)
+                        + kh // Int(p.h.dilation)
+                    ) * Int(p.w.window) + kw // Int(p.w.dilation)
+                if Int(indices[unsafe_offset=o]) == wanted:
+                    total += dy[unsafe_offset=o].cast[Acc]()
+    dx[unsafe_offset=flat] = total.cast[dtype]()
+
+
+@always_inline
+def avg_pool_fprop_at[
+    dtype: DType, *, adaptive: Bool
+](y: Data[dtype], x: Data[dtype], p: PoolingProblem, flat: Int):
+    """One average."""
+    comptime Acc = accumulator[dtype]
+    var at = position(
+        flat,
+        Int(p.d.output),
+        Int(p.h.output),
+        Int(p.w.output),
+        Int(p.channels),
+    )
+    var td = p.d.taps[adaptive](at.d)
+    var th = p.h.taps[adaptive](at.h)
+    var tw = p.w.taps[adaptive](at.w)
+    var channels = Int(p.channels)
+    var base = at.n * p.input_plane() * channels + at.c
+    var total = Scalar[Acc](0)
+    for a in range(td.count):
+        for b in range(th.count):
+            var row = ((td.start + a) * Int(p.h.input) + th.start + b) * Int(
+                p.w.input
+            )
+            for c in range(tw.count):
+                total += x[
+                    unsafe_offset=base + (row + tw.start + c) * channels
+                ].cast[Acc]()
+    var divisor = Scalar[Acc](p.divisor[adaptive](at.d, at.h, at.w))
+    y[unsafe_offset=flat] = (total / divisor).cast[dtype]()
+
+
+@always_inline
+def avg_pool_dgrad_at[
+    dtype: DType, *, adaptive: Bool
+](dx: Data[dtype], dy: Data[dtype], p: PoolingProblem, flat: Int):
+    """One pixel's gradient: the sum over the windows above it, each divided by its own divisor.
+    """
+    comptime Acc = accumulator[dtype]
+    var at = position(
+        flat, Int(p.d.input), Int(p.h.input), Int(p.w.input), Int(p.channels)
+    )
+    var rd = p.d.outputs_over[adaptive](at.d)
+    var rh = p.h.outputs_over[adaptive](at.h)
+    var rw = p.w.outputs_over[adaptive](at.w)
+    var channels = Int(p.channels)
+    var base = at.n * p.output_plane() * channels + at.c
+    var total = Scalar[Acc](0)
+    for od in range(rd[0], rd[1]):
+        for oh in range(rh[0], rh[1]):
+            for ow in range(rw[0], rw[1]):
+                var o = (
+                    base
+                    + ((od * Int(p.h.output) + oh) * Int(p.w.output) + ow)
+                    * channels
+                )
+                var divisor = Scalar[Acc](p.divisor[adaptive](od, oh, ow))
+                total += dy[unsafe_offset=o].cast[Acc]() / divisor
+    dx[unsafe_offset=flat] = total.cast[dtype]()
+
+
+@always_inline
+def unpool_gather_at[
+    dtype: DType
+](
+    dx: Data[dtype],
+    dy: Data[dtype],
+    indices: Data[DType.int64],
+    pixels: Int,
+    plane: Int,
+    channels: Int,
+    flat: Int,
+):
+    """dx[n, o, c] = dy[n, indices[n, o, c], c] over planes of `plane` pixels; a foreign index reads as zero.
+    """
+    var n = flat // (pixels * channels)
+    var c = flat % channels
+    var i = Int(indices[unsafe_offset=flat])
+    var value = Scalar[dtype](0)
+    if 0 <= i and i < plane:
+        value = dy[unsafe_offset=(n * plane + i) * channels + c]
+    dx[unsafe_offset=flat] = value

@@ -1,0 +1,212 @@
+"""Runs the always-right functions of direct.mojo over a whole tensor: on the CPU in equal shares for each core, on
+a GPU with one thread for each result."""
+
+from max.algorithm import sync_parallelize
+from max.gpu import global_idx
+from max.gpu.host import DeviceBuffer, DeviceContext
+from std.atomic import Atomic
+from std.math import ceildiv
+from std.sys.info import num_logical_cores
+
+from .direct import (
+    Data,
+    accumulator,
+    avg_pool_dgrad_at,
+    avg_pool_fprop_at,
+    max_pool_dgrad_at,
+    max_pool_fprop_at,
+    unpool_gather_at,
+)
+from .problem import PoolingProblem
+
+comptime BLOCK = 256
+
+
+@always_inline
+def for_each_share[
+    Body: def(Int, Int) -> None, //
+](body: Body, total: Int, least: Int = 1):
+    """Calls body(first, end) over shares of range(total), in parallel, none smaller than `least`.
+    """
+    var shares = max(min(num_logical_cores(), total // max(least, 1)), 1)
+    if shares == 1:
+        body(0, total)
+        return
+
+    @always_inline
+    def task(t: Int) {imm}:
+        body(total * t // shares, total * (t + 1) // shares)
+
+    sync_parallelize(task, shares)
+
+
+# Below this many results a second core costs more than it gives.
+comptime SMALLEST_SHARE = 4096
+
+
+@no_inline
+def max_pool_fprop_cpu[
+    dtype: DType,
+    index: DType,
+    *,
+    adaptive: Bool,
+    store_values: Bool,
+    offsets: Bool,
+](y: Data[dtype], indices: Data[index], x: Data[dtype], p: PoolingProblem):
+    def share(first: Int, end: Int) {imm}:
+        for i in range(first, end):
+            max_pool_fprop_at[
+                adaptive=adaptive, store_values=store_values, offsets=offsets
+            ](y, indices, x, p, i)
+
+    for_each_share(share, p.output_size(), SMALLEST_SHARE)
+
+
+@no_inline
+def max_pool_dgrad_cpu[
+    dtype: DType, index: DType, *, adaptive: Bool, offsets: Bool
+](dx: Data[dtype], dy: Data[dtype], indices: Data[index], p: PoolingProblem):
+    def share(first: Int, end: Int) {imm}:
+        for i in range(first, end):
+            max_pool_dgrad_at[adaptive=adaptive, offsets=offsets](
+                dx, dy, indices, p, i
+            )
+
+    for_each_share(share, p.input_size(), SMALLEST_SHARE)
+
+
+@no_inline
+def avg_pool_fprop_cpu[
+    dtype: DType, *, adaptive: Bool
+](y: Data[dtype], x: Data[dtype], p: PoolingProblem):
+    def share(first: Int, end: Int) {imm}:
+        for i in range(first, end):
+            avg_pool_fprop_at[adaptive=adaptive](y, x, p, i)
+
+    for_each_share(share, p.output_size(), SMALLEST_SHARE)
+
+
+@no_inline
+def avg_pool_dgrad_cpu[
+    dtype: DType, *, adaptive: Bool
+](dx: Data[dtype], dy: Data[dtype], p: PoolingProblem):
+    def share(first: Int, end: Int) {imm}:
+        for i in range(first, end):
+            avg_pool_dgrad_at[adaptive=adaptive](dx, dy, p, i)
+
+    for_each_share(share, p.input_size(), SMALLEST_SHARE)
+
+
+def _max_pool_fprop_kernel[
+    dtype: DType,
+    index: DType,
+    adaptive: Bool,
+    store_values: Bool,
+    offsets: Bool,
+](y: Data[dtype], indices: Data[index], x: Data[dtype], p: PoolingProblem):
+    var i = Int(global_idx.x)
+    if i < p.output_size():
+        max_pool_fprop_at[
+            adaptive=adaptive, store_values=store_values, offsets=offsets
+        ](y, indices, x, p, i)
+
+
+def _max_pool_dgrad_kernel[
+    dtype: DType, index: DType, adaptive: Bool, offsets: Bool
+](dx: Data[dtype], dy: Data[dtype], indices: Data[index], p: PoolingProblem):
+    var i = Int(global_idx.x)
+    if i < p.input_size():
+        max_pool_dgrad_at[adaptive=adaptive, offsets=offsets](
+            dx, dy, indices, p, i
+        )
+
+
+def _avg_pool_fprop_kernel[
+    dtype: DType, adaptive: Bool
+](y: Data[dtype], x: Data[dtype], p: PoolingProblem):
+    var i = Int(global_idx.x)
+    if i < p.output_size():
+        avg_pool_fprop_at[adaptive=adaptive](y, x, p, i)
+
+
+def _avg_pool_dgrad_kernel[
+    dtype: DType, adaptive: Bool
+](dx: Data[dtype], dy: Data[dtype], p: PoolingProblem):
+    var i = Int(global_idx.x)
+    if i < p.input_size():
+        avg_pool_dgrad_at[adaptive=adaptive](dx, dy, p, i)
+
+
+def max_pool_fprop_gpu[
+    dtype: DType,
+    index: DType,
+    *,
+    adaptive: Bool,
+    store_values: Bool,
+    offsets: Bool,
+](
+    ctx: DeviceContext,
+    y: Data[dtype],
+    indices: Data[index],
+    x: Data[dtype],
+    p: PoolingProblem,
+) raises:
+    comptime kernel = _max_pool_fprop_kernel[
+        dtype, index, adaptive, store_values, offsets
+    ]
+    ctx.enqueue_function[kernel](
+        y,
+        indices,
+        x,
+        p,
+        grid_dim=ceildiv(p.output_size(), BLOCK),
+        block_dim=BLOCK,
+    )
+
+
+def max_pool_dgrad_gpu[
+    dtype: DType, index: DType, *, adaptive: Bool, offsets: Bool
+](
+    ctx: DeviceContext,
+    dx: Data[dtype],
+    dy: Data[dtype],
+    indices: Data[index],
+    p: PoolingProblem,
+) raises:
+    comptime kernel = _max_pool_dgrad_kernel[dtype, index, adaptive, offsets]
+    ctx.enqueue_function[kernel](
+        dx,
+        dy,
+        indices,
+        p,
+        grid_dim=ceildiv(p.input_size(), BLOCK),
+        block_dim=BLOCK,
+    )
+
+
+def avg_pool_fprop_gpu[
+    dtype: DType, *, adaptive: Bool
+](ctx: DeviceContext, y: Data[dtype], x: Data[dtype], p: PoolingProblem) raises:
+    comptime kernel = _avg_pool_fprop_kernel[dtype, adaptive]
+    ctx.enqueue_function[kernel](
+        y,
+        x,
+        p,
+        grid_dim=ceildiv(p.output_size(), BLOCK),
+        block_dim=BLOCK,
+    )
+
+
+def avg_pool_dgrad_gpu[
+    dtype: DType, *, adaptive: Bool
+](
+    ctx: DeviceContext, dx: Data[dtype], dy: Data[dtype], p: PoolingProblem
+) raises:
+    comptime kernel = _avg_pool_dgrad_kernel[dtype, adaptive]
+    ctx.enqueue_function[kernel](
+        dx,
+        dy,
+        p,
+        grid_dim=ceildiv(p.input_size(), BLOCK),
+        block_dim=BLOCK,
+    )

@@ -1,0 +1,464 @@
+"""Registrations of the pooling family: check the operands, then choose an implementation.
+
+`geometry` is the rank-1 int64 host tensor that problem.mojo describes; adaptive pooling needs none.
+"""
+
+import extensibility
+from extensibility import InputTensor, OutputTensor
+from max.gpu.host import DeviceContext
+from max.gpu.host.info import is_cpu
+from std.utils.index import IndexList
+
+from .direct import Data
+from .direct_launch import (
+    avg_pool_dgrad_cpu,
+    avg_pool_dgrad_gpu,
+    avg_pool_fprop_cpu,
+    avg_pool_fprop_gpu,
+    max_pool_dgrad_cpu,
+    max_pool_dgrad_gpu,
+    max_pool_fprop_cpu,
+    max_pool_fprop_gpu,
+)
+from .problem import (
+    PoolingProblem,
+    adaptive_problem,
+    check_equal,
+    pooling_problem,
+)
+from .scatter import (
+    ScatterSizes,
+    scatter_add_cpu,
+    scatter_add_gpu,
+    unpool_cpu,
+    unpool_gather_cpu,
+    unpool_gather_gpu,
+    unpool_gpu,
+)
+
+
+@always_inline
+def _in[
+    dtype: DType, rank: Int
+](t: InputTensor[dtype=dtype, rank=rank, ...]) -> Data[dtype]:
+    return rebind[Data[dtype]](t.unsafe_ptr())
+
+
+@always_inline
+def _out[
+    dtype: DType, rank: Int
+](t: OutputTensor[dtype=dtype, rank=rank, ...]) -> Data[dtype]:
+    return rebind[Data[dtype]](t.unsafe_ptr())
+
+
+def _check_same_shape(
+    name: String, shape: IndexList[5], wanted: IndexList[5], rule: String
+) raises:
+    for a in range(5):
+        check_equal(String(name, ".shape[", a, "]"), shape[a], wanted[a], rule)
+
+
+def _scatter_sizes(
+    small: IndexList[5], large: IndexList[5]
+) raises -> ScatterSizes:
+    check_equal("output.N", large[0], small[0], "the input's N")
+    check_equal("output.C", large[4], small[4], "the input's C")
+    return ScatterSizes(
+        small[0],
+        small[1] * small[2] * small[3],
+        large[1] * large[2] * large[3],
+        small[4],
+    )
+
+
+@always_inline
+def _max_fprop[
+    target: StaticString,
+    dtype: DType,
+    index: DType,
+    *,
+    adaptive: Bool = False,
+    store_values: Bool = True,
+    offsets: Bool = False,
+](
+    y: Data[dtype],
+    indices: Data[index],
+    x: Data[dtype],
+    p: PoolingProblem,
+    ctx: DeviceContext,
+) raises:
+    if p.output_size() == 0:
+        return
+    comptime if is_cpu[target]():
+        max_pool_fprop_cpu[
+            adaptive=adaptive, store_values=store_values, offsets=offsets
+        ](y, indices, x, p)
+    else:
+        max_pool_fprop_gpu[
+            adaptive=adaptive, store_values=store_values, offsets=offsets
+        ](ctx, y, indices, x, p)
+
+
+@always_inline
+def _max_dgrad[
+    target: StaticString,
+    dtype: DType,
+    index: DType,
+    *,
+    adaptive: Bool = False,
+    offsets: Bool = False,
+](
+    dx: Data[dtype],
+    dy: Data[dtype],
+    indices: Data[index],
+    p: PoolingProblem,
+    ctx: DeviceContext,
+) raises:
+    if p.input_size() == 0:
+        return
+    comptime if is_cpu[target]():
+        max_pool_dgrad_cpu[adaptive=adaptive, offsets=offsets](
+            dx, dy, indices, p
+        )
+    else:
+        max_pool_dgrad_gpu[adaptive=adaptive, offsets=offsets](
+            ctx, dx, dy, indices, p
+        )
+
+
+@extensibility.register("max_pool_fprop")
+struct MaxPoolFprop:
+    """y, indices = the maxima of x and where they are, flat in the unpadded plane.
+    """
+
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType
+    ](
+        y: OutputTensor[dtype=dtype, rank=5, ...],
+        indices: OutputTensor[dtype=DType.int64, rank=5, ...],
+        x: InputTensor[dtype=dtype, rank=5, ...],
+        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        var p = pooling_problem(
+            _in(geometry), geometry.dim_size(0), x.shape(), y.shape()
+        )
+        _check_same_shape(
+            "indices", indices.shape(), y.shape(), "the extent of y"
+        )
+        _max_fprop[target](_out(y), _out(indices), _in(x), p, ctx)
+
+
+@extensibility.register("max_pool_fprop_offsets")
+struct MaxPoolFpropOffsets:
+    """As max_pool_fprop, with the number of the winning tap within its window in place of the index.
+    """
+
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType, offset: DType
+    ](
+        y: OutputTensor[dtype=dtype, rank=5, ...],
+        offsets: OutputTensor[dtype=offset, rank=5, ...],
+        x: InputTensor[dtype=dtype, rank=5, ...],
+        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        var p = pooling_problem(
+            _in(geometry), geometry.dim_size(0), x.shape(), y.shape()
+        )
+        _check_same_shape(
+            "offsets", offsets.shape(), y.shape(), "the extent of y"
+        )
+        _check_offset_type[offset](p)
+        _max_fprop[target, offsets=True](_out(y), _out(offsets), _in(x), p, ctx)
+
+
+@extensibility.register("max_pool_offsets")
+struct MaxPoolOffsets:
+    """The winning taps alone: what a backward needs that kept only x."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType, offset: DType
+    ](
+        offsets: OutputTensor[dtype=offset, rank=5, ...],
+        x: InputTensor[dtype=dtype, rank=5, ...],
+        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        var p = pooling_problem(
+            _in(geometry), geometry.dim_size(0), x.shape(), offsets.shape()
+        )
+        _check_offset_type[offset](p)
+        # No values are stored, so any pointer of the right type does.
+        _max_fprop[target, store_values=False, offsets=True](
+            _in(x), _out(offsets), _in(x), p, ctx
+        )
+
+
+def _check_offset_type[offset: DType](p: PoolingProblem) raises:
+    comptime if offset == DType.uint8:
+        if p.window_size() > 255:
+            raise Error(
+                "offsets are uint8: the window has ",
+                p.window_size(),
+                " taps, one byte holds at most 255",
+            )
+
+
+@extensibility.register("max_pool_dgrad")
+struct MaxPoolDgrad:
+    """dx gathers, for each pixel, the dy of the windows above it whose index names it. Deterministic; an index
+    that names no pixel under its window is ignored."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType
+    ](
+        dx: OutputTensor[dtype=dtype, rank=5, ...],
+        dy: InputTensor[dtype=dtype, rank=5, ...],
+        indices: InputTensor[dtype=DType.int64, rank=5, ...],
+        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        var p = pooling_problem(
+            _in(geometry), geometry.dim_size(0), dx.shape(), dy.shape()
+        )
+        _check_same_shape(
+            "indices", indices.shape(), dy.shape(), "the extent of dy"
+        )
+        _max_dgrad[target](_out(dx), _in(dy), _in(indices), p, ctx)
+
+
+@extensibility.register("max_pool_dgrad_offsets")
+struct MaxPoolDgradOffsets:
+    """As max_pool_dgrad, from the numbers of the winning taps."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType, offset: DType
+    ](
+        dx: OutputTensor[dtype=dtype, rank=5, ...],
+        dy: InputTensor[dtype=dtype, rank=5, ...],
+        offsets: InputTensor[dtype=offset, rank=5, ...],
+        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        var p = pooling_problem(
+            _in(geometry), geometry.dim_size(0), dx.shape(), dy.shape()
+        )
+        _check_same_shape(
+            "offsets", offsets.shape(), dy.shape(), "the extent of dy"
+        )
+        _check_offset_type[offset](p)
+        _max_dgrad[target, offsets=True](
+            _out(dx), _in(dy), _in(offsets), p, ctx
+        )
+
+
+@extensibility.register("max_pool_dgrad_scatter")
+struct MaxPoolDgradScatter:
+    """dx scatters dy to where the indices point, whatever produced them. Atomic on a GPU, so not deterministic
+    there; an index outside the plane is ignored."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType
+    ](
+        dx: OutputTensor[dtype=dtype, rank=5, ...],
+        dy: InputTensor[dtype=dtype, rank=5, ...],
+        indices: InputTensor[dtype=DType.int64, rank=5, ...],
+        ctx: DeviceContext,
+    ) raises:
+        var s = _scatter_sizes(dy.shape(), dx.shape())
+        _check_same_shape(
+            "indices", indices.shape(), dy.shape(), "the extent of dy"
+        )
+        if s.large() == 0:
+            return
+        comptime if is_cpu[target]():
+            scatter_add_cpu(_out(dx), _in(dy), _in(indices), s)
+        else:
+            scatter_add_gpu(
+                ctx, dx.to_device_buffer(ctx), _in(dy), _in(indices), s
+            )
+
+
+@extensibility.register("max_unpool_fprop")
+struct MaxUnpoolFprop:
+    """y is zero but for x at the indices; an index outside the plane is ignored.
+    """
+
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType
+    ](
+        y: OutputTensor[dtype=dtype, rank=5, ...],
+        x: InputTensor[dtype=dtype, rank=5, ...],
+        indices: InputTensor[dtype=DType.int64, rank=5, ...],
+        ctx: DeviceContext,
+    ) raises:
+        var s = _scatter_sizes(x.shape(), y.shape())
+        _check_same_shape(
+            "indices", indices.shape(), x.shape(), "the extent of x"
+        )
+        if s.large() == 0:
+            return
+        comptime if is_cpu[target]():
+            unpool_cpu(_out(y), _in(x), _in(indices), s)
+        else:
+            unpool_gpu(ctx, y.to_device_buffer(ctx), _in(x), _in(indices), s)
+
+
+@extensibility.register("max_unpool_dgrad")
+struct MaxUnpoolDgrad:
+    """dx takes dy at the indices; an index outside the plane gives zero."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType
+    ](
+        dx: OutputTensor[dtype=dtype, rank=5, ...],
+        dy: InputTensor[dtype=dtype, rank=5, ...],
+        indices: InputTensor[dtype=DType.int64, rank=5, ...],
+        ctx: DeviceContext,
+    ) raises:
+        var s = _scatter_sizes(dx.shape(), dy.shape())
+        _check_same_shape(
+            "indices", indices.shape(), dx.shape(), "the extent of dx"
+        )
+        if s.small() == 0:
+            return
+        comptime if is_cpu[target]():
+            unpool_gather_cpu(_out(dx), _in(dy), _in(indices), s)
+        else:
+            unpool_gather_gpu(ctx, _out(dx), _in(dy), _in(indices), s)
+
+
+@extensibility.register("avg_pool_fprop")
+struct AvgPoolFprop:
+    """y = the averages of x."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType
+    ](
+        y: OutputTensor[dtype=dtype, rank=5, ...],
+        x: InputTensor[dtype=dtype, rank=5, ...],
+        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        var p = pooling_problem(
+            _in(geometry), geometry.dim_size(0), x.shape(), y.shape()
+        )
+        if p.output_size() == 0:
+            return
+        comptime if is_cpu[target]():
+            avg_pool_fprop_cpu[adaptive=False](_out(y), _in(x), p)
+        else:
+            avg_pool_fprop_gpu[adaptive=False](ctx, _out(y), _in(x), p)
+
+
+@extensibility.register("avg_pool_dgrad")
+struct AvgPoolDgrad:
+    """dx gathers, for each pixel, the dy of the windows above it, each over its divisor. Deterministic.
+    """
+
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType
+    ](
+        dx: OutputTensor[dtype=dtype, rank=5, ...],
+        dy: InputTensor[dtype=dtype, rank=5, ...],
+        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        var p = pooling_problem(
+            _in(geometry), geometry.dim_size(0), dx.shape(), dy.shape()
+        )
+        if p.input_size() == 0:
+            return
+        comptime if is_cpu[target]():
+            avg_pool_dgrad_cpu[adaptive=False](_out(dx), _in(dy), p)
+        else:
+            avg_pool_dgrad_gpu[adaptive=False](ctx, _out(dx), _in(dy), p)
+
+
+@extensibility.register("adaptive_max_pool_fprop")
+struct AdaptiveMaxPoolFprop:
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType
+    ](
+        y: OutputTensor[dtype=dtype, rank=5, ...],
+        indices: OutputTensor[dtype=DType.int64, rank=5, ...],
+        x: InputTensor[dtype=dtype, rank=5, ...],
+        ctx: DeviceContext,
+    ) raises:
+        var p = adaptive_problem(x.shape(), y.shape())
+        _check_same_shape(
+            "indices", indices.shape(), y.shape(), "the extent of y"
+        )
+        _max_fprop[target, adaptive=True](
+            _out(y), _out(indices), _in(x), p, ctx
+        )
+
+
+@extensibility.register("adaptive_max_pool_dgrad")
+struct AdaptiveMaxPoolDgrad:
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType
+    ](
+        dx: OutputTensor[dtype=dtype, rank=5, ...],
+        dy: InputTensor[dtype=dtype, rank=5, ...],
+        indices: InputTensor[dtype=DType.int64, rank=5, ...],
+        ctx: DeviceContext,
+    ) raises:
+        var p = adaptive_problem(dx.shape(), dy.shape())
+        _check_same_shape(
+            "indices", indices.shape(), dy.shape(), "the extent of dy"
+        )
+        _max_dgrad[target, adaptive=True](
+            _out(dx), _in(dy), _in(indices), p, ctx
+        )
+
+
+@extensibility.register("adaptive_avg_pool_fprop")
+struct AdaptiveAvgPoolFprop:
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType
+    ](
+        y: OutputTensor[dtype=dtype, rank=5, ...],
+        x: InputTensor[dtype=dtype, rank=5, ...],
+        ctx: DeviceContext,
+    ) raises:
+        var p = adaptive_problem(x.shape(), y.shape())
+        if p.output_size() == 0:
+            return
+        comptime if is_cpu[target]():
+            avg_pool_fprop_cpu[adaptive=True](_out(y), _in(x), p)
+        else:
+            avg_pool_fprop_gpu[adaptive=True](ctx, _out(y), _in(x), p)
+
+
+@extensibility.register("adaptive_avg_pool_dgrad")
+struct AdaptiveAvgPoolDgrad:
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType
+    ](
+        dx: OutputTensor[dtype=dtype, rank=5, ...],
+        dy: InputTensor[dtype=dtype, rank=5, ...],
+        ctx: DeviceContext,
+    ) raises:
+        var p = adaptive_problem(dx.shape(), dy.shape())
+        if p.input_size() == 0:
+            return
+        comptime if is_cpu[target]():
+            avg_pool_dgrad_cpu[adaptive=True](_out(dx), _in(dy), p)
+        else:
+            avg_pool_dgrad_gpu[adaptive=True](ctx, _out(dx), _in(dy), p)

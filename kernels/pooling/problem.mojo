@@ -1,0 +1,310 @@
+"""The geometry of one pooling operation, shared by every pooling kernel.
+
+Letters: N batch, D/H/W input extents, T/P/Q output extents, C channels. A tensor is always [N, D, H, W, C];
+a contiguous NCHW tensor arrives as [N * C, D, H, W, 1]. A "plane" is the D * H * W pixels of one (n, c).
+"""
+
+from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
+from std.math import ceildiv
+from std.utils.index import IndexList
+
+# Entries of the geometry operand, a rank-1 int64 host tensor. The three axes come in the order D, H, W.
+comptime GEOMETRY_WINDOW = 0
+comptime GEOMETRY_STRIDE = 3
+comptime GEOMETRY_PADDING = 6
+comptime GEOMETRY_DILATION = 9
+comptime GEOMETRY_CEIL_MODE = 12
+comptime GEOMETRY_COUNT_INCLUDE_PAD = 13
+comptime GEOMETRY_DIVISOR_OVERRIDE = 14
+comptime GEOMETRY_LENGTH = 15
+
+
+@fieldwise_init
+struct Taps(TrivialRegisterPassable):
+    """The input positions under one window on one axis, clipped to the tensor: start, start + step, ...
+    """
+
+    var start: Int
+    var step: Int
+    var count: Int
+    var first: Int
+    """Number of the first tap within the unclipped window."""
+
+
+@fieldwise_init
+struct PoolingAxis(DevicePassable, TrivialRegisterPassable):
+    """One spatial axis. With `adaptive` the windows follow from the two extents alone.
+    """
+
+    var input: Int32
+    var output: Int32
+    var window: Int32
+    var stride: Int32
+    var padding: Int32
+    var dilation: Int32
+
+    comptime device_type: AnyType = Self
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        return "PoolingAxis"
+
+    @always_inline
+    def taps[adaptive: Bool](self, o: Int) -> Taps:
+        """The input positions under window `o`."""
+        comptime if adaptive:
+            var start = o * Int(self.input) // Int(self.output)
+            var end = ceildiv((o + 1) * Int(self.input), Int(self.output))
+            return Taps(start, 1, end - start, 0)
+        else:
+            var step = Int(self.dilation)
+            var start = o * Int(self.stride) - Int(self.padding)
+            var first = ceildiv(-start, step) if start < 0 else 0
+            start += first * step
+            var count = min(
+                Int(self.window) - first,
+                ceildiv(Int(self.input) - start, step),
+            )
+            return Taps(start, step, max(count, 0), first)
+
+    @always_inline
+    def divisor[adaptive: Bool](self, o: Int, count_include_pad: Bool) -> Int:
+        """What this axis contributes to an average's divisor. Padding counts, the overhang that ceil mode
+        adds beyond it does not."""
+        comptime if adaptive:
+            return self.taps[True](o).count
+        else:
+            var start = o * Int(self.stride) - Int(self.padding)
+            var end = min(
+                start + Int(self.window), Int(self.input) + Int(self.padding)
+            )
+            if not count_include_pad:
+                start = max(start, 0)
+                end = min(end, Int(self.input))
+            return max(end - start, 1)
+
+    @always_inline
+    def outputs_over[adaptive: Bool](self, i: Int) -> Tuple[Int, Int]:
+        """First and one past the last window whose hull contains input position `i`.
+        """
+        comptime if adaptive:
+            return (
+                i * Int(self.output) // Int(self.input),
+                ceildiv((i + 1) * Int(self.output), Int(self.input)),
+            )
+        else:
+            var reach = Int(self.dilation) * (Int(self.window) - 1)
+            var shifted = i + Int(self.padding)
+            var first = (
+                ceildiv(shifted - reach, Int(self.stride)) if shifted
+                > reach else 0
+            )
+            var end = min(shifted // Int(self.stride) + 1, Int(self.output))
+            return (first, max(end, first))
+
+
+@fieldwise_init
+struct PoolingProblem(DevicePassable, TrivialRegisterPassable):
+    """Sizes and geometry of one pooling operation over [N, D, H, W, C]."""
+
+    var batch: Int64
+    var channels: Int64
+    var d: PoolingAxis
+    var h: PoolingAxis
+    var w: PoolingAxis
+    var count_include_pad: Int32
+    var divisor_override: Int64
+    """0: none."""
+
+    comptime device_type: AnyType = Self
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        return "PoolingProblem"
+
+    @always_inline
+    def input_plane(self) -> Int:
+        return Int(self.d.input) * Int(self.h.input) * Int(self.w.input)
+
+    @always_inline
+    def output_plane(self) -> Int:
+        return Int(self.d.output) * Int(self.h.output) * Int(self.w.output)
+
+    @always_inline
+    def input_size(self) -> Int:
+        return Int(self.batch) * self.input_plane() * Int(self.channels)
+
+    @always_inline
+    def output_size(self) -> Int:
+        return Int(self.batch) * self.output_plane() * Int(self.channels)
+
+    @always_inline
+    def window_size(self) -> Int:
+        return Int(self.d.window) * Int(self.h.window) * Int(self.w.window)
+
+    @always_inline
+    def divisor[adaptive: Bool](self, od: Int, oh: Int, ow: Int) -> Int:
+        """By what an average divides the sum of window (od, oh, ow)."""
+        comptime if not adaptive:
+            if self.divisor_override != 0:
+                return Int(self.divisor_override)
+        var include = self.count_include_pad != 0
+        return (
+            self.d.divisor[adaptive](od, include)
+            * self.h.divisor[adaptive](oh, include)
+            * self.w.divisor[adaptive](ow, include)
+        )
+
+
+@fieldwise_init
+struct Position(TrivialRegisterPassable):
+    """Where one element of [N, D, H, W, C] lies."""
+
+    var n: Int
+    var d: Int
+    var h: Int
+    var w: Int
+    var c: Int
+
+
+@always_inline
+def position(
+    flat: Int, d_extent: Int, h_extent: Int, w_extent: Int, channels: Int
+) -> Position:
+    """Splits a flat element number of a contiguous [N, d, h, w, c] tensor."""
+    var pixel = flat // channels
+    var row = pixel // w_extent
+    var slab = row // h_extent
+    var n = slab // d_extent
+    return Position(
+        n,
+        slab - n * d_extent,
+        row - slab * h_extent,
+        pixel - row * w_extent,
+        flat - pixel * channels,
+    )
+
+
+def check_equal(argument: String, value: Int, wanted: Int, rule: String) raises:
+    if value != wanted:
+        raise Error(argument, "=", value, ": ", rule, " is ", wanted)
+
+
+def _check_axis(name: String, axis: PoolingAxis, overhang: Int) raises -> Int:
+    """Refuses impossible geometry and returns how many windows fit."""
+    if axis.window < 1:
+        raise Error("window[", name, "]=", axis.window, ": must be positive")
+    if axis.stride < 1:
+        raise Error("stride[", name, "]=", axis.stride, ": must be positive")
+    if axis.dilation < 1:
+        raise Error(
+            "dilation[", name, "]=", axis.dilation, ": must be positive"
+        )
+    var reach = Int(axis.dilation) * (Int(axis.window) - 1)
+    if axis.padding < 0 or Int(axis.padding) * 2 > reach + 1:
+        raise Error(
+            "padding[",
+            name,
+            "]=",
+            axis.padding,
+            ": must lie between 0 and half the window, ",
+            (reach + 1) // 2,
+        )
+    var room = Int(axis.input) + 2 * Int(axis.padding) - reach - 1
+    if overhang == 1:
+        room += Int(axis.stride) - 1
+    if room < 0:
+        raise Error(
+            "input[", name, "]=", axis.input, ": smaller than the window"
+        )
+    var windows = room // Int(axis.stride) + 1
+    if overhang == 1 and (windows - 1) * Int(axis.stride) >= Int(
+        axis.input
+    ) + Int(axis.padding):
+        windows -= 1
+    return windows
+
+
+def pooling_problem(
+    geometry: MutPointer[Int64, MutAnyOrigin],
+    length: Int,
+    x_shape: IndexList[5],
+    y_shape: IndexList[5],
+) raises -> PoolingProblem:
+    """The problem that the geometry operand and the two shapes describe; raises where they disagree.
+    """
+    check_equal(
+        "geometry.size", length, GEOMETRY_LENGTH, "the number of entries"
+    )
+    check_equal("output.N", y_shape[0], x_shape[0], "the input's N")
+    check_equal("output.C", y_shape[4], x_shape[4], "the input's C")
+
+    @always_inline
+    def axis(a: Int) {imm} -> PoolingAxis:
+        return PoolingAxis(
+            Int32(x_shape[1 + a]),
+            Int32(y_shape[1 + a]),
+            Int32(geometry[unsafe_offset=GEOMETRY_WINDOW + a]),
+            Int32(geometry[unsafe_offset=GEOMETRY_STRIDE + a]),
+            Int32(geometry[unsafe_offset=GEOMETRY_PADDING + a]),
+            Int32(geometry[unsafe_offset=GEOMETRY_DILATION + a]),
+        )
+
+    var p = PoolingProblem(
+        Int64(x_shape[0]),
+        Int64(x_shape[4]),
+        axis(0),
+        axis(1),
+        axis(2),
+        Int32(geometry[unsafe_offset=GEOMETRY_COUNT_INCLUDE_PAD]),
+        geometry[unsafe_offset=GEOMETRY_DIVISOR_OVERRIDE],
+    )
+    var overhang = Int(geometry[unsafe_offset=GEOMETRY_CEIL_MODE])
+    var rule = String("the extent that the geometry gives")
+    check_equal("output.D", y_shape[1], _check_axis("D", p.d, overhang), rule)
+    check_equal("output.H", y_shape[2], _check_axis("H", p.h, overhang), rule)
+    check_equal("output.W", y_shape[3], _check_axis("W", p.w, overhang), rule)
+    return p
+
+
+def adaptive_problem(
+    x_shape: IndexList[5], y_shape: IndexList[5]
+) raises -> PoolingProblem:
+    """The problem of adaptive pooling: the shapes say it all."""
+    check_equal("output.N", y_shape[0], x_shape[0], "the input's N")
+    check_equal("output.C", y_shape[4], x_shape[4], "the input's C")
+    for a in range(1, 4):
+        if x_shape[a] < 1 or y_shape[a] < 1:
+            raise Error(
+                "extents of axis ",
+                a,
+                ": ",
+                x_shape[a],
+                " to ",
+                y_shape[a],
+                ": must be positive",
+            )
+
+    @always_inline
+    def axis(a: Int) {imm} -> PoolingAxis:
+        # The longest window: starts round down and ends round up.
+        var longest = ceildiv(x_shape[a], y_shape[a])
+        if x_shape[a] % y_shape[a] != 0:
+            longest += 1
+        return PoolingAxis(
+            Int32(x_shape[a]), Int32(y_shape[a]), Int32(longest), 1, 0, 1
+        )
+
+    return PoolingProblem(
+        Int64(x_shape[0]), Int64(x_shape[4]), axis(1), axis(2), axis(3), 0, 0
+    )

@@ -1,0 +1,218 @@
+"""Pooling operations of the Mojo package, one typed function each.
+
+Every activation is [N, D, H, W, C] and contiguous; a contiguous NCHW tensor goes in as [N * C, D, H, W, 1]. N and
+C may be symbolic, the spatial extents are those of the problem. Indices are int64, flat in the unpadded
+D * H * W plane; offsets are the number of the winning tap within its window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from beartype import beartype
+from max.dtype import DType
+from max.graph import DeviceRef, TensorType, TensorValue, ops
+
+from torch_max_backend.pooling_problem import AdaptivePoolingProblem, Extents, PoolingProblem
+
+_FLOATS = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
+
+
+def _check_tensor(name: str, value: TensorValue, extents: Extents | None = None) -> None:
+    if len(value.shape) != 5:
+        raise ValueError(f"{name} has shape {list(value.shape)}: must have rank 5, [N, D, H, W, C]")
+    if extents is not None and tuple(value.shape[1:4]) != extents:
+        raise ValueError(f"{name} has spatial extents {list(value.shape[1:4])}: the problem has {extents}")
+
+
+def _check_float(name: str, value: TensorValue) -> None:
+    if value.dtype not in _FLOATS:
+        raise ValueError(f"{name} has dtype {value.dtype}: must be one of {[str(d) for d in _FLOATS]}")
+    if value.dtype == DType.float64 and value.device.is_gpu():
+        raise ValueError(f"{name} has dtype {value.dtype}: float64 is supported on the CPU only")
+
+
+def _check_companion(name: str, value: TensorValue, other: str, like: TensorValue, dtype: DType) -> None:
+    """Indices and offsets lie element for element beside the tensor that they belong to."""
+    if value.dtype != dtype:
+        raise ValueError(f"{name} has dtype {value.dtype}: must be {dtype}")
+    if list(value.shape) != list(like.shape):
+        raise ValueError(f"{name} has shape {list(value.shape)}: must be that of {other}, {list(like.shape)}")
+    if value.device != like.device:
+        raise ValueError(f"{name} is on {value.device}: must be on {like.device} as {other} is")
+
+
+def _resized(like: TensorValue, extents: Extents, dtype: DType | None = None) -> TensorType:
+    batch, *_, channels = like.shape
+    return TensorType(dtype or like.dtype, (batch, *extents, channels), like.device)
+
+
+def _geometry(problem: PoolingProblem) -> TensorValue:
+    return ops.constant(problem.geometry(), DType.int64, device=DeviceRef.CPU())
+
+
+def _offset_dtype(problem: PoolingProblem) -> DType:
+    return DType.uint8 if problem.offset_bits == 8 else DType.int32
+
+
+def _custom(
+    name: str, device: DeviceRef, values: Sequence[TensorValue], out_types: Sequence[TensorType]
+) -> list[TensorValue]:
+    return [result.tensor for result in ops.custom(name, device, list(values), list(out_types))]
+
+
+@beartype
+def max_pool_fprop(x: TensorValue, problem: PoolingProblem) -> tuple[TensorValue, TensorValue]:
+    """The maxima of `x` and their int64 indices."""
+    _check_tensor("x", x, problem.input)
+    _check_float("x", x)
+    types = [_resized(x, problem.output), _resized(x, problem.output, DType.int64)]
+    y, indices = _custom("max_pool_fprop", x.device, [x, _geometry(problem)], types)
+    return y, indices
+
+
+@beartype
+def max_pool_fprop_offsets(x: TensorValue, problem: PoolingProblem) -> tuple[TensorValue, TensorValue]:
+    """The maxima of `x` and, for each, the number of its tap: one byte where the window has at most 255."""
+    _check_tensor("x", x, problem.input)
+    _check_float("x", x)
+    types = [_resized(x, problem.output), _resized(x, problem.output, _offset_dtype(problem))]
+    y, offsets = _custom("max_pool_fprop_offsets", x.device, [x, _geometry(problem)], types)
+    return y, offsets
+
+
+@beartype
+def max_pool_offsets(x: TensorValue, problem: PoolingProblem) -> TensorValue:
+    """The offsets of `max_pool_fprop_offsets` alone."""
+    _check_tensor("x", x, problem.input)
+    _check_float("x", x)
+    types = [_resized(x, problem.output, _offset_dtype(problem))]
+    return _custom("max_pool_offsets", x.device, [x, _geometry(problem)], types)[0]
+
+
+@beartype
+def max_pool_dgrad(dy: TensorValue, indices: TensorValue, problem: PoolingProblem) -> TensorValue:
+    """Gradient of max pooling by gathering. Deterministic; an index outside its window is ignored."""
+    _check_tensor("dy", dy, problem.output)
+    _check_float("dy", dy)
+    _check_companion("indices", indices, "dy", dy, DType.int64)
+    types = [_resized(dy, problem.input)]
+    return _custom("max_pool_dgrad", dy.device, [dy, indices, _geometry(problem)], types)[0]
+
+
+@beartype
+def max_pool_dgrad_offsets(dy: TensorValue, offsets: TensorValue, problem: PoolingProblem) -> TensorValue:
+    """Gradient of max pooling by gathering, from offsets. Deterministic."""
+    _check_tensor("dy", dy, problem.output)
+    _check_float("dy", dy)
+    _check_companion("offsets", offsets, "dy", dy, _offset_dtype(problem))
+    types = [_resized(dy, problem.input)]
+    return _custom("max_pool_dgrad_offsets", dy.device, [dy, offsets, _geometry(problem)], types)[0]
+
+
+@beartype
+def max_pool_dgrad_recompute(dy: TensorValue, x: TensorValue, problem: PoolingProblem) -> TensorValue:
+    """Gradient of max pooling where nothing but `x` was kept. Deterministic."""
+    return max_pool_dgrad_offsets(dy, max_pool_offsets(x, problem), problem)
+
+
+@beartype
+def max_pool_dgrad_scatter(
+    dy: TensorValue, indices: TensorValue, problem: PoolingProblem | AdaptivePoolingProblem
+) -> TensorValue:
+    """Gradient of max pooling by scattering to the indices, whatever made them; one outside the plane is
+    ignored. On a GPU the additions are atomic: not deterministic."""
+    _check_tensor("dy", dy, problem.output)
+    _check_float("dy", dy)
+    _check_companion("indices", indices, "dy", dy, DType.int64)
+    return _custom("max_pool_dgrad_scatter", dy.device, [dy, indices], [_resized(dy, problem.input)])[0]
+
+
+@beartype
+def avg_pool_fprop(x: TensorValue, problem: PoolingProblem) -> TensorValue:
+    """The averages of `x`."""
+    _check_tensor("x", x, problem.input)
+    _check_float("x", x)
+    _check_undilated(problem)
+    return _custom("avg_pool_fprop", x.device, [x, _geometry(problem)], [_resized(x, problem.output)])[0]
+
+
+@beartype
+def avg_pool_dgrad(dy: TensorValue, problem: PoolingProblem) -> TensorValue:
+    """Gradient of average pooling by gathering. Deterministic."""
+    _check_tensor("dy", dy, problem.output)
+    _check_float("dy", dy)
+    _check_undilated(problem)
+    return _custom("avg_pool_dgrad", dy.device, [dy, _geometry(problem)], [_resized(dy, problem.input)])[0]
+
+
+def _check_undilated(problem: PoolingProblem) -> None:
+    if problem.dilation != (1, 1, 1):
+        raise ValueError(f"dilation={problem.dilation}: average pooling has none")
+
+
+@beartype
+def adaptive_max_pool_fprop(
+    x: TensorValue, problem: AdaptivePoolingProblem
+) -> tuple[TensorValue, TensorValue]:
+    """The maxima of `x` over adaptive windows and their int64 indices."""
+    _check_tensor("x", x, problem.input)
+    _check_float("x", x)
+    types = [_resized(x, problem.output), _resized(x, problem.output, DType.int64)]
+    y, indices = _custom("adaptive_max_pool_fprop", x.device, [x], types)
+    return y, indices
+
+
+@beartype
+def adaptive_max_pool_dgrad(
+    dy: TensorValue, indices: TensorValue, problem: AdaptivePoolingProblem
+) -> TensorValue:
+    """Gradient of adaptive max pooling by gathering. Deterministic."""
+    _check_tensor("dy", dy, problem.output)
+    _check_float("dy", dy)
+    _check_companion("indices", indices, "dy", dy, DType.int64)
+    return _custom("adaptive_max_pool_dgrad", dy.device, [dy, indices], [_resized(dy, problem.input)])[0]
+
+
+@beartype
+def adaptive_avg_pool_fprop(x: TensorValue, problem: AdaptivePoolingProblem) -> TensorValue:
+    """The averages of `x` over adaptive windows."""
+    _check_tensor("x", x, problem.input)
+    _check_float("x", x)
+    return _custom("adaptive_avg_pool_fprop", x.device, [x], [_resized(x, problem.output)])[0]
+
+
+@beartype
+def adaptive_avg_pool_dgrad(dy: TensorValue, problem: AdaptivePoolingProblem) -> TensorValue:
+    """Gradient of adaptive average pooling by gathering. Deterministic."""
+    _check_tensor("dy", dy, problem.output)
+    _check_float("dy", dy)
+    return _custom("adaptive_avg_pool_dgrad", dy.device, [dy], [_resized(dy, problem.input)])[0]
+
+
+@beartype
+def max_unpool_fprop(x: TensorValue, indices: TensorValue, output: Extents) -> TensorValue:
+    """Zeros of spatial extents `output` (D, H, W) with `x` at `indices`; one outside the plane is ignored."""
+    _check_tensor("x", x)
+    _check_float("x", x)
+    _check_companion("indices", indices, "x", x, DType.int64)
+    if min(output) < 1:
+        raise ValueError(f"output={output}: every extent must be at least 1")
+    return _custom("max_unpool_fprop", x.device, [x, indices], [_resized(x, output)])[0]
+
+
+@beartype
+def max_unpool_dgrad(dy: TensorValue, indices: TensorValue) -> TensorValue:
+    """Gradient of max unpooling: `dy` at `indices`, zero where one points outside the plane."""
+    _check_tensor("dy", dy)
+    _check_float("dy", dy)
+    _check_tensor("indices", indices)
+    if indices.dtype != DType.int64:
+        raise ValueError(f"indices has dtype {indices.dtype}: must be {DType.int64}")
+    batch, *_, channels = dy.shape
+    if indices.shape[0] != batch or indices.shape[4] != channels:
+        raise ValueError(
+            f"indices has shape {list(indices.shape)}: N and C must be those of dy, {list(dy.shape)}"
+        )
+    types = [TensorType(dy.dtype, indices.shape, dy.device)]
+    return _custom("max_unpool_dgrad", dy.device, [dy, indices], types)[0]
