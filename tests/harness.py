@@ -1,0 +1,230 @@
+"""Op tests as data: many cases are compiled as one MAX graph, then asserted one by one.
+
+A case is a function over aten ops with a recipe for its inputs. The reference is the same function in float64 on
+the CPU; a result may be no further from it than PyTorch's own result in the tested dtype, with a small factor.
+Every case is lowered with nothing left to PyTorch: an op without a lowering fails its case.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten
+
+from torch_max_backend import lowering
+from torch_max_backend.decompositions import decompositions
+from torch_max_backend.graph.builder import NodeCannotLower
+from torch_max_backend.graph.unit import CompilationUnit
+
+#: Relative tolerance per dtype, for a reduction of length one.
+RTOL = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One op test.
+
+    Attributes:
+        id: unique in its batch; what pytest shows.
+        function: tensors to a tensor or a sequence of them; runs aten ops (autograd.grad is traced too).
+        inputs: makes fresh inputs from a generator.
+        exact: results must be equal bit for bit (integers, indices, copies).
+        length: the reduction length, which scales the absolute tolerance by its square root.
+        slack: a factor on the tolerances, with a reason where it is not 1.
+        strides: also compare strides with PyTorch's.
+    """
+
+    id: str
+    function: Callable[..., Any]
+    inputs: Callable[[torch.Generator], Sequence[torch.Tensor]]
+    exact: bool = False
+    length: int = 1
+    slack: float = 1.0
+    strides: bool = False
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Callable[[torch.Generator], torch.Tensor]:
+    """A recipe for one normally distributed tensor."""
+    return lambda generator: torch.randn(*shape, generator=generator).to(dtype)
+
+
+def integers(
+    *shape: int, low: int = -4, high: int = 5, dtype: torch.dtype = torch.float32
+) -> Callable[[torch.Generator], torch.Tensor]:
+    """A recipe for small whole numbers, which sums keep exact."""
+    return lambda generator: torch.randint(low, high, shape, generator=generator).to(dtype)
+
+
+def recipe(
+    *makers: Callable[[torch.Generator], torch.Tensor],
+) -> Callable[[torch.Generator], list[torch.Tensor]]:
+    """Several tensors."""
+    return lambda generator: [make(generator) for make in makers]
+
+
+@dataclass
+class Outcome:
+    """What became of one case: its inputs and results, or why it was not lowered."""
+
+    inputs: list[torch.Tensor]
+    results: list[torch.Tensor] | None
+    refusal: str | None
+
+
+class Batch:
+    """Cases compiled together. Make one per test module with ``batch_fixture``."""
+
+    def __init__(self, cases: Sequence[Case], device: str = "cpu", name: str = "cases") -> None:
+        lowering.load_all()
+        generator = torch.Generator().manual_seed(torch.seed() % (1 << 31))
+        self.outcomes: dict[str, Outcome] = {}
+        runnable: list[tuple[Case, list[torch.Tensor]]] = []
+        scratch = CompilationUnit("scratch")
+        for case in cases:
+            inputs = [tensor.to(device) for tensor in case.inputs(generator)]
+            refusal = None
+            try:
+                scratch.add(trace(case.function, inputs), f"case_{len(self.outcomes)}")
+                runnable.append((case, inputs))
+            except NodeCannotLower as error:
+                refusal = str(error)
+            self.outcomes[case.id] = Outcome(inputs, None, refusal)
+        if runnable:
+            self._run(runnable, name)
+
+    def _run(self, runnable: list[tuple[Case, list[torch.Tensor]]], name: str) -> None:
+        sizes: list[int] = []
+
+        def together(*flat: torch.Tensor) -> list[torch.Tensor]:
+            results: list[torch.Tensor] = []
+            sizes.clear()
+            rest = list(flat)
+            for case, inputs in runnable:
+                mine, rest = rest[: len(inputs)], rest[len(inputs) :]
+                out = flatten(case.function(*mine))
+                sizes.append(len(out))
+                results.extend(out)
+            return results
+
+        flat = [tensor for _, inputs in runnable for tensor in inputs]
+        gm = trace(together, flat)
+        unit = CompilationUnit(name)
+        executable = unit.add(gm, name)
+        unit.compile()
+        results = executable(*flat)
+        for (case, _), size in zip(runnable, sizes, strict=True):
+            self.outcomes[case.id].results = list(results[:size])
+            results = results[size:]
+
+    def check(self, case: Case) -> None:
+        """Asserts the case's results against PyTorch."""
+        outcome = self.outcomes[case.id]
+        assert outcome.refusal is None, f"not lowered: {outcome.refusal}"
+        assert outcome.results is not None
+        eager = flatten(case.function(*outcome.inputs))
+        wide = [
+            tensor.detach().cpu().double() if tensor.is_floating_point() else tensor.cpu()
+            for tensor in outcome.inputs
+        ]
+        truth = eager if case.exact else flatten(case.function(*wide))
+        assert len(outcome.results) == len(eager)
+        for got, near, true in zip(outcome.results, eager, truth, strict=True):
+            assert_close(got, near, true, case)
+
+
+def assert_close(got: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor, case: Case) -> None:
+    """``got`` has eager's shape and dtype and is as near to float64's result as eager is, with a margin."""
+    assert got.shape == eager.shape, f"shape {tuple(got.shape)}, PyTorch {tuple(eager.shape)}"
+    assert got.dtype == eager.dtype, f"dtype {got.dtype}, PyTorch {eager.dtype}"
+    if case.strides:
+        assert got.stride() == eager.stride(), f"stride {got.stride()}, PyTorch {eager.stride()}"
+    got, eager = got.detach().cpu(), eager.detach().cpu()
+    if case.exact or not got.is_floating_point():
+        torch.testing.assert_close(got, eager, rtol=0, atol=0, equal_nan=True)
+        return
+    truth = truth.detach().cpu().double()
+    finite = torch.isfinite(truth) & torch.isfinite(eager)
+    torch.testing.assert_close(got[~finite], eager[~finite], rtol=0, atol=0, equal_nan=True)
+    if not finite.any():
+        return
+    error = (got.double() - truth)[finite].abs()
+    theirs = (eager.double() - truth)[finite].abs().max()
+    rtol = RTOL[got.dtype] * case.slack
+    scale = truth[finite].abs()
+    bound = rtol * scale + rtol * math.sqrt(case.length) * scale.mean().clamp_min(1e-30) + 3 * theirs
+    worst = (error - bound).max().item()
+    assert worst <= 0, (
+        f"max error {error.max().item():.3e} (PyTorch's own {theirs.item():.3e}) exceeds the bound by {worst:.3e}"
+    )
+
+
+def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> GraphModule:
+    """The FX graph of ``function`` as the backend would see it, results flattened."""
+    gm = make_fx(
+        lambda *args: flatten(function(*args)), decomposition_table=decompositions(), tracing_mode="fake"
+    )(*inputs)
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
+    return gm
+
+
+def flatten(value: Any) -> list[torch.Tensor]:
+    """The tensors in a function's result."""
+    return [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, torch.Tensor)]
+
+
+def batch_fixture(cases: Sequence[Case], device: str = "cpu", name: str = "cases") -> Any:
+    """A module-scoped fixture with the batch of those cases that this run selected.
+
+    Running one case alone (``pytest FILE -k ID``) compiles that case alone.
+    """
+    ids = [case.id for case in cases]
+    assert len(set(ids)) == len(ids), f"ids repeat: {sorted(i for i in set(ids) if ids.count(i) > 1)}"
+
+    @pytest.fixture(scope="module")
+    def batch(request: pytest.FixtureRequest) -> Batch:
+        wanted = {
+            item.callspec.params["case"].id
+            for item in request.session.items
+            if item.path == request.path
+            and hasattr(item, "callspec")
+            and isinstance(item.callspec.params.get("case"), Case)
+        }
+        return Batch([case for case in cases if case.id in wanted], device, name)
+
+    return batch
+
+
+def parametrize(cases: Sequence[Case]) -> Any:
+    """``pytest.mark.parametrize`` over cases, by their ids."""
+    return pytest.mark.parametrize("case", cases, ids=[case.id for case in cases])
+
+
+def gradients(function: Callable[..., Any], count: int | None = None) -> Callable[..., Any]:
+    """``function``'s results followed by the gradients of its first ``count`` inputs (all float ones by default).
+
+    The incoming gradient is a fixed, uneven pattern, so that a permuted or scaled gradient shows.
+    """
+
+    @functools.wraps(function)
+    def both(*args: torch.Tensor) -> list[torch.Tensor]:
+        chosen = [i for i, a in enumerate(args) if a.is_floating_point()][:count]
+        leaves = [a.detach().requires_grad_() if i in chosen else a for i, a in enumerate(args)]
+        outputs = [out for out in flatten(function(*leaves)) if out.is_floating_point()]
+        total = sum((_pattern(out) * out).sum() for out in outputs)
+        return [*outputs, *torch.autograd.grad(total, [leaves[i] for i in chosen])]
+
+    return both
+
+
+def _pattern(like: torch.Tensor) -> torch.Tensor:
+    index = torch.arange(like.numel(), dtype=torch.int64, device=like.device)
+    return ((index * 7) % 11 - 5).to(like.dtype).reshape(like.shape)

@@ -1,0 +1,69 @@
+"""Which composite ops PyTorch takes apart before the graph reaches us.
+
+PyTorch's core-aten decompositions, less the ops that the project runs whole: taking those apart would hide a
+convolution's, a pooling's or a normalization's backward behind dozens of elementwise ops.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._ops import OpOverload, OpOverloadPacket
+
+aten = torch.ops.aten
+
+#: Run whole: a lowering of ours is better than PyTorch's decomposition, or must see the op to draw as eager does.
+KEPT_WHOLE: tuple[OpOverloadPacket, ...] = (
+    aten.convolution_backward,
+    aten.max_pool2d_with_indices_backward,
+    aten.max_pool3d_with_indices_backward,
+    aten.avg_pool2d_backward,
+    aten.avg_pool3d_backward,
+    aten._adaptive_avg_pool2d_backward,
+    aten._adaptive_avg_pool3d_backward,
+    aten._adaptive_avg_pool2d,
+    aten._adaptive_avg_pool3d,
+    aten.adaptive_max_pool2d,
+    aten.adaptive_max_pool3d,
+    aten.max_pool2d_with_indices,
+    aten.max_pool3d_with_indices,
+    aten.max_unpool2d,
+    aten.max_unpool3d,
+    aten.native_batch_norm,
+    aten._native_batch_norm_legit,
+    aten._native_batch_norm_legit_functional,
+    aten._native_batch_norm_legit_no_training,
+    aten.native_batch_norm_backward,
+    aten.native_dropout,
+    aten.bernoulli,
+    aten.rand_like,
+    aten.randn_like,
+    aten.randint_like,
+    aten._softmax,
+    aten._softmax_backward_data,
+    aten._log_softmax,
+    aten._log_softmax_backward_data,
+    aten.addmm,
+    aten.linear,
+)
+
+#: Taken apart though core aten keeps them whole: their pieces run in MAX.
+TAKEN_APART: tuple[OpOverloadPacket | OpOverload, ...] = (
+    aten.cudnn_batch_norm,
+    aten.cudnn_batch_norm_backward,
+    aten.miopen_batch_norm,
+    aten.miopen_batch_norm_backward,
+    aten.native_dropout_backward,
+)
+
+
+@functools.cache
+def decompositions() -> dict[OpOverload, Callable[..., Any]]:
+    """The decomposition table that AOTAutograd traces with."""
+    table = {**core_aten_decompositions(), **get_decompositions(TAKEN_APART)}
+    kept = {getattr(packet, name) for packet in KEPT_WHOLE for name in packet.overloads()}
+    return {op: function for op, function in table.items() if op not in kept}

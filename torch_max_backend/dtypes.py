@@ -1,0 +1,33 @@
+"""The one table that pairs PyTorch's dtypes with MAX's."""
+
+from __future__ import annotations
+
+import torch
+from max.dtype import DType
+
+from torch_max_backend.errors import CannotLower
+
+TORCH_TO_MAX: dict[torch.dtype, DType] = {
+    torch.float64: DType.float64,
+    torch.float32: DType.float32,
+    torch.bfloat16: DType.bfloat16,
+    torch.float16: DType.float16,
+    torch.int64: DType.int64,
+    torch.int32: DType.int32,
+    torch.int16: DType.int16,
+    torch.int8: DType.int8,
+    torch.uint8: DType.uint8,
+    torch.bool: DType.bool,
+}
+MAX_TO_TORCH: dict[DType, torch.dtype] = {value: key for key, value in TORCH_TO_MAX.items()}
+
+#: Float types that are stored narrow and computed in float32.
+LOW_PRECISION: frozenset[torch.dtype] = frozenset({torch.bfloat16, torch.float16})
+
+
+def max_dtype(dtype: torch.dtype) -> DType:
+    """MAX's name of ``dtype``; CannotLower where MAX has none (complex, quantized, float8)."""
+    try:
+        return TORCH_TO_MAX[dtype]
+    except KeyError:
+        raise CannotLower(f"MAX has no dtype for {dtype}") from None

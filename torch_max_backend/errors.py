@@ -1,0 +1,38 @@
+"""Exceptions that the backend raises, all before anything is launched."""
+
+from __future__ import annotations
+
+
+class MaxBackendError(RuntimeError):
+    """Base of every error that the backend raises on its own account."""
+
+
+class OptionError(MaxBackendError, ValueError):
+    """An unknown option, or an option with a value outside its domain."""
+
+
+class DeviceUnavailableError(MaxBackendError):
+    """A tensor lives on a device that MAX does not drive in this process."""
+
+
+class CannotLower(Exception):
+    """Raised by a lowering: this very node has to stay in PyTorch. Carries the reason in words."""
+
+
+class UnsupportedOpError(MaxBackendError):
+    """An op that would have to run in PyTorch, under ``options={"fallback": "error"}``.
+
+    Attributes:
+        op: the aten op's qualified name with overload.
+        arguments: the node's arguments in words, tensors as dtype and shape.
+        reason: why MAX or the project's kernels cannot run it.
+        user_line: the line of the user's program that the op came from, where it is known.
+    """
+
+    def __init__(self, op: str, arguments: str, reason: str, user_line: str | None) -> None:
+        self.op = op
+        self.arguments = arguments
+        self.reason = reason
+        self.user_line = user_line
+        where = f"\n  at: {user_line}" if user_line else ""
+        super().__init__(f"{op}({arguments}) cannot run in MAX: {reason}{where}")

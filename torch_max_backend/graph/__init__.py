@@ -1,0 +1,1 @@
+"""From an FX graph to MAX graphs: partition, layout, builder."""

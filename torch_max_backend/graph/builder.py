@@ -1,0 +1,283 @@
+"""Builds one MAX graph from one FX graph whose every op has a lowering."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from max.graph import DeviceRef, Graph, KernelLibrary, Module, TensorType, TensorValue, ops
+from torch.fx import GraphModule, Node
+
+from torch_max_backend.dtypes import max_dtype
+from torch_max_backend.errors import CannotLower
+from torch_max_backend.graph import layout as graph_layout
+from torch_max_backend.graph.layout import GraphTensor, LayoutChange, Order, contiguous_order, dense_order
+from torch_max_backend.lowering import Layout, LoweringContext, Registration, lookup
+from torch_max_backend.lowering.context import max_dim
+
+
+class NodeCannotLower(Exception):
+    """A lowering refused a node while the graph was being built."""
+
+    def __init__(self, node: Node, reason: str) -> None:
+        super().__init__(f"{node.format_node()}: {reason}")
+        self.node = node
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """How one tensor enters a MAX graph: the argument it comes from and the memory order it must have."""
+
+    position: int
+    dtype: torch.dtype
+    order: Order
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """How one result leaves: from the model's output ``index`` in memory order ``order``, or as argument
+    ``passthrough`` itself, or as a constant that no computation makes (None, an int)."""
+
+    index: int = -1
+    order: Order = ()
+    passthrough: int | None = None
+    constant: Any = None
+    stride: tuple[int, ...] | None = None
+
+
+@dataclass
+class BuiltGraph:
+    """A MAX graph, not yet compiled, with the way tensors enter and leave it."""
+
+    name: str
+    graph: Graph
+    inputs: list[InputSpec]
+    outputs: list[OutputSpec]
+    layout_changes: list[LayoutChange] = field(default_factory=list)
+    op_count: int = 0
+
+
+def device_ref(device: torch.device) -> DeviceRef:
+    """MAX's reference to a PyTorch device."""
+    if device.type == "cpu":
+        return DeviceRef.CPU()
+    if device.type == "cuda":
+        return DeviceRef.GPU(device.index or 0)
+    raise CannotLower(f"MAX drives no device of type {device.type!r}")
+
+
+def graph_device(nodes: Sequence[Node]) -> torch.device:
+    """The one device that the graph computes on; 0-d CPU tensors may join a GPU graph."""
+    devices = {
+        tensor.device
+        for node in nodes
+        for tensor in tensors_of(node.meta.get("val"))
+        if tensor.device.type != "cpu" or tensor.dim() > 0
+    }
+    if not devices:
+        return torch.device("cpu")
+    if len(devices) > 1:
+        raise CannotLower(f"one graph on several devices: {sorted(map(str, devices))}")
+    return devices.pop()
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """The tensors in a node's ``val``."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [tensor for item in value for tensor in tensors_of(item)]
+    return []
+
+
+class GraphBuilder:
+    """Interprets an FX graph over MAX values.
+
+    Args:
+        gm: graph with ``meta["val"]`` on every node, all call_function targets registered.
+        name: name of the MAX graph, unique in ``module``.
+        module: the MAX module that the graph joins.
+        kernels: the loaded kernel library.
+        free_outputs: indices of outputs whose memory order nobody relies on (activations saved for backward):
+            they leave in the order they have.
+    """
+
+    def __init__(
+        self,
+        gm: GraphModule,
+        name: str,
+        module: Module,
+        kernels: KernelLibrary,
+        free_outputs: frozenset[int] = frozenset(),
+    ) -> None:
+        self.gm = gm
+        self.name = name
+        self.module = module
+        self.kernels = kernels
+        self.free_outputs = free_outputs
+        self.values: dict[Node, Any] = {}
+        self.layout_changes: list[LayoutChange] = []
+        self.op_count = 0
+
+    def build(self) -> BuiltGraph:
+        """The MAX graph; NodeCannotLower names the node that refused."""
+        nodes = list(self.gm.graph.nodes)
+        device = graph_device(nodes)
+        self.device = device_ref(device)
+        placeholders = [node for node in nodes if node.op == "placeholder"]
+        specs: list[InputSpec] = []
+        types: list[TensorType] = []
+        tensor_nodes: list[Node] = []
+        for position, node in enumerate(placeholders):
+            value = node.meta.get("val")
+            if not isinstance(value, torch.Tensor) or not _is_used(node):
+                continue
+            order = dense_order(value) or contiguous_order(value.dim())
+            specs.append(InputSpec(position, value.dtype, order, value.device))
+            shape = [max_dim(value.shape[dim]) for dim in order]
+            types.append(TensorType(max_dtype(value.dtype), shape, device_ref(value.device)))
+            tensor_nodes.append(node)
+        graph_layout.record_layout_changes(self.layout_changes)
+        graph = Graph(self.name, input_types=types, kernel_library=self.kernels, module=self.module)
+        try:
+            with graph:
+                for node, spec, value in zip(tensor_nodes, specs, graph.inputs, strict=True):
+                    tensor = value.tensor
+                    if spec.device != device:
+                        tensor = ops.transfer_to(tensor, self.device)
+                    self.values[node] = GraphTensor(tensor, spec.order)
+                for node in nodes:
+                    if node.op == "call_function":
+                        graph_layout.set_current_node(node.name)
+                        self.values[node] = self._lower(node)
+                graph_layout.set_current_node("output")
+                outputs, results = self._outputs(nodes[-1], placeholders)
+                graph.output(*results)
+        except BaseException:
+            # A refused build must leave nothing behind in a module that others are compiled in.
+            self.values.clear()
+            graph._mlir_op.erase()
+            raise
+        return BuiltGraph(self.name, graph, specs, outputs, self.layout_changes, self.op_count)
+
+    def _lower(self, node: Node) -> Any:
+        registration = lookup(node.target)
+        if registration is None:
+            raise NodeCannotLower(node, "no lowering is registered")
+        context = LoweringContext(node, self.device)
+        self.op_count += 1
+        try:
+            args = self._resolve(node.args)
+            kwargs = self._resolve(node.kwargs)
+            return _call(registration, context, args, kwargs)
+        except CannotLower as error:
+            raise NodeCannotLower(node, str(error)) from error
+        except (NodeCannotLower, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            # MAX checks types and shapes while ops are added: what it refuses stays in PyTorch.
+            raise NodeCannotLower(node, f"{type(error).__name__}: {error}") from error
+
+    def _resolve(self, arg: Any) -> Any:
+        if isinstance(arg, Node):
+            if arg in self.values:
+                return self.values[arg]
+            value = arg.meta.get("val")
+            if isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):
+                return value
+            raise CannotLower(f"the argument {arg} has no value in the graph")
+        if isinstance(arg, (list, tuple)):
+            return (
+                type(arg)(self._resolve(item) for item in arg)
+                if type(arg) in (list, tuple)
+                else [self._resolve(item) for item in arg]
+            )
+        if isinstance(arg, dict):
+            return {key: self._resolve(item) for key, item in arg.items()}
+        return arg
+
+    def _outputs(
+        self, output: Node, placeholders: Sequence[Node]
+    ) -> tuple[list[OutputSpec], list[TensorValue]]:
+        positions = {node: position for position, node in enumerate(placeholders)}
+        specs: list[OutputSpec] = []
+        results: list[TensorValue] = []
+        leaving = output.args[0]
+        for number, node in enumerate(leaving if isinstance(leaving, (tuple, list)) else (leaving,)):
+            if not isinstance(node, Node):
+                specs.append(OutputSpec(constant=node))
+                continue
+            if node in positions:
+                specs.append(OutputSpec(passthrough=positions[node]))
+                continue
+            tensor = self.values[node]
+            if not isinstance(tensor, GraphTensor):
+                raise NodeCannotLower(node, f"the output {node} is no tensor")
+            fake = node.meta["val"]
+            wanted = tensor.order if number in self.free_outputs else dense_order(fake)
+            stride = None
+            if wanted is None:
+                wanted = contiguous_order(fake.dim())
+            tensor = tensor.to_order(wanted)
+            if tensor.dtype != max_dtype(fake.dtype):
+                raise NodeCannotLower(node, f"lowered to {tensor.dtype}, PyTorch promised {fake.dtype}")
+            specs.append(OutputSpec(len(results), wanted, stride=stride))
+            results.append(tensor.value)
+        return specs, results
+
+
+def _is_used(node: Node) -> bool:
+    return any(user.op != "output" for user in node.users)
+
+
+def _call(
+    registration: Registration, context: LoweringContext, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
+    if registration.layout is Layout.RAW:
+        return registration.build(context, *args, **kwargs)
+    if registration.layout is Layout.LOGICAL:
+        unwrap: Callable[[GraphTensor], TensorValue] = GraphTensor.logical
+        order: Order | None = None
+    else:
+        meta = context.meta
+        rank = (meta[0] if isinstance(meta, (tuple, list)) else meta).dim()
+        flat = [t for t in _flatten((args, kwargs)) if isinstance(t, GraphTensor)]
+        order = graph_layout.common_order(flat, rank)
+
+        def unwrap(tensor: GraphTensor) -> TensorValue:
+            return graph_layout.aligned(tensor, rank, order)
+
+    result = registration.build(context, *_map(args, unwrap), **_map(kwargs, unwrap))
+    return _wrap(result, order)
+
+
+def _flatten(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return [leaf for item in value for leaf in _flatten(item)]
+    if isinstance(value, dict):
+        return [leaf for item in value.values() for leaf in _flatten(item)]
+    return [value]
+
+
+def _map(value: Any, unwrap: Callable[[GraphTensor], TensorValue]) -> Any:
+    if isinstance(value, GraphTensor):
+        return unwrap(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_map(item, unwrap) for item in value)
+    if isinstance(value, dict):
+        return {key: _map(item, unwrap) for key, item in value.items()}
+    return value
+
+
+def _wrap(value: Any, order: Order | None) -> Any:
+    if isinstance(value, TensorValue):
+        if order is not None and value.rank == len(order):
+            return GraphTensor(value, order)
+        return GraphTensor.contiguous(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_wrap(item, order) for item in value)
+    return value

@@ -1,0 +1,68 @@
+"""Compilation units: the MAX graphs that are compiled together."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import torch
+from max.graph import Module
+from torch.fx import GraphModule
+
+from torch_max_backend.graph.builder import BuiltGraph, GraphBuilder, graph_device
+from torch_max_backend.runtime import session
+from torch_max_backend.runtime.executable import Executable
+
+_numbers = itertools.count()
+
+
+class CompilationUnit:
+    """Collects graphs, then compiles them as one MAX module, a module for each device.
+
+    Building a graph is quick and happens at once; ``compile`` does the slow part for all of them together, since
+    MAX charges most of its time for each compilation, not for each graph.
+    """
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self.compiled = False
+        self.graphs: list[BuiltGraph] = []
+        self._modules: dict[torch.device, Module] = {}
+        self._pending: dict[torch.device, list[Executable]] = {}
+        self._lock = threading.Lock()
+
+    def add(
+        self,
+        gm: GraphModule,
+        name: str,
+        *,
+        free_outputs: frozenset[int] = frozenset(),
+        static_inputs: frozenset[int] = frozenset(),
+    ) -> Executable:
+        """Builds ``gm`` and returns its executable, runnable after ``compile``.
+
+        Raises:
+            NodeCannotLower: a lowering refused a node; the unit is unchanged.
+            DeviceUnavailableError: the graph's device is not there.
+        """
+        device = graph_device(list(gm.graph.nodes))
+        session.max_device(device)
+        module = self._modules.setdefault(device, Module())
+        built = GraphBuilder(gm, name, module, session.kernel_library(), free_outputs).build()
+        executable = Executable(built, device, static_inputs)
+        self.graphs.append(built)
+        self._pending.setdefault(device, []).append(executable)
+        return executable
+
+    def compile(self) -> None:
+        """Compiles every graph that was added since the last call."""
+        with self._lock:
+            for device, executables in self._pending.items():
+                ops = sum(executable.op_count for executable in executables)
+                names = [executable.name for executable in executables]
+                models = session.compile_module(self._modules[device], device, names, ops, self.label)
+                for executable in executables:
+                    executable.bind(models[executable.name])
+            self._pending.clear()
+            self._modules.clear()
+            self.compiled = True

@@ -1,0 +1,92 @@
+"""The table from aten ops to the functions that build them in a MAX graph.
+
+A lowering is registered where its family lives::
+
+    @lowering(aten.relu.default, layout=Layout.ELEMENTWISE)
+    def relu(ctx: LoweringContext, x: TensorValue) -> TensorValue: ...
+
+Everything that speaks of supported ops (partitioning, ``explain``, the support table in docs/) reads this
+registry; there is no second list.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+__all__ = ["Layout", "Registration", "lookup", "lowering", "registrations"]
+
+
+class Layout(enum.Enum):
+    """What a lowering wants to know of memory orders.
+
+    RAW: gets and returns GraphTensor values, and decides itself.
+    LOGICAL: tensors arrive as TensorValue in logical (contiguous) order, results are in logical order.
+    ELEMENTWISE: tensors arrive as TensorValue in one common memory order, already broadcastable against each
+        other; results have that order.
+    """
+
+    RAW = "raw"
+    LOGICAL = "logical"
+    ELEMENTWISE = "elementwise"
+
+
+@dataclass(frozen=True)
+class Registration:
+    """One lowered op.
+
+    Attributes:
+        op: the aten overload (or other call_function target).
+        build: ``build(ctx, *args, **kwargs)``, with the node's arguments, tensors replaced by values.
+        family: the module that holds it, for the support table.
+        layout: see Layout.
+        supports: ``supports(node) -> reason | None``: None when this very node can be lowered. Runs before the
+            graph is cut, so a reason here costs nothing.
+        note: a limit in words, for the support table.
+    """
+
+    op: Any
+    build: Callable[..., Any]
+    family: str
+    layout: Layout
+    supports: Callable[[Node], str | None] | None
+    note: str
+
+
+_REGISTRY: dict[Any, Registration] = {}
+
+
+def lowering(
+    *targets: Any,
+    layout: Layout = Layout.LOGICAL,
+    supports: Callable[[Node], str | None] | None = None,
+    note: str = "",
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers the decorated function for every op in ``targets`` (aten overloads)."""
+
+    def register(build: Callable[..., Any]) -> Callable[..., Any]:
+        for target in targets:
+            if target in _REGISTRY:
+                raise ValueError(f"{target} is lowered twice: {_REGISTRY[target].build} and {build}")
+            if not (isinstance(target, torch._ops.OpOverload) or callable(target)):
+                raise TypeError(f"a lowering's target is an aten overload, got {target!r}")
+            family = build.__module__.rpartition(".")[2]
+            _REGISTRY[target] = Registration(target, build, family, layout, supports, note)
+        return build
+
+    return register
+
+
+def lookup(target: Any) -> Registration | None:
+    """The registration of an FX call_function target, None where there is none."""
+    return _REGISTRY.get(target)
+
+
+def registrations() -> Iterable[Registration]:
+    """Every registration, in the order of registration."""
+    return _REGISTRY.values()

@@ -1,0 +1,171 @@
+"""Convolution passes over channels-last rank-5 tensors.
+
+Layouts: x [N, D, H, W, C], w [K, T, R, S, C/groups], y [N, O, P, Q, K]; with fewer spatial axes the
+leading extents are 1. `padding` is the left padding: the right one follows from the output size, so it may
+differ. The batch and the spatial extents may be symbolic.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from beartype import beartype
+from max.dtype import DType
+from max.graph import DeviceRef, Dim, DimLike, StaticDim, TensorType, TensorValue, ops
+
+Triple = tuple[int, int, int]
+
+DEFAULT_WORKSPACE_LIMIT: int = 256 * 2**20
+"""Most bytes of scratch memory that one convolution may use."""
+
+_SUPPORTED = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
+
+
+@beartype
+def conv_fprop(
+    x: TensorValue,
+    w: TensorValue,
+    *,
+    output_size: Sequence[DimLike] | None = None,
+    stride: Triple = (1, 1, 1),
+    padding: Triple = (0, 0, 0),
+    dilation: Triple = (1, 1, 1),
+    groups: int = 1,
+    workspace_limit: int = DEFAULT_WORKSPACE_LIMIT,
+) -> TensorValue:
+    """y [N, O, P, Q, K]. Without `output_size` x's extents are static and right padding equals left."""
+    _check_operands("conv_fprop", x=x, w=w)
+    geometry = _geometry(stride, padding, dilation, groups, workspace_limit)
+    _check_channels("conv_fprop", x.shape[4], w.shape[0], w.shape[4], groups)
+    if output_size is None:
+        output_size = [
+            _output_extent(axis, extent, taps, *rest)
+            for axis, extent, taps, *rest in zip(
+                "DHW", x.shape[1:4], w.shape[1:4], stride, padding, dilation, strict=True
+            )
+        ]
+    y = TensorType(x.dtype, [x.shape[0], *_extents("output_size", output_size), w.shape[0]], x.device)
+    return ops.custom("conv_fprop", x.device, [x, w, geometry], [y])[0].tensor
+
+
+@beartype
+def conv_dgrad(
+    dy: TensorValue,
+    w: TensorValue,
+    *,
+    input_size: Sequence[DimLike],
+    stride: Triple = (1, 1, 1),
+    padding: Triple = (0, 0, 0),
+    dilation: Triple = (1, 1, 1),
+    groups: int = 1,
+    workspace_limit: int = DEFAULT_WORKSPACE_LIMIT,
+) -> TensorValue:
+    """dx [N, D, H, W, C] of the given (D, H, W): the gradient of x, or a transposed convolution's forward."""
+    _check_operands("conv_dgrad", dy=dy, w=w)
+    geometry = _geometry(stride, padding, dilation, groups, workspace_limit)
+    channels = Dim(int(_static("w.shape[4]", w.shape[4])) * groups)
+    _check_channels("conv_dgrad", channels, w.shape[0], w.shape[4], groups)
+    if isinstance(dy.shape[4], StaticDim) and dy.shape[4] != w.shape[0]:
+        raise ValueError(
+            f"conv_dgrad: dy has {dy.shape[4]} channels; rule: w.shape[0] = {w.shape[0]} of them"
+        )
+    dx = TensorType(dy.dtype, [dy.shape[0], *_extents("input_size", input_size), channels], dy.device)
+    return ops.custom("conv_dgrad", dy.device, [dy, w, geometry], [dx])[0].tensor
+
+
+@beartype
+def conv_wgrad(
+    x: TensorValue,
+    dy: TensorValue,
+    *,
+    filter_size: Triple,
+    stride: Triple = (1, 1, 1),
+    padding: Triple = (0, 0, 0),
+    dilation: Triple = (1, 1, 1),
+    groups: int = 1,
+    workspace_limit: int = DEFAULT_WORKSPACE_LIMIT,
+) -> TensorValue:
+    """dw [K, T, R, S, C/groups] of the given (T, R, S)."""
+    _check_operands("conv_wgrad", x=x, dy=dy)
+    geometry = _geometry(stride, padding, dilation, groups, workspace_limit)
+    if min(filter_size) < 1:
+        raise ValueError(f"conv_wgrad: filter_size = {filter_size}; rule: every extent is at least 1")
+    c = int(_static("x.shape[4]", x.shape[4]))
+    k = int(_static("dy.shape[4]", dy.shape[4]))
+    if c % groups:
+        raise ValueError(f"conv_wgrad: x has {c} channels; rule: divisible by groups = {groups}")
+    _check_channels("conv_wgrad", x.shape[4], dy.shape[4], Dim(c // groups), groups)
+    dw = TensorType(x.dtype, [k, *filter_size, c // groups], x.device)
+    return ops.custom("conv_wgrad", x.device, [x, dy, geometry], [dw])[0].tensor
+
+
+@beartype
+def channel_sum(dy: TensorValue) -> TensorValue:
+    """db [K] = dy [N, O, P, Q, K] summed over all axes but the last: the gradient of a bias."""
+    _check_operands("channel_sum", dy=dy)
+    db = TensorType(dy.dtype, [dy.shape[4]], dy.device)
+    return ops.custom("channel_sum", dy.device, [dy], [db])[0].tensor
+
+
+def _check_operands(op: str, **operands: TensorValue) -> None:
+    first_name, first = next(iter(operands.items()))
+    for name, value in operands.items():
+        if value.rank != 5:
+            raise ValueError(f"{op}: {name} has rank {value.rank}; rule: rank 5, channels last")
+        if value.dtype not in _SUPPORTED:
+            supported = ", ".join(dtype.name for dtype in _SUPPORTED)
+            raise ValueError(f"{op}: {name} has dtype {value.dtype.name}; rule: one of {supported}")
+        if value.dtype == DType.float64 and value.device.is_gpu():
+            raise ValueError(f"{op}: {name} has dtype float64 on a GPU; rule: float64 runs on the CPU only")
+        if value.dtype != first.dtype:
+            raise ValueError(
+                f"{op}: {name} has dtype {value.dtype.name}; rule: {first_name}'s, {first.dtype.name}"
+            )
+        if value.device != first.device:
+            raise ValueError(
+                f"{op}: {name} is on {value.device}; rule: {first_name}'s device, {first.device}"
+            )
+
+
+def _check_channels(op: str, c: Dim, k: Dim, group_c: Dim, groups: int) -> None:
+    for name, dim in (("C", c), ("K", k)):
+        if isinstance(dim, StaticDim) and int(dim) % groups:
+            raise ValueError(f"{op}: {name} = {dim}; rule: divisible by groups = {groups}")
+    if isinstance(c, StaticDim) and isinstance(group_c, StaticDim) and int(group_c) * groups != int(c):
+        raise ValueError(f"{op}: w has {group_c} channels in each of {groups} groups; rule: C = {c} in total")
+
+
+def _geometry(
+    stride: Triple, padding: Triple, dilation: Triple, groups: int, workspace_limit: int
+) -> TensorValue:
+    """The host operand that carries what the shapes don't, in the kernels' order."""
+    for name, values, least in (("stride", stride, 1), ("dilation", dilation, 1), ("padding", padding, 0)):
+        if min(values) < least:
+            raise ValueError(f"{name} = {values}; rule: every value is at least {least}")
+    for name, value, least in (("groups", groups, 1), ("workspace_limit", workspace_limit, 0)):
+        if value < least:
+            raise ValueError(f"{name} = {value}; rule: at least {least}")
+    values = np.array([*stride, *dilation, *padding, groups, workspace_limit], np.int64)
+    return ops.constant(values, DType.int64, device=DeviceRef.CPU())
+
+
+def _output_extent(axis: str, extent: Dim, taps: Dim, stride: int, padding: int, dilation: int) -> int:
+    size = int(_static(f"x's extent {axis}", extent))
+    window = dilation * (int(_static(f"w's extent on {axis}", taps)) - 1) + 1
+    padded = size + 2 * padding
+    if padded < window:
+        raise ValueError(
+            f"x's extent {axis} = {size}; rule: padded, {padded}, at least the window's {window}"
+        )
+    return (padded - window) // stride + 1
+
+
+def _extents(name: str, sizes: Sequence[DimLike]) -> list[Dim]:
+    if len(sizes) != 3:
+        raise ValueError(f"{name} has {len(sizes)} values; rule: 3, for depth, height and width")
+    return [Dim(size) for size in sizes]
+
+
+def _static(name: str, dim: Dim) -> StaticDim:
+    if not isinstance(dim, StaticDim):
+        raise ValueError(f"{name} = {dim}; rule: known when the graph is built")
+    return dim

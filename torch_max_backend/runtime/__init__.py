@@ -1,0 +1,1 @@
+"""Compiling MAX graphs and running them on PyTorch's tensors."""

@@ -1,0 +1,101 @@
+"""MAX's engine: devices, sessions, the kernel library, and compiling a module of graphs."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Sequence
+
+import torch
+from max.driver import CPU, Accelerator, Device, accelerator_architecture_name, accelerator_count
+from max.engine import InferenceSession, Model
+from max.engine import read as read_artifact
+from max.graph import KernelLibrary, Module
+
+from torch_max_backend.errors import DeviceUnavailableError, MaxBackendError
+from torch_max_backend.runtime import cache, events
+
+_lock = threading.RLock()
+
+
+@functools.cache
+def kernel_library() -> KernelLibrary:
+    """The project's kernels, loaded once for the process."""
+    library = KernelLibrary()
+    library.load_paths([cache.kernel_library_path()])
+    return library
+
+
+def max_device(device: torch.device) -> Device:
+    """MAX's driver for a PyTorch device.
+
+    Raises:
+        DeviceUnavailableError: the device is neither a CPU nor a CUDA/ROCm device that MAX can open.
+    """
+    if device.type == "cpu":
+        return CPU()
+    if device.type != "cuda":
+        raise DeviceUnavailableError(
+            f"device {device}: MAX drives 'cpu' and 'cuda' devices, not {device.type!r}"
+        )
+    index = device.index or 0
+    count = accelerator_count()
+    if index >= count:
+        raise DeviceUnavailableError(f"device {device}: MAX sees {count} accelerator(s)")
+    return Accelerator(index)
+
+
+@functools.cache
+def session(device: torch.device) -> InferenceSession:
+    """The session that compiles for and runs on ``device``."""
+    return InferenceSession(devices=[max_device(device)])
+
+
+@functools.cache
+def _architecture(device: torch.device) -> str:
+    if device.type == "cpu":
+        return f"cpu:{torch.backends.cpu.get_cpu_capability()}:{torch.get_num_threads()}"
+    return f"{device.type}:{accelerator_architecture_name()}"
+
+
+def compile_module(
+    module: Module, device: torch.device, names: Sequence[str], op_count: int, label: str
+) -> dict[str, Model]:
+    """Every graph of ``module``, compiled together or read from the disk cache, by name.
+
+    Raises:
+        MaxBackendError: the graph compiler refused the module.
+    """
+    with _lock, events.compiling(tuple(names), op_count) as cached:
+        engine = session(device)
+        facts = {
+            **cache.versions(),
+            "device": _architecture(device),
+            "graph": _text_digest(module._to_mlir_str()),
+        }
+        artifact = cache.lookup("graphs", facts, "model.mef")
+        if artifact is not None:
+            try:
+                models = engine.init_all(read_artifact(artifact))
+                if set(models) == set(names):
+                    cached(True)
+                    return models
+                reason = f"it holds the graphs {sorted(models)}"
+            except Exception as error:
+                reason = f"it does not load: {error}"
+            cache.discard("graphs", facts, reason)
+        library = kernel_library()
+        library._analysis.seed_kernel_decls(module.mlir_module)
+        try:
+            compiled = engine.compile(module, custom_extensions=library.library_paths())
+        except Exception as error:
+            raise MaxBackendError(f"MAX could not compile {label}: {error.__cause__ or error}") from error
+        cache.store("graphs", facts, "model.mef", compiled.export_mef)
+        cached(False)
+        return engine.init_all(compiled)
+
+
+def _text_digest(text: str) -> str:
+    import hashlib
+
+    return hashlib.sha256(text.encode()).hexdigest()
