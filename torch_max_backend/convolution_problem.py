@@ -1,8 +1,8 @@
-"""The one type that owns convolution geometry on the Python side; `kernels/convolution/problem.mojo` is its twin.
+"""The one type that owns convolution geometry in Python; `kernels/convolution/problem.mojo` is its twin.
 
-Letters are the field's: N batch, C input channels, K output channels, G groups, D/H/W input extents, T/R/S filter
-extents, O/P/Q output extents. A transposed convolution is the same problem with its roles swapped: what PyTorch calls
-its input is y here, and its forward is the data gradient.
+Letters are the field's: N batch, C input channels, K output channels, G groups, D/H/W input extents, T/R/S
+filter extents, O/P/Q output extents. A transposed convolution is the same problem with its roles swapped:
+what PyTorch calls its input is y here, and its forward is the data gradient.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class ConvolutionProblem:
         right_padding: Sequence[int] | None = None,
         groups: int = 1,
     ) -> ConvolutionProblem:
-        """From one to three spatial extents; single values of stride, dilation and paddings stand for every axis."""
+        """From one to three spatial extents; a single stride, dilation or padding stands for every axis."""
         rank = len(input_size)
         if not 1 <= rank <= 3:
             raise ValueError(f"input_size = {tuple(input_size)}; rule: 1 to 3 spatial extents")

@@ -1,0 +1,1 @@
+"""Convolution: forward, data gradient, weight gradient and bias gradient, one to three spatial axes."""

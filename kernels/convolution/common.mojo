@@ -1,0 +1,19 @@
+"""Types and small helpers that every convolution kernel shares."""
+
+from max.runtime.asyncrt import parallelism_level
+
+comptime Ptr[dtype: DType] = MutPointer[Scalar[dtype], MutAnyOrigin]
+
+# The three passes; the value is a compile-time parameter of shared kernels.
+comptime FPROP = 0
+comptime DGRAD = 1
+comptime WGRAD = 2
+
+comptime accumulation_type[
+    dtype: DType
+]: DType = DType.float64 if dtype == DType.float64 else DType.float32
+
+
+def worker_count() -> Int:
+    """Threads that CPU work may be split over, at least one."""
+    return max(1, parallelism_level(None))

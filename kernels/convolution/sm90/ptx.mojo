@@ -1,0 +1,211 @@
+"""Thin names for the Hopper instructions that the convolution kernels are made of.
+
+Shared memory is addressed by 32-bit numbers here, as the instructions themselves do. Everything that touches
+shared memory is inline assembly with side effects, so program order is kept between the copies, the barriers
+and the ordinary accesses.
+"""
+
+from std.sys._assembly import inlined_assembly
+
+
+@always_inline
+def mbarrier_init(barrier: UInt32, arrivals: Int):
+    inlined_assembly[
+        "mbarrier.init.shared::cta.b64 [$0], $1;", NoneType, constraints="r,r,~{memory}"
+    ](barrier, Int32(arrivals))
+
+
+@always_inline
+def fence_mbarrier_init():
+    """Makes initialised barriers visible to the whole cluster and to the copy engine."""
+    inlined_assembly[
+        "fence.mbarrier_init.release.cluster;", NoneType, constraints="~{memory}"
+    ]()
+
+
+@always_inline
+def mbarrier_expect(barrier: UInt32, bytes: Int):
+    """Arrives once and announces the bytes that the copy engine will deliver in this phase."""
+    inlined_assembly[
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;",
+        NoneType,
+        constraints="r,r,~{memory}",
+    ](barrier, Int32(bytes))
+
+
+@always_inline
+def mbarrier_arrive(barrier: UInt32):
+    inlined_assembly[
+        "mbarrier.arrive.shared::cta.b64 _, [$0];", NoneType, constraints="r,~{memory}"
+    ](barrier)
+
+
+@always_inline
+def mbarrier_arrive_remote(barrier: UInt32, block: UInt32):
+    """Arrives on the barrier at the same shared address in another block of the cluster."""
+    inlined_assembly[
+        """{
+        .reg .b32 remote;
+        mapa.shared::cluster.u32 remote, $0, $1;
+        mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];
+        }""",
+        NoneType,
+        constraints="r,r,~{memory}",
+    ](barrier, block)
+
+
+@always_inline
+def mbarrier_wait[cluster: Bool = False](barrier: UInt32, parity: UInt32):
+    """Waits until the phase of this parity is complete.
+
+    With `cluster`, also acquires what other blocks of the cluster released into the barrier.
+    """
+    comptime scope = ".acquire.cluster" if cluster else ""
+    inlined_assembly[
+        """{
+        .reg .pred done;
+        WAIT:
+        mbarrier.try_wait.parity"""
+        + scope
+        + """.shared::cta.b64 done, [$0], $1;
+        @done bra DONE;
+        bra WAIT;
+        DONE:
+        }""",
+        NoneType,
+        constraints="r,r,~{memory}",
+    ](barrier, parity)
+
+
+@always_inline
+def named_barrier_sync(barrier: Int32, threads: Int32):
+    inlined_assembly["bar.sync $0, $1;", NoneType, constraints="r,r,~{memory}"](barrier, threads)
+
+
+@always_inline
+def named_barrier_arrive(barrier: Int32, threads: Int32):
+    inlined_assembly["bar.arrive $0, $1;", NoneType, constraints="r,r,~{memory}"](barrier, threads)
+
+
+@always_inline
+def syncwarp():
+    inlined_assembly["bar.warp.sync 0xffffffff;", NoneType, constraints="~{memory}"]()
+
+
+@always_inline
+def cluster_arrive():
+    inlined_assembly[
+        "barrier.cluster.arrive.release.aligned;", NoneType, constraints="~{memory}"
+    ]()
+
+
+@always_inline
+def cluster_wait():
+    inlined_assembly[
+        "barrier.cluster.wait.acquire.aligned;", NoneType, constraints="~{memory}"
+    ]()
+
+
+@always_inline
+def cluster_block_rank() -> UInt32:
+    return inlined_assembly[
+        "mov.u32 $0, %cluster_ctarank;", UInt32, constraints="=r", has_side_effect=False
+    ]()
+
+
+@always_inline
+def release_registers[count: Int]():
+    """Gives this warpgroup's registers above `count` for each thread back to the block's pool."""
+    comptime text = "setmaxnreg.dec.sync.aligned.u32 " + String(count) + ";"
+    inlined_assembly[text, NoneType, constraints="~{memory}"]()
+
+
+@always_inline
+def claim_registers[count: Int]():
+    comptime text = "setmaxnreg.inc.sync.aligned.u32 " + String(count) + ";"
+    inlined_assembly[text, NoneType, constraints="~{memory}"]()
+
+
+@always_inline
+def prefetch_tensor_map(tensor_map: UInt64):
+    inlined_assembly["prefetch.tensormap [$0];", NoneType, constraints="l,~{memory}"](tensor_map)
+
+
+@always_inline
+def load_im2col(
+    shared: UInt32,
+    tensor_map: UInt64,
+    barrier: UInt32,
+    channel: Int32,
+    w: Int32,
+    h: Int32,
+    n: Int32,
+    offset_w: UInt16,
+    offset_h: UInt16,
+):
+    """Copies pixels x channels of an NHWC tensor, walking the map's pixel box from (n, h, w) onwards."""
+    inlined_assembly[
+        (
+            "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+            " [$0], [$1, {$3, $4, $5, $6}], [$2], {$7, $8};"
+        ),
+        NoneType,
+        constraints="r,l,r,r,r,r,r,h,h,~{memory}",
+    ](shared, tensor_map, barrier, channel, w, h, n, offset_w, offset_h)
+
+
+@always_inline
+def load_tile_2d(shared: UInt32, tensor_map: UInt64, barrier: UInt32, x: Int32, y: Int32):
+    inlined_assembly[
+        (
+            "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+            " [$0], [$1, {$3, $4}], [$2];"
+        ),
+        NoneType,
+        constraints="r,l,r,r,r,~{memory}",
+    ](shared, tensor_map, barrier, x, y)
+
+
+@always_inline
+def load_tile_3d(
+    shared: UInt32, tensor_map: UInt64, barrier: UInt32, x: Int32, y: Int32, z: Int32
+):
+    inlined_assembly[
+        (
+            "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+            " [$0], [$1, {$3, $4, $5}], [$2];"
+        ),
+        NoneType,
+        constraints="r,l,r,r,r,r,~{memory}",
+    ](shared, tensor_map, barrier, x, y, z)
+
+
+@always_inline
+def load_tile_3d_multicast(
+    shared: UInt32,
+    tensor_map: UInt64,
+    barrier: UInt32,
+    x: Int32,
+    y: Int32,
+    z: Int32,
+    blocks: UInt16,
+):
+    """The same copy delivered to the same shared address, and barrier, of every block in the mask."""
+    inlined_assembly[
+        (
+            "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+            ".multicast::cluster [$0], [$1, {$3, $4, $5}], [$2], $6;"
+        ),
+        NoneType,
+        constraints="r,l,r,r,r,r,h,~{memory}",
+    ](shared, tensor_map, barrier, x, y, z, blocks)
+
+
+@always_inline
+def store_matrices(shared: UInt32, a: UInt32, b: UInt32, c: UInt32, d: UInt32):
+    """Stores four 8x8 matrices of 16-bit elements; lane l names row l % 8 of matrix l / 8."""
+    inlined_assembly[
+        "stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};",
+        NoneType,
+        constraints="r,r,r,r,r,~{memory}",
+    ](shared, a, b, c, d)
