@@ -11,21 +11,27 @@ from std.sys._assembly import inlined_assembly
 @always_inline
 def mbarrier_init(barrier: UInt32, arrivals: Int):
     inlined_assembly[
-        "mbarrier.init.shared::cta.b64 [$0], $1;", NoneType, constraints="r,r,~{memory}"
+        "mbarrier.init.shared::cta.b64 [$0], $1;",
+        NoneType,
+        constraints="r,r,~{memory}",
     ](barrier, Int32(arrivals))
 
 
 @always_inline
 def fence_mbarrier_init():
-    """Makes initialised barriers visible to the whole cluster and to the copy engine."""
+    """Makes initialised barriers visible to the whole cluster and to the copy engine.
+    """
     inlined_assembly[
-        "fence.mbarrier_init.release.cluster;", NoneType, constraints="~{memory}"
+        "fence.mbarrier_init.release.cluster;",
+        NoneType,
+        constraints="~{memory}",
     ]()
 
 
 @always_inline
 def mbarrier_expect(barrier: UInt32, bytes: Int):
-    """Arrives once and announces the bytes that the copy engine will deliver in this phase."""
+    """Arrives once and announces the bytes that the copy engine will deliver in this phase.
+    """
     inlined_assembly[
         "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;",
         NoneType,
@@ -36,13 +42,16 @@ def mbarrier_expect(barrier: UInt32, bytes: Int):
 @always_inline
 def mbarrier_arrive(barrier: UInt32):
     inlined_assembly[
-        "mbarrier.arrive.shared::cta.b64 _, [$0];", NoneType, constraints="r,~{memory}"
+        "mbarrier.arrive.shared::cta.b64 _, [$0];",
+        NoneType,
+        constraints="r,~{memory}",
     ](barrier)
 
 
 @always_inline
 def mbarrier_arrive_remote(barrier: UInt32, block: UInt32):
-    """Arrives on the barrier at the same shared address in another block of the cluster."""
+    """Arrives on the barrier at the same shared address in another block of the cluster.
+    """
     inlined_assembly[
         """{
         .reg .b32 remote;
@@ -79,43 +88,53 @@ def mbarrier_wait[cluster: Bool = False](barrier: UInt32, parity: UInt32):
 
 @always_inline
 def named_barrier_sync(barrier: Int32, threads: Int32):
-    inlined_assembly["bar.sync $0, $1;", NoneType, constraints="r,r,~{memory}"](barrier, threads)
+    inlined_assembly["bar.sync $0, $1;", NoneType, constraints="r,r,~{memory}"](
+        barrier, threads
+    )
 
 
 @always_inline
 def named_barrier_arrive(barrier: Int32, threads: Int32):
-    inlined_assembly["bar.arrive $0, $1;", NoneType, constraints="r,r,~{memory}"](barrier, threads)
+    inlined_assembly[
+        "bar.arrive $0, $1;", NoneType, constraints="r,r,~{memory}"
+    ](barrier, threads)
 
 
 @always_inline
 def syncwarp():
-    inlined_assembly["bar.warp.sync 0xffffffff;", NoneType, constraints="~{memory}"]()
+    inlined_assembly[
+        "bar.warp.sync 0xffffffff;", NoneType, constraints="~{memory}"
+    ]()
 
 
 @always_inline
 def cluster_arrive():
     inlined_assembly[
-        "barrier.cluster.arrive.release.aligned;", NoneType, constraints="~{memory}"
+        "barrier.cluster.arrive.release;", NoneType, constraints="~{memory}"
     ]()
 
 
 @always_inline
 def cluster_wait():
     inlined_assembly[
-        "barrier.cluster.wait.acquire.aligned;", NoneType, constraints="~{memory}"
+        "barrier.cluster.wait.acquire;", NoneType, constraints="~{memory}"
     ]()
 
 
 @always_inline
 def cluster_block_rank() -> UInt32:
     return inlined_assembly[
-        "mov.u32 $0, %cluster_ctarank;", UInt32, constraints="=r", has_side_effect=False
+        "mov.u32 $0, %cluster_ctarank;",
+        UInt32,
+        constraints="=r",
+        has_side_effect=False,
     ]()
 
 
 @always_inline
 def release_registers[count: Int]():
-    """Gives this warpgroup's registers above `count` for each thread back to the block's pool."""
+    """Gives this warpgroup's registers above `count` for each thread back to the block's pool.
+    """
     comptime text = "setmaxnreg.dec.sync.aligned.u32 " + String(count) + ";"
     inlined_assembly[text, NoneType, constraints="~{memory}"]()
 
@@ -128,7 +147,9 @@ def claim_registers[count: Int]():
 
 @always_inline
 def prefetch_tensor_map(tensor_map: UInt64):
-    inlined_assembly["prefetch.tensormap [$0];", NoneType, constraints="l,~{memory}"](tensor_map)
+    inlined_assembly[
+        "prefetch.tensormap [$0];", NoneType, constraints="l,~{memory}"
+    ](tensor_map)
 
 
 @always_inline
@@ -143,7 +164,8 @@ def load_im2col(
     offset_w: UInt16,
     offset_h: UInt16,
 ):
-    """Copies pixels x channels of an NHWC tensor, walking the map's pixel box from (n, h, w) onwards."""
+    """Copies pixels x channels of an NHWC tensor, walking the map's pixel box from (n, h, w) onwards.
+    """
     inlined_assembly[
         (
             "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
@@ -155,7 +177,9 @@ def load_im2col(
 
 
 @always_inline
-def load_tile_2d(shared: UInt32, tensor_map: UInt64, barrier: UInt32, x: Int32, y: Int32):
+def load_tile_2d(
+    shared: UInt32, tensor_map: UInt64, barrier: UInt32, x: Int32, y: Int32
+):
     inlined_assembly[
         (
             "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
@@ -168,7 +192,12 @@ def load_tile_2d(shared: UInt32, tensor_map: UInt64, barrier: UInt32, x: Int32, 
 
 @always_inline
 def load_tile_3d(
-    shared: UInt32, tensor_map: UInt64, barrier: UInt32, x: Int32, y: Int32, z: Int32
+    shared: UInt32,
+    tensor_map: UInt64,
+    barrier: UInt32,
+    x: Int32,
+    y: Int32,
+    z: Int32,
 ):
     inlined_assembly[
         (
@@ -190,11 +219,12 @@ def load_tile_3d_multicast(
     z: Int32,
     blocks: UInt16,
 ):
-    """The same copy delivered to the same shared address, and barrier, of every block in the mask."""
+    """The same copy delivered to the same shared address, and barrier, of every block in the mask.
+    """
     inlined_assembly[
         (
-            "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-            ".multicast::cluster [$0], [$1, {$3, $4, $5}], [$2], $6;"
+            "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+            " [$0], [$1, {$3, $4, $5}], [$2], $6;"
         ),
         NoneType,
         constraints="r,l,r,r,r,r,h,~{memory}",
@@ -203,9 +233,17 @@ def load_tile_3d_multicast(
 
 @always_inline
 def store_matrices(shared: UInt32, a: UInt32, b: UInt32, c: UInt32, d: UInt32):
-    """Stores four 8x8 matrices of 16-bit elements; lane l names row l % 8 of matrix l / 8."""
+    """Stores four 8x8 matrices of 16-bit elements; lane l names row l % 8 of matrix l / 8.
+    """
     inlined_assembly[
         "stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};",
         NoneType,
         constraints="r,r,r,r,r,~{memory}",
     ](shared, a, b, c, d)
+
+
+@always_inline
+def divide(value: Int32, by: Int32) -> Tuple[Int32, Int32]:
+    """Quotient and remainder of values that are never negative."""
+    var quotient = UInt32(value) // UInt32(by)
+    return Int32(quotient), Int32(UInt32(value) - quotient * UInt32(by))

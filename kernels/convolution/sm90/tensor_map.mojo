@@ -23,7 +23,8 @@ def _map_type[dtype: DType]() -> Int32:
 
 @align(64)
 struct TensorMaps[count: Int](DevicePassable, ImplicitlyCopyable):
-    """`count` tensor maps side by side; a kernel takes the struct as a grid constant."""
+    """`count` tensor maps side by side; a kernel takes the struct as a grid constant.
+    """
 
     var data: StaticTuple[UInt8, _MAP_BYTES * Self.count]
 
@@ -72,13 +73,22 @@ struct TensorMaps[count: Int](DevicePassable, ImplicitlyCopyable):
         """
         var dims: Array[Int64, 4] = [Int64(c), Int64(w), Int64(h), Int64(n)]
         var row = c * size_of[dtype]()
-        var strides: Array[Int64, 3] = [Int64(row), Int64(row * w), Int64(row * w * h)]
+        var strides: Array[Int64, 3] = [
+            Int64(row),
+            Int64(row * w),
+            Int64(row * w * h),
+        ]
         var lower: Array[Int32, 2] = [Int32(lower_w), Int32(lower_h)]
         var upper: Array[Int32, 2] = [Int32(upper_w), Int32(upper_h)]
         var steps: Array[Int32, 4] = [1, Int32(stride_w), Int32(stride_h), 1]
-        var buffer = DeviceBuffer[dtype](ctx, tensor, n * h * w * c, owning=False)
+        var buffer = DeviceBuffer[dtype](
+            ctx, tensor, n * h * w * c, owning=False
+        )
         buffer._tensor_map_encode_im2col(
-            Pointer(to=self).unsafe_bitcast[UInt8]().unsafe_offset(_MAP_BYTES * index).unsafe_bitcast[NoneType](),
+            Pointer(to=self)
+            .unsafe_bitcast[UInt8]()
+            .unsafe_offset(_MAP_BYTES * index)
+            .unsafe_bitcast[NoneType](),
             _map_type[dtype](),
             4,
             dims.unsafe_ptr(),
@@ -104,7 +114,8 @@ struct TensorMaps[count: Int](DevicePassable, ImplicitlyCopyable):
         sizes: IndexList[rank],
         box: IndexList[rank],
     ) raises:
-        """A dense tensor copied in boxes; both lists begin with the contiguous dimension."""
+        """A dense tensor copied in boxes; both lists begin with the contiguous dimension.
+        """
         var dims = Array[Int64, rank](fill=0)
         var strides = Array[Int64, rank](fill=0)
         var box_sizes = Array[Int32, rank](fill=0)
@@ -117,7 +128,10 @@ struct TensorMaps[count: Int](DevicePassable, ImplicitlyCopyable):
             strides[i] = Int64(elements * size_of[dtype]())
         var buffer = DeviceBuffer[dtype](ctx, tensor, elements, owning=False)
         buffer._tensor_map_encode_tiled(
-            Pointer(to=self).unsafe_bitcast[UInt8]().unsafe_offset(_MAP_BYTES * index).unsafe_bitcast[NoneType](),
+            Pointer(to=self)
+            .unsafe_bitcast[UInt8]()
+            .unsafe_offset(_MAP_BYTES * index)
+            .unsafe_bitcast[NoneType](),
             _map_type[dtype](),
             Int32(rank),
             dims.unsafe_ptr(),

@@ -1,0 +1,197 @@
+"""Host side of the Hopper convolutions: fill the tensor maps and the plan, launch."""
+
+from std.math import ceildiv
+from std.utils.index import IndexList
+
+from max.gpu.host import DeviceContext, DeviceAttribute, FuncAttribute
+
+from ..common import DGRAD, FPROP, Ptr
+from ..problem import ConvolutionProblem
+from .implicit_gemm import THREADS, TileShape, implicit_gemm_kernel
+from .plan import BLOCK_K, Axis, Plan, dgrad_axis, fprop_axis
+from .tensor_map import TensorMaps
+
+
+def _blocks(ctx: DeviceContext, cluster: Int, tiles: Int) raises -> Int:
+    """Blocks of a persistent grid: one for each multiprocessor, fewer when there are fewer tiles.
+    """
+    var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
+    return min(processors // cluster, tiles) * cluster
+
+
+@no_inline
+def launch_fprop[
+    dtype: DType, shape: TileShape
+](
+    y: Ptr[dtype],
+    x: Ptr[dtype],
+    w: Ptr[dtype],
+    problem: ConvolutionProblem,
+    ctx: DeviceContext,
+) raises:
+    var p = problem
+    var axis_h = fprop_axis(p.h, p.r, p.p, p.stride_h, p.dilation_h, p.pad_h)
+    var axis_w = fprop_axis(p.w, p.s, p.q, p.stride_w, p.dilation_w, p.pad_w)
+    var source_maps = TensorMaps[1]()
+    source_maps.encode_im2col[dtype](
+        0,
+        ctx,
+        x,
+        p.n,
+        p.h,
+        p.w,
+        p.c,
+        axis_h.lower,
+        axis_w.lower,
+        axis_h.upper,
+        axis_w.upper,
+        p.stride_h,
+        p.stride_w,
+        shape.rows(),
+        BLOCK_K,
+    )
+    var filter_map = TensorMaps[1]()
+    filter_map.encode_tile[dtype, 3](
+        0,
+        ctx,
+        w,
+        IndexList[3](p.c, p.r * p.s, p.k),
+        IndexList[3](BLOCK_K, 1, shape.columns // shape.cluster),
+    )
+    var column_tiles = ceildiv(p.k, shape.columns)
+    var rows = p.n * p.p * p.q
+    var tiles = (
+        ceildiv(ceildiv(rows, shape.rows()), shape.cluster) * column_tiles
+    )
+    var plan = Plan[1]()
+    plan.set_launch(
+        tiles,
+        column_tiles,
+        ceildiv(p.c, BLOCK_K),
+        p.s,
+        p.stride_h,
+        p.stride_w,
+        p.k,
+        p.p,
+        p.q,
+        1,
+        1,
+    )
+    plan.set_phase(0, p.n, axis_h, axis_w, 0)
+    comptime kernel = implicit_gemm_kernel[dtype, 1, shape, True]
+    ctx.enqueue_function[kernel](
+        source_maps,
+        filter_map,
+        plan,
+        y,
+        grid_dim=(_blocks(ctx, shape.cluster, tiles),),
+        block_dim=(THREADS,),
+        shared_mem_bytes=shape.shared_bytes(),
+        func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
+            UInt32(shape.shared_bytes())
+        ),
+    )
+
+
+@no_inline
+def launch_dgrad[
+    dtype: DType, shape: TileShape, phases: Int
+](
+    dx: Ptr[dtype],
+    dy: Ptr[dtype],
+    w: Ptr[dtype],
+    problem: ConvolutionProblem,
+    ctx: DeviceContext,
+) raises:
+    """Needs stride_h * stride_w <= phases."""
+    var p = problem
+    var axes_h = List[Axis]()
+    var axes_w = List[Axis]()
+    for a in range(p.stride_h):
+        for b in range(p.stride_w):
+            var h = dgrad_axis(
+                p.h, p.r, p.p, p.stride_h, p.dilation_h, p.pad_h, a
+            )
+            var v = dgrad_axis(
+                p.w, p.s, p.q, p.stride_w, p.dilation_w, p.pad_w, b
+            )
+            # Long reductions first: what is left for the end of the launch is short.
+            var place = len(axes_h)
+            while (
+                place > 0
+                and axes_h[place - 1].taps * axes_w[place - 1].taps
+                < h.taps * v.taps
+            ):
+                place -= 1
+            axes_h.insert(place, h)
+            axes_w.insert(place, v)
+
+    var source_maps = TensorMaps[phases]()
+    var filter_map = TensorMaps[1]()
+    filter_map.encode_tile[dtype, 3](
+        0,
+        ctx,
+        w,
+        IndexList[3](p.c, p.r * p.s, p.k),
+        IndexList[3](64, 1, BLOCK_K // shape.cluster),
+    )
+    var plan = Plan[phases]()
+    var column_tiles = ceildiv(p.c, shape.columns)
+    var tiles = 0
+    for i in range(phases):
+        if i < len(axes_h):
+            var h = axes_h[i]
+            var v = axes_w[i]
+            plan.set_phase(i, p.n, h, v, tiles)
+            if h.extent * v.extent > 0:
+                if h.taps * v.taps > 0:
+                    source_maps.encode_im2col[dtype](
+                        i,
+                        ctx,
+                        dy,
+                        p.n,
+                        p.p,
+                        p.q,
+                        p.k,
+                        h.lower,
+                        v.lower,
+                        h.upper,
+                        v.upper,
+                        1,
+                        1,
+                        shape.rows(),
+                        BLOCK_K,
+                    )
+                var rows = p.n * h.extent * v.extent
+                tiles += (
+                    ceildiv(ceildiv(rows, shape.rows()), shape.cluster)
+                    * column_tiles
+                )
+        else:
+            plan.set_first_tile(i, Int(Int32.MAX))
+    plan.set_launch(
+        tiles,
+        column_tiles,
+        ceildiv(p.k, BLOCK_K),
+        p.s,
+        1,
+        1,
+        p.c,
+        p.h,
+        p.w,
+        p.stride_h,
+        p.stride_w,
+    )
+    comptime kernel = implicit_gemm_kernel[dtype, phases, shape, False]
+    ctx.enqueue_function[kernel](
+        source_maps,
+        filter_map,
+        plan,
+        dx,
+        grid_dim=(_blocks(ctx, shape.cluster, tiles),),
+        block_dim=(THREADS,),
+        shared_mem_bytes=shape.shared_bytes(),
+        func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
+            UInt32(shape.shared_bytes())
+        ),
+    )
