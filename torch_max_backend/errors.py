@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from torch._dynamo.exc import ShortenTraceback
 
-class MaxBackendError(RuntimeError):
-    """Base of every error that the backend raises on its own account."""
+
+class MaxBackendError(ShortenTraceback):
+    """Base of every error that the backend raises on its own account; a RuntimeError.
+
+    Dynamo wraps what a backend raises in BackendCompilerFailed, except for its own ShortenTraceback family: being
+    one of them, our errors reach the user as they are.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, first_useful_frame=None)
 
 
 class OptionError(MaxBackendError, ValueError):
@@ -36,3 +45,7 @@ class UnsupportedOpError(MaxBackendError):
         self.user_line = user_line
         where = f"\n  at: {user_line}" if user_line else ""
         super().__init__(f"{op}({arguments}) cannot run in MAX: {reason}{where}")
+
+
+class InvalidArgumentError(MaxBackendError, ValueError):
+    """An op's argument breaks the op's own rules; names the argument, its value and the rule."""

@@ -151,7 +151,7 @@ class GraphBuilder:
                         tensor = ops.transfer_to(tensor, self.device)
                     self.values[node] = GraphTensor(tensor, spec.order)
                 for node in nodes:
-                    if node.op == "call_function":
+                    if node.op == "call_function" and not _is_size(node):
                         graph_layout.set_current_node(node.name)
                         self.values[node] = self._lower(node)
                 graph_layout.set_current_node("output")
@@ -228,6 +228,10 @@ class GraphBuilder:
             specs.append(OutputSpec(len(results), wanted, stride=stride))
             results.append(tensor.value)
         return specs, results
+
+
+def _is_size(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def _is_used(node: Node) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 
 import torch
@@ -12,8 +11,6 @@ from torch.fx import GraphModule
 from torch_max_backend.graph.builder import BuiltGraph, GraphBuilder, graph_device
 from torch_max_backend.runtime import session
 from torch_max_backend.runtime.executable import Executable
-
-_numbers = itertools.count()
 
 
 class CompilationUnit:
@@ -53,6 +50,12 @@ class CompilationUnit:
         self.graphs.append(built)
         self._pending.setdefault(device, []).append(executable)
         return executable
+
+    def discard(self, executable: Executable) -> None:
+        """Takes back a graph that was added and not yet compiled."""
+        executable.built.graph._mlir_op.erase()
+        self._pending[executable.device].remove(executable)
+        self.graphs.remove(executable.built)
 
     def compile(self) -> None:
         """Compiles every graph that was added since the last call."""

@@ -11,7 +11,7 @@ from max.driver import Buffer
 from max.engine import Model
 
 from torch_max_backend.graph.builder import BuiltGraph, InputSpec, OutputSpec
-from torch_max_backend.graph.layout import contiguous_order
+from torch_max_backend.graph.layout import Order, contiguous_order
 
 
 class Executable(torch.nn.Module):
@@ -24,12 +24,14 @@ class Executable(torch.nn.Module):
 
     def __init__(self, built: BuiltGraph, device: torch.device, static_inputs: frozenset[int]) -> None:
         super().__init__()
+        self.built = built
         self.name = built.name
         self.op_count = built.op_count
         self.layout_changes = built.layout_changes
         self.device = device
         self.inputs = [_Input(spec, spec.position in static_inputs) for spec in built.inputs]
         self.outputs = [_Output(spec) for spec in built.outputs]
+        self._orders = [spec.order if spec.index >= 0 else None for spec in built.outputs]
         self.model: Model | None = None
         self._lock = threading.Lock()
         self._stream: torch.cuda.Stream | None = None
@@ -37,6 +39,10 @@ class Executable(torch.nn.Module):
     def bind(self, model: Model) -> None:
         """Gives the executable its compiled model."""
         self.model = model
+
+    def output_order(self, number: int) -> Order | None:
+        """The memory order of output ``number``; None for one that no computation makes."""
+        return self._orders[number]
 
     def forward(self, *args: Any) -> tuple[Any, ...]:
         """The graph's outputs for ``args``, in the FX graph's order."""

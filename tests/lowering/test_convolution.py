@@ -1,0 +1,181 @@
+"""aten.convolution and aten.convolution_backward against PyTorch, every geometry that PyTorch accepts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.harness import Batch, Case, batch_fixture, gradients, integers, parametrize, randn, recipe, trace
+from torch_max_backend.errors import InvalidArgumentError
+from torch_max_backend.graph.partition import refusals
+
+aten = torch.ops.aten
+
+
+def conv(
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+    transposed: bool = False,
+    output_padding: Any = 0,
+) -> Callable[..., torch.Tensor]:
+    """``aten.convolution`` of any rank with these arguments."""
+
+    def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None) -> torch.Tensor:
+        rank = x.dim() - 2
+
+        def spread(value: Any) -> list[int]:
+            return [value] * rank if isinstance(value, int) else list(value)
+
+        return aten.convolution(
+            x, w, b, spread(stride), spread(padding), spread(dilation), transposed,
+            spread(output_padding), groups,
+        )  # fmt: skip
+
+    return run
+
+
+def _case(
+    name: str, x: tuple[int, ...], w: tuple[int, ...], bias: int | None = None, dtype: Any = torch.float32,
+    exact: bool = False, **geometry: Any,
+) -> Case:  # fmt: skip
+    makers = [integers(*x, dtype=dtype), integers(*w, dtype=dtype)] if exact else [
+        randn(*x, dtype=dtype), randn(*w, dtype=dtype)
+    ]
+    if bias is not None:
+        makers.append(integers(bias, dtype=dtype) if exact else randn(bias, dtype=dtype))
+    pixels = x[0]
+    for extent in x[2:]:
+        pixels *= extent
+    return Case(name, gradients(conv(**geometry)), recipe(*makers), exact=exact, length=max(pixels, 1))
+
+
+GEOMETRIES: list[tuple[str, tuple[int, ...], tuple[int, ...], int | None, dict[str, Any]]] = [
+    ("1d", (2, 3, 17), (4, 3, 3), 4, {}),
+    ("1d_strided_dilated", (2, 4, 23), (6, 2, 3), None, {"stride": 2, "padding": 2, "dilation": 2, "groups": 2}),
+    ("2d_3x3", (2, 8, 9, 10), (12, 8, 3, 3), 12, {"padding": 1}),
+    ("2d_stem", (2, 3, 20, 22), (16, 3, 7, 7), None, {"stride": 2, "padding": 3}),
+    ("2d_1x1", (3, 16, 7, 7), (8, 16, 1, 1), 8, {}),
+    ("2d_1x1_strided", (2, 8, 9, 9), (16, 8, 1, 1), None, {"stride": 2}),
+    ("2d_truncating", (1, 2, 12, 13), (3, 2, 3, 3), 3, {"stride": 4}),
+    ("2d_uneven", (2, 5, 11, 8), (7, 5, 3, 2), 7, {"stride": (2, 1), "padding": (2, 0), "dilation": (1, 3)}),
+    ("2d_grouped", (2, 12, 8, 8), (18, 4, 3, 3), 18, {"padding": 1, "groups": 3}),
+    ("2d_depthwise", (2, 16, 9, 9), (16, 1, 3, 3), 16, {"padding": 1, "groups": 16, "stride": 2}),
+    ("2d_multiplier", (2, 6, 8, 8), (12, 1, 3, 3), None, {"padding": 1, "groups": 6}),
+    ("2d_dilated", (2, 8, 15, 15), (8, 8, 3, 3), 8, {"padding": 2, "dilation": 2}),
+    ("2d_one_channel", (2, 1, 6, 6), (1, 1, 3, 3), 1, {}),
+    ("3d", (2, 3, 5, 6, 7), (4, 3, 3, 3, 3), 4, {"padding": 1}),
+    ("3d_strided", (1, 4, 7, 8, 9), (6, 2, 2, 3, 3), None, {"stride": (1, 2, 2), "padding": 1, "groups": 2}),
+    ("transposed_1d", (2, 4, 9), (4, 3, 4), 3, {"transposed": True, "stride": 2, "padding": 1}),
+    ("transposed_2d", (2, 6, 5, 5), (6, 4, 3, 3), 4,
+     {"transposed": True, "stride": 2, "padding": 1, "output_padding": 1}),
+    ("transposed_grouped", (2, 6, 5, 4), (6, 2, 3, 3), 4,
+     {"transposed": True, "stride": 2, "groups": 2, "dilation": 2}),
+    ("transposed_3d", (1, 4, 3, 4, 4), (4, 3, 2, 2, 2), 3, {"transposed": True, "stride": 2}),
+]  # fmt: skip
+
+CASES = [
+    *(_case(f"{name}_exact", x, w, b, exact=True, **geometry) for name, x, w, b, geometry in GEOMETRIES),
+    *(_case(name, x, w, b, **geometry) for name, x, w, b, geometry in GEOMETRIES[2:8]),
+    *(_case(f"{name}_f64", x, w, b, torch.float64, **geometry) for name, x, w, b, geometry in GEOMETRIES[2:4]),
+    *(_case(f"{name}_bf16", x, w, b, torch.bfloat16, **geometry) for name, x, w, b, geometry in GEOMETRIES[2:4]),
+    *(_case(f"{name}_f16", x, w, b, torch.float16, **geometry) for name, x, w, b, geometry in GEOMETRIES[8:10]),
+    Case(
+        "channels_last",
+        conv(padding=1),
+        lambda g: [
+            torch.randn(2, 8, 6, 6, generator=g).to(memory_format=torch.channels_last),
+            torch.randn(4, 8, 3, 3, generator=g).to(memory_format=torch.channels_last),
+        ],
+        length=72,
+        strides=True,
+    ),
+    Case("contiguous_strides", conv(padding=1), recipe(randn(2, 8, 6, 6), randn(4, 8, 3, 3)), length=72,
+         strides=True),
+    Case(
+        "mask_weight_only",
+        lambda g, x, w: aten.convolution_backward(
+            g, x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [False, True, False]
+        )[1],
+        recipe(integers(2, 4, 6, 6), integers(2, 3, 6, 6), integers(4, 3, 3, 3)),
+        exact=True,
+    ),
+    Case(
+        "expanded_gradient",
+        lambda g, x, w: aten.convolution_backward(
+            g.expand(2, 4, 6, 6), x, w, [4], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, True]
+        ),
+        recipe(integers(2, 4, 1, 1), integers(2, 3, 6, 6), integers(4, 3, 3, 3)),
+        exact=True,
+    ),
+    Case(
+        "same_padding",
+        lambda x, w: torch.nn.functional.conv2d(x, w, padding="same", dilation=(1, 2)),
+        recipe(integers(1, 3, 7, 8), integers(4, 3, 4, 2)),
+        exact=True,
+    ),
+    Case(
+        "double_backward",
+        lambda x, w: _penalty(x, w),
+        recipe(randn(2, 3, 6, 6), randn(4, 3, 3, 3)),
+        length=288,
+        slack=8.0,  # two passes deep
+    ),
+    Case("empty_batch", gradients(conv(padding=1)), recipe(randn(0, 3, 6, 6), randn(4, 3, 3, 3)), exact=True),
+]  # fmt: skip
+
+
+def _penalty(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+    x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+    y = torch.nn.functional.conv2d(x, w, padding=1)
+    (gradient,) = torch.autograd.grad((y * y).sum(), [x], create_graph=True)
+    return list(torch.autograd.grad((gradient * gradient).sum(), [x, w]))
+
+
+batch = batch_fixture(CASES, name="convolution")
+
+
+@parametrize(CASES)
+def test_case(case: Case, batch: Batch) -> None:
+    batch.check(case)
+
+
+BACKWARD = (None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False])
+
+BAD = [
+    ("grad_output", (2, 4, 5, 5), (2, 3, 6, 6), (4, 3, 3, 3), BACKWARD),
+    ("stride", (2, 4, 4, 4), (2, 3, 6, 6), (4, 3, 3, 3), (None, [0, 1], *BACKWARD[2:])),
+    ("dilation", (2, 4, 4, 4), (2, 3, 6, 6), (4, 3, 3, 3), (*BACKWARD[:3], [1, -1], *BACKWARD[4:])),
+    ("padding", (2, 4, 4, 4), (2, 3, 6, 6), (4, 3, 3, 3), (*BACKWARD[:2], [-1, 0], *BACKWARD[3:])),
+    ("groups", (2, 4, 4, 4), (2, 4, 6, 6), (4, 3, 3, 3), BACKWARD),
+    ("output_padding", (2, 4, 4, 4), (2, 3, 6, 6), (4, 3, 3, 3), (*BACKWARD[:5], [1, 1], *BACKWARD[6:])),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("word", "grad", "x", "w", "rest"), BAD, ids=[bad[0] for bad in BAD])
+def test_bad_arguments_raise_before_anything_is_built(
+    word: str, grad: tuple[int, ...], x: tuple[int, ...], w: tuple[int, ...], rest: tuple[Any, ...]
+) -> None:
+    graph = torch.fx.Graph()
+    nodes = []
+    for name, shape in (("grad", grad), ("x", x), ("w", w)):
+        node = graph.placeholder(name)
+        node.meta["val"] = torch.empty(shape, device="meta").cpu()
+        nodes.append(node)
+    call = graph.call_function(aten.convolution_backward.default, (*nodes, *rest))
+    call.meta["val"] = (nodes[1].meta["val"], nodes[2].meta["val"], None)
+    graph.output(call)
+    with pytest.raises(InvalidArgumentError, match=word):
+        refusals(torch.fx.GraphModule(torch.nn.Module(), graph), {})
+
+
+def test_dtype_mismatch_raises() -> None:
+    gm = trace(conv(padding=1), [torch.randn(1, 3, 6, 6), torch.randn(4, 3, 3, 3)])
+    x, w = gm.graph.find_nodes(op="placeholder")
+    w.meta["val"] = w.meta["val"].to(torch.bfloat16)
+    with pytest.raises(InvalidArgumentError, match=r"weight has dtype torch\.bfloat16"):
+        refusals(gm, {})

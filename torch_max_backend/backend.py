@@ -1,0 +1,143 @@
+"""The entry point of ``torch.compile(model, backend="max")``."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._functorch import config as functorch_config
+from torch._functorch.aot_autograd import aot_module_simplified
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext
+from torch.fx import GraphModule
+
+from torch_max_backend import lowering
+from torch_max_backend.decompositions import decompositions
+from torch_max_backend.errors import OptionError
+from torch_max_backend.graph.compiler import CompiledGraph, compile_graph
+from torch_max_backend.graph.unit import CompilationUnit
+from torch_max_backend.options import Options
+
+log = logging.getLogger("torch_max_backend")
+
+_numbers = itertools.count()
+_PRIMAL = re.compile(r"^primals_(\d+)$")
+
+#: Called with every CompiledGraph; ``explain`` listens here.
+observers: list[Callable[[CompiledGraph], None]] = []
+
+
+def max_backend(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    **unknown: Any,
+) -> Callable[..., Any]:
+    """Compiles a Dynamo graph, forward and backward together, into MAX graphs.
+
+    Args:
+        gm: the graph that Dynamo captured.
+        example_inputs: its (fake) inputs.
+        options: see ``torch_max_backend.options.Options``.
+
+    Returns:
+        A callable with the graph's calling convention.
+
+    Raises:
+        OptionError: an unknown option or a bad value.
+        UnsupportedOpError: with ``options={"fallback": "error"}``, an op that MAX cannot run.
+        DeviceUnavailableError: a tensor on a device that MAX does not have.
+    """
+    if unknown:
+        raise OptionError(f'backend "max" takes options={{...}} only, not {sorted(unknown)[0]!r}')
+    chosen = Options.parse(options)
+    lowering.load_all()
+    compilation = _Compilation(chosen)
+    # Without this AOTAutograd would hand over the backward graph at the first backward call, too late to compile
+    # it together with the forward one.
+    with functorch_config.patch(force_non_lazy_backward_lowering=True):
+        compiled = aot_module_simplified(
+            gm,
+            list(example_inputs),
+            fw_compiler=compilation.forward,
+            bw_compiler=compilation.backward,
+            inference_compiler=compilation.inference,
+            partition_fn=min_cut_rematerialization_partition,
+            decompositions=decompositions(),
+            keep_inference_input_mutations=False,
+        )
+    compilation.finish()
+    return compiled
+
+
+class _Compilation:
+    """The graphs of one Dynamo graph on their way through the compiler."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.label = f"max_{next(_numbers)}"
+        self.unit = CompilationUnit(self.label)
+        self.static_primals: frozenset[int] = frozenset()
+        self.start = time.perf_counter()
+
+    def forward(self, gm: GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
+        metadata = TracingContext.get().fw_metadata
+        self.static_primals = frozenset(metadata.static_input_indices)
+        outputs = gm.graph.output_node().args[0]
+        saved = frozenset(range(metadata.num_forward, len(outputs)))
+        return self._compile(gm, "forward", saved, self.static_primals)
+
+    def backward(self, gm: GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
+        """Saved activations come in the memory order that the forward graph left them in."""
+        static = set()
+        for position, (node, value) in enumerate(zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True)):
+            if isinstance(value, torch.Tensor):
+                node.meta["val"] = value
+            primal = _PRIMAL.match(node.name)
+            if primal and int(primal[1]) - 1 in self.static_primals:
+                static.add(position)
+        return self._compile(gm, "backward", frozenset(), frozenset(static))
+
+    def inference(self, gm: GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
+        context = TracingContext.try_get()
+        metadata = context.fw_metadata if context else None
+        static = frozenset(metadata.static_input_indices) if metadata else frozenset()
+        return self._compile(gm, "inference", frozenset(), static)
+
+    def _compile(
+        self, gm: GraphModule, kind: str, free_outputs: frozenset[int], static_inputs: frozenset[int]
+    ) -> CompiledGraph:
+        compiled = compile_graph(
+            gm,
+            self.unit,
+            self.options,
+            kind,
+            free_outputs=free_outputs,
+            static_inputs=static_inputs,
+        )
+        context = TracingContext.try_get()
+        if context is not None and context.output_strides is not None:
+            context.output_strides.extend(compiled.output_strides)
+        for observe in observers:
+            observe(compiled)
+        if self.unit.compiled:
+            # A backward graph that AOTAutograd hands over late: nobody will call finish for it.
+            self.unit.compile()
+        return compiled
+
+    def finish(self) -> None:
+        """Compiles what was collected."""
+        built = time.perf_counter()
+        self.unit.compile()
+        log.info(
+            "%s: traced and lowered in %.1f s, ready after %.1f s",
+            self.label,
+            built - self.start,
+            time.perf_counter() - self.start,
+        )

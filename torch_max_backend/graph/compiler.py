@@ -1,0 +1,190 @@
+"""One FX graph, whole or cut, to a callable over tensors."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from torch_max_backend.errors import UnsupportedOpError
+from torch_max_backend.graph.builder import NodeCannotLower
+from torch_max_backend.graph.partition import ORIGIN, Refusal, cut, is_host_node, refusals
+from torch_max_backend.graph.random import hoist_draws
+from torch_max_backend.graph.unit import CompilationUnit
+from torch_max_backend.options import Options
+from torch_max_backend.runtime.executable import Executable
+
+
+@dataclass
+class CompiledGraph:
+    """A graph ready to run (after its unit is compiled), and the account of what runs where.
+
+    Attributes:
+        name: of the FX graph.
+        executables: the MAX graphs in it.
+        refusals: the ops left to PyTorch.
+        host_ops: draws and size computations, which run in Python by design.
+    """
+
+    name: str
+    runner: Callable[[Sequence[Any]], Sequence[Any]]
+    executables: list[Executable]
+    refusals: list[Refusal]
+    host_ops: list[str]
+    output_strides: list[tuple[int, ...] | None] = field(default_factory=list)
+
+    #: AOTAutograd hands arguments over in a list that the callee may empty.
+    _boxed_call = True
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        taken = list(args)
+        args.clear()
+        return self.runner(taken)
+
+
+_warned: set[str] = set()
+
+
+def compile_graph(
+    gm: GraphModule,
+    unit: CompilationUnit,
+    options: Options,
+    name: str,
+    *,
+    free_outputs: frozenset[int] = frozenset(),
+    static_inputs: frozenset[int] = frozenset(),
+) -> CompiledGraph:
+    """Puts ``gm`` into ``unit`` and returns its callable, which runs once the unit is compiled.
+
+    Args:
+        gm: a functional aten graph with fake values in ``meta["val"]``.
+        unit: receives the MAX graphs.
+        options: the user's options.
+        name: names the MAX graphs, unique in the process.
+        free_outputs: outputs whose strides nobody relies on.
+        static_inputs: placeholders that are parameters or buffers.
+
+    Raises:
+        UnsupportedOpError: an op cannot run in MAX and the options forbid the fallback.
+        DeviceUnavailableError: MAX does not have the graph's device.
+    """
+    gm = hoist_draws(gm)
+    host_ops = [str(node.target) for node in gm.graph.nodes if node.op == "call_function" and is_host_node(node)]
+    refused: dict[str, str] = {}
+    while True:
+        found = refusals(gm, refused)
+        _report(found, options)
+        added: list[Executable] = []
+        try:
+            runner = _assemble(gm, unit, name, found, added, free_outputs, static_inputs)
+        except NodeCannotLower as error:
+            for executable in added:
+                unit.discard(executable)
+            origin = error.node.meta.get(ORIGIN, error.node.name)
+            if origin in refused:
+                raise
+            refused[origin] = error.reason
+            continue
+        compiled = CompiledGraph(name, runner, added, list(found.values()), host_ops)
+        compiled.output_strides = _output_strides(gm, runner, free_outputs)
+        return compiled
+
+
+def _report(found: dict[str, Refusal], options: Options) -> None:
+    for refusal in found.values():
+        if options.fallback == "error":
+            raise UnsupportedOpError(refusal.op, refusal.arguments, refusal.reason, refusal.user_line)
+        if refusal.op not in _warned:
+            _warned.add(refusal.op)
+            at = f" (at {refusal.user_line})" if refusal.user_line else ""
+            warnings.warn(
+                f"{refusal.op}({refusal.arguments}) runs in PyTorch, not in MAX: {refusal.reason}{at}",
+                UserWarning,
+                stacklevel=2,
+            )
+
+
+def _assemble(
+    gm: GraphModule,
+    unit: CompilationUnit,
+    name: str,
+    found: dict[str, Refusal],
+    added: list[Executable],
+    free_outputs: frozenset[int],
+    static_inputs: frozenset[int],
+) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    calls = [node for node in gm.graph.nodes if node.op in ("call_function", "call_module", "get_attr")]
+    if not found and not any(node.op != "call_function" or is_host_node(node) for node in calls) and calls:
+        added.append(unit.add(gm, name, free_outputs=free_outputs, static_inputs=static_inputs))
+        return added[0].run
+    pieces = cut(gm, found)
+    placeholders = {node: i for i, node in enumerate(pieces.graph.find_nodes(op="placeholder"))}
+    for node in pieces.graph.nodes:
+        if node.op != "call_module":
+            continue
+        piece = getattr(pieces, str(node.target))
+        if not isinstance(piece, GraphModule):
+            continue
+        executable = unit.add(
+            piece,
+            f"{name}_{len(added)}",
+            free_outputs=_free_in_piece(node, pieces, free_outputs),
+            static_inputs=frozenset(
+                i for i, arg in enumerate(node.args) if placeholders.get(arg, -1) in static_inputs
+            ),
+        )
+        added.append(executable)
+        setattr(pieces, str(node.target), executable)
+    pieces.recompile()
+    return lambda args: pieces(*args)
+
+
+def _free_in_piece(call: Node, pieces: GraphModule, free_outputs: frozenset[int]) -> frozenset[int]:
+    """Outputs of a piece that go to free outputs of the whole and nowhere else."""
+    leaving = pieces.graph.output_node().args[0]
+
+    def is_free(node: Node) -> bool:
+        return all(
+            user.op == "output"
+            and all(number in free_outputs for number, value in enumerate(leaving) if value is node)
+            for user in node.users
+        )
+
+    readers = [user for user in call.users if str(user.target).endswith("getitem")]
+    if len(readers) == len(call.users) and readers:
+        return frozenset(user.args[1] for user in readers if is_free(user))
+    return frozenset({0}) if is_free(call) else frozenset()
+
+
+def _output_strides(
+    gm: GraphModule, runner: Callable[..., Any], free_outputs: frozenset[int]
+) -> list[tuple[int, ...] | None]:
+    """The strides that outputs really have, where they may differ from the graph's promise."""
+    leaving = gm.graph.output_node().args[0]
+    strides: list[tuple[int, ...] | None] = []
+    executable = getattr(runner, "__self__", None)
+    for number, node in enumerate(leaving):
+        fake = node.meta.get("val") if isinstance(node, Node) else None
+        if not isinstance(fake, torch.Tensor):
+            strides.append(None)
+            continue
+        stride = tuple(fake.stride())
+        if isinstance(executable, Executable) and number in free_outputs:
+            order = executable.output_order(number)
+            if order is not None:
+                stride = _strides_of(fake.shape, order)
+        strides.append(stride)
+    return strides
+
+
+def _strides_of(shape: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:
+    strides: list[Any] = [1] * len(shape)
+    step: Any = 1
+    for dim in reversed(order):
+        strides[dim] = step
+        step = step * shape[dim]
+    return tuple(strides)

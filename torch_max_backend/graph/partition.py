@@ -1,0 +1,162 @@
+"""Which nodes run in MAX, and the cut around those that cannot."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.operator_support import OperatorSupportBase
+
+from torch_max_backend.dtypes import TORCH_TO_MAX
+from torch_max_backend.graph.builder import tensors_of
+from torch_max_backend.graph.random import is_draw
+from torch_max_backend.lowering import lookup
+
+#: Where a cut graph's nodes remember the node of the whole graph that they are copies of.
+ORIGIN = "torch_max_backend_origin"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A node that stays in PyTorch, and why."""
+
+    node: str
+    op: str
+    arguments: str
+    reason: str
+    user_line: str | None
+
+
+def refusals(gm: GraphModule, refused: Mapping[str, str]) -> dict[str, Refusal]:
+    """Every node that MAX cannot run, by name; ``refused`` adds what builders found out."""
+    device = main_device(gm)
+    found: dict[str, Refusal] = {}
+    for node in gm.graph.nodes:
+        if node.op != "call_function" or is_host_node(node):
+            continue
+        reason = refused.get(node.name) or unsupported_reason(node, device)
+        if reason is not None:
+            found[node.name] = Refusal(
+                node.name, op_name(node), describe_arguments(node), reason, user_line(node)
+            )
+    return found
+
+
+def is_host_node(node: Node) -> bool:
+    """Draws and computations on sizes: they run in Python, before or beside the MAX graphs, as they should."""
+    if is_draw(node):
+        return True
+    value = node.meta.get("val")
+    return isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def main_device(gm: GraphModule) -> torch.device:
+    """The device that most of the graph's data is on: the first accelerator met, else the CPU."""
+    for node in gm.graph.nodes:
+        for tensor in tensors_of(node.meta.get("val")):
+            if tensor.device.type != "cpu":
+                return tensor.device
+    return torch.device("cpu")
+
+
+def unsupported_reason(node: Node, device: torch.device) -> str | None:
+    """Why MAX cannot run ``node``, None when it can."""
+    registration = lookup(node.target)
+    if registration is None:
+        return "no lowering is registered for this op"
+    for source in [*node.all_input_nodes, node]:
+        for tensor in tensors_of(source.meta.get("val")):
+            reason = _tensor_reason(tensor, device, result=source is node)
+            if reason is not None:
+                return reason
+    return registration.supports(node) if registration.supports else None
+
+
+def _tensor_reason(tensor: torch.Tensor, device: torch.device, *, result: bool) -> str | None:
+    if tensor.layout is not torch.strided:
+        return f"a tensor of layout {tensor.layout}"
+    if tensor.dtype not in TORCH_TO_MAX:
+        return f"MAX has no dtype for {tensor.dtype}"
+    if tensor.device.type not in ("cpu", "cuda"):
+        return f"MAX drives no device of type {tensor.device.type!r}"
+    if tensor.dtype is torch.float64 and device.type != "cpu":
+        return "float64 runs in MAX on the CPU only"
+    if tensor.device != device and (result or tensor.dim() > 0):
+        return f"a tensor on {tensor.device} in a graph on {device}"
+    return None
+
+
+def op_name(node: Node) -> str:
+    """The op's qualified name, ``aten.convolution.default``."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target)
+    return getattr(target, "__name__", str(target))
+
+
+def describe_arguments(node: Node) -> str:
+    """The arguments in words: tensors as dtype and shape."""
+    parts = [_describe(arg) for arg in node.args]
+    parts += [f"{name}={_describe(arg)}" for name, arg in node.kwargs.items()]
+    return ", ".join(parts)
+
+
+def _describe(arg: Any) -> str:
+    if isinstance(arg, Node):
+        value = arg.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            name = str(value.dtype).removeprefix("torch.")
+            where = "" if value.device.type == "cpu" else f" on {value.device}"
+            return f"{name}[{', '.join(map(str, value.shape))}]{where}"
+        return str(value)
+    if isinstance(arg, (list, tuple)):
+        return f"[{', '.join(_describe(item) for item in arg)}]"
+    return repr(arg)
+
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)\n\s*(?P<code>.*)')
+
+
+def user_line(node: Node) -> str | None:
+    """The user's own source line that the node came from."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    if not frames:
+        return None
+    file, line, function, code = frames[-1]
+    return f"{file}:{line} in {function}: {code.strip()}"
+
+
+class _Runs(OperatorSupportBase):
+    def __init__(self, outside: Mapping[str, Any]) -> None:
+        self.outside = outside
+
+    def is_node_supported(self, submodules: Mapping[str, torch.nn.Module], node: Node) -> bool:
+        if node.op != "call_function" or is_host_node(node):
+            return False
+        return node.meta[ORIGIN] not in self.outside
+
+
+def cut(gm: GraphModule, outside: Mapping[str, Any]) -> GraphModule:
+    """A copy of ``gm`` in which maximal MAX-runnable parts are submodules (``call_module`` nodes)."""
+    copy = GraphModule(gm, gm.graph.__class__())
+    copy.graph.graph_copy(gm.graph, val_map := {}, return_output_node=False)
+    outputs = next(node for node in gm.graph.nodes if node.op == "output")
+    copy.graph.output(torch.fx.map_arg(outputs.args[0], lambda node: val_map[node]))
+    for node, twin in val_map.items():
+        twin.meta = {**node.meta, ORIGIN: node.name}
+    copy.recompile()
+    partitioner = CapabilityBasedPartitioner(
+        copy,
+        _Runs(outside),
+        allows_single_node_partition=True,
+        non_compute_ops=["_operator.getitem", f"{operator.__name__}.getitem"],
+    )
+    partitions = partitioner.propose_partitions()
+    partitioner.remove_bookend_non_compute_ops(partitions)
+    return partitioner.fuse_partitions([part for part in partitions if len(part.nodes)])

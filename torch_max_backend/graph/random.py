@@ -1,0 +1,134 @@
+"""Random ops: drawn by PyTorch before the MAX graph runs, so that a seed gives what eager gives.
+
+What an op like ``rand_like`` or dropout's mask draws depends on shapes only. Such an op is replaced by a draw that
+has no tensor input: it runs first, in the program's order, and its result enters the MAX graph as an argument.
+The graph is not cut. Only ops whose distribution depends on data stay where they are, in PyTorch; an op after one
+of these stays too, for the generator's state would advance in another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+aten = torch.ops.aten
+
+
+def draw(
+    op: Callable[..., Any],
+    shape: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    *args: Any,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """What ``op(x, *args, **kwargs)`` draws for any ``x`` of this shape, stride, dtype and device."""
+    like = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+    if op is aten.native_dropout.default:
+        return op(like.zero_(), *args, **kwargs)[1]
+    return op(like, *args, **kwargs)
+
+
+#: Ops whose first argument only tells shape, dtype, device and memory format.
+_LIKE = {
+    aten.bernoulli.p,
+    aten.rand_like.default,
+    aten.randn_like.default,
+    aten.randint_like.default,
+    aten.randint_like.low_dtype,
+    aten.native_dropout.default,
+    aten.uniform.default,
+    aten.normal_functional.default,
+    aten.exponential.default,
+    aten.log_normal.default,
+    aten.geometric.default,
+    aten.cauchy.default,
+}
+#: Ops without a tensor argument.
+_FROM_SHAPE = {
+    aten.rand.default,
+    aten.randn.default,
+    aten.randint.default,
+    aten.randint.low,
+    aten.randperm.default,
+}
+
+
+def is_random(node: Node) -> bool:
+    """Whether the node draws from a generator."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def is_draw(node: Node) -> bool:
+    """Whether the node is a draw that depends on nothing in the graph."""
+    return node.target is draw or (node.target in _FROM_SHAPE and _is_concrete(node))
+
+
+def hoist_draws(gm: GraphModule) -> GraphModule:
+    """Replaces shape-only random ops by draws at the front of the graph; ``gm`` is changed and returned."""
+    graph = gm.graph
+    anchor = next((node for node in graph.nodes if node.op != "placeholder"), None)
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not is_random(node):
+            continue
+        if node.target in _FROM_SHAPE and _is_concrete(node):
+            if anchor is not node:
+                anchor.prepend(node)
+            else:
+                anchor = node.next
+            continue
+        if node.target not in _LIKE or not _is_concrete(node):
+            break
+        if node.target is aten.native_dropout.default and node.args[2] is False:
+            continue
+        _replace_by_draw(node, anchor)
+    graph.eliminate_dead_code()
+    graph.lint()
+    gm.recompile()
+    return gm
+
+
+def _is_concrete(node: Node) -> bool:
+    """All sizes are plain ints and nothing but the first argument is computed."""
+    fake = node.args[0].meta["val"] if isinstance(node.args[0], Node) else None
+    sizes = (*fake.shape, *fake.stride()) if isinstance(fake, torch.Tensor) else ()
+    rest = [*node.args[1 if fake is not None else 0 :], *node.kwargs.values()]
+    return all(isinstance(size, int) for size in sizes) and not any(_holds_node(arg) for arg in rest)
+
+
+def _holds_node(arg: Any) -> bool:
+    if isinstance(arg, (tuple, list)):
+        return any(_holds_node(item) for item in arg)
+    return isinstance(arg, (Node, torch.SymInt, torch.SymFloat))
+
+
+def _replace_by_draw(node: Node, anchor: Node) -> None:
+    graph = node.graph
+    source = node.args[0]
+    fake = source.meta["val"]
+    arguments = (node.target, tuple(fake.shape), tuple(fake.stride()), fake.dtype, fake.device, *node.args[1:])
+    with graph.inserting_before(anchor):
+        drawn = graph.call_function(draw, arguments, dict(node.kwargs))
+    drawn.meta = dict(node.meta)
+    if node.target is not aten.native_dropout.default:
+        node.replace_all_uses_with(drawn)
+        graph.erase_node(node)
+        return
+    result, mask = node.meta["val"]
+    drawn.meta["val"] = mask
+    probability = float(node.args[1])
+    scale = 0.0 if probability == 1.0 else 1.0 / (1.0 - probability)
+    with graph.inserting_before(node):
+        kept = graph.call_function(aten.mul.Tensor, (source, drawn))
+        scaled = graph.call_function(aten.mul.Tensor, (kept, scale))
+    for added in (kept, scaled):
+        added.meta = {**node.meta, "val": result}
+    for user in list(node.users):
+        user.replace_all_uses_with(scaled if user.args[1] == 0 else drawn)
+        graph.erase_node(user)
+    graph.erase_node(node)

@@ -1,0 +1,143 @@
+"""aten.convolution and aten.convolution_backward, 1-D to 3-D, grouped, dilated, transposed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from max.graph import TensorValue, ops
+from torch.fx import Node
+
+from torch_max_backend.convolution_problem import ConvolutionProblem, Pass
+from torch_max_backend.errors import InvalidArgumentError
+from torch_max_backend.graph.layout import GraphTensor
+from torch_max_backend.lowering.context import LoweringContext
+from torch_max_backend.lowering.registry import Layout, lowering
+from torch_max_backend.mojo_ops.convolution import channel_sum, conv_dgrad, conv_fprop, conv_wgrad
+
+aten = torch.ops.aten
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def _problem(x: torch.Tensor, weight: torch.Tensor, geometry: Sequence[Any]) -> ConvolutionProblem:
+    """The problem that ``aten.convolution(x, weight, ..., *geometry)`` poses.
+
+    Raises:
+        InvalidArgumentError: an argument breaks a rule of the op.
+    """
+    if x.dtype != weight.dtype:
+        raise InvalidArgumentError(f"convolution: weight has dtype {weight.dtype}; rule: input's, {x.dtype}")
+    if x.device != weight.device:
+        raise InvalidArgumentError(f"convolution: weight is on {weight.device}; rule: input's device, {x.device}")
+    stride, padding, dilation, transposed, output_padding, groups = geometry
+    try:
+        return ConvolutionProblem.from_aten(
+            list(x.shape), list(weight.shape), stride, padding, dilation, transposed, output_padding, groups
+        )
+    except ValueError as error:
+        raise InvalidArgumentError(f"convolution: {error}") from None
+
+
+def _unsupported(x: torch.Tensor, weight: torch.Tensor) -> str | None:
+    if x.dtype not in _FLOATS:
+        return f"convolution runs in {', '.join(map(str, _FLOATS))}, not {x.dtype}"
+    if any(isinstance(size, torch.SymInt) for size in weight.shape):
+        return "the filter's shape is dynamic"
+    return None
+
+
+def _fake(node: Node, index: int) -> Any:
+    arg = node.args[index]
+    return arg.meta["val"] if isinstance(arg, Node) else arg
+
+
+def _forward_supports(node: Node) -> str | None:
+    x, weight = _fake(node, 0), _fake(node, 1)
+    reason = _unsupported(x, weight)
+    if reason is None:
+        _problem(x, weight, node.args[3:9])
+    return reason
+
+
+def _backward_supports(node: Node) -> str | None:
+    grad, x, weight = (_fake(node, index) for index in range(3))
+    reason = _unsupported(x, weight)
+    if reason is not None:
+        return reason
+    problem = _problem(x, weight, node.args[4:10])
+    try:
+        problem.check_grad_output(list(grad.shape))
+    except ValueError as error:
+        raise InvalidArgumentError(f"convolution_backward: {error}") from None
+    if grad.dtype != x.dtype:
+        raise InvalidArgumentError(
+            f"convolution_backward: grad_output has dtype {grad.dtype}; rule: input's, {x.dtype}"
+        )
+    return None
+
+
+def _activation(tensor: GraphTensor) -> TensorValue:
+    """[N, D, H, W, C]: channels-last, with unit extents for the axes that the problem lacks."""
+    value = tensor.channels_last()
+    n, *spatial, c = value.shape
+    return ops.reshape(value, [n, *[1] * (3 - len(spatial)), *spatial, c])
+
+
+#: A filter [K, C/G, T, R, S] as the kernels take it: [K, T, R, S, C/G].
+_filter = _activation
+
+
+def _restored(value: TensorValue, spatial_rank: int) -> GraphTensor:
+    """The inverse of ``_activation``."""
+    n, *spatial, c = value.shape
+    return GraphTensor.from_channels_last(ops.reshape(value, [n, *spatial[3 - spatial_rank :], c]))
+
+
+def _run(
+    ctx: LoweringContext, problem: ConvolutionProblem, which: Pass, source: TensorValue, weight: TensorValue
+) -> TensorValue:
+    """fprop or dgrad of ``source`` (x or dy)."""
+    if which is Pass.FPROP:
+        return conv_fprop(source, weight, output_size=ctx.dims(problem.output_size), **problem.arguments())
+    return conv_dgrad(source, weight, input_size=ctx.dims(problem.input_size), **problem.arguments())
+
+
+@lowering(aten.convolution.default, layout=Layout.RAW, supports=_forward_supports)
+def convolution(
+    ctx: LoweringContext, x: GraphTensor, weight: GraphTensor, bias: GraphTensor | None, *geometry: Any
+) -> GraphTensor:
+    """Forward; a transposed convolution is the data gradient of the one it transposes."""
+    problem = _problem(ctx.arg_meta(0), ctx.arg_meta(1), geometry)
+    y = _run(ctx, problem, problem.forward_pass, _activation(x), _filter(weight))
+    result = _restored(y, problem.spatial_rank)
+    return result if bias is None else result.with_value(result.value + bias.value)
+
+
+@lowering(aten.convolution_backward.default, layout=Layout.RAW, supports=_backward_supports)
+def convolution_backward(
+    ctx: LoweringContext,
+    grad: GraphTensor,
+    x: GraphTensor,
+    weight: GraphTensor,
+    bias_sizes: Sequence[int] | None,
+    *geometry_and_mask: Any,
+) -> tuple[GraphTensor | None, GraphTensor | None, GraphTensor | None]:
+    """Gradients of input, weight and bias, those that ``output_mask`` asks for."""
+    *geometry, mask = geometry_and_mask
+    problem = _problem(ctx.arg_meta(1), ctx.arg_meta(2), geometry)
+    rank = problem.spatial_rank
+    dy = _activation(grad)
+    grad_input = grad_weight = grad_bias = None
+    if mask[0]:
+        grad_input = _restored(_run(ctx, problem, problem.grad_input_pass, dy, _filter(weight)), rank)
+    if mask[1]:
+        large, small = (dy, _activation(x)) if problem.transposed else (_activation(x), dy)
+        dw = conv_wgrad(large, small, filter_size=problem.filter_size, **problem.arguments())
+        grad_weight = _restored(dw, rank)
+    if mask[2]:
+        grad_bias = GraphTensor.contiguous(channel_sum(dy))
+    return grad_input, grad_weight, grad_bias
+
+

@@ -1,0 +1,253 @@
+"""Max, average and adaptive pooling, 2-D and 3-D (1-D arrives as 2-D), forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from max.graph import TensorValue, ops
+from torch.fx import Node
+
+from torch_max_backend.errors import CannotLower, InvalidArgumentError
+from torch_max_backend.graph.layout import GraphTensor, Order, channels_last_order, contiguous_order
+from torch_max_backend.lowering.context import LoweringContext
+from torch_max_backend.lowering.registry import Layout, lowering
+from torch_max_backend.mojo_ops import pooling as kernels
+from torch_max_backend.pooling_problem import AdaptivePoolingProblem, PoolingProblem
+
+aten = torch.ops.aten
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def _supports(node: Node) -> str | None:
+    tensors = [arg.meta["val"] for arg in node.all_input_nodes]
+    if tensors[0].dtype not in _FLOATS:
+        return f"pooling runs in {', '.join(map(str, _FLOATS))}, not {tensors[0].dtype}"
+    if any(isinstance(size, torch.SymInt) for tensor in tensors for size in tensor.shape[-2:]):
+        return "pooling over dynamic spatial extents"
+    return None
+
+
+def _problem(spatial_rank: int, x: torch.Tensor, *args: Any, **kwargs: Any) -> PoolingProblem:
+    try:
+        return PoolingProblem.from_aten(list(x.shape[-spatial_rank:]), *args, **kwargs)
+    except ValueError as error:
+        raise InvalidArgumentError(f"pooling: {error}") from None
+
+
+def _adaptive(spatial_rank: int, x: torch.Tensor, output_size: Sequence[int]) -> AdaptivePoolingProblem:
+    try:
+        return AdaptivePoolingProblem.from_aten(list(x.shape[-spatial_rank:]), list(output_size))
+    except ValueError as error:
+        raise InvalidArgumentError(f"adaptive pooling: {error}") from None
+
+
+class _View:
+    """How a pooling's tensors are shown to its kernels, [N, D, H, W, C], and taken back.
+
+    A channels-last tensor shows its channels; a contiguous one is shown as N x C planes of one channel, which
+    spares the conversion. Every tensor of one op has to use the same view.
+    """
+
+    def __init__(self, leader: GraphTensor, spatial_rank: int) -> None:
+        self.spatial_rank = spatial_rank
+        self.batched = leader.rank == spatial_rank + 2
+        rank = leader.rank
+        planar = leader.order == contiguous_order(rank)
+        self.order: Order = contiguous_order(rank) if planar or not self.batched else channels_last_order(rank)
+        self.planar = self.order == contiguous_order(rank)
+        self.shape = leader.shape
+
+    def show(self, tensor: GraphTensor) -> TensorValue:
+        value = tensor.to_order(self.order).value
+        spatial = tensor.shape[-self.spatial_rank :]
+        full = [*[1] * (3 - self.spatial_rank), *spatial]
+        if not self.planar:
+            return ops.reshape(value, [tensor.shape[0], *full, tensor.shape[1]])
+        planes = tensor.shape[0]
+        if self.batched:
+            planes = planes * tensor.shape[1]
+        return ops.reshape(value, [planes, *full, 1])
+
+    def take(self, value: TensorValue) -> GraphTensor:
+        spatial = list(value.shape[4 - self.spatial_rank : 4])
+        if self.planar:
+            leading = self.shape[: -self.spatial_rank]
+            return GraphTensor(ops.reshape(value, [*leading, *spatial]), self.order)
+        return GraphTensor(ops.reshape(value, [value.shape[0], *spatial, value.shape[4]]), self.order)
+
+
+def _rank(ctx: LoweringContext) -> int:
+    """2 or 3, from the op's name."""
+    name = str(ctx.node.target)
+    if "2d" in name:
+        return 2
+    if "3d" in name:
+        return 3
+    raise CannotLower(f"{name} is no 2-D or 3-D pooling")
+
+
+@lowering(
+    aten.max_pool2d_with_indices.default,
+    aten.max_pool3d_with_indices.default,
+    layout=Layout.RAW,
+    supports=_supports,
+)
+def max_pool_with_indices(
+    ctx: LoweringContext,
+    x: GraphTensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] | int = 0,
+    dilation: Sequence[int] | int = 1,
+    ceil_mode: bool = False,
+) -> tuple[GraphTensor, GraphTensor]:
+    """Maxima and their int64 indices, flat in the unpadded plane."""
+    rank = _rank(ctx)
+    problem = _problem(rank, ctx.arg_meta(0), kernel_size, stride, padding, dilation, ceil_mode)
+    view = _View(x, rank)
+    y, indices = kernels.max_pool_fprop(view.show(x), problem)
+    return view.take(y), view.take(indices)
+
+
+@lowering(
+    aten.max_pool2d_with_indices_backward.default,
+    aten.max_pool3d_with_indices_backward.default,
+    layout=Layout.RAW,
+    supports=_supports,
+)
+def max_pool_with_indices_backward(
+    ctx: LoweringContext,
+    grad: GraphTensor,
+    x: GraphTensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    indices: GraphTensor,
+) -> GraphTensor:
+    """Each pixel gathers the outputs whose index it is: deterministic."""
+    rank = _rank(ctx)
+    problem = _problem(rank, ctx.arg_meta(1), kernel_size, stride, padding, dilation, ceil_mode)
+    view = _View(indices, rank)
+    return view.take(kernels.max_pool_dgrad(view.show(grad), view.show(indices), problem))
+
+
+@lowering(aten.avg_pool2d.default, aten.avg_pool3d.default, layout=Layout.RAW, supports=_supports)
+def avg_pool(
+    ctx: LoweringContext,
+    x: GraphTensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] | int = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> GraphTensor:
+    """Window averages."""
+    rank = _rank(ctx)
+    rest = (kernel_size, stride, padding, 1, ceil_mode, count_include_pad, divisor_override)
+    view = _View(x, rank)
+    return view.take(kernels.avg_pool_fprop(view.show(x), _problem(rank, ctx.arg_meta(0), *rest)))
+
+
+@lowering(
+    aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default, layout=Layout.RAW, supports=_supports
+)
+def avg_pool_backward(
+    ctx: LoweringContext,
+    grad: GraphTensor,
+    x: GraphTensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> GraphTensor:
+    """Each pixel gathers from the windows over it: deterministic, no atomics."""
+    rank = _rank(ctx)
+    rest = (kernel_size, stride, padding, 1, ceil_mode, count_include_pad, divisor_override)
+    view = _View(grad, rank)
+    return view.take(kernels.avg_pool_dgrad(view.show(grad), _problem(rank, ctx.arg_meta(1), *rest)))
+
+
+@lowering(
+    aten._adaptive_avg_pool2d.default,
+    aten._adaptive_avg_pool3d.default,
+    layout=Layout.RAW,
+    supports=_supports,
+)
+def adaptive_avg_pool(ctx: LoweringContext, x: GraphTensor, output_size: Sequence[int]) -> GraphTensor:
+    """Averages over windows that cover the input evenly."""
+    rank = _rank(ctx)
+    view = _View(x, rank)
+    return view.take(
+        kernels.adaptive_avg_pool_fprop(view.show(x), _adaptive(rank, ctx.arg_meta(0), output_size))
+    )
+
+
+@lowering(
+    aten._adaptive_avg_pool2d_backward.default,
+    aten._adaptive_avg_pool3d_backward.default,
+    layout=Layout.RAW,
+    supports=_supports,
+)
+def adaptive_avg_pool_backward(ctx: LoweringContext, grad: GraphTensor, x: GraphTensor) -> GraphTensor:
+    """Gathers, as the fixed windows' backward does."""
+    rank = _rank(ctx)
+    problem = _adaptive(rank, ctx.arg_meta(1), ctx.arg_meta(0).shape[-rank:])
+    view = _View(grad, rank)
+    return view.take(kernels.adaptive_avg_pool_dgrad(view.show(grad), problem))
+
+
+@lowering(
+    aten.adaptive_max_pool2d.default,
+    aten.adaptive_max_pool3d.default,
+    layout=Layout.RAW,
+    supports=_supports,
+)
+def adaptive_max_pool(
+    ctx: LoweringContext, x: GraphTensor, output_size: Sequence[int]
+) -> tuple[GraphTensor, GraphTensor]:
+    """Maxima over windows that cover the input evenly, and their indices."""
+    rank = _rank(ctx)
+    view = _View(x, rank)
+    y, indices = kernels.adaptive_max_pool_fprop(
+        view.show(x), _adaptive(rank, ctx.arg_meta(0), output_size)
+    )
+    return view.take(y), view.take(indices)
+
+
+@lowering(
+    aten.adaptive_max_pool2d_backward.default,
+    aten.adaptive_max_pool3d_backward.default,
+    layout=Layout.RAW,
+    supports=_supports,
+)
+def adaptive_max_pool_backward(
+    ctx: LoweringContext, grad: GraphTensor, x: GraphTensor, indices: GraphTensor
+) -> GraphTensor:
+    """Each pixel gathers the outputs whose index it is."""
+    rank = _rank(ctx)
+    problem = _adaptive(rank, ctx.arg_meta(1), ctx.arg_meta(0).shape[-rank:])
+    view = _View(indices, rank)
+    return view.take(kernels.adaptive_max_pool_dgrad(view.show(grad), view.show(indices), problem))
+
+
+@lowering(aten.max_unpool2d.default, aten.max_unpool3d.default, layout=Layout.RAW, supports=_supports)
+def max_unpool(
+    ctx: LoweringContext,
+    x: GraphTensor,
+    indices: GraphTensor,
+    output_size: Sequence[int],
+    *window: Sequence[int],
+) -> GraphTensor:
+    """Zeros with ``x`` at ``indices``; an index outside the plane is ignored."""
+    rank = _rank(ctx)
+    view = _View(x, rank)
+    extents = (*[1] * (3 - rank), *map(int, output_size[-rank:]))
+    return view.take(kernels.max_unpool_fprop(view.show(x), view.show(indices), extents))
