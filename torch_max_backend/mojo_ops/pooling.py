@@ -1,7 +1,7 @@
 """Pooling operations of the Mojo package, one typed function each.
 
-Every activation is [N, D, H, W, C] and contiguous; a contiguous NCHW tensor goes in as [N * C, D, H, W, 1]. N and
-C may be symbolic, the spatial extents are those of the problem. Indices are int64, flat in the unpadded
+Every activation is [N, D, H, W, C] and contiguous; a contiguous NCHW tensor goes in as [N * C, D, H, W, 1]. N
+and C may be symbolic, the spatial extents are those of the problem. Indices are int64, flat in the unpadded
 D * H * W plane; offsets are the number of the winning tap within its window.
 """
 
