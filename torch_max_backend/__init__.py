@@ -3,9 +3,20 @@
 from torch_max_backend.backend import max_backend
 from torch_max_backend.errors import (
     DeviceUnavailableError,
+    InvalidArgumentError,
     MaxBackendError,
     OptionError,
     UnsupportedOpError,
 )
+from torch_max_backend.explain import Explanation, explain
 
-__all__ = ["DeviceUnavailableError", "MaxBackendError", "OptionError", "UnsupportedOpError", "max_backend"]
+__all__ = [
+    "DeviceUnavailableError",
+    "Explanation",
+    "InvalidArgumentError",
+    "MaxBackendError",
+    "OptionError",
+    "UnsupportedOpError",
+    "explain",
+    "max_backend",
+]

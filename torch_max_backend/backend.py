@@ -96,7 +96,9 @@ class _Compilation:
     def backward(self, gm: GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
         """Saved activations come in the memory order that the forward graph left them in."""
         static = set()
-        for position, (node, value) in enumerate(zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True)):
+        for position, (node, value) in enumerate(
+            zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True)
+        ):
             if isinstance(value, torch.Tensor):
                 node.meta["val"] = value
             primal = _PRIMAL.match(node.name)

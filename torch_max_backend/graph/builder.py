@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,7 +60,15 @@ class BuiltGraph:
     inputs: list[InputSpec]
     outputs: list[OutputSpec]
     layout_changes: list[LayoutChange] = field(default_factory=list)
-    op_count: int = 0
+    #: The aten ops in it, with how often each occurs.
+    ops: dict[str, int] = field(default_factory=dict)
+    #: The FX graph returns one value, not a sequence of one.
+    bare_output: bool = False
+
+    @property
+    def op_count(self) -> int:
+        """How many aten ops the graph holds."""
+        return sum(self.ops.values())
 
 
 def device_ref(device: torch.device) -> DeviceRef:
@@ -121,7 +131,7 @@ class GraphBuilder:
         self.free_outputs = free_outputs
         self.values: dict[Node, Any] = {}
         self.layout_changes: list[LayoutChange] = []
-        self.op_count = 0
+        self.ops: Counter[str] = Counter()
 
     def build(self) -> BuiltGraph:
         """The MAX graph; NodeCannotLower names the node that refused."""
@@ -162,14 +172,16 @@ class GraphBuilder:
             self.values.clear()
             graph._mlir_op.erase()
             raise
-        return BuiltGraph(self.name, graph, specs, outputs, self.layout_changes, self.op_count)
+        bare = not isinstance(nodes[-1].args[0], (tuple, list))
+        return BuiltGraph(self.name, graph, specs, outputs, self.layout_changes, dict(self.ops), bare)
 
     def _lower(self, node: Node) -> Any:
         registration = lookup(node.target)
         if registration is None:
             raise NodeCannotLower(node, "no lowering is registered")
         context = LoweringContext(node, self.device)
-        self.op_count += 1
+        if node.target is not operator.getitem:
+            self.ops[str(node.target)] += 1
         try:
             args = self._resolve(node.args)
             kwargs = self._resolve(node.kwargs)

@@ -73,7 +73,9 @@ def compile_graph(
         DeviceUnavailableError: MAX does not have the graph's device.
     """
     gm = hoist_draws(gm)
-    host_ops = [str(node.target) for node in gm.graph.nodes if node.op == "call_function" and is_host_node(node)]
+    host_ops = [
+        str(node.target) for node in gm.graph.nodes if node.op == "call_function" and is_host_node(node)
+    ]
     refused: dict[str, str] = {}
     while True:
         found = refusals(gm, refused)

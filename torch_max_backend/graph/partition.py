@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner, Partition
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from torch_max_backend.dtypes import TORCH_TO_MAX
@@ -139,6 +139,8 @@ class _Runs(OperatorSupportBase):
     def is_node_supported(self, submodules: Mapping[str, torch.nn.Module], node: Node) -> bool:
         if node.op != "call_function" or is_host_node(node):
             return False
+        if node.target is operator.getitem and not self.is_node_supported(submodules, node.args[0]):
+            return False
         return node.meta[ORIGIN] not in self.outside
 
 
@@ -151,12 +153,20 @@ def cut(gm: GraphModule, outside: Mapping[str, Any]) -> GraphModule:
     for node, twin in val_map.items():
         twin.meta = {**node.meta, ORIGIN: node.name}
     copy.recompile()
-    partitioner = CapabilityBasedPartitioner(
-        copy,
-        _Runs(outside),
-        allows_single_node_partition=True,
-        non_compute_ops=["_operator.getitem", f"{operator.__name__}.getitem"],
-    )
+    partitioner = CapabilityBasedPartitioner(copy, _Runs(outside), allows_single_node_partition=True)
     partitions = partitioner.propose_partitions()
-    partitioner.remove_bookend_non_compute_ops(partitions)
-    return partitioner.fuse_partitions([part for part in partitions if len(part.nodes)])
+    _keep_results_with_their_op(partitions)
+    return partitioner.fuse_partitions([part for part in partitions if part.nodes])
+
+
+def _keep_results_with_their_op(partitions: Sequence[Partition]) -> None:
+    """Puts every ``getitem`` into the part of the op that it unpacks: only tensors may cross a cut."""
+    home = {node: part for part in partitions for node in part.nodes}
+    for part in partitions:
+        for node in list(part.nodes):
+            if node.target is operator.getitem and home.get(node.args[0]) is not part:
+                part.remove_node(node)
+    for node, part in home.items():
+        for user in node.users:
+            if user.target is operator.getitem and user not in part.nodes:
+                part.add_node(user)

@@ -111,7 +111,14 @@ def _replace_by_draw(node: Node, anchor: Node) -> None:
     graph = node.graph
     source = node.args[0]
     fake = source.meta["val"]
-    arguments = (node.target, tuple(fake.shape), tuple(fake.stride()), fake.dtype, fake.device, *node.args[1:])
+    arguments = (
+        node.target,
+        tuple(fake.shape),
+        tuple(fake.stride()),
+        fake.dtype,
+        fake.device,
+        *node.args[1:],
+    )
     with graph.inserting_before(anchor):
         drawn = graph.call_function(draw, arguments, dict(node.kwargs))
     drawn.meta = dict(node.meta)

@@ -44,9 +44,10 @@ class Executable(torch.nn.Module):
         """The memory order of output ``number``; None for one that no computation makes."""
         return self._orders[number]
 
-    def forward(self, *args: Any) -> tuple[Any, ...]:
-        """The graph's outputs for ``args``, in the FX graph's order."""
-        return tuple(self.run(args))
+    def forward(self, *args: Any) -> Any:
+        """What the FX graph returns for ``args``: a value, or a tuple of them."""
+        results = self.run(args)
+        return results[0] if self.built.bare_output else tuple(results)
 
     def run(self, args: Sequence[Any]) -> list[Any]:
         """The graph's outputs; ``args`` are the FX graph's placeholders, in order."""

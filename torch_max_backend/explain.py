@@ -1,0 +1,145 @@
+"""What of a model runs in MAX, what in PyTorch, and why."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from beartype import beartype
+from rich.console import Console
+from rich.table import Table
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from torch_max_backend import backend
+from torch_max_backend.graph.compiler import CompiledGraph
+from torch_max_backend.graph.partition import Refusal
+
+
+@dataclass(frozen=True)
+class GraphReport:
+    """One FX graph: forward, backward or inference.
+
+    Attributes:
+        name: which one.
+        max_ops: how many aten ops run in MAX, by op.
+        max_graphs: how many MAX graphs they make; one where nothing cuts them.
+        refusals: the ops left to PyTorch, with reasons and the user's lines.
+        host_ops: random draws and size computations, in Python by design.
+        layout_changes: tensors that are copied into another memory order.
+    """
+
+    name: str
+    max_ops: Mapping[str, int]
+    max_graphs: int
+    refusals: tuple[Refusal, ...]
+    host_ops: tuple[str, ...]
+    layout_changes: int
+
+
+@dataclass
+class Explanation:
+    """The account of one call of a model: its graphs in the order they were compiled."""
+
+    graphs: list[GraphReport] = field(default_factory=list)
+
+    @property
+    def max_op_count(self) -> int:
+        """How many aten ops run in MAX."""
+        return sum(sum(graph.max_ops.values()) for graph in self.graphs)
+
+    @property
+    def fallback_count(self) -> int:
+        """How many aten ops stay in PyTorch."""
+        return sum(len(graph.refusals) for graph in self.graphs)
+
+    def __str__(self) -> str:
+        console = Console(width=120, no_color=True)
+        with console.capture() as capture:
+            self.print(console)
+        return capture.get()
+
+    def print(self, console: Console | None = None) -> None:
+        """Prints a table of the graphs and one of what stays in PyTorch."""
+        console = console or Console()
+        table = Table(
+            "graph", "aten ops in MAX", "MAX graphs", "in PyTorch", "draws, sizes", "layout changes"
+        )
+        for graph in self.graphs:
+            table.add_row(
+                graph.name, str(sum(graph.max_ops.values())), str(graph.max_graphs), str(len(graph.refusals)),
+                str(len(graph.host_ops)), str(graph.layout_changes),
+            )  # fmt: skip
+        console.print(table)
+        rest = Table("graph", "stays in PyTorch", "why", "line")
+        for graph in self.graphs:
+            for refusal in graph.refusals:
+                call = f"{refusal.op}({refusal.arguments})"
+                rest.add_row(graph.name, call, refusal.reason, refusal.user_line or "")
+        if rest.row_count:
+            console.print(rest)
+
+
+def report_of(compiled: CompiledGraph) -> GraphReport:
+    """The account of one compiled graph."""
+    ops: Counter[str] = Counter()
+    for executable in compiled.executables:
+        ops.update(executable.built.ops)
+    return GraphReport(
+        compiled.name,
+        dict(ops),
+        len(compiled.executables),
+        tuple(compiled.refusals),
+        tuple(compiled.host_ops),
+        sum(len(executable.layout_changes) for executable in compiled.executables),
+    )
+
+
+@beartype
+def explain(model: Callable[..., Any], *inputs: Any, quiet: bool = False, **keywords: Any) -> Explanation:
+    """Compiles ``model(*inputs, **keywords)`` for this backend, reports what runs where, and prints it.
+
+    Where the model has parameters or inputs that want gradients, the backward graph is compiled and reported too.
+    The model's state is not touched: a module is copied first.
+
+    Args:
+        model: a module or a function.
+        inputs: its positional arguments.
+        quiet: return the explanation without printing it.
+        keywords: its keyword arguments.
+
+    Returns:
+        The account, graph by graph.
+    """
+    if isinstance(model, torch.nn.Module):
+        model = copy.deepcopy(model)
+    explanation = Explanation()
+
+    def observe(compiled: CompiledGraph) -> None:
+        explanation.graphs.append(report_of(compiled))
+
+    torch._dynamo.reset()
+    backend.observers.append(observe)
+    try:
+        with warnings.catch_warnings(), torch.random.fork_rng():
+            warnings.simplefilter("ignore")
+            arguments = tree_map_only(
+                torch.Tensor,
+                lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad),
+                inputs,
+            )
+            results = torch.compile(model, backend=backend.max_backend)(*arguments, **keywords)
+            wanting = [
+                leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+            ]
+            if wanting:
+                torch.autograd.backward([leaf.sum() for leaf in wanting])
+    finally:
+        backend.observers.remove(observe)
+    if not quiet:
+        explanation.print()
+    return explanation
