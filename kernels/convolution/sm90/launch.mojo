@@ -10,6 +10,14 @@ from ..problem import ConvolutionProblem
 from .implicit_gemm import THREADS, TileShape, implicit_gemm_kernel
 from .plan import BLOCK_K, Axis, Plan, dgrad_axis, fprop_axis
 from .tensor_map import TensorMaps
+from .wgrad import (
+    COMBINE_THREADS,
+    PANEL,
+    WgradPlan,
+    WgradShape,
+    combine_kernel,
+    wgrad_kernel,
+)
 
 
 def _blocks(ctx: DeviceContext, cluster: Int, tiles: Int) raises -> Int:
@@ -195,3 +203,103 @@ def launch_dgrad[
             UInt32(shape.shared_bytes())
         ),
     )
+
+
+@no_inline
+def launch_wgrad[
+    dtype: DType, shape: WgradShape
+](
+    dw: Ptr[dtype],
+    dy: Ptr[dtype],
+    x: Ptr[dtype],
+    problem: ConvolutionProblem,
+    splits: Int,
+    ctx: DeviceContext,
+) raises:
+    """With `splits` 0, all steps are spread evenly over the blocks."""
+    var p = problem
+    var axis_h = fprop_axis(p.h, p.r, p.p, p.stride_h, p.dilation_h, p.pad_h)
+    var axis_w = fprop_axis(p.w, p.s, p.q, p.stride_w, p.dilation_w, p.pad_w)
+    var x_map = TensorMaps[1]()
+    x_map.encode_im2col[dtype](
+        0,
+        ctx,
+        x,
+        p.n,
+        p.h,
+        p.w,
+        p.c,
+        axis_h.lower,
+        axis_w.lower,
+        axis_h.upper,
+        axis_w.upper,
+        p.stride_h,
+        p.stride_w,
+        BLOCK_K,
+        PANEL,
+    )
+    var pixels = p.n * p.p * p.q
+    var dy_map = TensorMaps[1]()
+    dy_map.encode_tile[dtype, 2](
+        0, ctx, dy, IndexList[2](p.k, pixels), IndexList[2](PANEL, BLOCK_K)
+    )
+    var row_tiles = ceildiv(p.k, shape.rows())
+    var panels = p.r * p.s * ceildiv(p.c, PANEL)
+    var column_tiles = ceildiv(panels, shape.panels())
+    var steps = ceildiv(pixels, BLOCK_K)
+    var parts = min(splits, steps)
+    var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
+    var blocks = min(
+        processors, row_tiles * column_tiles * (parts if parts > 0 else steps)
+    )
+    var plan = WgradPlan(
+        k=Int32(p.k),
+        c=Int32(p.c),
+        p=Int32(p.p),
+        q=Int32(p.q),
+        taps=Int32(p.r * p.s),
+        filter_s=Int32(p.s),
+        stride_h=Int32(p.stride_h),
+        stride_w=Int32(p.stride_w),
+        dilation_h=Int32(p.dilation_h),
+        dilation_w=Int32(p.dilation_w),
+        lower_h=Int32(axis_h.lower),
+        lower_w=Int32(axis_w.lower),
+        row_tiles=Int32(row_tiles),
+        column_tiles=Int32(column_tiles),
+        steps=Int32(steps),
+        splits=Int32(parts),
+        blocks=Int32(blocks),
+    )
+    var slots = ctx.enqueue_create_buffer[DType.float32](
+        Int(plan.units()) * shape.slots_for_unit() * shape.slot_elements()
+    )
+    comptime kernel = wgrad_kernel[dtype, shape]
+    ctx.enqueue_function[kernel](
+        dy_map,
+        x_map,
+        plan,
+        dw,
+        slots,
+        grid_dim=(blocks,),
+        block_dim=(THREADS,),
+        shared_mem_bytes=shape.shared_bytes(),
+        func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
+            UInt32(shape.shared_bytes())
+        ),
+    )
+    comptime combine = combine_kernel[dtype, shape]
+    ctx.enqueue_function[combine](
+        plan,
+        dw,
+        slots,
+        grid_dim=(
+            row_tiles
+            * column_tiles
+            * (shape.rows() // 64)
+            * (shape.columns // 8),
+        ),
+        block_dim=(COMBINE_THREADS,),
+    )
+    # The buffer goes back in stream order, after both kernels.
+    _ = slots^
