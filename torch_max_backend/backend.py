@@ -20,6 +20,7 @@ from torch_max_backend import lowering
 from torch_max_backend.decompositions import decompositions
 from torch_max_backend.errors import OptionError
 from torch_max_backend.graph.compiler import CompiledGraph, compile_graph
+from torch_max_backend.graph.pool_offsets import keep_small_offsets
 from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.options import Options
 
@@ -68,12 +69,17 @@ def max_backend(
             fw_compiler=compilation.forward,
             bw_compiler=compilation.backward,
             inference_compiler=compilation.inference,
-            partition_fn=min_cut_rematerialization_partition,
+            partition_fn=_partition,
             decompositions=decompositions(),
-            keep_inference_input_mutations=False,
+            keep_inference_input_mutations=True,
         )
     compilation.finish()
     return compiled
+
+
+def _partition(joint: GraphModule, *args: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
+    """The joint graph in a forward and a backward part; cheap values are computed again rather than kept."""
+    return min_cut_rematerialization_partition(keep_small_offsets(joint), *args, **kwargs)
 
 
 class _Compilation:

@@ -9,7 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from max.graph import DeviceRef, Graph, KernelLibrary, Module, TensorType, TensorValue, ops
+from max.graph import (
+    BufferType,
+    BufferValue,
+    DeviceRef,
+    Graph,
+    KernelLibrary,
+    Module,
+    TensorType,
+    TensorValue,
+    ops,
+)
 from torch.fx import GraphModule, Node
 
 from torch_max_backend.dtypes import max_dtype
@@ -31,12 +41,16 @@ class NodeCannotLower(Exception):
 
 @dataclass(frozen=True)
 class InputSpec:
-    """How one tensor enters a MAX graph: the argument it comes from and the memory order it must have."""
+    """How one tensor enters a MAX graph: the argument it comes from and the memory order it must have.
+
+    A ``mutable`` one is written in place by the graph.
+    """
 
     position: int
     dtype: torch.dtype
     order: Order
     device: torch.device
+    mutable: bool = False
 
 
 @dataclass(frozen=True)
@@ -130,6 +144,7 @@ class GraphBuilder:
         self.kernels = kernels
         self.free_outputs = free_outputs
         self.values: dict[Node, Any] = {}
+        self.buffers: dict[Node, BufferValue] = {}
         self.layout_changes: list[LayoutChange] = []
         self.ops: Counter[str] = Counter()
 
@@ -140,29 +155,37 @@ class GraphBuilder:
         self.device = device_ref(device)
         placeholders = [node for node in nodes if node.op == "placeholder"]
         specs: list[InputSpec] = []
-        types: list[TensorType] = []
+        types: list[TensorType | BufferType] = []
+        written = {copy.args[0] for copy in nodes if is_write_back(copy)}
         tensor_nodes: list[Node] = []
         for position, node in enumerate(placeholders):
             value = node.meta.get("val")
             if not isinstance(value, torch.Tensor) or not _is_used(node):
                 continue
             order = dense_order(value) or contiguous_order(value.dim())
-            specs.append(InputSpec(position, value.dtype, order, value.device))
+            specs.append(InputSpec(position, value.dtype, order, value.device, node in written))
             shape = [max_dim(value.shape[dim]) for dim in order]
-            types.append(TensorType(max_dtype(value.dtype), shape, device_ref(value.device)))
+            kind = BufferType if node in written else TensorType
+            types.append(kind(max_dtype(value.dtype), shape, device_ref(value.device)))
             tensor_nodes.append(node)
         graph_layout.record_layout_changes(self.layout_changes)
         graph = Graph(self.name, input_types=types, kernel_library=self.kernels, module=self.module)
         try:
             with graph:
                 for node, spec, value in zip(tensor_nodes, specs, graph.inputs, strict=True):
-                    tensor = value.tensor
+                    if spec.mutable:
+                        self.buffers[node] = value.buffer
+                    tensor = ops.buffer_load(value.buffer) if spec.mutable else value.tensor
                     if spec.device != device:
                         tensor = ops.transfer_to(tensor, self.device)
                     self.values[node] = GraphTensor(tensor, spec.order)
                 for node in nodes:
-                    if node.op == "call_function" and not _is_size(node):
-                        graph_layout.set_current_node(node.name)
+                    if node.op != "call_function" or _is_size(node):
+                        continue
+                    graph_layout.set_current_node(node.name)
+                    if is_write_back(node):
+                        self._write_back(node)
+                    else:
                         self.values[node] = self._lower(node)
                 graph_layout.set_current_node("output")
                 outputs, results = self._outputs(nodes[-1], placeholders)
@@ -194,6 +217,17 @@ class GraphBuilder:
             # MAX checks types and shapes while ops are added: what it refuses stays in PyTorch.
             raise NodeCannotLower(node, f"{type(error).__name__}: {error}") from error
 
+    def _write_back(self, node: Node) -> None:
+        """``copy_`` into a placeholder, where functionalization puts the program's in-place updates."""
+        target, source = node.args[:2]
+        old, new = self.values[target], self.values[source]
+        if new.dtype != old.dtype:
+            raise NodeCannotLower(node, f"writes {new.dtype} into {old.dtype}")
+        if self.device != device_ref(target.meta["val"].device):
+            raise NodeCannotLower(node, "writes to another device than the graph's")
+        ops.buffer_store(self.buffers[target], new.to_order(old.order).value)
+        self.ops[str(node.target)] += 1
+
     def _resolve(self, arg: Any) -> Any:
         if isinstance(arg, Node):
             if arg in self.values:
@@ -223,6 +257,8 @@ class GraphBuilder:
             if not isinstance(node, Node):
                 specs.append(OutputSpec(constant=node))
                 continue
+            if is_write_back(node):
+                node = node.args[0]
             if node in positions:
                 specs.append(OutputSpec(passthrough=positions[node]))
                 continue
@@ -240,6 +276,17 @@ class GraphBuilder:
             specs.append(OutputSpec(len(results), wanted, stride=stride))
             results.append(tensor.value)
         return specs, results
+
+
+def is_write_back(node: Node) -> bool:
+    """Whether the node writes a result into one of the graph's arguments."""
+    return (
+        node.target is torch.ops.aten.copy_.default
+        and isinstance(node.args[0], Node)
+        and node.args[0].op == "placeholder"
+        and isinstance(node.args[1], Node)
+        and node.args[0].meta["val"].shape == node.args[1].meta["val"].shape
+    )
 
 
 def _is_size(node: Node) -> bool:

@@ -14,7 +14,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner, Partit
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from torch_max_backend.dtypes import TORCH_TO_MAX
-from torch_max_backend.graph.builder import tensors_of
+from torch_max_backend.graph.builder import is_write_back, tensors_of
 from torch_max_backend.graph.random import is_draw
 from torch_max_backend.lowering import lookup
 
@@ -68,6 +68,8 @@ def main_device(gm: GraphModule) -> torch.device:
 def unsupported_reason(node: Node, device: torch.device) -> str | None:
     """Why MAX cannot run ``node``, None when it can."""
     registration = lookup(node.target)
+    if registration is None and is_write_back(node):
+        return None
     if registration is None:
         return "no lowering is registered for this op"
     for source in [*node.all_input_nodes, node]:
@@ -75,7 +77,7 @@ def unsupported_reason(node: Node, device: torch.device) -> str | None:
             reason = _tensor_reason(tensor, device, result=source is node)
             if reason is not None:
                 return reason
-    return registration.supports(node) if registration.supports else None
+    return registration.supports(node) if registration and registration.supports else None
 
 
 def _tensor_reason(tensor: torch.Tensor, device: torch.device, *, result: bool) -> str | None:
@@ -137,7 +139,7 @@ class _Runs(OperatorSupportBase):
         self.outside = outside
 
     def is_node_supported(self, submodules: Mapping[str, torch.nn.Module], node: Node) -> bool:
-        if node.op != "call_function" or is_host_node(node):
+        if node.op != "call_function" or is_host_node(node) or is_write_back(node):
             return False
         if node.target is operator.getitem and not self.is_node_supported(submodules, node.args[0]):
             return False

@@ -10,6 +10,7 @@ from max.graph import TensorValue, ops
 from torch.fx import Node
 
 from torch_max_backend.errors import CannotLower, InvalidArgumentError
+from torch_max_backend.graph import pool_offsets as _  # noqa: F401  (registers the ops)
 from torch_max_backend.graph.layout import GraphTensor, Order, channels_last_order, contiguous_order
 from torch_max_backend.lowering.context import LoweringContext
 from torch_max_backend.lowering.registry import Layout, lowering
@@ -251,3 +252,26 @@ def max_unpool(
     view = _View(x, rank)
     extents = (*[1] * (3 - rank), *map(int, output_size[-rank:]))
     return view.take(kernels.max_unpool_fprop(view.show(x), view.show(indices), extents))
+
+
+@lowering(torch.ops.torch_max_backend.max_pool_offsets.default, layout=Layout.RAW, supports=_supports)
+def max_pool_with_offsets(
+    ctx: LoweringContext, x: GraphTensor, *window_and_mode: Any
+) -> tuple[GraphTensor, GraphTensor]:
+    """Maxima and the numbers of their taps, a byte each."""
+    rank = len(window_and_mode[0])
+    view = _View(x, rank)
+    y, offsets = kernels.max_pool_fprop_offsets(view.show(x), _problem(rank, ctx.arg_meta(0), *window_and_mode))
+    return view.take(y), view.take(offsets)
+
+
+@lowering(torch.ops.torch_max_backend.max_pool_offsets_backward.default, layout=Layout.RAW, supports=_supports)
+def max_pool_with_offsets_backward(
+    ctx: LoweringContext, grad: GraphTensor, x: GraphTensor, *window_and_mode: Any
+) -> GraphTensor:
+    """Gathers from the tap numbers: deterministic."""
+    *rest, offsets = window_and_mode
+    rank = len(rest[0])
+    view = _View(offsets, rank)
+    problem = _problem(rank, ctx.arg_meta(1), *rest)
+    return view.take(kernels.max_pool_dgrad_offsets(view.show(grad), view.show(offsets), problem))
