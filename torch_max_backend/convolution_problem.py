@@ -187,8 +187,8 @@ class ConvolutionProblem:
             for i in range(3)
         )
         for axis, value in zip(_AXES, large, strict=True):
-            if isinstance(value, int) and value < 1:
-                raise ValueError(f"the transposed convolution's output {axis} is {value}; rule: at least 1")
+            if isinstance(value, int) and value < 0:
+                raise ValueError(f"the transposed convolution's output {axis} is {value}; rule: at least 0")
         return ConvolutionProblem(
             n=input_shape[0],
             c=weight_shape[1] * groups,

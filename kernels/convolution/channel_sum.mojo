@@ -59,7 +59,7 @@ def channel_sum_cpu[
     var workers = worker_count()
     var partials = unsafe_alloc[Scalar[acc_type]](
         max(1, workers * k), alignment=64
-    ).unsafe_origin_cast[MutAnyOrigin]()
+    )
 
     @always_inline
     def task(worker: Int) {imm}:

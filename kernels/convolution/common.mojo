@@ -2,7 +2,7 @@
 
 from max.runtime.asyncrt import parallelism_level
 
-comptime Ptr[dtype: DType] = MutPointer[Scalar[dtype], MutAnyOrigin]
+comptime Ptr[dtype: DType] = MutPointer[Scalar[dtype], MutUntrackedOrigin]
 
 # The three passes; the value is a compile-time parameter of shared kernels.
 comptime FPROP = 0

@@ -1,9 +1,15 @@
-"""Which kernel runs which problem: one readable table for each device."""
+"""Which kernel runs which problem: one readable table for each device.
+
+Each row asks its kernel `can_implement`, which answers None or the reason why not in words; the first None wins, and
+the always-right kernel ends every table.
+"""
 
 from max.gpu.host import DeviceBuffer, DeviceContext
 
 from .analytic import convolution_analytic_cpu, convolution_analytic_gpu
 from .common import DGRAD, FPROP, WGRAD, Ptr
+from .cpu.implicit_gemm import implicit_gemm_can_implement, implicit_gemm_cpu
+from .cpu.wgrad import wgrad_gemm_can_implement, wgrad_gemm_cpu
 from .problem import ConvolutionProblem
 
 
@@ -17,6 +23,14 @@ def run_cpu[
     problem: ConvolutionProblem,
 ) raises:
     """Writes y from (x, w), dx from (dy, w) or dw from (x, dy) on the CPU."""
+    comptime if pass_ == FPROP or pass_ == DGRAD:
+        if not implicit_gemm_can_implement[dtype, pass_](problem):
+            implicit_gemm_cpu[dtype, pass_](result, a, b, problem)
+            return
+    else:
+        if not wgrad_gemm_can_implement[dtype](problem):
+            wgrad_gemm_cpu[dtype](result, a, b, problem)
+            return
     convolution_analytic_cpu[dtype, pass_](result, a, b, problem)
 
 

@@ -12,7 +12,7 @@ from max.gpu.host.info import is_cpu
 from std.utils.index import IndexList
 
 from .channel_sum import channel_sum_cpu, channel_sum_gpu
-from .common import DGRAD, FPROP, WGRAD
+from .common import DGRAD, FPROP, WGRAD, Ptr
 from .dispatch import run_cpu, run_gpu
 from .problem import GEOMETRY_LENGTH, ConvolutionProblem, checked
 
@@ -67,6 +67,17 @@ def _problem(
     )
 
 
+@always_inline
+def _pointer[
+    dtype: DType
+](pointer: Pointer[mut=_, Scalar[dtype], _]) -> Ptr[dtype]:
+    """A tensor's data; the caller keeps the tensor alive while kernels use it.
+    """
+    return pointer.unsafe_mut_cast[True]().unsafe_origin_cast[
+        MutUntrackedOrigin
+    ]()
+
+
 def _values(
     geometry: InputTensor[dtype=DType.int64, rank=1, ...]
 ) raises -> IndexList[GEOMETRY_LENGTH]:
@@ -100,7 +111,10 @@ struct ConvFprop:
         )
         comptime if is_cpu[target]():
             run_cpu[dtype, FPROP](
-                y.unsafe_ptr(), x.unsafe_ptr(), w.unsafe_ptr(), problem
+                _pointer(y.unsafe_ptr()),
+                _pointer(x.unsafe_ptr()),
+                _pointer(w.unsafe_ptr()),
+                problem,
             )
         else:
             run_gpu[dtype, FPROP](
@@ -131,7 +145,10 @@ struct ConvDgrad:
         )
         comptime if is_cpu[target]():
             run_cpu[dtype, DGRAD](
-                dx.unsafe_ptr(), dy.unsafe_ptr(), w.unsafe_ptr(), problem
+                _pointer(dx.unsafe_ptr()),
+                _pointer(dy.unsafe_ptr()),
+                _pointer(w.unsafe_ptr()),
+                problem,
             )
         else:
             run_gpu[dtype, DGRAD](
@@ -162,7 +179,10 @@ struct ConvWgrad:
         )
         comptime if is_cpu[target]():
             run_cpu[dtype, WGRAD](
-                dw.unsafe_ptr(), x.unsafe_ptr(), dy.unsafe_ptr(), problem
+                _pointer(dw.unsafe_ptr()),
+                _pointer(x.unsafe_ptr()),
+                _pointer(dy.unsafe_ptr()),
+                problem,
             )
         else:
             run_gpu[dtype, WGRAD](
@@ -197,7 +217,9 @@ struct ChannelSum:
             dy.dim_size(0) * dy.dim_size(1) * dy.dim_size(2) * dy.dim_size(3)
         )
         comptime if is_cpu[target]():
-            channel_sum_cpu[dtype](db.unsafe_ptr(), dy.unsafe_ptr(), rows, k)
+            channel_sum_cpu[dtype](
+                _pointer(db.unsafe_ptr()), _pointer(dy.unsafe_ptr()), rows, k
+            )
         else:
             channel_sum_gpu[dtype](
                 db.to_device_buffer(ctx),

@@ -1,0 +1,1 @@
+"""Convolution on the CPU: implicit GEMM, weight gradient and depthwise kernels."""

@@ -1,0 +1,144 @@
+"""How a pass reads its moving operand, as arithmetic progressions on each axis.
+
+A pass computes rows (pixels) from taps. On one axis, row i and tap j read source pixel
+i * step + first_offset + j * offset_step, filter tap first_tap + j * tap_step, and write pixel out_first + i * out_step.
+The forward pass is one such phase. The data gradient of stride s is s phases on each axis, each dense: a phase holds
+the input pixels that meet the same taps, so no zero between strided pixels is ever multiplied.
+"""
+
+from ..problem import ConvolutionProblem
+
+
+@fieldwise_init
+struct Axis(ImplicitlyCopyable, TrivialRegisterPassable):
+    var rows: Int
+    var source: Int
+    var step: Int
+    var taps: Int
+    var first_tap: Int
+    var tap_step: Int
+    var first_offset: Int
+    var offset_step: Int
+    var out_first: Int
+    var out_step: Int
+    var out_extent: Int
+
+    @always_inline
+    def offset(self, tap: Int) -> Int:
+        return self.first_offset + tap * self.offset_step
+
+
+@fieldwise_init
+struct Phase(ImplicitlyCopyable, TrivialRegisterPassable):
+    """Three axes, and where this phase's packed filter starts."""
+
+    var d: Axis
+    var h: Axis
+    var w: Axis
+    var filter_offset: Int
+
+    @always_inline
+    def taps(self) -> Int:
+        return self.d.taps * self.h.taps * self.w.taps
+
+    @always_inline
+    def rows(self, n: Int) -> Int:
+        return n * self.d.rows * self.h.rows * self.w.rows
+
+
+def _gcd(a: Int, b: Int) -> Int:
+    var x = a
+    var y = b
+    while y != 0:
+        x, y = y, x % y
+    return x
+
+
+def _forward_axis(
+    source: Int, taps: Int, outputs: Int, stride: Int, dilation: Int, pad: Int
+) -> Axis:
+    return Axis(
+        rows=outputs,
+        source=source,
+        step=stride,
+        taps=taps,
+        first_tap=0,
+        tap_step=1,
+        first_offset=-pad,
+        offset_step=dilation,
+        out_first=0,
+        out_step=1,
+        out_extent=outputs,
+    )
+
+
+def _gradient_axis(
+    inputs: Int,
+    taps: Int,
+    outputs: Int,
+    stride: Int,
+    dilation: Int,
+    pad: Int,
+    phase: Int,
+) -> Axis:
+    """Input pixels phase, phase + stride, …: output pixel (pixel + pad - tap * dilation) / stride, where it divides.
+    """
+    var common = _gcd(stride, dilation)
+    var first_tap = 0
+    while (
+        first_tap < taps and (phase + pad - first_tap * dilation) % stride != 0
+    ):
+        first_tap += 1
+    var tap_step = stride // common
+    var count = 0
+    if first_tap < taps:
+        count = (taps - 1 - first_tap) // tap_step + 1
+    return Axis(
+        rows=max(0, (inputs - phase + stride - 1) // stride),
+        source=outputs,
+        step=1,
+        taps=count,
+        first_tap=first_tap,
+        tap_step=tap_step,
+        first_offset=(phase + pad - first_tap * dilation) // stride,
+        offset_step=-(dilation // common),
+        out_first=phase,
+        out_step=stride,
+        out_extent=inputs,
+    )
+
+
+def forward_phases(g: ConvolutionProblem) -> List[Phase]:
+    return [
+        Phase(
+            _forward_axis(g.d, g.t, g.o, g.stride_d, g.dilation_d, g.pad_d),
+            _forward_axis(g.h, g.r, g.p, g.stride_h, g.dilation_h, g.pad_h),
+            _forward_axis(g.w, g.s, g.q, g.stride_w, g.dilation_w, g.pad_w),
+            0,
+        )
+    ]
+
+
+def gradient_phases(g: ConvolutionProblem, filter_elements: Int) -> List[Phase]:
+    """Every phase that has rows; `filter_elements` is the packed size of one tap.
+    """
+    var phases = List[Phase]()
+    var filter_offset = 0
+    for a in range(min(g.stride_d, g.d)):
+        for b in range(min(g.stride_h, g.h)):
+            for c in range(min(g.stride_w, g.w)):
+                var phase = Phase(
+                    _gradient_axis(
+                        g.d, g.t, g.o, g.stride_d, g.dilation_d, g.pad_d, a
+                    ),
+                    _gradient_axis(
+                        g.h, g.r, g.p, g.stride_h, g.dilation_h, g.pad_h, b
+                    ),
+                    _gradient_axis(
+                        g.w, g.s, g.q, g.stride_w, g.dilation_w, g.pad_w, c
+                    ),
+                    filter_offset,
+                )
+                phases.append(phase)
+                filter_offset += phase.taps() * filter_elements
+    return phases^

@@ -1,0 +1,460 @@
+"""Forward pass and data gradient as implicit matrix products: no column matrix, rows are read through pointers.
+
+Rows are pixels, columns are output channels of the pass, and the reduction runs over taps and the channels of one
+group. Each block of rows has a table with one pointer for each live tap and row (a row of zeros where the tap lies in
+the padding); taps that lie in the padding for the whole block are skipped.
+"""
+
+from std.math import ceildiv
+from std.memory.alloc import unsafe_alloc
+from std.sys.info import simd_width_of, size_of
+
+from max.algorithm import sync_parallelize
+
+from ..common import DGRAD, FPROP, Ptr, accumulation_type, worker_count
+from ..problem import ConvolutionProblem
+from .gather import Phase, forward_phases, gradient_phases
+from .microkernel import (
+    PANEL_VECTORS,
+    ROW_GRANULE,
+    PtrTable,
+    gather_tile,
+    tile_rows,
+)
+from .pack import pack_forward, pack_gradient
+
+# Bytes of the moving operand that a block of rows may touch: it stays in the L2 cache beside a panel.
+comptime BLOCK_BYTES = 384 * 1024
+comptime MAX_BLOCK_ROWS = 960
+
+
+@fieldwise_init
+struct Operands[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
+    """A pass in the engine's terms: `source` has `channels` per pixel, the result `result_channels`.
+    """
+
+    var result: Ptr[Self.dtype]
+    var source: Ptr[Self.dtype]
+    var zeros: Ptr[Self.dtype]
+    var filter: Ptr[accumulation_type[Self.dtype]]
+    var n: Int
+    var groups: Int
+    var channels: Int
+    var result_channels: Int
+
+    @always_inline
+    def depth(self) -> Int:
+        """Channels of one group of the source."""
+        return self.channels // self.groups
+
+    @always_inline
+    def columns(self) -> Int:
+        """Channels of one group of the result."""
+        return self.result_channels // self.groups
+
+
+@always_inline
+def _vectors(columns: Int, width: Int) -> Int:
+    return ceildiv(columns, width)
+
+
+def _block_rows(depth_bytes: Int, step: Int, rows: Int) -> Int:
+    var fit = BLOCK_BYTES // max(1, depth_bytes * step)
+    var granules = max(1, min(fit, min(rows, MAX_BLOCK_ROWS)) // ROW_GRANULE)
+    return granules * ROW_GRANULE
+
+
+@no_inline
+def _fill_table[
+    dtype: DType
+](
+    table: PtrTable[dtype],
+    results: PtrTable[dtype],
+    live: MutPointer[Int, MutUntrackedOrigin],
+    ops: Operands[dtype],
+    phase: Phase,
+    first: Int,
+    count: Int,
+    pitch: Int,
+) -> Int:
+    """Pointers for rows first … first + count, one line of `pitch` for each live tap; returns how many are live.
+    """
+    var wide = phase.w
+    # Where each row's result goes.
+    var q = first % wide.rows
+    var rest = first // wide.rows
+    var p = rest % phase.h.rows
+    rest //= phase.h.rows
+    var o = rest % phase.d.rows
+    var n = rest // phase.d.rows
+    var q0 = q
+    var p0 = p
+    var o0 = o
+    var n0 = n
+    var m = 0
+    while m < count:
+        var run = min(wide.rows - q, count - m)
+        var pixel = (
+            (n * phase.d.out_extent + phase.d.out_first + o * phase.d.out_step)
+            * phase.h.out_extent
+            + phase.h.out_first
+            + p * phase.h.out_step
+        ) * wide.out_extent + wide.out_first
+        for i in range(run):
+            results[unsafe_offset=m + i] = ops.result.unsafe_offset(
+                (pixel + (q + i) * wide.out_step) * ops.result_channels
+            )
+        m += run
+        q = 0
+        p += 1
+        if p == phase.h.rows:
+            p = 0
+            o += 1
+            if o == phase.d.rows:
+                o = 0
+                n += 1
+
+    var lines = 0
+    var tap = 0
+    for t in range(phase.d.taps):
+        for r in range(phase.h.taps):
+            for s in range(wide.taps):
+                var line = table.unsafe_offset(lines * pitch)
+                var any = False
+                var shift = wide.offset(s)
+                # Rows q with 0 <= q * step + shift < source.
+                var low = max(0, ceildiv(-shift, wide.step))
+                var high = min(
+                    wide.rows, (wide.source - 1 - shift) // wide.step + 1
+                )
+                q = q0
+                p = p0
+                o = o0
+                n = n0
+                m = 0
+                while m < count:
+                    var run = min(wide.rows - q, count - m)
+                    var d = o * phase.d.step + phase.d.offset(t)
+                    var h = p * phase.h.step + phase.h.offset(r)
+                    var start = run
+                    var stop = run
+                    if (
+                        d >= 0
+                        and d < phase.d.source
+                        and h >= 0
+                        and h < phase.h.source
+                    ):
+                        start = min(run, max(0, low - q))
+                        stop = max(start, min(run, high - q))
+                        any = any or stop > start
+                    var base = (
+                        (n * phase.d.source + d) * phase.h.source + h
+                    ) * wide.source + shift
+                    for i in range(start):
+                        line[unsafe_offset=m + i] = ops.zeros
+                    for i in range(start, stop):
+                        line[unsafe_offset=m + i] = ops.source.unsafe_offset(
+                            (base + (q + i) * wide.step) * ops.channels
+                        )
+                    for i in range(stop, run):
+                        line[unsafe_offset=m + i] = ops.zeros
+                    m += run
+                    q = 0
+                    p += 1
+                    if p == phase.h.rows:
+                        p = 0
+                        o += 1
+                        if o == phase.d.rows:
+                            o = 0
+                            n += 1
+                if any:
+                    # Rows beyond the last one are computed and thrown away.
+                    for i in range(count, pitch):
+                        line[unsafe_offset=i] = ops.zeros
+                    live[unsafe_offset=lines] = tap
+                    lines += 1
+                tap += 1
+    return lines
+
+
+@no_inline
+def _panel[
+    dtype: DType, vectors: Int
+](
+    ops: Operands[dtype],
+    panel: Ptr[accumulation_type[dtype]],
+    table: PtrTable[dtype],
+    results: PtrTable[dtype],
+    live: MutPointer[Int, MutUntrackedOrigin],
+    lines: Int,
+    count: Int,
+    pitch: Int,
+    offset: Int,
+    column: Int,
+    lanes: Int,
+):
+    """All rows of a block against one panel."""
+    comptime acc_type = accumulation_type[dtype]
+    comptime width = simd_width_of[acc_type]()
+    comptime rows = tile_rows[vectors]()
+    var depth = ops.depth()
+    var tap_size = depth * vectors * width
+    for first in range(0, count, rows):
+        var acc = Array[SIMD[acc_type, width], rows * vectors](fill=0)
+        for i in range(lines):
+            gather_tile[dtype, acc_type, width, rows, vectors](
+                acc,
+                table.unsafe_offset(i * pitch + first),
+                offset,
+                depth,
+                panel.unsafe_offset(live[unsafe_offset=i] * tap_size),
+            )
+        if lanes == vectors * width and first + rows <= count:
+            comptime for row in range(rows):
+                var target = results[unsafe_offset=first + row].unsafe_offset(
+                    column
+                )
+                comptime for v in range(vectors):
+                    target.unsafe_offset(v * width).unsafe_store(
+                        acc[row * vectors + v].cast[dtype]()
+                    )
+        else:
+            _store_part[dtype, rows, vectors](
+                acc, results.unsafe_offset(first), column, lanes, count - first
+            )
+
+
+@no_inline
+def _store_part[
+    dtype: DType, rows: Int, vectors: Int
+](
+    acc: Array[
+        SIMD[
+            accumulation_type[dtype], simd_width_of[accumulation_type[dtype]]()
+        ],
+        rows * vectors,
+    ],
+    results: PtrTable[dtype],
+    column: Int,
+    lanes: Int,
+    count: Int,
+):
+    """The tile's first `count` rows and `lanes` columns."""
+    comptime width = simd_width_of[accumulation_type[dtype]]()
+    for row in range(min(rows, count)):
+        var target = results[unsafe_offset=row].unsafe_offset(column)
+        for v in range(vectors):
+            var value = acc[row * vectors + v].cast[dtype]()
+            if lanes >= (v + 1) * width:
+                target.unsafe_offset(v * width).unsafe_store(value)
+            else:
+                for lane in range(lanes - v * width):
+                    target[unsafe_offset=v * width + lane] = value[lane]
+
+
+@no_inline
+def _rows[
+    dtype: DType
+](
+    ops: Operands[dtype],
+    phase: Phase,
+    first: Int,
+    last: Int,
+    first_panel: Int,
+    last_panel: Int,
+    table: PtrTable[dtype],
+    live: MutPointer[Int, MutUntrackedOrigin],
+    block: Int,
+):
+    """Rows [first, last) of one phase against panels [first_panel, last_panel) of every group.
+    """
+    comptime acc_type = accumulation_type[dtype]
+    comptime width = simd_width_of[acc_type]()
+    comptime panel_columns = PANEL_VECTORS * width
+    var taps = phase.taps()
+    var depth = ops.depth()
+    var columns = ops.columns()
+    var group_size = _vectors(columns, width) * width * taps * depth
+    var results = table
+    var lines_table = table.unsafe_offset(block)
+    for start in range(first, last, block):
+        var count = min(block, last - start)
+        var lines = _fill_table[dtype](
+            lines_table, results, live, ops, phase, start, count, block
+        )
+        for group in range(ops.groups):
+            var filter = ops.filter.unsafe_offset(
+                phase.filter_offset + group * group_size
+            )
+            for panel in range(first_panel, last_panel):
+                var column = panel * panel_columns
+                var lanes = min(panel_columns, columns - column)
+                var vectors = _vectors(lanes, width)
+                var data = filter.unsafe_offset(column * taps * depth)
+                var offset = group * depth
+                var target = group * columns + column
+                comptime for size in range(1, PANEL_VECTORS + 1):
+                    if vectors == size:
+                        _panel[dtype, size](
+                            ops,
+                            data,
+                            lines_table,
+                            results,
+                            live,
+                            lines,
+                            count,
+                            block,
+                            offset,
+                            target,
+                            lanes,
+                        )
+
+
+def packed_filter_elements[
+    dtype: DType, pass_: Int
+](g: ConvolutionProblem) -> Int:
+    comptime width = simd_width_of[accumulation_type[dtype]]()
+    var columns = g.group_k() if pass_ == FPROP else g.group_c()
+    var depth = g.group_c() if pass_ == FPROP else g.group_k()
+    return g.groups * g.taps() * depth * _vectors(columns, width) * width
+
+
+@no_inline
+def implicit_gemm_cpu[
+    dtype: DType, pass_: Int
+](
+    result: Ptr[dtype],
+    source: Ptr[dtype],
+    w: Ptr[dtype],
+    g: ConvolutionProblem,
+):
+    """The forward pass (source x, result y) or the data gradient (source dy, result dx).
+    """
+    comptime acc_type = accumulation_type[dtype]
+    comptime width = simd_width_of[acc_type]()
+    comptime forward = pass_ == FPROP
+    var channels = g.c if forward else g.k
+    var depth = g.group_c() if forward else g.group_k()
+    var columns = g.group_k() if forward else g.group_c()
+    var vectors = _vectors(columns, width)
+    var panels = ceildiv(vectors, PANEL_VECTORS)
+    var per_tap = g.groups * vectors * width * depth
+    var phases: List[Phase]
+    comptime if forward:
+        phases = forward_phases(g)
+    else:
+        phases = gradient_phases(g, per_tap)
+    var most_taps = 0
+    var most_rows = 0
+    for phase in phases:
+        most_taps = max(most_taps, phase.taps())
+        most_rows = max(most_rows, phase.rows(g.n))
+    if most_rows == 0:
+        return
+    var workers = worker_count()
+    var by_panel = most_rows < 2 * workers * ROW_GRANULE and panels >= workers
+    var share = most_rows if by_panel else ceildiv(most_rows, workers)
+    var step = g.stride_w if forward else 1
+    var block = _block_rows(depth * size_of[dtype](), step, share)
+
+    var packed = unsafe_alloc[Scalar[acc_type]](
+        max(1, packed_filter_elements[dtype, pass_](g)), alignment=64
+    )
+    var zeros = unsafe_alloc[Scalar[dtype]](max(1, channels), alignment=64)
+    for i in range(channels):
+        zeros[unsafe_offset=i] = 0
+    var table_size = block * (most_taps + 1)
+    var tables = unsafe_alloc[Ptr[dtype]](workers * table_size, alignment=64)
+    var lives = unsafe_alloc[Int](workers * max(1, most_taps))
+    var ops = Operands[dtype](
+        result=result,
+        source=source,
+        zeros=zeros,
+        filter=packed,
+        n=g.n,
+        groups=g.groups,
+        channels=channels,
+        result_channels=g.k if forward else g.c,
+    )
+
+    @always_inline
+    def pack(worker: Int) {imm}:
+        var item = 0
+        for phase in phases:
+            var taps = phase.taps()
+            for group in range(g.groups):
+                for panel in range(panels):
+                    var first = panel * PANEL_VECTORS
+                    var count = min(PANEL_VECTORS, vectors - first)
+                    var base = packed.unsafe_offset(
+                        phase.filter_offset
+                        + (group * vectors + first) * width * taps * depth
+                    )
+                    for tap in range(taps):
+                        item += 1
+                        if item % workers != worker:
+                            continue
+                        var target = base.unsafe_offset(
+                            tap * depth * count * width
+                        )
+                        comptime if forward:
+                            pack_forward[dtype, acc_type, width](
+                                target, w, g, phase, group, first, count, tap
+                            )
+                        else:
+                            pack_gradient[dtype, acc_type, width](
+                                target, w, g, phase, group, first, count, tap
+                            )
+
+    @always_inline
+    def compute(worker: Int) {imm}:
+        var table = tables.unsafe_offset(worker * table_size)
+        var live = lives.unsafe_offset(worker * most_taps)
+        for phase in phases:
+            var rows = phase.rows(g.n)
+            if by_panel:
+                _rows[dtype](
+                    ops,
+                    phase,
+                    0,
+                    rows,
+                    panels * worker // workers,
+                    panels * (worker + 1) // workers,
+                    table,
+                    live,
+                    block,
+                )
+            else:
+                var granules = ceildiv(rows, ROW_GRANULE)
+                _rows[dtype](
+                    ops,
+                    phase,
+                    granules * worker // workers * ROW_GRANULE,
+                    min(rows, granules * (worker + 1) // workers * ROW_GRANULE),
+                    0,
+                    panels,
+                    table,
+                    live,
+                    block,
+                )
+
+    sync_parallelize(pack, workers)
+    sync_parallelize(compute, workers)
+    lives.unsafe_free()
+    tables.unsafe_free()
+    zeros.unsafe_free()
+    packed.unsafe_free()
+
+
+def implicit_gemm_can_implement[
+    dtype: DType, pass_: Int
+](g: ConvolutionProblem) -> Optional[String]:
+    """None, or why this kernel does not take the problem."""
+    comptime acc_type = accumulation_type[dtype]
+    var packed = packed_filter_elements[dtype, pass_](g) * size_of[acc_type]()
+    if packed > g.workspace_limit:
+        return String(
+            t"the packed filter takes {packed} bytes, the workspace limit is"
+            t" {g.workspace_limit}"
+        )
+    return None

@@ -1,0 +1,148 @@
+"""Packs filters into panels: [group][panel][tap][channel][columns of the panel], zero beyond the last column."""
+
+from ..common import Ptr
+from ..problem import ConvolutionProblem
+from .gather import Phase
+from .microkernel import PANEL_VECTORS
+
+
+@always_inline
+def transpose[
+    dtype: DType, size: Int
+](mut rows: Array[SIMD[dtype, size], size]):
+    """In place; `size` is a power of two. Each round interleaves row i with row i + size / 2.
+    """
+    comptime half = size // 2
+
+    @always_inline
+    def round() {mut rows}:
+        var mixed = Array[SIMD[dtype, size], size](fill=0)
+        comptime for i in range(half):
+            var both = rows[i].interleave(rows[i + half])
+            mixed[2 * i] = both.slice[size, offset=0]()
+            mixed[2 * i + 1] = both.slice[size, offset=size]()
+        rows = mixed^
+
+    comptime if size >= 2:
+        round()
+    comptime if size >= 4:
+        round()
+    comptime if size >= 8:
+        round()
+    comptime if size >= 16:
+        round()
+    comptime assert size <= 16, "transpose: at most 16 rows"
+
+
+@always_inline
+def full_tap(g: ConvolutionProblem, phase: Phase, tap: Int) -> Int:
+    """Index into the filter's taps of the phase's tap number `tap`."""
+    var s = tap % phase.w.taps
+    var rest = tap // phase.w.taps
+    var r = rest % phase.h.taps
+    var t = rest // phase.h.taps
+    return (
+        (
+            (phase.d.first_tap + t * phase.d.tap_step) * g.r
+            + phase.h.first_tap
+            + r * phase.h.tap_step
+        )
+        * g.s
+        + phase.w.first_tap
+        + s * phase.w.tap_step
+    )
+
+
+@no_inline
+def pack_forward[
+    dtype: DType, acc_type: DType, width: Int
+](
+    packed: Ptr[acc_type],
+    w: Ptr[dtype],
+    g: ConvolutionProblem,
+    phase: Phase,
+    group: Int,
+    first_vector: Int,
+    vectors: Int,
+    tap: Int,
+):
+    """One tap of one panel: packed[c][column] = w[k][tap][c], columns being output channels.
+    """
+    var cg = g.group_c()
+    var kg = g.group_k()
+    var pitch = g.taps() * cg
+    var columns = vectors * width
+    var source = w.unsafe_offset(
+        (group * kg + first_vector * width) * pitch
+        + full_tap(g, phase, tap) * cg
+    )
+    for v in range(vectors):
+        var left = min(width, kg - (first_vector + v) * width)
+        var base = source.unsafe_offset(v * width * pitch)
+        var target = packed.unsafe_offset(v * width)
+        var c = 0
+        if left == width:
+            while c + width <= cg:
+                var block = Array[SIMD[acc_type, width], width](fill=0)
+                comptime for i in range(width):
+                    block[i] = (
+                        base.unsafe_offset(i * pitch + c)
+                        .unsafe_load[width=width]()
+                        .cast[acc_type]()
+                    )
+                transpose[acc_type, width](block)
+                comptime for i in range(width):
+                    target.unsafe_offset((c + i) * columns).unsafe_store(
+                        block[i]
+                    )
+                c += width
+        while c < cg:
+            for i in range(width):
+                var value = Scalar[acc_type](0)
+                if i < left:
+                    value = base[unsafe_offset=i * pitch + c].cast[acc_type]()
+                target[unsafe_offset=c * columns + i] = value
+            c += 1
+
+
+@no_inline
+def pack_gradient[
+    dtype: DType, acc_type: DType, width: Int
+](
+    packed: Ptr[acc_type],
+    w: Ptr[dtype],
+    g: ConvolutionProblem,
+    phase: Phase,
+    group: Int,
+    first_vector: Int,
+    vectors: Int,
+    tap: Int,
+):
+    """One tap of one panel: packed[k][column] = w[k][tap][c], columns being input channels.
+    """
+    var cg = g.group_c()
+    var kg = g.group_k()
+    var pitch = g.taps() * cg
+    var columns = vectors * width
+    var source = w.unsafe_offset(
+        group * kg * pitch + full_tap(g, phase, tap) * cg + first_vector * width
+    )
+    var left = cg - first_vector * width
+    for k in range(kg):
+        var base = source.unsafe_offset(k * pitch)
+        var target = packed.unsafe_offset(k * columns)
+        for v in range(vectors):
+            if left >= (v + 1) * width:
+                target.unsafe_offset(v * width).unsafe_store(
+                    base.unsafe_offset(v * width)
+                    .unsafe_load[width=width]()
+                    .cast[acc_type]()
+                )
+            else:
+                for i in range(width):
+                    var value = Scalar[acc_type](0)
+                    if v * width + i < left:
+                        value = base[unsafe_offset=v * width + i].cast[
+                            acc_type
+                        ]()
+                    target[unsafe_offset=v * width + i] = value

@@ -1,0 +1,398 @@
+"""Weight gradient as one matrix product for each group: dw[k, j] = sum over pixels of dy[pixel, k] * column[pixel, j].
+
+j runs over taps and channels of the filter. Pixels are taken in blocks. In each block a tile of `columns` (the pixels
+that tap j reads, zero in the padding) is packed once and met by every tile of dy's channels, so only a block's worth
+of columns ever exists. The reduction may be split into slices of pixels; each slice has its own sums, which a second
+stage adds in a fixed order.
+"""
+
+from std.math import ceildiv
+from std.memory import unsafe_memcpy, unsafe_memset_zero
+from std.memory.alloc import unsafe_alloc
+from std.sys.info import simd_width_of, size_of
+
+from max.algorithm import sync_parallelize
+
+from ..common import Ptr, accumulation_type, worker_count
+from ..problem import ConvolutionProblem
+from .microkernel import outer_tile
+
+# Pixels of one block: a packed tile of columns (block * 48 values) fits the L1 cache beside dy's tile.
+comptime BLOCK_PIXELS = 128
+# Vectors of columns in a tile, and dy channels that meet them: 24 accumulators.
+comptime TILE_VECTORS = 3
+comptime TILE_ROWS = 8
+
+
+@fieldwise_init
+struct Runs(ImplicitlyCopyable, TrivialRegisterPassable):
+    """The columns of one pixel as contiguous runs of the input: `length` values for each of `count` runs.
+
+    Taps along W are one run where they are neighbours in memory (no dilation along W, one group).
+    """
+
+    var length: Int
+    var count: Int
+    var merged: Bool
+
+
+def _runs(g: ConvolutionProblem) -> Runs:
+    var merged = g.dilation_w == 1 and g.groups == 1
+    if merged:
+        return Runs(g.s * g.c, g.t * g.r, True)
+    return Runs(g.group_c(), g.taps(), False)
+
+
+@always_inline
+def _copy_run[
+    dtype: DType, acc_type: DType, width: Int
+](target: Ptr[acc_type], source: Ptr[dtype], length: Int):
+    var i = 0
+    while i + width <= length:
+        target.unsafe_offset(i).unsafe_store(
+            source.unsafe_offset(i).unsafe_load[width=width]().cast[acc_type]()
+        )
+        i += width
+    while i < length:
+        target[unsafe_offset=i] = source[unsafe_offset=i].cast[acc_type]()
+        i += 1
+
+
+@always_inline
+def _zero_run[acc_type: DType, width: Int](target: Ptr[acc_type], length: Int):
+    var i = 0
+    while i + width <= length:
+        target.unsafe_offset(i).unsafe_store(SIMD[acc_type, width](0))
+        i += width
+    while i < length:
+        target[unsafe_offset=i] = 0
+        i += 1
+
+
+@no_inline
+def _pack_columns[
+    dtype: DType, acc_type: DType, width: Int
+](
+    packed: Ptr[acc_type],
+    x: Ptr[dtype],
+    g: ConvolutionProblem,
+    runs: Runs,
+    group: Int,
+    pixel: Int,
+    count: Int,
+    column: Int,
+    length: Int,
+    pitch: Int,
+):
+    """Columns [column, column + length) of pixels [pixel, pixel + count) into packed[count][pitch].
+    """
+    for i in range(length, pitch):
+        for m in range(count):
+            packed[unsafe_offset=m * pitch + i] = 0
+    var first = column
+    while first < column + length:
+        var run = first // runs.length
+        var inside = first % runs.length
+        var span = min(runs.length - inside, column + length - first)
+        var s = 0
+        var r: Int
+        var t: Int
+        if runs.merged:
+            r = run % g.r
+            t = run // g.r
+        else:
+            s = run % g.s
+            r = run // g.s % g.r
+            t = run // g.s // g.r
+        var q = pixel % g.q
+        var rest = pixel // g.q
+        var p = rest % g.p
+        rest //= g.p
+        var o = rest % g.o
+        var n = rest // g.o
+        var target = packed.unsafe_offset(first - column)
+        for _ in range(count):
+            var d = o * g.stride_d + t * g.dilation_d - g.pad_d
+            var h = p * g.stride_h + r * g.dilation_h - g.pad_h
+            var col = q * g.stride_w + s * g.dilation_w - g.pad_w
+            # Values of the run that lie inside the input, counted from the run's start.
+            var low = 0
+            var high = 0
+            if d >= 0 and d < g.d and h >= 0 and h < g.h:
+                if runs.merged:
+                    low = max(0, -col) * g.c
+                    high = min(g.s, g.w - col) * g.c
+                elif col >= 0 and col < g.w:
+                    high = runs.length
+            var source = (
+                ((n * g.d + d) * g.h + h) * g.w + col
+            ) * g.c + group * g.group_c()
+            low = min(max(low, inside), inside + span)
+            high = max(low, min(high, inside + span))
+            if high - low == span:
+                _copy_run[dtype, acc_type, width](
+                    target, x.unsafe_offset(source + inside), span
+                )
+            else:
+                _zero_run[acc_type, width](target, low - inside)
+                _copy_run[dtype, acc_type, width](
+                    target.unsafe_offset(low - inside),
+                    x.unsafe_offset(source + low),
+                    high - low,
+                )
+                _zero_run[acc_type, width](
+                    target.unsafe_offset(high - inside), inside + span - high
+                )
+            target = target.unsafe_offset(pitch)
+            q += 1
+            if q == g.q:
+                q = 0
+                p += 1
+                if p == g.p:
+                    p = 0
+                    o += 1
+                    if o == g.o:
+                        o = 0
+                        n += 1
+        first += span
+
+
+@no_inline
+def _pack_rows[
+    dtype: DType, acc_type: DType
+](
+    packed: Ptr[acc_type],
+    dy: Ptr[dtype],
+    k: Int,
+    channels: Int,
+    pixel: Int,
+    count: Int,
+):
+    """The `channels` channels of dy from `dy` on into packed[tile][pixel][TILE_ROWS], zero beyond the last.
+    """
+    var tiles = channels // TILE_ROWS
+    for tile in range(tiles):
+        var source = dy.unsafe_offset(pixel * k + tile * TILE_ROWS)
+        var target = packed.unsafe_offset(tile * count * TILE_ROWS)
+        for m in range(count):
+            target.unsafe_offset(m * TILE_ROWS).unsafe_store(
+                source.unsafe_offset(m * k)
+                .unsafe_load[width=TILE_ROWS]()
+                .cast[acc_type]()
+            )
+    var left = channels - tiles * TILE_ROWS
+    if left > 0:
+        var source = dy.unsafe_offset(pixel * k + tiles * TILE_ROWS)
+        var target = packed.unsafe_offset(tiles * count * TILE_ROWS)
+        for m in range(count):
+            for i in range(TILE_ROWS):
+                var value = Scalar[acc_type](0)
+                if i < left:
+                    value = source[unsafe_offset=m * k + i].cast[acc_type]()
+                target[unsafe_offset=m * TILE_ROWS + i] = value
+
+
+@no_inline
+def _tile[
+    acc_type: DType, width: Int, vectors: Int
+](
+    sums: Ptr[acc_type],
+    pitch: Int,
+    a: Ptr[acc_type],
+    b: Ptr[acc_type],
+    count: Int,
+    rows: Int,
+    lanes: Int,
+):
+    """Adds one block's product to a tile of sums, `rows` rows of `pitch` values by `lanes` columns.
+    """
+    comptime size = TILE_ROWS * vectors
+    var acc = Array[SIMD[acc_type, width], size](fill=0)
+    outer_tile[acc_type, width, TILE_ROWS, vectors](acc, a, b, count)
+    if rows >= TILE_ROWS and lanes == vectors * width:
+        comptime for row in range(TILE_ROWS):
+            comptime for v in range(vectors):
+                var target = sums.unsafe_offset(row * pitch + v * width)
+                target.unsafe_store(
+                    target.unsafe_load[width=width]() + acc[row * vectors + v]
+                )
+        return
+    var spill = Array[SIMD[acc_type, width], size](fill=0)
+    comptime for i in range(size):
+        spill[i] = acc[i]
+    for row in range(min(rows, TILE_ROWS)):
+        for i in range(lanes):
+            sums[unsafe_offset=row * pitch + i] += spill[
+                row * vectors + i // width
+            ][i % width]
+
+
+@no_inline
+def _slice[
+    dtype: DType
+](
+    sums: Ptr[accumulation_type[dtype]],
+    x: Ptr[dtype],
+    dy: Ptr[dtype],
+    g: ConvolutionProblem,
+    first: Int,
+    last: Int,
+    first_column: Int,
+    last_column: Int,
+    packed_x: Ptr[accumulation_type[dtype]],
+    packed_dy: Ptr[accumulation_type[dtype]],
+):
+    """Pixels [first, last) added to columns [first_column, last_column) of every group of dw.
+    """
+    comptime acc_type = accumulation_type[dtype]
+    comptime width = simd_width_of[acc_type]()
+    comptime tile_columns = TILE_VECTORS * width
+    var kg = g.group_k()
+    var pitch = g.taps() * g.group_c()
+    var runs = _runs(g)
+    for pixel in range(first, last, BLOCK_PIXELS):
+        var count = min(BLOCK_PIXELS, last - pixel)
+        for group in range(g.groups):
+            _pack_rows[dtype, acc_type](
+                packed_dy, dy.unsafe_offset(group * kg), g.k, kg, pixel, count
+            )
+            for column in range(first_column, last_column, tile_columns):
+                var lanes = min(tile_columns, last_column - column)
+                var vectors = ceildiv(lanes, width)
+                _pack_columns[dtype, acc_type, width](
+                    packed_x,
+                    x,
+                    g,
+                    runs,
+                    group,
+                    pixel,
+                    count,
+                    column,
+                    lanes,
+                    vectors * width,
+                )
+                for row in range(0, kg, TILE_ROWS):
+                    comptime for size in range(1, TILE_VECTORS + 1):
+                        if vectors == size:
+                            _tile[acc_type, width, size](
+                                sums.unsafe_offset(
+                                    (group * kg + row) * pitch + column
+                                ),
+                                pitch,
+                                packed_dy.unsafe_offset(row * count),
+                                packed_x,
+                                count,
+                                kg - row,
+                                lanes,
+                            )
+
+
+def _packed_dy_elements(g: ConvolutionProblem) -> Int:
+    return BLOCK_PIXELS * ceildiv(g.group_k(), TILE_ROWS) * TILE_ROWS
+
+
+@no_inline
+def wgrad_gemm_cpu[
+    dtype: DType
+](dw: Ptr[dtype], x: Ptr[dtype], dy: Ptr[dtype], g: ConvolutionProblem):
+    """The weight gradient of any problem; workers share the columns, or the pixels where columns are few.
+    """
+    comptime acc_type = accumulation_type[dtype]
+    comptime width = simd_width_of[acc_type]()
+    comptime tile_columns = TILE_VECTORS * width
+    comptime in_place = dtype == acc_type
+    var workers = worker_count()
+    var pixels = g.output_pixels()
+    var columns = g.taps() * g.group_c()
+    var tiles = ceildiv(columns, tile_columns)
+    var size = g.w_size()
+    var slices = 1
+    if tiles < 2 * workers:
+        var budget = g.workspace_limit // max(1, size * size_of[acc_type]())
+        slices = max(
+            1, min(min(workers, ceildiv(pixels, 4 * BLOCK_PIXELS)), budget)
+        )
+    # Slice 0 adds straight into dw where dtypes agree.
+    var extra = slices - 1 if in_place else slices
+    var partials = unsafe_alloc[Scalar[acc_type]](
+        max(1, extra * size), alignment=64
+    )
+    var scratch = BLOCK_PIXELS * tile_columns + _packed_dy_elements(g)
+    var buffers = unsafe_alloc[Scalar[acc_type]](
+        workers * scratch, alignment=64
+    )
+
+    @always_inline
+    def sums_of(slice: Int) {imm} -> Ptr[acc_type]:
+        comptime if in_place:
+            if slice == 0:
+                return rebind[Ptr[acc_type]](dw)
+            return partials.unsafe_offset((slice - 1) * size)
+        else:
+            return partials.unsafe_offset(slice * size)
+
+    @always_inline
+    def reduce(worker: Int) {imm}:
+        var packed_x = buffers.unsafe_offset(worker * scratch)
+        var packed_dy = packed_x.unsafe_offset(BLOCK_PIXELS * tile_columns)
+        if slices > 1:
+            if worker < slices:
+                var sums = sums_of(worker)
+                unsafe_memset_zero(sums, size)
+                _slice[dtype](
+                    sums,
+                    x,
+                    dy,
+                    g,
+                    pixels * worker // slices,
+                    pixels * (worker + 1) // slices,
+                    0,
+                    columns,
+                    packed_x,
+                    packed_dy,
+                )
+            return
+        var first = min(columns, tiles * worker // workers * tile_columns)
+        var last = min(columns, tiles * (worker + 1) // workers * tile_columns)
+        if first == last:
+            return
+        var sums = sums_of(0)
+        for k in range(g.k):
+            unsafe_memset_zero(
+                sums.unsafe_offset(k * columns + first), last - first
+            )
+        _slice[dtype](
+            sums, x, dy, g, 0, pixels, first, last, packed_x, packed_dy
+        )
+
+    @always_inline
+    def finish(worker: Int) {imm}:
+        for i in range(
+            size * worker // workers, size * (worker + 1) // workers
+        ):
+            var total = sums_of(0)[unsafe_offset=i]
+            for slice in range(1, slices):
+                total += sums_of(slice)[unsafe_offset=i]
+            dw[unsafe_offset=i] = total.cast[dtype]()
+
+    sync_parallelize(reduce, workers)
+    if slices > 1 or not in_place:
+        sync_parallelize(finish, workers)
+    buffers.unsafe_free()
+    partials.unsafe_free()
+
+
+def wgrad_gemm_can_implement[
+    dtype: DType
+](g: ConvolutionProblem) -> Optional[String]:
+    """None, or why this kernel does not take the problem."""
+    comptime acc_type = accumulation_type[dtype]
+    var bytes = 0
+    comptime if dtype != acc_type:
+        bytes = g.w_size() * size_of[acc_type]()
+    if bytes > g.workspace_limit:
+        return String(
+            t"the sums take {bytes} bytes, the workspace limit is"
+            t" {g.workspace_limit}"
+        )
+    return None
