@@ -1,6 +1,10 @@
 """Pooling, forward and backward, in one to three dimensions.
 
-problem.mojo   geometry of one pooling operation
-direct.mojo    one thread per result, right on every device and for every geometry
-ops.mojo       the registered operations: checks, then the choice of an implementation
+problem.mojo        geometry of one pooling operation
+direct*.mojo        one thread per result, right on every device and for every geometry
+scatter.mojo        gradients and unpooling by stored index
+gpu_channels.mojo   GPU, channels-last: 16-byte vectors of channels
+gpu_planes_*.mojo   GPU, contiguous NCHW: gradients of maxima and averages
+gpu.mojo            which GPU kernel runs what
+ops.mojo            the registered operations: checks, then the choice of an implementation
 """

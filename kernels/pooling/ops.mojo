@@ -9,16 +9,13 @@ from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 from std.utils.index import IndexList
 
+from . import gpu
 from .direct import Data
 from .direct_launch import (
     avg_pool_dgrad_cpu,
-    avg_pool_dgrad_gpu,
     avg_pool_fprop_cpu,
-    avg_pool_fprop_gpu,
     max_pool_dgrad_cpu,
-    max_pool_dgrad_gpu,
     max_pool_fprop_cpu,
-    max_pool_fprop_gpu,
 )
 from .problem import (
     PoolingProblem,
@@ -94,7 +91,7 @@ def _max_fprop[
             adaptive=adaptive, store_values=store_values, offsets=offsets
         ](y, indices, x, p)
     else:
-        max_pool_fprop_gpu[
+        gpu.max_pool_fprop[
             adaptive=adaptive, store_values=store_values, offsets=offsets
         ](ctx, y, indices, x, p)
 
@@ -121,7 +118,7 @@ def _max_dgrad[
             dx, dy, indices, p
         )
     else:
-        max_pool_dgrad_gpu[adaptive=adaptive, offsets=offsets](
+        gpu.max_pool_dgrad[adaptive=adaptive, offsets=offsets](
             ctx, dx, dy, indices, p
         )
 
@@ -358,7 +355,7 @@ struct AvgPoolFprop:
         comptime if is_cpu[target]():
             avg_pool_fprop_cpu[adaptive=False](_out(y), _in(x), p)
         else:
-            avg_pool_fprop_gpu[adaptive=False](ctx, _out(y), _in(x), p)
+            gpu.avg_pool_fprop[adaptive=False](ctx, _out(y), _in(x), p)
 
 
 @extensibility.register("avg_pool_dgrad")
@@ -383,7 +380,7 @@ struct AvgPoolDgrad:
         comptime if is_cpu[target]():
             avg_pool_dgrad_cpu[adaptive=False](_out(dx), _in(dy), p)
         else:
-            avg_pool_dgrad_gpu[adaptive=False](ctx, _out(dx), _in(dy), p)
+            gpu.avg_pool_dgrad[adaptive=False](ctx, _out(dx), _in(dy), p)
 
 
 @extensibility.register("adaptive_max_pool_fprop")
@@ -442,7 +439,7 @@ struct AdaptiveAvgPoolFprop:
         comptime if is_cpu[target]():
             avg_pool_fprop_cpu[adaptive=True](_out(y), _in(x), p)
         else:
-            avg_pool_fprop_gpu[adaptive=True](ctx, _out(y), _in(x), p)
+            gpu.avg_pool_fprop[adaptive=True](ctx, _out(y), _in(x), p)
 
 
 @extensibility.register("adaptive_avg_pool_dgrad")
@@ -461,4 +458,4 @@ struct AdaptiveAvgPoolDgrad:
         comptime if is_cpu[target]():
             avg_pool_dgrad_cpu[adaptive=True](_out(dx), _in(dy), p)
         else:
-            avg_pool_dgrad_gpu[adaptive=True](ctx, _out(dx), _in(dy), p)
+            gpu.avg_pool_dgrad[adaptive=True](ctx, _out(dx), _in(dy), p)

@@ -1,0 +1,246 @@
+"""Which GPU implementation runs which pooling problem, and how it is launched."""
+
+from max.gpu.host import DeviceContext
+from std.math import ceildiv
+from std.sys import size_of
+
+from . import direct_launch
+from .direct import Data
+from .gpu_channels import (
+    avg_pool_dgrad_channels,
+    avg_pool_fprop_channels,
+    max_pool_dgrad_channels,
+    max_pool_fprop_channels,
+)
+from .gpu_planes_avg import can_ring_planes, launch_avg_pool_dgrad_planes
+from .gpu_planes_max import can_scatter_planes, launch_max_pool_dgrad_planes
+from .gpu_problem import (
+    GpuProblem,
+    LaunchShape,
+    fits_32_bits,
+    uniform_scale,
+)
+from .problem import PoolingProblem, PoolingAxis
+
+comptime BUSY = 1 << 19
+"""Threads that keep a large GPU busy: fewer make better use of the cache only while at least so many remain."""
+comptime LONGEST_STRIP = 8
+
+
+@always_inline
+def _aligned[dtype: DType](data: Data[dtype]) -> Bool:
+    return Int(data) % 16 == 0
+
+
+def _strip(p: PoolingProblem, threads: Int) -> Int:
+    """How many input rows a thread of a gradient takes."""
+    return max(min(min(threads // BUSY, LONGEST_STRIP), Int(p.h.input)), 1)
+
+
+def windows_above[adaptive: Bool](axis: PoolingAxis) -> Int:
+    """The most windows above one input position."""
+    comptime if adaptive:
+        # Windows start every input / output positions and overlap by at most one on either side.
+        if axis.input % axis.output == 0:
+            return 1
+        return Int(axis.output) // Int(axis.input) + 2
+    else:
+        return min(
+            ceildiv(
+                Int(axis.dilation) * (Int(axis.window) - 1) + 1,
+                Int(axis.stride),
+            ),
+            Int(axis.output),
+        )
+
+
+def max_pool_fprop[
+    dtype: DType,
+    index: DType,
+    *,
+    adaptive: Bool,
+    store_values: Bool,
+    offsets: Bool,
+](
+    ctx: DeviceContext,
+    y: Data[dtype],
+    indices: Data[index],
+    x: Data[dtype],
+    p: PoolingProblem,
+) raises:
+    if not fits_32_bits(p):
+        direct_launch.max_pool_fprop_gpu[
+            adaptive=adaptive, store_values=store_values, offsets=offsets
+        ](ctx, y, indices, x, p)
+        return
+
+    @always_inline
+    def launch[V: Int]() raises {imm}:
+        var problem = GpuProblem(p, extent_d=p.d.output, vector=V)
+        var shape = LaunchShape(
+            Int(p.h.output) * Int(p.w.output) * (Int(p.channels) // V),
+            Int(problem.slabs),
+        )
+        comptime kernel = max_pool_fprop_channels[
+            dtype, index, V, adaptive, store_values, offsets
+        ]
+        ctx.enqueue_function[kernel](
+            y,
+            indices,
+            x,
+            problem,
+            grid_dim=(shape.grid_x, shape.grid_y),
+            block_dim=(shape.x, shape.y),
+        )
+
+    comptime V = 16 // size_of[dtype]()
+    if (
+        Int(p.channels) % V == 0
+        and _aligned(x)
+        and _aligned(y)
+        and _aligned(indices)
+    ):
+        launch[V]()
+    else:
+        launch[1]()
+
+
+def max_pool_dgrad[
+    dtype: DType, index: DType, *, adaptive: Bool, offsets: Bool
+](
+    ctx: DeviceContext,
+    dx: Data[dtype],
+    dy: Data[dtype],
+    indices: Data[index],
+    p: PoolingProblem,
+) raises:
+    comptime if not adaptive:
+        if can_scatter_planes(p):
+            launch_max_pool_dgrad_planes[offsets=offsets](
+                ctx, dx, dy, indices, p
+            )
+            return
+    if not fits_32_bits(p):
+        direct_launch.max_pool_dgrad_gpu[adaptive=adaptive, offsets=offsets](
+            ctx, dx, dy, indices, p
+        )
+        return
+
+    @always_inline
+    def launch[V: Int]() raises {imm}:
+        var problem = GpuProblem(p, extent_d=p.d.input, vector=V)
+        var rows = _strip(p, p.input_size() // V)
+        var shape = LaunchShape(
+            ceildiv(Int(p.h.input), rows)
+            * Int(p.w.input)
+            * (Int(p.channels) // V),
+            Int(problem.slabs),
+        )
+        comptime kernel = max_pool_dgrad_channels[
+            dtype, index, V, adaptive, offsets
+        ]
+        ctx.enqueue_function[kernel](
+            dx,
+            dy,
+            indices,
+            problem,
+            Int32(rows),
+            grid_dim=(shape.grid_x, shape.grid_y),
+            block_dim=(shape.x, shape.y),
+        )
+
+    comptime V = 16 // size_of[dtype]()
+    if (
+        Int(p.channels) % V == 0
+        and _aligned(dx)
+        and _aligned(dy)
+        and _aligned(indices)
+    ):
+        launch[V]()
+    else:
+        launch[1]()
+
+
+def avg_pool_fprop[
+    dtype: DType, *, adaptive: Bool
+](ctx: DeviceContext, y: Data[dtype], x: Data[dtype], p: PoolingProblem) raises:
+    if not fits_32_bits(p):
+        direct_launch.avg_pool_fprop_gpu[adaptive=adaptive](ctx, y, x, p)
+        return
+
+    @always_inline
+    def launch[V: Int]() raises {imm}:
+        var problem = GpuProblem(
+            p, extent_d=p.d.output, vector=V, scale=uniform_scale[adaptive](p)
+        )
+        var shape = LaunchShape(
+            Int(p.h.output) * Int(p.w.output) * (Int(p.channels) // V),
+            Int(problem.slabs),
+        )
+        comptime kernel = avg_pool_fprop_channels[dtype, V, adaptive]
+        ctx.enqueue_function[kernel](
+            y,
+            x,
+            problem,
+            grid_dim=(shape.grid_x, shape.grid_y),
+            block_dim=(shape.x, shape.y),
+        )
+
+    comptime V = 16 // size_of[dtype]()
+    if Int(p.channels) % V == 0 and _aligned(x) and _aligned(y):
+        launch[V]()
+    else:
+        launch[1]()
+
+
+def avg_pool_dgrad[
+    dtype: DType, *, adaptive: Bool
+](
+    ctx: DeviceContext, dx: Data[dtype], dy: Data[dtype], p: PoolingProblem
+) raises:
+    var above = windows_above[adaptive](p.h)
+    if not fits_32_bits(p) or above > 3:
+        direct_launch.avg_pool_dgrad_gpu[adaptive=adaptive](ctx, dx, dy, p)
+        return
+
+    @always_inline
+    def launch_channels[V: Int, L: Int]() raises {imm}:
+        var problem = GpuProblem(
+            p, extent_d=p.d.input, vector=V, scale=uniform_scale[adaptive](p)
+        )
+        var rows = _strip(p, p.input_size() // V)
+        var shape = LaunchShape(
+            ceildiv(Int(p.h.input), rows)
+            * Int(p.w.input)
+            * (Int(p.channels) // V),
+            Int(problem.slabs),
+        )
+        comptime kernel = avg_pool_dgrad_channels[dtype, V, L, adaptive]
+        ctx.enqueue_function[kernel](
+            dx,
+            dy,
+            problem,
+            Int32(rows),
+            grid_dim=(shape.grid_x, shape.grid_y),
+            block_dim=(shape.x, shape.y),
+        )
+
+    comptime V = 16 // size_of[dtype]()
+
+    @always_inline
+    def launch[L: Int]() raises {imm}:
+        if can_ring_planes[dtype](p):
+            launch_avg_pool_dgrad_planes[dtype, L, adaptive=adaptive](
+                ctx, dx, dy, p
+            )
+        elif Int(p.channels) % V == 0 and _aligned(dx) and _aligned(dy):
+            launch_channels[V, L]()
+        else:
+            launch_channels[1, L]()
+
+    if above == 1:
+        launch[1]()
+    elif above == 2:
+        launch[2]()
+    else:
+        launch[3]()

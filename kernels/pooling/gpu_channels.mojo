@@ -1,0 +1,276 @@
+"""Pooling on a GPU over channels-last tensors: neighbouring threads hold neighbouring vectors of channels.
+
+A thread's vector is 16 bytes wide where C allows it, one element where it does not; with C = 1 that makes these the
+general kernels for contiguous NCHW too. In a gradient a thread owns `rows` consecutive input rows of one column, so
+that what neighbouring rows read again comes from the L1 cache. All gather: no result is written twice, none needs
+an atomic, and the bits are the same on every run.
+"""
+
+from max.gpu import block_dim, block_idx, grid_dim, thread_idx
+from max.gpu.host import DeviceContext
+from std.math import ceildiv
+from std.sys import size_of
+from std.utils.numerics import neg_inf
+
+from .direct import Data, accumulator
+from .gpu_problem import FastDivisor, GpuProblem, LaunchShape
+from .problem import PoolingProblem
+
+
+@always_inline
+def _load[
+    dtype: DType, //, V: Int
+](data: Data[dtype], at: Int32) -> SIMD[dtype, V]:
+    comptime bytes = min(V * size_of[dtype](), 16)
+    return data.unsafe_load[width=V, alignment=bytes](Int(at))
+
+
+@always_inline
+def _store[
+    dtype: DType, V: Int, //
+](data: Data[dtype], at: Int32, value: SIMD[dtype, V]):
+    comptime bytes = min(V * size_of[dtype](), 16)
+    data.unsafe_store[alignment=bytes](Int(at), value)
+
+
+@fieldwise_init
+struct Place(TrivialRegisterPassable):
+    """What a thread works on: `c` its first channel, `w` its column, `strip` its strip of rows.
+    """
+
+    var c: Int32
+    var w: Int32
+    var strip: Int32
+
+
+@always_inline
+def _place[V: Int](by_vectors: FastDivisor, by_width: FastDivisor) -> Place:
+    var item = Int32(block_idx.x * block_dim.x + thread_idx.x)
+    var pixel, vector = by_vectors.divmod(item)
+    var strip, w = by_width.divmod(pixel)
+    return Place(vector * Int32(V), w, strip)
+
+
+@always_inline
+def _first_slab() -> Int32:
+    return Int32(block_idx.y * block_dim.y + thread_idx.y)
+
+
+@always_inline
+def _slab_step() -> Int32:
+    return Int32(grid_dim.y * block_dim.y)
+
+
+def max_pool_dgrad_channels[
+    dtype: DType, index: DType, V: Int, adaptive: Bool, offsets: Bool
+](
+    dx: Data[dtype],
+    dy: Data[dtype],
+    indices: Data[index],
+    p: GpuProblem,
+    rows: Int32,
+):
+    comptime Acc = accumulator[dtype]
+    var at = _place[V](p.by_vectors, p.w.by_input)
+    var h_first = at.strip * rows
+    if h_first >= p.h.input:
+        return
+    var h_end = min(h_first + rows, p.h.input)
+    var rw = p.w.outputs_over[adaptive](at.w)
+    var slab = _first_slab()
+    while slab < p.slabs:
+        var n, d = p.d.by_input.divmod(slab)
+        var rd = p.d.outputs_over[adaptive](d)
+        var sample = Int(n) * Int(p.output_plane() * p.channels)
+        var dy_n = dy.unsafe_offset(sample)
+        var indices_n = indices.unsafe_offset(sample)
+        var dx_n = dx.unsafe_offset(Int(n) * Int(p.input_plane() * p.channels))
+        for h in range(h_first, h_end):
+            var rh = p.h.outputs_over[adaptive](h)
+            var pixel = (d * p.h.input + h) * p.w.input + at.w
+            var total = SIMD[Acc, V](0)
+            for od in range(rd[0], rd[1]):
+                for oh in range(rh[0], rh[1]):
+                    var row = (od * p.h.output + oh) * p.w.output
+                    for ow in range(rw[0], rw[1]):
+                        var o = (row + ow) * p.channels + at.c
+                        var wanted = pixel
+                        comptime if offsets:
+                            var kd, skipped_d = p.d.by_dilation.divmod(
+                                d - p.d.origin(od)
+                            )
+                            var kh, skipped_h = p.h.by_dilation.divmod(
+                                h - p.h.origin(oh)
+                            )
+                            var kw, skipped_w = p.w.by_dilation.divmod(
+                                at.w - p.w.origin(ow)
+                            )
+                            if (skipped_d | skipped_h | skipped_w) != 0:
+                                continue
+                            wanted = (kd * p.h.window + kh) * p.w.window + kw
+                        var hit = _load[V](indices_n, o).eq(
+                            SIMD[index, V](Scalar[index](wanted))
+                        )
+                        total += hit.select(
+                            _load[V](dy_n, o).cast[Acc](), SIMD[Acc, V](0)
+                        )
+            _store(dx_n, pixel * p.channels + at.c, total.cast[dtype]())
+        slab += _slab_step()
+
+
+def avg_pool_dgrad_channels[
+    dtype: DType, V: Int, L: Int, adaptive: Bool
+](dx: Data[dtype], dy: Data[dtype], p: GpuProblem, rows: Int32,):
+    """`L` is the most windows above one position on the H axis. The sum over D and W of each output row is taken
+    once and kept in a ring of L, out of which every input row takes those above it.
+    """
+    comptime Acc = accumulator[dtype]
+    var at = _place[V](p.by_vectors, p.w.by_input)
+    var h_first = at.strip * rows
+    if h_first >= p.h.input:
+        return
+    var h_end = min(h_first + rows, p.h.input)
+    var rw = p.w.outputs_over[adaptive](at.w)
+    var uniform = p.scale != 0
+    var include = p.include_pad != 0
+    var slab = _first_slab()
+    while slab < p.slabs:
+        var n, d = p.d.by_input.divmod(slab)
+        var rd = p.d.outputs_over[adaptive](d)
+        var dy_n = dy.unsafe_offset(Int(n) * Int(p.output_plane() * p.channels))
+        var dx_n = dx.unsafe_offset(Int(n) * Int(p.input_plane() * p.channels))
+        var ring = Array[SIMD[Acc, V], L](fill=SIMD[Acc, V](0))
+        var next = p.h.outputs_over[adaptive](h_first)[0]
+        for h in range(h_first, h_end):
+            var rh = p.h.outputs_over[adaptive](h)
+            while next < rh[1]:
+                comptime for j in range(L - 1):
+                    ring[j] = ring[j + 1]
+                var total = SIMD[Acc, V](0)
+                for od in range(rd[0], rd[1]):
+                    var row = (od * p.h.output + next) * p.w.output
+                    var part = SIMD[Acc, V](0)
+                    for ow in range(rw[0], rw[1]):
+                        var g = _load[V](
+                            dy_n, (row + ow) * p.channels + at.c
+                        ).cast[Acc]()
+                        if uniform:
+                            part += g
+                        else:
+                            part += g * Scalar[Acc](
+                                p.w.scale[adaptive](ow, include)
+                            )
+                    if not uniform:
+                        part *= Scalar[Acc](p.d.scale[adaptive](od, include))
+                    total += part
+                if uniform:
+                    total *= Scalar[Acc](p.scale)
+                else:
+                    total *= Scalar[Acc](p.h.scale[adaptive](next, include))
+                ring[L - 1] = total
+                next += 1
+            var sum = SIMD[Acc, V](0)
+            comptime for j in range(L):
+                if next - Int32(L - j) >= rh[0]:
+                    sum += ring[j]
+            var pixel = (d * p.h.input + h) * p.w.input + at.w
+            _store(dx_n, pixel * p.channels + at.c, sum.cast[dtype]())
+        slab += _slab_step()
+
+
+def max_pool_fprop_channels[
+    dtype: DType,
+    index: DType,
+    V: Int,
+    adaptive: Bool,
+    store_values: Bool,
+    offsets: Bool,
+](y: Data[dtype], indices: Data[index], x: Data[dtype], p: GpuProblem,):
+    comptime Acc = accumulator[dtype]
+    var at = _place[V](p.by_vectors, p.w.by_output)
+    var oh = at.strip
+    if oh >= p.h.output:
+        return
+    var tw = p.w.taps[adaptive](at.w)
+    var th = p.h.taps[adaptive](oh)
+    var slab = _first_slab()
+    while slab < p.slabs:
+        var n, od = p.d.by_output.divmod(slab)
+        var td = p.d.taps[adaptive](od)
+        var x_n = x.unsafe_offset(Int(n) * Int(p.input_plane() * p.channels))
+        var best = SIMD[Acc, V](neg_inf[Acc]())
+        var start = (td.start * p.h.input + th.start) * p.w.input + tw.start
+        comptime if offsets:
+            start = (td.first * p.h.window + th.first) * p.w.window + tw.first
+            if td.count <= 0 or th.count <= 0 or tw.count <= 0:
+                start = p.d.window * p.h.window * p.w.window
+        var found = SIMD[DType.int32, V](start)
+        for a in range(td.count):
+            for b in range(th.count):
+                var row = (
+                    (td.start + a * p.d.dilation()) * p.h.input
+                    + th.start
+                    + b * p.h.dilation()
+                ) * p.w.input + tw.start
+                var tap = (
+                    (td.first + a) * p.h.window + th.first + b
+                ) * p.w.window + tw.first
+                for c in range(tw.count):
+                    var pixel = row + c * p.w.dilation()
+                    var value = _load[V](x_n, pixel * p.channels + at.c).cast[
+                        Acc
+                    ]()
+                    var wins = value.gt(best) | value.ne(value)
+                    best = wins.select(value, best)
+                    comptime if offsets:
+                        pixel = tap + c
+                    found = wins.select(SIMD[DType.int32, V](pixel), found)
+        var o = ((od * p.h.output + oh) * p.w.output + at.w) * p.channels + at.c
+        var sample = Int(n) * Int(p.output_plane() * p.channels)
+        comptime if store_values:
+            _store(y.unsafe_offset(sample), o, best.cast[dtype]())
+        _store(indices.unsafe_offset(sample), o, found.cast[index]())
+        slab += _slab_step()
+
+
+def avg_pool_fprop_channels[
+    dtype: DType, V: Int, adaptive: Bool
+](y: Data[dtype], x: Data[dtype], p: GpuProblem):
+    comptime Acc = accumulator[dtype]
+    var at = _place[V](p.by_vectors, p.w.by_output)
+    var oh = at.strip
+    if oh >= p.h.output:
+        return
+    var tw = p.w.taps[adaptive](at.w)
+    var th = p.h.taps[adaptive](oh)
+    var include = p.include_pad != 0
+    var slab = _first_slab()
+    while slab < p.slabs:
+        var n, od = p.d.by_output.divmod(slab)
+        var td = p.d.taps[adaptive](od)
+        var x_n = x.unsafe_offset(Int(n) * Int(p.input_plane() * p.channels))
+        var total = SIMD[Acc, V](0)
+        for a in range(td.count):
+            for b in range(th.count):
+                var row = (
+                    (td.start + a) * p.h.input + th.start + b
+                ) * p.w.input + tw.start
+                for c in range(tw.count):
+                    total += _load[V](x_n, (row + c) * p.channels + at.c).cast[
+                        Acc
+                    ]()
+        var scale = p.scale
+        if scale == 0:
+            scale = (
+                p.d.scale[adaptive](od, include)
+                * p.h.scale[adaptive](oh, include)
+                * p.w.scale[adaptive](at.w, include)
+            )
+        total *= Scalar[Acc](scale)
+        var o = ((od * p.h.output + oh) * p.w.output + at.w) * p.channels + at.c
+        _store(
+            y.unsafe_offset(Int(n) * Int(p.output_plane() * p.channels)),
+            o,
+            total.cast[dtype](),
+        )
+        slab += _slab_step()

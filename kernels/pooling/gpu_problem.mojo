@@ -1,0 +1,247 @@
+"""The pooling problem as GPU kernels want it: 32-bit extents, divisions turned into multiplications, and the
+launch shapes that the fast kernels share."""
+
+from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
+from std.math import ceildiv
+
+from .problem import PoolingAxis, PoolingProblem
+
+comptime THREADS = 256
+comptime GRID_LIMIT = 65535
+"""Most blocks along y and z of a grid."""
+
+# Products inside one plane stay below this, so that 32-bit signed numbers hold them.
+comptime LIMIT_32 = 1 << 31
+
+
+@fieldwise_init
+struct FastDivisor(TrivialRegisterPassable):
+    """Exact division of 0 <= n < 2^31 by a fixed divisor: a multiplication and a shift.
+    """
+
+    var divisor: Int32
+    var magic: UInt32
+    var shift: UInt32
+
+    def __init__(out self, divisor: Int):
+        var log = 0
+        while (1 << log) < divisor:
+            log += 1
+        self.divisor = Int32(divisor)
+        self.shift = UInt32(log)
+        # ceil(2^(31 + log) / divisor): the rounding error stays below one over the divisor for n < 2^31.
+        self.magic = UInt32(ceildiv(1 << (31 + log), divisor))
+
+    @always_inline
+    def div(self, n: Int32) -> Int32:
+        # Doubling n makes the fixed part of the shift 32: the high half of a 32-bit product.
+        var product = UInt64(UInt32(n) << 1) * UInt64(self.magic)
+        return Int32(UInt32(product >> 32) >> self.shift)
+
+    @always_inline
+    def divmod(self, n: Int32) -> Tuple[Int32, Int32]:
+        var q = self.div(n)
+        return (q, n - q * self.divisor)
+
+
+@fieldwise_init
+struct GpuTaps(TrivialRegisterPassable):
+    """As problem.Taps, in 32 bits."""
+
+    var start: Int32
+    var count: Int32
+    var first: Int32
+
+
+@fieldwise_init
+struct GpuAxis(TrivialRegisterPassable):
+    """One spatial axis; problem.PoolingAxis with ready divisors."""
+
+    var input: Int32
+    var output: Int32
+    var window: Int32
+    var padding: Int32
+    var reach: Int32
+    """Input positions that a window spans: dilation * (window - 1) + 1."""
+    var by_stride: FastDivisor
+    var by_dilation: FastDivisor
+    var by_input: FastDivisor
+    var by_output: FastDivisor
+
+    def __init__(out self, axis: PoolingAxis):
+        self.input = axis.input
+        self.output = axis.output
+        self.window = axis.window
+        self.padding = axis.padding
+        self.reach = axis.dilation * (axis.window - 1) + 1
+        self.by_stride = FastDivisor(Int(axis.stride))
+        self.by_dilation = FastDivisor(Int(axis.dilation))
+        self.by_input = FastDivisor(Int(axis.input))
+        self.by_output = FastDivisor(Int(axis.output))
+
+    @always_inline
+    def stride(self) -> Int32:
+        return self.by_stride.divisor
+
+    @always_inline
+    def dilation(self) -> Int32:
+        return self.by_dilation.divisor
+
+    @always_inline
+    def origin(self, o: Int32) -> Int32:
+        """The first position of window `o`, padding included."""
+        return o * self.stride() - self.padding
+
+    @always_inline
+    def taps[adaptive: Bool](self, o: Int32) -> GpuTaps:
+        comptime if adaptive:
+            var start = self.by_output.div(o * self.input)
+            var end = self.by_output.div((o + 1) * self.input + self.output - 1)
+            return GpuTaps(start, end - start, 0)
+        else:
+            var start = self.origin(o)
+            var first = Int32(0)
+            if start < 0:
+                first = self.by_dilation.div(self.dilation() - 1 - start)
+                start += first * self.dilation()
+            var room = self.by_dilation.div(
+                max(self.input - start + self.dilation() - 1, 0)
+            )
+            return GpuTaps(start, min(self.window - first, room), first)
+
+    @always_inline
+    def outputs_over[adaptive: Bool](self, i: Int32) -> Tuple[Int32, Int32]:
+        """First and one past the last window whose hull contains input position `i`.
+        """
+        comptime if adaptive:
+            return (
+                self.by_input.div(i * self.output),
+                self.by_input.div((i + 1) * self.output + self.input - 1),
+            )
+        else:
+            var shifted = i + self.padding
+            var first = self.by_stride.div(
+                max(shifted - self.reach + self.stride(), 0)
+            )
+            var end = min(self.by_stride.div(shifted) + 1, self.output)
+            return (first, max(end, first))
+
+    @always_inline
+    def scale[adaptive: Bool](self, o: Int32, include_pad: Bool) -> Float32:
+        """One over what this axis contributes to an average's divisor."""
+        comptime if adaptive:
+            return 1.0 / Float32(self.taps[True](o).count)
+        else:
+            var start = self.origin(o)
+            var end = min(start + self.window, self.input + self.padding)
+            if not include_pad:
+                start = max(start, 0)
+                end = min(end, self.input)
+            return 1.0 / Float32(max(end - start, 1))
+
+
+@fieldwise_init
+struct GpuProblem(DevicePassable, TrivialRegisterPassable):
+    """One pooling operation over [slabs, H, W, C], slabs = N * D."""
+
+    var slabs: Int32
+    var channels: Int32
+    var by_vectors: FastDivisor
+    """Divides by the vectors that one pixel's channels make."""
+    var d: GpuAxis
+    var h: GpuAxis
+    var w: GpuAxis
+    var include_pad: Int32
+    var scale: Float32
+    """One over the divisor where every window has the same, else 0."""
+
+    comptime device_type: AnyType = Self
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        return "GpuProblem"
+
+    def __init__(
+        out self,
+        p: PoolingProblem,
+        *,
+        extent_d: Int32,
+        vector: Int,
+        scale: Float32 = 0,
+    ):
+        """`extent_d` is the depth that the kernel's slabs run over: the input's or the output's.
+        """
+        self.slabs = Int32(p.batch) * extent_d
+        self.channels = Int32(p.channels)
+        self.by_vectors = FastDivisor(Int(p.channels) // vector)
+        self.d = GpuAxis(p.d)
+        self.h = GpuAxis(p.h)
+        self.w = GpuAxis(p.w)
+        self.include_pad = p.count_include_pad
+        self.scale = scale
+
+    @always_inline
+    def input_plane(self) -> Int32:
+        return self.d.input * self.h.input * self.w.input
+
+    @always_inline
+    def output_plane(self) -> Int32:
+        return self.d.output * self.h.output * self.w.output
+
+
+def fits_32_bits(p: PoolingProblem) -> Bool:
+    """Whether one sample's element numbers, and what adaptive windows multiply, fit in 31 bits.
+    """
+    var channels = Int(p.channels)
+    var largest = max(p.input_plane() * channels, p.output_plane() * channels)
+    largest = max(largest, Int(p.batch) * Int(max(p.d.input, p.d.output)))
+
+    @always_inline
+    def product(axis: PoolingAxis) -> Int:
+        return (Int(axis.input) + 1) * (Int(axis.output) + 1)
+
+    largest = max(largest, max(product(p.d), max(product(p.h), product(p.w))))
+    largest = max(largest, Int(p.w.output) * Int(p.w.stride) + Int(p.w.padding))
+    return largest + 2 * THREADS < LIMIT_32
+
+
+def uniform_scale[adaptive: Bool](p: PoolingProblem) -> Float32:
+    """One over the divisor if all windows share it, else 0."""
+    var first = p.divisor[adaptive](0, 0, 0)
+    var include = p.count_include_pad != 0
+
+    @always_inline
+    def varies(axis: PoolingAxis) {imm} -> Bool:
+        for o in range(1, Int(axis.output)):
+            if axis.divisor[adaptive](o, include) != axis.divisor[adaptive](
+                0, include
+            ):
+                return True
+        return False
+
+    if adaptive or p.divisor_override == 0:
+        if varies(p.d) or varies(p.h) or varies(p.w):
+            return 0
+    return Float32(1.0 / Float64(first))
+
+
+@fieldwise_init
+struct LaunchShape(TrivialRegisterPassable):
+    """Blocks of `x` by `y` threads: x covers the items of a slab, y several slabs where a slab has few.
+    """
+
+    var x: Int
+    var y: Int
+    var grid_x: Int
+    var grid_y: Int
+
+    def __init__(out self, items: Int, slabs: Int):
+        self.x = min(THREADS, items)
+        self.y = THREADS // self.x
+        self.grid_x = ceildiv(items, self.x)
+        self.grid_y = min(ceildiv(slabs, self.y), GRID_LIMIT)
