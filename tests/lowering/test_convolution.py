@@ -164,7 +164,7 @@ def test_bad_arguments_raise_before_anything_is_built(
     nodes = []
     for name, shape in (("grad", grad), ("x", x), ("w", w)):
         node = graph.placeholder(name)
-        node.meta["val"] = torch.empty(shape, device="meta").cpu()
+        node.meta["val"] = torch.empty(shape)
         nodes.append(node)
     call = graph.call_function(aten.convolution_backward.default, (*nodes, *rest))
     call.meta["val"] = (nodes[1].meta["val"], nodes[2].meta["val"], None)

@@ -25,7 +25,14 @@ from torch.fx import GraphModule, Node
 from torch_max_backend.dtypes import max_dtype
 from torch_max_backend.errors import CannotLower
 from torch_max_backend.graph import layout as graph_layout
-from torch_max_backend.graph.layout import GraphTensor, LayoutChange, Order, contiguous_order, dense_order
+from torch_max_backend.graph.layout import (
+    MAX_RANK,
+    GraphTensor,
+    LayoutChange,
+    Order,
+    contiguous_order,
+    dense_order,
+)
 from torch_max_backend.lowering import Layout, LoweringContext, Registration, lookup
 from torch_max_backend.lowering.context import max_dim
 
@@ -202,6 +209,9 @@ class GraphBuilder:
         registration = lookup(node.target)
         if registration is None:
             raise NodeCannotLower(node, "no lowering is registered")
+        for tensor in (t for n in (node, *node.all_input_nodes) for t in tensors_of(n.meta.get("val"))):
+            if tensor.dim() > MAX_RANK:
+                raise NodeCannotLower(node, f"MAX has tensors of rank {MAX_RANK} at most, this is {tensor.dim()}")
         context = LoweringContext(node, self.device)
         if node.target is not operator.getitem:
             self.ops[str(node.target)] += 1

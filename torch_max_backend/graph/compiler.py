@@ -46,7 +46,7 @@ class CompiledGraph:
         return self.runner(taken)
 
 
-_warned: set[str] = set()
+warned: set[str] = set()
 
 
 def compile_graph(
@@ -100,8 +100,8 @@ def _report(found: dict[str, Refusal], options: Options) -> None:
     for refusal in found.values():
         if options.fallback == "error":
             raise UnsupportedOpError(refusal.op, refusal.arguments, refusal.reason, refusal.user_line)
-        if refusal.op not in _warned:
-            _warned.add(refusal.op)
+        if refusal.op not in warned:
+            warned.add(refusal.op)
             at = f" (at {refusal.user_line})" if refusal.user_line else ""
             warnings.warn(
                 f"{refusal.op}({refusal.arguments}) runs in PyTorch, not in MAX: {refusal.reason}{at}",

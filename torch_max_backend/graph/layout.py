@@ -17,6 +17,9 @@ from max.graph import Dim, StaticDim, TensorValue, ops
 
 Order = tuple[int, ...]
 
+#: The graph compiler refuses tensors of a higher rank.
+MAX_RANK = 8
+
 
 def contiguous_order(rank: int) -> Order:
     """The order of a contiguous tensor: logical dimension i at physical position i."""

@@ -1,0 +1,39 @@
+"""Optimizers' steps, compiled: parameters and state after some steps equal eager's."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+KINDS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {"lr": 0.1}),
+    "sgd_momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-2, "nesterov": True}),
+    "sgd_single": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "foreach": False}),
+    "adam": (torch.optim.Adam, {"lr": 1e-2, "foreach": True}),
+    "adam_single": (torch.optim.Adam, {"lr": 1e-2, "weight_decay": 1e-2, "foreach": False}),
+    "adamw": (torch.optim.AdamW, {"lr": 1e-2, "foreach": True}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_steps_equal_eager_ones(kind: str) -> None:
+    torch.manual_seed(4)
+    torch._dynamo.reset()
+    ours = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Linear(4, 5))
+    theirs = copy.deepcopy(ours)
+    make, settings = KINDS[kind]
+    optimizers = [make(model.parameters(), **settings) for model in (ours, theirs)]
+    step = torch.compile(optimizers[0].step, backend="max", options={"fallback": "error"})
+    for _ in range(3):
+        gradients = [torch.randn_like(p) for p in ours.parameters()]
+        for model in (ours, theirs):
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter.grad = gradient.clone()
+        step()
+        optimizers[1].step()
+    for mine, reference in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine, reference, rtol=2e-5, atol=2e-6)
