@@ -1,0 +1,149 @@
+"""Matrix products.
+
+MAX multiplies row-major matrices, the second one optionally transposed. A transposed operand is no copy where it
+can be that second one, or where the product of both can be formed transposed and relabelled.
+"""
+
+from __future__ import annotations
+
+import torch
+from max.graph import Dim, StaticDim, TensorValue, ops
+
+from torch_max_backend.errors import CannotLower
+from torch_max_backend.graph.layout import GraphTensor
+from torch_max_backend.lowering import numerics
+from torch_max_backend.lowering.context import LoweringContext
+from torch_max_backend.lowering.registry import Layout, lowering
+
+aten = torch.ops.aten
+
+
+def _is_empty(*tensors: GraphTensor) -> bool:
+    return any(isinstance(size, StaticDim) and int(size) == 0 for tensor in tensors for size in tensor.shape)
+
+
+def _swapped(value: TensorValue) -> TensorValue:
+    return ops.transpose(value, value.rank - 2, value.rank - 1)
+
+
+def matrix_product(a: GraphTensor, b: GraphTensor) -> GraphTensor:
+    """a @ b for two matrices, or two batches of them; nothing is copied unless only ``a`` is transposed."""
+    if a.dtype != b.dtype:
+        raise CannotLower(f"a product of {a.dtype} and {b.dtype}")
+    rank = a.rank
+    plain = tuple(range(rank))
+    turned = (*range(rank - 2), rank - 1, rank - 2)
+    if _is_empty(a, b):
+        shape = [*a.shape[:-1], b.shape[-1]]
+        return GraphTensor.contiguous(ops.broadcast_to(numerics.constant(a.value, 0), shape))
+    if a.order not in (plain, turned):
+        a = a.to_order(plain)
+    if b.order not in (plain, turned):
+        b = b.to_order(plain)
+    if a.order == plain:
+        right = b.value if b.order == plain else _swapped(b.value)
+        return GraphTensor.contiguous(ops.matmul(a.value, right))
+    if b.order == turned:
+        return GraphTensor(ops.matmul(b.value, a.value), turned)
+    if _smaller(b, a):
+        return GraphTensor(ops.matmul(_swapped(b.value), a.value), turned)
+    return GraphTensor.contiguous(ops.matmul(_swapped(a.value), b.value))
+
+
+def _smaller(a: GraphTensor, b: GraphTensor) -> bool:
+    """Whether ``a`` is known to have fewer elements than ``b``."""
+    sizes = []
+    for tensor in (a, b):
+        if not all(isinstance(size, StaticDim) for size in tensor.shape[-1:]):
+            return False
+        sizes.append(_count(tensor.shape))
+    return None not in sizes and sizes[0] < sizes[1]
+
+
+def _count(shape: list[Dim]) -> int | None:
+    count = 1
+    for size in shape:
+        if not isinstance(size, StaticDim):
+            return None
+        count *= int(size)
+    return count
+
+
+@lowering(aten.mm.default, layout=Layout.RAW)
+def mm(ctx: LoweringContext, a: GraphTensor, b: GraphTensor) -> GraphTensor:
+    """The product of two matrices."""
+    return matrix_product(a, b)
+
+
+@lowering(aten.bmm.default, layout=Layout.RAW)
+def bmm(ctx: LoweringContext, a: GraphTensor, b: GraphTensor) -> GraphTensor:
+    """The products of two batches of matrices."""
+    return matrix_product(a, b)
+
+
+@lowering(aten.addmm.default, layout=Layout.RAW)
+def addmm(
+    ctx: LoweringContext,
+    bias: GraphTensor,
+    a: GraphTensor,
+    b: GraphTensor,
+    *,
+    beta: float | int = 1,
+    alpha: float | int = 1,
+) -> GraphTensor:
+    """beta * bias + alpha * (a @ b); the bias may broadcast. A beta of 0 ignores NaN in the bias."""
+    return _plus(ctx, bias, matrix_product(a, b), beta, alpha)
+
+
+@lowering(aten.addmv.default, layout=Layout.RAW)
+def addmv(
+    ctx: LoweringContext,
+    bias: GraphTensor,
+    matrix: GraphTensor,
+    vector: GraphTensor,
+    *,
+    beta: float | int = 1,
+    alpha: float | int = 1,
+) -> GraphTensor:
+    """beta * bias + alpha * (matrix @ vector)."""
+    column = GraphTensor.contiguous(ops.unsqueeze(vector.value, 1))
+    product = matrix_product(matrix, column)
+    flat = GraphTensor.contiguous(ops.reshape(product.value, [matrix.shape[0]]))
+    return _plus(ctx, bias, flat, beta, alpha)
+
+
+def _plus(
+    ctx: LoweringContext, bias: GraphTensor, product: GraphTensor, beta: float | int, alpha: float | int
+) -> GraphTensor:
+    if any(isinstance(factor, torch.SymInt) for factor in (beta, alpha)):
+        raise CannotLower("a factor that is known only at run time")
+    dtype = ctx.compute_dtype
+    result = ctx.cast(product.value, dtype)
+    if alpha != 1:
+        result = ops.mul(result, ctx.scalar(alpha, dtype))
+    if beta != 0:
+        missing = product.rank - bias.rank
+        added = ops.reshape(bias.logical(), [1] * missing + bias.shape) if missing else bias.logical()
+        added = GraphTensor.contiguous(ctx.cast(added, dtype)).to_order(product.order).value
+        if beta != 1:
+            added = ops.mul(added, ctx.scalar(beta, dtype))
+        result = ops.add(result, added)
+    return product.with_value(ctx.cast(result, ctx.max_dtype))
+
+
+@lowering(aten.linear.default, layout=Layout.RAW)
+def linear(ctx: LoweringContext, x: GraphTensor, weight: GraphTensor, bias: GraphTensor | None = None) -> GraphTensor:
+    """x @ weight.T + bias over the last dimension of x."""
+    if weight.rank != 2:
+        raise CannotLower(f"a weight of rank {weight.rank}")
+    rows = Dim(1)
+    for size in x.shape[:-1]:
+        rows = rows * size
+    features = x.shape[-1]
+    flat = x if x.rank == 2 else GraphTensor.contiguous(ops.reshape(x.logical(), [rows, features]))
+    product = matrix_product(flat, weight.permuted([1, 0]))
+    if bias is not None:
+        product = _plus(ctx, bias, product, 1, 1)
+    if x.rank == 2:
+        return product
+    return GraphTensor.contiguous(ops.reshape(product.logical(), ctx.out_shape()))

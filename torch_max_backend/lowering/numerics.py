@@ -1,0 +1,364 @@
+"""Arithmetic on MAX values with PyTorch's semantics: NaN, infinities, integer division, casts.
+
+MAX's own elementwise ops are accurate inside their domain but saturate or drop NaN outside it: ``exp`` never
+reaches infinity, ``max`` and ``relu`` lose NaN, ``not_equal`` is false for NaN, an integer division by zero ends
+the process. Lowerings call these functions instead; on finite values they cost a compare and a select, which MAX
+fuses with the op itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from max.dtype import DType
+from max.graph import Dim, StaticDim, TensorValue, ops
+from max.graph.ops.elementwise import _trunc_div as integer_division
+
+from torch_max_backend.lowering.context import scalar
+
+NARROW_FLOATS = (DType.bfloat16, DType.float16)
+
+#: Beyond these, exp of a finite argument leaves the dtype's normal range.
+_EXP_RANGE = {DType.float32: (-103.0, 88.72283905206835), DType.float64: (-745.0, 709.782712893384)}
+
+
+def constant(like: TensorValue, value: float | int | bool) -> TensorValue:
+    """A rank-0 constant of ``like``'s dtype, on its device."""
+    return scalar(value, like.dtype, like.device)
+
+
+def cast(x: TensorValue, dtype: DType) -> TensorValue:
+    """``x.to(dtype)``: floats truncate towards zero, anything but zero (NaN too) is True."""
+    if x.dtype == dtype:
+        return x
+    if dtype == DType.bool:
+        return nonzero(x)
+    return ops.cast(x, dtype)
+
+
+def is_float(dtype: DType) -> bool:
+    """Whether ``dtype`` is a floating point type."""
+    return dtype.is_float()
+
+
+def dim_value(dim: Dim, like: TensorValue, dtype: DType) -> TensorValue:
+    """A dimension as a rank-0 value of ``dtype`` on ``like``'s device."""
+    if isinstance(dim, StaticDim):
+        return scalar(int(dim), dtype, like.device)
+    value = ops.cast(TensorValue(dim), dtype)
+    return value if like.device == value.device else ops.transfer_to(value, like.device)
+
+
+def filled(like: TensorValue, value: float | int | bool) -> TensorValue:
+    """A tensor of ``like``'s shape and dtype, every element ``value``."""
+    return ops.broadcast_to(constant(like, value), like.shape)
+
+
+# Predicates and comparisons
+
+
+def nonzero(x: TensorValue) -> TensorValue:
+    """``x != 0``, true for NaN."""
+    if x.dtype == DType.bool:
+        return x
+    return ops.logical_not(ops.equal(x, constant(x, 0)))
+
+
+def not_equal(a: TensorValue, b: TensorValue) -> TensorValue:
+    """``a != b``, true where either is NaN."""
+    return ops.logical_not(ops.equal(a, b))
+
+
+def is_nan(x: TensorValue) -> TensorValue:
+    """Whether each element is NaN; false everywhere for integers."""
+    if not is_float(x.dtype):
+        return ops.broadcast_to(scalar(False, DType.bool, x.device), x.shape)
+    return ops.is_nan(x)
+
+
+def is_inf(x: TensorValue) -> TensorValue:
+    """Whether each element is infinite; false everywhere for integers."""
+    if not is_float(x.dtype):
+        return ops.broadcast_to(scalar(False, DType.bool, x.device), x.shape)
+    return ops.is_inf(x)
+
+
+# Extrema
+
+
+def maximum(a: TensorValue, b: TensorValue) -> TensorValue:
+    """The larger element; NaN where either is."""
+    if not is_float(a.dtype):
+        return ops.where(ops.greater_equal(a, b), a, b)
+    return ops.where(ops.logical_or(ops.is_nan(a), ops.greater_equal(a, b)), a, b)
+
+
+def minimum(a: TensorValue, b: TensorValue) -> TensorValue:
+    """The smaller element; NaN where either is."""
+    if not is_float(a.dtype):
+        return ops.where(ops.greater_equal(b, a), a, b)
+    return ops.where(ops.logical_or(ops.is_nan(a), ops.greater_equal(b, a)), a, b)
+
+
+def at_least(x: TensorValue, low: float | int) -> TensorValue:
+    """``max(x, low)`` for a number ``low``; NaN stays."""
+    bound = constant(x, low)
+    return ops.where(ops.greater(bound, x), bound, x)
+
+
+def at_most(x: TensorValue, high: float | int) -> TensorValue:
+    """``min(x, high)`` for a number ``high``; NaN stays."""
+    bound = constant(x, high)
+    return ops.where(ops.greater(x, bound), bound, x)
+
+
+# Division
+
+
+def floor_divide(a: TensorValue, b: TensorValue) -> TensorValue:
+    """Division rounded towards minus infinity, as ATen's for floats and for integers."""
+    if is_float(a.dtype):
+        remainder = fmod(a, b)
+        quotient = ops.div(ops.sub(a, remainder), b)
+        differ = ops.logical_and(nonzero(remainder), ops.logical_xor(_negative(b), _negative(remainder)))
+        quotient = ops.where(differ, ops.sub(quotient, constant(a, 1)), quotient)
+        return ops.where(nonzero(b), ops.round(quotient), ops.div(a, b))
+    quotient = truncated_divide(a, b)
+    if a.dtype.is_unsigned_integral():
+        return quotient
+    remainder = ops.sub(a, ops.mul(quotient, b))
+    differ = ops.logical_and(nonzero(remainder), ops.logical_xor(_negative(b), _negative(remainder)))
+    return ops.where(differ, ops.sub(quotient, constant(a, 1)), quotient)
+
+
+def truncated_divide(a: TensorValue, b: TensorValue) -> TensorValue:
+    """Division rounded towards zero. An integer divided by zero gives the dividend: it must not trap."""
+    if is_float(a.dtype):
+        return ops.trunc(ops.div(a, b))
+    one = constant(b, 1)
+    unsafe = ops.equal(b, constant(b, 0))
+    if a.dtype.is_unsigned_integral():
+        return integer_division(a, ops.where(unsafe, one, b))
+    # The smallest integer divided by -1 overflows, which traps as well; negation wraps.
+    negate = ops.equal(b, constant(b, -1))
+    quotient = integer_division(a, ops.where(ops.logical_or(unsafe, negate), one, b))
+    return ops.where(negate, ops.negate(quotient), quotient)
+
+
+def fmod(a: TensorValue, b: TensorValue) -> TensorValue:
+    """The remainder with the sign of ``a``."""
+    if not is_float(a.dtype):
+        return ops.sub(a, ops.mul(truncated_divide(a, b), b))
+    result = ops.sub(a, ops.mul(ops.trunc(ops.div(a, b)), b))
+    # a - 0 * inf is NaN; C's fmod returns a.
+    whole = ops.logical_and(ops.is_inf(b), ops.logical_not(ops.is_inf(a)))
+    return ops.where(whole, a, result)
+
+
+def remainder(a: TensorValue, b: TensorValue) -> TensorValue:
+    """The remainder with the sign of ``b``."""
+    result = fmod(a, b)
+    if a.dtype.is_unsigned_integral():
+        return result
+    differ = ops.logical_and(nonzero(result), ops.logical_xor(_negative(b), _negative(result)))
+    return ops.where(differ, ops.add(result, b), result)
+
+
+def _negative(x: TensorValue) -> TensorValue:
+    return ops.greater(constant(x, 0), x)
+
+
+def sign_bit(x: TensorValue) -> TensorValue:
+    """Whether the sign bit is set; minus zero counts, the sign of NaN does not."""
+    if not is_float(x.dtype):
+        return _negative(x)
+    return ops.logical_or(_negative(x), _negative(ops.div(constant(x, 1), x)))
+
+
+# Transcendental functions of float32 and float64
+
+
+def exp(x: TensorValue) -> TensorValue:
+    """e to the x, infinite and zero where it leaves the dtype's range, NaN for NaN."""
+    low, high = _EXP_RANGE[x.dtype]
+    y = ops.exp(x)
+    if x.dtype == DType.float64:
+        # MAX's float64 exp has 10 good digits; its log has all: one Newton step.
+        y = ops.add(y, ops.mul(y, ops.sub(x, ops.log(y))))
+    y = ops.where(ops.greater(x, constant(x, high)), constant(x, math.inf), y)
+    y = ops.where(ops.greater(constant(x, low), x), constant(x, 0), y)
+    return ops.where(ops.is_nan(x), x, y)
+
+
+def expm1(x: TensorValue) -> TensorValue:
+    """exp(x) - 1 without cancellation near zero."""
+    one = constant(x, 1)
+    u = exp(x)
+    less = ops.sub(u, one)
+    corrected = ops.div(ops.mul(less, x), ops.log(u))
+    plain = ops.logical_or(ops.is_inf(u), ops.equal(less, constant(x, -1)))
+    return ops.where(ops.equal(u, one), x, ops.where(plain, less, corrected))
+
+
+def sigmoid(x: TensorValue) -> TensorValue:
+    """1 / (1 + exp(-x))."""
+    one = constant(x, 1)
+    return ops.div(one, ops.add(one, exp(ops.negate(x))))
+
+
+def tanh(x: TensorValue) -> TensorValue:
+    """The hyperbolic tangent; NaN stays."""
+    return ops.where(ops.is_nan(x), x, ops.tanh(x))
+
+
+def relu(x: TensorValue) -> TensorValue:
+    """``x`` where it is positive or NaN, zero elsewhere."""
+    zero = constant(x, 0)
+    return ops.where(ops.greater_equal(zero, x), zero, x)
+
+
+def in_double(function: Callable[..., TensorValue]) -> Callable[..., TensorValue]:
+    """``function`` evaluated in float64, rounded once to the dtype of its (float) arguments.
+
+    For functions that MAX lacks: the formulas lose a few of float64's digits and none of float32's.
+    """
+
+    def evaluated(*args: TensorValue) -> TensorValue:
+        return ops.cast(function(*(ops.cast(arg, DType.float64) for arg in args)), args[0].dtype)
+
+    return evaluated
+
+
+@in_double
+def asin(x: TensorValue) -> TensorValue:
+    """The arc sine."""
+    small = ops.greater(constant(x, 1e-4), ops.abs(x))
+    series = ops.add(x, ops.div(ops.mul(x, ops.mul(x, x)), constant(x, 6)))
+    return ops.where(small, series, ops.sub(constant(x, math.pi / 2), acos(x)))
+
+
+@in_double
+def acos(x: TensorValue) -> TensorValue:
+    """The arc cosine, NaN outside [-1, 1]."""
+    outside = ops.logical_not(ops.greater_equal(constant(x, 1), ops.abs(x)))
+    return ops.where(outside, constant(x, math.nan), ops.acos(x))
+
+
+@in_double
+def atan(x: TensorValue) -> TensorValue:
+    """The arc tangent."""
+    one = constant(x, 1)
+    magnitude = ops.abs(x)
+    large = ops.greater(magnitude, one)
+    reduced = ops.where(large, ops.div(one, magnitude), magnitude)
+    angle = asin(ops.div(reduced, ops.sqrt(ops.add(one, ops.mul(reduced, reduced)))))
+    angle = ops.where(large, ops.sub(constant(x, math.pi / 2), angle), angle)
+    return ops.where(_negative(x), ops.negate(angle), angle)
+
+
+@in_double
+def atan2(y: TensorValue, x: TensorValue) -> TensorValue:
+    """The angle of the point (x, y), with the quadrants and signed zeros of C's atan2."""
+    zero, one, pi = constant(x, 0), constant(x, 1), constant(x, math.pi)
+    height, width = ops.abs(y), ops.abs(x)
+    both = ops.logical_and(ops.is_inf(x), ops.is_inf(y))
+    ratio = ops.where(both, one, ops.div(height, width))
+    ratio = ops.where(ops.logical_and(ops.equal(height, zero), ops.equal(width, zero)), zero, ratio)
+    angle = atan(ratio)
+    angle = ops.where(sign_bit(x), ops.sub(pi, angle), angle)
+    return ops.where(sign_bit(y), ops.negate(angle), angle)
+
+
+@in_double
+def tan(x: TensorValue) -> TensorValue:
+    """The tangent."""
+    return ops.div(ops.sin(x), ops.cos(x))
+
+
+@in_double
+def sinh(x: TensorValue) -> TensorValue:
+    """The hyperbolic sine."""
+    one, half = constant(x, 1), constant(x, 0.5)
+    grown = expm1(ops.abs(x))
+    # For a huge argument grown / (grown + 1) would be inf / inf.
+    rest = ops.where(ops.is_inf(grown), one, ops.div(grown, ops.add(grown, one)))
+    size = ops.mul(half, ops.add(grown, rest))
+    return ops.where(_negative(x), ops.negate(size), size)
+
+
+@in_double
+def cosh(x: TensorValue) -> TensorValue:
+    """The hyperbolic cosine."""
+    grown = exp(ops.abs(x))
+    return ops.mul(constant(x, 0.5), ops.add(grown, ops.div(constant(x, 1), grown)))
+
+
+@in_double
+def asinh(x: TensorValue) -> TensorValue:
+    """The inverse hyperbolic sine."""
+    one, size = constant(x, 1), ops.abs(x)
+    square = ops.mul(x, x)
+    near = ops.log1p(ops.add(size, ops.div(square, ops.add(one, ops.sqrt(ops.add(one, square))))))
+    far = ops.add(ops.log(size), constant(x, math.log(2)))
+    result = ops.where(ops.greater(size, constant(x, 1e8)), far, near)
+    return ops.where(_negative(x), ops.negate(result), result)
+
+
+@in_double
+def acosh(x: TensorValue) -> TensorValue:
+    """The inverse hyperbolic cosine, NaN below 1."""
+    above = ops.sub(x, constant(x, 1))
+    near = ops.log1p(ops.add(above, ops.sqrt(ops.add(ops.mul(constant(x, 2), above), ops.mul(above, above)))))
+    far = ops.add(ops.log(x), constant(x, math.log(2)))
+    return ops.where(ops.greater(x, constant(x, 1e8)), far, near)
+
+
+@in_double
+def exp2(x: TensorValue) -> TensorValue:
+    """2 to the x."""
+    return exp(ops.mul(x, constant(x, math.log(2))))
+
+
+@in_double
+def log2(x: TensorValue) -> TensorValue:
+    """The logarithm to base 2."""
+    return ops.mul(ops.log(x), constant(x, 1 / math.log(2)))
+
+
+@in_double
+def log10(x: TensorValue) -> TensorValue:
+    """The logarithm to base 10."""
+    return ops.mul(ops.log(x), constant(x, 1 / math.log(10)))
+
+
+@in_double
+def power(base: TensorValue, exponent: TensorValue) -> TensorValue:
+    """``base ** exponent`` with the special cases of C's pow."""
+    zero, one, two = constant(base, 0), constant(base, 1), constant(base, 2)
+    size = ops.abs(base)
+    result = exp(ops.mul(exponent, ops.log(size)))
+    whole = ops.equal(ops.floor(exponent), exponent)
+    halved = ops.div(exponent, two)
+    odd = ops.logical_and(whole, not_equal(ops.floor(halved), halved))
+    negative = ops.greater(zero, base)
+    result = ops.where(ops.logical_and(sign_bit(base), odd), ops.negate(result), result)
+    invalid = ops.logical_and(ops.logical_and(negative, ops.logical_not(ops.is_inf(base))), ops.logical_not(whole))
+    result = ops.where(invalid, constant(base, math.nan), result)
+    # 1 ** anything and anything ** 0 are 1, NaN included; (-1) ** (+-inf) is 1 as well.
+    unit = ops.logical_or(
+        ops.equal(base, one), ops.logical_and(ops.equal(base, constant(base, -1)), ops.is_inf(exponent))
+    )
+    return ops.where(ops.logical_or(unit, ops.equal(exponent, zero)), one, result)
+
+
+def integer_power(x: TensorValue, exponent: int) -> TensorValue:
+    """``x ** exponent`` by squaring, for a whole ``exponent`` >= 0."""
+    result: TensorValue | None = None
+    while exponent:
+        if exponent & 1:
+            result = x if result is None else ops.mul(result, x)
+        exponent >>= 1
+        if exponent:
+            x = ops.mul(x, x)
+    return filled(x, 1) if result is None else result
