@@ -78,7 +78,8 @@ def scalar(value: float | int | bool, dtype: DType, device: DeviceRef) -> Tensor
     if dtype in (DType.bfloat16, DType.float16):
         # numpy has no bfloat16: round once, on the device, from float32.
         return ops.cast(ops.constant(np.float32(value), DType.float32, device=device), dtype)
-    return ops.constant(np.asarray(value, dtype=dtype.to_numpy()), dtype, device=device)
+    # A 0-d numpy array would become a constant of shape [1].
+    return ops.constant(np.asarray(value, dtype=dtype.to_numpy()).item(), dtype, device=device)
 
 
 def max_dim(size: int | torch.SymInt) -> Dim:
