@@ -8,6 +8,11 @@ from max.gpu.host import DeviceBuffer, DeviceContext
 
 from .analytic import convolution_analytic_cpu, convolution_analytic_gpu
 from .common import DGRAD, FPROP, WGRAD, Ptr
+from .cpu.depthwise import (
+    depthwise_can_implement,
+    depthwise_cpu,
+    depthwise_wgrad_cpu,
+)
 from .cpu.implicit_gemm import implicit_gemm_can_implement, implicit_gemm_cpu
 from .cpu.wgrad import wgrad_gemm_can_implement, wgrad_gemm_cpu
 from .problem import ConvolutionProblem
@@ -24,10 +29,16 @@ def run_cpu[
 ) raises:
     """Writes y from (x, w), dx from (dy, w) or dw from (x, dy) on the CPU."""
     comptime if pass_ == FPROP or pass_ == DGRAD:
+        if not depthwise_can_implement[dtype](problem):
+            depthwise_cpu[dtype, pass_](result, a, b, problem)
+            return
         if not implicit_gemm_can_implement[dtype, pass_](problem):
             implicit_gemm_cpu[dtype, pass_](result, a, b, problem)
             return
     else:
+        if not depthwise_can_implement[dtype](problem):
+            depthwise_wgrad_cpu[dtype](result, a, b, problem)
+            return
         if not wgrad_gemm_can_implement[dtype](problem):
             wgrad_gemm_cpu[dtype](result, a, b, problem)
             return

@@ -1,0 +1,549 @@
+"""Depthwise convolution (one channel in and out of each group): direct kernels, vectorised over channels.
+
+Forward pass and data gradient share one kernel: both read source pixels through the taps of a phase. The weight
+gradient adds row sums to a [tap][channel] buffer of each worker; a second stage adds the workers' buffers in order.
+"""
+
+from std.math import ceildiv
+from std.memory import unsafe_memset_zero
+from std.memory.alloc import unsafe_alloc
+from std.sys.info import simd_width_of, size_of
+
+from max.algorithm import sync_parallelize
+
+from ..common import FPROP, Ptr, accumulation_type, worker_count
+from ..problem import ConvolutionProblem
+from .gather import Axis, Phase, forward_phases, gradient_phases
+from .pack import full_tap
+
+# Pixels of one register tile.
+comptime TILE = 8
+
+
+@fieldwise_init
+struct Row(ImplicitlyCopyable, TrivialRegisterPassable):
+    """Where one row of pixels stands: its image and its indices on the two outer axes.
+    """
+
+    var n: Int
+    var o: Int
+    var p: Int
+
+
+@always_inline
+def _row(index: Int, phase: Phase) -> Row:
+    var outer = index // phase.h.rows
+    return Row(
+        outer // phase.d.rows, outer % phase.d.rows, index % phase.h.rows
+    )
+
+
+@always_inline
+def _source_row(phase: Phase, row: Row, t: Int, r: Int) -> Int:
+    """Index of the source row that taps t and r read, -1 in the padding."""
+    var d = row.o * phase.d.step + phase.d.offset(t)
+    var h = row.p * phase.h.step + phase.h.offset(r)
+    if d < 0 or d >= phase.d.source or h < 0 or h >= phase.h.source:
+        return -1
+    return (row.n * phase.d.source + d) * phase.h.source + h
+
+
+@always_inline
+def _inside(axis: Axis) -> Tuple[Int, Int]:
+    """The rows of an axis whose taps all lie inside the source."""
+    if axis.taps == 0:
+        return (0, axis.rows)
+    var one = axis.offset(0)
+    var other = axis.offset(axis.taps - 1)
+    var low = max(0, ceildiv(-min(one, other), axis.step))
+    var high = min(
+        axis.rows, (axis.source - 1 - max(one, other)) // axis.step + 1
+    )
+    return (min(low, axis.rows), max(low, high))
+
+
+@fieldwise_init
+struct Line[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
+    """One source row that a row of pixels reads, and the filter taps that read it.
+    """
+
+    var source: Ptr[Self.dtype]
+    var filter: Ptr[accumulation_type[Self.dtype]]
+
+
+@always_inline
+def _pixels[
+    dtype: DType, width: Int, tile: Int, checked: Bool
+](
+    result: Ptr[dtype],
+    result_pitch: Int,
+    lines: MutPointer[Line[dtype], MutUntrackedOrigin],
+    count: Int,
+    zeros: Ptr[dtype],
+    axis: Axis,
+    pixel: Int,
+    c: Int,
+    channels: Int,
+):
+    """`tile` neighbouring pixels by `width` channels; `checked` where a tap may lie outside along W.
+    """
+    comptime acc_type = accumulation_type[dtype]
+    var acc = Array[SIMD[acc_type, width], tile](fill=0)
+    var pitch = axis.step * channels
+    var first = pixel * axis.step + axis.first_offset
+    for i in range(count):
+        var line = lines[unsafe_offset=i]
+        var f = line.filter.unsafe_offset(c)
+        var column = first
+        for _ in range(axis.taps):
+            var filter = f.unsafe_load[width=width]()
+            var base = line.source.unsafe_offset(column * channels + c)
+            comptime for i in range(tile):
+                var p = base.unsafe_offset(i * pitch)
+                comptime if checked:
+                    var at = column + i * axis.step
+                    if at < 0 or at >= axis.source:
+                        p = zeros
+                acc[i] = (
+                    p.unsafe_load[width=width]()
+                    .cast[acc_type]()
+                    .fma(filter, acc[i])
+                )
+            column += axis.offset_step
+            f = f.unsafe_offset(channels)
+    var target = result.unsafe_offset(pixel * result_pitch + c)
+    comptime for i in range(tile):
+        target.unsafe_offset(i * result_pitch).unsafe_store(
+            acc[i].cast[dtype]()
+        )
+
+
+@no_inline
+def _channels[
+    dtype: DType, width: Int
+](
+    result: Ptr[dtype],
+    result_pitch: Int,
+    lines: MutPointer[Line[dtype], MutUntrackedOrigin],
+    count: Int,
+    zeros: Ptr[dtype],
+    axis: Axis,
+    first: Int,
+    last: Int,
+    channels: Int,
+):
+    """One row of pixels, channels [first, last) in steps of `width`."""
+    var low, high = _inside(axis)
+    for c in range(first, last, width):
+        var pixel = 0
+        while pixel < axis.rows:
+            var left = axis.rows - pixel
+            var inside = pixel >= low
+            if inside and pixel + TILE <= high:
+                _pixels[dtype, width, TILE, False](
+                    result,
+                    result_pitch,
+                    lines,
+                    count,
+                    zeros,
+                    axis,
+                    pixel,
+                    c,
+                    channels,
+                )
+                pixel += TILE
+            elif left >= TILE:
+                _pixels[dtype, width, TILE, True](
+                    result,
+                    result_pitch,
+                    lines,
+                    count,
+                    zeros,
+                    axis,
+                    pixel,
+                    c,
+                    channels,
+                )
+                pixel += TILE
+            else:
+                comptime for size in range(1, TILE):
+                    if left == size:
+                        _pixels[dtype, width, size, True](
+                            result,
+                            result_pitch,
+                            lines,
+                            count,
+                            zeros,
+                            axis,
+                            pixel,
+                            c,
+                            channels,
+                        )
+                pixel += left
+
+
+@no_inline
+def _result_row[
+    dtype: DType
+](
+    result: Ptr[dtype],
+    source: Ptr[dtype],
+    filter: Ptr[accumulation_type[dtype]],
+    zeros: Ptr[dtype],
+    lines: MutPointer[Line[dtype], MutUntrackedOrigin],
+    phase: Phase,
+    row: Row,
+    channels: Int,
+):
+    """Every pixel of one row of one phase."""
+    comptime width = simd_width_of[accumulation_type[dtype]]()
+    var count = 0
+    for t in range(phase.d.taps):
+        for r in range(phase.h.taps):
+            var line = _source_row(phase, row, t, r)
+            if line >= 0:
+                var tap = (t * phase.h.taps + r) * phase.w.taps
+                lines[unsafe_offset=count] = Line[dtype](
+                    source.unsafe_offset(line * phase.w.source * channels),
+                    filter.unsafe_offset(tap * channels),
+                )
+                count += 1
+    var pixel = (
+        (
+            row.n * phase.d.out_extent
+            + phase.d.out_first
+            + row.o * phase.d.out_step
+        )
+        * phase.h.out_extent
+        + phase.h.out_first
+        + row.p * phase.h.out_step
+    ) * phase.w.out_extent + phase.w.out_first
+    var target = result.unsafe_offset(pixel * channels)
+    var pitch = phase.w.out_step * channels
+    var first = 0
+    comptime for size in [width, 4, 1]:
+        var last = first + (channels - first) // size * size
+        _channels[dtype, size](
+            target, pitch, lines, count, zeros, phase.w, first, last, channels
+        )
+        first = last
+
+
+@no_inline
+def _pack_taps[
+    dtype: DType
+](
+    packed: Ptr[accumulation_type[dtype]],
+    w: Ptr[dtype],
+    g: ConvolutionProblem,
+    phase: Phase,
+):
+    """The phase's taps as [tap][channel]."""
+    var taps = phase.taps()
+    for tap in range(taps):
+        var full = full_tap(g, phase, tap)
+        for c in range(g.c):
+            packed[unsafe_offset=tap * g.c + c] = w[
+                unsafe_offset=c * g.taps() + full
+            ].cast[accumulation_type[dtype]]()
+
+
+@no_inline
+def depthwise_cpu[
+    dtype: DType, pass_: Int
+](
+    result: Ptr[dtype],
+    source: Ptr[dtype],
+    w: Ptr[dtype],
+    g: ConvolutionProblem,
+):
+    """The forward pass (source x, result y) or the data gradient (source dy, result dx).
+    """
+    comptime acc_type = accumulation_type[dtype]
+    comptime width = simd_width_of[acc_type]()
+    var phases: List[Phase]
+    comptime if pass_ == FPROP:
+        phases = forward_phases(g)
+    else:
+        phases = gradient_phases(g, g.c)
+    var packed = unsafe_alloc[Scalar[acc_type]](
+        max(1, g.taps() * g.c), alignment=64
+    )
+    for phase in phases:
+        _pack_taps[dtype](
+            packed.unsafe_offset(phase.filter_offset), w, g, phase
+        )
+    var zeros = unsafe_alloc[Scalar[dtype]](width, alignment=64)
+    unsafe_memset_zero(zeros, width)
+    var workers = worker_count()
+    var most_lines = g.t * g.r
+    var lines = unsafe_alloc[Line[dtype]](workers * most_lines)
+    # Rows of the result in memory order, whatever phase they belong to: neighbours share source rows.
+    var extent_d = phases[0].d.out_extent
+    var extent_h = phases[0].h.out_extent
+    var step_d = phases[0].d.out_step
+    var step_h = phases[0].h.out_step
+    var phases_h = min(step_h, extent_h)
+    var phases_w = min(phases[0].w.out_step, phases[0].w.out_extent)
+
+    @always_inline
+    def task(worker: Int) {imm}:
+        var mine = lines.unsafe_offset(worker * most_lines)
+        var rows = g.n * extent_d * extent_h
+        for index in range(
+            rows * worker // workers, rows * (worker + 1) // workers
+        ):
+            var h = index % extent_h
+            var d = index // extent_h % extent_d
+            var n = index // extent_h // extent_d
+            var first = ((d % step_d) * phases_h + h % step_h) * phases_w
+            for i in range(first, first + phases_w):
+                _result_row[dtype](
+                    result,
+                    source,
+                    packed.unsafe_offset(phases[i].filter_offset),
+                    zeros,
+                    mine,
+                    phases[i],
+                    Row(n, d // step_d, h // step_h),
+                    g.c,
+                )
+
+    sync_parallelize(task, workers)
+    lines.unsafe_free()
+    zeros.unsafe_free()
+    packed.unsafe_free()
+
+
+@always_inline
+def _load[
+    dtype: DType, width: Int
+](p: Ptr[dtype], offset: Int) -> SIMD[accumulation_type[dtype], width]:
+    return (
+        p.unsafe_offset(offset)
+        .unsafe_load[width=width]()
+        .cast[accumulation_type[dtype]]()
+    )
+
+
+@always_inline
+def _row_products[
+    dtype: DType, width: Int, rows: Int, taps: Int
+](
+    sums: Ptr[accumulation_type[dtype]],
+    lines: MutPointer[Line[dtype], MutUntrackedOrigin],
+    dy: Ptr[dtype],
+    axis: Axis,
+    first_tap: Int,
+    c: Int,
+    channels: Int,
+):
+    """Adds one row of dy times `rows` source rows to `taps` neighbouring taps of each.
+    """
+    comptime acc_type = accumulation_type[dtype]
+    var acc = Array[SIMD[acc_type, width], rows * taps](fill=0)
+    var x = Array[Ptr[dtype], rows](fill=dy)
+    comptime for row in range(rows):
+        x[row] = lines[unsafe_offset=row].source.unsafe_offset(c)
+    # Pixels for which all of these taps lie inside.
+    var first = axis.offset(first_tap)
+    var low = min(axis.rows, max(0, ceildiv(-first, axis.step)))
+    var high = (
+        axis.source - 1 - axis.offset(first_tap + taps - 1)
+    ) // axis.step + 1
+    high = max(low, min(axis.rows, high))
+    var pitch = axis.offset_step * channels
+
+    @always_inline
+    def edge(q: Int) {mut acc, imm}:
+        var d = _load[dtype, width](dy, q * channels + c)
+        comptime for tap in range(taps):
+            var column = q * axis.step + axis.offset(first_tap + tap)
+            if column >= 0 and column < axis.source:
+                comptime for row in range(rows):
+                    acc[row * taps + tap] = d.fma(
+                        _load[dtype, width](x[row], column * channels),
+                        acc[row * taps + tap],
+                    )
+
+    for q in range(low):
+        edge(q)
+    for q in range(low, high):
+        var d = _load[dtype, width](dy, q * channels + c)
+        var at = (q * axis.step + first) * channels
+        comptime for row in range(rows):
+            comptime for tap in range(taps):
+                acc[row * taps + tap] = d.fma(
+                    _load[dtype, width](x[row], at + tap * pitch),
+                    acc[row * taps + tap],
+                )
+    for q in range(high, axis.rows):
+        edge(q)
+    comptime for row in range(rows):
+        var line = lines[unsafe_offset=row].filter.unsafe_offset(
+            first_tap * channels + c
+        )
+        comptime for tap in range(taps):
+            var target = line.unsafe_offset(tap * channels)
+            target.unsafe_store(
+                target.unsafe_load[width=width]() + acc[row * taps + tap]
+            )
+
+
+@no_inline
+def _wgrad_channels[
+    dtype: DType, width: Int
+](
+    sums: Ptr[accumulation_type[dtype]],
+    lines: MutPointer[Line[dtype], MutUntrackedOrigin],
+    count: Int,
+    dy: Ptr[dtype],
+    axis: Axis,
+    first: Int,
+    last: Int,
+    channels: Int,
+):
+    """One row of dy against every tap of `count` source rows, channels [first, last).
+    """
+    for c in range(first, last, width):
+        var s = 0
+        while s < axis.taps:
+            var line = 0
+            var wide = axis.taps - s >= 3
+            while line + 3 <= count:
+                if wide:
+                    _row_products[dtype, width, 3, 3](
+                        sums,
+                        lines.unsafe_offset(line),
+                        dy,
+                        axis,
+                        s,
+                        c,
+                        channels,
+                    )
+                else:
+                    _row_products[dtype, width, 3, 1](
+                        sums,
+                        lines.unsafe_offset(line),
+                        dy,
+                        axis,
+                        s,
+                        c,
+                        channels,
+                    )
+                line += 3
+            while line < count:
+                if wide:
+                    _row_products[dtype, width, 1, 3](
+                        sums,
+                        lines.unsafe_offset(line),
+                        dy,
+                        axis,
+                        s,
+                        c,
+                        channels,
+                    )
+                else:
+                    _row_products[dtype, width, 1, 1](
+                        sums,
+                        lines.unsafe_offset(line),
+                        dy,
+                        axis,
+                        s,
+                        c,
+                        channels,
+                    )
+                line += 1
+            s += 3 if wide else 1
+
+
+@no_inline
+def _wgrad_row[
+    dtype: DType
+](
+    sums: Ptr[accumulation_type[dtype]],
+    x: Ptr[dtype],
+    dy: Ptr[dtype],
+    lines: MutPointer[Line[dtype], MutUntrackedOrigin],
+    phase: Phase,
+    row: Row,
+    channels: Int,
+):
+    comptime width = simd_width_of[accumulation_type[dtype]]()
+    var count = 0
+    for t in range(phase.d.taps):
+        for r in range(phase.h.taps):
+            var line = _source_row(phase, row, t, r)
+            if line >= 0:
+                var tap = (t * phase.h.taps + r) * phase.w.taps
+                lines[unsafe_offset=count] = Line[dtype](
+                    x.unsafe_offset(line * phase.w.source * channels),
+                    sums.unsafe_offset(tap * channels),
+                )
+                count += 1
+    var dy_row = dy.unsafe_offset(
+        ((row.n * phase.d.rows + row.o) * phase.h.rows + row.p)
+        * phase.w.rows
+        * channels
+    )
+    var first = 0
+    comptime for size in [width, 4, 1]:
+        var last = first + (channels - first) // size * size
+        _wgrad_channels[dtype, size](
+            sums, lines, count, dy_row, phase.w, first, last, channels
+        )
+        first = last
+
+
+@no_inline
+def depthwise_wgrad_cpu[
+    dtype: DType
+](dw: Ptr[dtype], x: Ptr[dtype], dy: Ptr[dtype], g: ConvolutionProblem):
+    comptime acc_type = accumulation_type[dtype]
+    comptime width = simd_width_of[acc_type]()
+    var phase = forward_phases(g)[0]
+    var workers = worker_count()
+    var size = g.taps() * g.c
+    var partials = unsafe_alloc[Scalar[acc_type]](
+        max(1, workers * size), alignment=64
+    )
+    var lines = unsafe_alloc[Line[dtype]](workers * g.t * g.r)
+
+    @always_inline
+    def task(worker: Int) {imm}:
+        var sums = partials.unsafe_offset(worker * size)
+        var mine = lines.unsafe_offset(worker * g.t * g.r)
+        unsafe_memset_zero(sums, size)
+        var rows = g.n * g.o * g.p
+        for index in range(
+            rows * worker // workers, rows * (worker + 1) // workers
+        ):
+            _wgrad_row[dtype](sums, x, dy, mine, phase, _row(index, phase), g.c)
+
+    sync_parallelize(task, workers)
+    var taps = g.taps()
+    for c in range(g.c):
+        for tap in range(taps):
+            var total = Scalar[acc_type](0)
+            for worker in range(workers):
+                total += partials[unsafe_offset=worker * size + tap * g.c + c]
+            dw[unsafe_offset=c * taps + tap] = total.cast[dtype]()
+    lines.unsafe_free()
+    partials.unsafe_free()
+
+
+def depthwise_can_implement[
+    dtype: DType
+](g: ConvolutionProblem) -> Optional[String]:
+    """None, or why these kernels do not take the problem."""
+    if g.groups != g.c or g.groups != g.k:
+        return String(t"C = {g.c}, K = {g.k} and groups = {g.groups} differ")
+    var bytes = (
+        worker_count() * g.w_size() * size_of[accumulation_type[dtype]]()
+    )
+    if bytes > g.workspace_limit:
+        return String(
+            t"partial sums take {bytes} bytes, the workspace limit is"
+            t" {g.workspace_limit}"
+        )
+    return None
