@@ -1,0 +1,172 @@
+"""Views, slices, padding, concatenation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from tests.harness import Batch, Case, batch_fixture, gradients, integers, parametrize, recipe
+from torch_max_backend.graph.layout import channels_last_order, contiguous_order
+from torch_max_backend.lowering.shape import view_order
+
+aten = torch.ops.aten
+F = torch.nn.functional
+
+Maker = Callable[[torch.Generator], torch.Tensor]
+
+
+def whole(*shape: int, dtype: torch.dtype = torch.float32) -> Maker:
+    """Small whole numbers, contiguous."""
+    return integers(*shape, dtype=dtype)
+
+
+def last(*shape: int, dtype: torch.dtype = torch.float32) -> Maker:
+    """Small whole numbers, channels-last."""
+    form = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+    return lambda generator: integers(*shape, dtype=dtype)(generator).contiguous(memory_format=form)
+
+
+def swapped(*shape: int) -> Maker:
+    """Small whole numbers whose last two dimensions lie swapped in memory."""
+    return lambda generator: integers(*shape)(generator).mT.contiguous().mT
+
+
+def gapped(*shape: int) -> Maker:
+    """Every other column of a wider tensor: neither dense nor a permutation of a dense one."""
+    return lambda generator: integers(*shape[:-1], 2 * shape[-1])(generator)[..., ::2]
+
+
+def case(name: str, function: Callable[..., object], *makers: Maker) -> Case:
+    return Case(name, function, recipe(*makers), exact=True)
+
+
+def grad(name: str, function: Callable[..., object], *makers: Maker) -> Case:
+    return Case(name, gradients(function), recipe(*makers), exact=True)
+
+
+VIEWS = [
+    grad("view_split_and_merge", lambda x: x.view(2, 12).view(6, 4), whole(4, 6)),
+    grad("view_of_channels_last", lambda x: x.reshape(2, 3, 20), last(2, 3, 4, 5)),
+    grad("view_across_channels_last", lambda x: x.reshape(2, 60), last(2, 3, 4, 5)),
+    grad("view_groups_of_channels", lambda x: x.view(2, 2, 3, 4, 5), last(2, 6, 4, 5)),
+    grad("view_drops_units", lambda x: x.view(2, 3), last(2, 3, 1, 1)),
+    grad("view_adds_units", lambda x: x.view(2, 3, 1, 1).expand(2, 3, 4, 5), whole(2, 3)),
+    grad("view_to_scalar", lambda x: x.view(()) * 2, whole(1, 1)),
+    case("view_empty", lambda x: x.view(4, 0, 2), whole(0, 3)),
+    case("view_int", lambda x: x.view(-1), whole(2, 3, dtype=torch.int64)),
+    case("view_bool", lambda x: x.view(6) > 0, whole(2, 3)),
+    grad("flatten_channels_last", lambda x: x.flatten(1), last(2, 3, 4, 5)),
+    grad("flatten_of_permuted", lambda x: x.permute(0, 2, 3, 1).flatten(0, 2), last(2, 3, 4, 5)),
+    grad("flatten_of_permuted_copies", lambda x: x.permute(0, 2, 3, 1).flatten(0, 2), whole(2, 3, 4, 5)),
+    grad("reshape_of_swapped", lambda x: x.reshape(-1), swapped(3, 4)),
+    grad("reshape_of_gapped", lambda x: x.reshape(6, 2) * 2, gapped(3, 4)),
+    grad("unflatten", lambda x: x.unflatten(1, (2, 3)), whole(4, 6)),
+    grad("permute", lambda x: x.permute(2, 0, 1), whole(2, 3, 4)),
+    grad("permute_negative", lambda x: x.permute(-1, 0, 1) * 3, whole(2, 3, 4)),
+    grad("t", lambda x: x.t() + 1, whole(2, 3)),
+    grad("transpose", lambda x: x.transpose(-1, 1), whole(2, 3, 4)),
+    grad("movedim", lambda x: x.movedim(1, -1), last(2, 3, 4, 5)),
+    grad("expand", lambda x: x.expand(4, 3, 5), whole(3, 1)),
+    grad("expand_keeps_some", lambda x: x.expand(-1, 6, -1), whole(2, 1, 3)),
+    grad("expand_scalar", lambda x: x.expand(2, 3), whole()),
+    grad("expand_pooled", lambda x: x.expand(2, 3, 4, 5), last(2, 3, 1, 1)),
+    grad("squeeze_all", lambda x: x.squeeze(), whole(1, 3, 1, 4)),
+    grad("squeeze_one", lambda x: x.squeeze(1), whole(2, 1, 3)),
+    grad("squeeze_not_unit", lambda x: x.squeeze(0) * 2, whole(2, 1, 3)),
+    grad("squeeze_several", lambda x: x.squeeze((-1, -2)), last(2, 3, 1, 1)),
+    grad("unsqueeze_front", lambda x: x.unsqueeze(0), last(2, 3, 4, 5)),
+    grad("unsqueeze_back", lambda x: x.unsqueeze(-1), last(2, 3, 4, 5)),
+    grad("unsqueeze_inside", lambda x: x[:, None] * x[:, :, None], whole(3, 4)),
+    grad("pixel_shuffle", lambda x: F.pixel_shuffle(x, 2), last(2, 8, 3, 4)),
+    grad("pixel_unshuffle", lambda x: F.pixel_unshuffle(x, 2), whole(2, 2, 4, 6)),
+    grad("channel_shuffle", lambda x: F.channel_shuffle(x, 3), last(2, 6, 3, 4)),
+    grad("diagonal", lambda x: x.diagonal(1, 0, 2), whole(3, 2, 4)),
+    case("diagonal_below", lambda x: x.diagonal(-1), whole(4, 3)),
+]
+
+JOINED = [
+    grad("cat_channels", lambda x, y: torch.cat([x, y], 1), last(2, 3, 4, 5), last(2, 2, 4, 5)),
+    grad("cat_mixed_orders", lambda x, y: torch.cat([x, y], -1), last(2, 3, 4, 5), whole(2, 3, 4, 2)),
+    grad("cat_legacy_empty", lambda x, y: torch.cat([x, y]), whole(0), whole(3, 4)),
+    case("cat_all_empty", lambda x, y: torch.cat([x, y]), whole(0, 4), whole(0, 4)),
+    case("cat_promotes", lambda x, y: torch.cat([x, y]), whole(3, dtype=torch.int64), whole(2)),
+    case("cat_bool", lambda x, y: torch.cat([x > 0, y > 0]), whole(3), whole(2)),
+    grad("cat_bf16", lambda x, y: torch.cat([x, y], 1), *[whole(2, 3, dtype=torch.bfloat16)] * 2),
+    grad("stack", lambda x, y: torch.stack([x, y], 1), last(2, 3, 4, 5), whole(2, 3, 4, 5)),
+    grad("split", lambda x: torch.split(x, 2, 1), last(2, 5, 3, 4)),
+    grad("split_sizes", lambda x: torch.split(x, [1, 4], 1)[1] * 2, whole(2, 5)),
+    grad("chunk", lambda x: torch.chunk(x, 3, 0), whole(7, 2)),
+    grad("unbind", lambda x: torch.unbind(x, 1), whole(2, 3, 4)),
+    grad("repeat", lambda x: x.repeat(2, 3), whole(3, 4)),
+    grad("repeat_adds_dimensions", lambda x: x.repeat(2, 1, 3), whole(2, 3)),
+    case("repeat_channels_last", lambda x: x.repeat(2, 1, 2, 3), last(1, 2, 3, 2)),
+    grad("tile", lambda x: x.tile(2), whole(3, 2)),
+    grad("roll", lambda x: x.roll((1, -2), (0, 1)), whole(4, 5)),
+    grad("roll_flat", lambda x: x.roll(4), swapped(3, 4)),
+    grad("roll_channels_last", lambda x: x.roll(2, 2), last(2, 3, 4, 5)),
+    grad("flip", lambda x: x.flip(0, -1), last(2, 3, 4, 5)),
+    case("flip_int", lambda x: x.flip(1), whole(2, 3, dtype=torch.int32)),
+]
+
+SLICES = [
+    grad("slice", lambda x: x[:, 1:3], last(2, 4, 3, 5)),
+    grad("slice_negative", lambda x: x[-3:-1] * 2, whole(5, 2)),
+    grad("slice_beyond", lambda x: x[1:100, -100:2], whole(3, 4)),
+    grad("slice_step", lambda x: x[1::2, ::3], whole(6, 7)),
+    grad("slice_step_channels_last", lambda x: x[..., ::2, 1::2], last(2, 3, 5, 6)),
+    case("slice_empty", lambda x: x[2:1], whole(4, 3)),
+    case("slice_bool", lambda x: (x > 0)[1:], whole(4, 3)),
+    grad("select", lambda x: x[:, 1], last(2, 3, 4, 5)),
+    grad("select_last", lambda x: x[..., -1], last(2, 3, 4, 5)),
+    grad("select_vector", lambda x: x[1] * 2, whole(3)),
+    grad("narrow", lambda x: x.narrow(1, 1, 2), whole(3, 4)),
+    grad("slice_bf16", lambda x: x[1:, ::2], whole(3, 4, dtype=torch.bfloat16)),
+    grad("slice_scatter", lambda x, y: x.slice_scatter(y, 1, 1, 3), last(2, 4, 3, 5), whole(2, 2, 3, 5)),
+    grad("slice_scatter_step", lambda x, y: x.slice_scatter(y, 0, 1, None, 2), whole(5, 3), whole(2, 3)),
+    grad("select_scatter", lambda x, y: x.select_scatter(y, 1, -2), whole(3, 4), whole(3)),
+]
+
+PADS = [
+    grad("pad", lambda x: F.pad(x, (1, 2, 0, 3)), last(2, 3, 4, 5)),
+    grad("pad_value", lambda x: F.pad(x, (1, 1), value=2.5), whole(3, 4)),
+    grad("pad_channels", lambda x: F.pad(x, (0, 0, 0, 0, 1, 2)), last(2, 3, 4, 5)),
+    grad("pad_negative", lambda x: F.pad(x, (-1, 2, 1, -2)), whole(4, 5)),
+    case("pad_int", lambda x: F.pad(x, (1, 0), value=7), whole(2, 3, dtype=torch.int64)),
+    case("pad_bool", lambda x: F.pad(x > 0, (1, 2), value=True), whole(2, 3)),
+    grad("pad_bf16", lambda x: F.pad(x, (1, 2), value=0.3), whole(2, 3, dtype=torch.bfloat16)),
+    grad("pad_f16", lambda x: F.pad(x, (1, 2), value=0.3), whole(2, 3, dtype=torch.float16)),
+    grad("pad_infinite", lambda x: F.pad(x, (1, 1), value=float("-inf")).amax(1), whole(2, 3)),
+    grad("pad_circular", lambda x: F.pad(x, (1, 2, 1, 0), mode="circular"), last(2, 3, 4, 5)),
+]
+
+CASES = [*VIEWS, *JOINED, *SLICES, *PADS]
+
+batch = batch_fixture(CASES, name="shape")
+
+
+@parametrize(CASES)
+def test_case(case: Case, batch: Batch) -> None:
+    batch.check(case)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "order", "expected"),
+    [
+        ((2, 3, 4, 5), (2, 3, 20), channels_last_order(4), channels_last_order(3)),
+        ((2, 3, 4, 5), (2, 60), channels_last_order(4), None),
+        ((2, 3, 4, 5), (2, 60), contiguous_order(4), contiguous_order(2)),
+        ((2, 3, 1, 1), (2, 3), channels_last_order(4), contiguous_order(2)),
+        ((6, 5), (2, 3, 5), (1, 0), (2, 0, 1)),
+        ((2, 3, 5), (6, 5), (2, 0, 1), (1, 0)),
+        ((2, 6, 4, 5), (2, 2, 3, 4, 5), channels_last_order(4), (0, 3, 4, 1, 2)),
+        ((4, 6), (6, 4), contiguous_order(2), contiguous_order(2)),
+        ((4, 6), (6, 4), (1, 0), None),
+        ((1, 1), (), contiguous_order(2), ()),
+    ],
+)
+def test_a_view_keeps_the_memory_order_it_can(
+    old: Sequence[int], new: Sequence[int], order: tuple[int, ...], expected: tuple[int, ...] | None
+) -> None:
+    assert view_order(old, new, order) == expected
