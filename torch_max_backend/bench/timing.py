@@ -1,0 +1,95 @@
+"""Timing several contenders side by side: warmed up, interleaved, each run on inputs that the cache does not hold."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from beartype import beartype
+
+_WARM_RUNS = 3
+_WARM_SECONDS = 0.1
+#: Long enough for the worker threads of the runtime that ran before to stop spinning and give the cores back.
+_PAUSE_SECONDS = 2e-3
+#: Keeps the GPU busy while the host queues the call: the events then bracket device time alone.
+_HEAD_START_CYCLES = 1_000_000
+#: Input sets together take this many times the cache; the contenders run half the rotation apart.
+_CACHES = 4
+_MOST_SETS = 256
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of every timed run of one contender."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """Distance between the quartiles over the median; 0 for fewer than four runs."""
+        if len(self.seconds) < 4:
+            return 0.0
+        low, _, high = statistics.quantiles(self.seconds, n=4)
+        return (high - low) / self.median
+
+
+@beartype
+def set_count(bytes_of_a_set: int, cache_bytes: int, memory_bytes: int) -> int:
+    """How many input sets to rotate over: more than the cache holds, at most half of the memory, at least one."""
+    wanted = -(-_CACHES * cache_bytes // max(bytes_of_a_set, 1))
+    return max(1, min(max(wanted, 2), _MOST_SETS, memory_bytes // (2 * max(bytes_of_a_set, 1))))
+
+
+@beartype
+def interleaved(
+    contenders: Mapping[str, Sequence[Callable[[], object]]], runs: int, device: torch.device
+) -> dict[str, Times]:
+    """Times each contender `runs` times, in turns. A contender is one call for each input set."""
+    clock = _cuda_clock if device.type == "cuda" else _cpu_clock
+    for calls in contenders.values():
+        _warm_up(calls, device)
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for run in range(runs):
+        for place, (name, calls) in enumerate(contenders.items()):
+            offset = place * len(calls) // len(contenders)
+            seconds[name].append(clock(calls[(run + offset) % len(calls)], device))
+    return {name: Times(tuple(values)) for name, values in seconds.items()}
+
+
+def _warm_up(calls: Sequence[Callable[[], object]], device: torch.device) -> None:
+    start = time.perf_counter()
+    done = 0
+    while done < _WARM_RUNS or (time.perf_counter() - start < _WARM_SECONDS and done < len(calls)):
+        calls[done % len(calls)]()
+        done += 1
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _cpu_clock(call: Callable[[], object], device: torch.device) -> float:
+    time.sleep(_PAUSE_SECONDS)
+    start = time.perf_counter()
+    result = call()
+    seconds = time.perf_counter() - start
+    del result
+    return seconds
+
+
+def _cuda_clock(call: Callable[[], object], device: torch.device) -> float:
+    """Device time on the current stream, which every contender uses."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize(device)
+    torch.cuda._sleep(_HEAD_START_CYCLES)
+    start.record()
+    result = call()
+    end.record()
+    end.synchronize()
+    del result
+    return start.elapsed_time(end) * 1e-3
