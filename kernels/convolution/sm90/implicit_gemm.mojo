@@ -89,7 +89,7 @@ struct TileShape(ImplicitlyCopyable, TrivialRegisterPassable):
         return self.row_blocks * self.columns // 2
 
     def panels_staged(self) -> Int:
-        return min(2, self.columns // _PANEL)
+        return 2 if self.columns // _PANEL % 2 == 0 else 1
 
     def staging_bytes(self) -> Int:
         return CONSUMERS * self.panels_staged() * 64 * _ROW_BYTES

@@ -272,7 +272,10 @@ def launch_wgrad[
         blocks=Int32(blocks),
     )
     var slots = ctx.enqueue_create_buffer[DType.float32](
-        Int(plan.units()) * shape.slots_for_unit() * shape.slot_elements()
+        1 if parts == 1
+        and not shape.split_steps else Int(plan.units())
+        * shape.slots_for_unit()
+        * shape.slot_elements()
     )
     comptime kernel = wgrad_kernel[dtype, shape]
     ctx.enqueue_function[kernel](
@@ -288,18 +291,19 @@ def launch_wgrad[
             UInt32(shape.shared_bytes())
         ),
     )
-    comptime combine = combine_kernel[dtype, shape]
-    ctx.enqueue_function[combine](
-        plan,
-        dw,
-        slots,
-        grid_dim=(
-            row_tiles
-            * column_tiles
-            * (shape.rows() // 64)
-            * (shape.columns // 8),
-        ),
-        block_dim=(COMBINE_THREADS,),
-    )
+    if parts != 1 or shape.split_steps:
+        comptime combine = combine_kernel[dtype, shape]
+        ctx.enqueue_function[combine](
+            plan,
+            dw,
+            slots,
+            grid_dim=(
+                row_tiles
+                * column_tiles
+                * (shape.rows() // 64)
+                * (shape.columns // 8),
+            ),
+            block_dim=(COMBINE_THREADS,),
+        )
     # The buffer goes back in stream order, after both kernels.
     _ = slots^

@@ -1,0 +1,350 @@
+"""Checks the Hopper convolution kernels through MAX graphs and times them beside cuDNN, in one process.
+
+    python benchmarks/convolution/sm90_check.py                         # checks, then times problems.json
+    python benchmarks/convolution/sm90_check.py --sweep --output sweep.json   # every tile shape, for sm90_fit.py
+
+One graph for each pass and dtype, every size symbolic and the geometry a run-time operand, so that the whole list
+costs one compile. Integer problems must be exact, random ones as close to float64 as bfloat16 allows, and the same
+input must give the same bits twice. Times are the device's own, of the kernels alone, as the profiler sees them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT))
+
+from max.driver import Accelerator, Buffer  # noqa: E402
+from max.dtype import DType  # noqa: E402
+from max.engine import InferenceSession, Model  # noqa: E402
+from max.graph import DeviceRef, Graph, Module, TensorType, ops  # noqa: E402
+
+PASSES = ("fprop", "dgrad", "wgrad")
+DTYPES = {"bfloat16": DType.bfloat16, "float16": DType.float16}
+TILE_SHAPES = 4
+"""Of fprop and dgrad; kernels/convolution/sm90/choice.mojo lists them."""
+WGRAD_TILES = ((128, 256), (64, 192), (128, 192), (256, 192))
+AUTOMATIC = (-1, -1)
+WORKSPACE_LIMIT = 2**30
+
+
+@dataclass(frozen=True)
+class Problem:
+    name: str
+    n: int
+    c: int
+    k: int
+    h: int
+    w: int
+    r: int
+    s: int
+    stride: int
+    padding: int
+    dilation: int
+
+    @property
+    def p(self) -> int:
+        return (self.h + 2 * self.padding - self.dilation * (self.r - 1) - 1) // self.stride + 1
+
+    @property
+    def q(self) -> int:
+        return (self.w + 2 * self.padding - self.dilation * (self.s - 1) - 1) // self.stride + 1
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.n * self.p * self.q * self.k * self.r * self.s * self.c
+
+    def geometry(self) -> torch.Tensor:
+        each = [1, self.stride, self.stride, 1, self.dilation, self.dilation, 0, self.padding, self.padding]
+        return torch.tensor([*each, 1, WORKSPACE_LIMIT], dtype=torch.int64)
+
+    def supported(self) -> bool:
+        return self.c % 8 == 0 and self.k % 8 == 0
+
+    def tensors(self, dtype: torch.dtype, integers: bool) -> dict[str, torch.Tensor]:
+        """x, w and y in the kernels' layouts, the middle extents of depth 1 included."""
+        shapes = {
+            "x": (self.n, 1, self.h, self.w, self.c),
+            "w": (self.k, 1, self.r, self.s, self.c),
+            "y": (self.n, 1, self.p, self.q, self.k),
+        }
+        if integers:
+            return {
+                name: torch.randint(-2, 3, shape, device="cuda").to(dtype) for name, shape in shapes.items()
+            }
+        return {name: torch.randn(shape, device="cuda").to(dtype) for name, shape in shapes.items()}
+
+
+def logical(t: torch.Tensor) -> torch.Tensor:
+    """[N, 1, H, W, C] as a channels_last N, C, H, W tensor."""
+    return t[:, 0].permute(0, 3, 1, 2)
+
+
+def reference(passing: str, problem: Problem, t: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The pass through PyTorch in the dtype of the tensors, in the kernels' layout."""
+    x, w, y = (logical(t[name]) for name in "xwy")
+    s, p, d = [problem.stride] * 2, [problem.padding] * 2, [problem.dilation] * 2
+    if passing == "fprop":
+        result = torch.nn.functional.conv2d(x, w, None, s, p, d)
+    else:
+        mask = [passing == "dgrad", passing == "wgrad", False]
+        backward = torch.ops.aten.convolution_backward(y, x, w, None, s, p, d, False, [0, 0], 1, mask)
+        result = backward[0] if passing == "dgrad" else backward[1]
+    return result.permute(0, 2, 3, 1)[:, None]
+
+
+OPERANDS = {"fprop": "xw", "dgrad": "yw", "wgrad": "xy"}
+RESULT = {"fprop": "y", "dgrad": "x", "wgrad": "w"}
+DIMS = {"x": ("n", 1, "h", "w", "c"), "w": ("k", 1, "r", "s", "c"), "y": ("n", 1, "p", "q", "k")}
+
+
+def build(dtypes: list[str], passes: list[str], kernels: Path) -> Module:
+    """The result's extents that no operand has come from two host vectors of that length."""
+    module, device, host = Module(), DeviceRef.GPU(), DeviceRef.CPU()
+    for dtype in dtypes:
+        for passing in passes:
+            operands = [TensorType(DTYPES[dtype], DIMS[name], device) for name in OPERANDS[passing]]
+            result = DIMS[RESULT[passing]]
+            inputs = [
+                *operands,
+                TensorType(DType.int64, (11,), host),
+                TensorType(DType.int64, (2,), host),
+                TensorType(DType.uint8, (result[2],), host),
+                TensorType(DType.uint8, (result[3],), host),
+            ]
+            with Graph(
+                f"{passing}_{dtype}", input_types=inputs, module=module, custom_extensions=[kernels]
+            ) as graph:
+                values = [value.tensor for value in graph.inputs[:4]]
+                out = TensorType(DTYPES[dtype], result, device)
+                graph.output(ops.custom(f"conv_{passing}_sm90", device, values, [out])[0])
+    return module
+
+
+class Runner:
+    """One compiled pass bound to a problem's tensors."""
+
+    def __init__(
+        self,
+        models: dict[str, Model],
+        passing: str,
+        problem: Problem,
+        tensors: dict[str, torch.Tensor],
+        tuning: tuple[int, int] = AUTOMATIC,
+    ) -> None:
+        dtype = str(tensors["x"].dtype).removeprefix("torch.")
+        self.model = models[f"{passing}_{dtype}"]
+        result = tensors[RESULT[passing]].shape
+        host = [
+            problem.geometry(),
+            torch.tensor(tuning, dtype=torch.int64),
+            torch.zeros(result[2], dtype=torch.uint8),
+            torch.zeros(result[3], dtype=torch.uint8),
+        ]
+        self.keep = [*(tensors[name] for name in OPERANDS[passing]), *host]
+        self.buffers = [Buffer.from_dlpack(t) for t in self.keep]
+
+    def __call__(self) -> Any:
+        return self.model.execute(*self.buffers)[0]
+
+    def tensor(self) -> torch.Tensor:
+        return torch.from_dlpack(self())
+
+
+def poison() -> None:
+    """Leaves NaN in the memory that the next result is likely to get."""
+    for size in (2**12, 2**16, 2**20, 2**24):
+        buffer = Buffer.from_dlpack(torch.full((size,), float("nan"), device="cuda"))
+        del buffer
+
+
+def tunings(passing: str, problem: Problem, processors: int) -> list[tuple[int, int]]:
+    """Every tile shape; for wgrad with an even spread and one to three whole rounds of splits."""
+    if passing != "wgrad":
+        return [(shape, 0) for shape in range(TILE_SHAPES)]
+    result = []
+    for shape, (rows, columns) in enumerate(WGRAD_TILES):
+        panels = problem.r * problem.s * math.ceil(problem.c / 64)
+        tiles = math.ceil(problem.k / rows) * math.ceil(panels / (columns // 64))
+        splits = {0} | {rounds * processors // tiles for rounds in (1, 2, 3)}
+        result += [(shape, count) for count in sorted(splits)]
+    return result
+
+
+def check(
+    models: dict[str, Model], passing: str, dtype: str, problem: Problem, tuning: tuple[int, int]
+) -> list[str]:
+    """What is wrong, in words."""
+    wrong = []
+    for integers in (True, False):
+        tensors = problem.tensors(getattr(torch, dtype), integers)
+        wide = {name: t.double() for name, t in tensors.items()}
+        expected = reference(passing, problem, wide)
+        runner = Runner(models, passing, problem, tensors, tuning)
+        poison()
+        got = runner.tensor().clone()
+        again = runner.tensor()
+        if not torch.equal(got.view(torch.int16), again.view(torch.int16)):
+            wrong.append("two runs differ")
+        if integers and not torch.equal(got, expected.to(got.dtype)):
+            wrong.append(f"integers: {int((got != expected.to(got.dtype)).sum())} of {got.numel()} differ")
+        error = ((got.double() - expected).norm() / expected.norm()).item()
+        if not error <= 4e-3:  # NaN must not pass
+            wrong.append(f"relative error {error:.3g}")
+    return [f"{passing} {dtype} {problem.name} tuning {tuning}: {text}" for text in wrong]
+
+
+def interleaved(calls: dict[str, Callable[[], Any]], rounds: int, repeats: int = 4) -> dict[str, float]:
+    """Milliseconds of the device's work for one call, the median over the rounds.
+
+    One profile holds everything; a small addition of PyTorch's after each group of calls marks its end.
+    """
+    marker = torch.zeros(1, dtype=torch.int32, device="cuda")
+    for call in calls.values():
+        for _ in range(2):
+            call()
+    marker.add_(1)
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in range(rounds):
+            for call in calls.values():
+                for _ in range(repeats):
+                    call()
+                torch.cuda.synchronize()
+                marker.add_(1)
+                torch.cuda.synchronize()
+    events = [event for event in profiler.events() if "CUDA" in str(event.device_type)]
+    groups = [0.0]
+    for event in sorted(events, key=lambda event: event.time_range.start):
+        if "CUDAFunctorOnSelf_add" in event.name:
+            groups.append(0.0)
+        else:
+            groups[-1] += event.time_range.elapsed_us() / repeats / 1e3
+    if len(groups) != rounds * len(calls) + 1:
+        raise RuntimeError(f"the profiler saw {len(groups) - 1} groups of calls, not {rounds * len(calls)}")
+    names = list(calls)
+    return {
+        name: statistics.median(groups[round_ * len(names) + i] for round_ in range(rounds))
+        for i, name in enumerate(names)
+    }
+
+
+def measure(
+    models: dict[str, Model], passing: str, dtype: str, problem: Problem, sweep: bool
+) -> dict[str, Any]:
+    tensors = problem.tensors(getattr(torch, dtype), integers=False)
+    calls: dict[str, Callable[[], Any]] = {"cudnn": lambda: reference(passing, problem, tensors)}
+    chosen = [AUTOMATIC]
+    if sweep:
+        chosen += tunings(passing, problem, torch.cuda.get_device_properties(0).multi_processor_count)
+    for tuning in chosen:
+        calls[f"{tuning[0]},{tuning[1]}"] = Runner(models, passing, problem, tensors, tuning)
+    times = interleaved(calls, 3 if sweep else 5)
+    cudnn, ours = times.pop("cudnn"), times.pop("-1,-1")
+    row = {"pass": passing, "dtype": dtype, "problem": problem.name, "cudnn_ms": cudnn, "ours_ms": ours}
+    if sweep:
+        row["tunings_ms"] = times
+    rate = problem.flops / 1e9
+    print(
+        f"{passing} {dtype} {problem.name:24} cudnn {cudnn:.4f} ms {rate / cudnn:4.0f} TFLOP/s  "
+        f"ours {ours:.4f} ms {rate / ours:4.0f} TFLOP/s  ratio {ours / cudnn:.3f}"
+        + (f"  best {min(times, key=times.__getitem__)} {min(times.values()):.4f}" if sweep else ""),
+        flush=True,
+    )
+    return row
+
+
+def read(name: str, pattern: str) -> list[Problem]:
+    lines = json.loads((HERE / name).read_text())
+    return [problem for problem in (Problem(**line) for line in lines) if re.search(pattern, problem.name)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--dtypes", default="bfloat16", help="of " + ", ".join(DTYPES))
+    parser.add_argument("--passes", default=",".join(PASSES))
+    parser.add_argument(
+        "--problems", default="", help="regular expression that a timed problem's name must match"
+    )
+    parser.add_argument("--kernels", type=Path, default=ROOT / "kernels", help="Mojo package or .mojoc")
+    parser.add_argument("--sweep", action="store_true", help="time every tile shape and split count")
+    parser.add_argument("--no-check", action="store_true")
+    parser.add_argument("--no-time", action="store_true")
+    parser.add_argument("--output", type=Path, help="write results as JSON here")
+    args = parser.parse_args()
+
+    began = time.perf_counter()
+    torch.manual_seed(0)
+    torch.backends.cudnn.benchmark = True
+    dtypes, passes = args.dtypes.split(","), args.passes.split(",")
+    session = InferenceSession(devices=[Accelerator()])
+    models = session.load_all(build(dtypes, passes, args.kernels), custom_extensions=[args.kernels])
+    print(f"{len(models)} graphs compiled in {time.perf_counter() - began:.1f} s", flush=True)
+
+    wrong: list[str] = []
+    checked = 0
+    if not args.no_check:
+        for dtype in dtypes:
+            for passing in passes:
+                for problem in read("checks.json", ""):
+                    for tuning in [AUTOMATIC, *tunings(passing, problem, 12)]:
+                        found = check(models, passing, dtype, problem, tuning)
+                        wrong += found
+                        checked += 1
+                        for line in found:
+                            print("WRONG", line, flush=True)
+        print(f"{checked} checks, {len(wrong)} wrong, {time.perf_counter() - began:.1f} s", flush=True)
+
+    rows = []
+    if not args.no_time:
+        for dtype in dtypes:
+            for passing in passes:
+                for problem in read("problems.json", args.problems):
+                    if problem.supported():
+                        rows.append(measure(models, passing, dtype, problem, args.sweep))
+                mine = [row["ours_ms"] / row["cudnn_ms"] for row in rows if row["pass"] == passing]
+                if mine:
+                    mean = statistics.geometric_mean(mine)
+                    print(
+                        f"{passing}: {mean:.3f} of cuDNN's time in the mean, {max(mine):.3f} at most",
+                        flush=True,
+                    )
+    if args.output:
+        document = {
+            "hardware": torch.cuda.get_device_name(),
+            "date": datetime.now(UTC).date().isoformat(),
+            "versions": {
+                "torch": torch.__version__,
+                "cudnn": torch.backends.cudnn.version(),
+                "max": version("max"),
+                "python": platform.python_version(),
+            },
+            "checks": checked,
+            "wrong": wrong,
+            "rows": rows,
+        }
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        args.output.write_text(json.dumps(document, indent=1) + "\n")
+    print(f"{time.perf_counter() - began:.0f} s", flush=True)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

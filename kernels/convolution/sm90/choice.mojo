@@ -1,0 +1,185 @@
+"""Which compiled tile runs a problem: predicted times, from constants measured on an H200.
+
+A product's time is the number of rounds that its tiles make over the multiprocessors, times what one tile costs (its
+pipeline stages and a fixed part for filling the ring and storing), and never less than its memory traffic. The constants of
+each tile shape are fitted by `benchmarks/convolution/sm90_fit.py` to committed measurements of every shape on
+every problem of the list; microseconds everywhere.
+"""
+
+from std.math import ceildiv
+
+from ..problem import ConvolutionProblem
+from .implicit_gemm import TileShape
+from .plan import BLOCK_K
+from .wgrad import PANEL, WgradShape
+
+
+@fieldwise_init
+struct TileCost(ImplicitlyCopyable, TrivialRegisterPassable):
+    var step: Float64
+    """One pipeline stage."""
+    var tile: Float64
+    """Filling the ring and storing one tile."""
+    var traffic: Float64
+    """Measured memory time over the ideal one."""
+
+
+comptime TILE_SHAPES: Array[TileShape, 4] = [
+    TileShape(row_blocks=1, columns=256, stages=4, cluster=1, alternate=False),
+    TileShape(row_blocks=2, columns=128, stages=4, cluster=1, alternate=False),
+    TileShape(row_blocks=2, columns=128, stages=6, cluster=1, alternate=True),
+    TileShape(row_blocks=2, columns=64, stages=5, cluster=1, alternate=False),
+]
+comptime TILE_COSTS: Array[TileCost, 4] = [
+    TileCost(step=0.790, tile=1.60, traffic=1.09),
+    TileCost(step=0.683, tile=2.18, traffic=1.08),
+    TileCost(step=0.398, tile=1.00, traffic=1.01),
+    TileCost(step=0.532, tile=1.00, traffic=1.16),
+]
+
+comptime WGRAD_SHAPES: Array[WgradShape, 4] = [
+    WgradShape(row_blocks=1, columns=256, stages=4, split_steps=False),
+    WgradShape(row_blocks=1, columns=192, stages=7, split_steps=True),
+    WgradShape(row_blocks=1, columns=192, stages=5, split_steps=False),
+    WgradShape(row_blocks=2, columns=192, stages=4, split_steps=False),
+]
+comptime WGRAD_STEP: Array[Float64, 4] = [0.778, 0.482, 0.682, 1.067]
+comptime _WGRAD_TRAFFIC = 0.777
+comptime _COMBINE_BYTE = 0.232e-6
+"""Writing or reading one byte of the slots."""
+comptime _COMBINE_SLOT = 0.123
+"""Adding one more slot to a tile: the loads of one thread follow each other."""
+comptime _UNALIGNED_TRAFFIC = 0.558
+"""Share of the loads that reach memory when blocks walk unrelated pixels and the tensors exceed the second-level cache."""
+comptime _CACHE_BYTES = 45.0e6
+comptime _BYTE = 1.0 / 4.27e6
+"""Moving one byte at the measured copy bandwidth."""
+
+
+@fieldwise_init
+struct Product(ImplicitlyCopyable):
+    """What the choice needs to know of one fprop or of one phase of a dgrad."""
+
+    var rows: Int
+    var steps: Int
+
+
+def _tensor_bytes(p: ConvolutionProblem) -> Float64:
+    return Float64(2 * (p.x_size() + p.y_size()))
+
+
+def tile_time(
+    shape: TileShape,
+    cost: TileCost,
+    products: List[Product],
+    columns: Int,
+    problem: ConvolutionProblem,
+    processors: Int,
+) -> Float64:
+    var column_tiles = ceildiv(columns, shape.columns)
+    var work = 0.0
+    var longest = 0.0
+    var tiles = 0
+    for product in products:
+        var count = ceildiv(product.rows, shape.rows()) * column_tiles
+        var each = Float64(product.steps) * cost.step + cost.tile
+        tiles += count
+        work += Float64(count) * each
+        longest = max(longest, each)
+    var time: Float64
+    if len(products) == 1:
+        time = Float64(ceildiv(tiles, processors)) * longest
+    else:
+        time = work / Float64(processors) + longest / 2
+    return max(time, _tensor_bytes(problem) * _BYTE * cost.traffic)
+
+
+def choose_tile(
+    products: List[Product],
+    columns: Int,
+    problem: ConvolutionProblem,
+    processors: Int,
+) -> Int:
+    """Index into TILE_SHAPES."""
+    var best = 0
+    var best_time = Float64.MAX
+    comptime for i in range(len(TILE_SHAPES)):
+        comptime shape = TILE_SHAPES[i]
+        comptime cost = TILE_COSTS[i]
+        var time = tile_time(
+            shape, cost, products, columns, problem, processors
+        )
+        if time < best_time:
+            best_time = time
+            best = i
+    return best
+
+
+@fieldwise_init
+struct WgradChoice(ImplicitlyCopyable):
+    var shape: Int
+    """Index into WGRAD_SHAPES."""
+    var splits: Int
+    """Equal parts of each tile's reduction, or 0: all steps spread evenly over the blocks."""
+
+
+def wgrad_tiles(shape: WgradShape, p: ConvolutionProblem) -> Int:
+    var panels = p.r * p.s * ceildiv(p.c, PANEL)
+    return ceildiv(p.k, shape.rows()) * ceildiv(panels, shape.panels())
+
+
+def wgrad_time(
+    shape: WgradShape,
+    step: Float64,
+    splits: Int,
+    p: ConvolutionProblem,
+    processors: Int,
+) -> Tuple[Float64, Int]:
+    """Predicted time, and the bytes of the slots."""
+    var tiles = wgrad_tiles(shape, p)
+    var steps = ceildiv(p.n * p.p * p.q, BLOCK_K)
+    var bytes = _tensor_bytes(p)
+    var time: Float64
+    var slots: Int
+    if splits == 0:
+        slots = tiles + min(processors, tiles * steps)
+        time = Float64(tiles * steps) / Float64(processors) * step
+        if bytes > _CACHE_BYTES:
+            var loaded = (
+                tiles * steps * (shape.rows() + shape.columns) * BLOCK_K * 2
+            )
+            time = max(time, Float64(loaded) * _BYTE * _UNALIGNED_TRAFFIC)
+    else:
+        var parts = min(splits, steps)
+        var alone = parts == 1 and not shape.split_steps
+        slots = 0 if alone else tiles * parts
+        time = (
+            Float64(ceildiv(tiles * parts, processors))
+            * Float64(ceildiv(steps, parts))
+            * step
+        )
+    var traffic = bytes * _BYTE * _WGRAD_TRAFFIC
+    time = (time**3 + traffic**3) ** (1.0 / 3.0)
+    var slot_bytes = slots * shape.slot_elements() * shape.slots_for_unit() * 4
+    time += Float64(slot_bytes) * 2 * _COMBINE_BYTE
+    time += Float64(slots) / Float64(tiles) * _COMBINE_SLOT
+    return time, slot_bytes
+
+
+def choose_wgrad(p: ConvolutionProblem, processors: Int) -> WgradChoice:
+    var best = WgradChoice(2, 1)
+    var best_time = Float64.MAX
+    comptime for i in range(len(WGRAD_SHAPES)):
+        comptime shape = WGRAD_SHAPES[i]
+        comptime step = WGRAD_STEP[i]
+        var tiles = wgrad_tiles(shape, p)
+        for rounds in range(4):
+            # As many parts as fill a whole number of rounds over the multiprocessors; 0 rounds: the even spread.
+            var splits = rounds * processors // tiles
+            if rounds > 0 and splits == 0:
+                continue
+            var time, bytes = wgrad_time(shape, step, splits, p, processors)
+            if time < best_time and bytes <= p.workspace_limit:
+                best_time = time
+                best = WgradChoice(i, splits)
+    return best
