@@ -1,0 +1,9 @@
+"""Batch normalization's reductions over channels-last tensors, seen as [rows, C].
+
+columns.mojo   the view that every kernel here reduces: narrow rows are joined into wide ones
+cpu.mojo       statistics and gradient sums on the CPU
+gpu.mojo       the same on a GPU, in two stages
+ops.mojo       the registered operations: checks, then the choice of an implementation
+
+Normalizing itself is elementwise: it stays in the graph, where the compiler fuses it with what surrounds it.
+"""

@@ -1,0 +1,216 @@
+"""Batch, group and layer normalization.
+
+Batch normalization's reductions are Mojo kernels over channels-last memory; normalizing is elementwise in the graph,
+so that the compiler fuses it with the activation or the addition that follows. Everything is computed in float32
+(float64 for float64) and rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from max.dtype import DType
+from max.graph import Dim, TensorValue, ops
+from torch.fx import Node
+
+from torch_max_backend.dtypes import max_dtype
+from torch_max_backend.errors import CannotLower
+from torch_max_backend.graph.layout import GraphTensor
+from torch_max_backend.lowering import numerics
+from torch_max_backend.lowering.context import LoweringContext
+from torch_max_backend.lowering.registry import Layout, lowering
+from torch_max_backend.mojo_ops.normalization import (
+    accumulation_dtype,
+    batch_norm_gradient_sums,
+    batch_norm_statistics,
+)
+
+aten = torch.ops.aten
+
+
+def _supports(node: Node) -> str | None:
+    x = node.args[0].meta["val"]
+    if not x.is_floating_point():
+        return f"normalization of {x.dtype}"
+    if any(isinstance(size, torch.SymInt) for size in x.shape[1:2]):
+        return "the number of channels is dynamic"
+    return None
+
+
+def _wide(value: TensorValue) -> TensorValue:
+    return numerics.cast(value, accumulation_dtype(value.dtype))
+
+
+def _rows(x: GraphTensor) -> TensorValue:
+    """``x`` as [rows, C], channels-last."""
+    value = x.channels_last()
+    rows = Dim(1)
+    for size in value.shape[:-1]:
+        rows = rows * size
+    return ops.reshape(value, [rows, value.shape[-1]])
+
+
+def _cast_results(ctx: LoweringContext, values: Sequence[TensorValue | None]) -> list[GraphTensor | None]:
+    """Per-channel results in the dtypes that PyTorch promised; ``values`` follow the node's first result."""
+    results: list[GraphTensor | None] = []
+    for value, meta in zip(values, ctx.meta[1:], strict=True):
+        cast = None if value is None else numerics.cast(value, max_dtype(meta.dtype))
+        results.append(None if cast is None else GraphTensor.contiguous(cast))
+    return results
+
+
+def _normalized(
+    ctx: LoweringContext,
+    x: GraphTensor,
+    mean: TensorValue,
+    invstd: TensorValue,
+    weight: GraphTensor | None,
+    bias: GraphTensor | None,
+) -> GraphTensor:
+    """(x - mean) * invstd * weight + bias, channels-last."""
+    value = x.channels_last()
+    scale = invstd if weight is None else invstd * numerics.cast(weight.value, invstd.dtype)
+    result = (_wide(value) - mean) * scale
+    if bias is not None:
+        result = result + numerics.cast(bias.value, result.dtype)
+    return GraphTensor.from_channels_last(numerics.cast(result, ctx.max_dtype))
+
+
+def _with_batch_statistics(
+    ctx: LoweringContext,
+    x: GraphTensor,
+    weight: GraphTensor | None,
+    bias: GraphTensor | None,
+    running_mean: GraphTensor | None,
+    running_var: GraphTensor | None,
+    momentum: float,
+    eps: float,
+) -> tuple[GraphTensor, tuple[TensorValue | None, ...]]:
+    if not isinstance(momentum, (int, float)):
+        raise CannotLower("a momentum that is known at run time only")
+    statistics = batch_norm_statistics(
+        _rows(x),
+        None if running_mean is None else _wide(running_mean.value),
+        None if running_var is None else _wide(running_var.value),
+        float(momentum),
+        float(eps),
+    )
+    return _normalized(ctx, x, statistics.mean, statistics.invstd, weight, bias), statistics
+
+
+def _with_running_statistics(
+    ctx: LoweringContext,
+    x: GraphTensor,
+    weight: GraphTensor | None,
+    bias: GraphTensor | None,
+    running_mean: GraphTensor,
+    running_var: GraphTensor,
+    eps: float,
+) -> GraphTensor:
+    wide = accumulation_dtype(x.dtype)
+    mean, invstd = _running(running_mean, running_var, eps, wide)
+    return _normalized(ctx, x, mean, invstd, weight, bias)
+
+
+def _running(mean: GraphTensor, variance: GraphTensor, eps: float, dtype: DType) -> tuple[TensorValue, TensorValue]:
+    wide = numerics.cast(variance.value, dtype)
+    return numerics.cast(mean.value, dtype), ops.rsqrt(wide + numerics.constant(wide, eps))
+
+
+def _empty_statistics(ctx: LoweringContext, count: int) -> list[GraphTensor]:
+    """What PyTorch saves in evaluation: empty tensors."""
+    metas = ctx.meta[1 : 1 + count]
+    return [
+        GraphTensor.contiguous(ops.broadcast_to(ctx.scalar(0, max_dtype(meta.dtype)), ctx.dims(meta.shape)))
+        for meta in metas
+    ]
+
+
+@lowering(aten._native_batch_norm_legit_functional.default, layout=Layout.RAW, supports=_supports)
+def batch_norm_functional(
+    ctx: LoweringContext,
+    x: GraphTensor,
+    weight: GraphTensor | None,
+    bias: GraphTensor | None,
+    running_mean: GraphTensor,
+    running_var: GraphTensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> list[GraphTensor | None]:
+    """Batch normalization that returns the new running statistics beside the result."""
+    if training:
+        y, statistics = _with_batch_statistics(ctx, x, weight, bias, running_mean, running_var, momentum, eps)
+        return [y, *_cast_results(ctx, statistics)]
+    y = _with_running_statistics(ctx, x, weight, bias, running_mean, running_var, eps)
+    return [y, *_empty_statistics(ctx, 2), running_mean, running_var]
+
+
+@lowering(aten._native_batch_norm_legit.no_stats, layout=Layout.RAW, supports=_supports)
+def batch_norm_without_running_statistics(
+    ctx: LoweringContext,
+    x: GraphTensor,
+    weight: GraphTensor | None,
+    bias: GraphTensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> list[GraphTensor | None]:
+    """Batch normalization by the batch's own statistics, also in evaluation."""
+    y, statistics = _with_batch_statistics(ctx, x, weight, bias, None, None, momentum, eps)
+    return [y, *_cast_results(ctx, statistics[:2])]
+
+
+@lowering(aten._native_batch_norm_legit_no_training.default, layout=Layout.RAW, supports=_supports)
+def batch_norm_evaluation(
+    ctx: LoweringContext,
+    x: GraphTensor,
+    weight: GraphTensor | None,
+    bias: GraphTensor | None,
+    running_mean: GraphTensor,
+    running_var: GraphTensor,
+    momentum: float,
+    eps: float,
+) -> list[GraphTensor]:
+    """Batch normalization by the running statistics."""
+    y = _with_running_statistics(ctx, x, weight, bias, running_mean, running_var, eps)
+    return [y, *_empty_statistics(ctx, 2)]
+
+
+@lowering(aten.native_batch_norm_backward.default, layout=Layout.RAW, supports=_supports)
+def batch_norm_backward(
+    ctx: LoweringContext,
+    grad: GraphTensor,
+    x: GraphTensor,
+    weight: GraphTensor | None,
+    running_mean: GraphTensor | None,
+    running_var: GraphTensor | None,
+    save_mean: GraphTensor | None,
+    save_invstd: GraphTensor | None,
+    train: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+) -> list[GraphTensor | None]:
+    """Gradients of input, weight and bias; those that ``output_mask`` leaves out are None."""
+    wide = accumulation_dtype(x.dtype)
+    if train:
+        mean, invstd = (numerics.cast(saved.value, wide) for saved in (save_mean, save_invstd))
+    else:
+        mean, invstd = _running(running_mean, running_var, eps, wide)
+    dy = grad.with_value(numerics.cast(grad.value, x.dtype))
+    sums = None
+    if train or output_mask[1] or output_mask[2]:
+        sums = batch_norm_gradient_sums(_rows(dy), _rows(x), mean, invstd)
+    results: list[GraphTensor | None] = [None, None, None]
+    if output_mask[0]:
+        value = _wide(dy.channels_last())
+        if train:
+            value = value - sums.mean_dy - (_wide(x.channels_last()) - mean) * sums.projection
+        scale = invstd if weight is None else invstd * numerics.cast(weight.value, wide)
+        results[0] = GraphTensor.from_channels_last(numerics.cast(value * scale, x.dtype))
+    for index, total in ((1, sums and sums.grad_weight), (2, sums and sums.sum_dy)):
+        if output_mask[index]:
+            dtype = max_dtype(ctx.meta[index].dtype)
+            results[index] = GraphTensor.contiguous(numerics.cast(total, dtype))
+    return results
