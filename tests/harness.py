@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten
 
@@ -131,8 +131,7 @@ class Batch:
         assert outcome.results is not None
         eager = flatten(case.function(*outcome.inputs))
         wide = [
-            tensor.detach().cpu().double() if tensor.is_floating_point() else tensor.cpu()
-            for tensor in outcome.inputs
+            tensor.detach().cpu().double() if tensor.is_floating_point() else tensor.cpu() for tensor in outcome.inputs
         ]
         truth = eager if case.exact else flatten(case.function(*wide))
         assert len(outcome.results) == len(eager)
@@ -168,12 +167,19 @@ def assert_close(got: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor, ca
 
 def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> GraphModule:
     """The FX graph of ``function`` as the backend would see it, results flattened."""
-    gm = make_fx(
-        lambda *args: flatten(function(*args)), decomposition_table=decompositions(), tracing_mode="fake"
-    )(*inputs)
+    traced: Callable[..., Any] = lambda *args: flatten(function(*args))  # noqa: E731
+    gm = make_fx(traced, decomposition_table=decompositions(), tracing_mode="fake")(*inputs)
+    if any(_writes(node) for node in gm.graph.nodes):
+        # Autograd's formulas work in place here and there; AOTAutograd would have removed that.
+        pure = torch.func.functionalize(gm, remove="mutations")
+        gm = make_fx(pure, decomposition_table=decompositions(), tracing_mode="fake")(*inputs)
     gm.graph.eliminate_dead_code()
     gm.recompile()
     return gm
+
+
+def _writes(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def flatten(value: Any) -> list[torch.Tensor]:
