@@ -22,6 +22,9 @@ def _comparison(compare: Callable[[TensorValue, TensorValue], TensorValue]) -> C
     def build(ctx: LoweringContext, a: Operand, b: Operand) -> TensorValue:
         dtype = max_dtype(torch.result_type(*_probes(ctx)))
         wide = max_dtype(computation_dtype(ctx, 0, 1, kind=Promotion.ALWAYS_BOOL))
+        if a is b and numerics.is_float(a.dtype) and compare in _OF_ITSELF:
+            # MAX takes x == x for true, which the NaN tests in PyTorch's decompositions are not.
+            return _OF_ITSELF[compare](a)
         # A number is rounded to the tensors' dtype before it is compared, as in ATen.
         left, right = (numerics.cast(operand(ctx, value, dtype), wide) for value in (a, b))
         return compare(left, right)
@@ -44,6 +47,18 @@ def less_equal(a: TensorValue, b: TensorValue) -> TensorValue:
     """a <= b."""
     return ops.greater_equal(b, a)
 
+
+def _is_number(x: TensorValue) -> TensorValue:
+    return ops.logical_not(ops.is_nan(x))
+
+
+#: What comparing a float tensor with itself comes to.
+_OF_ITSELF: dict[Callable[..., TensorValue], Callable[[TensorValue], TensorValue]] = {
+    ops.equal: _is_number,
+    ops.greater_equal: _is_number,
+    less_equal: _is_number,
+    numerics.not_equal: ops.is_nan,
+}
 
 for _packet, _compare in (
     (aten.eq, ops.equal),

@@ -162,13 +162,6 @@ def to_copy(ctx: LoweringContext, x: GraphTensor, *, device: torch.device | None
     return x.with_value(numerics.cast(x.value, ctx.max_dtype))
 
 
-@lowering(aten.copy.default, layout=Layout.ELEMENTWISE)
-def copy(ctx: LoweringContext, x: TensorValue, source: TensorValue, non_blocking: bool = False) -> TensorValue:
-    """``source`` in the shape and dtype of ``x``."""
-    value = numerics.cast(source, ctx.max_dtype)
-    return ops.broadcast_to(value, x.shape) if value.rank < x.rank or value.shape != x.shape else value
-
-
 @lowering(prims.convert_element_type.default, layout=Layout.RAW)
 def convert_element_type(ctx: LoweringContext, x: GraphTensor, dtype: torch.dtype) -> GraphTensor:
     """A cast."""
