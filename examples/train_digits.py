@@ -118,7 +118,7 @@ def train(
         losses.append(loss.detach())
         progress.advance(task)
         if not first:
-            float(loss)
+            float(losses[0])
             first = time.perf_counter() - begun
     values = [float(loss) for loss in losses]
     return values, first, (time.perf_counter() - begun - first) / max(steps - 1, 1)
