@@ -63,6 +63,9 @@ def compile_module(
 ) -> dict[str, Model]:
     """Every graph of ``module``, compiled together or read from the disk cache, by name.
 
+    ``names`` are in the order of the graphs: MAX's own cache compares modules without their graphs' names and
+    returns those under which it first met the content, so that only a graph's place says which one it is.
+
     Raises:
         MaxBackendError: the graph compiler refused the module.
     """
@@ -77,10 +80,10 @@ def compile_module(
         if artifact is not None:
             try:
                 models = engine.init_all(read_artifact(artifact))
-                if set(models) == set(names):
+                if len(models) == len(names):
                     cached(True)
-                    return models
-                reason = f"it holds the graphs {sorted(models)}"
+                    return dict(zip(names, models.values(), strict=True))
+                reason = f"it holds {len(models)} graphs, not {len(names)}"
             except Exception as error:
                 reason = f"it does not load: {error}"
             cache.discard("graphs", facts, reason)
@@ -92,7 +95,7 @@ def compile_module(
             raise MaxBackendError(f"MAX could not compile {label}: {error.__cause__ or error}") from error
         cache.store("graphs", facts, "model.mef", compiled.export_mef)
         cached(False)
-        return engine.init_all(compiled)
+        return dict(zip(names, engine.init_all(compiled).values(), strict=True))
 
 
 def _text_digest(text: str) -> str:
