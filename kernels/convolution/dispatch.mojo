@@ -15,7 +15,14 @@ from .cpu.depthwise import (
 )
 from .cpu.implicit_gemm import implicit_gemm_can_implement, implicit_gemm_cpu
 from .cpu.wgrad import wgrad_gemm_can_implement, wgrad_gemm_cpu
+from .gpu.depthwise import (
+    depthwise_gather_gpu,
+    depthwise_gpu_can_implement,
+    depthwise_wgrad_gpu,
+)
+from .gpu.tiled import tiled_can_implement, tiled_gather_gpu, tiled_wgrad_gpu
 from .problem import ConvolutionProblem
+from .sm90 import dispatch as sm90
 
 
 @no_inline
@@ -45,6 +52,10 @@ def run_cpu[
     convolution_analytic_cpu[dtype, pass_](result, a, b, problem)
 
 
+def _device_pointer[dtype: DType](buffer: DeviceBuffer[dtype]) -> Ptr[dtype]:
+    return Ptr[dtype](unsafe_from_address=Int(buffer.unsafe_ptr()))
+
+
 @no_inline
 def run_gpu[
     dtype: DType, pass_: Int
@@ -56,4 +67,31 @@ def run_gpu[
     ctx: DeviceContext,
 ) raises:
     """Enqueues y from (x, w), dx from (dy, w) or dw from (x, dy) on a GPU."""
+    comptime if sm90.compiles_for[dtype]():
+        var pointers = (
+            _device_pointer(result),
+            _device_pointer(a),
+            _device_pointer(b),
+        )
+        if not sm90.can_implement[dtype, pass_](problem) and sm90.are_aligned[
+            dtype
+        ](pointers[0], pointers[1], pointers[2]):
+            sm90.run[dtype, pass_](
+                pointers[0], pointers[1], pointers[2], problem, ctx
+            )
+            return
+    # Sums are float32 in these kernels.
+    comptime if dtype != DType.float64:
+        if not depthwise_gpu_can_implement(problem):
+            comptime if pass_ == WGRAD:
+                depthwise_wgrad_gpu[dtype](result, a, b, problem, ctx)
+            else:
+                depthwise_gather_gpu[dtype, pass_](result, a, b, problem, ctx)
+            return
+        if not tiled_can_implement[dtype, pass_](problem):
+            comptime if pass_ == WGRAD:
+                tiled_wgrad_gpu[dtype](result, a, b, problem, ctx)
+            else:
+                tiled_gather_gpu[dtype, pass_](result, a, b, problem, ctx)
+            return
     convolution_analytic_gpu[dtype, pass_](result, a, b, problem, ctx)

@@ -37,13 +37,22 @@ comptime TILE_COSTS: Array[TileCost, 4] = [
     TileCost(step=0.532, tile=1.00, traffic=1.16),
 ]
 
-comptime WGRAD_SHAPES: Array[WgradShape, 4] = [
+comptime WGRAD_SHAPES: Array[WgradShape, 6] = [
     WgradShape(row_blocks=1, columns=256, stages=4, split_steps=False),
     WgradShape(row_blocks=1, columns=192, stages=7, split_steps=True),
     WgradShape(row_blocks=1, columns=192, stages=5, split_steps=False),
     WgradShape(row_blocks=2, columns=192, stages=4, split_steps=False),
+    WgradShape(row_blocks=1, columns=128, stages=7, split_steps=False),
+    WgradShape(row_blocks=1, columns=64, stages=9, split_steps=False),
 ]
-comptime WGRAD_STEP: Array[Float64, 4] = [0.778, 0.482, 0.682, 1.067]
+comptime WGRAD_STEP: Array[Float64, 6] = [
+    0.778,
+    0.482,
+    0.682,
+    1.067,
+    0.568,
+    0.431,
+]
 comptime _WGRAD_TRAFFIC = 0.777
 comptime _COMBINE_BYTE = 0.232e-6
 """Writing or reading one byte of the slots."""

@@ -14,7 +14,9 @@ from .choice import (
     choose_tile,
     choose_wgrad,
 )
-from .launch import launch_dgrad, launch_fprop, launch_wgrad
+from .implicit_gemm import Epilogue
+from .launch import SourceView, launch_dgrad, launch_fprop, launch_wgrad
+from .packed import Scratch, needs_packing, packing, repack
 from .plan import BLOCK_K, dgrad_axis, fprop_axis
 
 comptime AUTOMATIC = -1
@@ -32,6 +34,21 @@ def compiling_for_hopper() -> Bool:
         return False
 
 
+def compiles_for[dtype: DType]() -> Bool:
+    """Whether the kernels exist at all for this accelerator and element type.
+    """
+    return compiling_for_hopper() and (
+        dtype == DType.bfloat16 or dtype == DType.float16
+    )
+
+
+def are_aligned[
+    dtype: DType
+](result: Ptr[dtype], a: Ptr[dtype], b: Ptr[dtype]) -> Bool:
+    """The copy engine reads tensors that begin at a multiple of 16 bytes."""
+    return (Int(result) | Int(a) | Int(b)) % 16 == 0
+
+
 def can_implement[
     dtype: DType, pass_: Int
 ](problem: ConvolutionProblem) -> Optional[String]:
@@ -45,18 +62,20 @@ def can_implement[
         return String(t"takes groups = 1, not {p.groups}")
     if p.d != 1 or p.t != 1 or p.o != 1:
         return String("takes two spatial axes, not three")
-    if p.c % 8 != 0:
-        return String(
-            t"C = {p.c} is not a multiple of 8, which 16-byte rows need"
-        )
-    if p.k % 8 != 0:
-        return String(
-            t"K = {p.k} is not a multiple of 8, which 16-byte rows need"
-        )
     if p.x_size() == 0 or p.y_size() == 0 or p.w_size() == 0:
         return String("a tensor is empty")
     if max(p.input_pixels(), p.output_pixels()) >= 1 << 31:
         return String("more than 2^31 pixels")
+    if needs_packing(p):
+        var packed = packing[pass_](p)
+        if packed.bytes() > p.workspace_limit:
+            return String(
+                t"C = {p.c} and K = {p.k} need copies of"
+                t" {packed.bytes()} bytes, more than the workspace limit of"
+                t" {p.workspace_limit}"
+            )
+        # Folding a filter row changes the geometry that the copy engine sees.
+        p = packed.problem
     comptime if pass_ == DGRAD:
         if p.stride_h * p.stride_w > MAX_PHASES:
             return String(
@@ -134,6 +153,104 @@ def run[
 
     A forced shape is an index into TILE_SHAPES or WGRAD_SHAPES: for measurements.
     """
+    if not needs_packing(problem):
+        _run[dtype, pass_](
+            result,
+            a,
+            b,
+            problem,
+            SourceView.dense(problem),
+            ctx,
+            forced_shape,
+            forced_splits,
+        )
+        return
+    var packed = packing[pass_](problem)
+    var scratch = Scratch[dtype]()
+    var inner_result: Ptr[dtype]
+    comptime if pass_ == FPROP:
+        var x = scratch.operand(
+            a, packed.copies_x(), packed.x, packed.x_source, packed.x_shift, ctx
+        )
+        var w = scratch.operand(
+            b, packed.copies_w(), packed.w, packed.w_source, 0, ctx
+        )
+        inner_result = scratch.place(result, packed.copies_y(), packed.y, ctx)
+        _run[dtype, pass_](
+            inner_result,
+            x,
+            w,
+            packed.problem,
+            packed.view,
+            ctx,
+            forced_shape,
+            forced_splits,
+        )
+        if packed.copies_y():
+            repack[dtype](
+                result, packed.y_source, inner_result, packed.y, 0, ctx
+            )
+    elif pass_ == DGRAD:
+        var dy = scratch.operand(
+            a, packed.copies_y(), packed.y, packed.y_source, 0, ctx
+        )
+        var w = scratch.operand(
+            b, packed.copies_w(), packed.w, packed.w_source, 0, ctx
+        )
+        inner_result = scratch.place(result, packed.copies_x(), packed.x, ctx)
+        _run[dtype, pass_](
+            inner_result,
+            dy,
+            w,
+            packed.problem,
+            packed.view,
+            ctx,
+            forced_shape,
+            forced_splits,
+        )
+        if packed.copies_x():
+            repack[dtype](
+                result, packed.x_source, inner_result, packed.x, 0, ctx
+            )
+    else:
+        var x = scratch.operand(
+            a, packed.copies_x(), packed.x, packed.x_source, packed.x_shift, ctx
+        )
+        var dy = scratch.operand(
+            b, packed.copies_y(), packed.y, packed.y_source, 0, ctx
+        )
+        inner_result = scratch.place(result, packed.copies_w(), packed.w, ctx)
+        _run[dtype, pass_](
+            inner_result,
+            x,
+            dy,
+            packed.problem,
+            packed.view,
+            ctx,
+            forced_shape,
+            forced_splits,
+        )
+        if packed.copies_w():
+            repack[dtype](
+                result, packed.w_source, inner_result, packed.w, 0, ctx
+            )
+    # The copies' memory goes back in stream order.
+    _ = scratch^
+
+
+@no_inline
+def _run[
+    dtype: DType, pass_: Int
+](
+    result: Ptr[dtype],
+    a: Ptr[dtype],
+    b: Ptr[dtype],
+    problem: ConvolutionProblem,
+    view: SourceView,
+    ctx: DeviceContext,
+    forced_shape: Int,
+    forced_splits: Int,
+) raises:
     var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
     comptime if pass_ == WGRAD:
         var choice = choose_wgrad(problem, processors)
@@ -144,7 +261,7 @@ def run[
             comptime shape = WGRAD_SHAPES[i]
             if choice.shape == i:
                 launch_wgrad[dtype, shape](
-                    result, b, a, problem, choice.splits, ctx
+                    result, b, a, problem, view, choice.splits, ctx
                 )
     else:
         var columns = problem.k if pass_ == FPROP else problem.c
@@ -157,7 +274,7 @@ def run[
             comptime shape = TILE_SHAPES[i]
             if chosen == i:
                 comptime if pass_ == FPROP:
-                    launch_fprop[dtype, shape](result, a, b, problem, ctx)
+                    launch_fprop[dtype, shape](result, a, b, problem, view, ctx)
                 else:
                     var phases = problem.stride_h * problem.stride_w
                     if phases == 1:
@@ -173,3 +290,45 @@ def run[
                         launch_dgrad[dtype, TILE_SHAPES[2], MAX_PHASES](
                             result, a, b, problem, ctx
                         )
+
+
+# One shape for narrow results and one for the rest: every op with an epilogue of its own is compiled for itself. In the
+# wide one a warpgroup multiplies while the other waits for what its epilogue reads.
+comptime _FUSED_NARROW = 3
+comptime _FUSED_WIDE = 2
+
+
+def run_fused[
+    dtype: DType, pass_: Int, epilogue: Epilogue[dtype]
+](
+    result: Ptr[dtype],
+    a: Ptr[dtype],
+    b: Ptr[dtype],
+    problem: ConvolutionProblem,
+    ctx: DeviceContext,
+) raises:
+    """As `run`, for fprop and dgrad, with the result handed to `epilogue` instead of stored.
+    """
+    comptime narrow = TILE_SHAPES[_FUSED_NARROW]
+    comptime wide = TILE_SHAPES[_FUSED_WIDE]
+    comptime if pass_ == FPROP:
+        if problem.k <= narrow.columns:
+            launch_fprop[dtype, narrow, epilogue](
+                result, a, b, problem, SourceView.dense(problem), ctx
+            )
+        else:
+            launch_fprop[dtype, wide, epilogue](
+                result, a, b, problem, SourceView.dense(problem), ctx
+            )
+    else:
+        var phases = problem.stride_h * problem.stride_w
+        if phases > 4:
+            launch_dgrad[dtype, narrow, MAX_PHASES, epilogue](
+                result, a, b, problem, ctx
+            )
+        elif phases > 1:
+            launch_dgrad[dtype, wide, 4, epilogue](result, a, b, problem, ctx)
+        elif problem.c <= narrow.columns:
+            launch_dgrad[dtype, narrow, 1, epilogue](result, a, b, problem, ctx)
+        else:
+            launch_dgrad[dtype, wide, 1, epilogue](result, a, b, problem, ctx)

@@ -7,6 +7,7 @@ persistent and walk the tiles with a fixed step. See docs/hopper.md for the draw
 
 from std.memory import Pointer, bitcast
 from std.sys import size_of
+from std.utils.index import IndexList
 from std.utils.static_tuple import StaticTuple
 
 from max.gpu import (
@@ -98,6 +99,12 @@ struct TileShape(ImplicitlyCopyable, TrivialRegisterPassable):
         return (
             1024 + self.stages * self.stage_bytes() + self.staging_bytes() + 256
         )
+
+
+comptime Epilogue[dtype: DType] = def[width: Int](
+    IndexList[5], SIMD[dtype, width]
+) capturing -> SIMD[dtype, width]
+"""The elementwise ops that follow, applied to a vector of the result at [n, 0, h, w, c] before it is stored."""
 
 
 @always_inline
@@ -288,6 +295,20 @@ def _release[cluster: Int](empty: UInt32, slot: UInt32, thread: UInt32):
 
 
 @always_inline
+def _result_pixel[
+    phases: Int
+](plan: Plan[phases], phase: Int, row: Int32) -> Tuple[Int32, Int32, Int32]:
+    """Batch, height and width of a result row."""
+    var line, i = divide(row, plan.phase(phase, fields.EXTENT_W))
+    var n, j = divide(line, plan.phase(phase, fields.EXTENT_H))
+    return (
+        n,
+        j * plan.out_step_h() + plan.phase(phase, fields.FIRST_H),
+        i * plan.out_step_w() + plan.phase(phase, fields.FIRST_W),
+    )
+
+
+@always_inline
 def _result_offset[
     phases: Int
 ](plan: Plan[phases], phase: Int, row: Int32) -> Int:
@@ -295,13 +316,18 @@ def _result_offset[
     comptime if phases == 1:
         return Int(row) * Int(plan.columns())
     else:
-        var line, i = divide(row, plan.phase(phase, fields.EXTENT_W))
-        var n, j = divide(line, plan.phase(phase, fields.EXTENT_H))
-        var h = j * plan.out_step_h() + plan.phase(phase, fields.FIRST_H)
-        var w = i * plan.out_step_w() + plan.phase(phase, fields.FIRST_W)
+        var n, h, w = _result_pixel(plan, phase, row)
         return (
             (Int(n) * Int(plan.out_h()) + Int(h)) * Int(plan.out_w()) + Int(w)
         ) * Int(plan.columns())
+
+
+@always_inline
+def _column[
+    staged: Int
+](first: Int32, pair: Int, panel: Int, lane: UInt32) -> Int32:
+    """First channel of a lane's vector in a staged panel."""
+    return first + Int32((pair * staged + panel) * _PANEL) + Int32(lane % 8) * 8
 
 
 @__llvm_metadata(
@@ -315,7 +341,11 @@ def _result_offset[
     t"conv_implicit_gemm_{dtype}_{shape.rows()}x{shape.columns}x{shape.stages}_c{shape.cluster}_a{shape.alternate}_k{filter_k_major}_p{phases}"
 )
 def implicit_gemm_kernel[
-    dtype: DType, phases: Int, shape: TileShape, filter_k_major: Bool
+    dtype: DType,
+    phases: Int,
+    shape: TileShape,
+    filter_k_major: Bool,
+    epilogue: Optional[Epilogue[dtype]] = None,
 ](
     source_maps: TensorMaps[phases],
     filter_map: TensorMaps[1],
@@ -494,39 +524,60 @@ def implicit_gemm_kernel[
                                 ),
                             )
                     syncwarp()
+                    # All vectors are made before any is stored, so that what an epilogue reads is in flight together.
+                    var values = StaticTuple[SIMD[dtype, 8], 4 * staged](
+                        fill=SIMD[dtype, 8](0)
+                    )
                     comptime for it in range(4):
                         var row = first_row + Int32(it * 4)
                         var in_warp = UInt32(it * 4) + lane // 8
+                        comptime for p in range(staged):
+                            values[it * staged + p] = Pointer[
+                                Scalar[dtype],
+                                MutAnyOrigin,
+                                address_space=AddressSpace.SHARED,
+                            ](
+                                unsafe_from_address=Int(
+                                    warp_staging
+                                    + UInt32(p * warp_panel)
+                                    + in_warp * _ROW_BYTES
+                                    + (((lane % 8) ^ (in_warp % 8)) * 16)
+                                )
+                            ).unsafe_load[
+                                width=8, alignment=16
+                            ]()
+                            comptime if epilogue:
+                                comptime apply = epilogue.value()
+                                var column = _column[staged](
+                                    at.column, pair, p, lane
+                                )
+                                if row < rows and column < plan.columns():
+                                    var n, h, w = _result_pixel(
+                                        plan, at.phase, row
+                                    )
+                                    values[it * staged + p] = apply[8](
+                                        IndexList[5](
+                                            Int(n),
+                                            0,
+                                            Int(h),
+                                            Int(w),
+                                            Int(column),
+                                        ),
+                                        values[it * staged + p],
+                                    )
+                    comptime for it in range(4):
+                        var row = first_row + Int32(it * 4)
                         if row < rows:
                             var target = result.unsafe_offset(
                                 _result_offset(plan, at.phase, row)
                             )
                             comptime for p in range(staged):
-                                var column = (
-                                    at.column
-                                    + Int32((pair * staged + p) * _PANEL)
-                                    + Int32(lane % 8) * 8
+                                var column = _column[staged](
+                                    at.column, pair, p, lane
                                 )
                                 if column < plan.columns():
-                                    var value = Pointer[
-                                        Scalar[dtype],
-                                        MutAnyOrigin,
-                                        address_space=AddressSpace.SHARED,
-                                    ](
-                                        unsafe_from_address=Int(
-                                            warp_staging
-                                            + UInt32(p * warp_panel)
-                                            + in_warp * _ROW_BYTES
-                                            + (
-                                                ((lane % 8) ^ (in_warp % 8))
-                                                * 16
-                                            )
-                                        )
-                                    ).unsafe_load[
-                                        width=8, alignment=16
-                                    ]()
                                     target.unsafe_store[alignment=16](
-                                        Int(column), value
+                                        Int(column), values[it * staged + p]
                                     )
 
             comptime if shape.alternate:

@@ -7,7 +7,7 @@ from max.gpu.host import DeviceContext, DeviceAttribute, FuncAttribute
 
 from ..common import DGRAD, FPROP, Ptr
 from ..problem import ConvolutionProblem
-from .implicit_gemm import THREADS, TileShape, implicit_gemm_kernel
+from .implicit_gemm import Epilogue, THREADS, TileShape, implicit_gemm_kernel
 from .plan import BLOCK_K, Axis, Plan, dgrad_axis, fprop_axis
 from .tensor_map import TensorMaps
 from .wgrad import (
@@ -20,6 +20,21 @@ from .wgrad import (
 )
 
 
+@fieldwise_init
+struct SourceView(ImplicitlyCopyable, TrivialRegisterPassable):
+    """How fprop and wgrad read x: channels of a pixel, and elements from one pixel, row and image to the next.
+    """
+
+    var channels: Int
+    var pixel: Int
+    var row: Int
+    var image: Int
+
+    @staticmethod
+    def dense(p: ConvolutionProblem) -> Self:
+        return Self(p.c, p.c, p.w * p.c, p.h * p.w * p.c)
+
+
 def _blocks(ctx: DeviceContext, cluster: Int, tiles: Int) raises -> Int:
     """Blocks of a persistent grid: one for each multiprocessor, fewer when there are fewer tiles.
     """
@@ -29,12 +44,15 @@ def _blocks(ctx: DeviceContext, cluster: Int, tiles: Int) raises -> Int:
 
 @no_inline
 def launch_fprop[
-    dtype: DType, shape: TileShape
+    dtype: DType,
+    shape: TileShape,
+    epilogue: Optional[Epilogue[dtype]] = None,
 ](
     y: Ptr[dtype],
     x: Ptr[dtype],
     w: Ptr[dtype],
     problem: ConvolutionProblem,
+    view: SourceView,
     ctx: DeviceContext,
 ) raises:
     var p = problem
@@ -48,7 +66,10 @@ def launch_fprop[
         p.n,
         p.h,
         p.w,
-        p.c,
+        view.channels,
+        view.pixel,
+        view.row,
+        view.image,
         axis_h.lower,
         axis_w.lower,
         axis_h.upper,
@@ -86,7 +107,7 @@ def launch_fprop[
         1,
     )
     plan.set_phase(0, p.n, axis_h, axis_w, 0)
-    comptime kernel = implicit_gemm_kernel[dtype, 1, shape, True]
+    comptime kernel = implicit_gemm_kernel[dtype, 1, shape, True, epilogue]
     ctx.enqueue_function[kernel](
         source_maps,
         filter_map,
@@ -103,7 +124,10 @@ def launch_fprop[
 
 @no_inline
 def launch_dgrad[
-    dtype: DType, shape: TileShape, phases: Int
+    dtype: DType,
+    shape: TileShape,
+    phases: Int,
+    epilogue: Optional[Epilogue[dtype]] = None,
 ](
     dx: Ptr[dtype],
     dy: Ptr[dtype],
@@ -161,6 +185,9 @@ def launch_dgrad[
                         p.p,
                         p.q,
                         p.k,
+                        p.k,
+                        p.q * p.k,
+                        p.p * p.q * p.k,
                         h.lower,
                         v.lower,
                         h.upper,
@@ -190,7 +217,9 @@ def launch_dgrad[
         p.stride_h,
         p.stride_w,
     )
-    comptime kernel = implicit_gemm_kernel[dtype, phases, shape, False]
+    comptime kernel = implicit_gemm_kernel[
+        dtype, phases, shape, False, epilogue
+    ]
     ctx.enqueue_function[kernel](
         source_maps,
         filter_map,
@@ -213,6 +242,7 @@ def launch_wgrad[
     dy: Ptr[dtype],
     x: Ptr[dtype],
     problem: ConvolutionProblem,
+    view: SourceView,
     splits: Int,
     ctx: DeviceContext,
 ) raises:
@@ -228,7 +258,10 @@ def launch_wgrad[
         p.n,
         p.h,
         p.w,
-        p.c,
+        view.channels,
+        view.pixel,
+        view.row,
+        view.image,
         axis_h.lower,
         axis_w.lower,
         axis_h.upper,

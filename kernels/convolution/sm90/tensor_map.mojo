@@ -57,6 +57,9 @@ struct TensorMaps[count: Int](DevicePassable, ImplicitlyCopyable):
         h: Int,
         w: Int,
         c: Int,
+        pixel: Int,
+        row: Int,
+        image: Int,
         lower_h: Int,
         lower_w: Int,
         upper_h: Int,
@@ -68,22 +71,21 @@ struct TensorMaps[count: Int](DevicePassable, ImplicitlyCopyable):
     ) raises:
         """An NHWC tensor read as columns: a copy walks `pixels` base pixels of the box and reads `channels` each.
 
+        `pixel`, `row` and `image` are the elements from one to the next; pixels may overlap.
+
         The box of base pixels runs from (lower_h, lower_w) to (h - 1 + upper_h, w - 1 + upper_w) in steps of the strides;
         pixels that fall outside the tensor, after the copy's own tap offset, arrive as zeros.
         """
         var dims: Array[Int64, 4] = [Int64(c), Int64(w), Int64(h), Int64(n)]
-        var row = c * size_of[dtype]()
         var strides: Array[Int64, 3] = [
-            Int64(row),
-            Int64(row * w),
-            Int64(row * w * h),
+            Int64(pixel * size_of[dtype]()),
+            Int64(row * size_of[dtype]()),
+            Int64(image * size_of[dtype]()),
         ]
         var lower: Array[Int32, 2] = [Int32(lower_w), Int32(lower_h)]
         var upper: Array[Int32, 2] = [Int32(upper_w), Int32(upper_h)]
         var steps: Array[Int32, 4] = [1, Int32(stride_w), Int32(stride_h), 1]
-        var buffer = DeviceBuffer[dtype](
-            ctx, tensor, n * h * w * c, owning=False
-        )
+        var buffer = DeviceBuffer[dtype](ctx, tensor, n * image, owning=False)
         buffer._tensor_map_encode_im2col(
             Pointer(to=self)
             .unsafe_bitcast[UInt8]()

@@ -1,0 +1,234 @@
+"""Channel counts that 16-byte rows can't hold: the operands are copied into padded or folded layouts first.
+
+Padding fills the channels up to a multiple of 8. For an image's few channels that would waste most of each pipeline stage,
+so fprop and wgrad fold one row of filter taps into the channels: with C padded to 4 or 8 and the width's padding
+written out, the S taps of a filter row are S * C contiguous elements, and the next window begins `stride` pixels later.
+A tensor map takes such overlapping windows as pixels of S * C channels, which leaves a filter of R x 1 taps.
+"""
+
+from std.math import ceildiv
+
+from max.gpu import block_dim, block_idx, thread_idx
+from max.gpu.host import DeviceBuffer, DeviceContext
+
+from ..common import DGRAD, FPROP, WGRAD, Ptr
+from ..problem import ConvolutionProblem
+from .launch import SourceView
+from .plan import BLOCK_K
+
+comptime _THREADS = 256
+
+
+@fieldwise_init
+struct Block3(ImplicitlyCopyable, TrivialRegisterPassable):
+    """Extents of a dense tensor of three axes."""
+
+    var a: Int
+    var b: Int
+    var d: Int
+
+    def size(self) -> Int:
+        return self.a * self.b * self.d
+
+    def differs(self, other: Self) -> Bool:
+        return self.a != other.a or self.b != other.b or self.d != other.d
+
+
+def _repack_kernel[
+    dtype: DType, width: Int
+](
+    target: Ptr[dtype],
+    source: Ptr[dtype],
+    target_a: Int64,
+    target_b: Int64,
+    target_d: Int64,
+    source_a: Int64,
+    source_b: Int64,
+    source_d: Int64,
+    shift_b: Int64,
+):
+    """target[a, b, d] = source[a, b - shift_b, d], zero outside the source."""
+    var at = (
+        Int64(block_idx.x) * Int64(_THREADS) + Int64(thread_idx.x)
+    ) * Int64(width)
+    if at >= target_a * target_b * target_d:
+        return
+    var line = at // target_d
+    var d = at - line * target_d
+    var a = line // target_b
+    var b = line - a * target_b - shift_b
+    var value = SIMD[dtype, width](0)
+    if a < source_a and b >= 0 and b < source_b:
+        var offset = (a * source_b + b) * source_d + d
+        comptime for i in range(width):
+            if d + Int64(i) < source_d:
+                value[i] = source.unsafe_load(Int(offset) + i)
+    target.unsafe_store[alignment=width * 2](Int(at), value)
+
+
+def repack[
+    dtype: DType
+](
+    target: Ptr[dtype],
+    target_extents: Block3,
+    source: Ptr[dtype],
+    source_extents: Block3,
+    shift_b: Int,
+    ctx: DeviceContext,
+) raises:
+    """Copies what both extents share, `shift_b` further on along the middle axis; the rest of the target gets zeros.
+    """
+    comptime for i in range(2):
+        comptime width = 4 if i == 0 else 1
+        if (target_extents.d % 4 == 0) == (width == 4):
+            comptime kernel = _repack_kernel[dtype, width]
+            ctx.enqueue_function[kernel](
+                target,
+                source,
+                Int64(target_extents.a),
+                Int64(target_extents.b),
+                Int64(target_extents.d),
+                Int64(source_extents.a),
+                Int64(source_extents.b),
+                Int64(source_extents.d),
+                Int64(shift_b),
+                grid_dim=(ceildiv(target_extents.size(), width * _THREADS),),
+                block_dim=(_THREADS,),
+            )
+
+
+def _up(value: Int, to: Int) -> Int:
+    return ceildiv(value, to) * to
+
+
+@fieldwise_init
+struct Packing(ImplicitlyCopyable):
+    """The problem that the kernels run instead, and how its tensors relate to the user's.
+    """
+
+    var problem: ConvolutionProblem
+    var view: SourceView
+    """How x, or its copy, is read."""
+    var x: Block3
+    var x_source: Block3
+    var x_shift: Int
+    var w: Block3
+    var w_source: Block3
+    var y: Block3
+    var y_source: Block3
+
+    def copies_x(self) -> Bool:
+        return self.x.differs(self.x_source)
+
+    def copies_w(self) -> Bool:
+        return self.w.differs(self.w_source)
+
+    def copies_y(self) -> Bool:
+        return self.y.differs(self.y_source)
+
+    def bytes(self) -> Int:
+        """Scratch memory of the copies."""
+        var elements = 0
+        if self.copies_x():
+            elements += self.x.size()
+        if self.copies_w():
+            elements += self.w.size()
+        if self.copies_y():
+            elements += self.y.size()
+        return 2 * elements
+
+
+def needs_packing(p: ConvolutionProblem) -> Bool:
+    return p.c % 8 != 0 or p.k % 8 != 0
+
+
+def packing[pass_: Int](p: ConvolutionProblem) -> Packing:
+    var k = _up(p.k, 8)
+    var c = _up(p.c, 8)
+    var inner = p
+    inner.k = k
+    inner.c = c
+    var y = Block3(p.n * p.p * p.q, 1, k)
+    var y_source = Block3(p.n * p.p * p.q, 1, p.k)
+    # Windows must begin at multiples of 16 bytes.
+    var folded = 4 if p.c <= 4 and p.stride_w % 2 == 0 else c
+    comptime if pass_ != DGRAD:
+        if p.c % 8 != 0 and p.dilation_w == 1 and p.s * folded <= BLOCK_K:
+            var taps = _up(p.s * folded, 8) // folded
+            # The last window, and rows that are a multiple of 16 bytes.
+            var width = (
+                _up(((p.q - 1) * p.stride_w + p.s) * folded, 8) // folded
+            )
+            inner.c = taps * folded
+            inner.w = p.q
+            inner.s = 1
+            inner.stride_w = 1
+            inner.pad_w = 0
+            return Packing(
+                problem=inner,
+                view=SourceView(
+                    channels=p.s * folded,
+                    pixel=p.stride_w * folded,
+                    row=width * folded,
+                    image=p.h * width * folded,
+                ),
+                x=Block3(p.n * p.h, width, folded),
+                x_source=Block3(p.n * p.h, p.w, p.c),
+                x_shift=p.pad_w,
+                w=Block3(k * p.r, taps, folded),
+                w_source=Block3(p.k * p.r, p.s, p.c),
+                y=y,
+                y_source=y_source,
+            )
+    return Packing(
+        problem=inner,
+        view=SourceView.dense(inner),
+        x=Block3(p.n * p.h * p.w, 1, c),
+        x_source=Block3(p.n * p.h * p.w, 1, p.c),
+        x_shift=0,
+        w=Block3(k, p.r * p.s, c),
+        w_source=Block3(p.k, p.r * p.s, p.c),
+        y=y,
+        y_source=y_source,
+    )
+
+
+struct Scratch[dtype: DType]:
+    """The copies of one launch; kept until everything that uses them is enqueued.
+    """
+
+    var buffers: List[DeviceBuffer[Self.dtype]]
+
+    def __init__(out self):
+        self.buffers = List[DeviceBuffer[Self.dtype]]()
+
+    def place(
+        mut self,
+        given: Ptr[Self.dtype],
+        copied: Bool,
+        extents: Block3,
+        ctx: DeviceContext,
+    ) raises -> Ptr[Self.dtype]:
+        """The user's tensor, or new memory for its copy."""
+        if not copied:
+            return given
+        var buffer = ctx.enqueue_create_buffer[Self.dtype](extents.size())
+        var pointer = Ptr[Self.dtype](
+            unsafe_from_address=Int(buffer.unsafe_ptr())
+        )
+        self.buffers.append(buffer^)
+        return pointer
+
+    def operand(
+        mut self,
+        given: Ptr[Self.dtype],
+        copied: Bool,
+        extents: Block3,
+        source: Block3,
+        shift: Int,
+        ctx: DeviceContext,
+    ) raises -> Ptr[Self.dtype]:
+        var place = self.place(given, copied, extents, ctx)
+        if copied:
+            repack[Self.dtype](place, extents, given, source, shift, ctx)
+        return place
