@@ -6,7 +6,8 @@ import contextlib
 import enum
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ import torch
 import typer
 
 from torch_max_backend.bench.arguments import ArgumentError, RunControl, parse_control
+from torch_max_backend.bench.lists import ListSelection
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 bench = typer.Typer(
@@ -105,6 +107,71 @@ GroupsOption = Annotated[int, typer.Option("--groups", help="Groups; K and C cou
 CeilOption = Annotated[bool, typer.Option("--ceil-mode", help="Partial windows at the end count.")]
 
 
+CasesOption = Annotated[str, typer.Option("--cases", help="With --list: a regular expression on the names.")]
+BatchOption = Annotated[int | None, typer.Option("--batch", help="With --list: stands for every problem's N.")]
+
+
+@dataclass(frozen=True)
+class _Choices:
+    """What every benchmark command is told."""
+
+    operation: str
+    values: list[str] | None
+    dtype: Precision
+    device: DeviceName
+    layout: LayoutName
+    compare: bool
+    json_path: Path | None
+    list_path: Path | None
+    cases: str
+    batch: int | None
+    seed: int | None
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype.value)
+
+    def texts(self) -> list[str]:
+        """The positional values; what looks like an option did not match any."""
+        texts = list(self.values or [])
+        for text in texts:
+            if text.startswith("-") and not text[1:2].isdigit():
+                raise ArgumentError("option", text, "one of those that --help names")
+        return texts
+
+    def selection(self) -> ListSelection | None:
+        """The list to run, if any; its options make no sense without it."""
+        if self.batch is not None and self.batch < 1:
+            raise ArgumentError("--batch", self.batch, "an integer of at least 1")
+        if self.list_path is not None:
+            return ListSelection(self.list_path, self.cases, self.batch, self.device is DeviceName.cpu)
+        for option, value in (("--cases", self.cases or None), ("--batch", self.batch)):
+            if value is not None:
+                raise ArgumentError(option, value, "--list FILE beside it")
+        return None
+
+    def list_control(self) -> RunControl:
+        """With --list only verify, init and time are left to give."""
+        texts = self.texts()
+        if len(texts) > 3:
+            raise ArgumentError("--list", f"given with {len(texts)} values", "only verify, init and time beside it")
+        return parse_control(texts)
+
+    def place(self) -> torch.device:
+        """The device, checked to be there."""
+        from torch_max_backend.runtime.session import max_device
+
+        if self.device is DeviceName.cpu:
+            return torch.device("cpu")
+        if self.dtype is Precision.float64:
+            raise ArgumentError("--dtype", self.dtype.value, "float32, bfloat16 or float16 on a GPU")
+        if not torch.cuda.is_available():
+            raise ArgumentError("--device", self.device.value, "cpu: PyTorch sees no CUDA device here")
+        device = torch.device("cuda", torch.cuda.current_device())
+        max_device(device)
+        return device
+
+
 @contextlib.contextmanager
 def _refusing() -> Iterator[None]:
     """Turns a bad argument into one line on stderr and exit status 2."""
@@ -120,40 +187,7 @@ def _refusing() -> Iterator[None]:
         raise typer.Exit(2) from None
 
 
-def _fewer_options(values: Sequence[str] | None) -> list[str]:
-    """The positional values; what looks like an option did not match any."""
-    texts = list(values or [])
-    for text in texts:
-        if text.startswith("-") and not text[1:2].isdigit():
-            raise ArgumentError("option", text, "one of those that --help names")
-    return texts
-
-
-def _device(name: DeviceName, dtype: Precision) -> torch.device:
-    from torch_max_backend.runtime.session import max_device
-
-    if name is DeviceName.cpu:
-        return torch.device("cpu")
-    if dtype is Precision.float64:
-        raise ArgumentError("--dtype", dtype.value, "float32, bfloat16 or float16 on a GPU")
-    if not torch.cuda.is_available():
-        raise ArgumentError("--device", name.value, "cpu: PyTorch sees no CUDA device here")
-    device = torch.device("cuda", torch.cuda.current_device())
-    max_device(device)
-    return device
-
-
-def _run(
-    control: RunControl,
-    tasks: Sequence[Any],
-    device: torch.device,
-    *,
-    compare: bool,
-    json_path: Path | None,
-    listed: Path | None,
-    seed: int | None,
-    settings: dict[str, Any],
-) -> None:
+def _run(choices: _Choices, control: RunControl, tasks: Sequence[Any], device: torch.device, **extra: str) -> None:
     """Runs every task and reports; exit status 1 where a verification failed."""
     from rich.progress import track
 
@@ -163,11 +197,12 @@ def _run(
     from torch_max_backend.bench.runner import CaseResult, check_memory, run_case
     from torch_max_backend.runtime import events
 
-    if json_path is not None and not json_path.parent.is_dir():
-        raise ArgumentError("--json", json_path, "a file in a folder that exists")
+    path, listed = choices.json_path, choices.list_path is not None
+    if path is not None and not path.parent.is_dir():
+        raise ArgumentError("--json", path, "a file in a folder that exists")
     for task in tasks:
         check_memory(task, control.verify, device)
-    seed = secrets.randbits(32) if seed is None else seed
+    seed = secrets.randbits(32) if choices.seed is None else choices.seed
     results: list[CaseResult] = []
 
     def told(event: events.CompileEvent) -> None:
@@ -176,98 +211,54 @@ def _run(
 
     with events.listen(told):
         preload([task.kernel for task in tasks], device)
-        for task in track(tasks, "cases", disable=listed is None or not sys.stderr.isatty()):
-            if listed is not None:
-                typer.echo(task.name)
+        for task in track(tasks, "cases", disable=not (listed and sys.stderr.isatty())):
+            if listed:
+                typer.echo(f"\n{task.name}")
             for line in report.descriptions(task):
                 typer.echo(line)
-            result = run_case(task, control, device, compare, seed)
-            rates = ceilings(device, task.dtype) if result.times is not None else None
-            for line in report.figures(result, rates):
+            result = run_case(task, control, device, choices.compare, seed)
+            for line in report.figures(result, ceilings(device, task.dtype) if result.times else None):
                 typer.echo(line)
             results.append(result)
-    rates = {str(t.dtype).removeprefix("torch."): ceilings(device, t.dtype) for t in tasks} if control.runs else {}
-    if listed is not None:
-        report.print_table(
-            results, f"{settings['operation']}, {settings['dtype']}, {settings['layout']}, {device.type}"
-        )
-    if json_path is not None:
+    settings = {"operation": choices.operation, "layout": choices.layout.value, **extra}
+    if listed:
+        title = ", ".join([choices.operation, choices.dtype.value, *list(settings.values())[1:], device.type])
+        report.print_table(results, title)
+    if path is not None:
         settings |= {"verify": control.verify, "init": control.init, "time": control.runs, "seed": seed}
-        settings |= {"compare": compare, "list": None if listed is None else str(listed)}
-        arguments = " ".join(["torch-max-backend", *sys.argv[1:]])
-        report.write(json_path, report.document(arguments, results, device, rates, settings))
+        settings |= {"compare": choices.compare, "list": str(choices.list_path) if listed else None}
+        rates = {choices.dtype.value: ceilings(device, choices.torch_dtype)} if control.runs else {}
+        command = " ".join(["torch-max-backend", *sys.argv[1:]])
+        report.write(path, report.document(command, results, device, rates, settings))
     if any(result.verification is not None and not result.verification.passed for result in results):
         raise typer.Exit(1)
 
 
-def _list_control(texts: Sequence[str]) -> RunControl:
-    """With --list only verify, init and time are left to give."""
-    if len(texts) > 3:
-        raise ArgumentError("--list", f"given with {len(texts)} values", "only verify, init and time beside it")
-    return parse_control(texts)
-
-
 def _convolution(
-    role: str,
-    values: list[str] | None,
-    dtype: Precision,
-    device_name: DeviceName,
-    layout: LayoutName,
-    compare: bool,
-    json_path: Path | None,
-    list_path: Path | None,
-    seed: int | None,
-    *,
-    groups: int = 1,
-    grouped: bool = False,
-    epilogue: EpilogueName = EpilogueName.none,
+    choices: _Choices, role: str, *, groups: int = 1, grouped: bool = False, epilogue: str = "none"
 ) -> None:
     with _refusing():
-        texts = _fewer_options(values)
         from torch_max_backend.bench.arguments import parse_convolution
         from torch_max_backend.bench.convolution import CK_DEFAULT, CK_GROUPED_DEFAULT, ConvolutionTask
         from torch_max_backend.bench.epilogue import Epilogue
         from torch_max_backend.bench.lists import convolutions
         from torch_max_backend.convolution_problem import Pass
 
-        on_cpu = device_name is DeviceName.cpu
-        if list_path is not None:
-            control = _list_control(texts)
-            problems = convolutions(list_path, cpu=on_cpu)
+        selection = choices.selection()
+        if selection is not None:
+            control, problems = choices.list_control(), convolutions(selection)
         else:
             default = CK_GROUPED_DEFAULT if grouped else CK_DEFAULT
-            control, problem = parse_convolution(texts, default, grouped=grouped, groups=groups)
+            control, problem = parse_convolution(choices.texts(), default, grouped=grouped, groups=groups)
             problems = [("ck_default" if problem is default else "case", problem)]
-        device = _device(device_name, dtype)
+        device = choices.place()
         tasks = [
             ConvolutionTask(
-                name,
-                problem,
-                Pass[role],
-                getattr(torch, dtype.value),
-                device,
-                layout.value,
-                Epilogue(epilogue.value),
+                name, problem, Pass[role], choices.torch_dtype, device, choices.layout.value, Epilogue(epilogue)
             )
             for name, problem in problems
         ]
-        operation = {"FPROP": "conv-fwd", "DGRAD": "conv-bwd-data", "WGRAD": "conv-bwd-weight"}[role]
-        settings = {
-            "operation": "grouped-conv-bwd-data" if grouped else operation,
-            "dtype": dtype.value,
-            "layout": layout.value,
-            "epilogue": epilogue.value,
-        }
-        _run(
-            control,
-            tasks,
-            device,
-            compare=compare,
-            json_path=json_path,
-            listed=list_path,
-            seed=seed,
-            settings=settings,
-        )
+        _run(choices, control, tasks, device, **({"epilogue": epilogue} if grouped else {}))
 
 
 def _convolution_command(name: str, role: str, summary: str) -> None:
@@ -280,9 +271,12 @@ def _convolution_command(name: str, role: str, summary: str) -> None:
         compare: CompareOption = False,
         json_path: JsonOption = None,
         list_path: ListOption = None,
+        cases: CasesOption = "",
+        batch: BatchOption = None,
         seed: SeedOption = None,
     ) -> None:
-        _convolution(role, values, dtype, device, layout, compare, json_path, list_path, seed, groups=groups)
+        choices = _Choices(name, values, dtype, device, layout, compare, json_path, list_path, cases, batch, seed)
+        _convolution(choices, role, groups=groups)
 
     bench.command(name, help=summary, context_settings=_POSITIONAL)(command)
 
@@ -304,22 +298,14 @@ def grouped_conv_bwd_data(
     compare: CompareOption = False,
     json_path: JsonOption = None,
     list_path: ListOption = None,
+    cases: CasesOption = "",
+    batch: BatchOption = None,
     seed: SeedOption = None,
 ) -> None:
     """Gradient of a grouped convolution's input, with elementwise work over extra tensors behind it."""
-    _convolution(
-        "DGRAD",
-        values,
-        dtype,
-        device,
-        layout,
-        compare,
-        json_path,
-        list_path,
-        seed,
-        grouped=True,
-        epilogue=epilogue,
-    )
+    name = "grouped-conv-bwd-data"
+    choices = _Choices(name, values, dtype, device, layout, compare, json_path, list_path, cases, batch, seed)
+    _convolution(choices, "DGRAD", grouped=True, epilogue=epilogue.value)
 
 
 @bench.command("maxpool2d-bwd", context_settings=_POSITIONAL)
@@ -335,37 +321,30 @@ def maxpool2d_bwd(
     compare: CompareOption = False,
     json_path: JsonOption = None,
     list_path: ListOption = None,
+    cases: CasesOption = "",
+    batch: BatchOption = None,
     seed: SeedOption = None,
 ) -> None:
     """Gradient of 2-D max pooling."""
+    name = "maxpool2d-bwd"
+    choices = _Choices(name, values, dtype, device, layout, compare, json_path, list_path, cases, batch, seed)
     with _refusing():
-        texts = _fewer_options(values)
         from torch_max_backend.bench.arguments import parse_pooling
         from torch_max_backend.bench.lists import poolings
         from torch_max_backend.bench.pooling import MAX_DEFAULT, Form, MaxPoolBackward
 
-        if list_path is not None:
-            control = _list_control(texts)
-            problems = poolings(list_path, "max", 2, cpu=device is DeviceName.cpu)
+        selection = choices.selection()
+        if selection is not None:
+            control, problems = choices.list_control(), poolings(selection, "max", 2)
         else:
-            control, sizes = parse_pooling(texts, MAX_DEFAULT, ndim=2, dilated=True, ceil_mode=ceil_mode)
+            control, sizes = parse_pooling(choices.texts(), MAX_DEFAULT, ndim=2, dilated=True, ceil_mode=ceil_mode)
             problems = [("case", sizes)]
-        place = _device(device, dtype)
+        place = choices.place()
         tasks = [
-            MaxPoolBackward(name, sizes, getattr(torch, dtype.value), place, layout.value, Form(form.value))
-            for name, sizes in problems
+            MaxPoolBackward(label, sizes, choices.torch_dtype, place, layout.value, Form(form.value))
+            for label, sizes in problems
         ]
-        settings = {"operation": "maxpool2d-bwd", "dtype": dtype.value, "layout": layout.value, "form": form.value}
-        _run(
-            control,
-            tasks,
-            place,
-            compare=compare,
-            json_path=json_path,
-            listed=list_path,
-            seed=seed,
-            settings=settings,
-        )
+        _run(choices, control, tasks, place, form=form.value)
 
 
 @bench.command("avgpool3d-bwd", context_settings=_POSITIONAL)
@@ -380,21 +359,24 @@ def avgpool3d_bwd(
     compare: CompareOption = False,
     json_path: JsonOption = None,
     list_path: ListOption = None,
+    cases: CasesOption = "",
+    batch: BatchOption = None,
     seed: SeedOption = None,
 ) -> None:
     """Gradient of 3-D average pooling."""
+    name = "avgpool3d-bwd"
+    choices = _Choices(name, values, dtype, device, layout, compare, json_path, list_path, cases, batch, seed)
     with _refusing():
-        texts = _fewer_options(values)
         from torch_max_backend.bench.arguments import parse_pooling
         from torch_max_backend.bench.lists import poolings
         from torch_max_backend.bench.pooling import AVG_DEFAULT, AvgPoolBackward
 
-        if list_path is not None:
-            control = _list_control(texts)
-            problems = poolings(list_path, "avg", 3, cpu=device is DeviceName.cpu)
+        selection = choices.selection()
+        if selection is not None:
+            control, problems = choices.list_control(), poolings(selection, "avg", 3)
         else:
             control, sizes = parse_pooling(
-                texts,
+                choices.texts(),
                 AVG_DEFAULT,
                 ndim=3,
                 dilated=False,
@@ -403,21 +385,9 @@ def avgpool3d_bwd(
                 divisor_override=divisor,
             )
             problems = [("case", sizes)]
-        place = _device(device, dtype)
-        tasks = [
-            AvgPoolBackward(name, sizes, getattr(torch, dtype.value), place, layout.value) for name, sizes in problems
-        ]
-        settings = {"operation": "avgpool3d-bwd", "dtype": dtype.value, "layout": layout.value}
-        _run(
-            control,
-            tasks,
-            place,
-            compare=compare,
-            json_path=json_path,
-            listed=list_path,
-            seed=seed,
-            settings=settings,
-        )
+        place = choices.place()
+        tasks = [AvgPoolBackward(label, sizes, choices.torch_dtype, place, layout.value) for label, sizes in problems]
+        _run(choices, control, tasks, place)
 
 
 @app.command()
@@ -444,11 +414,6 @@ def ops(
         from rich.console import Console
 
         Console().print(rich_table())
-
-
-def main(arguments: Sequence[str] | None = None) -> Callable[..., Any] | None:
-    """The entry point as a function of its arguments."""
-    return app(list(arguments) if arguments is not None else None)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,11 @@ class Ceilings:
 @beartype
 def ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     """Measured once for each device and dtype of a process, on random data."""
-    return Ceilings(_copy_rate(device), _matmul_rate(device, dtype))
+    rates = Ceilings(_copy_rate(device), _matmul_rate(device, dtype))
+    if device.type == "cuda":
+        # PyTorch would keep the memory, and MAX allocates beside it.
+        torch.cuda.empty_cache()
+    return rates
 
 
 @functools.cache

@@ -1,68 +1,89 @@
 """Committed lists of problems: JSON (an array, or an object with "cases") or TOML (an array of tables "cases").
 
-A convolution has name, n, c, k, input, filter and may have groups, stride, padding, right_padding, dilation, transposed
-and output_padding. A pooling has name, op ("max" or "avg"), n, c, input, kernel_size, stride, padding and may have
-dilation, ceil_mode, count_include_pad and divisor_override. `cpu_n` stands for n on a CPU. A spatial value is one
+A convolution has name, n, c, k, its extents (d, h, w, or `input`) and its filter (t, r, s, or `filter`), and may have
+groups, stride, padding, right_padding, dilation, transposed and output_padding; c and k count all groups' channels.
+A pooling has name, op ("max" or "avg"), n, c, input, kernel_size, and may have stride, padding, dilation, ceil_mode,
+count_include_pad and divisor_override. `cpu_n` stands for n on a CPU, `note` for a reader. A spatial value is one
 integer or one for each axis.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from beartype import beartype
+from beartype.roar import BeartypeCallHintViolation
 
 from torch_max_backend.bench.arguments import ArgumentError, PoolingSizes
 from torch_max_backend.convolution_problem import ConvolutionProblem
 from torch_max_backend.pooling_problem import PoolingProblem
 
-_CONVOLUTION_KEYS = {
-    "required": {"name", "n", "c", "k", "input", "filter"},
-    "allowed": {
-        *("cpu_n", "groups", "stride", "padding", "right_padding", "dilation", "transposed", "output_padding"),
-        *("note",),
-    },
-}
-_POOLING_KEYS = {
-    "required": {"name", "op", "n", "c", "input", "kernel_size"},
-    "allowed": {
-        *("cpu_n", "stride", "padding", "dilation", "ceil_mode", "count_include_pad", "divisor_override"),
-        *("note",),
-    },
-}
+_CONVOLUTION_KEYS = (
+    {"name", "n", "c", "k"},
+    {"cpu_n", "groups", "stride", "padding", "right_padding", "dilation", "transposed", "output_padding", "note"}
+    | {"input", "filter", *"dhwtrs"},
+)
+_POOLING_KEYS = (
+    {"name", "op", "n", "c", "input", "kernel_size"},
+    {"cpu_n", "stride", "padding", "dilation", "ceil_mode", "count_include_pad", "divisor_override", "note"},
+)
+
+
+@dataclass(frozen=True)
+class ListSelection:
+    """A list's file and what of it is wanted.
+
+    Attributes:
+        cases: a regular expression that a name must match.
+        batch: stands for every problem's own n.
+        cpu: whether `cpu_n` counts.
+    """
+
+    path: Path
+    cases: str = ""
+    batch: int | None = None
+    cpu: bool = False
+
+    def n(self, line: Mapping[str, Any]) -> int:
+        """The batch that a line gets."""
+        if self.batch is not None:
+            return self.batch
+        return line.get("cpu_n", line["n"]) if self.cpu else line["n"]
 
 
 @beartype
-def convolutions(path: Path, *, cpu: bool) -> list[tuple[str, ConvolutionProblem]]:
+def convolutions(selection: ListSelection) -> list[tuple[str, ConvolutionProblem]]:
     """The named problems of a list.
 
     Raises:
         ArgumentError: the file, or a line of it, is not what it should be.
     """
     problems = []
-    for line in _lines(path, _CONVOLUTION_KEYS):
+    for line in _lines(selection, *_CONVOLUTION_KEYS):
         try:
-            problems.append((line["name"], _convolution(line, cpu)))
-        except (ValueError, TypeError) as error:
-            raise ArgumentError("--list", path, f"valid problems, not {line['name']!r}: {error}") from None
+            problems.append((line["name"], _convolution(line, selection.n(line))))
+        except (ValueError, TypeError, BeartypeCallHintViolation) as error:
+            raise _invalid(selection, line, error) from None
     return problems
 
 
-def _convolution(line: Mapping[str, Any], cpu: bool) -> ConvolutionProblem:
-    rank = len(_sequence(line["input"]))
-    n = line.get("cpu_n", line["n"]) if cpu else line["n"]
+def _convolution(line: Mapping[str, Any], n: int) -> ConvolutionProblem:
+    inputs, taps = _extents(line, "input", "dhw"), _extents(line, "filter", "trs")
+    rank = len(inputs)
     groups = line.get("groups", 1)
-    filters = _spread(line["filter"], rank)
+    filters = taps * rank if len(taps) == 1 else taps
     stride, padding = _spread(line.get("stride", 1), rank), _spread(line.get("padding", 0), rank)
     dilation = _spread(line.get("dilation", 1), rank)
     if line.get("transposed", False):
         # As PyTorch has it: c channels and the extents `input` go in, k channels come out.
         return ConvolutionProblem.from_aten(
-            [n, line["c"], *line["input"]],
+            [n, line["c"], *inputs],
             [line["c"], line["k"] // groups, *filters],
             stride,
             padding,
@@ -76,7 +97,7 @@ def _convolution(line: Mapping[str, Any], cpu: bool) -> ConvolutionProblem:
         n,
         line["c"],
         line["k"],
-        line["input"],
+        inputs,
         filters,
         stride=stride,
         dilation=dilation,
@@ -87,14 +108,14 @@ def _convolution(line: Mapping[str, Any], cpu: bool) -> ConvolutionProblem:
 
 
 @beartype
-def poolings(path: Path, op: str, rank: int, *, cpu: bool) -> list[tuple[str, PoolingSizes]]:
+def poolings(selection: ListSelection, op: str, rank: int) -> list[tuple[str, PoolingSizes]]:
     """The named problems of a list that are of this op and rank.
 
     Raises:
         ArgumentError: the file, or a line of it, is not what it should be, or none is of this op and rank.
     """
     problems = []
-    for line in _lines(path, _POOLING_KEYS):
+    for line in _lines(selection, *_POOLING_KEYS):
         if line["op"] != op or len(_sequence(line["input"])) != rank:
             continue
         try:
@@ -108,17 +129,18 @@ def poolings(path: Path, op: str, rank: int, *, cpu: bool) -> list[tuple[str, Po
                 line.get("count_include_pad", True),
                 line.get("divisor_override"),
             )
-        except (ValueError, TypeError) as error:
-            raise ArgumentError("--list", path, f"valid problems, not {line['name']!r}: {error}") from None
-        n = line.get("cpu_n", line["n"]) if cpu else line["n"]
-        problems.append((line["name"], PoolingSizes(n, line["c"], problem)))
+        except (ValueError, TypeError, BeartypeCallHintViolation) as error:
+            raise _invalid(selection, line, error) from None
+        problems.append((line["name"], PoolingSizes(selection.n(line), line["c"], problem)))
     if not problems:
-        raise ArgumentError("--list", path, f'a list with problems of op "{op}" and {rank} spatial axes')
+        expected = f'a list with problems of op "{op}" and {rank} spatial axes among those chosen'
+        raise ArgumentError("--list", selection.path, expected)
     return problems
 
 
-def _lines(path: Path, keys: Mapping[str, set[str]]) -> list[dict[str, Any]]:
-    """The list's entries, their keys checked."""
+def _lines(selection: ListSelection, required: set[str], optional: set[str]) -> list[dict[str, Any]]:
+    """The list's chosen entries, their keys checked."""
+    path = selection.path
     try:
         text = path.read_text()
     except OSError as error:
@@ -131,13 +153,36 @@ def _lines(path: Path, keys: Mapping[str, set[str]]) -> list[dict[str, Any]]:
     if not isinstance(lines, list) or not lines or not all(isinstance(line, dict) for line in lines):
         raise ArgumentError("--list", path, 'an array of problems, or an object that has one as "cases"')
     for number, line in enumerate(lines):
-        missing = sorted(keys["required"] - set(line))
-        unknown = sorted(set(line) - keys["required"] - keys["allowed"])
+        missing = sorted(required - set(line))
+        unknown = sorted(set(line) - required - optional)
         name = line.get("name", f"number {number}")
         if missing or unknown:
             what = f"no {', '.join(missing)}" if missing else f"the unknown {', '.join(unknown)}"
             raise ArgumentError("--list", path, f"problems with the keys of the format; {name!r} has {what}")
-    return lines
+    try:
+        chosen = [line for line in lines if re.search(selection.cases, line["name"])]
+    except re.error as error:
+        raise ArgumentError("--cases", selection.cases, f"a regular expression ({error})") from None
+    if not chosen:
+        raise ArgumentError("--cases", selection.cases, f"a regular expression that matches a name in {path}")
+    return chosen
+
+
+def _invalid(selection: ListSelection, line: Mapping[str, Any], error: Exception) -> ArgumentError:
+    reason = str(error).splitlines()[0]
+    return ArgumentError("--list", selection.path, f"valid problems; {line['name']!r} is not: {reason}")
+
+
+def _extents(line: Mapping[str, Any], name: str, letters: str) -> list[int]:
+    """An array by its name, or its last one to three values by their letters."""
+    given = [letter for letter in letters if letter in line]
+    if (name in line) == bool(given):
+        raise ValueError(f"it must have either {name} or the letters {', '.join(letters)}")
+    if name in line:
+        return list(_sequence(line[name]))
+    if given != list(letters[3 - len(given) :]):
+        raise ValueError(f"of the letters {', '.join(letters)} it has only {', '.join(given)}")
+    return [line[letter] for letter in given]
 
 
 def _sequence(value: Any) -> Sequence[int]:

@@ -12,8 +12,9 @@ from beartype import beartype
 
 _WARM_RUNS = 3
 _WARM_SECONDS = 0.1
-#: Long enough for the worker threads of the runtime that ran before to stop spinning and give the cores back.
-_PAUSE_SECONDS = 2e-3
+#: Long enough for the worker threads of the runtime that ran before to stop spinning and give the cores back: OpenMP's
+#: were seen to burn 5 ms of a core after every operator of PyTorch, which the next contender would have paid for.
+_PAUSE_SECONDS = 10e-3
 #: Keeps the GPU busy while the host queues the call: the events then bracket device time alone.
 _HEAD_START_CYCLES = 1_000_000
 #: Input sets together take this many times the cache; the contenders run half the rotation apart.
