@@ -14,6 +14,8 @@ import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._ops import OpOverload, OpOverloadPacket
 
+from torch_max_backend.optimizer_decompositions import optimizer_decompositions
+
 aten = torch.ops.aten
 
 #: Run whole: a lowering of ours is better than PyTorch's decomposition, or must see the op to draw as eager does.
@@ -51,6 +53,9 @@ KEPT_WHOLE: tuple[OpOverloadPacket, ...] = (
     aten.select_backward,
     aten.select_scatter,
     aten.roll,
+    aten.reflection_pad1d_backward,
+    aten.reflection_pad2d_backward,
+    aten.reflection_pad3d_backward,
     aten.nll_loss_forward,
     aten.nll_loss_backward,
     aten.nll_loss2d_forward,
@@ -72,6 +77,10 @@ TAKEN_APART: tuple[OpOverloadPacket | OpOverload, ...] = (
 @functools.cache
 def decompositions() -> dict[OpOverload, Callable[..., Any]]:
     """The decomposition table that AOTAutograd traces with."""
-    table = {**core_aten_decompositions(), **get_decompositions(TAKEN_APART)}
+    table = {
+        **core_aten_decompositions(),
+        **get_decompositions(TAKEN_APART),
+        **optimizer_decompositions(),
+    }
     kept = {getattr(packet, name) for packet in KEPT_WHOLE for name in packet.overloads()}
     return {op: function for op, function in table.items() if op not in kept}

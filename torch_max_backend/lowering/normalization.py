@@ -16,10 +16,12 @@ from torch.fx import Node
 
 from torch_max_backend.dtypes import max_dtype
 from torch_max_backend.errors import CannotLower
-from torch_max_backend.graph.layout import GraphTensor
+from torch_max_backend.graph.layout import GraphTensor, aligned, contiguous_order
 from torch_max_backend.lowering import numerics
 from torch_max_backend.lowering.context import LoweringContext
+from torch_max_backend.lowering.reduction import mean_of
 from torch_max_backend.lowering.registry import Layout, lowering
+from torch_max_backend.lowering.shape import reshaped, view_order
 from torch_max_backend.mojo_ops.normalization import (
     accumulation_dtype,
     batch_norm_gradient_sums,
@@ -147,6 +149,34 @@ def batch_norm_functional(
     return [y, *_empty_statistics(ctx, 2), running_mean, running_var]
 
 
+def _updates_in_place(node: Node) -> str | None:
+    if node.args[5] and node.args[3] is not None:
+        return "running statistics updated in place; functionalized graphs have an op that returns them"
+    return _supports(node)
+
+
+@lowering(aten.native_batch_norm.default, layout=Layout.RAW, supports=_updates_in_place)
+def batch_norm(
+    ctx: LoweringContext,
+    x: GraphTensor,
+    weight: GraphTensor | None,
+    bias: GraphTensor | None,
+    running_mean: GraphTensor | None,
+    running_var: GraphTensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> list[GraphTensor | None]:
+    """Batch normalization that leaves the running statistics alone."""
+    if not training:
+        y = _with_running_statistics(ctx, x, weight, bias, running_mean, running_var, eps)
+        return [y, *_empty_statistics(ctx, 2)]
+    if running_mean is not None:
+        raise CannotLower("running statistics updated in place")
+    y, statistics = _with_batch_statistics(ctx, x, weight, bias, None, None, momentum, eps)
+    return [y, *_cast_results(ctx, statistics[:2])]
+
+
 @lowering(aten._native_batch_norm_legit.no_stats, layout=Layout.RAW, supports=_supports)
 def batch_norm_without_running_statistics(
     ctx: LoweringContext,
@@ -194,8 +224,11 @@ def batch_norm_backward(
 ) -> list[GraphTensor | None]:
     """Gradients of input, weight and bias; those that ``output_mask`` leaves out are None."""
     wide = accumulation_dtype(x.dtype)
-    if train:
-        mean, invstd = (numerics.cast(saved.value, wide) for saved in (save_mean, save_invstd))
+    if train and save_mean is not None and save_mean.dtype == wide:
+        mean, invstd = save_mean.value, save_invstd.value
+    elif train:
+        # On the CPU PyTorch promises saved statistics in the input's dtype: too coarse for a narrow one.
+        mean, invstd, *_ = batch_norm_statistics(_rows(x), None, None, 0.0, float(eps))
     else:
         mean, invstd = _running(running_mean, running_var, eps, wide)
     dy = grad.with_value(numerics.cast(grad.value, x.dtype))
@@ -214,3 +247,68 @@ def batch_norm_backward(
             dtype = max_dtype(ctx.meta[index].dtype)
             results[index] = GraphTensor.contiguous(numerics.cast(total, dtype))
     return results
+
+
+def _standardized(x: GraphTensor, dims: Sequence[int], eps: float) -> tuple[TensorValue, TensorValue, TensorValue]:
+    """(x - mean) / sqrt(variance + eps), the mean and the reciprocal root, in ``x``'s memory order."""
+    mean = mean_of(x, dims, True).value
+    centered = x.value - mean
+    variance = mean_of(x.with_value(centered * centered), dims, True).value
+    rstd = ops.rsqrt(variance + numerics.constant(variance, eps))
+    return centered * rstd, mean, rstd
+
+
+@lowering(aten.native_layer_norm.default, layout=Layout.RAW)
+def layer_norm(
+    ctx: LoweringContext,
+    x: GraphTensor,
+    normalized_shape: Sequence[int | torch.SymInt],
+    weight: GraphTensor | None,
+    bias: GraphTensor | None,
+    eps: float,
+) -> list[GraphTensor]:
+    """Normalization over the last dimensions, in any memory order."""
+    dims = list(range(x.rank - len(normalized_shape), x.rank))
+    y, mean, rstd = _standardized(x.with_value(_wide(x.value)), dims, eps)
+    if weight is not None:
+        y = y * numerics.cast(aligned(weight, x.rank, x.order), y.dtype)
+    if bias is not None:
+        y = y + numerics.cast(aligned(bias, x.rank, x.order), y.dtype)
+    results = [
+        numerics.cast(value, max_dtype(meta.dtype)) for value, meta in zip((y, mean, rstd), ctx.meta, strict=True)
+    ]
+    return [x.with_value(value) for value in results]
+
+
+@lowering(aten.native_group_norm.default, layout=Layout.RAW)
+def group_norm(
+    ctx: LoweringContext,
+    x: GraphTensor,
+    weight: GraphTensor | None,
+    bias: GraphTensor | None,
+    batch: int | torch.SymInt,
+    channels: int | torch.SymInt,
+    pixels: int | torch.SymInt,
+    groups: int,
+    eps: float,
+) -> list[GraphTensor]:
+    """Normalization over the pixels of a group of channels; channels-last memory stays as it is."""
+    if not isinstance(channels, int):
+        raise CannotLower("the number of channels is dynamic")
+    shape = [batch, groups, channels // groups, pixels]
+    old = list(ctx.arg_meta(0).shape)
+    if view_order(old, shape, x.order) is None:
+        x = x.to_order(contiguous_order(x.rank))
+    order = view_order(old, shape, x.order)
+    grouped = reshaped(x, ctx.dims(shape), order)
+    y, mean, rstd = _standardized(grouped.with_value(_wide(grouped.value)), (2, 3), eps)
+    for parameter, combine in ((weight, ops.mul), (bias, ops.add)):
+        if parameter is not None:
+            split = GraphTensor.contiguous(ops.reshape(parameter.value, [1, groups, channels // groups, 1]))
+            y = combine(y, numerics.cast(split.to_order(order).value, y.dtype))
+    result = reshaped(GraphTensor(numerics.cast(y, ctx.max_dtype), order), ctx.out_shape(), x.order)
+    saved = [
+        numerics.cast(ops.reshape(value, ctx.out_shape(1 + i)), max_dtype(ctx.meta[1 + i].dtype))
+        for i, value in enumerate((mean, rstd))
+    ]
+    return [result, *map(GraphTensor.contiguous, saved)]

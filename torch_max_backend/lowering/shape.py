@@ -26,6 +26,7 @@ from torch_max_backend.graph.layout import (
     is_unit,
     moves_data,
 )
+from torch_max_backend.lowering import numerics
 from torch_max_backend.lowering.context import LoweringContext, max_dim, scalar
 from torch_max_backend.lowering.registry import Layout, lowering
 
@@ -242,6 +243,13 @@ def split_with_sizes(ctx: LoweringContext, x: GraphTensor, sizes: Sequence[Size]
         parts.append(sliced(x, dim, start, length))
         start = start + length
     return parts
+
+
+@lowering(aten.copy.default, layout=Layout.RAW)
+def copy(ctx: LoweringContext, x: GraphTensor, source: GraphTensor, non_blocking: bool = False) -> GraphTensor:
+    """``source`` in the shape and dtype of ``x``."""
+    cast = source.with_value(numerics.cast(source.value, ctx.max_dtype))
+    return expand(ctx, cast, ctx.meta.shape)
 
 
 def padded(
