@@ -2,10 +2,11 @@
 
 Layouts: x [N, D, H, W, C], w [K, T, R, S, C/groups], y [N, O, P, Q, K]; with fewer spatial axes the
 leading extents are 1. `padding` is the left padding: the right one follows from the output size, so it may
-differ. The batch and the spatial extents may be symbolic.
+differ. Every extent may be symbolic; what is known when the graph is built is checked then.
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from beartype import beartype
@@ -43,8 +44,8 @@ def conv_fprop(
                 "DHW", x.shape[1:4], w.shape[1:4], stride, padding, dilation, strict=True
             )
         ]
-    y = TensorType(x.dtype, [x.shape[0], *_extents("output_size", output_size), w.shape[0]], x.device)
-    return ops.custom("conv_fprop", x.device, [x, w, geometry], [y])[0].tensor
+    shape = [x.shape[0], *_extents("output_size", output_size), w.shape[0]]
+    return conv_with_geometry("conv_fprop", x, w, geometry, shape)
 
 
 @beartype
@@ -62,14 +63,12 @@ def conv_dgrad(
     """dx [N, D, H, W, C] of the given (D, H, W): the gradient of x, or a transposed convolution's forward."""
     _check_operands("conv_dgrad", dy=dy, w=w)
     geometry = _geometry(stride, padding, dilation, groups, workspace_limit)
-    channels = Dim(int(_static("w.shape[4]", w.shape[4])) * groups)
+    channels = w.shape[4] * groups
     _check_channels("conv_dgrad", channels, w.shape[0], w.shape[4], groups)
-    if isinstance(dy.shape[4], StaticDim) and dy.shape[4] != w.shape[0]:
-        raise ValueError(
-            f"conv_dgrad: dy has {dy.shape[4]} channels; rule: w.shape[0] = {w.shape[0]} of them"
-        )
-    dx = TensorType(dy.dtype, [dy.shape[0], *_extents("input_size", input_size), channels], dy.device)
-    return ops.custom("conv_dgrad", dy.device, [dy, w, geometry], [dx])[0].tensor
+    if isinstance(dy.shape[4], StaticDim) and isinstance(w.shape[0], StaticDim) and dy.shape[4] != w.shape[0]:
+        raise ValueError(f"conv_dgrad: dy has {dy.shape[4]} channels; rule: w.shape[0] = {w.shape[0]} of them")
+    shape = [dy.shape[0], *_extents("input_size", input_size), channels]
+    return conv_with_geometry("conv_dgrad", dy, w, geometry, shape)
 
 
 @beartype
@@ -89,13 +88,25 @@ def conv_wgrad(
     geometry = _geometry(stride, padding, dilation, groups, workspace_limit)
     if min(filter_size) < 1:
         raise ValueError(f"conv_wgrad: filter_size = {filter_size}; rule: every extent is at least 1")
-    c = int(_static("x.shape[4]", x.shape[4]))
-    k = int(_static("dy.shape[4]", dy.shape[4]))
-    if c % groups:
-        raise ValueError(f"conv_wgrad: x has {c} channels; rule: divisible by groups = {groups}")
-    _check_channels("conv_wgrad", x.shape[4], dy.shape[4], Dim(c // groups), groups)
-    dw = TensorType(x.dtype, [k, *filter_size, c // groups], x.device)
-    return ops.custom("conv_wgrad", x.device, [x, dy, geometry], [dw])[0].tensor
+    _check_channels("conv_wgrad", x.shape[4], dy.shape[4], None, groups)
+    shape = [dy.shape[4], *filter_size, x.shape[4] // groups]
+    return conv_with_geometry("conv_wgrad", x, dy, geometry, shape)
+
+
+@beartype
+def conv_with_geometry(
+    op: Literal["conv_fprop", "conv_dgrad", "conv_wgrad"],
+    a: TensorValue,
+    b: TensorValue,
+    geometry: TensorValue,
+    result_shape: Sequence[DimLike],
+) -> TensorValue:
+    """The bare op with its geometry as an operand, checked at run time: one graph then serves every problem.
+
+    `geometry` is a host tensor of `geometry_values`; operands and result follow the three functions above.
+    """
+    result = TensorType(a.dtype, result_shape, a.device)
+    return ops.custom(op, a.device, [a, b, geometry], [result])[0].tensor
 
 
 @beartype
@@ -117,16 +128,12 @@ def _check_operands(op: str, **operands: TensorValue) -> None:
         if value.dtype == DType.float64 and value.device.is_gpu():
             raise ValueError(f"{op}: {name} has dtype float64 on a GPU; rule: float64 runs on the CPU only")
         if value.dtype != first.dtype:
-            raise ValueError(
-                f"{op}: {name} has dtype {value.dtype.name}; rule: {first_name}'s, {first.dtype.name}"
-            )
+            raise ValueError(f"{op}: {name} has dtype {value.dtype.name}; rule: {first_name}'s, {first.dtype.name}")
         if value.device != first.device:
-            raise ValueError(
-                f"{op}: {name} is on {value.device}; rule: {first_name}'s device, {first.device}"
-            )
+            raise ValueError(f"{op}: {name} is on {value.device}; rule: {first_name}'s device, {first.device}")
 
 
-def _check_channels(op: str, c: Dim, k: Dim, group_c: Dim, groups: int) -> None:
+def _check_channels(op: str, c: Dim, k: Dim, group_c: Dim | None, groups: int) -> None:
     for name, dim in (("C", c), ("K", k)):
         if isinstance(dim, StaticDim) and int(dim) % groups:
             raise ValueError(f"{op}: {name} = {dim}; rule: divisible by groups = {groups}")
@@ -134,9 +141,7 @@ def _check_channels(op: str, c: Dim, k: Dim, group_c: Dim, groups: int) -> None:
         raise ValueError(f"{op}: w has {group_c} channels in each of {groups} groups; rule: C = {c} in total")
 
 
-def _geometry(
-    stride: Triple, padding: Triple, dilation: Triple, groups: int, workspace_limit: int
-) -> TensorValue:
+def _geometry(stride: Triple, padding: Triple, dilation: Triple, groups: int, workspace_limit: int) -> TensorValue:
     """The host operand that carries what the shapes don't, in the kernels' order."""
     for name, values, least in (("stride", stride, 1), ("dilation", dilation, 1), ("padding", padding, 0)):
         if min(values) < least:
@@ -144,8 +149,19 @@ def _geometry(
     for name, value, least in (("groups", groups, 1), ("workspace_limit", workspace_limit, 0)):
         if value < least:
             raise ValueError(f"{name} = {value}; rule: at least {least}")
-    values = np.array([*stride, *dilation, *padding, groups, workspace_limit], np.int64)
+    values = geometry_values(stride, padding, dilation, groups, workspace_limit)
     return ops.constant(values, DType.int64, device=DeviceRef.CPU())
+
+
+def geometry_values(
+    stride: Triple,
+    padding: Triple,
+    dilation: Triple,
+    groups: int,
+    workspace_limit: int = DEFAULT_WORKSPACE_LIMIT,
+) -> np.ndarray:
+    """The geometry operand's content, in the kernels' order."""
+    return np.array([*stride, *dilation, *padding, groups, workspace_limit], np.int64)
 
 
 def _output_extent(axis: str, extent: Dim, taps: Dim, stride: int, padding: int, dilation: int) -> int:
@@ -153,9 +169,7 @@ def _output_extent(axis: str, extent: Dim, taps: Dim, stride: int, padding: int,
     window = dilation * (int(_static(f"w's extent on {axis}", taps)) - 1) + 1
     padded = size + 2 * padding
     if padded < window:
-        raise ValueError(
-            f"x's extent {axis} = {size}; rule: padded, {padded}, at least the window's {window}"
-        )
+        raise ValueError(f"x's extent {axis} = {size}; rule: padded, {padded}, at least the window's {window}")
     return (padded - window) // stride + 1
 
 

@@ -1,0 +1,341 @@
+"""The convolution ops, without the lowering: every case is one entry of a table, and one compiled graph runs them all.
+
+Two checks for each pass of each case: small whole numbers must come out exactly, and normal ones close to float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from max.driver import CPU, Accelerator
+from max.dtype import DType
+from max.engine import InferenceSession, Model
+from max.graph import DeviceRef, Dim, Graph, TensorType
+from torch.nn import functional
+
+from torch_max_backend.convolution_problem import ConvolutionProblem
+from torch_max_backend.mojo_ops import KERNELS_PATH
+from torch_max_backend.mojo_ops.convolution import (
+    DEFAULT_WORKSPACE_LIMIT,
+    channel_sum,
+    conv_dgrad,
+    conv_fprop,
+    conv_wgrad,
+    conv_with_geometry,
+    geometry_values,
+)
+
+F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
+DTYPES = {F32: DType.float32, F64: DType.float64, BF16: DType.bfloat16, F16: DType.float16}
+
+
+@dataclass(frozen=True)
+class ConvolutionCase:
+    """One problem; `outputs` gives the output extents where right and left paddings differ."""
+
+    id: str
+    n: int
+    c: int
+    k: int
+    size: tuple[int, ...]
+    filter: tuple[int, ...]
+    stride: tuple[int, ...] = (1,)
+    padding: tuple[int, ...] = (0,)
+    dilation: tuple[int, ...] = (1,)
+    groups: int = 1
+    outputs: tuple[int, ...] | None = None
+    dtype: torch.dtype = F32
+    workspace_limit: int = DEFAULT_WORKSPACE_LIMIT
+    problem: ConvolutionProblem = field(init=False)
+
+    def __post_init__(self) -> None:
+        problem = ConvolutionProblem.from_sizes(
+            self.n,
+            self.c,
+            self.k,
+            self.size,
+            self.filter,
+            stride=self.stride,
+            dilation=self.dilation,
+            padding=self.padding,
+            # Wide enough for any filter here: `outputs` may ask for more windows than symmetric padding gives.
+            right_padding=None if self.outputs is None else tuple(64 for _ in self.size),
+            groups=self.groups,
+        )
+        if self.outputs is not None:
+            outputs = (1,) * (3 - len(self.outputs)) + self.outputs
+            problem = ConvolutionProblem(
+                problem.n,
+                problem.c,
+                problem.k,
+                problem.groups,
+                problem.input_size,
+                problem.filter_size,
+                outputs,
+                problem.stride,
+                problem.dilation,
+                problem.padding,
+                problem.spatial_rank,
+            )
+        object.__setattr__(self, "problem", problem)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """x, w and y, channels last."""
+        p = self.problem
+        return (
+            (p.n, *p.input_size, p.c),
+            (p.k, *p.filter_size, p.c // p.groups),
+            (p.n, *p.output_size, p.k),
+        )
+
+    def inputs(self, make: Callable[[tuple[int, ...]], torch.Tensor]) -> list[torch.Tensor]:
+        return [make(shape).to(self.dtype) for shape in self.shapes]
+
+    def reference(self, tensors: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """All four results in float64: pad or crop x by hand, then convolve without padding."""
+        p = self.problem
+        x, w, dy = (tensor.double().movedim(-1, 1) for tensor in tensors)
+        x.requires_grad_()
+        w.requires_grad_()
+        pads = [value for pair in zip(p.padding, p.right_padding, strict=True) for value in pair]
+        width, height, depth = pads[4:6], pads[2:4], pads[0:2]
+        padded = functional.pad(x, [*width, *height, *depth])
+        y = functional.conv3d(padded, w, None, p.stride, 0, p.dilation, p.groups)
+        assert y.shape == dy.shape
+        dx, dw = torch.autograd.grad(y, (x, w), dy)
+        results = {"fprop": y, "dgrad": dx, "wgrad": dw}
+        results = {name: value.detach().movedim(1, -1) for name, value in results.items()}
+        return {**results, "channel_sum": dy.sum((0, 2, 3, 4))}
+
+    def reduction(self, op: str) -> int:
+        """How many products the longest sum of the op has."""
+        p = self.problem
+        return {
+            "fprop": p.taps * p.c // p.groups,
+            "dgrad": p.taps * p.k // p.groups,
+            "wgrad": p.output_pixels,
+            "channel_sum": p.output_pixels,
+        }[op]
+
+
+C = ConvolutionCase
+GEOMETRIES = [
+    C("1d", 3, 5, 7, (23,), (3,), padding=(1,)),
+    C("1d_stride_3_dilation_2", 2, 16, 32, (41,), (4,), stride=(3,), padding=(2,), dilation=(2,)),
+    C("2d_3x3", 3, 16, 32, (9, 11), (3, 3), padding=(1,)),
+    C("2d_many_rows_and_panels", 2, 48, 136, (31, 29), (3, 3), padding=(1,)),
+    C("2d_odd_channels", 2, 37, 29, (8, 7), (3, 3), padding=(1,)),
+    C("2d_one_channel", 2, 1, 1, (8, 7), (3, 3), padding=(1,)),
+    C("2d_stem", 2, 3, 64, (33, 35), (7, 7), stride=(2,), padding=(3,)),
+    C("2d_1x1", 2, 40, 96, (14, 14), (1, 1)),
+    C("2d_1x1_stride_2", 2, 40, 24, (13, 14), (1, 1), stride=(2,)),
+    C("2d_stride_2", 2, 32, 48, (15, 14), (3, 3), stride=(2,), padding=(1,)),
+    C("2d_stride_exceeds_filter", 1, 8, 8, (17, 19), (2, 2), stride=(5, 4)),
+    C("2d_stride_and_dilation_share_a_factor", 2, 8, 8, (21, 22), (3, 3), (4, 2), (4, 3), (2, 6)),
+    C("2d_dilation_beyond_the_input", 1, 16, 16, (9, 9), (3, 3), padding=(12,), dilation=(12,)),
+    C("2d_padding_beyond_the_filter", 1, 4, 6, (3, 3), (2, 2), padding=(5,)),
+    C("2d_wide_row", 1, 8, 8, (1, 203), (1, 9), padding=(0, 4)),
+    C("2d_truncated_input", 1, 8, 16, (12, 13), (3, 3), (3,), (0,), outputs=(2, 3)),
+    C("2d_larger_right_padding", 2, 8, 16, (7, 8), (3, 3), (2,), (0,), outputs=(4, 4)),
+    C("2d_right_padding_only", 1, 5, 8, (6, 6), (2, 2), outputs=(6, 7)),
+    C("2d_groups_3", 2, 12, 18, (9, 9), (3, 3), padding=(1,), groups=3),
+    C("2d_groups_of_four_channels", 2, 64, 64, (10, 9), (3, 3), padding=(1,), groups=16),
+    C("2d_depthwise", 2, 37, 37, (14, 13), (3, 3), padding=(1,), groups=37),
+    C("2d_depthwise_stride_2", 2, 48, 48, (15, 16), (5, 5), (2,), (2,), groups=48),
+    C("2d_depthwise_dilated", 1, 16, 16, (19, 20), (3, 3), padding=(3,), dilation=(3,), groups=16),
+    C("2d_depthwise_truncated", 1, 20, 20, (12, 13), (2, 2), (4,), (0,), groups=20, outputs=(2, 3)),
+    C("2d_depthwise_multiplier_3", 2, 10, 30, (9, 9), (3, 3), padding=(1,), groups=10),
+    C("3d", 2, 16, 24, (5, 9, 8), (3, 3, 3), padding=(1,)),
+    C("3d_all_different", 1, 6, 8, (7, 9, 11), (2, 3, 4), (1, 2, 3), (1, 0, 2), (3, 2, 1), groups=2),
+    C("3d_depthwise", 1, 32, 32, (6, 7, 8), (3, 3, 3), (2, 1, 1), (1,), groups=32),
+    C("empty_batch", 0, 8, 16, (9, 9), (3, 3), padding=(1,)),
+    C("no_workspace", 2, 8, 16, (9, 10), (3, 3), (2,), (1,), workspace_limit=0),
+    C("no_workspace_depthwise", 2, 8, 8, (9, 10), (3, 3), (2,), (1,), groups=8, workspace_limit=0),
+]
+NARROW = [
+    case
+    for case in GEOMETRIES
+    if case.id in ("2d_3x3", "2d_stem", "2d_stride_2", "2d_groups_3", "2d_depthwise", "3d", "no_workspace")
+]
+
+
+def _of_dtype(dtype: torch.dtype, name: str) -> list[ConvolutionCase]:
+    names = [item for item in ConvolutionCase.__dataclass_fields__ if item not in ("id", "dtype", "problem")]
+    return [
+        ConvolutionCase(f"{case.id}_{name}", dtype=dtype, **{item: getattr(case, item) for item in names})
+        for case in NARROW
+    ]
+
+
+CASES = [*GEOMETRIES, *_of_dtype(BF16, "bf16"), *_of_dtype(F16, "f16"), *_of_dtype(F64, "f64")]
+OPS = ("fprop", "dgrad", "wgrad", "channel_sum")
+
+
+def build(dtypes: list[torch.dtype], device: DeviceRef) -> Graph:
+    """The four ops once for each dtype: extents are symbolic and geometry is an input, so this serves every case."""
+    types = []
+    for name in (DTYPES[dtype].name for dtype in dtypes):
+        for letters in (("n", *"dhw", "c"), ("k", *"trs", "j"), ("n", *"opq", "k")):
+            types.append(TensorType(DType[name], [Dim(f"{letter}_{name}") for letter in letters], device))
+        types.append(TensorType(DType.int64, [11], DeviceRef.CPU()))
+    with Graph("convolutions", input_types=types, custom_extensions=[KERNELS_PATH]) as graph:
+        results = []
+        values = [value.tensor for value in graph.inputs]
+        for x, w, dy, geometry in zip(values[0::4], values[1::4], values[2::4], values[3::4], strict=True):
+            results.append(conv_with_geometry("conv_fprop", x, w, geometry, dy.shape))
+            results.append(conv_with_geometry("conv_dgrad", dy, w, geometry, x.shape))
+            results.append(conv_with_geometry("conv_wgrad", x, dy, geometry, w.shape))
+            results.append(channel_sum(dy))
+        graph.output(*results)
+    return graph
+
+
+class Compiled:
+    """One executable model that runs any case."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        gpu = device != "cpu"
+        self.dtypes = [F32, BF16, F16] if gpu else [F32, BF16, F16, F64]
+        self.cases = [case for case in CASES if case.dtype in self.dtypes]
+        session = InferenceSession(devices=[Accelerator() if gpu else CPU()])
+        self.model: Model = session.load(build(self.dtypes, DeviceRef.GPU() if gpu else DeviceRef.CPU()))
+
+    @staticmethod
+    def geometry(case: ConvolutionCase) -> np.ndarray:
+        p = case.problem
+        return geometry_values(p.stride, p.padding, p.dilation, p.groups, case.workspace_limit)
+
+    def one(
+        self, case: ConvolutionCase, tensors: list[torch.Tensor], geometry: np.ndarray | None = None
+    ) -> list[torch.Tensor]:
+        """The four results of one case; the other dtypes compute a single pixel meanwhile."""
+        flat = []
+        for dtype in self.dtypes:
+            if dtype == case.dtype:
+                operands, values = tensors, self.geometry(case) if geometry is None else geometry
+            else:
+                operands = [torch.zeros(1, 1, 1, 1, 1, dtype=dtype)] * 3
+                values = geometry_values((1, 1, 1), (0, 0, 0), (1, 1, 1), 1)
+            flat += [tensor.to(self.device) for tensor in operands]
+            flat.append(values)
+        results = self.model.execute(*flat)
+        first = 4 * self.dtypes.index(case.dtype)
+        return [torch.from_dlpack(result).cpu() for result in results[first : first + 4]]
+
+    def run(
+        self, make: Callable[[tuple[int, ...]], torch.Tensor]
+    ) -> dict[tuple[str, str], tuple[torch.Tensor, torch.Tensor]]:
+        """(result, float64 reference) by case and op, on fresh inputs."""
+        pairs = {}
+        for case in self.cases:
+            tensors = case.inputs(make)
+            reference = case.reference(tensors)
+            for op, result in zip(OPS, self.one(case, tensors), strict=True):
+                pairs[case.id, op] = result, reference[op]
+        return pairs
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def compiled(request: pytest.FixtureRequest) -> Compiled:
+    return Compiled(request.param)
+
+
+@pytest.fixture(scope="module")
+def whole_numbers(compiled: Compiled) -> dict:
+    return compiled.run(lambda shape: torch.randint(-2, 3, shape))
+
+
+@pytest.fixture(scope="module")
+def normal_numbers(compiled: Compiled) -> dict:
+    return compiled.run(torch.randn)
+
+
+def test_operands_that_do_not_fit_are_refused(compiled: Compiled) -> None:
+    """Shapes known only at run time are checked before memory is touched."""
+    case = next(case for case in CASES if case.id == "2d_groups_3")
+    x, w, dy = case.inputs(torch.randn)
+    with pytest.raises(Exception, match="4 channels in each of 3 groups, x has 11 channels"):
+        compiled.one(case, [x[..., :-1].contiguous(), w, dy])
+    geometry = compiled.geometry(case)
+    for index, value, message in ((0, 0, "stride_d = 0"), (4, -1, "dilation_h = -1"), (8, -2, "pad_w = -2")):
+        wrong = geometry.copy()
+        wrong[index] = value
+        with pytest.raises(Exception, match=message):
+            compiled.one(case, [x, w, dy], wrong)
+
+
+def _skip_if_absent(compiled: Compiled, case: ConvolutionCase) -> None:
+    if case not in compiled.cases:
+        pytest.skip(f"{case.dtype} does not run on {compiled.device}")
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_whole_numbers_are_exact(compiled: Compiled, whole_numbers: dict, case: ConvolutionCase, op: str) -> None:
+    _skip_if_absent(compiled, case)
+    result, reference = whole_numbers[case.id, op]
+    assert result.dtype == case.dtype
+    assert torch.equal(result, reference.to(case.dtype))
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_normal_numbers_are_near_float64(
+    compiled: Compiled, normal_numbers: dict, case: ConvolutionCase, op: str
+) -> None:
+    _skip_if_absent(compiled, case)
+    result, reference = normal_numbers[case.id, op]
+    narrow = torch.finfo(case.dtype).eps
+    wide = torch.finfo(F64 if case.dtype == F64 else F32).eps
+    # One rounding of the result, and a sum in the accumulator's precision: partial sums grow like the root of the
+    # length, and so does the walk of their rounding errors.
+    bound = narrow * reference.abs() + 2 * wide * (case.reduction(op) + 4)
+    assert ((result.double() - reference).abs() <= bound).all()
+
+
+def test_the_same_input_gives_the_same_bits(compiled: Compiled) -> None:
+    fixed: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def make(shape: tuple[int, ...]) -> torch.Tensor:
+        return fixed.setdefault(shape, torch.randn(shape))
+
+    first, second = compiled.run(make), compiled.run(make)
+    assert all(torch.equal(first[key][0], second[key][0]) for key in first)
+
+
+def _type(*shape: int | str, dtype: DType = DType.float32) -> TensorType:
+    return TensorType(dtype, shape, DeviceRef.CPU())
+
+
+X, W = _type("n", 1, 8, 8, 6), _type(4, 1, 3, 3, 3)
+BAD = [
+    ("stride", [X, W], lambda x, w: conv_fprop(x, w, groups=2, stride=(1, 0, 1)), r"stride = \(1, 0, 1\)"),
+    ("dilation", [X, W], lambda x, w: conv_fprop(x, w, groups=2, dilation=(1, 1, -1)), "dilation"),
+    ("padding", [X, W], lambda x, w: conv_fprop(x, w, groups=2, padding=(0, -1, 0)), "padding"),
+    ("groups", [X, W], lambda x, w: conv_fprop(x, w, groups=0), "groups = 0"),
+    ("channels", [X, W], lambda x, w: conv_fprop(x, w), "3 channels in each of 1 groups"),
+    ("indivisible", [X, W], lambda x, w: conv_fprop(x, w, groups=4), "C = 6"),
+    ("window", [_type(1, 1, 2, 2, 3), W], lambda x, w: conv_fprop(x, w), "extent H = 2"),
+    ("rank", [_type(1, 8, 8, 3), W], lambda x, w: conv_fprop(x, w), "x has rank 4"),
+    ("dtype", [_type(1, 1, 8, 8, 3, dtype=DType.bfloat16), W], lambda x, w: conv_fprop(x, w), "bfloat16"),
+    ("integers", [_type(1, 1, 8, 8, 3, dtype=DType.int32)], lambda x: channel_sum(x), "int32"),
+    ("dy", [_type(1, 1, 8, 8, 5), W], lambda y, w: conv_dgrad(y, w, input_size=(1, 8, 8)), "dy has 5"),
+    ("size", [_type(1, 1, 8, 8, 4), W], lambda y, w: conv_dgrad(y, w, input_size=(8, 8)), "input_size has 2"),
+    ("taps", [X, X], lambda x, y: conv_wgrad(x, y, filter_size=(1, 0, 3)), "filter_size"),
+]
+
+
+@pytest.mark.parametrize(("types", "call", "message"), [row[1:] for row in BAD], ids=[row[0] for row in BAD])
+def test_bad_arguments_are_named(types: list[TensorType], call: Callable[..., Any], message: str) -> None:
+    with (
+        Graph("bad", input_types=types) as graph,
+        pytest.raises(ValueError, match=message),
+    ):
+        call(*(value.tensor for value in graph.inputs))
