@@ -13,8 +13,7 @@ from max.algorithm import sync_parallelize
 
 from ..common import FPROP, Ptr, accumulation_type, worker_count
 from ..problem import ConvolutionProblem
-from .gather import Axis, Phase, forward_phases, gradient_phases
-from .pack import full_tap
+from ..gather import Axis, Phase, forward_phases, full_tap, gradient_phases
 
 # Pixels of one register tile.
 comptime TILE = 8

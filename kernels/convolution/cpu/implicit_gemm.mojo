@@ -13,7 +13,7 @@ from max.algorithm import sync_parallelize
 
 from ..common import DGRAD, FPROP, Ptr, accumulation_type, worker_count
 from ..problem import ConvolutionProblem
-from .gather import Phase, forward_phases, gradient_phases
+from ..gather import Phase, forward_phases, gradient_phases
 from .microkernel import (
     PANEL_VECTORS,
     ROW_GRANULE,

@@ -2,7 +2,7 @@
 
 from ..common import Ptr
 from ..problem import ConvolutionProblem
-from .gather import Phase
+from ..gather import Phase, full_tap
 from .microkernel import PANEL_VECTORS
 
 
@@ -32,25 +32,6 @@ def transpose[
     comptime if size >= 16:
         round()
     comptime assert size <= 16, "transpose: at most 16 rows"
-
-
-@always_inline
-def full_tap(g: ConvolutionProblem, phase: Phase, tap: Int) -> Int:
-    """Index into the filter's taps of the phase's tap number `tap`."""
-    var s = tap % phase.w.taps
-    var rest = tap // phase.w.taps
-    var r = rest % phase.h.taps
-    var t = rest // phase.h.taps
-    return (
-        (
-            (phase.d.first_tap + t * phase.d.tap_step) * g.r
-            + phase.h.first_tap
-            + r * phase.h.tap_step
-        )
-        * g.s
-        + phase.w.first_tap
-        + s * phase.w.tap_step
-    )
 
 
 @no_inline

@@ -6,7 +6,9 @@ The forward pass is one such phase. The data gradient of stride s is s phases on
 the input pixels that meet the same taps, so no zero between strided pixels is ever multiplied.
 """
 
-from ..problem import ConvolutionProblem
+from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
+
+from .problem import ConvolutionProblem
 
 
 @fieldwise_init
@@ -29,13 +31,24 @@ struct Axis(ImplicitlyCopyable, TrivialRegisterPassable):
 
 
 @fieldwise_init
-struct Phase(ImplicitlyCopyable, TrivialRegisterPassable):
+struct Phase(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
     """Three axes, and where this phase's packed filter starts."""
 
     var d: Axis
     var h: Axis
     var w: Axis
     var filter_offset: Int
+
+    comptime device_type: AnyType = Self
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        return "Phase"
 
     @always_inline
     def taps(self) -> Int:
@@ -44,6 +57,25 @@ struct Phase(ImplicitlyCopyable, TrivialRegisterPassable):
     @always_inline
     def rows(self, n: Int) -> Int:
         return n * self.d.rows * self.h.rows * self.w.rows
+
+
+@always_inline
+def full_tap(g: ConvolutionProblem, phase: Phase, tap: Int) -> Int:
+    """Index into the filter's taps of the phase's tap number `tap`."""
+    var s = tap % phase.w.taps
+    var rest = tap // phase.w.taps
+    var r = rest % phase.h.taps
+    var t = rest // phase.h.taps
+    return (
+        (
+            (phase.d.first_tap + t * phase.d.tap_step) * g.r
+            + phase.h.first_tap
+            + r * phase.h.tap_step
+        )
+        * g.s
+        + phase.w.first_tap
+        + s * phase.w.tap_step
+    )
 
 
 def _gcd(a: Int, b: Int) -> Int:

@@ -1,0 +1,406 @@
+"""Tiled implicit GEMM for any GPU, group count, filter, stride and dilation; sums in float32.
+
+Forward pass and data gradient: rows are the pixels of one phase, columns the result's channels of one group, and the
+reduction runs over taps and channels. Weight gradient: rows are dy's channels, columns the filter's taps and channels,
+and the reduction over pixels is split into slices that a second kernel adds in order. Tiles live in shared memory; no
+column matrix exists.
+"""
+
+from std.math import ceildiv
+from std.memory import stack_allocation
+
+from max.gpu import barrier, block_idx, thread_idx
+from max.gpu.host import DeviceBuffer, DeviceContext
+from max.gpu.memory import AddressSpace
+
+from ..common import DGRAD, FPROP, Ptr
+from ..gather import Phase, forward_phases, full_tap, gradient_phases
+from ..problem import ConvolutionProblem
+
+comptime TILE = 64
+comptime DEPTH = 16
+comptime SIDE = 16
+comptime THREADS = SIDE * SIDE
+# Values of a tile row that one thread loads, and results of a row that it owns.
+comptime PER = TILE // SIDE
+comptime Shared = MutPointer[
+    Float32, MutUntrackedOrigin, address_space=AddressSpace.SHARED
+]
+
+# Blocks that keep a large GPU busy; the weight gradient is split until there are about this many.
+comptime ENOUGH_BLOCKS = 1024
+comptime LEAST_SLICE = 256
+comptime MAX_SLICES = 256
+comptime SUM_COLUMNS = 32
+comptime SUM_ROWS = 8
+
+
+@always_inline
+def _multiply(
+    mut acc: Array[SIMD[DType.float32, PER], PER],
+    a: Shared,
+    b: Shared,
+    row: Int,
+    column: Int,
+):
+    """Adds the product of two tiles [DEPTH][TILE] to this thread's results."""
+    comptime for k in range(DEPTH):
+        var left = a.unsafe_offset(k * TILE + row).unsafe_load[width=PER]()
+        var right = b.unsafe_offset(k * TILE + column).unsafe_load[width=PER]()
+        comptime for i in range(PER):
+            acc[i] = SIMD[DType.float32, PER](left[i]).fma(right, acc[i])
+
+
+def convolution_tiled_gather_kernel[
+    dtype: DType, pass_: Int
+](
+    result: Ptr[dtype],
+    source: Ptr[dtype],
+    w: Ptr[dtype],
+    g: ConvolutionProblem,
+    phase: Phase,
+):
+    """One TILE x TILE tile of y or of one phase of dx."""
+    comptime forward = pass_ == FPROP
+    var channels = g.c if forward else g.k
+    var result_channels = g.k if forward else g.c
+    var depth = channels // g.groups
+    var columns = result_channels // g.groups
+    var taps = phase.taps()
+    var rows = phase.rows(g.n)
+    var a = stack_allocation[
+        DEPTH * TILE, Float32, address_space=AddressSpace.SHARED
+    ]()
+    var b = stack_allocation[
+        DEPTH * TILE, Float32, address_space=AddressSpace.SHARED
+    ]()
+    var thread = thread_idx.x
+    var group = block_idx.z
+    # Loading: one row of pixels and one column of the filter, PER neighbouring values of the reduction.
+    var line = thread // (DEPTH // PER)
+    var inner = thread % (DEPTH // PER) * PER
+    var row = block_idx.x * TILE + line
+    var column = block_idx.y * TILE + line
+    var q = row % phase.w.rows
+    var rest = row // phase.w.rows
+    var p = rest % phase.h.rows
+    rest //= phase.h.rows
+    var o = rest % phase.d.rows
+    var n = rest // phase.d.rows
+
+    var acc = Array[SIMD[DType.float32, PER], PER](fill=0)
+    var tap = inner // depth
+    var c = inner % depth
+    for _ in range(0, taps * depth, DEPTH):
+        var tap_i = tap
+        var c_i = c
+        comptime for i in range(PER):
+            var left = Float32(0)
+            var right = Float32(0)
+            if tap_i < taps:
+                var s = tap_i % phase.w.taps
+                var outer = tap_i // phase.w.taps
+                var d = o * phase.d.step + phase.d.offset(outer // phase.h.taps)
+                var h = p * phase.h.step + phase.h.offset(outer % phase.h.taps)
+                var x = q * phase.w.step + phase.w.offset(s)
+                if (
+                    row < rows
+                    and d >= 0
+                    and d < phase.d.source
+                    and h >= 0
+                    and h < phase.h.source
+                    and x >= 0
+                    and x < phase.w.source
+                ):
+                    var pixel = (
+                        (n * phase.d.source + d) * phase.h.source + h
+                    ) * phase.w.source + x
+                    left = source[
+                        unsafe_offset=pixel * channels + group * depth + c_i
+                    ].cast[DType.float32]()
+                if column < columns:
+                    var full = full_tap(g, phase, tap_i)
+                    var k = group * g.group_k()
+                    var at: Int
+                    comptime if forward:
+                        at = ((k + column) * g.taps() + full) * depth + c_i
+                    else:
+                        at = ((k + c_i) * g.taps() + full) * columns + column
+                    right = w[unsafe_offset=at].cast[DType.float32]()
+            a[unsafe_offset=(inner + i) * TILE + line] = left
+            b[unsafe_offset=(inner + i) * TILE + line] = right
+            c_i += 1
+            if c_i == depth:
+                c_i = 0
+                tap_i += 1
+        barrier()
+        _multiply(acc, a, b, thread // SIDE * PER, thread % SIDE * PER)
+        barrier()
+        c += DEPTH
+        while c >= depth:
+            c -= depth
+            tap += 1
+
+    comptime for i in range(PER):
+        var m = block_idx.x * TILE + thread // SIDE * PER + i
+        if m < rows:
+            var mq = m % phase.w.rows
+            var mr = m // phase.w.rows
+            var mp = mr % phase.h.rows
+            mr //= phase.h.rows
+            var mo = mr % phase.d.rows
+            var pixel = (
+                (
+                    (
+                        mr // phase.d.rows * phase.d.out_extent
+                        + phase.d.out_first
+                        + mo * phase.d.out_step
+                    )
+                    * phase.h.out_extent
+                    + phase.h.out_first
+                    + mp * phase.h.out_step
+                )
+                * phase.w.out_extent
+                + phase.w.out_first
+                + mq * phase.w.out_step
+            )
+            comptime for j in range(PER):
+                var k = block_idx.y * TILE + thread % SIDE * PER + j
+                if k < columns:
+                    result[
+                        unsafe_offset=pixel * result_channels
+                        + group * columns
+                        + k
+                    ] = acc[i][j].cast[dtype]()
+
+
+def convolution_tiled_wgrad_kernel[
+    dtype: DType
+](
+    partials: Ptr[DType.float32],
+    x: Ptr[dtype],
+    dy: Ptr[dtype],
+    g: ConvolutionProblem,
+    slice_pixels: Int64,
+    slices: Int64,
+):
+    """One TILE x TILE tile of one slice's partial dw."""
+    var kg = g.group_k()
+    var cg = g.group_c()
+    var columns = g.taps() * cg
+    var pixels = g.output_pixels()
+    var a = stack_allocation[
+        DEPTH * TILE, Float32, address_space=AddressSpace.SHARED
+    ]()
+    var b = stack_allocation[
+        DEPTH * TILE, Float32, address_space=AddressSpace.SHARED
+    ]()
+    var thread = thread_idx.x
+    var group = block_idx.z // Int(slices)
+    var slice = block_idx.z % Int(slices)
+    # Loading: one pixel, PER neighbouring channels of dy and PER neighbouring columns.
+    var line = thread // SIDE
+    var inner = thread % SIDE * PER
+    var first_k = block_idx.y * TILE + inner
+    var first_column = block_idx.x * TILE + inner
+    var first = slice * Int(slice_pixels)
+    var last = min(pixels, first + Int(slice_pixels))
+
+    var acc = Array[SIMD[DType.float32, PER], PER](fill=0)
+    for start in range(first, last, DEPTH):
+        var pixel = start + line
+        var q = pixel % g.q
+        var rest = pixel // g.q
+        var p = rest % g.p
+        rest //= g.p
+        var o = rest % g.o
+        var n = rest // g.o
+        comptime for i in range(PER):
+            var left = Float32(0)
+            var right = Float32(0)
+            if pixel < last:
+                if first_k + i < kg:
+                    left = dy[
+                        unsafe_offset=pixel * g.k + group * kg + first_k + i
+                    ].cast[DType.float32]()
+                var column = first_column + i
+                if column < columns:
+                    var tap = column // cg
+                    var s = tap % g.s
+                    var outer = tap // g.s
+                    var d = (
+                        o * g.stride_d + outer // g.r * g.dilation_d - g.pad_d
+                    )
+                    var h = (
+                        p * g.stride_h + outer % g.r * g.dilation_h - g.pad_h
+                    )
+                    var at = q * g.stride_w + s * g.dilation_w - g.pad_w
+                    if (
+                        d >= 0
+                        and d < g.d
+                        and h >= 0
+                        and h < g.h
+                        and at >= 0
+                        and at < g.w
+                    ):
+                        right = x[
+                            unsafe_offset=(((n * g.d + d) * g.h + h) * g.w + at)
+                            * g.c
+                            + group * cg
+                            + column % cg
+                        ].cast[DType.float32]()
+            a[unsafe_offset=line * TILE + inner + i] = left
+            b[unsafe_offset=line * TILE + inner + i] = right
+        barrier()
+        _multiply(acc, a, b, thread // SIDE * PER, thread % SIDE * PER)
+        barrier()
+
+    var base = partials.unsafe_offset(slice * g.w_size())
+    comptime for i in range(PER):
+        var k = block_idx.y * TILE + thread // SIDE * PER + i
+        comptime for j in range(PER):
+            var column = block_idx.x * TILE + thread % SIDE * PER + j
+            if k < kg and column < columns:
+                base[unsafe_offset=(group * kg + k) * columns + column] = acc[
+                    i
+                ][j]
+
+
+def slice_sum_kernel[
+    dtype: DType
+](
+    result: Ptr[dtype],
+    partials: Ptr[DType.float32],
+    size: Int64,
+    slices: Int64,
+):
+    """Result = the slices' partial sums; SUM_ROWS threads share a result and add in a fixed order.
+    """
+    var shared = stack_allocation[
+        SUM_COLUMNS * SUM_ROWS, Float32, address_space=AddressSpace.SHARED
+    ]()
+    var i = block_idx.x * SUM_COLUMNS + thread_idx.x
+    var total = Float32(0)
+    if i < Int(size):
+        for slice in range(thread_idx.y, Int(slices), SUM_ROWS):
+            total += partials[unsafe_offset=slice * Int(size) + i]
+    shared[unsafe_offset=thread_idx.y * SUM_COLUMNS + thread_idx.x] = total
+    barrier()
+    if thread_idx.y == 0 and i < Int(size):
+        total = 0
+        comptime for row in range(SUM_ROWS):
+            total += shared[unsafe_offset=row * SUM_COLUMNS + thread_idx.x]
+        result[unsafe_offset=i] = total.cast[dtype]()
+
+
+@no_inline
+def tiled_gather_gpu[
+    dtype: DType, pass_: Int
+](
+    result: DeviceBuffer[dtype],
+    source: DeviceBuffer[dtype],
+    w: DeviceBuffer[dtype],
+    g: ConvolutionProblem,
+    ctx: DeviceContext,
+) raises:
+    """The forward pass (source x, result y) or the data gradient (source dy, result dx).
+    """
+    var phases: List[Phase]
+    comptime if pass_ == FPROP:
+        phases = forward_phases(g)
+    else:
+        phases = gradient_phases(g, 0)
+    var columns = g.group_k() if pass_ == FPROP else g.group_c()
+    for phase in phases:
+        var rows = phase.rows(g.n)
+        if rows == 0:
+            continue
+        ctx.enqueue_function[convolution_tiled_gather_kernel[dtype, pass_]](
+            result,
+            source,
+            w,
+            g,
+            phase,
+            grid_dim=(ceildiv(rows, TILE), ceildiv(columns, TILE), g.groups),
+            block_dim=THREADS,
+        )
+
+
+@no_inline
+def tiled_wgrad_gpu[
+    dtype: DType
+](
+    dw: DeviceBuffer[dtype],
+    x: DeviceBuffer[dtype],
+    dy: DeviceBuffer[dtype],
+    g: ConvolutionProblem,
+    ctx: DeviceContext,
+) raises:
+    """The weight gradient; its partial sums stay within the workspace limit."""
+    var size = g.w_size()
+    var tiles_k = ceildiv(g.group_k(), TILE)
+    var tiles_c = ceildiv(g.taps() * g.group_c(), TILE)
+    var slices = wgrad_slices(g, tiles_k * tiles_c * g.groups, LEAST_SLICE)
+    # The grid's third extent is at most 65535.
+    slices = max(1, min(slices, 65535 // g.groups))
+    var partials = ctx.enqueue_create_buffer[DType.float32](slices * size)
+    ctx.enqueue_function[convolution_tiled_wgrad_kernel[dtype]](
+        partials,
+        x,
+        dy,
+        g,
+        Int64(ceildiv(g.output_pixels(), slices)),
+        Int64(slices),
+        grid_dim=(tiles_c, tiles_k, g.groups * slices),
+        block_dim=THREADS,
+    )
+    add_slices(dw, partials, size, slices, ctx)
+
+
+def wgrad_slices(g: ConvolutionProblem, blocks: Int, least: Int) -> Int:
+    """How many slices of pixels fill the GPU within the workspace limit, at least one.
+    """
+    var wanted = min(
+        ceildiv(ENOUGH_BLOCKS, max(1, blocks)),
+        ceildiv(g.output_pixels(), least),
+    )
+    var fit = g.workspace_limit // max(1, 4 * g.w_size())
+    return max(1, min(min(wanted, fit), MAX_SLICES))
+
+
+@no_inline
+def add_slices[
+    dtype: DType
+](
+    result: DeviceBuffer[dtype],
+    partials: DeviceBuffer[DType.float32],
+    size: Int,
+    slices: Int,
+    ctx: DeviceContext,
+) raises:
+    ctx.enqueue_function[slice_sum_kernel[dtype]](
+        result,
+        partials,
+        Int64(size),
+        Int64(slices),
+        grid_dim=ceildiv(size, SUM_COLUMNS),
+        block_dim=(SUM_COLUMNS, SUM_ROWS),
+    )
+
+
+def tiled_can_implement[
+    dtype: DType, pass_: Int
+](g: ConvolutionProblem) -> Optional[String]:
+    """None, or why these kernels do not take the problem."""
+    if g.groups > 65535:
+        return String(t"groups = {g.groups}; the grid takes at most 65535")
+    comptime if pass_ != FPROP and pass_ != DGRAD:
+        var bytes = 4 * g.w_size()
+        if bytes > g.workspace_limit:
+            return String(
+                t"the sums take {bytes} bytes, the workspace limit is"
+                t" {g.workspace_limit}"
+            )
+        if ceildiv(g.group_k(), TILE) > 65535:
+            return String(t"K = {g.k}; the grid takes at most 65535 tiles")
+    return None
