@@ -1,6 +1,6 @@
 """Checks the Hopper convolution kernels through MAX graphs and times them beside cuDNN, in one process.
 
-    python benchmarks/convolution/sm90_check.py                         # checks, then times problems.json
+    python benchmarks/convolution/sm90_check.py                         # checks, then times sm90_problems.json
     python benchmarks/convolution/sm90_check.py --sweep --output sweep.json   # every tile shape, for sm90_fit.py
 
 One graph for each pass and dtype, every size symbolic and the geometry a run-time operand, so that the whole list
@@ -300,7 +300,7 @@ def main() -> int:
     if not args.no_check:
         for dtype in dtypes:
             for passing in passes:
-                for problem in read("checks.json", ""):
+                for problem in read("sm90_checks.json", ""):
                     for tuning in [AUTOMATIC, *tunings(passing, problem, 12)]:
                         found = check(models, passing, dtype, problem, tuning)
                         wrong += found
@@ -313,7 +313,7 @@ def main() -> int:
     if not args.no_time:
         for dtype in dtypes:
             for passing in passes:
-                for problem in read("problems.json", args.problems):
+                for problem in read("sm90_problems.json", args.problems):
                     rows.append(measure(models, passing, dtype, problem, args.sweep))
                 mine = [row["ours_ms"] / row["cudnn_ms"] for row in rows if row["pass"] == passing]
                 if mine:
