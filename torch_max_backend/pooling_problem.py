@@ -74,10 +74,10 @@ class PoolingProblem:
         _at_least("padding", self.padding, 0)
         _at_least("dilation", self.dilation, 1)
         for axis, name in enumerate(AXES):
-            reach = self.dilation[axis] * (self.window[axis] - 1) + 1
-            if self.padding[axis] > reach // 2:
+            if self.padding[axis] > self.window[axis] // 2:
                 raise ValueError(
-                    f"padding={self.padding}: on axis {name} it must be at most half the window, {reach // 2}"
+                    f"padding={self.padding}: on axis {name} it must be at most half of kernel_size, "
+                    f"{self.window[axis] // 2}"
                 )
         if self.divisor_override == 0:
             raise ValueError("divisor_override=0: must not be zero")
@@ -143,8 +143,7 @@ class PoolingProblem:
     def overlaps(self) -> bool:
         """Whether some input position lies under two windows (dilated windows interleave: k2 s2 d2 does)."""
         return any(
-            _windows_meet(*axis)
-            for axis in zip(self.output, self.window, self.stride, self.dilation, strict=True)
+            _windows_meet(*axis) for axis in zip(self.output, self.window, self.stride, self.dilation, strict=True)
         )
 
     @property
@@ -185,9 +184,7 @@ class AdaptivePoolingProblem:
 
     @classmethod
     @beartype
-    def from_aten(
-        cls, input: Sequence[int], output_size: int | Sequence[int | None]
-    ) -> AdaptivePoolingProblem:
+    def from_aten(cls, input: Sequence[int], output_size: int | Sequence[int | None]) -> AdaptivePoolingProblem:
         """From aten's arguments; None in `output_size` keeps that extent."""
         rank = len(input)
         if not 1 <= rank <= 3:

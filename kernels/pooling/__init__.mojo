@@ -6,5 +6,7 @@ scatter.mojo        gradients and unpooling by stored index
 gpu_channels.mojo   GPU, channels-last: 16-byte vectors of channels
 gpu_planes_*.mojo   GPU, contiguous NCHW: gradients of maxima and averages
 gpu.mojo            which GPU kernel runs what
+cpu_*.mojo          CPU: whole rows as vectors, all cores
+cpu.mojo            which CPU kernel runs what
 ops.mojo            the registered operations: checks, then the choice of an implementation
 """

@@ -1,13 +1,11 @@
 """Runs the always-right functions of direct.mojo over a whole tensor: on the CPU in equal shares for each core, on
 a GPU with one thread for each result."""
 
-from max.algorithm import sync_parallelize
 from max.gpu import global_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
-from std.atomic import Atomic
 from std.math import ceildiv
-from std.sys.info import num_logical_cores
 
+from .cpu_row import SMALLEST_SHARE, for_each_share
 from .direct import (
     Data,
     accumulator,
@@ -20,28 +18,6 @@ from .direct import (
 from .problem import PoolingProblem
 
 comptime BLOCK = 256
-
-
-@always_inline
-def for_each_share[
-    Body: def(Int, Int) -> None, //
-](body: Body, total: Int, least: Int = 1):
-    """Calls body(first, end) over shares of range(total), in parallel, none smaller than `least`.
-    """
-    var shares = max(min(num_logical_cores(), total // max(least, 1)), 1)
-    if shares == 1:
-        body(0, total)
-        return
-
-    @always_inline
-    def task(t: Int) {imm}:
-        body(total * t // shares, total * (t + 1) // shares)
-
-    sync_parallelize(task, shares)
-
-
-# Below this many results a second core costs more than it gives.
-comptime SMALLEST_SHARE = 4096
 
 
 @no_inline

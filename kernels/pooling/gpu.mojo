@@ -199,7 +199,7 @@ def avg_pool_dgrad[
     ctx: DeviceContext, dx: Data[dtype], dy: Data[dtype], p: PoolingProblem
 ) raises:
     var above = windows_above[adaptive](p.h)
-    if not fits_32_bits(p) or above > 3:
+    if not fits_32_bits(p):
         direct_launch.avg_pool_dgrad_gpu[adaptive=adaptive](ctx, dx, dy, p)
         return
 
@@ -229,11 +229,13 @@ def avg_pool_dgrad[
 
     @always_inline
     def launch[L: Int]() raises {imm}:
-        if can_ring_planes[dtype](p):
-            launch_avg_pool_dgrad_planes[dtype, L, adaptive=adaptive](
-                ctx, dx, dy, p
-            )
-        elif Int(p.channels) % V == 0 and _aligned(dx) and _aligned(dy):
+        comptime if L > 0:
+            if can_ring_planes[dtype](p):
+                launch_avg_pool_dgrad_planes[dtype, L, adaptive=adaptive](
+                    ctx, dx, dy, p
+                )
+                return
+        if Int(p.channels) % V == 0 and _aligned(dx) and _aligned(dy):
             launch_channels[V, L]()
         else:
             launch_channels[1, L]()
@@ -242,5 +244,7 @@ def avg_pool_dgrad[
         launch[1]()
     elif above == 2:
         launch[2]()
-    else:
+    elif above == 3:
         launch[3]()
+    else:
+        launch[0]()

@@ -118,11 +118,44 @@ def max_pool_dgrad_channels[
         slab += _slab_step()
 
 
+@always_inline
+def _row_sum[
+    dtype: DType, //, V: Int, adaptive: Bool
+](
+    dy: Data[dtype],
+    p: GpuProblem,
+    d_range: Tuple[Int32, Int32],
+    w_range: Tuple[Int32, Int32],
+    oh: Int32,
+    c: Int32,
+) -> SIMD[accumulator[dtype], V]:
+    """What the windows `oh` above a pixel send it: dy over its divisor, over D and W.
+    """
+    comptime Acc = accumulator[dtype]
+    var include = p.include_pad != 0
+    var total = SIMD[Acc, V](0)
+    for od in range(d_range[0], d_range[1]):
+        var row = (od * p.h.output + oh) * p.w.output
+        var part = SIMD[Acc, V](0)
+        for ow in range(w_range[0], w_range[1]):
+            var g = _load[V](dy, (row + ow) * p.channels + c).cast[Acc]()
+            if p.scale != 0:
+                part += g
+            else:
+                part += g * Scalar[Acc](p.w.scale[adaptive](ow, include))
+        if p.scale == 0:
+            part *= Scalar[Acc](p.d.scale[adaptive](od, include))
+        total += part
+    if p.scale != 0:
+        return total * Scalar[Acc](p.scale)
+    return total * Scalar[Acc](p.h.scale[adaptive](oh, include))
+
+
 def avg_pool_dgrad_channels[
     dtype: DType, V: Int, L: Int, adaptive: Bool
-](dx: Data[dtype], dy: Data[dtype], p: GpuProblem, rows: Int32,):
+](dx: Data[dtype], dy: Data[dtype], p: GpuProblem, rows: Int32):
     """`L` is the most windows above one position on the H axis. The sum over D and W of each output row is taken
-    once and kept in a ring of L, out of which every input row takes those above it.
+    once and kept in a ring of L, out of which every input row takes those above it. L = 0: no ring, for any number.
     """
     comptime Acc = accumulator[dtype]
     var at = _place[V](p.by_vectors, p.w.by_input)
@@ -131,48 +164,31 @@ def avg_pool_dgrad_channels[
         return
     var h_end = min(h_first + rows, p.h.input)
     var rw = p.w.outputs_over[adaptive](at.w)
-    var uniform = p.scale != 0
-    var include = p.include_pad != 0
     var slab = _first_slab()
     while slab < p.slabs:
         var n, d = p.d.by_input.divmod(slab)
         var rd = p.d.outputs_over[adaptive](d)
         var dy_n = dy.unsafe_offset(Int(n) * Int(p.output_plane() * p.channels))
         var dx_n = dx.unsafe_offset(Int(n) * Int(p.input_plane() * p.channels))
-        var ring = Array[SIMD[Acc, V], L](fill=SIMD[Acc, V](0))
+        var ring = Array[SIMD[Acc, V], max(L, 1)](fill=SIMD[Acc, V](0))
         var next = p.h.outputs_over[adaptive](h_first)[0]
         for h in range(h_first, h_end):
             var rh = p.h.outputs_over[adaptive](h)
-            while next < rh[1]:
-                comptime for j in range(L - 1):
-                    ring[j] = ring[j + 1]
-                var total = SIMD[Acc, V](0)
-                for od in range(rd[0], rd[1]):
-                    var row = (od * p.h.output + next) * p.w.output
-                    var part = SIMD[Acc, V](0)
-                    for ow in range(rw[0], rw[1]):
-                        var g = _load[V](
-                            dy_n, (row + ow) * p.channels + at.c
-                        ).cast[Acc]()
-                        if uniform:
-                            part += g
-                        else:
-                            part += g * Scalar[Acc](
-                                p.w.scale[adaptive](ow, include)
-                            )
-                    if not uniform:
-                        part *= Scalar[Acc](p.d.scale[adaptive](od, include))
-                    total += part
-                if uniform:
-                    total *= Scalar[Acc](p.scale)
-                else:
-                    total *= Scalar[Acc](p.h.scale[adaptive](next, include))
-                ring[L - 1] = total
-                next += 1
             var sum = SIMD[Acc, V](0)
-            comptime for j in range(L):
-                if next - Int32(L - j) >= rh[0]:
-                    sum += ring[j]
+            comptime if L == 0:
+                for oh in range(rh[0], rh[1]):
+                    sum += _row_sum[V, adaptive](dy_n, p, rd, rw, oh, at.c)
+            else:
+                while next < rh[1]:
+                    comptime for j in range(L - 1):
+                        ring[j] = ring[j + 1]
+                    ring[L - 1] = _row_sum[V, adaptive](
+                        dy_n, p, rd, rw, next, at.c
+                    )
+                    next += 1
+                comptime for j in range(L):
+                    if next - Int32(L - j) >= rh[0]:
+                        sum += ring[j]
             var pixel = (d * p.h.input + h) * p.w.input + at.w
             _store(dx_n, pixel * p.channels + at.c, sum.cast[dtype]())
         slab += _slab_step()
@@ -220,7 +236,7 @@ def max_pool_fprop_channels[
                     var value = _load[V](x_n, pixel * p.channels + at.c).cast[
                         Acc
                     ]()
-                    var wins = value.gt(best) | value.ne(value)
+                    var wins = value.gt(best) | ~value.eq(value)
                     best = wins.select(value, best)
                     comptime if offsets:
                         pixel = tap + c

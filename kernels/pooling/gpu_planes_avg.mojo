@@ -60,7 +60,10 @@ def avg_pool_dgrad_planes[
     comptime V = run_length[dtype]
     comptime BUFFER = THREADS * V
     var sums = stack_allocation[
-        2 * BUFFER, Float32, address_space=AddressSpace.SHARED
+        2 * BUFFER,
+        Float32,
+        alignment=16,
+        address_space=AddressSpace.SHARED,
     ]()
     var lane = Int32(thread_idx.x)
     var lanes = Int32(block_dim.x)

@@ -29,7 +29,7 @@ comptime PIECE = 8192
 """Most pixels of a piece; as float32 they take 32 KiB of shared memory."""
 comptime RUN = 4
 """Consecutive windows of one row that a thread takes at a time."""
-comptime MOST_CLASSES = 64
+comptime MOST_CLASSES = 512
 
 
 @fieldwise_init

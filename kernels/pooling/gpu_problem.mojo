@@ -119,12 +119,13 @@ struct GpuAxis(TrivialRegisterPassable):
                 self.by_input.div((i + 1) * self.output + self.input - 1),
             )
         else:
+            # Never past the last window, even for positions that no window reaches.
             var shifted = i + self.padding
+            var end = min(self.by_stride.div(shifted) + 1, self.output)
             var first = self.by_stride.div(
                 max(shifted - self.reach + self.stride(), 0)
             )
-            var end = min(self.by_stride.div(shifted) + 1, self.output)
-            return (first, max(end, first))
+            return (min(first, end), end)
 
     @always_inline
     def scale[adaptive: Bool](self, o: Int32, include_pad: Bool) -> Float32:

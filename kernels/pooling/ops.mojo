@@ -9,14 +9,8 @@ from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 from std.utils.index import IndexList
 
-from . import gpu
+from . import cpu, gpu
 from .direct import Data
-from .direct_launch import (
-    avg_pool_dgrad_cpu,
-    avg_pool_fprop_cpu,
-    max_pool_dgrad_cpu,
-    max_pool_fprop_cpu,
-)
 from .problem import (
     PoolingProblem,
     adaptive_problem,
@@ -87,7 +81,7 @@ def _max_fprop[
     if p.output_size() == 0:
         return
     comptime if is_cpu[target]():
-        max_pool_fprop_cpu[
+        cpu.max_pool_fprop[
             adaptive=adaptive, store_values=store_values, offsets=offsets
         ](y, indices, x, p)
     else:
@@ -114,7 +108,7 @@ def _max_dgrad[
     if p.input_size() == 0:
         return
     comptime if is_cpu[target]():
-        max_pool_dgrad_cpu[adaptive=adaptive, offsets=offsets](
+        cpu.max_pool_dgrad[adaptive=adaptive, offsets=offsets](
             dx, dy, indices, p
         )
     else:
@@ -334,6 +328,19 @@ struct MaxUnpoolDgrad:
             unpool_gather_gpu(ctx, _out(dx), _in(dy), _in(indices), s)
 
 
+def _check_undilated(p: PoolingProblem) raises:
+    if p.d.dilation != 1 or p.h.dilation != 1 or p.w.dilation != 1:
+        raise Error(
+            "dilation=(",
+            p.d.dilation,
+            ", ",
+            p.h.dilation,
+            ", ",
+            p.w.dilation,
+            "): average pooling has none",
+        )
+
+
 @extensibility.register("avg_pool_fprop")
 struct AvgPoolFprop:
     """y = the averages of x."""
@@ -350,10 +357,11 @@ struct AvgPoolFprop:
         var p = pooling_problem(
             _in(geometry), geometry.dim_size(0), x.shape(), y.shape()
         )
+        _check_undilated(p)
         if p.output_size() == 0:
             return
         comptime if is_cpu[target]():
-            avg_pool_fprop_cpu[adaptive=False](_out(y), _in(x), p)
+            cpu.avg_pool_fprop[adaptive=False](_out(y), _in(x), p)
         else:
             gpu.avg_pool_fprop[adaptive=False](ctx, _out(y), _in(x), p)
 
@@ -375,10 +383,11 @@ struct AvgPoolDgrad:
         var p = pooling_problem(
             _in(geometry), geometry.dim_size(0), dx.shape(), dy.shape()
         )
+        _check_undilated(p)
         if p.input_size() == 0:
             return
         comptime if is_cpu[target]():
-            avg_pool_dgrad_cpu[adaptive=False](_out(dx), _in(dy), p)
+            cpu.avg_pool_dgrad[adaptive=False](_out(dx), _in(dy), p)
         else:
             gpu.avg_pool_dgrad[adaptive=False](ctx, _out(dx), _in(dy), p)
 
@@ -437,7 +446,7 @@ struct AdaptiveAvgPoolFprop:
         if p.output_size() == 0:
             return
         comptime if is_cpu[target]():
-            avg_pool_fprop_cpu[adaptive=True](_out(y), _in(x), p)
+            cpu.avg_pool_fprop[adaptive=True](_out(y), _in(x), p)
         else:
             gpu.avg_pool_fprop[adaptive=True](ctx, _out(y), _in(x), p)
 
@@ -456,6 +465,6 @@ struct AdaptiveAvgPoolDgrad:
         if p.input_size() == 0:
             return
         comptime if is_cpu[target]():
-            avg_pool_dgrad_cpu[adaptive=True](_out(dx), _in(dy), p)
+            cpu.avg_pool_dgrad[adaptive=True](_out(dx), _in(dy), p)
         else:
             gpu.avg_pool_dgrad[adaptive=True](ctx, _out(dx), _in(dy), p)

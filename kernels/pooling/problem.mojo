@@ -100,12 +100,11 @@ struct PoolingAxis(DevicePassable, TrivialRegisterPassable):
         else:
             var reach = Int(self.dilation) * (Int(self.window) - 1)
             var shifted = i + Int(self.padding)
-            var first = (
-                ceildiv(shifted - reach, Int(self.stride)) if shifted
-                > reach else 0
-            )
+            # Never past the last window, even for positions that no window reaches.
             var end = min(shifted // Int(self.stride) + 1, Int(self.output))
-            return (first, max(end, first))
+            if shifted <= reach:
+                return (0, end)
+            return (min(ceildiv(shifted - reach, Int(self.stride)), end), end)
 
 
 @fieldwise_init
@@ -211,14 +210,14 @@ def _check_axis(name: String, axis: PoolingAxis, overhang: Int) raises -> Int:
             "dilation[", name, "]=", axis.dilation, ": must be positive"
         )
     var reach = Int(axis.dilation) * (Int(axis.window) - 1)
-    if axis.padding < 0 or Int(axis.padding) * 2 > reach + 1:
+    if axis.padding < 0 or axis.padding * 2 > axis.window:
         raise Error(
             "padding[",
             name,
             "]=",
             axis.padding,
             ": must lie between 0 and half the window, ",
-            (reach + 1) // 2,
+            axis.window // 2,
         )
     var room = Int(axis.input) + 2 * Int(axis.padding) - reach - 1
     if overhang == 1:

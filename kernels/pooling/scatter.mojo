@@ -10,8 +10,9 @@ from max.gpu.host import DeviceBuffer, DeviceContext
 from std.atomic import Atomic
 from std.math import ceildiv
 
+from .cpu_row import SMALLEST_SHARE, for_each_share
 from .direct import Data, accumulator, unpool_gather_at
-from .direct_launch import BLOCK, SMALLEST_SHARE, for_each_share
+from .direct_launch import BLOCK
 
 
 @fieldwise_init

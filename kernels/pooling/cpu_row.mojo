@@ -1,0 +1,127 @@
+"""What the CPU kernels share: rows as vectors with masked ends, work shares, and tables of the axes."""
+
+from max.algorithm import sync_parallelize
+from std.math import ceildiv, iota
+from std.sys import simd_width_of
+from std.sys.info import num_logical_cores
+from std.sys.intrinsics import masked_load, masked_store
+
+from .direct import Data, accumulator
+from .problem import PoolingAxis
+
+comptime lanes[dtype: DType] = simd_width_of[accumulator[dtype]]()
+"""Elements of one vector of sums or maxima."""
+
+
+@always_inline
+def _mask[V: Int](live: Int) -> SIMD[DType.bool, V]:
+    return iota[DType.int32, V]().lt(SIMD[DType.int32, V](Int32(live)))
+
+
+@always_inline
+def load_part[
+    dtype: DType, //, V: Int
+](row: Data[dtype], at: Int, extent: Int) -> SIMD[dtype, V]:
+    """The V elements from `at` on; zeros, unread, from `extent` on."""
+    if at + V <= extent:
+        return row.unsafe_load[width=V, alignment=1](at)
+    return masked_load[V](
+        row.unsafe_offset(at), _mask[V](extent - at), SIMD[dtype, V](0)
+    )
+
+
+@always_inline
+def store_part[
+    dtype: DType, V: Int, //
+](row: Data[dtype], at: Int, extent: Int, value: SIMD[dtype, V]):
+    """Stores what of the V elements from `at` on lies before `extent`."""
+    if at + V <= extent:
+        row.unsafe_store[alignment=1](at, value)
+    else:
+        masked_store(value, row.unsafe_offset(at), _mask[V](extent - at))
+
+
+@always_inline
+def load_even[
+    dtype: DType, //, V: Int
+](row: Data[dtype], at: Int) -> SIMD[dtype, V]:
+    """Elements at, at + 2, at + 4, ...: V of them, out of 2 V that are read."""
+    var both = row.unsafe_load[width=2 * V, alignment=1](at)
+    return rebind[SIMD[dtype, V]](both.deinterleave()[0])
+
+
+@always_inline
+def for_each_share[
+    Body: def(Int, Int) -> None, //
+](body: Body, total: Int, least: Int = 1):
+    """Calls body(first, end) over shares of range(total), one for each core, none smaller than `least`.
+    """
+    var shares = max(min(num_logical_cores(), total // max(least, 1)), 1)
+    if shares == 1:
+        body(0, total)
+        return
+
+    @always_inline
+    def task(t: Int) {imm}:
+        body(total * t // shares, total * (t + 1) // shares)
+
+    sync_parallelize(task, shares)
+
+
+# Below this many elements a second core costs more than it gives.
+comptime SMALLEST_SHARE = 8192
+
+
+@always_inline
+def smallest_share(elements: Int, units: Int) -> Int:
+    """The least number of units, out of `units` with `elements` in all, that is worth a core.
+    """
+    return ceildiv(SMALLEST_SHARE * units, max(elements, 1))
+
+
+struct AxisTables(Movable):
+    """One axis spelt out: for each window its taps and what it adds to a divisor, for each input position the
+    windows above it. Rows can be short; nothing is divided twice for them."""
+
+    var start: List[Int]
+    var count: List[Int]
+    var first_tap: List[Int]
+    var divisor: List[Int]
+    var above_first: List[Int]
+    var above_end: List[Int]
+    var some_empty: Bool
+    """Whether some window lies wholly in padding, which a large dilation allows."""
+    var some_uncovered: Bool
+    """Whether some input position lies under no window."""
+
+    def __init__(
+        out self,
+        axis: PoolingAxis,
+        *,
+        adaptive: Bool,
+        include_pad: Bool = False,
+    ):
+        self.start = List[Int](capacity=Int(axis.output))
+        self.count = List[Int](capacity=Int(axis.output))
+        self.first_tap = List[Int](capacity=Int(axis.output))
+        self.divisor = List[Int](capacity=Int(axis.output))
+        self.above_first = List[Int](capacity=Int(axis.input))
+        self.above_end = List[Int](capacity=Int(axis.input))
+        self.some_empty = False
+        self.some_uncovered = False
+        for o in range(Int(axis.output)):
+            var taps = axis.taps[True](o) if adaptive else axis.taps[False](o)
+            self.start.append(taps.start)
+            self.count.append(taps.count)
+            self.first_tap.append(taps.first)
+            self.divisor.append(
+                taps.count if adaptive else axis.divisor[False](o, include_pad)
+            )
+            self.some_empty |= taps.count <= 0
+        for i in range(Int(axis.input)):
+            var over = axis.outputs_over[True](
+                i
+            ) if adaptive else axis.outputs_over[False](i)
+            self.above_first.append(over[0])
+            self.above_end.append(over[1])
+            self.some_uncovered |= over[1] <= over[0]
