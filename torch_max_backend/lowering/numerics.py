@@ -116,6 +116,19 @@ def at_most(x: TensorValue, high: float | int) -> TensorValue:
 # Division
 
 
+def negate(x: TensorValue) -> TensorValue:
+    """-x; unsigned numbers wrap."""
+    return subtract(filled(x, 0), x) if x.dtype.is_unsigned_integral() else ops.negate(x)
+
+
+def subtract(a: TensorValue, b: TensorValue) -> TensorValue:
+    """a - b; unsigned numbers wrap."""
+    if not a.dtype.is_unsigned_integral():
+        return ops.sub(a, b)
+    # MAX turns 0 - x into a negation, which it refuses to compile for unsigned numbers.
+    return ops.cast(ops.sub(ops.cast(a, DType.int32), ops.cast(b, DType.int32)), a.dtype)
+
+
 def floor_divide(a: TensorValue, b: TensorValue) -> TensorValue:
     """Division rounded towards minus infinity, as ATen's for floats and for integers."""
     if is_float(a.dtype):

@@ -66,7 +66,7 @@ def add(ctx: LoweringContext, a: Operand, b: Operand, alpha: float | int = 1) ->
 def sub(ctx: LoweringContext, a: Operand, b: Operand, alpha: float | int = 1) -> TensorValue:
     """a - alpha * b."""
     a, b = operands(ctx, a, b)
-    return rounded(ctx, ops.sub(a, _scaled(ctx, b, alpha)))
+    return rounded(ctx, numerics.subtract(a, _scaled(ctx, b, alpha)))
 
 
 def _scaled(ctx: LoweringContext, x: TensorValue, factor: float | int) -> TensorValue:

@@ -83,7 +83,7 @@ for _target, _function in _ROUNDING.items():
 @lowering(aten.neg.default, layout=Layout.ELEMENTWISE)
 def neg(ctx: LoweringContext, x: TensorValue) -> TensorValue:
     """-x; unsigned numbers wrap."""
-    return ops.negate(x) if numerics.is_float(x.dtype) else ops.sub(numerics.constant(x, 0), x)
+    return numerics.negate(x)
 
 
 @lowering(aten.abs.default, layout=Layout.ELEMENTWISE)
