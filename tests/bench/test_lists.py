@@ -25,8 +25,11 @@ def _written(folder: Path, content: Any) -> ListSelection:
 def test_extents_by_letters_and_by_name(tmp_path: Path) -> None:
     letters = {"name": "b", "n": 2, "c": 4, "k": 6, "h": 9, "w": 8, "r": 3, "s": 3, "stride": 2, "padding": [1, 0]}
     named = {**LINE, "stride": 2, "padding": [1, 0], "filter": [3, 3]}
-    (_, first), (_, second) = convolutions(_written(tmp_path, [letters, named]))
-    assert first == second == ConvolutionProblem.from_sizes(2, 4, 6, [9, 8], [3, 3], stride=[2], padding=[1, 0])
+    sized = {**{key: value for key, value in named.items() if key != "input"}, "size": [9, 8]}
+    (_, first), (_, second), (_, third) = convolutions(_written(tmp_path, [letters, named, sized]))
+    assert (
+        first == second == third == ConvolutionProblem.from_sizes(2, 4, 6, [9, 8], [3, 3], stride=[2], padding=[1, 0])
+    )
 
 
 def test_toml(tmp_path: Path) -> None:

@@ -48,18 +48,24 @@ def _contiguous_dims(dims: tuple[str, ...]) -> tuple[str, ...]:
 
 @beartype
 def kernel_graph(
-    which: Pass, dtype: torch.dtype, layout: MemoryLayout = "channels_last", epilogue: Epilogue = Epilogue.NONE
+    which: Pass,
+    dtype: torch.dtype,
+    layout: MemoryLayout = "channels_last",
+    epilogue: Epilogue = Epilogue.NONE,
+    *,
+    fused: bool = False,
 ) -> KernelGraph:
     """The graph of one pass. With the contiguous layout it changes the memory order of what goes in and comes out,
-    as a compiled model does at its edges."""
+    as a compiled model does at its edges. With `fused` the op is the one whose store takes the epilogue in."""
     a, b, result = _ROLES[which]
     contiguous = layout == "contiguous"
     name = TORCH_TO_MAX[dtype]
+    symbol = f"{which.value}_sm90_fused" if fused else which.value
 
     def build(values: Sequence[TensorValue], geometry: TensorValue, place: DeviceRef) -> TensorValue:
         first, second, *extra = [_channels_last(value) if contiguous and value.rank == 5 else value for value in values]
         kind = TensorType(name, list(result), place)
-        value = ops.custom(which.value, place, [first, second, geometry], [kind])[0].tensor
+        value = ops.custom(symbol, place, [first, second, geometry], [kind])[0].tensor
         value = epilogue.build(value, extra)
         return _channels_first(value) if contiguous else value
 
@@ -69,7 +75,7 @@ def kernel_graph(
         shapes = [_contiguous_dims(dims) if len(dims) == 5 else dims for dims in shapes]
     label = "" if epilogue is Epilogue.NONE else f"_{epilogue.value}"
     return KernelGraph(
-        f"bench_{which.value}{label}_{name.name}_{layout}",
+        f"bench_{symbol}{label}_{name.name}_{layout}",
         tuple(Operand(name, dims) for dims in shapes),
         tuple(dim for dim in result if dim not in given),
         build,
@@ -100,7 +106,8 @@ class ConvolutionTask:
         self.device = device
         self.layout: MemoryLayout = layout
         self.epilogue = epilogue
-        self.kernel = kernel_graph(self.which, dtype, layout, epilogue)
+        self.fused = epilogue is not Epilogue.NONE and self._store_fuses()
+        self.kernel = kernel_graph(self.which, dtype, layout, epilogue, fused=self.fused)
         self.sizes = self._sizes()
         a, b, result = _ROLES[self.which]
         extra = sum(_product(self._extent(dims)) for dims in epilogue.dims(result))
@@ -114,7 +121,7 @@ class ConvolutionTask:
             self.operands[f"d{number}"] = self._logical_shape(dims) if len(dims) == 5 else self._extent(dims)
 
     def describe(self) -> dict[str, Any]:
-        return {**asdict(self.problem), "pass": self.role.value, "epilogue": self.epilogue.value}
+        return {**asdict(self.problem), "pass": self.role.value, "epilogue": self.epilogue.value, "fused": self.fused}
 
     def inputs(self, init: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
         a, b, result = _ROLES[self.which]
@@ -181,6 +188,18 @@ class ConvolutionTask:
         length = self.problem.gemm(self.which).k
         tolerance = summation_tolerance(self.dtype, self.device, init, int(length), matmul=True)
         return self.epilogue.widen(tolerance, self.dtype, reference)
+
+    def _store_fuses(self) -> bool:
+        """Whether the Hopper kernels, whose store takes an epilogue in, run this problem."""
+        p = self.problem
+        return (
+            self.device.type == "cuda"
+            and torch.cuda.get_device_capability(self.device) == (9, 0)
+            and self.dtype in (torch.bfloat16, torch.float16)
+            and p.groups == 1
+            and p.spatial_rank <= 2
+            and p.c % 8 == p.k % 8 == 0
+        )
 
     # Shapes.
 

@@ -1,10 +1,10 @@
 """Committed lists of problems: JSON (an array, or an object with "cases") or TOML (an array of tables "cases").
 
-A convolution has name, n, c, k, its extents (d, h, w, or `input`) and its filter (t, r, s, or `filter`), and may have
-groups, stride, padding, right_padding, dilation, transposed and output_padding; c and k count all groups' channels.
-A pooling has name, op ("max" or "avg"), n, c, input, kernel_size, and may have stride, padding, dilation, ceil_mode,
-count_include_pad and divisor_override. `cpu_n` stands for n on a CPU, `note` for a reader. A spatial value is one
-integer or one for each axis.
+A convolution has name, n, c, k, extents (d, h, w, or an array `input` or `size`) and filter (t, r, s, or an array
+`filter`), and may have groups, stride, padding, right_padding, dilation, transposed and output_padding; c and k count
+all groups' channels. A pooling has name, op ("max" or "avg"), n, c, input, kernel_size, and may have stride, padding,
+dilation, ceil_mode, count_include_pad and divisor_override. `cpu_n` stands for n on a CPU, `note` for a reader. A
+spatial value is one integer or one for each axis.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch_max_backend.pooling_problem import PoolingProblem
 _CONVOLUTION_KEYS = (
     {"name", "n", "c", "k"},
     {"cpu_n", "groups", "stride", "padding", "right_padding", "dilation", "transposed", "output_padding", "note"}
-    | {"input", "filter", *"dhwtrs"},
+    | {"input", "size", "filter", *"dhwtrs"},
 )
 _POOLING_KEYS = (
     {"name", "op", "n", "c", "input", "kernel_size"},
@@ -74,7 +74,8 @@ def convolutions(selection: ListSelection) -> list[tuple[str, ConvolutionProblem
 
 
 def _convolution(line: Mapping[str, Any], n: int) -> ConvolutionProblem:
-    inputs, taps = _extents(line, "input", "dhw"), _extents(line, "filter", "trs")
+    extents = "size" if "size" in line else "input"
+    inputs, taps = _extents(line, extents, "dhw"), _extents(line, "filter", "trs")
     rank = len(inputs)
     groups = line.get("groups", 1)
     filters = taps * rank if len(taps) == 1 else taps
