@@ -8,10 +8,10 @@ from max.gpu.host import DeviceBuffer, DeviceContext
 
 from .analytic import convolution_analytic_cpu, convolution_analytic_gpu
 from .common import DGRAD, FPROP, WGRAD, Ptr
-from .cpu.depthwise import (
-    depthwise_can_implement,
-    depthwise_cpu,
-    depthwise_wgrad_cpu,
+from .cpu.channelwise import (
+    channelwise_can_implement,
+    channelwise_cpu,
+    channelwise_wgrad_cpu,
 )
 from .cpu.implicit_gemm import implicit_gemm_can_implement, implicit_gemm_cpu
 from .cpu.wgrad import wgrad_gemm_can_implement, wgrad_gemm_cpu
@@ -36,16 +36,18 @@ def run_cpu[
 ) raises:
     """Writes y from (x, w), dx from (dy, w) or dw from (x, dy) on the CPU."""
     comptime if pass_ == FPROP or pass_ == DGRAD:
-        if not depthwise_can_implement[dtype](problem):
-            depthwise_cpu[dtype, pass_](result, a, b, problem)
-            return
+        comptime for group in [1, 4, 8]:
+            if not channelwise_can_implement[dtype, group](problem):
+                channelwise_cpu[dtype, pass_, group](result, a, b, problem)
+                return
         if not implicit_gemm_can_implement[dtype, pass_](problem):
             implicit_gemm_cpu[dtype, pass_](result, a, b, problem)
             return
     else:
-        if not depthwise_can_implement[dtype](problem):
-            depthwise_wgrad_cpu[dtype](result, a, b, problem)
-            return
+        comptime for group in [1, 4, 8]:
+            if not channelwise_can_implement[dtype, group](problem):
+                channelwise_wgrad_cpu[dtype, group](result, a, b, problem)
+                return
         if not wgrad_gemm_can_implement[dtype](problem):
             wgrad_gemm_cpu[dtype](result, a, b, problem)
             return

@@ -6,10 +6,11 @@ of columns ever exists. The reduction may be split into slices of pixels; each s
 stage adds in a fixed order.
 """
 
-from std.math import ceildiv
-from std.memory import unsafe_memcpy, unsafe_memset_zero
+from std.math import ceildiv, iota
+from std.memory import unsafe_memset_zero
 from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of, size_of
+from std.sys.intrinsics import masked_load, masked_store
 
 from max.algorithm import sync_parallelize
 
@@ -44,6 +45,11 @@ def _runs(g: ConvolutionProblem) -> Runs:
 
 
 @always_inline
+def _first[width: Int](lanes: Int) -> SIMD[DType.bool, width]:
+    return iota[DType.int32, width]().lt(SIMD[DType.int32, width](lanes))
+
+
+@always_inline
 def _copy_run[
     dtype: DType, acc_type: DType, width: Int
 ](target: Ptr[acc_type], source: Ptr[dtype], length: Int):
@@ -53,20 +59,23 @@ def _copy_run[
             source.unsafe_offset(i).unsafe_load[width=width]().cast[acc_type]()
         )
         i += width
-    while i < length:
-        target[unsafe_offset=i] = source[unsafe_offset=i].cast[acc_type]()
-        i += 1
+    if i < length:
+        var mask = _first[width](length - i)
+        var value = masked_load[width](
+            source.unsafe_offset(i), mask, SIMD[dtype, width](0)
+        )
+        masked_store(value.cast[acc_type](), target.unsafe_offset(i), mask)
 
 
 @always_inline
 def _zero_run[acc_type: DType, width: Int](target: Ptr[acc_type], length: Int):
+    var zero = SIMD[acc_type, width](0)
     var i = 0
     while i + width <= length:
-        target.unsafe_offset(i).unsafe_store(SIMD[acc_type, width](0))
+        target.unsafe_offset(i).unsafe_store(zero)
         i += width
-    while i < length:
-        target[unsafe_offset=i] = 0
-        i += 1
+    if i < length:
+        masked_store(zero, target.unsafe_offset(i), _first[width](length - i))
 
 
 @no_inline
@@ -86,9 +95,11 @@ def _pack_columns[
 ):
     """Columns [column, column + length) of pixels [pixel, pixel + count) into packed[count][pitch].
     """
-    for i in range(length, pitch):
+    if length < pitch:
         for m in range(count):
-            packed[unsafe_offset=m * pitch + i] = 0
+            _zero_run[acc_type, width](
+                packed.unsafe_offset(m * pitch + length), pitch - length
+            )
     var first = column
     while first < column + length:
         var run = first // runs.length
@@ -184,12 +195,13 @@ def _pack_rows[
     if left > 0:
         var source = dy.unsafe_offset(pixel * k + tiles * TILE_ROWS)
         var target = packed.unsafe_offset(tiles * count * TILE_ROWS)
+        var mask = _first[TILE_ROWS](left)
         for m in range(count):
-            for i in range(TILE_ROWS):
-                var value = Scalar[acc_type](0)
-                if i < left:
-                    value = source[unsafe_offset=m * k + i].cast[acc_type]()
-                target[unsafe_offset=m * TILE_ROWS + i] = value
+            target.unsafe_offset(m * TILE_ROWS).unsafe_store(
+                masked_load[TILE_ROWS](
+                    source.unsafe_offset(m * k), mask, SIMD[dtype, TILE_ROWS](0)
+                ).cast[acc_type]()
+            )
 
 
 @no_inline

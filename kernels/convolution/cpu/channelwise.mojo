@@ -1,5 +1,7 @@
-"""Depthwise convolution (one channel in and out of each group): direct kernels, vectorised over channels.
+"""Depthwise convolution and groups of a few channels: direct kernels, vectorised over channels.
 
+With `group` channels in and out of each group a vector of channels holds whole groups; member j of every group is
+spread over its group's lanes by a shuffle, so each product is one multiply-add whatever the group's size.
 Forward pass and data gradient share one kernel: both read source pixels through the taps of a phase. The weight
 gradient adds row sums to a [tap][channel] buffer of each worker; a second stage adds the workers' buffers in order.
 """
@@ -8,6 +10,7 @@ from std.math import ceildiv
 from std.memory import unsafe_memset_zero
 from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of, size_of
+from std.utils.index import IndexList
 
 from max.algorithm import sync_parallelize
 
@@ -17,6 +20,25 @@ from ..gather import Axis, Phase, forward_phases, full_tap, gradient_phases
 
 # Pixels of one register tile.
 comptime TILE = 8
+
+
+def _members[width: Int, group: Int, member: Int]() -> IndexList[width]:
+    var lanes = IndexList[width]()
+    for i in range(width):
+        lanes[i] = i // group * group + member
+    return lanes
+
+
+@always_inline
+def _spread[
+    dtype: DType, width: Int, group: Int, member: Int
+](v: SIMD[dtype, width]) -> SIMD[dtype, width]:
+    """Each lane gets the value of its group's lane number `member`."""
+    comptime if group == 1:
+        return v
+    else:
+        comptime lanes = _members[width, group, member]()
+        return v.shuffle[lanes]()
 
 
 @fieldwise_init
@@ -72,7 +94,7 @@ struct Line[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
 
 @always_inline
 def _pixels[
-    dtype: DType, width: Int, tile: Int, checked: Bool
+    dtype: DType, width: Int, group: Int, tile: Int, checked: Bool
 ](
     result: Ptr[dtype],
     result_pitch: Int,
@@ -95,7 +117,11 @@ def _pixels[
         var f = line.filter.unsafe_offset(c)
         var column = first
         for _ in range(axis.taps):
-            var filter = f.unsafe_load[width=width]()
+            var filter = Array[SIMD[acc_type, width], group](fill=0)
+            comptime for j in range(group):
+                filter[j] = f.unsafe_offset(j * channels).unsafe_load[
+                    width=width
+                ]()
             var base = line.source.unsafe_offset(column * channels + c)
             comptime for i in range(tile):
                 var p = base.unsafe_offset(i * pitch)
@@ -103,13 +129,13 @@ def _pixels[
                     var at = column + i * axis.step
                     if at < 0 or at >= axis.source:
                         p = zeros
-                acc[i] = (
-                    p.unsafe_load[width=width]()
-                    .cast[acc_type]()
-                    .fma(filter, acc[i])
-                )
+                var value = p.unsafe_load[width=width]().cast[acc_type]()
+                comptime for j in range(group):
+                    acc[i] = _spread[acc_type, width, group, j](value).fma(
+                        filter[j], acc[i]
+                    )
             column += axis.offset_step
-            f = f.unsafe_offset(channels)
+            f = f.unsafe_offset(group * channels)
     var target = result.unsafe_offset(pixel * result_pitch + c)
     comptime for i in range(tile):
         target.unsafe_offset(i * result_pitch).unsafe_store(
@@ -119,7 +145,7 @@ def _pixels[
 
 @no_inline
 def _channels[
-    dtype: DType, width: Int
+    dtype: DType, width: Int, group: Int
 ](
     result: Ptr[dtype],
     result_pitch: Int,
@@ -137,9 +163,8 @@ def _channels[
         var pixel = 0
         while pixel < axis.rows:
             var left = axis.rows - pixel
-            var inside = pixel >= low
-            if inside and pixel + TILE <= high:
-                _pixels[dtype, width, TILE, False](
+            if pixel >= low and pixel + TILE <= high:
+                _pixels[dtype, width, group, TILE, False](
                     result,
                     result_pitch,
                     lines,
@@ -152,7 +177,7 @@ def _channels[
                 )
                 pixel += TILE
             elif left >= TILE:
-                _pixels[dtype, width, TILE, True](
+                _pixels[dtype, width, group, TILE, True](
                     result,
                     result_pitch,
                     lines,
@@ -164,26 +189,50 @@ def _channels[
                     channels,
                 )
                 pixel += TILE
+            elif left >= 4:
+                _pixels[dtype, width, group, 4, True](
+                    result,
+                    result_pitch,
+                    lines,
+                    count,
+                    zeros,
+                    axis,
+                    pixel,
+                    c,
+                    channels,
+                )
+                pixel += 4
+            elif left >= 2:
+                _pixels[dtype, width, group, 2, True](
+                    result,
+                    result_pitch,
+                    lines,
+                    count,
+                    zeros,
+                    axis,
+                    pixel,
+                    c,
+                    channels,
+                )
+                pixel += 2
             else:
-                comptime for size in range(1, TILE):
-                    if left == size:
-                        _pixels[dtype, width, size, True](
-                            result,
-                            result_pitch,
-                            lines,
-                            count,
-                            zeros,
-                            axis,
-                            pixel,
-                            c,
-                            channels,
-                        )
-                pixel += left
+                _pixels[dtype, width, group, 1, True](
+                    result,
+                    result_pitch,
+                    lines,
+                    count,
+                    zeros,
+                    axis,
+                    pixel,
+                    c,
+                    channels,
+                )
+                pixel += 1
 
 
 @no_inline
 def _result_row[
-    dtype: DType
+    dtype: DType, group: Int
 ](
     result: Ptr[dtype],
     source: Ptr[dtype],
@@ -204,7 +253,7 @@ def _result_row[
                 var tap = (t * phase.h.taps + r) * phase.w.taps
                 lines[unsafe_offset=count] = Line[dtype](
                     source.unsafe_offset(line * phase.w.source * channels),
-                    filter.unsafe_offset(tap * channels),
+                    filter.unsafe_offset(tap * group * channels),
                 )
                 count += 1
     var pixel = (
@@ -220,9 +269,12 @@ def _result_row[
     var target = result.unsafe_offset(pixel * channels)
     var pitch = phase.w.out_step * channels
     var first = 0
+    # Groups of several channels come in whole vectors only.
     comptime for size in [width, 4, 1]:
+        comptime if group > 1 and size < width:
+            break
         var last = first + (channels - first) // size * size
-        _channels[dtype, size](
+        _channels[dtype, size, group](
             target, pitch, lines, count, zeros, phase.w, first, last, channels
         )
         first = last
@@ -230,26 +282,33 @@ def _result_row[
 
 @no_inline
 def _pack_taps[
-    dtype: DType
+    dtype: DType, pass_: Int, group: Int
 ](
     packed: Ptr[accumulation_type[dtype]],
     w: Ptr[dtype],
     g: ConvolutionProblem,
     phase: Phase,
 ):
-    """The phase's taps as [tap][channel]."""
-    var taps = phase.taps()
-    for tap in range(taps):
+    """The phase's taps as [tap][member of the group][channel]."""
+    for tap in range(phase.taps()):
         var full = full_tap(g, phase, tap)
-        for c in range(g.c):
-            packed[unsafe_offset=tap * g.c + c] = w[
-                unsafe_offset=c * g.taps() + full
-            ].cast[accumulation_type[dtype]]()
+        for j in range(group):
+            for c in range(g.c):
+                var at: Int
+                comptime if pass_ == FPROP:
+                    at = (c * g.taps() + full) * group + j
+                else:
+                    at = (
+                        (c // group * group + j) * g.taps() + full
+                    ) * group + c % group
+                packed[unsafe_offset=(tap * group + j) * g.c + c] = w[
+                    unsafe_offset=at
+                ].cast[accumulation_type[dtype]]()
 
 
 @no_inline
-def depthwise_cpu[
-    dtype: DType, pass_: Int
+def channelwise_cpu[
+    dtype: DType, pass_: Int, group: Int
 ](
     result: Ptr[dtype],
     source: Ptr[dtype],
@@ -264,12 +323,12 @@ def depthwise_cpu[
     comptime if pass_ == FPROP:
         phases = forward_phases(g)
     else:
-        phases = gradient_phases(g, g.c)
+        phases = gradient_phases(g, group * g.c)
     var packed = unsafe_alloc[Scalar[acc_type]](
-        max(1, g.taps() * g.c), alignment=64
+        max(1, g.taps() * group * g.c), alignment=64
     )
     for phase in phases:
-        _pack_taps[dtype](
+        _pack_taps[dtype, pass_, group](
             packed.unsafe_offset(phase.filter_offset), w, g, phase
         )
     var zeros = unsafe_alloc[Scalar[dtype]](width, alignment=64)
@@ -297,7 +356,7 @@ def depthwise_cpu[
             var n = index // extent_h // extent_d
             var first = ((d % step_d) * phases_h + h % step_h) * phases_w
             for i in range(first, first + phases_w):
-                _result_row[dtype](
+                _result_row[dtype, group](
                     result,
                     source,
                     packed.unsafe_offset(phases[i].filter_offset),
@@ -327,9 +386,8 @@ def _load[
 
 @always_inline
 def _row_products[
-    dtype: DType, width: Int, rows: Int, taps: Int
+    dtype: DType, width: Int, group: Int, rows: Int, taps: Int
 ](
-    sums: Ptr[accumulation_type[dtype]],
     lines: MutPointer[Line[dtype], MutUntrackedOrigin],
     dy: Ptr[dtype],
     axis: Axis,
@@ -340,7 +398,8 @@ def _row_products[
     """Adds one row of dy times `rows` source rows to `taps` neighbouring taps of each.
     """
     comptime acc_type = accumulation_type[dtype]
-    var acc = Array[SIMD[acc_type, width], rows * taps](fill=0)
+    comptime size = rows * taps * group
+    var acc = Array[SIMD[acc_type, width], size](fill=0)
     var x = Array[Ptr[dtype], rows](fill=dy)
     comptime for row in range(rows):
         x[row] = lines[unsafe_offset=row].source.unsafe_offset(c)
@@ -360,10 +419,12 @@ def _row_products[
             var column = q * axis.step + axis.offset(first_tap + tap)
             if column >= 0 and column < axis.source:
                 comptime for row in range(rows):
-                    acc[row * taps + tap] = d.fma(
-                        _load[dtype, width](x[row], column * channels),
-                        acc[row * taps + tap],
-                    )
+                    var value = _load[dtype, width](x[row], column * channels)
+                    comptime for j in range(group):
+                        comptime i = (row * taps + tap) * group + j
+                        acc[i] = _spread[acc_type, width, group, j](value).fma(
+                            d, acc[i]
+                        )
 
     for q in range(low):
         edge(q)
@@ -372,28 +433,29 @@ def _row_products[
         var at = (q * axis.step + first) * channels
         comptime for row in range(rows):
             comptime for tap in range(taps):
-                acc[row * taps + tap] = d.fma(
-                    _load[dtype, width](x[row], at + tap * pitch),
-                    acc[row * taps + tap],
-                )
+                var value = _load[dtype, width](x[row], at + tap * pitch)
+                comptime for j in range(group):
+                    comptime i = (row * taps + tap) * group + j
+                    acc[i] = _spread[acc_type, width, group, j](value).fma(
+                        d, acc[i]
+                    )
     for q in range(high, axis.rows):
         edge(q)
     comptime for row in range(rows):
         var line = lines[unsafe_offset=row].filter.unsafe_offset(
-            first_tap * channels + c
+            first_tap * group * channels + c
         )
-        comptime for tap in range(taps):
-            var target = line.unsafe_offset(tap * channels)
+        comptime for i in range(taps * group):
+            var target = line.unsafe_offset(i * channels)
             target.unsafe_store(
-                target.unsafe_load[width=width]() + acc[row * taps + tap]
+                target.unsafe_load[width=width]() + acc[row * taps * group + i]
             )
 
 
 @no_inline
 def _wgrad_channels[
-    dtype: DType, width: Int
+    dtype: DType, width: Int, group: Int
 ](
-    sums: Ptr[accumulation_type[dtype]],
     lines: MutPointer[Line[dtype], MutUntrackedOrigin],
     count: Int,
     dy: Ptr[dtype],
@@ -404,61 +466,36 @@ def _wgrad_channels[
 ):
     """One row of dy against every tap of `count` source rows, channels [first, last).
     """
+    # As many source rows at once as leave the sums in registers.
+    comptime rows = 3 if group == 1 else 1
     for c in range(first, last, width):
         var s = 0
         while s < axis.taps:
-            var line = 0
             var wide = axis.taps - s >= 3
-            while line + 3 <= count:
-                if wide:
-                    _row_products[dtype, width, 3, 3](
-                        sums,
-                        lines.unsafe_offset(line),
-                        dy,
-                        axis,
-                        s,
-                        c,
-                        channels,
-                    )
-                else:
-                    _row_products[dtype, width, 3, 1](
-                        sums,
-                        lines.unsafe_offset(line),
-                        dy,
-                        axis,
-                        s,
-                        c,
-                        channels,
-                    )
-                line += 3
+            var line = 0
             while line < count:
-                if wide:
-                    _row_products[dtype, width, 1, 3](
-                        sums,
-                        lines.unsafe_offset(line),
-                        dy,
-                        axis,
-                        s,
-                        c,
-                        channels,
+                var at = lines.unsafe_offset(line)
+                if wide and count - line >= rows:
+                    _row_products[dtype, width, group, rows, 3](
+                        at, dy, axis, s, c, channels
                     )
+                    line += rows
+                elif wide:
+                    _row_products[dtype, width, group, 1, 3](
+                        at, dy, axis, s, c, channels
+                    )
+                    line += 1
                 else:
-                    _row_products[dtype, width, 1, 1](
-                        sums,
-                        lines.unsafe_offset(line),
-                        dy,
-                        axis,
-                        s,
-                        c,
-                        channels,
+                    _row_products[dtype, width, group, 1, 1](
+                        at, dy, axis, s, c, channels
                     )
-                line += 1
+                    line += 1
             s += 3 if wide else 1
 
 
 @no_inline
 def _wgrad_row[
-    dtype: DType
+    dtype: DType, group: Int
 ](
     sums: Ptr[accumulation_type[dtype]],
     x: Ptr[dtype],
@@ -477,7 +514,7 @@ def _wgrad_row[
                 var tap = (t * phase.h.taps + r) * phase.w.taps
                 lines[unsafe_offset=count] = Line[dtype](
                     x.unsafe_offset(line * phase.w.source * channels),
-                    sums.unsafe_offset(tap * channels),
+                    sums.unsafe_offset(tap * group * channels),
                 )
                 count += 1
     var dy_row = dy.unsafe_offset(
@@ -487,22 +524,24 @@ def _wgrad_row[
     )
     var first = 0
     comptime for size in [width, 4, 1]:
+        comptime if group > 1 and size < width:
+            break
         var last = first + (channels - first) // size * size
-        _wgrad_channels[dtype, size](
-            sums, lines, count, dy_row, phase.w, first, last, channels
+        _wgrad_channels[dtype, size, group](
+            lines, count, dy_row, phase.w, first, last, channels
         )
         first = last
 
 
 @no_inline
-def depthwise_wgrad_cpu[
-    dtype: DType
+def channelwise_wgrad_cpu[
+    dtype: DType, group: Int
 ](dw: Ptr[dtype], x: Ptr[dtype], dy: Ptr[dtype], g: ConvolutionProblem):
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
     var phase = forward_phases(g)[0]
     var workers = worker_count()
-    var size = g.taps() * g.c
+    var size = g.taps() * group * g.c
     var partials = unsafe_alloc[Scalar[acc_type]](
         max(1, workers * size), alignment=64
     )
@@ -517,26 +556,35 @@ def depthwise_wgrad_cpu[
         for index in range(
             rows * worker // workers, rows * (worker + 1) // workers
         ):
-            _wgrad_row[dtype](sums, x, dy, mine, phase, _row(index, phase), g.c)
+            _wgrad_row[dtype, group](
+                sums, x, dy, mine, phase, _row(index, phase), g.c
+            )
 
     sync_parallelize(task, workers)
     var taps = g.taps()
     for c in range(g.c):
-        for tap in range(taps):
+        for i in range(taps * group):
             var total = Scalar[acc_type](0)
             for worker in range(workers):
-                total += partials[unsafe_offset=worker * size + tap * g.c + c]
-            dw[unsafe_offset=c * taps + tap] = total.cast[dtype]()
+                total += partials[unsafe_offset=worker * size + i * g.c + c]
+            dw[unsafe_offset=c * taps * group + i] = total.cast[dtype]()
     lines.unsafe_free()
     partials.unsafe_free()
 
 
-def depthwise_can_implement[
-    dtype: DType
+def channelwise_can_implement[
+    dtype: DType, group: Int
 ](g: ConvolutionProblem) -> Optional[String]:
     """None, or why these kernels do not take the problem."""
-    if g.groups != g.c or g.groups != g.k:
-        return String(t"C = {g.c}, K = {g.k} and groups = {g.groups} differ")
+    if g.c != g.k or g.groups * group != g.c:
+        return String(
+            t"C = {g.c} and K = {g.k} are not {group} in each of"
+            t" {g.groups} groups"
+        )
+    comptime width = simd_width_of[accumulation_type[dtype]]()
+    comptime if group > 1:
+        if g.c % width != 0:
+            return String(t"C = {g.c} is not a multiple of {width}")
     var bytes = (
         worker_count() * g.w_size() * size_of[accumulation_type[dtype]]()
     )
