@@ -112,8 +112,10 @@ RESULT = {"fprop": "y", "dgrad": "x", "wgrad": "w"}
 DIMS = {"x": ("n", 1, "h", "w", "c"), "w": ("k", 1, "r", "s", "c"), "y": ("n", 1, "p", "q", "k")}
 
 
-def build(dtypes: list[str], passes: list[str], kernels: Path) -> Module:
-    """The result's extents that no operand has come from two host vectors of that length."""
+def build(dtypes: list[str], passes: list[str], kernels: Path, dispatched: bool = False) -> Module:
+    """One graph for each; `dispatched` ones leave the choice of the kernel to the dispatch table.
+
+    The result's extents that no operand has come from two host vectors of that length."""
     module, device, host = Module(), DeviceRef.GPU(), DeviceRef.CPU()
     for dtype in dtypes:
         for passing in passes:
@@ -131,7 +133,11 @@ def build(dtypes: list[str], passes: list[str], kernels: Path) -> Module:
             ) as graph:
                 values = [value.tensor for value in graph.inputs[:4]]
                 out = TensorType(DTYPES[dtype], result, device)
-                graph.output(ops.custom(f"conv_{passing}_sm90", device, values, [out])[0])
+                if dispatched:
+                    result_value = ops.custom(f"conv_{passing}", device, values[:3], [out])[0]
+                else:
+                    result_value = ops.custom(f"conv_{passing}_sm90", device, values, [out])[0]
+                graph.output(result_value)
     return module
 
 
@@ -282,6 +288,9 @@ def main() -> int:
     )
     parser.add_argument("--kernels", type=Path, default=ROOT / "kernels", help="Mojo package or .mojoc")
     parser.add_argument("--sweep", action="store_true", help="time every tile shape and split count")
+    parser.add_argument(
+        "--dispatched", action="store_true", help="the product's ops, not the forced Hopper ones"
+    )
     parser.add_argument("--no-check", action="store_true")
     parser.add_argument("--no-time", action="store_true")
     parser.add_argument("--output", type=Path, help="write results as JSON here")
@@ -292,7 +301,9 @@ def main() -> int:
     torch.backends.cudnn.benchmark = True
     dtypes, passes = args.dtypes.split(","), args.passes.split(",")
     session = InferenceSession(devices=[Accelerator()])
-    models = session.load_all(build(dtypes, passes, args.kernels), custom_extensions=[args.kernels])
+    models = session.load_all(
+        build(dtypes, passes, args.kernels, args.dispatched), custom_extensions=[args.kernels]
+    )
     print(f"{len(models)} graphs compiled in {time.perf_counter() - began:.1f} s", flush=True)
 
     wrong: list[str] = []
@@ -301,7 +312,9 @@ def main() -> int:
         for dtype in dtypes:
             for passing in passes:
                 for problem in read("sm90_checks.json", ""):
-                    for tuning in [AUTOMATIC, *tunings(passing, problem, 12)]:
+                    for tuning in (
+                        [AUTOMATIC] if args.dispatched else [AUTOMATIC, *tunings(passing, problem, 12)]
+                    ):
                         found = check(models, passing, dtype, problem, tuning)
                         wrong += found
                         checked += 1

@@ -31,10 +31,10 @@ comptime TILE_SHAPES: Array[TileShape, 4] = [
     TileShape(row_blocks=2, columns=64, stages=5, cluster=1, alternate=False),
 ]
 comptime TILE_COSTS: Array[TileCost, 4] = [
-    TileCost(step=0.790, tile=1.60, traffic=1.09),
-    TileCost(step=0.683, tile=2.18, traffic=1.08),
-    TileCost(step=0.398, tile=1.00, traffic=1.01),
-    TileCost(step=0.532, tile=1.00, traffic=1.16),
+    TileCost(step=0.669, tile=2.02, traffic=0.75),
+    TileCost(step=0.675, tile=2.21, traffic=1.08),
+    TileCost(step=0.375, tile=1.01, traffic=1.05),
+    TileCost(step=0.513, tile=1.01, traffic=1.17),
 ]
 
 comptime WGRAD_SHAPES: Array[WgradShape, 6] = [
@@ -46,19 +46,20 @@ comptime WGRAD_SHAPES: Array[WgradShape, 6] = [
     WgradShape(row_blocks=1, columns=64, stages=9, split_steps=False),
 ]
 comptime WGRAD_STEP: Array[Float64, 6] = [
-    0.778,
-    0.482,
-    0.682,
-    1.067,
-    0.568,
-    0.431,
+    0.701,
+    0.441,
+    0.625,
+    1.007,
+    0.551,
+    0.415,
 ]
-comptime _WGRAD_TRAFFIC = 0.777
-comptime _COMBINE_BYTE = 0.232e-6
+comptime _WGRAD_TRAFFIC = 0.793
+comptime _COMBINE_BYTE = 0.213e-6
 """Writing or reading one byte of the slots."""
-comptime _COMBINE_SLOT = 0.123
+comptime _COMBINE_SLOT = 0.149
 """Adding one more slot to a tile: the loads of one thread follow each other."""
-comptime _UNALIGNED_TRAFFIC = 0.558
+comptime _COMBINE_LAUNCH = 2.9
+comptime _UNALIGNED_TRAFFIC = 0.523
 """Share of the loads that reach memory when blocks walk unrelated pixels and the tensors exceed the second-level cache."""
 comptime _CACHE_BYTES = 45.0e6
 comptime _BYTE = 1.0 / 4.27e6
@@ -172,6 +173,8 @@ def wgrad_time(
     var slot_bytes = slots * shape.slot_elements() * shape.slots_for_unit() * 4
     time += Float64(slot_bytes) * 2 * _COMBINE_BYTE
     time += Float64(slots) / Float64(tiles) * _COMBINE_SLOT
+    if slots > 0:
+        time += _COMBINE_LAUNCH
     return time, slot_bytes
 
 

@@ -14,7 +14,7 @@ from .choice import (
     choose_tile,
     choose_wgrad,
 )
-from .implicit_gemm import Epilogue
+from .implicit_gemm import Epilogue, TileShape
 from .launch import SourceView, launch_dgrad, launch_fprop, launch_wgrad
 from .packed import Scratch, needs_packing, packing, repack
 from .plan import BLOCK_K, dgrad_axis, fprop_axis
@@ -292,10 +292,12 @@ def _run[
                         )
 
 
-# One shape for narrow results and one for the rest: every op with an epilogue of its own is compiled for itself. In the
-# wide one a warpgroup multiplies while the other waits for what its epilogue reads.
-comptime _FUSED_NARROW = 3
-comptime _FUSED_WIDE = 2
+# One shape for narrow results and one for the rest: every op with an epilogue of its own is compiled for itself. In both
+# a warpgroup multiplies while the other waits for what its epilogue reads.
+comptime _FUSED_NARROW = TileShape(
+    row_blocks=2, columns=64, stages=8, cluster=1, alternate=True
+)
+comptime _FUSED_WIDE = TILE_SHAPES[2]
 
 
 def run_fused[
@@ -309,8 +311,8 @@ def run_fused[
 ) raises:
     """As `run`, for fprop and dgrad, with the result handed to `epilogue` instead of stored.
     """
-    comptime narrow = TILE_SHAPES[_FUSED_NARROW]
-    comptime wide = TILE_SHAPES[_FUSED_WIDE]
+    comptime narrow = _FUSED_NARROW
+    comptime wide = _FUSED_WIDE
     comptime if pass_ == FPROP:
         if problem.k <= narrow.columns:
             launch_fprop[dtype, narrow, epilogue](

@@ -548,23 +548,20 @@ def implicit_gemm_kernel[
                             ]()
                             comptime if epilogue:
                                 comptime apply = epilogue.value()
-                                var column = _column[staged](
-                                    at.column, pair, p, lane
+                                # Past the edge the last vector stands in: no branch keeps the loads apart.
+                                var column = min(
+                                    _column[staged](at.column, pair, p, lane),
+                                    plan.columns() - 8,
                                 )
-                                if row < rows and column < plan.columns():
-                                    var n, h, w = _result_pixel(
-                                        plan, at.phase, row
-                                    )
-                                    values[it * staged + p] = apply[8](
-                                        IndexList[5](
-                                            Int(n),
-                                            0,
-                                            Int(h),
-                                            Int(w),
-                                            Int(column),
-                                        ),
-                                        values[it * staged + p],
-                                    )
+                                var n, h, w = _result_pixel(
+                                    plan, at.phase, min(row, rows - 1)
+                                )
+                                values[it * staged + p] = apply[8](
+                                    IndexList[5](
+                                        Int(n), 0, Int(h), Int(w), Int(column)
+                                    ),
+                                    values[it * staged + p],
+                                )
                     comptime for it in range(4):
                         var row = first_row + Int32(it * 4)
                         if row < rows:

@@ -35,66 +35,86 @@ struct Block3(ImplicitlyCopyable, TrivialRegisterPassable):
 
 
 def _repack_kernel[
-    dtype: DType, width: Int
+    dtype: DType, index: DType, width: Int
 ](
     target: Ptr[dtype],
     source: Ptr[dtype],
-    target_a: Int64,
-    target_b: Int64,
-    target_d: Int64,
-    source_a: Int64,
-    source_b: Int64,
-    source_d: Int64,
-    shift_b: Int64,
+    target_size: Scalar[index],
+    target_b: Scalar[index],
+    target_d: Scalar[index],
+    source_a: Scalar[index],
+    source_b: Scalar[index],
+    source_d: Scalar[index],
+    shift_b: Scalar[index],
 ):
-    """target[a, b, d] = source[a, b - shift_b, d], zero outside the source."""
-    var at = (
-        Int64(block_idx.x) * Int64(_THREADS) + Int64(thread_idx.x)
-    ) * Int64(width)
-    if at >= target_a * target_b * target_d:
+    """Makes target[a, b, d] = source[a, b - shift_b, d], zero outside the source.
+    """
+    var thread = Scalar[index](block_idx.x) * _THREADS + Scalar[index](
+        thread_idx.x
+    )
+    var at = thread * Scalar[index](width)
+    if at >= target_size:
         return
     var line = at // target_d
     var d = at - line * target_d
     var a = line // target_b
-    var b = line - a * target_b - shift_b
+    var b = line - a * target_b
     var value = SIMD[dtype, width](0)
-    if a < source_a and b >= 0 and b < source_b:
-        var offset = (a * source_b + b) * source_d + d
+    if a < source_a and b >= shift_b and b - shift_b < source_b:
+        var offset = (a * source_b + b - shift_b) * source_d + d
         comptime for i in range(width):
-            if d + Int64(i) < source_d:
+            if d + Scalar[index](i) < source_d:
                 value[i] = source.unsafe_load(Int(offset) + i)
     target.unsafe_store[alignment=width * 2](Int(at), value)
+
+
+def _repack[
+    dtype: DType, index: DType, width: Int
+](
+    target: Ptr[dtype],
+    to: Block3,
+    source: Ptr[dtype],
+    given: Block3,
+    shift_b: Int,
+    ctx: DeviceContext,
+) raises:
+    comptime kernel = _repack_kernel[dtype, index, width]
+    ctx.enqueue_function[kernel](
+        target,
+        source,
+        Scalar[index](to.size()),
+        Scalar[index](to.b),
+        Scalar[index](to.d),
+        Scalar[index](given.a),
+        Scalar[index](given.b),
+        Scalar[index](given.d),
+        Scalar[index](shift_b),
+        grid_dim=(ceildiv(to.size(), width * _THREADS),),
+        block_dim=(_THREADS,),
+    )
 
 
 def repack[
     dtype: DType
 ](
     target: Ptr[dtype],
-    target_extents: Block3,
+    to: Block3,
     source: Ptr[dtype],
-    source_extents: Block3,
+    given: Block3,
     shift_b: Int,
     ctx: DeviceContext,
 ) raises:
     """Copies what both extents share, `shift_b` further on along the middle axis; the rest of the target gets zeros.
     """
-    comptime for i in range(2):
-        comptime width = 4 if i == 0 else 1
-        if (target_extents.d % 4 == 0) == (width == 4):
-            comptime kernel = _repack_kernel[dtype, width]
-            ctx.enqueue_function[kernel](
-                target,
-                source,
-                Int64(target_extents.a),
-                Int64(target_extents.b),
-                Int64(target_extents.d),
-                Int64(source_extents.a),
-                Int64(source_extents.b),
-                Int64(source_extents.d),
-                Int64(shift_b),
-                grid_dim=(ceildiv(target_extents.size(), width * _THREADS),),
-                block_dim=(_THREADS,),
-            )
+    # Unsigned 32-bit divisions cost a fraction of 64-bit ones.
+    if max(to.size(), given.size()) >= 1 << 31:
+        _repack[dtype, DType.uint64, 1](target, to, source, given, shift_b, ctx)
+    elif to.d % 8 == 0:
+        _repack[dtype, DType.uint32, 8](target, to, source, given, shift_b, ctx)
+    elif to.d % 4 == 0:
+        _repack[dtype, DType.uint32, 4](target, to, source, given, shift_b, ctx)
+    else:
+        _repack[dtype, DType.uint32, 1](target, to, source, given, shift_b, ctx)
 
 
 def _up(value: Int, to: Int) -> Int:
