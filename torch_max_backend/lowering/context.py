@@ -88,29 +88,30 @@ def max_dim(size: int | torch.SymInt) -> Dim:
         return Dim(size)
     if isinstance(size, torch.SymInt):
         expr = size.node.expr
-        return _dim_of(expr)
+        return dim_of(expr)
     raise CannotLower(f"{size!r} is not a size")
 
 
-def _dim_of(expr: sympy.Expr) -> Dim:
+def dim_of(expr: sympy.Expr) -> Dim:
+    """An expression over sizes as MAX's dimension."""
     if isinstance(expr, sympy.Integer):
         return Dim(int(expr))
     if isinstance(expr, sympy.Symbol):
         return SymbolicDim(expr.name)
     if isinstance(expr, sympy.Add):
-        total = _dim_of(expr.args[0])
+        total = dim_of(expr.args[0])
         for term in expr.args[1:]:
-            total = total + _dim_of(term)
+            total = total + dim_of(term)
         return total
     if isinstance(expr, sympy.Mul):
-        product = _dim_of(expr.args[0])
+        product = dim_of(expr.args[0])
         for factor in expr.args[1:]:
-            product = product * _dim_of(factor)
+            product = product * dim_of(factor)
         return product
     if isinstance(expr, FloorDiv):
-        return _dim_of(expr.args[0]) // _dim_of(expr.args[1])
+        return dim_of(expr.args[0]) // dim_of(expr.args[1])
     if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and int(expr.exp) > 0:
-        base = _dim_of(expr.base)
+        base = dim_of(expr.base)
         power = base
         for _ in range(int(expr.exp) - 1):
             power = power * base

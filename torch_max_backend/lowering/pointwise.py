@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
+import sympy
 import torch
 from max.dtype import DType
-from max.graph import TensorValue, ops
+from max.graph import DeviceRef, TensorValue, ops
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
+from torch.utils._sympy.functions import FloatTrueDiv, IntTrueDiv, ToFloat
 
 from torch_max_backend.dtypes import max_dtype
 from torch_max_backend.errors import CannotLower
 from torch_max_backend.lowering import numerics
-from torch_max_backend.lowering.context import LoweringContext
+from torch_max_backend.lowering.context import LoweringContext, dim_of, scalar
 from torch_max_backend.lowering.registry import Layout, lowering
 
 aten = torch.ops.aten
-Operand = TensorValue | int | float | bool | torch.SymInt
+Operand = TensorValue | int | float | bool | torch.SymInt | torch.SymFloat
 Promotion = ELEMENTWISE_TYPE_PROMOTION_KIND
 
 #: Whole exponents up to this are multiplied out; beyond, rounding adds up and a logarithm is better.
@@ -34,12 +37,31 @@ def operand(ctx: LoweringContext, value: Operand, dtype: DType) -> TensorValue:
     """A tensor, number or symbolic size as a value of ``dtype``."""
     if isinstance(value, TensorValue):
         return numerics.cast(value, dtype)
-    if isinstance(value, torch.SymInt):
-        size = TensorValue(ctx.dim(value))
-        return ops.cast(size if size.device == ctx.device else ops.transfer_to(size, ctx.device), dtype)
+    if isinstance(value, (torch.SymInt, torch.SymFloat)):
+        number = _symbolic(ctx, value.node.expr, DType.int64 if isinstance(value, torch.SymInt) else DType.float64)
+        # Made of sizes, on the host, wherever the tensors are.
+        return ops.cast(number if ctx.device.is_cpu() else ops.transfer_to(number, ctx.device), dtype)
     if isinstance(value, (int, float)):
         return ctx.scalar(value, dtype)
     raise CannotLower(f"{value!r} is neither a tensor nor a number known while compiling")
+
+
+def _symbolic(ctx: LoweringContext, expr: sympy.Expr, dtype: DType) -> TensorValue:
+    """A number made of sizes, such as 1 / (N * C), as a rank-0 value on the host."""
+    if expr.is_number:
+        return scalar(float(expr) if dtype == DType.float64 else int(expr), dtype, DeviceRef.CPU())
+    if dtype == DType.int64:
+        return TensorValue(dim_of(expr))
+    if isinstance(expr, (FloatTrueDiv, IntTrueDiv)):
+        return ops.div(*(_symbolic(ctx, arg, dtype) for arg in expr.args))
+    if isinstance(expr, ToFloat):
+        return _symbolic(ctx, expr.args[0], dtype)
+    if expr.is_integer:
+        return ops.cast(TensorValue(dim_of(expr)), dtype)
+    if isinstance(expr, (sympy.Mul, sympy.Add)):
+        combine = ops.mul if isinstance(expr, sympy.Mul) else ops.add
+        return functools.reduce(combine, (_symbolic(ctx, arg, dtype) for arg in expr.args))
+    raise CannotLower(f"the number {expr} has no counterpart in MAX")
 
 
 def operands(ctx: LoweringContext, *values: Operand, kind: Promotion = Promotion.DEFAULT) -> list[TensorValue]:
