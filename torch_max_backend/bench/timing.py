@@ -33,6 +33,10 @@ class Times:
         return statistics.median(self.seconds)
 
     @property
+    def best(self) -> float:
+        return min(self.seconds)
+
+    @property
     def spread(self) -> float:
         """Distance between the quartiles over the median; 0 for fewer than four runs."""
         if len(self.seconds) < 4:
