@@ -149,8 +149,11 @@ def mean(
 def mean_of(x: GraphTensor, dims: Sequence[int], keepdim: bool) -> GraphTensor:
     """The mean in ``x``'s own dtype."""
     summed = reduce(x, dims, keepdim, total, 0)
-    count = numerics.dim_value(element_count(x, dims), x.value, x.dtype)
-    return summed.with_value(ops.div(summed.value, count))
+    size = element_count(x, dims)
+    if isinstance(size, StaticDim) and int(size) == 0:
+        # MAX takes 0 / anything for 0.
+        return summed.with_value(numerics.filled(summed.value, math.nan))
+    return summed.with_value(ops.div(summed.value, numerics.dim_value(size, x.value, x.dtype)))
 
 
 @lowering(aten.amax.default, layout=Layout.RAW)
@@ -337,10 +340,18 @@ def _var_mean(
     average = mean_of(x, dims, True)
     distance = ops.sub(x.value, average.value)
     squares = reduce(x.with_value(ops.mul(distance, distance)), dims, keepdim, total, 0)
-    count = numerics.dim_value(element_count(x, dims), x.value, x.dtype)
-    freedom = numerics.at_least(ops.sub(count, numerics.constant(count, 1 if correction is None else correction)), 0)
-    variance = squares.with_value(ops.div(squares.value, freedom))
+    variance = squares.with_value(_over_freedom(squares.value, element_count(x, dims), correction))
     return variance, average if keepdim else reshaped(x, average.value, dims, False)
+
+
+def _over_freedom(squares: TensorValue, size: Dim, correction: float | int | None) -> TensorValue:
+    """``squares`` over the degrees of freedom, of which there may be none."""
+    less = 1 if correction is None else correction
+    if isinstance(size, StaticDim) and int(size) <= less:
+        infinite, invalid = numerics.constant(squares, math.inf), numerics.constant(squares, math.nan)
+        return ops.where(ops.greater(squares, numerics.constant(squares, 0)), infinite, invalid)
+    count = numerics.dim_value(size, squares, squares.dtype)
+    return ops.div(squares, numerics.at_least(ops.sub(count, numerics.constant(count, less)), 0))
 
 
 @lowering(aten.cumsum.default, layout=Layout.RAW)
