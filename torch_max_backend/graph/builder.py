@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 from max.graph import (
-    BufferType,
-    BufferValue,
     DeviceRef,
     Graph,
     KernelLibrary,
@@ -48,16 +46,12 @@ class NodeCannotLower(Exception):
 
 @dataclass(frozen=True)
 class InputSpec:
-    """How one tensor enters a MAX graph: the argument it comes from and the memory order it must have.
-
-    A ``mutable`` one is written in place by the graph.
-    """
+    """How one tensor enters a MAX graph: the argument it comes from and the memory order it must have."""
 
     position: int
     dtype: torch.dtype
     order: Order
     device: torch.device
-    mutable: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,6 +64,15 @@ class OutputSpec:
     passthrough: int | None = None
     constant: Any = None
     stride: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class WriteSpec:
+    """The model's output ``index``, in memory order ``order``, is the new value of argument ``position``."""
+
+    position: int
+    index: int
+    order: Order
 
 
 @dataclass
@@ -85,6 +88,8 @@ class BuiltGraph:
     ops: dict[str, int] = field(default_factory=dict)
     #: The FX graph returns one value, not a sequence of one.
     bare_output: bool = False
+    #: New values of arguments that the program updates in place: the model's outputs that PyTorch copies there.
+    writes: list[WriteSpec] = field(default_factory=list)
 
     @property
     def op_count(self) -> int:
@@ -151,7 +156,7 @@ class GraphBuilder:
         self.kernels = kernels
         self.free_outputs = free_outputs
         self.values: dict[Node, Any] = {}
-        self.buffers: dict[Node, BufferValue] = {}
+        self.writes: list[tuple[Node, Node]] = []
         self.layout_changes: list[LayoutChange] = []
         self.ops: Counter[str] = Counter()
 
@@ -162,27 +167,23 @@ class GraphBuilder:
         self.device = device_ref(device)
         placeholders = [node for node in nodes if node.op == "placeholder"]
         specs: list[InputSpec] = []
-        types: list[TensorType | BufferType] = []
-        written = {copy.args[0] for copy in nodes if is_write_back(copy)}
+        types: list[TensorType] = []
         tensor_nodes: list[Node] = []
         for position, node in enumerate(placeholders):
             value = node.meta.get("val")
             if not isinstance(value, torch.Tensor) or not _is_used(node):
                 continue
             order = dense_order(value) or contiguous_order(value.dim())
-            specs.append(InputSpec(position, value.dtype, order, value.device, node in written))
+            specs.append(InputSpec(position, value.dtype, order, value.device))
             shape = [max_dim(value.shape[dim]) for dim in order]
-            kind = BufferType if node in written else TensorType
-            types.append(kind(max_dtype(value.dtype), shape, device_ref(value.device)))
+            types.append(TensorType(max_dtype(value.dtype), shape, device_ref(value.device)))
             tensor_nodes.append(node)
         graph_layout.record_layout_changes(self.layout_changes)
         graph = Graph(self.name, input_types=types, kernel_library=self.kernels, module=self.module)
         try:
             with graph:
                 for node, spec, value in zip(tensor_nodes, specs, graph.inputs, strict=True):
-                    if spec.mutable:
-                        self.buffers[node] = value.buffer
-                    tensor = ops.buffer_load(value.buffer) if spec.mutable else value.tensor
+                    tensor = value.tensor
                     if spec.device != device:
                         tensor = ops.transfer_to(tensor, self.device)
                     self.values[node] = GraphTensor(tensor, spec.order)
@@ -196,6 +197,7 @@ class GraphBuilder:
                         self.values[node] = self._lower(node)
                 graph_layout.set_current_node("output")
                 outputs, results = self._outputs(nodes[-1], placeholders)
+                writes = self._written(placeholders, results)
                 graph.output(*results)
         except BaseException:
             # A refused build must leave nothing behind in a module that others are compiled in.
@@ -203,7 +205,7 @@ class GraphBuilder:
             graph._mlir_op.erase()
             raise
         bare = not isinstance(nodes[-1].args[0], (tuple, list))
-        return BuiltGraph(self.name, graph, specs, outputs, self.layout_changes, dict(self.ops), bare)
+        return BuiltGraph(self.name, graph, specs, outputs, self.layout_changes, dict(self.ops), bare, writes)
 
     def _lower(self, node: Node) -> Any:
         registration = lookup(node.target)
@@ -230,12 +232,11 @@ class GraphBuilder:
     def _write_back(self, node: Node) -> None:
         """``copy_`` into a placeholder, where functionalization puts the program's in-place updates."""
         target, source = node.args[:2]
-        old, new = self.values[target], self.values[source]
-        if new.dtype != old.dtype:
-            raise NodeCannotLower(node, f"writes {new.dtype} into {old.dtype}")
-        if self.device != device_ref(target.meta["val"].device):
-            raise NodeCannotLower(node, "writes to another device than the graph's")
-        ops.buffer_store(self.buffers[target], new.to_order(old.order).value)
+        if source.meta["val"].dtype != target.meta["val"].dtype:
+            raise NodeCannotLower(node, "the new value has another dtype")
+        if not isinstance(self.values.get(source), GraphTensor):
+            raise NodeCannotLower(node, "the new value is not computed in the graph")
+        self.writes.append((target, source))
         self.ops[str(node.target)] += 1
 
     def _resolve(self, arg: Any) -> Any:
@@ -286,6 +287,16 @@ class GraphBuilder:
             specs.append(OutputSpec(len(results), wanted, stride=stride))
             results.append(tensor.value)
         return specs, results
+
+    def _written(self, placeholders: Sequence[Node], results: list[TensorValue]) -> list[WriteSpec]:
+        """Appends the new values of updated arguments to the model's results."""
+        positions = {node: position for position, node in enumerate(placeholders)}
+        specs = []
+        for target, source in self.writes:
+            tensor = self.values[source]
+            specs.append(WriteSpec(positions[target], len(results), tensor.order))
+            results.append(tensor.value)
+        return specs
 
 
 def is_write_back(node: Node) -> bool:

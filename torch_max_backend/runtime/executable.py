@@ -30,7 +30,7 @@ class Executable(torch.nn.Module):
         self.layout_changes = built.layout_changes
         self.device = device
         self.inputs = [_Input(spec, spec.position in static_inputs) for spec in built.inputs]
-        self.written = [source.position for source in self.inputs if source.mutable]
+        self.writes = [(write.position, _Output(OutputSpec(write.index, write.order))) for write in built.writes]
         self.outputs = [_Output(spec) for spec in built.outputs]
         self._orders = [spec.order if spec.index >= 0 else None for spec in built.outputs]
         self.model: Model | None = None
@@ -47,38 +47,25 @@ class Executable(torch.nn.Module):
 
     def forward(self, *args: Any) -> Any:
         """What the FX graph returns for ``args``: a value, or a tuple of them."""
-        results = self.run(list(args))
+        results = self.run(args)
         return results[0] if self.built.bare_output else tuple(results)
 
-    def run(self, args: list[Any]) -> list[Any]:
-        """The graph's outputs; ``args`` are the FX graph's placeholders, in order, and may be changed."""
+    def run(self, args: Sequence[Any]) -> list[Any]:
+        """The graph's outputs; ``args`` are the FX graph's placeholders, in order."""
         if self.model is None:
             raise RuntimeError(f"{self.name} was called before it was compiled")
         results: list[Buffer] = []
         with self._lock, torch.no_grad():
-            targets = self._gathered(args)
             if self.device.type == "cuda":
                 results = self._run_on_stream(args)
             else:
                 results = self.model._execute_device_tensors([source.buffer(args) for source in self.inputs])
-            for position, target in targets:
-                target.copy_(args[position])
-                args[position] = target
-            for position in self.written:
-                torch.autograd.graph.increment_version(args[position])
+            if self.writes:
+                torch._foreach_copy_(
+                    [args[position] for position, _ in self.writes],
+                    [output.tensor(results, args) for _, output in self.writes],
+                )
             return [output.tensor(results, args) for output in self.outputs]
-
-    def _gathered(self, args: Sequence[Any]) -> list[tuple[int, torch.Tensor]]:
-        """Gives every input that the graph writes, and that is not dense in the right order, a stand-in in ``args``.
-
-        Returns the positions and the tensors that stand back, to be written when the graph has run.
-        """
-        replaced = []
-        for source in self.inputs:
-            if source.mutable and not source.fits(args[source.position]):
-                replaced.append((source.position, args[source.position]))
-                args[source.position] = source.dense(args[source.position])
-        return replaced
 
     def _run_on_stream(self, args: Sequence[Any]) -> list[Buffer]:
         """Runs on MAX's stream, ordered after what PyTorch's current stream holds and before what it gets."""
@@ -105,19 +92,7 @@ class _Input:
         self.device = spec.device
         self.order = None if spec.order == contiguous_order(len(spec.order)) else spec.order
         self.static = static
-        self.mutable = spec.mutable
         self._known: tuple[int, tuple[int, ...], Buffer] | None = None
-
-    def fits(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor lies in memory as the graph expects it."""
-        return (tensor if self.order is None else tensor.permute(self.order)).is_contiguous()
-
-    def dense(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of the tensor in the order that the graph expects."""
-        if self.order is None:
-            return tensor.contiguous()
-        inverse = [self.order.index(dim) for dim in range(tensor.dim())]
-        return tensor.permute(self.order).contiguous().permute(inverse)
 
     def buffer(self, args: Sequence[Any]) -> Buffer:
         tensor = args[self.position]
