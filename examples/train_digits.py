@@ -190,7 +190,13 @@ def main(
     counted: list[torch_max_backend.backend.CompiledGraph] = []
     torch_max_backend.backend.observers.append(counted.append)
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console) as progress, compile_reports(progress), warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning)
         job = (x_train, y_train, optimizer, where, amp, epochs, progress)
@@ -206,10 +212,14 @@ def main(
     in_torch = sum(len(graph.refusals) for graph in counted)
 
     table = Table("what", "value", title="Handwritten digits")
-    name = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    name = (
+        torch.cuda.get_device_name()
+        if device == "cuda"
+        else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    )
     for row in (
         ("device", name),
-        ("versions", f"torch {version('torch')}, max {version('max')}, mojo {version('mojo')}, "
+        ("versions", f"torch {version('torch')}, max {version('max')}, mojo {version('mojo-compiler')}, "
                      f"torch-max-backend {version('torch-max-backend')}, Python {platform.python_version()}"),
         ("precision, optimizer", f"{'float32' if amp == 'none' else 'bfloat16 autocast'}, {optimizer}"),
         ("aten ops in MAX / in PyTorch", f"{in_max} / {in_torch}"),

@@ -16,6 +16,7 @@ def pair() -> tuple[nn.Module, nn.Module]:
     """A model and the same model compiled."""
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
     model = nn.Sequential(
         nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(1024, 8)
     ).cuda()
@@ -45,7 +46,8 @@ def test_work_queued_on_both_sides_is_ordered(pair: tuple[nn.Module, nn.Module],
                 x.fill_(float("nan"))
                 after = got * 2
             stream.synchronize()
-            torch.testing.assert_close(after, expected * 2, rtol=1e-3, atol=1e-3)
+            # The margin is that of TF32, in which MAX multiplies float32 matrices; stale data would be far off.
+            torch.testing.assert_close(after, expected * 2, rtol=2e-2, atol=2e-2)
 
 
 def test_parameters_updated_on_the_stream_are_seen(pair: tuple[nn.Module, nn.Module]) -> None:

@@ -1,0 +1,119 @@
+"""Whole training steps beside eager PyTorch and Inductor: forward, loss, backward, SGD with momentum.
+
+    python -m benchmarks.training_step --model resnet18 --batch 64 [--device cuda] [--amp bf16] [--json FILE]
+
+The contenders train copies of one model on one batch; their steps are timed in turn, after warming up, and the medians
+are reported with the time to the first step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from benchmarks import zoo
+from torch_max_backend.bench.hardware import date, hardware, versions
+
+
+def stepper(
+    model: nn.Module, runner: Callable[..., torch.Tensor], x: torch.Tensor, y: torch.Tensor, amp: bool
+) -> Callable[[], None]:
+    """One training step as a function."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+
+    def step() -> None:
+        context = torch.autocast(x.device.type, torch.bfloat16) if amp else contextlib.nullcontext()
+        optimizer.zero_grad(set_to_none=True)
+        with context:
+            loss = F.cross_entropy(runner(x), y)
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def timed(step: Callable[[], None], device: torch.device) -> float:
+    """Seconds of one step, device work included."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    begun = time.perf_counter()
+    step()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - begun
+
+
+def main(
+    model: Annotated[str, typer.Option(help=f"one of {', '.join(zoo.MODELS)}")] = "resnet18",
+    batch: Annotated[int, typer.Option(min=1)] = 16,
+    size: Annotated[int, typer.Option(min=0, help="height and width of an image; 0 for the model's own")] = 0,
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    amp: Annotated[str, typer.Option(help="none or bf16")] = "none",
+    steps: Annotated[int, typer.Option(min=1)] = 20,
+    inductor: Annotated[bool, typer.Option(help="time Inductor too")] = True,
+    channels_last: Annotated[bool, typer.Option(help="the user's model and images are channels_last")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="where the figures go")] = None,
+) -> None:
+    """Times training steps of one model."""
+    if model not in zoo.MODELS:
+        raise typer.BadParameter(f"--model is one of {', '.join(zoo.MODELS)}, not {model!r}")
+    make, shape = zoo.MODELS[model]
+    if size:
+        shape = (*shape[:-2], size, size)
+    where = torch.device(device)
+    torch.manual_seed(0)
+    torch.backends.cudnn.benchmark = True
+    base = make().to(where)
+    x = torch.randn(batch, *shape, device=where)
+    y = torch.randint(0, 10, (batch,), device=where)
+    if channels_last:
+        base, x = base.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+    names = ["max", "eager", *(["inductor"] if inductor else [])]
+    contenders: dict[str, Callable[[], None]] = {}
+    first: dict[str, float] = {}
+    for name in names:
+        own = copy.deepcopy(base)
+        torch._dynamo.reset() if name == "max" else None
+        runner = own if name == "eager" else torch.compile(own, backend=name)
+        contenders[name] = stepper(own, runner, x, y, amp == "bf16")
+        first[name] = timed(contenders[name], where)
+        for _ in range(3):
+            contenders[name]()
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(steps):
+        for name, step in contenders.items():
+            times[name].append(timed(step, where))
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    table = Table("backend", "median step, ms", "images/s", "max's time over it", "first step, s")
+    for name in names:
+        table.add_row(
+            name, f"{medians[name] * 1e3:.2f}", f"{batch / medians[name]:.0f}",
+            f"{medians['max'] / medians[name]:.2f}", f"{first[name]:.1f}",
+        )  # fmt: skip
+    Console().print(f"{model}, batch {batch}, {'x'.join(map(str, shape))}, {device}, amp {amp}")
+    Console().print(table)
+    if json_file is not None:
+        facts = {
+            "model": model, "batch": batch, "shape": shape, "amp": amp, "channels_last": channels_last,
+            "steps": steps, "median_seconds": medians, "first_step_seconds": first,
+            "date": date(), "hardware": hardware(where), "versions": versions(where),
+        }  # fmt: skip
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps(facts, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)
