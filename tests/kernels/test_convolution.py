@@ -146,6 +146,7 @@ GEOMETRIES = [
     C("2d_right_padding_only", 1, 5, 8, (6, 6), (2, 2), outputs=(6, 7)),
     C("2d_groups_3", 2, 12, 18, (9, 9), (3, 3), padding=(1,), groups=3),
     C("2d_groups_of_four_channels", 2, 64, 64, (10, 9), (3, 3), padding=(1,), groups=16),
+    C("2d_groups_of_eight_channels", 2, 48, 48, (13, 12), (5, 3), (2, 1), (2, 1), groups=6),
     C("2d_depthwise", 2, 37, 37, (14, 13), (3, 3), padding=(1,), groups=37),
     C("2d_depthwise_stride_2", 2, 48, 48, (15, 16), (5, 5), (2,), (2,), groups=48),
     C("2d_depthwise_dilated", 1, 16, 16, (19, 20), (3, 3), padding=(3,), dilation=(3,), groups=16),
@@ -161,7 +162,17 @@ GEOMETRIES = [
 NARROW = [
     case
     for case in GEOMETRIES
-    if case.id in ("2d_3x3", "2d_stem", "2d_stride_2", "2d_groups_3", "2d_depthwise", "3d", "no_workspace")
+    if case.id
+    in (
+        "2d_3x3",
+        "2d_stem",
+        "2d_stride_2",
+        "2d_groups_3",
+        "2d_groups_of_four_channels",
+        "2d_depthwise",
+        "3d",
+        "no_workspace",
+    )
 ]
 
 
