@@ -1,0 +1,206 @@
+"""y [outer, places, inner] = x with source [outer, count, inner] added to (or put in) the places of index [count].
+
+On the CPU the columns are shared out, each core walks the whole list. On a GPU a block owns one place and a stretch of
+columns and looks for its place in the list, so that no addition is atomic.
+"""
+
+from std.math import ceildiv
+from std.memory import stack_allocation
+from std.sys.info import simd_width_of
+
+from max.algorithm import sync_parallelize
+from max.gpu import barrier, block_idx, thread_idx
+from max.gpu.host import DeviceBuffer, DeviceContext
+from max.gpu.memory import AddressSpace
+
+from ..convolution.common import Ptr, worker_count
+
+comptime BLOCK = 256
+# Columns that a thread carries: the list is searched once for BLOCK * CARRIED of them.
+comptime CARRIED = 4
+
+
+@fieldwise_init
+struct Rows(ImplicitlyCopyable, TrivialRegisterPassable):
+    """Extents: y [outer, places, inner], source [outer, count, inner]."""
+
+    var outer: Int
+    var places: Int
+    var count: Int
+    var inner: Int
+
+
+@always_inline
+def _row[
+    dtype: DType, accumulate: Bool
+](y: Ptr[dtype], source: Ptr[dtype], first: Int, last: Int):
+    comptime width = simd_width_of[dtype]()
+    var i = first
+    while i + width <= last:
+        var value = source.unsafe_offset(i).unsafe_load[width=width]()
+        comptime if accumulate:
+            value += y.unsafe_offset(i).unsafe_load[width=width]()
+        y.unsafe_offset(i).unsafe_store(value)
+        i += width
+    while i < last:
+        comptime if accumulate:
+            y[unsafe_offset=i] += source[unsafe_offset=i]
+        else:
+            y[unsafe_offset=i] = source[unsafe_offset=i]
+        i += 1
+
+
+@no_inline
+def rows_cpu[
+    dtype: DType, accumulate: Bool
+](
+    y: Ptr[dtype],
+    x: Ptr[dtype],
+    index: Ptr[DType.int64],
+    source: Ptr[dtype],
+    rows: Rows,
+):
+    """`index` has been checked."""
+    var workers = max(
+        1, min(worker_count(), rows.outer * rows.count * rows.inner // 16384)
+    )
+    # Whole outer slices where there are enough of them, else stretches of the inner extent.
+    var by_outer = rows.outer >= workers
+
+    @always_inline
+    def task(worker: Int) {imm}:
+        var o_first = 0
+        var o_last = rows.outer
+        var first = 0
+        var last = rows.inner
+        if by_outer:
+            o_first = rows.outer * worker // workers
+            o_last = rows.outer * (worker + 1) // workers
+        else:
+            first = rows.inner * worker // workers
+            last = rows.inner * (worker + 1) // workers
+        for o in range(o_first, o_last):
+            var to = y.unsafe_offset(o * rows.places * rows.inner)
+            var old = x.unsafe_offset(o * rows.places * rows.inner)
+            var added = source.unsafe_offset(o * rows.count * rows.inner)
+            for place in range(rows.places):
+                _row[dtype, False](
+                    to.unsafe_offset(place * rows.inner),
+                    old.unsafe_offset(place * rows.inner),
+                    first,
+                    last,
+                )
+            for i in range(rows.count):
+                _row[dtype, accumulate](
+                    to.unsafe_offset(Int(index[unsafe_offset=i]) * rows.inner),
+                    added.unsafe_offset(i * rows.inner),
+                    first,
+                    last,
+                )
+
+    sync_parallelize(task, workers)
+
+
+def rows_kernel[
+    dtype: DType, accumulate: Bool
+](
+    y: Ptr[dtype],
+    x: Ptr[dtype],
+    index: Ptr[DType.int64],
+    source: Ptr[dtype],
+    outer: Int64,
+    places: Int64,
+    count: Int64,
+    inner: Int64,
+    stretches: Int64,
+):
+    var found = stack_allocation[
+        BLOCK, Scalar[DType.uint8], address_space=AddressSpace.SHARED
+    ]()
+    var hits = stack_allocation[
+        2, Scalar[DType.int32], address_space=AddressSpace.SHARED
+    ]()
+    var place = block_idx.x // Int(stretches)
+    var stretch = block_idx.x % Int(stretches)
+    var columns = Int(outer) * Int(inner)
+    var values = Array[Scalar[dtype], CARRIED](fill=0)
+    comptime for k in range(CARRIED):
+        var column = (stretch * CARRIED + k) * BLOCK + thread_idx.x
+        if column < columns:
+            values[k] = x[
+                unsafe_offset=(column // Int(inner) * Int(places) + place)
+                * Int(inner)
+                + column % Int(inner)
+            ]
+    if thread_idx.x < 2:
+        hits[unsafe_offset=thread_idx.x] = 0
+    barrier()
+    var turn = 0
+    for first in range(0, Int(count), BLOCK):
+        var i = first + thread_idx.x
+        var hit = i < Int(count) and Int(index[unsafe_offset=i]) == place
+        found[unsafe_offset=thread_idx.x] = UInt8(1 if hit else 0)
+        if hit:
+            # Every writer writes the same.
+            hits[unsafe_offset=turn] = 1
+        barrier()
+        var some = hits[unsafe_offset=turn] != 0
+        if thread_idx.x == 0:
+            hits[unsafe_offset=1 - turn] = 0
+        if some:
+            for j in range(min(BLOCK, Int(count) - first)):
+                if found[unsafe_offset=j] == 0:
+                    continue
+                comptime for k in range(CARRIED):
+                    var column = (stretch * CARRIED + k) * BLOCK + thread_idx.x
+                    if column < columns:
+                        var value = source[
+                            unsafe_offset=(
+                                column // Int(inner) * Int(count) + first + j
+                            )
+                            * Int(inner)
+                            + column % Int(inner)
+                        ]
+                        comptime if accumulate:
+                            values[k] += value
+                        else:
+                            values[k] = value
+        barrier()
+        turn = 1 - turn
+    comptime for k in range(CARRIED):
+        var column = (stretch * CARRIED + k) * BLOCK + thread_idx.x
+        if column < columns:
+            y[
+                unsafe_offset=(column // Int(inner) * Int(places) + place)
+                * Int(inner)
+                + column % Int(inner)
+            ] = values[k]
+
+
+@no_inline
+def rows_gpu[
+    dtype: DType, accumulate: Bool
+](
+    y: DeviceBuffer[dtype],
+    x: DeviceBuffer[dtype],
+    index: DeviceBuffer[DType.int64],
+    source: DeviceBuffer[dtype],
+    rows: Rows,
+    ctx: DeviceContext,
+) raises:
+    var stretches = ceildiv(rows.outer * rows.inner, BLOCK * CARRIED)
+    if rows.places * stretches == 0:
+        return
+    ctx.enqueue_function[rows_kernel[dtype, accumulate]](
+        y,
+        x,
+        index,
+        source,
+        Int64(rows.outer),
+        Int64(rows.places),
+        Int64(rows.count),
+        Int64(rows.inner),
+        Int64(stretches),
+        grid_dim=rows.places * stretches,
+        block_dim=BLOCK,
+    )

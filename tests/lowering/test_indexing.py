@@ -1,0 +1,129 @@
+"""Reading and writing at places that tensors name."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses import FakeTensor
+
+from tests.harness import Batch, Case, batch_fixture, gradients, integers, parametrize, randn, recipe
+
+F = torch.nn.functional
+aten = torch.ops.aten
+
+Maker = Callable[[torch.Generator], torch.Tensor]
+
+
+def places(*shape: int, size: int, negative: bool = False) -> Maker:
+    """Places in a dimension of ``size``, with repetitions."""
+    return integers(*shape, low=-size if negative else 0, high=size, dtype=torch.int64)
+
+
+def distinct(rows: int, count: int, size: int) -> Maker:
+    """``count`` different places in a dimension of ``size`` for each of ``rows`` rows."""
+    return lambda generator: torch.rand(rows, size, generator=generator).argsort(1)[:, :count]
+
+
+def last(*shape: int) -> Maker:
+    """Small whole numbers, channels-last."""
+    return lambda generator: integers(*shape)(generator).contiguous(memory_format=torch.channels_last)
+
+
+def case(name: str, function: Callable[..., object], *makers: Maker) -> Case:
+    return Case(name, function, recipe(*makers), exact=True)
+
+
+def grad(name: str, function: Callable[..., object], *makers: Maker) -> Case:
+    return Case(name, gradients(function), recipe(*makers), exact=True)
+
+
+def interpolated(**options: object) -> Callable[..., object]:
+    """Interpolation and its gradient, traced as AOTAutograd traces it: taken apart before autograd sees it."""
+
+    def interpolate(x: torch.Tensor) -> torch.Tensor:
+        tracing = isinstance(x, FakeTensor)
+        with enable_python_dispatcher() if tracing else contextlib.nullcontext():
+            return F.interpolate(x, **options)
+
+    return gradients(interpolate)
+
+
+CASES = [
+    grad("embedding", lambda w, i: F.embedding(i, w), integers(9, 5), places(3, 4, size=9)),
+    grad("embedding_padding", lambda w, i: F.embedding(i, w, padding_idx=2), integers(5, 3), places(12, size=5)),
+    grad("index_rows", lambda x, i: x[i], integers(5, 4), places(7, size=5, negative=True)),
+    grad("index_middle", lambda x, i: x[:, i], last(2, 6, 3, 4), places(4, size=6)),
+    grad(
+        "index_pair",
+        lambda x, i, j: x[:, :, i, j],
+        last(2, 3, 5, 6),
+        places(4, 1, size=5),
+        places(7, size=6),
+    ),
+    case("index_apart", lambda x, i, j: x[i, :, j], integers(4, 3, 5), places(6, size=4), places(6, size=5)),
+    case("index_bool_values", lambda x, i: (x > 0)[i], integers(5, 4), places(3, size=5)),
+    grad("index_select", lambda x, i: x.index_select(2, i), last(2, 3, 5, 4), places(6, size=5)),
+    grad("gather", lambda x, i: x.gather(1, i), integers(4, 5), places(4, 7, size=5)),
+    grad("gather_channels_last", lambda x, i: x.gather(1, i), last(2, 5, 3, 4), places(2, 2, 3, 4, size=5)),
+    case("take_along_dim", lambda x, i: torch.take_along_dim(x, i, 0), integers(4, 5), places(2, 5, size=4)),
+    case("scatter_value", lambda x, i: x.scatter(1, i, 7.0), integers(4, 5), places(4, 2, size=5)),
+    case("scatter_int", lambda x, i: x.scatter(1, i, 7), integers(4, 5, dtype=torch.int64), places(4, 1, size=5)),
+    case(
+        "scatter",
+        lambda x, i, y: x.scatter(1, i, y),
+        integers(4, 3),
+        distinct(4, 2, 3),
+        integers(4, 2),
+    ),
+    case("scatter_add", lambda x, i, y: x.scatter_add(0, i, y), integers(3, 5), places(8, 5, size=3), integers(8, 5)),
+    case(
+        "scatter_add_bf16",
+        lambda x, i, y: x.scatter_add(0, i, y),
+        integers(3, 5, dtype=torch.bfloat16),
+        places(8, 5, size=3),
+        integers(8, 5, dtype=torch.bfloat16),
+    ),
+    case("one_hot", lambda i: F.one_hot(i, 6), places(5, size=6)),
+    case("masked_fill", lambda x: x.masked_fill(x > 1, -5.0), last(2, 3, 4, 5)),
+    case("index_put", lambda x, i, y: x.index_put((i[0],), y), integers(5, 4), distinct(1, 2, 5), integers(2, 4)),
+    case(
+        "index_put_add",
+        lambda x, i, j, y: x.index_put((i, j), y, accumulate=True),
+        integers(4, 3),
+        places(9, size=4),
+        places(9, size=3, negative=True),
+        integers(9),
+    ),
+    case("index_put_mask", lambda x, y: x.index_put((x > 1,), y), integers(4, 3), integers()),
+    case("index_add", lambda x, i, y: x.index_add(1, i, y), integers(3, 4), places(6, size=4), integers(3, 6)),
+    case("upsample_nearest", interpolated(scale_factor=2), last(2, 3, 4, 5)),
+    case("upsample_nearest_odd", interpolated(size=(7, 4)), last(2, 3, 4, 5)),
+    Case(
+        "upsample_bilinear",
+        interpolated(scale_factor=2, mode="bilinear"),
+        recipe(last(2, 3, 4, 5)),
+        length=16,
+        slack=4,
+    ),
+    Case(
+        "upsample_bilinear_corners",
+        interpolated(size=(7, 9), mode="bilinear", align_corners=True),
+        recipe(randn(2, 3, 4, 5)),
+        length=16,
+        slack=4,
+    ),
+    case("upsample_1d", interpolated(scale_factor=3), integers(2, 3, 5)),
+    case("upsample_3d", interpolated(scale_factor=2), integers(1, 2, 2, 3, 2)),
+    grad("reflection_pad", lambda x: F.pad(x, (2, 1, 0, 3), mode="reflect"), last(2, 3, 4, 5)),
+    grad("replication_pad", lambda x: F.pad(x, (2, 1, 0, 3), mode="replicate"), last(2, 3, 4, 5)),
+]
+
+batch = batch_fixture(CASES, name="indexing")
+
+
+@parametrize(CASES)
+def test_case(case: Case, batch: Batch) -> None:
+    batch.check(case)

@@ -1,0 +1,323 @@
+"""Reading and writing at places that tensors name.
+
+Reading is MAX's gather over one axis: several indexed dimensions that are neighbours in memory are read as one, so that
+interpolation of channels-last values copies nothing but what it reads. Places are brought inside the tensor first (a
+place outside reads the nearest element; eager PyTorch raises). Writing is done by kernels with a fixed order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from max.dtype import DType
+from max.graph import DeviceRef, Dim, TensorValue, ops
+
+from torch_max_backend.errors import CannotLower
+from torch_max_backend.graph.layout import GraphTensor, Order, aligned, contiguous_order
+from torch_max_backend.lowering import numerics
+from torch_max_backend.lowering.context import LoweringContext
+from torch_max_backend.lowering.registry import Layout, lowering
+from torch_max_backend.mojo_ops.indexing import scatter_elements, scatter_rows
+
+aten = torch.ops.aten
+
+
+def _product(dims: Sequence[Dim]) -> Dim:
+    total = Dim(1)
+    for dim in dims:
+        total = total * dim
+    return total
+
+
+def _size(dim: Dim, device: DeviceRef) -> TensorValue:
+    if isinstance(dim, Dim) and not str(dim).isdigit():
+        value = ops.cast(TensorValue(dim), DType.int64)
+        return value if value.device == device else ops.transfer_to(value, device)
+    return ops.constant(int(dim), DType.int64, device=device)
+
+
+def places(index: TensorValue, size: Dim) -> TensorValue:
+    """``index`` in int64, negative ones counted from the end."""
+    index = numerics.cast(index, DType.int64)
+    zero = ops.constant(0, DType.int64, device=index.device)
+    return ops.where(ops.greater(zero, index), index + _size(size, index.device), index)
+
+
+def _inside(index: TensorValue, size: Dim) -> TensorValue:
+    zero = ops.constant(0, DType.int64, device=index.device)
+    last = _size(size, index.device) - ops.constant(1, DType.int64, device=index.device)
+    return ops.max(ops.min(index, last), zero)
+
+
+def take(x: GraphTensor, dim: int, index: TensorValue) -> TensorValue:
+    """Entries of dimension ``dim``, in ``x``'s memory order; the axes of ``index`` replace that dimension's."""
+    size = x.shape[dim % x.rank]
+    return ops.gather(x.value, _inside(places(index, size), size), x.axis(dim))
+
+
+@lowering(aten.embedding.default, layout=Layout.RAW)
+def embedding(
+    ctx: LoweringContext,
+    weight: GraphTensor,
+    indices: GraphTensor,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> GraphTensor:
+    """Rows of a table."""
+    table = weight.with_value(weight.logical()) if weight.order != (0, 1) else weight
+    return GraphTensor.contiguous(take(GraphTensor.contiguous(table.value), 0, indices.logical()))
+
+
+@lowering(aten.index_select.default, layout=Layout.RAW)
+def index_select(ctx: LoweringContext, x: GraphTensor, dim: int, index: GraphTensor) -> GraphTensor:
+    """Entries of one dimension."""
+    if x.rank == 0:
+        return x
+    return x.with_value(take(x, dim, ops.reshape(index.value, [ctx.out_shape()[dim]])))
+
+
+class Indexed:
+    """The dimensions of a tensor that index tensors speak of, merged into one axis.
+
+    Attributes:
+        value: the tensor with the indexed dimensions as axis ``axis``.
+        index: one place on that axis for each element of the broadcast index.
+        order: memory order of the indexed result.
+    """
+
+    def __init__(self, x: GraphTensor, indices: Sequence[GraphTensor | None]) -> None:
+        named = [dim for dim, index in enumerate(indices) if index is not None]
+        tensors = [index for index in indices if index is not None]
+        if any(index.dtype == DType.bool for index in tensors):
+            raise CannotLower("a mask as index: the result's shape depends on data")
+        x = x.to_order(_joined(x.order, named))
+        self.x = x
+        first = x.order.index(named[0])
+        physical = list(x.value.shape)
+        self.before = physical[:first]
+        self.after = physical[first + len(named) :]
+        self.axis = first
+        merged = [*self.before, _product([x.shape[dim] for dim in named]), *self.after]
+        self.value = ops.reshape(x.value, merged)
+        rank = max(index.rank for index in tensors)
+        flat: TensorValue | None = None
+        for dim, index in zip(named, tensors, strict=True):
+            size = x.shape[dim]
+            place = places(aligned(index, rank, contiguous_order(rank)), size)
+            place = self._bounded(place, size)
+            flat = place if flat is None else flat * _size(size, place.device) + place
+        self.index = flat
+        # Where the index's dimensions stand in the result: in place of the indexed ones, or in front of all.
+        neighbours = named == list(range(named[0], named[-1] + 1))
+        at = named[0] if neighbours else 0
+        rest = [dim for dim in range(x.rank) if dim not in named]
+        logical = {dim: i if i < at else i + rank for i, dim in enumerate(rest)}
+        kept = [logical[dim] for dim in x.order if dim not in named]
+        self.order: Order = (*kept[:first], *range(at, at + rank), *kept[first:])
+
+    def _bounded(self, place: TensorValue, size: Dim) -> TensorValue:
+        return _inside(place, size)
+
+
+def _joined(order: Order, dims: Sequence[int]) -> Order:
+    """``order`` with ``dims`` next to each other, in their own sequence."""
+    at = min(order.index(dim) for dim in dims)
+    if order[at : at + len(dims)] == tuple(dims):
+        return order
+    rest = [dim for dim in order if dim not in dims]
+    return (*rest[:at], *dims, *rest[at:])
+
+
+@lowering(aten.index.Tensor, layout=Layout.RAW)
+def index_tensor(ctx: LoweringContext, x: GraphTensor, indices: Sequence[GraphTensor | None]) -> GraphTensor:
+    """Advanced indexing by tensors of places."""
+    indexed = Indexed(x, indices)
+    result = GraphTensor(ops.gather(indexed.value, indexed.index, indexed.axis), indexed.order)
+    shape = ctx.out_shape()
+    physical = [shape[dim] for dim in result.order]
+    if list(result.value.shape) != physical:
+        result = result.with_value(ops.reshape(result.value, physical))
+    return result
+
+
+@lowering(aten.index_put.default, layout=Layout.RAW)
+def index_put(
+    ctx: LoweringContext,
+    x: GraphTensor,
+    indices: Sequence[GraphTensor | None],
+    values: GraphTensor,
+    accumulate: bool = False,
+) -> GraphTensor:
+    """Advanced indexing, written to; accumulation is deterministic and in float32 for narrow floats."""
+    tensors = [index for index in indices if index is not None]
+    if len(tensors) == 1 and tensors[0].dtype == DType.bool:
+        return _where_masked(ctx, x, indices, values, accumulate)
+    wide = ctx.compute_dtype if accumulate else ctx.max_dtype
+    if accumulate and ctx.max_dtype == DType.bool:
+        raise CannotLower("accumulation of bools")
+    indexed = Indexed(x.with_value(numerics.cast(x.value, wide)), indices)
+    shape = [*indexed.before, *indexed.index.shape, *indexed.after]
+    rank = len(shape)
+    source = ops.broadcast_to(numerics.cast(aligned(values, rank, indexed.order), wide), shape)
+    outer, inner = _product(indexed.before), _product(indexed.after)
+    count = _product(indexed.index.shape)
+    base = ops.reshape(indexed.value, [outer, indexed.value.shape[indexed.axis], inner])
+    flat = ops.reshape(indexed.index, [count])
+    written = _written(base, flat, ops.reshape(source, [outer, count, inner]), accumulate, scatter_rows)
+    result = ops.reshape(written, indexed.x.value.shape)
+    return indexed.x.with_value(numerics.cast(result, ctx.max_dtype))
+
+
+def _written(
+    base: TensorValue,
+    index: TensorValue,
+    source: TensorValue,
+    accumulate: bool,
+    write: Callable[[TensorValue, TensorValue, TensorValue, bool], TensorValue],
+) -> TensorValue:
+    """A kernel's result; bools travel as bytes."""
+    if base.dtype == DType.bool:
+        as_bytes = write(ops.cast(base, DType.uint8), index, ops.cast(source, DType.uint8), accumulate)
+        return numerics.nonzero(as_bytes)
+    return write(base, index, source, accumulate)
+
+
+def _where_masked(
+    ctx: LoweringContext,
+    x: GraphTensor,
+    indices: Sequence[GraphTensor | None],
+    values: GraphTensor,
+    accumulate: bool,
+) -> GraphTensor:
+    if values.rank != 0:
+        raise CannotLower("as many values as a mask has true elements: known at run time only")
+    first = next(dim for dim, index in enumerate(indices) if index is not None)
+    mask = indices[first]
+    shape = [Dim(1)] * first + mask.shape + [Dim(1)] * (x.rank - first - mask.rank)
+    spread = GraphTensor.contiguous(ops.reshape(mask.logical(), shape)).to_order(x.order).value
+    value = numerics.cast(values.value, x.dtype)
+    return x.with_value(ops.where(spread, x.value + value if accumulate else value, x.value))
+
+
+@lowering(aten.gather.default, layout=Layout.RAW)
+def gather(
+    ctx: LoweringContext, x: GraphTensor, dim: int, index: GraphTensor, *, sparse_grad: bool = False
+) -> GraphTensor:
+    """For each element of ``index`` the element of ``x`` at that place of ``dim``, all else being equal."""
+    if x.rank == 0:
+        return GraphTensor(x.value, ())
+    order = x.order
+    at = index.to_order(order).value
+    axis = x.axis(dim)
+    size = x.value.shape[axis]
+    linear: TensorValue | None = None
+    for position in range(x.rank):
+        extent = x.value.shape[position]
+        if position == axis:
+            place = _inside(places(at, size), size)
+        else:
+            counted = ops.range(0, at.shape[position], 1, at.shape[position], dtype=DType.int64, device=at.device)
+            place = ops.reshape(counted, [at.shape[p] if p == position else 1 for p in range(x.rank)])
+        linear = place if linear is None else linear * _size(extent, at.device) + place
+    flat = ops.reshape(x.value, [_product(x.value.shape)])
+    return GraphTensor(ops.gather(flat, ops.broadcast_to(linear, at.shape), 0), order)
+
+
+def _scattered(
+    ctx: LoweringContext,
+    x: GraphTensor,
+    dim: int,
+    index: GraphTensor,
+    source: GraphTensor | None,
+    value: float | None,
+    accumulate: bool,
+) -> GraphTensor:
+    if x.rank == 0:
+        new = source.value if source is not None else ctx.scalar(value, x.dtype)
+        return x.with_value(x.value + new if accumulate else new)
+    wide = ctx.compute_dtype if accumulate else ctx.max_dtype
+    dim %= x.rank
+    for other in range(x.rank):
+        if other != dim and index.shape[other] != x.shape[other]:
+            raise CannotLower("an index that is smaller than the tensor in another dimension")
+    order = x.order
+    axis = x.axis(dim)
+    at = places(index.to_order(order).value, x.shape[dim])
+    if source is None:
+        new = ops.broadcast_to(ctx.scalar(value, wide), at.shape)
+    else:
+        new = numerics.cast(source.to_order(order).value, wide)
+        if list(new.shape) != list(at.shape):
+            new = ops.slice_tensor(new, [slice(0, _plain(size)) for size in at.shape])
+    physical = list(x.value.shape)
+    outer, inner = _product(physical[:axis]), _product(physical[axis + 1 :])
+    written = _written(
+        ops.reshape(numerics.cast(x.value, wide), [outer, physical[axis], inner]),
+        ops.reshape(at, [outer, at.shape[axis], inner]),
+        ops.reshape(new, [outer, at.shape[axis], inner]),
+        accumulate,
+        scatter_elements,
+    )
+    return x.with_value(numerics.cast(ops.reshape(written, physical), ctx.max_dtype))
+
+
+def _plain(dim: Dim) -> int | Dim:
+    return int(dim) if str(dim).isdigit() else dim
+
+
+@lowering(aten.scatter.src, layout=Layout.RAW)
+def scatter(ctx: LoweringContext, x: GraphTensor, dim: int, index: GraphTensor, src: GraphTensor) -> GraphTensor:
+    """Elements of ``src`` put at places of ``dim``; of equal places the last one wins."""
+    return _scattered(ctx, x, dim, index, src, None, False)
+
+
+@lowering(aten.scatter.value, layout=Layout.RAW)
+def scatter_value(ctx: LoweringContext, x: GraphTensor, dim: int, index: GraphTensor, value: float) -> GraphTensor:
+    """One number put at places of ``dim``."""
+    return _scattered(ctx, x, dim, index, None, value, False)
+
+
+@lowering(aten.scatter_add.default, layout=Layout.RAW)
+def scatter_add(ctx: LoweringContext, x: GraphTensor, dim: int, index: GraphTensor, src: GraphTensor) -> GraphTensor:
+    """Elements of ``src`` added at places of ``dim``."""
+    return _scattered(ctx, x, dim, index, src, None, True)
+
+
+@lowering(
+    aten.reflection_pad1d_backward.default,
+    aten.reflection_pad2d_backward.default,
+    aten.reflection_pad3d_backward.default,
+    aten.replication_pad1d_backward.default,
+    aten.replication_pad2d_backward.default,
+    aten.replication_pad3d_backward.default,
+    layout=Layout.RAW,
+)
+def border_pad_backward(ctx: LoweringContext, grad: GraphTensor, x: GraphTensor, padding: Sequence[int]) -> GraphTensor:
+    """Gradient of a mirrored or repeated border: what the border shows is added where it came from."""
+    reflects = "reflection" in str(ctx.node.target)
+    shape = ctx.meta.shape
+    value = numerics.cast(grad.value, ctx.compute_dtype)
+    for i in range(len(padding) // 2):
+        dim = x.rank - 1 - i
+        low, high = padding[2 * i : 2 * i + 2]
+        size = shape[dim]
+        if not all(isinstance(number, int) for number in (low, high, size)):
+            raise CannotLower("a border of a dimension of run-time extent")
+        if (low, high) == (0, 0):
+            continue
+        origin = np.arange(-low, size + high)
+        origin = size - 1 - abs(size - 1 - abs(origin)) if reflects else origin.clip(0, size - 1)
+        axis = grad.axis(dim)
+        physical = list(value.shape)
+        # A negative count crops: those entries get no gradient.
+        outer, inner = _product(physical[:axis]), _product(physical[axis + 1 :])
+        zero = ctx.scalar(0, value.dtype)
+        base = ops.broadcast_to(zero, [outer, Dim(size), inner])
+        index = ops.constant(origin.astype(np.int64), DType.int64, device=ctx.device)
+        source = ops.reshape(value, [outer, physical[axis], inner])
+        physical[axis] = Dim(size)
+        value = ops.reshape(scatter_rows(base, index, source, True), physical)
+    return grad.with_value(numerics.cast(value, ctx.max_dtype))

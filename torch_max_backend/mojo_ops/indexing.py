@@ -1,0 +1,43 @@
+"""Writing to places that an index tensor names, one typed function each.
+
+``x`` is [outer, places, inner] and ``source`` [outer, count, inner], contiguous; places are int64, counted from
+zero. On the CPU a place outside raises when the graph runs, on a GPU it is ignored.
+"""
+
+from __future__ import annotations
+
+from beartype import beartype
+from max.dtype import DType
+from max.graph import Dim, TensorValue, ops
+
+
+def _check(x: TensorValue, index: TensorValue, source: TensorValue, index_shape: list[Dim]) -> None:
+    for name, value in (("x", x), ("source", source)):
+        if value.rank != 3:
+            raise ValueError(f"{name} has shape {list(value.shape)}: must have rank 3, [outer, places, inner]")
+    if x.dtype != source.dtype:
+        raise ValueError(f"source has dtype {source.dtype}: must be that of x, {x.dtype}")
+    if [source.shape[0], source.shape[2]] != [x.shape[0], x.shape[2]]:
+        raise ValueError(
+            f"source has shape {list(source.shape)}: first and last extent must be those of x, {list(x.shape)}"
+        )
+    if index.dtype != DType.int64:
+        raise ValueError(f"index has dtype {index.dtype}: must be {DType.int64}")
+    if list(index.shape) != index_shape:
+        raise ValueError(f"index has shape {list(index.shape)}: must be {index_shape}")
+
+
+@beartype
+def scatter_rows(x: TensorValue, index: TensorValue, source: TensorValue, accumulate: bool) -> TensorValue:
+    """``x`` with row i of ``source`` added to (or put in) row ``index[i]``; deterministic, the last one wins."""
+    _check(x, index, source, [source.shape[1]])
+    name = "scatter_rows_add" if accumulate else "scatter_rows_set"
+    return ops.custom(name, x.device, [x, index, source], [x.type])[0].tensor
+
+
+@beartype
+def scatter_elements(x: TensorValue, index: TensorValue, source: TensorValue, accumulate: bool) -> TensorValue:
+    """``x`` with every element of ``source`` added to (or put in) the row that ``index`` has for it; deterministic."""
+    _check(x, index, source, list(source.shape))
+    name = "scatter_elements_add" if accumulate else "scatter_elements_set"
+    return ops.custom(name, x.device, [x, index, source], [x.type])[0].tensor
