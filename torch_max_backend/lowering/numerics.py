@@ -9,7 +9,7 @@ fuses with the op itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from max.dtype import DType
 from max.graph import Dim, StaticDim, TensorValue, ops
@@ -18,6 +18,36 @@ from max.graph.ops.elementwise import _trunc_div as integer_division
 from torch_max_backend.lowering.context import scalar
 
 NARROW_FLOATS = (DType.bfloat16, DType.float16)
+
+#: tanh(x) / x in x squared up to 1/4, and atan(x) / x in x squared up to tan(pi / 8) squared: Chebyshev fits.
+_TANH = (
+    0.9999999999924758,
+    -0.33333333036130935,
+    0.13333314118602452,
+    -0.05396357613491213,
+    0.021814863252924813,
+    -0.008530990079382943,
+    0.0025535014536989856,
+)
+_ATAN = (
+    1.0000000000000002,
+    -0.33333333333328286,
+    0.19999999998796014,
+    -0.1428571417295105,
+    0.11111105659048044,
+    -0.09090754633846673,
+    0.07689567207088523,
+    -0.06635220982333596,
+    0.056476191412793975,
+    -0.04146418161108749,
+    0.015575241989926896,
+    0.006546401653874069,
+)
+#: Taylor series in x squared, exact in float64 up to pi / 4.
+_SINE = tuple((-1) ** k / math.factorial(2 * k + 1) for k in range(9))
+_COSINE = tuple((-1) ** k / math.factorial(2 * k) for k in range(10))
+#: pi / 2 as float64 and what that leaves out.
+_HALF_PI = (math.pi / 2, 6.123233995736766e-17)
 
 #: Beyond these, exp of a finite argument leaves the dtype's normal range.
 _EXP_RANGE = {DType.float32: (-103.0, 88.72283905206835), DType.float64: (-745.0, 709.782712893384)}
@@ -209,9 +239,19 @@ def expm1(x: TensorValue) -> TensorValue:
     one = constant(x, 1)
     u = exp(x)
     less = ops.sub(u, one)
-    corrected = ops.div(ops.mul(less, x), ops.log(u))
+    corrected = ops.div(ops.mul(less, x), log(u))
     plain = ops.logical_or(ops.is_inf(u), ops.equal(less, constant(x, -1)))
     return ops.where(ops.equal(u, one), x, ops.where(plain, less, corrected))
+
+
+def log(x: TensorValue) -> TensorValue:
+    """The natural logarithm."""
+    if x.dtype == DType.float64:
+        return ops.log(x)
+    # On a GPU MAX takes an approximate instruction whose error is absolute: useless where the result is near zero.
+    one = constant(x, 1)
+    near = ops.logical_and(ops.greater(x, constant(x, 0.5)), ops.greater(constant(x, 2), x))
+    return ops.where(near, ops.log1p(ops.sub(x, one)), ops.log(x))
 
 
 def sigmoid(x: TensorValue) -> TensorValue:
@@ -222,7 +262,23 @@ def sigmoid(x: TensorValue) -> TensorValue:
 
 def tanh(x: TensorValue) -> TensorValue:
     """The hyperbolic tangent; NaN stays."""
-    return ops.where(ops.is_nan(x), x, ops.tanh(x))
+    if x.dtype == DType.float64:
+        return ops.where(ops.is_nan(x), x, ops.tanh(x))
+    # On a GPU MAX takes an approximate instruction that is right to 11 bits.
+    size = ops.abs(x)
+    one = constant(x, 1)
+    near = ops.mul(x, _polynomial(ops.mul(x, x), _TANH))
+    shrunk = exp(ops.mul(size, constant(x, -2)))
+    far = ops.div(ops.sub(one, shrunk), ops.add(one, shrunk))
+    far = ops.where(_negative(x), ops.negate(far), far)
+    return ops.where(ops.greater(constant(x, 0.5), size), near, far)
+
+
+def _polynomial(x: TensorValue, coefficients: Sequence[float]) -> TensorValue:
+    value = constant(x, coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        value = ops.add(ops.mul(value, x), constant(x, coefficient))
+    return value
 
 
 def relu(x: TensorValue) -> TensorValue:
@@ -243,31 +299,72 @@ def in_double(function: Callable[..., TensorValue]) -> Callable[..., TensorValue
     return evaluated
 
 
+def sin(x: TensorValue) -> TensorValue:
+    """The sine."""
+    return _circular(x, ops.sin, 0)
+
+
+def cos(x: TensorValue) -> TensorValue:
+    """The cosine."""
+    return _circular(x, ops.cos, 1)
+
+
+def _circular(x: TensorValue, own: Callable[[TensorValue], TensorValue], quarters: int) -> TensorValue:
+    """The sine of x plus so many quarter turns; ``own`` is MAX's function of x, which GPUs approximate in
+    float32 and lack in float64.
+    """
+    if x.dtype == DType.float64 and x.device.is_cpu():
+        return own(x)
+    wide = ops.cast(x, DType.float64)
+    turns = ops.round(ops.mul(wide, constant(wide, 2 / math.pi)))
+    rest = ops.sub(wide, ops.mul(turns, constant(wide, _HALF_PI[0])))
+    rest = ops.sub(rest, ops.mul(turns, constant(wide, _HALF_PI[1])))
+    square = ops.mul(rest, rest)
+    sine = ops.mul(rest, _polynomial(square, _SINE))
+    cosine = _polynomial(square, _COSINE)
+    # Which quarter, 0 to 3, as floats: the remainder of a whole number by 4.
+    shifted = ops.add(turns, constant(wide, quarters))
+    quarter = ops.sub(shifted, ops.mul(ops.floor(ops.mul(shifted, constant(wide, 0.25))), constant(wide, 4)))
+    odd = ops.logical_or(ops.equal(quarter, constant(wide, 1)), ops.equal(quarter, constant(wide, 3)))
+    value = ops.where(odd, cosine, sine)
+    value = ops.where(ops.greater_equal(quarter, constant(wide, 2)), ops.negate(value), value)
+    value = ops.cast(value, x.dtype)
+    if x.dtype == DType.float64:
+        return value
+    # Beyond this the reduction runs out of digits; infinities and NaN take this way too.
+    return ops.where(ops.greater(constant(x, 1e6), ops.abs(x)), value, own(x))
+
+
 @in_double
 def asin(x: TensorValue) -> TensorValue:
-    """The arc sine."""
-    small = ops.greater(constant(x, 1e-4), ops.abs(x))
-    series = ops.add(x, ops.div(ops.mul(x, ops.mul(x, x)), constant(x, 6)))
-    return ops.where(small, series, ops.sub(constant(x, math.pi / 2), acos(x)))
+    """The arc sine, NaN outside [-1, 1]."""
+    one = constant(x, 1)
+    cosine = ops.sqrt(ops.mul(ops.sub(one, x), ops.add(one, x)))
+    return ops.mul(constant(x, 2), atan(ops.div(x, ops.add(one, cosine))))
 
 
 @in_double
 def acos(x: TensorValue) -> TensorValue:
     """The arc cosine, NaN outside [-1, 1]."""
-    outside = ops.logical_not(ops.greater_equal(constant(x, 1), ops.abs(x)))
-    return ops.where(outside, constant(x, math.nan), ops.acos(x))
+    one = constant(x, 1)
+    # Not the quotient of the roots: (1 - x) / (1 + x) at -1 is an infinity that atan takes.
+    return ops.mul(constant(x, 2), atan(ops.sqrt(ops.div(ops.sub(one, x), ops.add(one, x)))))
 
 
 @in_double
 def atan(x: TensorValue) -> TensorValue:
     """The arc tangent."""
-    one = constant(x, 1)
-    magnitude = ops.abs(x)
-    large = ops.greater(magnitude, one)
-    reduced = ops.where(large, ops.div(one, magnitude), magnitude)
-    angle = asin(ops.div(reduced, ops.sqrt(ops.add(one, ops.mul(reduced, reduced)))))
+    one, size = constant(x, 1), ops.abs(x)
+    # Twice reduced: to [0, 1] by the reciprocal, to tan(pi / 8) by turning a further pi / 4.
+    large = ops.greater(size, one)
+    reduced = ops.where(large, ops.div(one, size), size)
+    turned = ops.greater(reduced, constant(x, math.tan(math.pi / 8)))
+    small = ops.where(turned, ops.div(ops.sub(reduced, one), ops.add(reduced, one)), reduced)
+    angle = ops.mul(small, _polynomial(ops.mul(small, small), _ATAN))
+    angle = ops.where(turned, ops.add(angle, constant(x, math.pi / 4)), angle)
     angle = ops.where(large, ops.sub(constant(x, math.pi / 2), angle), angle)
-    return ops.where(_negative(x), ops.negate(angle), angle)
+    angle = ops.where(_negative(x), ops.negate(angle), angle)
+    return ops.where(ops.is_nan(x), x, angle)
 
 
 @in_double
@@ -286,7 +383,7 @@ def atan2(y: TensorValue, x: TensorValue) -> TensorValue:
 @in_double
 def tan(x: TensorValue) -> TensorValue:
     """The tangent."""
-    return ops.div(ops.sin(x), ops.cos(x))
+    return ops.div(sin(x), cos(x))
 
 
 @in_double

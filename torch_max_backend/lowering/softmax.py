@@ -48,7 +48,7 @@ def log_softmax(ctx: LoweringContext, x: GraphTensor, dim: int, half_to_float: b
     axis = x.axis(dim)
     shifted = _shifted(ctx, x, axis)
     total = ops.sum(numerics.exp(shifted), axis=axis)
-    return x.with_value(ctx.cast(ops.sub(shifted, ops.log(total)), ctx.max_dtype))
+    return x.with_value(ctx.cast(ops.sub(shifted, numerics.log(total)), ctx.max_dtype))
 
 
 def _backward_operands(
