@@ -15,6 +15,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch.fx import GraphModule
+from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_max_backend import lowering
 from torch_max_backend.decompositions import decompositions
@@ -102,9 +103,7 @@ class _Compilation:
     def backward(self, gm: GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
         """Saved activations come in the memory order that the forward graph left them in."""
         static = set()
-        for position, (node, value) in enumerate(
-            zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True)
-        ):
+        for position, (node, value) in enumerate(zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True)):
             if isinstance(value, torch.Tensor):
                 node.meta["val"] = value
             primal = _PRIMAL.match(node.name)
@@ -121,14 +120,16 @@ class _Compilation:
     def _compile(
         self, gm: GraphModule, kind: str, free_outputs: frozenset[int], static_inputs: frozenset[int]
     ) -> CompiledGraph:
-        compiled = compile_graph(
-            gm,
-            self.unit,
-            self.options,
-            kind,
-            free_outputs=free_outputs,
-            static_inputs=static_inputs,
-        )
+        # AOTAutograd calls with its fake mode on, under which a lowering could not compute a constant.
+        with _disable_current_modes():
+            compiled = compile_graph(
+                gm,
+                self.unit,
+                self.options,
+                kind,
+                free_outputs=free_outputs,
+                static_inputs=static_inputs,
+            )
         context = TracingContext.try_get()
         if context is not None and context.output_strides is not None:
             context.output_strides.extend(compiled.output_strides)

@@ -43,7 +43,8 @@ def _coordinates(problem: PoolingProblem, like: torch.Tensor) -> list[tuple[int,
         start = torch.arange(count, device=like.device) * problem.stride[own] - problem.padding[own]
         shape = [1] * rank
         shape[axis] = count
-        axes.append((problem.input_spatial[axis], start.reshape(shape), problem.dilation[own], problem.window[own], axis))
+        extent, dilation, taps = problem.input_spatial[axis], problem.dilation[own], problem.window[own]
+        axes.append((extent, start.reshape(shape), dilation, taps, axis))
     return axes
 
 

@@ -6,8 +6,11 @@ import operator
 from typing import Any
 
 import torch
+from max.graph import ops
+from torch.fx import Node
 
-from torch_max_backend.graph.layout import GraphTensor
+from torch_max_backend.errors import CannotLower
+from torch_max_backend.graph.layout import GraphTensor, dense_order
 from torch_max_backend.lowering.context import LoweringContext
 from torch_max_backend.lowering.registry import Layout, lowering
 
@@ -31,3 +34,23 @@ def getitem(ctx: LoweringContext, values: Any, index: int) -> Any:
 def passed_on(ctx: LoweringContext, x: GraphTensor, *, memory_format: Any = None) -> GraphTensor:
     """The value itself: graph values are immutable, and memory order is settled where they leave the graph."""
     return x
+
+
+def _covers_memory(node: Node) -> str | None:
+    """``as_strided`` reads storage, which a graph value has not, unless it covers a dense tensor with a dense one."""
+    source, result = node.args[0].meta["val"], node.meta["val"]
+    offset = node.args[3] if len(node.args) > 3 else node.kwargs.get("storage_offset")
+    dense = dense_order(source) is not None and dense_order(result) is not None
+    if dense and source.numel() == result.numel() and not offset:
+        return None
+    return "as_strided with strides that do not cover the tensor's own memory in order"
+
+
+@lowering(aten.as_strided.default, layout=Layout.RAW, supports=_covers_memory)
+def as_strided(ctx: LoweringContext, x: GraphTensor, *geometry: Any) -> GraphTensor:
+    """The tensor's memory, from its first element to its last, under another shape."""
+    source, order = dense_order(ctx.arg_meta(0)), dense_order(ctx.meta)
+    if source is None or order is None:
+        raise CannotLower("as_strided of a tensor that is not dense")
+    shape = ctx.out_shape()
+    return GraphTensor(ops.reshape(x.to_order(source).value, [shape[dim] for dim in order]), order)
