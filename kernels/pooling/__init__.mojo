@@ -6,7 +6,9 @@ scatter.mojo        gradients and unpooling by stored index
 gpu_channels.mojo   GPU, channels-last: 16-byte vectors of channels
 gpu_planes_*.mojo   GPU, contiguous NCHW: gradients of maxima and averages
 gpu.mojo            which GPU kernel runs what
-cpu_*.mojo          CPU: whole rows as vectors, all cores
+cpu_vectors.mojo    CPU, channels-last: vectors of channels
+cpu_max.mojo        CPU, contiguous NCHW: maxima, separable; gradients by scattering
+cpu_avg.mojo        CPU: averages, separable
 cpu.mojo            which CPU kernel runs what
 ops.mojo            the registered operations: checks, then the choice of an implementation
 """

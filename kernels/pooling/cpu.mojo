@@ -1,14 +1,25 @@
 """Which CPU implementation runs which pooling problem."""
 
-from . import cpu_avg, cpu_max, direct_launch
+from . import cpu_avg, cpu_max, cpu_vectors, direct_launch
 from .cpu_row import AxisTables
 from .direct import Data
 from .problem import PoolingAxis, PoolingProblem
 
 comptime LIMIT_32 = 1 << 31
 """Places in a plane are kept in 32 bits."""
-comptime MOST_GATHERED = 10
-"""Above so many windows over one pixel, scattering its channels one by one is cheaper than comparing them all."""
+comptime FEWEST_GATHERED = 16
+"""Channels from which on a pixel's vectors pay for listing what it needs."""
+comptime MOST_SUMMED = 16
+"""Above so many addends for one average, summing rows first is cheaper."""
+
+
+def _gathers(p: PoolingProblem) -> Bool:
+    """Whether comparing vectors of every window above every pixel is cheaper than clearing the result and scattering
+    one by one, by what each costs in cycles for an element: 0.31 a comparison, 0.3 to clear, 3.5 to scatter.
+    """
+    var inputs = p.input_plane()
+    var outputs = p.output_plane()
+    return 31 * p.window_size() * outputs <= 30 * inputs + 350 * outputs
 
 
 def _some_empty[adaptive: Bool](p: PoolingProblem) -> Bool:
@@ -36,7 +47,7 @@ def max_pool_fprop[
             adaptive=adaptive, store_values=store_values, offsets=offsets
         ](y, indices, x, p)
     else:
-        cpu_max.max_pool_fprop_vectors[
+        cpu_vectors.max_pool_fprop_vectors[
             adaptive=adaptive, store_values=store_values, offsets=offsets
         ](y, indices, x, p)
 
@@ -44,34 +55,82 @@ def max_pool_fprop[
 def max_pool_dgrad[
     dtype: DType, index: DType, *, adaptive: Bool, offsets: Bool
 ](dx: Data[dtype], dy: Data[dtype], indices: Data[index], p: PoolingProblem):
-    var above = (
-        _most_above[adaptive](p.d)
-        * _most_above[adaptive](p.h)
-        * _most_above[adaptive](p.w)
-    )
-    if p.channels == 1 or above > MOST_GATHERED:
+    if p.channels < FEWEST_GATHERED or not _gathers(p):
         cpu_max.max_pool_dgrad_scatter[offsets=offsets](dx, dy, indices, p)
     else:
-        cpu_max.max_pool_dgrad_vectors[adaptive=adaptive, offsets=offsets](
+        cpu_vectors.max_pool_dgrad_vectors[adaptive=adaptive, offsets=offsets](
             dx, dy, indices, p
         )
 
 
-def _most_above[adaptive: Bool](axis: PoolingAxis) -> Int:
-    var tables = AxisTables(axis, adaptive=adaptive)
-    var most = 0
-    for i in range(Int(axis.input)):
-        most = max(most, tables.above_end[i] - tables.above_first[i])
-    return most
+def _is_global[adaptive: Bool](p: PoolingProblem) -> Bool:
+    """Whether a plane lies under one window that covers it, and channels do not come between its pixels.
+    """
+
+    @always_inline
+    def covered(axis: PoolingAxis) -> Bool:
+        var taps = axis.taps[adaptive](0)
+        return taps.start == 0 and taps.count == Int(axis.input)
+
+    return (
+        p.channels == 1
+        and p.output_plane() == 1
+        and covered(p.d)
+        and covered(p.h)
+        and covered(p.w)
+    )
+
+
+def _most_above[adaptive: Bool](p: PoolingProblem) -> Int:
+    return (
+        AxisTables(p.d, adaptive=adaptive).most_above()
+        * AxisTables(p.h, adaptive=adaptive).most_above()
+        * AxisTables(p.w, adaptive=adaptive).most_above()
+    )
+
+
+def _most_taps[adaptive: Bool](p: PoolingProblem) -> Int:
+    return (
+        AxisTables(p.d, adaptive=adaptive).most_taps()
+        * AxisTables(p.h, adaptive=adaptive).most_taps()
+        * AxisTables(p.w, adaptive=adaptive).most_taps()
+    )
 
 
 def avg_pool_fprop[
     dtype: DType, *, adaptive: Bool
 ](y: Data[dtype], x: Data[dtype], p: PoolingProblem):
-    cpu_avg.avg_pool_fprop_rows[adaptive=adaptive](y, x, p)
+    if _is_global[adaptive](p):
+        cpu_avg.avg_pool_fprop_global(
+            y,
+            x,
+            p.input_plane(),
+            Int(p.batch),
+            p.divisor[adaptive](0, 0, 0),
+        )
+    elif (
+        p.channels >= FEWEST_GATHERED and _most_taps[adaptive](p) <= MOST_SUMMED
+    ):
+        cpu_vectors.avg_pool_fprop_vectors[adaptive=adaptive](y, x, p)
+    else:
+        cpu_avg.avg_pool_fprop_rows[adaptive=adaptive](y, x, p)
 
 
 def avg_pool_dgrad[
     dtype: DType, *, adaptive: Bool
 ](dx: Data[dtype], dy: Data[dtype], p: PoolingProblem):
-    cpu_avg.avg_pool_dgrad_rows[adaptive=adaptive](dx, dy, p)
+    if _is_global[adaptive](p):
+        cpu_avg.avg_pool_dgrad_global(
+            dx,
+            dy,
+            p.input_plane(),
+            Int(p.batch),
+            p.divisor[adaptive](0, 0, 0),
+        )
+    elif (
+        p.channels >= FEWEST_GATHERED
+        and _most_above[adaptive](p) <= MOST_SUMMED
+    ):
+        cpu_vectors.avg_pool_dgrad_vectors[adaptive=adaptive](dx, dy, p)
+    else:
+        cpu_avg.avg_pool_dgrad_rows[adaptive=adaptive](dx, dy, p)

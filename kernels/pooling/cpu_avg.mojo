@@ -11,6 +11,7 @@ from .cpu_row import (
     lanes,
     load_even,
     load_part,
+    pointer_to,
     smallest_share,
     store_part,
 )
@@ -74,13 +75,13 @@ def avg_pool_fprop_rows[
 
     def share(first: Int, end: Int) {imm}:
         var storage = List[Scalar[Acc]](length=room, fill=0)
-        var padded = rebind[Data[Acc]](storage.unsafe_ptr())
+        var padded = pointer_to(storage)
         var sums = padded.unsafe_offset(padding if vectors else 0)
         var divisors = List[Scalar[Acc]](length=Int(p.w.output) + V, fill=1)
         if not override:
             for ow in range(Int(p.w.output)):
                 divisors[ow] = Scalar[Acc](tables.divisor[ow])
-        var by = rebind[Data[Acc]](divisors.unsafe_ptr())
+        var by = pointer_to(divisors)
         var rows = List[Int]()
         var unweighted = List[Scalar[Acc]]()
         for unit in range(first, end):
@@ -146,6 +147,8 @@ def avg_pool_fprop_rows[
                             (total / divisor).cast[dtype](),
                         )
                         c += V
+        _ = storage^
+        _ = divisors^
 
     var units = Int(p.batch) * Int(p.d.output) * Int(p.h.output)
     for_each_share(share, units, smallest_share(p.input_size(), units))
@@ -157,44 +160,68 @@ def avg_pool_dgrad_rows[
 ](dx: Data[dtype], dy: Data[dtype], p: PoolingProblem):
     comptime Acc = accumulator[dtype]
     comptime V = lanes[dtype]
-    var channels = Int(p.channels)
-    var length = Int(p.w.input) * channels
-    var out_length = Int(p.w.output) * channels
     var include = p.count_include_pad != 0
     var d_axis = AxisTables(p.d, adaptive=adaptive, include_pad=include)
     var h_axis = AxisTables(p.h, adaptive=adaptive, include_pad=include)
-    var tables = AxisTables(p.w, adaptive=adaptive, include_pad=include)
+    var w_axis = AxisTables(p.w, adaptive=adaptive, include_pad=include)
     var override = not adaptive and p.divisor_override != 0
-    var stride = Int(p.w.stride)
-    var window = Int(p.w.window)
-    var padding = Int(p.w.padding)
-    var vectors = channels == 1 and not adaptive and stride <= 2
-    # Windows before the first are zeros.
-    var front = window if vectors else 0
-    var room = out_length + front + 4 * V + length + padding
+    var most_rows = d_axis.most_above() * h_axis.most_above()
 
     def share(first: Int, end: Int) {imm}:
-        var storage = List[Scalar[Acc]](length=room, fill=0)
-        var sums = rebind[Data[Acc]](storage.unsafe_ptr().unsafe_offset(front))
-        var spread = List[Scalar[Acc]](
-            length=length + 2 * padding + 2 * V + window + stride, fill=0
+        var channels = Int(p.channels)
+        var width = Int(p.w.input)
+        var out_width = Int(p.w.output)
+        var length = width * channels
+        var out_length = out_width * channels
+        var stride = 1 if adaptive else Int(p.w.stride)
+        var window = Int(p.w.window)
+        var padding = Int(p.w.padding)
+        var shared = channels == 1
+        # Windows before the first are zeros, and so are those behind the last.
+        var front = window
+        var storage = List[Scalar[Acc]](
+            length=front + out_length + length + padding + 4 * V, fill=0
         )
-        var line = rebind[Data[Acc]](spread.unsafe_ptr())
-        var scales = List[Scalar[Acc]](length=Int(p.w.output), fill=1)
+        var sums = pointer_to(storage).unsafe_offset(front)
+        var spread = List[Scalar[Acc]](
+            length=length + padding + (2 * V + 1) * stride + V, fill=0
+        )
+        var line = pointer_to(spread)
+        var scale_list = List[Scalar[Acc]](length=out_width, fill=1)
+        var scales = pointer_to(scale_list)
         if not override:
-            for ow in range(Int(p.w.output)):
-                scales[ow] = 1 / Scalar[Acc](tables.divisor[ow])
-        var rows = List[Int]()
-        var weights = List[Scalar[Acc]]()
+            for ow in range(out_width):
+                scales[unsafe_offset=ow] = 1 / Scalar[Acc](w_axis.divisor[ow])
+        var rows = List[Int](capacity=most_rows)
+        var weights = List[Scalar[Acc]](capacity=most_rows)
+        var last_windows = (-1, -1)
+        # One row on for each unit: short rows have no time for divisions.
+        var h = first % Int(p.h.input) - 1
+        var d = first // Int(p.h.input) % Int(p.d.input)
+        var n = first // (Int(p.h.input) * Int(p.d.input))
         for unit in range(first, end):
-            var slab = unit // Int(p.h.input)
-            var h = unit - slab * Int(p.h.input)
-            var n = slab // Int(p.d.input)
-            var d = slab - n * Int(p.d.input)
+            h += 1
+            if h == Int(p.h.input):
+                h = 0
+                d += 1
+                last_windows = (-1, -1)
+                if d == Int(p.d.input):
+                    d = 0
+                    n += 1
+            var out = dx.unsafe_offset(unit * length)
+            # Rows of a slab under the same windows are equal.
+            if (
+                shared
+                and h_axis.above_first[h] == last_windows[0]
+                and h_axis.above_end[h] == last_windows[1]
+            ):
+                _store_row(out, line.unsafe_offset(padding), length)
+                continue
+            last_windows = (h_axis.above_first[h], h_axis.above_end[h])
             rows.clear()
             weights.clear()
             for od in range(d_axis.above_first[d], d_axis.above_end[d]):
-                for oh in range(h_axis.above_first[h], h_axis.above_end[h]):
+                for oh in range(last_windows[0], last_windows[1]):
                     rows.append(
                         ((n * Int(p.d.output) + od) * Int(p.h.output) + oh)
                         * out_length
@@ -204,85 +231,143 @@ def avg_pool_dgrad_rows[
                         divisor = d_axis.divisor[od] * h_axis.divisor[oh]
                     weights.append(1 / Scalar[Acc](divisor))
             _sum_rows[True](sums, dy, rows, weights, out_length)
-            var out = dx.unsafe_offset(unit * length)
-            if channels > 1:
-                for w in range(Int(p.w.input)):
-                    var pixel = out.unsafe_offset(w * channels)
-                    var c = 0
-                    while c < channels:
-                        var total = SIMD[Acc, V](0)
+            if shared:
+                for ow in range(out_width):
+                    sums[unsafe_offset=ow] *= scales[unsafe_offset=ow]
+                # The vectors of the sum wrote past the row.
+                sums.unsafe_store[alignment=1](out_width, SIMD[Acc, V](0))
+                comptime if adaptive:
+                    for w in range(width):
+                        var total = Scalar[Acc](0)
                         for ow in range(
-                            tables.above_first[w], tables.above_end[w]
+                            w_axis.above_first[w], w_axis.above_end[w]
                         ):
-                            total += (
-                                sums.unsafe_load[width=V, alignment=1](
-                                    ow * channels + c
-                                )
-                                * scales[ow]
-                            )
-                        store_part(pixel, c, channels, total.cast[dtype]())
-                        c += V
-                continue
-            for ow in range(Int(p.w.output)):
-                sums[unsafe_offset=ow] *= scales[ow]
-            if vectors:
-                for j in range(out_length, out_length + 2 * V):
-                    sums[unsafe_offset=j] = 0
-                if stride == 1:
-                    var w = 0
-                    while w < length:
-                        var total = SIMD[Acc, V](0)
-                        for k in range(window):
-                            total += sums.unsafe_load[width=V, alignment=1](
-                                w + padding - k
-                            )
-                        store_part(out, w, length, total.cast[dtype]())
-                        w += V
+                            total += sums[unsafe_offset=ow]
+                        line[unsafe_offset=w] = total
                 else:
-                    _spread_by_two(line, sums, length + padding, window)
-                    var w = 0
-                    while w < length:
-                        var total = line.unsafe_load[width=V, alignment=1](
-                            w + padding
+                    _spread(line, sums, length + padding, window, stride)
+                _store_row(out, line.unsafe_offset(padding), length)
+                continue
+            for w in range(width):
+                var pixel = out.unsafe_offset(w * channels)
+                var above_first = w_axis.above_first[w]
+                var above_end = w_axis.above_end[w]
+                var c = 0
+                while c < channels:
+                    var total = SIMD[Acc, V](0)
+                    for ow in range(above_first, above_end):
+                        total += (
+                            sums.unsafe_load[width=V, alignment=1](
+                                ow * channels + c
+                            )
+                            * scales[unsafe_offset=ow]
                         )
-                        store_part(out, w, length, total.cast[dtype]())
-                        w += V
-            elif p.w.output == 1 and not tables.some_uncovered:
-                var w = 0
-                while w < length:
-                    store_part(
-                        out,
-                        w,
-                        length,
-                        SIMD[dtype, V](sums[unsafe_offset=0].cast[dtype]()),
-                    )
-                    w += V
-            else:
-                for w in range(length):
-                    var total = Scalar[Acc](0)
-                    for ow in range(tables.above_first[w], tables.above_end[w]):
-                        total += sums[unsafe_offset=ow]
-                    out[unsafe_offset=w] = total.cast[dtype]()
+                    store_part(pixel, c, channels, total.cast[dtype]())
+                    c += V
+        _ = storage^
+        _ = spread^
+        _ = scale_list^
 
     var units = Int(p.batch) * Int(p.d.input) * Int(p.h.input)
     for_each_share(share, units, smallest_share(p.input_size(), units))
 
 
 @always_inline
-def _spread_by_two[
-    Acc: DType
-](line: Data[Acc], sums: Data[Acc], length: Int, window: Int):
-    """Stride 2: line[2 q + r] is the sum of the windows q, q - 1, ... whose taps r, r + 2, ... exist.
-    """
+def _store_row[
+    dtype: DType, Acc: DType, //
+](row: Data[dtype], line: Data[Acc], length: Int):
+    comptime V = lanes[dtype]
+    var at = 0
+    while at < length:
+        store_part(
+            row,
+            at,
+            length,
+            line.unsafe_load[width=V, alignment=1](at).cast[dtype](),
+        )
+        at += V
+
+
+@always_inline
+def _spread[
+    Acc: DType, //
+](line: Data[Acc], sums: Data[Acc], length: Int, window: Int, stride: Int):
+    """Position stride * q + r of the line is the sum of windows q, q - 1, ... as far as their taps r, r + stride, ...
+    exist."""
     comptime V = lanes[Acc]
     var q = 0
-    while 2 * q < length:
-        var even = SIMD[Acc, V](0)
-        var odd = SIMD[Acc, V](0)
-        for m in range((window + 1) // 2):
-            var row = sums.unsafe_load[width=V, alignment=1](q - m)
-            even += row
-            if 2 * m + 1 < window:
-                odd += row
-        line.unsafe_store[alignment=1](2 * q, even.interleave(odd))
-        q += V
+    if stride == 1:
+        while q < length:
+            var total = SIMD[Acc, V](0)
+            for k in range(window):
+                total += sums.unsafe_load[width=V, alignment=1](q - k)
+            line.unsafe_store[alignment=1](q, total)
+            q += V
+    elif stride == 2:
+        while 2 * q < length:
+            var even = SIMD[Acc, V](0)
+            var odd = SIMD[Acc, V](0)
+            for m in range((window + 1) // 2):
+                var row = sums.unsafe_load[width=V, alignment=1](q - m)
+                even += row
+                if 2 * m + 1 < window:
+                    odd += row
+            line.unsafe_store[alignment=1](2 * q, even.interleave(odd))
+            q += V
+    else:
+        while stride * q < length:
+            for r in range(stride):
+                var total = SIMD[Acc, V](0)
+                var k = r
+                var at = q
+                while k < window:
+                    total += sums.unsafe_load[width=V, alignment=1](at)
+                    at -= 1
+                    k += stride
+                comptime for j in range(V):
+                    line[unsafe_offset=(q + j) * stride + r] = total[j]
+            q += V
+
+
+@no_inline
+def avg_pool_fprop_global[
+    dtype: DType
+](y: Data[dtype], x: Data[dtype], plane: Int, planes: Int, divisor: Int):
+    """One window over all of a plane, C = 1: the plane is one run."""
+    comptime Acc = accumulator[dtype]
+    comptime V = lanes[dtype]
+
+    def share(first: Int, end: Int) {imm}:
+        var by = Scalar[Acc](divisor)
+        for n in range(first, end):
+            var total = SIMD[Acc, V](0)
+            var at = 0
+            while at < plane:
+                total += load_part[V](
+                    x.unsafe_offset(n * plane), at, plane
+                ).cast[Acc]()
+                at += V
+            y[unsafe_offset=n] = (total.reduce_add() / by).cast[dtype]()
+
+    for_each_share(share, planes, smallest_share(plane * planes, planes))
+
+
+@no_inline
+def avg_pool_dgrad_global[
+    dtype: DType
+](dx: Data[dtype], dy: Data[dtype], plane: Int, planes: Int, divisor: Int):
+    comptime Acc = accumulator[dtype]
+    comptime V = lanes[dtype]
+
+    def share(first: Int, end: Int) {imm}:
+        var by = Scalar[Acc](divisor)
+        for n in range(first, end):
+            var value = SIMD[dtype, V](
+                (dy[unsafe_offset=n].cast[Acc]() / by).cast[dtype]()
+            )
+            var at = 0
+            while at < plane:
+                store_part(dx.unsafe_offset(n * plane), at, plane, value)
+                at += V
+
+    for_each_share(share, planes, smallest_share(plane * planes, planes))

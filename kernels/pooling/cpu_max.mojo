@@ -1,12 +1,11 @@
-"""Max pooling on the CPU, forward and backward.
+"""Max pooling on the CPU: forward for contiguous NCHW (C = 1 here), and the gradient by scattering.
 
-Forward, C = 1: separable. The maximum over D and H of every column comes first, whole vectors at a time, with the
+Forward: separable. The maximum over D and H of every column comes first, whole vectors at a time, with the
 place where it was found; then each window takes the best of its columns. Of equal maxima the first in the plane wins,
-of NaNs the last: both are decided by comparing places. Forward, C > 1: vectors of channels, tap by tap.
+of NaNs the last: both are decided by comparing places.
 
-Backward: vectors of channels gather what the windows above a pixel send it; C = 1, and windows that overlap a lot,
-scatter one plane, or one block of channels, at a time, always in the same order. An index outside the plane is
-ignored.
+Scattering takes one plane (C = 1) or one block of channels at a time, always in the same order. An index outside the
+plane is ignored.
 """
 
 from std.math import iota
@@ -18,6 +17,7 @@ from .cpu_row import (
     lanes,
     load_even,
     load_part,
+    pointer_to,
     smallest_share,
     store_part,
 )
@@ -88,10 +88,8 @@ def max_pool_fprop_planes[
             length=room, fill=neg_inf[Acc]()
         )
         var places_storage = List[Int32](length=room, fill=NOWHERE)
-        var padded_values = rebind[Data[Acc]](values_storage.unsafe_ptr())
-        var padded_places = rebind[Data[DType.int32]](
-            places_storage.unsafe_ptr()
-        )
+        var padded_values = pointer_to(values_storage)
+        var padded_places = pointer_to(places_storage)
         var values = padded_values.unsafe_offset(padding)
         var places = padded_places.unsafe_offset(padding)
         for unit in range(first, end):
@@ -198,6 +196,8 @@ def max_pool_fprop_planes[
                     comptime if store_values:
                         y_row[unsafe_offset=ow] = best.cast[dtype]()
                     indices_row[unsafe_offset=ow] = place.cast[index]()
+        _ = values_storage^
+        _ = places_storage^
 
     var units = Int(p.batch) * Int(p.d.output) * Int(p.h.output)
     for_each_share(share, units, smallest_share(p.input_size(), units))
@@ -208,195 +208,13 @@ def iota_from[V: Int](start: Int) -> SIMD[DType.int32, V]:
     return iota[DType.int32, V](Int32(start))
 
 
-@no_inline
-def max_pool_fprop_vectors[
-    dtype: DType,
-    index: DType,
-    *,
-    adaptive: Bool,
-    store_values: Bool,
-    offsets: Bool,
-](y: Data[dtype], indices: Data[index], x: Data[dtype], p: PoolingProblem):
-    """For C > 1 and no window that lies wholly in padding."""
-    comptime Acc = accumulator[dtype]
-    comptime V = lanes[dtype]
-    var channels = Int(p.channels)
-    var d_axis = AxisTables(p.d, adaptive=adaptive)
-    var h_axis = AxisTables(p.h, adaptive=adaptive)
-    var w_axis = AxisTables(p.w, adaptive=adaptive)
-    var d_step = 1 if adaptive else Int(p.d.dilation)
-    var h_step = 1 if adaptive else Int(p.h.dilation)
-    var w_step = 1 if adaptive else Int(p.w.dilation)
-
-    def share(first: Int, end: Int) {imm}:
-        for unit in range(first, end):
-            var slab = unit // Int(p.h.output)
-            var oh = unit - slab * Int(p.h.output)
-            var n = slab // Int(p.d.output)
-            var od = slab - n * Int(p.d.output)
-            var plane = x.unsafe_offset(n * p.input_plane() * channels)
-            for ow in range(Int(p.w.output)):
-                var o = (unit * Int(p.w.output) + ow) * channels
-                var y_pixel = y.unsafe_offset(o if store_values else 0)
-                var indices_pixel = indices.unsafe_offset(o)
-                var c = 0
-                while c < channels:
-                    var best = SIMD[Acc, V](neg_inf[Acc]())
-                    var first_place = (
-                        d_axis.start[od] * Int(p.h.input) + h_axis.start[oh]
-                    ) * Int(p.w.input) + w_axis.start[ow]
-                    comptime if offsets:
-                        first_place = (
-                            d_axis.first_tap[od] * Int(p.h.window)
-                            + h_axis.first_tap[oh]
-                        ) * Int(p.w.window) + w_axis.first_tap[ow]
-                    var place = SIMD[DType.int32, V](Int32(first_place))
-                    for a in range(d_axis.count[od]):
-                        for b in range(h_axis.count[oh]):
-                            var pixel = (
-                                (d_axis.start[od] + a * d_step)
-                                * Int(p.h.input)
-                                + h_axis.start[oh]
-                                + b * h_step
-                            ) * Int(p.w.input) + w_axis.start[ow]
-                            var tap = (
-                                (d_axis.first_tap[od] + a) * Int(p.h.window)
-                                + h_axis.first_tap[oh]
-                                + b
-                            ) * Int(p.w.window) + w_axis.first_tap[ow]
-                            for k in range(w_axis.count[ow]):
-                                var value = load_part[V](
-                                    plane.unsafe_offset(pixel * channels),
-                                    c,
-                                    channels,
-                                ).cast[Acc]()
-                                var wins = value.gt(best) | _is_nan(value)
-                                best = wins.select(value, best)
-                                place = wins.select(
-                                    SIMD[DType.int32, V](
-                                        Int32(
-                                            tap + k if offsets else pixel
-                                        )
-                                    ),
-                                    place,
-                                )
-                                pixel += w_step
-                    comptime if store_values:
-                        store_part(y_pixel, c, channels, best.cast[dtype]())
-                    store_part(
-                        indices_pixel, c, channels, place.cast[index]()
-                    )
-                    c += V
-
-    var units = Int(p.batch) * Int(p.d.output) * Int(p.h.output)
-    for_each_share(share, units, smallest_share(p.input_size(), units))
-
-
-@no_inline
-def max_pool_dgrad_vectors[
-    dtype: DType, index: DType, *, adaptive: Bool, offsets: Bool
-](dx: Data[dtype], dy: Data[dtype], indices: Data[index], p: PoolingProblem):
-    """The gathering form for C > 1."""
-    comptime Acc = accumulator[dtype]
-    comptime V = lanes[dtype]
-    var channels = Int(p.channels)
-    var d_axis = AxisTables(p.d, adaptive=adaptive)
-    var h_axis = AxisTables(p.h, adaptive=adaptive)
-    var w_axis = AxisTables(p.w, adaptive=adaptive)
-    var d_dilation = Int(p.d.dilation)
-    var h_dilation = Int(p.h.dilation)
-    var w_dilation = Int(p.w.dilation)
-    var dilated = d_dilation * h_dilation * w_dilation != 1
-
-    def share(first: Int, end: Int) {imm}:
-        # The windows above a pixel: where their channels start, and what they must hold for this pixel.
-        var above = List[Int]()
-        var wanted = List[Scalar[index]]()
-        for unit in range(first, end):
-            var slab = unit // Int(p.h.input)
-            var h = unit - slab * Int(p.h.input)
-            var n = slab // Int(p.d.input)
-            var d = slab - n * Int(p.d.input)
-            for w in range(Int(p.w.input)):
-                above.clear()
-                wanted.clear()
-                for od in range(d_axis.above_first[d], d_axis.above_end[d]):
-                    for oh in range(
-                        h_axis.above_first[h], h_axis.above_end[h]
-                    ):
-                        for ow in range(
-                            w_axis.above_first[w], w_axis.above_end[w]
-                        ):
-                            var want = (d * Int(p.h.input) + h) * Int(
-                                p.w.input
-                            ) + w
-                            comptime if offsets:
-                                var kd = (
-                                    d
-                                    + Int(p.d.padding)
-                                    - od * Int(p.d.stride)
-                                )
-                                var kh = (
-                                    h
-                                    + Int(p.h.padding)
-                                    - oh * Int(p.h.stride)
-                                )
-                                var kw = (
-                                    w
-                                    + Int(p.w.padding)
-                                    - ow * Int(p.w.stride)
-                                )
-                                if dilated:
-                                    if (
-                                        kd % d_dilation
-                                        + kh % h_dilation
-                                        + kw % w_dilation
-                                    ) != 0:
-                                        continue
-                                    kd //= d_dilation
-                                    kh //= h_dilation
-                                    kw //= w_dilation
-                                want = (kd * Int(p.h.window) + kh) * Int(
-                                    p.w.window
-                                ) + kw
-                            above.append(
-                                (
-                                    (
-                                        (n * Int(p.d.output) + od)
-                                        * Int(p.h.output)
-                                        + oh
-                                    )
-                                    * Int(p.w.output)
-                                    + ow
-                                )
-                                * channels
-                            )
-                            wanted.append(Scalar[index](want))
-                var pixel = dx.unsafe_offset(
-                    (unit * Int(p.w.input) + w) * channels
-                )
-                var c = 0
-                while c < channels:
-                    var total = SIMD[Acc, V](0)
-                    for i in range(len(above)):
-                        var found = load_part[V](
-                            indices.unsafe_offset(above[i]), c, channels
-                        )
-                        var gradient = load_part[V](
-                            dy.unsafe_offset(above[i]), c, channels
-                        ).cast[Acc]()
-                        total += found.eq(
-                            SIMD[index, V](wanted[i])
-                        ).select(gradient, SIMD[Acc, V](0))
-                    store_part(pixel, c, channels, total.cast[dtype]())
-                    c += V
-
-    var units = Int(p.batch) * Int(p.d.input) * Int(p.h.input)
-    for_each_share(share, units, smallest_share(p.input_size(), units))
-
-
 comptime BLOCK = 32
 """Channels that are scattered together: a plane of them should stay in the cache."""
+
+
+comptime FAR_AWAY = -(1 << 60)
+comptime CLEARED_TOGETHER = 4096
+"""Elements that are cleared at once, few enough to stay in the nearest cache."""
 
 
 @no_inline
@@ -412,8 +230,8 @@ def max_pool_dgrad_scatter[
     var plane = p.input_plane()
     var height = Int(p.h.input)
     var width = Int(p.w.input)
-    # How far each tap lies from its window's origin.
-    var taps = List[Int]()
+    # How far each tap lies from its window's origin; what no tap has lies outside every plane.
+    var taps = List[Int](capacity=max(p.window_size(), 256))
     comptime if offsets:
         for kd in range(Int(p.d.window)):
             for kh in range(Int(p.h.window)):
@@ -426,12 +244,16 @@ def max_pool_dgrad_scatter[
                         * width
                         + kw * Int(p.w.dilation)
                     )
+        comptime if index == DType.uint8:
+            while len(taps) < 256:
+                taps.append(FAR_AWAY)
 
     def share(first: Int, end: Int) {imm}:
         # Half-precision sums are kept in float32 and rounded once.
         var storage = List[Scalar[Acc]]()
         comptime if not in_place:
             storage.resize(plane * min(BLOCK, channels) + V, 0)
+        var cleared = first
         for unit in range(first, end):
             var n = unit // blocks
             var c0 = (unit - n * blocks) * BLOCK
@@ -442,52 +264,32 @@ def max_pool_dgrad_scatter[
             comptime if in_place:
                 sums = rebind[Data[Acc]](dx_block)
                 pitch = channels
-                if channels == 1:
-                    _clear(sums, plane)
-                else:
+                if depth == channels and channels > 1:
+                    _clear(sums, plane * channels)
+                elif channels > 1:
                     for i in range(plane):
                         _clear(sums.unsafe_offset(i * pitch), depth)
+                elif unit == cleared:
+                    # Small planes are cleared several at a time.
+                    var group = min(
+                        max(CLEARED_TOGETHER // plane, 1), end - unit
+                    )
+                    _clear(sums, plane * group)
+                    cleared += group
             else:
-                sums = rebind[Data[Acc]](storage.unsafe_ptr())
+                sums = pointer_to(storage)
                 pitch = depth
                 _clear(sums, plane * depth)
-            var o = n * p.output_plane() * channels + c0
-            for od in range(Int(p.d.output)):
-                for oh in range(Int(p.h.output)):
-                    var origin = (
-                        (od * Int(p.d.stride) - Int(p.d.padding)) * height
-                        + oh * Int(p.h.stride)
-                        - Int(p.h.padding)
-                    ) * width - Int(p.w.padding)
-                    if channels == 1:
-                        for _ in range(Int(p.w.output)):
-                            _send[offsets=offsets](
-                                sums,
-                                dy[unsafe_offset=o].cast[Acc](),
-                                indices[unsafe_offset=o],
-                                taps,
-                                origin,
-                                plane,
-                                1,
-                                0,
-                            )
-                            o += 1
-                            origin += Int(p.w.stride)
-                    else:
-                        for _ in range(Int(p.w.output)):
-                            for c in range(depth):
-                                _send[offsets=offsets](
-                                    sums,
-                                    dy[unsafe_offset=o + c].cast[Acc](),
-                                    indices[unsafe_offset=o + c],
-                                    taps,
-                                    origin,
-                                    plane,
-                                    pitch,
-                                    c,
-                                )
-                            o += channels
-                            origin += Int(p.w.stride)
+            var start = n * p.output_plane() * channels + c0
+            _scatter[offsets=offsets](
+                sums,
+                dy.unsafe_offset(start),
+                indices.unsafe_offset(start),
+                taps,
+                p,
+                depth,
+                pitch,
+            )
             comptime if not in_place:
                 if channels == 1:
                     _round(dx_block, sums, plane)
@@ -498,32 +300,71 @@ def max_pool_dgrad_scatter[
                             sums.unsafe_offset(i * depth),
                             depth,
                         )
+        _ = storage^
 
     var units = Int(p.batch) * blocks
     for_each_share(share, units, smallest_share(p.input_size(), units))
 
 
 @always_inline
-def _send[
-    Acc: DType, index: DType, //, *, offsets: Bool
+def _scatter[
+    dtype: DType, index: DType, Acc: DType, //, *, offsets: Bool
 ](
     sums: Data[Acc],
-    gradient: Scalar[Acc],
-    found: Scalar[index],
+    dy: Data[dtype],
+    indices: Data[index],
     taps: List[Int],
-    origin: Int,
-    plane: Int,
+    p: PoolingProblem,
+    depth: Int,
     pitch: Int,
-    c: Int,
 ):
-    var pixel = Int(found)
-    comptime if offsets:
-        if UInt(pixel) >= UInt(len(taps)):
+    """Adds each dy where its entry points: into `sums`, `pitch` apart from pixel to pixel."""
+    var channels = Int(p.channels)
+    var plane = p.input_plane()
+    var deltas = taps.unsafe_ptr()
+    var tap_count = len(taps)
+    var out_width = Int(p.w.output)
+    var stride = Int(p.w.stride)
+
+    @always_inline
+    def target(found: Scalar[index], origin: Int) {imm} -> Int:
+        """The pixel in the plane; -1 where there is none."""
+        var pixel = Int(found)
+        comptime if offsets:
+            comptime if index != DType.uint8:
+                if UInt(pixel) >= UInt(tap_count):
+                    return -1
+            pixel = origin + deltas[unsafe_offset=pixel]
+        # As an unsigned number, a negative place is past the plane too.
+        return pixel if UInt(pixel) < UInt(plane) else -1
+
+    comptime if not offsets:
+        # Windows have no say in where an index points: the whole plane is one run.
+        if channels == 1:
+            for o in range(p.output_plane()):
+                var pixel = Int(indices[unsafe_offset=o])
+                if UInt(pixel) < UInt(plane):
+                    sums[unsafe_offset=pixel] += dy[unsafe_offset=o].cast[
+                        Acc
+                    ]()
             return
-        pixel = origin + taps[pixel]
-    # As an unsigned number, a negative place is past the plane too.
-    if UInt(pixel) < UInt(plane):
-        sums[unsafe_offset=pixel * pitch + c] += gradient
+    var o = 0
+    for od in range(Int(p.d.output)):
+        for oh in range(Int(p.h.output)):
+            var origin = (
+                (od * Int(p.d.stride) - Int(p.d.padding)) * Int(p.h.input)
+                + oh * Int(p.h.stride)
+                - Int(p.h.padding)
+            ) * Int(p.w.input) - Int(p.w.padding)
+            for _ in range(out_width):
+                for c in range(depth):
+                    var pixel = target(indices[unsafe_offset=o + c], origin)
+                    if pixel >= 0:
+                        sums[unsafe_offset=pixel * pitch + c] += dy[
+                            unsafe_offset=o + c
+                        ].cast[Acc]()
+                o += channels
+                origin += stride
 
 
 @always_inline

@@ -51,6 +51,11 @@ def load_even[
 
 
 @always_inline
+def pointer_to[dtype: DType, //](mut list: List[Scalar[dtype]]) -> Data[dtype]:
+    return rebind[Data[dtype]](list.unsafe_ptr())
+
+
+@always_inline
 def for_each_share[
     Body: def(Int, Int) -> None, //
 ](body: Body, total: Int, least: Int = 1):
@@ -125,3 +130,15 @@ struct AxisTables(Movable):
             self.above_first.append(over[0])
             self.above_end.append(over[1])
             self.some_uncovered |= over[1] <= over[0]
+
+    def most_taps(self) -> Int:
+        var most = 0
+        for o in range(len(self.count)):
+            most = max(most, self.count[o])
+        return most
+
+    def most_above(self) -> Int:
+        var most = 0
+        for i in range(len(self.above_end)):
+            most = max(most, self.above_end[i] - self.above_first[i])
+        return most

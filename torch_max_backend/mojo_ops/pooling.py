@@ -90,10 +90,23 @@ def max_pool_offsets(x: TensorValue, problem: PoolingProblem) -> TensorValue:
     return _custom("max_pool_offsets", x.device, [x, _geometry(problem)], types)[0]
 
 
+#: From so many windows over one position on, a GPU adds atomically faster than it compares them all.
+_ATOMIC_FROM = 48
+
+
 @beartype
-def max_pool_dgrad(dy: TensorValue, indices: TensorValue, problem: PoolingProblem) -> TensorValue:
-    """Gradient of max pooling by gathering. Deterministic; an index outside its window is ignored."""
+def max_pool_dgrad(
+    dy: TensorValue, indices: TensorValue, problem: PoolingProblem, *, deterministic: bool = True
+) -> TensorValue:
+    """Gradient of max pooling; an index outside its window's plane is ignored.
+
+    Gathers, or scatters in a fixed order. With `deterministic` false, windows that overlap a lot go to
+    `max_pool_dgrad_scatter` on a GPU, where channels-last tensors would be gathered.
+    """
     _check_tensor("dy", dy, problem.output)
+    several_channels = dy.shape[4] != 1
+    if not deterministic and dy.device.is_gpu() and several_channels and problem.windows_above >= _ATOMIC_FROM:
+        return max_pool_dgrad_scatter(dy, indices, problem)
     _check_float("dy", dy)
     _check_companion("indices", indices, "dy", dy, DType.int64)
     types = [_resized(dy, problem.input)]
@@ -152,9 +165,7 @@ def _check_undilated(problem: PoolingProblem) -> None:
 
 
 @beartype
-def adaptive_max_pool_fprop(
-    x: TensorValue, problem: AdaptivePoolingProblem
-) -> tuple[TensorValue, TensorValue]:
+def adaptive_max_pool_fprop(x: TensorValue, problem: AdaptivePoolingProblem) -> tuple[TensorValue, TensorValue]:
     """The maxima of `x` over adaptive windows and their int64 indices."""
     _check_tensor("x", x, problem.input)
     _check_float("x", x)
@@ -164,9 +175,7 @@ def adaptive_max_pool_fprop(
 
 
 @beartype
-def adaptive_max_pool_dgrad(
-    dy: TensorValue, indices: TensorValue, problem: AdaptivePoolingProblem
-) -> TensorValue:
+def adaptive_max_pool_dgrad(dy: TensorValue, indices: TensorValue, problem: AdaptivePoolingProblem) -> TensorValue:
     """Gradient of adaptive max pooling by gathering. Deterministic."""
     _check_tensor("dy", dy, problem.output)
     _check_float("dy", dy)
@@ -211,8 +220,6 @@ def max_unpool_dgrad(dy: TensorValue, indices: TensorValue) -> TensorValue:
         raise ValueError(f"indices has dtype {indices.dtype}: must be {DType.int64}")
     batch, *_, channels = dy.shape
     if indices.shape[0] != batch or indices.shape[4] != channels:
-        raise ValueError(
-            f"indices has shape {list(indices.shape)}: N and C must be those of dy, {list(dy.shape)}"
-        )
+        raise ValueError(f"indices has shape {list(indices.shape)}: N and C must be those of dy, {list(dy.shape)}")
     types = [TensorType(dy.dtype, indices.shape, dy.device)]
     return _custom("max_unpool_dgrad", dy.device, [dy, indices], types)[0]

@@ -1,0 +1,402 @@
+"""Pooling on the CPU over channels-last tensors: vectors of channels, forward and backward.
+
+What a result needs is listed once for its pixel, as element offsets, and then walked for every block of channels;
+a block is four vectors where C allows it, so that neither the loop nor the latency of a comparison shows.
+"""
+
+from std.utils.numerics import neg_inf
+
+from .cpu_row import (
+    AxisTables,
+    for_each_share,
+    lanes,
+    load_part,
+    pointer_to,
+    smallest_share,
+    store_part,
+)
+from .direct import Data, accumulator
+from .problem import PoolingProblem
+
+
+@always_inline
+def _is_nan[
+    dtype: DType, W: SIMDLength, //
+](v: SIMD[dtype, W]) -> SIMD[DType.bool, W]:
+    # `ne` is an ordered comparison, false for NaN.
+    return ~v.eq(v)
+
+
+@no_inline
+def max_pool_fprop_vectors[
+    dtype: DType,
+    index: DType,
+    *,
+    adaptive: Bool,
+    store_values: Bool,
+    offsets: Bool,
+](
+    y_all: Data[dtype],
+    indices_all: Data[index],
+    x_all: Data[dtype],
+    p: PoolingProblem,
+):
+    """For windows of which none lies wholly in padding."""
+    comptime Acc = accumulator[dtype]
+    comptime V = lanes[dtype]
+    var d_axis = AxisTables(p.d, adaptive=adaptive)
+    var h_axis = AxisTables(p.h, adaptive=adaptive)
+    var w_axis = AxisTables(p.w, adaptive=adaptive)
+    var taps = d_axis.most_taps() * h_axis.most_taps() * w_axis.most_taps()
+
+    def share(first: Int, end: Int) {imm}:
+        var channels = Int(p.channels)
+        var height = Int(p.h.input)
+        var width = Int(p.w.input)
+        var out_width = Int(p.w.output)
+        var d_step = 1 if adaptive else Int(p.d.dilation)
+        var h_step = 1 if adaptive else Int(p.h.dilation)
+        var w_step = 1 if adaptive else Int(p.w.dilation)
+        var at_list = List[Scalar[DType.int]](length=taps, fill=0)
+        var place_list = List[Int32](length=taps, fill=0)
+        var at = pointer_to(at_list)
+        var place = pointer_to(place_list)
+        for unit in range(first, end):
+            var slab = unit // Int(p.h.output)
+            var oh = unit - slab * Int(p.h.output)
+            var n = slab // Int(p.d.output)
+            var od = slab - n * Int(p.d.output)
+            var x = x_all.unsafe_offset(n * p.input_plane() * channels)
+            var d_start = d_axis.start[od]
+            var h_start = h_axis.start[oh]
+            var d_count = d_axis.count[od]
+            var h_count = h_axis.count[oh]
+            for ow in range(out_width):
+                var count = 0
+                var w_start = w_axis.start[ow]
+                var w_count = w_axis.count[ow]
+                var w_first = w_axis.first_tap[ow]
+                for a in range(d_count):
+                    for b in range(h_count):
+                        var pixel = (
+                            (d_start + a * d_step) * height
+                            + h_start
+                            + b * h_step
+                        ) * width + w_start
+                        var tap = (
+                            (d_axis.first_tap[od] + a) * Int(p.h.window)
+                            + h_axis.first_tap[oh]
+                            + b
+                        ) * Int(p.w.window) + w_first
+                        for k in range(w_count):
+                            at[unsafe_offset=count] = Scalar[DType.int](
+                                pixel * channels
+                            )
+                            place[unsafe_offset=count] = Int32(
+                                tap + k if offsets else pixel
+                            )
+                            pixel += w_step
+                            count += 1
+                var o = (unit * out_width + ow) * channels
+                var y = y_all.unsafe_offset(o if store_values else 0)
+                var indices = indices_all.unsafe_offset(o)
+
+                @always_inline
+                def block[W: Int](c: Int) {imm}:
+                    var best = SIMD[Acc, W](neg_inf[Acc]())
+                    var found = SIMD[DType.int32, W](place[unsafe_offset=0])
+                    for t in range(count):
+                        var value = load_part[W](
+                            x.unsafe_offset(Int(at[unsafe_offset=t])),
+                            c,
+                            channels,
+                        ).cast[Acc]()
+                        var wins = value.gt(best) | _is_nan(value)
+                        best = wins.select(value, best)
+                        found = wins.select(
+                            SIMD[DType.int32, W](place[unsafe_offset=t]),
+                            found,
+                        )
+                    comptime if store_values:
+                        store_part(y, c, channels, best.cast[dtype]())
+                    store_part(indices, c, channels, found.cast[index]())
+
+                var c = 0
+                while c + 4 * V <= channels:
+                    block[4 * V](c)
+                    c += 4 * V
+                while c < channels:
+                    block[V](c)
+                    c += V
+        _ = at_list^
+        _ = place_list^
+
+    var units = Int(p.batch) * Int(p.d.output) * Int(p.h.output)
+    for_each_share(share, units, smallest_share(p.input_size(), units))
+
+
+@no_inline
+def max_pool_dgrad_vectors[
+    dtype: DType, index: DType, *, adaptive: Bool, offsets: Bool
+](
+    dx_all: Data[dtype],
+    dy: Data[dtype],
+    indices: Data[index],
+    p: PoolingProblem,
+):
+    """The gathering form."""
+    comptime Acc = accumulator[dtype]
+    comptime V = lanes[dtype]
+    var d_axis = AxisTables(p.d, adaptive=adaptive)
+    var h_axis = AxisTables(p.h, adaptive=adaptive)
+    var w_axis = AxisTables(p.w, adaptive=adaptive)
+    var most = d_axis.most_above() * h_axis.most_above() * w_axis.most_above()
+
+    def share(first: Int, end: Int) {imm}:
+        var channels = Int(p.channels)
+        var width = Int(p.w.input)
+        var d_dilation = Int(p.d.dilation)
+        var h_dilation = Int(p.h.dilation)
+        var w_dilation = Int(p.w.dilation)
+        var dilated = d_dilation * h_dilation * w_dilation != 1
+        # The windows above a pixel: where their channels start, and what they must hold for this pixel.
+        var at_list = List[Scalar[DType.int]](length=most, fill=0)
+        var wanted_list = List[Scalar[index]](length=most, fill=0)
+        var at = pointer_to(at_list)
+        var wanted = pointer_to(wanted_list)
+        for unit in range(first, end):
+            var slab = unit // Int(p.h.input)
+            var h = unit - slab * Int(p.h.input)
+            var n = slab // Int(p.d.input)
+            var d = slab - n * Int(p.d.input)
+            var d_first = d_axis.above_first[d]
+            var d_end = d_axis.above_end[d]
+            var h_first = h_axis.above_first[h]
+            var h_end = h_axis.above_end[h]
+            var row_pixel = (d * Int(p.h.input) + h) * width
+            for w in range(width):
+                var count = 0
+                var w_first = w_axis.above_first[w]
+                var w_end = w_axis.above_end[w]
+                for od in range(d_first, d_end):
+                    for oh in range(h_first, h_end):
+                        var row = (
+                            (n * Int(p.d.output) + od) * Int(p.h.output) + oh
+                        ) * Int(p.w.output)
+                        for ow in range(w_first, w_end):
+                            var want = row_pixel + w
+                            comptime if offsets:
+                                var kd = (
+                                    d + Int(p.d.padding) - od * Int(p.d.stride)
+                                )
+                                var kh = (
+                                    h + Int(p.h.padding) - oh * Int(p.h.stride)
+                                )
+                                var kw = (
+                                    w + Int(p.w.padding) - ow * Int(p.w.stride)
+                                )
+                                if dilated:
+                                    if (
+                                        kd % d_dilation
+                                        + kh % h_dilation
+                                        + kw % w_dilation
+                                    ) != 0:
+                                        continue
+                                    kd //= d_dilation
+                                    kh //= h_dilation
+                                    kw //= w_dilation
+                                want = (kd * Int(p.h.window) + kh) * Int(
+                                    p.w.window
+                                ) + kw
+                            at[unsafe_offset=count] = Scalar[DType.int](
+                                (row + ow) * channels
+                            )
+                            wanted[unsafe_offset=count] = Scalar[index](want)
+                            count += 1
+                var dx = dx_all.unsafe_offset((unit * width + w) * channels)
+
+                @always_inline
+                def block[W: Int](c: Int) {imm}:
+                    var total = SIMD[Acc, W](0)
+                    for t in range(count):
+                        var start = Int(at[unsafe_offset=t])
+                        var found = load_part[W](
+                            indices.unsafe_offset(start), c, channels
+                        )
+                        var gradient = load_part[W](
+                            dy.unsafe_offset(start), c, channels
+                        ).cast[Acc]()
+                        total += found.eq(
+                            SIMD[index, W](wanted[unsafe_offset=t])
+                        ).select(gradient, SIMD[Acc, W](0))
+                    store_part(dx, c, channels, total.cast[dtype]())
+
+                var c = 0
+                while c + 4 * V <= channels:
+                    block[4 * V](c)
+                    c += 4 * V
+                while c < channels:
+                    block[V](c)
+                    c += V
+        _ = at_list^
+        _ = wanted_list^
+
+    var units = Int(p.batch) * Int(p.d.input) * Int(p.h.input)
+    for_each_share(share, units, smallest_share(p.input_size(), units))
+
+
+@no_inline
+def avg_pool_fprop_vectors[
+    dtype: DType, *, adaptive: Bool
+](y_all: Data[dtype], x_all: Data[dtype], p: PoolingProblem):
+    comptime Acc = accumulator[dtype]
+    comptime V = lanes[dtype]
+    var include = p.count_include_pad != 0
+    var d_axis = AxisTables(p.d, adaptive=adaptive, include_pad=include)
+    var h_axis = AxisTables(p.h, adaptive=adaptive, include_pad=include)
+    var w_axis = AxisTables(p.w, adaptive=adaptive, include_pad=include)
+    var taps = d_axis.most_taps() * h_axis.most_taps() * w_axis.most_taps()
+
+    def share(first: Int, end: Int) {imm}:
+        var channels = Int(p.channels)
+        var width = Int(p.w.input)
+        var out_width = Int(p.w.output)
+        var at_list = List[Scalar[DType.int]](length=taps, fill=0)
+        var at = pointer_to(at_list)
+        for unit in range(first, end):
+            var slab = unit // Int(p.h.output)
+            var oh = unit - slab * Int(p.h.output)
+            var n = slab // Int(p.d.output)
+            var od = slab - n * Int(p.d.output)
+            var x = x_all.unsafe_offset(n * p.input_plane() * channels)
+            for ow in range(out_width):
+                var count = 0
+                for a in range(d_axis.count[od]):
+                    for b in range(h_axis.count[oh]):
+                        var pixel = (
+                            (d_axis.start[od] + a) * Int(p.h.input)
+                            + h_axis.start[oh]
+                            + b
+                        ) * width + w_axis.start[ow]
+                        for k in range(w_axis.count[ow]):
+                            at[unsafe_offset=count] = Scalar[DType.int](
+                                (pixel + k) * channels
+                            )
+                            count += 1
+                var divisor = (
+                    d_axis.divisor[od] * h_axis.divisor[oh] * w_axis.divisor[ow]
+                )
+                comptime if not adaptive:
+                    if p.divisor_override != 0:
+                        divisor = Int(p.divisor_override)
+                var by = Scalar[Acc](divisor)
+                var y = y_all.unsafe_offset((unit * out_width + ow) * channels)
+
+                @always_inline
+                def block[W: Int](c: Int) {imm}:
+                    var total = SIMD[Acc, W](0)
+                    for t in range(count):
+                        total += load_part[W](
+                            x.unsafe_offset(Int(at[unsafe_offset=t])),
+                            c,
+                            channels,
+                        ).cast[Acc]()
+                    store_part(y, c, channels, (total / by).cast[dtype]())
+
+                var c = 0
+                while c + 4 * V <= channels:
+                    block[4 * V](c)
+                    c += 4 * V
+                while c < channels:
+                    block[V](c)
+                    c += V
+        _ = at_list^
+
+    var units = Int(p.batch) * Int(p.d.output) * Int(p.h.output)
+    for_each_share(share, units, smallest_share(p.input_size(), units))
+
+
+@no_inline
+def avg_pool_dgrad_vectors[
+    dtype: DType, *, adaptive: Bool
+](dx_all: Data[dtype], dy: Data[dtype], p: PoolingProblem):
+    comptime Acc = accumulator[dtype]
+    comptime V = lanes[dtype]
+    var include = p.count_include_pad != 0
+    var d_axis = AxisTables(p.d, adaptive=adaptive, include_pad=include)
+    var h_axis = AxisTables(p.h, adaptive=adaptive, include_pad=include)
+    var w_axis = AxisTables(p.w, adaptive=adaptive, include_pad=include)
+    var most = d_axis.most_above() * h_axis.most_above() * w_axis.most_above()
+    var override = not adaptive and p.divisor_override != 0
+
+    def share(first: Int, end: Int) {imm}:
+        var channels = Int(p.channels)
+        var width = Int(p.w.input)
+        var at_list = List[Scalar[DType.int]](length=most, fill=0)
+        var scale_list = List[Scalar[Acc]](length=most, fill=0)
+        var at = pointer_to(at_list)
+        var scale = pointer_to(scale_list)
+        var w_scale_list = List[Scalar[Acc]](
+            length=Int(p.w.output),
+            fill=1 / Scalar[Acc](Int(p.divisor_override)),
+        )
+        var w_scale = pointer_to(w_scale_list)
+        if not override:
+            for ow in range(Int(p.w.output)):
+                w_scale[unsafe_offset=ow] = 1 / Scalar[Acc](w_axis.divisor[ow])
+        for unit in range(first, end):
+            var slab = unit // Int(p.h.input)
+            var h = unit - slab * Int(p.h.input)
+            var n = slab // Int(p.d.input)
+            var d = slab - n * Int(p.d.input)
+            for w in range(width):
+                var count = 0
+                for od in range(d_axis.above_first[d], d_axis.above_end[d]):
+                    for oh in range(h_axis.above_first[h], h_axis.above_end[h]):
+                        var row = (
+                            (n * Int(p.d.output) + od) * Int(p.h.output) + oh
+                        ) * Int(p.w.output)
+                        var row_scale = Scalar[Acc](1)
+                        if not override:
+                            row_scale /= Scalar[Acc](
+                                d_axis.divisor[od] * h_axis.divisor[oh]
+                            )
+                        for ow in range(
+                            w_axis.above_first[w], w_axis.above_end[w]
+                        ):
+                            at[unsafe_offset=count] = Scalar[DType.int](
+                                (row + ow) * channels
+                            )
+                            scale[unsafe_offset=count] = (
+                                row_scale * w_scale[unsafe_offset=ow]
+                            )
+                            count += 1
+                var dx = dx_all.unsafe_offset((unit * width + w) * channels)
+
+                @always_inline
+                def block[W: Int](c: Int) {imm}:
+                    var total = SIMD[Acc, W](0)
+                    for t in range(count):
+                        total += (
+                            load_part[W](
+                                dy.unsafe_offset(Int(at[unsafe_offset=t])),
+                                c,
+                                channels,
+                            ).cast[Acc]()
+                            * scale[unsafe_offset=t]
+                        )
+                    store_part(dx, c, channels, total.cast[dtype]())
+
+                var c = 0
+                while c + 4 * V <= channels:
+                    block[4 * V](c)
+                    c += 4 * V
+                while c < channels:
+                    block[V](c)
+                    c += V
+        _ = at_list^
+        _ = scale_list^
+        _ = w_scale_list^
+
+    var units = Int(p.batch) * Int(p.d.input) * Int(p.h.input)
+    for_each_share(share, units, smallest_share(p.input_size(), units))
