@@ -10,10 +10,13 @@ from typing import Any
 
 import torch
 from max.graph import (
+    AlgebraicDim,
     DeviceRef,
+    Dim,
     Graph,
     KernelLibrary,
     Module,
+    SymbolicDim,
     TensorType,
     TensorValue,
     ops,
@@ -168,6 +171,7 @@ class GraphBuilder:
         placeholders = [node for node in nodes if node.op == "placeholder"]
         specs: list[InputSpec] = []
         types: list[TensorType] = []
+        shapes: list[list[Dim]] = []
         tensor_nodes: list[Node] = []
         for position, node in enumerate(placeholders):
             value = node.meta.get("val")
@@ -176,14 +180,22 @@ class GraphBuilder:
             order = dense_order(value) or contiguous_order(value.dim())
             specs.append(InputSpec(position, value.dtype, order, value.device))
             shape = [max_dim(value.shape[dim]) for dim in order]
-            types.append(TensorType(max_dtype(value.dtype), shape, device_ref(value.device)))
+            shapes.append(shape)
+            # A signature takes names, no expressions: an extent like s0 - 2 enters as a name and is bound inside.
+            named = [
+                SymbolicDim(f"extent_{position}_{axis}") if isinstance(dim, AlgebraicDim) else dim
+                for axis, dim in enumerate(shape)
+            ]
+            types.append(TensorType(max_dtype(value.dtype), named, device_ref(value.device)))
             tensor_nodes.append(node)
         graph_layout.record_layout_changes(self.layout_changes)
         graph = Graph(self.name, input_types=types, kernel_library=self.kernels, module=self.module)
         try:
             with graph:
-                for node, spec, value in zip(tensor_nodes, specs, graph.inputs, strict=True):
+                for node, spec, shape, value in zip(tensor_nodes, specs, shapes, graph.inputs, strict=True):
                     tensor = value.tensor
+                    if any(isinstance(dim, AlgebraicDim) for dim in shape):
+                        tensor = ops.rebind(tensor, shape)
                     if spec.device != device:
                         tensor = ops.transfer_to(tensor, self.device)
                     self.values[node] = GraphTensor(tensor, spec.order)
@@ -257,9 +269,7 @@ class GraphBuilder:
             return {key: self._resolve(item) for key, item in arg.items()}
         return arg
 
-    def _outputs(
-        self, output: Node, placeholders: Sequence[Node]
-    ) -> tuple[list[OutputSpec], list[TensorValue]]:
+    def _outputs(self, output: Node, placeholders: Sequence[Node]) -> tuple[list[OutputSpec], list[TensorValue]]:
         positions = {node: position for position, node in enumerate(placeholders)}
         specs: list[OutputSpec] = []
         results: list[TensorValue] = []
@@ -318,9 +328,7 @@ def _is_used(node: Node) -> bool:
     return any(user.op != "output" for user in node.users)
 
 
-def _call(
-    registration: Registration, context: LoweringContext, args: Sequence[Any], kwargs: dict[str, Any]
-) -> Any:
+def _call(registration: Registration, context: LoweringContext, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if registration.layout is Layout.RAW:
         return registration.build(context, *args, **kwargs)
     if registration.layout is Layout.LOGICAL:

@@ -73,9 +73,7 @@ def compile_graph(
         DeviceUnavailableError: MAX does not have the graph's device.
     """
     gm = hoist_draws(gm)
-    host_ops = [
-        str(node.target) for node in gm.graph.nodes if node.op == "call_function" and is_host_node(node)
-    ]
+    host_ops = [str(node.target) for node in gm.graph.nodes if node.op == "call_function" and is_host_node(node)]
     refused: dict[str, str] = {}
     while True:
         found = refusals(gm, refused)
@@ -135,9 +133,7 @@ def _assemble(
             piece,
             f"{name}_{len(added)}",
             free_outputs=_free_in_piece(node, pieces, free_outputs),
-            static_inputs=frozenset(
-                i for i, arg in enumerate(node.args) if placeholders.get(arg, -1) in static_inputs
-            ),
+            static_inputs=frozenset(i for i, arg in enumerate(node.args) if placeholders.get(arg, -1) in static_inputs),
         )
         added.append(executable)
         setattr(pieces, str(node.target), executable)
@@ -151,8 +147,7 @@ def _free_in_piece(call: Node, pieces: GraphModule, free_outputs: frozenset[int]
 
     def is_free(node: Node) -> bool:
         return all(
-            user.op == "output"
-            and all(number in free_outputs for number, value in enumerate(leaving) if value is node)
+            user.op == "output" and all(number in free_outputs for number, value in enumerate(leaving) if value is node)
             for user in node.users
         )
 

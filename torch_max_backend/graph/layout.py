@@ -170,9 +170,7 @@ def set_current_node(name: str) -> None:
 
 
 def _note_layout_change(tensor: GraphTensor, target: Order) -> None:
-    _layout_changes.append(
-        LayoutChange(tuple(str(dim) for dim in tensor.shape), tensor.order, target, _current_node)
-    )
+    _layout_changes.append(LayoutChange(tuple(str(dim) for dim in tensor.shape), tensor.order, target, _current_node))
 
 
 def common_order(tensors: Sequence[GraphTensor], rank: int) -> Order:

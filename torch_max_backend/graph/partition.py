@@ -42,9 +42,7 @@ def refusals(gm: GraphModule, refused: Mapping[str, str]) -> dict[str, Refusal]:
             continue
         reason = refused.get(node.name) or unsupported_reason(node, device)
         if reason is not None:
-            found[node.name] = Refusal(
-                node.name, op_name(node), describe_arguments(node), reason, user_line(node)
-            )
+            found[node.name] = Refusal(node.name, op_name(node), describe_arguments(node), reason, user_line(node))
     return found
 
 

@@ -72,21 +72,21 @@ def is_draw(node: Node) -> bool:
 def hoist_draws(gm: GraphModule) -> GraphModule:
     """Replaces shape-only random ops by draws at the front of the graph; ``gm`` is changed and returned."""
     graph = gm.graph
-    anchor = next((node for node in graph.nodes if node.op != "placeholder"), None)
+    # Every draw goes behind the one before it; the first behind the arguments.
+    last = next((node for node in reversed(graph.nodes) if node.op == "placeholder"), graph._root)
     for node in list(graph.nodes):
         if node.op != "call_function" or not is_random(node):
             continue
         if node.target in _FROM_SHAPE and _is_concrete(node):
-            if anchor is not node:
-                anchor.prepend(node)
-            else:
-                anchor = node.next
+            if node.prev is not last:
+                last.append(node)
+            last = node
             continue
         if node.target not in _LIKE or not _is_concrete(node):
             break
         if node.target is aten.native_dropout.default and node.args[2] is False:
             continue
-        _replace_by_draw(node, anchor)
+        last = _replace_by_draw(node, last)
     graph.eliminate_dead_code()
     graph.lint()
     gm.recompile()
@@ -107,7 +107,8 @@ def _holds_node(arg: Any) -> bool:
     return isinstance(arg, (Node, torch.SymInt, torch.SymFloat))
 
 
-def _replace_by_draw(node: Node, anchor: Node) -> None:
+def _replace_by_draw(node: Node, last: Node) -> Node:
+    """Puts the draw for ``node`` behind ``last`` and returns it."""
     graph = node.graph
     source = node.args[0]
     fake = source.meta["val"]
@@ -119,13 +120,13 @@ def _replace_by_draw(node: Node, anchor: Node) -> None:
         fake.device,
         *node.args[1:],
     )
-    with graph.inserting_before(anchor):
+    with graph.inserting_after(last):
         drawn = graph.call_function(draw, arguments, dict(node.kwargs))
     drawn.meta = dict(node.meta)
     if node.target is not aten.native_dropout.default:
         node.replace_all_uses_with(drawn)
         graph.erase_node(node)
-        return
+        return drawn
     result, mask = node.meta["val"]
     drawn.meta["val"] = mask
     probability = float(node.args[1])
@@ -139,3 +140,4 @@ def _replace_by_draw(node: Node, anchor: Node) -> None:
         user.replace_all_uses_with(scaled if user.args[1] == 0 else drawn)
         graph.erase_node(user)
     graph.erase_node(node)
+    return drawn
