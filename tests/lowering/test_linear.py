@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.harness import Batch, Case, batch_fixture, gradients, integers, parametrize, randn, recipe, trace
+from torch_max_backend import lowering
 from torch_max_backend.graph.unit import CompilationUnit
 
 aten = torch.ops.aten
@@ -60,6 +61,7 @@ def test_case(case: Case, batch: Batch) -> None:
 
 def test_a_training_step_of_a_linear_layer_copies_no_matrix() -> None:
     x, w, b = torch.randn(8, 6), torch.randn(5, 6), torch.randn(5)
+    lowering.load_all()
     unit = CompilationUnit("linear")
     unit.add(trace(gradients(F.linear), [x, w, b]), "linear")
     text = str(unit.graphs[0].graph)

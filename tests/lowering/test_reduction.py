@@ -8,6 +8,7 @@ import torch
 
 from tests.harness import Batch, Case, batch_fixture, gradients, integers, parametrize, randn, recipe, trace
 from tests.lowering.test_pointwise import channels_last, flags, values
+from torch_max_backend import lowering
 from torch_max_backend.graph.unit import CompilationUnit
 
 aten = torch.ops.aten
@@ -131,6 +132,7 @@ def test_case(case: Case, batch: Batch) -> None:
 
 def test_neighbouring_axes_are_reduced_at_once() -> None:
     x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    lowering.load_all()
     unit = CompilationUnit("merged")
     unit.add(trace(lambda x: x.sum((0, 2, 3)), [x]), "merged")
     text = str(unit.graphs[0].graph)
