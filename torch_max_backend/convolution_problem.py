@@ -183,8 +183,7 @@ class ConvolutionProblem:
                 )
         small = _leading_ones(input_shape[2:])
         large = tuple(
-            (small[i] - 1) * strides[i] - 2 * pads[i] + dilations[i] * (filters[i] - 1) + 1 + extra[i]
-            for i in range(3)
+            (small[i] - 1) * strides[i] - 2 * pads[i] + dilations[i] * (filters[i] - 1) + 1 + extra[i] for i in range(3)
         )
         for axis, value in zip(_AXES, large, strict=True):
             if isinstance(value, int) and value < 0:
@@ -337,9 +336,7 @@ def _check_at_least(name: str, values: Sequence[int], least: int) -> None:
         raise ValueError(f"{name} = {tuple(values)}; rule: every value is at least {least}")
 
 
-def _output_extent(
-    axis: str, extent: IntLike, taps: int, stride: int, dilation: int, left: int, right: int
-) -> IntLike:
+def _output_extent(axis: str, extent: IntLike, taps: int, stride: int, dilation: int, left: int, right: int) -> IntLike:
     window = dilation * (taps - 1) + 1
     padded = extent + left + right
     if isinstance(padded, int) and padded < window:

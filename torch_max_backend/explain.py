@@ -66,9 +66,7 @@ class Explanation:
     def print(self, console: Console | None = None) -> None:
         """Prints a table of the graphs and one of what stays in PyTorch."""
         console = console or Console()
-        table = Table(
-            "graph", "aten ops in MAX", "MAX graphs", "in PyTorch", "draws, sizes", "layout changes"
-        )
+        table = Table("graph", "aten ops in MAX", "MAX graphs", "in PyTorch", "draws, sizes", "layout changes")
         for graph in self.graphs:
             table.add_row(
                 graph.name, str(sum(graph.max_ops.values())), str(graph.max_graphs), str(len(graph.refusals)),
@@ -133,9 +131,7 @@ def explain(model: Callable[..., Any], *inputs: Any, quiet: bool = False, **keyw
                 inputs,
             )
             results = torch.compile(model, backend=backend.max_backend)(*arguments, **keywords)
-            wanting = [
-                leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
-            ]
+            wanting = [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
             if wanting:
                 torch.autograd.backward([leaf.sum() for leaf in wanting])
     finally:

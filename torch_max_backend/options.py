@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, get_args, get_type_hints
-
-from typing_extensions import Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 from torch_max_backend.errors import OptionError
 
@@ -37,7 +35,5 @@ class Options:
         for name, value in given.items():
             allowed = get_args(hints[name])
             if value not in allowed:
-                raise OptionError(
-                    f"option {name}={value!r}: expected one of {', '.join(map(repr, allowed))}"
-                )
+                raise OptionError(f"option {name}={value!r}: expected one of {', '.join(map(repr, allowed))}")
         return Options(**given)

@@ -83,9 +83,7 @@ class Problem:
             "y": (self.n, 1, self.p, self.q, self.k),
         }
         if integers:
-            return {
-                name: torch.randint(-2, 3, shape, device="cuda").to(dtype) for name, shape in shapes.items()
-            }
+            return {name: torch.randint(-2, 3, shape, device="cuda").to(dtype) for name, shape in shapes.items()}
         return {name: torch.randn(shape, device="cuda").to(dtype) for name, shape in shapes.items()}
 
 
@@ -128,9 +126,7 @@ def build(dtypes: list[str], passes: list[str], kernels: Path, dispatched: bool 
                 TensorType(DType.uint8, (result[2],), host),
                 TensorType(DType.uint8, (result[3],), host),
             ]
-            with Graph(
-                f"{passing}_{dtype}", input_types=inputs, module=module, custom_extensions=[kernels]
-            ) as graph:
+            with Graph(f"{passing}_{dtype}", input_types=inputs, module=module, custom_extensions=[kernels]) as graph:
                 values = [value.tensor for value in graph.inputs[:4]]
                 out = TensorType(DTYPES[dtype], result, device)
                 if dispatched:
@@ -191,9 +187,7 @@ def tunings(passing: str, problem: Problem, processors: int) -> list[tuple[int, 
     return result
 
 
-def check(
-    models: dict[str, Model], passing: str, dtype: str, problem: Problem, tuning: tuple[int, int]
-) -> list[str]:
+def check(models: dict[str, Model], passing: str, dtype: str, problem: Problem, tuning: tuple[int, int]) -> list[str]:
     """What is wrong, in words."""
     wrong = []
     for integers in (True, False):
@@ -249,9 +243,7 @@ def interleaved(calls: dict[str, Callable[[], Any]], rounds: int, repeats: int =
     }
 
 
-def measure(
-    models: dict[str, Model], passing: str, dtype: str, problem: Problem, sweep: bool
-) -> dict[str, Any]:
+def measure(models: dict[str, Model], passing: str, dtype: str, problem: Problem, sweep: bool) -> dict[str, Any]:
     tensors = problem.tensors(getattr(torch, dtype), integers=False)
     calls: dict[str, Callable[[], Any]] = {"cudnn": lambda: reference(passing, problem, tensors)}
     chosen = [AUTOMATIC]
@@ -283,14 +275,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--dtypes", default="bfloat16", help="of " + ", ".join(DTYPES))
     parser.add_argument("--passes", default=",".join(PASSES))
-    parser.add_argument(
-        "--problems", default="", help="regular expression that a timed problem's name must match"
-    )
+    parser.add_argument("--problems", default="", help="regular expression that a timed problem's name must match")
     parser.add_argument("--kernels", type=Path, default=ROOT / "kernels", help="Mojo package or .mojoc")
     parser.add_argument("--sweep", action="store_true", help="time every tile shape and split count")
-    parser.add_argument(
-        "--dispatched", action="store_true", help="the product's ops, not the forced Hopper ones"
-    )
+    parser.add_argument("--dispatched", action="store_true", help="the product's ops, not the forced Hopper ones")
     parser.add_argument("--no-check", action="store_true")
     parser.add_argument("--no-time", action="store_true")
     parser.add_argument("--output", type=Path, help="write results as JSON here")
@@ -301,9 +289,7 @@ def main() -> int:
     torch.backends.cudnn.benchmark = True
     dtypes, passes = args.dtypes.split(","), args.passes.split(",")
     session = InferenceSession(devices=[Accelerator()])
-    models = session.load_all(
-        build(dtypes, passes, args.kernels, args.dispatched), custom_extensions=[args.kernels]
-    )
+    models = session.load_all(build(dtypes, passes, args.kernels, args.dispatched), custom_extensions=[args.kernels])
     print(f"{len(models)} graphs compiled in {time.perf_counter() - began:.1f} s", flush=True)
 
     wrong: list[str] = []
@@ -312,9 +298,7 @@ def main() -> int:
         for dtype in dtypes:
             for passing in passes:
                 for problem in read("sm90_checks.json", ""):
-                    for tuning in (
-                        [AUTOMATIC] if args.dispatched else [AUTOMATIC, *tunings(passing, problem, 12)]
-                    ):
+                    for tuning in [AUTOMATIC] if args.dispatched else [AUTOMATIC, *tunings(passing, problem, 12)]:
                         found = check(models, passing, dtype, problem, tuning)
                         wrong += found
                         checked += 1

@@ -112,9 +112,7 @@ def regret(name: str, guessed: list[tuple[float, Sample]]) -> None:
             chosen[s.problem.name] = (guess, s)
     costs = {problem: s.us / s.best for problem, (_, s) in chosen.items()}
     worst = sorted(costs.items(), key=lambda item: -item[1])[:5]
-    print(
-        f"{name}: {statistics.geometric_mean(costs.values()):.3f} of the best tile's time in the mean; worst:"
-    )
+    print(f"{name}: {statistics.geometric_mean(costs.values()):.3f} of the best tile's time in the mean; worst:")
     for problem, cost in worst:
         print(f"  {problem} {cost:.3f} shape {chosen[problem][1].shape} splits {chosen[problem][1].splits}")
 

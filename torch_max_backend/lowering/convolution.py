@@ -139,5 +139,3 @@ def convolution_backward(
     if mask[2]:
         grad_bias = GraphTensor.contiguous(channel_sum(dy))
     return grad_input, grad_weight, grad_bias
-
-

@@ -155,9 +155,7 @@ def avg_pool(
     return view.take(kernels.avg_pool_fprop(view.show(x), _problem(rank, ctx.arg_meta(0), *rest)))
 
 
-@lowering(
-    aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default, layout=Layout.RAW, supports=_supports
-)
+@lowering(aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default, layout=Layout.RAW, supports=_supports)
 def avg_pool_backward(
     ctx: LoweringContext,
     grad: GraphTensor,
@@ -186,9 +184,7 @@ def adaptive_avg_pool(ctx: LoweringContext, x: GraphTensor, output_size: Sequenc
     """Averages over windows that cover the input evenly."""
     rank = _rank(ctx)
     view = _View(x, rank)
-    return view.take(
-        kernels.adaptive_avg_pool_fprop(view.show(x), _adaptive(rank, ctx.arg_meta(0), output_size))
-    )
+    return view.take(kernels.adaptive_avg_pool_fprop(view.show(x), _adaptive(rank, ctx.arg_meta(0), output_size)))
 
 
 @lowering(
@@ -217,9 +213,7 @@ def adaptive_max_pool(
     """Maxima over windows that cover the input evenly, and their indices."""
     rank = _rank(ctx)
     view = _View(x, rank)
-    y, indices = kernels.adaptive_max_pool_fprop(
-        view.show(x), _adaptive(rank, ctx.arg_meta(0), output_size)
-    )
+    y, indices = kernels.adaptive_max_pool_fprop(view.show(x), _adaptive(rank, ctx.arg_meta(0), output_size))
     return view.take(y), view.take(indices)
 
 

@@ -126,9 +126,7 @@ class _Output:
         self.constant = spec.constant
         rank = len(spec.order)
         self.inverse = (
-            None
-            if spec.order == contiguous_order(rank)
-            else tuple(spec.order.index(dim) for dim in range(rank))
+            None if spec.order == contiguous_order(rank) else tuple(spec.order.index(dim) for dim in range(rank))
         )
 
     def tensor(self, results: Sequence[Buffer], args: Sequence[Any]) -> Any:

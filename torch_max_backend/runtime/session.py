@@ -35,9 +35,7 @@ def max_device(device: torch.device) -> Device:
     if device.type == "cpu":
         return CPU()
     if device.type != "cuda":
-        raise DeviceUnavailableError(
-            f"device {device}: MAX drives 'cpu' and 'cuda' devices, not {device.type!r}"
-        )
+        raise DeviceUnavailableError(f"device {device}: MAX drives 'cpu' and 'cuda' devices, not {device.type!r}")
     index = device.index or 0
     count = accelerator_count()
     if index >= count:
