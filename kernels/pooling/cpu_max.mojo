@@ -29,9 +29,7 @@ comptime NOWHERE = Int32.MAX
 
 
 @always_inline
-def _is_nan[
-    dtype: DType, V: Int, //
-](v: SIMD[dtype, V]) -> SIMD[DType.bool, V]:
+def _is_nan[dtype: DType, V: Int, //](v: SIMD[dtype, V]) -> SIMD[DType.bool, V]:
     # `ne` is an ordered comparison, false for NaN.
     return ~v.eq(v)
 
@@ -45,7 +43,8 @@ def _take_better[
     value: SIMD[Acc, V],
     at: SIMD[DType.int32, V],
 ):
-    """Keeps of two candidates the one that a scan of the plane in order would have ended with."""
+    """Keeps of two candidates the one that a scan of the plane in order would have ended with.
+    """
     var wins = (
         value.gt(best)
         | (value.eq(best) & at.lt(place))
@@ -84,9 +83,7 @@ def max_pool_fprop_planes[
     )
 
     def share(first: Int, end: Int) {imm}:
-        var values_storage = List[Scalar[Acc]](
-            length=room, fill=neg_inf[Acc]()
-        )
+        var values_storage = List[Scalar[Acc]](length=room, fill=neg_inf[Acc]())
         var places_storage = List[Int32](length=room, fill=NOWHERE)
         var padded_values = pointer_to(values_storage)
         var padded_places = pointer_to(places_storage)
@@ -144,9 +141,9 @@ def max_pool_fprop_planes[
                 places[unsafe_offset=j] = NOWHERE
 
             # The best column of every window.
-            var out = unit * out_width
-            var y_row = y.unsafe_offset(out if store_values else 0)
-            var indices_row = indices.unsafe_offset(out)
+            var first_output = unit * out_width
+            var y_row = y.unsafe_offset(first_output if store_values else 0)
+            var indices_row = indices.unsafe_offset(first_output)
             if vectors:
                 var ow = 0
                 while ow < out_width:
@@ -170,15 +167,13 @@ def max_pool_fprop_planes[
                                 padded_places, 2 * ow + k * dilation
                             )
                         comptime if offsets:
-                            at = at.eq(
-                                SIMD[DType.int32, V](NOWHERE)
-                            ).select(at, at + Int32(k))
+                            at = at.eq(SIMD[DType.int32, V](NOWHERE)).select(
+                                at, at + Int32(k)
+                            )
                         _take_better[V](best, place, value, at)
                     comptime if store_values:
                         store_part(y_row, ow, out_width, best.cast[dtype]())
-                    store_part(
-                        indices_row, ow, out_width, place.cast[index]()
-                    )
+                    store_part(indices_row, ow, out_width, place.cast[index]())
                     ow += V
             else:
                 for ow in range(out_width):
@@ -221,7 +216,8 @@ comptime CLEARED_TOGETHER = 4096
 def max_pool_dgrad_scatter[
     dtype: DType, index: DType, *, offsets: Bool
 ](dx: Data[dtype], dy: Data[dtype], indices: Data[index], p: PoolingProblem):
-    """The scattering form, one plane (C = 1) or one block of channels at a time."""
+    """The scattering form, one plane (C = 1) or one block of channels at a time.
+    """
     comptime Acc = accumulator[dtype]
     comptime V = lanes[dtype]
     comptime in_place = dtype == Acc
@@ -318,7 +314,8 @@ def _scatter[
     depth: Int,
     pitch: Int,
 ):
-    """Adds each dy where its entry points: into `sums`, `pitch` apart from pixel to pixel."""
+    """Adds each dy where its entry points: into `sums`, `pitch` apart from pixel to pixel.
+    """
     var channels = Int(p.channels)
     var plane = p.input_plane()
     var deltas = taps.unsafe_ptr()
@@ -344,9 +341,7 @@ def _scatter[
             for o in range(p.output_plane()):
                 var pixel = Int(indices[unsafe_offset=o])
                 if UInt(pixel) < UInt(plane):
-                    sums[unsafe_offset=pixel] += dy[unsafe_offset=o].cast[
-                        Acc
-                    ]()
+                    sums[unsafe_offset=pixel] += dy[unsafe_offset=o].cast[Acc]()
             return
     var o = 0
     for od in range(Int(p.d.output)):
@@ -383,7 +378,5 @@ def _round[
     comptime V = lanes[dtype]
     var at = 0
     while at < length:
-        store_part(
-            dx, at, length, load_part[V](sums, at, length).cast[dtype]()
-        )
+        store_part(dx, at, length, load_part[V](sums, at, length).cast[dtype]())
         at += V

@@ -60,9 +60,12 @@ CASES = [
     *(Case(f"avg_{name}_channels_last", gradients(lambda x, pool=pool, window=window: pool(x, **window)),
            recipe(_channels_last(randn(*shape))), length=27)
       for name, pool, shape, window in AVG[1::4]),
-    *(Case(f"avg_3d_{dtype}", gradients(lambda x: F.avg_pool3d(x, **AVG[4][3])),
-           recipe(randn(1, 3, 6, 7, 8, dtype=dtype)), length=27)
-      for dtype in (torch.bfloat16, torch.float16, torch.float64)),
+    # Eager PyTorch has no 3-D average pooling of the narrow floats on a CPU to compare with.
+    *(Case(f"avg_2d_{dtype}", gradients(lambda x: F.avg_pool2d(x, **AVG[1][3])),
+           recipe(randn(2, 4, 11, 12, dtype=dtype)), length=9)
+      for dtype in (torch.bfloat16, torch.float16)),
+    Case("avg_3d_float64", gradients(lambda x: F.avg_pool3d(x, **AVG[4][3])),
+         recipe(randn(1, 3, 6, 7, 8, dtype=torch.float64)), length=27),
     Case("adaptive_avg", gradients(lambda x: F.adaptive_avg_pool2d(x, (3, 5))), recipe(randn(2, 3, 7, 11)),
          length=12),
     Case("adaptive_avg_one", gradients(lambda x: F.adaptive_avg_pool2d(x, 1)), recipe(randn(2, 3, 7, 11)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -54,3 +55,31 @@ def as_strided(ctx: LoweringContext, x: GraphTensor, *geometry: Any) -> GraphTen
         raise CannotLower("as_strided of a tensor that is not dense")
     shape = ctx.out_shape()
     return GraphTensor(ops.reshape(x.to_order(source).value, [shape[dim] for dim in order]), order)
+
+
+def _replaces_memory(node: Node) -> str | None:
+    """``as_strided_scatter`` is a relabelling where the new values cover all of a dense tensor."""
+    target, values, size, stride = (arg.meta["val"] if isinstance(arg, Node) else arg for arg in node.args[:4])
+    offset = node.args[4] if len(node.args) > 4 else node.kwargs.get("storage_offset")
+    view = torch.empty_strided(size, stride, device="meta") if _are_ints([*size, *stride]) else None
+    covers = view is not None and dense_order(view) is not None and dense_order(target) is not None
+    if covers and target.numel() == values.numel() and not offset:
+        return None
+    return "as_strided_scatter that does not replace the whole of a dense tensor"
+
+
+def _are_ints(sizes: Sequence[Any]) -> bool:
+    return all(isinstance(size, int) for size in sizes)
+
+
+@lowering(aten.as_strided_scatter.default, layout=Layout.RAW, supports=_replaces_memory)
+def as_strided_scatter(
+    ctx: LoweringContext, x: GraphTensor, values: GraphTensor, size: Sequence[int], stride: Sequence[int], *rest: Any
+) -> GraphTensor:
+    """The new values, laid over the tensor's memory from its first element to its last."""
+    source = dense_order(torch.empty_strided(size, stride, device="meta"))
+    order = dense_order(ctx.arg_meta(0))
+    if source is None or order is None:
+        raise CannotLower("as_strided_scatter into a tensor that is not dense")
+    shape = ctx.out_shape()
+    return GraphTensor(ops.reshape(values.to_order(source).value, [shape[dim] for dim in order]), order)
