@@ -49,6 +49,11 @@ def _state(model: nn.Module) -> dict[str, torch.Tensor]:
     return gradients | {f"buffer {name}": buffer for name, buffer in model.named_buffers()}
 
 
+def _strides(tensor: torch.Tensor) -> list[int]:
+    """The strides that mean something: a unit dimension may carry any."""
+    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+
+
 def _assert_near(name: str, got: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor) -> None:
     """No further from float64 than eager is, with a margin for another order of summation."""
     assert got.shape == eager.shape and got.dtype == eager.dtype, name
@@ -86,7 +91,7 @@ def test_a_training_step_and_evaluation(job: Job) -> None:
         reference, wide = _state(eager), _state(truth)
         for name, got in _state(ours).items():
             _assert_near(name, got, reference[name], wide[name])
-            assert got.stride() == reference[name].stride(), name
+            assert _strides(got) == _strides(reference[name]), name
         with torch.no_grad():
             for model in (ours, eager, truth):
                 model.eval()
