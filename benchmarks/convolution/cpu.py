@@ -26,7 +26,7 @@ from max.graph import DeviceRef, Dim, Graph, TensorType
 
 from torch_max_backend.convolution_problem import ConvolutionProblem, Pass
 from torch_max_backend.mojo_ops import KERNELS_PATH
-from torch_max_backend.mojo_ops.convolution import conv_with_geometry, geometry_values
+from torch_max_backend.mojo_ops.convolution import GEOMETRY_LENGTH, conv_with_geometry, geometry_values
 
 HERE = Path(__file__).resolve().parent
 PASSES = ("forward", "grad_input", "grad_weight")
@@ -39,7 +39,7 @@ def compile_pass(pass_: Pass, dtype: DType, session: InferenceSession) -> Any:
     first, second, result = OPERANDS[pass_]
     host = DeviceRef.CPU()
     types = [TensorType(dtype, [Dim(letter) for letter in LETTERS[name]], host) for name in (first, second, result)]
-    types.append(TensorType(DType.int64, [11], host))
+    types.append(TensorType(DType.int64, [GEOMETRY_LENGTH], host))
     with Graph(pass_.value, input_types=types, custom_extensions=[KERNELS_PATH]) as graph:
         a, b, like, geometry = (value.tensor for value in graph.inputs)
         graph.output(conv_with_geometry(pass_.value, a, b, geometry, like.shape))

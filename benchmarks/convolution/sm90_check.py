@@ -73,7 +73,7 @@ class Problem:
 
     def geometry(self) -> torch.Tensor:
         each = [1, self.stride, self.stride, 1, self.dilation, self.dilation, 0, self.padding, self.padding]
-        return torch.tensor([*each, 1, WORKSPACE_LIMIT], dtype=torch.int64)
+        return torch.tensor([*each, 1, WORKSPACE_LIMIT, 0], dtype=torch.int64)
 
     def tensors(self, dtype: torch.dtype, integers: bool) -> dict[str, torch.Tensor]:
         """x, w and y in the kernels' layouts, the middle extents of depth 1 included."""
@@ -121,7 +121,7 @@ def build(dtypes: list[str], passes: list[str], kernels: Path, dispatched: bool 
             result = DIMS[RESULT[passing]]
             inputs = [
                 *operands,
-                TensorType(DType.int64, (11,), host),
+                TensorType(DType.int64, (12,), host),
                 TensorType(DType.int64, (2,), host),
                 TensorType(DType.uint8, (result[2],), host),
                 TensorType(DType.uint8, (result[3],), host),

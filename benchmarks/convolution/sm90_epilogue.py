@@ -42,7 +42,7 @@ def build(problem: Problem, module: Module, kernels: Path) -> None:
     x = TensorType(dtype, ("n", 1, problem.h, problem.w, problem.c), device)
     w = TensorType(dtype, (problem.k, 1, problem.r, problem.s, problem.c), device)
     y = TensorType(dtype, ("n", 1, problem.p, problem.q, problem.k), device)
-    geometry = TensorType(DType.int64, (11,), host)
+    geometry = TensorType(DType.int64, (12,), host)
 
     def graph(name: str, inputs: list[TensorType]) -> Graph:
         full = f"{name}_{problem.name}"

@@ -13,13 +13,20 @@ from .cpu.channelwise import (
     channelwise_cpu,
     channelwise_wgrad_cpu,
 )
+from .cpu.grouped_wgrad import (
+    grouped_wgrad_can_implement,
+    grouped_wgrad_cpu,
+)
 from .cpu.implicit_gemm import implicit_gemm_can_implement, implicit_gemm_cpu
 from .cpu.wgrad import wgrad_gemm_can_implement, wgrad_gemm_cpu
+from .gpu.block_gather import block_gather_gpu
+from .gpu.block_wgrad import block_wgrad_gpu
 from .gpu.depthwise import (
     depthwise_gather_gpu,
     depthwise_gpu_can_implement,
     depthwise_wgrad_gpu,
 )
+from .gpu.pipeline import block_can_implement, blocks_compile
 from .gpu.tiled import tiled_can_implement, tiled_gather_gpu, tiled_wgrad_gpu
 from .problem import ConvolutionProblem
 from .sm90 import dispatch as sm90
@@ -48,6 +55,9 @@ def run_cpu[
             if not channelwise_can_implement[dtype, group](problem):
                 channelwise_wgrad_cpu[dtype, group](result, a, b, problem)
                 return
+        if not grouped_wgrad_can_implement[dtype](problem):
+            grouped_wgrad_cpu[dtype](result, a, b, problem)
+            return
         if not wgrad_gemm_can_implement[dtype](problem):
             wgrad_gemm_cpu[dtype](result, a, b, problem)
             return
@@ -90,6 +100,13 @@ def run_gpu[
             else:
                 depthwise_gather_gpu[dtype, pass_](result, a, b, problem, ctx)
             return
+        comptime if blocks_compile():
+            if not block_can_implement[pass_](problem):
+                comptime if pass_ == WGRAD:
+                    block_wgrad_gpu[dtype](result, a, b, problem, ctx)
+                else:
+                    block_gather_gpu[dtype, pass_](result, a, b, problem, ctx)
+                return
         if not tiled_can_implement[dtype, pass_](problem):
             comptime if pass_ == WGRAD:
                 tiled_wgrad_gpu[dtype](result, a, b, problem, ctx)

@@ -1,8 +1,8 @@
 """Registrations of the convolution family: check the operands, then hand raw pointers to dispatch.
 
 Operands are channels-last and rank 5: x [N, D, H, W, C], w [K, T, R, S, C/G], y [N, O, P, Q, K]. `geometry` is a host
-tensor of GEOMETRY_LENGTH int64 values: strides, dilations and left pads (depth, height, width each), groups, and the
-most bytes of scratch memory that a kernel may use.
+tensor of GEOMETRY_LENGTH int64 values: strides, dilations and left pads (depth, height, width each), groups, the most
+bytes of scratch memory that a kernel may use, and whether float32 products may run in TF32 (0 or 1).
 """
 
 import extensibility
@@ -63,6 +63,7 @@ def _problem(
             pad_h=geometry[7],
             pad_w=geometry[8],
             workspace_limit=geometry[10],
+            allow_tf32=geometry[11] != 0,
         )
     )
 

@@ -8,7 +8,7 @@ right pads follow from the output extents, so they may differ from the left ones
 
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 
-comptime GEOMETRY_LENGTH = 11
+comptime GEOMETRY_LENGTH = 12
 
 
 @fieldwise_init
@@ -41,6 +41,8 @@ struct ConvolutionProblem(
     var pad_w: Int
     var workspace_limit: Int
     """Most bytes of scratch memory that a kernel may allocate."""
+    var allow_tf32: Bool
+    """Whether factors of float32 products may be rounded to 10 bits of mantissa (tensor cores of NVIDIA's GPUs)."""
 
     comptime device_type: AnyType = Self
 

@@ -22,6 +22,7 @@ from torch_max_backend.convolution_problem import ConvolutionProblem
 from torch_max_backend.mojo_ops import KERNELS_PATH
 from torch_max_backend.mojo_ops.convolution import (
     DEFAULT_WORKSPACE_LIMIT,
+    GEOMETRY_LENGTH,
     channel_sum,
     conv_dgrad,
     conv_fprop,
@@ -147,6 +148,8 @@ GEOMETRIES = [
     C("2d_groups_3", 2, 12, 18, (9, 9), (3, 3), padding=(1,), groups=3),
     C("2d_groups_of_four_channels", 2, 64, 64, (10, 9), (3, 3), padding=(1,), groups=16),
     C("2d_groups_of_eight_channels", 2, 48, 48, (13, 12), (5, 3), (2, 1), (2, 1), groups=6),
+    C("2d_groups_of_sixteen_channels", 2, 128, 96, (9, 8), (3, 2), (2, 1), (1, 2), (1, 2), groups=8),
+    C("3d_groups_of_thirty_two_channels", 1, 256, 40, (3, 5, 4), (2, 3, 1), padding=(1, 1, 0), groups=8),
     C("2d_depthwise", 2, 37, 37, (14, 13), (3, 3), padding=(1,), groups=37),
     C("2d_depthwise_stride_2", 2, 48, 48, (15, 16), (5, 5), (2,), (2,), groups=48),
     C("2d_depthwise_dilated", 1, 16, 16, (19, 20), (3, 3), padding=(3,), dilation=(3,), groups=16),
@@ -169,6 +172,7 @@ NARROW = [
         "2d_stride_2",
         "2d_groups_3",
         "2d_groups_of_four_channels",
+        "2d_groups_of_sixteen_channels",
         "2d_depthwise",
         "3d",
         "no_workspace",
@@ -194,7 +198,7 @@ def build(dtypes: list[torch.dtype], device: DeviceRef) -> Graph:
     for name in (DTYPES[dtype].name for dtype in dtypes):
         for letters in (("n", *"dhw", "c"), ("k", *"trs", "j"), ("n", *"opq", "k")):
             types.append(TensorType(DType[name], [Dim(f"{letter}_{name}") for letter in letters], device))
-        types.append(TensorType(DType.int64, [11], DeviceRef.CPU()))
+        types.append(TensorType(DType.int64, [GEOMETRY_LENGTH], DeviceRef.CPU()))
     with Graph("convolutions", input_types=types, custom_extensions=[KERNELS_PATH]) as graph:
         results = []
         values = [value.tensor for value in graph.inputs]

@@ -16,6 +16,7 @@ from torch_max_backend.bench.epilogue import Epilogue
 from torch_max_backend.bench.task import MemoryLayout, Tolerance, draw, summation_tolerance
 from torch_max_backend.convolution_problem import ConvolutionProblem, Pass
 from torch_max_backend.dtypes import TORCH_TO_MAX
+from torch_max_backend.lowering.convolution import allows_tf32
 from torch_max_backend.mojo_ops.convolution import geometry_values
 
 aten = torch.ops.aten
@@ -136,7 +137,7 @@ class ConvolutionTask:
 
     def ours(self, inputs: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
         p = self.problem
-        geometry = geometry_values(p.stride, p.padding, p.dilation, p.groups).tolist()
+        geometry = geometry_values(p.stride, p.padding, p.dilation, p.groups, allow_tf32=allows_tf32()).tolist()
         operands = [self._physical(tensor) if tensor.dim() > 1 else tensor for tensor in inputs]
         model = compiled.load(self.kernel, self.device)
         return compiled.bind(model, self.kernel, operands, geometry, self.sizes)

@@ -95,13 +95,26 @@ def _restored(value: TensorValue, spatial_rank: int) -> GraphTensor:
     return GraphTensor.from_channels_last(ops.reshape(value, [n, *spatial[3 - spatial_rank :], c]))
 
 
+def _arguments(problem: ConvolutionProblem) -> dict[str, Any]:
+    """The geometry, and the precision that PyTorch's setting for cuDNN asks for while the graph is compiled."""
+    return {**problem.arguments(), "allow_tf32": allows_tf32()}
+
+
+def allows_tf32() -> bool:
+    """``torch.backends.cudnn.allow_tf32``, or the newer setting where that one has been used."""
+    try:
+        return torch.backends.cudnn.allow_tf32
+    except RuntimeError:
+        return torch.backends.cudnn.conv.fp32_precision == "tf32"
+
+
 def _run(
     ctx: LoweringContext, problem: ConvolutionProblem, which: Pass, source: TensorValue, weight: TensorValue
 ) -> TensorValue:
     """fprop or dgrad of ``source`` (x or dy)."""
     if which is Pass.FPROP:
-        return conv_fprop(source, weight, output_size=ctx.dims(problem.output_size), **problem.arguments())
-    return conv_dgrad(source, weight, input_size=ctx.dims(problem.input_size), **problem.arguments())
+        return conv_fprop(source, weight, output_size=ctx.dims(problem.output_size), **_arguments(problem))
+    return conv_dgrad(source, weight, input_size=ctx.dims(problem.input_size), **_arguments(problem))
 
 
 @lowering(aten.convolution.default, layout=Layout.RAW, supports=_forward_supports)
@@ -134,7 +147,7 @@ def convolution_backward(
         grad_input = _restored(_run(ctx, problem, problem.grad_input_pass, dy, _filter(weight)), rank)
     if mask[1]:
         large, small = (dy, _activation(x)) if problem.transposed else (_activation(x), dy)
-        dw = conv_wgrad(large, small, filter_size=problem.filter_size, **problem.arguments())
+        dw = conv_wgrad(large, small, filter_size=problem.filter_size, **_arguments(problem))
         grad_weight = _restored(dw, rank)
     if mask[2]:
         grad_bias = GraphTensor.contiguous(channel_sum(dy))

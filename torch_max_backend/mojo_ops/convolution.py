@@ -2,7 +2,8 @@
 
 Layouts: x [N, D, H, W, C], w [K, T, R, S, C/groups], y [N, O, P, Q, K]; with fewer spatial axes the
 leading extents are 1. `padding` is the left padding: the right one follows from the output size, so it may
-differ. Every extent may be symbolic; what is known when the graph is built is checked then.
+differ. Every extent may be symbolic; what is known when the graph is built is checked then. `allow_tf32` lets float32
+products run on an NVIDIA GPU's tensor cores with factors of 10 mantissa bits, as cuDNN's do by default.
 """
 
 from collections.abc import Sequence
@@ -18,6 +19,9 @@ Triple = tuple[int, int, int]
 DEFAULT_WORKSPACE_LIMIT: int = 256 * 2**20
 """Most bytes of scratch memory that one convolution may use."""
 
+GEOMETRY_LENGTH: int = 12
+"""Values of the geometry operand."""
+
 _SUPPORTED = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
 
 
@@ -32,10 +36,11 @@ def conv_fprop(
     dilation: Triple = (1, 1, 1),
     groups: int = 1,
     workspace_limit: int = DEFAULT_WORKSPACE_LIMIT,
+    allow_tf32: bool = False,
 ) -> TensorValue:
     """y [N, O, P, Q, K]. Without `output_size` x's extents are static and right padding equals left."""
     _check_operands("conv_fprop", x=x, w=w)
-    geometry = _geometry(stride, padding, dilation, groups, workspace_limit)
+    geometry = _geometry(stride, padding, dilation, groups, workspace_limit, allow_tf32)
     _check_channels("conv_fprop", x.shape[4], w.shape[0], w.shape[4], groups)
     if output_size is None:
         output_size = [
@@ -59,10 +64,11 @@ def conv_dgrad(
     dilation: Triple = (1, 1, 1),
     groups: int = 1,
     workspace_limit: int = DEFAULT_WORKSPACE_LIMIT,
+    allow_tf32: bool = False,
 ) -> TensorValue:
     """dx [N, D, H, W, C] of the given (D, H, W): the gradient of x, or a transposed convolution's forward."""
     _check_operands("conv_dgrad", dy=dy, w=w)
-    geometry = _geometry(stride, padding, dilation, groups, workspace_limit)
+    geometry = _geometry(stride, padding, dilation, groups, workspace_limit, allow_tf32)
     channels = w.shape[4] * groups
     _check_channels("conv_dgrad", channels, w.shape[0], w.shape[4], groups)
     if isinstance(dy.shape[4], StaticDim) and isinstance(w.shape[0], StaticDim) and dy.shape[4] != w.shape[0]:
@@ -82,10 +88,11 @@ def conv_wgrad(
     dilation: Triple = (1, 1, 1),
     groups: int = 1,
     workspace_limit: int = DEFAULT_WORKSPACE_LIMIT,
+    allow_tf32: bool = False,
 ) -> TensorValue:
     """dw [K, T, R, S, C/groups] of the given (T, R, S)."""
     _check_operands("conv_wgrad", x=x, dy=dy)
-    geometry = _geometry(stride, padding, dilation, groups, workspace_limit)
+    geometry = _geometry(stride, padding, dilation, groups, workspace_limit, allow_tf32)
     if min(filter_size) < 1:
         raise ValueError(f"conv_wgrad: filter_size = {filter_size}; rule: every extent is at least 1")
     _check_channels("conv_wgrad", x.shape[4], dy.shape[4], None, groups)
@@ -141,7 +148,9 @@ def _check_channels(op: str, c: Dim, k: Dim, group_c: Dim | None, groups: int) -
         raise ValueError(f"{op}: w has {group_c} channels in each of {groups} groups; rule: C = {c} in total")
 
 
-def _geometry(stride: Triple, padding: Triple, dilation: Triple, groups: int, workspace_limit: int) -> TensorValue:
+def _geometry(
+    stride: Triple, padding: Triple, dilation: Triple, groups: int, workspace_limit: int, allow_tf32: bool
+) -> TensorValue:
     """The host operand that carries what the shapes don't, in the kernels' order."""
     for name, values, least in (("stride", stride, 1), ("dilation", dilation, 1), ("padding", padding, 0)):
         if min(values) < least:
@@ -149,7 +158,7 @@ def _geometry(stride: Triple, padding: Triple, dilation: Triple, groups: int, wo
     for name, value, least in (("groups", groups, 1), ("workspace_limit", workspace_limit, 0)):
         if value < least:
             raise ValueError(f"{name} = {value}; rule: at least {least}")
-    values = geometry_values(stride, padding, dilation, groups, workspace_limit)
+    values = geometry_values(stride, padding, dilation, groups, workspace_limit, allow_tf32)
     return ops.constant(values, DType.int64, device=DeviceRef.CPU())
 
 
@@ -159,9 +168,10 @@ def geometry_values(
     dilation: Triple,
     groups: int,
     workspace_limit: int = DEFAULT_WORKSPACE_LIMIT,
+    allow_tf32: bool = False,
 ) -> np.ndarray:
-    """The geometry operand's content, in the kernels' order."""
-    return np.array([*stride, *dilation, *padding, groups, workspace_limit], np.int64)
+    """The geometry operand's content, in the kernels' order: GEOMETRY_LENGTH values."""
+    return np.array([*stride, *dilation, *padding, groups, workspace_limit, allow_tf32], np.int64)
 
 
 def _output_extent(axis: str, extent: Dim, taps: Dim, stride: int, padding: int, dilation: int) -> int:

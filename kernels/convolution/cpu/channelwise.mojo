@@ -20,6 +20,8 @@ from ..gather import Axis, Phase, forward_phases, full_tap, gradient_phases
 
 # Pixels of one register tile.
 comptime TILE = 8
+# Bytes of source rows that stay in the L1 cache from one row of pixels to the next.
+comptime ROWS_BYTES = 96 * 1024
 
 
 def _members[width: Int, group: Int, member: Int]() -> IndexList[width]:
@@ -67,6 +69,16 @@ def _source_row(phase: Phase, row: Row, t: Int, r: Int) -> Int:
     if d < 0 or d >= phase.d.source or h < 0 or h >= phase.h.source:
         return -1
     return (row.n * phase.d.source + d) * phase.h.source + h
+
+
+def _block_channels[
+    dtype: DType
+](g: ConvolutionProblem, source_width: Int) -> Int:
+    """Channels that are taken together: the source rows of one row of pixels, and one more, stay in the L1 cache.
+    """
+    comptime width = simd_width_of[accumulation_type[dtype]]()
+    var bytes = (g.t * g.r + 1) * source_width * size_of[dtype]()
+    return max(1, ROWS_BYTES // max(1, bytes * width)) * width
 
 
 @always_inline
@@ -159,74 +171,51 @@ def _channels[
 ):
     """One row of pixels, channels [first, last) in steps of `width`."""
     var low, high = _inside(axis)
+
+    @always_inline
+    def part[tile: Int, checked: Bool](pixel: Int, c: Int) {imm}:
+        _pixels[dtype, width, group, tile, checked](
+            result,
+            result_pitch,
+            lines,
+            count,
+            zeros,
+            axis,
+            pixel,
+            c,
+            channels,
+        )
+
     for c in range(first, last, width):
         var pixel = 0
-        while pixel < axis.rows:
-            var left = axis.rows - pixel
-            if pixel >= low and pixel + TILE <= high:
-                _pixels[dtype, width, group, TILE, False](
-                    result,
-                    result_pitch,
-                    lines,
-                    count,
-                    zeros,
-                    axis,
-                    pixel,
-                    c,
-                    channels,
-                )
-                pixel += TILE
-            elif left >= TILE:
-                _pixels[dtype, width, group, TILE, True](
-                    result,
-                    result_pitch,
-                    lines,
-                    count,
-                    zeros,
-                    axis,
-                    pixel,
-                    c,
-                    channels,
-                )
+        # Before, inside and behind the pixels whose taps all lie in the source: a check costs as much as the product.
+        while pixel < low:
+            if pixel + 4 <= low:
+                part[4, True](pixel, c)
+                pixel += 4
+            else:
+                part[1, True](pixel, c)
+                pixel += 1
+        while pixel < high:
+            var left = high - pixel
+            if left >= TILE:
+                part[TILE, False](pixel, c)
                 pixel += TILE
             elif left >= 4:
-                _pixels[dtype, width, group, 4, True](
-                    result,
-                    result_pitch,
-                    lines,
-                    count,
-                    zeros,
-                    axis,
-                    pixel,
-                    c,
-                    channels,
-                )
+                part[4, False](pixel, c)
                 pixel += 4
             elif left >= 2:
-                _pixels[dtype, width, group, 2, True](
-                    result,
-                    result_pitch,
-                    lines,
-                    count,
-                    zeros,
-                    axis,
-                    pixel,
-                    c,
-                    channels,
-                )
+                part[2, False](pixel, c)
                 pixel += 2
             else:
-                _pixels[dtype, width, group, 1, True](
-                    result,
-                    result_pitch,
-                    lines,
-                    count,
-                    zeros,
-                    axis,
-                    pixel,
-                    c,
-                    channels,
-                )
+                part[1, False](pixel, c)
+                pixel += 1
+        while pixel < axis.rows:
+            if pixel + 4 <= axis.rows:
+                part[4, True](pixel, c)
+                pixel += 4
+            else:
+                part[1, True](pixel, c)
                 pixel += 1
 
 
@@ -241,9 +230,12 @@ def _result_row[
     lines: MutPointer[Line[dtype], MutUntrackedOrigin],
     phase: Phase,
     row: Row,
+    first_channel: Int,
+    last_channel: Int,
     channels: Int,
 ):
-    """Every pixel of one row of one phase."""
+    """Every pixel of one row of one phase, channels [first_channel, last_channel).
+    """
     comptime width = simd_width_of[accumulation_type[dtype]]()
     var count = 0
     for t in range(phase.d.taps):
@@ -268,12 +260,12 @@ def _result_row[
     ) * phase.w.out_extent + phase.w.out_first
     var target = result.unsafe_offset(pixel * channels)
     var pitch = phase.w.out_step * channels
-    var first = 0
+    var first = first_channel
     # Groups of several channels come in whole vectors only.
     comptime for size in [width, 4, 1]:
         comptime if group > 1 and size < width:
             break
-        var last = first + (channels - first) // size * size
+        var last = first + (last_channel - first) // size * size
         _channels[dtype, size, group](
             target, pitch, lines, count, zeros, phase.w, first, last, channels
         )
@@ -343,29 +335,39 @@ def channelwise_cpu[
     var step_h = phases[0].h.out_step
     var phases_h = min(step_h, extent_h)
     var phases_w = min(phases[0].w.out_step, phases[0].w.out_extent)
+    var block = _block_channels[dtype](g, phases[0].w.source)
 
     @always_inline
     def task(worker: Int) {imm}:
         var mine = lines.unsafe_offset(worker * most_lines)
         var rows = g.n * extent_d * extent_h
-        for index in range(
-            rows * worker // workers, rows * (worker + 1) // workers
-        ):
-            var h = index % extent_h
-            var d = index // extent_h % extent_d
-            var n = index // extent_h // extent_d
-            var first = ((d % step_d) * phases_h + h % step_h) * phases_w
-            for i in range(first, first + phases_w):
-                _result_row[dtype, group](
-                    result,
-                    source,
-                    packed.unsafe_offset(phases[i].filter_offset),
-                    zeros,
-                    mine,
-                    phases[i],
-                    Row(n, d // step_d, h // step_h),
-                    g.c,
-                )
+        var start = rows * worker // workers
+        var stop = rows * (worker + 1) // workers
+        while start < stop:
+            # The rows of one plane, for one block of channels after the other.
+            var end = min(stop, (start // extent_h + 1) * extent_h)
+            var d = start // extent_h % extent_d
+            var n = start // extent_h // extent_d
+            for c in range(0, g.c, block):
+                for index in range(start, end):
+                    var h = index % extent_h
+                    var first = (
+                        (d % step_d) * phases_h + h % step_h
+                    ) * phases_w
+                    for i in range(first, first + phases_w):
+                        _result_row[dtype, group](
+                            result,
+                            source,
+                            packed.unsafe_offset(phases[i].filter_offset),
+                            zeros,
+                            mine,
+                            phases[i],
+                            Row(n, d // step_d, h // step_h),
+                            c,
+                            min(g.c, c + block),
+                            g.c,
+                        )
+            start = end
 
     sync_parallelize(task, workers)
     lines.unsafe_free()
@@ -503,6 +505,8 @@ def _wgrad_row[
     lines: MutPointer[Line[dtype], MutUntrackedOrigin],
     phase: Phase,
     row: Row,
+    first_channel: Int,
+    last_channel: Int,
     channels: Int,
 ):
     comptime width = simd_width_of[accumulation_type[dtype]]()
@@ -522,11 +526,11 @@ def _wgrad_row[
         * phase.w.rows
         * channels
     )
-    var first = 0
+    var first = first_channel
     comptime for size in [width, 4, 1]:
         comptime if group > 1 and size < width:
             break
-        var last = first + (channels - first) // size * size
+        var last = first + (last_channel - first) // size * size
         _wgrad_channels[dtype, size, group](
             lines, count, dy_row, phase.w, first, last, channels
         )
@@ -546,6 +550,7 @@ def channelwise_wgrad_cpu[
         max(1, workers * size), alignment=64
     )
     var lines = unsafe_alloc[Line[dtype]](workers * g.t * g.r)
+    var block = _block_channels[dtype](g, g.w)
 
     @always_inline
     def task(worker: Int) {imm}:
@@ -553,12 +558,25 @@ def channelwise_wgrad_cpu[
         var mine = lines.unsafe_offset(worker * g.t * g.r)
         unsafe_memset_zero(sums, size)
         var rows = g.n * g.o * g.p
-        for index in range(
-            rows * worker // workers, rows * (worker + 1) // workers
-        ):
-            _wgrad_row[dtype, group](
-                sums, x, dy, mine, phase, _row(index, phase), g.c
-            )
+        var start = rows * worker // workers
+        var stop = rows * (worker + 1) // workers
+        while start < stop:
+            # The rows of one plane, for one block of channels after the other.
+            var end = min(stop, (start // g.p + 1) * g.p)
+            for c in range(0, g.c, block):
+                for index in range(start, end):
+                    _wgrad_row[dtype, group](
+                        sums,
+                        x,
+                        dy,
+                        mine,
+                        phase,
+                        _row(index, phase),
+                        c,
+                        min(g.c, c + block),
+                        g.c,
+                    )
+            start = end
 
     sync_parallelize(task, workers)
     var taps = g.taps()

@@ -59,9 +59,15 @@ def _vectors(columns: Int, width: Int) -> Int:
 
 
 def _block_rows(depth_bytes: Int, step: Int, rows: Int) -> Int:
-    var fit = BLOCK_BYTES // max(1, depth_bytes * step)
-    var granules = max(1, min(fit, min(rows, MAX_BLOCK_ROWS)) // ROW_GRANULE)
-    return granules * ROW_GRANULE
+    """Equal blocks: every block reads the whole filter, so a small last one would cost almost as much as the others.
+    """
+    var fit = max(
+        ROW_GRANULE,
+        min(BLOCK_BYTES // max(1, depth_bytes * step), MAX_BLOCK_ROWS),
+    )
+    # A quarter more than fits is better than one more block.
+    var blocks = max(1, ceildiv(4 * rows, 5 * fit))
+    return ceildiv(ceildiv(rows, blocks), ROW_GRANULE) * ROW_GRANULE
 
 
 @no_inline

@@ -57,33 +57,36 @@ def pack_forward[
         (group * kg + first_vector * width) * pitch
         + full_tap(g, phase, tap) * cg
     )
+    var full = min(vectors, (kg - first_vector * width) // width)
+    var c = 0
+    # Channels outside, so that the panel is written from front to back.
+    while c + width <= cg:
+        for v in range(full):
+            var block = Array[SIMD[acc_type, width], width](fill=0)
+            var base = source.unsafe_offset(v * width * pitch + c)
+            comptime for i in range(width):
+                block[i] = (
+                    base.unsafe_offset(i * pitch)
+                    .unsafe_load[width=width]()
+                    .cast[acc_type]()
+                )
+            transpose[acc_type, width](block)
+            comptime for i in range(width):
+                packed.unsafe_offset(
+                    (c + i) * columns + v * width
+                ).unsafe_store(block[i])
+        c += width
     for v in range(vectors):
         var left = min(width, kg - (first_vector + v) * width)
-        var base = source.unsafe_offset(v * width * pitch)
-        var target = packed.unsafe_offset(v * width)
-        var c = 0
-        if left == width:
-            while c + width <= cg:
-                var block = Array[SIMD[acc_type, width], width](fill=0)
-                comptime for i in range(width):
-                    block[i] = (
-                        base.unsafe_offset(i * pitch + c)
-                        .unsafe_load[width=width]()
-                        .cast[acc_type]()
-                    )
-                transpose[acc_type, width](block)
-                comptime for i in range(width):
-                    target.unsafe_offset((c + i) * columns).unsafe_store(
-                        block[i]
-                    )
-                c += width
-        while c < cg:
+        # What whole blocks have left: the last channels, and every channel of a vector that ends beyond the last column.
+        for rest in range(c if v < full else 0, cg):
             for i in range(width):
                 var value = Scalar[acc_type](0)
                 if i < left:
-                    value = base[unsafe_offset=i * pitch + c].cast[acc_type]()
-                target[unsafe_offset=c * columns + i] = value
-            c += 1
+                    value = source[
+                        unsafe_offset=(v * width + i) * pitch + rest
+                    ].cast[acc_type]()
+                packed[unsafe_offset=rest * columns + v * width + i] = value
 
 
 @no_inline

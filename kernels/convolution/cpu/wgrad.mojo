@@ -23,6 +23,7 @@ comptime BLOCK_PIXELS = 128
 # Vectors of columns in a tile, and dy channels that meet them: 24 accumulators.
 comptime TILE_VECTORS = 3
 comptime TILE_ROWS = 8
+comptime SMALL_SUMS_BYTES = 512 * 1024
 
 
 @fieldwise_init
@@ -319,7 +320,8 @@ def wgrad_gemm_cpu[
     var tiles = ceildiv(columns, tile_columns)
     var size = g.w_size()
     var slices = 1
-    if tiles < 2 * workers:
+    # Sums that stay in the L2 cache are cheap to have twice, and then nobody packs what another packs too.
+    if tiles < 2 * workers or size * size_of[acc_type]() <= SMALL_SUMS_BYTES:
         var budget = g.workspace_limit // max(1, size * size_of[acc_type]())
         slices = max(
             1, min(min(workers, ceildiv(pixels, 4 * BLOCK_PIXELS)), budget)

@@ -32,7 +32,6 @@ comptime ENOUGH_BLOCKS = 1024
 comptime LEAST_SLICE = 256
 comptime MAX_SLICES = 256
 comptime SUM_COLUMNS = 32
-comptime SUM_ROWS = 8
 
 
 @always_inline
@@ -267,28 +266,28 @@ def convolution_tiled_wgrad_kernel[
 
 
 def slice_sum_kernel[
-    dtype: DType
+    dtype: DType, sum_rows: Int
 ](
     result: Ptr[dtype],
     partials: Ptr[DType.float32],
     size: Int64,
     slices: Int64,
 ):
-    """Result = the slices' partial sums; SUM_ROWS threads share a result and add in a fixed order.
+    """Result = the slices' partial sums; `sum_rows` threads share a result and add in a fixed order.
     """
     var shared = stack_allocation[
-        SUM_COLUMNS * SUM_ROWS, Float32, address_space=AddressSpace.SHARED
+        SUM_COLUMNS * sum_rows, Float32, address_space=AddressSpace.SHARED
     ]()
     var i = block_idx.x * SUM_COLUMNS + thread_idx.x
     var total = Float32(0)
     if i < Int(size):
-        for slice in range(thread_idx.y, Int(slices), SUM_ROWS):
+        for slice in range(thread_idx.y, Int(slices), sum_rows):
             total += partials[unsafe_offset=slice * Int(size) + i]
     shared[unsafe_offset=thread_idx.y * SUM_COLUMNS + thread_idx.x] = total
     barrier()
     if thread_idx.y == 0 and i < Int(size):
         total = 0
-        comptime for row in range(SUM_ROWS):
+        comptime for row in range(sum_rows):
             total += shared[unsafe_offset=row * SUM_COLUMNS + thread_idx.x]
         result[unsafe_offset=i] = total.cast[dtype]()
 
@@ -378,14 +377,18 @@ def add_slices[
     slices: Int,
     ctx: DeviceContext,
 ) raises:
-    ctx.enqueue_function[slice_sum_kernel[dtype]](
-        result,
-        partials,
-        Int64(size),
-        Int64(slices),
-        grid_dim=ceildiv(size, SUM_COLUMNS),
-        block_dim=(SUM_COLUMNS, SUM_ROWS),
-    )
+    # Many slices of few sums want many threads for each: their loads are the time.
+    comptime for sum_rows in [8, 32]:
+        if sum_rows == 32 or slices <= 64:
+            ctx.enqueue_function[slice_sum_kernel[dtype, sum_rows]](
+                result,
+                partials,
+                Int64(size),
+                Int64(slices),
+                grid_dim=ceildiv(size, SUM_COLUMNS),
+                block_dim=(SUM_COLUMNS, sum_rows),
+            )
+            return
 
 
 def tiled_can_implement[

@@ -1,0 +1,287 @@
+"""Weight gradient of groups of a vector or two of input channels: one image's group is copied, padded, into a patch.
+
+The patch is as wide as a vector, so the product reads it where each tap says, without a column in between: for each tap
+dw[k, tap, :] = sum over pixels of dy[pixel, k] * patch[pixel at the tap, :]. A group belongs to one worker, which adds
+its images in order.
+"""
+
+from std.memory import unsafe_memset_zero
+from std.memory.alloc import unsafe_alloc
+from std.sys.info import simd_width_of, size_of
+
+from max.algorithm import sync_parallelize
+
+from ..common import Ptr, accumulation_type, worker_count
+from ..problem import ConvolutionProblem
+
+# Bytes of the patch and of dy's copy together: they stay in the L2 cache.
+comptime PATCH_BYTES = 1024 * 1024
+comptime MOST_VECTORS = 2
+
+
+@fieldwise_init
+struct Patch(ImplicitlyCopyable, TrivialRegisterPassable):
+    """Extents of the part of an image, padding included, that the windows read.
+    """
+
+    var d: Int
+    var h: Int
+    var w: Int
+
+    @staticmethod
+    def of(g: ConvolutionProblem) -> Self:
+        return Self(
+            (g.o - 1) * g.stride_d + (g.t - 1) * g.dilation_d + 1,
+            (g.p - 1) * g.stride_h + (g.r - 1) * g.dilation_h + 1,
+            (g.q - 1) * g.stride_w + (g.s - 1) * g.dilation_w + 1,
+        )
+
+    def pixels(self) -> Int:
+        return self.d * self.h * self.w
+
+
+def _scratch_elements(g: ConvolutionProblem) -> Int:
+    """Of one worker: the patch, dy's copy and the group's sums."""
+    return (
+        Patch.of(g).pixels() * g.group_c()
+        + g.o * g.p * g.q * g.group_k()
+        + g.taps() * g.group_k() * g.group_c()
+    )
+
+
+@no_inline
+def _fill_patch[
+    dtype: DType, vectors: Int
+](
+    target: Ptr[accumulation_type[dtype]],
+    image: Ptr[dtype],
+    g: ConvolutionProblem,
+    patch: Patch,
+):
+    """`image` is the first of the group's channels of an image's first pixel.
+    """
+    comptime acc_type = accumulation_type[dtype]
+    comptime width = simd_width_of[acc_type]()
+    comptime step = vectors * width
+    var low = min(patch.w, g.pad_w)
+    var high = max(low, min(patch.w, g.w + g.pad_w))
+    var at = target
+    for a in range(patch.d):
+        var d = a - g.pad_d
+        for b in range(patch.h):
+            var h = b - g.pad_h
+            if d < 0 or d >= g.d or h < 0 or h >= g.h:
+                unsafe_memset_zero(at, patch.w * step)
+            else:
+                unsafe_memset_zero(at, low * step)
+                var source = image.unsafe_offset(
+                    ((d * g.h + h) * g.w + low - g.pad_w) * g.c
+                )
+                for w in range(low, high):
+                    comptime for v in range(vectors):
+                        at.unsafe_offset(w * step + v * width).unsafe_store(
+                            source.unsafe_offset(v * width)
+                            .unsafe_load[width=width]()
+                            .cast[acc_type]()
+                        )
+                    source = source.unsafe_offset(g.c)
+                unsafe_memset_zero(
+                    at.unsafe_offset(high * step), (patch.w - high) * step
+                )
+            at = at.unsafe_offset(patch.w * step)
+
+
+@no_inline
+def _copy_gradient[
+    dtype: DType
+](
+    target: Ptr[accumulation_type[dtype]],
+    source: Ptr[dtype],
+    pixels: Int,
+    channels: Int,
+    pitch: Int,
+):
+    comptime acc_type = accumulation_type[dtype]
+    comptime width = simd_width_of[acc_type]()
+    for pixel in range(pixels):
+        var a = source.unsafe_offset(pixel * pitch)
+        var b = target.unsafe_offset(pixel * channels)
+        var k = 0
+        while k + width <= channels:
+            b.unsafe_offset(k).unsafe_store(
+                a.unsafe_offset(k).unsafe_load[width=width]().cast[acc_type]()
+            )
+            k += width
+        while k < channels:
+            b[unsafe_offset=k] = a[unsafe_offset=k].cast[acc_type]()
+            k += 1
+
+
+@no_inline
+def _tap[
+    acc_type: DType, vectors: Int, rows: Int
+](
+    sums: Ptr[acc_type],
+    pitch: Int,
+    patch_at_tap: Ptr[acc_type],
+    dy: Ptr[acc_type],
+    g: ConvolutionProblem,
+    patch: Patch,
+):
+    """Adds one image's part of dw for `rows` of dy's channels and one tap."""
+    comptime width = simd_width_of[acc_type]()
+    comptime step = vectors * width
+    var acc = Array[SIMD[acc_type, width], rows * vectors](fill=0)
+    var kg = g.group_k()
+    var gradient = dy
+    for o in range(g.o):
+        for p in range(g.p):
+            var x = patch_at_tap.unsafe_offset(
+                (o * g.stride_d * patch.h + p * g.stride_h) * patch.w * step
+            )
+            for _ in range(g.q):
+                var values = Array[SIMD[acc_type, width], vectors](fill=0)
+                comptime for v in range(vectors):
+                    values[v] = x.unsafe_offset(v * width).unsafe_load[
+                        width=width
+                    ]()
+                comptime for row in range(rows):
+                    var factor = SIMD[acc_type, width](
+                        gradient[unsafe_offset=row]
+                    )
+                    comptime for v in range(vectors):
+                        acc[row * vectors + v] = factor.fma(
+                            values[v], acc[row * vectors + v]
+                        )
+                gradient = gradient.unsafe_offset(kg)
+                x = x.unsafe_offset(g.stride_w * step)
+    comptime for row in range(rows):
+        comptime for v in range(vectors):
+            var target = sums.unsafe_offset(row * pitch + v * width)
+            target.unsafe_store(
+                target.unsafe_load[width=width]() + acc[row * vectors + v]
+            )
+
+
+@no_inline
+def _group[
+    dtype: DType, vectors: Int
+](
+    dw: Ptr[dtype],
+    x: Ptr[dtype],
+    dy: Ptr[dtype],
+    g: ConvolutionProblem,
+    group: Int,
+    scratch: Ptr[accumulation_type[dtype]],
+):
+    """Everything of one group's dw."""
+    comptime acc_type = accumulation_type[dtype]
+    comptime width = simd_width_of[acc_type]()
+    comptime step = vectors * width
+    var kg = g.group_k()
+    var patch = Patch.of(g)
+    var pixels = g.o * g.p * g.q
+    var copy = scratch.unsafe_offset(patch.pixels() * step)
+    var sums = copy.unsafe_offset(pixels * kg)
+    var pitch = g.taps() * step
+    unsafe_memset_zero(sums, kg * pitch)
+    for n in range(g.n):
+        _fill_patch[dtype, vectors](
+            scratch,
+            x.unsafe_offset(n * g.d * g.h * g.w * g.c + group * step),
+            g,
+            patch,
+        )
+        _copy_gradient[dtype](
+            copy,
+            dy.unsafe_offset(n * pixels * g.k + group * kg),
+            pixels,
+            kg,
+            g.k,
+        )
+        for t in range(g.t):
+            for r in range(g.r):
+                for s in range(g.s):
+                    var tap = (t * g.r + r) * g.s + s
+                    var at = scratch.unsafe_offset(
+                        (
+                            (t * g.dilation_d * patch.h + r * g.dilation_h)
+                            * patch.w
+                            + s * g.dilation_w
+                        )
+                        * step
+                    )
+                    var row = 0
+                    comptime for rows in [16 // vectors, 4, 1]:
+                        while row + rows <= kg:
+                            _tap[acc_type, vectors, rows](
+                                sums.unsafe_offset(row * pitch + tap * step),
+                                pitch,
+                                at,
+                                copy.unsafe_offset(row),
+                                g,
+                                patch,
+                            )
+                            row += rows
+    var target = dw.unsafe_offset(group * kg * pitch)
+    for i in range(kg * pitch):
+        target[unsafe_offset=i] = sums[unsafe_offset=i].cast[dtype]()
+
+
+@no_inline
+def grouped_wgrad_cpu[
+    dtype: DType
+](dw: Ptr[dtype], x: Ptr[dtype], dy: Ptr[dtype], g: ConvolutionProblem):
+    """The weight gradient of the problems that `grouped_wgrad_can_implement` takes.
+    """
+    comptime acc_type = accumulation_type[dtype]
+    comptime width = simd_width_of[acc_type]()
+    var workers = worker_count()
+    var size = _scratch_elements(g)
+    var scratch = unsafe_alloc[Scalar[acc_type]](workers * size, alignment=64)
+
+    @always_inline
+    def task(worker: Int) {imm}:
+        for group in range(
+            g.groups * worker // workers, g.groups * (worker + 1) // workers
+        ):
+            comptime for vectors in range(1, MOST_VECTORS + 1):
+                if g.group_c() == vectors * width:
+                    _group[dtype, vectors](
+                        dw,
+                        x,
+                        dy,
+                        g,
+                        group,
+                        scratch.unsafe_offset(worker * size),
+                    )
+
+    sync_parallelize(task, workers)
+    scratch.unsafe_free()
+
+
+def grouped_wgrad_can_implement[
+    dtype: DType
+](g: ConvolutionProblem) -> Optional[String]:
+    """None, or why this kernel does not take the problem."""
+    comptime acc_type = accumulation_type[dtype]
+    comptime width = simd_width_of[acc_type]()
+    if g.group_c() % width != 0 or g.group_c() > MOST_VECTORS * width:
+        return String(
+            t"groups of {g.group_c()} channels are not 1 to"
+            t" {MOST_VECTORS} vectors of {width}"
+        )
+    # Whole groups to a worker.
+    if g.groups < 4 * worker_count():
+        return String(t"groups = {g.groups} are few")
+    if g.x_size() == 0 or g.y_size() == 0:
+        return String("a tensor is empty")
+    var bytes = _scratch_elements(g) * size_of[acc_type]()
+    if bytes > PATCH_BYTES:
+        return String(t"a patch of {bytes} bytes leaves the cache")
+    if worker_count() * bytes > g.workspace_limit:
+        return String(
+            t"patches take {worker_count() * bytes} bytes, the workspace limit"
+            t" is {g.workspace_limit}"
+        )
+    return None

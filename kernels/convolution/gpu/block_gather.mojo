@@ -1,0 +1,467 @@
+"""Forward pass and data gradient as block-tiled implicit products on NVIDIA GPUs: any filter, group count and rank.
+
+Rows are the pixels of one phase, columns the result's channels of one group; the reduction runs over taps and the
+source's channels, flattened, so that filters of few channels fill a stage too. Products are tensor-core ones in TF32,
+or (`exact`) float32 multiply-adds. Elements of two bytes are exact in TF32.
+"""
+
+from std.math import ceildiv
+from std.sys import size_of
+from std.utils.static_tuple import StaticTuple
+
+from max.gpu import (
+    MAX_THREADS_PER_BLOCK_METADATA,
+    barrier,
+    block_idx,
+    thread_idx,
+)
+from max.gpu.host import DeviceBuffer, DeviceContext, FuncAttribute
+from max.gpu.memory import AddressSpace, external_memory
+
+from ..common import FPROP, Ptr
+from ..gather import Phase, forward_phases, gradient_phases
+from ..problem import ConvolutionProblem
+from .pipeline import (
+    BLOCK_K,
+    LINE,
+    QUAD,
+    STAGES,
+    THREADS,
+    WARP_COLUMNS,
+    BlockShape,
+    Quad,
+    commit_copies,
+    copy_one,
+    copy_quad,
+    divide,
+    index_major,
+    k_major,
+    multiply_exact,
+    multiply_tensor,
+    sum_column,
+    sum_index,
+    wait_for_copies,
+)
+
+comptime WIDE = BlockShape(128, 128)
+comptime NARROW = BlockShape(128, 64)
+
+
+@fieldwise_init
+struct Step(ImplicitlyCopyable, TrivialRegisterPassable):
+    """Where one step of the flattened reduction stands: a tap of the phase, and a channel.
+    """
+
+    var t: Int32
+    var r: Int32
+    var s: Int32
+    var c: Int32
+
+    @always_inline
+    def advance(mut self, count: Int32, depth: Int32, phase: Phase):
+        self.c += count
+        while self.c >= depth:
+            self.c -= depth
+            self.s += 1
+            if self.s == Int32(phase.w.taps):
+                self.s = 0
+                self.r += 1
+                if self.r == Int32(phase.h.taps):
+                    self.r = 0
+                    self.t += 1
+
+    @always_inline
+    def exists(self, phase: Phase) -> Bool:
+        return self.t < Int32(phase.d.taps)
+
+
+@fieldwise_init
+struct SourceRow(ImplicitlyCopyable, TrivialRegisterPassable):
+    """One row of the product: the source pixel that it reads through an offset of zero.
+    """
+
+    var d: Int32
+    var h: Int32
+    var w: Int32
+    var base: Int
+    """Of the pixel's first channel in the group; may lie outside the tensor."""
+
+
+@always_inline
+def _source_row(
+    phase: Phase, row: Int32, rows: Int32, channels: Int, first: Int
+) -> SourceRow:
+    # Rows past the end read nothing: their depth is outside whatever the tap.
+    if row >= rows:
+        return SourceRow(Int32(-(1 << 30)), 0, 0, 0)
+    var rest, q = divide(row, Int32(phase.w.rows))
+    var outer, p = divide(rest, Int32(phase.h.rows))
+    var n, o = divide(outer, Int32(phase.d.rows))
+    var d = o * Int32(phase.d.step)
+    var h = p * Int32(phase.h.step)
+    var w = q * Int32(phase.w.step)
+    var pixel = (
+        (Int(n) * phase.d.source + Int(d)) * phase.h.source + Int(h)
+    ) * phase.w.source + Int(w)
+    return SourceRow(d, h, w, pixel * channels + first)
+
+
+@always_inline
+def _result_pixel(phase: Phase, row: Int32) -> Int:
+    var rest, q = divide(row, Int32(phase.w.rows))
+    var outer, p = divide(rest, Int32(phase.h.rows))
+    var n, o = divide(outer, Int32(phase.d.rows))
+    return (
+        (
+            Int(n) * phase.d.out_extent
+            + phase.d.out_first
+            + Int(o) * phase.d.out_step
+        )
+        * phase.h.out_extent
+        + phase.h.out_first
+        + Int(p) * phase.h.out_step
+    ) * phase.w.out_extent + (phase.w.out_first + Int(q) * phase.w.out_step)
+
+
+@__llvm_metadata(
+    # Twice the block: registers for two blocks on each multiprocessor.
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(2 * THREADS)),
+)
+@__name(
+    t"conv_block_gather_{dtype}_p{pass_}_{shape.rows}x{shape.columns}_e{exact}_a{a_quads}_b{b_quads}"
+)
+def block_gather_kernel[
+    dtype: DType,
+    pass_: Int,
+    shape: BlockShape,
+    exact: Bool,
+    a_quads: Bool,
+    b_quads: Bool,
+](
+    result: Ptr[dtype],
+    source: Ptr[dtype],
+    w: Ptr[dtype],
+    phase: Phase,
+    rows: Int32,
+    depth: Int32,
+    columns: Int32,
+    groups: Int32,
+    filter_taps: Int32,
+    filter_r: Int32,
+    filter_s: Int32,
+):
+    """One tile of y or of one phase of dx. `a_quads` and `b_quads` say that source and filter are copied four elements
+    at a time.
+    """
+    comptime forward = pass_ == FPROP
+    comptime row_count = shape.rows // 64
+    comptime count = shape.accumulators()
+    # The filter's tile: k-major [column][k] in the forward pass, index-major [k][column] in the gradient.
+    comptime lines = shape.columns // 64 if forward else shape.columns * BLOCK_K // (
+        QUAD * THREADS
+    )
+    comptime across = Int32(shape.columns // QUAD)
+    comptime lines_apart = Int32(THREADS) // across
+    comptime a_size = shape.rows * BLOCK_K
+
+    var thread = Int32(thread_idx.x)
+    var lane = thread % 32
+    var warp = thread // 32
+    var rest, column_tile = divide(
+        Int32(block_idx.x), ceildiv(columns, Int32(shape.columns))
+    )
+    var row_tile, group = divide(rest, groups)
+    var first_row = row_tile * Int32(shape.rows)
+    var first_column = column_tile * Int32(shape.columns)
+    var channels = Int(depth) * Int(groups)
+    var shared = external_memory[
+        Scalar[dtype], address_space=AddressSpace.SHARED, alignment=128
+    ]()
+
+    var quad = thread % 4 * QUAD
+    var source_rows = Array[SourceRow, row_count](fill=SourceRow(0, 0, 0, 0))
+    comptime for i in range(row_count):
+        source_rows[i] = _source_row(
+            phase,
+            first_row + thread // 4 + Int32(i * 64),
+            rows,
+            channels,
+            Int(group * depth),
+        )
+    var a_step = Step(0, 0, 0, 0)
+    a_step.advance(quad, depth, phase)
+    var b_steps = Array[Step, lines](fill=Step(0, 0, 0, 0))
+    comptime if not forward:
+        comptime for i in range(lines):
+            b_steps[i].advance(
+                thread // across + Int32(i) * lines_apart, depth, phase
+            )
+    var k = Int32(0)
+    var total = (
+        Int32(phase.d.taps) * Int32(phase.h.taps) * Int32(phase.w.taps) * depth
+    )
+
+    @always_inline
+    def source_offset(step: Step, i: Int) {imm} -> Tuple[Int, Bool]:
+        var d = Int32(phase.d.first_offset) + step.t * Int32(
+            phase.d.offset_step
+        )
+        var h = Int32(phase.h.first_offset) + step.r * Int32(
+            phase.h.offset_step
+        )
+        var x = Int32(phase.w.first_offset) + step.s * Int32(
+            phase.w.offset_step
+        )
+        var pixel = (Int(d) * phase.h.source + Int(h)) * phase.w.source + Int(x)
+        var row = source_rows[i]
+        var valid = (
+            step.exists(phase)
+            and UInt32(row.d + d) < UInt32(phase.d.source)
+            and UInt32(row.h + h) < UInt32(phase.h.source)
+            and UInt32(row.w + x) < UInt32(phase.w.source)
+        )
+        return row.base + pixel * channels + Int(step.c), valid
+
+    @always_inline
+    def filter_offset(step: Step, column: Int32) {imm} -> Int:
+        """In the gradient: of the filter's element (channel step.c of the group, tap, column).
+        """
+        var tap = (
+            (Int32(phase.d.first_tap) + step.t * Int32(phase.d.tap_step))
+            * filter_r
+            + Int32(phase.h.first_tap)
+            + step.r * Int32(phase.h.tap_step)
+        ) * filter_s + (
+            Int32(phase.w.first_tap) + step.s * Int32(phase.w.tap_step)
+        )
+        return (
+            Int(group * depth + step.c) * Int(filter_taps) + Int(tap)
+        ) * Int(columns) + Int(column)
+
+    @always_inline
+    def load(slot: Int32) {mut a_step, mut b_steps, mut k, imm}:
+        var a = shared.unsafe_offset(Int(slot) * shape.stage_elements())
+        var b = a.unsafe_offset(a_size)
+        comptime for i in range(row_count):
+            var at = a.unsafe_offset(k_major(thread // 4 + Int32(i * 64), quad))
+            comptime if a_quads:
+                var offset, valid = source_offset(a_step, i)
+                copy_quad[dtype](at, source, offset, valid)
+            else:
+                var step = a_step
+                comptime for e in range(QUAD):
+                    var offset, valid = source_offset(step, i)
+                    copy_one[dtype](at.unsafe_offset(e), source, offset, valid)
+                    step.advance(1, depth, phase)
+        comptime if forward:
+            comptime for i in range(lines):
+                var line = thread // 4 + Int32(i * 64)
+                var at = b.unsafe_offset(k_major(line, quad))
+                var column = first_column + line
+                # A filter of the forward pass has its taps and channels in the reduction's order.
+                var offset = Int(group * columns + column) * Int(total) + Int(
+                    k + quad
+                )
+                comptime if b_quads:
+                    copy_quad[dtype](
+                        at, w, offset, column < columns and k + quad < total
+                    )
+                else:
+                    comptime for e in range(QUAD):
+                        copy_one[dtype](
+                            at.unsafe_offset(e),
+                            w,
+                            offset + e,
+                            column < columns and k + quad + Int32(e) < total,
+                        )
+        else:
+            comptime for i in range(lines):
+                var line = thread // across + Int32(i) * lines_apart
+                var inner = thread % across * QUAD
+                var at = b.unsafe_offset(
+                    index_major[dtype, shape.columns](inner, line)
+                )
+                var column = first_column + inner
+                var offset = filter_offset(b_steps[i], column)
+                var exists = b_steps[i].exists(phase)
+                comptime if b_quads:
+                    copy_quad[dtype](at, w, offset, exists and column < columns)
+                else:
+                    comptime for e in range(QUAD):
+                        copy_one[dtype](
+                            at.unsafe_offset(e),
+                            w,
+                            offset + e,
+                            exists and column + Int32(e) < columns,
+                        )
+                b_steps[i].advance(BLOCK_K, depth, phase)
+        a_step.advance(BLOCK_K, depth, phase)
+        k += BLOCK_K
+
+    var stages = ceildiv(total, Int32(BLOCK_K))
+    comptime for i in range(STAGES - 1):
+        if Int32(i) < stages:
+            load(Int32(i))
+        commit_copies()
+    comptime across_warps = Int32(shape.warps_along_columns())
+    var row = warp // across_warps * Int32(shape.warp_rows())
+    var column = warp % across_warps * Int32(WARP_COLUMNS)
+    var sums = Array[Quad, count](fill=0)
+    var slot = Int32(0)
+    for stage in range(stages):
+        wait_for_copies[STAGES - 2]()
+        barrier()
+        if stage + (STAGES - 1) < stages:
+            # The slot that every warp has finished with: the one before this stage's.
+            load((slot + STAGES - 1) % STAGES)
+        commit_copies()
+        var a = shared.unsafe_offset(Int(slot) * shape.stage_elements())
+        var b = a.unsafe_offset(a_size)
+        comptime if exact:
+            multiply_exact[dtype, shape, True, forward, count](
+                sums, a, b, row, column, lane
+            )
+        else:
+            multiply_tensor[dtype, shape, True, forward, count](
+                sums, a, b, row, column, lane
+            )
+        slot = (slot + 1) % STAGES
+
+    var result_channels = Int(columns) * Int(groups)
+    var pairs = result_channels % 2 == 0 and columns % 2 == 0
+    comptime for line in range(shape.warp_rows() // 8):
+        var at_row = first_row + row + Int32(line * 8) + lane // 4
+        if at_row < rows:
+            var target = result.unsafe_offset(
+                _result_pixel(phase, at_row) * result_channels
+                + Int(group * columns)
+            )
+            comptime for e in range(0, LINE, 2):
+                comptime first = sum_index[exact](line, e)
+                comptime second = sum_index[exact](line, e + 1)
+                var left = sums[first[0]][first[1]].cast[dtype]()
+                var right = sums[second[0]][second[1]].cast[dtype]()
+                var at = first_column + column + sum_column[exact](e, lane)
+                var next = (
+                    first_column + column + sum_column[exact](e + 1, lane)
+                )
+                if not exact and pairs:
+                    if at < columns:
+                        target.unsafe_offset(Int(at)).unsafe_store[
+                            alignment=2 * size_of[dtype]()
+                        ](SIMD[dtype, 2](left, right))
+                else:
+                    if at < columns:
+                        target[unsafe_offset=Int(at)] = left
+                    if next < columns:
+                        target[unsafe_offset=Int(next)] = right
+
+
+@always_inline
+def _launch[
+    dtype: DType,
+    pass_: Int,
+    shape: BlockShape,
+    exact: Bool,
+    a_quads: Bool,
+    b_quads: Bool,
+](
+    result: DeviceBuffer[dtype],
+    source: DeviceBuffer[dtype],
+    w: DeviceBuffer[dtype],
+    g: ConvolutionProblem,
+    ctx: DeviceContext,
+) raises:
+    var phases: List[Phase]
+    comptime if pass_ == FPROP:
+        phases = forward_phases(g)
+    else:
+        phases = gradient_phases(g, 0)
+    var depth = g.group_c() if pass_ == FPROP else g.group_k()
+    var columns = g.group_k() if pass_ == FPROP else g.group_c()
+    for phase in phases:
+        var rows = phase.rows(g.n)
+        if rows == 0:
+            continue
+        comptime kernel = block_gather_kernel[
+            dtype, pass_, shape, exact, a_quads, b_quads
+        ]
+        ctx.enqueue_function[kernel](
+            result,
+            source,
+            w,
+            phase,
+            Int32(rows),
+            Int32(depth),
+            Int32(columns),
+            Int32(g.groups),
+            Int32(g.taps()),
+            Int32(g.r),
+            Int32(g.s),
+            grid_dim=ceildiv(rows, shape.rows)
+            * ceildiv(columns, shape.columns)
+            * g.groups,
+            block_dim=THREADS,
+            shared_mem_bytes=shape.shared_bytes[dtype](),
+            func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
+                UInt32(shape.shared_bytes[dtype]())
+            ),
+        )
+
+
+@always_inline
+def _choose[
+    dtype: DType, pass_: Int, exact: Bool
+](
+    result: DeviceBuffer[dtype],
+    source: DeviceBuffer[dtype],
+    w: DeviceBuffer[dtype],
+    g: ConvolutionProblem,
+    ctx: DeviceContext,
+) raises:
+    var depth = g.group_c() if pass_ == FPROP else g.group_k()
+    var columns = g.group_k() if pass_ == FPROP else g.group_c()
+    var quad_bytes = QUAD * size_of[dtype]()
+    var a_quads = (
+        depth % QUAD == 0 and Int(source.unsafe_ptr()) % quad_bytes == 0
+    )
+    var b_quads = (depth if pass_ == FPROP else columns) % QUAD == 0 and Int(
+        w.unsafe_ptr()
+    ) % quad_bytes == 0
+    if not a_quads:
+        _launch[dtype, pass_, NARROW, exact, False, False](
+            result, source, w, g, ctx
+        )
+    elif not b_quads:
+        _launch[dtype, pass_, NARROW, exact, True, False](
+            result, source, w, g, ctx
+        )
+    # Exact products of a wide tile would need more registers than two blocks have.
+    elif exact or columns <= NARROW.columns:
+        _launch[dtype, pass_, NARROW, exact, True, True](
+            result, source, w, g, ctx
+        )
+    else:
+        comptime if not exact:
+            _launch[dtype, pass_, WIDE, exact, True, True](
+                result, source, w, g, ctx
+            )
+
+
+@no_inline
+def block_gather_gpu[
+    dtype: DType, pass_: Int
+](
+    result: DeviceBuffer[dtype],
+    source: DeviceBuffer[dtype],
+    w: DeviceBuffer[dtype],
+    g: ConvolutionProblem,
+    ctx: DeviceContext,
+) raises:
+    """The forward pass (source x, result y) or the data gradient (source dy, result dx).
+    """
+    comptime if dtype == DType.float32:
+        if not g.allow_tf32:
+            _choose[dtype, pass_, True](result, source, w, g, ctx)
+            return
+    _choose[dtype, pass_, False](result, source, w, g, ctx)

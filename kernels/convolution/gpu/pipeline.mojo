@@ -1,0 +1,335 @@
+"""What the block-tiled products of NVIDIA's GPUs are made of: copies into shared memory, and products from it.
+
+A stage holds BLOCK_K steps of the reduction of both operands, each in one of two orders: "k-major" [index][BLOCK_K]
+or "index-major" [BLOCK_K][width] with each row's indices XOR-ed by a multiple that depends on the row. A thread always
+reads QUAD neighbouring steps of one index. With these orders neither copies nor reads meet bank conflicts:
+in k-major eight threads read two whole rows, in index-major the XOR parts the four rows that a warp reads together.
+Which step of the reduction a lane holds does not matter to the sum as long as both operands agree.
+"""
+
+from std.memory import bitcast
+from std.sys import size_of
+from std.sys._assembly import inlined_assembly
+from std.sys.info import _accelerator_arch
+
+from max.gpu.compute.mma import mma
+from max.gpu.memory import AddressSpace
+
+from ..common import DGRAD, FPROP, Ptr
+from ..problem import ConvolutionProblem
+
+comptime BLOCK_K = 16
+comptime QUAD = 4
+comptime STAGES = 4
+comptime THREADS = 256
+comptime WARP_COLUMNS = 32
+
+comptime Shared[dtype: DType] = MutPointer[
+    Scalar[dtype], MutUntrackedOrigin, address_space=AddressSpace.SHARED
+]
+comptime Quad = SIMD[DType.float32, QUAD]
+
+
+@fieldwise_init
+struct BlockShape(ImplicitlyCopyable, TrivialRegisterPassable):
+    """The tile of a block of 8 warps; a warp has WARP_COLUMNS columns of it."""
+
+    var rows: Int
+    var columns: Int
+
+    def warps_along_columns(self) -> Int:
+        return self.columns // WARP_COLUMNS
+
+    def warp_rows(self) -> Int:
+        return self.rows * self.warps_along_columns() // (THREADS // 32)
+
+    def accumulators(self) -> Int:
+        """Of one thread, in quads."""
+        return self.warp_rows() // QUAD
+
+    def stage_elements(self) -> Int:
+        return (self.rows + self.columns) * BLOCK_K
+
+    def shared_bytes[dtype: DType](self) -> Int:
+        return STAGES * self.stage_elements() * size_of[dtype]()
+
+
+def blocks_compile() -> Bool:
+    """Whether the accelerator that this compilation is for has these instructions: NVIDIA's since sm_80.
+    """
+    comptime arch = _accelerator_arch()
+    comptime if "90" in arch or "80" in arch or "86" in arch or "89" in arch:
+        return "gfx" not in arch
+    elif "100" in arch or "103" in arch or "120" in arch or "121" in arch:
+        return "gfx" not in arch
+    else:
+        return False
+
+
+def block_can_implement[pass_: Int](g: ConvolutionProblem) -> Optional[String]:
+    """None, or why the block-tiled kernels do not take the problem."""
+    if g.x_size() == 0 or g.y_size() == 0 or g.w_size() == 0:
+        return String("a tensor is empty")
+    # Rows, columns and blocks are counted in 32 bits; elements are not.
+    if max(g.input_pixels(), g.output_pixels()) >= 1 << 31:
+        return String("more than 2^31 pixels")
+    if g.taps() * max(g.group_c(), g.group_k()) >= 1 << 31:
+        return String("a reduction of more than 2^31 steps")
+    comptime if pass_ != FPROP and pass_ != DGRAD:
+        if 4 * g.w_size() > g.workspace_limit:
+            return String(
+                t"the sums take {4 * g.w_size()} bytes, the workspace limit is"
+                t" {g.workspace_limit}"
+            )
+    return None
+
+
+# Copies.
+
+
+@always_inline
+def copy_quad[
+    dtype: DType
+](target: Shared[dtype], source: Ptr[dtype], offset: Int, valid: Bool):
+    """Starts the copy of four elements, zeros where not `valid`; both addresses are multiples of their size.
+    """
+    var at = UInt32(Int(target))
+    var address = UInt64(Int(source)) + UInt64(
+        (offset if valid else 0) * size_of[dtype]()
+    )
+    comptime if size_of[dtype]() == 4:
+        inlined_assembly[
+            "cp.async.cg.shared.global [$0], [$1], 16, $2;",
+            NoneType,
+            constraints="r,l,r,~{memory}",
+        ](at, address, Int32(16 if valid else 0))
+    else:
+        inlined_assembly[
+            "cp.async.ca.shared.global [$0], [$1], 8, $2;",
+            NoneType,
+            constraints="r,l,r,~{memory}",
+        ](at, address, Int32(8 if valid else 0))
+
+
+@always_inline
+def copy_one[
+    dtype: DType
+](target: Shared[dtype], source: Ptr[dtype], offset: Int, valid: Bool):
+    """Starts (or, for elements of two bytes, does) the copy of one element, zero where not `valid`.
+    """
+    comptime if size_of[dtype]() == 4:
+        inlined_assembly[
+            "cp.async.ca.shared.global [$0], [$1], 4, $2;",
+            NoneType,
+            constraints="r,l,r,~{memory}",
+        ](
+            UInt32(Int(target)),
+            UInt64(Int(source)) + UInt64((offset if valid else 0) * 4),
+            Int32(4 if valid else 0),
+        )
+    else:
+        var value = Scalar[dtype](0)
+        if valid:
+            value = source[unsafe_offset=offset]
+        target[] = value
+
+
+@always_inline
+def commit_copies():
+    inlined_assembly[
+        "cp.async.commit_group;", NoneType, constraints="~{memory}"
+    ]()
+
+
+@always_inline
+def wait_for_copies[newer: Int]():
+    """Until all of this thread's groups of copies but the `newer` last ones have arrived.
+    """
+    comptime text = "cp.async.wait_group " + String(newer) + ";"
+    inlined_assembly[text, NoneType, constraints="~{memory}"]()
+
+
+# Places in a stage.
+
+
+@always_inline
+def k_major(index: Int32, k: Int32) -> Int:
+    return Int(index * BLOCK_K + k)
+
+
+@always_inline
+def index_major[dtype: DType, width: Int](index: Int32, k: Int32) -> Int:
+    """`index` may be any; neighbours of one quad stay neighbours."""
+    comptime step = 32 // size_of[dtype]()
+    return Int(k * Int32(width) + (index ^ ((k // QUAD) * Int32(step))))
+
+
+@always_inline
+def read_quad[
+    dtype: DType, width: Int, by_k: Bool
+](tile: Shared[dtype], index: Int32, quad: Int32) -> Quad:
+    """Steps 4 * quad … 4 * quad + 3 of one index."""
+    comptime if by_k:
+        return (
+            tile.unsafe_offset(k_major(index, quad * QUAD))
+            .unsafe_load[width=QUAD, alignment=QUAD * size_of[dtype]()]()
+            .cast[DType.float32]()
+        )
+    else:
+        comptime step = 32 // size_of[dtype]()
+        var at = quad * Int32(QUAD * width) + (index ^ (quad * Int32(step)))
+        var result = Quad(0)
+        comptime for i in range(QUAD):
+            result[i] = tile[unsafe_offset=Int(at) + i * width].cast[
+                DType.float32
+            ]()
+        return result
+
+
+# Products.
+
+
+@always_inline
+def _tf32[dtype: DType](value: Quad) -> Quad:
+    """Rounded to 10 bits of mantissa; elements of two bytes have no more."""
+    comptime if dtype != DType.float32:
+        return value
+    else:
+        var result = Quad(0)
+        comptime for i in range(QUAD):
+            result[i] = bitcast[DType.float32, 1](
+                inlined_assembly[
+                    "cvt.rna.tf32.f32 $0, $1;",
+                    UInt32,
+                    constraints="=r,f",
+                    has_side_effect=False,
+                ](value[i])
+            )
+        return result
+
+
+@always_inline
+def multiply_tensor[
+    dtype: DType,
+    shape: BlockShape,
+    a_by_k: Bool,
+    b_by_k: Bool,
+    count: Int,
+](
+    mut sums: Array[Quad, count],
+    a: Shared[dtype],
+    b: Shared[dtype],
+    row: Int32,
+    column: Int32,
+    lane: Int32,
+):
+    """Adds one stage's product of the warp's tile at (row, column) on tensor cores: mma m16n8k8, operands in TF32.
+    """
+    comptime blocks = WARP_COLUMNS // 8
+    var index = lane // 4
+    var quad = lane % 4
+    var right = Array[Quad, blocks](fill=0)
+    comptime for j in range(blocks):
+        right[j] = _tf32[dtype](
+            read_quad[dtype, shape.columns, b_by_k](
+                b, column + Int32(j * 8) + index, quad
+            )
+        )
+    comptime for i in range(shape.warp_rows() // 16):
+        var upper = _tf32[dtype](
+            read_quad[dtype, shape.rows, a_by_k](
+                a, row + Int32(i * 16) + index, quad
+            )
+        )
+        var lower = _tf32[dtype](
+            read_quad[dtype, shape.rows, a_by_k](
+                a, row + Int32(i * 16 + 8) + index, quad
+            )
+        )
+        comptime for half in range(2):
+            var left = Quad(
+                upper[2 * half],
+                lower[2 * half],
+                upper[2 * half + 1],
+                lower[2 * half + 1],
+            )
+            comptime for j in range(blocks):
+                mma(
+                    sums[i * blocks + j],
+                    left,
+                    SIMD[DType.float32, 2](
+                        right[j][2 * half], right[j][2 * half + 1]
+                    ),
+                    sums[i * blocks + j],
+                )
+
+
+@always_inline
+def multiply_exact[
+    dtype: DType,
+    shape: BlockShape,
+    a_by_k: Bool,
+    b_by_k: Bool,
+    count: Int,
+](
+    mut sums: Array[Quad, count],
+    a: Shared[dtype],
+    b: Shared[dtype],
+    row: Int32,
+    column: Int32,
+    lane: Int32,
+):
+    """The same in float32 multiply-adds: lane (l / 4, l % 4) has every eighth row and every fourth column.
+    """
+    comptime rows = shape.warp_rows() // 8
+    comptime columns = WARP_COLUMNS // 4
+    comptime for quad in range(BLOCK_K // QUAD):
+        var left = Array[Quad, rows](fill=0)
+        comptime for i in range(rows):
+            left[i] = read_quad[dtype, shape.rows, a_by_k](
+                a, row + Int32(i * 8) + lane // 4, Int32(quad)
+            )
+        comptime for j in range(columns):
+            var right = read_quad[dtype, shape.columns, b_by_k](
+                b, column + Int32(j * 4) + lane % 4, Int32(quad)
+            )
+            comptime at = j % QUAD
+            comptime for i in range(rows):
+                comptime which = (i * columns + j) // QUAD
+                var sum = sums[which][at]
+                comptime for k in range(QUAD):
+                    sum = left[i][k].fma(right[k], sum)
+                sums[which][at] = sum
+
+
+# Where a lane's sums stand: line i of a warp's tile is row 8 * i + lane / 4, and the lane has LINE of its columns.
+
+comptime LINE = 8
+
+
+def sum_index[exact: Bool](line: Int, e: Int) -> Tuple[Int, Int]:
+    """Accumulator, and place in it, of the lane's column number `e` of a line.
+    """
+    if exact:
+        return (line * LINE + e) // QUAD, (line * LINE + e) % QUAD
+    # Element 2 * h + i of mma's accumulator is column i of the lane's pair in half h of 16 rows.
+    return (
+        line // 2 * (WARP_COLUMNS // 8) + e // 2,
+        line % 2 * 2 + e % 2,
+    )
+
+
+@always_inline
+def sum_column[exact: Bool](e: Int, lane: Int32) -> Int32:
+    """Column, in the warp's tile, of a lane's column number `e`."""
+    comptime if exact:
+        return Int32(e * 4) + lane % 4
+    else:
+        return Int32(e // 2 * 8 + e % 2) + lane % 4 * 2
+
+
+@always_inline
+def divide(value: Int32, by: Int32) -> Tuple[Int32, Int32]:
+    """Quotient and remainder of values that are never negative."""
+    var quotient = UInt32(value) // UInt32(by)
+    return Int32(quotient), Int32(UInt32(value) - quotient * UInt32(by))
