@@ -4,22 +4,21 @@
     python benchmarks/pooling/run.py --device cpu --dtypes float32 --cases 'stem|vgg'
 
 Every operation and dtype is one graph with symbolic sizes, all compiled together, so that the list costs one
-compile. `floor` is the time in which this very device copies as many bytes as the operation must move once.
+compile. `--export FILE --target sm_90a` makes that compile where there is no GPU and `--compiled FILE` uses it. Times
+are those of `torch-max-backend bench`: interleaved, on inputs that the cache does not hold, device time alone on a
+GPU. `floor` is the time in which this very device copies as many bytes as the operation must move once.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
 import re
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +27,20 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from max.driver import CPU, Accelerator, Buffer  # noqa: E402
+from max.driver import CPU, Accelerator, Buffer, Device  # noqa: E402
 from max.dtype import DType  # noqa: E402
 from max.engine import InferenceSession, Model  # noqa: E402
+from max.engine import read as read_artifact  # noqa: E402
 from max.graph import DeviceRef, Graph, Module, TensorType, ops  # noqa: E402
 
+from torch_max_backend.bench import hardware  # noqa: E402
+from torch_max_backend.bench.ceilings import copy_rate  # noqa: E402
+from torch_max_backend.bench.compiled import on_stream  # noqa: E402
+from torch_max_backend.bench.timing import interleaved, set_count  # noqa: E402
 from torch_max_backend.pooling_problem import PoolingProblem  # noqa: E402
 
 PASSES = {"max": ("fprop", "dgrad", "dgrad_offsets"), "avg": ("fprop", "dgrad")}
+ROW_SECONDS = 20e-3
 DTYPES = {"float32": DType.float32, "bfloat16": DType.bfloat16, "float16": DType.float16}
 aten = torch.ops.aten
 
@@ -71,10 +76,7 @@ class Case:
 
 @dataclass
 class Row:
-    """One measurement: milliseconds of a call, ours and ATen's, and the floor by bytes.
-
-    Calls are the median of interleaved groups on a GPU and the least of interleaved calls on a CPU.
-    """
+    """One measurement: the medians of interleaved runs in milliseconds, ours and ATen's, and the floor by bytes."""
 
     case: str
     kind: str
@@ -84,19 +86,15 @@ class Row:
     ours_ms: float
     aten_ms: float
     floor_ms: float
-    ours_kernel_ms: float | None = None
-    aten_kernel_ms: float | None = None
+    bytes: int
 
     @property
     def speedup(self) -> float:
-        ours, theirs = self.best()
-        return theirs / ours
+        return self.aten_ms / self.ours_ms
 
-    def best(self) -> tuple[float, float]:
-        """Time on the device alone where a profiler saw both sides, else the time of a call."""
-        if self.ours_kernel_ms and self.aten_kernel_ms:
-            return self.ours_kernel_ms, self.aten_kernel_ms
-        return self.ours_ms, self.aten_ms
+    @property
+    def over_floor(self) -> float:
+        return self.ours_ms / self.floor_ms
 
 
 def build_graphs(dtypes: list[str], kinds: set[str], device: DeviceRef, kernels: Path) -> Module:
@@ -134,21 +132,14 @@ def build_graphs(dtypes: list[str], kinds: set[str], device: DeviceRef, kernels:
     return module
 
 
-class Runner:
-    """Executes one compiled graph on torch tensors."""
-
-    def __init__(self, model: Model, tensors: list[torch.Tensor], problem: PoolingProblem, made: str) -> None:
-        extents = problem.output if made == "output" else problem.input
-        self.model = model
-        self.keep = tensors
-        host = [torch.from_numpy(problem.geometry()), *(torch.zeros(e, dtype=torch.uint8) for e in extents)]
-        self.buffers = [Buffer.from_dlpack(t) for t in [*tensors, *host]]
-
-    def __call__(self) -> list[Any]:
-        return self.model.execute(*self.buffers)
-
-    def tensors(self) -> list[torch.Tensor]:
-        return [torch.from_dlpack(result) for result in self()]
+def bound(
+    model: Model, tensors: list[torch.Tensor], problem: PoolingProblem, made: str
+) -> Callable[[], list[torch.Tensor]]:
+    """A call of a compiled graph on tensors of the kernels' shape."""
+    extents = problem.output if made == "output" else problem.input
+    host = [torch.from_numpy(problem.geometry()), *(torch.zeros(e, dtype=torch.uint8) for e in extents)]
+    buffers = [Buffer.from_dlpack(t) for t in [*tensors, *host]]
+    return lambda: [torch.from_dlpack(result) for result in model._execute_device_tensors(buffers)]
 
 
 def to_physical(t: torch.Tensor, layout: str) -> torch.Tensor:
@@ -197,129 +188,99 @@ def difference(ours: torch.Tensor, expected: torch.Tensor) -> str | None:
     return None if worst <= 1 else f"error {worst:.3g} times the tolerance, at most {error.max().item():.3g}"
 
 
-class Clock:
-    """Interleaved timing of two calls; on a GPU with events around groups of calls and, once, with a profiler."""
+@dataclass(frozen=True)
+class Setting:
+    """What all rows share: the device, its copy rate in bytes a second, the compiled graphs, how to time."""
 
-    def __init__(self, device: str, profile: bool) -> None:
-        self.cuda = device == "cuda"
-        self.profile = profile and self.cuda
-
-    def once(self, call: Callable[[], Any], repeats: int) -> float:
-        if not self.cuda:
-            start = time.perf_counter()
-            for _ in range(repeats):
-                call()
-            return (time.perf_counter() - start) * 1e3 / repeats
-        torch.cuda.synchronize()
-        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        first.record()
-        for _ in range(repeats):
-            result = call()
-        if isinstance(result, list):  # MAX's results: the hand-over makes PyTorch's stream wait for them
-            torch.from_dlpack(result[0])
-        last.record()
-        torch.cuda.synchronize()
-        return first.elapsed_time(last) / repeats
-
-    def pair(self, ours: Callable[[], Any], theirs: Callable[[], Any]) -> tuple[float, float]:
-        estimate = max(self.once(call, 1) for call in (ours, theirs, ours, theirs))
-        budget, rounds, most = (10.0, 5, 20) if self.cuda else (100.0, 8, 50)
-        repeats = max(1, min(most, int(budget / max(estimate, 1e-3))))
-        if not self.cuda:  # the least of many calls: what else runs on the machine only ever adds
-            calls = [(self.once(ours, 1), self.once(theirs, 1)) for _ in range(max(2 * repeats, rounds))]
-            return min(c[0] for c in calls), min(c[1] for c in calls)
-        times = [(self.once(ours, repeats), self.once(theirs, repeats)) for _ in range(rounds)]
-        return statistics.median(t[0] for t in times), statistics.median(t[1] for t in times)
-
-    def kernels(self, call: Callable[[], Any], calls: int = 4) -> float | None:
-        """Milliseconds that the device works for one call, as the profiler sees it; None where it sees nothing."""
-        if not self.profile:
-            return None
-        try:
-            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-                for _ in range(calls):
-                    call()
-                torch.cuda.synchronize()
-            total = sum(event.device_time_total for event in profiler.events() if "CUDA" in str(event.device_type))
-        except (RuntimeError, AttributeError) as error:
-            print(f"no kernel times: {error}", file=sys.stderr)
-            self.profile = False
-            return None
-        return total / calls / 1e3 or None
+    device: torch.device
+    models: dict[str, Model]
+    bandwidth: float
+    runs: int
+    kinds: frozenset[str]
+    generator: torch.Generator
 
 
-def copy_bandwidth(device: str, clock: Clock) -> float:
-    """Bytes read and written a second by a large copy."""
-    size = 2**31 if device == "cuda" else 2**28
-    source = torch.empty(size // 4, device=device).fill_(1.0)
-    target = torch.empty_like(source)
-    ms = min(clock.once(lambda: target.copy_(source), 3) for _ in range(5))
-    return 2 * size / (ms / 1e3)
+def calls_in_a_row(call: Callable[[], Any]) -> int:
+    """How many calls to time as one on a CPU, whose cores take half a millisecond to wake from a pause."""
+    start = time.perf_counter()
+    call()
+    return max(1, min(16, round(ROW_SECONDS / (time.perf_counter() - start))))
 
 
-def measure(
-    case: Case,
-    layout: str,
-    dtype: str,
-    device: str,
-    models: dict[str, Model],
-    clock: Clock,
-    bandwidth: float,
-    kinds: set[str],
-) -> list[Row]:
-    problem = case.problem()
+def in_rows(calls: list[Callable[[], Any]], row: int) -> list[Callable[[], Any]]:
+    """Calls that make `row` of the given calls each, going round the input sets."""
+
+    def start_at(first: int) -> Callable[[], None]:
+        def make() -> None:
+            for place in range(row):
+                calls[(first + place) % len(calls)]()
+
+        return make
+
+    return [start_at(first) for first in range(0, len(calls), row)]
+
+
+def measure(case: Case, layout: str, dtype: str, setting: Setting) -> list[Row]:
+    """Every pass of one case in one layout and dtype: checked, then timed."""
+    problem, device = case.problem(), setting.device
     rank = max(problem.rank, 2)
     forward, backward = aten_calls(case, problem.rank)
     memory_format = torch.contiguous_format
     if layout == "channels_last":
         memory_format = torch.channels_last if rank == 2 else torch.channels_last_3d
-    batch = case.n if device == "cuda" else case.cpu_n
+    batch = case.n if device.type == "cuda" else case.cpu_n
     shape = (batch, case.c, *problem.input[3 - rank :])
-    x = torch.randn(shape, device=device).to(getattr(torch, dtype)).to(memory_format=memory_format)
+
+    def random(shape: tuple[int, ...]) -> torch.Tensor:
+        values = torch.randn(shape, device=device, generator=setting.generator).to(getattr(torch, dtype))
+        return values.to(memory_format=memory_format)
+
+    x = random(shape)
     plain = x.contiguous()
     wanted = forward(plain)
     y, indices = wanted if case.op == "max" else (wanted, None)
-    dy = torch.randn(y.shape, device=device).to(x.dtype).to(memory_format=memory_format)
+    dy = random(tuple(y.shape))
+    activations = (x.numel() + y.numel()) * x.element_size()
     rows = []
     for passing in PASSES[case.op]:
         kind = f"{case.op}_{passing}"
-        if kind not in kinds:
+        if kind not in setting.kinds or (passing == "dgrad_offsets" and problem.offset_bits != 8):
             continue
-        model = models[f"{kind}_{dtype}"]
+        model = setting.models[f"{kind}_{dtype}"]
+        moved, made = activations, "input"
         if passing == "fprop":
-            ours = Runner(model, [to_physical(x, layout)], problem, "output")
-            expected = [y] if case.op == "avg" else [y, indices]
-            if case.op == "avg":  # in float32: ATen may add up in the storage type
-                expected = [forward(plain.float())]
-            theirs: Callable[[], Any] = lambda: forward(x)  # noqa: E731
-            moved = (x.numel() + y.numel()) * x.element_size() + (y.numel() * 8 if case.op == "max" else 0)
+            made, operands = "output", [x]
+            # Averages in float32: ATen may add up in the storage type.
+            expected = [y, indices] if case.op == "max" else [forward(plain.float())]
+            moved += y.numel() * 8 if case.op == "max" else 0
+            theirs: Callable[..., Any] = forward
+        elif case.op == "avg":
+            operands, expected = [dy], [backward(dy.contiguous().float(), plain.float())]
+            theirs = lambda dy: backward(dy, x)  # noqa: E731
         else:
-            tensors = [to_physical(dy, layout)]
-            moved = (x.numel() + y.numel()) * x.element_size()
-            if case.op == "max":
-                stored = indices.to(memory_format=memory_format)
-                theirs = lambda stored=stored: backward(dy, x, stored)  # noqa: E731
-                expected = [backward(dy.contiguous().float(), plain.float(), indices)]
-                if passing == "dgrad_offsets":
-                    if problem.offset_bits != 8:
-                        continue
-                    small = Runner(models[f"max_fprop_offsets_{dtype}"], [to_physical(x, layout)], problem, "output")
-                    tensors.append(small.tensors()[1].clone())
-                    moved += y.numel()
-                else:
-                    tensors.append(to_physical(stored, layout))
-                    moved += y.numel() * 8
-            else:
-                theirs = lambda: backward(dy, x)  # noqa: E731
-                expected = [backward(dy.contiguous().float(), plain.float())]
-            ours = Runner(model, tensors, problem, "input")
-        if device == "cuda":
-            torch.cuda.synchronize()
+            stored = indices.to(memory_format=memory_format)
+            operands, expected = [dy, stored], [backward(dy.contiguous().float(), plain.float(), indices)]
+            moved += y.numel() * (1 if passing == "dgrad_offsets" else 8)
+            theirs = lambda dy, stored: backward(dy, x, stored)  # noqa: E731
+        count = set_count(moved, hardware.cache_bytes(device), min(hardware.available_bytes(device), 2**31))
+        sets = [operands, *([t.clone(memory_format=torch.preserve_format) for t in operands] for _ in range(count - 1))]
+        ours = []
+        for tensors in sets:
+            shown = [to_physical(t, layout) for t in tensors]
+            if passing == "dgrad_offsets":
+                small = bound(setting.models[f"max_fprop_offsets_{dtype}"], [to_physical(x, layout)], problem, "output")
+                shown[1] = small()[1].clone()
+            ours.append(bound(model, shown, problem, made))
         errors = [
-            difference(to_logical(got, want, layout), want) for got, want in zip(ours.tensors(), expected, strict=True)
+            difference(to_logical(got, want, layout), want) for got, want in zip(ours[0](), expected, strict=True)
         ]
         del expected
-        ours_ms, aten_ms = clock.pair(ours, theirs)
+        contenders = {"ours": ours, "aten": [lambda theirs=theirs, given=given: theirs(*given) for given in sets]}
+        row = 1
+        if device.type == "cpu":
+            row = calls_in_a_row(contenders["aten"][0])
+            contenders = {name: in_rows(calls, row) for name, calls in contenders.items()}
+        times = interleaved(contenders, setting.runs, device)
         rows.append(
             Row(
                 case.name,
@@ -327,32 +288,60 @@ def measure(
                 layout,
                 dtype,
                 "; ".join(e for e in errors if e) or None,
-                ours_ms,
-                aten_ms,
-                moved / bandwidth * 1e3,
-                clock.kernels(ours),
-                clock.kernels(theirs),
+                times["ours"].median * 1e3 / row,
+                times["aten"].median * 1e3 / row,
+                moved / setting.bandwidth * 1e3,
+                moved,
             )
         )
+        del ours, sets, contenders
     return rows
 
 
 def report(row: Row) -> str:
-    ours, theirs = row.best()
     return (
         f"{row.case:20} {row.kind:18} {row.layout:13} {row.dtype:8} "
-        f"ours {ours:9.4f}  aten {theirs:9.4f}  floor {row.floor_ms:8.4f}  "
-        f"{theirs / ours:6.2f}x aten  {ours / row.floor_ms:6.2f}x floor"
-        f"{'  call ' + format(row.ours_ms, '.3f') if row.ours_kernel_ms else ''}"
-        f"{'  WRONG: ' + row.error if row.error else ''}"
+        f"ours {row.ours_ms:9.4f}  aten {row.aten_ms:9.4f}  floor {row.floor_ms:8.4f}  "
+        f"{row.speedup:6.2f}x aten  {row.over_floor:6.2f}x floor{'  WRONG: ' + row.error if row.error else ''}"
     )
 
 
-def hardware(device: str) -> str:
-    if device == "cuda":
-        return torch.cuda.get_device_name()
-    models = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    return f"{models[0] if models else platform.machine()}, {torch.get_num_threads()} threads"
+def summary(rows: list[Row], cache_bytes: int) -> list[str]:
+    """For each kind: geometric means and worst rows; distance from the floor where the bytes exceed the cache."""
+    lines = []
+    for kind in sorted({row.kind for row in rows}):
+        mine = [row for row in rows if row.kind == kind]
+        large = [row for row in mine if row.bytes > cache_bytes] or mine
+        slowest = min(mine, key=lambda row: row.speedup)
+        farthest = max(large, key=lambda row: row.over_floor)
+        close = sum(row.over_floor <= 1.3 for row in large)
+        lines.append(
+            f"{kind:18} {len(mine):4} rows: {statistics.geometric_mean(row.speedup for row in mine):.2f}x ATen (least "
+            f"{slowest.speedup:.2f}, {slowest.case} {slowest.layout} {slowest.dtype}); {len(large)} above the cache: "
+            f"{statistics.geometric_mean(row.over_floor for row in large):.2f}x floor, {close} within 1.3 (most "
+            f"{farthest.over_floor:.2f}, {farthest.case} {farthest.layout} {farthest.dtype})"
+        )
+    return lines
+
+
+def load_models(args: argparse.Namespace, kinds: set[str], dtypes: list[str]) -> dict[str, Model]:
+    """The graphs, compiled here or elsewhere; with `--export` it ends the process once they are written."""
+    cuda = args.device == "cuda"
+    if args.export and args.target:
+        from max.driver import set_virtual_device_api, set_virtual_device_count, set_virtual_device_target_arch
+
+        set_virtual_device_api("cuda")
+        set_virtual_device_target_arch(args.target)
+        set_virtual_device_count(1)
+    device: Device = Accelerator() if cuda else CPU()
+    session = InferenceSession(devices=[device])
+    if args.compiled:
+        return session.init_all(read_artifact(args.compiled))
+    module = build_graphs(dtypes, kinds, DeviceRef.GPU() if cuda else DeviceRef.CPU(), args.kernels)
+    if args.export:
+        session.compile(module, custom_extensions=[args.kernels]).export_mef(args.export)
+        raise SystemExit(0)
+    return session.load_all(module, custom_extensions=[args.kernels])
 
 
 def main() -> int:
@@ -363,8 +352,11 @@ def main() -> int:
     parser.add_argument("--cases", default="", help="regular expression that a case's name must match")
     parser.add_argument("--kinds", default="", help="regular expression, for example 'dgrad'")
     parser.add_argument("--kernels", type=Path, default=ROOT / "kernels", help="Mojo package or .mojoc")
+    parser.add_argument("--export", type=Path, help="write the compiled graphs here and end")
+    parser.add_argument("--target", help="with --export: compile for this GPU architecture, though there is none here")
+    parser.add_argument("--compiled", type=Path, help="graphs that --export wrote, of the same kinds and dtypes")
+    parser.add_argument("--runs", type=int, default=7, help="timed runs of each side")
     parser.add_argument("--seconds", type=float, default=200.0, help="start no new case after so long")
-    parser.add_argument("--no-profile", action="store_true", help="time calls only, not kernels")
     parser.add_argument("--output", type=Path, help="write results as JSON here")
     args = parser.parse_args()
 
@@ -375,47 +367,37 @@ def main() -> int:
     kinds = {f"{op}_{p}" for op in {case.op for case in cases} for p in PASSES[op]}
     kinds = {kind for kind in kinds if re.search(args.kinds, kind)}
     needed = kinds | ({"max_fprop_offsets"} if "max_dgrad_offsets" in kinds else set())
+    models = load_models(args, needed, dtypes)
+    print(f"{len(models)} graphs ready in {time.perf_counter() - began:.1f} s", flush=True)
 
-    torch.manual_seed(0)
-    cuda = args.device == "cuda"
-    session = InferenceSession(devices=[Accelerator() if cuda else CPU()])
-    module = build_graphs(dtypes, needed, DeviceRef.GPU() if cuda else DeviceRef.CPU(), args.kernels)
-    models = session.load_all(module, custom_extensions=[args.kernels])
-    print(f"{len(models)} graphs compiled in {time.perf_counter() - began:.1f} s", flush=True)
-
-    clock = Clock(args.device, not args.no_profile)
-    bandwidth = copy_bandwidth(args.device, clock)
-    print(f"{hardware(args.device)}: copy {bandwidth / 1e9:.0f} GB/s", flush=True)
+    device = torch.device(args.device)
     rows: list[Row] = []
     left_out = []
-    for case in cases:
-        for dtype in dtypes:
-            for layout in args.layouts.split(","):
-                if time.perf_counter() - began > args.seconds:
-                    left_out.append(f"{case.name} {dtype} {layout}")
-                    continue
-                for row in measure(case, layout, dtype, args.device, models, clock, bandwidth, kinds):
-                    rows.append(row)
-                    print(report(row), flush=True)
-    for kind in sorted(kinds):
-        mine = [row for row in rows if row.kind == kind]
-        if mine:
-            speedups = [row.speedup for row in mine]
-            floors = [row.best()[0] / row.floor_ms for row in mine]
-            print(
-                f"{kind:18} {len(mine):4} rows: {statistics.geometric_mean(speedups):.2f}x ATen "
-                f"(least {min(speedups):.2f}), {statistics.geometric_mean(floors):.2f}x floor (most {max(floors):.2f})"
-            )
+    with torch.no_grad(), on_stream(device):
+        generator = torch.Generator(device).manual_seed(0)
+        setting = Setting(device, models, copy_rate(device), args.runs, frozenset(kinds), generator)
+        print(f"{hardware.hardware(device)}: copy {setting.bandwidth / 1e9:.0f} GB/s", flush=True)
+        for case in cases:
+            for dtype in dtypes:
+                for layout in args.layouts.split(","):
+                    if time.perf_counter() - began > args.seconds:
+                        left_out.append(f"{case.name} {dtype} {layout}")
+                        continue
+                    for row in measure(case, layout, dtype, setting):
+                        rows.append(row)
+                        print(report(row), flush=True)
+    if rows:
+        print("\n".join(summary(rows, hardware.cache_bytes(device))))
     wrong = [row for row in rows if row.error]
     print(f"{len(rows)} rows, {len(wrong)} wrong, {time.perf_counter() - began:.0f} s")
     if left_out:
         print(f"not run for lack of time: {', '.join(left_out)}")
     if args.output:
         document = {
-            "hardware": hardware(args.device),
-            "date": datetime.now(UTC).date().isoformat(),
-            "versions": {"torch": torch.__version__, "max": version("max"), "python": platform.python_version()},
-            "copy_gb_per_s": round(bandwidth / 1e9, 1),
+            "hardware": hardware.hardware(device),
+            "versions": hardware.versions(device),
+            "date": hardware.date(),
+            "copy_gb_per_s": round(setting.bandwidth / 1e9, 1),
             "not_run": left_out,
             "rows": [asdict(row) for row in rows],
         }

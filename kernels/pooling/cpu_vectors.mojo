@@ -147,6 +147,7 @@ def max_pool_dgrad_vectors[
     """The gathering form."""
     comptime Acc = accumulator[dtype]
     comptime V = lanes[dtype]
+    comptime Place = index if index == DType.int64 else DType.int32
     var d_axis = AxisTables(p.d, adaptive=adaptive)
     var h_axis = AxisTables(p.h, adaptive=adaptive)
     var w_axis = AxisTables(p.w, adaptive=adaptive)
@@ -161,7 +162,7 @@ def max_pool_dgrad_vectors[
         var dilated = d_dilation * h_dilation * w_dilation != 1
         # The windows above a pixel: where their channels start, and what they must hold for this pixel.
         var at_list = List[Scalar[DType.int]](length=most, fill=0)
-        var wanted_list = List[Scalar[index]](length=most, fill=0)
+        var wanted_list = List[Scalar[Place]](length=most, fill=0)
         var at = pointer_to(at_list)
         var wanted = pointer_to(wanted_list)
         for unit in range(first, end):
@@ -211,7 +212,7 @@ def max_pool_dgrad_vectors[
                             at[unsafe_offset=count] = Scalar[DType.int](
                                 (row + ow) * channels
                             )
-                            wanted[unsafe_offset=count] = Scalar[index](want)
+                            wanted[unsafe_offset=count] = Scalar[Place](want)
                             count += 1
                 var dx = dx_all.unsafe_offset((unit * width + w) * channels)
 
@@ -220,14 +221,15 @@ def max_pool_dgrad_vectors[
                     var total = SIMD[Acc, W](0)
                     for t in range(count):
                         var start = Int(at[unsafe_offset=t])
+                        # As wide as what they choose: masks of bytes would have to be spread out.
                         var found = load_part[W](
                             indices.unsafe_offset(start), c, channels
-                        )
+                        ).cast[Place]()
                         var gradient = load_part[W](
                             dy.unsafe_offset(start), c, channels
                         ).cast[Acc]()
                         total += found.eq(
-                            SIMD[index, W](wanted[unsafe_offset=t])
+                            SIMD[Place, W](wanted[unsafe_offset=t])
                         ).select(gradient, SIMD[Acc, W](0))
                     store_part(dx, c, channels, total.cast[dtype]())
 

@@ -12,8 +12,10 @@ from .gpu_channels import (
     max_pool_dgrad_channels,
     max_pool_fprop_channels,
 )
+from .gpu_fprop_tiles import launch_pool_fprop_tiles
 from .gpu_planes_avg import can_ring_planes, launch_avg_pool_dgrad_planes
 from .gpu_planes_max import can_scatter_planes, launch_max_pool_dgrad_planes
+from .gpu_tiles_launch import launch_pool_dgrad_tiles
 from .gpu_problem import (
     GpuProblem,
     LaunchShape,
@@ -68,6 +70,11 @@ def max_pool_fprop[
     x: Data[dtype],
     p: PoolingProblem,
 ) raises:
+    comptime if not adaptive:
+        if launch_pool_fprop_tiles[
+            averaging=False, store_values=store_values, offsets=offsets
+        ](ctx, y, indices, x, p):
+            return
     if not fits_32_bits(p):
         direct_launch.max_pool_fprop_gpu[
             adaptive=adaptive, store_values=store_values, offsets=offsets
@@ -115,6 +122,10 @@ def max_pool_dgrad[
     p: PoolingProblem,
 ) raises:
     comptime if not adaptive:
+        if launch_pool_dgrad_tiles[averaging=False, offsets=offsets](
+            ctx, dx, dy, indices, p
+        ):
+            return
         if can_scatter_planes(p):
             launch_max_pool_dgrad_planes[offsets=offsets](
                 ctx, dx, dy, indices, p
@@ -149,7 +160,8 @@ def max_pool_dgrad[
             block_dim=(shape.x, shape.y),
         )
 
-    comptime V = 16 // size_of[dtype]()
+    # Wide indices lie beside the gradients: more channels would take too many registers.
+    comptime V = 4
     if (
         Int(p.channels) % V == 0
         and _aligned(dx)
@@ -164,6 +176,11 @@ def max_pool_dgrad[
 def avg_pool_fprop[
     dtype: DType, *, adaptive: Bool
 ](ctx: DeviceContext, y: Data[dtype], x: Data[dtype], p: PoolingProblem) raises:
+    comptime if not adaptive:
+        if launch_pool_fprop_tiles[
+            averaging=True, store_values=True, offsets=False
+        ](ctx, y, rebind[Data[DType.uint8]](y), x, p):
+            return
     if not fits_32_bits(p):
         direct_launch.avg_pool_fprop_gpu[adaptive=adaptive](ctx, y, x, p)
         return
@@ -198,6 +215,11 @@ def avg_pool_dgrad[
 ](
     ctx: DeviceContext, dx: Data[dtype], dy: Data[dtype], p: PoolingProblem
 ) raises:
+    comptime if not adaptive:
+        if launch_pool_dgrad_tiles[averaging=True, offsets=False](
+            ctx, dx, dy, rebind[Data[DType.uint8]](dy), p
+        ):
+            return
     var above = windows_above[adaptive](p.h)
     if not fits_32_bits(p):
         direct_launch.avg_pool_dgrad_gpu[adaptive=adaptive](ctx, dx, dy, p)

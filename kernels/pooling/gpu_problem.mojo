@@ -15,13 +15,24 @@ comptime LIMIT_32 = 1 << 31
 
 
 @fieldwise_init
-struct FastDivisor(TrivialRegisterPassable):
+struct FastDivisor(DevicePassable, TrivialRegisterPassable):
     """Exact division of 0 <= n < 2^31 by a fixed divisor: a multiplication and a shift.
     """
 
     var divisor: Int32
     var magic: UInt32
     var shift: UInt32
+
+    comptime device_type: AnyType = Self
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        return "FastDivisor"
 
     def __init__(out self, divisor: Int):
         var log = 0
@@ -91,6 +102,11 @@ struct GpuAxis(TrivialRegisterPassable):
     def origin(self, o: Int32) -> Int32:
         """The first position of window `o`, padding included."""
         return o * self.stride() - self.padding
+
+    @always_inline
+    def origin_by[stride: Int](self, o: Int32) -> Int32:
+        """As origin, for a stride that the compiler knows."""
+        return o * Int32(stride) - self.padding
 
     @always_inline
     def taps[adaptive: Bool](self, o: Int32) -> GpuTaps:

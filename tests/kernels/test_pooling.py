@@ -228,11 +228,6 @@ class Compiled:
         ]
 
 
-@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def compiled(request: pytest.FixtureRequest) -> Compiled:
-    return Compiled(request.param)
-
-
 def whole_numbers(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     return torch.randint(-3, 4, shape, generator=generator).to(dtype)
 

@@ -60,7 +60,7 @@ def ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     if device.type == "cpu" and dtype in LOW_PRECISION:
         # PyTorch's narrow product may be emulated, float32's units are there all the same.
         flops = max(flops, ceilings(device, torch.float32).flops_per_second)
-    rates = Ceilings(_copy_rate(device), flops)
+    rates = Ceilings(copy_rate(device), flops)
     if device.type == "cuda":
         # PyTorch would keep the memory, and MAX allocates beside it.
         torch.cuda.empty_cache()
@@ -68,7 +68,9 @@ def ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
 
 
 @functools.cache
-def _copy_rate(device: torch.device) -> float:
+@beartype
+def copy_rate(device: torch.device) -> float:
+    """Bytes read plus bytes written in a second by a copy that no cache holds, the best of a few."""
     wanted = 2**32 if device.type == "cuda" else max(2**28, 4 * cache_bytes(device))
     size = min(wanted, available_bytes(device) // 8) // 4 * 4
     source = torch.randint(0, 2**31 - 1, (size // 4,), dtype=torch.int32, device=device)

@@ -130,11 +130,16 @@ def max_pool_with_indices_backward(
     ceil_mode: bool,
     indices: GraphTensor,
 ) -> GraphTensor:
-    """Each pixel gathers the outputs whose index it is: deterministic."""
+    """Each pixel gathers the outputs whose index it is: deterministic.
+
+    Where very many windows lie over a pixel a GPU scatters atomically instead, unless
+    ``torch.use_deterministic_algorithms(True)`` forbids it (Dynamo compiles anew when that changes).
+    """
     rank = _rank(ctx)
     problem = _problem(rank, ctx.arg_meta(1), kernel_size, stride, padding, dilation, ceil_mode)
     view = _View(indices, rank)
-    return view.take(kernels.max_pool_dgrad(view.show(grad), view.show(indices), problem))
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    return view.take(kernels.max_pool_dgrad(view.show(grad), view.show(indices), problem, deterministic=deterministic))
 
 
 @lowering(aten.avg_pool2d.default, aten.avg_pool3d.default, layout=Layout.RAW, supports=_supports)
