@@ -182,8 +182,8 @@ def difference(ours: torch.Tensor, expected: torch.Tensor) -> str | None:
         wrong = int((ours != expected).sum())
         return f"{wrong} of {ours.numel()} indices differ" if wrong else None
     rtol = max(torch.finfo(ours.dtype).eps, 4e-6)
-    error = (ours.float() - expected.float()).abs()
-    bound = rtol * (expected.float().abs() + expected.float().abs().mean()) + 1e-30
+    error = (ours.to(expected.dtype) - expected).abs()
+    bound = rtol * (expected.abs() + expected.abs().mean()) + 1e-30
     worst = (error / bound).max().item() if ours.numel() else 0.0
     return None if worst <= 1 else f"error {worst:.3g} times the tolerance, at most {error.max().item():.3g}"
 
@@ -240,6 +240,8 @@ def measure(case: Case, layout: str, dtype: str, setting: Setting) -> list[Row]:
     wanted = forward(plain)
     y, indices = wanted if case.op == "max" else (wanted, None)
     dy = random(tuple(y.shape))
+    # ATen adds up in the storage type, and on a GPU in any order.
+    wide = torch.float64 if dtype == "float32" else torch.float32
     activations = (x.numel() + y.numel()) * x.element_size()
     rows = []
     for passing in PASSES[case.op]:
@@ -250,16 +252,15 @@ def measure(case: Case, layout: str, dtype: str, setting: Setting) -> list[Row]:
         moved, made = activations, "input"
         if passing == "fprop":
             made, operands = "output", [x]
-            # Averages in float32: ATen may add up in the storage type.
-            expected = [y, indices] if case.op == "max" else [forward(plain.float())]
+            expected = [y, indices] if case.op == "max" else [forward(plain.to(wide))]
             moved += y.numel() * 8 if case.op == "max" else 0
             theirs: Callable[..., Any] = forward
         elif case.op == "avg":
-            operands, expected = [dy], [backward(dy.contiguous().float(), plain.float())]
+            operands, expected = [dy], [backward(dy.contiguous().to(wide), plain.to(wide))]
             theirs = lambda dy: backward(dy, x)  # noqa: E731
         else:
             stored = indices.to(memory_format=memory_format)
-            operands, expected = [dy, stored], [backward(dy.contiguous().float(), plain.float(), indices)]
+            operands, expected = [dy, stored], [backward(dy.contiguous().to(wide), plain.to(wide), indices)]
             moved += y.numel() * (1 if passing == "dgrad_offsets" else 8)
             theirs = lambda dy, stored: backward(dy, x, stored)  # noqa: E731
         count = set_count(moved, hardware.cache_bytes(device), min(hardware.available_bytes(device), 2**31))

@@ -8,7 +8,8 @@ Scattering takes one plane (C = 1) or one block of channels at a time, always in
 plane is ignored.
 """
 
-from std.math import iota
+from std.math import ceildiv, iota
+from std.sys.info import num_logical_cores
 from std.utils.numerics import neg_inf
 
 from .cpu_row import (
@@ -204,7 +205,7 @@ def iota_from[V: Int](start: Int) -> SIMD[DType.int32, V]:
 
 
 comptime BLOCK = 32
-"""Channels that are scattered together: a plane of them should stay in the cache."""
+"""Fewest channels that are scattered together: two lines of the cache beside each other."""
 
 
 comptime FAR_AWAY = -(1 << 60)
@@ -222,7 +223,10 @@ def max_pool_dgrad_scatter[
     comptime V = lanes[dtype]
     comptime in_place = dtype == Acc
     var channels = Int(p.channels)
-    var blocks = (channels + BLOCK - 1) // BLOCK
+    # Whole pixels keep to the order of the memory; they are cut where sums lie apart or a core would have no work.
+    var whole = in_place and Int(p.batch) >= num_logical_cores()
+    var most = channels if whole else min(BLOCK, channels)
+    var blocks = ceildiv(channels, most)
     var plane = p.input_plane()
     var height = Int(p.h.input)
     var width = Int(p.w.input)
@@ -248,12 +252,12 @@ def max_pool_dgrad_scatter[
         # Half-precision sums are kept in float32 and rounded once.
         var storage = List[Scalar[Acc]]()
         comptime if not in_place:
-            storage.resize(plane * min(BLOCK, channels) + V, 0)
+            storage.resize(plane * most + V, 0)
         var cleared = first
         for unit in range(first, end):
             var n = unit // blocks
-            var c0 = (unit - n * blocks) * BLOCK
-            var depth = min(BLOCK, channels - c0)
+            var c0 = (unit - n * blocks) * most
+            var depth = min(most, channels - c0)
             var dx_block = dx.unsafe_offset(n * plane * channels + c0)
             var sums: Data[Acc]
             var pitch: Int
@@ -351,6 +355,16 @@ def _scatter[
                 + oh * Int(p.h.stride)
                 - Int(p.h.padding)
             ) * Int(p.w.input) - Int(p.w.padding)
+            if channels == 1:
+                for _ in range(out_width):
+                    var pixel = target(indices[unsafe_offset=o], origin)
+                    if pixel >= 0:
+                        sums[unsafe_offset=pixel] += dy[unsafe_offset=o].cast[
+                            Acc
+                        ]()
+                    o += 1
+                    origin += stride
+                continue
             for _ in range(out_width):
                 for c in range(depth):
                     var pixel = target(indices[unsafe_offset=o + c], origin)

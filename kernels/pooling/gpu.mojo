@@ -12,6 +12,8 @@ from .gpu_channels import (
     max_pool_dgrad_channels,
     max_pool_fprop_channels,
 )
+from .gpu_flat import launch_pool_dgrad_flat
+from .gpu_fprop_pieces import launch_pool_fprop_pieces
 from .gpu_fprop_tiles import launch_pool_fprop_tiles
 from .gpu_planes_avg import can_ring_planes, launch_avg_pool_dgrad_planes
 from .gpu_planes_max import can_scatter_planes, launch_max_pool_dgrad_planes
@@ -56,6 +58,30 @@ def windows_above[adaptive: Bool](axis: PoolingAxis) -> Int:
         )
 
 
+def _divides(p: PoolingProblem) -> Bool:
+    """Whether adaptive windows are all alike: those of a fixed problem."""
+    return (
+        p.d.input % p.d.output == 0
+        and p.h.input % p.h.output == 0
+        and p.w.input % p.w.output == 0
+    )
+
+
+def _as_fixed(p: PoolingProblem) -> PoolingProblem:
+    """The fixed problem with the windows of an adaptive one that divides."""
+
+    @always_inline
+    def axis(given: PoolingAxis) -> PoolingAxis:
+        var size = given.input // given.output
+        return PoolingAxis(given.input, given.output, size, size, 0, 1)
+
+    var fixed = p
+    fixed.d = axis(p.d)
+    fixed.h = axis(p.h)
+    fixed.w = axis(p.w)
+    return fixed
+
+
 def max_pool_fprop[
     dtype: DType,
     index: DType,
@@ -75,6 +101,13 @@ def max_pool_fprop[
             averaging=False, store_values=store_values, offsets=offsets
         ](ctx, y, indices, x, p):
             return
+    if launch_pool_fprop_pieces[
+        adaptive=adaptive,
+        averaging=False,
+        store_values=store_values,
+        offsets=offsets,
+    ](ctx, y, indices, x, p):
+        return
     if not fits_32_bits(p):
         direct_launch.max_pool_fprop_gpu[
             adaptive=adaptive, store_values=store_values, offsets=offsets
@@ -126,6 +159,10 @@ def max_pool_dgrad[
             ctx, dx, dy, indices, p
         ):
             return
+        if launch_pool_dgrad_flat[averaging=False, offsets=offsets](
+            ctx, dx, dy, indices, p
+        ):
+            return
         if can_scatter_planes(p):
             launch_max_pool_dgrad_planes[offsets=offsets](
                 ctx, dx, dy, indices, p
@@ -160,8 +197,7 @@ def max_pool_dgrad[
             block_dim=(shape.x, shape.y),
         )
 
-    # Wide indices lie beside the gradients: more channels would take too many registers.
-    comptime V = 4
+    comptime V = 16 // size_of[dtype]()
     if (
         Int(p.channels) % V == 0
         and _aligned(dx)
@@ -181,6 +217,10 @@ def avg_pool_fprop[
             averaging=True, store_values=True, offsets=False
         ](ctx, y, rebind[Data[DType.uint8]](y), x, p):
             return
+    if launch_pool_fprop_pieces[
+        adaptive=adaptive, averaging=True, store_values=True, offsets=False
+    ](ctx, y, rebind[Data[DType.uint8]](y), x, p):
+        return
     if not fits_32_bits(p):
         direct_launch.avg_pool_fprop_gpu[adaptive=adaptive](ctx, y, x, p)
         return
@@ -220,6 +260,11 @@ def avg_pool_dgrad[
             ctx, dx, dy, rebind[Data[DType.uint8]](dy), p
         ):
             return
+    var fixed = _as_fixed(p) if adaptive else p
+    if (not adaptive or _divides(p)) and launch_pool_dgrad_flat[
+        averaging=True, offsets=False
+    ](ctx, dx, dy, rebind[Data[DType.uint8]](dy), fixed):
+        return
     var above = windows_above[adaptive](p.h)
     if not fits_32_bits(p):
         direct_launch.avg_pool_dgrad_gpu[adaptive=adaptive](ctx, dx, dy, p)

@@ -17,10 +17,6 @@ from .gpu_problem import FastDivisor, GpuProblem, LaunchShape
 from .problem import PoolingProblem
 
 
-comptime BATCH = 4
-"""Windows of one row that a thread loads together."""
-
-
 @always_inline
 def _load[
     dtype: DType, //, V: Int
@@ -96,50 +92,28 @@ def max_pool_dgrad_channels[
             for od in range(rd[0], rd[1]):
                 for oh in range(rh[0], rh[1]):
                     var row = (od * p.h.output + oh) * p.w.output
-                    var skipped = Int32(0)
-                    var tap = Int32(0)
-                    comptime if offsets:
-                        var kd, skipped_d = p.d.by_dilation.divmod(
-                            d - p.d.origin(od)
-                        )
-                        var kh, skipped_h = p.h.by_dilation.divmod(
-                            h - p.h.origin(oh)
-                        )
-                        skipped = skipped_d | skipped_h
-                        tap = (kd * p.h.window + kh) * p.w.window
-                        if skipped != 0:
-                            continue
-                    var ow = rw[0]
-                    while ow < rw[1]:
-                        # All loads of a batch before the first use: their latencies overlap.
-                        var found = Array[SIMD[index, V], BATCH](
-                            fill=SIMD[index, V](Scalar[index](-1))
-                        )
-                        var g = Array[SIMD[dtype, V], BATCH](
-                            fill=SIMD[dtype, V](0)
-                        )
-                        comptime for j in range(BATCH):
-                            if ow + Int32(j) < rw[1]:
-                                var o = (row + ow + Int32(j)) * p.channels
-                                found[j] = _load[V](indices_n, o + at.c)
-                                g[j] = _load[V](dy_n, o + at.c)
-                        comptime for j in range(BATCH):
-                            var wanted = pixel
-                            comptime if offsets:
-                                var kw, skipped_w = p.w.by_dilation.divmod(
-                                    max(at.w - p.w.origin(ow + Int32(j)), 0)
-                                )
-                                # -1 equals no offset that a window can have, and 255 none in a byte.
-                                wanted = tap + kw if skipped_w == 0 else Int32(-1)
-                            var hit = found[j].eq(
-                                SIMD[index, V](Scalar[index](wanted))
+                    for ow in range(rw[0], rw[1]):
+                        var o = (row + ow) * p.channels + at.c
+                        var wanted = pixel
+                        comptime if offsets:
+                            var kd, skipped_d = p.d.by_dilation.divmod(
+                                d - p.d.origin(od)
                             )
-                            comptime if offsets:
-                                hit = hit & SIMD[DType.bool, V](fill=wanted >= 0)
-                            total += hit.select(
-                                g[j].cast[Acc](), SIMD[Acc, V](0)
+                            var kh, skipped_h = p.h.by_dilation.divmod(
+                                h - p.h.origin(oh)
                             )
-                        ow += Int32(BATCH)
+                            var kw, skipped_w = p.w.by_dilation.divmod(
+                                at.w - p.w.origin(ow)
+                            )
+                            if (skipped_d | skipped_h | skipped_w) != 0:
+                                continue
+                            wanted = (kd * p.h.window + kh) * p.w.window + kw
+                        var hit = _load[V](indices_n, o).eq(
+                            SIMD[index, V](Scalar[index](wanted))
+                        )
+                        total += hit.select(
+                            _load[V](dy_n, o).cast[Acc](), SIMD[Acc, V](0)
+                        )
             _store(dx_n, pixel * p.channels + at.c, total.cast[dtype]())
         slab += _slab_step()
 

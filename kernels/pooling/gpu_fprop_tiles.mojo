@@ -1,6 +1,6 @@
 """Pooling forward on a GPU over contiguous NCHW tensors, for the windows that networks use.
 
-A thread takes the windows of one row that lie over four columns of x. It loads those columns of all rows of the window
+A thread takes the windows of one row that start in 16 bytes of x. It loads those columns of all rows of the window
 at once, as vectors where the rows allow it, and the few columns beside them that its windows reach.
 """
 
@@ -20,8 +20,8 @@ from .gpu_problem import (
 )
 from .problem import PoolingProblem
 
-comptime COLUMNS = 4
-"""Columns of x that a thread's windows start in."""
+comptime columns_of[dtype: DType] = 16 // size_of[dtype]()
+"""Columns of x that a thread's windows start in: 16 bytes."""
 
 
 @always_inline
@@ -36,6 +36,8 @@ def _load_row[
 ):
     """Columns column - left, ... of a row; those outside it stay as they are.
     """
+
+    comptime COLUMNS = columns_of[dtype]
 
     @always_inline
     def one(i: Int) {mut values, imm}:
@@ -102,6 +104,7 @@ def pool_fprop_tile[
 ):
     """The windows of tile `tile` of row `oh`; at most KH rows to a window. Averages have no indices.
     """
+    comptime COLUMNS = columns_of[dtype]
     comptime R = COLUMNS // SW
     comptime N = max(PW + COLUMNS, (R - 1) * SW + KW)
     var n, od = p.d.by_output.divmod(slab)
@@ -230,9 +233,9 @@ def pool_fprop_tiles[
         slab += Int32(grid_dim.y * block_dim.y)
 
 
-def fprop_tile_count(p: PoolingProblem, SW: Int) -> Int:
+def fprop_tile_count[dtype: DType](p: PoolingProblem, SW: Int) -> Int:
     """Tiles of one row of windows."""
-    return ceildiv(Int(p.w.output), COLUMNS // SW)
+    return ceildiv(Int(p.w.output), columns_of[dtype] // SW)
 
 
 def launch_pool_fprop_tiles[
@@ -272,9 +275,10 @@ def launch_pool_fprop_tiles[
             or Int(p.w.padding) != PW
         ):
             return
+        comptime COLUMNS = columns_of[dtype]
         comptime R = COLUMNS // SW
         var problem = GpuProblem(p, extent_d=p.d.output, vector=1, scale=scale)
-        var tiles = fprop_tile_count(p, SW)
+        var tiles = fprop_tile_count[dtype](p, SW)
         var shape = LaunchShape(tiles * Int(p.h.output), Int(problem.slabs))
         var aligned_x = Int(p.w.input) % COLUMNS == 0 and Int(x) % 16 == 0
         var aligned_y = Int(p.w.output) % R == 0 and Int(y) % 16 == 0
@@ -308,4 +312,5 @@ def launch_pool_fprop_tiles[
     consider[3, 3, 2, 1]()
     consider[3, 3, 2, 0]()
     consider[3, 3, 1, 1]()
+    consider[4, 4, 4, 0]()
     return done

@@ -1,18 +1,22 @@
 """Pooling gradients on a GPU for the windows that networks use, their sizes known to the compiler.
 
 A thread owns a tile of dx: a few columns of one row and, channels-last, a vector of channels. It walks down H, one
-row of windows at a time: loads the windows that reach into its columns (of planes the next row's before this row's are used, so
-that loads are always in flight; with channels the loads of a row are many enough), adds each dy where its index points, in registers, and stores the rows that no
-later window reaches. Every dy and index is loaded once by the thread whose columns it covers, halos apart; nothing
-goes through shared memory and nothing is atomic, so the bits are the same on every run. An index that points outside
+row of windows at a time: loads the windows that reach into its columns, adds each dy where its index points, in
+registers, and stores the rows that no later window reaches. Every dy and index is loaded once by the thread whose
+columns it covers, halos apart; nothing is atomic, so the bits are the same on every run. An index that points outside
 its window never equals a pixel that it is compared with.
+
+What bounds these kernels beside the memory is how many threads fit (registers) and how many instructions an element
+takes: two for each window and tap, a comparison and a predicated addition.
 """
 
-from max.gpu import barrier, block_dim, block_idx, grid_dim, thread_idx
+from max.gpu import barrier, block_dim, block_idx, thread_idx
 from max.gpu.memory import AddressSpace
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.memory import stack_allocation
 from std.sys import size_of
+from std.sys._assembly import inlined_assembly
+from std.sys.info import is_nvidia_gpu
 
 from .direct import Data
 from .gpu_problem import FastDivisor, GpuProblem
@@ -48,22 +52,27 @@ struct TileShape(TrivialRegisterPassable):
         """Windows of a row that reach into a tile."""
         return (self.columns - 1 + self.pw) // self.sw - self.first() + 1
 
+    def overlaps(self) -> Bool:
+        """Whether a pixel may lie under several windows."""
+        return self.kh > self.sh or self.kw > self.sw or self.ld > 1
+
 
 @fieldwise_init
 struct Tiles(DevicePassable, TrivialRegisterPassable):
-    """How dx is cut: items (a tile of columns by a vector of channels) along x, slabs along y, strips of H.
+    """How dx is cut: items (a tile of columns by a vector of channels) along x, units (a strip of H of one slab).
     """
 
     var items: Int32
+    var units: Int32
     var groups: Int32
     """Rows of windows in a strip."""
     var all_groups: Int32
     var by_blocks: FastDivisor
-    """Divides by the blocks that one strip's items take."""
+    """Divides by the blocks that one unit's items take."""
     var by_chunk: FastDivisor
     var by_tiles: FastDivisor
-    var aligned: Int32
-    """Whether a tile's windows can be loaded as one vector."""
+    var by_inner: FastDivisor
+    """Divides units by the strips of a slab; by the slabs where slabs share what they load."""
 
     comptime device_type: AnyType = Self
 
@@ -105,7 +114,7 @@ def _load_windows[
     *,
     first: Int,
     run: Int,
-    planes: Bool,
+    aligned: Bool,
     averaging: Bool,
 ](
     mut windows: Windows[dtype, index, N, V],
@@ -114,10 +123,9 @@ def _load_windows[
     start: Int32,
     extent: Int32,
     channels: Int32,
-    aligned: Bool,
 ):
-    """Loads windows start + first, ... of a row of `extent`; dy and found point at its window 0.
-    """
+    """Loads windows start + first, ... of a row of `extent`; dy and found point at its window 0. `aligned`: of one
+    channel, and the `run` windows from start on are one vector."""
 
     @always_inline
     def one(i: Int) {mut windows, imm}:
@@ -133,28 +141,22 @@ def _load_windows[
                     width=V, alignment=index_bytes
                 ](Int(o * channels))
 
-    comptime if planes:
-        if aligned:
-            comptime for i in range(N):
-                comptime if first + i < 0 or first + i >= run:
-                    one(i)
-            if start < extent:
-                comptime bytes = min(run * size_of[dtype](), 16)
-                var values = dy.unsafe_load[width=run, alignment=bytes](
-                    Int(start)
-                )
+    comptime if aligned:
+        if start < extent:
+            comptime bytes = min(run * size_of[dtype](), 16)
+            var values = dy.unsafe_load[width=run, alignment=bytes](Int(start))
+            comptime for j in range(run):
+                windows.dy[j - first] = SIMD[dtype, V](values[j])
+            comptime if not averaging:
+                comptime index_bytes = min(run * size_of[index](), 16)
+                var places = found.unsafe_load[
+                    width=run, alignment=index_bytes
+                ](Int(start))
                 comptime for j in range(run):
-                    windows.dy[j - first] = SIMD[dtype, V](values[j])
-                comptime if not averaging:
-                    comptime index_bytes = min(run * size_of[index](), 16)
-                    var places = found.unsafe_load[
-                        width=run, alignment=index_bytes
-                    ](Int(start))
-                    comptime for j in range(run):
-                        windows.found[j - first] = SIMD[index, V](places[j])
-            return
+                    windows.found[j - first] = SIMD[index, V](places[j])
     comptime for i in range(N):
-        one(i)
+        comptime if not aligned or first + i < 0 or first + i >= run:
+            one(i)
 
 
 @always_inline
@@ -168,6 +170,36 @@ def _narrow[
         return low.cast[index]().eq(found).select(low, SIMD[DType.int32, V](-1))
     else:
         return found.cast[DType.int32]()
+
+
+@always_inline
+def _add_where[
+    V: Int, //
+](
+    sum: SIMD[DType.float32, V],
+    found: SIMD[DType.int32, V],
+    wanted: Int32,
+    g: SIMD[DType.float32, V],
+) -> SIMD[DType.float32, V]:
+    """Adds g where found is wanted; a select and an addition would be an instruction more.
+    """
+    comptime if is_nvidia_gpu():
+        var total = sum
+        comptime for v in range(V):
+            total[v] = inlined_assembly[
+                (
+                    "{.reg .pred hit; setp.eq.s32 hit, $1, $2;"
+                    " @hit add.f32 $0, $0, $3;}"
+                ),
+                Float32,
+                constraints="=f,r,r,f,0",
+                has_side_effect=False,
+            ](found[v], wanted, g[v], sum[v])
+        return total
+    else:
+        return sum + found.eq(SIMD[DType.int32, V](wanted)).select(
+            g, SIMD[DType.float32, V](0)
+        )
 
 
 def pool_dgrad_tiles[
@@ -184,30 +216,20 @@ def pool_dgrad_tiles[
     p: GpuProblem,
     t: Tiles,
 ):
-    """One thread's item and strip of dx, in every slab that is its own."""
-    var strip, block = t.by_blocks.divmod(Int32(block_idx.x))
+    """One thread's item in one unit of dx. Planes have rows of whole tiles."""
+    var rest, block = t.by_blocks.divmod(Int32(block_idx.x))
     var item = block * Int32(block_dim.x) + Int32(thread_idx.x)
-    if item >= t.items:
+    var unit = rest * Int32(block_dim.y) + Int32(thread_idx.y)
+    if item >= t.items or unit >= t.units:
         return
-    walk_tile[
-        dtype,
-        index,
-        S,
-        planes,
-        averaging,
-        offsets,
-        False,
-    ](
-        dx,
-        dy,
-        indices,
-        p,
-        t,
-        0,
-        item,
-        strip,
-        Int32(block_idx.y * block_dim.y + thread_idx.y),
-        Int32(grid_dim.y * block_dim.y),
+    var strip: Int32
+    var slab: Int32
+    comptime if S.ld > 1:
+        strip, slab = t.by_inner.divmod(unit)
+    else:
+        slab, strip = t.by_inner.divmod(unit)
+    walk_tile[dtype, index, S, planes, averaging, offsets, False](
+        dx, dy, indices, p, t, 0, item, strip, slab
     )
 
 
@@ -243,15 +265,7 @@ def pool_dgrad_pieces[
     var strip = Int32(UInt32(thread_idx.y) // UInt32(group))
     var own = Int32(thread_idx.y) - strip * group
     if own < count:
-        walk_tile[
-            dtype,
-            index,
-            S,
-            True,
-            averaging,
-            offsets,
-            True,
-        ](
+        walk_tile[dtype, index, S, True, averaging, offsets, True](
             piece.unsafe_offset(Int(shift)),
             dy,
             indices,
@@ -261,7 +275,6 @@ def pool_dgrad_pieces[
             Int32(thread_idx.x),
             strip,
             slab + own,
-            p.slabs,
         )
     barrier()
     var thread = Int32(thread_idx.y * block_dim.x + thread_idx.x)
@@ -299,8 +312,7 @@ def walk_tile[
     dx_slab: Int32,
     item: Int32,
     strip: Int32,
-    first_slab: Int32,
-    slab_step: Int32,
+    slab: Int32,
 ):
     """Averages have no indices. dx points at slab `dx_slab`; `staged`: in shared memory, where nothing is aligned.
     """
@@ -318,7 +330,6 @@ def walk_tile[
     comptime Sums = SIMD[DType.float32, V]
     # Averages take the rows of all slabs above together, maxima, whose indices are wide, one after the other.
     comptime DEPTH = LD if averaging else 1
-    comptime AHEAD = not staged if planes else averaging and LD == 1
     comptime Row = Array[Windows[dtype, index, N, V], DEPTH]
 
     var place, lane = t.by_chunk.divmod(item)
@@ -329,8 +340,6 @@ def walk_tile[
     var end_group = min(first_group + t.groups, t.all_groups)
     var include = p.include_pad != 0
     var uniform = p.scale != 0
-    var aligned = t.aligned != 0
-    var last_row = min(p.h.output, end_group)
 
     # One over what each window contributes on W to an average's divisor; everything else where all are alike.
     var scale_w = Array[Float32, N](fill=p.scale)
@@ -341,135 +350,118 @@ def walk_tile[
                     tile * Int32(ROW) + Int32(FIRST + i), include
                 )
 
-    var slab = first_slab
-    while slab < p.slabs:
-        var n, d = p.d.by_input.divmod(slab)
-        var above_d = p.d.outputs_over[False](d)
-        var dx_rows = dx.unsafe_offset(
-            Int(slab - dx_slab) * Int(p.h.input * p.w.input * p.channels)
-        )
-        var sample = Int(n) * Int(p.output_plane()) * Int(p.channels) + Int(c)
-        var dy_n = dy.unsafe_offset(sample)
-        var indices_n = indices
-        comptime if not averaging:
-            indices_n = indices.unsafe_offset(sample)
+    var n, d = p.d.by_input.divmod(slab)
+    var above_d = p.d.outputs_over[False](d)
+    var dx_rows = dx.unsafe_offset(
+        Int(slab - dx_slab) * Int(p.h.input * p.w.input * p.channels)
+    )
+    var sample = Int(n) * Int(p.output_plane()) * Int(p.channels) + Int(c)
+    var dy_n = dy.unsafe_offset(sample)
+    var indices_n = indices
+    comptime if not averaging:
+        indices_n = indices.unsafe_offset(sample)
 
-        @always_inline
-        def load(oh: Int32, step: Int) {imm} -> Row:
-            var row = Row(fill=Windows[dtype, index, N, V]())
-            comptime for k in range(DEPTH):
-                var od = above_d[0] + Int32(step + k)
-                if oh < last_row and od < above_d[1]:
-                    var at = Int(
-                        (od * p.h.output + oh) * p.w.output * p.channels
-                    )
-                    var indices_row = indices_n
-                    comptime if not averaging:
-                        indices_row = indices_n.unsafe_offset(at)
-                    _load_windows[
-                        first=FIRST,
-                        run=ROW,
-                        planes=planes,
-                        averaging=averaging,
-                    ](
-                        row[k],
-                        dy_n.unsafe_offset(at),
-                        indices_row,
-                        tile * Int32(ROW),
-                        p.w.output,
-                        p.channels,
-                        aligned,
-                    )
-            return row^
+    @always_inline
+    def load(oh: Int32, step: Int) {imm} -> Row:
+        var row = Row(fill=Windows[dtype, index, N, V]())
+        comptime for k in range(DEPTH):
+            var od = above_d[0] + Int32(step + k)
+            if oh < p.h.output and od < above_d[1]:
+                var at = Int((od * p.h.output + oh) * p.w.output * p.channels)
+                var indices_row = indices_n
+                comptime if not averaging:
+                    indices_row = indices_n.unsafe_offset(at)
+                _load_windows[
+                    first=FIRST,
+                    run=ROW,
+                    aligned=planes and not staged,
+                    averaging=averaging,
+                ](
+                    row[k],
+                    dy_n.unsafe_offset(at),
+                    indices_row,
+                    tile * Int32(ROW),
+                    p.w.output,
+                    p.channels,
+                )
+        return row^
 
-        var steps = 1
-        comptime if LD > DEPTH:
-            steps = Int(above_d[1] - above_d[0])
-        var sums = Array[Sums, KEPT * TW](fill=Sums(0))
-        var group = max(first_group - Int32(ABOVE - 1), 0)
-        var next = Row(fill=Windows[dtype, index, N, V]())
-        comptime if AHEAD:
-            next = load(group, 0)
-        while group < end_group:
-            # The first input row that no later window reaches.
-            var top = p.h.origin_by[SH](group)
-            for step in range(steps):
-                var row: Row
-                comptime if AHEAD:
-                    row = next^
-                    var last = step + 1 == steps
-                    next = load(
-                        group + 1 if last else group, 0 if last else step + 1
-                    )
-                else:
-                    row = load(group, step)
-                comptime if averaging:
-                    var scale_h = Float32(1)
+    var steps = 1
+    comptime if LD > DEPTH:
+        steps = Int(above_d[1] - above_d[0])
+    var sums = Array[Sums, KEPT * TW](fill=Sums(0))
+    var group = max(first_group - Int32(ABOVE - 1), 0)
+    while group < end_group:
+        # The first input row that no later window reaches.
+        var top = p.h.origin_by[SH](group)
+        for step in range(steps):
+            var row = load(group, step)
+            comptime if averaging:
+                var scale_h = Float32(1)
+                if not uniform:
+                    scale_h = p.h.scale[False](group, include)
+                var totals = Array[Sums, N](fill=Sums(0))
+                comptime for k in range(DEPTH):
+                    var scale = scale_h
                     if not uniform:
-                        scale_h = p.h.scale[False](group, include)
-                    var totals = Array[Sums, N](fill=Sums(0))
-                    comptime for k in range(DEPTH):
-                        var scale = scale_h
-                        if not uniform:
-                            scale *= p.d.scale[False](
-                                above_d[0] + Int32(k), include
-                            )
-                        comptime for i in range(N):
-                            totals[i] += (
-                                row[k].dy[i].cast[DType.float32]() * scale
-                            )
-                    comptime for i in range(N):
-                        totals[i] *= scale_w[i]
-                    comptime for j in range(TW):
-                        var sum = Sums(0)
-                        comptime for i in range(N):
-                            comptime tap = j + S.pw - (FIRST + i) * S.sw
-                            comptime if tap >= 0 and tap < KW:
-                                sum += totals[i]
-                        comptime for r in range(KH):
-                            sums[r * TW + j] += sum
-                else:
-                    var origin = (d * p.h.input + top) * p.w.input + column
-                    comptime for k in range(DEPTH):
-                        comptime if offsets:
-                            origin = (
-                                (d - p.d.origin(above_d[0] + Int32(step + k)))
-                                * p.h.window
-                                * Int32(KW)
-                            )
-                        comptime for i in range(N):
-                            var g = row[k].dy[i].cast[DType.float32]()
-                            var found = _narrow(row[k].found[i]) - origin
-                            comptime for r in range(KH):
-                                comptime for tap in range(KW):
-                                    comptime j = (FIRST + i) * S.sw - S.pw + tap
-                                    comptime if j >= 0 and j < TW:
-                                        var wanted = Int32(
-                                            r
-                                        ) * p.w.input + Int32(j)
-                                        comptime if offsets:
-                                            wanted = Int32(r * KW + tap)
-                                        var hit = found.eq(
-                                            SIMD[DType.int32, V](wanted)
-                                        )
-                                        sums[r * TW + j] += hit.select(
-                                            g, Sums(0)
-                                        )
-            if group >= first_group:
-                comptime for r in range(SH):
-                    var h = top + Int32(r)
-                    if h >= 0 and h < p.h.input:
-                        _store_row[TW=TW, planes=planes, staged=staged, r=r](
-                            dx_rows, sums, h, column, c, p
+                        scale *= p.d.scale[False](
+                            above_d[0] + Int32(k), include
                         )
-            comptime for r in range(KEPT):
+                    comptime for i in range(N):
+                        totals[i] += row[k].dy[i].cast[DType.float32]() * scale
+                comptime for i in range(N):
+                    totals[i] *= scale_w[i]
                 comptime for j in range(TW):
-                    comptime if r + SH < KEPT:
-                        sums[r * TW + j] = sums[(r + SH) * TW + j]
-                    else:
-                        sums[r * TW + j] = Sums(0)
-            group += 1
-        slab += slab_step
+                    var sum = Sums(0)
+                    comptime for i in range(N):
+                        comptime tap = j + S.pw - (FIRST + i) * S.sw
+                        comptime if tap >= 0 and tap < KW:
+                            sum += totals[i]
+                    comptime for r in range(KH):
+                        sums[r * TW + j] += sum
+            else:
+                var origin = column
+                comptime if offsets:
+                    origin = (
+                        (d - p.d.origin(above_d[0] + Int32(step)))
+                        * p.h.window
+                        * Int32(KW)
+                    )
+                elif KH > 1:
+                    # Rows of a 1-D problem are no rows of a plane.
+                    origin += (d * p.h.input + top) * p.w.input
+                comptime for i in range(N):
+                    var g = row[0].dy[i].cast[DType.float32]()
+                    var found = _narrow(row[0].found[i]) - origin
+                    comptime for r in range(KH):
+                        comptime for tap in range(KW):
+                            comptime j = (FIRST + i) * S.sw - S.pw + tap
+                            comptime if j >= 0 and j < TW:
+                                var wanted = Int32(r) * p.w.input + Int32(j)
+                                comptime if offsets:
+                                    wanted = Int32(r * KW + tap)
+                                comptime if S.overlaps():
+                                    sums[r * TW + j] = _add_where(
+                                        sums[r * TW + j], found, wanted, g
+                                    )
+                                else:
+                                    sums[r * TW + j] = found.eq(
+                                        SIMD[DType.int32, V](wanted)
+                                    ).select(g, Sums(0))
+        if group >= first_group:
+            comptime for r in range(SH):
+                var h = top + Int32(r)
+                if h >= 0 and h < p.h.input:
+                    _store_row[TW=TW, planes=planes, staged=staged, r=r](
+                        dx_rows, sums, h, column, c, p
+                    )
+        comptime for r in range(KEPT):
+            comptime for j in range(TW):
+                comptime if r + SH < KEPT:
+                    sums[r * TW + j] = sums[(r + SH) * TW + j]
+                else:
+                    sums[r * TW + j] = Sums(0)
+        group += 1
 
 
 @always_inline

@@ -6,7 +6,7 @@ from std.sys import size_of
 
 from .direct import Data
 from .gpu_problem import (
-    GRID_LIMIT,
+    LIMIT_32,
     THREADS,
     FastDivisor,
     GpuProblem,
@@ -22,10 +22,10 @@ from .gpu_tiles import (
 )
 from .problem import PoolingAxis, PoolingProblem
 
-comptime ENOUGH_THREADS = 1 << 20
-"""Strips of H are cut until so many threads run, a few times what a large GPU holds."""
-comptime SHORTEST_STRIP = 8
-"""Rows of windows; each strip loads those above its first row again."""
+comptime BLOCK = 128
+"""Threads; small blocks leave no registers unused."""
+comptime ENOUGH_THREADS = 1 << 18
+"""Strips of H get shorter until so many threads run, about what a large GPU holds."""
 comptime CHUNK = 16
 """Most vectors of channels side by side in a block; columns beside each other share windows through the L1 cache."""
 
@@ -50,37 +50,44 @@ struct TilePlan[S: TileShape]:
     var tiles: Tiles
     var x: Int
     var y: Int
-    var grid_x: Int
-    var grid_y: Int
+    var grid: Int
 
-    def __init__(out self, p: PoolingProblem, slabs: Int):
-        comptime overlap = Self.S.kh > Self.S.sh
+    def __init__(out self, p: PoolingProblem):
+        var slabs = Int(p.batch) * Int(p.d.input)
         var vectors = Int(p.channels) // Self.S.channels
         var columns = ceildiv(Int(p.w.input), Self.S.columns)
         var items = columns * vectors
         var groups = _groups(p, Self.S.sh)
-        var shortest = SHORTEST_STRIP if overlap else SHORTEST_STRIP // 4
-        var strips = max(
-            min(ENOUGH_THREADS // (items * slabs), groups // shortest), 1
-        )
-        var strip = ceildiv(groups, strips)
-        strips = ceildiv(groups, strip)
-        self.x = min(THREADS, items)
+        # Strips of one plane lie in one block and find each other's windows in the L1 cache; elsewhere a longer
+        # strip loads fewer windows twice.
+        var strip = 4
+        comptime if Self.S.ld > 1:
+            strip = 16
+        elif Self.S.channels > 1:
+            strip = 8
+        while (
+            strip > 1
+            and items * slabs * ceildiv(groups, strip) < ENOUGH_THREADS
+        ):
+            strip //= 2
+        var strips = ceildiv(groups, strip)
+        var units = slabs * strips
+        self.x = min(BLOCK, items)
         comptime if Self.S.ld > 1:
             # Neighbouring slabs load the same windows: together they find them in the L1 cache.
-            self.x = min(self.x, THREADS // 4)
-        self.y = THREADS // self.x
+            self.x = min(self.x, BLOCK // 4)
+        self.y = BLOCK // self.x
         var blocks = ceildiv(items, self.x)
-        self.grid_x = blocks * strips
-        self.grid_y = min(ceildiv(slabs, self.y), GRID_LIMIT)
+        self.grid = blocks * ceildiv(units, self.y)
         self.tiles = Tiles(
             Int32(items),
+            Int32(units),
             Int32(strip),
             Int32(groups),
             FastDivisor(blocks),
             FastDivisor(_chunk(vectors)),
             FastDivisor(columns),
-            Int32(Int(p.w.output) % Self.S.run() == 0),
+            FastDivisor(slabs if Self.S.ld > 1 else strips),
         )
 
 
@@ -94,9 +101,10 @@ struct PiecePlan[S: TileShape]:
     """Slabs of a block."""
     var fits: Bool
 
-    def __init__(out self, p: PoolingProblem, slabs: Int, width: Int):
+    def __init__(out self, p: PoolingProblem, width: Int):
         """`width` is the bytes of an element."""
         comptime overlap = Self.S.kh > Self.S.sh
+        var slabs = Int(p.batch) * Int(p.d.input)
         self.x = ceildiv(Int(p.w.input), Self.S.columns)
         var slab_bytes = Int(p.h.input) * Int(p.w.input) * width
         self.fits = self.x <= THREADS and slab_bytes <= PIECE_BYTES
@@ -121,12 +129,13 @@ struct PiecePlan[S: TileShape]:
         self.y = self.group * strips
         self.tiles = Tiles(
             Int32(self.x),
+            Int32(slabs * strips),
             Int32(strip),
             Int32(groups),
             FastDivisor(1),
             FastDivisor(1),
             FastDivisor(self.x),
-            Int32(Int(p.w.output) % Self.S.run() == 0),
+            FastDivisor(strips),
         )
 
 
@@ -141,6 +150,15 @@ def _is_trivial(axis: PoolingAxis) -> Bool:
     return axis.input == 1 and axis.window == 1 and axis.padding == 0
 
 
+def rows_together(p: PoolingProblem) -> PoolingProblem:
+    """A 1-D problem as one plane with the batch for its rows, which a thread then walks down.
+    """
+    var merged = p
+    merged.batch = 1
+    merged.h = PoolingAxis(Int32(p.batch), Int32(p.batch), 1, 1, 0, 1)
+    return merged
+
+
 def launch_pool_dgrad_tiles[
     dtype: DType, index: DType, *, averaging: Bool, offsets: Bool
 ](
@@ -148,7 +166,7 @@ def launch_pool_dgrad_tiles[
     dx: Data[dtype],
     dy: Data[dtype],
     indices: Data[index],
-    p: PoolingProblem,
+    given: PoolingProblem,
 ) raises -> Bool:
     """Launches the kernel that knows the problem's window; False where there is none.
 
@@ -157,97 +175,108 @@ def launch_pool_dgrad_tiles[
     comptime WIDE = 16 // size_of[dtype]()
     # Eight channels would take so many registers that too few threads fit.
     comptime V = 4
-    var planes = p.channels == 1
-    var above = min(ceildiv(Int(p.d.window), Int(p.d.stride)), Int(p.d.output))
-    if not fits_32_bits(p) or p.d.dilation != 1:
+    if not fits_32_bits(given) or given.d.dilation != 1:
         return False
     if Int(dx) % 16 != 0 or Int(dy) % 16 != 0:
         return False
     comptime if not averaging:
         if Int(indices) % 16 != 0:
             return False
+    var p = given
+    var one_axis = _is_trivial(p.d) and _is_trivial(p.h)
+    if one_axis and Int(p.batch) < LIMIT_32:
+        p = rows_together(given)
+        if not fits_32_bits(p):
+            return False
+    var planes = p.channels == 1
+    var above = min(ceildiv(Int(p.d.window), Int(p.d.stride)), Int(p.d.output))
     var scale = Float32(0)
     comptime if averaging:
-        scale = uniform_scale[False](p)
+        scale = uniform_scale[False](given)
     var done = False
 
     @always_inline
-    def launch[S: TileShape]() raises {mut done, imm}:
-        comptime S1 = TileShape(
-            S.kh, S.sh, S.kw, S.sw, S.pw, S.ld, max(2, S.sw), V
+    def launch[S: TileShape, planes: Bool]() raises {mut done, imm}:
+        var problem = GpuProblem(
+            p, extent_d=p.d.input, vector=S.channels, scale=scale
         )
-        comptime SP = TileShape(S.kh, S.sh, S.kw, S.sw, S.pw, S.ld, WIDE, 1)
-
-        if not planes:
-            if Int(p.channels) % V != 0:
-                return
-            var problem = GpuProblem(
-                p, extent_d=p.d.input, vector=V, scale=scale
-            )
-            var plan = TilePlan[S1](p, Int(problem.slabs))
-            comptime kernel = pool_dgrad_tiles[
-                dtype, index, S1, False, averaging, offsets
-            ]
-            ctx.enqueue_function[kernel](
-                dx,
-                dy,
-                indices,
-                problem,
-                plan.tiles,
-                grid_dim=(plan.grid_x, plan.grid_y),
-                block_dim=(plan.x, plan.y),
-            )
-            done = True
-            return
-        var problem = GpuProblem(p, extent_d=p.d.input, vector=1, scale=scale)
-        if Int(p.w.input) % WIDE == 0:
-            var plan = TilePlan[SP](p, Int(problem.slabs))
-            comptime kernel = pool_dgrad_tiles[
-                dtype, index, SP, True, averaging, offsets
-            ]
-            ctx.enqueue_function[kernel](
-                dx,
-                dy,
-                indices,
-                problem,
-                plan.tiles,
-                grid_dim=(plan.grid_x, plan.grid_y),
-                block_dim=(plan.x, plan.y),
-            )
-            done = True
-            return
-        var plan = PiecePlan[SP](p, Int(problem.slabs), size_of[dtype]())
-        if plan.fits:
-            comptime kernel = pool_dgrad_pieces[
-                dtype, index, SP, averaging, offsets
-            ]
-            ctx.enqueue_function[kernel](
-                dx,
-                dy,
-                indices,
-                problem,
-                plan.tiles,
-                Int32(plan.group),
-                grid_dim=ceildiv(Int(problem.slabs), plan.group),
-                block_dim=(plan.x, plan.y),
-            )
-            done = True
+        var plan = TilePlan[S](p)
+        comptime kernel = pool_dgrad_tiles[
+            dtype, index, S, planes, averaging, offsets
+        ]
+        ctx.enqueue_function[kernel](
+            dx,
+            dy,
+            indices,
+            problem,
+            plan.tiles,
+            grid_dim=plan.grid,
+            block_dim=(plan.x, plan.y),
+        )
+        done = True
 
     @always_inline
-    def consider[KH: Int, SH: Int, KW: Int, SW: Int, PW: Int]() raises {imm}:
-        comptime most = (KH + SH - 1) // SH
-        if done or not (_axis_is[KW, SW](p.w) and Int(p.w.padding) == PW):
+    def launch_pieces[S: TileShape]() raises {mut done, imm}:
+        var plan = PiecePlan[S](p, size_of[dtype]())
+        if not plan.fits:
             return
-        if not (_is_trivial(p.h) or _axis_is[KH, SH](p.h)):
+        var problem = GpuProblem(p, extent_d=p.d.input, vector=1, scale=scale)
+        comptime kernel = pool_dgrad_pieces[dtype, index, S, averaging, offsets]
+        ctx.enqueue_function[kernel](
+            dx,
+            dy,
+            indices,
+            problem,
+            plan.tiles,
+            Int32(plan.group),
+            grid_dim=ceildiv(Int(problem.slabs), plan.group),
+            block_dim=(plan.x, plan.y),
+        )
+        done = True
+
+    @always_inline
+    def take[
+        KH: Int, SH: Int, KW: Int, SW: Int, PW: Int, LD: Int
+    ]() raises {imm}:
+        comptime TW = WIDE if SW > 1 else 4
+        comptime shape = TileShape(KH, SH, KW, SW, PW, LD, TW, 1)
+        if not planes:
+            if Int(p.channels) % V == 0:
+                launch[
+                    TileShape(KH, SH, KW, SW, PW, LD, max(2, SW), V), False
+                ]()
+        elif Int(p.w.input) % TW == 0 and Int(p.w.output) % shape.run() == 0:
+            launch[shape, True]()
+        else:
+            comptime if KH > 1 and LD == 1:
+                launch_pieces[TileShape(KH, SH, KW, SW, PW, LD, 4, 1)]()
+
+    @always_inline
+    def consider[
+        KH: Int, SH: Int, KW: Int, SW: Int, PW: Int, *, deep: Bool = False
+    ]() raises {imm}:
+        comptime most = (KH + SH - 1) // SH
+        if (
+            done
+            or not _axis_is[KW, SW](p.w)
+            or Int(p.w.padding) != PW
+            or not _axis_is[KH, SH](p.h)
+        ):
             return
         if above == 1:
-            launch[TileShape(KH, SH, KW, SW, PW, 1, 0, 0)]()
+            take[KH, SH, KW, SW, PW, 1]()
         elif above <= most:
-            comptime if most > 1:
-                launch[TileShape(KH, SH, KW, SW, PW, most, 0, 0)]()
+            comptime if deep:
+                take[KH, SH, KW, SW, PW, most]()
 
-    consider[2, 2, 2, 2, 0]()
-    consider[3, 2, 3, 2, 1]()
-    consider[3, 2, 3, 2, 0]()
-    consider[3, 1, 3, 1, 1]()
+    if one_axis:
+        consider[1, 1, 2, 2, 0]()
+        consider[1, 1, 3, 1, 1]()
+        consider[1, 1, 4, 4, 0]()
+    else:
+        consider[2, 2, 2, 2, 0]()
+        consider[2, 1, 2, 1, 0]()
+        consider[3, 2, 3, 2, 0]()
+        consider[3, 2, 3, 2, 1, deep=True]()
+        consider[3, 1, 3, 1, 1, deep=True]()
     return done

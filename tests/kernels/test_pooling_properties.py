@@ -102,7 +102,7 @@ def test_avg_of_drawn_windows(compiled: Compiled, case: Window, layout: str, see
     generator = torch.Generator().manual_seed(seed)
     for dtype in compiled.dtypes:
         x = torch.randn((case.n, case.c, *case.size), generator=generator).to(dtype)
-        leaf = x.double().requires_grad_()
+        leaf = x.double().clone().requires_grad_()
         y = average(leaf, problem)
         dy = torch.randn(y.shape, generator=generator).to(dtype)
         (dx,) = torch.autograd.grad(y, leaf, dy.double())
@@ -223,7 +223,7 @@ class _Pool(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, compiled: Compiled, family: str, case: Window, layout: str) -> torch.Tensor:
-        problem = case.problem(family)
+        problem, x = case.problem(family), x.detach()
         shape = torch.Size((*x.shape[:2], *problem.output_spatial))
         dy = torch.zeros(shape, dtype=F64)
         if family == "max":
@@ -238,7 +238,7 @@ class _Pool(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         compiled, family, case, layout = ctx.arguments
-        x, *indices = ctx.saved_tensors
+        x, *indices = (t.detach() for t in ctx.saved_tensors)
         if family == "max":
             dx = run_max(compiled, x, dy, indices[0], case, layout)[2]
         else:

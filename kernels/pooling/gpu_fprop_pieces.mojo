@@ -1,0 +1,207 @@
+"""Pooling forward on a GPU over contiguous NCHW tensors, for every window: whole planes go through shared memory.
+
+A block copies a few planes as one run of 16-byte vectors, wherever they begin and end; then each of its threads takes
+windows of them. What overlapping or long windows read again costs no bandwidth of the device's memory.
+"""
+
+from max.gpu import barrier, block_dim, block_idx, thread_idx
+from max.gpu.host import DeviceContext
+from max.gpu.memory import AddressSpace
+from std.math import ceildiv
+from std.memory import stack_allocation
+from std.sys import size_of
+from std.utils.numerics import neg_inf
+
+from .direct import Data
+from .gpu_problem import (
+    THREADS,
+    GpuProblem,
+    LIMIT_32,
+    fits_32_bits,
+    uniform_scale,
+)
+from .problem import PoolingProblem
+
+comptime PIECE_BYTES = 32 * 1024
+
+
+@always_inline
+def pool_fprop_window[
+    dtype: DType,
+    index: DType,
+    adaptive: Bool,
+    averaging: Bool,
+    store_values: Bool,
+    offsets: Bool,
+](
+    y: Data[dtype],
+    indices: Data[index],
+    planes: MutPointer[Scalar[dtype], _, address_space=_],
+    p: GpuProblem,
+    o: Int32,
+):
+    """Window number `o` of the planes that start at `planes`; y and indices point at the first one's.
+    """
+    var row, ow = p.w.by_output.divmod(o)
+    var slab, oh = p.h.by_output.divmod(row)
+    var n, od = p.d.by_output.divmod(slab)
+    var td = p.d.taps[adaptive](od)
+    var th = p.h.taps[adaptive](oh)
+    var tw = p.w.taps[adaptive](ow)
+    var base = n * p.input_plane()
+    var best = Float32(0) if averaging else neg_inf[DType.float32]()
+    var found = (td.start * p.h.input + th.start) * p.w.input + tw.start
+    comptime if offsets:
+        found = (td.first * p.h.window + th.first) * p.w.window + tw.first
+        if td.count <= 0 or th.count <= 0 or tw.count <= 0:
+            found = p.d.window * p.h.window * p.w.window
+    var d_step = Int32(1) if adaptive else p.d.dilation()
+    var h_step = Int32(1) if adaptive else p.h.dilation()
+    var w_step = Int32(1) if adaptive else p.w.dilation()
+    for a in range(td.count):
+        for b in range(th.count):
+            var pixel = (
+                (td.start + a * d_step) * p.h.input + th.start + b * h_step
+            ) * p.w.input + tw.start
+            var tap = (
+                (td.first + a) * p.h.window + th.first + b
+            ) * p.w.window + tw.first
+            for k in range(tw.count):
+                var value = planes[unsafe_offset=Int(base + pixel)].cast[
+                    DType.float32
+                ]()
+                comptime if averaging:
+                    best += value
+                else:
+                    if value > best or value != value:
+                        best = value
+                        found = tap + k if offsets else pixel
+                pixel += w_step
+    comptime if averaging:
+        var scale = p.scale
+        if scale == 0:
+            var include = p.include_pad != 0
+            scale = (
+                p.d.scale[adaptive](od, include)
+                * p.h.scale[adaptive](oh, include)
+                * p.w.scale[adaptive](ow, include)
+            )
+        best *= scale
+    comptime if store_values:
+        y[unsafe_offset=Int(o)] = best.cast[dtype]()
+    comptime if not averaging:
+        indices[unsafe_offset=Int(o)] = found.cast[index]()
+
+
+def pool_fprop_pieces[
+    dtype: DType,
+    index: DType,
+    adaptive: Bool,
+    averaging: Bool,
+    store_values: Bool,
+    offsets: Bool,
+](
+    y: Data[dtype],
+    indices: Data[index],
+    x: Data[dtype],
+    p: GpuProblem,
+    batch: Int32,
+    group: Int32,
+):
+    """A block takes `group` of the `batch` planes."""
+    comptime V = 16 // size_of[dtype]()
+    var piece = stack_allocation[
+        PIECE_BYTES // size_of[dtype]() + V,
+        Scalar[dtype],
+        alignment=16,
+        address_space=AddressSpace.SHARED,
+    ]()
+    var n = Int32(block_idx.x) * group
+    var count = min(group, batch - n)
+    var source = x.unsafe_offset(Int(n) * Int(p.input_plane()))
+    # Vectors are aligned in both places when the run starts equally far from one.
+    var shift = Int32((Int(source) // size_of[dtype]()) % V)
+    var start = source.unsafe_offset(-Int(shift))
+    var end = shift + count * p.input_plane()
+    var thread = Int32(thread_idx.x)
+    var threads = Int32(block_dim.x)
+    var v = thread
+    while v * Int32(V) < end:
+        var at = v * Int32(V)
+        if at >= shift and at + Int32(V) <= end:
+            piece.unsafe_store[alignment=16](
+                Int(at), start.unsafe_load[width=V, alignment=16](Int(at))
+            )
+        else:
+            for i in range(max(at, shift), min(at + Int32(V), end)):
+                piece[unsafe_offset=Int(i)] = start[unsafe_offset=Int(i)]
+        v += threads
+    barrier()
+    var first = Int(n) * Int(p.output_plane())
+    var indices_n = indices
+    comptime if not averaging:
+        indices_n = indices.unsafe_offset(first)
+    var o = thread
+    while o < count * p.output_plane():
+        pool_fprop_window[
+            dtype, index, adaptive, averaging, store_values, offsets
+        ](
+            y.unsafe_offset(first),
+            indices_n,
+            piece.unsafe_offset(Int(shift)),
+            p,
+            o,
+        )
+        o += threads
+
+
+def launch_pool_fprop_pieces[
+    dtype: DType,
+    index: DType,
+    *,
+    adaptive: Bool,
+    averaging: Bool,
+    store_values: Bool,
+    offsets: Bool,
+](
+    ctx: DeviceContext,
+    y: Data[dtype],
+    indices: Data[index],
+    x: Data[dtype],
+    p: PoolingProblem,
+) raises -> Bool:
+    """False where a plane does not fit, or channels lie between pixels. Averages have no indices: any pointer does.
+    """
+    var plane_bytes = p.input_plane() * size_of[dtype]()
+    if (
+        p.channels != 1
+        or plane_bytes > PIECE_BYTES
+        or Int(p.batch) >= LIMIT_32
+        or not fits_32_bits(p)
+    ):
+        return False
+    # As many planes as keep the threads busy, not so many that few blocks remain.
+    var group = max(
+        min(
+            PIECE_BYTES // plane_bytes,
+            max(Int(p.batch) // 1024, ceildiv(THREADS, p.output_plane())),
+        ),
+        1,
+    )
+    var scale = Float32(0)
+    comptime if averaging:
+        scale = uniform_scale[adaptive](p)
+    comptime kernel = pool_fprop_pieces[
+        dtype, index, adaptive, averaging, store_values, offsets
+    ]
+    ctx.enqueue_function[kernel](
+        y,
+        indices,
+        x,
+        GpuProblem(p, extent_d=p.d.output, vector=1, scale=scale),
+        Int32(p.batch),
+        Int32(group),
+        grid_dim=ceildiv(Int(p.batch), group),
+        block_dim=THREADS,
+    )
+    return True
