@@ -2,10 +2,12 @@
 
     python benchmarks/convolution/sm90_check.py                         # checks, then times sm90_problems.json
     python benchmarks/convolution/sm90_check.py --sweep --output sweep.json   # every tile shape, for sm90_fit.py
+    python benchmarks/convolution/sm90_check.py --compile-only          # fills the cache where there is no GPU
 
 One graph for each pass and dtype, every size symbolic and the geometry a run-time operand, so that the whole list
 costs one compile. Integer problems must be exact, random ones as close to float64 as bfloat16 allows, and the same
-input must give the same bits twice. Times are the device's own, of the kernels alone, as the profiler sees them.
+input must give the same bits twice. Times are the device's own, of the kernels alone, as the profiler sees them; calls
+rotate over inputs that together exceed the cache.
 """
 
 from __future__ import annotations
@@ -13,15 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import platform
 import re
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +31,27 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))
 
-from max.driver import Accelerator, Buffer  # noqa: E402
+from max import driver  # noqa: E402
+from max.driver import Buffer  # noqa: E402
 from max.dtype import DType  # noqa: E402
-from max.engine import InferenceSession, Model  # noqa: E402
+from max.engine import Model  # noqa: E402
 from max.graph import DeviceRef, Graph, Module, TensorType, ops  # noqa: E402
+
+from torch_max_backend.bench import hardware  # noqa: E402
+from torch_max_backend.bench.ceilings import ceilings  # noqa: E402
+from torch_max_backend.bench.timing import set_count  # noqa: E402
+from torch_max_backend.runtime import session  # noqa: E402
 
 PASSES = ("fprop", "dgrad", "wgrad")
 DTYPES = {"bfloat16": DType.bfloat16, "float16": DType.float16}
 TILE_SHAPES = 4
 """Of fprop and dgrad; kernels/convolution/sm90/choice.mojo lists them."""
-WGRAD_TILES = ((128, 256), (64, 192), (128, 192), (256, 192), (128, 128), (128, 64))
-AUTOMATIC = (-1, -1)
+WGRAD_TILES = ((128, 256), (64, 192), (128, 192), (256, 192), (128, 128), (128, 64), (64, 64))
+SPLIT_STEPS = {1, 6}
+"""Wgrad shapes whose consumers sum the same tile."""
+Tuning = tuple[int, int, int]
+"""Tile shape, splits, blocks of a cluster."""
+AUTOMATIC: Tuning = (-1, -1, 0)
 WORKSPACE_LIMIT = 2**30
 
 
@@ -110,11 +120,24 @@ RESULT = {"fprop": "y", "dgrad": "x", "wgrad": "w"}
 DIMS = {"x": ("n", 1, "h", "w", "c"), "w": ("k", 1, "r", "s", "c"), "y": ("n", 1, "p", "q", "k")}
 
 
-def build(dtypes: list[str], passes: list[str], kernels: Path, dispatched: bool = False) -> Module:
-    """One graph for each; `dispatched` ones leave the choice of the kernel to the dispatch table.
+def use_virtual_hopper() -> None:
+    """Lets graphs for an sm_90a device compile where there is none; must come before any device is touched."""
+    driver.set_virtual_device_api("cuda")
+    driver.set_virtual_device_target_arch("sm_90a")
+    driver.set_virtual_device_count(1)
+
+
+def compile_module(module: Module, names: list[str]) -> dict[str, Model]:
+    """The module's graphs, from the compiler or the disk cache."""
+    return session.compile_module(module, torch.device("cuda", 0), names, len(names), "the Hopper convolutions")
+
+
+def build(dtypes: list[str], passes: list[str], dispatched: bool = False) -> tuple[Module, list[str]]:
+    """One graph for each, and their names; `dispatched` ones leave the choice of the kernel to the dispatch table.
 
     The result's extents that no operand has come from two host vectors of that length."""
     module, device, host = Module(), DeviceRef.GPU(), DeviceRef.CPU()
+    names = []
     for dtype in dtypes:
         for passing in passes:
             operands = [TensorType(DTYPES[dtype], DIMS[name], device) for name in OPERANDS[passing]]
@@ -122,11 +145,13 @@ def build(dtypes: list[str], passes: list[str], kernels: Path, dispatched: bool 
             inputs = [
                 *operands,
                 TensorType(DType.int64, (12,), host),
-                TensorType(DType.int64, (2,), host),
+                TensorType(DType.int64, (3,), host),
                 TensorType(DType.uint8, (result[2],), host),
                 TensorType(DType.uint8, (result[3],), host),
             ]
-            with Graph(f"{passing}_{dtype}", input_types=inputs, module=module, custom_extensions=[kernels]) as graph:
+            names.append(f"{passing}_{dtype}")
+            library = session.kernel_library()
+            with Graph(names[-1], input_types=inputs, module=module, kernel_library=library) as graph:
                 values = [value.tensor for value in graph.inputs[:4]]
                 out = TensorType(DTYPES[dtype], result, device)
                 if dispatched:
@@ -134,7 +159,7 @@ def build(dtypes: list[str], passes: list[str], kernels: Path, dispatched: bool 
                 else:
                     result_value = ops.custom(f"conv_{passing}_sm90", device, values, [out])[0]
                 graph.output(result_value)
-    return module
+    return module, names
 
 
 class Runner:
@@ -146,7 +171,7 @@ class Runner:
         passing: str,
         problem: Problem,
         tensors: dict[str, torch.Tensor],
-        tuning: tuple[int, int] = AUTOMATIC,
+        tuning: Tuning = AUTOMATIC,
     ) -> None:
         dtype = str(tensors["x"].dtype).removeprefix("torch.")
         self.model = models[f"{passing}_{dtype}"]
@@ -174,56 +199,72 @@ def poison() -> None:
         del buffer
 
 
-def tunings(passing: str, problem: Problem, processors: int) -> list[tuple[int, int]]:
-    """Every tile shape; for wgrad with an even spread and one to three whole rounds of splits."""
+def capacity(cluster: int, processors: int) -> int:
+    """Blocks of such clusters that run at a time; choice.mojo has the same rule."""
+    usable = processors if cluster <= 2 else processors * 10 // 11
+    return max(usable // max(cluster, 1), 1) * max(cluster, 1)
+
+
+def tunings(passing: str, problem: Problem, processors: int) -> list[Tuning]:
+    """Every tile shape; for wgrad with an even spread, one to three whole rounds of splits, and clusters."""
     if passing != "wgrad":
-        return [(shape, 0) for shape in range(TILE_SHAPES)]
-    result = []
+        return [(shape, 0, 0) for shape in range(TILE_SHAPES)]
+    result: set[Tuning] = set()
     for shape, (rows, columns) in enumerate(WGRAD_TILES):
         panels = problem.r * problem.s * math.ceil(problem.c / 64)
         tiles = math.ceil(problem.k / rows) * math.ceil(panels / (columns // 64))
-        splits = {0} | {rounds * processors // tiles for rounds in (1, 2, 3)}
-        result += [(shape, count) for count in sorted(splits)]
-    return result
+        if shape not in SPLIT_STEPS:
+            result.add((shape, 0, 0))
+            result |= {(shape, max(rounds * processors // tiles, 1), 0) for rounds in (1, 2, 3)}
+        for cluster in (1, 2, 4, 8):
+            if cluster > 1 or shape in SPLIT_STEPS:
+                width = capacity(cluster, processors)
+                result |= {(shape, max(rounds * width // tiles // cluster, 1) * cluster, cluster) for rounds in (1, 2)}
+    return sorted(result)
 
 
-def check(models: dict[str, Model], passing: str, dtype: str, problem: Problem, tuning: tuple[int, int]) -> list[str]:
+def check(models: dict[str, Model], passing: str, dtype: str, problem: Problem, chosen: list[Tuning]) -> list[str]:
     """What is wrong, in words."""
     wrong = []
     for integers in (True, False):
         tensors = problem.tensors(getattr(torch, dtype), integers)
-        wide = {name: t.double() for name, t in tensors.items()}
-        expected = reference(passing, problem, wide)
-        runner = Runner(models, passing, problem, tensors, tuning)
-        poison()
-        got = runner.tensor().clone()
-        again = runner.tensor()
-        if not torch.equal(got.view(torch.int16), again.view(torch.int16)):
-            wrong.append("two runs differ")
-        if integers and not torch.equal(got, expected.to(got.dtype)):
-            wrong.append(f"integers: {int((got != expected.to(got.dtype)).sum())} of {got.numel()} differ")
-        error = ((got.double() - expected).norm() / expected.norm()).item()
-        if not error <= 4e-3:  # NaN must not pass
-            wrong.append(f"relative error {error:.3g}")
-    return [f"{passing} {dtype} {problem.name} tuning {tuning}: {text}" for text in wrong]
+        expected = reference(passing, problem, {name: t.double() for name, t in tensors.items()})
+        rounded = expected.to(getattr(torch, dtype))
+        for tuning in chosen:
+            runner = Runner(models, passing, problem, tensors, tuning)
+            poison()
+            got = runner.tensor().clone()
+            again = runner.tensor()
+            found = []
+            if not torch.equal(got.view(torch.int16), again.view(torch.int16)):
+                found.append("two runs differ")
+            if integers and not torch.equal(got, rounded):
+                found.append(f"integers: {int((got != rounded).sum())} of {got.numel()} differ")
+            error = ((got.double() - expected).norm() / expected.norm()).item()
+            if not error <= 4e-3:  # NaN must not pass
+                found.append(f"relative error {error:.3g}")
+            wrong += [f"{passing} {dtype} {problem.name} tuning {tuning}: {text}" for text in found]
+    return wrong
 
 
-def interleaved(calls: dict[str, Callable[[], Any]], rounds: int, repeats: int = 4) -> dict[str, float]:
-    """Milliseconds of the device's work for one call, the median over the rounds.
+def interleaved(calls: Mapping[str, Sequence[Callable[[], Any]]], rounds: int, repeats: int = 4) -> dict[str, float]:
+    """Milliseconds of the device's work for one call, the median over the rounds; each has one call for each input set.
 
     One profile holds everything; a small addition of PyTorch's after each group of calls marks its end.
     """
     marker = torch.zeros(1, dtype=torch.int32, device="cuda")
-    for call in calls.values():
-        for _ in range(2):
-            call()
+    for each in calls.values():
+        for i in range(2):
+            each[i % len(each)]()
     marker.add_(1)
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        for _ in range(rounds):
-            for call in calls.values():
-                for _ in range(repeats):
-                    call()
+        for round_ in range(rounds):
+            for place, each in enumerate(calls.values()):
+                # Contenders run half the rotation apart, or the second would find the first one's inputs in the cache.
+                start = round_ * repeats + place * len(each) // 2
+                for i in range(repeats):
+                    each[(start + i) % len(each)]()
                 torch.cuda.synchronize()
                 marker.add_(1)
                 torch.cuda.synchronize()
@@ -244,15 +285,22 @@ def interleaved(calls: dict[str, Callable[[], Any]], rounds: int, repeats: int =
 
 
 def measure(models: dict[str, Model], passing: str, dtype: str, problem: Problem, sweep: bool) -> dict[str, Any]:
-    tensors = problem.tensors(getattr(torch, dtype), integers=False)
-    calls: dict[str, Callable[[], Any]] = {"cudnn": lambda: reference(passing, problem, tensors)}
+    device = torch.device("cuda", 0)
+    first = problem.tensors(getattr(torch, dtype), integers=False)
+    size = sum(first[name].nbytes for name in OPERANDS[passing])
+    count = set_count(size, hardware.cache_bytes(device), hardware.available_bytes(device))
+    sets = [first, *(problem.tensors(getattr(torch, dtype), integers=False) for _ in range(count - 1))]
+    calls: dict[str, list[Callable[[], Any]]] = {
+        "cudnn": [partial(reference, passing, problem, tensors) for tensors in sets]
+    }
     chosen = [AUTOMATIC]
     if sweep:
         chosen += tunings(passing, problem, torch.cuda.get_device_properties(0).multi_processor_count)
     for tuning in chosen:
-        calls[f"{tuning[0]},{tuning[1]}"] = Runner(models, passing, problem, tensors, tuning)
+        name = ",".join(map(str, tuning))
+        calls[name] = [Runner(models, passing, problem, tensors, tuning) for tensors in sets]
     times = interleaved(calls, 3 if sweep else 5)
-    cudnn, ours = times.pop("cudnn"), times.pop("-1,-1")
+    cudnn, ours = times.pop("cudnn"), times.pop(",".join(map(str, AUTOMATIC)))
     row = {"pass": passing, "dtype": dtype, "problem": problem.name, "cudnn_ms": cudnn, "ours_ms": ours}
     if sweep:
         row["tunings_ms"] = times
@@ -275,8 +323,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--dtypes", default="bfloat16", help="of " + ", ".join(DTYPES))
     parser.add_argument("--passes", default=",".join(PASSES))
+    parser.add_argument("--checks", default="", help="regular expression that a checked problem's name must match")
     parser.add_argument("--problems", default="", help="regular expression that a timed problem's name must match")
-    parser.add_argument("--kernels", type=Path, default=ROOT / "kernels", help="Mojo package or .mojoc")
+    parser.add_argument("--compile-only", action="store_true", help="for a Hopper GPU that need not be there")
     parser.add_argument("--sweep", action="store_true", help="time every tile shape and split count")
     parser.add_argument("--dispatched", action="store_true", help="the product's ops, not the forced Hopper ones")
     parser.add_argument("--no-check", action="store_true")
@@ -288,22 +337,25 @@ def main() -> int:
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = True
     dtypes, passes = args.dtypes.split(","), args.passes.split(",")
-    session = InferenceSession(devices=[Accelerator()])
-    models = session.load_all(build(dtypes, passes, args.kernels, args.dispatched), custom_extensions=[args.kernels])
-    print(f"{len(models)} graphs compiled in {time.perf_counter() - began:.1f} s", flush=True)
+    if args.compile_only:
+        use_virtual_hopper()
+    models = compile_module(*build(dtypes, passes, args.dispatched))
+    print(f"{len(models)} graphs ready after {time.perf_counter() - began:.1f} s", flush=True)
+    if args.compile_only:
+        return 0
 
     wrong: list[str] = []
     checked = 0
     if not args.no_check:
         for dtype in dtypes:
             for passing in passes:
-                for problem in read("sm90_checks.json", ""):
-                    for tuning in [AUTOMATIC] if args.dispatched else [AUTOMATIC, *tunings(passing, problem, 12)]:
-                        found = check(models, passing, dtype, problem, tuning)
-                        wrong += found
-                        checked += 1
-                        for line in found:
-                            print("WRONG", line, flush=True)
+                for problem in read("sm90_checks.json", args.checks):
+                    chosen = [AUTOMATIC] if args.dispatched else [AUTOMATIC, *tunings(passing, problem, 12)]
+                    found = check(models, passing, dtype, problem, chosen)
+                    wrong += found
+                    checked += len(chosen)
+                    for line in found:
+                        print("WRONG", line, flush=True)
         print(f"{checked} checks, {len(wrong)} wrong, {time.perf_counter() - began:.1f} s", flush=True)
 
     rows = []
@@ -320,14 +372,15 @@ def main() -> int:
                         flush=True,
                     )
     if args.output:
+        device = torch.device("cuda", 0)
+        rates = ceilings(device, getattr(torch, dtypes[0]))
         document = {
-            "hardware": torch.cuda.get_device_name(),
-            "date": datetime.now(UTC).date().isoformat(),
-            "versions": {
-                "torch": torch.__version__,
-                "cudnn": torch.backends.cudnn.version(),
-                "max": version("max"),
-                "python": platform.python_version(),
+            "hardware": hardware.hardware(device),
+            "date": hardware.date(),
+            "versions": hardware.versions(device),
+            "ceilings": {
+                "gb_per_s": rates.bytes_per_second / 1e9,
+                "tflops": rates.flops_per_second / 1e12,
             },
             "checks": checked,
             "wrong": wrong,

@@ -3,8 +3,9 @@
     python benchmarks/convolution/sm90_epilogue.py
 
 For each problem: the data gradient alone; the data gradient plus a residual under ReLU's mask, as one kernel; and the
-time in which a copy moves the tensors that the epilogue reads. fprop gets a bias and ReLU. The kernels that a call
-launches are counted with the profiler.
+time in which a copy moves the tensors that the epilogue reads. fprop gets a bias and ReLU. Other epilogues are checked
+and counted, not timed: a D broadcast along the channels and one along the pixels, successors that change the element
+type, and a view in between. The kernels that a call launches are counted with the profiler.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from datetime import UTC, datetime
+from collections.abc import Callable
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,44 +23,80 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from max.driver import Accelerator, Buffer  # noqa: E402
+from max.driver import Buffer  # noqa: E402
 from max.dtype import DType  # noqa: E402
-from max.engine import InferenceSession  # noqa: E402
-from max.graph import DeviceRef, Graph, Module, TensorType, ops  # noqa: E402
-from sm90_check import ROOT, Problem, interleaved, reference  # noqa: E402
+from max.graph import DeviceRef, Graph, Module, TensorType, TensorValue, ops  # noqa: E402
+from sm90_check import Problem, compile_module, interleaved, reference, use_virtual_hopper  # noqa: E402
+
+from torch_max_backend.bench import hardware  # noqa: E402
+from torch_max_backend.runtime import session  # noqa: E402
 
 PROBLEMS = (
     Problem("ck_default", 128, 128, 256, 71, 71, 3, 3, 2, 1, 1),
     Problem("l3", 256, 256, 256, 14, 14, 3, 3, 1, 1, 1),
     Problem("l1", 256, 64, 64, 56, 56, 3, 3, 1, 1, 1),
 )
+SMALL = Problem("small", 3, 72, 40, 15, 17, 3, 3, 1, 1, 1)
+"""Of the epilogues that are not timed."""
 
 
-def build(problem: Problem, module: Module, kernels: Path) -> None:
+def build(module: Module) -> list[str]:
     """Channels, filter and image are known when a model is compiled; only the batch is symbolic."""
     device, host, dtype = DeviceRef.GPU(), DeviceRef.CPU(), DType.bfloat16
-    x = TensorType(dtype, ("n", 1, problem.h, problem.w, problem.c), device)
-    w = TensorType(dtype, (problem.k, 1, problem.r, problem.s, problem.c), device)
-    y = TensorType(dtype, ("n", 1, problem.p, problem.q, problem.k), device)
     geometry = TensorType(DType.int64, (12,), host)
+    names = []
 
-    def graph(name: str, inputs: list[TensorType]) -> Graph:
-        full = f"{name}_{problem.name}"
-        return Graph(full, input_types=inputs, module=module, custom_extensions=[kernels])
+    def add(name: str, problem: Problem, types: list[TensorType], make: Callable[..., TensorValue]) -> None:
+        x, y = image(problem, "x"), image(problem, "y")
+        w = TensorType(dtype, (problem.k, problem.r, problem.s, problem.c), device)
+        forward = name.startswith("fprop")
+        symbol, columns, phases = ("conv_fprop_fused", problem.k, 1)
+        if not forward:
+            symbol, columns, phases = ("conv_dgrad_fused", problem.c, problem.stride**2)
+        names.append(f"{name}_{problem.name}")
+        inputs = [x if forward else y, w, geometry, *types]
+        library = session.kernel_library()
+        with Graph(names[-1], input_types=inputs, module=module, kernel_library=library) as graph:
+            operands = [value.tensor for value in graph.inputs]
+            parameters = {"columns": columns, "phases": phases}
+            result = ops.custom(symbol, device, operands[:3], [y if forward else x], parameters)[0].tensor
+            graph.output(make(result, *operands[3:]))
 
-    with graph("dgrad", [y, w, geometry]) as g:
-        operands = [value.tensor for value in g.inputs]
-        g.output(ops.custom("conv_dgrad_sm90_fused", device, operands, [x])[0])
-    with graph("dgrad_residual_mask", [y, w, geometry, x, x]) as g:
-        operands = [value.tensor for value in g.inputs[:3]]
-        skip, activation = g.inputs[3].tensor, g.inputs[4].tensor
-        zero = ops.constant(0, dtype, device)
-        dx = ops.custom("conv_dgrad_sm90_fused", device, operands, [x])[0].tensor
-        g.output(ops.where(ops.greater(activation, zero), dx + skip, zero))
-    with graph("fprop_bias_relu", [x, w, geometry, TensorType(dtype, (problem.k,), device)]) as g:
-        operands = [value.tensor for value in g.inputs[:3]]
-        out = ops.custom("conv_fprop_sm90_fused", device, operands, [y])[0].tensor
-        g.output(ops.relu(out + g.inputs[3].tensor))
+    def image(problem: Problem, name: str) -> TensorType:
+        extents = (problem.h, problem.w, problem.c) if name == "x" else (problem.p, problem.q, problem.k)
+        return TensorType(dtype, ("n", *extents), device)
+
+    zero = partial(ops.constant, 0, device=device)
+    for problem in PROBLEMS:
+        x = image(problem, "x")
+        add("dgrad", problem, [], lambda dx: dx)
+        add(
+            "dgrad_residual_mask",
+            problem,
+            [x, x],
+            lambda dx, skip, activation: ops.where(ops.greater(activation, zero(dtype)), dx + skip, zero(dtype)),
+        )
+        vector = TensorType(dtype, (problem.k,), device)
+        add("fprop_bias_relu", problem, [vector], lambda y, bias: ops.relu(y + bias))
+
+    x = image(SMALL, "x")
+    pixels = TensorType(dtype, ("n", SMALL.h, SMALL.w, 1), device)
+    channels = TensorType(dtype, (SMALL.c,), device)
+    add("dgrad_broadcast", SMALL, [pixels, channels], lambda dx, d, e: ops.max(dx * d + e, zero(dtype)))
+    add(
+        "dgrad_wide",
+        SMALL,
+        [x],
+        lambda dx, skip: ops.cast(dx, DType.float32) * 0.5 + ops.cast(skip, DType.float32),
+    )
+    flat = TensorType(dtype, ("n", SMALL.h * SMALL.w, SMALL.c), device)
+    add(
+        "dgrad_view",
+        SMALL,
+        [flat],
+        lambda dx, skip: ops.reshape(dx, [dx.shape[0], SMALL.h * SMALL.w, SMALL.c]) + skip,
+    )
+    return names
 
 
 def kernels_of(call: Any) -> list[str]:
@@ -73,80 +109,114 @@ def kernels_of(call: Any) -> list[str]:
     return [event.name for event in profiler.events() if "CUDA" in str(event.device_type)]
 
 
+def error_of(got: Any, want: torch.Tensor) -> float:
+    return ((torch.from_dlpack(got).double() - want).norm() / want.norm()).item()
+
+
+def bind(models: dict[str, Any], name: str, problem: Problem, *tensors: torch.Tensor) -> Callable[[], Any]:
+    buffers = [Buffer.from_dlpack(tensor) for tensor in tensors]
+    model = models[f"{name}_{problem.name}"]
+    return lambda: model.execute(*buffers)[0]
+
+
+def check_small(models: dict[str, Any]) -> list[dict[str, Any]]:
+    """The epilogues that are not timed."""
+    t = SMALL.tensors(torch.bfloat16, integers=False)
+    dx = reference("dgrad", SMALL, {name: v.double() for name, v in t.items()})[:, 0]
+    y, w, geometry = t["y"][:, 0], t["w"][:, 0], SMALL.geometry()
+    skip = torch.randn_like(t["x"][:, 0])
+    pixels = torch.randn(SMALL.n, SMALL.h, SMALL.w, 1, device="cuda").bfloat16()
+    channels = torch.randn(SMALL.c, device="cuda").bfloat16()
+    flat = skip.reshape(SMALL.n, -1, SMALL.c)
+    cases = {
+        "dgrad_broadcast": ([pixels, channels], (dx * pixels.double() + channels.double()).clamp_min(0)),
+        "dgrad_wide": ([skip], dx * 0.5 + skip.double()),
+        "dgrad_view": ([flat], dx.reshape(flat.shape) + skip.double().reshape(flat.shape)),
+    }
+    rows = []
+    for name, (extra, want) in cases.items():
+        call = bind(models, name, SMALL, y, w, geometry, *extra)
+        row = {"epilogue": name, "error": error_of(call(), want), "kernels": kernels_of(call)}
+        row["ok"] = row["error"] < 1e-2 and len(row["kernels"]) == 1
+        rows.append(row)
+        verdict = "" if row["ok"] else "  WRONG"
+        print(f"{name:16} error {row['error']:.2e}  kernels {len(row['kernels'])}{verdict}", flush=True)
+    return rows
+
+
+def measure(models: dict[str, Any], problem: Problem) -> dict[str, Any]:
+    """One problem's residual and mask, beside the plain gradient and the time of reading D."""
+    t = problem.tensors(torch.bfloat16, integers=False)
+    x, y, w = (t[name][:, 0] for name in "xyw")
+    skip, activation = torch.randn_like(x), torch.randn_like(x)
+    bias = torch.randn(problem.k, device="cuda").bfloat16()
+    geometry = problem.geometry()
+    plain = bind(models, "dgrad", problem, y, w, geometry)
+    fused = bind(models, "dgrad_residual_mask", problem, y, w, geometry, skip, activation)
+    forward = bind(models, "fprop_bias_relu", problem, x, w, geometry, bias)
+
+    wide = {name: v.double() for name, v in t.items()}
+    dx = reference("dgrad", problem, wide)[:, 0]
+    error = error_of(fused(), torch.where(activation > 0, dx + skip.double(), 0.0))
+    del dx
+    error_forward = error_of(forward(), torch.relu(reference("fprop", problem, wide)[:, 0] + bias.double()))
+    del wide
+    launches, launches_forward = kernels_of(fused), kernels_of(forward)
+
+    d_tensors = torch.cat([skip.flatten(), activation.flatten()])
+    target = torch.empty_like(d_tensors)
+    times = interleaved({"dgrad": [plain], "fused": [fused], "copy": [partial(target.copy_, d_tensors)]}, 7)
+    # The copy reads and writes; the epilogue only reads.
+    allowed = times["dgrad"] + times["copy"] / 2
+    ok = max(error, error_forward) < 6e-3 and len(launches) == 1 and len(launches_forward) == 1
+    print(
+        f"{problem.name:12} error {error:.2e} fprop {error_forward:.2e}  kernels {len(launches)} and "
+        f"{len(launches_forward)}  dgrad {times['dgrad']:.4f} fused {times['fused']:.4f} "
+        f"reading D {times['copy'] / 2:.4f} ms: {times['fused'] / allowed:.3f} of their sum"
+        f"{'' if ok else '  WRONG'}",
+        flush=True,
+    )
+    return {
+        "problem": problem.name,
+        "error": error,
+        "error_fprop": error_forward,
+        "kernels": launches,
+        "kernels_fprop": launches_forward,
+        "dgrad_ms": times["dgrad"],
+        "fused_ms": times["fused"],
+        "read_d_ms": times["copy"] / 2,
+        "cost": times["fused"] / allowed,
+        "ok": ok,
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--kernels", type=Path, default=ROOT / "kernels", help="Mojo package or .mojoc")
+    parser.add_argument("--compile-only", action="store_true", help="for a Hopper GPU that need not be there")
     parser.add_argument("--output", type=Path, help="write results as JSON here")
     args = parser.parse_args()
 
-    session = InferenceSession(devices=[Accelerator()])
+    if args.compile_only:
+        use_virtual_hopper()
     module = Module()
-    for problem in PROBLEMS:
-        build(problem, module, args.kernels)
-    models = session.load_all(module, custom_extensions=[args.kernels])
-    rows, wrong = [], 0
-    for problem in PROBLEMS:
-        t = problem.tensors(torch.bfloat16, integers=False)
-        skip, activation = torch.randn_like(t["x"]), torch.randn_like(t["x"])
-        bias = torch.randn(problem.k, device="cuda").bfloat16()
-        geometry = problem.geometry()
-
-        def call(name: str, *tensors: torch.Tensor, problem: Problem = problem) -> Any:
-            buffers = [Buffer.from_dlpack(v) for v in tensors]
-            model = models[f"{name}_{problem.name}"]
-            return lambda: model.execute(*buffers)[0]
-
-        plain = call("dgrad", t["y"], t["w"], geometry)
-        fused = call("dgrad_residual_mask", t["y"], t["w"], geometry, skip, activation)
-        forward = call("fprop_bias_relu", t["x"], t["w"], geometry, bias)
-
-        dx = reference("dgrad", problem, {name: v.double() for name, v in t.items()})
-        want = torch.where(activation > 0, dx + skip.double(), 0.0)
-        error = ((torch.from_dlpack(fused()).double() - want).norm() / want.norm()).item()
-        del dx, want
-        y = reference("fprop", problem, {name: v.double() for name, v in t.items()})
-        want = torch.relu(y + bias.double())
-        error_forward = ((torch.from_dlpack(forward()).double() - want).norm() / want.norm()).item()
-        del y, want
-        launches, launches_forward = kernels_of(fused), kernels_of(forward)
-
-        d_tensors = torch.cat([skip.flatten(), activation.flatten()])
-        target = torch.empty_like(d_tensors)
-        times = interleaved({"dgrad": plain, "fused": fused, "copy": partial(target.copy_, d_tensors)}, 7)
-        # The copy reads and writes; the epilogue only reads.
-        allowed = times["dgrad"] + times["copy"] / 2
-        ok = max(error, error_forward) < 6e-3 and len(launches) == 1 and len(launches_forward) == 1
-        wrong += not ok
-        rows.append(
-            {
-                "problem": problem.name,
-                "error": error,
-                "error_fprop": error_forward,
-                "kernels": launches,
-                "kernels_fprop": launches_forward,
-                "dgrad_ms": times["dgrad"],
-                "fused_ms": times["fused"],
-                "read_d_ms": times["copy"] / 2,
-                "cost": times["fused"] / allowed,
-            }
-        )
-        print(
-            f"{problem.name:12} error {error:.2e} fprop {error_forward:.2e}  kernels {len(launches)} and "
-            f"{len(launches_forward)}  dgrad {times['dgrad']:.4f} fused {times['fused']:.4f} "
-            f"reading D {times['copy'] / 2:.4f} ms: {times['fused'] / allowed:.3f} of their sum"
-            f"{'' if ok else '  WRONG'}",
-            flush=True,
-        )
+    models = compile_module(module, build(module))
+    if args.compile_only:
+        return 0
+    torch.manual_seed(0)
+    others = check_small(models)
+    rows = [measure(models, problem) for problem in PROBLEMS]
     if args.output:
+        device = torch.device("cuda", 0)
         document = {
-            "hardware": torch.cuda.get_device_name(),
-            "date": datetime.now(UTC).date().isoformat(),
-            "versions": {"torch": torch.__version__, "max": version("max")},
+            "hardware": hardware.hardware(device),
+            "date": hardware.date(),
+            "versions": hardware.versions(device),
             "rows": rows,
+            "others": others,
         }
         args.output.parent.mkdir(parents=True, exist_ok=True)
         args.output.write_text(json.dumps(document, indent=1) + "\n")
-    return 1 if wrong else 0
+    return 0 if all(row["ok"] for row in (*rows, *others)) else 1
 
 
 if __name__ == "__main__":

@@ -17,15 +17,13 @@ from pathlib import Path
 
 import numpy as np
 from scipy.optimize import minimize
-from sm90_check import WGRAD_TILES, Problem, read
+from sm90_check import SPLIT_STEPS, WGRAD_TILES, Problem, capacity, read
 
 PROCESSORS = 132
 BYTE = 1 / 4.27e6
 """Microseconds to move one byte at the measured copy bandwidth."""
 CACHE_BYTES = 45e6
 TILES = ((128, 256), (256, 128), (128, 128), (256, 64))
-SPLIT_STEPS = {1}
-"""Wgrad shapes whose consumers each have a slot."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +31,7 @@ class Sample:
     problem: Problem
     shape: int
     splits: int
+    cluster: int
     us: float
     best: float
 
@@ -67,23 +66,71 @@ def tile_us(passing: str, p: Problem, shape: int, step: float, tile: float, traf
     return max(time, tensor_bytes(p) * BYTE * traffic)
 
 
-def wgrad_us(p: Problem, shape: int, splits: int, step: float, common: np.ndarray) -> float:
-    traffic, combine_byte, combine_slot, unaligned, launch = common
-    rows, columns = WGRAD_TILES[shape]
+@dataclass(frozen=True)
+class WgradFeatures:
+    """What the prediction of wgrad's time needs of every sample, as arrays."""
+
+    problem: np.ndarray
+    shape: np.ndarray
+    us: np.ndarray
+    best: np.ndarray
+    steps: np.ndarray
+    """Pipeline stages of the busiest multiprocessor."""
+    rounds: np.ndarray
+    joins: np.ndarray
+    loaded_us: np.ndarray
+    """Where blocks walk unrelated pixels: the time of all loads at the copy bandwidth."""
+    memory_us: np.ndarray
+    slots: np.ndarray
+    """Of one tile."""
+    slot_bytes: np.ndarray
+    tile_bytes: np.ndarray
+
+    @staticmethod
+    def of(group: list[Sample]) -> WgradFeatures:
+        names = sorted({s.problem.name for s in group})
+        return WgradFeatures(*np.array([[names.index(s.problem.name), *_features(s)] for s in group], float).T)
+
+    def predicted(self, x: np.ndarray) -> np.ndarray:
+        """choice.mojo's wgrad_time."""
+        values = np.exp(x)
+        step = values[: len(WGRAD_TILES)][self.shape.astype(int)]
+        traffic, combine_byte, combine_slot, unaligned, launch, join_byte, join, start = values[len(WGRAD_TILES) :]
+        time = np.maximum(self.steps * step, self.loaded_us * unaligned)
+        time = (time**3 + (self.memory_us * traffic) ** 3) ** (1 / 3) + start
+        time = time + self.joins * self.rounds * (join + self.tile_bytes * join_byte)
+        return time + self.slot_bytes * 2 * combine_byte + self.slots * combine_slot + (self.slots > 0) * launch
+
+
+def _features(s: Sample) -> list[float]:
+    p, (rows, columns) = s.problem, WGRAD_TILES[s.shape]
     tiles = math.ceil(p.k / rows) * math.ceil(p.r * p.s * math.ceil(p.c / 64) / (columns // 64))
     steps = math.ceil(p.n * p.p * p.q / 64)
-    if splits == 0:
-        slots = tiles + min(PROCESSORS, tiles * steps)
-        time = tiles * steps / PROCESSORS * step
+    loaded = 0.0
+    if s.splits == 0:
+        slots, rounds, busiest = tiles + min(PROCESSORS, tiles * steps), 1, tiles * steps / PROCESSORS
         if tensor_bytes(p) > CACHE_BYTES:
-            time = max(time, tiles * steps * (rows + columns) * 128 * BYTE * unaligned)
+            loaded = tiles * steps * (rows + columns) * 128 * BYTE
     else:
-        parts = min(splits, steps)
-        slots = 0 if parts == 1 and shape not in SPLIT_STEPS else tiles * parts
-        time = math.ceil(tiles * parts / PROCESSORS) * math.ceil(steps / parts) * step
-    time = (time**3 + (tensor_bytes(p) * BYTE * traffic) ** 3) ** (1 / 3)
-    slot_bytes = slots * rows * columns * 4 * (2 if shape in SPLIT_STEPS else 1)
-    return time + slot_bytes * 2e-6 * combine_byte + slots / tiles * combine_slot + (launch if slots else 0.0)
+        parts = min(s.splits, steps)
+        slots = parts // max(s.cluster, 1)
+        slots = 0 if slots == 1 else tiles * slots
+        rounds = math.ceil(tiles * parts / capacity(s.cluster, PROCESSORS))
+        busiest = rounds * math.ceil(steps / parts)
+    copies = 2 if s.shape in SPLIT_STEPS else 1
+    return [
+        s.shape,
+        s.us,
+        s.best,
+        busiest,
+        rounds,
+        s.cluster > 0,
+        loaded,
+        tensor_bytes(p) * BYTE,
+        slots / tiles,
+        slots * rows * columns * 4e-6,
+        rows * columns * copies * 4e-6,
+    ]
 
 
 def samples(document: dict, passing: str) -> list[Sample]:
@@ -95,8 +142,8 @@ def samples(document: dict, passing: str) -> list[Sample]:
             continue
         best = min(row["tunings_ms"].values()) * 1e3
         for key, ms in row["tunings_ms"].items():
-            shape, splits = map(int, key.split(","))
-            result.append(Sample(problem, shape, splits, ms * 1e3, best))
+            shape, splits, cluster = map(int, key.split(","))
+            result.append(Sample(problem, shape, splits, cluster, ms * 1e3, best))
     return result
 
 
@@ -114,7 +161,8 @@ def regret(name: str, guessed: list[tuple[float, Sample]]) -> None:
     worst = sorted(costs.items(), key=lambda item: -item[1])[:5]
     print(f"{name}: {statistics.geometric_mean(costs.values()):.3f} of the best tile's time in the mean; worst:")
     for problem, cost in worst:
-        print(f"  {problem} {cost:.3f} shape {chosen[problem][1].shape} splits {chosen[problem][1].splits}")
+        sample = chosen[problem][1]
+        print(f"  {problem} {cost:.3f} shape {sample.shape} splits {sample.splits} cluster {sample.cluster}")
 
 
 def main() -> None:
@@ -123,6 +171,13 @@ def main() -> None:
     document = json.loads(parser.parse_args().sweep.read_text())
 
     both = {passing: samples(document, passing) for passing in ("fprop", "dgrad")}
+    if any(both.values()):
+        fit_tiles(both)
+    if group := samples(document, "wgrad"):
+        fit_wgrad(group)
+
+
+def fit_tiles(both: dict[str, list[Sample]]) -> None:
     constants = []
     for shape, (rows, columns) in enumerate(TILES):
 
@@ -143,28 +198,37 @@ def main() -> None:
     for passing, group in both.items():
         regret(passing, [(tile_us(passing, s.problem, s.shape, *constants[s.shape]), s) for s in group])
 
-    group = samples(document, "wgrad")
+
+def fit_wgrad(group: list[Sample]) -> None:
+    f = WgradFeatures.of(group)
+
+    def cost(x: np.ndarray, sharpness: int) -> float:
+        """Squared relative errors; samples far from the best of their problem count little."""
+        error = np.log(f.predicted(x) / f.us) ** 2 * (f.best / f.us) ** sharpness
+        return float(error[f.us < 2 * f.best].mean())
+
+    def loss_of_choice(x: np.ndarray) -> float:
+        """The mean over the problems, geometric, of the chosen sample's time over the best one's."""
+        order = np.lexsort((f.predicted(x), f.problem))
+        first = order[np.unique(f.problem[order], return_index=True)[1]]
+        return float(np.log(f.us[first] / f.best[first]).mean())
+
+    x = np.log([rows * columns * 2e-5 for rows, columns in WGRAD_TILES] + [0.95, 0.25, 0.12, 0.5, 2.5, 20.0, 1.0, 1.5])
+    for sharpness in (3, 6):
+        x = minimize(cost, x, args=(sharpness,), method="Powell", options={"maxiter": 40}).x
+    # The times fit; what is left is to choose well where two are close.
+    draws = np.random.default_rng(0)
+    least = loss_of_choice(x)
+    for _ in range(4000):
+        candidate = x + draws.normal(0, 0.05, len(x)) * (draws.random(len(x)) < 0.3)
+        loss = loss_of_choice(candidate)
+        if loss < least:
+            x, least = candidate, loss
     shapes = len(WGRAD_TILES)
-
-    def wgrad_cost(x: np.ndarray) -> float:
-        values = np.exp(x)
-        return loss(
-            [
-                (wgrad_us(s.problem, s.shape, s.splits, values[s.shape], values[shapes:]), s)
-                for s in group
-                if s.us < 2 * s.best
-            ]
-        )
-
-    start = [rows * columns * 2.3e-5 for rows, columns in WGRAD_TILES] + [0.8, 0.23, 0.12, 0.56, 2.0]
-    found = minimize(wgrad_cost, np.log(start), method="Powell", options={"maxiter": 16})
-    values = np.exp(found.x)
-    print(f"wgrad steps {np.round(values[:shapes], 3)}")
-    print(f"traffic, combine byte, combine slot, unaligned traffic, launch = {np.round(values[shapes:], 3)}")
-    regret(
-        "wgrad",
-        [(wgrad_us(s.problem, s.shape, s.splits, values[s.shape], values[shapes:]), s) for s in group],
-    )
+    print(f"wgrad steps {np.round(np.exp(x[:shapes]), 3)}")
+    print("traffic, combine byte, combine slot, unaligned traffic, launch, join byte, join, start (us and MB):")
+    print(np.round(np.exp(x[shapes:]), 3))
+    regret("wgrad", list(zip(f.predicted(x), group, strict=True)))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from std.math import ceildiv
 from ..problem import ConvolutionProblem
 from .implicit_gemm import TileShape
 from .plan import BLOCK_K
-from .wgrad import PANEL, WgradShape
+from .wgrad_plan import MAX_CLUSTER, PANEL, WgradShape
 
 
 @fieldwise_init
@@ -37,29 +37,37 @@ comptime TILE_COSTS: Array[TileCost, 4] = [
     TileCost(step=0.513, tile=1.01, traffic=1.17),
 ]
 
-comptime WGRAD_SHAPES: Array[WgradShape, 6] = [
+comptime WGRAD_SHAPES: Array[WgradShape, 7] = [
     WgradShape(row_blocks=1, columns=256, stages=4, split_steps=False),
     WgradShape(row_blocks=1, columns=192, stages=7, split_steps=True),
     WgradShape(row_blocks=1, columns=192, stages=5, split_steps=False),
     WgradShape(row_blocks=2, columns=192, stages=4, split_steps=False),
     WgradShape(row_blocks=1, columns=128, stages=7, split_steps=False),
     WgradShape(row_blocks=1, columns=64, stages=9, split_steps=False),
+    WgradShape(row_blocks=1, columns=64, stages=12, split_steps=True),
 ]
-comptime WGRAD_STEP: Array[Float64, 6] = [
-    0.701,
-    0.441,
-    0.625,
-    1.007,
-    0.551,
-    0.415,
+comptime WGRAD_STEP: Array[Float64, 7] = [
+    0.692,
+    0.474,
+    0.585,
+    1.102,
+    0.476,
+    0.321,
+    0.240,
 ]
-comptime _WGRAD_TRAFFIC = 0.793
-comptime _COMBINE_BYTE = 0.213e-6
+comptime _WGRAD_START = 3.30
+"""Until the first products run, and after the last ones."""
+comptime _WGRAD_TRAFFIC = 1.025
+comptime _COMBINE_BYTE = 0.190e-6
 """Writing or reading one byte of the slots."""
-comptime _COMBINE_SLOT = 0.149
+comptime _COMBINE_SLOT = 0.104
 """Adding one more slot to a tile: the loads of one thread follow each other."""
-comptime _COMBINE_LAUNCH = 2.9
-comptime _UNALIGNED_TRAFFIC = 0.523
+comptime _COMBINE_LAUNCH = 0.42
+comptime _JOIN = 2.19
+"""A cluster's barriers."""
+comptime _JOIN_BYTE = 22.7e-6
+"""Laying one byte of a block's sums into shared memory, and reading it from there."""
+comptime _UNALIGNED_TRAFFIC = 0.480
 """Share of the loads that reach memory when blocks walk unrelated pixels and the tensors exceed the second-level cache."""
 comptime _CACHE_BYTES = 45.0e6
 comptime _BYTE = 1.0 / 4.27e6
@@ -131,6 +139,8 @@ struct WgradChoice(ImplicitlyCopyable):
     """Index into WGRAD_SHAPES."""
     var splits: Int
     """Equal parts of each tile's reduction, or 0: all steps spread evenly over the blocks."""
+    var cluster: Int
+    """Blocks that join their sums in shared memory, or 0: a block takes any number of parts and joins nothing."""
 
 
 def wgrad_tiles(shape: WgradShape, p: ConvolutionProblem) -> Int:
@@ -138,10 +148,19 @@ def wgrad_tiles(shape: WgradShape, p: ConvolutionProblem) -> Int:
     return ceildiv(p.k, shape.rows()) * ceildiv(panels, shape.panels())
 
 
+def cluster_capacity(cluster: Int, processors: Int) -> Int:
+    """Blocks of such clusters that run at a time: the groups of multiprocessors that a cluster must fit into are not
+    multiples of it. On an H200, 120 blocks in clusters of 8 run together, and 128 do not.
+    """
+    var usable = processors if cluster <= 2 else processors * 10 // 11
+    return max(usable // max(cluster, 1), 1) * max(cluster, 1)
+
+
 def wgrad_time(
     shape: WgradShape,
     step: Float64,
     splits: Int,
+    cluster: Int,
     p: ConvolutionProblem,
     processors: Int,
 ) -> Tuple[Float64, Int]:
@@ -161,16 +180,26 @@ def wgrad_time(
             time = max(time, Float64(loaded) * _BYTE * _UNALIGNED_TRAFFIC)
     else:
         var parts = min(splits, steps)
-        var alone = parts == 1 and not shape.split_steps
-        slots = 0 if alone else tiles * parts
+        slots = parts // max(cluster, 1)
+        slots = 0 if slots == 1 else tiles * slots
         time = (
-            Float64(ceildiv(tiles * parts, processors))
+            Float64(
+                ceildiv(tiles * parts, cluster_capacity(cluster, processors))
+            )
             * Float64(ceildiv(steps, parts))
             * step
         )
     var traffic = bytes * _BYTE * _WGRAD_TRAFFIC
-    time = (time**3 + traffic**3) ** (1.0 / 3.0)
-    var slot_bytes = slots * shape.slot_elements() * shape.slots_for_unit() * 4
+    time = (time**3 + traffic**3) ** (1.0 / 3.0) + _WGRAD_START
+    if cluster > 0:
+        var rounds = ceildiv(
+            tiles * splits, cluster_capacity(cluster, processors)
+        )
+        time += Float64(rounds) * (
+            _JOIN
+            + Float64(shape.slot_elements() * shape.copies() * 4) * _JOIN_BYTE
+        )
+    var slot_bytes = slots * shape.slot_elements() * 4
     time += Float64(slot_bytes) * 2 * _COMBINE_BYTE
     time += Float64(slots) / Float64(tiles) * _COMBINE_SLOT
     if slots > 0:
@@ -179,19 +208,39 @@ def wgrad_time(
 
 
 def choose_wgrad(p: ConvolutionProblem, processors: Int) -> WgradChoice:
-    var best = WgradChoice(2, 1)
+    var best = WgradChoice(2, 1, 0)
     var best_time = Float64.MAX
+    var steps = ceildiv(p.n * p.p * p.q, BLOCK_K)
     comptime for i in range(len(WGRAD_SHAPES)):
         comptime shape = WGRAD_SHAPES[i]
         comptime step = WGRAD_STEP[i]
         var tiles = wgrad_tiles(shape, p)
-        for rounds in range(4):
-            # As many parts as fill a whole number of rounds over the multiprocessors; 0 rounds: the even spread.
-            var splits = rounds * processors // tiles
-            if rounds > 0 and splits == 0:
+        for log in range(5):
+            # Without a cluster, then clusters of 1 to 8 blocks; consumers that sum the same tile need the joining.
+            var cluster = (1 << log) >> 1
+            if (cluster == 0 and shape.split_steps) or (
+                cluster == 1 and not shape.split_steps
+            ):
                 continue
-            var time, bytes = wgrad_time(shape, step, splits, p, processors)
-            if time < best_time and bytes <= p.workspace_limit:
-                best_time = time
-                best = WgradChoice(i, splits)
+            if cluster > steps:
+                continue
+            for rounds in range(4 if cluster == 0 else 3):
+                # As many parts as fill a whole number of rounds over the multiprocessors; 0 rounds: the even spread.
+                if rounds == 0 and cluster > 0:
+                    continue
+                var width = max(cluster, 1)
+                var parts = (
+                    rounds
+                    * cluster_capacity(cluster, processors)
+                    // (tiles * width)
+                    * width
+                )
+                if rounds > 0 and parts == 0:
+                    continue
+                var time, bytes = wgrad_time(
+                    shape, step, parts, cluster, p, processors
+                )
+                if time < best_time and bytes <= p.workspace_limit:
+                    best_time = time
+                    best = WgradChoice(i, parts, cluster)
     return best

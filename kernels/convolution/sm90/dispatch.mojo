@@ -14,7 +14,8 @@ from .choice import (
     choose_tile,
     choose_wgrad,
 )
-from .implicit_gemm import Epilogue, TileShape
+from .few_channels import few_channels_take, launch_few_channels
+from .implicit_gemm import Epilogue, EpilogueStore, TileShape
 from .launch import SourceView, launch_dgrad, launch_fprop, launch_wgrad
 from .packed import Scratch, needs_packing, packing, repack
 from .plan import BLOCK_K, dgrad_axis, fprop_axis
@@ -66,6 +67,9 @@ def can_implement[
         return String("a tensor is empty")
     if max(p.input_pixels(), p.output_pixels()) >= 1 << 31:
         return String("more than 2^31 pixels")
+    comptime if pass_ == DGRAD:
+        if few_channels_take(p):
+            return None
     if needs_packing(p):
         var packed = packing[pass_](p)
         if packed.bytes() > p.workspace_limit:
@@ -148,11 +152,16 @@ def run[
     ctx: DeviceContext,
     forced_shape: Int = AUTOMATIC,
     forced_splits: Int = AUTOMATIC,
+    forced_cluster: Int = 0,
 ) raises:
     """Writes y from (x, w), dx from (dy, w) or dw from (x, dy). The problem must be one that `can_implement` takes.
 
     A forced shape is an index into TILE_SHAPES or WGRAD_SHAPES: for measurements.
     """
+    comptime if pass_ == DGRAD:
+        if forced_shape == AUTOMATIC and few_channels_take(problem):
+            launch_few_channels[dtype](result, a, b, problem, ctx)
+            return
     if not needs_packing(problem):
         _run[dtype, pass_](
             result,
@@ -163,9 +172,12 @@ def run[
             ctx,
             forced_shape,
             forced_splits,
+            forced_cluster,
         )
         return
     var packed = packing[pass_](problem)
+    # What the copies take is not there for sums.
+    packed.problem.workspace_limit -= packed.bytes()
     var scratch = Scratch[dtype]()
     var inner_result: Ptr[dtype]
     comptime if pass_ == FPROP:
@@ -185,6 +197,7 @@ def run[
             ctx,
             forced_shape,
             forced_splits,
+            forced_cluster,
         )
         if packed.copies_y():
             repack[dtype](
@@ -207,6 +220,7 @@ def run[
             ctx,
             forced_shape,
             forced_splits,
+            forced_cluster,
         )
         if packed.copies_x():
             repack[dtype](
@@ -229,6 +243,7 @@ def run[
             ctx,
             forced_shape,
             forced_splits,
+            forced_cluster,
         )
         if packed.copies_w():
             repack[dtype](
@@ -250,6 +265,7 @@ def _run[
     ctx: DeviceContext,
     forced_shape: Int,
     forced_splits: Int,
+    forced_cluster: Int,
 ) raises:
     var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
     comptime if pass_ == WGRAD:
@@ -257,11 +273,19 @@ def _run[
         if forced_shape != AUTOMATIC:
             choice.shape = forced_shape
             choice.splits = forced_splits
+            choice.cluster = forced_cluster
         comptime for i in range(len(WGRAD_SHAPES)):
             comptime shape = WGRAD_SHAPES[i]
             if choice.shape == i:
                 launch_wgrad[dtype, shape](
-                    result, b, a, problem, view, choice.splits, ctx
+                    result,
+                    b,
+                    a,
+                    problem,
+                    view,
+                    choice.splits,
+                    choice.cluster,
+                    ctx,
                 )
     else:
         var columns = problem.k if pass_ == FPROP else problem.c
@@ -301,7 +325,12 @@ comptime _FUSED_WIDE = TILE_SHAPES[2]
 
 
 def run_fused[
-    dtype: DType, pass_: Int, epilogue: Epilogue[dtype]
+    dtype: DType,
+    pass_: Int,
+    columns: Int,
+    phases: Int,
+    epilogue: Optional[Epilogue[dtype]],
+    epilogue_store: Optional[EpilogueStore[dtype]],
 ](
     result: Ptr[dtype],
     a: Ptr[dtype],
@@ -309,28 +338,31 @@ def run_fused[
     problem: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
-    """As `run`, for fprop and dgrad, with the result handed to `epilogue` instead of stored.
+    """As `run`, for fprop and dgrad, with the result handed to an epilogue, of either kind, before or instead of being
+    stored.
+
+    `columns`, the result's channels, and `phases`, a dgrad's product of strides, are the problem's.
     """
-    comptime narrow = _FUSED_NARROW
-    comptime wide = _FUSED_WIDE
+    comptime shape = _FUSED_NARROW if columns <= _FUSED_NARROW.columns else _FUSED_WIDE
     comptime if pass_ == FPROP:
-        if problem.k <= narrow.columns:
-            launch_fprop[dtype, narrow, epilogue](
-                result, a, b, problem, SourceView.dense(problem), ctx
+        if problem.k != columns:
+            raise Error(
+                t"convolution: compiled for K = {columns}, not {problem.k}"
             )
-        else:
-            launch_fprop[dtype, wide, epilogue](
-                result, a, b, problem, SourceView.dense(problem), ctx
-            )
+        launch_fprop[dtype, shape, epilogue, epilogue_store](
+            result, a, b, problem, SourceView.dense(problem), ctx
+        )
     else:
-        var phases = problem.stride_h * problem.stride_w
-        if phases > 4:
-            launch_dgrad[dtype, narrow, MAX_PHASES, epilogue](
-                result, a, b, problem, ctx
+        if (
+            problem.c != columns
+            or problem.stride_h * problem.stride_w != phases
+        ):
+            raise Error(
+                t"convolution: compiled for C = {columns} and {phases} phases,"
+                t" not C = {problem.c} and strides"
+                t" {problem.stride_h}x{problem.stride_w}"
             )
-        elif phases > 1:
-            launch_dgrad[dtype, wide, 4, epilogue](result, a, b, problem, ctx)
-        elif problem.c <= narrow.columns:
-            launch_dgrad[dtype, narrow, 1, epilogue](result, a, b, problem, ctx)
-        else:
-            launch_dgrad[dtype, wide, 1, epilogue](result, a, b, problem, ctx)
+        comptime room = 1 if phases == 1 else (4 if phases <= 4 else MAX_PHASES)
+        launch_dgrad[dtype, shape, room, epilogue, epilogue_store](
+            result, a, b, problem, ctx
+        )

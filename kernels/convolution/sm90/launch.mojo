@@ -3,21 +3,22 @@
 from std.math import ceildiv
 from std.utils.index import IndexList
 
-from max.gpu.host import DeviceContext, DeviceAttribute, FuncAttribute
+from max.gpu.host import DeviceContext, DeviceAttribute, Dim, FuncAttribute
 
 from ..common import DGRAD, FPROP, Ptr
 from ..problem import ConvolutionProblem
-from .implicit_gemm import Epilogue, THREADS, TileShape, implicit_gemm_kernel
+from .implicit_gemm import (
+    THREADS,
+    Epilogue,
+    EpilogueStore,
+    TileShape,
+    implicit_gemm_kernel,
+)
 from .plan import BLOCK_K, Axis, Plan, dgrad_axis, fprop_axis
 from .tensor_map import TensorMaps
-from .wgrad import (
-    COMBINE_THREADS,
-    PANEL,
-    WgradPlan,
-    WgradShape,
-    combine_kernel,
-    wgrad_kernel,
-)
+from .wgrad import wgrad_kernel
+from .wgrad_plan import MAX_CLUSTER, PANEL, WgradPlan, WgradShape
+from .wgrad_sum import COMBINE_THREADS, combine_kernel
 
 
 @fieldwise_init
@@ -47,6 +48,7 @@ def launch_fprop[
     dtype: DType,
     shape: TileShape,
     epilogue: Optional[Epilogue[dtype]] = None,
+    epilogue_store: Optional[EpilogueStore[dtype]] = None,
 ](
     y: Ptr[dtype],
     x: Ptr[dtype],
@@ -107,7 +109,9 @@ def launch_fprop[
         1,
     )
     plan.set_phase(0, p.n, axis_h, axis_w, 0)
-    comptime kernel = implicit_gemm_kernel[dtype, 1, shape, True, epilogue]
+    comptime kernel = implicit_gemm_kernel[
+        dtype, 1, shape, True, epilogue, epilogue_store
+    ]
     ctx.enqueue_function[kernel](
         source_maps,
         filter_map,
@@ -128,6 +132,7 @@ def launch_dgrad[
     shape: TileShape,
     phases: Int,
     epilogue: Optional[Epilogue[dtype]] = None,
+    epilogue_store: Optional[EpilogueStore[dtype]] = None,
 ](
     dx: Ptr[dtype],
     dy: Ptr[dtype],
@@ -218,7 +223,7 @@ def launch_dgrad[
         p.stride_w,
     )
     comptime kernel = implicit_gemm_kernel[
-        dtype, phases, shape, False, epilogue
+        dtype, phases, shape, False, epilogue, epilogue_store
     ]
     ctx.enqueue_function[kernel](
         source_maps,
@@ -244,9 +249,12 @@ def launch_wgrad[
     problem: ConvolutionProblem,
     view: SourceView,
     splits: Int,
+    cluster: Int,
     ctx: DeviceContext,
 ) raises:
-    """With `splits` 0, all steps are spread evenly over the blocks."""
+    """With `splits` 0, all steps are spread evenly over the blocks. With a `cluster` of 1, 2, 4 or 8 blocks, each sums one
+    part of one tile and the cluster joins them; `splits` counts the parts. With 0 a block takes several parts.
+    """
     var p = problem
     var axis_h = fprop_axis(p.h, p.r, p.p, p.stride_h, p.dilation_h, p.pad_h)
     var axis_w = fprop_axis(p.w, p.s, p.q, p.stride_w, p.dilation_w, p.pad_w)
@@ -280,11 +288,21 @@ def launch_wgrad[
     var panels = p.r * p.s * ceildiv(p.c, PANEL)
     var column_tiles = ceildiv(panels, shape.panels())
     var steps = ceildiv(pixels, BLOCK_K)
+    var tiles = row_tiles * column_tiles
+    if cluster not in (0, 1, 2, 4, MAX_CLUSTER):
+        raise Error(t"Hopper convolution: clusters of {cluster} blocks")
+    # Consumers that sum the same tile always join.
+    var joined = max(cluster, 1) if shape.split_steps else cluster
+    while joined > steps:
+        joined //= 2
     var parts = min(splits, steps)
-    var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
-    var blocks = min(
-        processors, row_tiles * column_tiles * (parts if parts > 0 else steps)
-    )
+    var blocks: Int
+    if joined > 0:
+        parts = max(parts // joined, 1) * joined
+        blocks = tiles * parts
+    else:
+        var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
+        blocks = min(processors, tiles * (parts if parts > 0 else steps))
     var plan = WgradPlan(
         k=Int32(p.k),
         c=Int32(p.c),
@@ -302,13 +320,12 @@ def launch_wgrad[
         column_tiles=Int32(column_tiles),
         steps=Int32(steps),
         splits=Int32(parts),
+        cluster=Int32(joined),
         blocks=Int32(blocks),
     )
+    var combines = parts == 0 or plan.slots_of_tile() > 1
     var slots = ctx.enqueue_create_buffer[DType.float32](
-        1 if parts == 1
-        and not shape.split_steps else Int(plan.units())
-        * shape.slots_for_unit()
-        * shape.slot_elements()
+        Int(plan.units()) * shape.slot_elements() if combines else 1
     )
     comptime kernel = wgrad_kernel[dtype, shape]
     ctx.enqueue_function[kernel](
@@ -319,23 +336,19 @@ def launch_wgrad[
         slots,
         grid_dim=(blocks,),
         block_dim=(THREADS,),
+        cluster_dim=Dim(max(joined, 1)),
         shared_mem_bytes=shape.shared_bytes(),
         func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
             UInt32(shape.shared_bytes())
         ),
     )
-    if parts != 1 or shape.split_steps:
+    if combines:
         comptime combine = combine_kernel[dtype, shape]
         ctx.enqueue_function[combine](
             plan,
             dw,
             slots,
-            grid_dim=(
-                row_tiles
-                * column_tiles
-                * (shape.rows() // 64)
-                * (shape.columns // 8),
-            ),
+            grid_dim=(tiles * (shape.rows() // 64) * (shape.columns // 8),),
             block_dim=(COMBINE_THREADS,),
         )
     # The buffer goes back in stream order, after both kernels.

@@ -1,30 +1,33 @@
-"""The Hopper kernels as ops of their own, for measurements and tests: no other kernel stands in for them.
+"""The Hopper kernels as ops: with a fused epilogue, and forced, for measurements and tests.
 
-`tuning` is a host tensor of two int64 values: the tile shape's index and, for wgrad, the number of splits; -1 leaves the
-choice to the kernels' own table.
+For the forced ones no other kernel stands in. Their `tuning` is a host tensor of three int64 values: the tile shape's index and, for wgrad, the number of splits and the blocks of
+a cluster; a first value of -1 leaves the choice to the kernels' own table.
 """
 
 import extensibility
 from extensibility import InputTensor, OutputTensor, _FusedComputeOutputTensor
-from max.gpu.host import DeviceContext
+from max.gpu.host import DeviceBuffer, DeviceContext
 from max.gpu.host.info import is_cpu
 from std.utils.index import IndexList
 
 from ..common import DGRAD, FPROP, WGRAD, Ptr
 from ..problem import ConvolutionProblem
 from ..ops import _pointer, _problem, _values
-from .packed import needs_packing
+from ..dispatch import run_gpu
 from .dispatch import are_aligned, can_implement, compiles_for, run, run_fused
+from .epilogue import apply_epilogue
+from .implicit_gemm import Epilogue, EpilogueStore
+from .packed import needs_packing
 
 
 def _tuning(
     tuning: InputTensor[dtype=DType.int64, rank=1, ...]
-) raises -> Tuple[Int, Int]:
-    if tuning.dim_size(0) != 2:
+) raises -> Tuple[Int, Int, Int]:
+    if tuning.dim_size(0) != 3:
         raise Error(
-            t"convolution: tuning has {tuning.dim_size(0)} values, not 2"
+            t"convolution: tuning has {tuning.dim_size(0)} values, not 3"
         )
-    return Int(tuning[0]), Int(tuning[1])
+    return Int(tuning[0]), Int(tuning[1]), Int(tuning[2])
 
 
 @no_inline
@@ -35,7 +38,7 @@ def _run[
     a: Ptr[dtype],
     b: Ptr[dtype],
     problem: ConvolutionProblem,
-    tuning: Tuple[Int, Int],
+    tuning: Tuple[Int, Int, Int],
     ctx: DeviceContext,
 ) raises:
     var reason = can_implement[dtype, pass_](problem)
@@ -47,7 +50,9 @@ def _run[
             " bytes"
         )
     comptime if compiles_for[dtype]():
-        run[dtype, pass_](result, a, b, problem, ctx, tuning[0], tuning[1])
+        run[dtype, pass_](
+            result, a, b, problem, ctx, tuning[0], tuning[1], tuning[2]
+        )
 
 
 @extensibility.register("conv_fprop_sm90")
@@ -128,42 +133,65 @@ struct ConvWgradSm90:
             )
 
 
-@no_inline
-def _check_fused[
-    dtype: DType, pass_: Int
+@always_inline
+def _run_with_epilogue[
+    dtype: DType,
+    pass_: Int,
+    columns: Int,
+    phases: Int,
+    epilogue: Optional[Epilogue[dtype]],
+    epilogue_store: Optional[EpilogueStore[dtype]],
 ](
     result: Ptr[dtype],
-    a: Ptr[dtype],
-    b: Ptr[dtype],
+    shape: IndexList[4],
+    a: DeviceBuffer[dtype],
+    b: DeviceBuffer[dtype],
     problem: ConvolutionProblem,
+    ctx: DeviceContext,
 ) raises:
-    var reason = can_implement[dtype, pass_](problem)
-    if reason:
-        raise Error(t"Hopper convolution with an epilogue: {reason.value()}")
-    if needs_packing(problem):
-        raise Error(
-            t"Hopper convolution with an epilogue: C = {problem.c} and K ="
-            t" {problem.k} must be multiples of 8"
-        )
-    if not are_aligned[dtype](result, a, b):
-        raise Error(
-            "Hopper convolution: a tensor does not begin at a multiple of 16"
-            " bytes"
-        )
+    """The Hopper kernel with the epilogue in its store, or, for a problem or an address that it does not take, any other
+    kernel into a buffer and a pass over that.
+    """
+    comptime if compiles_for[dtype]():
+        var first = _pointer(a.unsafe_ptr())
+        var second = _pointer(b.unsafe_ptr())
+        if (
+            not can_implement[dtype, pass_](problem)
+            and not needs_packing(problem)
+            and are_aligned[dtype](result, first, second)
+        ):
+            run_fused[dtype, pass_, columns, phases, epilogue, epilogue_store](
+                result, first, second, problem, ctx
+            )
+            return
+    var plain = ctx.enqueue_create_buffer[dtype](shape.flattened_length())
+    run_gpu[dtype, pass_](plain, a, b, problem, ctx)
+    apply_epilogue[dtype, epilogue, epilogue_store](
+        result, _pointer(plain.unsafe_ptr()), shape, ctx
+    )
+    _ = plain^
 
 
-@extensibility.register("conv_fprop_sm90_fused")
-struct ConvFpropSm90Fused:
-    """The forward pass, with the graph's elementwise successors in its store.
+@always_inline
+def _deep(shape: IndexList[4]) -> IndexList[5]:
+    """[N, 1, H, W, C] of an [N, H, W, C]."""
+    return IndexList[5](shape[0], 1, shape[1], shape[2], shape[3])
+
+
+@extensibility.register("conv_fprop_fused")
+struct ConvFpropFused:
+    """The forward pass over two spatial axes, with the graph's elementwise successors in its store.
+
+    `columns` is K, and `phases` 1: known when the graph is compiled, they say which kernel it needs.
     """
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        target: StaticString, dtype: DType, columns: Int, phases: Int
     ](
-        y: _FusedComputeOutputTensor[dtype=dtype, rank=5, ...],
-        x: InputTensor[dtype=dtype, rank=5, ...],
-        w: InputTensor[dtype=dtype, rank=5, ...],
+        y: _FusedComputeOutputTensor[dtype=dtype, rank=4, ...],
+        x: InputTensor[dtype=dtype, rank=4, ...],
+        w: InputTensor[dtype=dtype, rank=4, ...],
         geometry: InputTensor[dtype=DType.int64, rank=1, ...],
         ctx: DeviceContext,
     ) raises:
@@ -173,34 +201,59 @@ struct ConvFpropSm90Fused:
             width: Int
         ](index: IndexList[5], value: SIMD[dtype, width]) -> SIMD[dtype, width]:
             return y._fused_compute_output_lambda[element_alignment=width](
-                index, value
+                IndexList[4](index[0], index[2], index[3], index[4]), value
             )
 
-        comptime if is_cpu[target]() or not compiles_for[dtype]():
-            raise Error("conv_fprop_sm90_fused needs a Hopper GPU")
+        @__parameter
+        @always_inline
+        def store[width: Int](index: IndexList[5], value: SIMD[dtype, width]):
+            y._lambda_store[width=width, element_alignment=width](
+                IndexList[4](index[0], index[2], index[3], index[4]), value
+            )
+
+        comptime computes = type_of(y)._has_compute_fusion
+        comptime stores = type_of(y)._has_output_store_fusion and not computes
+        comptime epilogue = Optional[Epilogue[dtype]](
+            finish
+        ) if computes else None
+        comptime epilogue_store = Optional[EpilogueStore[dtype]](
+            store
+        ) if stores else None
+        comptime if is_cpu[target]():
+            raise Error("conv_fprop_fused runs on a GPU only")
         else:
-            var result = _pointer(y.unsafe_ptr())
-            var a = _pointer(x.unsafe_ptr())
-            var b = _pointer(w.unsafe_ptr())
             var problem = _problem(
-                x.shape(), w.shape(), y.shape(), _values(geometry)
+                _deep(x.shape()),
+                _deep(w.shape()),
+                _deep(y.shape()),
+                _values(geometry),
             )
-            _check_fused[dtype, FPROP](result, a, b, problem)
-            run_fused[dtype, FPROP, finish](result, a, b, problem, ctx)
+            _run_with_epilogue[
+                dtype, FPROP, columns, phases, epilogue, epilogue_store
+            ](
+                _pointer(y.unsafe_ptr()),
+                y.shape(),
+                x.to_device_buffer(ctx),
+                w.to_device_buffer(ctx),
+                problem,
+                ctx,
+            )
 
 
-@extensibility.register("conv_dgrad_sm90_fused")
-struct ConvDgradSm90Fused:
-    """The data gradient, with the graph's elementwise successors in its store.
+@extensibility.register("conv_dgrad_fused")
+struct ConvDgradFused:
+    """The data gradient over two spatial axes, with the graph's elementwise successors in its store.
+
+    `columns` is C, and `phases` the product of the strides.
     """
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        target: StaticString, dtype: DType, columns: Int, phases: Int
     ](
-        dx: _FusedComputeOutputTensor[dtype=dtype, rank=5, ...],
-        dy: InputTensor[dtype=dtype, rank=5, ...],
-        w: InputTensor[dtype=dtype, rank=5, ...],
+        dx: _FusedComputeOutputTensor[dtype=dtype, rank=4, ...],
+        dy: InputTensor[dtype=dtype, rank=4, ...],
+        w: InputTensor[dtype=dtype, rank=4, ...],
         geometry: InputTensor[dtype=DType.int64, rank=1, ...],
         ctx: DeviceContext,
     ) raises:
@@ -210,17 +263,40 @@ struct ConvDgradSm90Fused:
             width: Int
         ](index: IndexList[5], value: SIMD[dtype, width]) -> SIMD[dtype, width]:
             return dx._fused_compute_output_lambda[element_alignment=width](
-                index, value
+                IndexList[4](index[0], index[2], index[3], index[4]), value
             )
 
-        comptime if is_cpu[target]() or not compiles_for[dtype]():
-            raise Error("conv_dgrad_sm90_fused needs a Hopper GPU")
-        else:
-            var result = _pointer(dx.unsafe_ptr())
-            var a = _pointer(dy.unsafe_ptr())
-            var b = _pointer(w.unsafe_ptr())
-            var problem = _problem(
-                dx.shape(), w.shape(), dy.shape(), _values(geometry)
+        @__parameter
+        @always_inline
+        def store[width: Int](index: IndexList[5], value: SIMD[dtype, width]):
+            dx._lambda_store[width=width, element_alignment=width](
+                IndexList[4](index[0], index[2], index[3], index[4]), value
             )
-            _check_fused[dtype, DGRAD](result, a, b, problem)
-            run_fused[dtype, DGRAD, finish](result, a, b, problem, ctx)
+
+        comptime computes = type_of(dx)._has_compute_fusion
+        comptime stores = type_of(dx)._has_output_store_fusion and not computes
+        comptime epilogue = Optional[Epilogue[dtype]](
+            finish
+        ) if computes else None
+        comptime epilogue_store = Optional[EpilogueStore[dtype]](
+            store
+        ) if stores else None
+        comptime if is_cpu[target]():
+            raise Error("conv_dgrad_fused runs on a GPU only")
+        else:
+            var problem = _problem(
+                _deep(dx.shape()),
+                _deep(w.shape()),
+                _deep(dy.shape()),
+                _values(geometry),
+            )
+            _run_with_epilogue[
+                dtype, DGRAD, columns, phases, epilogue, epilogue_store
+            ](
+                _pointer(dx.unsafe_ptr()),
+                dx.shape(),
+                dy.to_device_buffer(ctx),
+                w.to_device_buffer(ctx),
+                problem,
+                ctx,
+            )

@@ -5,6 +5,7 @@ shared memory is inline assembly with side effects, so program order is kept bet
 and the ordinary accesses.
 """
 
+from std.sys import _RegisterPackType
 from std.sys._assembly import inlined_assembly
 
 
@@ -25,6 +26,15 @@ def fence_mbarrier_init():
         "fence.mbarrier_init.release.cluster;",
         NoneType,
         constraints="~{memory}",
+    ]()
+
+
+@always_inline
+def fence_shared_writes():
+    """Makes this thread's writes to shared memory visible to the tensor cores and the copy engine.
+    """
+    inlined_assembly[
+        "fence.proxy.async.shared::cta;", NoneType, constraints="~{memory}"
     ]()
 
 
@@ -132,6 +142,23 @@ def cluster_block_rank() -> UInt32:
 
 
 @always_inline
+def load_cluster(shared: UInt32, block: UInt32) -> SIMD[DType.float32, 4]:
+    """Reads 16 bytes at the same shared address in another block of the cluster.
+    """
+    # One piece: an address of another block must not leave the instructions that make and use it.
+    var words = inlined_assembly[
+        """{
+        .reg .b32 remote;
+        mapa.shared::cluster.u32 remote, $4, $5;
+        ld.shared::cluster.v4.f32 {$0, $1, $2, $3}, [remote];
+        }""",
+        _RegisterPackType[Float32, Float32, Float32, Float32],
+        constraints="=f,=f,=f,=f,r,r,~{memory}",
+    ](shared, block)
+    return SIMD[DType.float32, 4](words[0], words[1], words[2], words[3])
+
+
+@always_inline
 def release_registers[count: Int]():
     """Gives this warpgroup's registers above `count` for each thread back to the block's pool.
     """
@@ -207,6 +234,26 @@ def load_tile_3d(
         NoneType,
         constraints="r,l,r,r,r,r,~{memory}",
     ](shared, tensor_map, barrier, x, y, z)
+
+
+@always_inline
+def load_tile_4d(
+    shared: UInt32,
+    tensor_map: UInt64,
+    barrier: UInt32,
+    x: Int32,
+    y: Int32,
+    z: Int32,
+    u: Int32,
+):
+    inlined_assembly[
+        (
+            "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+            " [$0], [$1, {$3, $4, $5, $6}], [$2];"
+        ),
+        NoneType,
+        constraints="r,l,r,r,r,r,r,~{memory}",
+    ](shared, tensor_map, barrier, x, y, z, u)
 
 
 @always_inline

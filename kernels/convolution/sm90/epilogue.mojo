@@ -1,0 +1,70 @@
+"""An epilogue as a pass of its own, for results of kernels whose store takes none."""
+
+from std.math import ceildiv
+from std.utils.index import IndexList
+
+from max.gpu import block_idx, thread_idx
+from max.gpu.host import DeviceContext
+
+from ..common import Ptr
+from .implicit_gemm import Epilogue, EpilogueStore
+
+comptime _THREADS = 256
+
+
+def _epilogue_kernel[
+    dtype: DType,
+    epilogue: Optional[Epilogue[dtype]],
+    epilogue_store: Optional[EpilogueStore[dtype]],
+](
+    result: Ptr[dtype],
+    source: Ptr[dtype],
+    h: Int64,
+    w: Int64,
+    c: Int64,
+    size: Int64,
+):
+    var at = Int(block_idx.x) * _THREADS + Int(thread_idx.x)
+    if at >= Int(size):
+        return
+    var pixel, channel = divmod(at, Int(c))
+    var line, column = divmod(pixel, Int(w))
+    var n, row = divmod(line, Int(h))
+    var index = IndexList[5](n, 0, row, column, channel)
+    var value = source.unsafe_load(at)
+    comptime if epilogue:
+        comptime apply = epilogue.value()
+        value = apply[1](index, value)
+    comptime if epilogue_store:
+        comptime store = epilogue_store.value()
+        store[1](index, value)
+    else:
+        result.unsafe_store(at, value)
+
+
+def apply_epilogue[
+    dtype: DType,
+    epilogue: Optional[Epilogue[dtype]],
+    epilogue_store: Optional[EpilogueStore[dtype]],
+](
+    result: Ptr[dtype],
+    source: Ptr[dtype],
+    shape: IndexList[4],
+    ctx: DeviceContext,
+) raises:
+    """Makes of every element of `source` [N, H, W, C] what the epilogue, of either kind, makes of it.
+    """
+    var size = shape.flattened_length()
+    if size == 0:
+        return
+    comptime kernel = _epilogue_kernel[dtype, epilogue, epilogue_store]
+    ctx.enqueue_function[kernel](
+        result,
+        source,
+        Int64(shape[1]),
+        Int64(shape[2]),
+        Int64(shape[3]),
+        Int64(size),
+        grid_dim=(ceildiv(size, _THREADS),),
+        block_dim=(_THREADS,),
+    )

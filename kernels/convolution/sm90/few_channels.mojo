@@ -1,0 +1,560 @@
+"""The dgrad of an image's few channels: one product over the output's pixels, then each input pixel gathers its taps.
+
+The product with one column of dx for each channel would multiply 64 columns to keep three, and read dy once for every tap.
+Here columns are (tap, channel) pairs instead, and dy is read once:
+
+    z[pixel of dy, (tap, c)] = sum over k  dy[pixel, k] * w[k, tap, c]         wgmma, all taps of one phase
+    dx[h, w, c]              = sum over taps  z[the pixel that the tap connects, (tap, c)]
+
+A block holds z of a window of dy, with the rim that the taps reach over, in shared memory; no sum leaves it before it is
+whole, and every addition has its place. One warpgroup copies windows, three take turns at them: while one multiplies,
+another gathers.
+"""
+
+from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
+from std.math import ceildiv
+from std.memory import Pointer
+from std.utils.index import IndexList
+from std.utils.static_tuple import StaticTuple
+
+from max.gpu import (
+    MAX_THREADS_PER_BLOCK_METADATA,
+    block_idx,
+    grid_dim,
+    thread_idx,
+)
+from max.gpu.compute.mma import (
+    WGMMADescriptor,
+    wgmma_async,
+    wgmma_commit_group_sync,
+    wgmma_fence_aligned,
+    wgmma_wait_group_sync,
+)
+from max.gpu.host import DeviceAttribute, DeviceContext, FuncAttribute
+from max.gpu.memory import external_memory
+
+from ..common import Ptr
+from ..problem import ConvolutionProblem
+from . import plan as fields
+from .implicit_gemm import k_major_descriptor
+from .plan import BLOCK_K, Axis, Plan, dgrad_axis
+from .ptx import (
+    divide,
+    fence_mbarrier_init,
+    fence_shared_writes,
+    load_tile_4d,
+    mbarrier_arrive,
+    mbarrier_expect,
+    mbarrier_init,
+    mbarrier_wait,
+    named_barrier_sync,
+    prefetch_tensor_map,
+)
+from .tensor_map import TensorMaps
+
+comptime MAX_CHANNELS = 4
+"""A tap's channels are one 16-byte vector of float32."""
+comptime _MAX_PHASES = 4
+comptime _COLUMNS = 64
+comptime _MAX_TAPS = _COLUMNS // MAX_CHANNELS
+comptime _WINDOW_H = 8
+comptime _WINDOW_W = 16
+comptime _PIXELS = _WINDOW_H * _WINDOW_W
+comptime _CONSUMERS = 3
+comptime _THREADS = 128 * (1 + _CONSUMERS)
+comptime _PITCH = _COLUMNS + 4
+"""Floats from one pixel of z to the next: neighbours lie 4 banks apart, so that 16-byte reads of eight don't collide."""
+comptime _Z_BYTES = _PIXELS * _PITCH * 4
+comptime _FILTER_BYTES = _COLUMNS * BLOCK_K * 2
+comptime _STAGE_BYTES = _PIXELS * BLOCK_K * 2
+comptime _TILES = 8
+"""Filter tiles and pipeline stages together fill what z leaves of shared memory: 3 + 4 of them at least."""
+comptime _RING_BYTES = 112 * 1024
+comptime _MAX_STAGES = 6
+comptime _MIN_STAGES = 3
+comptime _SHARED_BYTES = 1024 + _RING_BYTES + _CONSUMERS * _Z_BYTES + 256
+
+
+@fieldwise_init
+struct _Window(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
+    """How windows of dy lie over the result, in pixels of a phase."""
+
+    var phases: Int32
+    var k: Int32
+    var stages: Int32
+    var tiles_h: Int32
+    var inner_h: Int32
+    """Result pixels of one phase that a window serves."""
+    var inner_w: Int32
+    var lower_h: Int32
+    """First dy pixel of the window of result pixel 0."""
+    var lower_w: Int32
+
+    comptime device_type: AnyType = Self
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        return "FewChannelsWindow"
+
+
+@fieldwise_init
+struct _Side(Movable):
+    """One spatial axis: its phases, and the dy pixels that all of them reach together.
+    """
+
+    var axes: List[Axis]
+    var lower: Int
+    var span: Int
+    """Pixels of the rim."""
+    var taps: Int
+    """The most that one phase has."""
+
+    @staticmethod
+    def of(
+        size: Int,
+        filter: Int,
+        result: Int,
+        stride: Int,
+        dilation: Int,
+        pad: Int,
+    ) -> Self:
+        var axes = List[Axis]()
+        var lower = Int.MAX
+        var upper = Int.MIN
+        var taps = 0
+        for phase in range(stride):
+            var axis = dgrad_axis(
+                size, filter, result, stride, dilation, pad, phase
+            )
+            if axis.taps > 0:
+                lower = min(lower, axis.lower)
+                upper = max(upper, axis.lower + axis.offset)
+                taps = max(taps, axis.taps)
+            axes.append(axis)
+        return Self(axes^, lower, upper - lower, taps)
+
+
+def _rows(p: ConvolutionProblem) -> _Side:
+    return _Side.of(p.h, p.r, p.p, p.stride_h, p.dilation_h, p.pad_h)
+
+
+def _columns_of(p: ConvolutionProblem) -> _Side:
+    return _Side.of(p.w, p.s, p.q, p.stride_w, p.dilation_w, p.pad_w)
+
+
+def _filter_tiles(p: ConvolutionProblem) -> Int:
+    return p.stride_h * p.stride_w * ceildiv(p.k, BLOCK_K)
+
+
+def few_channels_take(p: ConvolutionProblem) -> Bool:
+    """Whether this kernel computes the problem's dgrad: few channels and taps, windows that are not mostly rim.
+    """
+    if p.c > MAX_CHANNELS or p.k % 8 != 0:
+        return False
+    if p.stride_h * p.stride_w > _MAX_PHASES:
+        return False
+    var chunks = ceildiv(p.k, BLOCK_K)
+    var stages = (
+        _RING_BYTES - _filter_tiles(p) * _FILTER_BYTES
+    ) // _STAGE_BYTES
+    if stages < max(_MIN_STAGES, chunks):
+        return False
+    var h = _rows(p)
+    var w = _columns_of(p)
+    return (
+        h.taps * w.taps <= _MAX_TAPS
+        and h.taps * w.taps > 0
+        and h.span <= _WINDOW_H // 2
+        and w.span <= _WINDOW_W // 2
+    )
+
+
+@always_inline
+def _produce(
+    dy_map: TensorMaps[1],
+    plan: Plan[_MAX_PHASES],
+    window: _Window,
+    ring: UInt32,
+    full: UInt32,
+    empty: UInt32,
+):
+    var slot: Int32 = 0
+    var parity: UInt32 = 0
+    var tile = Int32(block_idx.x)
+    while tile < plan.tiles():
+        var line, j = divide(tile, plan.column_tiles())
+        var n, i = divide(line, window.tiles_h)
+        for chunk in range(Int(plan.channel_blocks())):
+            var barrier = full + UInt32(slot) * 8
+            mbarrier_wait(empty + UInt32(slot) * 8, parity ^ 1)
+            mbarrier_expect(barrier, _STAGE_BYTES)
+            load_tile_4d(
+                ring + UInt32(slot) * _STAGE_BYTES,
+                dy_map.address(0),
+                barrier,
+                Int32(chunk * BLOCK_K),
+                j * window.inner_w + window.lower_w,
+                i * window.inner_h + window.lower_h,
+                n,
+            )
+            slot += 1
+            if slot == window.stages:
+                slot = 0
+                parity ^= 1
+        tile += Int32(grid_dim.x)
+
+
+@always_inline
+def _lay_filter[
+    dtype: DType
+](
+    w: Ptr[dtype],
+    plan: Plan[_MAX_PHASES],
+    window: _Window,
+    filters: UInt32,
+    taps_of_filter: Int32,
+):
+    """Brings the filter of every phase into swizzled rows of 64 elements of k, one row for each (tap, channel).
+    """
+    var thread = Int32(thread_idx.x)
+    var column = thread % _COLUMNS
+    var channel = column % MAX_CHANNELS
+    for phase in range(Int(window.phases)):
+        var taps_w = plan.phase(phase, fields.TAPS_W)
+        var taps = plan.phase(phase, fields.TAPS_H) * taps_w
+        var th, tw = divide(column // MAX_CHANNELS, max(taps_w, 1))
+        var tap = (
+            plan.phase(phase, fields.TAP_H)
+            + th * plan.phase(phase, fields.TAP_STEP_H)
+        ) * plan.filter_s() + (
+            plan.phase(phase, fields.TAP_W)
+            + tw * plan.phase(phase, fields.TAP_STEP_W)
+        )
+        var exists = column // MAX_CHANNELS < taps and channel < plan.columns()
+        for chunk in range(Int(plan.channel_blocks())):
+            var target = (
+                filters
+                + UInt32(phase * Int(plan.channel_blocks()) + chunk)
+                * _FILTER_BYTES
+            )
+            var first = thread // _COLUMNS
+            comptime for step in range(BLOCK_K * _COLUMNS // _THREADS):
+                var inner = first + Int32(step * (_THREADS // _COLUMNS))
+                var k = Int32(chunk * BLOCK_K) + inner
+                var value = Scalar[dtype](0)
+                if exists and k < window.k:
+                    value = w.unsafe_load(
+                        (Int(k) * Int(taps_of_filter) + Int(tap))
+                        * Int(plan.columns())
+                        + Int(channel)
+                    )
+                Pointer[
+                    Scalar[dtype],
+                    MutAnyOrigin,
+                    address_space=AddressSpace.SHARED,
+                ](
+                    unsafe_from_address=Int(
+                        target
+                        + UInt32(column) * 128
+                        + UInt32(((inner // 8) ^ (column % 8)) * 16)
+                        + UInt32(inner % 8 * 2)
+                    )
+                ).unsafe_store(
+                    0, value
+                )
+
+
+@always_inline
+def _floats(
+    address: UInt32,
+) -> Pointer[Float32, MutAnyOrigin, address_space=AddressSpace.SHARED]:
+    return Pointer[Float32, MutAnyOrigin, address_space=AddressSpace.SHARED](
+        unsafe_from_address=Int(address)
+    )
+
+
+@always_inline
+def _gather[
+    dtype: DType
+](
+    dx: Ptr[dtype],
+    plan: Plan[_MAX_PHASES],
+    window: _Window,
+    phase: Int,
+    z: UInt32,
+    n: Int32,
+    first_i: Int32,
+    first_j: Int32,
+    thread: Int32,
+):
+    """Adds the taps of each of the window's result pixels of one phase."""
+    var taps_h = plan.phase(phase, fields.TAPS_H)
+    var taps_w = plan.phase(phase, fields.TAPS_W)
+    var step_h = plan.phase(phase, fields.OFFSET_STEP_H) * _WINDOW_W * _PITCH
+    var step_w = plan.phase(phase, fields.OFFSET_STEP_W) * _PITCH + MAX_CHANNELS
+    var base_h = (
+        plan.phase(phase, fields.LOWER_H)
+        + plan.phase(phase, fields.OFFSET_H)
+        - window.lower_h
+    )
+    var base_w = (
+        plan.phase(phase, fields.LOWER_W)
+        + plan.phase(phase, fields.OFFSET_W)
+        - window.lower_w
+    )
+    var pixel = thread
+    while pixel < window.inner_h * window.inner_w:
+        var i, j = divide(pixel, window.inner_w)
+        var sum = SIMD[DType.float32, MAX_CHANNELS](0)
+        var line = ((i + base_h) * _WINDOW_W + j + base_w) * _PITCH
+        for _ in range(Int(taps_h)):
+            var at = line
+            for _ in range(Int(taps_w)):
+                sum += _floats(z + UInt32(at) * 4).unsafe_load[
+                    width=MAX_CHANNELS, alignment=16
+                ]()
+                at += step_w
+            # The next row's columns follow this row's.
+            line += step_h + taps_w * MAX_CHANNELS
+        if first_i + i < plan.phase(
+            phase, fields.EXTENT_H
+        ) and first_j + j < plan.phase(phase, fields.EXTENT_W):
+            var h = (first_i + i) * plan.out_step_h() + plan.phase(
+                phase, fields.FIRST_H
+            )
+            var w = (first_j + j) * plan.out_step_w() + plan.phase(
+                phase, fields.FIRST_W
+            )
+            var target = (
+                (Int(n) * Int(plan.out_h()) + Int(h)) * Int(plan.out_w())
+                + Int(w)
+            ) * Int(plan.columns())
+            comptime for c in range(MAX_CHANNELS):
+                if Int32(c) < plan.columns():
+                    dx.unsafe_store(target + c, sum[c].cast[dtype]())
+        pixel += 128
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(_THREADS)),
+)
+@__llvm_arg_metadata(dy_map, `nvvm.grid_constant`)
+@__llvm_arg_metadata(plan, `nvvm.grid_constant`)
+@__name(t"conv_dgrad_few_channels_{dtype}")
+def few_channels_kernel[
+    dtype: DType
+](
+    dy_map: TensorMaps[1],
+    plan: Plan[_MAX_PHASES],
+    window: _Window,
+    dx: Ptr[dtype],
+    w: Ptr[dtype],
+    taps_of_filter: Int32,
+):
+    comptime fragment = _COLUMNS // 2
+    comptime row_blocks = _PIXELS // 64
+
+    var shared = external_memory[
+        UInt8, address_space=AddressSpace.SHARED, alignment=1024
+    ]()
+    var filters = (UInt32(Int(shared)) + 1023) & ~UInt32(1023)
+    var filter_tiles = window.phases * plan.channel_blocks()
+    var ring = filters + UInt32(filter_tiles) * _FILTER_BYTES
+    var sums_of_windows = filters + _RING_BYTES
+    var full = sums_of_windows + _CONSUMERS * _Z_BYTES
+    var empty = full + 8 * _MAX_STAGES
+
+    var thread = UInt32(thread_idx.x)
+    var group = thread // 128
+    if thread == 0:
+        prefetch_tensor_map(dy_map.address(0))
+        comptime for i in range(_MAX_STAGES):
+            mbarrier_init(full + UInt32(8 * i), 1)
+            mbarrier_init(empty + UInt32(8 * i), 1)
+        fence_mbarrier_init()
+    _lay_filter[dtype](w, plan, window, filters, taps_of_filter)
+    fence_shared_writes()
+    named_barrier_sync(0, Int32(_THREADS))
+
+    if group == 0:
+        if thread == 0:
+            _produce(dy_map, plan, window, ring, full, empty)
+        return
+
+    var consumer = Int32(group) - 1
+    var in_group = Int32(thread % 128)
+    var warp = in_group // 32
+    var lane = in_group % 32
+    var z = sums_of_windows + UInt32(consumer) * _Z_BYTES
+    # The four sums of an accumulator group lie in two rows, 8 apart.
+    var place = z + UInt32(
+        ((warp * 16 + lane // 4) * _PITCH + lane % 4 * 2) * 4
+    )
+    var tile = Int32(block_idx.x) + consumer * Int32(grid_dim.x)
+    var turn = consumer
+    while tile < plan.tiles():
+        var line, j = divide(tile, plan.column_tiles())
+        var n, i = divide(line, window.tiles_h)
+        var step = turn * plan.channel_blocks()
+        for chunk in range(Int(plan.channel_blocks())):
+            var round, slot = divide(step + Int32(chunk), window.stages)
+            mbarrier_wait(full + UInt32(slot) * 8, UInt32(round) & 1)
+        for phase in range(Int(window.phases)):
+            var taps = plan.phase(phase, fields.TAPS_H) * plan.phase(
+                phase, fields.TAPS_W
+            )
+            var sums = StaticTuple[StaticTuple[Float32, fragment], row_blocks](
+                fill=StaticTuple[Float32, fragment](fill=0)
+            )
+            for chunk in range(Int(plan.channel_blocks())):
+                var round, slot = divide(step + Int32(chunk), window.stages)
+                var dy_descriptor = k_major_descriptor(
+                    ring + UInt32(slot) * _STAGE_BYTES
+                )
+                var filter_descriptor = k_major_descriptor(
+                    filters
+                    + UInt32(phase * Int(plan.channel_blocks()) + chunk)
+                    * _FILTER_BYTES
+                )
+                wgmma_fence_aligned()
+                comptime for kk in range(BLOCK_K // 16):
+                    comptime for block in range(row_blocks):
+                        sums[block] = wgmma_async[
+                            64,
+                            _COLUMNS,
+                            16,
+                            DType.float32,
+                            fragment,
+                            a_type=dtype,
+                            b_type=dtype,
+                            layout_a="row",
+                            layout_b="col",
+                        ](
+                            WGMMADescriptor[dtype](
+                                dy_descriptor
+                                + Int64(kk * 2 + block * 64 * 128 // 16)
+                            ),
+                            WGMMADescriptor[dtype](
+                                filter_descriptor + Int64(kk * 2)
+                            ),
+                            sums[block],
+                        )
+                wgmma_commit_group_sync()
+            wgmma_wait_group_sync[0]()
+            comptime for block in range(row_blocks):
+                comptime for at in range(_COLUMNS // 8):
+                    if Int32(at * 8) < taps * MAX_CHANNELS:
+                        comptime for half in range(2):
+                            comptime offset = (
+                                (block * 64 + half * 8) * _PITCH + at * 8
+                            ) * 4
+                            _floats(place + UInt32(offset)).unsafe_store[
+                                alignment=8
+                            ](
+                                0,
+                                SIMD[DType.float32, 2](
+                                    sums[block][at * 4 + half * 2],
+                                    sums[block][at * 4 + half * 2 + 1],
+                                ),
+                            )
+            # z is whole, and every warp is past its products.
+            named_barrier_sync(1 + consumer, 128)
+            if phase == Int(window.phases) - 1 and in_group == 0:
+                for chunk in range(Int(plan.channel_blocks())):
+                    var round, slot = divide(step + Int32(chunk), window.stages)
+                    mbarrier_arrive(empty + UInt32(slot) * 8)
+            _gather[dtype](
+                dx,
+                plan,
+                window,
+                phase,
+                z,
+                n,
+                i * window.inner_h,
+                j * window.inner_w,
+                in_group,
+            )
+            named_barrier_sync(1 + consumer, 128)
+        tile += _CONSUMERS * Int32(grid_dim.x)
+        turn += _CONSUMERS
+
+
+@no_inline
+def launch_few_channels[
+    dtype: DType
+](
+    dx: Ptr[dtype],
+    dy: Ptr[dtype],
+    w: Ptr[dtype],
+    problem: ConvolutionProblem,
+    ctx: DeviceContext,
+) raises:
+    """The problem must be one that `few_channels_take`."""
+    var p = problem
+    var h = _rows(p)
+    var v = _columns_of(p)
+    var inner_h = _WINDOW_H - h.span
+    var inner_w = _WINDOW_W - v.span
+    # Phases differ by one pixel at most; the first has the most.
+    var tiles_h = ceildiv(ceildiv(p.h, p.stride_h), inner_h)
+    var tiles_w = ceildiv(ceildiv(p.w, p.stride_w), inner_w)
+    var tiles = p.n * tiles_h * tiles_w
+    var plan = Plan[_MAX_PHASES]()
+    for a in range(p.stride_h):
+        for b in range(p.stride_w):
+            plan.set_phase(a * p.stride_w + b, p.n, h.axes[a], v.axes[b], 0)
+    plan.set_launch(
+        tiles,
+        tiles_w,
+        ceildiv(p.k, BLOCK_K),
+        p.s,
+        1,
+        1,
+        p.c,
+        p.h,
+        p.w,
+        p.stride_h,
+        p.stride_w,
+    )
+    var stages = (
+        _RING_BYTES - _filter_tiles(p) * _FILTER_BYTES
+    ) // _STAGE_BYTES
+    var window = _Window(
+        phases=Int32(p.stride_h * p.stride_w),
+        k=Int32(p.k),
+        stages=Int32(min(stages, _MAX_STAGES)),
+        tiles_h=Int32(tiles_h),
+        inner_h=Int32(inner_h),
+        inner_w=Int32(inner_w),
+        lower_h=Int32(h.lower),
+        lower_w=Int32(v.lower),
+    )
+    var dy_map = TensorMaps[1]()
+    dy_map.encode_tile[dtype, 4](
+        0,
+        ctx,
+        dy,
+        IndexList[4](p.k, p.q, p.p, p.n),
+        IndexList[4](BLOCK_K, _WINDOW_W, _WINDOW_H, 1),
+    )
+    var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
+    comptime kernel = few_channels_kernel[dtype]
+    ctx.enqueue_function[kernel](
+        dy_map,
+        plan,
+        window,
+        dx,
+        w,
+        Int32(p.r * p.s),
+        grid_dim=(min(processors, tiles),),
+        block_dim=(_THREADS,),
+        shared_mem_bytes=_SHARED_BYTES,
+        func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
+            UInt32(_SHARED_BYTES)
+        ),
+    )

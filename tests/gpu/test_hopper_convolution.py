@@ -1,0 +1,48 @@
+"""The Hopper convolution kernels, forced: every tile shape, split and cluster, in both dtypes; and their epilogues."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from max.engine import Model
+from max.graph import Module
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "convolution"))
+import sm90_check
+import sm90_epilogue
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs sm_90"
+    ),
+]
+DTYPES = ["bfloat16", "float16"]
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, Model]:
+    return sm90_check.compile_module(*sm90_check.build(DTYPES, list(sm90_check.PASSES)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("passing", sm90_check.PASSES)
+def test_every_kernel(models: dict[str, Model], passing: str, dtype: str) -> None:
+    """Whole numbers exact, normal ones near float64, the same bits twice."""
+    torch.manual_seed(0)
+    wrong = []
+    for problem in sm90_check.read("sm90_checks.json", ""):
+        chosen = [sm90_check.AUTOMATIC, *sm90_check.tunings(passing, problem, 12)]
+        wrong += sm90_check.check(models, passing, dtype, problem, chosen)
+    assert not wrong
+
+
+def test_epilogues_run_in_the_kernels_store() -> None:
+    module = Module()
+    models = sm90_check.compile_module(module, sm90_epilogue.build(module))
+    torch.manual_seed(0)
+    rows = [*sm90_epilogue.check_small(models), *(sm90_epilogue.measure(models, p) for p in sm90_epilogue.PROBLEMS)]
+    assert all(row["ok"] for row in rows), rows
