@@ -54,14 +54,28 @@ def kernel_graph(
     layout: MemoryLayout = "channels_last",
     epilogue: Epilogue = Epilogue.NONE,
     *,
-    fused: bool = False,
+    fused: tuple[int, int] | None = None,
 ) -> KernelGraph:
     """The graph of one pass. With the contiguous layout it changes the memory order of what goes in and comes out,
-    as a compiled model does at its edges. With `fused` the op is the one whose store takes the epilogue in."""
+    as a compiled model does at its edges. With `fused`, the result's channels and the product of a data gradient's
+    strides, the op is the one whose store takes the epilogue in: two spatial axes, the third extent 1."""
     a, b, result = _ROLES[which]
     contiguous = layout == "contiguous"
     name = TORCH_TO_MAX[dtype]
-    symbol = f"{which.value}_sm90_fused" if fused else which.value
+    symbol = f"{which.value}_fused" if fused else which.value
+
+    def flat(value: TensorValue) -> TensorValue:
+        return ops.reshape(value, [value.shape[0], *value.shape[2:]]) if value.rank == 5 else value
+
+    def build_fused(values: Sequence[TensorValue], geometry: TensorValue, place: DeviceRef) -> TensorValue:
+        first, second, *extra = [_channels_last(value) if contiguous and value.rank == 5 else value for value in values]
+        columns, phases = fused
+        kind = TensorType(name, [result[0], *result[2:4], columns], place)
+        parameters = {"columns": columns, "phases": phases}
+        value = ops.custom(symbol, place, [flat(first), flat(second), geometry], [kind], parameters)[0].tensor
+        value = epilogue.build(value, [flat(each) for each in extra])
+        value = ops.reshape(value, [value.shape[0], 1, *value.shape[1:]])
+        return _channels_first(value) if contiguous else value
 
     def build(values: Sequence[TensorValue], geometry: TensorValue, place: DeviceRef) -> TensorValue:
         first, second, *extra = [_channels_last(value) if contiguous and value.rank == 5 else value for value in values]
@@ -71,15 +85,23 @@ def kernel_graph(
         return _channels_first(value) if contiguous else value
 
     shapes = [a, b, *epilogue.dims(result)]
+    if fused:
+        # The depth is 1, and the result's channels are known: the op is compiled for them.
+        known = {"d": 1, "t": 1, "o": 1, result[4]: fused[0]}
+        if which is Pass.DGRAD:
+            known["cg"] = fused[0]
+        shapes = [tuple(known.get(dim, dim) for dim in dims) for dims in shapes]
     given = {dim for dims in shapes for dim in dims}
     if contiguous:
         shapes = [_contiguous_dims(dims) if len(dims) == 5 else dims for dims in shapes]
     label = "" if epilogue is Epilogue.NONE else f"_{epilogue.value}"
+    if fused:
+        label += f"_{fused[0]}_{fused[1]}"
     return KernelGraph(
         f"bench_{symbol}{label}_{name.name}_{layout}",
         tuple(Operand(name, dims) for dims in shapes),
-        tuple(dim for dim in result if dim not in given),
-        build,
+        tuple(dim for dim in result if dim not in given and not (fused and dim in known)),
+        build_fused if fused else build,
     )
 
 
@@ -108,7 +130,10 @@ class ConvolutionTask:
         self.layout: MemoryLayout = layout
         self.epilogue = epilogue
         self.fused = epilogue is not Epilogue.NONE and self._store_fuses()
-        self.kernel = kernel_graph(self.which, dtype, layout, epilogue, fused=self.fused)
+        stride = problem.stride if self.which is Pass.DGRAD else (1, 1, 1)
+        columns = int(problem.k if self.which is Pass.FPROP else problem.c)
+        parameters = (columns, stride[1] * stride[2]) if self.fused else None
+        self.kernel = kernel_graph(self.which, dtype, layout, epilogue, fused=parameters)
         self.sizes = self._sizes()
         a, b, result = _ROLES[self.which]
         extra = sum(_product(self._extent(dims)) for dims in epilogue.dims(result))

@@ -13,8 +13,15 @@ from torch_max_backend.convolution_problem import ConvolutionProblem, Pass
 from torch_max_backend.errors import InvalidArgumentError
 from torch_max_backend.graph.layout import GraphTensor
 from torch_max_backend.lowering.context import LoweringContext
+from torch_max_backend.lowering.convolution_epilogue import feeds_one_elementwise_op, takes_epilogue
 from torch_max_backend.lowering.registry import Layout, lowering
-from torch_max_backend.mojo_ops.convolution import channel_sum, conv_dgrad, conv_fprop, conv_wgrad
+from torch_max_backend.mojo_ops.convolution import (
+    channel_sum,
+    conv_dgrad,
+    conv_fprop,
+    conv_wgrad,
+    conv_with_epilogue,
+)
 
 aten = torch.ops.aten
 
@@ -109,12 +116,29 @@ def allows_tf32() -> bool:
 
 
 def _run(
-    ctx: LoweringContext, problem: ConvolutionProblem, which: Pass, source: TensorValue, weight: TensorValue
-) -> TensorValue:
-    """fprop or dgrad of ``source`` (x or dy)."""
+    ctx: LoweringContext,
+    problem: ConvolutionProblem,
+    which: Pass,
+    source: GraphTensor,
+    weight: GraphTensor,
+    followed: bool,
+) -> GraphTensor:
+    """fprop or dgrad of ``source`` (x or dy); ``followed`` by an elementwise op that its store may take in."""
+    size = ctx.dims(problem.output_size if which is Pass.FPROP else problem.input_size)
+    if followed and takes_epilogue(ctx.device, ctx.arg_meta(0).dtype, problem, which):
+        value = conv_with_epilogue(
+            which.value,
+            source.channels_last(),
+            weight.channels_last(),
+            result_size=size[1:],
+            **problem.arguments(),
+        )
+        return GraphTensor.from_channels_last(value)
     if which is Pass.FPROP:
-        return conv_fprop(source, weight, output_size=ctx.dims(problem.output_size), **_arguments(problem))
-    return conv_dgrad(source, weight, input_size=ctx.dims(problem.input_size), **_arguments(problem))
+        value = conv_fprop(_activation(source), _filter(weight), output_size=size, **_arguments(problem))
+    else:
+        value = conv_dgrad(_activation(source), _filter(weight), input_size=size, **_arguments(problem))
+    return _restored(value, problem.spatial_rank)
 
 
 @lowering(aten.convolution.default, layout=Layout.RAW, supports=_forward_supports)
@@ -123,8 +147,8 @@ def convolution(
 ) -> GraphTensor:
     """Forward; a transposed convolution is the data gradient of the one it transposes."""
     problem = _problem(ctx.arg_meta(0), ctx.arg_meta(1), geometry)
-    y = _run(ctx, problem, problem.forward_pass, _activation(x), _filter(weight))
-    result = _restored(y, problem.spatial_rank)
+    followed = bias is not None or feeds_one_elementwise_op(ctx.node)
+    result = _run(ctx, problem, problem.forward_pass, x, weight, followed)
     return result if bias is None else result.with_value(result.value + bias.value)
 
 
@@ -144,7 +168,8 @@ def convolution_backward(
     dy = _activation(grad)
     grad_input = grad_weight = grad_bias = None
     if mask[0]:
-        grad_input = _restored(_run(ctx, problem, problem.grad_input_pass, dy, _filter(weight)), rank)
+        followed = feeds_one_elementwise_op(ctx.node, 0)
+        grad_input = _run(ctx, problem, problem.grad_input_pass, grad, weight, followed)
     if mask[1]:
         large, small = (dy, _activation(x)) if problem.transposed else (_activation(x), dy)
         dw = conv_wgrad(large, small, filter_size=problem.filter_size, **_arguments(problem))

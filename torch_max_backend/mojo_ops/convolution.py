@@ -117,6 +117,38 @@ def conv_with_geometry(
 
 
 @beartype
+def conv_with_epilogue(
+    op: Literal["conv_fprop", "conv_dgrad"],
+    a: TensorValue,
+    b: TensorValue,
+    *,
+    result_size: Sequence[DimLike],
+    stride: Triple = (1, 1, 1),
+    padding: Triple = (0, 0, 0),
+    dilation: Triple = (1, 1, 1),
+    groups: int = 1,
+    workspace_limit: int = DEFAULT_WORKSPACE_LIMIT,
+) -> TensorValue:
+    """y [N, P, Q, K] of x and w, or dx [N, H, W, C] of dy and w, over two spatial axes and on a GPU, from a kernel
+    whose store takes in the elementwise ops that follow in the graph.
+
+    `a` is x or dy, `b` the filter [K, R, S, C / groups], both of rank 4; `result_size` the result's two extents.
+    """
+    for name, value in (("a", a), ("w", b)):
+        if value.rank != 4:
+            raise ValueError(f"{op}: {name} has rank {value.rank}; rule: rank 4, channels last")
+    if len(result_size) != 2:
+        raise ValueError(f"{op}: result_size has {len(result_size)} values; rule: 2, for height and width")
+    forward = op == "conv_fprop"
+    columns = int(_static("the result's channels", b.shape[0] if forward else b.shape[3])) * (1 if forward else groups)
+    # Only 16-bit operands run here: no float32 product to speak of.
+    geometry = _geometry(stride, padding, dilation, groups, workspace_limit, False)
+    result = TensorType(a.dtype, [a.shape[0], *map(Dim, result_size), columns], a.device)
+    parameters = {"columns": columns, "phases": 1 if forward else stride[1] * stride[2]}
+    return ops.custom(f"{op}_fused", a.device, [a, b, geometry], [result], parameters)[0].tensor
+
+
+@beartype
 def channel_sum(dy: TensorValue) -> TensorValue:
     """db [K] = dy [N, O, P, Q, K] summed over all axes but the last: the gradient of a bias."""
     _check_operands("channel_sum", dy=dy)
