@@ -6,8 +6,16 @@ import pytest
 import torch
 
 
+#: Files whose tests compile on their own, minutes each; the tests of other files share compilations.
+SPREAD = ("test_training.py", "test_targets.py")
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """GPU tests skip where there is no GPU."""
+    """GPU tests skip where there is no GPU; what shares a compilation goes to one worker."""
+    for item in items:
+        file = item.nodeid.split("::")[0]
+        item.add_marker(pytest.mark.xdist_group(item.nodeid if item.path.name in SPREAD else file))
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a CUDA device")
@@ -22,4 +30,4 @@ def pytest_runtest_makereport(item: pytest.Item) -> object:
     outcome = yield
     report = outcome.get_result()
     if report.when == "call" and report.failed:
-        report.sections.append(("run it alone", f'uv run pytest "{item.nodeid}"'))
+        report.sections.append(("run it alone", f'uv run pytest -n 0 "{item.nodeid.split("@")[0]}"'))

@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils._pytree import tree_flatten
 
 from torch_max_backend import lowering
@@ -80,27 +82,40 @@ class Outcome:
 
 
 class Batch:
-    """Cases compiled together. Make one per test module with ``batch_fixture``."""
+    """Cases compiled together. Make one per test module with ``batch_fixture``.
 
-    def __init__(self, cases: Sequence[Case], device: str = "cpu", name: str = "cases") -> None:
+    Args:
+        cases: what is compiled.
+        device: where the cases run.
+        name: of the compiled graph.
+        execute: False only compiles; ``device`` need not be there then.
+    """
+
+    def __init__(
+        self,
+        cases: Sequence[Case],
+        device: str = "cpu",
+        name: str = "cases",
+        execute: bool = True,
+    ) -> None:
         lowering.load_all()
         generator = torch.Generator().manual_seed(torch.seed() % (1 << 31))
         self.outcomes: dict[str, Outcome] = {}
         runnable: list[tuple[Case, list[torch.Tensor]]] = []
         scratch = CompilationUnit("scratch")
         for case in cases:
-            inputs = [tensor.to(device) for tensor in case.inputs(generator)]
+            inputs = list(case.inputs(generator))
             refusal = None
             try:
-                scratch.add(trace(case.function, inputs), f"case_{len(self.outcomes)}")
+                scratch.add(trace(case.function, inputs, device), f"case_{len(self.outcomes)}")
                 runnable.append((case, inputs))
             except NodeCannotLower as error:
                 refusal = str(error)
             self.outcomes[case.id] = Outcome(inputs, None, refusal)
         if runnable:
-            self._run(runnable, name)
+            self._run(runnable, device, name, execute)
 
-    def _run(self, runnable: list[tuple[Case, list[torch.Tensor]]], name: str) -> None:
+    def _run(self, runnable: list[tuple[Case, list[torch.Tensor]]], device: str, name: str, execute: bool) -> None:
         sizes: list[int] = []
 
         def together(*flat: torch.Tensor) -> list[torch.Tensor]:
@@ -115,14 +130,18 @@ class Batch:
             return results
 
         flat = [tensor for _, inputs in runnable for tensor in inputs]
-        gm = trace(together, flat)
+        gm = trace(together, flat, device)
         unit = CompilationUnit(name)
         executable = unit.add(gm, name)
         unit.compile()
+        if not execute:
+            return
+        flat = [tensor.to(device) for tensor in flat]
         results = executable(*flat)
-        for (case, _), size in zip(runnable, sizes, strict=True):
-            self.outcomes[case.id].results = list(results[:size])
-            results = results[size:]
+        for (case, inputs), size in zip(runnable, sizes, strict=True):
+            outcome = self.outcomes[case.id]
+            outcome.results, results = list(results[:size]), results[size:]
+            outcome.inputs, flat = flat[: len(inputs)], flat[len(inputs) :]
 
     def check(self, case: Case) -> None:
         """Asserts the case's results against PyTorch."""
@@ -165,8 +184,12 @@ def assert_close(got: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor, ca
     )
 
 
-def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> GraphModule:
-    """The FX graph of ``function`` as the backend would see it, results flattened."""
+def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor], device: str = "cpu") -> GraphModule:
+    """The FX graph of ``function`` as the backend would see it, results flattened.
+
+    Autograd cannot trace for a device that is not there, so that a graph for another device is traced on the CPU and
+    then moved.
+    """
     traced: Callable[..., Any] = lambda *args: flatten(function(*args))  # noqa: E731
     gm = make_fx(traced, decomposition_table=decompositions(), tracing_mode="fake")(*inputs)
     if any(_writes(node) for node in gm.graph.nodes):
@@ -175,7 +198,23 @@ def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Graph
         gm = make_fx(pure, decomposition_table=decompositions(), tracing_mode="fake")(*inputs)
     gm.graph.eliminate_dead_code()
     gm.recompile()
+    if device != "cpu":
+        _move(gm, torch.device(device))
     return gm
+
+
+def _move(gm: GraphModule, device: torch.device) -> None:
+    """Makes a graph that was traced on the CPU one for ``device``."""
+    for node in gm.graph.nodes:
+        if "device" in node.kwargs:
+            node.kwargs = {**node.kwargs, "device": device}
+    gm.recompile()
+    values = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        arguments = [
+            torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device) for value in values
+        ]
+    FakeTensorProp(gm, mode).propagate_dont_convert_inputs(*arguments)
 
 
 def _writes(node: Node) -> bool:

@@ -70,6 +70,7 @@ TAKEN_APART: tuple[OpOverloadPacket | OpOverload, ...] = (
     aten.cudnn_batch_norm_backward,
     aten.miopen_batch_norm,
     aten.miopen_batch_norm_backward,
+    aten.linalg_vector_norm,
     aten.native_dropout_backward,
 )
 

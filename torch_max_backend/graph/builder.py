@@ -198,7 +198,7 @@ class GraphBuilder:
                         tensor = ops.rebind(tensor, shape)
                     if spec.device != device:
                         tensor = ops.transfer_to(tensor, self.device)
-                    self.values[node] = GraphTensor(tensor, spec.order)
+                    self.values[node] = GraphTensor(tensor, spec.order, node.name)
                 for node in nodes:
                     if node.op != "call_function" or _is_size(node):
                         continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -80,7 +81,7 @@ def compile_graph(
         _report(found, options)
         added: list[Executable] = []
         try:
-            runner = _assemble(gm, unit, name, found, added, free_outputs, static_inputs)
+            runner, sources = _assemble(gm, unit, name, found, added, free_outputs, static_inputs)
         except NodeCannotLower as error:
             for executable in added:
                 unit.discard(executable)
@@ -90,7 +91,7 @@ def compile_graph(
             refused[origin] = error.reason
             continue
         compiled = CompiledGraph(name, runner, added, list(found.values()), host_ops)
-        compiled.output_strides = _output_strides(gm, runner, free_outputs)
+        compiled.output_strides = _output_strides(gm, sources, free_outputs)
         return compiled
 
 
@@ -116,11 +117,12 @@ def _assemble(
     added: list[Executable],
     free_outputs: frozenset[int],
     static_inputs: frozenset[int],
-) -> Callable[[Sequence[Any]], Sequence[Any]]:
+) -> tuple[Callable[[Sequence[Any]], Sequence[Any]], list[tuple[Executable, int] | None]]:
+    """The callable, and for each of its outputs the executable that makes it with the number it has there."""
     calls = [node for node in gm.graph.nodes if node.op in ("call_function", "call_module", "get_attr")]
     if not found and not any(node.op != "call_function" or is_host_node(node) for node in calls) and calls:
         added.append(unit.add(gm, name, free_outputs=free_outputs, static_inputs=static_inputs))
-        return added[0].run
+        return added[0].run, [(added[0], number) for number in range(len(gm.graph.output_node().args[0]))]
     pieces = cut(gm, found)
     placeholders = {node: i for i, node in enumerate(pieces.graph.find_nodes(op="placeholder"))}
     for node in pieces.graph.nodes:
@@ -138,7 +140,19 @@ def _assemble(
         added.append(executable)
         setattr(pieces, str(node.target), executable)
     pieces.recompile()
-    return lambda args: pieces(*args)
+    sources = [_source(node, pieces) for node in pieces.graph.output_node().args[0]]
+    return lambda args: pieces(*args), sources
+
+
+def _source(node: Any, pieces: GraphModule) -> tuple[Executable, int] | None:
+    """The executable that makes an output of the whole, and the output's number there."""
+    number = 0
+    if isinstance(node, Node) and node.target is operator.getitem:
+        node, number = node.args
+    if not isinstance(node, Node) or node.op != "call_module":
+        return None
+    executable = getattr(pieces, str(node.target))
+    return (executable, number) if isinstance(executable, Executable) else None
 
 
 def _free_in_piece(call: Node, pieces: GraphModule, free_outputs: frozenset[int]) -> frozenset[int]:
@@ -151,30 +165,25 @@ def _free_in_piece(call: Node, pieces: GraphModule, free_outputs: frozenset[int]
             for user in node.users
         )
 
-    readers = [user for user in call.users if str(user.target).endswith("getitem")]
+    readers = [user for user in call.users if user.target is operator.getitem]
     if len(readers) == len(call.users) and readers:
         return frozenset(user.args[1] for user in readers if is_free(user))
     return frozenset({0}) if is_free(call) else frozenset()
 
 
 def _output_strides(
-    gm: GraphModule, runner: Callable[..., Any], free_outputs: frozenset[int]
+    gm: GraphModule, sources: Sequence[tuple[Executable, int] | None], free_outputs: frozenset[int]
 ) -> list[tuple[int, ...] | None]:
     """The strides that outputs really have, where they may differ from the graph's promise."""
     leaving = gm.graph.output_node().args[0]
     strides: list[tuple[int, ...] | None] = []
-    executable = getattr(runner, "__self__", None)
-    for number, node in enumerate(leaving):
+    for number, (node, source) in enumerate(zip(leaving, sources, strict=True)):
         fake = node.meta.get("val") if isinstance(node, Node) else None
         if not isinstance(fake, torch.Tensor):
             strides.append(None)
             continue
-        stride = tuple(fake.stride())
-        if isinstance(executable, Executable) and number in free_outputs:
-            order = executable.output_order(number)
-            if order is not None:
-                stride = _strides_of(fake.shape, order)
-        strides.append(stride)
+        order = source[0].output_order(source[1]) if source and number in free_outputs else None
+        strides.append(tuple(fake.stride()) if order is None else _strides_of(fake.shape, order))
     return strides
 
 

@@ -75,10 +75,14 @@ def _matches(tensor: torch.Tensor, order: Order) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class GraphTensor:
-    """A value of the MAX graph: ``value`` holds logical dimension ``order[i]`` at physical position i."""
+    """A value of the MAX graph: ``value`` holds logical dimension ``order[i]`` at physical position i.
+
+    ``argument`` names the graph's argument that the value is, None for a computed one.
+    """
 
     value: TensorValue
     order: Order
+    argument: str | None = None
     _converted: dict[Order, GraphTensor] = field(default_factory=dict, repr=False)
 
     @staticmethod
@@ -111,7 +115,7 @@ class GraphTensor:
     def permuted(self, dims: Sequence[int]) -> GraphTensor:
         """The logical permutation ``aten.permute(self, dims)``; moves nothing."""
         dims = [dim % self.rank for dim in dims]
-        return GraphTensor(self.value, tuple(dims.index(dim) for dim in self.order))
+        return GraphTensor(self.value, tuple(dims.index(dim) for dim in self.order), self.argument)
 
     def to_order(self, order: Order) -> GraphTensor:
         """The same tensor in memory order ``order``; a copy only where memory has to change."""
@@ -144,12 +148,21 @@ class GraphTensor:
 
 @dataclass(frozen=True)
 class LayoutChange:
-    """One copy into another memory order, for reports and tests."""
+    """One copy into another memory order, for reports and tests.
+
+    Attributes:
+        shape: the tensor's logical shape.
+        source: its memory order before.
+        target: and after.
+        node: the FX node that asked for it; "output" where a result leaves the graph.
+        argument: the graph's argument that was copied, None for a computed value.
+    """
 
     shape: tuple[str, ...]
     source: Order
     target: Order
     node: str
+    argument: str | None
 
 
 #: Where ``to_order`` reports the copies it adds; the builder points it at its own list while it runs.
@@ -170,7 +183,8 @@ def set_current_node(name: str) -> None:
 
 
 def _note_layout_change(tensor: GraphTensor, target: Order) -> None:
-    _layout_changes.append(LayoutChange(tuple(str(dim) for dim in tensor.shape), tensor.order, target, _current_node))
+    shape = tuple(str(dim) for dim in tensor.shape)
+    _layout_changes.append(LayoutChange(shape, tensor.order, target, _current_node, tensor.argument))
 
 
 def common_order(tensors: Sequence[GraphTensor], rank: int) -> Order:

@@ -2,7 +2,8 @@
 
 On a CPU a product of two float matrices is a 1x1 convolution: its three passes are a @ b with b, neither or a
 transposed in memory, so no operand is ever copied, and one compiled kernel serves every size, where MAX would compile
-its own anew for each (20 s on 2 cores).
+its own anew for each (20 s on 2 cores). So is a float32 product on a GPU unless the user lets PyTorch round to TF32
+(``torch.set_float32_matmul_precision``), which MAX's product always does there.
 
 Elsewhere MAX multiplies row-major matrices, the second one optionally transposed. A transposed operand is no copy
 where it can be that second one, or where the product of both can be formed transposed and relabelled.
@@ -59,13 +60,13 @@ def matrix_product(a: GraphTensor, b: GraphTensor) -> GraphTensor:
 
 
 def _as_convolution(a: GraphTensor, b: GraphTensor) -> bool:
-    """Whether the project's own kernels form the product: floats on a CPU, all extents but the rows known."""
+    """Whether the project's own kernels form the product; of the extents all but the rows must be known."""
     known = [b.shape[0], b.shape[1], *([a.shape[0]] if a.order == (1, 0) else [])]
-    return (
-        not a.value.device.is_gpu()
-        and a.dtype in (DType.float32, DType.float64, DType.bfloat16, DType.float16)
-        and all(isinstance(size, StaticDim) for size in known)
-    )
+    if not all(isinstance(size, StaticDim) for size in known):
+        return False
+    if a.value.device.is_gpu():
+        return a.dtype == DType.float32 and torch.get_float32_matmul_precision() == "highest"
+    return a.dtype in (DType.float32, DType.float64, DType.bfloat16, DType.float16)
 
 
 def _pointwise_convolution(a: GraphTensor, b: GraphTensor) -> GraphTensor:

@@ -1,0 +1,127 @@
+"""Compiles every GPU kernel for one architecture, with no GPU: ``python -m tests.kernels.targets sm_90a``.
+
+MAX's virtual devices must be declared before any device is opened, so that each architecture has its own process.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from max.driver import (
+    Accelerator,
+    set_virtual_device_api,
+    set_virtual_device_count,
+    set_virtual_device_target_arch,
+)
+from max.dtype import DType
+from max.engine import InferenceSession
+from max.graph import DeviceRef, Dim, Graph, Module, TensorType, TensorValue
+
+from torch_max_backend.mojo_ops import convolution, indexing, normalization, pooling
+from torch_max_backend.pooling_problem import AdaptivePoolingProblem, PoolingProblem
+from torch_max_backend.runtime import session
+
+#: Architecture to the driver that runs it.
+TARGETS = {"sm_80": "cuda", "sm_90a": "cuda", "gfx942": "hip"}
+DTYPES = (DType.float32, DType.bfloat16, DType.float16)
+
+GPU = DeviceRef.GPU(0)
+ROWS, PIXELS = Dim("rows"), (Dim("n"), 1, 8, 8, Dim("c"))
+HALF = (Dim("n"), 1, 4, 4, Dim("c"))
+POOL = PoolingProblem.from_aten([8, 8], 3, 2, 1, 1, False, True)
+ADAPTIVE = AdaptivePoolingProblem.from_aten([8, 8], 4)
+
+Operands = list[TensorValue]
+Body = Callable[[Operands], object]
+
+
+def _cases(dtype: DType) -> dict[str, tuple[list[TensorType], Body]]:
+    """Every custom op with the types of its operands."""
+
+    def tensor(*shape: object, of: DType = dtype) -> TensorType:
+        return TensorType(of, shape, GPU)
+
+    x, half, indices = tensor(*PIXELS), tensor(*HALF), tensor(*HALF, of=DType.int64)
+    offsets = tensor(*HALF, of=DType.uint8)
+    filters, y = tensor(Dim("k"), 1, 3, 3, 16), tensor(Dim("n"), 1, 8, 8, Dim("k"))
+    wide, channel = tensor(Dim("n"), 1, 8, 8, 16), tensor(Dim("c"), of=DType.float32)
+    depth, single = tensor(16, 1, 3, 3, 1), tensor(Dim("n"), 1, 8, 8, 16)
+    matrix, place = tensor(ROWS, Dim("c")), tensor(Dim("count"), of=DType.int64)
+    table, source = tensor(1, ROWS, Dim("c")), tensor(1, Dim("count"), Dim("c"))
+    places = tensor(1, Dim("count"), Dim("c"), of=DType.int64)
+    pad = {"padding": (0, 1, 1)}
+    return {
+        "conv_fprop": ([wide, filters], lambda v: convolution.conv_fprop(*v, output_size=(1, 8, 8), **pad)),
+        "conv_dgrad": ([y, filters], lambda v: convolution.conv_dgrad(*v, input_size=(1, 8, 8), **pad)),
+        "conv_wgrad": ([wide, y], lambda v: convolution.conv_wgrad(*v, filter_size=(1, 3, 3), **pad)),
+        "depthwise": ([single, depth], lambda v: convolution.conv_fprop(*v, output_size=(1, 8, 8), groups=16, **pad)),
+        "channel_sum": ([y], lambda v: convolution.channel_sum(*v)),
+        "max_pool_fprop": ([x], lambda v: pooling.max_pool_fprop(*v, POOL)),
+        "max_pool_fprop_offsets": ([x], lambda v: pooling.max_pool_fprop_offsets(*v, POOL)),
+        "max_pool_offsets": ([x], lambda v: pooling.max_pool_offsets(*v, POOL)),
+        "max_pool_dgrad": ([half, indices], lambda v: pooling.max_pool_dgrad(*v, POOL)),
+        "max_pool_dgrad_offsets": ([half, offsets], lambda v: pooling.max_pool_dgrad_offsets(*v, POOL)),
+        "max_pool_dgrad_recompute": ([half, x], lambda v: pooling.max_pool_dgrad_recompute(*v, POOL)),
+        "max_pool_dgrad_scatter": ([half, indices], lambda v: pooling.max_pool_dgrad_scatter(*v, POOL)),
+        "avg_pool_fprop": ([x], lambda v: pooling.avg_pool_fprop(*v, POOL)),
+        "avg_pool_dgrad": ([half], lambda v: pooling.avg_pool_dgrad(*v, POOL)),
+        "adaptive_max_pool_fprop": ([x], lambda v: pooling.adaptive_max_pool_fprop(*v, ADAPTIVE)),
+        "adaptive_max_pool_dgrad": ([half, indices], lambda v: pooling.adaptive_max_pool_dgrad(*v, ADAPTIVE)),
+        "adaptive_avg_pool_fprop": ([x], lambda v: pooling.adaptive_avg_pool_fprop(*v, ADAPTIVE)),
+        "adaptive_avg_pool_dgrad": ([half], lambda v: pooling.adaptive_avg_pool_dgrad(*v, ADAPTIVE)),
+        "max_unpool_fprop": ([half, indices], lambda v: pooling.max_unpool_fprop(*v, (1, 8, 8))),
+        "max_unpool_dgrad": ([x, indices], lambda v: pooling.max_unpool_dgrad(*v)),
+        "batch_norm_statistics": (
+            [matrix, channel, channel],
+            lambda v: normalization.batch_norm_statistics(*v, 0.1, 1e-5),
+        ),
+        "batch_norm_statistics_only": (
+            [matrix],
+            lambda v: normalization.batch_norm_statistics(*v, None, None, 0.1, 1e-5)[:2],
+        ),
+        "batch_norm_gradient_sums": (
+            [matrix, matrix, channel, channel],
+            lambda v: normalization.batch_norm_gradient_sums(*v),
+        ),
+        "scatter_rows_add": ([table, place, source], lambda v: indexing.scatter_rows(*v, True)),
+        "scatter_rows_set": ([table, place, source], lambda v: indexing.scatter_rows(*v, False)),
+        "scatter_elements_add": ([table, places, source], lambda v: indexing.scatter_elements(*v, True)),
+        "scatter_elements_set": ([table, places, source], lambda v: indexing.scatter_elements(*v, False)),
+    }
+
+
+def case_names() -> set[str]:
+    """The custom ops among the cases."""
+    return set(_cases(DTYPES[0]))
+
+
+def module_of_all_kernels() -> Module:
+    """One graph for each op and dtype."""
+    module = Module()
+    for dtype in DTYPES:
+        for name, (types, body) in _cases(dtype).items():
+            graph = Graph(
+                f"{name}_{dtype.name}", input_types=types, kernel_library=session.kernel_library(), module=module
+            )
+            with graph:
+                results = body([value.tensor for value in graph.inputs])
+                graph.output(*(results if isinstance(results, tuple) else (results,)))
+    return module
+
+
+def main() -> None:
+    (target,) = sys.argv[1:]
+    set_virtual_device_api(TARGETS[target])
+    set_virtual_device_target_arch(target)
+    set_virtual_device_count(1)
+    library = session.kernel_library()
+    module = module_of_all_kernels()
+    library._analysis.seed_kernel_decls(module.mlir_module)
+    engine = InferenceSession(devices=[Accelerator(0)])
+    engine.compile(module, custom_extensions=library.library_paths())
+    print("COMPILED", target)
+
+
+if __name__ == "__main__":
+    main()
