@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-
 #: Files whose tests compile on their own, minutes each; the tests of other files share compilations.
 SPREAD = ("test_training.py", "test_targets.py")
 

@@ -76,8 +76,9 @@ class LoweringContext:
 def scalar(value: float | int | bool, dtype: DType, device: DeviceRef) -> TensorValue:
     """A rank-0 constant."""
     if dtype in (DType.bfloat16, DType.float16):
-        # numpy has no bfloat16: round once, on the device, from float32.
-        return ops.cast(ops.constant(np.float32(value), DType.float32, device=device), dtype)
+        # A literal would be truncated, and a cast of a constant folded: see numerics.divided for what that costs.
+        half = torch.bfloat16 if dtype == DType.bfloat16 else torch.float16
+        return ops.constant(torch.tensor(value, dtype=half), device=device)
     # A 0-d numpy array would become a constant of shape [1].
     return ops.constant(np.asarray(value, dtype=dtype.to_numpy()).item(), dtype, device=device)
 

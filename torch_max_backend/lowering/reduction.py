@@ -150,9 +150,11 @@ def mean_of(x: GraphTensor, dims: Sequence[int], keepdim: bool) -> GraphTensor:
     """The mean in ``x``'s own dtype."""
     summed = reduce(x, dims, keepdim, total, 0)
     size = element_count(x, dims)
-    if isinstance(size, StaticDim) and int(size) == 0:
+    if isinstance(size, StaticDim):
         # MAX takes 0 / anything for 0.
-        return summed.with_value(numerics.filled(summed.value, math.nan))
+        empty = int(size) == 0
+        value = numerics.filled(summed.value, math.nan) if empty else numerics.divided(summed.value, int(size))
+        return summed.with_value(value)
     return summed.with_value(ops.div(summed.value, numerics.dim_value(size, x.value, x.dtype)))
 
 
@@ -350,6 +352,8 @@ def _over_freedom(squares: TensorValue, size: Dim, correction: float | int | Non
     if isinstance(size, StaticDim) and int(size) <= less:
         infinite, invalid = numerics.constant(squares, math.inf), numerics.constant(squares, math.nan)
         return ops.where(ops.greater(squares, numerics.constant(squares, 0)), infinite, invalid)
+    if isinstance(size, StaticDim):
+        return numerics.divided(squares, int(size) - less)
     count = numerics.dim_value(size, squares, squares.dtype)
     return ops.div(squares, numerics.at_least(ops.sub(count, numerics.constant(count, less)), 0))
 
