@@ -1,4 +1,4 @@
-"""Compiles every GPU kernel for one architecture, with no GPU: ``python -m tests.kernels.targets sm_90a``.
+"""Compiles every GPU kernel for one architecture, with no GPU: ``python -m tests.kernels.targets sm_90a [DTYPE ...]``.
 
 MAX's virtual devices must be declared before any device is opened, so that each architecture has its own process.
 """
@@ -6,7 +6,7 @@ MAX's virtual devices must be declared before any device is opened, so that each
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from max.driver import (
     Accelerator,
@@ -96,10 +96,10 @@ def case_names() -> set[str]:
     return set(_cases(DTYPES[0]))
 
 
-def module_of_all_kernels() -> Module:
+def module_of_all_kernels(dtypes: Sequence[DType]) -> Module:
     """One graph for each op and dtype."""
     module = Module()
-    for dtype in DTYPES:
+    for dtype in dtypes:
         for name, (types, body) in _cases(dtype).items():
             graph = Graph(
                 f"{name}_{dtype.name}", input_types=types, kernel_library=session.kernel_library(), module=module
@@ -111,12 +111,12 @@ def module_of_all_kernels() -> Module:
 
 
 def main() -> None:
-    (target,) = sys.argv[1:]
+    target, *names = sys.argv[1:]
     set_virtual_device_api(TARGETS[target])
     set_virtual_device_target_arch(target)
     set_virtual_device_count(1)
     library = session.kernel_library()
-    module = module_of_all_kernels()
+    module = module_of_all_kernels([DType[name] for name in names] or DTYPES)
     library._analysis.seed_kernel_decls(module.mlir_module)
     engine = InferenceSession(devices=[Accelerator(0)])
     engine.compile(module, custom_extensions=library.library_paths())
