@@ -37,7 +37,7 @@ OPERANDS = {"fprop": "xwy", "dgrad": "ywx", "wgrad": "xyw"}
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "exact": torch.float32}
 
 
-def models(compiled: Path | None) -> dict[str, Any]:
+def models(compiled: Path | None, dtypes: Sequence[str]) -> dict[str, Any]:
     """A model for each pass and dtype."""
     from max.driver import Accelerator
     from max.engine import InferenceSession, read
@@ -45,16 +45,16 @@ def models(compiled: Path | None) -> dict[str, Any]:
     from torch_max_backend.mojo_ops import KERNELS_PATH
 
     session = InferenceSession(devices=[Accelerator()])
-    artifact = read(compiled) if compiled else session.compile(graphs(), custom_extensions=[KERNELS_PATH])
+    artifact = read(compiled) if compiled else session.compile(graphs(dtypes), custom_extensions=[KERNELS_PATH])
     # MAX's cache may know the graphs by other names; their order is the module's.
-    return dict(zip(graph_names(), session.init_all(artifact).values(), strict=True))
+    return dict(zip(graph_names(dtypes), session.init_all(artifact).values(), strict=True))
 
 
-def graph_names() -> list[str]:
-    return [f"{pass_}_{dtype}" for dtype in ("float32", "bfloat16", "float16") for pass_ in PASSES]
+def graph_names(dtypes: Sequence[str]) -> list[str]:
+    return [f"{pass_}_{dtype}" for dtype in dtypes for pass_ in PASSES]
 
 
-def graphs() -> Any:
+def graphs(dtypes: Sequence[str]) -> Any:
     """A module of graphs with one op, symbolic extents and the geometry as an input: each serves every problem."""
     from max.dtype import DType
     from max.graph import DeviceRef, Dim, Graph, Module, TensorType
@@ -64,7 +64,7 @@ def graphs() -> Any:
 
     letters = {"x": ("n", *"dhw", "c"), "w": ("k", *"trs", "j"), "y": ("n", *"opq", "k")}
     module = Module()
-    for name in graph_names():
+    for name in graph_names(dtypes):
         pass_, dtype = name.split("_")
         first, second, third = OPERANDS[pass_]
         types = [
@@ -82,7 +82,7 @@ def graphs() -> Any:
     return module
 
 
-def compile_to(path: Path, target: str) -> None:
+def compile_to(path: Path, target: str, dtypes: Sequence[str]) -> None:
     """Compiles for a GPU that is not there."""
     from max.driver import (
         Accelerator,
@@ -100,7 +100,7 @@ def compile_to(path: Path, target: str) -> None:
 
     began = time.perf_counter()
     session = InferenceSession(devices=[Accelerator()])
-    session.compile(graphs(), custom_extensions=[KERNELS_PATH]).export_mef(str(path))
+    session.compile(graphs(dtypes), custom_extensions=[KERNELS_PATH]).export_mef(str(path))
     print(f"compiled in {time.perf_counter() - began:.0f} s: {path}", flush=True)
 
 
@@ -127,7 +127,7 @@ class Bound:
         return torch.from_dlpack(self.model._execute_device_tensors(self.buffers)[0])
 
 
-def check(loaded: dict[str, Any]) -> tuple[int, list[str]]:
+def check(loaded: dict[str, Any], pattern: str) -> tuple[int, list[str]]:
     """How many results were compared, and what is wrong in words."""
     from tests.kernels.test_convolution import CASES
     from torch_max_backend.mojo_ops.convolution import geometry_values
@@ -135,7 +135,8 @@ def check(loaded: dict[str, Any]) -> tuple[int, list[str]]:
     wrong: list[str] = []
     count = 0
     for case in CASES:
-        if case.dtype == torch.float64:
+        name = str(case.dtype).removeprefix("torch.")
+        if f"fprop_{name}" not in loaded or not re.search(pattern, case.id):
             continue
         p = case.problem
         for tf32 in (False, True) if case.dtype == torch.float32 else (False,):
@@ -245,7 +246,8 @@ def rows(loaded: dict[str, Any], pattern: str, runs: int, seconds: float) -> Ite
             if time.perf_counter() > stop:
                 print(f"left out: {entry['name']} {kind}", flush=True)
                 continue
-            if not re.search(pattern, f"{entry['name']} {kind}"):
+            name = str(DTYPES[kind]).removeprefix("torch.")
+            if f"fprop_{name}" not in loaded or not re.search(pattern, f"{entry['name']} {kind}"):
                 continue
             torch.backends.cudnn.allow_tf32 = kind != "exact"
             with torch.no_grad(), on_stream(device):
@@ -299,22 +301,25 @@ def main() -> int:
     parser.add_argument("--compile", type=Path, help="only compile, into this file")
     parser.add_argument("--target", default="sm_90a", help="with --compile: the GPU's architecture")
     parser.add_argument("--compiled", type=Path, help="take the graphs from this file")
+    parser.add_argument("--dtypes", default="float32,bfloat16,float16", help="of the graphs")
     parser.add_argument("--problems", default="", help="regular expression over 'NAME DTYPE'")
     parser.add_argument("--runs", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no problem's times after so long")
+    parser.add_argument("--cases", default="", help="regular expression over the names of the checks' problems")
     parser.add_argument("--no-check", action="store_true")
     parser.add_argument("--no-time", action="store_true")
     parser.add_argument("--output", type=Path, help="the result file")
     options = parser.parse_args()
+    dtypes = options.dtypes.split(",")
     if options.compile:
-        compile_to(options.compile, options.target)
+        compile_to(options.compile, options.target, dtypes)
         return 0
     began = time.perf_counter()
     seed = int(time.time())
     torch.manual_seed(seed)
-    loaded = models(options.compiled)
+    loaded = models(options.compiled, dtypes)
     print(f"ready after {time.perf_counter() - began:.0f} s, seed {seed}", flush=True)
-    count, wrong = (0, []) if options.no_check else check(loaded)
+    count, wrong = (0, []) if options.no_check else check(loaded, options.cases)
     for line in wrong:
         print("WRONG", line, flush=True)
     print(f"{count} results checked, {len(wrong)} wrong, {time.perf_counter() - began:.0f} s", flush=True)
@@ -326,8 +331,7 @@ def main() -> int:
         document = {
             "hardware": torch.cuda.get_device_name(),
             "date": datetime.now(UTC).date().isoformat(),
-            "versions": {name: version(name) for name in ("max", "mojo")}
-            | {"torch": torch.__version__, "cudnn": torch.backends.cudnn.version()},
+            "versions": {"max": version("max")} | {"torch": torch.__version__, "cudnn": torch.backends.cudnn.version()},
             "ratio": "our median over cuDNN's, in turns; channels_last is our layout, default PyTorch's",
             "seed": seed,
             "checked": count,

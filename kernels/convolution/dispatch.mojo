@@ -24,8 +24,8 @@ from .gpu.block_wgrad import block_wgrad_gpu
 from .gpu.depthwise import (
     depthwise_gather_gpu,
     depthwise_gpu_can_implement,
-    depthwise_wgrad_gpu,
 )
+from .gpu.depthwise_wgrad import depthwise_wgrad_gpu
 from .gpu.pipeline import block_can_implement, blocks_compile
 from .gpu.tiled import tiled_can_implement, tiled_gather_gpu, tiled_wgrad_gpu
 from .problem import ConvolutionProblem

@@ -106,7 +106,10 @@ class ConvolutionCase:
         w.requires_grad_()
         pads = [value for pair in zip(p.padding, p.right_padding, strict=True) for value in pair]
         width, height, depth = pads[4:6], pads[2:4], pads[0:2]
-        padded = functional.pad(x, [*width, *height, *depth])
+        # Cropping after padding: what the right side crops may be padding of the left one.
+        around = [*width, *height, *depth]
+        padded = functional.pad(x, [max(0, value) for value in around])
+        padded = functional.pad(padded, [min(0, value) for value in around])
         y = functional.conv3d(padded, w, None, p.stride, 0, p.dilation, p.groups)
         assert y.shape == dy.shape
         dx, dw = torch.autograd.grad(y, (x, w), dy)
@@ -230,19 +233,27 @@ class Compiled:
     def one(
         self, case: ConvolutionCase, tensors: list[torch.Tensor], geometry: np.ndarray | None = None
     ) -> list[torch.Tensor]:
-        """The four results of one case; the other dtypes compute a single pixel meanwhile."""
-        flat = []
-        for dtype in self.dtypes:
-            if dtype == case.dtype:
-                operands, values = tensors, self.geometry(case) if geometry is None else geometry
+        """The four results of one case."""
+        return self.run_tensors(case.dtype, tensors, self.geometry(case) if geometry is None else geometry)
+
+    def run_tensors(
+        self, dtype: torch.dtype, tensors: list[torch.Tensor], geometry: np.ndarray, keep: bool = False
+    ) -> list[torch.Tensor]:
+        """The four results of x, w and dy; the other dtypes compute a single pixel meanwhile. On the host, or with
+        `keep` where the model runs."""
+        flat: list[Any] = []
+        for other in self.dtypes:
+            if other == dtype:
+                operands, values = tensors, geometry
             else:
-                operands = [torch.zeros(1, 1, 1, 1, 1, dtype=dtype)] * 3
+                operands = [torch.zeros(1, 1, 1, 1, 1, dtype=other)] * 3
                 values = geometry_values((1, 1, 1), (0, 0, 0), (1, 1, 1), 1)
             flat += [tensor.to(self.device) for tensor in operands]
             flat.append(values)
         results = self.model.execute(*flat)
-        first = 4 * self.dtypes.index(case.dtype)
-        return [torch.from_dlpack(result).cpu() for result in results[first : first + 4]]
+        first = 4 * self.dtypes.index(dtype)
+        mine = [torch.from_dlpack(result) for result in results[first : first + 4]]
+        return mine if keep else [result.cpu() for result in mine]
 
     def run(
         self, make: Callable[[tuple[int, ...]], torch.Tensor]

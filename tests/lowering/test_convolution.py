@@ -11,6 +11,8 @@ import torch
 from tests.harness import Batch, Case, batch_fixture, gradients, integers, parametrize, randn, recipe, trace
 from torch_max_backend.errors import InvalidArgumentError
 from torch_max_backend.graph.partition import refusals
+from torch_max_backend.lowering.convolution import allows_tf32
+from torch_max_backend.mojo_ops.convolution import geometry_values
 
 aten = torch.ops.aten
 
@@ -174,3 +176,10 @@ def test_dtype_mismatch_raises() -> None:
     w.meta["val"] = w.meta["val"].to(torch.bfloat16)
     with pytest.raises(InvalidArgumentError, match=r"weight has dtype torch\.bfloat16"):
         refusals(gm, {})
+
+
+def test_tf32_follows_pytorchs_setting_for_cudnn() -> None:
+    for allowed in (True, False):
+        with torch.backends.cudnn.flags(allow_tf32=allowed):
+            assert allows_tf32() is allowed
+            assert geometry_values((1, 1, 1), (0, 0, 0), (1, 1, 1), 1, allow_tf32=allows_tf32())[-1] == allowed

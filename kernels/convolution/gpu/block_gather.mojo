@@ -15,7 +15,12 @@ from max.gpu import (
     block_idx,
     thread_idx,
 )
-from max.gpu.host import DeviceBuffer, DeviceContext, FuncAttribute
+from max.gpu.host import (
+    DeviceAttribute,
+    DeviceBuffer,
+    DeviceContext,
+    FuncAttribute,
+)
 from max.gpu.memory import AddressSpace, external_memory
 
 from ..common import FPROP, Ptr
@@ -30,6 +35,7 @@ from .pipeline import (
     WARP_COLUMNS,
     BlockShape,
     Quad,
+    Shared,
     commit_copies,
     copy_one,
     copy_quad,
@@ -38,6 +44,7 @@ from .pipeline import (
     k_major,
     multiply_exact,
     multiply_tensor,
+    round_quad,
     sum_column,
     sum_index,
     wait_for_copies,
@@ -163,6 +170,7 @@ def block_gather_kernel[
     comptime across = Int32(shape.columns // QUAD)
     comptime lines_apart = Int32(THREADS) // across
     comptime a_size = shape.rows * BLOCK_K
+    comptime rounds = dtype == DType.float32 and not exact
 
     var thread = Int32(thread_idx.x)
     var lane = thread % 32
@@ -298,6 +306,38 @@ def block_gather_kernel[
         a_step.advance(BLOCK_K, depth, phase)
         k += BLOCK_K
 
+    @always_inline
+    def round_own(slot: Int32) {imm}:
+        """What this thread copied into a slot."""
+        var a = shared.unsafe_offset(Int(slot) * shape.stage_elements())
+        var b = a.unsafe_offset(a_size)
+        comptime for i in range(row_count):
+            var line = thread // 4 + Int32(i * 64)
+            round_quad(
+                rebind[Shared[DType.float32]](
+                    a.unsafe_offset(k_major(line, quad))
+                )
+            )
+        comptime for i in range(lines):
+            comptime if forward:
+                var line = thread // 4 + Int32(i * 64)
+                round_quad(
+                    rebind[Shared[DType.float32]](
+                        b.unsafe_offset(k_major(line, quad))
+                    )
+                )
+            else:
+                var line = thread // across + Int32(i) * lines_apart
+                round_quad(
+                    rebind[Shared[DType.float32]](
+                        b.unsafe_offset(
+                            index_major[dtype, shape.columns](
+                                thread % across * QUAD, line
+                            )
+                        )
+                    )
+                )
+
     var stages = ceildiv(total, Int32(BLOCK_K))
     comptime for i in range(STAGES - 1):
         if Int32(i) < stages:
@@ -310,6 +350,8 @@ def block_gather_kernel[
     var slot = Int32(0)
     for stage in range(stages):
         wait_for_copies[STAGES - 2]()
+        comptime if rounds:
+            round_own(slot)
         barrier()
         if stage + (STAGES - 1) < stages:
             # The slot that every warp has finished with: the one before this stage's.
@@ -421,6 +463,10 @@ def _choose[
 ) raises:
     var depth = g.group_c() if pass_ == FPROP else g.group_k()
     var columns = g.group_k() if pass_ == FPROP else g.group_c()
+    var result_pixels = (
+        g.output_pixels() if pass_ == FPROP else g.input_pixels()
+    )
+    var phases = 1 if pass_ == FPROP else (g.stride_d * g.stride_h * g.stride_w)
     var quad_bytes = QUAD * size_of[dtype]()
     var a_quads = (
         depth % QUAD == 0 and Int(source.unsafe_ptr()) % quad_bytes == 0
@@ -428,6 +474,12 @@ def _choose[
     var b_quads = (depth if pass_ == FPROP else columns) % QUAD == 0 and Int(
         w.unsafe_ptr()
     ) % quad_bytes == 0
+    var wide_tiles = (
+        ceildiv(result_pixels // phases, WIDE.rows)
+        * ceildiv(columns, WIDE.columns)
+        * g.groups
+    )
+    var enough = 2 * ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
     if not a_quads:
         _launch[dtype, pass_, NARROW, exact, False, False](
             result, source, w, g, ctx
@@ -436,8 +488,9 @@ def _choose[
         _launch[dtype, pass_, NARROW, exact, True, False](
             result, source, w, g, ctx
         )
-    # Exact products of a wide tile would need more registers than two blocks have.
-    elif exact or columns <= NARROW.columns:
+    # Exact products of a wide tile would need more registers than two blocks have; few wide tiles leave
+    # multiprocessors without work.
+    elif exact or columns <= NARROW.columns or wide_tiles < enough:
         _launch[dtype, pass_, NARROW, exact, True, True](
             result, source, w, g, ctx
         )

@@ -28,6 +28,7 @@ from .pipeline import (
     WARP_COLUMNS,
     BlockShape,
     Quad,
+    Shared,
     commit_copies,
     copy_one,
     copy_quad,
@@ -35,6 +36,7 @@ from .pipeline import (
     index_major,
     multiply_exact,
     multiply_tensor,
+    round_quad,
     sum_column,
     sum_index,
     wait_for_copies,
@@ -137,6 +139,7 @@ def block_wgrad_kernel[
     comptime b_lines = shape.columns * BLOCK_K // (QUAD * THREADS)
     comptime b_columns = 1 if b_quads else QUAD
     comptime a_size = shape.rows * BLOCK_K
+    comptime rounds = dtype == DType.float32 and not exact
 
     var thread = Int32(thread_idx.x)
     var lane = thread % 32
@@ -225,6 +228,30 @@ def block_wgrad_kernel[
             at[i].advance(BLOCK_K, g)
         start += BLOCK_K
 
+    @always_inline
+    def round_own(slot: Int32) {imm}:
+        """What this thread copied into a slot."""
+        var a = shared.unsafe_offset(Int(slot) * shape.stage_elements())
+        var b = a.unsafe_offset(a_size)
+        comptime for i in range(a_lines):
+            var line = thread // a_across + Int32(i) * a_apart
+            round_quad(
+                rebind[Shared[DType.float32]](
+                    a.unsafe_offset(
+                        index_major[dtype, shape.rows](a_inner, line)
+                    )
+                )
+            )
+        comptime for i in range(b_lines):
+            var line = thread // b_across + Int32(i) * b_apart
+            round_quad(
+                rebind[Shared[DType.float32]](
+                    b.unsafe_offset(
+                        index_major[dtype, shape.columns](b_inner, line)
+                    )
+                )
+            )
+
     var stages = ceildiv(max(last - first, Int32(0)), Int32(BLOCK_K))
     comptime for i in range(STAGES - 1):
         if Int32(i) < stages:
@@ -237,6 +264,8 @@ def block_wgrad_kernel[
     var slot = Int32(0)
     for stage in range(stages):
         wait_for_copies[STAGES - 2]()
+        comptime if rounds:
+            round_own(slot)
         barrier()
         if stage + (STAGES - 1) < stages:
             # The slot that every warp has finished with: the one before this stage's.

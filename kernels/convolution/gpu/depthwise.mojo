@@ -2,48 +2,41 @@
 
 A thread owns a narrow strip of columns and marches down its rows, so that a source row, loaded once, serves every tap
 row; neighbouring threads own neighbouring strips and share the columns between them in the first-level cache. The
-weight gradient marches alike, keeps its taps in registers, adds the block's threads in shared memory, then the slices
-in order: no atomics, the same bits every time. Rows are a run-time loop on purpose: unrolled, every load of the tile
+weight gradient (depthwise_wgrad) marches alike. Rows are a run-time loop on purpose: unrolled, every load of the tile
 moves to the front and registers spill.
 """
 
 from std.math import ceildiv
-from std.memory import stack_allocation
+from std.memory import bitcast
 from std.sys.info import size_of
 from std.utils.static_tuple import StaticTuple
 
-from max.gpu import (
-    MAX_THREADS_PER_BLOCK_METADATA,
-    barrier,
-    block_idx,
-    global_idx,
-    thread_idx,
-)
-from max.gpu.host import DeviceAttribute, DeviceBuffer, DeviceContext
-from max.gpu.memory import AddressSpace
+from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, global_idx
+from max.gpu.host import DeviceBuffer, DeviceContext
 
 from ..common import FPROP, Ptr
 from ..gather import Axis, Phase, forward_phases, full_tap, gradient_phases
 from ..problem import ConvolutionProblem
 from .pipeline import divide
-from .tiled import add_slices
 
 # Channels of a thread. Eight of them, 16 bytes of bfloat16, would want more registers than a thread has.
 comptime VECTOR = 4
-# Columns of a thread's strip, and rows that it marches at most.
-comptime STRIP = 2
+# Rows that a thread marches at most.
 comptime MARCH = 16
 comptime BLOCK = 128
 # Threads of a multiprocessor that registers must suffice for.
-comptime RESIDENT = 512
-# The weight gradient's blocks: at most so many threads along channels, the rest share a channel's pixels.
-comptime WGRAD_THREADS = 128
+comptime RESIDENT = 384
+# Threads of a block of the weight gradient along channels, at most.
 comptime WGRAD_LANES = 32
-# Blocks for each multiprocessor: as many as registers let run together.
-comptime WGRAD_BLOCKS = 4
 
 
-def _march(rows: Int) -> Int:
+def strip_width[dtype: DType]() -> Int:
+    """Columns of a thread's strip: what registers hold of the rows that are under way.
+    """
+    return 4 if size_of[dtype]() == 2 else 2
+
+
+def march_rows(rows: Int) -> Int:
     """Rows of each march: equal ones, not many more than it takes."""
     return ceildiv(rows, max(1, ceildiv(rows, MARCH)))
 
@@ -58,7 +51,21 @@ def _load[
 
 
 @always_inline
-def _load_inside[
+def wide[
+    dtype: DType, vector: Int
+](value: SIMD[dtype, vector]) -> SIMD[DType.float32, vector]:
+    """In float32; pairs of bfloat16 by one instruction for each value."""
+    comptime if dtype == DType.bfloat16 and vector > 1:
+        var pairs = bitcast[DType.uint32, vector // 2](value)
+        var low = bitcast[DType.float32, vector // 2](pairs << 16)
+        var high = bitcast[DType.float32, vector // 2](pairs & 0xFFFF0000)
+        return rebind[SIMD[DType.float32, vector]](low.interleave(high))
+    else:
+        return value.cast[DType.float32]()
+
+
+@always_inline
+def load_inside[
     dtype: DType, vector: Int
 ](p: Ptr[dtype], at: Int, inside: Bool) -> SIMD[dtype, vector]:
     """Zeros where not `inside`."""
@@ -93,17 +100,19 @@ struct Strip(ImplicitlyCopyable, TrivialRegisterPassable):
 
     @staticmethod
     @always_inline
-    def of(
+    def of[
+        width: Int
+    ](
         index: Int32, phase: Phase, channels: Int, vector: Int, march: Int32
     ) -> Self:
         """Channels run fastest, then strips along W, marches along H, pixels along D, images.
         """
         var rest, lane = divide(index, Int32(channels // vector))
-        var down, q = divide(rest, Int32(ceildiv(phase.w.rows, STRIP)))
+        var down, q = divide(rest, Int32(ceildiv(phase.w.rows, width)))
         var deep, p = divide(down, ceildiv(Int32(phase.h.rows), march))
         var n, o = divide(deep, Int32(phase.d.rows))
         return Self(
-            Int(lane) * vector, Int(n), Int(o), p * march, q * Int32(STRIP)
+            Int(lane) * vector, Int(n), Int(o), p * march, q * Int32(width)
         )
 
     @always_inline
@@ -130,24 +139,19 @@ struct Strip(ImplicitlyCopyable, TrivialRegisterPassable):
 
 @always_inline
 def _store_strip[
-    dtype: DType, vector: Int
+    dtype: DType, vector: Int, width: Int
 ](
-    result: Ptr[dtype],
-    phase: Phase,
-    strip: Strip,
-    p: Int32,
-    channels: Int,
-    values: Array[SIMD[DType.float32, vector], STRIP],
+    target: Ptr[dtype],
+    pitch: Int,
+    left: Int32,
+    values: Array[SIMD[DType.float32, vector], width],
 ):
-    var pixel = strip.result_row(phase, p)
-    comptime for i in range(STRIP):
-        if strip.q + Int32(i) < Int32(phase.w.rows):
-            result.unsafe_offset(
-                (pixel + Int(strip.q + Int32(i)) * phase.w.out_step) * channels
-                + strip.c
-            ).unsafe_store[alignment=vector * size_of[dtype]()](
-                values[i].cast[dtype]()
-            )
+    """The strip's first `left` pixels, `pitch` elements apart."""
+    comptime for i in range(width):
+        if Int32(i) < left:
+            target.unsafe_offset(i * pitch).unsafe_store[
+                alignment=vector * size_of[dtype]()
+            ](values[i].cast[dtype]())
 
 
 @__llvm_metadata(
@@ -169,9 +173,13 @@ def depthwise_march_kernel[
     the source along both axes and one tap along D, with `step` source pixels from one pixel to the next.
     """
     comptime T = SIMD[DType.float32, vector]
-    comptime columns = (STRIP - 1) * step + taps_w
+    comptime V = SIMD[dtype, vector]
+    comptime width = strip_width[dtype]()
+    comptime columns = (width - 1) * step + taps_w
     var channels = Int(channels_)
-    var strip = Strip.of(Int32(global_idx.x), phase, channels, vector, march)
+    var strip = Strip.of[width](
+        Int32(global_idx.x), phase, channels, vector, march
+    )
     if strip.n >= Int(batch):
         return
     # Offsets rise (forward) or fall (gradient) by one: the lowest tap is the first or the last.
@@ -190,93 +198,102 @@ def depthwise_march_kernel[
     var d = strip.o * phase.d.step + phase.d.first_offset
     var inside_d = d >= 0 and d < phase.d.source
     var taps = packed.unsafe_offset(phase.filter_offset + strip.c)
-    var filter = Array[SIMD[dtype, vector], taps_h * taps_w](fill=0)
+    var filter = Array[T, taps_h * taps_w](fill=0)
     comptime for r in range(taps_h):
         comptime for s in range(taps_w):
             var row = r if rising_h else taps_h - 1 - r
             var column = s if rising_w else taps_w - 1 - s
-            filter[r * taps_w + s] = _load[dtype, vector](
-                taps, (row * taps_w + column) * channels
+            filter[r * taps_w + s] = wide[dtype, vector](
+                _load[dtype, vector](taps, (row * taps_w + column) * channels)
             )
-    # Two rows of pointers' worth of arithmetic saved for each load: the strip's first column in row zero.
-    var base = source.unsafe_offset(
-        (strip.source_row(phase, d, 0) + Int(w)) * channels + strip.c
+    # Pointers walk down with the march: the next row to load, and the next to store.
+    var line = source.unsafe_offset(
+        (strip.source_row(phase, d, h) + Int(w)) * channels + strip.c
     )
-    var pitch = phase.w.source * channels
+    var line_pitch = phase.w.source * channels
+    var target = result.unsafe_offset(
+        (strip.result_row(phase, strip.p) + Int(strip.q) * phase.w.out_step)
+        * channels
+        + strip.c
+    )
+    var target_pitch = phase.h.out_step * phase.w.out_extent * channels
+    var pixel_pitch = phase.w.out_step * channels
+    var left = Int32(phase.w.rows) - strip.q
+    var rows = min(march, Int32(phase.h.rows) - strip.p)
+    var wanted = rows * Int32(step) + Int32(taps_h - step)
 
     @always_inline
-    def load_row(
-        row: Int32, wanted: Bool
-    ) {imm} -> Array[SIMD[dtype, vector], columns]:
-        var values = Array[SIMD[dtype, vector], columns](fill=0)
+    def load_row() {mut line, mut h, mut wanted, imm} -> Array[V, columns]:
+        var values = Array[V, columns](fill=0)
         var inside = (
-            wanted and inside_d and UInt32(row) < UInt32(phase.h.source)
+            wanted > 0 and inside_d and UInt32(h) < UInt32(phase.h.source)
         )
-        var line = base.unsafe_offset(Int(row) * pitch)
         comptime for i in range(columns):
-            values[i] = _load_inside[dtype, vector](
+            values[i] = load_inside[dtype, vector](
                 line,
                 i * channels,
                 inside and UInt32(w + Int32(i)) < UInt32(phase.w.source),
             )
+        line = line.unsafe_offset(line_pitch)
+        h += 1
+        wanted -= 1
         return values^
 
-    var rows = min(march, Int32(phase.h.rows) - strip.p)
     comptime if step == 1:
-        # Sums of the rows that the source row at hand contributes to, in a ring.
-        var sums = Array[Array[T, STRIP], taps_h](fill=Array[T, STRIP](fill=0))
+        # A row is loaded one step before its turn.
+        comptime unroll = taps_h if taps_h > 1 else 2
+        var values = load_row()
+        # Sums of the rows that the source row at hand contributes to, in a ring too.
+        var sums = Array[Array[T, width], taps_h](fill=Array[T, width](fill=0))
         var count = rows + Int32(taps_h - 1)
-        var values = load_row(h, True)
-        for first in range(Int32(0), count, Int32(taps_h)):
-            comptime for u in range(taps_h):
+        for first in range(Int32(0), count, Int32(unroll)):
+            comptime for u in range(unroll):
                 var at = first + Int32(u)
                 if at < count:
-                    var next = load_row(h + 1, at + 1 < count)
+                    var following = load_row()
                     comptime for i in range(columns):
-                        var value = values[i].cast[DType.float32]()
+                        var value = wide[dtype, vector](values[i])
                         comptime for r in range(taps_h):
                             comptime slot = (u - r + taps_h) % taps_h
-                            comptime for j in range(STRIP):
+                            comptime for j in range(width):
                                 comptime s = i - j
                                 comptime if s >= 0 and s < taps_w:
                                     sums[slot][j] = value.fma(
-                                        filter[r * taps_w + s].cast[
-                                            DType.float32
-                                        ](),
-                                        sums[slot][j],
+                                        filter[r * taps_w + s], sums[slot][j]
                                     )
                     comptime done = (u + 1) % taps_h
                     if at >= Int32(taps_h - 1):
-                        _store_strip[dtype, vector](
-                            result,
-                            phase,
-                            strip,
-                            strip.p + at - Int32(taps_h - 1),
-                            channels,
-                            sums[done],
+                        _store_strip[dtype, vector, width](
+                            target, pixel_pitch, left, sums[done]
                         )
-                    comptime for j in range(STRIP):
+                        target = target.unsafe_offset(target_pitch)
+                    comptime for j in range(width):
                         sums[done][j] = 0
-                    values = next^
-                    h += 1
+                    values = following^
     else:
-        for at in range(rows):
-            var sums = Array[T, STRIP](fill=0)
+        # The last row that a pixel reads is the first that the next one reads.
+        comptime assert taps_h == step + 1, "one shared row"
+        var shared_row = load_row()
+        for _ in range(rows):
+            var rows_here = Array[Array[V, columns], taps_h](
+                fill=Array[V, columns](fill=0)
+            )
+            comptime for i in range(columns):
+                rows_here[0][i] = shared_row[i]
+            comptime for r in range(1, taps_h):
+                rows_here[r] = load_row()
+            var sums = Array[T, width](fill=0)
             comptime for r in range(taps_h):
-                var values = load_row(h + Int32(r), True)
                 comptime for i in range(columns):
-                    var value = values[i].cast[DType.float32]()
-                    comptime for j in range(STRIP):
+                    var value = wide[dtype, vector](rows_here[r][i])
+                    comptime for j in range(width):
                         comptime s = i - j * step
                         comptime if s >= 0 and s < taps_w:
-                            sums[j] = value.fma(
-                                filter[r * taps_w + s].cast[DType.float32](),
-                                sums[j],
-                            )
-            _store_strip[dtype, vector](
-                result, phase, strip, strip.p + at, channels, sums
-            )
-            h += Int32(step)
+                            sums[j] = value.fma(filter[r * taps_w + s], sums[j])
+            _store_strip[dtype, vector, width](target, pixel_pitch, left, sums)
+            target = target.unsafe_offset(target_pitch)
+            comptime for i in range(columns):
+                shared_row[i] = rows_here[taps_h - 1][i]
 
 
 @__llvm_metadata(
@@ -296,10 +313,11 @@ def depthwise_gather_kernel[
     """A strip of one row by `vector` channels, for any taps."""
     comptime T = SIMD[DType.float32, vector]
     var channels = Int(channels_)
-    var strip = Strip.of(Int32(global_idx.x), phase, channels, vector, 1)
+    comptime width = strip_width[dtype]()
+    var strip = Strip.of[width](Int32(global_idx.x), phase, channels, vector, 1)
     if strip.n >= Int(batch):
         return
-    var sums = Array[T, STRIP](fill=0)
+    var sums = Array[T, width](fill=0)
     var filter = packed.unsafe_offset(phase.filter_offset + strip.c)
     for t in range(phase.d.taps):
         var d = strip.o * phase.d.step + phase.d.offset(t)
@@ -319,12 +337,12 @@ def depthwise_gather_kernel[
                 var f = _load[dtype, vector](taps, s * channels).cast[
                     DType.float32
                 ]()
-                comptime for i in range(STRIP):
+                comptime for i in range(width):
                     var column = (
                         Int(strip.q) + i
                     ) * phase.w.step + phase.w.offset(s)
                     sums[i] = (
-                        _load_inside[dtype, vector](
+                        load_inside[dtype, vector](
                             row,
                             column * channels,
                             column >= 0 and column < phase.w.source,
@@ -332,194 +350,28 @@ def depthwise_gather_kernel[
                         .cast[DType.float32]()
                         .fma(f, sums[i])
                     )
-    _store_strip[dtype, vector](result, phase, strip, strip.p, channels, sums)
-
-
-@__llvm_metadata(
-    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(RESIDENT)),
-)
-@__name(
-    t"conv_depthwise_wgrad_{dtype}_v{vector}_{tap_rows}x{tap_columns}_s{step}"
-)
-def depthwise_wgrad_kernel[
-    dtype: DType, vector: Int, tap_rows: Int, tap_columns: Int, step: Int
-](
-    partials: Ptr[DType.float32],
-    x: Ptr[dtype],
-    dy: Ptr[dtype],
-    g: ConvolutionProblem,
-    lanes: Int32,
-    rows: Int32,
-    march: Int32,
-    share: Int32,
-):
-    """Partial dw [channel][tap] of one slice, for one patch of taps and one block of channels.
-
-    A block has `rows` times `lanes` threads, `lanes` of them along channels; each of them marches down `share` strips of
-    up to `march` rows of dy. `step` > 0 is the stride along H and W where taps are neighbours on both; 0 stands for any
-    stride and dilation, and a patch of one tap.
-    """
-    comptime T = SIMD[DType.float32, vector]
-    comptime V = SIMD[dtype, vector]
-    comptime size = tap_rows * tap_columns
-    comptime columns = (STRIP - 1) * max(step, 1) + tap_columns
-    var y, lane = divide(Int32(thread_idx.x), lanes)
-    var channel_blocks = ceildiv(Int32(g.c // vector), lanes)
-    # Patches of taps run fastest: blocks that read the same rows run together and share them in the cache.
-    var patch_rest, patch_w = divide(
-        Int32(block_idx.x), Int32(g.s // tap_columns)
+    _store_strip[dtype, vector, width](
+        result.unsafe_offset(
+            (strip.result_row(phase, strip.p) + Int(strip.q) * phase.w.out_step)
+            * channels
+            + strip.c
+        ),
+        phase.w.out_step * channels,
+        Int32(phase.w.rows) - strip.q,
+        sums,
     )
-    var t, patch_h = divide(patch_rest, Int32(g.r // tap_rows))
-    var s0 = patch_w * Int32(tap_columns)
-    var r0 = patch_h * Int32(tap_rows)
-    var slice, channel_block = divide(Int32(block_idx.y), channel_blocks)
-    var c = Int(channel_block * lanes + lane) * vector
-    var live = c < g.c
-    var sums = Array[T, size](fill=0)
-    var strips = ceildiv(Int32(g.q), Int32(STRIP))
-    var marches = ceildiv(Int32(g.p), march)
-    var units = Int32(g.n * g.o) * strips * marches
-    var first_unit = slice * share * rows
-    var last_unit = min(units, first_unit + share * rows) if live else Int32(0)
-    for unit in range(first_unit + y, last_unit, rows):
-        var down, strip = divide(unit, strips)
-        var deep, which = divide(down, marches)
-        var n, o = divide(deep, Int32(g.o))
-        var p = which * march
-        var q = strip * Int32(STRIP)
-        var count = min(march, Int32(g.p) - p)
-        var d = o * Int32(g.stride_d) + t * Int32(g.dilation_d) - Int32(g.pad_d)
-        if UInt32(d) >= UInt32(g.d):
-            continue
-        var h = (
-            p * Int32(g.stride_h) + r0 * Int32(g.dilation_h) - Int32(g.pad_h)
-        )
-        var w = (
-            q * Int32(g.stride_w) + s0 * Int32(g.dilation_w) - Int32(g.pad_w)
-        )
-        var x_base = x.unsafe_offset(
-            ((Int(n) * g.d + Int(d)) * g.h * g.w + Int(w)) * g.c + c
-        )
-        var dy_base = dy.unsafe_offset(
-            (((Int(n) * g.o + Int(o)) * g.p + Int(p)) * g.q + Int(q)) * g.c + c
-        )
-
-        @always_inline
-        def dy_row(row: Int32) {imm} -> Array[V, STRIP]:
-            """Row number `row` of the march; zeros past its end."""
-            var values = Array[V, STRIP](fill=0)
-            comptime for i in range(STRIP):
-                values[i] = _load_inside[dtype, vector](
-                    dy_base,
-                    (Int(row) * g.q + i) * g.c,
-                    row < count and q + Int32(i) < Int32(g.q),
-                )
-            return values^
-
-        @always_inline
-        def x_row(row: Int32) {imm} -> Array[V, columns]:
-            var values = Array[V, columns](fill=0)
-            var inside = UInt32(row) < UInt32(g.h)
-            comptime for i in range(columns):
-                values[i] = _load_inside[dtype, vector](
-                    x_base,
-                    (Int(row) * g.w + i) * g.c,
-                    inside and UInt32(w + Int32(i)) < UInt32(g.w),
-                )
-            return values^
-
-        comptime if step == 1:
-            # dy's rows that the row of x at hand meets, in a ring.
-            var ring = Array[Array[V, STRIP], tap_rows](
-                fill=Array[V, STRIP](fill=0)
-            )
-            for first in range(
-                Int32(0), count + Int32(tap_rows - 1), Int32(tap_rows)
-            ):
-                comptime for u in range(tap_rows):
-                    var at = first + Int32(u)
-                    ring[u] = dy_row(at)
-                    # Rows past the last meet zeros of dy only.
-                    var values = x_row(h + at)
-                    comptime for i in range(columns):
-                        var value = values[i].cast[DType.float32]()
-                        comptime for r in range(tap_rows):
-                            comptime slot = (u - r + tap_rows) % tap_rows
-                            comptime for j in range(STRIP):
-                                comptime s = i - j
-                                comptime if s >= 0 and s < tap_columns:
-                                    sums[r * tap_columns + s] = value.fma(
-                                        ring[slot][j].cast[DType.float32](),
-                                        sums[r * tap_columns + s],
-                                    )
-        elif step > 1:
-            for at in range(count):
-                var gradient = dy_row(at)
-                comptime for r in range(tap_rows):
-                    var values = x_row(h + at * Int32(step) + Int32(r))
-                    comptime for i in range(columns):
-                        var value = values[i].cast[DType.float32]()
-                        comptime for j in range(STRIP):
-                            comptime s = i - j * step
-                            comptime if s >= 0 and s < tap_columns:
-                                sums[r * tap_columns + s] = value.fma(
-                                    gradient[j].cast[DType.float32](),
-                                    sums[r * tap_columns + s],
-                                )
-        else:
-            comptime assert size == 1, "any stride: one tap at a time"
-            for at in range(count):
-                var gradient = dy_row(at)
-                var row = h + at * Int32(g.stride_h)
-                var inside = UInt32(row) < UInt32(g.h)
-                comptime for j in range(STRIP):
-                    var column = Int32(j) * Int32(g.stride_w)
-                    sums[0] = (
-                        _load_inside[dtype, vector](
-                            x_base,
-                            (Int(row) * g.w + Int(column)) * g.c,
-                            inside and UInt32(w + column) < UInt32(g.w),
-                        )
-                        .cast[DType.float32]()
-                        .fma(gradient[j].cast[DType.float32](), sums[0])
-                    )
-    var shared = stack_allocation[
-        WGRAD_THREADS * vector,
-        Float32,
-        alignment=16,
-        address_space=AddressSpace.SHARED,
-    ]()
-    var mine = Int(y * lanes + lane) * vector
-    comptime for i in range(size):
-        barrier()
-        shared.unsafe_offset(mine).unsafe_store(sums[i])
-        barrier()
-        if y == 0 and live:
-            var total = T(0)
-            for row in range(rows):
-                total += shared.unsafe_offset(
-                    Int(row * lanes + lane) * vector
-                ).unsafe_load[width=vector]()
-            # dw is [channel][tap].
-            var tap = (
-                (Int(t) * g.r + Int(r0) + i // tap_columns) * g.s
-                + Int(s0)
-                + i % tap_columns
-            )
-            comptime for j in range(vector):
-                partials[
-                    unsafe_offset=(Int(slice) * g.c + c + j) * g.taps() + tap
-                ] = total[j]
 
 
 @always_inline
-def _grid(g: ConvolutionProblem, phase: Phase, march: Int, vector: Int) -> Int:
+def _grid(
+    g: ConvolutionProblem, phase: Phase, march: Int, width: Int, vector: Int
+) -> Int:
     """Blocks for one thread for each march of a phase."""
     return ceildiv(
         g.n
         * phase.d.rows
         * ceildiv(phase.h.rows, march)
-        * ceildiv(phase.w.rows, STRIP)
+        * ceildiv(phase.w.rows, width)
         * (g.c // vector),
         BLOCK,
     )
@@ -539,7 +391,7 @@ def _launch_march[
     comptime kernel = depthwise_march_kernel[
         dtype, vector, taps_h, taps_w, step
     ]
-    var march = _march(phase.h.rows)
+    var march = march_rows(phase.h.rows)
     ctx.enqueue_function[kernel](
         result,
         source,
@@ -548,7 +400,7 @@ def _launch_march[
         Int32(g.n),
         Int32(g.c),
         Int32(march),
-        grid_dim=_grid(g, phase, march, vector),
+        grid_dim=_grid(g, phase, march, strip_width[dtype](), vector),
         block_dim=BLOCK,
     )
 
@@ -571,7 +423,7 @@ def _launch_any[
         phase,
         Int32(g.n),
         Int32(g.c),
-        grid_dim=_grid(g, phase, 1, vector),
+        grid_dim=_grid(g, phase, 1, strip_width[dtype](), vector),
         block_dim=BLOCK,
     )
 
@@ -622,7 +474,7 @@ def _launch_wide[
 
 
 @always_inline
-def _is_aligned[dtype: DType](buffer: DeviceBuffer[dtype]) -> Bool:
+def is_aligned[dtype: DType](buffer: DeviceBuffer[dtype]) -> Bool:
     return Int(buffer.unsafe_ptr()) % 16 == 0
 
 
@@ -638,7 +490,7 @@ def depthwise_gather_gpu[
 ) raises:
     """The forward pass (source x, result y) or the data gradient (source dy, result dx).
     """
-    var wide = g.c % VECTOR == 0 and _is_aligned(result) and _is_aligned(source)
+    var wide = g.c % VECTOR == 0 and is_aligned(result) and is_aligned(source)
     var phases: List[Phase]
     comptime if pass_ == FPROP:
         phases = forward_phases(g)
@@ -665,81 +517,6 @@ def depthwise_gather_gpu[
             _launch_any[dtype, 1](result, source, packed, g, phase, ctx)
 
 
-@always_inline
-def _launch_wgrad[
-    dtype: DType, vector: Int, tap_rows: Int, tap_columns: Int, step: Int
-](
-    dw: DeviceBuffer[dtype],
-    x: DeviceBuffer[dtype],
-    dy: DeviceBuffer[dtype],
-    g: ConvolutionProblem,
-    ctx: DeviceContext,
-) raises:
-    var channels = g.c // vector
-    var channel_blocks = ceildiv(channels, WGRAD_LANES)
-    var lanes = ceildiv(channels, channel_blocks)
-    var rows = WGRAD_THREADS // lanes
-    var patches = g.t * (g.r // tap_rows) * (g.s // tap_columns)
-    var march = _march(g.p)
-    var units = g.n * g.o * ceildiv(g.p, march) * ceildiv(g.q, STRIP)
-    var blocks = (
-        WGRAD_BLOCKS
-        * ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
-        // (patches * channel_blocks)
-    )
-    # The grid's second extent is at most 65535.
-    var most = min(
-        g.workspace_limit // max(1, 4 * g.w_size()), 65535 // channel_blocks
-    )
-    # Whole rounds of the block's rows of threads.
-    var share = max(1, ceildiv(units, rows * max(1, min(blocks, most))))
-    var slices = max(1, ceildiv(units, rows * share))
-    var partials = ctx.enqueue_create_buffer[DType.float32](slices * g.w_size())
-    comptime kernel = depthwise_wgrad_kernel[
-        dtype, vector, tap_rows, tap_columns, step
-    ]
-    ctx.enqueue_function[kernel](
-        partials,
-        x,
-        dy,
-        g,
-        Int32(lanes),
-        Int32(rows),
-        Int32(march),
-        Int32(share),
-        grid_dim=(patches, channel_blocks * slices),
-        block_dim=lanes * rows,
-    )
-    add_slices(dw, partials, g.w_size(), slices, ctx)
-
-
-@no_inline
-def depthwise_wgrad_gpu[
-    dtype: DType
-](
-    dw: DeviceBuffer[dtype],
-    x: DeviceBuffer[dtype],
-    dy: DeviceBuffer[dtype],
-    g: ConvolutionProblem,
-    ctx: DeviceContext,
-) raises:
-    var wide = g.c % VECTOR == 0 and _is_aligned(x) and _is_aligned(dy)
-    if not wide:
-        _launch_wgrad[dtype, 1, 1, 1, 0](dw, x, dy, g, ctx)
-        return
-    if (
-        g.r % 3 == 0
-        and g.s % 3 == 0
-        and g.dilation_h == 1
-        and g.dilation_w == 1
-    ):
-        comptime for step in [1, 2]:
-            if g.stride_h == step and g.stride_w == step:
-                _launch_wgrad[dtype, VECTOR, 3, 3, step](dw, x, dy, g, ctx)
-                return
-    _launch_wgrad[dtype, VECTOR, 1, 1, 0](dw, x, dy, g, ctx)
-
-
 def depthwise_gpu_can_implement(g: ConvolutionProblem) -> Optional[String]:
     """None, or why these kernels do not take the problem."""
     if g.groups != g.c or g.groups != g.k:
@@ -754,6 +531,6 @@ def depthwise_gpu_can_implement(g: ConvolutionProblem) -> Optional[String]:
             t"C = {g.c}; the grid takes at most {WGRAD_LANES * 65535}"
         )
     # Threads, pixels and strips are counted in 32 bits.
-    if max(g.x_size(), g.y_size()) >= STRIP << 31:
+    if max(g.x_size(), g.y_size()) >= 1 << 32:
         return String(t"{max(g.x_size(), g.y_size())} elements are too many")
     return None

@@ -167,22 +167,18 @@ def index_major[dtype: DType, width: Int](index: Int32, k: Int32) -> Int:
 @always_inline
 def read_quad[
     dtype: DType, width: Int, by_k: Bool
-](tile: Shared[dtype], index: Int32, quad: Int32) -> Quad:
+](tile: Shared[dtype], index: Int32, quad: Int32) -> SIMD[dtype, QUAD]:
     """Steps 4 * quad … 4 * quad + 3 of one index."""
     comptime if by_k:
-        return (
-            tile.unsafe_offset(k_major(index, quad * QUAD))
-            .unsafe_load[width=QUAD, alignment=QUAD * size_of[dtype]()]()
-            .cast[DType.float32]()
-        )
+        return tile.unsafe_offset(k_major(index, quad * QUAD)).unsafe_load[
+            width=QUAD, alignment=QUAD * size_of[dtype]()
+        ]()
     else:
         comptime step = 32 // size_of[dtype]()
         var at = quad * Int32(QUAD * width) + (index ^ (quad * Int32(step)))
-        var result = Quad(0)
+        var result = SIMD[dtype, QUAD](0)
         comptime for i in range(QUAD):
-            result[i] = tile[unsafe_offset=Int(at) + i * width].cast[
-                DType.float32
-            ]()
+            result[i] = tile[unsafe_offset=Int(at) + i * width]
         return result
 
 
@@ -190,22 +186,21 @@ def read_quad[
 
 
 @always_inline
-def _tf32[dtype: DType](value: Quad) -> Quad:
-    """Rounded to 10 bits of mantissa; elements of two bytes have no more."""
-    comptime if dtype != DType.float32:
-        return value
-    else:
-        var result = Quad(0)
-        comptime for i in range(QUAD):
-            result[i] = bitcast[DType.float32, 1](
-                inlined_assembly[
-                    "cvt.rna.tf32.f32 $0, $1;",
-                    UInt32,
-                    constraints="=r,f",
-                    has_side_effect=False,
-                ](value[i])
-            )
-        return result
+def round_quad(at: Shared[DType.float32]):
+    """Rounds four elements to TF32's 10 bits of mantissa where they are. Done once by the thread that copied them: each is
+    read by several warps.
+    """
+    var value = at.unsafe_load[width=QUAD, alignment=4 * QUAD]()
+    comptime for i in range(QUAD):
+        value[i] = bitcast[DType.float32, 1](
+            inlined_assembly[
+                "cvt.rna.tf32.f32 $0, $1;",
+                UInt32,
+                constraints="=r,f",
+                has_side_effect=False,
+            ](value[i])
+        )
+    at.unsafe_store[alignment=4 * QUAD](value)
 
 
 @always_inline
@@ -223,45 +218,54 @@ def multiply_tensor[
     column: Int32,
     lane: Int32,
 ):
-    """Adds one stage's product of the warp's tile at (row, column) on tensor cores: mma m16n8k8, operands in TF32.
+    """Adds one stage's product of the warp's tile at (row, column) on tensor cores: mma m16n8k8 for (rounded) float32,
+    m16n8k16 for elements of two bytes.
     """
     comptime blocks = WARP_COLUMNS // 8
     var index = lane // 4
     var quad = lane % 4
-    var right = Array[Quad, blocks](fill=0)
+    var right = Array[SIMD[dtype, QUAD], blocks](fill=0)
     comptime for j in range(blocks):
-        right[j] = _tf32[dtype](
-            read_quad[dtype, shape.columns, b_by_k](
-                b, column + Int32(j * 8) + index, quad
-            )
+        right[j] = read_quad[dtype, shape.columns, b_by_k](
+            b, column + Int32(j * 8) + index, quad
         )
     comptime for i in range(shape.warp_rows() // 16):
-        var upper = _tf32[dtype](
-            read_quad[dtype, shape.rows, a_by_k](
-                a, row + Int32(i * 16) + index, quad
-            )
+        var upper = read_quad[dtype, shape.rows, a_by_k](
+            a, row + Int32(i * 16) + index, quad
         )
-        var lower = _tf32[dtype](
-            read_quad[dtype, shape.rows, a_by_k](
-                a, row + Int32(i * 16 + 8) + index, quad
-            )
+        var lower = read_quad[dtype, shape.rows, a_by_k](
+            a, row + Int32(i * 16 + 8) + index, quad
         )
-        comptime for half in range(2):
-            var left = Quad(
-                upper[2 * half],
-                lower[2 * half],
-                upper[2 * half + 1],
-                lower[2 * half + 1],
+        comptime if dtype == DType.float32:
+            comptime for half in range(2):
+                var left = SIMD[dtype, 4](
+                    upper[2 * half],
+                    lower[2 * half],
+                    upper[2 * half + 1],
+                    lower[2 * half + 1],
+                )
+                comptime for j in range(blocks):
+                    mma(
+                        sums[i * blocks + j],
+                        left,
+                        SIMD[dtype, 2](
+                            right[j][2 * half], right[j][2 * half + 1]
+                        ),
+                        sums[i * blocks + j],
+                    )
+        else:
+            var left = SIMD[dtype, 8](
+                upper[0],
+                upper[1],
+                lower[0],
+                lower[1],
+                upper[2],
+                upper[3],
+                lower[2],
+                lower[3],
             )
             comptime for j in range(blocks):
-                mma(
-                    sums[i * blocks + j],
-                    left,
-                    SIMD[DType.float32, 2](
-                        right[j][2 * half], right[j][2 * half + 1]
-                    ),
-                    sums[i * blocks + j],
-                )
+                mma(sums[i * blocks + j], left, right[j], sums[i * blocks + j])
 
 
 @always_inline
@@ -288,11 +292,11 @@ def multiply_exact[
         comptime for i in range(rows):
             left[i] = read_quad[dtype, shape.rows, a_by_k](
                 a, row + Int32(i * 8) + lane // 4, Int32(quad)
-            )
+            ).cast[DType.float32]()
         comptime for j in range(columns):
             var right = read_quad[dtype, shape.columns, b_by_k](
                 b, column + Int32(j * 4) + lane % 4, Int32(quad)
-            )
+            ).cast[DType.float32]()
             comptime at = j % QUAD
             comptime for i in range(rows):
                 comptime which = (i * columns + j) // QUAD

@@ -1,0 +1,303 @@
+"""Weight gradient of a depthwise convolution on any GPU: marches as in depthwise, taps in registers.
+
+A thread marches down strips of dy and adds its products to one sum for each tap; a block's threads add theirs in shared
+memory, and the blocks' slices are added in order: no atomics, the same bits every time.
+"""
+
+from std.math import ceildiv
+from std.memory import stack_allocation
+from std.utils.static_tuple import StaticTuple
+
+from max.gpu import (
+    MAX_THREADS_PER_BLOCK_METADATA,
+    barrier,
+    block_idx,
+    thread_idx,
+)
+from max.gpu.host import DeviceAttribute, DeviceBuffer, DeviceContext
+from max.gpu.memory import AddressSpace
+
+from ..common import Ptr
+from ..problem import ConvolutionProblem
+from .depthwise import (
+    RESIDENT,
+    VECTOR,
+    WGRAD_LANES,
+    is_aligned,
+    load_inside,
+    march_rows,
+    strip_width,
+    wide,
+)
+from .pipeline import divide
+from .tiled import add_slices
+
+# The weight gradient's blocks: at most so many threads along channels, the rest share a channel's pixels.
+comptime WGRAD_THREADS = 128
+# Blocks for each multiprocessor: as many as registers let run together.
+comptime WGRAD_BLOCKS = 3
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(RESIDENT)),
+)
+@__name(
+    t"conv_depthwise_wgrad_{dtype}_v{vector}_{tap_rows}x{tap_columns}_s{step}"
+)
+def depthwise_wgrad_kernel[
+    dtype: DType, vector: Int, tap_rows: Int, tap_columns: Int, step: Int
+](
+    partials: Ptr[DType.float32],
+    x: Ptr[dtype],
+    dy: Ptr[dtype],
+    g: ConvolutionProblem,
+    lanes: Int32,
+    rows: Int32,
+    march: Int32,
+    share: Int32,
+):
+    """Partial dw [channel][tap] of one slice, for one patch of taps and one block of channels.
+
+    A block has `rows` times `lanes` threads, `lanes` of them along channels; each of them marches down `share` strips of
+    up to `march` rows of dy. `step` > 0 is the stride along H and W where taps are neighbours on both; 0 stands for any
+    stride and dilation, and a patch of one tap.
+    """
+    comptime T = SIMD[DType.float32, vector]
+    comptime V = SIMD[dtype, vector]
+    comptime size = tap_rows * tap_columns
+    comptime width = strip_width[dtype]()
+    comptime columns = (width - 1) * max(step, 1) + tap_columns
+    var y, lane = divide(Int32(thread_idx.x), lanes)
+    var channel_blocks = ceildiv(Int32(g.c // vector), lanes)
+    # Patches of taps run fastest: blocks that read the same rows run together and share them in the cache.
+    var patch_rest, patch_w = divide(
+        Int32(block_idx.x), Int32(g.s // tap_columns)
+    )
+    var t, patch_h = divide(patch_rest, Int32(g.r // tap_rows))
+    var s0 = patch_w * Int32(tap_columns)
+    var r0 = patch_h * Int32(tap_rows)
+    var slice, channel_block = divide(Int32(block_idx.y), channel_blocks)
+    var c = Int(channel_block * lanes + lane) * vector
+    var live = c < g.c
+    var sums = Array[T, size](fill=0)
+    var strips = ceildiv(Int32(g.q), Int32(width))
+    var marches = ceildiv(Int32(g.p), march)
+    var units = Int32(g.n * g.o) * strips * marches
+    var first_unit = slice * share * rows
+    var last_unit = min(units, first_unit + share * rows) if live else Int32(0)
+    for unit in range(first_unit + y, last_unit, rows):
+        var down, strip = divide(unit, strips)
+        var deep, which = divide(down, marches)
+        var n, o = divide(deep, Int32(g.o))
+        var p = which * march
+        var q = strip * Int32(width)
+        var count = min(march, Int32(g.p) - p)
+        var d = o * Int32(g.stride_d) + t * Int32(g.dilation_d) - Int32(g.pad_d)
+        if UInt32(d) >= UInt32(g.d):
+            continue
+        var h = (
+            p * Int32(g.stride_h) + r0 * Int32(g.dilation_h) - Int32(g.pad_h)
+        )
+        var w = (
+            q * Int32(g.stride_w) + s0 * Int32(g.dilation_w) - Int32(g.pad_w)
+        )
+        var x_base = x.unsafe_offset(
+            ((Int(n) * g.d + Int(d)) * g.h * g.w + Int(w)) * g.c + c
+        )
+        var dy_base = dy.unsafe_offset(
+            (((Int(n) * g.o + Int(o)) * g.p + Int(p)) * g.q + Int(q)) * g.c + c
+        )
+
+        @always_inline
+        def dy_row(row: Int32) {imm} -> Array[V, width]:
+            """Row number `row` of the march; zeros past its end."""
+            var values = Array[V, width](fill=0)
+            var line = dy_base.unsafe_offset(Int(row) * g.q * g.c)
+            comptime for i in range(width):
+                values[i] = load_inside[dtype, vector](
+                    line,
+                    i * g.c,
+                    row < count and q + Int32(i) < Int32(g.q),
+                )
+            return values^
+
+        @always_inline
+        def x_row(row: Int32) {imm} -> Array[V, columns]:
+            var values = Array[V, columns](fill=0)
+            var inside = UInt32(row) < UInt32(g.h)
+            var line = x_base.unsafe_offset(Int(row) * g.w * g.c)
+            comptime for i in range(columns):
+                values[i] = load_inside[dtype, vector](
+                    line,
+                    i * g.c,
+                    inside and UInt32(w + Int32(i)) < UInt32(g.w),
+                )
+            return values^
+
+        comptime if step == 1:
+            # dy's rows that the row of x at hand meets, in a ring; what the next step reads is loaded before this
+            # one's products.
+            var ring = Array[Array[T, width], tap_rows](
+                fill=Array[T, width](fill=0)
+            )
+            var values = x_row(h)
+            var gradient = dy_row(0)
+            for first in range(
+                Int32(0), count + Int32(tap_rows - 1), Int32(tap_rows)
+            ):
+                comptime for u in range(tap_rows):
+                    var at = first + Int32(u)
+                    comptime for j in range(width):
+                        ring[u][j] = wide[dtype, vector](gradient[j])
+                    # Rows past the last meet zeros of dy only.
+                    gradient = dy_row(at + 1)
+                    var following = x_row(h + at + 1)
+                    comptime for i in range(columns):
+                        var value = wide[dtype, vector](values[i])
+                        comptime for r in range(tap_rows):
+                            comptime slot = (u - r + tap_rows) % tap_rows
+                            comptime for j in range(width):
+                                comptime s = i - j
+                                comptime if s >= 0 and s < tap_columns:
+                                    sums[r * tap_columns + s] = value.fma(
+                                        ring[slot][j],
+                                        sums[r * tap_columns + s],
+                                    )
+                    values = following^
+        elif step > 1:
+            # The last row that a pixel reads is the first that the next one reads.
+            comptime assert tap_rows == step + 1, "one shared row"
+            var shared_row = x_row(h)
+            for at in range(count):
+                var gradient = dy_row(at)
+                comptime for r in range(tap_rows):
+                    comptime if r > 0:
+                        shared_row = x_row(h + at * Int32(step) + Int32(r))
+                    comptime for i in range(columns):
+                        var value = wide[dtype, vector](shared_row[i])
+                        comptime for j in range(width):
+                            comptime s = i - j * step
+                            comptime if s >= 0 and s < tap_columns:
+                                sums[r * tap_columns + s] = value.fma(
+                                    wide[dtype, vector](gradient[j]),
+                                    sums[r * tap_columns + s],
+                                )
+        else:
+            comptime assert size == 1, "any stride: one tap at a time"
+            for at in range(count):
+                var gradient = dy_row(at)
+                var row = h + at * Int32(g.stride_h)
+                var inside = UInt32(row) < UInt32(g.h)
+                comptime for j in range(width):
+                    var column = Int32(j) * Int32(g.stride_w)
+                    sums[0] = wide[dtype, vector](
+                        load_inside[dtype, vector](
+                            x_base,
+                            (Int(row) * g.w + Int(column)) * g.c,
+                            inside and UInt32(w + column) < UInt32(g.w),
+                        )
+                    ).fma(wide[dtype, vector](gradient[j]), sums[0])
+    var shared = stack_allocation[
+        WGRAD_THREADS * vector,
+        Float32,
+        alignment=16,
+        address_space=AddressSpace.SHARED,
+    ]()
+    var mine = Int(y * lanes + lane) * vector
+    comptime for i in range(size):
+        barrier()
+        shared.unsafe_offset(mine).unsafe_store(sums[i])
+        barrier()
+        if y == 0 and live:
+            var total = T(0)
+            for row in range(rows):
+                total += shared.unsafe_offset(
+                    Int(row * lanes + lane) * vector
+                ).unsafe_load[width=vector]()
+            # dw is [channel][tap].
+            var tap = (
+                (Int(t) * g.r + Int(r0) + i // tap_columns) * g.s
+                + Int(s0)
+                + i % tap_columns
+            )
+            comptime for j in range(vector):
+                partials[
+                    unsafe_offset=(Int(slice) * g.c + c + j) * g.taps() + tap
+                ] = total[j]
+
+
+@always_inline
+def _launch_wgrad[
+    dtype: DType, vector: Int, tap_rows: Int, tap_columns: Int, step: Int
+](
+    dw: DeviceBuffer[dtype],
+    x: DeviceBuffer[dtype],
+    dy: DeviceBuffer[dtype],
+    g: ConvolutionProblem,
+    ctx: DeviceContext,
+) raises:
+    var channels = g.c // vector
+    var channel_blocks = ceildiv(channels, WGRAD_LANES)
+    var lanes = ceildiv(channels, channel_blocks)
+    var rows = WGRAD_THREADS // lanes
+    var patches = g.t * (g.r // tap_rows) * (g.s // tap_columns)
+    var march = march_rows(g.p)
+    var units = (
+        g.n * g.o * ceildiv(g.p, march) * ceildiv(g.q, strip_width[dtype]())
+    )
+    var blocks = (
+        WGRAD_BLOCKS
+        * ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
+        // (patches * channel_blocks)
+    )
+    # The grid's second extent is at most 65535.
+    var most = min(
+        g.workspace_limit // max(1, 4 * g.w_size()), 65535 // channel_blocks
+    )
+    # Whole rounds of the block's rows of threads.
+    var share = max(1, ceildiv(units, rows * max(1, min(blocks, most))))
+    var slices = max(1, ceildiv(units, rows * share))
+    var partials = ctx.enqueue_create_buffer[DType.float32](slices * g.w_size())
+    comptime kernel = depthwise_wgrad_kernel[
+        dtype, vector, tap_rows, tap_columns, step
+    ]
+    ctx.enqueue_function[kernel](
+        partials,
+        x,
+        dy,
+        g,
+        Int32(lanes),
+        Int32(rows),
+        Int32(march),
+        Int32(share),
+        grid_dim=(patches, channel_blocks * slices),
+        block_dim=lanes * rows,
+    )
+    add_slices(dw, partials, g.w_size(), slices, ctx)
+
+
+@no_inline
+def depthwise_wgrad_gpu[
+    dtype: DType
+](
+    dw: DeviceBuffer[dtype],
+    x: DeviceBuffer[dtype],
+    dy: DeviceBuffer[dtype],
+    g: ConvolutionProblem,
+    ctx: DeviceContext,
+) raises:
+    var wide = g.c % VECTOR == 0 and is_aligned(x) and is_aligned(dy)
+    if not wide:
+        _launch_wgrad[dtype, 1, 1, 1, 0](dw, x, dy, g, ctx)
+        return
+    if (
+        g.r % 3 == 0
+        and g.s % 3 == 0
+        and g.dilation_h == 1
+        and g.dilation_w == 1
+    ):
+        comptime for step in [1, 2]:
+            if g.stride_h == step and g.stride_w == step:
+                _launch_wgrad[dtype, VECTOR, 3, 3, step](dw, x, dy, g, ctx)
+                return
+    _launch_wgrad[dtype, VECTOR, 1, 1, 0](dw, x, dy, g, ctx)
