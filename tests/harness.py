@@ -42,6 +42,7 @@ class Case:
         length: the reduction length, which scales the absolute tolerance by its square root.
         slack: a factor on the tolerances, with a reason where it is not 1.
         strides: also compare strides with PyTorch's.
+        cpu_only: eager PyTorch itself takes these arguments on the CPU alone.
     """
 
     id: str
@@ -51,6 +52,7 @@ class Case:
     length: int = 1
     slack: float = 1.0
     strides: bool = False
+    cpu_only: bool = False
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Callable[[torch.Generator], torch.Tensor]:

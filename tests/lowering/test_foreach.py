@@ -97,6 +97,7 @@ CASES = [
         lambda x, a, b, s: torch._foreach_addcdiv([x, x], [a, a], [b, b], s),
         recipe(randn(5), randn(5), positive(5), randn(2)),
         slack=4,
+        cpu_only=True,
     ),
     Case(
         "lerp_lists",

@@ -25,6 +25,7 @@ CASES = [
         lambda x, y: x @ y,
         recipe(integers(4, 5, dtype=torch.int64), integers(5, 3, dtype=torch.int64)),
         exact=True,
+        cpu_only=True,
     ),
     Case("mm_empty", lambda x, y: (x @ y, y.mT @ y), recipe(integers(4, 0), integers(0, 3)), exact=True),
     Case(

@@ -2,8 +2,9 @@
 
 On a CPU a product of two float matrices is a 1x1 convolution: its three passes are a @ b with b, neither or a
 transposed in memory, so no operand is ever copied, and one compiled kernel serves every size, where MAX would compile
-its own anew for each (20 s on 2 cores). So is a float32 product on a GPU unless the user lets PyTorch round to TF32
-(``torch.set_float32_matmul_precision``), which MAX's product always does there.
+its own anew for each (20 s on 2 cores). A batch of products is one with groups. So is a float32 product on a GPU
+unless the user lets PyTorch round to TF32 (``torch.set_float32_matmul_precision``), which MAX's product always does
+there.
 
 Elsewhere MAX multiplies row-major matrices, the second one optionally transposed. A transposed operand is no copy
 where it can be that second one, or where the product of both can be formed transposed and relabelled.
@@ -43,6 +44,8 @@ def matrix_product(a: GraphTensor, b: GraphTensor) -> GraphTensor:
     if _is_empty(a, b):
         shape = [*a.shape[:-1], b.shape[-1]]
         return GraphTensor.contiguous(ops.broadcast_to(numerics.constant(a.value, 0), shape))
+    if rank == 3 and _as_convolution(a, b):
+        return _grouped_convolution(a, b)
     if a.order not in (plain, turned):
         a = a.to_order(plain)
     if b.order not in (plain, turned):
@@ -61,7 +64,7 @@ def matrix_product(a: GraphTensor, b: GraphTensor) -> GraphTensor:
 
 def _as_convolution(a: GraphTensor, b: GraphTensor) -> bool:
     """Whether the project's own kernels form the product; of the extents all but the rows must be known."""
-    known = [b.shape[0], b.shape[1], *([a.shape[0]] if a.order == (1, 0) else [])]
+    known = [*b.shape, *([a.shape[0]] if a.order == (1, 0) else [])]
     if not all(isinstance(size, StaticDim) for size in known):
         return False
     if a.value.device.is_gpu():
@@ -83,6 +86,16 @@ def _pointwise_convolution(a: GraphTensor, b: GraphTensor) -> GraphTensor:
     else:
         product = conv_dgrad(left, right, input_size=point)
     return GraphTensor.contiguous(ops.reshape(product, [a.shape[0], b.shape[1]]))
+
+
+def _grouped_convolution(a: GraphTensor, b: GraphTensor) -> GraphTensor:
+    """A batch of products as a 1x1 convolution with a group for each: [M, B*K] by [B*N, K] to [M, B*N]."""
+    batch, depth, columns = b.shape
+    rows = a.shape[1]
+    left = ops.reshape(a.to_order((1, 0, 2)).value, [rows, 1, 1, 1, batch * depth])
+    right = ops.reshape(b.to_order((0, 2, 1)).value, [batch * columns, 1, 1, 1, depth])
+    product = conv_fprop(left, right, output_size=(1, 1, 1), groups=int(batch))
+    return GraphTensor(ops.reshape(product, [rows, batch, columns]), (1, 0, 2))
 
 
 def _smaller(a: GraphTensor, b: GraphTensor) -> bool:
