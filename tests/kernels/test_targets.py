@@ -18,8 +18,8 @@ from tests.kernels.targets import DTYPES, TARGETS, case_names
 from torch_max_backend.mojo_ops import KERNELS_PATH
 
 ROOT = Path(__file__).resolve().parents[2]
-#: The Hopper family under its own names, with a tuning operand: the ordinary ops reach the same kernels. And ops that take
-#: elementwise work into their store, which test_convolution_epilogue.py compiles with such work behind them.
+#: The Hopper family under its own names, with a tuning operand: the ordinary ops reach the same kernels. And ops that
+#: take elementwise work into their store, which test_convolution_epilogue.py compiles with such work behind them.
 FORCED = re.compile(r"_sm90$|_fused$")
 PAIRS = (
     [(target, dtype.name) for target in TARGETS for dtype in DTYPES]
