@@ -176,12 +176,12 @@ def aten_calls(case: Case, rank: int) -> tuple[Callable[..., Any], Callable[...,
     return (lambda x: forward(x, k, s, p, *tail), lambda dy, x: backward(dy, x, k, s, p, *tail))
 
 
-def difference(ours: torch.Tensor, expected: torch.Tensor) -> str | None:
-    """None where `ours` is `expected` up to the rounding of its dtype, else what is wrong."""
+def difference(ours: torch.Tensor, expected: torch.Tensor, length: int) -> str | None:
+    """None where `ours` is `expected` up to the rounding of its dtype and of a sum of `length`, else what is wrong."""
     if not ours.dtype.is_floating_point:
         wrong = int((ours != expected).sum())
         return f"{wrong} of {ours.numel()} indices differ" if wrong else None
-    rtol = max(torch.finfo(ours.dtype).eps, 4e-6)
+    rtol = max(torch.finfo(ours.dtype).eps, 2e-6 * length**0.5)
     error = (ours.to(expected.dtype) - expected).abs()
     bound = rtol * (expected.abs() + expected.abs().mean()) + 1e-30
     worst = (error / bound).max().item() if ours.numel() else 0.0
@@ -273,7 +273,8 @@ def measure(case: Case, layout: str, dtype: str, setting: Setting) -> list[Row]:
                 shown[1] = small()[1].clone()
             ours.append(bound(model, shown, problem, made))
         errors = [
-            difference(to_logical(got, want, layout), want) for got, want in zip(ours[0](), expected, strict=True)
+            difference(to_logical(got, want, layout), want, max(problem.windows_above, problem.window_size))
+            for got, want in zip(ours[0](), expected, strict=True)
         ]
         del expected
         contenders = {"ours": ours, "aten": [lambda theirs=theirs, given=given: theirs(*given) for given in sets]}

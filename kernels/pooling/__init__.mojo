@@ -4,7 +4,7 @@ problem.mojo        geometry of one pooling operation
 direct*.mojo        one thread per result, right on every device and for every geometry
 scatter.mojo        gradients and unpooling by stored index
 gpu_tiles*.mojo     GPU, gradients for the common windows: tiles in registers
-gpu_flat.mojo       GPU, contiguous NCHW: gradients where windows do not overlap
+gpu_global.mojo     GPU, contiguous NCHW: gradient of global averages
 gpu_fprop_*.mojo    GPU, contiguous NCHW: forward
 gpu_channels.mojo   GPU, channels-last: 16-byte vectors of channels
 gpu_planes_*.mojo   GPU, contiguous NCHW: gradients of maxima and averages

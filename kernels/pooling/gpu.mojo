@@ -12,9 +12,9 @@ from .gpu_channels import (
     max_pool_dgrad_channels,
     max_pool_fprop_channels,
 )
-from .gpu_flat import launch_pool_dgrad_flat
 from .gpu_fprop_pieces import launch_pool_fprop_pieces
 from .gpu_fprop_tiles import launch_pool_fprop_tiles
+from .gpu_global import launch_avg_pool_dgrad_global
 from .gpu_planes_avg import can_ring_planes, launch_avg_pool_dgrad_planes
 from .gpu_planes_max import can_scatter_planes, launch_max_pool_dgrad_planes
 from .gpu_tiles_launch import launch_pool_dgrad_tiles
@@ -56,30 +56,6 @@ def windows_above[adaptive: Bool](axis: PoolingAxis) -> Int:
             ),
             Int(axis.output),
         )
-
-
-def _divides(p: PoolingProblem) -> Bool:
-    """Whether adaptive windows are all alike: those of a fixed problem."""
-    return (
-        p.d.input % p.d.output == 0
-        and p.h.input % p.h.output == 0
-        and p.w.input % p.w.output == 0
-    )
-
-
-def _as_fixed(p: PoolingProblem) -> PoolingProblem:
-    """The fixed problem with the windows of an adaptive one that divides."""
-
-    @always_inline
-    def axis(given: PoolingAxis) -> PoolingAxis:
-        var size = given.input // given.output
-        return PoolingAxis(given.input, given.output, size, size, 0, 1)
-
-    var fixed = p
-    fixed.d = axis(p.d)
-    fixed.h = axis(p.h)
-    fixed.w = axis(p.w)
-    return fixed
 
 
 def max_pool_fprop[
@@ -156,10 +132,6 @@ def max_pool_dgrad[
 ) raises:
     comptime if not adaptive:
         if launch_pool_dgrad_tiles[averaging=False, offsets=offsets](
-            ctx, dx, dy, indices, p
-        ):
-            return
-        if launch_pool_dgrad_flat[averaging=False, offsets=offsets](
             ctx, dx, dy, indices, p
         ):
             return
@@ -260,10 +232,7 @@ def avg_pool_dgrad[
             ctx, dx, dy, rebind[Data[DType.uint8]](dy), p
         ):
             return
-    var fixed = _as_fixed(p) if adaptive else p
-    if (not adaptive or _divides(p)) and launch_pool_dgrad_flat[
-        averaging=True, offsets=False
-    ](ctx, dx, dy, rebind[Data[DType.uint8]](dy), fixed):
+    if launch_avg_pool_dgrad_global[adaptive=adaptive](ctx, dx, dy, p):
         return
     var above = windows_above[adaptive](p.h)
     if not fits_32_bits(p):
@@ -297,7 +266,13 @@ def avg_pool_dgrad[
     @always_inline
     def launch[L: Int]() raises {imm}:
         comptime if L > 0:
-            if can_ring_planes[dtype](p):
+            # Where windows do not overlap there is nothing to share.
+            var apart = (
+                L == 1
+                and windows_above[adaptive](p.d) == 1
+                and windows_above[adaptive](p.w) == 1
+            )
+            if not apart and can_ring_planes[dtype](p):
                 launch_avg_pool_dgrad_planes[dtype, L, adaptive=adaptive](
                     ctx, dx, dy, p
                 )

@@ -238,18 +238,31 @@ def launch_pool_dgrad_tiles[
     def take[
         KH: Int, SH: Int, KW: Int, SW: Int, PW: Int, LD: Int
     ]() raises {imm}:
-        comptime TW = WIDE if SW > 1 else 4
-        comptime shape = TileShape(KH, SH, KW, SW, PW, LD, TW, 1)
+        comptime wide = TileShape(KH, SH, KW, SW, PW, LD, WIDE, 1)
+        comptime narrow = TileShape(KH, SH, KW, SW, PW, LD, 4, 1)
+
+        @always_inline
+        def fits[S: TileShape]() -> Bool:
+            return (
+                Int(p.w.input) % S.columns == 0
+                and Int(p.w.output) % S.run() == 0
+            )
+
         if not planes:
             if Int(p.channels) % V == 0:
                 launch[
                     TileShape(KH, SH, KW, SW, PW, LD, max(2, SW), V), False
                 ]()
-        elif Int(p.w.input) % TW == 0 and Int(p.w.output) % shape.run() == 0:
-            launch[shape, True]()
-        else:
-            comptime if KH > 1 and LD == 1:
-                launch_pieces[TileShape(KH, SH, KW, SW, PW, LD, 4, 1)]()
+            return
+        if fits[wide]():
+            launch[wide, True]()
+            return
+        comptime if WIDE > 4:
+            if fits[narrow]():
+                launch[narrow, True]()
+                return
+        comptime if KH > 1 and (LD == 1 or averaging):
+            launch_pieces[narrow]()
 
     @always_inline
     def consider[
@@ -279,4 +292,6 @@ def launch_pool_dgrad_tiles[
         consider[3, 2, 3, 2, 0]()
         consider[3, 2, 3, 2, 1, deep=True]()
         consider[3, 1, 3, 1, 1, deep=True]()
+        comptime if not averaging:
+            consider[5, 1, 5, 1, 2]()
     return done
