@@ -7,6 +7,8 @@ import torch
 
 #: Files whose tests compile on their own, minutes each; the tests of other files share compilations.
 SPREAD = ("test_training.py", "test_targets.py")
+#: Files that use another file's compilation.
+TOGETHER = {"tests/kernels/test_pooling_properties.py": "tests/kernels/test_pooling.py"}
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -14,7 +16,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """GPU tests skip where there is no GPU; what shares a compilation goes to one worker."""
     for item in items:
         file = item.nodeid.split("::")[0]
-        item.add_marker(pytest.mark.xdist_group(item.nodeid if item.path.name in SPREAD else file))
+        group = item.nodeid if item.path.name in SPREAD else TOGETHER.get(file, file)
+        item.add_marker(pytest.mark.xdist_group(group))
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a CUDA device")

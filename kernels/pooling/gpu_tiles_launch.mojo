@@ -242,7 +242,7 @@ def launch_pool_dgrad_tiles[
         comptime narrow = TileShape(KH, SH, KW, SW, PW, LD, 4, 1)
 
         @always_inline
-        def fits[S: TileShape]() -> Bool:
+        def fits[S: TileShape]() {imm} -> Bool:
             return (
                 Int(p.w.input) % S.columns == 0
                 and Int(p.w.output) % S.run() == 0

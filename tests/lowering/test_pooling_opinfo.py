@@ -15,7 +15,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 
 from tests.harness import Batch, Case, batch_fixture, gradients, parametrize
 
-_SAMPLES = 3
+_SAMPLES = 2
 _OPS = [
     f"nn.functional.{kind}{rank}d"
     for kind in ("max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool", "max_unpool")
@@ -33,7 +33,7 @@ def _cases() -> Iterator[Case]:
     for info in op_db:
         if info.name not in _OPS or info.variant_test_name:
             continue
-        samples = list(info.sample_inputs("cpu", torch.float32, requires_grad=False))
+        samples = [s for s in info.sample_inputs("cpu", torch.float32, requires_grad=False) if s.input.numel()]
         for place, sample in enumerate(samples[:: math.ceil(len(samples) / _SAMPLES)]):
             name = info.name.removeprefix("nn.functional.")
             function, tensors = _bound(info.op, sample), [sample.input]
