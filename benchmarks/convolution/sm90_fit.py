@@ -229,6 +229,15 @@ def fit_wgrad(group: list[Sample]) -> None:
     print("traffic, combine byte, combine slot, unaligned traffic, launch, join byte, join, start (us and MB):")
     print(np.round(np.exp(x[shapes:]), 3))
     regret("wgrad", list(zip(f.predicted(x), group, strict=True)))
+    print("measured choices (K, C, taps, steps): where the prediction loses more than 4 %")
+    predicted = f.predicted(x)
+    for number in np.unique(f.problem):
+        mine = np.flatnonzero(f.problem == number)
+        chosen, best = mine[predicted[mine].argmin()], mine[f.us[mine].argmin()]
+        if f.us[chosen] > 1.04 * f.us[best]:
+            p, b = group[best].problem, group[best]
+            steps = math.ceil(p.n * p.p * p.q / 64)
+            print(f"  {p.k}, {p.c}, {p.r * p.s}, {steps}: {b.shape}, {b.splits}, {b.cluster}")
 
 
 if __name__ == "__main__":

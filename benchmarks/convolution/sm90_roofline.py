@@ -44,7 +44,9 @@ def draw(document: dict[str, Any], target: Path) -> None:
             axis.plot(across, rates, marker, label=label, markersize=5, fillstyle="none")
         ratios = [row["ours_ms"] / row["cudnn_ms"] for row in rows]
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        axis.set_title(f"{passing}: {mean:.3f} of cuDNN's time (geometric mean), {max(ratios):.2f} at most")
+        axis.set_title(
+            f"{passing}: {mean:.3f} of cuDNN's time (geometric mean), {max(ratios):.2f} at most", fontsize=10
+        )
         axis.set_xscale("log")
         axis.set_yscale("log")
         axis.set_xlabel("operations per byte")

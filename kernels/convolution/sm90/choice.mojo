@@ -207,16 +207,59 @@ def wgrad_time(
     return time, slot_bytes
 
 
+@fieldwise_init
+struct MeasuredChoice(ImplicitlyCopyable):
+    """What was fastest where the prediction is more than 4 % off."""
+
+    var k: Int
+    var c: Int
+    var taps: Int
+    var steps: Int
+    var choice: WgradChoice
+
+
+comptime _MEASURED_PROCESSORS = 132
+comptime MEASURED: Array[MeasuredChoice, 7] = [
+    MeasuredChoice(64, 256, 1, 12544, WgradChoice(6, 66, 1)),
+    MeasuredChoice(128, 128, 9, 3136, WgradChoice(2, 0, 0)),
+    MeasuredChoice(128, 128, 9, 12544, WgradChoice(2, 0, 0)),
+    MeasuredChoice(256, 512, 1, 3136, WgradChoice(3, 0, 0)),
+    MeasuredChoice(256, 512, 1, 784, WgradChoice(5, 8, 0)),
+    MeasuredChoice(256, 1024, 1, 784, WgradChoice(4, 8, 0)),
+    MeasuredChoice(512, 2048, 1, 49, WgradChoice(4, 2, 0)),
+]
+
+
 def choose_wgrad(p: ConvolutionProblem, processors: Int) -> WgradChoice:
     var best = WgradChoice(2, 1, 0)
     var best_time = Float64.MAX
     var steps = ceildiv(p.n * p.p * p.q, BLOCK_K)
+    if processors == _MEASURED_PROCESSORS:
+        comptime for i in range(len(MEASURED)):
+            comptime known = MEASURED[i]
+            comptime shape = WGRAD_SHAPES[known.choice.shape]
+            if (
+                known.k == p.k
+                and known.c == p.c
+                and known.taps == p.r * p.s
+                # Batches a little smaller or larger behave alike.
+                and abs(known.steps - steps) * 8 <= known.steps
+            ):
+                var slots = (
+                    wgrad_tiles(shape, p)
+                    * (known.choice.splits + processors)
+                    * shape.slot_elements()
+                    * 4
+                )
+                if slots <= p.workspace_limit:
+                    return known.choice
     comptime for i in range(len(WGRAD_SHAPES)):
         comptime shape = WGRAD_SHAPES[i]
         comptime step = WGRAD_STEP[i]
         var tiles = wgrad_tiles(shape, p)
-        for log in range(5):
-            # Without a cluster, then clusters of 1 to 8 blocks; consumers that sum the same tile need the joining.
+        for log in range(2):
+            # Without a cluster, or with one of a single block, which consumers that sum the same tile need. Larger ones are
+            # for measurements only: docs/hopper.md says why.
             var cluster = (1 << log) >> 1
             if (cluster == 0 and shape.split_steps) or (
                 cluster == 1 and not shape.split_steps

@@ -40,6 +40,7 @@ from .implicit_gemm import k_major_descriptor
 from .plan import BLOCK_K, Axis, Plan, dgrad_axis
 from .ptx import (
     divide,
+    elect_thread,
     fence_mbarrier_init,
     fence_shared_writes,
     load_tile_4d,
@@ -382,8 +383,10 @@ def few_channels_kernel[
     named_barrier_sync(0, Int32(_THREADS))
 
     if group == 0:
-        if thread == 0:
-            _produce(dy_map, plan, window, ring, full, empty)
+        # Every thread of the first warp asks; one goes on.
+        if thread < 32:
+            if elect_thread():
+                _produce(dy_map, plan, window, ring, full, empty)
         return
 
     var consumer = Int32(group) - 1

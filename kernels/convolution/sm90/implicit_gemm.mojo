@@ -34,6 +34,7 @@ from .ptx import (
     cluster_block_rank,
     cluster_wait,
     divide,
+    elect_thread,
     fence_mbarrier_init,
     load_im2col,
     load_tile_3d,
@@ -395,10 +396,12 @@ def implicit_gemm_kernel[
     if group == 0:
         comptime if shape.accumulators() > 64:
             release_registers[40]()
-        if thread == 0:
-            _produce[phases, shape, filter_k_major](
-                source_maps, filter_map, plan, ring, full, empty, rank
-            )
+        # Every thread of the first warp asks; one goes on.
+        if thread < 32:
+            if elect_thread():
+                _produce[phases, shape, filter_k_major](
+                    source_maps, filter_map, plan, ring, full, empty, rank
+                )
     else:
         comptime if shape.accumulators() > 64:
             claim_registers[232]()

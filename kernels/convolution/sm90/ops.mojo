@@ -13,7 +13,8 @@ from std.utils.index import IndexList
 from ..common import DGRAD, FPROP, WGRAD, Ptr
 from ..problem import ConvolutionProblem
 from ..ops import _pointer, _problem, _values
-from ..dispatch import run_gpu
+from ..analytic import convolution_analytic_gpu
+from ..gpu.tiled import tiled_can_implement, tiled_gather_gpu
 from .dispatch import are_aligned, can_implement, compiles_for, run, run_fused
 from .epilogue import apply_epilogue
 from .implicit_gemm import Epilogue, EpilogueStore
@@ -165,7 +166,11 @@ def _run_with_epilogue[
             )
             return
     var plain = ctx.enqueue_create_buffer[dtype](shape.flattened_length())
-    run_gpu[dtype, pass_](plain, a, b, problem, ctx)
+    # The table of all kernels would be compiled again for problems that hardly occur.
+    if not tiled_can_implement[dtype, pass_](problem):
+        tiled_gather_gpu[dtype, pass_](plain, a, b, problem, ctx)
+    else:
+        convolution_analytic_gpu[dtype, pass_](plain, a, b, problem, ctx)
     apply_epilogue[dtype, epilogue, epilogue_store](
         result, _pointer(plain.unsafe_ptr()), shape, ctx
     )

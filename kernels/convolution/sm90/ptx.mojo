@@ -111,6 +111,25 @@ def named_barrier_arrive(barrier: Int32, threads: Int32):
 
 
 @always_inline
+def elect_thread() -> Bool:
+    """Whether this is the one thread that the hardware picks of a whole warp; tells the compiler that the others are idle,
+    so that it issues copies without a loop over threads.
+    """
+    return (
+        inlined_assembly[
+            """{
+            .reg .pred chosen;
+            elect.sync _|chosen, 0xffffffff;
+            selp.u32 $0, 1, 0, chosen;
+            }""",
+            UInt32,
+            constraints="=r,~{memory}",
+        ]()
+        != 0
+    )
+
+
+@always_inline
 def syncwarp():
     inlined_assembly[
         "bar.warp.sync 0xffffffff;", NoneType, constraints="~{memory}"
