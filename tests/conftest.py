@@ -8,7 +8,9 @@ import torch
 #: Files whose tests compile on their own, minutes each; the tests of other files share compilations.
 SPREAD = ("test_training.py", "test_targets.py")
 #: Files that use another file's compilation.
-TOGETHER = {"tests/kernels/test_pooling_properties.py": "tests/kernels/test_pooling.py"}
+TOGETHER = {
+    f"tests/kernels/test_{name}_properties.py": f"tests/kernels/test_{name}.py" for name in ("convolution", "pooling")
+}
 
 
 @pytest.hookimpl(tryfirst=True)
