@@ -180,7 +180,7 @@ def main() -> None:
         "summary": summary,
         "problems": rows,
     }
-    target = options.json or HERE.parent / "results" / f"convolution_cpu_{options.dtype}.json"
+    target = options.json or HERE / "results" / f"cpu_{options.dtype}.json"
     target.write_text(json.dumps(report, indent=1) + "\n")
     print(f"written to {target}")
 
