@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 #: Files whose tests compile on their own, minutes each; the tests of other files share compilations.
 SPREAD = ("test_training.py", "test_targets.py")
@@ -13,19 +15,27 @@ TOGETHER = {
 }
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """GPU tests skip where there is no GPU; what shares a compilation goes to one worker."""
-    for item in items:
-        file = item.nodeid.split("::")[0]
-        group = item.nodeid if item.path.name in SPREAD else TOGETHER.get(file, file)
-        item.add_marker(pytest.mark.xdist_group(group))
+    """GPU tests skip where there is no GPU."""
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a CUDA device")
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+class CompilationScheduling(LoadScopeScheduling):
+    """Sends tests that share a compilation to one worker."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::")[0]
+        return nodeid if file.endswith(SPREAD) else TOGETHER.get(file, file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> CompilationScheduling:
+    """What pytest-xdist asks for a scheduler (its own groups are lost on this pytest)."""
+    return CompilationScheduling(config, log)
 
 
 @pytest.hookimpl(hookwrapper=True)

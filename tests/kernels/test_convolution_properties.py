@@ -14,10 +14,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch.fx import Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.testing._internal.common_methods_invocations import op_db
-from torch.testing._internal.opinfo.core import SampleInput
 
 from tests.kernels.test_convolution import BF16, F16, F32, F64, OPS, Compiled, ConvolutionCase
+from tests.operator_database import SampleInput, op_db
 from torch_max_backend.convolution_problem import ConvolutionProblem, Pass
 from torch_max_backend.mojo_ops.convolution import DEFAULT_WORKSPACE_LIMIT, geometry_values
 

@@ -14,7 +14,6 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
-from torch.testing._internal.common_methods_invocations import op_db
 
 from tests.kernels.test_pooling import (
     F32,
@@ -27,6 +26,7 @@ from tests.kernels.test_pooling import (
     scatter_reference,
     whole_numbers,
 )
+from tests.operator_database import op_db
 from torch_max_backend.pooling_problem import AdaptivePoolingProblem, PoolingProblem
 
 EXAMPLES = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

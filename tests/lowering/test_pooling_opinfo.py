@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
 
 from tests.harness import Batch, Case, batch_fixture, gradients, parametrize
+from tests.operator_database import op_db
 
 _OPS = [
     f"nn.functional.{kind}{rank}d"
