@@ -44,4 +44,4 @@ def pytest_runtest_makereport(item: pytest.Item) -> object:
     outcome = yield
     report = outcome.get_result()
     if report.when == "call" and report.failed:
-        report.sections.append(("run it alone", f'uv run pytest -n 0 "{item.nodeid.split("@")[0]}"'))
+        report.sections.append(("run it alone", f'uv run pytest -n 0 "{item.nodeid}"'))

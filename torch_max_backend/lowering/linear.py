@@ -35,7 +35,11 @@ def _swapped(value: TensorValue) -> TensorValue:
 
 
 def matrix_product(a: GraphTensor, b: GraphTensor) -> GraphTensor:
-    """a @ b for two matrices, or two batches of them; nothing is copied unless only ``a`` is transposed."""
+    """a @ b for two matrices, or two batches of them.
+
+    Of matrices none is copied unless only ``a`` is transposed; batches that run as a grouped convolution are put into
+    its order.
+    """
     if a.dtype != b.dtype:
         raise CannotLower(f"a product of {a.dtype} and {b.dtype}")
     rank = a.rank
