@@ -39,7 +39,7 @@ comptime TILE_COSTS: Array[TileCost, 4] = [
 
 comptime WGRAD_SHAPES: Array[WgradShape, 7] = [
     WgradShape(row_blocks=1, columns=256, stages=4, split_steps=False),
-    WgradShape(row_blocks=1, columns=192, stages=7, split_steps=True),
+    WgradShape(row_blocks=1, columns=192, stages=6, split_steps=True),
     WgradShape(row_blocks=1, columns=192, stages=5, split_steps=False),
     WgradShape(row_blocks=2, columns=192, stages=4, split_steps=False),
     WgradShape(row_blocks=1, columns=128, stages=7, split_steps=False),

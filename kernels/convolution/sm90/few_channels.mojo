@@ -406,7 +406,11 @@ def few_channels_kernel[
         var step = turn * plan.channel_blocks()
         for chunk in range(Int(plan.channel_blocks())):
             var round, slot = divide(step + Int32(chunk), window.stages)
-            mbarrier_wait(full + UInt32(slot) * 8, UInt32(round) & 1)
+            var parity = UInt32(round) & 1
+            # Another warpgroup may have had this slot before, and its copy may still be under way: a barrier tells even rounds
+            # from odd ones only, so this one's could not be told from the one before that.
+            mbarrier_wait(empty + UInt32(slot) * 8, parity ^ 1)
+            mbarrier_wait(full + UInt32(slot) * 8, parity)
         for phase in range(Int(window.phases)):
             var taps = plan.phase(phase, fields.TAPS_H) * plan.phase(
                 phase, fields.TAPS_W

@@ -152,6 +152,7 @@ def wgrad_kernel[
     slots: Ptr[DType.float32],
 ):
     comptime stages = shape.stages
+    comptime assert not shape.split_steps or stages % 2 == 0
     comptime fragment = shape.columns // 2
 
     var shared = external_memory[

@@ -24,7 +24,8 @@ struct WgradShape(ImplicitlyCopyable, TrivialRegisterPassable):
     var stages: Int
     var split_steps: Bool
     """Both consumers sum the same tile, each from every other step, and their sums meet in shared memory; else they
-    share the tile's rows. For results with few filters."""
+    share the tile's rows. For results with few filters. `stages` is even then: a slot of the ring belongs to one consumer,
+    which waits for every round of it in turn."""
 
     def rows(self) -> Int:
         return 64 * self.row_blocks * (1 if self.split_steps else CONSUMERS)
