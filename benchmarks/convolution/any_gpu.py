@@ -184,9 +184,9 @@ def poison() -> None:
 
 
 class Timed:
-    """One problem of the list in one dtype, on as many sets of inputs as exceed the cache."""
+    """One problem of the list in one dtype, on `sets` sets of inputs, or as many as exceed the cache."""
 
-    def __init__(self, entry: dict[str, Any], kind: str) -> None:
+    def __init__(self, entry: dict[str, Any], kind: str, sets: int | None = None) -> None:
         from torch_max_backend.convolution_problem import ConvolutionProblem
         from torch_max_backend.mojo_ops.convolution import geometry_values
 
@@ -204,7 +204,7 @@ class Timed:
         }
         dtype = DTYPES[kind]
         width = sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
-        count = max(2, min(8, math.ceil(3e8 / width)))
+        count = sets or max(2, min(8, math.ceil(3e8 / width)))
         self.sets = [
             {name: torch.randn(shape, device="cuda", dtype=dtype) for name, shape in shapes.items()}
             for _ in range(count)

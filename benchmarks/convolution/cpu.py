@@ -1,7 +1,8 @@
 """Convolution passes beside PyTorch eager on the CPU: python benchmarks/convolution/cpu.py [--dtype bfloat16]
 
 Our kernels and eager, in its default layout and in channels_last, take turns on the same inputs; the best time of
-each counts. Ends with a table and writes a result file.
+each counts. Ends with a table and writes a result file. With --problems only some are measured, and the file keeps the
+rows that it has of others, if they are of the same versions and machine.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import math
 import os
 import platform
+import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -142,6 +144,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--budget", type=float, default=3.0, help="seconds for each pass of each problem")
     parser.add_argument("--pause", type=float, default=0.3, help="seconds between two contenders")
+    parser.add_argument("--problems", help="regular expression over the names: measure these again")
     parser.add_argument("--json", type=Path, help="where the result file goes")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -150,9 +153,21 @@ def main() -> None:
     session = InferenceSession(devices=[CPU()])
     models = {pass_: compile_pass(pass_, DType[options.dtype], session) for pass_ in Pass}
     problems = json.loads(options.list.read_text())
+    target = options.json or HERE / "results" / f"cpu_{options.dtype}.json"
+    made_with = {
+        "cpu": processor(),
+        "threads": options.threads,
+        "dtype": options.dtype,
+        "versions": {name: version(name) for name in ("torch", "max", "mojo")},
+    }
+    kept = rows_to_keep(target, made_with) if options.problems else {}
     rows = []
     for entry in problems:
-        row = {"problem": entry, **measure(entry, models, getattr(torch, options.dtype), options.budget, options.pause)}
+        if options.problems and not re.search(options.problems, entry["name"]):
+            rows += kept.get(entry["name"], [])
+            continue
+        times = measure(entry, models, getattr(torch, options.dtype), options.budget, options.pause)
+        row = {"problem": entry, "date": today(), **times}
         rows.append(row)
         cells = []
         for name in PASSES:
@@ -170,19 +185,30 @@ def main() -> None:
             }
             print(f"{name:12} / {layout:20} geometric mean {geometric_mean(ratios):.3f}, worst {max(ratios):.2f}")
     report = {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "cpu": processor(),
-        "threads": options.threads,
-        "dtype": options.dtype,
-        "versions": {name: version(name) for name in ("torch", "max", "mojo")},
+        "date": today(),
+        **made_with,
         "load average": [round(value, 1) for value in (before, os.getloadavg()[0])],
         "ratio": "our best time over eager's best, interleaved",
         "summary": summary,
         "problems": rows,
     }
-    target = options.json or HERE / "results" / f"cpu_{options.dtype}.json"
     target.write_text(json.dumps(report, indent=1) + "\n")
     print(f"written to {target}")
+
+
+def today() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%d")
+
+
+def rows_to_keep(file: Path, made_with: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """By name, the rows of an earlier result file."""
+    if not file.exists():
+        return {}
+    earlier = json.loads(file.read_text())
+    for name, value in made_with.items():
+        if earlier[name] != value:
+            raise SystemExit(f"{file} has {name} = {earlier[name]}, this run {value}: measure every problem")
+    return {row["problem"]["name"]: [row] for row in earlier["problems"]}
 
 
 def processor() -> str:

@@ -8,25 +8,25 @@ from max.gpu.host import DeviceBuffer, DeviceContext
 
 from .analytic import convolution_analytic_cpu, convolution_analytic_gpu
 from .common import DGRAD, FPROP, WGRAD, Ptr
-from .cpu.channelwise import (
-    channelwise_can_implement,
-    channelwise_cpu,
-    channelwise_wgrad_cpu,
-)
+from .cpu.channelwise import channelwise_can_implement, channelwise_cpu
+from .cpu.channelwise_wgrad import channelwise_wgrad_cpu
 from .cpu.grouped_wgrad import (
     grouped_wgrad_can_implement,
     grouped_wgrad_cpu,
 )
 from .cpu.implicit_gemm import implicit_gemm_can_implement, implicit_gemm_cpu
 from .cpu.wgrad import wgrad_gemm_can_implement, wgrad_gemm_cpu
-from .gpu.block_gather import block_gather_gpu
-from .gpu.block_wgrad import block_wgrad_gpu
 from .gpu.depthwise import (
     depthwise_gather_gpu,
     depthwise_gpu_can_implement,
 )
 from .gpu.depthwise_wgrad import depthwise_wgrad_gpu
+from .gpu.few_channels import (
+    few_channels_can_implement,
+    few_channels_dgrad_gpu,
+)
 from .gpu.pipeline import block_can_implement, blocks_compile
+from .gpu.products import gather_product_gpu, wgrad_product_gpu
 from .gpu.tiled import tiled_can_implement, tiled_gather_gpu, tiled_wgrad_gpu
 from .problem import ConvolutionProblem
 from .sm90 import dispatch as sm90
@@ -103,9 +103,27 @@ def run_gpu[
         comptime if blocks_compile():
             if not block_can_implement[pass_](problem):
                 comptime if pass_ == WGRAD:
-                    block_wgrad_gpu[dtype](result, a, b, problem, ctx)
+                    wgrad_product_gpu[dtype](result, a, b, problem, ctx)
                 else:
-                    block_gather_gpu[dtype, pass_](result, a, b, problem, ctx)
+                    comptime if pass_ == DGRAD and dtype == DType.float32:
+                        comptime F32 = Ptr[DType.float32]
+                        var dy = rebind[F32](_device_pointer(a))
+                        if not few_channels_can_implement(problem, dy):
+                            few_channels_dgrad_gpu(
+                                rebind[F32](_device_pointer(result)),
+                                dy,
+                                rebind[F32](_device_pointer(b)),
+                                problem,
+                                ctx,
+                            )
+                            return
+                    gather_product_gpu[dtype, pass_](
+                        _device_pointer(result),
+                        _device_pointer(a),
+                        _device_pointer(b),
+                        problem,
+                        ctx,
+                    )
                 return
         if not tiled_can_implement[dtype, pass_](problem):
             comptime if pass_ == WGRAD:

@@ -160,6 +160,11 @@ GEOMETRIES = [
     C("2d_depthwise_multiplier_3", 2, 10, 30, (9, 9), (3, 3), padding=(1,), groups=10),
     C("3d", 2, 16, 24, (5, 9, 8), (3, 3, 3), padding=(1,)),
     C("3d_all_different", 1, 6, 8, (7, 9, 11), (2, 3, 4), (1, 2, 3), (1, 0, 2), (3, 2, 1), groups=2),
+    C("3d_wide_tiles", 2, 160, 200, (3, 5, 6), (2, 2, 2), (1, 1, 2), (1, 0, 1)),
+    C("3d_few_channels", 2, 3, 8, (5, 7, 8), (3, 3, 3), (1, 2, 2), padding=(1,)),
+    # One image's products of tap and pixel take 29 kB: two images at a time fit, then one.
+    C("2d_stem_in_pieces", 3, 3, 8, (18, 21), (5, 5), (2,), (2,), workspace_limit=64 * 1024),
+    C("2d_few_channels_dilated", 2, 4, 12, (13, 11), (3, 2), (2, 4), (2, 1), (2, 3)),
     C("3d_depthwise", 1, 32, 32, (6, 7, 8), (3, 3, 3), (2, 1, 1), (1,), groups=32),
     C("empty_batch", 0, 8, 16, (9, 9), (3, 3), padding=(1,)),
     C("no_workspace", 2, 8, 16, (9, 10), (3, 3), (2,), (1,), workspace_limit=0),
@@ -178,6 +183,7 @@ NARROW = [
         "2d_groups_of_sixteen_channels",
         "2d_depthwise",
         "3d",
+        "3d_wide_tiles",
         "no_workspace",
     )
 ]

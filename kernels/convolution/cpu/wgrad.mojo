@@ -93,9 +93,11 @@ def _pack_columns[
     column: Int,
     length: Int,
     pitch: Int,
-):
-    """Columns [column, column + length) of pixels [pixel, pixel + count) into packed[count][pitch].
+) -> Bool:
+    """Columns [column, column + length) of pixels [pixel, pixel + count) into packed[count][pitch]; False if all of them
+    are padding.
     """
+    var inside_input = False
     if length < pitch:
         for m in range(count):
             _zero_run[acc_type, width](
@@ -141,6 +143,7 @@ def _pack_columns[
             ) * g.c + group * g.group_c()
             low = min(max(low, inside), inside + span)
             high = max(low, min(high, inside + span))
+            inside_input = inside_input or high > low
             if high - low == span:
                 _copy_run[dtype, acc_type, width](
                     target, x.unsafe_offset(source + inside), span
@@ -167,6 +170,7 @@ def _pack_columns[
                         o = 0
                         n += 1
         first += span
+    return inside_input
 
 
 @no_inline
@@ -272,7 +276,8 @@ def _slice[
             for column in range(first_column, last_column, tile_columns):
                 var lanes = min(tile_columns, last_column - column)
                 var vectors = ceildiv(lanes, width)
-                _pack_columns[dtype, acc_type, width](
+                # Wide dilations keep whole blocks of a tap in the padding.
+                if not _pack_columns[dtype, acc_type, width](
                     packed_x,
                     x,
                     g,
@@ -283,7 +288,8 @@ def _slice[
                     column,
                     lanes,
                     vectors * width,
-                )
+                ):
+                    continue
                 for row in range(0, kg, TILE_ROWS):
                     comptime for size in range(1, TILE_VECTORS + 1):
                         if vectors == size:

@@ -15,17 +15,13 @@ from max.gpu import (
     block_idx,
     thread_idx,
 )
-from max.gpu.host import (
-    DeviceAttribute,
-    DeviceBuffer,
-    DeviceContext,
-    FuncAttribute,
-)
+from max.gpu.host import DeviceAttribute, DeviceContext, FuncAttribute
 from max.gpu.memory import AddressSpace, external_memory
 
 from ..common import FPROP, Ptr
 from ..gather import Phase, forward_phases, gradient_phases
 from ..problem import ConvolutionProblem
+from .gather_rows import SourceRow, Step, result_pixel, source_row
 from .pipeline import (
     BLOCK_K,
     LINE,
@@ -52,82 +48,6 @@ from .pipeline import (
 
 comptime WIDE = BlockShape(128, 128)
 comptime NARROW = BlockShape(128, 64)
-
-
-@fieldwise_init
-struct Step(ImplicitlyCopyable, TrivialRegisterPassable):
-    """Where one step of the flattened reduction stands: a tap of the phase, and a channel.
-    """
-
-    var t: Int32
-    var r: Int32
-    var s: Int32
-    var c: Int32
-
-    @always_inline
-    def advance(mut self, count: Int32, depth: Int32, phase: Phase):
-        self.c += count
-        while self.c >= depth:
-            self.c -= depth
-            self.s += 1
-            if self.s == Int32(phase.w.taps):
-                self.s = 0
-                self.r += 1
-                if self.r == Int32(phase.h.taps):
-                    self.r = 0
-                    self.t += 1
-
-    @always_inline
-    def exists(self, phase: Phase) -> Bool:
-        return self.t < Int32(phase.d.taps)
-
-
-@fieldwise_init
-struct SourceRow(ImplicitlyCopyable, TrivialRegisterPassable):
-    """One row of the product: the source pixel that it reads through an offset of zero.
-    """
-
-    var d: Int32
-    var h: Int32
-    var w: Int32
-    var base: Int
-    """Of the pixel's first channel in the group; may lie outside the tensor."""
-
-
-@always_inline
-def _source_row(
-    phase: Phase, row: Int32, rows: Int32, channels: Int, first: Int
-) -> SourceRow:
-    # Rows past the end read nothing: their depth is outside whatever the tap.
-    if row >= rows:
-        return SourceRow(Int32(-(1 << 30)), 0, 0, 0)
-    var rest, q = divide(row, Int32(phase.w.rows))
-    var outer, p = divide(rest, Int32(phase.h.rows))
-    var n, o = divide(outer, Int32(phase.d.rows))
-    var d = o * Int32(phase.d.step)
-    var h = p * Int32(phase.h.step)
-    var w = q * Int32(phase.w.step)
-    var pixel = (
-        (Int(n) * phase.d.source + Int(d)) * phase.h.source + Int(h)
-    ) * phase.w.source + Int(w)
-    return SourceRow(d, h, w, pixel * channels + first)
-
-
-@always_inline
-def _result_pixel(phase: Phase, row: Int32) -> Int:
-    var rest, q = divide(row, Int32(phase.w.rows))
-    var outer, p = divide(rest, Int32(phase.h.rows))
-    var n, o = divide(outer, Int32(phase.d.rows))
-    return (
-        (
-            Int(n) * phase.d.out_extent
-            + phase.d.out_first
-            + Int(o) * phase.d.out_step
-        )
-        * phase.h.out_extent
-        + phase.h.out_first
-        + Int(p) * phase.h.out_step
-    ) * phase.w.out_extent + (phase.w.out_first + Int(q) * phase.w.out_step)
 
 
 @__llvm_metadata(
@@ -189,7 +109,7 @@ def block_gather_kernel[
     var quad = thread % 4 * QUAD
     var source_rows = Array[SourceRow, row_count](fill=SourceRow(0, 0, 0, 0))
     comptime for i in range(row_count):
-        source_rows[i] = _source_row(
+        source_rows[i] = source_row(
             phase,
             first_row + thread // 4 + Int32(i * 64),
             rows,
@@ -375,7 +295,7 @@ def block_gather_kernel[
         var at_row = first_row + row + Int32(line * 8) + lane // 4
         if at_row < rows:
             var target = result.unsafe_offset(
-                _result_pixel(phase, at_row) * result_channels
+                result_pixel(phase, at_row) * result_channels
                 + Int(group * columns)
             )
             comptime for e in range(0, LINE, 2):
@@ -408,9 +328,9 @@ def _launch[
     a_quads: Bool,
     b_quads: Bool,
 ](
-    result: DeviceBuffer[dtype],
-    source: DeviceBuffer[dtype],
-    w: DeviceBuffer[dtype],
+    result: Ptr[dtype],
+    source: Ptr[dtype],
+    w: Ptr[dtype],
     g: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
@@ -455,9 +375,9 @@ def _launch[
 def _choose[
     dtype: DType, pass_: Int, exact: Bool
 ](
-    result: DeviceBuffer[dtype],
-    source: DeviceBuffer[dtype],
-    w: DeviceBuffer[dtype],
+    result: Ptr[dtype],
+    source: Ptr[dtype],
+    w: Ptr[dtype],
     g: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
@@ -468,11 +388,9 @@ def _choose[
     )
     var phases = 1 if pass_ == FPROP else (g.stride_d * g.stride_h * g.stride_w)
     var quad_bytes = QUAD * size_of[dtype]()
-    var a_quads = (
-        depth % QUAD == 0 and Int(source.unsafe_ptr()) % quad_bytes == 0
-    )
+    var a_quads = depth % QUAD == 0 and Int(source) % quad_bytes == 0
     var b_quads = (depth if pass_ == FPROP else columns) % QUAD == 0 and Int(
-        w.unsafe_ptr()
+        w
     ) % quad_bytes == 0
     var wide_tiles = (
         ceildiv(result_pixels // phases, WIDE.rows)
@@ -505,9 +423,9 @@ def _choose[
 def block_gather_gpu[
     dtype: DType, pass_: Int
 ](
-    result: DeviceBuffer[dtype],
-    source: DeviceBuffer[dtype],
-    w: DeviceBuffer[dtype],
+    result: Ptr[dtype],
+    source: Ptr[dtype],
+    w: Ptr[dtype],
     g: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:

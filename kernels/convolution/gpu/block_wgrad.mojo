@@ -14,7 +14,12 @@ from max.gpu import (
     block_idx,
     thread_idx,
 )
-from max.gpu.host import DeviceBuffer, DeviceContext, FuncAttribute
+from max.gpu.host import (
+    DeviceAttribute,
+    DeviceBuffer,
+    DeviceContext,
+    FuncAttribute,
+)
 from max.gpu.memory import AddressSpace, external_memory
 
 from ..common import Ptr
@@ -41,12 +46,13 @@ from .pipeline import (
     sum_index,
     wait_for_copies,
 )
-from .tiled import add_slices, wgrad_slices
+from .slices import choose_slices
+from .tiled import add_slices
 
 comptime WIDE = BlockShape(128, 128)
 comptime LOW = BlockShape(64, 128)
-# Pixels of the shortest slice: its product outweighs writing and reading its sums.
-comptime LEAST_SLICE = 512
+# What the memory moves while one stage runs.
+comptime _STAGE_BYTES = 8 << 20
 
 
 @fieldwise_init
@@ -72,6 +78,15 @@ struct Pixel(ImplicitlyCopyable, TrivialRegisterPassable):
                     self.n += 1
 
 
+@always_inline
+def pixel_of(index: Int32, g: ConvolutionProblem) -> Pixel:
+    """Of dy's pixel number `index`."""
+    var line, q = divide(index, Int32(g.q))
+    var plane, p = divide(line, Int32(g.p))
+    var n, o = divide(plane, Int32(g.o))
+    return Pixel(n, o, p, q)
+
+
 @fieldwise_init
 struct Column(ImplicitlyCopyable, TrivialRegisterPassable):
     """One column: the tap's offset on each axis, and the element that it reads of pixel zero's source.
@@ -84,7 +99,7 @@ struct Column(ImplicitlyCopyable, TrivialRegisterPassable):
 
 
 @always_inline
-def _column(
+def column_of(
     column: Int32,
     columns: Int32,
     depth: Int32,
@@ -162,7 +177,7 @@ def block_wgrad_kernel[
     var b_inner = thread % b_across * QUAD
     var sources = Array[Column, b_columns](fill=Column(0, 0, 0, 0))
     comptime for e in range(b_columns):
-        sources[e] = _column(
+        sources[e] = column_of(
             first_column + b_inner + Int32(e),
             columns,
             depth,
@@ -171,12 +186,7 @@ def block_wgrad_kernel[
         )
     var at = Array[Pixel, b_lines](fill=Pixel(0, 0, 0, 0))
     comptime for i in range(b_lines):
-        var line, q = divide(
-            first + thread // b_across + Int32(i) * b_apart, Int32(g.q)
-        )
-        var plane, p = divide(line, Int32(g.p))
-        var n, o = divide(plane, Int32(g.o))
-        at[i] = Pixel(n, o, p, q)
+        at[i] = pixel_of(first + thread // b_across + Int32(i) * b_apart, g)
     var start = first
 
     @always_inline
@@ -319,12 +329,13 @@ def _launch[
         * ceildiv(columns, shape.columns)
         * g.groups
     )
-    var slices = wgrad_slices(g, tiles, LEAST_SLICE)
+    var stages = ceildiv(g.output_pixels(), BLOCK_K)
+    # Two blocks share a multiprocessor.
+    var at_once = 2 * ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
+    var slices = choose_slices(g, tiles, at_once, stages, _STAGE_BYTES)
     # Whole stages to a slice.
-    var slice_pixels = (
-        ceildiv(ceildiv(g.output_pixels(), slices), BLOCK_K) * BLOCK_K
-    )
-    slices = max(1, ceildiv(g.output_pixels(), max(1, slice_pixels)))
+    var slice_pixels = ceildiv(stages, slices) * BLOCK_K
+    slices = ceildiv(g.output_pixels(), slice_pixels)
     var partials = ctx.enqueue_create_buffer[DType.float32](slices * size)
     comptime kernel = block_wgrad_kernel[dtype, shape, exact, a_quads, b_quads]
     ctx.enqueue_function[kernel](

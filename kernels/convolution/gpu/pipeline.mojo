@@ -186,13 +186,11 @@ def read_quad[
 
 
 @always_inline
-def round_quad(at: Shared[DType.float32]):
-    """Rounds four elements to TF32's 10 bits of mantissa where they are. Done once by the thread that copied them: each is
-    read by several warps.
-    """
-    var value = at.unsafe_load[width=QUAD, alignment=4 * QUAD]()
+def to_tf32(value: Quad) -> Quad:
+    """Rounded to TF32's 10 bits of mantissa, to nearest."""
+    var rounded = value
     comptime for i in range(QUAD):
-        value[i] = bitcast[DType.float32, 1](
+        rounded[i] = bitcast[DType.float32, 1](
             inlined_assembly[
                 "cvt.rna.tf32.f32 $0, $1;",
                 UInt32,
@@ -200,7 +198,16 @@ def round_quad(at: Shared[DType.float32]):
                 has_side_effect=False,
             ](value[i])
         )
-    at.unsafe_store[alignment=4 * QUAD](value)
+    return rounded
+
+
+@always_inline
+def round_quad(at: Shared[DType.float32]):
+    """Rounds four elements where they are. Done once by the thread that copied them: each is read by several warps.
+    """
+    at.unsafe_store[alignment=4 * QUAD](
+        to_tf32(at.unsafe_load[width=QUAD, alignment=4 * QUAD]())
+    )
 
 
 @always_inline

@@ -1,0 +1,235 @@
+"""The data gradient of an image's few channels in float32: one product over dy's pixels, then every pixel of dx adds its taps.
+
+A product with a column for each channel would multiply a whole tile of columns to keep three, and read dy once for every
+tap. Here rows are (tap, channel) pairs instead:
+
+    z[(tap, c), pixel of dy] = sum over k  w[k, tap, c] * dy[pixel, k]
+    dx[h, w, c]              = sum over taps  z[(tap, c), the pixel that the tap connects]
+
+z is made for so many images at a time as the cache holds, within the workspace limit.
+"""
+
+from std.math import ceildiv
+
+from max.gpu import block_dim, block_idx, thread_idx
+from max.gpu.host import DeviceBuffer, DeviceContext
+
+from ..common import FPROP, Ptr
+from ..problem import ConvolutionProblem
+from .pipeline import QUAD, divide
+from .products import gather_product_gpu
+
+comptime MAX_CHANNELS = 4
+comptime _THREADS = 256
+# Of z at a time: about half of a large GPU's cache.
+comptime _CACHED_BYTES = 32 << 20
+
+
+def transpose_kernel(
+    target: Ptr[DType.float32],
+    source: Ptr[DType.float32],
+    rows: Int32,
+    columns: Int32,
+):
+    """Target [columns][rows] = source [rows][columns]."""
+    var at = Int32(block_idx.x) * _THREADS + Int32(thread_idx.x)
+    if at < rows * columns:
+        var column, row = divide(at, rows)
+        target[unsafe_offset=Int(at)] = source[
+            unsafe_offset=Int(row) * Int(columns) + Int(column)
+        ]
+
+
+@always_inline
+def _first_tap(
+    pixel: Int32, stride: Int32, dilation: Int32, pad: Int32, taps: Int32
+) -> Int32:
+    """The first tap that connects the pixel to any of dy's, or `taps`."""
+    var tap = Int32(0)
+    while tap < taps and (pixel + pad - tap * dilation) % stride != 0:
+        tap += 1
+    return tap
+
+
+def few_channels_sum_kernel(
+    dx: Ptr[DType.float32],
+    z: Ptr[DType.float32],
+    g: ConvolutionProblem,
+    tap_step_d: Int32,
+    tap_step_h: Int32,
+    tap_step_w: Int32,
+    chunk_pixels: Int32,
+):
+    """One pixel of dx for each thread; z is [taps * C][chunk_pixels]. Neighbouring threads have pixels one stride apart: they
+    read neighbouring pixels of dy.
+    """
+    var index = Int32(block_idx.x) * _THREADS + Int32(thread_idx.x)
+    var width = Int32(g.w)
+    var stride = Int32(g.stride_w)
+    var across = ceildiv(width, stride)
+    var line, i = divide(index, across * stride)
+    var phase, step = divide(i, across)
+    var w = step * stride + phase
+    var plane, h = divide(line, Int32(g.h))
+    var n, d = divide(plane, Int32(g.d))
+    if w >= width or Int(n) * g.o * g.p * g.q >= Int(chunk_pixels):
+        return
+    var first_t = _first_tap(
+        d, Int32(g.stride_d), Int32(g.dilation_d), Int32(g.pad_d), Int32(g.t)
+    )
+    var first_r = _first_tap(
+        h, Int32(g.stride_h), Int32(g.dilation_h), Int32(g.pad_h), Int32(g.r)
+    )
+    var first_s = _first_tap(
+        w, Int32(g.stride_w), Int32(g.dilation_w), Int32(g.pad_w), Int32(g.s)
+    )
+    var channels = Int32(g.c)
+    var sums = SIMD[DType.float32, MAX_CHANNELS](0)
+    for t in range(first_t, Int32(g.t), tap_step_d):
+        # Where it divides; a negative quotient is rounded down, below zero.
+        var o = (d + Int32(g.pad_d) - t * Int32(g.dilation_d)) // Int32(
+            g.stride_d
+        )
+        if UInt32(o) >= UInt32(g.o):
+            continue
+        for r in range(first_r, Int32(g.r), tap_step_h):
+            var p = (h + Int32(g.pad_h) - r * Int32(g.dilation_h)) // Int32(
+                g.stride_h
+            )
+            if UInt32(p) >= UInt32(g.p):
+                continue
+            var tap_row = (t * Int32(g.r) + r) * Int32(g.s)
+            var pixel_row = ((n * Int32(g.o) + o) * Int32(g.p) + p) * Int32(g.q)
+            for s in range(first_s, Int32(g.s), tap_step_w):
+                var q = (w + Int32(g.pad_w) - s * Int32(g.dilation_w)) // stride
+                if UInt32(q) < UInt32(g.q):
+                    var at = z.unsafe_offset(
+                        Int((tap_row + s) * channels) * Int(chunk_pixels)
+                        + Int(pixel_row + q)
+                    )
+                    comptime for c in range(MAX_CHANNELS):
+                        if Int32(c) < channels:
+                            sums[c] += at[unsafe_offset=c * Int(chunk_pixels)]
+    var target = dx.unsafe_offset(
+        ((Int(plane) * g.h + Int(h)) * g.w + Int(w)) * g.c
+    )
+    comptime for c in range(MAX_CHANNELS):
+        if Int32(c) < channels:
+            target[unsafe_offset=c] = sums[c]
+
+
+def _gcd(a: Int, b: Int) -> Int:
+    var x = a
+    var y = b
+    while y != 0:
+        x, y = y, x % y
+    return x
+
+
+def _chunk_images(g: ConvolutionProblem) -> Int:
+    """Images whose z is made at a time, none if not even one fits."""
+    var image = 4 * g.taps() * g.c * g.o * g.p * g.q
+    var filter = 4 * g.w_size()
+    var most = (g.workspace_limit - filter) // image
+    return max(0, min(min(g.n, most), max(1, _CACHED_BYTES // image)))
+
+
+def few_channels_can_implement(
+    g: ConvolutionProblem, dy: Ptr[DType.float32]
+) -> Optional[String]:
+    """None, or why not, of a data gradient that block_can_implement takes."""
+    if g.groups != 1 or g.c > MAX_CHANNELS:
+        return String(t"C = {g.c} in {g.groups} groups; takes up to 4 in one")
+    if g.k % QUAD != 0 or Int(dy) % (4 * QUAD) != 0:
+        return String(t"K = {g.k} is no multiple of 4, or dy lies unaligned")
+    if g.taps() * g.c > 1 << 16:
+        return String(t"{g.taps()} taps")
+    if _chunk_images(g) == 0:
+        return String("an image's products exceed the workspace limit")
+    # Pixels of a chunk are counted in 32 bits.
+    var chunk = _chunk_images(g)
+    if chunk * max(g.o * g.p * g.q, g.d * g.h * (g.w + g.stride_w)) >= 1 << 31:
+        return String("more than 2^31 pixels in a chunk")
+    return None
+
+
+@no_inline
+def few_channels_dgrad_gpu(
+    dx: Ptr[DType.float32],
+    dy: Ptr[DType.float32],
+    w: Ptr[DType.float32],
+    g: ConvolutionProblem,
+    ctx: DeviceContext,
+) raises:
+    """The data gradient; in TF32 where `g.allow_tf32`."""
+    var rows = g.taps() * g.c
+    var images = _chunk_images(g)
+    var image_pixels = g.o * g.p * g.q
+    var filter = ctx.enqueue_create_buffer[DType.float32](g.w_size())
+    var z = ctx.enqueue_create_buffer[DType.float32](
+        rows * images * image_pixels
+    )
+    var filter_at = Ptr[DType.float32](
+        unsafe_from_address=Int(filter.unsafe_ptr())
+    )
+    var z_at = Ptr[DType.float32](unsafe_from_address=Int(z.unsafe_ptr()))
+    ctx.enqueue_function[transpose_kernel](
+        filter_at,
+        w,
+        Int32(g.k),
+        Int32(rows),
+        grid_dim=ceildiv(g.w_size(), _THREADS),
+        block_dim=_THREADS,
+    )
+    for first in range(0, g.n, images):
+        var count = min(images, g.n - first)
+        var pixels = count * image_pixels
+        # Its pixels are the rows of w, its output channels the pixels of dy.
+        var product = ConvolutionProblem(
+            n=rows,
+            c=g.k,
+            k=pixels,
+            groups=1,
+            d=1,
+            h=1,
+            w=1,
+            t=1,
+            r=1,
+            s=1,
+            o=1,
+            p=1,
+            q=1,
+            stride_d=1,
+            stride_h=1,
+            stride_w=1,
+            dilation_d=1,
+            dilation_h=1,
+            dilation_w=1,
+            pad_d=0,
+            pad_h=0,
+            pad_w=0,
+            workspace_limit=g.workspace_limit,
+            allow_tf32=g.allow_tf32,
+        )
+        gather_product_gpu[DType.float32, FPROP](
+            z_at,
+            filter_at,
+            dy.unsafe_offset(first * image_pixels * g.k),
+            product,
+            ctx,
+        )
+        var threads = count * g.d * g.h * ceildiv(g.w, g.stride_w) * g.stride_w
+        ctx.enqueue_function[few_channels_sum_kernel](
+            dx.unsafe_offset(first * g.d * g.h * g.w * g.c),
+            z_at,
+            g,
+            Int32(g.stride_d // _gcd(g.stride_d, g.dilation_d)),
+            Int32(g.stride_h // _gcd(g.stride_h, g.dilation_h)),
+            Int32(g.stride_w // _gcd(g.stride_w, g.dilation_w)),
+            Int32(pixels),
+            grid_dim=ceildiv(threads, _THREADS),
+            block_dim=_THREADS,
+        )
+    # Both live until their last use is enqueued.
+    _ = filter^
+    _ = z^

@@ -1,0 +1,80 @@
+"""Rows and reduction steps of the implicit products of forward pass and data gradient, as 32-bit device arithmetic."""
+
+from ..gather import Phase
+from .pipeline import divide
+
+
+@fieldwise_init
+struct Step(ImplicitlyCopyable, TrivialRegisterPassable):
+    """Where one step of the flattened reduction stands: a tap of the phase, and a channel.
+    """
+
+    var t: Int32
+    var r: Int32
+    var s: Int32
+    var c: Int32
+
+    @always_inline
+    def advance(mut self, count: Int32, depth: Int32, phase: Phase):
+        self.c += count
+        while self.c >= depth:
+            self.c -= depth
+            self.s += 1
+            if self.s == Int32(phase.w.taps):
+                self.s = 0
+                self.r += 1
+                if self.r == Int32(phase.h.taps):
+                    self.r = 0
+                    self.t += 1
+
+    @always_inline
+    def exists(self, phase: Phase) -> Bool:
+        return self.t < Int32(phase.d.taps)
+
+
+@fieldwise_init
+struct SourceRow(ImplicitlyCopyable, TrivialRegisterPassable):
+    """One row of the product: the source pixel that it reads through an offset of zero.
+    """
+
+    var d: Int32
+    var h: Int32
+    var w: Int32
+    var base: Int
+    """Of the pixel's first channel in the group; may lie outside the tensor."""
+
+
+@always_inline
+def source_row(
+    phase: Phase, row: Int32, rows: Int32, channels: Int, first: Int
+) -> SourceRow:
+    # Rows past the end read nothing: their depth is outside whatever the tap.
+    if row >= rows:
+        return SourceRow(Int32(-(1 << 30)), 0, 0, 0)
+    var rest, q = divide(row, Int32(phase.w.rows))
+    var outer, p = divide(rest, Int32(phase.h.rows))
+    var n, o = divide(outer, Int32(phase.d.rows))
+    var d = o * Int32(phase.d.step)
+    var h = p * Int32(phase.h.step)
+    var w = q * Int32(phase.w.step)
+    var pixel = (
+        (Int(n) * phase.d.source + Int(d)) * phase.h.source + Int(h)
+    ) * phase.w.source + Int(w)
+    return SourceRow(d, h, w, pixel * channels + first)
+
+
+@always_inline
+def result_pixel(phase: Phase, row: Int32) -> Int:
+    var rest, q = divide(row, Int32(phase.w.rows))
+    var outer, p = divide(rest, Int32(phase.h.rows))
+    var n, o = divide(outer, Int32(phase.d.rows))
+    return (
+        (
+            Int(n) * phase.d.out_extent
+            + phase.d.out_first
+            + Int(o) * phase.d.out_step
+        )
+        * phase.h.out_extent
+        + phase.h.out_first
+        + Int(p) * phase.h.out_step
+    ) * phase.w.out_extent + (phase.w.out_first + Int(q) * phase.w.out_step)

@@ -1,0 +1,314 @@
+"""Weight gradient on Hopper's warpgroups: any filter, group count and rank; float32 in TF32.
+
+The product of block_wgrad (rows are dy's channels of one group, columns the filter's taps and channels, the reduction over
+pixels split into slices that a second kernel adds in order), multiplied by wgmma from tiles that warpgroup.mojo
+describes.
+"""
+
+from std.math import ceildiv
+from std.sys import size_of
+from std.utils.static_tuple import StaticTuple
+
+from max.gpu import (
+    MAX_THREADS_PER_BLOCK_METADATA,
+    barrier,
+    block_idx,
+    thread_idx,
+)
+from max.gpu.host import (
+    DeviceAttribute,
+    DeviceBuffer,
+    DeviceContext,
+    FuncAttribute,
+)
+from max.gpu.memory import AddressSpace, external_memory
+
+from ..common import Ptr
+from ..problem import ConvolutionProblem
+from .block_wgrad import Column, Pixel, column_of, pixel_of
+from .pipeline import divide
+from .slices import choose_slices
+from .tiled import add_slices
+from .warpgroup import (
+    APART,
+    SLOTS,
+    THREADS,
+    Across,
+    TileShape,
+    Vector,
+    finish_product,
+    load_vector,
+    publish_stores,
+    start_product,
+    steps_of,
+    sum_column,
+    sum_row,
+    vector_of,
+)
+
+comptime WIDE = TileShape(128, 128)
+comptime LOW = TileShape(64, 128)
+comptime TALL = TileShape(128, 64)
+# What the memory moves while one stage runs.
+comptime _STAGE_BYTES = 1 << 20
+
+
+@always_inline
+def _advance(mut at: Pixel, by: Pixel, g: ConvolutionProblem):
+    """By as many pixels as `by` is from pixel zero; its indices are within the extents.
+    """
+    at.n += by.n
+    at.o += by.o
+    at.p += by.p
+    at.q += by.q
+    if at.q >= Int32(g.q):
+        at.q -= Int32(g.q)
+        at.p += 1
+    if at.p >= Int32(g.p):
+        at.p -= Int32(g.p)
+        at.o += 1
+    if at.o >= Int32(g.o):
+        at.o -= Int32(g.o)
+        at.n += 1
+
+
+@__llvm_metadata(
+    # Of the smaller tiles two blocks share a multiprocessor's registers.
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](
+        Int32(THREADS if shape == WIDE else 2 * THREADS)
+    ),
+)
+@__name(t"conv_warpgroup_wgrad_{dtype}_{shape.rows}x{shape.columns}")
+def warpgroup_wgrad_kernel[
+    dtype: DType, shape: TileShape
+](
+    sums_of_slices: Ptr[DType.float32],
+    x: Ptr[dtype],
+    dy: Ptr[dtype],
+    g: ConvolutionProblem,
+    rows: Int32,
+    depth: Int32,
+    columns: Int32,
+    pixels: Int32,
+    slice_pixels: Int32,
+):
+    """One tile of one slice's partial dw."""
+    comptime steps = Int32(steps_of[dtype]())
+    comptime a_count = shape.rows // APART
+    comptime b_count = shape.columns // APART
+    comptime count = shape.accumulators()
+    comptime slot_elements = shape.slot_bytes() // size_of[dtype]()
+
+    var thread = Int32(thread_idx.x)
+    var warpgroup = thread // 128
+    # Tiles of one slice run together: they read the same pixels.
+    var rest, column_tile = divide(
+        Int32(block_idx.x), ceildiv(columns, Int32(shape.columns))
+    )
+    var outer, row_tile = divide(rest, ceildiv(rows, Int32(shape.rows)))
+    var slice, group = divide(outer, Int32(g.groups))
+    var first_row = row_tile * Int32(shape.rows)
+    var first_column = column_tile * Int32(shape.columns)
+    var first = slice * slice_pixels
+    var last = min(pixels, first + slice_pixels)
+    var base = external_memory[
+        Scalar[dtype], address_space=AddressSpace.SHARED, alignment=1024
+    ]()
+    # The swizzle counts rows from a multiple of 1024 bytes.
+    var shared = base.unsafe_offset(
+        (1024 - Int(base) % 1024) % 1024 // size_of[dtype]()
+    )
+
+    var across = Across[dtype].of(thread)
+    var sources = Array[Column, b_count](fill=Column(0, 0, 0, 0))
+    comptime for i in range(b_count):
+        sources[i] = column_of(
+            first_column + across.row + Int32(i * APART),
+            columns,
+            depth,
+            g,
+            Int(group * depth),
+        )
+    var pixel = first + across.step
+    var at = pixel_of(pixel, g)
+    var stage_pixels = pixel_of(steps, g)
+    var a = Array[Vector[dtype], a_count](fill=0)
+    var b = Array[Vector[dtype], b_count](fill=0)
+
+    @always_inline
+    def load() {mut a, mut b, mut at, mut pixel, imm}:
+        """The next stage into registers."""
+        var exists = pixel < last
+        var line = Int(pixel) * g.k + Int(group * rows)
+        comptime for i in range(a_count):
+            var channel = first_row + across.row + Int32(i * APART)
+            a[i] = load_vector[dtype](
+                dy, line + Int(channel), exists and channel < rows
+            )
+        var d = at.o * Int32(g.stride_d)
+        var h = at.p * Int32(g.stride_h)
+        var w = at.q * Int32(g.stride_w)
+        var offset = (
+            ((Int(at.n) * g.d + Int(d)) * g.h + Int(h)) * g.w + Int(w)
+        ) * g.c
+        comptime for i in range(b_count):
+            var source = sources[i]
+            b[i] = load_vector[dtype](
+                x,
+                offset + source.base,
+                exists
+                and UInt32(d + source.d) < UInt32(g.d)
+                and UInt32(h + source.h) < UInt32(g.h)
+                and UInt32(w + source.w) < UInt32(g.w),
+            )
+        _advance(at, stage_pixels, g)
+        pixel += steps
+
+    @always_inline
+    def store(slot: Int32) {imm}:
+        """The stage that the registers hold."""
+        var tile = shared.unsafe_offset(Int(slot) * slot_elements)
+        comptime for i in range(a_count):
+            across.store(tile, i, a[i])
+        var x_tile = tile.unsafe_offset(shape.rows * Int(steps))
+        comptime for i in range(b_count):
+            across.store(x_tile, i, b[i])
+
+    var sums = StaticTuple[Float32, count](fill=0)
+    var stages = ceildiv(max(last - first, Int32(0)), steps)
+    if stages > 0:
+        load()
+        store(0)
+        publish_stores()
+        if stages > 1:
+            load()
+    for stage in range(stages):
+        var slot = stage % SLOTS
+        barrier()
+        start_product[dtype, shape, count, True, True](
+            sums,
+            shared.unsafe_offset(Int(slot) * slot_elements),
+            warpgroup,
+        )
+        # The other slot's product was finished before the barrier.
+        if stage + 1 < stages:
+            store((slot + 1) % SLOTS)
+            # Before the loads: it would wait for them too.
+            publish_stores()
+        if stage + 2 < stages:
+            load()
+        finish_product()
+
+    var target = sums_of_slices.unsafe_offset(
+        (Int(slice) * g.groups + Int(group)) * Int(rows) * Int(columns)
+    )
+    var row = first_row + sum_row(thread)
+    var column = first_column + sum_column(thread)
+    comptime if shape.rows == 128:
+        row += warpgroup * 64
+    else:
+        column += warpgroup * Int32(shape.group_columns())
+    comptime for half in range(2):
+        var k = row + Int32(half * 8)
+        comptime for j in range(shape.group_columns() // 8):
+            var tap_channel = column + Int32(j * 8)
+            comptime first_sum = j * 4 + half * 2
+            if k < rows and tap_channel < columns:
+                target.unsafe_offset(
+                    Int(k) * Int(columns) + Int(tap_channel)
+                ).unsafe_store[alignment=8](
+                    SIMD[DType.float32, 2](sums[first_sum], sums[first_sum + 1])
+                )
+
+
+@always_inline
+def _launch[
+    dtype: DType, shape: TileShape
+](
+    dw: DeviceBuffer[dtype],
+    x: DeviceBuffer[dtype],
+    dy: DeviceBuffer[dtype],
+    g: ConvolutionProblem,
+    ctx: DeviceContext,
+) raises:
+    var columns = g.taps() * g.group_c()
+    var tiles = (
+        ceildiv(g.group_k(), shape.rows)
+        * ceildiv(columns, shape.columns)
+        * g.groups
+    )
+    var stages = ceildiv(g.output_pixels(), steps_of[dtype]())
+    var at_once = (1 if shape == WIDE else 2) * ctx.get_attribute(
+        DeviceAttribute.MULTIPROCESSOR_COUNT
+    )
+    var slices = choose_slices(g, tiles, at_once, stages, _STAGE_BYTES)
+    # Whole stages to a slice.
+    var slice_pixels = ceildiv(stages, slices) * steps_of[dtype]()
+    slices = ceildiv(g.output_pixels(), slice_pixels)
+    # float32 sums of a single slice are the result.
+    var partials: DeviceBuffer[DType.float32]
+    comptime if dtype == DType.float32:
+        partials = rebind[DeviceBuffer[DType.float32]](
+            dw
+        ) if slices == 1 else ctx.enqueue_create_buffer[DType.float32](
+            slices * g.w_size()
+        )
+    else:
+        partials = ctx.enqueue_create_buffer[DType.float32](slices * g.w_size())
+    comptime kernel = warpgroup_wgrad_kernel[dtype, shape]
+    ctx.enqueue_function[kernel](
+        partials,
+        x,
+        dy,
+        g,
+        Int32(g.group_k()),
+        Int32(g.group_c()),
+        Int32(columns),
+        Int32(g.output_pixels()),
+        Int32(slice_pixels),
+        grid_dim=tiles * slices,
+        block_dim=THREADS,
+        shared_mem_bytes=shape.shared_bytes(),
+        func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
+            UInt32(shape.shared_bytes())
+        ),
+    )
+    if dtype != DType.float32 or slices > 1:
+        add_slices(dw, partials, g.w_size(), slices, ctx)
+
+
+def warpgroup_wgrad_can_implement[
+    dtype: DType
+](g: ConvolutionProblem, x: Ptr[dtype], dy: Ptr[dtype]) -> Optional[String]:
+    """None, or why not, of a problem that block_can_implement takes."""
+    comptime vector = vector_of[dtype]()
+    comptime if dtype == DType.float32:
+        if not g.allow_tf32:
+            return String("TF32 is not allowed")
+    if (Int(x) | Int(dy)) % 16 != 0:
+        return String("an operand does not begin at a multiple of 16 bytes")
+    if g.group_c() % vector != 0 or g.group_k() % vector != 0:
+        return String(
+            t"{g.group_c()} and {g.group_k()} channels in a group; takes"
+            t" multiples of {vector}"
+        )
+    return None
+
+
+@no_inline
+def warpgroup_wgrad_gpu[
+    dtype: DType
+](
+    dw: DeviceBuffer[dtype],
+    x: DeviceBuffer[dtype],
+    dy: DeviceBuffer[dtype],
+    g: ConvolutionProblem,
+    ctx: DeviceContext,
+) raises:
+    """The weight gradient; its partial sums stay within the workspace limit."""
+    if g.group_k() <= LOW.rows:
+        _launch[dtype, LOW](dw, x, dy, g, ctx)
+    elif g.taps() * g.group_c() <= TALL.columns:
+        _launch[dtype, TALL](dw, x, dy, g, ctx)
+    else:
+        _launch[dtype, WIDE](dw, x, dy, g, ctx)
