@@ -7,6 +7,8 @@ import torch
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.compile_groups import group_of
+
 #: Files whose tests compile on their own, minutes each; the tests of other files share compilations.
 SPREAD = ("test_training.py", "test_targets.py")
 #: Files that use another file's compilation.
@@ -30,7 +32,9 @@ class CompilationScheduling(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::")[0]
-        return nodeid if file.endswith(SPREAD) else TOGETHER.get(file, file)
+        if file.endswith(SPREAD):
+            return nodeid
+        return group_of(file) or TOGETHER.get(file, file)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> CompilationScheduling:

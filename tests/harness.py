@@ -21,10 +21,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils._pytree import tree_flatten
 
+from tests import compile_groups
 from torch_max_backend import lowering
 from torch_max_backend.decompositions import decompositions
 from torch_max_backend.graph.builder import NodeCannotLower
 from torch_max_backend.graph.unit import CompilationUnit
+from torch_max_backend.runtime.executable import Executable
 
 #: Relative tolerance per dtype, for a reduction of length one.
 RTOL = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -91,6 +93,7 @@ class Batch:
         device: where the cases run.
         name: of the compiled graph.
         execute: False only compiles; ``device`` need not be there then.
+        unit: where the graph is put; the caller then compiles the unit and calls ``run``.
     """
 
     def __init__(
@@ -99,48 +102,57 @@ class Batch:
         device: str = "cpu",
         name: str = "cases",
         execute: bool = True,
+        unit: CompilationUnit | None = None,
     ) -> None:
         lowering.load_all()
         generator = torch.Generator().manual_seed(torch.seed() % (1 << 31))
+        self.device = device
         self.outcomes: dict[str, Outcome] = {}
-        runnable: list[tuple[Case, list[torch.Tensor]]] = []
+        self._runnable: list[tuple[Case, list[torch.Tensor]]] = []
+        self._executable: Executable | None = None
         scratch = CompilationUnit("scratch")
         for case in cases:
             inputs = list(case.inputs(generator))
             refusal = None
             try:
                 scratch.add(trace(case.function, inputs, device), f"case_{len(self.outcomes)}")
-                runnable.append((case, inputs))
+                self._runnable.append((case, inputs))
             except NodeCannotLower as error:
                 refusal = str(error)
             self.outcomes[case.id] = Outcome(inputs, None, refusal)
-        if runnable:
-            self._run(runnable, device, name, execute)
+        if not self._runnable:
+            return
+        own = unit or CompilationUnit(name)
+        self._executable = own.add(self._together(), name)
+        if unit is None:
+            own.compile()
+            if execute:
+                self.run()
 
-    def _run(self, runnable: list[tuple[Case, list[torch.Tensor]]], device: str, name: str, execute: bool) -> None:
-        sizes: list[int] = []
+    def _together(self) -> GraphModule:
+        """One graph of all cases."""
+        self._sizes: list[int] = []
 
         def together(*flat: torch.Tensor) -> list[torch.Tensor]:
             results: list[torch.Tensor] = []
-            sizes.clear()
+            self._sizes.clear()
             rest = list(flat)
-            for case, inputs in runnable:
+            for case, inputs in self._runnable:
                 mine, rest = rest[: len(inputs)], rest[len(inputs) :]
                 out = flatten(case.function(*mine))
-                sizes.append(len(out))
+                self._sizes.append(len(out))
                 results.extend(out)
             return results
 
-        flat = [tensor for _, inputs in runnable for tensor in inputs]
-        gm = trace(together, flat, device)
-        unit = CompilationUnit(name)
-        executable = unit.add(gm, name)
-        unit.compile()
-        if not execute:
+        return trace(together, [tensor for _, inputs in self._runnable for tensor in inputs], self.device)
+
+    def run(self) -> None:
+        """Runs the compiled cases once."""
+        if self._executable is None:
             return
-        flat = [tensor.to(device) for tensor in flat]
-        results = executable(*flat)
-        for (case, inputs), size in zip(runnable, sizes, strict=True):
+        flat = [tensor.to(self.device) for _, inputs in self._runnable for tensor in inputs]
+        results = self._executable(*flat)
+        for (case, inputs), size in zip(self._runnable, self._sizes, strict=True):
             outcome = self.outcomes[case.id]
             outcome.results, results = list(results[:size]), results[size:]
             outcome.inputs, flat = flat[: len(inputs)], flat[len(inputs) :]
@@ -228,26 +240,59 @@ def flatten(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, torch.Tensor)]
 
 
+@dataclass
+class _Family:
+    """One module's cases, and which of its session they were compiled in."""
+
+    cases: Sequence[Case]
+    device: str
+    group: str
+    batch: Batch | None = None
+
+
+_families: dict[str, _Family] = {}
+
+
 def batch_fixture(cases: Sequence[Case], device: str = "cpu", name: str = "cases") -> Any:
     """A module-scoped fixture with the batch of those cases that this run selected.
 
-    Running one case alone (``pytest FILE -k ID``) compiles that case alone.
+    Families of one group (``compile_groups``) are compiled as one module, since MAX charges a quarter of a minute for
+    each compilation before it has seen a kernel. Running one case alone (``pytest FILE -k ID``) compiles it alone.
     """
     ids = [case.id for case in cases]
     assert len(set(ids)) == len(ids), f"ids repeat: {sorted(i for i in set(ids) if ids.count(i) > 1)}"
+    _families[name] = _Family(cases, device, compile_groups.GROUPS.get(name, name))
 
     @pytest.fixture(scope="module")
     def batch(request: pytest.FixtureRequest) -> Batch:
-        wanted = {
-            item.callspec.params["case"].id
-            for item in request.session.items
-            if item.path == request.path
-            and hasattr(item, "callspec")
-            and isinstance(item.callspec.params.get("case"), Case)
-        }
-        return Batch([case for case in cases if case.id in wanted], device, name)
+        family = _families[name]
+        if family.batch is None:
+            wanted = {
+                id(item.callspec.params["case"])
+                for item in request.session.items
+                if hasattr(item, "callspec") and isinstance(item.callspec.params.get("case"), Case)
+            }
+            _compile_group(family.group, wanted)
+        assert family.batch is not None
+        return family.batch
 
     return batch
+
+
+def _compile_group(group: str, wanted: set[int]) -> None:
+    """Compiles and runs the wanted cases (by identity) of a group's families."""
+    unit = CompilationUnit(group)
+    chosen = {
+        name: (family, [case for case in family.cases if id(case) in wanted])
+        for name, family in _families.items()
+        if family.group == group
+    }
+    for name, (family, cases) in chosen.items():
+        family.batch = Batch(cases, family.device, name, unit=unit)
+    unit.compile()
+    for family, _ in chosen.values():
+        assert family.batch is not None
+        family.batch.run()
 
 
 def parametrize(cases: Sequence[Case]) -> Any:

@@ -1,0 +1,22 @@
+"""Which lowering tests' families are compiled as one MAX module; each group runs in one worker."""
+
+from __future__ import annotations
+
+#: Family to group. Kernels that several families use (products, pooling) lie in one group, so that they are compiled
+#: once; the groups take about the same time.
+GROUPS = {
+    **dict.fromkeys(
+        ("convolution", "linear", "normalization", "pooling", "pooling_opinfo", "softmax", "loss", "structure"),
+        "layers",
+    ),
+    **dict.fromkeys(
+        ("unary", "pointwise", "comparison", "reduction", "shape", "indexing", "foreach"),
+        "elements",
+    ),
+}
+
+
+def group_of(file: str) -> str | None:
+    """The group of a test file's family; None where it has none."""
+    name = file.removeprefix("tests/lowering/test_").removesuffix(".py")
+    return GROUPS.get(name) if file.startswith("tests/lowering/") else None
