@@ -1,7 +1,14 @@
 """Which CPU implementation runs which pooling problem."""
 
-from . import cpu_avg, cpu_max, cpu_vectors, direct_launch
-from .cpu_row import AxisTables
+from . import (
+    cpu_avg,
+    cpu_max,
+    cpu_rows_max,
+    cpu_scatter_max,
+    cpu_vectors,
+    direct_launch,
+)
+from .cpu_row import AxisTables, lanes
 from .direct import Data
 from .problem import PoolingAxis, PoolingProblem
 
@@ -9,17 +16,10 @@ comptime LIMIT_32 = 1 << 31
 """Places in a plane are kept in 32 bits."""
 comptime FEWEST_GATHERED = 16
 """Channels from which on a pixel's vectors pay for listing what it needs."""
+comptime MOST_COMPARED = 36
+"""Taps of a window, at most, for which comparing whole vectors is cheaper than scattering one by one."""
 comptime MOST_SUMMED = 16
 """Above so many addends for one average, summing rows first is cheaper."""
-
-
-def _gathers(p: PoolingProblem) -> Bool:
-    """Whether comparing vectors of every window above every pixel is cheaper than clearing the result and scattering
-    one by one, by what each costs in cycles for an element: 0.31 a comparison, 0.3 to clear, 3.5 to scatter.
-    """
-    var inputs = p.input_plane()
-    var outputs = p.output_plane()
-    return 31 * p.window_size() * outputs <= 30 * inputs + 350 * outputs
 
 
 def _some_empty[adaptive: Bool](p: PoolingProblem) -> Bool:
@@ -55,12 +55,20 @@ def max_pool_fprop[
 def max_pool_dgrad[
     dtype: DType, index: DType, *, adaptive: Bool, offsets: Bool
 ](dx: Data[dtype], dy: Data[dtype], indices: Data[index], p: PoolingProblem):
-    if p.channels < FEWEST_GATHERED or not _gathers(p):
-        cpu_max.max_pool_dgrad_scatter[offsets=offsets](dx, dy, indices, p)
-    else:
-        cpu_vectors.max_pool_dgrad_vectors[adaptive=adaptive, offsets=offsets](
-            dx, dy, indices, p
-        )
+    comptime if not adaptive:
+        # Ends of vectors cost as much as whole ones.
+        var channels = Int(p.channels)
+        var whole = channels % lanes[dtype] == 0 or channels >= 4 * lanes[dtype]
+        if (
+            whole
+            and p.input_plane() < LIMIT_32
+            and (p.window_size() <= MOST_COMPARED or cpu_rows_max.apart(p))
+        ):
+            cpu_rows_max.max_pool_dgrad_rows[offsets=offsets](
+                dx, dy, indices, p
+            )
+            return
+    cpu_scatter_max.max_pool_dgrad_scatter[offsets=offsets](dx, dy, indices, p)
 
 
 def _is_global[adaptive: Bool](p: PoolingProblem) -> Bool:

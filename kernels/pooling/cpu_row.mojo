@@ -42,6 +42,26 @@ def store_part[
 
 
 @always_inline
+def clear_run[dtype: DType, //](data: Data[dtype], length: Int):
+    comptime V = lanes[dtype]
+    var at = 0
+    while at < length:
+        store_part(data, at, length, SIMD[dtype, V](0))
+        at += V
+
+
+@always_inline
+def round_run[
+    dtype: DType, Acc: DType, //
+](dx: Data[dtype], sums: Data[Acc], length: Int):
+    comptime V = lanes[dtype]
+    var at = 0
+    while at < length:
+        store_part(dx, at, length, load_part[V](sums, at, length).cast[dtype]())
+        at += V
+
+
+@always_inline
 def load_even[
     dtype: DType, //, V: Int
 ](row: Data[dtype], at: Int) -> SIMD[dtype, V]:

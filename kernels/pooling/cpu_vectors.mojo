@@ -136,118 +136,6 @@ def max_pool_fprop_vectors[
 
 
 @no_inline
-def max_pool_dgrad_vectors[
-    dtype: DType, index: DType, *, adaptive: Bool, offsets: Bool
-](
-    dx_all: Data[dtype],
-    dy: Data[dtype],
-    indices: Data[index],
-    p: PoolingProblem,
-):
-    """The gathering form."""
-    comptime Acc = accumulator[dtype]
-    comptime V = lanes[dtype]
-    comptime Place = index if index == DType.int64 else DType.int32
-    var d_axis = AxisTables(p.d, adaptive=adaptive)
-    var h_axis = AxisTables(p.h, adaptive=adaptive)
-    var w_axis = AxisTables(p.w, adaptive=adaptive)
-    var most = d_axis.most_above() * h_axis.most_above() * w_axis.most_above()
-
-    def share(first: Int, end: Int) {imm}:
-        var channels = Int(p.channels)
-        var width = Int(p.w.input)
-        var d_dilation = Int(p.d.dilation)
-        var h_dilation = Int(p.h.dilation)
-        var w_dilation = Int(p.w.dilation)
-        var dilated = d_dilation * h_dilation * w_dilation != 1
-        # The windows above a pixel: where their channels start, and what they must hold for this pixel.
-        var at_list = List[Scalar[DType.int]](length=most, fill=0)
-        var wanted_list = List[Scalar[Place]](length=most, fill=0)
-        var at = pointer_to(at_list)
-        var wanted = pointer_to(wanted_list)
-        for unit in range(first, end):
-            var slab = unit // Int(p.h.input)
-            var h = unit - slab * Int(p.h.input)
-            var n = slab // Int(p.d.input)
-            var d = slab - n * Int(p.d.input)
-            var d_first = d_axis.above_first[d]
-            var d_end = d_axis.above_end[d]
-            var h_first = h_axis.above_first[h]
-            var h_end = h_axis.above_end[h]
-            var row_pixel = (d * Int(p.h.input) + h) * width
-            for w in range(width):
-                var count = 0
-                var w_first = w_axis.above_first[w]
-                var w_end = w_axis.above_end[w]
-                for od in range(d_first, d_end):
-                    for oh in range(h_first, h_end):
-                        var row = (
-                            (n * Int(p.d.output) + od) * Int(p.h.output) + oh
-                        ) * Int(p.w.output)
-                        for ow in range(w_first, w_end):
-                            var want = row_pixel + w
-                            comptime if offsets:
-                                var kd = (
-                                    d + Int(p.d.padding) - od * Int(p.d.stride)
-                                )
-                                var kh = (
-                                    h + Int(p.h.padding) - oh * Int(p.h.stride)
-                                )
-                                var kw = (
-                                    w + Int(p.w.padding) - ow * Int(p.w.stride)
-                                )
-                                if dilated:
-                                    if (
-                                        kd % d_dilation
-                                        + kh % h_dilation
-                                        + kw % w_dilation
-                                    ) != 0:
-                                        continue
-                                    kd //= d_dilation
-                                    kh //= h_dilation
-                                    kw //= w_dilation
-                                want = (kd * Int(p.h.window) + kh) * Int(
-                                    p.w.window
-                                ) + kw
-                            at[unsafe_offset=count] = Scalar[DType.int](
-                                (row + ow) * channels
-                            )
-                            wanted[unsafe_offset=count] = Scalar[Place](want)
-                            count += 1
-                var dx = dx_all.unsafe_offset((unit * width + w) * channels)
-
-                @always_inline
-                def block[W: Int](c: Int) {imm}:
-                    var total = SIMD[Acc, W](0)
-                    for t in range(count):
-                        var start = Int(at[unsafe_offset=t])
-                        # As wide as what they choose: masks of bytes would have to be spread out.
-                        var found = load_part[W](
-                            indices.unsafe_offset(start), c, channels
-                        ).cast[Place]()
-                        var gradient = load_part[W](
-                            dy.unsafe_offset(start), c, channels
-                        ).cast[Acc]()
-                        total += found.eq(
-                            SIMD[Place, W](wanted[unsafe_offset=t])
-                        ).select(gradient, SIMD[Acc, W](0))
-                    store_part(dx, c, channels, total.cast[dtype]())
-
-                var c = 0
-                while c + 4 * V <= channels:
-                    block[4 * V](c)
-                    c += 4 * V
-                while c < channels:
-                    block[V](c)
-                    c += V
-        _ = at_list^
-        _ = wanted_list^
-
-    var units = Int(p.batch) * Int(p.d.input) * Int(p.h.input)
-    for_each_share(share, units, smallest_share(p.input_size(), units))
-
-
-@no_inline
 def avg_pool_fprop_vectors[
     dtype: DType, *, adaptive: Bool
 ](y_all: Data[dtype], x_all: Data[dtype], p: PoolingProblem):
@@ -291,7 +179,8 @@ def avg_pool_fprop_vectors[
                 comptime if not adaptive:
                     if p.divisor_override != 0:
                         divisor = Int(p.divisor_override)
-                var by = Scalar[Acc](divisor)
+                # A division for each vector would cost more than the sums.
+                var scale = 1 / Scalar[Acc](divisor)
                 var y = y_all.unsafe_offset((unit * out_width + ow) * channels)
 
                 @always_inline
@@ -303,7 +192,7 @@ def avg_pool_fprop_vectors[
                             c,
                             channels,
                         ).cast[Acc]()
-                    store_part(y, c, channels, (total / by).cast[dtype]())
+                    store_part(y, c, channels, (total * scale).cast[dtype]())
 
                 var c = 0
                 while c + 4 * V <= channels:

@@ -15,8 +15,10 @@ from .gpu_channels import (
 from .gpu_fprop_pieces import launch_pool_fprop_pieces
 from .gpu_fprop_tiles import launch_pool_fprop_tiles
 from .gpu_global import launch_avg_pool_dgrad_global
+from .gpu_march_avg import launch_avg_pool_dgrad_march
 from .gpu_planes_avg import can_ring_planes, launch_avg_pool_dgrad_planes
 from .gpu_planes_max import can_scatter_planes, launch_max_pool_dgrad_planes
+from .gpu_ring_max import launch_max_pool_dgrad_ring
 from .gpu_tiles_launch import launch_pool_dgrad_tiles
 from .gpu_problem import (
     GpuProblem,
@@ -29,6 +31,9 @@ from .problem import PoolingProblem, PoolingAxis
 comptime BUSY = 1 << 19
 """Threads that keep a large GPU busy: fewer make better use of the cache only while at least so many remain."""
 comptime LONGEST_STRIP = 8
+comptime SHORTEST_ROW = 8
+comptime LONG_ROW = 32
+"""Pixels from which on rows of a plane fill vectors well."""
 
 
 @always_inline
@@ -39,6 +44,34 @@ def _aligned[dtype: DType](data: Data[dtype]) -> Bool:
 def _strip(p: PoolingProblem, threads: Int) -> Int:
     """How many input rows a thread of a gradient takes."""
     return max(min(min(threads // BUSY, LONGEST_STRIP), Int(p.h.input)), 1)
+
+
+def _prefers_planes[dtype: DType, *, offsets: Bool](p: PoolingProblem) -> Bool:
+    """Whether rows are so short, and windows so far apart, that planes through shared memory beat rows in registers.
+    """
+    comptime V = 16 // size_of[dtype]()
+
+    @always_inline
+    def apart(axis: PoolingAxis) -> Bool:
+        return axis.window <= axis.stride and axis.dilation == 1
+
+    # Finding the pixel of an offset takes longer than an index, which few bytes do not hide.
+    var whole = Int(p.w.input) % V == 0
+    comptime if size_of[dtype]() < 4:
+        if offsets or whole:
+            return False
+    else:
+        if offsets and whole:
+            return False
+    return (
+        p.channels == 1
+        and SHORTEST_ROW <= Int(p.w.input)
+        and Int(p.w.input) < LONG_ROW
+        and p.h.input > 1
+        and apart(p.d)
+        and apart(p.h)
+        and apart(p.w)
+    )
 
 
 def windows_above[adaptive: Bool](axis: PoolingAxis) -> Int:
@@ -131,14 +164,18 @@ def max_pool_dgrad[
     p: PoolingProblem,
 ) raises:
     comptime if not adaptive:
-        if launch_pool_dgrad_tiles[averaging=False, offsets=offsets](
+        if not _prefers_planes[dtype, offsets=offsets](
+            p
+        ) and launch_pool_dgrad_tiles[averaging=False, offsets=offsets](
             ctx, dx, dy, indices, p
         ):
             return
-        if can_scatter_planes(p):
+        if can_scatter_planes[offsets=offsets](p):
             launch_max_pool_dgrad_planes[offsets=offsets](
                 ctx, dx, dy, indices, p
             )
+            return
+        if launch_max_pool_dgrad_ring[offsets=offsets](ctx, dx, dy, indices, p):
             return
     if not fits_32_bits(p):
         direct_launch.max_pool_dgrad_gpu[adaptive=adaptive, offsets=offsets](
@@ -228,6 +265,8 @@ def avg_pool_dgrad[
     ctx: DeviceContext, dx: Data[dtype], dy: Data[dtype], p: PoolingProblem
 ) raises:
     comptime if not adaptive:
+        if launch_avg_pool_dgrad_march(ctx, dx, dy, p):
+            return
         if launch_pool_dgrad_tiles[averaging=True, offsets=False](
             ctx, dx, dy, rebind[Data[DType.uint8]](dy), p
         ):

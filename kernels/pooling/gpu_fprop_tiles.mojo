@@ -20,13 +20,15 @@ from .gpu_problem import (
 )
 from .problem import PoolingProblem
 
-comptime columns_of[dtype: DType] = 16 // size_of[dtype]()
-"""Columns of x that a thread's windows start in: 16 bytes."""
+comptime columns_of[dtype: DType, SW: Int] = (32 if SW >= 4 else 16) // size_of[
+    dtype
+]()
+"""Columns of x that a thread's windows start in: 16 bytes, twice that where so few windows would leave it idle."""
 
 
 @always_inline
 def _load_row[
-    dtype: DType, N: Int, //, *, left: Int
+    dtype: DType, N: Int, //, *, left: Int, COLUMNS: Int
 ](
     mut values: Array[Float32, N],
     row: Data[dtype],
@@ -37,8 +39,6 @@ def _load_row[
     """Columns column - left, ... of a row; those outside it stay as they are.
     """
 
-    comptime COLUMNS = columns_of[dtype]
-
     @always_inline
     def one(i: Int) {mut values, imm}:
         var w = column + Int32(i - left)
@@ -46,7 +46,7 @@ def _load_row[
             values[i] = row[unsafe_offset=Int(w)].cast[DType.float32]()
 
     if aligned:
-        comptime bytes = COLUMNS * size_of[dtype]()
+        comptime bytes = min(COLUMNS * size_of[dtype](), 16)
         if column < extent:
             var run = row.unsafe_load[width=COLUMNS, alignment=bytes](
                 Int(column)
@@ -104,7 +104,7 @@ def pool_fprop_tile[
 ):
     """The windows of tile `tile` of row `oh`; at most KH rows to a window. Averages have no indices.
     """
-    comptime COLUMNS = columns_of[dtype]
+    comptime COLUMNS = columns_of[dtype, SW]
     comptime R = COLUMNS // SW
     comptime N = max(PW + COLUMNS, (R - 1) * SW + KW)
     var n, od = p.d.by_output.divmod(slab)
@@ -139,7 +139,7 @@ def pool_fprop_tile[
         var top = (td.start + a) * p.h.input + th.start
         comptime for b in range(KH):
             if Int32(b) < th.count:
-                _load_row[left=PW](
+                _load_row[left=PW, COLUMNS=COLUMNS](
                     rows[b],
                     x_n.unsafe_offset(Int((top + Int32(b)) * p.w.input)),
                     column,
@@ -233,11 +233,6 @@ def pool_fprop_tiles[
         slab += Int32(grid_dim.y * block_dim.y)
 
 
-def fprop_tile_count[dtype: DType](p: PoolingProblem, SW: Int) -> Int:
-    """Tiles of one row of windows."""
-    return ceildiv(Int(p.w.output), columns_of[dtype] // SW)
-
-
 def launch_pool_fprop_tiles[
     dtype: DType,
     index: DType,
@@ -275,10 +270,10 @@ def launch_pool_fprop_tiles[
             or Int(p.w.padding) != PW
         ):
             return
-        comptime COLUMNS = columns_of[dtype]
+        comptime COLUMNS = columns_of[dtype, SW]
         comptime R = COLUMNS // SW
         var problem = GpuProblem(p, extent_d=p.d.output, vector=1, scale=scale)
-        var tiles = fprop_tile_count[dtype](p, SW)
+        var tiles = ceildiv(Int(p.w.output), R)
         var shape = LaunchShape(tiles * Int(p.h.output), Int(problem.slabs))
         var aligned_x = Int(p.w.input) % COLUMNS == 0 and Int(x) % 16 == 0
         var aligned_y = Int(p.w.output) % R == 0 and Int(y) % 16 == 0

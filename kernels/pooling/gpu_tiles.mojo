@@ -7,7 +7,7 @@ columns it covers, halos apart; nothing is atomic, so the bits are the same on e
 its window never equals a pixel that it is compared with.
 
 What bounds these kernels beside the memory is how many threads fit (registers) and how many instructions an element
-takes: two for each window and tap, a comparison and a predicated addition.
+takes: two for each window and tap, a comparison and a predicated addition; by offset little more than one.
 """
 
 from max.gpu import barrier, block_dim, block_idx, thread_idx
@@ -15,11 +15,17 @@ from max.gpu.memory import AddressSpace
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.memory import stack_allocation
 from std.sys import size_of
-from std.sys._assembly import inlined_assembly
-from std.sys.info import is_nvidia_gpu
 
 from .direct import Data
 from .gpu_problem import FastDivisor, GpuProblem
+from .gpu_windows import (
+    Windows,
+    add_tap,
+    add_where,
+    load_windows,
+    narrow,
+    one_bit,
+)
 
 comptime PIECE_BYTES = 32 * 1024
 """Shared memory for the whole slabs of a block."""
@@ -84,122 +90,6 @@ struct Tiles(DevicePassable, TrivialRegisterPassable):
     @staticmethod
     def get_type_name() -> String:
         return "Tiles"
-
-
-struct Windows[dtype: DType, index: DType, N: Int, V: Int](Copyable):
-    """N neighbouring windows of one row, V channels each. Windows that are not there have a zero gradient and an
-    index that names nothing."""
-
-    var dy: Array[SIMD[Self.dtype, Self.V], Self.N]
-    var found: Array[SIMD[Self.index, Self.V], Self.N]
-
-    @always_inline
-    def __init__(out self):
-        self.dy = Array[SIMD[Self.dtype, Self.V], Self.N](
-            fill=SIMD[Self.dtype, Self.V](0)
-        )
-        # -1, or 255 in a byte: no window that is stored in bytes has so many taps.
-        self.found = Array[SIMD[Self.index, Self.V], Self.N](
-            fill=SIMD[Self.index, Self.V](Scalar[Self.index](-1))
-        )
-
-
-@always_inline
-def _load_windows[
-    dtype: DType,
-    index: DType,
-    N: Int,
-    V: Int,
-    //,
-    *,
-    first: Int,
-    run: Int,
-    aligned: Bool,
-    averaging: Bool,
-](
-    mut windows: Windows[dtype, index, N, V],
-    dy: Data[dtype],
-    found: Data[index],
-    start: Int32,
-    extent: Int32,
-    channels: Int32,
-):
-    """Loads windows start + first, ... of a row of `extent`; dy and found point at its window 0. `aligned`: of one
-    channel, and the `run` windows from start on are one vector."""
-
-    @always_inline
-    def one(i: Int) {mut windows, imm}:
-        var o = start + Int32(first + i)
-        if o >= 0 and o < extent:
-            comptime bytes = min(V * size_of[dtype](), 16)
-            windows.dy[i] = dy.unsafe_load[width=V, alignment=bytes](
-                Int(o * channels)
-            )
-            comptime if not averaging:
-                comptime index_bytes = min(V * size_of[index](), 16)
-                windows.found[i] = found.unsafe_load[
-                    width=V, alignment=index_bytes
-                ](Int(o * channels))
-
-    comptime if aligned:
-        if start < extent:
-            comptime bytes = min(run * size_of[dtype](), 16)
-            var values = dy.unsafe_load[width=run, alignment=bytes](Int(start))
-            comptime for j in range(run):
-                windows.dy[j - first] = SIMD[dtype, V](values[j])
-            comptime if not averaging:
-                comptime index_bytes = min(run * size_of[index](), 16)
-                var places = found.unsafe_load[
-                    width=run, alignment=index_bytes
-                ](Int(start))
-                comptime for j in range(run):
-                    windows.found[j - first] = SIMD[index, V](places[j])
-    comptime for i in range(N):
-        comptime if not aligned or first + i < 0 or first + i >= run:
-            one(i)
-
-
-@always_inline
-def _narrow[
-    index: DType, V: Int, //
-](found: SIMD[index, V]) -> SIMD[DType.int32, V]:
-    """Indices in 32 bits; one that does not fit becomes -1 and names nothing.
-    """
-    comptime if index == DType.int64:
-        var low = found.cast[DType.int32]()
-        return low.cast[index]().eq(found).select(low, SIMD[DType.int32, V](-1))
-    else:
-        return found.cast[DType.int32]()
-
-
-@always_inline
-def _add_where[
-    V: Int, //
-](
-    sum: SIMD[DType.float32, V],
-    found: SIMD[DType.int32, V],
-    wanted: Int32,
-    g: SIMD[DType.float32, V],
-) -> SIMD[DType.float32, V]:
-    """Adds g where found is wanted; a select and an addition would be an instruction more.
-    """
-    comptime if is_nvidia_gpu():
-        var total = sum
-        comptime for v in range(V):
-            total[v] = inlined_assembly[
-                (
-                    "{.reg .pred hit; setp.eq.s32 hit, $1, $2;"
-                    " @hit add.f32 $0, $0, $3;}"
-                ),
-                Float32,
-                constraints="=f,r,r,f,0",
-                has_side_effect=False,
-            ](found[v], wanted, g[v], sum[v])
-        return total
-    else:
-        return sum + found.eq(SIMD[DType.int32, V](wanted)).select(
-            g, SIMD[DType.float32, V](0)
-        )
 
 
 def pool_dgrad_tiles[
@@ -371,7 +261,7 @@ def walk_tile[
                 var indices_row = indices_n
                 comptime if not averaging:
                     indices_row = indices_n.unsafe_offset(at)
-                _load_windows[
+                load_windows[
                     first=FIRST,
                     run=ROW,
                     aligned=planes and not staged,
@@ -430,9 +320,22 @@ def walk_tile[
                 elif KH > 1:
                     # Rows of a 1-D problem are no rows of a plane.
                     origin += (d * p.h.input + top) * p.w.input
+                comptime by_bits = offsets and S.overlaps() and KH * KW <= 32
                 comptime for i in range(N):
                     var g = row[0].dy[i].cast[DType.float32]()
-                    var found = _narrow(row[0].found[i]) - origin
+                    var found = narrow(row[0].found[i]) - origin
+                    comptime if by_bits:
+                        # The tests of one window side by side: only those share an instruction.
+                        var bits = one_bit(found)
+                        comptime for v in range(V):
+                            comptime for r in range(KH):
+                                comptime for tap in range(KW):
+                                    comptime j = (FIRST + i) * S.sw - S.pw + tap
+                                    comptime if j >= 0 and j < TW:
+                                        sums[r * TW + j][v] = add_tap[
+                                            r * KW + tap
+                                        ](sums[r * TW + j][v], bits[v], g[v])
+                        continue
                     comptime for r in range(KH):
                         comptime for tap in range(KW):
                             comptime j = (FIRST + i) * S.sw - S.pw + tap
@@ -441,7 +344,7 @@ def walk_tile[
                                 comptime if offsets:
                                     wanted = Int32(r * KW + tap)
                                 comptime if S.overlaps():
-                                    sums[r * TW + j] = _add_where(
+                                    sums[r * TW + j] = add_where(
                                         sums[r * TW + j], found, wanted, g
                                     )
                                 else:

@@ -26,6 +26,8 @@ comptime BLOCK = 128
 """Threads; small blocks leave no registers unused."""
 comptime ENOUGH_THREADS = 1 << 18
 """Strips of H get shorter until so many threads run, about what a large GPU holds."""
+comptime MOST_COMPARED = 16
+"""Taps of a window, at most, that channels-last tensors compare one by one."""
 comptime CHUNK = 16
 """Most vectors of channels side by side in a block; columns beside each other share windows through the L1 cache."""
 
@@ -249,7 +251,10 @@ def launch_pool_dgrad_tiles[
             )
 
         if not planes:
-            if Int(p.channels) % V == 0:
+            # Beyond, a window costs less in gpu_ring_max.mojo.
+            comptime if KH * KW <= MOST_COMPARED:
+                if Int(p.channels) % V != 0:
+                    return
                 launch[
                     TileShape(KH, SH, KW, SW, PW, LD, max(2, SW), V), False
                 ]()

@@ -94,6 +94,12 @@ WINDOWS = (
     Window("3d_dilated", 1, 2, (7, 8, 9), 2, 1, 1, dilation=(2, 3, 2)),
     Window("3d_many_slabs", 1, 1, (40, 20, 24), 3, 2, 1),
     Window("2d_rows_of_a_plane", 1, 1, (130, 128), 3, 2, 1),
+    Window("2d_4_4_c32", 2, 32, (8, 12), 4),
+    Window("2d_3_2_1_c70", 1, 70, (7, 9), 3, 2, 1),
+    Window("2d_7_3_3_c12", 2, 12, (20, 23), 7, 3, 3),
+    Window("1d_4", 3, 4, (32,), 4),
+    Window("3d_3_1_1_c8", 2, 8, (5, 6, 8), 3, 1, 1),
+    Window("3d_3_1_1_real", 1, 4, (3, 5, 8), 3, 1, 1, count_include_pad=False),
 )
 
 

@@ -132,7 +132,7 @@ def max_pool_with_indices_backward(
 ) -> GraphTensor:
     """Each pixel gathers the outputs whose index it is: deterministic.
 
-    Where very many windows lie over a pixel a GPU scatters atomically instead, unless
+    Where very many, very tall windows lie over a pixel a GPU scatters atomically instead, unless
     ``torch.use_deterministic_algorithms(True)`` forbids it (Dynamo compiles anew when that changes).
     """
     rank = _rank(ctx)

@@ -90,7 +90,9 @@ def max_pool_offsets(x: TensorValue, problem: PoolingProblem) -> TensorValue:
     return _custom("max_pool_offsets", x.device, [x, _geometry(problem)], types)[0]
 
 
-#: From so many windows over one position on, a GPU adds atomically faster than it compares them all.
+#: Up to so many rows under a window a GPU's threads keep their own sums; past them, and from so many windows over one
+#: position on, adding atomically is faster than comparing them all.
+_MOST_ROWS = 96
 _ATOMIC_FROM = 48
 
 
@@ -100,12 +102,13 @@ def max_pool_dgrad(
 ) -> TensorValue:
     """Gradient of max pooling; an index outside its window's plane is ignored.
 
-    Gathers, or scatters in a fixed order. With `deterministic` false, windows that overlap a lot go to
+    Gathers, or scatters in a fixed order. With `deterministic` false, very tall windows that overlap a lot go to
     `max_pool_dgrad_scatter` on a GPU, where channels-last tensors would be gathered.
     """
     _check_tensor("dy", dy, problem.output)
     several_channels = dy.shape[4] != 1
-    if not deterministic and dy.device.is_gpu() and several_channels and problem.windows_above >= _ATOMIC_FROM:
+    tall = problem.dilation[1] * (problem.window[1] - 1) + 1 > _MOST_ROWS and problem.windows_above >= _ATOMIC_FROM
+    if not deterministic and dy.device.is_gpu() and several_channels and tall:
         return max_pool_dgrad_scatter(dy, indices, problem)
     _check_float("dy", dy)
     _check_companion("indices", indices, "dy", dy, DType.int64)

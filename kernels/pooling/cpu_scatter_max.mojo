@@ -1,0 +1,189 @@
+"""Gradient of max pooling on the CPU by scattering: for windows of many taps, and for adaptive pooling.
+
+One plane (C = 1) or one block of channels at a time, always in the same order. An index outside the plane is ignored.
+"""
+
+from std.math import ceildiv, iota
+from std.sys.info import num_logical_cores
+
+from .cpu_row import (
+    clear_run,
+    for_each_share,
+    lanes,
+    pointer_to,
+    round_run,
+    smallest_share,
+    store_part,
+)
+from .direct import Data, accumulator
+from .problem import PoolingProblem
+
+comptime BLOCK = 64
+"""Channels that are scattered together: more, and the lines that they touch outgrow the nearest cache."""
+comptime LEAST = 16
+"""Channels below which a block is not cut to keep another core busy: a line of the cache."""
+comptime FAR_AWAY = -(1 << 60)
+comptime CLEARED_TOGETHER = 4096
+"""Elements that are cleared at once, few enough to stay in the nearest cache."""
+
+
+@no_inline
+def max_pool_dgrad_scatter[
+    dtype: DType, index: DType, *, offsets: Bool
+](dx: Data[dtype], dy: Data[dtype], indices: Data[index], p: PoolingProblem):
+    comptime Acc = accumulator[dtype]
+    comptime V = lanes[dtype]
+    comptime in_place = dtype == Acc
+    var channels = Int(p.channels)
+    var idle = min(
+        ceildiv(num_logical_cores(), Int(p.batch)), ceildiv(channels, LEAST)
+    )
+    var most = ceildiv(channels, max(max(channels // BLOCK, idle), 1))
+    var blocks = ceildiv(channels, most)
+    var plane = p.input_plane()
+    var outputs = p.output_plane()
+    var height = Int(p.h.input)
+    var width = Int(p.w.input)
+    # How far each tap lies from its window's origin, and where the windows' origins lie; what no tap has lies outside
+    # every plane.
+    var taps = List[Int]()
+    var origins = List[Int]()
+    comptime if offsets:
+        for kd in range(Int(p.d.window)):
+            for kh in range(Int(p.h.window)):
+                for kw in range(Int(p.w.window)):
+                    taps.append(
+                        (
+                            kd * Int(p.d.dilation) * height
+                            + kh * Int(p.h.dilation)
+                        )
+                        * width
+                        + kw * Int(p.w.dilation)
+                    )
+        comptime if index == DType.uint8:
+            while len(taps) < 256:
+                taps.append(FAR_AWAY)
+        origins.reserve(outputs)
+        for od in range(Int(p.d.output)):
+            for oh in range(Int(p.h.output)):
+                var row = (
+                    (od * Int(p.d.stride) - Int(p.d.padding)) * height
+                    + oh * Int(p.h.stride)
+                    - Int(p.h.padding)
+                ) * width - Int(p.w.padding)
+                for ow in range(Int(p.w.output)):
+                    origins.append(row + ow * Int(p.w.stride))
+    var tap_count = len(taps)
+
+    def share(first: Int, end: Int) {imm}:
+        var deltas = taps.unsafe_ptr()
+        var window_starts = origins.unsafe_ptr()
+
+        @always_inline
+        def target(found: Scalar[index], o: Int) {imm} -> Int:
+            """The pixel in the plane; outside it, as an unsigned number too, where there is none.
+            """
+            var pixel = Int(found)
+            comptime if offsets:
+                comptime if index != DType.uint8:
+                    if UInt(pixel) >= UInt(tap_count):
+                        return -1
+                pixel = (
+                    window_starts[unsafe_offset=o] + deltas[unsafe_offset=pixel]
+                )
+            return pixel
+
+        # Half-precision sums are kept in float32 and rounded once.
+        var storage = List[Scalar[Acc]]()
+        comptime if not in_place:
+            storage.resize(plane * most + V, 0)
+        comptime if in_place:
+            if outputs == 1 and channels == 1:
+                for n in range(first, end):
+                    _place_one(
+                        dx.unsafe_offset(n * plane),
+                        dy[unsafe_offset=n],
+                        target(indices[unsafe_offset=n], 0),
+                        plane,
+                    )
+                return
+        var cleared = first
+        for unit in range(first, end):
+            var n = unit // blocks
+            var c0 = (unit - n * blocks) * most
+            var depth = min(most, channels - c0)
+            var dx_block = dx.unsafe_offset(n * plane * channels + c0)
+            var sums: Data[Acc]
+            var pitch: Int
+            comptime if in_place:
+                sums = rebind[Data[Acc]](dx_block)
+                pitch = channels
+                if depth == channels and channels > 1:
+                    clear_run(sums, plane * channels)
+                elif channels > 1:
+                    for i in range(plane):
+                        clear_run(sums.unsafe_offset(i * pitch), depth)
+                elif unit == cleared:
+                    # Small planes are cleared several at a time.
+                    var group = min(
+                        max(CLEARED_TOGETHER // plane, 1), end - unit
+                    )
+                    clear_run(sums, plane * group)
+                    cleared += group
+            else:
+                sums = pointer_to(storage)
+                pitch = depth
+                clear_run(sums, plane * depth)
+            var start = n * outputs * channels + c0
+            var dy_block = dy.unsafe_offset(start)
+            var found = indices.unsafe_offset(start)
+            if channels == 1:
+                for o in range(outputs):
+                    var pixel = target(found[unsafe_offset=o], o)
+                    if UInt(pixel) < UInt(plane):
+                        sums[unsafe_offset=pixel] += dy_block[
+                            unsafe_offset=o
+                        ].cast[Acc]()
+            else:
+                for o in range(outputs):
+                    for c in range(depth):
+                        var at = o * channels + c
+                        var pixel = target(found[unsafe_offset=at], o)
+                        if UInt(pixel) < UInt(plane):
+                            sums[unsafe_offset=pixel * pitch + c] += dy_block[
+                                unsafe_offset=at
+                            ].cast[Acc]()
+            comptime if not in_place:
+                if channels == 1:
+                    round_run(dx_block, sums, plane)
+                else:
+                    for i in range(plane):
+                        round_run(
+                            dx_block.unsafe_offset(i * channels),
+                            sums.unsafe_offset(i * depth),
+                            depth,
+                        )
+        _ = storage^
+
+    var units = Int(p.batch) * blocks
+    for_each_share(share, units, smallest_share(p.input_size(), units))
+
+
+@always_inline
+def _place_one[
+    dtype: DType, //
+](dx: Data[dtype], value: Scalar[dtype], place: Int, plane: Int):
+    """A plane of zeros but for one pixel."""
+    comptime V = lanes[dtype]
+    var at = 0
+    while at < plane:
+        var here = iota[DType.int64, V](Int64(at)).eq(
+            SIMD[DType.int64, V](Int64(place))
+        )
+        store_part(
+            dx,
+            at,
+            plane,
+            here.select(SIMD[dtype, V](value), SIMD[dtype, V](0)),
+        )
+        at += V

@@ -1,0 +1,271 @@
+"""Gradient of average pooling on a GPU over 3-D windows of 3x3x3 that move by one pixel.
+
+A thread owns a tile of one slab, RH rows by TW columns by V channels, and walks down D. Of each slab of windows it
+takes the sums over W and then over H of those that reach into its tile, once, and keeps the two slabs before it: a
+pixel is the sum of three. So every window is loaded once for each tile that it reaches into, and what neighbouring
+tiles load too comes from the first-level cache.
+"""
+
+from max.gpu import block_idx, thread_idx
+from max.gpu.host import DeviceContext
+from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
+from std.math import ceildiv
+from std.sys import size_of
+
+from .direct import Data
+from .gpu_problem import (
+    LIMIT_32,
+    FastDivisor,
+    GpuProblem,
+    fits_32_bits,
+    uniform_scale,
+)
+from .problem import PoolingAxis, PoolingProblem
+
+comptime BLOCK = 128
+comptime ENOUGH_THREADS = 1 << 17
+comptime K = 3
+comptime PADDING = 1
+
+
+@fieldwise_init
+struct March(DevicePassable, TrivialRegisterPassable):
+    """How dx is cut: strips of D of each sample, of tiles by V channels."""
+
+    var total: Int32
+    """Threads."""
+    var slabs: Int32
+    """Slabs of a strip."""
+    var by_columns: FastDivisor
+    """Divides by the tiles side by side."""
+    var by_rows: FastDivisor
+    """Divides by the tiles below each other."""
+    var by_strips: FastDivisor
+
+    comptime device_type: AnyType = Self
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        return "March"
+
+    def __init__(out self, p: PoolingProblem, tw: Int, rh: Int, vector: Int):
+        var columns = ceildiv(Int(p.w.input), tw)
+        var rows = ceildiv(Int(p.h.input), rh)
+        var vectors = Int(p.channels) // vector
+        var tiles = columns * rows * vectors * Int(p.batch)
+        # Each strip begins with two slabs of windows that the one before it has loaded too.
+        var slabs = Int(p.d.input)
+        while (
+            slabs > 8
+            and tiles * ceildiv(Int(p.d.input), slabs) < ENOUGH_THREADS
+        ):
+            slabs = ceildiv(slabs, 2)
+        var strips = ceildiv(Int(p.d.input), slabs)
+        self.total = Int32(min(tiles * strips, LIMIT_32 - 1))
+        self.slabs = Int32(slabs)
+        self.by_columns = FastDivisor(columns)
+        self.by_rows = FastDivisor(rows)
+        self.by_strips = FastDivisor(strips)
+
+
+@always_inline
+def march_tile[
+    dtype: DType, TW: Int, RH: Int, V: Int, uniform: Bool
+](dx: Data[dtype], dy: Data[dtype], p: GpuProblem, m: March, flat: Int32):
+    """The work of thread `flat`. V = 1: one channel, rows of whole tiles."""
+    comptime N = TW + K - 1
+    comptime FIRST = PADDING - K + 1
+    comptime Sums = SIMD[DType.float32, V]
+    comptime Tile = Array[Sums, RH * TW]
+    # Channels lie beside each other, then columns, then rows.
+    var pixels, vector = p.by_vectors.divmod(flat)
+    var place, tile = m.by_columns.divmod(pixels)
+    var unit, tile_row = m.by_rows.divmod(place)
+    var n, strip = m.by_strips.divmod(unit)
+    var c = vector * Int32(V)
+    var w0 = tile * Int32(TW)
+    var h0 = tile_row * Int32(RH)
+    var d0 = strip * m.slabs
+    var d1 = min(d0 + m.slabs, p.d.input)
+    var dy_n = dy.unsafe_offset(
+        Int(n) * Int(p.output_plane()) * Int(p.channels) + Int(c)
+    )
+    var dx_n = dx.unsafe_offset(
+        Int(n) * Int(p.input_plane()) * Int(p.channels) + Int(c)
+    )
+    var include = p.include_pad != 0
+    # Without `uniform`, what each window's place contributes to one over its divisor.
+    var scale_w = Array[Float32, N](fill=1)
+    var scale_h = Array[Float32, RH + K - 1](fill=1)
+    comptime if not uniform:
+        comptime for i in range(N):
+            scale_w[i] = p.w.scale[False](w0 + Int32(FIRST + i), include)
+        comptime for r in range(RH + K - 1):
+            scale_h[r] = p.h.scale[False](
+                h0 + p.h.padding + Int32(r - (K - 1)), include
+            )
+    # The windows' rows and columns, and whether they are there.
+    var row_at = Array[Int32, RH + K - 1](fill=0)
+    var live = Array[Bool, RH + K - 1](fill=False)
+    comptime for r in range(RH + K - 1):
+        var oh = h0 + p.h.padding + Int32(r - (K - 1))
+        live[r] = oh >= 0 and oh < p.h.output
+        row_at[r] = min(max(oh, 0), p.h.output - 1) * p.w.output * p.channels
+    var columns = Array[Int32, N](fill=0)
+    var inside = Array[Bool, N](fill=False)
+    comptime for i in range(N):
+        var ow = w0 + Int32(FIRST + i)
+        inside[i] = ow >= 0 and ow < p.w.output
+        columns[i] = min(max(ow, 0), p.w.output - 1)
+    var older = Tile(fill=Sums(0))
+    var old = Tile(fill=Sums(0))
+    for od in range(d0 + p.d.padding - (K - 1), d1 + p.d.padding):
+        var new = Tile(fill=Sums(0))
+        if od >= 0 and od < p.d.output:
+            var dy_d = dy_n.unsafe_offset(
+                Int(od * p.h.output * p.w.output * p.channels)
+            )
+            var scale_d = Float32(1)
+            comptime if not uniform:
+                scale_d = p.d.scale[False](od, include)
+            # No load hangs on a condition, so that all are under way together; what lies outside is dropped after.
+            var rows = Array[Array[SIMD[dtype, V], N], RH + K - 1](
+                fill=Array[SIMD[dtype, V], N](fill=SIMD[dtype, V](0))
+            )
+            comptime for r in range(RH + K - 1):
+                var row = dy_d.unsafe_offset(Int(row_at[r]))
+                comptime if V == 1:
+                    comptime bytes = TW * size_of[dtype]()
+                    var run = row.unsafe_load[width=TW, alignment=bytes](
+                        Int(w0)
+                    )
+                    comptime for j in range(TW):
+                        rows[r][j - FIRST] = SIMD[dtype, V](run[j])
+                comptime for i in range(N):
+                    comptime if V > 1 or i + FIRST < 0 or i + FIRST >= TW:
+                        comptime bytes = V * size_of[dtype]()
+                        rows[r][i] = row.unsafe_load[width=V, alignment=bytes](
+                            Int(columns[i] * p.channels)
+                        )
+            comptime for r in range(RH + K - 1):
+                var values = Array[Sums, N](fill=Sums(0))
+                comptime for i in range(N):
+                    var value = rows[r][i].cast[DType.float32]()
+                    values[i] = value if live[r] and inside[i] else Sums(0)
+                    comptime if not uniform:
+                        values[i] *= scale_d * scale_h[r] * scale_w[i]
+                comptime for j in range(TW):
+                    var sum = values[j] + values[j + 1] + values[j + 2]
+                    comptime for up in range(K):
+                        comptime if r - up >= 0 and r - up < RH:
+                            new[(r - up) * TW + j] += sum
+        var d = od - p.d.padding
+        if d >= d0:
+            comptime for r in range(RH):
+                var h = h0 + Int32(r)
+                if h < p.h.input:
+                    var at = Int(
+                        ((d * p.h.input + h) * p.w.input + w0) * p.channels
+                    )
+                    var sums = Array[Sums, TW](fill=Sums(0))
+                    comptime for j in range(TW):
+                        comptime i = r * TW + j
+                        sums[j] = older[i] + old[i] + new[i]
+                        comptime if uniform:
+                            sums[j] *= p.scale
+                    comptime if V == 1:
+                        var values = SIMD[DType.float32, TW](0)
+                        comptime for j in range(TW):
+                            values[j] = sums[j][0]
+                        dx_n.unsafe_store[alignment=TW * size_of[dtype]()](
+                            at, values.cast[dtype]()
+                        )
+                    else:
+                        comptime for j in range(TW):
+                            if w0 + Int32(j) < p.w.input:
+                                dx_n.unsafe_store[
+                                    alignment=V * size_of[dtype]()
+                                ](
+                                    at + j * Int(p.channels),
+                                    sums[j].cast[dtype](),
+                                )
+        comptime for i in range(RH * TW):
+            older[i] = old[i]
+            old[i] = new[i]
+
+
+def avg_pool_dgrad_march[
+    dtype: DType, TW: Int, RH: Int, V: Int, uniform: Bool
+](dx: Data[dtype], dy: Data[dtype], p: GpuProblem, m: March):
+    var flat = Int32(block_idx.x) * BLOCK + Int32(thread_idx.x)
+    if flat < m.total:
+        march_tile[dtype, TW, RH, V, uniform](dx, dy, p, m, flat)
+
+
+def launch_avg_pool_dgrad_march[
+    dtype: DType
+](
+    ctx: DeviceContext, dx: Data[dtype], dy: Data[dtype], p: PoolingProblem
+) raises -> Bool:
+    """False for other windows, and for rows or channels that are no whole vectors.
+    """
+    comptime V = 4
+
+    @always_inline
+    def moves_by_one(axis: PoolingAxis) {imm} -> Bool:
+        return Int(axis.window) == K and axis.stride == 1
+
+    if (
+        not moves_by_one(p.d)
+        or not moves_by_one(p.h)
+        or not moves_by_one(p.w)
+        or Int(p.w.padding) != PADDING
+        or not fits_32_bits(p)
+        or Int(dx) % 16 != 0
+        or Int(dy) % 16 != 0
+    ):
+        return False
+    var scale = uniform_scale[False](p)
+    var done = False
+
+    @always_inline
+    def launch_with[
+        TW: Int, RH: Int, V: Int, uniform: Bool
+    ]() raises {mut done, imm}:
+        var march = March(p, TW, RH, V)
+        if Int(march.total) >= LIMIT_32 - BLOCK:
+            return
+        comptime kernel = avg_pool_dgrad_march[dtype, TW, RH, V, uniform]
+        ctx.enqueue_function[kernel](
+            dx,
+            dy,
+            GpuProblem(
+                p,
+                extent_d=p.d.input,
+                vector=V,
+                scale=scale,
+            ),
+            march,
+            grid_dim=ceildiv(Int(march.total), BLOCK),
+            block_dim=BLOCK,
+        )
+        done = True
+
+    @always_inline
+    def launch[TW: Int, RH: Int, V: Int]() raises {imm}:
+        if scale != 0:
+            launch_with[TW, RH, V, True]()
+        else:
+            launch_with[TW, RH, V, False]()
+
+    if p.channels == 1:
+        if Int(p.w.input) % V == 0:
+            launch[V, 4, 1]()
+    elif Int(p.channels) % V == 0:
+        launch[2, 2, V]()
+    return done

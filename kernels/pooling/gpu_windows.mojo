@@ -1,0 +1,161 @@
+"""Windows in registers: how the gradients of gpu_tiles.mojo load them and compare their entries with pixels."""
+
+from std.sys import size_of
+from std.sys._assembly import inlined_assembly
+from std.sys.info import is_nvidia_gpu
+
+from .direct import Data
+
+
+struct Windows[dtype: DType, index: DType, N: Int, V: Int](Copyable):
+    """N neighbouring windows of one row, V channels each. Windows that are not there have a zero gradient and an
+    index that names nothing."""
+
+    var dy: Array[SIMD[Self.dtype, Self.V], Self.N]
+    var found: Array[SIMD[Self.index, Self.V], Self.N]
+
+    @always_inline
+    def __init__(out self):
+        self.dy = Array[SIMD[Self.dtype, Self.V], Self.N](
+            fill=SIMD[Self.dtype, Self.V](0)
+        )
+        # -1, or 255 in a byte: no window that is stored in bytes has so many taps.
+        self.found = Array[SIMD[Self.index, Self.V], Self.N](
+            fill=SIMD[Self.index, Self.V](Scalar[Self.index](-1))
+        )
+
+
+@always_inline
+def load_windows[
+    dtype: DType,
+    index: DType,
+    N: Int,
+    V: Int,
+    //,
+    *,
+    first: Int,
+    run: Int,
+    aligned: Bool,
+    averaging: Bool,
+](
+    mut windows: Windows[dtype, index, N, V],
+    dy: Data[dtype],
+    found: Data[index],
+    start: Int32,
+    extent: Int32,
+    channels: Int32,
+):
+    """Loads windows start + first, ... of a row of `extent`; dy and found point at its window 0. `aligned`: of one
+    channel, and the `run` windows from start on are one vector."""
+
+    @always_inline
+    def one(i: Int) {mut windows, imm}:
+        var o = start + Int32(first + i)
+        if o >= 0 and o < extent:
+            comptime bytes = min(V * size_of[dtype](), 16)
+            windows.dy[i] = dy.unsafe_load[width=V, alignment=bytes](
+                Int(o * channels)
+            )
+            comptime if not averaging:
+                comptime index_bytes = min(V * size_of[index](), 16)
+                windows.found[i] = found.unsafe_load[
+                    width=V, alignment=index_bytes
+                ](Int(o * channels))
+
+    comptime if aligned:
+        if start < extent:
+            comptime bytes = min(run * size_of[dtype](), 16)
+            var values = dy.unsafe_load[width=run, alignment=bytes](Int(start))
+            comptime for j in range(run):
+                windows.dy[j - first] = SIMD[dtype, V](values[j])
+            comptime if not averaging:
+                comptime index_bytes = min(run * size_of[index](), 16)
+                var places = found.unsafe_load[
+                    width=run, alignment=index_bytes
+                ](Int(start))
+                comptime for j in range(run):
+                    windows.found[j - first] = SIMD[index, V](places[j])
+    comptime for i in range(N):
+        comptime if not aligned or first + i < 0 or first + i >= run:
+            one(i)
+
+
+@always_inline
+def narrow[
+    index: DType, V: Int, //
+](found: SIMD[index, V]) -> SIMD[DType.int32, V]:
+    """Indices in 32 bits; one that does not fit becomes -1 and names nothing.
+    """
+    comptime if index == DType.int64:
+        var low = found.cast[DType.int32]()
+        return low.cast[index]().eq(found).select(low, SIMD[DType.int32, V](-1))
+    else:
+        return found.cast[DType.int32]()
+
+
+@always_inline
+def add_where[
+    V: Int, //
+](
+    sum: SIMD[DType.float32, V],
+    found: SIMD[DType.int32, V],
+    wanted: Int32,
+    g: SIMD[DType.float32, V],
+) -> SIMD[DType.float32, V]:
+    """Adds g where found is wanted; a select and an addition would be an instruction more.
+    """
+    comptime if is_nvidia_gpu():
+        var total = sum
+        comptime for v in range(V):
+            total[v] = inlined_assembly[
+                (
+                    "{.reg .pred hit; setp.eq.s32 hit, $1, $2;"
+                    " @hit add.f32 $0, $0, $3;}"
+                ),
+                Float32,
+                constraints="=f,r,r,f,0",
+                has_side_effect=False,
+            ](found[v], wanted, g[v], sum[v])
+        return total
+    else:
+        return sum + found.eq(SIMD[DType.int32, V](wanted)).select(
+            g, SIMD[DType.float32, V](0)
+        )
+
+
+@always_inline
+def one_bit[V: Int, //](taps: SIMD[DType.int32, V]) -> SIMD[DType.int32, V]:
+    """On NVIDIA one bit for each tap's number, none for numbers outside 0 to 31; elsewhere the numbers themselves.
+
+    One instruction moves seven such bits to predicates, where a comparison makes but one. LLVM would turn a shift
+    and a test of one bit back into a comparison.
+    """
+    comptime if is_nvidia_gpu():
+        var bits = taps
+        comptime for v in range(V):
+            bits[v] = inlined_assembly[
+                "shl.b32 $0, 1, $1;",
+                Int32,
+                constraints="=r,r",
+                has_side_effect=False,
+            ](taps[v])
+        return bits
+    else:
+        return taps
+
+
+@always_inline
+def add_tap[tap: Int](sum: Float32, bits: Int32, g: Float32) -> Float32:
+    """Adds g where one_bit names the tap."""
+    comptime if is_nvidia_gpu():
+        return inlined_assembly[
+            (
+                "{.reg .pred hit; .reg .b32 bit; and.b32 bit, $1, $2;"
+                " setp.ne.b32 hit, bit, 0; @hit add.f32 $0, $0, $3;}"
+            ),
+            Float32,
+            constraints="=f,r,n,f,0",
+            has_side_effect=False,
+        ](bits, Int32(1 << tap), g, sum)
+    else:
+        return sum + g if bits == Int32(tap) else sum
