@@ -49,9 +49,10 @@ TILE_SHAPES = 4
 WGRAD_TILES = ((128, 256), (64, 192), (128, 192), (256, 192), (128, 128), (128, 64), (64, 64))
 SPLIT_STEPS = {1, 6}
 """Wgrad shapes whose consumers sum the same tile."""
-Tuning = tuple[int, int, int]
-"""Tile shape, splits, blocks of a cluster."""
-AUTOMATIC: Tuning = (-1, -1, 0)
+Tuning = tuple[int, int, int, int, int]
+"""Tile shape, splits, blocks that join, rows and columns of tiles whose blocks share copies: `WgradChoice`'s fields."""
+AUTOMATIC: Tuning = (-1, -1, 0, 1, 1)
+SHARES = ((1, 2), (2, 1), (2, 2))
 WORKSPACE_LIMIT = 2**30
 
 
@@ -145,7 +146,7 @@ def build(dtypes: list[str], passes: list[str], dispatched: bool = False) -> tup
             inputs = [
                 *operands,
                 TensorType(DType.int64, (12,), host),
-                TensorType(DType.int64, (3,), host),
+                TensorType(DType.int64, (5,), host),
                 TensorType(DType.uint8, (result[2],), host),
                 TensorType(DType.uint8, (result[3],), host),
             ]
@@ -206,20 +207,30 @@ def capacity(cluster: int, processors: int) -> int:
 
 
 def tunings(passing: str, problem: Problem, processors: int) -> list[Tuning]:
-    """Every tile shape; for wgrad with an even spread, one to three whole rounds of splits, and clusters."""
+    """Every tile shape; for wgrad with the even spread, whole rounds of splits, clusters that join and that share."""
     if passing != "wgrad":
-        return [(shape, 0, 0) for shape in range(TILE_SHAPES)]
+        return [(shape, 0, 0, 1, 1) for shape in range(TILE_SHAPES)]
     result: set[Tuning] = set()
     for shape, (rows, columns) in enumerate(WGRAD_TILES):
         panels = problem.r * problem.s * math.ceil(problem.c / 64)
-        tiles = math.ceil(problem.k / rows) * math.ceil(panels / (columns // 64))
+        across, along = math.ceil(problem.k / rows), math.ceil(panels / (columns // 64))
+        tiles = across * along
         if shape not in SPLIT_STEPS:
-            result.add((shape, 0, 0))
-            result |= {(shape, max(rounds * processors // tiles, 1), 0) for rounds in (1, 2, 3)}
+            result.add((shape, 0, 0, 1, 1))
+            result |= {(shape, max(rounds * processors // tiles, 1), 0, 1, 1) for rounds in (1, 2, 3)}
+            for share in SHARES:
+                if share[0] > across or share[1] > along:
+                    continue
+                shared = math.ceil(across / share[0]) * math.ceil(along / share[1]) * math.prod(share)
+                width = capacity(math.prod(share), processors)
+                result.add((shape, 0, 0, *share))
+                result |= {(shape, max(rounds * width // shared, 1), 0, *share) for rounds in (1, 2)}
         for cluster in (1, 2, 4, 8):
             if cluster > 1 or shape in SPLIT_STEPS:
                 width = capacity(cluster, processors)
-                result |= {(shape, max(rounds * width // tiles // cluster, 1) * cluster, cluster) for rounds in (1, 2)}
+                many = (1, 2) if cluster <= 2 else (1,)
+                parts = {max(rounds * width // tiles // cluster, 1) * cluster for rounds in many}
+                result |= {(shape, part, cluster, 1, 1) for part in parts}
     return sorted(result)
 
 

@@ -32,6 +32,7 @@ class Sample:
     shape: int
     splits: int
     cluster: int
+    share: tuple[int, int]
     us: float
     best: float
 
@@ -78,6 +79,9 @@ class WgradFeatures:
     """Pipeline stages of the busiest multiprocessor."""
     rounds: np.ndarray
     joins: np.ndarray
+    shares: np.ndarray
+    step_bytes: np.ndarray
+    """What a block loads for one stage: of shared copies its part."""
     loaded_us: np.ndarray
     """Where blocks walk unrelated pixels: the time of all loads at the copy bandwidth."""
     memory_us: np.ndarray
@@ -95,27 +99,32 @@ class WgradFeatures:
         """choice.mojo's wgrad_time."""
         values = np.exp(x)
         step = values[: len(WGRAD_TILES)][self.shape.astype(int)]
-        traffic, combine_byte, combine_slot, unaligned, launch, join_byte, join, start = values[len(WGRAD_TILES) :]
+        rest = values[len(WGRAD_TILES) :]
+        traffic, combine_byte, combine_slot, unaligned, launch, join_byte, join, start, load_byte, share = rest
+        step = (step**4 + (self.step_bytes * load_byte) ** 4) ** 0.25
         time = np.maximum(self.steps * step, self.loaded_us * unaligned)
         time = (time**3 + (self.memory_us * traffic) ** 3) ** (1 / 3) + start
-        time = time + self.joins * self.rounds * (join + self.tile_bytes * join_byte)
+        time = time + self.joins * self.rounds * (join + self.tile_bytes * join_byte) + self.shares * share
         return time + self.slot_bytes * 2 * combine_byte + self.slots * combine_slot + (self.slots > 0) * launch
 
 
 def _features(s: Sample) -> list[float]:
     p, (rows, columns) = s.problem, WGRAD_TILES[s.shape]
-    tiles = math.ceil(p.k / rows) * math.ceil(p.r * p.s * math.ceil(p.c / 64) / (columns // 64))
+    across, along = math.ceil(p.k / rows), math.ceil(p.r * p.s * math.ceil(p.c / 64) / (columns // 64))
+    share_rows, share_columns = s.share
+    tiles = math.ceil(across / share_rows) * math.ceil(along / share_columns) * share_rows * share_columns
+    step_bytes = (rows / share_columns + columns / share_rows) * 128
     steps = math.ceil(p.n * p.p * p.q / 64)
     loaded = 0.0
     if s.splits == 0:
         slots, rounds, busiest = tiles + min(PROCESSORS, tiles * steps), 1, tiles * steps / PROCESSORS
         if tensor_bytes(p) > CACHE_BYTES:
-            loaded = tiles * steps * (rows + columns) * 128 * BYTE
+            loaded = tiles * steps * step_bytes * BYTE
     else:
         parts = min(s.splits, steps)
         slots = parts // max(s.cluster, 1)
         slots = 0 if slots == 1 else tiles * slots
-        rounds = math.ceil(tiles * parts / capacity(s.cluster, PROCESSORS))
+        rounds = math.ceil(tiles * parts / capacity(max(s.cluster, share_rows * share_columns), PROCESSORS))
         busiest = rounds * math.ceil(steps / parts)
     copies = 2 if s.shape in SPLIT_STEPS else 1
     return [
@@ -125,6 +134,8 @@ def _features(s: Sample) -> list[float]:
         busiest,
         rounds,
         s.cluster > 0,
+        share_rows * share_columns > 1,
+        step_bytes * 1e-6,
         loaded,
         tensor_bytes(p) * BYTE,
         slots / tiles,
@@ -142,8 +153,8 @@ def samples(document: dict, passing: str) -> list[Sample]:
             continue
         best = min(row["tunings_ms"].values()) * 1e3
         for key, ms in row["tunings_ms"].items():
-            shape, splits, cluster = map(int, key.split(","))
-            result.append(Sample(problem, shape, splits, cluster, ms * 1e3, best))
+            shape, splits, cluster, *share = map(int, key.split(","))
+            result.append(Sample(problem, shape, splits, cluster, tuple(share), ms * 1e3, best))
     return result
 
 
@@ -162,7 +173,8 @@ def regret(name: str, guessed: list[tuple[float, Sample]]) -> None:
     print(f"{name}: {statistics.geometric_mean(costs.values()):.3f} of the best tile's time in the mean; worst:")
     for problem, cost in worst:
         sample = chosen[problem][1]
-        print(f"  {problem} {cost:.3f} shape {sample.shape} splits {sample.splits} cluster {sample.cluster}")
+        tuning = (sample.shape, sample.splits, sample.cluster, *sample.share)
+        print(f"  {problem} {cost:.3f} {tuning}")
 
 
 def main() -> None:
@@ -213,7 +225,8 @@ def fit_wgrad(group: list[Sample]) -> None:
         first = order[np.unique(f.problem[order], return_index=True)[1]]
         return float(np.log(f.us[first] / f.best[first]).mean())
 
-    x = np.log([rows * columns * 2e-5 for rows, columns in WGRAD_TILES] + [0.95, 0.25, 0.12, 0.5, 2.5, 20.0, 1.0, 1.5])
+    fixed = [0.95, 0.25, 0.12, 0.5, 2.5, 20.0, 1.0, 1.5, 13.0, 0.5]
+    x = np.log([rows * columns * 1.7e-5 for rows, columns in WGRAD_TILES] + fixed)
     for sharpness in (3, 6):
         x = minimize(cost, x, args=(sharpness,), method="Powell", options={"maxiter": 40}).x
     # The times fit; what is left is to choose well where two are close.
@@ -226,7 +239,7 @@ def fit_wgrad(group: list[Sample]) -> None:
             x, least = candidate, loss
     shapes = len(WGRAD_TILES)
     print(f"wgrad steps {np.round(np.exp(x[:shapes]), 3)}")
-    print("traffic, combine byte, combine slot, unaligned traffic, launch, join byte, join, start (us and MB):")
+    print("traffic, combine byte, combine slot, unaligned, launch, join byte, join, start, load byte, share (us, MB):")
     print(np.round(np.exp(x[shapes:]), 3))
     regret("wgrad", list(zip(f.predicted(x), group, strict=True)))
     print("measured choices (K, C, taps, steps): where the prediction loses more than 4 %")
@@ -237,7 +250,9 @@ def fit_wgrad(group: list[Sample]) -> None:
         if f.us[chosen] > 1.04 * f.us[best]:
             p, b = group[best].problem, group[best]
             steps = math.ceil(p.n * p.p * p.q / 64)
-            print(f"  {p.k}, {p.c}, {p.r * p.s}, {steps}: {b.shape}, {b.splits}, {b.cluster}")
+            print(
+                f"  {p.k}, {p.c}, {p.r * p.s}, {steps}: {b.shape}, {b.splits}, {b.cluster}, {b.share[0]}, {b.share[1]}"
+            )
 
 
 if __name__ == "__main__":

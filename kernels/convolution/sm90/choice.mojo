@@ -6,12 +6,12 @@ each tile shape are fitted by `benchmarks/convolution/sm90_fit.py` to committed 
 every problem of the list; microseconds everywhere.
 """
 
-from std.math import ceildiv
+from std.math import ceildiv, sqrt
 
 from ..problem import ConvolutionProblem
-from .implicit_gemm import TileShape
 from .plan import BLOCK_K
-from .wgrad_plan import MAX_CLUSTER, PANEL, WgradShape
+from .tile import TileShape
+from .wgrad_plan import MAX_CLUSTER, PANEL, WgradChoice, WgradShape
 
 
 @fieldwise_init
@@ -47,27 +47,31 @@ comptime WGRAD_SHAPES: Array[WgradShape, 7] = [
     WgradShape(row_blocks=1, columns=64, stages=12, split_steps=True),
 ]
 comptime WGRAD_STEP: Array[Float64, 7] = [
-    0.692,
-    0.474,
-    0.585,
-    1.102,
-    0.476,
-    0.321,
-    0.240,
+    0.629,
+    0.000,
+    0.499,
+    0.905,
+    0.368,
+    0.256,
+    0.140,
 ]
-comptime _WGRAD_START = 3.30
+comptime _WGRAD_START = 3.36
 """Until the first products run, and after the last ones."""
-comptime _WGRAD_TRAFFIC = 1.025
-comptime _COMBINE_BYTE = 0.190e-6
+comptime _WGRAD_TRAFFIC = 0.851
+comptime _COMBINE_BYTE = 0.194e-6
 """Writing or reading one byte of the slots."""
-comptime _COMBINE_SLOT = 0.104
+comptime _COMBINE_SLOT = 0.148
 """Adding one more slot to a tile: the loads of one thread follow each other."""
-comptime _COMBINE_LAUNCH = 0.42
-comptime _JOIN = 2.19
+comptime _COMBINE_LAUNCH = 0.62
+comptime _JOIN = 3.35
 """A cluster's barriers."""
-comptime _JOIN_BYTE = 22.7e-6
+comptime _JOIN_BYTE = 11.0e-6
 """Laying one byte of a block's sums into shared memory, and reading it from there."""
-comptime _UNALIGNED_TRAFFIC = 0.480
+comptime _LOAD_BYTE = 11.25e-6
+"""A block's loads from the second-level cache, all multiprocessors loading."""
+comptime _SHARE = 3.71
+"""A cluster's start and end, where blocks share copies."""
+comptime _UNALIGNED_TRAFFIC = 0.552
 """Share of the loads that reach memory when blocks walk unrelated pixels and the tensors exceed the second-level cache."""
 comptime _CACHE_BYTES = 45.0e6
 comptime _BYTE = 1.0 / 4.27e6
@@ -133,19 +137,21 @@ def choose_tile(
     return best
 
 
-@fieldwise_init
-struct WgradChoice(ImplicitlyCopyable):
-    var shape: Int
-    """Index into WGRAD_SHAPES."""
-    var splits: Int
-    """Equal parts of each tile's reduction, or 0: all steps spread evenly over the blocks."""
-    var cluster: Int
-    """Blocks that join their sums in shared memory, or 0: a block takes any number of parts and joins nothing."""
-
-
-def wgrad_tiles(shape: WgradShape, p: ConvolutionProblem) -> Int:
+def wgrad_tiles(
+    shape: WgradShape,
+    p: ConvolutionProblem,
+    share_rows: Int = 1,
+    share_columns: Int = 1,
+) -> Int:
+    """Tiles of the result, rounded up to whole groups of those that share copies.
+    """
     var panels = p.r * p.s * ceildiv(p.c, PANEL)
-    return ceildiv(p.k, shape.rows()) * ceildiv(panels, shape.panels())
+    return (
+        ceildiv(ceildiv(p.k, shape.rows()), share_rows)
+        * ceildiv(ceildiv(panels, shape.panels()), share_columns)
+        * share_rows
+        * share_columns
+    )
 
 
 def cluster_capacity(cluster: Int, processors: Int) -> Int:
@@ -158,14 +164,24 @@ def cluster_capacity(cluster: Int, processors: Int) -> Int:
 
 def wgrad_time(
     shape: WgradShape,
-    step: Float64,
-    splits: Int,
-    cluster: Int,
+    products: Float64,
+    choice: WgradChoice,
     p: ConvolutionProblem,
     processors: Int,
 ) -> Tuple[Float64, Int]:
-    """Predicted time, and the bytes of the slots."""
-    var tiles = wgrad_tiles(shape, p)
+    """Predicted time, and the bytes of the slots; `products` is the shape's WGRAD_STEP.
+    """
+    var splits = choice.splits
+    var cluster = choice.cluster
+    var share = choice.share_rows * choice.share_columns
+    var tiles = wgrad_tiles(shape, p, choice.share_rows, choice.share_columns)
+    # What a block loads for one step; of a shared copy its part.
+    var step_bytes = (
+        Float64(shape.rows()) / Float64(choice.share_columns)
+        + Float64(shape.columns) / Float64(choice.share_rows)
+    ) * Float64(BLOCK_K * 2)
+    var loads = step_bytes * _LOAD_BYTE
+    var step = sqrt(sqrt(products**4 + loads**4))
     var steps = ceildiv(p.n * p.p * p.q, BLOCK_K)
     var bytes = _tensor_bytes(p)
     var time: Float64
@@ -174,17 +190,18 @@ def wgrad_time(
         slots = tiles + min(processors, tiles * steps)
         time = Float64(tiles * steps) / Float64(processors) * step
         if bytes > _CACHE_BYTES:
-            var loaded = (
-                tiles * steps * (shape.rows() + shape.columns) * BLOCK_K * 2
-            )
-            time = max(time, Float64(loaded) * _BYTE * _UNALIGNED_TRAFFIC)
+            var loaded = Float64(tiles * steps) * step_bytes
+            time = max(time, loaded * _BYTE * _UNALIGNED_TRAFFIC)
     else:
         var parts = min(splits, steps)
         slots = parts // max(cluster, 1)
         slots = 0 if slots == 1 else tiles * slots
         time = (
             Float64(
-                ceildiv(tiles * parts, cluster_capacity(cluster, processors))
+                ceildiv(
+                    tiles * parts,
+                    cluster_capacity(max(cluster, share), processors),
+                )
             )
             * Float64(ceildiv(steps, parts))
             * step
@@ -199,6 +216,8 @@ def wgrad_time(
             _JOIN
             + Float64(shape.slot_elements() * shape.copies() * 4) * _JOIN_BYTE
         )
+    if share > 1:
+        time += _SHARE
     var slot_bytes = slots * shape.slot_elements() * 4
     time += Float64(slot_bytes) * 2 * _COMBINE_BYTE
     time += Float64(slots) / Float64(tiles) * _COMBINE_SLOT
@@ -219,19 +238,30 @@ struct MeasuredChoice(ImplicitlyCopyable):
 
 
 comptime _MEASURED_PROCESSORS = 132
-comptime MEASURED: Array[MeasuredChoice, 7] = [
-    MeasuredChoice(64, 256, 1, 12544, WgradChoice(6, 66, 1)),
-    MeasuredChoice(128, 128, 9, 3136, WgradChoice(2, 0, 0)),
-    MeasuredChoice(128, 128, 9, 12544, WgradChoice(2, 0, 0)),
-    MeasuredChoice(256, 512, 1, 3136, WgradChoice(3, 0, 0)),
-    MeasuredChoice(256, 512, 1, 784, WgradChoice(5, 8, 0)),
-    MeasuredChoice(256, 1024, 1, 784, WgradChoice(4, 8, 0)),
-    MeasuredChoice(512, 2048, 1, 49, WgradChoice(4, 2, 0)),
+comptime MEASURED: Array[MeasuredChoice, 18] = [
+    MeasuredChoice(512, 1024, 1, 784, WgradChoice(0, 8, 0, 2, 1)),
+    MeasuredChoice(64, 64, 9, 3136, WgradChoice(1, 44, 2, 1, 1)),
+    MeasuredChoice(128, 128, 9, 784, WgradChoice(2, 22, 0, 1, 2)),
+    MeasuredChoice(512, 128, 1, 3136, WgradChoice(5, 15, 0, 2, 2)),
+    MeasuredChoice(512, 128, 1, 784, WgradChoice(5, 15, 0, 2, 2)),
+    MeasuredChoice(128, 512, 1, 784, WgradChoice(5, 16, 0, 1, 1)),
+    MeasuredChoice(512, 256, 1, 784, WgradChoice(4, 15, 0, 2, 2)),
+    MeasuredChoice(256, 512, 1, 784, WgradChoice(4, 15, 0, 2, 2)),
+    MeasuredChoice(256, 1024, 1, 784, WgradChoice(0, 15, 0, 2, 2)),
+    MeasuredChoice(1024, 512, 1, 784, WgradChoice(0, 8, 2, 1, 1)),
+    MeasuredChoice(512, 512, 9, 196, WgradChoice(0, 0, 0, 1, 1)),
+    MeasuredChoice(2048, 1024, 1, 49, WgradChoice(0, 2, 2, 1, 1)),
+    MeasuredChoice(256, 256, 9, 12544, WgradChoice(0, 0, 0, 2, 1)),
+    MeasuredChoice(256, 256, 9, 3136, WgradChoice(0, 7, 0, 2, 1)),
+    MeasuredChoice(512, 256, 9, 3136, WgradChoice(3, 0, 0, 1, 2)),
+    MeasuredChoice(512, 256, 9, 784, WgradChoice(3, 5, 0, 1, 1)),
+    MeasuredChoice(512, 512, 9, 3136, WgradChoice(3, 0, 0, 1, 2)),
+    MeasuredChoice(512, 512, 9, 784, WgradChoice(0, 0, 0, 2, 1)),
 ]
 
 
 def choose_wgrad(p: ConvolutionProblem, processors: Int) -> WgradChoice:
-    var best = WgradChoice(2, 1, 0)
+    var best = WgradChoice(2, 1, 0, 1, 1)
     var best_time = Float64.MAX
     var steps = ceildiv(p.n * p.p * p.q, BLOCK_K)
     if processors == _MEASURED_PROCESSORS:
@@ -246,7 +276,12 @@ def choose_wgrad(p: ConvolutionProblem, processors: Int) -> WgradChoice:
                 and abs(known.steps - steps) * 8 <= known.steps
             ):
                 var slots = (
-                    wgrad_tiles(shape, p)
+                    wgrad_tiles(
+                        shape,
+                        p,
+                        known.choice.share_rows,
+                        known.choice.share_columns,
+                    )
                     * (known.choice.splits + processors)
                     * shape.slot_elements()
                     * 4
@@ -255,35 +290,39 @@ def choose_wgrad(p: ConvolutionProblem, processors: Int) -> WgradChoice:
                     return known.choice
     comptime for i in range(len(WGRAD_SHAPES)):
         comptime shape = WGRAD_SHAPES[i]
-        comptime step = WGRAD_STEP[i]
-        var tiles = wgrad_tiles(shape, p)
-        for log in range(2):
-            # Without a cluster, or with one of a single block, which consumers that sum the same tile need. Larger ones are
-            # for measurements only: docs/hopper.md says why.
-            var cluster = (1 << log) >> 1
-            if (cluster == 0 and shape.split_steps) or (
-                cluster == 1 and not shape.split_steps
-            ):
+        comptime products = WGRAD_STEP[i]
+        # Alone, clusters that join, blocks that share copies. Consumers that sum the same tile join at least with each other.
+        for way in range(7):
+            var choice = WgradChoice(i, 0, 0, 1, 1)
+            if way <= 3:
+                choice.cluster = (
+                    1 << way
+                ) if way > 0 or shape.split_steps else 0
+            elif shape.split_steps:
                 continue
-            if cluster > steps:
+            else:
+                choice.share_rows = 1 if way == 4 else 2
+                choice.share_columns = 1 if way == 5 else 2
+            if choice.cluster > steps:
                 continue
-            for rounds in range(4 if cluster == 0 else 3):
-                # As many parts as fill a whole number of rounds over the multiprocessors; 0 rounds: the even spread.
-                if rounds == 0 and cluster > 0:
+            var share = choice.share_rows * choice.share_columns
+            var tiles = wgrad_tiles(
+                shape, p, choice.share_rows, choice.share_columns
+            )
+            var width = max(choice.cluster, 1)
+            var room = cluster_capacity(max(width, share), processors)
+            # As many parts as fill a whole number of rounds over the multiprocessors; 0 rounds: the even spread.
+            var most = 4 if way == 0 else (2 if choice.cluster > 2 else 3)
+            for rounds in range(most):
+                if rounds == 0 and choice.cluster > 0:
                     continue
-                var width = max(cluster, 1)
-                var parts = (
-                    rounds
-                    * cluster_capacity(cluster, processors)
-                    // (tiles * width)
-                    * width
-                )
-                if rounds > 0 and parts == 0:
+                choice.splits = rounds * room // (tiles * width) * width
+                if rounds > 0 and choice.splits == 0:
                     continue
                 var time, bytes = wgrad_time(
-                    shape, step, parts, cluster, p, processors
+                    shape, products, choice, p, processors
                 )
                 if time < best_time and bytes <= p.workspace_limit:
                     best_time = time
-                    best = WgradChoice(i, parts, cluster)
+                    best = choice
     return best

@@ -15,12 +15,13 @@ from .choice import (
     choose_wgrad,
 )
 from .few_channels import few_channels_take, launch_few_channels
-from .implicit_gemm import Epilogue, EpilogueStore, TileShape
+from .implicit_gemm import Epilogue, EpilogueStore
 from .launch import SourceView, launch_dgrad, launch_fprop, launch_wgrad
 from .packed import Scratch, needs_packing, packing, repack
 from .plan import BLOCK_K, dgrad_axis, fprop_axis
+from .tile import TileShape
+from .wgrad_plan import WgradChoice
 
-comptime AUTOMATIC = -1
 comptime _MAX_TRAVERSAL_STRIDE = 8
 comptime MAX_PHASES = 16
 
@@ -150,16 +151,14 @@ def run[
     b: Ptr[dtype],
     problem: ConvolutionProblem,
     ctx: DeviceContext,
-    forced_shape: Int = AUTOMATIC,
-    forced_splits: Int = AUTOMATIC,
-    forced_cluster: Int = 0,
+    forced: Optional[WgradChoice] = None,
 ) raises:
     """Writes y from (x, w), dx from (dy, w) or dw from (x, dy). The problem must be one that `can_implement` takes.
 
-    A forced shape is an index into TILE_SHAPES or WGRAD_SHAPES: for measurements.
+    A forced choice is for measurements; for fprop and dgrad only its shape, an index into TILE_SHAPES, counts.
     """
     comptime if pass_ == DGRAD:
-        if forced_shape == AUTOMATIC and few_channels_take(problem):
+        if not forced and few_channels_take(problem):
             launch_few_channels[dtype](result, a, b, problem, ctx)
             return
     if not needs_packing(problem):
@@ -170,9 +169,7 @@ def run[
             problem,
             SourceView.dense(problem),
             ctx,
-            forced_shape,
-            forced_splits,
-            forced_cluster,
+            forced,
         )
         return
     var packed = packing[pass_](problem)
@@ -195,9 +192,7 @@ def run[
             packed.problem,
             packed.view,
             ctx,
-            forced_shape,
-            forced_splits,
-            forced_cluster,
+            forced,
         )
         if packed.copies_y():
             repack[dtype](
@@ -218,9 +213,7 @@ def run[
             packed.problem,
             packed.view,
             ctx,
-            forced_shape,
-            forced_splits,
-            forced_cluster,
+            forced,
         )
         if packed.copies_x():
             repack[dtype](
@@ -241,9 +234,7 @@ def run[
             packed.problem,
             packed.view,
             ctx,
-            forced_shape,
-            forced_splits,
-            forced_cluster,
+            forced,
         )
         if packed.copies_w():
             repack[dtype](
@@ -263,17 +254,13 @@ def _run[
     problem: ConvolutionProblem,
     view: SourceView,
     ctx: DeviceContext,
-    forced_shape: Int,
-    forced_splits: Int,
-    forced_cluster: Int,
+    forced: Optional[WgradChoice],
 ) raises:
     var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
     comptime if pass_ == WGRAD:
-        var choice = choose_wgrad(problem, processors)
-        if forced_shape != AUTOMATIC:
-            choice.shape = forced_shape
-            choice.splits = forced_splits
-            choice.cluster = forced_cluster
+        var choice = forced.value() if forced else choose_wgrad(
+            problem, processors
+        )
         comptime for i in range(len(WGRAD_SHAPES)):
             comptime shape = WGRAD_SHAPES[i]
             if choice.shape == i:
@@ -283,17 +270,14 @@ def _run[
                     a,
                     problem,
                     view,
-                    choice.splits,
-                    choice.cluster,
+                    choice,
                     ctx,
                 )
     else:
         var columns = problem.k if pass_ == FPROP else problem.c
-        var chosen = forced_shape
-        if forced_shape == AUTOMATIC:
-            chosen = choose_tile(
-                _products[pass_](problem), columns, problem, processors
-            )
+        var chosen = forced.value().shape if forced else choose_tile(
+            _products[pass_](problem), columns, problem, processors
+        )
         comptime for i in range(len(TILE_SHAPES)):
             comptime shape = TILE_SHAPES[i]
             if chosen == i:

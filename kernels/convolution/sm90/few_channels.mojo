@@ -36,7 +36,6 @@ from max.gpu.memory import external_memory
 from ..common import Ptr
 from ..problem import ConvolutionProblem
 from . import plan as fields
-from .implicit_gemm import k_major_descriptor
 from .plan import BLOCK_K, Axis, Plan, dgrad_axis
 from .ptx import (
     divide,
@@ -52,6 +51,7 @@ from .ptx import (
     prefetch_tensor_map,
 )
 from .tensor_map import TensorMaps
+from .tile import k_major_descriptor
 
 comptime MAX_CHANNELS = 4
 """A tap's channels are one 16-byte vector of float32."""

@@ -5,8 +5,7 @@ One warpgroup copies (a single thread of it drives the copy engine), two multipl
 persistent and walk the tiles with a fixed step. See docs/hopper.md for the drawing.
 """
 
-from std.memory import Pointer, bitcast
-from std.sys import size_of
+from std.memory import Pointer
 from std.utils.index import IndexList
 from std.utils.static_tuple import StaticTuple
 
@@ -52,55 +51,16 @@ from .ptx import (
     syncwarp,
 )
 from .tensor_map import TensorMaps
-
-comptime THREADS = 384
-comptime CONSUMERS = 2
-comptime _ROW_BYTES = 128
-comptime _PANEL = 64
-"""Columns of one staged output panel: one swizzled 128-byte row."""
-
-
-@fieldwise_init
-struct TileShape(ImplicitlyCopyable, TrivialRegisterPassable):
-    """What one compiled kernel computes at a time."""
-
-    var row_blocks: Int
-    """64-row blocks of each consumer warpgroup."""
-    var columns: Int
-    var stages: Int
-    var cluster: Int
-    """Blocks that share each filter tile by multicast: 1 or 2, neighbours along the rows."""
-    var alternate: Bool
-    """Each consumer takes every other tile by itself, so that one stores while the other multiplies;
-    else both share each tile."""
-
-    def rows(self) -> Int:
-        return 64 * self.row_blocks * (1 if self.alternate else CONSUMERS)
-
-    def source_bytes(self) -> Int:
-        return self.rows() * _ROW_BYTES
-
-    def filter_bytes(self) -> Int:
-        return self.columns * _ROW_BYTES
-
-    def stage_bytes(self) -> Int:
-        return self.source_bytes() + self.filter_bytes()
-
-    def accumulators(self) -> Int:
-        """Registers that each consumer thread sums in."""
-        return self.row_blocks * self.columns // 2
-
-    def panels_staged(self) -> Int:
-        return 2 if self.columns // _PANEL % 2 == 0 else 1
-
-    def staging_bytes(self) -> Int:
-        return CONSUMERS * self.panels_staged() * 64 * _ROW_BYTES
-
-    def shared_bytes(self) -> Int:
-        return (
-            1024 + self.stages * self.stage_bytes() + self.staging_bytes() + 256
-        )
-
+from .tile import (
+    CONSUMERS,
+    PANEL_COLUMNS,
+    ROW_BYTES,
+    THREADS,
+    TileShape,
+    k_major_descriptor,
+    mn_major_descriptor,
+    pack_pair,
+)
 
 comptime Epilogue[dtype: DType] = def[width: Int](
     IndexList[5], SIMD[dtype, width]
@@ -111,39 +71,6 @@ comptime EpilogueStore[dtype: DType] = def[width: Int](
     IndexList[5], SIMD[dtype, width]
 ) capturing -> None
 """Elementwise ops that follow and change the element type or the view: they store what they make themselves."""
-
-
-@always_inline
-def k_major_descriptor(address: UInt32) -> Int64:
-    """Rows of 128 swizzled bytes along the reduction; groups of 8 rows are 1024 bytes apart.
-    """
-    return (
-        Int64((address & 0x3FFFF) >> 4)
-        | Int64(1 << 62)
-        | Int64(64 << 32)
-        | Int64(1 << 16)
-    )
-
-
-@always_inline
-def mn_major_descriptor(address: UInt32) -> Int64:
-    """Rows of 128 swizzled bytes across the reduction: 64 columns for each of BLOCK_K reduction elements.
-
-    Groups of 8 reduction elements are 1024 bytes apart, blocks of 64 columns BLOCK_K rows apart.
-    """
-    return (
-        Int64((address & 0x3FFFF) >> 4)
-        | Int64(1 << 62)
-        | Int64(64 << 32)
-        | Int64((BLOCK_K * _ROW_BYTES // 16) << 16)
-    )
-
-
-@always_inline
-def pack_pair[dtype: DType](low: Float32, high: Float32) -> UInt32:
-    return bitcast[DType.uint32, 1](
-        SIMD[DType.float32, 2](low, high).cast[dtype]()
-    )
 
 
 @fieldwise_init
@@ -216,7 +143,7 @@ def _produce[
                     var parity = (step // UInt32(shape.stages)) & 1
                     step += 1
                     var barrier = full + slot * 8
-                    mbarrier_wait[cluster > 1](empty + slot * 8, parity ^ 1)
+                    mbarrier_wait(empty + slot * 8, parity ^ 1)
                     mbarrier_expect(barrier, shape.stage_bytes())
                     var source_tile = ring + slot * UInt32(shape.stage_bytes())
                     var filter_tile = source_tile + UInt32(shape.source_bytes())
@@ -247,7 +174,7 @@ def _produce[
                         else:
                             load_tile_3d_multicast(
                                 filter_tile
-                                + UInt32(rank) * UInt32(share * _ROW_BYTES),
+                                + UInt32(rank) * UInt32(share * ROW_BYTES),
                                 filter_address,
                                 barrier,
                                 channel,
@@ -259,7 +186,7 @@ def _produce[
                         # 64 columns (input channels) at a time for BLOCK_K filters (the reduction).
                         comptime share = BLOCK_K // cluster
                         comptime for panel in range(shape.columns // 64):
-                            comptime offset = panel * BLOCK_K * _ROW_BYTES
+                            comptime offset = panel * BLOCK_K * ROW_BYTES
                             comptime if cluster == 1:
                                 load_tile_3d(
                                     filter_tile + UInt32(offset),
@@ -273,7 +200,7 @@ def _produce[
                                 load_tile_3d_multicast(
                                     filter_tile
                                     + UInt32(offset)
-                                    + UInt32(rank) * UInt32(share * _ROW_BYTES),
+                                    + UInt32(rank) * UInt32(share * ROW_BYTES),
                                     filter_address,
                                     barrier,
                                     at.column + Int32(panel * 64),
@@ -333,7 +260,11 @@ def _column[
     staged: Int
 ](first: Int32, pair: Int, panel: Int, lane: UInt32) -> Int32:
     """First channel of a lane's vector in a staged panel."""
-    return first + Int32((pair * staged + panel) * _PANEL) + Int32(lane % 8) * 8
+    return (
+        first
+        + Int32((pair * staged + panel) * PANEL_COLUMNS)
+        + Int32(lane % 8) * 8
+    )
 
 
 @__llvm_metadata(
@@ -428,7 +359,7 @@ def implicit_gemm_kernel[
             first_block = UInt32(consumer) * UInt32(shape.row_blocks)
 
         # Each warp stages its own 16 rows, so that only the warp has to agree.
-        comptime warp_panel = 16 * _ROW_BYTES
+        comptime warp_panel = 16 * ROW_BYTES
         var warp_staging = staging + (UInt32(consumer) * 4 + warp) * UInt32(
             shape.panels_staged() * warp_panel
         )
@@ -448,11 +379,11 @@ def implicit_gemm_kernel[
                 var slot = step % UInt32(stages)
                 var parity = (step // UInt32(stages)) & 1
                 step += 1
-                mbarrier_wait[cluster > 1](full + slot * 8, parity)
+                mbarrier_wait(full + slot * 8, parity)
                 var source_tile = (
                     ring
                     + slot * UInt32(shape.stage_bytes())
-                    + first_block * UInt32(64 * _ROW_BYTES)
+                    + first_block * UInt32(64 * ROW_BYTES)
                 )
                 var filter_tile = (
                     ring
@@ -480,7 +411,7 @@ def implicit_gemm_kernel[
                         ](
                             WGMMADescriptor[dtype](
                                 source_descriptor
-                                + Int64(kk * 2 + block * 64 * _ROW_BYTES // 16)
+                                + Int64(kk * 2 + block * 64 * ROW_BYTES // 16)
                             ),
                             WGMMADescriptor[dtype](
                                 filter_descriptor + Int64(filter_step)
@@ -506,7 +437,9 @@ def implicit_gemm_kernel[
                     + Int32((first_block + UInt32(block)) * 64 + warp * 16)
                     + Int32(lane // 8)
                 )
-                comptime for pair in range(shape.columns // (_PANEL * staged)):
+                comptime for pair in range(
+                    shape.columns // (PANEL_COLUMNS * staged)
+                ):
                     syncwarp()
                     comptime for p in range(staged):
                         comptime for q in range(4):
@@ -517,7 +450,7 @@ def implicit_gemm_kernel[
                             store_matrices(
                                 warp_staging
                                 + UInt32(p * warp_panel)
-                                + matrix_row * _ROW_BYTES
+                                + matrix_row * ROW_BYTES
                                 + ((chunk ^ (lane % 8)) * 16),
                                 pack_pair[dtype](
                                     sums[block][base], sums[block][base + 1]
@@ -549,7 +482,7 @@ def implicit_gemm_kernel[
                                 unsafe_from_address=Int(
                                     warp_staging
                                     + UInt32(p * warp_panel)
-                                    + in_warp * _ROW_BYTES
+                                    + in_warp * ROW_BYTES
                                     + (((lane % 8) ^ (in_warp % 8)) * 16)
                                 )
                             ).unsafe_load[

@@ -7,17 +7,19 @@ from max.gpu.host import DeviceContext, DeviceAttribute, Dim, FuncAttribute
 
 from ..common import DGRAD, FPROP, Ptr
 from ..problem import ConvolutionProblem
-from .implicit_gemm import (
-    THREADS,
-    Epilogue,
-    EpilogueStore,
-    TileShape,
-    implicit_gemm_kernel,
-)
+from .choice import cluster_capacity
+from .implicit_gemm import Epilogue, EpilogueStore, implicit_gemm_kernel
 from .plan import BLOCK_K, Axis, Plan, dgrad_axis, fprop_axis
 from .tensor_map import TensorMaps
+from .tile import THREADS, TileShape
 from .wgrad import wgrad_kernel
-from .wgrad_plan import MAX_CLUSTER, PANEL, WgradPlan, WgradShape
+from .wgrad_plan import (
+    MAX_CLUSTER,
+    PANEL,
+    WgradChoice,
+    WgradPlan,
+    WgradShape,
+)
 from .wgrad_sum import COMBINE_THREADS, combine_kernel
 
 
@@ -248,16 +250,24 @@ def launch_wgrad[
     x: Ptr[dtype],
     problem: ConvolutionProblem,
     view: SourceView,
-    splits: Int,
-    cluster: Int,
+    choice: WgradChoice,
     ctx: DeviceContext,
 ) raises:
-    """With `splits` 0, all steps are spread evenly over the blocks. With a `cluster` of 1, 2, 4 or 8 blocks, each sums one
-    part of one tile and the cluster joins them; `splits` counts the parts. With 0 a block takes several parts.
-    """
+    """The choice's shape is not looked at."""
     var p = problem
     var axis_h = fprop_axis(p.h, p.r, p.p, p.stride_h, p.dilation_h, p.pad_h)
     var axis_w = fprop_axis(p.w, p.s, p.q, p.stride_w, p.dilation_w, p.pad_w)
+    if choice.cluster not in (0, 1, 2, 4, MAX_CLUSTER):
+        raise Error(t"Hopper convolution: clusters of {choice.cluster} blocks")
+    # Consumers that sum the same tile always join.
+    var joined = max(choice.cluster, 1) if shape.split_steps else choice.cluster
+    var share_rows = choice.share_rows if joined == 0 else 1
+    var share_columns = choice.share_columns if joined == 0 else 1
+    if share_rows not in (1, 2, 4) or share_columns not in (1, 2, 4):
+        raise Error(
+            t"Hopper convolution: {share_rows}x{share_columns} blocks that"
+            t" share tiles"
+        )
     var x_map = TensorMaps[1]()
     x_map.encode_im2col[dtype](
         0,
@@ -276,33 +286,38 @@ def launch_wgrad[
         axis_w.upper,
         p.stride_h,
         p.stride_w,
-        BLOCK_K,
+        BLOCK_K // share_rows,
         PANEL,
     )
     var pixels = p.n * p.p * p.q
     var dy_map = TensorMaps[1]()
     dy_map.encode_tile[dtype, 2](
-        0, ctx, dy, IndexList[2](p.k, pixels), IndexList[2](PANEL, BLOCK_K)
+        0,
+        ctx,
+        dy,
+        IndexList[2](p.k, pixels),
+        IndexList[2](PANEL, BLOCK_K // share_columns),
     )
-    var row_tiles = ceildiv(p.k, shape.rows())
+    var row_tiles = ceildiv(ceildiv(p.k, shape.rows()), share_rows) * share_rows
     var panels = p.r * p.s * ceildiv(p.c, PANEL)
-    var column_tiles = ceildiv(panels, shape.panels())
+    var column_tiles = (
+        ceildiv(ceildiv(panels, shape.panels()), share_columns) * share_columns
+    )
     var steps = ceildiv(pixels, BLOCK_K)
     var tiles = row_tiles * column_tiles
-    if cluster not in (0, 1, 2, 4, MAX_CLUSTER):
-        raise Error(t"Hopper convolution: clusters of {cluster} blocks")
-    # Consumers that sum the same tile always join.
-    var joined = max(cluster, 1) if shape.split_steps else cluster
     while joined > steps:
         joined //= 2
-    var parts = min(splits, steps)
+    var parts = min(choice.splits, steps)
     var blocks: Int
     if joined > 0:
         parts = max(parts // joined, 1) * joined
         blocks = tiles * parts
     else:
         var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
-        blocks = min(processors, tiles * (parts if parts > 0 else steps))
+        blocks = min(
+            cluster_capacity(share_rows * share_columns, processors),
+            tiles * (parts if parts > 0 else steps),
+        )
     var plan = WgradPlan(
         k=Int32(p.k),
         c=Int32(p.c),
@@ -320,7 +335,11 @@ def launch_wgrad[
         column_tiles=Int32(column_tiles),
         steps=Int32(steps),
         splits=Int32(parts),
+        part_steps=Int32(steps // max(parts, 1)),
+        part_rest=Int32(steps % max(parts, 1)),
         cluster=Int32(joined),
+        share_rows=Int32(share_rows),
+        share_columns=Int32(share_columns),
         blocks=Int32(blocks),
     )
     var combines = parts == 0 or plan.slots_of_tile() > 1
@@ -336,7 +355,7 @@ def launch_wgrad[
         slots,
         grid_dim=(blocks,),
         block_dim=(THREADS,),
-        cluster_dim=Dim(max(joined, 1)),
+        cluster_dim=Dim(max(joined, share_rows * share_columns)),
         shared_mem_bytes=shape.shared_bytes(),
         func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
             UInt32(shape.shared_bytes())

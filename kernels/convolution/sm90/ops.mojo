@@ -1,7 +1,8 @@
 """The Hopper kernels as ops: with a fused epilogue, and forced, for measurements and tests.
 
-For the forced ones no other kernel stands in. Their `tuning` is a host tensor of three int64 values: the tile shape's index and, for wgrad, the number of splits and the blocks of
-a cluster; a first value of -1 leaves the choice to the kernels' own table.
+For the forced ones no other kernel stands in. Their `tuning` is a host tensor of five int64 values, the fields of
+`WgradChoice`; fprop and dgrad look at the first, the tile shape's index, alone. A first value of -1 leaves the choice to the
+kernels' own table.
 """
 
 import extensibility
@@ -19,16 +20,25 @@ from .dispatch import are_aligned, can_implement, compiles_for, run, run_fused
 from .epilogue import apply_epilogue
 from .implicit_gemm import Epilogue, EpilogueStore
 from .packed import needs_packing
+from .wgrad_plan import WgradChoice
 
 
 def _tuning(
     tuning: InputTensor[dtype=DType.int64, rank=1, ...]
-) raises -> Tuple[Int, Int, Int]:
-    if tuning.dim_size(0) != 3:
+) raises -> Optional[WgradChoice]:
+    if tuning.dim_size(0) != 5:
         raise Error(
-            t"convolution: tuning has {tuning.dim_size(0)} values, not 3"
+            t"convolution: tuning has {tuning.dim_size(0)} values, not 5"
         )
-    return Int(tuning[0]), Int(tuning[1]), Int(tuning[2])
+    if Int(tuning[0]) < 0:
+        return None
+    return WgradChoice(
+        shape=Int(tuning[0]),
+        splits=Int(tuning[1]),
+        cluster=Int(tuning[2]),
+        share_rows=Int(tuning[3]),
+        share_columns=Int(tuning[4]),
+    )
 
 
 @no_inline
@@ -39,7 +49,7 @@ def _run[
     a: Ptr[dtype],
     b: Ptr[dtype],
     problem: ConvolutionProblem,
-    tuning: Tuple[Int, Int, Int],
+    tuning: Optional[WgradChoice],
     ctx: DeviceContext,
 ) raises:
     var reason = can_implement[dtype, pass_](problem)
@@ -51,9 +61,7 @@ def _run[
             " bytes"
         )
     comptime if compiles_for[dtype]():
-        run[dtype, pass_](
-            result, a, b, problem, ctx, tuning[0], tuning[1], tuning[2]
-        )
+        run[dtype, pass_](result, a, b, problem, ctx, tuning)
 
 
 @extensibility.register("conv_fprop_sm90")

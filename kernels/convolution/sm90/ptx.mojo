@@ -61,12 +61,15 @@ def mbarrier_arrive(barrier: UInt32):
 @always_inline
 def mbarrier_arrive_remote(barrier: UInt32, block: UInt32):
     """Arrives on the barrier at the same shared address in another block of the cluster.
+
+    Publishes nothing to it: a slot that was only read is given back. To release at the cluster's scope is a memory barrier of
+    the whole device, and made a step three times as long.
     """
     inlined_assembly[
         """{
         .reg .b32 remote;
         mapa.shared::cluster.u32 remote, $0, $1;
-        mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];
+        mbarrier.arrive.shared::cluster.b64 _, [remote];
         }""",
         NoneType,
         constraints="r,r,~{memory}",
@@ -74,19 +77,33 @@ def mbarrier_arrive_remote(barrier: UInt32, block: UInt32):
 
 
 @always_inline
-def mbarrier_wait[cluster: Bool = False](barrier: UInt32, parity: UInt32):
-    """Waits until the phase of this parity is complete.
-
-    With `cluster`, also acquires what other blocks of the cluster released into the barrier.
+def mbarrier_arrive_at(barrier: UInt32, remote: Bool, block: UInt32):
+    """Arrives on the barrier here, or, if `remote`, at the same address in a block of the cluster: without a branch.
     """
-    comptime scope = ".acquire.cluster" if cluster else ""
+    inlined_assembly[
+        """{
+        .reg .pred far;
+        .reg .b32 there;
+        setp.ne.u32 far, $1, 0;
+        @far mapa.shared::cluster.u32 there, $0, $2;
+        @far mbarrier.arrive.shared::cluster.b64 _, [there];
+        @!far mbarrier.arrive.shared::cta.b64 _, [$0];
+        }""",
+        NoneType,
+        constraints="r,r,r,~{memory}",
+    ](barrier, UInt32(remote), block)
+
+
+@always_inline
+def mbarrier_wait(barrier: UInt32, parity: UInt32):
+    """Waits until the phase of this parity is complete. The caller must know that the phase before it is: a barrier has one bit
+    for its phase, so a wait for the next but one ends at once.
+    """
     inlined_assembly[
         """{
         .reg .pred done;
         WAIT:
-        mbarrier.try_wait.parity"""
-        + scope
-        + """.shared::cta.b64 done, [$0], $1;
+        mbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1;
         @done bra DONE;
         bra WAIT;
         DONE:
@@ -144,6 +161,15 @@ def cluster_arrive():
 
 
 @always_inline
+def cluster_arrive_relaxed():
+    """Arrives without waiting until this thread's writes, to device memory too, are there for others to see.
+    """
+    inlined_assembly[
+        "barrier.cluster.arrive.relaxed;", NoneType, constraints="~{memory}"
+    ]()
+
+
+@always_inline
 def cluster_wait():
     inlined_assembly[
         "barrier.cluster.wait.acquire;", NoneType, constraints="~{memory}"
@@ -175,6 +201,23 @@ def load_cluster(shared: UInt32, block: UInt32) -> SIMD[DType.float32, 4]:
         constraints="=f,=f,=f,=f,r,r,~{memory}",
     ](shared, block)
     return SIMD[DType.float32, 4](words[0], words[1], words[2], words[3])
+
+
+@always_inline
+def store_cluster(
+    shared: UInt32, block: UInt32, values: SIMD[DType.float32, 4]
+):
+    """Writes 16 bytes to the same shared address in another block of the cluster.
+    """
+    inlined_assembly[
+        """{
+        .reg .b32 remote;
+        mapa.shared::cluster.u32 remote, $0, $1;
+        st.shared::cluster.v4.f32 [remote], {$2, $3, $4, $5};
+        }""",
+        NoneType,
+        constraints="r,r,f,f,f,f,~{memory}",
+    ](shared, block, values[0], values[1], values[2], values[3])
 
 
 @always_inline
@@ -223,6 +266,31 @@ def load_im2col(
 
 
 @always_inline
+def load_im2col_multicast(
+    shared: UInt32,
+    tensor_map: UInt64,
+    barrier: UInt32,
+    channel: Int32,
+    w: Int32,
+    h: Int32,
+    n: Int32,
+    offset_w: UInt16,
+    offset_h: UInt16,
+    blocks: UInt16,
+):
+    """The same copy delivered to the same shared address, and barrier, of every block in the mask.
+    """
+    inlined_assembly[
+        (
+            "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.multicast::cluster"
+            " [$0], [$1, {$3, $4, $5, $6}], [$2], {$7, $8}, $9;"
+        ),
+        NoneType,
+        constraints="r,l,r,r,r,r,r,h,h,h,~{memory}",
+    ](shared, tensor_map, barrier, channel, w, h, n, offset_w, offset_h, blocks)
+
+
+@always_inline
 def load_tile_2d(
     shared: UInt32, tensor_map: UInt64, barrier: UInt32, x: Int32, y: Int32
 ):
@@ -234,6 +302,27 @@ def load_tile_2d(
         NoneType,
         constraints="r,l,r,r,r,~{memory}",
     ](shared, tensor_map, barrier, x, y)
+
+
+@always_inline
+def load_tile_2d_multicast(
+    shared: UInt32,
+    tensor_map: UInt64,
+    barrier: UInt32,
+    x: Int32,
+    y: Int32,
+    blocks: UInt16,
+):
+    """The same copy delivered to the same shared address, and barrier, of every block in the mask.
+    """
+    inlined_assembly[
+        (
+            "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+            " [$0], [$1, {$3, $4}], [$2], $5;"
+        ),
+        NoneType,
+        constraints="r,l,r,r,r,h,~{memory}",
+    ](shared, tensor_map, barrier, x, y, blocks)
 
 
 @always_inline

@@ -4,7 +4,8 @@ The reduction runs over N*P*Q, far longer than the result is large, so it is spl
 pixels for one tile of dw at a time. What becomes of the sums is in `wgrad_sum.mojo`: the blocks of a cluster join theirs through
 each other's shared memory; what more than one cluster, or a block by itself, has of a tile goes to memory, in float32 and
 in register order, and `combine_kernel` adds it up. Every addition has a fixed place, so the same input gives the same bits.
-A tile that one block summed alone is written to dw directly.
+A tile that one block summed alone is written to dw directly. Without joining, the blocks of a cluster may take neighbouring
+tiles of the same pixels instead, and share the copies.
 
 Both operands arrive with the reduction (pixels) along rows and channels along the 128-byte swizzled columns, which
 wgmma reads as transposed matrices.
@@ -27,17 +28,20 @@ from max.gpu.compute.mma import (
 from max.gpu.memory import external_memory
 
 from ..common import Ptr
-from .implicit_gemm import CONSUMERS, THREADS, mn_major_descriptor
 from .plan import BLOCK_K
 from .ptx import (
     claim_registers,
-    cluster_arrive,
+    cluster_arrive_relaxed,
     cluster_wait,
     divide,
+    elect_thread,
     fence_mbarrier_init,
     load_im2col,
+    load_im2col_multicast,
     load_tile_2d,
+    load_tile_2d_multicast,
     mbarrier_arrive,
+    mbarrier_arrive_at,
     mbarrier_expect,
     mbarrier_init,
     mbarrier_wait,
@@ -47,13 +51,31 @@ from .ptx import (
     syncwarp,
 )
 from .tensor_map import TensorMaps
+from .tile import CONSUMERS, ROW_BYTES, THREADS, mn_major_descriptor
 from .wgrad_plan import PANEL, PANEL_BYTES, WgradPlan, WgradShape, unit_of
 from .wgrad_sum import join, store_sums
 
 
 @always_inline
+def _receivers(
+    plan: WgradPlan, rank_row: Int32, rank_column: Int32
+) -> Tuple[UInt16, UInt16]:
+    """The blocks, as masks, that a block's share of dy and its share of x go to.
+    """
+    var row = UInt32((Int32(1) << plan.share_columns) - 1) << UInt32(
+        rank_row * plan.share_columns
+    )
+    var column = UInt32(0)
+    for i in range(Int(plan.share_rows)):
+        column |= UInt32(1) << UInt32(
+            Int32(i) * plan.share_columns + rank_column
+        )
+    return UInt16(row), UInt16(column)
+
+
+@always_inline
 def _produce[
-    shape: WgradShape
+    shape: WgradShape, shares_dy: Bool, shares_x: Bool
 ](
     dy_map: TensorMaps[1],
     x_map: TensorMaps[1],
@@ -64,6 +86,19 @@ def _produce[
 ):
     var ahead_line, ahead_q = divide(Int32(BLOCK_K), plan.q)
     var ahead_n, ahead_p = divide(ahead_line, plan.p)
+    # Of what a row or a column of blocks shares, this one brings these pixels of every stage.
+    var dy_shift = Int32(0)
+    var x_shift = Int32(0)
+    var row_mask = UInt16(0)
+    var column_mask = UInt16(0)
+    comptime if shares_dy or shares_x:
+        var _, rank = divide(Int32(block_idx.x), plan.shared())
+        var rank_row, rank_column = divide(rank, plan.share_columns)
+        row_mask, column_mask = _receivers(plan, rank_row, rank_column)
+        comptime if shares_dy:
+            dy_shift = rank_column * (Int32(BLOCK_K) // plan.share_columns)
+        comptime if shares_x:
+            x_shift = rank_row * (Int32(BLOCK_K) // plan.share_rows)
     var step: UInt32 = 0
     var index: Int32 = 0
     while True:
@@ -90,7 +125,8 @@ def _produce[
         var dy_address = dy_map.address(0)
         var x_address = x_map.address(0)
         var pixel = unit.first * BLOCK_K
-        var line, q = divide(pixel, plan.q)
+        var line, q = divide(pixel + x_shift, plan.q)
+        pixel += dy_shift
         var n, p = divide(line, plan.p)
         for _ in range(Int(unit.count)):
             var slot = step % UInt32(shape.stages)
@@ -99,28 +135,61 @@ def _produce[
             var barrier = full + slot * 8
             mbarrier_wait(empty + slot * 8, parity ^ 1)
             mbarrier_expect(barrier, shape.stage_bytes())
-            var tile = ring + slot * UInt32(shape.stage_bytes())
+            var tile = (
+                ring
+                + slot * UInt32(shape.stage_bytes())
+                + UInt32(dy_shift) * ROW_BYTES
+            )
             comptime for panel in range(shape.row_panels()):
-                load_tile_2d(
-                    tile + UInt32(panel * PANEL_BYTES),
-                    dy_address,
-                    barrier,
-                    row + Int32(panel * PANEL),
-                    pixel,
-                )
-            tile += UInt32(shape.row_panels() * PANEL_BYTES)
+                comptime if shares_dy:
+                    load_tile_2d_multicast(
+                        tile + UInt32(panel * PANEL_BYTES),
+                        dy_address,
+                        barrier,
+                        row + Int32(panel * PANEL),
+                        pixel,
+                        row_mask,
+                    )
+                else:
+                    load_tile_2d(
+                        tile + UInt32(panel * PANEL_BYTES),
+                        dy_address,
+                        barrier,
+                        row + Int32(panel * PANEL),
+                        pixel,
+                    )
+            tile = (
+                ring
+                + slot * UInt32(shape.stage_bytes())
+                + UInt32(shape.row_panels() * PANEL_BYTES)
+                + UInt32(x_shift) * ROW_BYTES
+            )
             comptime for panel in range(shape.panels()):
-                load_im2col(
-                    tile + UInt32(panel * PANEL_BYTES),
-                    x_address,
-                    barrier,
-                    channel[panel],
-                    q * plan.stride_w + plan.lower_w,
-                    p * plan.stride_h + plan.lower_h,
-                    n,
-                    UInt16(offset_w[panel]),
-                    UInt16(offset_h[panel]),
-                )
+                comptime if shares_x:
+                    load_im2col_multicast(
+                        tile + UInt32(panel * PANEL_BYTES),
+                        x_address,
+                        barrier,
+                        channel[panel],
+                        q * plan.stride_w + plan.lower_w,
+                        p * plan.stride_h + plan.lower_h,
+                        n,
+                        UInt16(offset_w[panel]),
+                        UInt16(offset_h[panel]),
+                        column_mask,
+                    )
+                else:
+                    load_im2col(
+                        tile + UInt32(panel * PANEL_BYTES),
+                        x_address,
+                        barrier,
+                        channel[panel],
+                        q * plan.stride_w + plan.lower_w,
+                        p * plan.stride_h + plan.lower_h,
+                        n,
+                        UInt16(offset_w[panel]),
+                        UInt16(offset_h[panel]),
+                    )
             # The next pixels without a division, which would take longer than a small tile's products.
             pixel += BLOCK_K
             q += ahead_q
@@ -132,6 +201,16 @@ def _produce[
             if p >= plan.p:
                 p -= plan.p
                 n += 1
+
+
+@always_inline
+def _release[shape: WgradShape](barrier: UInt32, remote: Bool, block: UInt32):
+    """Tells a producer, of this block or another one's, that this warpgroup is done with a slot.
+    """
+    comptime if shape.split_steps:
+        mbarrier_arrive(barrier)
+    else:
+        mbarrier_arrive_at(barrier, remote, block)
 
 
 @__llvm_metadata(
@@ -152,7 +231,6 @@ def wgrad_kernel[
     slots: Ptr[DType.float32],
 ):
     comptime stages = shape.stages
-    comptime assert not shape.split_steps or stages % 2 == 0
     comptime fragment = shape.columns // 2
 
     var shared = external_memory[
@@ -164,28 +242,63 @@ def wgrad_kernel[
     var thread = UInt32(thread_idx.x)
     var group = thread // 128
 
+    # Blocks that send into this one's ring: those of its row and of its column.
+    var writers = plan.share_rows + plan.share_columns - 1
+    comptime assert not shape.split_steps or stages % 2 == 0
     if thread == 0:
         prefetch_tensor_map(dy_map.address(0))
         prefetch_tensor_map(x_map.address(0))
         comptime for i in range(stages):
             mbarrier_init(full + UInt32(8 * i), 1)
             mbarrier_init(
-                empty + UInt32(8 * i), 1 if shape.split_steps else CONSUMERS
+                empty + UInt32(8 * i),
+                1 if shape.split_steps else CONSUMERS * Int(writers),
             )
         fence_mbarrier_init()
-    named_barrier_sync(0, Int32(THREADS))
+    if plan.shared() > 1:
+        # Neighbours send into this block's ring, and arrive on its barriers.
+        cluster_arrive_relaxed()
+        cluster_wait()
+    else:
+        named_barrier_sync(0, Int32(THREADS))
 
     if group == 0:
         comptime if shape.accumulators() > 64:
             release_registers[40]()
-        if thread == 0:
-            _produce[shape](dy_map, x_map, plan, ring, full, empty)
+        # Every thread of the first warp asks; one goes on.
+        if thread < 32:
+            if elect_thread():
+                comptime if shape.split_steps:
+                    _produce[shape, False, False](
+                        dy_map, x_map, plan, ring, full, empty
+                    )
+                else:
+                    if plan.shared() == 1:
+                        _produce[shape, False, False](
+                            dy_map, x_map, plan, ring, full, empty
+                        )
+                    elif plan.share_rows == 1:
+                        _produce[shape, True, False](
+                            dy_map, x_map, plan, ring, full, empty
+                        )
+                    elif plan.share_columns == 1:
+                        _produce[shape, False, True](
+                            dy_map, x_map, plan, ring, full, empty
+                        )
+                    else:
+                        _produce[shape, True, True](
+                            dy_map, x_map, plan, ring, full, empty
+                        )
+        if plan.shared() > 1:
+            syncwarp()
+            cluster_arrive_relaxed()
+            cluster_wait()
         if plan.cluster > 0:
             # `join` has two barriers, which every thread of the cluster passes.
             syncwarp()
-            cluster_arrive()
+            cluster_arrive_relaxed()
             cluster_wait()
-            cluster_arrive()
+            cluster_arrive_relaxed()
             cluster_wait()
         return
 
@@ -198,6 +311,19 @@ def wgrad_kernel[
     var first_block = UInt32(0)
     comptime if not shape.split_steps:
         first_block = UInt32(consumer) * UInt32(shape.row_blocks)
+    # One thread tells one of the blocks that send here.
+    var tells = lane_in_group == 0
+    var remote = False
+    comptime if not shape.split_steps:
+        remote = plan.shared() > 1
+        if remote:
+            var _, rank = divide(Int32(block_idx.x), plan.shared())
+            var rank_row, rank_column = divide(rank, plan.share_columns)
+            var row_mask, column_mask = _receivers(plan, rank_row, rank_column)
+            tells = (
+                lane_in_group < UInt32(plan.shared())
+                and ((UInt32(row_mask | column_mask) >> lane_in_group) & 1) == 1
+            )
     while True:
         var unit = unit_of(plan, Int32(block_idx.x), index)
         if unit.count == 0:
@@ -246,13 +372,13 @@ def wgrad_kernel[
                     )
             wgmma_commit_group_sync()
             wgmma_wait_group_sync[1]()
-            if mine > 0 and lane_in_group == 0:
-                mbarrier_arrive(empty + previous * 8)
+            if mine > 0 and tells:
+                _release[shape](empty + previous * 8, remote, lane_in_group)
             mine += 1
             previous = slot
         wgmma_wait_group_sync[0]()
-        if mine > 0 and lane_in_group == 0:
-            mbarrier_arrive(empty + previous * 8)
+        if mine > 0 and tells:
+            _release[shape](empty + previous * 8, remote, lane_in_group)
 
         if plan.cluster > 0:
             join[dtype, shape](
@@ -262,3 +388,7 @@ def wgrad_kernel[
             store_sums[dtype, shape](
                 plan, dw, slots, unit, sums, first_block, lane_in_group
             )
+    if remote:
+        # No block may leave while a neighbour still arrives on its barriers.
+        cluster_arrive_relaxed()
+        cluster_wait()

@@ -2,9 +2,9 @@
 
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 
-from .implicit_gemm import CONSUMERS
 from .plan import BLOCK_K
 from .ptx import divide
+from .tile import CONSUMERS
 
 comptime PANEL = 64
 """Channels of one copy: 128 bytes."""
@@ -55,6 +55,22 @@ struct WgradShape(ImplicitlyCopyable, TrivialRegisterPassable):
 
 
 @fieldwise_init
+struct WgradChoice(ImplicitlyCopyable):
+    """How a launch divides the work."""
+
+    var shape: Int
+    """Index into WGRAD_SHAPES."""
+    var splits: Int
+    """Equal parts of each tile's reduction, or 0: all steps spread evenly over the blocks."""
+    var cluster: Int
+    """1, 2, 4 or 8 blocks that each sum one part of one tile and join their sums in shared memory, or 0: a block takes any
+    number of parts and joins nothing."""
+    var share_rows: Int
+    """Without joining: rows and columns, 1, 2 or 4 each, of neighbouring tiles whose blocks share their copies."""
+    var share_columns: Int
+
+
+@fieldwise_init
 struct WgradPlan(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
     """The integers of one launch."""
 
@@ -71,14 +87,24 @@ struct WgradPlan(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
     var lower_h: Int32
     var lower_w: Int32
     var row_tiles: Int32
+    """A multiple of `share_rows`, and `column_tiles` of `share_columns`: tiles past the last one compute zeros and store
+    nothing."""
     var column_tiles: Int32
     var steps: Int32
     """Pipeline stages of the whole reduction."""
     var splits: Int32
     """Equal parts of every tile's reduction; 0 spreads all tiles' steps evenly over the blocks instead."""
+    var part_steps: Int32
+    """Steps of a part, with `splits`; the first `part_rest` parts have one more."""
+    var part_rest: Int32
     var cluster: Int32
     """Blocks that sum neighbouring parts of one tile and join their sums in shared memory, each block having one part
     of one tile; with 0 every block takes any number of parts and gives each a slot."""
+    var share_rows: Int32
+    """Without joining: a cluster of share_rows x share_columns blocks takes that many neighbouring tiles, of the same
+    pixels. The blocks of a row of tiles bring its dy together, those of a column its x, each a share of the pixels that
+    goes to all of them at once."""
+    var share_columns: Int32
     var blocks: Int32
 
     comptime device_type: AnyType = Self
@@ -101,17 +127,62 @@ struct WgradPlan(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
         return (self.c + PANEL - 1) // PANEL
 
     @always_inline
+    def shared(self) -> Int32:
+        """Blocks that walk together."""
+        return self.share_rows * self.share_columns
+
+    @always_inline
+    def group_of(self, tile: Int32) -> Tuple[Int32, Int32]:
+        """The group of tiles that a tile belongs to, and its place in there."""
+        if self.shared() == 1:
+            return tile, Int32(0)
+        var row, column = divide(tile, self.column_tiles)
+        var group_row, rank_row = divide(row, self.share_rows)
+        var group_column, rank_column = divide(column, self.share_columns)
+        return (
+            group_row * (self.column_tiles // self.share_columns)
+            + group_column,
+            rank_row * self.share_columns + rank_column,
+        )
+
+    @always_inline
+    def tile_of(self, group: Int32, rank: Int32) -> Int32:
+        if self.shared() == 1:
+            return group
+        var row, column = divide(group, self.column_tiles // self.share_columns)
+        var rank_row, rank_column = divide(rank, self.share_columns)
+        return (
+            (row * self.share_rows + rank_row) * self.column_tiles
+            + column * self.share_columns
+            + rank_column
+        )
+
+    @always_inline
+    def part(self, index: Int32) -> Tuple[Int32, Int32]:
+        """First step and number of steps of a tile's part."""
+        return (
+            index * self.part_steps + min(index, self.part_rest),
+            self.part_steps + Int32(index < self.part_rest),
+        )
+
+    # The even spread: walkers, a block or those that share tiles, each take a range of all groups' steps.
+
+    @always_inline
+    def walkers(self) -> Int64:
+        return Int64(self.blocks // self.shared())
+
+    @always_inline
     def work(self) -> Int64:
-        return Int64(self.tiles()) * Int64(self.steps)
+        return Int64(self.tiles() // self.shared()) * Int64(self.steps)
 
     @always_inline
-    def range_start(self, block: Int64) -> Int64:
-        """First step, counted through all tiles, of a block's even share."""
-        return block * self.work() // Int64(self.blocks)
+    def range_start(self, walker: Int64) -> Int64:
+        """First step, counted through all groups, of a walker's even share."""
+        return walker * self.work() // self.walkers()
 
     @always_inline
-    def block_of(self, step: Int64) -> Int64:
-        return ((step + 1) * Int64(self.blocks) - 1) // self.work()
+    def walker_of(self, step: Int64) -> Int64:
+        return ((step + 1) * self.walkers() - 1) // self.work()
 
     @always_inline
     def slots_of_tile(self) -> Int32:
@@ -139,40 +210,41 @@ struct Unit(ImplicitlyCopyable, TrivialRegisterPassable):
 
 @always_inline
 def unit_of(plan: WgradPlan, block: Int32, index: Int32) -> Unit:
-    """Piece `index` of a block; `count` is 0 past the last one."""
+    """Piece `index` of a block; `count` is 0 past the last one. Blocks that share tiles have pieces of the same steps.
+    """
     if plan.cluster > 0:
         if index > 0:
             return Unit(0, 0, 0, 0)
         # The blocks of a cluster take neighbouring parts of one tile, neighbouring clusters the same pixels.
         var slot, rank = divide(block, plan.cluster)
         var group, tile = divide(slot, plan.tiles())
-        var part = Int64(group * plan.cluster + rank)
-        var first = Int32(part * Int64(plan.steps) // Int64(plan.splits))
-        var last = Int32((part + 1) * Int64(plan.steps) // Int64(plan.splits))
-        return Unit(tile, first, last - first, slot)
+        var first, count = plan.part(group * plan.cluster + rank)
+        return Unit(tile, first, count, slot)
+    var walker = block
+    var rank = Int32(0)
+    if plan.shared() > 1:
+        walker, rank = divide(block, plan.shared())
     if plan.splits > 0:
         var unit = block + index * plan.blocks
         if unit >= plan.units():
             return Unit(0, 0, 0, 0)
         # Neighbouring blocks take the same pixels of different tiles, so that the second-level cache serves them.
-        var split, tile = divide(unit, plan.tiles())
-        var first = Int32(
-            Int64(split) * Int64(plan.steps) // Int64(plan.splits)
-        )
-        var last = Int32(
-            Int64(split + 1) * Int64(plan.steps) // Int64(plan.splits)
-        )
-        return Unit(tile, first, last - first, unit)
-    var start = plan.range_start(Int64(block))
-    var end = plan.range_start(Int64(block) + 1)
-    var tile = Int32(start // Int64(plan.steps)) + index
-    var begin = max(start, Int64(tile) * Int64(plan.steps))
-    var stop = min(end, Int64(tile + 1) * Int64(plan.steps))
+        var split, place = divide(unit, plan.tiles())
+        var tile = place
+        if plan.shared() > 1:
+            tile = plan.tile_of(place // plan.shared(), rank)
+        var first, count = plan.part(split)
+        return Unit(tile, first, count, split * plan.tiles() + tile)
+    var start = plan.range_start(Int64(walker))
+    var end = plan.range_start(Int64(walker) + 1)
+    var group = Int32(start // Int64(plan.steps)) + index
+    var begin = max(start, Int64(group) * Int64(plan.steps))
+    var stop = min(end, Int64(group + 1) * Int64(plan.steps))
     if begin >= stop:
         return Unit(0, 0, 0, 0)
     return Unit(
-        tile,
-        Int32(begin - Int64(tile) * Int64(plan.steps)),
+        plan.tile_of(group, rank),
+        Int32(begin - Int64(group) * Int64(plan.steps)),
         Int32(stop - begin),
-        tile + block,
+        (group + walker) * plan.shared() + rank,
     )

@@ -9,15 +9,17 @@ from std.utils.static_tuple import StaticTuple
 from max.gpu import block_idx, thread_idx
 
 from ..common import Ptr
-from .implicit_gemm import CONSUMERS
 from .ptx import (
     cluster_arrive,
+    cluster_arrive_relaxed,
     cluster_block_rank,
     cluster_wait,
     divide,
     load_cluster,
     named_barrier_sync,
+    store_cluster,
 )
+from .tile import CONSUMERS
 from .wgrad_plan import MAX_CLUSTER, PANEL, Unit, WgradPlan, WgradShape
 
 comptime COMBINE_THREADS = 128
@@ -150,9 +152,16 @@ def join[
 ):
     """Adds the sums that the blocks of a cluster have of one tile, each block a share of the accumulator groups.
 
-    Every block lays its sums where the ring was, then reads its groups from all blocks in the order of their ranks.
-    Both consumers of every block take part, and the copying warpgroup passes the cluster's two barriers.
+    Every block lays its sums where the ring was, then reads its groups from all blocks in the order of their ranks. Two blocks
+    send each other half of theirs instead. Both consumers of every block take part, and the copying warpgroup passes the
+    cluster's two barriers.
     """
+    comptime if not shape.split_steps:
+        if plan.cluster == 2:
+            _swap_halves[dtype, shape](
+                plan, dw, slots, ring, unit, sums, consumer, lane_in_group
+            )
+            return
     comptime copy_bytes = shape.slot_elements() * 4
     comptime assert (
         shape.copies() * copy_bytes <= shape.stages * shape.stage_bytes()
@@ -179,8 +188,84 @@ def join[
                 plan, dw, slots, ring, unit, consumer, lane_in_group
             )
     # No block may leave while a neighbour still reads its shared memory.
+    cluster_arrive_relaxed()
+    cluster_wait()
+
+
+@always_inline
+def _swap_halves[
+    dtype: DType, shape: WgradShape
+](
+    plan: WgradPlan,
+    dw: Ptr[dtype],
+    slots: Ptr[DType.float32],
+    ring: UInt32,
+    unit: Unit,
+    sums: Sums[shape],
+    consumer: Int32,
+    lane_in_group: UInt32,
+):
+    """The join of two blocks: each keeps every other accumulator group in its registers, and sends the rest to where the
+    other block's ring was.
+    """
+    comptime pairs = shape.columns // 16
+    comptime assert (
+        shape.slot_elements() * 2 <= shape.stages * shape.stage_bytes()
+    )
+    var rank = Int32(cluster_block_rank())
+    var place = (
+        ring
+        + UInt32(consumer) * UInt32(shape.row_blocks * pairs * _GROUP * 4)
+        + lane_in_group * 16
+    )
+    # The other block's products must be through with its ring.
+    cluster_arrive_relaxed()
+    cluster_wait()
+    comptime for block in range(shape.row_blocks):
+        comptime for pair in range(pairs):
+            comptime offset = (block * pairs + pair) * _GROUP * 4
+            var even = _group_sums[shape](sums, block, 2 * pair)
+            var odd = _group_sums[shape](sums, block, 2 * pair + 1)
+            store_cluster(
+                place + UInt32(offset),
+                UInt32(1 - rank),
+                odd if rank == 0 else even,
+            )
     cluster_arrive()
     cluster_wait()
+    var last = plan.slots_of_tile() == 1
+    comptime for block in range(shape.row_blocks):
+        var row_block = consumer * Int32(shape.row_blocks) + Int32(block)
+        comptime for pair in range(pairs):
+            comptime offset = (block * pairs + pair) * _GROUP * 4
+            var even = _group_sums[shape](sums, block, 2 * pair)
+            var odd = _group_sums[shape](sums, block, 2 * pair + 1)
+            var sum = (even if rank == 0 else odd) + _shared(
+                place + UInt32(offset)
+            ).unsafe_load[width=4, alignment=16](0)
+            var at = Int32(2 * pair) + rank
+            if last:
+                _store_group[dtype, shape](
+                    plan,
+                    dw,
+                    unit.tile,
+                    row_block,
+                    Int32(lane_in_group),
+                    at,
+                    sum,
+                )
+            else:
+                slots.unsafe_store[alignment=16](
+                    Int(
+                        Int64(unit.slot) * Int64(shape.slot_elements())
+                        + Int64(
+                            (row_block * Int32(shape.columns // 8) + at)
+                            * _GROUP
+                        )
+                        + Int64(lane_in_group * 4)
+                    ),
+                    sum,
+                )
 
 
 @always_inline
@@ -200,6 +285,7 @@ def _join_groups[
     # Loads in flight together: neighbours answer after some hundred cycles.
     comptime batch = max(1, MAX_CLUSTER // (blocks * copies))
     comptime stride = blocks * CONSUMERS
+    comptime assert batch == 1 or groups % (batch * stride) == 0
     var last = plan.slots_of_tile() == 1
     var group = Int32(cluster_block_rank()) + consumer * Int32(blocks)
     while group < Int32(groups):
@@ -207,10 +293,10 @@ def _join_groups[
             SIMD[DType.float32, 4], batch * blocks * copies
         ](fill=SIMD[DType.float32, 4](0))
         comptime for b in range(batch):
-            # Past the last group the last one stands in: no branch keeps the loads apart.
-            var from_group = min(group + Int32(b * stride), Int32(groups - 1))
             var address = (
-                ring + UInt32(from_group) * (_GROUP * 4) + lane_in_group * 16
+                ring
+                + UInt32(group + Int32(b * stride)) * (_GROUP * 4)
+                + lane_in_group * 16
             )
             comptime for block in range(blocks):
                 comptime for copy in range(copies):
@@ -223,29 +309,26 @@ def _join_groups[
             var sum = loaded[b * blocks * copies]
             comptime for i in range(1, blocks * copies):
                 sum += loaded[b * blocks * copies + i]
-            if at < Int32(groups):
-                if last:
-                    var row_block, column = divide(
-                        at, Int32(shape.columns // 8)
-                    )
-                    _store_group[dtype, shape](
-                        plan,
-                        dw,
-                        unit.tile,
-                        row_block,
-                        Int32(lane_in_group),
-                        column,
-                        sum,
-                    )
-                else:
-                    slots.unsafe_store[alignment=16](
-                        Int(
-                            Int64(unit.slot) * Int64(shape.slot_elements())
-                            + Int64(at * _GROUP)
-                            + Int64(lane_in_group * 4)
-                        ),
-                        sum,
-                    )
+            if last:
+                var row_block, column = divide(at, Int32(shape.columns // 8))
+                _store_group[dtype, shape](
+                    plan,
+                    dw,
+                    unit.tile,
+                    row_block,
+                    Int32(lane_in_group),
+                    column,
+                    sum,
+                )
+            else:
+                slots.unsafe_store[alignment=16](
+                    Int(
+                        Int64(unit.slot) * Int64(shape.slot_elements())
+                        + Int64(at * _GROUP)
+                        + Int64(lane_in_group * 4)
+                    ),
+                    sum,
+                )
         group += Int32(batch * stride)
 
 
@@ -269,11 +352,12 @@ def combine_kernel[
         count = Int64(plan.slots_of_tile())
         stride = Int64(plan.tiles())
     else:
-        var begin = Int64(tile) * Int64(plan.steps)
-        var block = plan.block_of(begin)
-        first = Int64(tile) + block
-        count = plan.block_of(begin + Int64(plan.steps) - 1) - block + 1
-        stride = 1
+        var group, rank = plan.group_of(tile)
+        stride = Int64(plan.shared())
+        var begin = Int64(group) * Int64(plan.steps)
+        var walker = plan.walker_of(begin)
+        first = (Int64(group) + walker) * stride + Int64(rank)
+        count = plan.walker_of(begin + Int64(plan.steps) - 1) - walker + 1
     if count <= 1:
         return
     var base = (

@@ -1,0 +1,86 @@
+"""What the tensor-core kernels share: the shape of a block and of its tile, and how wgmma finds a tile in shared memory."""
+
+from std.memory import bitcast
+
+from .plan import BLOCK_K
+
+comptime THREADS = 384
+comptime CONSUMERS = 2
+comptime ROW_BYTES = 128
+comptime PANEL_COLUMNS = 64
+"""Columns of one staged output panel: one swizzled 128-byte row."""
+
+
+@fieldwise_init
+struct TileShape(ImplicitlyCopyable, TrivialRegisterPassable):
+    """What one compiled kernel computes at a time."""
+
+    var row_blocks: Int
+    """64-row blocks of each consumer warpgroup."""
+    var columns: Int
+    var stages: Int
+    var cluster: Int
+    """Blocks that share each filter tile by multicast: 1 or 2, neighbours along the rows."""
+    var alternate: Bool
+    """Each consumer takes every other tile by itself, so that one stores while the other multiplies;
+    else both share each tile."""
+
+    def rows(self) -> Int:
+        return 64 * self.row_blocks * (1 if self.alternate else CONSUMERS)
+
+    def source_bytes(self) -> Int:
+        return self.rows() * ROW_BYTES
+
+    def filter_bytes(self) -> Int:
+        return self.columns * ROW_BYTES
+
+    def stage_bytes(self) -> Int:
+        return self.source_bytes() + self.filter_bytes()
+
+    def accumulators(self) -> Int:
+        """Registers that each consumer thread sums in."""
+        return self.row_blocks * self.columns // 2
+
+    def panels_staged(self) -> Int:
+        return 2 if self.columns // PANEL_COLUMNS % 2 == 0 else 1
+
+    def staging_bytes(self) -> Int:
+        return CONSUMERS * self.panels_staged() * 64 * ROW_BYTES
+
+    def shared_bytes(self) -> Int:
+        return (
+            1024 + self.stages * self.stage_bytes() + self.staging_bytes() + 256
+        )
+
+
+@always_inline
+def k_major_descriptor(address: UInt32) -> Int64:
+    """Rows of 128 swizzled bytes along the reduction; groups of 8 rows are 1024 bytes apart.
+    """
+    return (
+        Int64((address & 0x3FFFF) >> 4)
+        | Int64(1 << 62)
+        | Int64(64 << 32)
+        | Int64(1 << 16)
+    )
+
+
+@always_inline
+def mn_major_descriptor(address: UInt32) -> Int64:
+    """Rows of 128 swizzled bytes across the reduction: 64 columns for each of BLOCK_K reduction elements.
+
+    Groups of 8 reduction elements are 1024 bytes apart, blocks of 64 columns BLOCK_K rows apart.
+    """
+    return (
+        Int64((address & 0x3FFFF) >> 4)
+        | Int64(1 << 62)
+        | Int64(64 << 32)
+        | Int64((BLOCK_K * ROW_BYTES // 16) << 16)
+    )
+
+
+@always_inline
+def pack_pair[dtype: DType](low: Float32, high: Float32) -> UInt32:
+    return bitcast[DType.uint32, 1](
+        SIMD[DType.float32, 2](low, high).cast[dtype]()
+    )
