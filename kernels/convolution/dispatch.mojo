@@ -27,6 +27,7 @@ from .gpu.few_channels import (
 )
 from .gpu.pipeline import block_can_implement, blocks_compile
 from .gpu.products import gather_product_gpu, wgrad_product_gpu
+from .gpu.small_groups import small_groups_can_implement, small_groups_gpu
 from .gpu.tiled import tiled_can_implement, tiled_gather_gpu, tiled_wgrad_gpu
 from .problem import ConvolutionProblem
 from .sm90 import dispatch as sm90
@@ -105,6 +106,17 @@ def run_gpu[
                 comptime if pass_ == WGRAD:
                     wgrad_product_gpu[dtype](result, a, b, problem, ctx)
                 else:
+                    if not small_groups_can_implement[dtype, pass_](
+                        problem, _device_pointer(result), _device_pointer(a)
+                    ):
+                        small_groups_gpu[dtype, pass_](
+                            _device_pointer(result),
+                            _device_pointer(a),
+                            _device_pointer(b),
+                            problem,
+                            ctx,
+                        )
+                        return
                     comptime if pass_ == DGRAD and dtype == DType.float32:
                         comptime F32 = Ptr[DType.float32]
                         var dy = rebind[F32](_device_pointer(a))

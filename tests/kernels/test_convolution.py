@@ -151,6 +151,7 @@ GEOMETRIES = [
     C("2d_groups_3", 2, 12, 18, (9, 9), (3, 3), padding=(1,), groups=3),
     C("2d_groups_of_four_channels", 2, 64, 64, (10, 9), (3, 3), padding=(1,), groups=16),
     C("2d_groups_of_eight_channels", 2, 48, 48, (13, 12), (5, 3), (2, 1), (2, 1), groups=6),
+    C("2d_groups_of_four_and_eight", 2, 16, 32, (11, 14), (3, 4), (2, 1), (1, 2), (1, 2), groups=4),
     C("2d_groups_of_sixteen_channels", 2, 128, 96, (9, 8), (3, 2), (2, 1), (1, 2), (1, 2), groups=8),
     C("3d_groups_of_thirty_two_channels", 1, 256, 40, (3, 5, 4), (2, 3, 1), padding=(1, 1, 0), groups=8),
     C("2d_depthwise", 2, 37, 37, (14, 13), (3, 3), padding=(1,), groups=37),

@@ -38,6 +38,7 @@ from .pipeline import (
     divide,
     index_major,
     k_major,
+    left_to_warpgroups,
     multiply_exact,
     multiply_tensor,
     round_quad,
@@ -402,21 +403,23 @@ def _choose[
         _launch[dtype, pass_, NARROW, exact, False, False](
             result, source, w, g, ctx
         )
-    elif not b_quads:
+    elif not b_quads or left_to_warpgroups[dtype, exact]():
         _launch[dtype, pass_, NARROW, exact, True, False](
             result, source, w, g, ctx
         )
-    # Exact products of a wide tile would need more registers than two blocks have; few wide tiles leave
-    # multiprocessors without work.
-    elif exact or columns <= NARROW.columns or wide_tiles < enough:
-        _launch[dtype, pass_, NARROW, exact, True, True](
-            result, source, w, g, ctx
-        )
     else:
-        comptime if not exact:
-            _launch[dtype, pass_, WIDE, exact, True, True](
-                result, source, w, g, ctx
-            )
+        comptime if not left_to_warpgroups[dtype, exact]():
+            # Exact products of a wide tile would need more registers than two blocks have; few wide tiles leave
+            # multiprocessors without work.
+            if exact or columns <= NARROW.columns or wide_tiles < enough:
+                _launch[dtype, pass_, NARROW, exact, True, True](
+                    result, source, w, g, ctx
+                )
+                return
+            comptime if not exact:
+                _launch[dtype, pass_, WIDE, exact, True, True](
+                    result, source, w, g, ctx
+                )
 
 
 @no_inline

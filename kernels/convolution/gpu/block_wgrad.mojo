@@ -39,6 +39,7 @@ from .pipeline import (
     copy_quad,
     divide,
     index_major,
+    left_to_warpgroups,
     multiply_exact,
     multiply_tensor,
     round_quad,
@@ -377,13 +378,15 @@ def _choose[
     )
     if not a_quads:
         _launch[dtype, LOW, exact, False, False](dw, x, dy, g, ctx)
-    elif not b_quads:
+    elif not b_quads or left_to_warpgroups[dtype, exact]():
         _launch[dtype, LOW, exact, True, False](dw, x, dy, g, ctx)
-    elif exact or g.group_k() <= LOW.rows:
-        _launch[dtype, LOW, exact, True, True](dw, x, dy, g, ctx)
     else:
-        comptime if not exact:
-            _launch[dtype, WIDE, exact, True, True](dw, x, dy, g, ctx)
+        comptime if not left_to_warpgroups[dtype, exact]():
+            if exact or g.group_k() <= LOW.rows:
+                _launch[dtype, LOW, exact, True, True](dw, x, dy, g, ctx)
+                return
+            comptime if not exact:
+                _launch[dtype, WIDE, exact, True, True](dw, x, dy, g, ctx)
 
 
 @no_inline

@@ -17,6 +17,7 @@ from max.gpu.memory import AddressSpace
 
 from ..common import DGRAD, FPROP, Ptr
 from ..problem import ConvolutionProblem
+from ..sm90.dispatch import compiling_for_hopper
 
 comptime BLOCK_K = 16
 comptime QUAD = 4
@@ -64,6 +65,13 @@ def blocks_compile() -> Bool:
         return "gfx" not in arch
     else:
         return False
+
+
+def left_to_warpgroups[dtype: DType, exact: Bool]() -> Bool:
+    """Whether Hopper's warpgroup kernels take every problem whose operands are both copied four elements at a time: no other
+    kernel is compiled for those.
+    """
+    return compiling_for_hopper() and dtype == DType.float32 and not exact
 
 
 def block_can_implement[pass_: Int](g: ConvolutionProblem) -> Optional[String]:

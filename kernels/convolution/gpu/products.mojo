@@ -8,6 +8,10 @@ from ..problem import ConvolutionProblem
 from ..sm90.dispatch import compiling_for_hopper
 from .block_gather import block_gather_gpu
 from .block_wgrad import block_wgrad_gpu
+from .merged_groups import (
+    merged_groups_can_implement,
+    merged_groups_wgrad_gpu,
+)
 from .warpgroup_gather import (
     warpgroup_gather_can_implement,
     warpgroup_gather_gpu,
@@ -48,6 +52,9 @@ def wgrad_product_gpu[
     comptime if compiling_for_hopper():
         var x_at = Ptr[dtype](unsafe_from_address=Int(x.unsafe_ptr()))
         var dy_at = Ptr[dtype](unsafe_from_address=Int(dy.unsafe_ptr()))
+        if not merged_groups_can_implement[dtype](g, x_at, dy_at):
+            merged_groups_wgrad_gpu[dtype](dw, x, dy, g, ctx)
+            return
         if not warpgroup_wgrad_can_implement[dtype](g, x_at, dy_at):
             warpgroup_wgrad_gpu[dtype](dw, x, dy, g, ctx)
             return

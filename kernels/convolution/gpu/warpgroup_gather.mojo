@@ -18,9 +18,10 @@ from max.gpu.host import DeviceAttribute, DeviceContext, FuncAttribute
 from max.gpu.memory import AddressSpace, external_memory
 
 from ..common import FPROP, Ptr
-from ..gather import Phase, forward_phases, gradient_phases
+from ..gather import forward_phases, gradient_phases
 from ..problem import ConvolutionProblem
 from .gather_rows import SourceRow, Step, result_pixel, source_row
+from .phase_table import PhaseTable
 from .pipeline import divide
 from .warpgroup import (
     APART,
@@ -45,6 +46,12 @@ comptime NARROW = TileShape(128, 64)
 comptime THIN = TileShape(128, 32)
 
 
+def _together[pass_: Int, shape: TileShape]() -> Bool:
+    """Whether one launch computes every phase: the wide tile's kernel has registers to spare for that.
+    """
+    return pass_ != FPROP and shape == WIDE
+
+
 @__llvm_metadata(
     # Of the smaller tiles two blocks share a multiprocessor's registers.
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](
@@ -58,8 +65,9 @@ def warpgroup_gather_kernel[
     result: Ptr[dtype],
     source: Ptr[dtype],
     w: Ptr[dtype],
-    phase: Phase,
-    rows: Int32,
+    phases: PhaseTable,
+    images: Int32,
+    phase_tiles: Int32,
     depth: Int32,
     columns: Int32,
     groups: Int32,
@@ -67,7 +75,8 @@ def warpgroup_gather_kernel[
     filter_r: Int32,
     filter_s: Int32,
 ):
-    """One tile of y or of one phase of dx."""
+    """One tile of y or of one phase of dx; each phase has `phase_tiles` tiles.
+    """
     comptime forward = pass_ == FPROP
     comptime steps = Int32(steps_of[dtype]())
     comptime a_count = shape.rows // APART
@@ -77,11 +86,22 @@ def warpgroup_gather_kernel[
 
     var thread = Int32(thread_idx.x)
     var warpgroup = thread // 128
-    var rest, column_tile = divide(
-        Int32(block_idx.x), ceildiv(columns, Int32(shape.columns))
+    var phase = phases.first()
+    var tile = Int32(block_idx.x)
+    comptime if _together[pass_, shape]():
+        var index, within = divide(tile, phase_tiles)
+        phase = phases.phase(index)
+        tile = within
+    var rows = (
+        images * Int32(phase.d.rows) * Int32(phase.h.rows) * Int32(phase.w.rows)
     )
+    var rest, column_tile = divide(tile, ceildiv(columns, Int32(shape.columns)))
     var row_tile, group = divide(rest, groups)
     var first_row = row_tile * Int32(shape.rows)
+    comptime if _together[pass_, shape]():
+        # A phase of fewer rows than the first.
+        if first_row >= rows:
+            return
     var first_column = column_tile * Int32(shape.columns)
     var channels = Int(depth) * Int(groups)
     var base = external_memory[
@@ -251,33 +271,39 @@ def _launch[
     g: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
-    var phases: List[Phase]
-    comptime if pass_ == FPROP:
-        phases = forward_phases(g)
-    else:
-        phases = gradient_phases(g, 0)
     var depth = g.group_c() if pass_ == FPROP else g.group_k()
     var columns = g.group_k() if pass_ == FPROP else g.group_c()
-    for phase in phases:
-        var rows = phase.rows(g.n)
-        if rows == 0:
+    var tables = List[PhaseTable]()
+    comptime if _together[pass_, shape]():
+        tables.append(PhaseTable.of(g))
+    elif pass_ == FPROP:
+        tables.append(PhaseTable.single(forward_phases(g)[0]))
+    else:
+        for phase in gradient_phases(g, 0):
+            tables.append(PhaseTable.single(phase))
+    for table in tables:
+        var tiles = (
+            ceildiv(table.most_rows(g.n), shape.rows)
+            * ceildiv(columns, shape.columns)
+            * g.groups
+        )
+        if tiles == 0:
             continue
         comptime kernel = warpgroup_gather_kernel[dtype, pass_, shape]
         ctx.enqueue_function[kernel](
             result,
             source,
             w,
-            phase,
-            Int32(rows),
+            table,
+            Int32(g.n),
+            Int32(tiles),
             Int32(depth),
             Int32(columns),
             Int32(g.groups),
             Int32(g.taps()),
             Int32(g.r),
             Int32(g.s),
-            grid_dim=ceildiv(rows, shape.rows)
-            * ceildiv(columns, shape.columns)
-            * g.groups,
+            grid_dim=table.count() * tiles,
             block_dim=THREADS,
             shared_mem_bytes=shape.shared_bytes(),
             func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
@@ -321,7 +347,9 @@ def warpgroup_gather_gpu[
     var columns = g.group_k() if pass_ == FPROP else g.group_c()
     if columns <= THIN.columns:
         _launch[dtype, pass_, THIN](result, source, w, g, ctx)
-    elif columns <= NARROW.columns:
+    elif columns <= NARROW.columns or not (
+        pass_ == FPROP or PhaseTable.takes(g)
+    ):
         _launch[dtype, pass_, NARROW](result, source, w, g, ctx)
     else:
         _launch[dtype, pass_, WIDE](result, source, w, g, ctx)
