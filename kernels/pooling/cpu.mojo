@@ -16,8 +16,9 @@ comptime LIMIT_32 = 1 << 31
 """Places in a plane are kept in 32 bits."""
 comptime FEWEST_GATHERED = 16
 """Channels from which on a pixel's vectors pay for listing what it needs."""
-comptime MOST_COMPARED = 36
-"""Taps of a window, at most, for which comparing whole vectors is cheaper than scattering one by one."""
+comptime most_compared[offsets: Bool] = 36 if offsets else 16
+"""Taps of a window, at most, for which comparing whole vectors is cheaper than scattering one by one: each row of taps
+reads the entries again, and an index has eight bytes."""
 comptime MOST_SUMMED = 16
 """Above so many addends for one average, summing rows first is cheaper."""
 
@@ -62,7 +63,10 @@ def max_pool_dgrad[
         if (
             whole
             and p.input_plane() < LIMIT_32
-            and (p.window_size() <= MOST_COMPARED or cpu_rows_max.apart(p))
+            and (
+                p.window_size() <= most_compared[offsets]
+                or cpu_rows_max.apart(p)
+            )
         ):
             cpu_rows_max.max_pool_dgrad_rows[offsets=offsets](
                 dx, dy, indices, p

@@ -25,17 +25,12 @@ from .problem import PoolingProblem
 comptime PIECE_BYTES = 32 * 1024
 
 
-comptime SHORT_WINDOW = 16
-"""Elements of a window, at most, that one thread adds up alone."""
-comptime PARTS = 4
-"""Threads that share a longer one."""
-
-
 @always_inline
-def max_of_window[
+def pool_fprop_window[
     dtype: DType,
     index: DType,
     adaptive: Bool,
+    averaging: Bool,
     store_values: Bool,
     offsets: Bool,
 ](
@@ -54,7 +49,7 @@ def max_of_window[
     var th = p.h.taps[adaptive](oh)
     var tw = p.w.taps[adaptive](ow)
     var base = n * p.input_plane()
-    var best = neg_inf[DType.float32]()
+    var best = Float32(0) if averaging else neg_inf[DType.float32]()
     var found = (td.start * p.h.input + th.start) * p.w.input + tw.start
     comptime if offsets:
         found = (td.first * p.h.window + th.first) * p.w.window + tw.first
@@ -75,53 +70,27 @@ def max_of_window[
                 var value = planes[unsafe_offset=Int(base + pixel)].cast[
                     DType.float32
                 ]()
-                if value > best or value != value:
-                    best = value
-                    found = tap + k if offsets else pixel
+                comptime if averaging:
+                    best += value
+                else:
+                    if value > best or value != value:
+                        best = value
+                        found = tap + k if offsets else pixel
                 pixel += w_step
+    comptime if averaging:
+        var scale = p.scale
+        if scale == 0:
+            var include = p.include_pad != 0
+            scale = (
+                p.d.scale[adaptive](od, include)
+                * p.h.scale[adaptive](oh, include)
+                * p.w.scale[adaptive](ow, include)
+            )
+        best *= scale
     comptime if store_values:
         y[unsafe_offset=Int(o)] = best.cast[dtype]()
-    indices[unsafe_offset=Int(o)] = found.cast[index]()
-
-
-@always_inline
-def part_of_average[
-    dtype: DType, //, adaptive: Bool
-](
-    planes: MutPointer[Scalar[dtype], _, address_space=_],
-    p: GpuProblem,
-    o: Int32,
-    part: Int32,
-    parts: Int32,
-) -> Float32:
-    """What rows part, part + parts, ... of window number `o` add to its average.
-    """
-    var row, ow = p.w.by_output.divmod(o)
-    var slab, oh = p.h.by_output.divmod(row)
-    var n, od = p.d.by_output.divmod(slab)
-    var td = p.d.taps[adaptive](od)
-    var th = p.h.taps[adaptive](oh)
-    var tw = p.w.taps[adaptive](ow)
-    var base = n * p.input_plane() + tw.start
-    var sum = Float32(0)
-    for a in range(td.count):
-        for b in range(part, th.count, parts):
-            var pixel = (
-                base + ((td.start + a) * p.h.input + th.start + b) * p.w.input
-            )
-            for k in range(tw.count):
-                sum += planes[unsafe_offset=Int(pixel + k)].cast[
-                    DType.float32
-                ]()
-    var scale = p.scale
-    if scale == 0:
-        var include = p.include_pad != 0
-        scale = (
-            p.d.scale[adaptive](od, include)
-            * p.h.scale[adaptive](oh, include)
-            * p.w.scale[adaptive](ow, include)
-        )
-    return sum * scale
+    comptime if not averaging:
+        indices[unsafe_offset=Int(o)] = found.cast[index]()
 
 
 def pool_fprop_pieces[
@@ -138,10 +107,8 @@ def pool_fprop_pieces[
     p: GpuProblem,
     batch: Int32,
     group: Int32,
-    parts: Int32,
 ):
-    """A block takes `group` of the `batch` planes, `parts` threads an average, at most PARTS.
-    """
+    """A block takes `group` of the `batch` planes."""
     comptime V = 16 // size_of[dtype]()
     var piece = stack_allocation[
         PIECE_BYTES // size_of[dtype]() + V,
@@ -171,34 +138,21 @@ def pool_fprop_pieces[
         v += threads
     barrier()
     var first = Int(n) * Int(p.output_plane())
-    var y_n = y.unsafe_offset(first)
-    var windows = count * p.output_plane()
-    var planes = piece.unsafe_offset(Int(shift))
-    comptime if averaging:
-        var sums = stack_allocation[
-            THREADS, Float32, address_space=AddressSpace.SHARED
-        ]()
-        var part = thread % parts
-        # All threads make the same number of rounds: there are barriers inside.
-        for round in range((windows * parts + threads - 1) // threads):
-            var o = (round * threads + thread) // parts
-            sums[unsafe_offset=Int(thread)] = part_of_average[adaptive](
-                planes, p, min(o, windows - 1), part, parts
-            )
-            barrier()
-            if part == 0 and o < windows:
-                var sum = Float32(0)
-                for i in range(parts):
-                    sum += sums[unsafe_offset=Int(thread + i)]
-                y_n[unsafe_offset=Int(o)] = sum.cast[dtype]()
-            barrier()
-    else:
-        var o = thread
-        while o < windows:
-            max_of_window[dtype, index, adaptive, store_values, offsets](
-                y_n, indices.unsafe_offset(first), planes, p, o
-            )
-            o += threads
+    var indices_n = indices
+    comptime if not averaging:
+        indices_n = indices.unsafe_offset(first)
+    var o = thread
+    while o < count * p.output_plane():
+        pool_fprop_window[
+            dtype, index, adaptive, averaging, store_values, offsets
+        ](
+            y.unsafe_offset(first),
+            indices_n,
+            piece.unsafe_offset(Int(shift)),
+            p,
+            o,
+        )
+        o += threads
 
 
 def launch_pool_fprop_pieces[
@@ -247,7 +201,6 @@ def launch_pool_fprop_pieces[
         GpuProblem(p, extent_d=p.d.output, vector=1, scale=scale),
         Int32(p.batch),
         Int32(group),
-        Int32(1 if p.window_size() <= SHORT_WINDOW else PARTS),
         grid_dim=ceildiv(Int(p.batch), group),
         block_dim=THREADS,
     )
