@@ -36,6 +36,10 @@ class Sample:
     us: float
     best: float
 
+    @property
+    def tuning(self) -> tuple[int, ...]:
+        return (self.shape, self.splits, self.cluster, *self.share)
+
 
 def tensor_bytes(p: Problem) -> float:
     return 2.0 * p.n * (p.h * p.w * p.c + p.p * p.q * p.k)
@@ -173,8 +177,7 @@ def regret(name: str, guessed: list[tuple[float, Sample]]) -> None:
     print(f"{name}: {statistics.geometric_mean(costs.values()):.3f} of the best tile's time in the mean; worst:")
     for problem, cost in worst:
         sample = chosen[problem][1]
-        tuning = (sample.shape, sample.splits, sample.cluster, *sample.share)
-        print(f"  {problem} {cost:.3f} {tuning}")
+        print(f"  {problem} {cost:.3f} {sample.tuning}")
 
 
 def main() -> None:
@@ -242,17 +245,23 @@ def fit_wgrad(group: list[Sample]) -> None:
     print("traffic, combine byte, combine slot, unaligned, launch, join byte, join, start, load byte, share (us, MB):")
     print(np.round(np.exp(x[shapes:]), 3))
     regret("wgrad", list(zip(f.predicted(x), group, strict=True)))
-    print("measured choices (K, C, taps, steps): where the prediction loses more than 4 %")
+    print("measured choices (K, C, taps, steps): where the prediction loses more than 3 %")
     predicted = f.predicted(x)
+    alike: dict[tuple[int, ...], list[np.ndarray]] = {}
     for number in np.unique(f.problem):
         mine = np.flatnonzero(f.problem == number)
-        chosen, best = mine[predicted[mine].argmin()], mine[f.us[mine].argmin()]
-        if f.us[chosen] > 1.04 * f.us[best]:
-            p, b = group[best].problem, group[best]
-            steps = math.ceil(p.n * p.p * p.q / 64)
-            print(
-                f"  {p.k}, {p.c}, {p.r * p.s}, {steps}: {b.shape}, {b.splits}, {b.cluster}, {b.share[0]}, {b.share[1]}"
-            )
+        p = group[mine[0]].problem
+        alike.setdefault((p.k, p.c, p.r * p.s, math.ceil(p.n * p.p * p.q / 64)), []).append(mine)
+    for key, problems in alike.items():
+        # Problems that the list can't tell apart have one choice.
+        slower: dict[tuple[int, ...], list[float]] = {}
+        for mine in problems:
+            for at in mine:
+                slower.setdefault(group[at].tuning, []).append(math.log(f.us[at] / f.best[at]))
+        best = min((sum(costs), tuning) for tuning, costs in slower.items() if len(costs) == len(problems))
+        lost = sum(math.log(f.us[at] / f.best[at]) for at in (mine[predicted[mine].argmin()] for mine in problems))
+        if lost - best[0] > math.log(1.03) * len(problems):
+            print(f"  {', '.join(map(str, key))}: {best[1]}")
 
 
 if __name__ == "__main__":

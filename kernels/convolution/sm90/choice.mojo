@@ -238,7 +238,7 @@ struct MeasuredChoice(ImplicitlyCopyable):
 
 
 comptime _MEASURED_PROCESSORS = 132
-comptime MEASURED: Array[MeasuredChoice, 18] = [
+comptime MEASURED: Array[MeasuredChoice, 32] = [
     MeasuredChoice(512, 1024, 1, 784, WgradChoice(0, 8, 0, 2, 1)),
     MeasuredChoice(64, 64, 9, 3136, WgradChoice(1, 44, 2, 1, 1)),
     MeasuredChoice(128, 128, 9, 784, WgradChoice(2, 22, 0, 1, 2)),
@@ -247,9 +247,9 @@ comptime MEASURED: Array[MeasuredChoice, 18] = [
     MeasuredChoice(128, 512, 1, 784, WgradChoice(5, 16, 0, 1, 1)),
     MeasuredChoice(512, 256, 1, 784, WgradChoice(4, 15, 0, 2, 2)),
     MeasuredChoice(256, 512, 1, 784, WgradChoice(4, 15, 0, 2, 2)),
-    MeasuredChoice(256, 1024, 1, 784, WgradChoice(0, 15, 0, 2, 2)),
+    MeasuredChoice(256, 1024, 1, 784, WgradChoice(4, 8, 0, 1, 1)),
     MeasuredChoice(1024, 512, 1, 784, WgradChoice(0, 8, 2, 1, 1)),
-    MeasuredChoice(512, 512, 9, 196, WgradChoice(0, 0, 0, 1, 1)),
+    MeasuredChoice(512, 512, 9, 196, WgradChoice(2, 4, 0, 1, 1)),
     MeasuredChoice(2048, 1024, 1, 49, WgradChoice(0, 2, 2, 1, 1)),
     MeasuredChoice(256, 256, 9, 12544, WgradChoice(0, 0, 0, 2, 1)),
     MeasuredChoice(256, 256, 9, 3136, WgradChoice(0, 7, 0, 2, 1)),
@@ -257,6 +257,20 @@ comptime MEASURED: Array[MeasuredChoice, 18] = [
     MeasuredChoice(512, 256, 9, 784, WgradChoice(3, 5, 0, 1, 1)),
     MeasuredChoice(512, 512, 9, 3136, WgradChoice(3, 0, 0, 1, 2)),
     MeasuredChoice(512, 512, 9, 784, WgradChoice(0, 0, 0, 2, 1)),
+    MeasuredChoice(256, 128, 9, 2592, WgradChoice(3, 22, 2, 1, 1)),
+    MeasuredChoice(256, 64, 1, 12544, WgradChoice(5, 56, 8, 1, 1)),
+    MeasuredChoice(128, 128, 9, 3136, WgradChoice(2, 22, 0, 1, 2)),
+    MeasuredChoice(512, 256, 1, 3136, WgradChoice(0, 33, 0, 2, 1)),
+    MeasuredChoice(256, 512, 1, 3136, WgradChoice(0, 30, 0, 2, 2)),
+    MeasuredChoice(256, 256, 9, 784, WgradChoice(0, 7, 0, 1, 1)),
+    MeasuredChoice(1024, 256, 1, 784, WgradChoice(0, 16, 2, 1, 1)),
+    MeasuredChoice(2048, 512, 1, 196, WgradChoice(0, 4, 2, 1, 1)),
+    MeasuredChoice(512, 2048, 1, 196, WgradChoice(0, 4, 2, 1, 1)),
+    MeasuredChoice(64, 256, 1, 3136, WgradChoice(6, 32, 2, 1, 1)),
+    MeasuredChoice(256, 256, 9, 196, WgradChoice(2, 5, 0, 1, 1)),
+    MeasuredChoice(256, 1024, 1, 196, WgradChoice(4, 8, 0, 1, 1)),
+    MeasuredChoice(512, 512, 9, 49, WgradChoice(2, 1, 0, 1, 1)),
+    MeasuredChoice(256, 128, 9, 3136, WgradChoice(3, 22, 2, 1, 1)),
 ]
 
 

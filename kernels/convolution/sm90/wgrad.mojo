@@ -84,8 +84,8 @@ def _produce[
     full: UInt32,
     empty: UInt32,
 ):
-    var ahead_line, ahead_q = divide(Int32(BLOCK_K), plan.q)
-    var ahead_n, ahead_p = divide(ahead_line, plan.p)
+    var ahead_line, ahead_q = plan.q.divide(Int32(BLOCK_K))
+    var ahead_n, ahead_p = plan.p.divide(ahead_line)
     # Of what a row or a column of blocks shares, this one brings these pixels of every stage.
     var dy_shift = Int32(0)
     var x_shift = Int32(0)
@@ -106,28 +106,28 @@ def _produce[
         if unit.count == 0:
             break
         index += 1
-        var row_tile, column_tile = divide(unit.tile, plan.column_tiles)
+        var row_tile, column_tile = plan.column_tiles.divide(unit.tile)
         var row = row_tile * Int32(shape.rows())
         var channel = StaticTuple[Int32, shape.panels()](fill=0)
         var offset_h = StaticTuple[Int32, shape.panels()](fill=0)
         var offset_w = StaticTuple[Int32, shape.panels()](fill=0)
         comptime for panel in range(shape.panels()):
             var at = column_tile * Int32(shape.panels()) + Int32(panel)
-            var tap, block = divide(at, plan.channel_blocks())
+            var tap, block = plan.channel_blocks.divide(at)
             # A panel past the last one lies past the last channel: it arrives as zeros and costs no traffic.
             if tap >= plan.taps:
                 tap = 0
-                block = plan.channel_blocks()
-            var tap_h, tap_w = divide(tap, plan.filter_s)
+                block = plan.channel_blocks.value
+            var tap_h, tap_w = plan.filter_s.divide(tap)
             channel[panel] = block * PANEL
             offset_h[panel] = tap_h * plan.dilation_h
             offset_w[panel] = tap_w * plan.dilation_w
         var dy_address = dy_map.address(0)
         var x_address = x_map.address(0)
         var pixel = unit.first * BLOCK_K
-        var line, q = divide(pixel + x_shift, plan.q)
+        var line, q = plan.q.divide(pixel + x_shift)
         pixel += dy_shift
-        var n, p = divide(line, plan.p)
+        var n, p = plan.p.divide(line)
         for _ in range(Int(unit.count)):
             var slot = step % UInt32(shape.stages)
             var parity = (step // UInt32(shape.stages)) & 1
@@ -195,11 +195,11 @@ def _produce[
             q += ahead_q
             p += ahead_p
             n += ahead_n
-            if q >= plan.q:
-                q -= plan.q
+            if q >= plan.q.value:
+                q -= plan.q.value
                 p += 1
-            if p >= plan.p:
-                p -= plan.p
+            if p >= plan.p.value:
+                p -= plan.p.value
                 n += 1
 
 

@@ -55,6 +55,39 @@ struct WgradShape(ImplicitlyCopyable, TrivialRegisterPassable):
 
 
 @fieldwise_init
+struct Divisor(ImplicitlyCopyable, TrivialRegisterPassable):
+    """A divisor of numbers from 0 to 2^31 - 1, and what makes quotients without a division: a block's first copies wait for a
+    chain of them."""
+
+    var value: Int32
+    var multiplier: UInt32
+    """2^shift / value, rounded up; exact for such numbers where 2^(shift - 31) is at least the value."""
+    var shift: UInt32
+
+    @staticmethod
+    def of(value: Int) -> Self:
+        """`value` is from 1 to 2^31 - 1."""
+        var log = 0
+        while (1 << log) < value:
+            log += 1
+        var shift = 31 + log
+        return Self(
+            Int32(value),
+            UInt32(((1 << shift) + value - 1) // value),
+            UInt32(shift),
+        )
+
+    @always_inline
+    def divide(self, value: Int32) -> Tuple[Int32, Int32]:
+        """Quotient and remainder."""
+        var quotient = Int32(
+            (UInt64(UInt32(value)) * UInt64(self.multiplier))
+            >> UInt64(self.shift)
+        )
+        return quotient, value - quotient * self.value
+
+
+@fieldwise_init
 struct WgradChoice(ImplicitlyCopyable):
     """How a launch divides the work."""
 
@@ -76,20 +109,22 @@ struct WgradPlan(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
 
     var k: Int32
     var c: Int32
-    var p: Int32
-    var q: Int32
+    var p: Divisor
+    var q: Divisor
     var taps: Int32
-    var filter_s: Int32
+    var filter_s: Divisor
+    var channel_blocks: Divisor
+    """Panels of one tap."""
     var stride_h: Int32
     var stride_w: Int32
     var dilation_h: Int32
     var dilation_w: Int32
     var lower_h: Int32
     var lower_w: Int32
-    var row_tiles: Int32
-    """A multiple of `share_rows`, and `column_tiles` of `share_columns`: tiles past the last one compute zeros and store
+    var column_tiles: Divisor
+    """A multiple of `share_columns`, and the rows of tiles one of `share_rows`: tiles past the last one compute zeros and store
     nothing."""
-    var column_tiles: Int32
+    var tiles: Divisor
     var steps: Int32
     """Pipeline stages of the whole reduction."""
     var splits: Int32
@@ -100,6 +135,8 @@ struct WgradPlan(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
     var cluster: Int32
     """Blocks that sum neighbouring parts of one tile and join their sums in shared memory, each block having one part
     of one tile; with 0 every block takes any number of parts and gives each a slot."""
+    var joined: Divisor
+    """`cluster`, or 1."""
     var share_rows: Int32
     """Without joining: a cluster of share_rows x share_columns blocks takes that many neighbouring tiles, of the same
     pixels. The blocks of a row of tiles bring its dy together, those of a column its x, each a share of the pixels that
@@ -119,14 +156,6 @@ struct WgradPlan(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
         return "WgradPlan"
 
     @always_inline
-    def tiles(self) -> Int32:
-        return self.row_tiles * self.column_tiles
-
-    @always_inline
-    def channel_blocks(self) -> Int32:
-        return (self.c + PANEL - 1) // PANEL
-
-    @always_inline
     def shared(self) -> Int32:
         """Blocks that walk together."""
         return self.share_rows * self.share_columns
@@ -136,11 +165,11 @@ struct WgradPlan(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
         """The group of tiles that a tile belongs to, and its place in there."""
         if self.shared() == 1:
             return tile, Int32(0)
-        var row, column = divide(tile, self.column_tiles)
+        var row, column = self.column_tiles.divide(tile)
         var group_row, rank_row = divide(row, self.share_rows)
         var group_column, rank_column = divide(column, self.share_columns)
         return (
-            group_row * (self.column_tiles // self.share_columns)
+            group_row * (self.column_tiles.value // self.share_columns)
             + group_column,
             rank_row * self.share_columns + rank_column,
         )
@@ -149,10 +178,12 @@ struct WgradPlan(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
     def tile_of(self, group: Int32, rank: Int32) -> Int32:
         if self.shared() == 1:
             return group
-        var row, column = divide(group, self.column_tiles // self.share_columns)
+        var row, column = divide(
+            group, self.column_tiles.value // self.share_columns
+        )
         var rank_row, rank_column = divide(rank, self.share_columns)
         return (
-            (row * self.share_rows + rank_row) * self.column_tiles
+            (row * self.share_rows + rank_row) * self.column_tiles.value
             + column * self.share_columns
             + rank_column
         )
@@ -173,7 +204,7 @@ struct WgradPlan(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
 
     @always_inline
     def work(self) -> Int64:
-        return Int64(self.tiles() // self.shared()) * Int64(self.steps)
+        return Int64(self.tiles.value // self.shared()) * Int64(self.steps)
 
     @always_inline
     def range_start(self, walker: Int64) -> Int64:
@@ -193,8 +224,8 @@ struct WgradPlan(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
     def units(self) -> Int32:
         """Upper bound of the slots."""
         return (
-            self.tiles() * self.slots_of_tile() if self.splits
-            > 0 else self.tiles() + self.blocks
+            self.tiles.value * self.slots_of_tile() if self.splits
+            > 0 else self.tiles.value + self.blocks
         )
 
 
@@ -216,8 +247,8 @@ def unit_of(plan: WgradPlan, block: Int32, index: Int32) -> Unit:
         if index > 0:
             return Unit(0, 0, 0, 0)
         # The blocks of a cluster take neighbouring parts of one tile, neighbouring clusters the same pixels.
-        var slot, rank = divide(block, plan.cluster)
-        var group, tile = divide(slot, plan.tiles())
+        var slot, rank = plan.joined.divide(block)
+        var group, tile = plan.tiles.divide(slot)
         var first, count = plan.part(group * plan.cluster + rank)
         return Unit(tile, first, count, slot)
     var walker = block
@@ -229,12 +260,12 @@ def unit_of(plan: WgradPlan, block: Int32, index: Int32) -> Unit:
         if unit >= plan.units():
             return Unit(0, 0, 0, 0)
         # Neighbouring blocks take the same pixels of different tiles, so that the second-level cache serves them.
-        var split, place = divide(unit, plan.tiles())
+        var split, place = plan.tiles.divide(unit)
         var tile = place
         if plan.shared() > 1:
             tile = plan.tile_of(place // plan.shared(), rank)
         var first, count = plan.part(split)
-        return Unit(tile, first, count, split * plan.tiles() + tile)
+        return Unit(tile, first, count, split * plan.tiles.value + tile)
     var start = plan.range_start(Int64(walker))
     var end = plan.range_start(Int64(walker) + 1)
     var group = Int32(start // Int64(plan.steps)) + index

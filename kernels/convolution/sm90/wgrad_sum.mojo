@@ -49,14 +49,14 @@ def _store_group[
     """
     var warp = lane_in_group // 32
     var lane = lane_in_group % 32
-    var row_tile, column_tile = divide(tile, plan.column_tiles)
+    var row_tile, column_tile = plan.column_tiles.divide(tile)
     var row = (
         row_tile * Int32(shape.rows()) + row_block * 64 + warp * 16 + lane // 4
     )
     var panel = column_tile * Int32(shape.panels()) + group // 8
-    if panel >= plan.taps * plan.channel_blocks():
+    if panel >= plan.taps * plan.channel_blocks.value:
         return
-    var tap, block = divide(panel, plan.channel_blocks())
+    var tap, block = plan.channel_blocks.divide(panel)
     var c = block * PANEL + group % 8 * 8 + (lane % 4) * 2
     if c >= plan.c:
         return
@@ -350,7 +350,7 @@ def combine_kernel[
     if plan.splits > 0:
         first = Int64(tile)
         count = Int64(plan.slots_of_tile())
-        stride = Int64(plan.tiles())
+        stride = Int64(plan.tiles.value)
     else:
         var group, rank = plan.group_of(tile)
         stride = Int64(plan.shared())
