@@ -82,16 +82,18 @@ def block_channels[
 
 @always_inline
 def _inside(axis: Axis) -> Tuple[Int, Int]:
-    """The rows of an axis whose taps all lie inside the source."""
+    """The rows of an axis whose taps all lie inside the source, none of them where no row's do.
+    """
     if axis.taps == 0:
         return (0, axis.rows)
     var one = axis.offset(0)
     var other = axis.offset(axis.taps - 1)
-    var low = max(0, ceildiv(-min(one, other), axis.step))
+    # Padding may be longer than the row: the range never leaves it.
+    var low = min(axis.rows, max(0, ceildiv(-min(one, other), axis.step)))
     var high = min(
         axis.rows, (axis.source - 1 - max(one, other)) // axis.step + 1
     )
-    return (min(low, axis.rows), max(low, high))
+    return (low, max(low, high))
 
 
 @fieldwise_init
