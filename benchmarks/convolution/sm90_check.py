@@ -280,12 +280,15 @@ def interleaved(calls: Mapping[str, Sequence[Callable[[], Any]]], rounds: int, r
                 marker.add_(1)
                 torch.cuda.synchronize()
     events = [event for event in profiler.events() if "CUDA" in str(event.device_type)]
-    groups = [0.0]
+    groups, busy_until = [0.0], 0.0
     for event in sorted(events, key=lambda event: event.time_range.start):
         if "CUDAFunctorOnSelf_add" in event.name:
             groups.append(0.0)
         else:
-            groups[-1] += event.time_range.elapsed_us() / repeats / 1e3
+            # A kernel may begin before the one ahead of it ends; that time counts once.
+            begin = max(event.time_range.start, busy_until)
+            busy_until = max(event.time_range.end, busy_until)
+            groups[-1] += (busy_until - begin) / repeats / 1e3
     if len(groups) != rounds * len(calls) + 1:
         raise RuntimeError(f"the profiler saw {len(groups) - 1} groups of calls, not {rounds * len(calls)}")
     names = list(calls)

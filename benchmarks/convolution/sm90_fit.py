@@ -1,9 +1,11 @@
-"""Fits the constants of kernels/convolution/sm90/choice.mojo to a sweep of every tile shape.
+"""Fits the constants of kernels/convolution/sm90/measured.mojo to a sweep of every tile shape, and writes that file.
 
     python benchmarks/convolution/sm90_check.py --sweep --no-check --output sweep.json
     python benchmarks/convolution/sm90_fit.py sweep.json
+    python benchmarks/convolution/sm90_fit.py sweep.json --keep    # only the measured choices anew
 
-Prints the constants, and for each pass how much slower the chosen tile is than the best one of the sweep.
+The constants are rounded before anything is derived from them, so the measured choices follow from the file's own
+constants and the sweep. Prints for each pass how much slower the chosen tile is than the best one of the sweep.
 """
 
 from __future__ import annotations
@@ -11,12 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from scipy.optimize import minimize
 from sm90_check import SPLIT_STEPS, WGRAD_TILES, Problem, capacity, read
 
 PROCESSORS = 132
@@ -24,6 +26,25 @@ BYTE = 1 / 4.27e6
 """Microseconds to move one byte at the measured copy bandwidth."""
 CACHE_BYTES = 45e6
 TILES = ((128, 256), (256, 128), (128, 128), (256, 64))
+MEASURED = Path(__file__).resolve().parents[2] / "kernels" / "convolution" / "sm90" / "measured.mojo"
+WORTH = 0.03
+"""A problem has its measured choice where the prediction loses more than this."""
+TILE_COSTS = ("step", "tile", "traffic")
+WGRAD_COSTS = {
+    "start": 3.0,
+    "traffic": 0.95,
+    "unaligned": 0.5,
+    "load_byte": 10.0,
+    "share": 3.0,
+    "join": 2.5,
+    "join_byte": 10.0,
+    "swap": 1.5,
+    "swap_byte": 10.0,
+    "combine": 1.0,
+    "combine_byte": 0.25,
+    "combine_slot": 0.12,
+}
+"""WgradCosts in costs.mojo, and where the fit begins."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +93,20 @@ def tile_us(passing: str, p: Problem, shape: int, step: float, tile: float, traf
 
 
 @dataclass(frozen=True)
+class WgradConstants:
+    steps: list[float]
+    costs: dict[str, float]
+
+    @staticmethod
+    def of(logarithms: np.ndarray, digits: int | None = None) -> WgradConstants:
+        values = [float(value) for value in np.exp(logarithms)]
+        if digits is not None:
+            values = [round(value, digits) for value in values]
+        shapes = len(WGRAD_TILES)
+        return WgradConstants(values[:shapes], dict(zip(WGRAD_COSTS, values[shapes:], strict=True)))
+
+
+@dataclass(frozen=True)
 class WgradFeatures:
     """What the prediction of wgrad's time needs of every sample, as arrays."""
 
@@ -81,8 +116,10 @@ class WgradFeatures:
     best: np.ndarray
     steps: np.ndarray
     """Pipeline stages of the busiest multiprocessor."""
-    rounds: np.ndarray
     joins: np.ndarray
+    """Rounds of clusters that join through shared memory."""
+    swaps: np.ndarray
+    """Rounds of pairs of blocks that send each other half."""
     shares: np.ndarray
     step_bytes: np.ndarray
     """What a block loads for one stage: of shared copies its part."""
@@ -99,17 +136,17 @@ class WgradFeatures:
         names = sorted({s.problem.name for s in group})
         return WgradFeatures(*np.array([[names.index(s.problem.name), *_features(s)] for s in group], float).T)
 
-    def predicted(self, x: np.ndarray) -> np.ndarray:
+    def predicted(self, constants: WgradConstants) -> np.ndarray:
         """choice.mojo's wgrad_time."""
-        values = np.exp(x)
-        step = values[: len(WGRAD_TILES)][self.shape.astype(int)]
-        rest = values[len(WGRAD_TILES) :]
-        traffic, combine_byte, combine_slot, unaligned, launch, join_byte, join, start, load_byte, share = rest
-        step = (step**4 + (self.step_bytes * load_byte) ** 4) ** 0.25
-        time = np.maximum(self.steps * step, self.loaded_us * unaligned)
-        time = (time**3 + (self.memory_us * traffic) ** 3) ** (1 / 3) + start
-        time = time + self.joins * self.rounds * (join + self.tile_bytes * join_byte) + self.shares * share
-        return time + self.slot_bytes * 2 * combine_byte + self.slots * combine_slot + (self.slots > 0) * launch
+        cost = constants.costs
+        step = np.array(constants.steps)[self.shape.astype(int)]
+        step = (step**4 + (self.step_bytes * cost["load_byte"]) ** 4) ** 0.25
+        time = np.maximum(self.steps * step, self.loaded_us * cost["unaligned"])
+        time = (time**3 + (self.memory_us * cost["traffic"]) ** 3) ** (1 / 3) + cost["start"]
+        time = time + self.joins * (cost["join"] + self.tile_bytes * cost["join_byte"])
+        time = time + self.swaps * (cost["swap"] + self.tile_bytes * cost["swap_byte"]) + self.shares * cost["share"]
+        time = time + self.slot_bytes * 2 * cost["combine_byte"] + self.slots * cost["combine_slot"]
+        return time + (self.slots > 0) * cost["combine"]
 
 
 def _features(s: Sample) -> list[float]:
@@ -131,13 +168,14 @@ def _features(s: Sample) -> list[float]:
         rounds = math.ceil(tiles * parts / capacity(max(s.cluster, share_rows * share_columns), PROCESSORS))
         busiest = rounds * math.ceil(steps / parts)
     copies = 2 if s.shape in SPLIT_STEPS else 1
+    swaps = s.cluster == 2 and copies == 1
     return [
         s.shape,
         s.us,
         s.best,
         busiest,
-        rounds,
-        s.cluster > 0,
+        rounds * (s.cluster > 0 and not swaps),
+        rounds * swaps,
         share_rows * share_columns > 1,
         step_bytes * 1e-6,
         loaded,
@@ -180,19 +218,9 @@ def regret(name: str, guessed: list[tuple[float, Sample]]) -> None:
         print(f"  {problem} {cost:.3f} {sample.tuning}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("sweep", type=Path)
-    document = json.loads(parser.parse_args().sweep.read_text())
+def fit_tiles(both: dict[str, list[Sample]]) -> list[list[float]]:
+    from scipy.optimize import minimize
 
-    both = {passing: samples(document, passing) for passing in ("fprop", "dgrad")}
-    if any(both.values()):
-        fit_tiles(both)
-    if group := samples(document, "wgrad"):
-        fit_wgrad(group)
-
-
-def fit_tiles(both: dict[str, list[Sample]]) -> None:
     constants = []
     for shape, (rows, columns) in enumerate(TILES):
 
@@ -208,28 +236,27 @@ def fit_tiles(both: dict[str, list[Sample]]) -> None:
 
         start = np.log([rows * columns * 1.8e-5 * 1.25, 1.0, 1.1])
         found = minimize(cost, start, method="Nelder-Mead", options={"maxiter": 400})
-        constants.append(np.exp(found.x))
-        print(f"tile {rows}x{columns}: step, tile, traffic = {np.round(constants[-1], 3)}")
-    for passing, group in both.items():
-        regret(passing, [(tile_us(passing, s.problem, s.shape, *constants[s.shape]), s) for s in group])
+        constants.append([round(float(value), 3) for value in np.exp(found.x)])
+    return constants
 
 
-def fit_wgrad(group: list[Sample]) -> None:
+def fit_wgrad(group: list[Sample]) -> WgradConstants:
+    from scipy.optimize import minimize
+
     f = WgradFeatures.of(group)
 
     def cost(x: np.ndarray, sharpness: int) -> float:
         """Squared relative errors; samples far from the best of their problem count little."""
-        error = np.log(f.predicted(x) / f.us) ** 2 * (f.best / f.us) ** sharpness
+        error = np.log(f.predicted(WgradConstants.of(x)) / f.us) ** 2 * (f.best / f.us) ** sharpness
         return float(error[f.us < 2 * f.best].mean())
 
     def loss_of_choice(x: np.ndarray) -> float:
         """The mean over the problems, geometric, of the chosen sample's time over the best one's."""
-        order = np.lexsort((f.predicted(x), f.problem))
+        order = np.lexsort((f.predicted(WgradConstants.of(x, 3)), f.problem))
         first = order[np.unique(f.problem[order], return_index=True)[1]]
         return float(np.log(f.us[first] / f.best[first]).mean())
 
-    fixed = [0.95, 0.25, 0.12, 0.5, 2.5, 20.0, 1.0, 1.5, 13.0, 0.5]
-    x = np.log([rows * columns * 1.7e-5 for rows, columns in WGRAD_TILES] + fixed)
+    x = np.log([rows * columns * 1.7e-5 for rows, columns in WGRAD_TILES] + list(WGRAD_COSTS.values()))
     for sharpness in (3, 6):
         x = minimize(cost, x, args=(sharpness,), method="Powell", options={"maxiter": 40}).x
     # The times fit; what is left is to choose well where two are close.
@@ -237,22 +264,23 @@ def fit_wgrad(group: list[Sample]) -> None:
     least = loss_of_choice(x)
     for _ in range(4000):
         candidate = x + draws.normal(0, 0.05, len(x)) * (draws.random(len(x)) < 0.3)
-        loss = loss_of_choice(candidate)
-        if loss < least:
-            x, least = candidate, loss
-    shapes = len(WGRAD_TILES)
-    print(f"wgrad steps {np.round(np.exp(x[:shapes]), 3)}")
-    print("traffic, combine byte, combine slot, unaligned, launch, join byte, join, start, load byte, share (us, MB):")
-    print(np.round(np.exp(x[shapes:]), 3))
-    regret("wgrad", list(zip(f.predicted(x), group, strict=True)))
-    print("measured choices (K, C, taps, steps): where the prediction loses more than 3 %")
-    predicted = f.predicted(x)
+        found = loss_of_choice(candidate)
+        if found < least:
+            x, least = candidate, found
+    return WgradConstants.of(x, 3)
+
+
+def measured_choices(group: list[Sample], constants: WgradConstants) -> dict[tuple[int, ...], tuple[int, ...]]:
+    """(K, C, taps, steps) to the fastest choice of the sweep, where the predicted one loses more than WORTH."""
+    f = WgradFeatures.of(group)
+    predicted = f.predicted(constants)
     alike: dict[tuple[int, ...], list[np.ndarray]] = {}
     for number in np.unique(f.problem):
         mine = np.flatnonzero(f.problem == number)
         p = group[mine[0]].problem
         alike.setdefault((p.k, p.c, p.r * p.s, math.ceil(p.n * p.p * p.q / 64)), []).append(mine)
-    for key, problems in alike.items():
+    result = {}
+    for key, problems in sorted(alike.items()):
         # Problems that the list can't tell apart have one choice.
         slower: dict[tuple[int, ...], list[float]] = {}
         for mine in problems:
@@ -260,8 +288,69 @@ def fit_wgrad(group: list[Sample]) -> None:
                 slower.setdefault(group[at].tuning, []).append(math.log(f.us[at] / f.best[at]))
         best = min((sum(costs), tuning) for tuning, costs in slower.items() if len(costs) == len(problems))
         lost = sum(math.log(f.us[at] / f.best[at]) for at in (mine[predicted[mine].argmin()] for mine in problems))
-        if lost - best[0] > math.log(1.03) * len(problems):
-            print(f"  {', '.join(map(str, key))}: {best[1]}")
+        if lost - best[0] > math.log(1 + WORTH) * len(problems):
+            result[key] = best[1]
+    return result
+
+
+def mojo(tiles: list[list[float]], wgrad: WgradConstants, choices: dict[tuple[int, ...], tuple[int, ...]]) -> str:
+    """The text of measured.mojo."""
+
+    def array(name: str, kind: str, lines: list[str]) -> str:
+        return f"comptime {name}: Array[{kind}, {len(lines)}] = [\n" + "".join(f"    {x},\n" for x in lines) + "]\n"
+
+    named = [", ".join(f"{n}={v:.3f}" for n, v in zip(TILE_COSTS, values, strict=True)) for values in tiles]
+    return (
+        '"""Written by benchmarks/convolution/sm90_fit.py from '
+        'benchmarks/convolution/results/sm90_h200_sweep.json."""\n\n'
+        "from .costs import MeasuredChoice, TileCost, WgradCosts\nfrom .wgrad_plan import WgradChoice\n\n"
+        + array("TILE_COSTS", "TileCost", [f"TileCost({text})" for text in named])
+        + array("WGRAD_STEP", "Float64", [f"{value:.3f}" for value in wgrad.steps])
+        + "comptime WGRAD_COSTS = WgradCosts(\n"
+        + "".join(f"    {name}={value:.3f},\n" for name, value in wgrad.costs.items())
+        + f")\ncomptime MEASURED_PROCESSORS = {PROCESSORS}\n"
+        + array(
+            "MEASURED",
+            "MeasuredChoice",
+            [
+                f"MeasuredChoice({', '.join(map(str, key))}, WgradChoice({', '.join(map(str, choice))}))"
+                for key, choice in choices.items()
+            ],
+        )
+    )
+
+
+def constants_of(text: str) -> tuple[list[list[float]], WgradConstants]:
+    """The constants in the text of a measured.mojo."""
+    number = r"(\d+\.\d+)"
+    tiles = re.findall(rf"TileCost\(step={number}, tile={number}, traffic={number}\)", text)
+    steps = re.findall(rf"^    {number},$", text, re.MULTILINE)
+    costs = dict(re.findall(rf"^    (\w+)={number},$", text, re.MULTILINE))
+    return (
+        [[float(value) for value in values] for values in tiles],
+        WgradConstants([float(value) for value in steps], {name: float(costs[name]) for name in WGRAD_COSTS}),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("sweep", type=Path)
+    parser.add_argument("--keep", action="store_true", help="the constants of the file")
+    parser.add_argument("--output", type=Path, default=MEASURED, help="the file, measured.mojo")
+    args = parser.parse_args()
+    document = json.loads(args.sweep.read_text())
+    both = {passing: samples(document, passing) for passing in ("fprop", "dgrad")}
+    group = samples(document, "wgrad")
+    if args.keep:
+        tiles, wgrad = constants_of(args.output.read_text())
+    else:
+        tiles, wgrad = fit_tiles(both), fit_wgrad(group)
+    choices = measured_choices(group, wgrad)
+    args.output.write_text(mojo(tiles, wgrad, choices))
+    for passing, each in both.items():
+        regret(passing, [(tile_us(passing, s.problem, s.shape, *tiles[s.shape]), s) for s in each])
+    regret("wgrad", list(zip(WgradFeatures.of(group).predicted(wgrad), group, strict=True)))
+    print(f"wgrad: {len(choices)} problems have their measured choice")
 
 
 if __name__ == "__main__":

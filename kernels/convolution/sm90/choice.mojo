@@ -1,27 +1,25 @@
 """Which compiled tile runs a problem: predicted times, from constants measured on an H200.
 
 A product's time is the number of rounds that its tiles make over the multiprocessors, times what one tile costs (its
-pipeline stages and a fixed part for filling the ring and storing), and never less than its memory traffic. The constants of
-each tile shape are fitted by `benchmarks/convolution/sm90_fit.py` to committed measurements of every shape on
-every problem of the list; microseconds everywhere.
+pipeline stages and a fixed part for filling the ring and storing), and never less than its memory traffic. `measured.mojo` has the
+constants, fitted to committed measurements of every shape on every problem of the list, and what was fastest where the
+prediction errs; microseconds everywhere.
 """
 
 from std.math import ceildiv, sqrt
 
 from ..problem import ConvolutionProblem
+from .costs import TileCost
+from .measured import (
+    MEASURED,
+    MEASURED_PROCESSORS,
+    TILE_COSTS,
+    WGRAD_COSTS,
+    WGRAD_STEP,
+)
 from .plan import BLOCK_K
 from .tile import TileShape
 from .wgrad_plan import MAX_CLUSTER, PANEL, WgradChoice, WgradShape
-
-
-@fieldwise_init
-struct TileCost(ImplicitlyCopyable, TrivialRegisterPassable):
-    var step: Float64
-    """One pipeline stage."""
-    var tile: Float64
-    """Filling the ring and storing one tile."""
-    var traffic: Float64
-    """Measured memory time over the ideal one."""
 
 
 comptime TILE_SHAPES: Array[TileShape, 4] = [
@@ -29,12 +27,6 @@ comptime TILE_SHAPES: Array[TileShape, 4] = [
     TileShape(row_blocks=2, columns=128, stages=4, cluster=1, alternate=False),
     TileShape(row_blocks=2, columns=128, stages=6, cluster=1, alternate=True),
     TileShape(row_blocks=2, columns=64, stages=5, cluster=1, alternate=False),
-]
-comptime TILE_COSTS: Array[TileCost, 4] = [
-    TileCost(step=0.669, tile=2.02, traffic=0.75),
-    TileCost(step=0.675, tile=2.21, traffic=1.08),
-    TileCost(step=0.375, tile=1.01, traffic=1.05),
-    TileCost(step=0.513, tile=1.01, traffic=1.17),
 ]
 
 comptime WGRAD_SHAPES: Array[WgradShape, 7] = [
@@ -46,33 +38,7 @@ comptime WGRAD_SHAPES: Array[WgradShape, 7] = [
     WgradShape(row_blocks=1, columns=64, stages=9, split_steps=False),
     WgradShape(row_blocks=1, columns=64, stages=12, split_steps=True),
 ]
-comptime WGRAD_STEP: Array[Float64, 7] = [
-    0.629,
-    0.000,
-    0.499,
-    0.905,
-    0.368,
-    0.256,
-    0.140,
-]
-comptime _WGRAD_START = 3.36
-"""Until the first products run, and after the last ones."""
-comptime _WGRAD_TRAFFIC = 0.851
-comptime _COMBINE_BYTE = 0.194e-6
-"""Writing or reading one byte of the slots."""
-comptime _COMBINE_SLOT = 0.148
-"""Adding one more slot to a tile: the loads of one thread follow each other."""
-comptime _COMBINE_LAUNCH = 0.62
-comptime _JOIN = 3.35
-"""A cluster's barriers."""
-comptime _JOIN_BYTE = 11.0e-6
-"""Laying one byte of a block's sums into shared memory, and reading it from there."""
-comptime _LOAD_BYTE = 11.25e-6
-"""A block's loads from the second-level cache, all multiprocessors loading."""
-comptime _SHARE = 3.71
-"""A cluster's start and end, where blocks share copies."""
-comptime _UNALIGNED_TRAFFIC = 0.552
-"""Share of the loads that reach memory when blocks walk unrelated pixels and the tensors exceed the second-level cache."""
+
 comptime _CACHE_BYTES = 45.0e6
 comptime _BYTE = 1.0 / 4.27e6
 """Moving one byte at the measured copy bandwidth."""
@@ -175,12 +141,13 @@ def wgrad_time(
     var cluster = choice.cluster
     var share = choice.share_rows * choice.share_columns
     var tiles = wgrad_tiles(shape, p, choice.share_rows, choice.share_columns)
+    comptime costs = WGRAD_COSTS
     # What a block loads for one step; of a shared copy its part.
     var step_bytes = (
         Float64(shape.rows()) / Float64(choice.share_columns)
         + Float64(shape.columns) / Float64(choice.share_rows)
     ) * Float64(BLOCK_K * 2)
-    var loads = step_bytes * _LOAD_BYTE
+    var loads = step_bytes * 1e-6 * costs.load_byte
     var step = sqrt(sqrt(products**4 + loads**4))
     var steps = ceildiv(p.n * p.p * p.q, BLOCK_K)
     var bytes = _tensor_bytes(p)
@@ -191,7 +158,7 @@ def wgrad_time(
         time = Float64(tiles * steps) / Float64(processors) * step
         if bytes > _CACHE_BYTES:
             var loaded = Float64(tiles * steps) * step_bytes
-            time = max(time, loaded * _BYTE * _UNALIGNED_TRAFFIC)
+            time = max(time, loaded * _BYTE * costs.unaligned)
     else:
         var parts = min(splits, steps)
         slots = parts // max(cluster, 1)
@@ -206,79 +173,34 @@ def wgrad_time(
             * Float64(ceildiv(steps, parts))
             * step
         )
-    var traffic = bytes * _BYTE * _WGRAD_TRAFFIC
-    time = (time**3 + traffic**3) ** (1.0 / 3.0) + _WGRAD_START
+    var traffic = bytes * _BYTE * costs.traffic
+    time = (time**3 + traffic**3) ** (1.0 / 3.0) + costs.start
     if cluster > 0:
         var rounds = ceildiv(
             tiles * splits, cluster_capacity(cluster, processors)
         )
-        time += Float64(rounds) * (
-            _JOIN
-            + Float64(shape.slot_elements() * shape.copies() * 4) * _JOIN_BYTE
+        var megabytes = (
+            Float64(shape.slot_elements() * shape.copies() * 4) * 1e-6
         )
+        if cluster == 2 and not shape.split_steps:
+            time += Float64(rounds) * (costs.swap + megabytes * costs.swap_byte)
+        else:
+            time += Float64(rounds) * (costs.join + megabytes * costs.join_byte)
     if share > 1:
-        time += _SHARE
+        time += costs.share
     var slot_bytes = slots * shape.slot_elements() * 4
-    time += Float64(slot_bytes) * 2 * _COMBINE_BYTE
-    time += Float64(slots) / Float64(tiles) * _COMBINE_SLOT
+    time += Float64(slot_bytes) * 2e-6 * costs.combine_byte
+    time += Float64(slots) / Float64(tiles) * costs.combine_slot
     if slots > 0:
-        time += _COMBINE_LAUNCH
+        time += costs.combine
     return time, slot_bytes
-
-
-@fieldwise_init
-struct MeasuredChoice(ImplicitlyCopyable):
-    """What was fastest where the prediction is more than 4 % off."""
-
-    var k: Int
-    var c: Int
-    var taps: Int
-    var steps: Int
-    var choice: WgradChoice
-
-
-comptime _MEASURED_PROCESSORS = 132
-comptime MEASURED: Array[MeasuredChoice, 32] = [
-    MeasuredChoice(512, 1024, 1, 784, WgradChoice(0, 8, 0, 2, 1)),
-    MeasuredChoice(64, 64, 9, 3136, WgradChoice(1, 44, 2, 1, 1)),
-    MeasuredChoice(128, 128, 9, 784, WgradChoice(2, 22, 0, 1, 2)),
-    MeasuredChoice(512, 128, 1, 3136, WgradChoice(5, 15, 0, 2, 2)),
-    MeasuredChoice(512, 128, 1, 784, WgradChoice(5, 15, 0, 2, 2)),
-    MeasuredChoice(128, 512, 1, 784, WgradChoice(5, 16, 0, 1, 1)),
-    MeasuredChoice(512, 256, 1, 784, WgradChoice(4, 15, 0, 2, 2)),
-    MeasuredChoice(256, 512, 1, 784, WgradChoice(4, 15, 0, 2, 2)),
-    MeasuredChoice(256, 1024, 1, 784, WgradChoice(4, 8, 0, 1, 1)),
-    MeasuredChoice(1024, 512, 1, 784, WgradChoice(0, 8, 2, 1, 1)),
-    MeasuredChoice(512, 512, 9, 196, WgradChoice(2, 4, 0, 1, 1)),
-    MeasuredChoice(2048, 1024, 1, 49, WgradChoice(0, 2, 2, 1, 1)),
-    MeasuredChoice(256, 256, 9, 12544, WgradChoice(0, 0, 0, 2, 1)),
-    MeasuredChoice(256, 256, 9, 3136, WgradChoice(0, 7, 0, 2, 1)),
-    MeasuredChoice(512, 256, 9, 3136, WgradChoice(3, 0, 0, 1, 2)),
-    MeasuredChoice(512, 256, 9, 784, WgradChoice(3, 5, 0, 1, 1)),
-    MeasuredChoice(512, 512, 9, 3136, WgradChoice(3, 0, 0, 1, 2)),
-    MeasuredChoice(512, 512, 9, 784, WgradChoice(0, 0, 0, 2, 1)),
-    MeasuredChoice(256, 128, 9, 2592, WgradChoice(3, 22, 2, 1, 1)),
-    MeasuredChoice(256, 64, 1, 12544, WgradChoice(5, 56, 8, 1, 1)),
-    MeasuredChoice(128, 128, 9, 3136, WgradChoice(2, 22, 0, 1, 2)),
-    MeasuredChoice(512, 256, 1, 3136, WgradChoice(0, 33, 0, 2, 1)),
-    MeasuredChoice(256, 512, 1, 3136, WgradChoice(0, 30, 0, 2, 2)),
-    MeasuredChoice(256, 256, 9, 784, WgradChoice(0, 7, 0, 1, 1)),
-    MeasuredChoice(1024, 256, 1, 784, WgradChoice(0, 16, 2, 1, 1)),
-    MeasuredChoice(2048, 512, 1, 196, WgradChoice(0, 4, 2, 1, 1)),
-    MeasuredChoice(512, 2048, 1, 196, WgradChoice(0, 4, 2, 1, 1)),
-    MeasuredChoice(64, 256, 1, 3136, WgradChoice(6, 32, 2, 1, 1)),
-    MeasuredChoice(256, 256, 9, 196, WgradChoice(2, 5, 0, 1, 1)),
-    MeasuredChoice(256, 1024, 1, 196, WgradChoice(4, 8, 0, 1, 1)),
-    MeasuredChoice(512, 512, 9, 49, WgradChoice(2, 1, 0, 1, 1)),
-    MeasuredChoice(256, 128, 9, 3136, WgradChoice(3, 22, 2, 1, 1)),
-]
 
 
 def choose_wgrad(p: ConvolutionProblem, processors: Int) -> WgradChoice:
     var best = WgradChoice(2, 1, 0, 1, 1)
     var best_time = Float64.MAX
     var steps = ceildiv(p.n * p.p * p.q, BLOCK_K)
-    if processors == _MEASURED_PROCESSORS:
+    if processors == MEASURED_PROCESSORS:
         comptime for i in range(len(MEASURED)):
             comptime known = MEASURED[i]
             comptime shape = WGRAD_SHAPES[known.choice.shape]

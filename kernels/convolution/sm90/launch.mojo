@@ -4,6 +4,7 @@ from std.math import ceildiv
 from std.utils.index import IndexList
 
 from max.gpu.host import DeviceContext, DeviceAttribute, Dim, FuncAttribute
+from max.gpu.primitives.grid_controls import PDLLevel, pdl_launch_attributes
 
 from ..common import DGRAD, FPROP, Ptr
 from ..problem import ConvolutionProblem
@@ -309,16 +310,22 @@ def launch_wgrad[
     while joined > steps:
         joined //= 2
     var parts = min(choice.splits, steps)
+    var shared = share_rows * share_columns
     var blocks: Int
     if joined > 0:
         parts = max(parts // joined, 1) * joined
         blocks = tiles * parts
     else:
         var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
+        if steps * (processors + 1) >= 1 << 31:
+            # The even spread counts steps in 32 bits.
+            parts = max(parts, 1)
         blocks = min(
-            cluster_capacity(share_rows * share_columns, processors),
+            cluster_capacity(shared, processors),
             tiles * (parts if parts > 0 else steps),
         )
+    var walkers = blocks // shared
+    var share = tiles // shared * steps // walkers
     var plan = WgradPlan(
         k=Int32(p.k),
         c=Int32(p.c),
@@ -335,17 +342,25 @@ def launch_wgrad[
         lower_w=Int32(axis_w.lower),
         column_tiles=Divisor.of(column_tiles),
         tiles=Divisor.of(tiles),
-        steps=Int32(steps),
+        steps=Divisor.of(steps),
         splits=Int32(parts),
         part_steps=Int32(steps // max(parts, 1)),
         part_rest=Int32(steps % max(parts, 1)),
         cluster=Int32(joined),
         joined=Divisor.of(max(joined, 1)),
-        share_rows=Int32(share_rows),
-        share_columns=Int32(share_columns),
+        share_rows=Divisor.of(share_rows),
+        share_columns=Divisor.of(share_columns),
+        shared=Divisor.of(shared),
+        column_groups=Divisor.of(column_tiles // share_columns),
+        groups=Int32(tiles // shared),
         blocks=Int32(blocks),
+        walkers=Divisor.of(walkers),
+        range_groups=Int32(share // steps),
+        range_steps=Int32(share % steps),
+        range_rest=Int32(tiles // shared * steps % walkers),
+        slots_of_tile=Int32(parts // max(joined, 1)),
     )
-    var combines = parts == 0 or plan.slots_of_tile() > 1
+    var combines = parts == 0 or plan.slots_of_tile > 1
     var slots = ctx.enqueue_create_buffer[DType.float32](
         Int(plan.units()) * shape.slot_elements() if combines else 1
     )
@@ -358,7 +373,7 @@ def launch_wgrad[
         slots,
         grid_dim=(blocks,),
         block_dim=(THREADS,),
-        cluster_dim=Dim(max(joined, share_rows * share_columns)),
+        cluster_dim=Dim(max(joined, shared)),
         shared_mem_bytes=shape.shared_bytes(),
         func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
             UInt32(shape.shared_bytes())
@@ -372,6 +387,8 @@ def launch_wgrad[
             slots,
             grid_dim=(tiles * (shape.rows() // 64) * (shape.columns // 8),),
             block_dim=(COMBINE_THREADS,),
+            # Its blocks may come while the last ones of the first stage still run; they wait for all of its writes.
+            attributes=pdl_launch_attributes(PDLLevel.ON),
         )
     # The buffer goes back in stream order, after both kernels.
     _ = slots^

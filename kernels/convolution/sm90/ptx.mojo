@@ -204,20 +204,54 @@ def load_cluster(shared: UInt32, block: UInt32) -> SIMD[DType.float32, 4]:
 
 
 @always_inline
-def store_cluster(
-    shared: UInt32, block: UInt32, values: SIMD[DType.float32, 4]
+def store_cluster_counted(
+    shared: UInt32,
+    barrier: UInt32,
+    block: UInt32,
+    values: SIMD[DType.float32, 4],
 ):
-    """Writes 16 bytes to the same shared address in another block of the cluster.
+    """Writes 16 bytes to the same shared address in another block of the cluster, and counts them on the barrier at the same
+    address there. Whoever waits for that barrier sees them; no fence of the writer's is needed.
     """
     inlined_assembly[
         """{
-        .reg .b32 remote;
-        mapa.shared::cluster.u32 remote, $0, $1;
-        st.shared::cluster.v4.f32 [remote], {$2, $3, $4, $5};
+        .reg .b32 there, counter;
+        mapa.shared::cluster.u32 there, $0, $2;
+        mapa.shared::cluster.u32 counter, $1, $2;
+        st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {$3, $4, $5, $6}, [counter];
         }""",
         NoneType,
-        constraints="r,r,f,f,f,f,~{memory}",
-    ](shared, block, values[0], values[1], values[2], values[3])
+        constraints="r,r,r,f,f,f,f,~{memory}",
+    ](shared, barrier, block, values[0], values[1], values[2], values[3])
+
+
+@always_inline
+def launch_dependents():
+    """Lets the next kernel's blocks come, if it was launched so, as soon as every block of this one has said this or ended.
+    """
+    inlined_assembly[
+        "griddepcontrol.launch_dependents;", NoneType, constraints="~{memory}"
+    ]()
+
+
+@always_inline
+def wait_for_prerequisites():
+    """Waits until the kernels before, which let this one's blocks come early, have ended and their writes are there.
+    """
+    inlined_assembly[
+        "griddepcontrol.wait;", NoneType, constraints="~{memory}"
+    ]()
+
+
+@always_inline
+def exchange_lanes(value: UInt32, distance: Int32) -> UInt32:
+    """The value of the lane whose number differs in the bits of `distance`; every lane of the warp takes part.
+    """
+    return inlined_assembly[
+        "shfl.sync.bfly.b32 $0, $1, $2, 0x1f, 0xffffffff;",
+        UInt32,
+        constraints="=r,r,r",
+    ](value, distance)
 
 
 @always_inline

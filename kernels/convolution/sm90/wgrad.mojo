@@ -32,16 +32,18 @@ from .plan import BLOCK_K
 from .ptx import (
     claim_registers,
     cluster_arrive_relaxed,
+    cluster_block_rank,
     cluster_wait,
-    divide,
     elect_thread,
     fence_mbarrier_init,
+    launch_dependents,
     load_im2col,
     load_im2col_multicast,
     load_tile_2d,
     load_tile_2d_multicast,
     mbarrier_arrive,
     mbarrier_arrive_at,
+    mbarrier_arrive_remote,
     mbarrier_expect,
     mbarrier_init,
     mbarrier_wait,
@@ -53,7 +55,7 @@ from .ptx import (
 from .tensor_map import TensorMaps
 from .tile import CONSUMERS, ROW_BYTES, THREADS, mn_major_descriptor
 from .wgrad_plan import PANEL, PANEL_BYTES, WgradPlan, WgradShape, unit_of
-from .wgrad_sum import join, store_sums
+from .wgrad_sum import join, store_sums, swap_halves
 
 
 @always_inline
@@ -62,13 +64,13 @@ def _receivers(
 ) -> Tuple[UInt16, UInt16]:
     """The blocks, as masks, that a block's share of dy and its share of x go to.
     """
-    var row = UInt32((Int32(1) << plan.share_columns) - 1) << UInt32(
-        rank_row * plan.share_columns
+    var row = UInt32((Int32(1) << plan.share_columns.value) - 1) << UInt32(
+        rank_row * plan.share_columns.value
     )
     var column = UInt32(0)
-    for i in range(Int(plan.share_rows)):
+    for i in range(Int(plan.share_rows.value)):
         column |= UInt32(1) << UInt32(
-            Int32(i) * plan.share_columns + rank_column
+            Int32(i) * plan.share_columns.value + rank_column
         )
     return UInt16(row), UInt16(column)
 
@@ -92,14 +94,15 @@ def _produce[
     var row_mask = UInt16(0)
     var column_mask = UInt16(0)
     comptime if shares_dy or shares_x:
-        var _, rank = divide(Int32(block_idx.x), plan.shared())
-        var rank_row, rank_column = divide(rank, plan.share_columns)
+        var _, rank = plan.shared.divide(Int32(block_idx.x))
+        var rank_row, rank_column = plan.share_columns.divide(rank)
         row_mask, column_mask = _receivers(plan, rank_row, rank_column)
         comptime if shares_dy:
-            dy_shift = rank_column * (Int32(BLOCK_K) // plan.share_columns)
+            dy_shift = plan.share_columns.divide(rank_column * BLOCK_K)[0]
         comptime if shares_x:
-            x_shift = rank_row * (Int32(BLOCK_K) // plan.share_rows)
-    var step: UInt32 = 0
+            x_shift = plan.share_rows.divide(rank_row * BLOCK_K)[0]
+    var slot: UInt32 = 0
+    var parity: UInt32 = 0
     var index: Int32 = 0
     while True:
         var unit = unit_of(plan, Int32(block_idx.x), index)
@@ -129,9 +132,6 @@ def _produce[
         pixel += dy_shift
         var n, p = plan.p.divide(line)
         for _ in range(Int(unit.count)):
-            var slot = step % UInt32(shape.stages)
-            var parity = (step // UInt32(shape.stages)) & 1
-            step += 1
             var barrier = full + slot * 8
             mbarrier_wait(empty + slot * 8, parity ^ 1)
             mbarrier_expect(barrier, shape.stage_bytes())
@@ -190,6 +190,10 @@ def _produce[
                         UInt16(offset_w[panel]),
                         UInt16(offset_h[panel]),
                     )
+            slot += 1
+            if slot == UInt32(shape.stages):
+                slot = 0
+                parity ^= 1
             # The next pixels without a division, which would take longer than a small tile's products.
             pixel += BLOCK_K
             q += ahead_q
@@ -239,11 +243,17 @@ def wgrad_kernel[
     var ring = (UInt32(Int(shared)) + 1023) & ~UInt32(1023)
     var full = ring + UInt32(stages * shape.stage_bytes())
     var empty = full + UInt32(8 * stages)
+    # Two blocks that join: the other one's consumers are through with its ring; its sums are here.
+    var ready = empty + UInt32(8 * stages)
+    var arrived = ready + 8
+    var swaps = False
+    comptime if not shape.split_steps:
+        swaps = plan.cluster == 2
     var thread = UInt32(thread_idx.x)
     var group = thread // 128
 
     # Blocks that send into this one's ring: those of its row and of its column.
-    var writers = plan.share_rows + plan.share_columns - 1
+    var writers = plan.share_rows.value + plan.share_columns.value - 1
     comptime assert not shape.split_steps or stages % 2 == 0
     if thread == 0:
         prefetch_tensor_map(dy_map.address(0))
@@ -254,14 +264,23 @@ def wgrad_kernel[
                 empty + UInt32(8 * i),
                 1 if shape.split_steps else CONSUMERS * Int(writers),
             )
+        comptime if not shape.split_steps:
+            mbarrier_init(ready, CONSUMERS)
+            mbarrier_init(arrived, 1)
+            mbarrier_expect(arrived, shape.swap_bytes())
         fence_mbarrier_init()
-    if plan.shared() > 1:
+    if plan.shared.value > 1:
         # Neighbours send into this block's ring, and arrive on its barriers.
         cluster_arrive_relaxed()
         cluster_wait()
     else:
+        if swaps:
+            # The other block's barriers are needed at the end.
+            cluster_arrive_relaxed()
         named_barrier_sync(0, Int32(THREADS))
 
+    # What adds the slots up may come as soon as a multiprocessor has room for it.
+    launch_dependents()
     if group == 0:
         comptime if shape.accumulators() > 64:
             release_registers[40]()
@@ -273,15 +292,15 @@ def wgrad_kernel[
                         dy_map, x_map, plan, ring, full, empty
                     )
                 else:
-                    if plan.shared() == 1:
+                    if plan.shared.value == 1:
                         _produce[shape, False, False](
                             dy_map, x_map, plan, ring, full, empty
                         )
-                    elif plan.share_rows == 1:
+                    elif plan.share_rows.value == 1:
                         _produce[shape, True, False](
                             dy_map, x_map, plan, ring, full, empty
                         )
-                    elif plan.share_columns == 1:
+                    elif plan.share_columns.value == 1:
                         _produce[shape, False, True](
                             dy_map, x_map, plan, ring, full, empty
                         )
@@ -289,11 +308,14 @@ def wgrad_kernel[
                         _produce[shape, True, True](
                             dy_map, x_map, plan, ring, full, empty
                         )
-        if plan.shared() > 1:
+        if plan.shared.value > 1:
             syncwarp()
             cluster_arrive_relaxed()
             cluster_wait()
-        if plan.cluster > 0:
+        if swaps:
+            syncwarp()
+            cluster_wait()
+        elif plan.cluster > 0:
             # `join` has two barriers, which every thread of the cluster passes.
             syncwarp()
             cluster_arrive_relaxed()
@@ -306,7 +328,8 @@ def wgrad_kernel[
         claim_registers[232]()
     var consumer = Int32(group) - 1
     var lane_in_group = thread % 128
-    var step: UInt32 = 0
+    var next: UInt32 = 0
+    var next_parity: UInt32 = 0
     var index: Int32 = 0
     var first_block = UInt32(0)
     comptime if not shape.split_steps:
@@ -315,13 +338,13 @@ def wgrad_kernel[
     var tells = lane_in_group == 0
     var remote = False
     comptime if not shape.split_steps:
-        remote = plan.shared() > 1
+        remote = plan.shared.value > 1
         if remote:
-            var _, rank = divide(Int32(block_idx.x), plan.shared())
-            var rank_row, rank_column = divide(rank, plan.share_columns)
+            var _, rank = plan.shared.divide(Int32(block_idx.x))
+            var rank_row, rank_column = plan.share_columns.divide(rank)
             var row_mask, column_mask = _receivers(plan, rank_row, rank_column)
             tells = (
-                lane_in_group < UInt32(plan.shared())
+                lane_in_group < UInt32(plan.shared.value)
                 and ((UInt32(row_mask | column_mask) >> lane_in_group) & 1) == 1
             )
     while True:
@@ -335,9 +358,12 @@ def wgrad_kernel[
         var previous = UInt32(0)
         var mine: Int32 = 0
         for k in range(Int(unit.count)):
-            var slot = step % UInt32(stages)
-            var parity = (step // UInt32(stages)) & 1
-            step += 1
+            var slot = next
+            var parity = next_parity
+            next += 1
+            if next == UInt32(stages):
+                next = 0
+                next_parity ^= 1
             comptime if shape.split_steps:
                 if Int32(k) % 2 != consumer:
                     continue
@@ -376,11 +402,30 @@ def wgrad_kernel[
                 _release[shape](empty + previous * 8, remote, lane_in_group)
             mine += 1
             previous = slot
+        if swaps:
+            # Every slot but the last one is read.
+            cluster_wait()
+            if lane_in_group == 0:
+                mbarrier_arrive_remote(ready, 1 - cluster_block_rank())
         wgmma_wait_group_sync[0]()
         if mine > 0 and tells:
             _release[shape](empty + previous * 8, remote, lane_in_group)
 
-        if plan.cluster > 0:
+        if swaps:
+            comptime if not shape.split_steps:
+                swap_halves[dtype, shape](
+                    plan,
+                    dw,
+                    slots,
+                    ring,
+                    ready,
+                    arrived,
+                    unit,
+                    sums,
+                    consumer,
+                    lane_in_group,
+                )
+        elif plan.cluster > 0:
             join[dtype, shape](
                 plan, dw, slots, ring, unit, sums, consumer, lane_in_group
             )

@@ -3,7 +3,6 @@
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 
 from .plan import BLOCK_K
-from .ptx import divide
 from .tile import CONSUMERS
 
 comptime PANEL = 64
@@ -48,6 +47,10 @@ struct WgradShape(ImplicitlyCopyable, TrivialRegisterPassable):
     def slot_elements(self) -> Int:
         """Floats of one tile's sums."""
         return self.rows() * self.columns
+
+    def swap_bytes(self) -> Int:
+        """What each of two blocks that join sends the other."""
+        return self.slot_elements() * 4 // 2
 
     def copies(self) -> Int:
         """Sums of the tile that one block holds."""
@@ -125,7 +128,7 @@ struct WgradPlan(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
     """A multiple of `share_columns`, and the rows of tiles one of `share_rows`: tiles past the last one compute zeros and store
     nothing."""
     var tiles: Divisor
-    var steps: Int32
+    var steps: Divisor
     """Pipeline stages of the whole reduction."""
     var splits: Int32
     """Equal parts of every tile's reduction; 0 spreads all tiles' steps evenly over the blocks instead."""
@@ -137,12 +140,26 @@ struct WgradPlan(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
     of one tile; with 0 every block takes any number of parts and gives each a slot."""
     var joined: Divisor
     """`cluster`, or 1."""
-    var share_rows: Int32
+    var share_rows: Divisor
     """Without joining: a cluster of share_rows x share_columns blocks takes that many neighbouring tiles, of the same
     pixels. The blocks of a row of tiles bring its dy together, those of a column its x, each a share of the pixels that
     goes to all of them at once."""
-    var share_columns: Int32
+    var share_columns: Divisor
+    var shared: Divisor
+    """Blocks that walk together: share_rows * share_columns."""
+    var column_groups: Divisor
+    """column_tiles / share_columns."""
+    var groups: Int32
+    """tiles / shared."""
     var blocks: Int32
+    var walkers: Divisor
+    """blocks / shared: of the even spread, those that each take a range of all groups' steps."""
+    var range_groups: Int32
+    """The even spread's ranges: groups * steps / walkers, as whole groups, steps of one more, and what is left over."""
+    var range_steps: Int32
+    var range_rest: Int32
+    var slots_of_tile: Int32
+    """With equal parts: how many sums of one tile reach memory."""
 
     comptime device_type: AnyType = Self
 
@@ -156,35 +173,27 @@ struct WgradPlan(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
         return "WgradPlan"
 
     @always_inline
-    def shared(self) -> Int32:
-        """Blocks that walk together."""
-        return self.share_rows * self.share_columns
-
-    @always_inline
     def group_of(self, tile: Int32) -> Tuple[Int32, Int32]:
         """The group of tiles that a tile belongs to, and its place in there."""
-        if self.shared() == 1:
+        if self.shared.value == 1:
             return tile, Int32(0)
         var row, column = self.column_tiles.divide(tile)
-        var group_row, rank_row = divide(row, self.share_rows)
-        var group_column, rank_column = divide(column, self.share_columns)
+        var group_row, rank_row = self.share_rows.divide(row)
+        var group_column, rank_column = self.share_columns.divide(column)
         return (
-            group_row * (self.column_tiles.value // self.share_columns)
-            + group_column,
-            rank_row * self.share_columns + rank_column,
+            group_row * self.column_groups.value + group_column,
+            rank_row * self.share_columns.value + rank_column,
         )
 
     @always_inline
     def tile_of(self, group: Int32, rank: Int32) -> Int32:
-        if self.shared() == 1:
+        if self.shared.value == 1:
             return group
-        var row, column = divide(
-            group, self.column_tiles.value // self.share_columns
-        )
-        var rank_row, rank_column = divide(rank, self.share_columns)
+        var row, column = self.column_groups.divide(group)
+        var rank_row, rank_column = self.share_columns.divide(rank)
         return (
-            (row * self.share_rows + rank_row) * self.column_tiles.value
-            + column * self.share_columns
+            (row * self.share_rows.value + rank_row) * self.column_tiles.value
+            + column * self.share_columns.value
             + rank_column
         )
 
@@ -196,35 +205,27 @@ struct WgradPlan(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
             self.part_steps + Int32(index < self.part_rest),
         )
 
-    # The even spread: walkers, a block or those that share tiles, each take a range of all groups' steps.
-
     @always_inline
-    def walkers(self) -> Int64:
-        return Int64(self.blocks // self.shared())
-
-    @always_inline
-    def work(self) -> Int64:
-        return Int64(self.tiles.value // self.shared()) * Int64(self.steps)
-
-    @always_inline
-    def range_start(self, walker: Int64) -> Int64:
-        """First step, counted through all groups, of a walker's even share."""
-        return walker * self.work() // self.walkers()
+    def range_start(self, walker: Int32) -> Tuple[Int32, Int32]:
+        """Of the even spread: the group, and the step in there, where a walker's share begins: share `walker` of all groups' steps,
+        rounded down.
+        """
+        var rest, _ = self.walkers.divide(walker * self.range_rest)
+        var group, step = self.steps.divide(walker * self.range_steps + rest)
+        return walker * self.range_groups + group, step
 
     @always_inline
     def walker_of(self, step: Int64) -> Int64:
-        return ((step + 1) * self.walkers() - 1) // self.work()
-
-    @always_inline
-    def slots_of_tile(self) -> Int32:
-        """With equal parts: how many sums of one tile reach memory."""
-        return self.splits // max(self.cluster, 1)
+        """Of the even spread: who takes a step, counted through all groups."""
+        return ((step + 1) * Int64(self.walkers.value) - 1) // (
+            Int64(self.groups) * Int64(self.steps.value)
+        )
 
     @always_inline
     def units(self) -> Int32:
         """Upper bound of the slots."""
         return (
-            self.tiles.value * self.slots_of_tile() if self.splits
+            self.tiles.value * self.slots_of_tile if self.splits
             > 0 else self.tiles.value + self.blocks
         )
 
@@ -253,8 +254,8 @@ def unit_of(plan: WgradPlan, block: Int32, index: Int32) -> Unit:
         return Unit(tile, first, count, slot)
     var walker = block
     var rank = Int32(0)
-    if plan.shared() > 1:
-        walker, rank = divide(block, plan.shared())
+    if plan.shared.value > 1:
+        walker, rank = plan.shared.divide(block)
     if plan.splits > 0:
         var unit = block + index * plan.blocks
         if unit >= plan.units():
@@ -262,20 +263,23 @@ def unit_of(plan: WgradPlan, block: Int32, index: Int32) -> Unit:
         # Neighbouring blocks take the same pixels of different tiles, so that the second-level cache serves them.
         var split, place = plan.tiles.divide(unit)
         var tile = place
-        if plan.shared() > 1:
-            tile = plan.tile_of(place // plan.shared(), rank)
+        if plan.shared.value > 1:
+            var group, _ = plan.shared.divide(place)
+            tile = plan.tile_of(group, rank)
         var first, count = plan.part(split)
         return Unit(tile, first, count, split * plan.tiles.value + tile)
-    var start = plan.range_start(Int64(walker))
-    var end = plan.range_start(Int64(walker) + 1)
-    var group = Int32(start // Int64(plan.steps)) + index
-    var begin = max(start, Int64(group) * Int64(plan.steps))
-    var stop = min(end, Int64(group + 1) * Int64(plan.steps))
-    if begin >= stop:
+    var group, begin = plan.range_start(walker)
+    var last_group, stop = plan.range_start(walker + 1)
+    if index > 0:
+        group += index
+        begin = 0
+    if group < last_group:
+        stop = plan.steps.value
+    if group > last_group or begin >= stop:
         return Unit(0, 0, 0, 0)
     return Unit(
         plan.tile_of(group, rank),
-        Int32(begin - Int64(group) * Int64(plan.steps)),
-        Int32(stop - begin),
-        (group + walker) * plan.shared() + rank,
+        begin,
+        stop - begin,
+        (group + walker) * plan.shared.value + rank,
     )

@@ -16,11 +16,14 @@ from .ptx import (
     cluster_wait,
     divide,
     load_cluster,
+    mbarrier_wait,
     named_barrier_sync,
-    store_cluster,
+    store_cluster_counted,
+    wait_for_prerequisites,
 )
 from .tile import CONSUMERS
-from .wgrad_plan import MAX_CLUSTER, PANEL, Unit, WgradPlan, WgradShape
+from .wgrad_plan import MAX_CLUSTER, Unit, WgradPlan, WgradShape
+from .wgrad_store import HALF_PANEL_GROUPS, store_group, store_half_panel
 
 comptime COMBINE_THREADS = 128
 comptime _COMBINE_UNROLL = 8
@@ -34,46 +37,6 @@ comptime Sums[shape: WgradShape] = StaticTuple[
 
 
 @always_inline
-def _store_group[
-    dtype: DType, shape: WgradShape
-](
-    plan: WgradPlan,
-    dw: Ptr[dtype],
-    tile: Int32,
-    row_block: Int32,
-    lane_in_group: Int32,
-    group: Int32,
-    values: SIMD[DType.float32, 4],
-):
-    """Writes one thread's four sums of accumulator group `group` (two rows, two columns) to dw.
-    """
-    var warp = lane_in_group // 32
-    var lane = lane_in_group % 32
-    var row_tile, column_tile = plan.column_tiles.divide(tile)
-    var row = (
-        row_tile * Int32(shape.rows()) + row_block * 64 + warp * 16 + lane // 4
-    )
-    var panel = column_tile * Int32(shape.panels()) + group // 8
-    if panel >= plan.taps * plan.channel_blocks.value:
-        return
-    var tap, block = plan.channel_blocks.divide(panel)
-    var c = block * PANEL + group % 8 * 8 + (lane % 4) * 2
-    if c >= plan.c:
-        return
-    comptime for half in range(2):
-        if row + Int32(half * 8) < plan.k:
-            var offset = (
-                Int64(row + Int32(half * 8)) * Int64(plan.taps) + Int64(tap)
-            ) * Int64(plan.c) + Int64(c)
-            dw.unsafe_store[alignment=4](
-                Int(offset),
-                SIMD[DType.float32, 2](
-                    values[half * 2], values[half * 2 + 1]
-                ).cast[dtype](),
-            )
-
-
-@always_inline
 def _group_sums[
     shape: WgradShape
 ](sums: Sums[shape], block: Int, at: Int) -> SIMD[DType.float32, 4]:
@@ -83,6 +46,22 @@ def _group_sums[
         sums[block][at * 4 + 2],
         sums[block][at * 4 + 3],
     )
+
+
+@always_inline
+def _half_panel_sums[
+    shape: WgradShape
+](sums: Sums[shape], block: Int, half_panel: Int) -> StaticTuple[
+    SIMD[DType.float32, 4], HALF_PANEL_GROUPS
+]:
+    var values = StaticTuple[SIMD[DType.float32, 4], HALF_PANEL_GROUPS](
+        fill=SIMD[DType.float32, 4](0)
+    )
+    comptime for group in range(HALF_PANEL_GROUPS):
+        values[group] = _group_sums[shape](
+            sums, block, half_panel * HALF_PANEL_GROUPS + group
+        )
+    return values
 
 
 @always_inline
@@ -99,33 +78,33 @@ def store_sums[
 ):
     """A consumer's rows of a tile: to dw when nobody else has sums of it, else to the unit's slot.
     """
-    var alone = unit.count == plan.steps
-    comptime for block in range(shape.row_blocks):
-        comptime for at in range(shape.columns // 8):
-            var values = _group_sums[shape](sums, block, at)
-            if alone:
-                _store_group[dtype, shape](
+    if unit.count == plan.steps.value:
+        comptime for block in range(shape.row_blocks):
+            comptime for half_panel in range(shape.columns // 32):
+                store_half_panel[dtype, shape](
                     plan,
                     dw,
                     unit.tile,
                     Int32(first_block) + Int32(block),
                     Int32(lane_in_group),
-                    Int32(at),
-                    values,
+                    Int32(half_panel),
+                    _half_panel_sums[shape](sums, block, half_panel),
                 )
-            else:
-                slots.unsafe_store[alignment=16](
-                    Int(
-                        Int64(unit.slot) * Int64(shape.slot_elements())
-                        + Int64(
-                            (first_block + UInt32(block))
-                            * UInt32(64 * shape.columns)
-                        )
-                        + Int64(at * _GROUP)
-                        + Int64(lane_in_group * 4)
-                    ),
-                    values,
-                )
+        return
+    comptime for block in range(shape.row_blocks):
+        comptime for at in range(shape.columns // 8):
+            slots.unsafe_store[alignment=16](
+                Int(
+                    Int64(unit.slot) * Int64(shape.slot_elements())
+                    + Int64(
+                        (first_block + UInt32(block))
+                        * UInt32(64 * shape.columns)
+                    )
+                    + Int64(at * _GROUP)
+                    + Int64(lane_in_group * 4)
+                ),
+                _group_sums[shape](sums, block, at),
+            )
 
 
 @always_inline
@@ -152,16 +131,9 @@ def join[
 ):
     """Adds the sums that the blocks of a cluster have of one tile, each block a share of the accumulator groups.
 
-    Every block lays its sums where the ring was, then reads its groups from all blocks in the order of their ranks. Two blocks
-    send each other half of theirs instead. Both consumers of every block take part, and the copying warpgroup passes the
-    cluster's two barriers.
+    Every block lays its sums where the ring was, then reads its groups from all blocks in the order of their ranks. Both
+    consumers of every block take part, and the copying warpgroup passes the cluster's two barriers.
     """
-    comptime if not shape.split_steps:
-        if plan.cluster == 2:
-            _swap_halves[dtype, shape](
-                plan, dw, slots, ring, unit, sums, consumer, lane_in_group
-            )
-            return
     comptime copy_bytes = shape.slot_elements() * 4
     comptime assert (
         shape.copies() * copy_bytes <= shape.stages * shape.stage_bytes()
@@ -193,79 +165,99 @@ def join[
 
 
 @always_inline
-def _swap_halves[
+def swap_halves[
     dtype: DType, shape: WgradShape
 ](
     plan: WgradPlan,
     dw: Ptr[dtype],
     slots: Ptr[DType.float32],
     ring: UInt32,
+    ready: UInt32,
+    arrived: UInt32,
     unit: Unit,
     sums: Sums[shape],
     consumer: Int32,
     lane_in_group: UInt32,
 ):
-    """The join of two blocks: each keeps every other accumulator group in its registers, and sends the rest to where the
-    other block's ring was.
+    """The join of two blocks: each keeps half of the columns in its registers, and sends the rest to where the other block's
+    ring was.
+
+    The other block says on `ready` that its ring is free there, and `arrived` counts the bytes that it sends: a barrier of the
+    cluster would wait for all memory of the device first.
     """
-    comptime pairs = shape.columns // 16
+    comptime kept = shape.columns // 16
+    comptime halves = kept // HALF_PANEL_GROUPS
+    comptime ring_bytes = shape.stages * shape.stage_bytes()
+    # Of the two blocks' counts of steps the larger is one more: neither's last step lies in the slots after these two.
     comptime assert (
-        shape.slot_elements() * 2 <= shape.stages * shape.stage_bytes()
+        shape.swap_bytes() <= (shape.stages - 2) * shape.stage_bytes()
     )
     var rank = Int32(cluster_block_rank())
+    var start = UInt32(plan.part_steps + 1) % UInt32(shape.stages)
     var place = (
-        ring
-        + UInt32(consumer) * UInt32(shape.row_blocks * pairs * _GROUP * 4)
+        start * UInt32(shape.stage_bytes())
+        + UInt32(consumer) * UInt32(shape.row_blocks * kept * _GROUP * 4)
         + lane_in_group * 16
     )
-    # The other block's products must be through with its ring.
-    cluster_arrive_relaxed()
-    cluster_wait()
+    mbarrier_wait(ready, 0)
     comptime for block in range(shape.row_blocks):
-        comptime for pair in range(pairs):
-            comptime offset = (block * pairs + pair) * _GROUP * 4
-            var even = _group_sums[shape](sums, block, 2 * pair)
-            var odd = _group_sums[shape](sums, block, 2 * pair + 1)
-            store_cluster(
-                place + UInt32(offset),
+        comptime for at in range(kept):
+            comptime offset = UInt32((block * kept + at) * _GROUP * 4)
+            var low = _group_sums[shape](sums, block, at)
+            var high = _group_sums[shape](sums, block, kept + at)
+            store_cluster_counted(
+                ring + _wrapped[ring_bytes](place + offset),
+                arrived,
                 UInt32(1 - rank),
-                odd if rank == 0 else even,
+                high if rank == 0 else low,
             )
-    cluster_arrive()
-    cluster_wait()
-    var last = plan.slots_of_tile() == 1
+    mbarrier_wait(arrived, 0)
+    var last = plan.slots_of_tile == 1
     comptime for block in range(shape.row_blocks):
         var row_block = consumer * Int32(shape.row_blocks) + Int32(block)
-        comptime for pair in range(pairs):
-            comptime offset = (block * pairs + pair) * _GROUP * 4
-            var even = _group_sums[shape](sums, block, 2 * pair)
-            var odd = _group_sums[shape](sums, block, 2 * pair + 1)
-            var sum = (even if rank == 0 else odd) + _shared(
-                place + UInt32(offset)
-            ).unsafe_load[width=4, alignment=16](0)
-            var at = Int32(2 * pair) + rank
+        comptime for half_panel in range(halves):
+            var values = StaticTuple[SIMD[DType.float32, 4], HALF_PANEL_GROUPS](
+                fill=SIMD[DType.float32, 4](0)
+            )
+            comptime for group in range(HALF_PANEL_GROUPS):
+                comptime at = half_panel * HALF_PANEL_GROUPS + group
+                comptime offset = UInt32((block * kept + at) * _GROUP * 4)
+                var low = _group_sums[shape](sums, block, at)
+                var high = _group_sums[shape](sums, block, kept + at)
+                values[group] = (low if rank == 0 else high) + _shared(
+                    ring + _wrapped[ring_bytes](place + offset)
+                ).unsafe_load[width=4, alignment=16](0)
             if last:
-                _store_group[dtype, shape](
+                store_half_panel[dtype, shape](
                     plan,
                     dw,
                     unit.tile,
                     row_block,
                     Int32(lane_in_group),
-                    at,
-                    sum,
+                    rank * Int32(halves) + Int32(half_panel),
+                    values,
                 )
             else:
-                slots.unsafe_store[alignment=16](
-                    Int(
-                        Int64(unit.slot) * Int64(shape.slot_elements())
-                        + Int64(
-                            (row_block * Int32(shape.columns // 8) + at)
-                            * _GROUP
-                        )
-                        + Int64(lane_in_group * 4)
-                    ),
-                    sum,
-                )
+                comptime for group in range(HALF_PANEL_GROUPS):
+                    var at = rank * Int32(kept) + Int32(
+                        half_panel * HALF_PANEL_GROUPS + group
+                    )
+                    slots.unsafe_store[alignment=16](
+                        Int(
+                            Int64(unit.slot) * Int64(shape.slot_elements())
+                            + Int64(
+                                (row_block * Int32(shape.columns // 8) + at)
+                                * _GROUP
+                            )
+                            + Int64(lane_in_group * 4)
+                        ),
+                        values[group],
+                    )
+
+
+@always_inline
+def _wrapped[ring_bytes: Int](offset: UInt32) -> UInt32:
+    return offset - (UInt32(ring_bytes) if offset >= UInt32(ring_bytes) else 0)
 
 
 @always_inline
@@ -286,7 +278,7 @@ def _join_groups[
     comptime batch = max(1, MAX_CLUSTER // (blocks * copies))
     comptime stride = blocks * CONSUMERS
     comptime assert batch == 1 or groups % (batch * stride) == 0
-    var last = plan.slots_of_tile() == 1
+    var last = plan.slots_of_tile == 1
     var group = Int32(cluster_block_rank()) + consumer * Int32(blocks)
     while group < Int32(groups):
         var loaded = StaticTuple[
@@ -311,7 +303,7 @@ def _join_groups[
                 sum += loaded[b * blocks * copies + i]
             if last:
                 var row_block, column = divide(at, Int32(shape.columns // 8))
-                _store_group[dtype, shape](
+                store_group[dtype, shape](
                     plan,
                     dw,
                     unit.tile,
@@ -349,15 +341,15 @@ def combine_kernel[
     var stride: Int64
     if plan.splits > 0:
         first = Int64(tile)
-        count = Int64(plan.slots_of_tile())
+        count = Int64(plan.slots_of_tile)
         stride = Int64(plan.tiles.value)
     else:
         var group, rank = plan.group_of(tile)
-        stride = Int64(plan.shared())
-        var begin = Int64(group) * Int64(plan.steps)
+        stride = Int64(plan.shared.value)
+        var begin = Int64(group) * Int64(plan.steps.value)
         var walker = plan.walker_of(begin)
         first = (Int64(group) + walker) * stride + Int64(rank)
-        count = plan.walker_of(begin + Int64(plan.steps) - 1) - walker + 1
+        count = plan.walker_of(begin + Int64(plan.steps.value) - 1) - walker + 1
     if count <= 1:
         return
     var base = (
@@ -365,6 +357,7 @@ def combine_kernel[
         + Int64(group) * _GROUP
         + Int64(thread) * 4
     )
+    wait_for_prerequisites()
     var sum = SIMD[DType.float32, 4](0)
     var i: Int64 = 0
     while i < count:
@@ -384,4 +377,4 @@ def combine_kernel[
         comptime for j in range(_COMBINE_UNROLL):
             sum += loaded[j]
         i += _COMBINE_UNROLL
-    _store_group[dtype, shape](plan, dw, tile, row_block, thread, group, sum)
+    store_group[dtype, shape](plan, dw, tile, row_block, thread, group, sum)
