@@ -27,7 +27,7 @@ BYTE = 1 / 4.27e6
 CACHE_BYTES = 45e6
 TILES = ((128, 256), (256, 128), (128, 128), (256, 64))
 MEASURED = Path(__file__).resolve().parents[2] / "kernels" / "convolution" / "sm90" / "measured.mojo"
-WORTH = 0.03
+WORTH = 0.02
 """A problem has its measured choice where the prediction loses more than this."""
 TILE_COSTS = ("step", "tile", "traffic")
 WGRAD_COSTS = {

@@ -32,12 +32,12 @@ from .ptx import (
     cluster_arrive,
     cluster_block_rank,
     cluster_wait,
-    divide,
     elect_thread,
     fence_mbarrier_init,
     load_im2col,
     load_tile_3d,
     load_tile_3d_multicast,
+    made_here,
     mbarrier_arrive,
     mbarrier_arrive_remote,
     mbarrier_expect,
@@ -93,7 +93,7 @@ def _locate[
         if tile >= plan.phase(i, fields.FIRST_TILE):
             phase = i
     var local = tile - plan.phase(phase, fields.FIRST_TILE)
-    var row_tile, column_tile = divide(local, plan.column_tiles())
+    var row_tile, column_tile = plan.tile_place(local)
     return _Tile(
         phase,
         (row_tile * Int32(cluster) + rank) * Int32(rows),
@@ -102,6 +102,17 @@ def _locate[
         * plan.phase(phase, fields.TAPS_W)
         * plan.channel_blocks(),
     )
+
+
+@always_inline
+def _meet[cluster: Int]():
+    """Passes when the barriers are there, of every block of a cluster. Every thread takes part.
+    """
+    comptime if cluster > 1:
+        cluster_arrive()
+        cluster_wait()
+    else:
+        named_barrier_sync(0, Int32(THREADS))
 
 
 @always_inline
@@ -116,8 +127,12 @@ def _produce[
     empty: UInt32,
     rank: Int32,
 ):
+    """Fills the ring. A whole warp walks, so that it finds the first copies while another makes the barriers; one thread copies.
+    """
     comptime cluster = shape.cluster
-    var step: UInt32 = 0
+    var first = True
+    var slot: UInt32 = 0
+    var parity: UInt32 = 0
     var tile = Int32(block_idx.x) // Int32(cluster)
     while tile < plan.tiles():
         var at = _locate[phases, shape.rows(), shape.columns, cluster](
@@ -125,12 +140,19 @@ def _produce[
         )
         # The second block of a cluster may stand past the last row: it reads row 0 and stores nothing.
         var row = at.row if at.row < plan.phase(at.phase, fields.ROWS) else 0
-        var line, i = divide(row, plan.phase(at.phase, fields.EXTENT_W))
-        var n, j = divide(line, plan.phase(at.phase, fields.EXTENT_H))
-        var w = i * plan.source_step_w() + plan.phase(at.phase, fields.LOWER_W)
-        var h = j * plan.source_step_h() + plan.phase(at.phase, fields.LOWER_H)
+        var n, j, i = plan.pixel(at.phase, row)
+        var w = made_here(
+            i * plan.source_step_w() + plan.phase(at.phase, fields.LOWER_W)
+        )
+        var h = made_here(
+            j * plan.source_step_h() + plan.phase(at.phase, fields.LOWER_H)
+        )
+        at.column = made_here(at.column)
         var source_map = source_maps.address(at.phase)
         var filter_address = filter_map.address(0)
+        if first:
+            _meet[cluster]()
+            first = False
         var tap_h = plan.phase(at.phase, fields.TAP_H)
         var offset_h = plan.phase(at.phase, fields.OFFSET_H)
         for _ in range(Int(plan.phase(at.phase, fields.TAPS_H))):
@@ -139,75 +161,82 @@ def _produce[
             for _ in range(Int(plan.phase(at.phase, fields.TAPS_W))):
                 var tap = tap_h * plan.filter_s() + tap_w
                 for block in range(Int(plan.channel_blocks())):
-                    var slot = step % UInt32(shape.stages)
-                    var parity = (step // UInt32(shape.stages)) & 1
-                    step += 1
-                    var barrier = full + slot * 8
-                    mbarrier_wait(empty + slot * 8, parity ^ 1)
-                    mbarrier_expect(barrier, shape.stage_bytes())
-                    var source_tile = ring + slot * UInt32(shape.stage_bytes())
-                    var filter_tile = source_tile + UInt32(shape.source_bytes())
-                    var channel = Int32(block * BLOCK_K)
-                    load_im2col(
-                        source_tile,
-                        source_map,
-                        barrier,
-                        channel,
-                        w,
-                        h,
-                        n,
-                        UInt16(offset_w),
-                        UInt16(offset_h),
-                    )
-                    comptime if filter_k_major:
-                        # Channels of one tap for `columns` filters; each block of a cluster brings its share.
-                        comptime share = shape.columns // cluster
-                        comptime if cluster == 1:
-                            load_tile_3d(
-                                filter_tile,
-                                filter_address,
-                                barrier,
-                                channel,
-                                tap,
-                                at.column,
-                            )
-                        else:
-                            load_tile_3d_multicast(
-                                filter_tile
-                                + UInt32(rank) * UInt32(share * ROW_BYTES),
-                                filter_address,
-                                barrier,
-                                channel,
-                                tap,
-                                at.column + rank * Int32(share),
-                                UInt16((1 << cluster) - 1),
-                            )
-                    else:
-                        # 64 columns (input channels) at a time for BLOCK_K filters (the reduction).
-                        comptime share = BLOCK_K // cluster
-                        comptime for panel in range(shape.columns // 64):
-                            comptime offset = panel * BLOCK_K * ROW_BYTES
+                    if elect_thread():
+                        var barrier = full + slot * 8
+                        mbarrier_wait(empty + slot * 8, parity ^ 1)
+                        mbarrier_expect(barrier, shape.stage_bytes())
+                        var source_tile = ring + slot * UInt32(
+                            shape.stage_bytes()
+                        )
+                        var filter_tile = source_tile + UInt32(
+                            shape.source_bytes()
+                        )
+                        var channel = Int32(block * BLOCK_K)
+                        load_im2col(
+                            source_tile,
+                            source_map,
+                            barrier,
+                            channel,
+                            w,
+                            h,
+                            n,
+                            UInt16(offset_w),
+                            UInt16(offset_h),
+                        )
+                        comptime if filter_k_major:
+                            # Channels of one tap for `columns` filters; each block of a cluster brings its share.
+                            comptime share = shape.columns // cluster
                             comptime if cluster == 1:
                                 load_tile_3d(
-                                    filter_tile + UInt32(offset),
+                                    filter_tile,
                                     filter_address,
                                     barrier,
-                                    at.column + Int32(panel * 64),
-                                    tap,
                                     channel,
+                                    tap,
+                                    at.column,
                                 )
                             else:
                                 load_tile_3d_multicast(
                                     filter_tile
-                                    + UInt32(offset)
                                     + UInt32(rank) * UInt32(share * ROW_BYTES),
                                     filter_address,
                                     barrier,
-                                    at.column + Int32(panel * 64),
+                                    channel,
                                     tap,
-                                    channel + rank * Int32(share),
+                                    at.column + rank * Int32(share),
                                     UInt16((1 << cluster) - 1),
                                 )
+                        else:
+                            # 64 columns (input channels) at a time for BLOCK_K filters (the reduction).
+                            comptime share = BLOCK_K // cluster
+                            comptime for panel in range(shape.columns // 64):
+                                comptime offset = panel * BLOCK_K * ROW_BYTES
+                                comptime if cluster == 1:
+                                    load_tile_3d(
+                                        filter_tile + UInt32(offset),
+                                        filter_address,
+                                        barrier,
+                                        at.column + Int32(panel * 64),
+                                        tap,
+                                        channel,
+                                    )
+                                else:
+                                    load_tile_3d_multicast(
+                                        filter_tile
+                                        + UInt32(offset)
+                                        + UInt32(rank)
+                                        * UInt32(share * ROW_BYTES),
+                                        filter_address,
+                                        barrier,
+                                        at.column + Int32(panel * 64),
+                                        tap,
+                                        channel + rank * Int32(share),
+                                        UInt16((1 << cluster) - 1),
+                                    )
+                    slot += 1
+                    if slot == UInt32(shape.stages):
+                        slot = 0
+                        parity ^= 1
                 tap_w += plan.phase(at.phase, fields.TAP_STEP_W)
                 offset_w += plan.phase(at.phase, fields.OFFSET_STEP_W)
             tap_h += plan.phase(at.phase, fields.TAP_STEP_H)
@@ -232,8 +261,7 @@ def _result_pixel[
     phases: Int
 ](plan: Plan[phases], phase: Int, row: Int32) -> Tuple[Int32, Int32, Int32]:
     """Batch, height and width of a result row."""
-    var line, i = divide(row, plan.phase(phase, fields.EXTENT_W))
-    var n, j = divide(line, plan.phase(phase, fields.EXTENT_H))
+    var n, j, i = plan.pixel(phase, row)
     return (
         n,
         j * plan.out_step_h() + plan.phase(phase, fields.FIRST_H),
@@ -308,9 +336,10 @@ def implicit_gemm_kernel[
     comptime if cluster > 1:
         rank = Int32(cluster_block_rank())
 
-    if thread == 0:
+    if thread == 64:
         prefetch_tensor_map(source_maps.address(0))
         prefetch_tensor_map(filter_map.address(0))
+    if thread == 32:
         comptime for i in range(stages):
             mbarrier_init(full + UInt32(8 * i), 1)
             mbarrier_init(
@@ -318,22 +347,18 @@ def implicit_gemm_kernel[
                 cluster * (1 if shape.alternate else CONSUMERS),
             )
         fence_mbarrier_init()
-    comptime if cluster > 1:
-        cluster_arrive()
-        cluster_wait()
-    else:
-        named_barrier_sync(0, Int32(THREADS))
 
     if group == 0:
         comptime if shape.accumulators() > 64:
             release_registers[40]()
-        # Every thread of the first warp asks; one goes on.
         if thread < 32:
-            if elect_thread():
-                _produce[phases, shape, filter_k_major](
-                    source_maps, filter_map, plan, ring, full, empty, rank
-                )
+            _produce[phases, shape, filter_k_major](
+                source_maps, filter_map, plan, ring, full, empty, rank
+            )
+        else:
+            _meet[cluster]()
     else:
+        _meet[cluster]()
         comptime if shape.accumulators() > 64:
             claim_registers[232]()
         var consumer = Int32(group) - 1

@@ -9,6 +9,7 @@ from max.gpu.primitives.grid_controls import PDLLevel, pdl_launch_attributes
 from ..common import DGRAD, FPROP, Ptr
 from ..problem import ConvolutionProblem
 from .choice import cluster_capacity
+from .divisor import Divisor
 from .implicit_gemm import Epilogue, EpilogueStore, implicit_gemm_kernel
 from .plan import BLOCK_K, Axis, Plan, dgrad_axis, fprop_axis
 from .tensor_map import TensorMaps
@@ -17,7 +18,6 @@ from .wgrad import wgrad_kernel
 from .wgrad_plan import (
     MAX_CLUSTER,
     PANEL,
-    Divisor,
     WgradChoice,
     WgradPlan,
     WgradShape,

@@ -12,11 +12,13 @@ from std.memory import Pointer
 from std.utils.static_tuple import StaticTuple
 
 from ..problem import ConvolutionProblem
+from .divisor import Divisor
 
 comptime BLOCK_K = 64
 """Reduction elements of one pipeline stage: 128 bytes of a 16-bit type, the widest swizzle."""
 
 comptime _HEADER = 16
+comptime _COLUMN_DIVISOR = 11
 comptime _PHASE = 24
 
 comptime CORNER_MIN = -128
@@ -188,7 +190,29 @@ struct Plan[phases: Int](DevicePassable, ImplicitlyCopyable):
     def out_step_w(self) -> Int32:
         return self._at(10)
 
+    @always_inline
+    def tile_place(self, tile: Int32) -> Tuple[Int32, Int32]:
+        """Row and column of a phase's tile, counted in tiles."""
+        return self._divisor(_COLUMN_DIVISOR).divide(tile)
+
+    @always_inline
+    def _divisor(self, index: Int) -> Divisor:
+        return Divisor(
+            self._at(index),
+            UInt32(self._at(index + 1)),
+            UInt32(self._at(index + 2)),
+        )
+
     # Of one phase.
+
+    @always_inline
+    def pixel(self, index: Int, row: Int32) -> Tuple[Int32, Int32, Int32]:
+        """Batch, height and width of a phase's row, counted in the phase's pixels.
+        """
+        comptime at = _HEADER + WIDTH_DIVISOR
+        var line, i = self._divisor(at + _PHASE * index).divide(row)
+        var n, j = self._divisor(at + 3 + _PHASE * index).divide(line)
+        return n, j, i
 
     @always_inline
     def phase(self, index: Int, field: Int) -> Int32:
@@ -223,6 +247,13 @@ struct Plan[phases: Int](DevicePassable, ImplicitlyCopyable):
         ]
         comptime for i in range(11):
             self.data[i] = Int32(values[i])
+        self._set_divisor(_COLUMN_DIVISOR, column_tiles)
+
+    def _set_divisor(mut self, index: Int, value: Int):
+        var divisor = Divisor.of(max(value, 1))
+        self.data[index] = divisor.value
+        self.data[index + 1] = Int32(divisor.multiplier)
+        self.data[index + 2] = Int32(divisor.shift)
 
     def set_first_tile(mut self, index: Int, tile: Int):
         """A phase that begins past the last tile is never reached."""
@@ -253,6 +284,10 @@ struct Plan[phases: Int](DevicePassable, ImplicitlyCopyable):
             self.data[_HEADER + _PHASE * index + i] = Int32(values[i])
         self.data[_HEADER + _PHASE * index + 16] = Int32(h.first)
         self.data[_HEADER + _PHASE * index + 17] = Int32(w.first)
+        self._set_divisor(_HEADER + _PHASE * index + WIDTH_DIVISOR, w.extent)
+        self._set_divisor(
+            _HEADER + _PHASE * index + WIDTH_DIVISOR + 3, h.extent
+        )
 
 
 # Fields of a phase.
@@ -274,3 +309,5 @@ comptime OFFSET_STEP_W = 14
 comptime FIRST_TILE = 15
 comptime FIRST_H = 16
 comptime FIRST_W = 17
+comptime WIDTH_DIVISOR = 18
+"""Three integers of EXTENT_W's divisor, and three of EXTENT_H's."""

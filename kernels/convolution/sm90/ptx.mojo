@@ -244,6 +244,15 @@ def wait_for_prerequisites():
 
 
 @always_inline
+def made_here(value: Int32) -> Int32:
+    """The value, made before any barrier that follows: the compiler would rather make it where it is used.
+    """
+    return inlined_assembly[
+        "mov.b32 $0, $1;", Int32, constraints="=r,r,~{memory}"
+    ](value)
+
+
+@always_inline
 def exchange_lanes(value: UInt32, distance: Int32) -> UInt32:
     """The value of the lane whose number differs in the bits of `distance`; every lane of the warp takes part.
     """

@@ -41,6 +41,7 @@ from .ptx import (
     load_im2col_multicast,
     load_tile_2d,
     load_tile_2d_multicast,
+    made_here,
     mbarrier_arrive,
     mbarrier_arrive_at,
     mbarrier_arrive_remote,
@@ -76,16 +77,34 @@ def _receivers(
 
 
 @always_inline
+def _meet(plan: WgradPlan, swaps: Bool):
+    """Passes when the barriers are there: this block's, or, of blocks that share copies, everyone's. Every thread takes part.
+    """
+    if plan.shared.value > 1:
+        # Neighbours send into this block's ring, and arrive on its barriers.
+        cluster_arrive_relaxed()
+        cluster_wait()
+    else:
+        if swaps:
+            # The other block's barriers are needed at the end.
+            cluster_arrive_relaxed()
+        named_barrier_sync(0, Int32(THREADS))
+
+
+@always_inline
 def _produce[
     shape: WgradShape, shares_dy: Bool, shares_x: Bool
 ](
     dy_map: TensorMaps[1],
     x_map: TensorMaps[1],
     plan: WgradPlan,
+    swaps: Bool,
     ring: UInt32,
     full: UInt32,
     empty: UInt32,
 ):
+    """Fills the ring. A whole warp walks, so that it finds the first copies while another makes the barriers; one thread copies.
+    """
     var ahead_line, ahead_q = plan.q.divide(Int32(BLOCK_K))
     var ahead_n, ahead_p = plan.p.divide(ahead_line)
     # Of what a row or a column of blocks shares, this one brings these pixels of every stage.
@@ -106,9 +125,6 @@ def _produce[
     var index: Int32 = 0
     while True:
         var unit = unit_of(plan, Int32(block_idx.x), index)
-        if unit.count == 0:
-            break
-        index += 1
         var row_tile, column_tile = plan.column_tiles.divide(unit.tile)
         var row = row_tile * Int32(shape.rows())
         var channel = StaticTuple[Int32, shape.panels()](fill=0)
@@ -131,65 +147,80 @@ def _produce[
         var line, q = plan.q.divide(pixel + x_shift)
         pixel += dy_shift
         var n, p = plan.p.divide(line)
+        row = made_here(row)
+        pixel = made_here(pixel)
+        q = made_here(q)
+        p = made_here(p)
+        n = made_here(n)
+        comptime for panel in range(shape.panels()):
+            channel[panel] = made_here(channel[panel])
+            offset_h[panel] = made_here(offset_h[panel])
+            offset_w[panel] = made_here(offset_w[panel])
+        if index == 0:
+            _meet(plan, swaps)
+        if unit.count == 0:
+            break
+        index += 1
         for _ in range(Int(unit.count)):
-            var barrier = full + slot * 8
-            mbarrier_wait(empty + slot * 8, parity ^ 1)
-            mbarrier_expect(barrier, shape.stage_bytes())
-            var tile = (
-                ring
-                + slot * UInt32(shape.stage_bytes())
-                + UInt32(dy_shift) * ROW_BYTES
-            )
-            comptime for panel in range(shape.row_panels()):
-                comptime if shares_dy:
-                    load_tile_2d_multicast(
-                        tile + UInt32(panel * PANEL_BYTES),
-                        dy_address,
-                        barrier,
-                        row + Int32(panel * PANEL),
-                        pixel,
-                        row_mask,
-                    )
-                else:
-                    load_tile_2d(
-                        tile + UInt32(panel * PANEL_BYTES),
-                        dy_address,
-                        barrier,
-                        row + Int32(panel * PANEL),
-                        pixel,
-                    )
-            tile = (
-                ring
-                + slot * UInt32(shape.stage_bytes())
-                + UInt32(shape.row_panels() * PANEL_BYTES)
-                + UInt32(x_shift) * ROW_BYTES
-            )
-            comptime for panel in range(shape.panels()):
-                comptime if shares_x:
-                    load_im2col_multicast(
-                        tile + UInt32(panel * PANEL_BYTES),
-                        x_address,
-                        barrier,
-                        channel[panel],
-                        q * plan.stride_w + plan.lower_w,
-                        p * plan.stride_h + plan.lower_h,
-                        n,
-                        UInt16(offset_w[panel]),
-                        UInt16(offset_h[panel]),
-                        column_mask,
-                    )
-                else:
-                    load_im2col(
-                        tile + UInt32(panel * PANEL_BYTES),
-                        x_address,
-                        barrier,
-                        channel[panel],
-                        q * plan.stride_w + plan.lower_w,
-                        p * plan.stride_h + plan.lower_h,
-                        n,
-                        UInt16(offset_w[panel]),
-                        UInt16(offset_h[panel]),
-                    )
+            if elect_thread():
+                var barrier = full + slot * 8
+                mbarrier_wait(empty + slot * 8, parity ^ 1)
+                mbarrier_expect(barrier, shape.stage_bytes())
+                var tile = (
+                    ring
+                    + slot * UInt32(shape.stage_bytes())
+                    + UInt32(dy_shift) * ROW_BYTES
+                )
+                comptime for panel in range(shape.row_panels()):
+                    comptime if shares_dy:
+                        load_tile_2d_multicast(
+                            tile + UInt32(panel * PANEL_BYTES),
+                            dy_address,
+                            barrier,
+                            row + Int32(panel * PANEL),
+                            pixel,
+                            row_mask,
+                        )
+                    else:
+                        load_tile_2d(
+                            tile + UInt32(panel * PANEL_BYTES),
+                            dy_address,
+                            barrier,
+                            row + Int32(panel * PANEL),
+                            pixel,
+                        )
+                tile = (
+                    ring
+                    + slot * UInt32(shape.stage_bytes())
+                    + UInt32(shape.row_panels() * PANEL_BYTES)
+                    + UInt32(x_shift) * ROW_BYTES
+                )
+                comptime for panel in range(shape.panels()):
+                    comptime if shares_x:
+                        load_im2col_multicast(
+                            tile + UInt32(panel * PANEL_BYTES),
+                            x_address,
+                            barrier,
+                            channel[panel],
+                            q * plan.stride_w + plan.lower_w,
+                            p * plan.stride_h + plan.lower_h,
+                            n,
+                            UInt16(offset_w[panel]),
+                            UInt16(offset_h[panel]),
+                            column_mask,
+                        )
+                    else:
+                        load_im2col(
+                            tile + UInt32(panel * PANEL_BYTES),
+                            x_address,
+                            barrier,
+                            channel[panel],
+                            q * plan.stride_w + plan.lower_w,
+                            p * plan.stride_h + plan.lower_h,
+                            n,
+                            UInt16(offset_w[panel]),
+                            UInt16(offset_h[panel]),
+                        )
             slot += 1
             if slot == UInt32(shape.stages):
                 slot = 0
@@ -255,9 +286,10 @@ def wgrad_kernel[
     # Blocks that send into this one's ring: those of its row and of its column.
     var writers = plan.share_rows.value + plan.share_columns.value - 1
     comptime assert not shape.split_steps or stages % 2 == 0
-    if thread == 0:
+    if thread == 64:
         prefetch_tensor_map(dy_map.address(0))
         prefetch_tensor_map(x_map.address(0))
+    if thread == 32:
         comptime for i in range(stages):
             mbarrier_init(full + UInt32(8 * i), 1)
             mbarrier_init(
@@ -269,45 +301,36 @@ def wgrad_kernel[
             mbarrier_init(arrived, 1)
             mbarrier_expect(arrived, shape.swap_bytes())
         fence_mbarrier_init()
-    if plan.shared.value > 1:
-        # Neighbours send into this block's ring, and arrive on its barriers.
-        cluster_arrive_relaxed()
-        cluster_wait()
-    else:
-        if swaps:
-            # The other block's barriers are needed at the end.
-            cluster_arrive_relaxed()
-        named_barrier_sync(0, Int32(THREADS))
 
     # What adds the slots up may come as soon as a multiprocessor has room for it.
     launch_dependents()
     if group == 0:
         comptime if shape.accumulators() > 64:
             release_registers[40]()
-        # Every thread of the first warp asks; one goes on.
         if thread < 32:
-            if elect_thread():
-                comptime if shape.split_steps:
+            comptime if shape.split_steps:
+                _produce[shape, False, False](
+                    dy_map, x_map, plan, swaps, ring, full, empty
+                )
+            else:
+                if plan.shared.value == 1:
                     _produce[shape, False, False](
-                        dy_map, x_map, plan, ring, full, empty
+                        dy_map, x_map, plan, swaps, ring, full, empty
+                    )
+                elif plan.share_rows.value == 1:
+                    _produce[shape, True, False](
+                        dy_map, x_map, plan, swaps, ring, full, empty
+                    )
+                elif plan.share_columns.value == 1:
+                    _produce[shape, False, True](
+                        dy_map, x_map, plan, swaps, ring, full, empty
                     )
                 else:
-                    if plan.shared.value == 1:
-                        _produce[shape, False, False](
-                            dy_map, x_map, plan, ring, full, empty
-                        )
-                    elif plan.share_rows.value == 1:
-                        _produce[shape, True, False](
-                            dy_map, x_map, plan, ring, full, empty
-                        )
-                    elif plan.share_columns.value == 1:
-                        _produce[shape, False, True](
-                            dy_map, x_map, plan, ring, full, empty
-                        )
-                    else:
-                        _produce[shape, True, True](
-                            dy_map, x_map, plan, ring, full, empty
-                        )
+                    _produce[shape, True, True](
+                        dy_map, x_map, plan, swaps, ring, full, empty
+                    )
+        else:
+            _meet(plan, swaps)
         if plan.shared.value > 1:
             syncwarp()
             cluster_arrive_relaxed()
@@ -324,6 +347,7 @@ def wgrad_kernel[
             cluster_wait()
         return
 
+    _meet(plan, swaps)
     comptime if shape.accumulators() > 64:
         claim_registers[232]()
     var consumer = Int32(group) - 1
