@@ -16,9 +16,10 @@ comptime LIMIT_32 = 1 << 31
 """Places in a plane are kept in 32 bits."""
 comptime FEWEST_GATHERED = 16
 """Channels from which on a pixel's vectors pay for listing what it needs."""
-comptime most_compared[offsets: Bool] = 36 if offsets else 16
-"""Taps of a window, at most, for which comparing whole vectors is cheaper than scattering one by one: each row of taps
-reads the entries again, and an index has eight bytes."""
+comptime MOST_COMPARED = 25
+"""Windows above a pixel, at most, for which comparing all their offsets is cheaper than adding each where it points."""
+comptime MOST_SPREAD = 8
+"""Pixels to a window, at most, for which that is so: of more, most are zeros, which clearing writes faster."""
 comptime MOST_SUMMED = 16
 """Above so many addends for one average, summing rows first is cheaper."""
 
@@ -56,23 +57,20 @@ def max_pool_fprop[
 def max_pool_dgrad[
     dtype: DType, index: DType, *, adaptive: Bool, offsets: Bool
 ](dx: Data[dtype], dy: Data[dtype], indices: Data[index], p: PoolingProblem):
-    comptime if not adaptive:
+    comptime if offsets:
         # Ends of vectors cost as much as whole ones.
         var channels = Int(p.channels)
-        var whole = channels % lanes[dtype] == 0 or channels >= 4 * lanes[dtype]
         if (
-            whole
+            (channels % lanes[dtype] == 0 or channels >= 4 * lanes[dtype])
             and p.input_plane() < LIMIT_32
-            and (
-                p.window_size() <= most_compared[offsets]
-                or cpu_rows_max.apart(p)
-            )
+            and p.input_plane() <= MOST_SPREAD * p.output_plane()
+            and _most_above[adaptive](p) <= MOST_COMPARED
         ):
-            cpu_rows_max.max_pool_dgrad_rows[offsets=offsets](
-                dx, dy, indices, p
-            )
+            cpu_rows_max.max_pool_dgrad_rows(dx, dy, indices, p)
             return
-    cpu_scatter_max.max_pool_dgrad_scatter[offsets=offsets](dx, dy, indices, p)
+    cpu_scatter_max.max_pool_dgrad_scatter[adaptive=adaptive, offsets=offsets](
+        dx, dy, indices, p
+    )
 
 
 def _is_global[adaptive: Bool](p: PoolingProblem) -> Bool:

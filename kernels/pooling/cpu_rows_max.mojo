@@ -1,191 +1,192 @@
-"""Gradient of max pooling on the CPU over channels-last tensors, for windows of few taps: every row of dx takes what
-the windows above it send.
+"""Gradient of max pooling on the CPU by offset over channels-last tensors: every pixel of dx gathers what the windows
+above it send.
 
-Vectors of channels compare a window's entries with the pixels that they could name: for 16 entries that costs less than
-to add them one by one. A row of dx is made at once, in the nearest cache, and always in the same order.
+Vectors of channels compare the windows' offsets with the pixel and add in registers: for some tens of windows that costs
+less than to add one entry after the other in memory. dx is written once, in the order of the memory, and the additions
+always come in the same order. Indices are eight bytes wide, and to read them again for every row of a window costs more
+than it saves.
 """
 
 from .cpu_row import (
     AxisTables,
-    clear_run,
     for_each_share,
     lanes,
     load_part,
-    pointer_to,
-    round_run,
     smallest_share,
     store_part,
 )
 from .direct import Data, accumulator
-from .problem import PoolingProblem
+from .problem import PoolingAxis, PoolingProblem
 
-comptime NOTHING = Int32(-1)
-"""An entry that names no pixel."""
+comptime TOGETHER = 4
+"""Vectors of channels that share what finding a window costs."""
 
 
-@always_inline
-def _narrow[
-    index: DType, V: SIMDLength, //
-](found: SIMD[index, V]) -> SIMD[DType.int32, V]:
-    """Entries in 32 bits; an index that does not fit names nothing."""
-    comptime if index == DType.int64:
-        var low = found.cast[DType.int32]()
-        return (
-            low.cast[index]()
-            .eq(found)
-            .select(low, SIMD[DType.int32, V](NOTHING))
-        )
-    else:
-        return found.cast[DType.int32]()
+struct Columns(Movable):
+    """For each pixel of a row the windows above it: where they begin in a row of windows, and which of a row of taps lies
+    over the pixel."""
+
+    var first: List[Int]
+    """The number of a pixel's first entry below; one more than pixels."""
+    var start: List[Int]
+    var wanted: List[Int]
+
+    def __init__(out self, axis: PoolingAxis, table: AxisTables, channels: Int):
+        self.first = List[Int](capacity=Int(axis.input) + 1)
+        self.start = List[Int]()
+        self.wanted = List[Int]()
+        for i in range(Int(axis.input)):
+            self.first.append(len(self.start))
+            for o in range(table.above_first[i], table.above_end[i]):
+                var distance = i + Int(axis.padding) - o * Int(axis.stride)
+                if distance % Int(axis.dilation) == 0:
+                    self.start.append(o * channels)
+                    self.wanted.append(distance // Int(axis.dilation))
+        self.first.append(len(self.start))
 
 
 struct Above(Movable):
-    """The rows of windows above one row of dx, and what their entries hold for its first pixel or its first tap.
+    """The rows of windows above one row of dx: where they begin, and the first of the taps that lie over the row.
     """
 
-    var row: List[Int]
-    """Numbers of rows of windows in the whole tensor."""
+    var start: List[Int]
     var wanted: List[Int]
 
     def __init__(out self):
-        self.row = List[Int]()
+        self.start = List[Int]()
         self.wanted = List[Int]()
 
-    def fill(
-        mut self,
-        p: PoolingProblem,
-        d_axis: AxisTables,
-        h_axis: AxisTables,
-        n: Int,
-        d: Int,
-        h: Int,
-        *,
-        offsets: Bool,
-    ):
-        self.row.clear()
-        self.wanted.clear()
-        for od in range(d_axis.above_first[d], d_axis.above_end[d]):
-            var kd = d + Int(p.d.padding) - od * Int(p.d.stride)
-            if kd % Int(p.d.dilation) != 0:
-                continue
-            for oh in range(h_axis.above_first[h], h_axis.above_end[h]):
-                var kh = h + Int(p.h.padding) - oh * Int(p.h.stride)
-                if kh % Int(p.h.dilation) != 0:
-                    continue
-                var pixel = (d * Int(p.h.input) + h) * Int(p.w.input)
-                var tap = (
-                    kd // Int(p.d.dilation) * Int(p.h.window)
-                    + kh // Int(p.h.dilation)
-                ) * Int(p.w.window)
-                self.row.append(
-                    (n * Int(p.d.output) + od) * Int(p.h.output) + oh
-                )
-                self.wanted.append(tap if offsets else pixel)
 
+@always_inline
+def _gather_row[
+    dtype: DType, offset: DType, //
+](
+    dx: Data[dtype],
+    dy_all: Data[dtype],
+    offsets: Data[offset],
+    above: Above,
+    columns: Columns,
+    width: Int,
+    channels: Int,
+):
+    comptime Acc = accumulator[dtype]
+    comptime V = lanes[dtype]
+    var rows = len(above.start)
+    var row_starts = above.start.unsafe_ptr()
+    var row_wanted = above.wanted.unsafe_ptr()
+    var firsts = columns.first.unsafe_ptr()
+    var starts = columns.start.unsafe_ptr()
+    var wanteds = columns.wanted.unsafe_ptr()
+    for w in range(width):
+        var k0 = firsts[unsafe_offset=w]
+        var k1 = firsts[unsafe_offset=w + 1]
+        var out = dx.unsafe_offset(w * channels)
 
-def apart(p: PoolingProblem) -> Bool:
-    """Whether no pixel lies under two windows and none is left out between them on W.
-    """
-    return (
-        p.d.window <= p.d.stride
-        and p.h.window <= p.h.stride
-        and p.w.window == p.w.stride
-        and p.d.dilation == 1
-        and p.h.dilation == 1
-        and p.w.dilation == 1
-        and p.w.padding == 0
-        and Int(p.w.output) * Int(p.w.stride) >= Int(p.w.input)
-    )
+        @always_inline
+        def block[count: Int, whole: Bool](c: Int) {imm}:
+            var sums = Array[SIMD[Acc, V], count](fill=SIMD[Acc, V](0))
+            for a in range(rows):
+                var start = row_starts[unsafe_offset=a] + c
+                var dy = dy_all.unsafe_offset(start)
+                var found = offsets.unsafe_offset(start)
+                for k in range(k0, k1):
+                    var o = starts[unsafe_offset=k]
+                    var wanted = SIMD[offset, V](
+                        Scalar[offset](
+                            row_wanted[unsafe_offset=a]
+                            + wanteds[unsafe_offset=k]
+                        )
+                    )
+                    comptime for v in range(count):
+                        var entries: SIMD[offset, V]
+                        var gradient: SIMD[dtype, V]
+                        comptime if whole:
+                            entries = found.unsafe_load[width=V, alignment=1](
+                                o + v * V
+                            )
+                            gradient = dy.unsafe_load[width=V, alignment=1](
+                                o + v * V
+                            )
+                        else:
+                            entries = load_part[V](found, o, o + channels - c)
+                            gradient = load_part[V](dy, o, o + channels - c)
+                        sums[v] = entries.eq(wanted).select(
+                            sums[v] + gradient.cast[Acc](), sums[v]
+                        )
+            comptime for v in range(count):
+                comptime if whole:
+                    out.unsafe_store[alignment=1](
+                        c + v * V, sums[v].cast[dtype]()
+                    )
+                else:
+                    store_part(out, c, channels, sums[v].cast[dtype]())
+
+        var c = 0
+        while c + TOGETHER * V <= channels:
+            block[TOGETHER, True](c)
+            c += TOGETHER * V
+        while c + V <= channels:
+            block[1, True](c)
+            c += V
+        if c < channels:
+            block[1, False](c)
 
 
 @no_inline
 def max_pool_dgrad_rows[
-    dtype: DType, index: DType, *, offsets: Bool
+    dtype: DType, offset: DType
 ](
     dx_all: Data[dtype],
     dy_all: Data[dtype],
-    indices_all: Data[index],
+    offsets: Data[offset],
     p: PoolingProblem,
 ):
-    comptime Acc = accumulator[dtype]
-    comptime V = lanes[dtype]
-    comptime in_place = dtype == Acc
     var d_axis = AxisTables(p.d, adaptive=False)
     var h_axis = AxisTables(p.h, adaptive=False)
     var w_axis = AxisTables(p.w, adaptive=False)
-    var no_overlap = apart(p)
+    var columns = Columns(p.w, w_axis, Int(p.channels))
 
     def share(first: Int, end: Int) {imm}:
         var channels = Int(p.channels)
-        var out_width = Int(p.w.output)
-        var length = Int(p.w.input) * channels
-        var step = Int(p.w.dilation)
+        var width = Int(p.w.input)
+        var height = Int(p.h.input)
+        var depth = Int(p.d.input)
+        var row_length = Int(p.w.output) * channels
         var above = Above()
-        # Half-precision sums are kept in float32 and rounded once.
-        var storage = List[Scalar[Acc]]()
-        comptime if not in_place:
-            storage.resize(length + V, 0)
-        var h = first % Int(p.h.input) - 1
-        var d = first // Int(p.h.input) % Int(p.d.input)
-        var n = first // (Int(p.h.input) * Int(p.d.input))
         for unit in range(first, end):
-            h += 1
-            if h == Int(p.h.input):
-                h = 0
-                d += 1
-                if d == Int(p.d.input):
-                    d = 0
-                    n += 1
-            above.fill(p, d_axis, h_axis, n, d, h, offsets=offsets)
-            var dx = dx_all.unsafe_offset(unit * length)
-            var sums: Data[Acc]
-            comptime if in_place:
-                sums = rebind[Data[Acc]](dx)
-            else:
-                sums = pointer_to(storage)
-            var direct = no_overlap and len(above.row) == 1
-            if not direct:
-                clear_run(sums, length)
-
-            for a in range(len(above.row)):
-                var start = above.row[a] * out_width * channels
-                for ow in range(out_width):
-                    var dy = dy_all.unsafe_offset(start + ow * channels)
-                    var found_at = indices_all.unsafe_offset(
-                        start + ow * channels
+            var slab = unit // height
+            var h = unit - slab * height
+            var n = slab // depth
+            var d = slab - n * depth
+            above.start.clear()
+            above.wanted.clear()
+            for od in range(d_axis.above_first[d], d_axis.above_end[d]):
+                var kd = d + Int(p.d.padding) - od * Int(p.d.stride)
+                if kd % Int(p.d.dilation) != 0:
+                    continue
+                for oh in range(h_axis.above_first[h], h_axis.above_end[h]):
+                    var kh = h + Int(p.h.padding) - oh * Int(p.h.stride)
+                    if kh % Int(p.h.dilation) != 0:
+                        continue
+                    var row = (n * Int(p.d.output) + od) * Int(p.h.output) + oh
+                    above.start.append(row * row_length)
+                    above.wanted.append(
+                        (
+                            kd // Int(p.d.dilation) * Int(p.h.window)
+                            + kh // Int(p.h.dilation)
+                        )
+                        * Int(p.w.window)
                     )
-                    var wanted = above.wanted[a] + (
-                        w_axis.first_tap[ow] if offsets else w_axis.start[ow]
-                    )
-                    var wanted_step = 1 if offsets else step
-                    var taps = w_axis.count[ow]
-                    var under = sums.unsafe_offset(w_axis.start[ow] * channels)
-
-                    @always_inline
-                    def block(c: Int, live: Int) {imm}:
-                        var found = _narrow(load_part[V](found_at, c, live))
-                        var gradient = load_part[V](dy, c, live).cast[Acc]()
-                        var want = Int32(wanted)
-                        var pixel = under
-                        for _ in range(taps):
-                            var value = found.eq(
-                                SIMD[DType.int32, V](want)
-                            ).select(gradient, SIMD[Acc, V](0))
-                            if not direct:
-                                value += load_part[V](pixel, c, live)
-                            store_part(pixel, c, live, value)
-                            want += Int32(wanted_step)
-                            pixel = pixel.unsafe_offset(step * channels)
-
-                    var c = 0
-                    while c + V <= channels:
-                        block(c, c + V)
-                        c += V
-                    if c < channels:
-                        block(c, channels)
-            comptime if not in_place:
-                round_run(dx, sums, length)
-        _ = storage^
+            _gather_row(
+                dx_all.unsafe_offset(unit * width * channels),
+                dy_all,
+                offsets,
+                above,
+                columns,
+                width,
+                channels,
+            )
 
     var units = Int(p.batch) * Int(p.d.input) * Int(p.h.input)
     for_each_share(share, units, smallest_share(p.input_size(), units))
+    _ = columns^

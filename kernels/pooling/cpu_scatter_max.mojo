@@ -24,12 +24,12 @@ comptime LEAST = 16
 """Channels below which a block is not cut to keep another core busy: a line of the cache."""
 comptime FAR_AWAY = -(1 << 60)
 comptime CLEARED_TOGETHER = 4096
-"""Elements that are cleared at once, few enough to stay in the nearest cache."""
+"""Elements that are cleared at once: few enough to stay in the nearest cache, enough to be cleared fast."""
 
 
 @no_inline
 def max_pool_dgrad_scatter[
-    dtype: DType, index: DType, *, offsets: Bool
+    dtype: DType, index: DType, *, adaptive: Bool, offsets: Bool
 ](dx: Data[dtype], dy: Data[dtype], indices: Data[index], p: PoolingProblem):
     comptime Acc = accumulator[dtype]
     comptime V = lanes[dtype]
@@ -97,6 +97,24 @@ def max_pool_dgrad_scatter[
                 )
             return pixel
 
+        var fewest_cleared = CLEARED_TOGETHER // channels
+        var last_row = Int(p.d.output) * Int(p.h.output) - 1
+
+        @always_inline
+        def reached_by(row: Int) {imm} -> Int:
+            """One past the last pixel of a plane that a row of windows reaches.
+            """
+            comptime if adaptive:
+                return plane
+            else:
+                var od = row // Int(p.h.output)
+                var oh = row - od * Int(p.h.output)
+                var td = p.d.taps[False](od)
+                var th = p.h.taps[False](oh)
+                var d = td.start + (td.count - 1) * td.step
+                var h = th.start + (th.count - 1) * th.step
+                return min((d * height + h + 1) * width, plane)
+
         # Half-precision sums are kept in float32 and rounded once.
         var storage = List[Scalar[Acc]]()
         comptime if not in_place:
@@ -122,12 +140,7 @@ def max_pool_dgrad_scatter[
             comptime if in_place:
                 sums = rebind[Data[Acc]](dx_block)
                 pitch = channels
-                if depth == channels and channels > 1:
-                    clear_run(sums, plane * channels)
-                elif channels > 1:
-                    for i in range(plane):
-                        clear_run(sums.unsafe_offset(i * pitch), depth)
-                elif unit == cleared:
+                if channels == 1 and unit == cleared:
                     # Small planes are cleared several at a time.
                     var group = min(
                         max(CLEARED_TOGETHER // plane, 1), end - unit
@@ -149,14 +162,35 @@ def max_pool_dgrad_scatter[
                             unsafe_offset=o
                         ].cast[Acc]()
             else:
-                for o in range(outputs):
-                    for c in range(depth):
-                        var at = o * channels + c
-                        var pixel = target(found[unsafe_offset=at], o)
-                        if UInt(pixel) < UInt(plane):
-                            sums[unsafe_offset=pixel * pitch + c] += dy_block[
-                                unsafe_offset=at
-                            ].cast[Acc]()
+                var zeros_end = 0
+                var o = 0
+                for row in range(Int(p.d.output) * Int(p.h.output)):
+                    comptime if in_place:
+                        # Pixels are cleared shortly before the first window that reaches them adds.
+                        var to = plane if row == last_row else reached_by(row)
+                        if to > zeros_end:
+                            to = min(max(to, zeros_end + fewest_cleared), plane)
+                            if depth == channels:
+                                clear_run(
+                                    sums.unsafe_offset(zeros_end * pitch),
+                                    (to - zeros_end) * pitch,
+                                )
+                            else:
+                                for i in range(zeros_end, to):
+                                    clear_run(
+                                        sums.unsafe_offset(i * pitch), depth
+                                    )
+                            zeros_end = to
+                    for _ in range(Int(p.w.output)):
+                        var dy_pixel = dy_block.unsafe_offset(o * channels)
+                        var found_pixel = found.unsafe_offset(o * channels)
+                        for c in range(depth):
+                            var pixel = target(found_pixel[unsafe_offset=c], o)
+                            if UInt(pixel) < UInt(plane):
+                                sums[
+                                    unsafe_offset=pixel * pitch + c
+                                ] += dy_pixel[unsafe_offset=c].cast[Acc]()
+                        o += 1
             comptime if not in_place:
                 if channels == 1:
                     round_run(dx_block, sums, plane)
