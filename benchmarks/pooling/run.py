@@ -42,6 +42,7 @@ from torch_max_backend.pooling_problem import PoolingProblem  # noqa: E402
 PASSES = {"max": ("fprop", "dgrad", "dgrad_offsets"), "avg": ("fprop", "dgrad")}
 ROW_SECONDS = 20e-3
 MOST_IN_A_ROW = 128
+MOST_COPIED = 16
 DTYPES = {"float32": DType.float32, "bfloat16": DType.bfloat16, "float16": DType.float16}
 aten = torch.ops.aten
 
@@ -77,7 +78,10 @@ class Case:
 
 @dataclass
 class Row:
-    """One measurement: the medians of interleaved runs in milliseconds, ours and ATen's, and the floor by bytes."""
+    """One measurement: the medians of interleaved runs in milliseconds, ours and ATen's, and the floor by bytes.
+
+    `copy_ms`, on a GPU, is a copy that moves as many bytes: what starting and ending take is no part of the floor.
+    """
 
     case: str
     kind: str
@@ -88,6 +92,7 @@ class Row:
     aten_ms: float
     floor_ms: float
     bytes: int
+    copy_ms: float | None = None
 
     @property
     def speedup(self) -> float:
@@ -225,6 +230,13 @@ def in_rows(calls: list[Callable[[], Any]], row: int) -> list[Callable[[], Any]]
     return [start_at(first) for first in range(0, len(calls), row)]
 
 
+def copies(moved: int, count: int, device: torch.device) -> list[Callable[[], Any]]:
+    """Copies of `count` tensors of random bits, each moving `moved` bytes, read and written together."""
+    length = max(moved // 8, 1)
+    sources = [torch.randint(0, 2**31 - 1, (length,), dtype=torch.int32, device=device) for _ in range(count)]
+    return [source.clone for source in sources]
+
+
 def measure(case: Case, layout: str, dtype: str, setting: Setting) -> list[Row]:
     """Every pass of one case in one layout and dtype: checked, then timed."""
     problem, device = case.problem(), setting.device
@@ -284,7 +296,9 @@ def measure(case: Case, layout: str, dtype: str, setting: Setting) -> list[Row]:
         del expected
         contenders = {"ours": ours, "aten": [lambda theirs=theirs, given=given: theirs(*given) for given in sets]}
         row = 1
-        if device.type == "cpu":
+        if device.type == "cuda":
+            contenders["copy"] = copies(moved, min(count, MOST_COPIED), device)
+        else:
             row = calls_in_a_row(contenders["aten"][0])
             contenders = {name: in_rows(calls, row) for name, calls in contenders.items()}
         times = interleaved(contenders, setting.runs, device)
@@ -299,6 +313,7 @@ def measure(case: Case, layout: str, dtype: str, setting: Setting) -> list[Row]:
                 times["aten"].median * 1e3 / row,
                 moved / setting.bandwidth * 1e3,
                 moved,
+                times["copy"].median * 1e3 if "copy" in times else None,
             )
         )
         del ours, sets, contenders

@@ -83,6 +83,8 @@ CASES = [
          recipe(randn(2, 3, 8, 8)), exact=True),
     Case("lp_pool", gradients(lambda x: F.lp_pool2d(x, 2.0, 2)), recipe(randn(1, 2, 6, 6)), length=4),
     Case("empty_batch", gradients(_max_with_indices(2, kernel_size=2)), recipe(randn(0, 3, 8, 8)), exact=True),
+    Case("empty_batch_adaptive_avg", gradients(lambda x: F.adaptive_avg_pool2d(x, (3, 5))), recipe(randn(0, 3, 7, 11)),
+         exact=True),
 ]  # fmt: skip
 
 batch = batch_fixture(CASES, name="pooling")
