@@ -55,6 +55,7 @@ from .tile import (
     CONSUMERS,
     PANEL_COLUMNS,
     ROW_BYTES,
+    RingPlace,
     THREADS,
     TileShape,
     k_major_descriptor,
@@ -104,15 +105,37 @@ def _locate[
     )
 
 
+@fieldwise_init
+struct _Copies(ImplicitlyCopyable, TrivialRegisterPassable):
+    """A tile, and the source pixel that its first row begins with."""
+
+    var at: _Tile
+    var n: Int32
+    var h: Int32
+    var w: Int32
+
+
 @always_inline
-def _meet[cluster: Int]():
-    """Passes when the barriers are there, of every block of a cluster. Every thread takes part.
-    """
-    comptime if cluster > 1:
-        cluster_arrive()
-        cluster_wait()
-    else:
-        named_barrier_sync(0, Int32(THREADS))
+def _copies_of[
+    phases: Int, shape: TileShape
+](plan: Plan[phases], tile: Int32, rank: Int32) -> _Copies:
+    var at = _locate[phases, shape.rows(), shape.columns, shape.cluster](
+        plan, tile, rank
+    )
+    # The second block of a cluster may stand past the last row: it reads row 0 and stores nothing.
+    var row = at.row if at.row < plan.phase(at.phase, fields.ROWS) else 0
+    var n, j, i = plan.pixel(at.phase, row)
+    at.column = made_here(at.column)
+    return _Copies(
+        at,
+        made_here(n),
+        made_here(
+            j * plan.source_step_h() + plan.phase(at.phase, fields.LOWER_H)
+        ),
+        made_here(
+            i * plan.source_step_w() + plan.phase(at.phase, fields.LOWER_W)
+        ),
+    )
 
 
 @always_inline
@@ -126,33 +149,16 @@ def _produce[
     full: UInt32,
     empty: UInt32,
     rank: Int32,
+    first: _Copies,
 ):
-    """Fills the ring. A whole warp walks, so that it finds the first copies while another makes the barriers; one thread copies.
-    """
     comptime cluster = shape.cluster
-    var first = True
-    var slot: UInt32 = 0
-    var parity: UInt32 = 0
+    var copies = first
+    var ring_at = RingPlace[shape.stages](0, 0)
     var tile = Int32(block_idx.x) // Int32(cluster)
     while tile < plan.tiles():
-        var at = _locate[phases, shape.rows(), shape.columns, cluster](
-            plan, tile, rank
-        )
-        # The second block of a cluster may stand past the last row: it reads row 0 and stores nothing.
-        var row = at.row if at.row < plan.phase(at.phase, fields.ROWS) else 0
-        var n, j, i = plan.pixel(at.phase, row)
-        var w = made_here(
-            i * plan.source_step_w() + plan.phase(at.phase, fields.LOWER_W)
-        )
-        var h = made_here(
-            j * plan.source_step_h() + plan.phase(at.phase, fields.LOWER_H)
-        )
-        at.column = made_here(at.column)
+        var at = copies.at
         var source_map = source_maps.address(at.phase)
         var filter_address = filter_map.address(0)
-        if first:
-            _meet[cluster]()
-            first = False
         var tap_h = plan.phase(at.phase, fields.TAP_H)
         var offset_h = plan.phase(at.phase, fields.OFFSET_H)
         for _ in range(Int(plan.phase(at.phase, fields.TAPS_H))):
@@ -161,87 +167,81 @@ def _produce[
             for _ in range(Int(plan.phase(at.phase, fields.TAPS_W))):
                 var tap = tap_h * plan.filter_s() + tap_w
                 for block in range(Int(plan.channel_blocks())):
-                    if elect_thread():
-                        var barrier = full + slot * 8
-                        mbarrier_wait(empty + slot * 8, parity ^ 1)
-                        mbarrier_expect(barrier, shape.stage_bytes())
-                        var source_tile = ring + slot * UInt32(
-                            shape.stage_bytes()
-                        )
-                        var filter_tile = source_tile + UInt32(
-                            shape.source_bytes()
-                        )
-                        var channel = Int32(block * BLOCK_K)
-                        load_im2col(
-                            source_tile,
-                            source_map,
-                            barrier,
-                            channel,
-                            w,
-                            h,
-                            n,
-                            UInt16(offset_w),
-                            UInt16(offset_h),
-                        )
-                        comptime if filter_k_major:
-                            # Channels of one tap for `columns` filters; each block of a cluster brings its share.
-                            comptime share = shape.columns // cluster
+                    var slot = ring_at.slot
+                    var barrier = full + slot * 8
+                    mbarrier_wait(empty + slot * 8, ring_at.parity ^ 1)
+                    mbarrier_expect(barrier, shape.stage_bytes())
+                    var source_tile = ring + slot * UInt32(shape.stage_bytes())
+                    var filter_tile = source_tile + UInt32(shape.source_bytes())
+                    var channel = Int32(block * BLOCK_K)
+                    load_im2col(
+                        source_tile,
+                        source_map,
+                        barrier,
+                        channel,
+                        copies.w,
+                        copies.h,
+                        copies.n,
+                        UInt16(offset_w),
+                        UInt16(offset_h),
+                    )
+                    comptime if filter_k_major:
+                        # Channels of one tap for `columns` filters; each block of a cluster brings its share.
+                        comptime share = shape.columns // cluster
+                        comptime if cluster == 1:
+                            load_tile_3d(
+                                filter_tile,
+                                filter_address,
+                                barrier,
+                                channel,
+                                tap,
+                                at.column,
+                            )
+                        else:
+                            load_tile_3d_multicast(
+                                filter_tile
+                                + UInt32(rank) * UInt32(share * ROW_BYTES),
+                                filter_address,
+                                barrier,
+                                channel,
+                                tap,
+                                at.column + rank * Int32(share),
+                                UInt16((1 << cluster) - 1),
+                            )
+                    else:
+                        # 64 columns (input channels) at a time for BLOCK_K filters (the reduction).
+                        comptime share = BLOCK_K // cluster
+                        comptime for panel in range(shape.columns // 64):
+                            comptime offset = panel * BLOCK_K * ROW_BYTES
                             comptime if cluster == 1:
                                 load_tile_3d(
-                                    filter_tile,
+                                    filter_tile + UInt32(offset),
                                     filter_address,
                                     barrier,
-                                    channel,
+                                    at.column + Int32(panel * 64),
                                     tap,
-                                    at.column,
+                                    channel,
                                 )
                             else:
                                 load_tile_3d_multicast(
                                     filter_tile
+                                    + UInt32(offset)
                                     + UInt32(rank) * UInt32(share * ROW_BYTES),
                                     filter_address,
                                     barrier,
-                                    channel,
+                                    at.column + Int32(panel * 64),
                                     tap,
-                                    at.column + rank * Int32(share),
+                                    channel + rank * Int32(share),
                                     UInt16((1 << cluster) - 1),
                                 )
-                        else:
-                            # 64 columns (input channels) at a time for BLOCK_K filters (the reduction).
-                            comptime share = BLOCK_K // cluster
-                            comptime for panel in range(shape.columns // 64):
-                                comptime offset = panel * BLOCK_K * ROW_BYTES
-                                comptime if cluster == 1:
-                                    load_tile_3d(
-                                        filter_tile + UInt32(offset),
-                                        filter_address,
-                                        barrier,
-                                        at.column + Int32(panel * 64),
-                                        tap,
-                                        channel,
-                                    )
-                                else:
-                                    load_tile_3d_multicast(
-                                        filter_tile
-                                        + UInt32(offset)
-                                        + UInt32(rank)
-                                        * UInt32(share * ROW_BYTES),
-                                        filter_address,
-                                        barrier,
-                                        at.column + Int32(panel * 64),
-                                        tap,
-                                        channel + rank * Int32(share),
-                                        UInt16((1 << cluster) - 1),
-                                    )
-                    slot += 1
-                    if slot == UInt32(shape.stages):
-                        slot = 0
-                        parity ^= 1
+                    ring_at.advance()
                 tap_w += plan.phase(at.phase, fields.TAP_STEP_W)
                 offset_w += plan.phase(at.phase, fields.OFFSET_STEP_W)
             tap_h += plan.phase(at.phase, fields.TAP_STEP_H)
             offset_h += plan.phase(at.phase, fields.OFFSET_STEP_H)
         tile += Int32(grid_dim.x) // Int32(cluster)
+        if tile < plan.tiles():
+            copies = _copies_of[phases, shape](plan, tile, rank)
 
 
 @always_inline
@@ -348,24 +348,43 @@ def implicit_gemm_kernel[
             )
         fence_mbarrier_init()
 
+    var first = _Copies(_Tile(0, 0, 0, 0), 0, 0, 0)
+    if thread < 32:
+        # One warp finds the first copies while another makes the barriers.
+        first = _copies_of[phases, shape](
+            plan, Int32(block_idx.x) // Int32(cluster), rank
+        )
+    syncwarp()
+    comptime if cluster > 1:
+        cluster_arrive()
+        cluster_wait()
+    else:
+        named_barrier_sync(0, Int32(THREADS))
+
     if group == 0:
         comptime if shape.accumulators() > 64:
             release_registers[40]()
+        # Every thread of the first warp asks; one goes on.
         if thread < 32:
-            _produce[phases, shape, filter_k_major](
-                source_maps, filter_map, plan, ring, full, empty, rank
-            )
-        else:
-            _meet[cluster]()
+            if elect_thread():
+                _produce[phases, shape, filter_k_major](
+                    source_maps,
+                    filter_map,
+                    plan,
+                    ring,
+                    full,
+                    empty,
+                    rank,
+                    first,
+                )
     else:
-        _meet[cluster]()
         comptime if shape.accumulators() > 64:
             claim_registers[232]()
         var consumer = Int32(group) - 1
         var lane_in_group = thread % 128
         var warp = lane_in_group // 32
         var lane = thread % 32
-        var step: UInt32 = 0
+        var ring_at = RingPlace[stages](0, 0)
         var tile = Int32(block_idx.x) // Int32(cluster)
         var stride = Int32(grid_dim.x) // Int32(cluster)
         var first_block = UInt32(0)
@@ -373,7 +392,7 @@ def implicit_gemm_kernel[
             if consumer == 1:
                 # Skip what the other warpgroup takes.
                 if tile < plan.tiles():
-                    step += UInt32(
+                    ring_at.skip(
                         _locate[phases, shape.rows(), shape.columns, cluster](
                             plan, tile, rank
                         ).steps
@@ -401,10 +420,9 @@ def implicit_gemm_kernel[
                 named_barrier_sync(1 + consumer, 256)
             var previous = UInt32(0)
             for k in range(Int(at.steps)):
-                var slot = step % UInt32(stages)
-                var parity = (step // UInt32(stages)) & 1
-                step += 1
-                mbarrier_wait(full + slot * 8, parity)
+                var slot = ring_at.slot
+                mbarrier_wait(full + slot * 8, ring_at.parity)
+                ring_at.advance()
                 var source_tile = (
                     ring
                     + slot * UInt32(shape.stage_bytes())
@@ -566,7 +584,7 @@ def implicit_gemm_kernel[
 
             comptime if shape.alternate:
                 if tile + stride < plan.tiles():
-                    step += UInt32(
+                    ring_at.skip(
                         _locate[phases, shape.rows(), shape.columns, cluster](
                             plan, tile + stride, rank
                         ).steps

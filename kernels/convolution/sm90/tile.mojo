@@ -53,6 +53,29 @@ struct TileShape(ImplicitlyCopyable, TrivialRegisterPassable):
         )
 
 
+@fieldwise_init
+struct RingPlace[stages: Int](ImplicitlyCopyable, TrivialRegisterPassable):
+    """A place in the ring, counted up: a quotient for each step would stand between two products.
+    """
+
+    var slot: UInt32
+    var parity: UInt32
+    """Of the round."""
+
+    @always_inline
+    def advance(mut self):
+        self.slot += 1
+        if self.slot == UInt32(Self.stages):
+            self.slot = 0
+            self.parity ^= 1
+
+    @always_inline
+    def skip(mut self, steps: Int32):
+        var rounds = (self.slot + UInt32(steps)) // UInt32(Self.stages)
+        self.slot += UInt32(steps) - rounds * UInt32(Self.stages)
+        self.parity ^= rounds & 1
+
+
 @always_inline
 def k_major_descriptor(address: UInt32) -> Int64:
     """Rows of 128 swizzled bytes along the reduction; groups of 8 rows are 1024 bytes apart.

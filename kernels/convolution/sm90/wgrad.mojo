@@ -54,7 +54,13 @@ from .ptx import (
     syncwarp,
 )
 from .tensor_map import TensorMaps
-from .tile import CONSUMERS, ROW_BYTES, THREADS, mn_major_descriptor
+from .tile import (
+    CONSUMERS,
+    ROW_BYTES,
+    RingPlace,
+    THREADS,
+    mn_major_descriptor,
+)
 from .wgrad_plan import PANEL, PANEL_BYTES, WgradPlan, WgradShape, unit_of
 from .wgrad_sum import join, store_sums, swap_halves
 
@@ -76,19 +82,73 @@ def _receivers(
     return UInt16(row), UInt16(column)
 
 
-@always_inline
-def _meet(plan: WgradPlan, swaps: Bool):
-    """Passes when the barriers are there: this block's, or, of blocks that share copies, everyone's. Every thread takes part.
+@fieldwise_init
+struct _Copies[panels: Int](ImplicitlyCopyable, TrivialRegisterPassable):
+    """What a block copies for one piece of a tile, and the pixel that it begins with.
     """
-    if plan.shared.value > 1:
-        # Neighbours send into this block's ring, and arrive on its barriers.
-        cluster_arrive_relaxed()
-        cluster_wait()
-    else:
-        if swaps:
-            # The other block's barriers are needed at the end.
-            cluster_arrive_relaxed()
-        named_barrier_sync(0, Int32(THREADS))
+
+    var steps: Int32
+    var row: Int32
+    """First filter."""
+    var pixel: Int32
+    """Of dy."""
+    var n: Int32
+    """Image, and place in the result, of x's pixel: with shared copies not the same one."""
+    var p: Int32
+    var q: Int32
+    var channel: StaticTuple[Int32, Self.panels]
+    var offset_h: StaticTuple[Int32, Self.panels]
+    var offset_w: StaticTuple[Int32, Self.panels]
+
+
+@always_inline
+def _shifts(plan: WgradPlan) -> Tuple[Int32, Int32]:
+    """Of what a row or a column of blocks shares, where the pixels of dy and of x begin that this one brings of every stage.
+    """
+    var _, rank = plan.shared.divide(Int32(block_idx.x))
+    var rank_row, rank_column = plan.share_columns.divide(rank)
+    return (
+        plan.share_columns.divide(rank_column * BLOCK_K)[0],
+        plan.share_rows.divide(rank_row * BLOCK_K)[0],
+    )
+
+
+@always_inline
+def _copies_of[
+    shape: WgradShape
+](plan: WgradPlan, index: Int32) -> _Copies[shape.panels()]:
+    """Of a block's piece `index`; no steps past the last one."""
+    var dy_shift, x_shift = _shifts(plan)
+    var unit = unit_of(plan, Int32(block_idx.x), index)
+    var row_tile, column_tile = plan.column_tiles.divide(unit.tile)
+    var channel = StaticTuple[Int32, shape.panels()](fill=0)
+    var offset_h = StaticTuple[Int32, shape.panels()](fill=0)
+    var offset_w = StaticTuple[Int32, shape.panels()](fill=0)
+    comptime for panel in range(shape.panels()):
+        var at = column_tile * Int32(shape.panels()) + Int32(panel)
+        var tap, block = plan.channel_blocks.divide(at)
+        # A panel past the last one lies past the last channel: it arrives as zeros and costs no traffic.
+        if tap >= plan.taps:
+            tap = 0
+            block = plan.channel_blocks.value
+        var tap_h, tap_w = plan.filter_s.divide(tap)
+        channel[panel] = made_here(block * PANEL)
+        offset_h[panel] = made_here(tap_h * plan.dilation_h)
+        offset_w[panel] = made_here(tap_w * plan.dilation_w)
+    var pixel = unit.first * BLOCK_K
+    var line, q = plan.q.divide(pixel + x_shift)
+    var n, p = plan.p.divide(line)
+    return _Copies[shape.panels()](
+        made_here(unit.count),
+        made_here(row_tile * Int32(shape.rows())),
+        made_here(pixel + dy_shift),
+        made_here(n),
+        made_here(p),
+        made_here(q),
+        channel,
+        offset_h,
+        offset_w,
+    )
 
 
 @always_inline
@@ -98,144 +158,102 @@ def _produce[
     dy_map: TensorMaps[1],
     x_map: TensorMaps[1],
     plan: WgradPlan,
-    swaps: Bool,
+    first: _Copies[shape.panels()],
     ring: UInt32,
     full: UInt32,
     empty: UInt32,
 ):
-    """Fills the ring. A whole warp walks, so that it finds the first copies while another makes the barriers; one thread copies.
-    """
     var ahead_line, ahead_q = plan.q.divide(Int32(BLOCK_K))
     var ahead_n, ahead_p = plan.p.divide(ahead_line)
-    # Of what a row or a column of blocks shares, this one brings these pixels of every stage.
     var dy_shift = Int32(0)
     var x_shift = Int32(0)
     var row_mask = UInt16(0)
     var column_mask = UInt16(0)
     comptime if shares_dy or shares_x:
+        dy_shift, x_shift = _shifts(plan)
         var _, rank = plan.shared.divide(Int32(block_idx.x))
         var rank_row, rank_column = plan.share_columns.divide(rank)
         row_mask, column_mask = _receivers(plan, rank_row, rank_column)
-        comptime if shares_dy:
-            dy_shift = plan.share_columns.divide(rank_column * BLOCK_K)[0]
-        comptime if shares_x:
-            x_shift = plan.share_rows.divide(rank_row * BLOCK_K)[0]
-    var slot: UInt32 = 0
-    var parity: UInt32 = 0
-    var index: Int32 = 0
-    while True:
-        var unit = unit_of(plan, Int32(block_idx.x), index)
-        var row_tile, column_tile = plan.column_tiles.divide(unit.tile)
-        var row = row_tile * Int32(shape.rows())
-        var channel = StaticTuple[Int32, shape.panels()](fill=0)
-        var offset_h = StaticTuple[Int32, shape.panels()](fill=0)
-        var offset_w = StaticTuple[Int32, shape.panels()](fill=0)
-        comptime for panel in range(shape.panels()):
-            var at = column_tile * Int32(shape.panels()) + Int32(panel)
-            var tap, block = plan.channel_blocks.divide(at)
-            # A panel past the last one lies past the last channel: it arrives as zeros and costs no traffic.
-            if tap >= plan.taps:
-                tap = 0
-                block = plan.channel_blocks.value
-            var tap_h, tap_w = plan.filter_s.divide(tap)
-            channel[panel] = block * PANEL
-            offset_h[panel] = tap_h * plan.dilation_h
-            offset_w[panel] = tap_w * plan.dilation_w
+    var place = RingPlace[shape.stages](0, 0)
+    var index: Int32 = 1
+    var at = first
+    while at.steps > 0:
         var dy_address = dy_map.address(0)
         var x_address = x_map.address(0)
-        var pixel = unit.first * BLOCK_K
-        var line, q = plan.q.divide(pixel + x_shift)
-        pixel += dy_shift
-        var n, p = plan.p.divide(line)
-        row = made_here(row)
-        pixel = made_here(pixel)
-        q = made_here(q)
-        p = made_here(p)
-        n = made_here(n)
-        comptime for panel in range(shape.panels()):
-            channel[panel] = made_here(channel[panel])
-            offset_h[panel] = made_here(offset_h[panel])
-            offset_w[panel] = made_here(offset_w[panel])
-        if index == 0:
-            _meet(plan, swaps)
-        if unit.count == 0:
-            break
-        index += 1
-        for _ in range(Int(unit.count)):
-            if elect_thread():
-                var barrier = full + slot * 8
-                mbarrier_wait(empty + slot * 8, parity ^ 1)
-                mbarrier_expect(barrier, shape.stage_bytes())
-                var tile = (
-                    ring
-                    + slot * UInt32(shape.stage_bytes())
-                    + UInt32(dy_shift) * ROW_BYTES
-                )
-                comptime for panel in range(shape.row_panels()):
-                    comptime if shares_dy:
-                        load_tile_2d_multicast(
-                            tile + UInt32(panel * PANEL_BYTES),
-                            dy_address,
-                            barrier,
-                            row + Int32(panel * PANEL),
-                            pixel,
-                            row_mask,
-                        )
-                    else:
-                        load_tile_2d(
-                            tile + UInt32(panel * PANEL_BYTES),
-                            dy_address,
-                            barrier,
-                            row + Int32(panel * PANEL),
-                            pixel,
-                        )
-                tile = (
-                    ring
-                    + slot * UInt32(shape.stage_bytes())
-                    + UInt32(shape.row_panels() * PANEL_BYTES)
-                    + UInt32(x_shift) * ROW_BYTES
-                )
-                comptime for panel in range(shape.panels()):
-                    comptime if shares_x:
-                        load_im2col_multicast(
-                            tile + UInt32(panel * PANEL_BYTES),
-                            x_address,
-                            barrier,
-                            channel[panel],
-                            q * plan.stride_w + plan.lower_w,
-                            p * plan.stride_h + plan.lower_h,
-                            n,
-                            UInt16(offset_w[panel]),
-                            UInt16(offset_h[panel]),
-                            column_mask,
-                        )
-                    else:
-                        load_im2col(
-                            tile + UInt32(panel * PANEL_BYTES),
-                            x_address,
-                            barrier,
-                            channel[panel],
-                            q * plan.stride_w + plan.lower_w,
-                            p * plan.stride_h + plan.lower_h,
-                            n,
-                            UInt16(offset_w[panel]),
-                            UInt16(offset_h[panel]),
-                        )
-            slot += 1
-            if slot == UInt32(shape.stages):
-                slot = 0
-                parity ^= 1
+        for _ in range(Int(at.steps)):
+            var slot = place.slot
+            var barrier = full + slot * 8
+            mbarrier_wait(empty + slot * 8, place.parity ^ 1)
+            mbarrier_expect(barrier, shape.stage_bytes())
+            var tile = (
+                ring
+                + slot * UInt32(shape.stage_bytes())
+                + UInt32(dy_shift) * ROW_BYTES
+            )
+            comptime for panel in range(shape.row_panels()):
+                comptime if shares_dy:
+                    load_tile_2d_multicast(
+                        tile + UInt32(panel * PANEL_BYTES),
+                        dy_address,
+                        barrier,
+                        at.row + Int32(panel * PANEL),
+                        at.pixel,
+                        row_mask,
+                    )
+                else:
+                    load_tile_2d(
+                        tile + UInt32(panel * PANEL_BYTES),
+                        dy_address,
+                        barrier,
+                        at.row + Int32(panel * PANEL),
+                        at.pixel,
+                    )
+            tile = (
+                ring
+                + slot * UInt32(shape.stage_bytes())
+                + UInt32(shape.row_panels() * PANEL_BYTES)
+                + UInt32(x_shift) * ROW_BYTES
+            )
+            comptime for panel in range(shape.panels()):
+                comptime if shares_x:
+                    load_im2col_multicast(
+                        tile + UInt32(panel * PANEL_BYTES),
+                        x_address,
+                        barrier,
+                        at.channel[panel],
+                        at.q * plan.stride_w + plan.lower_w,
+                        at.p * plan.stride_h + plan.lower_h,
+                        at.n,
+                        UInt16(at.offset_w[panel]),
+                        UInt16(at.offset_h[panel]),
+                        column_mask,
+                    )
+                else:
+                    load_im2col(
+                        tile + UInt32(panel * PANEL_BYTES),
+                        x_address,
+                        barrier,
+                        at.channel[panel],
+                        at.q * plan.stride_w + plan.lower_w,
+                        at.p * plan.stride_h + plan.lower_h,
+                        at.n,
+                        UInt16(at.offset_w[panel]),
+                        UInt16(at.offset_h[panel]),
+                    )
+            place.advance()
             # The next pixels without a division, which would take longer than a small tile's products.
-            pixel += BLOCK_K
-            q += ahead_q
-            p += ahead_p
-            n += ahead_n
-            if q >= plan.q.value:
-                q -= plan.q.value
-                p += 1
-            if p >= plan.p.value:
-                p -= plan.p.value
-                n += 1
+            at.pixel += BLOCK_K
+            at.q += ahead_q
+            at.p += ahead_p
+            at.n += ahead_n
+            if at.q >= plan.q.value:
+                at.q -= plan.q.value
+                at.p += 1
+            if at.p >= plan.p.value:
+                at.p -= plan.p.value
+                at.n += 1
+        at = _copies_of[shape](plan, index)
+        index += 1
 
 
 @always_inline
@@ -302,35 +320,60 @@ def wgrad_kernel[
             mbarrier_expect(arrived, shape.swap_bytes())
         fence_mbarrier_init()
 
+    var first = _Copies[shape.panels()](
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        StaticTuple[Int32, shape.panels()](fill=0),
+        StaticTuple[Int32, shape.panels()](fill=0),
+        StaticTuple[Int32, shape.panels()](fill=0),
+    )
+    if thread < 32:
+        # One warp finds the first copies while another makes the barriers.
+        first = _copies_of[shape](plan, 0)
     # What adds the slots up may come as soon as a multiprocessor has room for it.
     launch_dependents()
+    syncwarp()
+    if plan.shared.value > 1:
+        # Neighbours send into this block's ring, and arrive on its barriers.
+        cluster_arrive_relaxed()
+        cluster_wait()
+    else:
+        if swaps:
+            # The other block's barriers are needed at the end.
+            cluster_arrive_relaxed()
+        named_barrier_sync(0, Int32(THREADS))
+
     if group == 0:
         comptime if shape.accumulators() > 64:
             release_registers[40]()
+        # Every thread of the first warp asks; one goes on.
         if thread < 32:
-            comptime if shape.split_steps:
-                _produce[shape, False, False](
-                    dy_map, x_map, plan, swaps, ring, full, empty
-                )
-            else:
-                if plan.shared.value == 1:
+            if elect_thread():
+                comptime if shape.split_steps:
                     _produce[shape, False, False](
-                        dy_map, x_map, plan, swaps, ring, full, empty
-                    )
-                elif plan.share_rows.value == 1:
-                    _produce[shape, True, False](
-                        dy_map, x_map, plan, swaps, ring, full, empty
-                    )
-                elif plan.share_columns.value == 1:
-                    _produce[shape, False, True](
-                        dy_map, x_map, plan, swaps, ring, full, empty
+                        dy_map, x_map, plan, first, ring, full, empty
                     )
                 else:
-                    _produce[shape, True, True](
-                        dy_map, x_map, plan, swaps, ring, full, empty
-                    )
-        else:
-            _meet(plan, swaps)
+                    if plan.shared.value == 1:
+                        _produce[shape, False, False](
+                            dy_map, x_map, plan, first, ring, full, empty
+                        )
+                    elif plan.share_rows.value == 1:
+                        _produce[shape, True, False](
+                            dy_map, x_map, plan, first, ring, full, empty
+                        )
+                    elif plan.share_columns.value == 1:
+                        _produce[shape, False, True](
+                            dy_map, x_map, plan, first, ring, full, empty
+                        )
+                    else:
+                        _produce[shape, True, True](
+                            dy_map, x_map, plan, first, ring, full, empty
+                        )
         if plan.shared.value > 1:
             syncwarp()
             cluster_arrive_relaxed()
@@ -347,13 +390,11 @@ def wgrad_kernel[
             cluster_wait()
         return
 
-    _meet(plan, swaps)
     comptime if shape.accumulators() > 64:
         claim_registers[232]()
     var consumer = Int32(group) - 1
     var lane_in_group = thread % 128
-    var next: UInt32 = 0
-    var next_parity: UInt32 = 0
+    var place = RingPlace[stages](0, 0)
     var index: Int32 = 0
     var first_block = UInt32(0)
     comptime if not shape.split_steps:
@@ -382,12 +423,9 @@ def wgrad_kernel[
         var previous = UInt32(0)
         var mine: Int32 = 0
         for k in range(Int(unit.count)):
-            var slot = next
-            var parity = next_parity
-            next += 1
-            if next == UInt32(stages):
-                next = 0
-                next_parity ^= 1
+            var slot = place.slot
+            var parity = place.parity
+            place.advance()
             comptime if shape.split_steps:
                 if Int32(k) % 2 != consumer:
                     continue
