@@ -158,6 +158,8 @@ GEOMETRIES = [
     C("2d_depthwise_stride_2", 2, 48, 48, (15, 16), (5, 5), (2,), (2,), groups=48),
     C("2d_depthwise_dilated", 1, 16, 16, (19, 20), (3, 3), padding=(3,), dilation=(3,), groups=16),
     C("2d_depthwise_truncated", 1, 20, 20, (12, 13), (2, 2), (4,), (0,), groups=20, outputs=(2, 3)),
+    # No pixel of a row has all of its taps inside: rows are shorter than their padding.
+    C("1d_depthwise_in_the_padding", 2, 16, 16, (1,), (3,), padding=(4,), dilation=(3,), groups=16),
     C("2d_depthwise_multiplier_3", 2, 10, 30, (9, 9), (3, 3), padding=(1,), groups=10),
     C("3d", 2, 16, 24, (5, 9, 8), (3, 3, 3), padding=(1,)),
     C("3d_all_different", 1, 6, 8, (7, 9, 11), (2, 3, 4), (1, 2, 3), (1, 0, 2), (3, 2, 1), groups=2),

@@ -1,0 +1,208 @@
+"""Runs CPU kernels on tensors between pages that nobody may touch: an access outside a tensor ends the process.
+
+Reads one problem a line from standard input, whole numbers apart by blanks, and answers each with a line `ok`.
+A line begins with the family (0 convolution, 1 pooling, 2 adaptive pooling), the dtype (0 float32, 1 bfloat16), the op's
+number within the family, and where tensors lie (1: their last byte before the forbidden page, 0: their first one behind
+it). Then come a convolution's 24 fields in ConvolutionProblem's order, or a pooling problem's batch, channels, six
+fields for each of three axes, count_include_pad and divisor_override.
+"""
+
+from std.ffi import external_call
+from std.sys.info import size_of
+
+from kernels.convolution.common import DGRAD, FPROP, WGRAD, Ptr
+from kernels.convolution.dispatch import run_cpu
+from kernels.convolution.problem import ConvolutionProblem, checked
+from kernels.pooling import cpu as pooling
+from kernels.pooling.direct import Data
+from kernels.pooling.problem import PoolingAxis, PoolingProblem
+
+comptime PAGE = 4096
+comptime FORBIDDEN = Int32(0)
+comptime READ_AND_WRITE = Int32(3)
+comptime PRIVATE_AND_ANONYMOUS = Int32(0x22)
+
+
+struct Guarded[dtype: DType](Movable):
+    """Memory of `count` elements, whose neighbours on both sides are forbidden pages.
+    """
+
+    var mapping: Int
+    var length: Int
+    var data: Ptr[Self.dtype]
+
+    def __init__(out self, count: Int, at_end: Bool) raises:
+        var bytes = count * size_of[Scalar[Self.dtype]]()
+        var pages = max(1, (bytes + PAGE - 1) // PAGE)
+        self.length = (pages + 2) * PAGE
+        self.mapping = external_call["mmap", Int](
+            Int(0),
+            self.length,
+            READ_AND_WRITE,
+            PRIVATE_AND_ANONYMOUS,
+            Int32(-1),
+            Int(0),
+        )
+        if self.mapping == -1:
+            raise Error("mmap of ", self.length, " bytes failed")
+        for page in [self.mapping, self.mapping + (pages + 1) * PAGE]:
+            if external_call["mprotect", Int32](page, PAGE, FORBIDDEN) != 0:
+                raise Error("mprotect failed")
+        var first = self.mapping + PAGE
+        if at_end:
+            first += pages * PAGE - bytes
+        self.data = Ptr[Self.dtype](unsafe_from_address=first)
+        for i in range(count):
+            # Indices of a plane, of its surroundings, and taps of a window are among these.
+            self.data[unsafe_offset=i] = Scalar[Self.dtype](i % 23 - 3)
+
+    def view(self) -> Data[Self.dtype]:
+        """The same memory, as the pooling kernels name it."""
+        return rebind[Data[Self.dtype]](self.data)
+
+    def __deinit__(deinit self):
+        _ = external_call["munmap", Int32](self.mapping, self.length)
+
+
+def run_convolution[
+    dtype: DType
+](op: Int, fields: List[Int], at_end: Bool) raises:
+    var p = checked(
+        ConvolutionProblem(
+            n=fields[0],
+            c=fields[1],
+            k=fields[2],
+            groups=fields[3],
+            d=fields[4],
+            h=fields[5],
+            w=fields[6],
+            t=fields[7],
+            r=fields[8],
+            s=fields[9],
+            o=fields[10],
+            p=fields[11],
+            q=fields[12],
+            stride_d=fields[13],
+            stride_h=fields[14],
+            stride_w=fields[15],
+            dilation_d=fields[16],
+            dilation_h=fields[17],
+            dilation_w=fields[18],
+            pad_d=fields[19],
+            pad_h=fields[20],
+            pad_w=fields[21],
+            workspace_limit=fields[22],
+            allow_tf32=fields[23] != 0,
+        )
+    )
+    var x = Guarded[dtype](p.x_size(), at_end)
+    var w = Guarded[dtype](p.w_size(), at_end)
+    var y = Guarded[dtype](p.y_size(), at_end)
+    if op == FPROP:
+        run_cpu[dtype, FPROP](y.data, x.data, w.data, p)
+    elif op == DGRAD:
+        run_cpu[dtype, DGRAD](x.data, y.data, w.data, p)
+    elif op == WGRAD:
+        run_cpu[dtype, WGRAD](w.data, x.data, y.data, p)
+    elif op == -1:
+        # What the tests' own test asks for: one element behind x.
+        y.data[unsafe_offset=0] = x.data[unsafe_offset=p.x_size()]
+    else:
+        raise Error("convolution has no op ", op)
+    _ = x^
+    _ = w^
+    _ = y^
+
+
+def run_pooling[
+    dtype: DType, adaptive: Bool
+](op: Int, fields: List[Int], at_end: Bool) raises:
+    @always_inline
+    def axis(a: Int) {imm} -> PoolingAxis:
+        var first = 2 + 6 * a
+        return PoolingAxis(
+            Int32(fields[first]),
+            Int32(fields[first + 1]),
+            Int32(fields[first + 2]),
+            Int32(fields[first + 3]),
+            Int32(fields[first + 4]),
+            Int32(fields[first + 5]),
+        )
+
+    var p = PoolingProblem(
+        Int64(fields[0]),
+        Int64(fields[1]),
+        axis(0),
+        axis(1),
+        axis(2),
+        Int32(fields[20]),
+        Int64(fields[21]),
+    )
+    var x = Guarded[dtype](p.input_size(), at_end)
+    var y = Guarded[dtype](p.output_size(), at_end)
+    var indices = Guarded[DType.int64](p.output_size(), at_end)
+    var offsets = Guarded[DType.uint8](p.output_size(), at_end)
+    if op == 0:
+        pooling.max_pool_fprop[
+            adaptive=adaptive, store_values=True, offsets=False
+        ](y.view(), indices.view(), x.view(), p)
+    elif op == 1:
+        pooling.max_pool_dgrad[adaptive=adaptive, offsets=False](
+            x.view(), y.view(), indices.view(), p
+        )
+    elif op == 2:
+        pooling.avg_pool_fprop[adaptive=adaptive](y.view(), x.view(), p)
+    elif op == 3:
+        pooling.avg_pool_dgrad[adaptive=adaptive](x.view(), y.view(), p)
+    else:
+        comptime if adaptive:
+            raise Error("adaptive pooling has no op ", op)
+        if op == 4:
+            pooling.max_pool_fprop[
+                adaptive=False, store_values=True, offsets=True
+            ](y.view(), offsets.view(), x.view(), p)
+        elif op == 5:
+            pooling.max_pool_dgrad[adaptive=False, offsets=True](
+                x.view(), y.view(), offsets.view(), p
+            )
+        else:
+            raise Error("pooling has no op ", op)
+    _ = x^
+    _ = y^
+    _ = indices^
+    _ = offsets^
+
+
+def run[dtype: DType](values: List[Int]) raises:
+    var fields = List[Int]()
+    for i in range(4, len(values)):
+        fields.append(values[i])
+    var wanted = 24 if values[0] == 0 else 22
+    if len(fields) != wanted:
+        raise Error("a problem has ", wanted, " fields, not ", len(fields))
+    if values[0] == 0:
+        run_convolution[dtype](values[2], fields, values[3] != 0)
+    elif values[0] == 1:
+        run_pooling[dtype, False](values[2], fields, values[3] != 0)
+    elif values[0] == 2:
+        run_pooling[dtype, True](values[2], fields, values[3] != 0)
+    else:
+        raise Error("there is no family ", values[0])
+
+
+def main() raises:
+    while True:
+        var line: String
+        try:
+            line = input()
+        except:
+            # The end of standard input.
+            return
+        var values = List[Int]()
+        for word in line.split():
+            values.append(Int(word))
+        if values[1] == 0:
+            run[DType.float32](values)
+        else:
+            run[DType.bfloat16](values)
+        print("ok", flush=True)
