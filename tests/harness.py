@@ -7,7 +7,6 @@ Every case is lowered with nothing left to PyTorch: an op without a lowering fai
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -78,8 +77,9 @@ def recipe(
 
 @dataclass
 class Outcome:
-    """What became of one case: its inputs and results, or why it was not lowered."""
+    """What became of one case: the function that was compiled, its inputs and results, or why it was not lowered."""
 
+    function: Callable[..., Any]
     inputs: list[torch.Tensor]
     results: list[torch.Tensor] | None
     refusal: str | None
@@ -108,18 +108,20 @@ class Batch:
         generator = torch.Generator().manual_seed(torch.seed() % (1 << 31))
         self.device = device
         self.outcomes: dict[str, Outcome] = {}
-        self._runnable: list[tuple[Case, list[torch.Tensor]]] = []
+        self._runnable: list[Outcome] = []
         self._executable: Executable | None = None
         scratch = CompilationUnit("scratch")
         for case in cases:
-            inputs = list(case.inputs(generator))
-            refusal = None
+            function, inputs = case.function, list(case.inputs(generator))
+            if isinstance(function, Gradients):
+                function, inputs = function.of_incoming(inputs)
+            outcome = Outcome(function, inputs, None, None)
             try:
-                scratch.add(trace(case.function, inputs, device), f"case_{len(self.outcomes)}")
-                self._runnable.append((case, inputs))
+                scratch.add(trace(function, inputs, device), f"case_{len(self.outcomes)}")
+                self._runnable.append(outcome)
             except NodeCannotLower as error:
-                refusal = str(error)
-            self.outcomes[case.id] = Outcome(inputs, None, refusal)
+                outcome.refusal = str(error)
+            self.outcomes[case.id] = outcome
         if not self._runnable:
             return
         own = unit or CompilationUnit(name)
@@ -137,36 +139,35 @@ class Batch:
             results: list[torch.Tensor] = []
             self._sizes.clear()
             rest = list(flat)
-            for case, inputs in self._runnable:
-                mine, rest = rest[: len(inputs)], rest[len(inputs) :]
-                out = flatten(case.function(*mine))
+            for outcome in self._runnable:
+                mine, rest = rest[: len(outcome.inputs)], rest[len(outcome.inputs) :]
+                out = flatten(outcome.function(*mine))
                 self._sizes.append(len(out))
                 results.extend(out)
             return results
 
-        return trace(together, [tensor for _, inputs in self._runnable for tensor in inputs], self.device)
+        return trace(together, [tensor for outcome in self._runnable for tensor in outcome.inputs], self.device)
 
     def run(self) -> None:
         """Runs the compiled cases once."""
         if self._executable is None:
             return
-        flat = [tensor.to(self.device) for _, inputs in self._runnable for tensor in inputs]
-        results = self._executable(*flat)
-        for (case, inputs), size in zip(self._runnable, self._sizes, strict=True):
-            outcome = self.outcomes[case.id]
+        for outcome in self._runnable:
+            outcome.inputs = [tensor.to(self.device) for tensor in outcome.inputs]
+        results = self._executable(*(tensor for outcome in self._runnable for tensor in outcome.inputs))
+        for outcome, size in zip(self._runnable, self._sizes, strict=True):
             outcome.results, results = list(results[:size]), results[size:]
-            outcome.inputs, flat = flat[: len(inputs)], flat[len(inputs) :]
 
     def check(self, case: Case) -> None:
         """Asserts the case's results against PyTorch."""
         outcome = self.outcomes[case.id]
         assert outcome.refusal is None, f"not lowered: {outcome.refusal}"
         assert outcome.results is not None
-        eager = flatten(case.function(*outcome.inputs))
+        eager = flatten(outcome.function(*outcome.inputs))
         wide = [
             tensor.detach().cpu().double() if tensor.is_floating_point() else tensor.cpu() for tensor in outcome.inputs
         ]
-        truth = eager if case.exact else flatten(case.function(*wide))
+        truth = eager if case.exact else flatten(outcome.function(*wide))
         assert len(outcome.results) == len(eager)
         for got, near, true in zip(outcome.results, eager, truth, strict=True):
             assert_close(got, near, true, case)
@@ -300,21 +301,36 @@ def parametrize(cases: Sequence[Case]) -> Any:
     return pytest.mark.parametrize("case", cases, ids=[case.id for case in cases])
 
 
-def gradients(function: Callable[..., Any], count: int | None = None) -> Callable[..., Any]:
-    """``function``'s results followed by the gradients of its first ``count`` inputs (all float ones by default).
+class Gradients:
+    """A function's results followed by the gradients of its first ``count`` inputs (all float ones by default)."""
 
-    The incoming gradient is a fixed, uneven pattern, so that a permuted or scaled gradient shows.
-    """
+    def __init__(self, function: Callable[..., Any], count: int | None) -> None:
+        self.function = function
+        self.count = count
 
-    @functools.wraps(function)
-    def both(*args: torch.Tensor) -> list[torch.Tensor]:
-        chosen = [i for i, a in enumerate(args) if a.is_floating_point()][:count]
-        leaves = [a.detach().requires_grad_() if i in chosen else a for i, a in enumerate(args)]
-        outputs = [out for out in flatten(function(*leaves)) if out.is_floating_point()]
-        total = sum((_pattern(out) * out).sum() for out in outputs)
-        return [*outputs, *torch.autograd.grad(total, [leaves[i] for i in chosen])]
+    def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        return self._differentiated(inputs, self._incoming(inputs))
 
-    return both
+    def of_incoming(self, inputs: Sequence[torch.Tensor]) -> tuple[Callable[..., Any], list[torch.Tensor]]:
+        """A function that takes the incoming gradients behind the inputs, and all of them: computed in the graph they
+        would be arithmetic on constants, for which MAX compiles a program of its own."""
+        count = len(inputs)
+        return lambda *flat: self._differentiated(flat[:count], flat[count:]), [*inputs, *self._incoming(inputs)]
+
+    def _incoming(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """For each float result an uneven pattern, so that a permuted or scaled gradient shows."""
+        return [_pattern(out) for out in flatten(self.function(*inputs)) if out.is_floating_point()]
+
+    def _differentiated(self, inputs: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        chosen = [i for i, tensor in enumerate(inputs) if tensor.is_floating_point()][: self.count]
+        leaves = [tensor.detach().requires_grad_() if i in chosen else tensor for i, tensor in enumerate(inputs)]
+        outputs = [out for out in flatten(self.function(*leaves)) if out.is_floating_point()]
+        return [*outputs, *torch.autograd.grad(outputs, [leaves[i] for i in chosen], list(incoming))]
+
+
+def gradients(function: Callable[..., Any], count: int | None = None) -> Gradients:
+    """``function`` with the gradients of its first ``count`` inputs."""
+    return Gradients(function, count)
 
 
 def _pattern(like: torch.Tensor) -> torch.Tensor:

@@ -26,6 +26,7 @@ from torch.fx import GraphModule, Node
 from torch_max_backend.dtypes import max_dtype
 from torch_max_backend.errors import CannotLower
 from torch_max_backend.graph import layout as graph_layout
+from torch_max_backend.graph.constants import Constants
 from torch_max_backend.graph.layout import (
     MAX_RANK,
     GraphTensor,
@@ -55,6 +56,10 @@ class InputSpec:
     dtype: torch.dtype
     order: Order
     device: torch.device
+
+
+#: Stands for a constant that nothing has needed so far.
+_NOT_YET = object()
 
 
 @dataclass(frozen=True)
@@ -159,6 +164,7 @@ class GraphBuilder:
         self.kernels = kernels
         self.free_outputs = free_outputs
         self.values: dict[Node, Any] = {}
+        self.constants = Constants()
         self.writes: list[tuple[Node, Node]] = []
         self.layout_changes: list[LayoutChange] = []
         self.ops: Counter[str] = Counter()
@@ -230,6 +236,8 @@ class GraphBuilder:
         if node.target is not operator.getitem:
             self.ops[str(node.target)] += 1
         try:
+            if self.constants.take(node):
+                return _NOT_YET
             args = self._resolve(node.args)
             kwargs = self._resolve(node.kwargs)
             return _call(registration, context, args, kwargs)
@@ -241,12 +249,18 @@ class GraphBuilder:
             # MAX checks types and shapes while ops are added: what it refuses stays in PyTorch.
             raise NodeCannotLower(node, f"{type(error).__name__}: {error}") from error
 
+    def _value(self, node: Node) -> Any:
+        """What a node that came before stands for."""
+        if self.values[node] is _NOT_YET:
+            self.values[node] = GraphTensor.contiguous(self.constants.tensor(node, self.device))
+        return self.values[node]
+
     def _write_back(self, node: Node) -> None:
         """``copy_`` into a placeholder, where functionalization puts the program's in-place updates."""
         target, source = node.args[:2]
         if source.meta["val"].dtype != target.meta["val"].dtype:
             raise NodeCannotLower(node, "the new value has another dtype")
-        if not isinstance(self.values.get(source), GraphTensor):
+        if source not in self.values or not isinstance(self._value(source), GraphTensor):
             raise NodeCannotLower(node, "the new value is not computed in the graph")
         self.writes.append((target, source))
         self.ops[str(node.target)] += 1
@@ -254,7 +268,7 @@ class GraphBuilder:
     def _resolve(self, arg: Any) -> Any:
         if isinstance(arg, Node):
             if arg in self.values:
-                return self.values[arg]
+                return self._value(arg)
             value = arg.meta.get("val")
             if isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):
                 return value
@@ -283,7 +297,7 @@ class GraphBuilder:
             if node in positions:
                 specs.append(OutputSpec(passthrough=positions[node]))
                 continue
-            tensor = self.values[node]
+            tensor = self._value(node)
             if not isinstance(tensor, GraphTensor):
                 raise NodeCannotLower(node, f"the output {node} is no tensor")
             fake = node.meta["val"]

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 
 import torch
 from max.dtype import DType
-from max.graph import Dim, StaticDim, TensorValue, ops
+from max.graph import Dim, StaticDim, TensorValue
+
+from torch_max_backend.graph import ops
 
 Order = tuple[int, ...]
 

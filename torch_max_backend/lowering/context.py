@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import sympy
 import torch
 from max.dtype import DType
-from max.graph import DeviceRef, Dim, SymbolicDim, TensorValue, ops
+from max.graph import DeviceRef, Dim, SymbolicDim, TensorValue
 from torch.fx import Node
 from torch.utils._sympy.functions import FloorDiv
 
 from torch_max_backend.dtypes import LOW_PRECISION, max_dtype
 from torch_max_backend.errors import CannotLower
+from torch_max_backend.graph import ops
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,7 @@ class LoweringContext:
 
 def scalar(value: float | int | bool, dtype: DType, device: DeviceRef) -> TensorValue:
     """A rank-0 constant."""
-    if dtype in (DType.bfloat16, DType.float16):
-        # A literal would be truncated, and a cast of a constant folded: see numerics.divided for what that costs.
-        half = torch.bfloat16 if dtype == DType.bfloat16 else torch.float16
-        return ops.constant(torch.tensor(value, dtype=half), device=device)
-    # A 0-d numpy array would become a constant of shape [1].
-    return ops.constant(np.asarray(value, dtype=dtype.to_numpy()).item(), dtype, device=device)
+    return ops.constant(value, dtype, device)
 
 
 def max_dim(size: int | torch.SymInt) -> Dim:

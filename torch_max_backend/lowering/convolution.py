@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from max.graph import TensorValue, ops
+from max.graph import TensorValue
 from torch.fx import Node
 
 from torch_max_backend.convolution_problem import ConvolutionProblem, Pass
 from torch_max_backend.errors import InvalidArgumentError
+from torch_max_backend.graph import ops
 from torch_max_backend.graph.layout import GraphTensor
 from torch_max_backend.lowering.context import LoweringContext
 from torch_max_backend.lowering.convolution_epilogue import feeds_one_elementwise_op, takes_epilogue

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from max.dtype import DType
-from max.graph import ops
 
 from torch_max_backend.errors import CannotLower
+from torch_max_backend.graph import ops
 from torch_max_backend.graph.layout import GraphTensor
 from torch_max_backend.lowering.context import LoweringContext
 from torch_max_backend.lowering.registry import Layout, lowering
@@ -73,10 +73,7 @@ def arange(ctx: LoweringContext, start: Number, end: Number | Size, step: Number
         raise CannotLower("arange from a number that is known at run time only")
     if isinstance(length, int):
         numbers = torch.arange(start, end, step, dtype=ctx.dtype)
-        if numbers.dtype in (torch.bfloat16, torch.float16):
-            wide = ops.constant(numbers.float().numpy(), DType.float32, device=ctx.device)
-            return GraphTensor.contiguous(ctx.cast(wide, ctx.max_dtype))
-        return GraphTensor.contiguous(ops.constant(numbers.numpy(), ctx.max_dtype, device=ctx.device))
+        return GraphTensor.contiguous(ops.constant(numbers, device=ctx.device))
     wide = DType.float64 if ctx.dtype.is_floating_point and ctx.device.is_cpu() else ctx.compute_dtype
     count = ops.range(0, ctx.dim(length), 1, ctx.dim(length), dtype=DType.int64, device=ctx.device)
     scaled = ops.cast(count, wide) * ctx.scalar(step, wide) + ctx.scalar(start, wide)

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from max.dtype import DType
-from max.graph import DeviceRef, Dim, TensorValue, ops
+from max.graph import DeviceRef, Dim, StaticDim, TensorValue
 
 from torch_max_backend.errors import CannotLower
+from torch_max_backend.graph import ops
 from torch_max_backend.graph.layout import GraphTensor, Order, aligned, contiguous_order
 from torch_max_backend.lowering import numerics
 from torch_max_backend.lowering.context import LoweringContext
@@ -38,16 +39,23 @@ def _size(dim: Dim, device: DeviceRef) -> TensorValue:
     return ops.constant(int(dim), DType.int64, device=device)
 
 
+def _multiples(count: Dim, step: Dim, device: DeviceRef) -> TensorValue:
+    """0, step, 2 * step, ... in int64."""
+    if isinstance(count, StaticDim) and isinstance(step, StaticDim):
+        return ops.constant(np.arange(int(count)) * int(step), DType.int64, device=device)
+    return ops.mul(ops.iota(count, device), _size(step, device))
+
+
 def places(index: TensorValue, size: Dim) -> TensorValue:
     """``index`` in int64, negative ones counted from the end."""
     index = numerics.cast(index, DType.int64)
     zero = ops.constant(0, DType.int64, device=index.device)
-    return ops.where(ops.greater(zero, index), index + _size(size, index.device), index)
+    return ops.where(ops.greater(zero, index), ops.add(index, _size(size, index.device)), index)
 
 
 def _inside(index: TensorValue, size: Dim) -> TensorValue:
     zero = ops.constant(0, DType.int64, device=index.device)
-    last = _size(size, index.device) - ops.constant(1, DType.int64, device=index.device)
+    last = ops.sub(_size(size, index.device), ops.constant(1, DType.int64, device=index.device))
     return ops.max(ops.min(index, last), zero)
 
 
@@ -108,7 +116,7 @@ class Indexed:
             size = x.shape[dim]
             place = places(aligned(index, rank, contiguous_order(rank)), size)
             place = self._bounded(place, size)
-            flat = place if flat is None else flat * _size(size, place.device) + place
+            flat = place if flat is None else ops.add(ops.mul(flat, _size(size, place.device)), place)
         self.index = flat
         # Where the index's dimensions stand in the result: in place of the indexed ones, or in front of all.
         neighbours = named == list(range(named[0], named[-1] + 1))
@@ -213,15 +221,14 @@ def gather(
     at = index.to_order(order).value
     axis = x.axis(dim)
     size = x.value.shape[axis]
-    linear: TensorValue | None = None
+    linear = ops.mul(_inside(places(at, size), size), _size(_product(x.value.shape[axis + 1 :]), at.device))
     for position in range(x.rank):
-        extent = x.value.shape[position]
         if position == axis:
-            place = _inside(places(at, size), size)
-        else:
-            counted = ops.range(0, at.shape[position], 1, at.shape[position], dtype=DType.int64, device=at.device)
-            place = ops.reshape(counted, [at.shape[p] if p == position else 1 for p in range(x.rank)])
-        linear = place if linear is None else linear * _size(extent, at.device) + place
+            continue
+        pitch = _product(x.value.shape[position + 1 :])
+        place = _multiples(at.shape[position], pitch, at.device)
+        shape = [at.shape[p] if p == position else 1 for p in range(x.rank)]
+        linear = ops.add(linear, ops.reshape(place, shape))
     flat = ops.reshape(x.value, [_product(x.value.shape)])
     return GraphTensor(ops.gather(flat, ops.broadcast_to(linear, at.shape), 0), order)
 

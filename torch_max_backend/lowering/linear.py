@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import torch
 from max.dtype import DType
-from max.graph import Dim, StaticDim, TensorValue, ops
+from max.graph import Dim, StaticDim, TensorValue
 
 from torch_max_backend.errors import CannotLower
+from torch_max_backend.graph import ops
 from torch_max_backend.graph.layout import GraphTensor
 from torch_max_backend.lowering import numerics
 from torch_max_backend.lowering.context import LoweringContext

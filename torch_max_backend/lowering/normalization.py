@@ -11,11 +11,12 @@ from collections.abc import Sequence
 
 import torch
 from max.dtype import DType
-from max.graph import Dim, TensorValue, ops
+from max.graph import Dim, TensorValue
 from torch.fx import Node
 
 from torch_max_backend.dtypes import max_dtype
 from torch_max_backend.errors import CannotLower
+from torch_max_backend.graph import ops
 from torch_max_backend.graph.layout import GraphTensor, aligned, contiguous_order
 from torch_max_backend.lowering import numerics
 from torch_max_backend.lowering.context import LoweringContext

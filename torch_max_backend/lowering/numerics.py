@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from max.dtype import DType
-from max.graph import Dim, StaticDim, TensorValue, ops
+from max.graph import Dim, StaticDim, TensorValue
 from max.graph.ops.elementwise import _trunc_div as integer_division
 
+from torch_max_backend.graph import ops
 from torch_max_backend.lowering.context import scalar
 
 NARROW_FLOATS = (DType.bfloat16, DType.float16)
@@ -163,7 +164,7 @@ def at_most(x: TensorValue, high: float | int) -> TensorValue:
 
 def negate(x: TensorValue) -> TensorValue:
     """-x; unsigned numbers wrap."""
-    return subtract(filled(x, 0), x) if x.dtype.is_unsigned_integral() else ops.negate(x)
+    return subtract(constant(x, 0), x) if x.dtype.is_unsigned_integral() else ops.negate(x)
 
 
 def subtract(a: TensorValue, b: TensorValue) -> TensorValue:

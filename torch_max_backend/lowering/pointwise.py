@@ -10,12 +10,13 @@ from typing import Any
 import sympy
 import torch
 from max.dtype import DType
-from max.graph import DeviceRef, TensorValue, ops
+from max.graph import DeviceRef, TensorValue
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 from torch.utils._sympy.functions import FloatTrueDiv, IntTrueDiv, ToFloat
 
 from torch_max_backend.dtypes import max_dtype
 from torch_max_backend.errors import CannotLower
+from torch_max_backend.graph import ops
 from torch_max_backend.lowering import numerics
 from torch_max_backend.lowering.context import LoweringContext, dim_of, scalar
 from torch_max_backend.lowering.registry import Layout, lowering

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from max.graph import TensorValue, ops
+from max.graph import TensorValue
 from torch.fx import Node
 
 from torch_max_backend.errors import CannotLower, InvalidArgumentError
+from torch_max_backend.graph import ops
 from torch_max_backend.graph import pool_offsets as _  # noqa: F401  (registers the ops)
 from torch_max_backend.graph.layout import GraphTensor, Order, channels_last_order, contiguous_order
 from torch_max_backend.lowering.context import LoweringContext

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 from max.dtype import DType
-from max.graph import Dim, StaticDim, TensorValue, ops
+from max.graph import Dim, StaticDim, TensorValue
 
+from torch_max_backend.graph import ops
 from torch_max_backend.graph.layout import GraphTensor, is_unit
 from torch_max_backend.lowering import numerics
 from torch_max_backend.lowering.context import LoweringContext
@@ -274,8 +275,7 @@ def _smallest(value: TensorValue, axis: int) -> TensorValue:
 
 def iota(size: Dim, axis: int, rank: int, like: TensorValue) -> TensorValue:
     """0, 1, ... along ``axis``, int64, broadcastable against tensors of ``rank``."""
-    counted = ops.range(0, size, 1, out_dim=size, dtype=DType.int64, device=like.device)
-    return ops.reshape(counted, [size if place == axis else 1 for place in range(rank)])
+    return ops.reshape(ops.iota(size, like.device), [size if place == axis else 1 for place in range(rank)])
 
 
 @lowering(aten.prod.default, layout=Layout.RAW)

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 from max.dtype import DType
-from max.graph import DeviceRef, Dim, StaticDim, ops
+from max.graph import DeviceRef, Dim, StaticDim
 
 from torch_max_backend.errors import CannotLower
+from torch_max_backend.graph import ops
 from torch_max_backend.graph.layout import (
     MAX_RANK,
     GraphTensor,
@@ -269,10 +270,11 @@ def padded(
         return x
     if x.dtype == DType.bool:
         # MAX pads numbers only.
-        numbers = ops.pad(ops.cast(x.value, DType.uint8), paddings, value=int(bool(value)))
+        filler = scalar(bool(value), DType.uint8, DeviceRef.CPU())
+        numbers = ops.pad(ops.cast(x.value, DType.uint8), paddings, filler)
         return x.with_value(ops.cast(numbers, DType.bool))
     filler = scalar(value, x.dtype, DeviceRef.CPU())
-    return x.with_value(ops.pad(x.value, paddings, value=filler))
+    return x.with_value(ops.pad(x.value, paddings, filler))
 
 
 @lowering(aten.constant_pad_nd.default, layout=Layout.RAW)
@@ -308,7 +310,7 @@ def placed(ctx: LoweringContext, source: GraphTensor, dim: int, size: Size, star
         paddings = [0] * (2 * len(apart))
         paddings[2 * axis + 3] = step - 1
         zero = scalar(0, source.dtype, DeviceRef.CPU())
-        value = ops.pad(ops.reshape(source.value, apart), paddings, value=zero)
+        value = ops.pad(ops.reshape(source.value, apart), paddings, zero)
         joined = list(source.value.shape)
         joined[axis] = Dim(length * step)
         source = source.with_value(ops.reshape(value, joined))

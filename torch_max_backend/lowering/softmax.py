@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
-from max.graph import TensorValue, ops
+from max.graph import TensorValue
 
 from torch_max_backend.dtypes import LOW_PRECISION, max_dtype
+from torch_max_backend.graph import ops
 from torch_max_backend.graph.layout import GraphTensor
 from torch_max_backend.lowering import numerics
 from torch_max_backend.lowering.context import LoweringContext

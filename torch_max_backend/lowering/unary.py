@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from max.graph import TensorValue, ops
+from max.graph import TensorValue
 
 from torch_max_backend.dtypes import max_dtype
 from torch_max_backend.errors import CannotLower
+from torch_max_backend.graph import ops
 from torch_max_backend.graph.layout import GraphTensor
 from torch_max_backend.lowering import numerics
 from torch_max_backend.lowering.context import LoweringContext

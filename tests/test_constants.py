@@ -1,0 +1,72 @@
+"""Nothing is left to MAX's constant folding, which compiles a program of its own; no compilation here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.harness import Gradients, gradients, trace
+from tests.lowering.test_indexing import interpolated
+from torch_max_backend import lowering
+from torch_max_backend.graph.unit import CompilationUnit
+
+#: What MAX folds without compiling.
+FREE = {"rmo.broadcast_to", "rmo.reshape"}
+RESULT = re.compile(r"^\s*(%\w+)(?::\d+)? = \"?([\w.]+)\"?(.*?)(?: : |$)")
+
+
+def folded(function: Callable[..., Any], *inputs: torch.Tensor) -> dict[str, int]:
+    """MAX ops of which every operand is a constant, with how often each occurs."""
+    lowering.load_all()
+    unit = CompilationUnit("constants")
+    unit.add(trace(function, list(inputs)), "constants")
+    constants: set[str] = set()
+    counts: dict[str, int] = {}
+    lines = str(unit.graphs[0].graph._mlir_op).splitlines()
+    matches = [match for line in lines if (match := RESULT.match(line))]
+    assert any(op == "mo.constant" for _, op, _ in (match.groups() for match in matches)), "nothing to look at"
+    for result, op, rest in (match.groups() for match in matches):
+        operands = re.findall(r"%\w+", re.sub(r"\{.*?\}|\[.*?\]", "", rest))
+        if op == "mo.constant" or (operands and constants.issuperset(operands)):
+            constants.add(result)
+            if op != "mo.constant" and op not in FREE:
+                counts[op] = counts.get(op, 0) + 1
+    return counts
+
+
+X = torch.randn(2, 3, 4, 5)
+LABELS = torch.tensor([1, 2])
+CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
+    "power_of_number": (lambda x: 0.7**x, (X,)),
+    "power": (lambda x: x**1.7, (X,)),
+    "remainder": (lambda x: x % 0.5, (X,)),
+    "integer_division": (lambda x: x // 3, (torch.arange(9),)),
+    "negated_bytes": (lambda x: -x, (torch.arange(9, dtype=torch.uint8),)),
+    "half": (lambda x: x + torch.full((4, 5), 0.5, dtype=torch.bfloat16).float(), (X,)),
+    "sign": (torch.sign, (X,)),
+    "argmax": (lambda x: x.argmax(1), (X,)),
+    "gather": (lambda x: x.gather(3, (x[..., :1] > 0).long()), (X,)),
+    "cross_entropy": (gradients(F.cross_entropy, 1), (X[:, :, 0, 0], LABELS)),
+    "bilinear": (interpolated(scale_factor=2, mode="bilinear"), (X,)),
+    "padding": (lambda x: F.pad(x, (1, 2, 0, 1)) + 1, (X,)),
+    "circular_padding": (lambda x: F.pad(x, (1, 2, 0, 1), mode="circular"), (X,)),
+    "grid": (lambda x: x * torch.meshgrid(torch.arange(4.0), torch.arange(5.0), indexing="ij")[0].sin(), (X,)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_arithmetic_on_constants(name: str) -> None:
+    function, inputs = CASES[name]
+    if isinstance(function, Gradients):
+        function, inputs = function.of_incoming(inputs)
+    assert folded(function, *inputs) == {}
+
+
+def test_arithmetic_on_constants_is_seen() -> None:
+    """Of tensors too large to be computed while the graph is built."""
+    assert folded(lambda x: x + torch.full((300, 300), 2.0).sin() * 3, torch.randn(300, 300)) != {}

@@ -1,0 +1,71 @@
+"""What a graph computes from no argument: small tensors that are the same at every call, like the rows an
+interpolation reads. PyTorch computes them once, while the graph is built; MAX would compile a program for that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from max.graph import DeviceRef, TensorValue
+from torch.fx import Node
+from torch.utils._python_dispatch import _disable_current_modes
+
+from torch_max_backend.dtypes import max_dtype
+from torch_max_backend.graph import ops
+
+#: Larger ones are left to MAX, which keeps most of them as a formula.
+MOST_ELEMENTS = 1 << 16
+
+
+class Constants:
+    """The values of nodes that depend on no argument."""
+
+    def __init__(self) -> None:
+        self._values: dict[Node, torch.Tensor] = {}
+
+    def take(self, node: Node) -> bool:
+        """Computes ``node``, if all that it needs is known and the result is one tensor of moderate static size."""
+        fake = node.meta.get("val")
+        if not isinstance(fake, torch.Tensor) or not all(isinstance(extent, int) for extent in fake.shape):
+            return False
+        if not 0 < fake.numel() <= MOST_ELEMENTS or fake.dtype.is_complex:
+            return False
+        if any(source not in self._values for source in node.all_input_nodes):
+            return False
+        if not _is_a_value(node):
+            return False
+        if "empty" in node.target._schema.name:
+            # Zeros, as its lowering.
+            self._values[node] = torch.zeros(fake.shape, dtype=fake.dtype)
+            return True
+        args = torch.fx.map_arg(node.args, self._values.__getitem__)
+        kwargs = torch.fx.map_arg(node.kwargs, self._values.__getitem__)
+        if kwargs.get("device") is not None:
+            kwargs = {**kwargs, "device": torch.device("cpu")}
+        with _disable_current_modes(), torch.no_grad():
+            value = node.target(*args, **kwargs)
+        if value.shape != fake.shape or value.dtype != fake.dtype:
+            return False
+        self._values[node] = value
+        return True
+
+    def tensor(self, node: Node, device: DeviceRef) -> TensorValue:
+        """The node's value in the MAX graph that is being built."""
+        value = self._values[node]
+        first = value.reshape(-1)[0]
+        if torch.equal(value, first.expand_as(value)):
+            filling: Any = first.item()
+            single = ops.constant(filling, max_dtype(value.dtype), device)
+            return single if value.dim() == 0 else ops.broadcast_to(single, list(value.shape))
+        return ops.constant(value.contiguous(), device=device)
+
+
+def _is_a_value(node: Node) -> bool:
+    """Whether the node's op gives the same at every call, wherever it runs."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    # Draws advance a generator.
+    drawn = torch.Tag.nondeterministic_seeded in node.target.tags
+    elsewhere = any(isinstance(arg, torch.device) for arg in node.args)
+    return not (drawn or elsewhere)
