@@ -6,6 +6,10 @@ from std.sys import size_of
 
 from . import direct_launch
 from .direct import Data
+from .gpu_apart import (
+    launch_avg_pool_dgrad_apart,
+    launch_max_pool_dgrad_apart,
+)
 from .gpu_channels import (
     avg_pool_dgrad_channels,
     avg_pool_fprop_channels,
@@ -55,6 +59,10 @@ def _prefers_planes[dtype: DType, *, offsets: Bool](p: PoolingProblem) -> Bool:
     def apart(axis: PoolingAxis) -> Bool:
         return axis.window <= axis.stride and axis.dilation == 1
 
+    @always_inline
+    def halves(axis: PoolingAxis) -> Bool:
+        return axis.window == 3 and axis.stride == 2 and axis.dilation == 1
+
     # Finding the pixel of an offset takes longer than an index, which few bytes do not hide.
     var whole = Int(p.w.input) % V == 0
     comptime if size_of[dtype]() < 4:
@@ -63,6 +71,9 @@ def _prefers_planes[dtype: DType, *, offsets: Bool](p: PoolingProblem) -> Bool:
     else:
         if offsets and whole:
             return False
+        if not offsets and not whole and p.w.input >= LONG_ROW:
+            # Rows that are no whole vectors would go through shared memory all the same.
+            return p.channels == 1 and halves(p.h) and halves(p.w)
     return (
         p.channels == 1
         and SHORTEST_ROW <= Int(p.w.input)
@@ -164,6 +175,15 @@ def max_pool_dgrad[
     p: PoolingProblem,
 ) raises:
     comptime if not adaptive:
+        # Tiles walk down the batch of a 1-D problem.
+        if (
+            p.channels > 1
+            and p.h.input > 1
+            and launch_max_pool_dgrad_apart[offsets=offsets](
+                ctx, dx, dy, indices, p
+            )
+        ):
+            return
         if not _prefers_planes[dtype, offsets=offsets](
             p
         ) and launch_pool_dgrad_tiles[averaging=False, offsets=offsets](
@@ -273,6 +293,9 @@ def avg_pool_dgrad[
             return
     if launch_avg_pool_dgrad_global[adaptive=adaptive](ctx, dx, dy, p):
         return
+    comptime if not adaptive:
+        if launch_avg_pool_dgrad_apart(ctx, dx, dy, p):
+            return
     var above = windows_above[adaptive](p.h)
     if not fits_32_bits(p):
         direct_launch.avg_pool_dgrad_gpu[adaptive=adaptive](ctx, dx, dy, p)

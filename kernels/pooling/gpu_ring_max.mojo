@@ -45,9 +45,10 @@ struct Strips(DevicePassable, TrivialRegisterPassable):
     var all_groups: Int32
     var above: Int32
     """The most rows of windows above one pixel."""
+    var taps: Int32
+    """Taps of one slab of a window."""
     var by_items: FastDivisor
     var by_strips: FastDivisor
-    var by_window_h: FastDivisor
     var by_window_w: FastDivisor
 
     comptime device_type: AnyType = Self
@@ -91,7 +92,7 @@ struct Strips(DevicePassable, TrivialRegisterPassable):
         self.above = Int32(above)
         self.by_items = FastDivisor(items)
         self.by_strips = FastDivisor(strips)
-        self.by_window_h = FastDivisor(Int(p.h.window))
+        self.taps = Int32(Int(p.h.window) * Int(p.w.window))
         self.by_window_w = FastDivisor(Int(p.w.window))
 
     def shared_bytes(self, vector: Int) -> Int:
@@ -105,36 +106,30 @@ def _place[
     found: Scalar[index],
     p: GpuProblem,
     t: Strips,
-    base: Int32,
-    kd: Int32,
-    oh_origin: Int32,
-    ow_origin: Int32,
-    w0: Int32,
-) -> Tuple[Int32, Int32]:
-    """Row from the window's first and column from the strip's first that a window's entry names. The row is -1 where
-    it lies outside the window's hull or the slab; `base` is the slab's first pixel, `kd` the slab's tap.
+    origin: Int32,
+) -> Tuple[
+    Int32, Int32
+]:
+    """Row and column from the window's first that an entry names; the row is -1 where it lies outside the window's
+    hull. `origin` is the number of the window's first pixel in the plane, or of the slab's first tap.
     """
     comptime if offsets:
-        var kh, kw = t.by_window_w.divmod(Int32(found) & 0x7FFFFFFF)
-        var own = Int32(0)
-        if p.d.window > 1:
-            own, kh = t.by_window_h.divmod(kh)
-        var bad = own != kd or kh >= p.h.window or Int32(found) < 0
+        var tap = Int32(found) - origin
+        var kh, kw = t.by_window_w.divmod(tap)
+        # As unsigned numbers, what lies before the first is far past the last.
+        var bad = UInt32(tap) >= UInt32(t.taps)
         return (
             Int32(-1) if bad else kh * p.h.dilation(),
-            ow_origin + kw * p.w.dilation() - w0,
+            kw * p.w.dilation(),
         )
     else:
-        var inside = found - Scalar[index](base)
-        if UInt64(inside) >= UInt64(p.h.input * p.w.input):
-            return (Int32(-1), Int32(0))
-        var h, w = p.w.by_input.divmod(Int32(inside))
+        var r, j = p.w.by_input.divmod(Int32(found) - origin)
         var bad = (
-            # As unsigned numbers, positions before the window are far past its end.
-            UInt32(h - oh_origin) >= UInt32(p.h.reach)
-            or UInt32(w - ow_origin) >= UInt32(p.w.reach)
+            UInt64(found) >= UInt64(LIMIT_32)
+            or UInt32(r) >= UInt32(p.h.reach)
+            or UInt32(j) >= UInt32(p.w.reach)
         )
-        return (Int32(-1) if bad else h - oh_origin, w - w0)
+        return (Int32(-1) if bad else r, j)
 
 
 @always_inline
@@ -191,6 +186,7 @@ def walk_ring[
                     if skipped != 0:
                         continue
                 var row = (od * p.h.output + group) * p.w.output
+                var corner = base + top * p.w.input
                 for first in range(ow0, ow1, AHEAD):
                     var gradient = Array[SIMD[dtype, V], AHEAD](
                         fill=SIMD[dtype, V](0)
@@ -209,17 +205,15 @@ def walk_ring[
                             ](o)
                     comptime for k in range(AHEAD):
                         if first + Int32(k) < ow1:
+                            var left = p.w.origin(first + Int32(k))
                             comptime for v in range(V):
                                 var r, j = _place[offsets=offsets](
                                     found[k][v],
                                     p,
                                     t,
-                                    base,
-                                    kd,
-                                    top,
-                                    p.w.origin(first + Int32(k)),
-                                    w0,
+                                    kd * t.taps if offsets else corner + left,
                                 )
+                                j += left - w0
                                 if r >= 0 and UInt32(j) < UInt32(columns):
                                     r += head
                                     if r >= t.ring:
@@ -287,11 +281,12 @@ def launch_max_pool_dgrad_ring[
     indices: Data[index],
     p: PoolingProblem,
 ) raises -> Bool:
-    """False where a window reaches over more rows than a thread has sums for, or numbers do not fit 32 bits.
-    """
+    """False where a window reaches over more rows than a thread has sums for, or farther than a row is long, or numbers
+    do not fit 32 bits."""
     var reach = Int(p.h.dilation) * (Int(p.h.window) - 1) + 1
+    var reach_w = Int(p.w.dilation) * (Int(p.w.window) - 1) + 1
     var ring = max(reach, Int(p.h.stride))
-    if ring > MOST_SUMS or not fits_32_bits(p):
+    if ring > MOST_SUMS or reach_w > Int(p.w.input) or not fits_32_bits(p):
         return False
     var done = False
 
