@@ -1,7 +1,9 @@
 """Pooling forward on a GPU over contiguous NCHW tensors, for every window: whole planes go through shared memory.
 
 A block copies a few planes as one run of 16-byte vectors, wherever they begin and end; then each of its threads takes
-windows of them. What overlapping or long windows read again costs no bandwidth of the device's memory.
+windows of them. What overlapping or long windows read again costs no bandwidth of the device's memory. Averages of windows
+that do not overlap on H add up the columns of each row of windows first, neighbours beside each other, whom a window a
+thread would set apart.
 """
 
 from max.gpu import barrier, block_dim, block_idx, thread_idx
@@ -15,14 +17,21 @@ from std.utils.numerics import neg_inf
 from .direct import Data
 from .gpu_problem import (
     THREADS,
+    FastDivisor,
     GpuProblem,
     LIMIT_32,
     fits_32_bits,
     uniform_scale,
 )
-from .problem import PoolingProblem
+from .problem import PoolingAxis, PoolingProblem
 
 comptime PIECE_BYTES = 32 * 1024
+comptime MOST_COLUMNS = 2048
+"""Sums of columns, at most, that a block holds."""
+comptime SHORTEST = 16
+"""Columns from which on adding them up first fills warps well."""
+comptime AHEAD = 4
+"""Vectors that a thread loads before it stores the first."""
 
 
 @always_inline
@@ -93,6 +102,88 @@ def pool_fprop_window[
         indices[unsafe_offset=Int(o)] = found.cast[index]()
 
 
+@always_inline
+def _average_columns[
+    dtype: DType, adaptive: Bool
+](
+    y: Data[dtype],
+    planes: MutPointer[Scalar[dtype], _, address_space=_],
+    p: GpuProblem,
+    rows: Int32,
+    by_columns: FastDivisor,
+):
+    """Averages of `rows` rows of windows of the planes that start at `planes`, through sums of their columns.
+    """
+    var sums = stack_allocation[
+        MOST_COLUMNS, Float32, address_space=AddressSpace.SHARED
+    ]()
+    var columns = by_columns.divisor
+    var item = Int32(thread_idx.x)
+    while item < rows * columns:
+        var row, w = by_columns.divmod(item)
+        var slab, oh = p.h.by_output.divmod(row)
+        var n, od = p.d.by_output.divmod(slab)
+        var td = p.d.taps[adaptive](od)
+        var th = p.h.taps[adaptive](oh)
+        var sum = Float32(0)
+        for a in range(td.count):
+            var pixel = (
+                n * p.input_plane()
+                + ((td.start + a) * p.h.input + th.start) * p.w.input
+                + w
+            )
+            for _ in range(th.count):
+                sum += planes[unsafe_offset=Int(pixel)].cast[DType.float32]()
+                pixel += p.w.input
+        sums[unsafe_offset=Int(item)] = sum
+        item += Int32(block_dim.x)
+    barrier()
+    var o = Int32(thread_idx.x)
+    while o < rows * p.w.output:
+        var row, ow = p.w.by_output.divmod(o)
+        var tw = p.w.taps[adaptive](ow)
+        var sum = Float32(0)
+        for k in range(tw.count):
+            sum += sums[unsafe_offset=Int(row * columns + tw.start + k)]
+        var scale = p.scale
+        if scale == 0:
+            var slab, oh = p.h.by_output.divmod(row)
+            var od = p.d.by_output.divmod(slab)[1]
+            var include = p.include_pad != 0
+            scale = (
+                p.d.scale[adaptive](od, include)
+                * p.h.scale[adaptive](oh, include)
+                * p.w.scale[adaptive](ow, include)
+            )
+        y[unsafe_offset=Int(o)] = (sum * scale).cast[dtype]()
+        o += Int32(block_dim.x)
+
+
+def _columns[adaptive: Bool](p: PoolingProblem, planes: Int) -> Int:
+    """The columns that windows cover where adding them up first pays, else 1.
+    """
+
+    @always_inline
+    def again(axis: PoolingAxis) -> Bool:
+        comptime if adaptive:
+            return axis.input % axis.output != 0
+        else:
+            return axis.window > axis.stride or axis.dilation != 1
+
+    var last = p.w.taps[adaptive](Int(p.w.output) - 1)
+    var columns = last.start + last.count
+    var held = planes * Int(p.d.output) * Int(p.h.output) * columns
+    if (
+        again(p.d)
+        or again(p.h)
+        or p.w.dilation != 1
+        or columns < SHORTEST
+        or held > MOST_COLUMNS
+    ):
+        return 1
+    return columns
+
+
 def pool_fprop_pieces[
     dtype: DType,
     index: DType,
@@ -107,8 +198,10 @@ def pool_fprop_pieces[
     p: GpuProblem,
     batch: Int32,
     group: Int32,
+    by_columns: FastDivisor,
 ):
-    """A block takes `group` of the `batch` planes."""
+    """A block takes `group` of the `batch` planes. `by_columns` divides by the columns that windows cover; by 1 where
+    windows are taken one by one."""
     comptime V = 16 // size_of[dtype]()
     var piece = stack_allocation[
         PIECE_BYTES // size_of[dtype]() + V,
@@ -127,16 +220,30 @@ def pool_fprop_pieces[
     var threads = Int32(block_dim.x)
     var v = thread
     while v * Int32(V) < end:
-        var at = v * Int32(V)
-        if at >= shift and at + Int32(V) <= end:
-            piece.unsafe_store[alignment=16](
-                Int(at), start.unsafe_load[width=V, alignment=16](Int(at))
-            )
-        else:
-            for i in range(max(at, shift), min(at + Int32(V), end)):
-                piece[unsafe_offset=Int(i)] = start[unsafe_offset=Int(i)]
-        v += threads
+        var values = Array[SIMD[dtype, V], AHEAD](fill=SIMD[dtype, V](0))
+        comptime for k in range(AHEAD):
+            var at = (v + Int32(k) * threads) * Int32(V)
+            if at >= shift and at + Int32(V) <= end:
+                values[k] = start.unsafe_load[width=V, alignment=16](Int(at))
+        comptime for k in range(AHEAD):
+            var at = (v + Int32(k) * threads) * Int32(V)
+            if at >= shift and at + Int32(V) <= end:
+                piece.unsafe_store[alignment=16](Int(at), values[k])
+            else:
+                for i in range(max(at, shift), min(at + Int32(V), end)):
+                    piece[unsafe_offset=Int(i)] = start[unsafe_offset=Int(i)]
+        v += Int32(AHEAD) * threads
     barrier()
+    comptime if averaging:
+        if by_columns.divisor > 1:
+            _average_columns[dtype, adaptive](
+                y.unsafe_offset(Int(n) * Int(p.output_plane())),
+                piece.unsafe_offset(Int(shift)),
+                p,
+                count * p.d.output * p.h.output,
+                by_columns,
+            )
+            return
     var first = Int(n) * Int(p.output_plane())
     var indices_n = indices
     comptime if not averaging:
@@ -201,6 +308,7 @@ def launch_pool_fprop_pieces[
         GpuProblem(p, extent_d=p.d.output, vector=1, scale=scale),
         Int32(p.batch),
         Int32(group),
+        FastDivisor(_columns[adaptive](p, group) if averaging else 1),
         grid_dim=ceildiv(Int(p.batch), group),
         block_dim=THREADS,
     )
