@@ -41,10 +41,8 @@ AVERAGES = {
 
 def _tasks() -> dict[str, Task]:
     tasks: list[Task] = []
-    for number, (name, problem) in enumerate(CONVOLUTIONS.items()):
-        # Every kernel of static sizes is compiled: each geometry meets one pass, three of them all.
-        roles = list(Pass) if name in ("2d", "grouped", "transposed") else [list(Pass)[number % len(Pass)]]
-        tasks += [ConvolutionTask(f"{role.name} {name}", problem, role, torch.float32, CPU) for role in roles]
+    for name, problem in CONVOLUTIONS.items():
+        tasks += [ConvolutionTask(f"{role.name} {name}", problem, role, torch.float32, CPU) for role in Pass]
     for role in Pass:
         task = ConvolutionTask(f"{role.name} contiguous", CONVOLUTIONS["2d"], role, torch.float32, CPU, "contiguous")
         tasks.append(task)
