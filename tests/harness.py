@@ -112,9 +112,7 @@ class Batch:
         self._executable: Executable | None = None
         scratch = CompilationUnit("scratch")
         for case in cases:
-            function, inputs = case.function, list(case.inputs(generator))
-            if isinstance(function, Gradients):
-                function, inputs = function.of_incoming(inputs)
+            function, inputs = prepared(case.function, case.inputs(generator))
             outcome = Outcome(function, inputs, None, None)
             try:
                 scratch.add(trace(function, inputs, device), f"case_{len(self.outcomes)}")
@@ -331,6 +329,13 @@ class Gradients:
 def gradients(function: Callable[..., Any], count: int | None = None) -> Gradients:
     """``function`` with the gradients of its first ``count`` inputs."""
     return Gradients(function, count)
+
+
+def prepared(
+    function: Callable[..., Any], inputs: Sequence[torch.Tensor]
+) -> tuple[Callable[..., Any], list[torch.Tensor]]:
+    """What is compiled for ``function``, and all that it takes."""
+    return function.of_incoming(inputs) if isinstance(function, Gradients) else (function, list(inputs))
 
 
 def _pattern(like: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.harness import Gradients, gradients, trace
+from tests.harness import gradients, prepared, trace
 from tests.lowering.test_indexing import interpolated
 from torch_max_backend import lowering
 from torch_max_backend.graph.unit import CompilationUnit
@@ -61,9 +61,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_no_arithmetic_on_constants(name: str) -> None:
-    function, inputs = CASES[name]
-    if isinstance(function, Gradients):
-        function, inputs = function.of_incoming(inputs)
+    function, inputs = prepared(*CASES[name])
     assert folded(function, *inputs) == {}
 
 

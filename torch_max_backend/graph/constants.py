@@ -11,11 +11,8 @@ from max.graph import DeviceRef, TensorValue
 from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torch_max_backend.dtypes import max_dtype
+from torch_max_backend.dtypes import TORCH_TO_MAX, max_dtype
 from torch_max_backend.graph import ops
-
-#: Larger ones are left to MAX, which keeps most of them as a formula.
-MOST_ELEMENTS = 1 << 16
 
 
 class Constants:
@@ -29,7 +26,7 @@ class Constants:
         fake = node.meta.get("val")
         if not isinstance(fake, torch.Tensor) or not all(isinstance(extent, int) for extent in fake.shape):
             return False
-        if not 0 < fake.numel() <= MOST_ELEMENTS or fake.dtype.is_complex:
+        if not 0 < fake.numel() <= ops.MOST_ELEMENTS or fake.dtype not in TORCH_TO_MAX:
             return False
         if any(source not in self._values for source in node.all_input_nodes):
             return False
@@ -54,7 +51,10 @@ class Constants:
         """The node's value in the MAX graph that is being built."""
         value = self._values[node]
         first = value.reshape(-1)[0]
-        if torch.equal(value, first.expand_as(value)):
+        # Zeros are equal whatever their sign.
+        if torch.equal(value, first.expand_as(value)) and torch.equal(
+            value.signbit(), first.signbit().expand_as(value)
+        ):
             filling: Any = first.item()
             single = ops.constant(filling, max_dtype(value.dtype), device)
             return single if value.dim() == 0 else ops.broadcast_to(single, list(value.shape))

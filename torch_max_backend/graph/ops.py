@@ -18,8 +18,8 @@ from max.graph import DeviceRef, Dim, DimLike, Graph, StaticDim, TensorType, Ten
 from max.graph import ops as _max
 
 _HALVES = {DType.bfloat16: torch.bfloat16, DType.float16: torch.float16}
-#: Larger tensors are not computed with here.
-_MOST_ELEMENTS = 1 << 16
+#: Larger constants are left to MAX, which keeps most of them as a formula.
+MOST_ELEMENTS = 1 << 16
 _KNOWN = "_torch_max_known"
 
 
@@ -35,7 +35,7 @@ def constant(value: Any, dtype: DType | None = None, device: DeviceRef | None = 
         known = np.asarray(value).astype(dtype.to_numpy() if dtype is not None else None)
         # A 0-d array would become a constant of shape [1].
         result = _max.constant(known if known.ndim else known.item(), dtype, device=device)
-    if known.size <= _MOST_ELEMENTS:
+    if known.size <= MOST_ELEMENTS:
         setattr(result, _KNOWN, known)
     return result
 
@@ -77,7 +77,7 @@ def broadcast_to(x: TensorValue, shape: Sequence[DimLike]) -> TensorValue:
     value = _known(x)
     if value is not None and all(isinstance(dim, StaticDim) for dim in result.shape):
         extents = [int(dim) for dim in result.shape]
-        if math.prod(extents) <= _MOST_ELEMENTS:
+        if math.prod(extents) <= MOST_ELEMENTS:
             setattr(result, _KNOWN, np.broadcast_to(value, extents))
     return result
 
