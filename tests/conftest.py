@@ -10,11 +10,13 @@ from xdist.scheduler import LoadScopeScheduling
 from tests.compile_groups import group_of
 
 #: Files whose tests compile on their own, minutes each; the tests of other files share compilations.
-SPREAD = ("test_training.py", "test_targets.py")
+SPREAD = ("test_targets.py",)
+#: Files whose tests share a compilation with those whose ids begin alike, up to a hyphen.
+BY_ID = ("test_training.py",)
 #: Files that use another file's compilation.
 TOGETHER = {
     f"tests/kernels/test_{name}_properties.py": f"tests/kernels/test_{name}.py" for name in ("convolution", "pooling")
-}
+} | {"tests/test_cli.py": "tests/bench/test_tasks.py"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -34,6 +36,8 @@ class CompilationScheduling(LoadScopeScheduling):
         file = nodeid.split("::")[0]
         if file.endswith(SPREAD):
             return nodeid
+        if file.endswith(BY_ID):
+            return f"{file} {nodeid.rpartition('[')[2].partition('-')[0]}"
         return group_of(file) or TOGETHER.get(file, file)
 
 

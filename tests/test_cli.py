@@ -10,6 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
+from tests.bench.test_tasks import TASKS
 from torch_max_backend import support
 from torch_max_backend.bench import compiled
 from torch_max_backend.bench.convolution import kernel_graph
@@ -112,7 +113,8 @@ def _compiled_together() -> None:
         kernel_graph(Pass.DGRAD, torch.float32),
         max_graph(Form.GATHER, torch.float32, TORCH_TO_MAX[torch.uint8]),
     ]
-    compiled.preload(graphs, torch.device("cpu"))
+    # With those of the benchmark tasks, whose tests run in the same worker: one compilation.
+    compiled.preload([*graphs, *(task.kernel for task in TASKS.values())], torch.device("cpu"))
 
 
 VERIFY_ONLY = "1 1 0 1 2 4 4 3 9 1 1 1 1"

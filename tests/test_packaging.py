@@ -18,8 +18,8 @@ from torch_max_backend.mojo_ops import KERNELS_PATH
 home = pathlib.Path(sys.argv[1])
 assert home in pathlib.Path(torch_max_backend.__file__).parents, torch_max_backend.__file__
 assert home in KERNELS_PATH.parents, KERNELS_PATH
-model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2))
-x = torch.randn(1, 1, 8, 8)
+model = torch.nn.Sequential(torch.nn.BatchNorm2d(2), torch.nn.ReLU(), torch.nn.MaxPool2d(2))
+x = torch.randn(1, 2, 8, 8)
 run = torch.compile(model, backend="max", options={"fallback": "error"})
 run(x).sum().backward()
 assert torch.allclose(run(x), model(x), atol=1e-5) and model[0].weight.grad.abs().sum() > 0

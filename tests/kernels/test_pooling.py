@@ -123,6 +123,11 @@ ADAPTIVES = (
     Adaptive("2d_empty_batch", 0, 3, (8, 8), (2, 2)),
 )
 
+#: What the typed functions are called with.
+TYPED = PoolingProblem.from_aten((9, 7), 3, 2, 1)
+TYPED_UNDIVIDED = PoolingProblem.from_aten((9, 7), 3, 2, 1, divisor_override=1)
+TYPED_ADAPTIVE = AdaptivePoolingProblem.from_aten((9, 7), (3, None))
+
 
 def to_physical(t: torch.Tensor, layout: str) -> torch.Tensor:
     """[N, C, spatial...] as the kernels take it."""
@@ -155,6 +160,7 @@ class Compiled:
         for dtype in self.dtypes:
             for build in (self._max, self._avg, self._adaptive):
                 build(module, library, dtype)
+        self._typed(module, library)
         library._analysis.seed_kernel_decls(module.mlir_module)
         session = InferenceSession(devices=[Accelerator() if cuda else CPU()])
         self.models: dict[str, Model] = session.load_all(module, custom_extensions=library.library_paths())
@@ -169,6 +175,29 @@ class Compiled:
     def _types(self, dtype: torch.dtype) -> tuple[TensorType, TensorType, TensorType, TensorType]:
         x, y = (TensorType(DTYPES[dtype], dims, self.ref) for dims in (GIVEN, MADE))
         return x, y, TensorType(DType.int64, MADE, self.ref), TensorType(DType.uint8, MADE, self.ref)
+
+    def _typed(self, module: Module, library: KernelLibrary) -> None:
+        """The typed functions, which infer the shapes, with a symbolic batch."""
+        types = [TensorType(DType.float32, ("batch", 1, 9, 7, 4), self.ref)]
+        problem, undivided, adaptive = TYPED, TYPED_UNDIVIDED, TYPED_ADAPTIVE
+        with Graph("typed", input_types=types, module=module, kernel_library=library) as graph:
+            x = graph.inputs[0].tensor
+            y, indices = pooling.max_pool_fprop(x, problem)
+            y_too, offsets = pooling.max_pool_fprop_offsets(x, problem)
+            mean = pooling.avg_pool_fprop(x, undivided)
+            best, places = pooling.adaptive_max_pool_fprop(x, adaptive)
+            graph.output(
+                pooling.max_pool_dgrad(y, indices, problem),
+                pooling.max_pool_dgrad_offsets(y_too, offsets, problem),
+                pooling.max_pool_dgrad_recompute(y, x, problem),
+                pooling.max_pool_dgrad_scatter(y, indices, problem),
+                pooling.avg_pool_dgrad(mean, undivided),
+                pooling.adaptive_max_pool_dgrad(best, places, adaptive),
+                pooling.adaptive_avg_pool_dgrad(pooling.adaptive_avg_pool_fprop(x, adaptive), adaptive),
+                pooling.max_unpool_fprop(y, indices, problem.input),
+                pooling.max_unpool_dgrad(x, indices),
+            )
+            assert all(str(v.shape[0]) == "batch" for v in (y, indices, offsets, mean, best))
 
     def _max(self, module: Module, library: KernelLibrary, dtype: torch.dtype) -> None:
         x_type, y_type, index_type, offset_type = self._types(dtype)
@@ -431,37 +460,13 @@ def test_kernels_refuse_wrong_extents(compiled: Compiled) -> None:
         model.execute(*(Buffer.from_dlpack(t) for t in [*physical, *host]))
 
 
-def test_typed_functions() -> None:
-    """The typed functions infer the shapes and reach the ops, a symbolic batch included."""
-    problem = PoolingProblem.from_aten((9, 7), 3, 2, 1)
-    undivided = PoolingProblem.from_aten((9, 7), 3, 2, 1, divisor_override=1)
-    adaptive = AdaptivePoolingProblem.from_aten((9, 7), (3, None))
-    host = DeviceRef.CPU()
-    with Graph(
-        "typed",
-        input_types=[TensorType(DType.float32, ("batch", 1, 9, 7, 4), host)],
-        custom_extensions=[KERNELS_PATH],
-    ) as graph:
-        x = graph.inputs[0].tensor
-        y, indices = pooling.max_pool_fprop(x, problem)
-        y_too, offsets = pooling.max_pool_fprop_offsets(x, problem)
-        mean = pooling.avg_pool_fprop(x, undivided)
-        best, places = pooling.adaptive_max_pool_fprop(x, adaptive)
-        graph.output(
-            pooling.max_pool_dgrad(y, indices, problem),
-            pooling.max_pool_dgrad_offsets(y_too, offsets, problem),
-            pooling.max_pool_dgrad_recompute(y, x, problem),
-            pooling.max_pool_dgrad_scatter(y, indices, problem),
-            pooling.avg_pool_dgrad(mean, undivided),
-            pooling.adaptive_max_pool_dgrad(best, places, adaptive),
-            pooling.adaptive_avg_pool_dgrad(pooling.adaptive_avg_pool_fprop(x, adaptive), adaptive),
-            pooling.max_unpool_fprop(y, indices, problem.input),
-            pooling.max_unpool_dgrad(x, indices),
-        )
-        assert all(str(v.shape[0]) == "batch" for v in (y, indices, offsets, mean, best))
-    model = InferenceSession(devices=[CPU()]).load(graph)
+def test_typed_functions(compiled: Compiled) -> None:
+    """They reach the ops and give the shapes that PyTorch gives."""
     logical = whole_numbers((3, 4, 9, 7), F32, seeded("typed"))
-    results = [torch.from_dlpack(r) for r in model.execute(to_physical(logical, "channels_last"))]
+    results = [
+        torch.from_dlpack(r).cpu()
+        for r in compiled.models["typed"].execute(to_physical(logical, "channels_last").to(compiled.device))
+    ]
     leaf = logical.clone().requires_grad_()
     y, indices = functional.max_pool2d(leaf, 3, 2, 1, return_indices=True)
     dx = torch.autograd.grad(y, leaf, y.detach())[0]

@@ -53,7 +53,8 @@ SEVERAL = [
         ("bce_with_logits", F.binary_cross_entropy_with_logits),
     )
     for reduction in ("mean", "sum", "none")
-    if reduction != "sum" or name == "mse"
+    # One decomposition reduces all of them.
+    if reduction == "mean" or name == "mse"
 ]
 
 CASES = [
@@ -70,7 +71,7 @@ CASES = [
         )
         for reduction in ("mean", "none")
     ),
-    Case("cross_entropy_ignores_a_class", cross_entropy(ignore_index=2), recipe(randn(9, 4), classes(9, ignored=2))),
+    Case("cross_entropy_ignores_a_class", cross_entropy(ignore_index=2), recipe(randn(6, 4), classes(6, ignored=2))),
     Case("cross_entropy_all_ignored", cross_entropy(), recipe(randn(1, 4), classes(1, ignored=-100))),
     Case("cross_entropy_one_sample", cross_entropy(), recipe(randn(4), classes())),
     Case("cross_entropy_smoothed", cross_entropy(label_smoothing=0.1), recipe(randn(6, 4), classes(6)), slack=2),
@@ -120,7 +121,19 @@ CASES = [
     Case("mse_bf16", gradients(F.mse_loss), recipe(randn(5, 3, dtype=BF16), randn(5, 3, dtype=BF16))),
 ]
 
-batch = batch_fixture(CASES, name="loss")
+
+def with_foreign_target(generator: torch.Generator) -> torch.Tensor:
+    return torch.tensor([1, 4, 1 << 40])
+
+
+#: PyTorch raises an error for such targets, so that there is nothing to compare with.
+FOREIGN = Case(
+    "foreign",
+    lambda x, t: aten.nll_loss_forward(x, t, None, 0, -100)[0],
+    recipe(randn(3, 4), with_foreign_target),
+)
+
+batch = batch_fixture([*CASES, FOREIGN], name="loss")
 
 
 @parametrize(CASES)
@@ -128,13 +141,9 @@ def test_case(case: Case, batch: Batch) -> None:
     batch.check(case)
 
 
-def test_a_target_out_of_range_reads_nothing() -> None:
-    case = Case(
-        "foreign",
-        lambda x, t: aten.nll_loss_forward(x, t, None, 0, -100)[0],
-        recipe(randn(3, 4), lambda g: torch.tensor([1, 4, 1 << 40])),
-    )
-    outcome = Batch([case]).outcomes["foreign"]
+@parametrize([FOREIGN])
+def test_a_target_out_of_range_reads_nothing(case: Case, batch: Batch) -> None:
+    outcome = batch.outcomes[case.id]
     assert outcome.results is not None
     scores = outcome.inputs[0]
     assert outcome.results[0].tolist() == [-scores[0, 1].item(), 0.0, 0.0]

