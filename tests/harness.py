@@ -8,6 +8,7 @@ Every case is lowered with nothing left to PyTorch: an op without a lowering fai
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,6 +74,24 @@ def recipe(
 ) -> Callable[[torch.Generator], list[torch.Tensor]]:
     """Several tensors."""
     return lambda generator: [make(generator) for make in makers]
+
+
+#: Whether variants are compiled too: a case that repeats another's lowering in one more dtype, memory order or size.
+ALL_CASES = os.environ.get("TORCH_MAX_BACKEND_CASES") == "all"
+
+
+def core(cases: Sequence[Case], *variants: str) -> list[Case]:
+    """The cases without ``variants`` (ids), or all with ``TORCH_MAX_BACKEND_CASES=all``.
+
+    A case costs seconds of compiling, so that the suite poses each path of a lowering once.
+
+    Raises:
+        ValueError: a variant is no case's id.
+    """
+    unknown = set(variants) - {case.id for case in cases}
+    if unknown:
+        raise ValueError(f"variants {sorted(unknown)}: no such cases")
+    return [case for case in cases if ALL_CASES or case.id not in variants]
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.harness import Batch, Case, batch_fixture, gradients, integers, parametrize, randn, recipe, trace
+from tests.harness import Batch, Case, batch_fixture, core, gradients, integers, parametrize, randn, recipe, trace
 from torch_max_backend.errors import InvalidArgumentError
 from torch_max_backend.graph.partition import refusals
 from torch_max_backend.lowering.convolution import allows_tf32
@@ -133,6 +133,13 @@ def _penalty(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
     (gradient,) = torch.autograd.grad((y * y).sum(), [x], create_graph=True)
     return list(torch.autograd.grad((gradient * gradient).sum(), [x, w]))
 
+
+#: They repeat a lowering in another dtype, memory order or size.
+VARIANTS = (
+    "2d_stem_exact", "2d_depthwise_exact", "transposed_grouped_exact", "transposed_3d_exact",
+    "2d_3x3_torch.float32", "contiguous_strides",
+)  # fmt: skip
+CASES = core(CASES, *VARIANTS)
 
 batch = batch_fixture(CASES, name="convolution")
 

@@ -9,7 +9,7 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses import FakeTensor
 
-from tests.harness import Batch, Case, batch_fixture, gradients, integers, parametrize, randn, recipe
+from tests.harness import Batch, Case, batch_fixture, core, gradients, integers, parametrize, randn, recipe
 
 F = torch.nn.functional
 aten = torch.ops.aten
@@ -120,6 +120,13 @@ CASES = [
     grad("reflection_pad", lambda x: F.pad(x, (2, 1, 0, 3), mode="reflect"), last(2, 3, 4, 5)),
     grad("replication_pad", lambda x: F.pad(x, (2, 1, 0, 3), mode="replicate"), last(2, 3, 4, 5)),
 ]
+
+#: They repeat a lowering in another dtype, memory order or size.
+VARIANTS = (
+    "index_middle", "index_bool_values", "gather_channels_last", "take_along_dim", "scatter_int",
+    "scatter_add_bf16", "upsample_1d", "upsample_3d", "replication_pad",
+)  # fmt: skip
+CASES = core(CASES, *VARIANTS)
 
 batch = batch_fixture(CASES, name="indexing")
 

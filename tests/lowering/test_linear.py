@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from tests.harness import Batch, Case, batch_fixture, gradients, integers, parametrize, randn, recipe, trace
+from tests.harness import Batch, Case, batch_fixture, core, gradients, integers, parametrize, randn, recipe, trace
 from torch_max_backend import lowering
 from torch_max_backend.graph.unit import CompilationUnit
 
@@ -51,6 +51,12 @@ CASES = [
         exact=True,
     ),
 ]
+
+#: They repeat a lowering in another dtype, memory order or size.
+VARIANTS = (
+    "mm_nt", "linear_rank_3", "baddbmm",
+)  # fmt: skip
+CASES = core(CASES, *VARIANTS)
 
 batch = batch_fixture(CASES, name="linear")
 

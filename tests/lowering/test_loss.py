@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from tests.harness import Batch, Case, batch_fixture, gradients, parametrize, randn, recipe
+from tests.harness import Batch, Case, batch_fixture, core, gradients, parametrize, randn, recipe
 from tests.lowering.test_pointwise import channels_last
 
 aten = torch.ops.aten
@@ -132,6 +132,14 @@ FOREIGN = Case(
     lambda x, t: aten.nll_loss_forward(x, t, None, 0, -100)[0],
     recipe(randn(3, 4), with_foreign_target),
 )
+
+#: They repeat a lowering in another dtype, memory order or size.
+VARIANTS = (
+    "cross_entropy_sum", "cross_entropy_ignored_none", "cross_entropy_ignores_a_class",
+    "cross_entropy_smoothed", "cross_entropy_2d", "cross_entropy_3d", "cross_entropy_bf16", "cross_entropy_f64",
+    "mse_sum", "mse_bf16",
+)  # fmt: skip
+CASES = core(CASES, *VARIANTS)
 
 batch = batch_fixture([*CASES, FOREIGN], name="loss")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from tests.harness import Batch, Case, batch_fixture, gradients, parametrize, randn, recipe
+from tests.harness import Batch, Case, batch_fixture, core, gradients, parametrize, randn, recipe
 
 F = torch.nn.functional
 aten = torch.ops.aten
@@ -165,6 +165,13 @@ OTHERS = [
 ]
 
 CASES = [*BATCH_NORM, *OTHERS]
+
+#: They repeat a lowering in another dtype, memory order or size.
+VARIANTS = (
+    "train_few_channels", "train_one_channel", "train_1d_length", "train_f16", "eval_bf16", "group_norm_planar",
+    "group_norm_rows",
+)  # fmt: skip
+CASES = core(CASES, *VARIANTS)
 
 batch = batch_fixture(CASES, name="normalization")
 

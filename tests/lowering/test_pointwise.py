@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from tests.harness import Batch, Case, batch_fixture, gradients, integers, parametrize, randn, recipe
+from tests.harness import Batch, Case, batch_fixture, core, gradients, integers, parametrize, randn, recipe
 
 aten = torch.ops.aten
 BF16, F16, F64 = torch.bfloat16, torch.float16, torch.float64
@@ -171,6 +171,13 @@ CASES = [
     Case("lerp_bf16", lambda x, y: torch.lerp(x, y, 0.9), recipe(*[randn(3, 4, dtype=BF16)] * 2)),
     Case("nan_to_num", lambda x: torch.nan_to_num(x, 1.0, 2.0, 3.0), recipe(SPECIAL_A), exact=True),
 ]
+
+#: They repeat a lowering in another dtype, memory order or size.
+VARIANTS = (
+    "add_bf16", "add_f16_number", "add_f64", "add_mixed_floats", "div_bf16", "remainder_f16", "pow_bf16",
+    "pow_f64", "clamp_f16", "lerp_bf16", "extrema_integers",
+)  # fmt: skip
+CASES = core(CASES, *VARIANTS)
 
 batch = batch_fixture(CASES, name="pointwise")
 

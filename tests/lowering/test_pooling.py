@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.harness import Batch, Case, batch_fixture, gradients, integers, parametrize, randn, recipe
+from tests.harness import Batch, Case, batch_fixture, core, gradients, integers, parametrize, randn, recipe
 
 aten = torch.ops.aten
 
@@ -87,6 +87,13 @@ CASES = [
     Case("empty_batch_adaptive_avg", gradients(lambda x: F.adaptive_avg_pool2d(x, (3, 5))), recipe(randn(0, 3, 7, 11)),
          exact=True),
 ]  # fmt: skip
+
+#: They repeat a lowering in another dtype, memory order or size.
+VARIANTS = (
+    "max_vgg", "max_dilated_overlap", "max_3d_channels_last", "avg_1d", "avg_3d_overlap", "adaptive_avg_one",
+    "adaptive_avg_1d", "adaptive_max_3d", "unbatched",
+)  # fmt: skip
+CASES = core(CASES, *VARIANTS)
 
 batch = batch_fixture(CASES, name="pooling")
 

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from tests.harness import Batch, Case, batch_fixture, gradients, integers, parametrize, randn, recipe, trace
+from tests.harness import Batch, Case, batch_fixture, core, gradients, integers, parametrize, randn, recipe, trace
 from tests.lowering.test_pointwise import channels_last, flags, values
 from torch_max_backend import lowering
 from torch_max_backend.graph.unit import CompilationUnit
@@ -121,6 +121,13 @@ CASES = [
     Case("cumsum_integers", lambda x: x.cumsum(1), recipe(integers(3, 4, dtype=torch.int32)), exact=True),
     Case("cumsum_bf16", lambda x: x.cumsum(0), recipe(randn(300, 2, dtype=BF16)), length=300),
 ]
+
+#: They repeat a lowering in another dtype, memory order or size.
+VARIANTS = (
+    "sum_bf16", "sum_f64", "sum_unit_dims", "mean_bf16", "mean_channels_last", "mean_backward", "var_backward",
+    "extrema_f16", "prod_integers", "logic_uint8", "cumsum_integers", "sum_backward",
+)  # fmt: skip
+CASES = core(CASES, *VARIANTS)
 
 batch = batch_fixture(CASES, name="reduction")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from tests.harness import Batch, Case, batch_fixture, gradients, integers, parametrize, recipe
+from tests.harness import Batch, Case, batch_fixture, core, gradients, integers, parametrize, recipe
 from torch_max_backend.graph.layout import channels_last_order, contiguous_order
 from torch_max_backend.lowering.shape import view_order
 
@@ -134,6 +134,16 @@ PADS = [
 ]
 
 CASES = [*VIEWS, *JOINED, *SLICES, *PADS]
+
+#: They repeat a lowering in another dtype, memory order or size.
+VARIANTS = (
+    "view_groups_of_channels", "view_bool", "flatten_of_permuted_copies", "permute_negative", "t", "transpose",
+    "expand_keeps_some", "squeeze_not_unit", "unsqueeze_inside", "pixel_unshuffle", "channel_shuffle",
+    "cat_bool", "cat_bf16", "chunk", "repeat_adds_dimensions", "repeat_channels_last", "roll_flat",
+    "roll_channels_last", "flip_int", "slice_negative", "slice_bool", "select_last", "select_vector",
+    "slice_scatter_step", "pad_channels", "pad_int", "pad_bool", "pad_bf16", "reshape_of_gapped",
+)  # fmt: skip
+CASES = core(CASES, *VARIANTS)
 
 batch = batch_fixture(CASES, name="shape")
 

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from tests.harness import Batch, Case, batch_fixture, gradients, parametrize, randn, recipe
+from tests.harness import Batch, Case, batch_fixture, core, gradients, parametrize, randn, recipe
 from tests.lowering.test_pointwise import channels_last, values
 
 BF16, F16, F64 = torch.bfloat16, torch.float16, torch.float64
@@ -47,6 +47,12 @@ CASES = [
         recipe(randn(5, 9, dtype=BF16)),
     ),
 ]
+
+#: They repeat a lowering in another dtype, memory order or size.
+VARIANTS = (
+    "softmax_first", "softmax_zero_dim", "softmax_huge", "log_softmax_bf16", "log_softmax_channels_last_width",
+)  # fmt: skip
+CASES = core(CASES, *VARIANTS)
 
 batch = batch_fixture(CASES, name="softmax")
 
