@@ -16,8 +16,10 @@ from .gpu_channels import (
     max_pool_dgrad_channels,
     max_pool_fprop_channels,
 )
+from .gpu_fprop_lanes import launch_avg_pool_fprop_lanes
 from .gpu_fprop_pieces import launch_pool_fprop_pieces
 from .gpu_fprop_tiles import launch_pool_fprop_tiles
+from .gpu_flat import launch_pool_dgrad_flat
 from .gpu_global import launch_avg_pool_dgrad_global
 from .gpu_march_avg import launch_avg_pool_dgrad_march
 from .gpu_planes_avg import can_ring_planes, launch_avg_pool_dgrad_planes
@@ -36,6 +38,10 @@ comptime BUSY = 1 << 19
 """Threads that keep a large GPU busy: fewer make better use of the cache only while at least so many remain."""
 comptime LONGEST_STRIP = 8
 comptime SHORTEST_ROW = 8
+comptime LONGEST_APART = 4
+"""Rows, at most, of averages' windows whose columns threads own."""
+comptime LINE = 128
+"""Bytes of a line of the first-level cache."""
 comptime LONG_ROW = 32
 """Pixels from which on rows of a plane fill vectors well."""
 
@@ -83,6 +89,20 @@ def _prefers_planes[dtype: DType, *, offsets: Bool](p: PoolingProblem) -> Bool:
         and apart(p.h)
         and apart(p.w)
     )
+
+
+def _prefers_flat[dtype: DType, *, offsets: Bool](p: PoolingProblem) -> Bool:
+    """Whether maxima of windows that do not overlap are placed fastest by 16 bytes of dx a thread.
+    """
+    # Tiles walk down the batch of a 1-D problem.
+    if p.h.input == 1:
+        return False
+    comptime if size_of[dtype]() >= 4:
+        # Rows of elements so wide fill whole sectors, or planes through shared memory do.
+        if p.w.stride != 2 or (not offsets and Int(p.w.input) % 4 != 0):
+            return False
+    # Finding one's slab pays where rows are no whole lines of the cache.
+    return p.d.window == 1 or Int(p.w.input) * size_of[dtype]() < LINE
 
 
 def windows_above[adaptive: Bool](axis: PoolingAxis) -> Int:
@@ -184,6 +204,10 @@ def max_pool_dgrad[
             )
         ):
             return
+        if _prefers_flat[dtype, offsets=offsets](p) and launch_pool_dgrad_flat[
+            averaging=False, offsets=offsets
+        ](ctx, dx, dy, indices, p):
+            return
         if not _prefers_planes[dtype, offsets=offsets](
             p
         ) and launch_pool_dgrad_tiles[averaging=False, offsets=offsets](
@@ -242,6 +266,10 @@ def avg_pool_fprop[
     dtype: DType, *, adaptive: Bool
 ](ctx: DeviceContext, y: Data[dtype], x: Data[dtype], p: PoolingProblem) raises:
     comptime if not adaptive:
+        # Narrower elements are so many loads that planes through shared memory are faster.
+        comptime if size_of[dtype]() >= 4:
+            if launch_avg_pool_fprop_lanes(ctx, y, x, p):
+                return
         if launch_pool_fprop_tiles[
             averaging=True, store_values=True, offsets=False
         ](ctx, y, rebind[Data[DType.uint8]](y), x, p):
@@ -287,14 +315,27 @@ def avg_pool_dgrad[
     comptime if not adaptive:
         if launch_avg_pool_dgrad_march(ctx, dx, dy, p):
             return
+    if launch_avg_pool_dgrad_global[adaptive=adaptive](ctx, dx, dy, p):
+        return
+    comptime if not adaptive:
+        # Tiles walk down the batch of a 1-D problem.
+        if p.h.input > 1:
+            if launch_pool_dgrad_flat[averaging=True, offsets=False](
+                ctx, dx, dy, rebind[Data[DType.uint8]](dy), p
+            ):
+                return
+            # Longer windows leave few threads.
+            if (
+                p.channels > 1
+                and p.h.stride <= LONGEST_APART
+                and launch_avg_pool_dgrad_apart(ctx, dx, dy, p)
+            ):
+                return
         if launch_pool_dgrad_tiles[averaging=True, offsets=False](
             ctx, dx, dy, rebind[Data[DType.uint8]](dy), p
         ):
             return
-    if launch_avg_pool_dgrad_global[adaptive=adaptive](ctx, dx, dy, p):
-        return
-    comptime if not adaptive:
-        if launch_avg_pool_dgrad_apart(ctx, dx, dy, p):
+        if p.channels == 1 and launch_avg_pool_dgrad_apart(ctx, dx, dy, p):
             return
     var above = windows_above[adaptive](p.h)
     if not fits_32_bits(p):

@@ -1,5 +1,5 @@
-"""Pooling gradients on a GPU for windows that do not overlap, whatever their size: maxima, and averages over contiguous
-NCHW tensors.
+"""Pooling gradients on a GPU for windows that do not overlap, whatever their size, where channels lie between pixels or
+the kernel of gpu_flat.mojo does not take them.
 
 A thread owns one column of pixels, channels-last a vector of channels of it, and walks down the rows of a few rows of
 windows: it loads the one window above, and for maxima compares its entries with each row's pixel, and stores. Threads
@@ -207,12 +207,16 @@ def launch_max_pool_dgrad_apart[
 
 @always_inline
 def spread_column[
-    dtype: DType
+    dtype: DType, V: Int
 ](dx: Data[dtype], dy: Data[dtype], p: GpuProblem, t: Columns, flat: Int32):
-    """As place_column, for averages of single elements."""
-    var unit, w = t.by_items.divmod(flat)
+    """As place_column, for averages."""
+    comptime bytes = V * size_of[dtype]()
+    comptime Values = SIMD[dtype, V]
+    var unit, item = t.by_items.divmod(flat)
+    var w, vector = p.by_vectors.divmod(item)
     var slab, strip = t.by_strips.divmod(unit)
     var n, d = p.d.by_input.divmod(slab)
+    var c = vector * Int32(V)
     var od, kd = p.d.by_stride.divmod(d + p.d.padding)
     var ow, kw = p.w.by_stride.divmod(w + p.w.padding)
     var covered = (
@@ -228,16 +232,19 @@ def spread_column[
     if p.scale == 0:
         scale = p.d.scale[False](od, include) * p.w.scale[False](ow, include)
     var out = dx.unsafe_offset(
-        (Int(slab) * Int(p.h.input) + Int(top)) * Int(p.w.input) + Int(w)
+        (Int(slab) * Int(p.h.input) + Int(top)) * Int(p.w.input * p.channels)
+        + Int(w * p.channels + c)
     )
     for _ in range(t.groups):
-        var value = Float32(0)
+        var value = SIMD[DType.float32, V](0)
         if covered and oh < p.h.output:
+            var at = Int(n) * Int(p.output_plane()) * Int(p.channels) + Int(
+                ((od * p.h.output + oh) * p.w.output + ow) * p.channels + c
+            )
             value = (
-                dy[
-                    unsafe_offset=Int(n) * Int(p.output_plane())
-                    + Int((od * p.h.output + oh) * p.w.output + ow)
-                ].cast[DType.float32]()
+                dy.unsafe_load[width=V, alignment=bytes](at).cast[
+                    DType.float32
+                ]()
                 * scale
             )
             if p.scale == 0:
@@ -245,18 +252,20 @@ def spread_column[
         var rounded = value.cast[dtype]()
         for r in range(p.h.stride()):
             if UInt32(top) < UInt32(p.h.input):
-                out[] = rounded if r < p.h.window else Scalar[dtype](0)
-            out = out.unsafe_offset(Int(p.w.input))
+                out.unsafe_store[alignment=bytes](
+                    0, rounded if r < p.h.window else Values(0)
+                )
+            out = out.unsafe_offset(Int(p.w.input * p.channels))
             top += 1
         oh += 1
 
 
 def avg_pool_dgrad_apart[
-    dtype: DType
+    dtype: DType, V: Int
 ](dx: Data[dtype], dy: Data[dtype], p: GpuProblem, t: Columns):
     var flat = Int32(block_idx.x * block_dim.x + thread_idx.x)
     if flat < t.total:
-        spread_column(dx, dy, p, t, flat)
+        spread_column[dtype, V](dx, dy, p, t, flat)
 
 
 def launch_avg_pool_dgrad_apart[
@@ -264,21 +273,38 @@ def launch_avg_pool_dgrad_apart[
 ](
     ctx: DeviceContext, dx: Data[dtype], dy: Data[dtype], p: PoolingProblem
 ) raises -> Bool:
-    """False where windows overlap, channels lie between pixels or numbers do not fit 32 bits.
-    """
-    if p.channels != 1 or not is_apart(p) or not fits_32_bits(p):
+    """False where windows overlap or numbers do not fit 32 bits."""
+    if not is_apart(p) or not fits_32_bits(p):
         return False
-    var columns = Columns(p, 1)
-    if Int(columns.total) >= LIMIT_32 - THREADS:
-        return False
-    ctx.enqueue_function[avg_pool_dgrad_apart[dtype]](
-        dx,
-        dy,
-        GpuProblem(
-            p, extent_d=p.d.input, vector=1, scale=uniform_scale[False](p)
-        ),
-        columns,
-        grid_dim=ceildiv(Int(columns.total), THREADS),
-        block_dim=THREADS,
-    )
-    return True
+    var done = False
+
+    @always_inline
+    def launch[V: Int]() raises {mut done, imm}:
+        comptime bytes = V * size_of[dtype]()
+        if (
+            done
+            or Int(p.channels) % V != 0
+            or Int(dx) % bytes != 0
+            or Int(dy) % bytes != 0
+        ):
+            return
+        var columns = Columns(p, V)
+        if Int(columns.total) >= LIMIT_32 - THREADS:
+            return
+        ctx.enqueue_function[avg_pool_dgrad_apart[dtype, V]](
+            dx,
+            dy,
+            GpuProblem(
+                p, extent_d=p.d.input, vector=V, scale=uniform_scale[False](p)
+            ),
+            columns,
+            grid_dim=ceildiv(Int(columns.total), THREADS),
+            block_dim=THREADS,
+        )
+        done = True
+
+    comptime if size_of[dtype]() < 4:
+        launch[8]()
+    launch[4]()
+    launch[1]()
+    return done

@@ -27,14 +27,16 @@ from .gpu_windows import (
     one_bit,
 )
 
+comptime BLOCK = 128
+"""Threads; small blocks leave no registers unused."""
 comptime PIECE_BYTES = 32 * 1024
 """Shared memory for the whole slabs of a block."""
 
 
 @fieldwise_init
 struct TileShape(TrivialRegisterPassable):
-    """What the compiler knows: the window on H and W, the most windows above a slab, a tile's columns and channels.
-    """
+    """What the compiler knows: the window on H and W, the most windows above a slab, a tile's columns and channels,
+    and how far apart taps are on H and W."""
 
     var kh: Int
     var sh: Int
@@ -44,6 +46,13 @@ struct TileShape(TrivialRegisterPassable):
     var ld: Int
     var columns: Int
     var channels: Int
+    var dilation: Int
+
+    def reach_h(self) -> Int:
+        return self.dilation * (self.kh - 1) + 1
+
+    def reach_w(self) -> Int:
+        return self.dilation * (self.kw - 1) + 1
 
     def run(self) -> Int:
         """Windows that start in a tile."""
@@ -52,7 +61,7 @@ struct TileShape(TrivialRegisterPassable):
     def first(self) -> Int:
         """The first window that reaches into a tile, counted from the first that starts in it.
         """
-        return -((self.kw - 1 - self.pw) // self.sw)
+        return -((self.reach_w() - 1 - self.pw) // self.sw)
 
     def windows(self) -> Int:
         """Windows of a row that reach into a tile."""
@@ -60,7 +69,30 @@ struct TileShape(TrivialRegisterPassable):
 
     def overlaps(self) -> Bool:
         """Whether a pixel may lie under several windows."""
-        return self.kh > self.sh or self.kw > self.sw or self.ld > 1
+        return (
+            self.reach_h() > self.sh or self.reach_w() > self.sw or self.ld > 1
+        )
+
+    def above(self) -> Int:
+        """The most rows of windows above a pixel."""
+        return (self.reach_h() + self.sh - 1) // self.sh
+
+    def kept(self) -> Int:
+        """Rows of sums."""
+        return max(self.reach_h(), self.sh)
+
+    def turns(self) -> Int:
+        """Rows of windows after which the rows of sums stand for the same pixels again, counted from the first.
+        """
+        var turns = 1
+        while turns * self.sh % self.kept() != 0:
+            turns += 1
+        return turns
+
+    def place[r: Int, turn: Int](self) -> Int:
+        """Where the sums of row `r` under a row of windows are kept in its turn: sums never move.
+        """
+        return (r + turn * self.sh) % self.kept()
 
 
 @fieldwise_init
@@ -326,15 +358,15 @@ def walk_tile[
                     var found = narrow(row[0].found[i]) - origin
                     comptime if by_bits:
                         # The tests of one window side by side: only those share an instruction.
-                        var bits = one_bit(found)
                         comptime for v in range(V):
+                            var bits = one_bit(found[v], True)
                             comptime for r in range(KH):
                                 comptime for tap in range(KW):
                                     comptime j = (FIRST + i) * S.sw - S.pw + tap
                                     comptime if j >= 0 and j < TW:
                                         sums[r * TW + j][v] = add_tap[
                                             r * KW + tap
-                                        ](sums[r * TW + j][v], bits[v], g[v])
+                                        ](sums[r * TW + j][v], bits, g[v])
                         continue
                     comptime for r in range(KH):
                         comptime for tap in range(KW):
@@ -355,7 +387,7 @@ def walk_tile[
             comptime for r in range(SH):
                 var h = top + Int32(r)
                 if h >= 0 and h < p.h.input:
-                    _store_row[TW=TW, planes=planes, staged=staged, r=r](
+                    store_row[TW=TW, planes=planes, staged=staged, own=r * TW](
                         dx_rows, sums, h, column, c, p
                     )
         comptime for r in range(KEPT):
@@ -368,7 +400,7 @@ def walk_tile[
 
 
 @always_inline
-def _store_row[
+def store_row[
     dtype: DType,
     V: Int,
     M: Int,
@@ -377,7 +409,7 @@ def _store_row[
     TW: Int,
     planes: Bool,
     staged: Bool,
-    r: Int,
+    own: Int,
 ](
     dx: MutPointer[Scalar[dtype], _, address_space=_],
     sums: Array[SIMD[DType.float32, V], M],
@@ -390,20 +422,22 @@ def _store_row[
         comptime for j in range(TW):
             if column + Int32(j) < p.w.input:
                 dx[unsafe_offset=Int(h * p.w.input + column + Int32(j))] = sums[
-                    r * TW + j
+                    own + j
                 ][0].cast[dtype]()
     elif planes:
-        var values = SIMD[DType.float32, TW](0)
-        comptime for j in range(TW):
-            values[j] = sums[r * TW + j][0]
-        dx.unsafe_store[alignment=TW * size_of[dtype]()](
-            Int(h * p.w.input + column), values.cast[dtype]()
-        )
+        comptime piece = TW & -TW
+        comptime for first in range(0, TW, piece):
+            var values = SIMD[DType.float32, piece](0)
+            comptime for j in range(piece):
+                values[j] = sums[own + first + j][0]
+            dx.unsafe_store[alignment=piece * size_of[dtype]()](
+                Int(h * p.w.input + column) + first, values.cast[dtype]()
+            )
     else:
         comptime bytes = V * size_of[dtype]()
         comptime for j in range(TW):
             if column + Int32(j) < p.w.input:
                 dx.unsafe_store[alignment=bytes](
                     Int((h * p.w.input + column + Int32(j)) * p.channels + c),
-                    sums[r * TW + j].cast[dtype](),
+                    sums[own + j].cast[dtype](),
                 )

@@ -5,6 +5,7 @@ from std.math import ceildiv
 from std.sys import size_of
 
 from .direct import Data
+from .gpu_ahead import ahead_blocks, max_pool_dgrad_ahead
 from .gpu_problem import (
     LIMIT_32,
     THREADS,
@@ -14,6 +15,7 @@ from .gpu_problem import (
     uniform_scale,
 )
 from .gpu_tiles import (
+    BLOCK,
     PIECE_BYTES,
     TileShape,
     Tiles,
@@ -22,12 +24,15 @@ from .gpu_tiles import (
 )
 from .problem import PoolingAxis, PoolingProblem
 
-comptime BLOCK = 128
-"""Threads; small blocks leave no registers unused."""
 comptime ENOUGH_THREADS = 1 << 18
 """Strips of H get shorter until so many threads run, about what a large GPU holds."""
+comptime MULTIPROCESSORS = 132
+"""Of a large GPU."""
+comptime BEGIN = 4
+"""Rows of windows that a thread could take while it finds out where it is and waits for the first."""
 comptime MOST_COMPARED = 16
-"""Taps of a window, at most, that channels-last tensors compare one by one."""
+"""Taps of a window, at most, that channels-last tensors compare one by one: beyond, a window costs less in
+gpu_ring_max.mojo."""
 comptime CHUNK = 16
 """Most vectors of channels side by side in a block; columns beside each other share windows through the L1 cache."""
 
@@ -46,8 +51,35 @@ def _groups(p: PoolingProblem, stride: Int) -> Int:
     return ceildiv(Int(p.h.input) + Int(p.h.padding), stride)
 
 
-struct TilePlan[S: TileShape]:
-    """The launch of pool_dgrad_tiles."""
+def _best_strip(
+    groups: Int, above: Int, turns: Int, threads: Int, held: Int
+) -> Int:
+    """The rows of windows of a strip where a thread takes them `turns` at a time and begins each strip but the first
+    `above` - 1 rows early: those for which a GPU that holds `held` threads is done first. `threads` take one strip each.
+    """
+    var best = groups
+    var least = -1
+    for k in range(1, ceildiv(groups, turns) + 1):
+        var strip = k * turns - (above - 1)
+        var steps = k * turns
+        if k == ceildiv(groups, turns):
+            strip = groups
+        if strip < above:
+            continue
+        var all = threads * ceildiv(groups, strip)
+        var cost = all * (steps + BEGIN)
+        # A few rounds of threads end together.
+        if all < 8 * held:
+            cost = ceildiv(all, held) * held * (steps + BEGIN)
+        if least < 0 or cost < least:
+            least = cost
+            best = strip
+    return best
+
+
+struct TilePlan[S: TileShape, turns: Int = 0, resident: Int = 1]:
+    """The launch of pool_dgrad_tiles; or, with `turns`, of max_pool_dgrad_ahead, which takes so many rows of windows at a
+    time and of which a multiprocessor holds `resident` blocks."""
 
     var tiles: Tiles
     var x: Int
@@ -72,6 +104,14 @@ struct TilePlan[S: TileShape]:
             and items * slabs * ceildiv(groups, strip) < ENOUGH_THREADS
         ):
             strip //= 2
+        comptime if Self.turns > 0:
+            strip = _best_strip(
+                groups,
+                Self.S.above(),
+                Self.turns,
+                items * slabs,
+                Self.resident * BLOCK * MULTIPROCESSORS,
+            )
         var strips = ceildiv(groups, strip)
         var units = slabs * strips
         self.x = min(BLOCK, items)
@@ -105,7 +145,7 @@ struct PiecePlan[S: TileShape]:
 
     def __init__(out self, p: PoolingProblem, width: Int):
         """`width` is the bytes of an element."""
-        comptime overlap = Self.S.kh > Self.S.sh
+        comptime overlap = Self.S.above() > 1
         var slabs = Int(p.batch) * Int(p.d.input)
         self.x = ceildiv(Int(p.w.input), Self.S.columns)
         var slab_bytes = Int(p.h.input) * Int(p.w.input) * width
@@ -141,9 +181,11 @@ struct PiecePlan[S: TileShape]:
         )
 
 
-def _axis_is[K: Int, S: Int](axis: PoolingAxis) -> Bool:
+def _axis_is[K: Int, S: Int, D: Int](axis: PoolingAxis) -> Bool:
     return (
-        Int(axis.window) == K and Int(axis.stride) == S and axis.dilation == 1
+        Int(axis.window) == K
+        and Int(axis.stride) == S
+        and Int(axis.dilation) == D
     )
 
 
@@ -175,8 +217,6 @@ def launch_pool_dgrad_tiles[
     Averages have no indices: any pointer does.
     """
     comptime WIDE = 16 // size_of[dtype]()
-    # Eight channels would take so many registers that too few threads fit.
-    comptime V = 4
     if not fits_32_bits(given) or given.d.dilation != 1:
         return False
     if Int(dx) % 16 != 0 or Int(dy) % 16 != 0:
@@ -198,23 +238,43 @@ def launch_pool_dgrad_tiles[
     var done = False
 
     @always_inline
-    def launch[S: TileShape, planes: Bool]() raises {mut done, imm}:
+    def launch[
+        S: TileShape, planes: Bool, ahead: Bool
+    ]() raises {mut done, imm}:
         var problem = GpuProblem(
             p, extent_d=p.d.input, vector=S.channels, scale=scale
         )
-        var plan = TilePlan[S](p)
-        comptime kernel = pool_dgrad_tiles[
-            dtype, index, S, planes, averaging, offsets
-        ]
-        ctx.enqueue_function[kernel](
-            dx,
-            dy,
-            indices,
-            problem,
-            plan.tiles,
-            grid_dim=plan.grid,
-            block_dim=(plan.x, plan.y),
-        )
+        comptime if ahead:
+            comptime blocks = ahead_blocks(
+                S, size_of[dtype](), size_of[index]()
+            )
+            var plan = TilePlan[S, S.turns(), blocks](p)
+            comptime kernel = max_pool_dgrad_ahead[
+                dtype, index, S, planes, offsets
+            ]
+            ctx.enqueue_function[kernel](
+                dx,
+                dy,
+                indices,
+                problem,
+                plan.tiles,
+                grid_dim=plan.grid,
+                block_dim=(plan.x, plan.y),
+            )
+        else:
+            var plan = TilePlan[S](p)
+            comptime kernel = pool_dgrad_tiles[
+                dtype, index, S, planes, averaging, offsets
+            ]
+            ctx.enqueue_function[kernel](
+                dx,
+                dy,
+                indices,
+                problem,
+                plan.tiles,
+                grid_dim=plan.grid,
+                block_dim=(plan.x, plan.y),
+            )
         done = True
 
     @always_inline
@@ -238,54 +298,76 @@ def launch_pool_dgrad_tiles[
 
     @always_inline
     def take[
-        KH: Int, SH: Int, KW: Int, SW: Int, PW: Int, LD: Int
+        KH: Int, SH: Int, KW: Int, SW: Int, PW: Int, D: Int, LD: Int
     ]() raises {imm}:
-        comptime wide = TileShape(KH, SH, KW, SW, PW, LD, WIDE, 1)
-        comptime narrow = TileShape(KH, SH, KW, SW, PW, LD, 4, 1)
+        comptime wide = TileShape(KH, SH, KW, SW, PW, LD, WIDE, 1, D)
+        comptime narrow = TileShape(KH, SH, KW, SW, PW, LD, 4, 1, D)
 
         @always_inline
         def fits[S: TileShape]() {imm} -> Bool:
             return (
                 Int(p.w.input) % S.columns == 0
                 and Int(p.w.output) % S.run() == 0
+                and Int(p.w.output) * SW >= Int(p.w.input)
             )
 
         if not planes:
-            # Beyond, a window costs less in gpu_ring_max.mojo.
-            comptime if KH * KW <= MOST_COMPARED:
-                if Int(p.channels) % V != 0:
-                    return
-                launch[
-                    TileShape(KH, SH, KW, SW, PW, LD, max(2, SW), V), False
-                ]()
+            comptime if D > 1:
+                if Int(p.channels) % 2 == 0:
+                    launch[
+                        TileShape(KH, SH, KW, SW, PW, LD, 2, 2, D), False, True
+                    ]()
+            elif KH * KW <= MOST_COMPARED:
+                # Eight channels would take so many registers that too few threads fit.
+                if Int(p.channels) % 4 == 0:
+                    comptime S = TileShape(
+                        KH, SH, KW, SW, PW, LD, max(2, SW), 4, D
+                    )
+                    comptime ahead = (
+                        offsets
+                        and KH == 3
+                        and SH == 1
+                        and size_of[dtype]() == 2
+                    )
+                    launch[S, False, ahead]()
             return
+        comptime ahead = not averaging and (
+            D > 1 or KH == 5 or (offsets and (LD > 1 or (KH == 3 and SH == 1)))
+        )
         if fits[wide]():
-            launch[wide, True]()
+            launch[wide, True, ahead]()
             return
         comptime if WIDE > 4:
             if fits[narrow]():
-                launch[narrow, True]()
+                launch[narrow, True, ahead]()
                 return
-        comptime if KH > 1 and (LD == 1 or averaging):
+        comptime if KH > 1 and D == 1 and (LD == 1 or averaging):
             launch_pieces[narrow]()
 
     @always_inline
     def consider[
-        KH: Int, SH: Int, KW: Int, SW: Int, PW: Int, *, deep: Bool = False
+        KH: Int,
+        SH: Int,
+        KW: Int,
+        SW: Int,
+        PW: Int,
+        *,
+        D: Int = 1,
+        deep: Bool = False,
     ]() raises {imm}:
         comptime most = (KH + SH - 1) // SH
         if (
             done
-            or not _axis_is[KW, SW](p.w)
+            or not _axis_is[KW, SW, D](p.w)
             or Int(p.w.padding) != PW
-            or not _axis_is[KH, SH](p.h)
+            or not _axis_is[KH, SH, D](p.h)
         ):
             return
         if above == 1:
-            take[KH, SH, KW, SW, PW, 1]()
+            take[KH, SH, KW, SW, PW, D, 1]()
         elif above <= most:
             comptime if deep:
-                take[KH, SH, KW, SW, PW, most]()
+                take[KH, SH, KW, SW, PW, D, most]()
 
     if one_axis:
         consider[1, 1, 2, 2, 0]()
@@ -299,4 +381,5 @@ def launch_pool_dgrad_tiles[
         consider[3, 1, 3, 1, 1, deep=True]()
         comptime if not averaging:
             consider[5, 1, 5, 1, 2]()
+            consider[2, 2, 2, 2, 1, D=2]()
     return done

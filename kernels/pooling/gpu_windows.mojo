@@ -1,5 +1,6 @@
 """Windows in registers: how the gradients of gpu_tiles.mojo load them and compare their entries with pixels."""
 
+from std.memory import bitcast
 from std.sys import size_of
 from std.sys._assembly import inlined_assembly
 from std.sys.info import is_nvidia_gpu
@@ -80,6 +81,127 @@ def load_windows[
             one(i)
 
 
+struct WindowRow[dtype: DType, index: DType, N: Int, V: Int, run: Int](
+    Copyable
+):
+    """N neighbouring windows of one row, V channels each, as they lie in memory: what is done with them after waits
+    for the loads. `run` of them, of one channel, may be one vector."""
+
+    var dy: Array[SIMD[Self.dtype, Self.V], Self.N]
+    var found: Array[SIMD[Self.index, Self.V], Self.N]
+    var run_dy: SIMD[Self.dtype, Self.run]
+    var run_found: SIMD[Self.index, Self.run]
+
+    @always_inline
+    def __init__(out self):
+        self.dy = Array[SIMD[Self.dtype, Self.V], Self.N](
+            fill=SIMD[Self.dtype, Self.V](0)
+        )
+        self.found = Array[SIMD[Self.index, Self.V], Self.N](
+            fill=SIMD[Self.index, Self.V](0)
+        )
+        self.run_dy = 0
+        self.run_found = 0
+
+    @staticmethod
+    def in_run[i: Int, first: Int, aligned: Bool]() -> Bool:
+        return aligned and first + i >= 0 and first + i < Self.run
+
+    @always_inline
+    def load[
+        *, first: Int, aligned: Bool, averaging: Bool
+    ](
+        mut self,
+        dy: Data[Self.dtype],
+        found: Data[Self.index],
+        places: Array[Int32, Self.N],
+        inside: Array[Bool, Self.N],
+    ):
+        """Loads the windows at `places` from where dy and found point, all of which can be read. `aligned`: of one
+        channel; dy and found point at a run of windows that is one vector, the others are read where they are
+        `inside`."""
+        comptime if aligned:
+            comptime bytes = min(Self.run * size_of[Self.dtype](), 16)
+            self.run_dy = dy.unsafe_load[width=Self.run, alignment=bytes](0)
+            comptime if not averaging:
+                comptime index_bytes = min(Self.run * size_of[Self.index](), 16)
+                self.run_found = found.unsafe_load[
+                    width=Self.run, alignment=index_bytes
+                ](0)
+        comptime for i in range(Self.N):
+            comptime if aligned:
+                comptime if not Self.in_run[i, first, aligned]():
+                    if inside[i]:
+                        self.dy[i] = dy.unsafe_load[width=Self.V](first + i)
+                        comptime if not averaging:
+                            self.found[i] = found.unsafe_load[width=Self.V](
+                                first + i
+                            )
+            else:
+                comptime bytes = min(Self.V * size_of[Self.dtype](), 16)
+                self.dy[i] = dy.unsafe_load[width=Self.V, alignment=bytes](
+                    Int(places[i])
+                )
+                comptime if not averaging:
+                    comptime index_bytes = min(
+                        Self.V * size_of[Self.index](), 16
+                    )
+                    self.found[i] = found.unsafe_load[
+                        width=Self.V, alignment=index_bytes
+                    ](Int(places[i]))
+
+    @always_inline
+    def gradient[
+        i: Int, *, first: Int, aligned: Bool
+    ](self) -> SIMD[DType.float32, Self.V]:
+        comptime if Self.in_run[i, first, aligned]():
+            return widen[first + i, Self.V](self.run_dy)
+        else:
+            return widen[0, Self.V](self.dy[i])
+
+    @always_inline
+    def entries[
+        i: Int, *, first: Int, aligned: Bool
+    ](self) -> SIMD[Self.index, Self.V]:
+        comptime if Self.in_run[i, first, aligned]():
+            return self.run_found.slice[Self.V, offset=first + i]()
+        else:
+            return self.found[i]
+
+
+@always_inline
+def widen[
+    dtype: DType, width: Int, //, first: Int, V: Int
+](raw: SIMD[dtype, width]) -> SIMD[DType.float32, V]:
+    """Elements first, ... in float32. A bfloat16 is the upper half of its float32: one instruction each.
+    """
+    comptime if dtype == DType.bfloat16 and width % 2 == 0:
+        var words = bitcast[DType.uint32, width // 2](raw)
+        var wide = SIMD[DType.float32, V](0)
+        comptime for v in range(V):
+            comptime word = (first + v) // 2
+            comptime if (first + v) % 2 == 0:
+                wide[v] = bitcast[DType.float32](words[word] << 16)
+            else:
+                wide[v] = bitcast[DType.float32](words[word] & 0xFFFF0000)
+        return wide
+    else:
+        return raw.slice[V, offset=first]().cast[DType.float32]()
+
+
+@always_inline
+def fits_word[
+    index: DType, V: Int
+](found: SIMD[index, V], inside: Bool) -> SIMD[DType.bool, V]:
+    """Whether a window is there and its entry has no bits above its low word.
+    """
+    var there = SIMD[DType.bool, V](fill=inside)
+    comptime if index == DType.int64:
+        return there & (found >> 32).eq(SIMD[index, V](0))
+    else:
+        return there
+
+
 @always_inline
 def narrow[
     index: DType, V: Int, //
@@ -124,24 +246,22 @@ def add_where[
 
 
 @always_inline
-def one_bit[V: Int, //](taps: SIMD[DType.int32, V]) -> SIMD[DType.int32, V]:
-    """On NVIDIA one bit for each tap's number, none for numbers outside 0 to 31; elsewhere the numbers themselves.
+def one_bit(tap: Int32, live: Bool) -> Int32:
+    """On NVIDIA one bit for the tap's number, none for a number outside 0 to 31 or without `live`; elsewhere the number
+    itself.
 
     One instruction moves seven such bits to predicates, where a comparison makes but one. LLVM would turn a shift
     and a test of one bit back into a comparison.
     """
     comptime if is_nvidia_gpu():
-        var bits = taps
-        comptime for v in range(V):
-            bits[v] = inlined_assembly[
-                "shl.b32 $0, 1, $1;",
-                Int32,
-                constraints="=r,r",
-                has_side_effect=False,
-            ](taps[v])
-        return bits
+        return inlined_assembly[
+            "shl.b32 $0, $1, $2;",
+            Int32,
+            constraints="=r,r,r",
+            has_side_effect=False,
+        ](Int32(1) if live else Int32(0), tap)
     else:
-        return taps
+        return tap if live else Int32(-1)
 
 
 @always_inline

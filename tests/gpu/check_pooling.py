@@ -67,6 +67,9 @@ def check(case: kernel_tests.Window, layout: str, dtype: str, models: dict, devi
         none = to_logical(run("max_dgrad_offsets", [dy, torch.full_like(offsets, 255)], problem, "input")[0], x, layout)
         right.append(compare(f"{label} dx of no offset", none, torch.zeros(x.shape), True))
     averages = case.problem("avg")
+    if averages.output != problem.output:
+        # Dilated windows are maxima's alone.
+        return right.count(False)
     rank = len(case.size)
     pool = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)[rank - 1]
     override = (case.divisor_override,) if rank > 1 else ()
@@ -90,12 +93,7 @@ def main() -> int:
     args = parser.parse_args()
     session = InferenceSession(devices=[Accelerator() if args.device == "cuda" else CPU()])
     models = session.init_all(read(args.compiled))
-    cases = [
-        case
-        for case in kernel_tests.WINDOWS
-        # Not all windows of the tests are averages' too: those dilated have other outputs.
-        if case.n and re.search(args.cases, case.id) and case.problem("avg").output == case.problem("max").output
-    ]
+    cases = [case for case in kernel_tests.WINDOWS if case.n and re.search(args.cases, case.id)]
     wrong = 0
     for case in cases:
         for dtype in args.dtypes.split(","):

@@ -100,6 +100,14 @@ WINDOWS = (
     Window("1d_4", 3, 4, (32,), 4),
     Window("3d_3_1_1_c8", 2, 8, (5, 6, 8), 3, 1, 1),
     Window("3d_3_1_1_real", 1, 4, (3, 5, 8), 3, 1, 1, count_include_pad=False),
+    Window("2d_3_1_1_rows_of_8", 1, 4, (9, 16), 3, 1, 1),
+    Window("2d_5_1_2_rows_of_4", 2, 4, (11, 12), 5, 1, 2),
+    Window("2d_7_3_3_rows_of_12", 1, 6, (14, 24), 7, 3, 3),
+    Window("2d_dilated_rows_of_8", 2, 4, (9, 16), 2, 2, 1, dilation=2),
+    Window("2d_2_2_rows_of_10", 2, 3, (7, 10), 2),
+    Window("2d_2_2_odd", 3, 5, (7, 9), 2),
+    Window("2d_4_4_rows_of_12", 2, 3, (9, 12), 4),
+    Window("2d_8_8_odd", 3, 3, (17, 23), 8),
 )
 
 
