@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from torch_max_backend.graph.pool_offsets import max_pool_offsets, max_pool_offsets_backward
+from torch_max_backend.graph.pool_offsets import keep_small_offsets, max_pool_offsets, max_pool_offsets_backward
 
 aten = torch.ops.aten
 
@@ -31,3 +32,20 @@ def test_offsets_agree_with_indices(shape: tuple[int, ...], window: tuple[list[i
     gradient = torch.randint(-5, 5, y.shape).float()
     expected = backward(gradient, x, *window, ceil_mode, indices)
     assert torch.equal(max_pool_offsets_backward(gradient, x, *window, ceil_mode, offsets), expected)
+
+
+@pytest.mark.parametrize(("shape", "dilation", "kept"), [((1, 2, 1, 6), 2, False), ((1, 2, 5, 6), 2, True)])
+def test_indices_stay_where_a_window_lies_wholly_in_padding(shape: tuple[int, ...], dilation: int, kept: bool) -> None:
+    """aten's gradient of such a window lands on a pixel that is not under it."""
+    window = ([2, 2], [1, 1], [1, 1], [dilation, 1])
+
+    def step(x: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        y, indices = aten.max_pool2d_with_indices(x, *window)
+        return aten.max_pool2d_with_indices_backward(gradient * y, x, *window, False, indices)
+
+    x = torch.randn(shape)
+    y, _ = aten.max_pool2d_with_indices(x, *window)
+    joint = keep_small_offsets(make_fx(step, tracing_mode="fake")(x, torch.randn(y.shape)))
+    targets = {node.target for node in joint.graph.nodes}
+    assert (torch.ops.torch_max_backend.max_pool_offsets.default in targets) is kept
+    assert (aten.max_pool2d_with_indices.default in targets) is not kept

@@ -35,6 +35,7 @@ def test_extent_and_overlap(size: int, window: int, stride: int, padding: int, d
         return
     problem = PoolingProblem.from_aten((size,), window, stride, padding, dilation, ceil_mode)
     assert problem.output_spatial == (expected,)
+    assert problem.has_empty_windows == bool(y.isinf().any())
     taps = [{o * stride + k * dilation for k in range(window)} for o in range(expected)]
     assert problem.overlaps == any(a & b for a, b in itertools.combinations(taps, 2))
     hulls = [range(o * stride - padding, o * stride - padding + reach) for o in range(expected)]

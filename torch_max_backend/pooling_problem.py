@@ -147,6 +147,21 @@ class PoolingProblem:
         )
 
     @property
+    def has_empty_windows(self) -> bool:
+        """Whether some window lies wholly in padding, as only dilated ones can. Its maximum is -inf; the index that
+        aten returns for it names a pixel that is not under it, which no tap's number can."""
+        return any(
+            dilation > 1
+            and any(
+                all(not 0 <= o * stride - padding + k * dilation < extent for k in range(window))
+                for o in range(windows)
+            )
+            for extent, windows, window, stride, padding, dilation in zip(
+                self.input, self.output, self.window, self.stride, self.padding, self.dilation, strict=True
+            )
+        )
+
+    @property
     def windows_above(self) -> int:
         """How many windows a gradient must look at for one input position, at most."""
         return prod(

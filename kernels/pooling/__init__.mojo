@@ -10,7 +10,8 @@ gpu_channels.mojo   GPU, channels-last: 16-byte vectors of channels
 gpu_planes_*.mojo   GPU, contiguous NCHW: gradients of maxima and averages
 gpu.mojo            which GPU kernel runs what
 cpu_vectors.mojo    CPU, channels-last: vectors of channels
-cpu_max.mojo        CPU, contiguous NCHW: maxima, separable; gradients by scattering
+cpu_max.mojo        CPU, contiguous NCHW: maxima, separable
+cpu_*_max.mojo      CPU: gradients of maxima, by comparing and by scattering
 cpu_avg.mojo        CPU: averages, separable
 cpu.mojo            which CPU kernel runs what
 ops.mojo            the registered operations: checks, then the choice of an implementation

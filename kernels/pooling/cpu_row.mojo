@@ -1,11 +1,17 @@
 """What the CPU kernels share: rows as vectors with masked ends, work shares, and tables of the axes."""
 
 from max.algorithm import sync_parallelize
+from std.atomic import Ordering, fence
 from std.math import ceildiv, iota
 from std.ffi import external_call
 from std.sys import simd_width_of, size_of
 from std.sys.info import num_logical_cores
-from std.sys.intrinsics import masked_load, masked_store
+from std.sys.intrinsics import (
+    PrefetchOptions,
+    masked_load,
+    masked_store,
+    prefetch,
+)
 
 from .direct import Data, accumulator
 from .problem import PoolingAxis
@@ -42,6 +48,45 @@ def store_part[
         masked_store(value, row.unsafe_offset(at), _mask[V](extent - at))
 
 
+@always_inline
+def store_past_cache[
+    dtype: DType, V: Int, //
+](row: Data[dtype], at: Int, extent: Int, value: SIMD[dtype, V]):
+    """As store_part, for what is wanted much later: whole lines go straight to the memory, so that none is read first and
+    none displaces what is wanted sooner. `end_past_cache` ends a share that did so.
+    """
+    if at + V <= extent and Int(row.unsafe_offset(at)) % LINE == 0:
+        row.unsafe_store[alignment=LINE, non_temporal=True](at, value)
+    else:
+        store_part(row, at, extent, value)
+
+
+@always_inline
+def end_past_cache():
+    """Such stores come in no order: other threads see them only behind a fence.
+    """
+    fence[Ordering.SEQUENTIAL]()
+
+
+comptime LINE = 64
+"""Bytes of a line of the caches."""
+comptime EARLY = 1024
+"""Bytes by which data is asked for before it is needed: the processor by itself asks too late, or not beyond a page of
+the memory."""
+
+
+@always_inline
+def ask_ahead[dtype: DType, //, W: Int](data: Data[dtype], at: Int):
+    """Asks for the W elements that lie EARLY bytes after element `at`. Nothing is read: they need not exist.
+    """
+    comptime first = EARLY // size_of[dtype]()
+    comptime step = LINE // size_of[dtype]()
+    comptime for k in range(max(W // step, 1)):
+        prefetch[PrefetchOptions().for_read().high_locality().to_data_cache()](
+            data.unsafe_offset(at + first + k * step)
+        )
+
+
 comptime LONG_RUN = 4096
 """Bytes from which on the C library clears faster: it need not read the lines that it writes."""
 
@@ -58,6 +103,31 @@ def clear_run[dtype: DType, //](data: Data[dtype], length: Int):
     while at < length:
         store_part(data, at, length, SIMD[dtype, V](0))
         at += V
+
+
+comptime CLEARED_BYTES = 16 * 1024
+"""Bytes that are cleared at once: few enough to stay in the nearest cache, enough to be cleared fast."""
+
+
+@fieldwise_init
+struct ClearedAhead(TrivialRegisterPassable):
+    """How far a run of results, that vectors fill in the order of the memory, is cleared: piece by piece shortly before, so
+    that no line of it is read. The C library clears whole lines without reading them; a store reads first.
+    """
+
+    var length: Int
+    var end: Int
+
+    @always_inline
+    def reach[dtype: DType, //](mut self, run: Data[dtype], to: Int):
+        """Elements of the run before `to` are about to be stored. Short runs are left as they are.
+        """
+        comptime STEP = CLEARED_BYTES // size_of[dtype]()
+        while self.end < to:
+            var count = min(STEP, self.length - self.end)
+            if count * size_of[dtype]() >= LONG_RUN:
+                clear_run(run.unsafe_offset(self.end), count)
+            self.end += count
 
 
 @always_inline

@@ -1,11 +1,22 @@
-"""Gradient of max pooling on the CPU by scattering: for windows of many taps, and for adaptive pooling.
+"""Gradient of max pooling on the CPU by scattering: each window adds where its entries point.
 
 One plane (C = 1) or one block of channels at a time, always in the same order. An index outside the plane is ignored.
+Vectors of channels under a window of few taps are compared with each tap: to add a vector masked takes less than to add
+its elements one by one. There an index outside its window is ignored too.
 """
 
 from std.math import ceildiv, iota
 from std.sys.info import num_logical_cores
 
+from .cpu_add_max import (
+    WindowTaps,
+    add_by_offset,
+    add_compared,
+    add_indexed,
+    add_indexed_channels,
+    add_planes_by_offset,
+    add_planes_indexed,
+)
 from .cpu_row import (
     clear_run,
     for_each_share,
@@ -16,12 +27,16 @@ from .cpu_row import (
     store_part,
 )
 from .direct import Data, accumulator
-from .problem import PoolingProblem
+from .problem import PoolingProblem, Taps
 
 comptime BLOCK = 64
 """Channels that are scattered together: more, and the lines that they touch outgrow the nearest cache."""
 comptime LEAST = 16
 """Channels below which a block is not cut to keep another core busy: a line of the cache."""
+comptime MOST_COMPARED = 4
+"""Taps of a window, at most, for which comparing whole vectors pays."""
+comptime LIMIT_32 = 1 << 31
+"""Places of a plane fit 32 bits below."""
 comptime FAR_AWAY = -(1 << 60)
 comptime CLEARED_TOGETHER = 4096
 """Elements that are cleared at once: few enough to stay in the nearest cache, enough to be cleared fast."""
@@ -50,8 +65,8 @@ def max_pool_dgrad_scatter[
     var width = Int(p.w.input)
     # How far each tap lies from its window's origin, and where the windows' origins lie; what no tap has lies outside
     # every plane.
-    var taps = List[Int]()
-    var origins = List[Int]()
+    var taps = List[Scalar[DType.int]]()
+    var origins = List[Scalar[DType.int]]()
     comptime if offsets:
         for kd in range(Int(p.d.window)):
             for kh in range(Int(p.h.window)):
@@ -78,11 +93,25 @@ def max_pool_dgrad_scatter[
                 for ow in range(Int(p.w.output)):
                     origins.append(row + ow * Int(p.w.stride))
     var tap_count = len(taps)
+    var in_vectors = plane * channels < LIMIT_32
+    var compared = False
+    # Found once: divisions take longer than a window's additions.
+    var columns = List[Taps]()
+    comptime if not adaptive:
+        compared = (
+            channels % V == 0
+            and most % V == 0
+            and p.window_size() <= MOST_COMPARED
+            and plane < LIMIT_32
+        )
+        if compared:
+            for ow in range(Int(p.w.output)):
+                columns.append(p.w.taps[False](ow))
+
+    var deltas = pointer_to(taps)
+    var window_starts = pointer_to(origins)
 
     def share(first: Int, end: Int) {imm}:
-        var deltas = taps.unsafe_ptr()
-        var window_starts = origins.unsafe_ptr()
-
         @always_inline
         def target(found: Scalar[index], o: Int) {imm} -> Int:
             """The pixel in the plane; outside it, as an unsigned number too, where there is none.
@@ -115,6 +144,33 @@ def max_pool_dgrad_scatter[
                 var h = th.start + (th.count - 1) * th.step
                 return min((d * height + h + 1) * width, plane)
 
+        @always_inline
+        def add_planes(sums: Data[Acc], first_plane: Int, count: Int) {imm}:
+            """Adds to `count` planes that begin at `sums`; one channel."""
+            var start = first_plane * outputs
+            comptime if offsets:
+                add_planes_by_offset(
+                    sums,
+                    dy.unsafe_offset(start),
+                    indices.unsafe_offset(start),
+                    count,
+                    outputs,
+                    window_starts,
+                    deltas,
+                    tap_count,
+                    plane,
+                )
+            else:
+                add_planes_indexed(
+                    sums,
+                    dy.unsafe_offset(start),
+                    indices.unsafe_offset(start),
+                    count,
+                    outputs,
+                    plane,
+                )
+
+        var window = WindowTaps(p.window_size() if compared else 0)
         # Half-precision sums are kept in float32 and rounded once.
         var storage = List[Scalar[Acc]]()
         comptime if not in_place:
@@ -129,7 +185,16 @@ def max_pool_dgrad_scatter[
                         plane,
                     )
                 return
-        var cleared = first
+            if channels == 1:
+                # Small planes are cleared several at a time.
+                var n = first
+                while n < end:
+                    var group = min(max(CLEARED_TOGETHER // plane, 1), end - n)
+                    var sums = rebind[Data[Acc]](dx.unsafe_offset(n * plane))
+                    clear_run(sums, plane * group)
+                    add_planes(sums, n, group)
+                    n += group
+                return
         for unit in range(first, end):
             var n = unit // blocks
             var c0 = (unit - n * blocks) * most
@@ -140,13 +205,6 @@ def max_pool_dgrad_scatter[
             comptime if in_place:
                 sums = rebind[Data[Acc]](dx_block)
                 pitch = channels
-                if channels == 1 and unit == cleared:
-                    # Small planes are cleared several at a time.
-                    var group = min(
-                        max(CLEARED_TOGETHER // plane, 1), end - unit
-                    )
-                    clear_run(sums, plane * group)
-                    cleared += group
             else:
                 sums = pointer_to(storage)
                 pitch = depth
@@ -155,12 +213,7 @@ def max_pool_dgrad_scatter[
             var dy_block = dy.unsafe_offset(start)
             var found = indices.unsafe_offset(start)
             if channels == 1:
-                for o in range(outputs):
-                    var pixel = target(found[unsafe_offset=o], o)
-                    if UInt(pixel) < UInt(plane):
-                        sums[unsafe_offset=pixel] += dy_block[
-                            unsafe_offset=o
-                        ].cast[Acc]()
+                add_planes(sums, n, 1)
             else:
                 var zeros_end = 0
                 var o = 0
@@ -181,15 +234,54 @@ def max_pool_dgrad_scatter[
                                         sums.unsafe_offset(i * pitch), depth
                                     )
                             zeros_end = to
-                    for _ in range(Int(p.w.output)):
+                    var td = Taps(0, 1, 0, 0)
+                    var th = td
+                    if compared:
+                        var od = row // Int(p.h.output)
+                        td = p.d.taps[False](od)
+                        th = p.h.taps[False](row - od * Int(p.h.output))
+                    for ow in range(Int(p.w.output)):
                         var dy_pixel = dy_block.unsafe_offset(o * channels)
                         var found_pixel = found.unsafe_offset(o * channels)
-                        for c in range(depth):
-                            var pixel = target(found_pixel[unsafe_offset=c], o)
-                            if UInt(pixel) < UInt(plane):
-                                sums[
-                                    unsafe_offset=pixel * pitch + c
-                                ] += dy_pixel[unsafe_offset=c].cast[Acc]()
+                        if compared:
+                            window.fill[offsets](p, td, th, columns[ow], pitch)
+                            add_compared(
+                                sums, dy_pixel, found_pixel, window, depth
+                            )
+                        else:
+                            comptime if offsets:
+                                add_by_offset(
+                                    sums,
+                                    dy_pixel,
+                                    found_pixel,
+                                    depth,
+                                    window_starts[unsafe_offset=o],
+                                    deltas,
+                                    tap_count,
+                                    plane,
+                                    pitch,
+                                )
+                            else:
+                                if in_vectors:
+                                    add_indexed_channels(
+                                        sums,
+                                        dy_pixel,
+                                        found_pixel,
+                                        depth,
+                                        plane,
+                                        pitch,
+                                    )
+                                else:
+                                    add_indexed(
+                                        sums,
+                                        dy_pixel,
+                                        found_pixel,
+                                        0,
+                                        depth,
+                                        plane,
+                                        pitch,
+                                        1,
+                                    )
                         o += 1
             comptime if not in_place:
                 if channels == 1:
@@ -202,9 +294,12 @@ def max_pool_dgrad_scatter[
                             depth,
                         )
         _ = storage^
+        _ = window^
 
     var units = Int(p.batch) * blocks
     for_each_share(share, units, smallest_share(p.input_size(), units))
+    _ = taps^
+    _ = origins^
 
 
 @always_inline

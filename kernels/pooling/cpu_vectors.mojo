@@ -4,16 +4,22 @@ What a result needs is listed once for its pixel, as element offsets, and then w
 a block is four vectors where C allows it, so that neither the loop nor the latency of a comparison shows.
 """
 
+from std.sys import size_of
 from std.utils.numerics import neg_inf
 
 from .cpu_row import (
     AxisTables,
+    LINE,
+    ClearedAhead,
+    ask_ahead,
+    end_past_cache,
     for_each_share,
     lanes,
     load_part,
     pointer_to,
     smallest_share,
     store_part,
+    store_past_cache,
 )
 from .direct import Data, accumulator
 from .problem import PoolingProblem
@@ -57,6 +63,9 @@ def max_pool_fprop_vectors[
         var d_step = 1 if adaptive else Int(p.d.dilation)
         var h_step = 1 if adaptive else Int(p.h.dilation)
         var w_step = 1 if adaptive else Int(p.w.dilation)
+        var past_cache = (
+            size_of[index]() == 8 and channels * size_of[index]() % LINE == 0
+        )
         var at_list = List[Scalar[DType.int]](length=taps, fill=0)
         var place_list = List[Int32](length=taps, fill=0)
         var at = pointer_to(at_list)
@@ -119,7 +128,13 @@ def max_pool_fprop_vectors[
                         )
                     comptime if store_values:
                         store_part(y, c, channels, best.cast[dtype]())
-                    store_part(indices, c, channels, found.cast[index]())
+                    var entries = found.cast[index]()
+                    # Only the backward pass wants indices, and there are more bytes of them than of y. A line that is stored in
+                    # part costs more so.
+                    if past_cache:
+                        store_past_cache(indices, c, channels, entries)
+                    else:
+                        store_part(indices, c, channels, entries)
 
                 var c = 0
                 while c + 4 * V <= channels:
@@ -130,6 +145,8 @@ def max_pool_fprop_vectors[
                     c += V
         _ = at_list^
         _ = place_list^
+        if past_cache:
+            end_past_cache()
 
     var units = Int(p.batch) * Int(p.d.output) * Int(p.h.output)
     for_each_share(share, units, smallest_share(p.input_size(), units))
@@ -145,37 +162,58 @@ def avg_pool_fprop_vectors[
     var d_axis = AxisTables(p.d, adaptive=adaptive, include_pad=include)
     var h_axis = AxisTables(p.h, adaptive=adaptive, include_pad=include)
     var w_axis = AxisTables(p.w, adaptive=adaptive, include_pad=include)
-    var taps = d_axis.most_taps() * h_axis.most_taps() * w_axis.most_taps()
+    var rows = d_axis.most_taps() * h_axis.most_taps()
+    var taps = rows * w_axis.most_taps()
 
     def share(first: Int, end: Int) {imm}:
         var channels = Int(p.channels)
         var width = Int(p.w.input)
         var out_width = Int(p.w.output)
         var at_list = List[Scalar[DType.int]](length=taps, fill=0)
+        var fresh_list = List[Scalar[DType.int]](length=taps, fill=0)
         var at = pointer_to(at_list)
+        var fresh = pointer_to(fresh_list)
+        var row_list = List[Int](length=rows, fill=0)
+        # What windows before have read already.
+        var h_seen = 0 if adaptive else Int(p.h.window - p.h.stride)
+        var w_seen = 0 if adaptive else Int(p.w.window - p.w.stride)
         for unit in range(first, end):
             var slab = unit // Int(p.h.output)
             var oh = unit - slab * Int(p.h.output)
             var n = slab // Int(p.d.output)
             var od = slab - n * Int(p.d.output)
             var x = x_all.unsafe_offset(n * p.input_plane() * channels)
+            # What all windows of the row share is found once: rows, those last that no windows before have read.
+            var row_count = 0
+            for b in range(h_axis.count[oh]):
+                for a in range(d_axis.count[od]):
+                    row_list[row_count] = (
+                        (d_axis.start[od] + a) * Int(p.h.input)
+                        + h_axis.start[oh]
+                        + b
+                    ) * width
+                    row_count += 1
+            var seen = min(max(h_seen, 0) * d_axis.count[od], row_count)
+            var row_divisor = d_axis.divisor[od] * h_axis.divisor[oh]
             for ow in range(out_width):
                 var count = 0
-                for a in range(d_axis.count[od]):
-                    for b in range(h_axis.count[oh]):
-                        var pixel = (
-                            (d_axis.start[od] + a) * Int(p.h.input)
-                            + h_axis.start[oh]
-                            + b
-                        ) * width + w_axis.start[ow]
-                        for k in range(w_axis.count[ow]):
-                            at[unsafe_offset=count] = Scalar[DType.int](
-                                (pixel + k) * channels
-                            )
-                            count += 1
-                var divisor = (
-                    d_axis.divisor[od] * h_axis.divisor[oh] * w_axis.divisor[ow]
-                )
+                var fresh_count = 0
+                var w_start = w_axis.start[ow]
+                var w_count = w_axis.count[ow]
+                for r in range(row_count):
+                    var pixel = row_list[r] + w_start
+                    for k in range(w_count):
+                        at[unsafe_offset=count] = Scalar[DType.int](
+                            (pixel + k) * channels
+                        )
+                        count += 1
+                for r in range(seen, row_count):
+                    for k in range(max(w_seen, 0), w_count):
+                        fresh[unsafe_offset=fresh_count] = Scalar[DType.int](
+                            (row_list[r] + w_start + k) * channels
+                        )
+                        fresh_count += 1
+                var divisor = row_divisor * w_axis.divisor[ow]
                 comptime if not adaptive:
                     if p.divisor_override != 0:
                         divisor = Int(p.divisor_override)
@@ -186,6 +224,10 @@ def avg_pool_fprop_vectors[
                 @always_inline
                 def block[W: Int](c: Int) {imm}:
                     var total = SIMD[Acc, W](0)
+                    for t in range(fresh_count):
+                        ask_ahead[W](
+                            x.unsafe_offset(Int(fresh[unsafe_offset=t])), c
+                        )
                     for t in range(count):
                         total += load_part[W](
                             x.unsafe_offset(Int(at[unsafe_offset=t])),
@@ -202,6 +244,7 @@ def avg_pool_fprop_vectors[
                     block[V](c)
                     c += V
         _ = at_list^
+        _ = fresh_list^
 
     var units = Int(p.batch) * Int(p.d.output) * Int(p.h.output)
     for_each_share(share, units, smallest_share(p.input_size(), units))
@@ -217,14 +260,14 @@ def avg_pool_dgrad_vectors[
     var d_axis = AxisTables(p.d, adaptive=adaptive, include_pad=include)
     var h_axis = AxisTables(p.h, adaptive=adaptive, include_pad=include)
     var w_axis = AxisTables(p.w, adaptive=adaptive, include_pad=include)
-    var most = d_axis.most_above() * h_axis.most_above() * w_axis.most_above()
+    var most_rows = d_axis.most_above() * h_axis.most_above()
     var override = not adaptive and p.divisor_override != 0
 
     def share(first: Int, end: Int) {imm}:
         var channels = Int(p.channels)
         var width = Int(p.w.input)
-        var at_list = List[Scalar[DType.int]](length=most, fill=0)
-        var scale_list = List[Scalar[Acc]](length=most, fill=0)
+        var at_list = List[Scalar[DType.int]](length=most_rows, fill=0)
+        var scale_list = List[Scalar[Acc]](length=most_rows, fill=1)
         var at = pointer_to(at_list)
         var scale = pointer_to(scale_list)
         var w_scale_list = List[Scalar[Acc]](
@@ -240,42 +283,44 @@ def avg_pool_dgrad_vectors[
             var h = unit - slab * Int(p.h.input)
             var n = slab // Int(p.d.input)
             var d = slab - n * Int(p.d.input)
+            # What all pixels of the row share is found once.
+            var row_count = 0
+            for od in range(d_axis.above_first[d], d_axis.above_end[d]):
+                for oh in range(h_axis.above_first[h], h_axis.above_end[h]):
+                    at[unsafe_offset=row_count] = Scalar[DType.int](
+                        ((n * Int(p.d.output) + od) * Int(p.h.output) + oh)
+                        * Int(p.w.output)
+                        * channels
+                    )
+                    if not override:
+                        scale[unsafe_offset=row_count] = 1 / Scalar[Acc](
+                            d_axis.divisor[od] * h_axis.divisor[oh]
+                        )
+                    row_count += 1
+            var dx_row = dx_all.unsafe_offset(unit * width * channels)
+            var cleared = ClearedAhead(width * channels, 0)
             for w in range(width):
-                var count = 0
-                for od in range(d_axis.above_first[d], d_axis.above_end[d]):
-                    for oh in range(h_axis.above_first[h], h_axis.above_end[h]):
-                        var row = (
-                            (n * Int(p.d.output) + od) * Int(p.h.output) + oh
-                        ) * Int(p.w.output)
-                        var row_scale = Scalar[Acc](1)
-                        if not override:
-                            row_scale /= Scalar[Acc](
-                                d_axis.divisor[od] * h_axis.divisor[oh]
-                            )
-                        for ow in range(
-                            w_axis.above_first[w], w_axis.above_end[w]
-                        ):
-                            at[unsafe_offset=count] = Scalar[DType.int](
-                                (row + ow) * channels
-                            )
-                            scale[unsafe_offset=count] = (
-                                row_scale * w_scale[unsafe_offset=ow]
-                            )
-                            count += 1
-                var dx = dx_all.unsafe_offset((unit * width + w) * channels)
+                var above_first = w_axis.above_first[w]
+                var above_end = w_axis.above_end[w]
+                cleared.reach(dx_row, (w + 1) * channels)
+                var dx = dx_row.unsafe_offset(w * channels)
 
                 @always_inline
                 def block[W: Int](c: Int) {imm}:
                     var total = SIMD[Acc, W](0)
-                    for t in range(count):
-                        total += (
-                            load_part[W](
-                                dy.unsafe_offset(Int(at[unsafe_offset=t])),
-                                c,
-                                channels,
-                            ).cast[Acc]()
-                            * scale[unsafe_offset=t]
+                    for r in range(row_count):
+                        var windows = dy.unsafe_offset(
+                            Int(at[unsafe_offset=r]) + c
                         )
+                        for ow in range(above_first, above_end):
+                            total += load_part[W](
+                                windows,
+                                ow * channels,
+                                ow * channels + channels - c,
+                            ).cast[Acc]() * (
+                                scale[unsafe_offset=r]
+                                * w_scale[unsafe_offset=ow]
+                            )
                     store_part(dx, c, channels, total.cast[dtype]())
 
                 var c = 0

@@ -266,8 +266,7 @@ def avg_pool_fprop[
     dtype: DType, *, adaptive: Bool
 ](ctx: DeviceContext, y: Data[dtype], x: Data[dtype], p: PoolingProblem) raises:
     comptime if not adaptive:
-        # Narrower elements are so many loads that planes through shared memory are faster.
-        comptime if size_of[dtype]() >= 4:
+        comptime if size_of[dtype]() <= 4:
             if launch_avg_pool_fprop_lanes(ctx, y, x, p):
                 return
         if launch_pool_fprop_tiles[

@@ -149,9 +149,7 @@ def max_pool_dgrad_ahead[
 
     var sums = Array[Sums, KEPT * TW](fill=Sums(0))
     var row = Row()
-    row.load[first=FIRST, aligned=planes, averaging=False](
-        dy_row, found_row, places, inside
-    )
+    row.load[first=FIRST, aligned=planes](dy_row, found_row, places, inside)
     while group < end_group:
         comptime for turn in range(S.turns()):
             var top = p.h.origin_by[SH](group)
@@ -166,7 +164,7 @@ def max_pool_dgrad_ahead[
                         hop -= max(steps - 1, 0) * slab_size
                 dy_row = dy_row.unsafe_offset(Int(hop))
                 found_row = found_row.unsafe_offset(Int(hop))
-                row.load[first=FIRST, aligned=planes, averaging=False](
+                row.load[first=FIRST, aligned=planes](
                     dy_row, found_row, places, inside
                 )
                 if group < p.h.output and Int32(step) < steps:

@@ -6,14 +6,21 @@ that what neighbouring rows read again comes from the L1 cache. All gather: no r
 an atomic, and the bits are the same on every run.
 """
 
-from max.gpu import block_dim, block_idx, grid_dim, thread_idx
+from max.gpu import (
+    MAX_THREADS_PER_BLOCK_METADATA,
+    block_dim,
+    block_idx,
+    grid_dim,
+    thread_idx,
+)
 from max.gpu.host import DeviceContext
 from std.math import ceildiv
 from std.sys import size_of
 from std.utils.numerics import neg_inf
+from std.utils.static_tuple import StaticTuple
 
 from .direct import Data, accumulator
-from .gpu_problem import FastDivisor, GpuProblem, LaunchShape
+from .gpu_problem import THREADS, FastDivisor, GpuProblem, LaunchShape
 from .problem import PoolingProblem
 
 
@@ -194,6 +201,40 @@ def avg_pool_dgrad_channels[
         slab += _slab_step()
 
 
+comptime AHEAD = 4
+"""Taps of a window that are loaded before the first is looked at."""
+comptime BLOCKS = 4
+"""Blocks that a multiprocessor shall hold: with registers for these loads, which the compiler would not take unasked.
+"""
+
+
+@fieldwise_init
+struct Taps(TrivialRegisterPassable):
+    """A walk over the taps of a window in one slab, row by row."""
+
+    var pixel: Int32
+    var tap: Int32
+    """Number of the tap in its window."""
+    var left: Int32
+    """Taps of this row from here on."""
+
+    @always_inline
+    def next[count_taps: Bool](mut self, count: Int32, p: GpuProblem):
+        """`count` taps make a row."""
+        self.left -= 1
+        var wraps = self.left == 0
+        var row = p.h.dilation() * p.w.input - (count - 1) * p.w.dilation()
+        self.pixel += row if wraps else p.w.dilation()
+        comptime if count_taps:
+            self.tap += p.w.window - count + 1 if wraps else Int32(1)
+        if wraps:
+            self.left = count
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)),
+    `nvvm.minctasm`=SIMDLength(BLOCKS),
+)
 def max_pool_fprop_channels[
     dtype: DType,
     index: DType,
@@ -221,26 +262,38 @@ def max_pool_fprop_channels[
             if td.count <= 0 or th.count <= 0 or tw.count <= 0:
                 start = p.d.window * p.h.window * p.w.window
         var found = SIMD[DType.int32, V](start)
+        # Windows may lie in padding altogether.
+        var count = max(tw.count, 0) * max(th.count, 0)
         for a in range(td.count):
-            for b in range(th.count):
-                var row = (
-                    (td.start + a * p.d.dilation()) * p.h.input
-                    + th.start
-                    + b * p.h.dilation()
-                ) * p.w.input + tw.start
-                var tap = (
-                    (td.first + a) * p.h.window + th.first + b
-                ) * p.w.window + tw.first
-                for c in range(tw.count):
-                    var pixel = row + c * p.w.dilation()
-                    var value = _load[V](x_n, pixel * p.channels + at.c).cast[
-                        Acc
-                    ]()
+            var taps = Taps(
+                ((td.start + a * p.d.dilation()) * p.h.input + th.start)
+                * p.w.input
+                + tw.start,
+                ((td.first + a) * p.h.window + th.first) * p.w.window
+                + tw.first,
+                tw.count,
+            )
+
+            @always_inline
+            def take[together: Int]() {mut taps, mut best, mut found, imm}:
+                var values = Array[SIMD[dtype, V], together](
+                    fill=SIMD[dtype, V](0)
+                )
+                var places = Array[Int32, together](fill=0)
+                comptime for k in range(together):
+                    values[k] = _load[V](x_n, taps.pixel * p.channels + at.c)
+                    places[k] = taps.tap if offsets else taps.pixel
+                    taps.next[offsets](tw.count, p)
+                comptime for k in range(together):
+                    var value = values[k].cast[Acc]()
                     var wins = value.gt(best) | ~value.eq(value)
                     best = wins.select(value, best)
-                    comptime if offsets:
-                        pixel = tap + c
-                    found = wins.select(SIMD[DType.int32, V](pixel), found)
+                    found = wins.select(SIMD[DType.int32, V](places[k]), found)
+
+            for _ in range(count // AHEAD):
+                take[AHEAD]()
+            for _ in range(count % AHEAD):
+                take[1]()
         var o = ((od * p.h.output + oh) * p.w.output + at.w) * p.channels + at.c
         var sample = Int(n) * Int(p.output_plane() * p.channels)
         comptime if store_values:
@@ -249,6 +302,10 @@ def max_pool_fprop_channels[
         slab += _slab_step()
 
 
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)),
+    `nvvm.minctasm`=SIMDLength(BLOCKS),
+)
 def avg_pool_fprop_channels[
     dtype: DType, V: Int, adaptive: Bool
 ](y: Data[dtype], x: Data[dtype], p: GpuProblem):
@@ -266,15 +323,29 @@ def avg_pool_fprop_channels[
         var td = p.d.taps[adaptive](od)
         var x_n = x.unsafe_offset(Int(n) * Int(p.input_plane() * p.channels))
         var total = SIMD[Acc, V](0)
+        var count = max(tw.count, 0) * max(th.count, 0)
         for a in range(td.count):
-            for b in range(th.count):
-                var row = (
-                    (td.start + a) * p.h.input + th.start + b
-                ) * p.w.input + tw.start
-                for c in range(tw.count):
-                    total += _load[V](x_n, (row + c) * p.channels + at.c).cast[
-                        Acc
-                    ]()
+            var taps = Taps(
+                ((td.start + a) * p.h.input + th.start) * p.w.input + tw.start,
+                0,
+                tw.count,
+            )
+
+            @always_inline
+            def take[together: Int]() {mut taps, mut total, imm}:
+                var values = Array[SIMD[dtype, V], together](
+                    fill=SIMD[dtype, V](0)
+                )
+                comptime for k in range(together):
+                    values[k] = _load[V](x_n, taps.pixel * p.channels + at.c)
+                    taps.next[False](tw.count, p)
+                comptime for k in range(together):
+                    total += values[k].cast[Acc]()
+
+            for _ in range(count // AHEAD):
+                take[AHEAD]()
+            for _ in range(count % AHEAD):
+                take[1]()
         var scale = p.scale
         if scale == 0:
             scale = (

@@ -77,9 +77,44 @@ def _best_strip(
     return best
 
 
-struct TilePlan[S: TileShape, turns: Int = 0, resident: Int = 1]:
-    """The launch of pool_dgrad_tiles; or, with `turns`, of max_pool_dgrad_ahead, which takes so many rows of windows at a
-    time and of which a multiprocessor holds `resident` blocks."""
+def tile_strip(S: TileShape, planes: Bool, averaging: Bool, data: Int) -> Int:
+    """The most rows of windows that a thread of pool_dgrad_tiles takes, as measured on one H200; `data` is the bytes of an
+    element."""
+    # Neighbouring slabs load the same windows, each for its own strip: a longer one loads fewer of them twice.
+    if S.ld > 1:
+        return 16
+    # Averages, and the rows of a 1-D problem.
+    if averaging or S.kh == 1:
+        return 4 if planes else 8
+    # Where no window is loaded twice, short strips leave more of them to hide each other's waiting.
+    if S.above() == 1:
+        return 1
+    if S.sh > 1:
+        if planes:
+            return 3
+        return 2 if data >= 4 else 4
+    return 4 if planes else 8
+
+
+def ahead_rounds(S: TileShape, planes: Bool, offsets: Bool) -> Int:
+    """How often a thread of max_pool_dgrad_ahead takes a round of rows of windows, as measured on one H200: in two
+    dimensions threads of the next strip wait less than longer strips save. 0: as _best_strip finds.
+    """
+    if S.ld > 1 or S.kh > 3:
+        return 0
+    if S.dilation > 1:
+        if planes:
+            return 1
+        return 0 if offsets else 2
+    return 3 if planes else 0
+
+
+struct TilePlan[
+    S: TileShape, most: Int, turns: Int = 0, rounds: Int = 0, resident: Int = 1
+]:
+    """The launch of pool_dgrad_tiles with strips of at most `most` rows of windows; or, with `turns`, of
+    max_pool_dgrad_ahead, which takes so many rows of windows at a time, `rounds` times, and of which a multiprocessor
+    holds `resident` blocks."""
 
     var tiles: Tiles
     var x: Int
@@ -92,19 +127,15 @@ struct TilePlan[S: TileShape, turns: Int = 0, resident: Int = 1]:
         var columns = ceildiv(Int(p.w.input), Self.S.columns)
         var items = columns * vectors
         var groups = _groups(p, Self.S.sh)
-        # Strips of one plane lie in one block and find each other's windows in the L1 cache; elsewhere a longer
-        # strip loads fewer windows twice.
-        var strip = 4
+        var strip = Self.most
+        var enough = ENOUGH_THREADS
         comptime if Self.S.ld > 1:
-            strip = 16
-        elif Self.S.channels > 1:
-            strip = 8
-        while (
-            strip > 1
-            and items * slabs * ceildiv(groups, strip) < ENOUGH_THREADS
-        ):
+            enough //= 2
+        while strip > 1 and items * slabs * ceildiv(groups, strip) < enough:
             strip //= 2
-        comptime if Self.turns > 0:
+        comptime if Self.rounds > 0:
+            strip = Self.rounds * Self.turns - (Self.S.above() - 1)
+        elif Self.turns > 0:
             strip = _best_strip(
                 groups,
                 Self.S.above(),
@@ -248,7 +279,9 @@ def launch_pool_dgrad_tiles[
             comptime blocks = ahead_blocks(
                 S, size_of[dtype](), size_of[index]()
             )
-            var plan = TilePlan[S, S.turns(), blocks](p)
+            var plan = TilePlan[
+                S, 1, S.turns(), ahead_rounds(S, planes, offsets), blocks
+            ](p)
             comptime kernel = max_pool_dgrad_ahead[
                 dtype, index, S, planes, offsets
             ]
@@ -262,7 +295,9 @@ def launch_pool_dgrad_tiles[
                 block_dim=(plan.x, plan.y),
             )
         else:
-            var plan = TilePlan[S](p)
+            var plan = TilePlan[
+                S, tile_strip(S, planes, averaging, size_of[dtype]())
+            ](p)
             comptime kernel = pool_dgrad_tiles[
                 dtype, index, S, planes, averaging, offsets
             ]

@@ -109,7 +109,7 @@ struct WindowRow[dtype: DType, index: DType, N: Int, V: Int, run: Int](
 
     @always_inline
     def load[
-        *, first: Int, aligned: Bool, averaging: Bool
+        *, first: Int, aligned: Bool
     ](
         mut self,
         dy: Data[Self.dtype],
@@ -123,32 +123,27 @@ struct WindowRow[dtype: DType, index: DType, N: Int, V: Int, run: Int](
         comptime if aligned:
             comptime bytes = min(Self.run * size_of[Self.dtype](), 16)
             self.run_dy = dy.unsafe_load[width=Self.run, alignment=bytes](0)
-            comptime if not averaging:
-                comptime index_bytes = min(Self.run * size_of[Self.index](), 16)
-                self.run_found = found.unsafe_load[
-                    width=Self.run, alignment=index_bytes
-                ](0)
+            comptime index_bytes = min(Self.run * size_of[Self.index](), 16)
+            self.run_found = found.unsafe_load[
+                width=Self.run, alignment=index_bytes
+            ](0)
         comptime for i in range(Self.N):
             comptime if aligned:
                 comptime if not Self.in_run[i, first, aligned]():
                     if inside[i]:
                         self.dy[i] = dy.unsafe_load[width=Self.V](first + i)
-                        comptime if not averaging:
-                            self.found[i] = found.unsafe_load[width=Self.V](
-                                first + i
-                            )
+                        self.found[i] = found.unsafe_load[width=Self.V](
+                            first + i
+                        )
             else:
                 comptime bytes = min(Self.V * size_of[Self.dtype](), 16)
                 self.dy[i] = dy.unsafe_load[width=Self.V, alignment=bytes](
                     Int(places[i])
                 )
-                comptime if not averaging:
-                    comptime index_bytes = min(
-                        Self.V * size_of[Self.index](), 16
-                    )
-                    self.found[i] = found.unsafe_load[
-                        width=Self.V, alignment=index_bytes
-                    ](Int(places[i]))
+                comptime index_bytes = min(Self.V * size_of[Self.index](), 16)
+                self.found[i] = found.unsafe_load[
+                    width=Self.V, alignment=index_bytes
+                ](Int(places[i]))
 
     @always_inline
     def gradient[

@@ -4,6 +4,11 @@
     compute-sanitizer --tool memcheck python -m tests.gpu.check_pooling --compiled pooling.mef
     compute-sanitizer --tool racecheck python -m tests.gpu.check_pooling --compiled pooling.mef --cases '3_2|3_1'
 
+and, for the kernels that only planes beyond 32-bit numbers choose (tests/gpu/direct_pooling), with a graph of them:
+
+    mojo precompile tests/gpu/direct_pooling -I . -o direct_pooling.mojoc
+    python benchmarks/pooling/run.py --kernels direct_pooling.mojoc --export direct.mef --target sm_90a
+
 A third of the indices is replaced by ones far outside the plane, which must change nothing but their own gradients.
 Results of whole numbers must equal PyTorch's float64 on the CPU, and two runs must agree to the bit.
 """

@@ -108,6 +108,10 @@ WINDOWS = (
     Window("2d_2_2_odd", 3, 5, (7, 9), 2),
     Window("2d_4_4_rows_of_12", 2, 3, (9, 12), 4),
     Window("2d_8_8_odd", 3, 3, (17, 23), 8),
+    Window("2d_8_8", 2, 3, (16, 40), 8),
+    Window("2d_8_8_pad", 1, 3, (21, 35), 8, 8, (3, 0), count_include_pad=False),
+    Window("3d_2x16x8", 1, 3, (5, 16, 17), (2, 16, 8)),
+    Window("2d_dilated_c18", 1, 18, (7, 9), 2, 2, 1, dilation=2),
 )
 
 

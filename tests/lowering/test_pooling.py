@@ -92,6 +92,7 @@ CASES = [
 VARIANTS = (
     "max_vgg", "max_dilated_overlap", "max_3d_channels_last", "avg_1d", "avg_3d_overlap", "adaptive_avg_one",
     "adaptive_avg_1d", "adaptive_max_3d", "unbatched",
+    "avg_2d_torch.float16", "adaptive_avg_3d",
 )  # fmt: skip
 CASES = core(CASES, *VARIANTS)
 

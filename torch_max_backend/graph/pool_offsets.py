@@ -155,7 +155,10 @@ def _rewrite(node: Node, backward: object) -> None:
     if not readers or any(reader.target is not backward or reader.args[7] is not results[1] for reader in readers):
         return
     window, ceil_mode = _window(node)
-    dtype = offset_dtype(_problem(fake.shape, window, ceil_mode))
+    problem = _problem(fake.shape, window, ceil_mode)
+    if problem.has_empty_windows:
+        return
+    dtype = offset_dtype(problem)
     graph = node.graph
     with graph.inserting_before(node):
         fresh = graph.call_function(torch.ops.torch_max_backend.max_pool_offsets.default, (x, *window, ceil_mode))
