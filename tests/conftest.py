@@ -19,8 +19,39 @@ TOGETHER = {
 } | {"tests/test_cli.py": "tests/bench/test_tasks.py"}
 
 
+#: Scopes in the order in which workers take them: the longest first, so that no worker waits for another at the end.
+LONGEST_FIRST = (
+    "tests/kernels/test_targets.py",
+    "layers",
+    "elements",
+    "tests/models/test_training.py",
+    "tests/test_backend.py",
+    "tests/test_runtime.py",
+    "tests/kernels/test_pooling.py",
+    "tests/kernels/test_convolution.py",
+    "tests/bench/test_tasks.py",
+    "tests/test_optimizers.py",
+    "tests/",
+)
+
+
+def scope_of(nodeid: str) -> str:
+    """Which tests share a compilation with this one: they all run in one worker."""
+    file = nodeid.split("::")[0]
+    if file.endswith(SPREAD):
+        return nodeid
+    if file.endswith(BY_ID):
+        return f"{file} {nodeid.rpartition('[')[2].partition('-')[0]}"
+    return group_of(file) or TOGETHER.get(file, file)
+
+
+def _rank(item: pytest.Item) -> int:
+    return next(i for i, prefix in enumerate(LONGEST_FIRST) if scope_of(item.nodeid).startswith(prefix))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """GPU tests skip where there is no GPU."""
+    """Long scopes first; GPU tests skip where there is no GPU."""
+    items.sort(key=_rank)
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a CUDA device")
@@ -33,12 +64,7 @@ class CompilationScheduling(LoadScopeScheduling):
     """Sends tests that share a compilation to one worker."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.split("::")[0]
-        if file.endswith(SPREAD):
-            return nodeid
-        if file.endswith(BY_ID):
-            return f"{file} {nodeid.rpartition('[')[2].partition('-')[0]}"
-        return group_of(file) or TOGETHER.get(file, file)
+        return scope_of(nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> CompilationScheduling:

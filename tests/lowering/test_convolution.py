@@ -138,6 +138,7 @@ def _penalty(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
 VARIANTS = (
     "2d_stem_exact", "2d_depthwise_exact", "transposed_grouped_exact", "transposed_3d_exact",
     "2d_3x3_torch.float32", "contiguous_strides",
+    "2d_3x3_torch.bfloat16",
 )  # fmt: skip
 CASES = core(CASES, *VARIANTS)
 

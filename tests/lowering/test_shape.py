@@ -142,6 +142,7 @@ VARIANTS = (
     "cat_bool", "cat_bf16", "chunk", "repeat_adds_dimensions", "repeat_channels_last", "roll_flat",
     "roll_channels_last", "flip_int", "slice_negative", "slice_bool", "select_last", "select_vector",
     "slice_scatter_step", "pad_channels", "pad_int", "pad_bool", "pad_bf16", "reshape_of_gapped",
+    "view_split_and_merge", "movedim", "expand", "squeeze_all", "unsqueeze_front", "view_to_scalar", "pad_value",
 )  # fmt: skip
 CASES = core(CASES, *VARIANTS)
 

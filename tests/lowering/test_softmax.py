@@ -51,6 +51,7 @@ CASES = [
 #: They repeat a lowering in another dtype, memory order or size.
 VARIANTS = (
     "softmax_first", "softmax_zero_dim", "softmax_huge", "log_softmax_bf16", "log_softmax_channels_last_width",
+    "softmax_f64", "log_softmax_f16",
 )  # fmt: skip
 CASES = core(CASES, *VARIANTS)
 

@@ -41,15 +41,24 @@ class Job:
         return "layout_at_edges" if self.layout_at_edges else "others"
 
 
+#: A stage's first block changes the shape; those after the second repeat it, and each costs seconds of compiling.
+BLOCKS = {} if ALL_CASES else {"most_blocks": 2}
+#: Sizes are small and alike, so that models share kernels; batches are large enough for the statistics of 1x1 planes.
 JOBS = [
     Job("mlp", zoo.Mlp, (8, 1, 8, 8)),
     Job("lenet", zoo.LeNet, (4, 1, 32, 32)),
-    Job("vgg11", lambda: zoo.vgg11(0.01, 10, head=16), (2, 3, 64, 64)),
-    Job("unet", lambda: zoo.UNet(8, 2), (2, 3, 32, 32), pixelwise=True),
+    Job("vgg11", lambda: zoo.vgg11(0.01, 10, head=16), (4, 3, 32, 32)),
+    Job("unet", lambda: zoo.UNet(8, 2 if ALL_CASES else 1), (4, 3, 16, 16), pixelwise=True),
     Job("video", lambda: zoo.VideoNet(8), (2, 3, 8, 16, 16)),
-    Job("resnet18", lambda: zoo.resnet18(0.01, 10), (4, 3, 64, 64), layout_at_edges=True),
-    Job("resnet50", lambda: zoo.resnet50(0.01, 10), (2, 3, 64, 64), channels_last=True, layout_at_edges=True),
-    Job("mobilenetv2", lambda: zoo.MobileNetV2(0.01, 10), (2, 3, 64, 64), layout_at_edges=True),
+    Job("resnet18", lambda: zoo.resnet18(0.01, 10), (16, 3, 16, 16), layout_at_edges=True),
+    Job(
+        "resnet50",
+        lambda: zoo.resnet50(0.01, 10, **BLOCKS),
+        (16, 3, 16, 16),
+        channels_last=True,
+        layout_at_edges=True,
+    ),
+    Job("mobilenetv2", lambda: zoo.MobileNetV2(0.01, 10, **BLOCKS), (16, 3, 16, 16), layout_at_edges=True),
 ]
 if ALL_CASES:
     # New in it is the upsampling alone, of which test_indexing.py has the gradient.

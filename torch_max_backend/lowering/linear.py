@@ -6,6 +6,9 @@ its own anew for each (20 s on 2 cores). A batch of products is one with groups.
 unless the user lets PyTorch round to TF32 (``torch.set_float32_matmul_precision``), which MAX's product always does
 there.
 
+A product of integers on a CPU is a reduction of a broadcast product, which MAX fuses into one kernel: compiling its
+matrix product, which is not made for integers, takes a minute on 2 cores.
+
 Elsewhere MAX multiplies row-major matrices, the second one optionally transposed. A transposed operand is no copy
 where it can be that second one, or where the product of both can be formed transposed and relabelled.
 """
@@ -49,6 +52,9 @@ def matrix_product(a: GraphTensor, b: GraphTensor) -> GraphTensor:
     if _is_empty(a, b):
         shape = [*a.shape[:-1], b.shape[-1]]
         return GraphTensor.contiguous(ops.broadcast_to(numerics.constant(a.value, 0), shape))
+    if a.dtype.is_integral() and not a.value.device.is_gpu():
+        left, right = ops.unsqueeze(a.logical(), rank - 1), ops.unsqueeze(_swapped(b.logical()), rank - 2)
+        return GraphTensor.contiguous(ops.squeeze(ops.sum(ops.mul(left, right), axis=rank), rank))
     if rank == 3 and _as_convolution(a, b):
         return _grouped_convolution(a, b)
     if a.order not in (plain, turned):
