@@ -6,7 +6,17 @@ from __future__ import annotations
 #: once; the groups take about the same time.
 GROUPS = {
     **dict.fromkeys(
-        ("convolution", "linear", "normalization", "pooling", "pooling_opinfo", "softmax", "loss", "structure"),
+        (
+            "convolution",
+            "linear",
+            "normalization",
+            "pooling",
+            "pooling_opinfo",
+            "deterministic",
+            "softmax",
+            "loss",
+            "structure",
+        ),
         "layers",
     ),
     **dict.fromkeys(

@@ -8,6 +8,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.compile_groups import group_of
+from tests.harness import SEED
 
 #: Files whose tests compile on their own, minutes each; the tests of other files share compilations.
 SPREAD = ("test_targets.py",)
@@ -78,4 +79,5 @@ def pytest_runtest_makereport(item: pytest.Item) -> object:
     outcome = yield
     report = outcome.get_result()
     if report.when == "call" and report.failed:
-        report.sections.append(("run it alone", f'uv run pytest -n 0 "{item.nodeid}"'))
+        seed = f"TORCH_MAX_BACKEND_SEED={SEED} " if SEED else ""
+        report.sections.append(("run it alone", f'{seed}uv run pytest -n 0 "{item.nodeid}"'))

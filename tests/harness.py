@@ -7,9 +7,11 @@ Every case is lowered with nothing left to PyTorch: an op without a lowering fai
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +30,8 @@ from torch_max_backend.graph.builder import NodeCannotLower
 from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.runtime.executable import Executable
 
+#: Cases draw their inputs from this and their ids, so that a failure repeats; another number draws others.
+SEED = int(os.environ.get("TORCH_MAX_BACKEND_SEED", "0"))
 #: Relative tolerance per dtype, for a reduction of length one.
 RTOL = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
@@ -45,6 +49,7 @@ class Case:
         slack: a factor on the tolerances, with a reason where it is not 1.
         strides: also compare strides with PyTorch's.
         cpu_only: eager PyTorch itself takes these arguments on the CPU alone.
+        deterministic: lowered under ``torch.use_deterministic_algorithms(True)``; so is its whole batch.
     """
 
     id: str
@@ -55,6 +60,7 @@ class Case:
     slack: float = 1.0
     strides: bool = False
     cpu_only: bool = False
+    deterministic: bool = False
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Callable[[torch.Generator], torch.Tensor]:
@@ -124,29 +130,34 @@ class Batch:
         unit: CompilationUnit | None = None,
     ) -> None:
         lowering.load_all()
-        generator = torch.Generator().manual_seed(torch.seed() % (1 << 31))
         self.device = device
         self.outcomes: dict[str, Outcome] = {}
         self._runnable: list[Outcome] = []
         self._executable: Executable | None = None
-        scratch = CompilationUnit("scratch")
-        for case in cases:
-            function, inputs = prepared(case.function, case.inputs(generator))
-            outcome = Outcome(function, inputs, None, None)
-            try:
-                scratch.add(trace(function, inputs, device), f"case_{len(self.outcomes)}")
-                self._runnable.append(outcome)
-            except NodeCannotLower as error:
-                outcome.refusal = str(error)
-            self.outcomes[case.id] = outcome
-        if not self._runnable:
-            return
-        own = unit or CompilationUnit(name)
-        self._executable = own.add(self._together(), name)
+        with _strict(any(case.deterministic for case in cases)):
+            self._lower(cases)
+            if not self._runnable:
+                return
+            own = unit or CompilationUnit(name)
+            self._executable = own.add(self._together(), name)
         if unit is None:
             own.compile()
             if execute:
                 self.run()
+
+    def _lower(self, cases: Sequence[Case]) -> None:
+        """Draws the cases' inputs and sees which of them are lowered."""
+        scratch = CompilationUnit("scratch")
+        for case in cases:
+            generator = torch.Generator().manual_seed(zlib.crc32(case.id.encode()) + SEED)
+            function, inputs = prepared(case.function, case.inputs(generator))
+            outcome = Outcome(function, inputs, None, None)
+            try:
+                scratch.add(trace(function, inputs, self.device), f"case_{len(self.outcomes)}")
+                self._runnable.append(outcome)
+            except NodeCannotLower as error:
+                outcome.refusal = str(error)
+            self.outcomes[case.id] = outcome
 
     def _together(self) -> GraphModule:
         """One graph of all cases."""
@@ -188,6 +199,19 @@ class Batch:
         assert len(outcome.results) == len(eager)
         for got, near, true in zip(outcome.results, eager, truth, strict=True):
             assert_close(got, near, true, case)
+
+
+@contextlib.contextmanager
+def _strict(wanted: bool) -> Iterator[None]:
+    """``torch.use_deterministic_algorithms(True)`` for a while, if wanted."""
+    if not wanted:
+        yield
+        return
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def assert_close(got: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor, case: Case) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 
@@ -102,28 +101,3 @@ batch = batch_fixture(CASES, name="pooling")
 @parametrize(CASES)
 def test_case(case: Case, batch: Batch) -> None:
     batch.check(case)
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_deterministic_algorithms(device: str) -> None:
-    """PyTorch's strict mode is served, and the same inputs give the same bits; ATen refuses the 3-D ones on a GPU."""
-
-    def loss(image: torch.Tensor, volume: torch.Tensor) -> torch.Tensor:
-        wide, places = F.max_pool2d(image, 7, 1, 3, return_indices=True)
-        parts = (wide * (places % 5), F.max_pool3d(volume, 3, 2, 1), F.avg_pool3d(volume, 3, 1, 1))
-        return sum((part * part).sum() for part in parts)
-
-    generator = torch.Generator().manual_seed(torch.seed() % (1 << 31))
-    image = torch.randn(2, 8, 20, 23, generator=generator).to(device).requires_grad_()
-    volume = torch.randn(1, 4, 9, 10, 11, generator=generator).to(device).requires_grad_()
-    torch.use_deterministic_algorithms(True)
-    try:
-        compiled = torch.compile(loss, backend="max", options={"fallback": "error"})
-        first, second = (torch.autograd.grad(compiled(image, volume), (image, volume)) for _ in range(2))
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    image, volume = (t.detach().cpu().double().requires_grad_() for t in (image, volume))
-    expected = torch.autograd.grad(loss(image, volume), (image, volume))
-    for got, wanted in zip(first, expected, strict=True):
-        torch.testing.assert_close(got.cpu().double(), wanted, rtol=1e-4, atol=1e-4)
