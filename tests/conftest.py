@@ -9,15 +9,19 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests.compile_groups import group_of
 from tests.harness import SEED
+from tests.kernels import together
 
 #: Files whose tests compile on their own, minutes each; the tests of other files share compilations.
 SPREAD = ("test_targets.py",)
 #: Files whose tests share a compilation with those whose ids begin alike, up to a hyphen.
 BY_ID = ("test_training.py",)
-#: Files that use another file's compilation.
-TOGETHER = {
-    f"tests/kernels/test_{name}_properties.py": f"tests/kernels/test_{name}.py" for name in ("convolution", "pooling")
-} | {"tests/test_cli.py": "tests/bench/test_tasks.py"}
+#: Files that use one compilation (tests/kernels/together.py).
+KERNELS = {
+    *(f"tests/kernels/test_{name}.py" for name in ("convolution", "pooling")),
+    *(f"tests/kernels/test_{name}_properties.py" for name in ("convolution", "pooling")),
+    "tests/bench/test_tasks.py",
+    "tests/test_cli.py",
+}
 
 
 #: Scopes in the order in which workers take them: the longest first, so that no worker waits for another at the end.
@@ -26,11 +30,9 @@ LONGEST_FIRST = (
     "layers",
     "elements",
     "tests/models/test_training.py",
+    "kernels",
     "tests/test_backend.py",
     "tests/test_runtime.py",
-    "tests/kernels/test_pooling.py",
-    "tests/kernels/test_convolution.py",
-    "tests/bench/test_tasks.py",
     "tests/test_optimizers.py",
     "tests/",
 )
@@ -43,7 +45,7 @@ def scope_of(nodeid: str) -> str:
         return nodeid
     if file.endswith(BY_ID):
         return f"{file} {nodeid.rpartition('[')[2].partition('-')[0]}"
-    return group_of(file) or TOGETHER.get(file, file)
+    return "kernels" if file in KERNELS else group_of(file) or file
 
 
 def _rank(item: pytest.Item) -> int:
@@ -59,6 +61,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Tells what the kernels' module must hold."""
+    together.selected.update(item.nodeid.split("::")[0] for item in session.items)
 
 
 class CompilationScheduling(LoadScopeScheduling):

@@ -10,14 +10,9 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from tests.bench.test_tasks import TASKS
+from tests.bench.test_tasks import use_common_models
 from torch_max_backend import support
-from torch_max_backend.bench import compiled
-from torch_max_backend.bench.convolution import kernel_graph
-from torch_max_backend.bench.pooling import Form, max_graph
 from torch_max_backend.cli import app
-from torch_max_backend.convolution_problem import Pass
-from torch_max_backend.dtypes import TORCH_TO_MAX
 from torch_max_backend.mojo_ops import KERNELS_PATH
 from torch_max_backend.runtime import session
 
@@ -109,12 +104,7 @@ def test_the_support_table_is_fresh() -> None:
 
 @pytest.fixture(scope="module")
 def _compiled_together() -> None:
-    graphs = [
-        kernel_graph(Pass.DGRAD, torch.float32),
-        max_graph(Form.GATHER, torch.float32, TORCH_TO_MAX[torch.uint8]),
-    ]
-    # With those of the benchmark tasks, whose tests run in the same worker: one compilation.
-    compiled.preload([*graphs, *(task.kernel for task in TASKS.values())], torch.device("cpu"))
+    use_common_models()
 
 
 VERIFY_ONLY = "1 1 0 1 2 4 4 3 9 1 1 1 1"

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
+from max.graph import Module
 
+from tests.kernels import together
 from torch_max_backend.bench import compiled
 from torch_max_backend.bench.arguments import PoolingSizes, RunControl
-from torch_max_backend.bench.convolution import ConvolutionTask
+from torch_max_backend.bench.convolution import ConvolutionTask, kernel_graph
 from torch_max_backend.bench.epilogue import Epilogue
-from torch_max_backend.bench.pooling import AvgPoolBackward, Form, MaxPoolBackward
+from torch_max_backend.bench.pooling import AvgPoolBackward, Form, MaxPoolBackward, max_graph
 from torch_max_backend.bench.runner import run_case
 from torch_max_backend.bench.task import Task
 from torch_max_backend.convolution_problem import ConvolutionProblem, Pass
+from torch_max_backend.dtypes import TORCH_TO_MAX
 from torch_max_backend.pooling_problem import PoolingProblem
 
 CPU = torch.device("cpu")
@@ -61,11 +64,36 @@ def _tasks() -> dict[str, Task]:
 
 
 TASKS = _tasks()
+#: By name. Further ones are what the commands in test_cli.py run.
+KERNELS = {
+    kernel.name: kernel
+    for kernel in (
+        *(task.kernel for task in TASKS.values()),
+        kernel_graph(Pass.DGRAD, torch.float32),
+        max_graph(Form.GATHER, torch.float32, TORCH_TO_MAX[torch.uint8]),
+    )
+}
+
+
+@together.part("tests/bench/test_tasks.py", "tests/test_cli.py")
+def add_graphs(module: Module, place: torch.device) -> list[str]:
+    if place != CPU:
+        return []
+    for kernel in KERNELS.values():
+        compiled.add_graph(kernel, place, module)
+    return list(KERNELS)
+
+
+def use_common_models() -> None:
+    """Lets tasks run what was compiled with the other kernels' tests."""
+    models = together.models("cpu")
+    for name, kernel in KERNELS.items():
+        compiled.hold(kernel, CPU, models[name])
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:
-    compiled.preload([task.kernel for task in TASKS.values()], CPU)
+    use_common_models()
 
 
 @pytest.mark.parametrize("init", [1, 2], ids=["integers", "decimals"])

@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from max.driver import CPU, Accelerator
 from max.dtype import DType
-from max.engine import InferenceSession, Model
-from max.graph import DeviceRef, Dim, Graph, TensorType
+from max.engine import Model
+from max.graph import DeviceRef, Dim, Graph, Module, TensorType
 from torch.nn import functional
 
+from tests.kernels import together
 from torch_max_backend.convolution_problem import ConvolutionProblem
-from torch_max_backend.mojo_ops import KERNELS_PATH
 from torch_max_backend.mojo_ops.convolution import (
     DEFAULT_WORKSPACE_LIMIT,
     GEOMETRY_LENGTH,
@@ -30,6 +29,7 @@ from torch_max_backend.mojo_ops.convolution import (
     conv_with_geometry,
     geometry_values,
 )
+from torch_max_backend.runtime import session
 
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
 DTYPES = {F32: DType.float32, F64: DType.float64, BF16: DType.bfloat16, F16: DType.float16}
@@ -204,14 +204,21 @@ CASES = [*GEOMETRIES, *_of_dtype(BF16, "bf16"), *_of_dtype(F16, "f16"), *_of_dty
 OPS = ("fprop", "dgrad", "wgrad", "channel_sum")
 
 
-def build(dtypes: list[torch.dtype], device: DeviceRef) -> Graph:
+def dtypes_on(device: str) -> list[torch.dtype]:
+    return [F32, BF16, F16, F64] if device == "cpu" else [F32, BF16, F16]
+
+
+@together.part("tests/kernels/test_convolution.py", "tests/kernels/test_convolution_properties.py")
+def add_graph(module: Module, place: torch.device) -> list[str]:
     """The four ops once for each dtype: extents are symbolic and geometry is an input, so this serves every case."""
     types = []
-    for name in (DTYPES[dtype].name for dtype in dtypes):
+    device = DeviceRef.CPU() if place.type == "cpu" else DeviceRef.GPU()
+    for name in (DTYPES[dtype].name for dtype in dtypes_on(place.type)):
         for letters in (("n", *"dhw", "c"), ("k", *"trs", "j"), ("n", *"opq", "k")):
             types.append(TensorType(DType[name], [Dim(f"{letter}_{name}") for letter in letters], device))
         types.append(TensorType(DType.int64, [GEOMETRY_LENGTH], DeviceRef.CPU()))
-    with Graph("convolutions", input_types=types, custom_extensions=[KERNELS_PATH]) as graph:
+    library = session.kernel_library()
+    with Graph("convolutions", input_types=types, kernel_library=library, module=module) as graph:
         results = []
         values = [value.tensor for value in graph.inputs]
         for x, w, dy, geometry in zip(values[0::4], values[1::4], values[2::4], values[3::4], strict=True):
@@ -220,7 +227,7 @@ def build(dtypes: list[torch.dtype], device: DeviceRef) -> Graph:
             results.append(conv_with_geometry("conv_wgrad", x, dy, geometry, w.shape))
             results.append(channel_sum(dy))
         graph.output(*results)
-    return graph
+    return [graph.name]
 
 
 class Compiled:
@@ -228,11 +235,9 @@ class Compiled:
 
     def __init__(self, device: str) -> None:
         self.device = device
-        gpu = device != "cpu"
-        self.dtypes = [F32, BF16, F16] if gpu else [F32, BF16, F16, F64]
+        self.dtypes = dtypes_on(device)
         self.cases = [case for case in CASES if case.dtype in self.dtypes]
-        session = InferenceSession(devices=[Accelerator() if gpu else CPU()])
-        self.model: Model = session.load(build(self.dtypes, DeviceRef.GPU() if gpu else DeviceRef.CPU()))
+        self.model: Model = together.models(device)["convolutions"]
 
     @staticmethod
     def geometry(case: ConvolutionCase) -> np.ndarray:

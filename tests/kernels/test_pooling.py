@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 import torch
-from max.driver import CPU, Accelerator, Buffer
+from max.driver import Buffer
 from max.dtype import DType
-from max.engine import InferenceSession, Model
-from max.graph import DeviceRef, Graph, KernelLibrary, Module, TensorType, ops
+from max.graph import DeviceRef, Graph, Module, TensorType, ops
 from torch.nn import functional
 
-from torch_max_backend.mojo_ops import KERNELS_PATH, pooling
+from tests.kernels import together
+from torch_max_backend.mojo_ops import pooling
 from torch_max_backend.pooling_problem import AdaptivePoolingProblem, PoolingProblem
+from torch_max_backend.runtime import session
 
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
 DTYPES = {F32: DType.float32, F64: DType.float64, BF16: DType.bfloat16, F16: DType.float16}
@@ -157,42 +158,45 @@ def to_logical(t: torch.Tensor, shape: torch.Size, layout: str) -> torch.Tensor:
     return t.reshape(shape)
 
 
-class Compiled:
-    """The pooling ops on one device, one graph for each dtype and family, all sizes symbolic."""
+def dtypes_on(device: str) -> tuple[torch.dtype, ...]:
+    # float16 takes the paths of bfloat16; one of the two is enough where compiling is slow.
+    return (F32, F64, BF16) if device == "cpu" else (F32, BF16, F16)
 
-    def __init__(self, device: str) -> None:
-        self.device = device
-        cuda = device == "cuda"
-        self.ref = DeviceRef.GPU() if cuda else DeviceRef.CPU()
-        # float16 takes the paths of bfloat16; one of the two is enough where compiling is slow.
-        self.dtypes = (F32, BF16, F16) if cuda else (F32, F64, BF16)
-        module = Module()
-        library = KernelLibrary()
-        library.load_paths([KERNELS_PATH])
-        for dtype in self.dtypes:
+
+def graph_name(family: str, dtype: torch.dtype) -> str:
+    return f"{family}_{dtype}".replace(".", "_")
+
+
+class _Graphs:
+    """Adds the pooling ops for one device to a module, one graph for each dtype and family, all sizes symbolic."""
+
+    def __init__(self, module: Module, place: torch.device) -> None:
+        self.module = module
+        self.ref = DeviceRef.CPU() if place.type == "cpu" else DeviceRef.GPU()
+        self.names: list[str] = []
+        for dtype in dtypes_on(place.type):
             for build in (self._max, self._avg, self._adaptive):
-                build(module, library, dtype)
-        self._typed(module, library)
-        library._analysis.seed_kernel_decls(module.mlir_module)
-        session = InferenceSession(devices=[Accelerator() if cuda else CPU()])
-        self.models: dict[str, Model] = session.load_all(module, custom_extensions=library.library_paths())
+                build(dtype)
+        self._typed()
 
-    def _graph(self, name: str, dtype: torch.dtype, inputs: list[TensorType], **kwargs: Any) -> Graph:
+    def _graph(self, name: str, inputs: list[TensorType]) -> Graph:
+        self.names.append(name)
+        return Graph(name, input_types=inputs, kernel_library=session.kernel_library(), module=self.module)
+
+    def _with_geometry(self, family: str, dtype: torch.dtype, inputs: list[TensorType]) -> Graph:
         host = DeviceRef.CPU()
         extents = [TensorType(DType.uint8, (e,), host) for e in MADE[1:4]]
-        types = [*inputs, TensorType(DType.int64, (15,), host), *extents]
-        kwargs = {"module": kwargs["module"], "kernel_library": kwargs["library"]}
-        return Graph(f"{name}_{dtype}".replace(".", "_"), input_types=types, **kwargs)
+        return self._graph(graph_name(family, dtype), [*inputs, TensorType(DType.int64, (15,), host), *extents])
 
     def _types(self, dtype: torch.dtype) -> tuple[TensorType, TensorType, TensorType, TensorType]:
         x, y = (TensorType(DTYPES[dtype], dims, self.ref) for dims in (GIVEN, MADE))
         return x, y, TensorType(DType.int64, MADE, self.ref), TensorType(DType.uint8, MADE, self.ref)
 
-    def _typed(self, module: Module, library: KernelLibrary) -> None:
+    def _typed(self) -> None:
         """The typed functions, which infer the shapes, with a symbolic batch."""
         types = [TensorType(DType.float32, ("batch", 1, 9, 7, 4), self.ref)]
         problem, undivided, adaptive = TYPED, TYPED_UNDIVIDED, TYPED_ADAPTIVE
-        with Graph("typed", input_types=types, module=module, kernel_library=library) as graph:
+        with self._graph("typed", types) as graph:
             x = graph.inputs[0].tensor
             y, indices = pooling.max_pool_fprop(x, problem)
             y_too, offsets = pooling.max_pool_fprop_offsets(x, problem)
@@ -211,9 +215,9 @@ class Compiled:
             )
             assert all(str(v.shape[0]) == "batch" for v in (y, indices, offsets, mean, best))
 
-    def _max(self, module: Module, library: KernelLibrary, dtype: torch.dtype) -> None:
+    def _max(self, dtype: torch.dtype) -> None:
         x_type, y_type, index_type, offset_type = self._types(dtype)
-        with self._graph("max", dtype, [x_type, y_type, index_type], module=module, library=library) as graph:
+        with self._with_geometry("max", dtype, [x_type, y_type, index_type]) as graph:
             x, dy, foreign, geometry = (value.tensor for value in graph.inputs[:4])
 
             def op(name: str, values: list[Any], types: list[TensorType]) -> list[Any]:
@@ -234,23 +238,37 @@ class Compiled:
                 *(*gathered_foreign, *scattered_foreign, *unpooled, *taken),
             )
 
-    def _avg(self, module: Module, library: KernelLibrary, dtype: torch.dtype) -> None:
+    def _avg(self, dtype: torch.dtype) -> None:
         x_type, y_type, *_ = self._types(dtype)
-        with self._graph("avg", dtype, [x_type, y_type], module=module, library=library) as graph:
+        with self._with_geometry("avg", dtype, [x_type, y_type]) as graph:
             x, dy, geometry = (value.tensor for value in graph.inputs[:3])
             y = ops.custom("avg_pool_fprop", self.ref, [x, geometry], [y_type])
             dx = ops.custom("avg_pool_dgrad", self.ref, [dy, geometry], [x_type])
             graph.output(*y, *dx)
 
-    def _adaptive(self, module: Module, library: KernelLibrary, dtype: torch.dtype) -> None:
+    def _adaptive(self, dtype: torch.dtype) -> None:
         x_type, y_type, index_type, _ = self._types(dtype)
-        with self._graph("adaptive", dtype, [x_type, y_type], module=module, library=library) as graph:
+        with self._with_geometry("adaptive", dtype, [x_type, y_type]) as graph:
             x, dy = (value.tensor for value in graph.inputs[:2])
             y, indices = ops.custom("adaptive_max_pool_fprop", self.ref, [x], [y_type, index_type])
             dx = ops.custom("adaptive_max_pool_dgrad", self.ref, [dy, indices], [x_type])
             mean = ops.custom("adaptive_avg_pool_fprop", self.ref, [x], [y_type])
             mean_dx = ops.custom("adaptive_avg_pool_dgrad", self.ref, [dy], [x_type])
             graph.output(y, indices, *dx, *mean, *mean_dx)
+
+
+@together.part("tests/kernels/test_pooling.py", "tests/kernels/test_pooling_properties.py")
+def add_graphs(module: Module, place: torch.device) -> list[str]:
+    return _Graphs(module, place).names
+
+
+class Compiled:
+    """The pooling ops on one device."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.dtypes = dtypes_on(device)
+        self.models = together.models(device)
 
     def run(
         self,
@@ -267,7 +285,7 @@ class Compiled:
         if isinstance(problem, PoolingProblem):
             geometry = torch.from_numpy(problem.geometry())
         host = [geometry, *(torch.zeros(extent, dtype=torch.uint8) for extent in problem.output)]
-        model = self.models[f"{family}_{dtype}".replace(".", "_")]
+        model = self.models[graph_name(family, dtype)]
         results = model.execute(*(Buffer.from_dlpack(t) for t in [*physical, *host]))
         return [
             to_logical(torch.from_dlpack(result).cpu(), shape, layout)

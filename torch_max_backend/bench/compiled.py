@@ -73,6 +73,12 @@ def preload(kernels: Sequence[KernelGraph], device: torch.device) -> None:
 
 
 @beartype
+def hold(kernel: KernelGraph, device: torch.device, model: Model) -> None:
+    """Takes `model` for the compiled graph: `add_graph` put it into a module that was compiled elsewhere."""
+    _models[kernel.name, device] = model
+
+
+@beartype
 def add_graph(kernel: KernelGraph, device: torch.device, module: Module) -> Graph:
     """Builds the graph into `module`."""
     place = DeviceRef.GPU(device.index or 0) if device.type == "cuda" else DeviceRef.CPU()
