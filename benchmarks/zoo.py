@@ -148,9 +148,9 @@ def resnet18(width: float = 1.0, classes: int = 1000) -> ResNet:
     return ResNet(_Basic, (2, 2, 2, 2), classes, width)
 
 
-def resnet50(width: float = 1.0, classes: int = 1000, most_blocks: int = 6) -> ResNet:
-    """ResNet-50, stride in the 3x3 convolution; no stage has more than ``most_blocks`` blocks."""
-    return ResNet(_Bottleneck, [min(depth, most_blocks) for depth in (3, 4, 6, 3)], classes, width)
+def resnet50(width: float = 1.0, classes: int = 1000, blocks: Sequence[int] = (3, 4, 6, 3)) -> ResNet:
+    """ResNet-50, stride in the 3x3 convolution; ``blocks`` of its four stages."""
+    return ResNet(_Bottleneck, blocks, classes, width)
 
 
 class _Inverted(nn.Module):
@@ -172,18 +172,18 @@ class _Inverted(nn.Module):
 
 
 class MobileNetV2(nn.Module):
-    """MobileNetV2: inverted residuals with depthwise convolutions; no stage has more than ``most_blocks`` of them."""
+    """MobileNetV2: inverted residuals with depthwise convolutions, ``blocks`` of them in its seven stages."""
 
-    plan = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+    plan = ((1, 16, 1), (6, 24, 2), (6, 32, 2), (6, 64, 2), (6, 96, 1), (6, 160, 2), (6, 320, 1))
 
-    def __init__(self, width: float = 1.0, classes: int = 1000, most_blocks: int = 4) -> None:
+    def __init__(self, width: float = 1.0, classes: int = 1000, blocks: Sequence[int] = (1, 2, 3, 4, 3, 3, 1)) -> None:
         super().__init__()
         channels = scaled(32, width)
         layers: list[nn.Module] = [
             nn.Conv2d(3, channels, 3, 2, 1, bias=False), nn.BatchNorm2d(channels), nn.ReLU6(inplace=True)
         ]  # fmt: skip
-        for expansion, outputs, count, stride in self.plan:
-            for number in range(min(count, most_blocks)):
+        for (expansion, outputs, stride), count in zip(self.plan, blocks, strict=True):
+            for number in range(count):
                 out = scaled(outputs, width)
                 layers.append(_Inverted(channels, out, stride if number == 0 else 1, expansion))
                 channels = out

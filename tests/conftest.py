@@ -11,10 +11,9 @@ from tests.compile_groups import group_of
 from tests.harness import SEED
 from tests.kernels import together
 
-#: Files whose tests compile on their own, minutes each; the tests of other files share compilations.
-SPREAD = ("test_targets.py",)
-#: Files whose tests share a compilation with those whose ids begin alike, up to a hyphen.
-BY_ID = ("test_training.py",)
+#: Files whose tests share a compilation with those whose ids begin alike, up to a hyphen; the tests of other files
+#: share one.
+BY_ID = ("test_targets.py", "test_training.py")
 #: Files that use one compilation (tests/kernels/together.py).
 KERNELS = {
     *(f"tests/kernels/test_{name}.py" for name in ("convolution", "pooling")),
@@ -41,8 +40,6 @@ LONGEST_FIRST = (
 def scope_of(nodeid: str) -> str:
     """Which tests share a compilation with this one: they all run in one worker."""
     file = nodeid.split("::")[0]
-    if file.endswith(SPREAD):
-        return nodeid
     if file.endswith(BY_ID):
         return f"{file} {nodeid.rpartition('[')[2].partition('-')[0]}"
     return "kernels" if file in KERNELS else group_of(file) or file

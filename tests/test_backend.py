@@ -1,8 +1,7 @@
-"""The backend as users meet it: registration, options, fallback, mutation, random ops, dynamic sizes."""
+"""The backend as users meet it: registration, options, fallback, mutation, random ops."""
 
 from __future__ import annotations
 
-import copy
 import subprocess
 import sys
 import warnings
@@ -68,58 +67,55 @@ def test_a_mode_is_refused() -> None:
         torch.compile(torch.relu, backend="max", mode="max-autotune")(torch.ones(2))
 
 
-def _with_unsupported(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _with_unsupported(x: torch.Tensor, sparse: torch.Tensor) -> tuple[torch.Tensor, ...]:
     y = torch.relu(x) + 1
     spectrum = torch.fft.rfft(y.detach() * 2).abs() + 1
-    return torch.linalg.inv(y @ y.T + torch.eye(3)) * 2, spectrum
+    return torch.lgamma(y * 3) * 2, spectrum, torch.sparse.mm(sparse, y.detach()) + 1
+
+
+def _unsupported_inputs() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(3, 5, requires_grad=True), torch.eye(3).to_sparse()
 
 
 def test_an_unsupported_op_cuts_the_graph_with_one_warning(graphs: list[CompiledGraph]) -> None:
-    """Complex tensors stay in PyTorch; gradients flow through the cut graph; ``explain`` tells the same."""
-    x = torch.randn(3, 5, requires_grad=True)
+    """Complex and sparse tensors stay in PyTorch; gradients flow through the cut graph; ``explain`` tells the same."""
+    x, sparse = _unsupported_inputs()
     twin = x.detach().clone().requires_grad_()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        got = compiled(_with_unsupported)(x)
+        got = compiled(_with_unsupported)(x, sparse)
         got[0].sum().backward()
-    expected = _with_unsupported(twin)
+    expected = _with_unsupported(twin, sparse)
     expected[0].sum().backward()
     torch.testing.assert_close(got, expected)
     torch.testing.assert_close(x.grad, twin.grad, rtol=1e-4, atol=1e-5)
     told = [str(w.message) for w in caught if "runs in PyTorch" in str(w.message)]
-    (inverse,) = (text for text in told if "linalg_inv_ex" in text)
-    assert "float32[3, 3]" in inverse
+    (line,) = (text for text in told if "lgamma" in text)
+    assert "float32[3, 5]" in line
     assert [graph.name for graph in graphs] == ["forward", "backward"]
     forward, backward = ({refusal.op for refusal in graph.refusals} for graph in graphs)
     assert len(told) == len(forward | backward), "one warning for each op"
-    assert {"aten.linalg_inv_ex.default", "aten._fft_r2c.default"} <= forward
+    assert {"aten.lgamma.default", "aten._fft_r2c.default"} <= forward
     assert len(graphs[0].executables) >= 2
 
 
 def test_fallback_error_names_op_arguments_and_line() -> None:
     with pytest.raises(UnsupportedOpError) as caught:
-        compiled(lambda x: _with_unsupported(x)[0], fallback="error")(torch.randn(3, 5))
-    assert caught.value.op == "aten.linalg_inv_ex.default"
-    assert "float32[3, 3]" in caught.value.arguments
-    assert caught.value.user_line is not None and "torch.linalg.inv(y @ y.T" in caught.value.user_line
+        compiled(lambda x: torch.lgamma(x * 3) + 1, fallback="error")(torch.randn(3, 5))
+    assert caught.value.op == "aten.lgamma.default"
+    assert "float32[3, 5]" in caught.value.arguments
+    assert caught.value.user_line is not None and "torch.lgamma(x * 3)" in caught.value.user_line
 
 
 def test_explain_counts_and_prints(capsys: pytest.CaptureFixture[str]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        account = explain(_with_unsupported, torch.randn(3, 5, requires_grad=True))
+        account = explain(_with_unsupported, *_unsupported_inputs())
     assert [graph.name for graph in account.graphs] == ["forward", "backward"]
     assert account.fallback_count >= 1 and account.max_op_count > 5
     printed = capsys.readouterr().out
-    assert "linalg_inv_ex" in printed and "no lowering" in printed
-    assert "linalg_inv_ex" in str(account)
-
-
-def test_sparse_tensors_stay_in_pytorch() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        product = compiled(lambda a, b: torch.sparse.mm(a, b) + 1)(torch.eye(3).to_sparse(), torch.ones(3, 2))
-    torch.testing.assert_close(product, torch.full((3, 2), 2.0))
+    assert "lgamma" in printed and "no lowering" in printed
+    assert "lgamma" in str(account)
 
 
 def test_meta_and_mixed_devices_raise_instead_of_crashing() -> None:
@@ -237,17 +233,3 @@ def test_strided_inputs_are_copied_and_outputs_keep_their_strides(everything: _C
 def test_an_output_that_is_an_input_comes_back_itself(everything: _Calls) -> None:
     for got, x in zip(everything.ours, everything.inputs, strict=True):
         assert got["same"] is x or got["same"].data_ptr() == x.data_ptr()
-
-
-def test_one_graph_serves_every_batch_size(graphs: list[CompiledGraph]) -> None:
-    model = nn.Sequential(nn.BatchNorm1d(6), nn.ReLU(), nn.MaxPool1d(2))
-    reference = copy.deepcopy(model)
-    run = torch.compile(model, backend="max", dynamic=True, options={"fallback": "error"})
-    for batch in (4, 7, 2):
-        x = torch.randn(batch, 6, 8)
-        for contender in (run, reference):
-            contender(x).square().sum().backward()
-        torch.testing.assert_close(run(x), reference(x), rtol=1e-4, atol=1e-5)
-    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-4)
-    assert len(graphs) == 2, [graph.name for graph in graphs]

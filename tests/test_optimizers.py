@@ -28,7 +28,8 @@ def stepped() -> dict[str, tuple[Contender, Contender]]:
     torch._dynamo.reset()
     pairs: dict[str, tuple[Contender, Contender]] = {}
     for kind, (make, settings) in KINDS.items():
-        models = [nn.Conv2d(2, 3, 3)]
+        # Equal shapes share their kernels.
+        models: list[nn.Module] = [nn.ModuleList(nn.Conv2d(2, 3, 3, bias=False) for _ in range(2))]
         models.append(copy.deepcopy(models[0]))
         pairs[kind] = tuple((model, make(model.parameters(), **settings)) for model in models)
     optimizers = [ours[1] for ours, _ in pairs.values()]

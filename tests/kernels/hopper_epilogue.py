@@ -1,28 +1,16 @@
-"""Compiles convolutions with elementwise successors for an sm_90a device that is not there; prints what was fused.
-
-Run as a program: a process can have virtual devices only if it has touched no other. A folder as argument keeps the
-compiled graphs.
-"""
+"""Convolutions with elementwise successors, and what became of these in a compiled module."""
 
 from __future__ import annotations
 
-import json
 import re
-import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from max import driver
-from max.driver import Accelerator
-from max.engine import InferenceSession
 from max.graph import Module
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torch_max_backend import lowering
 from torch_max_backend.graph.builder import GraphBuilder
 from torch_max_backend.runtime import session
 
@@ -52,7 +40,6 @@ def residual_block(
 
 
 def two_readers(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Nothing to take in: the convolution's own result is wanted too."""
     y = aten.convolution(x, w, None, *GEOMETRY)
     return y, aten.relu(y)
 
@@ -66,34 +53,29 @@ def traced(function: Callable[..., Any], *shapes: tuple[int, ...], mask: bool = 
         return make_fx(function)(*tensors)
 
 
-def main() -> None:
-    driver.set_virtual_device_api("cuda")
-    driver.set_virtual_device_target_arch("sm_90a")
-    driver.set_virtual_device_count(1)
+def add_graphs(module: Module) -> None:
+    """Adds graphs whose convolutions take all elementwise work in. For sm_90a, which must be the virtual device."""
     x, y, w = (N, C, H, H), (N, K, H, H), (K, C, 3, 3)
     graphs = {
         "bias_relu": traced(bias_relu, x, w, (K,)),
         "residual_block": traced(residual_block, y, x, w, (N, 1, H, H), (1, C, 1, 1), x, x, mask=True),
     }
-    lowering.load_all()
-    library = session.kernel_library()
-    module = Module()
     for name, graph in graphs.items():
-        GraphBuilder(graph, name, module, library).build()
-    apart = Module()
-    GraphBuilder(traced(two_readers, x, w), "two_readers", apart, library).build()
-    library._analysis.seed_kernel_decls(module.mlir_module)
-    engine = InferenceSession(devices=[Accelerator()])
-    compiled = engine.compile(module, custom_extensions=library.library_paths())
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(sys.argv[1] if len(sys.argv) > 1 else folder) / "model.mef"
-        compiled.export_mef(path)
-        content = path.read_bytes()
-    # The compiler names each launch after what it fused.
-    launches = re.findall(rb"(?:Epilogue|Elementwise|View)\([ -~]*", content)
-    symbols = [re.findall(r'symbol = "(conv_\w+)"', each._to_mlir_str()) for each in (module, apart)]
-    json.dump({"symbols": symbols, "launches": sorted({launch.decode() for launch in launches})}, sys.stdout)
+        GraphBuilder(graph, name, module, session.kernel_library()).build()
 
 
-if __name__ == "__main__":
-    main()
+def add_graph_of_two_readers(module: Module) -> None:
+    """Adds a graph with nothing to take in: the convolution's own result is wanted too."""
+    graph = traced(two_readers, (N, C, H, H), (K, C, 3, 3))
+    GraphBuilder(graph, "two_readers", module, session.kernel_library()).build()
+
+
+def convolutions(module: Module) -> list[str]:
+    """The convolution ops in a module's graphs."""
+    return re.findall(r'symbol = "(conv_\w+)"', module._to_mlir_str())
+
+
+def launches(artifact: bytes) -> list[str]:
+    """The elementwise launches of a compiled module (.mef): the compiler names each after what it fused."""
+    found = re.findall(rb"(?:Epilogue|Elementwise|View)\([ -~]*", artifact)
+    return sorted({launch.decode() for launch in found})

@@ -5,8 +5,12 @@ MAX's virtual devices must be declared before any device is opened, so that each
 
 from __future__ import annotations
 
+import json
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from max.driver import (
     Accelerator,
@@ -18,6 +22,8 @@ from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Dim, Graph, Module, TensorType, TensorValue
 
+from tests.kernels import hopper_epilogue
+from torch_max_backend.lowering import load_all
 from torch_max_backend.mojo_ops import convolution, indexing, normalization, pooling
 from torch_max_backend.pooling_problem import AdaptivePoolingProblem, PoolingProblem
 from torch_max_backend.runtime import session
@@ -110,17 +116,40 @@ def module_of_all_kernels(dtypes: Sequence[DType]) -> Module:
     return module
 
 
+@dataclass(frozen=True)
+class Report:
+    """What was compiled for a target. For sm_90a in bfloat16 also: the convolutions of hopper_epilogue.py's graphs with
+    elementwise work to take in, those of the graph without, and the elementwise launches of everything compiled."""
+
+    target: str
+    taking: list[str]
+    apart: list[str]
+    launches: list[str]
+
+
 def main() -> None:
     target, *names = sys.argv[1:]
     set_virtual_device_api(TARGETS[target])
     set_virtual_device_target_arch(target)
     set_virtual_device_count(1)
+    dtypes = [DType[name] for name in names] or DTYPES
     library = session.kernel_library()
-    module = module_of_all_kernels([DType[name] for name in names] or DTYPES)
+    taking, apart = Module(), Module()
+    module = module_of_all_kernels(dtypes)
+    if target == "sm_90a" and DType.bfloat16 in dtypes:
+        load_all()
+        for each in (module, taking):
+            hopper_epilogue.add_graphs(each)
+        hopper_epilogue.add_graph_of_two_readers(apart)
     library._analysis.seed_kernel_decls(module.mlir_module)
     engine = InferenceSession(devices=[Accelerator(0)])
-    engine.compile(module, custom_extensions=library.library_paths())
-    print("COMPILED", target)
+    compiled = engine.compile(module, custom_extensions=library.library_paths())
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.mef"
+        compiled.export_mef(path)
+        launches = hopper_epilogue.launches(path.read_bytes())
+    report = Report(target, hopper_epilogue.convolutions(taking), hopper_epilogue.convolutions(apart), launches)
+    json.dump(asdict(report), sys.stdout)
 
 
 if __name__ == "__main__":

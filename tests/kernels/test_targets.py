@@ -1,11 +1,14 @@
 """Every GPU kernel compiles for every architecture that the project names, on a machine without a GPU.
 
 Each architecture takes one dtype here, another one each; ``TORCH_MAX_BACKEND_TARGETS=all`` gives every one all dtypes,
-in a quarter of an hour.
+in a quarter of an hour. The Hopper convolutions' epilogue is proved without a GPU as well: by what a graph compiled for
+one launches.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import re
 import subprocess
@@ -14,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernels.targets import DTYPES, TARGETS, case_names
+from tests.kernels.targets import DTYPES, TARGETS, Report, case_names
 from torch_max_backend.mojo_ops import KERNELS_PATH
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The Hopper family under its own names, with a tuning operand: the ordinary ops reach the same kernels. And ops that
-#: take elementwise work into their store, which test_convolution_epilogue.py compiles with such work behind them.
+#: take elementwise work into their store, which hopper_epilogue.py's graphs reach.
 FORCED = re.compile(r"_sm90$|_fused$")
 PAIRS = (
     [(target, dtype.name) for target in TARGETS for dtype in DTYPES]
@@ -38,8 +41,34 @@ def test_every_registered_op_is_among_the_cases() -> None:
     assert {name for name in registered if not FORCED.search(name)} <= case_names()
 
 
-@pytest.mark.parametrize(("target", "dtype"), PAIRS)
-def test_every_kernel_compiles(target: str, dtype: str) -> None:
+@functools.cache
+def compiled(target: str, dtype: str) -> Report:
+    """What ``targets.py`` tells, in a process of its own, since each has one kind of virtual device."""
     command = [sys.executable, "-m", "tests.kernels.targets", target, dtype]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800)
-    assert result.returncode == 0 and f"COMPILED {target}" in result.stdout, result.stderr[-4000:]
+    assert result.returncode == 0, result.stderr[-4000:]
+    return Report(**json.loads(result.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize(("target", "dtype"), PAIRS)
+def test_every_kernel_compiles(target: str, dtype: str) -> None:
+    assert compiled(target, dtype).target == target
+
+
+@pytest.mark.parametrize("target", ["sm_90a"])
+def test_a_convolution_with_one_elementwise_reader_is_the_fused_op(target: str) -> None:
+    report = compiled(target, "bfloat16")
+    assert (report.taking, report.apart) == (["conv_fprop_fused", "conv_dgrad_fused"], ["conv_fprop"])
+
+
+@pytest.mark.parametrize("target", ["sm_90a"])
+def test_all_elementwise_successors_run_in_the_convolution(target: str) -> None:
+    """Every elementwise launch that the compiler names is an epilogue of a convolution's."""
+    launches = compiled(target, "bfloat16").launches
+    assert any(launch.startswith("Epilogue(custom__conv_fprop_fused") for launch in launches)
+    backward = [launch for launch in launches if launch.startswith("Epilogue(custom__conv_dgrad_fused")]
+    assert backward
+    for launch in launches:
+        assert launch.startswith("Epilogue(custom__conv_"), f"a launch of its own: {launch}"
+    for op in ("add", "mul", "select", "greater"):
+        assert all(op in launch for launch in backward), op

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from tests.harness import Batch, Case, batch_fixture, parametrize, randn, recipe
+from tests.harness import Batch, Case, batch_fixture, core, parametrize, randn, recipe
 
 Maker = Callable[[torch.Generator], torch.Tensor]
 
@@ -16,8 +16,10 @@ def positive(*shape: int) -> Maker:
     return lambda generator: torch.rand(*shape, generator=generator) + 0.5
 
 
-PAIR = [randn(3, 4), randn(5)]
+#: Of one shape, so that both share a kernel; UNEQUAL ones stand where a list is taken apart.
+PAIR = [randn(3, 4), randn(3, 4)]
 PAIRS = [*PAIR, *PAIR]
+UNEQUAL = [randn(3, 4), randn(5)]
 
 
 def listed(function: Callable[..., object]) -> Callable[..., object]:
@@ -68,7 +70,7 @@ CASES = [
     Case(
         "adamw",
         listed(adam),
-        recipe(*PAIRS, *PAIR, positive(3, 4), positive(5), *[lambda generator: torch.tensor(3.0)] * 2),
+        recipe(*PAIRS, *PAIR, positive(3, 4), positive(3, 4), *[lambda generator: torch.tensor(3.0)] * 2),
         slack=16,
     ),
     Case("adam_single", adam_single, recipe(randn(6, 7), randn(6, 7), randn(6, 7), positive(6, 7)), slack=4),
@@ -79,7 +81,7 @@ CASES = [
         slack=4,
     ),
     Case("lerp_far", lambda a, b: torch.lerp(a, b, 0.9), recipe(randn(8), randn(8))),
-    Case("maximum", listed(torch._foreach_maximum), recipe(*PAIRS)),
+    Case("maximum", listed(torch._foreach_maximum), recipe(*UNEQUAL, *UNEQUAL)),
     Case("scalars", listed(lambda x: torch._foreach_mul(x, [2.0, 3.0])), recipe(*PAIR)),
     Case(
         "scalar_tensor",
@@ -89,7 +91,7 @@ CASES = [
     Case(
         "addcdiv_scalars",
         listed(lambda x, a, b: torch._foreach_addcdiv(x, a, b, [0.5, -2.0])),
-        recipe(*PAIRS, positive(3, 4), positive(5)),
+        recipe(*PAIRS, positive(3, 4), positive(3, 4)),
         slack=4,
     ),
     Case(
@@ -102,12 +104,16 @@ CASES = [
     Case(
         "lerp_lists",
         listed(lambda a, b, w: torch._foreach_lerp(a, b, w)),
-        recipe(*PAIRS, positive(3, 4), positive(5)),
+        recipe(*PAIRS, positive(3, 4), positive(3, 4)),
         slack=4,
     ),
-    Case("norm", listed(lambda x: torch._foreach_norm(x, 2)), recipe(*PAIR), length=12),
+    Case("norm", listed(lambda x: torch._foreach_norm(x, 2)), recipe(*UNEQUAL), length=12),
     Case("zero", listed(torch.ops.aten._foreach_zero), recipe(*PAIR), exact=True),
 ]
+
+#: Whole steps on a CPU are what test_optimizers.py compiles.
+VARIANTS = ("sgd", "adamw", "adam_single_bf16")
+CASES = core(CASES, *VARIANTS)
 
 batch = batch_fixture(CASES, name="foreach")
 

@@ -124,7 +124,8 @@ CASES = [
 #: They repeat a lowering in another dtype, memory order or size.
 VARIANTS = (
     "index_middle", "index_bool_values", "gather_channels_last", "take_along_dim", "scatter_int",
-    "scatter_add_bf16", "upsample_1d", "upsample_3d", "replication_pad",
+    "scatter_add_bf16", "upsample_1d", "upsample_3d", "replication_pad", "upsample_bilinear",
+    "upsample_nearest_odd", "masked_fill",
 )  # fmt: skip
 CASES = core(CASES, *VARIANTS)
 

@@ -54,7 +54,7 @@ CASES = [
 
 #: They repeat a lowering in another dtype, memory order or size.
 VARIANTS = (
-    "mm_nt", "linear_rank_3", "baddbmm",
+    "mm_nt", "linear_rank_3", "baddbmm", "mm_f16", "mm_f64",
 )  # fmt: skip
 CASES = core(CASES, *VARIANTS)
 

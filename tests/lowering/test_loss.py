@@ -138,7 +138,7 @@ VARIANTS = (
     "cross_entropy_sum", "cross_entropy_ignored_none", "cross_entropy_ignores_a_class",
     "cross_entropy_smoothed", "cross_entropy_2d", "cross_entropy_3d", "cross_entropy_bf16", "cross_entropy_f64",
     "mse_sum", "mse_bf16",
-    "cross_entropy_f16",
+    "cross_entropy_f16", "cross_entropy_one_sample",
 )  # fmt: skip
 CASES = core(CASES, *VARIANTS)
 

@@ -174,7 +174,7 @@ CASES = [*BATCH_NORM, *OTHERS]
 VARIANTS = (
     "train_few_channels", "train_one_channel", "train_1d_length", "train_f16", "eval_bf16", "group_norm_planar",
     "group_norm_rows",
-    "train_3d", "layer_norm_bf16",
+    "train_3d", "layer_norm_bf16", "train_1d", "layer_norm_channels_last",
 )  # fmt: skip
 CASES = core(CASES, *VARIANTS)
 

@@ -95,7 +95,7 @@ JOINED = [
     grad("split_sizes", lambda x: torch.split(x, [1, 4], 1)[1] * 2, whole(2, 5)),
     case("chunk", lambda x: torch.chunk(x, 3, 0), whole(7, 2)),
     case("unbind", lambda x: torch.unbind(x, 1), whole(2, 3, 4)),
-    grad("repeat", lambda x: x.repeat(2, 3), whole(3, 4)),
+    case("repeat", lambda x: x.repeat(2, 3), whole(3, 4)),
     case("repeat_adds_dimensions", lambda x: x.repeat(2, 1, 3), whole(2, 3)),
     case("repeat_channels_last", lambda x: x.repeat(2, 1, 2, 3), last(1, 2, 3, 2)),
     case("roll", lambda x: x.roll((1, -2), (0, 1)), whole(4, 5)),
@@ -143,6 +143,7 @@ VARIANTS = (
     "roll_channels_last", "flip_int", "slice_negative", "slice_bool", "select_last", "select_vector",
     "slice_scatter_step", "pad_channels", "pad_int", "pad_bool", "pad_bf16", "reshape_of_gapped",
     "view_split_and_merge", "movedim", "expand", "squeeze_all", "unsqueeze_front", "view_to_scalar", "pad_value",
+    "flatten_channels_last", "reshape_of_swapped", "unflatten", "split", "slice_step_channels_last", "pad_infinite",
 )  # fmt: skip
 CASES = core(CASES, *VARIANTS)
 

@@ -19,13 +19,13 @@ from max.graph import (
     SymbolicDim,
     TensorType,
     TensorValue,
-    ops,
 )
 from torch.fx import GraphModule, Node
 
 from torch_max_backend.dtypes import max_dtype
 from torch_max_backend.errors import CannotLower
 from torch_max_backend.graph import layout as graph_layout
+from torch_max_backend.graph import ops
 from torch_max_backend.graph.constants import Constants
 from torch_max_backend.graph.layout import (
     MAX_RANK,
@@ -309,7 +309,7 @@ class GraphBuilder:
             if tensor.dtype != max_dtype(fake.dtype):
                 raise NodeCannotLower(node, f"lowered to {tensor.dtype}, PyTorch promised {fake.dtype}")
             specs.append(OutputSpec(len(results), wanted, stride=stride))
-            results.append(tensor.value)
+            results.append(ops.dense(tensor.value))
         return specs, results
 
     def _written(self, placeholders: Sequence[Node], results: list[TensorValue]) -> list[WriteSpec]:
@@ -319,7 +319,7 @@ class GraphBuilder:
         for target, source in self.writes:
             tensor = self.values[source]
             specs.append(WriteSpec(positions[target], len(results), tensor.order))
-            results.append(tensor.value)
+            results.append(ops.dense(tensor.value))
         return specs
 
 

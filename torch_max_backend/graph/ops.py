@@ -72,7 +72,7 @@ def reshape(x: TensorValue, shape: Sequence[DimLike]) -> TensorValue:
 
 
 def broadcast_to(x: TensorValue, shape: Sequence[DimLike]) -> TensorValue:
-    """``max.graph.ops.broadcast_to``, which MAX folds by itself."""
+    """``max.graph.ops.broadcast_to``; an elementwise reader of a constant takes the number, see ``dense``."""
     result = _max.broadcast_to(x, shape)
     value = _known(x)
     if value is not None and all(isinstance(dim, StaticDim) for dim in result.shape):
@@ -89,6 +89,18 @@ def slice_tensor(x: TensorValue, index: Sequence[slice]) -> TensorValue:
     if value is None or not all(bound is None or isinstance(bound, int) for bound in bounds):
         return _max.slice_tensor(x, list(index))
     return constant(np.ascontiguousarray(value[tuple(index)]), x.dtype, x.device)
+
+
+def dense(x: TensorValue) -> TensorValue:
+    """``x`` for a reader that needs it in memory: a known constant as one of its own, not as a broadcast or a view of
+    another, which MAX would compile a program to compute."""
+    value = _known(x)
+    return x if value is None else constant(np.ascontiguousarray(value).reshape(value.shape), x.dtype, x.device)
+
+
+def custom(name: str, device: DeviceRef, values: Sequence[TensorValue], *args: Any, **options: Any) -> list[Any]:
+    """``max.graph.ops.custom``, whose operands lie in memory."""
+    return _max.custom(name, device, [dense(value) for value in values], *args, **options)
 
 
 def _now_or_later(name: str, function: Callable[..., Any]) -> Callable[..., TensorValue]:

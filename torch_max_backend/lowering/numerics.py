@@ -461,11 +461,11 @@ def log10(x: TensorValue) -> TensorValue:
 @in_double
 def power(base: TensorValue, exponent: TensorValue) -> TensorValue:
     """``base ** exponent`` with the special cases of C's pow."""
-    zero, one, two = constant(base, 0), constant(base, 1), constant(base, 2)
+    zero, one = constant(base, 0), constant(base, 1)
     size = ops.abs(base)
     result = exp(ops.mul(exponent, ops.log(size)))
     whole = ops.equal(ops.floor(exponent), exponent)
-    halved = ops.div(exponent, two)
+    halved = ops.mul(exponent, constant(base, 0.5))
     odd = ops.logical_and(whole, not_equal(ops.floor(halved), halved))
     negative = ops.greater(zero, base)
     result = ops.where(ops.logical_and(sign_bit(base), odd), ops.negate(result), result)

@@ -12,7 +12,9 @@ from typing import Literal
 import numpy as np
 from beartype import beartype
 from max.dtype import DType
-from max.graph import DeviceRef, Dim, DimLike, StaticDim, TensorType, TensorValue, ops
+from max.graph import DeviceRef, Dim, DimLike, StaticDim, TensorType, TensorValue
+
+from torch_max_backend.graph import ops
 
 Triple = tuple[int, int, int]
 

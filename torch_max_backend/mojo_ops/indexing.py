@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from beartype import beartype
 from max.dtype import DType
-from max.graph import Dim, TensorValue, ops
+from max.graph import Dim, TensorValue
+
+from torch_max_backend.graph import ops
 
 
 def _check(x: TensorValue, index: TensorValue, source: TensorValue, index_shape: list[Dim]) -> None:

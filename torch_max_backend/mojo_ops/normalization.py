@@ -11,7 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from beartype import beartype
 from max.dtype import DType
-from max.graph import DeviceRef, TensorType, TensorValue, ops
+from max.graph import DeviceRef, TensorType, TensorValue
+
+from torch_max_backend.graph import ops
 
 _FLOATS = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
 

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 from beartype import beartype
 from max.dtype import DType
-from max.graph import DeviceRef, TensorType, TensorValue, ops
+from max.graph import DeviceRef, TensorType, TensorValue
 
+from torch_max_backend.graph import ops
 from torch_max_backend.pooling_problem import AdaptivePoolingProblem, Extents, PoolingProblem
 
 _FLOATS = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
