@@ -46,7 +46,8 @@ def trained() -> Iterator[Trained]:
 
 def test_one_graph_serves_every_batch_size(trained: Trained) -> None:
     reference = copy.deepcopy(trained.model)
-    for batch in (4, 7, 2):
+    # None of them is another extent: PyTorch takes equal sizes for one.
+    for batch in (5, 7, 3):
         x = torch.randn(batch, 4, 16)
         for contender in (trained.run, reference):
             contender(x).square().sum().backward()
