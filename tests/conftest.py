@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
+import max
 import pytest
 import torch
 from xdist.remote import Producer
@@ -10,6 +14,11 @@ from xdist.scheduler import LoadScopeScheduling
 from tests.compile_groups import group_of
 from tests.harness import SEED
 from tests.kernels import together
+
+#: The allocator that MAX brings, for the workers: compiling takes an eighth less time with it on huge pages than with
+#: glibc's.
+ALLOCATOR = Path(max.__path__[0]).parent / "modular" / "lib" / "libjemalloc_preload.so"
+ALLOCATION = "thp:always,dirty_decay_ms:-1,narenas:2"
 
 #: Files whose tests share a compilation with those whose ids begin alike, up to a hyphen; the tests of other files
 #: share one.
@@ -47,6 +56,12 @@ def scope_of(nodeid: str) -> str:
 
 def _rank(item: pytest.Item) -> int:
     return next(i for i, prefix in enumerate(LONGEST_FIRST) if scope_of(item.nodeid).startswith(prefix))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Workers start after this, in the environment that is left here."""
+    if not hasattr(config, "workerinput") and "LD_PRELOAD" not in os.environ and ALLOCATOR.exists():
+        os.environ.update(LD_PRELOAD=str(ALLOCATOR), MALLOC_CONF=ALLOCATION)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

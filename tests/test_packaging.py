@@ -13,16 +13,17 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 TRAINS = """
-import pathlib, sys, torch, torch_max_backend
-from torch_max_backend.mojo_ops import KERNELS_PATH
-home = pathlib.Path(sys.argv[1])
-assert home in pathlib.Path(torch_max_backend.__file__).parents, torch_max_backend.__file__
-assert home in KERNELS_PATH.parents, KERNELS_PATH
+import pathlib, sys, torch
 model = torch.nn.Sequential(torch.nn.BatchNorm2d(2), torch.nn.ReLU(), torch.nn.MaxPool2d(2))
 x = torch.randn(1, 2, 8, 8)
 run = torch.compile(model, backend="max", options={"fallback": "error"})
 run(x).sum().backward()
 assert torch.allclose(run(x), model(x), atol=1e-5) and model[0].weight.grad.abs().sum() > 0
+import torch_max_backend
+from torch_max_backend.mojo_ops import KERNELS_PATH
+home = pathlib.Path(sys.argv[1])
+assert home in pathlib.Path(torch_max_backend.__file__).parents, torch_max_backend.__file__
+assert home in KERNELS_PATH.parents, KERNELS_PATH
 print("TRAINED")
 """
 
@@ -56,6 +57,7 @@ def test_it_holds_the_package_the_kernels_and_the_entry_points(wheel: Path) -> N
 
 
 def test_it_trains_away_from_the_sources(wheel: Path, tmp_path: Path) -> None:
+    """By the name "max" alone, which its entry point makes known."""
     home = tmp_path / "site"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(home)

@@ -205,7 +205,8 @@ OPS = ("fprop", "dgrad", "wgrad", "channel_sum")
 
 
 def dtypes_on(device: str) -> list[torch.dtype]:
-    return [F32, BF16, F16, F64] if device == "cpu" else [F32, BF16, F16]
+    # float16 takes the paths of bfloat16; one of the two is enough where compiling is slow.
+    return [F32, BF16, F64] if device == "cpu" else [F32, BF16, F16]
 
 
 @together.part("tests/kernels/test_convolution.py", "tests/kernels/test_convolution_properties.py")

@@ -74,8 +74,8 @@ GEOMETRIES: list[tuple[str, tuple[int, ...], tuple[int, ...], int | None, dict[s
 ]  # fmt: skip
 
 #: The kernels' own tests pose many more problems, cheaply: one compiled graph serves them. Here every call is a node
-#: of its own to compile, so each kind of problem stands once. float16 and float64 are kernels' matter, not the
-#: lowering's: they stand in the kernels' tests.
+#: of its own to compile, so each kind of problem stands once. Other dtypes are kernels' matter, not the lowering's:
+#: they stand in the kernels' tests, and float16 on a CPU in test_linear.py.
 CASES = [
     *(_case(f"{name}_exact", x, w, b, exact=True, **geometry) for name, x, w, b, geometry in GEOMETRIES),
     *(
