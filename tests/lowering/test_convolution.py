@@ -16,6 +16,8 @@ from torch_max_backend.mojo_ops.convolution import geometry_values
 
 aten = torch.ops.aten
 
+Maker = Callable[[torch.Generator], torch.Tensor]
+
 
 def conv(
     stride: Any = 1,
@@ -41,17 +43,25 @@ def conv(
     return run
 
 
+def channels_last(make: Maker) -> Maker:
+    """The same channels-last, as the kernels have it: another order is a kernel more to compile for each tensor."""
+
+    def made(generator: torch.Generator) -> torch.Tensor:
+        formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+        tensor = make(generator)
+        return tensor.contiguous(memory_format=formats.get(tensor.dim(), torch.contiguous_format))
+
+    return made
+
+
 def _case(
     name: str, x: tuple[int, ...], w: tuple[int, ...], bias: int | None = None, dtype: Any = torch.float32,
     exact: bool = False, **geometry: Any,
 ) -> Case:  # fmt: skip
-    makers = (
-        [integers(*x, dtype=dtype), integers(*w, dtype=dtype)]
-        if exact
-        else [randn(*x, dtype=dtype), randn(*w, dtype=dtype)]
-    )
+    make = integers if exact else randn
+    makers = [channels_last(make(*shape, dtype=dtype)) for shape in (x, w)]
     if bias is not None:
-        makers.append(integers(bias, dtype=dtype) if exact else randn(bias, dtype=dtype))
+        makers.append(make(bias, dtype=dtype))
     pixels = x[0]
     for extent in x[2:]:
         pixels *= extent
@@ -85,10 +95,7 @@ CASES = [
     Case(
         "channels_last",
         conv(padding=1),
-        lambda g: [
-            torch.randn(2, 8, 6, 6, generator=g).to(memory_format=torch.channels_last),
-            torch.randn(4, 8, 3, 3, generator=g).to(memory_format=torch.channels_last),
-        ],
+        recipe(channels_last(randn(2, 8, 6, 6)), channels_last(randn(4, 8, 3, 3))),
         length=72,
         strides=True,
     ),
@@ -99,7 +106,7 @@ CASES = [
         lambda g, x, w: aten.convolution_backward(
             g, x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [False, True, False]
         )[1],
-        recipe(integers(2, 4, 6, 6), integers(2, 3, 6, 6), integers(4, 3, 3, 3)),
+        recipe(*map(channels_last, (integers(2, 4, 6, 6), integers(2, 3, 6, 6), integers(4, 3, 3, 3)))),
         exact=True,
     ),
     Case(
@@ -113,13 +120,13 @@ CASES = [
     Case(
         "same_padding",
         lambda x, w: torch.nn.functional.conv2d(x, w, padding="same", dilation=(1, 2)),
-        recipe(integers(1, 3, 7, 8), integers(4, 3, 4, 2)),
+        recipe(channels_last(integers(1, 3, 7, 8)), channels_last(integers(4, 3, 4, 2))),
         exact=True,
     ),
     Case(
         "double_backward",
         lambda x, w: _penalty(x, w),
-        recipe(randn(2, 3, 6, 6), randn(4, 3, 3, 3)),
+        recipe(channels_last(randn(2, 3, 6, 6)), channels_last(randn(4, 3, 3, 3))),
         length=288,
         slack=8.0,  # two passes deep
     ),

@@ -21,6 +21,7 @@ _HALVES = {DType.bfloat16: torch.bfloat16, DType.float16: torch.float16}
 #: Larger constants are left to MAX, which keeps most of them as a formula.
 MOST_ELEMENTS = 1 << 16
 _KNOWN = "_torch_max_known"
+_ORIGIN = "_torch_max_origin"
 
 
 def constant(value: Any, dtype: DType | None = None, device: DeviceRef | None = None) -> TensorValue:
@@ -63,8 +64,16 @@ def cast(x: TensorValue, dtype: DType) -> TensorValue:
 
 
 def reshape(x: TensorValue, shape: Sequence[DimLike]) -> TensorValue:
-    """``max.graph.ops.reshape``."""
-    result = _max.reshape(x, shape)
+    """``max.graph.ops.reshape``; of a reshaped tensor with known extents it takes the first one: every op of a graph
+    costs compile time, this one too."""
+    origin = getattr(x, _ORIGIN, x)
+    extents = [int(dim) for dim in shape if isinstance(dim, (int, StaticDim)) and int(dim) >= 0]
+    known = len(extents) == len(shape) and all(isinstance(dim, StaticDim) for dim in origin.shape)
+    if known and [int(dim) for dim in origin.shape] == extents:
+        return origin
+    result = _max.reshape(origin if known else x, shape)
+    if known:
+        setattr(result, _ORIGIN, origin)
     value = _known(x)
     if value is not None and all(isinstance(dim, StaticDim) for dim in result.shape):
         setattr(result, _KNOWN, value.reshape([int(dim) for dim in result.shape]))
