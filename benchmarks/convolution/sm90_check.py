@@ -156,7 +156,7 @@ def build(dtypes: list[str], passes: list[str], dispatched: bool = False) -> tup
                 values = [value.tensor for value in graph.inputs[:4]]
                 out = TensorType(DTYPES[dtype], result, device)
                 if dispatched:
-                    result_value = ops.custom(f"conv_{passing}", device, values[:3], [out])[0]
+                    result_value = ops.custom(f"conv_{passing}", device, values[:3], [out], {"grouped": False})[0]
                 else:
                     result_value = ops.custom(f"conv_{passing}_sm90", device, values, [out])[0]
                 graph.output(result_value)

@@ -35,30 +35,35 @@ from .sm90 import dispatch as sm90
 
 @no_inline
 def run_cpu[
-    dtype: DType, pass_: Int
+    dtype: DType, pass_: Int, grouped: Bool = True
 ](
     result: Ptr[dtype],
     a: Ptr[dtype],
     b: Ptr[dtype],
     problem: ConvolutionProblem,
 ) raises:
-    """Writes y from (x, w), dx from (dy, w) or dw from (x, dy) on the CPU."""
+    """Writes y from (x, w), dx from (dy, w) or dw from (x, dy) on the CPU.
+
+    Without `grouped` the kernels for many groups are left out; the others take any problem.
+    """
     comptime if pass_ == FPROP or pass_ == DGRAD:
-        comptime for group in [1, 4, 8]:
-            if not channelwise_can_implement[dtype, group](problem):
-                channelwise_cpu[dtype, pass_, group](result, a, b, problem)
-                return
+        comptime if grouped:
+            comptime for group in [1, 4, 8]:
+                if not channelwise_can_implement[dtype, group](problem):
+                    channelwise_cpu[dtype, pass_, group](result, a, b, problem)
+                    return
         if not implicit_gemm_can_implement[dtype, pass_](problem):
             implicit_gemm_cpu[dtype, pass_](result, a, b, problem)
             return
     else:
-        comptime for group in [1, 4, 8]:
-            if not channelwise_can_implement[dtype, group](problem):
-                channelwise_wgrad_cpu[dtype, group](result, a, b, problem)
+        comptime if grouped:
+            comptime for group in [1, 4, 8]:
+                if not channelwise_can_implement[dtype, group](problem):
+                    channelwise_wgrad_cpu[dtype, group](result, a, b, problem)
+                    return
+            if not grouped_wgrad_can_implement[dtype](problem):
+                grouped_wgrad_cpu[dtype](result, a, b, problem)
                 return
-        if not grouped_wgrad_can_implement[dtype](problem):
-            grouped_wgrad_cpu[dtype](result, a, b, problem)
-            return
         if not wgrad_gemm_can_implement[dtype](problem):
             wgrad_gemm_cpu[dtype](result, a, b, problem)
             return
@@ -71,7 +76,7 @@ def _device_pointer[dtype: DType](buffer: DeviceBuffer[dtype]) -> Ptr[dtype]:
 
 @no_inline
 def run_gpu[
-    dtype: DType, pass_: Int
+    dtype: DType, pass_: Int, grouped: Bool = True
 ](
     result: DeviceBuffer[dtype],
     a: DeviceBuffer[dtype],
@@ -79,7 +84,10 @@ def run_gpu[
     problem: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
-    """Enqueues y from (x, w), dx from (dy, w) or dw from (x, dy) on a GPU."""
+    """Enqueues y from (x, w), dx from (dy, w) or dw from (x, dy) on a GPU.
+
+    Without `grouped` the kernels for many groups are left out; the others take any problem.
+    """
     comptime if sm90.compiles_for[dtype]():
         var pointers = (
             _device_pointer(result),
@@ -95,28 +103,32 @@ def run_gpu[
             return
     # Sums are float32 in these kernels.
     comptime if dtype != DType.float64:
-        if not depthwise_gpu_can_implement(problem):
-            comptime if pass_ == WGRAD:
-                depthwise_wgrad_gpu[dtype](result, a, b, problem, ctx)
-            else:
-                depthwise_gather_gpu[dtype, pass_](result, a, b, problem, ctx)
-            return
+        comptime if grouped:
+            if not depthwise_gpu_can_implement(problem):
+                comptime if pass_ == WGRAD:
+                    depthwise_wgrad_gpu[dtype](result, a, b, problem, ctx)
+                else:
+                    depthwise_gather_gpu[dtype, pass_](
+                        result, a, b, problem, ctx
+                    )
+                return
         comptime if blocks_compile():
             if not block_can_implement[pass_](problem):
                 comptime if pass_ == WGRAD:
                     wgrad_product_gpu[dtype](result, a, b, problem, ctx)
                 else:
-                    if not small_groups_can_implement[dtype, pass_](
-                        problem, _device_pointer(result), _device_pointer(a)
-                    ):
-                        small_groups_gpu[dtype, pass_](
-                            _device_pointer(result),
-                            _device_pointer(a),
-                            _device_pointer(b),
-                            problem,
-                            ctx,
-                        )
-                        return
+                    comptime if grouped:
+                        if not small_groups_can_implement[dtype, pass_](
+                            problem, _device_pointer(result), _device_pointer(a)
+                        ):
+                            small_groups_gpu[dtype, pass_](
+                                _device_pointer(result),
+                                _device_pointer(a),
+                                _device_pointer(b),
+                                problem,
+                                ctx,
+                            )
+                            return
                     comptime if pass_ == DGRAD and dtype == DType.float32:
                         comptime F32 = Ptr[DType.float32]
                         var dy = rebind[F32](_device_pointer(a))

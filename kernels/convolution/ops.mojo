@@ -3,6 +3,9 @@
 Operands are channels-last and rank 5: x [N, D, H, W, C], w [K, T, R, S, C/G], y [N, O, P, Q, K]. `geometry` is a host
 tensor of GEOMETRY_LENGTH int64 values: strides, dilations and left pads (depth, height, width each), groups, the most
 bytes of scratch memory that a kernel may use, and whether float32 products may run in TF32 (0 or 1).
+
+With `grouped` false the kernels that only grouped problems need are not compiled: MAX compiles an op's code anew for
+every shape it meets.
 """
 
 import extensibility
@@ -99,7 +102,7 @@ struct ConvFprop:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        target: StaticString, dtype: DType, grouped: Bool
     ](
         y: OutputTensor[dtype=dtype, rank=5, ...],
         x: InputTensor[dtype=dtype, rank=5, ...],
@@ -111,14 +114,14 @@ struct ConvFprop:
             x.shape(), w.shape(), y.shape(), _values(geometry)
         )
         comptime if is_cpu[target]():
-            run_cpu[dtype, FPROP](
+            run_cpu[dtype, FPROP, grouped](
                 _pointer(y.unsafe_ptr()),
                 _pointer(x.unsafe_ptr()),
                 _pointer(w.unsafe_ptr()),
                 problem,
             )
         else:
-            run_gpu[dtype, FPROP](
+            run_gpu[dtype, FPROP, grouped](
                 y.to_device_buffer(ctx),
                 x.to_device_buffer(ctx),
                 w.to_device_buffer(ctx),
@@ -133,7 +136,7 @@ struct ConvDgrad:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        target: StaticString, dtype: DType, grouped: Bool
     ](
         dx: OutputTensor[dtype=dtype, rank=5, ...],
         dy: InputTensor[dtype=dtype, rank=5, ...],
@@ -145,14 +148,14 @@ struct ConvDgrad:
             dx.shape(), w.shape(), dy.shape(), _values(geometry)
         )
         comptime if is_cpu[target]():
-            run_cpu[dtype, DGRAD](
+            run_cpu[dtype, DGRAD, grouped](
                 _pointer(dx.unsafe_ptr()),
                 _pointer(dy.unsafe_ptr()),
                 _pointer(w.unsafe_ptr()),
                 problem,
             )
         else:
-            run_gpu[dtype, DGRAD](
+            run_gpu[dtype, DGRAD, grouped](
                 dx.to_device_buffer(ctx),
                 dy.to_device_buffer(ctx),
                 w.to_device_buffer(ctx),
@@ -167,7 +170,7 @@ struct ConvWgrad:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        target: StaticString, dtype: DType, grouped: Bool
     ](
         dw: OutputTensor[dtype=dtype, rank=5, ...],
         x: InputTensor[dtype=dtype, rank=5, ...],
@@ -179,14 +182,14 @@ struct ConvWgrad:
             x.shape(), dw.shape(), dy.shape(), _values(geometry)
         )
         comptime if is_cpu[target]():
-            run_cpu[dtype, WGRAD](
+            run_cpu[dtype, WGRAD, grouped](
                 _pointer(dw.unsafe_ptr()),
                 _pointer(x.unsafe_ptr()),
                 _pointer(dy.unsafe_ptr()),
                 problem,
             )
         else:
-            run_gpu[dtype, WGRAD](
+            run_gpu[dtype, WGRAD, grouped](
                 dw.to_device_buffer(ctx),
                 x.to_device_buffer(ctx),
                 dy.to_device_buffer(ctx),

@@ -18,7 +18,7 @@ CASES = [
     Case("mm_tn", lambda x, y: x.mT @ y, recipe(integers(6, 5), integers(6, 7)), exact=True),
     Case("mm_tt", lambda x, y: x.mT @ y.mT, recipe(integers(6, 5), integers(7, 6)), exact=True, strides=True),
     Case("mm_long_bf16", lambda x, y: x @ y, recipe(randn(4, 900, dtype=BF16), randn(900, 3, dtype=BF16)), length=900),
-    Case(lambda x, y: x @ y.mT, recipe(randn(4, 300, dtype=F16), randn(3, 300, dtype=F16)), length=300),
+    Case("mm_f16", lambda x, y: x @ y.mT, recipe(randn(4, 300, dtype=F16), randn(3, 300, dtype=F16)), length=300),
     Case("mm_f64", lambda x, y: x @ y, recipe(randn(4, 30, dtype=F64), randn(30, 3, dtype=F64)), length=30),
     Case(
         "mm_integers",

@@ -80,7 +80,7 @@ def kernel_graph(
     def build(values: Sequence[TensorValue], geometry: TensorValue, place: DeviceRef) -> TensorValue:
         first, second, *extra = [_channels_last(value) if contiguous and value.rank == 5 else value for value in values]
         kind = TensorType(name, list(result), place)
-        value = ops.custom(symbol, place, [first, second, geometry], [kind])[0].tensor
+        value = ops.custom(symbol, place, [first, second, geometry], [kind], {"grouped": True})[0].tensor
         value = epilogue.build(value, extra)
         return _channels_first(value) if contiguous else value
 

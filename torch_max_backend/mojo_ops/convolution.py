@@ -52,7 +52,7 @@ def conv_fprop(
             )
         ]
     shape = [x.shape[0], *_extents("output_size", output_size), w.shape[0]]
-    return conv_with_geometry("conv_fprop", x, w, geometry, shape)
+    return conv_with_geometry("conv_fprop", x, w, geometry, shape, grouped=groups > 1)
 
 
 @beartype
@@ -76,7 +76,7 @@ def conv_dgrad(
     if isinstance(dy.shape[4], StaticDim) and isinstance(w.shape[0], StaticDim) and dy.shape[4] != w.shape[0]:
         raise ValueError(f"conv_dgrad: dy has {dy.shape[4]} channels; rule: w.shape[0] = {w.shape[0]} of them")
     shape = [dy.shape[0], *_extents("input_size", input_size), channels]
-    return conv_with_geometry("conv_dgrad", dy, w, geometry, shape)
+    return conv_with_geometry("conv_dgrad", dy, w, geometry, shape, grouped=groups > 1)
 
 
 @beartype
@@ -99,7 +99,7 @@ def conv_wgrad(
         raise ValueError(f"conv_wgrad: filter_size = {filter_size}; rule: every extent is at least 1")
     _check_channels("conv_wgrad", x.shape[4], dy.shape[4], None, groups)
     shape = [dy.shape[4], *filter_size, x.shape[4] // groups]
-    return conv_with_geometry("conv_wgrad", x, dy, geometry, shape)
+    return conv_with_geometry("conv_wgrad", x, dy, geometry, shape, grouped=groups > 1)
 
 
 @beartype
@@ -109,13 +109,16 @@ def conv_with_geometry(
     b: TensorValue,
     geometry: TensorValue,
     result_shape: Sequence[DimLike],
+    *,
+    grouped: bool = True,
 ) -> TensorValue:
     """The bare op with its geometry as an operand, checked at run time: one graph then serves every problem.
 
-    `geometry` is a host tensor of `geometry_values`; operands and result follow the three functions above.
+    `geometry` is a host tensor of `geometry_values`; operands and result follow the three functions above. Without
+    `grouped` the kernels that many groups need are not compiled.
     """
     result = TensorType(a.dtype, result_shape, a.device)
-    return ops.custom(op, a.device, [a, b, geometry], [result])[0].tensor
+    return ops.custom(op, a.device, [a, b, geometry], [result], {"grouped": grouped})[0].tensor
 
 
 @beartype
