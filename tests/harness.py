@@ -384,4 +384,5 @@ def prepared(
 def _pattern(like: torch.Tensor) -> torch.Tensor:
     """In the memory order of ``like``: a change of order is a kernel of its own to compile."""
     index = torch.arange(like.numel(), dtype=torch.int64, device=like.device)
-    return torch.empty_like(like).copy_(((index * 7) % 11 - 5).reshape(like.shape))
+    pattern = ((index * 7) % 11 - 5).to(like.dtype).reshape(like.shape)
+    return pattern if like.is_contiguous() else torch.empty_like(like).copy_(pattern)

@@ -53,7 +53,7 @@ class Job:
 #: where each costs seconds of compiling.
 RESNET50, MOBILENETV2 = ({}, {}) if ALL_CASES else ({"blocks": (2, 1, 1, 1)}, {"blocks": (1, 2, 1, 1, 1, 1, 1)})
 #: Sizes are small and alike, so that models share kernels; batches are large enough for the statistics of 1x1 planes,
-#: which half of the stages of the smallest images have.
+#: which half of ResNet-50's stages have for the smallest images.
 SIDE = 16 if ALL_CASES else 8
 JOBS = [
     Job("mlp", zoo.Mlp, (8, 1, 8, 8), evaluated=ALL_CASES),
@@ -70,7 +70,7 @@ JOBS = [
         layout_at_edges=True,
         evaluated=ALL_CASES,
     ),
-    Job("mobilenetv2", lambda: zoo.MobileNetV2(0.01, 10, **MOBILENETV2), (16, 3, SIDE, SIDE), layout_at_edges=True),
+    Job("mobilenetv2", lambda: zoo.MobileNetV2(0.01, 10, **MOBILENETV2), (16, 3, 16, 16), layout_at_edges=True),
 ]
 if ALL_CASES:
     # New in it is the upsampling alone, of which test_indexing.py has the gradient.
