@@ -17,7 +17,7 @@ from torch_max_backend.bench.task import MemoryLayout, Tolerance, draw, summatio
 from torch_max_backend.convolution_problem import ConvolutionProblem, Pass
 from torch_max_backend.dtypes import TORCH_TO_MAX
 from torch_max_backend.lowering.convolution import allows_tf32
-from torch_max_backend.mojo_ops.convolution import geometry_values
+from torch_max_backend.mojo_ops.convolution import conv_with_geometry, geometry_values
 
 aten = torch.ops.aten
 
@@ -79,8 +79,7 @@ def kernel_graph(
 
     def build(values: Sequence[TensorValue], geometry: TensorValue, place: DeviceRef) -> TensorValue:
         first, second, *extra = [_channels_last(value) if contiguous and value.rank == 5 else value for value in values]
-        kind = TensorType(name, list(result), place)
-        value = ops.custom(symbol, place, [first, second, geometry], [kind], {"grouped": True})[0].tensor
+        value = conv_with_geometry(which.value, first, second, geometry, result)
         value = epilogue.build(value, extra)
         return _channels_first(value) if contiguous else value
 

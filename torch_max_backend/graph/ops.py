@@ -22,6 +22,7 @@ _HALVES = {DType.bfloat16: torch.bfloat16, DType.float16: torch.float16}
 MOST_ELEMENTS = 1 << 16
 _KNOWN = "_torch_max_known"
 _ORIGIN = "_torch_max_origin"
+_DERIVED = "_torch_max_derived"
 
 
 def constant(value: Any, dtype: DType | None = None, device: DeviceRef | None = None) -> TensorValue:
@@ -44,6 +45,12 @@ def constant(value: Any, dtype: DType | None = None, device: DeviceRef | None = 
 def _known(value: Any) -> np.ndarray | None:
     """The values of a constant; a half's as float32."""
     return getattr(value, _KNOWN, None)
+
+
+def _derive(view: TensorValue, value: np.ndarray) -> None:
+    """Notes the values of a view of a constant."""
+    setattr(view, _KNOWN, value)
+    setattr(view, _DERIVED, True)
 
 
 def _computed(value: Any) -> np.ndarray | None:
@@ -76,7 +83,7 @@ def reshape(x: TensorValue, shape: Sequence[DimLike]) -> TensorValue:
         setattr(result, _ORIGIN, origin)
     value = _known(x)
     if value is not None and all(isinstance(dim, StaticDim) for dim in result.shape):
-        setattr(result, _KNOWN, value.reshape([int(dim) for dim in result.shape]))
+        _derive(result, value.reshape([int(dim) for dim in result.shape]))
     return result
 
 
@@ -87,7 +94,7 @@ def broadcast_to(x: TensorValue, shape: Sequence[DimLike]) -> TensorValue:
     if value is not None and all(isinstance(dim, StaticDim) for dim in result.shape):
         extents = [int(dim) for dim in result.shape]
         if math.prod(extents) <= MOST_ELEMENTS:
-            setattr(result, _KNOWN, np.broadcast_to(value, extents))
+            _derive(result, np.broadcast_to(value, extents))
     return result
 
 
@@ -103,8 +110,10 @@ def slice_tensor(x: TensorValue, index: Sequence[slice]) -> TensorValue:
 def dense(x: TensorValue) -> TensorValue:
     """``x`` for a reader that needs it in memory: a known constant as one of its own, not as a broadcast or a view of
     another, which MAX would compile a program to compute."""
+    if not getattr(x, _DERIVED, False):
+        return x
     value = _known(x)
-    return x if value is None else constant(np.ascontiguousarray(value).reshape(value.shape), x.dtype, x.device)
+    return constant(np.ascontiguousarray(value).reshape(value.shape), x.dtype, x.device)
 
 
 def custom(name: str, device: DeviceRef, values: Sequence[TensorValue], *args: Any, **options: Any) -> list[Any]:
