@@ -37,7 +37,6 @@ from .problem import PoolingProblem, PoolingAxis
 comptime BUSY = 1 << 19
 """Threads that keep a large GPU busy: fewer make better use of the cache only while at least so many remain."""
 comptime LONGEST_STRIP = 8
-comptime SHORTEST_ROW = 8
 comptime LONGEST_APART = 4
 """Rows, at most, of averages' windows whose columns threads own."""
 comptime LINE = 128
@@ -77,12 +76,13 @@ def _prefers_planes[dtype: DType, *, offsets: Bool](p: PoolingProblem) -> Bool:
     else:
         if offsets and whole:
             return False
-        if not offsets and not whole and p.w.input >= LONG_ROW:
+        if not whole and p.w.input >= LONG_ROW:
             # Rows that are no whole vectors would go through shared memory all the same.
             return p.channels == 1 and halves(p.h) and halves(p.w)
+    comptime shortest = 7 if size_of[dtype]() >= 4 and not offsets else 8
     return (
         p.channels == 1
-        and SHORTEST_ROW <= Int(p.w.input)
+        and shortest <= Int(p.w.input)
         and Int(p.w.input) < LONG_ROW
         and p.h.input > 1
         and apart(p.d)

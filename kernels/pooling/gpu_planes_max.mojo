@@ -2,8 +2,8 @@
 
 A block owns a contiguous piece of dx that fits in shared memory: several planes, several D slabs of one plane, or
 several rows of one slab. Its threads load the windows that reach into the piece, runs of one row of windows, and find
-out which pixel each names. Then they add in phases: windows of one phase are too far apart to share a pixel, so no
-atomic is needed and the order of additions is always the same; whole warps take the windows of one phase. The piece
+out which pixel each names. Then they add in phases: runs of one phase are too far apart to share a pixel, so no
+atomic is needed and the order of additions is always the same; whole warps take the runs of one phase. The piece
 leaves as one aligned run. An index that points outside its window or outside the piece is ignored.
 """
 
@@ -22,6 +22,7 @@ from .gpu_problem import (
     LIMIT_32,
     fits_32_bits,
 )
+from .gpu_windows import NOWHERE, where_below
 from .problem import PoolingAxis, PoolingProblem
 
 comptime SLACK = 8
@@ -33,6 +34,9 @@ comptime RUN = 4
 comptime THREADS = 256
 comptime HELD = 2
 """Runs that a thread holds at once: what it waits for together. Four would leave room for half as many threads."""
+comptime MANY_PHASES = 4
+"""From so many phases on blocks take as many planes as fill their threads twice: what a block costs weighs more than threads
+that wait for one another's loads."""
 comptime MOST_TAPS = 256
 """Taps, at most, whose places a block lists for windows given by offset."""
 comptime MOST_CLASSES = 512
@@ -54,7 +58,7 @@ struct Pieces(DevicePassable, TrivialRegisterPassable):
     var by_window_h: FastDivisor
     var by_window_w: FastDivisor
     var by_runs: FastDivisor
-    """Divides by the runs of one row of windows."""
+    """Divides by the runs of one class in one row of windows."""
     var by_rows: FastDivisor
     """Divides by the most rows of windows of one class that reach into a piece of one slab."""
     var by_slabs: FastDivisor
@@ -62,11 +66,15 @@ struct Pieces(DevicePassable, TrivialRegisterPassable):
     var by_class: FastDivisor
     """Divides by the runs of a class."""
     var by_class_d: FastDivisor
-    """Windows of one class are this far apart on the axis."""
+    """Windows of one class are this far apart on the axis; on W runs of them."""
     var by_class_h: FastDivisor
     var by_class_w: FastDivisor
     var aligned: Int32
     """Whether runs of windows can be loaded 16 bytes at a time."""
+    var cut: Int32
+    """Windows of a run that are added before the others."""
+    var zero: Int32
+    """Nothing, which the compiler does not know."""
 
     comptime device_type: AnyType = Self
 
@@ -79,7 +87,8 @@ struct Pieces(DevicePassable, TrivialRegisterPassable):
     def get_type_name() -> String:
         return "Pieces"
 
-    def __init__(out self, p: PoolingProblem):
+    def __init__(out self, p: PoolingProblem, *, split: Bool):
+        """`split`: narrow windows need no classes of runs."""
         var depth = Int(p.d.input)
         var height = Int(p.h.input)
         var width = Int(p.w.input)
@@ -89,13 +98,18 @@ struct Pieces(DevicePassable, TrivialRegisterPassable):
         self.rows = Int32(height)
         if slab * depth <= PIECE:
             self.slabs = Int32(depth)
-            # Enough planes to keep a block busy once, not so many that few blocks remain.
+            var rounds = 1
+            if Int(_class_distance(p.h) * _class_distance(p.w)) > MANY_PHASES:
+                rounds = 2
+            # Enough planes to keep a block busy, not so many that few blocks remain.
             var runs = (
                 Int(p.d.output)
                 * Int(p.h.output)
                 * ceildiv(Int(p.w.output), RUN)
             )
-            var most = min(PIECE // (slab * depth), HELD * THREADS // runs)
+            var most = min(
+                PIECE // (slab * depth), rounds * HELD * THREADS // runs
+            )
             var spread = Int(p.batch) // 1024
             self.planes = Int32(max(min(most, spread), 1))
         elif slab <= PIECE:
@@ -111,10 +125,20 @@ struct Pieces(DevicePassable, TrivialRegisterPassable):
         self.by_height = FastDivisor(height)
         self.by_window_h = FastDivisor(Int(p.h.window))
         self.by_window_w = FastDivisor(Int(p.w.window))
-        self.by_runs = FastDivisor(ceildiv(Int(p.w.output), RUN))
         self.by_class_d = FastDivisor(Int(_class_distance(p.d)))
         self.by_class_h = FastDivisor(Int(_class_distance(p.h)))
-        self.by_class_w = FastDivisor(Int(_class_distance(p.w)))
+        # The last window of a run and the first of the next run of its class are a window's reach apart. With
+        # `split` all runs first add the windows that the next run's first cannot reach, then the others.
+        var runs = ceildiv(Int(p.w.output), RUN)
+        var distance = Int(_class_distance(p.w))
+        var apart = 1
+        self.cut = RUN
+        if split and distance < RUN:
+            self.cut = Int32(RUN - distance + 1)
+        elif distance > 1:
+            apart = min(ceildiv(distance - 1, RUN) + 1, runs)
+        self.by_class_w = FastDivisor(apart)
+        self.by_runs = FastDivisor(ceildiv(runs, apart))
         self.by_rows = FastDivisor(
             ceildiv(
                 _most_reaching(p.h, Int(self.rows)),
@@ -136,6 +160,7 @@ struct Pieces(DevicePassable, TrivialRegisterPassable):
             )
         )
         self.aligned = Int32(Int(p.w.output) % RUN == 0)
+        self.zero = 0
 
     def size(self, p: PoolingProblem) -> Int:
         """Pixels of a whole piece."""
@@ -161,6 +186,13 @@ def _most_reaching(axis: PoolingAxis, extent: Int) -> Int:
 def _class_distance(axis: PoolingAxis) -> Int32:
     var reach = axis.dilation * (axis.window - 1) + 1
     return min((reach + axis.stride - 1) // axis.stride, axis.output)
+
+
+comptime splits[dtype: DType, offsets: Bool] = (
+    size_of[dtype]() >= 4 and not offsets
+)
+"""Whether runs are cut in two rather than sorted into classes: fewer additions wait for one another, but twice as many
+instructions are spent on them, which operands of few bytes do not hide."""
 
 
 def can_scatter_planes[*, offsets: Bool](p: PoolingProblem) -> Bool:
@@ -189,6 +221,7 @@ def max_pool_dgrad_planes[
     p: GpuProblem,
     pieces: Pieces,
 ):
+    comptime split = splits[dtype, offsets]
     var sums = external_memory[
         Float32, address_space=AddressSpace.SHARED, alignment=16
     ]()
@@ -245,9 +278,14 @@ def max_pool_dgrad_planes[
     var indices_piece = indices.unsafe_offset(
         Int(plane) * Int(p.output_plane())
     )
-    var class_w = pieces.by_class_w.divisor
-    var across = min(class_w, 2) if class_w < RUN else class_w
-    var phases = pieces.by_class_d.divisor * pieces.by_class_h.divisor
+    var phases = (
+        pieces.by_class_d.divisor
+        * pieces.by_class_h.divisor
+        * pieces.by_class_w.divisor
+    )
+    # Lanes hold what windows need; the compiler would fetch it anew for each of them.
+    var zero = thread * pieces.zero
+    var under = Under[offsets](p, pieces, zero, start, single)
     var items = phases * pieces.by_class.divisor
     var first = Int32(0)
     while first < items:
@@ -255,9 +293,9 @@ def max_pool_dgrad_planes[
             fill=SIMD[DType.float32, RUN](0)
         )
         var found = Array[SIMD[index, RUN], HELD](fill=SIMD[index, RUN](0))
-        # Where each dy goes within the piece; -1: nowhere.
-        var target = Array[SIMD[DType.int32, RUN], HELD](
-            fill=SIMD[DType.int32, RUN](-1)
+        # Where each dy goes within the piece.
+        var target = Array[SIMD[DType.uint32, RUN], HELD](
+            fill=SIMD[DType.uint32, RUN](NOWHERE)
         )
         # In which phase a run of windows adds.
         var turn = Array[Int32, HELD](fill=-1)
@@ -274,15 +312,22 @@ def max_pool_dgrad_planes[
             var od = Int32(0)
             if pieces.by_slabs.divisor > 1:
                 g, od = pieces.by_slabs.divmod(g)
-            var class_d, class_h = pieces.by_class_h.divmod(own)
+            var class_dh, class_w = pieces.by_class_w.divmod(own)
+            var class_d, class_h = pieces.by_class_h.divmod(class_dh)
             oh = oh0 + oh * pieces.by_class_h.divisor + class_h
             od = od0 + od * pieces.by_class_d.divisor + class_d
-            var ow = run * RUN
+            var ow = (run * pieces.by_class_w.divisor + class_w) * RUN
             column[k] = ow
             row_of[k] = oh
             slab_of[k] = od
             plane_of[k] = g
-            if own < phases and g < planes and oh < oh1 and od < od1:
+            if (
+                (own < phases)
+                & (g < planes)
+                & (oh < oh1)
+                & (od < od1)
+                & (ow < p.w.output)
+            ):
                 turn[k] = own
                 var o = Int(
                     ((g * p.d.output + od) * p.h.output + oh) * p.w.output + ow
@@ -305,47 +350,38 @@ def max_pool_dgrad_planes[
                             ]()
         comptime for k in range(HELD):
             if turn[k] >= 0:
-                var top = p.h.origin(row_of[k])
-                var front = p.d.origin(slab_of[k])
-                var base = plane_of[k] * p.input_plane() + shift
+                var base = UInt32(plane_of[k] * under.plane + shift)
+                var left = p.w.origin(column[k])
+                var corner = under.corner(
+                    p.d.origin(slab_of[k]), p.h.origin(row_of[k]), left
+                )
                 comptime for j in range(RUN):
-                    var left = p.w.origin(column[k] + Int32(j))
-                    var place: Int32
-                    comptime if offsets:
-                        var tap = Int(UInt32(found[k][j]))
-                        place = -1
-                        if tap < Int(p.d.window * p.h.window * p.w.window):
-                            var w = left + taps[unsafe_offset=2 * tap + 1]
-                            if UInt32(w) < UInt32(p.w.input):
-                                place = (
-                                    (front * p.h.input + top) * p.w.input
-                                    + left
-                                    + taps[unsafe_offset=2 * tap]
-                                    - start
-                                )
-                    else:
-                        place = _under(found[k][j], p, pieces, front, top, left)
-                        place -= start
-                    # As unsigned numbers, places before the piece are far past its end.
-                    if (
-                        UInt32(place) < UInt32(single)
-                        and column[k] + Int32(j) < p.w.output
-                    ):
-                        target[k][j] = place + base
+                    var place = under.place(
+                        found[k][j],
+                        taps,
+                        corner,
+                        left,
+                        column[k] + Int32(j) < p.w.output,
+                    )
+                    target[k][j] = place + base
+                    if place == NOWHERE:
+                        target[k][j] = NOWHERE
+                    left += under.stride_w
+                    corner.pixel += under.stride_w
         barrier()
         for phase in range(phases):
-            for part in range(across):
-                comptime for k in range(HELD):
-                    if turn[k] == phase:
-                        _add_run(
-                            sums,
-                            gradient[k],
-                            target[k],
-                            column[k],
-                            part,
-                            pieces.by_class_w,
-                        )
-                barrier()
+            comptime for k in range(HELD):
+                if turn[k] == phase:
+                    _add_run[split](sums, gradient[k], target[k], pieces.cut, 0)
+            barrier()
+            comptime if split:
+                if pieces.cut < RUN:
+                    comptime for k in range(HELD):
+                        if turn[k] == phase:
+                            _add_run[split](
+                                sums, gradient[k], target[k], pieces.cut, 1
+                            )
+                    barrier()
         first += HELD * THREADS
     # Where no window reaches, nothing has waited for the zeros.
     if items == 0:
@@ -359,74 +395,145 @@ def max_pool_dgrad_planes[
     )
 
 
+@fieldwise_init
+struct Corner(TrivialRegisterPassable):
+    """A window's first pixel, flat in its plane less the piece's first; slab and row.
+    """
+
+    var pixel: Int32
+    var front: Int32
+    var top: Int32
+
+
+struct Under[offsets: Bool](TrivialRegisterPassable):
+    """What finding the pixels under windows takes, in registers."""
+
+    var width: Int32
+    var height: Int32
+    var plane: Int32
+    var stride_w: Int32
+    var start: Int32
+    var single: UInt32
+    var taps: UInt32
+    var reach_d: UInt32
+    var reach_h: UInt32
+    var reach_w: UInt32
+    var deep: Bool
+    var by_width: FastDivisor
+    var by_height: FastDivisor
+
+    @always_inline
+    def __init__(
+        out self,
+        p: GpuProblem,
+        pieces: Pieces,
+        zero: Int32,
+        start: Int32,
+        single: Int32,
+    ):
+        """`zero` makes the compiler keep them there. The piece's part of a plane are `single` pixels from `start` on.
+        """
+        self.width = p.w.input + zero
+        self.height = p.h.input + zero
+        self.plane = p.input_plane() + zero
+        self.stride_w = p.w.stride() + zero
+        self.start = start
+        self.single = UInt32(single)
+        self.taps = UInt32(p.d.window * p.h.window * p.w.window + zero)
+        self.reach_d = UInt32(p.d.reach + zero)
+        self.reach_h = UInt32(p.h.reach + zero)
+        self.reach_w = UInt32(p.w.reach + zero)
+        self.deep = p.d.input > 1
+        self.by_width = pieces.by_width
+        self.by_width.magic += UInt32(zero)
+        self.by_width.shift += UInt32(zero)
+        self.by_width.divisor += zero
+        self.by_height = pieces.by_height
+
+    @always_inline
+    def corner(self, front: Int32, top: Int32, left: Int32) -> Corner:
+        return Corner(
+            (front * self.height + top) * self.width + left - self.start,
+            front,
+            top,
+        )
+
+    @always_inline
+    def place[
+        index: DType, //
+    ](
+        self,
+        found: Scalar[index],
+        taps: MutPointer[Int32, _, address_space=AddressSpace.SHARED],
+        corner: Corner,
+        left: Int32,
+        there: Bool,
+    ) -> UInt32:
+        """The pixel that an entry names, counted from the piece's first; NOWHERE if it lies outside the piece or the hull of
+        the window, or the window is not `there`."""
+        var last = UInt32(0) if there else UInt32(1)
+        comptime if Self.offsets:
+            var tap = UInt32(found)
+            var at = 2 * Int(min(tap, UInt32(MOST_TAPS - 1)))
+            var place = UInt32(corner.pixel + taps[unsafe_offset=at])
+            place = where_below(
+                place,
+                tap,
+                self.taps,
+                UInt32(left + taps[unsafe_offset=at + 1]),
+                UInt32(self.width),
+                place,
+                self.single,
+            )
+            return where_below(place, last, 1, 0, 1, 0, 1)
+        else:
+            var h, w = self.by_width.divmod(Int32(found))
+            var d = corner.front
+            if self.deep:
+                d, h = self.by_height.divmod(h)
+            var place = UInt32(Int32(found) - self.start)
+            # As unsigned numbers, what lies before a bound is far past the end.
+            place = where_below(
+                place,
+                UInt32(w - left),
+                self.reach_w,
+                UInt32(h - corner.top),
+                self.reach_h,
+                place,
+                self.single,
+            )
+            var high = UInt32(0)
+            comptime if size_of[index]() == 8:
+                high = UInt32(found >> 32)
+            return where_below(
+                place,
+                UInt32(d - corner.front),
+                self.reach_d,
+                high | last,
+                1,
+                UInt32(found),
+                UInt32(self.plane),
+            )
+
+
 @always_inline
-def _under[
-    index: DType, //
+def _add_run[
+    split: Bool
 ](
-    found: Scalar[index],
-    p: GpuProblem,
-    pieces: Pieces,
-    front: Int32,
-    top: Int32,
-    left: Int32,
-) -> Int32:
-    """The pixel, flat in its plane, that an index names; far from every piece where it lies outside the hull of the
-    window whose first pixel is (front, top, left)."""
-    comptime nowhere = Int32(-1)
-    if UInt64(found) >= UInt64(p.input_plane()):
-        return nowhere
-    var h, w = pieces.by_width.divmod(Int32(found))
-    # As unsigned numbers, positions before the window are far past its end.
-    if p.d.input > 1:
-        var d: Int32
-        d, h = pieces.by_height.divmod(h)
-        if UInt32(d - front) >= UInt32(p.d.reach):
-            return nowhere
-    if UInt32(h - top) >= UInt32(p.h.reach):
-        return nowhere
-    if UInt32(w - left) >= UInt32(p.w.reach):
-        return nowhere
-    return Int32(found)
-
-
-@always_inline
-def _add_one(
-    sums: MutPointer[Float32, _, address_space=AddressSpace.SHARED],
-    gradient: Float32,
-    target: Int32,
-):
-    if target >= 0:
-        sums[unsafe_offset=Int(target)] += gradient
-
-
-@always_inline
-def _add_run(
     sums: MutPointer[Float32, _, address_space=AddressSpace.SHARED],
     gradient: SIMD[DType.float32, RUN],
-    target: SIMD[DType.int32, RUN],
-    ow: Int32,
-    part: Int32,
-    by_class_w: FastDivisor,
+    target: SIMD[DType.uint32, RUN],
+    cut: Int32,
+    part: Int,
 ):
-    """Adds those of a run's gradients that belong to a part, so that no two threads of a row touch one pixel.
-
-    Up to three windows over a pixel: first those windows of every run that the next run's first cannot reach, then
-    the rest. Beyond, windows go by their number modulo the distance.
+    """Adds a run's gradients, one after the other: those before the cut, or after it.
     """
-    var class_w = by_class_w.divisor
-    if class_w == 1:
-        comptime for j in range(RUN):
-            _add_one(sums, gradient[j], target[j])
-    elif class_w <= RUN - 1:
-        comptime for j in range(RUN):
-            if (Int32(j) > RUN - class_w) == (part == 1):
-                _add_one(sums, gradient[j], target[j])
-    else:
-        var residue = by_class_w.divmod(ow)[1]
-        comptime for j in range(RUN):
-            var own = residue + Int32(j)
-            if own == part or own == part + class_w:
-                _add_one(sums, gradient[j], target[j])
+    comptime for j in range(RUN):
+        var there = target[j] != NOWHERE
+        comptime if split:
+            there = there & ((Int32(j) >= cut) == (part == 1))
+        if there:
+            sums[unsafe_offset=Int(target[j])] += gradient[j]
 
 
 @always_inline
@@ -467,7 +574,7 @@ def launch_max_pool_dgrad_planes[
     indices: Data[index],
     p: PoolingProblem,
 ) raises:
-    var pieces = Pieces(p)
+    var pieces = Pieces(p, split=splits[dtype, offsets])
     if Int(dy) % 16 != 0 or Int(indices) % 16 != 0:
         pieces.aligned = 0
     comptime kernel = max_pool_dgrad_planes[dtype, index, offsets]

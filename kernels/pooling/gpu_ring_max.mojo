@@ -1,254 +1,349 @@
 """Gradient of max pooling on a GPU over channels-last tensors, for every window.
 
-A thread owns V channels of a strip of columns and walks down H, one row of windows at a time. It adds each dy where
-its index points: to sums in shared memory that no other thread touches, a ring of as many rows as a window reaches
-over. So a window costs the same however many taps it has, nothing is atomic, and additions always come in the same
-order. Rows that no later window reaches are rounded, stored and cleared. An index that points outside its window or
-outside the strip is ignored.
+A thread owns V channels of a strip of columns of one slab, or of a few slabs that lie one behind the other, and walks
+down H, one row of windows at a time. It adds each dy where its entry points: to sums in shared memory that no other
+thread touches, a ring of as many rows as a window reaches over. So a window costs the same however many taps it has,
+nothing is atomic, and additions always come in the same order. Rows that no later window reaches are rounded, stored
+and cleared. The loads of the next few windows are under way while the last are added.
+
+What the offset of a tap means (which row, which column, which of the thread's slabs) is looked up in a table in shared
+memory. An index that points outside the strip or outside its window's rows is ignored.
 """
 
-from max.gpu import block_idx, thread_idx
-from max.gpu.host import DeviceContext
+from max.gpu import barrier, block_idx, thread_idx
+from max.gpu.host import DeviceContext, FuncAttribute
 from max.gpu.memory import AddressSpace, external_memory
-from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import ceildiv
 from std.sys import size_of
 
 from .direct import Data
-from .gpu_problem import FastDivisor, GpuProblem, LIMIT_32, fits_32_bits
+from .gpu_problem import GpuProblem, fits_32_bits
+from .gpu_ring_plan import (
+    AHEAD,
+    BLOCK,
+    MOST_SUMS,
+    TABLE,
+    Strips,
+    plan_strips,
+)
 from .problem import PoolingProblem
 
-comptime BLOCK = 128
-comptime MOST_SUMS = 96
-"""Sums of a thread: 48 KiB of a block. mojo_ops/pooling.py knows how tall a window they hold."""
-comptime AHEAD = 4
-"""Windows that are loaded before the first is looked at, and pixels before the first is stored."""
-comptime LONGEST = 16
-"""Most rows of windows in a strip."""
-comptime ENOUGH_THREADS = 1 << 16
-comptime ENOUGH_APART = 1 << 18
-"""The same where windows do not overlap and a shorter strip loads nothing twice."""
+comptime MOST_TABLES = 16
+comptime NO_COLUMN = Int32(0x7FFF)
+"""In the table, for bytes that name no tap of the thread's slabs."""
 
 
 @fieldwise_init
-struct Strips(DevicePassable, TrivialRegisterPassable):
-    """How dx is cut: units (a strip of H of one slab) of items (a strip of columns by V channels).
-    """
+struct Found(TrivialRegisterPassable):
+    """Where an entry points, if it is `ok`."""
 
-    var total: Int32
-    """Items of all units."""
-    var columns: Int32
-    var ring: Int32
-    """Rows of sums: what a window reaches over, or the stride."""
-    var groups: Int32
-    """Rows of windows in a strip."""
-    var all_groups: Int32
-    var above: Int32
-    """The most rows of windows above one pixel."""
-    var taps: Int32
-    """Taps of one slab of a window."""
-    var by_items: FastDivisor
-    var by_strips: FastDivisor
-    var by_window_w: FastDivisor
+    var row: Int32
+    """Of sums (a thread's slabs lie side by side), counted from the first under the windows."""
+    var column: Int32
+    """Counted from the strip's first."""
+    var ok: Bool
 
-    comptime device_type: AnyType = Self
 
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+struct Batch[dtype: DType, index: DType, V: Int](Copyable):
+    """A few windows of one row as they lie in memory: what is done with them after waits for the loads. Bytes stay the
+    words that they are loaded in."""
+
+    comptime packed = Self.index == DType.uint8
+    comptime word = DType.uint16 if Self.V == 2 else DType.uint8
+    comptime kept = DType.uint32 if Self.packed else Self.index
+    comptime words = 1 if Self.packed else Self.V
+    var dy: Array[SIMD[Self.dtype, Self.V], AHEAD]
+    var found: Array[SIMD[Self.kept, Self.words], AHEAD]
+
+    @always_inline
+    def __init__(out self):
+        self.dy = Array[SIMD[Self.dtype, Self.V], AHEAD](
+            fill=SIMD[Self.dtype, Self.V](0)
+        )
+        self.found = Array[SIMD[Self.kept, Self.words], AHEAD](
+            fill=SIMD[Self.kept, Self.words](0)
+        )
+
+    @always_inline
+    def load(
+        mut self,
+        dy: Data[Self.dtype],
+        found: Data[Self.index],
+        start: Int,
+        channels: Int32,
+        count: Int32,
     ):
-        encoder.encode(self, target)
+        """Loads `count` windows, `channels` apart; others stay what they were.
+        """
+        comptime data_bytes = min(Self.V * size_of[Self.dtype](), 16)
+        comptime index_bytes = min(Self.V * size_of[Self.index](), 16)
+        var dy_start = dy.unsafe_offset(start)
+        var found_start = found.unsafe_offset(start)
+        comptime for k in range(AHEAD):
+            if Int32(k) < count:
+                var at = Int(UInt32(k) * UInt32(channels))
+                self.dy[k] = dy_start.unsafe_load[
+                    width=Self.V, alignment=data_bytes
+                ](at)
+                comptime if Self.packed:
+                    self.found[k] = (
+                        found_start.unsafe_offset(at)
+                        .unsafe_bitcast[Scalar[Self.word]]()[]
+                        .cast[Self.kept]()
+                    )
+                else:
+                    self.found[k] = rebind[SIMD[Self.kept, Self.words]](
+                        found_start.unsafe_load[
+                            width=Self.V, alignment=index_bytes
+                        ](at)
+                    )
 
-    @staticmethod
-    def get_type_name() -> String:
-        return "Strips"
-
-    def __init__(out self, p: PoolingProblem, vector: Int):
-        var reach_h = Int(p.h.dilation) * (Int(p.h.window) - 1) + 1
-        var reach_w = Int(p.w.dilation) * (Int(p.w.window) - 1) + 1
-        var stride_h = Int(p.h.stride)
-        var stride_w = Int(p.w.stride)
-        var ring = max(reach_h, stride_h)
-        # Windows over the edge of a strip are loaded twice; long strips leave few threads to a multiprocessor.
-        var wanted = 4 * reach_w if reach_w > stride_w else max(stride_w, 4)
-        var columns = max(
-            min(min(MOST_SUMS // (ring * vector), wanted), Int(p.w.input)), 1
-        )
-        var tiles = ceildiv(Int(p.w.input), columns)
-        var above = ceildiv(reach_h, stride_h)
-        var slabs = Int(p.batch) * Int(p.d.input)
-        var items = tiles * (Int(p.channels) // vector)
-        var groups = ceildiv(Int(p.h.input) + Int(p.h.padding), stride_h)
-        var enough = ENOUGH_APART if above == 1 else ENOUGH_THREADS
-        var strip = LONGEST
-        while strip > above and items * slabs * ceildiv(groups, strip) < enough:
-            strip //= 2
-        strip = max(min(strip, groups), 1)
-        var strips = ceildiv(groups, strip)
-        self.total = Int32(min(items * slabs * strips, LIMIT_32 - 1))
-        self.columns = Int32(ceildiv(Int(p.w.input), tiles))
-        self.ring = Int32(ring)
-        self.groups = Int32(strip)
-        self.all_groups = Int32(groups)
-        self.above = Int32(above)
-        self.by_items = FastDivisor(items)
-        self.by_strips = FastDivisor(strips)
-        self.taps = Int32(Int(p.h.window) * Int(p.w.window))
-        self.by_window_w = FastDivisor(Int(p.w.window))
-
-    def shared_bytes(self, vector: Int) -> Int:
-        return Int(self.ring * self.columns) * vector * BLOCK * 4
-
-
-@always_inline
-def _place[
-    index: DType, //, *, offsets: Bool
-](
-    found: Scalar[index],
-    p: GpuProblem,
-    t: Strips,
-    origin: Int32,
-) -> Tuple[
-    Int32, Int32
-]:
-    """Row and column from the window's first that an entry names; the row is -1 where it lies outside the window's
-    hull. `origin` is the number of the window's first pixel in the plane, or of the slab's first tap.
-    """
-    comptime if offsets:
-        var tap = Int32(found) - origin
-        var kh, kw = t.by_window_w.divmod(tap)
-        # As unsigned numbers, what lies before the first is far past the last.
-        var bad = UInt32(tap) >= UInt32(t.taps)
-        return (
-            Int32(-1) if bad else kh * p.h.dilation(),
-            kw * p.w.dilation(),
-        )
-    else:
-        var r, j = p.w.by_input.divmod(Int32(found) - origin)
-        var bad = (
-            UInt64(found) >= UInt64(LIMIT_32)
-            or UInt32(r) >= UInt32(p.h.reach)
-            or UInt32(j) >= UInt32(p.w.reach)
-        )
-        return (Int32(-1) if bad else r, j)
+    @always_inline
+    def entry[k: Int, v: Int](self) -> Scalar[Self.kept]:
+        comptime if Self.packed:
+            return (self.found[k][0] >> Scalar[Self.kept](8 * v)) & 0xFF
+        else:
+            return self.found[k][v]
 
 
 @always_inline
 def walk_ring[
-    dtype: DType, index: DType, V: Int, offsets: Bool
+    dtype: DType,
+    index: DType,
+    V: Int,
+    DEPTH: Int,
+    offsets: Bool,
 ](
     dx: Data[dtype],
     dy: Data[dtype],
     indices: Data[index],
-    sums: MutPointer[Float32, _, address_space=_],
+    sums: MutPointer[Float32, _, address_space=AddressSpace.SHARED],
+    table: MutPointer[Int32, _, address_space=AddressSpace.SHARED],
     p: GpuProblem,
     t: Strips,
     flat: Int32,
-    step: Int,
 ):
-    """The work of thread `flat`; its vectors of sums are `step` apart and begin as zeros at `sums`.
+    """The work of thread `flat`; its sums are BLOCK apart and begin as zeros at `sums`.
     """
-    comptime Sum = SIMD[DType.float32, V]
+    comptime tabled = offsets and index == DType.uint8
+    comptime CELL = V * BLOCK
     comptime data_bytes = V * size_of[dtype]()
-    comptime index_bytes = min(V * size_of[index](), 16)
     var unit, item = t.by_items.divmod(flat)
     var tile, vector = p.by_vectors.divmod(item)
-    var slab, strip = t.by_strips.divmod(unit)
-    var n, d = p.d.by_input.divmod(slab)
+    var rest, strip = t.by_strips.divmod(unit)
+    var n, slabs = t.by_slabs.divmod(rest)
+    var d0 = slabs * Int32(DEPTH)
     var c = vector * Int32(V)
     var w0 = tile * t.columns
     var columns = min(t.columns, p.w.input - w0)
-    if columns <= 0:
-        return
-    var base = d * p.h.input * p.w.input
-    var above_d = p.d.outputs_over[False](d)
+    var plane = p.h.input * p.w.input
+    var od0 = p.d.outputs_over[False](d0)[0]
+    var od1 = p.d.outputs_over[False](min(d0 + Int32(DEPTH), p.d.input) - 1)[1]
     var ow0 = p.w.outputs_over[False](w0)[0]
     var ow1 = p.w.outputs_over[False](w0 + columns - 1)[1]
     var sample = Int(n) * Int(p.output_plane()) * Int(p.channels) + Int(c)
     var dy_n = dy.unsafe_offset(sample)
     var indices_n = indices.unsafe_offset(sample)
     var dx_tile = dx.unsafe_offset(
-        Int(slab) * Int(p.h.input * p.w.input * p.channels)
+        (Int(n) * Int(p.d.input) + Int(d0)) * Int(plane * p.channels)
         + Int(w0 * p.channels + c)
     )
     var first_group = strip * t.groups
     var end_group = min(first_group + t.groups, t.all_groups)
+    var last_group = min(end_group, p.h.output)
     var stride = p.h.stride()
-    # The ring's row that stands for the first row under the current windows.
+    var row_size = t.columns * Int32(DEPTH * CELL)
+    var size = t.ring * row_size
+    var row_step = t.columns * Int32(CELL)
+    var group = max(first_group - t.above + 1, 0)
+    # What the ring's first row under the current windows is away from its first.
     var head = Int32(0)
-    for group in range(max(first_group - t.above + 1, 0), end_group):
+
+    @always_inline
+    def start_of(group: Int32, od: Int32, ow: Int32) {imm} -> Int:
+        return Int(((od * p.h.output + group) * p.w.output + ow) * p.channels)
+
+    var od = od0
+    var ow = ow0
+    var next = Batch[dtype, index, V]()
+    # How many of a row's windows are left from the next ones on.
+    var left = Int32(0)
+    if od0 < od1 and group < last_group:
+        left = ow1 - ow0
+    next.load(dy_n, indices_n, start_of(group, od, ow), p.channels, left)
+    while group < end_group:
         var top = p.h.origin(group)
-        if group < p.h.output:
-            for od in range(above_d[0], above_d[1]):
-                var kd = Int32(0)
-                comptime if offsets:
-                    var skipped: Int32
-                    kd, skipped = p.d.by_dilation.divmod(d - p.d.origin(od))
-                    if skipped != 0:
-                        continue
-                var row = (od * p.h.output + group) * p.w.output
-                var corner = base + top * p.w.input
-                for first in range(ow0, ow1, AHEAD):
-                    var gradient = Array[SIMD[dtype, V], AHEAD](
-                        fill=SIMD[dtype, V](0)
+        var here = group < last_group and left > 0
+        while here:
+            var now = next.copy()
+            var count = left
+            var from_d = p.d.origin(od) - d0
+            var column = p.w.origin(ow) - w0
+            # The windows after these, if this thread has any.
+            ow += Int32(AHEAD)
+            if ow >= ow1:
+                ow = ow0
+                od += 1
+                if od == od1:
+                    od = od0
+                    here = False
+            left = ow1 - ow
+            var row = group
+            if not here:
+                row += 1
+                if row >= last_group:
+                    left = 0
+            next.load(dy_n, indices_n, start_of(row, od, ow), p.channels, left)
+
+            var meanings = table
+            comptime if tabled:
+                meanings = table.unsafe_offset(
+                    Int((from_d + p.d.reach - 1) * Int32(TABLE))
+                )
+            # All of the table's words first: no store to the sums may pass a load.
+            var words = Array[Int32, AHEAD * V](fill=0)
+            comptime if tabled:
+                comptime for k in range(AHEAD):
+                    comptime for v in range(V):
+                        words[k * V + v] = meanings[
+                            unsafe_offset=Int(now.entry[k, v]())
+                        ]
+            var corner = (d0 * p.h.input + top) * p.w.input + w0
+            comptime for k in range(AHEAD):
+                var left_of = column + Int32(k) * p.w.stride()
+                var places = Array[Int32, V](fill=0)
+                var oks = Array[Bool, V](fill=False)
+                comptime for v in range(V):
+                    var found: Found
+                    comptime if tabled:
+                        var word = words[k * V + v]
+                        found = Found(
+                            word >> 16, left_of + (word & 0xFFFF), True
+                        )
+                    else:
+                        found = _find[DEPTH=DEPTH, offsets=offsets](
+                            now.entry[k, v](), p, t, from_d, corner, left_of
+                        )
+                    oks[v] = (
+                        found.ok
+                        & (UInt32(found.column) < UInt32(columns))
+                        & (Int32(k) < count)
                     )
-                    var found = Array[SIMD[index, V], AHEAD](
-                        fill=SIMD[index, V](0)
-                    )
-                    comptime for k in range(AHEAD):
-                        if first + Int32(k) < ow1:
-                            var o = Int((row + first + Int32(k)) * p.channels)
-                            gradient[k] = dy_n.unsafe_load[
-                                width=V, alignment=data_bytes
-                            ](o)
-                            found[k] = indices_n.unsafe_load[
-                                width=V, alignment=index_bytes
-                            ](o)
-                    comptime for k in range(AHEAD):
-                        if first + Int32(k) < ow1:
-                            var left = p.w.origin(first + Int32(k))
-                            comptime for v in range(V):
-                                var r, j = _place[offsets=offsets](
-                                    found[k][v],
-                                    p,
-                                    t,
-                                    kd * t.taps if offsets else corner + left,
-                                )
-                                j += left - w0
-                                if r >= 0 and UInt32(j) < UInt32(columns):
-                                    r += head
-                                    if r >= t.ring:
-                                        r -= t.ring
-                                    var at = Int(r * t.columns + j) * step + v
-                                    sums[unsafe_offset=at] += gradient[k][
-                                        v
-                                    ].cast[DType.float32]()
+                    var place = found.row * row_step + head
+                    if place >= size:
+                        place -= size
+                    places[v] = place + found.column * Int32(CELL)
+                # The channels' sums are read side by side.
+                var total = SIMD[DType.float32, V](0)
+                comptime for v in range(V):
+                    if oks[v]:
+                        total[v] = sums[
+                            unsafe_offset=Int(places[v]) + v * BLOCK
+                        ]
+                total += now.dy[k].cast[DType.float32]()
+                comptime for v in range(V):
+                    if oks[v]:
+                        sums[unsafe_offset=Int(places[v]) + v * BLOCK] = total[
+                            v
+                        ]
         for r in range(stride):
             var h = top + r
             var live = group >= first_group and h >= 0 and h < p.h.input
-            var row = sums.unsafe_offset(Int(head * t.columns) * step)
-            var out = dx_tile.unsafe_offset(Int(h * p.w.input * p.channels))
-            for first in range(Int32(0), columns, AHEAD):
-                var values = Array[Sum, AHEAD](fill=Sum(0))
-                comptime for k in range(AHEAD):
-                    if first + Int32(k) < columns:
-                        var at = Int(first + Int32(k)) * step
-                        values[k] = row.unsafe_load[width=V, alignment=4 * V](
-                            at
-                        )
-                        row.unsafe_store[alignment=4 * V](at, Sum(0))
-                comptime for k in range(AHEAD):
-                    if live and first + Int32(k) < columns:
-                        out.unsafe_store[alignment=data_bytes](
-                            Int((first + Int32(k)) * p.channels),
-                            values[k].cast[dtype](),
-                        )
-            head += 1
-            if head == t.ring:
+            comptime for e in range(DEPTH):
+                _store_row[V](
+                    dx_tile.unsafe_offset(
+                        Int((Int32(e) * plane + h * p.w.input) * p.channels)
+                    ),
+                    sums.unsafe_offset(
+                        Int(head + Int32(e) * (t.columns * Int32(CELL)))
+                    ),
+                    live and d0 + Int32(e) < p.d.input,
+                    columns,
+                    p.channels,
+                )
+            head += row_size
+            if head == size:
                 head = 0
+        group += 1
+
+
+@always_inline
+def _find[
+    index: DType, //, *, DEPTH: Int, offsets: Bool
+](
+    entry: Scalar[index],
+    p: GpuProblem,
+    t: Strips,
+    from_d: Int32,
+    corner: Int32,
+    column: Int32,
+) -> Found:
+    """`from_d` and `column` are where the window begins, less the thread's first slab and column; `corner` is the number of
+    the pixel of the thread's first column in the first row under the windows.
+    """
+    comptime if offsets:
+        var rest, kw = t.by_window_w.divmod(Int32(entry) & 0x7FFFFFFF)
+        var kd, kh = t.by_window_h.divmod(rest)
+        var e = from_d + kd * p.d.dilation()
+        return Found(
+            kh * p.h.dilation() * Int32(DEPTH) + e,
+            column + kw * p.w.dilation(),
+            (entry >= 0) & (kd < p.d.window) & (UInt32(e) < UInt32(DEPTH)),
+        )
+    else:
+        var pixel = Int32(entry) - corner
+        var e = Int32(0)
+        comptime for _ in range(DEPTH - 1):
+            if pixel >= p.h.input * p.w.input:
+                pixel -= p.h.input * p.w.input
+                e += 1
+        var r, j = p.w.by_input.divmod(pixel)
+        # A pixel before the strip's first column seems to lie at the end of the row above, past the strip's last.
+        var ok = UInt32(pixel) < UInt32(p.h.reach * p.w.input)
+        comptime if size_of[index]() == 8:
+            ok = ok & ((entry >> 32) == 0)
+        return Found(r * Int32(DEPTH) + e, j, ok)
+
+
+@always_inline
+def _store_row[
+    dtype: DType, //, V: Int
+](
+    dx: Data[dtype],
+    sums: MutPointer[Float32, _, address_space=AddressSpace.SHARED],
+    live: Bool,
+    columns: Int32,
+    channels: Int32,
+):
+    """Clears a row of sums; stores its columns where it is `live`."""
+    comptime CELL = V * BLOCK
+    comptime bytes = V * size_of[dtype]()
+    for first in range(Int32(0), columns, AHEAD):
+        var values = Array[SIMD[DType.float32, V], AHEAD](
+            fill=SIMD[DType.float32, V](0)
+        )
+        var row = sums.unsafe_offset(Int(first * Int32(CELL)))
+        comptime for k in range(AHEAD):
+            if first + Int32(k) < columns:
+                comptime for v in range(V):
+                    values[k][v] = row[unsafe_offset=k * CELL + v * BLOCK]
+                    row[unsafe_offset=k * CELL + v * BLOCK] = 0
+        if live:
+            var out = dx.unsafe_offset(Int(first * channels))
+            comptime for k in range(AHEAD):
+                if first + Int32(k) < columns:
+                    out.unsafe_store[alignment=bytes](
+                        Int(UInt32(k) * UInt32(channels)),
+                        values[k].cast[dtype](),
+                    )
 
 
 def max_pool_dgrad_ring[
-    dtype: DType, index: DType, V: Int, offsets: Bool
+    dtype: DType,
+    index: DType,
+    V: Int,
+    DEPTH: Int,
+    offsets: Bool,
 ](
     dx: Data[dtype],
     dy: Data[dtype],
@@ -259,17 +354,46 @@ def max_pool_dgrad_ring[
     var shared = external_memory[
         Float32, address_space=AddressSpace.SHARED, alignment=16
     ]()
-    var flat = Int32(block_idx.x) * BLOCK + Int32(thread_idx.x)
+    var cells = Int(t.ring * t.columns) * V * DEPTH
+    var thread = Int(thread_idx.x)
+    var table = shared.unsafe_bitcast[Int32]()
+    comptime if offsets and index == DType.uint8:
+        shared = shared.unsafe_offset(Int(t.tables) * TABLE)
+        _fill_table[DEPTH](table, p, t)
+        barrier()
+    var flat = Int32(block_idx.x) * BLOCK + Int32(thread)
     if flat >= t.total:
         return
-    var sums = shared.unsafe_offset(Int(thread_idx.x) * V)
-    for i in range(t.ring * t.columns):
-        sums.unsafe_store[alignment=4 * V](
-            Int(i) * BLOCK * V, SIMD[DType.float32, V](0)
-        )
-    walk_ring[dtype, index, V, offsets](
-        dx, dy, indices, sums, p, t, flat, BLOCK * V
+    var sums = shared.unsafe_offset(thread)
+    for i in range(cells):
+        sums[unsafe_offset=i * BLOCK] = 0
+    walk_ring[dtype, index, V, DEPTH, offsets](
+        dx, dy, indices, sums, table, p, t, flat
     )
+
+
+@always_inline
+def _fill_table[
+    DEPTH: Int
+](
+    table: MutPointer[Int32, _, address_space=AddressSpace.SHARED],
+    p: GpuProblem,
+    t: Strips,
+):
+    """Row and column that each byte names, for slabs of windows that begin 1 - reach, ..., DEPTH - 1 slabs after the
+    thread's first."""
+    var i = Int32(thread_idx.x)
+    while i < t.tables * Int32(TABLE):
+        var from_d = i // Int32(TABLE) - (p.d.reach - 1)
+        var rest, kw = t.by_window_w.divmod(i % Int32(TABLE))
+        var kd, kh = t.by_window_h.divmod(rest)
+        var e = from_d + kd * p.d.dilation()
+        var meaning = (kh * p.h.dilation() * Int32(DEPTH) + e) << 16
+        meaning |= kw * p.w.dilation()
+        if kd >= p.d.window or UInt32(e) >= UInt32(DEPTH):
+            meaning = NO_COLUMN
+        table[unsafe_offset=Int(i)] = meaning
+        i += BLOCK
 
 
 def launch_max_pool_dgrad_ring[
@@ -285,17 +409,24 @@ def launch_max_pool_dgrad_ring[
     do not fit 32 bits."""
     var reach = Int(p.h.dilation) * (Int(p.h.window) - 1) + 1
     var reach_w = Int(p.w.dilation) * (Int(p.w.window) - 1) + 1
-    var ring = max(reach, Int(p.h.stride))
-    if ring > MOST_SUMS or reach_w > Int(p.w.input) or not fits_32_bits(p):
+    var reach_d = Int(p.d.dilation) * (Int(p.d.window) - 1) + 1
+    comptime tabled = offsets and index == DType.uint8
+    if reach_w > Int(p.w.input) or not fits_32_bits(p):
+        return False
+    if tabled and reach_d >= MOST_TABLES:
         return False
     var done = False
 
     @always_inline
-    def launch[V: Int]() raises {mut done, imm}:
-        var strips = Strips(p, V)
-        if Int(strips.total) >= LIMIT_32 - BLOCK:
+    def launch[V: Int, DEPTH: Int]() raises {mut done, imm}:
+        if done or Int(p.channels) % V != 0:
             return
-        comptime kernel = max_pool_dgrad_ring[dtype, index, V, offsets]
+        var plan = plan_strips[V, DEPTH](p, table=tabled)
+        if not plan:
+            return
+        var strips = plan.value()
+        var bytes = strips.shared_bytes[V, DEPTH](table=tabled)
+        comptime kernel = max_pool_dgrad_ring[dtype, index, V, DEPTH, offsets]
         ctx.enqueue_function[kernel](
             dx,
             dy,
@@ -304,19 +435,21 @@ def launch_max_pool_dgrad_ring[
             strips,
             grid_dim=ceildiv(Int(strips.total), BLOCK),
             block_dim=BLOCK,
-            shared_mem_bytes=strips.shared_bytes(V),
+            shared_mem_bytes=bytes,
+            func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
+                UInt32(bytes)
+            ),
         )
         done = True
 
-    # Channels of one thread share what a pixel costs; tall rings have room for fewer.
-    if (
-        Int(p.channels) % 2 == 0
-        and 2 * ring <= MOST_SUMS
-        and Int(dx) % 16 == 0
-        and Int(dy) % 16 == 0
-        and Int(indices) % 16 == 0
-    ):
-        launch[2]()
-    else:
-        launch[1]()
+    if Int(dx) % 16 == 0 and Int(dy) % 16 == 0 and Int(indices) % 16 == 0:
+        # Slabs that share windows, unless a window's rows of one might be taken for the next one's.
+        if reach_d > Int(p.d.stride) and reach <= Int(p.h.input):
+            launch[2, 2]()
+        # Two channels share what a window costs, if the strips are not too narrow for it.
+        if MOST_SUMS // (2 * Strips.ring_of(p)) >= min(
+            reach_w // 2, Int(p.w.input)
+        ):
+            launch[2, 1]()
+    launch[1, 1]()
     return done

@@ -30,9 +30,6 @@ comptime MULTIPROCESSORS = 132
 """Of a large GPU."""
 comptime BEGIN = 4
 """Rows of windows that a thread could take while it finds out where it is and waits for the first."""
-comptime MOST_COMPARED = 16
-"""Taps of a window, at most, that channels-last tensors compare one by one: beyond, a window costs less in
-gpu_ring_max.mojo."""
 comptime CHUNK = 16
 """Most vectors of channels side by side in a block; columns beside each other share windows through the L1 cache."""
 
@@ -103,9 +100,7 @@ def ahead_rounds(S: TileShape, planes: Bool, offsets: Bool) -> Int:
     if S.ld > 1 or S.kh > 3:
         return 0
     if S.dilation > 1:
-        if planes:
-            return 1
-        return 0 if offsets else 2
+        return 1
     return 3 if planes else 0
 
 
@@ -347,12 +342,12 @@ def launch_pool_dgrad_tiles[
             )
 
         if not planes:
-            comptime if D > 1:
-                if Int(p.channels) % 2 == 0:
-                    launch[
-                        TileShape(KH, SH, KW, SW, PW, LD, 2, 2, D), False, True
-                    ]()
-            elif KH * KW <= MOST_COMPARED:
+            # Other maxima cost less in gpu_ring_max.mojo.
+            comptime if averaging or (
+                D == 1
+                and KH <= 3
+                and (SH > 1 or KH == 2 or (offsets and LD == 1))
+            ):
                 # Eight channels would take so many registers that too few threads fit.
                 if Int(p.channels) % 4 == 0:
                     comptime S = TileShape(
@@ -415,6 +410,8 @@ def launch_pool_dgrad_tiles[
         consider[3, 2, 3, 2, 1, deep=True]()
         consider[3, 1, 3, 1, 1, deep=True]()
         comptime if not averaging:
-            consider[5, 1, 5, 1, 2]()
+            # By index planes through shared memory cost less.
+            comptime if offsets:
+                consider[5, 1, 5, 1, 2]()
             consider[2, 2, 2, 2, 1, D=2]()
     return done

@@ -240,6 +240,38 @@ def add_where[
         )
 
 
+comptime NOWHERE = UInt32(0xFFFFFFFF)
+"""A place that no pixel has."""
+
+
+@always_inline
+def where_below(
+    place: UInt32,
+    a: UInt32,
+    most_a: UInt32,
+    b: UInt32,
+    most_b: UInt32,
+    c: UInt32,
+    most_c: UInt32,
+) -> UInt32:
+    """The place where each number is less than its bound, else NOWHERE: a comparison each and one selection, where the
+    compiler would select after each comparison."""
+    comptime if is_nvidia_gpu():
+        return inlined_assembly[
+            (
+                "{.reg .pred fits; setp.lt.u32 fits, $2, $3;"
+                " setp.lt.and.u32 fits, $4, $5, fits;"
+                " setp.lt.and.u32 fits, $6, $7, fits;"
+                " selp.b32 $0, $1, 0xFFFFFFFF, fits;}"
+            ),
+            UInt32,
+            constraints="=r,r,r,r,r,r,r,r",
+            has_side_effect=False,
+        ](place, a, most_a, b, most_b, c, most_c)
+    else:
+        return place if (a < most_a) & (b < most_b) & (c < most_c) else NOWHERE
+
+
 @always_inline
 def one_bit(tap: Int32, live: Bool) -> Int32:
     """On NVIDIA one bit for the tap's number, none for a number outside 0 to 31 or without `live`; elsewhere the number
