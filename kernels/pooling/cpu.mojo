@@ -8,7 +8,7 @@ from . import (
     cpu_vectors,
     direct_launch,
 )
-from .cpu_row import AxisTables, lanes
+from .cpu_row import AxisTables, lanes, some_empty
 from .direct import Data
 from .problem import PoolingAxis, PoolingProblem
 
@@ -18,18 +18,14 @@ comptime FEWEST_GATHERED = 16
 """Channels from which on a pixel's vectors pay for listing what it needs."""
 comptime MOST_COMPARED = 25
 """Windows above a pixel, at most, for which comparing all their offsets is cheaper than adding each where it points."""
+comptime MOST_COMPARED_INDICES = 9
+"""The same for indices, eight bytes each."""
+comptime FEW_TAPS = 4
+"""Windows of so few taps compare their indices with each tap, once (cpu_add_max.mojo)."""
 comptime MOST_SPREAD = 8
 """Pixels to a window, at most, for which that is so: of more, most are zeros, which clearing writes faster."""
 comptime MOST_SUMMED = 16
 """Above so many addends for one average, summing rows first is cheaper."""
-
-
-def _some_empty[adaptive: Bool](p: PoolingProblem) -> Bool:
-    return (
-        AxisTables(p.d, adaptive=adaptive).some_empty
-        or AxisTables(p.h, adaptive=adaptive).some_empty
-        or AxisTables(p.w, adaptive=adaptive).some_empty
-    )
 
 
 def max_pool_fprop[
@@ -40,10 +36,16 @@ def max_pool_fprop[
     store_values: Bool,
     offsets: Bool,
 ](y: Data[dtype], indices: Data[index], x: Data[dtype], p: PoolingProblem):
-    if p.input_plane() >= LIMIT_32 or _some_empty[adaptive](p):
+    if p.input_plane() >= LIMIT_32 or some_empty[adaptive](p):
         direct_launch.max_pool_fprop_cpu[
             adaptive=adaptive, store_values=store_values, offsets=offsets
         ](y, indices, x, p)
+    elif _is_global[adaptive](p) and (
+        not offsets or p.window_size() == p.input_plane()
+    ):
+        cpu_max.max_pool_fprop_global[store_values=store_values](
+            y, indices, x, p.input_plane(), Int(p.batch)
+        )
     elif p.channels == 1:
         cpu_max.max_pool_fprop_planes[
             adaptive=adaptive, store_values=store_values, offsets=offsets
@@ -57,16 +59,26 @@ def max_pool_fprop[
 def max_pool_dgrad[
     dtype: DType, index: DType, *, adaptive: Bool, offsets: Bool
 ](dx: Data[dtype], dy: Data[dtype], indices: Data[index], p: PoolingProblem):
-    comptime if offsets:
+    comptime if not adaptive:
         # Ends of vectors cost as much as whole ones.
         var channels = Int(p.channels)
+        var whole = channels % lanes[dtype] == 0
+        comptime if offsets:
+            whole = whole or channels >= 4 * lanes[dtype]
+        else:
+            # Between the taps of dilated windows, indices may name pixels (of windows that lie wholly in padding).
+            var dilated = max(p.d.dilation, max(p.h.dilation, p.w.dilation)) > 1
+            whole = whole and not dilated and p.window_size() > FEW_TAPS
+        comptime most = MOST_COMPARED if offsets else MOST_COMPARED_INDICES
         if (
-            (channels % lanes[dtype] == 0 or channels >= 4 * lanes[dtype])
+            whole
             and p.input_plane() < LIMIT_32
             and p.input_plane() <= MOST_SPREAD * p.output_plane()
-            and _most_above[adaptive](p) <= MOST_COMPARED
+            and _most_above[adaptive](p) <= most
         ):
-            cpu_rows_max.max_pool_dgrad_rows(dx, dy, indices, p)
+            cpu_rows_max.max_pool_dgrad_rows[offsets=offsets](
+                dx, dy, indices, p
+            )
             return
     cpu_scatter_max.max_pool_dgrad_scatter[adaptive=adaptive, offsets=offsets](
         dx, dy, indices, p

@@ -7,7 +7,7 @@ from std.math import iota
 from std.memory import stack_allocation
 from std.sys import size_of
 
-from .cpu_row import ask_ahead, lanes
+from .cpu_row import ask_ahead, lanes, load_part, store_part
 from .direct import Data
 from .problem import PoolingProblem, Taps
 
@@ -164,18 +164,22 @@ def add_planes_by_offset[
     """
     for n in range(count):
         var target = sums.unsafe_offset(n * plane)
-        var start = n * outputs
-        for o in range(outputs):
-            var pixel = _pixel(
-                found[unsafe_offset=start + o],
-                Int(origins[unsafe_offset=o]),
-                deltas,
-                tap_count,
-            )
-            if UInt(pixel) < UInt(plane):
-                target[unsafe_offset=pixel] += dy[unsafe_offset=start + o].cast[
-                    Acc
-                ]()
+        var dy_n = dy.unsafe_offset(n * outputs)
+        var found_n = found.unsafe_offset(n * outputs)
+        for first in range(0, outputs, TOGETHER):
+            ask_ahead[TOGETHER](found_n, first)
+            ask_ahead[TOGETHER](dy_n, first)
+            for o in range(first, min(first + TOGETHER, outputs)):
+                var pixel = _pixel(
+                    found_n[unsafe_offset=o],
+                    Int(origins[unsafe_offset=o]),
+                    deltas,
+                    tap_count,
+                )
+                if UInt(pixel) < UInt(plane):
+                    target[unsafe_offset=pixel] += dy_n[unsafe_offset=o].cast[
+                        Acc
+                    ]()
 
 
 struct WindowTaps(Movable):
@@ -233,7 +237,7 @@ def _narrow[
 
 @always_inline
 def add_compared[
-    Acc: DType, dtype: DType, index: DType, //
+    Acc: DType, dtype: DType, index: DType, //, *, apart: Bool
 ](
     sums: Data[Acc],
     dy: Data[dtype],
@@ -241,28 +245,48 @@ def add_compared[
     taps: WindowTaps,
     depth: Int,
 ):
-    """Adds a window's channels, whole vectors of them."""
+    """Adds a window's channels, vectors of them. `apart`: no other window adds to its pixels, so that what they hold need
+    not be read."""
     comptime V = lanes[dtype]
     var at = taps.at.unsafe_ptr()
     var wanted = taps.wanted.unsafe_ptr()
     var count = taps.count
 
     @always_inline
-    def block[W: Int](c: Int) {imm}:
-        var entries = _narrow(found.unsafe_load[width=W, alignment=1](c))
-        var g = dy.unsafe_load[width=W, alignment=1](c).cast[Acc]()
+    def block[W: Int, whole: Bool](c: Int) {imm}:
+        var entries: SIMD[DType.int32, W]
+        var g: SIMD[Acc, W]
+        comptime if whole:
+            entries = _narrow(found.unsafe_load[width=W, alignment=1](c))
+            g = dy.unsafe_load[width=W, alignment=1](c).cast[Acc]()
+        else:
+            entries = _narrow(load_part[W](found, c, depth))
+            g = load_part[W](dy, c, depth).cast[Acc]()
         ask_ahead[W](found, c)
         ask_ahead[W](dy, c)
         for t in range(count):
-            var place = at[unsafe_offset=t] + c
-            var sum = sums.unsafe_load[width=W, alignment=1](place)
+            var pixel = sums.unsafe_offset(at[unsafe_offset=t])
+            var sum = SIMD[Acc, W](0)
+            comptime if not apart:
+                comptime if whole:
+                    sum = pixel.unsafe_load[width=W, alignment=1](c)
+                else:
+                    sum = load_part[W](pixel, c, depth)
             var hit = entries.eq(SIMD[DType.int32, W](wanted[unsafe_offset=t]))
-            sums.unsafe_store[alignment=1](place, hit.select(sum + g, sum))
+            var total = hit.select(sum + g, sum)
+            comptime if apart:
+                total = hit.select(g, sum)
+            comptime if whole:
+                pixel.unsafe_store[alignment=1](c, total)
+            else:
+                store_part(pixel, c, depth, total)
 
     var c = 0
     while c + 4 * V <= depth:
-        block[4 * V](c)
+        block[4 * V, True](c)
         c += 4 * V
-    while c < depth:
-        block[V](c)
+    while c + V <= depth:
+        block[V, True](c)
         c += V
+    if c < depth:
+        block[V, False](c)

@@ -7,6 +7,7 @@ results share vectors too for strides 1 and 2; other strides finish one by one.
 
 from .cpu_row import (
     AxisTables,
+    ask_ahead,
     for_each_share,
     lanes,
     load_even,
@@ -36,6 +37,7 @@ def _sum_rows[
     while at < length:
         var total = SIMD[Acc, V](0)
         for r in range(len(rows)):
+            ask_ahead[V](data.unsafe_offset(rows[r]), at)
             var part = load_part[V](
                 data.unsafe_offset(rows[r]), at, length
             ).cast[Acc]()
@@ -343,6 +345,7 @@ def avg_pool_fprop_global[
             var total = SIMD[Acc, V](0)
             var at = 0
             while at < plane:
+                ask_ahead[V](x.unsafe_offset(n * plane), at)
                 total += load_part[V](
                     x.unsafe_offset(n * plane), at, plane
                 ).cast[Acc]()

@@ -10,6 +10,7 @@ from std.utils.numerics import neg_inf
 
 from .cpu_row import (
     AxisTables,
+    ask_ahead,
     for_each_share,
     lanes,
     load_even,
@@ -104,6 +105,7 @@ def max_pool_fprop_planes[
                     for b in range(h_axis.count[oh]):
                         var h = h_axis.start[oh] + b * h_step
                         var row = (d * Int(p.h.input) + h) * width
+                        ask_ahead[V](plane.unsafe_offset(row), w)
                         var value = load_part[V](
                             plane.unsafe_offset(row), w, width
                         ).cast[Acc]()
@@ -193,6 +195,59 @@ def max_pool_fprop_planes[
 
     var units = Int(p.batch) * Int(p.d.output) * Int(p.h.output)
     for_each_share(share, units, smallest_share(p.input_size(), units))
+
+
+@no_inline
+def max_pool_fprop_global[
+    dtype: DType, index: DType, *, store_values: Bool
+](
+    y: Data[dtype],
+    indices: Data[index],
+    x: Data[dtype],
+    plane: Int,
+    planes: Int,
+):
+    """One window over all of a plane, C = 1: the plane is one run, whose elements are numbered as the window's taps are.
+    """
+    comptime Acc = accumulator[dtype]
+    comptime V = lanes[dtype]
+
+    def share(first: Int, end: Int) {imm}:
+        for n in range(first, end):
+            var run = x.unsafe_offset(n * plane)
+            # Lanes scan every V-th element, then the best lane is found.
+            var best = SIMD[Acc, V](neg_inf[Acc]())
+            var place = SIMD[DType.int32, V](NOWHERE)
+            var at = 0
+            while at < plane:
+                ask_ahead[V](run, at)
+                var lane = iota_from[V](at)
+                var value = load_part[V](run, at, plane).cast[Acc]()
+                var wins = value.gt(best) | _is_nan(value)
+                # A plane of nothing but -inf has its maximum at its first element.
+                wins |= place.eq(SIMD[DType.int32, V](NOWHERE))
+                wins &= lane.lt(SIMD[DType.int32, V](Int32(plane)))
+                best = wins.select(value, best)
+                place = wins.select(lane, place)
+                at += V
+            # Of NaNs the last wins, of equal maxima the first.
+            var nan = _is_nan(best)
+            var top_place: Int32
+            if nan.reduce_or():
+                top_place = nan.select(
+                    place, SIMD[DType.int32, V](-1)
+                ).reduce_max()
+            else:
+                top_place = (
+                    best.eq(SIMD[Acc, V](best.reduce_max()))
+                    .select(place, SIMD[DType.int32, V](NOWHERE))
+                    .reduce_min()
+                )
+            comptime if store_values:
+                y[unsafe_offset=n] = run[unsafe_offset=Int(top_place)]
+            indices[unsafe_offset=n] = top_place.cast[index]()
+
+    for_each_share(share, planes, smallest_share(plane * planes, planes))
 
 
 @always_inline

@@ -14,7 +14,7 @@ from std.sys.intrinsics import (
 )
 
 from .direct import Data, accumulator
-from .problem import PoolingAxis
+from .problem import PoolingAxis, PoolingProblem
 
 comptime lanes[dtype: DType] = simd_width_of[accumulator[dtype]]()
 """Elements of one vector of sums or maxima."""
@@ -70,7 +70,7 @@ def end_past_cache():
 
 comptime LINE = 64
 """Bytes of a line of the caches."""
-comptime EARLY = 1024
+comptime EARLY = 2048
 """Bytes by which data is asked for before it is needed: the processor by itself asks too late, or not beyond a page of
 the memory."""
 
@@ -79,11 +79,16 @@ the memory."""
 def ask_ahead[dtype: DType, //, W: Int](data: Data[dtype], at: Int):
     """Asks for the W elements that lie EARLY bytes after element `at`. Nothing is read: they need not exist.
     """
-    comptime first = EARLY // size_of[dtype]()
+    ask_for[W](data, at + EARLY // size_of[dtype]())
+
+
+@always_inline
+def ask_for[dtype: DType, //, W: Int](data: Data[dtype], at: Int):
+    """Asks for the W elements from `at` on."""
     comptime step = LINE // size_of[dtype]()
     comptime for k in range(max(W // step, 1)):
         prefetch[PrefetchOptions().for_read().high_locality().to_data_cache()](
-            data.unsafe_offset(at + first + k * step)
+            data.unsafe_offset(at + k * step)
         )
 
 
@@ -242,3 +247,12 @@ struct AxisTables(Movable):
         for i in range(len(self.above_end)):
             most = max(most, self.above_end[i] - self.above_first[i])
         return most
+
+
+def some_empty[adaptive: Bool](p: PoolingProblem) -> Bool:
+    """Whether some window lies wholly in padding."""
+    return (
+        AxisTables(p.d, adaptive=adaptive).some_empty
+        or AxisTables(p.h, adaptive=adaptive).some_empty
+        or AxisTables(p.w, adaptive=adaptive).some_empty
+    )

@@ -1,14 +1,13 @@
-"""Gradient of max pooling on the CPU by offset over channels-last tensors: every pixel of dx gathers what the windows
-above it send.
+"""Gradient of max pooling on the CPU over channels-last tensors: every pixel of dx gathers what the windows above it send.
 
-Vectors of channels compare the windows' offsets with the pixel and add in registers: for some tens of windows that costs
-less than to add one entry after the other in memory. dx is written once, in the order of the memory, and the additions
-always come in the same order. Indices are eight bytes wide, and to read them again for every row of a window costs more
-than it saves.
+Vectors of channels compare the windows' entries with the pixel and add in registers: for some tens of windows given by
+offset, and some by index, which is eight bytes wide, that costs less than to add one entry after the other in memory.
+dx is written once, in the order of the memory, and the additions always come in the same order.
 """
 
 from .cpu_row import (
     AxisTables,
+    ask_ahead,
     for_each_share,
     lanes,
     load_part,
@@ -59,16 +58,18 @@ struct Above(Movable):
 
 @always_inline
 def _gather_row[
-    dtype: DType, offset: DType, //
+    dtype: DType, index: DType, //, *, offsets: Bool
 ](
     dx: Data[dtype],
     dy_all: Data[dtype],
-    offsets: Data[offset],
+    entries_all: Data[index],
     above: Above,
     columns: Columns,
     width: Int,
     channels: Int,
+    pixel: Int,
 ):
+    """`pixel` is the number of the row's first pixel in its plane."""
     comptime Acc = accumulator[dtype]
     comptime V = lanes[dtype]
     var rows = len(above.start)
@@ -88,17 +89,23 @@ def _gather_row[
             for a in range(rows):
                 var start = row_starts[unsafe_offset=a] + c
                 var dy = dy_all.unsafe_offset(start)
-                var found = offsets.unsafe_offset(start)
+                var found = entries_all.unsafe_offset(start)
+                # What no pixel before has read.
+                if a == rows - 1 and k1 > k0:
+                    var last = starts[unsafe_offset=k1 - 1]
+                    ask_ahead[count * V](dy, last)
+                    ask_ahead[count * V](found, last)
                 for k in range(k0, k1):
                     var o = starts[unsafe_offset=k]
-                    var wanted = SIMD[offset, V](
-                        Scalar[offset](
+                    var number = pixel + w
+                    comptime if offsets:
+                        number = (
                             row_wanted[unsafe_offset=a]
                             + wanteds[unsafe_offset=k]
                         )
-                    )
+                    var wanted = SIMD[index, V](Scalar[index](number))
                     comptime for v in range(count):
-                        var entries: SIMD[offset, V]
+                        var entries: SIMD[index, V]
                         var gradient: SIMD[dtype, V]
                         comptime if whole:
                             entries = found.unsafe_load[width=V, alignment=1](
@@ -134,11 +141,11 @@ def _gather_row[
 
 @no_inline
 def max_pool_dgrad_rows[
-    dtype: DType, offset: DType
+    dtype: DType, index: DType, *, offsets: Bool
 ](
     dx_all: Data[dtype],
     dy_all: Data[dtype],
-    offsets: Data[offset],
+    entries: Data[index],
     p: PoolingProblem,
 ):
     var d_axis = AxisTables(p.d, adaptive=False)
@@ -177,14 +184,15 @@ def max_pool_dgrad_rows[
                         )
                         * Int(p.w.window)
                     )
-            _gather_row(
+            _gather_row[offsets=offsets](
                 dx_all.unsafe_offset(unit * width * channels),
                 dy_all,
-                offsets,
+                entries,
                 above,
                 columns,
                 width,
                 channels,
+                (d * height + h) * width,
             )
 
     var units = Int(p.batch) * Int(p.d.input) * Int(p.h.input)

@@ -9,9 +9,10 @@ from std.utils.numerics import neg_inf
 
 from .cpu_row import (
     AxisTables,
+    EARLY,
     LINE,
     ClearedAhead,
-    ask_ahead,
+    ask_for,
     end_past_cache,
     for_each_share,
     lanes,
@@ -23,6 +24,9 @@ from .cpu_row import (
 )
 from .direct import Data, accumulator
 from .problem import PoolingProblem
+
+comptime MANY_TAPS = 16
+"""Taps of a window above which a pixel's next channels are wanted before the data that lies EARLY bytes on."""
 
 
 @always_inline
@@ -67,9 +71,14 @@ def max_pool_fprop_vectors[
             size_of[index]() == 8 and channels * size_of[index]() % LINE == 0
         )
         var at_list = List[Scalar[DType.int]](length=taps, fill=0)
+        var fresh_list = List[Scalar[DType.int]](length=taps, fill=0)
         var place_list = List[Int32](length=taps, fill=0)
         var at = pointer_to(at_list)
+        var fresh = pointer_to(fresh_list)
         var place = pointer_to(place_list)
+        # What of a window others have not read yet, counted from its end.
+        var h_fresh = Int(p.h.window if adaptive else p.h.stride)
+        var w_fresh = Int(p.w.window if adaptive else p.w.stride)
         for unit in range(first, end):
             var slab = unit // Int(p.h.output)
             var oh = unit - slab * Int(p.h.output)
@@ -80,32 +89,49 @@ def max_pool_fprop_vectors[
             var h_start = h_axis.start[oh]
             var d_count = d_axis.count[od]
             var h_count = h_axis.count[oh]
+            # Windows inside the tensor look alike from their first column: what they need is listed once for all.
+            var count = 0
+            var fresh_count = 0
+            var listed = (-1, -1)
             for ow in range(out_width):
-                var count = 0
                 var w_start = w_axis.start[ow]
                 var w_count = w_axis.count[ow]
                 var w_first = w_axis.first_tap[ow]
-                for a in range(d_count):
-                    for b in range(h_count):
-                        var pixel = (
-                            (d_start + a * d_step) * height
-                            + h_start
-                            + b * h_step
-                        ) * width + w_start
-                        var tap = (
-                            (d_axis.first_tap[od] + a) * Int(p.h.window)
-                            + h_axis.first_tap[oh]
-                            + b
-                        ) * Int(p.w.window) + w_first
-                        for k in range(w_count):
-                            at[unsafe_offset=count] = Scalar[DType.int](
-                                pixel * channels
-                            )
-                            place[unsafe_offset=count] = Int32(
-                                tap + k if offsets else pixel
-                            )
-                            pixel += w_step
-                            count += 1
+                if w_count != listed[0] or w_first != listed[1]:
+                    listed = (w_count, w_first)
+                    count = 0
+                    fresh_count = 0
+                    for a in range(d_count):
+                        for b in range(h_count):
+                            var pixel = (
+                                (d_start + a * d_step) * height
+                                + h_start
+                                + b * h_step
+                            ) * width
+                            var tap = (
+                                (d_axis.first_tap[od] + a) * Int(p.h.window)
+                                + h_axis.first_tap[oh]
+                                + b
+                            ) * Int(p.w.window) + w_first
+                            for k in range(w_count):
+                                at[unsafe_offset=count] = Scalar[DType.int](
+                                    pixel * channels
+                                )
+                                place[unsafe_offset=count] = Int32(
+                                    tap + k if offsets else pixel
+                                )
+                                if (
+                                    b + h_fresh >= h_count
+                                    and k + w_fresh >= w_count
+                                ):
+                                    fresh[unsafe_offset=fresh_count] = at[
+                                        unsafe_offset=count
+                                    ]
+                                    fresh_count += 1
+                                pixel += w_step
+                                count += 1
+                var x_window = x.unsafe_offset(w_start * channels)
+                var first_place = Int32(0 if offsets else w_start)
                 var o = (unit * out_width + ow) * channels
                 var y = y_all.unsafe_offset(o if store_values else 0)
                 var indices = indices_all.unsafe_offset(o)
@@ -114,9 +140,18 @@ def max_pool_fprop_vectors[
                 def block[W: Int](c: Int) {imm}:
                     var best = SIMD[Acc, W](neg_inf[Acc]())
                     var found = SIMD[DType.int32, W](place[unsafe_offset=0])
+                    # After many taps the next channels of the same pixels are wanted.
+                    var ahead = c + EARLY // size_of[dtype]()
+                    if count > MANY_TAPS and c + W < channels:
+                        ahead = c + W
+                    for t in range(fresh_count):
+                        ask_for[W](
+                            x_window.unsafe_offset(Int(fresh[unsafe_offset=t])),
+                            ahead,
+                        )
                     for t in range(count):
                         var value = load_part[W](
-                            x.unsafe_offset(Int(at[unsafe_offset=t])),
+                            x_window.unsafe_offset(Int(at[unsafe_offset=t])),
                             c,
                             channels,
                         ).cast[Acc]()
@@ -128,7 +163,7 @@ def max_pool_fprop_vectors[
                         )
                     comptime if store_values:
                         store_part(y, c, channels, best.cast[dtype]())
-                    var entries = found.cast[index]()
+                    var entries = (found + first_place).cast[index]()
                     # Only the backward pass wants indices, and there are more bytes of them than of y. A line that is stored in
                     # part costs more so.
                     if past_cache:
@@ -144,6 +179,7 @@ def max_pool_fprop_vectors[
                     block[V](c)
                     c += V
         _ = at_list^
+        _ = fresh_list^
         _ = place_list^
         if past_cache:
             end_past_cache()
@@ -195,24 +231,29 @@ def avg_pool_fprop_vectors[
                     row_count += 1
             var seen = min(max(h_seen, 0) * d_axis.count[od], row_count)
             var row_divisor = d_axis.divisor[od] * h_axis.divisor[oh]
+            # Windows inside the tensor look alike from their first column: what they need is listed once for all.
+            var count = 0
+            var fresh_count = 0
+            var listed = -1
             for ow in range(out_width):
-                var count = 0
-                var fresh_count = 0
-                var w_start = w_axis.start[ow]
                 var w_count = w_axis.count[ow]
-                for r in range(row_count):
-                    var pixel = row_list[r] + w_start
-                    for k in range(w_count):
-                        at[unsafe_offset=count] = Scalar[DType.int](
-                            (pixel + k) * channels
-                        )
-                        count += 1
-                for r in range(seen, row_count):
-                    for k in range(max(w_seen, 0), w_count):
-                        fresh[unsafe_offset=fresh_count] = Scalar[DType.int](
-                            (row_list[r] + w_start + k) * channels
-                        )
-                        fresh_count += 1
+                if w_count != listed:
+                    listed = w_count
+                    count = 0
+                    fresh_count = 0
+                    for r in range(row_count):
+                        for k in range(w_count):
+                            at[unsafe_offset=count] = Scalar[DType.int](
+                                (row_list[r] + k) * channels
+                            )
+                            count += 1
+                    for r in range(seen, row_count):
+                        for k in range(max(w_seen, 0), w_count):
+                            fresh[unsafe_offset=fresh_count] = Scalar[
+                                DType.int
+                            ]((row_list[r] + k) * channels)
+                            fresh_count += 1
+                var x_window = x.unsafe_offset(w_axis.start[ow] * channels)
                 var divisor = row_divisor * w_axis.divisor[ow]
                 comptime if not adaptive:
                     if p.divisor_override != 0:
@@ -224,13 +265,17 @@ def avg_pool_fprop_vectors[
                 @always_inline
                 def block[W: Int](c: Int) {imm}:
                     var total = SIMD[Acc, W](0)
+                    var ahead = c + EARLY // size_of[dtype]()
+                    if count > MANY_TAPS and c + W < channels:
+                        ahead = c + W
                     for t in range(fresh_count):
-                        ask_ahead[W](
-                            x.unsafe_offset(Int(fresh[unsafe_offset=t])), c
+                        ask_for[W](
+                            x_window.unsafe_offset(Int(fresh[unsafe_offset=t])),
+                            ahead,
                         )
                     for t in range(count):
                         total += load_part[W](
-                            x.unsafe_offset(Int(at[unsafe_offset=t])),
+                            x_window.unsafe_offset(Int(at[unsafe_offset=t])),
                             c,
                             channels,
                         ).cast[Acc]()
