@@ -78,8 +78,13 @@ def tile_strip(S: TileShape, planes: Bool, averaging: Bool, data: Int) -> Int:
     """The most rows of windows that a thread of pool_dgrad_tiles takes, as measured on one H200; `data` is the bytes of an
     element."""
     # Neighbouring slabs load the same windows, each for its own strip: a longer one loads fewer of them twice.
+    # Channels-last, waiting in long strips costs more than that.
     if S.ld > 1:
-        return 16
+        if planes:
+            return 16
+        if averaging:
+            return 4 if data >= 4 else 8
+        return 8 if data >= 4 else 16
     # Averages, and the rows of a 1-D problem.
     if averaging or S.kh == 1:
         return 4 if planes else 8
@@ -346,7 +351,7 @@ def launch_pool_dgrad_tiles[
             comptime if averaging or (
                 D == 1
                 and KH <= 3
-                and (SH > 1 or KH == 2 or (offsets and LD == 1))
+                and (SH > 1 or KH <= 2 or (offsets and LD == 1))
             ):
                 # Eight channels would take so many registers that too few threads fit.
                 if Int(p.channels) % 4 == 0:
