@@ -7,6 +7,7 @@ gpu_tiles*.mojo     GPU, gradients for the common windows: tiles in registers
 gpu_global.mojo     GPU, contiguous NCHW: gradient of global averages
 gpu_fprop_*.mojo    GPU, contiguous NCHW: forward
 gpu_channels.mojo   GPU, channels-last: 16-byte vectors of channels
+gpu_ring_*.mojo     GPU, channels-last: gradient of maxima by scattering
 gpu_planes_*.mojo   GPU, contiguous NCHW: gradients of maxima and averages
 gpu.mojo            which GPU kernel runs what
 cpu_vectors.mojo    CPU, channels-last: vectors of channels
