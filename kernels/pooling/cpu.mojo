@@ -20,8 +20,6 @@ comptime MOST_COMPARED = 25
 """Windows above a pixel, at most, for which comparing all their offsets is cheaper than adding each where it points."""
 comptime MOST_COMPARED_INDICES = 9
 """The same for indices, eight bytes each."""
-comptime FEW_TAPS = 4
-"""Windows of so few taps compare their indices with each tap, once (cpu_add_max.mojo)."""
 comptime MOST_SPREAD = 8
 """Pixels to a window, at most, for which that is so: of more, most are zeros, which clearing writes faster."""
 comptime MOST_SUMMED = 16
@@ -68,7 +66,7 @@ def max_pool_dgrad[
         else:
             # Between the taps of dilated windows, indices may name pixels (of windows that lie wholly in padding).
             var dilated = max(p.d.dilation, max(p.h.dilation, p.w.dilation)) > 1
-            whole = whole and not dilated and p.window_size() > FEW_TAPS
+            whole = whole and not dilated
         comptime most = MOST_COMPARED if offsets else MOST_COMPARED_INDICES
         if (
             whole

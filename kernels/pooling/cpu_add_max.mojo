@@ -7,7 +7,7 @@ from std.math import iota
 from std.memory import stack_allocation
 from std.sys import size_of
 
-from .cpu_row import ask_ahead, lanes, load_part, store_part
+from .cpu_row import ask_ahead, lanes
 from .direct import Data
 from .problem import PoolingProblem, Taps
 
@@ -237,7 +237,7 @@ def _narrow[
 
 @always_inline
 def add_compared[
-    Acc: DType, dtype: DType, index: DType, //, *, apart: Bool
+    Acc: DType, dtype: DType, index: DType, //
 ](
     sums: Data[Acc],
     dy: Data[dtype],
@@ -245,48 +245,28 @@ def add_compared[
     taps: WindowTaps,
     depth: Int,
 ):
-    """Adds a window's channels, vectors of them. `apart`: no other window adds to its pixels, so that what they hold need
-    not be read."""
+    """Adds a window's channels, whole vectors of them."""
     comptime V = lanes[dtype]
     var at = taps.at.unsafe_ptr()
     var wanted = taps.wanted.unsafe_ptr()
     var count = taps.count
 
     @always_inline
-    def block[W: Int, whole: Bool](c: Int) {imm}:
-        var entries: SIMD[DType.int32, W]
-        var g: SIMD[Acc, W]
-        comptime if whole:
-            entries = _narrow(found.unsafe_load[width=W, alignment=1](c))
-            g = dy.unsafe_load[width=W, alignment=1](c).cast[Acc]()
-        else:
-            entries = _narrow(load_part[W](found, c, depth))
-            g = load_part[W](dy, c, depth).cast[Acc]()
+    def block[W: Int](c: Int) {imm}:
+        var entries = _narrow(found.unsafe_load[width=W, alignment=1](c))
+        var g = dy.unsafe_load[width=W, alignment=1](c).cast[Acc]()
         ask_ahead[W](found, c)
         ask_ahead[W](dy, c)
         for t in range(count):
-            var pixel = sums.unsafe_offset(at[unsafe_offset=t])
-            var sum = SIMD[Acc, W](0)
-            comptime if not apart:
-                comptime if whole:
-                    sum = pixel.unsafe_load[width=W, alignment=1](c)
-                else:
-                    sum = load_part[W](pixel, c, depth)
+            var place = at[unsafe_offset=t] + c
+            var sum = sums.unsafe_load[width=W, alignment=1](place)
             var hit = entries.eq(SIMD[DType.int32, W](wanted[unsafe_offset=t]))
-            var total = hit.select(sum + g, sum)
-            comptime if apart:
-                total = hit.select(g, sum)
-            comptime if whole:
-                pixel.unsafe_store[alignment=1](c, total)
-            else:
-                store_part(pixel, c, depth, total)
+            sums.unsafe_store[alignment=1](place, hit.select(sum + g, sum))
 
     var c = 0
     while c + 4 * V <= depth:
-        block[4 * V, True](c)
+        block[4 * V](c)
         c += 4 * V
-    while c + V <= depth:
-        block[V, True](c)
+    while c < depth:
+        block[V](c)
         c += V
-    if c < depth:
-        block[V, False](c)

@@ -29,7 +29,7 @@ from .cpu_row import (
     store_part,
 )
 from .direct import Data, accumulator
-from .problem import PoolingAxis, PoolingProblem, Taps
+from .problem import PoolingProblem, Taps
 
 comptime BLOCK = 64
 """Channels that are scattered together: more, and the lines that they touch outgrow the nearest cache."""
@@ -37,8 +37,6 @@ comptime LEAST = 16
 """Channels below which a block is not cut to keep another core busy: a line of the cache."""
 comptime MOST_COMPARED = 4
 """Taps of a window, at most, for which comparing whole vectors pays."""
-comptime MOST_APART = 16
-"""The same where no two windows share a pixel."""
 comptime LIMIT_32 = 1 << 31
 """Places of a plane fit 32 bits below."""
 comptime FAR_AWAY = -(1 << 60)
@@ -99,15 +97,13 @@ def max_pool_dgrad_scatter[
     var tap_count = len(taps)
     var in_vectors = plane * channels < LIMIT_32
     var compared = False
-    var apart = False
     # Found once: divisions take longer than a window's additions.
     var columns = List[Taps]()
     comptime if not adaptive:
-        apart = _is_apart(p.d) and _is_apart(p.h) and _is_apart(p.w)
         compared = (
             channels % V == 0
             and most % V == 0
-            and p.window_size() <= (MOST_APART if apart else MOST_COMPARED)
+            and p.window_size() <= MOST_COMPARED
             and plane < LIMIT_32
             and not some_empty[False](p)
         )
@@ -252,14 +248,9 @@ def max_pool_dgrad_scatter[
                         var found_pixel = found.unsafe_offset(o * channels)
                         if compared:
                             window.fill[offsets](p, td, th, columns[ow], pitch)
-                            if apart:
-                                add_compared[apart=True](
-                                    sums, dy_pixel, found_pixel, window, depth
-                                )
-                            else:
-                                add_compared[apart=False](
-                                    sums, dy_pixel, found_pixel, window, depth
-                                )
+                            add_compared(
+                                sums, dy_pixel, found_pixel, window, depth
+                            )
                         else:
                             comptime if offsets:
                                 ask_ahead[1](found_pixel, 0)
@@ -316,11 +307,6 @@ def max_pool_dgrad_scatter[
     for_each_share(share, units, smallest_share(p.input_size(), units))
     _ = taps^
     _ = origins^
-
-
-def _is_apart(axis: PoolingAxis) -> Bool:
-    """Whether no two windows share a position."""
-    return axis.dilation * (axis.window - 1) < axis.stride or axis.output == 1
 
 
 @always_inline
