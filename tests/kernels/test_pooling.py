@@ -113,6 +113,9 @@ WINDOWS = (
     Window("2d_8_8_pad", 1, 3, (21, 35), 8, 8, (3, 0), count_include_pad=False),
     Window("3d_2x16x8", 1, 3, (5, 16, 17), (2, 16, 8)),
     Window("2d_dilated_c18", 1, 18, (7, 9), 2, 2, 1, dilation=2),
+    Window("2d_dilated_empty_c16", 2, 16, (1, 5), 2, 1, 1, dilation=2),
+    Window("3d_2_c16", 2, 16, (5, 4, 7), 2),
+    Window("3d_3_2_1_c32", 1, 32, (5, 6, 7), 3, 2, 1),
 )
 
 
