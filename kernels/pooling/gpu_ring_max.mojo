@@ -127,7 +127,6 @@ def walk_ring[
     """
     comptime tabled = offsets and index == DType.uint8
     comptime CELL = V * BLOCK
-    comptime data_bytes = V * size_of[dtype]()
     var unit, item = t.by_items.divmod(flat)
     var tile, vector = p.by_vectors.divmod(item)
     var rest, strip = t.by_strips.divmod(unit)
@@ -152,9 +151,9 @@ def walk_ring[
     var end_group = min(first_group + t.groups, t.all_groups)
     var last_group = min(end_group, p.h.output)
     var stride = p.h.stride()
-    var row_size = t.columns * Int32(DEPTH * CELL)
-    var size = t.ring * row_size
     var row_step = t.columns * Int32(CELL)
+    var row_size = row_step * Int32(DEPTH)
+    var size = t.ring * row_size
     var group = max(first_group - t.above + 1, 0)
     # What the ring's first row under the current windows is away from its first.
     var head = Int32(0)
@@ -254,9 +253,7 @@ def walk_ring[
                     dx_tile.unsafe_offset(
                         Int((Int32(e) * plane + h * p.w.input) * p.channels)
                     ),
-                    sums.unsafe_offset(
-                        Int(head + Int32(e) * (t.columns * Int32(CELL)))
-                    ),
+                    sums.unsafe_offset(Int(head + Int32(e) * row_step)),
                     live and d0 + Int32(e) < p.d.input,
                     columns,
                     p.channels,
@@ -354,7 +351,6 @@ def max_pool_dgrad_ring[
     var shared = external_memory[
         Float32, address_space=AddressSpace.SHARED, alignment=16
     ]()
-    var cells = Int(t.ring * t.columns) * V * DEPTH
     var thread = Int(thread_idx.x)
     var table = shared.unsafe_bitcast[Int32]()
     comptime if offsets and index == DType.uint8:
@@ -365,7 +361,7 @@ def max_pool_dgrad_ring[
     if flat >= t.total:
         return
     var sums = shared.unsafe_offset(thread)
-    for i in range(cells):
+    for i in range(t.sums[V, DEPTH]()):
         sums[unsafe_offset=i * BLOCK] = 0
     walk_ring[dtype, index, V, DEPTH, offsets](
         dx, dy, indices, sums, table, p, t, flat
@@ -405,8 +401,8 @@ def launch_max_pool_dgrad_ring[
     indices: Data[index],
     p: PoolingProblem,
 ) raises -> Bool:
-    """False where a window reaches over more rows than a thread has sums for, or farther than a row is long, or numbers
-    do not fit 32 bits."""
+    """False where a window reaches over more rows than a thread has sums for, or farther than a row is long, or over more
+    slabs than the table has room for, or numbers do not fit 32 bits."""
     var reach = Int(p.h.dilation) * (Int(p.h.window) - 1) + 1
     var reach_w = Int(p.w.dilation) * (Int(p.w.window) - 1) + 1
     var reach_d = Int(p.d.dilation) * (Int(p.d.window) - 1) + 1
