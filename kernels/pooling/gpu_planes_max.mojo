@@ -35,8 +35,8 @@ comptime THREADS = 256
 comptime HELD = 2
 """Runs that a thread holds at once: what it waits for together. Four would leave room for half as many threads."""
 comptime MANY_PHASES = 4
-"""Beyond so many windows above a pixel of a plane blocks take as many planes as fill their threads twice: what a block costs weighs more than threads
-that wait for one another's loads."""
+"""Beyond so many windows above a pixel of a plane blocks take as many planes as fill their threads twice: what a block
+costs weighs more than threads that wait for one another's loads."""
 comptime MOST_TAPS = 256
 """Taps, at most, whose places a block lists for windows given by offset."""
 comptime MOST_CLASSES = 512
