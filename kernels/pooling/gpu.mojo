@@ -6,6 +6,7 @@ from std.sys import size_of
 
 from . import direct_launch
 from .direct import Data
+from .gpu_across_launch import launch_pool_dgrad_across
 from .gpu_apart import (
     launch_avg_pool_dgrad_apart,
     launch_max_pool_dgrad_apart,
@@ -195,6 +196,10 @@ def max_pool_dgrad[
     p: PoolingProblem,
 ) raises:
     comptime if not adaptive:
+        if launch_pool_dgrad_across[averaging=False, offsets=offsets](
+            ctx, dx, dy, indices, p
+        ):
+            return
         # Tiles walk down the batch of a 1-D problem.
         if (
             p.channels > 1
@@ -313,6 +318,10 @@ def avg_pool_dgrad[
 ) raises:
     comptime if not adaptive:
         if launch_avg_pool_dgrad_march(ctx, dx, dy, p):
+            return
+        if launch_pool_dgrad_across[averaging=True, offsets=False](
+            ctx, dx, dy, rebind[Data[DType.uint8]](dy), p
+        ):
             return
     if launch_avg_pool_dgrad_global[adaptive=adaptive](ctx, dx, dy, p):
         return

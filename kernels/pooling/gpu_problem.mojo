@@ -9,6 +9,8 @@ from .problem import PoolingAxis, PoolingProblem
 comptime THREADS = 256
 comptime GRID_LIMIT = 65535
 """Most blocks along y and z of a grid."""
+comptime MULTIPROCESSORS = 132
+"""Of a large GPU."""
 
 # Products inside one plane stay below this, so that 32-bit signed numbers hold them.
 comptime LIMIT_32 = 1 << 31

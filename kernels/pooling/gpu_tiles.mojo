@@ -35,8 +35,8 @@ comptime PIECE_BYTES = 32 * 1024
 
 @fieldwise_init
 struct TileShape(TrivialRegisterPassable):
-    """What the compiler knows: the window on H and W, the most windows above a slab, a tile's columns and channels,
-    and how far apart taps are on H and W."""
+    """What the compiler knows: the window on H and W, the most windows above a slab, a tile's columns and
+    channels."""
 
     var kh: Int
     var sh: Int
@@ -46,13 +46,6 @@ struct TileShape(TrivialRegisterPassable):
     var ld: Int
     var columns: Int
     var channels: Int
-    var dilation: Int
-
-    def reach_h(self) -> Int:
-        return self.dilation * (self.kh - 1) + 1
-
-    def reach_w(self) -> Int:
-        return self.dilation * (self.kw - 1) + 1
 
     def run(self) -> Int:
         """Windows that start in a tile."""
@@ -61,7 +54,7 @@ struct TileShape(TrivialRegisterPassable):
     def first(self) -> Int:
         """The first window that reaches into a tile, counted from the first that starts in it.
         """
-        return -((self.reach_w() - 1 - self.pw) // self.sw)
+        return -((self.kw - 1 - self.pw) // self.sw)
 
     def windows(self) -> Int:
         """Windows of a row that reach into a tile."""
@@ -69,30 +62,11 @@ struct TileShape(TrivialRegisterPassable):
 
     def overlaps(self) -> Bool:
         """Whether a pixel may lie under several windows."""
-        return (
-            self.reach_h() > self.sh or self.reach_w() > self.sw or self.ld > 1
-        )
+        return self.kh > self.sh or self.kw > self.sw or self.ld > 1
 
     def above(self) -> Int:
         """The most rows of windows above a pixel."""
-        return (self.reach_h() + self.sh - 1) // self.sh
-
-    def kept(self) -> Int:
-        """Rows of sums."""
-        return max(self.reach_h(), self.sh)
-
-    def turns(self) -> Int:
-        """Rows of windows after which the rows of sums stand for the same pixels again, counted from the first.
-        """
-        var turns = 1
-        while turns * self.sh % self.kept() != 0:
-            turns += 1
-        return turns
-
-    def place[r: Int, turn: Int](self) -> Int:
-        """Where the sums of row `r` under a row of windows are kept in its turn: sums never move.
-        """
-        return (r + turn * self.sh) % self.kept()
+        return (self.kh + self.sh - 1) // self.sh
 
 
 @fieldwise_init
@@ -359,7 +333,7 @@ def walk_tile[
                     comptime if by_bits:
                         # The tests of one window side by side: only those share an instruction.
                         comptime for v in range(V):
-                            var bits = one_bit(found[v], True)
+                            var bits = one_bit(1, found[v])
                             comptime for r in range(KH):
                                 comptime for tap in range(KW):
                                     comptime j = (FIRST + i) * S.sw - S.pw + tap

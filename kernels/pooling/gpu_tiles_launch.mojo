@@ -5,7 +5,6 @@ from std.math import ceildiv
 from std.sys import size_of
 
 from .direct import Data
-from .gpu_ahead import ahead_blocks, max_pool_dgrad_ahead
 from .gpu_problem import (
     LIMIT_32,
     THREADS,
@@ -26,10 +25,6 @@ from .problem import PoolingAxis, PoolingProblem
 
 comptime ENOUGH_THREADS = 1 << 18
 """Strips of H get shorter until so many threads run, about what a large GPU holds."""
-comptime MULTIPROCESSORS = 132
-"""Of a large GPU."""
-comptime BEGIN = 4
-"""Rows of windows that a thread could take while it finds out where it is and waits for the first."""
 comptime CHUNK = 16
 """Most vectors of channels side by side in a block; columns beside each other share windows through the L1 cache."""
 
@@ -46,32 +41,6 @@ def _groups(p: PoolingProblem, stride: Int) -> Int:
     """Rows of windows that a walk over H takes; past the last window they stand for rows that none reaches.
     """
     return ceildiv(Int(p.h.input) + Int(p.h.padding), stride)
-
-
-def _best_strip(
-    groups: Int, above: Int, turns: Int, threads: Int, held: Int
-) -> Int:
-    """The rows of windows of a strip where a thread takes them `turns` at a time and begins each strip but the first
-    `above` - 1 rows early: those for which a GPU that holds `held` threads is done first. `threads` take one strip each.
-    """
-    var best = groups
-    var least = -1
-    for k in range(1, ceildiv(groups, turns) + 1):
-        var strip = k * turns - (above - 1)
-        var steps = k * turns
-        if k == ceildiv(groups, turns):
-            strip = groups
-        if strip < above:
-            continue
-        var all = threads * ceildiv(groups, strip)
-        var cost = all * (steps + BEGIN)
-        # A few rounds of threads end together.
-        if all < 8 * held:
-            cost = ceildiv(all, held) * held * (steps + BEGIN)
-        if least < 0 or cost < least:
-            least = cost
-            best = strip
-    return best
 
 
 def tile_strip(S: TileShape, planes: Bool, averaging: Bool, data: Int) -> Int:
@@ -98,23 +67,9 @@ def tile_strip(S: TileShape, planes: Bool, averaging: Bool, data: Int) -> Int:
     return 4 if planes else 8
 
 
-def ahead_rounds(S: TileShape, planes: Bool, offsets: Bool) -> Int:
-    """How often a thread of max_pool_dgrad_ahead takes a round of rows of windows, as measured on one H200: in two
-    dimensions threads of the next strip wait less than longer strips save. 0: as _best_strip finds.
+struct TilePlan[S: TileShape, most: Int]:
+    """The launch of pool_dgrad_tiles with strips of at most `most` rows of windows.
     """
-    if S.ld > 1 or S.kh > 3:
-        return 0
-    if S.dilation > 1:
-        return 1
-    return 3 if planes else 0
-
-
-struct TilePlan[
-    S: TileShape, most: Int, turns: Int = 0, rounds: Int = 0, resident: Int = 1
-]:
-    """The launch of pool_dgrad_tiles with strips of at most `most` rows of windows; or, with `turns`, of
-    max_pool_dgrad_ahead, which takes so many rows of windows at a time, `rounds` times, and of which a multiprocessor
-    holds `resident` blocks."""
 
     var tiles: Tiles
     var x: Int
@@ -133,16 +88,6 @@ struct TilePlan[
             enough //= 2
         while strip > 1 and items * slabs * ceildiv(groups, strip) < enough:
             strip //= 2
-        comptime if Self.rounds > 0:
-            strip = Self.rounds * Self.turns - (Self.S.above() - 1)
-        elif Self.turns > 0:
-            strip = _best_strip(
-                groups,
-                Self.S.above(),
-                Self.turns,
-                items * slabs,
-                Self.resident * BLOCK * MULTIPROCESSORS,
-            )
         var strips = ceildiv(groups, strip)
         var units = slabs * strips
         self.x = min(BLOCK, items)
@@ -212,11 +157,11 @@ struct PiecePlan[S: TileShape]:
         )
 
 
-def _axis_is[K: Int, S: Int, D: Int](axis: PoolingAxis) -> Bool:
+def _axis_is[K: Int, S: Int](axis: PoolingAxis) -> Bool:
     return (
         Int(axis.window) == K
         and Int(axis.stride) == S
-        and Int(axis.dilation) == D
+        and Int(axis.dilation) == 1
     )
 
 
@@ -269,47 +214,25 @@ def launch_pool_dgrad_tiles[
     var done = False
 
     @always_inline
-    def launch[
-        S: TileShape, planes: Bool, ahead: Bool
-    ]() raises {mut done, imm}:
+    def launch[S: TileShape, planes: Bool]() raises {mut done, imm}:
         var problem = GpuProblem(
             p, extent_d=p.d.input, vector=S.channels, scale=scale
         )
-        comptime if ahead:
-            comptime blocks = ahead_blocks(
-                S, size_of[dtype](), size_of[index]()
-            )
-            var plan = TilePlan[
-                S, 1, S.turns(), ahead_rounds(S, planes, offsets), blocks
-            ](p)
-            comptime kernel = max_pool_dgrad_ahead[
-                dtype, index, S, planes, offsets
-            ]
-            ctx.enqueue_function[kernel](
-                dx,
-                dy,
-                indices,
-                problem,
-                plan.tiles,
-                grid_dim=plan.grid,
-                block_dim=(plan.x, plan.y),
-            )
-        else:
-            var plan = TilePlan[
-                S, tile_strip(S, planes, averaging, size_of[dtype]())
-            ](p)
-            comptime kernel = pool_dgrad_tiles[
-                dtype, index, S, planes, averaging, offsets
-            ]
-            ctx.enqueue_function[kernel](
-                dx,
-                dy,
-                indices,
-                problem,
-                plan.tiles,
-                grid_dim=plan.grid,
-                block_dim=(plan.x, plan.y),
-            )
+        var plan = TilePlan[
+            S, tile_strip(S, planes, averaging, size_of[dtype]())
+        ](p)
+        comptime kernel = pool_dgrad_tiles[
+            dtype, index, S, planes, averaging, offsets
+        ]
+        ctx.enqueue_function[kernel](
+            dx,
+            dy,
+            indices,
+            problem,
+            plan.tiles,
+            grid_dim=plan.grid,
+            block_dim=(plan.x, plan.y),
+        )
         done = True
 
     @always_inline
@@ -333,10 +256,10 @@ def launch_pool_dgrad_tiles[
 
     @always_inline
     def take[
-        KH: Int, SH: Int, KW: Int, SW: Int, PW: Int, D: Int, LD: Int
+        KH: Int, SH: Int, KW: Int, SW: Int, PW: Int, LD: Int
     ]() raises {imm}:
-        comptime wide = TileShape(KH, SH, KW, SW, PW, LD, WIDE, 1, D)
-        comptime narrow = TileShape(KH, SH, KW, SW, PW, LD, 4, 1, D)
+        comptime wide = TileShape(KH, SH, KW, SW, PW, LD, WIDE, 1)
+        comptime narrow = TileShape(KH, SH, KW, SW, PW, LD, 4, 1)
 
         @always_inline
         def fits[S: TileShape]() {imm} -> Bool:
@@ -348,35 +271,22 @@ def launch_pool_dgrad_tiles[
 
         if not planes:
             # Other maxima cost less in gpu_ring_max.mojo.
-            comptime if averaging or (
-                D == 1
-                and KH <= 3
-                and (SH > 1 or KH <= 2 or (offsets and LD == 1))
-            ):
+            comptime if averaging or SH > 1 or KH <= 2 or (offsets and LD == 1):
                 # Eight channels would take so many registers that too few threads fit.
                 if Int(p.channels) % 4 == 0:
                     comptime S = TileShape(
-                        KH, SH, KW, SW, PW, LD, max(2, SW), 4, D
+                        KH, SH, KW, SW, PW, LD, max(2, SW), 4
                     )
-                    comptime ahead = (
-                        offsets
-                        and KH == 3
-                        and SH == 1
-                        and size_of[dtype]() == 2
-                    )
-                    launch[S, False, ahead]()
+                    launch[S, False]()
             return
-        comptime ahead = not averaging and (
-            D > 1 or KH == 5 or (offsets and (LD > 1 or (KH == 3 and SH == 1)))
-        )
         if fits[wide]():
-            launch[wide, True, ahead]()
+            launch[wide, True]()
             return
         comptime if WIDE > 4:
             if fits[narrow]():
-                launch[narrow, True, ahead]()
+                launch[narrow, True]()
                 return
-        comptime if KH > 1 and D == 1 and (LD == 1 or averaging):
+        comptime if KH > 1 and (LD == 1 or averaging):
             launch_pieces[narrow]()
 
     @always_inline
@@ -387,22 +297,21 @@ def launch_pool_dgrad_tiles[
         SW: Int,
         PW: Int,
         *,
-        D: Int = 1,
         deep: Bool = False,
     ]() raises {imm}:
         comptime most = (KH + SH - 1) // SH
         if (
             done
-            or not _axis_is[KW, SW, D](p.w)
+            or not _axis_is[KW, SW](p.w)
             or Int(p.w.padding) != PW
-            or not _axis_is[KH, SH, D](p.h)
+            or not _axis_is[KH, SH](p.h)
         ):
             return
         if above == 1:
-            take[KH, SH, KW, SW, PW, D, 1]()
+            take[KH, SH, KW, SW, PW, 1]()
         elif above <= most:
             comptime if deep:
-                take[KH, SH, KW, SW, PW, D, most]()
+                take[KH, SH, KW, SW, PW, most]()
 
     if one_axis:
         consider[1, 1, 2, 2, 0]()
@@ -414,9 +323,4 @@ def launch_pool_dgrad_tiles[
         consider[3, 2, 3, 2, 0]()
         consider[3, 2, 3, 2, 1, deep=True]()
         consider[3, 1, 3, 1, 1, deep=True]()
-        comptime if not averaging:
-            # By index planes through shared memory cost less.
-            comptime if offsets:
-                consider[5, 1, 5, 1, 2]()
-            consider[2, 2, 2, 2, 1, D=2]()
     return done

@@ -81,89 +81,6 @@ def load_windows[
             one(i)
 
 
-struct WindowRow[dtype: DType, index: DType, N: Int, V: Int, run: Int](
-    Copyable
-):
-    """N neighbouring windows of one row, V channels each, as they lie in memory: what is done with them after waits
-    for the loads. `run` of them, of one channel, may be one vector."""
-
-    var dy: Array[SIMD[Self.dtype, Self.V], Self.N]
-    var found: Array[SIMD[Self.index, Self.V], Self.N]
-    var run_dy: SIMD[Self.dtype, Self.run]
-    var run_found: SIMD[Self.index, Self.run]
-
-    @always_inline
-    def __init__(out self):
-        self.dy = Array[SIMD[Self.dtype, Self.V], Self.N](
-            fill=SIMD[Self.dtype, Self.V](0)
-        )
-        self.found = Array[SIMD[Self.index, Self.V], Self.N](
-            fill=SIMD[Self.index, Self.V](0)
-        )
-        self.run_dy = 0
-        self.run_found = 0
-
-    @staticmethod
-    def in_run[i: Int, first: Int, aligned: Bool]() -> Bool:
-        return aligned and first + i >= 0 and first + i < Self.run
-
-    @always_inline
-    def load[
-        *, first: Int, aligned: Bool
-    ](
-        mut self,
-        dy: Data[Self.dtype],
-        found: Data[Self.index],
-        places: Array[Int32, Self.N],
-        inside: Array[Bool, Self.N],
-    ):
-        """Loads the windows at `places` from where dy and found point, all of which can be read. `aligned`: of one
-        channel; dy and found point at a run of windows that is one vector, the others are read where they are
-        `inside`."""
-        comptime if aligned:
-            comptime bytes = min(Self.run * size_of[Self.dtype](), 16)
-            self.run_dy = dy.unsafe_load[width=Self.run, alignment=bytes](0)
-            comptime index_bytes = min(Self.run * size_of[Self.index](), 16)
-            self.run_found = found.unsafe_load[
-                width=Self.run, alignment=index_bytes
-            ](0)
-        comptime for i in range(Self.N):
-            comptime if aligned:
-                comptime if not Self.in_run[i, first, aligned]():
-                    if inside[i]:
-                        self.dy[i] = dy.unsafe_load[width=Self.V](first + i)
-                        self.found[i] = found.unsafe_load[width=Self.V](
-                            first + i
-                        )
-            else:
-                comptime bytes = min(Self.V * size_of[Self.dtype](), 16)
-                self.dy[i] = dy.unsafe_load[width=Self.V, alignment=bytes](
-                    Int(places[i])
-                )
-                comptime index_bytes = min(Self.V * size_of[Self.index](), 16)
-                self.found[i] = found.unsafe_load[
-                    width=Self.V, alignment=index_bytes
-                ](Int(places[i]))
-
-    @always_inline
-    def gradient[
-        i: Int, *, first: Int, aligned: Bool
-    ](self) -> SIMD[DType.float32, Self.V]:
-        comptime if Self.in_run[i, first, aligned]():
-            return widen[first + i, Self.V](self.run_dy)
-        else:
-            return widen[0, Self.V](self.dy[i])
-
-    @always_inline
-    def entries[
-        i: Int, *, first: Int, aligned: Bool
-    ](self) -> SIMD[Self.index, Self.V]:
-        comptime if Self.in_run[i, first, aligned]():
-            return self.run_found.slice[Self.V, offset=first + i]()
-        else:
-            return self.found[i]
-
-
 @always_inline
 def widen[
     dtype: DType, width: Int, //, first: Int, V: Int
@@ -273,22 +190,19 @@ def where_below(
 
 
 @always_inline
-def one_bit(tap: Int32, live: Bool) -> Int32:
-    """On NVIDIA one bit for the tap's number, none for a number outside 0 to 31 or without `live`; elsewhere the number
-    itself.
-
-    One instruction moves seven such bits to predicates, where a comparison makes but one. LLVM would turn a shift
-    and a test of one bit back into a comparison.
-    """
+def one_bit(one: Int32, tap: Int32) -> Int32:
+    """The bits that add_tap tests: of `one`, moved to the tap's place, so that it costs one instruction for seven taps where
+    a comparison makes but one; of 0 none. LLVM would turn a shift and a test of one bit back into a comparison.
+    Elsewhere than on NVIDIA's GPUs the tap itself."""
     comptime if is_nvidia_gpu():
         return inlined_assembly[
             "shl.b32 $0, $1, $2;",
             Int32,
             constraints="=r,r,r",
             has_side_effect=False,
-        ](Int32(1) if live else Int32(0), tap)
+        ](one, tap)
     else:
-        return tap if live else Int32(-1)
+        return tap if one != 0 else Int32(-1)
 
 
 @always_inline
@@ -306,3 +220,37 @@ def add_tap[tap: Int](sum: Float32, bits: Int32, g: Float32) -> Float32:
         ](bits, Int32(1 << tap), g, sum)
     else:
         return sum + g if bits == Int32(tap) else sum
+
+
+@always_inline
+def set_tap[tap: Int](bits: Int32, g: Float32) -> Float32:
+    """g where one_bit names the tap, else nothing."""
+    comptime if is_nvidia_gpu():
+        return inlined_assembly[
+            (
+                "{.reg .pred hit; .reg .b32 bit; and.b32 bit, $1, $2;"
+                " setp.ne.b32 hit, bit, 0; selp.f32 $0, $3, 0f00000000, hit;}"
+            ),
+            Float32,
+            constraints="=f,r,n,f",
+            has_side_effect=False,
+        ](bits, Int32(1 << tap), g)
+    else:
+        return g if bits == Int32(tap) else Float32(0)
+
+
+@always_inline
+def add_if(sum: Float32, given: Float32, there: Int32) -> Float32:
+    """Adds what is given where `there` is not 0."""
+    comptime if is_nvidia_gpu():
+        return inlined_assembly[
+            (
+                "{.reg .pred hit; setp.ne.s32 hit, $2, 0;"
+                " @hit add.f32 $0, $0, $1;}"
+            ),
+            Float32,
+            constraints="=f,f,r,0",
+            has_side_effect=False,
+        ](given, there, sum)
+    else:
+        return sum + given if there != 0 else sum
