@@ -16,6 +16,7 @@ from max.gpu import (
     thread_idx,
 )
 from std.sys import size_of
+from std.sys.info import is_nvidia_gpu
 from std.utils.static_tuple import StaticTuple
 
 from .direct import Data
@@ -27,7 +28,15 @@ from .gpu_across_plan import (
     across_blocks,
 )
 from .gpu_problem import GpuProblem
-from .gpu_windows import add_if, add_tap, fits_word, one_bit, set_tap, widen
+from .gpu_windows import (
+    add_if,
+    add_tap,
+    fits_word,
+    one_bit,
+    set_tap,
+    twice,
+    widen,
+)
 
 
 struct LoadedRow[
@@ -119,10 +128,10 @@ def pool_dgrad_across[
     comptime Sums = SIMD[DType.float32, V]
     comptime Row = LoadedRow[dtype, index, S, vector, averaging]
 
+    # Blocks beside each other take the strips of the same planes: they share rows of windows and lines of dx.
+    var block, strip = t.by_strips.divmod(Int32(block_idx.x))
     # Lanes that no team needs do as others do and store nothing.
-    var half = (
-        Int32(block_idx.x * (BLOCK // LANES)) + Int32(thread_idx.x) // LANES
-    )
+    var half = block * Int32(BLOCK // LANES) + Int32(thread_idx.x) // LANES
     var own, lane = t.by_lanes.divmod(Int32(thread_idx.x) % LANES)
     var per_warp = t.by_lanes.div(LANES)
     var team = half * per_warp + own
@@ -132,8 +141,6 @@ def pool_dgrad_across[
     var rest, chunk = t.by_chunks.divmod(team)
     var place: Int32
     rest, place = t.by_row.divmod(rest)
-    var strip: Int32
-    rest, strip = t.by_strips.divmod(rest)
     var n, slab = t.by_slabs.divmod(rest)
     var tile = place * t.step + tile_in_team
     var channel = chunk * t.by_wide.divisor + across
@@ -150,6 +157,7 @@ def pool_dgrad_across[
     var d = slab * Int32(S.depth)
     var column = tile * Int32(TW)
 
+    # The same for a block: what hangs on it alone costs no lanes.
     var first_group = strip * t.groups
     var end_group = min(first_group + t.groups, t.all_groups)
     # The rows that this strip stores.
@@ -206,8 +214,10 @@ def pool_dgrad_across[
     var sums = Array[Sums, S.depth * S.kept() * S.width()](fill=Sums(0))
     var rows = Array[Row, AHEAD * ND](fill=Row())
     var group = first_group - Int32(S.above() - 1)
+    # Rows that are not there, or another strip's, are read as the strip's last.
+    var last_row = min(end_group, p.h.output) - 1
     comptime for k in range(AHEAD):
-        var at = min(max(group + Int32(k), 0), p.h.output - 1) * row_size
+        var at = max(min(group + Int32(k), last_row), 0) * row_size
         comptime for step in range(ND):
             rows[k * ND + step].load(
                 dy_n, indices_n, at + slab_at[step], places
@@ -219,9 +229,7 @@ def pool_dgrad_across[
             var row_there = Int32(1) if UInt32(group) < UInt32(
                 p.h.output
             ) else Int32(0)
-            var at = (
-                min(max(group + Int32(AHEAD), 0), p.h.output - 1) * row_size
-            )
+            var at = max(min(group + Int32(AHEAD), last_row), 0) * row_size
             # What no window reaches.
             comptime for r in range(S.kept() - S.sh, S.kept()):
                 comptime for j in range(S.width()):
@@ -310,7 +318,7 @@ def pool_dgrad_across[
                                     p.channels,
                                 )
             group += 1
-            # All lanes of a warp end together.
+            # All lanes end together.
             left -= 1
             if left == 0:
                 return
@@ -381,14 +389,23 @@ def _add_window[
                 var bits = one_bit(
                     there, found[v].cast[DType.int32]() - Int32(32 * word)
                 )
+                # Every eighth bit would cost a test of its own, and those after it another test of seven.
+                var higher = twice(bits)
                 comptime for ds in range(S.depth):
                     comptime if S.reaches(step, ds):
+                        comptime first = S.tap(step, ds) * S.kh * S.kw
                         comptime for r in range(S.kh):
                             comptime for kw in range(S.kw):
-                                comptime tap = (
-                                    S.tap(step, ds) * S.kh + r
-                                ) * S.kw + kw
-                                comptime if tap // 32 == word:
+                                comptime tap = first + r * S.kw + kw
+                                comptime if tap // 32 != word:
+                                    continue
+                                comptime if (
+                                    is_nvidia_gpu()
+                                    and S.kh * S.kw <= 9
+                                    and tap >= first + (7 - first) % 8
+                                ):
+                                    give[tap + 1, ds, r, kw, v](higher)
+                                else:
                                     give[tap % 32, ds, r, kw, v](bits)
     else:
         # One bit for each pixel of a row under the window.

@@ -42,6 +42,8 @@ def strip_rows(S: AcrossShape, data: Int, entry: Int, groups: Int) -> Int:
         return 4 if groups < 40 else 6
     if S.kd > 1:
         return 27
+    if S.kh == 2:
+        return 57 if entry >= 8 else (8 if data >= 4 else 15)
     if data >= 4 and entry < 8:
         return 11 if entry > 0 else 8
     return 14
@@ -111,7 +113,7 @@ def launch_pool_dgrad_across[
             p, S, DATA, ENTRY, whole.blocks() * (BLOCK // LANES)
         )
         var teams = Teams(p, S, columns=columns, wide=wide, strips=strips)
-        if teams.count >= LIMIT_32 // LANES:
+        if teams.blocks() >= LIMIT_32 // LANES:
             return
         comptime kernel = pool_dgrad_across[
             dtype, index, S, vector, averaging, offsets

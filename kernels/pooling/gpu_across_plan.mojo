@@ -152,8 +152,8 @@ struct Teams(DevicePassable, TrivialRegisterPassable):
     """Divides by the teams of a row."""
     var by_chunks: FastDivisor
     """Divides by the teams that a row's vectors of channels take."""
-    var by_strips: FastDivisor
     var by_slabs: FastDivisor
+    var by_strips: FastDivisor
 
     comptime device_type: AnyType = Self
 
@@ -190,8 +190,7 @@ struct Teams(DevicePassable, TrivialRegisterPassable):
         var slabs = ceildiv(Int(p.d.input), S.depth)
         var all_groups = ceildiv(Int(p.h.input) + Int(p.h.padding), S.sh)
         var groups = ceildiv(all_groups, strips)
-        var strips_taken = ceildiv(all_groups, groups)
-        self.count = Int32(Int(p.batch) * slabs * strips_taken * row * chunks)
+        self.count = Int32(Int(p.batch) * slabs * row * chunks)
         self.lanes = Int32(lanes)
         self.step = Int32(step)
         self.tiles = Int32(tiles)
@@ -199,17 +198,19 @@ struct Teams(DevicePassable, TrivialRegisterPassable):
         self.slabs = Int32(slabs)
         self.groups = Int32(groups)
         self.all_groups = Int32(all_groups)
+        self.by_strips = FastDivisor(ceildiv(all_groups, groups))
         self.rows = Int32(groups + S.above() - 1)
         self.by_lanes = FastDivisor(lanes * wide)
         self.by_wide = FastDivisor(wide)
         self.by_row = FastDivisor(row)
         self.by_chunks = FastDivisor(chunks)
-        self.by_strips = FastDivisor(strips_taken)
         self.by_slabs = FastDivisor(slabs)
 
     def blocks(self) -> Int:
         var per_warp = LANES // Int(self.by_lanes.divisor)
-        return ceildiv(ceildiv(Int(self.count), per_warp), BLOCK // LANES)
+        return ceildiv(Int(self.count), per_warp * (BLOCK // LANES)) * Int(
+            self.by_strips.divisor
+        )
 
 
 def across_blocks(

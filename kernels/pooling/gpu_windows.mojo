@@ -206,6 +206,21 @@ def one_bit(one: Int32, tap: Int32) -> Int32:
 
 
 @always_inline
+def twice(bits: Int32) -> Int32:
+    """Bits moved by one, by a unit of the GPU that tests and shifts leave idle.
+    """
+    comptime if is_nvidia_gpu():
+        return inlined_assembly[
+            "mul.lo.s32 $0, $1, 2;",
+            Int32,
+            constraints="=r,r",
+            has_side_effect=False,
+        ](bits)
+    else:
+        return bits
+
+
+@always_inline
 def add_tap[tap: Int](sum: Float32, bits: Int32, g: Float32) -> Float32:
     """Adds g where one_bit names the tap."""
     comptime if is_nvidia_gpu():
