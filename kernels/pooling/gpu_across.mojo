@@ -62,8 +62,8 @@ struct LoadedRow[
     @always_inline
     def load(
         mut self,
-        dy: Data[Self.dtype],
-        found: Data[Self.index],
+        dy: MutPointer[Scalar[Self.dtype], _, address_space=_],
+        found: MutPointer[Scalar[Self.index], _, address_space=_],
         row: Int32,
         places: Array[Int32, Self.count],
     ):
@@ -259,7 +259,7 @@ def pool_dgrad_across[
                                 totals[ds * ROW + i] += value
                 else:
                     comptime for i in range(ROW):
-                        _add_window[
+                        add_window[
                             S=S, step=step, i=i, turn=turn, offsets=offsets
                         ](
                             sums,
@@ -273,30 +273,13 @@ def pool_dgrad_across[
                         )
                 rows[slot].load(dy_n, indices_n, at + slab_at[step], places)
             comptime if averaging:
-                _add_totals[S=S, turn=turn](sums, totals)
+                add_totals[S=S, turn=turn](sums, totals)
             comptime for r in range(S.sh):
                 var h = top + Int32(r)
                 comptime for ds in range(S.depth):
-                    comptime own = S.sum_at(ds, r, turn, 0)
-                    # To the left and to the right.
-                    comptime for j in range(AT):
-                        comptime for v in range(V):
-                            var given = warp.shuffle_down(
-                                sums[own + j][v],
-                                UInt32(t.by_wide.divisor),
-                            )
-                            sums[own + TW + j][v] = add_if(
-                                sums[own + TW + j][v], given, has_right
-                            )
-                    comptime for j in range(S.right()):
-                        comptime for v in range(V):
-                            var given = warp.shuffle_up(
-                                sums[own + AT + TW + j][v],
-                                UInt32(t.by_wide.divisor),
-                            )
-                            sums[own + AT + j][v] = add_if(
-                                sums[own + AT + j][v], given, has_left
-                            )
+                    exchange[S=S, own=S.sum_at(ds, r, turn, 0)](
+                        sums, t.by_wide.divisor, has_left, has_right
+                    )
                 if UInt32(h - first_h) < stored:
                     comptime for ds in range(S.depth):
                         comptime at = S.sum_at(ds, r, turn, AT)
@@ -325,7 +308,32 @@ def pool_dgrad_across[
 
 
 @always_inline
-def _add_totals[
+def exchange[
+    V: Int, M: Int, //, *, S: AcrossShape, own: Int
+](
+    mut sums: Array[SIMD[DType.float32, V], M],
+    distance: Int32,
+    has_left: Int32,
+    has_right: Int32,
+):
+    """Hands a row's sums beyond the tile, of which the first has place `own`, to the tiles beside it, whose lanes are
+    `distance` away, and adds theirs."""
+    comptime for j in range(S.pw):
+        comptime for v in range(V):
+            comptime at = own + S.columns + j
+            var given = warp.shuffle_down(sums[own + j][v], UInt32(distance))
+            sums[at][v] = add_if(sums[at][v], given, has_right)
+    comptime for j in range(S.right()):
+        comptime for v in range(V):
+            comptime at = own + S.pw + j
+            var given = warp.shuffle_up(
+                sums[at + S.columns][v], UInt32(distance)
+            )
+            sums[at][v] = add_if(sums[at][v], given, has_left)
+
+
+@always_inline
+def add_totals[
     V: Int, M: Int, N: Int, //, *, S: AcrossShape, turn: Int
 ](
     mut sums: Array[SIMD[DType.float32, V], M],
@@ -348,7 +356,7 @@ def _add_totals[
 
 
 @always_inline
-def _add_window[
+def add_window[
     index: DType,
     V: Int,
     M: Int,

@@ -1,12 +1,13 @@
 """Which pooling gradients the kernel of gpu_across.mojo takes, and how it is launched."""
 
-from max.gpu.host import DeviceContext
+from max.gpu.host import DeviceContext, FuncAttribute
 from std.math import ceildiv
 from std.sys import size_of
 
 from .direct import Data
 from .gpu_across import pool_dgrad_across
 from .gpu_across_plan import BLOCK, LANES, AcrossShape, Teams
+from .gpu_strips import Stage, pool_dgrad_strips
 from .gpu_problem import (
     LIMIT_32,
     MULTIPROCESSORS,
@@ -18,6 +19,10 @@ from .problem import PoolingAxis, PoolingProblem
 
 comptime COLUMNS = 8
 """Tiles of a team, channels-last: with four vectors of channels each, which fill whole sectors of bfloat16."""
+comptime SHORTEST = 24
+"""Columns from which on strips through shared memory cost less than planes."""
+comptime MOST_SHARED = 48 * 1024
+"""Bytes of a block."""
 comptime FEWEST = 8
 """Warps, at least, for each multiprocessor, while strips can be shorter."""
 
@@ -49,26 +54,30 @@ def strip_rows(S: AcrossShape, data: Int, entry: Int, groups: Int) -> Int:
     return 14
 
 
-def strips_of(
-    p: PoolingProblem, S: AcrossShape, data: Int, entry: Int, tile_warps: Int
-) -> Int:
-    """Strips of a plane. `tile_warps` are the warps that one strip of each takes.
+def staged_rows(S: AcrossShape, data: Int, entry: Int) -> Int:
+    """The same where strips go through shared memory."""
+    if S.above() == 1:
+        return 1
+    if S.sh > 1:
+        if data >= 4 or entry == 0:
+            return 6
+        return 8 if entry >= 8 else 11
+    if S.kh == 2:
+        return 8
+    if data >= 4:
+        return 11
+    if entry >= 8:
+        return 10
+    return 20 if entry == 0 else 17
+
+
+def nearest_strips(groups: Int, again: Int, rows: Int) -> Int:
+    """The number of strips whose rows, `again` of which are another's, come nearest to `rows`.
     """
-    var groups = ceildiv(Int(p.h.input) + Int(p.h.padding), S.sh)
-    var again = S.above() - 1
-    var rows = max(strip_rows(S, data, entry, groups) - again, 1)
-    # The number of strips whose rows come nearest.
-    var strips = max(groups // rows, 1)
+    var strips = max(groups // max(rows - again, 1), 1)
     var longer = ceildiv(groups, strips) + again
     var shorter = ceildiv(groups, strips + 1) + again
-    if (rows + again) * (rows + again) < longer * shorter:
-        strips += 1
-    while (
-        strips * tile_warps < FEWEST * MULTIPROCESSORS
-        and groups // strips > 2 * again + 1
-    ):
-        strips *= 2
-    return strips
+    return strips + 1 if rows * rows < longer * shorter else strips
 
 
 def launch_pool_dgrad_across[
@@ -107,12 +116,20 @@ def launch_pool_dgrad_across[
         comptime if S.channels > 1:
             columns = min(COLUMNS, ceildiv(Int(p.w.input), S.columns))
             wide = LANES // columns
-        # Of one strip a plane first, to find out how many there shall be.
-        var whole = Teams(p, S, columns=columns, wide=wide, strips=1)
-        var strips = strips_of(
-            p, S, DATA, ENTRY, whole.blocks() * (BLOCK // LANES)
+        var groups = ceildiv(Int(p.h.input) + Int(p.h.padding), S.sh)
+        var again = S.above() - 1
+        var strips = nearest_strips(
+            groups, again, strip_rows(S, DATA, ENTRY, groups)
         )
-        var teams = Teams(p, S, columns=columns, wide=wide, strips=strips)
+        # Of one strip a plane first, to find out how many warps there are.
+        var teams = Teams(p, S, columns=columns, wide=wide, strips=1)
+        var warps = teams.blocks() * (BLOCK // LANES)
+        while (
+            strips * warps < FEWEST * MULTIPROCESSORS
+            and groups // strips > 2 * again + 1
+        ):
+            strips *= 2
+        teams = Teams(p, S, columns=columns, wide=wide, strips=strips)
         if teams.blocks() >= LIMIT_32 // LANES:
             return
         comptime kernel = pool_dgrad_across[
@@ -126,6 +143,55 @@ def launch_pool_dgrad_across[
             teams,
             grid_dim=teams.blocks(),
             block_dim=BLOCK,
+        )
+        done = True
+
+    @always_inline
+    def stage[S: AcrossShape, vector: Bool]() raises {mut done, imm}:
+        var tiles = ceildiv(Int(p.w.input), S.columns)
+        if (
+            done
+            or Int(p.w.input) < SHORTEST
+            or tiles > LANES
+            or Int(p.w.output) > tiles * S.run()
+            or (
+                Int(p.w.input) % S.columns == 0
+                and Int(p.w.output) % S.run() == 0
+            )
+            != vector
+        ):
+            return
+        var groups = ceildiv(Int(p.h.input) + Int(p.h.padding), S.sh)
+        var again = S.above() - 1
+        var strips = nearest_strips(groups, again, staged_rows(S, DATA, ENTRY))
+        var teams = Teams(p, S, columns=LANES, wide=1, strips=strips)
+        var staged = Stage(p, teams, S, data=DATA, entry=ENTRY)
+        while staged.shared_bytes(teams) > MOST_SHARED:
+            if strips >= groups:
+                return
+            strips = min(2 * strips, groups)
+            teams = Teams(p, S, columns=LANES, wide=1, strips=strips)
+            staged = Stage(p, teams, S, data=DATA, entry=ENTRY)
+        if teams.blocks() >= LIMIT_32 // LANES:
+            return
+        var bytes = staged.shared_bytes(teams)
+        comptime kernel = pool_dgrad_strips[
+            dtype, index, S, vector, averaging, offsets
+        ]
+        ctx.enqueue_function[kernel](
+            dx,
+            dy,
+            indices,
+            GpuProblem(p, extent_d=p.d.input, vector=1, scale=scale),
+            teams,
+            staged,
+            grid_dim=teams.blocks(),
+            block_dim=BLOCK,
+            shared_mem_bytes=bytes,
+            # Otherwise the driver leaves less of it to blocks.
+            func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
+                UInt32(bytes)
+            ),
         )
         done = True
 
@@ -156,6 +222,10 @@ def launch_pool_dgrad_across[
             is_window[K, S, -1, D](p.h) and is_window[K, S, P, D](p.w)
         ):
             return
+        comptime if D > 1:
+            # Indices of windows that lie wholly in padding name pixels beside them.
+            if p.h.input == 1 or p.w.input == 1:
+                return
         if p.channels > 1:
             # The others cost less without exchange: two columns hold nearly all windows, or int64 entries all registers.
             comptime if offsets and K < 5 and (
@@ -169,15 +239,21 @@ def launch_pool_dgrad_across[
             return
         # Rows of windows that move by one and are not padded begin anywhere.
         comptime vector = S > 1 or P > 0
+        comptime tile = AcrossShape(1, 1, 0, K, S, K, S, P, D, 4, 1, 1, AHEAD)
+        comptime staged = AcrossShape(1, 1, 0, K, S, K, S, P, D, 4, 1, 1, 1)
         if flat:
+            comptime if averaging and S == 1:
+                stage[staged, True]()
+            comptime if offsets and not vector:
+                stage[staged, False]()
             comptime if DATA < 4 and vector and ENTRY < 8:
                 planes[
                     AcrossShape(1, 1, 0, K, S, K, S, P, D, 8, 1, 1, AHEAD),
-                    vector,
+                    True,
                 ]()
-            planes[
-                AcrossShape(1, 1, 0, K, S, K, S, P, D, 4, 1, 1, AHEAD), vector
-            ]()
+            planes[tile, vector]()
+            comptime if K < 5 and D == 1:
+                stage[staged, False]()
             return
         comptime if deep:
             if not is_window[K, S, P, D](p.d):
@@ -222,7 +298,13 @@ def launch_pool_dgrad_across[
     consider[3, 2, 1, 1, 6, deep=True]()
     consider[3, 2, 0, 1, 6]()
     consider[2, 1, 0, 1, 4]()
-    comptime if not averaging:
+    comptime if averaging:
+        if p.channels == 1 and flat and not done:
+            if is_window[8, 8, -1, 1](p.h) and is_window[8, 8, 0, 1](p.w):
+                stage[
+                    AcrossShape(1, 1, 0, 8, 8, 8, 8, 0, 1, 8, 1, 1, 1), False
+                ]()
+    else:
         consider[5, 1, 2, 1, 3]()
         consider[2, 2, 1, 2, 6]()
     return done

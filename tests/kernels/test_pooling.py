@@ -116,6 +116,20 @@ WINDOWS = (
     Window("2d_dilated_empty_c16", 2, 16, (1, 5), 2, 1, 1, dilation=2),
     Window("3d_2_c16", 2, 16, (5, 4, 7), 2),
     Window("3d_3_2_1_c32", 1, 32, (5, 6, 7), 3, 2, 1),
+    Window("2d_3_2_1_odd_rows", 3, 7, (30, 27), 3, 2, 1),
+    Window("2d_3_2_odd_rows", 2, 5, (25, 29), 3, 2, 0),
+    Window("2d_3_1_1_odd_rows", 2, 3, (13, 35), 3, 1, 1, count_include_pad=False),
+    Window("2d_3_1_1_strips", 2, 9, (33, 28), 3, 1, 1),
+    Window("2d_2_1_rows_of_28", 3, 5, (21, 28), 2, 1),
+    Window("2d_2_1_odd_rows", 2, 3, (9, 31), 2, 1),
+    Window("2d_3_1_1_teams", 1, 2, (5, 268), 3, 1, 1),
+    Window("2d_3_1_1_teams_c12", 1, 12, (4, 41), 3, 1, 1),
+    Window("2d_3_2_1_teams_c4", 2, 4, (9, 50), 3, 2, 1),
+    Window("2d_8_8_odd_rows", 2, 3, (33, 31), 8),
+    Window("2d_dilated_c8", 2, 8, (10, 37), 2, 2, 1, dilation=2),
+    Window("3d_3_1_1_rows_of_8", 1, 5, (5, 9, 8), 3, 1, 1),
+    Window("3d_3_2_1_rows_of_8", 2, 5, (7, 9, 16), 3, 2, 1),
+    Window("3d_1x3x3", 1, 5, (3, 9, 12), (1, 3, 3), (1, 1, 1), (0, 1, 1)),
 )
 
 
