@@ -128,8 +128,12 @@ def pool_dgrad_across[
     comptime Sums = SIMD[DType.float32, V]
     comptime Row = LoadedRow[dtype, index, S, vector, averaging]
 
-    # Blocks beside each other take the strips of the same planes: they share rows of windows and lines of dx.
-    var block, strip = t.by_strips.divmod(Int32(block_idx.x))
+    var block = Int32(block_idx.x)
+    var strip = Int32(0)
+    # Long strips are a block's: what hangs on the strip alone then costs no lanes. Short ones are taken by lanes beside each
+    # other, which share rows of windows and lines of dx.
+    comptime if not S.strips_beside():
+        block, strip = t.by_strips.divmod(block)
     # Lanes that no team needs do as others do and store nothing.
     var half = block * Int32(BLOCK // LANES) + Int32(thread_idx.x) // LANES
     var own, lane = t.by_lanes.divmod(Int32(thread_idx.x) % LANES)
@@ -141,6 +145,8 @@ def pool_dgrad_across[
     var rest, chunk = t.by_chunks.divmod(team)
     var place: Int32
     rest, place = t.by_row.divmod(rest)
+    comptime if S.strips_beside():
+        rest, strip = t.by_strips.divmod(rest)
     var n, slab = t.by_slabs.divmod(rest)
     var tile = place * t.step + tile_in_team
     var channel = chunk * t.by_wide.divisor + across
@@ -157,7 +163,6 @@ def pool_dgrad_across[
     var d = slab * Int32(S.depth)
     var column = tile * Int32(TW)
 
-    # The same for a block: what hangs on it alone costs no lanes.
     var first_group = strip * t.groups
     var end_group = min(first_group + t.groups, t.all_groups)
     # The rows that this strip stores.

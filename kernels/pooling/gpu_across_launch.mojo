@@ -129,8 +129,15 @@ def launch_pool_dgrad_across[
             and groups // strips > 2 * again + 1
         ):
             strips *= 2
-        teams = Teams(p, S, columns=columns, wide=wide, strips=strips)
-        if teams.blocks() >= LIMIT_32 // LANES:
+        teams = Teams(
+            p,
+            S,
+            columns=columns,
+            wide=wide,
+            strips=strips,
+            beside=S.strips_beside(),
+        )
+        if Int(teams.count) >= LIMIT_32 // 2:
             return
         comptime kernel = pool_dgrad_across[
             dtype, index, S, vector, averaging, offsets
@@ -172,7 +179,7 @@ def launch_pool_dgrad_across[
             strips = min(2 * strips, groups)
             teams = Teams(p, S, columns=LANES, wide=1, strips=strips)
             staged = Stage(p, teams, S, data=DATA, entry=ENTRY)
-        if teams.blocks() >= LIMIT_32 // LANES:
+        if Int(teams.count) >= LIMIT_32 // 2:
             return
         var bytes = staged.shared_bytes(teams)
         comptime kernel = pool_dgrad_strips[
@@ -228,9 +235,7 @@ def launch_pool_dgrad_across[
                 return
         if p.channels > 1:
             # The others cost less without exchange: two columns hold nearly all windows, or int64 entries all registers.
-            comptime if offsets and K < 5 and (
-                (K == 3 and S == 1) or D > 1 or (K == 3 and DATA < 4)
-            ):
+            comptime if offsets and ((K == 3 and S == 1) or D > 1):
                 if flat and Int(p.channels) % 4 == 0:
                     comptime shape = AcrossShape(
                         1, 1, 0, K, S, K, S, P, D, 2, 4, 1, 6 if S == 1 else 3

@@ -3,7 +3,7 @@
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import ceildiv
 
-from .gpu_problem import FastDivisor
+from .gpu_problem import LIMIT_32, FastDivisor
 from .problem import PoolingProblem
 
 comptime BLOCK = 128
@@ -63,6 +63,9 @@ struct AcrossShape(TrivialRegisterPassable):
     def above(self) -> Int:
         """The most rows of windows above a pixel."""
         return (self.reach_h() + self.sh - 1) // self.sh
+
+    def strips_beside(self) -> Bool:
+        return self.sh > 1
 
     def kept(self) -> Int:
         """Rows of sums."""
@@ -131,6 +134,7 @@ struct Teams(DevicePassable, TrivialRegisterPassable):
     """
 
     var count: Int32
+    """Too many to be counted are LIMIT_32 - 1."""
     var lanes: Int32
     var step: Int32
     """Tiles between teams of one row: `lanes`, or two less, since a team's first and last tile lack windows."""
@@ -143,6 +147,8 @@ struct Teams(DevicePassable, TrivialRegisterPassable):
     var groups: Int32
     """Rows of windows in a strip."""
     var all_groups: Int32
+    var beside: Int32
+    """Strips of a plane that teams beside each other take: all or one."""
     var rows: Int32
     """Rows of windows that a thread takes: those of its strip and those before that reach into it."""
     var by_lanes: FastDivisor
@@ -174,9 +180,10 @@ struct Teams(DevicePassable, TrivialRegisterPassable):
         columns: Int,
         wide: Int,
         strips: Int,
+        beside: Bool = False,
     ):
-        """Teams of at most `columns` tiles by `wide` vectors; `strips` of a plane.
-        """
+        """Teams of at most `columns` tiles by `wide` vectors; `strips` of a plane, by teams `beside` each other or else by
+        blocks."""
         # Windows may start behind the last whole tile of an odd row.
         var tiles = max(
             ceildiv(Int(p.w.input), S.columns),
@@ -190,7 +197,10 @@ struct Teams(DevicePassable, TrivialRegisterPassable):
         var slabs = ceildiv(Int(p.d.input), S.depth)
         var all_groups = ceildiv(Int(p.h.input) + Int(p.h.padding), S.sh)
         var groups = ceildiv(all_groups, strips)
-        self.count = Int32(Int(p.batch) * slabs * row * chunks)
+        var taken = ceildiv(all_groups, groups)
+        self.beside = Int32(taken if beside else 1)
+        var teams = Int(p.batch) * slabs * row * chunks * Int(self.beside)
+        self.count = Int32(min(teams, LIMIT_32 - 1))
         self.lanes = Int32(lanes)
         self.step = Int32(step)
         self.tiles = Int32(tiles)
@@ -198,7 +208,7 @@ struct Teams(DevicePassable, TrivialRegisterPassable):
         self.slabs = Int32(slabs)
         self.groups = Int32(groups)
         self.all_groups = Int32(all_groups)
-        self.by_strips = FastDivisor(ceildiv(all_groups, groups))
+        self.by_strips = FastDivisor(taken)
         self.rows = Int32(groups + S.above() - 1)
         self.by_lanes = FastDivisor(lanes * wide)
         self.by_wide = FastDivisor(wide)
@@ -208,8 +218,10 @@ struct Teams(DevicePassable, TrivialRegisterPassable):
 
     def blocks(self) -> Int:
         var per_warp = LANES // Int(self.by_lanes.divisor)
-        return ceildiv(Int(self.count), per_warp * (BLOCK // LANES)) * Int(
-            self.by_strips.divisor
+        return (
+            ceildiv(Int(self.count), per_warp * (BLOCK // LANES))
+            * Int(self.by_strips.divisor)
+            // Int(self.beside)
         )
 
 

@@ -57,9 +57,9 @@ struct Columns(DevicePassable, TrivialRegisterPassable):
     def __init__(out self, p: PoolingProblem, vector: Int):
         var items = Int(p.w.input) * (Int(p.channels) // vector)
         var groups = ceildiv(Int(p.h.input) + Int(p.h.padding), Int(p.h.stride))
-        # Single elements are cheap beside finding out where a thread is.
+        # One or two elements are cheap beside finding out where a thread is.
         var together = 1
-        if vector == 1:
+        if vector <= 2:
             together = max(ROWS // Int(p.h.stride), 1)
         var strips = ceildiv(groups, together)
         var units = Int(p.batch) * Int(p.d.input) * strips
