@@ -85,7 +85,12 @@ def max_pool_fprop_at[
 
 @always_inline
 def max_pool_dgrad_at[
-    dtype: DType, index: DType, *, adaptive: Bool, offsets: Bool
+    dtype: DType,
+    index: DType,
+    *,
+    adaptive: Bool,
+    offsets: Bool,
+    everywhere: Bool = False,
 ](
     dx: Data[dtype],
     dy: Data[dtype],
@@ -93,8 +98,8 @@ def max_pool_dgrad_at[
     p: PoolingProblem,
     flat: Int,
 ):
-    """One pixel's gradient: the sum over the windows above it whose index names it.
-    """
+    """One pixel's gradient: the sum over the windows above it whose index names it; `everywhere`: also over windows that lie
+    wholly in padding, whose index counts on past the end of a row or slab."""
     comptime Acc = accumulator[dtype]
     var at = position(
         flat, Int(p.d.input), Int(p.h.input), Int(p.w.input), Int(p.channels)
@@ -102,6 +107,17 @@ def max_pool_dgrad_at[
     var rd = p.d.outputs_over[adaptive](at.d)
     var rh = p.h.outputs_over[adaptive](at.h)
     var rw = p.w.outputs_over[adaptive](at.w)
+    comptime if everywhere:
+        # Rows and slabs by which such an index may be late.
+        var late_h = Int(p.w.dilation) // Int(p.w.input) + 1
+        var late_d = (Int(p.h.dilation) + late_h) // Int(p.h.input) + 1
+        rd = (p.d.outputs_over[False](max(at.d - late_d, 0))[0], rd[1])
+        rh = (p.h.outputs_over[False](max(at.h - late_h, 0))[0], rh[1])
+        # It may be the slab before that the row counts on from.
+        if p.h.may_miss() or (at.h < late_h and at.d > 0):
+            rh = (0, Int(p.h.output))
+        if p.w.may_miss():
+            rw = (0, Int(p.w.output))
     var channels = Int(p.channels)
     var base = at.n * p.output_plane() * channels + at.c
     var wanted = (at.d * Int(p.h.input) + at.h) * Int(p.w.input) + at.w

@@ -88,13 +88,17 @@ def _max_pool_fprop_kernel[
 
 
 def _max_pool_dgrad_kernel[
-    dtype: DType, index: DType, adaptive: Bool, offsets: Bool
+    dtype: DType,
+    index: DType,
+    adaptive: Bool,
+    offsets: Bool,
+    everywhere: Bool,
 ](dx: Data[dtype], dy: Data[dtype], indices: Data[index], p: PoolingProblem):
     var i = Int(global_idx.x)
     if i < p.input_size():
-        max_pool_dgrad_at[adaptive=adaptive, offsets=offsets](
-            dx, dy, indices, p, i
-        )
+        max_pool_dgrad_at[
+            adaptive=adaptive, offsets=offsets, everywhere=everywhere
+        ](dx, dy, indices, p, i)
 
 
 def _avg_pool_fprop_kernel[
@@ -141,7 +145,12 @@ def max_pool_fprop_gpu[
 
 
 def max_pool_dgrad_gpu[
-    dtype: DType, index: DType, *, adaptive: Bool, offsets: Bool
+    dtype: DType,
+    index: DType,
+    *,
+    adaptive: Bool,
+    offsets: Bool,
+    everywhere: Bool = False,
 ](
     ctx: DeviceContext,
     dx: Data[dtype],
@@ -149,7 +158,9 @@ def max_pool_dgrad_gpu[
     indices: Data[index],
     p: PoolingProblem,
 ) raises:
-    comptime kernel = _max_pool_dgrad_kernel[dtype, index, adaptive, offsets]
+    comptime kernel = _max_pool_dgrad_kernel[
+        dtype, index, adaptive, offsets, everywhere
+    ]
     ctx.enqueue_function[kernel](
         dx,
         dy,

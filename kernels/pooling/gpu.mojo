@@ -196,6 +196,12 @@ def max_pool_dgrad[
     p: PoolingProblem,
 ) raises:
     comptime if not adaptive:
+        comptime if not offsets:
+            if p.d.may_miss() or p.h.may_miss() or p.w.may_miss():
+                direct_launch.max_pool_dgrad_gpu[
+                    adaptive=False, offsets=False, everywhere=True
+                ](ctx, dx, dy, indices, p)
+                return
         if launch_pool_dgrad_across[averaging=False, offsets=offsets](
             ctx, dx, dy, indices, p
         ):

@@ -229,10 +229,6 @@ def launch_pool_dgrad_across[
             is_window[K, S, -1, D](p.h) and is_window[K, S, P, D](p.w)
         ):
             return
-        comptime if D > 1:
-            # Indices of windows that lie wholly in padding name pixels beside them.
-            if p.h.input == 1 or p.w.input == 1:
-                return
         if p.channels > 1:
             # The others cost less without exchange: two columns hold nearly all windows, or int64 entries all registers.
             comptime if offsets and ((K == 3 and S == 1) or D > 1):

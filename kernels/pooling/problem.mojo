@@ -88,6 +88,11 @@ struct PoolingAxis(DevicePassable, TrivialRegisterPassable):
                 end = min(end, Int(self.input))
             return max(end - start, 1)
 
+    def may_miss(self) -> Bool:
+        """Whether all taps of a window may lie in padding: those that a wide dilation takes past both ends.
+        """
+        return self.padding > 0 and self.dilation > self.input
+
     @always_inline
     def outputs_over[adaptive: Bool](self, i: Int) -> Tuple[Int, Int]:
         """First and one past the last window whose hull contains input position `i`.

@@ -79,10 +79,17 @@ def run_max(
 
 #: Its only window along H lies wholly in padding.
 EMPTY_WINDOW = Window("empty", 1, 1, (2, 1, 2), (2, 2, 2), (2, 2, 2), (0, 1, 0), (1, 2, 1))
+#: All windows lie in padding along W: their indices name pixels of the next row, or of the next slab.
+EMPTY_COLUMNS = Window("empty_columns", 2, 3, (1, 4, 1), (1, 1, 2), (1, 1, 1), (0, 0, 1), (1, 1, 2))
+EMPTY_ROWS = Window("empty_rows", 2, 2, (3, 1, 2), (2, 2, 2), (1, 1, 1), (1, 1, 1), (1, 2, 3))
+EMPTY_SLABS = Window("empty_slabs", 1, 3, (3, 2, 1), (1, 1, 2), (1, 1, 1), (0, 0, 1), (1, 1, 2))
 
 
 @EXAMPLES
 @example(case=EMPTY_WINDOW, layout="contiguous", ties=False, seed=0)
+@example(case=EMPTY_COLUMNS, layout="contiguous", ties=False, seed=0)
+@example(case=EMPTY_ROWS, layout="channels_last", ties=False, seed=0)
+@example(case=EMPTY_SLABS, layout="contiguous", ties=False, seed=0)
 @given(case=windows(), layout=st.sampled_from(LAYOUTS), ties=st.booleans(), seed=st.integers(0, 2**31))
 def test_max_of_drawn_windows(compiled: Compiled, case: Window, layout: str, ties: bool, seed: int) -> None:
     """Forward to the bit; gradients of whole numbers to the bit, in every dtype."""
