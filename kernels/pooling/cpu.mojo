@@ -58,6 +58,13 @@ def max_pool_dgrad[
     dtype: DType, index: DType, *, adaptive: Bool, offsets: Bool
 ](dx: Data[dtype], dy: Data[dtype], indices: Data[index], p: PoolingProblem):
     comptime if not adaptive:
+        comptime if not offsets:
+            if p.may_miss():
+                # Scattering clears dx no further ahead than windows reach.
+                direct_launch.max_pool_dgrad_cpu[
+                    adaptive=False, offsets=False, everywhere=True
+                ](dx, dy, indices, p)
+                return
         # Ends of vectors cost as much as whole ones.
         var channels = Int(p.channels)
         var whole = channels % lanes[dtype] == 0

@@ -40,13 +40,18 @@ def max_pool_fprop_cpu[
 
 @no_inline
 def max_pool_dgrad_cpu[
-    dtype: DType, index: DType, *, adaptive: Bool, offsets: Bool
+    dtype: DType,
+    index: DType,
+    *,
+    adaptive: Bool,
+    offsets: Bool,
+    everywhere: Bool = False,
 ](dx: Data[dtype], dy: Data[dtype], indices: Data[index], p: PoolingProblem):
     def share(first: Int, end: Int) {imm}:
         for i in range(first, end):
-            max_pool_dgrad_at[adaptive=adaptive, offsets=offsets](
-                dx, dy, indices, p, i
-            )
+            max_pool_dgrad_at[
+                adaptive=adaptive, offsets=offsets, everywhere=everywhere
+            ](dx, dy, indices, p, i)
 
     for_each_share(share, p.input_size(), SMALLEST_SHARE)
 

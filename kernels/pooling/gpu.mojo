@@ -197,7 +197,7 @@ def max_pool_dgrad[
 ) raises:
     comptime if not adaptive:
         comptime if not offsets:
-            if p.d.may_miss() or p.h.may_miss() or p.w.may_miss():
+            if p.may_miss():
                 direct_launch.max_pool_dgrad_gpu[
                     adaptive=False, offsets=False, everywhere=True
                 ](ctx, dx, dy, indices, p)

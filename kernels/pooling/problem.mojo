@@ -152,6 +152,10 @@ struct PoolingProblem(DevicePassable, TrivialRegisterPassable):
     def output_size(self) -> Int:
         return Int(self.batch) * self.output_plane() * Int(self.channels)
 
+    def may_miss(self) -> Bool:
+        """Whether windows may lie wholly in padding."""
+        return self.d.may_miss() or self.h.may_miss() or self.w.may_miss()
+
     @always_inline
     def window_size(self) -> Int:
         return Int(self.d.window) * Int(self.h.window) * Int(self.w.window)
