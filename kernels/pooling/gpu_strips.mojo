@@ -286,74 +286,70 @@ def pool_dgrad_strips[
     var left = t.rows
     while left > 0:
         comptime for turn in range(S.turns()):
-            # The last rows of a round may be no strip's.
-            if left > 0:
-                var top = p.h.origin_by[S.sh](group)
-                var there = Int32(1) if UInt32(group - first_row) < UInt32(
-                    rows
-                ) else Int32(0)
-                # What no window reaches.
-                comptime for r in range(S.kept() - S.sh, S.kept()):
-                    comptime for j in range(S.width()):
-                        comptime if not S.reached(r, j):
-                            sums[S.sum_at(0, r, turn, j)] = Sums(0)
-                var row = Row()
-                row.load(
-                    dy_rows,
-                    entry_rows,
-                    max(min(group - first_row, rows - 1), 0) * p.w.output,
-                    places,
-                )
-                comptime if averaging:
-                    var totals = Array[Sums, ROW](fill=Sums(0))
-                    var scale = Float32(1)
-                    if p.scale == 0:
-                        scale = p.h.scale[False](group, include)
-                    comptime for i in range(ROW):
-                        totals[i] = row.gradient[i]() * (scale * scale_w[i])
-                        if there & ones[0 if vector else i] == 0:
-                            totals[i] = Sums(0)
-                    add_totals[S=S, turn=turn](sums, totals)
-                else:
-                    var base = Int32(0)
-                    comptime if not offsets:
-                        base = (
-                            plane_in_sample * p.h.input + top
-                        ) * p.w.input + column
-                    comptime for i in range(ROW):
-                        add_window[
-                            S=S, step=0, i=i, turn=turn, offsets=offsets
-                        ](
-                            sums,
-                            row.gradient[i](),
-                            row.entries[i](),
-                            there & ones[0 if vector else i],
-                            base,
-                            p.w.input,
-                            p.h.input,
-                        )
-                comptime for r in range(S.sh):
-                    comptime at = S.sum_at(0, r, turn, S.pw)
-                    exchange[S=S, own=S.sum_at(0, r, turn, 0)](
-                        sums, 1, has_left, has_right
+            var top = p.h.origin_by[S.sh](group)
+            var there = Int32(1) if UInt32(group - first_row) < UInt32(
+                rows
+            ) else Int32(0)
+            # What no window reaches.
+            comptime for r in range(S.kept() - S.sh, S.kept()):
+                comptime for j in range(S.width()):
+                    comptime if not S.reached(r, j):
+                        sums[S.sum_at(0, r, turn, j)] = Sums(0)
+            var row = Row()
+            row.load(
+                dy_rows,
+                entry_rows,
+                max(min(group - first_row, rows - 1), 0) * p.w.output,
+                places,
+            )
+            comptime if averaging:
+                var totals = Array[Sums, ROW](fill=Sums(0))
+                var scale = Float32(1)
+                if p.scale == 0:
+                    scale = p.h.scale[False](group, include)
+                comptime for i in range(ROW):
+                    totals[i] = row.gradient[i]() * (scale * scale_w[i])
+                    if there & ones[0 if vector else i] == 0:
+                        totals[i] = Sums(0)
+                add_totals[S=S, turn=turn](sums, totals)
+            else:
+                var base = Int32(0)
+                comptime if not offsets:
+                    base = (
+                        plane_in_sample * p.h.input + top
+                    ) * p.w.input + column
+                comptime for i in range(ROW):
+                    add_window[S=S, step=0, i=i, turn=turn, offsets=offsets](
+                        sums,
+                        row.gradient[i](),
+                        row.entries[i](),
+                        there & ones[0 if vector else i],
+                        base,
+                        p.w.input,
+                        p.h.input,
                     )
-                    var h = top + Int32(r) - first_h
-                    if UInt32(h) < stored:
-                        comptime if vector:
-                            var values = SIMD[DType.float32, TW](0)
-                            comptime for j in range(TW):
-                                values[j] = sums[at + j][0]
-                            dx_rows.unsafe_store[
-                                alignment=min(TW * size_of[dtype](), LINE)
-                            ](Int(h * p.w.input), values.cast[dtype]())
-                        else:
-                            comptime for j in range(TW):
-                                if column + Int32(j) < p.w.input:
-                                    dx_rows[
-                                        unsafe_offset=Int(h * p.w.input) + j
-                                    ] = sums[at + j][0].cast[dtype]()
-                group += 1
-                left -= 1
+            comptime for r in range(S.sh):
+                comptime at = S.sum_at(0, r, turn, S.pw)
+                exchange[S=S, own=S.sum_at(0, r, turn, 0)](
+                    sums, 1, has_left, has_right
+                )
+                var h = top + Int32(r) - first_h
+                if UInt32(h) < stored:
+                    comptime if vector:
+                        var values = SIMD[DType.float32, TW](0)
+                        comptime for j in range(TW):
+                            values[j] = sums[at + j][0]
+                        dx_rows.unsafe_store[
+                            alignment=min(TW * size_of[dtype](), LINE)
+                        ](Int(h * p.w.input), values.cast[dtype]())
+                    else:
+                        comptime for j in range(TW):
+                            if column + Int32(j) < p.w.input:
+                                dx_rows[
+                                    unsafe_offset=Int(h * p.w.input) + j
+                                ] = sums[at + j][0].cast[dtype]()
+            group += 1
+            left -= 1
     syncwarp()
     if live:
         _store_run(
