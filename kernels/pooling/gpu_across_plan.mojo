@@ -29,6 +29,7 @@ struct AcrossShape(TrivialRegisterPassable):
     var columns: Int
     var channels: Int
     var depth: Int
+    """Slabs of dx."""
     var ahead: Int
     """Rows of windows that are loaded before they are added."""
 
@@ -65,6 +66,8 @@ struct AcrossShape(TrivialRegisterPassable):
         return (self.reach_h() + self.sh - 1) // self.sh
 
     def strips_beside(self) -> Bool:
+        """Whether lanes beside each other take a plane's strips: short ones, of windows that move by more than one.
+        """
         return self.sh > 1
 
     def kept(self) -> Int:
