@@ -350,7 +350,7 @@ def add_totals[
         comptime for j in range(S.width()):
             var sum = SIMD[DType.float32, V](0)
             comptime for i in range(S.run()):
-                comptime if j >= i * S.sw and j < i * S.sw + S.kw:
+                comptime if S.covers(i, j):
                     sum += totals[ds * S.run() + i]
             comptime for r in range(S.kh):
                 comptime at = S.sum_at(ds, r, turn, j)

@@ -6,7 +6,14 @@ from std.sys import size_of
 
 from .direct import Data
 from .gpu_across import pool_dgrad_across
-from .gpu_across_plan import BLOCK, LANES, AcrossShape, Teams
+from .gpu_across_plan import (
+    BLOCK,
+    LANES,
+    AcrossShape,
+    Teams,
+    deep_shape,
+    flat_shape,
+)
 from .gpu_strips import Stage, pool_dgrad_strips
 from .gpu_problem import (
     LIMIT_32,
@@ -15,7 +22,7 @@ from .gpu_problem import (
     fits_32_bits,
     uniform_scale,
 )
-from .problem import PoolingAxis, PoolingProblem
+from .problem import PoolingProblem
 
 comptime COLUMNS = 8
 """Tiles of a team, channels-last: with four vectors of channels each, which fill whole sectors of bfloat16."""
@@ -103,11 +110,15 @@ def launch_pool_dgrad_across[
     comptime if not averaging:
         if Int(indices) % 16 != 0:
             return False
-    var scale = Float32(0)
-    comptime if averaging:
-        scale = uniform_scale[False](p)
     var flat = p.d.window == 1 and p.d.stride == 1 and p.d.padding == 0
     var done = False
+
+    @always_inline
+    def scale() {imm} -> Float32:
+        comptime if averaging:
+            return uniform_scale[False](p)
+        else:
+            return 0
 
     @always_inline
     def launch[S: AcrossShape, vector: Bool]() raises {mut done, imm}:
@@ -146,7 +157,7 @@ def launch_pool_dgrad_across[
             dx,
             dy,
             indices,
-            GpuProblem(p, extent_d=p.d.input, vector=S.channels, scale=scale),
+            GpuProblem(p, extent_d=p.d.input, vector=S.channels, scale=scale()),
             teams,
             grid_dim=teams.blocks(),
             block_dim=BLOCK,
@@ -189,7 +200,7 @@ def launch_pool_dgrad_across[
             dx,
             dy,
             indices,
-            GpuProblem(p, extent_d=p.d.input, vector=1, scale=scale),
+            GpuProblem(p, extent_d=p.d.input, vector=1, scale=scale()),
             teams,
             staged,
             grid_dim=teams.blocks(),
@@ -201,15 +212,6 @@ def launch_pool_dgrad_across[
             ),
         )
         done = True
-
-    @always_inline
-    def is_window[K: Int, S: Int, P: Int, D: Int](axis: PoolingAxis) -> Bool:
-        return (
-            Int(axis.window) == K
-            and Int(axis.stride) == S
-            and Int(axis.dilation) == D
-            and (P < 0 or Int(axis.padding) == P)
-        )
 
     @always_inline
     def planes[S: AcrossShape, vector: Bool]() raises {imm}:
@@ -225,73 +227,71 @@ def launch_pool_dgrad_across[
     def consider[
         K: Int, S: Int, P: Int, D: Int, AHEAD: Int, *, deep: Bool = False
     ]() raises {imm}:
-        if done or not (
-            is_window[K, S, -1, D](p.h) and is_window[K, S, P, D](p.w)
+        if (
+            done
+            or not p.h.is_window(K, S, D)
+            or not p.w.is_window(K, S, D)
+            or Int(p.w.padding) != P
         ):
             return
         if p.channels > 1:
             # The others cost less without exchange: two columns hold nearly all windows, or int64 entries all registers.
             comptime if offsets and ((K == 3 and S == 1) or D > 1):
                 if flat and Int(p.channels) % 4 == 0:
-                    comptime shape = AcrossShape(
-                        1, 1, 0, K, S, K, S, P, D, 2, 4, 1, 6 if S == 1 else 3
-                    )
-                    launch[shape, False]()
+                    comptime ahead = 6 if S == 1 else 3
+                    launch[
+                        flat_shape(
+                            K,
+                            S,
+                            P,
+                            columns=2,
+                            channels=4,
+                            ahead=ahead,
+                            dilation=D,
+                        ),
+                        False,
+                    ]()
             return
         # Rows of windows that move by one and are not padded begin anywhere.
         comptime vector = S > 1 or P > 0
-        comptime tile = AcrossShape(1, 1, 0, K, S, K, S, P, D, 4, 1, 1, AHEAD)
-        comptime staged = AcrossShape(1, 1, 0, K, S, K, S, P, D, 4, 1, 1, 1)
         if flat:
+            comptime staged = flat_shape(K, S, P, columns=4, dilation=D)
+            comptime tile[columns: Int] = flat_shape(
+                K, S, P, columns=columns, ahead=AHEAD, dilation=D
+            )
             comptime if averaging and S == 1:
                 stage[staged, True]()
             comptime if offsets and not vector:
                 stage[staged, False]()
             comptime if DATA < 4 and vector and ENTRY < 8:
-                planes[
-                    AcrossShape(1, 1, 0, K, S, K, S, P, D, 8, 1, 1, AHEAD),
-                    True,
-                ]()
-            planes[tile, vector]()
+                planes[tile[8], True]()
+            planes[tile[4], vector]()
             comptime if K < 5 and D == 1:
                 stage[staged, False]()
             return
         comptime if deep:
-            if not is_window[K, S, P, D](p.d):
+            if not p.d.is_window(K, S) or Int(p.d.padding) != P:
                 return
             comptime if S > 1:
+                comptime tile[columns: Int] = deep_shape(
+                    K,
+                    S,
+                    P,
+                    columns=columns,
+                    depth=S,
+                    ahead=6 if averaging else 3,
+                )
                 comptime if averaging and DATA < 4:
-                    planes[
-                        AcrossShape(K, S, P, K, S, K, S, P, D, 8, 1, S, 6), True
-                    ]()
-                planes[
-                    AcrossShape(
-                        K,
-                        S,
-                        P,
-                        K,
-                        S,
-                        K,
-                        S,
-                        P,
-                        D,
-                        4,
-                        1,
-                        S,
-                        6 if averaging else 3,
-                    ),
-                    True,
-                ]()
+                    planes[tile[8], True]()
+                planes[tile[4], True]()
             elif not averaging:
                 comptime if offsets:
                     planes[
-                        AcrossShape(K, S, P, K, S, K, S, P, D, 8, 1, 1, 1), True
+                        deep_shape(K, S, P, columns=8, depth=1, ahead=1), True
                     ]()
+                comptime ahead = 2 if DATA < 4 else 1
                 planes[
-                    AcrossShape(
-                        K, S, P, K, S, K, S, P, D, 4, 1, 2, 2 if DATA < 4 else 1
-                    ),
-                    True,
+                    deep_shape(K, S, P, columns=4, depth=2, ahead=ahead), True
                 ]()
 
     # Padding, dilation and the rows whose loads are under way.
@@ -300,11 +300,14 @@ def launch_pool_dgrad_across[
     consider[3, 2, 0, 1, 6]()
     consider[2, 1, 0, 1, 4]()
     comptime if averaging:
-        if p.channels == 1 and flat and not done:
-            if is_window[8, 8, -1, 1](p.h) and is_window[8, 8, 0, 1](p.w):
-                stage[
-                    AcrossShape(1, 1, 0, 8, 8, 8, 8, 0, 1, 8, 1, 1, 1), False
-                ]()
+        if (
+            p.channels == 1
+            and flat
+            and p.h.is_window(8, 8)
+            and p.w.is_window(8, 8)
+            and p.w.padding == 0
+        ):
+            stage[flat_shape(8, 8, 0, columns=8), False]()
     else:
         consider[5, 1, 2, 1, 3]()
         consider[2, 2, 1, 2, 6]()

@@ -105,13 +105,17 @@ struct AcrossShape(TrivialRegisterPassable):
     def reaches(self, step: Int, slab: Int) -> Bool:
         return 0 <= self.tap(step, slab) and self.tap(step, slab) < self.kd
 
+    def covers(self, i: Int, column: Int) -> Bool:
+        """Whether window `i` of a row has a tap on a column of sums."""
+        var tap = column - i * self.sw
+        return tap >= 0 and tap < self.reach_w() and tap % self.dilation == 0
+
     def reached(self, r: Int, column: Int) -> Bool:
         """Whether any window reaches a row and column of sums."""
         if r >= self.reach_h() or r % self.dilation != 0:
             return False
         for i in range(self.run()):
-            var tap = column - i * self.sw
-            if tap >= 0 and tap < self.reach_w() and tap % self.dilation == 0:
+            if self.covers(i, column):
                 return True
         return False
 
@@ -125,10 +129,32 @@ struct AcrossShape(TrivialRegisterPassable):
             if self.reaches(before, slab):
                 return False
         for before in range(i):
-            var tap = column - before * self.sw
-            if tap >= 0 and tap < self.reach_w() and tap % self.dilation == 0:
+            if self.covers(before, column):
                 return False
         return True
+
+
+def flat_shape(
+    k: Int,
+    s: Int,
+    p: Int,
+    *,
+    columns: Int,
+    channels: Int = 1,
+    ahead: Int = 1,
+    dilation: Int = 1,
+) -> AcrossShape:
+    """Square windows of one slab: size, stride and padding."""
+    return AcrossShape(
+        1, 1, 0, k, s, k, s, p, dilation, columns, channels, 1, ahead
+    )
+
+
+def deep_shape(
+    k: Int, s: Int, p: Int, *, columns: Int, depth: Int, ahead: Int
+) -> AcrossShape:
+    """Cubes over `depth` slabs of dx."""
+    return AcrossShape(k, s, p, k, s, k, s, p, 1, columns, 1, depth, ahead)
 
 
 @fieldwise_init

@@ -3,7 +3,7 @@
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import ceildiv
 
-from .gpu_problem import FastDivisor, LIMIT_32
+from .gpu_problem import LIMIT_32, MULTIPROCESSORS, FastDivisor
 from .problem import PoolingProblem
 
 comptime BLOCK = 128
@@ -13,8 +13,6 @@ comptime MOST_SUMS = 104
 """Sums of a thread: 52 KiB of a block. mojo_ops/pooling.py knows how tall a window they hold."""
 comptime MOST_TILES = 16
 comptime MOST_CUTS = 10
-comptime MULTIPROCESSORS = 132
-"""Of a large GPU."""
 comptime SHARED = 227 * 1024
 """Bytes of shared memory of a multiprocessor."""
 comptime UNFILLED = 128

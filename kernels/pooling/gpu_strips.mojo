@@ -107,7 +107,7 @@ def _load_run[
     var whole = Int32(
         min(ceildiv(first + Int(run), WIDE), total // WIDE) - begin
     )
-    var values = stage.bitcast[Scalar[dtype]]()
+    var values = stage.unsafe_bitcast[Scalar[dtype]]()
     var from_first = source.unsafe_offset(begin * WIDE)
     var line = lane
     while line < whole:
@@ -147,7 +147,7 @@ def _store_run[
     var begin = first // WIDE
     var own = Int32(first - begin * WIDE)
     var end = own + run
-    var values = stage.bitcast[Scalar[dtype]]()
+    var values = stage.unsafe_bitcast[Scalar[dtype]]()
     var to_first = dx.unsafe_offset(begin * WIDE)
     var line = lane + Int32(own > 0)
     while line < end // Int32(WIDE):
@@ -261,17 +261,17 @@ def pool_dgrad_strips[
             comptime for i in range(ROW):
                 scale_w[i] = p.w.scale[False](start + Int32(i), include)
 
-    var dy_rows = mine.bitcast[Scalar[dtype]]().unsafe_offset(
+    var dy_rows = mine.unsafe_bitcast[Scalar[dtype]]().unsafe_offset(
         Int(_shift[dtype](window))
     )
     var entry_rows = (
         mine.unsafe_offset(Int(s.entries_at))
-        .bitcast[Scalar[index]]()
+        .unsafe_bitcast[Scalar[index]]()
         .unsafe_offset(Int(_shift[index](window)))
     )
     var dx_rows = (
         mine.unsafe_offset(Int(s.dx_at))
-        .bitcast[Scalar[dtype]]()
+        .unsafe_bitcast[Scalar[dtype]]()
         .unsafe_offset(Int(_shift[dtype](pixel) + column))
     )
     var plane_in_sample = p.d.by_input.divmod(first_team + own)[1]

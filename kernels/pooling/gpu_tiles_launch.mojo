@@ -157,14 +157,6 @@ struct PiecePlan[S: TileShape]:
         )
 
 
-def _axis_is[K: Int, S: Int](axis: PoolingAxis) -> Bool:
-    return (
-        Int(axis.window) == K
-        and Int(axis.stride) == S
-        and Int(axis.dilation) == 1
-    )
-
-
 def _is_trivial(axis: PoolingAxis) -> Bool:
     """An axis that a problem of lower rank has not got."""
     return axis.input == 1 and axis.window == 1 and axis.padding == 0
@@ -302,9 +294,9 @@ def launch_pool_dgrad_tiles[
         comptime most = (KH + SH - 1) // SH
         if (
             done
-            or not _axis_is[KW, SW](p.w)
+            or not p.w.is_window(KW, SW)
             or Int(p.w.padding) != PW
-            or not _axis_is[KH, SH](p.h)
+            or not p.h.is_window(KH, SH)
         ):
             return
         if above == 1:

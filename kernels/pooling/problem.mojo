@@ -88,6 +88,14 @@ struct PoolingAxis(DevicePassable, TrivialRegisterPassable):
                 end = min(end, Int(self.input))
             return max(end - start, 1)
 
+    def is_window(self, window: Int, stride: Int, dilation: Int = 1) -> Bool:
+        """Whether windows are of this size, so far apart and so dilated."""
+        return (
+            Int(self.window) == window
+            and Int(self.stride) == stride
+            and Int(self.dilation) == dilation
+        )
+
     def may_miss(self) -> Bool:
         """Whether all taps of a window may lie in padding: those that a wide dilation takes past both ends.
         """
