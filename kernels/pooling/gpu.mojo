@@ -23,6 +23,7 @@ from .gpu_fprop_tiles import launch_pool_fprop_tiles
 from .gpu_flat import launch_pool_dgrad_flat
 from .gpu_global import launch_avg_pool_dgrad_global
 from .gpu_march_avg import launch_avg_pool_dgrad_march
+from .gpu_pipeline_max import launch_max_pool_dgrad_pipeline
 from .gpu_planes_avg import can_ring_planes, launch_avg_pool_dgrad_planes
 from .gpu_planes_max import can_scatter_planes, launch_max_pool_dgrad_planes
 from .gpu_ring_max import launch_max_pool_dgrad_ring
@@ -42,6 +43,8 @@ comptime LONGEST_APART = 4
 """Rows, at most, of averages' windows whose columns threads own."""
 comptime LINE = 128
 """Bytes of a line of the first-level cache."""
+comptime FEW_PIXELS = 64
+"""Of planes up to which windows apart are added fastest by pieces."""
 comptime LONG_ROW = 32
 """Pixels from which on rows of a plane fill vectors well."""
 
@@ -104,6 +107,20 @@ def _prefers_flat[dtype: DType, *, offsets: Bool](p: PoolingProblem) -> Bool:
             return False
     # Finding one's slab pays where rows are no whole lines of the cache.
     return p.d.window == 1 or Int(p.w.input) * size_of[dtype]() < LINE
+
+
+def _prefers_pieces(p: PoolingProblem) -> Bool:
+    """Whether windows overlap or leave gaps, or planes are small; others are placed faster without sums."""
+
+    @always_inline
+    def alike(axis: PoolingAxis) -> Bool:
+        return axis.window == axis.stride and axis.dilation == 1
+
+    return (
+        not alike(p.h)
+        or not alike(p.w)
+        or Int(p.h.input) * Int(p.w.input) <= FEW_PIXELS
+    )
 
 
 def windows_above[adaptive: Bool](axis: PoolingAxis) -> Int:
@@ -207,6 +224,14 @@ def max_pool_dgrad[
         ):
             return
         # Tiles walk down the batch of a 1-D problem.
+        if (
+            p.h.input > 1
+            and _prefers_pieces(p)
+            and launch_max_pool_dgrad_pipeline[offsets=offsets](
+                ctx, dx, dy, indices, p
+            )
+        ):
+            return
         if (
             p.channels > 1
             and p.h.input > 1

@@ -266,7 +266,8 @@ def launch_pool_dgrad_across[
             comptime if DATA < 4 and vector and ENTRY < 8:
                 planes[tile[8], True]()
             planes[tile[4], vector]()
-            comptime if K < 5 and D == 1:
+            # Other maxima go through shared memory faster as pieces (gpu_pipeline_max.mojo).
+            comptime if averaging or (offsets and DATA < 4 and K == 3 and S == 1):
                 stage[staged, False]()
             return
         comptime if deep:
@@ -309,6 +310,5 @@ def launch_pool_dgrad_across[
         ):
             stage[flat_shape(8, 8, 0, columns=8), False]()
     else:
-        consider[5, 1, 2, 1, 3]()
         consider[2, 2, 1, 2, 6]()
     return done

@@ -8,13 +8,11 @@ move each sector once, and rows of any width cost no more instructions than othe
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, block_idx, thread_idx
 from max.gpu.memory import (
     AddressSpace,
-    async_copy,
     async_copy_wait_all,
     external_memory,
 )
 from max.gpu.sync import syncwarp
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
-from std.math import ceildiv
 from std.sys import size_of
 from std.sys.info import is_nvidia_gpu
 from std.utils.static_tuple import StaticTuple
@@ -23,10 +21,8 @@ from .direct import Data
 from .gpu_across import LoadedRow, add_totals, add_window, exchange
 from .gpu_across_plan import BLOCK, LANES, AcrossShape, Teams
 from .gpu_problem import GpuProblem
+from .gpu_runs import LINE, lines, load_run, shift, store_run
 from .problem import PoolingProblem
-
-comptime LINE = 16
-"""Bytes that are moved at a time."""
 
 
 @fieldwise_init
@@ -62,11 +58,6 @@ struct Stage(DevicePassable, TrivialRegisterPassable):
     ):
         """`data` and `entry` are the bytes of a window's gradient and entry."""
 
-        @always_inline
-        def lines(elements: Int, size: Int) -> Int:
-            # A run may begin anywhere in a line.
-            return ceildiv(elements * size + LINE - size, LINE)
-
         var windows = Int(t.rows) * Int(p.w.output)
         var dy = lines(windows, data)
         var entries = lines(windows, entry) if entry > 0 else 0
@@ -79,94 +70,6 @@ struct Stage(DevicePassable, TrivialRegisterPassable):
     def shared_bytes(self, t: Teams) -> Int:
         var per_warp = LANES // Int(t.by_lanes.divisor)
         return BLOCK // LANES * per_warp * Int(self.bytes)
-
-
-@always_inline
-def _shift[dtype: DType](element: Int) -> Int32:
-    """How many elements lie before one in its line."""
-    return Int32(element % (LINE // size_of[dtype]()))
-
-
-@always_inline
-def _load_run[
-    dtype: DType
-](
-    stage: MutPointer[UInt8, _, address_space=AddressSpace.SHARED],
-    source: Data[dtype],
-    first: Int,
-    run: Int32,
-    total: Int,
-    lane: Int32,
-    lanes: Int32,
-):
-    """Asks for the lines of `run` elements from number `first` on, of a tensor of `total`, by the lanes of a team.
-    """
-    comptime WIDE = LINE // size_of[dtype]()
-    var begin = first // WIDE
-    # Lines that the tensor ends in are not whole.
-    var whole = Int32(
-        min(ceildiv(first + Int(run), WIDE), total // WIDE) - begin
-    )
-    var values = stage.unsafe_bitcast[Scalar[dtype]]()
-    var from_first = source.unsafe_offset(begin * WIDE)
-    var line = lane
-    while line < whole:
-        var at = Int(line) * WIDE
-        comptime if is_nvidia_gpu():
-            async_copy[LINE](
-                from_first.unsafe_offset(at).unsafe_address_space_cast[
-                    AddressSpace.GLOBAL
-                ](),
-                values.unsafe_offset(at),
-            )
-        else:
-            values.unsafe_store[alignment=LINE](
-                at, from_first.unsafe_load[width=WIDE, alignment=LINE](at)
-            )
-        line += lanes
-    var at = (total // WIDE - begin) * WIDE + Int(lane)
-    while at < first - begin * WIDE + Int(run):
-        values[unsafe_offset=at] = from_first[unsafe_offset=at]
-        at += Int(lanes)
-
-
-@always_inline
-def _store_run[
-    dtype: DType
-](
-    dx: Data[dtype],
-    stage: MutPointer[UInt8, _, address_space=AddressSpace.SHARED],
-    first: Int,
-    run: Int32,
-    lane: Int32,
-    lanes: Int32,
-):
-    """Stores a run that lies in shared memory as far from a line's begin as in dx: whole lines, and what is left one by
-    one."""
-    comptime WIDE = LINE // size_of[dtype]()
-    var begin = first // WIDE
-    var own = Int32(first - begin * WIDE)
-    var end = own + run
-    var values = stage.unsafe_bitcast[Scalar[dtype]]()
-    var to_first = dx.unsafe_offset(begin * WIDE)
-    var line = lane + Int32(own > 0)
-    while line < end // Int32(WIDE):
-        var at = Int(line) * WIDE
-        to_first.unsafe_store[alignment=LINE](
-            at, values.unsafe_load[width=WIDE, alignment=LINE](at)
-        )
-        line += lanes
-    if own > 0:
-        var at = own + lane
-        while at < min(end, Int32(WIDE)):
-            to_first[unsafe_offset=Int(at)] = values[unsafe_offset=Int(at)]
-            at += lanes
-    # A run that ends in the line that it begins in is stored.
-    if own == 0 or end >= Int32(WIDE):
-        var at = end // Int32(WIDE) * Int32(WIDE) + lane
-        while at < end:
-            to_first[unsafe_offset=Int(at)] = values[unsafe_offset=Int(at)]
-            at += lanes
 
 
 @__llvm_metadata(
@@ -232,9 +135,9 @@ def pool_dgrad_strips[
     var pixel = Int(first_team + own) * plane_in + Int(first_h * p.w.input)
     var lanes = t.by_lanes.divisor
     var run = rows * p.w.output if live else 0
-    _load_run(mine, dy, window, run, Int(s.windows), lane, lanes)
+    load_run(mine, dy, window, run, Int(s.windows), lane, lanes)
     comptime if not averaging:
-        _load_run(
+        load_run(
             mine.unsafe_offset(Int(s.entries_at)),
             indices,
             window,
@@ -262,17 +165,17 @@ def pool_dgrad_strips[
                 scale_w[i] = p.w.scale[False](start + Int32(i), include)
 
     var dy_rows = mine.unsafe_bitcast[Scalar[dtype]]().unsafe_offset(
-        Int(_shift[dtype](window))
+        Int(shift[dtype](Int32(window % LINE)))
     )
     var entry_rows = (
         mine.unsafe_offset(Int(s.entries_at))
         .unsafe_bitcast[Scalar[index]]()
-        .unsafe_offset(Int(_shift[index](window)))
+        .unsafe_offset(Int(shift[index](Int32(window % LINE))))
     )
     var dx_rows = (
         mine.unsafe_offset(Int(s.dx_at))
         .unsafe_bitcast[Scalar[dtype]]()
-        .unsafe_offset(Int(_shift[dtype](pixel) + column))
+        .unsafe_offset(Int(shift[dtype](Int32(pixel % LINE)) + column))
     )
     var plane_in_sample = p.d.by_input.divmod(first_team + own)[1]
     var stored = UInt32(height) if live else UInt32(0)
@@ -352,7 +255,7 @@ def pool_dgrad_strips[
             left -= 1
     syncwarp()
     if live:
-        _store_run(
+        store_run(
             dx,
             mine.unsafe_offset(Int(s.dx_at)),
             pixel,

@@ -285,6 +285,17 @@ def prefetch_tensor_map(tensor_map: UInt64):
 
 
 @always_inline
+def load_bulk(shared: UInt32, source: UInt64, bytes: Int32, barrier: UInt32):
+    """Copies a run of device memory; both addresses and the length are multiples of 16 bytes.
+    """
+    inlined_assembly[
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
+        NoneType,
+        constraints="r,l,r,r,~{memory}",
+    ](shared, source, bytes, barrier)
+
+
+@always_inline
 def load_im2col(
     shared: UInt32,
     tensor_map: UInt64,

@@ -1,0 +1,424 @@
+"""Gradient of max pooling on a GPU over contiguous NCHW tensors (C = 1 here), for every two-dimensional window of which few
+share a pixel: pieces of dx in shared memory, whose windows are loaded while those of the piece before are added.
+
+A block takes one piece after another: whole planes, or a strip of a plane's rows. Each window's dy is added where its
+entry points. A thread takes a block of neighbouring windows, at least as high and as wide as windows without a common
+pixel are apart, and all threads of a plane take the same place of their blocks at a time: no two of them add to one pixel,
+and waiting for each other after each place puts the additions into one order. Sums leave as runs of vectors. An index
+that points outside its window or outside the piece is ignored. On sm_90 the copy engine brings the windows: its runs
+cost the threads no instructions.
+"""
+
+from max.gpu import barrier, block_idx, grid_dim, thread_idx
+from max.gpu.host import DeviceContext
+from max.gpu.memory import (
+    AddressSpace,
+    async_copy_commit_group,
+    async_copy_wait_group,
+    external_memory,
+)
+from max.gpu.sync import syncwarp
+from std.sys import size_of
+from std.sys.info import _is_sm_9x_or_newer, is_nvidia_gpu
+
+from ..convolution.sm90.ptx import (
+    fence_mbarrier_init,
+    made_here,
+    mbarrier_expect,
+    mbarrier_init,
+    mbarrier_wait,
+)
+from .direct import Data
+from .gpu_pipeline_plan import (
+    COUNTERS,
+    LANES,
+    SHIFT,
+    STAGES,
+    VECTOR,
+    WIDTHS,
+    Pipeline,
+    can_divide,
+    plan_pipeline,
+)
+from .gpu_problem import LIMIT_32, GpuProblem, fits_32_bits
+from .gpu_runs import LINE, Lines, load_rest, load_run, shift
+from .gpu_windows import NOWHERE, where_below
+from .problem import PoolingProblem
+
+
+@always_inline
+def _keep(value: Int32) -> Int32:
+    """The value in a register: the compiler would fetch a kernel's arguments anew for every use.
+    """
+    comptime if is_nvidia_gpu():
+        return made_here(value)
+    else:
+        return value
+
+
+@fieldwise_init
+struct Piece(TrivialRegisterPassable):
+    """Rows [h0, h0 + height) of `planes` planes from `plane` on, and the rows of windows over them, [oh0, oh1)."""
+
+    var plane: Int32
+    var planes: Int32
+    var h0: Int32
+    var height: Int32
+    var oh0: Int32
+    var oh1: Int32
+
+    @always_inline
+    def __init__(out self, p: GpuProblem, c: Pipeline, unit: Int32):
+        """The piece that begins with a plane, or strip; past the last one any."""
+        var strip: Int32
+        self.plane, strip = c.by_strips.divmod(min(unit, c.units - 1))
+        self.planes = min(c.planes, max(c.units - unit, 1))
+        self.h0 = strip * c.rows
+        self.height = min(c.rows, p.h.input - self.h0)
+        self.oh0 = 0
+        self.oh1 = p.h.output
+        if c.by_strips.divisor > 1:
+            self.oh0 = p.h.outputs_over[False](self.h0)[0]
+            self.oh1 = p.h.outputs_over[False](self.h0 + self.height - 1)[1]
+
+    @always_inline
+    def first_window(self, p: GpuProblem) -> Int:
+        return (Int(self.plane) * Int(p.h.output) + Int(self.oh0)) * Int(
+            p.w.output
+        )
+
+    @always_inline
+    def windows(self, p: GpuProblem) -> Int32:
+        return (
+            (self.planes - 1) * p.h.output + self.oh1 - self.oh0
+        ) * p.w.output
+
+    @always_inline
+    def first_pixel(self, p: GpuProblem) -> Int:
+        return (Int(self.plane) * Int(p.h.input) + Int(self.h0)) * Int(
+            p.w.input
+        )
+
+    @always_inline
+    def pixels(self, p: GpuProblem) -> Int32:
+        return ((self.planes - 1) * p.h.input + self.height) * p.w.input
+
+
+def max_pool_dgrad_pipeline[
+    dtype: DType, index: DType, offsets: Bool, wide: Int
+](
+    dx: Data[dtype],
+    dy: Data[dtype],
+    indices: Data[index],
+    p: GpuProblem,
+    c: Pipeline,
+):
+    """`wide`: windows beside each other that a thread takes."""
+    # Barriers of the stages, sums, stages.
+    var shared = external_memory[
+        UInt8, address_space=AddressSpace.SHARED, alignment=16
+    ]()
+    var sums_bytes = shared.unsafe_offset(COUNTERS)
+    var sums = sums_bytes.unsafe_bitcast[Float32]()
+    var thread = Int32(thread_idx.x)
+    var threads = c.threads
+
+    # Threads that are not needed have windows of no plane.
+    var lane = thread
+    var own_plane = Int32(0)
+    if c.within_warps != 0:
+        lane = thread % LANES
+        own_plane = thread // LANES * c.abreast
+    var team, place_in_team = c.by_team.divmod(lane)
+    var own_row, column = c.by_columns.divmod(place_in_team)
+    own_plane = own_plane + team if team < c.abreast else c.planes
+    var width = _keep(p.w.input)
+    var stride = _keep(p.h.stride())
+    var high = _keep(c.high)
+    var windows_w = _keep(p.w.output)
+    var part = _keep(c.per_row if offsets else c.per_width)
+    var slab_in = p.h.input * width
+    var slab_out = p.h.output * windows_w
+    # By index a window's first column inside the plane, and its columns there; by offset its first column. Windows that are
+    # not there have none.
+    var left = Array[Int32, wide](fill=width)
+    var reach = Array[UInt32, wide](fill=0)
+    comptime for j in range(wide):
+        var ow = column * Int32(wide) + Int32(j)
+        if ow < windows_w:
+            left[j] = p.w.origin(ow)
+            comptime if not offsets:
+                var end = min(left[j] + p.w.reach, width)
+                left[j] = max(left[j], 0)
+                reach[j] = UInt32(max(end - left[j], 0))
+    var corner = own_row * high * windows_w + column * Int32(wide)
+
+    comptime bulk = _is_sm_9x_or_newer()
+    var counters = UInt32(Int(shared))
+    comptime if bulk:
+        if thread == 0:
+            comptime for stage in range(STAGES):
+                mbarrier_init(counters + UInt32(8 * stage), 1)
+            fence_mbarrier_init()
+        barrier()
+
+    @always_inline
+    def stage_at(stage: Int32) {imm} -> type_of(shared):
+        return shared.unsafe_offset(
+            Int(COUNTERS + c.sums_bytes + stage * c.stage_bytes)
+        )
+
+    @always_inline
+    def ask(piece: Piece, stage: Int32) {imm}:
+        """Has a piece's windows brought."""
+        var first = piece.first_window(p)
+        var run = piece.windows(p)
+        var to = stage_at(stage)
+        var entries_to = to.unsafe_offset(Int(c.entries_at))
+        comptime if bulk:
+            if thread == 0:
+                var counter = counters + UInt32(8 * stage)
+                var dy_lines = Lines(dy, first, run, Int(c.windows))
+                var entry_lines = Lines(indices, first, run, Int(c.windows))
+                # Only tensors end in lines that are not whole.
+                if first + Int(run) == Int(c.windows):
+                    load_rest(to, dy, first, run)
+                    load_rest(entries_to, indices, first, run)
+                mbarrier_expect(
+                    counter, Int(dy_lines.bytes + entry_lines.bytes)
+                )
+                dy_lines.load(to, counter)
+                entry_lines.load(entries_to, counter)
+        else:
+            load_run(to, dy, first, run, Int(c.windows), thread, threads)
+            load_run(
+                entries_to,
+                indices,
+                first,
+                run,
+                Int(c.windows),
+                thread,
+                threads,
+            )
+            comptime if is_nvidia_gpu():
+                async_copy_commit_group()
+
+    @always_inline
+    def wait(stage: Int32, use: UInt32, last: Bool) {imm}:
+        """For a stage's windows; the next ones are on their way unless these are the last."""
+        comptime if bulk:
+            mbarrier_wait(counters + UInt32(8 * stage), use)
+        elif is_nvidia_gpu():
+            if last:
+                async_copy_wait_group(0)
+            else:
+                async_copy_wait_group(1)
+
+    # Blocks beside each other take pieces beside each other.
+    var unit = Int32(block_idx.x) * c.planes
+    var step = Int32(grid_dim.x) * c.planes
+    var piece = Piece(p, c, unit)
+    ask(piece, 0)
+    var at = thread * VECTOR
+    while at < c.sums_bytes // 4:
+        sums.unsafe_store[alignment=16](Int(at), SIMD[DType.float32, VECTOR](0))
+        at += threads * VECTOR
+
+    var stage = Int32(0)
+    # How often each stage has been used, modulo two.
+    var use = UInt32(0)
+    while True:
+        unit += step
+        var next = Piece(p, c, unit)
+        if unit < c.units:
+            ask(next, 1 - stage)
+        wait(stage, use, unit >= c.units)
+        # All have loaded, and cleared sums.
+        barrier()
+
+        var first = Int32(piece.first_window(p) % LINE)
+        var mine = stage_at(stage)
+        var dy_rows = mine.unsafe_bitcast[Scalar[dtype]]().unsafe_offset(
+            Int(shift[dtype](first))
+        )
+        var entry_rows = (
+            mine.unsafe_offset(Int(c.entries_at))
+            .unsafe_bitcast[Scalar[index]]()
+            .unsafe_offset(Int(shift[index](first)))
+        )
+        # Sums lie as far from a vector's begin as in dx.
+        var first_pixel = piece.first_pixel(p)
+        var lead = (
+            Int32(Int(dx) // size_of[dtype]() % VECTOR)
+            + Int32(first_pixel % VECTOR)
+        ) % VECTOR
+        var first_top = p.h.origin(piece.oh0 + own_row * high)
+        var end_top = p.h.origin(piece.oh1)
+        var end_h = piece.h0 + piece.height
+        var g = own_plane
+        for _ in range(c.turns):
+            var o = g * slab_out + corner
+            # The sum of the plane's first pixel, were its first row in the piece.
+            var base = g * slab_in + lead - piece.h0 * width
+            var beyond = end_top if g < piece.planes else Int32.MIN
+            var top = first_top
+            for _ in range(c.high):
+                # The window's rows in the piece, or by index their pixels.
+                var begin = max(top, piece.h0)
+                var rows = Int32(0)
+                var from_row = Int32(0)
+                if top < beyond:
+                    rows = max(min(top + p.h.reach, end_h) - begin, 0)
+                    from_row = o
+                comptime if not offsets:
+                    rows *= width
+                var before = top - begin
+                var first_in_row = begin * width
+                var values = Array[Float32, wide](fill=0)
+                var places = Array[UInt32, wide](fill=0)
+                comptime for j in range(wide):
+                    values[j] = dy_rows[unsafe_offset=Int(from_row) + j].cast[
+                        DType.float32
+                    ]()
+                    var found = entry_rows[unsafe_offset=Int(from_row) + j]
+                    comptime if offsets:
+                        # Exact: a tap is at most 255.
+                        var kh = (Int32(found) * part) >> 16
+                        var kw = Int32(found) - kh * p.w.window
+                        var h = before + kh * p.h.dilation()
+                        var w = left[j] + kw * p.w.dilation()
+                        places[j] = where_below(
+                            UInt32((base + first_in_row + h * width + w) * 4),
+                            UInt32(w),
+                            UInt32(width),
+                            UInt32(h),
+                            UInt32(rows),
+                            0,
+                            1,
+                        )
+                    else:
+                        # Counted from the window's first pixel; the division is exact in its rows.
+                        var pixel = UInt32(
+                            Int32(found) - first_in_row - left[j]
+                        )
+                        var row = (pixel * UInt32(part)) >> SHIFT
+                        var upper = UInt32(0)
+                        comptime if size_of[index]() == 8:
+                            upper = UInt32(found >> 32)
+                        places[j] = where_below(
+                            UInt32((base + Int32(found)) * 4),
+                            pixel,
+                            UInt32(rows),
+                            pixel - row * UInt32(width),
+                            reach[j],
+                            upper,
+                            1,
+                        )
+                comptime for j in range(wide):
+                    if c.within_warps != 0:
+                        syncwarp()
+                    else:
+                        barrier()
+                    if places[j] != NOWHERE:
+                        var sum = sums_bytes.unsafe_offset(
+                            Int(places[j])
+                        ).unsafe_bitcast[Float32]()
+                        sum[] += values[j]
+                o += windows_w
+                top += stride
+            g += c.beside
+        barrier()
+        _give_out(
+            dx.unsafe_offset(first_pixel - Int(lead)),
+            sums,
+            lead,
+            lead + piece.pixels(p),
+            thread,
+            threads,
+        )
+        if unit >= c.units:
+            return
+        piece = next
+        stage = 1 - stage
+        if stage == 0:
+            use ^= 1
+
+
+@always_inline
+def _give_out[
+    dtype: DType
+](
+    dx: Data[dtype],
+    sums: MutPointer[Float32, _, address_space=AddressSpace.SHARED],
+    first: Int32,
+    end: Int32,
+    thread: Int32,
+    threads: Int32,
+):
+    """Rounds sums first, ... and stores them as vectors, those before and after whole ones one by one; clears them. dx
+    is aligned."""
+    comptime bytes = VECTOR * size_of[dtype]()
+    var whole = (first + VECTOR - 1) & -VECTOR
+    var rest = max(end & -VECTOR, whole)
+    var at = whole + thread * VECTOR
+    while at < rest:
+        var values = sums.unsafe_load[width=VECTOR, alignment=16](Int(at))
+        sums.unsafe_store[alignment=16](Int(at), SIMD[DType.float32, VECTOR](0))
+        dx.unsafe_store[alignment=bytes](Int(at), values.cast[dtype]())
+        at += threads * VECTOR
+
+    @always_inline
+    def give(at: Int32) {imm}:
+        dx[unsafe_offset=Int(at)] = sums[unsafe_offset=Int(at)].cast[dtype]()
+        sums[unsafe_offset=Int(at)] = 0
+
+    if thread < VECTOR:
+        if first + thread < min(whole, end):
+            give(first + thread)
+        if rest + thread < end:
+            give(rest + thread)
+
+
+def launch_max_pool_dgrad_pipeline[
+    dtype: DType, index: DType, *, offsets: Bool
+](
+    ctx: DeviceContext,
+    dx: Data[dtype],
+    dy: Data[dtype],
+    indices: Data[index],
+    p: PoolingProblem,
+) raises -> Bool:
+    """Launches the kernel; False where it does not take the problem."""
+    if (
+        p.channels != 1
+        or p.d.input > 1
+        or p.d.output > 1
+        or p.d.window > 1
+        or not fits_32_bits(p)
+        or Int(p.batch) >= LIMIT_32 // 32
+        or (offsets and p.window_size() > 255)
+        or (not offsets and not can_divide(p))
+    ):
+        return False
+    if Int(dy) % LINE != 0 or Int(indices) % LINE != 0:
+        return False
+    var plan = plan_pipeline(p, data=size_of[dtype](), entry=size_of[index]())
+    if not plan:
+        return False
+    var c = plan.value()
+    comptime for wide in WIDTHS:
+        if Int(c.wide) == wide:
+            comptime kernel = max_pool_dgrad_pipeline[
+                dtype, index, offsets, wide
+            ]
+            ctx.enqueue_function[kernel](
+                dx,
+                dy,
+                indices,
+                GpuProblem(p, extent_d=1, vector=1),
+                c,
+                grid_dim=Int(c.blocks),
+                block_dim=Int(c.threads),
+                shared_mem_bytes=c.shared_bytes(),
+            )
+    return True
