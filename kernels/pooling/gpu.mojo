@@ -110,7 +110,8 @@ def _prefers_flat[dtype: DType, *, offsets: Bool](p: PoolingProblem) -> Bool:
 
 
 def _prefers_pieces(p: PoolingProblem) -> Bool:
-    """Whether windows overlap or leave gaps, or planes are small; others are placed faster without sums."""
+    """Whether windows overlap or leave gaps, or planes are small; others are placed faster without sums.
+    """
 
     @always_inline
     def alike(axis: PoolingAxis) -> Bool:

@@ -267,7 +267,9 @@ def launch_pool_dgrad_across[
                 planes[tile[8], True]()
             planes[tile[4], vector]()
             # Other maxima go through shared memory faster as pieces (gpu_pipeline_max.mojo).
-            comptime if averaging or (offsets and DATA < 4 and K == 3 and S == 1):
+            comptime if averaging or (
+                offsets and DATA < 4 and K == 3 and S == 1
+            ):
                 stage[staged, False]()
             return
         comptime if deep:

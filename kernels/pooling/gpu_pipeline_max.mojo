@@ -5,35 +5,28 @@ A block takes one piece after another: whole planes, or a strip of a plane's row
 entry points. A thread takes a block of neighbouring windows, at least as high and as wide as windows without a common
 pixel are apart, and all threads of a plane take the same place of their blocks at a time: no two of them add to one pixel,
 and waiting for each other after each place puts the additions into one order. Sums leave as runs of vectors. An index
-that points outside its window or outside the piece is ignored. On sm_90 the copy engine brings the windows: its runs
-cost the threads no instructions.
+that points outside its window or outside the piece is ignored.
 """
 
 from max.gpu import barrier, block_idx, grid_dim, thread_idx
 from max.gpu.host import DeviceContext
-from max.gpu.memory import (
-    AddressSpace,
-    async_copy_commit_group,
-    async_copy_wait_group,
-    external_memory,
-)
+from max.gpu.memory import AddressSpace, external_memory
 from max.gpu.sync import syncwarp
 from std.sys import size_of
-from std.sys.info import _is_sm_9x_or_newer, is_nvidia_gpu
 
-from ..convolution.sm90.ptx import (
-    fence_mbarrier_init,
-    made_here,
-    mbarrier_expect,
-    mbarrier_init,
-    mbarrier_wait,
-)
 from .direct import Data
+from .gpu_pipeline import (
+    Piece,
+    ask_piece,
+    keep,
+    prepare_stages,
+    stage_at,
+    wait_for_piece,
+)
 from .gpu_pipeline_plan import (
     COUNTERS,
     LANES,
     SHIFT,
-    STAGES,
     VECTOR,
     WIDTHS,
     Pipeline,
@@ -41,67 +34,9 @@ from .gpu_pipeline_plan import (
     plan_pipeline,
 )
 from .gpu_problem import LIMIT_32, GpuProblem, fits_32_bits
-from .gpu_runs import LINE, Lines, load_rest, load_run, shift
+from .gpu_runs import LINE, shift
 from .gpu_windows import NOWHERE, where_below
 from .problem import PoolingProblem
-
-
-@always_inline
-def _keep(value: Int32) -> Int32:
-    """The value in a register: the compiler would fetch a kernel's arguments anew for every use.
-    """
-    comptime if is_nvidia_gpu():
-        return made_here(value)
-    else:
-        return value
-
-
-@fieldwise_init
-struct Piece(TrivialRegisterPassable):
-    """Rows [h0, h0 + height) of `planes` planes from `plane` on, and the rows of windows over them, [oh0, oh1)."""
-
-    var plane: Int32
-    var planes: Int32
-    var h0: Int32
-    var height: Int32
-    var oh0: Int32
-    var oh1: Int32
-
-    @always_inline
-    def __init__(out self, p: GpuProblem, c: Pipeline, unit: Int32):
-        """The piece that begins with a plane, or strip; past the last one any."""
-        var strip: Int32
-        self.plane, strip = c.by_strips.divmod(min(unit, c.units - 1))
-        self.planes = min(c.planes, max(c.units - unit, 1))
-        self.h0 = strip * c.rows
-        self.height = min(c.rows, p.h.input - self.h0)
-        self.oh0 = 0
-        self.oh1 = p.h.output
-        if c.by_strips.divisor > 1:
-            self.oh0 = p.h.outputs_over[False](self.h0)[0]
-            self.oh1 = p.h.outputs_over[False](self.h0 + self.height - 1)[1]
-
-    @always_inline
-    def first_window(self, p: GpuProblem) -> Int:
-        return (Int(self.plane) * Int(p.h.output) + Int(self.oh0)) * Int(
-            p.w.output
-        )
-
-    @always_inline
-    def windows(self, p: GpuProblem) -> Int32:
-        return (
-            (self.planes - 1) * p.h.output + self.oh1 - self.oh0
-        ) * p.w.output
-
-    @always_inline
-    def first_pixel(self, p: GpuProblem) -> Int:
-        return (Int(self.plane) * Int(p.h.input) + Int(self.h0)) * Int(
-            p.w.input
-        )
-
-    @always_inline
-    def pixels(self, p: GpuProblem) -> Int32:
-        return ((self.planes - 1) * p.h.input + self.height) * p.w.input
 
 
 def max_pool_dgrad_pipeline[
@@ -132,11 +67,11 @@ def max_pool_dgrad_pipeline[
     var team, place_in_team = c.by_team.divmod(lane)
     var own_row, column = c.by_columns.divmod(place_in_team)
     own_plane = own_plane + team if team < c.abreast else c.planes
-    var width = _keep(p.w.input)
-    var stride = _keep(p.h.stride())
-    var high = _keep(c.high)
-    var windows_w = _keep(p.w.output)
-    var part = _keep(c.per_row if offsets else c.per_width)
+    var width = keep(p.w.input)
+    var stride = keep(p.h.stride())
+    var high = keep(c.high)
+    var windows_w = keep(p.w.output)
+    var part = keep(c.per_row if offsets else c.per_width)
     var slab_in = p.h.input * width
     var slab_out = p.h.output * windows_w
     # By index a window's first column inside the plane, and its columns there; by offset its first column. Windows that are
@@ -153,66 +88,11 @@ def max_pool_dgrad_pipeline[
                 reach[j] = UInt32(max(end - left[j], 0))
     var corner = own_row * high * windows_w + column * Int32(wide)
 
-    comptime bulk = _is_sm_9x_or_newer()
-    var counters = UInt32(Int(shared))
-    comptime if bulk:
-        if thread == 0:
-            comptime for stage in range(STAGES):
-                mbarrier_init(counters + UInt32(8 * stage), 1)
-            fence_mbarrier_init()
-        barrier()
-
-    @always_inline
-    def stage_at(stage: Int32) {imm} -> type_of(shared):
-        return shared.unsafe_offset(
-            Int(COUNTERS + c.sums_bytes + stage * c.stage_bytes)
-        )
+    prepare_stages(shared, thread)
 
     @always_inline
     def ask(piece: Piece, stage: Int32) {imm}:
-        """Has a piece's windows brought."""
-        var first = piece.first_window(p)
-        var run = piece.windows(p)
-        var to = stage_at(stage)
-        var entries_to = to.unsafe_offset(Int(c.entries_at))
-        comptime if bulk:
-            if thread == 0:
-                var counter = counters + UInt32(8 * stage)
-                var dy_lines = Lines(dy, first, run, Int(c.windows))
-                var entry_lines = Lines(indices, first, run, Int(c.windows))
-                # Only tensors end in lines that are not whole.
-                if first + Int(run) == Int(c.windows):
-                    load_rest(to, dy, first, run)
-                    load_rest(entries_to, indices, first, run)
-                mbarrier_expect(
-                    counter, Int(dy_lines.bytes + entry_lines.bytes)
-                )
-                dy_lines.load(to, counter)
-                entry_lines.load(entries_to, counter)
-        else:
-            load_run(to, dy, first, run, Int(c.windows), thread, threads)
-            load_run(
-                entries_to,
-                indices,
-                first,
-                run,
-                Int(c.windows),
-                thread,
-                threads,
-            )
-            comptime if is_nvidia_gpu():
-                async_copy_commit_group()
-
-    @always_inline
-    def wait(stage: Int32, use: UInt32, last: Bool) {imm}:
-        """For a stage's windows; the next ones are on their way unless these are the last."""
-        comptime if bulk:
-            mbarrier_wait(counters + UInt32(8 * stage), use)
-        elif is_nvidia_gpu():
-            if last:
-                async_copy_wait_group(0)
-            else:
-                async_copy_wait_group(1)
+        ask_piece[entries=True](shared, dy, indices, piece, stage, p, c, thread)
 
     # Blocks beside each other take pieces beside each other.
     var unit = Int32(block_idx.x) * c.planes
@@ -232,12 +112,12 @@ def max_pool_dgrad_pipeline[
         var next = Piece(p, c, unit)
         if unit < c.units:
             ask(next, 1 - stage)
-        wait(stage, use, unit >= c.units)
+        wait_for_piece(shared, stage, use, last=unit >= c.units)
         # All have loaded, and cleared sums.
         barrier()
 
         var first = Int32(piece.first_window(p) % LINE)
-        var mine = stage_at(stage)
+        var mine = stage_at(shared, c, stage)
         var dy_rows = mine.unsafe_bitcast[Scalar[dtype]]().unsafe_offset(
             Int(shift[dtype](first))
         )

@@ -65,7 +65,8 @@ def can_divide(p: PoolingProblem) -> Bool:
 
 @fieldwise_init
 struct Pipeline(DevicePassable, TrivialRegisterPassable):
-    """Pieces of dx, some planes or one of the `strips` of a plane, and threads' blocks of windows."""
+    """Pieces of dx, some planes or one of the `strips` of a plane, and threads' blocks of windows.
+    """
 
     var planes: Int32
     var beside: Int32
@@ -183,9 +184,7 @@ struct Pipeline(DevicePassable, TrivialRegisterPassable):
         )
 
     def shared_bytes(self) -> Int:
-        return (
-            COUNTERS + Int(self.sums_bytes) + STAGES * Int(self.stage_bytes)
-        )
+        return COUNTERS + Int(self.sums_bytes) + STAGES * Int(self.stage_bytes)
 
     def fits(self) -> Bool:
         return self.beside > 0 and self.shared_bytes() <= MOST_SHARED
@@ -211,9 +210,7 @@ struct Pipeline(DevicePassable, TrivialRegisterPassable):
         var warps = held * Float32(self.threads) / LANES
         # Four start in a cycle, of which some are lost.
         var issue = warps * instructions / 4 * 1.27
-        var moved = Float32(self.stage_bytes) + stored * Float32(
-            VECTOR * data
-        )
+        var moved = Float32(self.stage_bytes) + stored * Float32(VECTOR * data)
         var slowest = max(max(latency, issue), held * moved / 22)
         var pieces = Float32(self.units) / Float32(self.planes)
         return pieces / Float32(self.blocks) * slowest

@@ -14,7 +14,8 @@ comptime LINE = 16
 
 @always_inline
 def lines(elements: Int, size: Int) -> Int:
-    """The lines that a run of elements of `size` bytes touches at most: it may begin anywhere in one."""
+    """The lines that a run of elements of `size` bytes touches at most: it may begin anywhere in one.
+    """
     return ceildiv(elements * size + LINE - size, LINE)
 
 
@@ -118,7 +119,8 @@ struct Lines(TrivialRegisterPassable):
     def __init__[
         dtype: DType, //
     ](out self, source: Data[dtype], first: Int, run: Int32, total: Int):
-        """`run` elements from number `first` on, of `total`; the tensor begins with a line."""
+        """`run` elements from number `first` on, of `total`; the tensor begins with a line.
+        """
         comptime size = size_of[dtype]()
         comptime mask = ~UInt64(LINE - 1)
         var begin = UInt64(Int(source)) + UInt64(first * size)
@@ -137,9 +139,7 @@ struct Lines(TrivialRegisterPassable):
     ):
         """By one thread; the barrier `counter` counts the bytes."""
         if self.bytes > 0:
-            load_bulk(
-                UInt32(Int(stage)), self.begin, self.bytes, counter
-            )
+            load_bulk(UInt32(Int(stage)), self.begin, self.bytes, counter)
 
 
 @always_inline
@@ -151,11 +151,12 @@ def load_rest[
     first: Int,
     run: Int32,
 ):
-    """What lies in the line that is not whole, of a run that ends with its tensor; by one thread."""
+    """What lies in the line that is not whole, of a run that ends with its tensor; by one thread.
+    """
     comptime WIDE = LINE // size_of[dtype]()
     var begin = first // WIDE * WIDE
     var end = first + Int(run)
     for at in range(end // WIDE * WIDE, end):
-        stage.unsafe_bitcast[Scalar[dtype]]()[unsafe_offset=at - begin] = source[
-            unsafe_offset=at
-        ]
+        stage.unsafe_bitcast[Scalar[dtype]]()[
+            unsafe_offset=at - begin
+        ] = source[unsafe_offset=at]
