@@ -23,7 +23,7 @@ from ..convolution.sm90.ptx import (
 from .direct import Data
 from .gpu_pipeline_plan import COUNTERS, STAGES, Pipeline
 from .gpu_problem import GpuProblem
-from .gpu_runs import Lines, load_rest, load_run
+from .gpu_runs import LINE, Lines, load_rest, load_run
 
 comptime Shared = MutPointer[UInt8, _, address_space=AddressSpace.SHARED]
 
@@ -138,11 +138,11 @@ def ask_piece[
             var bytes = dy_lines.bytes
             comptime if entries:
                 bytes += entry_lines.bytes
-            # Only tensors end in lines that are not whole.
-            if first + Int(run) == total:
-                load_rest(to, dy, first, run)
+            # Only tensors end in lines that are not whole; LINE elements are at least one.
+            if first + Int(run) > total - LINE:
+                load_rest(to, dy, first, run, total)
                 comptime if entries:
-                    load_rest(entries_to, indices, first, run)
+                    load_rest(entries_to, indices, first, run, total)
             mbarrier_expect(counter, Int(bytes))
             dy_lines.load(to, counter)
             comptime if entries:

@@ -150,13 +150,13 @@ def load_rest[
     source: Data[dtype],
     first: Int,
     run: Int32,
+    total: Int,
 ):
-    """What lies in the line that is not whole, of a run that ends with its tensor; by one thread.
+    """What of a run lies in the line that its tensor of `total` elements ends in, if that is not whole; by one thread.
     """
     comptime WIDE = LINE // size_of[dtype]()
     var begin = first // WIDE * WIDE
-    var end = first + Int(run)
-    for at in range(end // WIDE * WIDE, end):
+    for at in range(max(total // WIDE * WIDE, begin), first + Int(run)):
         stage.unsafe_bitcast[Scalar[dtype]]()[
             unsafe_offset=at - begin
         ] = source[unsafe_offset=at]
