@@ -13,7 +13,7 @@ from max.gpu.memory import (
 )
 from std.sys.info import _is_sm_9x_or_newer, is_nvidia_gpu
 
-from ..convolution.sm90.ptx import (
+from ..ptx import (
     fence_mbarrier_init,
     made_here,
     mbarrier_expect,

@@ -269,36 +269,41 @@ def launch_max_pool_dgrad_pipeline[
     p: PoolingProblem,
 ) raises -> Bool:
     """Launches the kernel; False where it does not take the problem."""
-    if (
-        p.channels != 1
-        or p.d.input > 1
-        or p.d.output > 1
-        or p.d.window > 1
-        or not fits_32_bits(p)
-        or Int(p.batch) >= LIMIT_32 // 32
-        or (offsets and p.window_size() > 255)
-        or (not offsets and not can_divide(p))
-    ):
+    # Taps are found by divisions that are exact for bytes.
+    comptime if not offsets or index == DType.uint8:
+        if (
+            p.channels != 1
+            or p.d.input > 1
+            or p.d.output > 1
+            or p.d.window > 1
+            or not fits_32_bits(p)
+            or Int(p.batch) >= LIMIT_32 // 32
+            or (not offsets and not can_divide(p))
+            or Int(dy) % LINE != 0
+            or Int(indices) % LINE != 0
+        ):
+            return False
+        var plan = plan_pipeline(
+            p, data=size_of[dtype](), entry=size_of[index]()
+        )
+        if not plan:
+            return False
+        var c = plan.value()
+        comptime for wide in WIDTHS:
+            if Int(c.wide) == wide:
+                comptime kernel = max_pool_dgrad_pipeline[
+                    dtype, index, offsets, wide
+                ]
+                ctx.enqueue_function[kernel](
+                    dx,
+                    dy,
+                    indices,
+                    GpuProblem(p, extent_d=1, vector=1),
+                    c,
+                    grid_dim=Int(c.blocks),
+                    block_dim=Int(c.threads),
+                    shared_mem_bytes=c.shared_bytes(),
+                )
+        return True
+    else:
         return False
-    if Int(dy) % LINE != 0 or Int(indices) % LINE != 0:
-        return False
-    var plan = plan_pipeline(p, data=size_of[dtype](), entry=size_of[index]())
-    if not plan:
-        return False
-    var c = plan.value()
-    comptime for wide in WIDTHS:
-        if Int(c.wide) == wide:
-            comptime kernel = max_pool_dgrad_pipeline[
-                dtype, index, offsets, wide
-            ]
-            ctx.enqueue_function[kernel](
-                dx,
-                dy,
-                indices,
-                GpuProblem(p, extent_d=1, vector=1),
-                c,
-                grid_dim=Int(c.blocks),
-                block_dim=Int(c.threads),
-                shared_mem_bytes=c.shared_bytes(),
-            )
-    return True

@@ -224,8 +224,9 @@ def plan_pipeline(
     var best = Optional[Pipeline](None)
     var least = Float32.MAX
     var apart = distance(p.w)
-    comptime for wide in WIDTHS:
-        comptime narrower = 0 if wide == 2 else (2 if wide == 3 else wide - 2)
+    comptime for i in range(len(WIDTHS)):
+        comptime wide = WIDTHS[i]
+        comptime narrower = WIDTHS[i - 1] if i > 0 else 0
         var whole = Int(p.w.output) <= wide
         # Widths near what is needed, and whole rows.
         if apart <= wide and (

@@ -5,7 +5,7 @@ from std.math import ceildiv
 from std.sys import size_of
 from std.sys.info import is_nvidia_gpu
 
-from ..convolution.sm90.ptx import load_bulk
+from ..ptx import load_bulk
 from .direct import Data
 
 comptime LINE = 16

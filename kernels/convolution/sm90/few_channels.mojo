@@ -37,7 +37,7 @@ from ..common import Ptr
 from ..problem import ConvolutionProblem
 from . import plan as fields
 from .plan import BLOCK_K, Axis, Plan, dgrad_axis
-from .ptx import (
+from ...ptx import (
     divide,
     elect_thread,
     fence_mbarrier_init,

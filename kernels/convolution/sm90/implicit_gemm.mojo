@@ -27,7 +27,7 @@ from max.gpu.memory import external_memory
 from ..common import Ptr
 from . import plan as fields
 from .plan import BLOCK_K, Plan
-from .ptx import (
+from ...ptx import (
     claim_registers,
     cluster_arrive,
     cluster_block_rank,

@@ -29,7 +29,7 @@ from max.gpu.memory import external_memory
 
 from ..common import Ptr
 from .plan import BLOCK_K
-from .ptx import (
+from ...ptx import (
     claim_registers,
     cluster_arrive_relaxed,
     cluster_block_rank,

@@ -4,7 +4,7 @@ from std.memory import bitcast
 from std.utils.static_tuple import StaticTuple
 
 from ..common import Ptr
-from .ptx import exchange_lanes
+from ...ptx import exchange_lanes
 from .tile import pack_pair
 from .wgrad_plan import PANEL, WgradPlan, WgradShape
 

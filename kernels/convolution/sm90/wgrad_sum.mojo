@@ -9,7 +9,7 @@ from std.utils.static_tuple import StaticTuple
 from max.gpu import block_idx, thread_idx
 
 from ..common import Ptr
-from .ptx import (
+from ...ptx import (
     cluster_arrive,
     cluster_arrive_relaxed,
     cluster_block_rank,

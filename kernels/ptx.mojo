@@ -1,4 +1,4 @@
-"""Thin names for the Hopper instructions that the convolution kernels are made of.
+"""Thin names for the Hopper instructions that kernels are made of.
 
 Shared memory is addressed by 32-bit numbers here, as the instructions themselves do. Everything that touches
 shared memory is inline assembly with side effects, so program order is kept between the copies, the barriers
