@@ -30,8 +30,8 @@ comptime Shared = MutPointer[UInt8, _, address_space=AddressSpace.SHARED]
 
 @always_inline
 def keep(value: Int32) -> Int32:
-    """The value in a register, of which the compiler knows nothing: it would fetch a kernel's arguments anew for every
-    use, and compute what it knows to be one of two values."""
+    """The value in a register: the compiler would fetch a kernel's arguments anew for every use.
+    """
     comptime if is_nvidia_gpu():
         return made_here(value)
     else:
@@ -90,6 +90,7 @@ struct Piece(TrivialRegisterPassable):
 
 @always_inline
 def prepare_stages(shared: Shared, thread: Int32):
+    """To be called by all threads before anything is asked for."""
     comptime if _is_sm_9x_or_newer():
         if thread == 0:
             comptime for stage in range(STAGES):
@@ -113,7 +114,7 @@ def stage_at(shared: Shared, c: Pipeline, stage: Int32) -> type_of(shared):
 
 @always_inline
 def ask_piece[
-    dtype: DType, index: DType, //, *, entries: Bool
+    dtype: DType, index: DType, //
 ](
     shared: Shared,
     dy: Data[dtype],
@@ -135,22 +136,16 @@ def ask_piece[
             var counter = _counter(shared, stage)
             var dy_lines = Lines(dy, first, run, total)
             var entry_lines = Lines(indices, first, run, total)
-            var bytes = dy_lines.bytes
-            comptime if entries:
-                bytes += entry_lines.bytes
             # Only tensors end in lines that are not whole; LINE elements are at least one.
             if first + Int(run) > total - LINE:
                 load_rest(to, dy, first, run, total)
-                comptime if entries:
-                    load_rest(entries_to, indices, first, run, total)
-            mbarrier_expect(counter, Int(bytes))
+                load_rest(entries_to, indices, first, run, total)
+            mbarrier_expect(counter, Int(dy_lines.bytes + entry_lines.bytes))
             dy_lines.load(to, counter)
-            comptime if entries:
-                entry_lines.load(entries_to, counter)
+            entry_lines.load(entries_to, counter)
     else:
         load_run(to, dy, first, run, total, thread, c.threads)
-        comptime if entries:
-            load_run(entries_to, indices, first, run, total, thread, c.threads)
+        load_run(entries_to, indices, first, run, total, thread, c.threads)
         comptime if is_nvidia_gpu():
             async_copy_commit_group()
 

@@ -92,7 +92,7 @@ def max_pool_dgrad_pipeline[
 
     @always_inline
     def ask(piece: Piece, stage: Int32) {imm}:
-        ask_piece[entries=True](shared, dy, indices, piece, stage, p, c, thread)
+        ask_piece(shared, dy, indices, piece, stage, p, c, thread)
 
     # Blocks beside each other take pieces beside each other.
     var unit = Int32(block_idx.x) * c.planes
