@@ -132,13 +132,7 @@ def windows_above[adaptive: Bool](axis: PoolingAxis) -> Int:
             return 1
         return Int(axis.output) // Int(axis.input) + 2
     else:
-        return min(
-            ceildiv(
-                Int(axis.dilation) * (Int(axis.window) - 1) + 1,
-                Int(axis.stride),
-            ),
-            Int(axis.output),
-        )
+        return axis.most_above()
 
 
 def max_pool_fprop[
@@ -225,22 +219,15 @@ def max_pool_dgrad[
         ):
             return
         # Tiles walk down the batch of a 1-D problem.
-        if (
-            p.h.input > 1
-            and _prefers_pieces(p)
-            and launch_max_pool_dgrad_pipeline[offsets=offsets](
+        if p.h.input > 1:
+            if _prefers_pieces(p) and launch_max_pool_dgrad_pipeline[
+                offsets=offsets
+            ](ctx, dx, dy, indices, p):
+                return
+            if p.channels > 1 and launch_max_pool_dgrad_apart[offsets=offsets](
                 ctx, dx, dy, indices, p
-            )
-        ):
-            return
-        if (
-            p.channels > 1
-            and p.h.input > 1
-            and launch_max_pool_dgrad_apart[offsets=offsets](
-                ctx, dx, dy, indices, p
-            )
-        ):
-            return
+            ):
+                return
         if _prefers_flat[dtype, offsets=offsets](p) and launch_pool_dgrad_flat[
             averaging=False, offsets=offsets
         ](ctx, dx, dy, indices, p):

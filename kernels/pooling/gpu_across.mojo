@@ -22,12 +22,11 @@ from std.utils.static_tuple import StaticTuple
 from .direct import Data
 from .gpu_across_plan import (
     BLOCK,
-    LANES,
     AcrossShape,
     Teams,
     across_blocks,
 )
-from .gpu_problem import GpuProblem
+from .gpu_problem import LANES, GpuProblem
 from .gpu_windows import (
     add_if,
     add_tap,

@@ -8,7 +8,6 @@ from .direct import Data
 from .gpu_across import pool_dgrad_across
 from .gpu_across_plan import (
     BLOCK,
-    LANES,
     AcrossShape,
     Teams,
     deep_shape,
@@ -16,7 +15,9 @@ from .gpu_across_plan import (
 )
 from .gpu_strips import Stage, pool_dgrad_strips
 from .gpu_problem import (
+    LANES,
     LIMIT_32,
+    MOST_SHARED,
     MULTIPROCESSORS,
     GpuProblem,
     fits_32_bits,
@@ -28,8 +29,6 @@ comptime COLUMNS = 8
 """Tiles of a team, channels-last: with four vectors of channels each, which fill whole sectors of bfloat16."""
 comptime SHORTEST = 24
 """Columns from which on strips through shared memory cost less than planes."""
-comptime MOST_SHARED = 48 * 1024
-"""Bytes of a block."""
 comptime FEWEST = 8
 """Warps, at least, for each multiprocessor, while strips can be shorter."""
 
@@ -62,19 +61,16 @@ def strip_rows(S: AcrossShape, data: Int, entry: Int, groups: Int) -> Int:
 
 
 def staged_rows(S: AcrossShape, data: Int, entry: Int) -> Int:
-    """The same where strips go through shared memory."""
+    """The same where strips go through shared memory: averages, and windows that move by one by offset.
+    """
     if S.above() == 1:
         return 1
     if S.sh > 1:
-        if data >= 4 or entry == 0:
-            return 6
-        return 8 if entry >= 8 else 11
+        return 6
     if S.kh == 2:
         return 8
     if data >= 4:
         return 11
-    if entry >= 8:
-        return 10
     return 20 if entry == 0 else 17
 
 

@@ -3,13 +3,11 @@
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import ceildiv
 
-from .gpu_problem import LIMIT_32, FastDivisor
+from .gpu_problem import LANES, LIMIT_32, FastDivisor
 from .problem import PoolingProblem
 
 comptime BLOCK = 128
 """Threads."""
-comptime LANES = 32
-"""Lanes that exchange sums: a warp, or half of one where warps have 64."""
 
 
 @fieldwise_init

@@ -25,7 +25,6 @@ from .gpu_pipeline import (
 )
 from .gpu_pipeline_plan import (
     COUNTERS,
-    LANES,
     SHIFT,
     VECTOR,
     WIDTHS,
@@ -33,7 +32,7 @@ from .gpu_pipeline_plan import (
     can_divide,
     plan_pipeline,
 )
-from .gpu_problem import LIMIT_32, GpuProblem, fits_32_bits
+from .gpu_problem import LANES, LIMIT_32, GpuProblem, fits_32_bits
 from .gpu_runs import LINE, shift
 from .gpu_windows import NOWHERE, where_below
 from .problem import PoolingProblem
@@ -116,7 +115,7 @@ def max_pool_dgrad_pipeline[
         # All have loaded, and cleared sums.
         barrier()
 
-        var first = Int32(piece.first_window(p) % LINE)
+        var first = piece.first_window(p)
         var mine = stage_at(shared, c, stage)
         var dy_rows = mine.unsafe_bitcast[Scalar[dtype]]().unsafe_offset(
             Int(shift[dtype](first))

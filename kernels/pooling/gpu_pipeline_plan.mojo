@@ -3,23 +3,20 @@
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import ceildiv
 
-from .gpu_problem import MULTIPROCESSORS, FastDivisor
+from .gpu_problem import LANES, MOST_SHARED, MULTIPROCESSORS, FastDivisor
 from .gpu_runs import LINE, lines
-from .problem import PoolingAxis, PoolingProblem
+from .problem import PoolingProblem
 
 comptime STAGES = 2
 """Pieces whose windows are in shared memory or on the way there."""
 comptime COUNTERS = 16
 """Bytes for the stages' barriers."""
-comptime MOST_SHARED = 48 * 1024
-"""Bytes of a block: what every GPU gives without being asked for more."""
 comptime ALL_SHARED = 227 * 1024
 """Of a multiprocessor of a large GPU."""
 comptime RESERVED = 1024
 """Bytes of it that the system takes for each block."""
 comptime MOST_THREADS = 2048
 comptime MOST_BLOCKS = 32
-comptime LANES = 32
 comptime VECTOR = 4
 """Sums that a thread stores at a time."""
 comptime MOST_STRIPS = 16
@@ -30,34 +27,14 @@ comptime WIDTHS = [2, 3, 5, 7]
 comptime WIDEST = 7
 
 
-def _reach(axis: PoolingAxis) -> Int:
-    return Int(axis.dilation) * (Int(axis.window) - 1) + 1
-
-
-def distance(axis: PoolingAxis) -> Int:
-    """How many windows apart two are that share no position."""
-    return max(
-        min(ceildiv(_reach(axis), Int(axis.stride)), Int(axis.output)), 1
-    )
-
-
-def _most_reaching(axis: PoolingAxis, extent: Int) -> Int:
-    """The most windows that reach into `extent` neighbouring positions."""
-    if extent >= Int(axis.input):
-        return Int(axis.output)
-    return min(
-        (extent + _reach(axis) - 2) // Int(axis.stride) + 1, Int(axis.output)
-    )
-
-
 def can_divide(p: PoolingProblem) -> Bool:
     """Whether multiplying by what is kept of one over W finds the row of every pixel under a window, counted from its
     first row, and windows are no wider than rows."""
     var width = Int(p.w.input)
     var scale = ceildiv(1 << SHIFT, width)
-    var most = _reach(p.h) * width
+    var most = p.h.reach() * width
     return (
-        _reach(p.w) <= width
+        p.w.reach() <= width
         and most * (scale * width - (1 << SHIFT)) < 1 << SHIFT
         and most * scale < 1 << 32
     )
@@ -134,14 +111,15 @@ struct Pipeline(DevicePassable, TrivialRegisterPassable):
         var windows_w = Int(p.w.output)
         var rows = ceildiv(height, strips)
         var taken = ceildiv(height, rows)
-        var windows_h = _most_reaching(p.h, rows)
+        var windows_h = p.h.most_reaching(rows)
         var columns = ceildiv(windows_w, wide)
         # No thread's block is less high than windows without a common row are apart.
         var rows_of_threads = min(
             min(below, windows_h), max(threads // columns, 1)
         )
         var high = max(
-            ceildiv(windows_h, rows_of_threads), min(distance(p.h), windows_h)
+            ceildiv(windows_h, rows_of_threads),
+            min(p.h.most_above(), windows_h),
         )
         var team = columns * ceildiv(windows_h, high)
         # Threads of a warp wait for each other at no cost.
@@ -223,7 +201,7 @@ def plan_pipeline(
     apart."""
     var best = Optional[Pipeline](None)
     var least = Float32.MAX
-    var apart = distance(p.w)
+    var apart = p.w.most_above()
     comptime for i in range(len(WIDTHS)):
         comptime wide = WIDTHS[i]
         comptime narrower = WIDTHS[i - 1] if i > 0 else 0

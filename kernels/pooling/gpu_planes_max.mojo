@@ -23,7 +23,7 @@ from .gpu_problem import (
     fits_32_bits,
 )
 from .gpu_windows import NOWHERE, where_below
-from .problem import PoolingAxis, PoolingProblem
+from .problem import PoolingProblem
 
 comptime SLACK = 8
 """Pixels by which a piece is moved to be aligned as its tensor is."""
@@ -99,7 +99,7 @@ struct Pieces(DevicePassable, TrivialRegisterPassable):
         if slab * depth <= PIECE:
             self.slabs = Int32(depth)
             var rounds = 1
-            if Int(_class_distance(p.h) * _class_distance(p.w)) > MANY_PHASES:
+            if p.h.most_above() * p.w.most_above() > MANY_PHASES:
                 rounds = 2
             # Enough planes to keep a block busy, not so many that few blocks remain.
             var runs = (
@@ -125,12 +125,12 @@ struct Pieces(DevicePassable, TrivialRegisterPassable):
         self.by_height = FastDivisor(height)
         self.by_window_h = FastDivisor(Int(p.h.window))
         self.by_window_w = FastDivisor(Int(p.w.window))
-        self.by_class_d = FastDivisor(Int(_class_distance(p.d)))
-        self.by_class_h = FastDivisor(Int(_class_distance(p.h)))
+        self.by_class_d = FastDivisor(p.d.most_above())
+        self.by_class_h = FastDivisor(p.h.most_above())
         # The last window of a run and the first of the next run of its class are a window's reach apart. With
         # `split` all runs first add the windows that the next run's first cannot reach, then the others.
         var runs = ceildiv(Int(p.w.output), RUN)
-        var distance = Int(_class_distance(p.w))
+        var distance = p.w.most_above()
         var apart = 1
         self.cut = RUN
         if split and distance < RUN:
@@ -141,13 +141,13 @@ struct Pieces(DevicePassable, TrivialRegisterPassable):
         self.by_runs = FastDivisor(ceildiv(runs, apart))
         self.by_rows = FastDivisor(
             ceildiv(
-                _most_reaching(p.h, Int(self.rows)),
+                p.h.most_reaching(Int(self.rows)),
                 Int(self.by_class_h.divisor),
             )
         )
         self.by_slabs = FastDivisor(
             ceildiv(
-                _most_reaching(p.d, Int(self.slabs)),
+                p.d.most_reaching(Int(self.slabs)),
                 Int(self.by_class_d.divisor),
             )
         )
@@ -175,19 +175,6 @@ struct Pieces(DevicePassable, TrivialRegisterPassable):
         )
 
 
-def _most_reaching(axis: PoolingAxis, extent: Int) -> Int:
-    """The most windows that reach into `extent` neighbouring positions."""
-    if extent == Int(axis.input):
-        return Int(axis.output)
-    var reach = Int(axis.dilation) * (Int(axis.window) - 1) + 1
-    return min((extent + reach - 2) // Int(axis.stride) + 1, Int(axis.output))
-
-
-def _class_distance(axis: PoolingAxis) -> Int32:
-    var reach = axis.dilation * (axis.window - 1) + 1
-    return min((reach + axis.stride - 1) // axis.stride, axis.output)
-
-
 comptime splits[dtype: DType, offsets: Bool] = (
     size_of[dtype]() >= 4 and not offsets
 )
@@ -197,11 +184,7 @@ instructions are spent on them, which operands of few bytes do not hide."""
 
 def can_scatter_planes[*, offsets: Bool](p: PoolingProblem) -> Bool:
     """Whether the kernel below takes the problem, and takes it well."""
-    var classes = (
-        Int(_class_distance(p.d))
-        * Int(_class_distance(p.h))
-        * Int(_class_distance(p.w))
-    )
+    var classes = p.d.most_above() * p.h.most_above() * p.w.most_above()
     return (
         p.channels == 1
         and Int(p.w.input) <= PIECE

@@ -9,6 +9,10 @@ from .problem import PoolingAxis, PoolingProblem
 comptime THREADS = 256
 comptime GRID_LIMIT = 65535
 """Most blocks along y and z of a grid."""
+comptime LANES = 32
+"""A warp, or half of one where warps have 64."""
+comptime MOST_SHARED = 48 * 1024
+"""Bytes of a block: what every GPU gives without being asked for more."""
 comptime MULTIPROCESSORS = 132
 """Of a large GPU."""
 
@@ -86,7 +90,7 @@ struct GpuAxis(TrivialRegisterPassable):
         self.output = axis.output
         self.window = axis.window
         self.padding = axis.padding
-        self.reach = axis.dilation * (axis.window - 1) + 1
+        self.reach = Int32(axis.reach())
         self.by_stride = FastDivisor(Int(axis.stride))
         self.by_dilation = FastDivisor(Int(axis.dilation))
         self.by_input = FastDivisor(Int(axis.input))

@@ -403,9 +403,9 @@ def launch_max_pool_dgrad_ring[
 ) raises -> Bool:
     """False where a window reaches over more rows than a thread has sums for, or farther than a row is long, or over more
     slabs than the table has room for, or numbers do not fit 32 bits."""
-    var reach = Int(p.h.dilation) * (Int(p.h.window) - 1) + 1
-    var reach_w = Int(p.w.dilation) * (Int(p.w.window) - 1) + 1
-    var reach_d = Int(p.d.dilation) * (Int(p.d.window) - 1) + 1
+    var reach = p.h.reach()
+    var reach_w = p.w.reach()
+    var reach_d = p.d.reach()
     comptime tabled = offsets and index == DType.uint8
     if reach_w > Int(p.w.input) or not fits_32_bits(p):
         return False

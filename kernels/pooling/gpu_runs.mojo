@@ -20,9 +20,9 @@ def lines(elements: Int, size: Int) -> Int:
 
 
 @always_inline
-def shift[dtype: DType](element: Int32) -> Int32:
+def shift[dtype: DType](element: Int) -> Int32:
     """How many elements lie before one in its line."""
-    return element % Int32(LINE // size_of[dtype]())
+    return Int32(element % LINE) % Int32(LINE // size_of[dtype]())
 
 
 @always_inline

@@ -19,8 +19,8 @@ from std.utils.static_tuple import StaticTuple
 
 from .direct import Data
 from .gpu_across import LoadedRow, add_totals, add_window, exchange
-from .gpu_across_plan import BLOCK, LANES, AcrossShape, Teams
-from .gpu_problem import GpuProblem
+from .gpu_across_plan import BLOCK, AcrossShape, Teams
+from .gpu_problem import LANES, GpuProblem
 from .gpu_runs import LINE, lines, load_run, shift, store_run
 from .problem import PoolingProblem
 
@@ -165,17 +165,17 @@ def pool_dgrad_strips[
                 scale_w[i] = p.w.scale[False](start + Int32(i), include)
 
     var dy_rows = mine.unsafe_bitcast[Scalar[dtype]]().unsafe_offset(
-        Int(shift[dtype](Int32(window % LINE)))
+        Int(shift[dtype](window))
     )
     var entry_rows = (
         mine.unsafe_offset(Int(s.entries_at))
         .unsafe_bitcast[Scalar[index]]()
-        .unsafe_offset(Int(shift[index](Int32(window % LINE))))
+        .unsafe_offset(Int(shift[index](window)))
     )
     var dx_rows = (
         mine.unsafe_offset(Int(s.dx_at))
         .unsafe_bitcast[Scalar[dtype]]()
-        .unsafe_offset(Int(shift[dtype](Int32(pixel % LINE)) + column))
+        .unsafe_offset(Int(shift[dtype](pixel) + column))
     )
     var plane_in_sample = p.d.by_input.divmod(first_team + own)[1]
     var stored = UInt32(height) if live else UInt32(0)

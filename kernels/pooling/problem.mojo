@@ -96,6 +96,25 @@ struct PoolingAxis(DevicePassable, TrivialRegisterPassable):
             and Int(self.dilation) == dilation
         )
 
+    def reach(self) -> Int:
+        """Input positions that a window spans."""
+        return Int(self.dilation) * (Int(self.window) - 1) + 1
+
+    def most_above(self) -> Int:
+        """The most windows above one input position; windows that are so many apart share none.
+        """
+        return min(ceildiv(self.reach(), Int(self.stride)), Int(self.output))
+
+    def most_reaching(self, extent: Int) -> Int:
+        """The most windows that reach into `extent` neighbouring input positions.
+        """
+        if extent >= Int(self.input):
+            return Int(self.output)
+        return min(
+            (extent + self.reach() - 2) // Int(self.stride) + 1,
+            Int(self.output),
+        )
+
     def may_miss(self) -> Bool:
         """Whether all taps of a window may lie in padding: those that a wide dilation takes past both ends.
         """
@@ -226,7 +245,7 @@ def _check_axis(name: String, axis: PoolingAxis, overhang: Int) raises -> Int:
         raise Error(
             "dilation[", name, "]=", axis.dilation, ": must be positive"
         )
-    var reach = Int(axis.dilation) * (Int(axis.window) - 1)
+    var reach = axis.reach() - 1
     if axis.padding < 0 or axis.padding * 2 > axis.window:
         raise Error(
             "padding[",
