@@ -289,7 +289,10 @@ def load_bulk(shared: UInt32, source: UInt64, bytes: Int32, barrier: UInt32):
     """Copies a run of device memory; both addresses and the length are multiples of 16 bytes.
     """
     inlined_assembly[
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
+        (
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+            " [$0], [$1], $2, [$3];"
+        ),
         NoneType,
         constraints="r,l,r,r,~{memory}",
     ](shared, source, bytes, barrier)
