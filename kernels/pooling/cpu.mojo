@@ -1,14 +1,16 @@
 """Which CPU implementation runs which pooling problem."""
 
 from . import (
+    cpu_apart_max,
     cpu_avg,
     cpu_max,
+    cpu_planes_max,
     cpu_rows_max,
     cpu_scatter_max,
     cpu_vectors,
     direct_launch,
 )
-from .cpu_row import AxisTables, lanes, some_empty
+from .cpu_row import lanes
 from .direct import Data
 from .problem import PoolingAxis, PoolingProblem
 
@@ -34,7 +36,10 @@ def max_pool_fprop[
     store_values: Bool,
     offsets: Bool,
 ](y: Data[dtype], indices: Data[index], x: Data[dtype], p: PoolingProblem):
-    if p.input_plane() >= LIMIT_32 or some_empty[adaptive](p):
+    var some_empty = False
+    comptime if not adaptive:
+        some_empty = p.may_miss()
+    if p.input_plane() >= LIMIT_32 or some_empty:
         direct_launch.max_pool_fprop_cpu[
             adaptive=adaptive, store_values=store_values, offsets=offsets
         ](y, indices, x, p)
@@ -65,6 +70,11 @@ def max_pool_dgrad[
                     adaptive=False, offsets=False, everywhere=True
                 ](dx, dy, indices, p)
                 return
+        if cpu_apart_max.can_spread[dtype, offsets=offsets](p):
+            cpu_apart_max.max_pool_dgrad_apart[offsets=offsets](
+                dx, dy, indices, p
+            )
+            return
         # Ends of vectors cost as much as whole ones.
         var channels = Int(p.channels)
         var whole = channels % lanes[dtype] == 0
@@ -84,6 +94,9 @@ def max_pool_dgrad[
             cpu_rows_max.max_pool_dgrad_rows[offsets=offsets](
                 dx, dy, indices, p
             )
+            return
+        if cpu_planes_max.can_compare[dtype, index, offsets=offsets](p):
+            cpu_planes_max.max_pool_dgrad_planes(dx, dy, indices, p)
             return
     cpu_scatter_max.max_pool_dgrad_scatter[adaptive=adaptive, offsets=offsets](
         dx, dy, indices, p
@@ -110,18 +123,18 @@ def _is_global[adaptive: Bool](p: PoolingProblem) -> Bool:
 
 def _most_above[adaptive: Bool](p: PoolingProblem) -> Int:
     return (
-        AxisTables(p.d, adaptive=adaptive).most_above()
-        * AxisTables(p.h, adaptive=adaptive).most_above()
-        * AxisTables(p.w, adaptive=adaptive).most_above()
+        p.d.most_above[adaptive]()
+        * p.h.most_above[adaptive]()
+        * p.w.most_above[adaptive]()
     )
 
 
-def _most_taps[adaptive: Bool](p: PoolingProblem) -> Int:
-    return (
-        AxisTables(p.d, adaptive=adaptive).most_taps()
-        * AxisTables(p.h, adaptive=adaptive).most_taps()
-        * AxisTables(p.w, adaptive=adaptive).most_taps()
-    )
+def _most_taps(p: PoolingProblem) -> Int:
+    @always_inline
+    def most(axis: PoolingAxis) -> Int:
+        return Int(min(axis.window, axis.input))
+
+    return most(p.d) * most(p.h) * most(p.w)
 
 
 def avg_pool_fprop[
@@ -135,9 +148,7 @@ def avg_pool_fprop[
             Int(p.batch),
             p.divisor[adaptive](0, 0, 0),
         )
-    elif (
-        p.channels >= FEWEST_GATHERED and _most_taps[adaptive](p) <= MOST_SUMMED
-    ):
+    elif p.channels >= FEWEST_GATHERED and _most_taps(p) <= MOST_SUMMED:
         cpu_vectors.avg_pool_fprop_vectors[adaptive=adaptive](y, x, p)
     else:
         cpu_avg.avg_pool_fprop_rows[adaptive=adaptive](y, x, p)

@@ -5,9 +5,8 @@ What a loop compares with is an argument: behind a pointer it would be read agai
 
 from std.math import iota
 from std.memory import stack_allocation
-from std.sys import size_of
 
-from .cpu_row import ask_ahead, lanes, load_part
+from .cpu_row import ask_ahead, lanes, load_part, narrowed
 from .direct import Data
 from .problem import PoolingProblem, Taps
 
@@ -322,23 +321,6 @@ struct WindowTaps(Movable):
 
 
 @always_inline
-def _narrow[
-    index: DType, W: Int, //
-](found: SIMD[index, W]) -> SIMD[DType.int32, W]:
-    """Entries in 32 bits; one that does not fit becomes -1 and names nothing.
-    """
-    var low = found.cast[DType.int32]()
-    comptime if size_of[index]() > 4:
-        return (
-            low.cast[index]()
-            .eq(found)
-            .select(low, SIMD[DType.int32, W](Int32(-1)))
-        )
-    else:
-        return low
-
-
-@always_inline
 def add_compared[
     Acc: DType, dtype: DType, index: DType, //
 ](
@@ -356,7 +338,7 @@ def add_compared[
 
     @always_inline
     def block[W: Int](c: Int) {imm}:
-        var entries = _narrow(found.unsafe_load[width=W, alignment=1](c))
+        var entries = narrowed(found.unsafe_load[width=W, alignment=1](c))
         var g = dy.unsafe_load[width=W, alignment=1](c).cast[Acc]()
         ask_ahead[W](found, c)
         ask_ahead[W](dy, c)

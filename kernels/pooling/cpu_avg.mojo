@@ -6,7 +6,7 @@ results share vectors too for strides 1 and 2; other strides finish one by one.
 """
 
 from .cpu_row import (
-    AxisTables,
+    ClearedAhead,
     ask_ahead,
     for_each_share,
     lanes,
@@ -16,21 +16,23 @@ from .cpu_row import (
     smallest_share,
     store_part,
 )
+from .cpu_tables import AboveTable, WindowTable
 from .direct import Data, accumulator
 from .problem import PoolingProblem
 
 
 @always_inline
 def _sum_rows[
-    dtype: DType, Acc: DType, //, weighted: Bool
+    dtype: DType, Acc: DType, //, weighted: Bool, scaled: Bool = False
 ](
     sums: Data[Acc],
     data: Data[dtype],
     rows: List[Int],
     weights: List[Scalar[Acc]],
     length: Int,
+    scales: Data[Acc],
 ):
-    """The sum of `length` elements from each of `rows` on, each row times its weight.
+    """The sum of `length` elements from each of `rows` on, each row times its weight and each element times its scale.
     """
     comptime V = lanes[dtype]
     var at = 0
@@ -45,6 +47,8 @@ def _sum_rows[
                 total += part * weights[r]
             else:
                 total += part
+        comptime if scaled:
+            total *= scales.unsafe_load[width=V, alignment=1](at)
         sums.unsafe_store[alignment=1](at, total)
         at += V
 
@@ -59,9 +63,9 @@ def avg_pool_fprop_rows[
     var length = Int(p.w.input) * channels
     var out_length = Int(p.w.output) * channels
     var include = p.count_include_pad != 0
-    var d_axis = AxisTables(p.d, adaptive=adaptive, include_pad=include)
-    var h_axis = AxisTables(p.h, adaptive=adaptive, include_pad=include)
-    var tables = AxisTables(p.w, adaptive=adaptive, include_pad=include)
+    var d_axis = WindowTable(p.d, adaptive=adaptive, include_pad=include)
+    var h_axis = WindowTable(p.h, adaptive=adaptive, include_pad=include)
+    var tables = WindowTable(p.w, adaptive=adaptive, include_pad=include)
     var override = not adaptive and p.divisor_override != 0
     var stride = Int(p.w.stride)
     var padding = Int(p.w.padding)
@@ -98,7 +102,7 @@ def avg_pool_fprop_rows[
                 ) + h_axis.start[oh]
                 for b in range(h_axis.count[oh]):
                     rows.append((above + b) * length)
-            _sum_rows[False](sums, x, rows, unweighted, length)
+            _sum_rows[False](sums, x, rows, unweighted, length, by)
             var factor = Scalar[Acc](Int(p.divisor_override))
             if not override:
                 factor = Scalar[Acc](d_axis.divisor[od] * h_axis.divisor[oh])
@@ -163,11 +167,14 @@ def avg_pool_dgrad_rows[
     comptime Acc = accumulator[dtype]
     comptime V = lanes[dtype]
     var include = p.count_include_pad != 0
-    var d_axis = AxisTables(p.d, adaptive=adaptive, include_pad=include)
-    var h_axis = AxisTables(p.h, adaptive=adaptive, include_pad=include)
-    var w_axis = AxisTables(p.w, adaptive=adaptive, include_pad=include)
+    var d_axis = WindowTable(p.d, adaptive=adaptive, include_pad=include)
+    var h_axis = WindowTable(p.h, adaptive=adaptive, include_pad=include)
+    var w_axis = WindowTable(p.w, adaptive=adaptive, include_pad=include)
+    var d_above = AboveTable(p.d, adaptive=adaptive)
+    var h_above = AboveTable(p.h, adaptive=adaptive)
+    var w_above = AboveTable(p.w, adaptive=adaptive)
+    var most_rows = d_above.most * h_above.most
     var override = not adaptive and p.divisor_override != 0
-    var most_rows = d_axis.most_above() * h_axis.most_above()
 
     def share(first: Int, end: Int) {imm}:
         var channels = Int(p.channels)
@@ -179,6 +186,7 @@ def avg_pool_dgrad_rows[
         var window = Int(p.w.window)
         var padding = Int(p.w.padding)
         var shared = channels == 1
+        var slides = not adaptive and stride == 1 and window > 1
         # Windows before the first are zeros, and so are those behind the last.
         var front = window
         var storage = List[Scalar[Acc]](
@@ -189,14 +197,19 @@ def avg_pool_dgrad_rows[
             length=length + padding + (2 * V + 1) * stride + V, fill=0
         )
         var line = pointer_to(spread)
-        var scale_list = List[Scalar[Acc]](length=out_width, fill=1)
+        # Behind the last window zeros: vectors write past the row of sums.
+        var scale_list = List[Scalar[Acc]](length=out_width + V, fill=0)
         var scales = pointer_to(scale_list)
-        if not override:
-            for ow in range(out_width):
-                scales[unsafe_offset=ow] = 1 / Scalar[Acc](w_axis.divisor[ow])
+        for ow in range(out_width):
+            var divisor = 1 if override else w_axis.divisor[ow]
+            scales[unsafe_offset=ow] = 1 / Scalar[Acc](divisor)
         var rows = List[Int](capacity=most_rows)
         var weights = List[Scalar[Acc]](capacity=most_rows)
         var last_windows = (-1, -1)
+        var last_divisor = 0
+        var weight = Scalar[Acc](0)
+        var dx_share = dx.unsafe_offset(first * length)
+        var cleared = ClearedAhead((end - first) * length, 0)
         # One row on for each unit: short rows have no time for divisions.
         var h = first % Int(p.h.input) - 1
         var d = first // Int(p.h.input) % Int(p.d.input)
@@ -211,18 +224,20 @@ def avg_pool_dgrad_rows[
                     d = 0
                     n += 1
             var out = dx.unsafe_offset(unit * length)
+            cleared.reach(dx_share, (unit + 1 - first) * length)
             # Rows of a slab under the same windows are equal.
             if (
                 shared
-                and h_axis.above_first[h] == last_windows[0]
-                and h_axis.above_end[h] == last_windows[1]
+                and not slides
+                and h_above.first[h] == last_windows[0]
+                and h_above.end[h] == last_windows[1]
             ):
                 _store_row(out, line.unsafe_offset(padding), length)
                 continue
-            last_windows = (h_axis.above_first[h], h_axis.above_end[h])
+            last_windows = (h_above.first[h], h_above.end[h])
             rows.clear()
             weights.clear()
-            for od in range(d_axis.above_first[d], d_axis.above_end[d]):
+            for od in range(d_above.first[d], d_above.end[d]):
                 for oh in range(last_windows[0], last_windows[1]):
                     rows.append(
                         ((n * Int(p.d.output) + od) * Int(p.h.output) + oh)
@@ -231,29 +246,42 @@ def avg_pool_dgrad_rows[
                     var divisor = Int(p.divisor_override)
                     if not override:
                         divisor = d_axis.divisor[od] * h_axis.divisor[oh]
-                    weights.append(1 / Scalar[Acc](divisor))
-            _sum_rows[True](sums, dy, rows, weights, out_length)
+                    if divisor != last_divisor:
+                        last_divisor = divisor
+                        weight = 1 / Scalar[Acc](divisor)
+                    weights.append(weight)
             if shared:
-                for ow in range(out_width):
-                    sums[unsafe_offset=ow] *= scales[unsafe_offset=ow]
-                # The vectors of the sum wrote past the row.
-                sums.unsafe_store[alignment=1](out_width, SIMD[Acc, V](0))
+                _sum_rows[True, True](
+                    sums, dy, rows, weights, out_length, scales
+                )
                 comptime if adaptive:
                     for w in range(width):
                         var total = Scalar[Acc](0)
-                        for ow in range(
-                            w_axis.above_first[w], w_axis.above_end[w]
-                        ):
+                        for ow in range(w_above.first[w], w_above.end[w]):
                             total += sums[unsafe_offset=ow]
                         line[unsafe_offset=w] = total
                 else:
-                    _spread(line, sums, length + padding, window, stride)
+                    if slides:
+                        _slide(out, sums.unsafe_offset(padding), length, window)
+                        continue
+                    if window <= stride and stride > 2:
+                        _repeat(
+                            line,
+                            sums,
+                            out_width,
+                            length + padding,
+                            window,
+                            stride,
+                        )
+                    else:
+                        _spread(line, sums, length + padding, window, stride)
                 _store_row(out, line.unsafe_offset(padding), length)
                 continue
+            _sum_rows[True](sums, dy, rows, weights, out_length, scales)
             for w in range(width):
                 var pixel = out.unsafe_offset(w * channels)
-                var above_first = w_axis.above_first[w]
-                var above_end = w_axis.above_end[w]
+                var above_first = w_above.first[w]
+                var above_end = w_above.end[w]
                 var c = 0
                 while c < channels:
                     var total = SIMD[Acc, V](0)
@@ -291,21 +319,56 @@ def _store_row[
 
 
 @always_inline
+def _slide[
+    dtype: DType, Acc: DType, //
+](row: Data[dtype], sums: Data[Acc], length: Int, window: Int):
+    """Position q of the row is the sum of windows q, q - 1, ..., q - window + 1, which move by one.
+    """
+    comptime V = lanes[dtype]
+    var q = 0
+    while q < length:
+        var total = sums.unsafe_load[width=V, alignment=1](q)
+        for k in range(1, window):
+            total += sums.unsafe_load[width=V, alignment=1](q - k)
+        store_part(row, q, length, total.cast[dtype]())
+        q += V
+
+
+@always_inline
+def _repeat[
+    Acc: DType, //
+](
+    line: Data[Acc],
+    sums: Data[Acc],
+    windows: Int,
+    length: Int,
+    window: Int,
+    stride: Int,
+):
+    """Positions stride * q, ..., stride * q + window - 1 of the line are window q, those between windows zeros.
+    """
+    comptime V = lanes[Acc]
+    for q in range(windows):
+        # What a vector writes too much is written again by those after it.
+        var at = line.unsafe_offset(q * stride)
+        var value = SIMD[Acc, V](sums[unsafe_offset=q])
+        for k in range(0, window, V):
+            at.unsafe_store[alignment=1](k, value)
+        for k in range(window, stride, V):
+            at.unsafe_store[alignment=1](k, SIMD[Acc, V](0))
+    for k in range(windows * stride, length, V):
+        line.unsafe_store[alignment=1](k, SIMD[Acc, V](0))
+
+
+@always_inline
 def _spread[
     Acc: DType, //
 ](line: Data[Acc], sums: Data[Acc], length: Int, window: Int, stride: Int):
-    """Position stride * q + r of the line is the sum of windows q, q - 1, ... as far as their taps r, r + stride, ...
+    """For strides of 2 and more position stride * q + r of the line is the sum of windows q, q - 1, ... as far as their taps r, r + stride, ...
     exist."""
     comptime V = lanes[Acc]
     var q = 0
-    if stride == 1:
-        while q < length:
-            var total = SIMD[Acc, V](0)
-            for k in range(window):
-                total += sums.unsafe_load[width=V, alignment=1](q - k)
-            line.unsafe_store[alignment=1](q, total)
-            q += V
-    elif stride == 2:
+    if stride == 2:
         while 2 * q < length:
             var even = SIMD[Acc, V](0)
             var odd = SIMD[Acc, V](0)

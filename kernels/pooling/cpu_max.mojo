@@ -9,7 +9,6 @@ from std.math import iota
 from std.utils.numerics import neg_inf
 
 from .cpu_row import (
-    AxisTables,
     ask_ahead,
     for_each_share,
     lanes,
@@ -19,6 +18,7 @@ from .cpu_row import (
     smallest_share,
     store_part,
 )
+from .cpu_tables import WindowTable
 from .direct import Data, accumulator
 from .problem import PoolingProblem
 
@@ -66,9 +66,9 @@ def max_pool_fprop_planes[
     comptime V = lanes[dtype]
     var width = Int(p.w.input)
     var out_width = Int(p.w.output)
-    var d_axis = AxisTables(p.d, adaptive=adaptive)
-    var h_axis = AxisTables(p.h, adaptive=adaptive)
-    var w_axis = AxisTables(p.w, adaptive=adaptive)
+    var d_axis = WindowTable(p.d, adaptive=adaptive)
+    var h_axis = WindowTable(p.h, adaptive=adaptive)
+    var w_axis = WindowTable(p.w, adaptive=adaptive)
     var stride = Int(p.w.stride)
     var padding = Int(p.w.padding)
     var dilation = Int(p.w.dilation)

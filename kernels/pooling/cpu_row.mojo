@@ -1,4 +1,4 @@
-"""What the CPU kernels share: rows as vectors with masked ends, work shares, and tables of the axes."""
+"""What the CPU kernels share: rows as vectors with masked ends, and work shares."""
 
 from max.algorithm import sync_parallelize
 from std.atomic import Ordering, fence
@@ -14,7 +14,6 @@ from std.sys.intrinsics import (
 )
 
 from .direct import Data, accumulator
-from .problem import PoolingAxis, PoolingProblem
 
 comptime lanes[dtype: DType] = simd_width_of[accumulator[dtype]]()
 """Elements of one vector of sums or maxima."""
@@ -66,6 +65,23 @@ def end_past_cache():
     """Such stores come in no order: other threads see them only behind a fence.
     """
     fence[Ordering.SEQUENTIAL]()
+
+
+@always_inline
+def narrowed[
+    index: DType, W: Int, //
+](found: SIMD[index, W]) -> SIMD[DType.int32, W]:
+    """Entries in 32 bits; one that does not fit becomes -1 and names nothing.
+    """
+    var low = found.cast[DType.int32]()
+    comptime if size_of[index]() > 4:
+        return (
+            low.cast[index]()
+            .eq(found)
+            .select(low, SIMD[DType.int32, W](Int32(-1)))
+        )
+    else:
+        return low
 
 
 comptime LINE = 64
@@ -187,72 +203,3 @@ def smallest_share(elements: Int, units: Int) -> Int:
     """The least number of units, out of `units` with `elements` in all, that is worth a core.
     """
     return ceildiv(SMALLEST_SHARE * units, max(elements, 1))
-
-
-struct AxisTables(Movable):
-    """One axis spelt out: for each window its taps and what it adds to a divisor, for each input position the
-    windows above it. Rows can be short; nothing is divided twice for them."""
-
-    var start: List[Int]
-    var count: List[Int]
-    var first_tap: List[Int]
-    var divisor: List[Int]
-    var above_first: List[Int]
-    var above_end: List[Int]
-    var some_empty: Bool
-    """Whether some window lies wholly in padding, which a large dilation allows."""
-    var some_uncovered: Bool
-    """Whether some input position lies under no window."""
-
-    def __init__(
-        out self,
-        axis: PoolingAxis,
-        *,
-        adaptive: Bool,
-        include_pad: Bool = False,
-    ):
-        self.start = List[Int](capacity=Int(axis.output))
-        self.count = List[Int](capacity=Int(axis.output))
-        self.first_tap = List[Int](capacity=Int(axis.output))
-        self.divisor = List[Int](capacity=Int(axis.output))
-        self.above_first = List[Int](capacity=Int(axis.input))
-        self.above_end = List[Int](capacity=Int(axis.input))
-        self.some_empty = False
-        self.some_uncovered = False
-        for o in range(Int(axis.output)):
-            var taps = axis.taps[True](o) if adaptive else axis.taps[False](o)
-            self.start.append(taps.start)
-            self.count.append(taps.count)
-            self.first_tap.append(taps.first)
-            self.divisor.append(
-                taps.count if adaptive else axis.divisor[False](o, include_pad)
-            )
-            self.some_empty |= taps.count <= 0
-        for i in range(Int(axis.input)):
-            var over = axis.outputs_over[True](
-                i
-            ) if adaptive else axis.outputs_over[False](i)
-            self.above_first.append(over[0])
-            self.above_end.append(over[1])
-            self.some_uncovered |= over[1] <= over[0]
-
-    def most_taps(self) -> Int:
-        var most = 0
-        for o in range(len(self.count)):
-            most = max(most, self.count[o])
-        return most
-
-    def most_above(self) -> Int:
-        var most = 0
-        for i in range(len(self.above_end)):
-            most = max(most, self.above_end[i] - self.above_first[i])
-        return most
-
-
-def some_empty[adaptive: Bool](p: PoolingProblem) -> Bool:
-    """Whether some window lies wholly in padding."""
-    return (
-        AxisTables(p.d, adaptive=adaptive).some_empty
-        or AxisTables(p.h, adaptive=adaptive).some_empty
-        or AxisTables(p.w, adaptive=adaptive).some_empty
-    )

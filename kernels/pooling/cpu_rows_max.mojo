@@ -6,7 +6,6 @@ dx is written once, in the order of the memory, and the additions always come in
 """
 
 from .cpu_row import (
-    AxisTables,
     ask_ahead,
     for_each_share,
     lanes,
@@ -14,6 +13,7 @@ from .cpu_row import (
     smallest_share,
     store_part,
 )
+from .cpu_tables import AboveTable
 from .direct import Data, accumulator
 from .problem import PoolingAxis, PoolingProblem
 
@@ -30,13 +30,13 @@ struct Columns(Movable):
     var start: List[Int]
     var wanted: List[Int]
 
-    def __init__(out self, axis: PoolingAxis, table: AxisTables, channels: Int):
+    def __init__(out self, axis: PoolingAxis, table: AboveTable, channels: Int):
         self.first = List[Int](capacity=Int(axis.input) + 1)
         self.start = List[Int]()
         self.wanted = List[Int]()
         for i in range(Int(axis.input)):
             self.first.append(len(self.start))
-            for o in range(table.above_first[i], table.above_end[i]):
+            for o in range(table.first[i], table.end[i]):
                 var distance = i + Int(axis.padding) - o * Int(axis.stride)
                 if distance % Int(axis.dilation) == 0:
                     self.start.append(o * channels)
@@ -136,7 +136,11 @@ def _gather_row[
             block[1, True](c)
             c += V
         if c < channels:
-            block[1, False](c)
+            if channels >= V:
+                # Once more some of the vector before.
+                block[1, True](channels - V)
+            else:
+                block[1, False](c)
 
 
 @no_inline
@@ -148,9 +152,9 @@ def max_pool_dgrad_rows[
     entries: Data[index],
     p: PoolingProblem,
 ):
-    var d_axis = AxisTables(p.d, adaptive=False)
-    var h_axis = AxisTables(p.h, adaptive=False)
-    var w_axis = AxisTables(p.w, adaptive=False)
+    var d_axis = AboveTable(p.d, adaptive=False)
+    var h_axis = AboveTable(p.h, adaptive=False)
+    var w_axis = AboveTable(p.w, adaptive=False)
     var columns = Columns(p.w, w_axis, Int(p.channels))
 
     def share(first: Int, end: Int) {imm}:
@@ -167,11 +171,11 @@ def max_pool_dgrad_rows[
             var d = slab - n * depth
             above.start.clear()
             above.wanted.clear()
-            for od in range(d_axis.above_first[d], d_axis.above_end[d]):
+            for od in range(d_axis.first[d], d_axis.end[d]):
                 var kd = d + Int(p.d.padding) - od * Int(p.d.stride)
                 if kd % Int(p.d.dilation) != 0:
                     continue
-                for oh in range(h_axis.above_first[h], h_axis.above_end[h]):
+                for oh in range(h_axis.first[h], h_axis.end[h]):
                     var kh = h + Int(p.h.padding) - oh * Int(p.h.stride)
                     if kh % Int(p.h.dilation) != 0:
                         continue

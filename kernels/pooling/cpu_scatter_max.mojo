@@ -27,7 +27,6 @@ from .cpu_row import (
     pointer_to,
     round_run,
     smallest_share,
-    some_empty,
     store_part,
 )
 from .direct import Data, accumulator
@@ -86,7 +85,8 @@ def max_pool_dgrad_scatter[
         comptime if index == DType.uint8:
             while len(taps) < 256:
                 taps.append(FAR_AWAY)
-        origins.reserve(outputs)
+        origins.resize(outputs, 0)
+        var origin = origins.unsafe_ptr()
         for od in range(Int(p.d.output)):
             for oh in range(Int(p.h.output)):
                 var row = (
@@ -95,7 +95,8 @@ def max_pool_dgrad_scatter[
                     - Int(p.h.padding)
                 ) * width - Int(p.w.padding)
                 for ow in range(Int(p.w.output)):
-                    origins.append(row + ow * Int(p.w.stride))
+                    origin[unsafe_offset=ow] = row + ow * Int(p.w.stride)
+                origin = origin.unsafe_offset(Int(p.w.output))
     var tap_count = len(taps)
     var in_vectors = plane * channels < LIMIT_32
     var compared = False
@@ -107,7 +108,7 @@ def max_pool_dgrad_scatter[
             and most % V == 0
             and p.window_size() <= MOST_COMPARED
             and plane < LIMIT_32
-            and not some_empty[False](p)
+            and not p.may_miss()
         )
         if compared:
             for ow in range(Int(p.w.output)):

@@ -8,7 +8,6 @@ from std.sys import size_of
 from std.utils.numerics import neg_inf
 
 from .cpu_row import (
-    AxisTables,
     EARLY,
     LINE,
     ClearedAhead,
@@ -22,6 +21,7 @@ from .cpu_row import (
     store_part,
     store_past_cache,
 )
+from .cpu_tables import AboveTable, WindowTable
 from .direct import Data, accumulator
 from .problem import PoolingProblem
 
@@ -54,10 +54,10 @@ def max_pool_fprop_vectors[
     """For windows of which none lies wholly in padding."""
     comptime Acc = accumulator[dtype]
     comptime V = lanes[dtype]
-    var d_axis = AxisTables(p.d, adaptive=adaptive)
-    var h_axis = AxisTables(p.h, adaptive=adaptive)
-    var w_axis = AxisTables(p.w, adaptive=adaptive)
-    var taps = d_axis.most_taps() * h_axis.most_taps() * w_axis.most_taps()
+    var d_axis = WindowTable(p.d, adaptive=adaptive)
+    var h_axis = WindowTable(p.h, adaptive=adaptive)
+    var w_axis = WindowTable(p.w, adaptive=adaptive)
+    var taps = d_axis.most_taps * h_axis.most_taps * w_axis.most_taps
 
     def share(first: Int, end: Int) {imm}:
         var channels = Int(p.channels)
@@ -195,11 +195,11 @@ def avg_pool_fprop_vectors[
     comptime Acc = accumulator[dtype]
     comptime V = lanes[dtype]
     var include = p.count_include_pad != 0
-    var d_axis = AxisTables(p.d, adaptive=adaptive, include_pad=include)
-    var h_axis = AxisTables(p.h, adaptive=adaptive, include_pad=include)
-    var w_axis = AxisTables(p.w, adaptive=adaptive, include_pad=include)
-    var rows = d_axis.most_taps() * h_axis.most_taps()
-    var taps = rows * w_axis.most_taps()
+    var d_axis = WindowTable(p.d, adaptive=adaptive, include_pad=include)
+    var h_axis = WindowTable(p.h, adaptive=adaptive, include_pad=include)
+    var w_axis = WindowTable(p.w, adaptive=adaptive, include_pad=include)
+    var rows = d_axis.most_taps * h_axis.most_taps
+    var taps = rows * w_axis.most_taps
 
     def share(first: Int, end: Int) {imm}:
         var channels = Int(p.channels)
@@ -302,10 +302,13 @@ def avg_pool_dgrad_vectors[
     comptime Acc = accumulator[dtype]
     comptime V = lanes[dtype]
     var include = p.count_include_pad != 0
-    var d_axis = AxisTables(p.d, adaptive=adaptive, include_pad=include)
-    var h_axis = AxisTables(p.h, adaptive=adaptive, include_pad=include)
-    var w_axis = AxisTables(p.w, adaptive=adaptive, include_pad=include)
-    var most_rows = d_axis.most_above() * h_axis.most_above()
+    var d_axis = WindowTable(p.d, adaptive=adaptive, include_pad=include)
+    var h_axis = WindowTable(p.h, adaptive=adaptive, include_pad=include)
+    var w_axis = WindowTable(p.w, adaptive=adaptive, include_pad=include)
+    var d_above = AboveTable(p.d, adaptive=adaptive)
+    var h_above = AboveTable(p.h, adaptive=adaptive)
+    var w_above = AboveTable(p.w, adaptive=adaptive)
+    var most_rows = d_above.most * h_above.most
     var override = not adaptive and p.divisor_override != 0
 
     def share(first: Int, end: Int) {imm}:
@@ -330,8 +333,8 @@ def avg_pool_dgrad_vectors[
             var d = slab - n * Int(p.d.input)
             # What all pixels of the row share is found once.
             var row_count = 0
-            for od in range(d_axis.above_first[d], d_axis.above_end[d]):
-                for oh in range(h_axis.above_first[h], h_axis.above_end[h]):
+            for od in range(d_above.first[d], d_above.end[d]):
+                for oh in range(h_above.first[h], h_above.end[h]):
                     at[unsafe_offset=row_count] = Scalar[DType.int](
                         ((n * Int(p.d.output) + od) * Int(p.h.output) + oh)
                         * Int(p.w.output)
@@ -345,8 +348,8 @@ def avg_pool_dgrad_vectors[
             var dx_row = dx_all.unsafe_offset(unit * width * channels)
             var cleared = ClearedAhead(width * channels, 0)
             for w in range(width):
-                var above_first = w_axis.above_first[w]
-                var above_end = w_axis.above_end[w]
+                var above_first = w_above.first[w]
+                var above_end = w_above.end[w]
                 cleared.reach(dx_row, (w + 1) * channels)
                 var dx = dx_row.unsafe_offset(w * channels)
 
@@ -357,6 +360,13 @@ def avg_pool_dgrad_vectors[
                         var windows = dy.unsafe_offset(
                             Int(at[unsafe_offset=r]) + c
                         )
+                        # What no pixel before has read.
+                        if r == row_count - 1 and above_end > above_first:
+                            ask_for[W](
+                                windows,
+                                (above_end - 1) * channels
+                                + EARLY // size_of[dtype](),
+                            )
                         for ow in range(above_first, above_end):
                             total += load_part[W](
                                 windows,

@@ -100,9 +100,12 @@ struct PoolingAxis(DevicePassable, TrivialRegisterPassable):
         """Input positions that a window spans."""
         return Int(self.dilation) * (Int(self.window) - 1) + 1
 
-    def most_above(self) -> Int:
-        """The most windows above one input position; windows that are so many apart share none.
-        """
+    def most_above[adaptive: Bool = False](self) -> Int:
+        """The most windows above one input position, or more where windows are adaptive; windows that are so many apart
+        share none."""
+        comptime if adaptive:
+            var whole = ceildiv(Int(self.output), Int(self.input))
+            return min(whole + 1, Int(self.output))
         return min(ceildiv(self.reach(), Int(self.stride)), Int(self.output))
 
     def most_reaching(self, extent: Int) -> Int:

@@ -1,0 +1,342 @@
+"""Gradient of max pooling on the CPU over channels-last tensors, for windows that lie side by side.
+
+Each window is read once, and all pixels under it are written: dy where the entry names the pixel, zero elsewhere. Where
+channels fill no vector, a pixel's vector reaches into the next pixels, which are written after it.
+"""
+
+from std.sys import size_of
+
+from .cpu_row import (
+    LONG_RUN,
+    ClearedAhead,
+    ask_ahead,
+    clear_run,
+    for_each_share,
+    lanes,
+    load_part,
+    narrowed,
+    smallest_share,
+    store_part,
+)
+from .direct import Data
+from .problem import PoolingAxis, PoolingProblem
+
+comptime MOST_TAPS = 8
+"""Taps of a window, at most: of more, most pixels are zeros, which clearing writes faster."""
+comptime CLEARED_BYTES = 2 * LONG_RUN
+"""Bytes of a row of dx that are cleared shortly before they are written."""
+
+
+def can_spread[dtype: DType, *, offsets: Bool](p: PoolingProblem) -> Bool:
+    """Whether `max_pool_dgrad_apart` takes the problem and is the fastest: no two windows share a pixel, none leaves a
+    gap to the next, and channels fill vectors, or offsets so much of one that they need not be looked at one by one.
+    """
+    comptime V = lanes[dtype]
+
+    @always_inline
+    def beside(axis: PoolingAxis) -> Bool:
+        return (
+            axis.window == axis.stride
+            and axis.padding == 0
+            and (axis.dilation == 1 or axis.window == 1)
+        )
+
+    var channels = Int(p.channels)
+    var fill = channels % V == 0 or channels >= 4 * V
+    comptime if offsets:
+        fill = fill or channels > max(V // 4, 1)
+    return (
+        fill
+        and p.window_size() <= MOST_TAPS
+        and beside(p.d)
+        and beside(p.h)
+        and beside(p.w)
+        and p.input_plane() < Int(Int32.MAX)
+    )
+
+
+struct Rows(Movable):
+    """The rows of pixels under one row of windows: where they begin in dx, and which entry names the first pixel of a
+    window (by index, of the row's first window)."""
+
+    var start: List[Int]
+    var wanted: List[Int]
+
+    def __init__(out self, most: Int):
+        self.start = List[Int](capacity=most)
+        self.wanted = List[Int](capacity=most)
+
+    @always_inline
+    def clear(mut self):
+        self.start.clear()
+        self.wanted.clear()
+
+
+@always_inline
+def _spread_window[
+    dtype: DType, index: DType, //, W: Int, *, offsets: Bool, whole: Bool
+](
+    dx: Data[dtype],
+    dy: Data[dtype],
+    entries: Data[index],
+    rows: Rows,
+    p: PoolingProblem,
+    ow: Int,
+    c: Int,
+):
+    """Channels c, ..., c + W - 1 of window `ow`; without `whole` only those that exist.
+    """
+    comptime Key = index if offsets else DType.int32
+    var channels = Int(p.channels)
+    var o = ow * channels + c
+    var place = ow * Int(p.w.window)
+    var taps = min(Int(p.w.window), Int(p.w.input) - place)
+    ask_ahead[W](entries, o)
+    ask_ahead[W](dy, o)
+    var found: SIMD[index, W]
+    var gradient: SIMD[dtype, W]
+    comptime if whole:
+        found = entries.unsafe_load[width=W, alignment=1](o)
+        gradient = dy.unsafe_load[width=W, alignment=1](o)
+    else:
+        found = load_part[W](entries, o, (ow + 1) * channels)
+        gradient = load_part[W](dy, o, (ow + 1) * channels)
+    var key: SIMD[Key, W]
+    comptime if offsets:
+        key = rebind[SIMD[Key, W]](found)
+    else:
+        key = rebind[SIMD[Key, W]](narrowed(found) - Int32(place))
+    var starts = rows.start.unsafe_ptr()
+    var wanteds = rows.wanted.unsafe_ptr()
+    for r in range(len(rows.start)):
+        var pixel = dx.unsafe_offset(
+            starts[unsafe_offset=r] + place * channels + c
+        )
+        var wanted = wanteds[unsafe_offset=r]
+        for k in range(taps):
+            var value = key.eq(SIMD[Key, W](Scalar[Key](wanted + k))).select(
+                gradient, SIMD[dtype, W](0)
+            )
+            comptime if whole:
+                pixel.unsafe_store[alignment=1](k * channels, value)
+            else:
+                store_part(pixel, k * channels, (k + 1) * channels - c, value)
+
+
+@always_inline
+def _spread_vectors[
+    dtype: DType, index: DType, //, *, offsets: Bool
+](
+    dx: Data[dtype],
+    dy: Data[dtype],
+    entries: Data[index],
+    rows: Rows,
+    p: PoolingProblem,
+):
+    """A row of windows of at least as many channels as a vector has elements.
+    """
+    comptime V = lanes[dtype]
+    var channels = Int(p.channels)
+    var width = Int(p.w.input)
+    var window = Int(p.w.window)
+    var count = Int(p.w.output)
+    # The C library clears whole lines without reading them; a store reads first.
+    var long = width * channels * size_of[dtype]() >= CLEARED_BYTES
+    var step = count
+    if long:
+        step = max(CLEARED_BYTES // (window * channels * size_of[dtype]()), 1)
+    for first in range(0, count, step):
+        if long:
+            for r in range(len(rows.start)):
+                clear_run(
+                    dx.unsafe_offset(rows.start[r] + first * window * channels),
+                    min(step * window, width - first * window) * channels,
+                )
+        for ow in range(first, min(first + step, count)):
+            var c = 0
+            while c + 4 * V <= channels:
+                _spread_window[4 * V, offsets=offsets, whole=True](
+                    dx, dy, entries, rows, p, ow, c
+                )
+                c += 4 * V
+            while c < channels:
+                # The last one takes some of the vector before once more.
+                _spread_window[V, offsets=offsets, whole=True](
+                    dx, dy, entries, rows, p, ow, min(c, channels - V)
+                )
+                c += V
+
+
+@always_inline
+def _spread_narrow[
+    dtype: DType, index: DType, //, W: Int
+](
+    dx: Data[dtype],
+    dy: Data[dtype],
+    offsets: Data[index],
+    rows: Rows,
+    p: PoolingProblem,
+):
+    """A row of windows of no more than W channels. The rows of pixels are written in the order of the memory, and what a
+    vector writes too much is written again by those after it.
+    """
+    var channels = Int(p.channels)
+    var window = Int(p.w.window)
+    var full = min(Int(p.w.output), Int(p.w.input) // window)
+    for r in range(len(rows.start)):
+        var pixel = dx.unsafe_offset(rows.start[r])
+        var wanted = Scalar[index](rows.wanted[r])
+        for ow in range(full):
+            var o = ow * channels
+            ask_ahead[W](offsets, o)
+            ask_ahead[W](dy, o)
+            var found = offsets.unsafe_load[width=W, alignment=1](o)
+            var gradient = dy.unsafe_load[width=W, alignment=1](o)
+            for k in range(window):
+                var name = SIMD[index, W](wanted + Scalar[index](k))
+                pixel.unsafe_store[alignment=1](
+                    0,
+                    found.eq(name).select(gradient, SIMD[dtype, W](0)),
+                )
+                pixel = pixel.unsafe_offset(channels)
+        # The window that the row's end cuts, and columns that no window covers.
+        for w in range(full * window, Int(p.w.input)):
+            var value = SIMD[dtype, W](0)
+            if full < Int(p.w.output):
+                var o = full * channels
+                var name = SIMD[index, W](
+                    wanted + Scalar[index](w - full * window)
+                )
+                value = (
+                    offsets.unsafe_load[width=W, alignment=1](o)
+                    .eq(name)
+                    .select(
+                        dy.unsafe_load[width=W, alignment=1](o),
+                        value,
+                    )
+                )
+            pixel.unsafe_store[alignment=1](0, value)
+            pixel = pixel.unsafe_offset(channels)
+
+
+@always_inline
+def _clear_rest[
+    dtype: DType, //
+](dx: Data[dtype], rows: Rows, p: PoolingProblem):
+    """Columns that no window covers."""
+    var covered = Int(p.w.output) * Int(p.w.window)
+    var rest = Int(p.w.input) - covered
+    if rest > 0:
+        for r in range(len(rows.start)):
+            clear_run(
+                dx.unsafe_offset(rows.start[r] + covered * Int(p.channels)),
+                rest * Int(p.channels),
+            )
+
+
+@no_inline
+def max_pool_dgrad_apart[
+    dtype: DType, index: DType, *, offsets: Bool
+](
+    dx_all: Data[dtype],
+    dy_all: Data[dtype],
+    entries_all: Data[index],
+    p: PoolingProblem,
+):
+    """For what `can_spread` says."""
+    comptime V = lanes[dtype]
+    var height = Int(p.h.input)
+    var depth = Int(p.d.input)
+    var length = Int(p.w.input) * Int(p.channels)
+    var out_length = Int(p.w.output) * Int(p.channels)
+    var made = p.output_size()
+    # Rows of windows, and the pixels after the last ones.
+    var d_groups = Int(p.d.output)
+    if d_groups * Int(p.d.window) < depth:
+        d_groups += 1
+    var h_groups = Int(p.h.output)
+    if h_groups * Int(p.h.window) < height:
+        h_groups += 1
+
+    def share(first: Int, end: Int) {imm}:
+        var channels = Int(p.channels)
+        var rows = Rows(Int(p.d.window) * Int(p.h.window))
+        # Short rows are cleared together, if they are written in the order of the memory.
+        var together = (
+            p.d.window == 1 and length * size_of[dtype]() < CLEARED_BYTES
+        )
+        var first_row = first // h_groups * height + first % h_groups * Int(
+            p.h.window
+        )
+        var end_row = end // h_groups * height + end % h_groups * Int(
+            p.h.window
+        )
+        var dx_share = dx_all.unsafe_offset(first_row * length)
+        var cleared = ClearedAhead((end_row - first_row) * length, 0)
+        for unit in range(first, end):
+            var slab = unit // h_groups
+            var oh = unit - slab * h_groups
+            var n = slab // d_groups
+            var od = slab - n * d_groups
+            var d0 = od * Int(p.d.window)
+            var h0 = oh * Int(p.h.window)
+            var d1 = min(d0 + Int(p.d.window), depth)
+            var h1 = min(h0 + Int(p.h.window), height)
+            var covered = od < Int(p.d.output) and oh < Int(p.h.output)
+            if od == Int(p.d.output):
+                d1 = depth
+            if oh == Int(p.h.output):
+                h1 = height
+            if together:
+                cleared.reach(
+                    dx_share,
+                    ((n * depth + d0) * height + h1 - first_row) * length,
+                )
+            rows.clear()
+            for d in range(d0, d1):
+                for h in range(h0, h1):
+                    var start = ((n * depth + d) * height + h) * length
+                    if not covered:
+                        clear_run(dx_all.unsafe_offset(start), length)
+                        continue
+                    rows.start.append(start)
+                    comptime if offsets:
+                        rows.wanted.append(
+                            ((d - d0) * Int(p.h.window) + h - h0)
+                            * Int(p.w.window)
+                        )
+                    else:
+                        rows.wanted.append((d * height + h) * Int(p.w.input))
+            if not covered:
+                continue
+            var o = (
+                (n * Int(p.d.output) + od) * Int(p.h.output) + oh
+            ) * out_length
+            var dy = dy_all.unsafe_offset(o)
+            var entries = entries_all.unsafe_offset(o)
+            if channels >= V:
+                _spread_vectors[offsets=offsets](dx_all, dy, entries, rows, p)
+                _clear_rest(dx_all, rows, p)
+                continue
+            comptime if offsets:
+                # What vectors read and write beyond the rows exists, and this share writes it again.
+                var after = (n * depth + d0) * height + h1
+                if (
+                    p.d.window == 1
+                    and (end_row - after) * length >= V
+                    and o + out_length + V <= made
+                ):
+                    comptime if V >= 16:
+                        if channels <= V // 2:
+                            _spread_narrow[V // 2](dx_all, dy, entries, rows, p)
+                            continue
+                    _spread_narrow[V](dx_all, dy, entries, rows, p)
+                    continue
+            for ow in range(Int(p.w.output)):
+                _spread_window[V, offsets=offsets, whole=False](
+                    dx_all, dy, entries, rows, p, ow, 0
+                )
+            _clear_rest(dx_all, rows, p)
+
+    var units = Int(p.batch) * d_groups * h_groups
+    for_each_share(share, units, smallest_share(p.input_size(), units))
