@@ -38,6 +38,47 @@ def _is_nan[
 
 
 @no_inline
+def _best_pixels[
+    dtype: DType, Acc: DType, //
+](
+    best: Data[Acc],
+    found: Data[DType.int32],
+    x: Data[dtype],
+    at: Data[DType.int],
+    place: Data[DType.int32],
+    count: Int,
+    channels: Int,
+):
+    """The maxima of `count` pixels that begin at[0], at[1], ... in x, by channel, and the pixels' places. Whole pixels
+    one after the other: many that no other window shares are read fastest in the order of the memory.
+    """
+    comptime V = lanes[dtype]
+
+    @always_inline
+    def take[W: Int](t: Int, c: Int) {imm}:
+        var pixel = x.unsafe_offset(Int(at[unsafe_offset=t]))
+        ask_for[W](pixel, c + EARLY // size_of[dtype]())
+        var value = load_part[W](pixel, c, channels).cast[Acc]()
+        var here = SIMD[DType.int32, W](place[unsafe_offset=t])
+        if t > 0:
+            var top = best.unsafe_load[width=W, alignment=1](c)
+            var wins = value.gt(top) | _is_nan(value)
+            value = wins.select(value, top)
+            here = wins.select(here, found.unsafe_load[width=W, alignment=1](c))
+        best.unsafe_store[alignment=1](c, value)
+        found.unsafe_store[alignment=1](c, here)
+
+    for t in range(count):
+        var c = 0
+        while c + 4 * V <= channels:
+            take[4 * V](t, c)
+            c += 4 * V
+        while c < channels:
+            take[V](t, c)
+            c += V
+
+
+@no_inline
 def max_pool_fprop_vectors[
     dtype: DType,
     index: DType,
@@ -73,6 +114,10 @@ def max_pool_fprop_vectors[
         var at_list = List[Scalar[DType.int]](length=taps, fill=0)
         var fresh_list = List[Scalar[DType.int]](length=taps, fill=0)
         var place_list = List[Int32](length=taps, fill=0)
+        var best_list = List[Scalar[Acc]](length=channels + V, fill=0)
+        var found_list = List[Int32](length=channels + V, fill=0)
+        var best_of = pointer_to(best_list)
+        var found_of = pointer_to(found_list)
         var at = pointer_to(at_list)
         var fresh = pointer_to(fresh_list)
         var place = pointer_to(place_list)
@@ -137,6 +182,34 @@ def max_pool_fprop_vectors[
                 var indices = indices_all.unsafe_offset(o)
 
                 @always_inline
+                def store[
+                    W: Int
+                ](c: Int, best: SIMD[Acc, W], found: SIMD[DType.int32, W]) {
+                    imm
+                }:
+                    comptime if store_values:
+                        store_part(y, c, channels, best.cast[dtype]())
+                    var entries = (found + first_place).cast[index]()
+                    # Only the backward pass wants indices, and there are more bytes of them than of y. A line that is stored in
+                    # part costs more so.
+                    if past_cache:
+                        store_past_cache(indices, c, channels, entries)
+                    else:
+                        store_part(indices, c, channels, entries)
+
+                if fresh_count == count and count > MANY_TAPS:
+                    _best_pixels(
+                        best_of, found_of, x_window, at, place, count, channels
+                    )
+                    for c in range(0, channels, V):
+                        store[V](
+                            c,
+                            best_of.unsafe_load[width=V, alignment=1](c),
+                            found_of.unsafe_load[width=V, alignment=1](c),
+                        )
+                    continue
+
+                @always_inline
                 def block[W: Int](c: Int) {imm}:
                     var best = SIMD[Acc, W](neg_inf[Acc]())
                     var found = SIMD[DType.int32, W](place[unsafe_offset=0])
@@ -161,15 +234,7 @@ def max_pool_fprop_vectors[
                             SIMD[DType.int32, W](place[unsafe_offset=t]),
                             found,
                         )
-                    comptime if store_values:
-                        store_part(y, c, channels, best.cast[dtype]())
-                    var entries = (found + first_place).cast[index]()
-                    # Only the backward pass wants indices, and there are more bytes of them than of y. A line that is stored in
-                    # part costs more so.
-                    if past_cache:
-                        store_past_cache(indices, c, channels, entries)
-                    else:
-                        store_part(indices, c, channels, entries)
+                    store[W](c, best, found)
 
                 var c = 0
                 while c + 4 * V <= channels:
@@ -181,6 +246,8 @@ def max_pool_fprop_vectors[
         _ = at_list^
         _ = fresh_list^
         _ = place_list^
+        _ = best_list^
+        _ = found_list^
         if past_cache:
             end_past_cache()
 
