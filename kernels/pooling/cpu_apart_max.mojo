@@ -1,7 +1,6 @@
 """Gradient of max pooling on the CPU over channels-last tensors, for windows that lie side by side.
 
-Each window is read once, and all pixels under it are written: dy where the entry names the pixel, zero elsewhere. Where
-channels fill no vector, a pixel's vector reaches into the next pixels, which are written after it.
+Each window is read once, and all pixels under it are written: dy where the entry names the pixel, zero elsewhere.
 """
 
 from std.sys import size_of
@@ -13,24 +12,21 @@ from .cpu_row import (
     clear_run,
     for_each_share,
     lanes,
-    load_part,
     narrowed,
     smallest_share,
-    store_part,
 )
 from .direct import Data
 from .problem import PoolingAxis, PoolingProblem
 
 comptime MOST_TAPS = 8
 """Taps of a window, at most: of more, most pixels are zeros, which clearing writes faster."""
-comptime CLEARED_BYTES = 2 * LONG_RUN
+comptime PIECE_BYTES = 2 * LONG_RUN
 """Bytes of a row of dx that are cleared shortly before they are written."""
 
 
 def can_spread[dtype: DType, *, offsets: Bool](p: PoolingProblem) -> Bool:
     """Whether `max_pool_dgrad_apart` takes the problem and is the fastest: no two windows share a pixel, none leaves a
-    gap to the next, and channels fill vectors, or offsets so much of one that they need not be looked at one by one.
-    """
+    gap to the next, and channels fill vectors."""
     comptime V = lanes[dtype]
 
     @always_inline
@@ -42,11 +38,14 @@ def can_spread[dtype: DType, *, offsets: Bool](p: PoolingProblem) -> Bool:
         )
 
     var channels = Int(p.channels)
-    var fill = channels % V == 0 or channels >= 4 * V
+    # Of a last vector most may be computed twice; indices are read twice, too.
+    var most = channels % V == 0
     comptime if offsets:
-        fill = fill or channels > max(V // 4, 1)
+        most = most or channels >= V
+    else:
+        most = most or channels >= 4 * V
     return (
-        fill
+        most
         and p.window_size() <= MOST_TAPS
         and beside(p.d)
         and beside(p.h)
@@ -74,7 +73,7 @@ struct Rows(Movable):
 
 @always_inline
 def _spread_window[
-    dtype: DType, index: DType, //, W: Int, *, offsets: Bool, whole: Bool
+    dtype: DType, index: DType, //, W: Int, *, offsets: Bool
 ](
     dx: Data[dtype],
     dy: Data[dtype],
@@ -84,8 +83,7 @@ def _spread_window[
     ow: Int,
     c: Int,
 ):
-    """Channels c, ..., c + W - 1 of window `ow`; without `whole` only those that exist.
-    """
+    """Channels c, ..., c + W - 1 of window `ow`."""
     comptime Key = index if offsets else DType.int32
     var channels = Int(p.channels)
     var o = ow * channels + c
@@ -93,14 +91,8 @@ def _spread_window[
     var taps = min(Int(p.w.window), Int(p.w.input) - place)
     ask_ahead[W](entries, o)
     ask_ahead[W](dy, o)
-    var found: SIMD[index, W]
-    var gradient: SIMD[dtype, W]
-    comptime if whole:
-        found = entries.unsafe_load[width=W, alignment=1](o)
-        gradient = dy.unsafe_load[width=W, alignment=1](o)
-    else:
-        found = load_part[W](entries, o, (ow + 1) * channels)
-        gradient = load_part[W](dy, o, (ow + 1) * channels)
+    var found = entries.unsafe_load[width=W, alignment=1](o)
+    var gradient = dy.unsafe_load[width=W, alignment=1](o)
     var key: SIMD[Key, W]
     comptime if offsets:
         key = rebind[SIMD[Key, W]](found)
@@ -114,17 +106,15 @@ def _spread_window[
         )
         var wanted = wanteds[unsafe_offset=r]
         for k in range(taps):
-            var value = key.eq(SIMD[Key, W](Scalar[Key](wanted + k))).select(
-                gradient, SIMD[dtype, W](0)
+            var name = SIMD[Key, W](Scalar[Key](wanted + k))
+            pixel.unsafe_store[alignment=1](
+                k * channels,
+                key.eq(name).select(gradient, SIMD[dtype, W](0)),
             )
-            comptime if whole:
-                pixel.unsafe_store[alignment=1](k * channels, value)
-            else:
-                store_part(pixel, k * channels, (k + 1) * channels - c, value)
 
 
 @always_inline
-def _spread_vectors[
+def _spread_row[
     dtype: DType, index: DType, //, *, offsets: Bool
 ](
     dx: Data[dtype],
@@ -133,18 +123,17 @@ def _spread_vectors[
     rows: Rows,
     p: PoolingProblem,
 ):
-    """A row of windows of at least as many channels as a vector has elements.
-    """
+    """A row of windows, and the columns that no window covers."""
     comptime V = lanes[dtype]
     var channels = Int(p.channels)
     var width = Int(p.w.input)
     var window = Int(p.w.window)
     var count = Int(p.w.output)
     # The C library clears whole lines without reading them; a store reads first.
-    var long = width * channels * size_of[dtype]() >= CLEARED_BYTES
+    var long = width * channels * size_of[dtype]() >= PIECE_BYTES
     var step = count
     if long:
-        step = max(CLEARED_BYTES // (window * channels * size_of[dtype]()), 1)
+        step = max(PIECE_BYTES // (window * channels * size_of[dtype]()), 1)
     for first in range(0, count, step):
         if long:
             for r in range(len(rows.start)):
@@ -155,82 +144,22 @@ def _spread_vectors[
         for ow in range(first, min(first + step, count)):
             var c = 0
             while c + 4 * V <= channels:
-                _spread_window[4 * V, offsets=offsets, whole=True](
+                _spread_window[4 * V, offsets=offsets](
                     dx, dy, entries, rows, p, ow, c
                 )
                 c += 4 * V
             while c < channels:
                 # The last one takes some of the vector before once more.
-                _spread_window[V, offsets=offsets, whole=True](
+                _spread_window[V, offsets=offsets](
                     dx, dy, entries, rows, p, ow, min(c, channels - V)
                 )
                 c += V
-
-
-@always_inline
-def _spread_narrow[
-    dtype: DType, index: DType, //, W: Int
-](
-    dx: Data[dtype],
-    dy: Data[dtype],
-    offsets: Data[index],
-    rows: Rows,
-    p: PoolingProblem,
-):
-    """A row of windows of no more than W channels. The rows of pixels are written in the order of the memory, and what a
-    vector writes too much is written again by those after it.
-    """
-    var channels = Int(p.channels)
-    var window = Int(p.w.window)
-    var full = min(Int(p.w.output), Int(p.w.input) // window)
-    for r in range(len(rows.start)):
-        var pixel = dx.unsafe_offset(rows.start[r])
-        var wanted = Scalar[index](rows.wanted[r])
-        for ow in range(full):
-            var o = ow * channels
-            ask_ahead[W](offsets, o)
-            ask_ahead[W](dy, o)
-            var found = offsets.unsafe_load[width=W, alignment=1](o)
-            var gradient = dy.unsafe_load[width=W, alignment=1](o)
-            for k in range(window):
-                var name = SIMD[index, W](wanted + Scalar[index](k))
-                pixel.unsafe_store[alignment=1](
-                    0,
-                    found.eq(name).select(gradient, SIMD[dtype, W](0)),
-                )
-                pixel = pixel.unsafe_offset(channels)
-        # The window that the row's end cuts, and columns that no window covers.
-        for w in range(full * window, Int(p.w.input)):
-            var value = SIMD[dtype, W](0)
-            if full < Int(p.w.output):
-                var o = full * channels
-                var name = SIMD[index, W](
-                    wanted + Scalar[index](w - full * window)
-                )
-                value = (
-                    offsets.unsafe_load[width=W, alignment=1](o)
-                    .eq(name)
-                    .select(
-                        dy.unsafe_load[width=W, alignment=1](o),
-                        value,
-                    )
-                )
-            pixel.unsafe_store[alignment=1](0, value)
-            pixel = pixel.unsafe_offset(channels)
-
-
-@always_inline
-def _clear_rest[
-    dtype: DType, //
-](dx: Data[dtype], rows: Rows, p: PoolingProblem):
-    """Columns that no window covers."""
-    var covered = Int(p.w.output) * Int(p.w.window)
-    var rest = Int(p.w.input) - covered
-    if rest > 0:
+    var covered = count * window
+    if covered < width:
         for r in range(len(rows.start)):
             clear_run(
-                dx.unsafe_offset(rows.start[r] + covered * Int(p.channels)),
-                rest * Int(p.channels),
+                dx.unsafe_offset(rows.start[r] + covered * channels),
+                (width - covered) * channels,
             )
 
 
@@ -244,12 +173,10 @@ def max_pool_dgrad_apart[
     p: PoolingProblem,
 ):
     """For what `can_spread` says."""
-    comptime V = lanes[dtype]
     var height = Int(p.h.input)
     var depth = Int(p.d.input)
     var length = Int(p.w.input) * Int(p.channels)
     var out_length = Int(p.w.output) * Int(p.channels)
-    var made = p.output_size()
     # Rows of windows, and the pixels after the last ones.
     var d_groups = Int(p.d.output)
     if d_groups * Int(p.d.window) < depth:
@@ -259,11 +186,10 @@ def max_pool_dgrad_apart[
         h_groups += 1
 
     def share(first: Int, end: Int) {imm}:
-        var channels = Int(p.channels)
         var rows = Rows(Int(p.d.window) * Int(p.h.window))
         # Short rows are cleared together, if they are written in the order of the memory.
         var together = (
-            p.d.window == 1 and length * size_of[dtype]() < CLEARED_BYTES
+            p.d.window == 1 and length * size_of[dtype]() < PIECE_BYTES
         )
         var first_row = first // h_groups * height + first % h_groups * Int(
             p.h.window
@@ -280,13 +206,13 @@ def max_pool_dgrad_apart[
             var od = slab - n * d_groups
             var d0 = od * Int(p.d.window)
             var h0 = oh * Int(p.h.window)
-            var d1 = min(d0 + Int(p.d.window), depth)
-            var h1 = min(h0 + Int(p.h.window), height)
             var covered = od < Int(p.d.output) and oh < Int(p.h.output)
-            if od == Int(p.d.output):
-                d1 = depth
-            if oh == Int(p.h.output):
-                h1 = height
+            var d1 = depth
+            if od < Int(p.d.output):
+                d1 = min(d0 + Int(p.d.window), depth)
+            var h1 = height
+            if oh < Int(p.h.output):
+                h1 = min(h0 + Int(p.h.window), height)
             if together:
                 cleared.reach(
                     dx_share,
@@ -307,36 +233,17 @@ def max_pool_dgrad_apart[
                         )
                     else:
                         rows.wanted.append((d * height + h) * Int(p.w.input))
-            if not covered:
-                continue
-            var o = (
-                (n * Int(p.d.output) + od) * Int(p.h.output) + oh
-            ) * out_length
-            var dy = dy_all.unsafe_offset(o)
-            var entries = entries_all.unsafe_offset(o)
-            if channels >= V:
-                _spread_vectors[offsets=offsets](dx_all, dy, entries, rows, p)
-                _clear_rest(dx_all, rows, p)
-                continue
-            comptime if offsets:
-                # What vectors read and write beyond the rows exists, and this share writes it again.
-                var after = (n * depth + d0) * height + h1
-                if (
-                    p.d.window == 1
-                    and (end_row - after) * length >= V
-                    and o + out_length + V <= made
-                ):
-                    comptime if V >= 16:
-                        if channels <= V // 2:
-                            _spread_narrow[V // 2](dx_all, dy, entries, rows, p)
-                            continue
-                    _spread_narrow[V](dx_all, dy, entries, rows, p)
-                    continue
-            for ow in range(Int(p.w.output)):
-                _spread_window[V, offsets=offsets, whole=False](
-                    dx_all, dy, entries, rows, p, ow, 0
+            if covered:
+                var o = (
+                    (n * Int(p.d.output) + od) * Int(p.h.output) + oh
+                ) * out_length
+                _spread_row[offsets=offsets](
+                    dx_all,
+                    dy_all.unsafe_offset(o),
+                    entries_all.unsafe_offset(o),
+                    rows,
+                    p,
                 )
-            _clear_rest(dx_all, rows, p)
 
     var units = Int(p.batch) * d_groups * h_groups
     for_each_share(share, units, smallest_share(p.input_size(), units))

@@ -50,6 +50,8 @@ def can_compare[
         if slab < 12 * V:
             return False
     else:
+        if index == DType.uint8:
+            return False
         if taps > 9 * V // 16 or slab < 32 * V or p.d.most_above() > 1:
             return False
 
