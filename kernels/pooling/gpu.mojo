@@ -11,6 +11,7 @@ from .gpu_apart import (
     launch_avg_pool_dgrad_apart,
     launch_max_pool_dgrad_apart,
 )
+from .gpu_box_avg import launch_avg_pool_dgrad_box
 from .gpu_channels import (
     avg_pool_dgrad_channels,
     avg_pool_fprop_channels,
@@ -336,6 +337,8 @@ def avg_pool_dgrad[
     ctx: DeviceContext, dx: Data[dtype], dy: Data[dtype], p: PoolingProblem
 ) raises:
     comptime if not adaptive:
+        if launch_avg_pool_dgrad_box(ctx, dx, dy, p):
+            return
         if launch_avg_pool_dgrad_march(ctx, dx, dy, p):
             return
         if launch_pool_dgrad_across[averaging=True, offsets=False](

@@ -140,8 +140,14 @@ def pool_dgrad_across[
     var team = half * per_warp + own
     var live = own < per_warp and team < t.count
     team = min(team, t.count - 1)
-    var tile_in_team, across = t.by_wide.divmod(lane)
-    var rest, chunk = t.by_chunks.divmod(team)
+    # One channel is one vector.
+    var tile_in_team = lane
+    var across = Int32(0)
+    var rest = team
+    var chunk = Int32(0)
+    comptime if V > 1:
+        tile_in_team, across = t.by_wide.divmod(lane)
+        rest, chunk = t.by_chunks.divmod(team)
     var place: Int32
     rest, place = t.by_row.divmod(rest)
     comptime if S.strips_beside():
@@ -162,9 +168,8 @@ def pool_dgrad_across[
     var d = slab * Int32(S.depth)
     var column = tile * Int32(TW)
 
-    var first_group = strip * t.groups
-    var end_group = min(first_group + t.groups, t.all_groups)
     # The rows that this strip stores.
+    var first_group, end_group = t.stored[S](strip)
     var first_h = max(p.h.origin_by[S.sh](first_group), 0)
     var stored = UInt32(
         max(min(p.h.origin_by[S.sh](end_group), p.h.input) - first_h, 0)
@@ -217,7 +222,7 @@ def pool_dgrad_across[
 
     var sums = Array[Sums, S.depth * S.kept() * S.width()](fill=Sums(0))
     var rows = Array[Row, AHEAD * ND](fill=Row())
-    var group = first_group - Int32(S.above() - 1)
+    var group = strip * t.groups
     # Rows that are not there, or another strip's, are read as the strip's last.
     var last_row = min(end_group, p.h.output) - 1
     comptime for k in range(AHEAD):

@@ -43,21 +43,20 @@ def strip_rows(S: AcrossShape, data: Int, entry: Int, groups: Int) -> Int:
         return 16 if data >= 4 else 30
     if S.sh > 1:
         if entry >= 8:
-            return 6 if data >= 4 else (7 if S.kd > 1 else 11)
+            return 6 if data >= 4 else (8 if S.kd > 1 else 11)
         if S.kd == 1:
             return 4 if S.dilation > 1 and data < 4 else 6
-        if data >= 4:
+        if data >= 4 or entry > 0:
             return 5
-        if entry > 0:
-            return 7
         return 4 if groups < 40 else 6
     if S.kd > 1:
         return 27
     if S.kh == 2:
         return 57 if entry >= 8 else (8 if data >= 4 else 15)
-    if data >= 4 and entry < 8:
-        return 11 if entry > 0 else 8
-    return 14
+    if data >= 4 and entry == 0:
+        return 8
+    # Rows in whole waves of blocks matter more than rows that are taken twice.
+    return 18 if data < 4 and entry == 1 and groups >= 40 else 11
 
 
 def staged_rows(S: AcrossShape, data: Int, entry: Int) -> Int:
@@ -77,9 +76,10 @@ def staged_rows(S: AcrossShape, data: Int, entry: Int) -> Int:
 def nearest_strips(groups: Int, again: Int, rows: Int) -> Int:
     """The number of strips whose rows, `again` of which are another's, come nearest to `rows`.
     """
-    var strips = max(groups // max(rows - again, 1), 1)
-    var longer = ceildiv(groups, strips) + again
-    var shorter = ceildiv(groups, strips + 1) + again
+    var own = max(groups - again, 1)
+    var strips = max(own // max(rows - again, 1), 1)
+    var longer = ceildiv(own, strips) + again
+    var shorter = ceildiv(own, strips + 1) + again
     return strips + 1 if rows * rows < longer * shorter else strips
 
 

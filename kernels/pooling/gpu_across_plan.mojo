@@ -172,12 +172,14 @@ struct Teams(DevicePassable, TrivialRegisterPassable):
     var slabs: Int32
     """Threads' slabs of a plane."""
     var groups: Int32
-    """Rows of windows in a strip."""
+    """From strip to strip. All but the first begin with rows of windows that another takes too, and store no rows of dx
+    before they have all windows; the first has as many more to store."""
     var all_groups: Int32
+    """Rows of windows, those included that pixels are left for."""
     var beside: Int32
     """Strips of a plane that teams beside each other take: all or one."""
     var rows: Int32
-    """Rows of windows that a thread takes: those of its strip and those before that reach into it."""
+    """Rows of windows that a thread takes."""
     var by_lanes: FastDivisor
     """Divides by a team's lanes."""
     var by_wide: FastDivisor
@@ -223,8 +225,10 @@ struct Teams(DevicePassable, TrivialRegisterPassable):
         var chunks = ceildiv(vectors, wide)
         var slabs = ceildiv(Int(p.d.input), S.depth)
         var all_groups = ceildiv(Int(p.h.input) + Int(p.h.padding), S.sh)
-        var groups = ceildiv(all_groups, strips)
-        var taken = ceildiv(all_groups, groups)
+        var again = S.above() - 1
+        var most = max(all_groups - again, 1)
+        var groups = ceildiv(most, strips)
+        var taken = ceildiv(most, groups)
         self.beside = Int32(taken if beside else 1)
         var teams = Int(p.batch) * slabs * row * chunks * Int(self.beside)
         self.count = Int32(min(teams, LIMIT_32 - 1))
@@ -236,12 +240,21 @@ struct Teams(DevicePassable, TrivialRegisterPassable):
         self.groups = Int32(groups)
         self.all_groups = Int32(all_groups)
         self.by_strips = FastDivisor(taken)
-        self.rows = Int32(groups + S.above() - 1)
+        self.rows = Int32(groups + again)
         self.by_lanes = FastDivisor(lanes * wide)
         self.by_wide = FastDivisor(wide)
         self.by_row = FastDivisor(row)
         self.by_chunks = FastDivisor(chunks)
         self.by_slabs = FastDivisor(slabs)
+
+    @always_inline
+    def stored[S: AcrossShape](self, strip: Int32) -> Tuple[Int32, Int32]:
+        """The first group whose rows of dx a strip stores, and one past the last.
+        """
+        comptime again = Int32(S.above() - 1)
+        var first = strip * self.groups
+        var end = min(first + self.groups + again, self.all_groups)
+        return (first + again if strip > 0 else Int32(0), end)
 
     def blocks(self) -> Int:
         var per_warp = LANES // Int(self.by_lanes.divisor)

@@ -26,6 +26,7 @@ from .gpu_windows import fits_word
 from .problem import PoolingProblem
 
 comptime NOTHING = Int32(-1)
+comptime MOST_ITEMS = 2
 
 
 @fieldwise_init
@@ -44,6 +45,13 @@ struct FlatShape(TrivialRegisterPassable):
     var offsets: Bool
     var uniform: Bool
     """Of averages: whether one divisor serves all windows."""
+
+    def items(self, data: Int, entry: Int) -> Int:
+        """Vectors of a thread, as measured on one H200: one alone waits for its windows most of the time, unless they have
+        many bytes. `data` and `entry` are those of an element and of an entry.
+        """
+        var wide = data < 4 and entry == 8 and self.stride == 2
+        return 1 if wide and not self.deep and not self.averaging else 2
 
 
 @fieldwise_init
@@ -218,20 +226,32 @@ def pool_dgrad_flat[
     total: Int32,
 ):
     comptime V = 16 // size_of[dtype]()
-    var flat = (Int32(block_idx.x) * THREADS + Int32(thread_idx.x)) * Int32(V)
-    if flat >= total:
-        return
-    var values: SIMD[dtype, V]
-    comptime if F.group == 0:
-        values = flat_long_averages[dtype, F](dy, p, flat, total)
-    else:
-        values = flat_values[dtype, index, F](dy, indices, p, flat, total)
-    if flat + Int32(V) <= total:
-        dx.unsafe_store[alignment=16](Int(flat), values)
-    else:
-        comptime for j in range(V):
-            if flat + Int32(j) < total:
-                dx[unsafe_offset=Int(flat) + j] = values[j]
+    comptime ITEMS = F.items(size_of[dtype](), size_of[index]())
+    comptime APART = Int32(THREADS * V)
+    var first = (
+        Int32(block_idx.x) * Int32(ITEMS * THREADS) + Int32(thread_idx.x)
+    ) * Int32(V)
+    # All loads before any store.
+    var values = Array[SIMD[dtype, V], ITEMS](fill=SIMD[dtype, V](0))
+    comptime for k in range(ITEMS):
+        # Past the end any vector does.
+        var flat = min(
+            first + Int32(k) * APART, (total - 1) // Int32(V) * Int32(V)
+        )
+        comptime if F.group == 0:
+            values[k] = flat_long_averages[dtype, F](dy, p, flat, total)
+        else:
+            values[k] = flat_values[dtype, index, F](
+                dy, indices, p, flat, total
+            )
+    comptime for k in range(ITEMS):
+        var flat = first + Int32(k) * APART
+        if flat + Int32(V) <= total:
+            dx.unsafe_store[alignment=16](Int(flat), values[k])
+        else:
+            comptime for j in range(V):
+                if flat + Int32(j) < total:
+                    dx[unsafe_offset=Int(flat) + j] = values[k][j]
 
 
 def launch_pool_dgrad_flat[
@@ -252,7 +272,7 @@ def launch_pool_dgrad_flat[
         p.channels != 1
         or not is_apart(p)
         or not fits_32_bits(p)
-        or total >= LIMIT_32 - THREADS * V
+        or total >= LIMIT_32 - MOST_ITEMS * THREADS * V
         or Int(p.w.input) < V - 1
         or p.output_plane() <= 0
         or Int(dx) % 16 != 0
@@ -267,13 +287,14 @@ def launch_pool_dgrad_flat[
     @always_inline
     def enqueue[F: FlatShape]() raises {mut done, imm}:
         comptime kernel = pool_dgrad_flat[dtype, index, F]
+        comptime items = F.items(size_of[dtype](), size_of[index]())
         ctx.enqueue_function[kernel](
             dx,
             dy,
             indices,
             GpuProblem(p, extent_d=p.d.input, vector=1, scale=scale),
             Int32(total),
-            grid_dim=ceildiv(total, THREADS * V),
+            grid_dim=ceildiv(total, items * THREADS * V),
             block_dim=THREADS,
         )
         done = True

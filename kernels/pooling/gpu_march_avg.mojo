@@ -20,6 +20,7 @@ from .gpu_problem import (
     fits_32_bits,
     uniform_scale,
 )
+from .gpu_windows import fetch
 from .problem import PoolingAxis, PoolingProblem
 
 comptime BLOCK = 128
@@ -82,6 +83,8 @@ def march_tile[
     comptime FIRST = PADDING - K + 1
     comptime Sums = SIMD[DType.float32, V]
     comptime Tile = Array[Sums, RH * TW]
+    # Slabs that are fetched into the second-level cache before they are loaded, as measured on one H200.
+    comptime AHEAD = 1 if size_of[dtype]() < 4 else 0
     # Channels lie beside each other, then columns, then rows.
     var pixels, vector = p.by_vectors.divmod(flat)
     var place, tile = m.by_columns.divmod(pixels)
@@ -133,6 +136,25 @@ def march_tile[
             var scale_d = Float32(1)
             comptime if not uniform:
                 scale_d = p.d.scale[False](od, include)
+            # Tiles beside this one bring what surrounds it.
+            comptime if AHEAD > 0:
+                if od + Int32(AHEAD) < p.d.output:
+                    var later = dy_d.unsafe_offset(
+                        AHEAD * Int(p.h.output * p.w.output * p.channels)
+                    )
+                    comptime for r in range(K - 1, RH + K - 1):
+                        comptime if V == 1:
+                            fetch(later.unsafe_offset(Int(row_at[r - 1] + w0)))
+                        else:
+                            comptime for j in range(TW):
+                                fetch(
+                                    later.unsafe_offset(
+                                        Int(
+                                            row_at[r - 1]
+                                            + columns[j - FIRST] * p.channels
+                                        )
+                                    )
+                                )
             # No load hangs on a condition, so that all are under way together; what lies outside is dropped after.
             var rows = Array[Array[SIMD[dtype, V], N], RH + K - 1](
                 fill=Array[SIMD[dtype, V], N](fill=SIMD[dtype, V](0))

@@ -61,7 +61,7 @@ struct Stage(DevicePassable, TrivialRegisterPassable):
         var windows = Int(t.rows) * Int(p.w.output)
         var dy = lines(windows, data)
         var entries = lines(windows, entry) if entry > 0 else 0
-        var dx = lines(Int(t.groups) * S.sh * Int(p.w.input), data)
+        var dx = lines(Int(t.rows) * S.sh * Int(p.w.input), data)
         self.entries_at = Int32(dy * LINE)
         self.dx_at = Int32((dy + entries) * LINE)
         self.bytes = self.dx_at + Int32(dx * LINE)
@@ -116,9 +116,8 @@ def pool_dgrad_strips[
     var start = tile * Int32(ROW)
 
     # Rows of windows and of dx of the strip.
-    var first_group = strip * t.groups
-    var end_group = min(first_group + t.groups, t.all_groups)
-    var first_row = max(first_group - Int32(S.above() - 1), 0)
+    var first_group, end_group = t.stored[S](strip)
+    var first_row = strip * t.groups
     var rows = max(min(end_group, p.h.output) - first_row, 0)
     var first_h = max(p.h.origin_by[S.sh](first_group), 0)
     var height = max(
@@ -185,7 +184,7 @@ def pool_dgrad_strips[
     syncwarp()
 
     var sums = Array[Sums, S.kept() * S.width()](fill=Sums(0))
-    var group = first_group - Int32(S.above() - 1)
+    var group = first_row
     var left = t.rows
     while left > 0:
         comptime for turn in range(S.turns()):

@@ -46,6 +46,8 @@ struct TileShape(TrivialRegisterPassable):
     var ld: Int
     var columns: Int
     var channels: Int
+    var ahead: Int
+    """Rows of windows that are on the way while others are added."""
 
     def run(self) -> Int:
         """Windows that start in a tile."""
@@ -227,6 +229,7 @@ def walk_tile[
     # Averages take the rows of all slabs above together, maxima, whose indices are wide, one after the other.
     comptime DEPTH = LD if averaging else 1
     comptime Row = Array[Windows[dtype, index, N, V], DEPTH]
+    comptime AHEAD = S.ahead
 
     var place, lane = t.by_chunk.divmod(item)
     var chunk, tile = t.by_tiles.divmod(place)
@@ -282,81 +285,80 @@ def walk_tile[
                 )
         return row^
 
-    var steps = 1
-    comptime if LD > DEPTH:
-        steps = Int(above_d[1] - above_d[0])
     var sums = Array[Sums, KEPT * TW](fill=Sums(0))
     var group = max(first_group - Int32(ABOVE - 1), 0)
-    while group < end_group:
+
+    @always_inline
+    def add(row: Row, step: Int) {mut sums, imm}:
         # The first input row that no later window reaches.
         var top = p.h.origin_by[SH](group)
-        for step in range(steps):
-            var row = load(group, step)
-            comptime if averaging:
-                var scale_h = Float32(1)
+        comptime if averaging:
+            var scale_h = Float32(1)
+            if not uniform:
+                scale_h = p.h.scale[False](group, include)
+            var totals = Array[Sums, N](fill=Sums(0))
+            comptime for k in range(DEPTH):
+                var scale = scale_h
                 if not uniform:
-                    scale_h = p.h.scale[False](group, include)
-                var totals = Array[Sums, N](fill=Sums(0))
-                comptime for k in range(DEPTH):
-                    var scale = scale_h
-                    if not uniform:
-                        scale *= p.d.scale[False](
-                            above_d[0] + Int32(k), include
-                        )
-                    comptime for i in range(N):
-                        totals[i] += row[k].dy[i].cast[DType.float32]() * scale
+                    scale *= p.d.scale[False](above_d[0] + Int32(k), include)
                 comptime for i in range(N):
-                    totals[i] *= scale_w[i]
-                comptime for j in range(TW):
-                    var sum = Sums(0)
-                    comptime for i in range(N):
-                        comptime tap = j + S.pw - (FIRST + i) * S.sw
-                        comptime if tap >= 0 and tap < KW:
-                            sum += totals[i]
-                    comptime for r in range(KH):
-                        sums[r * TW + j] += sum
-            else:
-                var origin = column
-                comptime if offsets:
-                    origin = (
-                        (d - p.d.origin(above_d[0] + Int32(step)))
-                        * p.h.window
-                        * Int32(KW)
-                    )
-                elif KH > 1:
-                    # Rows of a 1-D problem are no rows of a plane.
-                    origin += (d * p.h.input + top) * p.w.input
-                comptime by_bits = offsets and S.overlaps() and KH * KW <= 32
+                    totals[i] += row[k].dy[i].cast[DType.float32]() * scale
+            comptime for i in range(N):
+                totals[i] *= scale_w[i]
+            comptime for j in range(TW):
+                var sum = Sums(0)
                 comptime for i in range(N):
-                    var g = row[0].dy[i].cast[DType.float32]()
-                    var found = narrow(row[0].found[i]) - origin
-                    comptime if by_bits:
-                        # The tests of one window side by side: only those share an instruction.
-                        comptime for v in range(V):
-                            var bits = one_bit(1, found[v])
-                            comptime for r in range(KH):
-                                comptime for tap in range(KW):
-                                    comptime j = (FIRST + i) * S.sw - S.pw + tap
-                                    comptime if j >= 0 and j < TW:
-                                        sums[r * TW + j][v] = add_tap[
-                                            r * KW + tap
-                                        ](sums[r * TW + j][v], bits, g[v])
-                        continue
-                    comptime for r in range(KH):
-                        comptime for tap in range(KW):
-                            comptime j = (FIRST + i) * S.sw - S.pw + tap
-                            comptime if j >= 0 and j < TW:
-                                var wanted = Int32(r) * p.w.input + Int32(j)
-                                comptime if offsets:
-                                    wanted = Int32(r * KW + tap)
-                                comptime if S.overlaps():
-                                    sums[r * TW + j] = add_where(
-                                        sums[r * TW + j], found, wanted, g
+                    comptime tap = j + S.pw - (FIRST + i) * S.sw
+                    comptime if tap >= 0 and tap < KW:
+                        sum += totals[i]
+                comptime for r in range(KH):
+                    sums[r * TW + j] += sum
+        else:
+            var origin = column
+            comptime if offsets:
+                origin = (
+                    (d - p.d.origin(above_d[0] + Int32(step)))
+                    * p.h.window
+                    * Int32(KW)
+                )
+            elif KH > 1:
+                # Rows of a 1-D problem are no rows of a plane.
+                origin += (d * p.h.input + top) * p.w.input
+            comptime by_bits = offsets and S.overlaps() and KH * KW <= 32
+            comptime for i in range(N):
+                var g = row[0].dy[i].cast[DType.float32]()
+                var found = narrow(row[0].found[i]) - origin
+                comptime if by_bits:
+                    # The tests of one window side by side: only those share an instruction.
+                    comptime for v in range(V):
+                        var bits = one_bit(1, found[v])
+                        comptime for r in range(KH):
+                            comptime for tap in range(KW):
+                                comptime j = (FIRST + i) * S.sw - S.pw + tap
+                                comptime if j >= 0 and j < TW:
+                                    sums[r * TW + j][v] = add_tap[r * KW + tap](
+                                        sums[r * TW + j][v], bits, g[v]
                                     )
-                                else:
-                                    sums[r * TW + j] = found.eq(
-                                        SIMD[DType.int32, V](wanted)
-                                    ).select(g, Sums(0))
+                    continue
+                comptime for r in range(KH):
+                    comptime for tap in range(KW):
+                        comptime j = (FIRST + i) * S.sw - S.pw + tap
+                        comptime if j >= 0 and j < TW:
+                            var wanted = Int32(r) * p.w.input + Int32(j)
+                            comptime if offsets:
+                                wanted = Int32(r * KW + tap)
+                            comptime if S.overlaps():
+                                sums[r * TW + j] = add_where(
+                                    sums[r * TW + j], found, wanted, g
+                                )
+                            else:
+                                sums[r * TW + j] = found.eq(
+                                    SIMD[DType.int32, V](wanted)
+                                ).select(g, Sums(0))
+
+    @always_inline
+    def finish() {mut sums, mut group, imm}:
+        var top = p.h.origin_by[SH](group)
         if group >= first_group:
             comptime for r in range(SH):
                 var h = top + Int32(r)
@@ -371,6 +373,31 @@ def walk_tile[
                 else:
                     sums[r * TW + j] = Sums(0)
         group += 1
+
+    comptime if AHEAD == 0:
+        # Slabs of windows that are taken one after the other.
+        var steps = 1
+        comptime if LD > DEPTH:
+            steps = Int(above_d[1] - above_d[0])
+        while group < end_group:
+            for step in range(steps):
+                add(load(group, step), step)
+            finish()
+    else:
+        comptime assert LD == DEPTH, "rows of one slab are loaded ahead"
+        var rows = Array[Row, AHEAD](
+            fill=Row(fill=Windows[dtype, index, N, V]())
+        )
+        comptime for slot in range(AHEAD):
+            rows[slot] = load(group + Int32(slot), 0)
+        while True:
+            comptime for slot in range(AHEAD):
+                var row = rows[slot].copy()
+                rows[slot] = load(group + Int32(AHEAD), 0)
+                add(row, 0)
+                finish()
+                if group >= end_group:
+                    return
 
 
 @always_inline

@@ -157,6 +157,21 @@ struct PiecePlan[S: TileShape]:
         )
 
 
+def rows_ahead(
+    KH: Int, SH: Int, LD: Int, *, averaging: Bool, offsets: Bool, data: Int
+) -> Int:
+    """Rows of windows that are on the way while others are added, channels-last, as measured on one H200: the more bytes
+    windows have, the more other threads' loads are on the way, which registers cost. `data` is the bytes of an element.
+    """
+    if LD > 1 or KH <= SH:
+        return 0
+    if averaging:
+        return SH if SH > 1 or data < 4 else 0
+    if not offsets or data >= 4:
+        return 0
+    return 2 if KH == 2 else 1
+
+
 def _is_trivial(axis: PoolingAxis) -> Bool:
     """An axis that a problem of lower rank has not got."""
     return axis.input == 1 and axis.window == 1 and axis.padding == 0
@@ -250,8 +265,8 @@ def launch_pool_dgrad_tiles[
     def take[
         KH: Int, SH: Int, KW: Int, SW: Int, PW: Int, LD: Int
     ]() raises {imm}:
-        comptime wide = TileShape(KH, SH, KW, SW, PW, LD, WIDE, 1)
-        comptime narrow = TileShape(KH, SH, KW, SW, PW, LD, 4, 1)
+        comptime wide = TileShape(KH, SH, KW, SW, PW, LD, WIDE, 1, 0)
+        comptime narrow = TileShape(KH, SH, KW, SW, PW, LD, 4, 1, 0)
 
         @always_inline
         def fits[S: TileShape]() {imm} -> Bool:
@@ -266,8 +281,16 @@ def launch_pool_dgrad_tiles[
             comptime if averaging or SH > 1 or KH <= 2 or (offsets and LD == 1):
                 # Eight channels would take so many registers that too few threads fit.
                 if Int(p.channels) % 4 == 0:
+                    comptime ahead = rows_ahead(
+                        KH,
+                        SH,
+                        LD,
+                        averaging=averaging,
+                        offsets=offsets,
+                        data=size_of[dtype](),
+                    )
                     comptime S = TileShape(
-                        KH, SH, KW, SW, PW, LD, max(2, SW), 4
+                        KH, SH, KW, SW, PW, LD, max(2, SW), 4, ahead
                     )
                     launch[S, False]()
             return

@@ -102,6 +102,32 @@ def widen[
 
 
 @always_inline
+def fetch[dtype: DType](data: Data[dtype]):
+    """Has a GPU bring what a pointer points at to its second-level cache; it must lie in a tensor.
+    """
+    comptime if is_nvidia_gpu():
+        inlined_assembly["prefetch.global.L2 [$0];", NoneType, constraints="l"](
+            Int64(Int(data))
+        )
+
+
+@always_inline
+def funnel_shift(low: UInt32, high: UInt32, bits: UInt32) -> UInt32:
+    """The lower word of both, `high` above `low`, moved right by less than 32 bits.
+    """
+    comptime if is_nvidia_gpu():
+        return inlined_assembly[
+            "shf.r.wrap.b32 $0, $1, $2, $3;",
+            UInt32,
+            constraints="=r,r,r,r",
+            has_side_effect=False,
+        ](low, high, bits)
+    else:
+        var both = (UInt64(high) << 32) | UInt64(low)
+        return (both >> UInt64(bits)).cast[DType.uint32]()
+
+
+@always_inline
 def fits_word[
     index: DType, V: Int
 ](found: SIMD[index, V], inside: Bool) -> SIMD[DType.bool, V]:
@@ -235,6 +261,15 @@ def add_tap[tap: Int](sum: Float32, bits: Int32, g: Float32) -> Float32:
         ](bits, Int32(1 << tap), g, sum)
     else:
         return sum + g if bits == Int32(tap) else sum
+
+
+@always_inline
+def add_flagged[bit: Int](sum: Float32, flags: UInt32, g: Float32) -> Float32:
+    """Adds g where one of the flags, any of which may be set, is."""
+    comptime if is_nvidia_gpu():
+        return add_tap[bit](sum, flags.cast[DType.int32](), g)
+    else:
+        return sum + g if flags & UInt32(1 << bit) != 0 else sum
 
 
 @always_inline

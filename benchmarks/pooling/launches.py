@@ -1,0 +1,132 @@
+"""Builds the program of launches.mojo, runs it on the cases and keeps what it prints.
+
+    python benchmarks/pooling/launches.py --build launches --target sm_90a       # where there is no GPU, or on it
+    python benchmarks/pooling/launches.py --run launches --cases 'inception' --output FILE
+    python benchmarks/pooling/launches.py --run old --beside launches --output FILE
+
+`--beside` runs a second build, of other kernels say, and alternates the two, case by case, in one process each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.pooling.run import Case  # noqa: E402
+from torch_max_backend.bench import hardware  # noqa: E402
+from torch_max_backend.pooling_problem import PoolingProblem  # noqa: E402
+
+SOURCE = Path(__file__).with_suffix(".mojo")
+LAYOUTS = ("contiguous", "channels_last")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One line of the program: a launch's time beside that of a copy of as many bytes, in microseconds."""
+
+    case: str
+    layout: str
+    dtype: str
+    entries: str
+    floor_us: float
+    ours_us: float
+    right: bool
+
+    @property
+    def over_floor(self) -> float:
+        return self.ours_us / self.floor_us
+
+
+def numbers(case: Case, problem: PoolingProblem, layout: str) -> list[int]:
+    """What launches.mojo reads of a problem; NCHW tensors are planes of one channel."""
+    n, c = (case.n, case.c) if layout == "channels_last" else (case.n * case.c, 1)
+    axes = (problem.input, problem.output, problem.window, problem.stride, problem.padding, problem.dilation)
+    return [n, c, *(int(v) for axis in axes for v in axis), int(case.count_include_pad), 0]
+
+
+def arguments(case: Case) -> list[str]:
+    problem = case.problem()
+    return [
+        f"{case.op}:{case.name}/{layout}:{','.join(map(str, numbers(case, problem, layout)))}" for layout in LAYOUTS
+    ]
+
+
+def run(binary: Path, case: Case) -> tuple[float, list[Launch]]:
+    """The copy rate in GB/s and the launches of one case."""
+    command = [str(binary.resolve()), *arguments(case)]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    rate, launches = 0.0, []
+    for line in lines:
+        words = line.split()
+        if words[0] == "copy":
+            rate = float(words[1])
+            continue
+        label, dtype, entries, floor, ours, verdict = words
+        name, layout = label.split("/")
+        launches.append(Launch(name, layout, dtype, entries, float(floor), float(ours), verdict == "right"))
+    return rate, launches
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--build", type=Path, help="compile the program to this file and end")
+    parser.add_argument("--target", help="with --build: for this GPU architecture, though there is none here")
+    parser.add_argument("--kernels", type=Path, default=ROOT, help="with --build: the folder that holds kernels/")
+    parser.add_argument("--run", type=Path, help="the compiled program")
+    parser.add_argument("--beside", type=Path, help="another one, run in turns with the first")
+    parser.add_argument("--cases", default="", help="regular expression that a case's name must match")
+    parser.add_argument("--output", type=Path, help="write results as JSON here")
+    args = parser.parse_args()
+    if args.build:
+        target = [f"--target-accelerator={args.target}"] if args.target else []
+        command = ["mojo", "build", "-I", str(args.kernels), *target, str(SOURCE), "-o", str(args.build)]
+        return subprocess.run(command).returncode
+    if not args.run:
+        parser.error("--run: expected the program that --build makes")
+
+    listed = json.loads((Path(__file__).parent / "cases.json").read_text())
+    cases = [case for case in (Case(**line) for line in listed) if re.search(args.cases, case.name)]
+    binaries = [args.run, *([args.beside] if args.beside else [])]
+    rates: list[float] = []
+    results: list[list[Launch]] = [[] for _ in binaries]
+    for case in cases:
+        for binary, launches in zip(binaries, results, strict=True):
+            rate, found = run(binary, case)
+            rates.append(rate)
+            launches.extend(found)
+        for together in zip(*(launches[-len(found) :] for launches in results), strict=True):
+            first = together[0]
+            ratios = "  ".join(f"{x.over_floor:6.2f}{'' if x.right else ' WRONG'}" for x in together)
+            print(
+                f"{first.case:20} {first.layout:13} {first.dtype:8} {first.entries:7} {first.floor_us:8.1f}  {ratios}",
+                flush=True,
+            )
+    wrong = sum(not launch.right for launches in results for launch in launches)
+    print(f"{sum(map(len, results))} launches, {wrong} wrong")
+    if args.output:
+        import torch
+
+        device = torch.device("cuda")
+        document = {
+            "hardware": hardware.hardware(device),
+            "versions": hardware.versions(device),
+            "date": hardware.date(),
+            "copy_gb_per_s": round(max(rates), 1),
+            "programs": [binary.name for binary in binaries],
+            "launches": [[asdict(launch) for launch in launches] for launches in results],
+        }
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        args.output.write_text(json.dumps(document, indent=1) + "\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
