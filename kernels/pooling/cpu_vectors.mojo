@@ -335,7 +335,8 @@ def avg_pool_fprop_vectors[
                     var ahead = c + EARLY // size_of[dtype]()
                     if count > MANY_TAPS and c + W < channels:
                         ahead = c + W
-                    for t in range(fresh_count):
+                    # The processor sees a single stream coming.
+                    for t in range(fresh_count if row_count > 1 else 0):
                         ask_for[W](
                             x_window.unsafe_offset(Int(fresh[unsafe_offset=t])),
                             ahead,
