@@ -18,7 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,8 @@ PASSES = {"max": ("fprop", "dgrad", "dgrad_offsets"), "avg": ("fprop", "dgrad")}
 ROW_SECONDS = 20e-3
 MOST_IN_A_ROW = 128
 MOST_COPIED = 16
+#: Between rounds so many bytes at most stay taken, so that the next round's tensors come to lie elsewhere.
+MOST_HELD = 2**24
 DTYPES = {"float32": DType.float32, "bfloat16": DType.bfloat16, "float16": DType.float16}
 aten = torch.ops.aten
 
@@ -320,6 +322,31 @@ def measure(case: Case, layout: str, dtype: str, setting: Setting) -> list[Row]:
     return rows
 
 
+def measure_rounds(case: Case, layout: str, dtype: str, setting: Setting, rounds: int) -> list[Row]:
+    """Measures with tensors in other places each round: medians of the rounds' medians.
+
+    On a CPU the same kernel may take twice as long in one place as in another, as long as its tensors stay there.
+    """
+    measured, held = [], []
+    for _ in range(rounds):
+        measured.append(measure(case, layout, dtype, setting))
+        size = int(torch.randint(MOST_HELD, (), generator=setting.generator, device=setting.device))
+        held.append(torch.empty(size, dtype=torch.uint8, device=setting.device))
+    rows = []
+    for same in zip(*measured, strict=True):
+        copied = [row.copy_ms for row in same if row.copy_ms is not None]
+        rows.append(
+            replace(
+                same[0],
+                error="; ".join(sorted({row.error for row in same if row.error})) or None,
+                ours_ms=statistics.median(row.ours_ms for row in same),
+                aten_ms=statistics.median(row.aten_ms for row in same),
+                copy_ms=statistics.median(copied) if copied else None,
+            )
+        )
+    return rows
+
+
 def report(row: Row) -> str:
     return (
         f"{row.case:20} {row.kind:18} {row.layout:13} {row.dtype:8} "
@@ -377,12 +404,15 @@ def main() -> int:
     parser.add_argument("--export", type=Path, help="write the compiled graphs here and end")
     parser.add_argument("--target", help="with --export: compile for this GPU architecture, though there is none here")
     parser.add_argument("--compiled", type=Path, help="graphs that --export wrote, of the same kinds and dtypes")
-    parser.add_argument("--runs", type=int, default=7, help="timed runs of each side")
+    parser.add_argument("--runs", type=int, default=7, help="timed runs of each side in a round")
+    parser.add_argument("--rounds", type=int, default=1, help="how often to measure, with tensors in other places")
     parser.add_argument("--seconds", type=float, default=200.0, help="start no new case after so long")
     parser.add_argument("--output", type=Path, help="write results as JSON here")
     args = parser.parse_args()
 
     began = time.perf_counter()
+    if args.rounds < 1:
+        parser.error(f"--rounds={args.rounds}: expected at least 1")
     listed = json.loads((Path(__file__).parent / "cases.json").read_text())
     cases = [case for case in (Case(**line) for line in listed) if re.search(args.cases, case.name)]
     dtypes = args.dtypes.split(",")
@@ -405,7 +435,7 @@ def main() -> int:
                     if time.perf_counter() - began > args.seconds:
                         left_out.append(f"{case.name} {dtype} {layout}")
                         continue
-                    for row in measure(case, layout, dtype, setting):
+                    for row in measure_rounds(case, layout, dtype, setting, args.rounds):
                         rows.append(row)
                         print(report(row), flush=True)
     if rows:
@@ -420,6 +450,7 @@ def main() -> int:
             "versions": hardware.versions(device),
             "date": hardware.date(),
             "copy_gb_per_s": round(setting.bandwidth / 1e9, 1),
+            "rounds": args.rounds,
             "not_run": left_out,
             "rows": [asdict(row) for row in rows],
         }
