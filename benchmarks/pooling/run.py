@@ -329,9 +329,10 @@ def measure_rounds(case: Case, layout: str, dtype: str, setting: Setting, rounds
     """
     measured, held = [], []
     for _ in range(rounds):
+        if measured:
+            size = int(torch.randint(MOST_HELD, (), generator=setting.generator, device=setting.device))
+            held.append(torch.empty(size, dtype=torch.uint8, device=setting.device))
         measured.append(measure(case, layout, dtype, setting))
-        size = int(torch.randint(MOST_HELD, (), generator=setting.generator, device=setting.device))
-        held.append(torch.empty(size, dtype=torch.uint8, device=setting.device))
     rows = []
     for same in zip(*measured, strict=True):
         copied = [row.copy_ms for row in same if row.copy_ms is not None]

@@ -25,8 +25,10 @@ from .gpu_problem import (
     FastDivisor,
     GpuProblem,
     fits_32_bits,
+    strip_length,
     uniform_scale,
 )
+from .gpu_runs import LINE
 from .gpu_windows import add_flagged, funnel_shift, widen
 from .problem import PoolingAxis, PoolingProblem
 
@@ -34,15 +36,11 @@ comptime BLOCK = 128
 comptime WARPS = BLOCK // LANES
 comptime OWN = LANES - 2
 """Threads of a warp that store."""
-comptime LINE = 16
-"""Bytes that are loaded and stored at a time."""
 comptime AHEAD = 3
 """Rows, or slabs, whose loads are under way while one is added: as many as a window is wide, so that they and the sums
 take turns together. With one on the way few bytes are, for all that each thread keeps (1.04 to 1.13 times the time)."""
 comptime ENOUGH_WARPS = 1 << 13
-"""Strips of D get shorter until so many run, about twice what a large GPU holds."""
-comptime SHORTEST = 8
-"""Slabs of a strip, at least: each begins with two that another adds up too."""
+"""Strips get shorter until so many run, about twice what a large GPU holds."""
 
 
 @fieldwise_init
@@ -86,13 +84,9 @@ struct Boxes(DevicePassable, TrivialRegisterPassable):
             slab *= samples * Int(p.d.input)
             samples = 1
         var pieces = ceildiv(slab // vector, OWN)
-        var slabs = Int(p.d.input) if deep else 1
-        while (
-            slabs > SHORTEST
-            and pieces * samples * ceildiv(Int(p.d.input), slabs) < ENOUGH_WARPS
-        ):
-            slabs = ceildiv(slabs, 2)
-        var strips = ceildiv(Int(p.d.input), slabs) if deep else 1
+        var depth = Int(p.d.input) if deep else 1
+        var slabs = strip_length(depth, pieces * samples, ENOUGH_WARPS)
+        var strips = ceildiv(depth, slabs)
         var row = Int(p.w.input) * size
         self.vectors = Int32(slab // vector)
         self.above = Int32(ceildiv(row, LINE))
@@ -370,12 +364,7 @@ struct Columns(DevicePassable, TrivialRegisterPassable):
     def __init__(out self, p: PoolingProblem, *, vector: Int):
         var columns = Int(p.w.input) * (Int(p.channels) // vector)
         var threads = columns * Int(p.batch) * Int(p.d.input)
-        var rows = Int(p.h.input)
-        while (
-            rows > SHORTEST
-            and threads * ceildiv(Int(p.h.input), rows) < ENOUGH_WARPS * LANES
-        ):
-            rows = ceildiv(rows, 2)
+        var rows = strip_length(Int(p.h.input), threads, ENOUGH_WARPS * LANES)
         var strips = ceildiv(Int(p.h.input), rows)
         self.total = Int32(min(threads * strips, LIMIT_32 - 1))
         self.rows = Int32(rows)

@@ -18,6 +18,7 @@ from .gpu_problem import (
     FastDivisor,
     GpuProblem,
     fits_32_bits,
+    strip_length,
     uniform_scale,
 )
 from .gpu_windows import fetch
@@ -60,12 +61,7 @@ struct March(DevicePassable, TrivialRegisterPassable):
         var vectors = Int(p.channels) // vector
         var tiles = columns * rows * vectors * Int(p.batch)
         # Each strip begins with two slabs of windows that the one before it has loaded too.
-        var slabs = Int(p.d.input)
-        while (
-            slabs > 8
-            and tiles * ceildiv(Int(p.d.input), slabs) < ENOUGH_THREADS
-        ):
-            slabs = ceildiv(slabs, 2)
+        var slabs = strip_length(Int(p.d.input), tiles, ENOUGH_THREADS)
         var strips = ceildiv(Int(p.d.input), slabs)
         self.total = Int32(min(tiles * strips, LIMIT_32 - 1))
         self.slabs = Int32(slabs)

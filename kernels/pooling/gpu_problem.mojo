@@ -233,6 +233,19 @@ def fits_32_bits(p: PoolingProblem) -> Bool:
     return largest + 2 * THREADS < LIMIT_32
 
 
+comptime SHORTEST = 8
+"""Slabs or rows of a strip, at least, where each strip begins with two that another adds up too."""
+
+
+def strip_length(extent: Int, beside: Int, enough: Int) -> Int:
+    """How many slabs, or rows, of `extent` a strip takes: ever half as many, down to the shortest, while strips that `beside`
+    threads or warps take each are fewer than `enough`."""
+    var length = extent
+    while length > SHORTEST and beside * ceildiv(extent, length) < enough:
+        length = ceildiv(length, 2)
+    return length
+
+
 def uniform_scale[adaptive: Bool](p: PoolingProblem) -> Float32:
     """One over the divisor if all windows share it, else 0."""
     var first = p.divisor[adaptive](0, 0, 0)
