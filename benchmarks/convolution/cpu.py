@@ -29,6 +29,7 @@ from max.graph import DeviceRef, Dim, Graph, TensorType
 from torch_max_backend.convolution_problem import ConvolutionProblem, Pass
 from torch_max_backend.mojo_ops import KERNELS_PATH
 from torch_max_backend.mojo_ops.convolution import GEOMETRY_LENGTH, conv_with_geometry, geometry_values
+from torch_max_backend.runtime.execution import execute
 
 HERE = Path(__file__).resolve().parent
 PASSES = ("forward", "grad_input", "grad_weight")
@@ -108,7 +109,7 @@ def measure(
             return torch.ops.aten.convolution_backward(dy, x, w, None, *arguments, entry["groups"], mask)[index - 1]
 
         def run_ours(model: Any = model, buffers: list[Buffer] = buffers) -> Any:
-            return model.execute(*buffers, geometry)
+            return execute(model, [*buffers, geometry])
 
         contenders: dict[str, Callable[[], Any]] = {"ours": run_ours}
         for layout, tensors in layouts.items():

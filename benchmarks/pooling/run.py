@@ -38,6 +38,7 @@ from torch_max_backend.bench.ceilings import copy_rate  # noqa: E402
 from torch_max_backend.bench.compiled import on_stream  # noqa: E402
 from torch_max_backend.bench.timing import interleaved, set_count  # noqa: E402
 from torch_max_backend.pooling_problem import PoolingProblem  # noqa: E402
+from torch_max_backend.runtime.execution import execute  # noqa: E402
 
 PASSES = {"max": ("fprop", "dgrad", "dgrad_offsets"), "avg": ("fprop", "dgrad")}
 ROW_SECONDS = 20e-3
@@ -147,7 +148,7 @@ def bound(
     extents = problem.output if made == "output" else problem.input
     host = [torch.from_numpy(problem.geometry()), *(torch.zeros(e, dtype=torch.uint8) for e in extents)]
     buffers = [Buffer.from_dlpack(t) for t in [*tensors, *host]]
-    return lambda: [torch.from_dlpack(result) for result in model._execute_device_tensors(buffers)]
+    return lambda: [torch.from_dlpack(result) for result in execute(model, buffers)]
 
 
 def to_physical(t: torch.Tensor, layout: str) -> torch.Tensor:

@@ -19,6 +19,7 @@ from max.engine import Model
 from max.graph import DeviceRef, Graph, Module, TensorType, TensorValue
 
 from torch_max_backend.runtime import session
+from torch_max_backend.runtime.execution import execute
 
 Build = Callable[[Sequence[TensorValue], TensorValue, DeviceRef], TensorValue]
 
@@ -108,7 +109,7 @@ def bind(
     buffers.extend(Buffer.from_numpy(np.zeros(extents[name], np.uint8)) for name in kernel.extents)
 
     def call() -> torch.Tensor:
-        return torch.from_dlpack(model._execute_device_tensors(buffers)[0])
+        return torch.from_dlpack(execute(model, buffers)[0])
 
     return call
 

@@ -12,6 +12,7 @@ from max.engine import Model
 
 from torch_max_backend.graph.builder import BuiltGraph, InputSpec, OutputSpec
 from torch_max_backend.graph.layout import Order, contiguous_order
+from torch_max_backend.runtime.execution import execute
 
 
 class Executable(torch.nn.Module):
@@ -59,7 +60,7 @@ class Executable(torch.nn.Module):
             if self.device.type == "cuda":
                 results = self._run_on_stream(args)
             else:
-                results = self.model._execute_device_tensors([source.buffer(args) for source in self.inputs])
+                results = execute(self.model, [source.buffer(args) for source in self.inputs])
             if self.writes:
                 torch._foreach_copy_(
                     [args[position] for position, _ in self.writes],
@@ -78,7 +79,7 @@ class Executable(torch.nn.Module):
             self._stream = torch.cuda.ExternalStream(queue.native_stream_handle, device=self.device)
         buffers = [source.buffer(args) for source in self.inputs]
         self._stream.wait_stream(current)
-        results = self.model._execute_device_tensors(buffers)
+        results = execute(self.model, buffers)
         current.wait_stream(self._stream)
         return results
 
