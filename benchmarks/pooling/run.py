@@ -211,7 +211,7 @@ class Setting:
 
 
 def calls_in_a_row(call: Callable[[], Any]) -> int:
-    """How many calls to time as one on a CPU, whose cores take a millisecond to wake from a pause."""
+    """How many calls to time as one on a CPU, where single calls of a quarter of a millisecond scatter."""
     seconds = []
     for _ in range(5):
         start = time.perf_counter()

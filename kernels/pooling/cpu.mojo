@@ -25,7 +25,9 @@ comptime MOST_COMPARED_INDICES = 9
 comptime MOST_SPREAD = 8
 """Pixels to a window, at most, for which that is so: of more, most are zeros, which clearing writes faster."""
 comptime MOST_SUMMED = 16
-"""Above so many addends for one average, summing rows first is cheaper."""
+"""Above so many addends for one average, summing rows first is cheaper, unless one window covers the whole plane."""
+comptime MOST_IN_ORDER = 1024
+"""Addends that are summed one after the other, at most: rows first keep the rounding smaller."""
 
 
 def max_pool_fprop[
@@ -148,7 +150,9 @@ def avg_pool_fprop[
             Int(p.batch),
             p.divisor[adaptive](0, 0, 0),
         )
-    elif p.channels >= FEWEST_GATHERED and _most_taps(p) <= MOST_SUMMED:
+    elif p.channels >= FEWEST_GATHERED and _most_taps(p) <= (
+        MOST_IN_ORDER if p.output_plane() == 1 else MOST_SUMMED
+    ):
         cpu_vectors.avg_pool_fprop_vectors[adaptive=adaptive](y, x, p)
     else:
         cpu_avg.avg_pool_fprop_rows[adaptive=adaptive](y, x, p)

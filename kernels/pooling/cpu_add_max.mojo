@@ -6,7 +6,14 @@ What a loop compares with is an argument: behind a pointer it would be read agai
 from std.math import iota
 from std.memory import stack_allocation
 
-from .cpu_row import ask_ahead, lanes, load_part, narrowed
+from .cpu_row import (
+    ask_ahead,
+    lanes,
+    load_part,
+    narrowed,
+    own_lines,
+    pointer_inside,
+)
 from .direct import Data
 from .problem import PoolingProblem, Taps
 
@@ -288,19 +295,21 @@ struct WindowTaps(Movable):
     """The pixels under one window: where each begins in the sums, and the entry that names it.
     """
 
-    var at: List[Int]
+    var at: List[Scalar[DType.int]]
     var wanted: List[Int32]
     var count: Int
 
     def __init__(out self, most: Int):
-        self.at = List[Int](length=most, fill=0)
-        self.wanted = List[Int32](length=most, fill=0)
+        self.at = own_lines[DType.int](most)
+        self.wanted = own_lines[DType.int32](most)
         self.count = 0
 
     @always_inline
     def fill[
         offsets: Bool
     ](mut self, p: PoolingProblem, d: Taps, h: Taps, w: Taps, pitch: Int):
+        var at = pointer_inside(self.at)
+        var wanted = pointer_inside(self.wanted)
         var count = 0
         for a in range(d.count):
             for b in range(h.count):
@@ -313,8 +322,10 @@ struct WindowTaps(Movable):
                     p.w.window
                 ) + w.first
                 for k in range(w.count):
-                    self.at[count] = pixel * pitch
-                    self.wanted[count] = Int32(tap + k if offsets else pixel)
+                    at[unsafe_offset=count] = Scalar[DType.int](pixel * pitch)
+                    wanted[unsafe_offset=count] = Int32(
+                        tap + k if offsets else pixel
+                    )
                     pixel += w.step
                     count += 1
         self.count = count
@@ -327,13 +338,13 @@ def add_compared[
     sums: Data[Acc],
     dy: Data[dtype],
     found: Data[index],
-    taps: WindowTaps,
+    mut taps: WindowTaps,
     depth: Int,
 ):
     """Adds a window's channels, whole vectors of them."""
     comptime V = lanes[dtype]
-    var at = taps.at.unsafe_ptr()
-    var wanted = taps.wanted.unsafe_ptr()
+    var at = pointer_inside(taps.at)
+    var wanted = pointer_inside(taps.wanted)
     var count = taps.count
 
     @always_inline
@@ -343,7 +354,7 @@ def add_compared[
         ask_ahead[W](found, c)
         ask_ahead[W](dy, c)
         for t in range(count):
-            var place = at[unsafe_offset=t] + c
+            var place = Int(at[unsafe_offset=t]) + c
             var sum = sums.unsafe_load[width=W, alignment=1](place)
             var hit = entries.eq(SIMD[DType.int32, W](wanted[unsafe_offset=t]))
             sums.unsafe_store[alignment=1](place, hit.select(sum + g, sum))

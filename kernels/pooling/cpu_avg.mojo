@@ -12,6 +12,8 @@ from .cpu_row import (
     lanes,
     load_even,
     load_part,
+    own_lines,
+    pointer_inside,
     pointer_to,
     smallest_share,
     store_part,
@@ -80,8 +82,8 @@ def avg_pool_fprop_rows[
     var vectors = channels == 1 and not adaptive and stride <= 2
 
     def share(first: Int, end: Int) {imm}:
-        var storage = List[Scalar[Acc]](length=room, fill=0)
-        var padded = pointer_to(storage)
+        var storage = own_lines[Acc](room)
+        var padded = pointer_inside(storage)
         var sums = padded.unsafe_offset(padding if vectors else 0)
         var divisors = List[Scalar[Acc]](length=Int(p.w.output) + V, fill=1)
         if not override:
@@ -189,14 +191,12 @@ def avg_pool_dgrad_rows[
         var slides = not adaptive and stride == 1 and window > 1
         # Windows before the first are zeros, and so are those behind the last.
         var front = window
-        var storage = List[Scalar[Acc]](
-            length=front + out_length + length + padding + 4 * V, fill=0
+        var storage = own_lines[Acc](
+            front + out_length + length + padding + 4 * V
         )
-        var sums = pointer_to(storage).unsafe_offset(front)
-        var spread = List[Scalar[Acc]](
-            length=length + padding + (2 * V + 1) * stride + V, fill=0
-        )
-        var line = pointer_to(spread)
+        var sums = pointer_inside(storage).unsafe_offset(front)
+        var spread = own_lines[Acc](length + padding + (2 * V + 1) * stride + V)
+        var line = pointer_inside(spread)
         # Behind the last window zeros: vectors write past the row of sums.
         var scale_list = List[Scalar[Acc]](length=out_width + V, fill=0)
         var scales = pointer_to(scale_list)

@@ -14,7 +14,8 @@ from .cpu_row import (
     lanes,
     load_even,
     load_part,
-    pointer_to,
+    own_lines,
+    pointer_inside,
     smallest_share,
     store_part,
 )
@@ -81,10 +82,10 @@ def max_pool_fprop_planes[
     )
 
     def share(first: Int, end: Int) {imm}:
-        var values_storage = List[Scalar[Acc]](length=room, fill=neg_inf[Acc]())
-        var places_storage = List[Int32](length=room, fill=NOWHERE)
-        var padded_values = pointer_to(values_storage)
-        var padded_places = pointer_to(places_storage)
+        var values_storage = own_lines[Acc](room, neg_inf[Acc]())
+        var places_storage = own_lines[DType.int32](room, NOWHERE)
+        var padded_values = pointer_inside(values_storage)
+        var padded_places = pointer_inside(places_storage)
         var values = padded_values.unsafe_offset(padding)
         var places = padded_places.unsafe_offset(padding)
         for unit in range(first, end):

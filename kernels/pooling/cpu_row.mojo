@@ -176,6 +176,28 @@ def pointer_to[dtype: DType, //](mut list: List[Scalar[dtype]]) -> Data[dtype]:
     return rebind[Data[dtype]](list.unsafe_ptr())
 
 
+comptime SPARE = 2 * LINE
+"""Bytes between what one core writes and another touches: lines go from core to core in pairs."""
+
+
+@always_inline
+def own_lines[
+    dtype: DType
+](length: Int, fill: Scalar[dtype] = 0) -> List[Scalar[dtype]]:
+    """Room that one core writes again and again, with room around them: small lists of several cores may come to lie side by
+    side. `pointer_inside` points to them."""
+    return List[Scalar[dtype]](
+        length=length + 2 * (SPARE // size_of[dtype]()), fill=fill
+    )
+
+
+@always_inline
+def pointer_inside[
+    dtype: DType, //
+](mut list: List[Scalar[dtype]]) -> Data[dtype]:
+    return pointer_to(list).unsafe_offset(SPARE // size_of[dtype]())
+
+
 @always_inline
 def for_each_share[
     Body: def(Int, Int) -> None, //

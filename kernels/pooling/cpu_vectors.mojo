@@ -16,6 +16,8 @@ from .cpu_row import (
     for_each_share,
     lanes,
     load_part,
+    own_lines,
+    pointer_inside,
     pointer_to,
     smallest_share,
     store_part,
@@ -23,7 +25,7 @@ from .cpu_row import (
 )
 from .cpu_tables import AboveTable, WindowTable
 from .direct import Data, accumulator
-from .problem import PoolingProblem
+from .problem import PoolingAxis, PoolingProblem
 
 comptime MANY_TAPS = 16
 """Taps of a window above which a pixel's next channels are wanted before the data that lies EARLY bytes on."""
@@ -78,6 +80,12 @@ def _best_pixels[
             c += V
 
 
+def _shares_none[adaptive: Bool](axis: PoolingAxis) -> Bool:
+    """Whether windows that follow each other have no position in common; adaptive ones have one at most.
+    """
+    return adaptive or axis.most_above() == 1
+
+
 @no_inline
 def max_pool_fprop_vectors[
     dtype: DType,
@@ -99,6 +107,12 @@ def max_pool_fprop_vectors[
     var h_axis = WindowTable(p.h, adaptive=adaptive)
     var w_axis = WindowTable(p.w, adaptive=adaptive)
     var taps = d_axis.most_taps * h_axis.most_taps * w_axis.most_taps
+    # Windows that share no pixels are read in the order of the memory.
+    var in_order = (
+        _shares_none[adaptive](p.d)
+        and _shares_none[adaptive](p.h)
+        and _shares_none[adaptive](p.w)
+    )
 
     def share(first: Int, end: Int) {imm}:
         var channels = Int(p.channels)
@@ -114,10 +128,10 @@ def max_pool_fprop_vectors[
         var at_list = List[Scalar[DType.int]](length=taps, fill=0)
         var fresh_list = List[Scalar[DType.int]](length=taps, fill=0)
         var place_list = List[Int32](length=taps, fill=0)
-        var best_list = List[Scalar[Acc]](length=channels + V, fill=0)
-        var found_list = List[Int32](length=channels + V, fill=0)
-        var best_of = pointer_to(best_list)
-        var found_of = pointer_to(found_list)
+        var best_list = own_lines[Acc](channels + V)
+        var found_list = own_lines[DType.int32](channels + V)
+        var best_of = pointer_inside(best_list)
+        var found_of = pointer_inside(found_list)
         var at = pointer_to(at_list)
         var fresh = pointer_to(fresh_list)
         var place = pointer_to(place_list)
@@ -197,7 +211,7 @@ def max_pool_fprop_vectors[
                     else:
                         store_part(indices, c, channels, entries)
 
-                if fresh_count == count and count > MANY_TAPS:
+                if in_order and (count > MANY_TAPS or channels > 4 * V):
                     _best_pixels(
                         best_of, found_of, x_window, at, place, count, channels
                     )
@@ -217,17 +231,20 @@ def max_pool_fprop_vectors[
                     var ahead = c + EARLY // size_of[dtype]()
                     if count > MANY_TAPS and c + W < channels:
                         ahead = c + W
-                    for t in range(fresh_count):
+                    # Asking all at once leaves the loads that follow waiting in the same queue.
+                    var ask_first = not in_order
+                    for t in range(fresh_count if ask_first else 0):
                         ask_for[W](
                             x_window.unsafe_offset(Int(fresh[unsafe_offset=t])),
                             ahead,
                         )
                     for t in range(count):
-                        var value = load_part[W](
-                            x_window.unsafe_offset(Int(at[unsafe_offset=t])),
-                            c,
-                            channels,
-                        ).cast[Acc]()
+                        var pixel = x_window.unsafe_offset(
+                            Int(at[unsafe_offset=t])
+                        )
+                        if not ask_first:
+                            ask_for[W](pixel, ahead)
+                        var value = load_part[W](pixel, c, channels).cast[Acc]()
                         var wins = value.gt(best) | _is_nan(value)
                         best = wins.select(value, best)
                         found = wins.select(
@@ -256,6 +273,39 @@ def max_pool_fprop_vectors[
 
 
 @no_inline
+def _sum_pixels[
+    dtype: DType, Acc: DType, //
+](
+    sums: Data[Acc],
+    x: Data[dtype],
+    at: Data[DType.int],
+    count: Int,
+    channels: Int,
+):
+    """The sums of `count` pixels that begin at[0], at[1], ... in x, by channel; whole pixels one after the other.
+    """
+    comptime V = lanes[dtype]
+
+    @always_inline
+    def add[W: Int](t: Int, c: Int) {imm}:
+        var pixel = x.unsafe_offset(Int(at[unsafe_offset=t]))
+        ask_for[W](pixel, c + EARLY // size_of[dtype]())
+        var value = load_part[W](pixel, c, channels).cast[Acc]()
+        if t > 0:
+            value += sums.unsafe_load[width=W, alignment=1](c)
+        sums.unsafe_store[alignment=1](c, value)
+
+    for t in range(count):
+        var c = 0
+        while c + 4 * V <= channels:
+            add[4 * V](t, c)
+            c += 4 * V
+        while c < channels:
+            add[V](t, c)
+            c += V
+
+
+@no_inline
 def avg_pool_fprop_vectors[
     dtype: DType, *, adaptive: Bool
 ](y_all: Data[dtype], x_all: Data[dtype], p: PoolingProblem):
@@ -277,6 +327,8 @@ def avg_pool_fprop_vectors[
         var at = pointer_to(at_list)
         var fresh = pointer_to(fresh_list)
         var row_list = List[Int](length=rows, fill=0)
+        var sums_list = own_lines[Acc](channels + V)
+        var sums = pointer_inside(sums_list)
         # What windows before have read already.
         var h_seen = 0 if adaptive else Int(p.h.window - p.h.stride)
         var w_seen = 0 if adaptive else Int(p.w.window - p.w.stride)
@@ -329,33 +381,66 @@ def avg_pool_fprop_vectors[
                 var scale = 1 / Scalar[Acc](divisor)
                 var y = y_all.unsafe_offset((unit * out_width + ow) * channels)
 
+                if fresh_count == count and (
+                    count > MANY_TAPS or channels > 8 * V
+                ):
+                    _sum_pixels(sums, x_window, at, count, channels)
+                    for c in range(0, channels, V):
+                        var total = sums.unsafe_load[width=V, alignment=1](c)
+                        store_part(
+                            y, c, channels, (total * scale).cast[dtype]()
+                        )
+                    continue
+
                 @always_inline
                 def block[W: Int](c: Int) {imm}:
                     var total = SIMD[Acc, W](0)
                     var ahead = c + EARLY // size_of[dtype]()
+                    if row_count == 1 and fresh_count == count:
+                        # One stream: further ahead.
+                        ahead += EARLY // size_of[dtype]()
+                        var run = x_window.unsafe_offset(
+                            Int(at[unsafe_offset=0])
+                        )
+                        for t in range(count):
+                            var pixel = run.unsafe_offset(t * channels)
+                            ask_for[W](pixel, ahead)
+                            total += load_part[W](pixel, c, channels).cast[
+                                Acc
+                            ]()
+                        store_part(
+                            y, c, channels, (total * scale).cast[dtype]()
+                        )
+                        return
                     if count > MANY_TAPS and c + W < channels:
                         ahead = c + W
-                    # The processor sees a single stream coming.
-                    for t in range(fresh_count if row_count > 1 else 0):
+                    # Asking all at once leaves the loads that follow waiting in the same queue.
+                    var ask_first = fresh_count < count
+                    for t in range(fresh_count if ask_first else 0):
                         ask_for[W](
                             x_window.unsafe_offset(Int(fresh[unsafe_offset=t])),
                             ahead,
                         )
                     for t in range(count):
-                        total += load_part[W](
-                            x_window.unsafe_offset(Int(at[unsafe_offset=t])),
-                            c,
-                            channels,
-                        ).cast[Acc]()
+                        var pixel = x_window.unsafe_offset(
+                            Int(at[unsafe_offset=t])
+                        )
+                        if not ask_first:
+                            ask_for[W](pixel, ahead)
+                        total += load_part[W](pixel, c, channels).cast[Acc]()
                     store_part(y, c, channels, (total * scale).cast[dtype]())
 
                 var c = 0
+                while c + 8 * V <= channels:
+                    block[8 * V](c)
+                    c += 8 * V
                 while c + 4 * V <= channels:
                     block[4 * V](c)
                     c += 4 * V
                 while c < channels:
                     block[V](c)
                     c += V
+        _ = sums_list^
         _ = at_list^
         _ = fresh_list^
 

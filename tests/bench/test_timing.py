@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -15,11 +17,12 @@ CPU = torch.device("cpu")
 def test_contenders_take_turns_on_different_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
-    def clock(call: object, device: torch.device) -> float:
+    def clock(call: object) -> float:
         calls.clear() if call is None else call()  # type: ignore[operator]
         return 1.0
 
     monkeypatch.setattr(timing, "_cpu_clock", clock)
+    monkeypatch.setattr(timing, "_settle", lambda calls, turn: None)
     monkeypatch.setattr(timing, "_warm_up", lambda calls, device: None)
     contenders = {
         name: [lambda name=name, number=number: calls.append(f"{name}{number}") for number in range(4)] for name in "ab"
@@ -27,6 +30,18 @@ def test_contenders_take_turns_on_different_inputs(monkeypatch: pytest.MonkeyPat
     times = timing.interleaved(contenders, 5, CPU)
     assert calls == ["a0", "b2", "a1", "b3", "a2", "b0", "a3", "b1", "a0", "b2"]
     assert {name: len(value.seconds) for name, value in times.items()} == {"a": 5, "b": 5}
+
+
+def test_settling_leaves_the_next_inputs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock) * timing._SETTLE_SECONDS / 6.5)
+    calls: list[int] = []
+    contender = [lambda number=number: calls.append(number) for number in range(3)]
+    timing._settle(contender, 4)
+    assert calls == [2, 0, 2, 0, 2, 0, 2]
+    calls.clear()
+    timing._settle(contender[:1], 4)
+    assert calls == [0] * 7
 
 
 def test_every_contender_is_warmed_up() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +13,10 @@ from beartype import beartype
 
 _WARM_RUNS = 3
 _WARM_SECONDS = 0.1
-#: Long enough for the worker threads of the runtime that ran before to stop spinning and give the cores back: OpenMP's
-#: were seen to burn 5 ms of a core after every operator of PyTorch, which the next contender would have paid for.
-_PAUSE_SECONDS = 10e-3
+#: On a CPU a contender runs for so long, untimed, before each timed run. Worker threads of the runtime that ran before
+#: need that to stop spinning and give the cores back: OpenMP's were seen to burn 5 ms of a core after every operator
+#: of PyTorch. Sleeping instead leaves cores to be woken: a virtual machine's took 1.5 times as long for the next 20 ms.
+_SETTLE_SECONDS = 15e-3
 #: Keeps the GPU busy while the host queues the call: the events then bracket device time alone.
 _HEAD_START_CYCLES = 1_000_000
 #: Input sets together take this many times the cache; the contenders run half the rotation apart.
@@ -57,14 +59,18 @@ def interleaved(
     contenders: Mapping[str, Sequence[Callable[[], object]]], runs: int, device: torch.device
 ) -> dict[str, Times]:
     """Times each contender `runs` times, in turns. A contender is one call for each input set."""
-    clock = _cuda_clock if device.type == "cuda" else _cpu_clock
     for calls in contenders.values():
         _warm_up(calls, device)
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for run in range(runs):
         for place, (name, calls) in enumerate(contenders.items()):
             offset = place * len(calls) // len(contenders)
-            seconds[name].append(clock(calls[(run + offset) % len(calls)], device))
+            turn = run + offset
+            if device.type == "cuda":
+                seconds[name].append(_cuda_clock(calls[turn % len(calls)], device))
+            else:
+                _settle(calls, turn)
+                seconds[name].append(_cpu_clock(calls[turn % len(calls)]))
     return {name: Times(tuple(values)) for name, values in seconds.items()}
 
 
@@ -78,8 +84,17 @@ def _warm_up(calls: Sequence[Callable[[], object]], device: torch.device) -> Non
         torch.cuda.synchronize(device)
 
 
-def _cpu_clock(call: Callable[[], object], device: torch.device) -> float:
-    time.sleep(_PAUSE_SECONDS)
+def _settle(calls: Sequence[Callable[[], object]], turn: int) -> None:
+    """Runs calls other than that of `turn`, whose inputs would lie in the cache then, if there are others."""
+    others = [calls[(turn + after) % len(calls)] for after in range(1, len(calls))]
+    start = time.perf_counter()
+    for call in itertools.cycle(others or calls):
+        call()
+        if time.perf_counter() - start >= _SETTLE_SECONDS:
+            return
+
+
+def _cpu_clock(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     result = call()
     seconds = time.perf_counter() - start
