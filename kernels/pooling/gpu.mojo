@@ -11,6 +11,7 @@ from .gpu_apart import (
     launch_avg_pool_dgrad_apart,
     launch_max_pool_dgrad_apart,
 )
+from .gpu_blocks_max import launch_max_pool_dgrad_blocks
 from .gpu_box_avg import launch_avg_pool_dgrad_box
 from .gpu_channels import (
     avg_pool_dgrad_channels,
@@ -216,6 +217,10 @@ def max_pool_dgrad[
                 ](ctx, dx, dy, indices, p)
                 return
         if launch_pool_dgrad_across[averaging=False, offsets=offsets](
+            ctx, dx, dy, indices, p
+        ):
+            return
+        if launch_max_pool_dgrad_blocks[offsets=offsets](
             ctx, dx, dy, indices, p
         ):
             return
