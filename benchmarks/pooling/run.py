@@ -6,7 +6,9 @@
 Every operation and dtype is one graph with symbolic sizes, all compiled together, so that the list costs one
 compile. `--export FILE --target sm_90a` makes that compile where there is no GPU and `--compiled FILE` uses it. Times
 are those of `torch-max-backend bench`: interleaved, on inputs that the cache does not hold, device time alone on a
-GPU. `floor` is the time in which this very device copies as many bytes as the operation must move once.
+GPU. There each is taken twice: of single calls between two events, and of calls queued one behind the other, as a
+training step does, each on other inputs. `floor` is the time in which this very device copies as many bytes as the
+operation must move once.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,7 @@ PASSES = {"max": ("fprop", "dgrad", "dgrad_offsets"), "avg": ("fprop", "dgrad")}
 ROW_SECONDS = 20e-3
 MOST_IN_A_ROW = 128
 MOST_COPIED = 16
+QUEUED = 8
 #: Between rounds so many bytes at most stay taken, so that the next round's tensors come to lie elsewhere.
 MOST_HELD = 2**24
 DTYPES = {"float32": DType.float32, "bfloat16": DType.bfloat16, "float16": DType.float16}
@@ -79,11 +82,22 @@ class Case:
         )
 
 
+@dataclass(frozen=True)
+class Queued:
+    """Medians in milliseconds of one of QUEUED calls."""
+
+    ours_ms: float
+    aten_ms: float
+    copy_ms: float
+
+
 @dataclass
 class Row:
     """One measurement: the medians of interleaved runs in milliseconds, ours and ATen's, and the floor by bytes.
 
     `copy_ms`, on a GPU, is a copy that moves as many bytes: what starting and ending take is no part of the floor.
+    `queued`, on a GPU: the same three for each of QUEUED calls one behind the other; between the events of a single
+    call lie some microseconds in which it does not run.
     """
 
     case: str
@@ -96,6 +110,7 @@ class Row:
     floor_ms: float
     bytes: int
     copy_ms: float | None = None
+    queued: Queued | None = None
 
     @property
     def speedup(self) -> float:
@@ -104,6 +119,10 @@ class Row:
     @property
     def over_floor(self) -> float:
         return self.ours_ms / self.floor_ms
+
+    @property
+    def queued_over_floor(self) -> float:
+        return (self.queued or self).ours_ms / self.floor_ms
 
 
 def build_graphs(dtypes: list[str], kinds: set[str], device: DeviceRef, kernels: Path) -> Module:
@@ -233,6 +252,16 @@ def in_rows(calls: list[Callable[[], Any]], row: int) -> list[Callable[[], Any]]
     return [start_at(first) for first in range(0, len(calls), row)]
 
 
+def one_behind_another(calls: list[Callable[[], Any]]) -> list[Callable[[], Any]]:
+    """Calls that make QUEUED of the given calls each, and keep all results: a tensor that is written again while the
+    cache still holds it would cost the memory nothing."""
+
+    def start_at(first: int) -> Callable[[], list[Any]]:
+        return lambda: [calls[(first + place) % len(calls)]() for place in range(QUEUED)]
+
+    return [start_at(first) for first in range(len(calls))]
+
+
 def copies(moved: int, count: int, device: torch.device) -> list[Callable[[], Any]]:
     """Copies of `count` tensors of random bits, each moving `moved` bytes, read and written together."""
     length = max(moved // 8, 1)
@@ -298,9 +327,13 @@ def measure(case: Case, layout: str, dtype: str, setting: Setting) -> list[Row]:
         ]
         del expected
         contenders = {"ours": ours, "aten": [lambda theirs=theirs, given=given: theirs(*given) for given in sets]}
-        row = 1
+        row, queued = 1, None
         if device.type == "cuda":
             contenders["copy"] = copies(moved, min(count, MOST_COPIED), device)
+            behind = {name: one_behind_another(calls) for name, calls in contenders.items()}
+            each = interleaved(behind, setting.runs, device, QUEUED)
+            queued = Queued(*(each[name].median * 1e3 / QUEUED for name in ("ours", "aten", "copy")))
+            del behind
         else:
             row = calls_in_a_row(contenders["aten"][0])
             contenders = {name: in_rows(calls, row) for name, calls in contenders.items()}
@@ -317,6 +350,7 @@ def measure(case: Case, layout: str, dtype: str, setting: Setting) -> list[Row]:
                 moved / setting.bandwidth * 1e3,
                 moved,
                 times["copy"].median * 1e3 if "copy" in times else None,
+                queued,
             )
         )
         del ours, sets, contenders
@@ -344,16 +378,25 @@ def measure_rounds(case: Case, layout: str, dtype: str, setting: Setting, rounds
                 ours_ms=statistics.median(row.ours_ms for row in same),
                 aten_ms=statistics.median(row.aten_ms for row in same),
                 copy_ms=statistics.median(copied) if copied else None,
+                queued=median_of([row.queued for row in same if row.queued is not None]),
             )
         )
     return rows
+
+
+def median_of(rounds: list[Queued]) -> Queued | None:
+    if not rounds:
+        return None
+    return Queued(*(statistics.median(getattr(one, field.name) for one in rounds) for field in fields(Queued)))
 
 
 def report(row: Row) -> str:
     return (
         f"{row.case:20} {row.kind:18} {row.layout:13} {row.dtype:8} "
         f"ours {row.ours_ms:9.4f}  aten {row.aten_ms:9.4f}  floor {row.floor_ms:8.4f}  "
-        f"{row.speedup:6.2f}x aten  {row.over_floor:6.2f}x floor{'  WRONG: ' + row.error if row.error else ''}"
+        f"{row.speedup:6.2f}x aten  {row.over_floor:6.2f}x floor"
+        f"{f', queued {row.queued_over_floor:.2f}x' if row.queued else ''}"
+        f"{'  WRONG: ' + row.error if row.error else ''}"
     )
 
 
@@ -366,10 +409,12 @@ def summary(rows: list[Row], cache_bytes: int) -> list[str]:
         slowest = min(mine, key=lambda row: row.speedup)
         farthest = max(large, key=lambda row: row.over_floor)
         close = sum(row.over_floor <= 1.3 for row in large)
+        queued = sum(row.queued_over_floor <= 1.3 for row in large)
         lines.append(
             f"{kind:18} {len(mine):4} rows: {statistics.geometric_mean(row.speedup for row in mine):.2f}x ATen (least "
             f"{slowest.speedup:.2f}, {slowest.case} {slowest.layout} {slowest.dtype}); {len(large)} above the cache: "
-            f"{statistics.geometric_mean(row.over_floor for row in large):.2f}x floor, {close} within 1.3 (most "
+            f"{statistics.geometric_mean(row.over_floor for row in large):.2f}x floor, {close} within 1.3 "
+            f"{f'({queued} queued) ' if mine[0].queued else ''}(most "
             f"{farthest.over_floor:.2f}, {farthest.case} {farthest.layout} {farthest.dtype})"
         )
     return lines

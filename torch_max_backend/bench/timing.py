@@ -56,9 +56,13 @@ def set_count(bytes_of_a_set: int, cache_bytes: int, memory_bytes: int) -> int:
 
 @beartype
 def interleaved(
-    contenders: Mapping[str, Sequence[Callable[[], object]]], runs: int, device: torch.device
+    contenders: Mapping[str, Sequence[Callable[[], object]]], runs: int, device: torch.device, queued: int = 1
 ) -> dict[str, Times]:
-    """Times each contender `runs` times, in turns. A contender is one call for each input set."""
+    """Times each contender `runs` times, in turns. A contender is one call for each input set.
+
+    A call of a contender may make `queued` calls of an operation: a GPU is then kept busy so much longer beforehand,
+    that the host has queued them all before the first begins.
+    """
     for calls in contenders.values():
         _warm_up(calls, device)
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
@@ -67,7 +71,7 @@ def interleaved(
             offset = place * len(calls) // len(contenders)
             turn = run + offset
             if device.type == "cuda":
-                seconds[name].append(_cuda_clock(calls[turn % len(calls)], device))
+                seconds[name].append(_cuda_clock(calls[turn % len(calls)], device, queued))
             else:
                 _settle(calls, turn)
                 seconds[name].append(_cpu_clock(calls[turn % len(calls)]))
@@ -102,11 +106,11 @@ def _cpu_clock(call: Callable[[], object]) -> float:
     return seconds
 
 
-def _cuda_clock(call: Callable[[], object], device: torch.device) -> float:
+def _cuda_clock(call: Callable[[], object], device: torch.device, queued: int) -> float:
     """Device time on the current stream, which every contender uses."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize(device)
-    torch.cuda._sleep(_HEAD_START_CYCLES)
+    torch.cuda._sleep(queued * _HEAD_START_CYCLES)
     start.record()
     result = call()
     end.record()
