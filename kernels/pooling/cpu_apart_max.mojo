@@ -3,9 +3,13 @@
 Each window is read once, and all pixels under it are written: dy where the entry names the pixel, zero elsewhere.
 """
 
+from std.math import iota
 from std.sys import size_of
+from std.sys.info import CompilationTarget
+from std.sys.intrinsics import masked_load, masked_store
 
 from .cpu_row import (
+    LINE,
     LONG_RUN,
     ClearedAhead,
     ask_ahead,
@@ -42,6 +46,14 @@ def can_spread[dtype: DType, *, offsets: Bool](p: PoolingProblem) -> Bool:
     var most = channels % V == 0
     comptime if offsets:
         most = most or channels >= V
+        # Of few channels two columns are a vector; only these processors load and store parts of vectors of bytes.
+        comptime if CompilationTarget.has_avx512f():
+            most = most or (
+                1 < channels
+                and 2 * channels <= V
+                and p.w.window == 2
+                and p.w.input % 2 == 0
+            )
     else:
         most = most or channels >= 4 * V
     return (
@@ -54,21 +66,30 @@ def can_spread[dtype: DType, *, offsets: Bool](p: PoolingProblem) -> Bool:
     )
 
 
-struct Rows(Movable):
+struct Rows:
     """The rows of pixels under one row of windows: where they begin in dx, and which entry names the first pixel of a
-    window (by index, of the row's first window)."""
+    window (by index, of the row's first window). On the stack: lists of two cores may come to share a line.
+    """
 
-    var start: List[Int]
-    var wanted: List[Int]
+    var count: Int
+    var start: Array[Int, MOST_TAPS]
+    var wanted: Array[Int, MOST_TAPS]
 
-    def __init__(out self, most: Int):
-        self.start = List[Int](capacity=most)
-        self.wanted = List[Int](capacity=most)
+    @always_inline
+    def __init__(out self):
+        self.count = 0
+        self.start = Array[Int, MOST_TAPS](fill=0)
+        self.wanted = Array[Int, MOST_TAPS](fill=0)
 
     @always_inline
     def clear(mut self):
-        self.start.clear()
-        self.wanted.clear()
+        self.count = 0
+
+    @always_inline
+    def append(mut self, start: Int, wanted: Int):
+        self.start[self.count] = start
+        self.wanted[self.count] = wanted
+        self.count += 1
 
 
 @always_inline
@@ -100,7 +121,7 @@ def _spread_window[
         key = rebind[SIMD[Key, W]](narrowed(found) - Int32(place))
     var starts = rows.start.unsafe_ptr()
     var wanteds = rows.wanted.unsafe_ptr()
-    for r in range(len(rows.start)):
+    for r in range(rows.count):
         var pixel = dx.unsafe_offset(
             starts[unsafe_offset=r] + place * channels + c
         )
@@ -110,6 +131,53 @@ def _spread_window[
             pixel.unsafe_store[alignment=1](
                 k * channels,
                 key.eq(name).select(gradient, SIMD[dtype, W](0)),
+            )
+
+
+@always_inline
+def _spread_pairs[
+    dtype: DType, index: DType, //
+](
+    dx: Data[dtype],
+    dy: Data[dtype],
+    entries: Data[index],
+    rows: Rows,
+    p: PoolingProblem,
+    first: Int,
+    end: Int,
+):
+    """Windows first, ..., end - 1 by offset, two columns wide, where a vector holds the channels of both.
+    """
+    comptime V = lanes[dtype]
+    var channels = Int(p.channels)
+    for at in range(first * channels, end * channels, LINE // size_of[dtype]()):
+        ask_ahead[1](dy, at)
+    for at in range(first * channels, end * channels, LINE // size_of[index]()):
+        ask_ahead[1](entries, at)
+    var starts = rows.start.unsafe_ptr()
+    var wanteds = rows.wanted.unsafe_ptr()
+    var lane = iota[DType.int32, V]()
+    var left = lane.lt(SIMD[DType.int32, V](Int32(channels)))
+    var both = lane.lt(SIMD[DType.int32, V](Int32(2 * channels)))
+    var right = both & ~left
+    var column = left.select(SIMD[index, V](0), SIMD[index, V](1))
+
+    @always_inline
+    def doubled[of: DType, //](data: Data[of], o: Int) {imm} -> SIMD[of, V]:
+        """A window's elements for its left column, and once more for its right one.
+        """
+        var once = masked_load[V](data.unsafe_offset(o), left, SIMD[of, V](0))
+        return masked_load[V](data.unsafe_offset(o - channels), right, once)
+
+    for ow in range(first, end):
+        var key = doubled(entries, ow * channels) - column
+        var gradient = doubled(dy, ow * channels)
+        for r in range(rows.count):
+            var name = SIMD[index, V](Scalar[index](wanteds[unsafe_offset=r]))
+            masked_store(
+                key.eq(name).select(gradient, SIMD[dtype, V](0)),
+                dx.unsafe_offset(starts[unsafe_offset=r] + 2 * ow * channels),
+                both,
             )
 
 
@@ -136,12 +204,17 @@ def _spread_row[
         step = max(PIECE_BYTES // (window * channels * size_of[dtype]()), 1)
     for first in range(0, count, step):
         if long:
-            for r in range(len(rows.start)):
+            for r in range(rows.count):
                 clear_run(
                     dx.unsafe_offset(rows.start[r] + first * window * channels),
                     min(step * window, width - first * window) * channels,
                 )
-        for ow in range(first, min(first + step, count)):
+        var end = min(first + step, count)
+        comptime if offsets:
+            if channels < V:
+                _spread_pairs(dx, dy, entries, rows, p, first, end)
+                continue
+        for ow in range(first, end):
             var c = 0
             while c + 4 * V <= channels:
                 _spread_window[4 * V, offsets=offsets](
@@ -156,7 +229,7 @@ def _spread_row[
                 c += V
     var covered = count * window
     if covered < width:
-        for r in range(len(rows.start)):
+        for r in range(rows.count):
             clear_run(
                 dx.unsafe_offset(rows.start[r] + covered * channels),
                 (width - covered) * channels,
@@ -186,7 +259,7 @@ def max_pool_dgrad_apart[
         h_groups += 1
 
     def share(first: Int, end: Int) {imm}:
-        var rows = Rows(Int(p.d.window) * Int(p.h.window))
+        var rows = Rows()
         # Short rows are cleared together, if they are written in the order of the memory.
         var together = (
             p.d.window == 1 and length * size_of[dtype]() < PIECE_BYTES
@@ -225,14 +298,14 @@ def max_pool_dgrad_apart[
                     if not covered:
                         clear_run(dx_all.unsafe_offset(start), length)
                         continue
-                    rows.start.append(start)
                     comptime if offsets:
-                        rows.wanted.append(
+                        rows.append(
+                            start,
                             ((d - d0) * Int(p.h.window) + h - h0)
-                            * Int(p.w.window)
+                            * Int(p.w.window),
                         )
                     else:
-                        rows.wanted.append((d * height + h) * Int(p.w.input))
+                        rows.append(start, (d * height + h) * Int(p.w.input))
             if covered:
                 var o = (
                     (n * Int(p.d.output) + od) * Int(p.h.output) + oh

@@ -7,6 +7,7 @@ results share vectors too for strides 1 and 2; other strides finish one by one.
 
 from .cpu_row import (
     ClearedAhead,
+    apart,
     ask_ahead,
     for_each_share,
     lanes,
@@ -90,7 +91,7 @@ def avg_pool_fprop_rows[
             for ow in range(Int(p.w.output)):
                 divisors[ow] = Scalar[Acc](tables.divisor[ow])
         var by = pointer_to(divisors)
-        var rows = List[Int]()
+        var rows = List[Int](capacity=apart(0))
         var unweighted = List[Scalar[Acc]]()
         for unit in range(first, end):
             var slab = unit // Int(p.h.output)
@@ -203,8 +204,8 @@ def avg_pool_dgrad_rows[
         for ow in range(out_width):
             var divisor = 1 if override else w_axis.divisor[ow]
             scales[unsafe_offset=ow] = 1 / Scalar[Acc](divisor)
-        var rows = List[Int](capacity=most_rows)
-        var weights = List[Scalar[Acc]](capacity=most_rows)
+        var rows = List[Int](capacity=apart(most_rows))
+        var weights = List[Scalar[Acc]](capacity=apart(most_rows))
         var last_windows = (-1, -1)
         var last_divisor = 0
         var weight = Scalar[Acc](0)

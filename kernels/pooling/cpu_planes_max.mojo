@@ -13,6 +13,7 @@ from std.sys import size_of
 
 from .cpu_row import (
     ClearedAhead,
+    apart,
     ask_ahead,
     ask_for,
     for_each_share,
@@ -167,8 +168,8 @@ struct TapsAbove(Movable):
     var tap: List[Int]
 
     def __init__(out self):
-        self.shift = List[Int]()
-        self.tap = List[Int]()
+        self.shift = List[Int](capacity=apart(0))
+        self.tap = List[Int](capacity=apart(0))
 
     def clear(mut self):
         self.shift.clear()
@@ -280,7 +281,7 @@ def max_pool_dgrad_planes[
         var dx_share = dx_all.unsafe_offset(first * width)
         var cleared = ClearedAhead((end - first) * width, 0)
         var taps = TapsAbove()
-        var ods = List[Int]()
+        var ods = List[Int](capacity=apart(0))
         var unit = first
         while unit < end:
             var slab = unit // height

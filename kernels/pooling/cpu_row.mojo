@@ -181,6 +181,13 @@ comptime SPARE = 2 * LINE
 
 
 @always_inline
+def apart(most: Int) -> Int:
+    """The capacity of a small list of up to `most` that one core writes again and again: no two of such lists come to share a
+    line."""
+    return most + 2 * (SPARE // size_of[Int]())
+
+
+@always_inline
 def own_lines[
     dtype: DType
 ](length: Int, fill: Scalar[dtype] = 0) -> List[Scalar[dtype]]:

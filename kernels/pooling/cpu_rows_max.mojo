@@ -10,6 +10,8 @@ from .cpu_row import (
     for_each_share,
     lanes,
     load_part,
+    own_lines,
+    pointer_inside,
     smallest_share,
     store_part,
 )
@@ -48,12 +50,24 @@ struct Above(Movable):
     """The rows of windows above one row of dx: where they begin, and the first of the taps that lie over the row.
     """
 
-    var start: List[Int]
-    var wanted: List[Int]
+    var start: List[Scalar[DType.int]]
+    var wanted: List[Scalar[DType.int]]
+    var count: Int
 
-    def __init__(out self):
-        self.start = List[Int]()
-        self.wanted = List[Int]()
+    def __init__(out self, most: Int):
+        self.start = own_lines[DType.int](most)
+        self.wanted = own_lines[DType.int](most)
+        self.count = 0
+
+    @always_inline
+    def append(mut self, start: Int, wanted: Int):
+        pointer_inside(self.start)[unsafe_offset=self.count] = Scalar[
+            DType.int
+        ](start)
+        pointer_inside(self.wanted)[unsafe_offset=self.count] = Scalar[
+            DType.int
+        ](wanted)
+        self.count += 1
 
 
 @always_inline
@@ -63,7 +77,7 @@ def _gather_row[
     dx: Data[dtype],
     dy_all: Data[dtype],
     entries_all: Data[index],
-    above: Above,
+    mut above: Above,
     columns: Columns,
     width: Int,
     channels: Int,
@@ -72,9 +86,9 @@ def _gather_row[
     """`pixel` is the number of the row's first pixel in its plane."""
     comptime Acc = accumulator[dtype]
     comptime V = lanes[dtype]
-    var rows = len(above.start)
-    var row_starts = above.start.unsafe_ptr()
-    var row_wanted = above.wanted.unsafe_ptr()
+    var rows = above.count
+    var row_starts = pointer_inside(above.start)
+    var row_wanted = pointer_inside(above.wanted)
     var firsts = columns.first.unsafe_ptr()
     var starts = columns.start.unsafe_ptr()
     var wanteds = columns.wanted.unsafe_ptr()
@@ -87,7 +101,7 @@ def _gather_row[
         def block[count: Int, whole: Bool](c: Int) {imm}:
             var sums = Array[SIMD[Acc, V], count](fill=SIMD[Acc, V](0))
             for a in range(rows):
-                var start = row_starts[unsafe_offset=a] + c
+                var start = Int(row_starts[unsafe_offset=a]) + c
                 var dy = dy_all.unsafe_offset(start)
                 var found = entries_all.unsafe_offset(start)
                 # What no pixel before has read.
@@ -100,7 +114,7 @@ def _gather_row[
                     var number = pixel + w
                     comptime if offsets:
                         number = (
-                            row_wanted[unsafe_offset=a]
+                            Int(row_wanted[unsafe_offset=a])
                             + wanteds[unsafe_offset=k]
                         )
                     var wanted = SIMD[index, V](Scalar[index](number))
@@ -163,14 +177,13 @@ def max_pool_dgrad_rows[
         var height = Int(p.h.input)
         var depth = Int(p.d.input)
         var row_length = Int(p.w.output) * channels
-        var above = Above()
+        var above = Above(p.d.most_above[False]() * p.h.most_above[False]())
         for unit in range(first, end):
             var slab = unit // height
             var h = unit - slab * height
             var n = slab // depth
             var d = slab - n * depth
-            above.start.clear()
-            above.wanted.clear()
+            above.count = 0
             for od in range(d_axis.first[d], d_axis.end[d]):
                 var kd = d + Int(p.d.padding) - od * Int(p.d.stride)
                 if kd % Int(p.d.dilation) != 0:
@@ -180,13 +193,13 @@ def max_pool_dgrad_rows[
                     if kh % Int(p.h.dilation) != 0:
                         continue
                     var row = (n * Int(p.d.output) + od) * Int(p.h.output) + oh
-                    above.start.append(row * row_length)
-                    above.wanted.append(
+                    above.append(
+                        row * row_length,
                         (
                             kd // Int(p.d.dilation) * Int(p.h.window)
                             + kh // Int(p.h.dilation)
                         )
-                        * Int(p.w.window)
+                        * Int(p.w.window),
                     )
             _gather_row[offsets=offsets](
                 dx_all.unsafe_offset(unit * width * channels),
