@@ -15,7 +15,6 @@ from .cpu_row import (
     load_part,
     own_lines,
     pointer_inside,
-    pointer_to,
     smallest_share,
     store_part,
 )
@@ -86,11 +85,11 @@ def avg_pool_fprop_rows[
         var storage = own_lines[Acc](room)
         var padded = pointer_inside(storage)
         var sums = padded.unsafe_offset(padding if vectors else 0)
-        var divisors = List[Scalar[Acc]](length=Int(p.w.output) + V, fill=1)
+        var divisors = own_lines[Acc](Int(p.w.output) + V, fill=1)
+        var by = pointer_inside(divisors)
         if not override:
             for ow in range(Int(p.w.output)):
-                divisors[ow] = Scalar[Acc](tables.divisor[ow])
-        var by = pointer_to(divisors)
+                by[unsafe_offset=ow] = Scalar[Acc](tables.divisor[ow])
         var rows = List[Int](capacity=apart(0))
         var unweighted = List[Scalar[Acc]]()
         for unit in range(first, end):
@@ -199,8 +198,8 @@ def avg_pool_dgrad_rows[
         var spread = own_lines[Acc](length + padding + (2 * V + 1) * stride + V)
         var line = pointer_inside(spread)
         # Behind the last window zeros: vectors write past the row of sums.
-        var scale_list = List[Scalar[Acc]](length=out_width + V, fill=0)
-        var scales = pointer_to(scale_list)
+        var scale_list = own_lines[Acc](out_width + V)
+        var scales = pointer_inside(scale_list)
         for ow in range(out_width):
             var divisor = 1 if override else w_axis.divisor[ow]
             scales[unsafe_offset=ow] = 1 / Scalar[Acc](divisor)

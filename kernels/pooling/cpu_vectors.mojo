@@ -18,7 +18,6 @@ from .cpu_row import (
     load_part,
     own_lines,
     pointer_inside,
-    pointer_to,
     smallest_share,
     store_part,
     store_past_cache,
@@ -125,16 +124,16 @@ def max_pool_fprop_vectors[
         var past_cache = (
             size_of[index]() == 8 and channels * size_of[index]() % LINE == 0
         )
-        var at_list = List[Scalar[DType.int]](length=taps, fill=0)
-        var fresh_list = List[Scalar[DType.int]](length=taps, fill=0)
-        var place_list = List[Int32](length=taps, fill=0)
+        var at_list = own_lines[DType.int](taps)
+        var fresh_list = own_lines[DType.int](taps)
+        var place_list = own_lines[DType.int32](taps)
         var best_list = own_lines[Acc](channels + V)
         var found_list = own_lines[DType.int32](channels + V)
         var best_of = pointer_inside(best_list)
         var found_of = pointer_inside(found_list)
-        var at = pointer_to(at_list)
-        var fresh = pointer_to(fresh_list)
-        var place = pointer_to(place_list)
+        var at = pointer_inside(at_list)
+        var fresh = pointer_inside(fresh_list)
+        var place = pointer_inside(place_list)
         # What of a window others have not read yet, counted from its end.
         var h_fresh = Int(p.h.window if adaptive else p.h.stride)
         var w_fresh = Int(p.w.window if adaptive else p.w.stride)
@@ -322,11 +321,12 @@ def avg_pool_fprop_vectors[
         var channels = Int(p.channels)
         var width = Int(p.w.input)
         var out_width = Int(p.w.output)
-        var at_list = List[Scalar[DType.int]](length=taps, fill=0)
-        var fresh_list = List[Scalar[DType.int]](length=taps, fill=0)
-        var at = pointer_to(at_list)
-        var fresh = pointer_to(fresh_list)
-        var row_list = List[Int](length=rows, fill=0)
+        var at_list = own_lines[DType.int](taps)
+        var fresh_list = own_lines[DType.int](taps)
+        var at = pointer_inside(at_list)
+        var fresh = pointer_inside(fresh_list)
+        var row_list = own_lines[DType.int](rows)
+        var row_at = pointer_inside(row_list)
         var sums_list = own_lines[Acc](channels + V)
         var sums = pointer_inside(sums_list)
         # What windows before have read already.
@@ -342,11 +342,14 @@ def avg_pool_fprop_vectors[
             var row_count = 0
             for b in range(h_axis.count[oh]):
                 for a in range(d_axis.count[od]):
-                    row_list[row_count] = (
-                        (d_axis.start[od] + a) * Int(p.h.input)
-                        + h_axis.start[oh]
-                        + b
-                    ) * width
+                    row_at[unsafe_offset=row_count] = (
+                        Scalar[DType.int](
+                            (d_axis.start[od] + a) * Int(p.h.input)
+                            + h_axis.start[oh]
+                            + b
+                        )
+                        * width
+                    )
                     row_count += 1
             var seen = min(max(h_seen, 0) * d_axis.count[od], row_count)
             var row_divisor = d_axis.divisor[od] * h_axis.divisor[oh]
@@ -363,14 +366,14 @@ def avg_pool_fprop_vectors[
                     for r in range(row_count):
                         for k in range(w_count):
                             at[unsafe_offset=count] = Scalar[DType.int](
-                                (row_list[r] + k) * channels
+                                (Int(row_at[unsafe_offset=r]) + k) * channels
                             )
                             count += 1
                     for r in range(seen, row_count):
                         for k in range(max(w_seen, 0), w_count):
                             fresh[unsafe_offset=fresh_count] = Scalar[
                                 DType.int
-                            ]((row_list[r] + k) * channels)
+                            ]((Int(row_at[unsafe_offset=r]) + k) * channels)
                             fresh_count += 1
                 var x_window = x.unsafe_offset(w_axis.start[ow] * channels)
                 var divisor = row_divisor * w_axis.divisor[ow]
@@ -442,6 +445,7 @@ def avg_pool_fprop_vectors[
                     c += V
         _ = sums_list^
         _ = at_list^
+        _ = row_list^
         _ = fresh_list^
 
     var units = Int(p.batch) * Int(p.d.output) * Int(p.h.output)
@@ -467,15 +471,14 @@ def avg_pool_dgrad_vectors[
     def share(first: Int, end: Int) {imm}:
         var channels = Int(p.channels)
         var width = Int(p.w.input)
-        var at_list = List[Scalar[DType.int]](length=most_rows, fill=0)
-        var scale_list = List[Scalar[Acc]](length=most_rows, fill=1)
-        var at = pointer_to(at_list)
-        var scale = pointer_to(scale_list)
-        var w_scale_list = List[Scalar[Acc]](
-            length=Int(p.w.output),
-            fill=1 / Scalar[Acc](Int(p.divisor_override)),
+        var at_list = own_lines[DType.int](most_rows)
+        var scale_list = own_lines[Acc](most_rows, fill=1)
+        var at = pointer_inside(at_list)
+        var scale = pointer_inside(scale_list)
+        var w_scale_list = own_lines[Acc](
+            Int(p.w.output), fill=1 / Scalar[Acc](Int(p.divisor_override))
         )
-        var w_scale = pointer_to(w_scale_list)
+        var w_scale = pointer_inside(w_scale_list)
         if not override:
             for ow in range(Int(p.w.output)):
                 w_scale[unsafe_offset=ow] = 1 / Scalar[Acc](w_axis.divisor[ow])
