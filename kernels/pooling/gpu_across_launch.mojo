@@ -1,7 +1,7 @@
 """Which pooling gradients the kernel of gpu_across.mojo takes, and how it is launched."""
 
 from max.gpu.host import DeviceContext, FuncAttribute
-from std.math import ceildiv
+from std.math import align_up, ceildiv
 from std.sys import size_of
 
 from .direct import Data
@@ -25,21 +25,43 @@ from .gpu_problem import (
 )
 from .problem import PoolingProblem
 
-comptime COLUMNS = 8
-"""Tiles of a team, channels-last: with four vectors of channels each, which fill whole sectors of bfloat16."""
 comptime SHORTEST = 24
 """Columns from which on strips through shared memory cost less than planes."""
 comptime FEWEST = 8
 """Warps, at least, for each multiprocessor, while strips can be shorter."""
 
 
-def strip_rows(S: AcrossShape, data: Int, entry: Int, groups: Int) -> Int:
+def team_vectors(S: AcrossShape, data: Int, entry: Int, vectors: Int) -> Int:
+    """Vectors of channels that a team takes of a pixel's: four, which fill whole sectors of bfloat16, but where a sixth of the
+    lanes or more would be idle and five, or three, leave none. Half-precision averages, which compute less, gain from longer
+    runs. `data` and `entry` are the bytes of a window's gradient and entry (none: averages).
+    """
+    if vectors <= 4:
+        return vectors
+    if entry == 0 and data < 4 and vectors >= 16 and vectors % 8 == 0:
+        return 8
+    if 6 * vectors <= 5 * align_up(vectors, 4):
+        if vectors % 5 == 0:
+            return 5
+        if vectors % 3 == 0 and S.sh == 1:
+            return 3
+    return 4
+
+
+def strip_rows(
+    S: AcrossShape, data: Int, entry: Int, groups: Int, wide: Int
+) -> Int:
     """The rows of windows that a thread shall take, as measured on one H200: longer strips take fewer of them twice, but
-    threads then walk through more of the tensors at a time. A plane has `groups` rows of windows; `data` and `entry` are the
-    bytes of a window's gradient and entry (none: averages)."""
+    threads then walk through more of the tensors at a time. A plane has `groups` rows of windows, a team takes `wide` vectors
+    of channels; `data` and `entry` are the bytes of a window's gradient and entry (none: averages).
+    """
     if S.channels > 1:
         if S.sh > 1:
+            if entry == 0:
+                return 5 if data >= 4 else (11 if wide > 4 else 7)
             return 6 if data >= 4 else 11
+        if S.kd > 1:
+            return 40
         return 16 if data >= 4 else 30
     if S.sh > 1:
         if entry >= 8:
@@ -121,12 +143,12 @@ def launch_pool_dgrad_across[
         var columns = LANES
         var wide = 1
         comptime if S.channels > 1:
-            columns = min(COLUMNS, ceildiv(Int(p.w.input), S.columns))
-            wide = LANES // columns
+            wide = team_vectors(S, DATA, ENTRY, Int(p.channels) // S.channels)
+            columns = min(LANES // wide, ceildiv(Int(p.w.input), S.columns))
         var groups = ceildiv(Int(p.h.input) + Int(p.h.padding), S.sh)
         var again = S.above() - 1
         var strips = nearest_strips(
-            groups, again, strip_rows(S, DATA, ENTRY, groups)
+            groups, again, strip_rows(S, DATA, ENTRY, groups, wide)
         )
         # Of one strip a plane first, to find out how many warps there are.
         var teams = Teams(p, S, columns=columns, wide=wide, strips=1)
@@ -244,6 +266,30 @@ def launch_pool_dgrad_across[
                             channels=4,
                             ahead=ahead,
                             dilation=D,
+                        ),
+                        False,
+                    ]()
+            # Averages that move by one are faster by marching down D (gpu_march_avg.mojo).
+            comptime if deep and (offsets or (averaging and S > 1)):
+                if (
+                    not flat
+                    and Int(p.channels) % 4 == 0
+                    and p.d.is_window(K, S)
+                    and Int(p.d.padding) == P
+                ):
+                    # As many rows as registers hold.
+                    comptime ahead = 2 if S == 1 and DATA >= 4 else (
+                        6 if S > 1 and DATA < 4 and offsets else 3
+                    )
+                    launch[
+                        deep_shape(
+                            K,
+                            S,
+                            P,
+                            columns=2,
+                            depth=S,
+                            ahead=ahead,
+                            channels=4,
                         ),
                         False,
                     ]()

@@ -149,10 +149,19 @@ def flat_shape(
 
 
 def deep_shape(
-    k: Int, s: Int, p: Int, *, columns: Int, depth: Int, ahead: Int
+    k: Int,
+    s: Int,
+    p: Int,
+    *,
+    columns: Int,
+    depth: Int,
+    ahead: Int,
+    channels: Int = 1,
 ) -> AcrossShape:
     """Cubes over `depth` slabs of dx."""
-    return AcrossShape(k, s, p, k, s, k, s, p, 1, columns, 1, depth, ahead)
+    return AcrossShape(
+        k, s, p, k, s, k, s, p, 1, columns, channels, depth, ahead
+    )
 
 
 @fieldwise_init

@@ -25,7 +25,7 @@ from .gpu_blocks_plan import CHANNELS, LANES_OF_TEAM, RUN, V, Blocks
 from .gpu_problem import GpuProblem, fits_32_bits
 from .problem import PoolingAxis, PoolingProblem
 
-comptime FEWEST_TAPS = 25
+comptime FEWEST_TAPS = 20
 """Of windows, from which on blocks are faster than comparing offsets."""
 comptime FEWEST_PIXELS = 400
 """Of planes: smaller ones leave blocks little to do between their barriers."""
