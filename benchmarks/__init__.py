@@ -1,0 +1,6 @@
+"""What the project measures. `python -m benchmarks` lists the benchmarks and runs one; results/ holds their figures."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"

@@ -1,6 +1,6 @@
 """Whole training steps beside eager PyTorch and Inductor: forward, loss, backward, SGD with momentum.
 
-    python -m benchmarks.training_step --model resnet18 --batch 64 [--device cuda] [--amp bf16] [--json FILE]
+    python -m benchmarks training_step --model resnet18 --batch 64 [--device cuda] [--amp bf16] [--json FILE]
 
 The contenders train copies of one model on one batch; their steps are timed in turn, after warming up, and the medians
 are reported with the time to the first step.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from rich.table import Table
 from torch import nn
 
 from benchmarks import zoo
-from torch_max_backend.bench.hardware import date, hardware, versions
+from torch_max_backend.bench import results
 
 
 def stepper(
@@ -56,7 +55,7 @@ def timed(step: Callable[[], None], device: torch.device) -> float:
     return time.perf_counter() - begun
 
 
-def main(
+def train(
     model: Annotated[str, typer.Option(help=f"one of {', '.join(zoo.MODELS)}")] = "resnet18",
     batch: Annotated[int, typer.Option(min=1)] = 16,
     size: Annotated[int, typer.Option(min=0, help="height and width of an image; 0 for the model's own")] = 0,
@@ -109,11 +108,15 @@ def main(
         facts = {
             "model": model, "batch": batch, "shape": shape, "amp": amp, "channels_last": channels_last,
             "steps": steps, "median_seconds": medians, "first_step_seconds": first,
-            "date": date(), "hardware": hardware(where), "versions": versions(where),
+            **results.provenance(where),
         }  # fmt: skip
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(facts, indent=1) + "\n")
+        results.write(json_file, facts)
+
+
+def main() -> None:
+    """Reads the options."""
+    typer.run(train)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

@@ -107,7 +107,7 @@ GroupsOption = Annotated[int, typer.Option("--groups", help="Groups; K and C cou
 CeilOption = Annotated[bool, typer.Option("--ceil-mode", help="Partial windows at the end count.")]
 
 
-CasesOption = Annotated[str, typer.Option("--cases", help="With --list: a regular expression on the names.")]
+CasesOption = Annotated[str, typer.Option("--cases", help="With --list: a regular expression on SUITE/NAME.")]
 BatchOption = Annotated[int | None, typer.Option("--batch", help="With --list: stands for every problem's N.")]
 
 
@@ -192,6 +192,7 @@ def _run(choices: _Choices, control: RunControl, tasks: Sequence[Any], device: t
     from rich.progress import track
 
     from torch_max_backend.bench import report
+    from torch_max_backend.bench import results as result_files
     from torch_max_backend.bench.ceilings import ceilings
     from torch_max_backend.bench.compiled import preload
     from torch_max_backend.bench.runner import CaseResult, check_memory, run_case
@@ -229,7 +230,7 @@ def _run(choices: _Choices, control: RunControl, tasks: Sequence[Any], device: t
         settings |= {"compare": choices.compare, "list": str(choices.list_path) if listed else None}
         rates = {choices.dtype.value: ceilings(device, choices.torch_dtype)} if control.runs else {}
         command = " ".join(["torch-max-backend", *sys.argv[1:]])
-        report.write(path, report.document(command, results, device, rates, settings))
+        result_files.write(path, report.document(command, results, device, rates, settings))
     if any(result.verification is not None and not result.verification.passed for result in results):
         raise typer.Exit(1)
 

@@ -1,35 +1,31 @@
 """The convolution kernels for any NVIDIA GPU (depthwise, block-tiled): checks, then times beside cuDNN.
 
-    python benchmarks/convolution/any_gpu.py --output results.json
-    python benchmarks/convolution/any_gpu.py --compile FILE --target sm_90a    # where there is no GPU
-    python benchmarks/convolution/any_gpu.py --compiled FILE --output results.json
+    python -m benchmarks convolution.any_gpu --output results.json
+    python -m benchmarks convolution.any_gpu --compile FILE --target sm_90a    # where there is no GPU
+    python -m benchmarks convolution.any_gpu --compiled FILE --output results.json
 
 Checks: the problems of the kernels' own tests in every dtype, float32 with and without TF32, whole numbers exact and
-normal ones near float64, each twice with equal bits. Times: any_gpu.json through the product's own dispatch, ours and
-cuDNN's (channels_last, our layout, and PyTorch's default) in turns over inputs that together exceed the cache, medians.
-In the list "exact" is float32 with TF32 forbidden on both sides.
+normal ones near float64, each twice with equal bits. Times: the suite any_gpu through the product's own dispatch, ours
+and cuDNN's (channels_last, our layout, and PyTorch's default) in turns over inputs that together exceed the cache,
+medians. In the list "exact" is float32 with TF32 forbidden on both sides.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import re
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT))
+from benchmarks import problems
+from torch_max_backend.bench import results
 
 PASSES = ("fprop", "dgrad", "wgrad")
 OPERANDS = {"fprop": "xwy", "dgrad": "ywx", "wgrad": "xyw"}
@@ -243,7 +239,7 @@ def rows(loaded: dict[str, Any], pattern: str, runs: int, seconds: float) -> Ite
     device = torch.device("cuda", 0)
     torch.backends.cudnn.benchmark = True
     stop = time.perf_counter() + seconds
-    for entry in json.loads((HERE / "any_gpu.json").read_text()):
+    for entry in problems.convolutions("any_gpu"):
         for kind in entry["dtypes"]:
             if time.perf_counter() > stop:
                 print(f"left out: {entry['name']} {kind}", flush=True)
@@ -331,9 +327,7 @@ def main() -> int:
         print(f"{name:50} {values}", flush=True)
     if options.output:
         document = {
-            "hardware": torch.cuda.get_device_name(),
-            "date": datetime.now(UTC).date().isoformat(),
-            "versions": {"max": version("max")} | {"torch": torch.__version__, "cudnn": torch.backends.cudnn.version()},
+            **results.provenance(torch.device("cuda", 0)),
             "ratio": "our median over cuDNN's, in turns; channels_last is our layout, default PyTorch's",
             "seed": seed,
             "checked": count,
@@ -341,7 +335,7 @@ def main() -> int:
             "summary": table,
             "rows": measured,
         }
-        options.output.write_text(json.dumps(document, indent=1) + "\n")
+        results.write(options.output, document)
     print(f"{time.perf_counter() - began:.0f} s", flush=True)
     return 1 if wrong else 0
 

@@ -1,4 +1,4 @@
-"""Convolution passes beside PyTorch eager on the CPU: python benchmarks/convolution/cpu.py [--dtype bfloat16]
+"""Convolution passes beside PyTorch eager on the CPU: python -m benchmarks convolution.cpu [--dtype bfloat16]
 
 Our kernels and eager, in its default layout and in channels_last, take turns on the same inputs; the best time of
 each counts. Ends with a table and writes a result file. With --problems only some are measured, and the file keeps the
@@ -11,12 +11,9 @@ import argparse
 import json
 import math
 import os
-import platform
 import re
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +23,13 @@ from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Dim, Graph, TensorType
 
+from benchmarks import RESULTS, problems
+from torch_max_backend.bench import results
 from torch_max_backend.convolution_problem import ConvolutionProblem, Pass
 from torch_max_backend.mojo_ops import KERNELS_PATH
 from torch_max_backend.mojo_ops.convolution import GEOMETRY_LENGTH, conv_with_geometry, geometry_values
 from torch_max_backend.runtime.execution import execute
 
-HERE = Path(__file__).resolve().parent
 PASSES = ("forward", "grad_input", "grad_weight")
 LETTERS = {"x": ("n", *"dhw", "c"), "w": ("k", *"trs", "j"), "y": ("n", *"opq", "k")}
 OPERANDS = {Pass.FPROP: ("x", "w", "y"), Pass.DGRAD: ("y", "w", "x"), Pass.WGRAD: ("x", "y", "w")}
@@ -140,7 +138,6 @@ def geometric_mean(values: list[float]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--list", type=Path, default=HERE / "problems.json")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float64"], default="float32")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--budget", type=float, default=3.0, help="seconds for each pass of each problem")
@@ -153,22 +150,22 @@ def main() -> None:
     before = os.getloadavg()[0]
     session = InferenceSession(devices=[CPU()])
     models = {pass_: compile_pass(pass_, DType[options.dtype], session) for pass_ in Pass}
-    problems = json.loads(options.list.read_text())
-    target = options.json or HERE / "results" / f"cpu_{options.dtype}.json"
+    target = options.json or RESULTS / f"convolution_cpu_{options.dtype}.json"
+    record = results.provenance(torch.device("cpu"))
+    date, kernels = record["date"], record["versions"]["kernels"]
     made_with = {
-        "cpu": processor(),
-        "threads": options.threads,
         "dtype": options.dtype,
-        "versions": {name: version(name) for name in ("torch", "max", "mojo")},
+        "hardware": {key: record["hardware"][key] for key in ("cpu", "threads")},
+        "versions": {key: record["versions"][key] for key in ("torch", "max", "mojo")},
     }
     kept = rows_to_keep(target, made_with) if options.problems else {}
     rows = []
-    for entry in problems:
+    for entry in problems.convolutions("cpu"):
         if options.problems and not re.search(options.problems, entry["name"]):
             rows += kept.get(entry["name"], [])
             continue
         times = measure(entry, models, getattr(torch, options.dtype), options.budget, options.pause)
-        row = {"problem": entry, "date": today(), **times}
+        row = {"problem": entry, "date": date, "kernels": kernels, **times}
         rows.append(row)
         cells = []
         for name in PASSES:
@@ -186,19 +183,15 @@ def main() -> None:
             }
             print(f"{name:12} / {layout:20} geometric mean {geometric_mean(ratios):.3f}, worst {max(ratios):.2f}")
     report = {
-        "date": today(),
-        **made_with,
+        **record,
+        "dtype": options.dtype,
         "load average": [round(value, 1) for value in (before, os.getloadavg()[0])],
         "ratio": "our best time over eager's best, interleaved",
         "summary": summary,
         "problems": rows,
     }
-    target.write_text(json.dumps(report, indent=1) + "\n")
+    results.write(target, report)
     print(f"written to {target}")
-
-
-def today() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%d")
 
 
 def rows_to_keep(file: Path, made_with: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -207,19 +200,11 @@ def rows_to_keep(file: Path, made_with: dict[str, Any]) -> dict[str, list[dict[s
         return {}
     earlier = json.loads(file.read_text())
     for name, value in made_with.items():
-        if earlier[name] != value:
-            raise SystemExit(f"{file} has {name} = {earlier[name]}, this run {value}: measure every problem")
+        # Of the kernels that a row was measured with its own record says which.
+        then = {key: earlier[name].get(key) for key in value} if isinstance(value, dict) else earlier[name]
+        if then != value:
+            raise SystemExit(f"{file} has {name} = {then}, this run {value}: measure every problem")
     return {row["problem"]["name"]: [row] for row in earlier["problems"]}
-
-
-def processor() -> str:
-    """The CPU's name."""
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor()
 
 
 if __name__ == "__main__":

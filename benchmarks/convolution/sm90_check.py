@@ -1,8 +1,8 @@
 """Checks the Hopper convolution kernels through MAX graphs and times them beside cuDNN, in one process.
 
-    python benchmarks/convolution/sm90_check.py                         # checks, then times sm90_problems.json
-    python benchmarks/convolution/sm90_check.py --sweep --output sweep.json   # every tile shape, for sm90_fit.py
-    python benchmarks/convolution/sm90_check.py --compile-only          # fills the cache where there is no GPU
+    python -m benchmarks convolution.sm90_check                         # checks, then times the suite sm90
+    python -m benchmarks convolution.sm90_check --sweep --output sweep.json   # every tile shape, for sm90_fit
+    python -m benchmarks convolution.sm90_check --compile-only          # fills the cache where there is no GPU
 
 One graph for each pass and dtype, every size symbolic and the geometry a run-time operand, so that the whole list
 costs one compile. Integer problems must be exact, random ones as close to float64 as bfloat16 allows, and the same
@@ -13,9 +13,7 @@ rotate over inputs that together exceed the cache.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import re
 import statistics
 import sys
 import time
@@ -26,21 +24,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from max import driver
+from max.driver import Buffer
+from max.dtype import DType
+from max.engine import Model
+from max.graph import DeviceRef, Graph, Module, TensorType, ops
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT))
-
-from max import driver  # noqa: E402
-from max.driver import Buffer  # noqa: E402
-from max.dtype import DType  # noqa: E402
-from max.engine import Model  # noqa: E402
-from max.graph import DeviceRef, Graph, Module, TensorType, ops  # noqa: E402
-
-from torch_max_backend.bench import hardware  # noqa: E402
-from torch_max_backend.bench.ceilings import ceilings  # noqa: E402
-from torch_max_backend.bench.timing import set_count  # noqa: E402
-from torch_max_backend.runtime import session  # noqa: E402
+from benchmarks import problems
+from torch_max_backend.bench import hardware, results
+from torch_max_backend.bench.ceilings import ceilings
+from torch_max_backend.bench.timing import set_count
+from torch_max_backend.runtime import session
 
 PASSES = ("fprop", "dgrad", "wgrad")
 DTYPES = {"bfloat16": DType.bfloat16, "float16": DType.float16}
@@ -69,6 +63,13 @@ class Problem:
     stride: int
     padding: int
     dilation: int
+
+    @classmethod
+    def of(cls, line: Mapping[str, Any]) -> Problem:
+        """A line of problems.json."""
+        (h, w), (r, s) = line["size"], line["filter"]
+        sizes = line["n"], line["c"], line["k"], h, w, r, s
+        return cls(line["name"], *sizes, line["stride"], line["padding"], line["dilation"])
 
     @property
     def p(self) -> int:
@@ -328,9 +329,8 @@ def measure(models: dict[str, Model], passing: str, dtype: str, problem: Problem
     return row
 
 
-def read(name: str, pattern: str) -> list[Problem]:
-    lines = json.loads((HERE / name).read_text())
-    return [problem for problem in (Problem(**line) for line in lines) if re.search(pattern, problem.name)]
+def read(suite: str, pattern: str) -> list[Problem]:
+    return [Problem.of(line) for line in problems.convolutions(suite, pattern)]
 
 
 def main() -> int:
@@ -363,7 +363,7 @@ def main() -> int:
     if not args.no_check:
         for dtype in dtypes:
             for passing in passes:
-                for problem in read("sm90_checks.json", args.checks):
+                for problem in read("sm90_check", args.checks):
                     chosen = [AUTOMATIC] if args.dispatched else [AUTOMATIC, *tunings(passing, problem, 12)]
                     found = check(models, passing, dtype, problem, chosen)
                     wrong += found
@@ -376,7 +376,7 @@ def main() -> int:
     if not args.no_time:
         for dtype in dtypes:
             for passing in passes:
-                for problem in read("sm90_problems.json", args.problems):
+                for problem in read("sm90", args.problems):
                     rows.append(measure(models, passing, dtype, problem, args.sweep))
                 mine = [row["ours_ms"] / row["cudnn_ms"] for row in rows if row["pass"] == passing]
                 if mine:
@@ -389,9 +389,7 @@ def main() -> int:
         device = torch.device("cuda", 0)
         rates = ceilings(device, getattr(torch, dtypes[0]))
         document = {
-            "hardware": hardware.hardware(device),
-            "date": hardware.date(),
-            "versions": hardware.versions(device),
+            **results.provenance(device),
             "ceilings": {
                 "gb_per_s": rates.bytes_per_second / 1e9,
                 "tflops": rates.flops_per_second / 1e12,
@@ -400,8 +398,7 @@ def main() -> int:
             "wrong": wrong,
             "rows": rows,
         }
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(json.dumps(document, indent=1) + "\n")
+        results.write(args.output, document)
     print(f"{time.perf_counter() - began:.0f} s", flush=True)
     return 1 if wrong else 0
 

@@ -1,6 +1,6 @@
 """Proves that elementwise successors run inside the Hopper kernels' store, and measures what they cost.
 
-    python benchmarks/convolution/sm90_epilogue.py
+    python -m benchmarks convolution.sm90_epilogue
 
 For each problem: the data gradient alone; the data gradient plus a residual under ReLU's mask, as one kernel; and the
 time in which a copy moves the tensors that the epilogue reads. fprop gets a bias and ReLU. Other epilogues are checked
@@ -11,7 +11,6 @@ type, and a view in between. The kernels that a call launches are counted with t
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -19,17 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from max.driver import Buffer
+from max.dtype import DType
+from max.graph import DeviceRef, Graph, Module, TensorType, TensorValue, ops
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-
-from max.driver import Buffer  # noqa: E402
-from max.dtype import DType  # noqa: E402
-from max.graph import DeviceRef, Graph, Module, TensorType, TensorValue, ops  # noqa: E402
-from sm90_check import Problem, compile_module, interleaved, reference, use_virtual_hopper  # noqa: E402
-
-from torch_max_backend.bench import hardware  # noqa: E402
-from torch_max_backend.runtime import session  # noqa: E402
+from benchmarks.convolution.sm90_check import Problem, compile_module, interleaved, reference, use_virtual_hopper
+from torch_max_backend.bench import results
+from torch_max_backend.runtime import session
 
 PROBLEMS = (
     Problem("ck_default", 128, 128, 256, 71, 71, 3, 3, 2, 1, 1),
@@ -208,14 +203,11 @@ def main() -> int:
     if args.output:
         device = torch.device("cuda", 0)
         document = {
-            "hardware": hardware.hardware(device),
-            "date": hardware.date(),
-            "versions": hardware.versions(device),
+            **results.provenance(device),
             "rows": rows,
             "others": others,
         }
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(json.dumps(document, indent=1) + "\n")
+        results.write(args.output, document)
     return 0 if all(row["ok"] for row in (*rows, *others)) else 1
 
 

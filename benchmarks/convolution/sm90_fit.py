@@ -1,8 +1,8 @@
 """Fits the constants of kernels/convolution/sm90/measured.mojo to a sweep of every tile shape, and writes that file.
 
-    python benchmarks/convolution/sm90_check.py --sweep --no-check --output sweep.json
-    python benchmarks/convolution/sm90_fit.py sweep.json
-    python benchmarks/convolution/sm90_fit.py sweep.json --keep    # only the measured choices anew
+    python -m benchmarks convolution.sm90_check --sweep --no-check --output sweep.json
+    python -m benchmarks convolution.sm90_fit sweep.json
+    python -m benchmarks convolution.sm90_fit sweep.json --keep    # only the measured choices anew
 
 The constants are rounded before anything is derived from them, so the measured choices follow from the file's own
 constants and the sweep. Prints for each pass how much slower the chosen tile is than the best one of the sweep.
@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from sm90_check import SPLIT_STEPS, WGRAD_TILES, Problem, capacity, read
+
+from benchmarks.convolution.sm90_check import SPLIT_STEPS, WGRAD_TILES, Problem, capacity, read
 
 PROCESSORS = 132
 BYTE = 1 / 4.27e6
@@ -187,7 +188,7 @@ def _features(s: Sample) -> list[float]:
 
 
 def samples(document: dict, passing: str) -> list[Sample]:
-    problems = {problem.name: problem for problem in read("sm90_problems.json", "")}
+    problems = {problem.name: problem for problem in read("sm90", "")}
     result = []
     for row in document["rows"]:
         problem = problems[row["problem"]]
@@ -301,8 +302,7 @@ def mojo(tiles: list[list[float]], wgrad: WgradConstants, choices: dict[tuple[in
 
     named = [", ".join(f"{n}={v:.3f}" for n, v in zip(TILE_COSTS, values, strict=True)) for values in tiles]
     return (
-        '"""Written by benchmarks/convolution/sm90_fit.py from '
-        'benchmarks/convolution/results/sm90_h200_sweep.json."""\n\n'
+        '"""Written by benchmarks/convolution/sm90_fit.py from the sweep in benchmarks/results."""\n\n'
         "from .costs import MeasuredChoice, TileCost, WgradCosts\nfrom .wgrad_plan import WgradChoice\n\n"
         + array("TILE_COSTS", "TileCost", [f"TileCost({text})" for text in named])
         + array("WGRAD_STEP", "Float64", [f"{value:.3f}" for value in wgrad.steps])

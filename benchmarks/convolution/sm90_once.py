@@ -1,9 +1,9 @@
 """Runs passes of problems once, each by the kernel that the table chooses: something for a profiler to look at.
 
     ncu --clock-control none --kernel-name regex:conv_ --csv --metrics METRIC,... \\
-        python benchmarks/convolution/sm90_once.py --problems 'ck_default|vgg16.4.2.n64'
+        python -m benchmarks convolution.sm90_once --problems 'ck_default|vgg16.4.2.n64'
     compute-sanitizer --tool racecheck --kernel-regex kns=conv_ \\
-        python benchmarks/convolution/sm90_once.py --list sm90_checks.json --every
+        python -m benchmarks convolution.sm90_once --suite sm90_check --every
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import argparse
 import sys
 
 import torch
-from sm90_check import PASSES, Problem, Runner, build, compile_module, read, tunings
+
+from benchmarks.convolution.sm90_check import PASSES, Problem, Runner, build, compile_module, read, tunings
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--passes", default=",".join(PASSES))
-    parser.add_argument("--list", default="sm90_problems.json", help="file beside this one")
+    parser.add_argument("--suite", default="sm90", help="of problems.json")
     parser.add_argument("--problems", default="", help="regular expression that a problem's name must match")
     parser.add_argument(
         "--every", action="store_true", help="every tile shape, split and cluster, not the table's choice"
@@ -27,7 +28,7 @@ def main() -> int:
     args = parser.parse_args()
     passes = args.passes.split(",")
     models = compile_module(*build([args.dtype], passes))
-    for problem in read(args.list, args.problems):
+    for problem in read(args.suite, args.problems):
         for passing in passes:
             run(models, passing, problem, args.dtype, args.every)
     return 0

@@ -1,6 +1,6 @@
 """Draws a result file of sm90_check.py as a roofline: TFLOP/s over operations per byte, ours and cuDNN's.
 
-    python benchmarks/convolution/sm90_roofline.py results/sm90_h200_bfloat16.json results/sm90_h200_roofline.png
+    python -m benchmarks convolution.sm90_roofline benchmarks/results/convolution_sm90_h200_bfloat16.json PICTURE
 
 The roof is the copy and the matrix product measured in the same run. Bytes are every tensor of the pass once,
 operations are the problem's own: what a kernel computes or moves beyond that shows as distance from the roof.
@@ -18,7 +18,8 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from sm90_check import PASSES, Problem, read
+
+from benchmarks.convolution.sm90_check import PASSES, Problem, read
 
 
 def intensity(problem: Problem) -> float:
@@ -30,7 +31,7 @@ def intensity(problem: Problem) -> float:
 
 
 def draw(document: dict[str, Any], target: Path) -> None:
-    problems = {problem.name: problem for problem in read("sm90_problems.json", "")}
+    problems = {problem.name: problem for problem in read("sm90", "")}
     peak, copy = document["ceilings"]["tflops"], document["ceilings"]["gb_per_s"] / 1e3
     figure, axes = plt.subplots(1, len(PASSES), figsize=(16, 5.2), sharey=True)
     for axis, passing in zip(axes, PASSES, strict=True):

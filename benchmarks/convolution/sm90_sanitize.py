@@ -1,15 +1,14 @@
 """Runs the Hopper convolutions of small problems under compute-sanitizer's tools and writes what these report.
 
-    python benchmarks/convolution/sm90_sanitize.py --output results/sm90_h200_sanitizer.json
+    python -m benchmarks convolution.sm90_sanitize --output benchmarks/results/convolution_sm90_h200_sanitizer.json
 
-Needs a Hopper GPU and `compute-sanitizer` on the path. Every run is sm90_once.py on some problems of sm90_checks.json,
-all of them at a time. The exit status is 1 where a tool reports anything, or did not come to its end.
+Needs a Hopper GPU and `compute-sanitizer` on the path. Every run is sm90_once on some problems of the suite
+sm90_check, all of them at a time. The exit status is 1 where a tool reports anything, or did not come to its end.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shlex
@@ -23,10 +22,7 @@ from pathlib import Path
 
 import torch
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1]))
-
-from torch_max_backend.bench import hardware  # noqa: E402
+from torch_max_backend.bench import results
 
 EVERYTHING = "narrow|tails|^strided$|stride3|gap_stride|5x3|k10|c3_k136|c5_k7|c20|stem_c3|long_sum"
 """Strided data gradients, images of few channels, channels that are padded or folded in copies, long reductions."""
@@ -43,7 +39,7 @@ class Run:
 
     def command(self, once: str) -> list[str]:
         line = ["compute-sanitizer", "--tool", self.tool, "--kernel-regex", "kns=conv", "--print-limit", "20"]
-        line += [*shlex.split(once), "--list", "sm90_checks.json", "--passes", self.passes, "--problems", self.problems]
+        line += [*shlex.split(once), "--suite", "sm90_check", "--passes", self.passes, "--problems", self.problems]
         return [*line, "--every"] if self.every else line
 
 
@@ -87,7 +83,9 @@ def outcome(run: Run, status: int, text: str) -> dict:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--once", default=f"{sys.executable} {HERE / 'sm90_once.py'}", help="what runs one list")
+    parser.add_argument(
+        "--once", default=f"{sys.executable} -m benchmarks convolution.sm90_once", help="what runs one list"
+    )
     parser.add_argument("--seconds", type=float, default=600, help="most that all runs together may take")
     parser.add_argument("--output", type=Path, help="write results as JSON here")
     args = parser.parse_args()
@@ -106,12 +104,10 @@ def main() -> int:
     if args.output:
         device = torch.device("cuda", 0)
         document = {
-            "hardware": hardware.hardware(device),
-            "date": hardware.date(),
-            "versions": hardware.versions(device),
+            **results.provenance(device),
             "rows": rows,
         }
-        args.output.write_text(json.dumps(document, indent=1) + "\n")
+        results.write(args.output, document)
     print(f"{time.perf_counter() - began:.0f} s", flush=True)
     return 0 if all(row["ok"] for row in rows) else 1
 

@@ -1,6 +1,6 @@
-"""Scratch memory that the convolution kernels take on a GPU: python benchmarks/convolution/workspace.py --output FILE
+"""Scratch memory that the convolution kernels take on a GPU: python -m benchmarks convolution.workspace --output FILE
 
-Every pass of any_gpu.json's problems runs once while MAX's allocator writes down each allocation on the device; all of
+Every pass of the suite any_gpu runs once while MAX's allocator writes down each allocation on the device; all of
 them together, without the result, are the workspace (freed ones are not taken off: an upper bound of the peak).
 `--compiled` as in any_gpu.py.
 """
@@ -8,15 +8,12 @@ them together, without the result, are the workspace (freed ones are not taken o
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +22,10 @@ os.environ["MODULAR_DEVICE_CONTEXT_MEMORY_MANAGER_LOG"] = "true"
 
 import torch
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1]))
-
-from benchmarks.convolution.any_gpu import PASSES, Bound, Timed, models  # noqa: E402
-from torch_max_backend.mojo_ops.convolution import DEFAULT_WORKSPACE_LIMIT  # noqa: E402
+from benchmarks import problems
+from benchmarks.convolution.any_gpu import PASSES, Bound, Timed, models
+from torch_max_backend.bench import results
+from torch_max_backend.mojo_ops.convolution import DEFAULT_WORKSPACE_LIMIT
 
 ALLOCATION = re.compile(r"cuda\[0\]\)##: \[freeList\] In allocateDescAligned with size (\d+)")
 
@@ -76,7 +72,7 @@ def main() -> None:
     dtypes = options.dtypes.split(",")
     loaded = models(options.compiled, dtypes)
     rows: list[dict[str, Any]] = []
-    for entry in json.loads((HERE / "any_gpu.json").read_text()):
+    for entry in problems.convolutions("any_gpu"):
         for kind in entry["dtypes"]:
             if ("float32" if kind == "exact" else kind) not in dtypes:
                 continue
@@ -92,15 +88,13 @@ def main() -> None:
     peaks = {pass_: max(row[pass_] for row in rows) for pass_ in PASSES}
     print("most, MiB:", {pass_: round(peak / 2**20, 1) for pass_, peak in peaks.items()})
     document = {
-        "hardware": torch.cuda.get_device_name(),
-        "date": datetime.now(UTC).date().isoformat(),
-        "versions": {"max": version("max"), "torch": torch.__version__},
+        **results.provenance(torch.device("cuda", 0)),
         "unit": "bytes that a pass allocates beyond operands and result",
         "limit": DEFAULT_WORKSPACE_LIMIT,
         "most": peaks,
         "rows": rows,
     }
-    options.output.write_text(json.dumps(document, indent=1) + "\n")
+    results.write(options.output, document)
 
 
 if __name__ == "__main__":

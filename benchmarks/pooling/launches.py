@@ -1,8 +1,8 @@
 """Builds the program of launches.mojo, runs it on the cases and keeps what it prints.
 
-    python benchmarks/pooling/launches.py --build launches --target sm_90a       # where there is no GPU, or on it
-    python benchmarks/pooling/launches.py --run launches --cases 'inception' --output FILE
-    python benchmarks/pooling/launches.py --run old --beside launches --output FILE
+    python -m benchmarks pooling.launches --build launches --target sm_90a       # where there is no GPU, or on it
+    python -m benchmarks pooling.launches --run launches --cases 'inception' --output FILE
+    python -m benchmarks pooling.launches --run old --beside launches --output FILE
 
 `--beside` runs a second build, of other kernels say, and alternates the two, case by case, in one process each.
 """
@@ -10,19 +10,15 @@
 from __future__ import annotations
 
 import argparse
-import json
-import re
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.pooling.run import Case  # noqa: E402
-from torch_max_backend.bench import hardware  # noqa: E402
-from torch_max_backend.pooling_problem import PoolingProblem  # noqa: E402
+from benchmarks import ROOT, problems
+from benchmarks.pooling.run import Case
+from torch_max_backend.bench import results
+from torch_max_backend.pooling_problem import PoolingProblem
 
 SOURCE = Path(__file__).with_suffix(".mojo")
 LAYOUTS = ("contiguous", "channels_last")
@@ -92,39 +88,34 @@ def main() -> int:
     if not args.run:
         parser.error("--run: expected the program that --build makes")
 
-    listed = json.loads((Path(__file__).parent / "cases.json").read_text())
-    cases = [case for case in (Case(**line) for line in listed) if re.search(args.cases, case.name)]
+    cases = [Case(**line) for line in problems.poolings(args.cases)]
     binaries = [args.run, *([args.beside] if args.beside else [])]
     rates: list[float] = []
-    results: list[list[Launch]] = [[] for _ in binaries]
+    launched: list[list[Launch]] = [[] for _ in binaries]
     for case in cases:
-        for binary, launches in zip(binaries, results, strict=True):
+        for binary, launches in zip(binaries, launched, strict=True):
             rate, found = run(binary, case)
             rates.append(rate)
             launches.extend(found)
-        for together in zip(*(launches[-len(found) :] for launches in results), strict=True):
+        for together in zip(*(launches[-len(found) :] for launches in launched), strict=True):
             first = together[0]
             ratios = "  ".join(f"{x.over_floor:6.2f}{'' if x.right else ' WRONG'}" for x in together)
             print(
                 f"{first.case:20} {first.layout:13} {first.dtype:8} {first.entries:7} {first.floor_us:8.1f}  {ratios}",
                 flush=True,
             )
-    wrong = sum(not launch.right for launches in results for launch in launches)
-    print(f"{sum(map(len, results))} launches, {wrong} wrong")
+    wrong = sum(not launch.right for launches in launched for launch in launches)
+    print(f"{sum(map(len, launched))} launches, {wrong} wrong")
     if args.output:
         import torch
 
-        device = torch.device("cuda")
         document = {
-            "hardware": hardware.hardware(device),
-            "versions": hardware.versions(device),
-            "date": hardware.date(),
+            **results.provenance(torch.device("cuda")),
             "copy_gb_per_s": round(max(rates), 1),
             "programs": [binary.name for binary in binaries],
-            "launches": [[asdict(launch) for launch in launches] for launches in results],
+            "launches": [[asdict(launch) for launch in launches] for launches in launched],
         }
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(json.dumps(document, indent=1) + "\n")
+        results.write(args.output, document)
     return 1 if wrong else 0
 
 

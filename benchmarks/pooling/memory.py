@@ -1,6 +1,6 @@
 """What a training step keeps in memory between forward and backward, with max pooling's indices and with offsets.
 
-    python benchmarks/pooling/memory.py --output benchmarks/results/pooling_memory.json
+    python -m benchmarks pooling.memory --output benchmarks/results/pooling_memory.json
 
 The backend's own tracing and partitioning run on meta tensors; what the forward graph hands to the backward one is
 counted by storage, inputs and parameters apart. No kernel runs, so the figures are exact for every device.
@@ -9,8 +9,6 @@ counted by storage, inputs and parameters apart. No kernel runs, so the figures 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,13 +21,10 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch.fx import GraphModule
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from benchmarks import zoo  # noqa: E402
-from torch_max_backend.bench import hardware  # noqa: E402
-from torch_max_backend.decompositions import decompositions  # noqa: E402
-from torch_max_backend.graph.pool_offsets import keep_small_offsets  # noqa: E402
+from benchmarks import zoo
+from torch_max_backend.bench import results
+from torch_max_backend.decompositions import decompositions
+from torch_max_backend.graph.pool_offsets import keep_small_offsets
 
 VGG16 = (64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512, "M", 512, 512, 512, "M")
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -94,8 +89,7 @@ def main() -> None:
                 flush=True,
             )
     if args.output:
-        record = {"date": hardware.date(), "versions": hardware.versions(torch.device("cpu")), "rows": rows}
-        args.output.write_text(json.dumps(record, indent=1) + "\n")
+        results.write(args.output, {**results.provenance(torch.device("cpu")), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Checks the pooling kernels against PyTorch and times both, side by side in one process.
 
-    python benchmarks/pooling/run.py --device cuda
-    python benchmarks/pooling/run.py --device cpu --dtypes float32 --cases 'stem|vgg'
+    python -m benchmarks pooling.run --device cuda
+    python -m benchmarks pooling.run --device cpu --dtypes float32 --cases 'stem|vgg'
 
 Every operation and dtype is one graph with symbolic sizes, all compiled together, so that the list costs one
 compile. `--export FILE --target sm_90a` makes that compile where there is no GPU and `--compiled FILE` uses it. Times
@@ -14,7 +14,6 @@ operation must move once.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import statistics
 import sys
@@ -25,22 +24,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from max.driver import CPU, Accelerator, Buffer, Device
+from max.dtype import DType
+from max.engine import InferenceSession, Model
+from max.engine import read as read_artifact
+from max.graph import DeviceRef, Graph, Module, TensorType, ops
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from max.driver import CPU, Accelerator, Buffer, Device  # noqa: E402
-from max.dtype import DType  # noqa: E402
-from max.engine import InferenceSession, Model  # noqa: E402
-from max.engine import read as read_artifact  # noqa: E402
-from max.graph import DeviceRef, Graph, Module, TensorType, ops  # noqa: E402
-
-from torch_max_backend.bench import hardware  # noqa: E402
-from torch_max_backend.bench.ceilings import copy_rate  # noqa: E402
-from torch_max_backend.bench.compiled import on_stream  # noqa: E402
-from torch_max_backend.bench.timing import interleaved, set_count  # noqa: E402
-from torch_max_backend.pooling_problem import PoolingProblem  # noqa: E402
-from torch_max_backend.runtime.execution import execute  # noqa: E402
+from benchmarks import ROOT, problems
+from torch_max_backend.bench import hardware, results
+from torch_max_backend.bench.ceilings import copy_rate
+from torch_max_backend.bench.compiled import on_stream
+from torch_max_backend.bench.timing import interleaved, set_count
+from torch_max_backend.pooling_problem import PoolingProblem
+from torch_max_backend.runtime.execution import execute
 
 PASSES = {"max": ("fprop", "dgrad", "dgrad_offsets"), "avg": ("fprop", "dgrad")}
 ROW_SECONDS = 20e-3
@@ -55,7 +51,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Case:
-    """One line of cases.json: `input` holds the spatial extents, `n` the batch on a GPU, `cpu_n` on a CPU."""
+    """One line of problems.json: `input` holds the spatial extents, `n` the batch on a GPU, `cpu_n` on a CPU."""
 
     name: str
     op: str
@@ -460,8 +456,7 @@ def main() -> int:
     began = time.perf_counter()
     if args.rounds < 1:
         parser.error(f"--rounds={args.rounds}: expected at least 1")
-    listed = json.loads((Path(__file__).parent / "cases.json").read_text())
-    cases = [case for case in (Case(**line) for line in listed) if re.search(args.cases, case.name)]
+    cases = [Case(**line) for line in problems.poolings(args.cases)]
     dtypes = args.dtypes.split(",")
     kinds = {f"{op}_{p}" for op in {case.op for case in cases} for p in PASSES[op]}
     kinds = {kind for kind in kinds if re.search(args.kinds, kind)}
@@ -493,16 +488,13 @@ def main() -> int:
         print(f"not run for lack of time: {', '.join(left_out)}")
     if args.output:
         document = {
-            "hardware": hardware.hardware(device),
-            "versions": hardware.versions(device),
-            "date": hardware.date(),
+            **results.provenance(device),
             "copy_gb_per_s": round(setting.bandwidth / 1e9, 1),
             "rounds": args.rounds,
             "not_run": left_out,
             "rows": [asdict(row) for row in rows],
         }
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(json.dumps(document, indent=1) + "\n")
+        results.write(args.output, document)
     return 1 if wrong else 0
 
 

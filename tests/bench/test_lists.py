@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks import problems
 from torch_max_backend.bench.arguments import ArgumentError
 from torch_max_backend.bench.lists import ListSelection, convolutions, poolings
 from torch_max_backend.convolution_problem import ConvolutionProblem
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 LINE = {"name": "a", "n": 2, "c": 4, "k": 6, "input": [9, 8], "filter": 3}
 
 
@@ -102,12 +102,15 @@ def test_an_unreadable_list(tmp_path: Path) -> None:
         convolutions(ListSelection(tmp_path / "broken.json"))
 
 
-@pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("convolution/*s.json")), ids=lambda path: path.name)
-def test_the_committed_convolutions_are_read(path: Path) -> None:
-    assert len(convolutions(ListSelection(path))) == len(json.loads(path.read_text()))
+@pytest.mark.parametrize(("suite", "least"), [("cpu", 32), ("any_gpu", 25), ("sm90", 66), ("sm90_check", 30)])
+def test_the_committed_convolutions_are_read(suite: str, least: int) -> None:
+    read = convolutions(ListSelection(problems.CONVOLUTIONS, cases=f"^{suite}/"))
+    assert len(read) >= least
+    assert [name for name, _ in read] == [line["name"] for line in problems.convolutions(suite)]
+    assert len({name for name, _ in read}) == len(read)
 
 
 def test_the_committed_poolings_are_read() -> None:
-    selection = ListSelection(BENCHMARKS / "pooling" / "cases.json")
+    selection = ListSelection(problems.POOLINGS)
     assert len(poolings(selection, "max", 2)) >= 20
     assert len(poolings(selection, "avg", 3)) >= 3

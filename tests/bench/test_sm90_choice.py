@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "convolution"))
-import sm90_check
-import sm90_fit
+from benchmarks import RESULTS, ROOT
+from benchmarks.convolution import sm90_check, sm90_fit
 
-ROOT = Path(__file__).parents[2]
-SWEEP = ROOT / "benchmarks" / "convolution" / "results" / "sm90_h200_sweep.json"
+SWEEP = RESULTS / "convolution_sm90_h200_sweep.json"
 CHOICE = ROOT / "kernels" / "convolution" / "sm90" / "choice.mojo"
 
 

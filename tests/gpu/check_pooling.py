@@ -1,13 +1,13 @@
 """Every window of the kernel tests through the pooling kernels on a GPU, small enough for compute-sanitizer.
 
-    python benchmarks/pooling/run.py --export pooling.mef --target sm_90a      # where there is no GPU, or on it
+    python -m benchmarks pooling.run --export pooling.mef --target sm_90a      # where there is no GPU, or on it
     compute-sanitizer --tool memcheck python -m tests.gpu.check_pooling --compiled pooling.mef
     compute-sanitizer --tool racecheck python -m tests.gpu.check_pooling --compiled pooling.mef --cases '3_2|3_1'
 
 and, for the kernels that only planes beyond 32-bit numbers choose (tests/gpu/direct_pooling), with a graph of them:
 
     mojo precompile tests/gpu/direct_pooling -I . -o direct_pooling.mojoc
-    python benchmarks/pooling/run.py --kernels direct_pooling.mojoc --export direct.mef --target sm_90a
+    python -m benchmarks pooling.run --kernels direct_pooling.mojoc --export direct.mef --target sm_90a
 
 A third of the indices is replaced by ones far outside the plane, which must change nothing but their own gradients.
 Results of whole numbers must equal PyTorch's float64 on the CPU, and two runs must agree to the bit.
@@ -91,7 +91,7 @@ def check(case: kernel_tests.Window, layout: str, dtype: str, models: dict, devi
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--compiled", type=Path, required=True, help="graphs that benchmarks/pooling/run.py exported")
+    parser.add_argument("--compiled", type=Path, required=True, help="graphs that pooling.run exported")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--cases", default="", help="regular expression that a window's name must match")

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from max.engine import Model
 from max.graph import Module
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "convolution"))
-import sm90_check
-import sm90_epilogue
+from benchmarks.convolution import sm90_check, sm90_epilogue
 
 pytestmark = [
     pytest.mark.gpu,
@@ -34,7 +29,7 @@ def test_every_kernel(models: dict[str, Model], passing: str, dtype: str) -> Non
     """Whole numbers exact, normal ones near float64, the same bits twice."""
     torch.manual_seed(0)
     wrong = []
-    for problem in sm90_check.read("sm90_checks.json", ""):
+    for problem in sm90_check.read("sm90_check", ""):
         chosen = [sm90_check.AUTOMATIC, *sm90_check.tunings(passing, problem, 12)]
         wrong += sm90_check.check(models, passing, dtype, problem, chosen)
     assert not wrong

@@ -3,8 +3,8 @@
 A convolution has name, n, c, k, extents (d, h, w, or an array `input` or `size`) and filter (t, r, s, or an array
 `filter`), and may have groups, stride, padding, right_padding, dilation, transposed and output_padding; c and k count
 all groups' channels. A pooling has name, op ("max" or "avg"), n, c, input, kernel_size, and may have stride, padding,
-dilation, ceil_mode, count_include_pad and divisor_override. `cpu_n` stands for n on a CPU, `note` for a reader. A
-spatial value is one integer or one for each axis.
+dilation, ceil_mode, count_include_pad and divisor_override. `cpu_n` stands for n on a CPU, `suite` groups lines, `note`
+is for a reader, `dtypes` for the benchmarks. A spatial value is one integer or one for each axis.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from torch_max_backend.pooling_problem import PoolingProblem
 
 _CONVOLUTION_KEYS = (
     {"name", "n", "c", "k"},
-    {"cpu_n", "groups", "stride", "padding", "right_padding", "dilation", "transposed", "output_padding", "note"}
-    | {"input", "size", "filter", *"dhwtrs"},
+    {"cpu_n", "groups", "stride", "padding", "right_padding", "dilation", "transposed", "output_padding"}
+    | {"suite", "note", "dtypes", "input", "size", "filter", *"dhwtrs"},
 )
 _POOLING_KEYS = (
     {"name", "op", "n", "c", "input", "kernel_size"},
-    {"cpu_n", "stride", "padding", "dilation", "ceil_mode", "count_include_pad", "divisor_override", "note"},
+    {"cpu_n", "stride", "padding", "dilation", "ceil_mode", "count_include_pad", "divisor_override", "suite", "note"},
 )
 
 
@@ -40,7 +40,7 @@ class ListSelection:
     """A list's file and what of it is wanted.
 
     Attributes:
-        cases: a regular expression that a name must match.
+        cases: a regular expression that a name must match, with its suite before it: SUITE/NAME.
         batch: stands for every problem's own n.
         cpu: whether `cpu_n` counts.
     """
@@ -161,12 +161,18 @@ def _lines(selection: ListSelection, required: set[str], optional: set[str]) -> 
             what = f"no {', '.join(missing)}" if missing else f"the unknown {', '.join(unknown)}"
             raise ArgumentError("--list", path, f"problems with the keys of the format; {name!r} has {what}")
     try:
-        chosen = [line for line in lines if re.search(selection.cases, line["name"])]
+        chosen = [line for line in lines if re.search(selection.cases, full_name(line))]
     except re.error as error:
         raise ArgumentError("--cases", selection.cases, f"a regular expression ({error})") from None
     if not chosen:
         raise ArgumentError("--cases", selection.cases, f"a regular expression that matches a name in {path}")
     return chosen
+
+
+@beartype
+def full_name(line: Mapping[str, Any]) -> str:
+    """SUITE/NAME, or the name alone where the line is of no suite."""
+    return f"{line['suite']}/{line['name']}" if "suite" in line else line["name"]
 
 
 def _invalid(selection: ListSelection, line: Mapping[str, Any], error: Exception) -> ArgumentError:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +12,7 @@ from beartype import beartype
 from rich.console import Console
 from rich.table import Table
 
-from torch_max_backend.bench import hardware
+from torch_max_backend.bench import results as result_files
 from torch_max_backend.bench.ceilings import Ceilings
 from torch_max_backend.bench.runner import CaseResult
 
@@ -138,10 +136,8 @@ def document(
     """Everything that a committed result file holds."""
     return {
         "command": command,
-        "date": hardware.date(),
         "device": device.type,
-        "hardware": hardware.hardware(device),
-        "versions": hardware.versions(device),
+        **result_files.provenance(device),
         "settings": settings,
         "ceilings": {
             dtype: {"gb_per_s": rate.bytes_per_second / 1e9, "tflops": rate.flops_per_second / 1e12}
@@ -150,12 +146,6 @@ def document(
         "geometric_means": geometric_means(results),
         "cases": [_case(result) for result in results],
     }
-
-
-@beartype
-def write(path: Path, content: dict[str, Any]) -> None:
-    """Writes a result file."""
-    path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def _case(result: CaseResult) -> dict[str, Any]:

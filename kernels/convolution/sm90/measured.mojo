@@ -1,4 +1,4 @@
-"""Written by benchmarks/convolution/sm90_fit.py from benchmarks/convolution/results/sm90_h200_sweep.json."""
+"""Written by benchmarks/convolution/sm90_fit.py from the sweep in benchmarks/results."""
 
 from .costs import MeasuredChoice, TileCost, WgradCosts
 from .wgrad_plan import WgradChoice

@@ -1,0 +1,27 @@
+"""The committed problems of each family, one list each: benchmarks/FAMILY/problems.json.
+
+`torch_max_backend.bench.lists` says which keys a line has. Convolutions come in suites: `sm90` is timed on Hopper,
+`sm90_check` only checked, `any_gpu` timed on any NVIDIA GPU in the line's dtypes, `cpu` on a CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from benchmarks import ROOT
+
+CONVOLUTIONS = ROOT / "benchmarks" / "convolution" / "problems.json"
+POOLINGS = ROOT / "benchmarks" / "pooling" / "problems.json"
+
+
+def convolutions(suite: str, pattern: str = "") -> list[dict[str, Any]]:
+    """The suite's problems whose names match the regular expression."""
+    lines = json.loads(CONVOLUTIONS.read_text())
+    return [line for line in lines if line["suite"] == suite and re.search(pattern, line["name"])]
+
+
+def poolings(pattern: str = "") -> list[dict[str, Any]]:
+    """The problems whose names match the regular expression."""
+    return [line for line in json.loads(POOLINGS.read_text()) if re.search(pattern, line["name"])]

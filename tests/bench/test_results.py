@@ -1,0 +1,69 @@
+"""Result files: one row in one line, and no more of them than a page, a test or a program reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import RESULTS, ROOT
+from benchmarks.__main__ import benchmarks, run
+from torch_max_backend.bench import results
+
+FILES = sorted(RESULTS.glob("*.json"))
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (
+            {"a": 1, "rows": [{"x": [1, 2]}, {"x": None}]},
+            '{\n "a": 1,\n "rows": [\n  {"x": [1, 2]},\n  {"x": null}\n ]\n}\n',
+        ),
+        ({"of": {"b": {"c": 1}, "d": {}}}, '{\n "of": {\n  "b": {"c": 1},\n  "d": {}\n }\n}\n'),
+        ([{"runs": [{"ms": 2.5}]}], '[\n {\n  "runs": [\n   {"ms": 2.5}\n  ]\n }\n]\n'),
+        ({"wrong": [], "hardware": {"gpu": "é"}}, '{\n "wrong": [],\n "hardware": {"gpu": "\\u00e9"}\n}\n'),
+    ],
+)
+def test_a_row_is_a_line(content: Any, text: str) -> None:
+    assert results.compact(content) == text
+
+
+def test_a_figure_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="JSON compliant"):
+        results.write(tmp_path / "file.json", {"ms": float("nan")})
+
+
+def test_a_file_says_what_it_was_measured_on(tmp_path: Path) -> None:
+    results.write(tmp_path / "new" / "file.json", results.provenance(torch.device("cpu")))
+    read = json.loads((tmp_path / "new" / "file.json").read_text())
+    assert {"cpu", "cores", "threads"} <= set(read["hardware"])
+    assert {"python", "torch", "max", "mojo", "kernels"} <= set(read["versions"])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_committed_files_are_compact_and_read(path: Path) -> None:
+    text = path.read_text()
+    assert text == results.compact(json.loads(text))
+    readers = [
+        *(ROOT / "benchmarks").rglob("*.py"),
+        *(ROOT / "tests").rglob("*.py"),
+        *(ROOT / "docs").rglob("*.md"),
+        ROOT / "README.md",
+    ]
+    assert any(path.stem in reader.read_text() for reader in readers)
+
+
+def test_the_repository_holds_little_json() -> None:
+    assert sum(len(path.read_text().splitlines()) for path in (ROOT / "benchmarks").rglob("*.json")) <= 10_000
+
+
+def test_the_runner_lists_every_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
+    assert {"training_step", "pooling.run", "convolution.cpu", "convolution.any_gpu"} <= set(benchmarks())
+    assert run([]) == 0
+    assert run(["absent"]) == 2
+    printed = capsys.readouterr().out
+    assert all(name in printed and summary in printed for name, summary in benchmarks().items())
