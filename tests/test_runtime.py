@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import json
 import logging
 import subprocess
 import sys
@@ -167,21 +166,6 @@ def test_compiled_graphs_survive_the_process_and_damage_is_noticed(
         assert call() == [None, False]
     assert "dropping the cache entry" in caplog.text
     assert call() == [None, True]
-
-
-def test_a_foreign_entry_is_dropped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("TORCH_MAX_BACKEND_CACHE_DIR", str(tmp_path))
-    facts = {"graph": "one"}
-    path = cache.store("graphs", facts, "model.mef", lambda file: file.write_bytes(b"artifact"))
-    assert path is not None and cache.lookup("graphs", facts, "model.mef") == path
-    record = path.parent / "entry.json"
-    entry = json.loads(record.read_text())
-    record.write_text(json.dumps({**entry, "facts": {"graph": "another"}}))
-    with caplog.at_level(logging.WARNING):
-        assert cache.lookup("graphs", facts, "model.mef") is None
-    assert "dropping the cache entry" in caplog.text and not path.exists()
 
 
 def test_facts_of_any_kind_change_the_entry() -> None:

@@ -18,6 +18,7 @@ from torch_max_backend.graph.random import hoist_draws
 from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.executable import Executable
+from torch_max_backend.runtime.mlir import in_mlir_context
 
 
 @dataclass
@@ -50,6 +51,7 @@ class CompiledGraph:
 warned: set[str] = set()
 
 
+@in_mlir_context
 def compile_graph(
     gm: GraphModule,
     unit: CompilationUnit,

@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 from torch_max_backend.graph.builder import BuiltGraph, GraphBuilder, graph_device
 from torch_max_backend.runtime import session
 from torch_max_backend.runtime.executable import Executable
+from torch_max_backend.runtime.mlir import in_mlir_context
 
 
 class CompilationUnit:
@@ -28,6 +29,7 @@ class CompilationUnit:
         self._pending: dict[torch.device, list[Executable]] = {}
         self._lock = threading.Lock()
 
+    @in_mlir_context
     def add(
         self,
         gm: GraphModule,
@@ -51,12 +53,14 @@ class CompilationUnit:
         self._pending.setdefault(device, []).append(executable)
         return executable
 
+    @in_mlir_context
     def discard(self, executable: Executable) -> None:
         """Takes back a graph that was added and not yet compiled."""
         executable.built.graph._mlir_op.erase()
         self._pending[executable.device].remove(executable)
         self.graphs.remove(executable.built)
 
+    @in_mlir_context
     def compile(self) -> None:
         """Compiles every graph that was added since the last call."""
         with self._lock:

@@ -3,10 +3,15 @@
 An entry is a directory named after the digest of everything that the artifact depends on. It holds the artifact
 and ``entry.json`` with the artifact's SHA-256 and the facts that went into the digest; an entry that does not
 match its own record is dropped with a warning and made anew.
+
+Artifacts are machine code that the process will run, so the cache belongs to one user: it is made with mode 0700, and
+an entry that another user owns or may write is refused.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import hashlib
 import importlib.metadata
@@ -15,8 +20,10 @@ import logging
 import os
 import platform
 import shutil
+import stat
 import tempfile
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from mojo.run import subprocess_run_mojo
@@ -25,12 +32,13 @@ from torch_max_backend.mojo_ops import KERNELS_PATH
 
 log = logging.getLogger(__name__)
 
+_CHOSEN = "TORCH_MAX_BACKEND_CACHE_DIR"
 _RECORD = "entry.json"
 
 
 def cache_directory() -> Path:
     """Where artifacts are kept: ``TORCH_MAX_BACKEND_CACHE_DIR``, else the user's cache directory."""
-    chosen = os.environ.get("TORCH_MAX_BACKEND_CACHE_DIR")
+    chosen = os.environ.get(_CHOSEN)
     if chosen:
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
@@ -80,9 +88,16 @@ def lookup(kind: str, facts: Mapping[str, str], filename: str) -> Path | None:
     artifact = entry / filename
     if not entry.is_dir():
         return None
+    for path in (cache_directory().resolve(), entry.parent, entry, artifact, entry / _RECORD):
+        reason = untrusted(path)
+        if reason is not None:
+            log.warning("the cache entry %s is not used: %s", entry, reason)
+            if entry.lstat().st_uid == os.geteuid():
+                shutil.rmtree(entry, ignore_errors=True)
+            return None
     try:
         record = json.loads((entry / _RECORD).read_text())
-        intact = record["facts"] == dict(facts) and record["sha256"] == _sha256(artifact)
+        intact = record["facts"] == dict(facts) and record["sha256"] == sha256(artifact)
     except (OSError, ValueError, KeyError, TypeError):
         intact = False
     if intact:
@@ -91,11 +106,100 @@ def lookup(kind: str, facts: Mapping[str, str], filename: str) -> Path | None:
     return None
 
 
+def untrusted(path: Path) -> str | None:
+    """Why code below ``path`` must not be run: somebody else could have put it there. None where nobody could, and
+    where there is no such file."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    if stat.S_ISLNK(status.st_mode):
+        return f"{path} is a symbolic link"
+    # Whoever is root may do as they please anyway, and owns the files of a container's image.
+    if status.st_uid not in (0, os.geteuid()):
+        return f"{path} belongs to another user (uid {status.st_uid})"
+    others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    # In a sticky directory (/tmp) nobody moves what belongs to others.
+    if others and not (stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX):
+        return f"other users may write {path} (mode {stat.S_IMODE(status.st_mode):04o}); see chmod go-w"
+    return None
+
+
 def discard(kind: str, facts: Mapping[str, str], reason: str) -> None:
-    """Removes an entry that cannot be trusted, saying so."""
+    """Removes an entry that cannot be used, saying so."""
     entry = cache_directory() / kind / digest(facts)
     log.warning("dropping the cache entry %s: %s", entry, reason)
     shutil.rmtree(entry, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def claim(kind: str, facts: Mapping[str, str], cancelled: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Makes the caller the only one, in all processes and threads, who makes this entry.
+
+    Look for the entry again inside: another process may just have made it. The claim is a lock of the operating system
+    on a file beside the entry, which ends with its process however that ends. Where no lock can be had (a directory
+    that cannot be written, a file system without locks) nobody is kept out: then work is done twice, and no harm.
+
+    Args:
+        cancelled: asked while another process holds the claim; True gives up waiting.
+
+    Raises:
+        TimeoutError: ``cancelled`` said so.
+    """
+    path = cache_directory() / kind / f".{digest(facts)}.lock"
+    file = _locked(path, cancelled)
+    try:
+        yield
+    finally:
+        if file is not None:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            # Explicitly: a child that was forked meanwhile has the file open too.
+            fcntl.flock(file, fcntl.LOCK_UN)
+            os.close(file)
+
+
+def _locked(path: Path, cancelled: Callable[[], bool]) -> int | None:
+    waiting = False
+    while True:
+        try:
+            _make_private(path.parent)
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            if not waiting:
+                waiting = True
+                log.info("waiting for another process that compiles the same")
+            if cancelled():
+                raise TimeoutError(f"gave up waiting for {path}") from None
+            time.sleep(0.1)
+            continue
+        except OSError:
+            os.close(file)
+            return None
+        try:
+            # Its last holder may have removed the file that this lock is on.
+            if os.path.samestat(os.fstat(file), os.stat(path)):
+                return file
+        except FileNotFoundError:
+            pass
+        os.close(file)
+
+
+def _make_private(directory: Path) -> None:
+    """Makes the directory and the cache's own above it for this user alone; a cache directory that the user chose
+    stays as it is."""
+    root = cache_directory()
+    root.parent.mkdir(parents=True, exist_ok=True)
+    for path in (root, directory):
+        path.mkdir(mode=0o700, exist_ok=True)
+        ours = path != root or not os.environ.get(_CHOSEN)
+        if ours and path.stat().st_uid == os.geteuid() and stat.S_IMODE(path.stat().st_mode) != 0o700:
+            path.chmod(0o700)
 
 
 def store(kind: str, facts: Mapping[str, str], filename: str, write: Callable[[Path], None]) -> Path | None:
@@ -106,13 +210,16 @@ def store(kind: str, facts: Mapping[str, str], filename: str, write: Callable[[P
     parent = cache_directory() / kind
     entry = parent / digest(facts)
     try:
-        parent.mkdir(parents=True, exist_ok=True)
+        _make_private(parent)
         with tempfile.TemporaryDirectory(dir=parent, prefix=".new-") as scratch:
             fresh = Path(scratch) / "entry"
-            fresh.mkdir()
+            fresh.mkdir(mode=0o700)
             write(fresh / filename)
-            record = {"facts": dict(facts), "sha256": _sha256(fresh / filename)}
+            # Whatever the user's umask is.
+            (fresh / filename).chmod(0o600)
+            record = {"facts": dict(facts), "sha256": sha256(fresh / filename)}
             (fresh / _RECORD).write_text(json.dumps(record, indent=1))
+            (fresh / _RECORD).chmod(0o600)
             try:
                 fresh.rename(entry)
             except OSError:
@@ -125,7 +232,8 @@ def store(kind: str, facts: Mapping[str, str], filename: str, write: Callable[[P
     return entry / filename
 
 
-def _sha256(path: Path) -> str:
+def sha256(path: Path) -> str:
+    """Of the file's content."""
     state = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
@@ -143,13 +251,12 @@ def kernel_library_path() -> Path:
     filename = "torch_max_kernels.mojoc"
     found = lookup("kernels", facts, filename)
     if found is None:
-
-        def precompile(path: Path) -> None:
-            result = subprocess_run_mojo(
-                ["precompile", str(KERNELS_PATH), "-o", str(path)], capture_output=True, text=True
-            )
-            if result.returncode:
-                raise RuntimeError(f"the Mojo kernels do not compile:\n{result.stderr}")
-
-        found = store("kernels", facts, filename, precompile)
+        with claim("kernels", facts):
+            found = lookup("kernels", facts, filename) or store("kernels", facts, filename, _precompile)
     return found or KERNELS_PATH
+
+
+def _precompile(path: Path) -> None:
+    result = subprocess_run_mojo(["precompile", str(KERNELS_PATH), "-o", str(path)], capture_output=True, text=True)
+    if result.returncode:
+        raise RuntimeError(f"the Mojo kernels do not compile:\n{result.stderr}")

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
-from max.driver import CPU, Accelerator, Device, accelerator_architecture_name, accelerator_count
+from max.driver import CPU, Accelerator, Device, accelerator_count
 from max.engine import InferenceSession, Model
 from max.engine import read as read_artifact
 from max.graph import KernelLibrary, Module
 
 from torch_max_backend.errors import DeviceUnavailableError, MaxBackendError
 from torch_max_backend.runtime import cache, events
+from torch_max_backend.runtime.mlir import in_mlir_context
+from torch_max_backend.runtime.target import target_facts
+
+GRAPHS, ARTIFACT = "graphs", "model.mef"
+"""The kind and the file name of compiled modules in the cache."""
 
 _lock = threading.RLock()
 
 
 @functools.cache
+@in_mlir_context
 def kernel_library() -> KernelLibrary:
     """The project's kernels, loaded once for the process."""
     library = KernelLibrary()
@@ -50,13 +58,7 @@ def session(device: torch.device) -> InferenceSession:
     return InferenceSession(devices=[max_device(device)])
 
 
-@functools.cache
-def _architecture(device: torch.device) -> str:
-    if device.type == "cpu":
-        return f"cpu:{torch.backends.cpu.get_cpu_capability()}:{torch.get_num_threads()}"
-    return f"{device.type}:{accelerator_architecture_name()}"
-
-
+@in_mlir_context
 def compile_module(
     module: Module, device: torch.device, names: Sequence[str], op_count: int, label: str
 ) -> dict[str, Model]:
@@ -68,36 +70,72 @@ def compile_module(
     Raises:
         MaxBackendError: the graph compiler refused the module.
     """
-    with _lock, events.compiling(tuple(names), op_count) as cached:
+    with events.compiling(tuple(names), op_count) as cached:
+        facts = module_facts(module, device)
+        models = load_cached(facts, device, names)
+        if models is None:
+            with cache.claim(GRAPHS, facts):
+                models = load_cached(facts, device, names)
+                if models is None:
+                    cached(False)
+                    return _compile(module, facts, device, names, label)
+        cached(True)
+        return models
+
+
+def module_facts(module: Module, device: torch.device) -> dict[str, str]:
+    """Everything that the compiled module depends on: what its cache entry is found by."""
+    return {**cache.versions(), **target_facts(device), "graph": content_digest(module)}
+
+
+def load_cached(facts: Mapping[str, str], device: torch.device, names: Sequence[str]) -> dict[str, Model] | None:
+    """The graphs of the cache entry for ``facts``, None where there is none that can be used."""
+    artifact = cache.lookup(GRAPHS, facts, ARTIFACT)
+    if artifact is None:
+        return None
+    try:
+        return load(artifact, device, names)
+    except Exception as error:
+        cache.discard(GRAPHS, facts, f"it does not load: {error}")
+        return None
+
+
+def load(artifact: Path, device: torch.device, names: Sequence[str]) -> dict[str, Model]:
+    """The graphs of a compiled module, ready to run.
+
+    Raises:
+        ValueError: it holds another number of graphs.
+    """
+    with _lock:
+        models = session(device).init_all(read_artifact(artifact))
+    if len(models) != len(names):
+        raise ValueError(f"it holds {len(models)} graphs, not {len(names)}")
+    return dict(zip(names, models.values(), strict=True))
+
+
+def _compile(
+    module: Module, facts: Mapping[str, str], device: torch.device, names: Sequence[str], label: str
+) -> dict[str, Model]:
+    library = kernel_library()
+    with _lock:
         engine = session(device)
-        facts = {
-            **cache.versions(),
-            "device": _architecture(device),
-            "graph": _content_digest(module),
-        }
-        artifact = cache.lookup("graphs", facts, "model.mef")
-        if artifact is not None:
-            try:
-                models = engine.init_all(read_artifact(artifact))
-                if len(models) == len(names):
-                    cached(True)
-                    return dict(zip(names, models.values(), strict=True))
-                reason = f"it holds {len(models)} graphs, not {len(names)}"
-            except Exception as error:
-                reason = f"it does not load: {error}"
-            cache.discard("graphs", facts, reason)
-        library = kernel_library()
         library._analysis.seed_kernel_decls(module.mlir_module)
         try:
             compiled = engine.compile(module, custom_extensions=library.library_paths())
         except Exception as error:
             raise MaxBackendError(f"MAX could not compile {label}: {error.__cause__ or error}") from error
-        cache.store("graphs", facts, "model.mef", compiled.export_mef)
-        cached(False)
+    cache.store(GRAPHS, facts, ARTIFACT, compiled.export_mef)
+    with _lock:
         return dict(zip(names, engine.init_all(compiled).values(), strict=True))
 
 
-def _content_digest(module: Module) -> str:
-    """SHA-256 over the module's text, without the place where the kernels lie: a cache may move."""
-    text = module._to_mlir_str().replace(str(cache.kernel_library_path()), "kernels")
+#: What a module's text tells of the process that built it: the accelerator that is attached (its architecture is a fact
+#: of its own), and where the kernels lie.
+_PROCESS = re.compile(r"mo\.device_info_mapping = \{[^}]*\}|_kernel_library_paths = \[[^\]]*\]")
+
+
+@in_mlir_context
+def content_digest(module: Module) -> str:
+    """SHA-256 over what the module computes: equal in every process that builds the same graphs."""
+    text = _PROCESS.sub("", module._to_mlir_str())
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,43 @@
+"""What machine code is compiled for: the part of a cache entry's key that speaks of the hardware."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import platform
+from pathlib import Path
+
+import torch
+from max.driver import Accelerator
+
+
+def target_facts(device: torch.device) -> dict[str, str]:
+    """The hardware that a graph on ``device`` is compiled for, in words that every process on it gives alike."""
+    if device.type == "cpu":
+        return {"device": "cpu", "cpu": cpu_name()}
+    accelerator = Accelerator(device.index or 0)
+    return {"device": f"{accelerator.api}:{canonical_architecture(accelerator.architecture_name)}", "cpu": cpu_name()}
+
+
+def canonical_architecture(name: str) -> str:
+    """``name`` with the suffix of NVIDIA's architecture-specific features, which from Hopper on belongs to it."""
+    return f"{name}a" if name in ("sm_90", "sm_100", "sm_103", "sm_120") else name
+
+
+@functools.cache
+def cpu_name() -> str:
+    """Which CPU MAX compiles host code for: its model and a digest of the instruction sets that it offers here."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.is_file():
+        return platform.processor() or platform.machine()
+    fields: dict[str, str] = {}
+    for line in cpuinfo.read_text().splitlines():
+        key, colon, value = line.partition(":")
+        if not colon:
+            # Of the first core only.
+            break
+        fields[key.strip()] = value.strip()
+    flags = sorted((fields.get("flags") or fields.get("Features") or "").split())
+    names = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
+    model = "-".join(fields[name] for name in names if name in fields)
+    return f"{model}:{hashlib.sha256(' '.join(flags).encode()).hexdigest()[:16]}"
