@@ -1,4 +1,4 @@
-"""`torch-max-backend`: what is installed, what is supported, how fast it is."""
+"""`torch-max-backend`: what is installed, what is supported, how fast it is, what is compiled."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from torch_max_backend import cli_cache
 from torch_max_backend.bench.arguments import ArgumentError, RunControl, parse_control
 from torch_max_backend.bench.lists import ListSelection
 
@@ -23,6 +24,7 @@ bench = typer.Typer(
     help="Times one operation. Positional arguments are those of Composable Kernel's examples, in their order.",
 )
 app.add_typer(bench, name="bench")
+app.add_typer(cli_cache.app, name="cache")
 
 # A negative number must reach our own check instead of being taken for an option.
 _POSITIONAL = {"ignore_unknown_options": True}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 from beartype import beartype
@@ -14,7 +13,7 @@ from torch_max_backend import lowering
 from torch_max_backend.bench.hardware import distribution_version
 from torch_max_backend.lowering.registry import Registration
 from torch_max_backend.mojo_ops import KERNELS_PATH
-from torch_max_backend.runtime import cache
+from torch_max_backend.runtime import cache, cache_archive
 
 _HEADING = """\
 # Supported operators
@@ -39,7 +38,8 @@ def installation() -> dict[str, str]:
         sees = f"{accelerators} accelerator(s), {accelerator_architecture_name()}"
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     directory = cache.cache_directory()
-    size, entries = _size(directory)
+    entries = cache_archive.entries()
+    size = sum(entry.bytes for entry in entries)
     versions = cache.versions()
     return {
         "torch-max-backend": versions["backend"],
@@ -51,7 +51,7 @@ def installation() -> dict[str, str]:
         "platform": platform.platform(),
         "MAX sees": f"CPU, {sees}",
         "torch sees": f"CPU with {torch.get_num_threads()} threads, {', '.join(gpus) or 'no CUDA device'}",
-        "cache": f"{directory}: {size / 2**20:.1f} MiB in {entries} entries",
+        "cache": f"{directory}: {size / 2**20:.1f} MiB in {len(entries)} entries",
         "kernels": f"{KERNELS_PATH}: sha256 {versions['kernels']}",
     }
 
@@ -113,9 +113,3 @@ def _rows(registrations: Iterable[Registration], *, code: bool) -> list[tuple[st
 
 def _title(family: str) -> str:
     return family.replace("_", " ").capitalize()
-
-
-def _size(directory: Path) -> tuple[int, int]:
-    """Bytes and entries of the cache."""
-    files = [path for path in directory.rglob("*") if path.is_file()] if directory.is_dir() else []
-    return sum(path.stat().st_size for path in files), sum(path.name == "entry.json" for path in files)

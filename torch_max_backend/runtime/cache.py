@@ -33,7 +33,8 @@ from torch_max_backend.mojo_ops import KERNELS_PATH
 log = logging.getLogger(__name__)
 
 _CHOSEN = "TORCH_MAX_BACKEND_CACHE_DIR"
-_RECORD = "entry.json"
+RECORD = "entry.json"
+"""The file of an entry that says what it is."""
 
 
 def cache_directory() -> Path:
@@ -88,7 +89,7 @@ def lookup(kind: str, facts: Mapping[str, str], filename: str) -> Path | None:
     artifact = entry / filename
     if not entry.is_dir():
         return None
-    for path in (cache_directory().resolve(), entry.parent, entry, artifact, entry / _RECORD):
+    for path in (cache_directory().resolve(), entry.parent, entry, artifact, entry / RECORD):
         reason = untrusted(path)
         if reason is not None:
             log.warning("the cache entry %s is not used: %s", entry, reason)
@@ -96,7 +97,7 @@ def lookup(kind: str, facts: Mapping[str, str], filename: str) -> Path | None:
                 shutil.rmtree(entry, ignore_errors=True)
             return None
     try:
-        record = json.loads((entry / _RECORD).read_text())
+        record = json.loads((entry / RECORD).read_text())
         intact = record["facts"] == dict(facts) and record["sha256"] == sha256(artifact)
     except (OSError, ValueError, KeyError, TypeError):
         intact = False
@@ -163,7 +164,7 @@ def _locked(path: Path, cancelled: Callable[[], bool]) -> int | None:
     waiting = False
     while True:
         try:
-            _make_private(path.parent)
+            make_private(path.parent)
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         except OSError:
             return None
@@ -190,7 +191,7 @@ def _locked(path: Path, cancelled: Callable[[], bool]) -> int | None:
         os.close(file)
 
 
-def _make_private(directory: Path) -> None:
+def make_private(directory: Path) -> None:
     """Makes the directory and the cache's own above it for this user alone; a cache directory that the user chose
     stays as it is."""
     root = cache_directory()
@@ -210,7 +211,7 @@ def store(kind: str, facts: Mapping[str, str], filename: str, write: Callable[[P
     parent = cache_directory() / kind
     entry = parent / digest(facts)
     try:
-        _make_private(parent)
+        make_private(parent)
         with tempfile.TemporaryDirectory(dir=parent, prefix=".new-") as scratch:
             fresh = Path(scratch) / "entry"
             fresh.mkdir(mode=0o700)
@@ -218,8 +219,8 @@ def store(kind: str, facts: Mapping[str, str], filename: str, write: Callable[[P
             # Whatever the user's umask is.
             (fresh / filename).chmod(0o600)
             record = {"facts": dict(facts), "sha256": sha256(fresh / filename)}
-            (fresh / _RECORD).write_text(json.dumps(record, indent=1))
-            (fresh / _RECORD).chmod(0o600)
+            (fresh / RECORD).write_text(json.dumps(record, indent=1))
+            (fresh / RECORD).chmod(0o600)
             try:
                 fresh.rename(entry)
             except OSError:

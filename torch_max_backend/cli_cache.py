@@ -1,0 +1,82 @@
+"""`torch-max-backend cache`: what is in the disk cache, and moving it to another machine."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from torch_max_backend.runtime import cache, cache_archive
+
+app = typer.Typer(
+    no_args_is_help=True, help="What is in the cache of compiled graphs, and moving it to another machine."
+)
+
+ArchiveFile = Annotated[Path, typer.Argument(metavar="FILE", help="A tar file.", show_default=False)]
+
+
+@contextlib.contextmanager
+def _refusing(file: Path) -> Iterator[None]:
+    """Turns what is wrong with a file into one line on stderr and exit status 2."""
+    try:
+        yield
+    except (cache_archive.ArchiveError, OSError) as error:
+        typer.echo(f"Error: {file}: {error}", err=True)
+        raise typer.Exit(2) from None
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB"
+
+
+@app.command()
+def info() -> None:
+    """Where the cache is, how large, and for which targets."""
+    found = cache_archive.entries()
+    directory = cache.cache_directory()
+    typer.echo(f"{directory}: {_size(sum(entry.bytes for entry in found))} in {len(found)} entries")
+    reason = cache.untrusted(directory.resolve())
+    if reason is not None:
+        typer.echo(f"not used: {reason}")
+    counts: Counter[tuple[str, str, bool]] = Counter()
+    sizes: Counter[tuple[str, str, bool]] = Counter()
+    for entry in found:
+        key = (entry.kind, entry.target, entry.usable)
+        counts[key] += 1
+        sizes[key] += entry.bytes
+    for kind, target, usable in sorted(counts):
+        key = (kind, target, usable)
+        note = "" if usable else ", of other versions or damaged"
+        typer.echo(f"  {counts[key]} {kind} for {target}: {_size(sizes[key])}{note}")
+
+
+@app.command("export")
+def export_(file: ArchiveFile) -> None:
+    """Write the entries that the installed versions use to FILE (compressed if it ends in .gz)."""
+    with _refusing(file):
+        count, size = cache_archive.export_cache(file)
+    typer.echo(f"{count} entries, {_size(size)}, written to {file}")
+
+
+@app.command("import")
+def import_(file: ArchiveFile) -> None:
+    """Take the entries of FILE into the cache. They are programs that will run with your rights: import only what comes
+    from somebody whom you trust with that."""
+    with _refusing(file):
+        taken, left = cache_archive.import_cache(file)
+    typer.echo(f"{taken} entries imported to {cache.cache_directory()}")
+    if left:
+        typer.echo(f"{left} entries of other versions or another kind of machine left out")
+
+
+@app.command()
+def clear(
+    stale: Annotated[bool, typer.Option("--stale", help="Only what the installed versions do not use.")] = False,
+) -> None:
+    """Remove the compiled graphs and kernels. They are made again when they are needed."""
+    count, size = cache_archive.clear(stale)
+    typer.echo(f"{count} entries removed from {cache.cache_directory()}, {_size(size)}")
