@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,11 +21,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_max_backend import lowering
 from torch_max_backend.decompositions import decompositions
-from torch_max_backend.errors import OptionError
+from torch_max_backend.errors import MaxBackendError, OptionError
 from torch_max_backend.graph.compiler import CompiledGraph, compile_graph
 from torch_max_backend.graph.pool_offsets import keep_small_offsets
 from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.options import Options
+from torch_max_backend.runtime.background import Job
 
 log = logging.getLogger("torch_max_backend")
 
@@ -61,6 +64,8 @@ def max_backend(
     chosen = Options.parse(options)
     lowering.load_all()
     compilation = _Compilation(chosen)
+    # A copy, since AOTAutograd may do with its graph as it likes.
+    eager = GraphModule(gm, copy.deepcopy(gm.graph)) if chosen.compile == "background" else None
     # Without this AOTAutograd would hand over the backward graph at the first backward call, too late to compile
     # it together with the forward one.
     with functorch_config.patch(force_non_lazy_backward_lowering=True):
@@ -74,6 +79,8 @@ def max_backend(
             decompositions=decompositions(),
             keep_inference_input_mutations=True,
         )
+    if eager is not None:
+        return compilation.finish_in_background(eager, compiled)
     compilation.finish()
     return compiled
 
@@ -150,3 +157,37 @@ class _Compilation:
             built - self.start,
             time.perf_counter() - self.start,
         )
+
+    def finish_in_background(self, eager: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """What to call: ``eager`` until all that was collected is compiled, then ``compiled``."""
+        job = self.unit.compile_in_background()
+        return compiled if job is None else _Handover(eager, compiled, job, self.label)
+
+
+class _Handover:
+    """Calls the one function until a job has finished, then the other.
+
+    A call's backward pass is recorded by autograd while its forward pass runs: both are of the same function.
+    """
+
+    def __init__(self, before: Callable[..., Any], after: Callable[..., Any], job: Job, label: str) -> None:
+        self.function, self.after, self.label = before, after, label
+        self.job: Job | None = job
+        self.calls = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, *args: Any) -> Any:
+        if self.job is not None and self.job.finished.is_set():
+            with self._lock:
+                self._finish()
+        self.calls += 1
+        return self.function(*args)
+
+    def _finish(self) -> None:
+        job, self.job = self.job, None
+        if job is None:
+            return
+        if job.error is not None:
+            raise MaxBackendError(f"{self.label} stays in eager PyTorch: {job.error}") from job.error
+        self.function = self.after
+        log.info("%s runs in MAX from now on, after %d calls in eager PyTorch", self.label, self.calls)

@@ -16,9 +16,12 @@ class Options:
     Attributes:
         fallback: "eager" leaves an op that MAX cannot run in PyTorch, with one warning for each op; "error" raises
             UnsupportedOpError instead.
+        compile: "wait" returns from the first call when its graphs are compiled; "background" runs the program in
+            eager PyTorch meanwhile, and each call begun after that in MAX.
     """
 
     fallback: Literal["eager", "error"] = "eager"
+    compile: Literal["wait", "background"] = "wait"
 
     @staticmethod
     def parse(options: Mapping[str, Any] | None) -> Options:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import threading
+from collections.abc import Mapping, Sequence
 
 import torch
+from max.engine import Model
 from max.graph import Module
 from torch.fx import GraphModule
 
 from torch_max_backend.graph.builder import BuiltGraph, GraphBuilder, graph_device
-from torch_max_backend.runtime import session
+from torch_max_backend.runtime import background, session
+from torch_max_backend.runtime.background import Job
 from torch_max_backend.runtime.executable import Executable
 from torch_max_backend.runtime.mlir import in_mlir_context
 
@@ -68,8 +72,29 @@ class CompilationUnit:
                 ops = sum(executable.op_count for executable in executables)
                 names = [executable.name for executable in executables]
                 models = session.compile_module(self._modules[device], device, names, ops, self.label)
-                for executable in executables:
-                    executable.bind(models[executable.name])
-            self._pending.clear()
-            self._modules.clear()
-            self.compiled = True
+                _bind(executables, models)
+            self._end()
+
+    @in_mlir_context
+    def compile_in_background(self) -> Job | None:
+        """As ``compile``, but only what the disk cache has is ready at once; the job makes the rest, None where there
+        is no rest."""
+        with self._lock:
+            tasks = []
+            for device, executables in self._pending.items():
+                ops = sum(executable.op_count for executable in executables)
+                names = [executable.name for executable in executables]
+                bind = functools.partial(_bind, executables)
+                tasks.append(background.task_of(self._modules[device], device, names, ops, self.label, bind))
+            self._end()
+        return background.start(tasks)
+
+    def _end(self) -> None:
+        self._pending.clear()
+        self._modules.clear()
+        self.compiled = True
+
+
+def _bind(executables: Sequence[Executable], models: Mapping[str, Model]) -> None:
+    for executable in executables:
+        executable.bind(models[executable.name])

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from max.driver import CPU, Accelerator, Device, accelerator_count
+from max.driver import CPU, Accelerator, Device, accelerator_count, set_virtual_cpu_target
 from max.engine import InferenceSession, Model
 from max.engine import read as read_artifact
 from max.graph import KernelLibrary, Module
@@ -18,7 +18,8 @@ from max.graph import KernelLibrary, Module
 from torch_max_backend.errors import DeviceUnavailableError, MaxBackendError
 from torch_max_backend.runtime import cache, events
 from torch_max_backend.runtime.mlir import in_mlir_context
-from torch_max_backend.runtime.target import target_facts
+from torch_max_backend.runtime.progress import progress_line
+from torch_max_backend.runtime.target import cpu_target, target_facts
 
 GRAPHS, ARTIFACT = "graphs", "model.mef"
 """The kind and the file name of compiled modules in the cache."""
@@ -70,7 +71,8 @@ def compile_module(
     Raises:
         MaxBackendError: the graph compiler refused the module.
     """
-    with events.compiling(tuple(names), op_count) as cached:
+    what = f"compiling {', '.join(names[:4])}{' ...' if len(names) > 4 else ''}: {op_count} aten ops"
+    with events.compiling(tuple(names), op_count) as cached, progress_line(what):
         facts = module_facts(module, device)
         models = load_cached(facts, device, names)
         if models is None:
@@ -120,10 +122,13 @@ def _compile(
     with _lock:
         engine = session(device)
         library._analysis.seed_kernel_decls(module.mlir_module)
+        set_virtual_cpu_target(cpu_target(device))
         try:
             compiled = engine.compile(module, custom_extensions=library.library_paths())
         except Exception as error:
             raise MaxBackendError(f"MAX could not compile {label}: {error.__cause__ or error}") from error
+        finally:
+            set_virtual_cpu_target("")
     cache.store(GRAPHS, facts, ARTIFACT, compiled.export_mef)
     with _lock:
         return dict(zip(names, engine.init_all(compiled).values(), strict=True))

@@ -15,8 +15,26 @@ def target_facts(device: torch.device) -> dict[str, str]:
     """The hardware that a graph on ``device`` is compiled for, in words that every process on it gives alike."""
     if device.type == "cpu":
         return {"device": "cpu", "cpu": cpu_name()}
+    return {"device": ":".join(accelerator_of(device)), "cpu": cpu_target(device)}
+
+
+def accelerator_of(device: torch.device) -> tuple[str, str]:
+    """API and architecture of a GPU, such as ("cuda", "sm_90a"); empty for the CPU."""
+    if device.type == "cpu":
+        return "", ""
     accelerator = Accelerator(device.index or 0)
-    return {"device": f"{accelerator.api}:{canonical_architecture(accelerator.architecture_name)}", "cpu": cpu_name()}
+    return accelerator.api, canonical_architecture(accelerator.architecture_name)
+
+
+def cpu_target(device: torch.device) -> str:
+    """LLVM's name for the CPU that the host code of a graph on ``device`` is compiled for; empty for the CPU at hand.
+
+    What runs on the host of a GPU graph launches kernels: any CPU of the last ten years is as good for that, and so a
+    graph that one machine compiled runs on another with the same GPU.
+    """
+    if device.type == "cpu":
+        return ""
+    return "x86-64-v3" if platform.machine() in ("x86_64", "AMD64") else "generic"
 
 
 def canonical_architecture(name: str) -> str:

@@ -1,0 +1,60 @@
+"""Compiles one MAX module in a process of its own: ``python -P worker.py JOB``.
+
+JOB is a JSON file: the ``module`` (a file of MLIR bytecode), the ``libraries`` of kernels, the ``api`` and
+``architecture`` of a virtual accelerator (empty for the CPU alone), how many ``accelerators`` there are, the
+``cpu_target`` (empty for this machine's CPU), and the file for the ``artifact``. The process opens no accelerator,
+imports no PyTorch, and ends when the other end of its standard input closes, as it does when its parent ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+
+def _end_with_parent() -> None:
+    # No buffered reader: its lock would be in the way of the interpreter's end.
+    while os.read(0, 4096):
+        pass
+    os._exit(1)
+
+
+def compile_job(job: dict[str, Any]) -> None:
+    """Compiles the job's module and writes its artifact."""
+    from max._core import Operation
+    from max._mlir_context import default_mlir_context
+    from max.driver import (
+        CPU,
+        Accelerator,
+        set_virtual_cpu_target,
+        set_virtual_device_api,
+        set_virtual_device_count,
+        set_virtual_device_target_arch,
+    )
+    from max.engine import InferenceSession
+    from max.graph import KernelLibrary, Module
+
+    if job["api"]:
+        set_virtual_device_api(job["api"])
+        set_virtual_device_target_arch(job["architecture"])
+        set_virtual_device_count(job["accelerators"])
+    set_virtual_cpu_target(job["cpu_target"])
+    library = KernelLibrary()
+    library.load_paths([Path(path) for path in job["libraries"]])
+    content = Path(job["module"]).read_bytes()
+    module = Module(mlir_module=Operation.from_bytecode(content, default_mlir_context()))
+    device = Accelerator(job["accelerators"] - 1) if job["api"] else CPU()
+    library._analysis.seed_kernel_decls(module.mlir_module)
+    compiled = InferenceSession(devices=[device]).compile(module, custom_extensions=library.library_paths())
+    compiled.export_mef(job["artifact"])
+
+
+if __name__ == "__main__":
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    # The program that asked goes on meanwhile and needs the cores more.
+    os.nice(10)
+    compile_job(json.loads(Path(sys.argv[1]).read_text()))
