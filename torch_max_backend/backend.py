@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch._functorch import config as functorch_config
-from torch._functorch.aot_autograd import aot_module_simplified
+from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch.fx import GraphModule
@@ -61,11 +61,18 @@ def max_backend(
     """
     if unknown:
         raise OptionError(f'backend "max" takes options={{...}} only, not {sorted(unknown)[0]!r}')
-    chosen = Options.parse(options)
+    return _through_aot(gm, example_inputs, _Compilation(Options.parse(options)))
+
+
+def build_only(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A backend that builds the MAX graphs, shows them to the observers, compiles none and runs PyTorch's ops."""
+    return _through_aot(gm, example_inputs, _Building(Options()))
+
+
+def _through_aot(gm: GraphModule, example_inputs: Sequence[Any], compilation: _Compilation) -> Callable[..., Any]:
     lowering.load_all()
-    compilation = _Compilation(chosen)
     # A copy, since AOTAutograd may do with its graph as it likes.
-    eager = GraphModule(gm, copy.deepcopy(gm.graph)) if chosen.compile == "background" else None
+    eager = GraphModule(gm, copy.deepcopy(gm.graph)) if compilation.options.compile == "background" else None
     # Without this AOTAutograd would hand over the backward graph at the first backward call, too late to compile
     # it together with the forward one.
     with functorch_config.patch(force_non_lazy_backward_lowering=True):
@@ -191,3 +198,16 @@ class _Handover:
             raise MaxBackendError(f"{self.label} stays in eager PyTorch: {job.error}") from job.error
         self.function = self.after
         log.info("%s runs in MAX from now on, after %d calls in eager PyTorch", self.label, self.calls)
+
+
+class _Building(_Compilation):
+    """Graphs that are built and never compiled: PyTorch runs them."""
+
+    def _compile(
+        self, gm: GraphModule, kind: str, free_outputs: frozenset[int], static_inputs: frozenset[int]
+    ) -> Callable[..., Any]:
+        super()._compile(gm, kind, frozenset(), static_inputs)
+        return make_boxed_func(gm)
+
+    def finish(self) -> None:
+        """Nothing is compiled."""

@@ -98,7 +98,9 @@ def report_of(compiled: CompiledGraph) -> GraphReport:
 
 
 @beartype
-def explain(model: Callable[..., Any], *inputs: Any, quiet: bool = False, **keywords: Any) -> Explanation:
+def explain(
+    model: Callable[..., Any], *inputs: Any, quiet: bool = False, compile: bool = True, **keywords: Any
+) -> Explanation:
     """Compiles ``model(*inputs, **keywords)`` for this backend, reports what runs where, and prints it.
 
     Where the model has parameters or inputs that want gradients, the backward graph is compiled and reported too.
@@ -108,6 +110,7 @@ def explain(model: Callable[..., Any], *inputs: Any, quiet: bool = False, **keyw
         model: a module or a function.
         inputs: its positional arguments.
         quiet: return the explanation without printing it.
+        compile: False builds the MAX graphs and compiles none, which takes seconds; the model then runs in PyTorch.
         keywords: its keyword arguments.
 
     Returns:
@@ -130,7 +133,8 @@ def explain(model: Callable[..., Any], *inputs: Any, quiet: bool = False, **keyw
                 lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad),
                 inputs,
             )
-            results = torch.compile(model, backend=backend.max_backend)(*arguments, **keywords)
+            chosen = backend.max_backend if compile else backend.build_only
+            results = torch.compile(model, backend=chosen)(*arguments, **keywords)
             wanting = [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
             if wanting:
                 torch.autograd.backward([leaf.sum() for leaf in wanting])

@@ -206,6 +206,8 @@ class GraphBuilder:
                         tensor = ops.transfer_to(tensor, self.device)
                     self.values[node] = GraphTensor(tensor, spec.order, node.name)
                 for node in nodes:
+                    if node.op == "get_attr" and self.constants.take(node):
+                        self.values[node] = _NOT_YET
                     if node.op != "call_function" or _is_size(node):
                         continue
                     graph_layout.set_current_node(node.name)

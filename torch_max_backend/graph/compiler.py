@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 
 from torch_max_backend.errors import UnsupportedOpError
 from torch_max_backend.graph.builder import NodeCannotLower
+from torch_max_backend.graph.constants import describe_attributes, is_constant
 from torch_max_backend.graph.partition import ORIGIN, Refusal, cut, is_host_node, refusals
 from torch_max_backend.graph.random import hoist_draws
 from torch_max_backend.graph.unit import CompilationUnit
@@ -75,6 +76,7 @@ def compile_graph(
         UnsupportedOpError: an op cannot run in MAX and the options forbid the fallback.
         DeviceUnavailableError: MAX does not have the graph's device.
     """
+    describe_attributes(gm)
     gm = hoist_draws(gm)
     host_ops = [str(node.target) for node in gm.graph.nodes if node.op == "call_function" and is_host_node(node)]
     refused: dict[str, str] = {}
@@ -122,7 +124,7 @@ def _assemble(
 ) -> tuple[Callable[[Sequence[Any]], Sequence[Any]], list[tuple[Executable, int] | None]]:
     """The callable, and for each of its outputs the executable that makes it with the number it has there."""
     calls = [node for node in gm.graph.nodes if node.op in ("call_function", "call_module", "get_attr")]
-    if not found and not any(node.op != "call_function" or is_host_node(node) for node in calls) and calls:
+    if not found and calls and all(_is_built(node) for node in calls):
         added.append(unit.add(gm, name, free_outputs=free_outputs, static_inputs=static_inputs))
         return added[0].run, [(added[0], number) for number in range(len(gm.graph.output_node().args[0]))]
     pieces = cut(gm, found)
@@ -144,6 +146,11 @@ def _assemble(
     pieces.recompile()
     sources = [_source(node, pieces) for node in pieces.graph.output_node().args[0]]
     return lambda args: pieces(*args), sources
+
+
+def _is_built(node: Node) -> bool:
+    """Whether the builder makes the node, or takes it as a constant."""
+    return is_constant(node) or (node.op == "call_function" and not is_host_node(node))
 
 
 def _source(node: Any, pieces: GraphModule) -> tuple[Executable, int] | None:

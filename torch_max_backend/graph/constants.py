@@ -4,15 +4,48 @@ interpolation reads. PyTorch computes them once, while the graph is built; MAX w
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
 from max.graph import DeviceRef, TensorValue
-from torch.fx import Node
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_max_backend.dtypes import TORCH_TO_MAX, max_dtype
 from torch_max_backend.graph import ops
+
+
+def attribute_of(node: Node) -> Any:
+    """What a ``get_attr`` node names."""
+    return operator.attrgetter(str(node.target))(node.graph.owning_module)
+
+
+def is_constant(node: Node) -> bool:
+    """Whether ``node`` is a tensor that the graph itself holds, and small enough to become a part of the MAX graph.
+
+    A literal like ``torch.tensor([1.0, 2.0])`` in a model is one. Nobody can change it: what a program may change,
+    parameters, buffers and the tensors of its closures, enters as an argument.
+    """
+    if node.op != "get_attr":
+        return False
+    value = attribute_of(node)
+    return (
+        isinstance(value, torch.Tensor)
+        and not isinstance(value, FakeTensor)
+        and value.layout is torch.strided
+        and value.dtype in TORCH_TO_MAX
+        and 0 < value.numel() <= ops.MOST_ELEMENTS
+    )
+
+
+def describe_attributes(gm: GraphModule) -> None:
+    """Gives the tensors that ``gm`` holds the ``meta["val"]`` that every other node has."""
+    for node in gm.graph.find_nodes(op="get_attr"):
+        value = attribute_of(node)
+        if isinstance(value, torch.Tensor):
+            node.meta.setdefault("val", value)
 
 
 class Constants:
@@ -23,6 +56,9 @@ class Constants:
 
     def take(self, node: Node) -> bool:
         """Computes ``node``, if all that it needs is known and the result is one tensor of moderate static size."""
+        if is_constant(node):
+            self._values[node] = attribute_of(node).detach().cpu()
+            return True
         fake = node.meta.get("val")
         if not isinstance(fake, torch.Tensor) or not all(isinstance(extent, int) for extent in fake.shape):
             return False

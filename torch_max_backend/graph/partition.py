@@ -146,13 +146,13 @@ class _Runs(OperatorSupportBase):
 
 def cut(gm: GraphModule, outside: Mapping[str, Any]) -> GraphModule:
     """A copy of ``gm`` in which maximal MAX-runnable parts are submodules (``call_module`` nodes)."""
-    copy = GraphModule(gm, gm.graph.__class__())
-    copy.graph.graph_copy(gm.graph, val_map := {}, return_output_node=False)
-    outputs = next(node for node in gm.graph.nodes if node.op == "output")
-    copy.graph.output(torch.fx.map_arg(outputs.args[0], lambda node: val_map[node]))
+    graph = gm.graph.__class__()
+    outputs = graph.graph_copy(gm.graph, val_map := {})
+    graph.output(outputs)
     for node, twin in val_map.items():
         twin.meta = {**node.meta, ORIGIN: node.name}
-    copy.recompile()
+    # Made of the finished graph, for only then it takes over the attributes that get_attr nodes name.
+    copy = GraphModule(gm, graph)
     partitioner = CapabilityBasedPartitioner(copy, _Runs(outside), allows_single_node_partition=True)
     partitions = partitioner.propose_partitions()
     _keep_results_with_their_op(partitions)
