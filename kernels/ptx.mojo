@@ -452,10 +452,3 @@ def store_matrices(shared: UInt32, a: UInt32, b: UInt32, c: UInt32, d: UInt32):
         NoneType,
         constraints="r,r,r,r,r,~{memory}",
     ](shared, a, b, c, d)
-
-
-@always_inline
-def divide(value: Int32, by: Int32) -> Tuple[Int32, Int32]:
-    """Quotient and remainder of values that are never negative."""
-    var quotient = UInt32(value) // UInt32(by)
-    return Int32(quotient), Int32(UInt32(value) - quotient * UInt32(by))

@@ -15,10 +15,9 @@ from std.math import ceildiv
 from std.sys import argv, size_of
 from std.time import perf_counter_ns
 
-from kernels.pooling.direct import Data
-from kernels.pooling.direct_launch import avg_pool_dgrad_gpu, max_pool_dgrad_gpu
-from kernels.pooling.gpu import avg_pool_dgrad, max_pool_dgrad
-from kernels.pooling.problem import PoolingAxis, PoolingProblem
+from kernels.pooling import direct
+from kernels.pooling.dispatch import avg_pool_dgrad_gpu, max_pool_dgrad_gpu
+from kernels.pooling.problem import Data, PoolingAxis, PoolingProblem
 
 comptime NUMBERS = 22
 """Of a problem: n, c, then input, output, window, stride, padding and dilation on D, H and W, count_include_pad and
@@ -148,21 +147,23 @@ def run[
     var want = ctx.enqueue_create_buffer[dtype](pixels)
     var wrong = ctx.enqueue_create_buffer[DType.int32](1)
     comptime if maxima:
-        max_pool_dgrad_gpu[adaptive=False, offsets=offsets](
+        direct.max_pool_dgrad_gpu[adaptive=False, offsets=offsets](
             ctx, data(want), data(dys[0]), data(entries[0]), p
         )
     else:
-        avg_pool_dgrad_gpu[adaptive=False](ctx, data(want), data(dys[0]), p)
+        direct.avg_pool_gpu[adaptive=False, forward=False](
+            ctx, data(want), data(dys[0]), p
+        )
     var turn = sets - 1
 
     def launch() raises {mut turn, imm}:
         turn = (turn + 1) % sets
         comptime if maxima:
-            max_pool_dgrad[adaptive=False, offsets=offsets](
+            max_pool_dgrad_gpu[adaptive=False, offsets=offsets](
                 ctx, data(dxs[turn]), data(dys[turn]), data(entries[turn]), p
             )
         else:
-            avg_pool_dgrad[adaptive=False](
+            avg_pool_dgrad_gpu[adaptive=False](
                 ctx, data(dxs[turn]), data(dys[turn]), p
             )
 

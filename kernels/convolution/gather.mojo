@@ -8,6 +8,7 @@ the input pixels that meet the same taps, so no zero between strided pixels is e
 
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 
+from ..arithmetic import gcd
 from .problem import ConvolutionProblem
 
 
@@ -78,14 +79,6 @@ def full_tap(g: ConvolutionProblem, phase: Phase, tap: Int) -> Int:
     )
 
 
-def _gcd(a: Int, b: Int) -> Int:
-    var x = a
-    var y = b
-    while y != 0:
-        x, y = y, x % y
-    return x
-
-
 def _forward_axis(
     source: Int, taps: Int, outputs: Int, stride: Int, dilation: Int, pad: Int
 ) -> Axis:
@@ -115,7 +108,7 @@ def _gradient_axis(
 ) -> Axis:
     """Input pixels phase, phase + stride, …: output pixel (pixel + pad - tap * dilation) / stride, where it divides.
     """
-    var common = _gcd(stride, dilation)
+    var common = gcd(stride, dilation)
     var first_tap = 0
     while (
         first_tap < taps and (phase + pad - first_tap * dilation) % stride != 0

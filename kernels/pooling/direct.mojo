@@ -1,19 +1,19 @@
-"""Always-right pooling: every function computes one element of a result from its flat number.
+"""The always-right reference: every function computes one element of a result from its flat number.
 
 No geometry is refused and no element is written twice, so these run on any device, give the same bits on every
-run, and are what the faster kernels are checked against. Sums are kept in float32 (float64 for float64).
+run, end every table of dispatch.mojo, and are what the faster kernels are checked against. Sums are kept in float32 (float64
+for float64). A GPU takes one thread for each result, a CPU equal shares for each core.
 """
 
+from max.gpu import global_idx
+from max.gpu.host import DeviceContext
+from std.math import ceildiv
 from std.utils.numerics import neg_inf
 
-from .problem import PoolingProblem, position
+from .cpu.vectors import SMALLEST_SHARE, for_each_share
+from .problem import Data, PoolingProblem, accumulator, position
 
-comptime Data[dtype: DType] = MutPointer[Scalar[dtype], MutAnyOrigin]
-
-
-comptime accumulator[
-    dtype: DType
-]: DType = DType.float64 if dtype == DType.float64 else DType.float32
+comptime BLOCK = 256
 
 
 @always_inline
@@ -90,7 +90,6 @@ def max_pool_dgrad_at[
     *,
     adaptive: Bool,
     offsets: Bool,
-    everywhere: Bool = False,
 ](
     dx: Data[dtype],
     dy: Data[dtype],
@@ -98,8 +97,8 @@ def max_pool_dgrad_at[
     p: PoolingProblem,
     flat: Int,
 ):
-    """One pixel's gradient: the sum over the windows above it whose index names it; `everywhere`: also over windows that lie
-    wholly in padding, whose index counts on past the end of a row or slab."""
+    """One pixel's gradient: the sum over the windows above it whose index names it, and over windows that lie wholly in
+    padding, whose index counts on past the end of a row or slab."""
     comptime Acc = accumulator[dtype]
     var at = position(
         flat, Int(p.d.input), Int(p.h.input), Int(p.w.input), Int(p.channels)
@@ -107,17 +106,18 @@ def max_pool_dgrad_at[
     var rd = p.d.outputs_over[adaptive](at.d)
     var rh = p.h.outputs_over[adaptive](at.h)
     var rw = p.w.outputs_over[adaptive](at.w)
-    comptime if everywhere:
-        # Rows and slabs by which such an index may be late.
-        var late_h = Int(p.w.dilation) // Int(p.w.input) + 1
-        var late_d = (Int(p.h.dilation) + late_h) // Int(p.h.input) + 1
-        rd = (p.d.outputs_over[False](max(at.d - late_d, 0))[0], rd[1])
-        rh = (p.h.outputs_over[False](max(at.h - late_h, 0))[0], rh[1])
-        # It may be the slab before that the row counts on from.
-        if p.h.may_miss() or (at.h < late_h and at.d > 0):
-            rh = (0, Int(p.h.output))
-        if p.w.may_miss():
-            rw = (0, Int(p.w.output))
+    comptime if not adaptive and not offsets:
+        if p.may_miss():
+            # Rows and slabs by which such an index may be late.
+            var late_h = Int(p.w.dilation) // Int(p.w.input) + 1
+            var late_d = (Int(p.h.dilation) + late_h) // Int(p.h.input) + 1
+            rd = (p.d.outputs_over[False](max(at.d - late_d, 0))[0], rd[1])
+            rh = (p.h.outputs_over[False](max(at.h - late_h, 0))[0], rh[1])
+            # It may be the slab before that the row counts on from.
+            if p.h.may_miss() or (at.h < late_h and at.d > 0):
+                rh = (0, Int(p.h.output))
+            if p.w.may_miss():
+                rw = (0, Int(p.w.output))
     var channels = Int(p.channels)
     var base = at.n * p.output_plane() * channels + at.c
     var wanted = (at.d * Int(p.h.input) + at.h) * Int(p.w.input) + at.w
@@ -211,24 +211,150 @@ def avg_pool_dgrad_at[
     dx[unsafe_offset=flat] = total.cast[dtype]()
 
 
-@always_inline
-def unpool_gather_at[
-    dtype: DType
+@no_inline
+def max_pool_fprop_cpu[
+    dtype: DType,
+    index: DType,
+    *,
+    adaptive: Bool,
+    store_values: Bool,
+    offsets: Bool,
+](y: Data[dtype], indices: Data[index], x: Data[dtype], p: PoolingProblem):
+    def share(first: Int, end: Int) {imm}:
+        for i in range(first, end):
+            max_pool_fprop_at[
+                adaptive=adaptive, store_values=store_values, offsets=offsets
+            ](y, indices, x, p, i)
+
+    for_each_share(share, p.output_size(), SMALLEST_SHARE)
+
+
+@no_inline
+def max_pool_dgrad_cpu[
+    dtype: DType, index: DType, *, adaptive: Bool, offsets: Bool
+](dx: Data[dtype], dy: Data[dtype], indices: Data[index], p: PoolingProblem):
+    def share(first: Int, end: Int) {imm}:
+        for i in range(first, end):
+            max_pool_dgrad_at[adaptive=adaptive, offsets=offsets](
+                dx, dy, indices, p, i
+            )
+
+    for_each_share(share, p.input_size(), SMALLEST_SHARE)
+
+
+@no_inline
+def avg_pool_cpu[
+    dtype: DType, *, adaptive: Bool, forward: Bool
+](result: Data[dtype], source: Data[dtype], p: PoolingProblem):
+    """y from x, or dx from dy."""
+
+    def share(first: Int, end: Int) {imm}:
+        for i in range(first, end):
+            comptime if forward:
+                avg_pool_fprop_at[adaptive=adaptive](result, source, p, i)
+            else:
+                avg_pool_dgrad_at[adaptive=adaptive](result, source, p, i)
+
+    var total = p.output_size() if forward else p.input_size()
+    for_each_share(share, total, SMALLEST_SHARE)
+
+
+def max_pool_fprop_direct[
+    dtype: DType,
+    index: DType,
+    adaptive: Bool,
+    store_values: Bool,
+    offsets: Bool,
+](y: Data[dtype], indices: Data[index], x: Data[dtype], p: PoolingProblem):
+    var i = Int(global_idx.x)
+    if i < p.output_size():
+        max_pool_fprop_at[
+            adaptive=adaptive, store_values=store_values, offsets=offsets
+        ](y, indices, x, p, i)
+
+
+def max_pool_dgrad_direct[
+    dtype: DType, index: DType, adaptive: Bool, offsets: Bool
+](dx: Data[dtype], dy: Data[dtype], indices: Data[index], p: PoolingProblem):
+    var i = Int(global_idx.x)
+    if i < p.input_size():
+        max_pool_dgrad_at[adaptive=adaptive, offsets=offsets](
+            dx, dy, indices, p, i
+        )
+
+
+def avg_pool_direct[
+    dtype: DType, adaptive: Bool, forward: Bool
+](result: Data[dtype], source: Data[dtype], p: PoolingProblem):
+    var i = Int(global_idx.x)
+    if i < (p.output_size() if forward else p.input_size()):
+        comptime if forward:
+            avg_pool_fprop_at[adaptive=adaptive](result, source, p, i)
+        else:
+            avg_pool_dgrad_at[adaptive=adaptive](result, source, p, i)
+
+
+def max_pool_fprop_gpu[
+    dtype: DType,
+    index: DType,
+    *,
+    adaptive: Bool,
+    store_values: Bool,
+    offsets: Bool,
 ](
+    ctx: DeviceContext,
+    y: Data[dtype],
+    indices: Data[index],
+    x: Data[dtype],
+    p: PoolingProblem,
+) raises:
+    comptime kernel = max_pool_fprop_direct[
+        dtype, index, adaptive, store_values, offsets
+    ]
+    ctx.enqueue_function[kernel](
+        y,
+        indices,
+        x,
+        p,
+        grid_dim=ceildiv(p.output_size(), BLOCK),
+        block_dim=BLOCK,
+    )
+
+
+def max_pool_dgrad_gpu[
+    dtype: DType, index: DType, *, adaptive: Bool, offsets: Bool
+](
+    ctx: DeviceContext,
     dx: Data[dtype],
     dy: Data[dtype],
-    indices: Data[DType.int64],
-    pixels: Int,
-    plane: Int,
-    channels: Int,
-    flat: Int,
-):
-    """dx[n, o, c] = dy[n, indices[n, o, c], c] over planes of `plane` pixels; a foreign index reads as zero.
-    """
-    var n = flat // (pixels * channels)
-    var c = flat % channels
-    var i = Int(indices[unsafe_offset=flat])
-    var value = Scalar[dtype](0)
-    if 0 <= i and i < plane:
-        value = dy[unsafe_offset=(n * plane + i) * channels + c]
-    dx[unsafe_offset=flat] = value
+    indices: Data[index],
+    p: PoolingProblem,
+) raises:
+    comptime kernel = max_pool_dgrad_direct[dtype, index, adaptive, offsets]
+    ctx.enqueue_function[kernel](
+        dx,
+        dy,
+        indices,
+        p,
+        grid_dim=ceildiv(p.input_size(), BLOCK),
+        block_dim=BLOCK,
+    )
+
+
+def avg_pool_gpu[
+    dtype: DType, *, adaptive: Bool, forward: Bool
+](
+    ctx: DeviceContext,
+    result: Data[dtype],
+    source: Data[dtype],
+    p: PoolingProblem,
+) raises:
+    """y from x, or dx from dy."""
+    var total = p.output_size() if forward else p.input_size()
+    ctx.enqueue_function[avg_pool_direct[dtype, adaptive, forward]](
+        result,
+        source,
+        p,
+        grid_dim=ceildiv(total, BLOCK),
+        block_dim=BLOCK,
+    )

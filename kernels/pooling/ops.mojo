@@ -9,9 +9,14 @@ from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 from std.utils.index import IndexList
 
-from . import cpu, gpu
-from .direct import Data
+from .dispatch import (
+    avg_pool_dgrad,
+    avg_pool_fprop,
+    max_pool_dgrad,
+    max_pool_fprop,
+)
 from .problem import (
+    Data,
     PoolingProblem,
     adaptive_problem,
     check_equal,
@@ -62,61 +67,6 @@ def _scatter_sizes(
     )
 
 
-@always_inline
-def _max_fprop[
-    target: StaticString,
-    dtype: DType,
-    index: DType,
-    *,
-    adaptive: Bool = False,
-    store_values: Bool = True,
-    offsets: Bool = False,
-](
-    y: Data[dtype],
-    indices: Data[index],
-    x: Data[dtype],
-    p: PoolingProblem,
-    ctx: DeviceContext,
-) raises:
-    if p.output_size() == 0:
-        return
-    comptime if is_cpu[target]():
-        cpu.max_pool_fprop[
-            adaptive=adaptive, store_values=store_values, offsets=offsets
-        ](y, indices, x, p)
-    else:
-        gpu.max_pool_fprop[
-            adaptive=adaptive, store_values=store_values, offsets=offsets
-        ](ctx, y, indices, x, p)
-
-
-@always_inline
-def _max_dgrad[
-    target: StaticString,
-    dtype: DType,
-    index: DType,
-    *,
-    adaptive: Bool = False,
-    offsets: Bool = False,
-](
-    dx: Data[dtype],
-    dy: Data[dtype],
-    indices: Data[index],
-    p: PoolingProblem,
-    ctx: DeviceContext,
-) raises:
-    if p.input_size() == 0:
-        return
-    comptime if is_cpu[target]():
-        cpu.max_pool_dgrad[adaptive=adaptive, offsets=offsets](
-            dx, dy, indices, p
-        )
-    else:
-        gpu.max_pool_dgrad[adaptive=adaptive, offsets=offsets](
-            ctx, dx, dy, indices, p
-        )
-
-
 @extensibility.register("max_pool_fprop")
 struct MaxPoolFprop:
     """y, indices = the maxima of x and where they are, flat in the unpadded plane.
@@ -138,7 +88,7 @@ struct MaxPoolFprop:
         _check_same_shape(
             "indices", indices.shape(), y.shape(), "the extent of y"
         )
-        _max_fprop[target](_out(y), _out(indices), _in(x), p, ctx)
+        max_pool_fprop[target](_out(y), _out(indices), _in(x), p, ctx)
 
 
 @extensibility.register("max_pool_fprop_offsets")
@@ -163,7 +113,9 @@ struct MaxPoolFpropOffsets:
             "offsets", offsets.shape(), y.shape(), "the extent of y"
         )
         _check_offset_type[offset](p)
-        _max_fprop[target, offsets=True](_out(y), _out(offsets), _in(x), p, ctx)
+        max_pool_fprop[target, offsets=True](
+            _out(y), _out(offsets), _in(x), p, ctx
+        )
 
 
 @extensibility.register("max_pool_offsets")
@@ -184,7 +136,7 @@ struct MaxPoolOffsets:
         )
         _check_offset_type[offset](p)
         # No values are stored, so any pointer of the right type does.
-        _max_fprop[target, store_values=False, offsets=True](
+        max_pool_fprop[target, store_values=False, offsets=True](
             _in(x), _out(offsets), _in(x), p, ctx
         )
 
@@ -220,7 +172,7 @@ struct MaxPoolDgrad:
         _check_same_shape(
             "indices", indices.shape(), dy.shape(), "the extent of dy"
         )
-        _max_dgrad[target](_out(dx), _in(dy), _in(indices), p, ctx)
+        max_pool_dgrad[target](_out(dx), _in(dy), _in(indices), p, ctx)
 
 
 @extensibility.register("max_pool_dgrad_offsets")
@@ -244,7 +196,7 @@ struct MaxPoolDgradOffsets:
             "offsets", offsets.shape(), dy.shape(), "the extent of dy"
         )
         _check_offset_type[offset](p)
-        _max_dgrad[target, offsets=True](
+        max_pool_dgrad[target, offsets=True](
             _out(dx), _in(dy), _in(offsets), p, ctx
         )
 
@@ -358,12 +310,7 @@ struct AvgPoolFprop:
             _in(geometry), geometry.dim_size(0), x.shape(), y.shape()
         )
         _check_undilated(p)
-        if p.output_size() == 0:
-            return
-        comptime if is_cpu[target]():
-            cpu.avg_pool_fprop[adaptive=False](_out(y), _in(x), p)
-        else:
-            gpu.avg_pool_fprop[adaptive=False](ctx, _out(y), _in(x), p)
+        avg_pool_fprop[target, adaptive=False](_out(y), _in(x), p, ctx)
 
 
 @extensibility.register("avg_pool_dgrad")
@@ -384,12 +331,7 @@ struct AvgPoolDgrad:
             _in(geometry), geometry.dim_size(0), dx.shape(), dy.shape()
         )
         _check_undilated(p)
-        if p.input_size() == 0:
-            return
-        comptime if is_cpu[target]():
-            cpu.avg_pool_dgrad[adaptive=False](_out(dx), _in(dy), p)
-        else:
-            gpu.avg_pool_dgrad[adaptive=False](ctx, _out(dx), _in(dy), p)
+        avg_pool_dgrad[target, adaptive=False](_out(dx), _in(dy), p, ctx)
 
 
 @extensibility.register("adaptive_max_pool_fprop")
@@ -407,7 +349,7 @@ struct AdaptiveMaxPoolFprop:
         _check_same_shape(
             "indices", indices.shape(), y.shape(), "the extent of y"
         )
-        _max_fprop[target, adaptive=True](
+        max_pool_fprop[target, adaptive=True](
             _out(y), _out(indices), _in(x), p, ctx
         )
 
@@ -427,7 +369,7 @@ struct AdaptiveMaxPoolDgrad:
         _check_same_shape(
             "indices", indices.shape(), dy.shape(), "the extent of dy"
         )
-        _max_dgrad[target, adaptive=True](
+        max_pool_dgrad[target, adaptive=True](
             _out(dx), _in(dy), _in(indices), p, ctx
         )
 
@@ -443,12 +385,7 @@ struct AdaptiveAvgPoolFprop:
         ctx: DeviceContext,
     ) raises:
         var p = adaptive_problem(x.shape(), y.shape())
-        if p.output_size() == 0:
-            return
-        comptime if is_cpu[target]():
-            cpu.avg_pool_fprop[adaptive=True](_out(y), _in(x), p)
-        else:
-            gpu.avg_pool_fprop[adaptive=True](ctx, _out(y), _in(x), p)
+        avg_pool_fprop[target, adaptive=True](_out(y), _in(x), p, ctx)
 
 
 @extensibility.register("adaptive_avg_pool_dgrad")
@@ -462,9 +399,4 @@ struct AdaptiveAvgPoolDgrad:
         ctx: DeviceContext,
     ) raises:
         var p = adaptive_problem(dx.shape(), dy.shape())
-        if p.input_size() == 0:
-            return
-        comptime if is_cpu[target]():
-            cpu.avg_pool_dgrad[adaptive=True](_out(dx), _in(dy), p)
-        else:
-            gpu.avg_pool_dgrad[adaptive=True](ctx, _out(dx), _in(dy), p)
+        avg_pool_dgrad[target, adaptive=True](_out(dx), _in(dy), p, ctx)

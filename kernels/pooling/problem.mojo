@@ -19,6 +19,15 @@ comptime GEOMETRY_DIVISOR_OVERRIDE = 14
 comptime GEOMETRY_LENGTH = 15
 
 
+comptime Data[dtype: DType] = MutPointer[Scalar[dtype], MutAnyOrigin]
+"""A tensor's elements, of a CPU's memory or a GPU's."""
+
+comptime accumulator[
+    dtype: DType
+]: DType = DType.float64 if dtype == DType.float64 else DType.float32
+"""What sums and maxima are kept in."""
+
+
 @fieldwise_init
 struct Taps(TrivialRegisterPassable):
     """The input positions under one window on one axis, clipped to the tensor: start, start + step, ...
@@ -185,6 +194,49 @@ struct PoolingProblem(DevicePassable, TrivialRegisterPassable):
     def may_miss(self) -> Bool:
         """Whether windows may lie wholly in padding."""
         return self.d.may_miss() or self.h.may_miss() or self.w.may_miss()
+
+    def is_line(self) -> Bool:
+        """Whether the problem has one dimension: there is one row, of windows too.
+        """
+
+        @always_inline
+        def is_missing(axis: PoolingAxis) -> Bool:
+            return axis.input == 1 and axis.window == 1 and axis.padding == 0
+
+        return is_missing(self.d) and is_missing(self.h)
+
+    def rows_together(self) -> PoolingProblem:
+        """A 1-D problem as one plane with the batch for its rows."""
+        var merged = self
+        merged.batch = 1
+        merged.h = PoolingAxis(Int32(self.batch), Int32(self.batch), 1, 1, 0, 1)
+        return merged
+
+    def is_disjoint(self) -> Bool:
+        """Whether no pixel lies under two windows."""
+
+        @always_inline
+        def alone(axis: PoolingAxis) -> Bool:
+            return axis.window <= axis.stride and axis.dilation == 1
+
+        return alone(self.d) and alone(self.h) and alone(self.w)
+
+    def is_global[adaptive: Bool](self) -> Bool:
+        """Whether a plane lies under one window that covers it, and channels do not come between its pixels.
+        """
+
+        @always_inline
+        def covered(axis: PoolingAxis) -> Bool:
+            var taps = axis.taps[adaptive](0)
+            return taps.start == 0 and taps.count == Int(axis.input)
+
+        return (
+            self.channels == 1
+            and self.output_plane() == 1
+            and covered(self.d)
+            and covered(self.h)
+            and covered(self.w)
+        )
 
     @always_inline
     def window_size(self) -> Int:

@@ -10,9 +10,10 @@ from max.gpu.host import DeviceBuffer, DeviceContext
 from std.atomic import Atomic
 from std.math import ceildiv
 
-from .cpu_row import SMALLEST_SHARE, for_each_share
-from .direct import Data, accumulator, unpool_gather_at
-from .direct_launch import BLOCK
+from .cpu.vectors import SMALLEST_SHARE, for_each_share
+from .problem import Data, accumulator
+
+comptime BLOCK = 256
 
 
 @fieldwise_init
@@ -29,6 +30,29 @@ struct ScatterSizes(TrivialRegisterPassable):
 
     def large(self) -> Int:
         return self.batch * self.plane * self.channels
+
+
+@always_inline
+def unpool_gather_at[
+    dtype: DType
+](
+    dx: Data[dtype],
+    dy: Data[dtype],
+    indices: Data[DType.int64],
+    pixels: Int,
+    plane: Int,
+    channels: Int,
+    flat: Int,
+):
+    """dx[n, o, c] = dy[n, indices[n, o, c], c] over planes of `plane` pixels; a foreign index reads as zero.
+    """
+    var n = flat // (pixels * channels)
+    var c = flat % channels
+    var i = Int(indices[unsafe_offset=flat])
+    var value = Scalar[dtype](0)
+    if 0 <= i and i < plane:
+        value = dy[unsafe_offset=(n * plane + i) * channels + c]
+    dx[unsafe_offset=flat] = value
 
 
 @no_inline

@@ -13,9 +13,8 @@ from std.sys.info import size_of
 from kernels.convolution.common import DGRAD, FPROP, WGRAD, Ptr
 from kernels.convolution.dispatch import run_cpu
 from kernels.convolution.problem import ConvolutionProblem, checked
-from kernels.pooling import cpu as pooling
-from kernels.pooling.direct import Data
-from kernels.pooling.problem import PoolingAxis, PoolingProblem
+from kernels.pooling import dispatch as pooling
+from kernels.pooling.problem import Data, PoolingAxis, PoolingProblem
 
 comptime PAGE = 4096
 comptime FORBIDDEN = Int32(0)
@@ -143,26 +142,26 @@ def run_pooling[
     var indices = Guarded[DType.int64](p.output_size(), at_end)
     var offsets = Guarded[DType.uint8](p.output_size(), at_end)
     if op == 0:
-        pooling.max_pool_fprop[
+        pooling.max_pool_fprop_cpu[
             adaptive=adaptive, store_values=True, offsets=False
         ](y.view(), indices.view(), x.view(), p)
     elif op == 1:
-        pooling.max_pool_dgrad[adaptive=adaptive, offsets=False](
+        pooling.max_pool_dgrad_cpu[adaptive=adaptive, offsets=False](
             x.view(), y.view(), indices.view(), p
         )
     elif op == 2:
-        pooling.avg_pool_fprop[adaptive=adaptive](y.view(), x.view(), p)
+        pooling.avg_pool_fprop_cpu[adaptive=adaptive](y.view(), x.view(), p)
     elif op == 3:
-        pooling.avg_pool_dgrad[adaptive=adaptive](x.view(), y.view(), p)
+        pooling.avg_pool_dgrad_cpu[adaptive=adaptive](x.view(), y.view(), p)
     else:
         comptime if adaptive:
             raise Error("adaptive pooling has no op ", op)
         if op == 4:
-            pooling.max_pool_fprop[
+            pooling.max_pool_fprop_cpu[
                 adaptive=False, store_values=True, offsets=True
             ](y.view(), offsets.view(), x.view(), p)
         elif op == 5:
-            pooling.max_pool_dgrad[adaptive=False, offsets=True](
+            pooling.max_pool_dgrad_cpu[adaptive=False, offsets=True](
                 x.view(), y.view(), offsets.view(), p
             )
         else:

@@ -18,6 +18,7 @@ from max.gpu import (
 from max.gpu.host import DeviceAttribute, DeviceContext, FuncAttribute
 from max.gpu.memory import AddressSpace, external_memory
 
+from ...arithmetic import divide
 from ..common import FPROP, Ptr
 from ..gather import Phase, forward_phases, gradient_phases
 from ..problem import ConvolutionProblem
@@ -35,7 +36,6 @@ from .pipeline import (
     commit_copies,
     copy_one,
     copy_quad,
-    divide,
     index_major,
     k_major,
     left_to_warpgroups,

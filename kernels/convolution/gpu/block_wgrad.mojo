@@ -22,6 +22,7 @@ from max.gpu.host import (
 )
 from max.gpu.memory import AddressSpace, external_memory
 
+from ...arithmetic import divide
 from ..common import Ptr
 from ..problem import ConvolutionProblem
 from .pipeline import (
@@ -37,7 +38,6 @@ from .pipeline import (
     commit_copies,
     copy_one,
     copy_quad,
-    divide,
     index_major,
     left_to_warpgroups,
     multiply_exact,

@@ -14,10 +14,10 @@ from std.utils.static_tuple import StaticTuple
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, global_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 
+from ...arithmetic import divide
 from ..common import FPROP, Ptr
 from ..gather import Axis, Phase, forward_phases, full_tap, gradient_phases
 from ..problem import ConvolutionProblem
-from .pipeline import divide
 
 # Channels of a thread. Eight of them, 16 bytes of bfloat16, would want more registers than a thread has.
 comptime VECTOR = 4

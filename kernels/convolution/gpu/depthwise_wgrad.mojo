@@ -17,6 +17,7 @@ from max.gpu import (
 from max.gpu.host import DeviceAttribute, DeviceBuffer, DeviceContext
 from max.gpu.memory import AddressSpace
 
+from ...arithmetic import divide
 from ..common import Ptr
 from ..problem import ConvolutionProblem
 from .depthwise import (
@@ -29,7 +30,6 @@ from .depthwise import (
     strip_width,
     wide,
 )
-from .pipeline import divide
 from .tiled import add_slices
 
 # The weight gradient's blocks: at most so many threads along channels, the rest share a channel's pixels.

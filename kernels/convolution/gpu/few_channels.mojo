@@ -14,9 +14,10 @@ from std.math import ceildiv
 from max.gpu import block_dim, block_idx, thread_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 
+from ...arithmetic import divide, gcd
 from ..common import FPROP, Ptr
 from ..problem import ConvolutionProblem
-from .pipeline import QUAD, divide
+from .pipeline import QUAD
 from .products import gather_product_gpu
 
 comptime MAX_CHANNELS = 4
@@ -118,14 +119,6 @@ def few_channels_sum_kernel(
             target[unsafe_offset=c] = sums[c]
 
 
-def _gcd(a: Int, b: Int) -> Int:
-    var x = a
-    var y = b
-    while y != 0:
-        x, y = y, x % y
-    return x
-
-
 def _chunk_images(g: ConvolutionProblem) -> Int:
     """Images whose z is made at a time, none if not even one fits."""
     var image = 4 * g.taps() * g.c * g.o * g.p * g.q
@@ -223,9 +216,9 @@ def few_channels_dgrad_gpu(
             dx.unsafe_offset(first * g.d * g.h * g.w * g.c),
             z_at,
             g,
-            Int32(g.stride_d // _gcd(g.stride_d, g.dilation_d)),
-            Int32(g.stride_h // _gcd(g.stride_h, g.dilation_h)),
-            Int32(g.stride_w // _gcd(g.stride_w, g.dilation_w)),
+            Int32(g.stride_d // gcd(g.stride_d, g.dilation_d)),
+            Int32(g.stride_h // gcd(g.stride_h, g.dilation_h)),
+            Int32(g.stride_w // gcd(g.stride_w, g.dilation_w)),
             Int32(pixels),
             grid_dim=ceildiv(threads, _THREADS),
             block_dim=_THREADS,

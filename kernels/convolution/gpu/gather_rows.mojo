@@ -1,7 +1,7 @@
 """Rows and reduction steps of the implicit products of forward pass and data gradient, as 32-bit device arithmetic."""
 
+from ...arithmetic import divide
 from ..gather import Phase
-from .pipeline import divide
 
 
 @fieldwise_init

@@ -7,9 +7,9 @@ from std.math import ceildiv
 from max.gpu import block_idx, thread_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 
+from ...arithmetic import divide
 from ..common import Ptr
 from ..problem import ConvolutionProblem
-from .pipeline import divide
 from .warpgroup_wgrad import warpgroup_wgrad_can_implement, warpgroup_wgrad_gpu
 
 comptime _THREADS = 256

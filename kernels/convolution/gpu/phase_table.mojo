@@ -6,9 +6,9 @@ Launched one after the other each phase would end with a round of few blocks; to
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.utils.static_tuple import StaticTuple
 
+from ...arithmetic import divide
 from ..gather import Axis, Phase, gradient_phases
 from ..problem import ConvolutionProblem
-from .pipeline import divide
 
 comptime MAX_STRIDE = 4
 

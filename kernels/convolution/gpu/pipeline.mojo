@@ -345,10 +345,3 @@ def sum_column[exact: Bool](e: Int, lane: Int32) -> Int32:
         return Int32(e * 4) + lane % 4
     else:
         return Int32(e // 2 * 8 + e % 2) + lane % 4 * 2
-
-
-@always_inline
-def divide(value: Int32, by: Int32) -> Tuple[Int32, Int32]:
-    """Quotient and remainder of values that are never negative."""
-    var quotient = UInt32(value) // UInt32(by)
-    return Int32(quotient), Int32(UInt32(value) - quotient * UInt32(by))

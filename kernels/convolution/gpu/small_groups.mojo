@@ -10,10 +10,11 @@ from std.sys import size_of
 from max.gpu import block_idx, thread_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 
+from ...arithmetic import divide
 from ..common import FPROP, Ptr
 from ..gather import Phase, forward_phases, gradient_phases
 from ..problem import ConvolutionProblem
-from .pipeline import QUAD, Quad, divide
+from .pipeline import QUAD, Quad
 
 comptime _THREADS = 256
 comptime _LANES = 8

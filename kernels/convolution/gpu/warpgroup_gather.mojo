@@ -17,12 +17,12 @@ from max.gpu import (
 from max.gpu.host import DeviceAttribute, DeviceContext, FuncAttribute
 from max.gpu.memory import AddressSpace, external_memory
 
+from ...arithmetic import divide
 from ..common import FPROP, Ptr
 from ..gather import forward_phases, gradient_phases
 from ..problem import ConvolutionProblem
 from .gather_rows import SourceRow, Step, result_pixel, source_row
 from .phase_table import PhaseTable
-from .pipeline import divide
 from .warpgroup import (
     APART,
     SLOTS,

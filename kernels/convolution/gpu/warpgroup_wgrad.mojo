@@ -23,10 +23,10 @@ from max.gpu.host import (
 )
 from max.gpu.memory import AddressSpace, external_memory
 
+from ...arithmetic import divide
 from ..common import Ptr
 from ..problem import ConvolutionProblem
 from .block_wgrad import Column, Pixel, column_of, pixel_of
-from .pipeline import divide
 from .slices import choose_slices
 from .tiled import add_slices
 from .warpgroup import (

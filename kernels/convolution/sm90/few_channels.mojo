@@ -33,12 +33,12 @@ from max.gpu.compute.mma import (
 from max.gpu.host import DeviceAttribute, DeviceContext, FuncAttribute
 from max.gpu.memory import external_memory
 
+from ...arithmetic import divide
 from ..common import Ptr
 from ..problem import ConvolutionProblem
 from . import plan as fields
 from .plan import BLOCK_K, Axis, Plan, dgrad_axis
 from ...ptx import (
-    divide,
     elect_thread,
     fence_mbarrier_init,
     fence_shared_writes,

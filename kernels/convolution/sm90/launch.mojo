@@ -6,10 +6,10 @@ from std.utils.index import IndexList
 from max.gpu.host import DeviceContext, DeviceAttribute, Dim, FuncAttribute
 from max.gpu.primitives.grid_controls import PDLLevel, pdl_launch_attributes
 
+from ...arithmetic import Divisor
 from ..common import DGRAD, FPROP, Ptr
 from ..problem import ConvolutionProblem
 from .choice import cluster_capacity
-from .divisor import Divisor
 from .implicit_gemm import Epilogue, EpilogueStore, implicit_gemm_kernel
 from .plan import BLOCK_K, Axis, Plan, dgrad_axis, fprop_axis
 from .tensor_map import TensorMaps
@@ -329,32 +329,32 @@ def launch_wgrad[
     var plan = WgradPlan(
         k=Int32(p.k),
         c=Int32(p.c),
-        p=Divisor.of(p.p),
-        q=Divisor.of(p.q),
+        p=Divisor(p.p),
+        q=Divisor(p.q),
         taps=Int32(p.r * p.s),
-        filter_s=Divisor.of(p.s),
-        channel_blocks=Divisor.of(ceildiv(p.c, PANEL)),
+        filter_s=Divisor(p.s),
+        channel_blocks=Divisor(ceildiv(p.c, PANEL)),
         stride_h=Int32(p.stride_h),
         stride_w=Int32(p.stride_w),
         dilation_h=Int32(p.dilation_h),
         dilation_w=Int32(p.dilation_w),
         lower_h=Int32(axis_h.lower),
         lower_w=Int32(axis_w.lower),
-        column_tiles=Divisor.of(column_tiles),
-        tiles=Divisor.of(tiles),
-        steps=Divisor.of(steps),
+        column_tiles=Divisor(column_tiles),
+        tiles=Divisor(tiles),
+        steps=Divisor(steps),
         splits=Int32(parts),
         part_steps=Int32(steps // max(parts, 1)),
         part_rest=Int32(steps % max(parts, 1)),
         cluster=Int32(joined),
-        joined=Divisor.of(max(joined, 1)),
-        share_rows=Divisor.of(share_rows),
-        share_columns=Divisor.of(share_columns),
-        shared=Divisor.of(shared),
-        column_groups=Divisor.of(column_tiles // share_columns),
+        joined=Divisor(max(joined, 1)),
+        share_rows=Divisor(share_rows),
+        share_columns=Divisor(share_columns),
+        shared=Divisor(shared),
+        column_groups=Divisor(column_tiles // share_columns),
         groups=Int32(tiles // shared),
         blocks=Int32(blocks),
-        walkers=Divisor.of(walkers),
+        walkers=Divisor(walkers),
         range_groups=Int32(share // steps),
         range_steps=Int32(share % steps),
         range_rest=Int32(tiles // shared * steps % walkers),

@@ -11,8 +11,8 @@ from std.math import ceildiv
 from std.memory import Pointer
 from std.utils.static_tuple import StaticTuple
 
+from ...arithmetic import Divisor
 from ..problem import ConvolutionProblem
-from .divisor import Divisor
 
 comptime BLOCK_K = 64
 """Reduction elements of one pipeline stage: 128 bytes of a 16-bit type, the widest swizzle."""
@@ -250,7 +250,7 @@ struct Plan[phases: Int](DevicePassable, ImplicitlyCopyable):
         self._set_divisor(_COLUMN_DIVISOR, column_tiles)
 
     def _set_divisor(mut self, index: Int, value: Int):
-        var divisor = Divisor.of(max(value, 1))
+        var divisor = Divisor(max(value, 1))
         self.data[index] = divisor.value
         self.data[index + 1] = Int32(divisor.multiplier)
         self.data[index + 2] = Int32(divisor.shift)

@@ -2,7 +2,7 @@
 
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 
-from .divisor import Divisor
+from ...arithmetic import Divisor
 from .plan import BLOCK_K
 from .tile import CONSUMERS
 

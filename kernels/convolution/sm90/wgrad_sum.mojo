@@ -8,13 +8,13 @@ from std.utils.static_tuple import StaticTuple
 
 from max.gpu import block_idx, thread_idx
 
+from ...arithmetic import divide
 from ..common import Ptr
 from ...ptx import (
     cluster_arrive,
     cluster_arrive_relaxed,
     cluster_block_rank,
     cluster_wait,
-    divide,
     load_cluster,
     mbarrier_wait,
     named_barrier_sync,

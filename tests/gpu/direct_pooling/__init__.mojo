@@ -6,9 +6,8 @@ exports the real operations exports these with `--kernels`, and tests/gpu/check_
 
 import extensibility
 from extensibility import InputTensor, OutputTensor
-from kernels.pooling import direct_launch
-from kernels.pooling.direct import Data
-from kernels.pooling.problem import pooling_problem
+from kernels.pooling import direct
+from kernels.pooling.problem import Data, pooling_problem
 from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 
@@ -41,11 +40,11 @@ def _max_fprop[
         _in(geometry), geometry.dim_size(0), x.shape(), y.shape()
     )
     comptime if is_cpu[target]():
-        direct_launch.max_pool_fprop_cpu[
+        direct.max_pool_fprop_cpu[
             adaptive=False, store_values=True, offsets=offsets
         ](_out(y), _out(entries), _in(x), p)
     else:
-        direct_launch.max_pool_fprop_gpu[
+        direct.max_pool_fprop_gpu[
             adaptive=False, store_values=True, offsets=offsets
         ](ctx, _out(y), _out(entries), _in(x), p)
 
@@ -64,11 +63,11 @@ def _max_dgrad[
         _in(geometry), geometry.dim_size(0), dx.shape(), dy.shape()
     )
     comptime if is_cpu[target]():
-        direct_launch.max_pool_dgrad_cpu[adaptive=False, offsets=offsets](
+        direct.max_pool_dgrad_cpu[adaptive=False, offsets=offsets](
             _out(dx), _in(dy), _in(entries), p
         )
     else:
-        direct_launch.max_pool_dgrad_gpu[adaptive=False, offsets=offsets](
+        direct.max_pool_dgrad_gpu[adaptive=False, offsets=offsets](
             ctx, _out(dx), _in(dy), _in(entries), p
         )
 
@@ -148,9 +147,11 @@ struct AvgPoolFprop:
             _in(geometry), geometry.dim_size(0), x.shape(), y.shape()
         )
         comptime if is_cpu[target]():
-            direct_launch.avg_pool_fprop_cpu[adaptive=False](_out(y), _in(x), p)
+            direct.avg_pool_cpu[adaptive=False, forward=True](
+                _out(y), _in(x), p
+            )
         else:
-            direct_launch.avg_pool_fprop_gpu[adaptive=False](
+            direct.avg_pool_gpu[adaptive=False, forward=True](
                 ctx, _out(y), _in(x), p
             )
 
@@ -170,10 +171,10 @@ struct AvgPoolDgrad:
             _in(geometry), geometry.dim_size(0), dx.shape(), dy.shape()
         )
         comptime if is_cpu[target]():
-            direct_launch.avg_pool_dgrad_cpu[adaptive=False](
+            direct.avg_pool_cpu[adaptive=False, forward=False](
                 _out(dx), _in(dy), p
             )
         else:
-            direct_launch.avg_pool_dgrad_gpu[adaptive=False](
+            direct.avg_pool_gpu[adaptive=False, forward=False](
                 ctx, _out(dx), _in(dy), p
             )

@@ -1,0 +1,62 @@
+"""Whole-number arithmetic that the kernel families share."""
+
+from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
+from std.math import ceildiv
+
+
+@fieldwise_init
+struct Divisor(DevicePassable, TrivialRegisterPassable):
+    """A divisor from 1 to 2^31 - 1 that a launch knows: exact quotients of 0 <= n < 2^31 by a multiplication and a shift.
+    """
+
+    var value: Int32
+    var multiplier: UInt32
+    """2^(31 + shift) / value, rounded up: the error stays below one over the value."""
+    var shift: UInt32
+
+    comptime device_type: AnyType = Self
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        return "Divisor"
+
+    def __init__(out self, value: Int):
+        var log = 0
+        while (1 << log) < value:
+            log += 1
+        self.value = Int32(value)
+        self.shift = UInt32(log)
+        self.multiplier = UInt32(ceildiv(1 << (31 + log), value))
+
+    @always_inline
+    def quotient(self, n: Int32) -> Int32:
+        # Doubling n makes the fixed part of the shift 32: the high half of a 32-bit product.
+        var product = UInt64(UInt32(n) << 1) * UInt64(self.multiplier)
+        return Int32(UInt32(product >> 32) >> self.shift)
+
+    @always_inline
+    def divide(self, n: Int32) -> Tuple[Int32, Int32]:
+        """Quotient and remainder."""
+        var q = self.quotient(n)
+        return (q, n - q * self.value)
+
+
+@always_inline
+def divide(value: Int32, by: Int32) -> Tuple[Int32, Int32]:
+    """Quotient and remainder of values that are never negative."""
+    var quotient = UInt32(value) // UInt32(by)
+    return Int32(quotient), Int32(UInt32(value) - quotient * UInt32(by))
+
+
+def gcd(a: Int, b: Int) -> Int:
+    """The greatest common divisor of two numbers that are never negative."""
+    var x = a
+    var y = b
+    while y != 0:
+        x, y = y, x % y
+    return x

@@ -1,0 +1,97 @@
+"""One axis of a pooling problem spelt out for the CPU kernels: rows can be short, and nothing is divided twice for them.
+
+Axes can be long, too (16384 samples of sound), and one core fills a table, so entries take no division but for adaptive
+windows and those that padding clips.
+"""
+
+from std.math import ceildiv
+
+from ..problem import PoolingAxis
+
+
+struct WindowTable(Movable):
+    """For each window its taps, clipped to the tensor, and what it adds to an average's divisor.
+    """
+
+    var start: List[Int]
+    var count: List[Int]
+    var first_tap: List[Int]
+    var divisor: List[Int]
+    var most_taps: Int
+    """At least as many taps as any window has."""
+
+    def __init__(
+        out self,
+        axis: PoolingAxis,
+        *,
+        adaptive: Bool,
+        include_pad: Bool = False,
+    ):
+        var windows = Int(axis.output)
+        var extent = Int(axis.input)
+        var window = Int(axis.window)
+        var reach = axis.reach()
+        self.start = List[Int](length=windows, fill=0)
+        self.count = List[Int](length=windows, fill=window)
+        self.first_tap = List[Int](length=windows, fill=0)
+        self.divisor = List[Int](length=windows, fill=window)
+        self.most_taps = min(window, extent)
+        var starts = self.start.unsafe_ptr()
+        for o in range(windows):
+            var start = o * Int(axis.stride) - Int(axis.padding)
+            if not adaptive and start >= 0 and start + reach <= extent:
+                starts[unsafe_offset=o] = start
+                continue
+            var taps = axis.taps[True](o) if adaptive else axis.taps[False](o)
+            starts[unsafe_offset=o] = taps.start
+            self.count[o] = taps.count
+            self.first_tap[o] = taps.first
+            self.divisor[o] = taps.count if adaptive else axis.divisor[False](
+                o, include_pad
+            )
+
+
+struct AboveTable(Movable):
+    """For each input position the windows whose hulls contain it."""
+
+    var first: List[Int]
+    var end: List[Int]
+    var most: Int
+    """The most windows above one position."""
+
+    def __init__(out self, axis: PoolingAxis, *, adaptive: Bool):
+        var extent = Int(axis.input)
+        var windows = Int(axis.output)
+        self.first = List[Int](length=extent, fill=0)
+        self.end = List[Int](length=extent, fill=0)
+        self.most = 0
+        var firsts = self.first.unsafe_ptr()
+        var ends = self.end.unsafe_ptr()
+
+        @always_inline
+        def start_of(o: Int) {imm} -> Int:
+            if adaptive:
+                return o * extent // windows
+            return o * Int(axis.stride) - Int(axis.padding)
+
+        @always_inline
+        def end_of(o: Int) {imm} -> Int:
+            if adaptive:
+                return ceildiv((o + 1) * extent, windows)
+            return start_of(o) + axis.reach()
+
+        # Both bounds only grow.
+        var first = 0
+        var end = 0
+        var next_end = end_of(0)
+        var next_start = start_of(0)
+        for i in range(extent):
+            while first < windows and next_end <= i:
+                first += 1
+                next_end = end_of(first)
+            while end < windows and next_start <= i:
+                end += 1
+                next_start = start_of(end)
+            firsts[unsafe_offset=i] = min(first, end)
+            ends[unsafe_offset=i] = end
+            self.most = max(self.most, end - first)

@@ -1,0 +1,249 @@
+"""Gradient of max pooling on the CPU over channels-last tensors: every pixel of dx gathers what the windows above it send.
+
+Vectors of channels compare the windows' entries with the pixel and add in registers: for some tens of windows given by
+offset, and some by index, which is eight bytes wide, that costs less than to add one entry after the other in memory.
+dx is written once, in the order of the memory, and the additions always come in the same order.
+"""
+
+from .vectors import (
+    ask_ahead,
+    for_each_share,
+    lanes,
+    load_part,
+    own_lines,
+    pointer_inside,
+    smallest_share,
+    store_part,
+)
+from .axis_tables import AboveTable
+from ..problem import Data, PoolingAxis, PoolingProblem, accumulator
+
+comptime TOGETHER = 4
+"""Vectors of channels that share what finding a window costs."""
+
+
+comptime MOST_COMPARED = 25
+"""Windows above a pixel, at most, for which comparing all their offsets is cheaper than adding each where it points."""
+comptime MOST_COMPARED_INDICES = 9
+"""The same for indices, eight bytes each."""
+comptime MOST_PIXELS = 8
+"""Pixels to a window, at most, for which that is so: of more, most are zeros, which clearing writes faster."""
+
+
+def gather_can_implement[
+    dtype: DType, *, offsets: Bool
+](p: PoolingProblem) -> Optional[String]:
+    """None, or why this kernel does not take the problem, or others take it faster.
+    """
+    # Ends of vectors cost as much as whole ones.
+    var channels = Int(p.channels)
+    var whole = channels % lanes[dtype] == 0
+    comptime if offsets:
+        whole = whole or channels >= 4 * lanes[dtype]
+    else:
+        if max(p.d.dilation, max(p.h.dilation, p.w.dilation)) > 1:
+            return String("indices may name pixels between dilated taps")
+    if not whole:
+        return String("channels are no whole vectors")
+    if p.input_plane() >= 1 << 31:
+        return String("places do not fit 32 bits")
+    if p.input_plane() > MOST_PIXELS * p.output_plane():
+        return String("most pixels are zeros")
+    var above = p.d.most_above() * p.h.most_above() * p.w.most_above()
+    if above > (MOST_COMPARED if offsets else MOST_COMPARED_INDICES):
+        return String("too many windows lie above a pixel")
+    return None
+
+
+struct Columns(Movable):
+    """For each pixel of a row the windows above it: where they begin in a row of windows, and which of a row of taps lies
+    over the pixel."""
+
+    var first: List[Int]
+    """The number of a pixel's first entry below; one more than pixels."""
+    var start: List[Int]
+    var wanted: List[Int]
+
+    def __init__(out self, axis: PoolingAxis, table: AboveTable, channels: Int):
+        self.first = List[Int](capacity=Int(axis.input) + 1)
+        self.start = List[Int]()
+        self.wanted = List[Int]()
+        for i in range(Int(axis.input)):
+            self.first.append(len(self.start))
+            for o in range(table.first[i], table.end[i]):
+                var distance = i + Int(axis.padding) - o * Int(axis.stride)
+                if distance % Int(axis.dilation) == 0:
+                    self.start.append(o * channels)
+                    self.wanted.append(distance // Int(axis.dilation))
+        self.first.append(len(self.start))
+
+
+struct Above(Movable):
+    """The rows of windows above one row of dx: where they begin, and the first of the taps that lie over the row.
+    """
+
+    var start: List[Scalar[DType.int]]
+    var wanted: List[Scalar[DType.int]]
+    var count: Int
+
+    def __init__(out self, most: Int):
+        self.start = own_lines[DType.int](most)
+        self.wanted = own_lines[DType.int](most)
+        self.count = 0
+
+    @always_inline
+    def append(mut self, start: Int, wanted: Int):
+        pointer_inside(self.start)[unsafe_offset=self.count] = Scalar[
+            DType.int
+        ](start)
+        pointer_inside(self.wanted)[unsafe_offset=self.count] = Scalar[
+            DType.int
+        ](wanted)
+        self.count += 1
+
+
+@always_inline
+def _gather_row[
+    dtype: DType, index: DType, //, *, offsets: Bool
+](
+    dx: Data[dtype],
+    dy_all: Data[dtype],
+    entries_all: Data[index],
+    mut above: Above,
+    columns: Columns,
+    width: Int,
+    channels: Int,
+    pixel: Int,
+):
+    """`pixel` is the number of the row's first pixel in its plane."""
+    comptime Acc = accumulator[dtype]
+    comptime V = lanes[dtype]
+    var rows = above.count
+    var row_starts = pointer_inside(above.start)
+    var row_wanted = pointer_inside(above.wanted)
+    var firsts = columns.first.unsafe_ptr()
+    var starts = columns.start.unsafe_ptr()
+    var wanteds = columns.wanted.unsafe_ptr()
+    for w in range(width):
+        var k0 = firsts[unsafe_offset=w]
+        var k1 = firsts[unsafe_offset=w + 1]
+        var out = dx.unsafe_offset(w * channels)
+
+        @always_inline
+        def block[count: Int, whole: Bool](c: Int) {imm}:
+            var sums = Array[SIMD[Acc, V], count](fill=SIMD[Acc, V](0))
+            for a in range(rows):
+                var start = Int(row_starts[unsafe_offset=a]) + c
+                var dy = dy_all.unsafe_offset(start)
+                var found = entries_all.unsafe_offset(start)
+                # What no pixel before has read.
+                if a == rows - 1 and k1 > k0:
+                    var last = starts[unsafe_offset=k1 - 1]
+                    ask_ahead[count * V](dy, last)
+                    ask_ahead[count * V](found, last)
+                for k in range(k0, k1):
+                    var o = starts[unsafe_offset=k]
+                    var number = pixel + w
+                    comptime if offsets:
+                        number = (
+                            Int(row_wanted[unsafe_offset=a])
+                            + wanteds[unsafe_offset=k]
+                        )
+                    var wanted = SIMD[index, V](Scalar[index](number))
+                    comptime for v in range(count):
+                        var entries: SIMD[index, V]
+                        var gradient: SIMD[dtype, V]
+                        comptime if whole:
+                            entries = found.unsafe_load[width=V, alignment=1](
+                                o + v * V
+                            )
+                            gradient = dy.unsafe_load[width=V, alignment=1](
+                                o + v * V
+                            )
+                        else:
+                            entries = load_part[V](found, o, o + channels - c)
+                            gradient = load_part[V](dy, o, o + channels - c)
+                        sums[v] = entries.eq(wanted).select(
+                            sums[v] + gradient.cast[Acc](), sums[v]
+                        )
+            comptime for v in range(count):
+                comptime if whole:
+                    out.unsafe_store[alignment=1](
+                        c + v * V, sums[v].cast[dtype]()
+                    )
+                else:
+                    store_part(out, c, channels, sums[v].cast[dtype]())
+
+        var c = 0
+        while c + TOGETHER * V <= channels:
+            block[TOGETHER, True](c)
+            c += TOGETHER * V
+        while c + V <= channels:
+            block[1, True](c)
+            c += V
+        if c < channels:
+            if channels >= V:
+                # Once more some of the vector before.
+                block[1, True](channels - V)
+            else:
+                block[1, False](c)
+
+
+@no_inline
+def max_pool_dgrad_gather[
+    dtype: DType, index: DType, *, offsets: Bool
+](
+    dx_all: Data[dtype],
+    dy_all: Data[dtype],
+    entries: Data[index],
+    p: PoolingProblem,
+):
+    var d_axis = AboveTable(p.d, adaptive=False)
+    var h_axis = AboveTable(p.h, adaptive=False)
+    var w_axis = AboveTable(p.w, adaptive=False)
+    var columns = Columns(p.w, w_axis, Int(p.channels))
+
+    def share(first: Int, end: Int) {imm}:
+        var channels = Int(p.channels)
+        var width = Int(p.w.input)
+        var height = Int(p.h.input)
+        var depth = Int(p.d.input)
+        var row_length = Int(p.w.output) * channels
+        var above = Above(p.d.most_above[False]() * p.h.most_above[False]())
+        for unit in range(first, end):
+            var slab = unit // height
+            var h = unit - slab * height
+            var n = slab // depth
+            var d = slab - n * depth
+            above.count = 0
+            for od in range(d_axis.first[d], d_axis.end[d]):
+                var kd = d + Int(p.d.padding) - od * Int(p.d.stride)
+                if kd % Int(p.d.dilation) != 0:
+                    continue
+                for oh in range(h_axis.first[h], h_axis.end[h]):
+                    var kh = h + Int(p.h.padding) - oh * Int(p.h.stride)
+                    if kh % Int(p.h.dilation) != 0:
+                        continue
+                    var row = (n * Int(p.d.output) + od) * Int(p.h.output) + oh
+                    above.append(
+                        row * row_length,
+                        (
+                            kd // Int(p.d.dilation) * Int(p.h.window)
+                            + kh // Int(p.h.dilation)
+                        )
+                        * Int(p.w.window),
+                    )
+            _gather_row[offsets=offsets](
+                dx_all.unsafe_offset(unit * width * channels),
+                dy_all,
+                entries,
+                above,
+                columns,
+                width,
+                channels,
+                (d * height + h) * width,
+            )
+
+    var units = Int(p.batch) * Int(p.d.input) * Int(p.h.input)
+    for_each_share(share, units, smallest_share(p.input_size(), units))
+    _ = columns^

@@ -1,0 +1,367 @@
+"""How the gradient of maxima on a CPU adds one window's, or one plane's, gradients where their entries point.
+
+What a loop compares with is an argument: behind a pointer it would be read again after every store.
+"""
+
+from std.math import iota
+from std.memory import stack_allocation
+
+from .vectors import (
+    ask_ahead,
+    lanes,
+    load_part,
+    narrowed,
+    own_lines,
+    pointer_inside,
+)
+from ..problem import Data, PoolingProblem, Taps
+
+
+comptime TOGETHER = 16
+"""Elements that are asked for together."""
+
+
+@always_inline
+def add_indexed[
+    dtype: DType, Acc: DType, index: DType, //
+](
+    sums: Data[Acc],
+    dy: Data[dtype],
+    found: Data[index],
+    first: Int,
+    end: Int,
+    plane: Int,
+    pitch: Int,
+    step: Int,
+):
+    """Adds dy's elements first, ..., end - 1 to the pixels of a plane that `found` names; others are ignored. Pixels lie
+    `pitch` apart, and element c adds to the pixel's element c * step."""
+    for c in range(first, end):
+        var pixel = Int(found[unsafe_offset=c])
+        if UInt(pixel) < UInt(plane):
+            sums[unsafe_offset=pixel * pitch + c * step] += dy[
+                unsafe_offset=c
+            ].cast[Acc]()
+
+
+@always_inline
+def add_indexed_channels[
+    dtype: DType, Acc: DType, index: DType, //
+](
+    sums: Data[Acc],
+    dy: Data[dtype],
+    found: Data[index],
+    depth: Int,
+    plane: Int,
+    pitch: Int,
+):
+    """As add_indexed for all channels of a window of a plane of less than 2^31 elements: vectors find the places.
+    """
+    comptime V = lanes[dtype]
+    var places = stack_allocation[V, Int32, alignment=64]()
+    var c = 0
+    while c + V <= depth:
+        var pixels = found.unsafe_load[width=V, alignment=1](c)
+        ask_ahead[V](found, c)
+        ask_ahead[V](dy, c)
+        var outside = pixels.lt(SIMD[index, V](0)) | pixels.ge(
+            SIMD[index, V](Scalar[index](plane))
+        )
+        if outside.reduce_or():
+            add_indexed(sums, dy, found, c, c + V, plane, pitch, 1)
+        else:
+            places.unsafe_store[alignment=64](
+                0,
+                pixels.cast[DType.int32]() * SIMD[DType.int32, V](Int32(pitch))
+                + iota[DType.int32, V](Int32(c)),
+            )
+            comptime for v in range(V):
+                sums[unsafe_offset=Int(places[unsafe_offset=v])] += dy[
+                    unsafe_offset=c + v
+                ].cast[Acc]()
+        c += V
+    add_indexed(sums, dy, found, c, depth, plane, pitch, 1)
+
+
+@always_inline
+def add_indexed_row[
+    dtype: DType, Acc: DType, index: DType, //
+](
+    sums: Data[Acc],
+    dy: Data[dtype],
+    found: Data[index],
+    channel_of: Data[DType.int32],
+    length: Int,
+    plane: Int,
+    pitch: Int,
+):
+    """As add_indexed for all channels of a row of windows of a plane of less than 2^31 elements, where one window's would
+    fill no vector. `channel_of` holds the channel of each of the row's `length` entries.
+    """
+    comptime V = lanes[dtype]
+    var places = stack_allocation[V, Int32, alignment=64]()
+    var at = 0
+    while at < length:
+        var pixels = load_part[V](found, at, length)
+        ask_ahead[V](found, at)
+        ask_ahead[V](dy, at)
+        var outside = pixels.lt(SIMD[index, V](0)) | pixels.ge(
+            SIMD[index, V](Scalar[index](plane))
+        )
+        if outside.reduce_or() or at + V > length:
+            for i in range(at, min(at + V, length)):
+                var pixel = Int(found[unsafe_offset=i])
+                if UInt(pixel) < UInt(plane):
+                    sums[
+                        unsafe_offset=pixel * pitch
+                        + Int(channel_of[unsafe_offset=i])
+                    ] += dy[unsafe_offset=i].cast[Acc]()
+        else:
+            places.unsafe_store[alignment=64](
+                0,
+                pixels.cast[DType.int32]() * SIMD[DType.int32, V](Int32(pitch))
+                + channel_of.unsafe_load[width=V, alignment=1](at),
+            )
+            comptime for v in range(V):
+                sums[unsafe_offset=Int(places[unsafe_offset=v])] += dy[
+                    unsafe_offset=at + v
+                ].cast[Acc]()
+        at += V
+
+
+@always_inline
+def add_by_offset_row[
+    dtype: DType, Acc: DType, //
+](
+    sums: Data[Acc],
+    dy: Data[dtype],
+    found: Data[DType.uint8],
+    start_of: Data[DType.int32],
+    reach_of: Data[DType.int32],
+    length: Int,
+    base: Int,
+    extent: Int,
+):
+    """As add_indexed_row for offsets: an entry's place is `base`, where its window's first tap lies in the row (`start_of`) and
+    how far its own lies from that (`reach_of`, for every byte), if that is one of the `extent` elements of the sums.
+    """
+    comptime V = lanes[dtype]
+    var places = stack_allocation[V, Int32, alignment=64]()
+    var at = 0
+    while at < length:
+        var whole = at + V <= length
+        var here: SIMD[DType.int32, V]
+        if whole:
+            here = (
+                start_of.unsafe_load[width=V, alignment=1](at)
+                + reach_of.unsafe_gather(
+                    found.unsafe_load[width=V, alignment=1](at).cast[
+                        DType.int32
+                    ]()
+                )
+                + Int32(base)
+            )
+            ask_ahead[V](found, at)
+            ask_ahead[V](dy, at)
+            whole = (
+                not here.cast[DType.uint32]()
+                .ge(SIMD[DType.uint32, V](UInt32(extent)))
+                .reduce_or()
+            )
+            places.unsafe_store[alignment=64](0, here)
+        if whole:
+            comptime for v in range(V):
+                sums[unsafe_offset=Int(places[unsafe_offset=v])] += dy[
+                    unsafe_offset=at + v
+                ].cast[Acc]()
+        else:
+            for i in range(at, min(at + V, length)):
+                var place = (
+                    base
+                    + Int(start_of[unsafe_offset=i])
+                    + Int(reach_of[unsafe_offset=Int(found[unsafe_offset=i])])
+                )
+                if UInt(place) < UInt(extent):
+                    sums[unsafe_offset=place] += dy[unsafe_offset=i].cast[Acc]()
+        at += V
+
+
+@always_inline
+def add_planes_indexed[
+    dtype: DType, Acc: DType, index: DType, //
+](
+    sums: Data[Acc],
+    dy: Data[dtype],
+    found: Data[index],
+    count: Int,
+    outputs: Int,
+    plane: Int,
+):
+    """As add_indexed for `count` planes of one channel."""
+    for n in range(count):
+        var target = sums.unsafe_offset(n * plane)
+        var dy_n = dy.unsafe_offset(n * outputs)
+        var found_n = found.unsafe_offset(n * outputs)
+        for first in range(0, outputs, TOGETHER):
+            ask_ahead[TOGETHER](found_n, first)
+            ask_ahead[TOGETHER](dy_n, first)
+            add_indexed(
+                target,
+                dy_n,
+                found_n,
+                first,
+                min(first + TOGETHER, outputs),
+                plane,
+                1,
+                0,
+            )
+
+
+@always_inline
+def _pixel[
+    offset: DType, //
+](
+    tap: Scalar[offset], origin: Int, deltas: Data[DType.int], tap_count: Int
+) -> Int:
+    """The pixel of a window's tap; outside every plane where there is none."""
+    comptime if offset != DType.uint8:
+        if UInt(Int(tap)) >= UInt(tap_count):
+            return -1
+    return origin + Int(deltas[unsafe_offset=Int(tap)])
+
+
+@always_inline
+def add_by_offset[
+    dtype: DType, Acc: DType, offset: DType, //
+](
+    sums: Data[Acc],
+    dy: Data[dtype],
+    found: Data[offset],
+    depth: Int,
+    origin: Int,
+    deltas: Data[DType.int],
+    tap_count: Int,
+    plane: Int,
+    pitch: Int,
+):
+    """Adds a window's channels. Its first tap is pixel `origin` of the plane, or would be; tap k lies deltas[k] after it.
+    """
+    for c in range(depth):
+        var pixel = _pixel(found[unsafe_offset=c], origin, deltas, tap_count)
+        if UInt(pixel) < UInt(plane):
+            sums[unsafe_offset=pixel * pitch + c] += dy[unsafe_offset=c].cast[
+                Acc
+            ]()
+
+
+@always_inline
+def add_planes_by_offset[
+    dtype: DType, Acc: DType, offset: DType, //
+](
+    sums: Data[Acc],
+    dy: Data[dtype],
+    found: Data[offset],
+    count: Int,
+    outputs: Int,
+    origins: Data[DType.int],
+    deltas: Data[DType.int],
+    tap_count: Int,
+    plane: Int,
+):
+    """Adds to `count` planes of one channel; `origins` are their windows' first taps.
+    """
+    for n in range(count):
+        var target = sums.unsafe_offset(n * plane)
+        var dy_n = dy.unsafe_offset(n * outputs)
+        var found_n = found.unsafe_offset(n * outputs)
+        for first in range(0, outputs, TOGETHER):
+            ask_ahead[TOGETHER](found_n, first)
+            ask_ahead[TOGETHER](dy_n, first)
+            for o in range(first, min(first + TOGETHER, outputs)):
+                var pixel = _pixel(
+                    found_n[unsafe_offset=o],
+                    Int(origins[unsafe_offset=o]),
+                    deltas,
+                    tap_count,
+                )
+                if UInt(pixel) < UInt(plane):
+                    target[unsafe_offset=pixel] += dy_n[unsafe_offset=o].cast[
+                        Acc
+                    ]()
+
+
+struct WindowTaps(Movable):
+    """The pixels under one window: where each begins in the sums, and the entry that names it.
+    """
+
+    var at: List[Scalar[DType.int]]
+    var wanted: List[Int32]
+    var count: Int
+
+    def __init__(out self, most: Int):
+        self.at = own_lines[DType.int](most)
+        self.wanted = own_lines[DType.int32](most)
+        self.count = 0
+
+    @always_inline
+    def fill[
+        offsets: Bool
+    ](mut self, p: PoolingProblem, d: Taps, h: Taps, w: Taps, pitch: Int):
+        var at = pointer_inside(self.at)
+        var wanted = pointer_inside(self.wanted)
+        var count = 0
+        for a in range(d.count):
+            for b in range(h.count):
+                var pixel = (
+                    (d.start + a * d.step) * Int(p.h.input)
+                    + h.start
+                    + b * h.step
+                ) * Int(p.w.input) + w.start
+                var tap = ((d.first + a) * Int(p.h.window) + h.first + b) * Int(
+                    p.w.window
+                ) + w.first
+                for k in range(w.count):
+                    at[unsafe_offset=count] = Scalar[DType.int](pixel * pitch)
+                    wanted[unsafe_offset=count] = Int32(
+                        tap + k if offsets else pixel
+                    )
+                    pixel += w.step
+                    count += 1
+        self.count = count
+
+
+@always_inline
+def add_compared[
+    Acc: DType, dtype: DType, index: DType, //
+](
+    sums: Data[Acc],
+    dy: Data[dtype],
+    found: Data[index],
+    mut taps: WindowTaps,
+    depth: Int,
+):
+    """Adds a window's channels, whole vectors of them."""
+    comptime V = lanes[dtype]
+    var at = pointer_inside(taps.at)
+    var wanted = pointer_inside(taps.wanted)
+    var count = taps.count
+
+    @always_inline
+    def block[W: Int](c: Int) {imm}:
+        var entries = narrowed(found.unsafe_load[width=W, alignment=1](c))
+        var g = dy.unsafe_load[width=W, alignment=1](c).cast[Acc]()
+        ask_ahead[W](found, c)
+        ask_ahead[W](dy, c)
+        for t in range(count):
+            var place = Int(at[unsafe_offset=t]) + c
+            var sum = sums.unsafe_load[width=W, alignment=1](place)
+            var hit = entries.eq(SIMD[DType.int32, W](wanted[unsafe_offset=t]))
+            sums.unsafe_store[alignment=1](place, hit.select(sum + g, sum))
+
+    var c = 0
+    while c + 4 * V <= depth:
+        block[4 * V](c)
+        c += 4 * V
+    while c < depth:
+        block[V](c)
+        c += V

@@ -1,0 +1,452 @@
+"""Average pooling on the CPU, forward and backward, for any number of channels.
+
+Separable. A row of [W, C] is contiguous in either layout, so the rows that a result row needs are first summed as
+whole vectors into one row of sums; then each result takes what lies under, or above, it on W. With C = 1 neighbouring
+results share vectors too for strides 1 and 2; other strides finish one by one.
+"""
+
+from .vectors import (
+    ClearedAhead,
+    apart,
+    ask_ahead,
+    for_each_share,
+    lanes,
+    load_even,
+    load_part,
+    own_lines,
+    pointer_inside,
+    smallest_share,
+    store_part,
+)
+from .axis_tables import AboveTable, WindowTable
+from ..problem import Data, PoolingProblem, accumulator
+
+
+def global_can_implement[adaptive: Bool](p: PoolingProblem) -> Optional[String]:
+    """None, or why the kernels for one window over a plane do not take the problem.
+    """
+    if not p.is_global[adaptive]():
+        return String("no window covers a plane")
+    return None
+
+
+@always_inline
+def _sum_rows[
+    dtype: DType, Acc: DType, //, weighted: Bool, scaled: Bool = False
+](
+    sums: Data[Acc],
+    data: Data[dtype],
+    rows: List[Int],
+    weights: List[Scalar[Acc]],
+    length: Int,
+    scales: Data[Acc],
+):
+    """The sum of `length` elements from each of `rows` on, each row times its weight and each element times its scale.
+    """
+    comptime V = lanes[dtype]
+    var at = 0
+    while at < length:
+        var total = SIMD[Acc, V](0)
+        for r in range(len(rows)):
+            ask_ahead[V](data.unsafe_offset(rows[r]), at)
+            var part = load_part[V](
+                data.unsafe_offset(rows[r]), at, length
+            ).cast[Acc]()
+            comptime if weighted:
+                total += part * weights[r]
+            else:
+                total += part
+        comptime if scaled:
+            total *= scales.unsafe_load[width=V, alignment=1](at)
+        sums.unsafe_store[alignment=1](at, total)
+        at += V
+
+
+@no_inline
+def avg_pool_fprop_rows[
+    dtype: DType, *, adaptive: Bool
+](y: Data[dtype], x: Data[dtype], p: PoolingProblem):
+    comptime Acc = accumulator[dtype]
+    comptime V = lanes[dtype]
+    var channels = Int(p.channels)
+    var length = Int(p.w.input) * channels
+    var out_length = Int(p.w.output) * channels
+    var include = p.count_include_pad != 0
+    var d_axis = WindowTable(p.d, adaptive=adaptive, include_pad=include)
+    var h_axis = WindowTable(p.h, adaptive=adaptive, include_pad=include)
+    var tables = WindowTable(p.w, adaptive=adaptive, include_pad=include)
+    var override = not adaptive and p.divisor_override != 0
+    var stride = Int(p.w.stride)
+    var padding = Int(p.w.padding)
+    # Padding in front of the sums, and room behind for the last window and for whole vectors.
+    var room = (
+        max(
+            length + 2 * V,
+            (Int(p.w.output) + 2 * V) * stride + Int(p.w.window),
+        )
+        + padding
+    )
+    var vectors = channels == 1 and not adaptive and stride <= 2
+
+    def share(first: Int, end: Int) {imm}:
+        var storage = own_lines[Acc](room)
+        var padded = pointer_inside(storage)
+        var sums = padded.unsafe_offset(padding if vectors else 0)
+        var divisors = own_lines[Acc](Int(p.w.output) + V, fill=1)
+        var by = pointer_inside(divisors)
+        if not override:
+            for ow in range(Int(p.w.output)):
+                by[unsafe_offset=ow] = Scalar[Acc](tables.divisor[ow])
+        var rows = List[Int](capacity=apart(0))
+        var unweighted = List[Scalar[Acc]]()
+        for unit in range(first, end):
+            var slab = unit // Int(p.h.output)
+            var oh = unit - slab * Int(p.h.output)
+            var n = slab // Int(p.d.output)
+            var od = slab - n * Int(p.d.output)
+            rows.clear()
+            for a in range(d_axis.count[od]):
+                var above = (n * Int(p.d.input) + d_axis.start[od] + a) * Int(
+                    p.h.input
+                ) + h_axis.start[oh]
+                for b in range(h_axis.count[oh]):
+                    rows.append((above + b) * length)
+            _sum_rows[False](sums, x, rows, unweighted, length, by)
+            var factor = Scalar[Acc](Int(p.divisor_override))
+            if not override:
+                factor = Scalar[Acc](d_axis.divisor[od] * h_axis.divisor[oh])
+            var out = y.unsafe_offset(unit * out_length)
+            if vectors:
+                # The vectors of the sum wrote past the row: what they left behind counts as padding.
+                for j in range(length, length + V):
+                    sums[unsafe_offset=j] = 0
+                var ow = 0
+                while ow < Int(p.w.output):
+                    var total = SIMD[Acc, V](0)
+                    if stride == 1:
+                        for k in range(Int(p.w.window)):
+                            total += padded.unsafe_load[width=V, alignment=1](
+                                ow + k
+                            )
+                    else:
+                        for k in range(Int(p.w.window)):
+                            total += load_even[V](padded, 2 * ow + k)
+                    total /= factor * by.unsafe_load[width=V, alignment=1](ow)
+                    store_part(out, ow, Int(p.w.output), total.cast[dtype]())
+                    ow += V
+            elif channels == 1:
+                for ow in range(Int(p.w.output)):
+                    var total = Scalar[Acc](0)
+                    var start = tables.start[ow]
+                    for k in range(tables.count[ow]):
+                        total += sums[unsafe_offset=start + k]
+                    out[unsafe_offset=ow] = (
+                        total / (factor * by[unsafe_offset=ow])
+                    ).cast[dtype]()
+            else:
+                for ow in range(Int(p.w.output)):
+                    var divisor = factor * by[unsafe_offset=ow]
+                    var under = sums.unsafe_offset(tables.start[ow] * channels)
+                    var pixel = out.unsafe_offset(ow * channels)
+                    var c = 0
+                    while c < channels:
+                        var total = SIMD[Acc, V](0)
+                        for k in range(tables.count[ow]):
+                            total += under.unsafe_load[width=V, alignment=1](
+                                k * channels + c
+                            )
+                        store_part(
+                            pixel,
+                            c,
+                            channels,
+                            (total / divisor).cast[dtype](),
+                        )
+                        c += V
+        _ = storage^
+        _ = divisors^
+
+    var units = Int(p.batch) * Int(p.d.output) * Int(p.h.output)
+    for_each_share(share, units, smallest_share(p.input_size(), units))
+
+
+@no_inline
+def avg_pool_dgrad_rows[
+    dtype: DType, *, adaptive: Bool
+](dx: Data[dtype], dy: Data[dtype], p: PoolingProblem):
+    comptime Acc = accumulator[dtype]
+    comptime V = lanes[dtype]
+    var include = p.count_include_pad != 0
+    var d_axis = WindowTable(p.d, adaptive=adaptive, include_pad=include)
+    var h_axis = WindowTable(p.h, adaptive=adaptive, include_pad=include)
+    var w_axis = WindowTable(p.w, adaptive=adaptive, include_pad=include)
+    var d_above = AboveTable(p.d, adaptive=adaptive)
+    var h_above = AboveTable(p.h, adaptive=adaptive)
+    var w_above = AboveTable(p.w, adaptive=adaptive)
+    var most_rows = d_above.most * h_above.most
+    var override = not adaptive and p.divisor_override != 0
+
+    def share(first: Int, end: Int) {imm}:
+        var channels = Int(p.channels)
+        var width = Int(p.w.input)
+        var out_width = Int(p.w.output)
+        var length = width * channels
+        var out_length = out_width * channels
+        var stride = 1 if adaptive else Int(p.w.stride)
+        var window = Int(p.w.window)
+        var padding = Int(p.w.padding)
+        var shared = channels == 1
+        var slides = not adaptive and stride == 1 and window > 1
+        # Windows before the first are zeros, and so are those behind the last.
+        var front = window
+        var storage = own_lines[Acc](
+            front + out_length + length + padding + 4 * V
+        )
+        var sums = pointer_inside(storage).unsafe_offset(front)
+        var spread = own_lines[Acc](length + padding + (2 * V + 1) * stride + V)
+        var line = pointer_inside(spread)
+        # Behind the last window zeros: vectors write past the row of sums.
+        var scale_list = own_lines[Acc](out_width + V)
+        var scales = pointer_inside(scale_list)
+        for ow in range(out_width):
+            var divisor = 1 if override else w_axis.divisor[ow]
+            scales[unsafe_offset=ow] = 1 / Scalar[Acc](divisor)
+        var rows = List[Int](capacity=apart(most_rows))
+        var weights = List[Scalar[Acc]](capacity=apart(most_rows))
+        var last_windows = (-1, -1)
+        var last_divisor = 0
+        var weight = Scalar[Acc](0)
+        var dx_share = dx.unsafe_offset(first * length)
+        var cleared = ClearedAhead((end - first) * length, 0)
+        # One row on for each unit: short rows have no time for divisions.
+        var h = first % Int(p.h.input) - 1
+        var d = first // Int(p.h.input) % Int(p.d.input)
+        var n = first // (Int(p.h.input) * Int(p.d.input))
+        for unit in range(first, end):
+            h += 1
+            if h == Int(p.h.input):
+                h = 0
+                d += 1
+                last_windows = (-1, -1)
+                if d == Int(p.d.input):
+                    d = 0
+                    n += 1
+            var out = dx.unsafe_offset(unit * length)
+            cleared.reach(dx_share, (unit + 1 - first) * length)
+            # Rows of a slab under the same windows are equal.
+            if (
+                shared
+                and not slides
+                and h_above.first[h] == last_windows[0]
+                and h_above.end[h] == last_windows[1]
+            ):
+                _store_row(out, line.unsafe_offset(padding), length)
+                continue
+            last_windows = (h_above.first[h], h_above.end[h])
+            rows.clear()
+            weights.clear()
+            for od in range(d_above.first[d], d_above.end[d]):
+                for oh in range(last_windows[0], last_windows[1]):
+                    rows.append(
+                        ((n * Int(p.d.output) + od) * Int(p.h.output) + oh)
+                        * out_length
+                    )
+                    var divisor = Int(p.divisor_override)
+                    if not override:
+                        divisor = d_axis.divisor[od] * h_axis.divisor[oh]
+                    if divisor != last_divisor:
+                        last_divisor = divisor
+                        weight = 1 / Scalar[Acc](divisor)
+                    weights.append(weight)
+            if shared:
+                _sum_rows[True, True](
+                    sums, dy, rows, weights, out_length, scales
+                )
+                comptime if adaptive:
+                    for w in range(width):
+                        var total = Scalar[Acc](0)
+                        for ow in range(w_above.first[w], w_above.end[w]):
+                            total += sums[unsafe_offset=ow]
+                        line[unsafe_offset=w] = total
+                else:
+                    if slides:
+                        _slide(out, sums.unsafe_offset(padding), length, window)
+                        continue
+                    if window <= stride and stride > 2:
+                        _repeat(
+                            line,
+                            sums,
+                            out_width,
+                            length + padding,
+                            window,
+                            stride,
+                        )
+                    else:
+                        _spread(line, sums, length + padding, window, stride)
+                _store_row(out, line.unsafe_offset(padding), length)
+                continue
+            _sum_rows[True](sums, dy, rows, weights, out_length, scales)
+            for w in range(width):
+                var pixel = out.unsafe_offset(w * channels)
+                var above_first = w_above.first[w]
+                var above_end = w_above.end[w]
+                var c = 0
+                while c < channels:
+                    var total = SIMD[Acc, V](0)
+                    for ow in range(above_first, above_end):
+                        total += (
+                            sums.unsafe_load[width=V, alignment=1](
+                                ow * channels + c
+                            )
+                            * scales[unsafe_offset=ow]
+                        )
+                    store_part(pixel, c, channels, total.cast[dtype]())
+                    c += V
+        _ = storage^
+        _ = spread^
+        _ = scale_list^
+
+    var units = Int(p.batch) * Int(p.d.input) * Int(p.h.input)
+    for_each_share(share, units, smallest_share(p.input_size(), units))
+
+
+@always_inline
+def _store_row[
+    dtype: DType, Acc: DType, //
+](row: Data[dtype], line: Data[Acc], length: Int):
+    comptime V = lanes[dtype]
+    var at = 0
+    while at < length:
+        store_part(
+            row,
+            at,
+            length,
+            line.unsafe_load[width=V, alignment=1](at).cast[dtype](),
+        )
+        at += V
+
+
+@always_inline
+def _slide[
+    dtype: DType, Acc: DType, //
+](row: Data[dtype], sums: Data[Acc], length: Int, window: Int):
+    """Position q of the row is the sum of windows q, q - 1, ..., q - window + 1, which move by one.
+    """
+    comptime V = lanes[dtype]
+    var q = 0
+    while q < length:
+        var total = sums.unsafe_load[width=V, alignment=1](q)
+        for k in range(1, window):
+            total += sums.unsafe_load[width=V, alignment=1](q - k)
+        store_part(row, q, length, total.cast[dtype]())
+        q += V
+
+
+@always_inline
+def _repeat[
+    Acc: DType, //
+](
+    line: Data[Acc],
+    sums: Data[Acc],
+    windows: Int,
+    length: Int,
+    window: Int,
+    stride: Int,
+):
+    """Positions stride * q, ..., stride * q + window - 1 of the line are window q, those between windows zeros.
+    """
+    comptime V = lanes[Acc]
+    for q in range(windows):
+        # What a vector writes too much is written again by those after it.
+        var at = line.unsafe_offset(q * stride)
+        var value = SIMD[Acc, V](sums[unsafe_offset=q])
+        for k in range(0, window, V):
+            at.unsafe_store[alignment=1](k, value)
+        for k in range(window, stride, V):
+            at.unsafe_store[alignment=1](k, SIMD[Acc, V](0))
+    for k in range(windows * stride, length, V):
+        line.unsafe_store[alignment=1](k, SIMD[Acc, V](0))
+
+
+@always_inline
+def _spread[
+    Acc: DType, //
+](line: Data[Acc], sums: Data[Acc], length: Int, window: Int, stride: Int):
+    """For strides of 2 and more position stride * q + r of the line is the sum of windows q, q - 1, ... as far as their taps r, r + stride, ...
+    exist."""
+    comptime V = lanes[Acc]
+    var q = 0
+    if stride == 2:
+        while 2 * q < length:
+            var even = SIMD[Acc, V](0)
+            var odd = SIMD[Acc, V](0)
+            for m in range((window + 1) // 2):
+                var row = sums.unsafe_load[width=V, alignment=1](q - m)
+                even += row
+                if 2 * m + 1 < window:
+                    odd += row
+            line.unsafe_store[alignment=1](2 * q, even.interleave(odd))
+            q += V
+    else:
+        while stride * q < length:
+            for r in range(stride):
+                var total = SIMD[Acc, V](0)
+                var k = r
+                var at = q
+                while k < window:
+                    total += sums.unsafe_load[width=V, alignment=1](at)
+                    at -= 1
+                    k += stride
+                comptime for j in range(V):
+                    line[unsafe_offset=(q + j) * stride + r] = total[j]
+            q += V
+
+
+@no_inline
+def avg_pool_fprop_global[
+    dtype: DType, *, adaptive: Bool
+](y: Data[dtype], x: Data[dtype], p: PoolingProblem):
+    """One window over all of a plane, C = 1: the plane is one run."""
+    var plane = p.input_plane()
+    var planes = Int(p.batch)
+    var divisor = p.divisor[adaptive](0, 0, 0)
+    comptime Acc = accumulator[dtype]
+    comptime V = lanes[dtype]
+
+    def share(first: Int, end: Int) {imm}:
+        var by = Scalar[Acc](divisor)
+        for n in range(first, end):
+            var total = SIMD[Acc, V](0)
+            var at = 0
+            while at < plane:
+                ask_ahead[V](x.unsafe_offset(n * plane), at)
+                total += load_part[V](
+                    x.unsafe_offset(n * plane), at, plane
+                ).cast[Acc]()
+                at += V
+            y[unsafe_offset=n] = (total.reduce_add() / by).cast[dtype]()
+
+    for_each_share(share, planes, smallest_share(plane * planes, planes))
+
+
+@no_inline
+def avg_pool_dgrad_global[
+    dtype: DType, *, adaptive: Bool
+](dx: Data[dtype], dy: Data[dtype], p: PoolingProblem):
+    var plane = p.input_plane()
+    var planes = Int(p.batch)
+    var divisor = p.divisor[adaptive](0, 0, 0)
+    comptime Acc = accumulator[dtype]
+    comptime V = lanes[dtype]
+
+    def share(first: Int, end: Int) {imm}:
+        var by = Scalar[Acc](divisor)
+        for n in range(first, end):
+            var value = SIMD[dtype, V](
+                (dy[unsafe_offset=n].cast[Acc]() / by).cast[dtype]()
+            )
+            var at = 0
+            while at < plane:
+                store_part(dx.unsafe_offset(n * plane), at, plane, value)
+                at += V
+
+    for_each_share(share, planes, smallest_share(plane * planes, planes))

@@ -1,0 +1,234 @@
+"""What the CPU kernels share: rows as vectors with masked ends, and work shares."""
+
+from max.algorithm import sync_parallelize
+from std.atomic import Ordering, fence
+from std.math import ceildiv, iota
+from std.ffi import external_call
+from std.sys import simd_width_of, size_of
+from std.sys.info import num_logical_cores
+from std.sys.intrinsics import (
+    PrefetchOptions,
+    masked_load,
+    masked_store,
+    prefetch,
+)
+
+from ..problem import Data, accumulator
+
+comptime lanes[dtype: DType] = simd_width_of[accumulator[dtype]]()
+"""Elements of one vector of sums or maxima."""
+
+
+@always_inline
+def _mask[V: Int](live: Int) -> SIMD[DType.bool, V]:
+    return iota[DType.int32, V]().lt(SIMD[DType.int32, V](Int32(live)))
+
+
+@always_inline
+def load_part[
+    dtype: DType, //, V: Int
+](row: Data[dtype], at: Int, extent: Int) -> SIMD[dtype, V]:
+    """The V elements from `at` on; zeros, unread, from `extent` on."""
+    if at + V <= extent:
+        return row.unsafe_load[width=V, alignment=1](at)
+    return masked_load[V](
+        row.unsafe_offset(at), _mask[V](extent - at), SIMD[dtype, V](0)
+    )
+
+
+@always_inline
+def store_part[
+    dtype: DType, V: Int, //
+](row: Data[dtype], at: Int, extent: Int, value: SIMD[dtype, V]):
+    """Stores what of the V elements from `at` on lies before `extent`."""
+    if at + V <= extent:
+        row.unsafe_store[alignment=1](at, value)
+    else:
+        masked_store(value, row.unsafe_offset(at), _mask[V](extent - at))
+
+
+@always_inline
+def store_past_cache[
+    dtype: DType, V: Int, //
+](row: Data[dtype], at: Int, extent: Int, value: SIMD[dtype, V]):
+    """As store_part, for what is wanted much later: whole lines go straight to the memory, so that none is read first and
+    none displaces what is wanted sooner. `end_past_cache` ends a share that did so.
+    """
+    if at + V <= extent and Int(row.unsafe_offset(at)) % LINE == 0:
+        row.unsafe_store[alignment=LINE, non_temporal=True](at, value)
+    else:
+        store_part(row, at, extent, value)
+
+
+@always_inline
+def end_past_cache():
+    """Such stores come in no order: other threads see them only behind a fence.
+    """
+    fence[Ordering.SEQUENTIAL]()
+
+
+@always_inline
+def narrowed[
+    index: DType, W: Int, //
+](found: SIMD[index, W]) -> SIMD[DType.int32, W]:
+    """Entries in 32 bits; one that does not fit becomes -1 and names nothing.
+    """
+    var low = found.cast[DType.int32]()
+    comptime if size_of[index]() > 4:
+        return (
+            low.cast[index]()
+            .eq(found)
+            .select(low, SIMD[DType.int32, W](Int32(-1)))
+        )
+    else:
+        return low
+
+
+comptime LINE = 64
+"""Bytes of a line of the caches."""
+comptime EARLY = 2048
+"""Bytes by which data is asked for before it is needed: the processor by itself asks too late, or not beyond a page of
+the memory."""
+
+
+@always_inline
+def ask_ahead[dtype: DType, //, W: Int](data: Data[dtype], at: Int):
+    """Asks for the W elements that lie EARLY bytes after element `at`. Nothing is read: they need not exist.
+    """
+    ask_for[W](data, at + EARLY // size_of[dtype]())
+
+
+@always_inline
+def ask_for[dtype: DType, //, W: Int](data: Data[dtype], at: Int):
+    """Asks for the W elements from `at` on."""
+    comptime step = LINE // size_of[dtype]()
+    comptime for k in range(max(W // step, 1)):
+        prefetch[PrefetchOptions().for_read().high_locality().to_data_cache()](
+            data.unsafe_offset(at + k * step)
+        )
+
+
+comptime LONG_RUN = 4096
+"""Bytes from which on the C library clears faster: it need not read the lines that it writes."""
+
+
+@always_inline
+def clear_run[dtype: DType, //](data: Data[dtype], length: Int):
+    comptime V = lanes[dtype]
+    if length * size_of[dtype]() >= LONG_RUN:
+        _ = external_call["memset", Data[dtype]](
+            data, Int32(0), length * size_of[dtype]()
+        )
+        return
+    var at = 0
+    while at < length:
+        store_part(data, at, length, SIMD[dtype, V](0))
+        at += V
+
+
+comptime CLEARED_BYTES = 16 * 1024
+"""Bytes that are cleared at once: few enough to stay in the nearest cache, enough to be cleared fast."""
+
+
+@fieldwise_init
+struct ClearedAhead(TrivialRegisterPassable):
+    """How far a run of results, that vectors fill in the order of the memory, is cleared: piece by piece shortly before, so
+    that no line of it is read. The C library clears whole lines without reading them; a store reads first.
+    """
+
+    var length: Int
+    var end: Int
+
+    @always_inline
+    def reach[dtype: DType, //](mut self, run: Data[dtype], to: Int):
+        """Elements of the run before `to` are about to be stored. Short runs are left as they are.
+        """
+        comptime STEP = CLEARED_BYTES // size_of[dtype]()
+        while self.end < to:
+            var count = min(STEP, self.length - self.end)
+            if count * size_of[dtype]() >= LONG_RUN:
+                clear_run(run.unsafe_offset(self.end), count)
+            self.end += count
+
+
+@always_inline
+def round_run[
+    dtype: DType, Acc: DType, //
+](dx: Data[dtype], sums: Data[Acc], length: Int):
+    comptime V = lanes[dtype]
+    var at = 0
+    while at < length:
+        store_part(dx, at, length, load_part[V](sums, at, length).cast[dtype]())
+        at += V
+
+
+@always_inline
+def load_even[
+    dtype: DType, //, V: Int
+](row: Data[dtype], at: Int) -> SIMD[dtype, V]:
+    """Elements at, at + 2, at + 4, ...: V of them, out of 2 V that are read."""
+    var both = row.unsafe_load[width=2 * V, alignment=1](at)
+    return rebind[SIMD[dtype, V]](both.deinterleave()[0])
+
+
+@always_inline
+def pointer_to[dtype: DType, //](mut list: List[Scalar[dtype]]) -> Data[dtype]:
+    return rebind[Data[dtype]](list.unsafe_ptr())
+
+
+comptime SPARE = 2 * LINE
+"""Bytes between what one core writes and another touches: lines go from core to core in pairs."""
+
+
+@always_inline
+def apart(most: Int) -> Int:
+    """The capacity of a small list of up to `most` that one core writes again and again: no two of such lists come to share a
+    line."""
+    return most + 2 * (SPARE // size_of[Int]())
+
+
+@always_inline
+def own_lines[
+    dtype: DType
+](length: Int, fill: Scalar[dtype] = 0) -> List[Scalar[dtype]]:
+    """Room that one core writes again and again, with room around them: small lists of several cores may come to lie side by
+    side. `pointer_inside` points to them."""
+    return List[Scalar[dtype]](
+        length=length + 2 * (SPARE // size_of[dtype]()), fill=fill
+    )
+
+
+@always_inline
+def pointer_inside[
+    dtype: DType, //
+](mut list: List[Scalar[dtype]]) -> Data[dtype]:
+    return pointer_to(list).unsafe_offset(SPARE // size_of[dtype]())
+
+
+@always_inline
+def for_each_share[
+    Body: def(Int, Int) -> None, //
+](body: Body, total: Int, least: Int = 1):
+    """Calls body(first, end) over shares of range(total), one for each core, none smaller than `least`.
+    """
+    var shares = max(min(num_logical_cores(), total // max(least, 1)), 1)
+    if shares == 1:
+        body(0, total)
+        return
+
+    @always_inline
+    def task(t: Int) {imm}:
+        body(total * t // shares, total * (t + 1) // shares)
+
+    sync_parallelize(task, shares)
+
+
+# Below this many elements a second core costs more than it gives.
+comptime SMALLEST_SHARE = 8192
+
+
+@always_inline
+def smallest_share(elements: Int, units: Int) -> Int:
+    """The least number of units, out of `units` with `elements` in all, that is worth a core.
+    """
+    return ceildiv(SMALLEST_SHARE * units, max(elements, 1))

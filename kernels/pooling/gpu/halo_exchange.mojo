@@ -1,0 +1,596 @@
+"""Pooling gradients on a GPU for overlapping windows that networks use, by halo exchange: lanes hand each other the sums that their
+windows add beyond their own pixels.
+
+A thread owns a tile of dx, some columns of one row (contiguous) or by a vector of channels (channels-last) of one or
+more D slabs, and walks down H. It takes the windows that start in its tile and no others: what they give to the columns
+beside it is kept in columns of its own, and once no later window reaches a row, lanes whose tiles touch hand those sums
+over. So every window of a row is loaded and looked at by one thread, at the price of two exchanges for each column and
+channel on either side. Sums never move, and the first window that reaches a pixel sets its sum. Lanes of one row of dx
+form a team; a warp holds several.
+"""
+
+import max.gpu.primitives.warp as warp
+from max.gpu import (
+    MAX_THREADS_PER_BLOCK_METADATA,
+    block_idx,
+    thread_idx,
+)
+from max.gpu.host import DeviceAttribute, DeviceContext
+from std.math import ceildiv
+from std.sys import size_of
+from std.sys.info import is_nvidia_gpu
+from std.utils.static_tuple import StaticTuple
+
+from ..problem import Data, PoolingProblem
+from .halo_exchange_plan import (
+    BLOCK,
+    HaloShape,
+    Teams,
+    halo_blocks,
+    halo_shapes,
+    halo_takes,
+    nearest_strips,
+    strip_rows,
+    team_vectors,
+)
+from .problem import LANES, GpuProblem, fits_32_bits, uniform_scale
+from .primitives import (
+    add_if,
+    add_tap,
+    fits_word,
+    one_bit,
+    set_tap,
+    twice,
+    widen,
+)
+
+
+struct LoadedRow[dtype: DType, index: DType, S: HaloShape, averaging: Bool](
+    Copyable
+):
+    """A thread's windows of one row as they lie in memory: of one channel, one vector of windows.
+    """
+
+    comptime vector = Self.S.channels == 1
+    comptime wide = Self.S.run() if Self.vector else Self.S.channels
+    comptime count = 1 if Self.vector else Self.S.run()
+    var dy: Array[SIMD[Self.dtype, Self.wide], Self.count]
+    var found: Array[SIMD[Self.index, Self.wide], Self.count]
+
+    @always_inline
+    def __init__(out self):
+        self.dy = Array[SIMD[Self.dtype, Self.wide], Self.count](
+            fill=SIMD[Self.dtype, Self.wide](0)
+        )
+        self.found = Array[SIMD[Self.index, Self.wide], Self.count](
+            fill=SIMD[Self.index, Self.wide](0)
+        )
+
+    @always_inline
+    def load(
+        mut self,
+        dy: MutPointer[Scalar[Self.dtype], _, address_space=_],
+        found: MutPointer[Scalar[Self.index], _, address_space=_],
+        row: Int32,
+        places: Array[Int32, Self.count],
+    ):
+        comptime bytes = min(Self.wide * size_of[Self.dtype](), 16)
+        comptime index_bytes = min(Self.wide * size_of[Self.index](), 16)
+        comptime for i in range(Self.count):
+            var at = Int(row + places[i])
+            self.dy[i] = dy.unsafe_load[width=Self.wide, alignment=bytes](at)
+            comptime if not Self.averaging:
+                self.found[i] = found.unsafe_load[
+                    width=Self.wide, alignment=index_bytes
+                ](at)
+
+    @always_inline
+    def gradient[i: Int](self) -> SIMD[DType.float32, Self.S.channels]:
+        comptime if Self.vector:
+            return widen[i, Self.S.channels](self.dy[0])
+        else:
+            return widen[0, Self.S.channels](self.dy[i])
+
+    @always_inline
+    def entries[i: Int](self) -> SIMD[Self.index, Self.S.channels]:
+        comptime if Self.vector:
+            return self.found[0].slice[Self.S.channels, offset=i]()
+        else:
+            return rebind[SIMD[Self.index, Self.S.channels]](self.found[i])
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(BLOCK)),
+    `nvvm.minctasm`=SIMDLength(
+        halo_blocks(S, size_of[dtype](), 0 if averaging else size_of[index]())
+    ),
+)
+def pool_dgrad_halo_exchange[
+    dtype: DType,
+    index: DType,
+    S: HaloShape,
+    averaging: Bool,
+    offsets: Bool,
+](
+    dx: Data[dtype],
+    dy: Data[dtype],
+    indices: Data[index],
+    p: GpuProblem,
+    t: Teams,
+):
+    """One thread's tile in one strip. Averages have no indices."""
+    comptime vector = S.channels == 1
+    comptime V = S.channels
+    comptime TW = S.columns
+    comptime ROW = S.run()
+    comptime ND = S.slabs()
+    comptime AHEAD = S.ahead
+    comptime AT = S.pw
+    comptime Sums = SIMD[DType.float32, V]
+    comptime Row = LoadedRow[dtype, index, S, averaging]
+
+    var block = Int32(block_idx.x)
+    var strip = Int32(0)
+    # Long strips are a block's: what hangs on the strip alone then costs no lanes. Short ones are taken by lanes beside each
+    # other, which share rows of windows and lines of dx.
+    comptime if not S.strips_beside():
+        block, strip = t.by_strips.divide(block)
+    # Lanes that no team needs do as others do and store nothing.
+    var half = block * Int32(BLOCK // LANES) + Int32(thread_idx.x) // LANES
+    var own, lane = t.by_lanes.divide(Int32(thread_idx.x) % LANES)
+    var per_warp = t.by_lanes.quotient(LANES)
+    var team = half * per_warp + own
+    var live = own < per_warp and team < t.count
+    team = min(team, t.count - 1)
+    # One channel is one vector.
+    var tile_in_team = lane
+    var across = Int32(0)
+    var rest = team
+    var chunk = Int32(0)
+    comptime if V > 1:
+        tile_in_team, across = t.by_wide.divide(lane)
+        rest, chunk = t.by_chunks.divide(team)
+    var place: Int32
+    rest, place = t.by_row.divide(rest)
+    comptime if S.strips_beside():
+        rest, strip = t.by_strips.divide(rest)
+    var n, slab = t.by_slabs.divide(rest)
+    var tile = place * t.step + tile_in_team
+    var channel = chunk * t.by_wide.value + across
+    live = live and tile < t.tiles and channel < t.vectors
+    var last = place == t.by_row.value - 1
+    # A team's first or last tile lacks the windows of the tile beside it.
+    comptime if S.right() > 0:
+        live = live and (tile_in_team > 0 or place == 0)
+    comptime if S.pw > 0:
+        live = live and (tile_in_team < t.lanes - 1 or last)
+    var has_left = Int32(1) if tile_in_team > 0 else Int32(0)
+    var has_right = Int32(
+        1
+    ) if tile_in_team < t.lanes - 1 and tile + 1 < t.tiles else Int32(0)
+    tile = min(tile, t.tiles - 1)
+    var c = min(channel, t.vectors - 1) * Int32(V)
+    var d = slab * Int32(S.depth)
+    # Where there is less padding than the shape's, tiles are moved by a column, and one begins before the first.
+    var moved = Int32(0)
+    comptime if V > 1:
+        moved = Int32(S.pw) - p.w.padding
+        tile -= moved
+    var column = tile * Int32(TW) + moved
+
+    # The rows that this strip stores.
+    var first_group, end_group = t.stored[S](strip)
+    var first_h = max(p.h.origin_by[S.sh](first_group), 0)
+    var stored = UInt32(
+        max(min(p.h.origin_by[S.sh](end_group), p.h.input) - first_h, 0)
+    )
+    if not live:
+        stored = 0
+
+    var row_size = p.w.output * p.channels
+    var start = tile * Int32(ROW)
+    var places = Array[Int32, Row.count](fill=0)
+    # One, and nothing for windows that are not there.
+    var ones = Array[Int32, ROW](fill=1)
+    comptime for i in range(Row.count):
+        places[i] = (
+            min(max(start + Int32(i), 0), p.w.output - 1) * p.channels + c
+        )
+    comptime for i in range(ROW):
+        ones[i] = Int32(1) if UInt32(start + Int32(i)) < UInt32(
+            p.w.output
+        ) else Int32(0)
+    comptime if vector:
+        places[0] = min(start, p.w.output - Int32(ROW))
+    var slab_at = Array[Int32, ND](fill=0)
+    var slab_there = Array[Int32, ND](fill=1)
+    comptime for step in range(ND):
+        var od = d // Int32(S.sd) + Int32(S.first_slab() + step)
+        slab_there[step] = Int32(1) if UInt32(od) < UInt32(
+            p.d.output
+        ) else Int32(0)
+        slab_at[step] = min(max(od, 0), p.d.output - 1) * p.h.output * row_size
+    var sample = Int(n) * Int(p.output_plane()) * Int(p.channels)
+    var dy_n = dy.unsafe_offset(sample)
+    var indices_n = indices
+    comptime if not averaging:
+        indices_n = indices.unsafe_offset(sample)
+    var slab_size = Int(p.h.input * p.w.input * p.channels)
+    var dx_slab = dx.unsafe_offset(
+        (Int(n) * Int(p.d.input) + Int(d)) * slab_size
+    )
+    var dx_rows = dx_slab.unsafe_offset(Int(column * p.channels + c))
+    # One over what each window contributes to its divisor.
+    var include = p.include_pad != 0
+    var scale_w = Array[Float32, ROW](fill=p.scale)
+    var scale_d = Array[Float32, ND](fill=1)
+    comptime if averaging:
+        if p.scale == 0:
+            comptime for i in range(ROW):
+                scale_w[i] = p.w.scale[False](start + Int32(i), include)
+            comptime if S.kd > 1:
+                comptime for step in range(ND):
+                    scale_d[step] = p.d.scale[False](
+                        d // Int32(S.sd) + Int32(S.first_slab() + step), include
+                    )
+
+    var sums = Array[Sums, S.depth * S.kept() * S.width()](fill=Sums(0))
+    var rows = Array[Row, AHEAD * ND](fill=Row())
+    var group = strip * t.groups
+    # Rows that are not there, or another strip's, are read as the strip's last.
+    var last_row = min(end_group, p.h.output) - 1
+    comptime for k in range(AHEAD):
+        var at = max(min(group + Int32(k), last_row), 0) * row_size
+        comptime for step in range(ND):
+            rows[k * ND + step].load(
+                dy_n, indices_n, at + slab_at[step], places
+            )
+    var left = t.rows
+    while True:
+        comptime for turn in range(S.turns()):
+            var top = p.h.origin_by[S.sh](group)
+            var row_there = Int32(1) if UInt32(group) < UInt32(
+                p.h.output
+            ) else Int32(0)
+            var at = max(min(group + Int32(AHEAD), last_row), 0) * row_size
+            # What no window reaches.
+            comptime for r in range(S.kept() - S.sh, S.kept()):
+                comptime for j in range(S.width()):
+                    comptime if not S.reached(r, j):
+                        comptime for ds in range(S.depth):
+                            sums[S.sum_at(ds, r, turn, j)] = Sums(0)
+            var totals = Array[Sums, S.depth * ROW](fill=Sums(0))
+            comptime for step in range(ND):
+                comptime slot = turn % AHEAD * ND + step
+                var base = Int32(0)
+                comptime if not offsets and not averaging:
+                    base = column
+                    # Rows of a 1-D problem are no rows of a plane.
+                    comptime if not S.is_line():
+                        base += (d * p.h.input + top) * p.w.input
+                var slab_row = row_there & slab_there[step]
+                comptime if averaging:
+                    var scale = Float32(1)
+                    if p.scale == 0:
+                        scale = p.h.scale[False](group, include) * scale_d[step]
+                    comptime for i in range(ROW):
+                        var there = slab_row & ones[0 if vector else i]
+                        var value = rows[slot].gradient[i]() * (
+                            scale * scale_w[i]
+                        )
+                        if there == 0:
+                            value = Sums(0)
+                        comptime for ds in range(S.depth):
+                            comptime if S.reaches(step, ds):
+                                totals[ds * ROW + i] += value
+                else:
+                    comptime for i in range(ROW):
+                        add_window[
+                            S=S, step=step, i=i, turn=turn, offsets=offsets
+                        ](
+                            sums,
+                            rows[slot].gradient[i](),
+                            rows[slot].entries[i](),
+                            # Of a vector all of them or none.
+                            slab_row & ones[0 if vector else i],
+                            base,
+                            p.w.input,
+                            p.h.input,
+                        )
+                rows[slot].load(dy_n, indices_n, at + slab_at[step], places)
+            comptime if averaging:
+                add_totals[S=S, turn=turn](sums, totals)
+            comptime for r in range(S.sh):
+                var h = top + Int32(r)
+                comptime for ds in range(S.depth):
+                    exchange[S=S, own=S.sum_at(ds, r, turn, 0)](
+                        sums, t.by_wide.value, has_left, has_right
+                    )
+                if UInt32(h - first_h) < stored:
+                    comptime for ds in range(S.depth):
+                        comptime at = S.sum_at(ds, r, turn, AT)
+                        comptime if S.depth == 1:
+                            _store[S=S, own=at](
+                                dx_rows,
+                                sums,
+                                h * p.w.input,
+                                column,
+                                p.w.input,
+                                p.channels,
+                            )
+                        else:
+                            if d + Int32(ds) < p.d.input:
+                                _store[S=S, own=at](
+                                    dx_rows.unsafe_offset(ds * slab_size),
+                                    sums,
+                                    h * p.w.input,
+                                    column,
+                                    p.w.input,
+                                    p.channels,
+                                )
+            group += 1
+            # All lanes end together.
+            left -= 1
+            if left == 0:
+                return
+
+
+@always_inline
+def exchange[
+    V: Int, M: Int, //, *, S: HaloShape, own: Int
+](
+    mut sums: Array[SIMD[DType.float32, V], M],
+    distance: Int32,
+    has_left: Int32,
+    has_right: Int32,
+):
+    """Hands a row's sums beyond the tile, of which the first has place `own`, to the tiles beside it, whose lanes are
+    `distance` away, and adds theirs."""
+    comptime for j in range(S.pw):
+        comptime for v in range(V):
+            comptime at = own + S.columns + j
+            var given = warp.shuffle_down(sums[own + j][v], UInt32(distance))
+            sums[at][v] = add_if(sums[at][v], given, has_right)
+    comptime for j in range(S.right()):
+        comptime for v in range(V):
+            comptime at = own + S.pw + j
+            var given = warp.shuffle_up(
+                sums[at + S.columns][v], UInt32(distance)
+            )
+            sums[at][v] = add_if(sums[at][v], given, has_left)
+
+
+@always_inline
+def add_totals[
+    V: Int, M: Int, N: Int, //, *, S: HaloShape, turn: Int
+](
+    mut sums: Array[SIMD[DType.float32, V], M],
+    totals: Array[SIMD[DType.float32, V], N],
+):
+    """Adds what a row of windows gives to each column under it to all rows under it.
+    """
+    comptime for ds in range(S.depth):
+        comptime for j in range(S.width()):
+            var sum = SIMD[DType.float32, V](0)
+            comptime for i in range(S.run()):
+                comptime if S.covers(i, j):
+                    sum += totals[ds * S.run() + i]
+            comptime for r in range(S.kh):
+                comptime at = S.sum_at(ds, r, turn, j)
+                comptime if r >= S.kept() - S.sh:
+                    sums[at] = sum
+                else:
+                    sums[at] += sum
+
+
+@always_inline
+def add_window[
+    index: DType,
+    V: Int,
+    M: Int,
+    //,
+    *,
+    S: HaloShape,
+    step: Int,
+    i: Int,
+    turn: Int,
+    offsets: Bool,
+](
+    mut sums: Array[SIMD[DType.float32, V], M],
+    g: SIMD[DType.float32, V],
+    found: SIMD[index, V],
+    there: Int32,
+    base: Int32,
+    width: Int32,
+    height: Int32,
+):
+    """Adds the gradient of the thread's window `i` to the pixels that its entries name.
+    """
+
+    @always_inline
+    def give[
+        bit: Int, ds: Int, r: Int, kw: Int, v: Int
+    ](bits: Int32) {mut sums, imm}:
+        comptime at = S.sum_at(ds, r, turn, i * S.sw + kw)
+        comptime if S.sets(step, ds, i, r, i * S.sw + kw):
+            sums[at][v] = set_tap[bit](bits, g[v])
+        else:
+            sums[at][v] = add_tap[bit](sums[at][v], bits, g[v])
+
+    comptime if offsets:
+        comptime for v in range(V):
+            comptime for word in range((S.taps() + 31) // 32):
+                # The tests of one window side by side: only those share an instruction.
+                var bits = one_bit(
+                    there, found[v].cast[DType.int32]() - Int32(32 * word)
+                )
+                # Every eighth bit would cost a test of its own, and those after it another test of seven.
+                var higher = twice(bits)
+                comptime for ds in range(S.depth):
+                    comptime if S.reaches(step, ds):
+                        comptime first = S.tap(step, ds) * S.kh * S.kw
+                        comptime for r in range(S.kh):
+                            comptime for kw in range(S.kw):
+                                comptime tap = first + r * S.kw + kw
+                                comptime if tap // 32 != word:
+                                    continue
+                                comptime if (
+                                    is_nvidia_gpu()
+                                    and S.kh * S.kw <= 9
+                                    and tap >= first + (7 - first) % 8
+                                ):
+                                    give[tap + 1, ds, r, kw, v](higher)
+                                else:
+                                    give[tap % 32, ds, r, kw, v](bits)
+    else:
+        # One bit for each pixel of a row under the window.
+        var numbers = found.cast[DType.int32]() - (
+            base + Int32(i * S.sw - S.pw)
+        )
+        var fits = fits_word[index, V](found, True)
+        comptime for v in range(V):
+            comptime for ds in range(S.depth):
+                comptime if S.reaches(step, ds):
+                    comptime for r in range(S.kh):
+                        var bits = one_bit(
+                            there if fits[v] else Int32(0),
+                            numbers[v]
+                            - (Int32(ds) * height + Int32(r)) * width,
+                        )
+                        comptime for kw in range(S.kw):
+                            give[kw, ds, r, kw, v](bits)
+
+
+@always_inline
+def _store[
+    dtype: DType,
+    V: Int,
+    M: Int,
+    //,
+    *,
+    S: HaloShape,
+    own: Int,
+](
+    dx: Data[dtype],
+    sums: Array[SIMD[DType.float32, V], M],
+    row: Int32,
+    column: Int32,
+    width: Int32,
+    channels: Int32,
+):
+    """Stores what of a tile's sums of one row lies in it: the tile begins with `column`, dx points at that in row 0.
+    """
+    comptime TW = S.columns
+    comptime if V == 1:
+        comptime piece = TW & -TW
+        comptime for first in range(0, TW, piece):
+            var values = SIMD[DType.float32, piece](0)
+            comptime for j in range(piece):
+                values[j] = sums[own + first + j][0]
+            dx.unsafe_store[alignment=piece * size_of[dtype]()](
+                Int(row) + first, values.cast[dtype]()
+            )
+    else:
+        comptime bytes = V * size_of[dtype]()
+        comptime for j in range(TW):
+            if UInt32(column + Int32(j)) < UInt32(width):
+                dx.unsafe_store[alignment=bytes](
+                    Int((row + Int32(j)) * channels),
+                    sums[own + j].cast[dtype](),
+                )
+
+
+comptime FEWEST = 8
+"""Warps, at least, for each multiprocessor, while strips can be shorter."""
+comptime MOST_PIXELS = 1 << 33
+"""Elements of dx: a team takes sixteen or more, and numbers of teams have 31 bits, one of them to spare."""
+
+
+def _as_planes(p: PoolingProblem) -> PoolingProblem:
+    """The problem as it is walked: the rows of a 1-D one are its batch."""
+    return p.rows_together() if p.is_line() else p
+
+
+def halo_exchange_can_implement[
+    dtype: DType, index: DType, *, averaging: Bool
+](p: PoolingProblem) -> Optional[String]:
+    """None, or why this kernel does not take the problem."""
+    comptime SHAPES = halo_shapes(
+        size_of[dtype](), 0 if averaging else size_of[index]()
+    )
+    if not fits_32_bits(_as_planes(p)):
+        return String("rows together have too many elements for 32 bits")
+    if p.input_size() >= MOST_PIXELS:
+        return String("there are too many teams for 32 bits")
+    comptime for i in range(len(SHAPES)):
+        comptime S = SHAPES[i]
+        if halo_takes(S, p):
+            return None
+    return String("no shape has this window, or rows are no whole tiles")
+
+
+def halo_exchange_dgrad[
+    dtype: DType, index: DType, *, averaging: Bool, offsets: Bool
+](
+    ctx: DeviceContext,
+    dx: Data[dtype],
+    dy: Data[dtype],
+    indices: Data[index],
+    given: PoolingProblem,
+) raises:
+    """Averages have no indices: any pointer does."""
+    comptime DATA = size_of[dtype]()
+    comptime ENTRY = 0 if averaging else size_of[index]()
+    comptime SHAPES = halo_shapes(DATA, ENTRY)
+    var p = _as_planes(given)
+    var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
+    var scale = Float32(0)
+    comptime if averaging:
+        scale = uniform_scale[False](given)
+
+    @always_inline
+    def launch[S: HaloShape]() raises {imm}:
+        var columns = LANES
+        var wide = 1
+        comptime if S.channels > 1:
+            wide = team_vectors(S, DATA, ENTRY, Int(p.channels) // S.channels)
+            columns = LANES // wide
+        var groups = ceildiv(Int(p.h.input) + Int(p.h.padding), S.sh)
+        var again = S.above() - 1
+        var strips = nearest_strips(
+            groups, again, strip_rows(S, DATA, ENTRY, groups, wide)
+        )
+        # Of one strip a plane first, to find out how many warps there are.
+        var teams = Teams(p, S, columns=columns, wide=wide, strips=1)
+        var warps = teams.blocks() * (BLOCK // LANES)
+        while (
+            strips * warps < FEWEST * processors
+            and groups // strips > 2 * again + 1
+        ):
+            strips *= 2
+        teams = Teams(
+            p,
+            S,
+            columns=columns,
+            wide=wide,
+            strips=strips,
+            beside=S.strips_beside(),
+        )
+        comptime kernel = pool_dgrad_halo_exchange[
+            dtype, index, S, averaging, offsets
+        ]
+        ctx.enqueue_function[kernel](
+            dx,
+            dy,
+            indices,
+            GpuProblem(p, extent_d=p.d.input, vector=S.channels, scale=scale),
+            teams,
+            grid_dim=teams.blocks(),
+            block_dim=BLOCK,
+        )
+
+    comptime for i in range(len(SHAPES)):
+        comptime S = SHAPES[i]
+        if halo_takes(S, given):
+            launch[S]()
+            return

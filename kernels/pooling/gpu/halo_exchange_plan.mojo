@@ -1,0 +1,400 @@
+"""Windows that the halo exchange knows, and how it cuts dx into teams of lanes and strips of rows (halo_exchange.mojo)."""
+
+from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
+from std.math import align_up, ceildiv
+
+from ...arithmetic import Divisor
+from .problem import LANES, LIMIT_32
+from ..problem import PoolingProblem
+
+comptime BLOCK = 128
+"""Threads."""
+
+
+@fieldwise_init
+struct HaloShape(TrivialRegisterPassable):
+    """What the compiler knows: windows, and a thread's columns, channels and slabs.
+    """
+
+    var kd: Int
+    var sd: Int
+    var pd: Int
+    var kh: Int
+    var sh: Int
+    var kw: Int
+    var sw: Int
+    var pw: Int
+    var columns: Int
+    var channels: Int
+    var depth: Int
+    """Slabs of dx."""
+    var ahead: Int
+    """Rows of windows that are loaded before they are added."""
+
+    def is_line(self) -> Bool:
+        """Whether problems have one dimension: rows of windows share no pixel.
+        """
+        return self.kh == 1
+
+    def taps(self) -> Int:
+        return self.kd * self.kh * self.kw
+
+    def run(self) -> Int:
+        """Windows that start in a tile."""
+        return self.columns // self.sw
+
+    def right(self) -> Int:
+        """Columns after a tile that its windows reach; before it they reach the padding's.
+        """
+        return max(
+            (self.run() - 1) * self.sw + self.kw - self.pw - self.columns,
+            0,
+        )
+
+    def overlap(self) -> Int:
+        """Tiles that neighbouring teams of a row both take: one for each side that windows reach beyond.
+        """
+        return Int(self.right() > 0) + Int(self.pw > 0)
+
+    def width(self) -> Int:
+        """Columns of sums."""
+        return self.pw + self.columns + self.right()
+
+    def above(self) -> Int:
+        """The most rows of windows above a pixel."""
+        return (self.kh + self.sh - 1) // self.sh
+
+    def strips_beside(self) -> Bool:
+        """Whether lanes beside each other take a plane's strips: short ones, of windows that move by more than one.
+        """
+        return self.sh > 1
+
+    def kept(self) -> Int:
+        """Rows of sums."""
+        return max(self.kh, self.sh)
+
+    def turns(self) -> Int:
+        """Rows of windows after which the rows of sums stand for the same pixels again, counted from the first.
+        """
+        var turns = self.ahead
+        while turns * self.sh % self.kept() != 0:
+            turns += self.ahead
+        return turns
+
+    def first_slab(self) -> Int:
+        """The first slab of windows above a thread's slabs, counted from the one that starts with them.
+        """
+        return -((self.kd - 1 - self.pd) // self.sd)
+
+    def slabs(self) -> Int:
+        """Slabs of windows above a thread's slabs."""
+        return (self.depth - 1 + self.pd) // self.sd - self.first_slab() + 1
+
+    def sum_at(self, slab: Int, r: Int, turn: Int, column: Int) -> Int:
+        """The place of the sum of row `r` under a row of windows in its turn.
+        """
+        var row = (r + turn * self.sh) % self.kept()
+        return (slab * self.kept() + row) * self.width() + column
+
+    def tap(self, step: Int, slab: Int) -> Int:
+        """The tap on D by which slab `step` of windows reaches a thread's slab.
+        """
+        return slab + self.pd - (self.first_slab() + step) * self.sd
+
+    def reaches(self, step: Int, slab: Int) -> Bool:
+        return 0 <= self.tap(step, slab) and self.tap(step, slab) < self.kd
+
+    def covers(self, i: Int, column: Int) -> Bool:
+        """Whether window `i` of a row has a tap on a column of sums."""
+        var tap = column - i * self.sw
+        return tap >= 0 and tap < self.kw
+
+    def reached(self, r: Int, column: Int) -> Bool:
+        """Whether any window reaches a row and column of sums."""
+        if r >= self.kh:
+            return False
+        for i in range(self.run()):
+            if self.covers(i, column):
+                return True
+        return False
+
+    def sets(self, step: Int, slab: Int, i: Int, r: Int, column: Int) -> Bool:
+        """Whether window `i` of slab `step` is the first of all that reach a pixel: rows that a row of windows is the
+        first to reach, windows from the left, slabs of windows from the front.
+        """
+        if r < self.kept() - self.sh:
+            return False
+        for before in range(step):
+            if self.reaches(before, slab):
+                return False
+        for before in range(i):
+            if self.covers(before, column):
+                return False
+        return True
+
+
+def halo_shapes(data: Int, entry: Int) -> List[HaloShape]:
+    """The windows that are compiled, for gradients of `data` and entries of `entry` bytes (0: averages): each what some network
+    uses and the halo exchange takes fastest. Tiles are 16 bytes of dx, but for int64 entries, which take all registers.
+    """
+    var columns = 8 if data < 4 and entry < 8 else 4
+    var shapes = List[HaloShape]()
+
+    @always_inline
+    def flat(
+        k: Int, s: Int, columns: Int, channels: Int, ahead: Int
+    ) {mut shapes}:
+        shapes.append(
+            HaloShape(1, 1, 0, k, s, k, s, 1, columns, channels, 1, ahead)
+        )
+
+    @always_inline
+    def deep(
+        k: Int, s: Int, columns: Int, channels: Int, depth: Int, ahead: Int
+    ) {mut shapes}:
+        shapes.append(
+            HaloShape(k, s, 1, k, s, k, s, 1, columns, channels, depth, ahead)
+        )
+
+    # Contiguous NCHW.
+    flat(3, 2, columns, 1, 6)
+    flat(3, 1, columns, 1, 6)
+    # One dimension: the batch stands for the rows.
+    shapes.append(HaloShape(1, 1, 0, 1, 1, 3, 1, 1, columns, 1, 1, 4))
+    if entry == 0:
+        deep(3, 2, columns, 1, 2, 6)
+    else:
+        deep(3, 2, 4, 1, 2, 3)
+        if entry == 1:
+            deep(3, 1, 8, 1, 1, 1)
+        else:
+            deep(3, 1, 4, 1, 2, 2 if data < 4 else 1)
+    # Channels-last, four channels of two columns. By int64 index 3/1 windows cost less in rings, in three dimensions averages
+    # by sliding sums.
+    flat(3, 2, 2, 4, 3)
+    if entry < 8:
+        flat(3, 1, 2, 4, 6)
+    deep(3, 2, 2, 4, 2, 6 if data < 4 and entry == 1 else 3)
+    if entry == 1:
+        deep(3, 1, 2, 4, 1, 2 if data >= 4 else 3)
+    return shapes^
+
+
+def halo_takes(S: HaloShape, p: PoolingProblem) -> Bool:
+    """Whether a shape's windows are the problem's, and rows are whole tiles or channels whole vectors.
+    """
+    if S.channels == 1:
+        if (
+            p.channels != 1
+            or Int(p.w.padding) != S.pw
+            or Int(p.w.input) % S.columns != 0
+            or Int(p.w.output) % S.run() != 0
+            or Int(p.w.output) * S.sw > Int(p.w.input)
+        ):
+            return False
+    elif (
+        p.channels == 1
+        or Int(p.channels) % S.channels != 0
+        or Int(p.w.padding) > S.pw
+        # Where windows move by one, padding less than the shape's would cost a tile.
+        or (S.sw == 1 and Int(p.w.padding) != S.pw)
+    ):
+        return False
+    if not p.w.is_window(S.kw, S.sw):
+        return False
+    if S.is_line():
+        return p.is_line()
+    if S.kd == 1:
+        if not p.d.is_window(1, 1) or p.d.padding != 0:
+            return False
+    elif not p.d.is_window(S.kd, S.sd) or Int(p.d.padding) != S.pd:
+        return False
+    return p.h.is_window(S.kh, S.sh)
+
+
+@fieldwise_init
+struct Teams(DevicePassable, TrivialRegisterPassable):
+    """How dx is cut: teams of `lanes` tiles by `wide` vectors of channels, one strip of rows of windows each.
+    """
+
+    var count: Int32
+    """Too many to be counted are LIMIT_32 - 1."""
+    var lanes: Int32
+    var step: Int32
+    """Tiles between teams of one row: `lanes`, less those at a team's ends that lack windows."""
+    var tiles: Int32
+    """Tiles of a row."""
+    var vectors: Int32
+    """Vectors of channels of a pixel."""
+    var slabs: Int32
+    """Threads' slabs of a plane."""
+    var groups: Int32
+    """From strip to strip. All but the first begin with rows of windows that another takes too, and store no rows of dx
+    before they have all windows; the first has as many more to store."""
+    var all_groups: Int32
+    """Rows of windows, those included that pixels are left for."""
+    var beside: Int32
+    """Strips of a plane that teams beside each other take: all or one."""
+    var rows: Int32
+    """Rows of windows that a thread takes."""
+    var by_lanes: Divisor
+    """Divides by a team's lanes."""
+    var by_wide: Divisor
+    var by_row: Divisor
+    """Divides by the teams of a row."""
+    var by_chunks: Divisor
+    """Divides by the teams that a row's vectors of channels take."""
+    var by_slabs: Divisor
+    var by_strips: Divisor
+
+    comptime device_type: AnyType = Self
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        return "Teams"
+
+    def __init__(
+        out self,
+        p: PoolingProblem,
+        S: HaloShape,
+        *,
+        columns: Int,
+        wide: Int,
+        strips: Int,
+        beside: Bool = False,
+    ):
+        """Teams of at most `columns` tiles by `wide` vectors; `strips` of a plane, by teams `beside` each other or else by
+        blocks."""
+        # Windows may start behind the last whole tile of an odd row.
+        var tiles = max(
+            ceildiv(Int(p.w.input), S.columns),
+            ceildiv(Int(p.w.output), S.run()),
+        )
+        # Where there is less padding than the shape's, columns before the first tile are one more.
+        if Int(p.w.padding) < S.pw:
+            tiles += 1
+        var lanes = min(columns, tiles)
+        var step = lanes if lanes == tiles else lanes - S.overlap()
+        var row = 1 if lanes == tiles else ceildiv(tiles - S.overlap(), step)
+        var vectors = Int(p.channels) // S.channels
+        var chunks = ceildiv(vectors, wide)
+        var slabs = ceildiv(Int(p.d.input), S.depth)
+        var all_groups = ceildiv(Int(p.h.input) + Int(p.h.padding), S.sh)
+        var again = S.above() - 1
+        var most = max(all_groups - again, 1)
+        var groups = ceildiv(most, strips)
+        var taken = ceildiv(most, groups)
+        self.beside = Int32(taken if beside else 1)
+        var teams = Int(p.batch) * slabs * row * chunks * Int(self.beside)
+        self.count = Int32(min(teams, LIMIT_32 - 1))
+        self.lanes = Int32(lanes)
+        self.step = Int32(step)
+        self.tiles = Int32(tiles)
+        self.vectors = Int32(vectors)
+        self.slabs = Int32(slabs)
+        self.groups = Int32(groups)
+        self.all_groups = Int32(all_groups)
+        self.by_strips = Divisor(taken)
+        self.rows = Int32(groups + again)
+        self.by_lanes = Divisor(lanes * wide)
+        self.by_wide = Divisor(wide)
+        self.by_row = Divisor(row)
+        self.by_chunks = Divisor(chunks)
+        self.by_slabs = Divisor(slabs)
+
+    @always_inline
+    def stored[S: HaloShape](self, strip: Int32) -> Tuple[Int32, Int32]:
+        """The first group whose rows of dx a strip stores, and one past the last.
+        """
+        comptime again = Int32(S.above() - 1)
+        var first = strip * self.groups
+        var end = min(first + self.groups + again, self.all_groups)
+        return (first + again if strip > 0 else Int32(0), end)
+
+    def blocks(self) -> Int:
+        var per_warp = LANES // Int(self.by_lanes.value)
+        return (
+            ceildiv(Int(self.count), per_warp * (BLOCK // LANES))
+            * Int(self.by_strips.value)
+            // Int(self.beside)
+        )
+
+
+def halo_blocks(S: HaloShape, data: Int, entry: Int) -> Int:
+    """Blocks that a multiprocessor shall hold. `data` and `entry` are the bytes of a window's gradient and entry.
+    """
+    var row = S.run() * S.channels * (data + entry) // 4
+    var registers = (
+        S.depth * S.kept() * S.width() * S.channels
+        + S.slabs() * S.ahead * row
+        + S.run()
+        + 48
+    )
+    if entry == 0:
+        registers += S.depth * S.run() * S.channels + S.run() + S.slabs()
+    return max(65536 // (BLOCK * ((registers + 7) // 8 * 8)), 1)
+
+
+def team_vectors(S: HaloShape, data: Int, entry: Int, vectors: Int) -> Int:
+    """Vectors of channels that a team takes of a pixel's: four, which fill whole sectors of bfloat16, but where a sixth of the
+    lanes or more would be idle and five, or three, leave none. Half-precision averages, which compute less, gain from longer
+    runs. `data` and `entry` are the bytes of a window's gradient and entry (none: averages).
+    """
+    if vectors <= 4:
+        return vectors
+    if entry == 0 and data < 4 and vectors >= 16 and vectors % 8 == 0:
+        return 8
+    if 6 * vectors <= 5 * align_up(vectors, 4):
+        if vectors % 5 == 0:
+            return 5
+        if vectors % 3 == 0 and S.sh == 1:
+            return 3
+    return 4
+
+
+def strip_rows(
+    S: HaloShape, data: Int, entry: Int, groups: Int, wide: Int
+) -> Int:
+    """The rows of windows that a thread shall take, as measured on one H200: longer strips take fewer of them twice, but
+    threads then walk through more of the tensors at a time. A plane has `groups` rows of windows, a team takes `wide` vectors
+    of channels; `data` and `entry` are the bytes of a window's gradient and entry (none: averages).
+    """
+    if S.channels > 1:
+        if S.sh > 1:
+            if entry == 0:
+                return 5 if data >= 4 else (11 if wide > 4 else 7)
+            return 6 if data >= 4 else 11
+        if S.kd > 1:
+            return 40
+        return 16 if data >= 4 else 30
+    if S.sh > 1:
+        if entry >= 8:
+            return 6 if data >= 4 else (8 if S.kd > 1 else 11)
+        if S.kd == 1:
+            return 6
+        if data >= 4 or entry > 0:
+            return 5
+        return 4 if groups < 40 else 6
+    if S.kd > 1:
+        return 27
+    if S.is_line():
+        return 8
+    if data >= 4 and entry == 0:
+        return 8
+    # Rows in whole waves of blocks matter more than rows that are taken twice.
+    return 18 if data < 4 and entry == 1 and groups >= 40 else 11
+
+
+def nearest_strips(groups: Int, again: Int, rows: Int) -> Int:
+    """The number of strips whose rows, `again` of which are another's, come nearest to `rows`.
+    """
+    var own = max(groups - again, 1)
+    var strips = max(own // max(rows - again, 1), 1)
+    var longer = ceildiv(own, strips) + again
+    var shorter = ceildiv(own, strips + 1) + again
+    return strips + 1 if rows * rows < longer * shorter else strips

@@ -1,0 +1,473 @@
+"""Gradient of max pooling on a GPU over channels-last tensors, for every window.
+
+A thread owns V channels of a strip of columns of one slab, or of a few slabs that lie one behind the other, and walks
+down H, one row of windows at a time. It adds each dy where its entry points: to sums in shared memory that no other
+thread touches, a ring of as many rows as a window reaches over. So a window costs the same however many taps it has,
+nothing is atomic, and additions always come in the same order. Rows that no later window reaches are rounded, stored
+and cleared. The loads of the next few windows are under way while the last are added.
+
+What the offset of a tap means (which row, which column, which of the thread's slabs) is looked up in a table in shared
+memory. An index that points outside the strip or outside its window's rows is ignored.
+"""
+
+from max.gpu import barrier, block_idx, thread_idx
+from max.gpu.host import DeviceAttribute, DeviceContext, FuncAttribute
+from max.gpu.memory import AddressSpace, external_memory
+from std.math import ceildiv
+from std.sys import size_of
+
+from ..problem import Data, PoolingProblem
+from .problem import GpuProblem
+from .ring_scatter_plan import (
+    AHEAD,
+    BLOCK,
+    MOST_SUMS,
+    TABLE,
+    Strips,
+    plan_strips,
+)
+
+comptime MOST_TABLES = 16
+comptime NO_COLUMN = Int32(0x7FFF)
+"""In the table, for bytes that name no tap of the thread's slabs."""
+
+
+@fieldwise_init
+struct Found(TrivialRegisterPassable):
+    """Where an entry points, if it is `ok`."""
+
+    var row: Int32
+    """Of sums (a thread's slabs lie side by side), counted from the first under the windows."""
+    var column: Int32
+    """Counted from the strip's first."""
+    var ok: Bool
+
+
+struct Batch[dtype: DType, index: DType, V: Int](Copyable):
+    """A few windows of one row as they lie in memory: what is done with them after waits for the loads. Bytes stay the
+    words that they are loaded in."""
+
+    comptime packed = Self.index == DType.uint8
+    comptime word = DType.uint16 if Self.V == 2 else DType.uint8
+    comptime kept = DType.uint32 if Self.packed else Self.index
+    comptime words = 1 if Self.packed else Self.V
+    var dy: Array[SIMD[Self.dtype, Self.V], AHEAD]
+    var found: Array[SIMD[Self.kept, Self.words], AHEAD]
+
+    @always_inline
+    def __init__(out self):
+        self.dy = Array[SIMD[Self.dtype, Self.V], AHEAD](
+            fill=SIMD[Self.dtype, Self.V](0)
+        )
+        self.found = Array[SIMD[Self.kept, Self.words], AHEAD](
+            fill=SIMD[Self.kept, Self.words](0)
+        )
+
+    @always_inline
+    def load(
+        mut self,
+        dy: Data[Self.dtype],
+        found: Data[Self.index],
+        start: Int,
+        channels: Int32,
+        count: Int32,
+    ):
+        """Loads `count` windows, `channels` apart; others stay what they were.
+        """
+        comptime data_bytes = min(Self.V * size_of[Self.dtype](), 16)
+        comptime index_bytes = min(Self.V * size_of[Self.index](), 16)
+        var dy_start = dy.unsafe_offset(start)
+        var found_start = found.unsafe_offset(start)
+        comptime for k in range(AHEAD):
+            if Int32(k) < count:
+                var at = Int(UInt32(k) * UInt32(channels))
+                self.dy[k] = dy_start.unsafe_load[
+                    width=Self.V, alignment=data_bytes
+                ](at)
+                comptime if Self.packed:
+                    self.found[k] = (
+                        found_start.unsafe_offset(at)
+                        .unsafe_bitcast[Scalar[Self.word]]()[]
+                        .cast[Self.kept]()
+                    )
+                else:
+                    self.found[k] = rebind[SIMD[Self.kept, Self.words]](
+                        found_start.unsafe_load[
+                            width=Self.V, alignment=index_bytes
+                        ](at)
+                    )
+
+    @always_inline
+    def entry[k: Int, v: Int](self) -> Scalar[Self.kept]:
+        comptime if Self.packed:
+            return (self.found[k][0] >> Scalar[Self.kept](8 * v)) & 0xFF
+        else:
+            return self.found[k][v]
+
+
+@always_inline
+def walk_ring[
+    dtype: DType,
+    index: DType,
+    V: Int,
+    DEPTH: Int,
+    offsets: Bool,
+](
+    dx: Data[dtype],
+    dy: Data[dtype],
+    indices: Data[index],
+    sums: MutPointer[Float32, _, address_space=AddressSpace.SHARED],
+    table: MutPointer[Int32, _, address_space=AddressSpace.SHARED],
+    p: GpuProblem,
+    t: Strips,
+    flat: Int32,
+):
+    """The work of thread `flat`; its sums are BLOCK apart and begin as zeros at `sums`.
+    """
+    comptime tabled = offsets and index == DType.uint8
+    comptime CELL = V * BLOCK
+    var unit, item = t.by_items.divide(flat)
+    var tile, vector = p.by_vectors.divide(item)
+    var rest, strip = t.by_strips.divide(unit)
+    var n, slabs = t.by_slabs.divide(rest)
+    var d0 = slabs * Int32(DEPTH)
+    var c = vector * Int32(V)
+    var w0 = tile * t.columns
+    var columns = min(t.columns, p.w.input - w0)
+    var plane = p.h.input * p.w.input
+    var od0 = p.d.outputs_over[False](d0)[0]
+    var od1 = p.d.outputs_over[False](min(d0 + Int32(DEPTH), p.d.input) - 1)[1]
+    var ow0 = p.w.outputs_over[False](w0)[0]
+    var ow1 = p.w.outputs_over[False](w0 + columns - 1)[1]
+    var sample = Int(n) * Int(p.output_plane()) * Int(p.channels) + Int(c)
+    var dy_n = dy.unsafe_offset(sample)
+    var indices_n = indices.unsafe_offset(sample)
+    var dx_tile = dx.unsafe_offset(
+        (Int(n) * Int(p.d.input) + Int(d0)) * Int(plane * p.channels)
+        + Int(w0 * p.channels + c)
+    )
+    var first_group = strip * t.groups
+    var end_group = min(first_group + t.groups, t.all_groups)
+    var last_group = min(end_group, p.h.output)
+    var stride = p.h.stride()
+    var row_step = t.columns * Int32(CELL)
+    var row_size = row_step * Int32(DEPTH)
+    var size = t.ring * row_size
+    var group = max(first_group - t.above + 1, 0)
+    # What the ring's first row under the current windows is away from its first.
+    var head = Int32(0)
+
+    @always_inline
+    def start_of(group: Int32, od: Int32, ow: Int32) {imm} -> Int:
+        return Int(((od * p.h.output + group) * p.w.output + ow) * p.channels)
+
+    var od = od0
+    var ow = ow0
+    var next = Batch[dtype, index, V]()
+    # How many of a row's windows are left from the next ones on.
+    var left = Int32(0)
+    if od0 < od1 and group < last_group:
+        left = ow1 - ow0
+    next.load(dy_n, indices_n, start_of(group, od, ow), p.channels, left)
+    while group < end_group:
+        var top = p.h.origin(group)
+        var here = group < last_group and left > 0
+        while here:
+            var now = next.copy()
+            var count = left
+            var from_d = p.d.origin(od) - d0
+            var column = p.w.origin(ow) - w0
+            # The windows after these, if this thread has any.
+            ow += Int32(AHEAD)
+            if ow >= ow1:
+                ow = ow0
+                od += 1
+                if od == od1:
+                    od = od0
+                    here = False
+            left = ow1 - ow
+            var row = group
+            if not here:
+                row += 1
+                if row >= last_group:
+                    left = 0
+            next.load(dy_n, indices_n, start_of(row, od, ow), p.channels, left)
+
+            var meanings = table
+            comptime if tabled:
+                meanings = table.unsafe_offset(
+                    Int((from_d + p.d.reach - 1) * Int32(TABLE))
+                )
+            # All of the table's words first: no store to the sums may pass a load.
+            var words = Array[Int32, AHEAD * V](fill=0)
+            comptime if tabled:
+                comptime for k in range(AHEAD):
+                    comptime for v in range(V):
+                        words[k * V + v] = meanings[
+                            unsafe_offset=Int(now.entry[k, v]())
+                        ]
+            var corner = (d0 * p.h.input + top) * p.w.input + w0
+            comptime for k in range(AHEAD):
+                var left_of = column + Int32(k) * p.w.stride()
+                var places = Array[Int32, V](fill=0)
+                var oks = Array[Bool, V](fill=False)
+                comptime for v in range(V):
+                    var found: Found
+                    comptime if tabled:
+                        var word = words[k * V + v]
+                        found = Found(
+                            word >> 16, left_of + (word & 0xFFFF), True
+                        )
+                    else:
+                        found = _find[DEPTH=DEPTH, offsets=offsets](
+                            now.entry[k, v](), p, t, from_d, corner, left_of
+                        )
+                    oks[v] = (
+                        found.ok
+                        & (UInt32(found.column) < UInt32(columns))
+                        & (Int32(k) < count)
+                    )
+                    var place = found.row * row_step + head
+                    if place >= size:
+                        place -= size
+                    places[v] = place + found.column * Int32(CELL)
+                # The channels' sums are read side by side.
+                var total = SIMD[DType.float32, V](0)
+                comptime for v in range(V):
+                    if oks[v]:
+                        total[v] = sums[
+                            unsafe_offset=Int(places[v]) + v * BLOCK
+                        ]
+                total += now.dy[k].cast[DType.float32]()
+                comptime for v in range(V):
+                    if oks[v]:
+                        sums[unsafe_offset=Int(places[v]) + v * BLOCK] = total[
+                            v
+                        ]
+        for r in range(stride):
+            var h = top + r
+            var live = group >= first_group and h >= 0 and h < p.h.input
+            comptime for e in range(DEPTH):
+                _store_row[V](
+                    dx_tile.unsafe_offset(
+                        Int((Int32(e) * plane + h * p.w.input) * p.channels)
+                    ),
+                    sums.unsafe_offset(Int(head + Int32(e) * row_step)),
+                    live and d0 + Int32(e) < p.d.input,
+                    columns,
+                    p.channels,
+                )
+            head += row_size
+            if head == size:
+                head = 0
+        group += 1
+
+
+@always_inline
+def _find[
+    index: DType, //, *, DEPTH: Int, offsets: Bool
+](
+    entry: Scalar[index],
+    p: GpuProblem,
+    t: Strips,
+    from_d: Int32,
+    corner: Int32,
+    column: Int32,
+) -> Found:
+    """`from_d` and `column` are where the window begins, less the thread's first slab and column; `corner` is the number of
+    the pixel of the thread's first column in the first row under the windows.
+    """
+    comptime if offsets:
+        var rest, kw = t.by_window_w.divide(Int32(entry) & 0x7FFFFFFF)
+        var kd, kh = t.by_window_h.divide(rest)
+        var e = from_d + kd * p.d.dilation()
+        return Found(
+            kh * p.h.dilation() * Int32(DEPTH) + e,
+            column + kw * p.w.dilation(),
+            (entry >= 0) & (kd < p.d.window) & (UInt32(e) < UInt32(DEPTH)),
+        )
+    else:
+        var pixel = Int32(entry) - corner
+        var e = Int32(0)
+        comptime for _ in range(DEPTH - 1):
+            if pixel >= p.h.input * p.w.input:
+                pixel -= p.h.input * p.w.input
+                e += 1
+        var r, j = p.w.by_input.divide(pixel)
+        # A pixel before the strip's first column seems to lie at the end of the row above, past the strip's last.
+        var ok = UInt32(pixel) < UInt32(p.h.reach * p.w.input)
+        comptime if size_of[index]() == 8:
+            ok = ok & ((entry >> 32) == 0)
+        return Found(r * Int32(DEPTH) + e, j, ok)
+
+
+@always_inline
+def _store_row[
+    dtype: DType, //, V: Int
+](
+    dx: Data[dtype],
+    sums: MutPointer[Float32, _, address_space=AddressSpace.SHARED],
+    live: Bool,
+    columns: Int32,
+    channels: Int32,
+):
+    """Clears a row of sums; stores its columns where it is `live`."""
+    comptime CELL = V * BLOCK
+    comptime bytes = V * size_of[dtype]()
+    for first in range(Int32(0), columns, AHEAD):
+        var values = Array[SIMD[DType.float32, V], AHEAD](
+            fill=SIMD[DType.float32, V](0)
+        )
+        var row = sums.unsafe_offset(Int(first * Int32(CELL)))
+        comptime for k in range(AHEAD):
+            if first + Int32(k) < columns:
+                comptime for v in range(V):
+                    values[k][v] = row[unsafe_offset=k * CELL + v * BLOCK]
+                    row[unsafe_offset=k * CELL + v * BLOCK] = 0
+        if live:
+            var out = dx.unsafe_offset(Int(first * channels))
+            comptime for k in range(AHEAD):
+                if first + Int32(k) < columns:
+                    out.unsafe_store[alignment=bytes](
+                        Int(UInt32(k) * UInt32(channels)),
+                        values[k].cast[dtype](),
+                    )
+
+
+def max_pool_dgrad_ring_scatter[
+    dtype: DType,
+    index: DType,
+    V: Int,
+    DEPTH: Int,
+    offsets: Bool,
+](
+    dx: Data[dtype],
+    dy: Data[dtype],
+    indices: Data[index],
+    p: GpuProblem,
+    t: Strips,
+):
+    var shared = external_memory[
+        Float32, address_space=AddressSpace.SHARED, alignment=16
+    ]()
+    var thread = Int(thread_idx.x)
+    var table = shared.unsafe_bitcast[Int32]()
+    comptime if offsets and index == DType.uint8:
+        shared = shared.unsafe_offset(Int(t.tables) * TABLE)
+        _fill_table[DEPTH](table, p, t)
+        barrier()
+    var flat = Int32(block_idx.x) * BLOCK + Int32(thread)
+    if flat >= t.total:
+        return
+    var sums = shared.unsafe_offset(thread)
+    for i in range(t.sums()):
+        sums[unsafe_offset=i * BLOCK] = 0
+    walk_ring[dtype, index, V, DEPTH, offsets](
+        dx, dy, indices, sums, table, p, t, flat
+    )
+
+
+@always_inline
+def _fill_table[
+    DEPTH: Int
+](
+    table: MutPointer[Int32, _, address_space=AddressSpace.SHARED],
+    p: GpuProblem,
+    t: Strips,
+):
+    """Row and column that each byte names, for slabs of windows that begin 1 - reach, ..., DEPTH - 1 slabs after the
+    thread's first."""
+    var i = Int32(thread_idx.x)
+    while i < t.tables * Int32(TABLE):
+        var from_d = i // Int32(TABLE) - (p.d.reach - 1)
+        var rest, kw = t.by_window_w.divide(i % Int32(TABLE))
+        var kd, kh = t.by_window_h.divide(rest)
+        var e = from_d + kd * p.d.dilation()
+        var meaning = (kh * p.h.dilation() * Int32(DEPTH) + e) << 16
+        meaning |= kw * p.w.dilation()
+        if kd >= p.d.window or UInt32(e) >= UInt32(DEPTH):
+            meaning = NO_COLUMN
+        table[unsafe_offset=Int(i)] = meaning
+        i += BLOCK
+
+
+comptime VARIANTS = [(2, 2), (2, 1), (1, 1)]
+"""Channels and slabs of a thread, the fastest first."""
+
+
+def ring_scatter_plan[
+    index: DType, *, offsets: Bool
+](ctx: DeviceContext, p: PoolingProblem) raises -> Optional[Strips]:
+    """The launch; none where a window reaches over more rows than a thread has sums for.
+    """
+    comptime tabled = offsets and index == DType.uint8
+    var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
+    comptime for i in range(len(VARIANTS)):
+        comptime V = VARIANTS[i][0]
+        comptime DEPTH = VARIANTS[i][1]
+        var tries = Int(p.channels) % V == 0
+        comptime if DEPTH > 1:
+            # Slabs that share windows, unless a window's rows of one might be taken for the next one's.
+            tries = (
+                tries
+                and p.d.reach() > Int(p.d.stride)
+                and p.h.reach() <= Int(p.h.input)
+            )
+        elif V > 1:
+            # Two channels share what a window costs, if the strips are not too narrow for it.
+            tries = tries and MOST_SUMS // (V * Strips.ring_of(p)) >= min(
+                p.w.reach() // 2, Int(p.w.input)
+            )
+        if tries:
+            var plan = plan_strips(
+                p, vector=V, depth=DEPTH, table=tabled, processors=processors
+            )
+            if plan:
+                return plan
+    return None
+
+
+def ring_scatter_can_implement[
+    index: DType, *, offsets: Bool
+](p: PoolingProblem) -> Optional[String]:
+    """None, or why this kernel does not take the problem, whatever its plan says.
+    """
+    if p.w.reach() > Int(p.w.input):
+        return String("windows reach farther than a row is long")
+    comptime if offsets and index == DType.uint8:
+        if p.d.reach() >= MOST_TABLES:
+            return String("windows reach over more slabs than there are tables")
+    return None
+
+
+def max_pool_dgrad_ring[
+    dtype: DType, index: DType, *, offsets: Bool
+](
+    ctx: DeviceContext,
+    dx: Data[dtype],
+    dy: Data[dtype],
+    indices: Data[index],
+    p: PoolingProblem,
+    plan: Strips,
+) raises:
+    var bytes = plan.shared_bytes(table=offsets and index == DType.uint8)
+    comptime for i in range(len(VARIANTS)):
+        comptime V = VARIANTS[i][0]
+        comptime DEPTH = VARIANTS[i][1]
+        if Int(plan.vector) == V and Int(plan.depth) == DEPTH:
+            comptime kernel = max_pool_dgrad_ring_scatter[
+                dtype, index, V, DEPTH, offsets
+            ]
+            ctx.enqueue_function[kernel](
+                dx,
+                dy,
+                indices,
+                GpuProblem(p, extent_d=p.d.input, vector=V),
+                plan,
+                grid_dim=ceildiv(Int(plan.total), BLOCK),
+                block_dim=BLOCK,
+                shared_mem_bytes=bytes,
+                func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
+                    UInt32(bytes)
+                ),
+            )

@@ -1,0 +1,288 @@
+"""Gradient of average pooling on a GPU over 3-D windows of 3x3x3 that move by one pixel, by sliding sums.
+
+A thread owns a tile of one slab, RH rows by TW columns by V channels, and walks down D. Of each slab of windows it
+takes the sums over W and then over H of those that reach into its tile, once, and keeps the two slabs before it: a
+pixel is the sum of three. So every window is loaded once for each tile that it reaches into, and what neighbouring
+tiles load too comes from the first-level cache.
+"""
+
+from max.gpu import block_idx, thread_idx
+from max.gpu.host import DeviceContext
+from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
+from std.math import ceildiv
+from std.sys import size_of
+
+from ...arithmetic import Divisor
+from ..problem import Data, PoolingAxis, PoolingProblem
+from .primitives import fetch
+from .problem import LIMIT_32, GpuProblem, uniform_scale
+
+comptime BLOCK = 128
+comptime ENOUGH_THREADS = 1 << 17
+comptime K = 3
+comptime PADDING = 1
+
+
+comptime SHORTEST = 8
+"""Slabs of a strip, at least: each begins with two that another adds up too."""
+
+
+def strip_length(extent: Int, beside: Int, enough: Int) -> Int:
+    """How many slabs of `extent` a strip takes: ever half as many, down to the shortest, while strips that `beside` threads take
+    each are fewer than `enough`."""
+    var length = extent
+    while length > SHORTEST and beside * ceildiv(extent, length) < enough:
+        length = ceildiv(length, 2)
+    return length
+
+
+@fieldwise_init
+struct SlidingSums(DevicePassable, TrivialRegisterPassable):
+    """How dx is cut: strips of D of each sample, of tiles by V channels."""
+
+    var total: Int32
+    """Threads."""
+    var slabs: Int32
+    """Slabs of a strip."""
+    var by_columns: Divisor
+    """Divides by the tiles side by side."""
+    var by_rows: Divisor
+    """Divides by the tiles below each other."""
+    var by_strips: Divisor
+
+    comptime device_type: AnyType = Self
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        return "SlidingSums"
+
+    def __init__(out self, p: PoolingProblem, tw: Int, rh: Int, vector: Int):
+        var columns = ceildiv(Int(p.w.input), tw)
+        var rows = ceildiv(Int(p.h.input), rh)
+        var vectors = Int(p.channels) // vector
+        var tiles = columns * rows * vectors * Int(p.batch)
+        # Each strip begins with two slabs of windows that the one before it has loaded too.
+        var slabs = strip_length(Int(p.d.input), tiles, ENOUGH_THREADS)
+        var strips = ceildiv(Int(p.d.input), slabs)
+        self.total = Int32(min(tiles * strips, LIMIT_32 - 1))
+        self.slabs = Int32(slabs)
+        self.by_columns = Divisor(columns)
+        self.by_rows = Divisor(rows)
+        self.by_strips = Divisor(strips)
+
+
+@always_inline
+def slide_tile[
+    dtype: DType, TW: Int, RH: Int, V: Int, uniform: Bool
+](dx: Data[dtype], dy: Data[dtype], p: GpuProblem, m: SlidingSums, flat: Int32):
+    """The work of thread `flat`. V = 1: one channel, rows of whole tiles."""
+    comptime N = TW + K - 1
+    comptime FIRST = PADDING - K + 1
+    comptime Sums = SIMD[DType.float32, V]
+    comptime Tile = Array[Sums, RH * TW]
+    # Slabs that are fetched into the second-level cache before they are loaded, as measured on one H200.
+    comptime AHEAD = 1 if size_of[dtype]() < 4 else 0
+    # Channels lie beside each other, then columns, then rows.
+    var pixels, vector = p.by_vectors.divide(flat)
+    var place, tile = m.by_columns.divide(pixels)
+    var unit, tile_row = m.by_rows.divide(place)
+    var n, strip = m.by_strips.divide(unit)
+    var c = vector * Int32(V)
+    var w0 = tile * Int32(TW)
+    var h0 = tile_row * Int32(RH)
+    var d0 = strip * m.slabs
+    var d1 = min(d0 + m.slabs, p.d.input)
+    var dy_n = dy.unsafe_offset(
+        Int(n) * Int(p.output_plane()) * Int(p.channels) + Int(c)
+    )
+    var dx_n = dx.unsafe_offset(
+        Int(n) * Int(p.input_plane()) * Int(p.channels) + Int(c)
+    )
+    var include = p.include_pad != 0
+    # Without `uniform`, what each window's place contributes to one over its divisor.
+    var scale_w = Array[Float32, N](fill=1)
+    var scale_h = Array[Float32, RH + K - 1](fill=1)
+    comptime if not uniform:
+        comptime for i in range(N):
+            scale_w[i] = p.w.scale[False](w0 + Int32(FIRST + i), include)
+        comptime for r in range(RH + K - 1):
+            scale_h[r] = p.h.scale[False](
+                h0 + p.h.padding + Int32(r - (K - 1)), include
+            )
+    # The windows' rows and columns, and whether they are there.
+    var row_at = Array[Int32, RH + K - 1](fill=0)
+    var live = Array[Bool, RH + K - 1](fill=False)
+    comptime for r in range(RH + K - 1):
+        var oh = h0 + p.h.padding + Int32(r - (K - 1))
+        live[r] = oh >= 0 and oh < p.h.output
+        row_at[r] = min(max(oh, 0), p.h.output - 1) * p.w.output * p.channels
+    var columns = Array[Int32, N](fill=0)
+    var inside = Array[Bool, N](fill=False)
+    comptime for i in range(N):
+        var ow = w0 + Int32(FIRST + i)
+        inside[i] = ow >= 0 and ow < p.w.output
+        columns[i] = min(max(ow, 0), p.w.output - 1)
+    var older = Tile(fill=Sums(0))
+    var old = Tile(fill=Sums(0))
+    for od in range(d0 + p.d.padding - (K - 1), d1 + p.d.padding):
+        var new = Tile(fill=Sums(0))
+        if od >= 0 and od < p.d.output:
+            var dy_d = dy_n.unsafe_offset(
+                Int(od * p.h.output * p.w.output * p.channels)
+            )
+            var scale_d = Float32(1)
+            comptime if not uniform:
+                scale_d = p.d.scale[False](od, include)
+            # Tiles beside this one bring what surrounds it.
+            comptime if AHEAD > 0:
+                if od + Int32(AHEAD) < p.d.output:
+                    var later = dy_d.unsafe_offset(
+                        AHEAD * Int(p.h.output * p.w.output * p.channels)
+                    )
+                    comptime for r in range(K - 1, RH + K - 1):
+                        comptime if V == 1:
+                            fetch(later.unsafe_offset(Int(row_at[r - 1] + w0)))
+                        else:
+                            comptime for j in range(TW):
+                                fetch(
+                                    later.unsafe_offset(
+                                        Int(
+                                            row_at[r - 1]
+                                            + columns[j - FIRST] * p.channels
+                                        )
+                                    )
+                                )
+            # No load hangs on a condition, so that all are under way together; what lies outside is dropped after.
+            var rows = Array[Array[SIMD[dtype, V], N], RH + K - 1](
+                fill=Array[SIMD[dtype, V], N](fill=SIMD[dtype, V](0))
+            )
+            comptime for r in range(RH + K - 1):
+                var row = dy_d.unsafe_offset(Int(row_at[r]))
+                comptime if V == 1:
+                    comptime bytes = TW * size_of[dtype]()
+                    var run = row.unsafe_load[width=TW, alignment=bytes](
+                        Int(w0)
+                    )
+                    comptime for j in range(TW):
+                        rows[r][j - FIRST] = SIMD[dtype, V](run[j])
+                comptime for i in range(N):
+                    comptime if V > 1 or i + FIRST < 0 or i + FIRST >= TW:
+                        comptime bytes = V * size_of[dtype]()
+                        rows[r][i] = row.unsafe_load[width=V, alignment=bytes](
+                            Int(columns[i] * p.channels)
+                        )
+            comptime for r in range(RH + K - 1):
+                var values = Array[Sums, N](fill=Sums(0))
+                comptime for i in range(N):
+                    var value = rows[r][i].cast[DType.float32]()
+                    values[i] = value if live[r] and inside[i] else Sums(0)
+                    comptime if not uniform:
+                        values[i] *= scale_d * scale_h[r] * scale_w[i]
+                comptime for j in range(TW):
+                    var sum = values[j] + values[j + 1] + values[j + 2]
+                    comptime for up in range(K):
+                        comptime if r - up >= 0 and r - up < RH:
+                            new[(r - up) * TW + j] += sum
+        var d = od - p.d.padding
+        if d >= d0:
+            comptime for r in range(RH):
+                var h = h0 + Int32(r)
+                if h < p.h.input:
+                    var at = Int(
+                        ((d * p.h.input + h) * p.w.input + w0) * p.channels
+                    )
+                    var sums = Array[Sums, TW](fill=Sums(0))
+                    comptime for j in range(TW):
+                        comptime i = r * TW + j
+                        sums[j] = older[i] + old[i] + new[i]
+                        comptime if uniform:
+                            sums[j] *= p.scale
+                    comptime if V == 1:
+                        var values = SIMD[DType.float32, TW](0)
+                        comptime for j in range(TW):
+                            values[j] = sums[j][0]
+                        dx_n.unsafe_store[alignment=TW * size_of[dtype]()](
+                            at, values.cast[dtype]()
+                        )
+                    else:
+                        comptime for j in range(TW):
+                            if w0 + Int32(j) < p.w.input:
+                                dx_n.unsafe_store[
+                                    alignment=V * size_of[dtype]()
+                                ](
+                                    at + j * Int(p.channels),
+                                    sums[j].cast[dtype](),
+                                )
+        comptime for i in range(RH * TW):
+            older[i] = old[i]
+            old[i] = new[i]
+
+
+def avg_pool_dgrad_sliding_sums[
+    dtype: DType, TW: Int, RH: Int, V: Int, uniform: Bool
+](dx: Data[dtype], dy: Data[dtype], p: GpuProblem, m: SlidingSums):
+    """`uniform`: one divisor serves all windows."""
+    var flat = Int32(block_idx.x) * BLOCK + Int32(thread_idx.x)
+    if flat < m.total:
+        slide_tile[dtype, TW, RH, V, uniform](dx, dy, p, m, flat)
+
+
+comptime CHANNELS = 4
+
+
+def sliding_sums_can_implement(p: PoolingProblem) -> Optional[String]:
+    """None, or why this kernel does not take the problem."""
+
+    @always_inline
+    def moves_by_one(axis: PoolingAxis) {imm} -> Bool:
+        return axis.is_window(K, 1)
+
+    if (
+        not moves_by_one(p.d)
+        or not moves_by_one(p.h)
+        or not moves_by_one(p.w)
+        or Int(p.w.padding) != PADDING
+    ):
+        return String("windows are not 3x3x3 that move by one")
+    if p.channels == 1:
+        if Int(p.w.input) % CHANNELS != 0:
+            return String("rows are no whole vectors")
+    elif Int(p.channels) % CHANNELS != 0:
+        return String("channels are no whole vectors")
+    # Its smallest tile is four elements.
+    if p.input_size() >= LIMIT_32:
+        return String("pixels are too many for 32 bits")
+    return None
+
+
+def sliding_sums_avg_dgrad[
+    dtype: DType
+](
+    ctx: DeviceContext, dx: Data[dtype], dy: Data[dtype], p: PoolingProblem
+) raises:
+    var scale = uniform_scale[False](p)
+
+    @always_inline
+    def launch[TW: Int, RH: Int, V: Int, uniform: Bool]() raises {imm}:
+        var cut = SlidingSums(p, TW, RH, V)
+        comptime kernel = avg_pool_dgrad_sliding_sums[dtype, TW, RH, V, uniform]
+        ctx.enqueue_function[kernel](
+            dx,
+            dy,
+            GpuProblem(p, extent_d=p.d.input, vector=V, scale=scale),
+            cut,
+            grid_dim=ceildiv(Int(cut.total), BLOCK),
+            block_dim=BLOCK,
+        )
+
+    comptime for uniform in [True, False]:
+        if (scale != 0) == uniform:
+            if p.channels == 1:
+                launch[CHANNELS, 4, 1, uniform]()
+            else:
+                launch[2, 2, CHANNELS, uniform]()
