@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import max
@@ -15,6 +16,7 @@ from xdist.scheduler import LoadScopeScheduling
 from tests.compile_groups import group_of
 from tests.harness import SEED
 from tests.kernels import together
+from torch_max_backend.runtime import cache
 
 #: The allocator that MAX brings, for the workers: compiling takes an eighth less time with it on huge pages than with
 #: glibc's.
@@ -81,6 +83,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Tells what the kernels' module must hold."""
     together.selected.update(item.nodeid.split("::")[0] for item in session.items)
+
+
+@pytest.fixture(scope="session")
+def kernels_only() -> Callable[[Path], dict[str, str]]:
+    """Makes a cache that is empty but for the precompiled kernels; the environment of a process that uses it."""
+
+    def made(directory: Path) -> dict[str, str]:
+        kernels = cache.kernel_library_path()
+        target = directory / "kernels" / kernels.parent.name
+        if not target.exists():
+            target.parent.mkdir(parents=True, mode=0o700)
+            target.mkdir(mode=0o700)
+            for file in kernels.parent.iterdir():
+                (target / file.name).write_bytes(file.read_bytes())
+        return {"TORCH_MAX_BACKEND_CACHE_DIR": str(directory)}
+
+    return made
 
 
 class CompilationScheduling(LoadScopeScheduling):

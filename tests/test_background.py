@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from torch_max_backend.runtime import cache
+Start = Callable[[str, Path], "subprocess.Popen[str]"]
 
 TRAIN = """
 import copy, logging, sys, time, torch
@@ -57,29 +58,20 @@ print("BUSY", len(background._processes))
 """
 
 
-def _environment(directory: Path) -> dict[str, str]:
-    """An empty cache but for the precompiled kernels."""
-    kernels = cache.kernel_library_path()
-    target = directory / "kernels" / kernels.parent.name
-    if not target.exists():
-        target.mkdir(parents=True)
-        for file in kernels.parent.iterdir():
-            (target / file.name).write_bytes(file.read_bytes())
-    return {**os.environ, "TORCH_MAX_BACKEND_CACHE_DIR": str(directory)}
-
-
-def _start(script: str, directory: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+@pytest.fixture
+def start(kernels_only: Callable[[Path], dict[str, str]]) -> Start:
+    """Starts the training program with an addition."""
+    return lambda script, directory: subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", TRAIN + script],
-        env=_environment(directory),
+        env={**os.environ, **kernels_only(directory)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def test_training_moves_from_eager_to_max(tmp_path: Path) -> None:
-    process = _start(TO_THE_END, tmp_path)
+def test_training_moves_from_eager_to_max(start: Start, tmp_path: Path) -> None:
+    process = start(TO_THE_END, tmp_path)
     output, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
     lines = output.splitlines()
@@ -88,7 +80,7 @@ def test_training_moves_from_eager_to_max(tmp_path: Path) -> None:
     assert sum(line.startswith("LOG compiled forward") for line in lines) == 1
     assert "CLOSE [True, True, True]" in lines and "BUSY 0" in lines
     # Another process finds the graphs in the cache and has nothing to wait for.
-    process = _start("print(step(0)[1], background._jobs)", tmp_path)
+    process = start("print(step(0)[1], background._jobs)", tmp_path)
     output, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
     assert output.splitlines()[-1] == "True []" and "LOG loaded from the cache forward" in output
@@ -110,9 +102,9 @@ print(*[step(number)[0] for number in range(2, 5)])
 """
 
 
-def test_an_error_of_the_compiler_is_raised_once(tmp_path: Path) -> None:
+def test_an_error_of_the_compiler_is_raised_once(start: Start, tmp_path: Path) -> None:
     script = FAILING.replace("sys.argv[1]", repr(str(tmp_path / "worker.py")))
-    process = _start(script, tmp_path / "cache")
+    process = start(script, tmp_path / "cache")
     output, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
     lines = output.splitlines()
@@ -136,9 +128,9 @@ ENDS = {
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_nothing_stays_behind_when_the_program_ends(how: str, tmp_path: Path) -> None:
+def test_nothing_stays_behind_when_the_program_ends(start: Start, how: str, tmp_path: Path) -> None:
     script, sent, status = ENDS[how]
-    process = _start(WORKING + script, tmp_path)
+    process = start(WORKING + script, tmp_path)
     assert process.stdout is not None
     pid = int(process.stdout.readline())
     while not psutil.Process(pid).num_threads():

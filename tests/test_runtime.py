@@ -133,15 +133,13 @@ print("WAKES", wakes() - before)
 
 
 def test_compiled_graphs_survive_the_process_and_damage_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    kernels_only: Callable[[Path], dict[str, str]],
 ) -> None:
     """Compiled here, heard by a listener; loaded in another process; damaged, compiled again, and loaded again."""
-    # The precompiled kernels are copied from the common cache: making them is not what is tested here.
-    kernels = cache.kernel_library_path()
-    target = tmp_path / "kernels" / kernels.parent.name
-    target.mkdir(parents=True)
-    for file in kernels.parent.iterdir():
-        (target / file.name).write_bytes(file.read_bytes())
+    kernels_only(tmp_path)
     monkeypatch.setenv("TORCH_MAX_BACKEND_CACHE_DIR", str(tmp_path))
     seen: list[CompileEvent] = []
 

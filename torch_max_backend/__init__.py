@@ -1,5 +1,6 @@
 """``torch.compile(model, backend="max")``: PyTorch models, training included, on Modular's MAX graph compiler."""
 
+from torch_max_backend.ahead import compile_ahead
 from torch_max_backend.backend import max_backend
 from torch_max_backend.errors import (
     DeviceUnavailableError,
@@ -17,6 +18,7 @@ __all__ = [
     "MaxBackendError",
     "OptionError",
     "UnsupportedOpError",
+    "compile_ahead",
     "explain",
     "max_backend",
 ]

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from torch_max_backend import cli_cache
+from torch_max_backend import cli_cache, cli_compile
 from torch_max_backend.bench.arguments import ArgumentError, RunControl, parse_control
 from torch_max_backend.bench.lists import ListSelection
 
@@ -25,6 +25,7 @@ bench = typer.Typer(
 )
 app.add_typer(bench, name="bench")
 app.add_typer(cli_cache.app, name="cache")
+app.command("compile")(cli_compile.compile_command)
 
 # A negative number must reach our own check instead of being taken for an option.
 _POSITIONAL = {"ignore_unknown_options": True}

@@ -106,6 +106,7 @@ class Job:
         except Exception as error:
             self.error = error
         finally:
+            self._tasks = ()
             self.finished.set()
 
 

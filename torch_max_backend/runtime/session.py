@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
-from max.driver import CPU, Accelerator, Device, accelerator_count, set_virtual_cpu_target
+from max.driver import (
+    CPU,
+    Accelerator,
+    Device,
+    accelerator_count,
+    is_virtual_device_mode,
+    set_virtual_cpu_target,
+    set_virtual_device_api,
+    set_virtual_device_count,
+    set_virtual_device_target_arch,
+)
 from max.engine import InferenceSession, Model
 from max.engine import read as read_artifact
 from max.graph import KernelLibrary, Module
@@ -53,10 +65,35 @@ def max_device(device: torch.device) -> Device:
     return Accelerator(index)
 
 
-@functools.cache
+_sessions: dict[torch.device, InferenceSession] = {}
+
+
 def session(device: torch.device) -> InferenceSession:
     """The session that compiles for and runs on ``device``."""
-    return InferenceSession(devices=[max_device(device)])
+    with _lock:
+        if device not in _sessions:
+            _sessions[device] = InferenceSession(devices=[max_device(device)])
+        return _sessions[device]
+
+
+@contextlib.contextmanager
+def virtual_accelerator(api: str, architecture: str) -> Iterator[None]:
+    """In the context one accelerator is there that can be compiled for, and no other.
+
+    Raises:
+        DeviceUnavailableError: this process has opened an accelerator already.
+    """
+    if any(device.type != "cpu" for device in _sessions):
+        raise DeviceUnavailableError("this process uses an accelerator already: compile for another in a new one")
+    set_virtual_device_api(api)
+    set_virtual_device_target_arch(architecture)
+    set_virtual_device_count(1)
+    try:
+        yield
+    finally:
+        for device in [device for device in _sessions if device.type != "cpu"]:
+            del _sessions[device]
+        set_virtual_device_count(0)
 
 
 @in_mlir_context
@@ -108,6 +145,9 @@ def load(artifact: Path, device: torch.device, names: Sequence[str]) -> dict[str
     Raises:
         ValueError: it holds another number of graphs.
     """
+    if is_virtual_device_mode():
+        # It can be compiled for, but not run on: who calls such a graph is told that it is not there.
+        return {name: cast(Model, None) for name in names}
     with _lock:
         models = session(device).init_all(read_artifact(artifact))
     if len(models) != len(names):
@@ -129,7 +169,8 @@ def _compile(
             raise MaxBackendError(f"MAX could not compile {label}: {error.__cause__ or error}") from error
         finally:
             set_virtual_cpu_target("")
-    cache.store(GRAPHS, facts, ARTIFACT, compiled.export_mef)
+    if cache.store(GRAPHS, facts, ARTIFACT, compiled.export_mef) is None and is_virtual_device_mode():
+        raise MaxBackendError(f"what was compiled for {facts['device']} could not be kept: the cache cannot be written")
     with _lock:
         return dict(zip(names, engine.init_all(compiled).values(), strict=True))
 

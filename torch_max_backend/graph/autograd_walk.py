@@ -1,0 +1,109 @@
+"""``torch.autograd.grad`` without PyTorch's engine, for tracing on a GPU that is not there.
+
+The engine asks the CUDA runtime for its devices and streams before it runs a node on a fake CUDA tensor. This walk runs
+the same nodes in the same order and adds up gradients in the same order, so that the same graph is traced.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.autograd.graph import Node, get_gradient_edge
+
+_LAST = 2**64
+
+
+def gradients(
+    outputs: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    grad_outputs: Sequence[torch.Tensor],
+    *_: Any,
+    **__: Any,
+) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of ``outputs`` in direction of ``grad_outputs``; None for an input that no output depends on.
+
+    Takes what AOTAutograd hands to ``torch.autograd.grad``: lists of tensors, unused inputs allowed.
+    """
+    wanted = [get_gradient_edge(tensor)[:2] for tensor in inputs]
+    needed = _leading_to({node for node, _ in wanted}, [get_gradient_edge(tensor).node for tensor in outputs])
+    waiting: dict[Node, int] = defaultdict(int)
+    for node in needed:
+        for following, _ in node.next_functions:
+            if following in needed:
+                waiting[following] += 1
+    buffers: dict[Node, dict[int, torch.Tensor]] = defaultdict(dict)
+    for tensor, gradient in zip(outputs, grad_outputs, strict=True):
+        node, number = get_gradient_edge(tensor)[:2]
+        if node in needed:
+            _add(buffers[node], number, _fitting(gradient, node, number))
+    order = itertools.count()
+    ready = [(-_sequence(node), next(order), node) for node in needed if not waiting[node]]
+    heapq.heapify(ready)
+    results: dict[tuple[Node, int], torch.Tensor] = {}
+    captured = defaultdict(set)
+    for node, number in wanted:
+        captured[node].add(number)
+    while ready:
+        _, _, node = heapq.heappop(ready)
+        buffer = buffers.pop(node, {})
+        for number in captured.get(node, ()):
+            if number in buffer:
+                results[node, number] = buffer[number]
+        following = [(each, number) for each, number in node.next_functions]
+        goes_on = any(each in needed for each, _ in following)
+        made: Sequence[torch.Tensor | None] = [None] * len(following)
+        if goes_on and buffer:
+            arguments = [buffer.get(number) for number in range(len(node._input_metadata))]
+            outcome = node(*arguments)
+            made = outcome if isinstance(outcome, tuple) else (outcome,)
+        # All of them are made to fit before one is added.
+        made = [
+            _fitting(gradient, each, number) if each in needed and gradient is not None else None
+            for (each, number), gradient in zip(following, made, strict=True)
+        ]
+        for (each, number), gradient in zip(following, made, strict=True):
+            if each not in needed:
+                continue
+            if gradient is not None:
+                _add(buffers[each], number, gradient)
+            waiting[each] -= 1
+            if not waiting[each]:
+                heapq.heappush(ready, (-_sequence(each), next(order), each))
+    return tuple(results.get(edge) for edge in wanted)
+
+
+def _leading_to(wanted: set[Node], roots: Sequence[Node]) -> set[Node]:
+    """The nodes between ``roots`` and ``wanted``, both included."""
+    leads: dict[Node, bool] = {}
+    stack = [(root, False) for root in roots]
+    while stack:
+        node, seen = stack.pop()
+        following = [each for each, _ in node.next_functions if each is not None]
+        if seen:
+            leads[node] = node in wanted or any(leads[each] for each in following)
+        elif node not in leads:
+            stack.append((node, True))
+            stack.extend((each, False) for each in following if each not in leads)
+    return {node for node, leading in leads.items() if leading}
+
+
+def _sequence(node: Node) -> int:
+    """Nodes made later run first; those that hold a leaf before all others."""
+    return _LAST if node.name().endswith("AccumulateGrad") else node._sequence_nr()
+
+
+def _add(buffer: dict[int, torch.Tensor], number: int, gradient: torch.Tensor) -> None:
+    buffer[number] = buffer[number] + gradient if number in buffer else gradient
+
+
+def _fitting(gradient: torch.Tensor, node: Node, number: int) -> torch.Tensor:
+    """``gradient`` in the shape and dtype of the value that it belongs to, as the engine makes it."""
+    meta = node._input_metadata[number]
+    if gradient.shape != meta.shape:
+        gradient = gradient.sum_to_size(meta.shape)
+    return gradient if gradient.dtype == meta.dtype else gradient.to(meta.dtype)
