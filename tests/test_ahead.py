@@ -80,6 +80,17 @@ def test_a_gpu_is_traced_without_one(modules: list[str]) -> None:
     assert torch.autograd.grad is not autograd_walk.gradients
 
 
+class Attention(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(x, x, x)
+
+
+@pytest.mark.usefixtures("modules")
+def test_what_depends_on_the_gpu_at_hand_is_told() -> None:
+    with pytest.warns(UserWarning, match="scaled_dot_product_attention"):
+        compile_ahead(Attention(), torch.randn(2, 2, 4, 8), target="sm_90a")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [({"target": "sm_1"}, "sm_1"), ({"target": "sm_80", "autocast": torch.int8}, "autocast"),

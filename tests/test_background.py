@@ -121,7 +121,6 @@ print(*[process.pid for process in background._processes], flush=True)
 """
 ENDS = {
     "normal": ("", None, 0),
-    "exception": ("raise RuntimeError('over')", None, 1),
     "interrupt": ("time.sleep(600)", signal.SIGINT, -signal.SIGINT),
     "killed": ("time.sleep(600)", signal.SIGKILL, -signal.SIGKILL),
 }

@@ -25,6 +25,10 @@ from torch_max_backend.runtime.target import canonical_architecture
 
 #: Architecture to the API that drives it.
 TARGETS = {"sm_80": "cuda", "sm_90a": "cuda", "sm_100a": "cuda", "gfx942": "hip"}
+_ATTENTION = (
+    "scaled_dot_product_attention: PyTorch asks the GPU at hand which kernel it takes, and there is none; the graph "
+    "compiled here may be another than the one that the GPU's machine will ask for"
+)
 
 
 @beartype
@@ -70,6 +74,8 @@ def compile_ahead(
     Options.parse(chosen)
 
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModule:
+        if any("scaled_dot_product_attention" in str(node.target) for node in gm.graph.nodes):
+            warnings.warn(_ATTENTION, UserWarning, stacklevel=2)
         # The rest of the program needs results, of which fake tensors have all that matters.
         eager = GraphModule(gm, copy.deepcopy(gm.graph))
         max_backend(gm, example_inputs, options=chosen)
