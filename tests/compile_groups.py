@@ -23,6 +23,7 @@ GROUPS = {
         ("unary", "pointwise", "comparison", "reduction", "shape", "indexing", "foreach"),
         "elements",
     ),
+    "attention": "attention",
 }
 
 

@@ -42,6 +42,7 @@ LONGEST_FIRST = (
     "elements",
     "tests/models/test_training.py",
     "kernels",
+    "attention",
     "tests/test_backend.py",
     "tests/test_runtime.py",
     "tests/test_optimizers.py",

@@ -62,6 +62,7 @@ KEPT_WHOLE: tuple[OpOverloadPacket, ...] = (
     aten.nll_loss2d_backward,
     aten.addmm,
     aten.linear,
+    aten._scaled_dot_product_flash_attention_for_cpu,
 )
 
 #: Taken apart though core aten keeps them whole: their pieces run in MAX.

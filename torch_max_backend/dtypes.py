@@ -17,6 +17,7 @@ TORCH_TO_MAX: dict[torch.dtype, DType] = {
     torch.int16: DType.int16,
     torch.int8: DType.int8,
     torch.uint8: DType.uint8,
+    torch.uint64: DType.uint64,
     torch.bool: DType.bool,
 }
 MAX_TO_TORCH: dict[DType, torch.dtype] = {value: key for key, value in TORCH_TO_MAX.items()}

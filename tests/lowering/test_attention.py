@@ -1,0 +1,212 @@
+"""Scaled dot product attention, forward and backward, in the forms of a CPU and of a GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensor
+
+from tests.harness import Batch, Case, batch_fixture, core, gradients, integers, parametrize, randn, recipe, trace
+from torch_max_backend.lowering import attention, lookup
+
+aten = torch.ops.aten
+BF16, F16, F64 = torch.bfloat16, torch.float16, torch.float64
+
+
+def _sdpa(**options: Any) -> Callable[..., torch.Tensor]:
+    return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **options)
+
+
+def _masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, **options: Any) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.to(q.dtype), **options)
+
+
+def _hiding(*shape: int) -> Callable[[torch.Generator], torch.Tensor]:
+    """A mask of zeros and -inf that hides the second row completely."""
+
+    def make(generator: torch.Generator) -> torch.Tensor:
+        mask = torch.where(torch.rand(shape, generator=generator) < 0.3, -math.inf, 0.0)
+        mask[..., 1, :] = -math.inf
+        return mask
+
+    return make
+
+
+def _heads_last(*shape: int, dtype: torch.dtype = torch.float32) -> Callable[[torch.Generator], torch.Tensor]:
+    """``[batch, heads, rows, columns]`` as a model makes it: a view of ``[batch, rows, heads, columns]``."""
+    batch, heads, rows, columns = shape
+    return lambda generator: torch.randn(batch, rows, heads, columns, generator=generator).to(dtype).transpose(1, 2)
+
+
+def _formulas(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor,
+    grad: torch.Tensor,
+    is_causal: bool,
+) -> list[torch.Tensor]:
+    """Output, logsumexp and the gradients of q, k, v and bias."""
+    leaves = [tensor.detach().requires_grad_() for tensor in (q, k, v, bias)]
+    q, k, v, bias = leaves
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) + bias
+    if is_causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
+    output = scores.softmax(-1) @ v
+    return [output, scores.logsumexp(-1), *torch.autograd.grad(output, leaves, grad)]
+
+
+def _of_a_gpu(form: Callable[..., list[torch.Tensor]], results: int) -> Callable[..., list[torch.Tensor]]:
+    """What PyTorch has on GPUs alone it can trace anywhere: ``form`` where it is traced, its formulas where it runs."""
+    is_causal = form is _efficient
+
+    def call(*inputs: torch.Tensor) -> list[torch.Tensor]:
+        return form(*inputs) if isinstance(inputs[0], FakeTensor) else _formulas(*inputs, is_causal)[:results]
+
+    return call
+
+
+def _efficient(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, grad: torch.Tensor
+) -> list[torch.Tensor]:
+    wide = bias.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    out, sums, *state = aten._scaled_dot_product_efficient_attention(q, k, v, wide, True, 0.0, True)
+    wanted = [True] * 4
+    gradients = aten._scaled_dot_product_efficient_attention_backward(
+        grad, q, k, v, wide, out, sums, *state, 0.0, wanted, True
+    )
+    *others, of_bias = gradients
+    return [out, sums[..., : q.shape[2]], *others, of_bias.sum((0, 2), keepdim=True)]
+
+
+def _flash(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, grad: torch.Tensor
+) -> list[torch.Tensor]:
+    out, sums, *state = aten._scaled_dot_product_flash_attention(q, k, v)
+    gradients = aten._scaled_dot_product_flash_attention_backward(
+        grad, q, k, v, out, sums, *state[:4], 0.0, False, *state[4:6]
+    )
+    return [out, sums, *gradients]
+
+
+def _cudnn(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, grad: torch.Tensor
+) -> list[torch.Tensor]:
+    out, sums, *state = aten._scaled_dot_product_cudnn_attention(q, k, v, bias, True)
+    lengths, random = state[:4], state[4:6]
+    gradients = aten._scaled_dot_product_cudnn_attention_backward(
+        grad, q, k, v, out, sums, *random, bias, *lengths, 0.0, False
+    )
+    return [out, sums.flatten(2), *gradients]
+
+
+def _qkv(*, dtype: torch.dtype = torch.float32, batch: int = 2, heads: int = 3, queries: int = 5, keys: int = 7) -> Any:
+    return (
+        randn(batch, heads, queries, 8, dtype=dtype),
+        randn(batch, heads, keys, 8, dtype=dtype),
+        randn(batch, heads, keys, 8, dtype=dtype),
+    )
+
+
+SMALL = {"batch": 1, "heads": 2, "queries": 10, "keys": 5}
+CASES = [
+    # The products of these two are of one shape, so that they share what is compiled.
+    Case(
+        "mask_bf16_grouped_heads",
+        gradients(lambda q, k, v, mask: _masked(q, k, v, mask, enable_gqa=True), 3),
+        recipe(_heads_last(1, 4, 5, 8, dtype=BF16), *[_heads_last(1, 2, 5, 8, dtype=BF16)] * 2, _hiding(1, 1, 5, 5)),
+        length=8,
+    ),
+    Case(
+        "efficient_causal",
+        _of_a_gpu(_efficient, 6),
+        recipe(*_qkv(**SMALL), randn(1, 2, 1, 5), randn(1, 2, 10, 8)),
+        length=8,
+        slack=2,
+    ),
+    Case(
+        "grouped_heads_causal",
+        gradients(_sdpa(enable_gqa=True, is_causal=True)),
+        recipe(randn(1, 4, 5, 8), randn(1, 2, 5, 8), randn(1, 2, 5, 8)),
+        length=8,
+        slack=2,
+    ),
+    Case(
+        "efficient_by_blocks",
+        _of_a_gpu(_efficient, 6),
+        recipe(*_qkv(), randn(1, 3, 1, 7), randn(2, 3, 5, 8)),
+        length=8,
+        slack=2,
+    ),
+    Case(
+        "flash",
+        _of_a_gpu(_flash, 5),
+        recipe(*_qkv(), integers(1, low=0, high=1), randn(2, 3, 5, 8)),
+        length=8,
+        slack=2,
+    ),
+    Case("cudnn", _of_a_gpu(_cudnn, 5), recipe(*_qkv(), randn(2, 3, 5, 7), randn(2, 3, 5, 8)), length=8, slack=2),
+    Case("causal", gradients(_sdpa(is_causal=True)), recipe(*_qkv(queries=9, keys=4)), length=8, slack=2),
+    Case("scale", gradients(_sdpa(scale=0.25)), recipe(*_qkv(**SMALL)), length=8, slack=2),
+    Case("mask_of_keys", gradients(_masked, 3), recipe(*_qkv(**SMALL), randn(1, 1, 1, 5)), length=8, slack=2),
+    Case("mask_of_rank_2", gradients(_masked, 3), recipe(*_qkv(), _hiding(5, 7)), length=8, slack=2),
+    Case("f16", gradients(_sdpa()), recipe(*_qkv(dtype=F16, **SMALL)), length=8),
+    Case("f64", gradients(_sdpa()), recipe(*_qkv(dtype=F64, **SMALL)), length=8, slack=4),
+]
+#: They repeat a lowering in another dtype, shape or form.
+VARIANTS = (
+    "grouped_heads_causal",
+    "efficient_by_blocks",
+    "flash",
+    "cudnn",
+    "causal",
+    "scale",
+    "mask_of_keys",
+    "mask_of_rank_2",
+    "f16",
+    "f64",
+)
+CASES = core(CASES, *VARIANTS)
+
+#: Scores that are held at once here: the cases that are not ``SMALL`` run by blocks.
+FEW = 150
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_scores() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "MOST_SCORES", FEW)
+        yield
+
+
+batch = batch_fixture(CASES, name="attention")
+
+
+@parametrize(CASES)
+def test_case(case: Case, batch: Batch) -> None:
+    batch.check(case)
+
+
+def _reason(**options: Any) -> str:
+    """Why a call of PyTorch's flash attention stays in PyTorch."""
+    shape = options.pop("shape", (2, 3, 5, 8))
+
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return aten._scaled_dot_product_flash_attention(q, k, v, **options)[0]
+
+    graph = trace(call, [torch.empty(shape, device="meta")] * 3)
+    (node,) = graph.graph.find_nodes(op="call_function", target=aten._scaled_dot_product_flash_attention.default)
+    return lookup(node.target).supports(node) or ""
+
+
+def test_what_stays_in_pytorch_says_why() -> None:
+    assert "dropout" in _reason(dropout_p=0.1)
+    assert "debug mask" in _reason(dropout_p=0.0, return_debug_mask=True)
+    long = 1 << 16
+    assert f"{long * long} scores" in _reason(shape=(1, 1, long, 8))
+    assert not _reason()
