@@ -20,7 +20,6 @@ from .cpu.channel_vectors import (
 from .cpu.disjoint_max import disjoint_can_implement, max_pool_dgrad_disjoint
 from .cpu.gather_max import gather_can_implement, max_pool_dgrad_gather
 from .cpu.scatter_max import max_pool_dgrad_scatter, scatter_can_implement
-from .cpu.shifted_max import max_pool_dgrad_planes, shifted_can_implement
 from .cpu import separable_avg, separable_max
 from .gpu.disjoint_channels import (
     disjoint_channels_can_implement,
@@ -183,9 +182,6 @@ def max_pool_dgrad_cpu[
             return
         if not gather_can_implement[dtype, offsets=offsets](p):
             max_pool_dgrad_gather[offsets=offsets](dx, dy, indices, p)
-            return
-        if shifted_can_implement[dtype, index, offsets=offsets](p):
-            max_pool_dgrad_planes(dx, dy, indices, p)
             return
     if not scatter_can_implement[adaptive=adaptive, offsets=offsets](p):
         max_pool_dgrad_scatter[adaptive=adaptive, offsets=offsets](

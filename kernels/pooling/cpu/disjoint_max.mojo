@@ -3,13 +3,9 @@
 Each window is read once, and all pixels under it are written: dy where the entry names the pixel, zero elsewhere.
 """
 
-from std.math import iota
 from std.sys import size_of
-from std.sys.info import CompilationTarget
-from std.sys.intrinsics import masked_load, masked_store
 
 from .vectors import (
-    LINE,
     LONG_RUN,
     ClearedAhead,
     ask_ahead,
@@ -47,14 +43,6 @@ def disjoint_can_implement[
     var most = channels % V == 0
     comptime if offsets:
         most = most or channels >= V
-        # Of few channels two columns are a vector; only these processors load and store parts of vectors of bytes.
-        comptime if CompilationTarget.has_avx512f():
-            most = most or (
-                1 < channels
-                and 2 * channels <= V
-                and p.w.window == 2
-                and p.w.input % 2 == 0
-            )
     else:
         most = most or channels >= 4 * V
     if not most:
@@ -137,53 +125,6 @@ def _spread_window[
 
 
 @always_inline
-def _spread_pairs[
-    dtype: DType, index: DType, //
-](
-    dx: Data[dtype],
-    dy: Data[dtype],
-    entries: Data[index],
-    rows: Rows,
-    p: PoolingProblem,
-    first: Int,
-    end: Int,
-):
-    """Windows first, ..., end - 1 by offset, two columns wide, where a vector holds the channels of both.
-    """
-    comptime V = lanes[dtype]
-    var channels = Int(p.channels)
-    for at in range(first * channels, end * channels, LINE // size_of[dtype]()):
-        ask_ahead[1](dy, at)
-    for at in range(first * channels, end * channels, LINE // size_of[index]()):
-        ask_ahead[1](entries, at)
-    var starts = rows.start.unsafe_ptr()
-    var wanteds = rows.wanted.unsafe_ptr()
-    var lane = iota[DType.int32, V]()
-    var left = lane.lt(SIMD[DType.int32, V](Int32(channels)))
-    var both = lane.lt(SIMD[DType.int32, V](Int32(2 * channels)))
-    var right = both & ~left
-    var column = left.select(SIMD[index, V](0), SIMD[index, V](1))
-
-    @always_inline
-    def doubled[of: DType, //](data: Data[of], o: Int) {imm} -> SIMD[of, V]:
-        """A window's elements for its left column, and once more for its right one.
-        """
-        var once = masked_load[V](data.unsafe_offset(o), left, SIMD[of, V](0))
-        return masked_load[V](data.unsafe_offset(o - channels), right, once)
-
-    for ow in range(first, end):
-        var key = doubled(entries, ow * channels) - column
-        var gradient = doubled(dy, ow * channels)
-        for r in range(rows.count):
-            var name = SIMD[index, V](Scalar[index](wanteds[unsafe_offset=r]))
-            masked_store(
-                key.eq(name).select(gradient, SIMD[dtype, V](0)),
-                dx.unsafe_offset(starts[unsafe_offset=r] + 2 * ow * channels),
-                both,
-            )
-
-
-@always_inline
 def _spread_row[
     dtype: DType, index: DType, //, *, offsets: Bool
 ](
@@ -212,10 +153,6 @@ def _spread_row[
                     min(step * window, width - first * window) * channels,
                 )
         var end = min(first + step, count)
-        comptime if offsets:
-            if channels < V:
-                _spread_pairs(dx, dy, entries, rows, p, first, end)
-                continue
         for ow in range(first, end):
             var c = 0
             while c + 4 * V <= channels:

@@ -1,18 +1,14 @@
 """Gradient of max pooling on the CPU by scattering: each window adds where its entries point.
 
 One plane (C = 1) or one block of channels at a time, always in the same order. An index outside the plane is ignored.
-Vectors of channels under a window of few taps are compared with each tap: to add a vector masked takes less than to add
-its elements one by one. There an index outside its window is ignored too.
 """
 
 from std.math import ceildiv, iota
 from std.sys.info import num_logical_cores
 
 from .scatter_windows import (
-    WindowTaps,
     add_by_offset,
     add_by_offset_row,
-    add_compared,
     add_indexed,
     add_indexed_channels,
     add_indexed_row,
@@ -29,14 +25,12 @@ from .vectors import (
     smallest_share,
     store_part,
 )
-from ..problem import Data, PoolingProblem, Taps, accumulator
+from ..problem import Data, PoolingProblem, accumulator
 
 comptime BLOCK = 64
 """Channels that are scattered together: more, and the lines that they touch outgrow the nearest cache."""
 comptime LEAST = 16
 """Channels below which a block is not cut to keep another core busy: a line of the cache."""
-comptime MOST_COMPARED = 4
-"""Taps of a window, at most, for which comparing whole vectors pays."""
 comptime LIMIT_32 = 1 << 31
 """Places of a plane fit 32 bits below."""
 comptime FAR_AWAY = -(1 << 60)
@@ -109,25 +103,10 @@ def max_pool_dgrad_scatter[
                 origin = origin.unsafe_offset(Int(p.w.output))
     var tap_count = len(taps)
     var in_vectors = plane * channels < LIMIT_32
-    var compared = False
-    # Found once: divisions take longer than a window's additions.
-    var columns = List[Taps]()
-    comptime if not adaptive:
-        compared = (
-            channels % V == 0
-            and most % V == 0
-            and p.window_size() <= MOST_COMPARED
-            and plane < LIMIT_32
-            and not p.may_miss()
-        )
-        if compared:
-            for ow in range(Int(p.w.output)):
-                columns.append(p.w.taps[False](ow))
 
     # Few channels fill no vector, but the entries of a row of windows do.
     var by_rows = (
         (not offsets or index == DType.uint8)
-        and not compared
         and plane * channels < LIMIT_32 // 4
         and blocks == 1
         and channels > 1
@@ -209,7 +188,6 @@ def max_pool_dgrad_scatter[
                     plane,
                 )
 
-        var window = WindowTaps(p.window_size() if compared else 0)
         # Half-precision sums are kept in float32 and rounded once.
         var storage = List[Scalar[Acc]]()
         comptime if not in_place:
@@ -303,58 +281,46 @@ def max_pool_dgrad_scatter[
                                 plane * channels,
                             )
                         continue
-                    var td = Taps(0, 1, 0, 0)
-                    var th = td
-                    if compared:
-                        var od = row // Int(p.h.output)
-                        td = p.d.taps[False](od)
-                        th = p.h.taps[False](row - od * Int(p.h.output))
                     for ow in range(Int(p.w.output)):
                         var dy_pixel = dy_block.unsafe_offset(o * channels)
                         var found_pixel = found.unsafe_offset(o * channels)
-                        if compared:
-                            window.fill[offsets](p, td, th, columns[ow], pitch)
-                            add_compared(
-                                sums, dy_pixel, found_pixel, window, depth
+                        comptime if offsets:
+                            ask_ahead[1](found_pixel, 0)
+                            ask_ahead[1](dy_pixel, 0)
+                            add_by_offset(
+                                sums,
+                                dy_pixel,
+                                found_pixel,
+                                depth,
+                                window_starts[unsafe_offset=o],
+                                deltas,
+                                tap_count,
+                                plane,
+                                pitch,
                             )
                         else:
-                            comptime if offsets:
-                                ask_ahead[1](found_pixel, 0)
-                                ask_ahead[1](dy_pixel, 0)
-                                add_by_offset(
+                            if in_vectors:
+                                add_indexed_channels(
                                     sums,
                                     dy_pixel,
                                     found_pixel,
                                     depth,
-                                    window_starts[unsafe_offset=o],
-                                    deltas,
-                                    tap_count,
                                     plane,
                                     pitch,
                                 )
                             else:
-                                if in_vectors:
-                                    add_indexed_channels(
-                                        sums,
-                                        dy_pixel,
-                                        found_pixel,
-                                        depth,
-                                        plane,
-                                        pitch,
-                                    )
-                                else:
-                                    ask_ahead[1](found_pixel, 0)
-                                    ask_ahead[1](dy_pixel, 0)
-                                    add_indexed(
-                                        sums,
-                                        dy_pixel,
-                                        found_pixel,
-                                        0,
-                                        depth,
-                                        plane,
-                                        pitch,
-                                        1,
-                                    )
+                                ask_ahead[1](found_pixel, 0)
+                                ask_ahead[1](dy_pixel, 0)
+                                add_indexed(
+                                    sums,
+                                    dy_pixel,
+                                    found_pixel,
+                                    0,
+                                    depth,
+                                    plane,
+                                    pitch,
+                                    1,
+                                )
                         o += 1
             comptime if not in_place:
                 if channels == 1:
@@ -367,7 +333,6 @@ def max_pool_dgrad_scatter[
                             depth,
                         )
         _ = storage^
-        _ = window^
 
     var units = Int(p.batch) * blocks
     for_each_share(share, units, smallest_share(p.input_size(), units))

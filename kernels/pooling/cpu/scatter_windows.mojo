@@ -6,15 +6,8 @@ What a loop compares with is an argument: behind a pointer it would be read agai
 from std.math import iota
 from std.memory import stack_allocation
 
-from .vectors import (
-    ask_ahead,
-    lanes,
-    load_part,
-    narrowed,
-    own_lines,
-    pointer_inside,
-)
-from ..problem import Data, PoolingProblem, Taps
+from .vectors import ask_ahead, lanes, load_part
+from ..problem import Data
 
 
 comptime TOGETHER = 16
@@ -288,80 +281,3 @@ def add_planes_by_offset[
                     target[unsafe_offset=pixel] += dy_n[unsafe_offset=o].cast[
                         Acc
                     ]()
-
-
-struct WindowTaps(Movable):
-    """The pixels under one window: where each begins in the sums, and the entry that names it.
-    """
-
-    var at: List[Scalar[DType.int]]
-    var wanted: List[Int32]
-    var count: Int
-
-    def __init__(out self, most: Int):
-        self.at = own_lines[DType.int](most)
-        self.wanted = own_lines[DType.int32](most)
-        self.count = 0
-
-    @always_inline
-    def fill[
-        offsets: Bool
-    ](mut self, p: PoolingProblem, d: Taps, h: Taps, w: Taps, pitch: Int):
-        var at = pointer_inside(self.at)
-        var wanted = pointer_inside(self.wanted)
-        var count = 0
-        for a in range(d.count):
-            for b in range(h.count):
-                var pixel = (
-                    (d.start + a * d.step) * Int(p.h.input)
-                    + h.start
-                    + b * h.step
-                ) * Int(p.w.input) + w.start
-                var tap = ((d.first + a) * Int(p.h.window) + h.first + b) * Int(
-                    p.w.window
-                ) + w.first
-                for k in range(w.count):
-                    at[unsafe_offset=count] = Scalar[DType.int](pixel * pitch)
-                    wanted[unsafe_offset=count] = Int32(
-                        tap + k if offsets else pixel
-                    )
-                    pixel += w.step
-                    count += 1
-        self.count = count
-
-
-@always_inline
-def add_compared[
-    Acc: DType, dtype: DType, index: DType, //
-](
-    sums: Data[Acc],
-    dy: Data[dtype],
-    found: Data[index],
-    mut taps: WindowTaps,
-    depth: Int,
-):
-    """Adds a window's channels, whole vectors of them."""
-    comptime V = lanes[dtype]
-    var at = pointer_inside(taps.at)
-    var wanted = pointer_inside(taps.wanted)
-    var count = taps.count
-
-    @always_inline
-    def block[W: Int](c: Int) {imm}:
-        var entries = narrowed(found.unsafe_load[width=W, alignment=1](c))
-        var g = dy.unsafe_load[width=W, alignment=1](c).cast[Acc]()
-        ask_ahead[W](found, c)
-        ask_ahead[W](dy, c)
-        for t in range(count):
-            var place = Int(at[unsafe_offset=t]) + c
-            var sum = sums.unsafe_load[width=W, alignment=1](place)
-            var hit = entries.eq(SIMD[DType.int32, W](wanted[unsafe_offset=t]))
-            sums.unsafe_store[alignment=1](place, hit.select(sum + g, sum))
-
-    var c = 0
-    while c + 4 * V <= depth:
-        block[4 * V](c)
-        c += 4 * V
-    while c < depth:
-        block[V](c)
-        c += V
