@@ -1,11 +1,12 @@
 """Whole-number arithmetic that the kernel families share."""
 
-from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import ceildiv
+
+from .argument import KernelArgument
 
 
 @fieldwise_init
-struct Divisor(DevicePassable, TrivialRegisterPassable):
+struct Divisor(KernelArgument):
     """A divisor from 1 to 2^31 - 1 that a launch knows: exact quotients of 0 <= n < 2^31 by a multiplication and a shift.
     """
 
@@ -13,17 +14,6 @@ struct Divisor(DevicePassable, TrivialRegisterPassable):
     var multiplier: UInt32
     """2^(31 + shift) / value, rounded up: the error stays below one over the value."""
     var shift: UInt32
-
-    comptime device_type: AnyType = Self
-
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
-    ):
-        encoder.encode(self, target)
-
-    @staticmethod
-    def get_type_name() -> String:
-        return "Divisor"
 
     def __init__(out self, value: Int):
         var log = 0

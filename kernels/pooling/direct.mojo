@@ -22,7 +22,6 @@ def max_pool_fprop_at[
     index: DType,
     *,
     adaptive: Bool,
-    store_values: Bool,
     offsets: Bool,
 ](
     y: Data[dtype],
@@ -78,8 +77,7 @@ def max_pool_fprop_at[
                         )
                     else:
                         found = pixel
-    comptime if store_values:
-        y[unsafe_offset=flat] = best.cast[dtype]()
+    y[unsafe_offset=flat] = best.cast[dtype]()
     indices[unsafe_offset=flat] = Scalar[index](found)
 
 
@@ -217,14 +215,13 @@ def max_pool_fprop_cpu[
     index: DType,
     *,
     adaptive: Bool,
-    store_values: Bool,
     offsets: Bool,
 ](y: Data[dtype], indices: Data[index], x: Data[dtype], p: PoolingProblem):
     def share(first: Int, end: Int) {imm}:
         for i in range(first, end):
-            max_pool_fprop_at[
-                adaptive=adaptive, store_values=store_values, offsets=offsets
-            ](y, indices, x, p, i)
+            max_pool_fprop_at[adaptive=adaptive, offsets=offsets](
+                y, indices, x, p, i
+            )
 
     for_each_share(share, p.output_size(), SMALLEST_SHARE)
 
@@ -263,14 +260,13 @@ def max_pool_fprop_direct[
     dtype: DType,
     index: DType,
     adaptive: Bool,
-    store_values: Bool,
     offsets: Bool,
 ](y: Data[dtype], indices: Data[index], x: Data[dtype], p: PoolingProblem):
     var i = Int(global_idx.x)
     if i < p.output_size():
-        max_pool_fprop_at[
-            adaptive=adaptive, store_values=store_values, offsets=offsets
-        ](y, indices, x, p, i)
+        max_pool_fprop_at[adaptive=adaptive, offsets=offsets](
+            y, indices, x, p, i
+        )
 
 
 def max_pool_dgrad_direct[
@@ -299,7 +295,6 @@ def max_pool_fprop_gpu[
     index: DType,
     *,
     adaptive: Bool,
-    store_values: Bool,
     offsets: Bool,
 ](
     ctx: DeviceContext,
@@ -308,9 +303,7 @@ def max_pool_fprop_gpu[
     x: Data[dtype],
     p: PoolingProblem,
 ) raises:
-    comptime kernel = max_pool_fprop_direct[
-        dtype, index, adaptive, store_values, offsets
-    ]
+    comptime kernel = max_pool_fprop_direct[dtype, index, adaptive, offsets]
     ctx.enqueue_function[kernel](
         y,
         indices,

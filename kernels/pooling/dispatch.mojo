@@ -67,7 +67,6 @@ def max_pool_fprop[
     index: DType,
     *,
     adaptive: Bool = False,
-    store_values: Bool = True,
     offsets: Bool = False,
 ](
     y: Data[dtype],
@@ -81,13 +80,11 @@ def max_pool_fprop[
     if p.output_size() == 0:
         return
     comptime if is_cpu[target]():
-        max_pool_fprop_cpu[
-            adaptive=adaptive, store_values=store_values, offsets=offsets
-        ](y, indices, x, p)
+        max_pool_fprop_cpu[adaptive=adaptive, offsets=offsets](y, indices, x, p)
     else:
-        max_pool_fprop_gpu[
-            adaptive=adaptive, store_values=store_values, offsets=offsets
-        ](ctx, y, indices, x, p)
+        max_pool_fprop_gpu[adaptive=adaptive, offsets=offsets](
+            ctx, y, indices, x, p
+        )
 
 
 def max_pool_dgrad[
@@ -150,27 +147,21 @@ def max_pool_fprop_cpu[
     index: DType,
     *,
     adaptive: Bool,
-    store_values: Bool,
     offsets: Bool,
 ](y: Data[dtype], indices: Data[index], x: Data[dtype], p: PoolingProblem):
-    if not separable_max.global_can_implement[adaptive, offsets](p):
-        separable_max.max_pool_fprop_global[store_values=store_values](
+    if not separable_max.separable_can_implement[adaptive](p):
+        separable_max.max_pool_fprop_planes[adaptive=adaptive, offsets=offsets](
             y, indices, x, p
         )
         return
-    if not separable_max.separable_can_implement[adaptive](p):
-        separable_max.max_pool_fprop_planes[
-            adaptive=adaptive, store_values=store_values, offsets=offsets
-        ](y, indices, x, p)
-        return
     if not vectors_max_can_implement[adaptive](p):
-        max_pool_fprop_vectors[
-            adaptive=adaptive, store_values=store_values, offsets=offsets
-        ](y, indices, x, p)
+        max_pool_fprop_vectors[adaptive=adaptive, offsets=offsets](
+            y, indices, x, p
+        )
         return
-    direct.max_pool_fprop_cpu[
-        adaptive=adaptive, store_values=store_values, offsets=offsets
-    ](y, indices, x, p)
+    direct.max_pool_fprop_cpu[adaptive=adaptive, offsets=offsets](
+        y, indices, x, p
+    )
 
 
 def max_pool_dgrad_cpu[
@@ -233,7 +224,6 @@ def max_pool_fprop_gpu[
     index: DType,
     *,
     adaptive: Bool,
-    store_values: Bool,
     offsets: Bool,
 ](
     ctx: DeviceContext,
@@ -245,25 +235,24 @@ def max_pool_fprop_gpu[
     if _is_fast(y, indices, x, p):
         comptime if not adaptive:
             if not tiles_can_implement(p):
-                tiles_fprop[
-                    averaging=False, store_values=store_values, offsets=offsets
-                ](ctx, y, indices, x, p)
+                tiles_fprop[averaging=False, offsets=offsets](
+                    ctx, y, indices, x, p
+                )
                 return
         if not planes_can_implement[dtype](p):
             planes_fprop[
                 adaptive=adaptive,
                 averaging=False,
-                store_values=store_values,
                 offsets=offsets,
             ](ctx, y, indices, x, p)
             return
-        gather_max_fprop[
-            adaptive=adaptive, store_values=store_values, offsets=offsets
-        ](ctx, y, indices, x, p)
+        gather_max_fprop[adaptive=adaptive, offsets=offsets](
+            ctx, y, indices, x, p
+        )
         return
-    direct.max_pool_fprop_gpu[
-        adaptive=adaptive, store_values=store_values, offsets=offsets
-    ](ctx, y, indices, x, p)
+    direct.max_pool_fprop_gpu[adaptive=adaptive, offsets=offsets](
+        ctx, y, indices, x, p
+    )
 
 
 def max_pool_dgrad_gpu[
@@ -331,15 +320,12 @@ def avg_pool_fprop_gpu[
         var none = rebind[Data[DType.uint8]](y)
         comptime if not adaptive:
             if not tiles_can_implement(p):
-                tiles_fprop[averaging=True, store_values=True, offsets=False](
-                    ctx, y, none, x, p
-                )
+                tiles_fprop[averaging=True, offsets=False](ctx, y, none, x, p)
                 return
         if not planes_can_implement[dtype](p):
             planes_fprop[
                 adaptive=adaptive,
                 averaging=True,
-                store_values=True,
                 offsets=False,
             ](ctx, y, none, x, p)
             return

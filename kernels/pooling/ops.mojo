@@ -118,29 +118,6 @@ struct MaxPoolFpropOffsets:
         )
 
 
-@extensibility.register("max_pool_offsets")
-struct MaxPoolOffsets:
-    """The winning taps alone: what a backward needs that kept only x."""
-
-    @staticmethod
-    def execute[
-        target: StaticString, dtype: DType, offset: DType
-    ](
-        offsets: OutputTensor[dtype=offset, rank=5, ...],
-        x: InputTensor[dtype=dtype, rank=5, ...],
-        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
-        ctx: DeviceContext,
-    ) raises:
-        var p = pooling_problem(
-            _in(geometry), geometry.dim_size(0), x.shape(), offsets.shape()
-        )
-        _check_offset_type[offset](p)
-        # No values are stored, so any pointer of the right type does.
-        max_pool_fprop[target, store_values=False, offsets=True](
-            _in(x), _out(offsets), _in(x), p, ctx
-        )
-
-
 def _check_offset_type[offset: DType](p: PoolingProblem) raises:
     comptime if offset == DType.uint8:
         if p.window_size() > 255:

@@ -4,9 +4,10 @@ Letters: N batch, D/H/W input extents, T/P/Q output extents, C channels. A tenso
 a contiguous NCHW tensor arrives as [N * C, D, H, W, 1]. A "plane" is the D * H * W pixels of one (n, c).
 """
 
-from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import ceildiv
 from std.utils.index import IndexList
+
+from ..argument import KernelArgument
 
 # Entries of the geometry operand, a rank-1 int64 host tensor. The three axes come in the order D, H, W.
 comptime GEOMETRY_WINDOW = 0
@@ -41,7 +42,7 @@ struct Taps(TrivialRegisterPassable):
 
 
 @fieldwise_init
-struct PoolingAxis(DevicePassable, TrivialRegisterPassable):
+struct PoolingAxis(KernelArgument):
     """One spatial axis. With `adaptive` the windows follow from the two extents alone.
     """
 
@@ -51,17 +52,6 @@ struct PoolingAxis(DevicePassable, TrivialRegisterPassable):
     var stride: Int32
     var padding: Int32
     var dilation: Int32
-
-    comptime device_type: AnyType = Self
-
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
-    ):
-        encoder.encode(self, target)
-
-    @staticmethod
-    def get_type_name() -> String:
-        return "PoolingAxis"
 
     @always_inline
     def taps[adaptive: Bool](self, o: Int) -> Taps:
@@ -152,7 +142,7 @@ struct PoolingAxis(DevicePassable, TrivialRegisterPassable):
 
 
 @fieldwise_init
-struct PoolingProblem(DevicePassable, TrivialRegisterPassable):
+struct PoolingProblem(KernelArgument):
     """Sizes and geometry of one pooling operation over [N, D, H, W, C]."""
 
     var batch: Int64
@@ -163,17 +153,6 @@ struct PoolingProblem(DevicePassable, TrivialRegisterPassable):
     var count_include_pad: Int32
     var divisor_override: Int64
     """0: none."""
-
-    comptime device_type: AnyType = Self
-
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
-    ):
-        encoder.encode(self, target)
-
-    @staticmethod
-    def get_type_name() -> String:
-        return "PoolingProblem"
 
     @always_inline
     def input_plane(self) -> Int:

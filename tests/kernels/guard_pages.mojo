@@ -142,9 +142,9 @@ def run_pooling[
     var indices = Guarded[DType.int64](p.output_size(), at_end)
     var offsets = Guarded[DType.uint8](p.output_size(), at_end)
     if op == 0:
-        pooling.max_pool_fprop_cpu[
-            adaptive=adaptive, store_values=True, offsets=False
-        ](y.view(), indices.view(), x.view(), p)
+        pooling.max_pool_fprop_cpu[adaptive=adaptive, offsets=False](
+            y.view(), indices.view(), x.view(), p
+        )
     elif op == 1:
         pooling.max_pool_dgrad_cpu[adaptive=adaptive, offsets=False](
             x.view(), y.view(), indices.view(), p
@@ -157,9 +157,9 @@ def run_pooling[
         comptime if adaptive:
             raise Error("adaptive pooling has no op ", op)
         if op == 4:
-            pooling.max_pool_fprop_cpu[
-                adaptive=False, store_values=True, offsets=True
-            ](y.view(), offsets.view(), x.view(), p)
+            pooling.max_pool_fprop_cpu[adaptive=False, offsets=True](
+                y.view(), offsets.view(), x.view(), p
+            )
         elif op == 5:
             pooling.max_pool_dgrad_cpu[adaptive=False, offsets=True](
                 x.view(), y.view(), offsets.view(), p

@@ -82,15 +82,6 @@ def max_pool_fprop_offsets(x: TensorValue, problem: PoolingProblem) -> tuple[Ten
     return y, offsets
 
 
-@beartype
-def max_pool_offsets(x: TensorValue, problem: PoolingProblem) -> TensorValue:
-    """The offsets of `max_pool_fprop_offsets` alone."""
-    _check_tensor("x", x, problem.input)
-    _check_float("x", x)
-    types = [_resized(x, problem.output, _offset_dtype(problem))]
-    return _custom("max_pool_offsets", x.device, [x, _geometry(problem)], types)[0]
-
-
 #: Up to so many rows under a window a GPU's threads keep their own sums; past them, and from so many windows over one
 #: position on, adding atomically is faster than comparing them all.
 _MOST_ROWS = 96
@@ -125,12 +116,6 @@ def max_pool_dgrad_offsets(dy: TensorValue, offsets: TensorValue, problem: Pooli
     _check_companion("offsets", offsets, "dy", dy, _offset_dtype(problem))
     types = [_resized(dy, problem.input)]
     return _custom("max_pool_dgrad_offsets", dy.device, [dy, offsets, _geometry(problem)], types)[0]
-
-
-@beartype
-def max_pool_dgrad_recompute(dy: TensorValue, x: TensorValue, problem: PoolingProblem) -> TensorValue:
-    """Gradient of max pooling where nothing but `x` was kept. Deterministic."""
-    return max_pool_dgrad_offsets(dy, max_pool_offsets(x, problem), problem)
 
 
 @beartype

@@ -38,47 +38,6 @@ def _is_nan[
     return ~v.eq(v)
 
 
-@no_inline
-def _best_pixels[
-    dtype: DType, Acc: DType, //
-](
-    best: Data[Acc],
-    found: Data[DType.int32],
-    x: Data[dtype],
-    at: Data[DType.int],
-    place: Data[DType.int32],
-    count: Int,
-    channels: Int,
-):
-    """The maxima of `count` pixels that begin at[0], at[1], ... in x, by channel, and the pixels' places. Whole pixels
-    one after the other: many that no other window shares are read fastest in the order of the memory.
-    """
-    comptime V = lanes[dtype]
-
-    @always_inline
-    def take[W: Int](t: Int, c: Int) {imm}:
-        var pixel = x.unsafe_offset(Int(at[unsafe_offset=t]))
-        ask_for[W](pixel, c + EARLY // size_of[dtype]())
-        var value = load_part[W](pixel, c, channels).cast[Acc]()
-        var here = SIMD[DType.int32, W](place[unsafe_offset=t])
-        if t > 0:
-            var top = best.unsafe_load[width=W, alignment=1](c)
-            var wins = value.gt(top) | _is_nan(value)
-            value = wins.select(value, top)
-            here = wins.select(here, found.unsafe_load[width=W, alignment=1](c))
-        best.unsafe_store[alignment=1](c, value)
-        found.unsafe_store[alignment=1](c, here)
-
-    for t in range(count):
-        var c = 0
-        while c + 4 * V <= channels:
-            take[4 * V](t, c)
-            c += 4 * V
-        while c < channels:
-            take[V](t, c)
-            c += V
-
-
 comptime FEWEST_CHANNELS = 16
 """From which on a pixel's vectors pay for listing what it needs."""
 comptime MOST_SUMMED = 16
@@ -137,7 +96,6 @@ def max_pool_fprop_vectors[
     index: DType,
     *,
     adaptive: Bool,
-    store_values: Bool,
     offsets: Bool,
 ](
     y_all: Data[dtype],
@@ -173,10 +131,6 @@ def max_pool_fprop_vectors[
         var at_list = own_lines[DType.int](taps)
         var fresh_list = own_lines[DType.int](taps)
         var place_list = own_lines[DType.int32](taps)
-        var best_list = own_lines[Acc](channels + V)
-        var found_list = own_lines[DType.int32](channels + V)
-        var best_of = pointer_inside(best_list)
-        var found_of = pointer_inside(found_list)
         var at = pointer_inside(at_list)
         var fresh = pointer_inside(fresh_list)
         var place = pointer_inside(place_list)
@@ -237,7 +191,7 @@ def max_pool_fprop_vectors[
                 var x_window = x.unsafe_offset(w_start * channels)
                 var first_place = Int32(0 if offsets else w_start)
                 var o = (unit * out_width + ow) * channels
-                var y = y_all.unsafe_offset(o if store_values else 0)
+                var y = y_all.unsafe_offset(o)
                 var indices = indices_all.unsafe_offset(o)
 
                 @always_inline
@@ -246,8 +200,7 @@ def max_pool_fprop_vectors[
                 ](c: Int, best: SIMD[Acc, W], found: SIMD[DType.int32, W]) {
                     imm
                 }:
-                    comptime if store_values:
-                        store_part(y, c, channels, best.cast[dtype]())
+                    store_part(y, c, channels, best.cast[dtype]())
                     var entries = (found + first_place).cast[index]()
                     # Only the backward pass wants indices, and there are more bytes of them than of y. A line that is stored in
                     # part costs more so.
@@ -255,18 +208,6 @@ def max_pool_fprop_vectors[
                         store_past_cache(indices, c, channels, entries)
                     else:
                         store_part(indices, c, channels, entries)
-
-                if in_order and (count > MANY_TAPS or channels > 4 * V):
-                    _best_pixels(
-                        best_of, found_of, x_window, at, place, count, channels
-                    )
-                    for c in range(0, channels, V):
-                        store[V](
-                            c,
-                            best_of.unsafe_load[width=V, alignment=1](c),
-                            found_of.unsafe_load[width=V, alignment=1](c),
-                        )
-                    continue
 
                 @always_inline
                 def block[W: Int](c: Int) {imm}:
@@ -308,46 +249,11 @@ def max_pool_fprop_vectors[
         _ = at_list^
         _ = fresh_list^
         _ = place_list^
-        _ = best_list^
-        _ = found_list^
         if past_cache:
             end_past_cache()
 
     var units = Int(p.batch) * Int(p.d.output) * Int(p.h.output)
     for_each_share(share, units, smallest_share(p.input_size(), units))
-
-
-@no_inline
-def _sum_pixels[
-    dtype: DType, Acc: DType, //
-](
-    sums: Data[Acc],
-    x: Data[dtype],
-    at: Data[DType.int],
-    count: Int,
-    channels: Int,
-):
-    """The sums of `count` pixels that begin at[0], at[1], ... in x, by channel; whole pixels one after the other.
-    """
-    comptime V = lanes[dtype]
-
-    @always_inline
-    def add[W: Int](t: Int, c: Int) {imm}:
-        var pixel = x.unsafe_offset(Int(at[unsafe_offset=t]))
-        ask_for[W](pixel, c + EARLY // size_of[dtype]())
-        var value = load_part[W](pixel, c, channels).cast[Acc]()
-        if t > 0:
-            value += sums.unsafe_load[width=W, alignment=1](c)
-        sums.unsafe_store[alignment=1](c, value)
-
-    for t in range(count):
-        var c = 0
-        while c + 4 * V <= channels:
-            add[4 * V](t, c)
-            c += 4 * V
-        while c < channels:
-            add[V](t, c)
-            c += V
 
 
 @no_inline
@@ -373,8 +279,6 @@ def avg_pool_fprop_vectors[
         var fresh = pointer_inside(fresh_list)
         var row_list = own_lines[DType.int](rows)
         var row_at = pointer_inside(row_list)
-        var sums_list = own_lines[Acc](channels + V)
-        var sums = pointer_inside(sums_list)
         # What windows before have read already.
         var h_seen = 0 if adaptive else Int(p.h.window - p.h.stride)
         var w_seen = 0 if adaptive else Int(p.w.window - p.w.stride)
@@ -430,17 +334,6 @@ def avg_pool_fprop_vectors[
                 var scale = 1 / Scalar[Acc](divisor)
                 var y = y_all.unsafe_offset((unit * out_width + ow) * channels)
 
-                if fresh_count == count and (
-                    count > MANY_TAPS or channels > 8 * V
-                ):
-                    _sum_pixels(sums, x_window, at, count, channels)
-                    for c in range(0, channels, V):
-                        var total = sums.unsafe_load[width=V, alignment=1](c)
-                        store_part(
-                            y, c, channels, (total * scale).cast[dtype]()
-                        )
-                    continue
-
                 @always_inline
                 def block[W: Int](c: Int) {imm}:
                     var total = SIMD[Acc, W](0)
@@ -489,7 +382,6 @@ def avg_pool_fprop_vectors[
                 while c < channels:
                     block[V](c)
                     c += V
-        _ = sums_list^
         _ = at_list^
         _ = row_list^
         _ = fresh_list^

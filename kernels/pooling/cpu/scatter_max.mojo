@@ -8,10 +8,8 @@ from std.sys.info import num_logical_cores
 
 from .scatter_windows import (
     add_by_offset,
-    add_by_offset_row,
     add_indexed,
     add_indexed_channels,
-    add_indexed_row,
     add_planes_by_offset,
     add_planes_indexed,
 )
@@ -104,28 +102,6 @@ def max_pool_dgrad_scatter[
     var tap_count = len(taps)
     var in_vectors = plane * channels < LIMIT_32
 
-    # Few channels fill no vector, but the entries of a row of windows do.
-    var by_rows = (
-        (not offsets or index == DType.uint8)
-        and plane * channels < LIMIT_32 // 4
-        and blocks == 1
-        and channels > 1
-        and channels % V != 0
-    )
-    # By index an entry's channel, by offset where its window begins in the row; and how far a tap lies from there.
-    var entry_list = List[Int32]()
-    var reach_list = List[Int32]()
-    var row_length = Int(p.w.output) * channels
-    if by_rows:
-        entry_list.reserve(row_length)
-        for ow in range(Int(p.w.output)):
-            var start = ow * Int(p.w.stride) * channels if offsets else 0
-            for c in range(channels):
-                entry_list.append(Int32(start + c))
-        for tap in range(tap_count):
-            reach_list.append(Int32(max(taps[tap] * channels, -LIMIT_32 // 2)))
-    var entry_of = pointer_to(entry_list)
-    var reach_of = pointer_to(reach_list)
     var deltas = pointer_to(taps)
     var window_starts = pointer_to(origins)
 
@@ -251,36 +227,6 @@ def max_pool_dgrad_scatter[
                                         sums.unsafe_offset(i * pitch), depth
                                     )
                             zeros_end = to
-                    if by_rows:
-                        var dy_row = dy_block.unsafe_offset(row * row_length)
-                        var found_row = found.unsafe_offset(row * row_length)
-                        comptime if not offsets:
-                            add_indexed_row(
-                                sums,
-                                dy_row,
-                                found_row,
-                                entry_of,
-                                row_length,
-                                plane,
-                                pitch,
-                            )
-                        elif index == DType.uint8:
-                            add_by_offset_row(
-                                sums,
-                                dy_row,
-                                rebind[Data[DType.uint8]](found_row),
-                                entry_of,
-                                reach_of,
-                                row_length,
-                                Int(
-                                    window_starts[
-                                        unsafe_offset=row * Int(p.w.output)
-                                    ]
-                                )
-                                * channels,
-                                plane * channels,
-                            )
-                        continue
                     for ow in range(Int(p.w.output)):
                         var dy_pixel = dy_block.unsafe_offset(o * channels)
                         var found_pixel = found.unsafe_offset(o * channels)
@@ -338,8 +284,6 @@ def max_pool_dgrad_scatter[
     for_each_share(share, units, smallest_share(p.input_size(), units))
     _ = taps^
     _ = origins^
-    _ = entry_list^
-    _ = reach_list^
 
 
 @always_inline

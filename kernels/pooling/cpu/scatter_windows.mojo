@@ -6,7 +6,7 @@ What a loop compares with is an argument: behind a pointer it would be read agai
 from std.math import iota
 from std.memory import stack_allocation
 
-from .vectors import ask_ahead, lanes, load_part
+from .vectors import ask_ahead, lanes
 from ..problem import Data
 
 
@@ -74,109 +74,6 @@ def add_indexed_channels[
                 ].cast[Acc]()
         c += V
     add_indexed(sums, dy, found, c, depth, plane, pitch, 1)
-
-
-@always_inline
-def add_indexed_row[
-    dtype: DType, Acc: DType, index: DType, //
-](
-    sums: Data[Acc],
-    dy: Data[dtype],
-    found: Data[index],
-    channel_of: Data[DType.int32],
-    length: Int,
-    plane: Int,
-    pitch: Int,
-):
-    """As add_indexed for all channels of a row of windows of a plane of less than 2^31 elements, where one window's would
-    fill no vector. `channel_of` holds the channel of each of the row's `length` entries.
-    """
-    comptime V = lanes[dtype]
-    var places = stack_allocation[V, Int32, alignment=64]()
-    var at = 0
-    while at < length:
-        var pixels = load_part[V](found, at, length)
-        ask_ahead[V](found, at)
-        ask_ahead[V](dy, at)
-        var outside = pixels.lt(SIMD[index, V](0)) | pixels.ge(
-            SIMD[index, V](Scalar[index](plane))
-        )
-        if outside.reduce_or() or at + V > length:
-            for i in range(at, min(at + V, length)):
-                var pixel = Int(found[unsafe_offset=i])
-                if UInt(pixel) < UInt(plane):
-                    sums[
-                        unsafe_offset=pixel * pitch
-                        + Int(channel_of[unsafe_offset=i])
-                    ] += dy[unsafe_offset=i].cast[Acc]()
-        else:
-            places.unsafe_store[alignment=64](
-                0,
-                pixels.cast[DType.int32]() * SIMD[DType.int32, V](Int32(pitch))
-                + channel_of.unsafe_load[width=V, alignment=1](at),
-            )
-            comptime for v in range(V):
-                sums[unsafe_offset=Int(places[unsafe_offset=v])] += dy[
-                    unsafe_offset=at + v
-                ].cast[Acc]()
-        at += V
-
-
-@always_inline
-def add_by_offset_row[
-    dtype: DType, Acc: DType, //
-](
-    sums: Data[Acc],
-    dy: Data[dtype],
-    found: Data[DType.uint8],
-    start_of: Data[DType.int32],
-    reach_of: Data[DType.int32],
-    length: Int,
-    base: Int,
-    extent: Int,
-):
-    """As add_indexed_row for offsets: an entry's place is `base`, where its window's first tap lies in the row (`start_of`) and
-    how far its own lies from that (`reach_of`, for every byte), if that is one of the `extent` elements of the sums.
-    """
-    comptime V = lanes[dtype]
-    var places = stack_allocation[V, Int32, alignment=64]()
-    var at = 0
-    while at < length:
-        var whole = at + V <= length
-        var here: SIMD[DType.int32, V]
-        if whole:
-            here = (
-                start_of.unsafe_load[width=V, alignment=1](at)
-                + reach_of.unsafe_gather(
-                    found.unsafe_load[width=V, alignment=1](at).cast[
-                        DType.int32
-                    ]()
-                )
-                + Int32(base)
-            )
-            ask_ahead[V](found, at)
-            ask_ahead[V](dy, at)
-            whole = (
-                not here.cast[DType.uint32]()
-                .ge(SIMD[DType.uint32, V](UInt32(extent)))
-                .reduce_or()
-            )
-            places.unsafe_store[alignment=64](0, here)
-        if whole:
-            comptime for v in range(V):
-                sums[unsafe_offset=Int(places[unsafe_offset=v])] += dy[
-                    unsafe_offset=at + v
-                ].cast[Acc]()
-        else:
-            for i in range(at, min(at + V, length)):
-                var place = (
-                    base
-                    + Int(start_of[unsafe_offset=i])
-                    + Int(reach_of[unsafe_offset=Int(found[unsafe_offset=i])])
-                )
-                if UInt(place) < UInt(extent):
-                    sums[unsafe_offset=place] += dy[unsafe_offset=i].cast[Acc]()
-        at += V
 
 
 @always_inline

@@ -71,24 +71,12 @@ def separable_can_implement[
     return None
 
 
-def global_can_implement[
-    adaptive: Bool, offsets: Bool
-](p: PoolingProblem) -> Optional[String]:
-    """None, or why max_pool_fprop_global does not take the problem."""
-    if not has_window_everywhere[adaptive](p) or not p.is_global[adaptive]():
-        return String("no window covers a plane")
-    if offsets and p.window_size() != p.input_plane():
-        return String("taps are numbered as in a larger window")
-    return None
-
-
 @no_inline
 def max_pool_fprop_planes[
     dtype: DType,
     index: DType,
     *,
     adaptive: Bool,
-    store_values: Bool,
     offsets: Bool,
 ](y: Data[dtype], indices: Data[index], x: Data[dtype], p: PoolingProblem):
     """For what `separable_can_implement` says."""
@@ -171,7 +159,7 @@ def max_pool_fprop_planes[
 
             # The best column of every window.
             var first_output = unit * out_width
-            var y_row = y.unsafe_offset(first_output if store_values else 0)
+            var y_row = y.unsafe_offset(first_output)
             var indices_row = indices.unsafe_offset(first_output)
             if vectors:
                 var ow = 0
@@ -200,8 +188,7 @@ def max_pool_fprop_planes[
                                 at, at + Int32(k)
                             )
                         _take_better[V](best, place, value, at)
-                    comptime if store_values:
-                        store_part(y_row, ow, out_width, best.cast[dtype]())
+                    store_part(y_row, ow, out_width, best.cast[dtype]())
                     store_part(indices_row, ow, out_width, place.cast[index]())
                     ow += V
             else:
@@ -217,63 +204,13 @@ def max_pool_fprop_planes[
                             best, place, values[unsafe_offset=column], at
                         )
                         column += dilation
-                    comptime if store_values:
-                        y_row[unsafe_offset=ow] = best.cast[dtype]()
+                    y_row[unsafe_offset=ow] = best.cast[dtype]()
                     indices_row[unsafe_offset=ow] = place.cast[index]()
         _ = values_storage^
         _ = places_storage^
 
     var units = Int(p.batch) * Int(p.d.output) * Int(p.h.output)
     for_each_share(share, units, smallest_share(p.input_size(), units))
-
-
-@no_inline
-def max_pool_fprop_global[
-    dtype: DType, index: DType, *, store_values: Bool
-](y: Data[dtype], indices: Data[index], x: Data[dtype], p: PoolingProblem,):
-    """One window over all of a plane, C = 1: the plane is one run, whose elements are numbered as the window's taps are.
-    """
-    var plane = p.input_plane()
-    var planes = Int(p.batch)
-    comptime Acc = accumulator[dtype]
-    comptime V = lanes[dtype]
-
-    def share(first: Int, end: Int) {imm}:
-        for n in range(first, end):
-            var run = x.unsafe_offset(n * plane)
-            # Lanes scan every V-th element, then the best lane is found.
-            var best = SIMD[Acc, V](neg_inf[Acc]())
-            var place = SIMD[DType.int32, V](NOWHERE)
-            var at = 0
-            while at < plane:
-                ask_ahead[V](run, at)
-                var lane = iota_from[V](at)
-                var value = load_part[V](run, at, plane).cast[Acc]()
-                var wins = value.gt(best) | _is_nan(value)
-                # A plane of nothing but -inf has its maximum at its first element.
-                wins |= place.eq(SIMD[DType.int32, V](NOWHERE))
-                wins &= lane.lt(SIMD[DType.int32, V](Int32(plane)))
-                best = wins.select(value, best)
-                place = wins.select(lane, place)
-                at += V
-            # Of NaNs the last wins, of equal maxima the first.
-            var nan = _is_nan(best)
-            var top_place: Int32
-            if nan.reduce_or():
-                top_place = nan.select(
-                    place, SIMD[DType.int32, V](-1)
-                ).reduce_max()
-            else:
-                top_place = (
-                    best.eq(SIMD[Acc, V](best.reduce_max()))
-                    .select(place, SIMD[DType.int32, V](NOWHERE))
-                    .reduce_min()
-                )
-            comptime if store_values:
-                y[unsafe_offset=n] = run[unsafe_offset=Int(top_place)]
-            indices[unsafe_offset=n] = top_place.cast[index]()
-
-    for_each_share(share, planes, smallest_share(plane * planes, planes))
 
 
 @always_inline

@@ -9,10 +9,10 @@ it in the first-level cache. An index that points elsewhere equals no pixel that
 
 from max.gpu import block_idx, thread_idx
 from max.gpu.host import DeviceContext
-from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import ceildiv
 from std.sys import size_of
 
+from ...argument import KernelArgument
 from ...arithmetic import Divisor
 from ..problem import Data, PoolingProblem
 from .primitives import narrow
@@ -25,7 +25,7 @@ comptime LONGEST = 4
 
 
 @fieldwise_init
-struct Columns(DevicePassable, TrivialRegisterPassable):
+struct Columns(KernelArgument):
     """How dx is cut: units (the rows under a few rows of windows, of one slab) of items (a column by a vector of
     channels)."""
 
@@ -36,17 +36,6 @@ struct Columns(DevicePassable, TrivialRegisterPassable):
     var by_items: Divisor
     var by_strips: Divisor
     """Divides units by those of a slab."""
-
-    comptime device_type: AnyType = Self
-
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
-    ):
-        encoder.encode(self, target)
-
-    @staticmethod
-    def get_type_name() -> String:
-        return "Columns"
 
     def __init__(out self, p: PoolingProblem, vector: Int):
         var items = Int(p.w.input) * (Int(p.channels) // vector)

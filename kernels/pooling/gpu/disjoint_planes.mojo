@@ -1,5 +1,5 @@
 """Gradients on a GPU over contiguous NCHW tensors (C = 1 here) for disjoint windows, by gathering: maxima and averages two or four
-pixels wide, wide averages, global averages.
+pixels wide, global averages.
 
 A thread owns 16 bytes of dx wherever they lie in their plane, so that every warp stores one run of whole sectors
 however wide rows are. It gathers: each pixel lies under one window at most, whose gradient it takes where the window's
@@ -27,8 +27,7 @@ struct DisjointShape(TrivialRegisterPassable):
     """What the compiler knows.
 
     Rows are whole groups of `group` pixels, and windows of size and stride `stride` on W, a divisor of the group, begin
-    without padding. group = 0, for averages: windows beside each other that are no shorter than a thread's pixels.
-    """
+    without padding."""
 
     var group: Int
     var stride: Int
@@ -93,54 +92,6 @@ def _row[F: DisjointShape](p: GpuProblem, row: Int32) -> _Row:
         wanted if live else NOTHING,
         scale,
     )
-
-
-@always_inline
-def _average[
-    dtype: DType, F: DisjointShape
-](dy: Data[dtype], p: GpuProblem, row: _Row, ow: Int32) -> Scalar[dtype]:
-    """What window `ow` above a row gives each of its pixels; zero where there is no such window.
-    """
-    var there = row.wanted != NOTHING and ow < p.w.output
-    var place = min(ow, p.w.output - 1)
-    var scale = row.scale
-    if p.scale == 0:
-        scale *= p.w.scale[False](place, p.include_pad != 0)
-    var value = (
-        dy[unsafe_offset=Int(row.base + place)].cast[DType.float32]() * scale
-    )
-    # Not a product with zero: a gradient may be infinite.
-    return value.cast[dtype]() if there else Scalar[dtype](0)
-
-
-@always_inline
-def disjoint_wide_averages[
-    dtype: DType, F: DisjointShape
-](dy: Data[dtype], p: GpuProblem, flat: Int32, total: Int32) -> SIMD[
-    dtype, 16 // size_of[dtype]()
-]:
-    """The pixels from `flat` on under windows beside each other that are no shorter than a thread's pixels: two of one
-    row, and two of the next."""
-    comptime V = 16 // size_of[dtype]()
-    var number, first = p.w.by_input.divide(flat)
-    var row = _row[F](p, number)
-    var next = _row[F](p, min(number + 1, p.w.by_input.quotient(total - 1)))
-    var ow, kw = p.w.by_stride.divide(first + p.w.padding)
-    # Where the row's second window, the next row and its second window begin.
-    var second = p.w.stride() - kw
-    var below = p.w.input - first
-    var last = below + p.w.stride() - p.w.padding
-    var left = _average[dtype, F](dy, p, row, ow)
-    var right = _average[dtype, F](dy, p, row, ow + 1)
-    var left_below = _average[dtype, F](dy, p, next, 0)
-    var right_below = _average[dtype, F](dy, p, next, 1)
-    var values = SIMD[dtype, V](0)
-    comptime for j in range(V):
-        var value = left if Int32(j) < second else right
-        if Int32(j) >= below:
-            value = left_below if Int32(j) < last else right_below
-        values[j] = value
-    return values
 
 
 @always_inline
@@ -245,12 +196,9 @@ def pool_dgrad_disjoint_planes[
         var flat = min(
             first + Int32(k) * APART, (total - 1) // Int32(V) * Int32(V)
         )
-        comptime if F.group == 0:
-            values[k] = disjoint_wide_averages[dtype, F](dy, p, flat, total)
-        else:
-            values[k] = disjoint_values[dtype, index, F](
-                dy, indices, p, flat, total
-            )
+        values[k] = disjoint_values[dtype, index, F](
+            dy, indices, p, flat, total
+        )
     comptime for k in range(ITEMS):
         _store_pixels(dx, first + Int32(k) * APART, total, values[k])
 
@@ -270,19 +218,10 @@ def disjoint_shapes[
     if averaging:
         shapes.append(DisjointShape(vector, 4, averaging, offsets))
     shapes.append(DisjointShape(2, 2, averaging, offsets))
-    # Wider elements are few enough to be stored one by one.
-    if averaging and data < 4:
-        shapes.append(DisjointShape(0, 0, averaging, offsets))
     return shapes^
 
 
-def _fits(F: DisjointShape, p: PoolingProblem, vector: Int) -> Bool:
-    if F.group == 0:
-        return (
-            Int(p.w.stride) >= vector
-            and p.w.window == p.w.stride
-            and p.w.padding < p.w.stride
-        )
+def _fits(F: DisjointShape, p: PoolingProblem) -> Bool:
     return (
         Int(p.w.input) % F.group == 0
         and p.w.is_window(F.stride, F.stride)
@@ -312,7 +251,7 @@ def disjoint_planes_can_implement[
                 return String("short rows are faster in prefetched pieces")
     comptime for i in range(len(SHAPES)):
         comptime F = SHAPES[i]
-        if _fits(F, p, V):
+        if _fits(F, p):
             return None
     return String("no shape has this window")
 
@@ -335,7 +274,7 @@ def disjoint_planes_dgrad[
         scale = uniform_scale[False](p)
     comptime for i in range(len(SHAPES)):
         comptime F = SHAPES[i]
-        if _fits(F, p, V):
+        if _fits(F, p):
             comptime kernel = pool_dgrad_disjoint_planes[dtype, index, F]
             comptime items = F.items(size_of[dtype](), size_of[index]())
             ctx.enqueue_function[kernel](

@@ -33,7 +33,6 @@ def pool_fprop_window[
     index: DType,
     adaptive: Bool,
     averaging: Bool,
-    store_values: Bool,
     offsets: Bool,
 ](
     y: Data[dtype],
@@ -89,8 +88,7 @@ def pool_fprop_window[
                 * p.w.scale[adaptive](ow, include)
             )
         best *= scale
-    comptime if store_values:
-        y[unsafe_offset=Int(o)] = best.cast[dtype]()
+    y[unsafe_offset=Int(o)] = best.cast[dtype]()
     comptime if not averaging:
         indices[unsafe_offset=Int(o)] = found.cast[index]()
 
@@ -182,7 +180,6 @@ def pool_fprop_planes[
     index: DType,
     adaptive: Bool,
     averaging: Bool,
-    store_values: Bool,
     offsets: Bool,
 ](
     y: Data[dtype],
@@ -243,9 +240,7 @@ def pool_fprop_planes[
         indices_n = indices.unsafe_offset(first)
     var o = thread
     while o < count * p.output_plane():
-        pool_fprop_window[
-            dtype, index, adaptive, averaging, store_values, offsets
-        ](
+        pool_fprop_window[dtype, index, adaptive, averaging, offsets](
             y.unsafe_offset(first),
             indices_n,
             piece.unsafe_offset(Int(shift)),
@@ -272,7 +267,6 @@ def planes_fprop[
     *,
     adaptive: Bool,
     averaging: Bool,
-    store_values: Bool,
     offsets: Bool,
 ](
     ctx: DeviceContext,
@@ -294,7 +288,7 @@ def planes_fprop[
     comptime if averaging:
         scale = uniform_scale[adaptive](p)
     comptime kernel = pool_fprop_planes[
-        dtype, index, adaptive, averaging, store_values, offsets
+        dtype, index, adaptive, averaging, offsets
     ]
     ctx.enqueue_function[kernel](
         y,

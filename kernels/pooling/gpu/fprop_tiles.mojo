@@ -84,7 +84,6 @@ def pool_fprop_tile[
     SW: Int,
     PW: Int,
     averaging: Bool,
-    store_values: Bool,
     offsets: Bool,
 ](
     y: Data[dtype],
@@ -173,8 +172,7 @@ def pool_fprop_tile[
     var at = Int(n) * Int(p.output_plane()) + Int(
         (od * p.h.output + oh) * p.w.output + first
     )
-    comptime if store_values:
-        _store_run(y, at, best.cast[dtype](), count, aligned_y)
+    _store_run(y, at, best.cast[dtype](), count, aligned_y)
     comptime if not averaging:
         _store_run(indices, at, found.cast[index](), count, aligned_y)
 
@@ -187,7 +185,6 @@ def pool_fprop_tiles[
     SW: Int,
     PW: Int,
     averaging: Bool,
-    store_values: Bool,
     offsets: Bool,
 ](
     y: Data[dtype],
@@ -212,7 +209,6 @@ def pool_fprop_tiles[
             SW,
             PW,
             averaging,
-            store_values,
             offsets,
         ](
             y,
@@ -272,7 +268,6 @@ def tiles_fprop[
     index: DType,
     *,
     averaging: Bool,
-    store_values: Bool,
     offsets: Bool,
 ](
     ctx: DeviceContext,
@@ -302,7 +297,6 @@ def tiles_fprop[
                 W.sw,
                 W.pw,
                 averaging,
-                store_values,
                 offsets,
             ]
             var aligned_x = (

@@ -240,7 +240,6 @@ def max_pool_fprop_gather[
     index: DType,
     V: Int,
     adaptive: Bool,
-    store_values: Bool,
     offsets: Bool,
 ](y: Data[dtype], indices: Data[index], x: Data[dtype], p: GpuProblem,):
     comptime Acc = accumulator[dtype]
@@ -296,8 +295,7 @@ def max_pool_fprop_gather[
                 take[1]()
         var o = ((od * p.h.output + oh) * p.w.output + at.w) * p.channels + at.c
         var sample = Int(n) * Int(p.output_plane() * p.channels)
-        comptime if store_values:
-            _store(y.unsafe_offset(sample), o, best.cast[dtype]())
+        _store(y.unsafe_offset(sample), o, best.cast[dtype]())
         _store(indices.unsafe_offset(sample), o, found.cast[index]())
         slab += _slab_step()
 
@@ -415,7 +413,6 @@ def gather_max_fprop[
     index: DType,
     *,
     adaptive: Bool,
-    store_values: Bool,
     offsets: Bool,
 ](
     ctx: DeviceContext,
@@ -428,7 +425,7 @@ def gather_max_fprop[
         if _vector[dtype](p) == V:
             var shape = _outputs(p, V)
             comptime kernel = max_pool_fprop_gather[
-                dtype, index, V, adaptive, store_values, offsets
+                dtype, index, V, adaptive, offsets
             ]
             ctx.enqueue_function[kernel](
                 y,

@@ -1,8 +1,8 @@
 """Windows that the halo exchange knows, and how it cuts dx into teams of lanes and strips of rows (halo_exchange.mojo)."""
 
-from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import align_up, ceildiv
 
+from ...argument import KernelArgument
 from ...arithmetic import Divisor
 from .problem import LANES, LIMIT_32
 from ..problem import PoolingProblem
@@ -213,7 +213,7 @@ def halo_takes(S: HaloShape, p: PoolingProblem) -> Bool:
 
 
 @fieldwise_init
-struct Teams(DevicePassable, TrivialRegisterPassable):
+struct Teams(KernelArgument):
     """How dx is cut: teams of `lanes` tiles by `wide` vectors of channels, one strip of rows of windows each.
     """
 
@@ -246,17 +246,6 @@ struct Teams(DevicePassable, TrivialRegisterPassable):
     """Divides by the teams that a row's vectors of channels take."""
     var by_slabs: Divisor
     var by_strips: Divisor
-
-    comptime device_type: AnyType = Self
-
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
-    ):
-        encoder.encode(self, target)
-
-    @staticmethod
-    def get_type_name() -> String:
-        return "Teams"
 
     def __init__(
         out self,

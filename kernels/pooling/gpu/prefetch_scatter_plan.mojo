@@ -1,8 +1,8 @@
 """How the kernel of prefetch_scatter.mojo cuts dx and windows."""
 
-from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import ceildiv
 
+from ...argument import KernelArgument
 from ...arithmetic import Divisor
 from ..problem import PoolingProblem
 from .problem import LANES, MOST_SHARED
@@ -50,7 +50,7 @@ def can_divide(p: PoolingProblem) -> Bool:
 
 
 @fieldwise_init
-struct Pipeline(DevicePassable, TrivialRegisterPassable):
+struct Pipeline(KernelArgument):
     """Pieces of dx, some planes or one of the `strips` of a plane, and threads' blocks of windows.
     """
 
@@ -88,17 +88,6 @@ struct Pipeline(DevicePassable, TrivialRegisterPassable):
     """One over a window's columns, 16 bits after the point."""
     var windows: Int64
     """Of the whole tensor."""
-
-    comptime device_type: AnyType = Self
-
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
-    ):
-        encoder.encode(self, target)
-
-    @staticmethod
-    def get_type_name() -> String:
-        return "Pipeline"
 
     def __init__(
         out self,

@@ -1,9 +1,9 @@
 """The pooling problem as GPU kernels want it: 32-bit extents, divisions turned into multiplications, and the
 launch shapes that the fast kernels share."""
 
-from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import ceildiv
 
+from ...argument import KernelArgument
 from ...arithmetic import Divisor
 from ..problem import PoolingAxis, PoolingProblem
 
@@ -124,7 +124,7 @@ struct GpuAxis(TrivialRegisterPassable):
 
 
 @fieldwise_init
-struct GpuProblem(DevicePassable, TrivialRegisterPassable):
+struct GpuProblem(KernelArgument):
     """One pooling operation over [slabs, H, W, C], slabs = N * D."""
 
     var slabs: Int32
@@ -137,17 +137,6 @@ struct GpuProblem(DevicePassable, TrivialRegisterPassable):
     var include_pad: Int32
     var scale: Float32
     """One over the divisor where every window has the same, else 0."""
-
-    comptime device_type: AnyType = Self
-
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
-    ):
-        encoder.encode(self, target)
-
-    @staticmethod
-    def get_type_name() -> String:
-        return "GpuProblem"
 
     def __init__(
         out self,

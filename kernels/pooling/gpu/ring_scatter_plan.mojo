@@ -1,8 +1,8 @@
 """How the channels-last gradient of max pooling cuts dx into the strips of its threads (ring_scatter.mojo)."""
 
-from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import ceildiv
 
+from ...argument import KernelArgument
 from ...arithmetic import Divisor
 from ..problem import PoolingProblem
 from .problem import LIMIT_32
@@ -27,7 +27,7 @@ comptime TABLE = 256
 
 
 @fieldwise_init
-struct Strips(DevicePassable, TrivialRegisterPassable):
+struct Strips(KernelArgument):
     """How dx is cut: units (a strip of H of a few slabs) of items (a strip of columns by V channels).
     """
 
@@ -53,17 +53,6 @@ struct Strips(DevicePassable, TrivialRegisterPassable):
     """Divides by the units that one sample's slabs make."""
     var by_window_w: Divisor
     var by_window_h: Divisor
-
-    comptime device_type: AnyType = Self
-
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
-    ):
-        encoder.encode(self, target)
-
-    @staticmethod
-    def get_type_name() -> String:
-        return "Strips"
 
     def __init__(
         out self,

@@ -8,10 +8,10 @@ tiles load too comes from the first-level cache.
 
 from max.gpu import block_idx, thread_idx
 from max.gpu.host import DeviceContext
-from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import ceildiv
 from std.sys import size_of
 
+from ...argument import KernelArgument
 from ...arithmetic import Divisor
 from ..problem import Data, PoolingAxis, PoolingProblem
 from .primitives import fetch
@@ -37,7 +37,7 @@ def strip_length(extent: Int, beside: Int, enough: Int) -> Int:
 
 
 @fieldwise_init
-struct SlidingSums(DevicePassable, TrivialRegisterPassable):
+struct SlidingSums(KernelArgument):
     """How dx is cut: strips of D of each sample, of tiles by V channels."""
 
     var total: Int32
@@ -49,17 +49,6 @@ struct SlidingSums(DevicePassable, TrivialRegisterPassable):
     var by_rows: Divisor
     """Divides by the tiles below each other."""
     var by_strips: Divisor
-
-    comptime device_type: AnyType = Self
-
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
-    ):
-        encoder.encode(self, target)
-
-    @staticmethod
-    def get_type_name() -> String:
-        return "SlidingSums"
 
     def __init__(out self, p: PoolingProblem, tw: Int, rh: Int, vector: Int):
         var columns = ceildiv(Int(p.w.input), tw)

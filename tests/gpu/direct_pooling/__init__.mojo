@@ -40,13 +40,13 @@ def _max_fprop[
         _in(geometry), geometry.dim_size(0), x.shape(), y.shape()
     )
     comptime if is_cpu[target]():
-        direct.max_pool_fprop_cpu[
-            adaptive=False, store_values=True, offsets=offsets
-        ](_out(y), _out(entries), _in(x), p)
+        direct.max_pool_fprop_cpu[adaptive=False, offsets=offsets](
+            _out(y), _out(entries), _in(x), p
+        )
     else:
-        direct.max_pool_fprop_gpu[
-            adaptive=False, store_values=True, offsets=offsets
-        ](ctx, _out(y), _out(entries), _in(x), p)
+        direct.max_pool_fprop_gpu[adaptive=False, offsets=offsets](
+            ctx, _out(y), _out(entries), _in(x), p
+        )
 
 
 @always_inline
