@@ -21,11 +21,11 @@ from .cpu.disjoint_max import disjoint_can_implement, max_pool_dgrad_disjoint
 from .cpu.gather_max import gather_can_implement, max_pool_dgrad_gather
 from .cpu.scatter_max import max_pool_dgrad_scatter, scatter_can_implement
 from .cpu import separable_avg, separable_max
-from .gpu.disjoint_channels import (
+from .gpu.channels_disjoint import (
     disjoint_channels_can_implement,
     disjoint_channels_dgrad,
 )
-from .gpu.disjoint_planes import (
+from .gpu.planes_disjoint import (
     disjoint_planes_can_implement,
     disjoint_planes_dgrad,
     global_avg_dgrad,

@@ -72,9 +72,9 @@ def run_max(
     compiled: Compiled, x: torch.Tensor, dy: torch.Tensor, indices: torch.Tensor, case: Window, layout: str
 ) -> list:
     """y, indices, dx by index and dx by offset."""
-    shapes = [dy.shape] * 5 + [x.shape] * 6 + [dy.shape]
+    shapes = [dy.shape] * 4 + [x.shape] * 6 + [dy.shape]
     results = compiled.run("max", [x, dy, indices], case.problem("max"), layout, shapes)
-    return [results[0], results[1], results[5], results[6]]
+    return [results[0], results[1], results[4], results[5]]
 
 
 #: Its only window along H lies wholly in padding.

@@ -2,7 +2,6 @@
 of entries, masked additions, prefetching."""
 
 from std.memory import bitcast
-from std.sys import size_of
 from std.sys._assembly import inlined_assembly
 from std.sys.info import is_nvidia_gpu
 
