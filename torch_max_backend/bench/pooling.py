@@ -61,8 +61,8 @@ def max_graph(form: Form, dtype: torch.dtype, offset: DType) -> KernelGraph:
         if form is Form.GATHER:
             return ops.custom("max_pool_dgrad", place, [dy, other, geometry], [dx])[0].tensor
         if form is Form.RECOMPUTE:
-            taps = TensorType(offset, list(_OUTPUT), place)
-            other = ops.custom("max_pool_offsets", place, [other, geometry], [taps])[0].tensor
+            results = [TensorType(of, list(_OUTPUT), place) for of in (name, offset)]
+            other = ops.custom("max_pool_fprop_offsets", place, [other, geometry], results)[1].tensor
         return ops.custom("max_pool_dgrad_offsets", place, [dy, other, geometry], [dx])[0].tensor
 
     extents = () if form is Form.RECOMPUTE else ("d", "h", "w")
