@@ -49,7 +49,6 @@ set_virtual_device_target_arch("sm_90a")
 set_virtual_device_count(1)
 torch.set_num_threads(1)
 build(16, 20, None)
-build(8, 12, True)
 del digests[:]
 thread = threading.Thread(target=lambda: (build(8, 16, False), build(8, 16, True)))
 thread.start()
