@@ -1,0 +1,274 @@
+"""The tables of the pages, each made from the result files that its last line names.
+
+A ratio is our time over the reference's: below 1 is faster. A cell "0.97 (1.06)" is a geometric mean and the worst row.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from benchmarks import RESULTS
+
+PASSES = {"fprop": "forward", "dgrad": "data gradient", "wgrad": "weight gradient"}
+CPU_PASSES = ("forward", "grad_input", "grad_weight")
+POOLING_KINDS = {
+    "max_fprop": "maxima, forward",
+    "max_dgrad": "maxima, gradient by index",
+    "max_dgrad_offsets": "maxima, gradient by offset",
+    "avg_fprop": "averages, forward",
+    "avg_dgrad": "averages, gradient",
+}
+#: A kernel counts as near its floor within this factor.
+NEAR = 1.3
+
+
+def read(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def grid(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def origin(*names: str) -> str:
+    """Which machine, versions and day the figures of these files are from."""
+    lines = []
+    for name in names:
+        document = read(name)
+        document = document[0] if isinstance(document, list) else document
+        hardware, versions = document.get("hardware", {}), document["versions"]
+        machine = hardware if isinstance(hardware, str) else hardware.get("gpu")
+        if not machine and hardware:
+            machine = f"{hardware['cpu'].replace('(R)', '')}, {hardware['threads']} threads"
+        parts = [machine or "any machine", f"PyTorch {versions['torch'].partition('+')[0]}", f"MAX {versions['max']}"]
+        if "cudnn" in versions:
+            major, minor = divmod(versions["cudnn"], 10_000)
+            parts.append(f"cuDNN {major}.{minor // 100}")
+        lines.append(f"`benchmarks/results/{name}.json`: {', '.join(parts)}, {document['date'][:10]}.")
+    return "\n" + "\n".join(lines) + "\n"
+
+
+def mean_and_worst(ratios: Sequence[float]) -> str:
+    return f"{statistics.geometric_mean(ratios):.2f} ({max(ratios):.2f})" if ratios else ""
+
+
+def mean(ratios: Iterable[float]) -> str:
+    return f"{statistics.geometric_mean(ratios):.2f}"
+
+
+def pooling_ratios(name: str, pattern: str = "") -> list[float]:
+    return [row["ours_ms"] / row["aten_ms"] for row in read(name)["rows"] if re.search(pattern, row["kind"])]
+
+
+def hopper_ratios(name: str, pass_: str) -> list[float]:
+    return [row["ours_ms"] / row["cudnn_ms"] for row in read(name)["rows"] if row["pass"] == pass_]
+
+
+def cpu_ratios(dtype: str, pass_: str, layout: str) -> list[float]:
+    rows = [row[pass_] for row in read(f"convolution_cpu_{dtype}")["problems"]]
+    return [row["ours ms"] / row[f"{layout} ms"] for row in rows if f"{layout} ms" in row]
+
+
+def summary() -> str:
+    """The README's figures."""
+    gpu, cpu = "training_step_h200_resnet18_bf16", "training_step_cpu_resnet18_float32"
+    hopper, poolings = "convolution_sm90_h200_bfloat16", "pooling_h200_gradients"
+    rows = []
+    for name, what in ((gpu, "H200, batch 64, bfloat16"), (cpu, "2 CPU cores, batch 16, 64x64 images")):
+        document = read(name)
+        step, first = document["median_seconds"], document["first_step_seconds"]
+        rows.append(
+            [
+                f"ResNet-18 training step, {what}",
+                f"{step['max'] * 1e3:.1f} ms",
+                f"{step['eager'] * 1e3:.1f} eager, {step['inductor'] * 1e3:.1f} Inductor",
+                f"{step['max'] / step['eager']:.2f}, {step['max'] / step['inductor']:.2f}",
+            ]
+        )
+        ours = f"{first['max']:.0f} s" + (", from the disk cache" if name == gpu else "")
+        rows.append(["its first step", ours, f"{first['eager']:.1f} eager, {first['inductor']:.0f} Inductor", ""])
+    each = ", ".join(mean(hopper_ratios(hopper, pass_)) for pass_ in PASSES)
+    count = len(hopper_ratios(hopper, "fprop"))
+    rows.append([f"bfloat16 convolution, {count} problems, H200: {', '.join(PASSES.values())}", "", "cuDNN", each])
+    rows.append(["pooling gradients, H200", "", "ATen", mean(pooling_ratios(poolings))])
+    for layout in ("default layout", "channels_last"):
+        key = {"default layout": "eager"}.get(layout, f"eager {layout}")
+        each = ", ".join(mean(cpu_ratios("float32", pass_, key)) for pass_ in CPU_PASSES)
+        rows.append(["float32 convolution, 2 CPU cores: the same three passes", "", f"oneDNN, {layout}", each])
+    rows.append(["pooling, 2 CPU cores", "", "ATen", mean(pooling_ratios("pooling_cpu_xeon_float32"))])
+    return grid(["work", "ours", "beside", "our time over theirs"], rows)
+
+
+def training_steps() -> str:
+    names = sorted(path.stem for path in RESULTS.glob("training_step_*.json"))
+    rows = []
+    for name in names:
+        document = read(name)
+        step, first = document["median_seconds"], document["first_step_seconds"]
+        size = "x".join(map(str, document["shape"]))
+        amp = "float32" if document["amp"] == "none" else f"{document['amp']} autocast"
+        machine = document["hardware"].get("gpu") or f"{document['hardware']['cores']} CPU cores"
+        rows += [
+            [
+                f"{document['model']}, {document['batch']} of {size}, {amp}, {machine}" if who == "max" else "",
+                who,
+                f"{step[who] * 1e3:.1f}",
+                f"{document['batch'] / step[who]:.0f}",
+                f"{step['max'] / step[who]:.2f}",
+                f"{first[who]:.1f}",
+            ]
+            for who in step
+        ]
+    header = ["model", "backend", "step, ms", "images/s", "our time over it", "first step, s"]
+    return grid(header, rows) + origin(*names)
+
+
+def convolution_any_gpu() -> str:
+    name = "convolution_any_gpu_h200"
+    families = {"depthwise": "depthwise", "ResNet-50": "resnet50", "grouped and 3-D": "resnext|3-d"}
+    kinds = {"bfloat16": "bfloat16", "float32": "float32 in TF32", "exact": "float32 without TF32"}
+    rows = []
+    for family, pattern in families.items():
+        for kind, title in kinds.items():
+            for pass_, called in PASSES.items():
+                mine = [
+                    row
+                    for row in read(name)["rows"]
+                    if re.search(pattern, row["problem"]) and (row["dtype"], row["pass"]) == (kind, pass_)
+                ]
+                if not mine:
+                    continue
+                label = f"{family}, {title}, {len(mine)}" if pass_ == "fprop" else ""
+                cells = [
+                    mean_and_worst([row["ours_ms"] / row[f"{layout}_ms"] for row in mine if f"{layout}_ms" in row])
+                    for layout in ("channels_last", "default")
+                ]
+                rows.append([label, called, *cells])
+    return grid(["problems", "pass", "cuDNN, channels_last", "cuDNN, default layout"], rows) + origin(name)
+
+
+def convolution_cpu() -> str:
+    rows = [
+        [
+            dtype if key == "forward" else "",
+            called,
+            mean_and_worst(cpu_ratios(dtype, key, "eager")),
+            mean_and_worst(cpu_ratios(dtype, key, "eager channels_last")),
+        ]
+        for dtype in ("float32", "bfloat16")
+        for key, called in zip(CPU_PASSES, PASSES.values(), strict=True)
+    ]
+    header = ["dtype", "pass", "oneDNN, default layout", "oneDNN, channels_last"]
+    return grid(header, rows) + origin("convolution_cpu_float32", "convolution_cpu_bfloat16")
+
+
+def convolution_workspace() -> str:
+    name = "convolution_workspace_h200"
+    most = read(name)["most"]
+    rows = [[called, f"{most[pass_] / 2**20:.1f}"] for pass_, called in PASSES.items()]
+    return grid(["pass", "most scratch memory, MiB"], rows) + origin(name)
+
+
+def convolution_hopper() -> str:
+    names = {"bfloat16": "convolution_sm90_h200_bfloat16", "float16": "convolution_sm90_h200_float16"}
+    rows = []
+    for dtype, name in names.items():
+        for pass_ in PASSES:
+            mine = [row for row in read(name)["rows"] if row["pass"] == pass_]
+            if not mine:
+                continue
+            slowest = sorted(mine, key=lambda row: row["cudnn_ms"] / row["ours_ms"])[:3]
+            worst = ", ".join(f"{row['ours_ms'] / row['cudnn_ms']:.2f} `{row['problem']}`" for row in slowest)
+            rows.append([dtype, pass_, str(len(mine)), f"{mean(hopper_ratios(name, pass_))}", worst])
+    return grid(["dtype", "pass", "problems", "geometric mean", "the worst"], rows) + origin(*names.values())
+
+
+def convolution_epilogue() -> str:
+    name = "convolution_sm90_h200_epilogue"
+    rows = [
+        [row["problem"], *(f"{row[key]:.4f}" for key in ("dgrad_ms", "read_d_ms", "fused_ms")), f"{row['cost']:.3f}"]
+        for row in read(name)["rows"]
+    ]
+    header = ["problem", "dgrad, ms", "reading D", "dgrad + residual + mask", "over the sum of the first two"]
+    return grid(header, rows) + origin(name)
+
+
+def convolution_sanitizer() -> str:
+    name = "convolution_sm90_h200_sanitizer"
+    tools: dict[str, list[int]] = {}
+    for row in read(name)["rows"]:
+        calls, reported = tools.setdefault(row["tool"], [0, 0])
+        tools[row["tool"]] = [calls + sum(row["launches"].values()), reported + row["reported"]]
+    rows = [[tool, str(calls), str(reported)] for tool, (calls, reported) in tools.items()]
+    return grid(["compute-sanitizer", "calls", "reports"], rows) + origin(name)
+
+
+def _pooling(names: Sequence[str], floor: bool) -> str:
+    rows = []
+    for kind, called in POOLING_KINDS.items():
+        mine = [(name, row) for name in names for row in read(name)["rows"] if row["kind"] == kind]
+        if not mine:
+            continue
+        ratios = [(row["ours_ms"] / row["aten_ms"], row["case"]) for _, row in mine]
+        worst, case = max(ratios)
+        slower = sum(ratio > 1 for ratio, _ in ratios)
+        cells = [called, str(len(mine)), mean(ratio for ratio, _ in ratios), f"{worst:.2f} `{case}`", str(slower)]
+        if floor:
+            large = [
+                row["ours_ms"] / row["floor_ms"]
+                for name, row in mine
+                if row["bytes"] > read(name)["hardware"]["cache_bytes"]
+            ]
+            cells += [mean_and_worst(large), f"{sum(ratio <= NEAR for ratio in large)} of {len(large)}"]
+        rows.append(cells)
+    header = ["pass", "rows", "beside ATen", "the worst", "slower than ATen"]
+    header += ["over the floor", f"within {NEAR}"] if floor else []
+    return grid(header, rows) + origin(*names)
+
+
+def pooling_gpu() -> str:
+    return _pooling(["pooling_h200_gradients", "pooling_h200_forward"], floor=True)
+
+
+def pooling_cpu() -> str:
+    return _pooling(["pooling_cpu_xeon_float32"], floor=False)
+
+
+def pooling_memory() -> str:
+    name = "pooling_memory"
+    rows = [
+        [row["model"], row["dtype"], *(f"{row[key] / 2**20:.0f}" for key in ("int64", "offsets"))]
+        for row in read(name)["rows"]
+    ]
+    return grid(["model", "dtype", "int64 indices, MiB", "one-byte offsets, MiB"], rows) + origin(name)
+
+
+def commands() -> str:
+    rows = []
+    for document in read("commands_h200"):
+        words = document["command"].removeprefix("torch-max-backend bench ").removesuffix(" --device cuda --compare")
+        (case,) = document["cases"]
+        verified = "yes" if case["verification"]["passed"] else "no"
+        floor = f"{case['floor_fraction']:.0%}"
+        rows.append([f"`{words}`", f"{case['ms']:.3f}", f"{case['torch_ms']:.3f}", f"{case['ratio']:.2f}", floor, verified])
+    header = ["command", "ms", "PyTorch, ms", "ratio", "of the floor", "verified"]
+    return grid(header, rows) + origin("commands_h200")
+
+
+def gpu_tests() -> str:
+    rows = [[f"{row['run']}", row["result"], row["date"]] for row in read("gpu_tests_h200")["rows"]]
+    return grid(["run on one H200", "result", "date"], rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    table.__name__: table
+    for table in (
+        summary, training_steps, commands, gpu_tests, convolution_any_gpu, convolution_cpu, convolution_workspace,
+        convolution_hopper, convolution_epilogue, convolution_sanitizer, pooling_gpu, pooling_cpu, pooling_memory,
+    )
+}  # fmt: skip

@@ -1,0 +1,37 @@
+"""The pages: tables are those of the result files, links lead somewhere, no page grows beyond reading."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks import ROOT
+from benchmarks.figures import BLOCK, filled, pages
+from benchmarks.tables import TABLES
+
+PAGES = [*pages(), *ROOT.glob("[A-Z]*.md")]
+#: Generated in whole.
+LONG = {"support.md"}
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_tables_are_those_of_the_result_files(page: Path) -> None:
+    text = page.read_text()
+    assert len(BLOCK.findall(text)) == text.count("<!-- figures:")
+    assert filled(text) == text, "stale: python -m benchmarks figures"
+
+
+def test_every_table_stands_in_a_page() -> None:
+    text = "".join(page.read_text() for page in pages())
+    assert set(TABLES) == set(re.findall(r"<!-- figures: (\S+) -->", text))
+
+
+@pytest.mark.parametrize("page", sorted(set(PAGES)), ids=lambda page: page.name)
+def test_links_lead_to_files_and_pages_stay_short(page: Path) -> None:
+    text = page.read_text()
+    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+        if "://" not in link:
+            assert (page.parent / link).exists(), link
+    assert page.name in LONG or len(text.splitlines()) <= (200 if page.parent.name == "notes" else 300)
