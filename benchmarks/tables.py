@@ -255,7 +255,9 @@ def commands() -> str:
         (case,) = document["cases"]
         verified = "yes" if case["verification"]["passed"] else "no"
         floor = f"{case['floor_fraction']:.0%}"
-        rows.append([f"`{words}`", f"{case['ms']:.3f}", f"{case['torch_ms']:.3f}", f"{case['ratio']:.2f}", floor, verified])
+        rows.append(
+            [f"`{words}`", f"{case['ms']:.3f}", f"{case['torch_ms']:.3f}", f"{case['ratio']:.2f}", floor, verified]
+        )
     header = ["command", "ms", "PyTorch, ms", "ratio", "of the floor", "verified"]
     return grid(header, rows) + origin("commands_h200")
 

@@ -224,7 +224,7 @@ def main(
     for row in (
         ("device", name),
         ("versions", f"torch {version('torch')}, max {version('max')}, mojo {version('mojo-compiler')}, "
-                     f"torch-max-backend {version('torch-max-backend')}, Python {platform.python_version()}"),
+                     f"torch-max-backend {torch_max_backend.__version__}, Python {platform.python_version()}"),
         ("precision, optimizer", f"{'float32' if amp == 'none' else 'bfloat16 autocast'}, {optimizer}"),
         ("aten ops in MAX / in PyTorch", f"{in_max} / {in_torch}"),
         ("test accuracy", f"{reached:.2%} (eager {reference:.2%})"),

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from torch_max_backend import __version__
+
 ROOT = Path(__file__).resolve().parents[1]
 
 TRAINS = """
@@ -51,6 +53,8 @@ def test_it_holds_the_package_the_kernels_and_the_entry_points(wheel: Path) -> N
     assert "[torch_dynamo_backends]\nmax = torch_max_backend.backend:max_backend" in points
     assert "torch-max-backend = torch_max_backend.cli:app" in points
     assert any("licenses/LICENSE" in name for name in names)
+    assert "torch_max_backend/py.typed" in names
+    assert f"Name: torch-max-training\nVersion: {__version__}\n" in metadata
     assert "License-Expression: Apache-2.0" in metadata and "Requires-Python: <3.14,>=3.11" in metadata
     outside = {name for name in names if not name.startswith("torch_max_backend/") and ".dist-info/" not in name}
     assert not outside

@@ -10,6 +10,7 @@ from torch_max_backend.errors import (
     UnsupportedOpError,
 )
 from torch_max_backend.explain import Explanation, explain
+from torch_max_backend.version import __version__
 
 __all__ = [
     "DeviceUnavailableError",
@@ -18,6 +19,7 @@ __all__ = [
     "MaxBackendError",
     "OptionError",
     "UnsupportedOpError",
+    "__version__",
     "compile_ahead",
     "explain",
     "max_backend",

@@ -42,7 +42,7 @@ def installation() -> dict[str, str]:
     size = sum(entry.bytes for entry in entries)
     versions = cache.versions()
     return {
-        "torch-max-backend": versions["backend"],
+        "torch_max_backend": versions["backend"],
         "torch": torch.__version__,
         "max": versions["max"],
         "mojo": versions["mojo"],

@@ -29,6 +29,7 @@ from pathlib import Path
 from mojo.run import subprocess_run_mojo
 
 from torch_max_backend.mojo_ops import KERNELS_PATH
+from torch_max_backend.version import __version__
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ def versions() -> dict[str, str]:
     return {
         "max": importlib.metadata.version("max"),
         "mojo": _version_of("mojo", "mojo-compiler"),
-        "backend": _version_of("torch-max-backend"),
+        "backend": __version__,
         "kernels": kernels_digest(),
         "machine": f"{platform.system()}-{platform.machine()}",
     }
