@@ -224,7 +224,7 @@ def _run(choices: _Choices, control: RunControl, tasks: Sequence[Any], device: t
             for line in report.figures(result, ceilings(device, task.dtype) if result.times else None):
                 typer.echo(line)
             results.append(result)
-    settings = {"operation": choices.operation, "layout": choices.layout.value, **extra}
+    settings: dict[str, Any] = {"operation": choices.operation, "layout": choices.layout.value, **extra}
     if listed:
         title = ", ".join([choices.operation, choices.dtype.value, *list(settings.values())[1:], device.type])
         report.print_table(results, title)

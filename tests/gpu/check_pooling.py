@@ -32,8 +32,10 @@ from tests.kernels import test_pooling as kernel_tests
 
 def compare(name: str, got: torch.Tensor, wanted: torch.Tensor, exact: bool) -> bool:
     """Prints and counts a difference."""
+    # Averages round each addend, and the narrow types the result: 2^-8 of it in bfloat16.
+    rtol, atol = (1e-5, 1e-4) if got.dtype == torch.float32 else (1e-2, 1e-2)
     got = got.cpu().double()
-    close = torch.equal(got, wanted.double()) if exact else torch.allclose(got, wanted.double(), 1e-2, 1e-2)
+    close = torch.equal(got, wanted.double()) if exact else torch.allclose(got, wanted.double(), rtol, atol)
     if not close:
         print(f"WRONG {name}: {int((got != wanted.double()).sum())} of {got.numel()} elements differ")
     return close

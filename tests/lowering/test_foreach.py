@@ -71,7 +71,7 @@ CASES = [
         "adamw",
         listed(adam),
         recipe(*PAIRS, *PAIR, positive(3, 4), positive(3, 4), *[lambda generator: torch.tensor(3.0)] * 2),
-        slack=16,
+        slack=4,
     ),
     Case("adam_single", adam_single, recipe(randn(6, 7), randn(6, 7), randn(6, 7), positive(6, 7)), slack=4),
     Case(

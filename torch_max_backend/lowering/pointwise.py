@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import sympy
 import torch
@@ -22,7 +22,7 @@ from torch_max_backend.lowering.context import LoweringContext, dim_of, scalar
 from torch_max_backend.lowering.registry import Layout, lowering
 
 aten = torch.ops.aten
-Operand = TensorValue | int | float | bool | torch.SymInt | torch.SymFloat
+Operand: TypeAlias = TensorValue | int | float | bool | torch.SymInt | torch.SymFloat
 Promotion = ELEMENTWISE_TYPE_PROMOTION_KIND
 
 #: Whole exponents up to this are multiplied out; beyond, rounding adds up and a logarithm is better.

@@ -45,11 +45,11 @@ def order_with_units(shape: Sequence[Dim | Size], kept: Sequence[int]) -> Order:
     for order in (contiguous_order(rank), channels_last_order(rank)):
         if [dim for dim in order if not is_unit(shape[dim])] == list(kept):
             return order
-    order = list(kept)
+    placed = list(kept)
     for dim in range(rank):
         if is_unit(shape[dim]):
-            order.insert(order.index(dim - 1) + 1 if dim else 0, dim)
-    return tuple(order)
+            placed.insert(placed.index(dim - 1) + 1 if dim else 0, dim)
+    return tuple(placed)
 
 
 def reshaped(x: GraphTensor, shape: Sequence[Dim], order: Order) -> GraphTensor:
