@@ -17,6 +17,8 @@ comptime ALL_SHARED = 227 * 1024
 """Of a multiprocessor of a large GPU."""
 comptime RESERVED = 1024
 """Bytes of it that the system takes for each block."""
+comptime SPARE = 512
+"""Bytes of a block's shared memory that are no plane's: barriers, lines that runs begin and end in."""
 comptime MOST_THREADS = 2048
 comptime MOST_BLOCKS = 32
 comptime VECTOR = 4
@@ -103,7 +105,7 @@ struct Pipeline(KernelArgument):
         processors: Int,
     ):
         """Pieces for blocks of `threads`, each of which takes `wide` windows of a row, with at most `below` threads below
-        each other. Pieces are `times` as many planes as that occupies the threads, or a plane in `strips`.
+        each other. Pieces are `times` as many planes as that occupies the threads, as many as fit (0), or a plane in `strips`.
         `data` and `entry` are the bytes of a window's gradient and entry."""
         var height = Int(p.h.input)
         var width = Int(p.w.input)
@@ -127,7 +129,14 @@ struct Pipeline(KernelArgument):
         var beside = abreast
         if team <= LANES:
             beside *= threads // LANES
+        # Where fewer planes fit than occupy the threads, some threads have none.
+        var bytes = 4 * height * width + STAGES * (
+            windows_h * windows_w * (data + entry)
+        )
+        var fitting = (MOST_SHARED - SPARE) // bytes
         var planes = min(max(times * beside, 1), Int(p.batch))
+        if times == 0:
+            planes = min(max(min(beside, fitting), 1), Int(p.batch))
         if taken > 1:
             planes = 1
         self.planes = Int32(planes)
@@ -245,6 +254,7 @@ def plan_pipeline(
                     _ = consider(2, 1)
                     _ = consider(1, 2)
                 else:
+                    _ = consider(0, 1)
                     var strips = 2
                     while strips <= MOST_STRIPS and not consider(1, strips):
                         strips += 1
