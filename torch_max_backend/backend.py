@@ -42,6 +42,7 @@ def max_backend(
     example_inputs: Sequence[Any],
     *,
     options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
     **unknown: Any,
 ) -> Callable[..., Any]:
     """Compiles a Dynamo graph, forward and backward together, into MAX graphs.
@@ -50,18 +51,19 @@ def max_backend(
         gm: the graph that Dynamo captured.
         example_inputs: its (fake) inputs.
         options: see ``torch_max_backend.options.Options``.
+        mode: one of ``torch.compile``'s modes, see ``torch_max_backend.options.MODES``.
 
     Returns:
         A callable with the graph's calling convention.
 
     Raises:
-        OptionError: an unknown option or a bad value.
+        OptionError: an unknown option or mode, or a bad value.
         UnsupportedOpError: with ``options={"fallback": "error"}``, an op that MAX cannot run.
         DeviceUnavailableError: a tensor on a device that MAX does not have.
     """
     if unknown:
-        raise OptionError(f'backend "max" takes options={{...}} only, not {sorted(unknown)[0]!r}')
-    return _through_aot(gm, example_inputs, _Compilation(Options.parse(options)))
+        raise OptionError(f'backend "max" takes options={{...}} and mode=..., not {sorted(unknown)[0]!r}')
+    return _through_aot(gm, example_inputs, _Compilation(Options.parse(options, mode)))
 
 
 def build_only(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -116,6 +118,8 @@ class _Compilation:
 
     def backward(self, gm: GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
         """Saved activations come in the memory order that the forward graph left them in."""
+        # MAX takes no memory over that it got: what was saved may serve another backward pass (retain_graph).
+        TracingContext.get().fw_metadata.bw_donated_idxs = []
         static = set()
         for position, (node, value) in enumerate(zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True)):
             if isinstance(value, torch.Tensor):

@@ -50,12 +50,25 @@ class NodeCannotLower(Exception):
 
 @dataclass(frozen=True)
 class InputSpec:
-    """How one tensor enters a MAX graph: the argument it comes from and the memory order it must have."""
+    """How one tensor enters a MAX graph: the argument it comes from and the memory order it must have.
+
+    Attributes:
+        position: of the argument.
+        dtype: of the tensor.
+        order: the memory order that the graph was built for.
+        device: where the tensor lies.
+        shape: None where a size is symbolic.
+        dense: the traced tensor lay in ``order``, without gaps.
+        unguarded: nobody has checked that the tensor's negation bit is as it was traced (a gradient's).
+    """
 
     position: int
     dtype: torch.dtype
     order: Order
     device: torch.device
+    shape: tuple[int, ...] | None
+    dense: bool = True
+    unguarded: bool = False
 
 
 #: Stands for a constant that nothing has needed so far.
@@ -65,13 +78,15 @@ _NOT_YET = object()
 @dataclass(frozen=True)
 class OutputSpec:
     """How one result leaves: from the model's output ``index`` in memory order ``order``, or as argument
-    ``passthrough`` itself, or as a constant that no computation makes (None, an int)."""
+    ``passthrough`` itself, or as a constant that no computation makes (None, an int). Two results of one ``index``
+    are one tensor. ``shape`` is None where a size is symbolic."""
 
     index: int = -1
     order: Order = ()
+    dtype: torch.dtype = torch.float32
+    shape: tuple[int, ...] | None = ()
     passthrough: int | None = None
     constant: Any = None
-    stride: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -81,6 +96,8 @@ class WriteSpec:
     position: int
     index: int
     order: Order
+    dtype: torch.dtype
+    shape: tuple[int, ...] | None
 
 
 @dataclass
@@ -183,8 +200,19 @@ class GraphBuilder:
             value = node.meta.get("val")
             if not isinstance(value, torch.Tensor) or not _is_used(node):
                 continue
-            order = dense_order(value) or contiguous_order(value.dim())
-            specs.append(InputSpec(position, value.dtype, order, value.device))
+            dense = dense_order(value)
+            order = contiguous_order(value.dim()) if dense is None else dense
+            specs.append(
+                InputSpec(
+                    position,
+                    value.dtype,
+                    order,
+                    value.device,
+                    _static_shape(value),
+                    dense=dense is not None and not value.is_neg(),
+                    unguarded=node.name.startswith("tangents"),
+                )
+            )
             shape = [max_dim(value.shape[dim]) for dim in order]
             shapes.append(shape)
             # A signature takes names, no expressions: an extent like s0 - 2 enters as a name and is bound inside.
@@ -290,6 +318,7 @@ class GraphBuilder:
         specs: list[OutputSpec] = []
         results: list[TensorValue] = []
         leaving = output.args[0]
+        computed: dict[Node, OutputSpec] = {}
         for number, node in enumerate(leaving if isinstance(leaving, (tuple, list)) else (leaving,)):
             if not isinstance(node, Node):
                 specs.append(OutputSpec(constant=node))
@@ -299,18 +328,22 @@ class GraphBuilder:
             if node in positions:
                 specs.append(OutputSpec(passthrough=positions[node]))
                 continue
+            if node in computed:
+                # One tensor: PyTorch notices when its user writes to what the backward pass will read.
+                specs.append(computed[node])
+                continue
             tensor = self._value(node)
             if not isinstance(tensor, GraphTensor):
                 raise NodeCannotLower(node, f"the output {node} is no tensor")
             fake = node.meta["val"]
             wanted = tensor.order if number in self.free_outputs else dense_order(fake)
-            stride = None
             if wanted is None:
                 wanted = contiguous_order(fake.dim())
             tensor = tensor.to_order(wanted)
             if tensor.dtype != max_dtype(fake.dtype):
                 raise NodeCannotLower(node, f"lowered to {tensor.dtype}, PyTorch promised {fake.dtype}")
-            specs.append(OutputSpec(len(results), wanted, stride=stride))
+            specs.append(OutputSpec(len(results), wanted, fake.dtype, _static_shape(fake)))
+            computed[node] = specs[-1]
             results.append(ops.dense(tensor.value))
         return specs, results
 
@@ -320,7 +353,8 @@ class GraphBuilder:
         specs = []
         for target, source in self.writes:
             tensor = self.values[source]
-            specs.append(WriteSpec(positions[target], len(results), tensor.order))
+            fake = target.meta["val"]
+            specs.append(WriteSpec(positions[target], len(results), tensor.order, fake.dtype, _static_shape(fake)))
             results.append(ops.dense(tensor.value))
         return specs
 
@@ -334,6 +368,10 @@ def is_write_back(node: Node) -> bool:
         and isinstance(node.args[1], Node)
         and node.args[0].meta["val"].shape == node.args[1].meta["val"].shape
     )
+
+
+def _static_shape(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    return tuple(tensor.shape) if all(isinstance(size, int) for size in tensor.shape) else None
 
 
 def _is_size(node: Node) -> bool:

@@ -10,16 +10,21 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx import graph as fx_graph
 
 from torch_max_backend.errors import UnsupportedOpError
 from torch_max_backend.graph.builder import NodeCannotLower
 from torch_max_backend.graph.constants import describe_attributes, is_constant
+from torch_max_backend.graph.layout import strides_of
 from torch_max_backend.graph.partition import ORIGIN, Refusal, cut, is_host_node, refusals
 from torch_max_backend.graph.random import hoist_draws
 from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.executable import Executable
 from torch_max_backend.runtime.mlir import in_mlir_context
+
+#: Generates functions that take their arguments in a list and empty it; not in every PyTorch.
+_BoxedCodeGen = getattr(fx_graph, "_BoxedCodeGen", None)
 
 
 @dataclass
@@ -143,9 +148,12 @@ def _assemble(
         )
         added.append(executable)
         setattr(pieces, str(node.target), executable)
+    if _BoxedCodeGen is not None:
+        # The generated code drops an argument behind its last use; the caller has let go of it.
+        pieces.graph.set_codegen(_BoxedCodeGen())
     pieces.recompile()
     sources = [_source(node, pieces) for node in pieces.graph.output_node().args[0]]
-    return lambda args: pieces(*args), sources
+    return pieces if _BoxedCodeGen is not None else (lambda args: pieces(*args)), sources
 
 
 def _is_built(node: Node) -> bool:
@@ -192,14 +200,5 @@ def _output_strides(
             strides.append(None)
             continue
         order = source[0].output_order(source[1]) if source and number in free_outputs else None
-        strides.append(tuple(fake.stride()) if order is None else _strides_of(fake.shape, order))
+        strides.append(tuple(fake.stride()) if order is None else strides_of(fake.shape, order))
     return strides
-
-
-def _strides_of(shape: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:
-    strides: list[Any] = [1] * len(shape)
-    step: Any = 1
-    for dim in reversed(order):
-        strides[dim] = step
-        step = step * shape[dim]
-    return tuple(strides)

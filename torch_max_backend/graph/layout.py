@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from max.dtype import DType
@@ -59,6 +60,17 @@ def dense_order(tensor: torch.Tensor) -> Order | None:
         return None
     order = tuple(sorted(range(rank), key=lambda d: (-stride[d], d)))
     return order if _matches(tensor, order) else None
+
+
+def strides_of(shape: Sequence[Any], order: Order) -> tuple[Any, ...]:
+    """The strides, in elements, of a dense tensor of ``shape`` in memory order ``order``."""
+    strides: list[Any] = [1] * len(shape)
+    step: Any = 1
+    for dim in reversed(order):
+        strides[dim] = step
+        # As PyTorch counts where a dimension is empty.
+        step = step * shape[dim] if not isinstance(shape[dim], int) else step * max(shape[dim], 1)
+    return tuple(strides)
 
 
 def _matches(tensor: torch.Tensor, order: Order) -> bool:

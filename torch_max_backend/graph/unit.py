@@ -52,7 +52,7 @@ class CompilationUnit:
         session.max_device(device)
         module = self._modules.setdefault(device, Module())
         built = GraphBuilder(gm, name, module, session.kernel_library(), free_outputs).build()
-        executable = Executable(built, device, static_inputs)
+        executable = Executable(built, device)
         self.graphs.append(built)
         self._pending.setdefault(device, []).append(executable)
         return executable

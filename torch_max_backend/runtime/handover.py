@@ -1,0 +1,263 @@
+"""Handing tensors over between PyTorch and MAX: the same memory on both sides, no copy.
+
+Both runtimes speak DLPack, whose Python protocol orders streams anew for every tensor. Here capsules are made and
+taken in C alone; the order of streams is settled once for a call (``runtime/streams.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from operator import getitem, itemgetter
+from typing import Any
+
+import torch
+from max._core.dlpack import make_dlpack_capsule
+from max.driver import Buffer
+from torch._C import _from_dlpack as tensor_of_capsule
+from torch._C._dynamo.guards import assert_size_stride
+
+from torch_max_backend.dtypes import max_dtype
+from torch_max_backend.graph.builder import InputSpec, OutputSpec, WriteSpec
+from torch_max_backend.graph.layout import strides_of
+
+# DLDeviceType of the DLPack specification.
+_DL_CPU, _DL_CUDA, _DL_ROCM = 1, 2, 10
+
+#: Addresses that an argument is remembered at; a caching allocator deals out few in turn.
+_ADDRESSES = 16
+
+_data_ptr = torch.Tensor.data_ptr
+_dtype_of = torch.Tensor.dtype.__get__
+_is_negated = torch.Tensor.is_neg
+
+
+def dlpack_device(device: torch.device) -> tuple[int, int]:
+    """DLPack's name for a PyTorch device: its type and its index."""
+    if device.type == "cpu":
+        return _DL_CPU, 0
+    return (_DL_ROCM if torch.version.hip else _DL_CUDA), device.index or 0
+
+
+class _Capsule:
+    """A DLPack capsule behind the protocol by which MAX asks for one; MAX's wish for stream order is not heard."""
+
+    __slots__ = ("capsule", "device")
+
+    def __init__(self, capsule: object, device: tuple[int, int]) -> None:
+        self.capsule = capsule
+        self.device = device
+
+    def __dlpack__(self, **_: Any) -> object:
+        return self.capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device
+
+
+def borrow(address: int, dtype: torch.dtype, shape: Sequence[int], device: tuple[int, int]) -> Buffer:
+    """A contiguous MAX buffer over memory that somebody else owns and keeps for as long as the buffer is used."""
+    # () is the owner: nothing.
+    capsule = make_dlpack_capsule((), address, *device, max_dtype(dtype), shape, None, None)
+    return Buffer._from_dlpack(_Capsule(capsule, device))
+
+
+def _taker(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A function from a sequence to its items at ``positions``."""
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    return lambda items: [items[position] for position in positions]
+
+
+class Inputs:
+    """The tensor arguments of one graph on their way into MAX.
+
+    A MAX buffer is made for an address and owns nothing, so it serves whatever tensor of that size, strides and dtype
+    lies there later: parameters, activations and gradients come to the same addresses again and again. Only the length
+    of a call counts, during which the caller holds the tensors.
+    """
+
+    def __init__(self, specs: Sequence[InputSpec]) -> None:
+        self._specs = specs
+        self._devices = [dlpack_device(spec.device) for spec in specs]
+        known = [number for number, spec in enumerate(specs) if _is_regular(spec)]
+        self._known = known
+        self._take = _taker([specs[number].position for number in known])
+        self._shapes = [specs[number].shape for number in known]
+        self._strides = [strides_of(specs[number].shape or (), specs[number].order) for number in known]
+        self._dtypes = [specs[number].dtype for number in known]
+        self._books: list[dict[int, Buffer]] = [{} for _ in known]
+        self._others = [number for number in range(len(specs)) if number not in set(known)]
+        unguarded = [spec.position for spec in specs if spec.unguarded]
+        self._take_unguarded = _taker(unguarded) if unguarded else None
+
+    def buffers(self, args: Sequence[Any]) -> tuple[list[Buffer], list[torch.Tensor]]:
+        """A buffer for each input, and the copies that have to live until the graph has run.
+
+        A tensor in another memory order than the graph was built for is copied into that order.
+
+        Raises:
+            ValueError: a tensor of another shape or dtype than the graph was built for.
+        """
+        tensors = self._take(args)
+        try:
+            deque(map(assert_size_stride, tensors, self._shapes, self._strides), 0)
+        except AssertionError:
+            return self._one_by_one(args)
+        if list(map(_dtype_of, tensors)) != self._dtypes or (
+            self._take_unguarded is not None and any(map(_is_negated, self._take_unguarded(args)))
+        ):
+            return self._one_by_one(args)
+        try:
+            buffers = list(map(getitem, self._books, map(_data_ptr, tensors)))
+        except KeyError:
+            buffers = [self._remembered(place, tensor) for place, tensor in enumerate(tensors)]
+        copies: list[torch.Tensor] = []
+        for number in self._others:
+            buffers.insert(number, self._made(number, args, copies))
+        return buffers, copies
+
+    def _remembered(self, place: int, tensor: torch.Tensor) -> Buffer:
+        book, address = self._books[place], tensor.data_ptr()
+        buffer = book.get(address)
+        if buffer is None:
+            buffer = self._made(self._known[place], {self._specs[self._known[place]].position: tensor}, [])
+            if len(book) >= _ADDRESSES:
+                book.clear()
+            book[address] = buffer
+        return buffer
+
+    def _one_by_one(self, args: Sequence[Any]) -> tuple[list[Buffer], list[torch.Tensor]]:
+        copies: list[torch.Tensor] = []
+        return [self._made(number, args, copies) for number in range(len(self._specs))], copies
+
+    def _made(self, number: int, args: Any, copies: list[torch.Tensor]) -> Buffer:
+        spec = self._specs[number]
+        tensor = args[spec.position]
+        if tensor.dtype != spec.dtype or tensor.device != spec.device:
+            expected, found = f"{spec.dtype} on {spec.device}", f"{tensor.dtype} on {tensor.device}"
+            raise ValueError(f"argument {spec.position}: expected {expected}, got {found}")
+        if spec.shape is not None and tuple(tensor.shape) != spec.shape:
+            raise ValueError(f"argument {spec.position}: expected shape {list(spec.shape)}, got {list(tensor.shape)}")
+        view = tensor.detach() if tensor.requires_grad else tensor
+        if view.is_neg():
+            view = view.resolve_neg()
+        view = view.permute(spec.order).contiguous()
+        if view.data_ptr() != tensor.data_ptr():
+            copies.append(view)
+        return borrow(view.data_ptr(), spec.dtype, tuple(view.shape), self._devices[number])
+
+
+def _is_regular(spec: InputSpec) -> bool:
+    """Whether the tensors' sizes and strides are known beforehand, and such that MAX can take their memory."""
+    return spec.shape is not None and math.prod(spec.shape) > 0 and spec.dense
+
+
+class Outputs:
+    """The results of one graph on their way out of MAX.
+
+    A tensor over a result's memory owns the result: MAX's allocator gets the memory back, in the order of MAX's stream,
+    when the last view of it has gone.
+    """
+
+    def __init__(self, outputs: Sequence[OutputSpec], writes: Sequence[WriteSpec], device: torch.device) -> None:
+        self._device = dlpack_device(device)
+        computed = {spec.index: (spec.order, spec.dtype, spec.shape) for spec in (*outputs, *writes) if spec.index >= 0}
+        facts = [computed[index] for index in range(len(computed))]
+        self._orders = [order for order, _, _ in facts]
+        self._dtypes = [max_dtype(dtype) for _, dtype, _ in facts]
+        self._shapes = [shape or () for _, _, shape in facts]
+        self._strides = [strides_of(shape or (), order if shape else ()) for order, _, shape in facts]
+        self._symbolic = [index for index, (_, _, shape) in enumerate(facts) if shape is None]
+        self._ownership = _Ownership()
+        groups: dict[torch.dtype, list[WriteSpec]] = {}
+        for write in writes:
+            groups.setdefault(write.dtype, []).append(write)
+        self._writes = [
+            (_taker([write.position for write in group]), _taker([write.index for write in group]))
+            for group in groups.values()
+        ]
+        # What leaves is picked from the results, the constants and, behind them, the arguments.
+        self._constants = [spec.constant for spec in outputs if spec.index < 0 and spec.passthrough is None]
+        first_constant, first_argument = len(facts), len(facts) + len(self._constants)
+        constants = iter(range(first_constant, first_argument))
+        self._takes_arguments = any(spec.passthrough is not None for spec in outputs)
+        self._pick = _taker([
+            spec.index if spec.index >= 0 else next(constants) if spec.passthrough is None
+            else first_argument + spec.passthrough
+            for spec in outputs
+        ])  # fmt: skip
+
+    def collect(self, results: list[Buffer], inputs: Sequence[Buffer], args: Sequence[Any]) -> list[Any]:
+        """Updates the arguments that the program updates, and returns what it returns."""
+        shapes, strides = self._shapes, self._strides
+        if self._symbolic:
+            shapes, strides = list(shapes), list(strides)
+            for index in self._symbolic:
+                extents, order = dict(zip(self._orders[index], results[index].shape, strict=True)), self._orders[index]
+                shapes[index] = tuple(extents[dim] for dim in range(len(order)))
+                strides[index] = strides_of(shapes[index], order)
+        kind, number = self._device
+        addresses = list(map(Buffer._data_ptr, results))
+        where = repeat(kind), repeat(number)
+        capsules = map(make_dlpack_capsule, results, addresses, *where, self._dtypes, shapes, strides, repeat(None))
+        tensors: list[Any] = list(map(tensor_of_capsule, capsules))
+        for index in self._ownership.foreign(results, inputs):
+            tensors[index] = tensors[index].clone()
+        if self._writes:
+            with torch.no_grad():
+                for take, new in self._writes:
+                    torch._foreach_copy_(take(args), new(tensors))
+        tensors += self._constants
+        if self._takes_arguments:
+            tensors += args
+        return list(self._pick(tensors))
+
+
+class _Ownership:
+    """Finds out which results of a graph have no memory of their own: these have to be copied.
+
+    MAX returns an argument, or a reshaped one, as it is, and constants in the model's own memory. But PyTorch promised
+    a tensor that its user may write to, and what MAX has for an argument lasts for a call only. The graph settles which
+    results these are; it shows in the first call, and for constants in the second.
+    """
+
+    #: Larger results are not taken for constants.
+    _CONSTANT_BYTES = 2**20
+
+    def __init__(self) -> None:
+        self._foreign: list[int] | None = None
+        self._first: dict[int, Buffer] | None = None
+
+    def foreign(self, results: Sequence[Buffer], inputs: Sequence[Buffer]) -> list[int]:
+        """The numbers of the results that the caller has to copy."""
+        first = self._first
+        if first is None and self._foreign is not None:
+            return self._foreign
+        if self._foreign is None or first is None:
+            foreign = _overlapping(results, inputs)
+            small = {number: buffer for number, buffer in enumerate(results) if _bytes(buffer) <= self._CONSTANT_BYTES}
+            self._first, self._foreign = small, foreign
+            return sorted({*foreign, *small})
+        # The first call's results live until now: nothing else can have come to lie there.
+        constants = {number for number, buffer in first.items() if results[number]._data_ptr() == buffer._data_ptr()}
+        self._foreign, self._first = sorted({*self._foreign, *constants}), None
+        return self._foreign
+
+
+def _overlapping(results: Sequence[Buffer], inputs: Sequence[Buffer]) -> list[int]:
+    """Results that lie in an input's memory or in an earlier result's."""
+    taken = [(buffer._data_ptr(), buffer._data_ptr() + _bytes(buffer)) for buffer in inputs]
+    found = []
+    for number, buffer in enumerate(results):
+        begin, end = buffer._data_ptr(), buffer._data_ptr() + _bytes(buffer)
+        if any(begin < other_end and other_begin < end for other_begin, other_end in taken):
+            found.append(number)
+        taken.append((begin, end))
+    return found
+
+
+def _bytes(buffer: Buffer) -> int:
+    return buffer.num_elements * buffer.element_size

@@ -1,0 +1,63 @@
+"""The order of MAX's queue and PyTorch's streams on one CUDA device."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from torch_max_backend.runtime.session import max_device
+
+
+class StreamOrder:
+    """Puts what MAX runs behind what PyTorch has queued, and what PyTorch queues later behind MAX.
+
+    The host waits for nothing. One event each way serves all tensors of a call.
+
+    MAX's allocator deals memory out again in the order of MAX's queue, as soon as the last tensor over it has gone;
+    work that reads it may still wait on the PyTorch stream that got the tensor. So MAX's queue waits for every stream
+    on which it was called so far, not for the current one alone.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        queue = max_device(device).default_queue
+        self._device = device
+        self._index = device.index or 0
+        self._queue = torch.cuda.ExternalStream(queue.native_stream_handle, device=device)
+        self._before = torch.cuda.Event()
+        self._after = torch.cuda.Event()
+        self._streams: dict[int, torch.cuda.Stream] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """MAX's turn on the device: what is queued inside runs between what PyTorch's current stream has and gets."""
+        handle = torch._C._cuda_getCurrentRawStream(self._index)
+        with self._lock:
+            current = self._streams.get(handle)
+            if current is None:
+                current = torch.cuda.current_stream(self._device)
+                # A stream that somebody else made (an even identifier, not 0) may be destroyed: it is not kept.
+                if current.stream_id % 2 or not current.stream_id:
+                    self._streams[handle] = current
+                else:
+                    self._before.record(current)
+                    self._queue.wait_event(self._before)
+            for stream in self._streams.values():
+                self._before.record(stream)
+                self._queue.wait_event(self._before)
+            try:
+                yield
+            finally:
+                # Also after an error: what was queued before it may still read the arguments.
+                self._after.record(self._queue)
+                current.wait_event(self._after)
+
+
+@functools.cache
+def stream_order(device: torch.device) -> StreamOrder:
+    """The order of ``device``, one for the process."""
+    return StreamOrder(device)
