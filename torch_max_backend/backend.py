@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +30,6 @@ from torch_max_backend.runtime.background import Job
 log = logging.getLogger("torch_max_backend")
 
 _numbers = itertools.count()
-_PRIMAL = re.compile(r"^primals_(\d+)$")
 
 #: Called with every CompiledGraph; ``explain`` listens here.
 observers: list[Callable[[CompiledGraph], None]] = []
@@ -106,38 +104,27 @@ class _Compilation:
         self.options = options
         self.label = f"max_{next(_numbers)}"
         self.unit = CompilationUnit(self.label)
-        self.static_primals: frozenset[int] = frozenset()
         self.start = time.perf_counter()
 
     def forward(self, gm: GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
         metadata = TracingContext.get().fw_metadata
-        self.static_primals = frozenset(metadata.static_input_indices)
         outputs = gm.graph.output_node().args[0]
         saved = frozenset(range(metadata.num_forward, len(outputs)))
-        return self._compile(gm, "forward", saved, self.static_primals)
+        return self._compile(gm, "forward", saved)
 
     def backward(self, gm: GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
         """Saved activations come in the memory order that the forward graph left them in."""
         # MAX takes no memory over that it got: what was saved may serve another backward pass (retain_graph).
         TracingContext.get().fw_metadata.bw_donated_idxs = []
-        static = set()
-        for position, (node, value) in enumerate(zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True)):
+        for node, value in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True):
             if isinstance(value, torch.Tensor):
                 node.meta["val"] = value
-            primal = _PRIMAL.match(node.name)
-            if primal and int(primal[1]) - 1 in self.static_primals:
-                static.add(position)
-        return self._compile(gm, "backward", frozenset(), frozenset(static))
+        return self._compile(gm, "backward", frozenset())
 
     def inference(self, gm: GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
-        context = TracingContext.try_get()
-        metadata = context.fw_metadata if context else None
-        static = frozenset(metadata.static_input_indices) if metadata else frozenset()
-        return self._compile(gm, "inference", frozenset(), static)
+        return self._compile(gm, "inference", frozenset())
 
-    def _compile(
-        self, gm: GraphModule, kind: str, free_outputs: frozenset[int], static_inputs: frozenset[int]
-    ) -> CompiledGraph:
+    def _compile(self, gm: GraphModule, kind: str, free_outputs: frozenset[int]) -> CompiledGraph:
         # AOTAutograd calls with its fake mode on, under which a lowering could not compute a constant.
         with _disable_current_modes():
             compiled = compile_graph(
@@ -146,7 +133,6 @@ class _Compilation:
                 self.options,
                 kind,
                 free_outputs=free_outputs,
-                static_inputs=static_inputs,
             )
         context = TracingContext.try_get()
         if context is not None and context.output_strides is not None:
@@ -207,10 +193,8 @@ class _Handover:
 class _Building(_Compilation):
     """Graphs that are built and never compiled: PyTorch runs them."""
 
-    def _compile(
-        self, gm: GraphModule, kind: str, free_outputs: frozenset[int], static_inputs: frozenset[int]
-    ) -> Callable[..., Any]:
-        super()._compile(gm, kind, frozenset(), static_inputs)
+    def _compile(self, gm: GraphModule, kind: str, free_outputs: frozenset[int]) -> Callable[..., Any]:
+        super()._compile(gm, kind, frozenset())
         return make_boxed_func(gm)
 
     def finish(self) -> None:

@@ -22,8 +22,8 @@ class Options:
     """What a user may choose.
 
     Attributes:
-        capture: asks for steps that are recorded as device graphs and replayed, as ``mode="reduce-overhead"`` does.
-            Steps run plainly so far, and one logged line says so.
+        capture: on a GPU, graphs are captured as device graphs and replayed, which takes little of the host's time
+            (``docs/capture.md``); on a CPU it changes nothing. ``mode="reduce-overhead"`` means the same.
         fallback: "eager" leaves an op that MAX cannot run in PyTorch, with one warning for each op; "error" raises
             UnsupportedOpError instead.
         compile: "wait" returns from the first call when its graphs are compiled; "background" runs the program in

@@ -65,7 +65,6 @@ def compile_graph(
     name: str,
     *,
     free_outputs: frozenset[int] = frozenset(),
-    static_inputs: frozenset[int] = frozenset(),
 ) -> CompiledGraph:
     """Puts ``gm`` into ``unit`` and returns its callable, which runs once the unit is compiled.
 
@@ -75,7 +74,6 @@ def compile_graph(
         options: the user's options.
         name: names the MAX graphs, unique in the process.
         free_outputs: outputs whose strides nobody relies on.
-        static_inputs: placeholders that are parameters or buffers.
 
     Raises:
         UnsupportedOpError: an op cannot run in MAX and the options forbid the fallback.
@@ -90,7 +88,7 @@ def compile_graph(
         _report(found, options)
         added: list[Executable] = []
         try:
-            runner, sources = _assemble(gm, unit, name, found, added, free_outputs, static_inputs)
+            runner, sources = _assemble(gm, unit, name, found, added, free_outputs, options.capture)
         except NodeCannotLower as error:
             for executable in added:
                 unit.discard(executable)
@@ -125,15 +123,14 @@ def _assemble(
     found: dict[str, Refusal],
     added: list[Executable],
     free_outputs: frozenset[int],
-    static_inputs: frozenset[int],
+    capture: bool,
 ) -> tuple[Callable[[Sequence[Any]], Sequence[Any]], list[tuple[Executable, int] | None]]:
     """The callable, and for each of its outputs the executable that makes it with the number it has there."""
     calls = [node for node in gm.graph.nodes if node.op in ("call_function", "call_module", "get_attr")]
     if not found and calls and all(_is_built(node) for node in calls):
-        added.append(unit.add(gm, name, free_outputs=free_outputs, static_inputs=static_inputs))
+        added.append(unit.add(gm, name, free_outputs=free_outputs, capture=capture))
         return added[0].run, [(added[0], number) for number in range(len(gm.graph.output_node().args[0]))]
     pieces = cut(gm, found)
-    placeholders = {node: i for i, node in enumerate(pieces.graph.find_nodes(op="placeholder"))}
     for node in pieces.graph.nodes:
         if node.op != "call_module":
             continue
@@ -144,7 +141,7 @@ def _assemble(
             piece,
             f"{name}_{len(added)}",
             free_outputs=_free_in_piece(node, pieces, free_outputs),
-            static_inputs=frozenset(i for i, arg in enumerate(node.args) if placeholders.get(arg, -1) in static_inputs),
+            capture=capture,
         )
         added.append(executable)
         setattr(pieces, str(node.target), executable)

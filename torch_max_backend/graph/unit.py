@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 
@@ -14,8 +15,11 @@ from torch.fx import GraphModule
 from torch_max_backend.graph.builder import BuiltGraph, GraphBuilder, graph_device
 from torch_max_backend.runtime import background, session
 from torch_max_backend.runtime.background import Job
+from torch_max_backend.runtime.capture import Capture, refusal
 from torch_max_backend.runtime.executable import Executable
 from torch_max_backend.runtime.mlir import in_mlir_context
+
+log = logging.getLogger("torch_max_backend")
 
 
 class CompilationUnit:
@@ -40,9 +44,11 @@ class CompilationUnit:
         name: str,
         *,
         free_outputs: frozenset[int] = frozenset(),
-        static_inputs: frozenset[int] = frozenset(),
+        capture: bool = False,
     ) -> Executable:
         """Builds ``gm`` and returns its executable, runnable after ``compile``.
+
+        With ``capture`` it is replayed as a device graph where that is possible.
 
         Raises:
             NodeCannotLower: a lowering refused a node; the unit is unchanged.
@@ -52,7 +58,18 @@ class CompilationUnit:
         session.max_device(device)
         module = self._modules.setdefault(device, Module())
         built = GraphBuilder(gm, name, module, session.kernel_library(), free_outputs).build()
-        executable = Executable(built, device)
+        captured, kept = None, frozenset[int]()
+        if capture:
+            reason = refusal([spec.device.type for spec in built.inputs], any(s.shape is None for s in built.inputs))
+            if reason is None:
+                # Two calls more for each graph whose results this one may take.
+                captured = Capture(name, 3 + 2 * len(self.graphs))
+                # Gradients are dropped before the next step; users keep results of a forward graph longer.
+                if not name.startswith("backward"):
+                    kept = frozenset(range(len(built.outputs))) - free_outputs
+            else:
+                log.info("%s is not captured: %s", name, reason)
+        executable = Executable(built, device, captured, kept)
         self.graphs.append(built)
         self._pending.setdefault(device, []).append(executable)
         return executable

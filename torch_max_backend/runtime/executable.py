@@ -12,6 +12,7 @@ from max.engine import Model
 
 from torch_max_backend.graph.builder import BuiltGraph
 from torch_max_backend.graph.layout import Order
+from torch_max_backend.runtime.capture import Capture
 from torch_max_backend.runtime.execution import execute
 from torch_max_backend.runtime.handover import Inputs, Outputs
 from torch_max_backend.runtime.streams import stream_order
@@ -22,9 +23,21 @@ class Executable(torch.nn.Module):
 
     Tensors cross without a copy, in and out, in whatever dense memory order the graph was built for; a tensor with
     other strides is copied into that order first.
+
+    Args:
+        built: the graph.
+        device: that it computes on.
+        capture: replays its launches.
+        not_lent: outputs that a captured graph has to copy, see ``handover.Outputs``.
     """
 
-    def __init__(self, built: BuiltGraph, device: torch.device) -> None:
+    def __init__(
+        self,
+        built: BuiltGraph,
+        device: torch.device,
+        capture: Capture | None = None,
+        not_lent: frozenset[int] = frozenset(),
+    ) -> None:
         super().__init__()
         self.built = built
         self.name = built.name
@@ -32,7 +45,8 @@ class Executable(torch.nn.Module):
         self.layout_changes = built.layout_changes
         self.device = device
         self.inputs = Inputs(built.inputs)
-        self.outputs = Outputs(built.outputs, built.writes, device)
+        self.outputs = Outputs(built.outputs, built.writes, device, not_lent)
+        self.capture = capture
         self._orders = [spec.order if spec.index >= 0 else None for spec in built.outputs]
         self.model: Model | None = None
         self._lock = threading.Lock()
@@ -61,8 +75,11 @@ class Executable(torch.nn.Module):
             raise RuntimeError(f"{self.name} was called before it was compiled")
         buffers, _copies = self.inputs.buffers(args)
         with self._turn():
-            results = execute(self.model, buffers)
-        return self.outputs.collect(results, buffers, args)
+            if self.capture is None:
+                results, loan = execute(self.model, buffers), None
+            else:
+                results, loan = self.capture.run(self.model, buffers)
+        return self.outputs.collect(results, buffers, args, loan)
 
     def _turn(self) -> AbstractContextManager[Any]:
         """One caller at a time; on a GPU also in order with PyTorch's streams."""

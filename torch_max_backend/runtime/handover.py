@@ -160,9 +160,22 @@ class Outputs:
 
     A tensor over a result's memory owns the result: MAX's allocator gets the memory back, in the order of MAX's stream,
     when the last view of it has gone.
+
+    Args:
+        outputs: what leaves.
+        writes: the arguments that are updated.
+        device: of the graph.
+        not_lent: numbers of outputs that are copied where memory is only lent (``runtime/capture.py``): those that
+            users keep beyond the next call.
     """
 
-    def __init__(self, outputs: Sequence[OutputSpec], writes: Sequence[WriteSpec], device: torch.device) -> None:
+    def __init__(
+        self,
+        outputs: Sequence[OutputSpec],
+        writes: Sequence[WriteSpec],
+        device: torch.device,
+        not_lent: frozenset[int] = frozenset(),
+    ) -> None:
         self._device = dlpack_device(device)
         computed = {spec.index: (spec.order, spec.dtype, spec.shape) for spec in (*outputs, *writes) if spec.index >= 0}
         facts = [computed[index] for index in range(len(computed))]
@@ -172,6 +185,7 @@ class Outputs:
         self._strides = [strides_of(shape or (), order if shape else ()) for order, _, shape in facts]
         self._symbolic = [index for index, (_, _, shape) in enumerate(facts) if shape is None]
         self._ownership = _Ownership()
+        self._not_lent = frozenset(outputs[number].index for number in not_lent if outputs[number].index >= 0)
         groups: dict[torch.dtype, list[WriteSpec]] = {}
         for write in writes:
             groups.setdefault(write.dtype, []).append(write)
@@ -190,8 +204,13 @@ class Outputs:
             for spec in outputs
         ])  # fmt: skip
 
-    def collect(self, results: list[Buffer], inputs: Sequence[Buffer], args: Sequence[Any]) -> list[Any]:
-        """Updates the arguments that the program updates, and returns what it returns."""
+    def collect(
+        self, results: list[Buffer], inputs: Sequence[Buffer], args: Sequence[Any], loan: object = None
+    ) -> list[Any]:
+        """Updates the arguments that the program updates, and returns what it returns.
+
+        With a ``loan`` it owns the results' memory, and lives as long as a tensor over one of them.
+        """
         shapes, strides = self._shapes, self._strides
         if self._symbolic:
             shapes, strides = list(shapes), list(strides)
@@ -201,10 +220,14 @@ class Outputs:
                 strides[index] = strides_of(shapes[index], order)
         kind, number = self._device
         addresses = list(map(Buffer._data_ptr, results))
+        owners = results if loan is None else repeat(loan)
         where = repeat(kind), repeat(number)
-        capsules = map(make_dlpack_capsule, results, addresses, *where, self._dtypes, shapes, strides, repeat(None))
+        capsules = map(make_dlpack_capsule, owners, addresses, *where, self._dtypes, shapes, strides, repeat(None))
         tensors: list[Any] = list(map(tensor_of_capsule, capsules))
-        for index in self._ownership.foreign(results, inputs):
+        copied = self._ownership.foreign(results, inputs)
+        if loan is not None:
+            copied = self._not_lent.union(copied)
+        for index in copied:
             tensors[index] = tensors[index].clone()
         if self._writes:
             with torch.no_grad():
