@@ -10,7 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import repeat
-from operator import getitem, itemgetter
+from operator import attrgetter, getitem, itemgetter
 from typing import Any
 
 import torch
@@ -30,7 +30,8 @@ _DL_CPU, _DL_CUDA, _DL_ROCM = 1, 2, 10
 _ADDRESSES = 16
 
 _data_ptr = torch.Tensor.data_ptr
-_dtype_of = torch.Tensor.dtype.__get__
+_dtype_of: Callable[[torch.Tensor], torch.dtype] = attrgetter("dtype")
+_assert_size_stride: Callable[..., None] = assert_size_stride
 _is_negated = torch.Tensor.is_neg
 
 
@@ -85,7 +86,7 @@ class Inputs:
         known = [number for number, spec in enumerate(specs) if _is_regular(spec)]
         self._known = known
         self._take = _taker([specs[number].position for number in known])
-        self._shapes = [specs[number].shape for number in known]
+        self._shapes = [specs[number].shape or () for number in known]
         self._strides = [strides_of(specs[number].shape or (), specs[number].order) for number in known]
         self._dtypes = [specs[number].dtype for number in known]
         self._books: list[dict[int, Buffer]] = [{} for _ in known]
@@ -103,7 +104,7 @@ class Inputs:
         """
         tensors = self._take(args)
         try:
-            deque(map(assert_size_stride, tensors, self._shapes, self._strides), 0)
+            deque(map(_assert_size_stride, tensors, self._shapes, self._strides), 0)
         except AssertionError:
             return self._one_by_one(args)
         if list(map(_dtype_of, tensors)) != self._dtypes or (
@@ -177,7 +178,8 @@ class Outputs:
         not_lent: frozenset[int] = frozenset(),
     ) -> None:
         self._device = dlpack_device(device)
-        computed = {spec.index: (spec.order, spec.dtype, spec.shape) for spec in (*outputs, *writes) if spec.index >= 0}
+        everything: list[OutputSpec | WriteSpec] = [*outputs, *writes]
+        computed = {spec.index: (spec.order, spec.dtype, spec.shape) for spec in everything if spec.index >= 0}
         facts = [computed[index] for index in range(len(computed))]
         self._orders = [order for order, _, _ in facts]
         self._dtypes = [max_dtype(dtype) for _, dtype, _ in facts]
@@ -224,15 +226,15 @@ class Outputs:
         where = repeat(kind), repeat(number)
         capsules = map(make_dlpack_capsule, owners, addresses, *where, self._dtypes, shapes, strides, repeat(None))
         tensors: list[Any] = list(map(tensor_of_capsule, capsules))
-        copied = self._ownership.foreign(results, inputs)
+        copied = frozenset(self._ownership.foreign(results, inputs))
         if loan is not None:
-            copied = self._not_lent.union(copied)
+            copied |= self._not_lent
         for index in copied:
             tensors[index] = tensors[index].clone()
         if self._writes:
             with torch.no_grad():
                 for take, new in self._writes:
-                    torch._foreach_copy_(take(args), new(tensors))
+                    torch._foreach_copy_(list(take(args)), list(new(tensors)))
         tensors += self._constants
         if self._takes_arguments:
             tensors += args
