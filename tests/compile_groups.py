@@ -20,7 +20,7 @@ GROUPS = {
         "layers",
     ),
     **dict.fromkeys(
-        ("unary", "pointwise", "comparison", "reduction", "shape", "indexing", "foreach"),
+        ("unary", "pointwise", "comparison", "reduction", "shape", "indexing", "sorting", "foreach"),
         "elements",
     ),
     "attention": "attention",

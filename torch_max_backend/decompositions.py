@@ -76,6 +76,17 @@ TAKEN_APART: tuple[OpOverloadPacket | OpOverload, ...] = (
 )
 
 
+def weight_norm_backward(
+    grad: torch.Tensor, v: torch.Tensor, g: torch.Tensor, norms: torch.Tensor, dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``aten._weight_norm_interface_backward``: the gradients of v and g, where w = g * v / norms and ``norms`` are the
+    lengths of v's slices along ``dim``."""
+    norms = norms.to(g.dtype)
+    others = [axis for axis in range(v.dim()) if axis != dim % v.dim()]
+    along = (grad * v).sum(others, keepdim=True) / norms
+    return (grad - v * (along / norms)) * (g / norms), along
+
+
 @functools.cache
 def decompositions() -> dict[OpOverload, Callable[..., Any]]:
     """The decomposition table that AOTAutograd traces with."""
@@ -83,6 +94,7 @@ def decompositions() -> dict[OpOverload, Callable[..., Any]]:
         **core_aten_decompositions(),
         **get_decompositions(TAKEN_APART),
         **optimizer_decompositions(),
+        aten._weight_norm_interface_backward.default: weight_norm_backward,
     }
     kept = {getattr(packet, name) for packet in KEPT_WHOLE for name in packet.overloads()}
     return {op: function for op, function in table.items() if op not in kept}

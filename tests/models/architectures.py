@@ -268,7 +268,6 @@ def _transformers_architectures() -> list[Architecture]:
         vision("ConvNext", "ForImageClassification", {"hidden_sizes": [8, 16, 16, 16], "depths": [1, 1, 2, 1]}, larger),
         vision("ConvNextV2", "ForImageClassification", {"hidden_sizes": [8, 16, 16, 16], "depths": [1, 1, 2, 1]},
                larger),
-        vision("Cvt", "Model", {"embed_dim": [16, 32, 32], "num_heads": [1, 2, 2], "depth": [1, 1, 1]}, larger),
         vision("DPT", "ForDepthEstimation", {**PATCHES, "num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3],
                "neck_hidden_sizes": [8, 8, 8, 8], "fusion_hidden_size": 8}, image),
         vision("EfficientNet", "Model", {"image_size": 64, "width_coefficient": 0.5, "depth_coefficient": 0.5,

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -152,13 +153,17 @@ def _missing(entry: Entry) -> str:
     return ", ".join(f"`{op}` ({count})" for op, count in entry.missing.items())
 
 
+def _read(path: Path | None) -> list[Entry]:
+    return [Entry(**entry) for entry in json.loads(path.read_text())] if path and path.exists() else []
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="a library or the beginning of a name; all by default")
     parser.add_argument("--record", action="store_true", help="print JSON lines, in this process")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
-    parser.add_argument("--json", help="a file that the entries are written to, too")
+    parser.add_argument("--json", type=Path, help="a file of entries: those in it are kept, new ones are added at once")
     options = parser.parse_args(arguments)
     if options.record:
         torch._dynamo.config.recompile_limit = 256
@@ -173,21 +178,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not options.names
         or any(architecture.library == name or architecture.name.startswith(name) for name in options.names)
     ]
+    found = {_key(entry): entry for entry in _read(options.json)}
+    keys = [key for key in keys if key not in found]
     chunks = [keys[i : i + IN_EACH_PROCESS] for i in range(0, len(keys), IN_EACH_PROCESS)]
-    found: list[Entry] = []
     console = Console(stderr=True)
     with Progress(console=console) as progress, ThreadPoolExecutor(options.jobs) as pool:
         task = progress.add_task("architectures", total=len(keys))
         for entries in pool.map(_in_a_process, chunks):
             progress.advance(task, len(entries))
-            found += entries
+            found |= {_key(entry): entry for entry in entries}
+            if options.json:
+                options.json.write_text(json.dumps([asdict(entry) for entry in found.values()], indent=1))
             for entry in entries:
                 if not entry.whole:
                     console.print(f"{_key(entry)}: {entry.error or entry.missing}")
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump([asdict(entry) for entry in found], file, indent=1)
-    print(markdown(found), end="")
+    print(markdown([found[key] for key in map(_key, architectures()) if key in found]), end="")
 
 
 if __name__ == "__main__":

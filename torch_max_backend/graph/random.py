@@ -59,9 +59,15 @@ _FROM_SHAPE = {
 
 
 def is_random(node: Node) -> bool:
-    """Whether the node draws from a generator."""
+    """Whether the node draws from a generator. An attention without dropout draws nothing."""
     target = node.target
-    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    names = [argument.name for argument in target._schema.arguments]
+    if "dropout_p" not in names:
+        return True
+    position = names.index("dropout_p")
+    return (node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)) != 0.0
 
 
 def is_draw(node: Node) -> bool:

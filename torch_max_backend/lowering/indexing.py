@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, StaticDim, TensorValue
+from torch.fx import Node
 
 from torch_max_backend.errors import CannotLower
 from torch_max_backend.graph import ops
@@ -328,3 +329,25 @@ def border_pad_backward(ctx: LoweringContext, grad: GraphTensor, x: GraphTensor,
         physical[axis] = Dim(size)
         value = ops.reshape(scatter_rows(base, index, source, True), physical)
     return grad.with_value(numerics.cast(value, ctx.max_dtype))
+
+
+def _windows_are_known(node: Node) -> str | None:
+    fake = node.args[0].meta["val"]
+    if fake.dim() == 0:
+        return "a tensor of rank 0"
+    return None if isinstance(fake.shape[node.args[1]], int) else "an extent that is known only at run time"
+
+
+@lowering(aten.unfold.default, layout=Layout.RAW, supports=_windows_are_known)
+def unfold(ctx: LoweringContext, x: GraphTensor, dim: int, size: int, step: int) -> GraphTensor:
+    """Windows of ``size`` along ``dim``, one every ``step``, whose elements lie in a new last dimension."""
+    dim %= x.rank
+    count = (int(x.shape[dim]) - size) // step + 1
+    rows = (np.arange(count)[:, None] * step + np.arange(size)).reshape(-1)
+    read = x
+    if not np.array_equal(rows, np.arange(int(x.shape[dim]))):
+        read = x.with_value(take(x, dim, ops.constant(rows, DType.int64, device=ctx.device)))
+    shape = list(read.shape)
+    windows = ops.reshape(read.logical(), [*shape[:dim], count, size, *shape[dim + 1 :]])
+    kept = [axis for axis in range(x.rank + 1) if axis != dim + 1]
+    return GraphTensor.contiguous(windows).permuted([*kept, dim + 1])

@@ -1,0 +1,56 @@
+"""A sample of the published architectures, and what made most of them fall apart: their graphs are lowered whole.
+
+Graphs are built, not compiled. docs/models.md has all architectures.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.models.architectures import architectures
+from tests.models.coverage import examine
+from torch_max_backend import explain
+
+#: Tensors that the model writes down (Swin), attention and dropout (ViT), weight norm (Hubert), sorting (ViT-MAE).
+SAMPLE = (
+    "SwinForImageClassification",
+    "ViTForImageClassification",
+    "HubertModel",
+    "ViTMAEForPreTraining",
+)
+
+
+class Attending(nn.Module):
+    """Dropout before and behind attention, whose op PyTorch counts among those that draw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.project(F.dropout(x, 0.1)).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return F.dropout(mixed.transpose(1, 2).flatten(2), 0.1)
+
+
+def test_attention_between_dropouts_is_one_graph() -> None:
+    account = explain(Attending().train(), torch.randn(2, 5, 8), quiet=True, compile=False)
+    assert [(graph.name, graph.max_graphs) for graph in account.graphs] == [("forward", 1), ("backward", 1)]
+    assert not account.fallback_count
+
+
+def test_architectures_have_names_of_their_own() -> None:
+    names = [(architecture.library, architecture.name) for architecture in architectures()]
+    assert len(set(names)) == len(names) >= 150
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_sample_is_lowered_whole(name: str) -> None:
+    pytest.importorskip("transformers")
+    (architecture,) = (architecture for architecture in architectures() if architecture.name == name)
+    entry = examine(architecture)
+    assert entry.whole, entry.error or entry.reasons
+    assert entry.ops > 100
