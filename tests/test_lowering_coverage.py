@@ -1,0 +1,76 @@
+"""Every lowered op is in the traced graph of a case: tests/lowering compares those cases with PyTorch, and its harness
+refuses a case of which anything is left to PyTorch."""
+
+from __future__ import annotations
+
+import importlib
+import zlib
+from pathlib import Path
+
+import torch
+
+from tests import harness
+from torch_max_backend import lowering
+from torch_max_backend.support import name
+
+FAMILIES = sorted(path.stem for path in (Path(__file__).parent / "lowering").glob("test_*.py"))
+
+#: Ops that no case of tests/lowering has in its graph, and why, or what tests them instead.
+ELSEWHERE = {
+    "tests/test_pool_offsets.py": {
+        "torch_max_backend.max_pool_offsets",
+        "torch_max_backend.max_pool_offsets_backward",
+    },
+    "tests/models, in evaluation": {"aten._native_batch_norm_legit_no_training"},
+    "variants, which are cases with TORCH_MAX_BACKEND_CASES=all only": {
+        "aten._scaled_dot_product_cudnn_attention",
+        "aten._scaled_dot_product_cudnn_attention_backward",
+        "aten._scaled_dot_product_flash_attention",
+        "aten._scaled_dot_product_flash_attention_backward",
+        "aten.adaptive_max_pool3d",
+        "aten.adaptive_max_pool3d_backward",
+        "aten.fmod.Scalar",
+        "aten.replication_pad2d_backward",
+    },
+    "no case yet": {
+        "aten._native_batch_norm_legit.no_stats",
+        "aten.add.Scalar",
+        "aten.as_strided",
+        "aten.as_strided_scatter",
+        "aten.bitwise_and.Scalar",
+        "aten.bitwise_and.Scalar_Tensor",
+        "aten.bitwise_or.Scalar",
+        "aten.bitwise_or.Scalar_Tensor",
+        "aten.bitwise_xor.Scalar",
+        "aten.bitwise_xor.Scalar_Tensor",
+        "aten.contiguous",
+        "aten.copysign.Scalar",
+        "aten.detach",
+        "aten.div.Scalar_mode",
+        "aten.empty_strided",
+        "aten.lift_fresh_copy",
+        "aten.linear",
+        "aten.new_empty_strided",
+        "aten.reflection_pad1d_backward",
+        "aten.reflection_pad3d_backward",
+        "aten.remainder.Scalar_Tensor",
+        "aten.replication_pad1d_backward",
+        "aten.replication_pad3d_backward",
+        "aten.sub.Scalar",
+        "aten.sum",
+        "prims.convert_element_type",
+    },
+}
+
+
+def test_every_lowered_op_has_a_case() -> None:
+    lowering.load_all()
+    seen = set()
+    for family in FAMILIES:
+        for case in getattr(importlib.import_module(f"tests.lowering.{family}"), "CASES", []):
+            inputs = case.inputs(torch.Generator().manual_seed(zlib.crc32(case.id.encode())))
+            with harness._strict(case.deterministic):
+                traced = harness.trace(*harness.prepared(case.function, inputs), "cpu")
+            seen |= {node.target for node in traced.graph.nodes if node.op == "call_function"}
+    without = {name(registration) for registration in lowering.registrations() if registration.op not in seen}
+    assert without <= set().union(*ELSEWHERE.values())
