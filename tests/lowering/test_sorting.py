@@ -14,7 +14,11 @@ CASES = [
     # Equal elements, NaN and infinities: what comes first is told by the indices.
     Case(
         "sort_stable",
-        lambda x: (*torch.sort(x, dim=0, stable=True), torch.argsort(x, dim=1, descending=True, stable=True)),
+        lambda x: (
+            *torch.sort(x, dim=0, stable=True),
+            torch.sort(x).values,
+            torch.argsort(x, dim=1, descending=True, stable=True),
+        ),
         recipe(lambda g: torch.tensor([[1.0, NAN, 1.0, -INF], [0.0, 2.0, NAN, -INF], [1.0, -3.0, NAN, INF]])),
         exact=True,
     ),
