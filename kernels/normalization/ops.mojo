@@ -1,68 +1,13 @@
-"""Registrations of the normalization family: check the operands, then choose an implementation.
+"""Registrations of the normalization family: thin ops over the entries of entries.mojo, which says what operands are.
 
-x and dy are contiguous [rows, C]; everything for each channel is [C] in the accumulation type (float64 for float64,
-else float32). `settings` is a host tensor of two float64 values: momentum and epsilon.
+`function` is the library function that the graph's builder chose.
 """
 
 import extensibility
 from extensibility import InputTensor, OutputTensor
 from max.gpu.host import DeviceContext
-from max.gpu.host.info import is_cpu
-from std.math import sqrt
 
-from ..convolution.common import Ptr, accumulation_type
-from .cpu import gradient_sums_cpu, statistics_cpu
-from .gpu import gradient_sums_gpu, statistics_gpu
-
-
-@always_inline
-def _pointer[
-    dtype: DType
-](pointer: Pointer[mut=_, Scalar[dtype], _]) -> Ptr[dtype]:
-    """A tensor's data; the caller keeps the tensor alive while kernels use it.
-    """
-    return pointer.unsafe_mut_cast[True]().unsafe_origin_cast[
-        MutUntrackedOrigin
-    ]()
-
-
-def _check_channels(name: StaticString, size: Int, channels: Int) raises:
-    if size != channels:
-        raise Error(
-            t"batch norm: {name} has {size} elements, x has {channels} channels"
-        )
-
-
-@no_inline
-def _finish_cpu[
-    acc: DType, running: Bool
-](
-    mean: Ptr[acc],
-    invstd: Ptr[acc],
-    new_mean: Ptr[acc],
-    new_variance: Ptr[acc],
-    old_mean: Ptr[acc],
-    old_variance: Ptr[acc],
-    rows: Int,
-    channels: Int,
-    momentum: Scalar[acc],
-    epsilon: Scalar[acc],
-):
-    """From the sums of squares, which `invstd` holds on entry, to what the op returns.
-    """
-    var n = Scalar[acc](rows)
-    for c in range(channels):
-        var m2 = invstd[unsafe_offset=c]
-        invstd[unsafe_offset=c] = 1 / sqrt(m2 / n + epsilon)
-        comptime if running:
-            new_mean[unsafe_offset=c] = (
-                momentum * mean[unsafe_offset=c]
-                + (1 - momentum) * old_mean[unsafe_offset=c]
-            )
-            new_variance[unsafe_offset=c] = (
-                momentum * (m2 / (n - 1))
-                + (1 - momentum) * old_variance[unsafe_offset=c]
-            )
+from ..library import Call
 
 
 @extensibility.register("batch_norm_statistics")
@@ -73,7 +18,7 @@ struct BatchNormStatistics:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType, acc: DType
+        target: StaticString, dtype: DType, acc: DType, function: StaticString
     ](
         mean: OutputTensor[dtype=acc, rank=1, ...],
         invstd: OutputTensor[dtype=acc, rank=1, ...],
@@ -85,56 +30,16 @@ struct BatchNormStatistics:
         settings: InputTensor[dtype=DType.float64, rank=1, ...],
         ctx: DeviceContext,
     ) raises:
-        comptime assert acc == accumulation_type[dtype], "the dtype of sums"
-        var rows = x.dim_size(0)
-        var channels = x.dim_size(1)
-        _check_channels("mean", mean.dim_size(0), channels)
-        _check_channels("invstd", invstd.dim_size(0), channels)
-        _check_channels("the new mean", new_mean.dim_size(0), channels)
-        _check_channels("the new variance", new_variance.dim_size(0), channels)
-        _check_channels("running_mean", old_mean.dim_size(0), channels)
-        _check_channels("running_var", old_variance.dim_size(0), channels)
-        if settings.dim_size(0) != 2:
-            raise Error("batch norm: settings are momentum and epsilon")
-        if channels == 0:
-            return
-        var momentum = settings[0]
-        var epsilon = settings[1]
-        comptime if is_cpu[target]():
-            statistics_cpu[dtype, acc](
-                _pointer(mean.unsafe_ptr()),
-                _pointer(invstd.unsafe_ptr()),
-                _pointer(x.unsafe_ptr()),
-                rows,
-                channels,
-            )
-            _finish_cpu[acc, True](
-                _pointer(mean.unsafe_ptr()),
-                _pointer(invstd.unsafe_ptr()),
-                _pointer(new_mean.unsafe_ptr()),
-                _pointer(new_variance.unsafe_ptr()),
-                _pointer(old_mean.unsafe_ptr()),
-                _pointer(old_variance.unsafe_ptr()),
-                rows,
-                channels,
-                momentum.cast[acc](),
-                epsilon.cast[acc](),
-            )
-        else:
-            statistics_gpu[dtype, acc, True](
-                mean.to_device_buffer(ctx),
-                invstd.to_device_buffer(ctx),
-                new_mean.to_device_buffer(ctx),
-                new_variance.to_device_buffer(ctx),
-                x.to_device_buffer(ctx),
-                old_mean.to_device_buffer(ctx),
-                old_variance.to_device_buffer(ctx),
-                rows,
-                channels,
-                momentum,
-                epsilon,
-                ctx,
-            )
+        var call = Call()
+        call.append(mean)
+        call.append(invstd)
+        call.append(new_mean)
+        call.append(new_variance)
+        call.append(x)
+        call.append(old_mean)
+        call.append(old_variance)
+        call.append(settings)
+        call.run[function](ctx)
 
 
 @extensibility.register("batch_norm_statistics_only")
@@ -143,7 +48,7 @@ struct BatchNormStatisticsOnly:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType, acc: DType
+        target: StaticString, dtype: DType, acc: DType, function: StaticString
     ](
         mean: OutputTensor[dtype=acc, rank=1, ...],
         invstd: OutputTensor[dtype=acc, rank=1, ...],
@@ -151,54 +56,12 @@ struct BatchNormStatisticsOnly:
         settings: InputTensor[dtype=DType.float64, rank=1, ...],
         ctx: DeviceContext,
     ) raises:
-        comptime assert acc == accumulation_type[dtype], "the dtype of sums"
-        var rows = x.dim_size(0)
-        var channels = x.dim_size(1)
-        _check_channels("mean", mean.dim_size(0), channels)
-        _check_channels("invstd", invstd.dim_size(0), channels)
-        if settings.dim_size(0) != 2:
-            raise Error("batch norm: settings are momentum and epsilon")
-        if channels == 0:
-            return
-        comptime if is_cpu[target]():
-            var mean_data = _pointer(mean.unsafe_ptr())
-            var invstd_data = _pointer(invstd.unsafe_ptr())
-            statistics_cpu[dtype, acc](
-                mean_data,
-                invstd_data,
-                _pointer(x.unsafe_ptr()),
-                rows,
-                channels,
-            )
-            # Without running statistics their four places are not touched.
-            _finish_cpu[acc, False](
-                mean_data,
-                invstd_data,
-                mean_data,
-                mean_data,
-                mean_data,
-                mean_data,
-                rows,
-                channels,
-                0,
-                settings[1].cast[acc](),
-            )
-        else:
-            var mean_data = mean.to_device_buffer(ctx)
-            statistics_gpu[dtype, acc, False](
-                mean_data,
-                invstd.to_device_buffer(ctx),
-                mean_data,
-                mean_data,
-                x.to_device_buffer(ctx),
-                mean_data,
-                mean_data,
-                rows,
-                channels,
-                0,
-                settings[1],
-                ctx,
-            )
+        var call = Call()
+        call.append(mean)
+        call.append(invstd)
+        call.append(x)
+        call.append(settings)
+        call.run[function](ctx)
 
 
 @extensibility.register("batch_norm_gradient_sums")
@@ -211,7 +74,7 @@ struct BatchNormGradientSums:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType, acc: DType
+        target: StaticString, dtype: DType, acc: DType, function: StaticString
     ](
         sum_dy: OutputTensor[dtype=acc, rank=1, ...],
         grad_weight: OutputTensor[dtype=acc, rank=1, ...],
@@ -223,53 +86,13 @@ struct BatchNormGradientSums:
         invstd: InputTensor[dtype=acc, rank=1, ...],
         ctx: DeviceContext,
     ) raises:
-        comptime assert acc == accumulation_type[dtype], "the dtype of sums"
-        var rows = x.dim_size(0)
-        var channels = x.dim_size(1)
-        if dy.dim_size(0) != rows or dy.dim_size(1) != channels:
-            raise Error(
-                t"batch norm: dy is {dy.dim_size(0)} x {dy.dim_size(1)}, x is"
-                t" {rows} x {channels}"
-            )
-        _check_channels("sum_dy", sum_dy.dim_size(0), channels)
-        _check_channels("grad_weight", grad_weight.dim_size(0), channels)
-        _check_channels("mean_dy", mean_dy.dim_size(0), channels)
-        _check_channels("projection", projection.dim_size(0), channels)
-        _check_channels("mean", mean.dim_size(0), channels)
-        _check_channels("invstd", invstd.dim_size(0), channels)
-        if channels == 0:
-            return
-        comptime if is_cpu[target]():
-            var sums = _pointer(sum_dy.unsafe_ptr())
-            var products = _pointer(grad_weight.unsafe_ptr())
-            var scales = _pointer(invstd.unsafe_ptr())
-            gradient_sums_cpu[dtype, acc](
-                sums,
-                products,
-                _pointer(dy.unsafe_ptr()),
-                _pointer(x.unsafe_ptr()),
-                _pointer(mean.unsafe_ptr()),
-                rows,
-                channels,
-            )
-            var n = Scalar[acc](rows)
-            for c in range(channels):
-                var scale = scales[unsafe_offset=c]
-                var weight = products[unsafe_offset=c] * scale
-                products[unsafe_offset=c] = weight
-                mean_dy[c] = sums[unsafe_offset=c] / n
-                projection[c] = weight * scale / n
-        else:
-            gradient_sums_gpu[dtype, acc](
-                sum_dy.to_device_buffer(ctx),
-                grad_weight.to_device_buffer(ctx),
-                mean_dy.to_device_buffer(ctx),
-                projection.to_device_buffer(ctx),
-                dy.to_device_buffer(ctx),
-                x.to_device_buffer(ctx),
-                mean.to_device_buffer(ctx),
-                invstd.to_device_buffer(ctx),
-                rows,
-                channels,
-                ctx,
-            )
+        var call = Call()
+        call.append(sum_dy)
+        call.append(grad_weight)
+        call.append(mean_dy)
+        call.append(projection)
+        call.append(dy)
+        call.append(x)
+        call.append(mean)
+        call.append(invstd)
+        call.run[function](ctx)

@@ -1,70 +1,13 @@
-"""Registrations of the pooling family: check the operands, then choose an implementation.
+"""Registrations of the pooling family: thin ops over the entries of entries.mojo, which says what operands are.
 
-`geometry` is the rank-1 int64 host tensor that problem.mojo describes; adaptive pooling needs none.
+`function` is the library function that the graph's builder chose.
 """
 
 import extensibility
 from extensibility import InputTensor, OutputTensor
 from max.gpu.host import DeviceContext
-from max.gpu.host.info import is_cpu
-from std.utils.index import IndexList
 
-from .dispatch import (
-    avg_pool_dgrad,
-    avg_pool_fprop,
-    max_pool_dgrad,
-    max_pool_fprop,
-)
-from .problem import (
-    Data,
-    PoolingProblem,
-    adaptive_problem,
-    check_equal,
-    pooling_problem,
-)
-from .scatter import (
-    ScatterSizes,
-    scatter_add_cpu,
-    scatter_add_gpu,
-    unpool_cpu,
-    unpool_gather_cpu,
-    unpool_gather_gpu,
-    unpool_gpu,
-)
-
-
-@always_inline
-def _in[
-    dtype: DType, rank: Int
-](t: InputTensor[dtype=dtype, rank=rank, ...]) -> Data[dtype]:
-    return rebind[Data[dtype]](t.unsafe_ptr())
-
-
-@always_inline
-def _out[
-    dtype: DType, rank: Int
-](t: OutputTensor[dtype=dtype, rank=rank, ...]) -> Data[dtype]:
-    return rebind[Data[dtype]](t.unsafe_ptr())
-
-
-def _check_same_shape(
-    name: String, shape: IndexList[5], wanted: IndexList[5], rule: String
-) raises:
-    for a in range(5):
-        check_equal(String(name, ".shape[", a, "]"), shape[a], wanted[a], rule)
-
-
-def _scatter_sizes(
-    small: IndexList[5], large: IndexList[5]
-) raises -> ScatterSizes:
-    check_equal("output.N", large[0], small[0], "the input's N")
-    check_equal("output.C", large[4], small[4], "the input's C")
-    return ScatterSizes(
-        small[0],
-        small[1] * small[2] * small[3],
-        large[1] * large[2] * large[3],
-        small[4],
-    )
+from ..library import Call
 
 
 @extensibility.register("max_pool_fprop")
@@ -74,7 +17,7 @@ struct MaxPoolFprop:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        target: StaticString, dtype: DType, function: StaticString
     ](
         y: OutputTensor[dtype=dtype, rank=5, ...],
         indices: OutputTensor[dtype=DType.int64, rank=5, ...],
@@ -82,13 +25,12 @@ struct MaxPoolFprop:
         geometry: InputTensor[dtype=DType.int64, rank=1, ...],
         ctx: DeviceContext,
     ) raises:
-        var p = pooling_problem(
-            _in(geometry), geometry.dim_size(0), x.shape(), y.shape()
-        )
-        _check_same_shape(
-            "indices", indices.shape(), y.shape(), "the extent of y"
-        )
-        max_pool_fprop[target](_out(y), _out(indices), _in(x), p, ctx)
+        var call = Call()
+        call.append(y)
+        call.append(indices)
+        call.append(x)
+        call.append(geometry)
+        call.run[function](ctx)
 
 
 @extensibility.register("max_pool_fprop_offsets")
@@ -98,7 +40,10 @@ struct MaxPoolFpropOffsets:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType, offset: DType
+        target: StaticString,
+        dtype: DType,
+        offset: DType,
+        function: StaticString,
     ](
         y: OutputTensor[dtype=dtype, rank=5, ...],
         offsets: OutputTensor[dtype=offset, rank=5, ...],
@@ -106,26 +51,12 @@ struct MaxPoolFpropOffsets:
         geometry: InputTensor[dtype=DType.int64, rank=1, ...],
         ctx: DeviceContext,
     ) raises:
-        var p = pooling_problem(
-            _in(geometry), geometry.dim_size(0), x.shape(), y.shape()
-        )
-        _check_same_shape(
-            "offsets", offsets.shape(), y.shape(), "the extent of y"
-        )
-        _check_offset_type[offset](p)
-        max_pool_fprop[target, offsets=True](
-            _out(y), _out(offsets), _in(x), p, ctx
-        )
-
-
-def _check_offset_type[offset: DType](p: PoolingProblem) raises:
-    comptime if offset == DType.uint8:
-        if p.window_size() > 255:
-            raise Error(
-                "offsets are uint8: the window has ",
-                p.window_size(),
-                " taps, one byte holds at most 255",
-            )
+        var call = Call()
+        call.append(y)
+        call.append(offsets)
+        call.append(x)
+        call.append(geometry)
+        call.run[function](ctx)
 
 
 @extensibility.register("max_pool_dgrad")
@@ -135,7 +66,7 @@ struct MaxPoolDgrad:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        target: StaticString, dtype: DType, function: StaticString
     ](
         dx: OutputTensor[dtype=dtype, rank=5, ...],
         dy: InputTensor[dtype=dtype, rank=5, ...],
@@ -143,13 +74,12 @@ struct MaxPoolDgrad:
         geometry: InputTensor[dtype=DType.int64, rank=1, ...],
         ctx: DeviceContext,
     ) raises:
-        var p = pooling_problem(
-            _in(geometry), geometry.dim_size(0), dx.shape(), dy.shape()
-        )
-        _check_same_shape(
-            "indices", indices.shape(), dy.shape(), "the extent of dy"
-        )
-        max_pool_dgrad[target](_out(dx), _in(dy), _in(indices), p, ctx)
+        var call = Call()
+        call.append(dx)
+        call.append(dy)
+        call.append(indices)
+        call.append(geometry)
+        call.run[function](ctx)
 
 
 @extensibility.register("max_pool_dgrad_offsets")
@@ -158,7 +88,10 @@ struct MaxPoolDgradOffsets:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType, offset: DType
+        target: StaticString,
+        dtype: DType,
+        offset: DType,
+        function: StaticString,
     ](
         dx: OutputTensor[dtype=dtype, rank=5, ...],
         dy: InputTensor[dtype=dtype, rank=5, ...],
@@ -166,16 +99,12 @@ struct MaxPoolDgradOffsets:
         geometry: InputTensor[dtype=DType.int64, rank=1, ...],
         ctx: DeviceContext,
     ) raises:
-        var p = pooling_problem(
-            _in(geometry), geometry.dim_size(0), dx.shape(), dy.shape()
-        )
-        _check_same_shape(
-            "offsets", offsets.shape(), dy.shape(), "the extent of dy"
-        )
-        _check_offset_type[offset](p)
-        max_pool_dgrad[target, offsets=True](
-            _out(dx), _in(dy), _in(offsets), p, ctx
-        )
+        var call = Call()
+        call.append(dx)
+        call.append(dy)
+        call.append(offsets)
+        call.append(geometry)
+        call.run[function](ctx)
 
 
 @extensibility.register("max_pool_dgrad_scatter")
@@ -185,25 +114,18 @@ struct MaxPoolDgradScatter:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        target: StaticString, dtype: DType, function: StaticString
     ](
         dx: OutputTensor[dtype=dtype, rank=5, ...],
         dy: InputTensor[dtype=dtype, rank=5, ...],
         indices: InputTensor[dtype=DType.int64, rank=5, ...],
         ctx: DeviceContext,
     ) raises:
-        var s = _scatter_sizes(dy.shape(), dx.shape())
-        _check_same_shape(
-            "indices", indices.shape(), dy.shape(), "the extent of dy"
-        )
-        if s.large() == 0:
-            return
-        comptime if is_cpu[target]():
-            scatter_add_cpu(_out(dx), _in(dy), _in(indices), s)
-        else:
-            scatter_add_gpu(
-                ctx, dx.to_device_buffer(ctx), _in(dy), _in(indices), s
-            )
+        var call = Call()
+        call.append(dx)
+        call.append(dy)
+        call.append(indices)
+        call.run[function](ctx)
 
 
 @extensibility.register("max_unpool_fprop")
@@ -213,23 +135,18 @@ struct MaxUnpoolFprop:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        target: StaticString, dtype: DType, function: StaticString
     ](
         y: OutputTensor[dtype=dtype, rank=5, ...],
         x: InputTensor[dtype=dtype, rank=5, ...],
         indices: InputTensor[dtype=DType.int64, rank=5, ...],
         ctx: DeviceContext,
     ) raises:
-        var s = _scatter_sizes(x.shape(), y.shape())
-        _check_same_shape(
-            "indices", indices.shape(), x.shape(), "the extent of x"
-        )
-        if s.large() == 0:
-            return
-        comptime if is_cpu[target]():
-            unpool_cpu(_out(y), _in(x), _in(indices), s)
-        else:
-            unpool_gpu(ctx, y.to_device_buffer(ctx), _in(x), _in(indices), s)
+        var call = Call()
+        call.append(y)
+        call.append(x)
+        call.append(indices)
+        call.run[function](ctx)
 
 
 @extensibility.register("max_unpool_dgrad")
@@ -238,36 +155,18 @@ struct MaxUnpoolDgrad:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        target: StaticString, dtype: DType, function: StaticString
     ](
         dx: OutputTensor[dtype=dtype, rank=5, ...],
         dy: InputTensor[dtype=dtype, rank=5, ...],
         indices: InputTensor[dtype=DType.int64, rank=5, ...],
         ctx: DeviceContext,
     ) raises:
-        var s = _scatter_sizes(dx.shape(), dy.shape())
-        _check_same_shape(
-            "indices", indices.shape(), dx.shape(), "the extent of dx"
-        )
-        if s.small() == 0:
-            return
-        comptime if is_cpu[target]():
-            unpool_gather_cpu(_out(dx), _in(dy), _in(indices), s)
-        else:
-            unpool_gather_gpu(ctx, _out(dx), _in(dy), _in(indices), s)
-
-
-def _check_undilated(p: PoolingProblem) raises:
-    if p.d.dilation != 1 or p.h.dilation != 1 or p.w.dilation != 1:
-        raise Error(
-            "dilation=(",
-            p.d.dilation,
-            ", ",
-            p.h.dilation,
-            ", ",
-            p.w.dilation,
-            "): average pooling has none",
-        )
+        var call = Call()
+        call.append(dx)
+        call.append(dy)
+        call.append(indices)
+        call.run[function](ctx)
 
 
 @extensibility.register("avg_pool_fprop")
@@ -276,18 +175,18 @@ struct AvgPoolFprop:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        target: StaticString, dtype: DType, function: StaticString
     ](
         y: OutputTensor[dtype=dtype, rank=5, ...],
         x: InputTensor[dtype=dtype, rank=5, ...],
         geometry: InputTensor[dtype=DType.int64, rank=1, ...],
         ctx: DeviceContext,
     ) raises:
-        var p = pooling_problem(
-            _in(geometry), geometry.dim_size(0), x.shape(), y.shape()
-        )
-        _check_undilated(p)
-        avg_pool_fprop[target, adaptive=False](_out(y), _in(x), p, ctx)
+        var call = Call()
+        call.append(y)
+        call.append(x)
+        call.append(geometry)
+        call.run[function](ctx)
 
 
 @extensibility.register("avg_pool_dgrad")
@@ -297,83 +196,83 @@ struct AvgPoolDgrad:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        target: StaticString, dtype: DType, function: StaticString
     ](
         dx: OutputTensor[dtype=dtype, rank=5, ...],
         dy: InputTensor[dtype=dtype, rank=5, ...],
         geometry: InputTensor[dtype=DType.int64, rank=1, ...],
         ctx: DeviceContext,
     ) raises:
-        var p = pooling_problem(
-            _in(geometry), geometry.dim_size(0), dx.shape(), dy.shape()
-        )
-        _check_undilated(p)
-        avg_pool_dgrad[target, adaptive=False](_out(dx), _in(dy), p, ctx)
+        var call = Call()
+        call.append(dx)
+        call.append(dy)
+        call.append(geometry)
+        call.run[function](ctx)
 
 
 @extensibility.register("adaptive_max_pool_fprop")
 struct AdaptiveMaxPoolFprop:
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        target: StaticString, dtype: DType, function: StaticString
     ](
         y: OutputTensor[dtype=dtype, rank=5, ...],
         indices: OutputTensor[dtype=DType.int64, rank=5, ...],
         x: InputTensor[dtype=dtype, rank=5, ...],
         ctx: DeviceContext,
     ) raises:
-        var p = adaptive_problem(x.shape(), y.shape())
-        _check_same_shape(
-            "indices", indices.shape(), y.shape(), "the extent of y"
-        )
-        max_pool_fprop[target, adaptive=True](
-            _out(y), _out(indices), _in(x), p, ctx
-        )
+        var call = Call()
+        call.append(y)
+        call.append(indices)
+        call.append(x)
+        call.run[function](ctx)
 
 
 @extensibility.register("adaptive_max_pool_dgrad")
 struct AdaptiveMaxPoolDgrad:
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        target: StaticString, dtype: DType, function: StaticString
     ](
         dx: OutputTensor[dtype=dtype, rank=5, ...],
         dy: InputTensor[dtype=dtype, rank=5, ...],
         indices: InputTensor[dtype=DType.int64, rank=5, ...],
         ctx: DeviceContext,
     ) raises:
-        var p = adaptive_problem(dx.shape(), dy.shape())
-        _check_same_shape(
-            "indices", indices.shape(), dy.shape(), "the extent of dy"
-        )
-        max_pool_dgrad[target, adaptive=True](
-            _out(dx), _in(dy), _in(indices), p, ctx
-        )
+        var call = Call()
+        call.append(dx)
+        call.append(dy)
+        call.append(indices)
+        call.run[function](ctx)
 
 
 @extensibility.register("adaptive_avg_pool_fprop")
 struct AdaptiveAvgPoolFprop:
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        target: StaticString, dtype: DType, function: StaticString
     ](
         y: OutputTensor[dtype=dtype, rank=5, ...],
         x: InputTensor[dtype=dtype, rank=5, ...],
         ctx: DeviceContext,
     ) raises:
-        var p = adaptive_problem(x.shape(), y.shape())
-        avg_pool_fprop[target, adaptive=True](_out(y), _in(x), p, ctx)
+        var call = Call()
+        call.append(y)
+        call.append(x)
+        call.run[function](ctx)
 
 
 @extensibility.register("adaptive_avg_pool_dgrad")
 struct AdaptiveAvgPoolDgrad:
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        target: StaticString, dtype: DType, function: StaticString
     ](
         dx: OutputTensor[dtype=dtype, rank=5, ...],
         dy: InputTensor[dtype=dtype, rank=5, ...],
         ctx: DeviceContext,
     ) raises:
-        var p = adaptive_problem(dx.shape(), dy.shape())
-        avg_pool_dgrad[target, adaptive=True](_out(dx), _in(dy), p, ctx)
+        var call = Call()
+        call.append(dx)
+        call.append(dy)
+        call.run[function](ctx)

@@ -12,8 +12,8 @@ from max.gpu.host.info import is_cpu
 from std.utils.index import IndexList
 
 from ..common import DGRAD, FPROP, WGRAD, Ptr
-from ..problem import ConvolutionProblem
-from ..ops import _pointer, _problem, _values
+from ..problem import GEOMETRY_LENGTH, ConvolutionProblem
+from ..entries import problem_of as _problem
 from ..analytic import convolution_analytic_gpu
 from ..gpu.tiled import tiled_can_implement, tiled_gather_gpu
 from .dispatch import are_aligned, can_implement, compiles_for, run, run_fused
@@ -21,6 +21,31 @@ from .epilogue import apply_epilogue
 from .implicit_gemm import Epilogue, EpilogueStore
 from .packed import needs_packing
 from .wgrad_plan import WgradChoice
+
+
+@always_inline
+def _pointer[
+    dtype: DType
+](pointer: Pointer[mut=_, Scalar[dtype], _]) -> Ptr[dtype]:
+    """A tensor's data; the caller keeps the tensor alive while kernels use it.
+    """
+    return pointer.unsafe_mut_cast[True]().unsafe_origin_cast[
+        MutUntrackedOrigin
+    ]()
+
+
+def _values(
+    geometry: InputTensor[dtype=DType.int64, rank=1, ...]
+) raises -> IndexList[GEOMETRY_LENGTH]:
+    if geometry.dim_size(0) != GEOMETRY_LENGTH:
+        raise Error(
+            t"convolution: geometry has {geometry.dim_size(0)} values, not"
+            t" {GEOMETRY_LENGTH}"
+        )
+    var values = IndexList[GEOMETRY_LENGTH]()
+    for i in range(GEOMETRY_LENGTH):
+        values[i] = Int(geometry[i])
+    return values
 
 
 def _tuning(

@@ -1,0 +1,158 @@
+"""The indexing family's entries in its libraries.
+
+x and y are [outer, places, inner], source is [outer, count, inner]; places count from zero, negative ones have been
+resolved in the graph. On the CPU a place outside raises, on a GPU it is ignored.
+"""
+
+from max.gpu.host import DeviceContext
+from max.gpu.host.info import is_cpu
+from std.utils.index import IndexList
+
+from ..convolution.common import Ptr
+from ..library import Arguments, Operand
+from .elements import elements_cpu, elements_gpu
+from .rows import Rows, rows_cpu, rows_gpu
+
+
+@no_inline
+def _rows(
+    y: IndexList[3], x: IndexList[3], source: IndexList[3]
+) raises -> Rows:
+    if x[0] != y[0] or x[1] != y[1] or x[2] != y[2]:
+        raise Error(t"scatter: x is {x}, y is {y}: must be equal")
+    if source[0] != x[0] or source[2] != x[2]:
+        raise Error(
+            t"scatter: source is {source}, x is {x}: must agree in the first"
+            t" and the last extent"
+        )
+    return Rows(x[0], x[1], source[1], x[2])
+
+
+@no_inline
+def _check_places(index: Ptr[DType.int64], count: Int, places: Int) raises:
+    for i in range(count):
+        var place = Int(index[unsafe_offset=i])
+        if place < 0 or place >= places:
+            raise Error(
+                t"index out of range: {place} in a dimension of {places}"
+            )
+
+
+@always_inline
+def _scatter_rows[
+    target: StaticString, dtype: DType, accumulate: Bool
+](
+    y: Operand[dtype, 3],
+    x: Operand[dtype, 3],
+    index: Operand[DType.int64, 1],
+    source: Operand[dtype, 3],
+    ctx: DeviceContext,
+) raises:
+    var rows = _rows(y.shape(), x.shape(), source.shape())
+    if index.dim_size(0) != rows.count:
+        raise Error(
+            t"scatter: index has {index.dim_size(0)} places, source"
+            t" {rows.count} rows"
+        )
+    comptime if is_cpu[target]():
+        var places = index.data
+        _check_places(places, rows.count, rows.places)
+        rows_cpu[dtype, accumulate](
+            y.data,
+            x.data,
+            places,
+            source.data,
+            rows,
+        )
+    else:
+        rows_gpu[dtype, accumulate](
+            y.to_device_buffer(ctx),
+            x.to_device_buffer(ctx),
+            index.to_device_buffer(ctx),
+            source.to_device_buffer(ctx),
+            rows,
+            ctx,
+        )
+
+
+@always_inline
+def _scatter_elements[
+    target: StaticString, dtype: DType, accumulate: Bool
+](
+    y: Operand[dtype, 3],
+    x: Operand[dtype, 3],
+    index: Operand[DType.int64, 3],
+    source: Operand[dtype, 3],
+    ctx: DeviceContext,
+) raises:
+    var rows = _rows(y.shape(), x.shape(), source.shape())
+    if index.shape() != source.shape():
+        raise Error(
+            t"scatter: index is {index.shape()}, source is {source.shape()}:"
+            t" must be equal"
+        )
+    comptime if is_cpu[target]():
+        var places = index.data
+        _check_places(places, rows.outer * rows.count * rows.inner, rows.places)
+        elements_cpu[dtype, accumulate](
+            y.data,
+            x.data,
+            places,
+            source.data,
+            rows,
+        )
+    else:
+        elements_gpu[dtype, accumulate](
+            y.to_device_buffer(ctx),
+            x.to_device_buffer(ctx),
+            index.to_device_buffer(ctx),
+            source.to_device_buffer(ctx),
+            rows,
+            ctx,
+        )
+
+
+def scatter_rows_add[
+    target: StaticString, dtype: DType
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    """Whole rows added at the places of one list."""
+    var y = arguments.take[dtype, 3]()
+    var x = arguments.take[dtype, 3]()
+    var index = arguments.take[DType.int64, 1]()
+    var source = arguments.take[dtype, 3]()
+    _scatter_rows[target, dtype, True](y, x, index, source, ctx)
+
+
+def scatter_rows_set[
+    target: StaticString, dtype: DType
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    """Whole rows put at the places of one list; the last of equal places wins.
+    """
+    var y = arguments.take[dtype, 3]()
+    var x = arguments.take[dtype, 3]()
+    var index = arguments.take[DType.int64, 1]()
+    var source = arguments.take[dtype, 3]()
+    _scatter_rows[target, dtype, False](y, x, index, source, ctx)
+
+
+def scatter_elements_add[
+    target: StaticString, dtype: DType
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    """Elements added, each at a place of its own."""
+    var y = arguments.take[dtype, 3]()
+    var x = arguments.take[dtype, 3]()
+    var index = arguments.take[DType.int64, 3]()
+    var source = arguments.take[dtype, 3]()
+    _scatter_elements[target, dtype, True](y, x, index, source, ctx)
+
+
+def scatter_elements_set[
+    target: StaticString, dtype: DType
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    """Elements put, each at a place of its own; the last of equal places wins.
+    """
+    var y = arguments.take[dtype, 3]()
+    var x = arguments.take[dtype, 3]()
+    var index = arguments.take[DType.int64, 3]()
+    var source = arguments.take[dtype, 3]()
+    _scatter_elements[target, dtype, False](y, x, index, source, ctx)

@@ -1,0 +1,199 @@
+"""How a graph's ops call kernels that were compiled before the graph.
+
+MAX compiles an op's code anew for every graph and every static shape. Kernels depend on neither, so each is compiled
+once for a machine, into a shared library, and the op in the graph is thin: it hands over its operands as 64-bit words
+and calls a C function by name. `Call` is the graph's side, `Arguments` the library's; both are compiled from these
+sources, so that they agree. An operand is its address followed by its extents.
+"""
+
+from std.collections import Array
+from std.ffi import OwnedDLHandle, _Global
+from std.utils.index import IndexList
+
+from extensibility import InputTensor, OutputTensor
+from max.gpu.host import DeviceBuffer, DeviceContext
+from max.gpu.host.device_context import _DeviceContextCpp, _DeviceContextPtr
+
+comptime MOST_WORDS = 64
+comptime MESSAGE_BYTES = 1024
+"""Room for the message of an error, with its closing zero."""
+
+comptime _Function = def(Int, Int, Int) thin abi("C") -> Int
+"""Addresses of the words, of the device context and of the room for a message; 0, or 1 after an error."""
+
+
+# The graph's side.
+
+
+@fieldwise_init
+struct _Address(Copyable, Movable):
+    var value: Int
+
+
+def _look_up[function: StaticString]() -> _Address:
+    """The function among the process's global symbols; 0 where no library has brought it.
+    """
+    try:
+        var process = OwnedDLHandle()
+        var symbol = process.get_symbol[NoneType](function)
+        if symbol:
+            return _Address(Int(symbol.value()))
+    except:
+        pass
+    return _Address(0)
+
+
+struct Call:
+    """The operands of one call, in the order in which the function takes them.
+    """
+
+    var _words: Array[Int, MOST_WORDS]
+    var _count: Int
+
+    def __init__(out self):
+        self._words = Array[Int, MOST_WORDS](fill=0)
+        self._count = 0
+
+    @always_inline
+    def _append(mut self, word: Int):
+        self._words[self._count] = word
+        self._count += 1
+
+    @always_inline
+    def append[
+        dtype: DType, rank: Int
+    ](mut self, tensor: InputTensor[dtype=dtype, rank=rank, ...]):
+        self._append(Int(tensor.unsafe_ptr()))
+        comptime for axis in range(rank):
+            self._append(tensor.dim_size(axis))
+
+    @always_inline
+    def append[
+        dtype: DType, rank: Int
+    ](mut self, tensor: OutputTensor[dtype=dtype, rank=rank, ...]):
+        self._append(Int(tensor.unsafe_ptr()))
+        comptime for axis in range(rank):
+            self._append(tensor.dim_size(axis))
+
+    @no_inline
+    def run[function: StaticString](self, ctx: DeviceContext) raises:
+        """Calls the function; what it raises is raised here.
+
+        Looking a symbol up takes microseconds, so it is done once.
+        """
+        comptime entry = _Global[function, _look_up[function]]
+        var address = entry.get_or_create_ptr()[].value
+        if address == 0:
+            raise Error(t"the library of {function} has not been loaded")
+        var message = Array[UInt8, MESSAGE_BYTES](fill=0)
+        var callee = Pointer(to=address).unsafe_bitcast[_Function]()[]
+        var failed = callee(
+            Int(self._words.unsafe_ptr()),
+            _handle(ctx),
+            Int(message.unsafe_ptr()),
+        )
+        if failed != 0:
+            raise Error(String(unsafe_from_utf8_ptr=message.unsafe_ptr()))
+
+
+@always_inline
+def _handle(ctx: DeviceContext) -> Int:
+    return Int(ctx._handle.value())
+
+
+# The library's side.
+
+
+struct Operand[dtype: DType, rank: Int](
+    ImplicitlyCopyable, TrivialRegisterPassable
+):
+    """A contiguous tensor that the graph keeps alive for the length of the call.
+    """
+
+    var data: MutPointer[Scalar[Self.dtype], MutUntrackedOrigin]
+    var extents: IndexList[Self.rank]
+
+    @always_inline
+    def __init__(
+        out self,
+        data: MutPointer[Scalar[Self.dtype], MutUntrackedOrigin],
+        extents: IndexList[Self.rank],
+    ):
+        self.data = data
+        self.extents = extents
+
+    @always_inline
+    def unsafe_ptr(
+        self,
+    ) -> MutPointer[Scalar[Self.dtype], MutUntrackedOrigin]:
+        return self.data
+
+    @always_inline
+    def shape(self) -> IndexList[Self.rank]:
+        return self.extents
+
+    @always_inline
+    def dim_size(self, axis: Int) -> Int:
+        return self.extents[axis]
+
+    @always_inline
+    def __getitem__(self, index: Int) -> Scalar[Self.dtype]:
+        """The element `index` of a tensor in the host's memory."""
+        return self.data[unsafe_offset=index]
+
+    def to_device_buffer(self, ctx: DeviceContext) -> DeviceBuffer[Self.dtype]:
+        return DeviceBuffer[Self.dtype](
+            ctx, self.data, self.extents.flattened_length(), owning=False
+        )
+
+
+struct Arguments:
+    """The operands of a call, taken in the order in which it appended them."""
+
+    var _words: MutPointer[Int, MutUntrackedOrigin]
+    var _taken: Int
+
+    def __init__(out self, address: Int):
+        self._words = {unsafe_from_address = address}
+        self._taken = 0
+
+    def _word(mut self) -> Int:
+        var word = self._words[unsafe_offset=self._taken]
+        self._taken += 1
+        return word
+
+    def take[dtype: DType, rank: Int](mut self) -> Operand[dtype, rank]:
+        var data = MutPointer[Scalar[dtype], MutUntrackedOrigin](
+            unsafe_from_address=self._word()
+        )
+        var extents = IndexList[rank]()
+        comptime for axis in range(rank):
+            extents[axis] = self._word()
+        return Operand[dtype, rank](data, extents)
+
+
+def serve[
+    body: def(mut Arguments, DeviceContext) thin raises -> None
+](words: Int, context: Int, message: Int) -> Int:
+    """Runs one entry; a library's exported functions consist of this call."""
+    var arguments = Arguments(words)
+    var ctx = DeviceContext(
+        _DeviceContextPtr[mut=True](
+            MutPointer[_DeviceContextCpp, MutUntrackedOrigin](
+                unsafe_from_address=context
+            )
+        )
+    )
+    try:
+        body(arguments, ctx)
+        return 0
+    except error:
+        var text = String(error)
+        var length = min(text.byte_length(), MESSAGE_BYTES - 1)
+        var room = MutPointer[UInt8, MutUntrackedOrigin](
+            unsafe_from_address=message
+        )
+        for i in range(length):
+            room[unsafe_offset=i] = text.unsafe_ptr()[unsafe_offset=i]
+        room[unsafe_offset=length] = 0
+        return 1
