@@ -34,6 +34,7 @@ from benchmarks import problems
 from torch_max_backend.bench import hardware, results
 from torch_max_backend.bench.ceilings import ceilings
 from torch_max_backend.bench.timing import set_count
+from torch_max_backend.mojo_ops.convolution import conv_with_geometry
 from torch_max_backend.runtime import session
 
 PASSES = ("fprop", "dgrad", "wgrad")
@@ -157,7 +158,8 @@ def build(dtypes: list[str], passes: list[str], dispatched: bool = False) -> tup
                 values = [value.tensor for value in graph.inputs[:4]]
                 out = TensorType(DTYPES[dtype], result, device)
                 if dispatched:
-                    result_value = ops.custom(f"conv_{passing}", device, values[:3], [out], {"grouped": False})[0]
+                    a, b, geometry = values[:3]
+                    result_value = conv_with_geometry(f"conv_{passing}", a, b, geometry, result, grouped=False)
                 else:
                     result_value = ops.custom(f"conv_{passing}_sm90", device, values, [out])[0]
                 graph.output(result_value)

@@ -28,13 +28,14 @@ from max.driver import CPU, Accelerator, Buffer, Device
 from max.dtype import DType
 from max.engine import InferenceSession, Model
 from max.engine import read as read_artifact
-from max.graph import DeviceRef, Graph, Module, TensorType, ops
+from max.graph import DeviceRef, Graph, Module, TensorType
 
 from benchmarks import ROOT, problems
 from torch_max_backend.bench import hardware, results
 from torch_max_backend.bench.ceilings import copy_rate
 from torch_max_backend.bench.compiled import on_stream
 from torch_max_backend.bench.timing import interleaved, set_count
+from torch_max_backend.mojo_ops.pooling import pool_op
 from torch_max_backend.pooling_problem import PoolingProblem
 from torch_max_backend.runtime.execution import execute
 
@@ -152,7 +153,7 @@ def build_graphs(dtypes: list[str], kinds: set[str], device: DeviceRef, kernels:
                 custom_extensions=[kernels],
             ) as graph:
                 operands = [value.tensor for value in graph.inputs[: len(inputs) + 1]]
-                graph.output(*ops.custom(op, device, operands, outputs))
+                graph.output(*pool_op(op, device, operands, outputs))
     return module
 
 

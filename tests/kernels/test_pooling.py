@@ -15,7 +15,7 @@ import pytest
 import torch
 from max.driver import Buffer
 from max.dtype import DType
-from max.graph import DeviceRef, Graph, Module, TensorType, ops
+from max.graph import DeviceRef, Graph, Module, TensorType
 from torch.nn import functional
 
 from tests.kernels import together
@@ -281,7 +281,7 @@ class _Graphs:
             x, dy, foreign, geometry = (value.tensor for value in graph.inputs[:4])
 
             def op(name: str, values: list[Any], types: list[TensorType]) -> list[Any]:
-                return ops.custom(name, self.ref, values, types)
+                return pooling.pool_op(name, self.ref, values, types)
 
             y, indices = op("max_pool_fprop", [x, geometry], [y_type, index_type])
             y_too, offsets = op("max_pool_fprop_offsets", [x, geometry], [y_type, offset_type])
@@ -301,18 +301,18 @@ class _Graphs:
         x_type, y_type, *_ = self._types(dtype)
         with self._with_geometry("avg", dtype, [x_type, y_type]) as graph:
             x, dy, geometry = (value.tensor for value in graph.inputs[:3])
-            y = ops.custom("avg_pool_fprop", self.ref, [x, geometry], [y_type])
-            dx = ops.custom("avg_pool_dgrad", self.ref, [dy, geometry], [x_type])
+            y = pooling.pool_op("avg_pool_fprop", self.ref, [x, geometry], [y_type])
+            dx = pooling.pool_op("avg_pool_dgrad", self.ref, [dy, geometry], [x_type])
             graph.output(*y, *dx)
 
     def _adaptive(self, dtype: torch.dtype) -> None:
         x_type, y_type, index_type, _ = self._types(dtype)
         with self._with_geometry("adaptive", dtype, [x_type, y_type]) as graph:
             x, dy = (value.tensor for value in graph.inputs[:2])
-            y, indices = ops.custom("adaptive_max_pool_fprop", self.ref, [x], [y_type, index_type])
-            dx = ops.custom("adaptive_max_pool_dgrad", self.ref, [dy, indices], [x_type])
-            mean = ops.custom("adaptive_avg_pool_fprop", self.ref, [x], [y_type])
-            mean_dx = ops.custom("adaptive_avg_pool_dgrad", self.ref, [dy], [x_type])
+            y, indices = pooling.pool_op("adaptive_max_pool_fprop", self.ref, [x], [y_type, index_type])
+            dx = pooling.pool_op("adaptive_max_pool_dgrad", self.ref, [dy, indices], [x_type])
+            mean = pooling.pool_op("adaptive_avg_pool_fprop", self.ref, [x], [y_type])
+            mean_dx = pooling.pool_op("adaptive_avg_pool_dgrad", self.ref, [dy], [x_type])
             graph.output(y, indices, *dx, *mean, *mean_dx)
 
 

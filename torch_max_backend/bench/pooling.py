@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from beartype import beartype
 from max.dtype import DType
-from max.graph import DeviceRef, TensorType, TensorValue, ops
+from max.graph import DeviceRef, TensorType, TensorValue
 
 from torch_max_backend.bench import compiled
 from torch_max_backend.bench.arguments import PoolingSizes
 from torch_max_backend.bench.compiled import KernelGraph, Operand
 from torch_max_backend.bench.task import LARGEST_INTEGER, MemoryLayout, Tolerance, draw, summation_tolerance
 from torch_max_backend.dtypes import TORCH_TO_MAX
+from torch_max_backend.mojo_ops.pooling import pool_op
 from torch_max_backend.pooling_problem import PoolingProblem
 
 aten = torch.ops.aten
@@ -57,13 +58,13 @@ def max_graph(form: Form, dtype: torch.dtype, offset: DType) -> KernelGraph:
         dy, other = values
         dx = TensorType(name, list(_INPUT), place)
         if form is Form.SCATTER:
-            return ops.custom("max_pool_dgrad_scatter", place, [dy, other], [dx])[0].tensor
+            return pool_op("max_pool_dgrad_scatter", place, [dy, other], [dx])[0]
         if form is Form.GATHER:
-            return ops.custom("max_pool_dgrad", place, [dy, other, geometry], [dx])[0].tensor
+            return pool_op("max_pool_dgrad", place, [dy, other, geometry], [dx])[0]
         if form is Form.RECOMPUTE:
             results = [TensorType(of, list(_OUTPUT), place) for of in (name, offset)]
-            other = ops.custom("max_pool_fprop_offsets", place, [other, geometry], results)[1].tensor
-        return ops.custom("max_pool_dgrad_offsets", place, [dy, other, geometry], [dx])[0].tensor
+            other = pool_op("max_pool_fprop_offsets", place, [other, geometry], results)[1]
+        return pool_op("max_pool_dgrad_offsets", place, [dy, other, geometry], [dx])[0]
 
     extents = () if form is Form.RECOMPUTE else ("d", "h", "w")
     width = f"_{offset.name}" if form in (Form.OFFSETS, Form.RECOMPUTE) else ""
@@ -78,7 +79,7 @@ def avg_graph(dtype: torch.dtype) -> KernelGraph:
 
     def build(values: Sequence[TensorValue], geometry: TensorValue, place: DeviceRef) -> TensorValue:
         dx = TensorType(name, list(_INPUT), place)
-        return ops.custom("avg_pool_dgrad", place, [values[0], geometry], [dx])[0].tensor
+        return pool_op("avg_pool_dgrad", place, [values[0], geometry], [dx])[0]
 
     return KernelGraph(f"bench_avg_pool_dgrad_{name.name}", (Operand(name, _OUTPUT),), ("d", "h", "w"), build)
 

@@ -15,6 +15,7 @@ from max.dtype import DType
 from max.graph import DeviceRef, Dim, DimLike, StaticDim, TensorType, TensorValue
 
 from torch_max_backend.graph import ops
+from torch_max_backend.mojo_ops import functions
 
 Triple = tuple[int, int, int]
 
@@ -118,7 +119,7 @@ def conv_with_geometry(
     `grouped` the kernels that many groups need are not compiled.
     """
     result = TensorType(a.dtype, result_shape, a.device)
-    return ops.custom(op, a.device, [a, b, geometry], [result], {"grouped": grouped})[0].tensor
+    return functions.call("convolution", op, a.device, [a, b, geometry], [result], (a.dtype, grouped))[0]
 
 
 @beartype
@@ -158,7 +159,7 @@ def channel_sum(dy: TensorValue) -> TensorValue:
     """db [K] = dy [N, O, P, Q, K] summed over all axes but the last: the gradient of a bias."""
     _check_operands("channel_sum", dy=dy)
     db = TensorType(dy.dtype, [dy.shape[4]], dy.device)
-    return ops.custom("channel_sum", dy.device, [dy], [db])[0].tensor
+    return functions.call("convolution", "channel_sum", dy.device, [dy], [db], (dy.dtype,))[0]
 
 
 def _check_operands(op: str, **operands: TensorValue) -> None:

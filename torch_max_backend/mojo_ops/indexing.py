@@ -10,7 +10,7 @@ from beartype import beartype
 from max.dtype import DType
 from max.graph import Dim, TensorValue
 
-from torch_max_backend.graph import ops
+from torch_max_backend.mojo_ops import functions
 
 
 def _check(x: TensorValue, index: TensorValue, source: TensorValue, index_shape: list[Dim]) -> None:
@@ -34,7 +34,7 @@ def scatter_rows(x: TensorValue, index: TensorValue, source: TensorValue, accumu
     """``x`` with row i of ``source`` added to (or put in) row ``index[i]``; deterministic, the last one wins."""
     _check(x, index, source, [source.shape[1]])
     name = "scatter_rows_add" if accumulate else "scatter_rows_set"
-    return ops.custom(name, x.device, [x, index, source], [x.type])[0].tensor
+    return functions.call("indexing", name, x.device, [x, index, source], [x.type], (x.dtype,))[0]
 
 
 @beartype
@@ -42,4 +42,4 @@ def scatter_elements(x: TensorValue, index: TensorValue, source: TensorValue, ac
     """``x`` with every element of ``source`` added to (or put in) the row that ``index`` has for it; deterministic."""
     _check(x, index, source, list(source.shape))
     name = "scatter_elements_add" if accumulate else "scatter_elements_set"
-    return ops.custom(name, x.device, [x, index, source], [x.type])[0].tensor
+    return functions.call("indexing", name, x.device, [x, index, source], [x.type], (x.dtype,))[0]

@@ -14,6 +14,7 @@ from max.dtype import DType
 from max.graph import DeviceRef, TensorType, TensorValue
 
 from torch_max_backend.graph import ops
+from torch_max_backend.mojo_ops import functions
 
 _FLOATS = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
 
@@ -62,6 +63,11 @@ def _channel_type(x: TensorValue) -> TensorType:
     return TensorType(accumulation_dtype(x.dtype), [x.shape[1]], x.device)
 
 
+def _call(op: str, x: TensorValue, values: list[TensorValue], results: int) -> list[TensorValue]:
+    types = [_channel_type(x)] * results
+    return functions.call("normalization", op, x.device, values, types, (x.dtype,))
+
+
 @beartype
 def batch_norm_statistics(
     x: TensorValue,
@@ -76,13 +82,12 @@ def batch_norm_statistics(
     if running_mean is None or running_var is None:
         if running_mean is not running_var:
             raise ValueError("running_mean and running_var: must both be given or both be None")
-        results = ops.custom("batch_norm_statistics_only", x.device, [x, settings], [_channel_type(x)] * 2)
-        return Statistics(results[0].tensor, results[1].tensor, None, None)
+        results = _call("batch_norm_statistics_only", x, [x, settings], 2)
+        return Statistics(*results, None, None)
     _check_channels("running_mean", running_mean, x)
     _check_channels("running_var", running_var, x)
     values = [x, running_mean, running_var, settings]
-    results = ops.custom("batch_norm_statistics", x.device, values, [_channel_type(x)] * 4)
-    return Statistics(*(result.tensor for result in results))
+    return Statistics(*_call("batch_norm_statistics", x, values, 4))
 
 
 @beartype
@@ -94,5 +99,4 @@ def batch_norm_gradient_sums(dy: TensorValue, x: TensorValue, mean: TensorValue,
     _check_channels("mean", mean, x)
     _check_channels("invstd", invstd, x)
     values = [dy, x, mean, invstd]
-    results = ops.custom("batch_norm_gradient_sums", x.device, values, [_channel_type(x)] * 4)
-    return GradientSums(*(result.tensor for result in results))
+    return GradientSums(*_call("batch_norm_gradient_sums", x, values, 4))

@@ -14,6 +14,7 @@ from max.dtype import DType
 from max.graph import DeviceRef, TensorType, TensorValue
 
 from torch_max_backend.graph import ops
+from torch_max_backend.mojo_ops import functions
 from torch_max_backend.pooling_problem import AdaptivePoolingProblem, Extents, PoolingProblem
 
 _FLOATS = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
@@ -56,10 +57,17 @@ def _offset_dtype(problem: PoolingProblem) -> DType:
     return DType.uint8 if problem.offset_bits == 8 else DType.int32
 
 
-def _custom(
-    name: str, device: DeviceRef, values: Sequence[TensorValue], out_types: Sequence[TensorType]
+@beartype
+def pool_op(
+    op: str, device: DeviceRef, values: Sequence[TensorValue], result_types: Sequence[TensorType]
 ) -> list[TensorValue]:
-    return [result.tensor for result in ops.custom(name, device, list(values), list(out_types))]
+    """The bare op with its geometry as an operand, checked at run time: one graph then serves every problem.
+
+    `values` begin with x or dy, whose dtype the kernels are made for; offsets have one or four bytes.
+    """
+    dtypes = [value.dtype for value in values] + [kind.dtype for kind in result_types]
+    offsets = [dtype for dtype in dtypes if dtype in (DType.uint8, DType.int32)][:1]
+    return functions.call("pooling", op, device, values, result_types, (values[0].dtype, *offsets))
 
 
 @beartype
@@ -68,7 +76,7 @@ def max_pool_fprop(x: TensorValue, problem: PoolingProblem) -> tuple[TensorValue
     _check_tensor("x", x, problem.input)
     _check_float("x", x)
     types = [_resized(x, problem.output), _resized(x, problem.output, DType.int64)]
-    y, indices = _custom("max_pool_fprop", x.device, [x, _geometry(problem)], types)
+    y, indices = pool_op("max_pool_fprop", x.device, [x, _geometry(problem)], types)
     return y, indices
 
 
@@ -78,7 +86,7 @@ def max_pool_fprop_offsets(x: TensorValue, problem: PoolingProblem) -> tuple[Ten
     _check_tensor("x", x, problem.input)
     _check_float("x", x)
     types = [_resized(x, problem.output), _resized(x, problem.output, _offset_dtype(problem))]
-    y, offsets = _custom("max_pool_fprop_offsets", x.device, [x, _geometry(problem)], types)
+    y, offsets = pool_op("max_pool_fprop_offsets", x.device, [x, _geometry(problem)], types)
     return y, offsets
 
 
@@ -105,7 +113,7 @@ def max_pool_dgrad(
     _check_float("dy", dy)
     _check_companion("indices", indices, "dy", dy, DType.int64)
     types = [_resized(dy, problem.input)]
-    return _custom("max_pool_dgrad", dy.device, [dy, indices, _geometry(problem)], types)[0]
+    return pool_op("max_pool_dgrad", dy.device, [dy, indices, _geometry(problem)], types)[0]
 
 
 @beartype
@@ -115,7 +123,7 @@ def max_pool_dgrad_offsets(dy: TensorValue, offsets: TensorValue, problem: Pooli
     _check_float("dy", dy)
     _check_companion("offsets", offsets, "dy", dy, _offset_dtype(problem))
     types = [_resized(dy, problem.input)]
-    return _custom("max_pool_dgrad_offsets", dy.device, [dy, offsets, _geometry(problem)], types)[0]
+    return pool_op("max_pool_dgrad_offsets", dy.device, [dy, offsets, _geometry(problem)], types)[0]
 
 
 @beartype
@@ -127,7 +135,7 @@ def max_pool_dgrad_scatter(
     _check_tensor("dy", dy, problem.output)
     _check_float("dy", dy)
     _check_companion("indices", indices, "dy", dy, DType.int64)
-    return _custom("max_pool_dgrad_scatter", dy.device, [dy, indices], [_resized(dy, problem.input)])[0]
+    return pool_op("max_pool_dgrad_scatter", dy.device, [dy, indices], [_resized(dy, problem.input)])[0]
 
 
 @beartype
@@ -136,7 +144,7 @@ def avg_pool_fprop(x: TensorValue, problem: PoolingProblem) -> TensorValue:
     _check_tensor("x", x, problem.input)
     _check_float("x", x)
     _check_undilated(problem)
-    return _custom("avg_pool_fprop", x.device, [x, _geometry(problem)], [_resized(x, problem.output)])[0]
+    return pool_op("avg_pool_fprop", x.device, [x, _geometry(problem)], [_resized(x, problem.output)])[0]
 
 
 @beartype
@@ -145,7 +153,7 @@ def avg_pool_dgrad(dy: TensorValue, problem: PoolingProblem) -> TensorValue:
     _check_tensor("dy", dy, problem.output)
     _check_float("dy", dy)
     _check_undilated(problem)
-    return _custom("avg_pool_dgrad", dy.device, [dy, _geometry(problem)], [_resized(dy, problem.input)])[0]
+    return pool_op("avg_pool_dgrad", dy.device, [dy, _geometry(problem)], [_resized(dy, problem.input)])[0]
 
 
 def _check_undilated(problem: PoolingProblem) -> None:
@@ -159,7 +167,7 @@ def adaptive_max_pool_fprop(x: TensorValue, problem: AdaptivePoolingProblem) -> 
     _check_tensor("x", x, problem.input)
     _check_float("x", x)
     types = [_resized(x, problem.output), _resized(x, problem.output, DType.int64)]
-    y, indices = _custom("adaptive_max_pool_fprop", x.device, [x], types)
+    y, indices = pool_op("adaptive_max_pool_fprop", x.device, [x], types)
     return y, indices
 
 
@@ -169,7 +177,7 @@ def adaptive_max_pool_dgrad(dy: TensorValue, indices: TensorValue, problem: Adap
     _check_tensor("dy", dy, problem.output)
     _check_float("dy", dy)
     _check_companion("indices", indices, "dy", dy, DType.int64)
-    return _custom("adaptive_max_pool_dgrad", dy.device, [dy, indices], [_resized(dy, problem.input)])[0]
+    return pool_op("adaptive_max_pool_dgrad", dy.device, [dy, indices], [_resized(dy, problem.input)])[0]
 
 
 @beartype
@@ -177,7 +185,7 @@ def adaptive_avg_pool_fprop(x: TensorValue, problem: AdaptivePoolingProblem) -> 
     """The averages of `x` over adaptive windows."""
     _check_tensor("x", x, problem.input)
     _check_float("x", x)
-    return _custom("adaptive_avg_pool_fprop", x.device, [x], [_resized(x, problem.output)])[0]
+    return pool_op("adaptive_avg_pool_fprop", x.device, [x], [_resized(x, problem.output)])[0]
 
 
 @beartype
@@ -185,7 +193,7 @@ def adaptive_avg_pool_dgrad(dy: TensorValue, problem: AdaptivePoolingProblem) ->
     """Gradient of adaptive average pooling by gathering. Deterministic."""
     _check_tensor("dy", dy, problem.output)
     _check_float("dy", dy)
-    return _custom("adaptive_avg_pool_dgrad", dy.device, [dy], [_resized(dy, problem.input)])[0]
+    return pool_op("adaptive_avg_pool_dgrad", dy.device, [dy], [_resized(dy, problem.input)])[0]
 
 
 @beartype
@@ -196,7 +204,7 @@ def max_unpool_fprop(x: TensorValue, indices: TensorValue, output: Extents) -> T
     _check_companion("indices", indices, "x", x, DType.int64)
     if min(output) < 1:
         raise ValueError(f"output={output}: every extent must be at least 1")
-    return _custom("max_unpool_fprop", x.device, [x, indices], [_resized(x, output)])[0]
+    return pool_op("max_unpool_fprop", x.device, [x, indices], [_resized(x, output)])[0]
 
 
 @beartype
@@ -211,4 +219,4 @@ def max_unpool_dgrad(dy: TensorValue, indices: TensorValue) -> TensorValue:
     if indices.shape[0] != batch or indices.shape[4] != channels:
         raise ValueError(f"indices has shape {list(indices.shape)}: N and C must be those of dy, {list(dy.shape)}")
     types = [TensorType(dy.dtype, indices.shape, dy.device)]
-    return _custom("max_unpool_dgrad", dy.device, [dy, indices], types)[0]
+    return pool_op("max_unpool_dgrad", dy.device, [dy, indices], types)[0]

@@ -21,7 +21,7 @@ from max.engine import Model
 from max.graph import Module
 
 from torch_max_backend.errors import MaxBackendError
-from torch_max_backend.runtime import cache, events, session, worker
+from torch_max_backend.runtime import cache, events, libraries, session, worker
 from torch_max_backend.runtime.mlir import in_mlir_context
 from torch_max_backend.runtime.target import accelerator_of, cpu_target
 
@@ -62,7 +62,7 @@ def start(tasks: Sequence[Task]) -> Job | None:
     for task in tasks:
         models = None
         if cache.lookup(session.GRAPHS, task.facts, session.ARTIFACT) is not None:
-            with events.compiling(task.names, task.op_count) as cached:
+            with events.compiling(task.names, task.op_count) as cached, libraries.ready(task.device):
                 models = session.load_cached(task.facts, task.device, task.names)
                 cached(models is not None)
         if models is None:
@@ -128,6 +128,7 @@ def _models(task: Task) -> Mapping[str, Model]:
     with (
         events.compiling(task.names, task.op_count) as cached,
         cache.claim(session.GRAPHS, task.facts, _ending.is_set),
+        libraries.ready(task.device),
     ):
         models = session.load_cached(task.facts, task.device, task.names)
         cached(models is not None)

@@ -28,7 +28,7 @@ from max.engine import read as read_artifact
 from max.graph import KernelLibrary, Module
 
 from torch_max_backend.errors import DeviceUnavailableError, MaxBackendError
-from torch_max_backend.runtime import cache, events
+from torch_max_backend.runtime import cache, events, libraries
 from torch_max_backend.runtime.mlir import in_mlir_context
 from torch_max_backend.runtime.progress import progress_line
 from torch_max_backend.runtime.target import cpu_target, target_facts
@@ -109,7 +109,7 @@ def compile_module(
         MaxBackendError: the graph compiler refused the module.
     """
     what = f"compiling {', '.join(names[:4])}{' ...' if len(names) > 4 else ''}: {op_count} aten ops"
-    with events.compiling(tuple(names), op_count) as cached, progress_line(what):
+    with events.compiling(tuple(names), op_count) as cached, progress_line(what), libraries.ready(device):
         facts = module_facts(module, device)
         models = load_cached(facts, device, names)
         if models is None:

@@ -1,0 +1,91 @@
+"""Library functions: the kernels behind the thin ops of a graph, compiled once for a machine.
+
+An op of the Mojo package hands its operands to a C function by name (`kernels/library.mojo`). Building a graph names
+the functions that its ops call; whoever compiles the graph sees to it that libraries with these functions are built
+and loaded (`torch_max_backend.runtime.libraries`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from beartype import beartype
+from max.dtype import DType
+from max.graph import DeviceRef, TensorType, TensorValue
+
+from torch_max_backend.graph import ops
+
+
+@dataclass(frozen=True, order=True)
+class LibraryFunction:
+    """One entry of `kernels/FAMILY/entries.mojo`, for one kind of device and with its parameters bound.
+
+    Attributes:
+        family: the folder below `kernels/`.
+        entry: the function's name in Mojo.
+        target: MAX's word for the kind of device.
+        parameters: what stands between the entry's brackets after the target: types and flags.
+    """
+
+    family: str
+    entry: str
+    target: Literal["cpu", "gpu"]
+    parameters: tuple[DType | bool, ...]
+
+    @property
+    def symbol(self) -> str:
+        """The name of the exported C function."""
+        return "_".join(("torch_max", self.entry, *map(self._word, self.parameters), self.target))
+
+    @property
+    def expression(self) -> str:
+        """The entry with its parameters, as Mojo writes it."""
+        words = [f'"{self.target}"', *(f"DType.{p.name}" if isinstance(p, DType) else str(p) for p in self.parameters)]
+        return f"{self.entry}[{', '.join(words)}]"
+
+    @staticmethod
+    def _word(parameter: DType | bool) -> str:
+        return parameter.name if isinstance(parameter, DType) else str(int(parameter))
+
+
+_lock = threading.Lock()
+_required: set[LibraryFunction] = set()
+
+
+def required() -> frozenset[LibraryFunction]:
+    """Every function that a graph of this process calls."""
+    with _lock:
+        return frozenset(_required)
+
+
+@beartype
+def call(
+    family: str,
+    op: str,
+    device: DeviceRef,
+    values: Sequence[TensorValue],
+    result_types: Sequence[TensorType],
+    parameters: tuple[DType | bool, ...],
+    *,
+    op_parameters: Mapping[str, bool | int | str | DType] | None = None,
+) -> list[TensorValue]:
+    """Adds the op `op` to the graph that is being built, as a call of the library function of the same name.
+
+    Args:
+        family: the kernels' folder.
+        op: the op's name, and its entry's.
+        device: where it runs.
+        values: the operands.
+        result_types: of the results.
+        parameters: the entry's, after the target.
+        op_parameters: the registration's own, where it has any but `function`.
+    """
+    function = LibraryFunction(family, op, "gpu" if device.is_gpu() else "cpu", parameters)
+    with _lock:
+        _required.add(function)
+    chosen = {**(op_parameters or {}), "function": function.symbol}
+    results = ops.custom(op, device, list(values), list(result_types), chosen)
+    return [result.tensor for result in results]

@@ -1,0 +1,188 @@
+"""Shared libraries of kernels: built once for a machine, kept in the cache, loaded before a graph runs.
+
+MAX compiles an op's code for every graph anew, and on one core at a time. The kernels stand outside graphs
+(`mojo_ops.functions`): what a graph calls and the cache lacks is built by `mojo build` in processes of its own, side by
+side with each other and with the graph's compilation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import max as max_package
+import torch
+from mojo.run import _mojo_env
+
+from torch_max_backend.errors import MaxBackendError
+from torch_max_backend.mojo_ops.functions import LibraryFunction, required
+from torch_max_backend.runtime import cache
+from torch_max_backend.runtime.target import target_facts
+
+log = logging.getLogger(__name__)
+
+LIBRARIES, FILENAME = "libraries", "library.so"
+"""The kind and the file name of libraries in the cache, which has an entry for each function."""
+
+_EXPORT = """
+@export
+def {symbol}(words: Int, context: Int, message: Int) abi("C") -> Int:
+    return serve[{expression}](words, context, message)
+"""
+
+# `mojo build` links through the C compiler's driver, which a machine need not have; the linker itself comes with Mojo.
+_LINKER_DRIVER = """#!/bin/sh
+count=$#
+while [ "$count" -gt 0 ]; do
+    argument=$1
+    shift
+    count=$((count - 1))
+    case $argument in
+        -Xlinker | -lm) ;;
+        -Wl,*) set -- "$@" "${argument#-Wl,}" ;;
+        *) set -- "$@" "$argument" ;;
+    esac
+done
+exec "$TORCH_MAX_BACKEND_LLD" -flavor gnu "$@"
+"""
+
+_lock = threading.Lock()
+_loaded: dict[tuple[LibraryFunction, str], ctypes.CDLL] = {}
+"""What was loaded, for which device: a process may compile for several that are not there."""
+
+
+@contextlib.contextmanager
+def ready(device: torch.device) -> Iterator[None]:
+    """Builds what graphs on `device` call and the cache lacks while the body runs; at its end all of it is loaded.
+
+    Raises:
+        MaxBackendError: a kernel does not compile, or its library cannot be loaded.
+    """
+    wanted = _missing(device)
+    if not wanted:
+        yield
+        return
+    with ThreadPoolExecutor(1, "torch-max-libraries") as pool:
+        building = pool.submit(build, wanted, device)
+        yield
+        _load(building.result(), target_facts(device)["device"])
+
+
+def _missing(device: torch.device) -> list[LibraryFunction]:
+    target = "cpu" if device.type == "cpu" else "gpu"
+    architecture = target_facts(device)["device"]
+    with _lock:
+        return sorted(f for f in required() if f.target == target and (f, architecture) not in _loaded)
+
+
+def _load(paths: Mapping[LibraryFunction, Path], architecture: str) -> None:
+    with _lock:
+        for function, path in paths.items():
+            if (function, architecture) not in _loaded:
+                try:
+                    _loaded[function, architecture] = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+                except OSError as error:
+                    raise MaxBackendError(f"the kernel library {path} cannot be loaded: {error}") from error
+
+
+def build(functions: Iterable[LibraryFunction], device: torch.device) -> dict[LibraryFunction, Path]:
+    """The library that holds each function, from the cache or built now, in as many processes as there are cores.
+
+    Raises:
+        MaxBackendError: a kernel does not compile.
+    """
+    hardware = {**cache.versions(), **target_facts(device)}
+    facts = {function: {**hardware, "function": function.symbol} for function in sorted(functions)}
+    found = _cached(facts)
+    with contextlib.ExitStack() as claims:
+        # In one order everywhere, so that nobody waits in a circle.
+        for function, of in facts.items():
+            if function not in found:
+                claims.enter_context(cache.claim(LIBRARIES, of))
+        found |= _cached({function: of for function, of in facts.items() if function not in found})
+        absent = [function for function in facts if function not in found]
+        if not absent:
+            return found
+        kernels = cache.kernel_library_path()
+        workers = min(len(absent), len(os.sched_getaffinity(0)))
+        # Neighbours are alike (three passes of a convolution): dealt out, every process gets some of the long ones.
+        shares = [absent[first::workers] for first in range(workers)]
+        with ThreadPoolExecutor(workers, "torch-max-library") as pool:
+            builds: list[Future[dict[LibraryFunction, Path]]] = [
+                pool.submit(_build_one, share, kernels, facts) for share in shares
+            ]
+            for each in builds:
+                found |= each.result()
+    return found
+
+
+def _cached(facts: Mapping[LibraryFunction, Mapping[str, str]]) -> dict[LibraryFunction, Path]:
+    found = {function: cache.lookup(LIBRARIES, of, FILENAME) for function, of in facts.items()}
+    return {function: path for function, path in found.items() if path is not None}
+
+
+def _build_one(
+    functions: Sequence[LibraryFunction], kernels: Path, facts: Mapping[LibraryFunction, Mapping[str, str]]
+) -> dict[LibraryFunction, Path]:
+    """One library with all of `functions`, put into the cache under each of them."""
+    with tempfile.TemporaryDirectory(prefix="torch-max-library-") as folder:
+        source, library = Path(folder) / "library.mojo", Path(folder) / FILENAME
+        source.write_text(library_source(functions, kernels.stem))
+        device = facts[functions[0]]["device"]
+        accelerator = [] if device == "cpu" else [f"--target-accelerator={device.partition(':')[2]}"]
+        command = ["build", "--emit", "shared-lib", "--disable-warnings", "-I", str(kernels.parent), *accelerator]
+        environment = _environment(Path(folder))
+        mojo = environment.get("MODULAR_MOJO_MAX_DRIVER_PATH") or shutil.which("mojo")
+        if mojo is None:
+            raise MaxBackendError("the program mojo, which builds kernels, is not installed")
+        result = subprocess.run(
+            [mojo, *command, "-o", str(library), str(source)], capture_output=True, text=True, env=environment
+        )
+        if result.returncode:
+            names = ", ".join(function.symbol for function in functions)
+            raise MaxBackendError(f"the kernels {names} do not compile for {device}:\n{result.stderr[-4000:]}")
+        log.info("built %s for %s", ", ".join(function.symbol for function in functions), device)
+        stored: dict[LibraryFunction, Path] = {}
+        for function in functions:
+            path = cache.store(LIBRARIES, facts[function], FILENAME, functools.partial(shutil.copyfile, library))
+            stored[function] = path or _keep(library)
+        return stored
+
+
+def library_source(functions: Sequence[LibraryFunction], package: str) -> str:
+    """The Mojo source of a library that exports `functions` of the kernels' package."""
+    imports = sorted({(function.family, function.entry) for function in functions})
+    lines = [f"from {package}.library import serve"]
+    lines += [f"from {package}.{family}.entries import {entry}" for family, entry in imports]
+    exports = (_EXPORT.format(symbol=f.symbol, expression=f.expression) for f in functions)
+    return "\n".join(lines) + "\n" + "\n".join(exports)
+
+
+def _keep(library: Path) -> Path:
+    """A copy for this process where the cache cannot be written."""
+    kept = Path(tempfile.mkdtemp(prefix="torch-max-library-")) / FILENAME
+    shutil.copyfile(library, kept)
+    return kept
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """The environment for `mojo build`: with a driver for Mojo's own linker in front, where Mojo brings one."""
+    environment = dict(_mojo_env())
+    linker = Path(max_package.__path__[0]).parent / "modular" / "bin" / "lld"
+    if linker.is_file():
+        driver = folder / "cc"
+        driver.write_text(_LINKER_DRIVER)
+        driver.chmod(0o700)
+        environment["PATH"] = f"{folder}{os.pathsep}{environment.get('PATH', os.defpath)}"
+        environment["TORCH_MAX_BACKEND_LLD"] = str(linker)
+    return environment
