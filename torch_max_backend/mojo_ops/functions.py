@@ -19,7 +19,7 @@ from max.graph import DeviceRef, TensorType, TensorValue
 from torch_max_backend.graph import ops
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class LibraryFunction:
     """One entry of `kernels/FAMILY/entries.mojo`, for one kind of device and with its parameters bound.
 

@@ -82,7 +82,12 @@ def _missing(device: torch.device) -> list[LibraryFunction]:
     target = "cpu" if device.type == "cpu" else "gpu"
     architecture = target_facts(device)["device"]
     with _lock:
-        return sorted(f for f in required() if f.target == target and (f, architecture) not in _loaded)
+        missing = (f for f in required() if f.target == target and (f, architecture) not in _loaded)
+        return sorted(missing, key=_symbol)
+
+
+def _symbol(function: LibraryFunction) -> str:
+    return function.symbol
 
 
 def _load(paths: Mapping[LibraryFunction, Path], architecture: str) -> None:
@@ -102,7 +107,7 @@ def build(functions: Iterable[LibraryFunction], device: torch.device) -> dict[Li
         MaxBackendError: a kernel does not compile.
     """
     hardware = {**cache.versions(), **target_facts(device)}
-    facts = {function: {**hardware, "function": function.symbol} for function in sorted(functions)}
+    facts = {function: {**hardware, "function": function.symbol} for function in sorted(functions, key=_symbol)}
     found = _cached(facts)
     with contextlib.ExitStack() as claims:
         # In one order everywhere, so that nobody waits in a circle.
