@@ -75,6 +75,12 @@ struct Call:
         comptime for axis in range(rank):
             self._append(tensor.dim_size(axis))
 
+    def append_at[rank: Int](mut self, address: Int, extents: IndexList[rank]):
+        """A contiguous tensor that is no operand of the op."""
+        self._append(address)
+        comptime for axis in range(rank):
+            self._append(extents[axis])
+
     @no_inline
     def run[function: StaticString](self, ctx: DeviceContext) raises:
         """Calls the function; what it raises is raised here.

@@ -24,6 +24,7 @@ from max.graph import DeviceRef, Graph, Module, TensorType, TensorValue, ops
 
 from benchmarks.convolution.sm90_check import Problem, compile_module, interleaved, reference, use_virtual_hopper
 from torch_max_backend.bench import results
+from torch_max_backend.mojo_ops.convolution import epilogue_parameters
 from torch_max_backend.runtime import session
 
 PROBLEMS = (
@@ -53,7 +54,7 @@ def build(module: Module) -> list[str]:
         library = session.kernel_library()
         with Graph(names[-1], input_types=inputs, module=module, kernel_library=library) as graph:
             operands = [value.tensor for value in graph.inputs]
-            parameters = {"columns": columns, "phases": phases}
+            parameters = epilogue_parameters(symbol.removesuffix("_fused"), dtype, columns, phases)
             result = ops.custom(symbol, device, operands[:3], [y if forward else x], parameters)[0].tensor
             graph.output(make(result, *operands[3:]))
 

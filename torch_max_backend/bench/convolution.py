@@ -17,7 +17,7 @@ from torch_max_backend.bench.task import MemoryLayout, Tolerance, draw, summatio
 from torch_max_backend.convolution_problem import ConvolutionProblem, Pass
 from torch_max_backend.dtypes import TORCH_TO_MAX
 from torch_max_backend.lowering.convolution import allows_tf32
-from torch_max_backend.mojo_ops.convolution import conv_with_geometry, geometry_values
+from torch_max_backend.mojo_ops.convolution import conv_with_geometry, epilogue_parameters, geometry_values
 
 aten = torch.ops.aten
 
@@ -71,7 +71,7 @@ def kernel_graph(
         first, second, *extra = [_channels_last(value) if contiguous and value.rank == 5 else value for value in values]
         columns, phases = fused
         kind = TensorType(name, [result[0], *result[2:4], columns], place)
-        parameters = {"columns": columns, "phases": phases}
+        parameters = epilogue_parameters(which.value, name, columns, phases)
         value = ops.custom(symbol, place, [flat(first), flat(second), geometry], [kind], parameters)[0].tensor
         value = epilogue.build(value, [flat(each) for each in extra])
         value = ops.reshape(value, [value.shape[0], 1, *value.shape[1:]])

@@ -150,8 +150,14 @@ def conv_with_epilogue(
     # Only 16-bit operands run here: no float32 product to speak of.
     geometry = _geometry(stride, padding, dilation, groups, workspace_limit, False)
     result = TensorType(a.dtype, [a.shape[0], *map(Dim, result_size), columns], a.device)
-    parameters = {"columns": columns, "phases": 1 if forward else stride[1] * stride[2]}
+    parameters = epilogue_parameters(op, a.dtype, columns, 1 if forward else stride[1] * stride[2])
     return ops.custom(f"{op}_fused", a.device, [a, b, geometry], [result], parameters)[0].tensor
+
+
+def epilogue_parameters(op: str, dtype: DType, columns: int, phases: int) -> dict[str, bool | int | str | DType]:
+    """Parameters of the op whose store takes in what follows; the function runs what its kernel does not take."""
+    function = functions.require("convolution", op, DeviceRef.GPU(), (dtype, False))
+    return {"columns": columns, "phases": phases, "function": function}
 
 
 @beartype

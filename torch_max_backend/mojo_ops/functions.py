@@ -8,7 +8,7 @@ and loaded (`torch_max_backend.runtime.libraries`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -62,6 +62,15 @@ def required() -> frozenset[LibraryFunction]:
 
 
 @beartype
+def require(family: str, entry: str, device: DeviceRef, parameters: tuple[DType | bool, ...]) -> str:
+    """The symbol of a function that the graph being built calls, for an op's `function`."""
+    function = LibraryFunction(family, entry, "gpu" if device.is_gpu() else "cpu", parameters)
+    with _lock:
+        _required.add(function)
+    return function.symbol
+
+
+@beartype
 def call(
     family: str,
     op: str,
@@ -69,8 +78,6 @@ def call(
     values: Sequence[TensorValue],
     result_types: Sequence[TensorType],
     parameters: tuple[DType | bool, ...],
-    *,
-    op_parameters: Mapping[str, bool | int | str | DType] | None = None,
 ) -> list[TensorValue]:
     """Adds the op `op` to the graph that is being built, as a call of the library function of the same name.
 
@@ -81,11 +88,6 @@ def call(
         values: the operands.
         result_types: of the results.
         parameters: the entry's, after the target.
-        op_parameters: the registration's own, where it has any but `function`.
     """
-    function = LibraryFunction(family, op, "gpu" if device.is_gpu() else "cpu", parameters)
-    with _lock:
-        _required.add(function)
-    chosen = {**(op_parameters or {}), "function": function.symbol}
-    results = ops.custom(op, device, list(values), list(result_types), chosen)
-    return [result.tensor for result in results]
+    chosen = {"function": require(family, op, device, parameters)}
+    return [result.tensor for result in ops.custom(op, device, list(values), list(result_types), chosen)]

@@ -7,15 +7,14 @@ kernels' own table.
 
 import extensibility
 from extensibility import InputTensor, OutputTensor, _FusedComputeOutputTensor
-from max.gpu.host import DeviceBuffer, DeviceContext
+from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 from std.utils.index import IndexList
 
 from ..common import DGRAD, FPROP, WGRAD, Ptr
+from ...library import Call
 from ..problem import GEOMETRY_LENGTH, ConvolutionProblem
 from ..entries import problem_of as _problem
-from ..analytic import convolution_analytic_gpu
-from ..gpu.tiled import tiled_can_implement, tiled_gather_gpu
 from .dispatch import are_aligned, can_implement, compiles_for, run, run_fused
 from .epilogue import apply_epilogue
 from .implicit_gemm import Epilogue, EpilogueStore
@@ -173,18 +172,20 @@ def _run_with_epilogue[
     pass_: Int,
     columns: Int,
     phases: Int,
+    function: StaticString,
     epilogue: Optional[Epilogue[dtype]],
     epilogue_store: Optional[EpilogueStore[dtype]],
 ](
     result: Ptr[dtype],
     shape: IndexList[4],
-    a: DeviceBuffer[dtype],
-    b: DeviceBuffer[dtype],
+    a: InputTensor[dtype=dtype, rank=4, ...],
+    b: InputTensor[dtype=dtype, rank=4, ...],
+    geometry: InputTensor[dtype=DType.int64, rank=1, ...],
     problem: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
-    """The Hopper kernel with the epilogue in its store, or, for a problem or an address that it does not take, any other
-    kernel into a buffer and a pass over that.
+    """The Hopper kernel with the epilogue in its store, or, for a problem or an address that it does not take, the
+    library's `function` into a buffer and a pass over that.
     """
     comptime if compiles_for[dtype]():
         var first = _pointer(a.unsafe_ptr())
@@ -199,11 +200,12 @@ def _run_with_epilogue[
             )
             return
     var plain = ctx.enqueue_create_buffer[dtype](shape.flattened_length())
-    # The table of all kernels would be compiled again for problems that hardly occur.
-    if not tiled_can_implement[dtype, pass_](problem):
-        tiled_gather_gpu[dtype, pass_](plain, a, b, problem, ctx)
-    else:
-        convolution_analytic_gpu[dtype, pass_](plain, a, b, problem, ctx)
+    var call = Call()
+    call.append_at(Int(plain.unsafe_ptr()), _deep(shape))
+    call.append_at(Int(a.unsafe_ptr()), _deep(a.shape()))
+    call.append_at(Int(b.unsafe_ptr()), _deep(b.shape()))
+    call.append(geometry)
+    call.run[function](ctx)
     apply_epilogue[dtype, epilogue, epilogue_store](
         result, _pointer(plain.unsafe_ptr()), shape, ctx
     )
@@ -225,7 +227,11 @@ struct ConvFpropFused:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType, columns: Int, phases: Int
+        target: StaticString,
+        dtype: DType,
+        columns: Int,
+        phases: Int,
+        function: StaticString,
     ](
         y: _FusedComputeOutputTensor[dtype=dtype, rank=4, ...],
         x: InputTensor[dtype=dtype, rank=4, ...],
@@ -267,12 +273,19 @@ struct ConvFpropFused:
                 _values(geometry),
             )
             _run_with_epilogue[
-                dtype, FPROP, columns, phases, epilogue, epilogue_store
+                dtype,
+                FPROP,
+                columns,
+                phases,
+                function,
+                epilogue,
+                epilogue_store,
             ](
                 _pointer(y.unsafe_ptr()),
                 y.shape(),
-                x.to_device_buffer(ctx),
-                w.to_device_buffer(ctx),
+                x,
+                w,
+                geometry,
                 problem,
                 ctx,
             )
@@ -287,7 +300,11 @@ struct ConvDgradFused:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType, columns: Int, phases: Int
+        target: StaticString,
+        dtype: DType,
+        columns: Int,
+        phases: Int,
+        function: StaticString,
     ](
         dx: _FusedComputeOutputTensor[dtype=dtype, rank=4, ...],
         dy: InputTensor[dtype=dtype, rank=4, ...],
@@ -329,12 +346,19 @@ struct ConvDgradFused:
                 _values(geometry),
             )
             _run_with_epilogue[
-                dtype, DGRAD, columns, phases, epilogue, epilogue_store
+                dtype,
+                DGRAD,
+                columns,
+                phases,
+                function,
+                epilogue,
+                epilogue_store,
             ](
                 _pointer(dx.unsafe_ptr()),
                 dx.shape(),
-                dy.to_device_buffer(ctx),
-                w.to_device_buffer(ctx),
+                dy,
+                w,
+                geometry,
                 problem,
                 ctx,
             )
