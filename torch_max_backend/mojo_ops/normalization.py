@@ -82,8 +82,8 @@ def batch_norm_statistics(
     if running_mean is None or running_var is None:
         if running_mean is not running_var:
             raise ValueError("running_mean and running_var: must both be given or both be None")
-        results = _call("batch_norm_statistics_only", x, [x, settings], 2)
-        return Statistics(*results, None, None)
+        mean, invstd = _call("batch_norm_statistics_only", x, [x, settings], 2)
+        return Statistics(mean, invstd, None, None)
     _check_channels("running_mean", running_mean, x)
     _check_channels("running_var", running_var, x)
     values = [x, running_mean, running_var, settings]
