@@ -37,6 +37,7 @@ from torch_max_backend.bench.compiled import on_stream
 from torch_max_backend.bench.timing import interleaved, set_count
 from torch_max_backend.mojo_ops.pooling import pool_op
 from torch_max_backend.pooling_problem import PoolingProblem
+from torch_max_backend.runtime import libraries
 from torch_max_backend.runtime.execution import execute
 
 PASSES = {"max": ("fprop", "dgrad", "dgrad_offsets"), "avg": ("fprop", "dgrad")}
@@ -428,13 +429,16 @@ def load_models(args: argparse.Namespace, kinds: set[str], dtypes: list[str]) ->
         set_virtual_device_count(1)
     device: Device = Accelerator() if cuda else CPU()
     session = InferenceSession(devices=[device])
-    if args.compiled:
-        return session.init_all(read_artifact(args.compiled))
+    # Building the graphs names the kernels that a compiled file needs, too.
     module = build_graphs(dtypes, kinds, DeviceRef.GPU() if cuda else DeviceRef.CPU(), args.kernels)
+    if args.compiled:
+        with libraries.ready(torch.device(args.device)):
+            return session.init_all(read_artifact(args.compiled))
     if args.export:
         session.compile(module, custom_extensions=[args.kernels]).export_mef(args.export)
         raise SystemExit(0)
-    return session.load_all(module, custom_extensions=[args.kernels])
+    with libraries.ready(torch.device(args.device)):
+        return session.load_all(module, custom_extensions=[args.kernels])
 
 
 def main() -> int:
