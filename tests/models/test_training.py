@@ -210,7 +210,9 @@ def _assert_layout_changes_at_edges(graph: CompiledGraph) -> None:
     assert not saved, f"{graph.name}: {saved}"
     leaving = [change for change in executable.layout_changes if change.argument is None]
     # The models return logits and update vectors; only backward returns tensors that have another order outside.
-    assert len(leaving) <= (len(executable.built.outputs) if graph.name == "backward" else 0), f"{graph.name}: {leaving}"
+    assert len(leaving) <= (len(executable.built.outputs) if graph.name == "backward" else 0), (
+        f"{graph.name}: {leaving}"
+    )
 
 
 @pytest.mark.parametrize("job", JOBS, ids=[f"{job.group}-{job.name}" for job in JOBS])
