@@ -182,6 +182,7 @@ def _keep(library: Path) -> Path:
 
 def _environment(folder: Path) -> dict[str, str]:
     """The environment for `mojo build`: with a driver for Mojo's own linker in front, where Mojo brings one."""
+    # What max's own launcher gives `mojo`; it takes no environment of its caller's.
     environment = dict(_mojo_env())
     linker = Path(max_package.__path__[0]).parent / "modular" / "bin" / "lld"
     if linker.is_file():
