@@ -69,6 +69,16 @@ class Caller:
         return values, loan
 
 
+def lent() -> tuple[Caller, list[np.ndarray], list[np.ndarray], Loan]:
+    """A caller after its first replay: the results, which are in use, a copy of them, and their loan."""
+    call = Caller(Doubling())
+    call()
+    call()
+    kept, loan = call()
+    assert loan is not None
+    return call, kept, [value.copy() for value in kept], loan
+
+
 def test_replays_follow_plain_calls_and_see_new_values() -> None:
     call = Caller(Doubling())
     loans = [call()[1] is not None for _ in range(6)]
@@ -77,12 +87,7 @@ def test_replays_follow_plain_calls_and_see_new_values() -> None:
 
 
 def test_results_in_use_are_not_written_to() -> None:
-    call = Caller(Doubling())
-    call()
-    call()
-    kept, loan = call()
-    assert loan is not None
-    before = [value.copy() for value in kept]
+    call, kept, before, loan = lent()
     values, none = call()
     assert none is None and all(np.array_equal(a, b) for a, b in zip(kept, before, strict=True))
     assert not np.array_equal(values[1], kept[1])
@@ -91,12 +96,7 @@ def test_results_in_use_are_not_written_to() -> None:
 
 
 def test_results_that_stay_in_use_get_their_memory() -> None:
-    call = Caller(Doubling())
-    call()
-    call()
-    kept, loan = call()
-    assert loan is not None
-    before = [value.copy() for value in kept]
+    call, kept, before, _loan = lent()
     for _ in range(6):
         call()
     assert call.model.captures == 2 and call.capture.replays > 1
