@@ -66,6 +66,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """Workers start after this, in the environment that is left here."""
     # Dynamo and MAX's graphs make millions of objects that stay.
     gc.set_threshold(100_000, 20, 20)
+    if hasattr(config, "workerinput"):
+        # Every worker compiles: they share the cores.
+        share = len(os.sched_getaffinity(0)) // int(config.workerinput["workercount"])
+        os.environ.setdefault("TORCH_MAX_BACKEND_COMPILE_CORES", str(max(1, share)))
     if not hasattr(config, "workerinput") and "LD_PRELOAD" not in os.environ and ALLOCATOR.exists():
         os.environ.update(LD_PRELOAD=str(ALLOCATOR), MALLOC_CONF=ALLOCATION)
 

@@ -12,15 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from max.engine import Model
-from max.graph import Module
 from torch import nn
 from typer.testing import CliRunner, Result
 
 from torch_max_backend import OptionError, compile_ahead
 from torch_max_backend.cli import app
 from torch_max_backend.graph import autograd_walk
-from torch_max_backend.runtime import cache, session
+from torch_max_backend.runtime import cache, session, tasks
+from torch_max_backend.runtime.tasks import Task
 
 
 class Branches(nn.Module):
@@ -44,11 +43,10 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The text of what would be compiled."""
     texts: list[str] = []
 
-    def note(module: Module, device: torch.device, names: Sequence[str], op_count: int, label: str) -> dict[str, Model]:
-        texts.append(session._PROCESS.sub("", module._to_mlir_str()))
-        return dict.fromkeys(names)  # type: ignore[arg-type]
+    def note(chosen: Sequence[Task]) -> None:
+        texts.append("".join(session._PROCESS.sub("", task.module._to_mlir_str()) for task in chosen))
 
-    monkeypatch.setattr(session, "compile_module", note)
+    monkeypatch.setattr(tasks, "compile_all", note)
     yield texts
     torch._dynamo.reset()
 

@@ -18,7 +18,7 @@ Start = Callable[[str, Path], "subprocess.Popen[str]"]
 TRAIN = """
 import copy, logging, pathlib, sys, time, torch
 from torch_max_backend import MaxBackendError, backend
-from torch_max_backend.runtime import background
+from torch_max_backend.runtime import background, worker
 
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="LOG %(message)s")
 torch.manual_seed(0)
@@ -60,11 +60,11 @@ print("CLOSE", [close for _, close in map(step, range(3, 6))])
 
 # Another time the graphs are in the cache, and there is nothing to wait for.
 torch._dynamo.reset()
-print("AGAIN", step(6)[1], len(background._jobs), len(background._processes))
+print("AGAIN", step(6)[1], len(background._jobs), len(job().workers.processes))
 
 # The compiler fails.
 pathlib.Path("worker.py").write_text("raise SystemExit('the compiler says no')")
-background.worker.__file__ = "worker.py"
+worker.__file__ = "worker.py"
 torch._dynamo.reset()
 model.append(torch.nn.ReLU())
 twin.append(torch.nn.ReLU())
@@ -110,9 +110,9 @@ def test_training_moves_from_eager_to_max(start: Start, tmp_path: Path) -> None:
 
 WORKING = """
 step(0)
-while not background._processes:
+while not background._jobs[-1].workers.processes:
     time.sleep(0.01)
-print(*[process.pid for process in background._processes], flush=True)
+print(*[process.pid for process in background._jobs[-1].workers.processes], flush=True)
 time.sleep(600)
 """
 ENDS = {"interrupt": signal.SIGINT, "killed": signal.SIGKILL}

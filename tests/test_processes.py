@@ -8,7 +8,7 @@ import sys
 
 BUILD = """
 import sys, threading, torch, torch.nn.functional as F
-from torch_max_backend.runtime import session
+from torch_max_backend.runtime import session, tasks
 from torch_max_backend.runtime.target import target_facts
 
 digests = []
@@ -16,11 +16,12 @@ digests = []
 class Stop(Exception):
     pass
 
-def note(module, device, names, op_count, label):
-    digests.append((session.content_digest(module), *target_facts(device).values()))
+def note(chosen):
+    for task in chosen:
+        digests.append((session.content_digest(task.module), *target_facts(task.device).values()))
     raise Stop
 
-session.compile_module = note
+tasks.compile_all = note
 
 class Net(torch.nn.Module):
     def __init__(self, width):

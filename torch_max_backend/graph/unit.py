@@ -13,27 +13,27 @@ from max.graph import Module
 from torch.fx import GraphModule
 
 from torch_max_backend.graph.builder import BuiltGraph, GraphBuilder, graph_device
-from torch_max_backend.runtime import background, session
+from torch_max_backend.runtime import background, session, tasks
 from torch_max_backend.runtime.background import Job
 from torch_max_backend.runtime.capture import Capture, refusal
 from torch_max_backend.runtime.executable import Executable
 from torch_max_backend.runtime.mlir import in_mlir_context
+from torch_max_backend.runtime.tasks import Task
 
 log = logging.getLogger("torch_max_backend")
 
 
 class CompilationUnit:
-    """Collects graphs, then compiles them as one MAX module, a module for each device.
+    """Collects graphs, then compiles them in as few or as many MAX modules as is soonest done.
 
     Building a graph is quick and happens at once; ``compile`` does the slow part for all of them together, since
-    MAX charges most of its time for each compilation, not for each graph.
+    MAX charges much of its time for each module, not for each graph, and compiles a module on one core.
     """
 
     def __init__(self, label: str) -> None:
         self.label = label
         self.compiled = False
         self.graphs: list[BuiltGraph] = []
-        self._modules: dict[torch.device, Module] = {}
         self._pending: dict[torch.device, list[Executable]] = {}
         self._lock = threading.Lock()
 
@@ -56,8 +56,7 @@ class CompilationUnit:
         """
         device = graph_device(list(gm.graph.nodes))
         session.max_device(device)
-        module = self._modules.setdefault(device, Module())
-        built = GraphBuilder(gm, name, module, session.kernel_library(), free_outputs).build()
+        built = GraphBuilder(gm, name, Module(), session.kernel_library(), free_outputs).build()
         captured, kept = None, frozenset[int]()
         if capture:
             reason = refusal([spec.device.type for spec in built.inputs], any(s.shape is None for s in built.inputs))
@@ -74,42 +73,40 @@ class CompilationUnit:
         self._pending.setdefault(device, []).append(executable)
         return executable
 
-    @in_mlir_context
     def discard(self, executable: Executable) -> None:
         """Takes back a graph that was added and not yet compiled."""
-        executable.built.graph._mlir_op.erase()
         self._pending[executable.device].remove(executable)
         self.graphs.remove(executable.built)
 
-    @in_mlir_context
     def compile(self) -> None:
         """Compiles every graph that was added since the last call."""
         with self._lock:
-            for device, executables in self._pending.items():
-                ops = sum(executable.op_count for executable in executables)
-                names = [executable.name for executable in executables]
-                models = session.compile_module(self._modules[device], device, names, ops, self.label)
-                _bind(executables, models)
-            self._end()
+            tasks.compile_all(self._tasks())
+            self.compiled = True
 
-    @in_mlir_context
     def compile_in_background(self) -> Job | None:
         """As ``compile``, but only what the disk cache has is ready at once; the job makes the rest, None where there
         is no rest."""
         with self._lock:
-            tasks = []
-            for device, executables in self._pending.items():
-                ops = sum(executable.op_count for executable in executables)
-                names = [executable.name for executable in executables]
-                bind = functools.partial(_bind, executables)
-                tasks.append(background.task_of(self._modules[device], device, names, ops, self.label, bind))
-            self._end()
-        return background.start(tasks)
+            chosen = self._tasks()
+            self.compiled = True
+        return background.start(chosen)
 
-    def _end(self) -> None:
+    @in_mlir_context
+    def _tasks(self) -> list[Task]:
+        """The pending graphs, dealt out into modules; they are pending no more."""
+        found = []
+        for device, executables in self._pending.items():
+            modules = [executable.built.graph.module for executable in executables]
+            for lot, facts in tasks.deal(modules, [executable.op_count for executable in executables], device):
+                chosen = [executables[number] for number in lot]
+                names = tuple(executable.name for executable in chosen)
+                ops = sum(executable.op_count for executable in chosen)
+                module = tasks.joined([modules[number] for number in lot])
+                bind = functools.partial(_bind, chosen)
+                found.append(Task(module, device, names, ops, self.label, facts, bind))
         self._pending.clear()
-        self._modules.clear()
-        self.compiled = True
+        return found
 
 
 def _bind(executables: Sequence[Executable], models: Mapping[str, Model]) -> None:

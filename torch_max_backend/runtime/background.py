@@ -1,59 +1,16 @@
-"""Compiling beside the program: modules are compiled by another process while this one goes on."""
+"""Compiling beside the program: modules are compiled by other processes while this one goes on."""
 
 from __future__ import annotations
 
 import atexit
-import io
-import json
 import os
-import shutil
-import subprocess
-import sys
-import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 
-import torch
-from max import mlir
-from max.engine import Model
-from max.graph import Module
-
-from torch_max_backend.errors import MaxBackendError
-from torch_max_backend.runtime import cache, events, libraries, session, worker
+from torch_max_backend.runtime import cache, events, libraries, session
 from torch_max_backend.runtime.mlir import in_mlir_context
-from torch_max_backend.runtime.target import accelerator_of, cpu_target
-
-
-@dataclass(frozen=True)
-class Task:
-    """One module to compile, as bytes: see ``session.compile_module``."""
-
-    bytecode: bytes
-    facts: Mapping[str, str]
-    device: torch.device
-    names: tuple[str, ...]
-    op_count: int
-    label: str
-    bind: Callable[[Mapping[str, Model]], None]
-
-
-@in_mlir_context
-def task_of(
-    module: Module,
-    device: torch.device,
-    names: Sequence[str],
-    op_count: int,
-    label: str,
-    bind: Callable[[Mapping[str, Model]], None],
-) -> Task:
-    """The task of compiling ``module``; ``bind`` receives its models in the compiling thread."""
-    content = io.BytesIO()
-    mlir.Operation._CAPICreate(module.mlir_module._CAPIPtr).write_bytecode(content)
-    return Task(
-        content.getvalue(), session.module_facts(module, device), device, tuple(names), op_count, label, bind
-    )  # fmt: skip
+from torch_max_backend.runtime.tasks import Task, apart, libraries_of
+from torch_max_backend.runtime.workers import Workers
 
 
 def start(tasks: Sequence[Task]) -> Job | None:
@@ -74,21 +31,22 @@ def start(tasks: Sequence[Task]) -> Job | None:
 
 _lock, _turn = threading.Lock(), threading.Lock()
 _jobs: list[Job] = []
-_processes: set[subprocess.Popen[bytes]] = set()
-_ending = threading.Event()
 
 
 class Job:
-    """Tasks that are compiled one after the other; jobs follow one another too, since MAX uses all cores for each.
+    """Tasks that are compiled side by side; jobs follow one another.
 
     Attributes:
         finished: set when all is bound, or one task failed.
         error: what failed.
+        workers: who compile.
     """
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self.finished = threading.Event()
         self.error: Exception | None = None
+        # The program goes on meanwhile and needs the cores more.
+        self.workers = Workers(niceness=10)
         self._tasks = tasks
         # The program does not wait for a daemon at its end; `_end_all` ends it then.
         self._thread = threading.Thread(target=self._run, name="torch_max_backend compiles", daemon=True)
@@ -98,11 +56,12 @@ class Job:
             _jobs.append(self)
         self._thread.start()
 
+    @in_mlir_context
     def _run(self) -> None:
         try:
-            with _turn:
-                for task in self._tasks:
-                    task.bind(_models(task))
+            with _turn, libraries_of(self._tasks), apart(self._tasks, self.workers) as artifacts:
+                for task, artifact in artifacts:
+                    task.bind(session.load(artifact.result(), task.device, task.names))
         except Exception as error:
             self.error = error
         finally:
@@ -115,77 +74,8 @@ def _end_all(pid: int) -> None:
     if os.getpid() != pid:
         # A fork, which has none of them.
         return
-    _ending.set()
     with _lock:
-        running = list(_processes)
-    for process in running:
-        process.kill()
+        for job in _jobs:
+            job.workers.end()
     for job in _jobs:
         job._thread.join()
-
-
-def _models(task: Task) -> Mapping[str, Model]:
-    with (
-        events.compiling(task.names, task.op_count) as cached,
-        cache.claim(session.GRAPHS, task.facts, _ending.is_set),
-        libraries.ready(task.device),
-    ):
-        models = session.load_cached(task.facts, task.device, task.names)
-        cached(models is not None)
-        if models is not None:
-            return models
-        with tempfile.TemporaryDirectory(prefix="torch_max_backend-") as folder:
-            artifact = Path(folder) / session.ARTIFACT
-            _work(task, Path(folder), artifact)
-            cache.store(session.GRAPHS, task.facts, session.ARTIFACT, lambda path: _copy(artifact, path))
-            return session.load(artifact, task.device, task.names)
-
-
-def _copy(source: Path, target: Path) -> None:
-    shutil.copyfile(source, target)
-
-
-def _work(task: Task, folder: Path, artifact: Path) -> None:
-    """Has a process compile the task.
-
-    Raises:
-        MaxBackendError: it failed, with what it said.
-    """
-    module, job, said = folder / "module.mlirbc", folder / "job.json", folder / "said"
-    module.write_bytes(task.bytecode)
-    api, architecture = accelerator_of(task.device)
-    description = {
-        "module": str(module),
-        "libraries": [str(path) for path in session.kernel_library().library_paths()],
-        "api": api,
-        "architecture": architecture,
-        "accelerators": (task.device.index or 0) + 1,
-        "cpu_target": cpu_target(task.device),
-        "artifact": str(artifact),
-    }
-    job.write_text(json.dumps(description))
-    command = [sys.executable, "-P", worker.__file__, str(job)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    with said.open("wb") as output, _lock:
-        if _ending.is_set():
-            raise MaxBackendError("the program ends")
-        # Ctrl-C is this process's to hear, in a session of its own the other does not.
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            env=environment,
-            start_new_session=True,
-        )
-        _processes.add(process)
-    try:
-        status = process.wait()
-    finally:
-        with _lock:
-            _processes.discard(process)
-        assert process.stdin is not None
-        process.stdin.close()
-    if status:
-        text = said.read_text(errors="replace").strip()
-        raise MaxBackendError(f"MAX could not compile {task.label} (status {status}): {text[-4000:]}")

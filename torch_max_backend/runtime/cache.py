@@ -84,6 +84,11 @@ def kernels_digest() -> str:
     return state.hexdigest()
 
 
+def has(kind: str, facts: Mapping[str, str]) -> bool:
+    """Whether there is an entry; only ``lookup`` says whether it is intact."""
+    return (cache_directory() / kind / digest(facts)).is_dir()
+
+
 def lookup(kind: str, facts: Mapping[str, str], filename: str) -> Path | None:
     """The artifact of an intact entry, None where there is none; a damaged entry is removed."""
     entry = cache_directory() / kind / digest(facts)

@@ -27,12 +27,15 @@ from mojo.run import _mojo_env
 from torch_max_backend.errors import MaxBackendError
 from torch_max_backend.mojo_ops.functions import LibraryFunction, required
 from torch_max_backend.runtime import cache
+from torch_max_backend.runtime.dealing import cores
 from torch_max_backend.runtime.target import target_facts
 
 log = logging.getLogger(__name__)
 
 LIBRARIES, FILENAME = "libraries", "library.so"
 """The kind and the file name of libraries in the cache, which has an entry for each function."""
+SECONDS = 8.0
+"""CPU-seconds that a function costs to build, in the mean."""
 
 _EXPORT = """
 @export
@@ -78,6 +81,12 @@ def ready(device: torch.device) -> Iterator[None]:
         _load(building.result(), target_facts(device)["device"])
 
 
+def unbuilt(device: torch.device) -> list[LibraryFunction]:
+    """What graphs on `device` call and neither this process nor the cache has."""
+    hardware = {**cache.versions(), **target_facts(device)}
+    return [f for f in _missing(device) if not cache.has(LIBRARIES, {**hardware, "function": f.symbol})]
+
+
 def _missing(device: torch.device) -> list[LibraryFunction]:
     target = "cpu" if device.type == "cpu" else "gpu"
     architecture = target_facts(device)["device"]
@@ -119,7 +128,7 @@ def build(functions: Iterable[LibraryFunction], device: torch.device) -> dict[Li
         if not absent:
             return found
         kernels = cache.kernel_library_path()
-        workers = min(len(absent), len(os.sched_getaffinity(0)))
+        workers = min(len(absent), cores())
         # Neighbours are alike (three passes of a convolution): dealt out, every process gets some of the long ones.
         shares = [absent[first::workers] for first in range(workers)]
         with ThreadPoolExecutor(workers, "torch-max-library") as pool:

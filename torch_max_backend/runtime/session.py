@@ -7,7 +7,7 @@ import functools
 import hashlib
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -100,7 +100,7 @@ def virtual_accelerator(api: str, architecture: str) -> Iterator[None]:
 def compile_module(
     module: Module, device: torch.device, names: Sequence[str], op_count: int, label: str
 ) -> dict[str, Model]:
-    """Every graph of ``module``, compiled together or read from the disk cache, by name.
+    """Every graph of ``module``, compiled together or read from the disk cache, by name, and ready to run.
 
     ``names`` are in the order of the graphs: MAX's own cache compares modules without their graphs' names and
     returns those under which it first met the content, so that only a graph's place says which one it is.
@@ -108,9 +108,16 @@ def compile_module(
     Raises:
         MaxBackendError: the graph compiler refused the module.
     """
-    what = f"compiling {', '.join(names[:4])}{' ...' if len(names) > 4 else ''}: {op_count} aten ops"
-    with events.compiling(tuple(names), op_count) as cached, progress_line(what), libraries.ready(device):
-        facts = module_facts(module, device)
+    facts = facts_of([content_digest(module)], device)
+    with progress_line(describe(names, op_count)), libraries.ready(device):
+        return compile_here(module, facts, device, names, op_count, label)
+
+
+def compile_here(
+    module: Module, facts: Mapping[str, str], device: torch.device, names: Sequence[str], op_count: int, label: str
+) -> dict[str, Model]:
+    """As ``compile_module``, without the libraries; ``facts`` are what the cache entry is found by."""
+    with events.compiling(tuple(names), op_count) as cached:
         models = load_cached(facts, device, names)
         if models is None:
             with cache.claim(GRAPHS, facts):
@@ -122,9 +129,14 @@ def compile_module(
         return models
 
 
-def module_facts(module: Module, device: torch.device) -> dict[str, str]:
-    """Everything that the compiled module depends on: what its cache entry is found by."""
-    return {**cache.versions(), **target_facts(device), "graph": content_digest(module)}
+def describe(names: Sequence[str], op_count: int) -> str:
+    """What is being compiled, for people."""
+    return f"compiling {', '.join(names[:4])}{' ...' if len(names) > 4 else ''}: {op_count} aten ops"
+
+
+def facts_of(digests: Sequence[str], device: torch.device) -> dict[str, str]:
+    """What the cache entry of graphs with these contents, compiled as one module, is found by: all it depends on."""
+    return {**cache.versions(), **target_facts(device), "graph": " ".join(digests)}
 
 
 def load_cached(facts: Mapping[str, str], device: torch.device, names: Sequence[str]) -> dict[str, Model] | None:
@@ -169,10 +181,21 @@ def _compile(
             raise MaxBackendError(f"MAX could not compile {label}: {error.__cause__ or error}") from error
         finally:
             set_virtual_cpu_target("")
-    if cache.store(GRAPHS, facts, ARTIFACT, compiled.export_mef) is None and is_virtual_device_mode():
-        raise MaxBackendError(f"what was compiled for {facts['device']} could not be kept: the cache cannot be written")
+    keep(facts, compiled.export_mef)
     with _lock:
         return dict(zip(names, engine.init_all(compiled).values(), strict=True))
+
+
+def keep(facts: Mapping[str, str], write: Callable[[Path], None]) -> Path | None:
+    """Puts an artifact, which ``write`` writes, into the cache; None where that cannot be written.
+
+    Raises:
+        MaxBackendError: it cannot, and the artifact is for a device that is not there, and so of no other use.
+    """
+    artifact = cache.store(GRAPHS, facts, ARTIFACT, write)
+    if artifact is None and is_virtual_device_mode():
+        raise MaxBackendError(f"what was compiled for {facts['device']} could not be kept: the cache cannot be written")
+    return artifact
 
 
 #: What a module's text tells of the process that built it: the accelerator that is attached (its architecture is a fact

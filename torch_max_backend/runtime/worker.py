@@ -2,8 +2,9 @@
 
 JOB is a JSON file: the ``module`` (a file of MLIR bytecode), the ``libraries`` of kernels, the ``api`` and
 ``architecture`` of a virtual accelerator (empty for the CPU alone), how many ``accelerators`` there are, the
-``cpu_target`` (empty for this machine's CPU), and the file for the ``artifact``. The process opens no accelerator,
-imports no PyTorch, and ends when the other end of its standard input closes, as it does when its parent ends.
+``cpu_target`` (empty for this machine's CPU), the ``niceness`` and the file for the ``artifact``. The process opens
+no accelerator, imports no PyTorch, and ends when the other end of its standard input closes, as it does when its
+parent ends.
 """
 
 from __future__ import annotations
@@ -55,6 +56,6 @@ def compile_job(job: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    # The program that asked goes on meanwhile and needs the cores more.
-    os.nice(10)
-    compile_job(json.loads(Path(sys.argv[1]).read_text()))
+    job = json.loads(Path(sys.argv[1]).read_text())
+    os.nice(job["niceness"])
+    compile_job(job)
