@@ -59,7 +59,10 @@ def best(sizes: Sequence[int], cores: int, beside: float = 0.0) -> Way:
 
 
 def _seconds(way: Way, sizes: Sequence[int], cores: int, beside: float) -> float:
-    """How long it takes at most: Graham's bound for a list of jobs, or all work dealt out to all cores if that is more."""
+    """An upper bound of how long it takes: Graham's for a list of jobs, or all work dealt out to all cores.
+
+    Graham (1969), Bounds on multiprocessing timing anomalies: the jobs' sum over the cores, and what the longest adds.
+    """
     # This process compiles the first module, the longest as a rule; workers the others.
     jobs = [MODULE + OP * sum(sizes[number] for number in lot) + (START if lot is not way[0] else 0) for lot in way]
     return max(sum(jobs) / cores + max(jobs) * (1 - 1 / cores), (sum(jobs) + beside) / cores)

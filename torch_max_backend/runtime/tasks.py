@@ -124,14 +124,13 @@ def apart(tasks: Sequence[Task], workers: Workers) -> Iterator[list[tuple[Task, 
         yield []
         return
     with tempfile.TemporaryDirectory(prefix="torch_max_backend-") as scratch:
-        started = []
-        for number, task in enumerate(tasks):
-            folder = Path(scratch) / str(number)
-            folder.mkdir()
-            started.append(
-                (task, _started(functools.partial(_artifact, task, _bytecode(task.module), workers, folder)))
-            )
+        started: list[tuple[Task, Future[Path]]] = []
         try:
+            for number, task in enumerate(tasks):
+                folder = Path(scratch) / str(number)
+                folder.mkdir()
+                make = functools.partial(_artifact, task, _bytecode(task.module), workers, folder)
+                started.append((task, _started(make)))
             yield started
         except BaseException:
             workers.end()
