@@ -8,7 +8,7 @@ import sys
 
 BUILD = """
 import sys, threading, torch, torch.nn.functional as F
-from torch_max_backend.runtime import session, tasks
+from torch_max_backend.runtime import tasks
 from torch_max_backend.runtime.target import target_facts
 
 digests = []
@@ -17,8 +17,8 @@ class Stop(Exception):
     pass
 
 def note(chosen):
-    for task in chosen:
-        digests.append((session.content_digest(task.module), *target_facts(task.device).values()))
+    graphs = sorted(digest for task in chosen for digest in task.facts["graph"].split())
+    digests.append((*graphs, *target_facts(chosen[0].device).values()))
     raise Stop
 
 tasks.compile_all = note

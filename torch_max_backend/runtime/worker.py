@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import threading
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -58,4 +59,10 @@ if __name__ == "__main__":
     threading.Thread(target=_end_with_parent, daemon=True).start()
     job = json.loads(Path(sys.argv[1]).read_text())
     os.nice(job["niceness"])
-    compile_job(job)
+    try:
+        compile_job(job)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    # Not through the interpreter's end: there a thread of MAX's now and then aborts the process.
+    os._exit(0)
