@@ -55,7 +55,8 @@ def build(module: Module) -> list[str]:
         with Graph(names[-1], input_types=inputs, module=module, kernel_library=library) as graph:
             operands = [value.tensor for value in graph.inputs]
             parameters = epilogue_parameters(symbol.removesuffix("_fused"), dtype, columns, phases)
-            result = ops.custom(symbol, device, operands[:3], [y if forward else x], parameters)[0].tensor
+            taken = operands[:3] if forward else [*operands[:3], operands[1]]
+            result = ops.custom(symbol, device, taken, [y if forward else x], parameters)[0].tensor
             graph.output(make(result, *operands[3:]))
 
     def image(problem: Problem, name: str) -> TensorType:

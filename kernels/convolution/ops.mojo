@@ -34,7 +34,12 @@ struct ConvFprop:
 
 @extensibility.register("conv_dgrad")
 struct ConvDgrad:
-    """Gradient of x; input pixels that no window covers get zero."""
+    """Gradient of x; input pixels that no window covers get zero.
+
+    Nothing reads `after`: who makes it comes first. MAX reuses the memory of a
+    value when all its readers are known to have run, which follows from
+    operands alone.
+    """
 
     @staticmethod
     def execute[
@@ -44,6 +49,7 @@ struct ConvDgrad:
         dy: InputTensor[dtype=dtype, rank=5, ...],
         w: InputTensor[dtype=dtype, rank=5, ...],
         geometry: InputTensor[dtype=DType.int64, rank=1, ...],
+        after: InputTensor[dtype=dtype, rank=5, ...],
         ctx: DeviceContext,
     ) raises:
         var call = Call()

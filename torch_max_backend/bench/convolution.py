@@ -72,7 +72,8 @@ def kernel_graph(
         columns, phases = fused
         kind = TensorType(name, [result[0], *result[2:4], columns], place)
         parameters = epilogue_parameters(which.value, name, columns, phases)
-        value = ops.custom(symbol, place, [flat(first), flat(second), geometry], [kind], parameters)[0].tensor
+        operands = [flat(first), flat(second), geometry, *([flat(second)] if which is Pass.DGRAD else [])]
+        value = ops.custom(symbol, place, operands, [kind], parameters)[0].tensor
         value = epilogue.build(value, [flat(each) for each in extra])
         value = ops.reshape(value, [value.shape[0], 1, *value.shape[1:]])
         return _channels_first(value) if contiguous else value

@@ -123,8 +123,10 @@ def _run(
     source: GraphTensor,
     weight: GraphTensor,
     followed: bool,
+    after: TensorValue | None = None,
 ) -> GraphTensor:
-    """fprop or dgrad of ``source`` (x or dy); ``followed`` by an elementwise op that its store may take in."""
+    """fprop or dgrad of ``source`` (x or dy); ``followed`` by an elementwise op that its store may take in; dgrad runs
+    ``after`` the filter's gradient."""
     size = ctx.dims(problem.output_size if which is Pass.FPROP else problem.input_size)
     if followed and takes_epilogue(ctx.device, ctx.arg_meta(0).dtype, problem, which):
         value = conv_with_epilogue(
@@ -132,13 +134,14 @@ def _run(
             source.channels_last(),
             weight.channels_last(),
             result_size=size[1:],
+            after=after,
             **problem.arguments(),
         )
         return GraphTensor.from_channels_last(value)
     if which is Pass.FPROP:
         value = conv_fprop(_activation(source), _filter(weight), output_size=size, **_arguments(problem))
     else:
-        value = conv_dgrad(_activation(source), _filter(weight), input_size=size, **_arguments(problem))
+        value = conv_dgrad(_activation(source), _filter(weight), input_size=size, after=after, **_arguments(problem))
     return _restored(value, problem.spatial_rank)
 
 
@@ -167,14 +170,14 @@ def convolution_backward(
     problem = _problem(ctx.arg_meta(1), ctx.arg_meta(2), geometry)
     rank = problem.spatial_rank
     dy = _activation(grad)
-    grad_input = grad_weight = grad_bias = None
-    if mask[0]:
-        followed = feeds_one_elementwise_op(ctx.node, 0)
-        grad_input = _run(ctx, problem, problem.grad_input_pass, grad, weight, followed)
+    grad_input = grad_weight = grad_bias = dw = None
     if mask[1]:
         large, small = (dy, _activation(x)) if problem.transposed else (_activation(x), dy)
         dw = conv_wgrad(large, small, filter_size=problem.filter_size, **_arguments(problem))
         grad_weight = _restored(dw, rank)
+    if mask[0]:
+        followed = feeds_one_elementwise_op(ctx.node, 0)
+        grad_input = _run(ctx, problem, problem.grad_input_pass, grad, weight, followed, dw)
     if mask[2]:
         grad_bias = GraphTensor.contiguous(channel_sum(dy))
     return grad_input, grad_weight, grad_bias

@@ -68,8 +68,12 @@ def conv_dgrad(
     groups: int = 1,
     workspace_limit: int = DEFAULT_WORKSPACE_LIMIT,
     allow_tf32: bool = False,
+    after: TensorValue | None = None,
 ) -> TensorValue:
-    """dx [N, D, H, W, C] of the given (D, H, W): the gradient of x, or a transposed convolution's forward."""
+    """dx [N, D, H, W, C] of the given (D, H, W): the gradient of x, or a transposed convolution's forward.
+
+    It runs when `after`, a filter's gradient, has been computed: see `conv_with_geometry`.
+    """
     _check_operands("conv_dgrad", dy=dy, w=w)
     geometry = _geometry(stride, padding, dilation, groups, workspace_limit, allow_tf32)
     channels = w.shape[4] * groups
@@ -77,7 +81,7 @@ def conv_dgrad(
     if isinstance(dy.shape[4], StaticDim) and isinstance(w.shape[0], StaticDim) and dy.shape[4] != w.shape[0]:
         raise ValueError(f"conv_dgrad: dy has {dy.shape[4]} channels; rule: w.shape[0] = {w.shape[0]} of them")
     shape = [dy.shape[0], *_extents("input_size", input_size), channels]
-    return conv_with_geometry("conv_dgrad", dy, w, geometry, shape, grouped=groups > 1)
+    return conv_with_geometry("conv_dgrad", dy, w, geometry, shape, grouped=groups > 1, after=after)
 
 
 @beartype
@@ -112,14 +116,22 @@ def conv_with_geometry(
     result_shape: Sequence[DimLike],
     *,
     grouped: bool = True,
+    after: TensorValue | None = None,
 ) -> TensorValue:
     """The bare op with its geometry as an operand, checked at run time: one graph then serves every problem.
 
     `geometry` is a host tensor of `geometry_values`; operands and result follow the three functions above. Without
     `grouped` the kernels that many groups need are not compiled.
+
+    A data gradient can be told to run `after` the filter's gradient [K, T, R, S, C/groups]. MAX plans memory from what
+    ops take and make: a dy that an op reads from which nothing follows but the graph's result keeps its memory to the
+    graph's end. With this order it is free for the layers before.
     """
+    operands = [a, b, geometry]
+    if op == "conv_dgrad":
+        operands.append(b if after is None else after)
     result = TensorType(a.dtype, result_shape, a.device)
-    return functions.call("convolution", op, a.device, [a, b, geometry], [result], (a.dtype, grouped))[0]
+    return functions.call("convolution", op, a.device, operands, [result], (a.dtype, grouped))[0]
 
 
 @beartype
@@ -134,11 +146,13 @@ def conv_with_epilogue(
     dilation: Triple = (1, 1, 1),
     groups: int = 1,
     workspace_limit: int = DEFAULT_WORKSPACE_LIMIT,
+    after: TensorValue | None = None,
 ) -> TensorValue:
     """y [N, P, Q, K] of x and w, or dx [N, H, W, C] of dy and w, over two spatial axes and on a GPU, from a kernel
     whose store takes in the elementwise ops that follow in the graph.
 
-    `a` is x or dy, `b` the filter [K, R, S, C / groups], both of rank 4; `result_size` the result's two extents.
+    `a` is x or dy, `b` the filter [K, R, S, C / groups], both of rank 4; `result_size` the result's two extents; dx
+    comes `after` the filter's gradient [K, 1, R, S, C / groups], see `conv_with_geometry`.
     """
     for name, value in (("a", a), ("w", b)):
         if value.rank != 4:
@@ -151,7 +165,10 @@ def conv_with_epilogue(
     geometry = _geometry(stride, padding, dilation, groups, workspace_limit, False)
     result = TensorType(a.dtype, [a.shape[0], *map(Dim, result_size), columns], a.device)
     parameters = epilogue_parameters(op, a.dtype, columns, 1 if forward else stride[1] * stride[2])
-    return ops.custom(f"{op}_fused", a.device, [a, b, geometry], [result], parameters)[0].tensor
+    operands = [a, b, geometry]
+    if not forward:
+        operands.append(b if after is None else ops.reshape(after, b.shape))
+    return ops.custom(f"{op}_fused", a.device, operands, [result], parameters)[0].tensor
 
 
 def epilogue_parameters(op: str, dtype: DType, columns: int, phases: int) -> dict[str, bool | int | str | DType]:

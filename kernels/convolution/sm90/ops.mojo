@@ -295,7 +295,7 @@ struct ConvFpropFused:
 struct ConvDgradFused:
     """The data gradient over two spatial axes, with the graph's elementwise successors in its store.
 
-    `columns` is C, and `phases` the product of the strides.
+    `columns` is C, and `phases` the product of the strides. Nothing reads `after`, as in `conv_dgrad`.
     """
 
     @staticmethod
@@ -310,6 +310,7 @@ struct ConvDgradFused:
         dy: InputTensor[dtype=dtype, rank=4, ...],
         w: InputTensor[dtype=dtype, rank=4, ...],
         geometry: InputTensor[dtype=DType.int64, rank=1, ...],
+        after: InputTensor[dtype=dtype, rank=4, ...],
         ctx: DeviceContext,
     ) raises:
         @__parameter
