@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch_max_backend import backend
 from torch_max_backend.graph.compiler import CompiledGraph
+from torch_max_backend.runtime import executable
 
 
 class Net(nn.Module):
@@ -108,6 +110,35 @@ def test_activations_live_until_the_backward_pass(pair: tuple[Net, nn.Module, Ne
     assert not any(storage.expired() for storage in saved)
     loss.backward()
     assert all(storage.expired() for storage in saved)
+
+
+def test_nothing_keeps_the_memory_of_a_large_step(graphs: list[CompiledGraph], monkeypatch: pytest.MonkeyPatch) -> None:
+    """MAX gets a call's memory back as a whole: neither a result that its user keeps nor a cache may hold a part."""
+    results: list[Any] = []
+    execute = executable.execute
+
+    def watched(*args: Any) -> Any:
+        returned = execute(*args)
+        results.extend(returned)
+        return returned
+
+    monkeypatch.setattr(executable, "execute", watched)
+    torch.manual_seed(6)
+    model = nn.Sequential(nn.Conv1d(4, 16, 3), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(16, 3))
+    run = _compiled(model)
+    x = torch.randn(64, 4, 16_384)
+    kept = []
+    for _ in range(2):
+        out = run(x)
+        out.square().sum().backward()
+        kept.append(out)
+        model.zero_grad(set_to_none=True)
+        assert all(e.built.computed_bytes > 2**26 for graph in graphs[-2:] for e in graph.executables)
+        # The list's reference and the argument of the call.
+        assert {sys.getrefcount(results[i]) for i in range(len(results))} == {2}
+        results.clear()
+    for out in kept:
+        torch.testing.assert_close(out, model(x), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["first_first", "last_first"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 import torch
 
 from tests.harness import Batch, Case, batch_fixture, core, gradients, integers, parametrize, randn, recipe, trace
+from torch_max_backend import lowering
 from torch_max_backend.errors import InvalidArgumentError
 from torch_max_backend.graph.partition import refusals
+from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.lowering.convolution import allows_tf32
 from torch_max_backend.mojo_ops.convolution import geometry_values
 
@@ -199,3 +202,24 @@ def test_tf32_follows_pytorchs_setting_for_cudnn() -> None:
         with torch.backends.cudnn.flags(allow_tf32=allowed):
             assert allows_tf32() is allowed
             assert geometry_values((1, 1, 1), (0, 0, 0), (1, 1, 1), 1, allow_tf32=allows_tf32())[-1] == allowed
+
+
+def test_data_gradients_run_after_the_filters() -> None:
+    """MAX reuses a gradient's memory when all its readers are known to have run: no filter's gradient may be left to
+    the end. No compilation here."""
+
+    def function(x: torch.Tensor, *filters: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x
+        for w in filters:
+            y = torch.conv2d(y, w, padding=1)
+        return torch.autograd.grad(y.square().sum(), filters)
+
+    filters = [torch.randn(4, 4, 3, 3, requires_grad=True) for _ in range(3)]
+    lowering.load_all()
+    unit = CompilationUnit("order")
+    unit.add(trace(function, [torch.randn(2, 4, 8, 8), *filters]), "order")
+    text = str(unit.graphs[0].graph._mlir_op)
+    calls = re.findall(r"(%\w+) = mo\.custom \[symbol = \"conv_(\w)grad\".*?\]\((.*?)\) : ", text)
+    made = [result for result, which, _ in calls if which == "w"]
+    awaited = [operands.split(", ")[-1] for _, which, operands in calls if which == "d"]
+    assert len(made) == 3 and awaited == made[:2]

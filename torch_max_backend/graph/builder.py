@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -79,7 +80,8 @@ _NOT_YET = object()
 class OutputSpec:
     """How one result leaves: from the model's output ``index`` in memory order ``order``, or as argument
     ``passthrough`` itself, or as a constant that no computation makes (None, an int). Two results of one ``index``
-    are one tensor. ``shape`` is None where a size is symbolic."""
+    are one tensor. ``shape`` is None where a size is symbolic, and ``bytes`` are those of the traced sizes.
+    ``foldable``: MAX may find that it is a constant, and return the model's own memory."""
 
     index: int = -1
     order: Order = ()
@@ -87,6 +89,8 @@ class OutputSpec:
     shape: tuple[int, ...] | None = ()
     passthrough: int | None = None
     constant: Any = None
+    bytes: int = 0
+    foldable: bool = True
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,8 @@ class BuiltGraph:
     bare_output: bool = False
     #: New values of arguments that the program updates in place: the model's outputs that PyTorch copies there.
     writes: list[WriteSpec] = field(default_factory=list)
+    #: Bytes of all values that its ops compute, at the traced sizes.
+    computed_bytes: int = 0
 
     @property
     def op_count(self) -> int:
@@ -253,7 +259,10 @@ class GraphBuilder:
             graph._mlir_op.erase()
             raise
         bare = not isinstance(nodes[-1].args[0], (tuple, list))
-        return BuiltGraph(self.name, graph, specs, outputs, self.layout_changes, dict(self.ops), bare, writes)
+        computed = sum(_bytes(value) for node in nodes if node in self.values for value in _own_values(node))
+        return BuiltGraph(
+            self.name, graph, specs, outputs, self.layout_changes, dict(self.ops), bare, writes, computed
+        )  # fmt: skip
 
     def _lower(self, node: Node) -> Any:
         registration = lookup(node.target)
@@ -342,9 +351,18 @@ class GraphBuilder:
             tensor = tensor.to_order(wanted)
             if tensor.dtype != max_dtype(fake.dtype):
                 raise NodeCannotLower(node, f"lowered to {tensor.dtype}, PyTorch promised {fake.dtype}")
-            specs.append(OutputSpec(len(results), wanted, fake.dtype, _static_shape(fake)))
-            computed[node] = specs[-1]
             results.append(ops.dense(tensor.value))
+            specs.append(
+                OutputSpec(
+                    len(results) - 1,
+                    wanted,
+                    fake.dtype,
+                    _static_shape(fake),
+                    bytes=_bytes(fake),
+                    foldable=not ops.comes_from_kernel(results[-1]),
+                )
+            )
+            computed[node] = specs[-1]
         return specs, results
 
     def _written(self, placeholders: Sequence[Node], results: list[TensorValue]) -> list[WriteSpec]:
@@ -372,6 +390,19 @@ def is_write_back(node: Node) -> bool:
 
 def _static_shape(tensor: torch.Tensor) -> tuple[int, ...] | None:
     return tuple(tensor.shape) if all(isinstance(size, int) for size in tensor.shape) else None
+
+
+def _own_values(node: Node) -> list[torch.Tensor]:
+    """What the node computes; nothing for an argument and for one that picks from another's results."""
+    if node.op != "call_function" or node.target is operator.getitem:
+        return []
+    return list(tensors_of(node.meta.get("val")))
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor, of the traced sizes where they are symbolic."""
+    extents = (size if isinstance(size, int) else size.node.hint or 1 for size in tensor.shape)
+    return math.prod(extents) * tensor.dtype.itemsize
 
 
 def _is_size(node: Node) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from max._core.dialects import kgen, rmo
+from max._core.dialects import kgen, mo, rmo
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, DimLike, Graph, StaticDim, TensorType, TensorValue
 from max.graph import ops as _max
@@ -195,3 +195,18 @@ def pad(x: TensorValue, paddings: Sequence[int], value: TensorValue) -> TensorVa
 
 def __getattr__(name: str) -> Any:
     return getattr(_max, name)
+
+
+#: Ops that hand on what they get, in another form.
+_FORMS = (mo.CastOp, rmo.ReshapeOp, rmo.MoTransposeOp)
+
+
+def comes_from_kernel(value: TensorValue) -> bool:
+    """Whether the value, but for its form, is a result of a kernel of ours: MAX cannot know what it is.
+
+    It does know that ``x * 0`` and ``x - x`` are zero.
+    """
+    maker = value._mlir_value.owner
+    while isinstance(maker, _FORMS):
+        maker = next(iter(maker.operands)).value.owner
+    return isinstance(maker, mo.CustomOp)

@@ -57,18 +57,18 @@ class CompilationUnit:
         device = graph_device(list(gm.graph.nodes))
         session.max_device(device)
         built = GraphBuilder(gm, name, Module(), session.kernel_library(), free_outputs).build()
-        captured, kept = None, frozenset[int]()
+        # Gradients are dropped before the next step; users keep results of a forward graph longer.
+        backward = name.startswith("backward")
+        kept = frozenset[int]() if backward else frozenset(range(len(built.outputs))) - free_outputs
+        captured = None
         if capture:
             reason = refusal([spec.device.type for spec in built.inputs], any(s.shape is None for s in built.inputs))
             if reason is None:
                 # Two calls more for each graph whose results this one may take.
                 captured = Capture(name, 3 + 2 * len(self.graphs))
-                # Gradients are dropped before the next step; users keep results of a forward graph longer.
-                if not name.startswith("backward"):
-                    kept = frozenset(range(len(built.outputs))) - free_outputs
             else:
                 log.info("%s is not captured: %s", name, reason)
-        executable = Executable(built, device, captured, kept)
+        executable = Executable(built, device, captured, free_outputs, kept)
         self.graphs.append(built)
         self._pending.setdefault(device, []).append(executable)
         return executable

@@ -28,7 +28,8 @@ class Executable(torch.nn.Module):
         built: the graph.
         device: that it computes on.
         capture: replays its launches.
-        not_lent: outputs that a captured graph has to copy, see ``handover.Outputs``.
+        private: outputs that only another graph of ours will see, see ``handover.Outputs``.
+        kept: outputs that users may keep beyond the next call, see there.
     """
 
     def __init__(
@@ -36,7 +37,8 @@ class Executable(torch.nn.Module):
         built: BuiltGraph,
         device: torch.device,
         capture: Capture | None = None,
-        not_lent: frozenset[int] = frozenset(),
+        private: frozenset[int] = frozenset(),
+        kept: frozenset[int] = frozenset(),
     ) -> None:
         super().__init__()
         self.built = built
@@ -45,7 +47,7 @@ class Executable(torch.nn.Module):
         self.layout_changes = built.layout_changes
         self.device = device
         self.inputs = Inputs(built.inputs)
-        self.outputs = Outputs(built.outputs, built.writes, device, not_lent)
+        self.outputs = Outputs(built.outputs, built.writes, device, private, kept, built.computed_bytes)
         self.capture = capture
         self._orders = [spec.order if spec.index >= 0 else None for spec in built.outputs]
         self.model: Model | None = None

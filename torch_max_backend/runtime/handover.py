@@ -162,20 +162,30 @@ class Outputs:
     A tensor over a result's memory owns the result: MAX's allocator gets the memory back, in the order of MAX's stream,
     when the last view of it has gone.
 
+    MAX lays all results of a call, and what it needs on the way to them, into one piece of memory, which it gets back
+    as a whole. So a small result that its user keeps is copied, lest it keep a network's activations with it.
+
     Args:
         outputs: what leaves.
         writes: the arguments that are updated.
         device: of the graph.
-        not_lent: numbers of outputs that are copied where memory is only lent (``runtime/capture.py``): those that
-            users keep beyond the next call.
+        private: numbers of outputs that only a backward graph of ours will see.
+        kept: numbers of outputs that users may keep beyond the next call. They are copied, too, where memory is only
+            lent (``runtime/capture.py``).
+        computed_bytes: of all that the graph computes.
     """
+
+    #: A copy of a result that is that much smaller than all that was computed costs nothing beside it.
+    _SMALL_PART = 8
 
     def __init__(
         self,
         outputs: Sequence[OutputSpec],
         writes: Sequence[WriteSpec],
         device: torch.device,
-        not_lent: frozenset[int] = frozenset(),
+        private: frozenset[int] = frozenset(),
+        kept: frozenset[int] = frozenset(),
+        computed_bytes: int = 0,
     ) -> None:
         self._device = dlpack_device(device)
         everything: list[OutputSpec | WriteSpec] = [*outputs, *writes]
@@ -186,8 +196,18 @@ class Outputs:
         self._shapes = [shape or () for _, _, shape in facts]
         self._strides = [strides_of(shape or (), order if shape else ()) for order, _, shape in facts]
         self._symbolic = [index for index, (_, _, shape) in enumerate(facts) if shape is None]
-        self._ownership = _Ownership()
-        self._not_lent = frozenset(outputs[number].index for number in not_lent if outputs[number].index >= 0)
+        shown = {spec.index: spec for number, spec in enumerate(outputs) if number not in private and spec.index >= 0}
+        self._not_lent = frozenset(outputs[number].index for number in kept if outputs[number].index >= 0)
+        self._copied = {
+            index for index in self._not_lent if shown[index].bytes * self._SMALL_PART <= computed_bytes
+        }  # fmt: skip
+        doubtful = {
+            index for index, spec in shown.items() if spec.foldable and spec.bytes <= _Ownership.CONSTANT_BYTES
+        } - self._copied  # fmt: skip
+        if computed_bytes > _Ownership.HELD_BYTES:
+            self._copied |= doubtful
+            doubtful = set()
+        self._ownership = _Ownership(frozenset(doubtful))
         groups: dict[torch.dtype, list[WriteSpec]] = {}
         for write in writes:
             groups.setdefault(write.dtype, []).append(write)
@@ -226,7 +246,7 @@ class Outputs:
         where = repeat(kind), repeat(number)
         capsules = map(make_dlpack_capsule, owners, addresses, *where, self._dtypes, shapes, strides, repeat(None))
         tensors: list[Any] = list(map(tensor_of_capsule, capsules))
-        copied = frozenset(self._ownership.foreign(results, inputs))
+        copied = self._copied.union(self._ownership.foreign(results, inputs))
         if loan is not None:
             copied |= self._not_lent
         for index in copied:
@@ -247,12 +267,18 @@ class _Ownership:
     MAX returns an argument, or a reshaped one, as it is, and constants in the model's own memory. But PyTorch promised
     a tensor that its user may write to, and what MAX has for an argument lasts for a call only. The graph settles which
     results these are; it shows in the first call, and for constants in the second.
+
+    Args:
+        doubtful: numbers of results that may be constants.
     """
 
     #: Larger results are not taken for constants.
-    _CONSTANT_BYTES = 2**20
+    CONSTANT_BYTES = 2**20
+    #: The first call's results are held for the second one where they, and the memory around them, are that small.
+    HELD_BYTES = 2**26
 
-    def __init__(self) -> None:
+    def __init__(self, doubtful: frozenset[int]) -> None:
+        self._doubtful = doubtful
         self._foreign: list[int] | None = None
         self._first: dict[int, Buffer] | None = None
 
@@ -262,10 +288,10 @@ class _Ownership:
         if first is None and self._foreign is not None:
             return self._foreign
         if self._foreign is None or first is None:
-            foreign = _overlapping(results, inputs)
-            small = {number: buffer for number, buffer in enumerate(results) if _bytes(buffer) <= self._CONSTANT_BYTES}
-            self._first, self._foreign = small, foreign
-            return sorted({*foreign, *small})
+            self._foreign = _overlapping(results, inputs)
+            if self._doubtful:
+                self._first = {number: results[number] for number in self._doubtful}
+            return sorted({*self._foreign, *self._doubtful})
         # The first call's results live until now: nothing else can have come to lie there.
         constants = {number for number, buffer in first.items() if results[number]._data_ptr() == buffer._data_ptr()}
         self._foreign, self._first = sorted({*self._foreign, *constants}), None
