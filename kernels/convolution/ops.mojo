@@ -4,7 +4,7 @@
 """
 
 import extensibility
-from extensibility import InputTensor, OutputTensor
+from extensibility import InputTensor, InputVariadicTensors, OutputTensor
 from max.gpu.host import DeviceContext
 
 from ..library import Call
@@ -49,7 +49,7 @@ struct ConvDgrad:
         dy: InputTensor[dtype=dtype, rank=5, ...],
         w: InputTensor[dtype=dtype, rank=5, ...],
         geometry: InputTensor[dtype=DType.int64, rank=1, ...],
-        after: InputTensor[dtype=dtype, rank=5, ...],
+        after: InputVariadicTensors[dtype=dtype, rank=5, ...],
         ctx: DeviceContext,
     ) raises:
         var call = Call()

@@ -204,22 +204,25 @@ def test_tf32_follows_pytorchs_setting_for_cudnn() -> None:
             assert geometry_values((1, 1, 1), (0, 0, 0), (1, 1, 1), 1, allow_tf32=allows_tf32())[-1] == allowed
 
 
-def test_data_gradients_run_after_the_filters() -> None:
-    """MAX reuses a gradient's memory when all its readers are known to have run: no filter's gradient may be left to
-    the end. No compilation here."""
+def test_data_gradients_run_after_the_others() -> None:
+    """MAX reuses a gradient's memory when all its readers are known to have run: no gradient of a filter or a bias may
+    be left to the end. No compilation here."""
 
-    def function(x: torch.Tensor, *filters: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def function(x: torch.Tensor, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y = x
-        for w in filters:
-            y = torch.conv2d(y, w, padding=1)
-        return torch.autograd.grad(y.square().sum(), filters)
+        for w, b in zip(parameters[::2], parameters[1::2], strict=True):
+            y = torch.conv2d(y, w, b, padding=1)
+        return torch.autograd.grad(y.square().sum(), parameters)
 
-    filters = [torch.randn(4, 4, 3, 3, requires_grad=True) for _ in range(3)]
+    parameters = [torch.randn(shape, requires_grad=True) for shape in ((4, 4, 3, 3), (4,)) * 3]
     lowering.load_all()
     unit = CompilationUnit("order")
-    unit.add(trace(function, [torch.randn(2, 4, 8, 8), *filters]), "order")
+    unit.add(trace(function, [torch.randn(2, 4, 8, 8), *parameters]), "order")
     text = str(unit.graphs[0].graph._mlir_op)
-    calls = re.findall(r"(%\w+) = mo\.custom \[symbol = \"conv_(\w)grad\".*?\]\((.*?)\) : ", text)
-    made = [result for result, which, _ in calls if which == "w"]
-    awaited = [operands.split(", ")[-1] for _, which, operands in calls if which == "d"]
-    assert len(made) == 3 and awaited == made[:2]
+    calls = re.findall(r"(%\w+) = mo\.custom \[symbol = \"(\w+)\".*?\]\((.*?)\) : ", text)
+    views = dict(re.findall(r"(%\w+) = rmo\.reshape\((%\w+)\)", text))
+    made = {name: [result for result, symbol, _ in calls if symbol == name] for name in ("conv_wgrad", "channel_sum")}
+    taken = [operands.split(", ")[-2:] for _, symbol, operands in calls if symbol == "conv_dgrad"]
+    expected = list(zip(made["conv_wgrad"], made["channel_sum"], strict=True))
+    assert len(expected) == 3
+    assert [(first, views[second]) for first, second in taken] == expected[:2]

@@ -123,10 +123,10 @@ def _run(
     source: GraphTensor,
     weight: GraphTensor,
     followed: bool,
-    after: TensorValue | None = None,
+    after: Sequence[TensorValue] = (),
 ) -> GraphTensor:
     """fprop or dgrad of ``source`` (x or dy); ``followed`` by an elementwise op that its store may take in; dgrad runs
-    ``after`` the filter's gradient."""
+    ``after`` the gradients of filter and bias."""
     size = ctx.dims(problem.output_size if which is Pass.FPROP else problem.input_size)
     if followed and takes_epilogue(ctx.device, ctx.arg_meta(0).dtype, problem, which):
         value = conv_with_epilogue(
@@ -170,14 +170,18 @@ def convolution_backward(
     problem = _problem(ctx.arg_meta(1), ctx.arg_meta(2), geometry)
     rank = problem.spatial_rank
     dy = _activation(grad)
-    grad_input = grad_weight = grad_bias = dw = None
+    grad_input = grad_weight = grad_bias = None
+    others = []
     if mask[1]:
         large, small = (dy, _activation(x)) if problem.transposed else (_activation(x), dy)
         dw = conv_wgrad(large, small, filter_size=problem.filter_size, **_arguments(problem))
         grad_weight = _restored(dw, rank)
+        others.append(dw)
+    if mask[2]:
+        db = channel_sum(dy)
+        grad_bias = GraphTensor.contiguous(db)
+        others.append(ops.reshape(db, [*db.shape, 1, 1, 1, 1]))
     if mask[0]:
         followed = feeds_one_elementwise_op(ctx.node, 0)
-        grad_input = _run(ctx, problem, problem.grad_input_pass, grad, weight, followed, dw)
-    if mask[2]:
-        grad_bias = GraphTensor.contiguous(channel_sum(dy))
+        grad_input = _run(ctx, problem, problem.grad_input_pass, grad, weight, followed, others)
     return grad_input, grad_weight, grad_bias

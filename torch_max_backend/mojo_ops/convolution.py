@@ -68,11 +68,11 @@ def conv_dgrad(
     groups: int = 1,
     workspace_limit: int = DEFAULT_WORKSPACE_LIMIT,
     allow_tf32: bool = False,
-    after: TensorValue | None = None,
+    after: Sequence[TensorValue] = (),
 ) -> TensorValue:
     """dx [N, D, H, W, C] of the given (D, H, W): the gradient of x, or a transposed convolution's forward.
 
-    It runs when `after`, a filter's gradient, has been computed: see `conv_with_geometry`.
+    It runs when `after`, other gradients of the convolution, have been computed: see `conv_with_geometry`.
     """
     _check_operands("conv_dgrad", dy=dy, w=w)
     geometry = _geometry(stride, padding, dilation, groups, workspace_limit, allow_tf32)
@@ -116,20 +116,20 @@ def conv_with_geometry(
     result_shape: Sequence[DimLike],
     *,
     grouped: bool = True,
-    after: TensorValue | None = None,
+    after: Sequence[TensorValue] = (),
 ) -> TensorValue:
     """The bare op with its geometry as an operand, checked at run time: one graph then serves every problem.
 
     `geometry` is a host tensor of `geometry_values`; operands and result follow the three functions above. Without
     `grouped` the kernels that many groups need are not compiled.
 
-    A data gradient can be told to run `after` the filter's gradient [K, T, R, S, C/groups]. MAX plans memory from what
+    A data gradient can be told to run `after` the gradients of filter and bias, of rank 5. MAX plans memory from what
     ops take and make: a dy that an op reads from which nothing follows but the graph's result keeps its memory to the
     graph's end. With this order it is free for the layers before.
     """
     operands = [a, b, geometry]
     if op == "conv_dgrad":
-        operands.append(b if after is None else after)
+        operands += after or [b]
     result = TensorType(a.dtype, result_shape, a.device)
     return functions.call("convolution", op, a.device, operands, [result], (a.dtype, grouped))[0]
 
@@ -146,13 +146,13 @@ def conv_with_epilogue(
     dilation: Triple = (1, 1, 1),
     groups: int = 1,
     workspace_limit: int = DEFAULT_WORKSPACE_LIMIT,
-    after: TensorValue | None = None,
+    after: Sequence[TensorValue] = (),
 ) -> TensorValue:
     """y [N, P, Q, K] of x and w, or dx [N, H, W, C] of dy and w, over two spatial axes and on a GPU, from a kernel
     whose store takes in the elementwise ops that follow in the graph.
 
     `a` is x or dy, `b` the filter [K, R, S, C / groups], both of rank 4; `result_size` the result's two extents; dx
-    comes `after` the filter's gradient [K, 1, R, S, C / groups], see `conv_with_geometry`.
+    comes `after` other gradients [K, 1, R, S, C / groups], see `conv_with_geometry`.
     """
     for name, value in (("a", a), ("w", b)):
         if value.rank != 4:
@@ -167,7 +167,7 @@ def conv_with_epilogue(
     parameters = epilogue_parameters(op, a.dtype, columns, 1 if forward else stride[1] * stride[2])
     operands = [a, b, geometry]
     if not forward:
-        operands.append(b if after is None else ops.reshape(after, b.shape))
+        operands += [ops.reshape(each, [each.shape[0], *each.shape[2:]]) for each in after] or [b]
     return ops.custom(f"{op}_fused", a.device, operands, [result], parameters)[0].tensor
 
 

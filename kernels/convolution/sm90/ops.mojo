@@ -6,7 +6,12 @@ kernels' own table.
 """
 
 import extensibility
-from extensibility import InputTensor, OutputTensor, _FusedComputeOutputTensor
+from extensibility import (
+    InputTensor,
+    InputVariadicTensors,
+    OutputTensor,
+    _FusedComputeOutputTensor,
+)
 from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 from std.utils.index import IndexList
@@ -310,7 +315,7 @@ struct ConvDgradFused:
         dy: InputTensor[dtype=dtype, rank=4, ...],
         w: InputTensor[dtype=dtype, rank=4, ...],
         geometry: InputTensor[dtype=DType.int64, rank=1, ...],
-        after: InputTensor[dtype=dtype, rank=4, ...],
+        after: InputVariadicTensors[dtype=dtype, rank=4, ...],
         ctx: DeviceContext,
     ) raises:
         @__parameter
