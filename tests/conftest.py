@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import max
+import modular
 import pytest
 import torch
 from xdist.remote import Producer
@@ -20,7 +20,7 @@ from torch_max_backend.runtime import cache
 
 #: The allocator that MAX brings, for the workers: compiling takes an eighth less time with it on huge pages than with
 #: glibc's.
-ALLOCATOR = Path(max.__path__[0]).parent / "modular" / "lib" / "libjemalloc_preload.so"
+ALLOCATOR = Path(modular.__path__[0]) / "lib" / "libjemalloc_preload.so"
 ALLOCATION = "thp:always,dirty_decay_ms:-1,narenas:2"
 
 #: Files whose tests share a compilation with those whose ids begin alike, up to a hyphen; the tests of other files
