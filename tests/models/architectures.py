@@ -100,7 +100,7 @@ def _torchvision_architectures() -> list[Architecture]:
     return [
         *(classify(name, image) for name in CLASSIFIERS),
         classify("googlenet", image, init_weights=False),
-        classify("inception_v3", (2, 3, 128, 128), init_weights=False),
+        classify("inception_v3", (2, 3, 299, 299), init_weights=False),  # its auxiliary head takes nothing smaller
         classify("vit_b_16", image, image_size=64),
         classify("vit_b_32", image, image_size=64),
         classify("maxvit_t", large),
@@ -126,7 +126,35 @@ def _torchvision_architectures() -> list[Architecture]:
 # timm
 
 
+#: Fewer blocks than published, where the function that makes the model takes their number: a block's graph is that of
+#: the next one.
+_BLOCKS: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
+    ({"depth": 2}, ("vit_tiny_patch16_224", "vit_relpos_small_patch16_224", "vit_small_r26_s32_224",
+                    "vit_base_patch16_siglip_224", "vit_medium_patch16_reg1_gap_256", "vit_small_patch14_dinov2",
+                    "deit_tiny_patch16_224", "deit3_small_patch16_224", "beit_base_patch16_224",
+                    "beitv2_base_patch16_224", "eva02_tiny_patch14_224", "cait_xxs24_224", "xcit_nano_12_p16_224",
+                    "tnt_s_legacy_patch16_224", "vitamin_small_224")),
+    ({"depth": (1, 1, 1)}, ("efficientvit_m0", "levit_128s", "pit_ti_224", "shvit_s1", "visformer_tiny")),
+    ({"depth": (1, 1, 1, 1)}, ("repvit_m0_9",)),
+    ({"depths": (1, 1, 1, 1)}, ("coatnet_0_rw_224", "davit_tiny", "efficientvit_b0", "maxvit_rmlp_pico_rw_256",
+                                "pvt_v2_b0", "tiny_vit_5m_224", "twins_pcpvt_small", "convnext_atto",
+                                "convnextv2_atto", "mambaout_femto", "inception_next_atto", "starnet_s1",
+                                "fasternet_t0")),
+    ({"depths": (1, 1, 2, 1)}, ("twins_svt_small",)),
+    ({"depths": (1, 1, 2, 2)}, ("edgenext_xx_small", "efficientformerv2_s0")),
+    ({"depths": (1, 1, 1, 2)}, ("efficientformer_l1",)),
+    ({"depths": (2, 2, 1, 1)}, ("swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256", "swinv2_cr_tiny_224")),
+    ({"layers": (1, 1, 1, 1)}, ("sequencer2d_s", "swiftformer_xs", "fastvit_t8", "resnetv2_50", "res2net50_26w_4s",
+                                "tresnet_m", "skresnet18")),
+    ({"serial_depths": (1, 1, 1, 1), "parallel_depth": 2}, ("coat_tiny",)),
+    ({"depth": 3, "local_up_to_layer": 2}, ("convit_tiny",)),
+    ({"depth": ((1, 1, 0), (1, 1, 0))}, ("crossvit_9_240",)),
+    ({"stages": (1, 1, 2, 1)}, ("hiera_tiny_224",)),
+)  # fmt: skip
+
+
 def _timm(name: str, side: int = 64, **options: Any) -> Architecture:
+    options |= next((fewer for fewer, names in _BLOCKS if name in names), {})
     return Architecture(
         name,
         "timm",
