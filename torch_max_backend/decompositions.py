@@ -15,6 +15,7 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._ops import OpOverload, OpOverloadPacket
 
 from torch_max_backend.optimizer_decompositions import optimizer_decompositions
+from torch_max_backend.sampling_decompositions import sampling_decompositions
 
 aten = torch.ops.aten
 
@@ -94,6 +95,7 @@ def decompositions() -> dict[OpOverload, Callable[..., Any]]:
         **core_aten_decompositions(),
         **get_decompositions(TAKEN_APART),
         **optimizer_decompositions(),
+        **sampling_decompositions(),
         aten._weight_norm_interface_backward.default: weight_norm_backward,
     }
     kept = {getattr(packet, name) for packet in KEPT_WHOLE for name in packet.overloads()}

@@ -115,6 +115,33 @@ CASES = [
         length=16,
         slack=4,
     ),
+    Case(
+        "grid_sample",
+        gradients(lambda x, grid: F.grid_sample(x, grid, align_corners=True)),
+        recipe(randn(2, 3, 5, 4), randn(2, 3, 6, 2)),
+        length=16,
+        slack=4,
+    ),
+    Case(
+        "grid_sample_bicubic",
+        gradients(lambda x, grid: F.grid_sample(x, grid, "bicubic", "reflection", align_corners=False)),
+        recipe(randn(1, 2, 5, 4), randn(1, 2, 3, 2)),
+        length=16,
+        slack=4,
+    ),
+    Case(
+        "grid_sample_3d",
+        gradients(lambda x, grid: F.grid_sample(x, grid, padding_mode="border", align_corners=False)),
+        recipe(randn(1, 2, 3, 5, 4), randn(1, 2, 3, 2, 3)),
+        length=16,
+        slack=4,
+    ),
+    case(
+        "grid_sample_nearest",
+        lambda x, grid: F.grid_sample(x, grid, "nearest", align_corners=False),
+        randn(2, 2, 3, 4),
+        randn(2, 3, 2, 2),
+    ),
     case("upsample_1d", interpolated(scale_factor=3), integers(2, 3, 5)),
     case("upsample_3d", interpolated(scale_factor=2), integers(1, 2, 2, 3, 2)),
     grad("reflection_pad", lambda x: F.pad(x, (2, 1, 0, 3), mode="reflect"), last(2, 3, 4, 5)),
@@ -125,7 +152,7 @@ CASES = [
 VARIANTS = (
     "index_middle", "index_bool_values", "gather_channels_last", "take_along_dim", "scatter_int",
     "scatter_add_bf16", "upsample_1d", "upsample_3d", "replication_pad", "upsample_bilinear",
-    "upsample_nearest_odd", "masked_fill",
+    "upsample_nearest_odd", "masked_fill", "grid_sample_bicubic", "grid_sample_3d", "grid_sample_nearest",
 )  # fmt: skip
 CASES = core(CASES, *VARIANTS)
 
