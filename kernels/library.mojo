@@ -43,19 +43,19 @@ def _look_up[function: StaticString]() -> _Address:
     return _Address(0)
 
 
-struct Call:
+struct Call[most_words: Int = MOST_WORDS]:
     """The operands of one call, in the order in which the function takes them.
     """
 
-    var _words: Array[Int, MOST_WORDS]
+    var _words: Array[Int, Self.most_words]
     var _count: Int
 
     def __init__(out self):
-        self._words = Array[Int, MOST_WORDS](fill=0)
+        self._words = Array[Int, Self.most_words](fill=0)
         self._count = 0
 
     @always_inline
-    def _append(mut self, word: Int):
+    def append_word(mut self, word: Int):
         self._words[self._count] = word
         self._count += 1
 
@@ -63,23 +63,23 @@ struct Call:
     def append[
         dtype: DType, rank: Int
     ](mut self, tensor: InputTensor[dtype=dtype, rank=rank, ...]):
-        self._append(Int(tensor.unsafe_ptr()))
+        self.append_word(Int(tensor.unsafe_ptr()))
         comptime for axis in range(rank):
-            self._append(tensor.dim_size(axis))
+            self.append_word(tensor.dim_size(axis))
 
     @always_inline
     def append[
         dtype: DType, rank: Int
     ](mut self, tensor: OutputTensor[dtype=dtype, rank=rank, ...]):
-        self._append(Int(tensor.unsafe_ptr()))
+        self.append_word(Int(tensor.unsafe_ptr()))
         comptime for axis in range(rank):
-            self._append(tensor.dim_size(axis))
+            self.append_word(tensor.dim_size(axis))
 
     def append_at[rank: Int](mut self, address: Int, extents: IndexList[rank]):
         """A contiguous tensor that is no operand of the op."""
-        self._append(address)
+        self.append_word(address)
         comptime for axis in range(rank):
-            self._append(extents[axis])
+            self.append_word(extents[axis])
 
     @no_inline
     def run[function: StaticString](self, ctx: DeviceContext) raises:
@@ -163,18 +163,18 @@ struct Arguments:
         self._words = {unsafe_from_address = address}
         self._taken = 0
 
-    def _word(mut self) -> Int:
+    def take_word(mut self) -> Int:
         var word = self._words[unsafe_offset=self._taken]
         self._taken += 1
         return word
 
     def take[dtype: DType, rank: Int](mut self) -> Operand[dtype, rank]:
         var data = MutPointer[Scalar[dtype], MutUntrackedOrigin](
-            unsafe_from_address=self._word()
+            unsafe_from_address=self.take_word()
         )
         var extents = IndexList[rank]()
         comptime for axis in range(rank):
-            extents[axis] = self._word()
+            extents[axis] = self.take_word()
         return Operand[dtype, rank](data, extents)
 
 

@@ -25,6 +25,7 @@ from torch.fx import GraphModule, Node
 
 from torch_max_backend.dtypes import max_dtype
 from torch_max_backend.errors import CannotLower
+from torch_max_backend.fusion import fuse
 from torch_max_backend.graph import layout as graph_layout
 from torch_max_backend.graph import ops
 from torch_max_backend.graph.constants import Constants
@@ -252,7 +253,7 @@ class GraphBuilder:
                 graph_layout.set_current_node("output")
                 outputs, results = self._outputs(nodes[-1], placeholders)
                 writes = self._written(placeholders, results)
-                graph.output(*results)
+                graph.output(*fuse(graph, results, self.device))
         except BaseException:
             # A refused build must leave nothing behind in a module that others are compiled in.
             self.values.clear()

@@ -10,13 +10,42 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from beartype import beartype
 from max.dtype import DType
 from max.graph import DeviceRef, TensorType, TensorValue
 
 from torch_max_backend.graph import ops
+
+
+class Function(Protocol):
+    """A function that a library exports; functions of one symbol are equal."""
+
+    @property
+    def target(self) -> Literal["cpu", "gpu"]:
+        """MAX's word for the kind of device."""
+        ...
+
+    @property
+    def symbol(self) -> str:
+        """The name of the exported C function: it says all that the function depends on."""
+        ...
+
+    @property
+    def expression(self) -> str:
+        """The entry with its parameters, as Mojo writes it."""
+        ...
+
+    @property
+    def imports(self) -> frozenset[tuple[str, str]]:
+        """What its source imports: module and name; modules stand in the kernels' package, or begin with `std.`."""
+        ...
+
+    @property
+    def definition(self) -> str:
+        """Mojo source that stands before the function, "" where there is none."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -46,16 +75,26 @@ class LibraryFunction:
         words = [f'"{self.target}"', *(f"DType.{p.name}" if isinstance(p, DType) else str(p) for p in self.parameters)]
         return f"{self.entry}[{', '.join(words)}]"
 
+    @property
+    def imports(self) -> frozenset[tuple[str, str]]:
+        """The entry."""
+        return frozenset({(f"{self.family}.entries", self.entry)})
+
+    @property
+    def definition(self) -> str:
+        """An entry needs nothing beside it."""
+        return ""
+
     @staticmethod
     def _word(parameter: DType | bool) -> str:
         return parameter.name if isinstance(parameter, DType) else str(int(parameter))
 
 
 _lock = threading.Lock()
-_required: set[LibraryFunction] = set()
+_required: set[Function] = set()
 
 
-def required() -> frozenset[LibraryFunction]:
+def required() -> frozenset[Function]:
     """Every function that a graph of this process calls."""
     with _lock:
         return frozenset(_required)
@@ -64,7 +103,16 @@ def required() -> frozenset[LibraryFunction]:
 @beartype
 def require(family: str, entry: str, device: DeviceRef, parameters: tuple[DType | bool, ...]) -> str:
     """The symbol of a function that the graph being built calls, for an op's `function`."""
-    function = LibraryFunction(family, entry, "gpu" if device.is_gpu() else "cpu", parameters)
+    return require_function(LibraryFunction(family, entry, target_of(device), parameters))
+
+
+def target_of(device: DeviceRef) -> Literal["cpu", "gpu"]:
+    """MAX's word for the kind of device."""
+    return "gpu" if device.is_gpu() else "cpu"
+
+
+def require_function(function: Function) -> str:
+    """As ``require``, for a function that is there already."""
     with _lock:
         _required.add(function)
     return function.symbol

@@ -25,7 +25,7 @@ import torch
 from mojo.run import _mojo_env
 
 from torch_max_backend.errors import MaxBackendError
-from torch_max_backend.mojo_ops.functions import LibraryFunction, required
+from torch_max_backend.mojo_ops.functions import Function, required
 from torch_max_backend.runtime import cache
 from torch_max_backend.runtime.dealing import cores
 from torch_max_backend.runtime.target import target_facts
@@ -60,7 +60,7 @@ exec "$TORCH_MAX_BACKEND_LLD" -flavor gnu "$@"
 """
 
 _lock = threading.Lock()
-_loaded: dict[tuple[LibraryFunction, str], ctypes.CDLL] = {}
+_loaded: dict[tuple[Function, str], ctypes.CDLL] = {}
 """What was loaded, for which device: a process may compile for several that are not there."""
 
 
@@ -81,13 +81,13 @@ def ready(device: torch.device) -> Iterator[None]:
         _load(building.result(), target_facts(device)["device"])
 
 
-def unbuilt(device: torch.device) -> list[LibraryFunction]:
+def unbuilt(device: torch.device) -> list[Function]:
     """What graphs on `device` call and neither this process nor the cache has."""
     hardware = {**cache.versions(), **target_facts(device)}
     return [f for f in _missing(device) if not cache.has(LIBRARIES, {**hardware, "function": f.symbol})]
 
 
-def _missing(device: torch.device) -> list[LibraryFunction]:
+def _missing(device: torch.device) -> list[Function]:
     target = "cpu" if device.type == "cpu" else "gpu"
     architecture = target_facts(device)["device"]
     with _lock:
@@ -95,11 +95,11 @@ def _missing(device: torch.device) -> list[LibraryFunction]:
         return sorted(missing, key=_symbol)
 
 
-def _symbol(function: LibraryFunction) -> str:
+def _symbol(function: Function) -> str:
     return function.symbol
 
 
-def _load(paths: Mapping[LibraryFunction, Path], architecture: str) -> None:
+def _load(paths: Mapping[Function, Path], architecture: str) -> None:
     with _lock:
         for function, path in paths.items():
             if (function, architecture) not in _loaded:
@@ -109,7 +109,7 @@ def _load(paths: Mapping[LibraryFunction, Path], architecture: str) -> None:
                     raise MaxBackendError(f"the kernel library {path} cannot be loaded: {error}") from error
 
 
-def build(functions: Iterable[LibraryFunction], device: torch.device) -> dict[LibraryFunction, Path]:
+def build(functions: Iterable[Function], device: torch.device) -> dict[Function, Path]:
     """The library that holds each function, from the cache or built now, in as many processes as there are cores.
 
     Raises:
@@ -132,7 +132,7 @@ def build(functions: Iterable[LibraryFunction], device: torch.device) -> dict[Li
         # Neighbours are alike (three passes of a convolution): dealt out, every process gets some of the long ones.
         shares = [absent[first::workers] for first in range(workers)]
         with ThreadPoolExecutor(workers, "torch-max-library") as pool:
-            builds: list[Future[dict[LibraryFunction, Path]]] = [
+            builds: list[Future[dict[Function, Path]]] = [
                 pool.submit(_build_one, share, kernels, facts) for share in shares
             ]
             for each in builds:
@@ -140,14 +140,14 @@ def build(functions: Iterable[LibraryFunction], device: torch.device) -> dict[Li
     return found
 
 
-def _cached(facts: Mapping[LibraryFunction, Mapping[str, str]]) -> dict[LibraryFunction, Path]:
+def _cached(facts: Mapping[Function, Mapping[str, str]]) -> dict[Function, Path]:
     found = {function: cache.lookup(LIBRARIES, of, FILENAME) for function, of in facts.items()}
     return {function: path for function, path in found.items() if path is not None}
 
 
 def _build_one(
-    functions: Sequence[LibraryFunction], kernels: Path, facts: Mapping[LibraryFunction, Mapping[str, str]]
-) -> dict[LibraryFunction, Path]:
+    functions: Sequence[Function], kernels: Path, facts: Mapping[Function, Mapping[str, str]]
+) -> dict[Function, Path]:
     """One library with all of `functions`, put into the cache under each of them."""
     with tempfile.TemporaryDirectory(prefix="torch-max-library-") as folder:
         source, library = Path(folder) / "library.mojo", Path(folder) / FILENAME
@@ -166,20 +166,31 @@ def _build_one(
             names = ", ".join(function.symbol for function in functions)
             raise MaxBackendError(f"the kernels {names} do not compile for {device}:\n{result.stderr[-4000:]}")
         log.info("built %s for %s", ", ".join(function.symbol for function in functions), device)
-        stored: dict[LibraryFunction, Path] = {}
+        stored: dict[Function, Path] = {}
         for function in functions:
-            path = cache.store(LIBRARIES, facts[function], FILENAME, functools.partial(shutil.copyfile, library))
+            first = next(iter(stored.values()), library)
+            path = cache.store(LIBRARIES, facts[function], FILENAME, functools.partial(_share, first))
             stored[function] = path or _keep(library)
         return stored
 
 
-def library_source(functions: Sequence[LibraryFunction], package: str) -> str:
+def library_source(functions: Sequence[Function], package: str) -> str:
     """The Mojo source of a library that exports `functions` of the kernels' package."""
-    imports = sorted({(function.family, function.entry) for function in functions})
-    lines = [f"from {package}.library import serve"]
-    lines += [f"from {package}.{family}.entries import {entry}" for family, entry in imports]
-    exports = (_EXPORT.format(symbol=f.symbol, expression=f.expression) for f in functions)
+    imports = sorted({("library", "serve")}.union(*(function.imports for function in functions)))
+    lines = [
+        f"from {module if module.startswith('std.') else f'{package}.{module}'} import {name}"
+        for module, name in imports
+    ]
+    exports = (f.definition + _EXPORT.format(symbol=f.symbol, expression=f.expression) for f in functions)
     return "\n".join(lines) + "\n" + "\n".join(exports)
+
+
+def _share(library: Path, entry: Path) -> None:
+    """One file under a second name, a copy where the file system has no such names."""
+    try:
+        os.link(library, entry)
+    except OSError:
+        shutil.copyfile(library, entry)
 
 
 def _keep(library: Path) -> Path:

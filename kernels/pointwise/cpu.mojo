@@ -1,0 +1,61 @@
+"""Pointwise programs on the CPU: equal shares of the elements for each core, in vectors along the rows."""
+
+from max.algorithm import sync_parallelize
+
+from ..convolution.common import worker_count
+from .program import Operands, Place
+
+# Below this many elements a second core costs more than it gives.
+comptime SMALLEST_SHARE = 16384
+
+
+@always_inline
+def _walk[
+    count: Int,
+    dims: Int,
+    run: def[width: Int](Operands[count, dims], Place[dims]) thin -> None,
+    vector: Int,
+](operands: Operands[count, dims], first: Int, last: Int):
+    comptime inner = dims - 1
+    var i = first
+    while i < last:
+        var place = operands.place(i)
+        var stop = last
+        comptime if dims > 1:
+            stop = min(last, i + operands.extents[inner] - place.digits[inner])
+        while i + vector <= stop:
+            run[vector](operands, place)
+            i += vector
+            place.index = i
+            place.digits[inner] = place.digits[inner] + vector
+        while i < stop:
+            run[1](operands, place)
+            i += 1
+            place.index = i
+            place.digits[inner] = place.digits[inner] + 1
+
+
+@no_inline
+def pointwise_cpu[
+    count: Int,
+    dims: Int,
+    run: def[width: Int](Operands[count, dims], Place[dims]) thin -> None,
+    vector: Int,
+](operands: Operands[count, dims], size: Int):
+    """Computes `size` elements of each result."""
+    var workers = max(1, min(worker_count(), size // SMALLEST_SHARE))
+    if workers == 1:
+        _walk[count, dims, run, vector](operands, 0, size)
+        return
+    # Shares begin at a whole vector, so that no two cores write to one line of the cache.
+    var vectors = size // vector
+
+    @always_inline
+    def task(worker: Int) {imm}:
+        var first = vectors * worker // workers * vector
+        var last = vectors * (worker + 1) // workers * vector
+        if worker == workers - 1:
+            last = size
+        _walk[count, dims, run, vector](operands, first, last)
+
+    sync_parallelize(task, workers)

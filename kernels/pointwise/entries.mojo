@@ -1,0 +1,72 @@
+"""The pointwise family's entries in its libraries: a generated program, run over all elements.
+
+The geometry is a host tensor of int64: the size, then the extents of the digits, then each operand's strides, in the
+order of the operands (program.mojo). Operands are addresses, results first.
+"""
+
+from max.gpu.host import DeviceContext
+from max.gpu.host.info import is_cpu
+from std.math import ceildiv
+from std.utils.index import IndexList
+
+from ..arithmetic import Divisor
+from ..library import Arguments
+from .cpu import pointwise_cpu
+from .gpu import MOST, Batch, many_gpu, pointwise_gpu
+from .program import MOST_BYTES, Operands, Place
+
+
+def pointwise[
+    target: StaticString,
+    count: Int,
+    dims: Int,
+    run: def[width: Int](Operands[count, dims], Place[dims]) thin -> None,
+    vector: Int,
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    """One program over operands of any shapes."""
+    var geometry = arguments.take[DType.int64, 1]()
+    var operands = Operands[count, dims]()
+    var size = Int(geometry[0])
+    comptime for k in range(dims):
+        var divisor = Divisor(Int(geometry[1 + k]))
+        operands.extents[k] = Int(divisor.value)
+        operands.multipliers[k] = Int(divisor.multiplier)
+        operands.shifts[k] = Int(divisor.shift)
+    comptime for i in range(count * dims):
+        operands.strides[i] = Int(geometry[1 + dims + i])
+    var together = 0
+    comptime for n in range(count):
+        operands.data[n] = arguments.take_word()
+        together |= operands.data[n]
+    comptime if is_cpu[target]():
+        pointwise_cpu[count, dims, run, vector](operands, size)
+    else:
+        pointwise_gpu[count, dims, run, vector](
+            operands, size, together % MOST_BYTES == 0, ctx
+        )
+
+
+def pointwise_many[
+    target: StaticString,
+    run: def[width: Int](Operands[2, 1], Place[1]) thin -> None,
+    vector: Int,
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    """One program of one input over many pairs of tensors: their number, then result, input and size of each.
+    """
+    var left = arguments.take_word()
+    while left > 0:
+        var batch = Batch()
+        var count = min(left, MOST)
+        for pair in range(count):
+            batch.data[2 * pair] = arguments.take_word()
+            batch.data[2 * pair + 1] = arguments.take_word()
+            batch.sizes[pair] = arguments.take_word()
+        comptime if is_cpu[target]():
+            for pair in range(count):
+                var operands = Operands[2, 1]()
+                operands.data[0] = batch.data[2 * pair]
+                operands.data[1] = batch.data[2 * pair + 1]
+                pointwise_cpu[2, 1, run, vector](operands, batch.sizes[pair])
+        else:
+            many_gpu[run, vector](batch, count, ctx)
+        left -= count

@@ -1,0 +1,171 @@
+"""What a pointwise program sees: its operands, and the place of the elements that it computes now.
+
+A program computes `width` neighbouring elements of one or more results from the elements of its inputs that belong to
+them. It is a function over `Operands`, in which results and inputs stand alike, written for each elementwise
+expression; sizes and strides are run-time arguments, so that layers of all sizes share it.
+"""
+
+from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
+from std.sys.info import is_gpu, size_of
+from std.utils.index import IndexList
+
+from ..convolution.common import Ptr
+
+comptime MOST_BYTES = 16
+"""Bytes that a GPU's thread loads or stores at once at most."""
+
+
+@fieldwise_init
+struct Place[dims: Int](ImplicitlyCopyable, TrivialRegisterPassable):
+    """An element's number in a result's memory, and the same as digits."""
+
+    var index: Int
+    var digits: IndexList[Self.dims, element_type=DType.int32]
+
+
+struct Operands[count: Int, dims: Int](
+    DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable
+):
+    """Results and inputs: their memory, and how they are read.
+
+    The elements of a result are counted in memory order; the count's digits have the extents `extents`, the last one
+    varies fastest. Operand n lies `strides[n * dims + k]` elements on for each step of digit k.
+    """
+
+    comptime device_type: AnyType = Self
+
+    var data: IndexList[Self.count]
+    """Addresses."""
+    var extents: IndexList[Self.dims, element_type=DType.int32]
+    var multipliers: IndexList[Self.dims, element_type=DType.uint32]
+    """With `shifts`: how to divide by `extents` (arithmetic.mojo)."""
+    var shifts: IndexList[Self.dims, element_type=DType.uint32]
+    var strides: IndexList[Self.count * Self.dims, element_type=DType.int32]
+
+    def __init__(out self):
+        self.data = {}
+        self.extents = {}
+        self.multipliers = {}
+        self.shifts = {}
+        self.strides = {}
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        return "Operands"
+
+    @always_inline
+    def place(self, index: Int) -> Place[Self.dims]:
+        """Where the element `index` of a result is, below 2^31."""
+        var digits = IndexList[Self.dims, element_type=DType.int32]()
+        var rest = UInt32(index)
+        comptime for reverse in range(Self.dims - 1):
+            comptime k = Self.dims - 1 - reverse
+            var product = UInt64(rest << 1) * UInt64(
+                UInt32(self.multipliers[k])
+            )
+            var quotient = UInt32(product >> 32) >> UInt32(self.shifts[k])
+            digits[k] = Int(rest - quotient * UInt32(self.extents[k]))
+            rest = quotient
+        digits[0] = Int(rest)
+        return Place[Self.dims](index, digits)
+
+    @always_inline
+    def _offset[n: Int](self, place: Place[Self.dims]) -> Int:
+        var offset = Int32(0)
+        comptime for k in range(Self.dims):
+            offset += Int32(place.digits[k]) * Int32(
+                self.strides[n * Self.dims + k]
+            )
+        return Int(offset)
+
+    @always_inline
+    def _pointer[dtype: DType, n: Int](self) -> Ptr[dtype]:
+        return Ptr[dtype](unsafe_from_address=self.data[n])
+
+    @always_inline
+    def _load[
+        dtype: DType, width: Int
+    ](self, source: Ptr[dtype]) -> SIMD[dtype, width]:
+        comptime if is_gpu():
+            comptime most = max(1, MOST_BYTES // size_of[dtype]())
+            comptime if width > most:
+                var value = SIMD[dtype, width]()
+                comptime for part in range(width // most):
+                    value = value.insert[offset=part * most](
+                        source.unsafe_offset(part * most).unsafe_load[
+                            width=most, alignment=MOST_BYTES
+                        ]()
+                    )
+                return value
+            else:
+                return source.unsafe_load[
+                    width=width, alignment=width * size_of[dtype]()
+                ]()
+        else:
+            return source.unsafe_load[width=width]()
+
+    @always_inline
+    def linear[
+        dtype: DType, n: Int, width: Int
+    ](self, place: Place[Self.dims]) -> SIMD[dtype, width]:
+        """Of an operand whose elements are counted as the result's."""
+        return self._load[dtype, width](
+            self._pointer[dtype, n]().unsafe_offset(place.index)
+        )
+
+    @always_inline
+    def row[
+        dtype: DType, n: Int, width: Int
+    ](self, place: Place[Self.dims]) -> SIMD[dtype, width]:
+        """Of an operand that steps by one element with the last digit."""
+        return self._load[dtype, width](
+            self._pointer[dtype, n]().unsafe_offset(self._offset[n](place))
+        )
+
+    @always_inline
+    def same[
+        dtype: DType, n: Int, width: Int
+    ](self, place: Place[Self.dims]) -> SIMD[dtype, width]:
+        """Of an operand that does not change with the last digit."""
+        return SIMD[dtype, width](
+            self._pointer[dtype, n]()[unsafe_offset=self._offset[n](place)]
+        )
+
+    @always_inline
+    def each[
+        dtype: DType, n: Int, width: Int
+    ](self, place: Place[Self.dims]) -> SIMD[dtype, width]:
+        """Of any operand, element by element; they may belong to several rows.
+        """
+        var source = self._pointer[dtype, n]()
+        comptime if width == 1:
+            return source[unsafe_offset=self._offset[n](place)]
+        var value = SIMD[dtype, width]()
+        comptime for lane in range(width):
+            value[lane] = source[
+                unsafe_offset=self._offset[n](self.place(place.index + lane))
+            ]
+        return value
+
+    @always_inline
+    def store[
+        dtype: DType, width: Int, //, n: Int
+    ](self, place: Place[Self.dims], value: SIMD[dtype, width]):
+        """Into a result."""
+        var target = self._pointer[dtype, n]().unsafe_offset(place.index)
+        comptime if is_gpu():
+            comptime most = max(1, MOST_BYTES // size_of[dtype]())
+            comptime if width > most:
+                comptime for part in range(width // most):
+                    target.unsafe_offset(part * most).unsafe_store[
+                        alignment=MOST_BYTES
+                    ](value.slice[most, offset=part * most]())
+            else:
+                target.unsafe_store[alignment=width * size_of[dtype]()](value)
+        else:
+            target.unsafe_store(value)

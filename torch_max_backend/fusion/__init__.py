@@ -1,0 +1,5 @@
+"""Elementwise operations of a graph as generated programs of a library (docs/architecture.md)."""
+
+from torch_max_backend.fusion.rewrite import fuse
+
+__all__ = ["fuse"]

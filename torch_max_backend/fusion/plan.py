@@ -1,0 +1,209 @@
+"""Which values of a graph are computed by which program.
+
+A value that something other than a program reads has to lie in memory: it is a root. Programs read roots and write
+roots; what stands between is computed in registers, again in every program that needs it. Roots of one size that read
+alike are computed together, one launch for all.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from max.graph import DeviceRef
+
+from torch_max_backend.fusion.program import layout_of, signature
+from torch_max_backend.fusion.terms import (
+    TRANSPOSE,
+    CutAt,
+    NotOneProgram,
+    Terms,
+    in_memory,
+    is_fusible,
+    is_view,
+)
+from torch_max_backend.fusion.values import Operation, Value
+
+MOST_RESULTS, MOST_INPUTS = 3, 12
+MOST_MOVED = 1 << 22
+"""Larger tensors are transposed by MAX, whose kernel goes through tiles."""
+MOST_AT_ONCE = 1 << 24
+"""Larger arguments are not all converted at the graph's start: their copies would live through it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Roots of one program."""
+
+    terms: Terms
+
+    @property
+    def roots(self) -> tuple[Value, ...]:
+        """What it computes."""
+        return self.terms.roots
+
+
+@dataclass
+class Plan:
+    """Programs of several results or inputs, and those that run one expression of one input over many tensors."""
+
+    groups: list[Group]
+    batches: list[list[Group]]
+
+
+def plan(operations: Sequence[Operation], kept: Collection[Value], device: DeviceRef) -> Plan:
+    """Chooses the programs of a graph.
+
+    Args:
+        operations: of the graph, in their order.
+        kept: the graph's results.
+        device: that the graph computes on.
+    """
+    fusible = {each for each in operations if is_fusible(each) and each.results[0].device == device}
+    roots, terms = _roots(operations, fusible, kept)
+    groups = [Group(terms[root]) for root in roots]
+    batches = _batches(groups, kept)
+    single = {group for batch in batches for group in batch}
+    return Plan(_Joiner([group for group in groups if group not in single], roots, fusible).join(), batches)
+
+
+def _roots(
+    operations: Sequence[Operation], fusible: Collection[Operation], kept: Collection[Value]
+) -> tuple[list[Value], dict[Value, Terms]]:
+    """What has to lie in memory and a program computes, in the operations' order."""
+    demanded = {in_memory(value) for value in kept}
+    for operation in operations:
+        # MAX puts what a reduction reads into the reduction.
+        if operation not in fusible and not is_view(operation) and ".reduce" not in operation.name:
+            demanded.update(in_memory(value) for value in operation.operands)
+    roots = {value for value in demanded if value.maker in fusible and not _is_large_move(value)}
+    waiting = list(roots)
+    while waiting:
+        root = waiting.pop()
+        try:
+            found = Terms([root], roots, fusible)
+            cut = found.best_cut(MOST_INPUTS) if len(found.leaves) > MOST_INPUTS else None
+        except CutAt as error:
+            cut = error.value
+        if cut is not None and cut not in roots:
+            roots.add(cut)
+            waiting += [cut, root]
+    # Once more: what was found first did not know of the roots that came later.
+    terms = {root: Terms([root], roots, fusible) for root in sorted(roots, key=_position)}
+    computed = {root: each for root, each in terms.items() if _fits(each)}
+    return list(computed), computed
+
+
+def _fits(terms: Terms) -> bool:
+    """Whether one program can compute it; what none can is left to MAX."""
+    inputs = len(terms.leaves)
+    return 0 < inputs <= MOST_INPUTS and len(terms.roots) <= MOST_RESULTS and layout_of(terms) is not None
+
+
+def _position(value: Value) -> int:
+    assert value.maker is not None
+    return value.maker.position
+
+
+def _is_large_move(value: Value) -> bool:
+    maker = value.maker
+    return maker is not None and maker.name == TRANSPOSE and value.size > MOST_MOVED
+
+
+def _batches(groups: Sequence[Group], kept: Collection[Value]) -> list[list[Group]]:
+    """Groups of one expression over one input each, many at once: of arguments, or for the graph's results alone.
+
+    They depend on nothing, or nothing depends on them.
+    """
+    found: dict[tuple[object, ...], list[Group]] = defaultdict(list)
+    results = {in_memory(value) for value in kept}
+    for group in groups:
+        (root,) = group.roots
+        leaves = group.terms.leaves
+        if len(leaves) != 1 or leaves[0].map != group.terms.identity or root.size > MOST_AT_ONCE:
+            continue
+        first = in_memory(leaves[0].value).maker is None
+        last = root in results and not any(True for _ in _readers(root))
+        if first or last:
+            found[(first, signature(group.terms), leaves[0].value.dtype, root.dtype)].append(group)
+    return [batch for batch in found.values() if len(batch) > 1]
+
+
+def _readers(value: Value) -> Iterable[Operation]:
+    """What reads the value or a view of it."""
+    for reader in value.readers:
+        if is_view(reader):
+            yield from _readers(reader.results[0])
+        else:
+            yield reader
+
+
+class _Joiner:
+    """Puts groups together, as long as none then waits for itself."""
+
+    def __init__(self, groups: Sequence[Group], roots: Sequence[Value], fusible: Collection[Operation]) -> None:
+        self._groups = list(groups)
+        self._fusible = fusible
+        self._stored = set(roots)
+        self._group_of = {root.maker: group for group in groups for root in group.roots}
+
+    def join(self) -> list[Group]:
+        """The groups that are left."""
+        reading: dict[Value, list[Group]] = defaultdict(list)
+        for group in list(self._groups):
+            (root,) = group.roots
+            joined = group
+            near = [root, *(leaf.value for leaf in group.terms.leaves)]
+            candidates = {each: None for value in near for each in reading[value]}
+            for other in candidates:
+                if other in self._groups and other.terms.size == group.terms.size:
+                    union = self._union(other, group)
+                    if union is not None:
+                        joined = union
+                        break
+            for value in (*joined.roots, *(leaf.value for leaf in joined.terms.leaves)):
+                reading[value].append(joined)
+        return self._groups
+
+    def _union(self, first: Group, second: Group) -> Group | None:
+        roots = (*first.roots, *second.roots)
+        if len(roots) > MOST_RESULTS:
+            return None
+        try:
+            terms = Terms(roots, self._stored, self._fusible)
+        except (NotOneProgram, CutAt):
+            return None
+        if not _fits(terms) or self._waits_for_itself(terms):
+            return None
+        union = Group(terms)
+        self._groups[self._groups.index(first)] = union
+        self._groups.remove(second)
+        for root in roots:
+            self._group_of[root.maker] = union
+        return union
+
+    def _waits_for_itself(self, terms: Terms) -> bool:
+        own = {root.maker for root in terms.roots}
+        earliest = min(_position(root) for root in terms.roots)
+        waiting = [leaf.value.maker for leaf in terms.leaves]
+        seen: set[object] = set()
+        while waiting:
+            operation = waiting.pop()
+            if operation is None or operation in seen:
+                continue
+            seen.add(operation)
+            if operation in own:
+                return True
+            group = self._group_of.get(operation)
+            if group is None:
+                if operation.position > earliest:
+                    waiting += [operand.maker for operand in operation.operands]
+            elif group not in seen:
+                seen.add(group)
+                seen.update(root.maker for root in group.roots)
+                if own & {root.maker for root in group.roots}:
+                    return True
+                if max(_position(root) for root in group.roots) > earliest:
+                    waiting += [leaf.value.maker for leaf in group.terms.leaves]
+        return False

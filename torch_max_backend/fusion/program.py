@@ -1,0 +1,161 @@
+"""The Mojo source of a program, and the geometry that it gets when it runs."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal
+
+from torch_max_backend.fusion.index_map import refined
+from torch_max_backend.fusion.scalars import IMPORTS, expression, literal
+from torch_max_backend.fusion.terms import Leaf, Terms
+
+MOST_DIGITS = 6
+INPUT_COUNTS = (1, 2, 4, 8, 12)
+"""Numbers of inputs that ops of kernels/pointwise/ops.mojo have."""
+
+_MODULES = frozenset({("pointwise.program", "Operands"), ("pointwise.program", "Place")})
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Digits of a result's elements, and the strides of each leaf along them."""
+
+    extents: tuple[int, ...]
+    strides: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A generated function of a library.
+
+    Attributes:
+        entry: of kernels/pointwise/entries.mojo.
+        target: MAX's word for the kind of device.
+        body: Mojo source of the function, without its head.
+        operands: how many it has, results and inputs.
+        digits: how many digits an element's number has.
+        vector: how many elements a thread computes at once.
+    """
+
+    entry: Literal["pointwise", "pointwise_many"]
+    target: Literal["cpu", "gpu"]
+    body: str
+    operands: int
+    digits: int
+    vector: int
+
+    @property
+    def _name(self) -> str:
+        text = f"{self.entry} {self.target} {self.operands} {self.digits} {self.vector}\n{self.body}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def symbol(self) -> str:
+        """The name of the exported C function."""
+        return f"torch_max_{self.entry}_{self._name}_{self.target}"
+
+    @property
+    def expression(self) -> str:
+        """The entry with the function as a parameter."""
+        counts = f"{self.operands}, {self.digits}, " if self.entry == "pointwise" else ""
+        return f'{self.entry}["{self.target}", {counts}_program_{self._name}, {self.vector}]'
+
+    @property
+    def imports(self) -> frozenset[tuple[str, str]]:
+        """The entry and the types of its arguments."""
+        return _MODULES | IMPORTS | {("pointwise.entries", self.entry)}
+
+    @property
+    def definition(self) -> str:
+        """The function."""
+        return (
+            f"\n@always_inline\n"
+            f"def _program_{self._name}[width: Int](a: Operands[{self.operands}, {self.digits}], p: Place[{self.digits}]):\n"
+            f"{self.body}"
+        )
+
+
+def layout_of(terms: Terms) -> Layout | None:
+    """How the leaves are read; None where no few digits describe it."""
+    maps = [leaf.map for leaf in terms.leaves]
+    found = refined([each for each in maps if each != terms.identity] or [terms.identity])
+    if found is None or len(found[0]) > MOST_DIGITS:
+        return None
+    extents, strides = found
+    if not extents:
+        extents, strides = [terms.size], [[0]] * len(strides)
+    others = iter(strides)
+    # What is read in order needs no strides.
+    own = [[0] * len(extents) if each == terms.identity else next(others) for each in maps]
+    return Layout(tuple(extents), tuple(map(tuple, own)))
+
+
+def padded(inputs: int) -> int:
+    """The number of inputs of the smallest op that takes as many."""
+    return next(count for count in INPUT_COUNTS if count >= inputs)
+
+
+def vector_of(terms: Terms, target: Literal["cpu", "gpu"]) -> int:
+    """How many elements are computed at once: 16 bytes of the narrowest operand on a GPU, 64 of the widest on a CPU."""
+    sizes = [value.dtype.size_in_bytes for value in (*terms.roots, *(leaf.value for leaf in terms.leaves))]
+    return 64 // max(4, *sizes) if target == "cpu" else min(8, 16 // min(sizes))
+
+
+def signature(terms: Terms) -> str:
+    """Equal for terms whose steps are, whatever is read."""
+    return _body(terms, ["linear"] * len(terms.leaves))
+
+
+def generate(terms: Terms, layout: Layout, target: Literal["cpu", "gpu"]) -> Program:
+    """The program that computes ``terms``: one for all sizes."""
+    vector = vector_of(terms, target)
+    ways = [
+        "linear" if leaf.map == terms.identity else _way(layout.extents, strides, vector, target)
+        for leaf, strides in zip(terms.leaves, layout.strides, strict=True)
+    ]
+    body = _body(terms, ways)
+    return Program(
+        "pointwise", target, body, len(terms.roots) + padded(len(terms.leaves)), len(layout.extents), vector
+    )  # fmt: skip
+
+
+def generate_many(terms: Terms, target: Literal["cpu", "gpu"]) -> Program:
+    """The program that computes ``terms``, of one input that is read in order, over many tensors."""
+    return Program("pointwise_many", target, _body(terms, ["linear"]), 2, 1, vector_of(terms, target))
+
+
+def geometry(terms: Terms, layout: Layout) -> list[int]:
+    """Size, extents and strides, as kernels/pointwise/entries.mojo takes them."""
+    digits = len(layout.extents)
+    strides = [[0] * digits for _ in terms.roots] + [list(each) for each in layout.strides]
+    strides += [[0] * digits] * (padded(len(terms.leaves)) - len(terms.leaves))
+    return [terms.size, *layout.extents, *(stride for each in strides for stride in each)]
+
+
+def _way(extents: tuple[int, ...], strides: tuple[int, ...], vector: int, target: str) -> str:
+    """How a leaf is read: vectors never leave a row on a CPU, and on a GPU only where rows end within one."""
+    if target == "gpu" and extents[-1] % vector:
+        return "each"
+    if strides[-1] == 0:
+        return "same"
+    if strides[-1] == 1 and (target == "cpu" or all(stride % vector == 0 for stride in strides[:-1])):
+        return "row"
+    return "each"
+
+
+def _body(terms: Terms, ways: list[str]) -> str:
+    lines: list[str] = []
+    leaves = 0
+    for number, step in enumerate(terms.steps):
+        if isinstance(step, Leaf):
+            at = len(terms.roots) + leaves
+            text = f"a.{ways[leaves]}[DType.{step.value.dtype.name}, {at}, width](p)"
+            leaves += 1
+        elif step.number is not None:
+            text = literal(step.number, step.value.dtype)
+        else:
+            text = expression(step.name, [f"v{operand}" for operand in step.operands], step.value.dtype)
+        lines.append(f"    var v{number} = {text}\n")
+    lines += [f"    a.store[{result}](p, v{number})\n" for result, number in enumerate(terms.stores)]
+    return "".join(lines)

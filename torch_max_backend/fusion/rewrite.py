@@ -1,0 +1,123 @@
+"""Puts programs in the place of a graph's elementwise operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from max._mlir import ir
+from max.dtype import DType
+from max.graph import DeviceRef, Graph, TensorType, TensorValue
+
+from torch_max_backend.fusion.plan import Group, plan
+from torch_max_backend.fusion.program import generate, generate_many, geometry, layout_of, padded
+from torch_max_backend.fusion.scalars import is_elementwise
+from torch_max_backend.fusion.terms import BROADCAST, RESHAPE, TRANSPOSE
+from torch_max_backend.fusion.values import Value, block_of, read
+from torch_max_backend.graph import ops
+from torch_max_backend.mojo_ops.functions import require_function, target_of
+
+
+def fuse(graph: Graph, results: Sequence[TensorValue], device: DeviceRef) -> list[TensorValue]:
+    """Computes what is elementwise in ``graph`` by programs of a library instead of operations of MAX.
+
+    MAX compiles every elementwise expression anew for each shape of each graph. A program is compiled once for a
+    machine, for all sizes.
+
+    Args:
+        graph: which is being built, in its context, and has no output yet.
+        results: that it will return.
+        device: that it computes on.
+
+    Returns:
+        the results, of the same shapes and dtypes.
+    """
+    operations, values = read(graph)
+    kept = [values[_handle(result)] for result in results]
+    chosen = plan(operations, set(kept), device)
+    made: dict[Value, TensorValue] = {}
+    for group in chosen.groups:
+        made.update(zip(group.roots, _call(group, device), strict=True))
+    for batch in chosen.batches:
+        made.update(zip([group.roots[0] for group in batch], _call_many(batch, device), strict=True))
+    for value, tensor in made.items():
+        value.handle.replace_all_uses_with(_handle(tensor))
+    final = [made[value] if value in made else result for value, result in zip(kept, results, strict=True)]
+    if made:
+        _erase_unused(graph, {_handle(result) for result in final})
+        _sort(graph)
+    return final
+
+
+def _handle(tensor: TensorValue) -> Any:
+    """MLIR's value."""
+    return ir.Value._CAPICreate(tensor._mlir_value._CAPIPtr)
+
+
+def _call(group: Group, device: DeviceRef) -> list[TensorValue]:
+    terms = group.terms
+    layout = layout_of(terms)
+    assert layout is not None
+    function = require_function(generate(terms, layout, target_of(device)))
+    shape = np.array(geometry(terms, layout), np.int64)
+    inputs = [leaf.value.tensor for leaf in terms.leaves]
+    inputs += inputs[-1:] * (padded(len(inputs)) - len(inputs))
+    types = [root.tensor.type for root in group.roots]
+    values = [ops.constant(shape, DType.int64, DeviceRef.CPU()), *inputs]
+    name = f"pointwise_{len(group.roots)}_{padded(len(terms.leaves))}"
+    return [result.tensor for result in ops.custom(name, device, values, types, {"function": function})]
+
+
+def _call_many(batch: Sequence[Group], device: DeviceRef) -> list[TensorValue]:
+    terms = batch[0].terms
+    function = require_function(generate_many(terms, target_of(device)))
+    roots = [group.roots[0] for group in batch]
+    inputs = [ops.reshape(group.terms.leaves[0].value.tensor, [group.terms.size]) for group in batch]
+    types = [TensorType(root.dtype, [root.size], device) for root in roots]
+    results = ops.custom("pointwise_many", device, inputs, types, {"function": function})
+    return [
+        ops.reshape(result.tensor, list(root.tensor.shape)) for result, root in zip(results, roots, strict=True)
+    ]  # fmt: skip
+
+
+def _erase_unused(graph: Graph, kept: set[Any]) -> None:
+    operations, _ = read(graph)
+    for operation in reversed(operations):
+        pure = operation.name in (BROADCAST, RESHAPE, TRANSPOSE, "mo.constant") or (
+            len(operation.results) == 1
+            and is_elementwise(
+                operation.name, [operand.dtype for operand in operation.operands], operation.results[0].dtype
+            )
+        )
+        handles = list(operation.handle.results)
+        if pure and not any(handle in kept or next(iter(handle.uses), None) is not None for handle in handles):
+            operation.handle.erase()
+
+
+def _sort(graph: Graph) -> None:
+    """Every operation behind what it reads; apart from that the order stays, new operations come when they are read."""
+    handles = list(block_of(graph))
+    maker = {result: number for number, handle in enumerate(handles) for result in handle.results}
+    done = [False] * len(handles)
+    order: list[int] = []
+    for first in range(len(handles)):
+        waiting = [first]
+        while waiting:
+            number = waiting[-1]
+            if done[number]:
+                waiting.pop()
+                continue
+            before = [
+                maker[operand]
+                for operand in handles[number].operands
+                if operand in maker and not done[maker[operand]]
+            ]  # fmt: skip
+            if before:
+                waiting += before
+                continue
+            done[number] = True
+            order.append(number)
+            waiting.pop()
+    for before, number in zip(order, order[1:], strict=False):
+        handles[number].move_after(handles[before])

@@ -1,0 +1,89 @@
+"""Elementwise operations of MAX's graph as Mojo writes them, over vectors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from max.dtype import DType
+
+_FLOATS = frozenset({DType.float16, DType.bfloat16, DType.float32, DType.float64})
+_WHOLE = frozenset({DType.int8, DType.int16, DType.int32, DType.int64, DType.uint8})
+_NUMBERS = _FLOATS | _WHOLE
+_BOOL = frozenset({DType.bool})
+DTYPES = _NUMBERS | _BOOL
+
+#: Name, the dtypes of the operands, and the expression over them.
+_EXPRESSIONS: dict[str, tuple[frozenset[DType], str]] = {
+    "rmo.add": (_NUMBERS, "{0} + {1}"),
+    "rmo.sub": (_NUMBERS, "{0} - {1}"),
+    "rmo.mul": (_NUMBERS, "{0} * {1}"),
+    "rmo.div": (_FLOATS, "{0} / {1}"),
+    "rmo.max": (_NUMBERS, "max({0}, {1})"),
+    "rmo.min": (_NUMBERS, "min({0}, {1})"),
+    "rmo.equal": (DTYPES, "{0}.eq({1})"),
+    "rmo.not_equal": (DTYPES, "{0}.ne({1})"),
+    "rmo.greater": (_NUMBERS, "{0}.gt({1})"),
+    "rmo.greater_equal": (_NUMBERS, "{0}.ge({1})"),
+    "rmo.and": (_BOOL, "{0} & {1}"),
+    "rmo.or": (_BOOL, "{0} | {1}"),
+    "rmo.xor": (_BOOL, "{0} ^ {1}"),
+    "rmo.select": (DTYPES, "{0}.select({1}, {2})"),
+    "rmo.mo.not": (_BOOL, "~{0}"),
+    "rmo.mo.negative": (_NUMBERS, "-{0}"),
+    "rmo.mo.abs": (_NUMBERS, "abs({0})"),
+    "rmo.mo.floor": (_FLOATS, "floor({0})"),
+    "rmo.mo.trunc": (_FLOATS, "trunc({0})"),
+    "rmo.mo.round": (_FLOATS, "round({0})"),
+    "rmo.mo.exp": (_FLOATS, "exp({0})"),
+    "rmo.mo.log": (_FLOATS, "log({0})"),
+    "rmo.mo.log1p": (_FLOATS, "log1p({0})"),
+    "rmo.mo.tanh": (_FLOATS, "tanh({0})"),
+    "rmo.mo.erf": (_FLOATS, "erf({0})"),
+    "rmo.mo.sqrt": (_FLOATS, "sqrt({0})"),
+    "rmo.mo.rsqrt": (_FLOATS, "rsqrt({0})"),
+    "rmo.mo.sin": (_FLOATS, "sin({0})"),
+    "rmo.mo.cos": (_FLOATS, "cos({0})"),
+    "rmo.mo.is_nan": (_FLOATS, "isnan({0})"),
+    "rmo.mo.is_inf": (_FLOATS, "isinf({0})"),
+}
+
+_MATH = ("cos", "erf", "exp", "floor", "log", "log1p", "rsqrt", "sin", "sqrt", "tanh", "trunc")
+IMPORTS = frozenset(
+    {("std.math", name) for name in _MATH} | {("std.utils.numerics", name) for name in ("inf", "isinf", "isnan", "nan")}
+)
+"""What the expressions need: modules and names."""
+
+
+def is_elementwise(name: str, operands: Sequence[DType], result: DType) -> bool:
+    """Whether a program can compute the operation for these dtypes."""
+    if not all(dtype in DTYPES for dtype in (*operands, result)):
+        return False
+    if name == "mo.cast":
+        return True
+    return name in _EXPRESSIONS and all(
+        dtype in _EXPRESSIONS[name][0] for dtype in (operands[1:] if name == "rmo.select" else operands)
+    )
+
+
+def expression(name: str, operands: Sequence[str], result: DType) -> str:
+    """The operation over operands that are names of vectors."""
+    if name == "mo.cast":
+        return f"{operands[0]}.cast[DType.{result.name}]()"
+    return _EXPRESSIONS[name][1].format(*operands)
+
+
+def literal(value: np.generic, dtype: DType) -> str:
+    """A vector of one number, exactly that."""
+    kind = f"SIMD[DType.{dtype.name}, width]"
+    if dtype in _FLOATS:
+        number = float(value)
+        if math.isnan(number):
+            return f"{kind}(nan[DType.{dtype.name}]())"
+        if math.isinf(number):
+            return f"{kind}({'-' if number < 0 else ''}inf[DType.{dtype.name}]())"
+        return f"{'-' if math.copysign(1, number) < 0 else ''}{kind}({abs(number)!r})"
+    if dtype in _BOOL:
+        return f"{kind}(fill={bool(value)})"
+    return f"{kind}({int(value)})"

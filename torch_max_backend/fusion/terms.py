@@ -1,0 +1,182 @@
+"""The expressions of some results, down to what lies in memory, as one list of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from torch_max_backend.fusion import index_map
+from torch_max_backend.fusion.index_map import IndexMap
+from torch_max_backend.fusion.scalars import DTYPES, is_elementwise
+from torch_max_backend.fusion.values import Operation, Value
+
+RESHAPE, BROADCAST, TRANSPOSE = "rmo.reshape", "rmo.broadcast_to", "rmo.mo.transpose"
+MOST_ELEMENTS = 2**31 - 1
+"""Offsets are 32 bits wide."""
+MOST_STEPS = 160
+"""Expressions of more operations are cut."""
+
+
+class NotOneProgram(Exception):
+    """The expressions cannot be one program."""
+
+
+class CutAt(Exception):
+    """An expression has to be cut: ``value`` has to lie in memory."""
+
+    def __init__(self, value: Value) -> None:
+        super().__init__(value)
+        self.value = value
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A value that is read from memory."""
+
+    value: Value
+    map: IndexMap
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation, or a constant where there are ``number``; operands are the numbers of steps before."""
+
+    name: str
+    operands: tuple[int, ...]
+    value: Value
+    number: np.generic | None = None
+
+
+def is_fusible(operation: Operation) -> bool:
+    """Whether a program can compute the operation's result."""
+    if len(operation.results) != 1 or len(operation.operands) != len(operation.handle.operands):
+        return False
+    result = operation.results[0]
+    if any(value.shape is None for value in (result, *operation.operands)):
+        return False
+    if not 0 < max(value.size for value in (result, *operation.operands)) <= MOST_ELEMENTS or not result.size:
+        return False
+    if any(value.device != result.device for value in operation.operands) and operation.name != TRANSPOSE:
+        return False
+    if operation.name in (BROADCAST, TRANSPOSE):
+        return is_elementwise("mo.cast", [result.dtype], result.dtype) and (
+            operation.name == BROADCAST or _axes(operation) is not None
+        )
+    return is_elementwise(operation.name, [value.dtype for value in operation.operands], result.dtype)
+
+
+def is_view(operation: Operation | None) -> bool:
+    """Whether the operation hands on the memory that it gets."""
+    return (
+        operation is not None
+        and operation.name == RESHAPE
+        and operation.results[0].shape is not None
+        and operation.operands[0].shape is not None
+    )
+
+
+def in_memory(value: Value) -> Value:
+    """The value whose memory this one is."""
+    while value.maker is not None and is_view(value.maker):
+        value = value.maker.operands[0]
+    return value
+
+
+def _axes(operation: Operation) -> list[int] | None:
+    maker = operation.operands[1].maker
+    axes = maker.constant() if maker is not None else None
+    return None if axes is None else [int(axis) for axis in axes]
+
+
+class Terms:
+    """What a program computes for ``roots``: its leaves, its steps, and which step each root is.
+
+    Args:
+        roots: results of one size, each counted in its own memory order.
+        stored: values that lie in memory: they are read there, but for the roots.
+        fusible: the operations that a program can compute.
+    """
+
+    def __init__(self, roots: Sequence[Value], stored: Collection[Value], fusible: Collection[Operation]) -> None:
+        self.roots = tuple(roots)
+        self.size = roots[0].size
+        self.leaves: list[Leaf] = []
+        self.steps: list[Step | Leaf] = []
+        self.identity = index_map.identity(self.size)
+        self._stored = stored
+        self._fusible = fusible
+        self._numbers: dict[tuple[Value, IndexMap], int] = {}
+        self.stores = [self._made(root, self.identity) for root in roots]
+
+    def _add(self, key: tuple[Value, IndexMap], step: Step | Leaf) -> int:
+        if key not in self._numbers:
+            if len(self.steps) >= MOST_STEPS and isinstance(step, Step) and step.operands:
+                raise CutAt(key[0])
+            self._numbers[key] = len(self.steps)
+            self.steps.append(step)
+            if isinstance(step, Leaf):
+                self.leaves.append(step)
+        return self._numbers[key]
+
+    def _term(self, value: Value, at: IndexMap) -> int:
+        """The step that holds ``value`` at ``at``'s offsets."""
+        value = in_memory(value)
+        if (value, at) in self._numbers:
+            return self._numbers[value, at]
+        if value in self.roots:
+            if at != self.identity:
+                raise NotOneProgram
+            return self._made(value, at)
+        maker = value.maker
+        if maker is not None and value.size == 1 and value.dtype in DTYPES:
+            constant = maker.constant()
+            if constant is not None:
+                return self._add((value, at), Step("constant", (), value, constant[0]))
+        if value in self._stored or maker not in self._fusible:
+            return self._add((value, at), Leaf(value, at))
+        return self._made(value, at)
+
+    def _made(self, value: Value, at: IndexMap) -> int:
+        """The step that computes ``value`` at ``at``'s offsets."""
+        if (value, at) in self._numbers:
+            return self._numbers[value, at]
+        maker = value.maker
+        assert maker is not None and value.shape is not None
+        if maker.name in (BROADCAST, TRANSPOSE):
+            source = maker.operands[0]
+            assert source.shape is not None
+            if maker.name == BROADCAST:
+                own = index_map.broadcast(source.shape, value.shape)
+            else:
+                own = index_map.permutation(source.shape, _axes(maker) or [])
+            number = self._term(source, self._then(at, own, value))
+            self._numbers[value, at] = number
+            return number
+        numbers = []
+        for operand in maker.operands:
+            assert operand.shape is not None
+            own = index_map.broadcast(operand.shape, value.shape)
+            numbers.append(self._term(operand, self._then(at, own, value)))
+        return self._add((value, at), Step(maker.name, tuple(numbers), value))
+
+    def best_cut(self, most: int) -> Value | None:
+        """The value of most leaves, at most ``most``, that would make the expression smaller if it lay in memory."""
+        below: list[frozenset[int]] = []
+        best, count = None, 1
+        for number, step in enumerate(self.steps):
+            if isinstance(step, Leaf):
+                below.append(frozenset({number}))
+                continue
+            below.append(frozenset().union(*(below[operand] for operand in step.operands)))
+            if count < len(below[-1]) <= most and step.value not in self.roots:
+                best, count = step.value, len(below[-1])
+        return best
+
+    @staticmethod
+    def _then(at: IndexMap, own: IndexMap, value: Value) -> IndexMap:
+        found = at.then(own)
+        if found is None:
+            raise CutAt(value)
+        return found
