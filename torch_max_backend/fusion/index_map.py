@@ -8,6 +8,7 @@ their compositions.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -119,9 +120,9 @@ def refined(maps: Sequence[IndexMap], cuts: frozenset[int] = frozenset()) -> tup
     for each in maps:
         places.update(_cuts(each))
     ordered = sorted(places)
-    if any(high % low for low, high in zip(ordered, ordered[1:], strict=False)):
+    if any(high % low for low, high in itertools.pairwise(ordered)):
         return None
-    extents = [high // low for low, high in zip(ordered, ordered[1:], strict=False)][::-1]
+    extents = [high // low for low, high in itertools.pairwise(ordered)][::-1]
     strides = []
     for each in maps:
         of_map: list[int] = []

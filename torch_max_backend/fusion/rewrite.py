@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,7 +44,7 @@ def fuse(graph: Graph, results: Sequence[TensorValue], device: DeviceRef) -> lis
         made.update(zip([group.roots[0] for group in batch], _call_many(batch, device), strict=True))
     for value, tensor in made.items():
         value.handle.replace_all_uses_with(_handle(tensor))
-    final = [made[value] if value in made else result for value, result in zip(kept, results, strict=True)]
+    final = [made.get(value, result) for value, result in zip(kept, results, strict=True)]
     if made:
         _erase_unused(graph, {_handle(result) for result in final})
         _sort(graph)
@@ -119,5 +120,5 @@ def _sort(graph: Graph) -> None:
             done[number] = True
             order.append(number)
             waiting.pop()
-    for before, number in zip(order, order[1:], strict=False):
-        handles[number].move_after(handles[before])
+    for earlier, number in itertools.pairwise(order):
+        handles[number].move_after(handles[earlier])
