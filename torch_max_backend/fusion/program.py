@@ -70,8 +70,9 @@ class Program:
     def definition(self) -> str:
         """The function."""
         return (
-            f"\n@always_inline\n"
-            f"def _program_{self._name}[width: Int](a: Operands[{self.operands}, {self.digits}], p: Place[{self.digits}]):\n"
+            "\n@always_inline\n"
+            f"def _program_{self._name}[width: Int]"
+            f"(a: Operands[{self.operands}, {self.digits}], p: Place[{self.digits}]):\n"
             f"{self.body}"
         )
 
