@@ -1,0 +1,107 @@
+"""Generated programs against PyTorch, on the CPU: dtypes, broadcasts, views, several results, many tensors at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.harness import SEED
+from torch_max_backend.mojo_ops.functions import required
+
+
+def arguments(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(SEED)
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+def affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    return torch.relu(x * scale[:, None, None] + shift[:, None, None]) @ torch.ones(x.shape[-1], 2, dtype=x.dtype)
+
+
+def last_axis(x: Tensor, scale: Tensor) -> Tensor:
+    return (torch.tanh(x) * scale).contiguous()
+
+
+def transposed(x: Tensor, y: Tensor) -> Tensor:
+    return (x.transpose(0, 2) + y).exp()
+
+
+def split(x: Tensor, y: Tensor) -> Tensor:
+    return (x.reshape(4, 6, -1) * y[:, :, None]).reshape(x.shape) - x
+
+
+def two_results(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    z = x * y
+    return z.sigmoid(), (z > 0) & (y < 1), z.to(torch.float16)
+
+
+def selected(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.where(x > y, x.floor(), -y.abs()), (x.isnan() | y.isinf()).to(torch.int64)
+
+
+def whole(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    a, b = (x * 100).to(torch.int32), (y * 7).to(torch.int64)
+    return a * b + 3, (a == b) ^ (a.to(torch.bool))
+
+
+CASES: dict[str, tuple[Callable[..., object], list[Tensor]]] = {
+    "channel of NCHW, rows of 35": (affine, arguments((3, 8, 5, 7), (8,), (8,))),
+    "channel of NCHW, rows of 64": (affine, arguments((2, 6, 8, 8), (6,), (6,))),
+    "last axis of 64": (last_axis, arguments((9, 5, 64), (64,))),
+    "last axis of 3": (last_axis, arguments((9, 5, 3), (3,))),
+    "transposed": (transposed, arguments((4, 3, 5), (5, 3, 4))),
+    "split": (split, arguments((24, 10), (4, 6))),
+    "several results": (two_results, arguments((7, 33), (7, 33))),
+    "several results, broadcast": (two_results, arguments((7, 33), (7, 1))),
+    "select": (selected, arguments((70, 33), (33,))),
+    "whole numbers": (whole, arguments((70, 33), (33,))),
+    "more than a share": (two_results, arguments((300, 333), (333,))),
+    "bfloat16": (last_axis, arguments((40, 24), (24,), dtype=torch.bfloat16)),
+    "float64": (last_axis, arguments((40, 24), (24,), dtype=torch.float64)),
+    "one element": (two_results, arguments((), ())),
+    "empty": (two_results, arguments((0, 4), (4,))),
+}
+
+
+def test_programs_compute_what_eager_does() -> None:
+    """One compilation for all cases."""
+
+    def every(inputs: list[list[Tensor]]) -> list[object]:
+        return [function(*each) for (function, _), each in zip(CASES.values(), inputs, strict=True)]
+
+    inputs = [case[1] for case in CASES.values()]
+    torch.compiler.reset()
+    found = torch.compile(every, backend="max", options={"fallback": "error"})(inputs)
+    for name, own, wanted in zip(CASES, found, every(inputs), strict=True):
+        torch.testing.assert_close(own, wanted, msg=lambda message, name=name: f"{name}: {message}")
+    assert {"pointwise"} == {
+        f.entry
+        for f in required()
+        if f.symbol.startswith("torch_max_pointwise_") and not f.symbol.startswith("torch_max_pointwise_many")
+    }
+
+
+@pytest.mark.parametrize("special", [float("nan"), float("inf"), -float("inf"), -0.0, 0.0])
+def test_special_values_are_not_folded(special: float) -> None:
+    """``x * 0`` of a NaN is NaN."""
+    x = torch.tensor([special, 1.0, -2.0])
+    compiled = torch.compile(lambda x: (x * 0 + x, x - x, x != x), backend="max")
+    for own, wanted in zip(compiled(x), (x * 0 + x, x - x, x != x), strict=True):
+        torch.testing.assert_close(own, wanted, equal_nan=True)
+
+
+def test_many_conversions_are_one_call() -> None:
+    """Weights of several shapes, one op."""
+    tensors = arguments(*[(n, 3) for n in range(1, 40)])
+    compiled = torch.compile(lambda *all: [each.to(torch.bfloat16) for each in all], backend="max")
+    for own, each in zip(compiled(*tensors), tensors, strict=True):
+        assert torch.equal(own, each.to(torch.bfloat16))
+    (program,) = {
+        f
+        for f in required()
+        if f.symbol.startswith("torch_max_pointwise_many") and "cast[DType.bfloat16]" in f.definition
+    }
+    assert program.target == "cpu"
