@@ -10,6 +10,7 @@ from torch_max_backend.errors import (
     UnsupportedOpError,
 )
 from torch_max_backend.explain import Explanation, explain
+from torch_max_backend.runtime.busy_wait import settle_process
 from torch_max_backend.version import __version__
 
 __all__ = [
@@ -24,3 +25,6 @@ __all__ = [
     "explain",
     "max_backend",
 ]
+
+# Before MAX starts, with the first device or graph.
+settle_process()
