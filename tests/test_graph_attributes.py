@@ -1,8 +1,8 @@
-"""What a graph holds beside its arguments: tensors written in the model, branches of ``torch.cond``, checkpoints."""
+"""What a graph holds beside its tensor arguments: literals, branches of ``torch.cond``, checkpoints, sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -59,3 +59,27 @@ def test_a_large_literal_enters_as_an_argument() -> None:
         lambda x: x + torch.tensor(values), torch.zeros(MANY, dtype=torch.int64), quiet=True, compile=False
     )
     assert not account.fallback_count and [graph.max_graphs for graph in account.graphs] == [1]
+
+
+def _pooled(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x.mean((2, 3)) @ weight
+
+
+def _pooled_inside(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return torch.lgamma(x[:, :, 1:-1]).relu().mean((2, 3)) @ weight
+
+
+@pytest.mark.filterwarnings("ignore:.*runs in PyTorch")
+@pytest.mark.parametrize("model", [_pooled, _pooled_inside])
+def test_a_size_that_no_argument_has_falls_back(
+    model: Callable[..., torch.Tensor], graphs: list[CompiledGraph]
+) -> None:
+    """The gradient of a mean is spread over extents that are numbers among the backward graph's arguments, or parts of
+    an expression."""
+    compiled = torch.compile(model, backend=backend.build_only, dynamic=True)
+    x, weight = torch.rand(2, 3, 5, 7, requires_grad=True), torch.randn(3, 4, requires_grad=True)
+    compiled(x, weight).sum().backward()
+    assert [graph.name for graph in graphs] == ["forward", "backward"]
+    refused = {refusal.op: refusal.reason for refusal in graphs[1].refusals}
+    assert "cannot be told from the tensors" in refused["aten.expand.default"]
+    assert all(graph.executables for graph in graphs)

@@ -16,7 +16,7 @@ from torch_max_backend.errors import UnsupportedOpError
 from torch_max_backend.graph.builder import NodeCannotLower
 from torch_max_backend.graph.constants import describe_attributes, is_constant
 from torch_max_backend.graph.layout import strides_of
-from torch_max_backend.graph.partition import ORIGIN, Refusal, cut, is_host_node, refusals
+from torch_max_backend.graph.partition import ORIGIN, Refusal, cut, is_host_node, refusals, unknown_size
 from torch_max_backend.graph.random import hoist_draws
 from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.options import Options
@@ -128,6 +128,7 @@ def _assemble(
     """The callable, and for each of its outputs the executable that makes it with the number it has there."""
     calls = [node for node in gm.graph.nodes if node.op in ("call_function", "call_module", "get_attr")]
     if not found and calls and all(_is_built(node) for node in calls):
+        _know_all_sizes(gm)
         added.append(unit.add(gm, name, free_outputs=free_outputs, capture=capture))
         return added[0].run, [(added[0], number) for number in range(len(gm.graph.output_node().args[0]))]
     pieces = cut(gm, found)
@@ -137,6 +138,7 @@ def _assemble(
         piece = getattr(pieces, str(node.target))
         if not isinstance(piece, GraphModule):
             continue
+        _know_all_sizes(piece)
         executable = unit.add(
             piece,
             f"{name}_{len(added)}",
@@ -151,6 +153,13 @@ def _assemble(
     pieces.recompile()
     sources = [_source(node, pieces) for node in pieces.graph.output_node().args[0]]
     return pieces if _BoxedCodeGen is not None else (lambda args: pieces(*args)), sources
+
+
+def _know_all_sizes(gm: GraphModule) -> None:
+    """Raises NodeCannotLower where MAX could not know a size."""
+    found = unknown_size(gm)
+    if found is not None:
+        raise NodeCannotLower(*found)
 
 
 def _is_built(node: Node) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner, Partition
@@ -90,6 +91,35 @@ def _tensor_reason(tensor: torch.Tensor, device: torch.device, *, result: bool) 
     if tensor.device != device and (result or tensor.dim() > 0):
         return f"a tensor on {tensor.device} in a graph on {device}"
     return None
+
+
+def unknown_size(gm: GraphModule) -> tuple[Node, str] | None:
+    """The first node that needs a size which MAX cannot learn from ``gm``'s arguments, and the reason; None where
+    there is none.
+
+    MAX binds a symbolic size where it is an extent of a tensor argument. A number handed over by itself tells it
+    nothing, and an extent like s0 - 2 alone ends the process while MAX compiles.
+    """
+    known: set[sympy.Basic] = set()
+    for node in gm.graph.find_nodes(op="placeholder"):
+        if isinstance(node.meta.get("val"), torch.Tensor) and any(user.op != "output" for user in node.users):
+            known |= {expression for expression in _expressions(node) if expression.is_Symbol}
+    for node in gm.graph.nodes:
+        if node.op != "call_function" or is_host_node(node) or is_write_back(node):
+            continue
+        for source in (*node.all_input_nodes, node):
+            for expression in _expressions(source):
+                # Numbers that are no sizes have symbols too, which are lowered or refused by themselves.
+                if any(symbol.is_integer and symbol not in known for symbol in expression.free_symbols):
+                    return node, f"the size {expression} cannot be told from the tensors that the graph is given"
+    return None
+
+
+def _expressions(node: Node) -> list[sympy.Basic]:
+    """The symbolic extents of a node's tensors, or what it is if it is a number."""
+    value = node.meta.get("val")
+    sizes = [value, *(extent for tensor in tensors_of(value) for extent in tensor.shape)]
+    return [size.node.expr for size in sizes if isinstance(size, (torch.SymInt, torch.SymFloat))]
 
 
 def op_name(node: Node) -> str:
