@@ -123,6 +123,8 @@ def training_steps() -> str:
         size = "x".join(map(str, document["shape"]))
         amp = "float32" if document["amp"] == "none" else f"{document['amp']} autocast"
         machine = document["hardware"].get("gpu") or f"{document['hardware']['cores']} CPU cores"
+        if document.get("torch_threads") == 1:
+            machine += f", PyTorch on one thread, load average {document['load_average']}"
         rows += [
             [
                 f"{document['model']}, {document['batch']} of {size}, {amp}, {machine}" if who == "max" else "",

@@ -1,12 +1,15 @@
 """The vision models that tests and benchmarks train: the published architectures, with width and size to choose.
 
 LeNet-5 (LeCun 1998), VGG-11 (Simonyan 2014), ResNet-18 and -50 (He 2015), UNet (Ronneberger 2015), MobileNetV2
-(Sandler 2018), a small 3-D CNN, an MLP. ``width`` scales every channel count; 1.0 is the published one.
+(Sandler 2018), a small 3-D CNN, an MLP, the digits example's network. ``width`` scales every channel count; 1.0 is the
+published one.
 """
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -253,6 +256,12 @@ class VideoNet(nn.Module):
 
 
 #: By name, at full size: the model and the shape of one input.
+def digits() -> nn.Module:
+    """The network of examples/train_digits.py, from there."""
+    path = Path(__file__).parents[1] / "examples" / "train_digits.py"
+    return runpy.run_path(str(path))["DigitsNet"]()
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "vgg11": (vgg11, (3, 224, 224)),
     "vgg16": (vgg16, (3, 224, 224)),
@@ -261,4 +270,5 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mobilenetv2": (MobileNetV2, (3, 224, 224)),
     "unet": (UNet, (3, 256, 256)),
     "video": (VideoNet, (3, 16, 112, 112)),
+    "digits": (digits, (1, 8, 8)),
 }
