@@ -111,12 +111,11 @@ def _key(architecture: Architecture | Entry) -> str:
 _HEADING = """\
 # Models
 
-The training graphs of {total} published architectures (of {listed} in `tests/models/architectures.py`; the others were
-not examined for this page), built from their libraries' code with random weights, small images and,
-where a configuration allows it, few and narrow layers. "whole" means that every operator of forward and
-backward runs in MAX: {whole} of {total}. "traced" are the graphs that `torch.compile` makes of one forward call (more
-than one where the model's own Python cuts it, whatever the backend); "MAX graphs" are forward and backward ones: twice
-as many where nothing cuts them. What is missing runs in PyTorch, between two MAX graphs.
+The training graphs of {total} published architectures ({which}), built from their libraries' code with random
+weights, small images and, where a configuration allows it, few and narrow layers. "whole" means that every operator
+of forward and backward runs in MAX: {whole} of {total}. "traced" are the graphs that `torch.compile` makes of one
+forward call (more than one where the model's own Python cuts it, whatever the backend); "MAX graphs" are forward and
+backward ones: twice as many where nothing cuts them. What is missing runs in PyTorch, between two MAX graphs.
 
 Graphs are built, not compiled: this table says what is lowered, not how fast it runs. torchvision {torchvision}, timm
 {timm}, transformers {transformers}, torch {torch}, on a CPU.
@@ -128,11 +127,9 @@ This file is written by `python -m tests.models.coverage > docs/models.md`.
 def markdown(entries: Sequence[Entry]) -> str:
     """The text of docs/models.md."""
     versions = {name: version(name).partition("+")[0] for name in ("torchvision", "timm", "transformers", "torch")}
-    parts = [
-        _HEADING.format(
-            total=len(entries), listed=len(architectures()), whole=sum(entry.whole for entry in entries), **versions
-        )
-    ]
+    listed = f"of {len(architectures())}" if len(entries) < len(architectures()) else "all"
+    which = f"{listed} in `tests/models/architectures.py`"
+    parts = [_HEADING.format(total=len(entries), which=which, whole=sum(entry.whole for entry in entries), **versions)]
     for library in dict.fromkeys(entry.library for entry in entries):
         mine = [entry for entry in entries if entry.library == library]
         lines = [f"## {library}: {sum(entry.whole for entry in mine)} of {len(mine)}", ""]

@@ -14,12 +14,14 @@ from tests.models.architectures import architectures
 from tests.models.coverage import examine
 from torch_max_backend import explain
 
-#: Tensors that the model writes down (Swin), attention and dropout (ViT), weight norm (Hubert), sorting (ViT-MAE).
+#: Tensors that the model writes down (Swin), attention and dropout (ViT), weight norm (Hubert), sorting (ViT-MAE),
+#: reading between pixels (RAFT).
 SAMPLE = (
     "SwinForImageClassification",
     "ViTForImageClassification",
     "HubertModel",
     "ViTMAEForPreTraining",
+    "raft_small",
 )
 
 
@@ -49,8 +51,8 @@ def test_architectures_have_names_of_their_own() -> None:
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_sample_is_lowered_whole(name: str) -> None:
-    pytest.importorskip("transformers")
     (architecture,) = (architecture for architecture in architectures() if architecture.name == name)
+    pytest.importorskip(architecture.library)
     entry = examine(architecture)
     assert entry.whole, entry.error or entry.reasons
     assert entry.ops > 100
