@@ -6,14 +6,39 @@ order of the operands (program.mojo). Operands are addresses, results first.
 
 from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
-from std.math import ceildiv
-from std.utils.index import IndexList
 
 from ..arithmetic import Divisor
-from ..library import Arguments
+from ..library import Arguments, Operand
 from .cpu import pointwise_cpu
 from .gpu import MOST, Batch, many_gpu, pointwise_gpu
 from .program import MOST_BYTES, Operands, Place
+
+
+@always_inline
+def operands_of[
+    count: Int, dims: Int
+](
+    geometry: Operand[DType.int64, 1], first: Int, mut arguments: Arguments
+) raises -> Operands[count, dims]:
+    """The operands that come next, with the extents and strides that begin at `first`.
+    """
+    var wanted = first + dims + count * dims
+    if geometry.dim_size(0) != wanted:
+        raise Error(
+            t"pointwise: geometry has {geometry.dim_size(0)} values, not"
+            t" {wanted}"
+        )
+    var operands = Operands[count, dims]()
+    comptime for k in range(dims):
+        var divisor = Divisor(Int(geometry[first + k]))
+        operands.extents[k] = Int(divisor.value)
+        operands.multipliers[k] = Int(divisor.multiplier)
+        operands.shifts[k] = Int(divisor.shift)
+    comptime for i in range(count * dims):
+        operands.strides[i] = Int(geometry[first + dims + i])
+    comptime for n in range(count):
+        operands.data[n] = arguments.take_word()
+    return operands
 
 
 def pointwise[
@@ -25,18 +50,10 @@ def pointwise[
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """One program over operands of any shapes."""
     var geometry = arguments.take[DType.int64, 1]()
-    var operands = Operands[count, dims]()
     var size = Int(geometry[0])
-    comptime for k in range(dims):
-        var divisor = Divisor(Int(geometry[1 + k]))
-        operands.extents[k] = Int(divisor.value)
-        operands.multipliers[k] = Int(divisor.multiplier)
-        operands.shifts[k] = Int(divisor.shift)
-    comptime for i in range(count * dims):
-        operands.strides[i] = Int(geometry[1 + dims + i])
+    var operands = operands_of[count, dims](geometry, 1, arguments)
     var together = 0
     comptime for n in range(count):
-        operands.data[n] = arguments.take_word()
         together |= operands.data[n]
     comptime if is_cpu[target]():
         pointwise_cpu[count, dims, run, vector](operands, size)

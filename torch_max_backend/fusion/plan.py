@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from max.graph import DeviceRef
 
-from torch_max_backend.fusion.program import layout_of, signature
+from torch_max_backend.fusion.program import MOST_INPUTS, layout_of, signature
 from torch_max_backend.fusion.terms import (
     TRANSPOSE,
     CutAt,
@@ -25,7 +25,7 @@ from torch_max_backend.fusion.terms import (
 )
 from torch_max_backend.fusion.values import Operation, Value
 
-MOST_RESULTS, MOST_INPUTS = 3, 12
+MOST_RESULTS = 3
 MOST_MOVED = 1 << 22
 """Larger tensors are transposed by MAX, whose kernel goes through tiles."""
 MOST_AT_ONCE = 1 << 24

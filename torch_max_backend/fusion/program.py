@@ -11,8 +11,11 @@ from torch_max_backend.fusion.scalars import IMPORTS, expression, literal
 from torch_max_backend.fusion.terms import Leaf, Terms
 
 MOST_DIGITS = 6
+_EPILOGUE_VECTOR = 8
+"""Elements that a convolution's store handles at once."""
 INPUT_COUNTS = (1, 2, 4, 8, 12)
 """Numbers of inputs that ops of kernels/pointwise/ops.mojo have."""
+MOST_INPUTS = INPUT_COUNTS[-1]
 
 _MODULES = frozenset({("pointwise.program", "Operands"), ("pointwise.program", "Place")})
 
@@ -36,18 +39,20 @@ class Program:
         operands: how many it has, results and inputs.
         digits: how many digits an element's number has.
         vector: how many elements a thread computes at once.
+        convolution: the entry's parameters that say which convolution's result the function gets.
     """
 
-    entry: Literal["pointwise", "pointwise_many"]
+    entry: Literal["pointwise", "pointwise_many", "conv_pointwise"]
     target: Literal["cpu", "gpu"]
     body: str
     operands: int
     digits: int
     vector: int
+    convolution: str = ""
 
     @property
     def _name(self) -> str:
-        text = f"{self.entry} {self.target} {self.operands} {self.digits} {self.vector}\n{self.body}"
+        text = f"{self.entry} {self.target} {self.operands} {self.digits} {self.vector} {self.convolution}\n{self.body}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
@@ -58,13 +63,17 @@ class Program:
     @property
     def expression(self) -> str:
         """The entry with the function as a parameter."""
+        if self.convolution:
+            counts = f"{self.convolution}, {self.operands}, {self.digits}"
+            return f'{self.entry}["{self.target}", {counts}, _program_{self._name}]'
         counts = f"{self.operands}, {self.digits}, " if self.entry == "pointwise" else ""
         return f'{self.entry}["{self.target}", {counts}_program_{self._name}, {self.vector}]'
 
     @property
     def imports(self) -> frozenset[tuple[str, str]]:
         """The entry and the types of its arguments."""
-        return _MODULES | IMPORTS | {("pointwise.entries", self.entry)}
+        module = "convolution.sm90.entries" if self.convolution else "pointwise.entries"
+        return _MODULES | IMPORTS | {(module, self.entry)}
 
     @property
     def definition(self) -> str:
@@ -72,9 +81,17 @@ class Program:
         return (
             "\n@always_inline\n"
             f"def _program_{self._name}[width: Int]"
-            f"(a: Operands[{self.operands}, {self.digits}], p: Place[{self.digits}]):\n"
+            f"(a: Operands[{self.operands}, {self.digits}], p: Place[{self.digits}]{self._handed}:\n"
             f"{self.body}"
         )
+
+    @property
+    def _handed(self) -> str:
+        """The rest of the function's head: a convolution hands its result over and takes the function's."""
+        if not self.convolution:
+            return ")"
+        vector = f"SIMD[{self.convolution.partition(',')[0]}, width]"
+        return f", c: {vector}) -> {vector}"
 
 
 def layout_of(terms: Terms) -> Layout | None:
@@ -126,6 +143,19 @@ def generate_many(terms: Terms, target: Literal["cpu", "gpu"]) -> Program:
     return Program("pointwise_many", target, _body(terms, ["linear"]), 2, 1, vector_of(terms, target))
 
 
+def generate_epilogue(terms: Terms, layout: Layout, handed: Leaf, convolution: str) -> Program | None:
+    """The program of one result that gets the leaf ``handed`` from a convolution; None where it reads in no rows."""
+    ways = [
+        "linear" if leaf.map == terms.identity else _way(layout.extents, strides, _EPILOGUE_VECTOR, "gpu")
+        for leaf, strides in zip(terms.leaves, layout.strides, strict=True)
+    ]
+    if "each" in ways:
+        return None
+    body = _body(terms, ways, handed)
+    operands = len(terms.roots) + len(terms.leaves) - 1
+    return Program("conv_pointwise", "gpu", body, operands, len(layout.extents), _EPILOGUE_VECTOR, convolution)
+
+
 def geometry(terms: Terms, layout: Layout) -> list[int]:
     """Size, extents and strides, as kernels/pointwise/entries.mojo takes them."""
     digits = len(layout.extents)
@@ -145,18 +175,21 @@ def _way(extents: tuple[int, ...], strides: tuple[int, ...], vector: int, target
     return "each"
 
 
-def _body(terms: Terms, ways: list[str]) -> str:
+def _body(terms: Terms, ways: list[str], handed: Leaf | None = None) -> str:
     lines: list[str] = []
-    leaves = 0
+    operand = len(terms.roots)
+    remaining = iter(ways)
     for number, step in enumerate(terms.steps):
         if isinstance(step, Leaf):
-            at = len(terms.roots) + leaves
-            text = f"a.{ways[leaves]}[DType.{step.value.dtype.name}, {at}, width](p)"
-            leaves += 1
+            way = next(remaining)
+            text = "c" if step is handed else f"a.{way}[DType.{step.value.dtype.name}, {operand}, width](p)"
+            operand += step is not handed
         elif step.number is not None:
             text = literal(step.number, step.value.dtype)
         else:
-            text = expression(step.name, [f"v{operand}" for operand in step.operands], step.value.dtype)
+            text = expression(step.name, [f"v{each}" for each in step.operands], step.value.dtype)
         lines.append(f"    var v{number} = {text}\n")
+    if handed is not None:
+        return "".join([*lines, f"    return v{terms.stores[0]}\n"])
     lines += [f"    a.store[{result}](p, v{number})\n" for result, number in enumerate(terms.stores)]
     return "".join(lines)

@@ -11,6 +11,7 @@ from max._mlir import ir
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType, TensorValue
 
+from torch_max_backend.fusion.convolutions import Absorbed, absorbed
 from torch_max_backend.fusion.plan import Group, plan
 from torch_max_backend.fusion.program import generate, generate_many, geometry, layout_of, padded
 from torch_max_backend.fusion.scalars import is_elementwise
@@ -38,15 +39,21 @@ def fuse(graph: Graph, results: Sequence[TensorValue], device: DeviceRef) -> lis
     kept = [values[_handle(result)] for result in results]
     chosen = plan(operations, set(kept), device)
     made: dict[Value, TensorValue] = {}
+    gone: set[Any] = set()
     for group in chosen.groups:
-        made.update(zip(group.roots, _call(group, device), strict=True))
+        with_convolution = absorbed(group, chosen.groups, kept, device)
+        if with_convolution is None:
+            made.update(zip(group.roots, _call(group, device), strict=True))
+        else:
+            made[group.roots[0]] = _call_absorbed(with_convolution, group, device)
+            gone.update(with_convolution.convolution.handle.results)
     for batch in chosen.batches:
         made.update(zip([group.roots[0] for group in batch], _call_many(batch, device), strict=True))
     for value, tensor in made.items():
         value.handle.replace_all_uses_with(_handle(tensor))
     final = [made.get(value, result) for value, result in zip(kept, results, strict=True)]
     if made:
-        _erase_unused(graph, {_handle(result) for result in final})
+        _erase_unused(graph, {_handle(result) for result in final}, gone)
         _sort(graph)
     return final
 
@@ -70,6 +77,16 @@ def _call(group: Group, device: DeviceRef) -> list[TensorValue]:
     return [result.tensor for result in ops.custom(name, device, values, types, {"function": function})]
 
 
+def _call_absorbed(chosen: Absorbed, group: Group, device: DeviceRef) -> TensorValue:
+    function = require_function(chosen.program)
+    inputs = [leaf.value.tensor for leaf in group.terms.leaves if leaf is not chosen.leaf]
+    inputs += [value.tensor for value in chosen.inputs]
+    inputs += inputs[-1:] * (padded(len(inputs)) - len(inputs))
+    values = [ops.constant(np.array(chosen.geometry, np.int64), DType.int64, DeviceRef.CPU()), *inputs]
+    types = [group.roots[0].tensor.type]
+    return ops.custom(f"pointwise_1_{len(inputs)}", device, values, types, {"function": function})[0].tensor
+
+
 def _call_many(batch: Sequence[Group], device: DeviceRef) -> list[TensorValue]:
     terms = batch[0].terms
     function = require_function(generate_many(terms, target_of(device)))
@@ -82,7 +99,7 @@ def _call_many(batch: Sequence[Group], device: DeviceRef) -> list[TensorValue]:
     ]  # fmt: skip
 
 
-def _erase_unused(graph: Graph, kept: set[Any]) -> None:
+def _erase_unused(graph: Graph, kept: set[Any], absorbed_results: set[Any]) -> None:
     operations, _ = read(graph)
     for operation in reversed(operations):
         pure = operation.name in (BROADCAST, RESHAPE, TRANSPOSE, "mo.constant") or (
@@ -92,6 +109,7 @@ def _erase_unused(graph: Graph, kept: set[Any]) -> None:
             )
         )
         handles = list(operation.handle.results)
+        pure = pure or any(handle in absorbed_results for handle in handles)
         if pure and not any(handle in kept or next(iter(handle.uses), None) is not None for handle in handles):
             operation.handle.erase()
 

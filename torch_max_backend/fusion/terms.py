@@ -106,7 +106,7 @@ class Terms:
         self.steps: list[Step | Leaf] = []
         self.identity = index_map.identity(self.size)
         self._stored = stored
-        self._fusible = fusible
+        self.fusible = fusible
         self._numbers: dict[tuple[Value, IndexMap], int] = {}
         self.stores = [self._made(root, self.identity) for root in roots]
 
@@ -134,7 +134,7 @@ class Terms:
             constant = maker.constant()
             if constant is not None:
                 return self._add((value, at), Step("constant", (), value, constant[0]))
-        if value in self._stored or maker not in self._fusible:
+        if value in self._stored or maker not in self.fusible:
             return self._add((value, at), Leaf(value, at))
         return self._made(value, at)
 

@@ -14,14 +14,12 @@ from torch_max_backend.errors import InvalidArgumentError
 from torch_max_backend.graph import ops
 from torch_max_backend.graph.layout import GraphTensor
 from torch_max_backend.lowering.context import LoweringContext
-from torch_max_backend.lowering.convolution_epilogue import feeds_one_elementwise_op, takes_epilogue
 from torch_max_backend.lowering.registry import Layout, lowering
 from torch_max_backend.mojo_ops.convolution import (
     channel_sum,
     conv_dgrad,
     conv_fprop,
     conv_wgrad,
-    conv_with_epilogue,
 )
 
 aten = torch.ops.aten
@@ -122,22 +120,10 @@ def _run(
     which: Pass,
     source: GraphTensor,
     weight: GraphTensor,
-    followed: bool,
     after: Sequence[TensorValue] = (),
 ) -> GraphTensor:
-    """fprop or dgrad of ``source`` (x or dy); ``followed`` by an elementwise op that its store may take in; dgrad runs
-    ``after`` the gradients of filter and bias."""
+    """fprop or dgrad of ``source`` (x or dy); dgrad runs ``after`` the gradients of filter and bias."""
     size = ctx.dims(problem.output_size if which is Pass.FPROP else problem.input_size)
-    if followed and takes_epilogue(ctx.device, ctx.arg_meta(0).dtype, problem, which):
-        value = conv_with_epilogue(
-            which.value,
-            source.channels_last(),
-            weight.channels_last(),
-            result_size=size[1:],
-            after=after,
-            **problem.arguments(),
-        )
-        return GraphTensor.from_channels_last(value)
     if which is Pass.FPROP:
         value = conv_fprop(_activation(source), _filter(weight), output_size=size, **_arguments(problem))
     else:
@@ -151,8 +137,7 @@ def convolution(
 ) -> GraphTensor:
     """Forward; a transposed convolution is the data gradient of the one it transposes."""
     problem = _problem(ctx.arg_meta(0), ctx.arg_meta(1), geometry)
-    followed = bias is not None or feeds_one_elementwise_op(ctx.node)
-    result = _run(ctx, problem, problem.forward_pass, x, weight, followed)
+    result = _run(ctx, problem, problem.forward_pass, x, weight)
     return result if bias is None else result.with_value(result.value + bias.value)
 
 
@@ -182,6 +167,5 @@ def convolution_backward(
         grad_bias = GraphTensor.contiguous(db)
         others.append(ops.reshape(db, [*db.shape, 1, 1, 1, 1]))
     if mask[0]:
-        followed = feeds_one_elementwise_op(ctx.node, 0)
-        grad_input = _run(ctx, problem, problem.grad_input_pass, grad, weight, followed, others)
+        grad_input = _run(ctx, problem, problem.grad_input_pass, grad, weight, others)
     return grad_input, grad_weight, grad_bias

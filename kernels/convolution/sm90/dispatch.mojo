@@ -327,14 +327,14 @@ def run_fused[
 
     `columns`, the result's channels, and `phases`, a dgrad's product of strides, are the problem's.
     """
-    comptime shape = _FUSED_NARROW if columns <= _FUSED_NARROW.columns else _FUSED_WIDE
+    comptime narrow = columns <= _FUSED_NARROW.columns
     comptime if pass_ == FPROP:
         if problem.k != columns:
             raise Error(
                 t"convolution: compiled for K = {columns}, not {problem.k}"
             )
-        launch_fprop[dtype, shape, epilogue, epilogue_store](
-            result, a, b, problem, SourceView.dense(problem), ctx
+        run_with_epilogue[dtype, pass_, narrow, 1, epilogue, epilogue_store](
+            result, a, b, problem, ctx
         )
     else:
         if (
@@ -347,6 +347,34 @@ def run_fused[
                 t" {problem.stride_h}x{problem.stride_w}"
             )
         comptime room = 1 if phases == 1 else (4 if phases <= 4 else MAX_PHASES)
+        run_with_epilogue[dtype, pass_, narrow, room, epilogue, epilogue_store](
+            result, a, b, problem, ctx
+        )
+
+
+def run_with_epilogue[
+    dtype: DType,
+    pass_: Int,
+    narrow: Bool,
+    room: Int,
+    epilogue: Optional[Epilogue[dtype]],
+    epilogue_store: Optional[EpilogueStore[dtype]],
+](
+    result: Ptr[dtype],
+    a: Ptr[dtype],
+    b: Ptr[dtype],
+    problem: ConvolutionProblem,
+    ctx: DeviceContext,
+) raises:
+    """As `run_fused`, for all problems of a kind: `narrow` results have up to 64 channels, and a dgrad's product of
+    strides is `room` at most.
+    """
+    comptime shape = _FUSED_NARROW if narrow else _FUSED_WIDE
+    comptime if pass_ == FPROP:
+        launch_fprop[dtype, shape, epilogue, epilogue_store](
+            result, a, b, problem, SourceView.dense(problem), ctx
+        )
+    else:
         launch_dgrad[dtype, shape, room, epilogue, epilogue_store](
             result, a, b, problem, ctx
         )

@@ -1,0 +1,147 @@
+"""Convolutions whose store takes in the program that reads their result (kernels/convolution/sm90/entries.mojo)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from max.driver import accelerator_architecture_name
+from max.dtype import DType
+from max.graph import DeviceRef
+
+from torch_max_backend.fusion.plan import Group
+from torch_max_backend.fusion.program import MOST_INPUTS, Layout, Program, generate_epilogue, layout_of
+from torch_max_backend.fusion.terms import Leaf, in_memory, is_view
+from torch_max_backend.fusion.values import Operation, Value
+
+_PASSES = {"conv_fprop": 0, "conv_dgrad": 1}
+"""By op, the number of the pass in kernels/convolution/common.mojo."""
+_NARROW = 64
+"""Channels of a result that the kernel for narrow ones computes."""
+_MOST_PHASES = 16
+_GEOMETRY = 12
+
+
+@dataclass(frozen=True)
+class Absorbed:
+    """A convolution and the program of its result's only reader.
+
+    Attributes:
+        convolution: the op.
+        leaf: the program's, that is the convolution's result.
+        program: both, as a function of a library.
+        geometry: as the function takes it.
+    """
+
+    convolution: Operation
+    leaf: Leaf
+    program: Program
+    geometry: list[int]
+
+    @property
+    def inputs(self) -> list[Value]:
+        """x or dy, the filter, and what comes before the convolution for memory's sake."""
+        first, second, _, *after = self.convolution.operands
+        return [first, second, *after]
+
+
+def absorbed(group: Group, groups: Sequence[Group], kept: Collection[Value], device: DeviceRef) -> Absorbed | None:
+    """The convolution that can be computed together with ``group``, the last one where there are several.
+
+    Args:
+        group: a program.
+        groups: all programs.
+        kept: the graph's results.
+        device: that the graph computes on.
+    """
+    if not device.is_gpu() or not accelerator_architecture_name().startswith("sm_90") or len(group.roots) > 1:
+        return None
+    found = [leaf for leaf in group.terms.leaves if leaf.map == group.terms.identity and _is_suitable(leaf.value)]
+    found = [
+        leaf for leaf in found if leaf.value.dtype == group.roots[0].dtype and _is_read_by(leaf, group, groups, kept)
+    ]
+    layout = layout_of(group.terms)
+    if not found or layout is None:
+        return None
+    leaf = max(found, key=_position)
+    assert leaf.value.maker is not None
+    if len(group.terms.leaves) + len(leaf.value.maker.operands) - 2 > MOST_INPUTS:
+        return None
+    return _together(leaf, group, layout)
+
+
+def _position(leaf: Leaf) -> int:
+    assert leaf.value.maker is not None
+    return leaf.value.maker.position
+
+
+def _is_suitable(value: Value) -> bool:
+    """Whether the value is a convolution that the Hopper kernels with an epilogue compute: of 16 bits, ungrouped, over
+    two axes, with channels in 16-byte rows."""
+    maker = value.maker
+    if maker is None or _symbol(maker) not in _PASSES or value.dtype not in (DType.bfloat16, DType.float16):
+        return False
+    geometry, shapes = _geometry(maker), [each.shape for each in (*maker.results, *maker.operands[:2])]
+    if geometry is None or any(shape is None for shape in shapes):
+        return False
+    result, source, weight = (list(shape) for shape in shapes if shape is not None)
+    channels = (result[4], source[4])
+    flat = all(shape[1] == 1 for shape in (result, source, weight))
+    phases = geometry[1] * geometry[2]
+    return flat and geometry[9] == 1 and channels[0] % 8 == channels[1] % 8 == 0 and phases <= _MOST_PHASES
+
+
+def _symbol(operation: Operation) -> str:
+    if operation.name != "mo.custom":
+        return ""
+    return str(operation.handle.attributes["symbol"]).strip('"')
+
+
+def _geometry(operation: Operation) -> list[int] | None:
+    maker = operation.operands[2].maker
+    values = maker.constant() if maker is not None else None
+    return None if values is None or len(values) != _GEOMETRY else [int(value) for value in values]
+
+
+def _is_read_by(leaf: Leaf, group: Group, groups: Sequence[Group], kept: Collection[Value]) -> bool:
+    """Whether nothing but ``group`` reads the value."""
+    if any(other.value is leaf.value for each in groups if each is not group for other in each.terms.leaves):
+        return False
+    if sum(other.value is leaf.value for other in group.terms.leaves) > 1:
+        return False
+    if any(in_memory(value) is leaf.value for value in kept):
+        return False
+    roots = {root for each in groups for root in each.roots}
+    waiting, seen = [leaf.value], {leaf.value}
+    while waiting:
+        for reader in waiting.pop().readers:
+            result = reader.results[0] if reader.results else None
+            known = is_view(reader) or (result is not None and (result in roots or reader in group.terms.fusible))
+            if not known or result is None:
+                return False
+            if result not in roots and result not in seen:
+                seen.add(result)
+                waiting.append(result)
+    return True
+
+
+def _together(leaf: Leaf, group: Group, layout: Layout) -> Absorbed | None:
+    maker = leaf.value.maker
+    assert maker is not None
+    geometry = _geometry(maker)
+    shapes = [each.shape for each in (*maker.results, *maker.operands[:2])]
+    plain = re.search(r'function = "(\w+)"', str(maker.handle.attributes["parameters"]))
+    assert geometry is not None and plain is not None
+    forward = _symbol(maker) == "conv_fprop"
+    phases = 1 if forward else geometry[1] * geometry[2]
+    room = 1 if phases == 1 else 4 if phases <= 4 else _MOST_PHASES
+    narrow = leaf.value.shape is not None and leaf.value.shape[4] <= _NARROW
+    parameters = f'DType.{leaf.value.dtype.name}, {_PASSES[_symbol(maker)]}, {narrow}, {room}, "{plain[1]}"'
+    program = generate_epilogue(group.terms, layout, leaf, parameters)
+    if program is None:
+        return None
+    others = [strides for each, strides in zip(group.terms.leaves, layout.strides, strict=True) if each is not leaf]
+    strides = [[0] * len(layout.extents), *map(list, others)]
+    whole = [*geometry, *(extent for shape in shapes for extent in shape or ()), *layout.extents]
+    return Absorbed(maker, leaf, program, [*whole, *(stride for each in strides for stride in each)])
