@@ -69,7 +69,9 @@ def conv_pointwise[
     comptime for n in range(count):
         together |= operands.data[n]
 
+    # By value: the kernel cannot follow an address on the host's stack.
     @__parameter
+    @__copy_capture(operands, h, w, c)
     @always_inline
     def finish[
         width: Int
