@@ -1,4 +1,4 @@
-"""Convolutions with elementwise successors, and what became of these in a compiled module."""
+"""Convolutions with elementwise successors, and what became of these in a graph."""
 
 from __future__ import annotations
 
@@ -70,12 +70,10 @@ def add_graph_of_two_readers(module: Module) -> None:
     GraphBuilder(graph, "two_readers", module, session.kernel_library()).build()
 
 
-def convolutions(module: Module) -> list[str]:
-    """The convolution ops in a module's graphs."""
-    return re.findall(r'symbol = "(conv_\w+)"', module._to_mlir_str())
-
-
-def launches(artifact: bytes) -> list[str]:
-    """The elementwise launches of a compiled module (.mef): the compiler names each after what it fused."""
-    found = re.findall(rb"(?:Epilogue|Elementwise|View)\([ -~]*", artifact)
-    return sorted({launch.decode() for launch in found})
+def operations(module: Module) -> list[str]:
+    """What a module's graphs compute with: the kernels' ops, a generated program by its entry, and MAX's own."""
+    text = module._to_mlir_str()
+    found = re.findall(
+        r'mo\.custom \[symbol = "\w+".*?function = "torch_max_(conv_pointwise|pointwise|conv_[a-z]+)', text
+    )
+    return found + re.findall(r"= (?:r?mo\.)+(add|mul|select|greater|cast|relu|max|min)\b", text)

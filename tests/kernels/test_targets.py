@@ -1,8 +1,8 @@
 """Every GPU kernel compiles for every architecture that the project names, on a machine without a GPU.
 
 Each architecture takes one dtype here, another one each; ``TORCH_MAX_BACKEND_TARGETS=all`` gives every one all dtypes,
-in a quarter of an hour. The Hopper convolutions' epilogue is proved without a GPU as well: by what a graph compiled for
-one launches.
+in a quarter of an hour. The Hopper convolutions' epilogue is proved without a GPU as well: by what a graph
+for one calls.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from torch_max_backend.mojo_ops import KERNELS_PATH
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The Hopper family under its own names, with a tuning operand: the ordinary ops reach the same kernels. And ops that
-#: take elementwise work into their store, which hopper_epilogue.py's graphs reach.
-FORCED = re.compile(r"_sm90$|_fused$")
+#: take elementwise work into their store as the compiler's fusions, for measurements; and ops that call generated
+#: programs, which elementwise.py's and hopper_epilogue.py's graphs reach.
+FORCED = re.compile(r"_sm90$|_fused$|^pointwise_")
 PAIRS = (
     [(target, dtype.name) for target in TARGETS for dtype in DTYPES]
     if os.environ.get("TORCH_MAX_BACKEND_TARGETS") == "all"
@@ -52,23 +53,19 @@ def compiled(target: str, dtype: str) -> Report:
 
 @pytest.mark.parametrize(("target", "dtype"), PAIRS)
 def test_every_kernel_compiles(target: str, dtype: str) -> None:
-    assert compiled(target, dtype).target == target
-
-
-@pytest.mark.parametrize("target", ["sm_90a"])
-def test_a_convolution_with_one_elementwise_reader_is_the_fused_op(target: str) -> None:
-    report = compiled(target, "bfloat16")
-    assert (report.taking, report.apart) == (["conv_fprop_fused", "conv_dgrad_fused"], ["conv_fprop"])
+    report = compiled(target, dtype)
+    assert report.target == target
+    # The two graphs of elementwise.py: several programs, and one for many tensors.
+    assert len(report.programs) >= 4
+    assert sum("pointwise_many" in symbol for symbol in report.programs) == 1
 
 
 @pytest.mark.parametrize("target", ["sm_90a"])
 def test_all_elementwise_successors_run_in_the_convolution(target: str) -> None:
-    """Every elementwise launch that the compiler names is an epilogue of a convolution's."""
-    launches = compiled(target, "bfloat16").launches
-    assert any(launch.startswith("Epilogue(custom__conv_fprop_fused") for launch in launches)
-    backward = [launch for launch in launches if launch.startswith("Epilogue(custom__conv_dgrad_fused")]
-    assert backward
-    for launch in launches:
-        assert launch.startswith("Epilogue(custom__conv_"), f"a launch of its own: {launch}"
-    for op in ("add", "mul", "select", "greater"):
-        assert all(op in launch for launch in backward), op
+    """One call for each graph, and no operation beside it."""
+    assert compiled(target, "bfloat16").taking == ["conv_pointwise", "conv_pointwise"]
+
+
+@pytest.mark.parametrize("target", ["sm_90a"])
+def test_a_convolution_whose_result_is_wanted_too_stays_apart(target: str) -> None:
+    assert compiled(target, "bfloat16").apart == ["conv_fprop", "pointwise"]

@@ -1,0 +1,54 @@
+"""Graphs with every elementwise operation that generated programs know, in every way of reading."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from max.dtype import DType
+from max.graph import Module
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from torch_max_backend.dtypes import torch_dtype
+from torch_max_backend.graph.builder import GraphBuilder
+from torch_max_backend.runtime import session
+
+aten = torch.ops.aten
+ROWS, CHANNELS = 24, 64
+
+
+def numbers(x: Tensor, row: Tensor, column: Tensor, odd: Tensor, narrow: Tensor) -> list[Tensor]:
+    """Read in order, along a row, one number for each row, and element by element."""
+    unary = [aten.exp, aten.erf, aten.tanh, aten.sin, aten.cos, aten.floor, aten.trunc, aten.round, aten.abs, aten.neg]
+    total = x + row * column
+    for function in unary:
+        total = function(total) + 0.5
+    total = total + aten.log(aten.abs(x)) + aten.log1p(aten.abs(x)) + aten.sqrt(aten.abs(row)) + aten.rsqrt(aten.abs(x))
+    return [
+        aten.where(total > column, total / row, aten.maximum(x, row)),
+        (total > x) & (row < x) | aten.logical_not(x == column) ^ (x >= row),
+        aten.isnan(total).to(torch.int64) + aten.isinf(x).to(torch.int64),
+        odd * narrow,
+        aten.permute(x, [1, 0]) * 2,
+    ]
+
+
+def conversions(*tensors: Tensor) -> list[Tensor]:
+    return [tensor.to(torch.int32) for tensor in tensors]
+
+
+def add_graphs(module: Module, dtypes: Sequence[DType]) -> None:
+    """Adds the graphs, for the virtual device."""
+    for dtype in dtypes:
+        with FakeTensorMode():
+
+            def make(*shape: int, of: torch.dtype = torch_dtype(dtype)) -> Tensor:
+                return torch.empty(shape, dtype=of, device="cuda")
+
+            several = [make(n, 3) for n in range(1, 6)]
+            reading = [make(ROWS, CHANNELS), make(CHANNELS), make(ROWS, 1), make(5, 7, 3), make(7, 1)]
+            graphs = {"numbers": make_fx(numbers)(*reading), "conversions": make_fx(conversions)(*several)}
+        for name, graph in graphs.items():
+            GraphBuilder(graph, f"{name}_{dtype.name}", module, session.kernel_library()).build()
