@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -43,12 +44,9 @@ def add_graphs(module: Module, dtypes: Sequence[DType]) -> None:
     """Adds the graphs, for the virtual device."""
     for dtype in dtypes:
         with FakeTensorMode():
-
-            def make(*shape: int, of: torch.dtype = torch_dtype(dtype)) -> Tensor:
-                return torch.empty(shape, dtype=of, device="cuda")
-
-            several = [make(n, 3) for n in range(1, 6)]
-            reading = [make(ROWS, CHANNELS), make(CHANNELS), make(ROWS, 1), make(5, 7, 3), make(7, 1)]
+            make = functools.partial(torch.empty, dtype=torch_dtype(dtype), device="cuda")
+            several = [make((n, 3)) for n in range(1, 6)]
+            reading = [make((ROWS, CHANNELS)), make((CHANNELS,)), make((ROWS, 1)), make((5, 7, 3)), make((7, 1))]
             graphs = {"numbers": make_fx(numbers)(*reading), "conversions": make_fx(conversions)(*several)}
         for name, graph in graphs.items():
             GraphBuilder(graph, f"{name}_{dtype.name}", module, session.kernel_library()).build()
