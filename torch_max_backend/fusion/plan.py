@@ -91,8 +91,8 @@ def _roots(
             waiting += [cut, root]
     # Once more: what was found first did not know of the roots that came later.
     terms = {root: Terms([root], roots, fusible) for root in sorted(roots, key=_position)}
-    computed = {root: each for root, each in terms.items() if _fits(each)}
-    return list(computed), computed
+    terms = {root: each for root, each in terms.items() if _fits(each)}
+    return list(terms), terms
 
 
 def _fits(terms: Terms) -> bool:

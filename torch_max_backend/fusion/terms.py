@@ -112,7 +112,8 @@ class Terms:
 
     def _add(self, key: tuple[Value, IndexMap], step: Step | Leaf) -> int:
         if key not in self._numbers:
-            if len(self.steps) >= MOST_STEPS and isinstance(step, Step) and step.operands:
+            inside = isinstance(step, Step) and step.operands and key[0] not in self.roots
+            if inside and len(self.steps) >= MOST_STEPS:
                 raise CutAt(key[0])
             self._numbers[key] = len(self.steps)
             self.steps.append(step)
