@@ -15,8 +15,8 @@ from torch_max_backend.fusion.values import Operation, Value
 RESHAPE, BROADCAST, TRANSPOSE = "rmo.reshape", "rmo.broadcast_to", "rmo.mo.transpose"
 MOST_ELEMENTS = 2**31 - 1
 """Offsets are 32 bits wide."""
-MOST_STEPS = 160
-"""Expressions of more operations are cut."""
+MOST_STEPS, MOST_DEPTH = 320, 96
+"""Expressions of more operations, or of more upon each other, are cut."""
 
 
 class NotOneProgram(Exception):
@@ -108,13 +108,14 @@ class Terms:
         self._stored = stored
         self.fusible = fusible
         self._numbers: dict[tuple[Value, IndexMap], int] = {}
+        self._depth = 0
         self.stores = [self._made(root, self.identity) for root in roots]
 
     def _add(self, key: tuple[Value, IndexMap], step: Step | Leaf) -> int:
         if key not in self._numbers:
             inside = isinstance(step, Step) and step.operands and key[0] not in self.roots
             if inside and len(self.steps) >= MOST_STEPS:
-                raise CutAt(key[0])
+                raise CutAt(self._longest() or key[0])
             self._numbers[key] = len(self.steps)
             self.steps.append(step)
             if isinstance(step, Leaf):
@@ -143,6 +144,14 @@ class Terms:
         """The step that computes ``value`` at ``at``'s offsets."""
         if (value, at) in self._numbers:
             return self._numbers[value, at]
+        if self._depth >= MOST_DEPTH and value not in self.roots:
+            raise CutAt(value)
+        self._depth += 1
+        number = self._computed(value, at)
+        self._depth -= 1
+        return number
+
+    def _computed(self, value: Value, at: IndexMap) -> int:
         maker = value.maker
         assert maker is not None and value.shape is not None
         if maker.name in (BROADCAST, TRANSPOSE):
@@ -161,6 +170,18 @@ class Terms:
             own = index_map.broadcast(operand.shape, value.shape)
             numbers.append(self._term(operand, self._then(at, own, value)))
         return self._add((value, at), Step(maker.name, tuple(numbers), value))
+
+    def _longest(self) -> Value | None:
+        """The value of most steps among those that are as large as the result."""
+        below: list[frozenset[int]] = []
+        best, count = None, MOST_STEPS // 4
+        for number, step in enumerate(self.steps):
+            operands = () if isinstance(step, Leaf) else step.operands
+            below.append(frozenset({number}).union(*(below[operand] for operand in operands)))
+            whole = operands and step.value.size == self.size and step.value not in self.roots
+            if whole and len(below[-1]) > count:
+                best, count = step.value, len(below[-1])
+        return best
 
     def best_cut(self, most: int) -> Value | None:
         """The value of most leaves, at most ``most``, that would make the expression smaller if it lay in memory."""

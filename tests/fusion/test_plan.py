@@ -1,0 +1,128 @@
+"""Which programs a graph gets: read off the built graph, nothing is compiled."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from max.graph import Module
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from torch_max_backend.graph.builder import GraphBuilder
+from torch_max_backend.lowering import load_all
+from torch_max_backend.runtime import session
+from torch_max_backend.runtime.mlir import in_mlir_context
+
+aten = torch.ops.aten
+Shape = tuple[int, ...]
+
+
+@in_mlir_context
+def text_of(function: Callable[..., Any], *shapes: Shape, dtype: torch.dtype = torch.float32) -> str:
+    """The graph of ``function`` over tensors of ``shapes``."""
+    load_all()
+    with FakeTensorMode():
+        graph = make_fx(function)(*(torch.empty(shape, dtype=dtype) for shape in shapes))
+    module = Module()
+    GraphBuilder(graph, "planned", module, session.kernel_library()).build()
+    return str(module._to_mlir_str())
+
+
+def calls(text: str) -> list[str]:
+    """The ops that call libraries, in their order."""
+    return re.findall(r'mo\.custom \[symbol = "(\w+)"', text)
+
+
+def programs(text: str) -> list[str]:
+    """The generated functions that are called."""
+    return re.findall(r'function = "(torch_max_pointwise\w+)"', text)
+
+
+def remaining(text: str) -> list[str]:
+    """MAX's own elementwise operations."""
+    return re.findall(
+        r"= (?:rmo|mo)\.(?:mo\.)?(add|sub|mul|div|select|greater\w*|cast|exp|sqrt|broadcast_to|transpose)\b", text
+    )
+
+
+def test_an_expression_is_one_program() -> None:
+    text = text_of(lambda x, y: torch.relu(torch.tanh(x) * y + 1), (8, 24), (24,))
+    assert calls(text) == ["pointwise_1_2"]
+    assert not remaining(text)
+
+
+def test_sizes_do_not_make_programs() -> None:
+    """Layers of other sizes, and of rows that vectors fill or not, share a function on the CPU."""
+
+    def shifted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x) * y
+
+    found = {programs(text_of(shifted, (n, c), (c,)))[0] for n, c in ((8, 24), (4, 64), (3, 7))}
+    assert len(found) == 1
+
+
+def test_other_expressions_are_other_programs() -> None:
+    first = programs(text_of(lambda x: torch.tanh(x) * 2, (8, 24)))
+    second = programs(text_of(lambda x: torch.tanh(x) * 3, (8, 24)))
+    assert len({*first, *second}) == 2
+
+
+def test_results_that_read_alike_are_one_call() -> None:
+    text = text_of(lambda x, y: (x * y, x > y, (x - y).exp()), (8, 24), (8, 24))
+    assert calls(text) == ["pointwise_3_2"]
+
+
+def test_a_result_behind_another_op_waits_for_it() -> None:
+    """``a * 2`` and ``a + product`` read alike, but the second one depends on the first through a product."""
+    text = text_of(lambda a, b: (lambda twice: (twice, a + twice @ b))(torch.tanh(a)), (16, 16), (16, 16))
+    assert [each for each in calls(text) if each.startswith("pointwise")] == ["pointwise_1_1", "pointwise_1_2"]
+    assert not remaining(text)
+
+
+def test_conversions_of_arguments_are_one_call() -> None:
+    text = text_of(lambda *weights: [weight.half() for weight in weights], *[(n, 3) for n in range(1, 60)])
+    assert calls(text) == ["pointwise_many"]
+
+
+def test_many_inputs_are_several_programs() -> None:
+    """Twenty addends: no op takes as many."""
+    text = text_of(lambda *addends: sum(torch.tanh(each) for each in addends), *[(8, 24)] * 20)
+    assert 2 <= len(calls(text)) <= 8
+    assert not remaining(text)
+
+
+def test_long_expressions_are_cut() -> None:
+    def long(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(500):
+            x = torch.sqrt(x) + 0.5
+        return x
+
+    text = text_of(long, (8, 24))
+    assert 4 <= len(calls(text)) <= 16
+    assert not remaining(text)
+
+
+def test_what_a_reduction_reads_stays_with_it() -> None:
+    text = text_of(lambda x: torch.sqrt(x).sum(1), (8, 24))
+    assert not calls(text)
+    assert "sqrt" in remaining(text)
+
+
+def test_large_transposes_stay_with_max() -> None:
+    assert "transpose" in remaining(
+        text_of(lambda x: aten.clone(aten.permute(x, [1, 0]), memory_format=torch.contiguous_format), (4096, 2048))
+    )
+    assert calls(
+        text_of(lambda x: aten.clone(aten.permute(x, [1, 0]), memory_format=torch.contiguous_format), (64, 32))
+    ) == ["pointwise_1_1"]
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (1,), (2**16, 2**15)])
+def test_empty_single_and_huge_tensors(shape: Shape) -> None:
+    """Nothing is planned for no elements, and nothing beyond 32-bit offsets."""
+    expected = ["pointwise_1_1"] if shape == (1,) else []
+    assert calls(text_of(lambda x: torch.tanh(x) * 2, shape)) == expected
