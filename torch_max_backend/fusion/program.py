@@ -86,6 +86,11 @@ class Program:
         )
 
     @property
+    def seconds(self) -> float:
+        """A loop over an expression, or a convolution's kernel around it."""
+        return 4.0 if self.convolution else 0.5
+
+    @property
     def _handed(self) -> str:
         """The rest of the function's head: a convolution hands its result over and takes the function's."""
         if not self.convolution:

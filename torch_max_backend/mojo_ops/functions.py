@@ -47,6 +47,11 @@ class Function(Protocol):
         """Mojo source that stands before the function, "" where there is none."""
         ...
 
+    @property
+    def seconds(self) -> float:
+        """CPU-seconds that it takes to build, about."""
+        ...
+
 
 @dataclass(frozen=True)
 class LibraryFunction:
@@ -84,6 +89,11 @@ class LibraryFunction:
     def definition(self) -> str:
         """An entry needs nothing beside it."""
         return ""
+
+    @property
+    def seconds(self) -> float:
+        """An entry's in the mean; they differ much."""
+        return 8.0
 
     @staticmethod
     def _word(parameter: DType | bool) -> str:

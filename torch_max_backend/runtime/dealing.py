@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from torch_max_backend.errors import OptionError
 
-MODULE, OP = 13.0, 0.4
+MODULE, OP = 13.0, 0.3
 """CPU-seconds that MAX takes for a module, and for each aten op in it (both measured; ops differ much)."""
 START = 3.0
 """Seconds from the start of a worker process until MAX begins to compile in it."""

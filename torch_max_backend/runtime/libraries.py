@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 
 LIBRARIES, FILENAME = "libraries", "library.so"
 """The kind and the file name of libraries in the cache, which has an entry for each function."""
-SECONDS = 8.0
-"""CPU-seconds that a function costs to build, in the mean."""
+START = 5.0
+"""CPU-seconds that a library costs beside its functions."""
 
 _EXPORT = """
 @export
@@ -128,16 +128,29 @@ def build(functions: Iterable[Function], device: torch.device) -> dict[Function,
         if not absent:
             return found
         kernels = cache.kernel_library_path()
-        workers = min(len(absent), cores())
-        # Neighbours are alike (three passes of a convolution): dealt out, every process gets some of the long ones.
-        shares = [absent[first::workers] for first in range(workers)]
-        with ThreadPoolExecutor(workers, "torch-max-library") as pool:
+        shares = _shares(absent)
+        with ThreadPoolExecutor(len(shares), "torch-max-library") as pool:
             builds: list[Future[dict[Function, Path]]] = [
                 pool.submit(_build_one, share, kernels, facts) for share in shares
             ]
             for each in builds:
                 found |= each.result()
     return found
+
+
+def seconds(functions: Iterable[Function]) -> float:
+    """CPU-seconds that it takes to build them."""
+    own = sum(function.seconds for function in functions)
+    return own and own + START
+
+
+def _shares(functions: Sequence[Function]) -> list[list[Function]]:
+    """The functions of each library: one for a core, fewer where libraries would cost more than what is in them."""
+    count = min(len(functions), cores(), max(1, int(sum(each.seconds for each in functions) / START)))
+    shares: list[list[Function]] = [[] for _ in range(count)]
+    for function in sorted(functions, key=lambda each: -each.seconds):
+        min(shares, key=lambda share: sum(each.seconds for each in share)).append(function)
+    return shares
 
 
 def _cached(facts: Mapping[Function, Mapping[str, str]]) -> dict[Function, Path]:

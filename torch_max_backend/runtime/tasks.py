@@ -70,7 +70,7 @@ def deal(
         found = lots(way)
         if all(cache.has(session.GRAPHS, facts) for _, facts in found):
             return found
-    beside = libraries.SECONDS * len(libraries.unbuilt(device))
+    beside = libraries.seconds(libraries.unbuilt(device))
     return lots(dealing.best(sizes, dealing.cores(), beside))
 
 

@@ -1,0 +1,53 @@
+"""What stands in which library."""
+
+from __future__ import annotations
+
+import pytest
+from max.dtype import DType
+
+from torch_max_backend.fusion.program import Program
+from torch_max_backend.mojo_ops.functions import Function, LibraryFunction
+from torch_max_backend.runtime import libraries
+
+KERNELS: list[Function] = [
+    LibraryFunction("convolution", entry, "cpu", (DType.float32, False))
+    for entry in ("conv_fprop", "conv_dgrad", "conv_wgrad", "channel_sum")
+]
+PROGRAMS: list[Function] = [Program("pointwise", "cpu", f"    # {number}\n", 2, 1, 8) for number in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("functions", "cores", "expected"),
+    [
+        (KERNELS, 1, [4]),
+        (KERNELS, 2, [2, 2]),
+        (KERNELS, 16, [1, 1, 1, 1]),
+        # Half a second each: one library's own price is more than all of them.
+        (PROGRAMS, 16, [12]),
+        (KERNELS + PROGRAMS, 2, [8, 8]),
+        (PROGRAMS[:1], 16, [1]),
+    ],
+)
+def test_libraries_are_as_many_as_pay(
+    functions: list[Function], cores: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_MAX_BACKEND_COMPILE_CORES", str(cores))
+    shares = libraries._shares(functions)
+    assert [len(share) for share in shares] == expected
+    assert sorted(each.symbol for share in shares for each in share) == sorted(each.symbol for each in functions)
+
+
+def test_a_source_imports_everything_once() -> None:
+    source = libraries.library_source([*KERNELS, *PROGRAMS], "kernels")
+    imports = [line for line in source.splitlines() if line.startswith("from ")]
+    assert len(imports) == len(set(imports))
+    assert "from kernels.convolution.entries import conv_fprop" in imports
+    assert "from kernels.pointwise.entries import pointwise" in imports
+    assert "from std.math import exp" in imports
+    assert source.count("@export") == len(KERNELS) + len(PROGRAMS)
+    assert source.count("def _program_") == len(PROGRAMS)
+
+
+def test_nothing_costs_nothing() -> None:
+    assert libraries.seconds([]) == 0
+    assert libraries.seconds(PROGRAMS) == libraries.START + 6
