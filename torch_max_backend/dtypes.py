@@ -20,7 +20,6 @@ TORCH_TO_MAX: dict[torch.dtype, DType] = {
     torch.uint64: DType.uint64,
     torch.bool: DType.bool,
 }
-_MAX_TO_TORCH: dict[DType, torch.dtype] = {name: dtype for dtype, name in TORCH_TO_MAX.items()}
 MAX_TO_TORCH: dict[DType, torch.dtype] = {value: key for key, value in TORCH_TO_MAX.items()}
 
 #: Float types that are stored narrow and computed in float32.
@@ -33,8 +32,3 @@ def max_dtype(dtype: torch.dtype) -> DType:
         return TORCH_TO_MAX[dtype]
     except KeyError:
         raise CannotLower(f"MAX has no dtype for {dtype}") from None
-
-
-def torch_dtype(dtype: DType) -> torch.dtype:
-    """PyTorch's name of MAX's ``dtype``, one that ``max_dtype`` gives."""
-    return _MAX_TO_TORCH[dtype]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torch_max_backend.dtypes import torch_dtype
+from torch_max_backend.dtypes import MAX_TO_TORCH
 from torch_max_backend.graph.builder import GraphBuilder
 from torch_max_backend.runtime import session
 
@@ -44,7 +44,7 @@ def add_graphs(module: Module, dtypes: Sequence[DType]) -> None:
     """Adds the graphs, for the virtual device."""
     for dtype in dtypes:
         with FakeTensorMode():
-            make = functools.partial(torch.empty, dtype=torch_dtype(dtype), device="cuda")
+            make = functools.partial(torch.empty, dtype=MAX_TO_TORCH[dtype], device="cuda")
             several = [make((n, 3)) for n in range(1, 6)]
             reading = [make((ROWS, CHANNELS)), make((CHANNELS,)), make((ROWS, 1)), make((5, 7, 3)), make((7, 1))]
             graphs = {"numbers": make_fx(numbers)(*reading), "conversions": make_fx(conversions)(*several)}

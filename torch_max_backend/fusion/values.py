@@ -13,7 +13,7 @@ from max._core.dialects import mo
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, StaticDim, TensorValue
 
-from torch_max_backend.dtypes import torch_dtype
+from torch_max_backend.dtypes import MAX_TO_TORCH
 from torch_max_backend.fusion.scalars import DTYPES
 
 
@@ -47,7 +47,7 @@ class Operation:
         raw = bytearray(data)
         if result.dtype not in DTYPES:
             return None
-        dtype = torch_dtype(result.dtype)
+        dtype = MAX_TO_TORCH[result.dtype]
         if len(raw) != result.size * dtype.itemsize:
             return None
         flat = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
