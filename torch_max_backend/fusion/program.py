@@ -133,10 +133,7 @@ def signature(terms: Terms) -> str:
 def generate(terms: Terms, layout: Layout, target: Literal["cpu", "gpu"]) -> Program:
     """The program that computes ``terms``: one for all sizes."""
     vector = vector_of(terms, target)
-    ways = [
-        "linear" if leaf.map == terms.identity else _way(layout.extents, strides, vector, target)
-        for leaf, strides in zip(terms.leaves, layout.strides, strict=True)
-    ]
+    ways = _ways(terms, layout, vector, target)
     body = _body(terms, ways)
     return Program(
         "pointwise", target, body, len(terms.roots) + padded(len(terms.leaves)), len(layout.extents), vector
@@ -150,10 +147,7 @@ def generate_many(terms: Terms, target: Literal["cpu", "gpu"]) -> Program:
 
 def generate_epilogue(terms: Terms, layout: Layout, handed: Leaf, convolution: str) -> Program | None:
     """The program of one result that gets the leaf ``handed`` from a convolution; None where it reads in no rows."""
-    ways = [
-        "linear" if leaf.map == terms.identity else _way(layout.extents, strides, _EPILOGUE_VECTOR, "gpu")
-        for leaf, strides in zip(terms.leaves, layout.strides, strict=True)
-    ]
+    ways = _ways(terms, layout, _EPILOGUE_VECTOR, "gpu")
     if "each" in ways:
         return None
     body = _body(terms, ways, handed)
@@ -167,6 +161,14 @@ def geometry(terms: Terms, layout: Layout) -> list[int]:
     strides = [[0] * digits for _ in terms.roots] + [list(each) for each in layout.strides]
     strides += [[0] * digits] * (padded(len(terms.leaves)) - len(terms.leaves))
     return [terms.size, *layout.extents, *(stride for each in strides for stride in each)]
+
+
+def _ways(terms: Terms, layout: Layout, vector: int, target: str) -> list[str]:
+    """How each leaf is read."""
+    return [
+        "linear" if leaf.map == terms.identity else _way(layout.extents, strides, vector, target)
+        for leaf, strides in zip(terms.leaves, layout.strides, strict=True)
+    ]
 
 
 def _way(extents: tuple[int, ...], strides: tuple[int, ...], vector: int, target: str) -> str:

@@ -13,7 +13,7 @@ from max.graph import DeviceRef, Graph, TensorType, TensorValue
 
 from torch_max_backend.fusion.convolutions import Absorbed, absorbed
 from torch_max_backend.fusion.plan import Group, plan
-from torch_max_backend.fusion.program import generate, generate_many, geometry, layout_of, padded
+from torch_max_backend.fusion.program import Program, generate, generate_many, geometry, layout_of, padded
 from torch_max_backend.fusion.scalars import is_elementwise
 from torch_max_backend.fusion.terms import BROADCAST, RESHAPE, TRANSPOSE
 from torch_max_backend.fusion.values import Value, block_of, read
@@ -67,24 +67,26 @@ def _call(group: Group, device: DeviceRef) -> list[TensorValue]:
     terms = group.terms
     layout = layout_of(terms)
     assert layout is not None
-    function = require_function(generate(terms, layout, target_of(device)))
-    shape = np.array(geometry(terms, layout), np.int64)
-    inputs = [leaf.value.tensor for leaf in terms.leaves]
-    inputs += inputs[-1:] * (padded(len(inputs)) - len(inputs))
-    types = [root.tensor.type for root in group.roots]
-    values = [ops.constant(shape, DType.int64, DeviceRef.CPU()), *inputs]
-    name = f"pointwise_{len(group.roots)}_{padded(len(terms.leaves))}"
-    return [result.tensor for result in ops.custom(name, device, values, types, {"function": function})]
+    inputs = [leaf.value for leaf in terms.leaves]
+    return _add(generate(terms, layout, target_of(device)), geometry(terms, layout), inputs, group, device)
 
 
 def _call_absorbed(chosen: Absorbed, group: Group, device: DeviceRef) -> TensorValue:
-    function = require_function(chosen.program)
-    inputs = [leaf.value.tensor for leaf in group.terms.leaves if leaf is not chosen.leaf]
-    inputs += [value.tensor for value in chosen.inputs]
-    inputs += inputs[-1:] * (padded(len(inputs)) - len(inputs))
-    values = [ops.constant(np.array(chosen.geometry, np.int64), DType.int64, DeviceRef.CPU()), *inputs]
-    types = [group.roots[0].tensor.type]
-    return ops.custom(f"pointwise_1_{len(inputs)}", device, values, types, {"function": function})[0].tensor
+    inputs = [leaf.value for leaf in group.terms.leaves if leaf is not chosen.leaf]
+    return _add(chosen.program, chosen.geometry, [*inputs, *chosen.inputs], group, device)[0]
+
+
+def _add(
+    program: Program, values: Sequence[int], inputs: Sequence[Value], group: Group, device: DeviceRef
+) -> list[TensorValue]:
+    """The op with the geometry ``values`` that computes the group's roots."""
+    count = padded(len(inputs))
+    tensors = [value.tensor for value in (*inputs, *[inputs[-1]] * (count - len(inputs)))]
+    host = ops.constant(np.array(values, np.int64), DType.int64, DeviceRef.CPU())
+    types = [root.tensor.type for root in group.roots]
+    name = f"pointwise_{len(types)}_{count}"
+    chosen = {"function": require_function(program)}
+    return [result.tensor for result in ops.custom(name, device, [host, *tensors], types, chosen)]
 
 
 def _call_many(batch: Sequence[Group], device: DeviceRef) -> list[TensorValue]:
