@@ -134,43 +134,6 @@ def conv_with_geometry(
     return functions.call("convolution", op, a.device, operands, [result], (a.dtype, grouped))[0]
 
 
-@beartype
-def conv_with_epilogue(
-    op: Literal["conv_fprop", "conv_dgrad"],
-    a: TensorValue,
-    b: TensorValue,
-    *,
-    result_size: Sequence[DimLike],
-    stride: Triple = (1, 1, 1),
-    padding: Triple = (0, 0, 0),
-    dilation: Triple = (1, 1, 1),
-    groups: int = 1,
-    workspace_limit: int = DEFAULT_WORKSPACE_LIMIT,
-    after: Sequence[TensorValue] = (),
-) -> TensorValue:
-    """y [N, P, Q, K] of x and w, or dx [N, H, W, C] of dy and w, over two spatial axes and on a GPU, from a kernel
-    whose store takes in the elementwise ops that follow in the graph.
-
-    `a` is x or dy, `b` the filter [K, R, S, C / groups], both of rank 4; `result_size` the result's two extents; dx
-    comes `after` other gradients [K, 1, R, S, C / groups], see `conv_with_geometry`.
-    """
-    for name, value in (("a", a), ("w", b)):
-        if value.rank != 4:
-            raise ValueError(f"{op}: {name} has rank {value.rank}; rule: rank 4, channels last")
-    if len(result_size) != 2:
-        raise ValueError(f"{op}: result_size has {len(result_size)} values; rule: 2, for height and width")
-    forward = op == "conv_fprop"
-    columns = int(_static("the result's channels", b.shape[0] if forward else b.shape[3])) * (1 if forward else groups)
-    # Only 16-bit operands run here: no float32 product to speak of.
-    geometry = _geometry(stride, padding, dilation, groups, workspace_limit, False)
-    result = TensorType(a.dtype, [a.shape[0], *map(Dim, result_size), columns], a.device)
-    parameters = epilogue_parameters(op, a.dtype, columns, 1 if forward else stride[1] * stride[2])
-    operands = [a, b, geometry]
-    if not forward:
-        operands += [ops.reshape(each, [each.shape[0], *each.shape[2:]]) for each in after] or [b]
-    return ops.custom(f"{op}_fused", a.device, operands, [result], parameters)[0].tensor
-
-
 def epilogue_parameters(op: str, dtype: DType, columns: int, phases: int) -> dict[str, bool | int | str | DType]:
     """Parameters of the op whose store takes in what follows; the function runs what its kernel does not take."""
     function = functions.require("convolution", op, DeviceRef.GPU(), (dtype, False))
