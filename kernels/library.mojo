@@ -18,7 +18,7 @@ comptime MOST_WORDS = 64
 comptime MESSAGE_BYTES = 1024
 """Room for the message of an error, with its closing zero."""
 
-comptime _Function = def(Int, Int, Int) thin abi("C") -> Int
+comptime Function = def(Int, Int, Int) thin abi("C") -> Int
 """Addresses of the words, of the device context and of the room for a message; 0, or 1 after an error."""
 
 
@@ -92,10 +92,10 @@ struct Call[most_words: Int = MOST_WORDS]:
         if address == 0:
             raise Error(t"the library of {function} has not been loaded")
         var message = Array[UInt8, MESSAGE_BYTES](fill=0)
-        var callee = Pointer(to=address).unsafe_bitcast[_Function]()[]
+        var callee = Pointer(to=address).unsafe_bitcast[Function]()[]
         var failed = callee(
             Int(self._words.unsafe_ptr()),
-            _handle(ctx),
+            handle_of(ctx),
             Int(message.unsafe_ptr()),
         )
         if failed != 0:
@@ -103,7 +103,7 @@ struct Call[most_words: Int = MOST_WORDS]:
 
 
 @always_inline
-def _handle(ctx: DeviceContext) -> Int:
+def handle_of(ctx: DeviceContext) -> Int:
     return Int(ctx._handle.value())
 
 

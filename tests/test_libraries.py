@@ -6,8 +6,10 @@ import pytest
 from max.dtype import DType
 
 from torch_max_backend.fusion.program import Program
+from torch_max_backend.mojo_ops import KERNELS_PATH
 from torch_max_backend.mojo_ops.functions import Function, LibraryFunction
 from torch_max_backend.runtime import libraries
+from torch_max_backend.runtime.sources import sources_digest, sources_of
 
 KERNELS: list[Function] = [
     LibraryFunction("convolution", entry, "cpu", (DType.float32, False))
@@ -51,3 +53,27 @@ def test_a_source_imports_everything_once() -> None:
 def test_nothing_costs_nothing() -> None:
     assert libraries.seconds([]) == 0
     assert libraries.seconds(PROGRAMS) == libraries.START + 6
+
+
+def test_a_library_depends_on_the_sources_that_it_is_made_of() -> None:
+    def names(module: str) -> set[str]:
+        return {str(path.relative_to(KERNELS_PATH)) for path in sources_of([module])}
+
+    pooling = names("pooling.entries")
+    # Directly, through other modules, through a package, and the packages around them.
+    assert {"pooling/entries.mojo", "pooling/dispatch.mojo", "arithmetic.mojo", "__init__.mojo"} <= pooling
+    assert {"pooling/cpu/separable_max.mojo", "library.mojo"} <= pooling
+    assert not any(name.startswith(("normalization", "pointwise")) or name.endswith("/ops.mojo") for name in pooling)
+    # A name that is a module: `from .sm90 import dispatch`.
+    assert "convolution/sm90/dispatch.mojo" in names("convolution.dispatch")
+    assert sources_digest(frozenset({"pooling.entries"})) != sources_digest(frozenset({"normalization.entries"}))
+
+
+def test_every_module_of_the_kernels_is_found_by_those_that_import_it() -> None:
+    """All but the thin ops, which graphs are compiled with, belong to a library."""
+    entries = [path.relative_to(KERNELS_PATH).with_suffix("") for path in KERNELS_PATH.rglob("entries.mojo")]
+    found = sources_of([".".join(path.parts) for path in entries])
+    missing = {str(path.relative_to(KERNELS_PATH)) for path in KERNELS_PATH.rglob("*.mojo")} - {
+        str(path.relative_to(KERNELS_PATH)) for path in found
+    }
+    assert all(name.endswith("ops.mojo") for name in missing), missing

@@ -28,6 +28,7 @@ from torch_max_backend.errors import MaxBackendError
 from torch_max_backend.mojo_ops.functions import Function, required
 from torch_max_backend.runtime import cache
 from torch_max_backend.runtime.dealing import cores
+from torch_max_backend.runtime.sources import sources_digest
 from torch_max_backend.runtime.target import target_facts
 
 log = logging.getLogger(__name__)
@@ -83,8 +84,19 @@ def ready(device: torch.device) -> Iterator[None]:
 
 def unbuilt(device: torch.device) -> list[Function]:
     """What graphs on `device` call and neither this process nor the cache has."""
-    hardware = {**cache.versions(), **target_facts(device)}
-    return [f for f in _missing(device) if not cache.has(LIBRARIES, {**hardware, "function": f.symbol})]
+    return [each for each in _missing(device) if not cache.has(LIBRARIES, _facts(each, device))]
+
+
+def _facts(function: Function, device: torch.device) -> dict[str, str]:
+    """All that the function's library depends on: of the kernels, those that it is made of."""
+    versions = {name: value for name, value in cache.versions().items() if name != "kernels"}
+    modules = frozenset({"library", *(module for module, _ in function.imports)})
+    return {
+        **versions,
+        **target_facts(device),
+        "sources": sources_digest(modules),
+        "function": function.symbol,
+    }
 
 
 def _missing(device: torch.device) -> list[Function]:
@@ -115,8 +127,7 @@ def build(functions: Iterable[Function], device: torch.device) -> dict[Function,
     Raises:
         MaxBackendError: a kernel does not compile.
     """
-    hardware = {**cache.versions(), **target_facts(device)}
-    facts = {function: {**hardware, "function": function.symbol} for function in sorted(functions, key=_symbol)}
+    facts = {function: _facts(function, device) for function in sorted(functions, key=_symbol)}
     found = _cached(facts)
     with contextlib.ExitStack() as claims:
         # In one order everywhere, so that nobody waits in a circle.

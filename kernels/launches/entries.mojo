@@ -1,0 +1,43 @@
+"""The launch list's entry in a library: calls functions of libraries one after the other.
+
+`code` holds for each call the function's address, the number of its words, and the words. Addresses that differ from
+one run to the next are filled in first: `relocations` has for each of them its place in `code`, the number of its base
+in `bases`, and how far behind that base it lies.
+"""
+
+from std.collections import Array
+
+from max.gpu.host import DeviceContext
+
+from ..convolution.common import Ptr
+from ..library import MESSAGE_BYTES, Arguments, Function, handle_of
+
+comptime RELOCATION_WORDS = 3
+
+
+def walk[
+    target: StaticString
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    """Runs the list; ends at the first call that fails, with its message."""
+    var code = arguments.take[DType.int64, 1]()
+    var relocations = arguments.take[DType.int64, 1]()
+    var bases = arguments.take[DType.int64, 1]()
+    for number in range(relocations.dim_size(0) // RELOCATION_WORDS):
+        var first = number * RELOCATION_WORDS
+        code.data[unsafe_offset=Int(relocations[first])] = (
+            bases[Int(relocations[first + 1])] + relocations[first + 2]
+        )
+    var message = Array[UInt8, MESSAGE_BYTES](fill=0)
+    var place = 0
+    while place < code.dim_size(0):
+        var address = Int(code[place])
+        var words = place + 2
+        var callee = Pointer(to=address).unsafe_bitcast[Function]()[]
+        var failed = callee(
+            Int(code.data.unsafe_offset(words)),
+            handle_of(ctx),
+            Int(message.unsafe_ptr()),
+        )
+        if failed != 0:
+            raise Error(String(unsafe_from_utf8_ptr=message.unsafe_ptr()))
+        place = words + Int(code[place + 1])
