@@ -28,11 +28,14 @@ class Options:
             UnsupportedOpError instead.
         compile: "wait" returns from the first call when its graphs are compiled; "background" runs the program in
             eager PyTorch meanwhile, and each call begun after that in MAX.
+        run: "launches" runs a graph that consists of library calls as a list of them, without compiling it; "graph" has
+            MAX's compiler take every graph. Results are the same; the choice is there to tell a fault's origin.
     """
 
     capture: Literal[False, True] = False
     fallback: Literal["eager", "error"] = "eager"
     compile: Literal["wait", "background"] = "wait"
+    run: Literal["launches", "graph"] = "launches"
 
     @staticmethod
     def parse(options: Mapping[str, Any] | None, mode: str | None = None) -> Options:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from max._mlir import ir
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType, TensorValue
 
@@ -16,7 +15,7 @@ from torch_max_backend.fusion.plan import Group, plan
 from torch_max_backend.fusion.program import Program, generate, generate_many, geometry, layout_of, padded
 from torch_max_backend.fusion.scalars import is_elementwise
 from torch_max_backend.fusion.terms import BROADCAST, RESHAPE, TRANSPOSE
-from torch_max_backend.fusion.values import Value, block_of, read
+from torch_max_backend.fusion.values import Value, block_of, handle_of, read
 from torch_max_backend.graph import ops
 from torch_max_backend.mojo_ops.functions import require_function, target_of
 
@@ -36,7 +35,7 @@ def fuse(graph: Graph, results: Sequence[TensorValue], device: DeviceRef) -> lis
         the results, of the same shapes and dtypes.
     """
     operations, values = read(graph)
-    kept = [values[_handle(result)] for result in results]
+    kept = [values[handle_of(result)] for result in results]
     chosen = plan(operations, set(kept), device)
     made: dict[Value, TensorValue] = {}
     gone: set[Any] = set()
@@ -50,17 +49,12 @@ def fuse(graph: Graph, results: Sequence[TensorValue], device: DeviceRef) -> lis
     for batch in chosen.batches:
         made.update(zip([group.roots[0] for group in batch], _call_many(batch, device), strict=True))
     for value, tensor in made.items():
-        value.handle.replace_all_uses_with(_handle(tensor))
+        value.handle.replace_all_uses_with(handle_of(tensor))
     final = [made.get(value, result) for value, result in zip(kept, results, strict=True)]
     if made:
-        _erase_unused(graph, {_handle(result) for result in final}, gone)
+        _erase_unused(graph, {handle_of(result) for result in final}, gone)
         _sort(graph)
     return final
-
-
-def _handle(tensor: TensorValue) -> Any:
-    """MLIR's value."""
-    return ir.Value._CAPICreate(tensor._mlir_value._CAPIPtr)
 
 
 def _call(group: Group, device: DeviceRef) -> list[TensorValue]:

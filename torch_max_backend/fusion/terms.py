@@ -62,7 +62,7 @@ def is_fusible(operation: Operation) -> bool:
         return False
     if operation.name in (BROADCAST, TRANSPOSE):
         return is_elementwise("mo.cast", [result.dtype], result.dtype) and (
-            operation.name == BROADCAST or _axes(operation) is not None
+            operation.name == BROADCAST or axes_of(operation) is not None
         )
     return is_elementwise(operation.name, [value.dtype for value in operation.operands], result.dtype)
 
@@ -84,7 +84,8 @@ def in_memory(value: Value) -> Value:
     return value
 
 
-def _axes(operation: Operation) -> list[int] | None:
+def axes_of(operation: Operation) -> list[int] | None:
+    """A transposition's axes, None where they are computed."""
     maker = operation.operands[1].maker
     axes = maker.constant() if maker is not None else None
     return None if axes is None else [int(axis) for axis in axes]
@@ -160,7 +161,7 @@ class Terms:
             if maker.name == BROADCAST:
                 own = index_map.broadcast(source.shape, value.shape)
             else:
-                own = index_map.permutation(source.shape, _axes(maker) or [])
+                own = index_map.permutation(source.shape, axes_of(maker) or [])
             number = self._term(source, self._then(at, own, value))
             self._numbers[value, at] = number
             return number

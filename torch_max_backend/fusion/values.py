@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from max._core import Value as CoreValue
 from max._core.dialects import mo
+from max._mlir import ir
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, StaticDim, TensorValue
 
@@ -37,21 +38,23 @@ class Operation:
 
     def constant(self) -> np.ndarray | None:
         """The values of a constant that stands in the graph's text, flat, None for anything else; halves as float32."""
+        raw = self.content()
+        if raw is None or self.results[0].dtype not in DTYPES:
+            return None
+        dtype = MAX_TO_TORCH[self.results[0].dtype]
+        flat = torch.frombuffer(bytearray(raw), dtype=dtype) if raw else torch.empty(0, dtype=dtype)
+        return flat.float().numpy() if dtype in (torch.bfloat16, torch.float16) else flat.numpy()
+
+    def content(self) -> bytes | None:
+        """The bytes of a constant that stands in the graph's text, None for anything else."""
         if self.name != "mo.constant" or len(self.results) != 1:
             return None
-        attribute = self.results[0].core.owner.value
+        attribute, result = self.results[0].core.owner.value, self.results[0]
         data = getattr(getattr(attribute, "data", None), "data", None)
-        result = self.results[0]
-        if data is None or result.shape is None:
+        if data is None or result.shape is None or result.dtype not in MAX_TO_TORCH:
             return None
-        raw = bytearray(data)
-        if result.dtype not in DTYPES:
-            return None
-        dtype = MAX_TO_TORCH[result.dtype]
-        if len(raw) != result.size * dtype.itemsize:
-            return None
-        flat = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
-        return flat.float().numpy() if dtype in (torch.bfloat16, torch.float16) else flat.numpy()
+        raw = bytes(data)
+        return raw if len(raw) == result.size * MAX_TO_TORCH[result.dtype].itemsize else None
 
 
 @dataclass(eq=False)
@@ -111,6 +114,11 @@ def read(graph: Graph) -> tuple[list[Operation], dict[Any, Value]]:
             if value is not None:
                 operation.results.append(value)
     return operations, values
+
+
+def handle_of(tensor: TensorValue) -> Any:
+    """MLIR's value of a tensor."""
+    return ir.Value._CAPICreate(tensor._mlir_value._CAPIPtr)
 
 
 def _add(values: dict[Any, Value], handle: Any, maker: Operation | None) -> Value | None:

@@ -37,6 +37,7 @@ from torch_max_backend.graph.layout import (
     contiguous_order,
     dense_order,
 )
+from torch_max_backend.launches import LaunchList, NotListed, launch_list
 from torch_max_backend.lowering import Layout, LoweringContext, Registration, lookup
 from torch_max_backend.lowering.context import max_dim
 
@@ -122,6 +123,8 @@ class BuiltGraph:
     writes: list[WriteSpec] = field(default_factory=list)
     #: Bytes of all values that its ops compute, at the traced sizes.
     computed_bytes: int = 0
+    #: The same graph as library calls, or the operation for which it needs MAX's compiler.
+    listing: LaunchList | str = ""
 
     @property
     def op_count(self) -> int:
@@ -253,7 +256,9 @@ class GraphBuilder:
                 graph_layout.set_current_node("output")
                 outputs, results = self._outputs(nodes[-1], placeholders)
                 writes = self._written(placeholders, results)
-                graph.output(*fuse(graph, results, self.device))
+                results = fuse(graph, results, self.device)
+                listing = _listed(graph, results, self.device)
+                graph.output(*results)
         except BaseException:
             # A refused build must leave nothing behind in a module that others are compiled in.
             self.values.clear()
@@ -262,7 +267,7 @@ class GraphBuilder:
         bare = not isinstance(nodes[-1].args[0], (tuple, list))
         computed = sum(_bytes(value) for node in nodes if node in self.values for value in _own_values(node))
         return BuiltGraph(
-            self.name, graph, specs, outputs, self.layout_changes, dict(self.ops), bare, writes, computed
+            self.name, graph, specs, outputs, self.layout_changes, dict(self.ops), bare, writes, computed, listing
         )  # fmt: skip
 
     def _lower(self, node: Node) -> Any:
@@ -376,6 +381,13 @@ class GraphBuilder:
             specs.append(WriteSpec(positions[target], len(results), tensor.order, fake.dtype, _static_shape(fake)))
             results.append(ops.dense(tensor.value))
         return specs
+
+
+def _listed(graph: Graph, results: Sequence[TensorValue], device: DeviceRef) -> LaunchList | str:
+    try:
+        return launch_list(graph, results, device)
+    except NotListed as reason:
+        return str(reason)
 
 
 def is_write_back(node: Node) -> bool:

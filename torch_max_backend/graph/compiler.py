@@ -88,7 +88,7 @@ def compile_graph(
         _report(found, options)
         added: list[Executable] = []
         try:
-            runner, sources = _assemble(gm, unit, name, found, added, free_outputs, options.capture)
+            runner, sources = _assemble(gm, unit, name, found, added, free_outputs, options)
         except NodeCannotLower as error:
             for executable in added:
                 unit.discard(executable)
@@ -123,13 +123,13 @@ def _assemble(
     found: dict[str, Refusal],
     added: list[Executable],
     free_outputs: frozenset[int],
-    capture: bool,
+    options: Options,
 ) -> tuple[Callable[[Sequence[Any]], Sequence[Any]], list[tuple[Executable, int] | None]]:
     """The callable, and for each of its outputs the executable that makes it with the number it has there."""
     calls = [node for node in gm.graph.nodes if node.op in ("call_function", "call_module", "get_attr")]
     if not found and calls and all(_is_built(node) for node in calls):
         _know_all_sizes(gm)
-        added.append(unit.add(gm, name, free_outputs=free_outputs, capture=capture))
+        added.append(unit.add(gm, name, free_outputs=free_outputs, options=options))
         return added[0].run, [(added[0], number) for number in range(len(gm.graph.output_node().args[0]))]
     pieces = cut(gm, found)
     for node in pieces.graph.nodes:
@@ -143,7 +143,7 @@ def _assemble(
             piece,
             f"{name}_{len(added)}",
             free_outputs=_free_in_piece(node, pieces, free_outputs),
-            capture=capture,
+            options=options,
         )
         added.append(executable)
         setattr(pieces, str(node.target), executable)

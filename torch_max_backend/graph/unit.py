@@ -12,13 +12,16 @@ from max.engine import Model
 from max.graph import Module
 from torch.fx import GraphModule
 
-from torch_max_backend.graph.builder import BuiltGraph, GraphBuilder, graph_device
+from torch_max_backend.graph.builder import BuiltGraph, GraphBuilder, device_ref, graph_device
+from torch_max_backend.launches import LaunchList
+from torch_max_backend.mojo_ops.functions import require
+from torch_max_backend.options import Options
 from torch_max_backend.runtime import background, session, tasks
 from torch_max_backend.runtime.background import Job
 from torch_max_backend.runtime.capture import Capture, refusal
 from torch_max_backend.runtime.executable import Executable
 from torch_max_backend.runtime.mlir import in_mlir_context
-from torch_max_backend.runtime.tasks import Task
+from torch_max_backend.runtime.tasks import ListTask, Task
 
 log = logging.getLogger("torch_max_backend")
 
@@ -44,16 +47,17 @@ class CompilationUnit:
         name: str,
         *,
         free_outputs: frozenset[int] = frozenset(),
-        capture: bool = False,
+        options: Options | None = None,
     ) -> Executable:
         """Builds ``gm`` and returns its executable, runnable after ``compile``.
 
-        With ``capture`` it is replayed as a device graph where that is possible.
+        With the option ``capture`` it is replayed as a device graph where that is possible.
 
         Raises:
             NodeCannotLower: a lowering refused a node; the unit is unchanged.
             DeviceUnavailableError: the graph's device is not there.
         """
+        options = options or Options()
         device = graph_device(list(gm.graph.nodes))
         session.max_device(device)
         built = GraphBuilder(gm, name, Module(), session.kernel_library(), free_outputs).build()
@@ -61,15 +65,18 @@ class CompilationUnit:
         backward = name.startswith("backward")
         kept = frozenset[int]() if backward else frozenset(range(len(built.outputs))) - free_outputs
         captured = None
-        if capture:
+        listing = built.listing if options.run == "launches" and isinstance(built.listing, LaunchList) else None
+        if options.capture and listing is None:
             reason = refusal([spec.device.type for spec in built.inputs], any(s.shape is None for s in built.inputs))
             if reason is None:
                 # Two calls more for each graph whose results this one may take.
                 captured = Capture(name, 3 + 2 * len(self.graphs))
             else:
                 log.info("%s is not captured: %s", name, reason)
-        executable = Executable(built, device, captured, free_outputs, kept)
+        executable = Executable(built, device, captured, free_outputs, kept, listing)
         self.graphs.append(built)
+        if listing is not None:
+            require("launches", "walk", device_ref(device), ())
         self._pending.setdefault(device, []).append(executable)
         return executable
 
@@ -81,22 +88,38 @@ class CompilationUnit:
     def compile(self) -> None:
         """Compiles every graph that was added since the last call."""
         with self._lock:
-            tasks.compile_all(self._tasks())
+            lists = self._lists()
+            tasks.compile_all(self._tasks(), lists)
             self.compiled = True
 
     def compile_in_background(self) -> Job | None:
         """As ``compile``, but only what the disk cache has is ready at once; the job makes the rest, None where there
         is no rest."""
         with self._lock:
+            lists = self._lists()
             chosen = self._tasks()
             self.compiled = True
-        return background.start(chosen)
+        return background.start(chosen, lists)
+
+    def _lists(self) -> list[ListTask]:
+        """The pending graphs that need no compiler; they are pending no more."""
+        found = []
+        for device, executables in self._pending.items():
+            listed = [executable for executable in executables if executable.listing is not None]
+            if listed:
+                names = tuple(executable.name for executable in listed)
+                ops = sum(executable.op_count for executable in listed)
+                found.append(ListTask(device, names, ops, functools.partial(_bind_lists, listed)))
+                executables[:] = [executable for executable in executables if executable.listing is None]
+        return found
 
     @in_mlir_context
     def _tasks(self) -> list[Task]:
         """The pending graphs, dealt out into modules; they are pending no more."""
         found = []
         for device, executables in self._pending.items():
+            if not executables:
+                continue
             modules = [executable.built.graph.module for executable in executables]
             for lot, facts in tasks.deal(modules, [executable.op_count for executable in executables], device):
                 chosen = [executables[number] for number in lot]
@@ -112,3 +135,8 @@ class CompilationUnit:
 def _bind(executables: Sequence[Executable], models: Mapping[str, Model]) -> None:
     for executable in executables:
         executable.bind(models[executable.name])
+
+
+def _bind_lists(executables: Sequence[Executable]) -> None:
+    for executable in executables:
+        executable.bind_launches()

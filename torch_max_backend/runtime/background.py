@@ -9,13 +9,19 @@ from collections.abc import Sequence
 
 from torch_max_backend.runtime import cache, events, libraries, session
 from torch_max_backend.runtime.mlir import in_mlir_context
-from torch_max_backend.runtime.tasks import Task, apart, libraries_of
+from torch_max_backend.runtime.tasks import ListTask, Task, apart, compile_all, libraries_of, listed
 from torch_max_backend.runtime.workers import Workers
 
 
-def start(tasks: Sequence[Task]) -> Job | None:
+def start(tasks: Sequence[Task], lists: Sequence[ListTask] = ()) -> Job | None:
     """Binds what the disk cache has; a job for the rest, None where there is none."""
-    rest = []
+    rest: list[Task] = []
+    rest_of_lists: list[ListTask] = []
+    for chosen in lists:
+        if chosen.is_built():
+            compile_all((), [chosen])
+        else:
+            rest_of_lists.append(chosen)
     for task in tasks:
         models = None
         if cache.lookup(session.GRAPHS, task.facts, session.ARTIFACT) is not None:
@@ -26,7 +32,7 @@ def start(tasks: Sequence[Task]) -> Job | None:
             rest.append(task)
         else:
             task.bind(models)
-    return Job(rest) if rest else None
+    return Job(rest, rest_of_lists) if rest or rest_of_lists else None
 
 
 _lock, _turn = threading.Lock(), threading.Lock()
@@ -42,12 +48,12 @@ class Job:
         workers: who compile.
     """
 
-    def __init__(self, tasks: Sequence[Task]) -> None:
+    def __init__(self, tasks: Sequence[Task], lists: Sequence[ListTask] = ()) -> None:
         self.finished = threading.Event()
         self.error: Exception | None = None
         # The program goes on meanwhile and needs the cores more.
         self.workers = Workers(niceness=10)
-        self._tasks = tasks
+        self._tasks, self._lists = tasks, lists
         # The program does not wait for a daemon at its end; `_end_all` ends it then.
         self._thread = threading.Thread(target=self._run, name="torch_max_backend compiles", daemon=True)
         with _lock:
@@ -59,13 +65,19 @@ class Job:
     @in_mlir_context
     def _run(self) -> None:
         try:
-            with _turn, libraries_of(self._tasks), apart(self._tasks, self.workers) as artifacts:
+            everything: list[Task | ListTask] = [*self._tasks, *self._lists]
+            with (
+                _turn,
+                listed(self._lists),
+                libraries_of(everything),
+                apart(self._tasks, self.workers) as artifacts,
+            ):
                 for task, artifact in artifacts:
                     task.bind(session.load(artifact.result(), task.device, task.names))
         except Exception as error:
             self.error = error
         finally:
-            self._tasks = ()
+            self._tasks = self._lists = ()
             self.finished.set()
 
 

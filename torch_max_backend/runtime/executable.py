@@ -10,11 +10,14 @@ from typing import Any
 import torch
 from max.engine import Model
 
-from torch_max_backend.graph.builder import BuiltGraph
+from torch_max_backend.graph.builder import BuiltGraph, device_ref
 from torch_max_backend.graph.layout import Order
+from torch_max_backend.launches import LaunchList
+from torch_max_backend.mojo_ops.functions import require
 from torch_max_backend.runtime.capture import Capture
 from torch_max_backend.runtime.execution import execute
 from torch_max_backend.runtime.handover import Inputs, Outputs
+from torch_max_backend.runtime.launches import Launches
 from torch_max_backend.runtime.streams import stream_order
 
 
@@ -30,6 +33,7 @@ class Executable(torch.nn.Module):
         capture: replays its launches.
         private: outputs that only another graph of ours will see, see ``handover.Outputs``.
         kept: outputs that users may keep beyond the next call, see there.
+        listing: the graph as library calls, where it is run so.
     """
 
     def __init__(
@@ -39,6 +43,7 @@ class Executable(torch.nn.Module):
         capture: Capture | None = None,
         private: frozenset[int] = frozenset(),
         kept: frozenset[int] = frozenset(),
+        listing: LaunchList | None = None,
     ) -> None:
         super().__init__()
         self.built = built
@@ -51,11 +56,19 @@ class Executable(torch.nn.Module):
         self.capture = capture
         self._orders = [spec.order if spec.index >= 0 else None for spec in built.outputs]
         self.model: Model | None = None
+        self.listing = listing
+        self.launches: Launches | None = None
         self._lock = threading.Lock()
 
     def bind(self, model: Model) -> None:
         """Gives the executable its compiled model."""
         self.model = model
+
+    def bind_launches(self) -> None:
+        """Makes the executable's launch list ready; its libraries are loaded."""
+        assert self.listing is not None
+        walk = require("launches", "walk", device_ref(self.device), ())
+        self.launches = Launches(self.listing, self.inputs, self.outputs.leaving, self.device, walk)
 
     def output_order(self, number: int) -> Order | None:
         """The memory order of output ``number``; None for one that no computation makes."""
@@ -73,6 +86,8 @@ class Executable(torch.nn.Module):
             RuntimeError: the graph was not compiled yet, or MAX failed.
             ValueError: a tensor of another shape, dtype or device than the graph was built for.
         """
+        if self.launches is not None:
+            return self.launches.run(args)
         if self.model is None:
             raise RuntimeError(f"{self.name} was called before it was compiled")
         buffers, _copies = self.inputs.buffers(args)

@@ -10,7 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import repeat
-from operator import attrgetter, getitem, itemgetter
+from operator import attrgetter, getitem
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch._C._dynamo.guards import assert_size_stride
 from torch_max_backend.dtypes import max_dtype
 from torch_max_backend.graph.builder import InputSpec, OutputSpec, WriteSpec
 from torch_max_backend.graph.layout import strides_of
+from torch_max_backend.runtime.leaving import Leaving, taker
 
 # DLDeviceType of the DLPack specification.
 _DL_CPU, _DL_CUDA, _DL_ROCM = 1, 2, 10
@@ -65,13 +66,6 @@ def borrow(address: int, dtype: torch.dtype, shape: Sequence[int], device: tuple
     return Buffer._from_dlpack(_Capsule(capsule, device))
 
 
-def _taker(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """A function from a sequence to its items at ``positions``."""
-    if len(positions) > 1:
-        return itemgetter(*positions)
-    return lambda items: [items[position] for position in positions]
-
-
 class Inputs:
     """The tensor arguments of one graph on their way into MAX.
 
@@ -85,14 +79,14 @@ class Inputs:
         self._devices = [dlpack_device(spec.device) for spec in specs]
         known = [number for number, spec in enumerate(specs) if _is_regular(spec)]
         self._known = known
-        self._take = _taker([specs[number].position for number in known])
+        self._take = taker([specs[number].position for number in known])
         self._shapes = [specs[number].shape or () for number in known]
         self._strides = [strides_of(specs[number].shape or (), specs[number].order) for number in known]
         self._dtypes = [specs[number].dtype for number in known]
         self._books: list[dict[int, Buffer]] = [{} for _ in known]
         self._others = [number for number in range(len(specs)) if number not in set(known)]
         unguarded = [spec.position for spec in specs if spec.unguarded]
-        self._take_unguarded = _taker(unguarded) if unguarded else None
+        self._take_unguarded = taker(unguarded) if unguarded else None
 
     def buffers(self, args: Sequence[Any]) -> tuple[list[Buffer], list[torch.Tensor]]:
         """A buffer for each input, and the copies that have to live until the graph has run.
@@ -102,14 +96,8 @@ class Inputs:
         Raises:
             ValueError: a tensor of another shape or dtype than the graph was built for.
         """
-        tensors = self._take(args)
-        try:
-            deque(map(_assert_size_stride, tensors, self._shapes, self._strides), 0)
-        except AssertionError:
-            return self._one_by_one(args)
-        if list(map(_dtype_of, tensors)) != self._dtypes or (
-            self._take_unguarded is not None and any(map(_is_negated, self._take_unguarded(args)))
-        ):
+        tensors = self._regular(args)
+        if tensors is None:
             return self._one_by_one(args)
         try:
             buffers = list(map(getitem, self._books, map(_data_ptr, tensors)))
@@ -119,6 +107,33 @@ class Inputs:
         for number in self._others:
             buffers.insert(number, self._made(number, args, copies))
         return buffers, copies
+
+    def tensors(self, args: Sequence[Any]) -> list[torch.Tensor]:
+        """Each input in the memory order that the graph was built for, a copy where it lies in another.
+
+        Raises:
+            ValueError: a tensor of another shape, dtype or device than the graph was built for.
+        """
+        regular = self._regular(args)
+        if regular is None:
+            return [self._ordered(number, args) for number in range(len(self._specs))]
+        found = list(regular)
+        for number in self._others:
+            found.insert(number, self._ordered(number, args))
+        return found
+
+    def _regular(self, args: Sequence[Any]) -> Sequence[torch.Tensor] | None:
+        """The arguments whose sizes and strides are known beforehand; None if one of them is not as expected."""
+        tensors = self._take(args)
+        try:
+            deque(map(_assert_size_stride, tensors, self._shapes, self._strides), 0)
+        except AssertionError:
+            return None
+        if list(map(_dtype_of, tensors)) != self._dtypes or (
+            self._take_unguarded is not None and any(map(_is_negated, self._take_unguarded(args)))
+        ):
+            return None
+        return tensors
 
     def _remembered(self, place: int, tensor: torch.Tensor) -> Buffer:
         book, address = self._books[place], tensor.data_ptr()
@@ -135,6 +150,14 @@ class Inputs:
         return [self._made(number, args, copies) for number in range(len(self._specs))], copies
 
     def _made(self, number: int, args: Any, copies: list[torch.Tensor]) -> Buffer:
+        spec, tensor = self._specs[number], args[self._specs[number].position]
+        view = self._ordered(number, args)
+        if view.data_ptr() != tensor.data_ptr():
+            copies.append(view)
+        return borrow(view.data_ptr(), spec.dtype, tuple(view.shape), self._devices[number])
+
+    def _ordered(self, number: int, args: Any) -> torch.Tensor:
+        """The contiguous tensor that has the argument's elements in the graph's order; a view where it can be."""
         spec = self._specs[number]
         tensor = args[spec.position]
         if tensor.dtype != spec.dtype or tensor.device != spec.device:
@@ -145,10 +168,7 @@ class Inputs:
         view = tensor.detach() if tensor.requires_grad else tensor
         if view.is_neg():
             view = view.resolve_neg()
-        view = view.permute(spec.order).contiguous()
-        if view.data_ptr() != tensor.data_ptr():
-            copies.append(view)
-        return borrow(view.data_ptr(), spec.dtype, tuple(view.shape), self._devices[number])
+        return view.permute(spec.order).contiguous()
 
 
 def _is_regular(spec: InputSpec) -> bool:
@@ -188,14 +208,13 @@ class Outputs:
         computed_bytes: int = 0,
     ) -> None:
         self._device = dlpack_device(device)
-        everything: list[OutputSpec | WriteSpec] = [*outputs, *writes]
-        computed = {spec.index: (spec.order, spec.dtype, spec.shape) for spec in everything if spec.index >= 0}
-        facts = [computed[index] for index in range(len(computed))]
-        self._orders = [order for order, _, _ in facts]
-        self._dtypes = [max_dtype(dtype) for _, dtype, _ in facts]
-        self._shapes = [shape or () for _, _, shape in facts]
-        self._strides = [strides_of(shape or (), order if shape else ()) for order, _, shape in facts]
-        self._symbolic = [index for index, (_, _, shape) in enumerate(facts) if shape is None]
+        self.leaving = Leaving(outputs, writes)
+        facts = self.leaving.facts
+        self._orders = [fact.order for fact in facts]
+        self._dtypes = [max_dtype(fact.dtype) for fact in facts]
+        self._shapes = [fact.shape or () for fact in facts]
+        self._strides = [fact.strides for fact in facts]
+        self._symbolic = [index for index, fact in enumerate(facts) if fact.shape is None]
         shown = {spec.index: spec for number, spec in enumerate(outputs) if number not in private and spec.index >= 0}
         self._not_lent = frozenset(outputs[number].index for number in kept if outputs[number].index >= 0)
         self._copied = {
@@ -208,23 +227,6 @@ class Outputs:
             self._copied |= doubtful
             doubtful = set()
         self._ownership = _Ownership(frozenset(doubtful))
-        groups: dict[torch.dtype, list[WriteSpec]] = {}
-        for write in writes:
-            groups.setdefault(write.dtype, []).append(write)
-        self._writes = [
-            (_taker([write.position for write in group]), _taker([write.index for write in group]))
-            for group in groups.values()
-        ]
-        # What leaves is picked from the results, the constants and, behind them, the arguments.
-        self._constants = [spec.constant for spec in outputs if spec.index < 0 and spec.passthrough is None]
-        first_constant, first_argument = len(facts), len(facts) + len(self._constants)
-        constants = iter(range(first_constant, first_argument))
-        self._takes_arguments = any(spec.passthrough is not None for spec in outputs)
-        self._pick = _taker([
-            spec.index if spec.index >= 0 else next(constants) if spec.passthrough is None
-            else first_argument + spec.passthrough
-            for spec in outputs
-        ])  # fmt: skip
 
     def collect(
         self, results: list[Buffer], inputs: Sequence[Buffer], args: Sequence[Any], loan: object = None
@@ -251,14 +253,7 @@ class Outputs:
             copied |= self._not_lent
         for index in copied:
             tensors[index] = tensors[index].clone()
-        if self._writes:
-            with torch.no_grad():
-                for take, new in self._writes:
-                    torch._foreach_copy_(list(take(args)), list(new(tensors)))
-        tensors += self._constants
-        if self._takes_arguments:
-            tensors += args
-        return list(self._pick(tensors))
+        return self.leaving.picked(tensors, args)
 
 
 class _Ownership:

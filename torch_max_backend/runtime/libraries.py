@@ -63,6 +63,8 @@ exec "$TORCH_MAX_BACKEND_LLD" -flavor gnu "$@"
 _lock = threading.Lock()
 _loaded: dict[tuple[Function, str], ctypes.CDLL] = {}
 """What was loaded, for which device: a process may compile for several that are not there."""
+_addresses: dict[tuple[str, str], int] = {}
+"""Where loaded functions lie, by symbol."""
 
 
 @contextlib.contextmanager
@@ -116,9 +118,23 @@ def _load(paths: Mapping[Function, Path], architecture: str) -> None:
         for function, path in paths.items():
             if (function, architecture) not in _loaded:
                 try:
-                    _loaded[function, architecture] = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-                except OSError as error:
+                    library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+                    address = ctypes.cast(getattr(library, function.symbol), ctypes.c_void_p).value
+                except (OSError, AttributeError) as error:
                     raise MaxBackendError(f"the kernel library {path} cannot be loaded: {error}") from error
+                assert address is not None
+                _loaded[function, architecture] = library
+                _addresses[function.symbol, architecture] = address
+
+
+def address(symbol: str, device: torch.device) -> int:
+    """Where a loaded library's function lies.
+
+    Raises:
+        KeyError: no library with it has been loaded for ``device``.
+    """
+    with _lock:
+        return _addresses[symbol, target_facts(device)["device"]]
 
 
 def build(functions: Iterable[Function], device: torch.device) -> dict[Function, Path]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from max import mlir
+from max.driver import is_virtual_device_mode
 from max.engine import Model
 from max.graph import Module
 
@@ -45,6 +46,27 @@ class Task:
     label: str
     facts: Mapping[str, str]
     bind: Callable[[Mapping[str, Model]], None]
+
+
+@dataclass(frozen=True, eq=False)
+class ListTask:
+    """Launch lists, which are ready once the libraries of their device are.
+
+    Attributes:
+        device: that they compute on.
+        names: of the graphs.
+        op_count: how many aten ops they hold.
+        bind: makes them ready; the libraries are loaded.
+    """
+
+    device: torch.device
+    names: tuple[str, ...]
+    op_count: int
+    bind: Callable[[], None]
+
+    def is_built(self) -> bool:
+        """Whether the cache has all libraries."""
+        return not libraries.unbuilt(self.device)
 
 
 @in_mlir_context
@@ -86,18 +108,21 @@ def joined(modules: Sequence[Module]) -> Module:
 
 
 @in_mlir_context
-def compile_all(tasks: Sequence[Task]) -> None:
+def compile_all(tasks: Sequence[Task], lists: Sequence[ListTask] = ()) -> None:
     """Compiles and binds all: the longest here, those that the cache has not in processes beside it.
 
     Raises:
         MaxBackendError: the graph compiler refused one; the others are given up.
     """
-    names = [name for task in tasks for name in task.names]
-    what = session.describe(names, sum(task.op_count for task in tasks))
+    if not tasks and not lists:
+        return
+    everything: list[Task | ListTask] = [*tasks, *lists]
+    names = [name for task in everything for name in task.names]
+    what = session.describe(names, sum(task.op_count for task in everything))
     absent = [task for task in tasks if not cache.has(session.GRAPHS, task.facts)]
     absent.sort(key=lambda task: -task.op_count)
     here = absent[:1] + [task for task in tasks if task not in absent]
-    with progress_line(what), libraries_of(tasks), apart(absent[1:], Workers()) as artifacts:
+    with progress_line(what), listed(lists), libraries_of(everything), apart(absent[1:], Workers()) as artifacts:
         for task in here:
             task.bind(
                 session.compile_here(task.module, task.facts, task.device, task.names, task.op_count, task.label)
@@ -107,7 +132,20 @@ def compile_all(tasks: Sequence[Task]) -> None:
 
 
 @contextlib.contextmanager
-def libraries_of(tasks: Sequence[Task]) -> Iterator[None]:
+def listed(lists: Sequence[ListTask]) -> Iterator[None]:
+    """Binds launch lists when the context ends without an error; inside it their libraries are made."""
+    with contextlib.ExitStack() as stack:
+        for task in lists:
+            stack.enter_context(events.compiling(task.names, task.op_count))(task.is_built())
+        yield
+        for task in lists:
+            if not is_virtual_device_mode() or task.device.type == "cpu":
+                task.bind()
+
+
+@contextlib.contextmanager
+def libraries_of(tasks: Sequence[Task | ListTask]) -> Iterator[None]:
+    """Inside the context the libraries of the tasks' devices are built, at its end they are loaded."""
     with contextlib.ExitStack() as stack:
         for device in dict.fromkeys(task.device for task in tasks):
             stack.enter_context(libraries.ready(device))

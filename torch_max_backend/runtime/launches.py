@@ -1,0 +1,170 @@
+"""Running a launch list on PyTorch's tensors: addresses in, library calls, tensors out.
+
+Results are tensors of PyTorch's own allocator, and so is the memory for what lies between two launches. Nothing is
+handed over and nothing is compiled: a call costs the addresses of its arguments, its results' memory and the launches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+
+from torch_max_backend.launches import Kind, LaunchList, Place
+from torch_max_backend.runtime import libraries
+from torch_max_backend.runtime.handover import Inputs
+from torch_max_backend.runtime.leaving import Leaving
+from torch_max_backend.runtime.session import max_device
+from torch_max_backend.runtime.streams import stream_order
+
+_data_ptr = torch.Tensor.data_ptr
+
+_MESSAGE_BYTES = 1024
+"""As in kernels/library.mojo."""
+
+
+class Launches:
+    """A launch list that is ready to run.
+
+    Args:
+        listing: the calls.
+        inputs: how arguments enter.
+        leaving: how results leave.
+        device: that the calls compute on.
+        walk: the symbol of the function that runs a list.
+
+    Raises:
+        KeyError: a library is not loaded.
+    """
+
+    def __init__(self, listing: LaunchList, inputs: Inputs, leaving: Leaving, device: torch.device, walk: str) -> None:
+        self._inputs, self._leaving, self._device = inputs, leaving, device
+        self._own_device = max_device(device)
+        self._context = self._own_device._device_context_ptr()
+        self._constants = [self._constant(each.content, each.on_host) for each in listing.constants]
+        self._moved = listing.moved
+        self._results = [(fact.shape or (), fact.strides, fact.dtype) for fact in leaving.facts]
+        self._copied = [
+            (number, place)
+            for number, place in enumerate(listing.results)
+            if place != Place(Kind.RESULT, number)
+        ]  # fmt: skip
+        self._workspace = listing.workspace
+        first_result = listing.arguments
+        self._bases = np.zeros(first_result + len(listing.results) + 1, np.int64)
+        self._first_result = first_result
+        code, relocations = self._encoded(listing)
+        self._code, self._relocations = np.array(code, np.int64), np.array(relocations, np.int64)
+        words = [word for array in (self._code, self._relocations, self._bases) for word in _shaped(array)]
+        self._words = np.array(words, np.int64)
+        self._message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+        self._call = _function(libraries.address(walk, device))
+        self._arguments = (self._words.ctypes.data, self._context, ctypes.addressof(self._message))
+        self._lock = threading.Lock()
+
+    def _constant(self, content: bytes, on_host: bool) -> torch.Tensor:
+        memory = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)
+        return memory if on_host else memory.to(self._device)
+
+    def _encoded(self, listing: LaunchList) -> tuple[list[int], list[int]]:
+        """What ``walk`` in kernels/launches/entries.mojo takes."""
+        code: list[int] = []
+        relocations: list[int] = []
+        for launch in listing.launches:
+            code += [libraries.address(launch.function, self._device), len(launch.words)]
+            for word in launch.words:
+                if isinstance(word, Place) and word.kind is not Kind.CONSTANT:
+                    relocations += [len(code), self._base(word), word.offset]
+                    code.append(0)
+                else:
+                    code.append(self._constants[word.number].data_ptr() if isinstance(word, Place) else word)
+        return code, relocations
+
+    def _base(self, place: Place) -> int:
+        """The place's number among the bases: arguments, results, and last the workspace."""
+        if place.kind is Kind.ARGUMENT:
+            return place.number
+        return self._first_result + place.number if place.kind is Kind.RESULT else len(self._bases) - 1
+
+    def run(self, args: Sequence[Any]) -> list[Any]:
+        """What the graph returns for ``args``.
+
+        Raises:
+            RuntimeError: a kernel refused its operands.
+            ValueError: a tensor of another shape, dtype or device than the graph was built for.
+        """
+        entering = self._inputs.tensors(args)
+        for number in self._moved:
+            entering[number] = entering[number].to(self._device, non_blocking=True)
+        device = self._device
+        leaving: list[Any] = [
+            torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in self._results
+        ]
+        with self._turn(), _workspace(self._workspace, device) as workspace:
+            self._bases[:-1] = list(map(_data_ptr, (*entering, *leaving)))
+            self._bases[-1] = workspace.data_ptr()
+            if self._call(*self._arguments):
+                raise RuntimeError(self._message.value.decode(errors="replace"))
+        if self._copied:
+            with torch.no_grad():
+                for number, place in self._copied:
+                    _flat(leaving[number]).copy_(self._source(place, leaving[number], entering, leaving))
+        return self._leaving.picked(leaving, args)
+
+    def _source(
+        self, place: Place, like: torch.Tensor, entering: Sequence[torch.Tensor], leaving: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        """The elements at ``place``, in the order of the memory."""
+        if place.kind is Kind.CONSTANT:
+            return self._constants[place.number].view(like.dtype)[: like.numel()]
+        return _flat((entering if place.kind is Kind.ARGUMENT else leaving)[place.number])
+
+    def _turn(self) -> AbstractContextManager[Any]:
+        """One caller at a time; on a GPU also in order with PyTorch's streams."""
+        return stream_order(self._device).turn() if self._device.type == "cuda" else self._lock
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements of a dense tensor in the order of its memory."""
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def _shaped(array: np.ndarray) -> tuple[int, int]:
+    """An array as an operand."""
+    return array.ctypes.data, len(array)
+
+
+def _function(address: int) -> Callable[[int, int, int], int]:
+    """A library's function; Python's lock is free while it runs."""
+    return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(address)
+
+
+_free: list[torch.Tensor] = []
+_free_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def _workspace(size: int, device: torch.device) -> Iterator[torch.Tensor]:
+    """Memory for one call.
+
+    PyTorch's CUDA allocator keeps what it had. Its CPU allocator gives large blocks back to the system, which clears
+    them page by page at every call: there the last call's workspace is kept.
+    """
+    if device.type != "cpu":
+        yield torch.empty(size, dtype=torch.uint8, device=device)
+        return
+    with _free_lock:
+        workspace = _free.pop() if _free else torch.empty(0, dtype=torch.uint8)
+    if workspace.numel() < size:
+        workspace = torch.empty(size, dtype=torch.uint8)
+    try:
+        yield workspace
+    finally:
+        with _free_lock:
+            _free.append(workspace)

@@ -1,0 +1,78 @@
+"""How the results of a graph become what its FX graph returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import torch
+
+from torch_max_backend.graph.builder import OutputSpec, WriteSpec
+from torch_max_backend.graph.layout import Order, strides_of
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What is known of one result; ``shape`` is None, and ``strides`` are of no use, where a size is symbolic."""
+
+    order: Order
+    dtype: torch.dtype
+    shape: tuple[int, ...] | None
+    strides: tuple[int, ...]
+
+
+def taker(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A function from a sequence to its items at ``positions``."""
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    return lambda items: [items[position] for position in positions]
+
+
+class Leaving:
+    """What leaves a graph: results, constants, and arguments as they are; and which arguments are updated.
+
+    Args:
+        outputs: what leaves.
+        writes: the arguments that are updated.
+
+    Attributes:
+        facts: of the results.
+    """
+
+    def __init__(self, outputs: Sequence[OutputSpec], writes: Sequence[WriteSpec]) -> None:
+        everything: list[OutputSpec | WriteSpec] = [*outputs, *writes]
+        computed = {spec.index: spec for spec in everything if spec.index >= 0}
+        self.facts = [
+            Fact(spec.order, spec.dtype, spec.shape, strides_of(spec.shape or (), spec.order if spec.shape else ()))
+            for spec in (computed[index] for index in range(len(computed)))
+        ]
+        groups: dict[torch.dtype, list[WriteSpec]] = {}
+        for write in writes:
+            groups.setdefault(write.dtype, []).append(write)
+        self._writes = [
+            (taker([write.position for write in group]), taker([write.index for write in group]))
+            for group in groups.values()
+        ]
+        # What leaves is picked from the results, the constants and, behind them, the arguments.
+        self._constants = [spec.constant for spec in outputs if spec.index < 0 and spec.passthrough is None]
+        first_constant, first_argument = len(self.facts), len(self.facts) + len(self._constants)
+        constants = iter(range(first_constant, first_argument))
+        self._takes_arguments = any(spec.passthrough is not None for spec in outputs)
+        self._pick = taker([
+            spec.index if spec.index >= 0 else next(constants) if spec.passthrough is None
+            else first_argument + spec.passthrough
+            for spec in outputs
+        ])  # fmt: skip
+
+    def picked(self, tensors: list[Any], args: Sequence[Any]) -> list[Any]:
+        """Updates the arguments that the program updates, and returns what it returns; ``tensors`` are the results."""
+        if self._writes:
+            with torch.no_grad():
+                for take, new in self._writes:
+                    torch._foreach_copy_(list(take(args)), list(new(tensors)))
+        tensors += self._constants
+        if self._takes_arguments:
+            tensors += args
+        return list(self._pick(tensors))
