@@ -16,6 +16,7 @@ import pytest
 Start = Callable[[str, Path], "subprocess.Popen[str]"]
 
 TRAIN = """
+RUN = "graph"
 import copy, logging, pathlib, sys, time, torch
 from torch_max_backend import MaxBackendError, backend
 from torch_max_backend.runtime import background, worker
@@ -24,7 +25,7 @@ logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="LOG %(message
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(8, 3))
 twin = copy.deepcopy(model)
-run = torch.compile(model, backend="max", options={"compile": "background", "fallback": "error"})
+run = torch.compile(model, backend="max", options={"compile": "background", "fallback": "error", "run": RUN})
 optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, twin)]
 executed = []
 
@@ -106,6 +107,30 @@ def test_training_moves_from_eager_to_max(start: Start, tmp_path: Path) -> None:
     (raised,) = (line for line in lines if line.startswith("RAISED"))
     assert "max_2 stays in eager PyTorch: MAX could not compile max_2 (status 1): the compiler says no" in raised
     assert "EAGER True True True" in lines
+
+
+LISTED = """
+run = torch.compile(model, backend="max", options={"compile": "background", "fallback": "error"})
+equal = [step(number) for number in range(2)]
+job = background._jobs[-1]
+print("WAITING", not job.finished.is_set(), all(same for same, _ in equal))
+assert job.finished.wait(600) and job.error is None, job.error
+print("CLOSE", [close for _, close in map(step, range(2, 5))])
+"""
+
+
+def test_training_moves_from_eager_to_a_launch_list(start: Start, tmp_path: Path) -> None:
+    """Where nothing is left to MAX's compiler, it is the libraries that are waited for."""
+    process = start(
+        LISTED.replace(
+            "equal =", 'run = torch.compile(model, backend="max", options={"compile": "background"})\nequal =', 1
+        ),
+        tmp_path,
+    )
+    output, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, errors
+    assert "WAITING True True" in output and "CLOSE [True, True, True]" in output
+    assert "runs in MAX from now on, after 2 calls in eager PyTorch" in output
 
 
 WORKING = """

@@ -111,14 +111,14 @@ def test_calls_from_threads_agree(trained: Trained) -> None:
 
 def _cached_function() -> Callable[[torch.Tensor], torch.Tensor]:
     torch._dynamo.reset()
-    return torch.compile(lambda x: torch.relu(x - 2) * 3, backend="max")
+    return torch.compile(lambda x: torch.relu(x - 2) * 3, backend="max", options={"run": "graph"})
 
 
 SCRIPT = """
 import logging, sys, torch
 logging.basicConfig(level=logging.INFO, stream=sys.stdout)
 x = torch.arange(6.0).reshape(2, 3)
-print("RESULT", torch.compile(lambda x: torch.relu(x - 2) * 3, backend="max")(x).sum().item())
+print("RESULT", torch.compile(lambda x: torch.relu(x - 2) * 3, backend="max", options={"run": "graph"})(x).sum().item())
 
 import os, time
 
