@@ -28,7 +28,7 @@ ALLOCATION = "thp:always,dirty_decay_ms:-1,narenas:2"
 BY_ID = ("test_targets.py", "test_training.py")
 #: Files that use one compilation (tests/kernels/together.py).
 KERNELS = {
-    *(f"tests/kernels/test_{name}.py" for name in ("convolution", "pooling")),
+    *(f"tests/kernels/test_{name}.py" for name in ("attention", "convolution", "pooling")),
     *(f"tests/kernels/test_{name}_properties.py" for name in ("convolution", "pooling")),
     "tests/bench/test_tasks.py",
     "tests/test_cli.py",

@@ -1,16 +1,29 @@
 """Runs CPU kernels on tensors between pages that nobody may touch: an access outside a tensor ends the process.
 
 Reads one problem a line from standard input, whole numbers apart by blanks, and answers each with a line `ok`.
-A line begins with the family (0 convolution, 1 pooling, 2 adaptive pooling), the dtype (0 float32, 1 bfloat16), the op's
+A line begins with the family (0 convolution, 1 pooling, 2 adaptive pooling, 3 attention), the dtype (0 float32, 1 bfloat16), the op's
 number within the family, and where tensors lie (1: their last byte before the forbidden page, 0: their first one behind
 it). Then come a convolution's 24 fields in ConvolutionProblem's order, or a pooling problem's batch, channels, six
-fields for each of three axes, count_include_pad and divisor_override.
+fields for each of three axes, count_include_pad and divisor_override, or attention's B, H, G, M, N, D, E, the bias's four
+extents, whether heads lie inside rows, and whether there is a causal mask and it is aligned at the end.
 """
 
 from std.ffi import external_call
 from std.sys.info import size_of
+from std.utils.index import Index
 
-from kernels.convolution.common import DGRAD, FPROP, WGRAD, Ptr
+from kernels.attention.cpu.backward import backward_cpu
+from kernels.attention.cpu.forward import forward_cpu
+from kernels.attention.pointers import Backward, Forward
+from kernels.attention.problem import bias_strides, checked as checked_attention
+from kernels.attention.problem import placed
+from kernels.convolution.common import (
+    DGRAD,
+    FPROP,
+    WGRAD,
+    Ptr,
+    accumulation_type,
+)
 from kernels.convolution.dispatch import run_cpu
 from kernels.convolution.problem import ConvolutionProblem, checked
 from kernels.pooling import dispatch as pooling
@@ -172,11 +185,102 @@ def run_pooling[
     _ = offsets^
 
 
+def run_attention[
+    dtype: DType
+](op: Int, fields: List[Int], at_end: Bool) raises:
+    var batch = fields[0]
+    var heads = fields[1]
+    var groups = fields[2]
+    var queries = fields[3]
+    var keys = fields[4]
+    var size = fields[5]
+    var value_size = fields[6]
+    var inside = fields[11] != 0
+    var axes = Index(0, 2, 1) if inside else Index(0, 1, 2)
+    var rows = Index(batch, queries, heads, size) if inside else Index(
+        batch, heads, queries, size
+    )
+    var key_rows = Index(batch, keys, groups, size) if inside else Index(
+        batch, groups, keys, size
+    )
+    var value_rows = key_rows
+    value_rows[3] = value_size
+    var output_rows = rows
+    output_rows[3] = value_size
+    var p = checked_attention(
+        placed(rows, axes),
+        placed(key_rows, axes),
+        placed(value_rows, axes),
+        placed(output_rows, axes),
+        Index(batch, heads, queries),
+        0.25,
+        fields[12] != 0,
+        fields[13] != 0,
+    )
+    var bias_extents = Index(fields[7], fields[8], fields[9], fields[10])
+    p.bias = bias_strides(bias_extents, p)
+    var query = Guarded[dtype](rows.flattened_length(), at_end)
+    var key = Guarded[dtype](key_rows.flattened_length(), at_end)
+    var value = Guarded[dtype](value_rows.flattened_length(), at_end)
+    var output = Guarded[dtype](output_rows.flattened_length(), at_end)
+    var sums = Guarded[accumulation_type[dtype]](
+        batch * heads * queries, at_end
+    )
+    var bias = Guarded[dtype](bias_extents.flattened_length(), at_end)
+    if op == 0:
+        forward_cpu[dtype, dtype, True](
+            Forward[dtype, dtype](
+                output.data,
+                sums.data,
+                query.data,
+                key.data,
+                value.data,
+                bias.data,
+            ),
+            p,
+        )
+    elif op == 1:
+        var grad = Guarded[dtype](output_rows.flattened_length(), at_end)
+        var query_grad = Guarded[dtype](rows.flattened_length(), at_end)
+        var key_grad = Guarded[dtype](key_rows.flattened_length(), at_end)
+        var value_grad = Guarded[dtype](value_rows.flattened_length(), at_end)
+        var bias_grad = Guarded[dtype](batch * heads * queries * keys, at_end)
+        backward_cpu[dtype, dtype, True, True](
+            Backward[dtype, dtype](
+                query_grad.data,
+                key_grad.data,
+                value_grad.data,
+                bias_grad.data,
+                grad.data,
+                query.data,
+                key.data,
+                value.data,
+                output.data,
+                sums.data,
+                bias.data,
+            ),
+            p,
+        )
+        _ = grad^
+        _ = query_grad^
+        _ = key_grad^
+        _ = value_grad^
+        _ = bias_grad^
+    else:
+        raise Error("attention has no op ", op)
+    _ = query^
+    _ = key^
+    _ = value^
+    _ = output^
+    _ = sums^
+    _ = bias^
+
+
 def run[dtype: DType](values: List[Int]) raises:
     var fields = List[Int]()
     for i in range(4, len(values)):
         fields.append(values[i])
-    var wanted = 24 if values[0] == 0 else 22
+    var wanted = 24 if values[0] == 0 else (14 if values[0] == 3 else 22)
     if len(fields) != wanted:
         raise Error("a problem has ", wanted, " fields, not ", len(fields))
     if values[0] == 0:
@@ -185,6 +289,8 @@ def run[dtype: DType](values: List[Int]) raises:
         run_pooling[dtype, False](values[2], fields, values[3] != 0)
     elif values[0] == 2:
         run_pooling[dtype, True](values[2], fields, values[3] != 0)
+    elif values[0] == 3:
+        run_attention[dtype](values[2], fields, values[3] != 0)
     else:
         raise Error("there is no family ", values[0])
 

@@ -21,7 +21,7 @@ from max.graph import DeviceRef, Dim, Graph, Module, TensorType, TensorValue
 
 from tests.kernels import elementwise, hopper_epilogue
 from torch_max_backend.lowering import load_all
-from torch_max_backend.mojo_ops import convolution, functions, indexing, normalization, pooling
+from torch_max_backend.mojo_ops import attention, convolution, functions, indexing, normalization, pooling
 from torch_max_backend.pooling_problem import AdaptivePoolingProblem, PoolingProblem
 from torch_max_backend.runtime import libraries, session
 
@@ -52,6 +52,10 @@ def _cases(dtype: DType) -> dict[str, tuple[list[TensorType], Body]]:
     matrix, place = tensor(ROWS, Dim("c")), tensor(Dim("count"), of=DType.int64)
     table, source = tensor(1, ROWS, Dim("c")), tensor(1, Dim("count"), Dim("c"))
     places = tensor(1, Dim("count"), Dim("c"), of=DType.int64)
+    # Both classes of head sizes.
+    short, long = ([tensor(Dim("n"), ROWS, 4, size)] * 3 for size in (64, 128))
+    bias, sums = tensor(1, 1, ROWS, ROWS), tensor(Dim("n"), 4, ROWS, of=DType.float32)
+    plain = {"axes": ((0, 2, 1),) * 4, "scale": 0.125, "is_causal": True, "aligned_at_end": False}
     # With groups every kernel is compiled, without them those that need none.
     pad = {"padding": (0, 1, 1), "groups": 2}
     return {
@@ -83,6 +87,17 @@ def _cases(dtype: DType) -> dict[str, tuple[list[TensorType], Body]]:
         "batch_norm_gradient_sums": (
             [matrix, matrix, channel, channel],
             lambda v: normalization.batch_norm_gradient_sums(*v),
+        ),
+        "attention_fprop": (long, lambda v: attention.attention_fprop(*v, None, **plain)),
+        "attention_fprop_biased": ([*short, bias], lambda v: attention.attention_fprop(*v, **plain)),
+        "attention_dgrad": ([*short, *short[:2], sums], lambda v: attention.attention_dgrad(*v, None, **plain)[:3]),
+        "attention_dgrad_biased": (
+            [*short, *short[:2], sums, bias],
+            lambda v: attention.attention_dgrad(*v, **plain)[:3],
+        ),
+        "attention_dgrad_bias": (
+            [*long, *long[:2], sums, bias],
+            lambda v: attention.attention_dgrad(*v, **plain, bias_wanted=True),
         ),
         "scatter_rows_add": ([table, place, source], lambda v: indexing.scatter_rows(*v, True)),
         "scatter_rows_set": ([table, place, source], lambda v: indexing.scatter_rows(*v, False)),

@@ -21,7 +21,7 @@ from torch_max_backend.convolution_problem import ConvolutionProblem
 from torch_max_backend.mojo_ops import KERNELS_PATH
 
 SOURCE = Path(__file__).with_name("guard_pages.mojo")
-CONVOLUTION, POOLING, ADAPTIVE = 0, 1, 2
+CONVOLUTION, POOLING, ADAPTIVE, ATTENTION = 0, 1, 2, 3
 DTYPES = {"float32": 0, "bfloat16": 1}
 EXAMPLES = settings(max_examples=150, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
@@ -150,3 +150,17 @@ def test_adaptive_pooling(guarded: Guarded, data: st.DataObject) -> None:
 def test_adaptive(guarded: Guarded, case: Adaptive) -> None:
     for channels_last in (False, True):
         guarded.check(ADAPTIVE, range(4), _adaptive_fields(case, channels_last))
+
+
+@EXAMPLES
+@given(data=st.data())
+def test_attention(guarded: Guarded, data: st.DataObject) -> None:
+    small = st.integers(1, 3)
+    batch, groups, repeats = (data.draw(small) for _ in range(3))
+    heads = groups * repeats
+    queries, keys = (data.draw(st.one_of(st.integers(1, 20), st.integers(40, 300))) for _ in range(2))
+    size, value_size = (data.draw(st.integers(1, 70)) for _ in range(2))
+    bias = [data.draw(st.sampled_from([1, extent])) for extent in (batch, heads, queries, keys)]
+    flags = [data.draw(st.integers(0, 1)) for _ in range(3)]
+    fields = [batch, heads, groups, queries, keys, size, value_size, *bias, *flags]
+    guarded.check(ATTENTION, [0, 1], fields)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor
 
 from tests.harness import Batch, Case, batch_fixture, core, gradients, integers, parametrize, randn, recipe, trace
-from torch_max_backend.lowering import attention, lookup
+from torch_max_backend.lowering import lookup
 
 aten = torch.ops.aten
 BF16, F16, F64 = torch.bfloat16, torch.float16, torch.float64
@@ -173,17 +172,6 @@ VARIANTS = (
 )
 CASES = core(CASES, *VARIANTS)
 
-#: Scores that are held at once here: the cases that are not ``SMALL`` run by blocks.
-FEW = 150
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_scores() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "MOST_SCORES", FEW)
-        yield
-
-
 batch = batch_fixture(CASES, name="attention")
 
 
@@ -207,6 +195,4 @@ def _reason(**options: Any) -> str:
 def test_what_stays_in_pytorch_says_why() -> None:
     assert "dropout" in _reason(dropout_p=0.1)
     assert "debug mask" in _reason(dropout_p=0.0, return_debug_mask=True)
-    long = 1 << 16
-    assert f"{long * long} scores" in _reason(shape=(1, 1, long, 8))
     assert not _reason()

@@ -1,0 +1,213 @@
+"""The attention family's entries in its libraries: check the operands, then hand pointers to dispatch.
+
+Query, key, value and output are rank 4 with a row's elements last. `axes` is a host tensor [4, 3] of int64: where in
+memory batch, heads and rows of query, key, value and output lie. A gradient lies as its tensor. logsumexp is [B, H, M]
+in the accumulation type (float64 for float64, else float32). `settings` is a host tensor of three float64 values:
+scale, whether there is a causal mask, and whether that aligns the last query with the last key (0 or 1).
+
+A bias is contiguous, [B or 1, H or 1, M or 1, N or 1], and is added to the scaled scores; its gradient is [B, H, M, N].
+
+`wide` says that a row may have more than 64 elements: kernels have registers for 64 or for 128.
+"""
+
+from max.gpu.host import DeviceContext
+from max.gpu.host.info import is_cpu
+from std.utils.index import Index, IndexList
+
+from ..convolution.common import accumulation_type
+from ..library import Arguments, Operand
+from .dispatch import run_backward, run_forward
+from .pointers import Backward, Forward
+from .problem import (
+    OPERANDS,
+    AttentionProblem,
+    Placed,
+    bias_strides,
+    checked,
+    placed,
+)
+
+
+@no_inline
+def _problem(
+    query: IndexList[4],
+    key: IndexList[4],
+    value: IndexList[4],
+    output: IndexList[4],
+    sums: IndexList[3],
+    settings: Operand[DType.float64, 1],
+    axes: Operand[DType.int64, 2],
+) raises -> AttentionProblem:
+    if settings.dim_size(0) != 3:
+        raise Error("attention: settings are scale and two flags")
+    if axes.dim_size(0) != OPERANDS or axes.dim_size(1) != 3:
+        raise Error("attention: axes are three places for each of four tensors")
+    var rows = Array[IndexList[3], OPERANDS](fill=IndexList[3]())
+    for i in range(OPERANDS):
+        for j in range(3):
+            rows[i][j] = Int(axes[3 * i + j])
+    return checked(
+        placed(query, rows[0]),
+        placed(key, rows[1]),
+        placed(value, rows[2]),
+        placed(output, rows[3]),
+        sums,
+        settings[0],
+        settings[1] != 0,
+        settings[2] != 0,
+    )
+
+
+@no_inline
+def _check_same(name: StaticString, a: IndexList[4], b: IndexList[4]) raises:
+    if a != b:
+        raise Error(t"attention: the gradient of {name} is {a}, it is {b}")
+
+
+@always_inline
+def _forward[
+    target: StaticString,
+    dtype: DType,
+    bias_type: DType,
+    biased: Bool,
+    wide: Bool,
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    var output = arguments.take[dtype, 4]()
+    var sums = arguments.take[accumulation_type[dtype], 3]()
+    var query = arguments.take[dtype, 4]()
+    var key = arguments.take[dtype, 4]()
+    var value = arguments.take[dtype, 4]()
+    var bias = Operand[bias_type, 4](
+        {unsafe_from_address = Int(query.data)}, Index(1, 1, 1, 1)
+    )
+    comptime if biased:
+        bias = arguments.take[bias_type, 4]()
+    var settings = arguments.take[DType.float64, 1]()
+    var axes = arguments.take[DType.int64, 2]()
+    var problem = _problem(
+        query.shape(),
+        key.shape(),
+        value.shape(),
+        output.shape(),
+        sums.shape(),
+        settings,
+        axes,
+    )
+    comptime if biased:
+        problem.bias = bias_strides(bias.shape(), problem)
+    run_forward[target, dtype, bias_type, biased, wide](
+        Forward[dtype, bias_type](
+            output.data,
+            sums.data,
+            query.data,
+            key.data,
+            value.data,
+            bias.data,
+        ),
+        problem,
+        ctx,
+    )
+
+
+def attention_fprop[
+    target: StaticString, dtype: DType, wide: Bool
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    """Output and logsumexp."""
+    _forward[target, dtype, dtype, False, wide](arguments, ctx)
+
+
+def attention_fprop_biased[
+    target: StaticString, dtype: DType, bias_type: DType, wide: Bool
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    """Output and logsumexp with a bias."""
+    _forward[target, dtype, bias_type, True, wide](arguments, ctx)
+
+
+@always_inline
+def _backward[
+    target: StaticString,
+    dtype: DType,
+    bias_type: DType,
+    biased: Bool,
+    bias_wanted: Bool,
+    wide: Bool,
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    var query_grad = arguments.take[dtype, 4]()
+    var key_grad = arguments.take[dtype, 4]()
+    var value_grad = arguments.take[dtype, 4]()
+    var nothing = Operand[bias_type, 4](
+        {unsafe_from_address = Int(query_grad.data)}, Index(1, 1, 1, 1)
+    )
+    var bias_grad = nothing
+    comptime if bias_wanted:
+        bias_grad = arguments.take[bias_type, 4]()
+    var grad = arguments.take[dtype, 4]()
+    var query = arguments.take[dtype, 4]()
+    var key = arguments.take[dtype, 4]()
+    var value = arguments.take[dtype, 4]()
+    var output = arguments.take[dtype, 4]()
+    var sums = arguments.take[accumulation_type[dtype], 3]()
+    var bias = nothing
+    comptime if biased:
+        bias = arguments.take[bias_type, 4]()
+    var settings = arguments.take[DType.float64, 1]()
+    var axes = arguments.take[DType.int64, 2]()
+    var problem = _problem(
+        query.shape(),
+        key.shape(),
+        value.shape(),
+        output.shape(),
+        sums.shape(),
+        settings,
+        axes,
+    )
+    _check_same("the output", grad.shape(), output.shape())
+    _check_same("queries", query_grad.shape(), query.shape())
+    _check_same("keys", key_grad.shape(), key.shape())
+    _check_same("values", value_grad.shape(), value.shape())
+    comptime if biased:
+        problem.bias = bias_strides(bias.shape(), problem)
+    comptime if bias_wanted:
+        _check_same(
+            "the bias",
+            bias_grad.shape(),
+            Index(problem.batch, problem.heads, problem.queries, problem.keys),
+        )
+    run_backward[target, dtype, bias_type, biased, bias_wanted, wide](
+        Backward[dtype, bias_type](
+            query_grad.data,
+            key_grad.data,
+            value_grad.data,
+            bias_grad.data,
+            grad.data,
+            query.data,
+            key.data,
+            value.data,
+            output.data,
+            sums.data,
+            bias.data,
+        ),
+        problem,
+        ctx,
+    )
+
+
+def attention_dgrad[
+    target: StaticString, dtype: DType, wide: Bool
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    """The gradients of query, key and value."""
+    _backward[target, dtype, dtype, False, False, wide](arguments, ctx)
+
+
+def attention_dgrad_biased[
+    target: StaticString, dtype: DType, bias_type: DType, wide: Bool
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    """The gradients of query, key and value with a bias."""
+    _backward[target, dtype, bias_type, True, False, wide](arguments, ctx)
+
+
+def attention_dgrad_bias[
+    target: StaticString, dtype: DType, bias_type: DType, wide: Bool
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    """The gradients of query, key, value and the bias."""
+    _backward[target, dtype, bias_type, True, True, wide](arguments, ctx)

@@ -1,0 +1,369 @@
+"""Tiles in shared memory, and their products on tensor cores, for elements of two bytes.
+
+A tile of R rows lies in panels of 64 columns: [panel][R][64]. The 16-byte pieces of a row of 128 bytes are exchanged by
+an XOR with the row's number modulo 8: neither copies nor reads meet bank conflicts, and it is the order that Hopper's
+wgmma reads. Products come in two kinds,
+
+    of rows      sums [16, N] = A [16, D] B [N, D]^T      both tiles in shared memory
+    of columns   sums [16, D] += A [16, N] B [N, D]       A in registers: sums of a product of rows, rounded
+
+for each warp, by mma (m16n8k16), or for the four warps of a warpgroup together, by wgmma. Sums lie alike in both: a lane
+has rows lane / 4 and lane / 4 + 8, and of every eight columns those from 2 * (lane % 4) on; sum 4 * j + 2 * half + e is
+column 8 * j + 2 * (lane % 4) + e of the row + 8 * half.
+"""
+
+from std.math import ceildiv
+from std.memory import bitcast
+from std.sys import _RegisterPackType
+from std.sys._assembly import inlined_assembly
+
+from max.gpu import thread_idx
+from max.gpu.compute.mma import (
+    WGMMADescriptor,
+    mma,
+    wgmma_async,
+    wgmma_commit_group_sync,
+    wgmma_fence_aligned,
+)
+from max.gpu.memory import AddressSpace
+
+from ...convolution.common import Ptr
+from ...convolution.gpu.pipeline import Shared, blocks_compile
+from ...convolution.sm90.dispatch import compiling_for_hopper
+from ...ptx import exchange_lanes, made_here
+
+comptime PANEL = 64
+comptime PIECE = 8
+"""Elements of 16 bytes."""
+
+comptime Sums[columns: Int] = SIMD[DType.float32, columns // 2]
+"""A lane's sums of 16 rows."""
+
+
+def tiles_compile[dtype: DType]() -> Bool:
+    """Whether the accelerator that this compilation is for has the instructions.
+    """
+    return blocks_compile() and (
+        dtype == DType.bfloat16 or dtype == DType.float16
+    )
+
+
+def by_warpgroups[dtype: DType]() -> Bool:
+    """Whether products are wgmma's: with A in registers MAX has it for bfloat16.
+    """
+    return compiling_for_hopper() and dtype == DType.bfloat16
+
+
+@always_inline
+def place[rows: Int](row: Int32, piece: Int32) -> Int32:
+    """The element at which a piece of a row begins."""
+    return (piece // 8 * Int32(rows) + row) * PANEL + (
+        (piece % 8) ^ (row % 8)
+    ) * PIECE
+
+
+@always_inline
+def _copy_piece[
+    dtype: DType
+](target: Shared[dtype], source: Ptr[dtype], offset: Int, valid: Bool):
+    inlined_assembly[
+        "cp.async.cg.shared.global [$0], [$1], 16, $2;",
+        NoneType,
+        constraints="r,l,r,~{memory}",
+    ](
+        UInt32(Int(target)),
+        UInt64(Int(source)) + UInt64((offset if valid else 0) * 2),
+        Int32(16 if valid else 0),
+    )
+
+
+@always_inline
+def copy_tile[
+    dtype: DType, rows: Int, columns: Int, threads: Int
+](
+    tile: Shared[dtype],
+    source: Ptr[dtype],
+    step: Int,
+    count: Int32,
+    size: Int32,
+):
+    """Starts the copy of rows `step` elements apart; zeros behind the last row and behind a row's `size` elements.
+    """
+    comptime across = columns // PIECE
+    var thread = Int32(thread_idx.x)
+    comptime pieces = rows * across
+    comptime for i in range(ceildiv(pieces, threads)):
+        var index = thread + Int32(i * threads)
+        comptime whole = (i + 1) * threads <= pieces
+        if whole or index < Int32(pieces):
+            var row = index // Int32(across)
+            var piece = index % Int32(across)
+            _copy_piece[dtype](
+                tile.unsafe_offset(Int(place[rows](row, piece))),
+                source,
+                Int(row) * step + Int(piece * PIECE),
+                row < count and piece * PIECE < size,
+            )
+
+
+@always_inline
+def _load_matrices[
+    dtype: DType, turned: Bool
+](at: Shared[dtype]) -> SIMD[DType.uint32, 4]:
+    """Four 8 x 8 matrices: lane l names row l % 8 of matrix l / 8."""
+    comptime instruction = (
+        "ldmatrix.sync.aligned.m8n8.x4"
+        + (".trans" if turned else "")
+        + ".shared.b16 {$0, $1, $2, $3}, [$4];"
+    )
+    var words = inlined_assembly[
+        instruction,
+        _RegisterPackType[UInt32, UInt32, UInt32, UInt32],
+        constraints="=r,=r,=r,=r,r,~{memory}",
+    ](UInt32(Int(at)))
+    return SIMD[DType.uint32, 4](words[0], words[1], words[2], words[3])
+
+
+@always_inline
+def _multiply[
+    dtype: DType, columns: Int, tile: Int
+](mut sums: Sums[columns], left: SIMD[dtype, 8], low: UInt32, high: UInt32,):
+    """Adds the product for columns 8 * tile and on."""
+    var right = bitcast[dtype, 4](SIMD[DType.uint32, 2](low, high))
+    var part = SIMD[DType.float32, 4](
+        sums[4 * tile],
+        sums[4 * tile + 1],
+        sums[4 * tile + 2],
+        sums[4 * tile + 3],
+    )
+    mma(part, left, right, part)
+    comptime for e in range(4):
+        sums[4 * tile + e] = part[e]
+
+
+@always_inline
+def _descriptor[panel_rows: Int](address: UInt32) -> Int64:
+    """Rows of 128 swizzled bytes, groups of 8 rows 1024 bytes apart, panels one behind the other; the distance of panels
+    counts only where rows are steps of the reduction.
+    """
+    return (
+        Int64((address & 0x3FFFF) >> 4)
+        | Int64(1 << 62)
+        | Int64(64 << 32)
+        | Int64((panel_rows * 8) << 16)
+    )
+
+
+@always_inline
+def product_of_rows[
+    dtype: DType, depth: Int, columns: Int, a_rows: Int
+](a: Shared[dtype], b: Shared[dtype], warp: Int32, lane: Int32) -> Sums[
+    columns
+]:
+    """Rows 16 * warp and on of A [a_rows, depth] times all rows of B [columns, depth].
+    """
+    var sums = Sums[columns](0)
+    comptime if by_warpgroups[dtype]():
+        comptime steps = depth // 16
+        var a_at = _descriptor[a_rows](
+            UInt32(Int(a)) + UInt32(warp // 4) * UInt32(64 * 128)
+        )
+        var b_at = _descriptor[columns](UInt32(Int(b)))
+        wgmma_fence_aligned()
+        comptime for k in range(steps):
+            # In units of 16 bytes.
+            comptime inside = k % 4 * 2
+            comptime panel = k // 4
+            sums = wgmma_async[
+                64,
+                columns,
+                16,
+                DType.float32,
+                columns // 2,
+                a_type=dtype,
+                b_type=dtype,
+                layout_a="row",
+                layout_b="col",
+                scale_d=0 if k == 0 else 1,
+            ](
+                WGMMADescriptor[dtype](
+                    a_at + Int64(inside + panel * a_rows * 8)
+                ),
+                WGMMADescriptor[dtype](
+                    b_at + Int64(inside + panel * columns * 8)
+                ),
+                sums,
+            )
+        wgmma_commit_group_sync()
+    else:
+        comptime for k in range(depth // 16):
+            var left = bitcast[dtype, 8](
+                _load_matrices[dtype, False](
+                    a.unsafe_offset(
+                        Int(
+                            place[a_rows](
+                                warp * 16 + lane % 16, Int32(2 * k) + lane // 16
+                            )
+                        )
+                    )
+                )
+            )
+            comptime for n in range(columns // 16):
+                var right = _load_matrices[dtype, False](
+                    b.unsafe_offset(
+                        Int(
+                            place[columns](
+                                Int32(16 * n) + lane // 16 * 8 + lane % 8,
+                                Int32(2 * k) + lane // 8 % 2,
+                            )
+                        )
+                    )
+                )
+                _multiply[dtype, columns, 2 * n](sums, left, right[0], right[1])
+                _multiply[dtype, columns, 2 * n + 1](
+                    sums, left, right[2], right[3]
+                )
+    return sums
+
+
+@always_inline
+def add_product_of_columns[
+    dtype: DType, depth: Int, columns: Int
+](mut sums: Sums[columns], a: Sums[depth], b: Shared[dtype], lane: Int32,):
+    """Adds A [16, depth], rounded, times B [depth, columns]."""
+    comptime steps = depth // 16
+    var lefts = Array[SIMD[dtype, 8], steps](fill=0)
+    comptime for k in range(steps):
+        var words = SIMD[DType.int32, 4](0)
+        comptime for e in range(4):
+            var word = bitcast[DType.int32, 1](
+                SIMD[DType.float32, 2](
+                    a[8 * k + 2 * e], a[8 * k + 2 * e + 1]
+                ).cast[dtype]()
+            )
+            comptime if by_warpgroups[dtype]():
+                word = made_here(word)
+            words[e] = word
+        lefts[k] = bitcast[dtype, 8](words)
+    comptime if by_warpgroups[dtype]():
+        var b_at = _descriptor[depth](UInt32(Int(b)))
+        # All left operands are in their registers by now: one written behind the fence would need another fence.
+        wgmma_fence_aligned()
+        comptime for k in range(steps):
+            sums = wgmma_async[
+                64,
+                columns,
+                16,
+                dtype,
+                DType.float32,
+                8,
+                columns // 2,
+                a_type=dtype,
+                b_type=dtype,
+                accum_type=DType.float32,
+                layout_a="row",
+                layout_b="row",
+            ](
+                lefts[k],
+                WGMMADescriptor[dtype](b_at + Int64(k * 128)),
+                sums,
+            )
+        wgmma_commit_group_sync()
+    else:
+        comptime for k in range(steps):
+            comptime for n in range(columns // 16):
+                var right = _load_matrices[dtype, True](
+                    b.unsafe_offset(
+                        Int(
+                            place[depth](
+                                Int32(16 * k) + lane % 16,
+                                Int32(2 * n) + lane // 16,
+                            )
+                        )
+                    )
+                )
+                _multiply[dtype, columns, 2 * n](
+                    sums, lefts[k], right[0], right[1]
+                )
+                _multiply[dtype, columns, 2 * n + 1](
+                    sums, lefts[k], right[2], right[3]
+                )
+
+
+@always_inline
+def finish_products[dtype: DType, newer: Int = 0]():
+    """Until all products but the `newer` last ones are done: their sums may be read, their tiles overwritten after a
+    barrier.
+    """
+    comptime if by_warpgroups[dtype]():
+        comptime text = "wgmma.wait_group.sync.aligned " + String(newer) + ";"
+        inlined_assembly[text, NoneType, constraints="~{memory}"]()
+
+
+@always_inline
+def power_of_two(x: Float32) -> Float32:
+    """2^x, 0 for -inf."""
+    return inlined_assembly[
+        "ex2.approx.ftz.f32 $0, $1;",
+        Float32,
+        constraints="=f,f",
+        has_side_effect=False,
+    ](x)
+
+
+@always_inline
+def across_row[largest: Bool](value: Float32) -> Float32:
+    """The maximum or the sum over the four lanes that share a row."""
+    var result = value
+    comptime for distance in [1, 2]:
+        var other = bitcast[DType.float32, 1](
+            exchange_lanes(bitcast[DType.uint32, 1](result), Int32(distance))
+        )
+        comptime if largest:
+            result = max(result, other)
+        else:
+            result += other
+    return result
+
+
+@always_inline
+def aligned_base[dtype: DType](shared: Shared[dtype]) -> Shared[dtype]:
+    """The next multiple of 1024 bytes, as the swizzle wants."""
+    var address = Int(shared)
+    return shared.unsafe_offset((1024 - address % 1024) % 1024 // 2)
+
+
+@always_inline
+def write_sums[
+    dtype: DType, columns: Int
+](
+    target: Ptr[dtype],
+    step: Int,
+    count: Int32,
+    size: Int32,
+    sums: Sums[columns],
+    upper: Float32,
+    lower: Float32,
+    row: Int32,
+    lane: Int32,
+):
+    """Writes a lane's sums, those of its two rows times `upper` and `lower`; `row` is the first of the two.
+    """
+    comptime for half in range(2):
+        var at_row = row + Int32(8 * half)
+        var scale = upper if half == 0 else lower
+        if at_row < count:
+            var line = target.unsafe_offset(
+                Int(at_row) * step + Int(lane % 4 * 2)
+            )
+            comptime for j in range(columns // 8):
+                if Int32(8 * j) < size:
+                    line.unsafe_offset(8 * j).unsafe_store[alignment=4](
+                        (
+                            SIMD[DType.float32, 2](
+                                sums[4 * j + 2 * half],
+                                sums[4 * j + 2 * half + 1],
+                            )
+                            * scale
+                        ).cast[dtype]()
+                    )

@@ -1,0 +1,282 @@
+"""The attention ops, without the lowering: every case is one entry of a table, checked against float64.
+
+Sizes are symbolic, so that a further case costs no compile; what a graph fixes (scale, causal mask, memory orders,
+which of the kernels' two classes of head sizes a GPU takes) is a variant.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from max.driver import Buffer
+from max.dtype import DType
+from max.engine import Model
+from max.graph import DeviceRef, Dim, Graph, Module, TensorType
+
+from tests.kernels import together
+from torch_max_backend.mojo_ops import attention
+from torch_max_backend.runtime import session
+
+F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
+DTYPES = {F32: DType.float32, F64: DType.float64, BF16: DType.bfloat16, F16: DType.float16}
+#: Of a result, against its largest element.
+TOLERANCE = {F32: 3e-6, F64: 1e-13, BF16: 1.6e-2, F16: 2e-3}
+PLAIN, HEADS_INSIDE = (0, 1, 2), (0, 2, 1)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a graph fixes. ``size``: of a row, 0 where it is symbolic."""
+
+    id: str
+    scale: float = 0.25
+    causal: bool = False
+    at_end: bool = False
+    bias: bool = False
+    bias_wanted: bool = False
+    orders: tuple[tuple[int, ...], ...] = (PLAIN,) * 4
+    size: int = 0
+
+    @property
+    def axes(self) -> tuple[Any, ...]:
+        return tuple(tuple(order.index(dim) for dim in range(3)) for order in self.orders)
+
+    def name(self, dtype: torch.dtype) -> str:
+        return f"attention_{self.id}_{dtype}".replace(".", "_")
+
+
+VARIANTS = {
+    variant.id: variant
+    for variant in (
+        Variant("plain"),
+        Variant("short", orders=(HEADS_INSIDE,) * 4, size=64),
+        Variant("causal", causal=True, orders=(HEADS_INSIDE, PLAIN, (1, 0, 2), HEADS_INSIDE)),
+        Variant("causal_at_end", causal=True, at_end=True, size=64),
+        Variant("biased", bias=True, scale=0.5, causal=True),
+        Variant("bias_gradient", bias=True, bias_wanted=True, size=64),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """One call. ``bias``: its shape, of which None stands for the whole extent."""
+
+    batch: int
+    heads: int
+    groups: int
+    queries: int
+    keys: int
+    size: int
+    value_size: int
+    bias: tuple[int | None, ...] = (None, None, None, None)
+
+    @property
+    def bias_shape(self) -> tuple[int, ...]:
+        whole = (self.batch, self.heads, self.queries, self.keys)
+        return tuple(size or extent for size, extent in zip(self.bias, whole, strict=True))
+
+
+CASES = [
+    ("plain", Sizes(2, 3, 3, 5, 7, 8, 8)),
+    ("plain", Sizes(1, 2, 1, 197, 197, 40, 24)),
+    ("plain", Sizes(2, 4, 2, 130, 70, 96, 128)),
+    ("plain", Sizes(1, 1, 1, 300, 600, 128, 128)),
+    ("plain", Sizes(1, 1, 1, 33, 65, 5, 3)),
+    ("plain", Sizes(1, 1, 1, 70, 50, 136, 200)),
+    ("plain", Sizes(1, 1, 1, 1, 1, 1, 1)),
+    ("plain", Sizes(1, 2, 2, 3, 0, 8, 8)),
+    ("plain", Sizes(1, 2, 2, 0, 3, 8, 8)),
+    ("short", Sizes(2, 3, 3, 197, 197, 64, 64)),
+    ("short", Sizes(1, 4, 2, 256, 128, 64, 64)),
+    ("short", Sizes(1, 2, 1, 65, 300, 64, 64)),
+    ("causal", Sizes(1, 2, 2, 70, 70, 16, 16)),
+    ("causal", Sizes(2, 2, 1, 260, 130, 72, 128)),
+    ("causal", Sizes(1, 1, 1, 130, 513, 64, 64)),
+    ("causal_at_end", Sizes(1, 2, 2, 100, 300, 64, 64)),
+    ("causal_at_end", Sizes(2, 1, 1, 300, 100, 64, 64)),
+    ("causal_at_end", Sizes(1, 2, 1, 256, 256, 64, 64)),
+    ("biased", Sizes(2, 2, 2, 70, 90, 32, 48)),
+    ("biased", Sizes(1, 4, 2, 150, 200, 128, 128, (1, 1, 1, None))),
+    ("biased", Sizes(2, 2, 1, 140, 140, 64, 80, (None, 1, None, 1))),
+    ("bias_gradient", Sizes(2, 2, 1, 66, 130, 64, 64, (1, None, None, None))),
+    ("bias_gradient", Sizes(1, 2, 2, 200, 30, 64, 64, (1, 1, None, None))),
+]
+
+
+def dtypes_of(variant: Variant, device: str) -> tuple[torch.dtype, ...]:
+    """On a CPU every path in float32; what other dtypes change, the packing, once for each."""
+    if device != "cpu":
+        return (F32, BF16, F16)
+    if variant.bias:
+        return (F32,) if variant.bias_wanted else (F32, BF16)
+    return (F32, F64)
+
+
+@together.part("tests/kernels/test_attention.py")
+def add_graphs(module: Module, place: torch.device) -> list[str]:
+    """For each variant and dtype output, logsumexp and all gradients."""
+    ref = DeviceRef.CPU() if place.type == "cpu" else DeviceRef.GPU()
+    names = []
+    for variant in VARIANTS.values():
+        for dtype in dtypes_of(variant, place.type):
+            names.append(variant.name(dtype))
+            with Graph(
+                names[-1],
+                input_types=_types(variant, dtype, ref),
+                kernel_library=session.kernel_library(),
+                module=module,
+            ) as graph:
+                q, k, v, grad, *bias = (value.tensor for value in graph.inputs)
+                mask = bias[0] if bias else None
+                options = {
+                    "axes": variant.axes,
+                    "scale": variant.scale,
+                    "is_causal": variant.causal,
+                    "aligned_at_end": variant.at_end,
+                }
+                output, sums = attention.attention_fprop(q, k, v, mask, **options)
+                gradients = attention.attention_dgrad(
+                    grad, q, k, v, output, sums, mask, **options, bias_wanted=variant.bias_wanted
+                )
+                graph.output(output, sums, *(each for each in gradients if each is not None))
+    return names
+
+
+def _types(variant: Variant, dtype: torch.dtype, ref: DeviceRef) -> list[TensorType]:
+    sizes = [variant.size or Dim(letter) for letter in "de"]
+    logical = (
+        (Dim("batch"), Dim("heads"), Dim("queries"), sizes[0]),
+        (Dim("batch"), Dim("groups"), Dim("keys"), sizes[0]),
+        (Dim("batch"), Dim("groups"), Dim("keys"), sizes[1]),
+        (Dim("batch"), Dim("heads"), Dim("queries"), sizes[1]),
+    )
+    shapes = [[shape[dim] for dim in (*order, 3)] for shape, order in zip(logical, variant.orders, strict=True)]
+    if variant.bias:
+        shapes.append([Dim(f"b{axis}") for axis in range(4)])
+    return [TensorType(DTYPES[dtype], shape, ref) for shape in shapes]
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def models(request: pytest.FixtureRequest) -> tuple[str, dict[str, Model]]:
+    return request.param, together.models(request.param)
+
+
+def run(models: tuple[str, dict[str, Model]], variant: Variant, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Output, logsumexp and gradients as logical tensors on the CPU."""
+    device, by_name = models
+    physical = [
+        tensor.permute(*order, 3).contiguous() for tensor, order in zip(tensors[:4], variant.orders, strict=True)
+    ] + tensors[4:]
+    results = by_name[variant.name(tensors[0].dtype)].execute(*(Buffer.from_dlpack(t.to(device)) for t in physical))
+    output, sums, *gradients = (torch.from_dlpack(result).cpu() for result in results)
+    orders = [variant.orders[3], *variant.orders[:3]]
+    logical = [
+        result.permute(*(order.index(dim) for dim in range(3)), 3)
+        for result, order in zip([output, *gradients[:3]], orders, strict=True)
+    ]
+    return [logical[0], sums, *logical[1:], *gradients[3:]]
+
+
+def scores_of(variant: Variant, q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    repeats = q.shape[1] // k.shape[1]
+    scores = variant.scale * q @ k.repeat_interleave(repeats, 1).transpose(-1, -2)
+    if bias is not None:
+        scores = scores + bias
+    if variant.causal:
+        queries, keys = scores.shape[-2:]
+        seen = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries if variant.at_end else 0)
+        scores = scores.masked_fill(~seen, -math.inf)
+    return scores
+
+
+def reference(variant: Variant, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same in float64; a row that sees nothing has zeros."""
+    leaves = [tensor.double().requires_grad_() for tensor in tensors]
+    q, k, v, grad, *bias = leaves
+    scores = scores_of(variant, q, k, bias[0].expand(*q.shape[:3], k.shape[2]) if bias else None)
+    scores.retain_grad()
+    hidden = (scores == -math.inf).all(-1, keepdim=True)
+    powers = scores.masked_fill(hidden, 0).softmax(-1).masked_fill(hidden, 0)
+    output = powers @ v.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    sums = scores.masked_fill(hidden, 0).logsumexp(-1).masked_fill(hidden[..., 0], 0)
+    output.backward(grad)
+    results = [output, sums, q.grad, k.grad, v.grad]
+    if variant.bias_wanted:
+        results.append(scores.grad)
+    return [result.detach() for result in results]
+
+
+def drawn(variant: Variant, sizes: Sizes, dtype: torch.dtype, seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [
+        (sizes.batch, sizes.heads, sizes.queries, sizes.size),
+        (sizes.batch, sizes.groups, sizes.keys, sizes.size),
+        (sizes.batch, sizes.groups, sizes.keys, sizes.value_size),
+        (sizes.batch, sizes.heads, sizes.queries, sizes.value_size),
+    ]
+    if variant.bias:
+        shapes.append(sizes.bias_shape)
+    tensors = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    if variant.bias:
+        hides = torch.rand(tensors[4].shape, generator=generator) < 0.3
+        tensors[4] = tensors[4].masked_fill(hides, -math.inf)
+        # A row that is hidden whole.
+        tensors[4][:, :, -1:] = -math.inf if sizes.queries > 1 else 0
+    return tensors
+
+
+def check(got: list[torch.Tensor], wanted: list[torch.Tensor], dtype: torch.dtype) -> None:
+    names = ("output", "logsumexp", "dq", "dk", "dv", "dbias")
+    for name, mine, true in zip(names, got, wanted, strict=False):
+        assert mine.shape == true.shape, name
+        assert torch.isfinite(mine).all(), name
+        if mine.numel() == 0:
+            continue
+        # logsumexp is float32 of products that are exact in it.
+        rounding = TOLERANCE[F32 if name == "logsumexp" and dtype != F64 else dtype]
+        bound = rounding * (true.abs() + true.abs().max()) + 1e-30
+        worst = ((mine.double() - true).abs() / bound).max().item()
+        assert worst <= 1, f"{name}: {worst:.2f} times the bound"
+
+
+@pytest.mark.parametrize(("name", "sizes"), CASES, ids=lambda value: value if isinstance(value, str) else "")
+def test_against_float64(models: tuple[str, dict[str, Model]], name: str, sizes: Sizes) -> None:
+    variant = VARIANTS[name]
+    for dtype in dtypes_of(variant, models[0]):
+        tensors = drawn(variant, sizes, dtype, sum(map(ord, str(sizes))))
+        check(run(models, variant, tensors), reference(variant, tensors), dtype)
+
+
+def test_the_same_bits_twice(models: tuple[str, dict[str, Model]]) -> None:
+    variant = VARIANTS["short"]
+    for dtype in dtypes_of(variant, models[0]):
+        tensors = drawn(variant, Sizes(2, 4, 2, 333, 400, 64, 64), dtype, 7)
+        for first, second in zip(run(models, variant, tensors), run(models, variant, tensors), strict=True):
+            assert torch.equal(first, second)
+
+
+def test_a_nan_stays_in_its_row(models: tuple[str, dict[str, Model]]) -> None:
+    variant = VARIANTS["plain"]
+    for dtype in dtypes_of(variant, models[0]):
+        tensors = drawn(variant, Sizes(1, 2, 2, 70, 80, 16, 16), dtype, 3)
+        tensors[0][0, 1, 65, 3] = math.nan
+        output, sums, query_grad, *_ = run(models, variant, tensors)
+        for result in (output, sums.unsqueeze(-1), query_grad):
+            is_nan = result.isnan().any(-1)
+            assert is_nan[0, 1, 65]
+            assert is_nan.sum() == 1
+
+
+def test_large_scores_do_not_overflow(models: tuple[str, dict[str, Model]]) -> None:
+    variant = VARIANTS["plain"]
+    tensors = [tensor * 20 for tensor in drawn(variant, Sizes(1, 1, 1, 90, 100, 32, 32), F32, 5)]
+    output, sums, *_ = run(models, variant, tensors)
+    wanted = reference(variant, tensors)
+    assert sums.abs().max() > 1000
+    torch.testing.assert_close(output.double(), wanted[0], rtol=0, atol=2e-2)
+    torch.testing.assert_close(sums.double(), wanted[1], rtol=1e-6, atol=0)

@@ -1,0 +1,198 @@
+"""Scaled dot product attention, one typed function for each pass.
+
+Query, key, value and output are rank 4 in memory with a row's elements last; ``axes`` says for each of the four where
+batch, heads and rows lie: (0, 1, 2) for [batch, heads, rows, elements], (0, 2, 1) for [batch, rows, heads, elements].
+A gradient lies as its tensor. H heads of queries may share G heads of keys and values. logsumexp is [batch, H, rows] in
+float32 (float64 for float64); it is 0 for a row that sees no key, whose output is 0.
+
+A bias is contiguous and broadcastable to [batch, H, queries, keys]; it is added to ``scale * Q @ K.T``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from beartype import beartype
+from max.dtype import DType
+from max.graph import DeviceRef, Dim, StaticDim, TensorType, TensorValue
+
+from torch_max_backend.graph import ops
+from torch_max_backend.mojo_ops import functions
+
+_FLOATS = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
+
+Axes = tuple[int, int, int]
+#: Of query, key, value and output.
+AllAxes = tuple[Axes, Axes, Axes, Axes]
+
+#: A row of more elements needs the kernels with more registers.
+NARROW = 64
+
+
+class Output(NamedTuple):
+    """The output, in the memory order that was asked for, and logsumexp."""
+
+    output: TensorValue
+    logsumexp: TensorValue
+
+
+class Gradients(NamedTuple):
+    """Each in its tensor's memory order; the bias's is [batch, H, queries, keys], None where it was not wanted."""
+
+    query: TensorValue
+    key: TensorValue
+    value: TensorValue
+    bias: TensorValue | None
+
+
+def accumulation_dtype(dtype: DType) -> DType:
+    """The dtype of logsumexp."""
+    return DType.float64 if dtype == DType.float64 else DType.float32
+
+
+def _check(name: str, value: TensorValue, query: TensorValue, rank: int = 4) -> None:
+    if value.rank != rank:
+        raise ValueError(f"{name} has shape {list(value.shape)}: must have rank {rank}")
+    if value.dtype != query.dtype:
+        raise ValueError(f"{name} has dtype {value.dtype}: must be the query's, {query.dtype}")
+
+
+def _check_operands(query: TensorValue, key: TensorValue, value: TensorValue, axes: AllAxes) -> None:
+    if query.dtype not in _FLOATS:
+        raise ValueError(f"query has dtype {query.dtype}: must be one of {[str(d) for d in _FLOATS]}")
+    if query.dtype == DType.float64 and query.device.is_gpu():
+        raise ValueError("query has dtype float64: it is supported on the CPU only")
+    for name, operand in (("query", query), ("key", key), ("value", value)):
+        _check(name, operand, query)
+    for each in axes:
+        if sorted(each) != [0, 1, 2]:
+            raise ValueError(f"axes {each}: must say where batch, heads and rows lie among 0, 1 and 2")
+
+
+def _logical(value: TensorValue, axes: Axes) -> tuple[Dim, Dim, Dim, Dim]:
+    shape = value.shape
+    return shape[axes[0]], shape[axes[1]], shape[axes[2]], shape[3]
+
+
+def _is_wide(query: TensorValue, value: TensorValue) -> bool:
+    """Whether a row may be longer than the kernels for short rows take. One kernel serves all on a CPU."""
+    sizes = [query.shape[3], value.shape[3]]
+    return query.device.is_gpu() and not all(isinstance(size, StaticDim) and int(size) <= NARROW for size in sizes)
+
+
+def _settings(scale: float, is_causal: bool, aligned_at_end: bool, axes: AllAxes) -> list[TensorValue]:
+    numbers = np.array([scale, is_causal, aligned_at_end], np.float64)
+    return [
+        ops.constant(numbers, DType.float64, device=DeviceRef.CPU()),
+        ops.constant(np.array(axes, np.int64), DType.int64, device=DeviceRef.CPU()),
+    ]
+
+
+def _type_of(value: TensorValue) -> TensorType:
+    return TensorType(value.dtype, value.shape, value.device)
+
+
+def _check_bias(bias: TensorValue) -> None:
+    if bias.rank != 4 or not bias.dtype.is_float():
+        raise ValueError(f"bias is {bias.dtype} {list(bias.shape)}: must be floats of rank 4")
+
+
+@beartype
+def attention_fprop(
+    query: TensorValue,
+    key: TensorValue,
+    value: TensorValue,
+    bias: TensorValue | None,
+    *,
+    axes: AllAxes,
+    scale: float,
+    is_causal: bool,
+    aligned_at_end: bool,
+) -> Output:
+    """softmax(scale * Q @ K.T + bias) @ V.
+
+    Args:
+        query: M rows of D elements for each of H heads.
+        key: N rows of D elements for each of G heads.
+        value: N rows of E elements for each of G heads.
+        bias: None, or floats of rank 4.
+        axes: where batch, heads and rows of query, key, value and output lie.
+        scale: of the scores.
+        is_causal: whether query i sees the keys up to number i only.
+        aligned_at_end: whether it is then the last query that sees up to the last key.
+    """
+    _check_operands(query, key, value, axes)
+    batch, heads, rows, _ = _logical(query, axes[0])
+    extents = {axes[3][0]: batch, axes[3][1]: heads, axes[3][2]: rows, 3: value.shape[3]}
+    types = [
+        TensorType(query.dtype, [extents[i] for i in range(4)], query.device),
+        TensorType(accumulation_dtype(query.dtype), [batch, heads, rows], query.device),
+    ]
+    values, op = [query, key, value], "attention_fprop"
+    parameters: tuple[DType | bool, ...] = (query.dtype, _is_wide(query, value))
+    if bias is not None:
+        _check_bias(bias)
+        values.append(bias)
+        op, parameters = "attention_fprop_biased", (query.dtype, bias.dtype, _is_wide(query, value))
+    values += _settings(scale, is_causal, aligned_at_end, axes)
+    return Output(*functions.call("attention", op, query.device, values, types, parameters))
+
+
+@beartype
+def attention_dgrad(
+    grad: TensorValue,
+    query: TensorValue,
+    key: TensorValue,
+    value: TensorValue,
+    output: TensorValue,
+    logsumexp: TensorValue,
+    bias: TensorValue | None,
+    *,
+    axes: AllAxes,
+    scale: float,
+    is_causal: bool,
+    aligned_at_end: bool,
+    bias_wanted: bool = False,
+) -> Gradients:
+    """The gradients of what ``attention_fprop`` computes.
+
+    Args:
+        grad: the output's gradient, in memory as ``output``.
+        query: as in the forward pass, like all that follows.
+        key: see there.
+        value: see there.
+        output: the forward pass's.
+        logsumexp: the forward pass's.
+        bias: see there.
+        axes: see there.
+        scale: see there.
+        is_causal: see there.
+        aligned_at_end: see there.
+        bias_wanted: whether the bias has a gradient; there must be one.
+    """
+    _check_operands(query, key, value, axes)
+    _check("grad", grad, query)
+    _check("output", output, query)
+    if logsumexp.dtype != accumulation_dtype(query.dtype) or logsumexp.rank != 3:
+        raise ValueError(
+            f"logsumexp is {logsumexp.dtype} {list(logsumexp.shape)}: must be "
+            f"{accumulation_dtype(query.dtype)} of rank 3"
+        )
+    types = [_type_of(operand) for operand in (query, key, value)]
+    values, op = [grad, query, key, value, output, logsumexp], "attention_dgrad"
+    parameters: tuple[DType | bool, ...] = (query.dtype, _is_wide(query, value))
+    if bias is not None:
+        _check_bias(bias)
+        values.append(bias)
+        op, parameters = "attention_dgrad_biased", (query.dtype, bias.dtype, _is_wide(query, value))
+    if bias_wanted:
+        if bias is None:
+            raise ValueError("bias_wanted: there is no bias")
+        op = "attention_dgrad_bias"
+        batch, heads, rows, _ = _logical(query, axes[0])
+        types.append(TensorType(bias.dtype, [batch, heads, rows, _logical(key, axes[1])[2]], query.device))
+    values += _settings(scale, is_causal, aligned_at_end, axes)
+    results = functions.call("attention", op, query.device, values, types, parameters)
+    query_grad, key_grad, value_grad, *bias_grad = results
+    return Gradients(query_grad, key_grad, value_grad, bias_grad[0] if bias_grad else None)
