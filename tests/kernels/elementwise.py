@@ -1,4 +1,4 @@
-"""Graphs with every elementwise operation that generated programs know, in every way of reading."""
+"""Graphs with every operation that generated programs know, in every way of reading."""
 
 from __future__ import annotations
 
@@ -36,6 +36,22 @@ def numbers(x: Tensor, row: Tensor, column: Tensor, odd: Tensor, narrow: Tensor)
     ]
 
 
+def reductions(x: Tensor, row: Tensor, column: Tensor, odd: Tensor, whole: Tensor) -> list[Tensor]:
+    """Over rows and columns, with vectors and without, one result and several, every kind."""
+    scaled = x * row - column
+    return [
+        aten.sum(scaled, [0]),
+        aten.sum(scaled * x, [0]),
+        aten.sum(scaled, [1]),
+        aten.amax(x, [1]),
+        aten.amin(odd, [0]),
+        aten.sum(odd, [2]),
+        aten.prod(column),
+        aten.argmax(x, 1),
+        aten.sum(whole, [0]),
+    ]
+
+
 def conversions(*tensors: Tensor) -> list[Tensor]:
     return [tensor.to(torch.int32) for tensor in tensors]
 
@@ -47,6 +63,11 @@ def add_graphs(module: Module, dtypes: Sequence[DType]) -> None:
             make = functools.partial(torch.empty, dtype=MAX_TO_TORCH[dtype], device="cuda")
             several = [make((n, 3)) for n in range(1, 6)]
             reading = [make((ROWS, CHANNELS)), make((CHANNELS,)), make((ROWS, 1)), make((5, 7, 3)), make((7, 1))]
-            graphs = {"numbers": make_fx(numbers)(*reading), "conversions": make_fx(conversions)(*several)}
+            whole = torch.empty((ROWS, 3), dtype=torch.int64, device="cuda")
+            graphs = {
+                "numbers": make_fx(numbers)(*reading),
+                "reductions": make_fx(reductions)(*reading[:4], whole),
+                "conversions": make_fx(conversions)(*several),
+            }
         for name, graph in graphs.items():
             GraphBuilder(graph, f"{name}_{dtype.name}", module, session.kernel_library()).build()

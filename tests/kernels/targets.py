@@ -20,6 +20,7 @@ from max.dtype import DType
 from max.graph import DeviceRef, Dim, Graph, Module, TensorType, TensorValue
 
 from tests.kernels import elementwise, hopper_epilogue
+from torch_max_backend.fusion.program import Program
 from torch_max_backend.lowering import load_all
 from torch_max_backend.mojo_ops import attention, convolution, functions, indexing, normalization, pooling
 from torch_max_backend.pooling_problem import AdaptivePoolingProblem, PoolingProblem
@@ -152,7 +153,7 @@ def main() -> None:
     # The kernels lie in libraries: the graphs name what has to compile.
     wanted = [function for function in functions.required() if function.target == "gpu"]
     built = libraries.build(wanted, torch.device("cuda"))
-    programs = sorted(function.symbol for function in built if "pointwise" in function.symbol)
+    programs = sorted(function.symbol for function in built if isinstance(function, Program))
     report = Report(target, programs, hopper_epilogue.operations(taking), hopper_epilogue.operations(apart))
     json.dump(asdict(report), sys.stdout)
 

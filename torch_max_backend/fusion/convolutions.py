@@ -57,6 +57,8 @@ def absorbed(group: Group, groups: Sequence[Group], kept: Collection[Value], dev
     """
     if not device.is_gpu() or not accelerator_architecture_name().startswith("sm_90") or len(group.roots) > 1:
         return None
+    if group.terms.extents is not None:
+        return None
     found = [leaf for leaf in group.terms.leaves if leaf.map == group.terms.identity and _is_suitable(leaf.value)]
     found = [
         leaf for leaf in found if leaf.value.dtype == group.roots[0].dtype and _is_read_by(leaf, group, groups, kept)

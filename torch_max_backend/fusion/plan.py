@@ -1,8 +1,8 @@
 """Which values of a graph are computed by which program.
 
-A value that something other than a program reads has to lie in memory: it is a root. Programs read roots and write
-roots; what stands between is computed in registers, again in every program that needs it. Roots of one size that read
-alike are computed together, one launch for all.
+A value that something other than a program reads has to lie in memory: it is a root, and so is a reduction's result.
+Programs read roots and write roots; what stands between is computed in registers, again in every program that needs
+it. Roots of one size that read alike are computed together, one launch for all.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch_max_backend.fusion.terms import (
     Terms,
     in_memory,
     is_fusible,
+    is_reduction,
     is_view,
 )
 from torch_max_backend.fusion.values import Operation, Value
@@ -74,19 +75,22 @@ def _roots(
     """What has to lie in memory and a program computes, in the operations' order."""
     demanded = {in_memory(value) for value in kept}
     for operation in operations:
-        # MAX puts what a reduction reads into the reduction.
+        # What a reduction reads is computed with the reduction, MAX's too.
         if operation not in fusible and not is_view(operation) and ".reduce" not in operation.name:
             demanded.update(in_memory(value) for value in operation.operands)
     roots = {value for value in demanded if value.maker in fusible and not _is_large_move(value)}
+    roots |= {operation.results[0] for operation in operations if is_reduction(operation)}
     waiting = list(roots)
     while waiting:
         root = waiting.pop()
         try:
             found = Terms([root], roots, fusible)
             cut = found.best_cut(MOST_INPUTS) if len(found.leaves) > MOST_INPUTS else None
+            if found.extents is not None and layout_of(found) is None:
+                cut = _reduced_from(root)
         except CutAt as error:
             cut = error.value
-        if cut is not None and cut not in roots:
+        if cut is not None and cut not in roots and cut.maker in fusible:
             roots.add(cut)
             waiting += [cut, root]
     # Once more: what was found first did not know of the roots that came later.
@@ -99,6 +103,11 @@ def _fits(terms: Terms) -> bool:
     """Whether one program can compute it; what none can is left to MAX."""
     inputs = len(terms.leaves)
     return 0 < inputs <= MOST_INPUTS and len(terms.roots) <= MOST_RESULTS and layout_of(terms) is not None
+
+
+def _reduced_from(root: Value) -> Value:
+    assert root.maker is not None
+    return in_memory(root.maker.operands[0])
 
 
 def _position(value: Value) -> int:
@@ -121,7 +130,9 @@ def _batches(groups: Sequence[Group], kept: Collection[Value]) -> list[list[Grou
     for group in groups:
         (root,) = group.roots
         leaves = group.terms.leaves
-        if len(leaves) != 1 or leaves[0].map != group.terms.identity or root.size > MOST_AT_ONCE:
+        if group.terms.extents is not None or root.size > MOST_AT_ONCE:
+            continue
+        if len(leaves) != 1 or leaves[0].map != group.terms.identity:
             continue
         first = in_memory(leaves[0].value).maker is None
         last = root in results and not any(True for _ in _readers(root))
@@ -168,7 +179,9 @@ class _Joiner:
 
     def _union(self, first: Group, second: Group) -> Group | None:
         roots = (*first.roots, *second.roots)
-        if len(roots) > MOST_RESULTS:
+        if len(roots) > MOST_RESULTS or first.terms.extents != second.terms.extents:
+            return None
+        if first.terms.extents is not None and first.roots[0].dtype != second.roots[0].dtype:
             return None
         try:
             terms = Terms(roots, self._stored, self._fusible)

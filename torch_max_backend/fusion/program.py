@@ -6,9 +6,11 @@ import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
+from max.dtype import DType
+
 from torch_max_backend.fusion.index_map import refined
 from torch_max_backend.fusion.scalars import IMPORTS, expression, literal
-from torch_max_backend.fusion.terms import Leaf, Terms
+from torch_max_backend.fusion.terms import REDUCTIONS, Leaf, Terms
 
 MOST_DIGITS = 6
 _EPILOGUE_VECTOR = 8
@@ -29,30 +31,63 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class Reduction:
+    """What a reduction does with the values that its program computes.
+
+    Attributes:
+        accumulated: the dtype in which they are put together.
+        result: of all results.
+        kinds: of each result, by the numbers of kernels/reduction/values.mojo.
+        rows: whether what is reduced lies together.
+    """
+
+    accumulated: DType
+    result: DType
+    kinds: tuple[int, ...]
+    rows: bool
+
+    @property
+    def parameters(self) -> str:
+        """The entry's first parameters, behind the target."""
+        together = sum(kind << 2 * n for n, kind in enumerate(self.kinds))
+        return f"DType.{self.accumulated.name}, DType.{self.result.name}, {together}, {len(self.kinds)}"
+
+    @property
+    def values(self) -> str:
+        """The type of the function's result."""
+        return f"Values[DType.{self.accumulated.name}, width, {len(self.kinds)}]"
+
+
+@dataclass(frozen=True)
 class Program:
     """A generated function of a library.
 
     Attributes:
-        entry: of kernels/pointwise/entries.mojo.
+        entry: of kernels/pointwise/entries.mojo, or of another family.
         target: MAX's word for the kind of device.
         body: Mojo source of the function, without its head.
         operands: how many it has, results and inputs.
         digits: how many digits an element's number has.
         vector: how many elements a thread computes at once.
         convolution: the entry's parameters that say which convolution's result the function gets.
+        reduction: what is made of the function's values, where it has any.
     """
 
-    entry: Literal["pointwise", "pointwise_many", "conv_pointwise"]
+    entry: Literal["pointwise", "pointwise_many", "conv_pointwise", "reduction"]
     target: Literal["cpu", "gpu"]
     body: str
     operands: int
     digits: int
     vector: int
     convolution: str = ""
+    reduction: Reduction | None = None
 
     @property
     def _name(self) -> str:
-        text = f"{self.entry} {self.target} {self.operands} {self.digits} {self.vector} {self.convolution}\n{self.body}"
+        text = f"{self.entry} {self.target} {self.operands} {self.digits} {self.vector} {self.convolution}"
+        if self.reduction is not None:
+            text += f"{self.reduction.parameters} {self.reduction.rows}"
+        text += f"\n{self.body}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
@@ -66,14 +101,18 @@ class Program:
         if self.convolution:
             counts = f"{self.convolution}, {self.operands}, {self.digits}"
             return f'{self.entry}["{self.target}", {counts}, _program_{self._name}]'
+        if self.reduction is not None:
+            counts = f"{self.reduction.parameters}, {self.operands}, {self.digits}"
+            return f'reduction["{self.target}", {counts}, _program_{self._name}, {self.vector}, {self.reduction.rows}]'
         counts = f"{self.operands}, {self.digits}, " if self.entry == "pointwise" else ""
         return f'{self.entry}["{self.target}", {counts}_program_{self._name}, {self.vector}]'
 
     @property
     def imports(self) -> frozenset[tuple[str, str]]:
         """The entry and the types of its arguments."""
-        module = "convolution.sm90.entries" if self.convolution else "pointwise.entries"
-        return _MODULES | IMPORTS | {(module, self.entry)}
+        module = "convolution.sm90" if self.convolution else "reduction" if self.reduction else "pointwise"
+        values = {("reduction.values", "Values")} if self.reduction else set()
+        return _MODULES | IMPORTS | {(f"{module}.entries", self.entry)} | values
 
     @property
     def definition(self) -> str:
@@ -87,12 +126,15 @@ class Program:
 
     @property
     def seconds(self) -> float:
-        """A loop over an expression, or a convolution's kernel around it."""
-        return 4.0 if self.convolution else 0.5
+        """A loop over an expression, or more around it."""
+        return 4.0 if self.convolution else 1.0 if self.reduction else 0.5
 
     @property
     def _handed(self) -> str:
-        """The rest of the function's head: a convolution hands its result over and takes the function's."""
+        """The rest of the function's head: a convolution hands its result over and takes the function's, as a reduction
+        does."""
+        if self.reduction is not None:
+            return f") -> {self.reduction.values}"
         if not self.convolution:
             return ")"
         vector = f"SIMD[{self.convolution.partition(',')[0]}, width]"
@@ -140,6 +182,27 @@ def generate(terms: Terms, layout: Layout, target: Literal["cpu", "gpu"]) -> Pro
     )  # fmt: skip
 
 
+def generate_reduction(terms: Terms, layout: Layout, target: Literal["cpu", "gpu"]) -> Program:
+    """The program whose values are reduced to the results of ``terms``."""
+    extents, makers = terms.extents, [root.maker for root in terms.roots]
+    assert extents is not None
+    result = terms.roots[0].dtype
+    halves = (DType.bfloat16, DType.float16)
+    reduction = Reduction(
+        accumulated=DType.float32 if result in halves else result,
+        result=result,
+        kinds=tuple(REDUCTIONS[maker.name] for maker in makers if maker is not None),
+        rows=extents.inner == 1,
+    )
+    vector = vector_of(terms, target)
+    together = extents.reduced if reduction.rows else extents.inner
+    while target == "gpu" and together % vector:
+        vector //= 2
+    body = _body(terms, _ways(terms, layout, vector, target), reduction=reduction)
+    operands = len(terms.roots) + padded(len(terms.leaves))
+    return Program("reduction", target, body, operands, len(layout.extents), vector, reduction=reduction)
+
+
 def generate_many(terms: Terms, target: Literal["cpu", "gpu"]) -> Program:
     """The program that computes ``terms``, of one input that is read in order, over many tensors."""
     return Program("pointwise_many", target, _body(terms, ["linear"]), 2, 1, vector_of(terms, target))
@@ -156,11 +219,13 @@ def generate_epilogue(terms: Terms, layout: Layout, handed: Leaf, convolution: s
 
 
 def geometry(terms: Terms, layout: Layout) -> list[int]:
-    """Size, extents and strides, as kernels/pointwise/entries.mojo takes them."""
+    """Size, extents and strides, as kernels/pointwise/entries.mojo takes them; a reduction has three sizes."""
     digits = len(layout.extents)
     strides = [[0] * digits for _ in terms.roots] + [list(each) for each in layout.strides]
     strides += [[0] * digits] * (padded(len(terms.leaves)) - len(terms.leaves))
-    return [terms.size, *layout.extents, *(stride for each in strides for stride in each)]
+    extents = terms.extents
+    sizes = [terms.size] if extents is None else [extents.outer, extents.reduced, extents.inner]
+    return [*sizes, *layout.extents, *(stride for each in strides for stride in each)]
 
 
 def _ways(terms: Terms, layout: Layout, vector: int, target: str) -> list[str]:
@@ -182,7 +247,7 @@ def _way(extents: tuple[int, ...], strides: tuple[int, ...], vector: int, target
     return "each"
 
 
-def _body(terms: Terms, ways: list[str], handed: Leaf | None = None) -> str:
+def _body(terms: Terms, ways: list[str], handed: Leaf | None = None, reduction: Reduction | None = None) -> str:
     lines: list[str] = []
     operand = len(terms.roots)
     remaining = iter(ways)
@@ -198,5 +263,10 @@ def _body(terms: Terms, ways: list[str], handed: Leaf | None = None) -> str:
         lines.append(f"    var v{number} = {text}\n")
     if handed is not None:
         return "".join([*lines, f"    return v{terms.stores[0]}\n"])
+    if reduction is not None:
+        cast = f".cast[DType.{reduction.accumulated.name}]()"
+        lines.append(f"    var r = {reduction.values}()\n")
+        lines += [f"    r.put[{result}](v{number}{cast})\n" for result, number in enumerate(terms.stores)]
+        return "".join([*lines, "    return r\n"])
     lines += [f"    a.store[{result}](p, v{number})\n" for result, number in enumerate(terms.stores)]
     return "".join(lines)

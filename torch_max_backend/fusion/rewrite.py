@@ -12,9 +12,17 @@ from max.graph import DeviceRef, Graph, TensorType, TensorValue
 
 from torch_max_backend.fusion.convolutions import Absorbed, absorbed
 from torch_max_backend.fusion.plan import Group, plan
-from torch_max_backend.fusion.program import Program, generate, generate_many, geometry, layout_of, padded
+from torch_max_backend.fusion.program import (
+    Program,
+    generate,
+    generate_many,
+    generate_reduction,
+    geometry,
+    layout_of,
+    padded,
+)
 from torch_max_backend.fusion.scalars import is_elementwise
-from torch_max_backend.fusion.terms import BROADCAST, RESHAPE, TRANSPOSE
+from torch_max_backend.fusion.terms import BROADCAST, REDUCTIONS, RESHAPE, TRANSPOSE
 from torch_max_backend.fusion.values import Value, block_of, handle_of, read
 from torch_max_backend.graph import ops
 from torch_max_backend.mojo_ops.functions import require_function, target_of
@@ -62,7 +70,8 @@ def _call(group: Group, device: DeviceRef) -> list[TensorValue]:
     layout = layout_of(terms)
     assert layout is not None
     inputs = [leaf.value for leaf in terms.leaves]
-    return _add(generate(terms, layout, target_of(device)), geometry(terms, layout), inputs, group, device)
+    make = generate if terms.extents is None else generate_reduction
+    return _add(make(terms, layout, target_of(device)), geometry(terms, layout), inputs, group, device)
 
 
 def _call_absorbed(chosen: Absorbed, group: Group, device: DeviceRef) -> TensorValue:
@@ -98,7 +107,7 @@ def _call_many(batch: Sequence[Group], device: DeviceRef) -> list[TensorValue]:
 def _erase_unused(graph: Graph, kept: set[Any], absorbed_results: set[Any]) -> None:
     operations, _ = read(graph)
     for operation in reversed(operations):
-        pure = operation.name in (BROADCAST, RESHAPE, TRANSPOSE, "mo.constant") or (
+        pure = operation.name in (BROADCAST, RESHAPE, TRANSPOSE, "mo.constant", *REDUCTIONS) or (
             len(operation.results) == 1
             and is_elementwise(
                 operation.name, [operand.dtype for operand in operation.operands], operation.results[0].dtype

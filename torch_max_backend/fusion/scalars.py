@@ -10,29 +10,29 @@ from max.dtype import DType
 
 _FLOATS = frozenset({DType.float16, DType.bfloat16, DType.float32, DType.float64})
 _WHOLE = frozenset({DType.int8, DType.int16, DType.int32, DType.int64, DType.uint8})
-_NUMBERS = _FLOATS | _WHOLE
+NUMBERS = _FLOATS | _WHOLE
 _BOOL = frozenset({DType.bool})
-DTYPES = _NUMBERS | _BOOL
+DTYPES = NUMBERS | _BOOL
 
 #: Name, the dtypes of the operands, and the expression over them.
 _EXPRESSIONS: dict[str, tuple[frozenset[DType], str]] = {
-    "rmo.add": (_NUMBERS, "{0} + {1}"),
-    "rmo.sub": (_NUMBERS, "{0} - {1}"),
-    "rmo.mul": (_NUMBERS, "{0} * {1}"),
+    "rmo.add": (NUMBERS, "{0} + {1}"),
+    "rmo.sub": (NUMBERS, "{0} - {1}"),
+    "rmo.mul": (NUMBERS, "{0} * {1}"),
     "rmo.div": (_FLOATS, "{0} / {1}"),
-    "rmo.max": (_NUMBERS, "max({0}, {1})"),
-    "rmo.min": (_NUMBERS, "min({0}, {1})"),
+    "rmo.max": (NUMBERS, "max({0}, {1})"),
+    "rmo.min": (NUMBERS, "min({0}, {1})"),
     "rmo.equal": (DTYPES, "{0}.eq({1})"),
     "rmo.not_equal": (DTYPES, "{0}.ne({1})"),
-    "rmo.greater": (_NUMBERS, "{0}.gt({1})"),
-    "rmo.greater_equal": (_NUMBERS, "{0}.ge({1})"),
+    "rmo.greater": (NUMBERS, "{0}.gt({1})"),
+    "rmo.greater_equal": (NUMBERS, "{0}.ge({1})"),
     "rmo.and": (_BOOL, "{0} & {1}"),
     "rmo.or": (_BOOL, "{0} | {1}"),
     "rmo.xor": (_BOOL, "{0} ^ {1}"),
     "rmo.select": (DTYPES, "{0}.select({1}, {2})"),
     "rmo.mo.not": (_BOOL, "~{0}"),
-    "rmo.mo.negative": (_NUMBERS, "-{0}"),
-    "rmo.mo.abs": (_NUMBERS, "abs({0})"),
+    "rmo.mo.negative": (NUMBERS, "-{0}"),
+    "rmo.mo.abs": (NUMBERS, "abs({0})"),
     "rmo.mo.floor": (_FLOATS, "floor({0})"),
     "rmo.mo.trunc": (_FLOATS, "trunc({0})"),
     "rmo.mo.round": (_FLOATS, "round({0})"),

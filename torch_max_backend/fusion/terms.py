@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -9,9 +10,11 @@ import numpy as np
 
 from torch_max_backend.fusion import index_map
 from torch_max_backend.fusion.index_map import IndexMap
-from torch_max_backend.fusion.scalars import DTYPES, is_elementwise
+from torch_max_backend.fusion.scalars import DTYPES, NUMBERS, is_elementwise
 from torch_max_backend.fusion.values import Operation, Value
 
+REDUCTIONS = {"rmo.mo.reduce.add": 0, "rmo.mo.reduce.mul": 1, "rmo.mo.reduce.max": 2, "rmo.mo.reduce.min": 3}
+"""By op, the number in kernels/reduction/values.mojo."""
 RESHAPE, BROADCAST, TRANSPOSE = "rmo.reshape", "rmo.broadcast_to", "rmo.mo.transpose"
 MOST_ELEMENTS = 2**31 - 1
 """Offsets are 32 bits wide."""
@@ -29,6 +32,15 @@ class CutAt(Exception):
     def __init__(self, value: Value) -> None:
         super().__init__(value)
         self.value = value
+
+
+@dataclass(frozen=True)
+class Extents:
+    """How a reduction's operand is read, in memory order."""
+
+    outer: int
+    reduced: int
+    inner: int
 
 
 @dataclass(frozen=True)
@@ -67,6 +79,25 @@ def is_fusible(operation: Operation) -> bool:
     return is_elementwise(operation.name, [value.dtype for value in operation.operands], result.dtype)
 
 
+def is_reduction(operation: Operation | None) -> bool:
+    """Whether a program can compute the operation, which reduces what other programs could compute."""
+    if operation is None or operation.name not in REDUCTIONS:
+        return False
+    (result,), (operand,) = operation.results, operation.operands
+    return operand.shape is not None and 0 < operand.size <= MOST_ELEMENTS and result.dtype in NUMBERS
+
+
+def extents_of(value: Value) -> Extents | None:
+    """Of the operand that ``value`` is reduced from; None where it is no result of a reduction."""
+    maker = value.maker
+    if maker is None or not is_reduction(maker):
+        return None
+    shape = maker.operands[0].shape
+    assert shape is not None
+    axis = int(str(maker.handle.attributes["axis"]).split(" ")[0]) % len(shape)
+    return Extents(math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
+
+
 def is_view(operation: Operation | None) -> bool:
     """Whether the operation hands on the memory that it gets."""
     return (
@@ -91,18 +122,26 @@ def axes_of(operation: Operation) -> list[int] | None:
     return None if axes is None else [int(axis) for axis in axes]
 
 
+def _operand(value: Value) -> Value:
+    """What a reduction reads for ``value``."""
+    assert value.maker is not None
+    return value.maker.operands[0]
+
+
 class Terms:
-    """What a program computes for ``roots``: its leaves, its steps, and which step each root is.
+    """What a program computes for ``roots``: its leaves, its steps, and which step each root is, or is reduced from.
 
     Args:
-        roots: results of one size, each counted in its own memory order.
+        roots: results of one size, each counted in its own memory order; or results of reductions whose operands are
+            read alike, and whose elements are then what is counted.
         stored: values that lie in memory: they are read there, but for the roots.
         fusible: the operations that a program can compute.
     """
 
     def __init__(self, roots: Sequence[Value], stored: Collection[Value], fusible: Collection[Operation]) -> None:
         self.roots = tuple(roots)
-        self.size = roots[0].size
+        self.extents = extents_of(roots[0])
+        self.size = roots[0].size if self.extents is None else _operand(roots[0]).size
         self.leaves: list[Leaf] = []
         self.steps: list[Step | Leaf] = []
         self.identity = index_map.identity(self.size)
@@ -110,7 +149,10 @@ class Terms:
         self.fusible = fusible
         self._numbers: dict[tuple[Value, IndexMap], int] = {}
         self._depth = 0
-        self.stores = [self._made(root, self.identity) for root in roots]
+        if self.extents is None:
+            self.stores = [self._made(root, self.identity) for root in roots]
+        else:
+            self.stores = [self._term(_operand(root), self.identity) for root in roots]
 
     def _add(self, key: tuple[Value, IndexMap], step: Step | Leaf) -> int:
         if key not in self._numbers:
@@ -129,7 +171,7 @@ class Terms:
         if (value, at) in self._numbers:
             return self._numbers[value, at]
         if value in self.roots:
-            if at != self.identity:
+            if at != self.identity or self.extents is not None:
                 raise NotOneProgram
             return self._made(value, at)
         maker = value.maker

@@ -1,0 +1,46 @@
+"""The reduction family's entry in its libraries: a generated program, whose values are reduced.
+
+The geometry is a host tensor of int64: the operand's outer, reduced and inner extents, then the extents of the digits
+and each operand's strides (pointwise/program.mojo). Operands are addresses, results first.
+"""
+
+from max.gpu.host import DeviceContext
+from max.gpu.host.info import is_cpu
+
+from ..library import Arguments
+from ..pointwise.entries import operands_of
+from ..pointwise.program import MOST_BYTES, Operands, Place
+from .cpu import reduction_cpu
+from .gpu import reduction_gpu
+from .values import Extents, Values
+
+
+def reduction[
+    target: StaticString,
+    acc: DType,
+    result: DType,
+    kinds: Int,
+    results: Int,
+    count: Int,
+    dims: Int,
+    run: def[width: Int](Operands[count, dims], Place[dims]) thin -> Values[
+        acc, width, results
+    ],
+    vector: Int,
+    rows: Bool,
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    """One program over operands of any shapes; `rows` where `inner` is 1."""
+    var geometry = arguments.take[DType.int64, 1]()
+    var extents = Extents(Int(geometry[0]), Int(geometry[1]), Int(geometry[2]))
+    var operands = operands_of[count, dims](geometry, 3, arguments)
+    comptime if is_cpu[target]():
+        reduction_cpu[
+            acc, result, kinds, results, count, dims, run, vector, rows
+        ](operands, extents)
+    else:
+        var together = 0
+        comptime for n in range(results, count):
+            together |= operands.data[n]
+        reduction_gpu[
+            acc, result, kinds, results, count, dims, run, vector, rows
+        ](operands, extents, together % MOST_BYTES == 0, ctx)
