@@ -1,7 +1,7 @@
 """The indexing family's entries in its libraries.
 
-x and y are [outer, places, inner], source is [outer, count, inner]; places count from zero, negative ones have been
-resolved in the graph. On the CPU a place outside raises, on a GPU it is ignored.
+Scattering: x and y are [outer, places, inner], source is [outer, count, inner]; places count from zero, negative ones
+have been resolved in the graph. On the CPU a place outside raises, on a GPU it is ignored. Gathering: gather.mojo.
 """
 
 from max.gpu.host import DeviceContext
@@ -11,6 +11,7 @@ from std.utils.index import IndexList
 from ..convolution.common import Ptr
 from ..library import Arguments, Operand
 from .elements import elements_cpu, elements_gpu
+from .gather import gather_cpu, gather_gpu
 from .rows import Rows, rows_cpu, rows_gpu
 
 
@@ -156,3 +157,24 @@ def scatter_elements_set[
     var index = arguments.take[DType.int64, 3]()
     var source = arguments.take[dtype, 3]()
     _scatter_elements[target, dtype, False](y, x, index, source, ctx)
+
+
+def gather_rows[
+    target: StaticString, dtype: DType
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    """Whole rows of x, taken from the places of one list."""
+    var y = arguments.take[dtype, 3]()
+    var x = arguments.take[dtype, 3]()
+    var index = arguments.take[DType.int64, 1]()
+    var rows = Rows(
+        x.dim_size(0), x.dim_size(1), index.dim_size(0), x.dim_size(2)
+    )
+    var wanted = IndexList[3](rows.outer, rows.count, rows.inner)
+    if y.shape() != wanted:
+        raise Error(t"gather: y is {y.shape()}: must be {wanted}")
+    if rows.places == 0 and wanted.flattened_length() > 0:
+        raise Error("gather: x has no rows")
+    comptime if is_cpu[target]():
+        gather_cpu[dtype](y.data, x.data, index.data, rows)
+    else:
+        gather_gpu[dtype](y.data, x.data, index.data, rows, ctx)

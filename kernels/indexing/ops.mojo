@@ -98,3 +98,23 @@ struct ScatterElementsSet:
         call.append(index)
         call.append(source)
         call.run[function](ctx)
+
+
+@extensibility.register("gather_rows")
+struct GatherRows:
+    """Whole rows taken from the places of one list."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType, function: StaticString
+    ](
+        y: OutputTensor[dtype=dtype, rank=3, ...],
+        x: InputTensor[dtype=dtype, rank=3, ...],
+        index: InputTensor[dtype=DType.int64, rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        var call = Call()
+        call.append(y)
+        call.append(x)
+        call.append(index)
+        call.run[function](ctx)

@@ -50,6 +50,12 @@ def _row[
         i += 1
 
 
+@always_inline
+def copy_row[dtype: DType](y: Ptr[dtype], x: Ptr[dtype], count: Int):
+    """`count` neighbouring elements."""
+    _row[dtype, False](y, x, 0, count)
+
+
 @no_inline
 def rows_cpu[
     dtype: DType, accumulate: Bool

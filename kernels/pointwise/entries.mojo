@@ -1,7 +1,8 @@
 """The pointwise family's entries in its libraries: a generated program, run over all elements.
 
 The geometry is a host tensor of int64: the size, then the extents of the digits, then each operand's strides, in the
-order of the operands (program.mojo). Operands are addresses, results first.
+order of the operands (program.mojo), then each operand's start, and for each guard its start and its extent. Operands
+are addresses, results first.
 """
 
 from max.gpu.host import DeviceContext
@@ -16,13 +17,13 @@ from .program import MOST_BYTES, Operands, Place
 
 @always_inline
 def operands_of[
-    count: Int, dims: Int
+    count: Int, dims: Int, guards: Int = 0
 ](
     geometry: Operand[DType.int64, 1], first: Int, mut arguments: Arguments
 ) raises -> Operands[count, dims]:
-    """The operands that come next, with the extents and strides that begin at `first`.
+    """The operands that come next, with the extents and strides that begin at `first`; the last ones are guards.
     """
-    var wanted = first + dims + count * dims
+    var wanted = first + dims + count * (dims + 1) + guards
     if geometry.dim_size(0) != wanted:
         raise Error(
             t"pointwise: geometry has {geometry.dim_size(0)} values, not"
@@ -36,8 +37,15 @@ def operands_of[
         operands.shifts[k] = Int(divisor.shift)
     comptime for i in range(count * dims):
         operands.strides[i] = Int(geometry[first + dims + i])
-    comptime for n in range(count):
+    var next = first + dims + count * dims
+    comptime for n in range(count - guards):
         operands.data[n] = arguments.take_word()
+        operands.starts[n] = Int(geometry[next + n])
+    next += count - guards
+    comptime for guard in range(guards):
+        comptime n = count - guards + guard
+        operands.starts[n] = Int(geometry[next + 2 * guard])
+        operands.data[n] = Int(geometry[next + 2 * guard + 1])
     return operands
 
 
@@ -47,13 +55,14 @@ def pointwise[
     dims: Int,
     run: def[width: Int](Operands[count, dims], Place[dims]) thin -> None,
     vector: Int,
+    guards: Int,
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """One program over operands of any shapes."""
     var geometry = arguments.take[DType.int64, 1]()
     var size = Int(geometry[0])
-    var operands = operands_of[count, dims](geometry, 1, arguments)
+    var operands = operands_of[count, dims, guards](geometry, 1, arguments)
     var together = 0
-    comptime for n in range(count):
+    comptime for n in range(count - guards):
         together |= operands.data[n]
     comptime if is_cpu[target]():
         pointwise_cpu[count, dims, run, vector](operands, size)

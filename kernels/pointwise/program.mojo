@@ -26,10 +26,11 @@ struct Place[dims: Int](ImplicitlyCopyable, TrivialRegisterPassable):
 struct Operands[count: Int, dims: Int](
     DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable
 ):
-    """Results and inputs: their memory, and how they are read.
+    """Results and inputs: their memory, and how they are read. Behind them guards: whether a place is inside.
 
     The elements of a result are counted in memory order; the count's digits have the extents `extents`, the last one
-    varies fastest. Operand n lies `strides[n * dims + k]` elements on for each step of digit k.
+    varies fastest. Operand n lies `starts[n]` elements behind its address, and `strides[n * dims + k]` on for each step
+    of digit k. A guard has such a number too, and instead of an address an extent, which the number has to be below.
     """
 
     comptime device_type: AnyType = Self
@@ -41,6 +42,7 @@ struct Operands[count: Int, dims: Int](
     """With `shifts`: how to divide by `extents` (arithmetic.mojo)."""
     var shifts: IndexList[Self.dims, element_type=DType.uint32]
     var strides: IndexList[Self.count * Self.dims, element_type=DType.int32]
+    var starts: IndexList[Self.count, element_type=DType.int32]
 
     def __init__(out self):
         self.data = {}
@@ -48,6 +50,7 @@ struct Operands[count: Int, dims: Int](
         self.multipliers = {}
         self.shifts = {}
         self.strides = {}
+        self.starts = {}
 
     def _to_device_type(
         self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
@@ -76,7 +79,7 @@ struct Operands[count: Int, dims: Int](
 
     @always_inline
     def _offset[n: Int](self, place: Place[Self.dims]) -> Int:
-        var offset = Int32(0)
+        var offset = Int32(self.starts[n])
         comptime for k in range(Self.dims):
             offset += Int32(place.digits[k]) * Int32(
                 self.strides[n * Self.dims + k]
@@ -137,6 +140,20 @@ struct Operands[count: Int, dims: Int](
         )
 
     @always_inline
+    def strided[
+        dtype: DType, n: Int, width: Int
+    ](self, place: Place[Self.dims]) -> SIMD[dtype, width]:
+        """Of an operand that steps by any number with the last digit."""
+        var source = self._pointer[dtype, n]().unsafe_offset(
+            self._offset[n](place)
+        )
+        var step = Int(self.strides[n * Self.dims + Self.dims - 1])
+        var value = SIMD[dtype, width]()
+        comptime for lane in range(width):
+            value[lane] = source[unsafe_offset=lane * step]
+        return value
+
+    @always_inline
     def each[
         dtype: DType, n: Int, width: Int
     ](self, place: Place[Self.dims]) -> SIMD[dtype, width]:
@@ -150,6 +167,96 @@ struct Operands[count: Int, dims: Int](
             value[lane] = source[
                 unsafe_offset=self._offset[n](self.place(place.index + lane))
             ]
+        return value
+
+    @always_inline
+    def inside_same[
+        n: Int, width: Int
+    ](self, place: Place[Self.dims]) -> SIMD[DType.bool, width]:
+        """Whether a guard that does not change with the last digit holds."""
+        return SIMD[DType.bool, width](
+            fill=UInt32(self._offset[n](place)) < UInt32(self.data[n])
+        )
+
+    @always_inline
+    def inside_row[
+        n: Int, width: Int
+    ](self, place: Place[Self.dims]) -> SIMD[DType.bool, width]:
+        """Where a guard that steps with the last digit holds."""
+        var step = Int32(self.strides[n * Self.dims + Self.dims - 1])
+        var first = Int32(self._offset[n](place))
+        var mask = SIMD[DType.bool, width](fill=False)
+        comptime for lane in range(width):
+            mask[lane] = UInt32(first + Int32(lane) * step) < UInt32(
+                self.data[n]
+            )
+        return mask
+
+    @always_inline
+    def inside_each[
+        n: Int, width: Int
+    ](self, place: Place[Self.dims]) -> SIMD[DType.bool, width]:
+        """Where a guard holds for elements that may belong to several rows."""
+        var mask = SIMD[DType.bool, width](fill=False)
+        comptime for lane in range(width):
+            mask[lane] = self.inside_same[n, 1](self.place(place.index + lane))[
+                0
+            ]
+        return mask
+
+    @always_inline
+    def row_if[
+        dtype: DType, n: Int, width: Int
+    ](self, place: Place[Self.dims], mask: SIMD[DType.bool, width]) -> SIMD[
+        dtype, width
+    ]:
+        """As `row` where `mask` holds; nothing is read elsewhere."""
+        if mask.reduce_and():
+            return self.row[dtype, n, width](place)
+        return self.strided_if[dtype, n, width](place, mask)
+
+    @always_inline
+    def same_if[
+        dtype: DType, n: Int, width: Int
+    ](self, place: Place[Self.dims], mask: SIMD[DType.bool, width]) -> SIMD[
+        dtype, width
+    ]:
+        """As `same` where `mask` holds; nothing is read elsewhere."""
+        if mask.reduce_or():
+            return self.same[dtype, n, width](place)
+        return SIMD[dtype, width]()
+
+    @always_inline
+    def strided_if[
+        dtype: DType, n: Int, width: Int
+    ](self, place: Place[Self.dims], mask: SIMD[DType.bool, width]) -> SIMD[
+        dtype, width
+    ]:
+        """As `strided` where `mask` holds; nothing is read elsewhere."""
+        var value = SIMD[dtype, width]()
+        if mask.reduce_or():
+            var first = self._offset[n](place)
+            var step = Int(self.strides[n * Self.dims + Self.dims - 1])
+            comptime for lane in range(width):
+                if mask[lane]:
+                    value[lane] = self._pointer[dtype, n]()[
+                        unsafe_offset=first + lane * step
+                    ]
+        return value
+
+    @always_inline
+    def each_if[
+        dtype: DType, n: Int, width: Int
+    ](self, place: Place[Self.dims], mask: SIMD[DType.bool, width]) -> SIMD[
+        dtype, width
+    ]:
+        """As `each` where `mask` holds; nothing is read elsewhere."""
+        var value = SIMD[dtype, width]()
+        comptime for lane in range(width):
+            if mask[lane]:
+                value[lane] = self.each[dtype, n, 1](
+                    self.place(place.index + lane)
+                )[0]
         return value
 
     @always_inline

@@ -1,7 +1,7 @@
 """The reduction family's entry in its libraries: a generated program, whose values are reduced.
 
-The geometry is a host tensor of int64: the operand's outer, reduced and inner extents, then the extents of the digits
-and each operand's strides (pointwise/program.mojo). Operands are addresses, results first.
+The geometry is a host tensor of int64: the operand's outer, reduced and inner extents, then how the program's operands
+are read, as in pointwise/entries.mojo. Operands are addresses, results first.
 """
 
 from max.gpu.host import DeviceContext
@@ -27,19 +27,20 @@ def reduction[
         acc, width, results
     ],
     vector: Int,
+    guards: Int,
     rows: Bool,
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """One program over operands of any shapes; `rows` where `inner` is 1."""
     var geometry = arguments.take[DType.int64, 1]()
     var extents = Extents(Int(geometry[0]), Int(geometry[1]), Int(geometry[2]))
-    var operands = operands_of[count, dims](geometry, 3, arguments)
+    var operands = operands_of[count, dims, guards](geometry, 3, arguments)
     comptime if is_cpu[target]():
         reduction_cpu[
             acc, result, kinds, results, count, dims, run, vector, rows
         ](operands, extents)
     else:
         var together = 0
-        comptime for n in range(results, count):
+        comptime for n in range(results, count - guards):
             together |= operands.data[n]
         reduction_gpu[
             acc, result, kinds, results, count, dims, run, vector, rows

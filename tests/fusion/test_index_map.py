@@ -5,18 +5,35 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_max_backend.fusion.index_map import IndexMap, broadcast, identity, permutation, refined
+from torch_max_backend.fusion.index_map import (
+    IndexMap,
+    Outside,
+    broadcast,
+    identity,
+    padding,
+    part,
+    permutation,
+    refined,
+)
 
 EXTENTS = st.sampled_from([1, 2, 3, 4, 6])
 
 
+OUTSIDE = -1
+
+
 def offsets(each: IndexMap) -> np.ndarray:
-    found = np.zeros(1, np.int64)
-    for extent, stride in each.digits:
+    """What the map reads, ``OUTSIDE`` where a guard keeps it from reading."""
+    found = np.full(1, each.constant)
+    for extent, stride, *_ in each.digits:
         found = (found[:, None] + np.arange(extent) * stride).ravel()
+    for guard in each.guards:
+        place = offsets(guard.place)
+        found[(place < guard.start) | (place >= guard.start + guard.count)] = OUTSIDE
     return found
 
 
@@ -26,7 +43,7 @@ def views(draw: st.DrawFn) -> tuple[np.ndarray, IndexMap | None]:
     view = np.arange(math.prod(shape := draw(st.lists(EXTENTS, max_size=4)))).reshape(shape)
     found: IndexMap | None = identity(view.size)
     for _ in range(draw(st.integers(1, 4))):
-        kind = draw(st.sampled_from(["broadcast", "permute", "reshape"]))
+        kind = draw(st.sampled_from(["broadcast", "permute", "reshape", "slice", "pad"]))
         if kind == "broadcast":
             result = [extent if extent > 1 else draw(EXTENTS) for extent in view.shape]
             if math.prod(result) > 4096:
@@ -35,6 +52,17 @@ def views(draw: st.DrawFn) -> tuple[np.ndarray, IndexMap | None]:
         elif kind == "permute":
             axes = draw(st.permutations(range(view.ndim)))
             step, new = permutation(view.shape, axes), np.transpose(view, axes)
+        elif kind == "slice":
+            starts = [draw(st.integers(0, extent - 1)) for extent in view.shape]
+            steps = [draw(st.integers(1, 3)) for _ in view.shape]
+            new = view[tuple(slice(start, None, step) for start, step in zip(starts, steps, strict=True))]
+            step = part(view.shape, starts, steps, new.shape)
+        elif kind == "pad":
+            margins = [draw(st.sampled_from([(0, 0), (1, 0), (0, 2), (3, 1)])) for _ in view.shape]
+            new = np.pad(view, margins, constant_values=OUTSIDE) if margins else view
+            if new.size > 4096:
+                continue
+            step = padding(view.shape, [before for before, _ in margins], new.shape)
         else:
             extents, rest = [], view.size
             while rest > 1 and draw(st.booleans()):
@@ -42,7 +70,11 @@ def views(draw: st.DrawFn) -> tuple[np.ndarray, IndexMap | None]:
                 rest //= extents[-1]
             step, new = identity(view.size), view.reshape([*extents, rest])
         view = np.ascontiguousarray(new)
-        found = None if found is None else step.then(found)
+        try:
+            found = None if found is None else step.then(found)
+        except Outside:
+            assert (view == OUTSIDE).all()
+            return view, None
     return view, found
 
 
@@ -58,10 +90,11 @@ def test_common_digits_read_the_same(case: tuple[np.ndarray, IndexMap | None]) -
     view, found = case
     if found is None:
         return
-    common = refined([found, identity(view.size)])
+    maps = [found.plain, identity(view.size), *(guard.place for guard in found.guards)]
+    common = refined(maps)
     if common is not None:
         extents, strides = common
-        for each, own in zip((found, identity(view.size)), strides, strict=True):
+        for each, own in zip(maps, strides, strict=True):
             assert offsets(IndexMap(tuple(zip(extents, own, strict=True)))).tolist() == offsets(each).tolist()
 
 
@@ -72,6 +105,18 @@ def test_a_channel_of_channels_last_memory_has_two_digits() -> None:
 def test_a_broadcast_of_a_reshaped_broadcast_is_one_map() -> None:
     first = broadcast([4, 1], [4, 6])
     assert broadcast([2, 2, 6], [3, 2, 2, 6]).then(first) == IndexMap(((3, 0), (4, 1), (6, 0)))
+
+
+def test_a_slice_of_a_padded_axis_is_guarded_by_what_is_left() -> None:
+    """Two before and one behind four elements; of these seven the last five."""
+    found = part([7], [2], [1], [5]).then(padding([4], [2], [7]))
+    assert found == IndexMap(((5, 1, 0, 4),))
+    assert offsets(found).tolist() == [0, 1, 2, 3, OUTSIDE]
+
+
+def test_a_slice_beside_what_was_padded_reads_nothing() -> None:
+    with pytest.raises(Outside):
+        part([9], [6], [1], [3]).then(padding([4], [2], [9]))
 
 
 def test_a_digit_that_would_carry_has_no_map() -> None:

@@ -47,6 +47,11 @@ def functions(text: str) -> list[str]:
     return re.findall(r'function = "(\w+)"', text)
 
 
+def moves(text: str) -> list[str]:
+    """MAX's own operations that move elements."""
+    return re.findall(r"= (?:rmo|mo)\.(?:mo\.)?(slice|pad|concat|gather|transpose|broadcast_to)\b", text)
+
+
 def remaining(text: str) -> list[str]:
     """MAX's own elementwise operations."""
     return re.findall(
@@ -112,13 +117,25 @@ def test_long_expressions_are_cut() -> None:
     assert not remaining(text)
 
 
-def test_large_transposes_stay_with_max() -> None:
-    assert "transpose" in remaining(
-        text_of(lambda x: aten.clone(aten.permute(x, [1, 0]), memory_format=torch.contiguous_format), (4096, 2048))
-    )
-    assert calls(
-        text_of(lambda x: aten.clone(aten.permute(x, [1, 0]), memory_format=torch.contiguous_format), (64, 32))
-    ) == ["pointwise_1_1"]
+@pytest.mark.parametrize(
+    ("shape", "function"), [((512, 256), "transpose"), ((64, 32), "pointwise"), ((3, 70_000), "pointwise")]
+)
+def test_large_transposes_go_through_tiles(shape: Shape, function: str) -> None:
+    """Small ones, and those in which tiles would be mostly empty, are programs."""
+    text = text_of(lambda x: aten.clone(aten.permute(x, [1, 0]), memory_format=torch.contiguous_format), shape)
+    assert calls(text) == ["pointwise_1_1"]
+    assert functions(text)[0].startswith(f"torch_max_{function}_")
+
+
+def test_many_tensors_are_concatenated_by_one_call() -> None:
+    text = text_of(lambda *parts: torch.cat(parts, 1) * 2, *[(6, n) for n in range(1, 20)])
+    assert calls(text) == ["pointwise_1_24", "pointwise_1_1"]
+    assert not moves(text)
+
+
+def test_numbers_alone_are_a_program() -> None:
+    text = text_of(lambda x: (x + 1, torch.full((300, 1000), 2.5)), (8,))
+    assert calls(text) == ["pointwise_1_1"] * 2
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (1,), (2**16, 2**15)])

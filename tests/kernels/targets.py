@@ -100,6 +100,7 @@ def _cases(dtype: DType) -> dict[str, tuple[list[TensorType], Body]]:
             [*long, *long[:2], sums, bias],
             lambda v: attention.attention_dgrad(*v, **plain, bias_wanted=True),
         ),
+        "gather_rows": ([table, place], lambda v: indexing.gather(*v, 1)),
         "scatter_rows_add": ([table, place, source], lambda v: indexing.scatter_rows(*v, True)),
         "scatter_rows_set": ([table, place, source], lambda v: indexing.scatter_rows(*v, False)),
         "scatter_elements_add": ([table, places, source], lambda v: indexing.scatter_elements(*v, True)),

@@ -145,5 +145,6 @@ def _together(leaf: Leaf, group: Group, layout: Layout) -> Absorbed | None:
         return None
     others = [strides for each, strides in zip(group.terms.leaves, layout.strides, strict=True) if each is not leaf]
     strides = [[0] * len(layout.extents), *map(list, others)]
+    starts = [0, *(each.map.constant for each in group.terms.leaves if each is not leaf)]
     whole = [*geometry, *(extent for shape in shapes for extent in shape or ()), *layout.extents]
-    return Absorbed(maker, leaf, program, [*whole, *(stride for each in strides for stride in each)])
+    return Absorbed(maker, leaf, program, [*whole, *(stride for each in strides for stride in each), *starts])

@@ -1,8 +1,8 @@
 """Where an operand's elements lie, seen from the elements of a result.
 
 A result's elements are counted in memory order; an operand is read at an offset that is a sum over the digits of that
-count, in a mixed radix, each times a stride. Broadcasts, transposes and reshapes are such maps, and so are most of
-their compositions.
+count, in a mixed radix, each times a stride. Broadcasts, transposes, reshapes and slices are such maps, and so are most
+of their compositions. A padded tensor is read through digits that are guarded: what lies outside is not read.
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-Digit = tuple[int, int]
-"""Extent and stride."""
+Digit = tuple[int, ...]
+"""Extent and stride; of a guarded digit also the first value inside, and how many are. It adds nothing at the first."""
+
+
+class Outside(Exception):
+    """A map reads nothing of a padded tensor."""
 
 
 @dataclass(frozen=True)
@@ -22,35 +26,75 @@ class IndexMap:
     """A map from 0 <= i < size to offsets: digits of i, the highest first, each with its extent and stride.
 
     Equal maps have equal digits: those of extent 1 are left out, neighbours that count on are one.
+
+    Attributes:
+        digits: of the count.
+        start: the offset where every digit adds nothing.
     """
 
     digits: tuple[Digit, ...]
+    start: int = 0
 
     @property
     def size(self) -> int:
         """How many elements the map reads, repetitions counted."""
-        return math.prod(extent for extent, _ in self.digits)
+        return math.prod(digit[0] for digit in self.digits)
 
     @property
     def is_identity(self) -> bool:
         """Whether every element is read at its own place."""
         return self == identity(self.size)
 
+    @property
+    def plain(self) -> IndexMap:
+        """The map without guards: its digits add nothing at zero."""
+        return from_digits([digit[:2] for digit in self.digits])
+
+    @property
+    def constant(self) -> int:
+        """What ``plain`` lacks of the offset."""
+        return self.start - sum(digit[1] * digit[2] for digit in self.digits if len(digit) > 2)
+
+    @property
+    def guards(self) -> tuple[Guard, ...]:
+        """What has to hold where something is read."""
+        found = []
+        for at, digit in enumerate(self.digits):
+            if len(digit) > 2:
+                count = [(each[0], int(place == at)) for place, each in enumerate(self.digits)]
+                found.append(Guard(from_digits(count), digit[2], digit[3]))
+        return tuple(found)
+
     def then(self, other: IndexMap) -> IndexMap | None:
         """The map to ``other``'s offset at this map's offset; None where no such digits exist.
 
         Every digit is cut where it runs over a digit of ``other``; the digits that meet in one must not carry.
+
+        Raises:
+            Outside: ``other`` guards all that this map reads.
         """
         bases = [1]
-        for extent, _ in reversed(other.digits):
-            bases.append(bases[-1] * extent)
-        strides = [stride for _, stride in reversed(other.digits)]
-        reached = [0] * len(strides)
-        found: list[Digit] = []
-        for extent, stride in reversed(self.digits):
-            left, at = extent, stride
-            while left > 1 and stride:
-                place = next((k for k in range(len(strides)) if bases[k] <= at < bases[k + 1]), None)
+        for digit in reversed(other.digits):
+            bases.append(bases[-1] * digit[0])
+        radix = other.digits[::-1]
+        begin = [self.start // bases[k] % radix[k][0] for k in range(len(radix))]
+        if self.start >= bases[-1]:
+            return None
+        reached = list(begin)
+        pieces: list[tuple[Digit, int | None]] = []
+        for digit in reversed(self.digits):
+            extent, at = digit[:2]
+            if len(digit) > 2 and at:
+                place = _place(bases, at)
+                if place is None or at % bases[place]:
+                    return None
+                step = at // bases[place]
+                pieces.append(((extent, step, *digit[2:]), place))
+                reached[place] += (digit[3] - 1) * step
+                continue
+            left = extent
+            while left > 1 and at:
+                place = _place(bases, at)
                 if place is None or at % bases[place]:
                     return None
                 taken, rest = divmod(bases[place + 1], at)
@@ -59,27 +103,91 @@ class IndexMap:
                 elif rest or left % taken:
                     return None
                 step = at // bases[place]
-                found.append((taken, step * strides[place]))
+                pieces.append(((taken, step), place))
                 reached[place] += (taken - 1) * step
                 left, at = left // taken, at * taken
             if left > 1:
-                found.append((left, 0))
+                pieces.append(((left, 0, *digit[2:]), None))
         if any(top >= bases[k + 1] // bases[k] for k, top in enumerate(reached)):
             return None
-        return from_digits(found[::-1])
+        return _strided(pieces, begin, reached, radix, other.start)
 
 
-def from_digits(digits: Sequence[Digit]) -> IndexMap:
-    """The map with these digits, the highest first."""
+@dataclass(frozen=True)
+class Guard:
+    """A condition on the count: ``start <= place < start + count``.
+
+    Attributes:
+        place: from the count.
+        start: the first place inside.
+        count: how many there are.
+    """
+
+    place: IndexMap
+    start: int
+    count: int
+
+
+def _place(bases: Sequence[int], at: int) -> int | None:
+    return next((k for k in range(len(bases) - 1) if bases[k] <= at < bases[k + 1]), None)
+
+
+def _strided(
+    pieces: Sequence[tuple[Digit, int | None]],
+    begin: Sequence[int],
+    reached: Sequence[int],
+    radix: Sequence[Digit],
+    start: int,
+) -> IndexMap | None:
+    """The map whose digits, the lowest first, are ``pieces``, each of the digit of ``radix`` that is named with it."""
+    alone: dict[int, int] = {}
+    for k, digit in enumerate(radix):
+        stride = digit[1]
+        if len(digit) == 2:
+            start += begin[k] * stride
+            continue
+        first, count = digit[2:]
+        if first <= begin[k] and reached[k] < first + count:
+            start += (begin[k] - first) * stride
+            continue
+        own = [number for number, (_, place) in enumerate(pieces) if place == k]
+        if not own:
+            raise Outside
+        if len(own) > 1:
+            return None
+        alone[own[0]] = k
+    found: list[Digit] = []
+    for number, (piece, place) in enumerate(pieces):
+        extent, step, *guard = piece
+        if number not in alone:
+            found.append((extent, step * (0 if place is None else radix[place][1]), *guard))
+            continue
+        k = alone[number]
+        _, stride, first, count = radix[k]
+        zero, inside = guard or (0, extent)
+        low = max(zero, zero - (begin[k] - first) // step)
+        high = min(zero + inside, zero - (begin[k] - first - count) // step)
+        if low >= high:
+            raise Outside
+        found.append((extent, step * stride, low, high - low))
+        start += (begin[k] + step * (low - zero) - first) * stride
+    return from_digits(found[::-1], start)
+
+
+def from_digits(digits: Sequence[Digit], start: int = 0) -> IndexMap:
+    """The map with these digits, the highest first, from ``start`` on."""
     merged: list[Digit] = []
-    for extent, stride in digits:
+    for digit in digits:
+        extent, stride, *guard = digit
+        if extent == 1 or guard == [0, extent]:
+            guard = []
         if extent == 1:
             continue
-        if merged and merged[-1][1] == extent * stride:
+        if merged and not guard and len(merged[-1]) == 2 and merged[-1][1] == extent * stride:
             merged[-1] = (merged[-1][0] * extent, stride)
         else:
-            merged.append((extent, stride))
-    return IndexMap(tuple(merged))
+            merged.append((extent, stride, *guard))
+    return IndexMap(tuple(merged), start)
 
 
 def identity(size: int) -> IndexMap:
@@ -106,8 +214,22 @@ def permutation(shape: Sequence[int], axes: Sequence[int]) -> IndexMap:
     return from_digits([(shape[axis], strides[axis]) for axis in axes])
 
 
+def part(shape: Sequence[int], starts: Sequence[int], steps: Sequence[int], result: Sequence[int]) -> IndexMap:
+    """How a contiguous tensor of ``shape`` is read for a slice of ``result``'s extents, none of which is 0."""
+    strides = _strides(shape)
+    digits = [(extent, step * stride) for extent, step, stride in zip(result, steps, strides, strict=True)]
+    return from_digits(digits, sum(start * stride for start, stride in zip(starts, strides, strict=True)))
+
+
+def padding(shape: Sequence[int], before: Sequence[int], result: Sequence[int]) -> IndexMap:
+    """How a contiguous tensor of ``shape`` is read for a ``result`` in which it begins at ``before``."""
+    digits = zip(result, _strides(shape), before, shape, strict=True)
+    # Where an extent is 1, the one place is inside: a tensor without elements is not padded.
+    return from_digits([digit if digit[0] > 1 else digit[:2] for digit in digits])
+
+
 def refined(maps: Sequence[IndexMap], cuts: frozenset[int] = frozenset()) -> tuple[list[int], list[list[int]]] | None:
-    """Common digits of maps of one size: their extents, the highest first, and each map's strides.
+    """Common digits of maps of one size without guards: their extents, the highest first, and each map's strides.
 
     None where the maps cut the count at places that do not divide each other.
 
@@ -127,8 +249,8 @@ def refined(maps: Sequence[IndexMap], cuts: frozenset[int] = frozenset()) -> tup
     for each in maps:
         of_map: list[int] = []
         lows = _cuts(each)
-        for (_, stride), low, high in zip(each.digits[::-1], lows, [*lows[1:], size], strict=False):
-            of_map += [stride * (place // low) for place in ordered[:-1] if low <= place < high]
+        for digit, low, high in zip(each.digits[::-1], lows, [*lows[1:], size], strict=False):
+            of_map += [digit[1] * (place // low) for place in ordered[:-1] if low <= place < high]
         strides.append(of_map[::-1])
     if any(len(of_map) != len(extents) for of_map in strides):
         return None
@@ -139,8 +261,8 @@ def refined(maps: Sequence[IndexMap], cuts: frozenset[int] = frozenset()) -> tup
 def _cuts(each: IndexMap) -> list[int]:
     """Where digits begin, the lowest first."""
     places = [1]
-    for extent, _ in each.digits[:0:-1]:
-        places.append(places[-1] * extent)
+    for digit in each.digits[:0:-1]:
+        places.append(places[-1] * digit[0])
     return places if each.digits else []
 
 

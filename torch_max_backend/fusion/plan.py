@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from max.graph import DeviceRef
 
+from torch_max_backend.fusion.movement import Concatenation, concatenation, transposition
 from torch_max_backend.fusion.program import MOST_INPUTS, layout_of, signature
 from torch_max_backend.fusion.terms import (
-    TRANSPOSE,
     CutAt,
     NotOneProgram,
     Terms,
@@ -27,8 +27,6 @@ from torch_max_backend.fusion.terms import (
 from torch_max_backend.fusion.values import Operation, Value
 
 MOST_RESULTS = 3
-MOST_MOVED = 1 << 22
-"""Larger tensors are transposed by MAX, whose kernel goes through tiles."""
 MOST_AT_ONCE = 1 << 24
 """Larger arguments are not all converted at the graph's start: their copies would live through it."""
 
@@ -47,10 +45,17 @@ class Group:
 
 @dataclass
 class Plan:
-    """Programs of several results or inputs, and those that run one expression of one input over many tensors."""
+    """What is called.
+
+    Attributes:
+        groups: programs of several results or inputs.
+        batches: programs that run one expression of one input over many tensors.
+        concatenations: of more tensors than a program takes.
+    """
 
     groups: list[Group]
     batches: list[list[Group]]
+    concatenations: list[Concatenation]
 
 
 def plan(operations: Sequence[Operation], kept: Collection[Value], device: DeviceRef) -> Plan:
@@ -66,7 +71,10 @@ def plan(operations: Sequence[Operation], kept: Collection[Value], device: Devic
     groups = [Group(terms[root]) for root in roots]
     batches = _batches(groups, kept)
     single = {group for batch in batches for group in batch}
-    return Plan(_Joiner([group for group in groups if group not in single], roots, fusible).join(), batches)
+    alone = [group for group in groups if transposition(group.terms, layout_of(group.terms)) is not None]
+    joined = _Joiner([group for group in groups if group not in single], alone, roots, fusible).join()
+    found = [each for each in map(concatenation, operations) if each is not None and each.result.device == device]
+    return Plan(joined, batches, found)
 
 
 def _roots(
@@ -78,7 +86,7 @@ def _roots(
         # What a reduction reads is computed with the reduction, MAX's too.
         if operation not in fusible and not is_view(operation) and ".reduce" not in operation.name:
             demanded.update(in_memory(value) for value in operation.operands)
-    roots = {value for value in demanded if value.maker in fusible and not _is_large_move(value)}
+    roots = {value for value in demanded if value.maker in fusible}
     roots |= {operation.results[0] for operation in operations if is_reduction(operation)}
     waiting = list(roots)
     while waiting:
@@ -101,8 +109,7 @@ def _roots(
 
 def _fits(terms: Terms) -> bool:
     """Whether one program can compute it; what none can is left to MAX."""
-    inputs = len(terms.leaves)
-    return 0 < inputs <= MOST_INPUTS and len(terms.roots) <= MOST_RESULTS and layout_of(terms) is not None
+    return len(terms.leaves) <= MOST_INPUTS and len(terms.roots) <= MOST_RESULTS and layout_of(terms) is not None
 
 
 def _reduced_from(root: Value) -> Value:
@@ -113,11 +120,6 @@ def _reduced_from(root: Value) -> Value:
 def _position(value: Value) -> int:
     assert value.maker is not None
     return value.maker.position
-
-
-def _is_large_move(value: Value) -> bool:
-    maker = value.maker
-    return maker is not None and maker.name == TRANSPOSE and value.size > MOST_MOVED
 
 
 def _batches(groups: Sequence[Group], kept: Collection[Value]) -> list[list[Group]]:
@@ -153,8 +155,15 @@ def _readers(value: Value) -> Iterable[Operation]:
 class _Joiner:
     """Puts groups together, as long as none then waits for itself."""
 
-    def __init__(self, groups: Sequence[Group], roots: Sequence[Value], fusible: Collection[Operation]) -> None:
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        alone: Collection[Group],
+        roots: Sequence[Value],
+        fusible: Collection[Operation],
+    ) -> None:
         self._groups = list(groups)
+        self._alone = alone
         self._fusible = fusible
         self._stored = set(roots)
         self._group_of = {root.maker: group for group in groups for root in group.roots}
@@ -163,6 +172,8 @@ class _Joiner:
         """The groups that are left."""
         reading: dict[Value, list[Group]] = defaultdict(list)
         for group in list(self._groups):
+            if group in self._alone:
+                continue
             (root,) = group.roots
             joined = group
             near = [root, *(leaf.value for leaf in group.terms.leaves)]

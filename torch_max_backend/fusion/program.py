@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from max.dtype import DType
 
-from torch_max_backend.fusion.index_map import refined
-from torch_max_backend.fusion.scalars import IMPORTS, expression, literal
-from torch_max_backend.fusion.terms import REDUCTIONS, Leaf, Terms
+from torch_max_backend.fusion.index_map import Guard, refined
+from torch_max_backend.fusion.scalars import IMPORTS, expression, inside, literal
+from torch_max_backend.fusion.terms import MOST_GUARDS, REDUCTIONS, Leaf, Terms
 
 MOST_DIGITS = 6
 _EPILOGUE_VECTOR = 8
@@ -18,16 +19,19 @@ _EPILOGUE_VECTOR = 8
 INPUT_COUNTS = (1, 2, 4, 8, 12)
 """Numbers of inputs that ops of kernels/pointwise/ops.mojo have."""
 MOST_INPUTS = INPUT_COUNTS[-1]
+WIDE_COUNTS = (24, 48)
+"""And of those that take as many for one result."""
 
 _MODULES = frozenset({("pointwise.program", "Operands"), ("pointwise.program", "Place")})
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Digits of a result's elements, and the strides of each leaf along them."""
+    """Digits of a result's elements, and the strides of each leaf, and of each guard's place, along them."""
 
     extents: tuple[int, ...]
     strides: tuple[tuple[int, ...], ...]
+    guards: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -66,10 +70,11 @@ class Program:
         entry: of kernels/pointwise/entries.mojo, or of another family.
         target: MAX's word for the kind of device.
         body: Mojo source of the function, without its head.
-        operands: how many it has, results and inputs.
+        operands: how many it has: results, inputs and guards.
         digits: how many digits an element's number has.
         vector: how many elements a thread computes at once.
         convolution: the entry's parameters that say which convolution's result the function gets.
+        guards: how many of the operands are conditions.
         reduction: what is made of the function's values, where it has any.
     """
 
@@ -80,11 +85,14 @@ class Program:
     digits: int
     vector: int
     convolution: str = ""
+    guards: int = 0
     reduction: Reduction | None = None
 
     @property
     def _name(self) -> str:
-        text = f"{self.entry} {self.target} {self.operands} {self.digits} {self.vector} {self.convolution}"
+        text = (
+            f"{self.entry} {self.target} {self.operands} {self.digits} {self.vector} {self.convolution} {self.guards}"
+        )
         if self.reduction is not None:
             text += f"{self.reduction.parameters} {self.reduction.rows}"
         text += f"\n{self.body}"
@@ -102,10 +110,12 @@ class Program:
             counts = f"{self.convolution}, {self.operands}, {self.digits}"
             return f'{self.entry}["{self.target}", {counts}, _program_{self._name}]'
         if self.reduction is not None:
-            counts = f"{self.reduction.parameters}, {self.operands}, {self.digits}"
-            return f'reduction["{self.target}", {counts}, _program_{self._name}, {self.vector}, {self.reduction.rows}]'
-        counts = f"{self.operands}, {self.digits}, " if self.entry == "pointwise" else ""
-        return f'{self.entry}["{self.target}", {counts}_program_{self._name}, {self.vector}]'
+            first = f'"{self.target}", {self.reduction.parameters}, {self.operands}, {self.digits}'
+            return f"reduction[{first}, _program_{self._name}, {self.vector}, {self.guards}, {self.reduction.rows}]"
+        if self.entry == "pointwise_many":
+            return f'pointwise_many["{self.target}", _program_{self._name}, {self.vector}]'
+        counts = f"{self.operands}, {self.digits}, _program_{self._name}, {self.vector}, {self.guards}"
+        return f'pointwise["{self.target}", {counts}]'
 
     @property
     def imports(self) -> frozenset[tuple[str, str]]:
@@ -143,8 +153,11 @@ class Program:
 
 def layout_of(terms: Terms) -> Layout | None:
     """How the leaves are read; None where no few digits describe it."""
-    maps = [leaf.map for leaf in terms.leaves]
-    found = refined([each for each in maps if each != terms.identity] or [terms.identity])
+    if len(terms.guards) > MOST_GUARDS:
+        return None
+    leaves = [leaf.map for leaf in terms.leaves]
+    maps = [each.plain for each in leaves if each != terms.identity] + [guard.place for guard in terms.guards]
+    found = refined(maps or [terms.identity])
     if found is None or len(found[0]) > MOST_DIGITS:
         return None
     extents, strides = found
@@ -152,13 +165,14 @@ def layout_of(terms: Terms) -> Layout | None:
         extents, strides = [terms.size], [[0]] * len(strides)
     others = iter(strides)
     # What is read in order needs no strides.
-    own = [[0] * len(extents) if each == terms.identity else next(others) for each in maps]
-    return Layout(tuple(extents), tuple(map(tuple, own)))
+    own = [[0] * len(extents) if each == terms.identity else next(others) for each in leaves]
+    guards = [next(others) for _ in terms.guards]
+    return Layout(tuple(extents), tuple(map(tuple, own)), tuple(map(tuple, guards)))
 
 
 def padded(inputs: int) -> int:
     """The number of inputs of the smallest op that takes as many."""
-    return next(count for count in INPUT_COUNTS if count >= inputs)
+    return next(count for count in (*INPUT_COUNTS, *WIDE_COUNTS) if count >= inputs)
 
 
 def vector_of(terms: Terms, target: Literal["cpu", "gpu"]) -> int:
@@ -169,17 +183,22 @@ def vector_of(terms: Terms, target: Literal["cpu", "gpu"]) -> int:
 
 def signature(terms: Terms) -> str:
     """Equal for terms whose steps are, whatever is read."""
-    return _body(terms, ["linear"] * len(terms.leaves))
+    return _body(terms, None, ["linear"] * len(terms.leaves))
 
 
 def generate(terms: Terms, layout: Layout, target: Literal["cpu", "gpu"]) -> Program:
     """The program that computes ``terms``: one for all sizes."""
     vector = vector_of(terms, target)
     ways = _ways(terms, layout, vector, target)
-    body = _body(terms, ways)
+    body = _body(terms, layout, ways)
     return Program(
-        "pointwise", target, body, len(terms.roots) + padded(len(terms.leaves)), len(layout.extents), vector
+        "pointwise", target, body, _operands(terms), len(layout.extents), vector, guards=len(terms.guards)
     )  # fmt: skip
+
+
+def _operands(terms: Terms) -> int:
+    """Of the function: results, inputs and guards."""
+    return len(terms.roots) + padded(len(terms.leaves)) + len(terms.guards)
 
 
 def generate_reduction(terms: Terms, layout: Layout, target: Literal["cpu", "gpu"]) -> Program:
@@ -198,22 +217,30 @@ def generate_reduction(terms: Terms, layout: Layout, target: Literal["cpu", "gpu
     together = extents.reduced if reduction.rows else extents.inner
     while target == "gpu" and together % vector:
         vector //= 2
-    body = _body(terms, _ways(terms, layout, vector, target), reduction=reduction)
-    operands = len(terms.roots) + padded(len(terms.leaves))
-    return Program("reduction", target, body, operands, len(layout.extents), vector, reduction=reduction)
+    body = _body(terms, layout, _ways(terms, layout, vector, target), reduction=reduction)
+    return Program(
+        "reduction",
+        target,
+        body,
+        _operands(terms),
+        len(layout.extents),
+        vector,
+        guards=len(terms.guards),
+        reduction=reduction,
+    )
 
 
 def generate_many(terms: Terms, target: Literal["cpu", "gpu"]) -> Program:
     """The program that computes ``terms``, of one input that is read in order, over many tensors."""
-    return Program("pointwise_many", target, _body(terms, ["linear"]), 2, 1, vector_of(terms, target))
+    return Program("pointwise_many", target, _body(terms, None, ["linear"]), 2, 1, vector_of(terms, target))
 
 
 def generate_epilogue(terms: Terms, layout: Layout, handed: Leaf, convolution: str) -> Program | None:
     """The program of one result that gets the leaf ``handed`` from a convolution; None where it reads in no rows."""
     ways = _ways(terms, layout, _EPILOGUE_VECTOR, "gpu")
-    if "each" in ways:
+    if terms.guards or not {"each", "strided"}.isdisjoint(ways):
         return None
-    body = _body(terms, ways, handed)
+    body = _body(terms, layout, ways, handed)
     operands = len(terms.roots) + len(terms.leaves) - 1
     return Program("conv_pointwise", "gpu", body, operands, len(layout.extents), _EPILOGUE_VECTOR, convolution)
 
@@ -222,44 +249,60 @@ def geometry(terms: Terms, layout: Layout) -> list[int]:
     """Size, extents and strides, as kernels/pointwise/entries.mojo takes them; a reduction has three sizes."""
     digits = len(layout.extents)
     strides = [[0] * digits for _ in terms.roots] + [list(each) for each in layout.strides]
-    strides += [[0] * digits] * (padded(len(terms.leaves)) - len(terms.leaves))
+    missing = padded(len(terms.leaves)) - len(terms.leaves)
+    strides += [[0] * digits] * missing + [list(each) for each in layout.guards]
+    starts = [0] * len(terms.roots) + [leaf.map.constant for leaf in terms.leaves] + [0] * missing
+    guards = [number for guard in terms.guards for number in (-guard.start, guard.count)]
     extents = terms.extents
     sizes = [terms.size] if extents is None else [extents.outer, extents.reduced, extents.inner]
-    return [*sizes, *layout.extents, *(stride for each in strides for stride in each)]
+    return [*sizes, *layout.extents, *(stride for each in strides for stride in each), *starts, *guards]
 
 
 def _ways(terms: Terms, layout: Layout, vector: int, target: str) -> list[str]:
     """How each leaf is read."""
     return [
-        "linear" if leaf.map == terms.identity else _way(layout.extents, strides, vector, target)
+        "linear" if leaf.map == terms.identity else _way(layout.extents, strides, leaf.map.constant, vector, target)
         for leaf, strides in zip(terms.leaves, layout.strides, strict=True)
     ]
 
 
-def _way(extents: tuple[int, ...], strides: tuple[int, ...], vector: int, target: str) -> str:
+def _way(extents: tuple[int, ...], strides: tuple[int, ...], start: int, vector: int, target: str) -> str:
     """How a leaf is read: vectors never leave a row on a CPU, and on a GPU only where rows end within one."""
     if target == "gpu" and extents[-1] % vector:
         return "each"
     if strides[-1] == 0:
         return "same"
-    if strides[-1] == 1 and (target == "cpu" or all(stride % vector == 0 for stride in strides[:-1])):
+    if strides[-1] == 1 and (target == "cpu" or all(number % vector == 0 for number in (start, *strides[:-1]))):
         return "row"
-    return "each"
+    return "strided"
 
 
-def _body(terms: Terms, ways: list[str], handed: Leaf | None = None, reduction: Reduction | None = None) -> str:
+def _body(
+    terms: Terms, layout: Layout | None, ways: list[str], handed: Leaf | None = None, reduction: Reduction | None = None
+) -> str:
     lines: list[str] = []
+    first = len(terms.roots) + padded(len(terms.leaves))
+    for number in range(len(terms.guards)):
+        assert layout is not None
+        way = "each" if "each" in ways else "row" if layout.guards[number][-1] else "same"
+        lines.append(f"    var g{number} = a.inside_{way}[{first + number}, width](p)\n")
     operand = len(terms.roots)
     remaining = iter(ways)
     for number, step in enumerate(terms.steps):
+        values = [] if isinstance(step, Leaf) else [f"v{each}" for each in step.operands]
         if isinstance(step, Leaf):
-            way = next(remaining)
-            text = "c" if step is handed else f"a.{way}[DType.{step.value.dtype.name}, {operand}, width](p)"
+            way, mask = next(remaining), _mask(terms, step.map.guards)
+            kind = f"{way}_if" if mask else way
+            taken = f"p, {mask}" if mask else "p"
+            text = "c" if step is handed else f"a.{kind}[DType.{step.value.dtype.name}, {operand}, width]({taken})"
             operand += step is not handed
+        elif step.inside:
+            otherwise = values[-1] if step.number is None else literal(step.number, step.value.dtype)
+            text = inside([_mask(terms, guards) for guards in step.inside], values[: len(step.inside)], otherwise)
         elif step.number is not None:
             text = literal(step.number, step.value.dtype)
         else:
-            text = expression(step.name, [f"v{each}" for each in step.operands], step.value.dtype)
+            text = expression(step.name, values, step.value.dtype)
         lines.append(f"    var v{number} = {text}\n")
     if handed is not None:
         return "".join([*lines, f"    return v{terms.stores[0]}\n"])
@@ -270,3 +313,8 @@ def _body(terms: Terms, ways: list[str], handed: Leaf | None = None, reduction: 
         return "".join([*lines, "    return r\n"])
     lines += [f"    a.store[{result}](p, v{number})\n" for result, number in enumerate(terms.stores)]
     return "".join(lines)
+
+
+def _mask(terms: Terms, guards: Sequence[Guard]) -> str:
+    """That all guards hold, "" where there are none."""
+    return " & ".join(f"g{terms.guards.index(guard)}" for guard in guards)

@@ -11,9 +11,9 @@ from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType, TensorValue
 
 from torch_max_backend.fusion.convolutions import Absorbed, absorbed
+from torch_max_backend.fusion.movement import Concatenation, transposition, word_of
 from torch_max_backend.fusion.plan import Group, plan
 from torch_max_backend.fusion.program import (
-    Program,
     generate,
     generate_many,
     generate_reduction,
@@ -22,10 +22,10 @@ from torch_max_backend.fusion.program import (
     padded,
 )
 from torch_max_backend.fusion.scalars import is_elementwise
-from torch_max_backend.fusion.terms import BROADCAST, REDUCTIONS, RESHAPE, TRANSPOSE
+from torch_max_backend.fusion.terms import MOVES, REDUCTIONS, RESHAPE
 from torch_max_backend.fusion.values import Value, block_of, handle_of, read
 from torch_max_backend.graph import ops
-from torch_max_backend.mojo_ops.functions import require_function, target_of
+from torch_max_backend.mojo_ops.functions import require, require_function, target_of
 
 
 def fuse(graph: Graph, results: Sequence[TensorValue], device: DeviceRef) -> list[TensorValue]:
@@ -56,6 +56,8 @@ def fuse(graph: Graph, results: Sequence[TensorValue], device: DeviceRef) -> lis
             gone.update(with_convolution.convolution.handle.results)
     for batch in chosen.batches:
         made.update(zip([group.roots[0] for group in batch], _call_many(batch, device), strict=True))
+    for each in chosen.concatenations:
+        made[each.result] = _call_concatenation(each, device)
     for value, tensor in made.items():
         value.handle.replace_all_uses_with(handle_of(tensor))
     final = [made.get(value, result) for value, result in zip(kept, results, strict=True)]
@@ -70,26 +72,37 @@ def _call(group: Group, device: DeviceRef) -> list[TensorValue]:
     layout = layout_of(terms)
     assert layout is not None
     inputs = [leaf.value for leaf in terms.leaves]
+    types = [root.tensor.type for root in group.roots]
+    moved = transposition(terms, layout)
+    if moved is not None:
+        function = require("movement", "transpose", device, (word_of(group.roots[0].dtype),))
+        return _add(function, moved, inputs, types, device)
     make = generate if terms.extents is None else generate_reduction
-    return _add(make(terms, layout, target_of(device)), geometry(terms, layout), inputs, group, device)
+    function = require_function(make(terms, layout, target_of(device)))
+    return _add(function, geometry(terms, layout), inputs, types, device)
 
 
 def _call_absorbed(chosen: Absorbed, group: Group, device: DeviceRef) -> TensorValue:
     inputs = [leaf.value for leaf in group.terms.leaves if leaf is not chosen.leaf]
-    return _add(chosen.program, chosen.geometry, [*inputs, *chosen.inputs], group, device)[0]
+    function = require_function(chosen.program)
+    return _add(function, chosen.geometry, [*inputs, *chosen.inputs], [group.roots[0].tensor.type], device)[0]
+
+
+def _call_concatenation(chosen: Concatenation, device: DeviceRef) -> TensorValue:
+    function = require("movement", "concatenate", device, (word_of(chosen.result.dtype),))
+    return _add(function, chosen.geometry, chosen.parts, [chosen.result.tensor.type], device)[0]
 
 
 def _add(
-    program: Program, values: Sequence[int], inputs: Sequence[Value], group: Group, device: DeviceRef
+    function: str, values: Sequence[int], inputs: Sequence[Value], types: Sequence[TensorType], device: DeviceRef
 ) -> list[TensorValue]:
-    """The op with the geometry ``values`` that computes the group's roots."""
-    count = padded(len(inputs))
-    tensors = [value.tensor for value in (*inputs, *[inputs[-1]] * (count - len(inputs)))]
+    """The op with the geometry ``values`` that calls ``function``."""
+    count = padded(max(1, len(inputs)))
+    tensors = [value.tensor for value in inputs] or [ops.constant(0.0, DType.float32, device)]
+    tensors += [tensors[-1]] * (count - len(tensors))
     host = ops.constant(np.array(values, np.int64), DType.int64, DeviceRef.CPU())
-    types = [root.tensor.type for root in group.roots]
     name = f"pointwise_{len(types)}_{count}"
-    chosen = {"function": require_function(program)}
-    return [result.tensor for result in ops.custom(name, device, [host, *tensors], types, chosen)]
+    return [result.tensor for result in ops.custom(name, device, [host, *tensors], types, {"function": function})]
 
 
 def _call_many(batch: Sequence[Group], device: DeviceRef) -> list[TensorValue]:
@@ -107,7 +120,7 @@ def _call_many(batch: Sequence[Group], device: DeviceRef) -> list[TensorValue]:
 def _erase_unused(graph: Graph, kept: set[Any], absorbed_results: set[Any]) -> None:
     operations, _ = read(graph)
     for operation in reversed(operations):
-        pure = operation.name in (BROADCAST, RESHAPE, TRANSPOSE, "mo.constant", *REDUCTIONS) or (
+        pure = operation.name in (*MOVES, RESHAPE, "mo.constant", *REDUCTIONS) or (
             len(operation.results) == 1
             and is_elementwise(
                 operation.name, [operand.dtype for operand in operation.operands], operation.results[0].dtype

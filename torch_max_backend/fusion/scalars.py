@@ -74,6 +74,14 @@ def expression(name: str, operands: Sequence[str], result: DType) -> str:
     return _EXPRESSIONS[name][1].format(*operands)
 
 
+def inside(masks: Sequence[str], values: Sequence[str], otherwise: str) -> str:
+    """The first of the values whose mask holds; "" is a mask that always holds."""
+    text = otherwise
+    for mask, value in reversed(list(zip(masks, values, strict=True))):
+        text = f"({mask}).select({value}, {text})" if mask else value
+    return text
+
+
 def literal(value: np.generic, dtype: DType) -> str:
     """A vector of one number, exactly that."""
     kind = f"SIMD[DType.{dtype.name}, width]"

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from torch_max_backend.fusion import index_map
-from torch_max_backend.fusion.index_map import IndexMap
+from torch_max_backend.fusion.index_map import Guard, IndexMap, Outside
 from torch_max_backend.fusion.scalars import DTYPES, NUMBERS, is_elementwise
 from torch_max_backend.fusion.values import Operation, Value
 
 REDUCTIONS = {"rmo.mo.reduce.add": 0, "rmo.mo.reduce.mul": 1, "rmo.mo.reduce.max": 2, "rmo.mo.reduce.min": 3}
 """By op, the number in kernels/reduction/values.mojo."""
 RESHAPE, BROADCAST, TRANSPOSE = "rmo.reshape", "rmo.broadcast_to", "rmo.mo.transpose"
+SLICE, PAD, CONCAT = "rmo.slice", "rmo.mo.pad.constant", "rmo.concat"
+MOVES = frozenset({BROADCAST, TRANSPOSE, SLICE, PAD, CONCAT})
+"""Operations whose results are read elsewhere, not computed."""
 MOST_ELEMENTS = 2**31 - 1
 """Offsets are 32 bits wide."""
 MOST_STEPS, MOST_DEPTH = 320, 96
 """Expressions of more operations, or of more upon each other, are cut."""
+MOST_GUARDS = 8
+"""And those that would ask more often whether a place is inside a padded or concatenated value."""
 
 
 class NotOneProgram(Exception):
@@ -53,12 +60,21 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Step:
-    """One operation, or a constant where there are ``number``; operands are the numbers of steps before."""
+    """One operation; operands are the numbers of steps before.
+
+    Attributes:
+        name: the operation's, or "constant".
+        operands: by their numbers.
+        value: what is computed.
+        number: of a constant, or around a padded operand.
+        inside: of a padded operand and of concatenated ones: what holds where the operand is read.
+    """
 
     name: str
     operands: tuple[int, ...]
     value: Value
     number: np.generic | None = None
+    inside: tuple[tuple[Guard, ...], ...] = ()
 
 
 def is_fusible(operation: Operation) -> bool:
@@ -70,13 +86,38 @@ def is_fusible(operation: Operation) -> bool:
         return False
     if not 0 < max(value.size for value in (result, *operation.operands)) <= MOST_ELEMENTS or not result.size:
         return False
-    if any(value.device != result.device for value in operation.operands) and operation.name != TRANSPOSE:
+    if operation.name in MOVES:
+        return result.dtype in DTYPES and _is_known(operation)
+    if any(value.device != result.device for value in operation.operands):
         return False
-    if operation.name in (BROADCAST, TRANSPOSE):
-        return is_elementwise("mo.cast", [result.dtype], result.dtype) and (
-            operation.name == BROADCAST or axes_of(operation) is not None
-        )
     return is_elementwise(operation.name, [value.dtype for value in operation.operands], result.dtype)
+
+
+def _is_known(operation: Operation) -> bool:
+    """Whether everything about an operation that moves elements is known now."""
+    if operation.name == TRANSPOSE:
+        return axes_of(operation) is not None
+    if operation.name == SLICE:
+        steps = _sizes(operation, "steps")
+        return steps is not None and min(steps, default=1) > 0 and _sizes(operation, "starts") is not None
+    if operation.name == CONCAT:
+        return sum(operand.size > 0 for operand in operation.operands) <= MOST_GUARDS + 1
+    if operation.name == PAD:
+        paddings, filler = (operand.maker for operand in operation.operands[1:])
+        return bool(
+            operation.operands[0].size
+            and paddings
+            and filler
+            and paddings.constant() is not None
+            and filler.constant() is not None
+        )
+    return True
+
+
+def _sizes(operation: Operation, name: str) -> list[int] | None:
+    """A list of numbers among the operation's attributes."""
+    found = re.search(r"ape\[([-\d, ]*)\]", str(operation.handle.attributes[name]))
+    return None if found is None else [int(number) for number in found[1].split(",") if number.strip()]
 
 
 def is_reduction(operation: Operation | None) -> bool:
@@ -94,7 +135,7 @@ def extents_of(value: Value) -> Extents | None:
         return None
     shape = maker.operands[0].shape
     assert shape is not None
-    axis = int(str(maker.handle.attributes["axis"]).split(" ")[0]) % len(shape)
+    axis = axis_of(maker, len(shape))
     return Extents(math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
 
 
@@ -116,10 +157,15 @@ def in_memory(value: Value) -> Value:
 
 
 def axes_of(operation: Operation) -> list[int] | None:
-    """A transposition's axes, None where they are computed."""
+    """The numbers in the second operand."""
     maker = operation.operands[1].maker
     axes = maker.constant() if maker is not None else None
     return None if axes is None else [int(axis) for axis in axes]
+
+
+def axis_of(operation: Operation, rank: int) -> int:
+    """The number in the attribute."""
+    return int(str(operation.handle.attributes["axis"]).split(" ")[0]) % rank
 
 
 def _operand(value: Value) -> Value:
@@ -143,6 +189,7 @@ class Terms:
         self.extents = extents_of(roots[0])
         self.size = roots[0].size if self.extents is None else _operand(roots[0]).size
         self.leaves: list[Leaf] = []
+        self.guards: list[Guard] = []
         self.steps: list[Step | Leaf] = []
         self.identity = index_map.identity(self.size)
         self._stored = stored
@@ -159,11 +206,20 @@ class Terms:
             inside = isinstance(step, Step) and step.operands and key[0] not in self.roots
             if inside and len(self.steps) >= MOST_STEPS:
                 raise CutAt(self._longest() or key[0])
+            self._guard(key[0], step)
             self._numbers[key] = len(self.steps)
             self.steps.append(step)
             if isinstance(step, Leaf):
                 self.leaves.append(step)
         return self._numbers[key]
+
+    def _guard(self, value: Value, step: Step | Leaf) -> None:
+        """Notes what ``step`` asks for."""
+        asked = [step.map.guards] if isinstance(step, Leaf) else step.inside
+        new = {guard: None for guards in asked for guard in guards if guard not in self.guards}
+        if len(self.guards) + len(new) > MOST_GUARDS and isinstance(step, Step) and value not in self.roots:
+            raise CutAt(value)
+        self.guards += new
 
     def _term(self, value: Value, at: IndexMap) -> int:
         """The step that holds ``value`` at ``at``'s offsets."""
@@ -197,22 +253,68 @@ class Terms:
     def _computed(self, value: Value, at: IndexMap) -> int:
         maker = value.maker
         assert maker is not None and value.shape is not None
-        if maker.name in (BROADCAST, TRANSPOSE):
-            source = maker.operands[0]
-            assert source.shape is not None
-            if maker.name == BROADCAST:
-                own = index_map.broadcast(source.shape, value.shape)
-            else:
-                own = index_map.permutation(source.shape, axes_of(maker) or [])
-            number = self._term(source, self._then(at, own, value))
-            self._numbers[value, at] = number
-            return number
+        if maker.name == CONCAT:
+            return self._concatenated(value, at)
+        if maker.name in MOVES:
+            return self._moved(value, at)
         numbers = []
         for operand in maker.operands:
             assert operand.shape is not None
             own = index_map.broadcast(operand.shape, value.shape)
             numbers.append(self._term(operand, self._then(at, own, value)))
         return self._add((value, at), Step(maker.name, tuple(numbers), value))
+
+    def _moved(self, value: Value, at: IndexMap) -> int:
+        """The step that holds what one operand has elsewhere, and a number where it has nothing."""
+        maker = value.maker
+        assert maker is not None and value.shape is not None
+        source = maker.operands[0]
+        shape = source.shape
+        assert shape is not None
+        if maker.name == BROADCAST:
+            own = index_map.broadcast(shape, value.shape)
+        elif maker.name == TRANSPOSE:
+            own = index_map.permutation(shape, axes_of(maker) or [])
+        elif maker.name == SLICE:
+            starts = [start % extent for start, extent in zip(_sizes(maker, "starts") or [], shape, strict=True)]
+            own = index_map.part(shape, starts, _sizes(maker, "steps") or [], value.shape)
+        else:
+            own = index_map.padding(shape, (axes_of(maker) or [])[::2], value.shape)
+        if maker.name != PAD:
+            number = self._term(source, self._then(at, own, value))
+            self._numbers[value, at] = number
+            return number
+        filler = maker.operands[2].maker
+        numbers = filler.constant() if filler is not None else None
+        assert numbers is not None
+        try:
+            place = self._then(at, own, value)
+        except Outside:
+            return self._add((value, at), Step("constant", (), value, numbers[0]))
+        step = Step(PAD, (self._term(source, place),), value, numbers[0], (place.guards,))
+        return self._add((value, at), step)
+
+    def _concatenated(self, value: Value, at: IndexMap) -> int:
+        """The step that holds one of the operands, whichever lies there."""
+        maker = value.maker
+        assert maker is not None and value.shape is not None
+        axis = axis_of(maker, len(value.shape))
+        before = [0] * len(value.shape)
+        places: list[tuple[Value, IndexMap]] = []
+        for operand in maker.operands:
+            assert operand.shape is not None
+            if operand.size:
+                own = index_map.padding(operand.shape, before, value.shape)
+                with contextlib.suppress(Outside):
+                    places.append((operand, self._then(at, own, value)))
+            before[axis] += operand.shape[axis]
+        numbers = tuple(self._term(*each) for each in places)
+        if len(numbers) == 1:
+            self._numbers[value, at] = numbers[0]
+            return numbers[0]
+        # What is in none of the others is in the last one.
+        inside = tuple(place.guards for _, place in places[:-1])
+        return self._add((value, at), Step(CONCAT, numbers, value, inside=inside))
 
     def _longest(self) -> Value | None:
         """The value of most steps among those that are as large as the result."""

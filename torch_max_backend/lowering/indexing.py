@@ -1,8 +1,8 @@
 """Reading and writing at places that tensors name.
 
-Reading is MAX's gather over one axis: several indexed dimensions that are neighbours in memory are read as one, so that
-interpolation of channels-last values copies nothing but what it reads. Places are brought inside the tensor first (a
-place outside reads the nearest element; eager PyTorch raises). Writing is done by kernels with a fixed order.
+Reading gathers over one axis: several indexed dimensions that are neighbours in memory are read as one, so that
+interpolation of channels-last values copies nothing but what it reads. A place outside reads the nearest element; eager
+PyTorch raises. Writing is done by kernels with a fixed order.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch_max_backend.graph.layout import GraphTensor, Order, aligned, contiguo
 from torch_max_backend.lowering import numerics
 from torch_max_backend.lowering.context import LoweringContext
 from torch_max_backend.lowering.registry import Layout, lowering
+from torch_max_backend.mojo_ops.indexing import gather as gather_at
 from torch_max_backend.mojo_ops.indexing import scatter_elements, scatter_rows
 
 aten = torch.ops.aten
@@ -62,8 +63,7 @@ def _inside(index: TensorValue, size: Dim) -> TensorValue:
 
 def take(x: GraphTensor, dim: int, index: TensorValue) -> TensorValue:
     """Entries of dimension ``dim``, in ``x``'s memory order; the axes of ``index`` replace that dimension's."""
-    size = x.shape[dim % x.rank]
-    return ops.gather(x.value, _inside(places(index, size), size), x.axis(dim))
+    return gather_at(x.value, numerics.cast(index, DType.int64), x.axis(dim))
 
 
 @lowering(aten.embedding.default, layout=Layout.RAW)
@@ -144,7 +144,7 @@ def _joined(order: Order, dims: Sequence[int]) -> Order:
 def index_tensor(ctx: LoweringContext, x: GraphTensor, indices: Sequence[GraphTensor | None]) -> GraphTensor:
     """Advanced indexing by tensors of places."""
     indexed = Indexed(x, indices)
-    result = GraphTensor(ops.gather(indexed.value, indexed.index, indexed.axis), indexed.order)
+    result = GraphTensor(gather_at(indexed.value, indexed.index, indexed.axis), indexed.order)
     shape = ctx.out_shape()
     physical = [shape[dim] for dim in result.order]
     if list(result.value.shape) != physical:
@@ -231,7 +231,7 @@ def gather(
         shape = [at.shape[p] if p == position else 1 for p in range(x.rank)]
         linear = ops.add(linear, ops.reshape(place, shape))
     flat = ops.reshape(x.value, [_product(x.value.shape)])
-    return GraphTensor(ops.gather(flat, ops.broadcast_to(linear, at.shape), 0), order)
+    return GraphTensor(gather_at(flat, ops.broadcast_to(linear, at.shape), 0), order)
 
 
 def _scattered(

@@ -30,6 +30,7 @@ from torch_max_backend.graph.layout import (
 from torch_max_backend.lowering import numerics
 from torch_max_backend.lowering.context import LoweringContext, max_dim, scalar
 from torch_max_backend.lowering.registry import Layout, lowering
+from torch_max_backend.mojo_ops.indexing import gather
 
 aten = torch.ops.aten
 
@@ -413,7 +414,7 @@ def flipped(x: GraphTensor, dim: int) -> GraphTensor:
     if not isinstance(size, StaticDim):
         raise CannotLower("a flip along a dimension of run-time extent")
     back = ops.constant(np.arange(int(size))[::-1].copy(), DType.int64, device=x.value.device)
-    return x.with_value(ops.gather(x.value, back, axis))
+    return x.with_value(gather(x.value, back, axis))
 
 
 @lowering(aten.flip.default, layout=Layout.RAW)

@@ -16,6 +16,7 @@ from torch_max_backend.graph.layout import GraphTensor
 from torch_max_backend.lowering import numerics
 from torch_max_backend.lowering.context import LoweringContext
 from torch_max_backend.lowering.registry import Layout, lowering
+from torch_max_backend.mojo_ops.indexing import gather
 
 aten = torch.ops.aten
 
@@ -55,7 +56,7 @@ def _first(ctx: LoweringContext, x: GraphTensor, dim: int, count: int | None, de
     indices = _places_of(ctx, numerics.cast(flat, DType.int32) if flat.dtype == DType.bool else flat, count, descending)
     starts = ops.mul(ops.reshape(ops.iota(StaticDim(rows), ctx.device), [rows, 1]), ctx.scalar(length, DType.int64))
     whole = ops.reshape(ops.add(indices, starts), [rows * count])
-    values = ops.gather(ops.reshape(flat, [rows * length]), whole, axis=0)
+    values = gather(ops.reshape(flat, [rows * length]), whole, 0)
     back = [last.index(axis) for axis in range(x.rank)]
     return [
         GraphTensor.contiguous(ops.reshape(value, [*shape[:-1], count])).permuted(back) for value in (values, indices)

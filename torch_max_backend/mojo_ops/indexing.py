@@ -1,15 +1,19 @@
-"""Writing to places that an index tensor names, one typed function each.
+"""Reading from and writing to places that an index tensor names, one typed function each.
 
 ``x`` is [outer, places, inner] and ``source`` [outer, count, inner], contiguous; places are int64, counted from
-zero. On the CPU a place outside raises when the graph runs, on a GPU it is ignored.
+zero. On the CPU a place outside raises when the graph runs, on a GPU it is ignored; reading is more lenient.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
+
 from beartype import beartype
 from max.dtype import DType
-from max.graph import Dim, TensorValue
+from max.graph import Dim, TensorType, TensorValue
 
+from torch_max_backend.graph import ops
 from torch_max_backend.mojo_ops import functions
 
 
@@ -27,6 +31,22 @@ def _check(x: TensorValue, index: TensorValue, source: TensorValue, index_shape:
         raise ValueError(f"index has dtype {index.dtype}: must be {DType.int64}")
     if list(index.shape) != index_shape:
         raise ValueError(f"index has shape {list(index.shape)}: must be {index_shape}")
+
+
+@beartype
+def gather(x: TensorValue, index: TensorValue, axis: int) -> TensorValue:
+    """Entries of ``x``'s axis ``axis``, which the axes of ``index`` replace.
+
+    ``index`` is int64; a negative place counts from the end, what is still outside reads the nearest element.
+    """
+    if index.dtype != DType.int64:
+        raise ValueError(f"index has dtype {index.dtype}: must be {DType.int64}")
+    before, after = list(x.shape[:axis]), list(x.shape[axis + 1 :])
+    outer, count, inner = (functools.reduce(operator.mul, dims, Dim(1)) for dims in (before, index.shape, after))
+    operands = [ops.reshape(x, [outer, x.shape[axis], inner]), ops.reshape(index, [count])]
+    result = TensorType(x.dtype, [outer, count, inner], x.device)
+    (y,) = functions.call("indexing", "gather_rows", x.device, operands, [result], (x.dtype,))
+    return ops.reshape(y, [*before, *index.shape, *after])
 
 
 @beartype

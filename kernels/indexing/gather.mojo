@@ -1,0 +1,123 @@
+"""y [outer, count, inner] = x [outer, places, inner] at the places of index [count].
+
+A negative place counts from the end, and what is still outside reads the nearest element.
+"""
+
+from std.math import ceildiv
+from std.sys import size_of
+
+from max.algorithm import sync_parallelize
+from max.gpu import global_idx
+from max.gpu.host import DeviceContext
+
+from ..arithmetic import Divisor
+from ..convolution.common import Ptr, worker_count
+from .rows import BLOCK, Rows, copy_row
+
+# Below this many elements a second core costs more than it gives.
+comptime SMALLEST_SHARE = 16384
+comptime MOST_BYTES = 16
+
+
+@always_inline
+def _inside(place: Int64, places: Int) -> Int:
+    var at = Int(place)
+    if at < 0:
+        at += places
+    return max(0, min(at, places - 1))
+
+
+@no_inline
+def gather_cpu[
+    dtype: DType
+](y: Ptr[dtype], x: Ptr[dtype], index: Ptr[DType.int64], rows: Rows):
+    var total = rows.outer * rows.count
+    var workers = max(
+        1, min(min(worker_count(), total), total * rows.inner // SMALLEST_SHARE)
+    )
+
+    @always_inline
+    def task(worker: Int) {imm}:
+        for row in range(
+            total * worker // workers, total * (worker + 1) // workers
+        ):
+            var o = row // rows.count
+            var place = _inside(
+                index[unsafe_offset=row % rows.count], rows.places
+            )
+            copy_row[dtype](
+                y.unsafe_offset(row * rows.inner),
+                x.unsafe_offset((o * rows.places + place) * rows.inner),
+                rows.inner,
+            )
+
+    sync_parallelize(task, workers)
+
+
+def gather_kernel[
+    dtype: DType, width: Int
+](
+    y: Ptr[dtype],
+    x: Ptr[dtype],
+    index: Ptr[DType.int64],
+    size: Int64,
+    places: Int64,
+    count: Divisor,
+    inner: Divisor,
+):
+    """A thread copies `width` neighbouring elements."""
+    var i = global_idx.x * width
+    if i >= Int(size):
+        return
+    var row, n = inner.divide(Int32(i))
+    var o, k = count.divide(row)
+    var place = _inside(index[unsafe_offset=Int(k)], Int(places))
+    var from_ = (Int(o) * Int(places) + place) * Int(inner.value) + Int(n)
+    comptime alignment = width * size_of[dtype]()
+    y.unsafe_offset(i).unsafe_store[alignment=alignment](
+        x.unsafe_offset(from_).unsafe_load[width=width, alignment=alignment]()
+    )
+
+
+@no_inline
+def gather_gpu[
+    dtype: DType
+](
+    y: Ptr[dtype],
+    x: Ptr[dtype],
+    index: Ptr[DType.int64],
+    rows: Rows,
+    ctx: DeviceContext,
+) raises:
+    comptime vector = MOST_BYTES // size_of[dtype]()
+    var size = rows.outer * rows.count * rows.inner
+    if size > Int(Int32.MAX):
+        raise Error(t"gather: {size} elements: must be below 2^31")
+    if size == 0:
+        return
+    var count = Divisor(rows.count)
+    var inner = Divisor(rows.inner)
+    if rows.inner % vector == 0 and (Int(y) | Int(x)) % MOST_BYTES == 0:
+        ctx.enqueue_function[gather_kernel[dtype, vector]](
+            y,
+            x,
+            index,
+            Int64(size),
+            Int64(rows.places),
+            count,
+            inner,
+            grid_dim=ceildiv(size // vector, BLOCK),
+            block_dim=BLOCK,
+        )
+    else:
+        ctx.enqueue_function[gather_kernel[dtype, 1]](
+            y,
+            x,
+            index,
+            Int64(size),
+            Int64(rows.places),
+            count,
+            inner,
+            grid_dim=ceildiv(size, BLOCK),
+            block_dim=BLOCK,
+        )

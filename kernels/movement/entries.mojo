@@ -1,0 +1,68 @@
+"""The movement family's entries in its libraries.
+
+Results and sources are addresses, results first; `dtype` says how wide an element is. The geometry is a host tensor of
+int64.
+"""
+
+from max.gpu.host import DeviceContext
+from max.gpu.host.info import is_cpu
+from std.utils.index import IndexList
+
+from ..convolution.common import Ptr
+from ..library import Arguments
+from .concatenate import (
+    MOST_PARTS,
+    Parts,
+    concatenate_cpu,
+    concatenate_gpu,
+)
+from .transpose import MOST_DIGITS, Permutation, transpose_cpu, transpose_gpu
+
+
+def transpose[
+    target: StaticString, dtype: DType
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    """A copy of a tensor with its axes in another order.
+
+    The geometry: the extents of the digits by which the result's elements are counted, then their strides in the source
+    (transpose.mojo).
+    """
+    var geometry = arguments.take[DType.int64, 1]()
+    var count = geometry.dim_size(0) // 2
+    if count < 2 or count > MOST_DIGITS or geometry.dim_size(0) % 2 != 0:
+        raise Error(t"transpose: geometry has {geometry.dim_size(0)} values")
+    var extents = IndexList[MOST_DIGITS](1)
+    var strides = IndexList[MOST_DIGITS](0)
+    for k in range(count):
+        extents[k] = Int(geometry[k])
+        strides[k] = Int(geometry[count + k])
+    var permutation = Permutation(count, extents, strides)
+    var y = Ptr[dtype](unsafe_from_address=arguments.take_word())
+    var x = Ptr[dtype](unsafe_from_address=arguments.take_word())
+    comptime if is_cpu[target]():
+        transpose_cpu[dtype](y, x, permutation)
+    else:
+        transpose_gpu[dtype](y, x, permutation, ctx)
+
+
+def concatenate[
+    target: StaticString, dtype: DType
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    """Tensors [outer, width] one behind the other. The geometry: outer, then the widths, none of which is 0.
+    """
+    var geometry = arguments.take[DType.int64, 1]()
+    var count = geometry.dim_size(0) - 1
+    if count < 1 or count > MOST_PARTS:
+        raise Error(t"concatenate: {count} parts")
+    var parts = Parts(Int(geometry[0]))
+    var y = Ptr[dtype](unsafe_from_address=arguments.take_word())
+    for k in range(count):
+        parts.data[k] = arguments.take_word()
+        parts.widths[k] = Int(geometry[1 + k])
+        parts.total += parts.widths[k]
+    if parts.outer * parts.total > Int(Int32.MAX):
+        raise Error("concatenate: more than 2^31 - 1 elements")
+    comptime if is_cpu[target]():
+        concatenate_cpu[dtype](y, parts, count)
+    else:
+        concatenate_gpu[dtype](y, parts, count, ctx)

@@ -1,0 +1,67 @@
+"""Moves of elements that have kernels of their own (kernels/movement/): permuted copies, many tensors made one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from max.dtype import DType
+
+from torch_max_backend.fusion.program import Layout
+from torch_max_backend.fusion.terms import CONCAT, MOST_ELEMENTS, MOST_GUARDS, Leaf, Terms, axis_of
+from torch_max_backend.fusion.values import Operation, Value
+
+_LEAST_TRANSPOSED = 1 << 16
+"""Smaller tensors are copied by programs, several at once."""
+_LEAST_EXTENT = 8
+"""Narrower tiles would be mostly empty."""
+MOST_PARTS = 48
+_WORDS = {1: DType.uint8, 2: DType.uint16, 4: DType.uint32, 8: DType.uint64}
+
+
+@dataclass(frozen=True)
+class Concatenation:
+    """Many tensors one behind the other, as the kernel takes them.
+
+    Attributes:
+        result: of the operation.
+        parts: which have elements.
+        geometry: the extent before the axis, and each part's elements behind.
+    """
+
+    result: Value
+    parts: list[Value]
+    geometry: list[int]
+
+
+def word_of(dtype: DType) -> DType:
+    """The whole numbers that are as wide as elements of ``dtype``."""
+    return _WORDS[dtype.size_in_bytes]
+
+
+def transposition(terms: Terms, layout: Layout | None) -> list[int] | None:
+    """The geometry of a permuted copy, where ``terms`` are one that goes through tiles."""
+    if layout is None or len(terms.roots) > 1 or terms.extents is not None or terms.size < _LEAST_TRANSPOSED:
+        return None
+    if len(terms.steps) != 1 or not isinstance(terms.steps[0], Leaf):
+        return None
+    (strides,), extents = layout.strides, layout.extents
+    guarded = terms.guards or terms.leaves[0].map.constant
+    if guarded or len(extents) < 2 or strides[-1] == 1 or 1 not in strides:
+        return None
+    if min(extents[-1], extents[strides.index(1)]) < _LEAST_EXTENT:
+        return None
+    return [*extents, *strides]
+
+
+def concatenation(operation: Operation) -> Concatenation | None:
+    """The operation as a call of the kernel, where it has more parts than a program takes."""
+    if operation.name != CONCAT:
+        return None
+    (result,) = operation.results
+    parts = [operand for operand in operation.operands if operand.size]
+    if not MOST_GUARDS + 1 < len(parts) <= MOST_PARTS or result.shape is None or result.size > MOST_ELEMENTS:
+        return None
+    axis = axis_of(operation, len(result.shape))
+    outer = math.prod(result.shape[:axis])
+    return Concatenation(result, parts, [outer, *(part.size // outer for part in parts)])
