@@ -21,6 +21,7 @@ ELSEWHERE = {
         "torch_max_backend.max_pool_offsets",
         "torch_max_backend.max_pool_offsets_backward",
     },
+    "tests/test_habits.py": {"aten._efficientzerotensor"},
     "tests/models, in evaluation": {"aten._native_batch_norm_legit_no_training"},
     "variants, which are cases with TORCH_MAX_BACKEND_CASES=all only": {
         "aten._scaled_dot_product_cudnn_attention",
@@ -47,6 +48,7 @@ ELSEWHERE = {
         "aten.copysign.Scalar",
         "aten.detach",
         "aten.div.Scalar_mode",
+        "aten.empty_permuted",
         "aten.empty_strided",
         "aten.lift_fresh_copy",
         "aten.linear",

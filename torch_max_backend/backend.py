@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -64,15 +65,22 @@ def max_backend(
     return _through_aot(gm, example_inputs, _Compilation(Options.parse(options, mode)))
 
 
-def build_only(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+def build_only(
+    gm: GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
     """A backend that builds the MAX graphs, shows them to the observers, compiles none and runs PyTorch's ops."""
-    return _through_aot(gm, example_inputs, _Building(Options()))
+    return _through_aot(gm, example_inputs, _Building(Options.parse(options)))
 
 
 def _through_aot(gm: GraphModule, example_inputs: Sequence[Any], compilation: _Compilation) -> Callable[..., Any]:
     lowering.load_all()
+    context = TracingContext.try_get()
+    # DistributedDataParallel's graph is cut where its buckets end; the cut looks here whether a piece went through
+    # AOTAutograd, whose result then answers the first call with fake tensors. Eager PyTorch could not.
+    counters["aot_autograd"]["total"] += 1
+    in_background = compilation.options.compile == "background" and not (context and context.fakify_first_call)
     # A copy, since AOTAutograd may do with its graph as it likes.
-    eager = GraphModule(gm, copy.deepcopy(gm.graph)) if compilation.options.compile == "background" else None
+    eager = GraphModule(gm, copy.deepcopy(gm.graph)) if in_background else None
     # Without this AOTAutograd would hand over the backward graph at the first backward call, too late to compile
     # it together with the forward one.
     with functorch_config.patch(force_non_lazy_backward_lowering=True):

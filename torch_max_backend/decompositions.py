@@ -74,6 +74,13 @@ TAKEN_APART: tuple[OpOverloadPacket | OpOverload, ...] = (
     aten.miopen_batch_norm_backward,
     aten.linalg_vector_norm,
     aten.native_dropout_backward,
+    aten.diagonal_scatter,
+    aten.dist,
+    aten.ldexp,
+    aten.narrow_copy,
+    aten.permute_copy,
+    aten.unbind_copy,
+    aten.view_copy,
 )
 
 
@@ -88,6 +95,25 @@ def weight_norm_backward(
     return (grad - v * (along / norms)) * (g / norms), along
 
 
+def shrink_backward(grad: torch.Tensor, x: torch.Tensor, lambd: float) -> torch.Tensor:
+    """``aten.hardshrink_backward`` and ``softshrink_backward``: nothing comes back where |x| <= ``lambd``."""
+    return torch.where((x >= -lambd) & (x <= lambd), torch.zeros_like(grad), grad)
+
+
+def addbmm(
+    x: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, *, beta: float = 1, alpha: float = 1
+) -> torch.Tensor:
+    """``beta * x`` and the sum of ``alpha * batch1[i] @ batch2[i]`` over i, which is one product of matrices."""
+    joined = batch1.permute(1, 0, 2).flatten(1), batch2.flatten(0, 1)
+    return torch.addmm(x, *joined, beta=beta, alpha=alpha)
+
+
+def round_decimals(x: torch.Tensor, *, decimals: int) -> torch.Tensor:
+    """``aten.round.decimals``: to that many digits behind the point, as eager does by scaling."""
+    scale = 10.0 ** abs(decimals)
+    return torch.round(x * scale) / scale if decimals >= 0 else torch.round(x / scale) * scale
+
+
 @functools.cache
 def decompositions() -> dict[OpOverload, Callable[..., Any]]:
     """The decomposition table that AOTAutograd traces with."""
@@ -97,6 +123,10 @@ def decompositions() -> dict[OpOverload, Callable[..., Any]]:
         **optimizer_decompositions(),
         **sampling_decompositions(),
         aten._weight_norm_interface_backward.default: weight_norm_backward,
+        aten.hardshrink_backward.default: shrink_backward,
+        aten.softshrink_backward.default: shrink_backward,
+        aten.addbmm.default: addbmm,
+        aten.round.decimals: round_decimals,
     }
     kept = {getattr(packet, name) for packet in KEPT_WHOLE for name in packet.overloads()}
     return {op: function for op, function in table.items() if op not in kept}

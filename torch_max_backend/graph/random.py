@@ -8,11 +8,15 @@ of these stays too, for the generator's state would advance in another order.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import sympy
 import torch
 from torch.fx import GraphModule, Node
+from torch.utils._sympy.functions import FloorDiv
 
 aten = torch.ops.aten
 
@@ -88,11 +92,17 @@ def hoist_draws(gm: GraphModule) -> GraphModule:
                 last.append(node)
             last = node
             continue
-        if node.target not in _LIKE or not _is_concrete(node):
+        if node.target not in _LIKE or not _is_drawn_alike(node):
             break
         if node.target is aten.native_dropout.default and node.args[2] is False:
             continue
-        last = _replace_by_draw(node, last)
+        sizes = _Sizes(gm, last)
+        fake = node.args[0].meta["val"]
+        try:
+            extents = tuple(sizes.of(size) for size in fake.shape), tuple(sizes.of(size) for size in fake.stride())
+        except _NoSizeError:
+            break
+        last = _replace_by_draw(node, sizes.last, *extents)
     graph.eliminate_dead_code()
     graph.lint()
     gm.recompile()
@@ -100,11 +110,67 @@ def hoist_draws(gm: GraphModule) -> GraphModule:
 
 
 def _is_concrete(node: Node) -> bool:
-    """All sizes are plain ints and nothing but the first argument is computed."""
-    fake = node.args[0].meta["val"] if isinstance(node.args[0], Node) else None
-    sizes = (*fake.shape, *fake.stride()) if isinstance(fake, torch.Tensor) else ()
-    rest = [*node.args[1 if fake is not None else 0 :], *node.kwargs.values()]
-    return all(isinstance(size, int) for size in sizes) and not any(_holds_node(arg) for arg in rest)
+    """All arguments of an op without tensors are known."""
+    return not any(map(_holds_node, (*node.args, *node.kwargs.values())))
+
+
+def _is_drawn_alike(node: Node) -> bool:
+    """Nothing but the first argument, a tensor, is computed."""
+    return isinstance(node.args[0], Node) and not any(map(_holds_node, (*node.args[1:], *node.kwargs.values())))
+
+
+class _NoSizeError(Exception):
+    """A size that no argument of the graph tells."""
+
+
+class _Sizes:
+    """Sizes as arguments of a draw: numbers, or nodes that compute them of the sizes that the graph is given.
+
+    Args:
+        gm: the graph.
+        last: the node behind which nodes are added; it moves with them.
+    """
+
+    def __init__(self, gm: GraphModule, last: Node) -> None:
+        self._graph = gm.graph
+        self.last = last
+        self._given: dict[sympy.Basic, Node] = {}
+        for node in gm.graph.find_nodes(op="placeholder"):
+            if isinstance(node.meta.get("val"), torch.SymInt):
+                self._given.setdefault(node.meta["val"].node.expr, node)
+
+    def of(self, size: int | torch.SymInt) -> int | Node:
+        """A size.
+
+        Raises:
+            _NoSizeError: it depends on what the graph is not given, or in a way that is not known here.
+        """
+        return size if isinstance(size, int) else self._of(size.node.expr)
+
+    def _of(self, expression: sympy.Basic) -> int | Node:
+        if expression.is_Integer:
+            return int(expression)
+        if expression in self._given:
+            return self._given[expression]
+        function = _ARITHMETIC.get(type(expression))
+        if function is None:
+            raise _NoSizeError
+        return functools.reduce(lambda a, b: self._call(function, a, b), map(self._of, expression.args))
+
+    def _call(self, function: Callable[..., Any], a: int | Node, b: int | Node) -> Node:
+        with self._graph.inserting_after(self.last):
+            node = self._graph.call_function(function, (a, b))
+        node.meta["val"] = function(*(arg.meta["val"] if isinstance(arg, Node) else arg for arg in (a, b)))
+        self.last = node
+        return node
+
+
+#: What sizes are made with.
+_ARITHMETIC: dict[type[sympy.Basic], Callable[..., Any]] = {
+    sympy.Add: operator.add,
+    sympy.Mul: operator.mul,
+    FloorDiv: operator.floordiv,
+}
 
 
 def _holds_node(arg: Any) -> bool:
@@ -113,15 +179,15 @@ def _holds_node(arg: Any) -> bool:
     return isinstance(arg, (Node, torch.SymInt, torch.SymFloat))
 
 
-def _replace_by_draw(node: Node, last: Node) -> Node:
-    """Puts the draw for ``node`` behind ``last`` and returns it."""
+def _replace_by_draw(node: Node, last: Node, shape: tuple[int | Node, ...], stride: tuple[int | Node, ...]) -> Node:
+    """Puts the draw for ``node``, with the shape and the strides of its argument, behind ``last`` and returns it."""
     graph = node.graph
     source = node.args[0]
     fake = source.meta["val"]
     arguments = (
         node.target,
-        tuple(fake.shape),
-        tuple(fake.stride()),
+        shape,
+        stride,
         fake.dtype,
         fake.device,
         *node.args[1:],

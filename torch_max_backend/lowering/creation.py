@@ -50,12 +50,14 @@ def full_like(ctx: LoweringContext, x: GraphTensor, value: Number, **options: An
 
 @lowering(
     aten.empty.memory_format,
+    aten.empty_permuted.default,
     aten.empty_strided.default,
     aten.new_empty_strided.default,
+    aten._efficientzerotensor.default,
     layout=Layout.RAW,
 )
 def empty(ctx: LoweringContext, *sizes: Any, **options: Any) -> GraphTensor:
-    """Zeros, also where PyTorch leaves memory undefined."""
+    """Zeros, also where PyTorch leaves memory undefined; what forward-mode differentiation calls a zero tensor too."""
     return filled(ctx, 0)
 
 

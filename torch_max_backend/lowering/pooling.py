@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from max.graph import TensorValue
+from max.graph import Dim, TensorValue
 from torch.fx import Node
 
 from torch_max_backend.errors import CannotLower, InvalidArgumentError
@@ -27,23 +27,37 @@ def _supports(node: Node) -> str | None:
     tensors = [arg.meta["val"] for arg in node.all_input_nodes]
     if tensors[0].dtype not in _FLOATS:
         return f"pooling runs in {', '.join(map(str, _FLOATS))}, not {tensors[0].dtype}"
-    if any(isinstance(size, torch.SymInt) for tensor in tensors for size in tensor.shape[-2:]):
-        return "pooling over dynamic spatial extents"
     return None
 
 
 def _problem(spatial_rank: int, x: torch.Tensor, *args: Any, **kwargs: Any) -> PoolingProblem:
     try:
-        return PoolingProblem.from_aten(list(x.shape[-spatial_rank:]), *args, **kwargs)
+        return PoolingProblem.from_aten(_traced(x.shape[-spatial_rank:]), *args, **kwargs)
     except ValueError as error:
         raise InvalidArgumentError(f"pooling: {error}") from None
 
 
 def _adaptive(spatial_rank: int, x: torch.Tensor, output_size: Sequence[int]) -> AdaptivePoolingProblem:
     try:
-        return AdaptivePoolingProblem.from_aten(list(x.shape[-spatial_rank:]), list(output_size))
+        return AdaptivePoolingProblem.from_aten(_traced(x.shape[-spatial_rank:]), _traced(output_size))
     except ValueError as error:
         raise InvalidArgumentError(f"adaptive pooling: {error}") from None
+
+
+def _traced(sizes: Sequence[int | torch.SymInt]) -> list[int]:
+    """Sizes as numbers: those that the graph was traced with where they are symbolic.
+
+    The problem checks them; what the kernels get are the window, which is always known, and extents of tensors.
+    """
+    if not all(isinstance(size, int) or size.node.has_hint() for size in sizes):
+        raise CannotLower("pooling over an extent that depends on data")
+    return [size if isinstance(size, int) else size.node.hint for size in sizes]
+
+
+def _result_extents(ctx: LoweringContext) -> list[Dim]:
+    """The extents [D, H, W] of the (first) result, symbolic ones among them."""
+    rank = _rank(ctx)
+    return [*[Dim(1)] * (3 - rank), *ctx.out_shape()[-rank:]]
 
 
 class _View:
@@ -110,7 +124,7 @@ def max_pool_with_indices(
     rank = _rank(ctx)
     problem = _problem(rank, ctx.arg_meta(0), kernel_size, stride, padding, dilation, ceil_mode)
     view = _View(x, rank)
-    y, indices = kernels.max_pool_fprop(view.show(x), problem)
+    y, indices = kernels.max_pool_fprop(view.show(x), problem, _result_extents(ctx))
     return view.take(y), view.take(indices)
 
 
@@ -140,7 +154,10 @@ def max_pool_with_indices_backward(
     problem = _problem(rank, ctx.arg_meta(1), kernel_size, stride, padding, dilation, ceil_mode)
     view = _View(indices, rank)
     deterministic = torch.are_deterministic_algorithms_enabled()
-    return view.take(kernels.max_pool_dgrad(view.show(grad), view.show(indices), problem, deterministic=deterministic))
+    dx = kernels.max_pool_dgrad(
+        view.show(grad), view.show(indices), problem, _result_extents(ctx), deterministic=deterministic
+    )
+    return view.take(dx)
 
 
 @lowering(aten.avg_pool2d.default, aten.avg_pool3d.default, layout=Layout.RAW, supports=_supports)
@@ -158,7 +175,8 @@ def avg_pool(
     rank = _rank(ctx)
     rest = (kernel_size, stride, padding, 1, ceil_mode, count_include_pad, divisor_override)
     view = _View(x, rank)
-    return view.take(kernels.avg_pool_fprop(view.show(x), _problem(rank, ctx.arg_meta(0), *rest)))
+    problem = _problem(rank, ctx.arg_meta(0), *rest)
+    return view.take(kernels.avg_pool_fprop(view.show(x), problem, _result_extents(ctx)))
 
 
 @lowering(aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default, layout=Layout.RAW, supports=_supports)
@@ -177,7 +195,8 @@ def avg_pool_backward(
     rank = _rank(ctx)
     rest = (kernel_size, stride, padding, 1, ceil_mode, count_include_pad, divisor_override)
     view = _View(grad, rank)
-    return view.take(kernels.avg_pool_dgrad(view.show(grad), _problem(rank, ctx.arg_meta(1), *rest)))
+    problem = _problem(rank, ctx.arg_meta(1), *rest)
+    return view.take(kernels.avg_pool_dgrad(view.show(grad), problem, _result_extents(ctx)))
 
 
 @lowering(
@@ -190,7 +209,8 @@ def adaptive_avg_pool(ctx: LoweringContext, x: GraphTensor, output_size: Sequenc
     """Averages over windows that cover the input evenly."""
     rank = _rank(ctx)
     view = _View(x, rank)
-    return view.take(kernels.adaptive_avg_pool_fprop(view.show(x), _adaptive(rank, ctx.arg_meta(0), output_size)))
+    problem = _adaptive(rank, ctx.arg_meta(0), output_size)
+    return view.take(kernels.adaptive_avg_pool_fprop(view.show(x), problem, _result_extents(ctx)))
 
 
 @lowering(
@@ -204,7 +224,7 @@ def adaptive_avg_pool_backward(ctx: LoweringContext, grad: GraphTensor, x: Graph
     rank = _rank(ctx)
     problem = _adaptive(rank, ctx.arg_meta(1), ctx.arg_meta(0).shape[-rank:])
     view = _View(grad, rank)
-    return view.take(kernels.adaptive_avg_pool_dgrad(view.show(grad), problem))
+    return view.take(kernels.adaptive_avg_pool_dgrad(view.show(grad), problem, _result_extents(ctx)))
 
 
 @lowering(
@@ -219,7 +239,8 @@ def adaptive_max_pool(
     """Maxima over windows that cover the input evenly, and their indices."""
     rank = _rank(ctx)
     view = _View(x, rank)
-    y, indices = kernels.adaptive_max_pool_fprop(view.show(x), _adaptive(rank, ctx.arg_meta(0), output_size))
+    problem = _adaptive(rank, ctx.arg_meta(0), output_size)
+    y, indices = kernels.adaptive_max_pool_fprop(view.show(x), problem, _result_extents(ctx))
     return view.take(y), view.take(indices)
 
 
@@ -236,7 +257,8 @@ def adaptive_max_pool_backward(
     rank = _rank(ctx)
     problem = _adaptive(rank, ctx.arg_meta(1), ctx.arg_meta(0).shape[-rank:])
     view = _View(indices, rank)
-    return view.take(kernels.adaptive_max_pool_dgrad(view.show(grad), view.show(indices), problem))
+    dx = kernels.adaptive_max_pool_dgrad(view.show(grad), view.show(indices), problem, _result_extents(ctx))
+    return view.take(dx)
 
 
 @lowering(aten.max_unpool2d.default, aten.max_unpool3d.default, layout=Layout.RAW, supports=_supports)
@@ -248,10 +270,8 @@ def max_unpool(
     *window: Sequence[int],
 ) -> GraphTensor:
     """Zeros with ``x`` at ``indices``; an index outside the plane is ignored."""
-    rank = _rank(ctx)
-    view = _View(x, rank)
-    extents = (*[1] * (3 - rank), *map(int, output_size[-rank:]))
-    return view.take(kernels.max_unpool_fprop(view.show(x), view.show(indices), extents))
+    view = _View(x, _rank(ctx))
+    return view.take(kernels.max_unpool_fprop(view.show(x), view.show(indices), _result_extents(ctx)))
 
 
 @lowering(torch.ops.torch_max_backend.max_pool_offsets.default, layout=Layout.RAW, supports=_supports)

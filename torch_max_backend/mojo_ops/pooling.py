@@ -1,8 +1,9 @@
 """Pooling operations of the Mojo package, one typed function each.
 
-Every activation is [N, D, H, W, C] and contiguous; a contiguous NCHW tensor goes in as [N * C, D, H, W, 1]. N
-and C may be symbolic, the spatial extents are those of the problem. Indices are int64, flat in the unpadded
-D * H * W plane; offsets are the number of the winning tap within its window.
+Every activation is [N, D, H, W, C] and contiguous; a contiguous NCHW tensor goes in as [N * C, D, H, W, 1]. Every
+extent may be symbolic; the static ones are those of the problem, and `extents` are the result's [D, H, W] where they
+are not all static. Indices are int64, flat in the unpadded D * H * W plane; offsets are the number of the winning tap
+within its window.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 
 from beartype import beartype
 from max.dtype import DType
-from max.graph import DeviceRef, TensorType, TensorValue
+from max.graph import DeviceRef, Dim, DimLike, StaticDim, TensorType, TensorValue
 
 from torch_max_backend.graph import ops
 from torch_max_backend.mojo_ops import functions
@@ -23,7 +24,9 @@ _FLOATS = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
 def _check_tensor(name: str, value: TensorValue, extents: Extents | None = None) -> None:
     if len(value.shape) != 5:
         raise ValueError(f"{name} has shape {list(value.shape)}: must have rank 5, [N, D, H, W, C]")
-    if extents is not None and tuple(value.shape[1:4]) != extents:
+    if extents is not None and any(
+        isinstance(dim, StaticDim) and int(dim) != extent for dim, extent in zip(value.shape[1:4], extents, strict=True)
+    ):
         raise ValueError(f"{name} has spatial extents {list(value.shape[1:4])}: the problem has {extents}")
 
 
@@ -44,9 +47,9 @@ def _check_companion(name: str, value: TensorValue, other: str, like: TensorValu
         raise ValueError(f"{name} is on {value.device}: must be on {like.device} as {other} is")
 
 
-def _resized(like: TensorValue, extents: Extents, dtype: DType | None = None) -> TensorType:
+def _resized(like: TensorValue, extents: Sequence[DimLike], dtype: DType | None = None) -> TensorType:
     batch, *_, channels = like.shape
-    return TensorType(dtype or like.dtype, (batch, *extents, channels), like.device)
+    return TensorType(dtype or like.dtype, (batch, *map(Dim, extents), channels), like.device)
 
 
 def _geometry(problem: PoolingProblem) -> TensorValue:
@@ -71,11 +74,14 @@ def pool_op(
 
 
 @beartype
-def max_pool_fprop(x: TensorValue, problem: PoolingProblem) -> tuple[TensorValue, TensorValue]:
+def max_pool_fprop(
+    x: TensorValue, problem: PoolingProblem, extents: Sequence[DimLike] | None = None
+) -> tuple[TensorValue, TensorValue]:
     """The maxima of `x` and their int64 indices."""
     _check_tensor("x", x, problem.input)
     _check_float("x", x)
-    types = [_resized(x, problem.output), _resized(x, problem.output, DType.int64)]
+    extents = extents or problem.output
+    types = [_resized(x, extents), _resized(x, extents, DType.int64)]
     y, indices = pool_op("max_pool_fprop", x.device, [x, _geometry(problem)], types)
     return y, indices
 
@@ -98,7 +104,12 @@ _ATOMIC_FROM = 48
 
 @beartype
 def max_pool_dgrad(
-    dy: TensorValue, indices: TensorValue, problem: PoolingProblem, *, deterministic: bool = True
+    dy: TensorValue,
+    indices: TensorValue,
+    problem: PoolingProblem,
+    extents: Sequence[DimLike] | None = None,
+    *,
+    deterministic: bool = True,
 ) -> TensorValue:
     """Gradient of max pooling; an index outside its window's plane is ignored.
 
@@ -109,10 +120,10 @@ def max_pool_dgrad(
     several_channels = dy.shape[4] != 1
     tall = problem.dilation[1] * (problem.window[1] - 1) + 1 > _MOST_ROWS and problem.windows_above >= _ATOMIC_FROM
     if not deterministic and dy.device.is_gpu() and several_channels and tall:
-        return max_pool_dgrad_scatter(dy, indices, problem)
+        return max_pool_dgrad_scatter(dy, indices, problem, extents)
     _check_float("dy", dy)
     _check_companion("indices", indices, "dy", dy, DType.int64)
-    types = [_resized(dy, problem.input)]
+    types = [_resized(dy, extents or problem.input)]
     return pool_op("max_pool_dgrad", dy.device, [dy, indices, _geometry(problem)], types)[0]
 
 
@@ -128,32 +139,35 @@ def max_pool_dgrad_offsets(dy: TensorValue, offsets: TensorValue, problem: Pooli
 
 @beartype
 def max_pool_dgrad_scatter(
-    dy: TensorValue, indices: TensorValue, problem: PoolingProblem | AdaptivePoolingProblem
+    dy: TensorValue,
+    indices: TensorValue,
+    problem: PoolingProblem | AdaptivePoolingProblem,
+    extents: Sequence[DimLike] | None = None,
 ) -> TensorValue:
     """Gradient of max pooling by scattering to the indices, whatever made them; one outside the plane is
     ignored. On a GPU the additions are atomic: not deterministic."""
     _check_tensor("dy", dy, problem.output)
     _check_float("dy", dy)
     _check_companion("indices", indices, "dy", dy, DType.int64)
-    return pool_op("max_pool_dgrad_scatter", dy.device, [dy, indices], [_resized(dy, problem.input)])[0]
+    return pool_op("max_pool_dgrad_scatter", dy.device, [dy, indices], [_resized(dy, extents or problem.input)])[0]
 
 
 @beartype
-def avg_pool_fprop(x: TensorValue, problem: PoolingProblem) -> TensorValue:
+def avg_pool_fprop(x: TensorValue, problem: PoolingProblem, extents: Sequence[DimLike] | None = None) -> TensorValue:
     """The averages of `x`."""
     _check_tensor("x", x, problem.input)
     _check_float("x", x)
     _check_undilated(problem)
-    return pool_op("avg_pool_fprop", x.device, [x, _geometry(problem)], [_resized(x, problem.output)])[0]
+    return pool_op("avg_pool_fprop", x.device, [x, _geometry(problem)], [_resized(x, extents or problem.output)])[0]
 
 
 @beartype
-def avg_pool_dgrad(dy: TensorValue, problem: PoolingProblem) -> TensorValue:
+def avg_pool_dgrad(dy: TensorValue, problem: PoolingProblem, extents: Sequence[DimLike] | None = None) -> TensorValue:
     """Gradient of average pooling by gathering. Deterministic."""
     _check_tensor("dy", dy, problem.output)
     _check_float("dy", dy)
     _check_undilated(problem)
-    return pool_op("avg_pool_dgrad", dy.device, [dy, _geometry(problem)], [_resized(dy, problem.input)])[0]
+    return pool_op("avg_pool_dgrad", dy.device, [dy, _geometry(problem)], [_resized(dy, extents or problem.input)])[0]
 
 
 def _check_undilated(problem: PoolingProblem) -> None:
@@ -162,47 +176,56 @@ def _check_undilated(problem: PoolingProblem) -> None:
 
 
 @beartype
-def adaptive_max_pool_fprop(x: TensorValue, problem: AdaptivePoolingProblem) -> tuple[TensorValue, TensorValue]:
+def adaptive_max_pool_fprop(
+    x: TensorValue, problem: AdaptivePoolingProblem, extents: Sequence[DimLike] | None = None
+) -> tuple[TensorValue, TensorValue]:
     """The maxima of `x` over adaptive windows and their int64 indices."""
     _check_tensor("x", x, problem.input)
     _check_float("x", x)
-    types = [_resized(x, problem.output), _resized(x, problem.output, DType.int64)]
+    extents = extents or problem.output
+    types = [_resized(x, extents), _resized(x, extents, DType.int64)]
     y, indices = pool_op("adaptive_max_pool_fprop", x.device, [x], types)
     return y, indices
 
 
 @beartype
-def adaptive_max_pool_dgrad(dy: TensorValue, indices: TensorValue, problem: AdaptivePoolingProblem) -> TensorValue:
+def adaptive_max_pool_dgrad(
+    dy: TensorValue, indices: TensorValue, problem: AdaptivePoolingProblem, extents: Sequence[DimLike] | None = None
+) -> TensorValue:
     """Gradient of adaptive max pooling by gathering. Deterministic."""
     _check_tensor("dy", dy, problem.output)
     _check_float("dy", dy)
     _check_companion("indices", indices, "dy", dy, DType.int64)
-    return pool_op("adaptive_max_pool_dgrad", dy.device, [dy, indices], [_resized(dy, problem.input)])[0]
+    return pool_op("adaptive_max_pool_dgrad", dy.device, [dy, indices], [_resized(dy, extents or problem.input)])[0]
 
 
 @beartype
-def adaptive_avg_pool_fprop(x: TensorValue, problem: AdaptivePoolingProblem) -> TensorValue:
+def adaptive_avg_pool_fprop(
+    x: TensorValue, problem: AdaptivePoolingProblem, extents: Sequence[DimLike] | None = None
+) -> TensorValue:
     """The averages of `x` over adaptive windows."""
     _check_tensor("x", x, problem.input)
     _check_float("x", x)
-    return pool_op("adaptive_avg_pool_fprop", x.device, [x], [_resized(x, problem.output)])[0]
+    return pool_op("adaptive_avg_pool_fprop", x.device, [x], [_resized(x, extents or problem.output)])[0]
 
 
 @beartype
-def adaptive_avg_pool_dgrad(dy: TensorValue, problem: AdaptivePoolingProblem) -> TensorValue:
+def adaptive_avg_pool_dgrad(
+    dy: TensorValue, problem: AdaptivePoolingProblem, extents: Sequence[DimLike] | None = None
+) -> TensorValue:
     """Gradient of adaptive average pooling by gathering. Deterministic."""
     _check_tensor("dy", dy, problem.output)
     _check_float("dy", dy)
-    return pool_op("adaptive_avg_pool_dgrad", dy.device, [dy], [_resized(dy, problem.input)])[0]
+    return pool_op("adaptive_avg_pool_dgrad", dy.device, [dy], [_resized(dy, extents or problem.input)])[0]
 
 
 @beartype
-def max_unpool_fprop(x: TensorValue, indices: TensorValue, output: Extents) -> TensorValue:
+def max_unpool_fprop(x: TensorValue, indices: TensorValue, output: Sequence[DimLike]) -> TensorValue:
     """Zeros of spatial extents `output` (D, H, W) with `x` at `indices`; one outside the plane is ignored."""
     _check_tensor("x", x)
     _check_float("x", x)
     _check_companion("indices", indices, "x", x, DType.int64)
-    if min(output) < 1:
+    if any(isinstance(dim, StaticDim) and int(dim) < 1 for dim in map(Dim, output)):
         raise ValueError(f"output={output}: every extent must be at least 1")
     return pool_op("max_unpool_fprop", x.device, [x, indices], [_resized(x, output)])[0]
 
