@@ -3,11 +3,33 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+
+
+class Lion(torch.optim.Optimizer):
+    """Chen et al. (2023), Symbolic discovery of optimization algorithms: written as users write theirs, in a loop."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, decay: float = 0.01) -> None:
+        super().__init__(parameters, {"lr": lr, "decay": decay})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Moves every parameter by the sign of an average of gradients."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["average"] = torch.zeros_like(parameter)
+                average, gradient = state["average"], parameter.grad
+                parameter.mul_(1 - group["lr"] * group["decay"])
+                parameter.add_((average * 0.9 + gradient * 0.1).sign_(), alpha=-group["lr"])
+                average.mul_(0.99).add_(gradient, alpha=0.01)
+
 
 #: Each optimizer once for all tensors together and once for each alone. All of them step in one compiled function; it
 #: is compiled twice, since the first step with momenta makes them.
@@ -15,7 +37,10 @@ KINDS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "sgd_single": (torch.optim.SGD, {"lr": 0.1, "foreach": False}),
     "sgd_momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-2, "nesterov": True}),
     "adam": (torch.optim.Adam, {"lr": 1e-2, "weight_decay": 1e-2, "foreach": True}),
-    "adamw_single": (torch.optim.AdamW, {"lr": 1e-2, "foreach": False}),
+    # A rate that is a tensor is read in each step; a schedule that changes a number compiles anew.
+    "adamw_single": (torch.optim.AdamW, {"lr": torch.tensor(1e-2), "foreach": False}),
+    "adamw_clipped": (torch.optim.AdamW, {"lr": 1e-2, "foreach": True}),
+    "lion": (Lion, {"lr": 1e-2}),
 }
 
 Contender = tuple[nn.Module, torch.optim.Optimizer]
@@ -33,8 +58,10 @@ def stepped() -> dict[str, tuple[Contender, Contender]]:
         models.append(copy.deepcopy(models[0]))
         pairs[kind] = tuple((model, make(model.parameters(), **settings)) for model in models)
     optimizers = [ours[1] for ours, _ in pairs.values()]
+    clipped = [side[0] for side in pairs["adamw_clipped"]]
 
     def steps() -> None:
+        nn.utils.clip_grad_norm_(clipped[0].parameters(), 0.5)
         for optimizer in optimizers:
             optimizer.step()
 
@@ -44,6 +71,8 @@ def stepped() -> dict[str, tuple[Contender, Contender]]:
             for parameter, twin in zip(ours[0].parameters(), theirs[0].parameters(), strict=True):
                 parameter.grad = torch.randn_like(parameter)
                 twin.grad = parameter.grad.clone()
+            if theirs[0] is clipped[1]:
+                nn.utils.clip_grad_norm_(clipped[1].parameters(), 0.5)
             theirs[1].step()
         compiled()
     return pairs

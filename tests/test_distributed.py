@@ -1,0 +1,85 @@
+"""Several processes train together through PyTorch's own engines: gradients are those of one process with all data."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from benchmarks import ROOT
+
+HABITS = ("ddp_outside", "ddp_buckets", "ddp_inside", "ddp_accumulated", "fsdp_outside")
+
+
+def together(script: list[str], processes: int, **environment: str) -> str:
+    """What processes that torchrun starts wrote; raises where one fails."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    done = subprocess.run(
+        [*command, *script],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """By habit: in which parameters a process's gradients differ, and the graphs that the first process made."""
+    target = tmp_path_factory.mktemp("distributed") / "found.json"
+    together(["-m", "tests.distributed_worker", str(target)], 2)
+    return json.loads(target.read_text())
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_gradients_of_two_processes_are_those_of_one(habit: str, found: dict[str, dict[str, Any]]) -> None:
+    assert found[habit]["differs"] == ["", ""]
+    pairs = 2 if habit == "ddp_buckets" else 1
+    graphs = found[habit]["graphs"]
+    assert sorted(graphs) == ["backward"] * pairs + ["forward"] * pairs, "one pair for each of DDP's buckets"
+
+
+SECOND = """
+from max.driver import set_virtual_device_api, set_virtual_device_count, set_virtual_device_target_arch
+set_virtual_device_api("cuda")
+set_virtual_device_target_arch("sm_90a")
+set_virtual_device_count(2)
+import torch
+import torch.nn.functional as F
+from tests.harness import trace
+from torch_max_backend import DeviceUnavailableError, lowering
+from torch_max_backend.graph.unit import CompilationUnit
+from torch_max_backend.runtime.handover import dlpack_device
+
+lowering.load_all()
+step = lambda x, w: F.max_pool2d(F.conv2d(x, w).relu(), 2) + torch.arange(3)
+unit = CompilationUnit("second")
+graph = trace(step, [torch.randn(1, 3, 8, 8), torch.randn(4, 3, 3, 3)], "cuda:1")
+executable = unit.add(graph, "second")
+print(sorted({str(value.type.device) for value in executable.built.graph.inputs}), dlpack_device(executable.device))
+try:
+    CompilationUnit("third").add(trace(step, [torch.randn(1, 3, 8, 8), torch.randn(4, 3, 3, 3)], "cuda:2"), "third")
+except DeviceUnavailableError as error:
+    print(error)
+"""
+
+
+def test_a_graph_for_the_second_gpu_is_built_for_it_alone() -> None:
+    """On two virtual GPUs; a third is not there."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SECOND],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.splitlines() == ["['gpu:1'] (2, 1)", "device cuda:2: MAX sees 2 accelerator(s)"]
