@@ -8,6 +8,8 @@ sources, so that they agree. An operand is its address followed by its extents.
 
 from std.collections import Array
 from std.ffi import OwnedDLHandle, _Global
+from std.math import align_up
+from std.sys.info import size_of
 from std.utils.index import IndexList
 
 from extensibility import InputTensor, OutputTensor
@@ -108,6 +110,50 @@ def handle_of(ctx: DeviceContext) -> Int:
 
 
 # The library's side.
+
+
+@fieldwise_init
+struct ScratchMemory(Copyable, Movable):
+    """Memory of a device that a launch list lends to one launch after the other.
+
+    On a device's queue a launch begins when the one before has ended, so all of them may use the same memory for what
+    they keep between their kernels.
+    """
+
+    var base: Int
+    """Its address, 0 where there is none."""
+    var size: Int
+    var used: Int
+    """Bytes that this launch has taken so far, or would have."""
+
+
+def _no_scratch_memory() -> ScratchMemory:
+    return ScratchMemory(0, 0, 0)
+
+
+comptime SCRATCH_MEMORY = _Global[
+    "torch_max_scratch_memory", _no_scratch_memory
+]
+"""One for the process, whatever library asks."""
+
+comptime _SCRATCH_ALIGNMENT = 256
+
+
+def scratch[
+    dtype: DType
+](ctx: DeviceContext, count: Int) raises -> DeviceBuffer[dtype]:
+    """Memory on the device for `count` elements until the launch's last kernel has run: lent by the launch list where
+    it has enough, else of the device's allocator."""
+    ref memory = SCRATCH_MEMORY.get_or_create_ptr()[]
+    var begin = memory.used
+    var bytes = count * size_of[Scalar[dtype]]()
+    memory.used += align_up(bytes, _SCRATCH_ALIGNMENT)
+    if memory.base == 0 or memory.used > memory.size:
+        return ctx.enqueue_create_buffer[dtype](count)
+    var data = MutPointer[Scalar[dtype], MutUntrackedOrigin](
+        unsafe_from_address=memory.base + begin
+    )
+    return DeviceBuffer[dtype](ctx, data, count, owning=False)
 
 
 struct Operand[dtype: DType, rank: Int](

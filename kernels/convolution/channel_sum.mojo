@@ -14,6 +14,7 @@ from max.gpu.host import DeviceBuffer, DeviceContext
 from max.gpu.memory import AddressSpace
 from std.memory import stack_allocation
 
+from ..library import scratch
 from .common import Ptr, accumulation_type, worker_count
 
 comptime COLUMNS = 32
@@ -150,9 +151,7 @@ def channel_sum_gpu[
         return
     var slices = max(1, min(MAX_SLICES, ceildiv(rows, 8 * ROWS)))
     var slice_rows = ceildiv(rows, slices)
-    var partials = ctx.enqueue_create_buffer[accumulation_type[dtype]](
-        slices * k
-    )
+    var partials = scratch[accumulation_type[dtype]](ctx, slices * k)
     ctx.enqueue_function[channel_sum_partial_kernel[dtype]](
         partials,
         y,

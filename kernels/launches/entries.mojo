@@ -2,7 +2,8 @@
 
 `code` holds for each call the function's address, the number of its words, and the words. Addresses that differ from
 one run to the next are filled in first: `relocations` has for each of them its place in `code`, the number of its base
-in `bases`, and how far behind that base it lies.
+in `bases`, and how far behind that base it lies. `scratch` is memory on the device for one launch after the other, as
+address and bytes; `needed` receives how many bytes would have been enough.
 """
 
 from std.collections import Array
@@ -10,7 +11,15 @@ from std.collections import Array
 from max.gpu.host import DeviceContext
 
 from ..convolution.common import Ptr
-from ..library import MESSAGE_BYTES, Arguments, Function, handle_of
+from ..library import (
+    MESSAGE_BYTES,
+    SCRATCH_MEMORY,
+    Arguments,
+    Function,
+    Operand,
+    ScratchMemory,
+    handle_of,
+)
 
 comptime RELOCATION_WORDS = 3
 
@@ -22,14 +31,34 @@ def walk[
     var code = arguments.take[DType.int64, 1]()
     var relocations = arguments.take[DType.int64, 1]()
     var bases = arguments.take[DType.int64, 1]()
+    var scratch = arguments.take[DType.uint8, 1]()
+    var needed = arguments.take[DType.int64, 1]()
     for number in range(relocations.dim_size(0) // RELOCATION_WORDS):
         var first = number * RELOCATION_WORDS
         code.data[unsafe_offset=Int(relocations[first])] = (
             bases[Int(relocations[first + 1])] + relocations[first + 2]
         )
+    ref memory = SCRATCH_MEMORY.get_or_create_ptr()[]
+    memory.base = Int(scratch.data)
+    memory.size = scratch.dim_size(0)
+    try:
+        needed.data[unsafe_offset=0] = Int64(_launched(code, memory, ctx))
+    finally:
+        memory.base = 0
+
+
+def _launched(
+    code: Operand[DType.int64, 1],
+    mut memory: ScratchMemory,
+    ctx: DeviceContext,
+) raises -> Int:
+    """Runs the calls; the most bytes of scratch memory that one of them asked for.
+    """
+    var most = 0
     var message = Array[UInt8, MESSAGE_BYTES](fill=0)
     var place = 0
     while place < code.dim_size(0):
+        memory.used = 0
         var address = Int(code[place])
         var words = place + 2
         var callee = Pointer(to=address).unsafe_bitcast[Function]()[]
@@ -40,4 +69,6 @@ def walk[
         )
         if failed != 0:
             raise Error(String(unsafe_from_utf8_ptr=message.unsafe_ptr()))
+        most = max(most, memory.used)
         place = words + Int(code[place + 1])
+    return most

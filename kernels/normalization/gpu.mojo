@@ -13,6 +13,7 @@ from max.gpu import barrier, block_idx, thread_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 from max.gpu.memory import AddressSpace
 
+from ..library import scratch
 from ..convolution.common import Ptr
 from .columns import Columns, Moments, Sums, chunk_moments, chunk_sums, folded
 
@@ -326,7 +327,7 @@ def _statistics[
 ) raises:
     var columns = folded(rows, channels, V, LANES * V)
     var slices = _slices(columns, V)
-    var partials = ctx.enqueue_create_buffer[acc](2 * columns.width() * slices)
+    var partials = scratch[acc](ctx, 2 * columns.width() * slices)
     ctx.enqueue_function[moments_kernel[dtype, acc, V]](
         partials,
         x,
@@ -424,7 +425,7 @@ def _gradient_sums[
 ) raises:
     var columns = folded(rows, channels, V, LANES * V)
     var slices = _slices(columns, V)
-    var partials = ctx.enqueue_create_buffer[acc](2 * columns.width() * slices)
+    var partials = scratch[acc](ctx, 2 * columns.width() * slices)
     ctx.enqueue_function[sums_kernel[dtype, acc, V]](
         partials,
         dy,

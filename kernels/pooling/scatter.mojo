@@ -10,6 +10,7 @@ from max.gpu.host import DeviceBuffer, DeviceContext
 from std.atomic import Atomic
 from std.math import ceildiv
 
+from ..library import scratch
 from .cpu.vectors import SMALLEST_SHARE, for_each_share
 from .problem import Data, accumulator
 
@@ -238,7 +239,7 @@ def scatter_add_gpu[
     comptime if dtype == DType.float32:
         add(dx)
     else:
-        var sums = ctx.enqueue_create_buffer[DType.float32](s.large())
+        var sums = scratch[DType.float32](ctx, s.large())
         add(sums)
         ctx.enqueue_function[_round_kernel[dtype]](
             dx,

@@ -25,6 +25,8 @@ from torch_max_backend.runtime.streams import stream_order
 
 _data_ptr = torch.Tensor.data_ptr
 
+_SCRATCH = 3
+"""The operand of ``walk`` that is memory for one launch after the other."""
 _MESSAGE_BYTES = 1024
 """As in kernels/library.mojo."""
 
@@ -41,6 +43,9 @@ class Launches:
 
     Raises:
         KeyError: a library is not loaded.
+
+    What a launch keeps between its kernels lies behind the workspace from the second call on: the first one tells how
+    much that is.
     """
 
     def __init__(self, listing: LaunchList, inputs: Inputs, leaving: Leaving, device: torch.device, walk: str) -> None:
@@ -61,8 +66,11 @@ class Launches:
         self._first_result = first_result
         code, relocations = self._encoded(listing)
         self._code, self._relocations = np.array(code, np.int64), np.array(relocations, np.int64)
-        words = [word for array in (self._code, self._relocations, self._bases) for word in _shaped(array)]
-        self._words = np.array(words, np.int64)
+        self._needed = np.zeros(1, np.int64)
+        self._scratch = 0
+        operands = [_shaped(array) for array in (self._code, self._relocations, self._bases, self._needed)]
+        operands.insert(_SCRATCH, (0, 0))
+        self._words = np.array([word for operand in operands for word in operand], np.int64)
         self._message = ctypes.create_string_buffer(_MESSAGE_BYTES)
         self._call = _function(libraries.address(walk, device))
         self._arguments = (self._words.ctypes.data, self._context, ctypes.addressof(self._message))
@@ -106,11 +114,13 @@ class Launches:
         leaving: list[Any] = [
             torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in self._results
         ]
-        with self._turn(), _workspace(self._workspace, device) as workspace:
+        with self._turn(), _workspace(self._workspace + self._scratch, device) as workspace:
             self._bases[:-1] = list(map(_data_ptr, (*entering, *leaving)))
             self._bases[-1] = workspace.data_ptr()
+            self._words[2 * _SCRATCH : 2 * _SCRATCH + 2] = workspace.data_ptr() + self._workspace, self._scratch
             if self._call(*self._arguments):
                 raise RuntimeError(self._message.value.decode(errors="replace"))
+            self._scratch = max(self._scratch, int(self._needed[0]))
         if self._copied:
             with torch.no_grad():
                 for number, place in self._copied:

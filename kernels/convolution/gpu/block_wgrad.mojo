@@ -22,6 +22,7 @@ from max.gpu.host import (
 )
 from max.gpu.memory import AddressSpace, external_memory
 
+from ...library import scratch
 from ...arithmetic import divide
 from ..common import Ptr
 from ..problem import ConvolutionProblem
@@ -337,7 +338,7 @@ def _launch[
     # Whole stages to a slice.
     var slice_pixels = ceildiv(stages, slices) * BLOCK_K
     slices = ceildiv(g.output_pixels(), slice_pixels)
-    var partials = ctx.enqueue_create_buffer[DType.float32](slices * size)
+    var partials = scratch[DType.float32](ctx, slices * size)
     comptime kernel = block_wgrad_kernel[dtype, shape, exact, a_quads, b_quads]
     ctx.enqueue_function[kernel](
         partials,

@@ -14,6 +14,7 @@ from std.utils.static_tuple import StaticTuple
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, global_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 
+from ...library import scratch
 from ...arithmetic import divide
 from ..common import FPROP, Ptr
 from ..gather import Axis, Phase, forward_phases, full_tap, gradient_phases
@@ -496,7 +497,7 @@ def depthwise_gather_gpu[
         phases = forward_phases(g)
     else:
         phases = gradient_phases(g, g.c)
-    var packed = ctx.enqueue_create_buffer[dtype](max(1, g.taps() * g.c))
+    var packed = scratch[dtype](ctx, max(1, g.taps() * g.c))
     for phase in phases:
         if phase.rows(g.n) == 0:
             continue

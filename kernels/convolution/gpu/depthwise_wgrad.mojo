@@ -17,6 +17,7 @@ from max.gpu import (
 from max.gpu.host import DeviceAttribute, DeviceBuffer, DeviceContext
 from max.gpu.memory import AddressSpace
 
+from ...library import scratch
 from ...arithmetic import divide
 from ..common import Ptr
 from ..problem import ConvolutionProblem
@@ -257,7 +258,7 @@ def _launch_wgrad[
     # Whole rounds of the block's rows of threads.
     var share = max(1, ceildiv(units, rows * max(1, min(blocks, most))))
     var slices = max(1, ceildiv(units, rows * share))
-    var partials = ctx.enqueue_create_buffer[DType.float32](slices * g.w_size())
+    var partials = scratch[DType.float32](ctx, slices * g.w_size())
     comptime kernel = depthwise_wgrad_kernel[
         dtype, vector, tap_rows, tap_columns, step
     ]

@@ -14,6 +14,7 @@ from std.math import ceildiv
 from max.gpu import block_dim, block_idx, thread_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 
+from ...library import scratch
 from ...arithmetic import divide, gcd
 from ..common import FPROP, Ptr
 from ..problem import ConvolutionProblem
@@ -158,10 +159,8 @@ def few_channels_dgrad_gpu(
     var rows = g.taps() * g.c
     var images = _chunk_images(g)
     var image_pixels = g.o * g.p * g.q
-    var filter = ctx.enqueue_create_buffer[DType.float32](g.w_size())
-    var z = ctx.enqueue_create_buffer[DType.float32](
-        rows * images * image_pixels
-    )
+    var filter = scratch[DType.float32](ctx, g.w_size())
+    var z = scratch[DType.float32](ctx, rows * images * image_pixels)
     var filter_at = Ptr[DType.float32](
         unsafe_from_address=Int(filter.unsafe_ptr())
     )

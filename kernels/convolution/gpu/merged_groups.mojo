@@ -7,6 +7,7 @@ from std.math import ceildiv
 from max.gpu import block_idx, thread_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 
+from ...library import scratch
 from ...arithmetic import divide
 from ..common import Ptr
 from ..problem import ConvolutionProblem
@@ -86,7 +87,7 @@ def merged_groups_wgrad_gpu[
 ) raises:
     """The weight gradient."""
     var problem = _merged(g)
-    var merged = ctx.enqueue_create_buffer[dtype](problem.w_size())
+    var merged = scratch[dtype](ctx, problem.w_size())
     warpgroup_wgrad_gpu[dtype](merged, x, dy, problem, ctx)
     ctx.enqueue_function[_take_diagonal_kernel[dtype]](
         dw,

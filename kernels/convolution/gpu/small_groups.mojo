@@ -10,6 +10,7 @@ from std.sys import size_of
 from max.gpu import block_idx, thread_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 
+from ...library import scratch
 from ...arithmetic import divide
 from ..common import FPROP, Ptr
 from ..gather import Phase, forward_phases, gradient_phases
@@ -202,7 +203,7 @@ def small_groups_gpu[
     var columns = g.group_k() if pass_ == FPROP else g.group_c()
     var channels = g.k if pass_ == FPROP else g.c
     var depth_given = g.group_c() if pass_ == FPROP else g.group_k()
-    var packed = ctx.enqueue_create_buffer[DType.float32](g.w_size())
+    var packed = scratch[DType.float32](ctx, g.w_size())
     var filter = Ptr[DType.float32](
         unsafe_from_address=Int(packed.unsafe_ptr())
     )

@@ -13,6 +13,7 @@ from max.gpu import barrier, block_idx, thread_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 from max.gpu.memory import AddressSpace
 
+from ...library import scratch
 from ..common import DGRAD, FPROP, Ptr
 from ..gather import Phase, forward_phases, full_tap, gradient_phases
 from ..problem import ConvolutionProblem
@@ -342,7 +343,7 @@ def tiled_wgrad_gpu[
     var slices = wgrad_slices(g, tiles_k * tiles_c * g.groups, LEAST_SLICE)
     # The grid's third extent is at most 65535.
     slices = max(1, min(slices, 65535 // g.groups))
-    var partials = ctx.enqueue_create_buffer[DType.float32](slices * size)
+    var partials = scratch[DType.float32](ctx, slices * size)
     ctx.enqueue_function[convolution_tiled_wgrad_kernel[dtype]](
         partials,
         x,

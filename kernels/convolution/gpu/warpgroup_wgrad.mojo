@@ -23,6 +23,7 @@ from max.gpu.host import (
 )
 from max.gpu.memory import AddressSpace, external_memory
 
+from ...library import scratch
 from ...arithmetic import divide
 from ..common import Ptr
 from ..problem import ConvolutionProblem
@@ -250,11 +251,9 @@ def _launch[
     comptime if dtype == DType.float32:
         partials = rebind[DeviceBuffer[DType.float32]](
             dw
-        ) if slices == 1 else ctx.enqueue_create_buffer[DType.float32](
-            slices * g.w_size()
-        )
+        ) if slices == 1 else scratch[DType.float32](ctx, slices * g.w_size())
     else:
-        partials = ctx.enqueue_create_buffer[DType.float32](slices * g.w_size())
+        partials = scratch[DType.float32](ctx, slices * g.w_size())
     comptime kernel = warpgroup_wgrad_kernel[dtype, shape]
     ctx.enqueue_function[kernel](
         partials,

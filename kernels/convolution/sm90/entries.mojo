@@ -8,7 +8,7 @@ result and inputs, then x or dy, and w.
 from max.gpu.host import DeviceContext
 from std.utils.index import IndexList
 
-from ...library import Arguments, Call, Operand
+from ...library import Arguments, Call, Operand, scratch
 from ...pointwise.entries import operands_of
 from ...pointwise.program import Operands, Place
 from ..common import FPROP, Ptr
@@ -90,7 +90,7 @@ def conv_pointwise[
                 result, a, b, problem, ctx
             )
             return
-    var buffer = ctx.enqueue_create_buffer[dtype](shape.flattened_length())
+    var buffer = scratch[dtype](ctx, shape.flattened_length())
     var call = Call()
     call.append_at(Int(buffer.unsafe_ptr()), shape)
     call.append_at(Int(a), _shape(geometry, 1))

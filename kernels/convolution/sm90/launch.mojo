@@ -6,6 +6,7 @@ from std.utils.index import IndexList
 from max.gpu.host import DeviceContext, DeviceAttribute, Dim, FuncAttribute
 from max.gpu.primitives.grid_controls import PDLLevel, pdl_launch_attributes
 
+from ...library import scratch
 from ...arithmetic import Divisor
 from ..common import DGRAD, FPROP, Ptr
 from ..problem import ConvolutionProblem
@@ -361,8 +362,8 @@ def launch_wgrad[
         slots_of_tile=Int32(parts // max(joined, 1)),
     )
     var combines = parts == 0 or plan.slots_of_tile > 1
-    var slots = ctx.enqueue_create_buffer[DType.float32](
-        Int(plan.units()) * shape.slot_elements() if combines else 1
+    var slots = scratch[DType.float32](
+        ctx, Int(plan.units()) * shape.slot_elements() if combines else 1
     )
     comptime kernel = wgrad_kernel[dtype, shape]
     ctx.enqueue_function[kernel](

@@ -17,7 +17,7 @@ from max.gpu.host.info import is_cpu
 from std.utils.index import IndexList
 
 from ..common import DGRAD, FPROP, WGRAD, Ptr
-from ...library import Call
+from ...library import Call, scratch
 from ..problem import GEOMETRY_LENGTH, ConvolutionProblem
 from ..entries import problem_of as _problem
 from .dispatch import are_aligned, can_implement, compiles_for, run, run_fused
@@ -204,7 +204,7 @@ def _run_with_epilogue[
                 result, first, second, problem, ctx
             )
             return
-    var plain = ctx.enqueue_create_buffer[dtype](shape.flattened_length())
+    var plain = scratch[dtype](ctx, shape.flattened_length())
     var call = Call()
     call.append_at(Int(plain.unsafe_ptr()), _deep(shape))
     call.append_at(Int(a.unsafe_ptr()), _deep(a.shape()))

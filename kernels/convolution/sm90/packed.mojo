@@ -11,6 +11,7 @@ from std.math import ceildiv
 from max.gpu import block_dim, block_idx, thread_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 
+from ...library import scratch
 from ..common import DGRAD, FPROP, WGRAD, Ptr
 from ..problem import ConvolutionProblem
 from .launch import SourceView
@@ -232,7 +233,7 @@ struct Scratch[dtype: DType]:
         """The user's tensor, or new memory for its copy."""
         if not copied:
             return given
-        var buffer = ctx.enqueue_create_buffer[Self.dtype](extents.size())
+        var buffer = scratch[Self.dtype](ctx, extents.size())
         var pointer = Ptr[Self.dtype](
             unsafe_from_address=Int(buffer.unsafe_ptr())
         )
