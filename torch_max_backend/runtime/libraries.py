@@ -193,7 +193,11 @@ def _build_one(
         source, library = Path(folder) / "library.mojo", Path(folder) / FILENAME
         source.write_text(library_source(functions, kernels.stem))
         device = facts[functions[0]]["device"]
-        accelerator = [] if device == "cpu" else [f"--target-accelerator={device.partition(':')[2]}"]
+        accelerator: list[str] = []
+        if device != "cpu":
+            # The host's part too is for any machine with that accelerator.
+            host = facts[functions[0]]["cpu"]
+            accelerator = [f"--target-accelerator={device.partition(':')[2]}", "--target-cpu", host]
         command = ["build", "--emit", "shared-lib", "--disable-warnings", "-I", str(kernels.parent), *accelerator]
         environment = _environment(Path(folder))
         mojo = environment.get("MODULAR_MOJO_MAX_DRIVER_PATH") or shutil.which("mojo")
