@@ -99,6 +99,12 @@ def test_conversions_of_arguments_are_one_call() -> None:
     assert calls(text) == ["pointwise_many"]
 
 
+def test_beginnings_of_larger_arguments_are_not_read_whole() -> None:
+    """Their elements follow one another from the first on, as a whole tensor's do."""
+    text = text_of(lambda *rows: [torch.tanh(row[:1]) for row in rows], *[(n, 3) for n in range(2, 6)])
+    assert calls(text) and "pointwise_many" not in calls(text)
+
+
 def test_many_inputs_are_several_programs() -> None:
     """Twenty addends: no op takes as many."""
     text = text_of(lambda *addends: sum(torch.tanh(each) for each in addends), *[(8, 24)] * 20)

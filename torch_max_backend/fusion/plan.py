@@ -134,7 +134,8 @@ def _batches(groups: Sequence[Group], kept: Collection[Value]) -> list[list[Grou
         leaves = group.terms.leaves
         if group.terms.extents is not None or root.size > MOST_AT_ONCE:
             continue
-        if len(leaves) != 1 or leaves[0].map != group.terms.identity:
+        # The beginning of a larger tensor is read in order, too, but is not all of it.
+        if len(leaves) != 1 or leaves[0].map != group.terms.identity or leaves[0].value.size != group.terms.size:
             continue
         first = in_memory(leaves[0].value).maker is None
         last = root in results and not any(True for _ in _readers(root))
