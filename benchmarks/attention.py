@@ -1,5 +1,7 @@
 """Times attention, forward and backward, beside PyTorch's flash attention, in turns on one stream.
 
+Flash attention takes no float32 on a GPU: the memory-efficient one stands in.
+
     python -m benchmarks attention --device cuda --output benchmarks/results/attention_h200.json
     python -m benchmarks attention --device cpu --output benchmarks/results/attention_cpu.json
 
@@ -68,7 +70,11 @@ def cases(device: torch.device) -> list[Case]:
     if device.type == "cpu":
         return [Case(8, 12, 197, 64, False, torch.float32), Case(1, 8, 1024, 64, True, torch.float32)]
     sizes = [(64, 12, 197, 64), *((16384 // rows, 16, rows, size) for size in (64, 128) for rows in (1024, 2048, 4096))]
-    return [Case(*each, causal, torch.bfloat16) for each in sizes for causal in (False, True)]
+    others = [(16, 12, 197, 64), (4, 16, 2048, 128)]
+    return [
+        *(Case(*each, causal, torch.bfloat16) for each in sizes for causal in (False, True)),
+        *(Case(*each, False, dtype) for each in others for dtype in (torch.float16, torch.float32)),
+    ]
 
 
 def load(wanted: Sequence[Case], device: torch.device) -> dict[str, Model]:
@@ -118,6 +124,20 @@ def _theirs(case: Case, tensors: Tensors) -> tuple[list[torch.Tensor], Callable[
             _heads_first([out, *backward()]),
             lambda: aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, case.causal),
             backward,
+        )
+    if case.dtype == torch.float32:
+        options = (None, True, 0.0, case.causal)
+        out, sums, seed, offset = aten._scaled_dot_product_efficient_attention(q, k, v, *options)
+
+        def efficient_backward() -> Any:
+            return aten._scaled_dot_product_efficient_attention_backward(
+                grad, q, k, v, None, out, sums, seed, offset, 0.0, [True, True, True, False], case.causal
+            )[:3]
+
+        return (
+            _heads_first([out, *efficient_backward()]),
+            lambda: aten._scaled_dot_product_efficient_attention(q, k, v, *options),
+            efficient_backward,
         )
     out, sums, *state = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, case.causal)
 
