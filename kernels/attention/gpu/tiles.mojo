@@ -31,13 +31,11 @@ from ...convolution.common import Ptr
 from ...convolution.gpu.pipeline import Shared, blocks_compile
 from ...convolution.sm90.dispatch import compiling_for_hopper
 from ...ptx import exchange_lanes, made_here
+from .wgmma import Sums, add_wgmma
 
 comptime PANEL = 64
 comptime PIECE = 8
 """Elements of 16 bytes."""
-
-comptime Sums[columns: Int] = SIMD[DType.float32, columns // 2]
-"""A lane's sums of 16 rows."""
 
 
 def tiles_compile[dtype: DType]() -> Bool:
@@ -49,9 +47,8 @@ def tiles_compile[dtype: DType]() -> Bool:
 
 
 def by_warpgroups[dtype: DType]() -> Bool:
-    """Whether products are wgmma's: with A in registers MAX has it for bfloat16.
-    """
-    return compiling_for_hopper() and dtype == DType.bfloat16
+    """Whether products are wgmma's."""
+    return compiling_for_hopper() and tiles_compile[dtype]()
 
 
 @always_inline
@@ -250,23 +247,8 @@ def add_product_of_columns[
         # All left operands are in their registers by now: one written behind the fence would need another fence.
         wgmma_fence_aligned()
         comptime for k in range(steps):
-            sums = wgmma_async[
-                64,
-                columns,
-                16,
-                dtype,
-                DType.float32,
-                8,
-                columns // 2,
-                a_type=dtype,
-                b_type=dtype,
-                accum_type=DType.float32,
-                layout_a="row",
-                layout_b="row",
-            ](
-                lefts[k],
-                WGMMADescriptor[dtype](b_at + Int64(k * 128)),
-                sums,
+            sums = add_wgmma[dtype, columns](
+                sums, bitcast[DType.uint32, 4](lefts[k]), b_at + Int64(k * 128)
             )
         wgmma_commit_group_sync()
     else:
