@@ -48,24 +48,26 @@ def _formulas(
     v: torch.Tensor,
     bias: torch.Tensor,
     grad: torch.Tensor,
-    is_causal: bool,
+    causal: int | None,
 ) -> list[torch.Tensor]:
-    """Output, logsumexp and the gradients of q, k, v and bias."""
+    """Output, logsumexp and the gradients of q, k, v and bias. A query sees ``causal`` keys beyond its own number."""
     leaves = [tensor.detach().requires_grad_() for tensor in (q, k, v, bias)]
     q, k, v, bias = leaves
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) + bias
-    if is_causal:
-        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
+    if causal is not None:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1 + causal), -math.inf)
     output = scores.softmax(-1) @ v
     return [output, scores.logsumexp(-1), *torch.autograd.grad(output, leaves, grad)]
 
 
 def _of_a_gpu(form: Callable[..., list[torch.Tensor]], results: int) -> Callable[..., list[torch.Tensor]]:
     """What PyTorch has on GPUs alone it can trace anywhere: ``form`` where it is traced, its formulas where it runs."""
-    is_causal = form is _efficient
 
     def call(*inputs: torch.Tensor) -> list[torch.Tensor]:
-        return form(*inputs) if isinstance(inputs[0], FakeTensor) else _formulas(*inputs, is_causal)[:results]
+        if isinstance(inputs[0], FakeTensor):
+            return form(*inputs)
+        at_end = inputs[1].shape[2] - inputs[0].shape[2]
+        return _formulas(*inputs, {_efficient: 0, _flash_causal: at_end}.get(form))[:results]
 
     return call
 
@@ -84,13 +86,23 @@ def _efficient(
 
 
 def _flash(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, grad: torch.Tensor
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor,
+    grad: torch.Tensor,
+    is_causal: bool = False,
 ) -> list[torch.Tensor]:
-    out, sums, *state = aten._scaled_dot_product_flash_attention(q, k, v)
+    out, sums, *state = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal)
     gradients = aten._scaled_dot_product_flash_attention_backward(
-        grad, q, k, v, out, sums, *state[:4], 0.0, False, *state[4:6]
+        grad, q, k, v, out, sums, *state[:4], 0.0, is_causal, *state[4:6]
     )
     return [out, sums, *gradients]
+
+
+def _flash_causal(*inputs: torch.Tensor) -> list[torch.Tensor]:
+    """Its causal mask lets the last query see the last key."""
+    return _flash(*inputs, is_causal=True)
 
 
 def _cudnn(
@@ -114,7 +126,6 @@ def _qkv(*, dtype: torch.dtype = torch.float32, batch: int = 2, heads: int = 3, 
 
 SMALL = {"batch": 1, "heads": 2, "queries": 10, "keys": 5}
 CASES = [
-    # The products of these two are of one shape, so that they share what is compiled.
     Case(
         "mask_bf16_grouped_heads",
         gradients(lambda q, k, v, mask: _masked(q, k, v, mask, enable_gqa=True), 3),
@@ -136,7 +147,7 @@ CASES = [
         slack=2,
     ),
     Case(
-        "efficient_by_blocks",
+        "efficient",
         _of_a_gpu(_efficient, 6),
         recipe(*_qkv(), randn(1, 3, 1, 7), randn(2, 3, 5, 8)),
         length=8,
@@ -145,6 +156,13 @@ CASES = [
     Case(
         "flash",
         _of_a_gpu(_flash, 5),
+        recipe(*_qkv(), integers(1, low=0, high=1), randn(2, 3, 5, 8)),
+        length=8,
+        slack=2,
+    ),
+    Case(
+        "flash_causal",
+        _of_a_gpu(_flash_causal, 5),
         recipe(*_qkv(), integers(1, low=0, high=1), randn(2, 3, 5, 8)),
         length=8,
         slack=2,
@@ -160,7 +178,7 @@ CASES = [
 #: They repeat a lowering in another dtype, shape or form.
 VARIANTS = (
     "grouped_heads_causal",
-    "efficient_by_blocks",
+    "efficient",
     "flash",
     "cudnn",
     "causal",
@@ -196,3 +214,20 @@ def test_what_stays_in_pytorch_says_why() -> None:
     assert "dropout" in _reason(dropout_p=0.1)
     assert "debug mask" in _reason(dropout_p=0.0, return_debug_mask=True)
     assert not _reason()
+
+
+def test_sizes_that_are_known_at_run_time() -> None:
+    """One compilation serves any batch and any numbers of queries and keys."""
+    compiled = torch.compile(_sdpa(), backend="max", dynamic=True, options={"fallback": "error"})
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for batch, queries, keys in ((2, 6, 9), (3, 50, 60)):
+            inputs = [torch.randn(batch, 3, rows, 8, requires_grad=True) for rows in (queries, keys, keys)]
+            output = compiled(*inputs)
+            expected = _sdpa()(*inputs)
+            torch.testing.assert_close(output, expected)
+            grad = torch.randn_like(expected)
+            for mine, theirs in zip(
+                torch.autograd.grad(output, inputs, grad), torch.autograd.grad(expected, inputs, grad), strict=True
+            ):
+                torch.testing.assert_close(mine, theirs)

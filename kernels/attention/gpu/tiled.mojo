@@ -34,6 +34,9 @@ comptime HIDDEN = -inf[DType.float32]()
 comptime Shared = MutPointer[
     Float32, MutUntrackedOrigin, address_space=AddressSpace.SHARED
 ]
+comptime PITCH = TILE + EACH
+"""Floats from one step of a reduction to the next in shared memory: rows of 16 bytes that fall into different banks."""
+
 comptime Square = Array[SIMD[DType.float32, EACH], EACH]
 """A thread's numbers: rows EACH * (thread / SIDE) + i, columns thread % SIDE + SIDE * j."""
 comptime Block = Array[SIMD[DType.float32, EACH], EACH * PARTS]
@@ -71,33 +74,40 @@ struct Room(ImplicitlyCopyable, TrivialRegisterPassable):
     def make() -> Self:
         return Self(
             stack_allocation[
-                TILE * (STEP + 1),
+                STEP * PITCH,
                 Float32,
+                alignment=16,
                 address_space=AddressSpace.SHARED,
             ]().unsafe_origin_cast[MutUntrackedOrigin](),
             stack_allocation[
-                TILE * (STEP + 1),
+                STEP * PITCH,
                 Float32,
+                alignment=16,
                 address_space=AddressSpace.SHARED,
             ]().unsafe_origin_cast[MutUntrackedOrigin](),
             stack_allocation[
-                TILE * (TILE + 1),
+                TILE * PITCH,
                 Float32,
+                alignment=16,
                 address_space=AddressSpace.SHARED,
             ]().unsafe_origin_cast[MutUntrackedOrigin](),
         )
 
     @always_inline
     def score(self, row: Int, column: Int) -> Shared:
-        return self.scores.unsafe_offset(row * (TILE + 1) + column)
+        return self.scores.unsafe_offset(column * PITCH + row)
 
     @always_inline
     def put(self, numbers: Square):
         """Shares a thread's numbers; between two barriers."""
         barrier()
-        comptime for i in range(EACH):
-            comptime for j in range(EACH):
-                self.score(own_row(i), own_column(j))[] = numbers[i][j]
+        comptime for j in range(EACH):
+            var column = SIMD[DType.float32, EACH](0)
+            comptime for i in range(EACH):
+                column[i] = numbers[i][j]
+            self.score(own_row(0), own_column(j)).unsafe_store[alignment=16](
+                column
+            )
         barrier()
 
 
@@ -112,6 +122,32 @@ def own_column(j: Int) -> Int:
 
 
 @always_inline
+def _place(column: Int) -> Int:
+    """Where a column lies, so that a thread's four are neighbours."""
+    return column % SIDE * EACH + column // SIDE
+
+
+@always_inline
+def _four(at: Shared) -> SIMD[DType.float32, EACH]:
+    return at.unsafe_load[width=EACH, alignment=16]()
+
+
+@always_inline
+def _add_outer[
+    count: Int
+](
+    mut sums: Array[SIMD[DType.float32, EACH], count],
+    first: Int,
+    left: SIMD[DType.float32, EACH],
+    right: SIMD[DType.float32, EACH],
+):
+    comptime for i in range(EACH):
+        sums[first + i] = SIMD[DType.float32, EACH](left[i]).fma(
+            right, sums[first + i]
+        )
+
+
+@always_inline
 def _dots[
     a_type: DType, b_type: DType
 ](room: Room, a: Rows[a_type], b: Rows[b_type]) -> Square:
@@ -123,22 +159,22 @@ def _dots[
         barrier()
         comptime for i in range(EACH):
             var row = line + i * (THREADS // STEP)
-            room.left[unsafe_offset=row * (STEP + 1) + place] = a.at(
+            room.left[unsafe_offset=place * PITCH + row] = a.at(
                 row, first + place
             )
-            room.right[unsafe_offset=row * (STEP + 1) + place] = b.at(
+            room.right[unsafe_offset=place * PITCH + _place(row)] = b.at(
                 row, first + place
             )
         barrier()
         comptime for k in range(STEP):
-            var right = SIMD[DType.float32, EACH](0)
-            comptime for j in range(EACH):
-                right[j] = room.right[
-                    unsafe_offset=own_column(j) * (STEP + 1) + k
-                ]
-            comptime for i in range(EACH):
-                var left = room.left[unsafe_offset=own_row(i) * (STEP + 1) + k]
-                sums[i] = SIMD[DType.float32, EACH](left).fma(right, sums[i])
+            _add_outer(
+                sums,
+                0,
+                _four(room.left.unsafe_offset(k * PITCH + own_row(0))),
+                _four(
+                    room.right.unsafe_offset(k * PITCH + _place(own_column(0)))
+                ),
+            )
     return sums^
 
 
@@ -156,20 +192,21 @@ def _add_rows[
                 comptime for i in range(EACH):
                     var place = Int(thread_idx.x) + i * THREADS
                     room.right[
-                        unsafe_offset=place // TILE * (TILE + 1) + place % TILE
+                        unsafe_offset=place // TILE * PITCH
+                        + _place(place % TILE)
                     ] = b.at(step + place // TILE, first + place % TILE)
                 barrier()
                 comptime for k in range(STEP):
-                    var right = SIMD[DType.float32, EACH](0)
-                    comptime for j in range(EACH):
-                        right[j] = room.right[
-                            unsafe_offset=k * (TILE + 1) + own_column(j)
-                        ]
-                    comptime for i in range(EACH):
-                        var left = room.score(own_row(i), step + k)[]
-                        sums[part * EACH + i] = SIMD[DType.float32, EACH](
-                            left
-                        ).fma(right, sums[part * EACH + i])
+                    _add_outer(
+                        sums,
+                        part * EACH,
+                        _four(room.score(own_row(0), step + k)),
+                        _four(
+                            room.right.unsafe_offset(
+                                k * PITCH + _place(own_column(0))
+                            )
+                        ),
+                    )
 
 
 @always_inline
