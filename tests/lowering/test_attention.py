@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor
 
 from tests.harness import Batch, Case, batch_fixture, core, gradients, integers, parametrize, randn, recipe, trace
-from torch_max_backend.lowering import lookup
+from torch_max_backend.graph.unit import CompilationUnit
+from torch_max_backend.lowering import attention, load_all, lookup
 
 aten = torch.ops.aten
 BF16, F16, F64 = torch.bfloat16, torch.float16, torch.float64
@@ -216,13 +218,30 @@ def test_what_stays_in_pytorch_says_why() -> None:
     assert not _reason()
 
 
+def test_a_mask_that_pytorch_spreads_is_read_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    load_all()
+    shapes = []
+
+    def fprop(*operands: Any, **settings: Any) -> Any:
+        shapes.append([int(size) for size in operands[3].shape])
+        return real(*operands, **settings)
+
+    real = attention.kernels.attention_fprop
+    monkeypatch.setattr(attention.kernels, "attention_fprop", fprop)
+    sizes = [(1, 2, 10, 8), (1, 2, 5, 8), (1, 2, 5, 8), (1, 1, 1, 5), (1, 2, 10, 8)]
+    CompilationUnit("mask").add(trace(_efficient, [torch.empty(size) for size in sizes]), "mask")
+    assert shapes == [[1, 1, 1, 5]]
+
+
 def test_sizes_that_are_known_at_run_time() -> None:
     """One compilation serves any batch and any numbers of queries and keys."""
-    compiled = torch.compile(_sdpa(), backend="max", dynamic=True, options={"fallback": "error"})
+    compiled = torch.compile(_sdpa(), backend="max", options={"fallback": "error"})
     torch._dynamo.reset()
     with torch._dynamo.config.patch(error_on_recompile=True):
         for batch, queries, keys in ((2, 6, 9), (3, 50, 60)):
             inputs = [torch.randn(batch, 3, rows, 8, requires_grad=True) for rows in (queries, keys, keys)]
+            for tensor in inputs:
+                torch._dynamo.mark_dynamic(tensor, [0, 2])
             output = compiled(*inputs)
             expected = _sdpa()(*inputs)
             torch.testing.assert_close(output, expected)

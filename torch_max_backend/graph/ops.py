@@ -23,6 +23,7 @@ MOST_ELEMENTS = 1 << 16
 _KNOWN = "_torch_max_known"
 _ORIGIN = "_torch_max_origin"
 _DERIVED = "_torch_max_derived"
+_SPREAD = "_torch_max_spread"
 
 
 def constant(value: Any, dtype: DType | None = None, device: DeviceRef | None = None) -> TensorValue:
@@ -90,12 +91,19 @@ def reshape(x: TensorValue, shape: Sequence[DimLike]) -> TensorValue:
 def broadcast_to(x: TensorValue, shape: Sequence[DimLike]) -> TensorValue:
     """``max.graph.ops.broadcast_to``; an elementwise reader of a constant takes the number, see ``dense``."""
     result = _max.broadcast_to(x, shape)
+    if result.rank == x.rank:
+        setattr(result, _SPREAD, x)
     value = _known(x)
     if value is not None and all(isinstance(dim, StaticDim) for dim in result.shape):
         extents = [int(dim) for dim in result.shape]
         if math.prod(extents) <= MOST_ELEMENTS:
             _derive(result, np.broadcast_to(value, extents))
     return result
+
+
+def before_broadcast(x: TensorValue) -> TensorValue:
+    """What ``broadcast_to`` spread to ``x`` without adding dimensions, for a reader that spreads too; else ``x``."""
+    return getattr(x, _SPREAD, x)
 
 
 def slice_tensor(x: TensorValue, index: Sequence[slice]) -> TensorValue:

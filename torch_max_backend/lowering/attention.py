@@ -124,7 +124,8 @@ def _as_bias(ctx: LoweringContext, mask: GraphTensor | None, dtype: DType) -> Te
     """A mask as what is added to the scores, of rank 4; True is what a query sees."""
     if mask is None:
         return None
-    value = mask.logical()
+    # PyTorch spreads a mask over all heads and queries for its kernels; ours read it as it was.
+    value = mask.with_value(ops.before_broadcast(mask.value)).logical()
     if value.dtype == DType.bool:
         value = ops.where(value, ctx.scalar(0, dtype), ctx.scalar(-math.inf, dtype))
     return ops.reshape(value, [1] * (4 - value.rank) + list(value.shape))
