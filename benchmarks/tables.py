@@ -279,10 +279,26 @@ def gpu_tests() -> str:
     return grid(["run on one H200", "result", "date"], rows)
 
 
+def attention() -> str:
+    names = ("attention_h200",)
+    rows = []
+    for row in (row for name in names for row in read(name)["rows"]):
+        shape = "x".join(str(row[key]) for key in ("batch", "heads", "rows", "size"))
+        words = [row["dtype"], shape, "yes" if row["causal"] else "no"]
+        for pass_ in ("fprop", "dgrad"):
+            figures = row[pass_]
+            words += [f"{figures['ours_ms']:.3f}", f"{figures['torch_ms']:.3f}", f"{figures['ratio']:.2f}"]
+        rows.append(words)
+    passes = [f"{name} {word}" for name in ("forward", "backward") for word in ("ms", "PyTorch ms", "ratio")]
+    header = ["dtype", "batch x heads x rows x size", "causal", *passes]
+    return grid(header, rows) + origin(*names)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
         summary, training_steps, commands, gpu_tests, convolution_any_gpu, convolution_cpu, convolution_workspace,
         convolution_hopper, convolution_epilogue, convolution_sanitizer, pooling_gpu, pooling_cpu, pooling_memory,
+        attention,
     )
 }  # fmt: skip

@@ -150,8 +150,9 @@ def forward_cpu[
         var largest = outputs.unsafe_offset(BLOCK_QUERIES * out_pitch)
         var totals = largest.unsafe_offset(BLOCK_QUERIES)
         for task in range(share, tasks, shares):
-            var head = task // stretches
-            var stretch = task % stretches
+            # Under a causal mask the last queries take longest: they come first.
+            var head = task % heads
+            var stretch = stretches - 1 - task // heads
             var b = head // p.groups
             var g = head % p.groups
             for i in range(blocks):

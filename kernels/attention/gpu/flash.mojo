@@ -34,25 +34,32 @@ struct Shape(Equatable, ImplicitlyCopyable, TrivialRegisterPassable):
         return 32 * self.warps
 
 
-def forward_shape[dtype: DType, wide: Bool]() -> Shape:
+# Measured on an H200 at 2048 rows and at a vision transformer's 197. A bias takes registers that fewer blocks leave.
+
+
+def forward_shape[dtype: DType, biased: Bool, wide: Bool]() -> Shape:
     comptime if by_warpgroups[dtype]():
-        return Shape(8, 128, 1, not wide)
+        return Shape(4, 64, 2, True) if wide else Shape(
+            8, 64, 1 if biased else 2, True
+        )
     else:
         return Shape(8, 64, 1 if wide else 2, False)
 
 
-def keys_shape[dtype: DType, wide: Bool]() -> Shape:
+def keys_shape[dtype: DType, biased: Bool, wide: Bool]() -> Shape:
     """Without wgmma steps are small enough that a wide block fits 99 KiB of shared memory.
     """
     comptime if by_warpgroups[dtype]():
-        return Shape(8, 64, 1, False)
+        return Shape(8, 64, 1, False) if wide else Shape(
+            4, 64, 2 if biased else 3, False
+        )
     else:
         return Shape(8, 32 if wide else 64, 1, False)
 
 
 def queries_shape[dtype: DType, wide: Bool]() -> Shape:
     comptime if by_warpgroups[dtype]():
-        return Shape(8, 64, 1, False)
+        return Shape(4, 64, 2 if wide else 3, False)
     else:
         return Shape(8, 32 if wide else 64, 1, False)
 

@@ -545,7 +545,7 @@ def flash_backward_gpu[
         block_dim=SUM_THREADS,
     )
     comptime depth = depth_of[wide]()
-    comptime keys = keys_shape[dtype, wide]()
+    comptime keys = keys_shape[dtype, biased, wide]()
     comptime key_bytes = backward_bytes(keys, depth)
     ctx.enqueue_function[
         flash_keys_kernel[dtype, bias_type, biased, depth, keys]

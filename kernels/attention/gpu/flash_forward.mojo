@@ -296,7 +296,7 @@ def flash_forward_gpu[
     """Writes output and logsumexp of a problem that flash_can_implement takes.
     """
     comptime depth = depth_of[wide]()
-    comptime shape = forward_shape[dtype, wide]()
+    comptime shape = forward_shape[dtype, biased, wide]()
     comptime bytes = forward_bytes(shape, depth)
     ctx.enqueue_function[
         flash_forward_kernel[dtype, bias_type, biased, depth, shape]

@@ -11,8 +11,15 @@ owner and one order.
 from std.math import ceildiv, exp, log
 from std.memory import stack_allocation
 from std.utils.numerics import inf
+from std.utils.static_tuple import StaticTuple
 
-from max.gpu import barrier, block_idx, global_idx, thread_idx
+from max.gpu import (
+    MAX_THREADS_PER_BLOCK_METADATA,
+    barrier,
+    block_idx,
+    global_idx,
+    thread_idx,
+)
 from max.gpu.host import DeviceContext
 from max.gpu.memory import AddressSpace
 
@@ -29,6 +36,8 @@ comptime STEP = 16
 comptime TURN = 128
 """Columns of a result that are formed in one turn."""
 comptime PARTS = TURN // TILE
+# Twice the block: registers for two blocks on each multiprocessor, one of which computes while the other waits.
+comptime TWO_BLOCKS = StaticTuple[Int32, 1](Int32(2 * THREADS))
 comptime HIDDEN = -inf[DType.float32]()
 
 comptime Shared = MutPointer[
@@ -166,7 +175,7 @@ def _dots[
                 row, first + place
             )
         barrier()
-        comptime for k in range(STEP):
+        for k in range(STEP):
             _add_outer(
                 sums,
                 0,
@@ -196,7 +205,7 @@ def _add_rows[
                         + _place(place % TILE)
                     ] = b.at(step + place // TILE, first + place % TILE)
                 barrier()
-                comptime for k in range(STEP):
+                for k in range(STEP):
                     _add_outer(
                         sums,
                         part * EACH,
@@ -246,6 +255,7 @@ def _score[
     return score
 
 
+@__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=TWO_BLOCKS)
 @__name(t"attention_tiled_fprop_{dtype}_b{biased}")
 def tiled_forward_kernel[
     dtype: DType, bias_type: DType, biased: Bool
@@ -393,6 +403,7 @@ def delta_kernel[
     delta[unsafe_offset=i] = sum
 
 
+@__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=TWO_BLOCKS)
 @__name(t"attention_tiled_dq_{dtype}_b{biased}_w{bias_wanted}")
 def tiled_queries_kernel[
     dtype: DType, bias_type: DType, biased: Bool, bias_wanted: Bool
@@ -483,6 +494,7 @@ def tiled_queries_kernel[
         )
 
 
+@__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=TWO_BLOCKS)
 @__name(t"attention_tiled_dkdv_{dtype}_b{biased}")
 def tiled_keys_kernel[
     dtype: DType, bias_type: DType, biased: Bool
