@@ -106,6 +106,10 @@ def summary() -> str:
     count = len(hopper_ratios(hopper, "fprop"))
     rows.append([f"bfloat16 convolution, {count} problems, H200: {', '.join(PASSES.values())}", "", "cuDNN", each])
     rows.append(["pooling gradients, H200", "", "ATen", mean(pooling_ratios(poolings))])
+    attended = [row for row in read("attention_h200")["rows"] if row["dtype"] == "bfloat16"]
+    each = ", ".join(mean(row[pass_]["ratio"] for row in attended) for pass_ in ("fprop", "dgrad"))
+    what = f"bfloat16 attention, {len(attended)} problems, H200: forward, backward"
+    rows.append([what, "", "PyTorch's flash attention", each])
     for layout in ("default layout", "channels_last"):
         key = {"default layout": "eager"}.get(layout, f"eager {layout}")
         each = ", ".join(mean(cpu_ratios("float32", pass_, key)) for pass_ in CPU_PASSES)
