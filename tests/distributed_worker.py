@@ -100,6 +100,15 @@ def fsdp_outside() -> nn.Module:
     return net
 
 
+def sync_batch_norm() -> str:
+    """What DDP says to synchronized normalization on a CPU, where PyTorch has none."""
+    try:
+        DistributedDataParallel(nn.SyncBatchNorm.convert_sync_batchnorm(_net(norm=True)))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 HABITS = {f.__name__: f for f in (ddp_outside, ddp_buckets, ddp_inside, ddp_accumulated, fsdp_outside)}
 
 
@@ -140,6 +149,7 @@ def main() -> None:
         everywhere: list[list[str]] = [[]] * dist.get_world_size()
         dist.all_gather_object(everywhere, differs)
         found[name] = {"differs": [each for (each,) in everywhere], "graphs": [graph.name for graph in seen]}
+    found["sync_batch_norm"] = {"refusal": sync_batch_norm()}
     if dist.get_rank() == 0:
         Path(sys.argv[1]).write_text(json.dumps(found))
     dist.destroy_process_group()

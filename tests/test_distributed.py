@@ -46,6 +46,10 @@ def test_gradients_of_two_processes_are_those_of_one(habit: str, found: dict[str
     assert sorted(graphs) == ["backward"] * pairs + ["forward"] * pairs, "one pair for each of DDP's buckets"
 
 
+def test_pytorch_has_no_synchronized_normalization_on_a_cpu(found: dict[str, dict[str, Any]]) -> None:
+    assert found["sync_batch_norm"]["refusal"] == "SyncBatchNorm layers only work with GPU modules"
+
+
 SECOND = """
 from max.driver import set_virtual_device_api, set_virtual_device_count, set_virtual_device_target_arch
 set_virtual_device_api("cuda")
