@@ -125,7 +125,7 @@ def test_nothing_keeps_the_memory_of_a_large_step(graphs: list[CompiledGraph], m
     monkeypatch.setattr(executable, "execute", watched)
     torch.manual_seed(6)
     model = nn.Sequential(nn.Conv1d(4, 16, 3), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(16, 3))
-    run = _compiled(model)
+    run = torch.compile(model, backend="max", options={"fallback": "error", "run": "graph"})
     x = torch.randn(64, 4, 16_384)
     kept = []
     for _ in range(2):

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 import torch
+from max.driver import is_virtual_device_mode
 from max.engine import Model
 from max.graph import Module
 from torch.fx import GraphModule
@@ -20,7 +21,9 @@ from torch_max_backend.runtime import background, session, tasks
 from torch_max_backend.runtime.background import Job
 from torch_max_backend.runtime.capture import Capture, refusal
 from torch_max_backend.runtime.executable import Executable
+from torch_max_backend.runtime.launch_capture import TensorMemory
 from torch_max_backend.runtime.mlir import in_mlir_context
+from torch_max_backend.runtime.streams import stream_order
 from torch_max_backend.runtime.tasks import ListTask, Task
 
 log = logging.getLogger("torch_max_backend")
@@ -66,13 +69,14 @@ class CompilationUnit:
         kept = frozenset[int]() if backward else frozenset(range(len(built.outputs))) - free_outputs
         captured = None
         listing = built.listing if options.run == "launches" and isinstance(built.listing, LaunchList) else None
-        if options.capture and listing is None:
+        if options.capture:
             reason = refusal([spec.device.type for spec in built.inputs], any(s.shape is None for s in built.inputs))
-            if reason is None:
+            if reason is None and not is_virtual_device_mode():
                 # Two calls more for each graph whose results this one may take.
-                captured = Capture(name, 3 + 2 * len(self.graphs))
+                memory = None if listing is None else TensorMemory(stream_order(device).queue)
+                captured = Capture(name, 3 + 2 * len(self.graphs), memory)
             else:
-                log.info("%s is not captured: %s", name, reason)
+                log.info("%s is not captured: %s", name, reason or "its device is not there")
         executable = Executable(built, device, captured, free_outputs, kept, listing)
         self.graphs.append(built)
         if listing is not None:

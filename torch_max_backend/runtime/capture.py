@@ -6,11 +6,10 @@ import itertools
 import logging
 import weakref
 from collections.abc import Sequence
-from operator import is_
+from typing import Any
 
 from max.driver import Buffer
 from max.driver.buffer import batch_inplace_copy
-from max.engine import Model
 
 from torch_max_backend.runtime.execution import execute
 
@@ -25,12 +24,29 @@ _BUSY = 3
 _keys = itertools.count(1)
 
 
+class Memory:
+    """How ``Capture`` handles arguments; here, MAX's buffers: one address has one buffer for as long as it is
+    remembered (``handover.Inputs``)."""
+
+    def same(self, first: Any, second: Any) -> bool:
+        """Whether both lie in one place."""
+        return first is second
+
+    def place(self, like: Any) -> Any:
+        """A place for such an argument."""
+        return Buffer(like.dtype, like.shape, like.device)
+
+    def copy(self, targets: Sequence[Any], sources: Sequence[Any]) -> None:
+        """Copies each source into its target."""
+        batch_inplace_copy(list(targets), list(sources))
+
+
 class Loan:
     """Results of a captured graph, in memory that its next replay writes to, while tensors over them exist."""
 
     __slots__ = ("__weakref__", "results")
 
-    def __init__(self, results: list[Buffer]) -> None:
+    def __init__(self, results: list[Any]) -> None:
         self.results = results
 
 
@@ -48,23 +64,25 @@ class Capture:
         name: of the graph, for the log.
         patience: the call that captures. Graphs that take another graph's results wait until that one is captured, and
             its results have come to rest.
+        memory: that arguments lie in.
     """
 
-    def __init__(self, name: str, patience: int) -> None:
+    def __init__(self, name: str, patience: int, memory: Memory | None = None) -> None:
         self.replays = 0
+        self._memory = memory or Memory()
         self._name = name
         self._patience = patience
         self._left = _CAPTURES
         self._missed = 0
-        self._last: list[Buffer] = []
+        self._last: list[Any] = []
         self._key: int | None = None
-        self._fixed: list[Buffer] = []
+        self._fixed: list[Any] = []
         self._copied: list[int] = []
-        self._results: list[Buffer] = []
+        self._results: list[Any] = []
         self._loan: weakref.ref[Loan] | None = None
         self._busy = 0
 
-    def run(self, model: Model, buffers: list[Buffer]) -> tuple[list[Buffer], Loan | None]:
+    def run(self, model: Any, buffers: list[Any]) -> tuple[list[Any], Loan | None]:
         """The results for ``buffers``, and the loan that keeps them from being written to (None: they are fresh)."""
         if not self._left:
             return execute(model, buffers), None
@@ -83,32 +101,33 @@ class Capture:
         self._missed = 0
         assert self._key is not None
         if self._copied:
-            batch_inplace_copy([self._fixed[i] for i in self._copied], [buffers[i] for i in self._copied])
+            self._memory.copy([self._fixed[i] for i in self._copied], [buffers[i] for i in self._copied])
         model.replay(self._key, *self._fixed)
         self.replays += 1
         loan = Loan(self._results)
         self._loan = weakref.ref(loan)
         return self._results, loan
 
-    def _matches(self, buffers: list[Buffer]) -> bool:
-        # One address of an argument has one buffer for as long as it is remembered (``handover.Inputs``).
-        same = list(map(is_, buffers, self._fixed))
+    def _matches(self, buffers: list[Any]) -> bool:
+        same = list(map(self._memory.same, buffers, self._fixed))
         return same.count(False) == len(self._copied) and not any(same[i] for i in self._copied)
 
-    def _captured(self, model: Model, buffers: list[Buffer]) -> bool:
+    def _captured(self, model: Any, buffers: list[Any]) -> bool:
         """Captures the graph; False if that is not possible."""
         self._release(model)
         self._left -= 1
         if not self._left:
             log.info("%s is not captured any more: its arguments keep moving", self._name)
             return False
-        moving = [i for i, (now, last) in enumerate(zip(buffers, self._last, strict=True)) if now is not last]
+        moving = [
+            i for i, (now, last) in enumerate(zip(buffers, self._last, strict=True)) if not self._memory.same(now, last)
+        ]
         fixed = list(buffers)
         for i in moving:
-            fixed[i] = Buffer(buffers[i].dtype, buffers[i].shape, buffers[i].device)
+            fixed[i] = self._memory.place(buffers[i])
         key = next(_keys)
         try:
-            batch_inplace_copy([fixed[i] for i in moving], [buffers[i] for i in moving])
+            self._memory.copy([fixed[i] for i in moving], [buffers[i] for i in moving])
             self._results = model.capture(key, *fixed)
             model._await_device_graphs()
         except Exception as error:
@@ -119,7 +138,7 @@ class Capture:
         log.info("captured %s: %d of %d arguments are copied", self._name, len(moving), len(fixed))
         return True
 
-    def _release(self, model: Model) -> None:
+    def _release(self, model: Any) -> None:
         if self._key is not None:
             model.release_captured_graph(self._key)
         self._key, self._results, self._fixed, self._copied = None, [], [], []

@@ -17,6 +17,7 @@ from torch_max_backend.mojo_ops.functions import require
 from torch_max_backend.runtime.capture import Capture
 from torch_max_backend.runtime.execution import execute
 from torch_max_backend.runtime.handover import Inputs, Outputs
+from torch_max_backend.runtime.launch_capture import CapturedLaunches
 from torch_max_backend.runtime.launches import Launches
 from torch_max_backend.runtime.streams import stream_order
 
@@ -68,7 +69,11 @@ class Executable(torch.nn.Module):
         """Makes the executable's launch list ready; its libraries are loaded."""
         assert self.listing is not None
         walk = require("launches", "walk", device_ref(self.device), ())
-        self.launches = Launches(self.listing, self.inputs, self.outputs.leaving, self.device, walk)
+        facts = self.listing, self.inputs, self.outputs.leaving, self.device, walk
+        if self.capture is None:
+            self.launches = Launches(*facts)
+        else:
+            self.launches = CapturedLaunches(*facts, self.capture, self.outputs.not_lent)
 
     def output_order(self, number: int) -> Order | None:
         """The memory order of output ``number``; None for one that no computation makes."""

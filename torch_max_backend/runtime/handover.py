@@ -216,9 +216,9 @@ class Outputs:
         self._strides = [fact.strides for fact in facts]
         self._symbolic = [index for index, fact in enumerate(facts) if fact.shape is None]
         shown = {spec.index: spec for number, spec in enumerate(outputs) if number not in private and spec.index >= 0}
-        self._not_lent = frozenset(outputs[number].index for number in kept if outputs[number].index >= 0)
+        self.not_lent = frozenset(outputs[number].index for number in kept if outputs[number].index >= 0)
         self._copied = {
-            index for index in self._not_lent if shown[index].bytes * self._SMALL_PART <= computed_bytes
+            index for index in self.not_lent if shown[index].bytes * self._SMALL_PART <= computed_bytes
         }  # fmt: skip
         doubtful = {
             index for index, spec in shown.items() if spec.foldable and spec.bytes <= _Ownership.CONSTANT_BYTES
@@ -250,7 +250,7 @@ class Outputs:
         tensors: list[Any] = list(map(tensor_of_capsule, capsules))
         copied = self._copied.union(self._ownership.foreign(results, inputs))
         if loan is not None:
-            copied |= self._not_lent
+            copied |= self.not_lent
         for index in copied:
             tensors[index] = tensors[index].clone()
         return self.leaving.picked(tensors, args)

@@ -110,22 +110,43 @@ class Launches:
         entering = self._inputs.tensors(args)
         for number in self._moved:
             entering[number] = entering[number].to(self._device, non_blocking=True)
-        device = self._device
-        leaving: list[Any] = [
-            torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in self._results
-        ]
-        with self._turn(), _workspace(self._workspace + self._scratch, device) as workspace:
-            self._bases[:-1] = list(map(_data_ptr, (*entering, *leaving)))
-            self._bases[-1] = workspace.data_ptr()
-            self._words[2 * _SCRATCH : 2 * _SCRATCH + 2] = workspace.data_ptr() + self._workspace, self._scratch
-            if self._call(*self._arguments):
-                raise RuntimeError(self._message.value.decode(errors="replace"))
-            self._scratch = max(self._scratch, int(self._needed[0]))
+        leaving = self._launched(entering)
         if self._copied:
             with torch.no_grad():
                 for number, place in self._copied:
                     _flat(leaving[number]).copy_(self._source(place, leaving[number], entering, leaving))
         return self._leaving.picked(leaving, args)
+
+    def _launched(self, entering: Sequence[torch.Tensor]) -> list[Any]:
+        """The results, or on a GPU, what will be the results when the queue has come to its end."""
+        leaving = self.fresh()
+        with self.turn(), _workspace(self._workspace + self._scratch, self._device) as workspace:
+            self.walk(entering, leaving, workspace)
+        return leaving
+
+    def fresh(self) -> list[Any]:
+        """Memory for the results."""
+        device = self._device
+        return [
+            torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in self._results
+        ]
+
+    def workspace(self) -> torch.Tensor:
+        """Memory for a call of its own."""
+        return torch.empty(self._workspace + self._scratch, dtype=torch.uint8, device=self._device)
+
+    def walk(self, entering: Sequence[Any], leaving: Sequence[Any], workspace: torch.Tensor) -> None:
+        """Runs the list; on a GPU, queues its kernels. It is the caller's turn on the device.
+
+        Raises:
+            RuntimeError: a kernel refused its operands.
+        """
+        self._bases[:-1] = list(map(_data_ptr, (*entering, *leaving)))
+        self._bases[-1] = workspace.data_ptr()
+        self._words[2 * _SCRATCH : 2 * _SCRATCH + 2] = workspace.data_ptr() + self._workspace, self._scratch
+        if self._call(*self._arguments):
+            raise RuntimeError(self._message.value.decode(errors="replace"))
+        self._scratch = max(self._scratch, int(self._needed[0]))
 
     def _source(
         self, place: Place, like: torch.Tensor, entering: Sequence[torch.Tensor], leaving: Sequence[torch.Tensor]
@@ -135,7 +156,7 @@ class Launches:
             return self._constants[place.number].view(like.dtype)[: like.numel()]
         return _flat((entering if place.kind is Kind.ARGUMENT else leaving)[place.number])
 
-    def _turn(self) -> AbstractContextManager[Any]:
+    def turn(self) -> AbstractContextManager[Any]:
         """One caller at a time; on a GPU also in order with PyTorch's streams."""
         return stream_order(self._device).turn() if self._device.type == "cuda" else self._lock
 

@@ -20,13 +20,16 @@ class StreamOrder:
     MAX's allocator deals memory out again in the order of MAX's queue, as soon as the last tensor over it has gone;
     work that reads it may still wait on the PyTorch stream that got the tensor. So MAX's queue waits for every stream
     on which it was called so far, not for the current one alone.
+
+    Attributes:
+        queue: MAX's.
     """
 
     def __init__(self, device: torch.device) -> None:
         queue = max_device(device).default_queue
         self._device = device
         self._index = device.index or 0
-        self._queue = torch.cuda.ExternalStream(queue.native_stream_handle, device=device)
+        self.queue = torch.cuda.ExternalStream(queue.native_stream_handle, device=device)
         self._before = torch.cuda.Event()
         self._after = torch.cuda.Event()
         self._streams: dict[int, torch.cuda.Stream] = {}
@@ -45,15 +48,15 @@ class StreamOrder:
                     self._streams[handle] = current
                 else:
                     self._before.record(current)
-                    self._queue.wait_event(self._before)
+                    self.queue.wait_event(self._before)
             for stream in self._streams.values():
                 self._before.record(stream)
-                self._queue.wait_event(self._before)
+                self.queue.wait_event(self._before)
             try:
                 yield
             finally:
                 # Also after an error: what was queued before it may still read the arguments.
-                self._after.record(self._queue)
+                self._after.record(self.queue)
                 current.wait_event(self._after)
 
 
