@@ -1,6 +1,6 @@
-"""The reduction family's entry in its libraries: a generated program, whose values are reduced.
+"""The reduction family's entries in its libraries: a generated program, whose values are reduced, and running sums.
 
-The geometry is a host tensor of int64: the operand's outer, reduced and inner extents, then how the program's operands
+A program's geometry is a host tensor of int64: the operand's outer, reduced and inner extents, then how the program's operands
 are read, as in pointwise/entries.mojo. Operands are addresses, results first.
 """
 
@@ -12,6 +12,7 @@ from ..pointwise.entries import operands_of
 from ..pointwise.program import MOST_BYTES, Operands, Place
 from .cpu import reduction_cpu
 from .gpu import reduction_gpu
+from .scan import cumsum_cpu, cumsum_gpu
 from .values import Extents, Values
 
 
@@ -45,3 +46,19 @@ def reduction[
         reduction_gpu[
             acc, result, kinds, results, count, dims, run, vector, rows
         ](operands, extents, together % MOST_BYTES == 0, ctx)
+
+
+def cumsum[
+    target: StaticString, dtype: DType
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    """Running sums along the middle axis of x [outer, count, inner]."""
+    comptime acc = DType.float32 if dtype == DType.bfloat16 or dtype == DType.float16 else dtype
+    var y = arguments.take[dtype, 3]()
+    var x = arguments.take[dtype, 3]()
+    if y.shape() != x.shape():
+        raise Error(t"cumsum: y is {y.shape()}, x is {x.shape()}")
+    var extents = Extents(x.dim_size(0), x.dim_size(1), x.dim_size(2))
+    comptime if is_cpu[target]():
+        cumsum_cpu[dtype, acc](y.data, x.data, extents)
+    else:
+        cumsum_gpu[dtype, acc](y.data, x.data, extents, ctx)

@@ -17,7 +17,7 @@ from ..pointwise.program import Operands, Place
 from .values import Extents, Values, combined, identity
 
 comptime BLOCK = 256
-# Threads of a block beside each other, at most, where columns are reduced.
+# Threads of a block beside each other, at most, where many rows of columns are reduced.
 comptime ACROSS = 32
 # Blocks that fill the largest GPU several times over; more would only lengthen the second stage.
 comptime MOST_BLOCKS = 1024
@@ -253,7 +253,11 @@ def _launch[
         blocks = ceildiv(extents.outer * lanes, BLOCK)
         share = BLOCK * width * LEAST
     else:
-        while lanes < ACROSS and lanes * width < extents.inner:
+        # Few rows leave room for more columns.
+        var most = ACROSS
+        while most < BLOCK and BLOCK // most > extents.reduced:
+            most *= 2
+        while lanes < most and lanes * width < extents.inner:
             lanes *= 2
         blocks = extents.outer * ceildiv(extents.inner, lanes * width)
         share = BLOCK // lanes * LEAST

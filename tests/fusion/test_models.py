@@ -6,35 +6,52 @@ import pytest
 import torch
 
 from benchmarks import zoo
+from tests.models.architectures import architectures
 from torch_max_backend import explain
-from torch_max_backend.fusion.terms import is_fusible
-from torch_max_backend.fusion.values import read
+from torch_max_backend.fusion.terms import RESHAPE
+from torch_max_backend.fusion.values import Operation, read
 from torch_max_backend.graph.builder import BuiltGraph, GraphBuilder
 
+CALL = "mo.custom"
+#: What computes nothing.
+SILENT = frozenset({RESHAPE, "mo.constant", "mo.chain.create", "mo.output"})
 
-def test_max_computes_nothing_elementwise_of_resnet18(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All elementwise work and all reductions are in generated programs, few of them."""
-    left: list[str] = []
-    calls: list[str] = []
+
+@pytest.fixture
+def operations(monkeypatch: pytest.MonkeyPatch) -> list[Operation]:
+    """Those of all graphs that are built."""
+    found: list[Operation] = []
     build = GraphBuilder.build
 
     def recorded(self: GraphBuilder) -> BuiltGraph:
         built = build(self)
-        for operation in read(built.graph)[0]:
-            if is_fusible(operation) or ".reduce" in operation.name:
-                left.append(operation.name)
-            if operation.name == "mo.custom":
-                calls.append(str(operation.handle.attributes["parameters"]))
+        found.extend(read(built.graph)[0])
         return built
 
     monkeypatch.setattr(GraphBuilder, "build", recorded)
+    torch.compiler.reset()
+    return found
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v3_small", "vit_b_32", "swin_t"])
+def test_training_graphs_are_library_calls_alone(operations: list[Operation], name: str) -> None:
+    """MAX compiles nothing of them."""
+    architecture = next(each for each in architectures() if each.name == name)
+    arguments, keywords = architecture.call()
+    explain(architecture.model().train(), *arguments, quiet=True, compile=False, **keywords)
+    assert sum(operation.name == CALL for operation in operations) > 100
+    assert {operation.name for operation in operations} - SILENT == {CALL}
+
+
+def test_programs_of_resnet18_are_few(operations: list[Operation]) -> None:
+    """Layers share them."""
     make, _ = zoo.MODELS["resnet18"]
     model = make().to(memory_format=torch.channels_last)
     images = torch.randn(2, 3, 64, 64).to(memory_format=torch.channels_last)
-    torch.compiler.reset()
     with torch.autocast("cpu", torch.bfloat16):
         explain(model, images, quiet=True, compile=False)
-    assert left == []
+    assert {operation.name for operation in operations} - SILENT == {CALL}
+    calls = [str(each.handle.attributes["parameters"]) for each in operations if each.name == CALL]
     programs = [call for call in calls if "torch_max_pointwise" in call]
     assert 40 <= len(programs) <= 120
     assert len(set(programs)) <= 30

@@ -22,7 +22,7 @@ from max.graph import DeviceRef, Dim, Graph, Module, TensorType, TensorValue
 from tests.kernels import elementwise, hopper_epilogue
 from torch_max_backend.fusion.program import Program
 from torch_max_backend.lowering import load_all
-from torch_max_backend.mojo_ops import attention, convolution, functions, indexing, normalization, pooling
+from torch_max_backend.mojo_ops import attention, convolution, functions, indexing, normalization, pooling, reduction
 from torch_max_backend.pooling_problem import AdaptivePoolingProblem, PoolingProblem
 from torch_max_backend.runtime import libraries, session
 
@@ -100,6 +100,7 @@ def _cases(dtype: DType) -> dict[str, tuple[list[TensorType], Body]]:
             [*long, *long[:2], sums, bias],
             lambda v: attention.attention_dgrad(*v, **plain, bias_wanted=True),
         ),
+        "cumsum": ([table], lambda v: reduction.cumsum(*v, 1)),
         "gather_rows": ([table, place], lambda v: indexing.gather(*v, 1)),
         "scatter_rows_add": ([table, place, source], lambda v: indexing.scatter_rows(*v, True)),
         "scatter_rows_set": ([table, place, source], lambda v: indexing.scatter_rows(*v, False)),

@@ -18,6 +18,7 @@ from torch_max_backend.graph.layout import GraphTensor, is_unit
 from torch_max_backend.lowering import numerics
 from torch_max_backend.lowering.context import LoweringContext
 from torch_max_backend.lowering.registry import Layout, lowering
+from torch_max_backend.mojo_ops.reduction import cumsum as running_sums
 
 aten = torch.ops.aten
 Reduction = Callable[[TensorValue, int], TensorValue]
@@ -364,4 +365,4 @@ def cumsum(ctx: LoweringContext, x: GraphTensor, dim: int, *, dtype: torch.dtype
     wide = compute(ctx, x)
     if x.rank == 0 or any(isinstance(size, StaticDim) and int(size) == 0 for size in x.shape):
         return finished(ctx, wide)
-    return finished(ctx, wide.with_value(ops.cumsum(wide.value, axis=x.axis(dim))))
+    return finished(ctx, wide.with_value(running_sums(wide.value, x.axis(dim))))
