@@ -139,6 +139,13 @@ def test_many_tensors_are_concatenated_by_one_call() -> None:
     assert not moves(text)
 
 
+def test_what_asks_for_many_guards_is_cut() -> None:
+    """Eight parts, each of them padded: sixteen conditions in one program."""
+    text = text_of(lambda *parts: torch.cat([aten.constant_pad_nd(x, [1, 1]) for x in parts], 1), *[(6, 7)] * 8)
+    assert len(calls(text)) > 1
+    assert not moves(text)
+
+
 def test_numbers_alone_are_a_program() -> None:
     text = text_of(lambda x: (x + 1, torch.full((300, 1000), 2.5)), (8,))
     assert calls(text) == ["pointwise_1_1"] * 2

@@ -60,7 +60,7 @@ def concatenation(operation: Operation) -> Concatenation | None:
         return None
     (result,) = operation.results
     parts = [operand for operand in operation.operands if operand.size]
-    if not MOST_GUARDS + 1 < len(parts) <= MOST_PARTS or result.shape is None or result.size > MOST_ELEMENTS:
+    if not MOST_GUARDS < len(parts) <= MOST_PARTS or result.shape is None or result.size > MOST_ELEMENTS:
         return None
     axis = axis_of(operation, len(result.shape))
     outer = math.prod(result.shape[:axis])

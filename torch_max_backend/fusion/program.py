@@ -183,14 +183,14 @@ def vector_of(terms: Terms, target: Literal["cpu", "gpu"]) -> int:
 
 def signature(terms: Terms) -> str:
     """Equal for terms whose steps are, whatever is read."""
-    return _body(terms, None, ["linear"] * len(terms.leaves))
+    return _body(terms, ["linear"] * len(terms.leaves))
 
 
 def generate(terms: Terms, layout: Layout, target: Literal["cpu", "gpu"]) -> Program:
     """The program that computes ``terms``: one for all sizes."""
     vector = vector_of(terms, target)
     ways = _ways(terms, layout, vector, target)
-    body = _body(terms, layout, ways)
+    body = _body(terms, ways, _asked(layout, vector, target))
     return Program(
         "pointwise", target, body, _operands(terms), len(layout.extents), vector, guards=len(terms.guards)
     )  # fmt: skip
@@ -217,7 +217,8 @@ def generate_reduction(terms: Terms, layout: Layout, target: Literal["cpu", "gpu
     together = extents.reduced if reduction.rows else extents.inner
     while target == "gpu" and together % vector:
         vector //= 2
-    body = _body(terms, layout, _ways(terms, layout, vector, target), reduction=reduction)
+    ways, asked = _ways(terms, layout, vector, target), _asked(layout, vector, target)
+    body = _body(terms, ways, asked, reduction=reduction)
     return Program(
         "reduction",
         target,
@@ -232,7 +233,7 @@ def generate_reduction(terms: Terms, layout: Layout, target: Literal["cpu", "gpu
 
 def generate_many(terms: Terms, target: Literal["cpu", "gpu"]) -> Program:
     """The program that computes ``terms``, of one input that is read in order, over many tensors."""
-    return Program("pointwise_many", target, _body(terms, None, ["linear"]), 2, 1, vector_of(terms, target))
+    return Program("pointwise_many", target, _body(terms, ["linear"]), 2, 1, vector_of(terms, target))
 
 
 def generate_epilogue(terms: Terms, layout: Layout, handed: Leaf, convolution: str) -> Program | None:
@@ -240,7 +241,7 @@ def generate_epilogue(terms: Terms, layout: Layout, handed: Leaf, convolution: s
     ways = _ways(terms, layout, _EPILOGUE_VECTOR, "gpu")
     if terms.guards or not {"each", "strided"}.isdisjoint(ways):
         return None
-    body = _body(terms, layout, ways, handed)
+    body = _body(terms, ways, handed=handed)
     operands = len(terms.roots) + len(terms.leaves) - 1
     return Program("conv_pointwise", "gpu", body, operands, len(layout.extents), _EPILOGUE_VECTOR, convolution)
 
@@ -266,9 +267,14 @@ def _ways(terms: Terms, layout: Layout, vector: int, target: str) -> list[str]:
     ]
 
 
+def _crosses(extents: tuple[int, ...], vector: int, target: str) -> bool:
+    """Whether a vector may leave a row: never on a CPU, and on a GPU only where rows end within one."""
+    return target == "gpu" and extents[-1] % vector != 0
+
+
 def _way(extents: tuple[int, ...], strides: tuple[int, ...], start: int, vector: int, target: str) -> str:
-    """How a leaf is read: vectors never leave a row on a CPU, and on a GPU only where rows end within one."""
-    if target == "gpu" and extents[-1] % vector:
+    """How a leaf is read."""
+    if _crosses(extents, vector, target):
         return "each"
     if strides[-1] == 0:
         return "same"
@@ -277,15 +283,22 @@ def _way(extents: tuple[int, ...], strides: tuple[int, ...], start: int, vector:
     return "strided"
 
 
+def _asked(layout: Layout, vector: int, target: str) -> list[str]:
+    """How each guard is asked."""
+    if _crosses(layout.extents, vector, target):
+        return ["each"] * len(layout.guards)
+    return ["row" if strides[-1] else "same" for strides in layout.guards]
+
+
 def _body(
-    terms: Terms, layout: Layout | None, ways: list[str], handed: Leaf | None = None, reduction: Reduction | None = None
+    terms: Terms,
+    ways: list[str],
+    asked: Sequence[str] = (),
+    handed: Leaf | None = None,
+    reduction: Reduction | None = None,
 ) -> str:
-    lines: list[str] = []
     first = len(terms.roots) + padded(len(terms.leaves))
-    for number in range(len(terms.guards)):
-        assert layout is not None
-        way = "each" if "each" in ways else "row" if layout.guards[number][-1] else "same"
-        lines.append(f"    var g{number} = a.inside_{way}[{first + number}, width](p)\n")
+    lines = [f"    var g{n} = a.inside_{way}[{first + n}, width](p)\n" for n, way in enumerate(asked)]
     operand = len(terms.roots)
     remaining = iter(ways)
     for number, step in enumerate(terms.steps):

@@ -101,7 +101,7 @@ def _is_known(operation: Operation) -> bool:
         steps = _sizes(operation, "steps")
         return steps is not None and min(steps, default=1) > 0 and _sizes(operation, "starts") is not None
     if operation.name == CONCAT:
-        return sum(operand.size > 0 for operand in operation.operands) <= MOST_GUARDS + 1
+        return sum(operand.size > 0 for operand in operation.operands) <= MOST_GUARDS
     if operation.name == PAD:
         paddings, filler = (operand.maker for operand in operation.operands[1:])
         return bool(
@@ -206,18 +206,16 @@ class Terms:
             inside = isinstance(step, Step) and step.operands and key[0] not in self.roots
             if inside and len(self.steps) >= MOST_STEPS:
                 raise CutAt(self._longest() or key[0])
-            self._guard(key[0], step)
             self._numbers[key] = len(self.steps)
             self.steps.append(step)
             if isinstance(step, Leaf):
                 self.leaves.append(step)
         return self._numbers[key]
 
-    def _guard(self, value: Value, step: Step | Leaf) -> None:
-        """Notes what ``step`` asks for."""
-        asked = [step.map.guards] if isinstance(step, Leaf) else step.inside
-        new = {guard: None for guards in asked for guard in guards if guard not in self.guards}
-        if len(self.guards) + len(new) > MOST_GUARDS and isinstance(step, Step) and value not in self.roots:
+    def _ask(self, value: Value, places: Sequence[IndexMap]) -> None:
+        """Notes what ``value`` asks for where it reads its operands at ``places``."""
+        new = {guard: None for place in places for guard in place.guards if guard not in self.guards}
+        if len(self.guards) + len(new) > MOST_GUARDS and value not in self.roots:
             raise CutAt(value)
         self.guards += new
 
@@ -291,6 +289,7 @@ class Terms:
             place = self._then(at, own, value)
         except Outside:
             return self._add((value, at), Step("constant", (), value, numbers[0]))
+        self._ask(value, [place])
         step = Step(PAD, (self._term(source, place),), value, numbers[0], (place.guards,))
         return self._add((value, at), step)
 
@@ -308,6 +307,7 @@ class Terms:
                 with contextlib.suppress(Outside):
                     places.append((operand, self._then(at, own, value)))
             before[axis] += operand.shape[axis]
+        self._ask(value, [place for _, place in places])
         numbers = tuple(self._term(*each) for each in places)
         if len(numbers) == 1:
             self._numbers[value, at] = numbers[0]
