@@ -43,6 +43,20 @@ def divide(value: Int32, by: Int32) -> Tuple[Int32, Int32]:
     return Int32(quotient), Int32(UInt32(value) - quotient * UInt32(by))
 
 
+@always_inline
+def truncated_quotient[
+    dtype: DType, width: Int
+](a: SIMD[dtype, width], b: SIMD[dtype, width]) -> SIMD[dtype, width]:
+    """The quotients of whole numbers, rounded towards zero; no divisor may be 0, nor -1 where the least number is divided.
+    """
+    var quotient = a // b
+    comptime if dtype.is_signed():
+        var exact = (quotient * b).eq(a)
+        var negative = a.lt(0) ^ b.lt(0)
+        return (negative & ~exact).select(quotient + 1, quotient)
+    return quotient
+
+
 def gcd(a: Int, b: Int) -> Int:
     """The greatest common divisor of two numbers that are never negative."""
     var x = a

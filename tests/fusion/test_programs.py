@@ -47,6 +47,12 @@ def whole(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return a * b + 3, (a == b) ^ (a.to(torch.bool))
 
 
+def quotients(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    a, b = (x * 100).to(torch.int64), (y * 7).to(torch.int64)
+    small = b.to(torch.uint8).clamp(min=1)
+    return a // b.where(b != 0, 3), torch.div(a, b.where(b != 0, -3), rounding_mode="trunc"), a.to(torch.uint8) // small
+
+
 CASES: dict[str, tuple[Callable[..., object], list[Tensor]]] = {
     "channel of NCHW, rows of 35": (affine, arguments((3, 8, 5, 7), (8,), (8,))),
     "channel of NCHW, rows of 64": (affine, arguments((2, 6, 8, 8), (6,), (6,))),
@@ -58,6 +64,7 @@ CASES: dict[str, tuple[Callable[..., object], list[Tensor]]] = {
     "several results, broadcast": (two_results, arguments((7, 33), (7, 1))),
     "select": (selected, arguments((70, 33), (33,))),
     "whole numbers": (whole, arguments((70, 33), (33,))),
+    "quotients of whole numbers": (quotients, arguments((70, 33), (33,))),
     "more than a share": (two_results, arguments((300, 333), (333,))),
     "bfloat16": (last_axis, arguments((40, 24), (24,), dtype=torch.bfloat16)),
     "float64": (last_axis, arguments((40, 24), (24,), dtype=torch.float64)),

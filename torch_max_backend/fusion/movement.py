@@ -13,7 +13,7 @@ from torch_max_backend.fusion.values import Operation, Value
 
 _LEAST_TRANSPOSED = 1 << 16
 """Smaller tensors are copied by programs, several at once."""
-_LEAST_EXTENT = 8
+_LEAST_EXTENT = 16
 """Narrower tiles would be mostly empty."""
 MOST_PARTS = 48
 _WORDS = {1: DType.uint8, 2: DType.uint16, 4: DType.uint32, 8: DType.uint64}

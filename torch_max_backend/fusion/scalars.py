@@ -19,7 +19,7 @@ _EXPRESSIONS: dict[str, tuple[frozenset[DType], str]] = {
     "rmo.add": (NUMBERS, "{0} + {1}"),
     "rmo.sub": (NUMBERS, "{0} - {1}"),
     "rmo.mul": (NUMBERS, "{0} * {1}"),
-    "rmo.div": (_FLOATS, "{0} / {1}"),
+    "rmo.div": (NUMBERS, "{0} / {1}"),
     "rmo.max": (NUMBERS, "max({0}, {1})"),
     "rmo.min": (NUMBERS, "min({0}, {1})"),
     "rmo.equal": (DTYPES, "{0}.eq({1})"),
@@ -51,7 +51,9 @@ _EXPRESSIONS: dict[str, tuple[frozenset[DType], str]] = {
 
 _MATH = ("cos", "erf", "exp", "floor", "log", "log1p", "rsqrt", "sin", "sqrt", "tanh", "trunc")
 IMPORTS = frozenset(
-    {("std.math", name) for name in _MATH} | {("std.utils.numerics", name) for name in ("inf", "isinf", "isnan", "nan")}
+    {("std.math", name) for name in _MATH}
+    | {("std.utils.numerics", name) for name in ("inf", "isinf", "isnan", "nan")}
+    | {("arithmetic", "truncated_quotient")}
 )
 """What the expressions need: modules and names."""
 
@@ -71,6 +73,8 @@ def expression(name: str, operands: Sequence[str], result: DType) -> str:
     """The operation over operands that are names of vectors."""
     if name == "mo.cast":
         return f"{operands[0]}.cast[DType.{result.name}]()"
+    if name == "rmo.div" and result in _WHOLE:
+        return f"truncated_quotient[DType.{result.name}, width]({', '.join(operands)})"
     return _EXPRESSIONS[name][1].format(*operands)
 
 
