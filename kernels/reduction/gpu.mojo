@@ -228,6 +228,63 @@ def _slices(blocks: Int, reduced: Int, share: Int) -> Int:
     )
 
 
+@always_inline
+def _reduce[
+    acc: DType,
+    result: DType,
+    kinds: Int,
+    results: Int,
+    count: Int,
+    dims: Int,
+    run: def[width: Int](Operands[count, dims], Place[dims]) thin -> Values[
+        acc, width, results
+    ],
+    width: Int,
+    rows: Bool,
+](
+    operands: Operands[count, dims],
+    partials: Ptr[acc],
+    extents: Extents,
+    slices: Int,
+    lanes: Int,
+    ctx: DeviceContext,
+) raises:
+    """The first stage."""
+    comptime if rows:
+        ctx.enqueue_function[
+            reduce_rows_kernel[
+                acc, result, kinds, results, count, dims, run, width
+            ]
+        ](
+            operands,
+            partials,
+            Int64(extents.outer),
+            Int64(extents.reduced),
+            Int64(slices),
+            Int64(lanes),
+            grid_dim=ceildiv(extents.outer * slices, BLOCK // lanes),
+            block_dim=BLOCK,
+        )
+    else:
+        var tiles = ceildiv(extents.inner, lanes * width)
+        ctx.enqueue_function[
+            reduce_columns_kernel[
+                acc, result, kinds, results, count, dims, run, width
+            ]
+        ](
+            operands,
+            partials,
+            Int64(extents.outer),
+            Int64(extents.reduced),
+            Int64(extents.inner),
+            Int64(slices),
+            Int64(tiles),
+            Int64(lanes),
+            grid_dim=extents.outer * slices * tiles,
+            block_dim=BLOCK,
+        )
+
+
 @no_inline
 def _launch[
     acc: DType,
@@ -262,54 +319,33 @@ def _launch[
         blocks = extents.outer * ceildiv(extents.inner, lanes * width)
         share = BLOCK // lanes * LEAST
     var slices = _slices(blocks, extents.reduced, share)
-    var partials = ctx.enqueue_create_buffer[acc](
-        results * outputs * slices if slices > 1 else 1
+    if slices == 1:
+        # No partial values: any address will do.
+        _reduce[acc, result, kinds, results, count, dims, run, width, rows](
+            operands,
+            Ptr[acc](unsafe_from_address=operands.data[0]),
+            extents,
+            1,
+            lanes,
+            ctx,
+        )
+        return
+    var buffer = ctx.enqueue_create_buffer[acc](results * outputs * slices)
+    var partials = Ptr[acc](unsafe_from_address=Int(buffer.unsafe_ptr()))
+    _reduce[acc, result, kinds, results, count, dims, run, width, rows](
+        operands, partials, extents, slices, lanes, ctx
     )
-    comptime if rows:
-        ctx.enqueue_function[
-            reduce_rows_kernel[
-                acc, result, kinds, results, count, dims, run, width
-            ]
-        ](
-            operands,
-            partials,
-            Int64(extents.outer),
-            Int64(extents.reduced),
-            Int64(slices),
-            Int64(lanes),
-            grid_dim=ceildiv(extents.outer * slices, BLOCK // lanes),
-            block_dim=BLOCK,
-        )
-    else:
-        var tiles = ceildiv(extents.inner, lanes * width)
-        ctx.enqueue_function[
-            reduce_columns_kernel[
-                acc, result, kinds, results, count, dims, run, width
-            ]
-        ](
-            operands,
-            partials,
-            Int64(extents.outer),
-            Int64(extents.reduced),
-            Int64(extents.inner),
-            Int64(slices),
-            Int64(tiles),
-            Int64(lanes),
-            grid_dim=extents.outer * slices * tiles,
-            block_dim=BLOCK,
-        )
-    if slices > 1:
-        ctx.enqueue_function[
-            merge_slices_kernel[acc, result, kinds, results, count, dims]
-        ](
-            operands,
-            partials,
-            Int64(outputs),
-            Int64(slices),
-            grid_dim=ceildiv(outputs, BLOCK // MERGERS),
-            block_dim=BLOCK,
-        )
-    _ = partials^
+    ctx.enqueue_function[
+        merge_slices_kernel[acc, result, kinds, results, count, dims]
+    ](
+        operands,
+        partials,
+        Int64(outputs),
+        Int64(slices),
+        grid_dim=ceildiv(outputs, BLOCK // MERGERS),
+        block_dim=BLOCK,
+    )
+    _ = buffer^
 
 
 @no_inline
