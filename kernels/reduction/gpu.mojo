@@ -13,6 +13,7 @@ from max.gpu.host import DeviceContext
 from max.gpu.memory import AddressSpace
 
 from ..convolution.common import Ptr
+from ..library import scratch
 from ..pointwise.program import Operands, Place
 from .values import Extents, Values, combined, identity
 
@@ -330,7 +331,7 @@ def _launch[
             ctx,
         )
         return
-    var buffer = ctx.enqueue_create_buffer[acc](results * outputs * slices)
+    var buffer = scratch[acc](ctx, results * outputs * slices)
     var partials = Ptr[acc](unsafe_from_address=Int(buffer.unsafe_ptr()))
     _reduce[acc, result, kinds, results, count, dims, run, width, rows](
         operands, partials, extents, slices, lanes, ctx

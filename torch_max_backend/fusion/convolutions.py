@@ -59,7 +59,7 @@ def absorbed(group: Group, groups: Sequence[Group], kept: Collection[Value], dev
         return None
     if group.terms.extents is not None:
         return None
-    found = [leaf for leaf in group.terms.leaves if leaf.map == group.terms.identity and _is_suitable(leaf.value)]
+    found = [leaf for leaf in group.terms.leaves if _is_whole(leaf, group) and _is_suitable(leaf.value)]
     found = [
         leaf for leaf in found if leaf.value.dtype == group.roots[0].dtype and _is_read_by(leaf, group, groups, kept)
     ]
@@ -71,6 +71,11 @@ def absorbed(group: Group, groups: Sequence[Group], kept: Collection[Value], dev
     if len(group.terms.leaves) + len(leaf.value.maker.operands) - 2 > MOST_INPUTS:
         return None
     return _together(leaf, group, layout)
+
+
+def _is_whole(leaf: Leaf, group: Group) -> bool:
+    """Whether all of the value is read in order, not its beginning alone."""
+    return leaf.map == group.terms.identity and leaf.value.size == group.terms.size
 
 
 def _position(leaf: Leaf) -> int:
