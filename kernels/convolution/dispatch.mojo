@@ -30,6 +30,7 @@ from .gpu.products import gather_product_gpu, wgrad_product_gpu
 from .gpu.small_groups import small_groups_can_implement, small_groups_gpu
 from .gpu.tiled import tiled_can_implement, tiled_gather_gpu, tiled_wgrad_gpu
 from .problem import ConvolutionProblem
+from .rewrite import rewritten
 from .sm90 import dispatch as sm90
 
 
@@ -40,12 +41,13 @@ def run_cpu[
     result: Ptr[dtype],
     a: Ptr[dtype],
     b: Ptr[dtype],
-    problem: ConvolutionProblem,
+    given: ConvolutionProblem,
 ) raises:
     """Writes y from (x, w), dx from (dy, w) or dw from (x, dy) on the CPU.
 
     Without `grouped` the kernels for many groups are left out; the others take any problem.
     """
+    var problem = rewritten[pass_](given)
     comptime if pass_ == FPROP or pass_ == DGRAD:
         comptime if grouped:
             comptime for group in [1, 4, 8]:
@@ -81,13 +83,14 @@ def run_gpu[
     result: DeviceBuffer[dtype],
     a: DeviceBuffer[dtype],
     b: DeviceBuffer[dtype],
-    problem: ConvolutionProblem,
+    given: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
     """Enqueues y from (x, w), dx from (dy, w) or dw from (x, dy) on a GPU.
 
     Without `grouped` the kernels for many groups are left out; the others take any problem.
     """
+    var problem = rewritten[pass_](given)
     comptime if sm90.compiles_for[dtype]():
         var pointers = (
             _device_pointer(result),

@@ -37,9 +37,9 @@ def strip_width[dtype: DType]() -> Int:
     return 4 if size_of[dtype]() == 2 else 2
 
 
-def march_rows(rows: Int) -> Int:
+def march_rows(rows: Int, most: Int = MARCH) -> Int:
     """Rows of each march: equal ones, not many more than it takes."""
-    return ceildiv(rows, max(1, ceildiv(rows, MARCH)))
+    return ceildiv(rows, max(1, ceildiv(rows, most)))
 
 
 @always_inline

@@ -22,6 +22,7 @@ from ...arithmetic import divide
 from ..common import Ptr
 from ..problem import ConvolutionProblem
 from .depthwise import (
+    MARCH,
     RESIDENT,
     VECTOR,
     WGRAD_LANES,
@@ -33,6 +34,8 @@ from .depthwise import (
 )
 from .tiled import add_slices
 
+# Channels of a thread where the sums of a large window take the registers.
+comptime PAIR = 2
 # The weight gradient's blocks: at most so many threads along channels, the rest share a channel's pixels.
 comptime WGRAD_THREADS = 128
 # Blocks for each multiprocessor: as many as registers let run together.
@@ -72,9 +75,9 @@ def depthwise_wgrad_kernel[
     var channel_blocks = ceildiv(Int32(g.c // vector), lanes)
     # Patches of taps run fastest: blocks that read the same rows run together and share them in the cache.
     var patch_rest, patch_w = divide(
-        Int32(block_idx.x), Int32(g.s // tap_columns)
+        Int32(block_idx.x), Int32(ceildiv(g.s, tap_columns))
     )
-    var t, patch_h = divide(patch_rest, Int32(g.r // tap_rows))
+    var t, patch_h = divide(patch_rest, Int32(ceildiv(g.r, tap_rows)))
     var s0 = patch_w * Int32(tap_columns)
     var r0 = patch_h * Int32(tap_rows)
     var slice, channel_block = divide(Int32(block_idx.y), channel_blocks)
@@ -135,36 +138,39 @@ def depthwise_wgrad_kernel[
                 )
             return values^
 
-        comptime if step == 1:
-            # dy's rows that the row of x at hand meets, in a ring; what the next step reads is loaded before this
-            # one's products.
-            var ring = Array[Array[T, width], tap_rows](
+        comptime if step > 0 and (step == 1 or tap_rows > step + 1):
+            # dy's rows that the row of x at hand meets, in a ring; what comes next is loaded before this row's products.
+            comptime lines = ceildiv(tap_rows, step)
+            var ring = Array[Array[T, width], lines](
                 fill=Array[T, width](fill=0)
             )
             var values = x_row(h)
             var gradient = dy_row(0)
             for first in range(
-                Int32(0), count + Int32(tap_rows - 1), Int32(tap_rows)
+                Int32(0), count + Int32(lines - 1), Int32(lines)
             ):
-                comptime for u in range(tap_rows):
+                comptime for u in range(lines):
                     var at = first + Int32(u)
                     comptime for j in range(width):
                         ring[u][j] = wide[dtype, vector](gradient[j])
                     # Rows past the last meet zeros of dy only.
                     gradient = dy_row(at + 1)
-                    var following = x_row(h + at + 1)
-                    comptime for i in range(columns):
-                        var value = wide[dtype, vector](values[i])
-                        comptime for r in range(tap_rows):
-                            comptime slot = (u - r + tap_rows) % tap_rows
-                            comptime for j in range(width):
-                                comptime s = i - j
-                                comptime if s >= 0 and s < tap_columns:
-                                    sums[r * tap_columns + s] = value.fma(
-                                        ring[slot][j],
-                                        sums[r * tap_columns + s],
-                                    )
-                    values = following^
+                    comptime for e in range(step):
+                        var following = x_row(
+                            h + at * Int32(step) + Int32(e + 1)
+                        )
+                        comptime for i in range(columns):
+                            var value = wide[dtype, vector](values[i])
+                            comptime for r in range(e, tap_rows, step):
+                                comptime slot = (u - r // step + lines) % lines
+                                comptime for j in range(width):
+                                    comptime s = i - j * step
+                                    comptime if s >= 0 and s < tap_columns:
+                                        sums[r * tap_columns + s] = value.fma(
+                                            ring[slot][j],
+                                            sums[r * tap_columns + s],
+                                        )
+                        values = following^
         elif step > 1:
             # The last row that a pixel reads is the first that the next one reads.
             comptime assert tap_rows == step + 1, "one shared row"
@@ -209,18 +215,17 @@ def depthwise_wgrad_kernel[
         barrier()
         shared.unsafe_offset(mine).unsafe_store(sums[i])
         barrier()
-        if y == 0 and live:
+        var r = r0 + Int32(i // tap_columns)
+        var s = s0 + Int32(i % tap_columns)
+        # The last patches may reach past the window.
+        if y == 0 and live and r < Int32(g.r) and s < Int32(g.s):
             var total = T(0)
             for row in range(rows):
                 total += shared.unsafe_offset(
                     Int(row * lanes + lane) * vector
                 ).unsafe_load[width=vector]()
             # dw is [channel][tap].
-            var tap = (
-                (Int(t) * g.r + Int(r0) + i // tap_columns) * g.s
-                + Int(s0)
-                + i % tap_columns
-            )
+            var tap = (Int(t) * g.r + Int(r)) * g.s + Int(s)
             comptime for j in range(vector):
                 partials[
                     unsafe_offset=(Int(slice) * g.c + c + j) * g.taps() + tap
@@ -241,8 +246,9 @@ def _launch_wgrad[
     var channel_blocks = ceildiv(channels, WGRAD_LANES)
     var lanes = ceildiv(channels, channel_blocks)
     var rows = WGRAD_THREADS // lanes
-    var patches = g.t * (g.r // tap_rows) * (g.s // tap_columns)
-    var march = march_rows(g.p)
+    var patches = g.t * ceildiv(g.r, tap_rows) * ceildiv(g.s, tap_columns)
+    # A ring is filled and emptied once for each march: the longer the ring, the longer the march.
+    var march = march_rows(g.p, MARCH if tap_rows <= 3 else 2 * MARCH)
     var units = (
         g.n * g.o * ceildiv(g.p, march) * ceildiv(g.q, strip_width[dtype]())
     )
@@ -287,18 +293,25 @@ def depthwise_wgrad_gpu[
     g: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
-    var wide = g.c % VECTOR == 0 and is_aligned(x) and is_aligned(dy)
-    if not wide:
+    var aligned = is_aligned(x) and is_aligned(dy)
+    if not (aligned and g.c % PAIR == 0):
         _launch_wgrad[dtype, 1, 1, 1, 0](dw, x, dy, g, ctx)
         return
-    if (
-        g.r % 3 == 0
-        and g.s % 3 == 0
-        and g.dilation_h == 1
-        and g.dilation_w == 1
-    ):
+    if g.dilation_h == 1 and g.dilation_w == 1 and g.taps() > g.t:
+        # What the patches cover, taps past the window's edge with it. A large patch reads x and dy less often.
+        var small = ceildiv(g.r, 3) * 3 * ceildiv(g.s, 3) * 3
+        var large = ceildiv(g.r, 5) * 5 * ceildiv(g.s, 5) * 5
+        var by_small = g.c % VECTOR == 0 and (
+            max(g.r, g.s) <= 3 or 2 * small <= large
+        )
         comptime for step in [1, 2]:
             if g.stride_h == step and g.stride_w == step:
-                _launch_wgrad[dtype, VECTOR, 3, 3, step](dw, x, dy, g, ctx)
+                if by_small:
+                    _launch_wgrad[dtype, VECTOR, 3, 3, step](dw, x, dy, g, ctx)
+                else:
+                    _launch_wgrad[dtype, PAIR, 5, 5, step](dw, x, dy, g, ctx)
                 return
-    _launch_wgrad[dtype, VECTOR, 1, 1, 0](dw, x, dy, g, ctx)
+    if g.c % VECTOR == 0:
+        _launch_wgrad[dtype, VECTOR, 1, 1, 0](dw, x, dy, g, ctx)
+    else:
+        _launch_wgrad[dtype, 1, 1, 1, 0](dw, x, dy, g, ctx)
