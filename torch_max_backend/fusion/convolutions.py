@@ -14,13 +14,16 @@ from torch_max_backend.fusion.plan import Group
 from torch_max_backend.fusion.program import MOST_INPUTS, Layout, Program, generate_epilogue, layout_of
 from torch_max_backend.fusion.terms import Leaf, in_memory, is_view
 from torch_max_backend.fusion.values import Operation, Value
+from torch_max_backend.mojo_ops.constants import kernel_constant
 
 _PASSES = {"conv_fprop": 0, "conv_dgrad": 1}
 """By op, the number of the pass in kernels/convolution/common.mojo."""
-_NARROW = 64
+_DISPATCH = "convolution.sm90.dispatch"
+_NARROW = kernel_constant(_DISPATCH, "NARROW_COLUMNS")
 """Channels of a result that the kernel for narrow ones computes."""
-_MOST_PHASES = 16
-_GEOMETRY = 12
+_FEW_PHASES = kernel_constant(_DISPATCH, "FEW_PHASES")
+_MOST_PHASES = kernel_constant(_DISPATCH, "MAX_PHASES")
+_GEOMETRY = kernel_constant("convolution.problem", "GEOMETRY_LENGTH")
 
 
 @dataclass(frozen=True)
@@ -142,7 +145,7 @@ def _together(leaf: Leaf, group: Group, layout: Layout) -> Absorbed | None:
     assert geometry is not None and plain is not None
     forward = _symbol(maker) == "conv_fprop"
     phases = 1 if forward else geometry[1] * geometry[2]
-    room = 1 if phases == 1 else 4 if phases <= 4 else _MOST_PHASES
+    room = 1 if phases == 1 else _FEW_PHASES if phases <= _FEW_PHASES else _MOST_PHASES
     narrow = leaf.value.shape is not None and leaf.value.shape[4] <= _NARROW
     parameters = f'DType.{leaf.value.dtype.name}, {_PASSES[_symbol(maker)]}, {narrow}, {room}, "{plain[1]}"'
     program = generate_epilogue(group.terms, layout, leaf, parameters)

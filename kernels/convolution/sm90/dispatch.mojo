@@ -24,6 +24,10 @@ from .wgrad_plan import WgradChoice
 
 comptime _MAX_TRAVERSAL_STRIDE = 8
 comptime MAX_PHASES = 16
+comptime FEW_PHASES = 4
+"""Phases of a data gradient that a kernel with an epilogue has room for, if not for one or for all."""
+comptime NARROW_COLUMNS = 64
+"""Columns of the tile for narrow results with an epilogue. torch_max_backend/fusion/convolutions.py reads these three."""
 
 
 def compiling_for_hopper() -> Bool:
@@ -303,7 +307,7 @@ def _run[
 # One shape for narrow results and one for the rest: every op with an epilogue of its own is compiled for itself. In both
 # a warpgroup multiplies while the other waits for what its epilogue reads.
 comptime _FUSED_NARROW = TileShape(
-    row_blocks=2, columns=64, stages=8, cluster=1, alternate=True
+    row_blocks=2, columns=NARROW_COLUMNS, stages=8, cluster=1, alternate=True
 )
 comptime _FUSED_WIDE = TILE_SHAPES[2]
 
@@ -327,7 +331,7 @@ def run_fused[
 
     `columns`, the result's channels, and `phases`, a dgrad's product of strides, are the problem's.
     """
-    comptime narrow = columns <= _FUSED_NARROW.columns
+    comptime narrow = columns <= NARROW_COLUMNS
     comptime if pass_ == FPROP:
         if problem.k != columns:
             raise Error(
@@ -346,7 +350,9 @@ def run_fused[
                 t" not C = {problem.c} and strides"
                 t" {problem.stride_h}x{problem.stride_w}"
             )
-        comptime room = 1 if phases == 1 else (4 if phases <= 4 else MAX_PHASES)
+        comptime room = 1 if phases == 1 else (
+            FEW_PHASES if phases <= FEW_PHASES else MAX_PHASES
+        )
         run_with_epilogue[dtype, pass_, narrow, room, epilogue, epilogue_store](
             result, a, b, problem, ctx
         )
@@ -366,7 +372,7 @@ def run_with_epilogue[
     problem: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
-    """As `run_fused`, for all problems of a kind: `narrow` results have up to 64 channels, and a dgrad's product of
+    """As `run_fused`, for all problems of a kind: `narrow` results have up to NARROW_COLUMNS channels, and a dgrad's product of
     strides is `room` at most.
     """
     comptime shape = _FUSED_NARROW if narrow else _FUSED_WIDE

@@ -1,0 +1,25 @@
+"""Numbers that the kernels' sources define and Python needs: read from there, so that none stands in two places."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+from beartype import beartype
+
+from torch_max_backend.mojo_ops import KERNELS_PATH
+
+
+@beartype
+@functools.cache
+def kernel_constant(module: str, name: str) -> int:
+    """The whole number that `comptime NAME = ...` names in a module of the kernels, such as "pooling.problem".
+
+    Raises:
+        LookupError: the module defines no number of that name.
+    """
+    path = KERNELS_PATH.joinpath(*module.split(".")).with_suffix(".mojo")
+    found = re.search(rf"^comptime {re.escape(name)} = (\d+)$", path.read_text(), re.MULTILINE)
+    if found is None:
+        raise LookupError(f"name={name}: must be defined as a number in {path}")
+    return int(found[1])
