@@ -91,36 +91,6 @@ struct ConvolutionProblem(
     def w_size(self) -> Int:
         return self.k * self.taps() * self.group_c()
 
-    @always_inline
-    def flops(self) -> Int:
-        """Floating-point operations of any one of the three passes, padding counted.
-        """
-        return 2 * self.y_size() * self.taps() * self.group_c()
-
-    # Shapes that dispatch asks about.
-
-    @always_inline
-    def is_depthwise(self) -> Bool:
-        """Every group reads one input channel (any depth multiplier)."""
-        return self.groups == self.c and self.c > 1
-
-    @always_inline
-    def is_pointwise(self) -> Bool:
-        """A plain matrix product over pixels: one tap, and every input pixel is read exactly once.
-        """
-        return (
-            self.taps() == 1
-            and self.stride_d == 1
-            and self.stride_h == 1
-            and self.stride_w == 1
-            and self.pad_d == 0
-            and self.pad_h == 0
-            and self.pad_w == 0
-            and self.o == self.d
-            and self.p == self.h
-            and self.q == self.w
-        )
-
     def write_to(self, mut writer: Some[Writer]):
         writer.write(
             t"N={self.n} C={self.c} K={self.k} G={self.groups}",

@@ -11,7 +11,7 @@ from std.sys.info import simd_width_of, size_of
 
 from max.algorithm import sync_parallelize
 
-from ..common import DGRAD, FPROP, Ptr, accumulation_type, worker_count
+from ..common import FPROP, Ptr, accumulation_type, worker_count
 from ..problem import ConvolutionProblem
 from ..gather import Phase, forward_phases, gradient_phases
 from .microkernel import (

@@ -3,7 +3,6 @@
 from ..common import Ptr
 from ..problem import ConvolutionProblem
 from ..gather import Phase, full_tap
-from .microkernel import PANEL_VECTORS
 
 
 @always_inline

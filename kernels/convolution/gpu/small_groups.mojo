@@ -8,7 +8,7 @@ from std.math import ceildiv
 from std.sys import size_of
 
 from max.gpu import block_idx, thread_idx
-from max.gpu.host import DeviceBuffer, DeviceContext
+from max.gpu.host import DeviceContext
 
 from ...library import scratch
 from ...arithmetic import divide

@@ -68,9 +68,8 @@ comptime _PITCH = _COLUMNS + 4
 comptime _Z_BYTES = _PIXELS * _PITCH * 4
 comptime _FILTER_BYTES = _COLUMNS * BLOCK_K * 2
 comptime _STAGE_BYTES = _PIXELS * BLOCK_K * 2
-comptime _TILES = 8
-"""Filter tiles and pipeline stages together fill what z leaves of shared memory: 3 + 4 of them at least."""
 comptime _RING_BYTES = 112 * 1024
+"""What z leaves of shared memory: filter tiles and pipeline stages fill it."""
 comptime _MAX_STAGES = 6
 comptime _MIN_STAGES = 3
 comptime _SHARED_BYTES = 1024 + _RING_BYTES + _CONSUMERS * _Z_BYTES + 256

@@ -8,7 +8,7 @@ from max.gpu.primitives.grid_controls import PDLLevel, pdl_launch_attributes
 
 from ...library import scratch
 from ...arithmetic import Divisor
-from ..common import DGRAD, FPROP, Ptr
+from ..common import Ptr
 from ..problem import ConvolutionProblem
 from .choice import cluster_capacity
 from .implicit_gemm import Epilogue, EpilogueStore, implicit_gemm_kernel

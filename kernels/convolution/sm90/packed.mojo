@@ -12,7 +12,7 @@ from max.gpu import block_dim, block_idx, thread_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 
 from ...library import scratch
-from ..common import DGRAD, FPROP, WGRAD, Ptr
+from ..common import DGRAD, Ptr
 from ..problem import ConvolutionProblem
 from .launch import SourceView
 from .plan import BLOCK_K

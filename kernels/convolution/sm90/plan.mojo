@@ -12,7 +12,6 @@ from std.memory import Pointer
 from std.utils.static_tuple import StaticTuple
 
 from ...arithmetic import Divisor
-from ..problem import ConvolutionProblem
 
 comptime BLOCK_K = 64
 """Reduction elements of one pipeline stage: 128 bytes of a 16-bit type, the widest swizzle."""
