@@ -2,7 +2,7 @@
 
 PyTorch's op returns an index into the plane for every output, eight bytes that wait in memory until the backward
 pass. Where nobody but the pooling's own backward looks at them, the joint graph is rewritten to a pair of ops that
-hand over the winner's place *within its window* instead, a byte, wherever the window has at most 255 taps.
+hand over the winner's place *within its window* instead: a byte wherever the window has at most 255 taps.
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ _PAIRS = {
 def _problem(shape: Sequence[int], window: Sequence[Sequence[int]], ceil_mode: bool) -> PoolingProblem:
     rank = len(window[0])
     return PoolingProblem.from_aten(list(shape[-rank:]), *(list(part) for part in window), ceil_mode)
+
+
+def offset_dtype(problem: PoolingProblem) -> torch.dtype:
+    """The type that holds the number of a tap."""
+    return torch.uint8 if problem.offset_bits == 8 else torch.int32
 
 
 def _coordinates(problem: PoolingProblem, like: torch.Tensor) -> list[tuple[int, torch.Tensor, int, int, int]]:
@@ -52,7 +57,7 @@ def max_pool_offsets(
     dilation: Sequence[int],
     ceil_mode: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Maxima, and for each the number of its tap within the window, row-major, of at most 255 taps.
+    """Maxima, and for each the number of its tap within the window, row-major.
 
     Source: aten.max_pool2d_with_indices, max_pool3d_with_indices. This body is what PyTorch runs where the graph is
     cut around the op; in MAX a Mojo kernel runs.
@@ -67,7 +72,7 @@ def max_pool_offsets(
         place = rest % extent
         rest = rest // extent
         offset = offset + ((place - start) // step) * _taps_after(problem, axis)
-    return y, offset.to(torch.uint8)
+    return y, offset.to(offset_dtype(problem))
 
 
 def _taps_after(problem: PoolingProblem, axis: int) -> int:
@@ -90,7 +95,7 @@ def _(
     window = (kernel_size, stride, padding, dilation)
     op = aten.max_pool2d_with_indices if len(kernel_size) == 2 else aten.max_pool3d_with_indices
     y, index = op(x, *(list(part) for part in window), ceil_mode)
-    return y, index.to(torch.uint8)
+    return y, index.to(offset_dtype(_problem(x.shape, window, ceil_mode)))
 
 
 @torch.library.custom_op("torch_max_backend::max_pool_offsets_backward", mutates_args=())
@@ -151,13 +156,14 @@ def _rewrite(node: Node, backward: object) -> None:
         return
     window, ceil_mode = _window(node)
     problem = _problem(fake.shape, window, ceil_mode)
-    if problem.has_empty_windows or not problem.has_byte_offsets:
+    if problem.has_empty_windows:
         return
+    dtype = offset_dtype(problem)
     graph = node.graph
     with graph.inserting_before(node):
         fresh = graph.call_function(torch.ops.torch_max_backend.max_pool_offsets.default, (x, *window, ceil_mode))
     y, index = node.meta["val"]
-    small = index.to(torch.uint8)
+    small = index.to(dtype)
     fresh.meta = {**node.meta, "val": (y, small)}
     node.replace_all_uses_with(fresh)
     results[1].meta = {**results[1].meta, "val": small}
