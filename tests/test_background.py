@@ -140,15 +140,26 @@ while not background._jobs[-1].workers.processes:
 print(*[process.pid for process in background._jobs[-1].workers.processes], flush=True)
 time.sleep(600)
 """
+BUILDING = """
+run = torch.compile(model, backend="max", options={"compile": "background", "fallback": "error"})
+import psutil
+step(0)
+while not (found := [each for each in psutil.Process().children(recursive=True) if "mojo" in each.name()]):
+    time.sleep(0.01)
+print(*[each.pid for each in found], flush=True)
+time.sleep(600)
+"""
+PROGRAMS = {"graphs": WORKING, "libraries": BUILDING}
 ENDS = {"interrupt": signal.SIGINT, "killed": signal.SIGKILL}
 
 
+@pytest.mark.parametrize("what", PROGRAMS)
 @pytest.mark.parametrize("how", ENDS)
-def test_nothing_stays_behind_when_the_program_ends(start: Start, how: str, tmp_path: Path) -> None:
+def test_nothing_stays_behind_when_the_program_ends(start: Start, how: str, what: str, tmp_path: Path) -> None:
     sent = ENDS[how]
-    process = start(WORKING, tmp_path)
+    process = start(PROGRAMS[what], tmp_path)
     assert process.stdout is not None
-    pid = int(process.stdout.readline())
+    pid = int(process.stdout.readline().split()[0])
     while not psutil.Process(pid).num_threads():
         time.sleep(0.01)
     process.send_signal(sent)

@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait
 from pathlib import Path
 
 import max as max_package
@@ -28,6 +28,7 @@ from torch_max_backend.errors import MaxBackendError
 from torch_max_backend.mojo_ops.functions import Function, required
 from torch_max_backend.runtime import cache
 from torch_max_backend.runtime.dealing import cores
+from torch_max_backend.runtime.futures import started
 from torch_max_backend.runtime.sources import sources_digest
 from torch_max_backend.runtime.target import target_facts
 
@@ -78,10 +79,9 @@ def ready(device: torch.device) -> Iterator[None]:
     if not wanted:
         yield
         return
-    with ThreadPoolExecutor(1, "torch-max-libraries") as pool:
-        building = pool.submit(build, wanted, device)
-        yield
-        _load(building.result(), target_facts(device)["device"])
+    building = started(functools.partial(build, wanted, device), "builds libraries")
+    yield
+    _load(building.result(), target_facts(device)["device"])
 
 
 def unbuilt(device: torch.device) -> list[Function]:
@@ -155,13 +155,13 @@ def build(functions: Iterable[Function], device: torch.device) -> dict[Function,
         if not absent:
             return found
         kernels = cache.kernel_library_path()
-        shares = _shares(absent)
-        with ThreadPoolExecutor(len(shares), "torch-max-library") as pool:
-            builds: list[Future[dict[Function, Path]]] = [
-                pool.submit(_build_one, share, kernels, facts) for share in shares
-            ]
-            for each in builds:
-                found |= each.result()
+        builds = [
+            started(functools.partial(_build_one, share, kernels, facts), "builds a library")
+            for share in _shares(absent)
+        ]  # fmt: skip
+        wait(builds)
+        for each in builds:
+            found |= each.result()
     return found
 
 
@@ -203,12 +203,11 @@ def _build_one(
         mojo = environment.get("MODULAR_MOJO_MAX_DRIVER_PATH") or shutil.which("mojo")
         if mojo is None:
             raise MaxBackendError("the program mojo, which builds kernels, is not installed")
-        result = subprocess.run(
-            [mojo, *command, "-o", str(library), str(source)], capture_output=True, text=True, env=environment
-        )
-        if result.returncode:
+        errors = Path(folder) / "errors"
+        if _ends_with_us([mojo, *command, "-o", str(library), str(source)], environment, errors):
             names = ", ".join(function.symbol for function in functions)
-            raise MaxBackendError(f"the kernels {names} do not compile for {device}:\n{result.stderr[-4000:]}")
+            text = errors.read_text(errors="replace")
+            raise MaxBackendError(f"the kernels {names} do not compile for {device}:\n{text[-4000:]}")
         log.info("built %s for %s", ", ".join(function.symbol for function in functions), device)
         stored: dict[Function, Path] = {}
         for function in functions:
@@ -216,6 +215,35 @@ def _build_one(
             path = cache.store(LIBRARIES, facts[function], FILENAME, functools.partial(_share, first))
             stored[function] = path or _keep(library)
         return stored
+
+
+# What stands in standard input's place ends with the process that holds its other end, however that ends.
+_WHILE_INPUT_IS_OPEN = """
+exec 3<&0
+"$@" </dev/null 3<&- &
+child=$!
+{ read -r _; kill "$child"; } <&3 2>/dev/null &
+watcher=$!
+wait "$child"
+status=$?
+kill "$watcher" 2>/dev/null
+exit "$status"
+"""
+
+
+def _ends_with_us(command: Sequence[str], environment: Mapping[str, str], errors: Path) -> int:
+    """The exit status of a command that does not outlive this process; what it says of errors goes to ``errors``."""
+    with errors.open("wb") as file:
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", _WHILE_INPUT_IS_OPEN, "sh", *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=file,
+            env=environment,
+        )
+        assert process.stdin is not None
+        with process.stdin:
+            return process.wait()
 
 
 def library_source(functions: Sequence[Function], package: str) -> str:

@@ -7,7 +7,6 @@ import functools
 import io
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from max.driver import is_virtual_device_mode
 from max.engine import Model
 from max.graph import Module
 
-from torch_max_backend.runtime import cache, dealing, events, libraries, session
+from torch_max_backend.runtime import cache, dealing, events, futures, libraries, session
 from torch_max_backend.runtime.mlir import in_mlir_context
 from torch_max_backend.runtime.progress import progress_line
 from torch_max_backend.runtime.workers import Workers
@@ -168,7 +167,7 @@ def apart(tasks: Sequence[Task], workers: Workers) -> Iterator[list[tuple[Task, 
                 folder = Path(scratch) / str(number)
                 folder.mkdir()
                 make = functools.partial(_artifact, task, _bytecode(task.module), workers, folder)
-                started.append((task, _started(make)))
+                started.append((task, futures.started(make, "waits for a worker")))
             yield started
         except BaseException:
             workers.end()
@@ -181,20 +180,6 @@ def _bytecode(module: Module) -> bytes:
     content = io.BytesIO()
     mlir.Operation._CAPICreate(module.mlir_module._CAPIPtr).write_bytecode(content)
     return content.getvalue()
-
-
-def _started(make: Callable[[], Path]) -> Future[Path]:
-    """What ``make`` returns in a thread of its own, for which nobody waits at the program's end: a pool's would be."""
-    future: Future[Path] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(make())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="torch_max_backend waits for a worker", daemon=True).start()
-    return future
 
 
 def _artifact(task: Task, bytecode: bytes, workers: Workers, folder: Path) -> Path:

@@ -1,0 +1,27 @@
+"""Work in threads that nobody waits for at the program's end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def started(make: Callable[[], T], name: str) -> Future[T]:
+    """What ``make`` returns in a thread of its own, called ``name``, that does not keep the program from ending.
+
+    A pool's threads would: the interpreter joins them.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(make())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=f"torch_max_backend {name}", daemon=True).start()
+    return future
