@@ -153,7 +153,8 @@ class Launches:
     ) -> torch.Tensor:
         """The elements at ``place``, in the order of the memory."""
         if place.kind is Kind.CONSTANT:
-            return self._constants[place.number].view(like.dtype)[: like.numel()]
+            # Cut first: the byte that stands for no elements is no element.
+            return self._constants[place.number][: like.numel() * like.element_size()].view(like.dtype)
         return _flat((entering if place.kind is Kind.ARGUMENT else leaving)[place.number])
 
     def turn(self) -> AbstractContextManager[Any]:
