@@ -61,7 +61,7 @@ def volumes(count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch
         centre = (uniform(3) - 0.5).tolist()
         if has_lesion:
             distance = (z - centre[0]) ** 2 + (y - centre[1]) ** 2 + (x - centre[2]) ** 2
-            volume += 0.35 * torch.exp(-distance / 0.02)
+            volume += 0.6 * torch.exp(-distance / 0.04)
         made.append(volume + 0.05 * torch.randn(volume.shape, generator=generator))
         depths.append(round((centre[0] + 1) / 2 * (SIDE - 1)))
     return torch.stack(made)[:, None], sick.float(), torch.tensor(depths)
@@ -80,7 +80,7 @@ def main(
     torch.manual_seed(0)
     net = VolumeNet(width).to(where)
     compiled = torch.compile(net, backend="max")
-    optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
     generator = torch.Generator().manual_seed(1)
     losses: list[float] = []
     with progress_bars() as progress:

@@ -8,7 +8,14 @@ import math
 import pytest
 import torch
 
-from torch_max_backend.decompositions import weight_norm_backward
+from torch_max_backend import explain
+from torch_max_backend.decompositions import (
+    addbmm,
+    diagonal_scatter,
+    round_decimals,
+    shrink_backward,
+    weight_norm_backward,
+)
 from torch_max_backend.sampling_decompositions import grid_sampler, grid_sampler_backward
 
 aten = torch.ops.aten
@@ -52,3 +59,31 @@ def test_grid_sampler_nowhere() -> None:
     grad_x, grad_grid = grid_sampler_backward(torch.full((1, 1, 4, 1), math.inf), x, grid, 0, 0, False)
     torch.testing.assert_close(grad_x, torch.zeros_like(x))
     torch.testing.assert_close(grad_grid, torch.zeros_like(grid))
+
+
+@pytest.mark.parametrize(
+    ("shape", "offset", "dims"),
+    [((4, 5), 0, (0, 1)), ((4, 5), -2, (0, 1)), ((5, 4), 3, (1, 0)), ((2, 4, 3, 5), 1, (-1, 1))],
+)
+def test_diagonal_scatter_is_pytorchs(shape: tuple[int, ...], offset: int, dims: tuple[int, int]) -> None:
+    """PyTorch's own decomposition writes in place, which a functional graph may not."""
+    x = torch.randn(shape)
+    source = torch.randn_like(x.diagonal(offset, *dims))
+    ours = diagonal_scatter(x, source, offset, *dims)
+    torch.testing.assert_close(ours, torch.diagonal_scatter(x, source, offset, *dims), rtol=0, atol=0)
+
+
+def test_the_gradient_of_a_diagonal_is_lowered() -> None:
+    account = explain(
+        lambda x: x.diagonal(1).square(), torch.randn(4, 5, requires_grad=True), quiet=True, compile=False
+    )
+    assert [graph.name for graph in account.graphs] == ["forward", "backward"] and not account.fallback_count
+
+
+def test_small_ones_are_pytorchs() -> None:
+    x, a, b = torch.randn(3, 5), torch.randn(4, 3, 2), torch.randn(4, 2, 5)
+    torch.testing.assert_close(addbmm(x, a, b, beta=2, alpha=3), torch.addbmm(x, a, b, beta=2, alpha=3))
+    for decimals in (-1, 0, 2):
+        torch.testing.assert_close(round_decimals(50 * x, decimals=decimals), torch.round(50 * x, decimals=decimals))
+    for op in (aten.hardshrink_backward, aten.softshrink_backward):
+        torch.testing.assert_close(shrink_backward(x * 2, x, 0.5), op(x * 2, x, 0.5))

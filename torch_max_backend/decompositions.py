@@ -74,7 +74,6 @@ TAKEN_APART: tuple[OpOverloadPacket | OpOverload, ...] = (
     aten.miopen_batch_norm_backward,
     aten.linalg_vector_norm,
     aten.native_dropout_backward,
-    aten.diagonal_scatter,
     aten.dist,
     aten.ldexp,
     aten.narrow_copy,
@@ -98,6 +97,19 @@ def weight_norm_backward(
 def shrink_backward(grad: torch.Tensor, x: torch.Tensor, lambd: float) -> torch.Tensor:
     """``aten.hardshrink_backward`` and ``softshrink_backward``: nothing comes back where |x| <= ``lambd``."""
     return torch.where((x >= -lambd) & (x <= lambd), torch.zeros_like(grad), grad)
+
+
+def diagonal_scatter(x: torch.Tensor, src: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> torch.Tensor:
+    """``aten.diagonal_scatter``: ``x`` with ``src`` [..., L] on a diagonal of L elements, without writing in place."""
+    if src.shape[-1] == 0:
+        return x.clone()
+    rows, columns = (torch.arange(x.shape[dim], device=x.device) for dim in (dim1, dim2))
+    # Which element of the diagonal each row has; rows beside it take any.
+    place = (rows - max(0, -offset)).clamp(0, src.shape[-1] - 1)
+    spread = src.index_select(-1, place)[..., None].expand(*src.shape[:-1], len(rows), len(columns))
+    on_it = (rows[:, None] + offset == columns).expand_as(spread)
+    mask, value = (each.movedim((-2, -1), (dim1, dim2)) for each in (on_it, spread))
+    return torch.where(mask, value, x)
 
 
 def addbmm(
@@ -126,6 +138,7 @@ def decompositions() -> dict[OpOverload, Callable[..., Any]]:
         aten.hardshrink_backward.default: shrink_backward,
         aten.softshrink_backward.default: shrink_backward,
         aten.addbmm.default: addbmm,
+        aten.diagonal_scatter.default: diagonal_scatter,
         aten.round.decimals: round_decimals,
     }
     kept = {getattr(packet, name) for packet in KEPT_WHOLE for name in packet.overloads()}
