@@ -1,0 +1,269 @@
+"""Which of PyTorch's operators are lowered: ``python -m tests.conformance > docs/conformance.md``.
+
+For every entry of PyTorch's operator database (OpInfo) graphs are built from its own samples, forward and gradient, in
+float32 and bfloat16, as AOTAutograd would hand them over. Nothing is compiled.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from torch._dispatch.python import enable_python_dispatcher
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from tests import harness
+from tests.operator_database import OpInfo, SampleInput, op_db
+from torch_max_backend import lowering
+from torch_max_backend.decompositions import decompositions
+from torch_max_backend.graph.compiler import compile_graph
+from torch_max_backend.graph.random import _FROM_SHAPE, _LIKE
+from torch_max_backend.graph.unit import CompilationUnit
+from torch_max_backend.options import Options
+
+DTYPES = (torch.float32, torch.bfloat16)
+#: Of each entry, dtype and pass.
+SAMPLES = 1
+
+#: What stays in PyTorch, and why: patterns of qualified operators, or of what tracing raises, in the order in which
+#: they are tried.
+REASONS: dict[str, str] = {
+    "matrix factorizations, which MAX does not have": (
+        r"aten\.(_?linalg_\w+|svd|cholesky\w*|geqrf|ormqr|lu_unpack|triangular_solve|_linalg_\w+)\."
+    ),
+    "complex numbers and Fourier transforms, which MAX does not have": (
+        r"aten\.(_fft\w+|fft_\w+|_?conj\w*|complex|polar|view_as_(real|complex)|angle)\.|complex(64|128|32)"
+    ),
+    "sparse tensors": r"[Ss]parse",
+    "special functions that vision models do not meet": (
+        r"aten\.(special_\w+|i0|polygamma|m?v?lgamma|digamma|igammac?|erfinv|erfc|nextafter|frexp|logcumsumexp)\."
+    ),
+    "a result whose size depends on data, which a graph cannot hold": (
+        r"aten\.(nonzero\w*|masked_select|_?unique\w*|histc|histogram\w*|_histogramdd\w+|masked_scatter\w*)\.|size u\d"
+        r"|[Dd]ata-?[Dd]epend|Dynamic ?Output|unbacked"
+    ),
+    "order statistics and searches": (
+        r"aten\.(kthvalue|median|nanmedian|mode|searchsorted|bucketize|cummax|cummin|sort|topk)\."
+    ),
+    "scattering that reduces, and scattering by an index smaller than the tensor": (
+        r"aten\.(scatter\w*|index_reduce|put|segment_reduce|_segment_reduce\w*|scatter_add)\."
+    ),
+    "random draws that are not hoisted out of the graph": (
+        r"aten\.(normal|bernoulli|multinomial|rrelu\w+|fractional_max_pool\w+)\."
+    ),
+    "strides that no dense order has": r"aten\.(as_strided\w*|resize\w*)\.",
+    "batch normalization that updates its statistics in place, which functional graphs do not contain": (
+        r"aten\.(native_batch_norm|_native_batch_norm_legit|_batch_norm_with_update\w*)\."
+    ),
+    "not met in a model so far": r"aten\.\w+\.",
+    "not traced by PyTorch itself": r"",
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one entry in one dtype, forward or with its gradient.
+
+    Attributes:
+        entry: OpInfo's name.
+        dtype: of the samples.
+        gradient: whether the gradient was taken.
+        missing: what stays in PyTorch, or what was raised, each once.
+    """
+
+    entry: str
+    dtype: torch.dtype
+    gradient: bool
+    missing: tuple[str, ...]
+
+
+def entries() -> dict[str, OpInfo]:
+    """The database's entries that have float32 samples, by their full names."""
+    # Jiterator compiles CUDA text; sparse tensors have no strides for a graph to speak of.
+    return {
+        info.full_name: info
+        for info in op_db
+        if torch.float32 in info.dtypes and not info.name.startswith(("jiterator", "sparse"))
+    }
+
+
+def bound(info: OpInfo, sample: SampleInput) -> tuple[Callable[..., Any], list[torch.Tensor]]:
+    """The entry as a function of a sample's tensors alone, and these."""
+    leaves, structure = tree_flatten((sample.input, sample.args, sample.kwargs))
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+    def call(*tensors: torch.Tensor) -> Any:
+        filled = list(leaves)
+        for place, tensor in zip(places, tensors, strict=True):
+            filled[place] = tensor
+        first, args, keywords = tree_unflatten(filled, structure)
+        result = info.op(first, *args, **keywords)
+        return result if sample.output_process_fn_grad is None else sample.output_process_fn_grad(result)
+
+    return call, [leaves[place].detach() for place in places]
+
+
+def differentiated(function: Callable[..., Any], wanted: Sequence[bool]) -> Callable[..., Any]:
+    """The gradients with respect to the inputs that are wanted, of all float results; unused ones are left out."""
+
+    def call(*inputs: torch.Tensor) -> list[torch.Tensor]:
+        leaves = [x.detach().requires_grad_(want) for x, want in zip(inputs, wanted, strict=True)]
+        results = [leaf for leaf in harness.flatten(function(*leaves)) if leaf.requires_grad]
+        incoming = [torch.ones_like(result) for result in results]
+        chosen = [leaf for leaf in leaves if leaf.requires_grad]
+        found = torch.autograd.grad(results, chosen, incoming, allow_unused=True)
+        return [*results, *(gradient for gradient in found if gradient is not None)]
+
+    return call
+
+
+def samples(info: OpInfo, dtype: torch.dtype, gradient: bool, most: int) -> list[SampleInput]:
+    """At most ``most`` of an entry's samples, spread over all of them."""
+    found = list(info.sample_inputs("cpu", dtype, requires_grad=gradient))
+    return found[:: max(1, -(-len(found) // most))]
+
+
+def missing(info: OpInfo, sample: SampleInput, gradient: bool) -> set[str]:
+    """What of one sample stays in PyTorch: operators with the reason, or what tracing raised."""
+    leaves = tree_flatten((sample.input, sample.args, sample.kwargs))[0]
+    wanted = [leaf.requires_grad for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    try:
+        function, inputs = bound(info, sample)
+        with enable_python_dispatcher():
+            graph = harness.trace(differentiated(function, wanted) if gradient else function, inputs)
+    except Exception as error:
+        line = (str(error).strip().splitlines() or [""])[0]
+        return {f"{type(error).__name__}: {line[:80]}"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        built = compile_graph(graph, CompilationUnit("conformance"), Options(), "sample")
+    return {f"{refusal.op}: {refusal.reason}" for refusal in built.refusals}
+
+
+def examine(info: OpInfo, most: int) -> Iterator[Outcome]:
+    """An entry's outcomes."""
+    for dtype in DTYPES:
+        for gradient in (False, True):
+            if dtype not in info.dtypes or (
+                gradient and not (info.supports_autograd and dtype in info.backward_dtypes)
+            ):
+                continue
+            found: set[str] = set()
+            for sample in samples(info, dtype, gradient, most):
+                found |= missing(info, sample, gradient)
+            yield Outcome(info.full_name, dtype, gradient, tuple(sorted(found)))
+
+
+def reason(what: str) -> str:
+    """Why something stays in PyTorch, in the words of REASONS."""
+    return next(words for words, pattern in REASONS.items() if re.search(pattern, what))
+
+
+def row(name: str, outcomes: Sequence[Outcome]) -> str | None:
+    """An entry's line in the list of exceptions; None where all of it is lowered."""
+    what = sorted({item.partition(":")[0] for outcome in outcomes for item in outcome.missing})
+    if not what:
+        return None
+    passes = sorted({"gradient" if outcome.gradient else "forward" for outcome in outcomes if outcome.missing})
+    return f"| {name} | {', '.join(passes)} | {', '.join(f'`{item}`' for item in what)} |"
+
+
+def core_share() -> tuple[list[str], list[str]]:
+    """The operators of the core aten opset that run in MAX, and those that do not.
+
+    One runs where it has a lowering, where PyTorch or we take it apart, where it is a draw that PyTorch makes before
+    the graph (``graph/random.py``), or where it computes on sizes.
+    """
+    lowering.load_all()
+    table = decompositions()
+    inside, outside = [], []
+    for qualified in sorted(torch._C._dispatch_get_all_op_names()):
+        namespace, _, rest = qualified.partition("::")
+        name, _, overload = rest.partition(".")
+        if namespace != "aten" or not hasattr(torch.ops.aten, name):
+            continue
+        op = getattr(getattr(torch.ops.aten, name), overload or "default", None)
+        if op is None or torch.Tag.core not in op.tags:
+            continue
+        runs = (
+            lowering.lookup(op) is not None
+            or op in table
+            or op in _FROM_SHAPE
+            or op in _LIKE
+            or op._can_decompose()
+            or name.startswith("sym_")
+        )
+        (inside if runs else outside).append(str(op))
+    return inside, outside
+
+
+_HEADING = """\
+# Conformance
+
+PyTorch's own operator database (OpInfo, torch {torch}): {entries} entries, forward and gradient, float32 and bfloat16,
+one sample of each. {whole} of {total} combinations are lowered whole; the others follow, by what keeps them from it.
+What is named there stays in PyTorch, between two MAX graphs, and the result is right.
+
+Of the {core} operators of the core aten opset {inside} run in MAX: all but {outside}.
+
+Graphs are built, not compiled: [the operators' own tests](adding-an-op.md) compare numbers. This file is written by
+`python -m tests.conformance > docs/conformance.md`, and a test fails while its lines are stale.
+"""
+
+
+def page(found: dict[str, list[Outcome]]) -> str:
+    """The page of these outcomes."""
+    everything = [outcome for outcomes in found.values() for outcome in outcomes]
+    inside, outside = core_share()
+    lines = [
+        _HEADING.format(
+            torch=torch.__version__.partition("+")[0],
+            entries=len(found),
+            whole=sum(not outcome.missing for outcome in everything),
+            total=len(everything),
+            core=len(inside) + len(outside),
+            inside=len(inside),
+            outside=", ".join(f"`{op}`" for op in outside),
+        )
+    ]
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name, outcomes in sorted(found.items()):
+        line = row(name, outcomes)
+        if line is not None:
+            # The first reason of the list is the strongest.
+            whys = {reason(item) for outcome in outcomes for item in outcome.missing}
+            groups[next(words for words in REASONS if words in whys)].append(line)
+    for words in REASONS:
+        if groups[words]:
+            title = f"{words[0].upper()}{words[1:]}: {len(groups[words])}"
+            lines += [
+                f"## {title}\n",
+                "| entry | pass | what stays in PyTorch |",
+                "| --- | --- | --- |",
+                *groups[words],
+                "",
+            ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main() -> None:
+    """Examines everything and prints the page."""
+    lowering.load_all()
+    found = {
+        name: list(examine(info, SAMPLES)) for name, info in track(entries().items(), console=Console(stderr=True))
+    }
+    print(page(found), end="")
+    counts = Counter(reason(item) for outcomes in found.values() for o in outcomes for item in o.missing)
+    print(*counts.most_common(), sep="\n", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
