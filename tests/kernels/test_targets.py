@@ -55,10 +55,10 @@ def compiled(target: str, dtype: str) -> Report:
 def test_every_kernel_compiles(target: str, dtype: str) -> None:
     report = compiled(target, dtype)
     assert report.target == target
-    # The graphs of elementwise.py: several programs, one for many tensors, and reductions.
+    # The graphs of elementwise.py: several programs, some of them for many tensors, and reductions.
     assert len(report.programs) >= 12
     assert sum("reduction" in symbol for symbol in report.programs) >= 8
-    assert sum("pointwise_many" in symbol for symbol in report.programs) == 1
+    assert sum("pointwise_many" in symbol for symbol in report.programs) >= 1
 
 
 @pytest.mark.parametrize("target", ["sm_90a"])
