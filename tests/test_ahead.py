@@ -19,7 +19,10 @@ from torch_max_backend import OptionError, compile_ahead
 from torch_max_backend.cli import app
 from torch_max_backend.graph import autograd_walk
 from torch_max_backend.runtime import cache, session, tasks
-from torch_max_backend.runtime.tasks import Task
+from torch_max_backend.runtime.tasks import ListTask, Task
+
+#: Graphs that MAX would compile, whose text can be read.
+GRAPHS = {"fallback": "error", "run": "graph"}
 
 
 class Branches(nn.Module):
@@ -43,7 +46,7 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The text of what would be compiled."""
     texts: list[str] = []
 
-    def note(chosen: Sequence[Task]) -> None:
+    def note(chosen: Sequence[Task], lists: Sequence[ListTask] = ()) -> None:
         texts.append("".join(session._PROCESS.sub("", task.module._to_mlir_str()) for task in chosen))
 
     monkeypatch.setattr(tasks, "compile_all", note)
@@ -59,7 +62,7 @@ def test_the_walk_traces_what_the_engine_traces(modules: list[str], monkeypatch:
         torch.manual_seed(0)
         # Nothing is compiled, so that the call itself fails.
         with torch.autocast("cpu", torch.bfloat16, enabled=amp), pytest.raises(RuntimeError, match="before it was"):
-            torch.compile(Branches(), backend="max", options={"fallback": "error"})(torch.randn(4, 3, 12, 12))
+            torch.compile(Branches(), backend="max", options=GRAPHS)(torch.randn(4, 3, 12, 12))
     engine, walk = modules
     assert engine == walk and "backward" in walk
 
@@ -69,7 +72,7 @@ def test_a_gpu_is_traced_without_one(modules: list[str]) -> None:
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     x = torch.randn(4, 3, 12, 12)
     for autocast in (None, torch.bfloat16):
-        compile_ahead(model, x, target="sm_90", autocast=autocast, options={"fallback": "error"})
+        compile_ahead(model, x, target="sm_90", autocast=autocast, options=GRAPHS)
     single, half = modules
     assert "f32, gpu:0>" in single and "bf16" not in single and "bf16, gpu:0>" in half
     assert "@backward" in half
@@ -145,12 +148,16 @@ def test_the_command_fills_the_cache_for_the_target(
     assert first.returncode == second.returncode == 0, first.stderr
     assert "forward, backward for sm_90a: " in first.stdout and "already" not in first.stdout
     assert second.stdout.strip().endswith("in the cache already")
-    (record,) = (tmp_path / "cache" / "graphs").glob("*/entry.json")
-    facts = json.loads(record.read_text())["facts"]
-    # What a machine with the GPU says of itself; nothing of it is this machine's CPU.
-    assert facts["device"] == "cuda:sm_90a" and facts["cpu"] in ("x86-64-v3", "generic")
-    assert {key: facts[key] for key in cache.versions()} == cache.versions()
-    assert b"-arch sm_90a" in (record.parent / "model.mef").read_bytes()
+    # The graphs are launch lists: what is kept are their libraries.
+    records = list((tmp_path / "cache" / "libraries").glob("*/entry.json"))
+    assert len(records) >= 2 and not (tmp_path / "cache" / "graphs").exists()
+    for record in records:
+        facts = json.loads(record.read_text())["facts"]
+        # What a machine with the GPU says of itself; nothing of it is this machine's CPU.
+        assert facts["device"] == "cuda:sm_90a" and facts["cpu"] in ("x86-64-v3", "generic")
+        assert facts["function"].endswith("_gpu")
+        assert all(facts[key] == value for key, value in cache.versions().items() if key != "kernels")
+    assert any(b"sm_90a" in (record.parent / "library.so").read_bytes() for record in records)
 
 
 def test_bad_commands_exit_with_2(script: Path) -> None:

@@ -1,0 +1,116 @@
+"""The wait for a model's first training step, in a process of its own: caches empty, and again with what that left.
+
+    python -m benchmarks first_step --model resnet18 --batch 64 [--device cuda] [--amp bf16] [--json FILE]
+
+A row is one process: wall and CPU seconds (of the processes that it starts, too) to the end of the first step, after
+Python's imports and the opening of the device. What a backend keeps on disk lies in a folder of the run's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks import ROOT, zoo
+from benchmarks.training_step import stepper, timed
+from torch_max_backend.bench import results
+
+CONTENDERS = ("max", "inductor", "eager")
+STATES = ("empty", "filled")
+MARK = "first step: "
+
+
+def _cpu_seconds() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def _step(contender: str, model: str, batch: int, size: int, device: str, amp: str) -> dict[str, Any]:
+    """Takes the first step in this process."""
+    make, shape = zoo.MODELS[model]
+    shape = (*shape[:-2], size, size) if size else shape
+    where = torch.device(device)
+    torch.manual_seed(0)
+    own = make().to(where, memory_format=torch.channels_last if len(shape) == 3 else torch.contiguous_format)
+    x, y = torch.randn(batch, *shape, device=where), torch.randint(0, 10, (batch,), device=where)
+    # What the device's libraries do once for a process is nobody's compilation.
+    torch.nn.functional.conv2d(torch.ones(1, 1, 3, 3, device=where), torch.ones(1, 1, 3, 3, device=where)).sum().item()
+    before = _cpu_seconds()
+    runner = own if contender == "eager" else torch.compile(own, backend=contender)
+    seconds = timed(stepper(own, runner, x, y, amp == "bf16"), where)
+    return {"seconds": round(seconds, 2), "cpu_seconds": round(_cpu_seconds() - before, 1)}
+
+
+def _in_a_process(arguments: list[str], folder: Path) -> dict[str, Any]:
+    kept = {"TORCH_MAX_BACKEND_CACHE_DIR": "max", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+    environment = {**os.environ, **{name: str(folder / part) for name, part in kept.items()}}
+    # MAX keeps compiled kernels there.
+    environment["HOME"] = environment["XDG_CACHE_HOME"] = str(folder / "home")
+    command = [sys.executable, "-m", "benchmarks", "first_step", "--here", *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
+    if done.returncode or not lines:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
+    return json.loads(lines[-1].removeprefix(MARK))
+
+
+def measure(
+    model: Annotated[str, typer.Option(help=f"one of {', '.join(zoo.MODELS)}")] = "digits",
+    batch: Annotated[int, typer.Option(min=1)] = 64,
+    size: Annotated[int, typer.Option(min=0, help="height and width of an image; 0 for the model's own")] = 0,
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    amp: Annotated[str, typer.Option(help="none or bf16")] = "none",
+    contender: Annotated[list[str], typer.Option(help="which; may be given again")] = list(CONTENDERS),  # noqa: B006
+    here: Annotated[
+        bool, typer.Option("--here", help="take the step in this process, with the caches at hand")
+    ] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="where the figures go")] = None,
+) -> None:
+    """Measures and prints."""
+    if model not in zoo.MODELS:
+        raise typer.BadParameter(f"--model is one of {', '.join(zoo.MODELS)}, not {model!r}")
+    unknown = set(contender) - set(CONTENDERS)
+    if unknown:
+        raise typer.BadParameter(f"--contender is one of {', '.join(CONTENDERS)}, not {sorted(unknown)[0]!r}")
+    if here:
+        print(MARK + json.dumps(_step(contender[0], model, batch, size, device, amp)))
+        return
+    facts: dict[str, Any] = {"model": model, "batch": batch, "size": size, "device": device, "amp": amp}
+    chosen = [text for name, value in facts.items() for text in (f"--{name}", str(value))]
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        runs = [(name, state) for name in contender for state in (STATES if name != "eager" else STATES[:1])]
+        for name, state in track(runs, "first steps", console=Console(stderr=True)):
+            folder = Path(scratch) / name
+            folder.mkdir(exist_ok=True)
+            load = os.getloadavg()[0]
+            taken = _in_a_process([*chosen, "--contender", name], folder)
+            rows.append({"backend": name, "caches": state, **taken, "load_average_before": round(load, 1)})
+    table = Table(
+        "backend", "caches", "first step, s", "CPU seconds", title=f"{model}, batch {batch}, {device}, amp {amp}"
+    )
+    for row in rows:
+        table.add_row(row["backend"], row["caches"], f"{row['seconds']:.1f}", f"{row['cpu_seconds']:.0f}")
+    Console().print(table)
+    if json_file is not None:
+        results.write(json_file, {**facts, **results.provenance(torch.device(device)), "rows": rows})
+
+
+def main() -> None:
+    """Reads the options."""
+    typer.run(measure)
+
+
+if __name__ == "__main__":
+    main()
