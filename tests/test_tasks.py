@@ -17,6 +17,7 @@ from torch import nn
 from tests.harness import trace
 from torch_max_backend import MaxBackendError, lowering
 from torch_max_backend.graph.unit import CompilationUnit
+from torch_max_backend.options import Options
 from torch_max_backend.runtime import dealing, events, session, tasks, worker
 from torch_max_backend.runtime.events import CompileEvent
 from torch_max_backend.runtime.workers import Workers
@@ -75,7 +76,7 @@ def _two_graphs() -> CompilationUnit:
     lowering.load_all()
     unit = CompilationUnit("two")
     for name, function in (("sine", torch.sin), ("tangent", torch.tan)):
-        unit.add(trace(function, [torch.ones(3)]), name)
+        unit.add(trace(function, [torch.ones(3)]), name, options=Options(run="graph"))
     return unit
 
 
