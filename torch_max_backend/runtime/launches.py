@@ -25,6 +25,9 @@ from torch_max_backend.runtime.streams import stream_order
 
 _data_ptr = torch.Tensor.data_ptr
 
+_walking = threading.Lock()
+"""One list at a time: scratch memory is lent through one place for the process (kernels/library.mojo), and threads may
+use several GPUs."""
 _SCRATCH = 3
 """The operand of ``walk`` that is memory for one launch after the other."""
 _MESSAGE_BYTES = 1024
@@ -144,7 +147,9 @@ class Launches:
         self._bases[:-1] = list(map(_data_ptr, (*entering, *leaving)))
         self._bases[-1] = workspace.data_ptr()
         self._words[2 * _SCRATCH : 2 * _SCRATCH + 2] = workspace.data_ptr() + self._workspace, self._scratch
-        if self._call(*self._arguments):
+        with _walking:
+            failed = self._call(*self._arguments)
+        if failed:
             raise RuntimeError(self._message.value.decode(errors="replace"))
         self._scratch = max(self._scratch, int(self._needed[0]))
 
