@@ -54,7 +54,7 @@ def test_forward_and_backward_in_two_processes(
         return list(torch.autograd.grad(F.mse_loss(module(x), y), list(parameters)))
 
     with events.listen(seen.append):
-        compiled = torch.compile(model, backend="max", options={"fallback": "error"})
+        compiled = torch.compile(model, backend="max", options={"fallback": "error", "run": "graph"})
         first = gradients(compiled, model.parameters())
         assert len(everyone) == 1
         assert {(event.graphs, event.cached) for event in seen if event.seconds is not None} == {
@@ -64,7 +64,7 @@ def test_forward_and_backward_in_two_processes(
         monkeypatch.setattr(dealing, "best", lambda sizes, *_: [list(range(len(sizes)))])
         torch._dynamo.reset()
         del seen[:]
-        again = gradients(torch.compile(model, backend="max"), model.parameters())
+        again = gradients(torch.compile(model, backend="max", options={"run": "graph"}), model.parameters())
         assert [event.cached for event in seen if event.seconds is not None] == [True, True]
     torch._dynamo.reset()
     torch.testing.assert_close(first, gradients(eager, eager.parameters()))

@@ -295,13 +295,24 @@ def run[dtype: DType](values: List[Int]) raises:
         raise Error("there is no family ", values[0])
 
 
+def next_line() raises -> String:
+    """The next line of standard input without its end; empty at the end of the input.
+
+    `input()` leaves a file descriptor open for each line that it reads.
+    """
+    var line = String()
+    var byte = Array[UInt8, 1](fill=0)
+    while external_call["read", Int](Int32(0), byte.unsafe_ptr(), 1) == 1:
+        if byte[0] == 10:
+            return line
+        line += chr(Int(byte[0]))
+    return ""
+
+
 def main() raises:
     while True:
-        var line: String
-        try:
-            line = input()
-        except:
-            # The end of standard input.
+        var line = next_line()
+        if not line:
             return
         var values = List[Int]()
         for word in line.split():
