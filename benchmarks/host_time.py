@@ -25,7 +25,6 @@ from torch import nn
 from benchmarks import zoo
 from torch_max_backend import backend
 from torch_max_backend.bench import results
-from torch_max_backend.graph.compiler import CompiledGraph
 from torch_max_backend.runtime import executable as executables
 
 PARTS = ("hand-over in", "execute", "hand-over out", "around")
@@ -83,13 +82,11 @@ def _watch(executable: executables.Executable, clock: Clock) -> None:
 def _rows(name: str, model: nn.Module, x: torch.Tensor, calls: int) -> list[dict[str, Any]]:
     """The forward call's and the backward call's row."""
     device = x.device
-    graphs: list[CompiledGraph] = []
-    backend.observers.append(graphs.append)
     torch._dynamo.reset()
     run = torch.compile(model, backend="max")
     parameters = list(model.parameters())
-    gradient = torch.ones_like(run(x))
-    backend.observers.remove(graphs.append)
+    with backend.recorded_graphs() as graphs:
+        gradient = torch.ones_like(run(x))
     clock = Clock()
     for graph in graphs:
         for each in graph.executables:

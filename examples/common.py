@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -52,8 +53,9 @@ def autocast(device: torch.device, amp: str) -> contextlib.AbstractContextManage
 def draw_curves(curves: Mapping[str, Sequence[float]], target: Path, title: str, *, log: bool = True) -> None:
     """Curves over steps in one picture."""
     figure, axes = pyplot.subplots(figsize=(8, 5), dpi=110)
-    for name, values in curves.items():
-        axes.plot(range(1, len(values) + 1), values, label=name, linewidth=1.3)
+    # Dashes let a curve be seen below another one.
+    for (name, values), style in zip(curves.items(), itertools.cycle(("-", "--")), strict=False):
+        axes.plot(range(1, len(values) + 1), values, style, label=name, linewidth=1.3)
     axes.set(xlabel="step", title=title, yscale="log" if log else "linear")
     axes.grid(alpha=0.3)
     axes.legend()

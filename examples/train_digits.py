@@ -7,7 +7,6 @@ The same model is trained beside it by eager PyTorch from the same seed; the two
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
 import platform
@@ -18,28 +17,22 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
-import matplotlib
 import torch
 import torch.nn.functional as F
 import typer
-from rich.console import Console
+from common import autocast, console, draw_curves, progress_bars
 from rich.logging import RichHandler
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 from rich.table import Table
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import nn
 
 import torch_max_backend
-from torch_max_backend.runtime.events import CompileEvent, listen
-
-matplotlib.use("Agg")
-from matplotlib import pyplot
 
 BATCH = 64
 SEED = 20
 COMPARED_STEPS = 50
-console = Console()
 
 
 class DigitsNet(nn.Module):
@@ -94,11 +87,6 @@ def optimizer_for(name: str, model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=2e-3)
 
 
-def autocast(device: torch.device, amp: str) -> contextlib.AbstractContextManager[object]:
-    """bfloat16 autocast, or nothing."""
-    return torch.autocast(device.type, torch.bfloat16) if amp == "bf16" else contextlib.nullcontext()
-
-
 def train(
     model: nn.Module, parameters_of: nn.Module, x: torch.Tensor, y: torch.Tensor,
     optimizer: str, device: torch.device, amp: str, epochs: int, progress: Progress, title: str,
@@ -133,37 +121,6 @@ def accuracy(model: nn.Module, x: torch.Tensor, y: torch.Tensor, device: torch.d
         return (model(x).argmax(1) == y).float().mean().item()
 
 
-def draw(losses: dict[str, list[float]], target: Path) -> None:
-    """The loss curves in one picture."""
-    figure, axes = pyplot.subplots(figsize=(8, 5), dpi=120)
-    for (name, values), style in zip(losses.items(), ("-", "--"), strict=True):
-        axes.plot(range(1, len(values) + 1), values, style, label=name, linewidth=1.3)
-    axes.set(xlabel="step", ylabel="cross entropy", yscale="log", title="Handwritten digits, same seed")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(target)
-    pyplot.close(figure)
-
-
-@contextlib.contextmanager
-def compile_reports(progress: Progress) -> Iterator[None]:
-    """Shows what is being compiled while it compiles."""
-    tasks: dict[tuple[str, ...], int] = {}
-
-    def report(event: CompileEvent) -> None:
-        names = " + ".join(event.graphs)
-        if event.seconds is None:
-            tasks[event.graphs] = progress.add_task(f"compiling {names} ({event.ops} aten ops)", total=None)
-            return
-        progress.remove_task(tasks.pop(event.graphs))
-        source = "read from the cache" if event.cached else "compiled"
-        progress.console.print(f"{source} {names}: {event.ops} aten ops in {event.seconds:.1f} s")
-
-    with listen(report):
-        yield
-
-
 def main(
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     amp: Annotated[str, typer.Option(help="none or bf16 (autocast)")] = "none",
@@ -191,17 +148,12 @@ def main(
     eager = DigitsNet().to(where)
     ours = copy.deepcopy(eager)
     compiled = torch.compile(ours, backend="max")
-    counted: list[torch_max_backend.backend.CompiledGraph] = []
-    torch_max_backend.backend.observers.append(counted.append)
 
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console) as progress, compile_reports(progress), warnings.catch_warnings():
+    with (
+        torch_max_backend.backend.recorded_graphs() as counted,
+        progress_bars() as progress,
+        warnings.catch_warnings(),
+    ):
         warnings.filterwarnings("ignore", category=FutureWarning)
         job = (x_train, y_train, optimizer, where, amp, epochs, progress)
         loss_ours, first_ours, step_ours = train(compiled, ours, *job, "backend max")
@@ -209,7 +161,8 @@ def main(
         reached = accuracy(compiled, x_test, y_test, where, amp)
     reference = accuracy(eager, x_test, y_test, where, amp)
 
-    draw({"backend max": loss_ours, "eager PyTorch": loss_eager}, plot)
+    curves = {"backend max": loss_ours, "eager PyTorch": loss_eager}
+    draw_curves(curves, plot, "Cross entropy of handwritten digits, same seed")
     pairs = list(zip(loss_ours, loss_eager, strict=True))[:COMPARED_STEPS]
     deviation = max(abs(a - b) / abs(b) for a, b in pairs)
     in_max = sum(executable.op_count for graph in counted for executable in graph.executables)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import modular
@@ -16,6 +16,8 @@ from xdist.scheduler import LoadScopeScheduling
 from tests.compile_groups import group_of
 from tests.harness import SEED
 from tests.kernels import together
+from torch_max_backend import backend
+from torch_max_backend.graph.compiler import CompiledGraph
 from torch_max_backend.runtime import cache
 
 #: The allocator that MAX brings, for the workers: compiling takes an eighth less time with it on huge pages than with
@@ -88,6 +90,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Tells what the kernels' module must hold."""
     together.selected.update(item.nodeid.split("::")[0] for item in session.items)
+
+
+@pytest.fixture
+def graphs() -> Iterator[list[CompiledGraph]]:
+    """The graphs that the test makes."""
+    with backend.recorded_graphs() as seen:
+        yield seen
 
 
 @pytest.fixture(scope="session")

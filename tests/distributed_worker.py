@@ -115,10 +115,8 @@ HABITS = {f.__name__: f for f in (ddp_outside, ddp_buckets, ddp_inside, ddp_accu
 @contextlib.contextmanager
 def _graphs() -> Iterator[list[CompiledGraph]]:
     torch._dynamo.reset()
-    seen: list[CompiledGraph] = []
-    backend.observers.append(seen.append)
-    yield seen
-    backend.observers.remove(seen.append)
+    with backend.recorded_graphs() as seen:
+        yield seen
 
 
 def _same(net: nn.Module, reference: nn.Module) -> str:

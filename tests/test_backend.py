@@ -27,18 +27,9 @@ from torch_max_backend.graph.compiler import CompiledGraph
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     torch._dynamo.reset()
-    compiler.warned.clear()
+    compiler.fallback_warnings.forget()
     yield
     torch._dynamo.reset()
-
-
-@pytest.fixture
-def graphs() -> Iterator[list[CompiledGraph]]:
-    """The graphs that the test compiles."""
-    seen: list[CompiledGraph] = []
-    backend.observers.append(seen.append)
-    yield seen
-    backend.observers.remove(seen.append)
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -175,29 +166,24 @@ class _Calls:
 @pytest.fixture(scope="module")
 def everything() -> _Calls:
     torch._dynamo.reset()
-    seen: list[CompiledGraph] = []
-    backend.observers.append(seen.append)
     ours, eager = _Everything().train(), _Everything().train()
     # The callable serves as the backend's name does.
     run = torch.compile(ours, backend=max_backend, options={"fallback": "error"})
     base = torch.randn(4, 6, 8)
     strided = [base, base[::2, :, 1::2], base.permute(2, 0, 1), base[1:3, :1].expand(2, 5, 8)]
     changed = tuple([torch.ones(4, 2), torch.ones(2, 4).t()] for _ in range(2))
-    calls = _Calls(seen, [], [], [], changed, (ours.total, eager.total), [ours.total._version], [])
-    try:
-        with torch.no_grad():
-            for seed in (5, 6):
-                x = torch.randn(5, 3)
-                torch.manual_seed(seed)
-                calls.eager.append(eager(x, changed[1], strided))
-                state = torch.get_rng_state()
-                torch.manual_seed(seed)
-                calls.ours.append(run(x, changed[0], strided))
-                calls.random_states.append((torch.get_rng_state(), state))
-                calls.inputs.append(x)
-                calls.versions.append(ours.total._version)
-    finally:
-        backend.observers.remove(seen.append)
+    with backend.recorded_graphs() as seen, torch.no_grad():
+        calls = _Calls(seen, [], [], [], changed, (ours.total, eager.total), [ours.total._version], [])
+        for seed in (5, 6):
+            x = torch.randn(5, 3)
+            torch.manual_seed(seed)
+            calls.eager.append(eager(x, changed[1], strided))
+            state = torch.get_rng_state()
+            torch.manual_seed(seed)
+            calls.ours.append(run(x, changed[0], strided))
+            calls.random_states.append((torch.get_rng_state(), state))
+            calls.inputs.append(x)
+            calls.versions.append(ours.total._version)
     assert [graph.name for graph in seen] == ["inference"]
     assert len(seen[0].executables) == 1, "random ops and mutations must not cut the graph"
     return calls

@@ -36,8 +36,7 @@ Run = Callable[..., list[str]]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Run]:
-    seen: list[CompiledGraph] = []
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, graphs: list[CompiledGraph]) -> Iterator[Run]:
     genuine = torch.compile
     strict = functools.partial(backend.max_backend if ALL_CASES else backend.build_only, options={"fallback": "error"})
 
@@ -45,7 +44,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Run]:
         return genuine(model, **{**given, "backend": strict})
 
     def ran(name: str, *arguments: str) -> list[str]:
-        seen.clear()
+        graphs.clear()
         torch._dynamo.reset()
         monkeypatch.setattr(sys, "argv", [name, *arguments])
         with warnings.catch_warnings():
@@ -53,14 +52,12 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Run]:
             with pytest.raises(SystemExit) as end:
                 runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
         assert not end.value.code
-        return [graph.name for graph in seen]
+        return [graph.name for graph in graphs]
 
     monkeypatch.setattr(torch, "compile", compiled)
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     monkeypatch.chdir(tmp_path)
-    backend.observers.append(seen.append)
     yield ran
-    backend.observers.remove(seen.append)
     torch._dynamo.reset()
 
 

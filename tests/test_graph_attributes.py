@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from torch_max_backend import backend, explain
-from torch_max_backend.graph import ops
 from torch_max_backend.graph.compiler import CompiledGraph
+from torch_max_backend.ir import ops
 
 TABLE = [[1.0, -2.0, 3.0], [0.5, 4.0, -1.0]]
 MANY = ops.MOST_ELEMENTS + 1
 
 
-@pytest.fixture
-def graphs() -> Iterator[list[CompiledGraph]]:
-    seen: list[CompiledGraph] = []
+@pytest.fixture(autouse=True)
+def fresh() -> None:
     torch._dynamo.reset()
-    backend.observers.append(seen.append)
-    yield seen
-    backend.observers.remove(seen.append)
 
 
 def _with_literals(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -43,15 +43,6 @@ def fresh() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.fixture
-def graphs() -> Iterator[list[CompiledGraph]]:
-    """The graphs that the test makes."""
-    seen: list[CompiledGraph] = []
-    backend.observers.append(seen.append)
-    yield seen
-    backend.observers.remove(seen.append)
-
-
 class Net(nn.Module):
     """The model whose graphs are shared."""
 
@@ -374,12 +365,8 @@ def inside() -> tuple[nn.ModuleDict, nn.ModuleDict, list[CompiledGraph]]:
     def total(models: nn.ModuleDict, x: torch.Tensor) -> torch.Tensor:
         return torch.stack([F.cross_entropy(model(x).float(), LABELS) for model in models.values()]).sum()
 
-    seen: list[CompiledGraph] = []
-    backend.observers.append(seen.append)
-    try:
+    with backend.recorded_graphs() as seen:
         compiled(total, COSTLY)(ours, images()).backward()
-    finally:
-        backend.observers.remove(seen.append)
     total(theirs, images()).backward()
     return ours, theirs, seen
 

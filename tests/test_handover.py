@@ -35,10 +35,8 @@ class Net(nn.Module):
 @pytest.fixture(scope="module")
 def graphs() -> Iterator[list[CompiledGraph]]:
     """What the module compiles."""
-    seen: list[CompiledGraph] = []
-    backend.observers.append(seen.append)
-    yield seen
-    backend.observers.remove(seen.append)
+    with backend.recorded_graphs() as seen:
+        yield seen
 
 
 def _compiled(model: nn.Module) -> nn.Module:

@@ -37,10 +37,8 @@ def trained() -> Iterator[Trained]:
     torch.manual_seed(3)
     torch._dynamo.reset()
     model = nn.Sequential(nn.Conv1d(4, 8, 3, padding=1), nn.ReLU(), nn.Conv1d(8, 4, 3))
-    graphs: list[CompiledGraph] = []
-    backend.observers.append(graphs.append)
-    yield Trained(model, torch.compile(model, backend="max", dynamic=True, options={"fallback": "error"}), graphs)
-    backend.observers.remove(graphs.append)
+    with backend.recorded_graphs() as graphs:
+        yield Trained(model, torch.compile(model, backend="max", dynamic=True, options={"fallback": "error"}), graphs)
 
 
 def test_one_graph_serves_every_batch_size(trained: Trained) -> None:

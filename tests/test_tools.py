@@ -14,7 +14,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.test_habits import LABELS, STRICT, Net, images
-from torch_max_backend import backend
 from torch_max_backend.graph.compiler import CompiledGraph
 
 
@@ -27,15 +26,6 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
         warnings.simplefilter("ignore")
         yield
     torch._dynamo.reset()
-
-
-@pytest.fixture
-def graphs() -> Iterator[list[CompiledGraph]]:
-    """The graphs that the test makes."""
-    seen: list[CompiledGraph] = []
-    backend.observers.append(seen.append)
-    yield seen
-    backend.observers.remove(seen.append)
 
 
 def _net() -> Net:

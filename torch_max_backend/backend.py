@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -32,8 +34,37 @@ log = logging.getLogger("torch_max_backend")
 
 _numbers = itertools.count()
 
-#: Called with every CompiledGraph; ``explain`` listens here.
-observers: list[Callable[[CompiledGraph], None]] = []
+
+class _Recorders:
+    """Lists that receive every graph."""
+
+    def __init__(self) -> None:
+        self._lists: list[list[CompiledGraph]] = []
+        self._lock = threading.Lock()
+
+    def tell(self, compiled: CompiledGraph) -> None:
+        with self._lock:
+            for graphs in self._lists:
+                graphs.append(compiled)
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[list[CompiledGraph]]:
+        graphs: list[CompiledGraph] = []
+        with self._lock:
+            self._lists.append(graphs)
+        try:
+            yield graphs
+        finally:
+            with self._lock:
+                self._lists[:] = [each for each in self._lists if each is not graphs]
+
+
+_recorders = _Recorders()
+
+
+def recorded_graphs() -> AbstractContextManager[list[CompiledGraph]]:
+    """A context whose list receives every graph that is made while it is open, in whatever thread."""
+    return _recorders.open()
 
 
 def max_backend(
@@ -68,7 +99,7 @@ def max_backend(
 def build_only(
     gm: GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """A backend that builds the MAX graphs, shows them to the observers, compiles none and runs PyTorch's ops."""
+    """A backend that builds the MAX graphs, shows them to ``recorded_graphs``, compiles none and runs PyTorch's ops."""
     return _through_aot(gm, example_inputs, _Building(Options.parse(options)))
 
 
@@ -145,8 +176,7 @@ class _Compilation:
         context = TracingContext.try_get()
         if context is not None and context.output_strides is not None:
             context.output_strides.extend(compiled.output_strides)
-        for observe in observers:
-            observe(compiled)
+        _recorders.tell(compiled)
         if self.unit.compiled:
             # A backward graph that AOTAutograd hands over late: nobody will call finish for it.
             self.unit.compile()

@@ -1,9 +1,10 @@
-"""The one table that pairs PyTorch's dtypes with MAX's."""
+"""PyTorch's dtypes and devices in MAX's words: the one table."""
 
 from __future__ import annotations
 
 import torch
 from max.dtype import DType
+from max.graph import DeviceRef
 
 from torch_max_backend.errors import CannotLower
 
@@ -32,3 +33,12 @@ def max_dtype(dtype: torch.dtype) -> DType:
         return TORCH_TO_MAX[dtype]
     except KeyError:
         raise CannotLower(f"MAX has no dtype for {dtype}") from None
+
+
+def device_ref(device: torch.device) -> DeviceRef:
+    """MAX's reference to a PyTorch device."""
+    if device.type == "cpu":
+        return DeviceRef.CPU()
+    if device.type == "cuda":
+        return DeviceRef.GPU(device.index or 0)
+    raise CannotLower(f"MAX drives no device of type {device.type!r}")

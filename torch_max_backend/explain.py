@@ -118,28 +118,20 @@ def explain(
     """
     if isinstance(model, torch.nn.Module):
         model = copy.deepcopy(model)
-    explanation = Explanation()
-
-    def observe(compiled: CompiledGraph) -> None:
-        explanation.graphs.append(report_of(compiled))
-
     torch._dynamo.reset()
-    backend.observers.append(observe)
-    try:
-        with warnings.catch_warnings(), torch.random.fork_rng():
-            warnings.simplefilter("ignore")
-            arguments = tree_map_only(
-                torch.Tensor,
-                lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad),
-                inputs,
-            )
-            chosen = backend.max_backend if compile else backend.build_only
-            results = torch.compile(model, backend=chosen)(*arguments, **keywords)
-            wanting = [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-            if wanting:
-                torch.autograd.backward([leaf.sum() for leaf in wanting])
-    finally:
-        backend.observers.remove(observe)
+    with backend.recorded_graphs() as graphs, warnings.catch_warnings(), torch.random.fork_rng():
+        warnings.simplefilter("ignore")
+        arguments = tree_map_only(
+            torch.Tensor,
+            lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad),
+            inputs,
+        )
+        chosen = backend.max_backend if compile else backend.build_only
+        results = torch.compile(model, backend=chosen)(*arguments, **keywords)
+        wanting = [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        if wanting:
+            torch.autograd.backward([leaf.sum() for leaf in wanting])
+    explanation = Explanation([report_of(graph) for graph in graphs])
     if not quiet:
         explanation.print()
     return explanation

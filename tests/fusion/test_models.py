@@ -10,7 +10,8 @@ from tests.models.architectures import architectures
 from torch_max_backend import explain
 from torch_max_backend.fusion.terms import RESHAPE
 from torch_max_backend.fusion.values import Operation, read
-from torch_max_backend.graph.builder import BuiltGraph, GraphBuilder
+from torch_max_backend.graph.builder import GraphBuilder
+from torch_max_backend.runtime.interface import BuiltGraph
 
 CALL = "mo.custom"
 #: What computes nothing.

@@ -13,14 +13,14 @@ from max.dtype import DType
 from max.graph import DeviceRef
 from torch import Tensor, nn
 
-from torch_max_backend.graph.builder import InputSpec, OutputSpec
-from torch_max_backend.graph.layout import contiguous_order
 from torch_max_backend.graph.unit import CompilationUnit
+from torch_max_backend.ir.layout import contiguous_order
 from torch_max_backend.launches import Kind, Launch, LaunchList, Place
 from torch_max_backend.mojo_ops.functions import require
 from torch_max_backend.runtime import libraries
 from torch_max_backend.runtime.executable import Executable
 from torch_max_backend.runtime.handover import Inputs
+from torch_max_backend.runtime.interface import InputSpec, OutputSpec
 from torch_max_backend.runtime.launches import Launches
 from torch_max_backend.runtime.leaving import Leaving
 

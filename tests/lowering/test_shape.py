@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.harness import Batch, Case, batch_fixture, core, gradients, integers, parametrize, recipe
-from torch_max_backend.graph.layout import channels_last_order, contiguous_order
+from torch_max_backend.ir.layout import channels_last_order, contiguous_order
 from torch_max_backend.lowering.shape import view_order
 
 aten = torch.ops.aten

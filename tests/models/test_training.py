@@ -145,17 +145,13 @@ def _train(jobs: list[Job]) -> Trained:
     eager = SideBySide(models, [job.name for job in jobs if job.evaluated])
     ours, truth = copy.deepcopy(eager), copy.deepcopy(eager).double()
     wide = {name: x.double() for name, x in inputs.items()}
-    graphs: list[CompiledGraph] = []
     torch._dynamo.reset()
-    backend.observers.append(graphs.append)
-    try:
+    with backend.recorded_graphs() as graphs:
         compiled = torch.compile(ours, backend="max", options={"fallback": "error"})
         sides = [
             _step(model, run, x, targets)
             for model, run, x in ((ours, compiled, inputs), (eager, eager, inputs), (truth, truth, wide))
         ]
-    finally:
-        backend.observers.remove(graphs.append)
     return Trained(*sides, graphs)
 
 

@@ -6,7 +6,6 @@ import math
 import operator
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,16 +22,16 @@ from max.graph import (
 )
 from torch.fx import GraphModule, Node
 
-from torch_max_backend.dtypes import max_dtype
+from torch_max_backend.dtypes import device_ref, max_dtype
 from torch_max_backend.errors import CannotLower
 from torch_max_backend.fusion import fuse
-from torch_max_backend.graph import layout as graph_layout
-from torch_max_backend.graph import ops
 from torch_max_backend.graph.constants import Constants
-from torch_max_backend.graph.layout import (
+from torch_max_backend.ir import layout as graph_layout
+from torch_max_backend.ir import ops
+from torch_max_backend.ir.layout import (
     MAX_RANK,
     GraphTensor,
-    LayoutChange,
+    LayoutLog,
     Order,
     contiguous_order,
     dense_order,
@@ -40,6 +39,7 @@ from torch_max_backend.graph.layout import (
 from torch_max_backend.launches import LaunchList, NotListed, launch_list
 from torch_max_backend.lowering import Layout, LoweringContext, Registration, lookup
 from torch_max_backend.lowering.context import max_dim
+from torch_max_backend.runtime.interface import BuiltGraph, InputSpec, OutputSpec, WriteSpec
 
 
 class NodeCannotLower(Exception):
@@ -51,94 +51,8 @@ class NodeCannotLower(Exception):
         self.reason = reason
 
 
-@dataclass(frozen=True)
-class InputSpec:
-    """How one tensor enters a MAX graph: the argument it comes from and the memory order it must have.
-
-    Attributes:
-        position: of the argument.
-        dtype: of the tensor.
-        order: the memory order that the graph was built for.
-        device: where the tensor lies.
-        shape: None where a size is symbolic.
-        dense: the traced tensor lay in ``order``, without gaps.
-        unguarded: nobody has checked that the tensor's negation bit is as it was traced (a gradient's).
-    """
-
-    position: int
-    dtype: torch.dtype
-    order: Order
-    device: torch.device
-    shape: tuple[int, ...] | None
-    dense: bool = True
-    unguarded: bool = False
-
-
 #: Stands for a constant that nothing has needed so far.
 _NOT_YET = object()
-
-
-@dataclass(frozen=True)
-class OutputSpec:
-    """How one result leaves: from the model's output ``index`` in memory order ``order``, or as argument
-    ``passthrough`` itself, or as a constant that no computation makes (None, an int). Two results of one ``index``
-    are one tensor. ``shape`` is None where a size is symbolic, and ``bytes`` are those of the traced sizes.
-    ``foldable``: MAX may find that it is a constant, and return the model's own memory."""
-
-    index: int = -1
-    order: Order = ()
-    dtype: torch.dtype = torch.float32
-    shape: tuple[int, ...] | None = ()
-    passthrough: int | None = None
-    constant: Any = None
-    bytes: int = 0
-    foldable: bool = True
-
-
-@dataclass(frozen=True)
-class WriteSpec:
-    """The model's output ``index``, in memory order ``order``, is the new value of argument ``position``."""
-
-    position: int
-    index: int
-    order: Order
-    dtype: torch.dtype
-    shape: tuple[int, ...] | None
-
-
-@dataclass
-class BuiltGraph:
-    """A MAX graph, not yet compiled, with the way tensors enter and leave it."""
-
-    name: str
-    graph: Graph
-    inputs: list[InputSpec]
-    outputs: list[OutputSpec]
-    layout_changes: list[LayoutChange] = field(default_factory=list)
-    #: The aten ops in it, with how often each occurs.
-    ops: dict[str, int] = field(default_factory=dict)
-    #: The FX graph returns one value, not a sequence of one.
-    bare_output: bool = False
-    #: New values of arguments that the program updates in place: the model's outputs that PyTorch copies there.
-    writes: list[WriteSpec] = field(default_factory=list)
-    #: Bytes of all values that its ops compute, at the traced sizes.
-    computed_bytes: int = 0
-    #: The same graph as library calls, or the operation for which it needs MAX's compiler.
-    listing: LaunchList | str = ""
-
-    @property
-    def op_count(self) -> int:
-        """How many aten ops the graph holds."""
-        return sum(self.ops.values())
-
-
-def device_ref(device: torch.device) -> DeviceRef:
-    """MAX's reference to a PyTorch device."""
-    if device.type == "cpu":
-        return DeviceRef.CPU()
-    if device.type == "cuda":
-        return DeviceRef.GPU(device.index or 0)
-    raise CannotLower(f"MAX drives no device of type {device.type!r}")
 
 
 def graph_device(nodes: Sequence[Node]) -> torch.device:
@@ -193,7 +107,7 @@ class GraphBuilder:
         self.values: dict[Node, Any] = {}
         self.constants = Constants()
         self.writes: list[tuple[Node, Node]] = []
-        self.layout_changes: list[LayoutChange] = []
+        self.layouts = LayoutLog()
         self.ops: Counter[str] = Counter()
 
     def build(self) -> BuiltGraph:
@@ -232,10 +146,9 @@ class GraphBuilder:
             ]
             types.append(TensorType(max_dtype(value.dtype), named, device_ref(value.device)))
             tensor_nodes.append(node)
-        graph_layout.record_layout_changes(self.layout_changes)
         graph = Graph(self.name, input_types=types, kernel_library=self.kernels, module=self.module)
         try:
-            with graph:
+            with graph, self.layouts:
                 for node, spec, shape, value in zip(tensor_nodes, specs, shapes, graph.inputs, strict=True):
                     tensor = value.tensor
                     if any(isinstance(dim, AlgebraicDim) for dim in shape):
@@ -248,12 +161,12 @@ class GraphBuilder:
                         self.values[node] = _NOT_YET
                     if node.op != "call_function" or _is_size(node):
                         continue
-                    graph_layout.set_current_node(node.name)
+                    self.layouts.node = node.name
                     if is_write_back(node):
                         self._write_back(node)
                     else:
                         self.values[node] = self._lower(node)
-                graph_layout.set_current_node("output")
+                self.layouts.node = "output"
                 outputs, results = self._outputs(nodes[-1], placeholders)
                 writes = self._written(placeholders, results)
                 results = fuse(graph, results, self.device)
@@ -267,7 +180,7 @@ class GraphBuilder:
         bare = not isinstance(nodes[-1].args[0], (tuple, list))
         computed = sum(_bytes(value) for node in nodes if node in self.values for value in _own_values(node))
         return BuiltGraph(
-            self.name, graph, specs, outputs, self.layout_changes, dict(self.ops), bare, writes, computed, listing
+            self.name, graph, specs, outputs, self.layouts.changes, dict(self.ops), bare, writes, computed, listing
         )  # fmt: skip
 
     def _lower(self, node: Node) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,10 +16,10 @@ from torch.fx import graph as fx_graph
 from torch_max_backend.errors import UnsupportedOpError
 from torch_max_backend.graph.builder import NodeCannotLower
 from torch_max_backend.graph.constants import describe_attributes, is_constant
-from torch_max_backend.graph.layout import strides_of
 from torch_max_backend.graph.partition import ORIGIN, Refusal, cut, is_host_node, refusals, unknown_size
 from torch_max_backend.graph.random import hoist_draws
 from torch_max_backend.graph.unit import CompilationUnit
+from torch_max_backend.ir.layout import strides_of
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.executable import Executable
 from torch_max_backend.runtime.mlir import in_mlir_context
@@ -54,7 +55,30 @@ class CompiledGraph:
         return self.runner(taken)
 
 
-warned: set[str] = set()
+class FallbackWarnings:
+    """One warning for each op that stays in PyTorch, in the life of a process."""
+
+    def __init__(self) -> None:
+        self._given: set[str] = set()
+        self._lock = threading.Lock()
+
+    def warn(self, refusal: Refusal) -> None:
+        """Warns of the op unless that has been done."""
+        with self._lock:
+            if refusal.op in self._given:
+                return
+            self._given.add(refusal.op)
+        at = f" (at {refusal.user_line})" if refusal.user_line else ""
+        message = f"{refusal.op}({refusal.arguments}) runs in PyTorch, not in MAX: {refusal.reason}{at}"
+        warnings.warn(message, UserWarning, stacklevel=3)
+
+    def forget(self) -> None:
+        """Later fallbacks warn anew."""
+        with self._lock:
+            self._given.clear()
+
+
+fallback_warnings = FallbackWarnings()
 
 
 @in_mlir_context
@@ -106,14 +130,7 @@ def _report(found: dict[str, Refusal], options: Options) -> None:
     for refusal in found.values():
         if options.fallback == "error":
             raise UnsupportedOpError(refusal.op, refusal.arguments, refusal.reason, refusal.user_line)
-        if refusal.op not in warned:
-            warned.add(refusal.op)
-            at = f" (at {refusal.user_line})" if refusal.user_line else ""
-            warnings.warn(
-                f"{refusal.op}({refusal.arguments}) runs in PyTorch, not in MAX: {refusal.reason}{at}",
-                UserWarning,
-                stacklevel=2,
-            )
+        fallback_warnings.warn(refusal)
 
 
 def _assemble(

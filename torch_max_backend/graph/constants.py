@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_max_backend.dtypes import TORCH_TO_MAX, max_dtype
-from torch_max_backend.graph import ops
+from torch_max_backend.ir import ops
 
 
 def attribute_of(node: Node) -> Any:

@@ -13,7 +13,8 @@ from max.engine import Model
 from max.graph import Module
 from torch.fx import GraphModule
 
-from torch_max_backend.graph.builder import BuiltGraph, GraphBuilder, device_ref, graph_device
+from torch_max_backend.dtypes import device_ref
+from torch_max_backend.graph.builder import GraphBuilder, graph_device
 from torch_max_backend.launches import LaunchList
 from torch_max_backend.mojo_ops.functions import require
 from torch_max_backend.options import Options
@@ -21,6 +22,7 @@ from torch_max_backend.runtime import background, session, tasks
 from torch_max_backend.runtime.background import Job
 from torch_max_backend.runtime.capture import Capture, refusal
 from torch_max_backend.runtime.executable import Executable
+from torch_max_backend.runtime.interface import BuiltGraph
 from torch_max_backend.runtime.launch_capture import TensorMemory
 from torch_max_backend.runtime.mlir import in_mlir_context
 from torch_max_backend.runtime.streams import stream_order

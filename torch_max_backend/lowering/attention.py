@@ -23,8 +23,8 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from torch_max_backend.dtypes import max_dtype
-from torch_max_backend.graph import ops
-from torch_max_backend.graph.layout import GraphTensor, Order
+from torch_max_backend.ir import ops
+from torch_max_backend.ir.layout import GraphTensor, Order
 from torch_max_backend.lowering import numerics
 from torch_max_backend.lowering.context import LoweringContext
 from torch_max_backend.lowering.registry import Layout, lowering

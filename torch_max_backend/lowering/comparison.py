@@ -10,7 +10,7 @@ from max.graph import TensorValue
 
 from torch_max_backend.dtypes import max_dtype
 from torch_max_backend.errors import CannotLower
-from torch_max_backend.graph import ops
+from torch_max_backend.ir import ops
 from torch_max_backend.lowering import numerics
 from torch_max_backend.lowering.context import LoweringContext
 from torch_max_backend.lowering.pointwise import Operand, Promotion, computation_dtype, operand

@@ -15,7 +15,7 @@ from torch.utils._sympy.functions import FloorDiv
 
 from torch_max_backend.dtypes import LOW_PRECISION, max_dtype
 from torch_max_backend.errors import CannotLower
-from torch_max_backend.graph import ops
+from torch_max_backend.ir import ops
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from torch.fx import Node
 
 from torch_max_backend.convolution_problem import ConvolutionProblem, Pass
 from torch_max_backend.errors import InvalidArgumentError
-from torch_max_backend.graph import ops
-from torch_max_backend.graph.layout import GraphTensor
+from torch_max_backend.ir import ops
+from torch_max_backend.ir.layout import GraphTensor
 from torch_max_backend.lowering.context import LoweringContext
 from torch_max_backend.lowering.registry import Layout, lowering
 from torch_max_backend.mojo_ops.convolution import (

@@ -16,8 +16,8 @@ from max.graph import DeviceRef, Dim, StaticDim, TensorValue
 from torch.fx import Node
 
 from torch_max_backend.errors import CannotLower
-from torch_max_backend.graph import ops
-from torch_max_backend.graph.layout import GraphTensor, Order, aligned, contiguous_order
+from torch_max_backend.ir import ops
+from torch_max_backend.ir.layout import GraphTensor, Order, aligned, contiguous_order
 from torch_max_backend.lowering import numerics
 from torch_max_backend.lowering.context import LoweringContext
 from torch_max_backend.lowering.registry import Layout, lowering

@@ -16,8 +16,8 @@ from torch.fx import Node
 
 from torch_max_backend.dtypes import max_dtype
 from torch_max_backend.errors import CannotLower
-from torch_max_backend.graph import ops
-from torch_max_backend.graph.layout import GraphTensor, aligned, contiguous_order
+from torch_max_backend.ir import ops
+from torch_max_backend.ir.layout import GraphTensor, aligned, contiguous_order
 from torch_max_backend.lowering import numerics
 from torch_max_backend.lowering.context import LoweringContext
 from torch_max_backend.lowering.reduction import mean_of

@@ -16,7 +16,7 @@ from max.dtype import DType
 from max.graph import Dim, StaticDim, TensorValue
 from max.graph.ops.elementwise import _trunc_div as integer_division
 
-from torch_max_backend.graph import ops
+from torch_max_backend.ir import ops
 from torch_max_backend.lowering.context import scalar
 
 NARROW_FLOATS = (DType.bfloat16, DType.float16)

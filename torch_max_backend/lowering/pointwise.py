@@ -16,7 +16,7 @@ from torch.utils._sympy.functions import FloatTrueDiv, IntTrueDiv, ToFloat
 
 from torch_max_backend.dtypes import max_dtype
 from torch_max_backend.errors import CannotLower
-from torch_max_backend.graph import ops
+from torch_max_backend.ir import ops
 from torch_max_backend.lowering import numerics
 from torch_max_backend.lowering.context import LoweringContext, dim_of, scalar
 from torch_max_backend.lowering.registry import Layout, lowering

@@ -9,10 +9,10 @@ import torch
 from max.graph import Dim, TensorValue
 from torch.fx import Node
 
+from torch_max_backend import pool_offset_ops as _  # noqa: F401  (registers the ops)
 from torch_max_backend.errors import CannotLower, InvalidArgumentError
-from torch_max_backend.graph import ops
-from torch_max_backend.graph import pool_offsets as _  # noqa: F401  (registers the ops)
-from torch_max_backend.graph.layout import GraphTensor, Order, channels_last_order, contiguous_order
+from torch_max_backend.ir import ops
+from torch_max_backend.ir.layout import GraphTensor, Order, channels_last_order, contiguous_order
 from torch_max_backend.lowering.context import LoweringContext
 from torch_max_backend.lowering.registry import Layout, lowering
 from torch_max_backend.mojo_ops import pooling as kernels

@@ -13,8 +13,8 @@ import torch
 from max.dtype import DType
 from max.graph import Dim, StaticDim, TensorValue
 
-from torch_max_backend.graph import ops
-from torch_max_backend.graph.layout import GraphTensor, is_unit
+from torch_max_backend.ir import ops
+from torch_max_backend.ir.layout import GraphTensor, is_unit
 from torch_max_backend.lowering import numerics
 from torch_max_backend.lowering.context import LoweringContext
 from torch_max_backend.lowering.registry import Layout, lowering

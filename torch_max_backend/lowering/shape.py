@@ -16,8 +16,8 @@ from max.dtype import DType
 from max.graph import DeviceRef, Dim, StaticDim
 
 from torch_max_backend.errors import CannotLower
-from torch_max_backend.graph import ops
-from torch_max_backend.graph.layout import (
+from torch_max_backend.ir import ops
+from torch_max_backend.ir.layout import (
     MAX_RANK,
     GraphTensor,
     Order,

@@ -11,8 +11,8 @@ from max.dtype import DType
 from max.graph import StaticDim, TensorValue
 from torch.fx import Node
 
-from torch_max_backend.graph import ops
-from torch_max_backend.graph.layout import GraphTensor
+from torch_max_backend.ir import ops
+from torch_max_backend.ir.layout import GraphTensor
 from torch_max_backend.lowering import numerics
 from torch_max_backend.lowering.context import LoweringContext
 from torch_max_backend.lowering.registry import Layout, lowering

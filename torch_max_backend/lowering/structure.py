@@ -10,8 +10,8 @@ import torch
 from torch.fx import Node
 
 from torch_max_backend.errors import CannotLower
-from torch_max_backend.graph import ops
-from torch_max_backend.graph.layout import GraphTensor, dense_order
+from torch_max_backend.ir import ops
+from torch_max_backend.ir.layout import GraphTensor, dense_order
 from torch_max_backend.lowering.context import LoweringContext
 from torch_max_backend.lowering.registry import Layout, lowering
 

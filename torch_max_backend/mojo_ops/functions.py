@@ -16,7 +16,7 @@ from beartype import beartype
 from max.dtype import DType
 from max.graph import DeviceRef, TensorType, TensorValue
 
-from torch_max_backend.graph import ops
+from torch_max_backend.ir import ops
 
 
 class Function(Protocol):

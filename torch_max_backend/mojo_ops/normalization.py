@@ -13,7 +13,7 @@ from beartype import beartype
 from max.dtype import DType
 from max.graph import DeviceRef, TensorType, TensorValue
 
-from torch_max_backend.graph import ops
+from torch_max_backend.ir import ops
 from torch_max_backend.mojo_ops import functions
 
 _FLOATS = (DType.float32, DType.bfloat16, DType.float16, DType.float64)

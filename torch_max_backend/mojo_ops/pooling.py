@@ -14,7 +14,7 @@ from beartype import beartype
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, DimLike, StaticDim, TensorType, TensorValue
 
-from torch_max_backend.graph import ops
+from torch_max_backend.ir import ops
 from torch_max_backend.mojo_ops import functions
 from torch_max_backend.pooling_problem import AdaptivePoolingProblem, Extents, PoolingProblem
 

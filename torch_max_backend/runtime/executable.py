@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from max.engine import Model
 
-from torch_max_backend.graph.builder import BuiltGraph, device_ref
-from torch_max_backend.graph.layout import Order
+from torch_max_backend.dtypes import device_ref
+from torch_max_backend.ir.layout import Order
 from torch_max_backend.launches import LaunchList
 from torch_max_backend.mojo_ops.functions import require
 from torch_max_backend.runtime.capture import Capture
 from torch_max_backend.runtime.execution import execute
 from torch_max_backend.runtime.handover import Inputs, Outputs
+from torch_max_backend.runtime.interface import BuiltGraph
 from torch_max_backend.runtime.launch_capture import CapturedLaunches
 from torch_max_backend.runtime.launches import Launches
 from torch_max_backend.runtime.streams import stream_order

@@ -20,8 +20,8 @@ from torch._C import _from_dlpack as tensor_of_capsule
 from torch._C._dynamo.guards import assert_size_stride
 
 from torch_max_backend.dtypes import max_dtype
-from torch_max_backend.graph.builder import InputSpec, OutputSpec, WriteSpec
-from torch_max_backend.graph.layout import strides_of
+from torch_max_backend.ir.layout import strides_of
+from torch_max_backend.runtime.interface import InputSpec, OutputSpec, WriteSpec
 from torch_max_backend.runtime.leaving import Leaving, taker
 
 # DLDeviceType of the DLPack specification.

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from torch_max_backend.graph.builder import OutputSpec, WriteSpec
-from torch_max_backend.graph.layout import Order, strides_of
+from torch_max_backend.ir.layout import Order, strides_of
+from torch_max_backend.runtime.interface import OutputSpec, WriteSpec
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ insists on another order (``to_order``), once for each value and order.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from max.dtype import DType
 from max.graph import Dim, StaticDim, TensorValue
 
-from torch_max_backend.graph import ops
+from torch_max_backend.ir import ops
 
 Order = tuple[int, ...]
 
@@ -179,26 +180,35 @@ class LayoutChange:
     argument: str | None
 
 
-#: Where ``to_order`` reports the copies it adds; the builder points it at its own list while it runs.
-_layout_changes: list[LayoutChange] = []
-_current_node: str = ""
+class LayoutLog:
+    """The copies that a graph's builder adds while its ``with`` block runs.
+
+    Attributes:
+        changes: the copies so far.
+        node: the FX node that is being built.
+    """
+
+    def __init__(self) -> None:
+        self.changes: list[LayoutChange] = []
+        self.node = ""
+
+    def __enter__(self) -> LayoutLog:
+        self._before = _log.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _log.reset(self._before)
 
 
-def record_layout_changes(sink: list[LayoutChange]) -> None:
-    """Sends later reports to ``sink``."""
-    global _layout_changes
-    _layout_changes = sink
-
-
-def set_current_node(name: str) -> None:
-    """Names the FX node that later layout changes are made for."""
-    global _current_node
-    _current_node = name
+#: The log of the graph that this thread builds.
+_log: ContextVar[LayoutLog | None] = ContextVar("layout log", default=None)
 
 
 def _note_layout_change(tensor: GraphTensor, target: Order) -> None:
-    shape = tuple(str(dim) for dim in tensor.shape)
-    _layout_changes.append(LayoutChange(shape, tensor.order, target, _current_node, tensor.argument))
+    log = _log.get()
+    if log is not None:
+        shape = tuple(str(dim) for dim in tensor.shape)
+        log.changes.append(LayoutChange(shape, tensor.order, target, log.node, tensor.argument))
 
 
 def common_order(tensors: Sequence[GraphTensor], rank: int) -> Order:

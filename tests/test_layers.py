@@ -1,0 +1,45 @@
+"""The packages of the library import each other in one direction."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import torch_max_backend
+
+ROOT = Path(torch_max_backend.__file__).parent
+
+
+def _imports() -> dict[str, set[str]]:
+    """For each folder and each module beside them, the others that it imports."""
+    found: dict[str, set[str]] = {}
+    for path in ROOT.rglob("*.py"):
+        own = _room(path.relative_to(ROOT).with_suffix("").parts)
+        for node in ast.walk(ast.parse(path.read_text())):
+            names: list[str] = []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            for name in names:
+                package, *parts = name.split(".")
+                if package == "torch_max_backend" and parts:
+                    found.setdefault(own, set()).add(_room(tuple(parts)))
+    return {room: others - {room} for room, others in found.items()}
+
+
+def _room(parts: tuple[str, ...]) -> str:
+    """The folder or module below the package; what stands in the package itself is "__init__"."""
+    known = (ROOT / parts[0]).is_dir() or (ROOT / f"{parts[0]}.py").is_file()
+    return parts[0] if known else "__init__"
+
+
+def test_imports_run_one_way() -> None:
+    imports = _imports()
+    assert imports["graph"] >= {"lowering", "runtime", "ir"}
+    while imports:
+        lowest = [room for room, others in imports.items() if not others & imports.keys()]
+        circle = {room: sorted(others & imports.keys()) for room, others in imports.items()}
+        assert lowest, f"these import each other in a circle: {circle}"
+        for room in lowest:
+            del imports[room]

@@ -1,0 +1,130 @@
+"""Max pooling that hands its backward a tap's number for each output, as ops of PyTorch.
+
+PyTorch's own op returns an index into the plane for every output, eight bytes that wait in memory until the backward
+pass. A tap's number within its window is a byte wherever the window has at most 255 taps. The bodies here are what
+PyTorch runs where a graph is cut around the ops; in MAX Mojo kernels run (``lowering/pooling.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from torch_max_backend.pooling_problem import PoolingProblem
+
+aten = torch.ops.aten
+
+
+def problem_of(shape: Sequence[int], window: Sequence[Sequence[int]], ceil_mode: bool) -> PoolingProblem:
+    """The pooling of a tensor of ``shape``; ``window`` is aten's kernel_size, stride, padding and dilation in full."""
+    rank = len(window[0])
+    return PoolingProblem.from_aten(
+        list(shape[-rank:]), list(window[0]), list(window[1]), list(window[2]), list(window[3]), ceil_mode
+    )
+
+
+def offset_dtype(problem: PoolingProblem) -> torch.dtype:
+    """The type that holds the number of a tap."""
+    return torch.uint8 if problem.offset_bits == 8 else torch.int32
+
+
+def _coordinates(problem: PoolingProblem, like: torch.Tensor) -> list[tuple[int, torch.Tensor, int, int, int]]:
+    """For each axis: its extent, every output's window start, the dilation, the taps and the axis' number."""
+    rank = problem.rank
+    axes = []
+    for axis in range(rank):
+        own = 3 - rank + axis
+        count = problem.output_spatial[axis]
+        start = torch.arange(count, device=like.device) * problem.stride[own] - problem.padding[own]
+        shape = [1] * rank
+        shape[axis] = count
+        extent, dilation, taps = problem.input_spatial[axis], problem.dilation[own], problem.window[own]
+        axes.append((extent, start.reshape(shape), dilation, taps, axis))
+    return axes
+
+
+@torch.library.custom_op("torch_max_backend::max_pool_offsets", mutates_args=())
+def max_pool_offsets(
+    x: torch.Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Maxima, and for each the number of its tap within the window, row-major.
+
+    Source: aten.max_pool2d_with_indices, max_pool3d_with_indices. This body is what PyTorch runs where the graph is
+    cut around the op; in MAX a Mojo kernel runs.
+    """
+    window = (kernel_size, stride, padding, dilation)
+    problem = problem_of(x.shape, window, ceil_mode)
+    op = aten.max_pool2d_with_indices if problem.rank == 2 else aten.max_pool3d_with_indices
+    y, index = op(x, *(list(part) for part in window), ceil_mode)
+    offset = torch.zeros_like(index)
+    rest = index
+    for extent, start, step, _, axis in reversed(_coordinates(problem, x)):
+        place = rest % extent
+        rest = rest // extent
+        offset = offset + ((place - start) // step) * _taps_after(problem, axis)
+    return y, offset.to(offset_dtype(problem))
+
+
+def _taps_after(problem: PoolingProblem, axis: int) -> int:
+    """How many taps one step along ``axis`` skips."""
+    skipped = 1
+    for later in problem.window[3 - problem.rank + axis + 1 :]:
+        skipped *= later
+    return skipped
+
+
+@max_pool_offsets.register_fake
+def _(
+    x: torch.Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    window = (kernel_size, stride, padding, dilation)
+    op = aten.max_pool2d_with_indices if len(kernel_size) == 2 else aten.max_pool3d_with_indices
+    y, index = op(x, *(list(part) for part in window), ceil_mode)
+    return y, index.to(offset_dtype(problem_of(x.shape, window, ceil_mode)))
+
+
+@torch.library.custom_op("torch_max_backend::max_pool_offsets_backward", mutates_args=())
+def max_pool_offsets_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    offsets: torch.Tensor,
+) -> torch.Tensor:
+    """The gradient of ``max_pool_offsets``' first result. ``x`` gives shape and memory format only."""
+    window = (kernel_size, stride, padding, dilation)
+    problem = problem_of(x.shape, window, ceil_mode)
+    index = torch.zeros_like(offsets, dtype=torch.int64)
+    for extent, start, step, taps, axis in _coordinates(problem, x):
+        tap = (offsets.long() // _taps_after(problem, axis)) % taps
+        index = index * extent + start + tap * step
+    backward = aten.max_pool2d_with_indices_backward if problem.rank == 2 else aten.max_pool3d_with_indices_backward
+    return backward(grad, x, *(list(part) for part in window), ceil_mode, index)
+
+
+@max_pool_offsets_backward.register_fake
+def _(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    offsets: torch.Tensor,
+) -> torch.Tensor:
+    return torch.empty_like(x)

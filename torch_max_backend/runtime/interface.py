@@ -1,0 +1,89 @@
+"""What a graph's builder tells those who compile and run the graph: how tensors enter and leave it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from max.graph import Graph
+
+from torch_max_backend.ir.layout import LayoutChange, Order
+from torch_max_backend.launches import LaunchList
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """How one tensor enters a MAX graph: the argument it comes from and the memory order it must have.
+
+    Attributes:
+        position: of the argument.
+        dtype: of the tensor.
+        order: the memory order that the graph was built for.
+        device: where the tensor lies.
+        shape: None where a size is symbolic.
+        dense: the traced tensor lay in ``order``, without gaps.
+        unguarded: nobody has checked that the tensor's negation bit is as it was traced (a gradient's).
+    """
+
+    position: int
+    dtype: torch.dtype
+    order: Order
+    device: torch.device
+    shape: tuple[int, ...] | None
+    dense: bool = True
+    unguarded: bool = False
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """How one result leaves: from the model's output ``index`` in memory order ``order``, or as argument
+    ``passthrough`` itself, or as a constant that no computation makes (None, an int). Two results of one ``index``
+    are one tensor. ``shape`` is None where a size is symbolic, and ``bytes`` are those of the traced sizes.
+    ``foldable``: MAX may find that it is a constant, and return the model's own memory."""
+
+    index: int = -1
+    order: Order = ()
+    dtype: torch.dtype = torch.float32
+    shape: tuple[int, ...] | None = ()
+    passthrough: int | None = None
+    constant: Any = None
+    bytes: int = 0
+    foldable: bool = True
+
+
+@dataclass(frozen=True)
+class WriteSpec:
+    """The model's output ``index``, in memory order ``order``, is the new value of argument ``position``."""
+
+    position: int
+    index: int
+    order: Order
+    dtype: torch.dtype
+    shape: tuple[int, ...] | None
+
+
+@dataclass
+class BuiltGraph:
+    """A MAX graph, not yet compiled, with the way tensors enter and leave it."""
+
+    name: str
+    graph: Graph
+    inputs: list[InputSpec]
+    outputs: list[OutputSpec]
+    layout_changes: list[LayoutChange] = field(default_factory=list)
+    #: The aten ops in it, with how often each occurs.
+    ops: dict[str, int] = field(default_factory=dict)
+    #: The FX graph returns one value, not a sequence of one.
+    bare_output: bool = False
+    #: New values of arguments that the program updates in place: the model's outputs that PyTorch copies there.
+    writes: list[WriteSpec] = field(default_factory=list)
+    #: Bytes of all values that its ops compute, at the traced sizes.
+    computed_bytes: int = 0
+    #: The same graph as library calls, or the operation for which it needs MAX's compiler.
+    listing: LaunchList | str = ""
+
+    @property
+    def op_count(self) -> int:
+        """How many aten ops the graph holds."""
+        return sum(self.ops.values())
