@@ -11,9 +11,7 @@ from unittest import mock
 
 import torch
 from beartype import beartype
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
-from torch.utils._pytree import tree_map_only
 
 from torch_max_backend.backend import max_backend
 from torch_max_backend.errors import OptionError
@@ -22,6 +20,7 @@ from torch_max_backend.options import Options
 from torch_max_backend.runtime import events, session
 from torch_max_backend.runtime.events import CompileEvent
 from torch_max_backend.runtime.target import canonical_architecture
+from torch_max_backend.torch_compat import FakeTensorMode, tree_map_only
 
 #: Architecture to the API that drives it.
 TARGETS = {"sm_80": "cuda", "sm_90a": "cuda", "sm_100a": "cuda", "gfx942": "hip"}
@@ -82,7 +81,7 @@ def compile_ahead(
         return eager
 
     seen: list[CompileEvent] = []
-    torch._dynamo.reset()
+    torch.compiler.reset()
     fake = FakeTensorMode()
     moved, arguments, named = _moved(model, fake, inputs, keywords)
     with (
@@ -93,7 +92,7 @@ def compile_ahead(
         events.listen(seen.append),
     ):
         torch.compile(moved, backend=backend, dynamic=dynamic)(*arguments, **named)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     return [event for event in seen if event.seconds is not None]
 
 

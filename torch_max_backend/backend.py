@@ -13,13 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch._dynamo.utils import counters
-from torch._functorch import config as functorch_config
-from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
-from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._guards import TracingContext
 from torch.fx import GraphModule
-from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_max_backend import lowering
 from torch_max_backend.decompositions import decompositions
@@ -29,6 +23,15 @@ from torch_max_backend.graph.pool_offsets import keep_small_offsets
 from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.background import Job
+from torch_max_backend.torch_compat import (
+    TracingContext,
+    aot_module_simplified,
+    counters,
+    disable_current_modes,
+    functorch_config,
+    make_boxed_func,
+    min_cut_rematerialization_partition,
+)
 
 log = logging.getLogger("torch_max_backend")
 
@@ -165,7 +168,7 @@ class _Compilation:
 
     def _compile(self, gm: GraphModule, kind: str, free_outputs: frozenset[int]) -> CompiledGraph:
         # AOTAutograd calls with its fake mode on, under which a lowering could not compute a constant.
-        with _disable_current_modes():
+        with disable_current_modes():
             compiled = compile_graph(
                 gm,
                 self.unit,

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._decomp import core_aten_decompositions, get_decompositions
-from torch._ops import OpOverload, OpOverloadPacket
 
 from torch_max_backend.optimizer_decompositions import optimizer_decompositions
 from torch_max_backend.sampling_decompositions import sampling_decompositions
+from torch_max_backend.torch_compat import OpOverload, OpOverloadPacket, core_aten_decompositions, get_decompositions
 
 aten = torch.ops.aten
 

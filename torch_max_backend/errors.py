@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch._dynamo.exc import ShortenTraceback
+from torch_max_backend.torch_compat import ShortenTraceback
 
 
 class MaxBackendError(ShortenTraceback):

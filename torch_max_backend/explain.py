@@ -13,11 +13,11 @@ import torch
 from beartype import beartype
 from rich.console import Console
 from rich.table import Table
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torch_max_backend import backend
 from torch_max_backend.graph.compiler import CompiledGraph
 from torch_max_backend.graph.partition import Refusal
+from torch_max_backend.torch_compat import tree_leaves, tree_map_only
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def explain(
     """
     if isinstance(model, torch.nn.Module):
         model = copy.deepcopy(model)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with backend.recorded_graphs() as graphs, warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
         arguments = tree_map_only(

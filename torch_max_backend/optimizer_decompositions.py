@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
-from torch.utils._pytree import tree_map_only
+
+from torch_max_backend.torch_compat import OpOverload, tree_map_only
 
 aten = torch.ops.aten
 

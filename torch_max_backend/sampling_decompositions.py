@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
+
+from torch_max_backend.torch_compat import OpOverload
 
 aten = torch.ops.aten
 

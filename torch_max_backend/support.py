@@ -14,6 +14,7 @@ from torch_max_backend.bench.hardware import distribution_version
 from torch_max_backend.lowering.registry import Registration
 from torch_max_backend.mojo_ops import KERNELS_PATH
 from torch_max_backend.runtime import cache, cache_archive
+from torch_max_backend.torch_compat import OpOverload
 
 _HEADING = """\
 # Supported operators
@@ -70,7 +71,7 @@ def families() -> dict[str, list[Registration]]:
 def name(registration: Registration) -> str:
     """The op's name as PyTorch prints it; the default overload goes without saying."""
     target = registration.op
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return str(target).removesuffix(".default")
     return f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', target)}".lstrip(".")
 

@@ -14,8 +14,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_max_backend.graph.builder import GraphBuilder
 from torch_max_backend.lowering import load_all
+from torch_max_backend.max_compat import in_mlir_context
 from torch_max_backend.runtime import session
-from torch_max_backend.runtime.mlir import in_mlir_context
 
 aten = torch.ops.aten
 Shape = tuple[int, ...]

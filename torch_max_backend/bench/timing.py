@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from beartype import beartype
 
+from torch_max_backend.torch_compat import occupy_gpu
+
 _WARM_RUNS = 3
 _WARM_SECONDS = 0.1
 #: On a CPU a contender runs for so long, untimed, before each timed run. Worker threads of the runtime that ran before
@@ -110,7 +112,7 @@ def _cuda_clock(call: Callable[[], object], device: torch.device, queued: int) -
     """Device time on the current stream, which every contender uses."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize(device)
-    torch.cuda._sleep(queued * _HEAD_START_CYCLES)
+    occupy_gpu(queued * _HEAD_START_CYCLES)
     start.record()
     result = call()
     end.record()

@@ -23,8 +23,9 @@ from torch_max_backend.fusion.program import (
 )
 from torch_max_backend.fusion.scalars import is_elementwise
 from torch_max_backend.fusion.terms import MOVES, REDUCTIONS, RESHAPE
-from torch_max_backend.fusion.values import Value, block_of, handle_of, read
+from torch_max_backend.fusion.values import Value, read
 from torch_max_backend.ir import ops
+from torch_max_backend.max_compat import block_of, handle_of
 from torch_max_backend.mojo_ops.functions import require, require_function, target_of
 
 

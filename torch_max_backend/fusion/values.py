@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from max._core import Value as CoreValue
-from max._core.dialects import mo
-from max._mlir import ir
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, StaticDim, TensorValue
 
 from torch_max_backend.dtypes import MAX_TO_TORCH
 from torch_max_backend.fusion.scalars import DTYPES
+from torch_max_backend.max_compat import block_of, mo, value_of
 
 
 @dataclass(eq=False)
@@ -90,11 +88,6 @@ class Value:
         return TensorValue(self.core)
 
 
-def block_of(graph: Graph) -> Any:
-    """MLIR's block with the graph's operations."""
-    return graph._mlir_op.regions[0].blocks[0]
-
-
 def read(graph: Graph) -> tuple[list[Operation], dict[Any, Value]]:
     """The operations in their order, and every tensor by MLIR's value."""
     block = block_of(graph)
@@ -116,13 +109,8 @@ def read(graph: Graph) -> tuple[list[Operation], dict[Any, Value]]:
     return operations, values
 
 
-def handle_of(tensor: TensorValue) -> Any:
-    """MLIR's value of a tensor."""
-    return ir.Value._CAPICreate(tensor._mlir_value._CAPIPtr)
-
-
 def _add(values: dict[Any, Value], handle: Any, maker: Operation | None) -> Value | None:
-    core = CoreValue._from_cmlir(handle)
+    core = value_of(handle)
     if not isinstance(core.type, mo.TensorType):
         return None
     tensor = TensorValue(core)

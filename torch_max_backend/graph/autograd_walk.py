@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.autograd.graph import Node, get_gradient_edge
 
+from torch_max_backend.torch_compat import input_metadata, sequence_number
+
 _LAST = 2**64
 
 
@@ -58,7 +60,7 @@ def gradients(
         goes_on = any(each in needed for each, _ in following)
         made: Sequence[torch.Tensor | None] = [None] * len(following)
         if goes_on and buffer:
-            arguments = [buffer.get(number) for number in range(len(node._input_metadata))]
+            arguments = [buffer.get(number) for number in range(len(input_metadata(node)))]
             outcome = node(*arguments)
             made = outcome if isinstance(outcome, tuple) else (outcome,)
         # All of them are made to fit before one is added.
@@ -94,7 +96,7 @@ def _leading_to(wanted: set[Node], roots: Sequence[Node]) -> set[Node]:
 
 def _sequence(node: Node) -> int:
     """Nodes made later run first; those that hold a leaf before all others."""
-    return _LAST if node.name().endswith("AccumulateGrad") else node._sequence_nr()
+    return _LAST if node.name().endswith("AccumulateGrad") else sequence_number(node)
 
 
 def _add(buffer: dict[int, torch.Tensor], number: int, gradient: torch.Tensor) -> None:
@@ -103,7 +105,7 @@ def _add(buffer: dict[int, torch.Tensor], number: int, gradient: torch.Tensor) -
 
 def _fitting(gradient: torch.Tensor, node: Node, number: int) -> torch.Tensor:
     """``gradient`` in the shape and dtype of the value that it belongs to, as the engine makes it."""
-    meta = node._input_metadata[number]
+    meta = input_metadata(node)[number]
     if gradient.shape != meta.shape:
         gradient = gradient.sum_to_size(meta.shape)
     return gradient if gradient.dtype == meta.dtype else gradient.to(meta.dtype)

@@ -39,6 +39,7 @@ from torch_max_backend.ir.layout import (
 from torch_max_backend.launches import LaunchList, NotListed, launch_list
 from torch_max_backend.lowering import Layout, LoweringContext, Registration, lookup
 from torch_max_backend.lowering.context import max_dim
+from torch_max_backend.max_compat import erase
 from torch_max_backend.runtime.interface import BuiltGraph, InputSpec, OutputSpec, WriteSpec
 
 
@@ -175,7 +176,7 @@ class GraphBuilder:
         except BaseException:
             # A refused build must leave nothing behind in a module that others are compiled in.
             self.values.clear()
-            graph._mlir_op.erase()
+            erase(graph)
             raise
         bare = not isinstance(nodes[-1].args[0], (tuple, list))
         computed = sum(_bytes(value) for node in nodes if node in self.values for value in _own_values(node))

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.fx import graph as fx_graph
 
 from torch_max_backend.errors import UnsupportedOpError
 from torch_max_backend.graph.builder import NodeCannotLower
@@ -20,12 +19,10 @@ from torch_max_backend.graph.partition import ORIGIN, Refusal, cut, is_host_node
 from torch_max_backend.graph.random import hoist_draws
 from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.ir.layout import strides_of
+from torch_max_backend.max_compat import in_mlir_context
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.executable import Executable
-from torch_max_backend.runtime.mlir import in_mlir_context
-
-#: Generates functions that take their arguments in a list and empty it; not in every PyTorch.
-_BoxedCodeGen = getattr(fx_graph, "_BoxedCodeGen", None)
+from torch_max_backend.torch_compat import boxed_code
 
 
 @dataclass
@@ -164,12 +161,12 @@ def _assemble(
         )
         added.append(executable)
         setattr(pieces, str(node.target), executable)
-    if _BoxedCodeGen is not None:
+    if boxed_code is not None:
         # The generated code drops an argument behind its last use; the caller has let go of it.
-        pieces.graph.set_codegen(_BoxedCodeGen())
+        pieces.graph.set_codegen(boxed_code())
     pieces.recompile()
     sources = [_source(node, pieces) for node in pieces.graph.output_node().args[0]]
-    return pieces if _BoxedCodeGen is not None else (lambda args: pieces(*args)), sources
+    return pieces if boxed_code is not None else (lambda args: pieces(*args)), sources
 
 
 def _know_all_sizes(gm: GraphModule) -> None:

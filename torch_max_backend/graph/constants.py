@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 from max.graph import DeviceRef, TensorValue
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
-from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_max_backend.dtypes import TORCH_TO_MAX, max_dtype
 from torch_max_backend.ir import ops
+from torch_max_backend.torch_compat import FakeTensor, OpOverload, disable_current_modes, schema_of
 
 
 def attribute_of(node: Node) -> Any:
@@ -68,7 +67,7 @@ class Constants:
             return False
         if not _is_a_value(node):
             return False
-        if "empty" in node.target._schema.name:
+        if "empty" in schema_of(node.target).name:
             # Zeros, as its lowering.
             self._values[node] = torch.zeros(fake.shape, dtype=fake.dtype)
             return True
@@ -76,7 +75,7 @@ class Constants:
         kwargs = torch.fx.map_arg(node.kwargs, self._values.__getitem__)
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": torch.device("cpu")}
-        with _disable_current_modes(), torch.no_grad():
+        with disable_current_modes(), torch.no_grad():
             value = node.target(*args, **kwargs)
         if value.shape != fake.shape or value.dtype != fake.dtype:
             return False
@@ -99,7 +98,7 @@ class Constants:
 
 def _is_a_value(node: Node) -> bool:
     """Whether the node's op gives the same at every call, wherever it runs."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return False
     # Draws advance a generator.
     drawn = torch.Tag.nondeterministic_seeded in node.target.tags

@@ -18,6 +18,7 @@ from torch_max_backend.dtypes import TORCH_TO_MAX
 from torch_max_backend.graph.builder import is_write_back, tensors_of
 from torch_max_backend.graph.random import is_draw
 from torch_max_backend.lowering import lookup
+from torch_max_backend.torch_compat import OpOverload
 
 #: Where a cut graph's nodes remember the node of the whole graph that they are copies of.
 ORIGIN = "torch_max_backend_origin"
@@ -125,7 +126,7 @@ def _expressions(node: Node) -> list[sympy.Basic]:
 def op_name(node: Node) -> str:
     """The op's qualified name, ``aten.convolution.default``."""
     target = node.target
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return str(target)
     return getattr(target, "__name__", str(target))
 

@@ -16,7 +16,8 @@ from typing import Any
 import sympy
 import torch
 from torch.fx import GraphModule, Node
-from torch.utils._sympy.functions import FloorDiv
+
+from torch_max_backend.torch_compat import FloorDiv, OpOverload, graph_root, schema_of
 
 aten = torch.ops.aten
 
@@ -65,9 +66,9 @@ _FROM_SHAPE = {
 def is_random(node: Node) -> bool:
     """Whether the node draws from a generator. An attention without dropout draws nothing."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+    if not isinstance(target, OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
         return False
-    names = [argument.name for argument in target._schema.arguments]
+    names = [argument.name for argument in schema_of(target).arguments]
     if "dropout_p" not in names:
         return True
     position = names.index("dropout_p")
@@ -83,7 +84,7 @@ def hoist_draws(gm: GraphModule) -> GraphModule:
     """Replaces shape-only random ops by draws at the front of the graph; ``gm`` is changed and returned."""
     graph = gm.graph
     # Every draw goes behind the one before it; the first behind the arguments.
-    last = next((node for node in reversed(graph.nodes) if node.op == "placeholder"), graph._root)
+    last = next((node for node in reversed(graph.nodes) if node.op == "placeholder"), graph_root(graph))
     for node in list(graph.nodes):
         if node.op != "call_function" or not is_random(node):
             continue

@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 from torch_max_backend.dtypes import device_ref
 from torch_max_backend.graph.builder import GraphBuilder, graph_device
 from torch_max_backend.launches import LaunchList
+from torch_max_backend.max_compat import in_mlir_context
 from torch_max_backend.mojo_ops.functions import require
 from torch_max_backend.options import Options
 from torch_max_backend.runtime import background, session, tasks
@@ -24,7 +25,6 @@ from torch_max_backend.runtime.capture import Capture, refusal
 from torch_max_backend.runtime.executable import Executable
 from torch_max_backend.runtime.interface import BuiltGraph
 from torch_max_backend.runtime.launch_capture import TensorMemory
-from torch_max_backend.runtime.mlir import in_mlir_context
 from torch_max_backend.runtime.streams import stream_order
 from torch_max_backend.runtime.tasks import ListTask, Task
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from max._core.dialects import kgen, mo, rmo
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, DimLike, Graph, StaticDim, TensorType, TensorValue
 from max.graph import ops as _max
+
+from torch_max_backend.max_compat import add_op, kgen, mo, owner_of, rmo
 
 _HALVES = {DType.bfloat16: torch.bfloat16, DType.float16: torch.float16}
 #: Larger constants are left to MAX, which keeps most of them as a formula.
@@ -191,7 +192,8 @@ def pad(x: TensorValue, paddings: Sequence[int], value: TensorValue) -> TensorVa
     concatenation of many."""
     sizes = zip(x.shape, paddings[::2], paddings[1::2], strict=True)
     shape = [size + before + after for size, before, after in sizes]
-    return Graph.current._add_op_generated(
+    return add_op(
+        Graph.current,
         rmo.MoPadConstantOp,
         result=TensorType(x.dtype, shape, x.device),
         input=x,
@@ -214,7 +216,7 @@ def comes_from_kernel(value: TensorValue) -> bool:
 
     It does know that ``x * 0`` and ``x - x`` are zero.
     """
-    maker = value._mlir_value.owner
+    maker = owner_of(value)
     while isinstance(maker, _FORMS):
         maker = next(iter(maker.operands)).value.owner
     return isinstance(maker, mo.CustomOp)

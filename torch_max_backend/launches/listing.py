@@ -11,8 +11,9 @@ from max.graph import DeviceRef, Graph, TensorValue
 
 from torch_max_backend.dtypes import MAX_TO_TORCH
 from torch_max_backend.fusion.terms import BROADCAST, RESHAPE, TRANSPOSE, axes_of
-from torch_max_backend.fusion.values import Operation, Value, handle_of, read
+from torch_max_backend.fusion.values import Operation, Value, read
 from torch_max_backend.launches.memory import Span, planned
+from torch_max_backend.max_compat import handle_of
 
 
 class Kind(Enum):

@@ -29,6 +29,7 @@ from torch_max_backend.lowering import numerics
 from torch_max_backend.lowering.context import LoweringContext
 from torch_max_backend.lowering.registry import Layout, lowering
 from torch_max_backend.mojo_ops import attention as kernels
+from torch_max_backend.torch_compat import schema_of
 
 aten = torch.ops.aten
 
@@ -40,7 +41,7 @@ _HEADS_INSIDE: Order = (0, 2, 1, 3)
 
 def _argument(node: Node, name: str, default: Any = None) -> Any:
     """An argument by its name in the op's schema."""
-    for position, argument in enumerate(node.target._schema.arguments):
+    for position, argument in enumerate(schema_of(node.target).arguments):
         if argument.name == name:
             return node.args[position] if position < len(node.args) else node.kwargs.get(name, default)
     return default

@@ -11,11 +11,11 @@ import torch
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, SymbolicDim, TensorValue
 from torch.fx import Node
-from torch.utils._sympy.functions import FloorDiv
 
 from torch_max_backend.dtypes import LOW_PRECISION, max_dtype
 from torch_max_backend.errors import CannotLower
 from torch_max_backend.ir import ops
+from torch_max_backend.torch_compat import FloorDiv
 
 
 @dataclass(frozen=True)

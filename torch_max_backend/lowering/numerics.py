@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from max.dtype import DType
 from max.graph import Dim, StaticDim, TensorValue
-from max.graph.ops.elementwise import _trunc_div as integer_division
 
 from torch_max_backend.ir import ops
 from torch_max_backend.lowering.context import scalar
+from torch_max_backend.max_compat import integer_division
 
 NARROW_FLOATS = (DType.bfloat16, DType.float16)
 

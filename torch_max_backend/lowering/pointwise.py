@@ -11,8 +11,6 @@ import sympy
 import torch
 from max.dtype import DType
 from max.graph import DeviceRef, TensorValue
-from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
-from torch.utils._sympy.functions import FloatTrueDiv, IntTrueDiv, ToFloat
 
 from torch_max_backend.dtypes import max_dtype
 from torch_max_backend.errors import CannotLower
@@ -20,6 +18,13 @@ from torch_max_backend.ir import ops
 from torch_max_backend.lowering import numerics
 from torch_max_backend.lowering.context import LoweringContext, dim_of, scalar
 from torch_max_backend.lowering.registry import Layout, lowering
+from torch_max_backend.torch_compat import (
+    ELEMENTWISE_TYPE_PROMOTION_KIND,
+    FloatTrueDiv,
+    IntTrueDiv,
+    ToFloat,
+    elementwise_dtypes,
+)
 
 aten = torch.ops.aten
 Operand: TypeAlias = TensorValue | int | float | bool | torch.SymInt | torch.SymFloat

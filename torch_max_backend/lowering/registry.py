@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.fx import Node
+
+from torch_max_backend.torch_compat import OpOverload
 
 __all__ = ["Layout", "Registration", "lookup", "lowering", "registrations"]
 
@@ -73,7 +74,7 @@ def lowering(
         for target in targets:
             if target in _REGISTRY:
                 raise ValueError(f"{target} is lowered twice: {_REGISTRY[target].build} and {build}")
-            if not (isinstance(target, torch._ops.OpOverload) or callable(target)):
+            if not (isinstance(target, OpOverload) or callable(target)):
                 raise TypeError(f"a lowering's target is an aten overload, got {target!r}")
             family = build.__module__.rpartition(".")[2]
             _REGISTRY[target] = Registration(target, build, family, layout, supports, note)

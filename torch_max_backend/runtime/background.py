@@ -7,8 +7,8 @@ import os
 import threading
 from collections.abc import Sequence
 
+from torch_max_backend.max_compat import in_mlir_context
 from torch_max_backend.runtime import cache, events, libraries, session
-from torch_max_backend.runtime.mlir import in_mlir_context
 from torch_max_backend.runtime.tasks import ListTask, Task, apart, compile_all, libraries_of, listed
 from torch_max_backend.runtime.workers import Workers
 

@@ -11,6 +11,7 @@ from typing import Any
 from max.driver import Buffer
 from max.driver.buffer import batch_inplace_copy
 
+from torch_max_backend.max_compat import wait_for_captures
 from torch_max_backend.runtime.execution import execute
 
 log = logging.getLogger("torch_max_backend")
@@ -129,7 +130,7 @@ class Capture:
         try:
             self._memory.copy([fixed[i] for i in moving], [buffers[i] for i in moving])
             self._results = model.capture(key, *fixed)
-            model._await_device_graphs()
+            wait_for_captures(model)
         except Exception as error:
             self._left = 0
             log.warning("%s cannot be captured and runs plainly: %s", self._name, error)

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from max.driver import Buffer
 from max.engine import Model
 
+from torch_max_backend.max_compat import execute as execute_on_devices
+
 TIMER_SLACK = 50_000_000
 """Nanoseconds by which a timer of a thread that MAX starts with its first execution may ring late."""
 
@@ -30,9 +32,9 @@ def execute(model: Model, buffers: list[Buffer]) -> list[Buffer]:
     """
     global _executed
     if _executed:
-        return model._execute_device_tensors(buffers)
+        return execute_on_devices(model, buffers)
     with _timer_slack(TIMER_SLACK):
-        results = model._execute_device_tensors(buffers)
+        results = execute_on_devices(model, buffers)
     _executed = True
     return results
 

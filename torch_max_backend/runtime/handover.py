@@ -14,15 +14,14 @@ from operator import attrgetter, getitem
 from typing import Any
 
 import torch
-from max._core.dlpack import make_dlpack_capsule
 from max.driver import Buffer
-from torch._C import _from_dlpack as tensor_of_capsule
-from torch._C._dynamo.guards import assert_size_stride
 
 from torch_max_backend.dtypes import max_dtype
 from torch_max_backend.ir.layout import strides_of
+from torch_max_backend.max_compat import buffer_address, buffer_from_capsule, make_dlpack_capsule
 from torch_max_backend.runtime.interface import InputSpec, OutputSpec, WriteSpec
 from torch_max_backend.runtime.leaving import Leaving, taker
+from torch_max_backend.torch_compat import assert_size_stride, tensor_of_capsule
 
 # DLDeviceType of the DLPack specification.
 _DL_CPU, _DL_CUDA, _DL_ROCM = 1, 2, 10
@@ -32,7 +31,6 @@ _ADDRESSES = 16
 
 _data_ptr = torch.Tensor.data_ptr
 _dtype_of: Callable[[torch.Tensor], torch.dtype] = attrgetter("dtype")
-_assert_size_stride: Callable[..., None] = assert_size_stride
 _is_negated = torch.Tensor.is_neg
 
 
@@ -63,7 +61,7 @@ def borrow(address: int, dtype: torch.dtype, shape: Sequence[int], device: tuple
     """A contiguous MAX buffer over memory that somebody else owns and keeps for as long as the buffer is used."""
     # () is the owner: nothing.
     capsule = make_dlpack_capsule((), address, *device, max_dtype(dtype), shape, None, None)
-    return Buffer._from_dlpack(_Capsule(capsule, device))
+    return buffer_from_capsule(_Capsule(capsule, device))
 
 
 class Inputs:
@@ -126,7 +124,7 @@ class Inputs:
         """The arguments whose sizes and strides are known beforehand; None if one of them is not as expected."""
         tensors = self._take(args)
         try:
-            deque(map(_assert_size_stride, tensors, self._shapes, self._strides), 0)
+            deque(map(assert_size_stride, tensors, self._shapes, self._strides), 0)
         except AssertionError:
             return None
         if list(map(_dtype_of, tensors)) != self._dtypes or (
@@ -243,7 +241,7 @@ class Outputs:
                 shapes[index] = tuple(extents[dim] for dim in range(len(order)))
                 strides[index] = strides_of(shapes[index], order)
         kind, number = self._device
-        addresses = list(map(Buffer._data_ptr, results))
+        addresses = list(map(buffer_address, results))
         owners = results if loan is None else repeat(loan)
         where = repeat(kind), repeat(number)
         capsules = map(make_dlpack_capsule, owners, addresses, *where, self._dtypes, shapes, strides, repeat(None))
@@ -288,17 +286,19 @@ class _Ownership:
                 self._first = {number: results[number] for number in self._doubtful}
             return sorted({*self._foreign, *self._doubtful})
         # The first call's results live until now: nothing else can have come to lie there.
-        constants = {number for number, buffer in first.items() if results[number]._data_ptr() == buffer._data_ptr()}
+        constants = {
+            number for number, buffer in first.items() if buffer_address(results[number]) == buffer_address(buffer)
+        }
         self._foreign, self._first = sorted({*self._foreign, *constants}), None
         return self._foreign
 
 
 def _overlapping(results: Sequence[Buffer], inputs: Sequence[Buffer]) -> list[int]:
     """Results that lie in an input's memory or in an earlier result's."""
-    taken = [(buffer._data_ptr(), buffer._data_ptr() + _bytes(buffer)) for buffer in inputs]
+    taken = [(buffer_address(buffer), buffer_address(buffer) + _bytes(buffer)) for buffer in inputs]
     found = []
     for number, buffer in enumerate(results):
-        begin, end = buffer._data_ptr(), buffer._data_ptr() + _bytes(buffer)
+        begin, end = buffer_address(buffer), buffer_address(buffer) + _bytes(buffer)
         if any(begin < other_end and other_begin < end for other_begin, other_end in taken):
             found.append(number)
         taken.append((begin, end))

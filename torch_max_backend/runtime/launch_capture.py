@@ -7,16 +7,16 @@ from itertools import repeat
 from typing import Any
 
 import torch
-from max._core.dlpack import make_dlpack_capsule
-from torch._C import _from_dlpack as tensor_of_capsule
 
 from torch_max_backend.dtypes import max_dtype
 from torch_max_backend.launches import LaunchList
+from torch_max_backend.max_compat import make_dlpack_capsule
 from torch_max_backend.runtime.capture import Capture, Loan, Memory
 from torch_max_backend.runtime.handover import Inputs, dlpack_device
 from torch_max_backend.runtime.launches import Launches
 from torch_max_backend.runtime.leaving import Leaving
 from torch_max_backend.runtime.streams import stream_order
+from torch_max_backend.torch_compat import copy_all, tensor_of_capsule
 
 
 class Argument:
@@ -55,7 +55,7 @@ class TensorMemory(Memory):
         """Copies each source into its target."""
         if targets:
             with torch.no_grad(), torch.cuda.stream(self._queue):
-                torch._foreach_copy_(_tensors(targets), _tensors(sources))
+                copy_all(_tensors(targets), _tensors(sources))
 
 
 class LaunchModel:

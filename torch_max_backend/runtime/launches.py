@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from torch_max_backend.launches import Kind, LaunchList, Place
+from torch_max_backend.max_compat import device_context
 from torch_max_backend.runtime import libraries
 from torch_max_backend.runtime.handover import Inputs
 from torch_max_backend.runtime.leaving import Leaving
@@ -54,7 +55,7 @@ class Launches:
     def __init__(self, listing: LaunchList, inputs: Inputs, leaving: Leaving, device: torch.device, walk: str) -> None:
         self._inputs, self._leaving, self._device = inputs, leaving, device
         self._own_device = max_device(device)
-        self._context = self._own_device._device_context_ptr()
+        self._context = device_context(self._own_device)
         self._constants = [self._constant(each.content, each.on_host) for each in listing.constants]
         self._moved = listing.moved
         self._results = [(fact.shape or (), fact.strides, fact.dtype) for fact in leaving.facts]

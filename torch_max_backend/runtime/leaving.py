@@ -11,6 +11,7 @@ import torch
 
 from torch_max_backend.ir.layout import Order, strides_of
 from torch_max_backend.runtime.interface import OutputSpec, WriteSpec
+from torch_max_backend.torch_compat import copy_all
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Leaving:
         if self._writes:
             with torch.no_grad():
                 for take, new in self._writes:
-                    torch._foreach_copy_(list(take(args)), list(new(tensors)))
+                    copy_all(list(take(args)), list(new(tensors)))
         tensors += self._constants
         if self._takes_arguments:
             tensors += args

@@ -22,9 +22,9 @@ from pathlib import Path
 
 import max as max_package
 import torch
-from mojo.run import _mojo_env
 
 from torch_max_backend.errors import MaxBackendError
+from torch_max_backend.max_compat import mojo_environment
 from torch_max_backend.mojo_ops.functions import Function, required
 from torch_max_backend.runtime import cache
 from torch_max_backend.runtime.dealing import cores
@@ -274,8 +274,7 @@ def _keep(library: Path) -> Path:
 
 def _environment(folder: Path) -> dict[str, str]:
     """The environment for `mojo build`: with a driver for Mojo's own linker in front, where Mojo brings one."""
-    # What max's own launcher gives `mojo`; it takes no environment of its caller's.
-    environment = dict(_mojo_env())
+    environment = dict(mojo_environment())
     linker = Path(max_package.__path__[0]).parent / "modular" / "bin" / "lld"
     if linker.is_file():
         driver = folder / "cc"

@@ -28,8 +28,8 @@ from max.engine import read as read_artifact
 from max.graph import KernelLibrary, Module
 
 from torch_max_backend.errors import DeviceUnavailableError, MaxBackendError
+from torch_max_backend.max_compat import declare_kernels, in_mlir_context, text_of
 from torch_max_backend.runtime import cache, events, libraries
-from torch_max_backend.runtime.mlir import in_mlir_context
 from torch_max_backend.runtime.progress import progress_line
 from torch_max_backend.runtime.target import cpu_target, target_facts
 
@@ -173,7 +173,7 @@ def _compile(
     library = kernel_library()
     with _lock:
         engine = session(device)
-        library._analysis.seed_kernel_decls(module.mlir_module)
+        declare_kernels(library, module)
         set_virtual_cpu_target(cpu_target(device))
         try:
             compiled = engine.compile(module, custom_extensions=library.library_paths())
@@ -206,5 +206,5 @@ _PROCESS = re.compile(r"mo\.device_info_mapping = \{[^}]*\}|_kernel_library_path
 @in_mlir_context
 def content_digest(module: Module) -> str:
     """SHA-256 over what the module computes: equal in every process that builds the same graphs."""
-    text = _PROCESS.sub("", module._to_mlir_str())
+    text = _PROCESS.sub("", text_of(module))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from torch_max_backend.runtime.session import max_device
+from torch_max_backend.torch_compat import current_stream_handle
 
 
 class StreamOrder:
@@ -38,7 +39,7 @@ class StreamOrder:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """MAX's turn on the device: what is queued inside runs between what PyTorch's current stream has and gets."""
-        handle = torch._C._cuda_getCurrentRawStream(self._index)
+        handle = current_stream_handle(self._index)
         with self._lock:
             current = self._streams.get(handle)
             if current is None:

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from max import mlir
 from max.driver import is_virtual_device_mode
 from max.engine import Model
 from max.graph import Module
 
+from torch_max_backend.max_compat import in_mlir_context, write_bytecode
 from torch_max_backend.runtime import cache, dealing, events, futures, libraries, session
-from torch_max_backend.runtime.mlir import in_mlir_context
 from torch_max_backend.runtime.progress import progress_line
 from torch_max_backend.runtime.workers import Workers
 
@@ -178,7 +177,7 @@ def apart(tasks: Sequence[Task], workers: Workers) -> Iterator[list[tuple[Task, 
 
 def _bytecode(module: Module) -> bytes:
     content = io.BytesIO()
-    mlir.Operation._CAPICreate(module.mlir_module._CAPIPtr).write_bytecode(content)
+    write_bytecode(module, content)
     return content.getvalue()
 
 

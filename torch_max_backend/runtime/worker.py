@@ -9,12 +9,14 @@ parent ends.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
 import threading
 import traceback
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 
@@ -25,10 +27,17 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
+def _max_compat() -> ModuleType:
+    """``max_compat.py`` alone: the package around it imports PyTorch."""
+    spec = importlib.util.spec_from_file_location("max_compat", Path(__file__).resolve().parents[1] / "max_compat.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def compile_job(job: dict[str, Any]) -> None:
     """Compiles the job's module and writes its artifact."""
-    from max._core import Operation
-    from max._mlir_context import default_mlir_context
     from max.driver import (
         CPU,
         Accelerator,
@@ -38,7 +47,7 @@ def compile_job(job: dict[str, Any]) -> None:
         set_virtual_device_target_arch,
     )
     from max.engine import InferenceSession
-    from max.graph import KernelLibrary, Module
+    from max.graph import KernelLibrary
 
     if job["api"]:
         set_virtual_device_api(job["api"])
@@ -47,10 +56,10 @@ def compile_job(job: dict[str, Any]) -> None:
     set_virtual_cpu_target(job["cpu_target"])
     library = KernelLibrary()
     library.load_paths([Path(path) for path in job["libraries"]])
-    content = Path(job["module"]).read_bytes()
-    module = Module(mlir_module=Operation.from_bytecode(content, default_mlir_context()))
+    compat = _max_compat()
+    module = compat.read_bytecode(Path(job["module"]).read_bytes())
     device = Accelerator(job["accelerators"] - 1) if job["api"] else CPU()
-    library._analysis.seed_kernel_decls(module.mlir_module)
+    compat.declare_kernels(library, module)
     compiled = InferenceSession(devices=[device]).compile(module, custom_extensions=library.library_paths())
     compiled.export_mef(job["artifact"])
 

@@ -1,0 +1,116 @@
+"""The names of MAX and Mojo that they call private and this package needs, in one place.
+
+Seen in MAX 26.7 and Mojo 1.2. Beside each stands what it is for, and what would replace it if there is anything. A
+release that moves one of them is answered here alone; ``tests/test_compat.py`` keeps the rest of the package free of
+them.
+
+``runtime/worker.py`` loads this file in a process without PyTorch: it imports nothing but MAX and Mojo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO, TypeVar
+
+from max import mlir
+from max._core import Operation as _Operation
+from max._core import Value as _CoreValue
+
+# Types and operations of the graph. max.graph builds graphs; to read one there is MLIR alone.
+from max._core.dialects import kgen as kgen
+from max._core.dialects import mo as mo
+from max._core.dialects import rmo as rmo
+
+# Memory that somebody else owns, as DLPack; the protocol's Python side orders streams for every tensor.
+from max._core.dlpack import make_dlpack_capsule as make_dlpack_capsule
+from max._mlir import ir as _ir
+from max._mlir_context import default_mlir_context as _default_mlir_context
+from max._mlir_context import in_default_mlir_context as _in_default_mlir_context
+from max.driver import Buffer, Device
+from max.engine import Model
+from max.graph import Graph, KernelLibrary, Module, TensorValue
+from max.graph.ops.elementwise import _trunc_div
+from mojo.run import _mojo_env
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+#: Decorates what builds or compiles graphs: each thread has to enter MAX's MLIR context before.
+in_mlir_context: Callable[[_Function], _Function] = _in_default_mlir_context
+
+#: The address of a buffer's memory; ``Buffer.__dlpack__`` tells it in a capsule alone.
+buffer_address: Callable[[Buffer], int] = Buffer._data_ptr
+
+#: A buffer over what an object with DLPack's protocol holds; ``Buffer.from_dlpack`` asks first what object that is.
+buffer_from_capsule: Callable[[Any], Buffer] = Buffer._from_dlpack
+
+#: A model's outputs for buffers that lie on its devices; ``Model.execute`` looks at each of them in Python first.
+execute: Callable[[Model, list[Buffer]], list[Buffer]] = Model._execute_device_tensors
+
+
+#: Division of whole numbers that rounds to zero; ``max.graph.ops.floor_div`` rounds down.
+integer_division: Callable[[TensorValue, TensorValue], TensorValue] = _trunc_div
+
+
+def wait_for_captures(model: Model) -> None:
+    """Waits until what the model captured last can be replayed."""
+    model._await_device_graphs()
+
+
+def device_context(device: Device) -> int:
+    """The address of a device's context, as Mojo's ``DeviceContext`` holds it."""
+    return device._device_context_ptr()
+
+
+def block_of(graph: Graph) -> Any:
+    """MLIR's block with the graph's operations."""
+    return graph._mlir_op.regions[0].blocks[0]
+
+
+def erase(graph: Graph) -> None:
+    """Takes a graph out of its module."""
+    graph._mlir_op.erase()
+
+
+def add_op(graph: Graph, op: type[Any], **operands: Any) -> list[Any]:
+    """Adds an operation in a form for which max.graph.ops has no function; its results."""
+    return graph._add_op_generated(op, **operands)
+
+
+def owner_of(value: TensorValue) -> Any:
+    """The operation that makes the value."""
+    return value._mlir_value.owner
+
+
+def handle_of(tensor: TensorValue) -> Any:
+    """A tensor as MLIR's Python bindings have it: what blocks and operations hold, and equal where they are."""
+    return _ir.Value._CAPICreate(tensor._mlir_value._CAPIPtr)
+
+
+def value_of(handle: Any) -> Any:
+    """The inverse of ``handle_of``, in the form that ``TensorValue`` takes."""
+    return _CoreValue._from_cmlir(handle)
+
+
+def declare_kernels(library: KernelLibrary, module: Module) -> None:
+    """Makes a library's kernels known in a module that was built without it."""
+    library._analysis.seed_kernel_decls(module.mlir_module)
+
+
+def text_of(module: Module) -> str:
+    """A module as MLIR writes it."""
+    return module._to_mlir_str()
+
+
+def write_bytecode(module: Module, file: BinaryIO) -> None:
+    """Writes a module in MLIR's binary form."""
+    mlir.Operation._CAPICreate(module.mlir_module._CAPIPtr).write_bytecode(file)
+
+
+def read_bytecode(content: bytes) -> Module:
+    """The module that ``write_bytecode`` wrote."""
+    return Module(mlir_module=_Operation.from_bytecode(content, _default_mlir_context()))
+
+
+def mojo_environment() -> Mapping[str, str]:
+    """The environment that MAX's own launcher gives ``mojo``; it takes none of its caller's."""
+    return _mojo_env()

@@ -1,0 +1,101 @@
+"""The names of PyTorch that it calls private and this package needs, in one place.
+
+Seen in PyTorch 2.11 to 2.15. Beside each stands what it is for, and what would replace it if there is anything. A
+release that moves one of them is answered here alone; ``tests/test_compat.py`` keeps the rest of the package free of
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._C import _from_dlpack
+from torch._C._dynamo.guards import assert_size_stride as _assert_size_stride
+
+# torch.export.default_decompositions would replace the first; it decomposes less. Nothing public gives single ops'.
+from torch._decomp import core_aten_decompositions as core_aten_decompositions
+from torch._decomp import get_decompositions as get_decompositions
+
+# The base of errors whose tracebacks leave out Dynamo's own frames.
+from torch._dynamo.exc import ShortenTraceback as ShortenTraceback
+
+# How a backend hands a graph to AOTAutograd. torch._dynamo.backends.common.aot_autograd is built on these, and lets go
+# of the backward graph at the first backward call only.
+from torch._dynamo.utils import counters as counters
+from torch._functorch import config as _functorch_config
+from torch._functorch.aot_autograd import aot_module_simplified as aot_module_simplified
+from torch._functorch.aot_autograd import make_boxed_func as make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition as min_cut_rematerialization_partition
+from torch._guards import TracingContext as TracingContext
+
+# Types of what a graph holds.
+from torch._ops import OpOverload as OpOverload
+from torch._ops import OpOverloadPacket as OpOverloadPacket
+
+# aten's rules of type promotion; torch.result_type knows tensors, no categories of ops.
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as ELEMENTWISE_TYPE_PROMOTION_KIND
+from torch._prims_common import elementwise_dtypes as elementwise_dtypes
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch.autograd.graph import Node as _AutogradNode
+from torch.fx import Graph, Node
+from torch.fx import graph as _fx_graph
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map_only as tree_map_only
+
+# Symbolic sizes are sympy expressions with these functions.
+from torch.utils._sympy.functions import FloatTrueDiv as FloatTrueDiv
+from torch.utils._sympy.functions import FloorDiv as FloorDiv
+from torch.utils._sympy.functions import IntTrueDiv as IntTrueDiv
+from torch.utils._sympy.functions import ToFloat as ToFloat
+
+#: AOTAutograd's switches, patched for the length of a compilation.
+functorch_config = _functorch_config
+
+#: Leaves the fake tensors of a trace, to compute with real ones.
+disable_current_modes = _disable_current_modes
+
+#: A tensor over the memory in a DLPack capsule: what torch.from_dlpack calls after it has ordered streams.
+tensor_of_capsule: Callable[[object], torch.Tensor] = _from_dlpack
+
+#: Raises AssertionError unless a tensor has these sizes and strides: one call in C.
+assert_size_stride: Callable[..., None] = _assert_size_stride
+
+#: Copies a list of tensors into another in one call; documented, underscore and all.
+copy_all: Callable[[list[torch.Tensor], list[torch.Tensor]], object] = torch._foreach_copy_
+
+#: Makes generated code take its arguments in a list and empty it; None where PyTorch has it not.
+boxed_code: Callable[[], Any] | None = getattr(_fx_graph, "_BoxedCodeGen", None)
+
+
+def current_stream_handle(index: int) -> int:
+    """The handle of GPU ``index``'s current stream, without the object that ``torch.cuda.current_stream`` makes."""
+    return torch._C._cuda_getCurrentRawStream(index)
+
+
+def occupy_gpu(cycles: int) -> None:
+    """Keeps the current stream's GPU busy: what is timed behind it is queued in the meantime."""
+    torch.cuda._sleep(cycles)
+
+
+def schema_of(op: Any) -> Any:
+    """The name and the arguments of an op."""
+    return op._schema
+
+
+def graph_root(graph: Graph) -> Node:
+    """What stands in front of a graph's first node."""
+    return graph._root
+
+
+def sequence_number(node: _AutogradNode) -> int:
+    """When autograd made the node: its engine runs later ones first."""
+    return node._sequence_nr()
+
+
+def input_metadata(node: _AutogradNode) -> Sequence[Any]:
+    """Shape and dtype of the gradients that an autograd node takes."""
+    return node._input_metadata
