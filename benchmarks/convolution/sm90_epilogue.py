@@ -4,8 +4,8 @@
 
 For each problem: the data gradient alone; the data gradient plus a residual under ReLU's mask, as one kernel; and the
 time in which a copy moves the tensors that the epilogue reads. fprop gets a bias and ReLU. Other epilogues are checked
-and counted, not timed: a D broadcast along the channels and one along the pixels, successors that change the element
-type, and a view in between. The kernels that a call launches are counted with the profiler.
+and counted, not timed: a D broadcast along the channels and one along the pixels, and a view in between. Graphs are
+fused as a compiled model's are. The kernels that a call launches are counted with the profiler.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from max.graph import DeviceRef, Graph, Module, TensorType, TensorValue, ops
 
 from benchmarks.convolution.sm90_check import Problem, compile_module, interleaved, reference, use_virtual_hopper
 from torch_max_backend.bench import results
-from torch_max_backend.mojo_ops.convolution import epilogue_parameters
+from torch_max_backend.fusion import fuse
+from torch_max_backend.lowering import numerics
+from torch_max_backend.mojo_ops.convolution import conv_with_geometry
 from torch_max_backend.runtime import session
 
 PROBLEMS = (
@@ -37,33 +39,35 @@ SMALL = Problem("small", 3, 72, 40, 15, 17, 3, 3, 1, 1, 1)
 
 
 def build(module: Module) -> list[str]:
-    """Channels, filter and image are known when a model is compiled; only the batch is symbolic."""
-    device, host, dtype = DeviceRef.GPU(), DeviceRef.CPU(), DType.bfloat16
-    geometry = TensorType(DType.int64, (12,), host)
+    """The graphs' names. Sizes are known, as fusion demands."""
+    device, dtype = DeviceRef.GPU(), DType.bfloat16
     names = []
 
     def add(name: str, problem: Problem, types: list[TensorType], make: Callable[..., TensorValue]) -> None:
         x, y = image(problem, "x"), image(problem, "y")
-        w = TensorType(dtype, (problem.k, problem.r, problem.s, problem.c), device)
+        w = TensorType(dtype, (problem.k, 1, problem.r, problem.s, problem.c), device)
         forward = name.startswith("fprop")
-        symbol, columns, phases = ("conv_fprop_fused", problem.k, 1)
-        if not forward:
-            symbol, columns, phases = ("conv_dgrad_fused", problem.c, problem.stride**2)
         names.append(f"{name}_{problem.name}")
-        inputs = [x if forward else y, w, geometry, *types]
+        inputs = [x if forward else y, w, *types]
         library = session.kernel_library()
         with Graph(names[-1], input_types=inputs, module=module, kernel_library=library) as graph:
-            operands = [value.tensor for value in graph.inputs]
-            parameters = epilogue_parameters(symbol.removesuffix("_fused"), dtype, columns, phases)
-            taken = operands[:3] if forward else [*operands[:3], operands[1]]
-            result = ops.custom(symbol, device, taken, [y if forward else x], parameters)[0].tensor
-            graph.output(make(result, *operands[3:]))
+            source, weight, *extra = [value.tensor for value in graph.inputs]
+            geometry = ops.constant(problem.geometry().numpy(), DType.int64, device=DeviceRef.CPU())
+            result = conv_with_geometry(
+                "conv_fprop" if forward else "conv_dgrad",
+                source,
+                weight,
+                geometry,
+                (y if forward else x).shape,
+                grouped=False,
+            )
+            graph.output(*fuse(graph, [make(result, *extra)], device))
 
     def image(problem: Problem, name: str) -> TensorType:
         extents = (problem.h, problem.w, problem.c) if name == "x" else (problem.p, problem.q, problem.k)
-        return TensorType(dtype, ("n", *extents), device)
+        return TensorType(dtype, (problem.n, 1, *extents), device)
 
-    zero = partial(ops.constant, 0, device=device)
+    zero = partial(ops.constant, 0, dtype, device)
     for problem in PROBLEMS:
         x = image(problem, "x")
         add("dgrad", problem, [], lambda dx: dx)
@@ -71,28 +75,17 @@ def build(module: Module) -> list[str]:
             "dgrad_residual_mask",
             problem,
             [x, x],
-            lambda dx, skip, activation: ops.where(ops.greater(activation, zero(dtype)), dx + skip, zero(dtype)),
+            lambda dx, skip, activation: ops.where(ops.greater(activation, zero()), dx + skip, zero()),
         )
         vector = TensorType(dtype, (problem.k,), device)
-        add("fprop_bias_relu", problem, [vector], lambda y, bias: ops.relu(y + bias))
+        add("fprop_bias_relu", problem, [vector], lambda y, bias: numerics.relu(y + bias))
 
     x = image(SMALL, "x")
-    pixels = TensorType(dtype, ("n", SMALL.h, SMALL.w, 1), device)
+    pixels = TensorType(dtype, (SMALL.n, 1, SMALL.h, SMALL.w, 1), device)
     channels = TensorType(dtype, (SMALL.c,), device)
-    add("dgrad_broadcast", SMALL, [pixels, channels], lambda dx, d, e: ops.max(dx * d + e, zero(dtype)))
-    add(
-        "dgrad_wide",
-        SMALL,
-        [x],
-        lambda dx, skip: ops.cast(dx, DType.float32) * 0.5 + ops.cast(skip, DType.float32),
-    )
-    flat = TensorType(dtype, ("n", SMALL.h * SMALL.w, SMALL.c), device)
-    add(
-        "dgrad_view",
-        SMALL,
-        [flat],
-        lambda dx, skip: ops.reshape(dx, [dx.shape[0], SMALL.h * SMALL.w, SMALL.c]) + skip,
-    )
+    add("dgrad_broadcast", SMALL, [pixels, channels], lambda dx, d, e: ops.max(dx * d + e, zero()))
+    flat = TensorType(dtype, (SMALL.n, SMALL.h * SMALL.w, SMALL.c), device)
+    add("dgrad_view", SMALL, [flat], lambda dx, skip: ops.reshape(dx, [SMALL.n, SMALL.h * SMALL.w, SMALL.c]) + skip)
     return names
 
 
@@ -119,20 +112,18 @@ def bind(models: dict[str, Any], name: str, problem: Problem, *tensors: torch.Te
 def check_small(models: dict[str, Any]) -> list[dict[str, Any]]:
     """The epilogues that are not timed."""
     t = SMALL.tensors(torch.bfloat16, integers=False)
-    dx = reference("dgrad", SMALL, {name: v.double() for name, v in t.items()})[:, 0]
-    y, w, geometry = t["y"][:, 0], t["w"][:, 0], SMALL.geometry()
-    skip = torch.randn_like(t["x"][:, 0])
-    pixels = torch.randn(SMALL.n, SMALL.h, SMALL.w, 1, device="cuda").bfloat16()
+    dx = reference("dgrad", SMALL, {name: v.double() for name, v in t.items()})
+    skip = torch.randn_like(t["x"])
+    pixels = torch.randn(SMALL.n, 1, SMALL.h, SMALL.w, 1, device="cuda").bfloat16()
     channels = torch.randn(SMALL.c, device="cuda").bfloat16()
     flat = skip.reshape(SMALL.n, -1, SMALL.c)
     cases = {
         "dgrad_broadcast": ([pixels, channels], (dx * pixels.double() + channels.double()).clamp_min(0)),
-        "dgrad_wide": ([skip], dx * 0.5 + skip.double()),
         "dgrad_view": ([flat], dx.reshape(flat.shape) + skip.double().reshape(flat.shape)),
     }
     rows = []
     for name, (extra, want) in cases.items():
-        call = bind(models, name, SMALL, y, w, geometry, *extra)
+        call = bind(models, name, SMALL, t["y"], t["w"], *extra)
         row = {"epilogue": name, "error": error_of(call(), want), "kernels": kernels_of(call)}
         row["ok"] = row["error"] < 1e-2 and len(row["kernels"]) == 1
         rows.append(row)
@@ -144,19 +135,18 @@ def check_small(models: dict[str, Any]) -> list[dict[str, Any]]:
 def measure(models: dict[str, Any], problem: Problem) -> dict[str, Any]:
     """One problem's residual and mask, beside the plain gradient and the time of reading D."""
     t = problem.tensors(torch.bfloat16, integers=False)
-    x, y, w = (t[name][:, 0] for name in "xyw")
+    x, y, w = (t[name] for name in "xyw")
     skip, activation = torch.randn_like(x), torch.randn_like(x)
     bias = torch.randn(problem.k, device="cuda").bfloat16()
-    geometry = problem.geometry()
-    plain = bind(models, "dgrad", problem, y, w, geometry)
-    fused = bind(models, "dgrad_residual_mask", problem, y, w, geometry, skip, activation)
-    forward = bind(models, "fprop_bias_relu", problem, x, w, geometry, bias)
+    plain = bind(models, "dgrad", problem, y, w)
+    fused = bind(models, "dgrad_residual_mask", problem, y, w, skip, activation)
+    forward = bind(models, "fprop_bias_relu", problem, x, w, bias)
 
     wide = {name: v.double() for name, v in t.items()}
-    dx = reference("dgrad", problem, wide)[:, 0]
+    dx = reference("dgrad", problem, wide)
     error = error_of(fused(), torch.where(activation > 0, dx + skip.double(), 0.0))
     del dx
-    error_forward = error_of(forward(), torch.relu(reference("fprop", problem, wide)[:, 0] + bias.double()))
+    error_forward = error_of(forward(), torch.relu(reference("fprop", problem, wide) + bias.double()))
     del wide
     launches, launches_forward = kernels_of(fused), kernels_of(forward)
 

@@ -1,4 +1,4 @@
-"""Custom ops as MAX graphs that serve any size: every extent is symbolic, the geometry a run-time host operand.
+"""Custom ops as MAX graphs. Most serve any size: every extent is symbolic, the geometry a run-time host operand.
 
 An extent of the result that no operand has (the input size of a data gradient, say) comes in as the length of an
 otherwise unused host tensor.
@@ -18,6 +18,7 @@ from max.dtype import DType
 from max.engine import Model
 from max.graph import DeviceRef, Graph, Module, TensorType, TensorValue
 
+from torch_max_backend.fusion import fuse
 from torch_max_backend.runtime import session
 from torch_max_backend.runtime.execution import execute
 
@@ -41,12 +42,14 @@ class KernelGraph:
         operands: the tensors it reads, in order.
         extents: names of the result's extents that no operand has.
         build: adds the ops: (operands, geometry, device) to the result.
+        fused: elementwise operations become programs, as in a compiled model; for graphs of known sizes.
     """
 
     name: str
     operands: tuple[Operand, ...]
     extents: tuple[str, ...]
     build: Build
+    fused: bool = False
 
 
 _models: dict[tuple[str, torch.device], Model] = {}
@@ -91,7 +94,8 @@ def add_graph(kernel: KernelGraph, device: torch.device, module: Module) -> Grap
     with graph:
         values = [value.tensor for value in graph.inputs]
         count = len(kernel.operands)
-        graph.output(kernel.build(values[:count], values[count], place))
+        results = [kernel.build(values[:count], values[count], place)]
+        graph.output(*(fuse(graph, results, place) if kernel.fused else results))
     return graph
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from beartype import beartype
-from max.graph import DeviceRef, TensorType, TensorValue, ops
+from max.dtype import DType
+from max.graph import DeviceRef, TensorValue, ops
 
 from torch_max_backend.bench import compiled
 from torch_max_backend.bench.compiled import KernelGraph, Operand
@@ -17,7 +19,7 @@ from torch_max_backend.bench.task import MemoryLayout, Tolerance, draw, summatio
 from torch_max_backend.convolution_problem import ConvolutionProblem, Pass
 from torch_max_backend.dtypes import TORCH_TO_MAX
 from torch_max_backend.lowering.convolution import allows_tf32
-from torch_max_backend.mojo_ops.convolution import conv_with_geometry, epilogue_parameters, geometry_values
+from torch_max_backend.mojo_ops.convolution import conv_with_geometry, geometry_values
 
 aten = torch.ops.aten
 
@@ -43,8 +45,16 @@ def _channels_last(value: TensorValue) -> TensorValue:
     return ops.permute(value, [0, 2, 3, 4, 1])
 
 
-def _contiguous_dims(dims: tuple[str, ...]) -> tuple[str, ...]:
+def _contiguous_dims(dims: tuple[str | int, ...]) -> tuple[str | int, ...]:
     return (dims[0], dims[4], *dims[1:4])
+
+
+@dataclass(frozen=True)
+class Known:
+    """A problem that a graph is made for: every extent by its name, and the geometry as the kernels take it."""
+
+    sizes: Mapping[str, int]
+    geometry: tuple[int, ...]
 
 
 @beartype
@@ -53,56 +63,35 @@ def kernel_graph(
     dtype: torch.dtype,
     layout: MemoryLayout = "channels_last",
     epilogue: Epilogue = Epilogue.NONE,
-    *,
-    fused: tuple[int, int] | None = None,
+    known: Known | None = None,
 ) -> KernelGraph:
     """The graph of one pass. With the contiguous layout it changes the memory order of what goes in and comes out,
-    as a compiled model does at its edges. With `fused`, the result's channels and the product of a data gradient's
-    strides, the op is the one whose store takes the epilogue in: two spatial axes, the third extent 1."""
+    as a compiled model does at its edges. One for a `known` problem is fused as a compiled model's graph is."""
     a, b, result = _ROLES[which]
     contiguous = layout == "contiguous"
     name = TORCH_TO_MAX[dtype]
-    symbol = f"{which.value}_fused" if fused else which.value
-
-    def flat(value: TensorValue) -> TensorValue:
-        return ops.reshape(value, [value.shape[0], *value.shape[2:]]) if value.rank == 5 else value
-
-    def build_fused(values: Sequence[TensorValue], geometry: TensorValue, place: DeviceRef) -> TensorValue:
-        first, second, *extra = [_channels_last(value) if contiguous and value.rank == 5 else value for value in values]
-        columns, phases = fused
-        kind = TensorType(name, [result[0], *result[2:4], columns], place)
-        parameters = epilogue_parameters(which.value, name, columns, phases)
-        operands = [flat(first), flat(second), geometry, *([flat(second)] if which is Pass.DGRAD else [])]
-        value = ops.custom(symbol, place, operands, [kind], parameters)[0].tensor
-        value = epilogue.build(value, [flat(each) for each in extra])
-        value = ops.reshape(value, [value.shape[0], 1, *value.shape[1:]])
-        return _channels_first(value) if contiguous else value
 
     def build(values: Sequence[TensorValue], geometry: TensorValue, place: DeviceRef) -> TensorValue:
         first, second, *extra = [_channels_last(value) if contiguous and value.rank == 5 else value for value in values]
-        value = conv_with_geometry(which.value, first, second, geometry, result)
+        shape: list[str | int] = list(result)
+        if known is not None:
+            geometry = ops.constant(np.array(known.geometry), DType.int64, device=DeviceRef.CPU())
+            shape = [known.sizes[dim] for dim in result]
+        value = conv_with_geometry(which.value, first, second, geometry, shape)
         value = epilogue.build(value, extra)
         return _channels_first(value) if contiguous else value
 
-    shapes = [a, b, *epilogue.dims(result)]
-    if fused:
-        # The depth is 1, and the result's channels are known: the op is compiled for them.
-        known = {"d": 1, "t": 1, "o": 1, result[4]: fused[0]}
-        if which is Pass.DGRAD:
-            known["cg"] = fused[0]
-        shapes = [tuple(known.get(dim, dim) for dim in dims) for dims in shapes]
-    given = {dim for dims in shapes for dim in dims}
+    shapes: list[tuple[str | int, ...]] = [a, b, *epilogue.dims(result)]
+    missing = () if known is not None else tuple(dim for dim in result if dim not in {*a, *b})
     if contiguous:
         shapes = [_contiguous_dims(dims) if len(dims) == 5 else dims for dims in shapes]
     label = "" if epilogue is Epilogue.NONE else f"_{epilogue.value}"
-    if fused:
-        label += f"_{fused[0]}_{fused[1]}"
-    return KernelGraph(
-        f"bench_{symbol}{label}_{name.name}_{layout}",
-        tuple(Operand(name, dims) for dims in shapes),
-        tuple(dim for dim in result if dim not in given and not (fused and dim in known)),
-        build_fused if fused else build,
-    )
+    if known is not None:
+        shapes = [tuple(dim if isinstance(dim, int) else known.sizes[dim] for dim in dims) for dims in shapes]
+        label += "".join(f"_{value}" for value in (*known.sizes.values(), *known.geometry))
+    operands = tuple(Operand(name, dims) for dims in shapes)
+    graph_name = f"bench_{which.value}{label}_{name.name}_{layout}"
+    return KernelGraph(graph_name, operands, missing, build, fused=known is not None)
 
 
 class ConvolutionTask:
@@ -129,12 +118,10 @@ class ConvolutionTask:
         self.device = device
         self.layout: MemoryLayout = layout
         self.epilogue = epilogue
-        self.fused = epilogue is not Epilogue.NONE and self._store_fuses()
-        stride = problem.stride if self.which is Pass.DGRAD else (1, 1, 1)
-        columns = int(problem.k if self.which is Pass.FPROP else problem.c)
-        parameters = (columns, stride[1] * stride[2]) if self.fused else None
-        self.kernel = kernel_graph(self.which, dtype, layout, epilogue, fused=parameters)
         self.sizes = self._sizes()
+        # What follows a convolution joins it in a graph of known sizes alone.
+        known = None if epilogue is Epilogue.NONE else Known(self.sizes, tuple(self._geometry()))
+        self.kernel = kernel_graph(self.which, dtype, layout, epilogue, known)
         a, b, result = _ROLES[self.which]
         extra = sum(_product(self._extent(dims)) for dims in epilogue.dims(result))
         width = dtype.itemsize
@@ -147,7 +134,7 @@ class ConvolutionTask:
             self.operands[f"d{number}"] = self._logical_shape(dims) if len(dims) == 5 else self._extent(dims)
 
     def describe(self) -> dict[str, Any]:
-        return {**asdict(self.problem), "pass": self.role.value, "epilogue": self.epilogue.value, "fused": self.fused}
+        return {**asdict(self.problem), "pass": self.role.value, "epilogue": self.epilogue.value}
 
     def inputs(self, init: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
         a, b, result = _ROLES[self.which]
@@ -161,11 +148,9 @@ class ConvolutionTask:
         return tuple(tensors)
 
     def ours(self, inputs: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
-        p = self.problem
-        geometry = geometry_values(p.stride, p.padding, p.dilation, p.groups, allow_tf32=allows_tf32()).tolist()
         operands = [self._physical(tensor) if tensor.dim() > 1 else tensor for tensor in inputs]
         model = compiled.load(self.kernel, self.device)
-        return compiled.bind(model, self.kernel, operands, geometry, self.sizes)
+        return compiled.bind(model, self.kernel, operands, self._geometry(), self.sizes)
 
     def logical(self, result: torch.Tensor) -> torch.Tensor:
         first = result if self.layout == "contiguous" else result.permute(0, 4, 1, 2, 3)
@@ -193,13 +178,13 @@ class ConvolutionTask:
             return self._torch(wide, self._aten_padding())()
         # Padding by hand, then a convolution that pads nothing; what it gives for the padding is cut off.
         rank = self.problem.spatial_rank
-        left, right = self.problem.padding[3 - rank :], self.problem.right_padding[3 - rank :]
+        left, right = self.problem.padding[3 - rank :], [int(pad) for pad in self.problem.right_padding[3 - rank :]]
         amounts = [amount for pair in zip(reversed(left), reversed(right), strict=True) for amount in pair]
         zeros = [0] * rank
         if self.which is not Pass.DGRAD:
             wide[0] = torch.nn.functional.pad(wide[0], amounts)
             return self._torch(wide, zeros)()
-        spatial = self.problem.input_size[3 - rank :]
+        spatial = [int(extent) for extent in self.problem.input_size[3 - rank :]]
         shape = [extent + a + b for extent, a, b in zip(spatial, left, right, strict=True)]
         padded = self._torch(wide[:2], zeros, shape, fused=False)()
         result = padded
@@ -215,17 +200,9 @@ class ConvolutionTask:
         tolerance = summation_tolerance(self.dtype, self.device, init, int(length), matmul=True)
         return self.epilogue.widen(tolerance, self.dtype, reference)
 
-    def _store_fuses(self) -> bool:
-        """Whether the Hopper kernels, whose store takes an epilogue in, run this problem."""
+    def _geometry(self) -> list[int]:
         p = self.problem
-        return (
-            self.device.type == "cuda"
-            and torch.cuda.get_device_capability(self.device) == (9, 0)
-            and self.dtype in (torch.bfloat16, torch.float16)
-            and p.groups == 1
-            and p.spatial_rank <= 2
-            and p.c % 8 == p.k % 8 == 0
-        )
+        return geometry_values(p.stride, p.padding, p.dilation, p.groups, allow_tf32=allows_tf32()).tolist()
 
     # Shapes.
 
@@ -241,7 +218,7 @@ class ConvolutionTask:
         n, *spatial, c = self._extent(dims)
         return (n, c, *spatial[3 - self.problem.spatial_rank :])
 
-    def _label(self, dims: tuple[str, ...]) -> str:
+    def _label(self, dims: tuple[str, str, str, str, str]) -> str:
         return "_".join((_NAMES[dims], *_SPATIAL[dims][3 - self.problem.spatial_rank :]))
 
     def _draw(self, dims: Sequence[str | int], init: int, generator: torch.Generator) -> torch.Tensor:
@@ -312,7 +289,7 @@ class ConvolutionTask:
         return amounts[3 - p.spatial_rank :]
 
     def _apply_epilogue(self, dx: torch.Tensor, extra: Sequence[torch.Tensor]) -> torch.Tensor:
-        return self.epilogue.torch(dx, extra)
+        return self.epilogue.apply(dx, extra)
 
 
 def _product(values: Sequence[int]) -> int:

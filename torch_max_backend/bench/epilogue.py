@@ -1,6 +1,6 @@
 """Elementwise successors of a data gradient: GradIn = f(dgrad, D0, D1, ...).
 
-They stand behind the kernel in the same graph, which the graph compiler may fuse into the kernel's store.
+They stand behind the kernel in the same graph, as a program that a Hopper kernel takes into its store.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from collections.abc import Sequence
 
 import torch
 from max.graph import TensorValue, ops
+from torch import Tensor
 
 from torch_max_backend.bench.task import Tolerance, draw
+from torch_max_backend.lowering import numerics
 
 #: The values of D where it is a single number: scale's factor, clamp's lower and upper bound.
 _SCALE = 0.5
@@ -43,7 +45,7 @@ class Epilogue(enum.Enum):
     def build(self, value: TensorValue, d: Sequence[TensorValue]) -> TensorValue:
         """f in a MAX graph, over channels-last tensors."""
         if self is Epilogue.BIAS_RELU:
-            return ops.relu(value + d[0])
+            return numerics.relu(value + d[0])
         if self in (Epilogue.BIAS_GC, Epilogue.RESIDUAL):
             return value + d[0]
         if self is Epilogue.SCALE:
@@ -52,7 +54,7 @@ class Epilogue(enum.Enum):
             return ops.min(ops.max(value, d[0]), d[1])
         return value
 
-    def torch(self, value: torch.Tensor, d: Sequence[torch.Tensor]) -> torch.Tensor:
+    def apply(self, value: Tensor, d: Sequence[Tensor]) -> Tensor:
         """f over tensors whose channels are axis 1."""
         if self in (Epilogue.BIAS_RELU, Epilogue.BIAS_GC):
             shifted = value + d[0].view(-1, *[1] * (value.dim() - 2))
@@ -73,7 +75,7 @@ class Epilogue(enum.Enum):
         device: torch.device,
         init: int,
         generator: torch.Generator,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """D number `number` where it is not of GradIn's shape."""
         if self is Epilogue.SCALE:
             return torch.full(tuple(shape), _SCALE, dtype=dtype, device=device)
@@ -81,7 +83,7 @@ class Epilogue(enum.Enum):
             return torch.full(tuple(shape), _CLAMP[number], dtype=dtype, device=device)
         return draw(shape, dtype, device, init, generator)
 
-    def widen(self, tolerance: Tolerance, dtype: torch.dtype, reference: torch.Tensor) -> Tolerance:
+    def widen(self, tolerance: Tolerance, dtype: torch.dtype, reference: Tensor) -> Tolerance:
         """f may round once more: the gradient to its dtype before it, unless the compiler fused the two. What was
         rounded may have been larger than the result."""
         if self is Epilogue.NONE:

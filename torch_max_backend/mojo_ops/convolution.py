@@ -134,12 +134,6 @@ def conv_with_geometry(
     return functions.call("convolution", op, a.device, operands, [result], (a.dtype, grouped))[0]
 
 
-def epilogue_parameters(op: str, dtype: DType, columns: int, phases: int) -> dict[str, bool | int | str | DType]:
-    """Parameters of the op whose store takes in what follows; the function runs what its kernel does not take."""
-    function = functions.require("convolution", op, DeviceRef.GPU(), (dtype, False))
-    return {"columns": columns, "phases": phases, "function": function}
-
-
 @beartype
 def channel_sum(dy: TensorValue) -> TensorValue:
     """db [K] = dy [N, O, P, Q, K] summed over all axes but the last: the gradient of a bias."""
@@ -182,8 +176,8 @@ def _geometry(
     for name, value, least in (("groups", groups, 1), ("workspace_limit", workspace_limit, 0)):
         if value < least:
             raise ValueError(f"{name} = {value}; rule: at least {least}")
-    values = geometry_values(stride, padding, dilation, groups, workspace_limit, allow_tf32)
-    return ops.constant(values, DType.int64, device=DeviceRef.CPU())
+    geometry = geometry_values(stride, padding, dilation, groups, workspace_limit, allow_tf32)
+    return ops.constant(geometry, DType.int64, device=DeviceRef.CPU())
 
 
 def geometry_values(

@@ -15,7 +15,7 @@ from .choice import (
     choose_wgrad,
 )
 from .few_channels import few_channels_take, launch_few_channels
-from .implicit_gemm import Epilogue, EpilogueStore
+from .implicit_gemm import Epilogue
 from .launch import SourceView, launch_dgrad, launch_fprop, launch_wgrad
 from .packed import Scratch, needs_packing, packing, repack
 from .plan import BLOCK_K, dgrad_axis, fprop_axis
@@ -312,59 +312,12 @@ comptime _FUSED_NARROW = TileShape(
 comptime _FUSED_WIDE = TILE_SHAPES[2]
 
 
-def run_fused[
-    dtype: DType,
-    pass_: Int,
-    columns: Int,
-    phases: Int,
-    epilogue: Optional[Epilogue[dtype]],
-    epilogue_store: Optional[EpilogueStore[dtype]],
-](
-    result: Ptr[dtype],
-    a: Ptr[dtype],
-    b: Ptr[dtype],
-    problem: ConvolutionProblem,
-    ctx: DeviceContext,
-) raises:
-    """As `run`, for fprop and dgrad, with the result handed to an epilogue, of either kind, before or instead of being
-    stored.
-
-    `columns`, the result's channels, and `phases`, a dgrad's product of strides, are the problem's.
-    """
-    comptime narrow = columns <= NARROW_COLUMNS
-    comptime if pass_ == FPROP:
-        if problem.k != columns:
-            raise Error(
-                t"convolution: compiled for K = {columns}, not {problem.k}"
-            )
-        run_with_epilogue[dtype, pass_, narrow, 1, epilogue, epilogue_store](
-            result, a, b, problem, ctx
-        )
-    else:
-        if (
-            problem.c != columns
-            or problem.stride_h * problem.stride_w != phases
-        ):
-            raise Error(
-                t"convolution: compiled for C = {columns} and {phases} phases,"
-                t" not C = {problem.c} and strides"
-                t" {problem.stride_h}x{problem.stride_w}"
-            )
-        comptime room = 1 if phases == 1 else (
-            FEW_PHASES if phases <= FEW_PHASES else MAX_PHASES
-        )
-        run_with_epilogue[dtype, pass_, narrow, room, epilogue, epilogue_store](
-            result, a, b, problem, ctx
-        )
-
-
 def run_with_epilogue[
     dtype: DType,
     pass_: Int,
     narrow: Bool,
     room: Int,
-    epilogue: Optional[Epilogue[dtype]],
-    epilogue_store: Optional[EpilogueStore[dtype]],
+    epilogue: Epilogue[dtype],
 ](
     result: Ptr[dtype],
     a: Ptr[dtype],
@@ -372,15 +325,13 @@ def run_with_epilogue[
     problem: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
-    """As `run_fused`, for all problems of a kind: `narrow` results have up to NARROW_COLUMNS channels, and a dgrad's product of
-    strides is `room` at most.
+    """As `run`, for fprop and dgrad, with the result handed to an epilogue before it is stored: for all problems of a kind.
+    `narrow` results have up to NARROW_COLUMNS channels, and a dgrad's product of strides is `room` at most.
     """
     comptime shape = _FUSED_NARROW if narrow else _FUSED_WIDE
     comptime if pass_ == FPROP:
-        launch_fprop[dtype, shape, epilogue, epilogue_store](
+        launch_fprop[dtype, shape, epilogue](
             result, a, b, problem, SourceView.dense(problem), ctx
         )
     else:
-        launch_dgrad[dtype, shape, room, epilogue, epilogue_store](
-            result, a, b, problem, ctx
-        )
+        launch_dgrad[dtype, shape, room, epilogue](result, a, b, problem, ctx)

@@ -86,7 +86,7 @@ def conv_pointwise[
             and together % 16 == 0
             and are_aligned[dtype](result, a, b)
         ):
-            run_with_epilogue[dtype, pass_, narrow, room, finish, None](
+            run_with_epilogue[dtype, pass_, narrow, room, finish](
                 result, a, b, problem, ctx
             )
             return
@@ -97,7 +97,7 @@ def conv_pointwise[
     call.append_at(Int(b), _shape(geometry, 2))
     call.append_at(Int(geometry.data), IndexList[1](GEOMETRY_LENGTH))
     call.run[plain](ctx)
-    apply_epilogue[dtype, finish, None](
+    apply_epilogue[dtype, finish](
         result,
         Ptr[dtype](unsafe_from_address=Int(buffer.unsafe_ptr())),
         IndexList[4](shape[0], shape[2], shape[3], shape[4]),

@@ -7,15 +7,14 @@ from max.gpu import block_idx, thread_idx
 from max.gpu.host import DeviceContext
 
 from ..common import Ptr
-from .implicit_gemm import Epilogue, EpilogueStore
+from .implicit_gemm import Epilogue
 
 comptime _THREADS = 256
 
 
 def _epilogue_kernel[
     dtype: DType,
-    epilogue: Optional[Epilogue[dtype]],
-    epilogue_store: Optional[EpilogueStore[dtype]],
+    epilogue: Epilogue[dtype],
 ](
     result: Ptr[dtype],
     source: Ptr[dtype],
@@ -32,32 +31,24 @@ def _epilogue_kernel[
     var n, row = divmod(line, Int(h))
     var index = IndexList[5](n, 0, row, column, channel)
     var value = source.unsafe_load(at)
-    comptime if epilogue:
-        comptime apply = epilogue.value()
-        value = apply[1](index, value)
-    comptime if epilogue_store:
-        comptime store = epilogue_store.value()
-        store[1](index, value)
-    else:
-        result.unsafe_store(at, value)
+    result.unsafe_store(at, epilogue[1](index, value))
 
 
 def apply_epilogue[
     dtype: DType,
-    epilogue: Optional[Epilogue[dtype]],
-    epilogue_store: Optional[EpilogueStore[dtype]],
+    epilogue: Epilogue[dtype],
 ](
     result: Ptr[dtype],
     source: Ptr[dtype],
     shape: IndexList[4],
     ctx: DeviceContext,
 ) raises:
-    """Makes of every element of `source` [N, H, W, C] what the epilogue, of either kind, makes of it.
+    """Makes of every element of `source` [N, H, W, C] what the epilogue makes of it.
     """
     var size = shape.flattened_length()
     if size == 0:
         return
-    comptime kernel = _epilogue_kernel[dtype, epilogue, epilogue_store]
+    comptime kernel = _epilogue_kernel[dtype, epilogue]
     ctx.enqueue_function[kernel](
         result,
         source,

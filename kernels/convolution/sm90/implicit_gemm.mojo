@@ -68,11 +68,6 @@ comptime Epilogue[dtype: DType] = def[width: Int](
 ) capturing -> SIMD[dtype, width]
 """The elementwise ops that follow, applied to a vector of the result at [n, 0, h, w, c] before it is stored."""
 
-comptime EpilogueStore[dtype: DType] = def[width: Int](
-    IndexList[5], SIMD[dtype, width]
-) capturing -> None
-"""Elementwise ops that follow and change the element type or the view: they store what they make themselves."""
-
 
 @fieldwise_init
 struct _Tile(ImplicitlyCopyable, TrivialRegisterPassable):
@@ -311,7 +306,6 @@ def implicit_gemm_kernel[
     shape: TileShape,
     filter_k_major: Bool,
     epilogue: Optional[Epilogue[dtype]] = None,
-    epilogue_store: Optional[EpilogueStore[dtype]] = None,
 ](
     source_maps: TensorMaps[phases],
     filter_map: TensorMaps[1],
@@ -550,37 +544,18 @@ def implicit_gemm_kernel[
                     comptime for it in range(4):
                         var row = first_row + Int32(it * 4)
                         if row < rows:
-                            comptime if epilogue_store:
-                                comptime store = epilogue_store.value()
-                                var n, h, w = _result_pixel(plan, at.phase, row)
-                                comptime for p in range(staged):
-                                    var column = _column[staged](
-                                        at.column, pair, p, lane
-                                    )
-                                    if column < plan.columns():
-                                        store[8](
-                                            IndexList[5](
-                                                Int(n),
-                                                0,
-                                                Int(h),
-                                                Int(w),
-                                                Int(column),
-                                            ),
-                                            values[it * staged + p],
-                                        )
-                            else:
-                                var target = result.unsafe_offset(
-                                    _result_offset(plan, at.phase, row)
+                            var target = result.unsafe_offset(
+                                _result_offset(plan, at.phase, row)
+                            )
+                            comptime for p in range(staged):
+                                var column = _column[staged](
+                                    at.column, pair, p, lane
                                 )
-                                comptime for p in range(staged):
-                                    var column = _column[staged](
-                                        at.column, pair, p, lane
+                                if column < plan.columns():
+                                    target.unsafe_store[alignment=16](
+                                        Int(column),
+                                        values[it * staged + p],
                                     )
-                                    if column < plan.columns():
-                                        target.unsafe_store[alignment=16](
-                                            Int(column),
-                                            values[it * staged + p],
-                                        )
 
             comptime if shape.alternate:
                 if tile + stride < plan.tiles():

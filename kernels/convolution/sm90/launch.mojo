@@ -11,7 +11,7 @@ from ...arithmetic import Divisor
 from ..common import Ptr
 from ..problem import ConvolutionProblem
 from .choice import cluster_capacity
-from .implicit_gemm import Epilogue, EpilogueStore, implicit_gemm_kernel
+from .implicit_gemm import Epilogue, implicit_gemm_kernel
 from .plan import BLOCK_K, Axis, Plan, dgrad_axis, fprop_axis
 from .tensor_map import TensorMaps
 from .tile import THREADS, TileShape
@@ -53,7 +53,6 @@ def launch_fprop[
     dtype: DType,
     shape: TileShape,
     epilogue: Optional[Epilogue[dtype]] = None,
-    epilogue_store: Optional[EpilogueStore[dtype]] = None,
 ](
     y: Ptr[dtype],
     x: Ptr[dtype],
@@ -114,9 +113,7 @@ def launch_fprop[
         1,
     )
     plan.set_phase(0, p.n, axis_h, axis_w, 0)
-    comptime kernel = implicit_gemm_kernel[
-        dtype, 1, shape, True, epilogue, epilogue_store
-    ]
+    comptime kernel = implicit_gemm_kernel[dtype, 1, shape, True, epilogue]
     ctx.enqueue_function[kernel](
         source_maps,
         filter_map,
@@ -137,7 +134,6 @@ def launch_dgrad[
     shape: TileShape,
     phases: Int,
     epilogue: Optional[Epilogue[dtype]] = None,
-    epilogue_store: Optional[EpilogueStore[dtype]] = None,
 ](
     dx: Ptr[dtype],
     dy: Ptr[dtype],
@@ -228,7 +224,7 @@ def launch_dgrad[
         p.stride_w,
     )
     comptime kernel = implicit_gemm_kernel[
-        dtype, phases, shape, False, epilogue, epilogue_store
+        dtype, phases, shape, False, epilogue
     ]
     ctx.enqueue_function[kernel](
         source_maps,
