@@ -148,25 +148,25 @@ class _Compilation:
         self.unit = CompilationUnit(self.label)
         self.start = time.perf_counter()
 
-    def forward(self, gm: GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
+    def forward(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         metadata = TracingContext.get().fw_metadata
-        outputs = gm.graph.output_node().args[0]
+        outputs: Any = gm.graph.output_node().args[0]
         saved = frozenset(range(metadata.num_forward, len(outputs)))
         return self._compile(gm, "forward", saved)
 
-    def backward(self, gm: GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
+    def backward(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Saved activations come in the memory order that the forward graph left them in."""
         # MAX takes no memory over that it got: what was saved may serve another backward pass (retain_graph).
         TracingContext.get().fw_metadata.bw_donated_idxs = []
-        for node, value in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True):
+        for node, value in zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True):
             if isinstance(value, torch.Tensor):
                 node.meta["val"] = value
         return self._compile(gm, "backward", frozenset())
 
-    def inference(self, gm: GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
+    def inference(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return self._compile(gm, "inference", frozenset())
 
-    def _compile(self, gm: GraphModule, kind: str, free_outputs: frozenset[int]) -> CompiledGraph:
+    def _compile(self, gm: GraphModule, kind: str, free_outputs: frozenset[int]) -> Callable[..., Any]:
         # AOTAutograd calls with its fake mode on, under which a lowering could not compute a constant.
         with disable_current_modes():
             compiled = compile_graph(

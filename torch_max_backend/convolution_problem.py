@@ -115,10 +115,11 @@ class ConvolutionProblem:
         _check_at_least("stride", strides, 1)
         _check_at_least("dilation", dilations, 1)
         _check_at_least("filter_size", filters, 1)
-        outputs = tuple(
+        depth, height, width = (
             _output_extent(axis, *values)
             for axis, *values in zip(_AXES, inputs, filters, strides, dilations, left, right, strict=True)
         )
+        outputs = (depth, height, width)
         return ConvolutionProblem(n, c, k, groups, inputs, filters, outputs, strides, dilations, left, rank)
 
     @staticmethod
@@ -323,8 +324,9 @@ class ConvolutionProblem:
 def _triple(name: str, values: Sequence[int], rank: int, fill: int) -> Triple:
     if len(values) not in (1, rank):
         raise ValueError(f"{name} = {tuple(values)}; rule: 1 or {rank} values")
-    given = tuple(values) * rank if len(values) == 1 else tuple(values)
-    return (fill,) * (3 - rank) + given
+    given = list(values) * rank if len(values) == 1 else list(values)
+    first, second, third = [fill] * (3 - rank) + given
+    return first, second, third
 
 
 def _leading_ones(sizes: Sequence[Any]) -> tuple[Any, Any, Any]:

@@ -105,12 +105,13 @@ class PoolingProblem:
         if not 1 <= rank <= 3:
             raise ValueError(f"input={tuple(input)}: pooling has 1, 2 or 3 spatial axes")
         window = _spread("kernel_size", kernel_size, rank, 1)
-        absent = stride is None or (not isinstance(stride, int) and len(stride) == 0)
+        if stride is None or (not isinstance(stride, int) and len(stride) == 0):
+            stride = window[3 - rank :]
         return cls(
             rank=rank,
             input=_spread("input", list(input), rank, 1),
             window=window,
-            stride=window if absent else _spread("stride", stride, rank, 1),
+            stride=_spread("stride", stride, rank, 1),
             padding=_spread("padding", padding, rank, 0),
             dilation=_spread("dilation", dilation, rank, 1),
             ceil_mode=ceil_mode,
@@ -211,11 +212,13 @@ class AdaptivePoolingProblem:
                 raise ValueError(
                     f"output_size={tuple(output_size)}: must be one int or {rank}, one for each spatial axis"
                 )
-            output_size = [size if out is None else out for size, out in zip(input, output_size, strict=True)]
+            sizes = [size if out is None else out for size, out in zip(input, output_size, strict=True)]
+        else:
+            sizes = [output_size] * rank
         return cls(
             rank=rank,
             input=_spread("input", list(input), rank, 1),
-            output=_spread("output_size", output_size, rank, 1),
+            output=_spread("output_size", sizes, rank, 1),
         )
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from beartype import beartype
 
@@ -180,7 +181,7 @@ def parse_pooling(
     """
     if divisor_override == 0:
         raise ArgumentError("--divisor", 0, "any integer but zero")
-    modes = {
+    modes: dict[str, Any] = {
         "ceil_mode": ceil_mode,
         "count_include_pad": count_include_pad,
         "divisor_override": divisor_override,

@@ -32,11 +32,11 @@ def gradients(
     Takes what AOTAutograd hands to ``torch.autograd.grad``: lists of tensors, unused inputs allowed.
     """
     wanted = [get_gradient_edge(tensor)[:2] for tensor in inputs]
-    needed = _leading_to({node for node, _ in wanted}, [get_gradient_edge(tensor).node for tensor in outputs])
+    needed = _leading_to({edge[0] for edge in wanted}, [get_gradient_edge(tensor).node for tensor in outputs])
     waiting: dict[Node, int] = defaultdict(int)
     for node in needed:
-        for following, _ in node.next_functions:
-            if following in needed:
+        for following, _number in node.next_functions:
+            if following is not None and following in needed:
                 waiting[following] += 1
     buffers: dict[Node, dict[int, torch.Tensor]] = defaultdict(dict)
     for tensor, gradient in zip(outputs, grad_outputs, strict=True):
@@ -47,32 +47,33 @@ def gradients(
     ready = [(-_sequence(node), next(order), node) for node in needed if not waiting[node]]
     heapq.heapify(ready)
     results: dict[tuple[Node, int], torch.Tensor] = {}
-    captured = defaultdict(set)
+    captured: dict[Node, set[int]] = defaultdict(set)
     for node, number in wanted:
         captured[node].add(number)
     while ready:
-        _, _, node = heapq.heappop(ready)
+        node = heapq.heappop(ready)[2]
         buffer = buffers.pop(node, {})
         for number in captured.get(node, ()):
             if number in buffer:
                 results[node, number] = buffer[number]
-        following = [(each, number) for each, number in node.next_functions]
-        goes_on = any(each in needed for each, _ in following)
-        made: Sequence[torch.Tensor | None] = [None] * len(following)
+        edges: list[tuple[Any, int]] = list(node.next_functions)
+        goes_on = any(edge[0] in needed for edge in edges)
+        made: Sequence[torch.Tensor | None] = [None] * len(edges)
         if goes_on and buffer:
             arguments = [buffer.get(number) for number in range(len(input_metadata(node)))]
-            outcome = node(*arguments)
+            call: Any = node
+            outcome = call(*arguments)
             made = outcome if isinstance(outcome, tuple) else (outcome,)
         # All of them are made to fit before one is added.
         made = [
             _fitting(gradient, each, number) if each in needed and gradient is not None else None
-            for (each, number), gradient in zip(following, made, strict=True)
+            for (each, number), gradient in zip(edges, made, strict=True)
         ]
-        for (each, number), gradient in zip(following, made, strict=True):
+        for (each, number), fitting in zip(edges, made, strict=True):
             if each not in needed:
                 continue
-            if gradient is not None:
-                _add(buffers[each], number, gradient)
+            if fitting is not None:
+                _add(buffers[each], number, fitting)
             waiting[each] -= 1
             if not waiting[each]:
                 heapq.heappush(ready, (-_sequence(each), next(order), each))

@@ -216,7 +216,8 @@ class GraphBuilder:
 
     def _write_back(self, node: Node) -> None:
         """``copy_`` into a placeholder, where functionalization puts the program's in-place updates."""
-        target, source = node.args[:2]
+        pair: tuple[Any, ...] = node.args[:2]
+        target, source = pair
         if source.meta["val"].dtype != target.meta["val"].dtype:
             raise NodeCannotLower(node, "the new value has another dtype")
         if source not in self.values or not isinstance(self._value(source), GraphTensor):

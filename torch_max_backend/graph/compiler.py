@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx import GraphModule, Node
@@ -144,7 +144,7 @@ def _assemble(
     if not found and calls and all(_is_built(node) for node in calls):
         _know_all_sizes(gm)
         added.append(unit.add(gm, name, free_outputs=free_outputs, options=options))
-        return added[0].run, [(added[0], number) for number in range(len(gm.graph.output_node().args[0]))]
+        return added[0].run, [(added[0], number) for number in range(len(_leaving(gm)))]
     pieces = cut(gm, found)
     for node in pieces.graph.nodes:
         if node.op != "call_module":
@@ -165,7 +165,7 @@ def _assemble(
         # The generated code drops an argument behind its last use; the caller has let go of it.
         pieces.graph.set_codegen(boxed_code())
     pieces.recompile()
-    sources = [_source(node, pieces) for node in pieces.graph.output_node().args[0]]
+    sources = [_source(node, pieces) for node in _leaving(pieces)]
     return pieces if boxed_code is not None else (lambda args: pieces(*args)), sources
 
 
@@ -181,9 +181,15 @@ def _is_built(node: Node) -> bool:
     return is_constant(node) or (node.op == "call_function" and not is_host_node(node))
 
 
+def _leaving(gm: GraphModule) -> Sequence[Any]:
+    """The outputs of a graph that returns several."""
+    outputs: Any = gm.graph.output_node().args[0]
+    return outputs
+
+
 def _source(node: Any, pieces: GraphModule) -> tuple[Executable, int] | None:
     """The executable that makes an output of the whole, and the output's number there."""
-    number = 0
+    number: Any = 0
     if isinstance(node, Node) and node.target is operator.getitem:
         node, number = node.args
     if not isinstance(node, Node) or node.op != "call_module":
@@ -194,7 +200,7 @@ def _source(node: Any, pieces: GraphModule) -> tuple[Executable, int] | None:
 
 def _free_in_piece(call: Node, pieces: GraphModule, free_outputs: frozenset[int]) -> frozenset[int]:
     """Outputs of a piece that go to free outputs of the whole and nowhere else."""
-    leaving = pieces.graph.output_node().args[0]
+    leaving = _leaving(pieces)
 
     def is_free(node: Node) -> bool:
         return all(
@@ -204,7 +210,7 @@ def _free_in_piece(call: Node, pieces: GraphModule, free_outputs: frozenset[int]
 
     readers = [user for user in call.users if user.target is operator.getitem]
     if len(readers) == len(call.users) and readers:
-        return frozenset(user.args[1] for user in readers if is_free(user))
+        return frozenset(cast(int, user.args[1]) for user in readers if is_free(user))
     return frozenset({0}) if is_free(call) else frozenset()
 
 
@@ -212,7 +218,7 @@ def _output_strides(
     gm: GraphModule, sources: Sequence[tuple[Executable, int] | None], free_outputs: frozenset[int]
 ) -> list[tuple[int, ...] | None]:
     """The strides that outputs really have, where they may differ from the graph's promise."""
-    leaving = gm.graph.output_node().args[0]
+    leaving = _leaving(gm)
     strides: list[tuple[int, ...] | None] = []
     for number, (node, source) in enumerate(zip(leaving, sources, strict=True)):
         fake = node.meta.get("val") if isinstance(node, Node) else None

@@ -75,8 +75,9 @@ class Constants:
         kwargs = torch.fx.map_arg(node.kwargs, self._values.__getitem__)
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": torch.device("cpu")}
+        op: Any = node.target
         with disable_current_modes(), torch.no_grad():
-            value = node.target(*args, **kwargs)
+            value = op(*args, **kwargs)
         if value.shape != fake.shape or value.dtype != fake.dtype:
             return False
         self._values[node] = value

@@ -163,6 +163,13 @@ def user_line(node: Node) -> str | None:
     return f"{file}:{line} in {function}: {code.strip()}"
 
 
+def _unpacked(node: Node) -> Node:
+    """What a ``getitem`` picks from."""
+    whole = node.args[0]
+    assert isinstance(whole, Node)
+    return whole
+
+
 class _Runs(OperatorSupportBase):
     def __init__(self, outside: Mapping[str, Any]) -> None:
         self.outside = outside
@@ -170,7 +177,7 @@ class _Runs(OperatorSupportBase):
     def is_node_supported(self, submodules: Mapping[str, torch.nn.Module], node: Node) -> bool:
         if node.op != "call_function" or is_host_node(node) or is_write_back(node):
             return False
-        if node.target is operator.getitem and not self.is_node_supported(submodules, node.args[0]):
+        if node.target is operator.getitem and not self.is_node_supported(submodules, _unpacked(node)):
             return False
         return node.meta[ORIGIN] not in self.outside
 
@@ -178,7 +185,8 @@ class _Runs(OperatorSupportBase):
 def cut(gm: GraphModule, outside: Mapping[str, Any]) -> GraphModule:
     """A copy of ``gm`` in which maximal MAX-runnable parts are submodules (``call_module`` nodes)."""
     graph = gm.graph.__class__()
-    outputs = graph.graph_copy(gm.graph, val_map := {})
+    val_map: dict[Node, Node] = {}
+    outputs = graph.graph_copy(gm.graph, val_map)
     graph.output(outputs)
     for node, twin in val_map.items():
         twin.meta = {**node.meta, ORIGIN: node.name}
@@ -195,7 +203,7 @@ def _keep_results_with_their_op(partitions: Sequence[Partition]) -> None:
     home = {node: part for part in partitions for node in part.nodes}
     for part in partitions:
         for node in list(part.nodes):
-            if node.target is operator.getitem and home.get(node.args[0]) is not part:
+            if node.target is operator.getitem and home.get(_unpacked(node)) is not part:
                 part.remove_node(node)
     for node, part in home.items():
         for user in node.users:

@@ -7,6 +7,7 @@ hand over the winner's place *within its window* instead (``pool_offset_ops.py``
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -71,7 +72,7 @@ def _window(node: Node) -> tuple[tuple[list[int], ...], bool]:
     rank = 2 if "2d" in str(node.target) else 3
     given = [*node.args[1:], *[None] * (6 - len(node.args))]
 
-    def spread(value: object, default: list[int]) -> list[int]:
+    def spread(value: Any, default: list[int]) -> list[int]:
         if value is None or value == []:
             return default
         values = [value] if isinstance(value, int) else list(value)

@@ -72,7 +72,8 @@ def is_random(node: Node) -> bool:
     if "dropout_p" not in names:
         return True
     position = names.index("dropout_p")
-    return (node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)) != 0.0
+    given: Any = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)
+    return bool(given != 0.0)
 
 
 def is_draw(node: Node) -> bool:
@@ -202,7 +203,8 @@ def _replace_by_draw(node: Node, last: Node, shape: tuple[int | Node, ...], stri
         return drawn
     result, mask = node.meta["val"]
     drawn.meta["val"] = mask
-    probability = float(node.args[1])
+    given: Any = node.args[1]
+    probability = float(given)
     scale = 0.0 if probability == 1.0 else 1.0 / (1.0 - probability)
     with graph.inserting_before(node):
         kept = graph.call_function(aten.mul.Tensor, (source, drawn))

@@ -110,15 +110,16 @@ class _Attention:
     ) -> _Attention:
         """Without a scale it is 1 / sqrt(head size). A causal mask of the flash form aligns the last query with the
         last key."""
-        tensors = [_with_rows(x) for x in (query, key, value)]
+        query, key, value = (_with_rows(x) for x in (query, key, value))
+        orders = (query.order, key.order, value.order, order)
         settings = {
-            "axes": tuple(tuple(each.index(dim) for dim in range(3)) for each in (*(x.order for x in tensors), order)),
+            "axes": tuple(tuple(each.index(dim) for dim in range(3)) for each in orders),
             "scale": float(1 / math.sqrt(int(query.shape[3])) if scale is None else scale),
             "is_causal": bool(is_causal),
             "aligned_at_end": "flash_attention." in str(ctx.node.target)
             or "flash_attention_backward" in str(ctx.node.target),
         }
-        return _Attention(ctx, *tensors, order, _as_bias(ctx, bias, query.dtype), settings)
+        return _Attention(ctx, query, key, value, order, _as_bias(ctx, bias, query.dtype), settings)
 
 
 def _as_bias(ctx: LoweringContext, mask: GraphTensor | None, dtype: DType) -> TensorValue | None:
@@ -134,8 +135,8 @@ def _as_bias(ctx: LoweringContext, mask: GraphTensor | None, dtype: DType) -> Te
 
 def _forward(call: _Attention) -> tuple[GraphTensor, GraphTensor]:
     """The output in the query's dtype, and logsumexp ``[batch, heads, queries]``."""
-    operands = (x.value for x in (call.query, call.key, call.value))
-    output, logsumexp = kernels.attention_fprop(*operands, call.bias, **call.settings)
+    query, key, value = call.query.value, call.key.value, call.value.value
+    output, logsumexp = kernels.attention_fprop(query, key, value, call.bias, **call.settings)
     return GraphTensor(output, call.order), GraphTensor.contiguous(logsumexp)
 
 
@@ -143,9 +144,16 @@ def _backward(
     call: _Attention, grad: GraphTensor, output: GraphTensor, logsumexp: TensorValue, bias_meta: Any
 ) -> list[GraphTensor | None]:
     """The gradients of query, key and value, and of the bias where it has a ``bias_meta``."""
-    tensors = (grad.to_order(call.order), call.query, call.key, call.value, output)
     gradients = kernels.attention_dgrad(
-        *(x.value for x in tensors), logsumexp, call.bias, **call.settings, bias_wanted=bias_meta is not None
+        grad.to_order(call.order).value,
+        call.query.value,
+        call.key.value,
+        call.value.value,
+        output.value,
+        logsumexp,
+        call.bias,
+        **call.settings,
+        bias_wanted=bias_meta is not None,
     )
     results: list[GraphTensor | None] = [
         x.with_value(value) for x, value in zip((call.query, call.key, call.value), gradients, strict=False)

@@ -21,7 +21,8 @@ aten = torch.ops.aten
 
 def _comparison(compare: Callable[[TensorValue, TensorValue], TensorValue]) -> Callable[..., TensorValue]:
     def build(ctx: LoweringContext, a: Operand, b: Operand) -> TensorValue:
-        dtype = max_dtype(torch.result_type(*_probes(ctx)))
+        first, second = _probes(ctx)
+        dtype = max_dtype(torch.result_type(first, second))
         wide = max_dtype(computation_dtype(ctx, 0, 1, kind=Promotion.ALWAYS_BOOL))
         if a is b and numerics.is_float(a.dtype) and compare in _OF_ITSELF:
             # MAX takes x == x for true, which the NaN tests in PyTorch's decompositions are not.

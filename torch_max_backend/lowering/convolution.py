@@ -111,7 +111,8 @@ def allows_tf32() -> bool:
     try:
         return torch.backends.cudnn.allow_tf32
     except RuntimeError:
-        return torch.backends.cudnn.conv.fp32_precision == "tf32"
+        newer: Any = torch.backends.cudnn
+        return newer.conv.fp32_precision == "tf32"
 
 
 def _run(

@@ -203,8 +203,7 @@ def _where_masked(
 ) -> GraphTensor:
     if values.rank != 0:
         raise CannotLower("as many values as a mask has true elements: known at run time only")
-    first = next(dim for dim, index in enumerate(indices) if index is not None)
-    mask = indices[first]
+    first, mask = next((dim, index) for dim, index in enumerate(indices) if index is not None)
     shape = [Dim(1)] * first + mask.shape + [Dim(1)] * (x.rank - first - mask.rank)
     spread = GraphTensor.contiguous(ops.reshape(mask.logical(), shape)).to_order(x.order).value
     value = numerics.cast(values.value, x.dtype)
@@ -239,12 +238,11 @@ def _scattered(
     x: GraphTensor,
     dim: int,
     index: GraphTensor,
-    source: GraphTensor | None,
-    value: float | None,
+    source: GraphTensor | float,
     accumulate: bool,
 ) -> GraphTensor:
     if x.rank == 0:
-        new = source.value if source is not None else ctx.scalar(value, x.dtype)
+        new = source.value if isinstance(source, GraphTensor) else ctx.scalar(source, x.dtype)
         return x.with_value(x.value + new if accumulate else new)
     wide = ctx.compute_dtype if accumulate else ctx.max_dtype
     dim %= x.rank
@@ -254,8 +252,8 @@ def _scattered(
     order = x.order
     axis = x.axis(dim)
     at = places(index.to_order(order).value, x.shape[dim])
-    if source is None:
-        new = ops.broadcast_to(ctx.scalar(value, wide), at.shape)
+    if not isinstance(source, GraphTensor):
+        new = ops.broadcast_to(ctx.scalar(source, wide), at.shape)
     else:
         new = numerics.cast(source.to_order(order).value, wide)
         if list(new.shape) != list(at.shape):
@@ -279,19 +277,19 @@ def _plain(dim: Dim) -> int | Dim:
 @lowering(aten.scatter.src, layout=Layout.RAW)
 def scatter(ctx: LoweringContext, x: GraphTensor, dim: int, index: GraphTensor, src: GraphTensor) -> GraphTensor:
     """Elements of ``src`` put at places of ``dim``; of equal places the last one wins."""
-    return _scattered(ctx, x, dim, index, src, None, False)
+    return _scattered(ctx, x, dim, index, src, False)
 
 
 @lowering(aten.scatter.value, layout=Layout.RAW)
 def scatter_value(ctx: LoweringContext, x: GraphTensor, dim: int, index: GraphTensor, value: float) -> GraphTensor:
     """One number put at places of ``dim``."""
-    return _scattered(ctx, x, dim, index, None, value, False)
+    return _scattered(ctx, x, dim, index, value, False)
 
 
 @lowering(aten.scatter_add.default, layout=Layout.RAW)
 def scatter_add(ctx: LoweringContext, x: GraphTensor, dim: int, index: GraphTensor, src: GraphTensor) -> GraphTensor:
     """Elements of ``src`` added at places of ``dim``."""
-    return _scattered(ctx, x, dim, index, src, None, True)
+    return _scattered(ctx, x, dim, index, src, True)
 
 
 @lowering(

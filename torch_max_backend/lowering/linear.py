@@ -114,12 +114,10 @@ def _grouped_convolution(a: GraphTensor, b: GraphTensor) -> GraphTensor:
 
 def _smaller(a: GraphTensor, b: GraphTensor) -> bool:
     """Whether ``a`` is known to have fewer elements than ``b``."""
-    sizes = []
-    for tensor in (a, b):
-        if not all(isinstance(size, StaticDim) for size in tensor.shape[-1:]):
-            return False
-        sizes.append(_count(tensor.shape))
-    return None not in sizes and sizes[0] < sizes[1]
+    if not all(isinstance(tensor.shape[-1], StaticDim) for tensor in (a, b)):
+        return False
+    ours, theirs = _count(a.shape), _count(b.shape)
+    return ours is not None and theirs is not None and ours < theirs
 
 
 def _count(shape: list[Dim]) -> int | None:

@@ -107,8 +107,8 @@ def _with_running_statistics(
     x: GraphTensor,
     weight: GraphTensor | None,
     bias: GraphTensor | None,
-    running_mean: GraphTensor,
-    running_var: GraphTensor,
+    running_mean: GraphTensor | None,
+    running_var: GraphTensor | None,
     eps: float,
 ) -> GraphTensor:
     wide = accumulation_dtype(x.dtype)
@@ -116,7 +116,11 @@ def _with_running_statistics(
     return _normalized(ctx, x, mean, invstd, weight, bias)
 
 
-def _running(mean: GraphTensor, variance: GraphTensor, eps: float, dtype: DType) -> tuple[TensorValue, TensorValue]:
+def _running(
+    mean: GraphTensor | None, variance: GraphTensor | None, eps: float, dtype: DType
+) -> tuple[TensorValue, TensorValue]:
+    if mean is None or variance is None:
+        raise CannotLower("evaluation without running statistics")
     wide = numerics.cast(variance.value, dtype)
     return numerics.cast(mean.value, dtype), ops.rsqrt(wide + numerics.constant(wide, eps))
 
@@ -298,9 +302,9 @@ def group_norm(
         raise CannotLower("the number of channels is dynamic")
     shape = [batch, groups, channels // groups, pixels]
     old = list(ctx.arg_meta(0).shape)
-    if view_order(old, shape, x.order) is None:
-        x = x.to_order(contiguous_order(x.rank))
     order = view_order(old, shape, x.order)
+    if order is None:
+        x, order = x.to_order(contiguous_order(x.rank)), contiguous_order(len(shape))
     grouped = reshaped(x, ctx.dims(shape), order)
     y, mean, rstd = _standardized(grouped.with_value(_wide(grouped.value)), (2, 3), eps)
     for parameter, combine in ((weight, ops.mul), (bias, ops.add)):

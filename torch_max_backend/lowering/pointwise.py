@@ -122,8 +122,9 @@ def div(ctx: LoweringContext, a: Operand, b: Operand, rounding_mode: str | None 
     """a / b, as a real number, truncated or floored."""
     if rounding_mode is None:
         a, divisor = operands(ctx, a, b, kind=Promotion.INT_TO_FLOAT)
-        known = isinstance(b, (int, float)) and not isinstance(b, bool)
-        return rounded(ctx, numerics.divided(a, b) if known else ops.div(a, divisor))
+        if isinstance(b, (int, float)) and not isinstance(b, bool):
+            return rounded(ctx, numerics.divided(a, b))
+        return rounded(ctx, ops.div(a, divisor))
     _refuse_division_by_zero(ctx, b)
     a, b = operands(ctx, a, b)
     if rounding_mode == "trunc":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from max.graph import Dim, TensorValue
@@ -51,7 +51,7 @@ def _traced(sizes: Sequence[int | torch.SymInt]) -> list[int]:
     """
     if not all(isinstance(size, int) or size.node.has_hint() for size in sizes):
         raise CannotLower("pooling over an extent that depends on data")
-    return [size if isinstance(size, int) else size.node.hint for size in sizes]
+    return [size if isinstance(size, int) else cast(int, size.node.hint) for size in sizes]
 
 
 def _result_extents(ctx: LoweringContext) -> list[Dim]:

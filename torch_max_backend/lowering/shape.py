@@ -431,9 +431,10 @@ def roll(
 ) -> GraphTensor:
     """Entries moved along ``dims``, those that leave coming in at the other end."""
     shape = list(ctx.meta.shape)
-    amounts = [shifts] if isinstance(shifts, int) else list(shifts)
+    given = list(shifts) if isinstance(shifts, Sequence) else [shifts]
     along = [dims] if isinstance(dims, int) else list(dims)
-    if not all(isinstance(amount, int) for amount in amounts):
+    amounts = [amount for amount in given if isinstance(amount, int)]
+    if len(amounts) < len(given):
         raise CannotLower("a roll by a run-time amount")
     if not along:
         flat = reshaped(x.to_order(contiguous_order(x.rank)), [_product(ctx.out_shape())], (0,))

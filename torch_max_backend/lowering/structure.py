@@ -59,7 +59,8 @@ def as_strided(ctx: LoweringContext, x: GraphTensor, *geometry: Any) -> GraphTen
 
 def _replaces_memory(node: Node) -> str | None:
     """``as_strided_scatter`` is a relabelling where the new values cover all of a dense tensor."""
-    target, values, size, stride = (arg.meta["val"] if isinstance(arg, Node) else arg for arg in node.args[:4])
+    given: list[Any] = [arg.meta["val"] if isinstance(arg, Node) else arg for arg in node.args[:4]]
+    target, values, size, stride = given
     offset = node.args[4] if len(node.args) > 4 else node.kwargs.get("storage_offset")
     view = torch.empty_strided(size, stride, device="meta") if _are_ints([*size, *stride]) else None
     covers = view is not None and dense_order(view) is not None and dense_order(target) is not None

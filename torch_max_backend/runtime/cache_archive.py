@@ -7,6 +7,7 @@ are machine code; the checksums find damage, they do not say who made it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import json
@@ -132,16 +133,15 @@ def export_cache(file: Path) -> tuple[int, int]:
         count += 1
         for path in (artifact, entry.path / cache.RECORD):
             members[f"{entry.kind}/{entry.path.name}/{path.name}"] = path
-    files = {
-        name: {"bytes": path.stat().st_size, "sha256": cache.sha256(path)} for name, path in sorted(members.items())
-    }
+    sizes = {name: path.stat().st_size for name, path in sorted(members.items())}
+    files = {name: {"bytes": size, "sha256": cache.sha256(members[name])} for name, size in sizes.items()}
     manifest = json.dumps({"format": _FORMAT, "versions": cache.versions(), "files": files}, indent=1).encode()
     with _new_file(file) as fresh, tarfile.open(fresh, "w:gz" if file.suffix == ".gz" else "w") as archive:
         _add(archive, _MANIFEST, len(manifest), io.BytesIO(manifest))
-        for name in files:
+        for name, size in sizes.items():
             with members[name].open("rb") as content:
-                _add(archive, name, files[name]["bytes"], content)
-    return count, sum(record["bytes"] for record in files.values())
+                _add(archive, name, size, content)
+    return count, sum(sizes.values())
 
 
 @contextlib.contextmanager
@@ -182,8 +182,10 @@ def import_cache(file: Path) -> tuple[int, int]:
                 names = _unpack(archive, Path(scratch))
         except (tarfile.TarError, EOFError) as error:
             raise ArchiveError(f"{file} is no archive of a cache: {error}") from error
-        found = {name.rpartition("/")[0] for name in names}
-        checked = {name: _checked(Path(scratch) / name, *name.split("/"), names) for name in sorted(found)}
+        checked: dict[str, dict[str, str]] = {}
+        for name in sorted({name.rpartition("/")[0] for name in names}):
+            kind, _, digest = name.partition("/")
+            checked[name] = _checked(Path(scratch) / name, kind, digest, names)
         taken = 0
         for name, facts in checked.items():
             kind = name.split("/")[0]
@@ -191,7 +193,7 @@ def import_cache(file: Path) -> tuple[int, int]:
                 continue
             source = Path(scratch) / name / KINDS[kind]
             if cache.lookup(kind, facts, KINDS[kind]) is None:
-                made = cache.store(kind, facts, KINDS[kind], lambda path, source=source: _copy(source, path))
+                made = cache.store(kind, facts, KINDS[kind], functools.partial(_copy, source))
                 if made is None:
                     raise OSError(f"the cache at {parent} cannot be written")
             taken += 1
