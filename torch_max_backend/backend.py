@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import itertools
 import logging
 import threading
@@ -20,6 +21,7 @@ from torch_max_backend.decompositions import decompositions
 from torch_max_backend.errors import MaxBackendError, OptionError
 from torch_max_backend.graph.compiler import CompiledGraph, compile_graph
 from torch_max_backend.graph.pool_offsets import keep_small_offsets
+from torch_max_backend.graph.sized import SizedGraph, at_hints, is_sized
 from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.background import Job
@@ -167,22 +169,26 @@ class _Compilation:
         return self._compile(gm, "inference", frozenset())
 
     def _compile(self, gm: GraphModule, kind: str, free_outputs: frozenset[int]) -> Callable[..., Any]:
+        sized = self.options.run == "launches" and is_sized(gm)
         # AOTAutograd calls with its fake mode on, under which a lowering could not compute a constant.
         with disable_current_modes():
             compiled = compile_graph(
-                gm,
-                self.unit,
-                self.options,
-                kind,
-                free_outputs=free_outputs,
+                at_hints(gm) if sized else gm, self.unit, self.options, kind, free_outputs=free_outputs
             )
         context = TracingContext.try_get()
         if context is not None and context.output_strides is not None:
-            context.output_strides.extend(compiled.output_strides)
+            context.output_strides.extend(compiled.output_strides(gm, free_outputs))
         _recorders.tell(compiled)
         if self.unit.compiled:
             # A backward graph that AOTAutograd hands over late: nobody will call finish for it.
             self.unit.compile()
+        return SizedGraph(gm, functools.partial(self._at_once, kind, free_outputs), compiled) if sized else compiled
+
+    def _at_once(self, kind: str, free_outputs: frozenset[int], gm: GraphModule) -> CompiledGraph:
+        """A graph that is compiled while its caller waits."""
+        unit = CompilationUnit(self.label)
+        compiled = compile_graph(gm, unit, self.options, kind, free_outputs=free_outputs)
+        unit.compile()
         return compiled
 
     def finish(self) -> None:

@@ -6,7 +6,7 @@ import operator
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -34,6 +34,7 @@ class CompiledGraph:
         executables: the MAX graphs in it.
         refusals: the ops left to PyTorch.
         host_ops: draws and size computations, which run in Python by design.
+        sources: for each output the executable that makes it with its number there; None for what none makes.
     """
 
     name: str
@@ -41,7 +42,7 @@ class CompiledGraph:
     executables: list[Executable]
     refusals: list[Refusal]
     host_ops: list[str]
-    output_strides: list[tuple[int, ...] | None] = field(default_factory=list)
+    sources: Sequence[tuple[Executable, int] | None] = ()
 
     #: AOTAutograd hands arguments over in a list that the callee may empty.
     _boxed_call = True
@@ -50,6 +51,24 @@ class CompiledGraph:
         taken = list(args)
         args.clear()
         return self.runner(taken)
+
+    def output_strides(self, gm: GraphModule, free_outputs: frozenset[int]) -> list[tuple[int, ...] | None]:
+        """The strides that outputs really have, where they may differ from what the traced graph ``gm`` promises.
+
+        Args:
+            gm: whose outputs these are; its sizes may be symbolic.
+            free_outputs: as in ``compile_graph``.
+        """
+        leaving = _leaving(gm)
+        strides: list[tuple[int, ...] | None] = []
+        for number, (node, source) in enumerate(zip(leaving, self.sources, strict=True)):
+            fake = node.meta.get("val") if isinstance(node, Node) else None
+            if not isinstance(fake, torch.Tensor):
+                strides.append(None)
+                continue
+            order = source[0].output_order(source[1]) if source and number in free_outputs else None
+            strides.append(tuple(fake.stride()) if order is None else strides_of(fake.shape, order))
+        return strides
 
 
 class FallbackWarnings:
@@ -118,9 +137,7 @@ def compile_graph(
                 raise
             refused[origin] = error.reason
             continue
-        compiled = CompiledGraph(name, runner, added, list(found.values()), host_ops)
-        compiled.output_strides = _output_strides(gm, sources, free_outputs)
-        return compiled
+        return CompiledGraph(name, runner, added, list(found.values()), host_ops, sources)
 
 
 def _report(found: dict[str, Refusal], options: Options) -> None:
@@ -212,19 +229,3 @@ def _free_in_piece(call: Node, pieces: GraphModule, free_outputs: frozenset[int]
     if len(readers) == len(call.users) and readers:
         return frozenset(cast(int, user.args[1]) for user in readers if is_free(user))
     return frozenset({0}) if is_free(call) else frozenset()
-
-
-def _output_strides(
-    gm: GraphModule, sources: Sequence[tuple[Executable, int] | None], free_outputs: frozenset[int]
-) -> list[tuple[int, ...] | None]:
-    """The strides that outputs really have, where they may differ from the graph's promise."""
-    leaving = _leaving(gm)
-    strides: list[tuple[int, ...] | None] = []
-    for number, (node, source) in enumerate(zip(leaving, sources, strict=True)):
-        fake = node.meta.get("val") if isinstance(node, Node) else None
-        if not isinstance(fake, torch.Tensor):
-            strides.append(None)
-            continue
-        order = source[0].output_order(source[1]) if source and number in free_outputs else None
-        strides.append(tuple(fake.stride()) if order is None else strides_of(fake.shape, order))
-    return strides

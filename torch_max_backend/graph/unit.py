@@ -65,7 +65,7 @@ class CompilationUnit:
         options = options or Options()
         device = graph_device(list(gm.graph.nodes))
         session.max_device(device)
-        built = GraphBuilder(gm, name, Module(), session.kernel_library(), free_outputs).build()
+        built = GraphBuilder(gm, name, Module(), session.library_to_build_with(), free_outputs).build()
         # Gradients are dropped before the next step; users keep results of a forward graph longer.
         backward = name.startswith("backward")
         kept = frozenset[int]() if backward else frozenset(range(len(built.outputs))) - free_outputs

@@ -248,19 +248,30 @@ def sha256(path: Path) -> str:
     return state.hexdigest()
 
 
+_PACKAGE = "torch_max_kernels.mojoc"
+
+
 @functools.cache
 def kernel_library_path() -> Path:
     """The Mojo kernels as a precompiled package; the source folder where no cache can be written.
 
     Loading the source folder would package it anew in every process (3 s on 2 cores).
     """
-    facts = {key: versions()[key] for key in ("max", "mojo", "kernels", "machine")}
-    filename = "torch_max_kernels.mojoc"
-    found = lookup("kernels", facts, filename)
+    found = packaged_kernels()
     if found is None:
+        facts = _package_facts()
         with claim("kernels", facts):
-            found = lookup("kernels", facts, filename) or store("kernels", facts, filename, _precompile)
+            found = packaged_kernels() or store("kernels", facts, _PACKAGE, _precompile)
     return found or KERNELS_PATH
+
+
+def packaged_kernels() -> Path | None:
+    """The kernels' package, if there is one already."""
+    return lookup("kernels", _package_facts(), _PACKAGE)
+
+
+def _package_facts() -> dict[str, str]:
+    return {key: versions()[key] for key in ("max", "mojo", "kernels", "machine")}
 
 
 def _precompile(path: Path) -> None:

@@ -25,6 +25,7 @@ import torch
 
 from torch_max_backend.errors import MaxBackendError
 from torch_max_backend.max_compat import mojo_environment
+from torch_max_backend.mojo_ops import KERNELS_PATH
 from torch_max_backend.mojo_ops.functions import Function, required
 from torch_max_backend.runtime import cache
 from torch_max_backend.runtime.dealing import cores
@@ -154,7 +155,8 @@ def build(functions: Iterable[Function], device: torch.device) -> dict[Function,
         absent = [function for function in facts if function not in found]
         if not absent:
             return found
-        kernels = cache.kernel_library_path()
+        # Packaging the kernels takes longer than what it saves a few libraries.
+        kernels = cache.packaged_kernels() or KERNELS_PATH
         builds = [
             started(functools.partial(_build_one, share, kernels, facts), "builds a library")
             for share in _shares(absent)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import cast
 
 import torch
+from max import mlir
 from max.driver import (
     CPU,
     Accelerator,
@@ -39,10 +40,28 @@ GRAPHS, ARTIFACT = "graphs", "model.mef"
 _lock = threading.RLock()
 
 
+class _Unread(KernelLibrary):
+    """Stands for the project's kernels while a graph is built, without reading them.
+
+    A graph that runs as a launch list never needs them, and MAX's compiler looks at every op again: reading the kernels
+    takes seconds in every process, and packaging them a machine's first process ten more.
+    """
+
+    def verify_custom_op(self, custom_op: mlir.Operation) -> None:
+        """Takes the op as it is."""
+
+
+@functools.cache
+@in_mlir_context
+def library_to_build_with() -> KernelLibrary:
+    """What a graph with the project's ops is built with."""
+    return _Unread()
+
+
 @functools.cache
 @in_mlir_context
 def kernel_library() -> KernelLibrary:
-    """The project's kernels, loaded once for the process."""
+    """The project's kernels, loaded once for the process: what MAX compiles a graph with."""
     library = KernelLibrary()
     library.load_paths([cache.kernel_library_path()])
     return library
