@@ -8,6 +8,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -57,6 +58,9 @@ functorch_config = _functorch_config
 
 #: Leaves the fake tensors of a trace, to compute with real ones.
 disable_current_modes = _disable_current_modes
+
+#: Turns autocast off for every kind of device; torch.autocast(enabled=False) does for one.
+no_autocast: Callable[[], AbstractContextManager[Any]] = torch._C._DisableAutocast
 
 #: A tensor over the memory in a DLPack capsule: what torch.from_dlpack calls after it has ordered streams.
 tensor_of_capsule: Callable[[object], torch.Tensor] = _from_dlpack

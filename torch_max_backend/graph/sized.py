@@ -13,14 +13,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.node import map_arg
-from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_max_backend.graph.compiler import CompiledGraph
 from torch_max_backend.graph.constants import attribute_of
+from torch_max_backend.torch_compat import FakeTensorMode, disable_current_modes, no_autocast
 
 log = logging.getLogger("torch_max_backend")
 
@@ -104,7 +103,7 @@ def at(gm: GraphModule, args: Sequence[Any]) -> GraphModule:
     """
     graph, values, copies = Graph(), dict[Node, Any](), dict[Node, Any]()
     placeholders = iter(args)
-    with _disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast():
+    with disable_current_modes(), torch.no_grad(), no_autocast():
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         for node in gm.graph.nodes:
             if node.op == "output":
