@@ -8,6 +8,7 @@ published one.
 from __future__ import annotations
 
 import runpy
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -258,8 +259,13 @@ class VideoNet(nn.Module):
 #: By name, at full size: the model and the shape of one input.
 def digits() -> nn.Module:
     """The network of examples/train_digits.py, from there."""
-    path = Path(__file__).parents[1] / "examples" / "train_digits.py"
-    return runpy.run_path(str(path))["DigitsNet"]()
+    folder = Path(__file__).parents[1] / "examples"
+    # As for a program that is started there: it imports what the examples share.
+    sys.path.insert(0, str(folder))
+    try:
+        return runpy.run_path(str(folder / "train_digits.py"))["DigitsNet"]()
+    finally:
+        sys.path.remove(str(folder))
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
