@@ -50,6 +50,22 @@ def test_a_source_imports_everything_once() -> None:
     assert source.count("def _program_") == len(PROGRAMS)
 
 
+def test_a_wider_entry_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A convolution with kernels for groups does the work of one without, and both have their symbols."""
+    monkeypatch.setenv("TORCH_MAX_BACKEND_COMPILE_CORES", "16")
+    grouped = [
+        LibraryFunction("convolution", entry, "cpu", (DType.float32, True)) for entry in ("conv_fprop", "conv_dgrad")
+    ]
+    shares = libraries._shares([*KERNELS, *grouped])
+    assert sorted(len(share) for share in shares) == [1, 1, 2, 2]
+    for share in shares:
+        source = libraries.library_source(share, "kernels")
+        assert source.count("@export") == len(share)
+        for each in share:
+            assert f"def {each.symbol}(" in source
+        assert ("DType.float32, False]" in source) == (len(share) == 1)
+
+
 def test_nothing_costs_nothing() -> None:
     assert libraries.seconds([]) == 0
     assert libraries.seconds(PROGRAMS) == libraries.START + 6

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from beartype import beartype
@@ -94,6 +94,14 @@ class LibraryFunction:
     def seconds(self) -> float:
         """An entry's in the mean; they differ much."""
         return 8.0
+
+    @property
+    def wider(self) -> LibraryFunction | None:
+        """The one that does all that this one does and more: of a convolution without kernels for groups, that with
+        them."""
+        if self.family == "convolution" and self.parameters[-1] is False:
+            return replace(self, parameters=(*self.parameters[:-1], True))
+        return None
 
     @staticmethod
     def _word(parameter: DType | bool) -> str:

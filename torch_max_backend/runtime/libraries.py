@@ -26,7 +26,7 @@ import torch
 from torch_max_backend.errors import MaxBackendError
 from torch_max_backend.max_compat import mojo_environment
 from torch_max_backend.mojo_ops import KERNELS_PATH
-from torch_max_backend.mojo_ops.functions import Function, required
+from torch_max_backend.mojo_ops.functions import Function, LibraryFunction, required
 from torch_max_backend.runtime import cache
 from torch_max_backend.runtime.dealing import cores
 from torch_max_backend.runtime.futures import started
@@ -175,11 +175,21 @@ def seconds(functions: Iterable[Function]) -> float:
 
 def _shares(functions: Sequence[Function]) -> list[list[Function]]:
     """The functions of each library: one for a core, fewer where libraries would cost more than what is in them."""
-    count = min(len(functions), cores(), max(1, int(sum(each.seconds for each in functions) / START)))
+    narrow = [function for function in functions if _compiled(function, functions) is not function]
+    compiled = sorted(set(functions) - set(narrow), key=lambda each: (-each.seconds, each.symbol))
+    count = min(len(compiled), cores(), max(1, int(sum(each.seconds for each in compiled) / START)))
     shares: list[list[Function]] = [[] for _ in range(count)]
-    for function in sorted(functions, key=lambda each: -each.seconds):
+    for function in compiled:
         min(shares, key=lambda share: sum(each.seconds for each in share)).append(function)
+    for function in narrow:
+        next(share for share in shares if _compiled(function, functions) in share).append(function)
     return shares
+
+
+def _compiled(function: Function, functions: Sequence[Function]) -> Function:
+    """Which of ``functions`` is compiled for one of them: a wider one costs nothing where it is compiled anyway."""
+    wider = function.wider if isinstance(function, LibraryFunction) else None
+    return wider if wider is not None and wider in functions else function
 
 
 def _cached(facts: Mapping[Function, Mapping[str, str]]) -> dict[Function, Path]:
@@ -255,7 +265,10 @@ def library_source(functions: Sequence[Function], package: str) -> str:
         f"from {module if module.startswith('std.') else f'{package}.{module}'} import {name}"
         for module, name in imports
     ]
-    exports = (f.definition + _EXPORT.format(symbol=f.symbol, expression=f.expression) for f in functions)
+    exports = (
+        each.definition + _EXPORT.format(symbol=each.symbol, expression=_compiled(each, functions).expression)
+        for each in functions
+    )
     return "\n".join(lines) + "\n" + "\n".join(exports)
 
 
