@@ -23,13 +23,10 @@ from torch.nn.utils import parametrizations
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
-from tests.harness import ALL_CASES
 from torch_max_backend import backend
 from torch_max_backend.graph.compiler import CompiledGraph
 
 STRICT = {"fallback": "error"}
-#: Where lowering is the question and a compilation takes minutes, graphs are built and PyTorch runs them.
-COSTLY = "max" if ALL_CASES else backend.build_only
 Contender = tuple[nn.Module, nn.Module]
 """What is called, and the module that holds the parameters."""
 
@@ -151,7 +148,7 @@ def test_a_module_hook_that_comes_later_is_seen_where_dynamo_guards_on_hooks() -
             torch._dynamo.reset()
             torch.manual_seed(0)
             net = Net().requires_grad_(False)
-            call = compiled(net, COSTLY)
+            call = compiled(net)
             before = call(images())
             net.head.register_forward_hook(lambda module, inputs, output: output + 7)
             torch.testing.assert_close(call(images()) - before, torch.full((4, 5), expected), rtol=0, atol=1e-5)
@@ -159,7 +156,7 @@ def test_a_module_hook_that_comes_later_is_seen_where_dynamo_guards_on_hooks() -
 
 def test_autocast_around_a_model(graphs: list[CompiledGraph]) -> None:
     """Its setting is part of the graph, which is compiled once more where it changes."""
-    pair = twins(backend=COSTLY)
+    pair = twins()
     for call, _ in pair:
         with torch.autocast("cpu", torch.bfloat16):
             value = loss(call)
@@ -169,7 +166,7 @@ def test_autocast_around_a_model(graphs: list[CompiledGraph]) -> None:
 
 
 def test_unfrozen_layers_compile_once_more(graphs: list[CompiledGraph]) -> None:
-    pair = twins(backend=COSTLY)
+    pair = twins()
     for call, model in pair:
         for frozen in (True, False):
             model.conv.requires_grad_(not frozen)
@@ -366,7 +363,7 @@ def inside() -> tuple[nn.ModuleDict, nn.ModuleDict, list[CompiledGraph]]:
         return torch.stack([F.cross_entropy(model(x).float(), LABELS) for model in models.values()]).sum()
 
     with backend.recorded_graphs() as seen:
-        compiled(total, COSTLY)(ours, images()).backward()
+        compiled(total)(ours, images()).backward()
     total(theirs, images()).backward()
     return ours, theirs, seen
 
@@ -401,7 +398,7 @@ class Transforms(nn.Module):
 
 
 def test_transforms_and_a_gradient_penalty_inside_a_graph(graphs: list[CompiledGraph]) -> None:
-    pair = twins(Transforms, backend=COSTLY)
+    pair = twins(Transforms)
     results = []
     for call, _ in pair:
         results.append(call(images(), images().flip(0)))
@@ -444,17 +441,17 @@ BATCHES = [(count, 3, 8, 8) for count in (4, 6, 3)]
 
 
 def test_another_batch_size_compiles_once_more(graphs: list[CompiledGraph]) -> None:
-    _at_sizes(twins(backend=COSTLY), BATCHES)
+    _at_sizes(twins(), BATCHES)
     assert [graph.name for graph in graphs] == ["forward", "backward"] * 2
 
 
 def test_a_marked_batch_size_compiles_once(graphs: list[CompiledGraph]) -> None:
-    _at_sizes(twins(backend=COSTLY), BATCHES, mark=True)
+    _at_sizes(twins(), BATCHES, mark=True)
     assert [graph.name for graph in graphs] == ["forward", "backward"]
 
 
 def test_all_sizes_dynamic_pooling_among_them_compile_once(graphs: list[CompiledGraph]) -> None:
-    pair = twins(Pooled, backend=COSTLY, dynamic=True)
+    pair = twins(Pooled, dynamic=True)
     _at_sizes(pair, [(2, 3, 16, 12), (3, 3, 9, 21), (4, 3, 15, 11)])
     assert [graph.name for graph in graphs] == ["forward", "backward"]
     assert all(len(graph.executables) == 1 for graph in graphs), "nothing cuts the graph"
@@ -467,7 +464,7 @@ def test_draws_over_dynamic_sizes_do_not_cut_the_graph(graphs: list[CompiledGrap
         y = F.dropout(x * 2, 0.3).flatten()
         return F.dropout(y, 0.5) + torch.rand_like(y)
 
-    call = compiled(noisy, backend.build_only, dynamic=True)
+    call = compiled(noisy, dynamic=True)
     for count in (4, 6):
         x = torch.randn(count, 6)
         results = []
@@ -484,7 +481,7 @@ def test_draws_over_dynamic_sizes_do_not_cut_the_graph(graphs: list[CompiledGrap
 def test_two_models_in_turn(graphs: list[CompiledGraph]) -> None:
     """A generator and a discriminator, each with its own optimizer."""
     z, real = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(1)).unbind()
-    pairs = [twins(lambda: nn.Sequential(nn.Linear(6, 6), nn.Tanh()), backend=COSTLY) for _ in range(2)]
+    pairs = [twins(lambda: nn.Sequential(nn.Linear(6, 6), nn.Tanh())) for _ in range(2)]
     for (generate, generator), (judge, discriminator) in zip(*pairs, strict=True):
         steps = [torch.optim.SGD(model.parameters(), 0.1) for model in (discriminator, generator)]
         for _ in range(2):
