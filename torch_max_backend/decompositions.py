@@ -125,6 +125,14 @@ def round_decimals(x: torch.Tensor, *, decimals: int) -> torch.Tensor:
     return torch.round(x * scale) / scale if decimals >= 0 else torch.round(x / scale) * scale
 
 
+def soft_margin_loss_backward(
+    grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int
+) -> torch.Tensor:
+    """``aten.soft_margin_loss_backward``. PyTorch's own takes 1 from a sigmoid that is nearly 1."""
+    share = 1 / x.numel() if reduction == 1 else 1.0
+    return -target * torch.sigmoid(-target * x) * grad * share
+
+
 @functools.cache
 def decompositions() -> dict[OpOverload, Callable[..., Any]]:
     """The decomposition table that AOTAutograd traces with."""
@@ -139,6 +147,7 @@ def decompositions() -> dict[OpOverload, Callable[..., Any]]:
         aten.addbmm.default: addbmm,
         aten.diagonal_scatter.default: diagonal_scatter,
         aten.round.decimals: round_decimals,
+        aten.soft_margin_loss_backward.default: soft_margin_loss_backward,
     }
     kept = {getattr(packet, name) for packet in KEPT_WHOLE for name in packet.overloads()}
     return {op: function for op, function in table.items() if op not in kept}

@@ -118,6 +118,13 @@ CASES = [
         recipe(randn(5, 3), unit_interval(5, 3)),
         slack=4,
     ),
+    # Far from zero, where a sigmoid less one has no digits left.
+    Case(
+        "soft_margin_far",
+        gradients(lambda x: F.soft_margin_loss(x, torch.ones_like(x))),
+        lambda generator: [8 + 4 * torch.randn(5, 3, generator=generator).abs()],
+        slack=2,
+    ),
     Case("mse_bf16", gradients(F.mse_loss), recipe(randn(5, 3, dtype=BF16), randn(5, 3, dtype=BF16))),
 ]
 

@@ -441,6 +441,20 @@ def acosh(x: TensorValue) -> TensorValue:
 
 
 @in_double
+def atanh(x: TensorValue) -> TensorValue:
+    """The inverse hyperbolic tangent, NaN beyond 1."""
+    size = ops.abs(x)
+    grown = ops.div(ops.mul(constant(x, 2), size), ops.sub(constant(x, 1), size))
+    result = ops.mul(constant(x, 0.5), ops.log1p(grown))
+    return ops.where(_negative(x), ops.negate(result), result)
+
+
+def ceil(x: TensorValue) -> TensorValue:
+    """The least whole number that is not below."""
+    return ops.negate(ops.floor(ops.negate(x)))
+
+
+@in_double
 def exp2(x: TensorValue) -> TensorValue:
     """2 to the x."""
     return exp(ops.mul(x, constant(x, math.log(2))))

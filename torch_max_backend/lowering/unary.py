@@ -43,7 +43,7 @@ _REAL: dict[Any, Callable[[TensorValue], TensorValue]] = {
     aten.tanh.default: numerics.tanh,
     aten.asinh.default: numerics.asinh,
     aten.acosh.default: numerics.acosh,
-    aten.atanh.default: ops.atanh,
+    aten.atanh.default: numerics.atanh,
     aten.erf.default: ops.erf,
     aten.sigmoid.default: numerics.sigmoid,
 }
@@ -62,7 +62,7 @@ for _target, _function in _REAL.items():
 #: Rounding: whole numbers stay as they are.
 _ROUNDING: dict[Any, Callable[[TensorValue], TensorValue]] = {
     aten.floor.default: ops.floor,
-    aten.ceil.default: ops.ceil,
+    aten.ceil.default: numerics.ceil,
     aten.round.default: ops.round,
     aten.trunc.default: ops.trunc,
 }
