@@ -44,6 +44,7 @@ class Entry:
         missing: the ops that stay in PyTorch, with how often.
         reasons: why, by op.
         error: what was raised, if anything.
+        torch: the PyTorch that it was examined with.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Entry:
     missing: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     error: str = ""
+    torch: str = ""
 
     @property
     def whole(self) -> bool:
@@ -64,7 +66,7 @@ class Entry:
 
 def examine(architecture: Architecture) -> Entry:
     """Builds the graphs of one training step."""
-    entry = Entry(architecture.name, architecture.library, architecture.kind)
+    entry = Entry(architecture.name, architecture.library, architecture.kind, torch=_version("torch"))
     torch.manual_seed(0)
     try:
         positional, keywords = architecture.call()
@@ -124,12 +126,29 @@ This file is written by `python -m tests.models.coverage > docs/models.md`.
 """
 
 
-def markdown(entries: Sequence[Entry]) -> str:
-    """The text of docs/models.md."""
-    versions = {name: version(name).partition("+")[0] for name in ("torchvision", "timm", "transformers", "torch")}
+def _version(package: str) -> str:
+    return version(package).partition("+")[0]
+
+
+def under_another(entries: Sequence[Entry]) -> str:
+    """What became of architectures under another PyTorch, in a paragraph."""
+    whole = sum(entry.whole for entry in entries)
+    counts = Counter(entry.library for entry in entries)
+    of = ", ".join(f"{count} of {library}" for library, count in counts.items())
+    rest = [f"{entry.name} ({_missing(entry)})" for entry in entries if not entry.whole]
+    which = f" All but {', '.join(rest)}." if rest else ""
+    built = f"Under torch {entries[0].torch}, {len(entries)} of them were built ({of})"
+    return f"{built}, and {whole} are lowered whole.{which}\n"
+
+
+def markdown(entries: Sequence[Entry], others: Sequence[Entry] = ()) -> str:
+    """The text of docs/models.md; ``others`` were examined under another PyTorch."""
+    versions = {name: _version(name) for name in ("torchvision", "timm", "transformers", "torch")}
     listed = f"of {len(architectures())}" if len(entries) < len(architectures()) else "all"
     which = f"{listed} in `tests/models/architectures.py`"
     parts = [_HEADING.format(total=len(entries), which=which, whole=sum(entry.whole for entry in entries), **versions)]
+    if others:
+        parts.append(under_another(others))
     for library in dict.fromkeys(entry.library for entry in entries):
         mine = [entry for entry in entries if entry.library == library]
         lines = [f"## {library}: {sum(entry.whole for entry in mine)} of {len(mine)}", ""]
@@ -166,6 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--record", action="store_true", help="print JSON lines, in this process")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--json", type=Path, help="a file of entries: those in it are kept, new ones are added at once")
+    parser.add_argument("--others", type=Path, help="such a file of another PyTorch: a paragraph")
     options = parser.parse_args(arguments)
     if options.record:
         torch._dynamo.config.recompile_limit = 256
@@ -194,7 +214,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for entry in entries:
                 if not entry.whole:
                     console.print(f"{_key(entry)}: {entry.error or entry.missing}")
-    print(markdown([found[key] for key in map(_key, architectures()) if key in found]), end="")
+    chosen_entries = [found[key] for key in map(_key, architectures()) if key in found]
+    print(markdown(chosen_entries, _read(options.others)), end="")
 
 
 if __name__ == "__main__":
