@@ -5,5 +5,5 @@ entries.mojo    what the operands are, and their checks
 dispatch.mojo   which kernel runs
 ops.mojo        the registered operations
 cpu/            blocks of queries and keys as packed matrix products
-gpu/            tiled.mojo, always right; products on tensor cores beside it
+gpu/            tiled*.mojo, always right; products on tensor cores beside it
 """

@@ -13,7 +13,8 @@ from .gpu.flash import (
 from .gpu.flash_backward import flash_backward_gpu
 from .gpu.flash_forward import flash_forward_gpu
 from .gpu.tiles import tiles_compile
-from .gpu.tiled import tiled_backward_gpu, tiled_forward_gpu
+from .gpu.tiled_backward import tiled_backward_gpu
+from .gpu.tiled_forward import tiled_forward_gpu
 from .pointers import Backward, Forward
 from .problem import AttentionProblem
 
