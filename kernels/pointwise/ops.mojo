@@ -1,8 +1,8 @@
 """Registrations of the pointwise family: thin ops over the entries of entries.mojo.
 
 An op has a fixed number of operands, so there is one for each number of results and some numbers of inputs; a graph
-repeats an input where it has fewer. `function` is the library function that the graph's builder chose, `geometry` what
-entries.mojo says.
+repeats an input where it has fewer. `function` is the library function that the graph's builder chose, `inputs` how many
+inputs it takes, `geometry` what entries.mojo says.
 """
 
 import extensibility
@@ -44,55 +44,13 @@ struct PointwiseMany:
         call.run[function](ctx)
 
 
-@extensibility.register("pointwise_1_1")
-struct Pointwise1Of1:
-    """1 result of 1 input."""
-
-    @staticmethod
-    def execute[
-        target: StaticString, function: StaticString
-    ](
-        y0: OutputTensor,
-        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
-        x0: InputTensor,
-        ctx: DeviceContext,
-    ) raises:
-        var call = Call()
-        call.append(geometry)
-        call.append_word(Int(y0.unsafe_ptr()))
-        call.append_word(Int(x0.unsafe_ptr()))
-        call.run[function](ctx)
-
-
-@extensibility.register("pointwise_1_2")
-struct Pointwise1Of2:
-    """1 result of up to 2 inputs."""
-
-    @staticmethod
-    def execute[
-        target: StaticString, function: StaticString
-    ](
-        y0: OutputTensor,
-        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
-        x0: InputTensor,
-        x1: InputTensor,
-        ctx: DeviceContext,
-    ) raises:
-        var call = Call()
-        call.append(geometry)
-        call.append_word(Int(y0.unsafe_ptr()))
-        call.append_word(Int(x0.unsafe_ptr()))
-        call.append_word(Int(x1.unsafe_ptr()))
-        call.run[function](ctx)
-
-
 @extensibility.register("pointwise_1_4")
 struct Pointwise1Of4:
     """1 result of up to 4 inputs."""
 
     @staticmethod
     def execute[
-        target: StaticString, function: StaticString
+        target: StaticString, function: StaticString, inputs: Int
     ](
         y0: OutputTensor,
         geometry: InputTensor[dtype=DType.int64, rank=1, ...],
@@ -109,40 +67,6 @@ struct Pointwise1Of4:
         call.append_word(Int(x1.unsafe_ptr()))
         call.append_word(Int(x2.unsafe_ptr()))
         call.append_word(Int(x3.unsafe_ptr()))
-        call.run[function](ctx)
-
-
-@extensibility.register("pointwise_1_8")
-struct Pointwise1Of8:
-    """1 result of up to 8 inputs."""
-
-    @staticmethod
-    def execute[
-        target: StaticString, function: StaticString
-    ](
-        y0: OutputTensor,
-        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
-        x0: InputTensor,
-        x1: InputTensor,
-        x2: InputTensor,
-        x3: InputTensor,
-        x4: InputTensor,
-        x5: InputTensor,
-        x6: InputTensor,
-        x7: InputTensor,
-        ctx: DeviceContext,
-    ) raises:
-        var call = Call()
-        call.append(geometry)
-        call.append_word(Int(y0.unsafe_ptr()))
-        call.append_word(Int(x0.unsafe_ptr()))
-        call.append_word(Int(x1.unsafe_ptr()))
-        call.append_word(Int(x2.unsafe_ptr()))
-        call.append_word(Int(x3.unsafe_ptr()))
-        call.append_word(Int(x4.unsafe_ptr()))
-        call.append_word(Int(x5.unsafe_ptr()))
-        call.append_word(Int(x6.unsafe_ptr()))
-        call.append_word(Int(x7.unsafe_ptr()))
         call.run[function](ctx)
 
 
@@ -152,7 +76,7 @@ struct Pointwise1Of12:
 
     @staticmethod
     def execute[
-        target: StaticString, function: StaticString
+        target: StaticString, function: StaticString, inputs: Int
     ](
         y0: OutputTensor,
         geometry: InputTensor[dtype=DType.int64, rank=1, ...],
@@ -185,390 +109,6 @@ struct Pointwise1Of12:
         call.append_word(Int(x9.unsafe_ptr()))
         call.append_word(Int(x10.unsafe_ptr()))
         call.append_word(Int(x11.unsafe_ptr()))
-        call.run[function](ctx)
-
-
-@extensibility.register("pointwise_2_1")
-struct Pointwise2Of1:
-    """2 results of 1 input."""
-
-    @staticmethod
-    def execute[
-        target: StaticString, function: StaticString
-    ](
-        y0: OutputTensor,
-        y1: OutputTensor,
-        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
-        x0: InputTensor,
-        ctx: DeviceContext,
-    ) raises:
-        var call = Call()
-        call.append(geometry)
-        call.append_word(Int(y0.unsafe_ptr()))
-        call.append_word(Int(y1.unsafe_ptr()))
-        call.append_word(Int(x0.unsafe_ptr()))
-        call.run[function](ctx)
-
-
-@extensibility.register("pointwise_2_2")
-struct Pointwise2Of2:
-    """2 results of up to 2 inputs."""
-
-    @staticmethod
-    def execute[
-        target: StaticString, function: StaticString
-    ](
-        y0: OutputTensor,
-        y1: OutputTensor,
-        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
-        x0: InputTensor,
-        x1: InputTensor,
-        ctx: DeviceContext,
-    ) raises:
-        var call = Call()
-        call.append(geometry)
-        call.append_word(Int(y0.unsafe_ptr()))
-        call.append_word(Int(y1.unsafe_ptr()))
-        call.append_word(Int(x0.unsafe_ptr()))
-        call.append_word(Int(x1.unsafe_ptr()))
-        call.run[function](ctx)
-
-
-@extensibility.register("pointwise_2_4")
-struct Pointwise2Of4:
-    """2 results of up to 4 inputs."""
-
-    @staticmethod
-    def execute[
-        target: StaticString, function: StaticString
-    ](
-        y0: OutputTensor,
-        y1: OutputTensor,
-        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
-        x0: InputTensor,
-        x1: InputTensor,
-        x2: InputTensor,
-        x3: InputTensor,
-        ctx: DeviceContext,
-    ) raises:
-        var call = Call()
-        call.append(geometry)
-        call.append_word(Int(y0.unsafe_ptr()))
-        call.append_word(Int(y1.unsafe_ptr()))
-        call.append_word(Int(x0.unsafe_ptr()))
-        call.append_word(Int(x1.unsafe_ptr()))
-        call.append_word(Int(x2.unsafe_ptr()))
-        call.append_word(Int(x3.unsafe_ptr()))
-        call.run[function](ctx)
-
-
-@extensibility.register("pointwise_2_8")
-struct Pointwise2Of8:
-    """2 results of up to 8 inputs."""
-
-    @staticmethod
-    def execute[
-        target: StaticString, function: StaticString
-    ](
-        y0: OutputTensor,
-        y1: OutputTensor,
-        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
-        x0: InputTensor,
-        x1: InputTensor,
-        x2: InputTensor,
-        x3: InputTensor,
-        x4: InputTensor,
-        x5: InputTensor,
-        x6: InputTensor,
-        x7: InputTensor,
-        ctx: DeviceContext,
-    ) raises:
-        var call = Call()
-        call.append(geometry)
-        call.append_word(Int(y0.unsafe_ptr()))
-        call.append_word(Int(y1.unsafe_ptr()))
-        call.append_word(Int(x0.unsafe_ptr()))
-        call.append_word(Int(x1.unsafe_ptr()))
-        call.append_word(Int(x2.unsafe_ptr()))
-        call.append_word(Int(x3.unsafe_ptr()))
-        call.append_word(Int(x4.unsafe_ptr()))
-        call.append_word(Int(x5.unsafe_ptr()))
-        call.append_word(Int(x6.unsafe_ptr()))
-        call.append_word(Int(x7.unsafe_ptr()))
-        call.run[function](ctx)
-
-
-@extensibility.register("pointwise_2_12")
-struct Pointwise2Of12:
-    """2 results of up to 12 inputs."""
-
-    @staticmethod
-    def execute[
-        target: StaticString, function: StaticString
-    ](
-        y0: OutputTensor,
-        y1: OutputTensor,
-        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
-        x0: InputTensor,
-        x1: InputTensor,
-        x2: InputTensor,
-        x3: InputTensor,
-        x4: InputTensor,
-        x5: InputTensor,
-        x6: InputTensor,
-        x7: InputTensor,
-        x8: InputTensor,
-        x9: InputTensor,
-        x10: InputTensor,
-        x11: InputTensor,
-        ctx: DeviceContext,
-    ) raises:
-        var call = Call()
-        call.append(geometry)
-        call.append_word(Int(y0.unsafe_ptr()))
-        call.append_word(Int(y1.unsafe_ptr()))
-        call.append_word(Int(x0.unsafe_ptr()))
-        call.append_word(Int(x1.unsafe_ptr()))
-        call.append_word(Int(x2.unsafe_ptr()))
-        call.append_word(Int(x3.unsafe_ptr()))
-        call.append_word(Int(x4.unsafe_ptr()))
-        call.append_word(Int(x5.unsafe_ptr()))
-        call.append_word(Int(x6.unsafe_ptr()))
-        call.append_word(Int(x7.unsafe_ptr()))
-        call.append_word(Int(x8.unsafe_ptr()))
-        call.append_word(Int(x9.unsafe_ptr()))
-        call.append_word(Int(x10.unsafe_ptr()))
-        call.append_word(Int(x11.unsafe_ptr()))
-        call.run[function](ctx)
-
-
-@extensibility.register("pointwise_3_1")
-struct Pointwise3Of1:
-    """3 results of 1 input."""
-
-    @staticmethod
-    def execute[
-        target: StaticString, function: StaticString
-    ](
-        y0: OutputTensor,
-        y1: OutputTensor,
-        y2: OutputTensor,
-        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
-        x0: InputTensor,
-        ctx: DeviceContext,
-    ) raises:
-        var call = Call()
-        call.append(geometry)
-        call.append_word(Int(y0.unsafe_ptr()))
-        call.append_word(Int(y1.unsafe_ptr()))
-        call.append_word(Int(y2.unsafe_ptr()))
-        call.append_word(Int(x0.unsafe_ptr()))
-        call.run[function](ctx)
-
-
-@extensibility.register("pointwise_3_2")
-struct Pointwise3Of2:
-    """3 results of up to 2 inputs."""
-
-    @staticmethod
-    def execute[
-        target: StaticString, function: StaticString
-    ](
-        y0: OutputTensor,
-        y1: OutputTensor,
-        y2: OutputTensor,
-        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
-        x0: InputTensor,
-        x1: InputTensor,
-        ctx: DeviceContext,
-    ) raises:
-        var call = Call()
-        call.append(geometry)
-        call.append_word(Int(y0.unsafe_ptr()))
-        call.append_word(Int(y1.unsafe_ptr()))
-        call.append_word(Int(y2.unsafe_ptr()))
-        call.append_word(Int(x0.unsafe_ptr()))
-        call.append_word(Int(x1.unsafe_ptr()))
-        call.run[function](ctx)
-
-
-@extensibility.register("pointwise_3_4")
-struct Pointwise3Of4:
-    """3 results of up to 4 inputs."""
-
-    @staticmethod
-    def execute[
-        target: StaticString, function: StaticString
-    ](
-        y0: OutputTensor,
-        y1: OutputTensor,
-        y2: OutputTensor,
-        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
-        x0: InputTensor,
-        x1: InputTensor,
-        x2: InputTensor,
-        x3: InputTensor,
-        ctx: DeviceContext,
-    ) raises:
-        var call = Call()
-        call.append(geometry)
-        call.append_word(Int(y0.unsafe_ptr()))
-        call.append_word(Int(y1.unsafe_ptr()))
-        call.append_word(Int(y2.unsafe_ptr()))
-        call.append_word(Int(x0.unsafe_ptr()))
-        call.append_word(Int(x1.unsafe_ptr()))
-        call.append_word(Int(x2.unsafe_ptr()))
-        call.append_word(Int(x3.unsafe_ptr()))
-        call.run[function](ctx)
-
-
-@extensibility.register("pointwise_3_8")
-struct Pointwise3Of8:
-    """3 results of up to 8 inputs."""
-
-    @staticmethod
-    def execute[
-        target: StaticString, function: StaticString
-    ](
-        y0: OutputTensor,
-        y1: OutputTensor,
-        y2: OutputTensor,
-        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
-        x0: InputTensor,
-        x1: InputTensor,
-        x2: InputTensor,
-        x3: InputTensor,
-        x4: InputTensor,
-        x5: InputTensor,
-        x6: InputTensor,
-        x7: InputTensor,
-        ctx: DeviceContext,
-    ) raises:
-        var call = Call()
-        call.append(geometry)
-        call.append_word(Int(y0.unsafe_ptr()))
-        call.append_word(Int(y1.unsafe_ptr()))
-        call.append_word(Int(y2.unsafe_ptr()))
-        call.append_word(Int(x0.unsafe_ptr()))
-        call.append_word(Int(x1.unsafe_ptr()))
-        call.append_word(Int(x2.unsafe_ptr()))
-        call.append_word(Int(x3.unsafe_ptr()))
-        call.append_word(Int(x4.unsafe_ptr()))
-        call.append_word(Int(x5.unsafe_ptr()))
-        call.append_word(Int(x6.unsafe_ptr()))
-        call.append_word(Int(x7.unsafe_ptr()))
-        call.run[function](ctx)
-
-
-@extensibility.register("pointwise_3_12")
-struct Pointwise3Of12:
-    """3 results of up to 12 inputs."""
-
-    @staticmethod
-    def execute[
-        target: StaticString, function: StaticString
-    ](
-        y0: OutputTensor,
-        y1: OutputTensor,
-        y2: OutputTensor,
-        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
-        x0: InputTensor,
-        x1: InputTensor,
-        x2: InputTensor,
-        x3: InputTensor,
-        x4: InputTensor,
-        x5: InputTensor,
-        x6: InputTensor,
-        x7: InputTensor,
-        x8: InputTensor,
-        x9: InputTensor,
-        x10: InputTensor,
-        x11: InputTensor,
-        ctx: DeviceContext,
-    ) raises:
-        var call = Call()
-        call.append(geometry)
-        call.append_word(Int(y0.unsafe_ptr()))
-        call.append_word(Int(y1.unsafe_ptr()))
-        call.append_word(Int(y2.unsafe_ptr()))
-        call.append_word(Int(x0.unsafe_ptr()))
-        call.append_word(Int(x1.unsafe_ptr()))
-        call.append_word(Int(x2.unsafe_ptr()))
-        call.append_word(Int(x3.unsafe_ptr()))
-        call.append_word(Int(x4.unsafe_ptr()))
-        call.append_word(Int(x5.unsafe_ptr()))
-        call.append_word(Int(x6.unsafe_ptr()))
-        call.append_word(Int(x7.unsafe_ptr()))
-        call.append_word(Int(x8.unsafe_ptr()))
-        call.append_word(Int(x9.unsafe_ptr()))
-        call.append_word(Int(x10.unsafe_ptr()))
-        call.append_word(Int(x11.unsafe_ptr()))
-        call.run[function](ctx)
-
-
-@extensibility.register("pointwise_1_24")
-struct Pointwise1Of24:
-    """1 result of up to 24 inputs."""
-
-    @staticmethod
-    def execute[
-        target: StaticString, function: StaticString
-    ](
-        y0: OutputTensor,
-        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
-        x0: InputTensor,
-        x1: InputTensor,
-        x2: InputTensor,
-        x3: InputTensor,
-        x4: InputTensor,
-        x5: InputTensor,
-        x6: InputTensor,
-        x7: InputTensor,
-        x8: InputTensor,
-        x9: InputTensor,
-        x10: InputTensor,
-        x11: InputTensor,
-        x12: InputTensor,
-        x13: InputTensor,
-        x14: InputTensor,
-        x15: InputTensor,
-        x16: InputTensor,
-        x17: InputTensor,
-        x18: InputTensor,
-        x19: InputTensor,
-        x20: InputTensor,
-        x21: InputTensor,
-        x22: InputTensor,
-        x23: InputTensor,
-        ctx: DeviceContext,
-    ) raises:
-        var call = Call()
-        call.append(geometry)
-        call.append_word(Int(y0.unsafe_ptr()))
-        call.append_word(Int(x0.unsafe_ptr()))
-        call.append_word(Int(x1.unsafe_ptr()))
-        call.append_word(Int(x2.unsafe_ptr()))
-        call.append_word(Int(x3.unsafe_ptr()))
-        call.append_word(Int(x4.unsafe_ptr()))
-        call.append_word(Int(x5.unsafe_ptr()))
-        call.append_word(Int(x6.unsafe_ptr()))
-        call.append_word(Int(x7.unsafe_ptr()))
-        call.append_word(Int(x8.unsafe_ptr()))
-        call.append_word(Int(x9.unsafe_ptr()))
-        call.append_word(Int(x10.unsafe_ptr()))
-        call.append_word(Int(x11.unsafe_ptr()))
-        call.append_word(Int(x12.unsafe_ptr()))
-        call.append_word(Int(x13.unsafe_ptr()))
-        call.append_word(Int(x14.unsafe_ptr()))
-        call.append_word(Int(x15.unsafe_ptr()))
-        call.append_word(Int(x16.unsafe_ptr()))
-        call.append_word(Int(x17.unsafe_ptr()))
-        call.append_word(Int(x18.unsafe_ptr()))
-        call.append_word(Int(x19.unsafe_ptr()))
-        call.append_word(Int(x20.unsafe_ptr()))
-        call.append_word(Int(x21.unsafe_ptr()))
-        call.append_word(Int(x22.unsafe_ptr()))
-        call.append_word(Int(x23.unsafe_ptr()))
         call.run[function](ctx)
 
 
@@ -578,7 +118,7 @@ struct Pointwise1Of48:
 
     @staticmethod
     def execute[
-        target: StaticString, function: StaticString
+        target: StaticString, function: StaticString, inputs: Int
     ](
         y0: OutputTensor,
         geometry: InputTensor[dtype=DType.int64, rank=1, ...],
@@ -683,4 +223,152 @@ struct Pointwise1Of48:
         call.append_word(Int(x45.unsafe_ptr()))
         call.append_word(Int(x46.unsafe_ptr()))
         call.append_word(Int(x47.unsafe_ptr()))
+        call.run[function](ctx)
+
+
+@extensibility.register("pointwise_2_4")
+struct Pointwise2Of4:
+    """2 results of up to 4 inputs."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, function: StaticString, inputs: Int
+    ](
+        y0: OutputTensor,
+        y1: OutputTensor,
+        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
+        x0: InputTensor,
+        x1: InputTensor,
+        x2: InputTensor,
+        x3: InputTensor,
+        ctx: DeviceContext,
+    ) raises:
+        var call = Call()
+        call.append(geometry)
+        call.append_word(Int(y0.unsafe_ptr()))
+        call.append_word(Int(y1.unsafe_ptr()))
+        call.append_word(Int(x0.unsafe_ptr()))
+        call.append_word(Int(x1.unsafe_ptr()))
+        call.append_word(Int(x2.unsafe_ptr()))
+        call.append_word(Int(x3.unsafe_ptr()))
+        call.run[function](ctx)
+
+
+@extensibility.register("pointwise_2_12")
+struct Pointwise2Of12:
+    """2 results of up to 12 inputs."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, function: StaticString, inputs: Int
+    ](
+        y0: OutputTensor,
+        y1: OutputTensor,
+        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
+        x0: InputTensor,
+        x1: InputTensor,
+        x2: InputTensor,
+        x3: InputTensor,
+        x4: InputTensor,
+        x5: InputTensor,
+        x6: InputTensor,
+        x7: InputTensor,
+        x8: InputTensor,
+        x9: InputTensor,
+        x10: InputTensor,
+        x11: InputTensor,
+        ctx: DeviceContext,
+    ) raises:
+        var call = Call()
+        call.append(geometry)
+        call.append_word(Int(y0.unsafe_ptr()))
+        call.append_word(Int(y1.unsafe_ptr()))
+        call.append_word(Int(x0.unsafe_ptr()))
+        call.append_word(Int(x1.unsafe_ptr()))
+        call.append_word(Int(x2.unsafe_ptr()))
+        call.append_word(Int(x3.unsafe_ptr()))
+        call.append_word(Int(x4.unsafe_ptr()))
+        call.append_word(Int(x5.unsafe_ptr()))
+        call.append_word(Int(x6.unsafe_ptr()))
+        call.append_word(Int(x7.unsafe_ptr()))
+        call.append_word(Int(x8.unsafe_ptr()))
+        call.append_word(Int(x9.unsafe_ptr()))
+        call.append_word(Int(x10.unsafe_ptr()))
+        call.append_word(Int(x11.unsafe_ptr()))
+        call.run[function](ctx)
+
+
+@extensibility.register("pointwise_3_4")
+struct Pointwise3Of4:
+    """3 results of up to 4 inputs."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, function: StaticString, inputs: Int
+    ](
+        y0: OutputTensor,
+        y1: OutputTensor,
+        y2: OutputTensor,
+        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
+        x0: InputTensor,
+        x1: InputTensor,
+        x2: InputTensor,
+        x3: InputTensor,
+        ctx: DeviceContext,
+    ) raises:
+        var call = Call()
+        call.append(geometry)
+        call.append_word(Int(y0.unsafe_ptr()))
+        call.append_word(Int(y1.unsafe_ptr()))
+        call.append_word(Int(y2.unsafe_ptr()))
+        call.append_word(Int(x0.unsafe_ptr()))
+        call.append_word(Int(x1.unsafe_ptr()))
+        call.append_word(Int(x2.unsafe_ptr()))
+        call.append_word(Int(x3.unsafe_ptr()))
+        call.run[function](ctx)
+
+
+@extensibility.register("pointwise_3_12")
+struct Pointwise3Of12:
+    """3 results of up to 12 inputs."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, function: StaticString, inputs: Int
+    ](
+        y0: OutputTensor,
+        y1: OutputTensor,
+        y2: OutputTensor,
+        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
+        x0: InputTensor,
+        x1: InputTensor,
+        x2: InputTensor,
+        x3: InputTensor,
+        x4: InputTensor,
+        x5: InputTensor,
+        x6: InputTensor,
+        x7: InputTensor,
+        x8: InputTensor,
+        x9: InputTensor,
+        x10: InputTensor,
+        x11: InputTensor,
+        ctx: DeviceContext,
+    ) raises:
+        var call = Call()
+        call.append(geometry)
+        call.append_word(Int(y0.unsafe_ptr()))
+        call.append_word(Int(y1.unsafe_ptr()))
+        call.append_word(Int(y2.unsafe_ptr()))
+        call.append_word(Int(x0.unsafe_ptr()))
+        call.append_word(Int(x1.unsafe_ptr()))
+        call.append_word(Int(x2.unsafe_ptr()))
+        call.append_word(Int(x3.unsafe_ptr()))
+        call.append_word(Int(x4.unsafe_ptr()))
+        call.append_word(Int(x5.unsafe_ptr()))
+        call.append_word(Int(x6.unsafe_ptr()))
+        call.append_word(Int(x7.unsafe_ptr()))
+        call.append_word(Int(x8.unsafe_ptr()))
+        call.append_word(Int(x9.unsafe_ptr()))
+        call.append_word(Int(x10.unsafe_ptr()))
+        call.append_word(Int(x11.unsafe_ptr()))
         call.run[function](ctx)

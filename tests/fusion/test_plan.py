@@ -62,7 +62,7 @@ def remaining(text: str) -> list[str]:
 
 def test_an_expression_is_one_program() -> None:
     text = text_of(lambda x, y: torch.relu(torch.tanh(x) * y + 1), (8, 24), (24,))
-    assert calls(text) == ["pointwise_1_2"]
+    assert calls(text) == ["pointwise_1_4"]
     assert not remaining(text)
 
 
@@ -84,13 +84,13 @@ def test_other_expressions_are_other_programs() -> None:
 
 def test_results_that_read_alike_are_one_call() -> None:
     text = text_of(lambda x, y: (x * y, x > y, (x - y).exp()), (8, 24), (8, 24))
-    assert calls(text) == ["pointwise_3_2"]
+    assert calls(text) == ["pointwise_3_4"]
 
 
 def test_a_result_behind_another_op_waits_for_it() -> None:
     """``a * 2`` and ``a + product`` read alike, but the second one depends on the first through a product."""
     text = text_of(lambda a, b: (lambda twice: (twice, a + twice @ b))(torch.tanh(a)), (16, 16), (16, 16))
-    assert [each for each in calls(text) if each.startswith("pointwise")] == ["pointwise_1_1", "pointwise_1_2"]
+    assert [each for each in calls(text) if each.startswith("pointwise")] == ["pointwise_1_4", "pointwise_1_4"]
     assert not remaining(text)
 
 
@@ -129,13 +129,13 @@ def test_long_expressions_are_cut() -> None:
 def test_large_transposes_go_through_tiles(shape: Shape, function: str) -> None:
     """Small ones, and those in which tiles would be mostly empty, are programs."""
     text = text_of(lambda x: aten.clone(aten.permute(x, [1, 0]), memory_format=torch.contiguous_format), shape)
-    assert calls(text) == ["pointwise_1_1"]
+    assert calls(text) == ["pointwise_1_4"]
     assert functions(text)[0].startswith(f"torch_max_{function}_")
 
 
 def test_many_tensors_are_concatenated_by_one_call() -> None:
     text = text_of(lambda *parts: torch.cat(parts, 1) * 2, *[(6, n) for n in range(1, 20)])
-    assert calls(text) == ["pointwise_1_24", "pointwise_1_1"]
+    assert calls(text) == ["pointwise_1_48", "pointwise_1_4"]
     assert not moves(text)
 
 
@@ -148,11 +148,11 @@ def test_what_asks_for_many_guards_is_cut() -> None:
 
 def test_numbers_alone_are_a_program() -> None:
     text = text_of(lambda x: (x + 1, torch.full((300, 1000), 2.5)), (8,))
-    assert calls(text) == ["pointwise_1_1"] * 2
+    assert calls(text) == ["pointwise_1_4"] * 2
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (1,), (2**16, 2**15)])
 def test_empty_single_and_huge_tensors(shape: Shape) -> None:
     """Nothing is planned for no elements, and nothing beyond 32-bit offsets."""
-    expected = ["pointwise_1_1"] if shape == (1,) else []
+    expected = ["pointwise_1_4"] if shape == (1,) else []
     assert calls(text_of(lambda x: torch.tanh(x) * 2, shape)) == expected

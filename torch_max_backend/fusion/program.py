@@ -16,11 +16,10 @@ from torch_max_backend.fusion.terms import MOST_GUARDS, REDUCTIONS, Leaf, Terms
 MOST_DIGITS = 6
 _EPILOGUE_VECTOR = 8
 """Elements that a convolution's store handles at once."""
-INPUT_COUNTS = (1, 2, 4, 8, 12)
-"""Numbers of inputs that ops of kernels/pointwise/ops.mojo have."""
-MOST_INPUTS = INPUT_COUNTS[-1]
-WIDE_COUNTS = (24, 48)
-"""And of those that take as many for one result."""
+_INPUT_COUNTS = (1, 2, 4, 8, 12, 24, 48)
+"""Numbers of inputs that programs have: those with a few more or less share their library's code around them."""
+MOST_INPUTS = 12
+"""Of a program that is no concatenation."""
 
 _MODULES = frozenset({("pointwise.program", "Operands"), ("pointwise.program", "Place")})
 
@@ -171,8 +170,8 @@ def layout_of(terms: Terms) -> Layout | None:
 
 
 def padded(inputs: int) -> int:
-    """The number of inputs of the smallest op that takes as many."""
-    return next(count for count in (*INPUT_COUNTS, *WIDE_COUNTS) if count >= inputs)
+    """The number of inputs of a program that needs as many; it does not read the rest."""
+    return next(count for count in _INPUT_COUNTS if count >= inputs)
 
 
 def vector_of(terms: Terms, target: Literal["cpu", "gpu"]) -> int:

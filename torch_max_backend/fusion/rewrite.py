@@ -28,6 +28,9 @@ from torch_max_backend.ir import ops
 from torch_max_backend.max_compat import block_of, handle_of
 from torch_max_backend.mojo_ops.functions import require, require_function, target_of
 
+_OP_INPUTS = (4, 12, 48)
+"""Numbers of inputs that the ops of kernels/pointwise/ops.mojo have."""
+
 
 def fuse(graph: Graph, results: Sequence[TensorValue], device: DeviceRef) -> list[TensorValue]:
     """Computes what is elementwise in ``graph`` by programs of a library instead of operations of MAX.
@@ -100,10 +103,11 @@ def _add(
     """The op with the geometry ``values`` that calls ``function``."""
     count = padded(max(1, len(inputs)))
     tensors = [value.tensor for value in inputs] or [ops.constant(0.0, DType.float32, device)]
-    tensors += [tensors[-1]] * (count - len(tensors))
+    room = next(number for number in _OP_INPUTS if number >= count)
+    tensors += [tensors[-1]] * (room - len(tensors))
     host = ops.constant(np.array(values, np.int64), DType.int64, DeviceRef.CPU())
-    name = f"pointwise_{len(types)}_{count}"
-    return [result.tensor for result in ops.custom(name, device, [host, *tensors], types, {"function": function})]
+    name, parameters = f"pointwise_{len(types)}_{room}", {"function": function, "inputs": count}
+    return [result.tensor for result in ops.custom(name, device, [host, *tensors], types, parameters)]
 
 
 def _call_many(batch: Sequence[Group], device: DeviceRef) -> list[TensorValue]:

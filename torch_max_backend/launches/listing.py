@@ -113,7 +113,7 @@ def launch_list(graph: Graph, results: Sequence[TensorValue], device: DeviceRef)
 
 TRANSFER = "rmo.mo.transfer"
 _FUNCTION = re.compile(r'function = "(\w+)"')
-_SYMBOLS_OF_PROGRAMS = ("pointwise_", "reduction_")
+_INPUTS = re.compile(r"inputs = (\d+)")
 #: What computes nothing of its own.
 _SILENT = frozenset({"mo.chain.create", "mo.constant", RESHAPE})
 
@@ -233,7 +233,7 @@ def _words(symbol: str, operation: Operation) -> list[int | Value]:
     make = _whole
     if symbol == "pointwise_many":
         make = _pairs
-    elif symbol.startswith(_SYMBOLS_OF_PROGRAMS):
+    elif symbol.startswith("pointwise_"):
         make = _of_program
     return make(operation)
 
@@ -250,7 +250,9 @@ def _whole(operation: Operation) -> list[int | Value]:
 def _of_program(operation: Operation) -> list[int | Value]:
     """The geometry with its extent, and the addresses of results and inputs."""
     geometry, *inputs = operation.operands
-    return [*_shaped(geometry), *operation.results, *inputs]
+    wanted = _INPUTS.search(str(operation.handle.attributes["parameters"]))
+    assert wanted is not None
+    return [*_shaped(geometry), *operation.results, *inputs[: int(wanted[1])]]
 
 
 def _pairs(operation: Operation) -> list[int | Value]:
