@@ -1,6 +1,6 @@
 """y [outer, count, inner] = x [outer, places, inner] at the places of index [count].
 
-A negative place counts from the end, and what is still outside reads the nearest element.
+A negative place counts from the end. What is still outside raises on the CPU, and reads the nearest element on a GPU.
 """
 
 from std.math import ceildiv
@@ -30,28 +30,45 @@ def _inside(place: Int64, places: Int) -> Int:
 @no_inline
 def gather_cpu[
     dtype: DType
-](y: Ptr[dtype], x: Ptr[dtype], index: Ptr[DType.int64], rows: Rows):
+](y: Ptr[dtype], x: Ptr[dtype], index: Ptr[DType.int64], rows: Rows) raises:
+    """Raises when all is written: the nearest element stands for a place outside.
+    """
     var total = rows.outer * rows.count
     var workers = max(
         1, min(min(worker_count(), total), total * rows.inner // SMALLEST_SHARE)
     )
 
+    # For each worker 1 if it met a place outside.
+    var outside = List[Int32](length=workers, fill=0)
+    var met = outside.unsafe_ptr()
+
     @always_inline
     def task(worker: Int) {imm}:
+        var all_inside = True
         for row in range(
             total * worker // workers, total * (worker + 1) // workers
         ):
             var o = row // rows.count
-            var place = _inside(
-                index[unsafe_offset=row % rows.count], rows.places
-            )
+            var given = index[unsafe_offset=row % rows.count]
+            var place = _inside(given, rows.places)
+            all_inside &= given >= Int64(-rows.places)
+            all_inside &= given < Int64(rows.places)
             copy_row[dtype](
                 y.unsafe_offset(row * rows.inner),
                 x.unsafe_offset((o * rows.places + place) * rows.inner),
                 rows.inner,
             )
+        met.unsafe_offset(worker).unsafe_store(Int32(not all_inside))
 
     sync_parallelize(task, workers)
+    if Int32(1) in outside:
+        for i in range(rows.count):
+            var place = Int(index[unsafe_offset=i])
+            if place < -rows.places or place >= rows.places:
+                raise Error(
+                    t"index out of range: {place} in a dimension of"
+                    t" {rows.places}"
+                )
 
 
 def gather_kernel[

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses import FakeTensor
@@ -162,3 +163,30 @@ batch = batch_fixture(CASES, name="indexing")
 @parametrize(CASES)
 def test_case(case: Case, batch: Batch) -> None:
     batch.check(case)
+
+
+OUTSIDE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "embedding": lambda x, i: F.embedding(i, x),
+    "rows": lambda x, i: x[i],
+    "pairs": lambda x, i: x[i, i - i],
+    "gather": lambda x, i: x.gather(1, i[:, None]),
+    "put": lambda x, i: x.index_put((i, i - i), x[0, 0]),
+}
+
+
+@pytest.mark.parametrize("place", [-7, 6])
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_a_place_outside_raises(name: str, place: int) -> None:
+    """As in eager PyTorch, on a CPU; places inside do not."""
+    x, inside = torch.arange(36.0).reshape(6, 6), torch.tensor([5, 0, -1] if name != "embedding" else [5, 0, 1])
+    if name == "gather":
+        inside = inside % 6
+    run = torch.compile(OUTSIDE[name], backend="max", options={"fallback": "error"})
+    assert torch.equal(run(x, inside), OUTSIDE[name](x, inside))
+    for position in range(3):
+        outside = inside.clone()
+        outside[position] = place
+        with pytest.raises((IndexError, RuntimeError)):
+            OUTSIDE[name](x, outside)
+        with pytest.raises(RuntimeError, match="index out of range"):
+            run(x, outside)

@@ -1,8 +1,9 @@
 """Reading and writing at places that tensors name.
 
 Reading gathers over one axis: several indexed dimensions that are neighbours in memory are read as one, so that
-interpolation of channels-last values copies nothing but what it reads. A place outside reads the nearest element; eager
-PyTorch raises. Writing is done by kernels with a fixed order.
+interpolation of channels-last values copies nothing but what it reads. Writing is done by kernels with a fixed order. A
+place outside becomes one that is outside for the kernels: on a CPU they raise, as eager PyTorch does; on a GPU it reads
+some element of the tensor and writes none.
 """
 
 from __future__ import annotations
@@ -55,10 +56,9 @@ def places(index: TensorValue, size: Dim) -> TensorValue:
     return ops.where(ops.greater(zero, index), ops.add(index, _size(size, index.device)), index)
 
 
-def _inside(index: TensorValue, size: Dim) -> TensorValue:
-    zero = ops.constant(0, DType.int64, device=index.device)
-    last = ops.sub(_size(size, index.device), ops.constant(1, DType.int64, device=index.device))
-    return ops.max(ops.min(index, last), zero)
+def _is_outside(place: TensorValue, size: Dim) -> TensorValue:
+    zero = ops.constant(0, DType.int64, device=place.device)
+    return ops.logical_or(ops.greater(zero, place), ops.greater_equal(place, _size(size, place.device)))
 
 
 def take(x: GraphTensor, dim: int, index: TensorValue) -> TensorValue:
@@ -113,12 +113,15 @@ class Indexed:
         self.value = ops.reshape(x.value, merged)
         rank = max(index.rank for index in tensors)
         flat: TensorValue | None = None
+        outside: TensorValue | None = None
         for dim, index in zip(named, tensors, strict=True):
             size = x.shape[dim]
             place = places(aligned(index, rank, contiguous_order(rank)), size)
-            place = self._bounded(place, size)
+            beyond = _is_outside(place, size)
+            outside = beyond if outside is None else ops.logical_or(outside, beyond)
             flat = place if flat is None else ops.add(ops.mul(flat, _size(size, place.device)), place)
-        self.index = flat
+        assert flat is not None and outside is not None
+        self.index = ops.where(outside, _size(merged[first], flat.device), flat)
         # Where the index's dimensions stand in the result: in place of the indexed ones, or in front of all.
         neighbours = named == list(range(named[0], named[-1] + 1))
         at = named[0] if neighbours else 0
@@ -126,9 +129,6 @@ class Indexed:
         logical = {dim: i if i < at else i + rank for i, dim in enumerate(rest)}
         kept = [logical[dim] for dim in x.order if dim not in named]
         self.order: Order = (*kept[:first], *range(at, at + rank), *kept[first:])
-
-    def _bounded(self, place: TensorValue, size: Dim) -> TensorValue:
-        return _inside(place, size)
 
 
 def _joined(order: Order, dims: Sequence[int]) -> Order:
@@ -221,16 +221,19 @@ def gather(
     at = index.to_order(order).value
     axis = x.axis(dim)
     size = x.value.shape[axis]
-    linear = ops.mul(_inside(places(at, size), size), _size(_product(x.value.shape[axis + 1 :]), at.device))
+    place = places(at, size)
+    outside = _is_outside(place, size)
+    linear = ops.mul(place, _size(_product(x.value.shape[axis + 1 :]), at.device))
     for position in range(x.rank):
         if position == axis:
             continue
         pitch = _product(x.value.shape[position + 1 :])
-        place = _multiples(at.shape[position], pitch, at.device)
+        own = _multiples(at.shape[position], pitch, at.device)
         shape = [at.shape[p] if p == position else 1 for p in range(x.rank)]
-        linear = ops.add(linear, ops.reshape(place, shape))
-    flat = ops.reshape(x.value, [_product(x.value.shape)])
-    return GraphTensor(gather_at(flat, ops.broadcast_to(linear, at.shape), 0), order)
+        linear = ops.add(linear, ops.reshape(own, shape))
+    total = _product(x.value.shape)
+    linear = ops.where(outside, _size(total, at.device), ops.broadcast_to(linear, at.shape))
+    return GraphTensor(gather_at(ops.reshape(x.value, [total]), linear, 0), order)
 
 
 def _scattered(

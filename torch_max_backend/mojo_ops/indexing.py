@@ -37,7 +37,8 @@ def _check(x: TensorValue, index: TensorValue, source: TensorValue, index_shape:
 def gather(x: TensorValue, index: TensorValue, axis: int) -> TensorValue:
     """Entries of ``x``'s axis ``axis``, which the axes of ``index`` replace.
 
-    ``index`` is int64; a negative place counts from the end, what is still outside reads the nearest element.
+    ``index`` is int64; a negative place counts from the end. What is still outside raises on a CPU, when
+    the graph runs, and reads the nearest element on a GPU.
     """
     if index.dtype != DType.int64:
         raise ValueError(f"index has dtype {index.dtype}: must be {DType.int64}")
