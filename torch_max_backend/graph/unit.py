@@ -79,10 +79,9 @@ class CompilationUnit:
                 captured = Capture(name, 3 + 2 * len(self.graphs), memory)
             else:
                 log.info("%s is not captured: %s", name, reason or "its device is not there")
-        executable = Executable(built, device, captured, free_outputs, kept, listing)
+        walk = "" if listing is None else require("launches", "walk", device_ref(device), ())
+        executable = Executable(built, device, captured, free_outputs, kept, listing, walk)
         self.graphs.append(built)
-        if listing is not None:
-            require("launches", "walk", device_ref(device), ())
         self._pending.setdefault(device, []).append(executable)
         return executable
 

@@ -10,10 +10,8 @@ from typing import Any
 import torch
 from max.engine import Model
 
-from torch_max_backend.dtypes import device_ref
 from torch_max_backend.ir.layout import Order
 from torch_max_backend.launches import LaunchList
-from torch_max_backend.mojo_ops.functions import require
 from torch_max_backend.runtime.capture import Capture
 from torch_max_backend.runtime.execution import execute
 from torch_max_backend.runtime.handover import Inputs, Outputs
@@ -36,6 +34,7 @@ class Executable(torch.nn.Module):
         private: outputs that only another graph of ours will see, see ``handover.Outputs``.
         kept: outputs that users may keep beyond the next call, see there.
         listing: the graph as library calls, where it is run so.
+        walk: the function that runs a listing.
     """
 
     def __init__(
@@ -46,6 +45,7 @@ class Executable(torch.nn.Module):
         private: frozenset[int] = frozenset(),
         kept: frozenset[int] = frozenset(),
         listing: LaunchList | None = None,
+        walk: str = "",
     ) -> None:
         super().__init__()
         self.built = built
@@ -59,6 +59,7 @@ class Executable(torch.nn.Module):
         self._orders = [spec.order if spec.index >= 0 else None for spec in built.outputs]
         self.model: Model | None = None
         self.listing = listing
+        self._walk = walk
         self.launches: Launches | None = None
         self._lock = threading.Lock()
 
@@ -69,8 +70,7 @@ class Executable(torch.nn.Module):
     def bind_launches(self) -> None:
         """Makes the executable's launch list ready; its libraries are loaded."""
         assert self.listing is not None
-        walk = require("launches", "walk", device_ref(self.device), ())
-        facts = self.listing, self.inputs, self.outputs.leaving, self.device, walk
+        facts = self.listing, self.inputs, self.outputs.leaving, self.device, self._walk
         if self.capture is None:
             self.launches = Launches(*facts)
         else:

@@ -128,6 +128,31 @@ def launch_fprop[
     )
 
 
+def _order_phases(
+    p: ConvolutionProblem, mut axes_h: List[Axis], mut axes_w: List[Axis]
+):
+    """A data gradient's phases, one entry in both lists for each. Long reductions first: what is left for the end of the
+    launch is short.
+    """
+    for a in range(p.stride_h):
+        for b in range(p.stride_w):
+            var h = dgrad_axis(
+                p.h, p.r, p.p, p.stride_h, p.dilation_h, p.pad_h, a
+            )
+            var v = dgrad_axis(
+                p.w, p.s, p.q, p.stride_w, p.dilation_w, p.pad_w, b
+            )
+            var place = len(axes_h)
+            while (
+                place > 0
+                and axes_h[place - 1].taps * axes_w[place - 1].taps
+                < h.taps * v.taps
+            ):
+                place -= 1
+            axes_h.insert(place, h)
+            axes_w.insert(place, v)
+
+
 @no_inline
 def launch_dgrad[
     dtype: DType,
@@ -145,24 +170,7 @@ def launch_dgrad[
     var p = problem
     var axes_h = List[Axis]()
     var axes_w = List[Axis]()
-    for a in range(p.stride_h):
-        for b in range(p.stride_w):
-            var h = dgrad_axis(
-                p.h, p.r, p.p, p.stride_h, p.dilation_h, p.pad_h, a
-            )
-            var v = dgrad_axis(
-                p.w, p.s, p.q, p.stride_w, p.dilation_w, p.pad_w, b
-            )
-            # Long reductions first: what is left for the end of the launch is short.
-            var place = len(axes_h)
-            while (
-                place > 0
-                and axes_h[place - 1].taps * axes_w[place - 1].taps
-                < h.taps * v.taps
-            ):
-                place -= 1
-            axes_h.insert(place, h)
-            axes_w.insert(place, v)
+    _order_phases(p, axes_h, axes_w)
 
     var source_maps = TensorMaps[phases]()
     var filter_map = TensorMaps[1]()
@@ -240,22 +248,18 @@ def launch_dgrad[
     )
 
 
-@no_inline
-def launch_wgrad[
-    dtype: DType, shape: WgradShape
+def _plan_wgrad[
+    shape: WgradShape
 ](
-    dw: Ptr[dtype],
-    dy: Ptr[dtype],
-    x: Ptr[dtype],
     problem: ConvolutionProblem,
-    view: SourceView,
     choice: WgradChoice,
+    axis_h: Axis,
+    axis_w: Axis,
     ctx: DeviceContext,
-) raises:
-    """The choice's shape is not looked at."""
+) raises -> WgradPlan:
+    """Who computes which steps of which tile. The choice's shape is not looked at.
+    """
     var p = problem
-    var axis_h = fprop_axis(p.h, p.r, p.p, p.stride_h, p.dilation_h, p.pad_h)
-    var axis_w = fprop_axis(p.w, p.s, p.q, p.stride_w, p.dilation_w, p.pad_w)
     if choice.cluster not in (0, 1, 2, 4, MAX_CLUSTER):
         raise Error(t"Hopper convolution: clusters of {choice.cluster} blocks")
     # Consumers that sum the same tile always join.
@@ -267,36 +271,7 @@ def launch_wgrad[
             t"Hopper convolution: {share_rows}x{share_columns} blocks that"
             t" share tiles"
         )
-    var x_map = TensorMaps[1]()
-    x_map.encode_im2col[dtype](
-        0,
-        ctx,
-        x,
-        p.n,
-        p.h,
-        p.w,
-        view.channels,
-        view.pixel,
-        view.row,
-        view.image,
-        axis_h.lower,
-        axis_w.lower,
-        axis_h.upper,
-        axis_w.upper,
-        p.stride_h,
-        p.stride_w,
-        BLOCK_K // share_rows,
-        PANEL,
-    )
     var pixels = p.n * p.p * p.q
-    var dy_map = TensorMaps[1]()
-    dy_map.encode_tile[dtype, 2](
-        0,
-        ctx,
-        dy,
-        IndexList[2](p.k, pixels),
-        IndexList[2](PANEL, BLOCK_K // share_columns),
-    )
     var row_tiles = ceildiv(ceildiv(p.k, shape.rows()), share_rows) * share_rows
     var panels = p.r * p.s * ceildiv(p.c, PANEL)
     var column_tiles = (
@@ -323,7 +298,7 @@ def launch_wgrad[
         )
     var walkers = blocks // shared
     var share = tiles // shared * steps // walkers
-    var plan = WgradPlan(
+    return WgradPlan(
         k=Int32(p.k),
         c=Int32(p.c),
         p=Divisor(p.p),
@@ -357,7 +332,55 @@ def launch_wgrad[
         range_rest=Int32(tiles // shared * steps % walkers),
         slots_of_tile=Int32(parts // max(joined, 1)),
     )
-    var combines = parts == 0 or plan.slots_of_tile > 1
+
+
+@no_inline
+def launch_wgrad[
+    dtype: DType, shape: WgradShape
+](
+    dw: Ptr[dtype],
+    dy: Ptr[dtype],
+    x: Ptr[dtype],
+    problem: ConvolutionProblem,
+    view: SourceView,
+    choice: WgradChoice,
+    ctx: DeviceContext,
+) raises:
+    """The choice's shape is not looked at."""
+    var p = problem
+    var axis_h = fprop_axis(p.h, p.r, p.p, p.stride_h, p.dilation_h, p.pad_h)
+    var axis_w = fprop_axis(p.w, p.s, p.q, p.stride_w, p.dilation_w, p.pad_w)
+    var plan = _plan_wgrad[shape](p, choice, axis_h, axis_w, ctx)
+    var x_map = TensorMaps[1]()
+    x_map.encode_im2col[dtype](
+        0,
+        ctx,
+        x,
+        p.n,
+        p.h,
+        p.w,
+        view.channels,
+        view.pixel,
+        view.row,
+        view.image,
+        axis_h.lower,
+        axis_w.lower,
+        axis_h.upper,
+        axis_w.upper,
+        p.stride_h,
+        p.stride_w,
+        BLOCK_K // Int(plan.share_rows.value),
+        PANEL,
+    )
+    var dy_map = TensorMaps[1]()
+    dy_map.encode_tile[dtype, 2](
+        0,
+        ctx,
+        dy,
+        IndexList[2](p.k, p.n * p.p * p.q),
+        IndexList[2](PANEL, BLOCK_K // Int(plan.share_columns.value)),
+    )
+    var combines = plan.splits == 0 or plan.slots_of_tile > 1
     var slots = scratch[DType.float32](
         ctx, Int(plan.units()) * shape.slot_elements() if combines else 1
     )
@@ -368,9 +391,9 @@ def launch_wgrad[
         plan,
         dw,
         slots,
-        grid_dim=(blocks,),
+        grid_dim=(Int(plan.blocks),),
         block_dim=(THREADS,),
-        cluster_dim=Dim(max(joined, shared)),
+        cluster_dim=Dim(max(Int(plan.cluster), Int(plan.shared.value))),
         shared_mem_bytes=shape.shared_bytes(),
         func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
             UInt32(shape.shared_bytes())
@@ -382,7 +405,11 @@ def launch_wgrad[
             plan,
             dw,
             slots,
-            grid_dim=(tiles * (shape.rows() // 64) * (shape.columns // 8),),
+            grid_dim=(
+                Int(plan.tiles.value)
+                * (shape.rows() // 64)
+                * (shape.columns // 8),
+            ),
             block_dim=(COMBINE_THREADS,),
             # Its blocks may come while the last ones of the first stage still run; they wait for all of its writes.
             attributes=pdl_launch_attributes(PDLLevel.ON),
