@@ -23,7 +23,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks import ROOT, zoo
-from benchmarks.training_step import stepper, timed
+from benchmarks.training_step import drawn, stepper, timed
 from torch_max_backend.bench import results
 
 CONTENDERS = ("max", "inductor", "eager")
@@ -38,12 +38,10 @@ def _cpu_seconds() -> float:
 
 def _step(contender: str, model: str, batch: int, size: int, device: str, amp: str) -> dict[str, Any]:
     """Takes the first step in this process."""
-    make, shape = zoo.MODELS[model]
-    shape = (*shape[:-2], size, size) if size else shape
     where = torch.device(device)
-    torch.manual_seed(0)
-    own = make().to(where, memory_format=torch.channels_last if len(shape) == 3 else torch.contiguous_format)
-    x, y = torch.randn(batch, *shape, device=where), torch.randint(0, 10, (batch,), device=where)
+    own, x, y = drawn(model, batch, size, where)
+    if x.dim() == 4:
+        own = own.to(memory_format=torch.channels_last)
     # What the device's libraries do once for a process is nobody's compilation.
     torch.nn.functional.conv2d(torch.ones(1, 1, 3, 3, device=where), torch.ones(1, 1, 3, 3, device=where)).sum().item()
     before = _cpu_seconds()

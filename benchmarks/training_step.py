@@ -29,6 +29,16 @@ from benchmarks import zoo
 from torch_max_backend.bench import results
 
 
+def drawn(model: str, batch: int, size: int, device: torch.device) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """A model by its name with images and labels for it, from a fixed seed; ``size`` 0 stands for the model's own."""
+    make, shape = zoo.MODELS[model]
+    if size:
+        shape = (*shape[:-2], size, size)
+    torch.manual_seed(0)
+    made = make().to(device)
+    return made, torch.randn(batch, *shape, device=device), torch.randint(0, 10, (batch,), device=device)
+
+
 def stepper(
     model: nn.Module, runner: Callable[..., torch.Tensor], x: torch.Tensor, y: torch.Tensor, amp: bool
 ) -> Callable[[], None]:
@@ -74,15 +84,10 @@ def train(
         raise typer.BadParameter(f"--model is one of {', '.join(zoo.MODELS)}, not {model!r}")
     if threads:
         torch.set_num_threads(threads)
-    make, shape = zoo.MODELS[model]
-    if size:
-        shape = (*shape[:-2], size, size)
     where = torch.device(device)
-    torch.manual_seed(0)
     torch.backends.cudnn.benchmark = True
-    base = make().to(where)
-    x = torch.randn(batch, *shape, device=where)
-    y = torch.randint(0, 10, (batch,), device=where)
+    base, x, y = drawn(model, batch, size, where)
+    shape = tuple(x.shape[1:])
     if channels_last:
         base, x = base.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
     names = ["max", "eager", *(["inductor"] if inductor else [])]
