@@ -30,12 +30,13 @@ def folded(function: Callable[..., Any], *inputs: torch.Tensor) -> dict[str, int
     unit.add(trace(function, list(inputs)), "constants")
     constants: set[str] = set()
     counts: dict[str, int] = {}
-    lines = str(unit.graphs[0].graph._mlir_op).splitlines()
+    # Without attributes, which have colons of their own.
+    lines = [re.sub(r"\{.*?\}|\[.*?\]", "", line) for line in str(unit.graphs[0].graph._mlir_op).splitlines()]
     matches = [match for line in lines if (match := RESULT.match(line))]
     free: set[str] = set()
     assert any(op == "mo.constant" for _, op, _ in (match.groups() for match in matches)), "nothing to look at"
     for result, op, rest in (match.groups() for match in matches):
-        operands = re.findall(r"%\w+", re.sub(r"\{.*?\}|\[.*?\]", "", rest))
+        operands = re.findall(r"%\w+", rest)
         if op == "mo.constant" or (operands and constants.issuperset(operands)):
             constants.add(result)
             if op in FREE:
