@@ -77,7 +77,7 @@ def test_output_shapes_are_pytorchs(arguments: dict) -> None:
 @given(aten_arguments())
 def test_what_pytorch_refuses_is_refused(arguments: dict) -> None:
     if not arguments["transposed"] and meta_shape(arguments) is None:
-        with pytest.raises(ValueError, match="rule:"):
+        with pytest.raises(ValueError, match="must be"):
             ConvolutionProblem.from_aten(**arguments)
 
 
@@ -134,13 +134,13 @@ def test_right_padding_may_differ() -> None:
 
 
 BAD = [
-    ("stride", {"stride": [0, 1]}, r"stride = \(1, 0, 1\); rule: every value is at least 1"),
+    ("stride", {"stride": [0, 1]}, r"stride = \(1, 0, 1\): every value must be at least 1"),
     ("dilation", {"dilation": [1, -1]}, "dilation = "),
     ("padding", {"padding": [-1, 0]}, "padding = "),
     ("groups", {"groups": 0}, "groups = 0"),
-    ("divisibility", {"groups": 3, "input_shape": [1, 12, 8, 8]}, r"weight.size\(0\) = 8; rule: divisible"),
+    ("divisibility", {"groups": 3, "input_shape": [1, 12, 8, 8]}, r"weight.size\(0\) = 8: must be divisible"),
     ("channels", {"input_shape": [1, 5, 8, 8]}, "input has 5 channels"),
-    ("output_padding", {"output_padding": [1, 0]}, "output_padding = .* rule: 0 unless"),
+    ("output_padding", {"output_padding": [1, 0]}, "output_padding = .*: must be 0 unless"),
     ("rank", {"weight_shape": [8, 4, 3]}, "weight has shape"),
     ("window", {"input_shape": [1, 4, 2, 8]}, "input height = 2"),
     ("count", {"stride": [1, 1, 1]}, "stride = .*1 or 2 values"),

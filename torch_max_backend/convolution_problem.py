@@ -64,7 +64,7 @@ class ConvolutionProblem:
 
     def __post_init__(self) -> None:
         if not 1 <= self.spatial_rank <= 3:
-            raise ValueError(f"spatial_rank = {self.spatial_rank}; rule: 1, 2 or 3")
+            raise ValueError(f"spatial_rank = {self.spatial_rank}: must be 1, 2 or 3")
         for name, values, least in (
             ("stride", self.stride, 1),
             ("dilation", self.dilation, 1),
@@ -75,13 +75,13 @@ class ConvolutionProblem:
         ):
             for axis, value in zip(_AXES, values, strict=True):
                 if isinstance(value, int) and value < least:
-                    raise ValueError(f"{name} = {values}; rule: the {axis} value is at least {least}")
+                    raise ValueError(f"{name} = {values}: the {axis} value must be at least {least}")
         for name, value, least in (("groups", self.groups, 1), ("C", self.c, 0), ("K", self.k, 0)):
             if value < least:
-                raise ValueError(f"{name} = {value}; rule: at least {least}")
+                raise ValueError(f"{name} = {value}: must be at least {least}")
         for name, value in (("C", self.c), ("K", self.k)):
             if value % self.groups:
-                raise ValueError(f"{name} = {value}; rule: divisible by groups = {self.groups}")
+                raise ValueError(f"{name} = {value}: must be divisible by groups = {self.groups}")
 
     # Construction.
 
@@ -103,9 +103,9 @@ class ConvolutionProblem:
         """From one to three spatial extents; a single stride, dilation or padding stands for every axis."""
         rank = len(input_size)
         if not 1 <= rank <= 3:
-            raise ValueError(f"input_size = {tuple(input_size)}; rule: 1 to 3 spatial extents")
+            raise ValueError(f"input_size = {tuple(input_size)}: must be 1 to 3 spatial extents")
         if len(filter_size) != rank:
-            raise ValueError(f"filter_size = {tuple(filter_size)}; rule: {rank} extents, as input_size")
+            raise ValueError(f"filter_size = {tuple(filter_size)}: must be {rank} extents, as input_size")
         strides = _triple("stride", stride, rank, 1)
         dilations = _triple("dilation", dilation, rank, 1)
         left = _triple("padding", padding, rank, 0)
@@ -137,27 +137,27 @@ class ConvolutionProblem:
         """From the arguments of aten.convolution: shapes are N, C, then the spatial extents."""
         rank = len(input_shape) - 2
         if not 1 <= rank <= 3:
-            raise ValueError(f"input has shape {tuple(input_shape)}; rule: N, C and 1 to 3 spatial extents")
+            raise ValueError(f"input has shape {tuple(input_shape)}: must be N, C and 1 to 3 spatial extents")
         if len(weight_shape) != rank + 2:
-            raise ValueError(f"weight has shape {tuple(weight_shape)}; rule: rank {rank + 2}, as input")
+            raise ValueError(f"weight has shape {tuple(weight_shape)}: must be of rank {rank + 2}, as input")
         if groups < 1:
-            raise ValueError(f"groups = {groups}; rule: at least 1")
+            raise ValueError(f"groups = {groups}: must be at least 1")
         channels = input_shape[1]
         if transposed:
             if channels != weight_shape[0]:
-                raise ValueError(f"input has {channels} channels; rule: weight.size(0) = {weight_shape[0]}")
+                raise ValueError(f"input has {channels} channels: must be weight.size(0) = {weight_shape[0]}")
         elif channels != weight_shape[1] * groups:
             raise ValueError(
-                f"input has {channels} channels; rule: groups * weight.size(1) = {groups} * {weight_shape[1]}"
+                f"input has {channels} channels: must be groups * weight.size(1) = {groups} * {weight_shape[1]}"
             )
         if weight_shape[0] % groups:
-            raise ValueError(f"weight.size(0) = {weight_shape[0]}; rule: divisible by groups = {groups}")
+            raise ValueError(f"weight.size(0) = {weight_shape[0]}: must be divisible by groups = {groups}")
         extra = _triple("output_padding", output_padding, rank, 0)
         _check_at_least("output_padding", extra, 0)
         if not transposed:
             if any(extra):
                 raise ValueError(
-                    f"output_padding = {tuple(output_padding)}; rule: 0 unless the convolution is transposed"
+                    f"output_padding = {tuple(output_padding)}: must be 0 unless the convolution is transposed"
                 )
             return ConvolutionProblem.from_sizes(
                 input_shape[0],
@@ -179,7 +179,7 @@ class ConvolutionProblem:
         for i in range(3):
             if extra[i] and extra[i] >= max(strides[i], dilations[i]):
                 raise ValueError(
-                    f"output_padding = {tuple(output_padding)}; rule: on the {_AXES[i]} less than stride "
+                    f"output_padding = {tuple(output_padding)}: must be, on the {_AXES[i]}, less than stride "
                     f"{strides[i]} or dilation {dilations[i]}"
                 )
         small = _leading_ones(input_shape[2:])
@@ -188,7 +188,7 @@ class ConvolutionProblem:
         )
         for axis, value in zip(_AXES, large, strict=True):
             if isinstance(value, int) and value < 0:
-                raise ValueError(f"the transposed convolution's output {axis} is {value}; rule: at least 0")
+                raise ValueError(f"the transposed convolution's output {axis} is {value}: must be at least 0")
         return ConvolutionProblem(
             n=input_shape[0],
             c=weight_shape[1] * groups,
@@ -247,7 +247,7 @@ class ConvolutionProblem:
             for a, b in zip(shape, self.aten_output_shape, strict=True)
         ):
             raise ValueError(
-                f"grad_output has shape {tuple(shape)}; rule: the forward's output, {self.aten_output_shape}"
+                f"grad_output has shape {tuple(shape)}: must be the forward's output, {self.aten_output_shape}"
             )
 
     # Derived sizes.
@@ -323,7 +323,7 @@ class ConvolutionProblem:
 
 def _triple(name: str, values: Sequence[int], rank: int, fill: int) -> Triple:
     if len(values) not in (1, rank):
-        raise ValueError(f"{name} = {tuple(values)}; rule: 1 or {rank} values")
+        raise ValueError(f"{name} = {tuple(values)}: must be 1 or {rank} values")
     given = list(values) * rank if len(values) == 1 else list(values)
     first, second, third = [fill] * (3 - rank) + given
     return first, second, third
@@ -335,7 +335,7 @@ def _leading_ones(sizes: Sequence[Any]) -> tuple[Any, Any, Any]:
 
 def _check_at_least(name: str, values: Sequence[int], least: int) -> None:
     if min(values) < least:
-        raise ValueError(f"{name} = {tuple(values)}; rule: every value is at least {least}")
+        raise ValueError(f"{name} = {tuple(values)}: every value must be at least {least}")
 
 
 def _output_extent(axis: str, extent: IntLike, taps: int, stride: int, dilation: int, left: int, right: int) -> IntLike:
@@ -343,7 +343,7 @@ def _output_extent(axis: str, extent: IntLike, taps: int, stride: int, dilation:
     padded = extent + left + right
     if isinstance(padded, int) and padded < window:
         raise ValueError(
-            f"input {axis} = {extent}, padded {padded}; rule: at least the window's {window} "
+            f"input {axis} = {extent}, padded {padded}: must be at least the window's {window} "
             f"(filter {taps}, dilation {dilation})"
         )
     return (padded - window) // stride + 1

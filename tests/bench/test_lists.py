@@ -80,7 +80,7 @@ BAD = [
     ([{**LINE, "strides": 2}], "'a' has the unknown strides"),
     ([{"n": 1}], "'number 0' has no c, k, name"),
     ([{**LINE, "stride": 0}], "'a' is not: stride = "),
-    ([{**LINE, "k": 5, "groups": 2}], "'a' is not: K = 5; rule: divisible by groups = 2"),
+    ([{**LINE, "k": 5, "groups": 2}], "'a' is not: K = 5: must be divisible by groups = 2"),
     ([{**LINE, "h": 3}], "'a' is not: it must have either input or the letters d, h, w"),
     ([{"name": "a", "n": 1, "c": 1, "k": 1, "d": 4, "w": 4, "filter": 1}], "of the letters d, h, w it has only d, w"),
     ([{**LINE, "n": "many"}], "'a' is not: "),

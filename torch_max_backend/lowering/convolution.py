@@ -34,9 +34,9 @@ def _problem(x: torch.Tensor, weight: torch.Tensor, geometry: Sequence[Any]) -> 
         InvalidArgumentError: an argument breaks a rule of the op.
     """
     if x.dtype != weight.dtype:
-        raise InvalidArgumentError(f"convolution: weight has dtype {weight.dtype}; rule: input's, {x.dtype}")
+        raise InvalidArgumentError(f"convolution: weight has dtype {weight.dtype}: must be input's, {x.dtype}")
     if x.device != weight.device:
-        raise InvalidArgumentError(f"convolution: weight is on {weight.device}; rule: input's device, {x.device}")
+        raise InvalidArgumentError(f"convolution: weight is on {weight.device}: must be input's device, {x.device}")
     stride, padding, dilation, transposed, output_padding, groups = geometry
     try:
         return ConvolutionProblem.from_aten(
@@ -79,7 +79,7 @@ def _backward_supports(node: Node) -> str | None:
         raise InvalidArgumentError(f"convolution_backward: {error}") from None
     if grad.dtype != x.dtype:
         raise InvalidArgumentError(
-            f"convolution_backward: grad_output has dtype {grad.dtype}; rule: input's, {x.dtype}"
+            f"convolution_backward: grad_output has dtype {grad.dtype}: must be input's, {x.dtype}"
         )
     return None
 

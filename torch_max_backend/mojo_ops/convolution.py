@@ -79,7 +79,7 @@ def conv_dgrad(
     channels = w.shape[4] * groups
     _check_channels("conv_dgrad", channels, w.shape[0], w.shape[4], groups)
     if isinstance(dy.shape[4], StaticDim) and isinstance(w.shape[0], StaticDim) and dy.shape[4] != w.shape[0]:
-        raise ValueError(f"conv_dgrad: dy has {dy.shape[4]} channels; rule: w.shape[0] = {w.shape[0]} of them")
+        raise ValueError(f"conv_dgrad: dy has {dy.shape[4]} channels: must be w.shape[0] = {w.shape[0]}")
     shape = [dy.shape[0], *_extents("input_size", input_size), channels]
     return conv_with_geometry("conv_dgrad", dy, w, geometry, shape, grouped=groups > 1, after=after)
 
@@ -101,7 +101,7 @@ def conv_wgrad(
     _check_operands("conv_wgrad", x=x, dy=dy)
     geometry = _geometry(stride, padding, dilation, groups, workspace_limit, allow_tf32)
     if min(filter_size) < 1:
-        raise ValueError(f"conv_wgrad: filter_size = {filter_size}; rule: every extent is at least 1")
+        raise ValueError(f"conv_wgrad: filter_size = {filter_size}: every extent must be at least 1")
     _check_channels("conv_wgrad", x.shape[4], dy.shape[4], None, groups)
     shape = [dy.shape[4], *filter_size, x.shape[4] // groups]
     return conv_with_geometry("conv_wgrad", x, dy, geometry, shape, grouped=groups > 1)
@@ -146,24 +146,24 @@ def _check_operands(op: str, **operands: TensorValue) -> None:
     first_name, first = next(iter(operands.items()))
     for name, value in operands.items():
         if value.rank != 5:
-            raise ValueError(f"{op}: {name} has rank {value.rank}; rule: rank 5, channels last")
+            raise ValueError(f"{op}: {name} has rank {value.rank}: must be 5, channels last")
         if value.dtype not in _SUPPORTED:
             supported = ", ".join(dtype.name for dtype in _SUPPORTED)
-            raise ValueError(f"{op}: {name} has dtype {value.dtype.name}; rule: one of {supported}")
+            raise ValueError(f"{op}: {name} has dtype {value.dtype.name}: must be one of {supported}")
         if value.dtype == DType.float64 and value.device.is_gpu():
-            raise ValueError(f"{op}: {name} has dtype float64 on a GPU; rule: float64 runs on the CPU only")
+            raise ValueError(f"{op}: {name} has dtype float64 on a GPU: must be on the CPU")
         if value.dtype != first.dtype:
-            raise ValueError(f"{op}: {name} has dtype {value.dtype.name}; rule: {first_name}'s, {first.dtype.name}")
+            raise ValueError(f"{op}: {name} has dtype {value.dtype.name}: must be {first_name}'s, {first.dtype.name}")
         if value.device != first.device:
-            raise ValueError(f"{op}: {name} is on {value.device}; rule: {first_name}'s device, {first.device}")
+            raise ValueError(f"{op}: {name} is on {value.device}: must be {first_name}'s device, {first.device}")
 
 
 def _check_channels(op: str, c: Dim, k: Dim, group_c: Dim | None, groups: int) -> None:
     for name, dim in (("C", c), ("K", k)):
         if isinstance(dim, StaticDim) and int(dim) % groups:
-            raise ValueError(f"{op}: {name} = {dim}; rule: divisible by groups = {groups}")
+            raise ValueError(f"{op}: {name} = {dim}: must be divisible by groups = {groups}")
     if isinstance(c, StaticDim) and isinstance(group_c, StaticDim) and int(group_c) * groups != int(c):
-        raise ValueError(f"{op}: w has {group_c} channels in each of {groups} groups; rule: C = {c} in total")
+        raise ValueError(f"{op}: w has {group_c} channels in each of {groups} groups: must be C = {c} in total")
 
 
 def _geometry(
@@ -172,10 +172,10 @@ def _geometry(
     """The host operand that carries what the shapes don't, in the kernels' order."""
     for name, values, least in (("stride", stride, 1), ("dilation", dilation, 1), ("padding", padding, 0)):
         if min(values) < least:
-            raise ValueError(f"{name} = {values}; rule: every value is at least {least}")
+            raise ValueError(f"{name} = {values}: every value must be at least {least}")
     for name, value, least in (("groups", groups, 1), ("workspace_limit", workspace_limit, 0)):
         if value < least:
-            raise ValueError(f"{name} = {value}; rule: at least {least}")
+            raise ValueError(f"{name} = {value}: must be at least {least}")
     geometry = geometry_values(stride, padding, dilation, groups, workspace_limit, allow_tf32)
     return ops.constant(geometry, DType.int64, device=DeviceRef.CPU())
 
@@ -197,17 +197,17 @@ def _output_extent(axis: str, extent: Dim, taps: Dim, stride: int, padding: int,
     window = dilation * (int(_static(f"w's extent on {axis}", taps)) - 1) + 1
     padded = size + 2 * padding
     if padded < window:
-        raise ValueError(f"x's extent {axis} = {size}; rule: padded, {padded}, at least the window's {window}")
+        raise ValueError(f"x's extent {axis} = {size}: must be, padded ({padded}), at least the window's {window}")
     return (padded - window) // stride + 1
 
 
 def _extents(name: str, sizes: Sequence[DimLike]) -> list[Dim]:
     if len(sizes) != 3:
-        raise ValueError(f"{name} has {len(sizes)} values; rule: 3, for depth, height and width")
+        raise ValueError(f"{name} has {len(sizes)} values: must be 3, for depth, height and width")
     return [Dim(size) for size in sizes]
 
 
 def _static(name: str, dim: Dim) -> StaticDim:
     if not isinstance(dim, StaticDim):
-        raise ValueError(f"{name} = {dim}; rule: known when the graph is built")
+        raise ValueError(f"{name} = {dim}: must be known when the graph is built")
     return dim
