@@ -5,10 +5,10 @@ They are slow. Every faster kernel is checked against them, and dispatch comes b
 
 from std.math import ceildiv
 
-from max.algorithm import sync_parallelize
 from max.gpu import global_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 
+from ..parallel import sync_parallelize
 from .common import DGRAD, FPROP, Ptr, accumulation_type, worker_count
 from .problem import ConvolutionProblem
 

@@ -8,13 +8,13 @@ from std.math import ceildiv
 from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of
 
-from max.algorithm import sync_parallelize
 from max.gpu import barrier, block_idx, global_idx, thread_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 from max.gpu.memory import AddressSpace
 from std.memory import stack_allocation
 
 from ..library import scratch
+from ..parallel import sync_parallelize
 from .common import Ptr, accumulation_type, worker_count
 
 comptime COLUMNS = 32

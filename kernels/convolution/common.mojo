@@ -1,6 +1,6 @@
 """Types and small helpers that every convolution kernel shares."""
 
-from max.runtime.asyncrt import parallelism_level
+from ..parallel import worker_count
 
 comptime Ptr[dtype: DType] = MutPointer[Scalar[dtype], MutUntrackedOrigin]
 
@@ -12,8 +12,3 @@ comptime WGRAD = 2
 comptime accumulation_type[
     dtype: DType
 ]: DType = DType.float64 if dtype == DType.float64 else DType.float32
-
-
-def worker_count() -> Int:
-    """Threads that CPU work may be split over, at least one."""
-    return max(1, parallelism_level(None))

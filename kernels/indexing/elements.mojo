@@ -5,11 +5,11 @@ Every (o, n) is a column of its own: one core or one thread walks it from the fi
 
 from std.math import ceildiv
 
-from max.algorithm import sync_parallelize
 from max.gpu import global_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 
 from ..convolution.common import Ptr, worker_count
+from ..parallel import sync_parallelize
 from .rows import BLOCK, Rows
 
 

@@ -6,12 +6,12 @@ A negative place counts from the end. What is still outside raises on the CPU, a
 from std.math import ceildiv
 from std.sys import size_of
 
-from max.algorithm import sync_parallelize
 from max.gpu import global_idx
 from max.gpu.host import DeviceContext
 
 from ..arithmetic import Divisor
 from ..convolution.common import Ptr, worker_count
+from ..parallel import sync_parallelize
 from .rows import BLOCK, Rows, copy_row
 
 # Below this many elements a second core costs more than it gives.

@@ -8,12 +8,12 @@ from std.math import ceildiv
 from std.memory import stack_allocation
 from std.sys.info import simd_width_of
 
-from max.algorithm import sync_parallelize
 from max.gpu import barrier, block_idx, thread_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 from max.gpu.memory import AddressSpace
 
 from ..convolution.common import Ptr, worker_count
+from ..parallel import sync_parallelize
 
 comptime BLOCK = 256
 # Columns that a thread carries: the list is searched once for BLOCK * CARRIED of them.

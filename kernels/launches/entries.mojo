@@ -3,7 +3,8 @@
 `code` holds for each call the function's address, the number of its words, and the words. Addresses that differ from
 one run to the next are filled in first: `relocations` has for each of them its place in `code`, the number of its base
 in `bases`, and how far behind that base it lies. `scratch` is memory on the device for one launch after the other, as
-address and bytes; `needed` receives how many bytes would have been enough.
+address and bytes; `needed` receives how many bytes would have been enough. `threads` is what kernels on a CPU run on:
+`Team`'s two fields.
 """
 
 from std.collections import Array
@@ -20,6 +21,7 @@ from ..library import (
     ScratchMemory,
     handle_of,
 )
+from ..parallel import TEAM, Team
 
 comptime RELOCATION_WORDS = 3
 
@@ -33,6 +35,7 @@ def walk[
     var bases = arguments.take[DType.int64, 1]()
     var scratch = arguments.take[DType.uint8, 1]()
     var needed = arguments.take[DType.int64, 1]()
+    var threads = arguments.take[DType.int64, 1]()
     for number in range(relocations.dim_size(0) // RELOCATION_WORDS):
         var first = number * RELOCATION_WORDS
         code.data[unsafe_offset=Int(relocations[first])] = (
@@ -41,10 +44,13 @@ def walk[
     ref memory = SCRATCH_MEMORY.get_or_create_ptr()[]
     memory.base = Int(scratch.data)
     memory.size = scratch.dim_size(0)
+    ref team = TEAM.get_or_create_ptr()[]
+    team = Team(Int(threads[0]), Int(threads[1]))
     try:
         needed.data[unsafe_offset=0] = Int64(_launched(code, memory, ctx))
     finally:
         memory.base = 0
+        team.start = 0
 
 
 def _launched(

@@ -4,13 +4,13 @@ from std.math import ceildiv
 from std.sys import size_of
 from std.utils.index import IndexList
 
-from max.algorithm import sync_parallelize
 from max.gpu import block_idx, thread_idx
 from max.gpu.host import DeviceContext
 
 from ..argument import KernelArgument
 from ..convolution.common import Ptr, worker_count
 from ..indexing.rows import copy_row
+from ..parallel import sync_parallelize
 
 comptime MOST_PARTS = 48
 comptime BLOCK = 256

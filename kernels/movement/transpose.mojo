@@ -8,13 +8,13 @@ from std.math import ceildiv
 from std.memory import stack_allocation
 from std.utils.index import IndexList
 
-from max.algorithm import sync_parallelize
 from max.gpu import barrier, block_idx, thread_idx
 from max.gpu.host import DeviceContext
 from max.gpu.memory import AddressSpace
 
 from ..argument import KernelArgument
 from ..convolution.common import Ptr, worker_count
+from ..parallel import sync_parallelize
 
 comptime MOST_DIGITS = 6
 comptime TILE = 32

@@ -6,9 +6,8 @@ The shares' results are merged in a fixed order, so that the same input gives th
 from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of
 
-from max.algorithm import sync_parallelize
-
 from ..convolution.common import Ptr, worker_count
+from ..parallel import sync_parallelize
 from .columns import Columns, Moments, chunk_moments, chunk_sums, folded
 
 # Below this many elements a second core costs more than it gives.

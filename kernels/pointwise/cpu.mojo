@@ -1,8 +1,7 @@
 """Pointwise programs on the CPU: equal shares of the elements for each core, in vectors along the rows."""
 
-from max.algorithm import sync_parallelize
-
 from ..convolution.common import worker_count
+from ..parallel import sync_parallelize
 from .program import Operands, Place
 
 # Below this many elements a second core costs more than it gives.

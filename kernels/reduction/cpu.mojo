@@ -7,9 +7,8 @@ or slices of the reduced extent where results are few; slices are put together i
 from std.math import ceildiv
 from std.memory.alloc import unsafe_alloc
 
-from max.algorithm import sync_parallelize
-
 from ..convolution.common import Ptr, worker_count
+from ..parallel import sync_parallelize
 from ..pointwise.program import Operands, Place
 from .values import Extents, Values, combined, identity
 

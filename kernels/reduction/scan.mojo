@@ -8,12 +8,12 @@ inner extent belongs to one thread.
 from std.math import ceildiv
 from std.memory import stack_allocation
 
-from max.algorithm import sync_parallelize
 from max.gpu import barrier, block_idx, global_idx, thread_idx
 from max.gpu.host import DeviceContext
 from max.gpu.memory import AddressSpace
 
 from ..convolution.common import Ptr, worker_count
+from ..parallel import sync_parallelize
 from .values import Extents
 
 comptime BLOCK = 256

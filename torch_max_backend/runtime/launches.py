@@ -23,6 +23,7 @@ from torch_max_backend.runtime.handover import Inputs
 from torch_max_backend.runtime.leaving import Leaving
 from torch_max_backend.runtime.session import max_device
 from torch_max_backend.runtime.streams import stream_order
+from torch_max_backend.runtime.threads import team_start
 
 _data_ptr = torch.Tensor.data_ptr
 
@@ -72,7 +73,9 @@ class Launches:
         self._code, self._relocations = np.array(code, np.int64), np.array(relocations, np.int64)
         self._needed = np.zeros(1, np.int64)
         self._scratch = 0
-        operands = [_shaped(array) for array in (self._code, self._relocations, self._bases, self._needed)]
+        self._threads = np.array([team_start() if device.type == "cpu" else 0, 1], np.int64)
+        arrays = self._code, self._relocations, self._bases, self._needed, self._threads
+        operands = [_shaped(array) for array in arrays]
         operands.insert(_SCRATCH, (0, 0))
         self._words = np.array([word for operand in operands for word in operand], np.int64)
         self._message = ctypes.create_string_buffer(_MESSAGE_BYTES)
@@ -148,6 +151,7 @@ class Launches:
         self._bases[:-1] = list(map(_data_ptr, (*entering, *leaving)))
         self._bases[-1] = workspace.data_ptr()
         self._words[2 * _SCRATCH : 2 * _SCRATCH + 2] = workspace.data_ptr() + self._workspace, self._scratch
+        self._threads[1] = torch.get_num_threads()
         with _walking:
             failed = self._call(*self._arguments)
         if failed:

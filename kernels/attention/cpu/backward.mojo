@@ -8,9 +8,8 @@ from std.math import ceildiv
 from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of
 
-from max.algorithm import sync_parallelize
-
 from ...convolution.common import Ptr, accumulation_type, worker_count
+from ...parallel import sync_parallelize
 from ..pointers import Backward
 from ..problem import AttentionProblem
 from .exponential import exponential

@@ -11,8 +11,7 @@ from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of, size_of
 from std.utils.index import IndexList
 
-from max.algorithm import sync_parallelize
-
+from ...parallel import sync_parallelize
 from ..common import FPROP, Ptr, accumulation_type, worker_count
 from ..problem import ConvolutionProblem
 from ..gather import Axis, Phase, forward_phases, full_tap, gradient_phases

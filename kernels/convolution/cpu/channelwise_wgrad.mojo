@@ -8,8 +8,7 @@ from std.memory import unsafe_memset_zero
 from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of
 
-from max.algorithm import sync_parallelize
-
+from ...parallel import sync_parallelize
 from ..common import Ptr, accumulation_type, worker_count
 from ..gather import Axis, Phase, forward_phases
 from ..problem import ConvolutionProblem

@@ -12,8 +12,7 @@ from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of, size_of
 from std.sys.intrinsics import masked_load, masked_store
 
-from max.algorithm import sync_parallelize
-
+from ...parallel import sync_parallelize
 from ..common import Ptr, accumulation_type, worker_count
 from ..problem import ConvolutionProblem
 from .microkernel import outer_tile

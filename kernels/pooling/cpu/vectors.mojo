@@ -1,6 +1,5 @@
 """What the CPU kernels share: rows as vectors with masked ends, and work shares."""
 
-from max.algorithm import sync_parallelize
 from std.atomic import Ordering, fence
 from std.math import ceildiv, iota
 from std.ffi import external_call
@@ -13,6 +12,7 @@ from std.sys.intrinsics import (
     prefetch,
 )
 
+from ...parallel import sync_parallelize
 from ..problem import Data, accumulator
 
 comptime lanes[dtype: DType] = simd_width_of[accumulator[dtype]]()
