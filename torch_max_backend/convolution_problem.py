@@ -311,15 +311,6 @@ class ConvolutionProblem:
         """Bytes that any one pass must move: two operands read and one written, each once."""
         return itemsize * sum(self.elements().values())
 
-    def arguments(self) -> dict[str, Any]:
-        """Keyword arguments that the three functions of `mojo_ops.convolution` share."""
-        return {
-            "stride": self.stride,
-            "padding": self.padding,
-            "dilation": self.dilation,
-            "groups": self.groups,
-        }
-
 
 def _triple(name: str, values: Sequence[int], rank: int, fill: int) -> Triple:
     if len(values) not in (1, rank):

@@ -58,11 +58,11 @@ def _cases(dtype: DType) -> dict[str, tuple[list[TensorType], Body]]:
     bias, sums = tensor(1, 1, ROWS, ROWS), tensor(Dim("n"), 4, ROWS, of=DType.float32)
     plain = {"axes": ((0, 2, 1),) * 4, "scale": 0.125, "is_causal": True, "aligned_at_end": False}
     # With groups every kernel is compiled, without them those that need none.
-    pad = {"padding": (0, 1, 1), "groups": 2}
+    pad = convolution.Geometry(padding=(0, 1, 1), groups=2)
     return {
-        "conv_fprop": ([wide, filters], lambda v: convolution.conv_fprop(*v, output_size=(1, 8, 8), **pad)),
-        "conv_dgrad": ([y, filters], lambda v: convolution.conv_dgrad(*v, input_size=(1, 8, 8), **pad)),
-        "conv_wgrad": ([wide, y], lambda v: convolution.conv_wgrad(*v, filter_size=(1, 3, 3), **pad)),
+        "conv_fprop": ([wide, filters], lambda v: convolution.conv_fprop(*v, pad, output_size=(1, 8, 8))),
+        "conv_dgrad": ([y, filters], lambda v: convolution.conv_dgrad(*v, pad, input_size=(1, 8, 8))),
+        "conv_wgrad": ([wide, y], lambda v: convolution.conv_wgrad(*v, pad, filter_size=(1, 3, 3))),
         "channel_sum": ([y], lambda v: convolution.channel_sum(*v)),
         "max_pool_fprop": ([x], lambda v: pooling.max_pool_fprop(*v, POOL)),
         "max_pool_fprop_offsets": ([x], lambda v: pooling.max_pool_fprop_offsets(*v, POOL)),

@@ -22,6 +22,7 @@ from torch_max_backend.convolution_problem import ConvolutionProblem
 from torch_max_backend.mojo_ops.convolution import (
     DEFAULT_WORKSPACE_LIMIT,
     GEOMETRY_LENGTH,
+    Geometry,
     channel_sum,
     conv_dgrad,
     conv_fprop,
@@ -378,12 +379,12 @@ def _type(*shape: int | str, dtype: DType = DType.float32) -> TensorType:
 
 X, W = _type("n", 1, 8, 8, 6), _type(4, 1, 3, 3, 3)
 BAD = [
-    ("stride", [X, W], lambda x, w: conv_fprop(x, w, groups=2, stride=(1, 0, 1)), r"stride = \(1, 0, 1\)"),
-    ("dilation", [X, W], lambda x, w: conv_fprop(x, w, groups=2, dilation=(1, 1, -1)), "dilation"),
-    ("padding", [X, W], lambda x, w: conv_fprop(x, w, groups=2, padding=(0, -1, 0)), "padding"),
-    ("groups", [X, W], lambda x, w: conv_fprop(x, w, groups=0), "groups = 0"),
+    ("stride", [X, W], lambda x, w: conv_fprop(x, w, Geometry(groups=2, stride=(1, 0, 1))), r"stride = \(1, 0, 1\)"),
+    ("dilation", [X, W], lambda x, w: conv_fprop(x, w, Geometry(groups=2, dilation=(1, 1, -1))), "dilation"),
+    ("padding", [X, W], lambda x, w: conv_fprop(x, w, Geometry(groups=2, padding=(0, -1, 0))), "padding"),
+    ("groups", [X, W], lambda x, w: conv_fprop(x, w, Geometry(groups=0)), "groups = 0"),
     ("channels", [X, W], lambda x, w: conv_fprop(x, w), "3 channels in each of 1 groups"),
-    ("indivisible", [X, W], lambda x, w: conv_fprop(x, w, groups=4), "C = 6"),
+    ("indivisible", [X, W], lambda x, w: conv_fprop(x, w, Geometry(groups=4)), "C = 6"),
     ("window", [_type(1, 1, 2, 2, 3), W], lambda x, w: conv_fprop(x, w), "extent H = 2"),
     ("rank", [_type(1, 8, 8, 3), W], lambda x, w: conv_fprop(x, w), "x has rank 4"),
     ("dtype", [_type(1, 1, 8, 8, 3, dtype=DType.bfloat16), W], lambda x, w: conv_fprop(x, w), "bfloat16"),

@@ -16,6 +16,7 @@ from torch_max_backend.ir.layout import GraphTensor
 from torch_max_backend.lowering.context import LoweringContext
 from torch_max_backend.lowering.registry import Layout, lowering
 from torch_max_backend.mojo_ops.convolution import (
+    Geometry,
     channel_sum,
     conv_dgrad,
     conv_fprop,
@@ -101,9 +102,9 @@ def _restored(value: TensorValue, spatial_rank: int) -> GraphTensor:
     return GraphTensor.from_channels_last(ops.reshape(value, [n, *spatial[3 - spatial_rank :], c]))
 
 
-def _arguments(problem: ConvolutionProblem) -> dict[str, Any]:
-    """The geometry, and the precision that PyTorch's setting for cuDNN asks for while the graph is compiled."""
-    return {**problem.arguments(), "allow_tf32": allows_tf32()}
+def _geometry(problem: ConvolutionProblem) -> Geometry:
+    """With the precision that PyTorch's setting for cuDNN asks for while the graph is compiled."""
+    return Geometry(problem.stride, problem.padding, problem.dilation, problem.groups, allow_tf32=allows_tf32())
 
 
 def allows_tf32() -> bool:
@@ -126,9 +127,9 @@ def _run(
     """fprop or dgrad of ``source`` (x or dy); dgrad runs ``after`` the gradients of filter and bias."""
     size = ctx.dims(problem.output_size if which is Pass.FPROP else problem.input_size)
     if which is Pass.FPROP:
-        value = conv_fprop(_activation(source), _filter(weight), output_size=size, **_arguments(problem))
+        value = conv_fprop(_activation(source), _filter(weight), _geometry(problem), output_size=size)
     else:
-        value = conv_dgrad(_activation(source), _filter(weight), input_size=size, after=after, **_arguments(problem))
+        value = conv_dgrad(_activation(source), _filter(weight), _geometry(problem), input_size=size, after=after)
     return _restored(value, problem.spatial_rank)
 
 
@@ -160,7 +161,7 @@ def convolution_backward(
     others = []
     if mask[1]:
         large, small = (dy, _activation(x)) if problem.transposed else (_activation(x), dy)
-        dw = conv_wgrad(large, small, filter_size=problem.filter_size, **_arguments(problem))
+        dw = conv_wgrad(large, small, _geometry(problem), filter_size=problem.filter_size)
         grad_weight = _restored(dw, rank)
         others.append(dw)
     if mask[2]:

@@ -26,7 +26,7 @@ from torch_max_backend.ir.layout import GraphTensor
 from torch_max_backend.lowering import numerics
 from torch_max_backend.lowering.context import LoweringContext
 from torch_max_backend.lowering.registry import Layout, lowering
-from torch_max_backend.mojo_ops.convolution import conv_dgrad, conv_fprop, conv_wgrad
+from torch_max_backend.mojo_ops.convolution import Geometry, conv_dgrad, conv_fprop, conv_wgrad
 
 aten = torch.ops.aten
 
@@ -108,7 +108,7 @@ def _grouped_convolution(a: GraphTensor, b: GraphTensor) -> GraphTensor:
     rows = a.shape[1]
     left = ops.reshape(a.to_order((1, 0, 2)).value, [rows, 1, 1, 1, batch * depth])
     right = ops.reshape(b.to_order((0, 2, 1)).value, [batch * columns, 1, 1, 1, depth])
-    product = conv_fprop(left, right, output_size=(1, 1, 1), groups=int(batch))
+    product = conv_fprop(left, right, Geometry(groups=int(batch)), output_size=(1, 1, 1))
     return GraphTensor(ops.reshape(product, [rows, batch, columns]), (1, 0, 2))
 
 

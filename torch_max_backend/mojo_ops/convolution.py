@@ -1,12 +1,12 @@
 """Convolution passes over channels-last rank-5 tensors.
 
 Layouts: x [N, D, H, W, C], w [K, T, R, S, C/groups], y [N, O, P, Q, K]; with fewer spatial axes the
-leading extents are 1. `padding` is the left padding: the right one follows from the output size, so it may
-differ. Every extent may be symbolic; what is known when the graph is built is checked then. `allow_tf32` lets float32
-products run on an NVIDIA GPU's tensor cores with factors of 10 mantissa bits, as cuDNN's do by default.
+leading extents are 1. A `Geometry` has the left padding: the right one follows from the output size, so it may
+differ. Every extent may be symbolic; what is known when the graph is built is checked then.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -29,45 +29,85 @@ _SUPPORTED = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
 
 
 @beartype
+@dataclass(frozen=True)
+class Geometry:
+    """What the shapes of a convolution don't say.
+
+    Attributes:
+        stride: along D, H and W, as padding and dilation.
+        padding: on the left.
+        dilation: from one tap to the next.
+        groups: of channels.
+        workspace_limit: most bytes of scratch memory.
+        allow_tf32: float32 factors may be rounded to 10 mantissa bits.
+
+    Raises:
+        ValueError: a value is too small.
+    """
+
+    stride: Triple = (1, 1, 1)
+    padding: Triple = (0, 0, 0)
+    dilation: Triple = (1, 1, 1)
+    groups: int = 1
+    workspace_limit: int = DEFAULT_WORKSPACE_LIMIT
+    allow_tf32: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("stride", 1), ("dilation", 1), ("padding", 0)):
+            values = getattr(self, name)
+            if min(values) < least:
+                raise ValueError(f"{name} = {values}: every value must be at least {least}")
+        for name, least in (("groups", 1), ("workspace_limit", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be at least {least}")
+
+    def operand(self) -> TensorValue:
+        """The host operand of the kernels, in the graph that is being built."""
+        values = geometry_values(
+            self.stride, self.padding, self.dilation, self.groups, self.workspace_limit, self.allow_tf32
+        )
+        return ops.constant(values, DType.int64, device=DeviceRef.CPU())
+
+
+UNIT = Geometry()
+"""Every stride, dilation and group 1, no padding."""
+
+
+@beartype
 def conv_fprop(
     x: TensorValue,
     w: TensorValue,
+    geometry: Geometry = UNIT,
     *,
     output_size: Sequence[DimLike] | None = None,
-    stride: Triple = (1, 1, 1),
-    padding: Triple = (0, 0, 0),
-    dilation: Triple = (1, 1, 1),
-    groups: int = 1,
-    workspace_limit: int = DEFAULT_WORKSPACE_LIMIT,
-    allow_tf32: bool = False,
 ) -> TensorValue:
     """y [N, O, P, Q, K]. Without `output_size` x's extents are static and right padding equals left."""
     _check_operands("conv_fprop", x=x, w=w)
-    geometry = _geometry(stride, padding, dilation, groups, workspace_limit, allow_tf32)
-    _check_channels("conv_fprop", x.shape[4], w.shape[0], w.shape[4], groups)
+    _check_channels("conv_fprop", x.shape[4], w.shape[0], w.shape[4], geometry.groups)
     if output_size is None:
         output_size = [
             _output_extent(axis, extent, taps, *rest)
             for axis, extent, taps, *rest in zip(
-                "DHW", x.shape[1:4], w.shape[1:4], stride, padding, dilation, strict=True
+                "DHW",
+                x.shape[1:4],
+                w.shape[1:4],
+                geometry.stride,
+                geometry.padding,
+                geometry.dilation,
+                strict=True,
             )
         ]
     shape = [x.shape[0], *_extents("output_size", output_size), w.shape[0]]
-    return conv_with_geometry("conv_fprop", x, w, geometry, shape, grouped=groups > 1)
+    return conv_with_geometry("conv_fprop", x, w, geometry.operand(), shape, grouped=geometry.groups > 1)
 
 
 @beartype
 def conv_dgrad(
     dy: TensorValue,
     w: TensorValue,
+    geometry: Geometry = UNIT,
     *,
     input_size: Sequence[DimLike],
-    stride: Triple = (1, 1, 1),
-    padding: Triple = (0, 0, 0),
-    dilation: Triple = (1, 1, 1),
-    groups: int = 1,
-    workspace_limit: int = DEFAULT_WORKSPACE_LIMIT,
-    allow_tf32: bool = False,
     after: Sequence[TensorValue] = (),
 ) -> TensorValue:
     """dx [N, D, H, W, C] of the given (D, H, W): the gradient of x, or a transposed convolution's forward.
@@ -75,36 +115,29 @@ def conv_dgrad(
     It runs when `after`, other gradients of the convolution, have been computed: see `conv_with_geometry`.
     """
     _check_operands("conv_dgrad", dy=dy, w=w)
-    geometry = _geometry(stride, padding, dilation, groups, workspace_limit, allow_tf32)
-    channels = w.shape[4] * groups
-    _check_channels("conv_dgrad", channels, w.shape[0], w.shape[4], groups)
+    channels = w.shape[4] * geometry.groups
+    _check_channels("conv_dgrad", channels, w.shape[0], w.shape[4], geometry.groups)
     if isinstance(dy.shape[4], StaticDim) and isinstance(w.shape[0], StaticDim) and dy.shape[4] != w.shape[0]:
         raise ValueError(f"conv_dgrad: dy has {dy.shape[4]} channels: must be w.shape[0] = {w.shape[0]}")
     shape = [dy.shape[0], *_extents("input_size", input_size), channels]
-    return conv_with_geometry("conv_dgrad", dy, w, geometry, shape, grouped=groups > 1, after=after)
+    return conv_with_geometry("conv_dgrad", dy, w, geometry.operand(), shape, grouped=geometry.groups > 1, after=after)
 
 
 @beartype
 def conv_wgrad(
     x: TensorValue,
     dy: TensorValue,
+    geometry: Geometry = UNIT,
     *,
     filter_size: Triple,
-    stride: Triple = (1, 1, 1),
-    padding: Triple = (0, 0, 0),
-    dilation: Triple = (1, 1, 1),
-    groups: int = 1,
-    workspace_limit: int = DEFAULT_WORKSPACE_LIMIT,
-    allow_tf32: bool = False,
 ) -> TensorValue:
     """dw [K, T, R, S, C/groups] of the given (T, R, S)."""
     _check_operands("conv_wgrad", x=x, dy=dy)
-    geometry = _geometry(stride, padding, dilation, groups, workspace_limit, allow_tf32)
     if min(filter_size) < 1:
         raise ValueError(f"conv_wgrad: filter_size = {filter_size}: every extent must be at least 1")
-    _check_channels("conv_wgrad", x.shape[4], dy.shape[4], None, groups)
-    shape = [dy.shape[4], *filter_size, x.shape[4] // groups]
-    return conv_with_geometry("conv_wgrad", x, dy, geometry, shape, grouped=groups > 1)
+    _check_channels("conv_wgrad", x.shape[4], dy.shape[4], None, geometry.groups)
+    shape = [dy.shape[4], *filter_size, x.shape[4] // geometry.groups]
+    return conv_with_geometry("conv_wgrad", x, dy, geometry.operand(), shape, grouped=geometry.groups > 1)
 
 
 @beartype
@@ -164,20 +197,6 @@ def _check_channels(op: str, c: Dim, k: Dim, group_c: Dim | None, groups: int) -
             raise ValueError(f"{op}: {name} = {dim}: must be divisible by groups = {groups}")
     if isinstance(c, StaticDim) and isinstance(group_c, StaticDim) and int(group_c) * groups != int(c):
         raise ValueError(f"{op}: w has {group_c} channels in each of {groups} groups: must be C = {c} in total")
-
-
-def _geometry(
-    stride: Triple, padding: Triple, dilation: Triple, groups: int, workspace_limit: int, allow_tf32: bool
-) -> TensorValue:
-    """The host operand that carries what the shapes don't, in the kernels' order."""
-    for name, values, least in (("stride", stride, 1), ("dilation", dilation, 1), ("padding", padding, 0)):
-        if min(values) < least:
-            raise ValueError(f"{name} = {values}: every value must be at least {least}")
-    for name, value, least in (("groups", groups, 1), ("workspace_limit", workspace_limit, 0)):
-        if value < least:
-            raise ValueError(f"{name} = {value}: must be at least {least}")
-    geometry = geometry_values(stride, padding, dilation, groups, workspace_limit, allow_tf32)
-    return ops.constant(geometry, DType.int64, device=DeviceRef.CPU())
 
 
 def geometry_values(
