@@ -15,6 +15,7 @@ from torch_max_backend.fusion.program import MOST_INPUTS, Layout, Program, gener
 from torch_max_backend.fusion.terms import Leaf, in_memory, is_view
 from torch_max_backend.fusion.values import Operation, Value
 from torch_max_backend.mojo_ops.constants import kernel_constant
+from torch_max_backend.mojo_ops.convolution import GEOMETRY_LENGTH
 
 _PASSES = {"conv_fprop": 0, "conv_dgrad": 1}
 """By op, the number of the pass in kernels/convolution/common.mojo."""
@@ -23,7 +24,8 @@ _NARROW = kernel_constant(_DISPATCH, "NARROW_COLUMNS")
 """Channels of a result that the kernel for narrow ones computes."""
 _FEW_PHASES = kernel_constant(_DISPATCH, "FEW_PHASES")
 _MOST_PHASES = kernel_constant(_DISPATCH, "MAX_PHASES")
-_GEOMETRY = kernel_constant("convolution.problem", "GEOMETRY_LENGTH")
+_STRIDE_H, _STRIDE_W, _GROUPS = 1, 2, 9
+"""Places in a geometry (mojo_ops.convolution.geometry_values)."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,8 @@ def _is_suitable(value: Value) -> bool:
     result, source, weight = (list(shape) for shape in shapes if shape is not None)
     channels = (result[4], source[4])
     flat = all(shape[1] == 1 for shape in (result, source, weight))
-    phases = geometry[1] * geometry[2]
-    return flat and geometry[9] == 1 and channels[0] % 8 == channels[1] % 8 == 0 and phases <= _MOST_PHASES
+    phases = geometry[_STRIDE_H] * geometry[_STRIDE_W]
+    return flat and geometry[_GROUPS] == 1 and channels[0] % 8 == channels[1] % 8 == 0 and phases <= _MOST_PHASES
 
 
 def _symbol(operation: Operation) -> str:
@@ -111,7 +113,7 @@ def _symbol(operation: Operation) -> str:
 def _geometry(operation: Operation) -> list[int] | None:
     maker = operation.operands[2].maker
     values = maker.constant() if maker is not None else None
-    return None if values is None or len(values) != _GEOMETRY else [int(value) for value in values]
+    return None if values is None or len(values) != GEOMETRY_LENGTH else [int(value) for value in values]
 
 
 def _is_read_by(leaf: Leaf, group: Group, groups: Sequence[Group], kept: Collection[Value]) -> bool:
@@ -144,7 +146,7 @@ def _together(leaf: Leaf, group: Group, layout: Layout) -> Absorbed | None:
     plain = re.search(r'function = "(\w+)"', str(maker.handle.attributes["parameters"]))
     assert geometry is not None and plain is not None
     forward = _symbol(maker) == "conv_fprop"
-    phases = 1 if forward else geometry[1] * geometry[2]
+    phases = 1 if forward else geometry[_STRIDE_H] * geometry[_STRIDE_W]
     room = 1 if phases == 1 else _FEW_PHASES if phases <= _FEW_PHASES else _MOST_PHASES
     narrow = leaf.value.shape is not None and leaf.value.shape[4] <= _NARROW
     parameters = f'DType.{leaf.value.dtype.name}, {_PASSES[_symbol(maker)]}, {narrow}, {room}, "{plain[1]}"'

@@ -16,13 +16,14 @@ from max.graph import DeviceRef, Dim, DimLike, StaticDim, TensorType, TensorValu
 
 from torch_max_backend.ir import ops
 from torch_max_backend.mojo_ops import functions
+from torch_max_backend.mojo_ops.constants import kernel_constant
 
 Triple = tuple[int, int, int]
 
 DEFAULT_WORKSPACE_LIMIT: int = 256 * 2**20
 """Most bytes of scratch memory that one convolution may use."""
 
-GEOMETRY_LENGTH: int = 12
+GEOMETRY_LENGTH: int = kernel_constant("convolution.problem", "GEOMETRY_LENGTH")
 """Values of the geometry operand."""
 
 _SUPPORTED = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
