@@ -31,28 +31,26 @@ def _train(model: nn.Module, steps: int, variant: str, **arguments: Any) -> tupl
     """Losses, outputs and parameters of a run, and how often its graphs were replayed."""
     torch._dynamo.reset()
     torch.manual_seed(1)
-    graphs: list[CompiledGraph] = []
-    backend.observers.append(graphs.append)
-    run = torch.compile(model, backend="max", **arguments)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     seen: list[torch.Tensor] = []
-    for step in range(steps):
-        optimizer.zero_grad(set_to_none=variant != "grads stay")
-        losses = []
-        for _ in range(2 if variant == "two forwards" else 1):
-            out = run(torch.randn(16, 8, 16, 16, device="cuda"))
-            losses.append(F.cross_entropy(out, torch.randint(0, 8, (16,), device="cuda")))
-            seen.append(out.detach())
-        for loss in losses:
-            loss.backward(retain_graph=variant == "retained")
-            if variant == "retained":
-                loss.backward()
-        optimizer.step()
-        seen += [loss.detach() for loss in losses]
-        if variant == "weights move" and step == steps // 2:
-            for parameter in model.parameters():
-                parameter.data = parameter.data.clone()
-    backend.observers.remove(graphs.append)
+    with backend.recorded_graphs() as graphs:
+        run = torch.compile(model, backend="max", **arguments)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        for step in range(steps):
+            optimizer.zero_grad(set_to_none=variant != "grads stay")
+            losses = []
+            for _ in range(2 if variant == "two forwards" else 1):
+                out = run(torch.randn(16, 8, 16, 16, device="cuda"))
+                losses.append(F.cross_entropy(out, torch.randint(0, 8, (16,), device="cuda")))
+                seen.append(out.detach())
+            for loss in losses:
+                loss.backward(retain_graph=variant == "retained")
+                if variant == "retained":
+                    loss.backward()
+            optimizer.step()
+            seen += [loss.detach() for loss in losses]
+            if variant == "weights move" and step == steps // 2:
+                for parameter in model.parameters():
+                    parameter.data = parameter.data.clone()
     return [*seen, *model.parameters(), *model.buffers()], _replays(graphs)
 
 
