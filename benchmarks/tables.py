@@ -291,11 +291,27 @@ def attention() -> str:
     return grid(header, rows) + origin(*names)
 
 
+def compile_cost() -> str:
+    names = {"float32 on a CPU": "compile_cost_cpu", "bfloat16 for sm_90a": "compile_cost_sm_90a"}
+    costs: dict[str, dict[str, list[float]]] = {}
+    for target, name in names.items():
+        for row in read(name)["rows"]:
+            what = re.sub(r"^torch_max_|_(b?float(16|32))|_uint8|_(cpu|gpu)$", "", row["function"])
+            what = re.sub(r"_0$", ", one group", re.sub(r"_1$", ", any groups", what))
+            what = re.sub(r"^(conv_pointwise|pointwise|reduction)_[0-9a-f]{16}$", r"a generated program: \1", what)
+            costs.setdefault(what, {}).setdefault(target, []).append(row["cpu_seconds"])
+    rows = [
+        [what, *(f"{statistics.mean(seconds[target]):.1f}" if target in seconds else "" for target in names)]
+        for what, seconds in costs.items()
+    ]
+    return grid(["library function", *(f"CPU-seconds, {target}" for target in names)], rows) + origin(*names.values())
+
+
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
         summary, training_steps, commands, gpu_tests, convolution_any_gpu, convolution_cpu, convolution_workspace,
         convolution_hopper, convolution_epilogue, convolution_sanitizer, pooling_gpu, pooling_cpu, pooling_memory,
-        attention,
+        attention, compile_cost,
     )
 }  # fmt: skip

@@ -26,7 +26,7 @@ PROGRAMS: list[Function] = [Program("pointwise", "cpu", f"    # {number}\n", 2, 
         (KERNELS, 16, [1, 1, 1, 1]),
         # Half a second each: one library's own price is more than all of them.
         (PROGRAMS, 16, [12]),
-        (KERNELS + PROGRAMS, 2, [8, 8]),
+        (KERNELS + PROGRAMS, 2, [5, 11]),
         (PROGRAMS[:1], 16, [1]),
     ],
 )

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 LIBRARIES, FILENAME = "libraries", "library.so"
 """The kind and the file name of libraries in the cache, which has an entry for each function."""
-START = 5.0
+START = 4.0
 """CPU-seconds that a library costs beside its functions."""
 
 _EXPORT = """
