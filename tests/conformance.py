@@ -10,18 +10,17 @@ import re
 import sys
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import track
 from torch._dispatch.python import enable_python_dispatcher
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten
 
-from tests import harness
-from tests.operator_database import OpInfo, SampleInput, op_db
+from tests import harness, operator_numbers
+from tests.operator_database import OpInfo, SampleInput, bound, differentiated, entries, passes, samples
 from torch_max_backend import lowering
 from torch_max_backend.decompositions import decompositions
 from torch_max_backend.graph.compiler import compile_graph
@@ -29,7 +28,6 @@ from torch_max_backend.graph.random import _FROM_SHAPE, _LIKE
 from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.options import Options
 
-DTYPES = (torch.float32, torch.bfloat16)
 #: Of each entry, dtype and pass.
 SAMPLES = 1
 
@@ -85,52 +83,6 @@ class Outcome:
     missing: tuple[str, ...]
 
 
-def entries() -> dict[str, OpInfo]:
-    """The database's entries that have float32 samples, by their full names."""
-    # Jiterator compiles CUDA text; sparse tensors have no strides for a graph to speak of.
-    return {
-        info.full_name: info
-        for info in op_db
-        if torch.float32 in info.dtypes and not info.name.startswith(("jiterator", "sparse"))
-    }
-
-
-def bound(info: OpInfo, sample: SampleInput) -> tuple[Callable[..., Any], list[torch.Tensor]]:
-    """The entry as a function of a sample's tensors alone, and these."""
-    leaves, structure = tree_flatten((sample.input, sample.args, sample.kwargs))
-    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-
-    def call(*tensors: torch.Tensor) -> Any:
-        filled = list(leaves)
-        for place, tensor in zip(places, tensors, strict=True):
-            filled[place] = tensor
-        first, args, keywords = tree_unflatten(filled, structure)
-        result = info.op(first, *args, **keywords)
-        return result if sample.output_process_fn_grad is None else sample.output_process_fn_grad(result)
-
-    return call, [leaves[place].detach() for place in places]
-
-
-def differentiated(function: Callable[..., Any], wanted: Sequence[bool]) -> Callable[..., Any]:
-    """The gradients with respect to the inputs that are wanted, of all float results; unused ones are left out."""
-
-    def call(*inputs: torch.Tensor) -> list[torch.Tensor]:
-        leaves = [x.detach().requires_grad_(want) for x, want in zip(inputs, wanted, strict=True)]
-        results = [leaf for leaf in harness.flatten(function(*leaves)) if leaf.requires_grad]
-        incoming = [torch.ones_like(result) for result in results]
-        chosen = [leaf for leaf in leaves if leaf.requires_grad]
-        found = torch.autograd.grad(results, chosen, incoming, allow_unused=True)
-        return [*results, *(gradient for gradient in found if gradient is not None)]
-
-    return call
-
-
-def samples(info: OpInfo, dtype: torch.dtype, gradient: bool, most: int) -> list[SampleInput]:
-    """At most ``most`` of an entry's samples, spread over all of them."""
-    found = list(info.sample_inputs("cpu", dtype, requires_grad=gradient))
-    return found[:: max(1, -(-len(found) // most))]
-
-
 def missing(info: OpInfo, sample: SampleInput, gradient: bool) -> set[str]:
     """What of one sample stays in PyTorch: operators with the reason, or what tracing raised."""
     leaves = tree_flatten((sample.input, sample.args, sample.kwargs))[0]
@@ -150,16 +102,11 @@ def missing(info: OpInfo, sample: SampleInput, gradient: bool) -> set[str]:
 
 def examine(info: OpInfo, most: int) -> Iterator[Outcome]:
     """An entry's outcomes."""
-    for dtype in DTYPES:
-        for gradient in (False, True):
-            if dtype not in info.dtypes or (
-                gradient and not (info.supports_autograd and dtype in info.backward_dtypes)
-            ):
-                continue
-            found: set[str] = set()
-            for sample in samples(info, dtype, gradient, most):
-                found |= missing(info, sample, gradient)
-            yield Outcome(info.full_name, dtype, gradient, tuple(sorted(found)))
+    for dtype, gradient in passes(info):
+        found: set[str] = set()
+        for sample in samples(info, dtype, gradient, most):
+            found |= missing(info, sample, gradient)
+        yield Outcome(info.full_name, dtype, gradient, tuple(sorted(found)))
 
 
 def reason(what: str) -> str:
@@ -214,12 +161,27 @@ What is named there stays in PyTorch, between two MAX graphs, and the result is 
 
 Of the {core} operators of the core aten opset {inside} run in MAX: all but {outside}.
 
-Graphs are built, not compiled: [the operators' own tests](adding-an-op.md) compare numbers. This file is written by
-`python -m tests.conformance > docs/conformance.md`, and a test fails while its lines are stale.
+This file is written by `python -m tests.conformance > docs/conformance.md`, and a test fails while its lines are stale.
+
+## Numbers
+
+{samples} of the combinations that are lowered whole, {each} sample of each, ran on a CPU beside eager PyTorch and
+the same function in float64, with uneven incoming gradients: a result may be no further from float64 than eager's is,
+with a small factor, and whole numbers are equal. {lists} of them ran without MAX's compiler. {agree} agree. {differ}
+{exceptions}
+Tests repeat some that hold every operator of them, and all with `TORCH_MAX_BACKEND_CASES=all`.
 """
 
 
-def page(found: dict[str, list[Outcome]]) -> str:
+def _exceptions() -> str:
+    """The table of what differs, and why."""
+    if not operator_numbers.EXCEPTIONS:
+        return ""
+    rows = [f"| `{start}` | {why} |" for start, why in operator_numbers.EXCEPTIONS.items()]
+    return "\n".join(["", "| sample | why it differs |", "| --- | --- |", *rows, ""])
+
+
+def page(found: dict[str, list[Outcome]], numbers: operator_numbers.Numbers) -> str:
     """The page of these outcomes."""
     everything = [outcome for outcomes in found.values() for outcome in outcomes]
     inside, outside = core_share()
@@ -232,6 +194,12 @@ def page(found: dict[str, list[Outcome]]) -> str:
             core=len(inside) + len(outside),
             inside=len(inside),
             outside=", ".join(f"`{op}`" for op in outside),
+            samples=numbers.agree + len(numbers.differ),
+            each=operator_numbers.SAMPLES,
+            agree=numbers.agree,
+            lists=numbers.lists,
+            differ=f"{len(numbers.differ)} differ:" if numbers.differ else "None differs.",
+            exceptions=_exceptions(),
         )
     ]
     groups: dict[str, list[str]] = defaultdict(list)
@@ -260,7 +228,12 @@ def main() -> None:
     found = {
         name: list(examine(info, SAMPLES)) for name, info in track(entries().items(), console=Console(stderr=True))
     }
-    print(page(found), end="")
+    numbers, chosen = operator_numbers.survey()
+    operator_numbers.CHOSEN.write_text("".join(f"{posed.id}\n" for posed in chosen))
+    print(page(found, numbers), end="")
+    for posed, said in numbers.differ.items():
+        if operator_numbers.exception(posed) is None:
+            print(f"{posed.id} differs: {said}", file=sys.stderr)
     counts = Counter(reason(item) for outcomes in found.values() for o in outcomes for item in o.missing)
     print(*counts.most_common(), sep="\n", file=sys.stderr)
 

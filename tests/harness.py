@@ -360,7 +360,7 @@ class Gradients:
 
     def _incoming(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """For each float result an uneven pattern, so that a permuted or scaled gradient shows."""
-        return [_pattern(out) for out in flatten(self.function(*inputs)) if out.is_floating_point()]
+        return [pattern(out) for out in flatten(self.function(*inputs)) if out.is_floating_point()]
 
     def _differentiated(self, inputs: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         chosen = [i for i, tensor in enumerate(inputs) if tensor.is_floating_point()][: self.count]
@@ -381,8 +381,8 @@ def prepared(
     return function.of_incoming(inputs) if isinstance(function, Gradients) else (function, list(inputs))
 
 
-def _pattern(like: torch.Tensor) -> torch.Tensor:
-    """In the memory order of ``like``: a change of order is a kernel of its own to compile."""
+def pattern(like: torch.Tensor) -> torch.Tensor:
+    """Uneven numbers in the shape and the memory order of ``like``: a change of order is a kernel of its own."""
     index = torch.arange(like.numel(), dtype=torch.int64, device=like.device)
-    pattern = ((index * 7) % 11 - 5).to(like.dtype).reshape(like.shape)
-    return pattern if like.is_contiguous() else torch.empty_like(like).copy_(pattern)
+    numbers = ((index * 7) % 11 - 5).to(like.dtype).reshape(like.shape)
+    return numbers if like.is_contiguous() else torch.empty_like(like).copy_(numbers)

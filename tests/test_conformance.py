@@ -1,6 +1,7 @@
 """PyTorch's operator database: what is lowered, and that docs/conformance.md says so.
 
-Graphs are built, not compiled. Here are the entries that vision models and transformers are made of; the page has all.
+Graphs are built, not compiled; test_operator_numbers.py compares numbers. Here are the entries that vision models and
+transformers are made of; the page has all.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import pytest
 
 from benchmarks import ROOT
 from tests import conformance
+from tests.operator_database import entries
 from torch_max_backend import lowering
 
 PAGE = ROOT / "docs" / "conformance.md"
@@ -38,11 +40,11 @@ def test_the_core_opset_runs() -> None:
 @pytest.mark.parametrize("name", [*(f"nn.functional.{name}" for name in FUNCTIONAL), *PLAIN])
 def test_the_page_says_what_is_lowered(name: str) -> None:
     lowering.load_all()
-    entries = conformance.entries()
+    found = entries()
     # Some have variants alone, of which the first stands for all.
-    chosen = name if name in entries else next((other for other in entries if other.startswith(f"{name}.")), None)
+    chosen = name if name in found else next((other for other in found if other.startswith(f"{name}.")), None)
     if chosen is None:
         pytest.skip(f"this PyTorch's database has no {name}")
-    line = conformance.row(chosen, list(conformance.examine(entries[chosen], conformance.SAMPLES)))
+    line = conformance.row(chosen, list(conformance.examine(found[chosen], conformance.SAMPLES)))
     listed = [line for line in PAGE.read_text().splitlines() if line.startswith(f"| {chosen} |")]
     assert listed == ([] if line is None else [line])

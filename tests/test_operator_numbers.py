@@ -1,0 +1,78 @@
+"""Samples of PyTorch's operator database run in MAX, beside eager and float64.
+
+By default some that hold every operator; all with ``TORCH_MAX_BACKEND_CASES=all`` (twelve CPU-minutes).
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks import ROOT
+from tests import operator_numbers
+from tests.harness import ALL_CASES
+from tests.operator_database import entries
+from tests.operator_numbers import CHOSEN, ENTRIES_IN_A_UNIT, EXCEPTIONS, Graph, Posed
+from torch_max_backend import lowering
+
+PAGE = (ROOT / "docs" / "conformance.md").read_text()
+NAMES = list(entries())
+
+
+def _chosen() -> list[Posed]:
+    """What is run; another PyTorch's database may lack some."""
+    lines = set(CHOSEN.read_text().split())
+    return [posed for posed in operator_numbers.every(NAMES) if ALL_CASES or posed.id in lines]
+
+
+POSED = _chosen()
+_compiled: dict[int, dict[Posed, Graph]] = {}
+
+
+@pytest.fixture
+def graph(request: pytest.FixtureRequest, posed: Posed) -> Graph:
+    """The sample's graph; what was selected of neighbouring entries is compiled with it."""
+    lowering.load_all()
+    unit = NAMES.index(posed.entry) // ENTRIES_IN_A_UNIT if ALL_CASES else 0
+    if unit not in _compiled:
+        selected = [
+            item.callspec.params["posed"]
+            for item in request.session.items
+            if hasattr(item, "callspec") and isinstance(item.callspec.params.get("posed"), Posed)
+        ]
+        _compiled.clear()
+        _compiled[unit] = operator_numbers.together(
+            each for each in selected if not ALL_CASES or NAMES.index(each.entry) // ENTRIES_IN_A_UNIT == unit
+        )
+    if posed not in _compiled[unit]:
+        pytest.skip("the entry has fewer samples")
+    return _compiled[unit][posed]
+
+
+@pytest.mark.parametrize("posed", POSED, ids=[posed.id for posed in POSED])
+def test_numbers(posed: Posed, graph: Graph) -> None:
+    if graph.compiled is None:
+        # The page has one sample of each entry, and others may hold what that one does not.
+        assert posed.number > 0 or f"| {posed.entry} |" in PAGE, graph.why
+        pytest.skip("not lowered whole")
+    if operator_numbers.exception(posed) is None:
+        operator_numbers.check(graph, posed)
+        return
+    with pytest.raises(AssertionError):
+        operator_numbers.check(graph, posed)
+
+
+def test_the_page_has_all_exceptions() -> None:
+    assert all(f"| `{start}` | {why} |" in PAGE for start, why in EXCEPTIONS.items())
+
+
+def test_a_wrong_number_is_noticed() -> None:
+    """A sample whose graph computes something else."""
+    lowering.load_all()
+    posed = Posed("sigmoid", torch.float32, True)
+    (graph,) = operator_numbers.together([posed]).values()
+    operator_numbers.check(graph, posed)
+    right = graph.function
+    graph.function = lambda *inputs: [right(*inputs)[0], right(*inputs)[1] * 1.001]
+    with pytest.raises(AssertionError, match="exceeds"):
+        operator_numbers.check(graph, posed)
