@@ -31,6 +31,7 @@ AT_HAND = next(BLOCK.finditer((ROOT / "docs" / "index.md").read_text())).group(2
 )
 #: More of it, for single pages.
 MORE = {
+    "troubleshooting.md": 'compiled = torch.compile(model, backend="max")\n',
     # Defining a lowering twice is an error: the page's decorator does nothing here.
     "adding-an-op.md": "from max.graph import TensorValue\n"
     "from torch_max_backend.lowering.context import LoweringContext\n"

@@ -11,18 +11,21 @@ from torch_max_backend.errors import (
 )
 from torch_max_backend.explain import Explanation, explain
 from torch_max_backend.runtime.busy_wait import settle_process
+from torch_max_backend.runtime.launch_times import LaunchTimes, launch_times
 from torch_max_backend.version import __version__
 
 __all__ = [
     "DeviceUnavailableError",
     "Explanation",
     "InvalidArgumentError",
+    "LaunchTimes",
     "MaxBackendError",
     "OptionError",
     "UnsupportedOpError",
     "__version__",
     "compile_ahead",
     "explain",
+    "launch_times",
     "max_backend",
 ]
 

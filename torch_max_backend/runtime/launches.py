@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -20,6 +21,7 @@ from torch_max_backend.launches import Kind, LaunchList, Place
 from torch_max_backend.max_compat import device_context
 from torch_max_backend.runtime import libraries
 from torch_max_backend.runtime.handover import Inputs
+from torch_max_backend.runtime.launch_times import timed_walk, watched
 from torch_max_backend.runtime.leaving import Leaving
 from torch_max_backend.runtime.session import max_device
 from torch_max_backend.runtime.streams import stream_order
@@ -56,6 +58,7 @@ class Launches:
     def __init__(self, listing: LaunchList, inputs: Inputs, leaving: Leaving, device: torch.device, walk: str) -> None:
         self._inputs, self._leaving, self._device = inputs, leaving, device
         self._own_device = max_device(device)
+        self._listing = listing
         self._context = device_context(self._own_device)
         self._constants = [self._constant(each.content, each.on_host) for each in listing.constants]
         self._moved = listing.moved
@@ -153,7 +156,11 @@ class Launches:
         self._words[2 * _SCRATCH : 2 * _SCRATCH + 2] = workspace.data_ptr() + self._workspace, self._scratch
         self._threads[1] = torch.get_num_threads()
         with _walking:
-            failed = self._call(*self._arguments)
+            if watched():
+                call = functools.partial(self._call, *self._arguments)
+                failed = timed_walk(self._listing, call, self._words, self._code, self._needed, self._device)
+            else:
+                failed = self._call(*self._arguments)
         if failed:
             raise RuntimeError(self._message.value.decode(errors="replace"))
         self._scratch = max(self._scratch, int(self._needed[0]))
