@@ -3,8 +3,9 @@
     python -m benchmarks training_step --model resnet18 --batch 64 [--device cuda] [--amp bf16] [--json FILE]
 
 The contenders train copies of one model on one batch; their steps are timed in turn, after warming up, and the medians
-are reported with the CPU time of a step and the time to the first step. ``--threads 1`` keeps OpenMP's threads, which
-go on turning for milliseconds after an operator, from the next contender's time.
+are reported with the CPU time of a step and the time to the first step. On a CPU eager PyTorch is a contender in both
+memory formats. ``--threads 1`` keeps OpenMP's threads, which go on turning for milliseconds after an operator, from the
+next contender's time.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from torch import nn
 
 from benchmarks import zoo
 from torch_max_backend.bench import results
+
+CHANNELS_LAST = "eager, channels_last"
+"""The contender whose model and images are channels_last."""
 
 
 def drawn(model: str, batch: int, size: int, device: torch.device) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
@@ -91,13 +95,20 @@ def train(
     if channels_last:
         base, x = base.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
     names = ["max", "eager", *(["inductor"] if inductor else [])]
+    if where.type == "cpu" and not channels_last:
+        names.insert(2, CHANNELS_LAST)
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     contenders: dict[str, Callable[[], None]] = {}
     first: dict[str, float] = {}
     for name in names:
         own = copy.deepcopy(base)
         torch._dynamo.reset() if name == "max" else None
-        runner = own if name == "eager" else torch.compile(own, backend=name)
-        contenders[name] = stepper(own, runner, x, y, amp == "bf16")
+        own_x = x
+        if name == CHANNELS_LAST:
+            own = own.to(memory_format=formats[x.dim()])
+            own_x = x.to(memory_format=formats[x.dim()])
+        runner = own if name.startswith("eager") else torch.compile(own, backend=name)
+        contenders[name] = stepper(own, runner, own_x, y, amp == "bf16")
         first[name] = timed(contenders[name], where)
         for _ in range(3):
             contenders[name]()
