@@ -43,8 +43,10 @@ buffer_address: Callable[[Buffer], int] = Buffer._data_ptr
 #: A buffer over what an object with DLPack's protocol holds; ``Buffer.from_dlpack`` asks first what object that is.
 buffer_from_capsule: Callable[[Any], Buffer] = Buffer._from_dlpack
 
-#: A model's outputs for buffers that lie on its devices; ``Model.execute`` looks at each of them in Python first.
-execute: Callable[[Model, list[Buffer]], list[Buffer]] = Model._execute_device_tensors
+
+def execute(model: Model, buffers: list[Buffer]) -> list[Buffer]:
+    """A model's outputs for buffers that lie on its devices; ``Model.execute`` looks at each in Python first."""
+    return model._execute_device_tensors(buffers)
 
 
 #: Division of whole numbers that rounds to zero; ``max.graph.ops.floor_div`` rounds down.
