@@ -74,6 +74,37 @@ def cpu_ratios(dtype: str, pass_: str, layout: str) -> list[float]:
     return [row["ours ms"] / row[f"{layout} ms"] for row in rows if f"{layout} ms" in row]
 
 
+def _first(name: str) -> dict[str, float]:
+    """Seconds to the first step of the training steps in this file, with empty caches where that was measured."""
+    measured = RESULTS / f"{name.replace('training_step', 'first_step')}.json"
+    if measured.exists():
+        return {row["backend"]: row["seconds"] for row in read(measured.stem)["rows"] if row["caches"] == "empty"}
+    return read(name)["first_step_seconds"]
+
+
+def first_steps() -> str:
+    names = sorted(path.stem for path in RESULTS.glob("first_step_*.json"))
+    rows = []
+    for name in names:
+        document = read(name)
+        seconds = {(row["backend"], row["caches"]): row["seconds"] for row in document["rows"]}
+        for who in dict.fromkeys(row["backend"] for row in document["rows"]):
+            cells = [
+                f"{seconds[who, caches]:.1f}" if (who, caches) in seconds else "" for caches in ("empty", "filled")
+            ]
+            rows.append([f"{document['model']}, {document['batch']}" if who == "max" else "", who, *cells])
+    return grid(["model", "backend", "caches empty, s", "caches filled, s"], rows) + origin(*names)
+
+
+def host_time() -> str:
+    parts = ("hand-over in", "execute", "hand-over out", "around", "total")
+    rows = [
+        [f"{row['model']}, {row['call']}", *(f"{row['microseconds'][part]:.0f}" for part in parts)]
+        for row in read("host_time_cpu")["rows"]
+    ]
+    return grid(["call", *parts], rows) + origin("host_time_cpu")
+
+
 def summary() -> str:
     """The README's figures."""
     steps = {
@@ -84,7 +115,7 @@ def summary() -> str:
     rows = []
     for name, what in steps.items():
         document = read(name)
-        step, first = document["median_seconds"], document["first_step_seconds"]
+        step, first = document["median_seconds"], _first(name)
         beside = f"{step['eager'] * 1e3:.1f} eager, {step['inductor'] * 1e3:.1f} Inductor"
         ratios = f"{step['max'] / step['eager']:.2f}, {step['max'] / step['inductor']:.2f}"
         rows.append([what, f"{step['max'] * 1e3:.1f} ms", beside, ratios])
@@ -102,7 +133,7 @@ def training_steps() -> str:
     rows = []
     for name in names:
         document = read(name)
-        step, first = document["median_seconds"], document["first_step_seconds"]
+        step, first = document["median_seconds"], _first(name)
         size = "x".join(map(str, document["shape"]))
         amp = "float32" if document["amp"] == "none" else f"{document['amp']} autocast"
         machine = document["hardware"].get("gpu") or f"{document['hardware']['cores']} CPU cores"
@@ -115,7 +146,7 @@ def training_steps() -> str:
                 f"{step[who] * 1e3:.1f}",
                 f"{document['batch'] / step[who]:.0f}",
                 f"{step['max'] / step[who]:.2f}",
-                f"{first[who]:.1f}",
+                f"{first[who]:.1f}" if who in first else "",
             ]
             for who in step
         ]
@@ -312,6 +343,6 @@ TABLES: dict[str, Callable[[], str]] = {
     for table in (
         summary, training_steps, commands, gpu_tests, convolution_any_gpu, convolution_cpu, convolution_workspace,
         convolution_hopper, convolution_epilogue, convolution_sanitizer, pooling_gpu, pooling_cpu, pooling_memory,
-        attention, compile_cost,
+        attention, compile_cost, first_steps, host_time,
     )
 }  # fmt: skip
