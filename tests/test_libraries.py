@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 from max.dtype import DType
 
 from torch_max_backend.fusion.program import Program
-from torch_max_backend.mojo_ops import KERNELS_PATH
+from torch_max_backend.mojo_ops import KERNELS_PATH, sources
 from torch_max_backend.mojo_ops.functions import Function, LibraryFunction
+from torch_max_backend.mojo_ops.sources import sources_digest, sources_of
 from torch_max_backend.runtime import libraries
-from torch_max_backend.runtime.sources import sources_digest, sources_of
 
 KERNELS: list[Function] = [
     LibraryFunction("convolution", entry, "cpu", (DType.float32, False))
@@ -83,6 +87,32 @@ def test_a_library_depends_on_the_sources_that_it_is_made_of() -> None:
     # A name that is a module: `from .sm90 import dispatch`.
     assert "convolution/sm90/dispatch.mojo" in names("convolution.dispatch")
     assert sources_digest(frozenset({"pooling.entries"})) != sources_digest(frozenset({"normalization.entries"}))
+
+
+@pytest.fixture
+def changeable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of the kernels that digests are taken of."""
+    copy = tmp_path / "kernels"
+    shutil.copytree(KERNELS_PATH, copy)
+    monkeypatch.setattr(sources, "KERNELS_PATH", copy)
+    sources.forget()
+    yield copy
+    sources.forget()
+
+
+def test_a_symbol_belongs_to_the_sources_that_the_function_was_built_from(changeable: Path) -> None:
+    """A library of older sources, loaded for what is still good in it, cannot stand for what has changed."""
+    unchanged: list[Function] = [LibraryFunction("pooling", "max_pool_dgrad", "cpu", (DType.float32,)), PROGRAMS[0]]
+    before, same = [each.symbol for each in KERNELS], [each.symbol for each in unchanged]
+    file = changeable / "convolution" / "problem.mojo"
+    file.write_text(file.read_text() + "\n# changed\n")
+    sources.forget()
+    assert not {each.symbol for each in KERNELS} & set(before)
+    assert [each.symbol for each in unchanged] == same
+    file = changeable / "pointwise" / "program.mojo"
+    file.write_text(file.read_text() + "\n# changed\n")
+    sources.forget()
+    assert PROGRAMS[0].symbol != same[1]
 
 
 def test_every_module_of_the_kernels_is_found_by_those_that_import_it() -> None:

@@ -12,6 +12,7 @@ from max.dtype import DType
 from torch_max_backend.fusion.index_map import Guard, refined
 from torch_max_backend.fusion.scalars import IMPORTS, expression, inside, literal
 from torch_max_backend.fusion.terms import MOST_GUARDS, REDUCTIONS, Leaf, Terms
+from torch_max_backend.mojo_ops.sources import symbol_of
 
 MOST_DIGITS = 6
 _EPILOGUE_VECTOR = 8
@@ -100,7 +101,7 @@ class Program:
     @property
     def symbol(self) -> str:
         """The name of the exported C function."""
-        return f"torch_max_{self.entry}_{self._name}_{self.target}"
+        return symbol_of(f"torch_max_{self.entry}_{self._name}_{self.target}", (module for module, _ in self.imports))
 
     @property
     def expression(self) -> str:

@@ -17,6 +17,7 @@ from max.dtype import DType
 from max.graph import DeviceRef, TensorType, TensorValue
 
 from torch_max_backend.ir import ops
+from torch_max_backend.mojo_ops.sources import symbol_of
 
 
 class Function(Protocol):
@@ -29,7 +30,7 @@ class Function(Protocol):
 
     @property
     def symbol(self) -> str:
-        """The name of the exported C function: it says all that the function depends on."""
+        """The name of the exported C function: it says all that the function depends on, its sources too."""
         ...
 
     @property
@@ -82,7 +83,8 @@ class LibraryFunction:
     @property
     def symbol(self) -> str:
         """The name of the exported C function."""
-        return "_".join(("torch_max", self.entry, *map(self._word, self.parameters), self.target))
+        name = "_".join(("torch_max", self.entry, *map(self._word, self.parameters), self.target))
+        return symbol_of(name, (module for module, _ in self.imports))
 
     @property
     def expression(self) -> str:

@@ -19,7 +19,7 @@ from torch_max_backend.fusion.program import Program
 from torch_max_backend.launches import Kind, Launch, LaunchList, Place
 from torch_max_backend.mojo_ops.functions import required
 
-_KERNEL = re.compile(r"^torch_max_|_(cpu|gpu)$")
+_KERNEL = re.compile(r"^torch_max_|_(cpu|gpu)_[0-9a-f]+$")
 _READ = re.compile(r"= a\.(\w+)\[DType")
 _HEAD = 2
 """Words of a call before its operands: the function's address, and how many operands' words follow."""
@@ -195,4 +195,4 @@ def _program(function: Program) -> str:
     reads = Counter(way for line in lines for way in _READ.findall(line))
     inputs = ", ".join(f"{count} {way}" for way, count in reads.items())
     operations = len(lines) - sum(reads.values())
-    return f"{function.entry} {function.symbol.split('_')[-2][:6]}: {inputs}; {operations} lines"
+    return f"{function.entry} {function.symbol.split('_')[-3][:6]}: {inputs}; {operations} lines"

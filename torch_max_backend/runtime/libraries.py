@@ -27,10 +27,10 @@ from torch_max_backend.errors import MaxBackendError
 from torch_max_backend.max_compat import mojo_environment
 from torch_max_backend.mojo_ops import KERNELS_PATH
 from torch_max_backend.mojo_ops.functions import Function, LibraryFunction, required
+from torch_max_backend.mojo_ops.sources import sources_digest
 from torch_max_backend.runtime import cache
 from torch_max_backend.runtime.dealing import cores
 from torch_max_backend.runtime.futures import started
-from torch_max_backend.runtime.sources import sources_digest
 from torch_max_backend.runtime.target import target_facts
 
 log = logging.getLogger(__name__)

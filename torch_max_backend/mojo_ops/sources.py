@@ -10,6 +10,8 @@ from pathlib import Path
 
 from torch_max_backend.mojo_ops import KERNELS_PATH
 
+DIGITS = 8
+"""Of the sources' digest, in a symbol."""
 _IMPORT = re.compile(r"^[ \t]*from[ \t]+(\.+)([\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)", re.MULTILINE)
 _NAME = re.compile(r"(\w+)(?:\s+as\s+\w+)?")
 
@@ -26,6 +28,21 @@ def sources_digest(modules: frozenset[str]) -> str:
         state.update(str(path.relative_to(KERNELS_PATH)).encode())
         state.update(path.read_bytes())
     return state.hexdigest()
+
+
+def symbol_of(name: str, modules: Iterable[str]) -> str:
+    """The symbol of a library function that is called ``name`` and made of ``modules``.
+
+    It tells which version of the sources the function was built from: a library of older ones may be in the process
+    too, for a function whose own sources have not changed.
+    """
+    return f"{name}_{sources_digest(frozenset({'library', *modules}))[:DIGITS]}"
+
+
+def forget() -> None:
+    """Reads the sources anew: they have changed."""
+    sources_digest.cache_clear()
+    _imported.cache_clear()
 
 
 def sources_of(modules: Iterable[str]) -> set[Path]:
