@@ -25,25 +25,29 @@ struct Parts(KernelArgument):
 
     var outer: Int
     var total: Int
+    """Elements from one row of the result to the next; these parts may be only some of the row."""
     var data: IndexList[MOST_PARTS]
     var widths: IndexList[MOST_PARTS, element_type=DType.int32]
     var starts: IndexList[MOST_PARTS, element_type=DType.int32]
 
-    def __init__(out self, outer: Int):
+    def __init__(out self, outer: Int, total: Int):
         self.outer = outer
-        self.total = 0
+        self.total = total
         self.data = {}
         self.widths = {}
         self.starts = {}
 
 
 @no_inline
-def concatenate_cpu[dtype: DType](y: Ptr[dtype], parts: Parts, count: Int):
+def concatenate_cpu[
+    dtype: DType
+](y: Ptr[dtype], parts: Parts, count: Int, width: Int):
+    """Writes the first `count` parts, `width` elements of each row."""
     var workers = max(
         1,
         min(
             min(worker_count(), parts.outer),
-            parts.outer * parts.total // SMALLEST_SHARE,
+            parts.outer * width // SMALLEST_SHARE,
         ),
     )
 
@@ -115,7 +119,7 @@ def concatenate_gpu[
     """All widths are at least 1."""
     comptime vector = MOST_BYTES // size_of[dtype]()
     var together = Int(y)
-    var fits = True
+    var fits = parts.total % vector == 0
     for k in range(count):
         together |= parts.data[k]
         fits = fits and parts.widths[k] % vector == 0

@@ -52,17 +52,25 @@ def concatenate[
     """
     var geometry = arguments.take[DType.int64, 1]()
     var count = geometry.dim_size(0) - 1
-    if count < 1 or count > MOST_PARTS:
+    if count < 1:
         raise Error(t"concatenate: {count} parts")
-    var parts = Parts(Int(geometry[0]))
-    var y = Ptr[dtype](unsafe_from_address=arguments.take_word())
+    var outer = Int(geometry[0])
+    var total = 0
     for k in range(count):
-        parts.data[k] = arguments.take_word()
-        parts.widths[k] = Int(geometry[1 + k])
-        parts.total += parts.widths[k]
-    if parts.outer * parts.total > Int(Int32.MAX):
+        total += Int(geometry[1 + k])
+    if outer * total > Int(Int32.MAX):
         raise Error("concatenate: more than 2^31 - 1 elements")
-    comptime if is_cpu[target]():
-        concatenate_cpu[dtype](y, parts, count)
-    else:
-        concatenate_gpu[dtype](y, parts, count, ctx)
+    var y = Ptr[dtype](unsafe_from_address=arguments.take_word())
+    for first in range(0, count, MOST_PARTS):
+        var several = min(count - first, MOST_PARTS)
+        var parts = Parts(outer, total)
+        var width = 0
+        for k in range(several):
+            parts.data[k] = arguments.take_word()
+            parts.widths[k] = Int(geometry[1 + first + k])
+            width += parts.widths[k]
+        comptime if is_cpu[target]():
+            concatenate_cpu[dtype](y, parts, several, width)
+        else:
+            concatenate_gpu[dtype](y, parts, several, ctx)
+        y = y.unsafe_offset(width)

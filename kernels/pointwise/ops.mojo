@@ -44,6 +44,27 @@ struct PointwiseMany:
         call.run[function](ctx)
 
 
+@extensibility.register("concatenate")
+struct Concatenate:
+    """Any number of inputs of one dtype, flat; see movement/entries.mojo."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType, size: Int, function: StaticString
+    ](
+        y: OutputTensor,
+        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
+        parts: InputVariadicTensors[dtype=dtype, rank=1, size=size, ...],
+        ctx: DeviceContext,
+    ) raises:
+        var call = Call[3 + size]()
+        call.append(geometry)
+        call.append_word(Int(y.unsafe_ptr()))
+        comptime for part in range(size):
+            call.append_word(Int(parts[part].unsafe_ptr()))
+        call.run[function](ctx)
+
+
 @extensibility.register("pointwise_1_4")
 struct Pointwise1Of4:
     """1 result of up to 4 inputs."""

@@ -39,6 +39,7 @@ CASES: dict[str, Case] = {
     "concatenation": (lambda x, y: (torch.cat([x, y]), torch.cat([x, x * 2, y, x], 1)), digits((6, 40), (6, 40))),
     "of unequal parts": (lambda *x: torch.cat(x, 1), digits((6, 3), (6, 40), (6, 0), (6, 1), (6, 17))),
     "of many parts": (lambda *x: torch.cat(x, 1), digits(*[(6, n) for n in range(1, 20)])),
+    "of more parts than a launch takes": (lambda *x: torch.cat(x, 1), digits(*[(6, n % 9) for n in range(150)])),
     "of many parts, in vectors": (lambda *x: torch.cat(x, 1), digits(*[(600, 16 * n) for n in range(1, 14)])),
     "of many parts, bool": (lambda *x: torch.cat([each > 0 for each in x]), digits(*[(n,) for n in range(1, 14)])),
     "of nine parts": (lambda *x: torch.cat(x, 1) + 1, digits(*[(6, n) for n in range(1, 10)])),

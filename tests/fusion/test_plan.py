@@ -133,9 +133,10 @@ def test_large_transposes_go_through_tiles(shape: Shape, function: str) -> None:
     assert functions(text)[0].startswith(f"torch_max_{function}_")
 
 
-def test_many_tensors_are_concatenated_by_one_call() -> None:
-    text = text_of(lambda *parts: torch.cat(parts, 1) * 2, *[(6, n) for n in range(1, 20)])
-    assert calls(text) == ["pointwise_1_48", "pointwise_1_4"]
+@pytest.mark.parametrize("count", [19, 200])
+def test_many_tensors_are_concatenated_by_one_call(count: int) -> None:
+    text = text_of(lambda *parts: torch.cat(parts, 1) * 2, *[(6, n) for n in range(1, 1 + count)])
+    assert calls(text) == ["concatenate", "pointwise_1_4"]
     assert not moves(text)
 
 

@@ -15,7 +15,6 @@ _LEAST_TRANSPOSED = 1 << 16
 """Smaller tensors are copied by programs, several at once."""
 _LEAST_EXTENT = 16
 """Narrower tiles would be mostly empty."""
-MOST_PARTS = 48
 _WORDS = {1: DType.uint8, 2: DType.uint16, 4: DType.uint32, 8: DType.uint64}
 
 
@@ -60,7 +59,7 @@ def concatenation(operation: Operation) -> Concatenation | None:
         return None
     (result,) = operation.results
     parts = [operand for operand in operation.operands if operand.size]
-    if not MOST_GUARDS < len(parts) <= MOST_PARTS or result.shape is None or result.size > MOST_ELEMENTS:
+    if len(parts) <= MOST_GUARDS or result.shape is None or result.size > MOST_ELEMENTS:
         return None
     axis = axis_of(operation, len(result.shape))
     outer = math.prod(result.shape[:axis])

@@ -94,7 +94,12 @@ def _call_absorbed(chosen: Absorbed, group: Group, device: DeviceRef) -> TensorV
 
 def _call_concatenation(chosen: Concatenation, device: DeviceRef) -> TensorValue:
     function = require("movement", "concatenate", device, (word_of(chosen.result.dtype),))
-    return _add(function, chosen.geometry, chosen.parts, [chosen.result.tensor.type], device)[0]
+    parts = [ops.reshape(part.tensor, [part.size]) for part in chosen.parts]
+    host = ops.constant(np.array(chosen.geometry, np.int64), DType.int64, DeviceRef.CPU())
+    (result,) = ops.custom(
+        "concatenate", device, [host, *parts], [chosen.result.tensor.type], {"function": function}
+    )  # fmt: skip
+    return result.tensor
 
 
 def _add(

@@ -233,6 +233,8 @@ def _words(symbol: str, operation: Operation) -> list[int | Value]:
     make = _whole
     if symbol == "pointwise_many":
         make = _pairs
+    elif symbol == "concatenate":
+        make = _parts
     elif symbol.startswith("pointwise_"):
         make = _of_program
     return make(operation)
@@ -261,3 +263,9 @@ def _pairs(operation: Operation) -> list[int | Value]:
     for result, source in zip(operation.results, operation.operands, strict=True):
         words += [result, source, source.size]
     return words
+
+
+def _parts(operation: Operation) -> list[int | Value]:
+    """The geometry with its extent, the result, and what it is put together from."""
+    geometry, *parts = operation.operands
+    return [*_shaped(geometry), *operation.results, *parts]
