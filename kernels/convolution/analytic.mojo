@@ -33,6 +33,7 @@ def fprop_element[
     var n = rest // g.o
     var cg = g.group_c()
     var c0 = (k // g.group_k()) * cg
+    var pitch = g.channel_pitch()
     var acc = Scalar[acc_type](0)
     for t in range(g.t):
         var d = o * g.stride_d + t * g.dilation_d - g.pad_d
@@ -47,11 +48,12 @@ def fprop_element[
                 if col < 0 or col >= g.w:
                     continue
                 var xi = (((n * g.d + d) * g.h + h) * g.w + col) * g.c + c0
-                var wi = (((k * g.t + t) * g.r + r) * g.s + s) * cg
+                var tap = (t * g.r + r) * g.s + s
+                var wi = k * g.taps() * cg + tap * g.tap_pitch()
                 for c in range(cg):
                     acc += (
                         x[unsafe_offset=xi + c].cast[acc_type]()
-                        * w[unsafe_offset=wi + c].cast[acc_type]()
+                        * w[unsafe_offset=wi + c * pitch].cast[acc_type]()
                     )
     return acc.cast[dtype]()
 
@@ -93,10 +95,13 @@ def dgrad_element[
                     n * g.o + od // g.stride_d
                 ) * g.p + ph // g.stride_h
                 var yi = (pixel * g.q + qw // g.stride_w) * g.k + k0
+                var tap = (t * g.r + r) * g.s + s
                 for j in range(kg):
                     var wi = (
-                        (((k0 + j) * g.t + t) * g.r + r) * g.s + s
-                    ) * cg + c % cg
+                        (k0 + j) * g.taps() * cg
+                        + tap * g.tap_pitch()
+                        + c % cg * g.channel_pitch()
+                    )
                     acc += (
                         dy[unsafe_offset=yi + j].cast[acc_type]()
                         * w[unsafe_offset=wi].cast[acc_type]()
@@ -110,18 +115,17 @@ def wgrad_element[
 ](x: Ptr[dtype], dy: Ptr[dtype], g: ConvolutionProblem, index: Int) -> Scalar[
     dtype
 ]:
-    """Element `index` of dw [K, T, R, S, C/G]: a reduction over N, O, P and Q.
+    """Element `index` of dw, in its order in memory: a reduction over N, O, P and Q.
     """
     comptime acc_type = accumulation_type[dtype]
     var cg = g.group_c()
-    var c = index % cg
-    var rest = index // cg
-    var s = rest % g.s
-    rest //= g.s
-    var r = rest % g.r
-    rest //= g.r
-    var t = rest % g.t
-    var k = rest // g.t
+    var k = index // (g.taps() * cg)
+    var inner = index % (g.taps() * cg)
+    var c = inner // g.channel_pitch() % cg
+    var tap = inner // g.tap_pitch() % g.taps()
+    var s = tap % g.s
+    var r = tap // g.s % g.r
+    var t = tap // g.s // g.r
     var xc = (k // g.group_k()) * cg + c
     var acc = Scalar[acc_type](0)
     for n in range(g.n):

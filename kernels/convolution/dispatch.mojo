@@ -4,6 +4,8 @@ Each row asks its kernel `can_implement`, which answers None or the reason why n
 the always-right kernel ends every table.
 """
 
+from std.memory.alloc import unsafe_alloc
+
 from max.gpu.host import DeviceBuffer, DeviceContext
 
 from .analytic import convolution_analytic_cpu, convolution_analytic_gpu
@@ -15,6 +17,12 @@ from .cpu.grouped_wgrad import (
     grouped_wgrad_cpu,
 )
 from .cpu.implicit_gemm import implicit_gemm_can_implement, implicit_gemm_cpu
+from .cpu.pack import swap_filter
+from .cpu.panel_gemm import panel_gemm_can_implement, panel_gemm_cpu
+from .cpu.resident_wgrad import (
+    resident_wgrad_can_implement,
+    resident_wgrad_cpu,
+)
 from .cpu.wgrad import wgrad_gemm_can_implement, wgrad_gemm_cpu
 from .gpu.depthwise import (
     depthwise_gather_gpu,
@@ -30,8 +38,28 @@ from .gpu.products import gather_product_gpu, wgrad_product_gpu
 from .gpu.small_groups import small_groups_can_implement, small_groups_gpu
 from .gpu.tiled import tiled_can_implement, tiled_gather_gpu, tiled_wgrad_gpu
 from .problem import ConvolutionProblem
-from .rewrite import rewritten
+from .rewrite import is_channels_last_better, rewritten
 from .sm90 import dispatch as sm90
+
+
+@no_inline
+def _run_channels_last[
+    dtype: DType, pass_: Int
+](
+    result: Ptr[dtype], a: Ptr[dtype], b: Ptr[dtype], given: ConvolutionProblem
+) raises:
+    """A problem with one group whose filter, or its gradient, is copied into the other order.
+    """
+    var g = given
+    g.taps_inside = False
+    var copy = unsafe_alloc[Scalar[dtype]](g.w_size(), alignment=64)
+    comptime if pass_ == WGRAD:
+        run_cpu[dtype, pass_, False](copy, a, b, g)
+        swap_filter(result, copy, g.k, g.taps(), g.c)
+    else:
+        swap_filter(copy, b, g.k, g.c, g.taps())
+        run_cpu[dtype, pass_, False](result, a, copy, g)
+    copy.unsafe_free()
 
 
 @no_inline
@@ -47,6 +75,9 @@ def run_cpu[
 
     Without `grouped` the kernels for many groups are left out; the others take any problem.
     """
+    if is_channels_last_better(given):
+        _run_channels_last[dtype, pass_](result, a, b, given)
+        return
     var problem = rewritten[pass_](given)
     comptime if pass_ == FPROP or pass_ == DGRAD:
         comptime if grouped:
@@ -54,6 +85,9 @@ def run_cpu[
                 if not channelwise_can_implement[dtype, group](problem):
                     channelwise_cpu[dtype, pass_, group](result, a, b, problem)
                     return
+        if not panel_gemm_can_implement[dtype, pass_](problem):
+            panel_gemm_cpu[dtype, pass_](result, a, b, problem)
+            return
         if not implicit_gemm_can_implement[dtype, pass_](problem):
             implicit_gemm_cpu[dtype, pass_](result, a, b, problem)
             return
@@ -66,6 +100,9 @@ def run_cpu[
             if not grouped_wgrad_can_implement[dtype](problem):
                 grouped_wgrad_cpu[dtype](result, a, b, problem)
                 return
+        if not resident_wgrad_can_implement[dtype](problem):
+            resident_wgrad_cpu[dtype](result, a, b, problem)
+            return
         if not wgrad_gemm_can_implement[dtype](problem):
             wgrad_gemm_cpu[dtype](result, a, b, problem)
             return

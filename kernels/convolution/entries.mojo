@@ -2,7 +2,8 @@
 
 Operands are channels-last and rank 5: x [N, D, H, W, C], w [K, T, R, S, C/G], y [N, O, P, Q, K]. `geometry` is a host
 tensor of GEOMETRY_LENGTH int64 values: strides, dilations and left pads (depth, height, width each), groups, the most
-bytes of scratch memory that a kernel may use, and whether float32 products may run in TF32 (0 or 1).
+bytes of scratch memory that a kernel may use, whether float32 products may run in TF32 (0 or 1), and whether w is
+[K, C/G, T, R, S] instead (0 or 1, on a CPU alone).
 
 Without `grouped` the kernels that only grouped problems need are not compiled.
 """
@@ -28,16 +29,19 @@ def problem_of(
     """The problem that the operands' shapes and the geometry describe, checked.
     """
     var groups = geometry[9]
+    var taps_inside = geometry[12] != 0
+    var taps = 2 if taps_inside else 1
+    var group_c = w[1] if taps_inside else w[4]
     if x[0] != y[0]:
         raise Error(t"convolution: x has batch {x[0]}, y has batch {y[0]}")
     if w[0] != y[4]:
         raise Error(
             t"convolution: w has {w[0]} output channels, y has {y[4]} channels"
         )
-    if w[4] * groups != x[4]:
+    if group_c * groups != x[4]:
         raise Error(
-            t"convolution: w has {w[4]} channels in each of {groups} groups, x"
-            t" has {x[4]} channels"
+            t"convolution: w has {group_c} channels in each of {groups} groups,"
+            t" x has {x[4]} channels"
         )
     return checked(
         ConvolutionProblem(
@@ -48,9 +52,9 @@ def problem_of(
             d=x[1],
             h=x[2],
             w=x[3],
-            t=w[1],
-            r=w[2],
-            s=w[3],
+            t=w[taps],
+            r=w[taps + 1],
+            s=w[taps + 2],
             o=y[1],
             p=y[2],
             q=y[3],
@@ -65,6 +69,7 @@ def problem_of(
             pad_w=geometry[8],
             workspace_limit=geometry[10],
             allow_tf32=geometry[11] != 0,
+            taps_inside=taps_inside,
         )
     )
 
@@ -95,6 +100,8 @@ def _convolve[
     comptime if is_cpu[target]():
         run_cpu[dtype, pass_, grouped](result.data, a.data, b.data, problem)
     else:
+        if problem.taps_inside:
+            raise Error("convolution: w must be channels last on a GPU")
         run_gpu[dtype, pass_, grouped](
             result.to_device_buffer(ctx),
             a.to_device_buffer(ctx),

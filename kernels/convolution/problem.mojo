@@ -1,14 +1,15 @@
 """The one type that owns convolution geometry.
 
 Letters are the field's: N batch, C input channels, K output channels, G groups, D/H/W input extents, T/R/S filter
-extents, O/P/Q output extents. Layouts are fixed: x [N, D, H, W, C], w [K, T, R, S, C/G], y [N, O, P, Q, K].
+extents, O/P/Q output extents. Layouts are fixed: x [N, D, H, W, C], w [K, T, R, S, C/G], y [N, O, P, Q, K]; CPU kernels
+also take w, and make dw, as PyTorch's contiguous filters lie in memory: [K, C/G, T, R, S].
 Output pixel o reads input pixel o * stride + t * dilation - pad through filter tap t. Only left pads are stored: the
 right pads follow from the output extents, so they may differ from the left ones or be negative (a truncated input).
 """
 
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 
-comptime GEOMETRY_LENGTH = 12
+comptime GEOMETRY_LENGTH = 13
 
 
 @fieldwise_init
@@ -43,6 +44,8 @@ struct ConvolutionProblem(
     """Most bytes of scratch memory that a kernel may allocate."""
     var allow_tf32: Bool
     """Whether factors of float32 products may be rounded to 10 bits of mantissa (tensor cores of NVIDIA's GPUs)."""
+    var taps_inside: Bool
+    """Whether w lies in memory as [K, C/G, T, R, S]: only kernels for CPUs take that."""
 
     comptime device_type: AnyType = Self
 
@@ -90,6 +93,16 @@ struct ConvolutionProblem(
     @always_inline
     def w_size(self) -> Int:
         return self.k * self.taps() * self.group_c()
+
+    # Where the filter's elements lie: [K][tap][channel], or [K][channel][tap].
+
+    @always_inline
+    def tap_pitch(self) -> Int:
+        return 1 if self.taps_inside else self.group_c()
+
+    @always_inline
+    def channel_pitch(self) -> Int:
+        return self.taps() if self.taps_inside else 1
 
     def write_to(self, mut writer: Some[Writer]):
         writer.write(

@@ -13,7 +13,34 @@ from .problem import ConvolutionProblem
 def rewritten[pass_: Int](problem: ConvolutionProblem) -> ConvolutionProblem:
     """What the kernels run instead; the tensors' elements stay where they are.
     """
-    return _with_windows_joined[pass_](_with_axes_joined(problem))
+    var g = problem
+    if g.taps() == 1 or g.group_c() == 1:
+        # Both orders of a filter are one.
+        g.taps_inside = False
+    return _with_windows_joined[pass_](_with_axes_joined(g))
+
+
+def is_channels_last_better(problem: ConvolutionProblem) -> Bool:
+    """Whether windows could be joined if the filter's channels lay inside."""
+    return (
+        problem.taps_inside
+        and problem.taps() > 1
+        and problem.group_c() > 1
+        and joins_windows(_with_axes_joined(problem))
+    )
+
+
+def joins_windows(p: ConvolutionProblem) -> Bool:
+    """Whether a row of taps is one run of memory, but for the filter's order.
+    """
+    return (
+        p.groups == 1
+        and p.s > 1
+        and p.stride_w == p.s
+        and p.dilation_w == 1
+        and p.pad_w == 0
+        and p.w == p.q * p.s
+    )
 
 
 def _with_axes_joined(p: ConvolutionProblem) -> ConvolutionProblem:
@@ -59,14 +86,7 @@ def _with_windows_joined[
     pass_: Int
 ](p: ConvolutionProblem) -> ConvolutionProblem:
     var g = p
-    if (
-        p.groups != 1
-        or p.s == 1
-        or p.stride_w != p.s
-        or p.dilation_w != 1
-        or p.pad_w != 0
-        or p.w != p.q * p.s
-    ):
+    if p.taps_inside or not joins_windows(p):
         return g
     # x [N, D, H, Q, S * C], w [K, T, R, 1, S * C].
     g.c = p.s * p.c

@@ -3,7 +3,7 @@
 Reads one problem a line from standard input, whole numbers apart by blanks, and answers each with a line `ok`.
 A line begins with the family (0 convolution, 1 pooling, 2 adaptive pooling, 3 attention), the dtype (0 float32, 1 bfloat16), the op's
 number within the family, and where tensors lie (1: their last byte before the forbidden page, 0: their first one behind
-it). Then come a convolution's 24 fields in ConvolutionProblem's order, or a pooling problem's batch, channels, six
+it). Then come a convolution's 25 fields in ConvolutionProblem's order, or a pooling problem's batch, channels, six
 fields for each of three axes, count_include_pad and divisor_override, or attention's B, H, G, M, N, D, E, the bias's four
 extents, whether heads lie inside rows, and whether there is a causal mask and it is aligned at the end.
 """
@@ -105,6 +105,7 @@ def run_convolution[
             pad_w=fields[21],
             workspace_limit=fields[22],
             allow_tf32=fields[23] != 0,
+            taps_inside=fields[24] != 0,
         )
     )
     var x = Guarded[dtype](p.x_size(), at_end)
@@ -280,7 +281,7 @@ def run[dtype: DType](values: List[Int]) raises:
     var fields = List[Int]()
     for i in range(4, len(values)):
         fields.append(values[i])
-    var wanted = 24 if values[0] == 0 else (14 if values[0] == 3 else 22)
+    var wanted = 25 if values[0] == 0 else (14 if values[0] == 3 else 22)
     if len(fields) != wanted:
         raise Error("a problem has ", wanted, " fields, not ", len(fields))
     if values[0] == 0:

@@ -38,7 +38,8 @@ DTYPES = {F32: DType.float32, F64: DType.float64, BF16: DType.bfloat16, F16: DTy
 
 @dataclass(frozen=True)
 class ConvolutionCase:
-    """One problem; `outputs` gives the output extents where right and left paddings differ."""
+    """One problem; `outputs` gives the output extents where right and left paddings differ, `taps_inside` the filter's
+    order in memory (mojo_ops.convolution.Geometry)."""
 
     id: str
     n: int
@@ -53,6 +54,7 @@ class ConvolutionCase:
     outputs: tuple[int, ...] | None = None
     dtype: torch.dtype = F32
     workspace_limit: int = DEFAULT_WORKSPACE_LIMIT
+    taps_inside: bool = False
     problem: ConvolutionProblem = field(init=False)
 
     def __post_init__(self) -> None:
@@ -186,6 +188,11 @@ GEOMETRIES = [
     C("2d_depthwise_9_by_11", 1, 8, 8, (14, 20), (9, 11), padding=(4, 5), groups=8),
     C("2d_depthwise_7_dilated", 1, 8, 8, (23, 25), (7, 7), padding=(9,), dilation=(3,), groups=8),
     C("2d_depthwise_different_steps", 1, 8, 8, (14, 20), (3, 4), (2, 1), (1, 3), (1, 2), groups=8),
+    # Mostly edges, and filters that no cache holds: by position, and tile by tile.
+    C("2d_small_planes", 5, 144, 264, (2, 3), (3, 3), padding=(1,)),
+    C("2d_small_planes_stride_2", 4, 160, 256, (4, 3), (3, 3), (2,), (1,)),
+    C("2d_large_filter_odd_channels", 1, 130, 250, (13, 11), (3, 3), padding=(1,)),
+    C("2d_large_filter_groups_2", 6, 144, 256, (3, 2), (3, 4), (1, 2), (1, 2), groups=2),
     C("empty_batch", 0, 8, 16, (9, 9), (3, 3), padding=(1,)),
     C("no_workspace", 2, 8, 16, (9, 10), (3, 3), (2,), (1,), workspace_limit=0),
     C("no_workspace_depthwise", 2, 8, 8, (9, 10), (3, 3), (2,), (1,), groups=8, workspace_limit=0),
@@ -208,20 +215,23 @@ NARROW = [
         "3d_window_along_depth",
         "3d",
         "3d_wide_tiles",
+        "2d_small_planes",
         "no_workspace",
     )
 ]
 
 
+def _changed(case: ConvolutionCase, name: str, **changes: Any) -> ConvolutionCase:
+    names = [item for item in ConvolutionCase.__dataclass_fields__ if item not in ("id", "problem")]
+    return ConvolutionCase(f"{case.id}_{name}", **({item: getattr(case, item) for item in names} | changes))
+
+
 def _of_dtype(dtype: torch.dtype, name: str) -> list[ConvolutionCase]:
-    names = [item for item in ConvolutionCase.__dataclass_fields__ if item not in ("id", "dtype", "problem")]
-    return [
-        ConvolutionCase(f"{case.id}_{name}", dtype=dtype, **{item: getattr(case, item) for item in names})
-        for case in NARROW
-    ]
+    return [_changed(case, name, dtype=dtype) for case in NARROW]
 
 
 CASES = [*GEOMETRIES, *_of_dtype(BF16, "bf16"), *_of_dtype(F16, "f16"), *_of_dtype(F64, "f64")]
+CASES += [_changed(case, "taps_inside", taps_inside=True) for case in [*GEOMETRIES, *_of_dtype(BF16, "bf16")]]
 OPS = ("fprop", "dgrad", "wgrad", "channel_sum")
 
 
@@ -259,18 +269,28 @@ class Compiled:
         self.device = device
         self.dtypes = dtypes_on(device)
         self.cases = [case for case in CASES if case.dtype in self.dtypes]
+        if device != "cpu":
+            self.cases = [case for case in self.cases if not case.taps_inside]
         self.model: Model = together.models(device)["convolutions"]
 
     @staticmethod
     def geometry(case: ConvolutionCase) -> np.ndarray:
         p = case.problem
-        return geometry_values(p.stride, p.padding, p.dilation, p.groups, case.workspace_limit)
+        return geometry_values(
+            p.stride, p.padding, p.dilation, p.groups, case.workspace_limit, taps_inside=case.taps_inside
+        )
 
     def one(
         self, case: ConvolutionCase, tensors: list[torch.Tensor], geometry: np.ndarray | None = None
     ) -> list[torch.Tensor]:
-        """The four results of one case."""
-        return self.run_tensors(case.dtype, tensors, self.geometry(case) if geometry is None else geometry)
+        """The four results of one case, filters with their channels inside."""
+        if case.taps_inside:
+            x, w, dy = tensors
+            tensors = [x, w.movedim(-1, 1).contiguous(), dy]
+        results = self.run_tensors(case.dtype, tensors, self.geometry(case) if geometry is None else geometry)
+        if case.taps_inside:
+            results[2] = results[2].movedim(1, -1)
+        return results
 
     def run_tensors(
         self, dtype: torch.dtype, tensors: list[torch.Tensor], geometry: np.ndarray, keep: bool = False
@@ -335,7 +355,7 @@ def test_operands_that_do_not_fit_are_refused(compiled: Compiled) -> None:
 
 def _skip_if_absent(compiled: Compiled, case: ConvolutionCase) -> None:
     if case not in compiled.cases:
-        pytest.skip(f"{case.dtype} does not run on {compiled.device}")
+        pytest.skip(f"{case.dtype}, taps_inside={case.taps_inside} does not run on {compiled.device}")
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -391,6 +411,12 @@ BAD = [
     ("integers", [_type(1, 1, 8, 8, 3, dtype=DType.int32)], lambda x: channel_sum(x), "int32"),
     ("dy", [_type(1, 1, 8, 8, 5), W], lambda y, w: conv_dgrad(y, w, input_size=(1, 8, 8)), "dy has 5"),
     ("size", [_type(1, 1, 8, 8, 4), W], lambda y, w: conv_dgrad(y, w, input_size=(8, 8)), "input_size has 2"),
+    (
+        "order",
+        [X, _type(4, 3, 1, 3, 3)],
+        lambda x, w: conv_fprop(x, w, Geometry(taps_inside=True)),
+        "3 channels in each of 1",
+    ),
     ("taps", [X, X], lambda x, y: conv_wgrad(x, y, filter_size=(1, 0, 3)), "filter_size"),
 ]
 

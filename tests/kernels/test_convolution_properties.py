@@ -64,6 +64,7 @@ def problems(draw: st.DrawFn) -> ConvolutionCase:
         outputs,
         draw(st.sampled_from([F32, F32, BF16, F16, F64])),
         draw(st.sampled_from([DEFAULT_WORKSPACE_LIMIT, DEFAULT_WORKSPACE_LIMIT, 4096, 0])),
+        draw(st.booleans()),
     )
 
 
@@ -71,7 +72,7 @@ def problems(draw: st.DrawFn) -> ConvolutionCase:
 @given(case=problems(), seed=st.integers(0, 2**31 - 1), whole=st.booleans())
 def test_drawn_problems(compiled: Compiled, case: ConvolutionCase, seed: int, whole: bool) -> None:
     """Whole numbers come out exactly, normal ones near float64."""
-    assume(case.dtype in compiled.dtypes)
+    assume(case.dtype in compiled.dtypes and not (case.taps_inside and compiled.device != "cpu"))
     generator = torch.Generator().manual_seed(seed)
     tensors = case.inputs(
         lambda shape: (

@@ -75,9 +75,9 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     program.stop()
 
 
-def _convolution_fields(p: ConvolutionProblem, workspace_limit: int) -> list[int]:
+def _convolution_fields(p: ConvolutionProblem, workspace_limit: int, taps_inside: bool) -> list[int]:
     extents = [p.n, p.c, p.k, p.groups, *p.input_size, *p.filter_size, *p.output_size]
-    return [*extents, *p.stride, *p.dilation, *p.padding, workspace_limit, 0]
+    return [*extents, *p.stride, *p.dilation, *p.padding, workspace_limit, 0, int(taps_inside)]
 
 
 def _pooling_fields(case: Window, pass_: str, channels_last: bool) -> list[int]:
@@ -100,7 +100,7 @@ def _adaptive_fields(case: Adaptive, channels_last: bool) -> list[int]:
 
 def test_an_access_outside_is_noticed(guarded: Guarded) -> None:
     """Op -1 reads the element behind x; the program that it ended is replaced."""
-    fields = _convolution_fields(GEOMETRIES[0].problem, 0)
+    fields = _convolution_fields(GEOMETRIES[0].problem, 0, False)
     with pytest.raises(AssertionError, match="op -1 of family 0, float32, at_end=1"):
         guarded.check(CONVOLUTION, [-1], fields)
     guarded.check(CONVOLUTION, [0], fields)
@@ -108,13 +108,14 @@ def test_an_access_outside_is_noticed(guarded: Guarded) -> None:
 
 @pytest.mark.parametrize("case", GEOMETRIES, ids=lambda case: case.id)
 def test_convolution(guarded: Guarded, case: ConvolutionCase) -> None:
-    guarded.check(CONVOLUTION, range(3), _convolution_fields(case.problem, case.workspace_limit))
+    for taps_inside in (False, True):
+        guarded.check(CONVOLUTION, range(3), _convolution_fields(case.problem, case.workspace_limit, taps_inside))
 
 
 @EXAMPLES
 @given(case=problems())
 def test_drawn_convolutions(guarded: Guarded, case: ConvolutionCase) -> None:
-    guarded.check(CONVOLUTION, range(3), _convolution_fields(case.problem, case.workspace_limit))
+    guarded.check(CONVOLUTION, range(3), _convolution_fields(case.problem, case.workspace_limit, case.taps_inside))
 
 
 def _check_pooling(guarded: Guarded, case: Window) -> None:

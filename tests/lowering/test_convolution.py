@@ -201,7 +201,7 @@ def test_tf32_follows_pytorchs_setting_for_cudnn() -> None:
     for allowed in (True, False):
         with torch.backends.cudnn.flags(allow_tf32=allowed):
             assert allows_tf32() is allowed
-            assert geometry_values((1, 1, 1), (0, 0, 0), (1, 1, 1), 1, allow_tf32=allows_tf32())[-1] == allowed
+            assert geometry_values((1, 1, 1), (0, 0, 0), (1, 1, 1), 1, allow_tf32=allows_tf32())[11] == allowed
 
 
 def test_data_gradients_run_after_the_others() -> None:

@@ -12,7 +12,7 @@ from torch.fx import Node
 from torch_max_backend.convolution_problem import ConvolutionProblem, Pass
 from torch_max_backend.errors import InvalidArgumentError
 from torch_max_backend.ir import ops
-from torch_max_backend.ir.layout import GraphTensor
+from torch_max_backend.ir.layout import GraphTensor, contiguous_order, dense_order
 from torch_max_backend.lowering.context import LoweringContext
 from torch_max_backend.lowering.registry import Layout, lowering
 from torch_max_backend.mojo_ops.convolution import (
@@ -92,8 +92,15 @@ def _activation(tensor: GraphTensor) -> TensorValue:
     return ops.reshape(value, [n, *[1] * (3 - len(spatial)), *spatial, c])
 
 
-#: A filter [K, C/G, T, R, S] as the kernels take it: [K, T, R, S, C/G].
-_filter = _activation
+def _filter(weight: GraphTensor) -> tuple[TensorValue, bool]:
+    """A filter [K, C/G, *spatial] as the kernels take it, and whether its taps lie inside.
+
+    That is [K, T, R, S, C/G]. Kernels for CPUs pack a filter anyway, and take a contiguous one as it is.
+    """
+    if weight.value.device.is_gpu() or weight.order != contiguous_order(weight.rank):
+        return _activation(weight), False
+    k, c, *spatial = weight.value.shape
+    return ops.reshape(weight.value, [k, c, *[1] * (3 - len(spatial)), *spatial]), True
 
 
 def _restored(value: TensorValue, spatial_rank: int) -> GraphTensor:
@@ -102,9 +109,24 @@ def _restored(value: TensorValue, spatial_rank: int) -> GraphTensor:
     return GraphTensor.from_channels_last(ops.reshape(value, [n, *spatial[3 - spatial_rank :], c]))
 
 
-def _geometry(problem: ConvolutionProblem) -> Geometry:
+def _filter_gradient(dw: TensorValue, taps_inside: bool, spatial_rank: int) -> GraphTensor:
+    """The gradient of a filter as the kernels make it."""
+    if not taps_inside:
+        return _restored(dw, spatial_rank)
+    k, c, *spatial = dw.shape
+    return GraphTensor.contiguous(ops.reshape(dw, [k, c, *spatial[3 - spatial_rank :]]))
+
+
+def _geometry(problem: ConvolutionProblem, taps_inside: bool) -> Geometry:
     """With the precision that PyTorch's setting for cuDNN asks for while the graph is compiled."""
-    return Geometry(problem.stride, problem.padding, problem.dilation, problem.groups, allow_tf32=allows_tf32())
+    return Geometry(
+        problem.stride,
+        problem.padding,
+        problem.dilation,
+        problem.groups,
+        allow_tf32=allows_tf32(),
+        taps_inside=taps_inside,
+    )
 
 
 def allows_tf32() -> bool:
@@ -126,10 +148,12 @@ def _run(
 ) -> GraphTensor:
     """fprop or dgrad of ``source`` (x or dy); dgrad runs ``after`` the gradients of filter and bias."""
     size = ctx.dims(problem.output_size if which is Pass.FPROP else problem.input_size)
+    w, taps_inside = _filter(weight)
+    geometry = _geometry(problem, taps_inside)
     if which is Pass.FPROP:
-        value = conv_fprop(_activation(source), _filter(weight), _geometry(problem), output_size=size)
+        value = conv_fprop(_activation(source), w, geometry, output_size=size)
     else:
-        value = conv_dgrad(_activation(source), _filter(weight), _geometry(problem), input_size=size, after=after)
+        value = conv_dgrad(_activation(source), w, geometry, input_size=size, after=after)
     return _restored(value, problem.spatial_rank)
 
 
@@ -161,8 +185,10 @@ def convolution_backward(
     others = []
     if mask[1]:
         large, small = (dy, _activation(x)) if problem.transposed else (_activation(x), dy)
-        dw = conv_wgrad(large, small, _geometry(problem), filter_size=problem.filter_size)
-        grad_weight = _restored(dw, rank)
+        promised = ctx.meta[1]
+        taps_inside = not dy.device.is_gpu() and dense_order(promised) == contiguous_order(rank + 2)
+        dw = conv_wgrad(large, small, _geometry(problem, taps_inside), filter_size=problem.filter_size)
+        grad_weight = _filter_gradient(dw, taps_inside, rank)
         others.append(dw)
     if mask[2]:
         db = channel_sum(dy)

@@ -1,8 +1,9 @@
 """Convolution passes over channels-last rank-5 tensors.
 
 Layouts: x [N, D, H, W, C], w [K, T, R, S, C/groups], y [N, O, P, Q, K]; with fewer spatial axes the
-leading extents are 1. A `Geometry` has the left padding: the right one follows from the output size, so it may
-differ. Every extent may be symbolic; what is known when the graph is built is checked then.
+leading extents are 1. On a CPU w may be [K, C/groups, T, R, S] instead: `Geometry.taps_inside`. A `Geometry` has the
+left padding: the right one follows from the output size, so it may differ. Every extent may be symbolic; what is known
+when the graph is built is checked then.
 """
 
 from collections.abc import Sequence
@@ -41,6 +42,7 @@ class Geometry:
         groups: of channels.
         workspace_limit: most bytes of scratch memory.
         allow_tf32: float32 factors may be rounded to 10 mantissa bits.
+        taps_inside: w is [K, C/groups, T, R, S], as PyTorch keeps a contiguous filter, and so is its gradient.
 
     Raises:
         ValueError: a value is too small.
@@ -52,6 +54,7 @@ class Geometry:
     groups: int = 1
     workspace_limit: int = DEFAULT_WORKSPACE_LIMIT
     allow_tf32: bool = False
+    taps_inside: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("stride", 1), ("dilation", 1), ("padding", 0)):
@@ -65,9 +68,18 @@ class Geometry:
     def operand(self) -> TensorValue:
         """The host operand of the kernels, in the graph that is being built."""
         values = geometry_values(
-            self.stride, self.padding, self.dilation, self.groups, self.workspace_limit, self.allow_tf32
-        )
+            self.stride, self.padding, self.dilation, self.groups, self.workspace_limit, self.allow_tf32,
+            self.taps_inside,
+        )  # fmt: skip
         return ops.constant(values, DType.int64, device=DeviceRef.CPU())
+
+    def group_channels(self, w: TensorValue) -> Dim:
+        """The extent C/groups of a filter."""
+        return w.shape[1 if self.taps_inside else 4]
+
+    def taps(self, w: TensorValue) -> list[Dim]:
+        """The extents T, R and S of a filter."""
+        return list(w.shape[2:5] if self.taps_inside else w.shape[1:4])
 
 
 UNIT = Geometry()
@@ -84,14 +96,15 @@ def conv_fprop(
 ) -> TensorValue:
     """y [N, O, P, Q, K]. Without `output_size` x's extents are static and right padding equals left."""
     _check_operands("conv_fprop", x=x, w=w)
-    _check_channels("conv_fprop", x.shape[4], w.shape[0], w.shape[4], geometry.groups)
+    _check_order("conv_fprop", geometry, x.device)
+    _check_channels("conv_fprop", x.shape[4], w.shape[0], geometry.group_channels(w), geometry.groups)
     if output_size is None:
         output_size = [
             _output_extent(axis, extent, taps, *rest)
             for axis, extent, taps, *rest in zip(
                 "DHW",
                 x.shape[1:4],
-                w.shape[1:4],
+                geometry.taps(w),
                 geometry.stride,
                 geometry.padding,
                 geometry.dilation,
@@ -116,8 +129,9 @@ def conv_dgrad(
     It runs when `after`, other gradients of the convolution, have been computed: see `conv_with_geometry`.
     """
     _check_operands("conv_dgrad", dy=dy, w=w)
-    channels = w.shape[4] * geometry.groups
-    _check_channels("conv_dgrad", channels, w.shape[0], w.shape[4], geometry.groups)
+    _check_order("conv_dgrad", geometry, dy.device)
+    channels = geometry.group_channels(w) * geometry.groups
+    _check_channels("conv_dgrad", channels, w.shape[0], geometry.group_channels(w), geometry.groups)
     if isinstance(dy.shape[4], StaticDim) and isinstance(w.shape[0], StaticDim) and dy.shape[4] != w.shape[0]:
         raise ValueError(f"conv_dgrad: dy has {dy.shape[4]} channels: must be w.shape[0] = {w.shape[0]}")
     shape = [dy.shape[0], *_extents("input_size", input_size), channels]
@@ -132,12 +146,15 @@ def conv_wgrad(
     *,
     filter_size: Triple,
 ) -> TensorValue:
-    """dw [K, T, R, S, C/groups] of the given (T, R, S)."""
+    """dw [K, T, R, S, C/groups] of the given (T, R, S), or [K, C/groups, T, R, S]."""
     _check_operands("conv_wgrad", x=x, dy=dy)
+    _check_order("conv_wgrad", geometry, x.device)
     if min(filter_size) < 1:
         raise ValueError(f"conv_wgrad: filter_size = {filter_size}: every extent must be at least 1")
     _check_channels("conv_wgrad", x.shape[4], dy.shape[4], None, geometry.groups)
-    shape = [dy.shape[4], *filter_size, x.shape[4] // geometry.groups]
+    channels = x.shape[4] // geometry.groups
+    inner = [channels, *filter_size] if geometry.taps_inside else [*filter_size, channels]
+    shape = [dy.shape[4], *inner]
     return conv_with_geometry("conv_wgrad", x, dy, geometry.operand(), shape, grouped=geometry.groups > 1)
 
 
@@ -192,6 +209,11 @@ def _check_operands(op: str, **operands: TensorValue) -> None:
             raise ValueError(f"{op}: {name} is on {value.device}: must be {first_name}'s device, {first.device}")
 
 
+def _check_order(op: str, geometry: Geometry, device: DeviceRef) -> None:
+    if geometry.taps_inside and device.is_gpu():
+        raise ValueError(f"{op}: w is [K, C/groups, T, R, S]: must be channels last on a GPU")
+
+
 def _check_channels(op: str, c: Dim, k: Dim, group_c: Dim | None, groups: int) -> None:
     for name, dim in (("C", c), ("K", k)):
         if isinstance(dim, StaticDim) and int(dim) % groups:
@@ -207,9 +229,10 @@ def geometry_values(
     groups: int,
     workspace_limit: int = DEFAULT_WORKSPACE_LIMIT,
     allow_tf32: bool = False,
+    taps_inside: bool = False,
 ) -> np.ndarray:
     """The geometry operand's content, in the kernels' order: GEOMETRY_LENGTH values."""
-    return np.array([*stride, *dilation, *padding, groups, workspace_limit, allow_tf32], np.int64)
+    return np.array([*stride, *dilation, *padding, groups, workspace_limit, allow_tf32, taps_inside], np.int64)
 
 
 def _output_extent(axis: str, extent: Dim, taps: Dim, stride: int, padding: int, dilation: int) -> int:

@@ -282,17 +282,21 @@ def _pack_taps[
     phase: Phase,
 ):
     """The phase's taps as [tap][member of the group][channel]."""
+    var pitch = g.taps() * group
+    var inner = g.channel_pitch()
     for tap in range(phase.taps()):
         var full = full_tap(g, phase, tap)
         for j in range(group):
             for c in range(g.c):
                 var at: Int
                 comptime if pass_ == FPROP:
-                    at = (c * g.taps() + full) * group + j
+                    at = c * pitch + full * g.tap_pitch() + j * inner
                 else:
                     at = (
-                        (c // group * group + j) * g.taps() + full
-                    ) * group + c % group
+                        (c // group * group + j) * pitch
+                        + full * g.tap_pitch()
+                        + c % group * inner
+                    )
                 packed[unsafe_offset=(tap * group + j) * g.c + c] = w[
                     unsafe_offset=at
                 ].cast[accumulation_type[dtype]]()

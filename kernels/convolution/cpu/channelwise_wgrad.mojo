@@ -229,9 +229,11 @@ def channelwise_wgrad_cpu[
     var taps = g.taps()
     for c in range(g.c):
         for i in range(taps * group):
+            var tap = i // group
+            var at = tap * g.tap_pitch() + i % group * g.channel_pitch()
             var total = Scalar[acc_type](0)
             for worker in range(workers):
                 total += partials[unsafe_offset=worker * size + i * g.c + c]
-            dw[unsafe_offset=c * taps * group + i] = total.cast[dtype]()
+            dw[unsafe_offset=c * taps * group + at] = total.cast[dtype]()
     lines.unsafe_free()
     partials.unsafe_free()

@@ -12,6 +12,7 @@ from std.sys.info import simd_width_of, size_of
 from ...parallel import sync_parallelize
 from ..common import Ptr, accumulation_type, worker_count
 from ..problem import ConvolutionProblem
+from .pack import write_filter
 
 # Bytes of the patch and of dy's copy together: they stay in the L2 cache.
 comptime PATCH_BYTES = 1024 * 1024
@@ -223,8 +224,16 @@ def _group[
                             )
                             row += rows
     var target = dw.unsafe_offset(group * kg * pitch)
-    for i in range(kg * pitch):
-        target[unsafe_offset=i] = sums[unsafe_offset=i].cast[dtype]()
+    for k in range(kg):
+        write_filter[dtype, acc_type](
+            target.unsafe_offset(k * pitch),
+            sums.unsafe_offset(k * pitch),
+            g.taps(),
+            step,
+            step,
+            step,
+            g.taps_inside,
+        )
 
 
 @no_inline

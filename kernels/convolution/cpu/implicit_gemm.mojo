@@ -20,7 +20,12 @@ from .microkernel import (
     gather_tile,
     tile_rows,
 )
-from .pack import pack_forward, pack_gradient
+from .pack import (
+    pack_forward,
+    pack_forward_taps_inside,
+    pack_gradient,
+    pack_gradient_taps_inside,
+)
 
 # Bytes of the moving operand that a block of rows may touch: it stays in the L2 cache beside a panel.
 comptime BLOCK_BYTES = 384 * 1024
@@ -70,7 +75,7 @@ def _block_rows(depth_bytes: Int, step: Int, rows: Int) -> Int:
 
 
 @no_inline
-def _fill_table[
+def fill_table[
     dtype: DType
 ](
     table: PtrTable[dtype],
@@ -183,7 +188,7 @@ def _fill_table[
 
 
 @no_inline
-def _panel[
+def panel_rows[
     dtype: DType, vectors: Int
 ](
     ops: Operands[dtype],
@@ -202,31 +207,71 @@ def _panel[
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
     comptime rows = tile_rows[vectors]()
+    comptime few = 2 * rows // 3
+
+    @always_inline
+    def tile[rows: Int](first: Int) {imm}:
+        _tile[dtype, rows, vectors](
+            ops,
+            panel,
+            table.unsafe_offset(first),
+            results.unsafe_offset(first),
+            live,
+            lines,
+            count - first,
+            pitch,
+            offset,
+            column,
+            lanes,
+        )
+
+    var first = 0
+    while count - first > few:
+        tile[rows](first)
+        first += rows
+    if first < count:
+        tile[few](first)
+
+
+@always_inline
+def _tile[
+    dtype: DType, rows: Int, vectors: Int
+](
+    ops: Operands[dtype],
+    panel: Ptr[accumulation_type[dtype]],
+    table: PtrTable[dtype],
+    results: PtrTable[dtype],
+    live: MutPointer[Int, MutUntrackedOrigin],
+    lines: Int,
+    count: Int,
+    pitch: Int,
+    offset: Int,
+    column: Int,
+    lanes: Int,
+):
+    """The first `rows` rows of a table, or the `count` that there are."""
+    comptime acc_type = accumulation_type[dtype]
+    comptime width = simd_width_of[acc_type]()
     var depth = ops.depth()
     var tap_size = depth * vectors * width
-    for first in range(0, count, rows):
-        var acc = Array[SIMD[acc_type, width], rows * vectors](fill=0)
-        for i in range(lines):
-            gather_tile[dtype, acc_type, width, rows, vectors](
-                acc,
-                table.unsafe_offset(i * pitch + first),
-                offset,
-                depth,
-                panel.unsafe_offset(live[unsafe_offset=i] * tap_size),
-            )
-        if lanes == vectors * width and first + rows <= count:
-            comptime for row in range(rows):
-                var target = results[unsafe_offset=first + row].unsafe_offset(
-                    column
+    var acc = Array[SIMD[acc_type, width], rows * vectors](fill=0)
+    for i in range(lines):
+        gather_tile[dtype, acc_type, width, rows, vectors](
+            acc,
+            table.unsafe_offset(i * pitch),
+            offset,
+            depth,
+            panel.unsafe_offset(live[unsafe_offset=i] * tap_size),
+        )
+    if lanes == vectors * width and rows <= count:
+        comptime for row in range(rows):
+            var target = results[unsafe_offset=row].unsafe_offset(column)
+            comptime for v in range(vectors):
+                target.unsafe_offset(v * width).unsafe_store(
+                    acc[row * vectors + v].cast[dtype]()
                 )
-                comptime for v in range(vectors):
-                    target.unsafe_offset(v * width).unsafe_store(
-                        acc[row * vectors + v].cast[dtype]()
-                    )
-        else:
-            _store_part[dtype, rows, vectors](
-                acc, results.unsafe_offset(first), column, lanes, count - first
-            )
+    else:
+        _store_part[dtype, rows, vectors](acc, results, column, lanes, count)
 
 
 @no_inline
@@ -284,7 +329,7 @@ def _rows[
     var lines_table = table.unsafe_offset(block)
     for start in range(first, last, block):
         var count = min(block, last - start)
-        var lines = _fill_table[dtype](
+        var lines = fill_table[dtype](
             lines_table, results, live, ops, phase, start, count, block
         )
         for group in range(ops.groups):
@@ -300,7 +345,7 @@ def _rows[
                 var target = group * columns + column
                 comptime for size in range(1, PANEL_VECTORS + 1):
                     if vectors == size:
-                        _panel[dtype, size](
+                        panel_rows[dtype, size](
                             ops,
                             data,
                             lines_table,
@@ -322,6 +367,48 @@ def packed_filter_elements[
     var columns = g.group_k() if pass_ == FPROP else g.group_c()
     var depth = g.group_c() if pass_ == FPROP else g.group_k()
     return g.groups * g.taps() * depth * _vectors(columns, width) * width
+
+
+@no_inline
+def pack_panel_part[
+    dtype: DType, pass_: Int
+](
+    panel: Ptr[accumulation_type[dtype]],
+    w: Ptr[dtype],
+    g: ConvolutionProblem,
+    phase: Phase,
+    group: Int,
+    first_vector: Int,
+    vectors: Int,
+    part: Int,
+):
+    """One of as many parts of a panel as the phase has taps."""
+    comptime acc_type = accumulation_type[dtype]
+    comptime width = simd_width_of[acc_type]()
+    var depth = g.group_c() if pass_ == FPROP else g.group_k()
+    var taps = phase.taps()
+    if g.taps_inside:
+        # All taps of some channels.
+        var start = depth * part // taps
+        var stop = depth * (part + 1) // taps
+        comptime if pass_ == FPROP:
+            pack_forward_taps_inside[dtype, acc_type, width](
+                panel, w, g, group, first_vector, vectors, start, stop
+            )
+        else:
+            pack_gradient_taps_inside[dtype, acc_type, width](
+                panel, w, g, phase, group, first_vector, vectors, start, stop
+            )
+        return
+    var target = panel.unsafe_offset(part * depth * vectors * width)
+    comptime if pass_ == FPROP:
+        pack_forward[dtype, acc_type, width](
+            target, w, g, phase, group, first_vector, vectors, part
+        )
+    else:
+        pack_gradient[dtype, acc_type, width](
+            target, w, g, phase, group, first_vector, vectors, part
+        )
 
 
 @no_inline
@@ -397,18 +484,9 @@ def implicit_gemm_cpu[
                     )
                     for tap in range(taps):
                         item += 1
-                        if item % workers != worker:
-                            continue
-                        var target = base.unsafe_offset(
-                            tap * depth * count * width
-                        )
-                        comptime if forward:
-                            pack_forward[dtype, acc_type, width](
-                                target, w, g, phase, group, first, count, tap
-                            )
-                        else:
-                            pack_gradient[dtype, acc_type, width](
-                                target, w, g, phase, group, first, count, tap
+                        if item % workers == worker:
+                            pack_panel_part[dtype, pass_](
+                                base, w, g, phase, group, first, count, tap
                             )
 
     @always_inline

@@ -1,6 +1,10 @@
-"""Packs filters into panels: [group][panel][tap][channel][columns of the panel], zero beyond the last column."""
+"""Packs filters into panels: [group][panel][tap][channel][columns of the panel], zero beyond the last column.
 
-from ..common import Ptr
+A filter lies in memory as [K][tap][C/G] or, with `taps_inside`, as [K][C/G][tap].
+"""
+
+from ...parallel import sync_parallelize
+from ..common import Ptr, worker_count
 from ..problem import ConvolutionProblem
 from ..gather import Phase, full_tap
 
@@ -129,3 +133,161 @@ def pack_gradient[
                             acc_type
                         ]()
                     target[unsafe_offset=v * width + i] = value
+
+
+@no_inline
+def pack_forward_taps_inside[
+    dtype: DType, acc_type: DType, width: Int
+](
+    packed: Ptr[acc_type],
+    w: Ptr[dtype],
+    g: ConvolutionProblem,
+    group: Int,
+    first_vector: Int,
+    vectors: Int,
+    first_channel: Int,
+    last_channel: Int,
+):
+    """Some channels of a whole panel: packed[tap][c][column] = w[k][c][tap], columns being output channels.
+    """
+    var kg = g.group_k()
+    var taps = g.taps()
+    var pitch = taps * g.group_c()
+    var columns = vectors * width
+    var tap_size = g.group_c() * columns
+    var source = w.unsafe_offset((group * kg + first_vector * width) * pitch)
+    var full = max(0, min(vectors, (kg - first_vector * width) // width))
+    var j = first_channel * taps
+    var last = last_channel * taps
+    var places = Array[Int, width](fill=0)
+    while j + width <= last:
+        var c = j // taps
+        var tap = j % taps
+        comptime for i in range(width):
+            places[i] = tap * tap_size + c * columns
+            tap += 1
+            if tap == taps:
+                tap = 0
+                c += 1
+        for v in range(full):
+            var block = Array[SIMD[acc_type, width], width](fill=0)
+            var base = source.unsafe_offset(v * width * pitch + j)
+            comptime for i in range(width):
+                block[i] = (
+                    base.unsafe_offset(i * pitch)
+                    .unsafe_load[width=width]()
+                    .cast[acc_type]()
+                )
+            transpose[acc_type, width](block)
+            comptime for i in range(width):
+                packed.unsafe_offset(places[i] + v * width).unsafe_store(
+                    block[i]
+                )
+        j += width
+    for v in range(vectors):
+        var left = min(width, kg - (first_vector + v) * width)
+        # What whole blocks have left: the last values, and every value of a vector that ends beyond the last column.
+        for rest in range(j if v < full else first_channel * taps, last):
+            var target = packed.unsafe_offset(
+                rest % taps * tap_size + rest // taps * columns + v * width
+            )
+            for i in range(width):
+                var value = Scalar[acc_type](0)
+                if i < left:
+                    value = source[
+                        unsafe_offset=(v * width + i) * pitch + rest
+                    ].cast[acc_type]()
+                target[unsafe_offset=i] = value
+
+
+@no_inline
+def pack_gradient_taps_inside[
+    dtype: DType, acc_type: DType, width: Int
+](
+    packed: Ptr[acc_type],
+    w: Ptr[dtype],
+    g: ConvolutionProblem,
+    phase: Phase,
+    group: Int,
+    first_vector: Int,
+    vectors: Int,
+    first_k: Int,
+    last_k: Int,
+):
+    """Some output channels of a whole panel: packed[tap][k][column] = w[k][c][tap], columns being input channels.
+    """
+    # A few filters' part of the panel stays in the L1 cache from tap to tap.
+    comptime FILTERS = 8
+    var kg = g.group_k()
+    var taps = g.taps()
+    var pitch = taps * g.group_c()
+    var columns = vectors * width
+    var lanes = min(columns, g.group_c() - first_vector * width)
+    var source = w.unsafe_offset(
+        group * kg * pitch + first_vector * width * taps
+    )
+    for start in range(first_k, last_k, FILTERS):
+        for tap in range(phase.taps()):
+            var base = source.unsafe_offset(full_tap(g, phase, tap))
+            for k in range(start, min(start + FILTERS, last_k)):
+                var target = packed.unsafe_offset((tap * kg + k) * columns)
+                var values = base.unsafe_offset(k * pitch)
+                for i in range(lanes):
+                    target[unsafe_offset=i] = values[
+                        unsafe_offset=i * taps
+                    ].cast[acc_type]()
+                for i in range(lanes, columns):
+                    target[unsafe_offset=i] = 0
+
+
+@always_inline
+def write_filter[
+    dtype: DType, acc_type: DType
+](
+    target: Ptr[dtype],
+    source: Ptr[acc_type],
+    taps: Int,
+    channels: Int,
+    source_pitch: Int,
+    target_channels: Int,
+    taps_inside: Bool,
+):
+    """Some channels of one output channel's filter, from source[tap][source_pitch]; `target` is the first channel's.
+    """
+    if taps_inside:
+        for c in range(channels):
+            for tap in range(taps):
+                target[unsafe_offset=c * taps + tap] = source[
+                    unsafe_offset=tap * source_pitch + c
+                ].cast[dtype]()
+    else:
+        for tap in range(taps):
+            for c in range(channels):
+                target[unsafe_offset=tap * target_channels + c] = source[
+                    unsafe_offset=tap * source_pitch + c
+                ].cast[dtype]()
+
+
+@no_inline
+def swap_filter[
+    dtype: DType
+](target: Ptr[dtype], source: Ptr[dtype], count: Int, rows: Int, columns: Int):
+    """`count` matrices of `rows` by `columns`, each transposed."""
+    var workers = worker_count()
+
+    @always_inline
+    def task(worker: Int) {imm}:
+        for k in range(
+            count * worker // workers, count * (worker + 1) // workers
+        ):
+            write_filter[dtype, dtype](
+                target.unsafe_offset(k * rows * columns),
+                source.unsafe_offset(k * rows * columns),
+                rows,
+                columns,
+                columns,
+                columns,
+                True,
+            )
+
+    sync_parallelize(task, workers)

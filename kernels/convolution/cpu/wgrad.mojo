@@ -16,6 +16,7 @@ from ...parallel import sync_parallelize
 from ..common import Ptr, accumulation_type, worker_count
 from ..problem import ConvolutionProblem
 from .microkernel import outer_tile
+from .pack import write_filter
 
 # Pixels of one block: a packed tile of columns (block * 48 values) fits the L1 cache beside dy's tile.
 comptime BLOCK_PIXELS = 128
@@ -45,7 +46,7 @@ def _runs(g: ConvolutionProblem) -> Runs:
 
 
 @always_inline
-def _first[width: Int](lanes: Int) -> SIMD[DType.bool, width]:
+def first_lanes[width: Int](lanes: Int) -> SIMD[DType.bool, width]:
     return iota[DType.int32, width]().lt(SIMD[DType.int32, width](lanes))
 
 
@@ -60,7 +61,7 @@ def _copy_run[
         )
         i += width
     if i < length:
-        var mask = _first[width](length - i)
+        var mask = first_lanes[width](length - i)
         var value = masked_load[width](
             source.unsafe_offset(i), mask, SIMD[dtype, width](0)
         )
@@ -75,7 +76,9 @@ def _zero_run[acc_type: DType, width: Int](target: Ptr[acc_type], length: Int):
         target.unsafe_offset(i).unsafe_store(zero)
         i += width
     if i < length:
-        masked_store(zero, target.unsafe_offset(i), _first[width](length - i))
+        masked_store(
+            zero, target.unsafe_offset(i), first_lanes[width](length - i)
+        )
 
 
 @no_inline
@@ -199,7 +202,7 @@ def _pack_rows[
     if left > 0:
         var source = dy.unsafe_offset(pixel * k + tiles * TILE_ROWS)
         var target = packed.unsafe_offset(tiles * count * TILE_ROWS)
-        var mask = _first[TILE_ROWS](left)
+        var mask = first_lanes[TILE_ROWS](left)
         for m in range(count):
             target.unsafe_offset(m * TILE_ROWS).unsafe_store(
                 masked_load[TILE_ROWS](
@@ -318,7 +321,6 @@ def wgrad_gemm_cpu[
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
     comptime tile_columns = TILE_VECTORS * width
-    comptime in_place = dtype == acc_type
     var workers = worker_count()
     var pixels = g.output_pixels()
     var columns = g.taps() * g.group_c()
@@ -332,6 +334,7 @@ def wgrad_gemm_cpu[
             1, min(min(workers, ceildiv(pixels, 4 * BLOCK_PIXELS)), budget)
         )
     # Slice 0 adds straight into dw where dtypes agree.
+    var in_place = dtype == acc_type and not g.taps_inside
     var extra = slices - 1 if in_place else slices
     var partials = unsafe_alloc[Scalar[acc_type]](
         max(1, extra * size), alignment=64
@@ -343,12 +346,12 @@ def wgrad_gemm_cpu[
 
     @always_inline
     def sums_of(slice: Int) {imm} -> Ptr[acc_type]:
-        comptime if in_place:
-            if slice == 0:
-                return rebind[Ptr[acc_type]](dw)
-            return partials.unsafe_offset((slice - 1) * size)
-        else:
-            return partials.unsafe_offset(slice * size)
+        comptime if dtype == acc_type:
+            if in_place:
+                if slice == 0:
+                    return rebind[Ptr[acc_type]](dw)
+                return partials.unsafe_offset((slice - 1) * size)
+        return partials.unsafe_offset(slice * size)
 
     @always_inline
     def reduce(worker: Int) {imm}:
@@ -386,13 +389,22 @@ def wgrad_gemm_cpu[
 
     @always_inline
     def finish(worker: Int) {imm}:
-        for i in range(
-            size * worker // workers, size * (worker + 1) // workers
-        ):
-            var total = sums_of(0)[unsafe_offset=i]
+        for k in range(g.k * worker // workers, g.k * (worker + 1) // workers):
+            var total = sums_of(0).unsafe_offset(k * columns)
             for slice in range(1, slices):
-                total += sums_of(slice)[unsafe_offset=i]
-            dw[unsafe_offset=i] = total.cast[dtype]()
+                var other = sums_of(slice).unsafe_offset(k * columns)
+                for i in range(columns):
+                    total[unsafe_offset=i] += other[unsafe_offset=i]
+            if not in_place:
+                write_filter[dtype, acc_type](
+                    dw.unsafe_offset(k * columns),
+                    total,
+                    g.taps(),
+                    g.group_c(),
+                    g.group_c(),
+                    g.group_c(),
+                    g.taps_inside,
+                )
 
     sync_parallelize(reduce, workers)
     if slices > 1 or not in_place:
@@ -407,7 +419,7 @@ def wgrad_gemm_can_implement[
     """None, or why this kernel does not take the problem."""
     comptime acc_type = accumulation_type[dtype]
     var bytes = 0
-    comptime if dtype != acc_type:
+    if dtype != acc_type or g.taps_inside:
         bytes = g.w_size() * size_of[acc_type]()
     if bytes > g.workspace_limit:
         return String(

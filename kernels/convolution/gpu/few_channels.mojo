@@ -202,6 +202,7 @@ def few_channels_dgrad_gpu(
             pad_w=0,
             workspace_limit=g.workspace_limit,
             allow_tf32=g.allow_tf32,
+            taps_inside=False,
         )
         gather_product_gpu[DType.float32, FPROP](
             z_at,

@@ -1,0 +1,519 @@
+"""Weight gradient of large filters: a tile of dw stays in the cache for the whole reduction and is written once.
+
+A tile has all taps of a few vectors of input channels, for some output channels. For each tap a block of pixels is
+packed once as the tap reads it, and met by every tile of dy's channels. Writing a tile at its end costs the same in
+either order of the filter.
+
+Planes of a few pixels are mostly edges: there the pixels are taken by position, all images of one position after the
+other, and a tap meets only the positions where it lies inside the input.
+"""
+
+from std.math import ceildiv
+from std.memory import unsafe_memset_zero
+from std.memory.alloc import unsafe_alloc
+from std.sys.info import simd_width_of, size_of
+from std.sys.intrinsics import masked_load
+
+from ...parallel import sync_parallelize
+from ..common import Ptr, accumulation_type, worker_count
+from ..gather import Axis, forward_phases
+from ..problem import ConvolutionProblem
+from .microkernel import outer_tile
+from .pack import write_filter
+from .wgrad import (
+    BLOCK_PIXELS,
+    SMALL_SUMS_BYTES,
+    TILE_ROWS,
+    TILE_VECTORS,
+    first_lanes,
+)
+
+# Bytes of a tile of dw: it stays in the L2 cache beside the packed operands.
+comptime SUMS_BYTES = 256 * 1024
+# Pixels that are packed at once where they are taken by position.
+comptime MOST_POSITION_PIXELS = 512
+# Images that one position must have: each run of pixels is an inner loop of its own.
+comptime LEAST_IMAGES = 4
+
+
+@fieldwise_init
+struct Inside(ImplicitlyCopyable, TrivialRegisterPassable):
+    """The outputs [low, high) of one axis at which a tap lies inside the input.
+    """
+
+    var low: Int
+    var high: Int
+
+    @staticmethod
+    def of(axis: Axis, tap: Int) -> Self:
+        var shift = axis.offset(tap)
+        var low = min(axis.rows, max(0, ceildiv(-shift, axis.step)))
+        var high = min(axis.rows, (axis.source - 1 - shift) // axis.step + 1)
+        return Self(low, max(low, high))
+
+    def count(self) -> Int:
+        return self.high - self.low
+
+
+def _live(axis: Axis) -> Int:
+    """Pairs of a tap and an output that lie inside the input."""
+    var count = 0
+    for tap in range(axis.taps):
+        count += Inside.of(axis, tap).count()
+    return count
+
+
+def _by_position(g: ConvolutionProblem) -> Bool:
+    var phase = forward_phases(g)[0]
+    var live = _live(phase.d) * _live(phase.h) * _live(phase.w)
+    var positions = g.o * g.p * g.q
+    return (
+        positions * g.n <= MOST_POSITION_PIXELS
+        and g.n >= LEAST_IMAGES
+        and 5 * live < 4 * positions * g.taps()
+    )
+
+
+@fieldwise_init
+struct Tiles(ImplicitlyCopyable, TrivialRegisterPassable):
+    """How dw is cut: `parts` of a group's input channels, `blocks` of `rows` output channels.
+    """
+
+    var vectors: Int
+    """Of all of a group's input channels."""
+    var parts: Int
+    var rows: Int
+    var blocks: Int
+
+    @staticmethod
+    def of[width: Int, bytes: Int](g: ConvolutionProblem) -> Self:
+        var vectors = ceildiv(g.group_c(), width)
+        # Whole register tiles, three of them where there is one tap: dy is packed anew for each part.
+        var wide = TILE_VECTORS * max(1, 3 // g.taps())
+        var parts = ceildiv(vectors, wide)
+        var most = ceildiv(vectors, parts)
+        var line = g.taps() * most * width * bytes
+        var fit = max(1, SUMS_BYTES // line // TILE_ROWS) * TILE_ROWS
+        # Enough tiles for every worker to have two.
+        var blocks = max(
+            ceildiv(g.group_k(), fit),
+            ceildiv(2 * worker_count(), g.groups * parts),
+        )
+        var rows = ceildiv(ceildiv(g.group_k(), blocks), TILE_ROWS) * TILE_ROWS
+        return Self(vectors, parts, rows, ceildiv(g.group_k(), rows))
+
+    def most_vectors(self) -> Int:
+        return ceildiv(self.vectors, self.parts)
+
+
+@always_inline
+def _copy_pixels[
+    dtype: DType, acc_type: DType, width: Int, vectors: Int
+](
+    target: Ptr[acc_type],
+    target_pitch: Int,
+    source: Ptr[dtype],
+    step: Int,
+    count: Int,
+    lanes: Int,
+):
+    """`count` pixels, `step` elements apart, of `lanes` channels each; the rest of the vectors is zero.
+    """
+    var mask = first_lanes[width](lanes - (vectors - 1) * width)
+    for m in range(count):
+        var a = source.unsafe_offset(m * step)
+        var b = target.unsafe_offset(m * target_pitch)
+        comptime for v in range(vectors - 1):
+            b.unsafe_offset(v * width).unsafe_store(
+                a.unsafe_offset(v * width)
+                .unsafe_load[width=width]()
+                .cast[acc_type]()
+            )
+        comptime last = (vectors - 1) * width
+        b.unsafe_offset(last).unsafe_store(
+            masked_load[width](
+                a.unsafe_offset(last), mask, SIMD[dtype, width](0)
+            ).cast[acc_type]()
+        )
+
+
+@no_inline
+def _pack_gradient[
+    dtype: DType, acc_type: DType
+](
+    packed: Ptr[acc_type],
+    dy: Ptr[dtype],
+    g: ConvolutionProblem,
+    channels: Int,
+    pixel: Int,
+    count: Int,
+    by_position: Bool,
+):
+    """`channels` channels of dy from `dy` on into packed[tile][pixel][TILE_ROWS], zero beyond the last.
+    """
+    for first in range(0, channels, TILE_ROWS):
+        var target = packed.unsafe_offset(first * count)
+        var lanes = min(TILE_ROWS, channels - first)
+        if by_position:
+            var positions = g.o * g.p * g.q
+            for position in range(positions):
+                _copy_pixels[dtype, acc_type, TILE_ROWS, 1](
+                    target.unsafe_offset(position * g.n * TILE_ROWS),
+                    TILE_ROWS,
+                    dy.unsafe_offset(position * g.k + first),
+                    positions * g.k,
+                    g.n,
+                    lanes,
+                )
+        else:
+            _copy_pixels[dtype, acc_type, TILE_ROWS, 1](
+                target,
+                TILE_ROWS,
+                dy.unsafe_offset(pixel * g.k + first),
+                g.k,
+                count,
+                lanes,
+            )
+
+
+@fieldwise_init
+struct Tap(ImplicitlyCopyable, TrivialRegisterPassable):
+    """A tap's outputs and what it adds to their input pixels."""
+
+    var d: Inside
+    var h: Inside
+    var w: Inside
+    var shift_d: Int
+    var shift_h: Int
+    var shift_w: Int
+
+    @staticmethod
+    def of(g: ConvolutionProblem, tap: Int) -> Self:
+        var phase = forward_phases(g)[0]
+        var s = tap % g.s
+        var r = tap // g.s % g.r
+        var t = tap // g.s // g.r
+        return Self(
+            Inside.of(phase.d, t),
+            Inside.of(phase.h, r),
+            Inside.of(phase.w, s),
+            phase.d.offset(t),
+            phase.h.offset(r),
+            phase.w.offset(s),
+        )
+
+
+@no_inline
+def _pack_block[
+    dtype: DType, acc_type: DType, width: Int, vectors: Int
+](
+    packed: Ptr[acc_type],
+    x: Ptr[dtype],
+    g: ConvolutionProblem,
+    tap: Tap,
+    pixel: Int,
+    count: Int,
+    lanes: Int,
+) -> Bool:
+    """What the tap reads for pixels [pixel, pixel + count), zero in the padding; False if all of it is padding.
+    """
+    comptime pitch = vectors * width
+    var q = pixel % g.q
+    var rest = pixel // g.q
+    var p = rest % g.p
+    rest //= g.p
+    var o = rest % g.o
+    var n = rest // g.o
+    var m = 0
+    var any = False
+    while m < count:
+        var run = min(g.q - q, count - m)
+        var low = run
+        var high = run
+        if o >= tap.d.low and o < tap.d.high:
+            if p >= tap.h.low and p < tap.h.high:
+                low = min(run, max(0, tap.w.low - q))
+                high = max(low, min(run, tap.w.high - q))
+        var target = packed.unsafe_offset(m * pitch)
+        if high > low:
+            any = True
+            var d = o * g.stride_d + tap.shift_d
+            var h = p * g.stride_h + tap.shift_h
+            var w = (q + low) * g.stride_w + tap.shift_w
+            unsafe_memset_zero(target, low * pitch)
+            _copy_pixels[dtype, acc_type, width, vectors](
+                target.unsafe_offset(low * pitch),
+                pitch,
+                x.unsafe_offset((((n * g.d + d) * g.h + h) * g.w + w) * g.c),
+                g.stride_w * g.c,
+                high - low,
+                lanes,
+            )
+            unsafe_memset_zero(
+                target.unsafe_offset(high * pitch), (run - high) * pitch
+            )
+        else:
+            unsafe_memset_zero(target, run * pitch)
+        m += run
+        q = 0
+        p += 1
+        if p == g.p:
+            p = 0
+            o += 1
+            if o == g.o:
+                o = 0
+                n += 1
+    return any
+
+
+@no_inline
+def _pack_positions[
+    dtype: DType, acc_type: DType, width: Int, vectors: Int
+](
+    packed: Ptr[acc_type],
+    x: Ptr[dtype],
+    g: ConvolutionProblem,
+    tap: Tap,
+    runs: MutPointer[Int, MutUntrackedOrigin],
+    lanes: Int,
+) -> Int:
+    """What the tap reads, by position, without padding; `runs` gets the first pixel and the length of each run of dy's
+    pixels that it meets. Returns how many.
+    """
+    comptime pitch = vectors * width
+    var target = packed
+    var image = g.d * g.h * g.w * g.c
+    var count = 0
+    for o in range(tap.d.low, tap.d.high):
+        var d = o * g.stride_d + tap.shift_d
+        for p in range(tap.h.low, tap.h.high):
+            var h = p * g.stride_h + tap.shift_h
+            for q in range(tap.w.low, tap.w.high):
+                var w = q * g.stride_w + tap.shift_w
+                _copy_pixels[dtype, acc_type, width, vectors](
+                    target,
+                    pitch,
+                    x.unsafe_offset(((d * g.h + h) * g.w + w) * g.c),
+                    image,
+                    g.n,
+                    lanes,
+                )
+                target = target.unsafe_offset(g.n * pitch)
+            if tap.w.count() > 0:
+                runs[unsafe_offset=2 * count] = (
+                    (o * g.p + p) * g.q + tap.w.low
+                ) * g.n
+                runs[unsafe_offset=2 * count + 1] = tap.w.count() * g.n
+                count += 1
+    return count
+
+
+@no_inline
+def _tile[
+    acc_type: DType, width: Int, vectors: Int
+](
+    sums: Ptr[acc_type],
+    pitch: Int,
+    dy: Ptr[acc_type],
+    x: Ptr[acc_type],
+    runs: MutPointer[Int, MutUntrackedOrigin],
+    count: Int,
+):
+    """Adds the products of `count` runs of pixels to TILE_ROWS rows of sums."""
+    comptime size = TILE_ROWS * vectors
+    var acc = Array[SIMD[acc_type, width], size](fill=0)
+    var b = x
+    for run in range(count):
+        var first = runs[unsafe_offset=2 * run]
+        var length = runs[unsafe_offset=2 * run + 1]
+        outer_tile[acc_type, width, TILE_ROWS, vectors](
+            acc, dy.unsafe_offset(first * TILE_ROWS), b, length
+        )
+        b = b.unsafe_offset(length * vectors * width)
+    comptime for row in range(TILE_ROWS):
+        comptime for v in range(vectors):
+            var target = sums.unsafe_offset(row * pitch + v * width)
+            target.unsafe_store(
+                target.unsafe_load[width=width]() + acc[row * vectors + v]
+            )
+
+
+@no_inline
+def _taps[
+    dtype: DType, vectors: Int
+](
+    sums: Ptr[accumulation_type[dtype]],
+    pitch: Int,
+    tap_pitch: Int,
+    x: Ptr[dtype],
+    packed_dy: Ptr[accumulation_type[dtype]],
+    packed_x: Ptr[accumulation_type[dtype]],
+    runs: MutPointer[Int, MutUntrackedOrigin],
+    g: ConvolutionProblem,
+    rows: Int,
+    pixel: Int,
+    count: Int,
+    lanes: Int,
+    by_position: Bool,
+):
+    """Every tap of `vectors` vectors of input channels against one block of pixels.
+    """
+    comptime acc_type = accumulation_type[dtype]
+    comptime width = simd_width_of[acc_type]()
+    for number in range(g.taps()):
+        var tap = Tap.of(g, number)
+        var run_count: Int
+        if by_position:
+            run_count = _pack_positions[dtype, acc_type, width, vectors](
+                packed_x, x, g, tap, runs, lanes
+            )
+        else:
+            runs[unsafe_offset=0] = 0
+            runs[unsafe_offset=1] = count
+            run_count = Int(
+                _pack_block[dtype, acc_type, width, vectors](
+                    packed_x, x, g, tap, pixel, count, lanes
+                )
+            )
+        if run_count == 0:
+            continue
+        for row in range(0, rows, TILE_ROWS):
+            _tile[acc_type, width, vectors](
+                sums.unsafe_offset(row * pitch + number * tap_pitch),
+                pitch,
+                packed_dy.unsafe_offset(row * count),
+                packed_x,
+                runs,
+                run_count,
+            )
+
+
+@no_inline
+def resident_wgrad_cpu[
+    dtype: DType
+](dw: Ptr[dtype], x: Ptr[dtype], dy: Ptr[dtype], g: ConvolutionProblem):
+    """The weight gradient of the problems that `resident_wgrad_can_implement` takes; workers share the tiles of dw.
+    """
+    comptime acc_type = accumulation_type[dtype]
+    comptime width = simd_width_of[acc_type]()
+    var workers = worker_count()
+    var tiles = Tiles.of[width, size_of[acc_type]()](g)
+    var by_position = _by_position(g)
+    var pixels = g.output_pixels()
+    var block = pixels if by_position else BLOCK_PIXELS
+    var size = _scratch_elements[width](g, tiles, block)
+    var buffers = unsafe_alloc[Scalar[acc_type]](workers * size, alignment=64)
+    var most_runs = 2 * max(1, g.o * g.p)
+    var all_runs = unsafe_alloc[Int](workers * most_runs)
+    var taps = g.taps()
+    var kg = g.group_k()
+    var cg = g.group_c()
+
+    @always_inline
+    def task(worker: Int) {imm}:
+        var packed_x = buffers.unsafe_offset(worker * size)
+        var packed_dy = packed_x.unsafe_offset(block * TILE_VECTORS * width)
+        var sums = packed_dy.unsafe_offset(block * tiles.rows)
+        var runs = all_runs.unsafe_offset(worker * most_runs)
+        var items = g.groups * tiles.parts * tiles.blocks
+        for item in range(
+            items * worker // workers, items * (worker + 1) // workers
+        ):
+            var k = item % tiles.blocks * tiles.rows
+            var rows = min(tiles.rows, kg - k)
+            var part = item // tiles.blocks % tiles.parts
+            var group = item // tiles.blocks // tiles.parts
+            var first = tiles.vectors * part // tiles.parts
+            var vectors = tiles.vectors * (part + 1) // tiles.parts - first
+            var tap_pitch = vectors * width
+            var pitch = taps * tap_pitch
+            unsafe_memset_zero(sums, tiles.rows * pitch)
+            for pixel in range(0, pixels, block):
+                var count = min(block, pixels - pixel)
+                _pack_gradient[dtype, acc_type](
+                    packed_dy,
+                    dy.unsafe_offset(group * kg + k),
+                    g,
+                    rows,
+                    pixel,
+                    count,
+                    by_position,
+                )
+                for v in range(0, vectors, TILE_VECTORS):
+                    var c = (first + v) * width
+                    var wide = min(TILE_VECTORS, vectors - v)
+                    comptime for chosen in range(1, TILE_VECTORS + 1):
+                        if wide == chosen:
+                            _taps[dtype, chosen](
+                                sums.unsafe_offset(v * width),
+                                pitch,
+                                tap_pitch,
+                                x.unsafe_offset(group * cg + c),
+                                packed_dy,
+                                packed_x,
+                                runs,
+                                g,
+                                rows,
+                                pixel,
+                                count,
+                                min(chosen * width, cg - c),
+                                by_position,
+                            )
+            var channels = min(vectors * width, cg - first * width)
+            for row in range(rows):
+                write_filter[dtype, acc_type](
+                    dw.unsafe_offset(
+                        (group * kg + k + row) * taps * cg
+                        + first * width * g.channel_pitch()
+                    ),
+                    sums.unsafe_offset(row * pitch),
+                    taps,
+                    channels,
+                    tap_pitch,
+                    cg,
+                    g.taps_inside,
+                )
+
+    sync_parallelize(task, workers)
+    all_runs.unsafe_free()
+    buffers.unsafe_free()
+
+
+def _scratch_elements[
+    width: Int
+](g: ConvolutionProblem, tiles: Tiles, block: Int) -> Int:
+    """Of one worker: packed pixels of x and of dy, and a tile of dw."""
+    return (
+        block * (TILE_VECTORS * width + tiles.rows)
+        + tiles.rows * g.taps() * tiles.most_vectors() * width
+    )
+
+
+def resident_wgrad_can_implement[
+    dtype: DType
+](g: ConvolutionProblem) -> Optional[String]:
+    """None, or why this kernel does not take the problem."""
+    comptime acc_type = accumulation_type[dtype]
+    comptime width = simd_width_of[acc_type]()
+    comptime bytes = size_of[acc_type]()
+    if not g.taps_inside:
+        return String("sums in dw itself cost less where its order is theirs")
+    if g.w_size() * bytes <= SMALL_SUMS_BYTES:
+        return String(
+            t"dw of {g.w_size()} elements stays in the cache as a whole"
+        )
+    if g.group_c() < 2 * width:
+        return String(
+            t"groups of {g.group_c()} channels are less than two vectors"
+        )
+    var tiles = Tiles.of[width, bytes](g)
+    if g.groups * tiles.parts * tiles.blocks < 2 * worker_count():
+        return String("dw has too few tiles for the workers")
+    var block = max(BLOCK_PIXELS, MOST_POSITION_PIXELS)
+    var scratch = worker_count() * _scratch_elements[width](g, tiles, block)
+    if scratch * bytes > g.workspace_limit:
+        return String(
+            t"the tiles take {scratch * bytes} bytes, the workspace limit is"
+            t" {g.workspace_limit}"
+        )
+    return None
