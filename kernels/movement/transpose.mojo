@@ -6,33 +6,50 @@ digits span a tile: the result's last one, and the one that moves on by one in t
 
 from std.math import ceildiv
 from std.memory import stack_allocation
+from std.sys import size_of
 from std.utils.index import IndexList
+from std.utils.static_tuple import StaticTuple
 
 from max.gpu import barrier, block_idx, thread_idx
 from max.gpu.host import DeviceContext
 from max.gpu.memory import AddressSpace
 
 from ..argument import KernelArgument
+from ..arithmetic import Divisor
 from ..convolution.common import Ptr, worker_count
 from ..parallel import sync_parallelize
 
 comptime MOST_DIGITS = 6
-comptime TILE = 32
+comptime OTHERS = MOST_DIGITS - 2
+comptime CPU_TILE = 32
+comptime GPU_TILE = 64
+# A block's lanes along a tile's rows, of which each moves two elements, and its rows of lanes.
+comptime LANES = 32
 comptime ROWS = 8
+# A digit of at most so many values leaves most of a tile empty: a thread then moves one element for each of them.
+comptime NARROW = 16
+comptime NARROW_THREADS = 256
 # Below this many elements a second core costs more than it gives.
 comptime SMALLEST_SHARE = 16384
 
 
 @fieldwise_init
 struct Permutation(KernelArgument):
-    """Extents, strides in the source and in the result; `down` is the digit that moves on by one in the source.
+    """The digits that span tiles and the others, with strides in the source and steps in the result.
     """
 
-    var count: Int
-    var down: Int
-    var extents: IndexList[MOST_DIGITS]
-    var strides: IndexList[MOST_DIGITS]
-    var steps: IndexList[MOST_DIGITS]
+    var rows: Int
+    """Extent of the digit that moves on by one in the source."""
+    var columns: Int
+    """Extent of the result's last digit, which moves on by one in the result."""
+    var step: Int
+    """From one row to the next in the result."""
+    var pitch: Int
+    """From one column to the next in the source."""
+    var extents: StaticTuple[Divisor, OTHERS]
+    """Of the other digits, the last one first."""
+    var strides: IndexList[OTHERS]
+    var steps: IndexList[OTHERS]
 
     def __init__(
         out self,
@@ -40,63 +57,97 @@ struct Permutation(KernelArgument):
         extents: IndexList[MOST_DIGITS],
         strides: IndexList[MOST_DIGITS],
     ) raises:
-        """Raises where no digit moves on by one, or the last one does."""
-        self.count = count
-        self.extents = extents
-        self.strides = strides
-        self.steps = IndexList[MOST_DIGITS](0)
-        self.down = -1
-        var step = 1
-        for reverse in range(count):
-            var k = count - 1 - reverse
-            self.steps[k] = step
-            step *= extents[k]
+        """Of `count` digits. Raises where none but the last one moves on by one in the source, or an extent is no int32.
+        """
+        self.rows = 0
+        self.columns = extents[count - 1]
+        self.step = 0
+        self.pitch = strides[count - 1]
+        self.extents = StaticTuple[Divisor, OTHERS](fill=Divisor(1))
+        self.strides = IndexList[OTHERS](0)
+        self.steps = IndexList[OTHERS](0)
+        var down = -1
+        for k in range(count - 1):
             if strides[k] == 1:
-                self.down = k
-        if self.down < 0 or self.down == count - 1:
+                down = k
+            if extents[k] > Int(Int32.MAX):
+                raise Error(t"transpose: an extent of {extents[k]}")
+        if down < 0:
             raise Error("transpose: no two digits span a tile")
+        var place = 0
+        var step = self.columns
+        for reverse in range(count - 1):
+            var k = count - 2 - reverse
+            if k == down:
+                self.rows = extents[k]
+                self.step = step
+            else:
+                self.extents[place] = Divisor(extents[k])
+                self.strides[place] = strides[k]
+                self.steps[place] = step
+                place += 1
+            step *= extents[k]
 
-    @always_inline
     def size(self) -> Int:
-        return self.steps[0] * self.extents[0]
+        return self.rows * self.columns * self._others()
 
-    @always_inline
-    def tiles_down(self) -> Int:
-        return ceildiv(self.extents[self.down], TILE)
+    def _others(self) -> Int:
+        var count = 1
+        comptime for place in range(OTHERS):
+            count *= Int(self.extents[place].value)
+        return count
 
-    @always_inline
-    def tiles_across(self) -> Int:
-        return ceildiv(self.extents[self.count - 1], TILE)
 
-    @always_inline
-    def tiles(self) -> Int:
-        var others = self.size() // (
-            self.extents[self.down] * self.extents[self.count - 1]
+@fieldwise_init
+struct Tiling(KernelArgument):
+    """A permutation's tiles, numbered along the columns first, then down the rows, then along the other digits.
+    """
+
+    var permutation: Permutation
+    var height: Int
+    var width: Int
+    var down: Divisor
+    var across: Divisor
+
+    def __init__(
+        out self, permutation: Permutation, height: Int, width: Int
+    ) raises:
+        """Tiles of `height` rows and `width` columns. Raises where they are more than an int32 counts.
+        """
+        self.permutation = permutation
+        self.height = height
+        self.width = width
+        self.down = Divisor(ceildiv(permutation.rows, height))
+        self.across = Divisor(ceildiv(permutation.columns, width))
+        if self.count() > Int(Int32.MAX):
+            raise Error(t"transpose: {self.count()} tiles")
+
+    def count(self) -> Int:
+        return (
+            self.permutation._others()
+            * Int(self.down.value)
+            * Int(self.across.value)
         )
-        return others * self.tiles_down() * self.tiles_across()
 
     @always_inline
-    def tile(self, number: Int) -> Tile:
+    def tile(self, number: Int32) -> Tile:
         """Where a tile begins."""
-        var across = number % self.tiles_across()
-        var rest = number // self.tiles_across()
-        var down = rest % self.tiles_down()
-        rest = rest // self.tiles_down()
-        var last = self.count - 1
-        var source = down * TILE + across * TILE * self.strides[last]
-        var target = across * TILE + down * TILE * self.steps[self.down]
-        for reverse in range(self.count - 1):
-            var k = last - 1 - reverse
-            if k != self.down:
-                var digit = rest % self.extents[k]
-                rest = rest // self.extents[k]
-                source += digit * self.strides[k]
-                target += digit * self.steps[k]
+        var rest, across = self.across.divide(number)
+        var outer, down = self.down.divide(rest)
+        var row = Int(down) * self.height
+        var column = Int(across) * self.width
+        var source = row + column * self.permutation.pitch
+        var target = column + row * self.permutation.step
+        comptime for place in range(OTHERS):
+            var next, digit = self.permutation.extents[place].divide(outer)
+            outer = next
+            source += Int(digit) * self.permutation.strides[place]
+            target += Int(digit) * self.permutation.steps[place]
         return Tile(
             source,
             target,
-            min(TILE, self.extents[self.down] - down * TILE),
-            min(TILE, self.extents[last] - across * TILE),
+            min(self.height, self.permutation.rows - row),
+            min(self.width, self.permutation.columns - column),
         )
 
 
@@ -106,31 +157,32 @@ struct Tile(ImplicitlyCopyable, TrivialRegisterPassable):
 
     var source: Int
     var target: Int
-    var down: Int
-    var across: Int
+    var rows: Int
+    var columns: Int
 
 
 @no_inline
 def transpose_cpu[
     dtype: DType
-](y: Ptr[dtype], x: Ptr[dtype], permutation: Permutation):
-    var tiles = permutation.tiles()
+](y: Ptr[dtype], x: Ptr[dtype], permutation: Permutation) raises:
+    var tiling = Tiling(permutation, CPU_TILE, CPU_TILE)
+    var tiles = tiling.count()
     var workers = max(
         1, min(worker_count(), permutation.size() // SMALLEST_SHARE)
     )
-    var pitch = permutation.strides[permutation.count - 1]
-    var step = permutation.steps[permutation.down]
+    var pitch = permutation.pitch
+    var step = permutation.step
 
     @always_inline
     def task(worker: Int) {imm}:
         for number in range(
             tiles * worker // workers, tiles * (worker + 1) // workers
         ):
-            var tile = permutation.tile(number)
-            for i in range(tile.down):
+            var tile = tiling.tile(Int32(number))
+            for i in range(tile.rows):
                 var row = y.unsafe_offset(tile.target + i * step)
                 var column = x.unsafe_offset(tile.source + i)
-                for j in range(tile.across):
+                for j in range(tile.columns):
                     row[unsafe_offset=j] = column[unsafe_offset=j * pitch]
 
     sync_parallelize(task, workers)
@@ -138,27 +190,77 @@ def transpose_cpu[
 
 def transpose_kernel[
     dtype: DType
-](y: Ptr[dtype], x: Ptr[dtype], permutation: Permutation):
-    """A block moves a tile through shared memory, one column wider than it is, so that columns lie in many banks.
+](y: Ptr[dtype], x: Ptr[dtype], tiling: Tiling):
+    """A block moves a tile through shared memory, by four bytes wider than it is, so that columns lie in many banks.
     """
+    comptime pitch_shared = GPU_TILE + max(1, 4 // size_of[dtype]())
+    comptime repeats = GPU_TILE // LANES
+    comptime V = Scalar[dtype]
     var shared = stack_allocation[
-        TILE * (TILE + 1), Scalar[dtype], address_space=AddressSpace.SHARED
+        GPU_TILE * pitch_shared, V, address_space=AddressSpace.SHARED
     ]()
-    var tile = permutation.tile(Int(block_idx.x))
-    var pitch = permutation.strides[permutation.count - 1]
-    var step = permutation.steps[permutation.down]
+    var tile = tiling.tile(Int32(block_idx.x))
+    var pitch = tiling.permutation.pitch
+    var step = tiling.permutation.step
     var lane = Int(thread_idx.x)
-    if lane < tile.down:
-        for j in range(Int(thread_idx.y), tile.across, ROWS):
-            shared[unsafe_offset=j * (TILE + 1) + lane] = x[
-                unsafe_offset=tile.source + j * pitch + lane
-            ]
+    var first = Int(thread_idx.y)
+    var values = Array[V, GPU_TILE // ROWS * repeats](fill=0)
+    # All loads are under way before the first of them is needed.
+    comptime for turn in range(GPU_TILE // ROWS):
+        comptime for half in range(repeats):
+            var i = lane + half * LANES
+            var j = first + turn * ROWS
+            if i < tile.rows and j < tile.columns:
+                values[turn * repeats + half] = x[
+                    unsafe_offset=tile.source + j * pitch + i
+                ]
+    comptime for turn in range(GPU_TILE // ROWS):
+        comptime for half in range(repeats):
+            shared[
+                unsafe_offset=(first + turn * ROWS) * pitch_shared
+                + lane
+                + half * LANES
+            ] = values[turn * repeats + half]
     barrier()
-    if lane < tile.across:
-        for i in range(Int(thread_idx.y), tile.down, ROWS):
-            y[unsafe_offset=tile.target + i * step + lane] = shared[
-                unsafe_offset=lane * (TILE + 1) + i
-            ]
+    comptime for turn in range(GPU_TILE // ROWS):
+        comptime for half in range(repeats):
+            var i = first + turn * ROWS
+            var j = lane + half * LANES
+            if i < tile.rows and j < tile.columns:
+                y[unsafe_offset=tile.target + i * step + j] = shared[
+                    unsafe_offset=j * pitch_shared + i
+                ]
+
+
+def narrow_transpose_kernel[
+    dtype: DType, few_columns: Bool
+](y: Ptr[dtype], x: Ptr[dtype], tiling: Tiling):
+    """A thread moves a row of few columns, or a column of few rows: a warp's accesses are one run of memory on the long side
+    and fill one on the other.
+    """
+    var tile = tiling.tile(Int32(block_idx.x))
+    var lane = Int(thread_idx.x)
+    var step = tiling.permutation.step
+    var pitch = tiling.permutation.pitch
+    var count = tile.columns if few_columns else tile.rows
+    if lane >= (tile.rows if few_columns else tile.columns):
+        return
+    comptime if few_columns:
+        tile.source += lane
+        tile.target += lane * step
+        step = 1
+    else:
+        tile.source += lane * pitch
+        tile.target += lane
+        pitch = 1
+    var values = Array[Scalar[dtype], NARROW](fill=0)
+    # All loads are under way before the first of them is needed.
+    comptime for i in range(NARROW):
+        if i < count:
+            values[i] = x[unsafe_offset=tile.source + i * pitch]
+    comptime for i in range(NARROW):
+        if i < count:
+            y[unsafe_offset=tile.target + i * step] = values[i]
 
 
 @no_inline
@@ -167,10 +269,25 @@ def transpose_gpu[
 ](
     y: Ptr[dtype], x: Ptr[dtype], permutation: Permutation, ctx: DeviceContext
 ) raises:
+    comptime for few_columns in [True, False]:
+        var few = permutation.columns if few_columns else permutation.rows
+        if few <= NARROW:
+            var tiling = Tiling(
+                permutation, NARROW_THREADS, NARROW
+            ) if few_columns else Tiling(permutation, NARROW, NARROW_THREADS)
+            ctx.enqueue_function[narrow_transpose_kernel[dtype, few_columns]](
+                y,
+                x,
+                tiling,
+                grid_dim=tiling.count(),
+                block_dim=NARROW_THREADS,
+            )
+            return
+    var tiling = Tiling(permutation, GPU_TILE, GPU_TILE)
     ctx.enqueue_function[transpose_kernel[dtype]](
         y,
         x,
-        permutation,
-        grid_dim=permutation.tiles(),
-        block_dim=(TILE, ROWS),
+        tiling,
+        grid_dim=tiling.count(),
+        block_dim=(LANES, ROWS),
     )

@@ -57,6 +57,8 @@ CASES: dict[str, Case] = {
     "tiles of bfloat16": (lambda x: x.transpose(1, 2).contiguous(), digits((3, 300, 264), dtype=torch.bfloat16)),
     "tiles of int64": (lambda x: x.permute(2, 1, 0).contiguous(), digits((100, 9, 80), dtype=torch.int64)),
     "tiles of bool": (lambda x: (x > 0).permute(2, 0, 3, 1).contiguous(), digits((10, 33, 20, 40))),
+    "tiles of few columns": (lambda x: x.permute(0, 2, 3, 1).contiguous(), digits((4, 3, 130, 131))),
+    "tiles of few rows": (lambda x: x.permute(0, 3, 1, 2).contiguous(), digits((4, 130, 131, 3), dtype=torch.bfloat16)),
     "slices transposed": (lambda x: x[:, 2:, 1:].transpose(0, 2) + 1, digits((5, 7, 24))),
 }  # fmt: skip
 
