@@ -85,6 +85,18 @@ def ready(device: torch.device) -> Iterator[None]:
     _load(building.result(), target_facts(device)["device"])
 
 
+def load(device: torch.device) -> None:
+    """Loads what graphs on `device` call, built now or by whoever builds it already.
+
+    MAX computes what depends on constants alone when it initializes a graph: the kernels must be there by then.
+
+    Raises:
+        MaxBackendError: a kernel does not compile, or its library cannot be loaded.
+    """
+    if wanted := _missing(device):
+        _load(build(wanted, device), target_facts(device)["device"])
+
+
 def unbuilt(device: torch.device) -> list[Function]:
     """What graphs on `device` call and neither this process nor the cache has."""
     return [each for each in _missing(device) if not cache.has(LIBRARIES, _facts(each, device))]

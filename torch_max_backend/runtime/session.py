@@ -179,6 +179,7 @@ def load(artifact: Path, device: torch.device, names: Sequence[str]) -> dict[str
     if is_virtual_device_mode():
         # It can be compiled for, but not run on: who calls such a graph is told that it is not there.
         return {name: cast(Model, None) for name in names}
+    libraries.load(device)
     with _lock:
         models = session(device).init_all(read_artifact(artifact))
     if len(models) != len(names):
@@ -201,6 +202,8 @@ def _compile(
         finally:
             set_virtual_cpu_target("")
     keep(facts, compiled.export_mef)
+    if not is_virtual_device_mode():
+        libraries.load(device)
     with _lock:
         return dict(zip(names, engine.init_all(compiled).values(), strict=True))
 
