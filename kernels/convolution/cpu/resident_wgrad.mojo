@@ -28,6 +28,8 @@ from .wgrad import (
     first_lanes,
 )
 
+# Sums of more pixels cost so much that another copy of dw does not matter.
+comptime MOST_PIXELS = 1024
 # Bytes of a tile of dw: it stays in the L2 cache beside the packed operands.
 comptime SUMS_BYTES = 256 * 1024
 # Pixels that are packed at once where they are taken by position.
@@ -498,6 +500,8 @@ def resident_wgrad_can_implement[
     comptime bytes = size_of[acc_type]()
     if not g.taps_inside:
         return String("sums in dw itself cost less where its order is theirs")
+    if g.output_pixels() > MOST_PIXELS:
+        return String(t"beside {g.output_pixels()} pixels a copy costs little")
     if g.w_size() * bytes <= SMALL_SUMS_BYTES:
         return String(
             t"dw of {g.w_size()} elements stays in the cache as a whole"

@@ -18,8 +18,10 @@ from ..problem import ConvolutionProblem
 from .microkernel import outer_tile
 from .pack import write_filter
 
-# Pixels of one block: a packed tile of columns (block * 48 values) fits the L1 cache beside dy's tile.
-comptime BLOCK_PIXELS = 128
+# Most pixels of one block: a packed tile of columns (block * 48 values) fits the L1 cache beside dy's tile.
+comptime BLOCK_PIXELS = 144
+# Bytes of packed columns that few pixels have at once.
+comptime COLUMNS_BYTES = 64 * 1024
 # Vectors of columns in a tile, and dy channels that meet them: 24 accumulators.
 comptime TILE_VECTORS = 3
 comptime TILE_ROWS = 8
@@ -222,12 +224,21 @@ def _tile[
     count: Int,
     rows: Int,
     lanes: Int,
+    first: Bool,
 ):
-    """Adds one block's product to a tile of sums, `rows` rows of `pitch` values by `lanes` columns.
+    """Adds one block's product to a tile of sums, `rows` rows of `pitch` values by `lanes` columns; the `first` block's
+    is stored.
     """
     comptime size = TILE_ROWS * vectors
     var acc = Array[SIMD[acc_type, width], size](fill=0)
     outer_tile[acc_type, width, TILE_ROWS, vectors](acc, a, b, count)
+    if rows >= TILE_ROWS and lanes == vectors * width and first:
+        comptime for row in range(TILE_ROWS):
+            comptime for v in range(vectors):
+                sums.unsafe_offset(row * pitch + v * width).unsafe_store(
+                    acc[row * vectors + v]
+                )
+        return
     if rows >= TILE_ROWS and lanes == vectors * width:
         comptime for row in range(TILE_ROWS):
             comptime for v in range(vectors):
@@ -241,9 +252,10 @@ def _tile[
         spill[i] = acc[i]
     for row in range(min(rows, TILE_ROWS)):
         for i in range(lanes):
-            sums[unsafe_offset=row * pitch + i] += spill[
-                row * vectors + i // width
-            ][i % width]
+            var value = spill[row * vectors + i // width][i % width]
+            if not first:
+                value += sums[unsafe_offset=row * pitch + i]
+            sums[unsafe_offset=row * pitch + i] = value
 
 
 @no_inline
@@ -269,43 +281,73 @@ def _slice[
     var kg = g.group_k()
     var pitch = g.taps() * g.group_c()
     var runs = _runs(g)
-    for pixel in range(first, last, BLOCK_PIXELS):
-        var count = min(BLOCK_PIXELS, last - pixel)
+    # Equal blocks: each one reads and writes all sums.
+    var blocks = ceildiv(last - first, BLOCK_PIXELS)
+    for block in range(blocks):
+        var pixel = first + (last - first) * block // blocks
+        var count = first + (last - first) * (block + 1) // blocks - pixel
+        var stores = pixel == first
+        # Of few pixels many tiles are packed at once: rows of sums are then written from front to back.
+        var tile_size = count * tile_columns
+        var together = columns_together[acc_type](count) * tile_columns
         for group in range(g.groups):
             _pack_rows[dtype, acc_type](
                 packed_dy, dy.unsafe_offset(group * kg), g.k, kg, pixel, count
             )
-            for column in range(first_column, last_column, tile_columns):
-                var lanes = min(tile_columns, last_column - column)
-                var vectors = ceildiv(lanes, width)
+            for start in range(first_column, last_column, together):
+                var stop = min(start + together, last_column)
+                var live = False
+                for column in range(start, stop, tile_columns):
+                    var lanes = min(tile_columns, stop - column)
+                    var any = _pack_columns[dtype, acc_type, width](
+                        packed_x.unsafe_offset(
+                            (column - start) // tile_columns * tile_size
+                        ),
+                        x,
+                        g,
+                        runs,
+                        group,
+                        pixel,
+                        count,
+                        column,
+                        lanes,
+                        ceildiv(lanes, width) * width,
+                    )
+                    live = live or any
                 # Wide dilations keep whole blocks of a tap in the padding.
-                if not _pack_columns[dtype, acc_type, width](
-                    packed_x,
-                    x,
-                    g,
-                    runs,
-                    group,
-                    pixel,
-                    count,
-                    column,
-                    lanes,
-                    vectors * width,
-                ):
+                if not live and not stores:
                     continue
                 for row in range(0, kg, TILE_ROWS):
-                    comptime for size in range(1, TILE_VECTORS + 1):
-                        if vectors == size:
-                            _tile[acc_type, width, size](
-                                sums.unsafe_offset(
-                                    (group * kg + row) * pitch + column
-                                ),
-                                pitch,
-                                packed_dy.unsafe_offset(row * count),
-                                packed_x,
-                                count,
-                                kg - row,
-                                lanes,
-                            )
+                    for column in range(start, stop, tile_columns):
+                        var lanes = min(tile_columns, stop - column)
+                        var vectors = ceildiv(lanes, width)
+                        comptime for size in range(1, TILE_VECTORS + 1):
+                            if vectors == size:
+                                _tile[acc_type, width, size](
+                                    sums.unsafe_offset(
+                                        (group * kg + row) * pitch + column
+                                    ),
+                                    pitch,
+                                    packed_dy.unsafe_offset(row * count),
+                                    packed_x.unsafe_offset(
+                                        (column - start)
+                                        // tile_columns
+                                        * tile_size
+                                    ),
+                                    count,
+                                    kg - row,
+                                    lanes,
+                                    stores,
+                                )
+
+
+def columns_together[acc_type: DType](count: Int) -> Int:
+    """Tiles of columns that are packed at once for `count` pixels."""
+    comptime tile_columns = TILE_VECTORS * simd_width_of[acc_type]()
+    return max(
+        1,
+        COLUMNS_BYTES // (max(1, count) * tile_columns * size_of[acc_type]()),
+    )
 
 
 def _packed_dy_elements(g: ConvolutionProblem) -> Int:
@@ -339,7 +381,10 @@ def wgrad_gemm_cpu[
     var partials = unsafe_alloc[Scalar[acc_type]](
         max(1, extra * size), alignment=64
     )
-    var scratch = BLOCK_PIXELS * tile_columns + _packed_dy_elements(g)
+    var packed_columns = max(
+        BLOCK_PIXELS * tile_columns, COLUMNS_BYTES // size_of[acc_type]()
+    )
+    var scratch = packed_columns + _packed_dy_elements(g)
     var buffers = unsafe_alloc[Scalar[acc_type]](
         workers * scratch, alignment=64
     )
@@ -356,13 +401,11 @@ def wgrad_gemm_cpu[
     @always_inline
     def reduce(worker: Int) {imm}:
         var packed_x = buffers.unsafe_offset(worker * scratch)
-        var packed_dy = packed_x.unsafe_offset(BLOCK_PIXELS * tile_columns)
+        var packed_dy = packed_x.unsafe_offset(packed_columns)
         if slices > 1:
             if worker < slices:
-                var sums = sums_of(worker)
-                unsafe_memset_zero(sums, size)
                 _slice[dtype](
-                    sums,
+                    sums_of(worker),
                     x,
                     dy,
                     g,
@@ -378,13 +421,8 @@ def wgrad_gemm_cpu[
         var last = min(columns, tiles * (worker + 1) // workers * tile_columns)
         if first == last:
             return
-        var sums = sums_of(0)
-        for k in range(g.k):
-            unsafe_memset_zero(
-                sums.unsafe_offset(k * columns + first), last - first
-            )
         _slice[dtype](
-            sums, x, dy, g, 0, pixels, first, last, packed_x, packed_dy
+            sums_of(0), x, dy, g, 0, pixels, first, last, packed_x, packed_dy
         )
 
     @always_inline
@@ -406,8 +444,11 @@ def wgrad_gemm_cpu[
                     g.taps_inside,
                 )
 
-    sync_parallelize(reduce, workers)
-    if slices > 1 or not in_place:
+    if pixels == 0:
+        unsafe_memset_zero(dw, size)
+    else:
+        sync_parallelize(reduce, workers)
+    if pixels > 0 and (slices > 1 or not in_place):
         sync_parallelize(finish, workers)
     buffers.unsafe_free()
     partials.unsafe_free()
