@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from benchmarks import RESULTS
+from benchmarks.training_zoo import ratio
 
 PASSES = {"fprop": "forward", "dgrad": "data gradient", "wgrad": "weight gradient"}
 CPU_PASSES = ("forward", "grad_input", "grad_weight")
@@ -165,6 +166,32 @@ def training_steps() -> str:
                 for number, (who, seconds) in enumerate(captured.items())
             ]
     header = ["model", "backend", "step, ms", "images/s", "our time over it", "first step, s"]
+    return grid(header, rows) + origin(*names)
+
+
+def training_zoo() -> str:
+    """One row for each model; the last one of each kind and batch is its geometric mean."""
+    names = sorted(path.stem for path in RESULTS.glob("training_zoo_*.json"))
+    others = ("eager", "eager, channels_last", "inductor")
+    rows = []
+    for name in names:
+        groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
+        for row in read(name)["rows"]:
+            groups.setdefault((row["amp"], row["batch"]), []).append(row)
+        for (amp, batch), steps in groups.items():
+            dtype = "float32" if amp == "none" else f"{amp} autocast"
+            for number, row in enumerate(steps):
+                seconds = row["median_seconds"]
+                size = "x".join(map(str, row["shape"]))
+                rows.append([
+                    f"{dtype}, batch {batch}" if number == 0 else "",
+                    f"{row['model']}, {size}",
+                    *(f"{seconds[who] * 1e3:.1f}" if who in seconds else "" for who in ("max", *others)),
+                    f"{ratio(row):.2f}",
+                ])  # fmt: skip
+            if len(steps) > 1:
+                rows.append(["", "geometric mean", "", "", "", "", mean(map(ratio, steps))])
+    header = ["kind", "model", "ours, ms", "eager, ms", "channels_last, ms", "Inductor, ms", "ours over the best"]
     return grid(header, rows) + origin(*names)
 
 
@@ -341,8 +368,8 @@ def compile_cost() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
-        summary, training_steps, commands, gpu_tests, convolution_any_gpu, convolution_cpu, convolution_workspace,
-        convolution_hopper, convolution_epilogue, convolution_sanitizer, pooling_gpu, pooling_cpu, pooling_memory,
-        attention, compile_cost, first_steps, host_time,
+        summary, training_steps, training_zoo, commands, gpu_tests, convolution_any_gpu, convolution_cpu,
+        convolution_workspace, convolution_hopper, convolution_epilogue, convolution_sanitizer, pooling_gpu,
+        pooling_cpu, pooling_memory, attention, compile_cost, first_steps, host_time,
     )
 }  # fmt: skip

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import inspect
 import os
 import statistics
 import time
@@ -39,8 +41,10 @@ def drawn(model: str, batch: int, size: int, device: torch.device) -> tuple[nn.M
     if size:
         shape = (*shape[:-2], size, size)
     torch.manual_seed(0)
-    made = make().to(device)
-    return made, torch.randn(batch, *shape, device=device), torch.randint(0, 10, (batch,), device=device)
+    takes_size = size and "img_size" in inspect.signature(make).parameters
+    made = (functools.partial(make, img_size=size) if takes_size else make)().to(device)
+    labels = torch.randint(0, 2, (batch, *shape[1:])) if model in zoo.PIXELWISE else torch.randint(0, 10, (batch,))
+    return made, torch.randn(batch, *shape, device=device), labels.to(device)
 
 
 def stepper(

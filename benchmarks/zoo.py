@@ -1,8 +1,8 @@
 """The vision models that tests and benchmarks train: the published architectures, with width and size to choose.
 
 LeNet-5 (LeCun 1998), VGG-11 (Simonyan 2014), ResNet-18 and -50 (He 2015), UNet (Ronneberger 2015), MobileNetV2
-(Sandler 2018), a small 3-D CNN, an MLP, the digits example's network. ``width`` scales every channel count; 1.0 is the
-published one.
+(Sandler 2018), R3D-18 (Tran 2018), a small 3-D CNN, an MLP, the digits example's network. ``width`` scales every
+channel count; 1.0 is the published one. EfficientNet-B0, ConvNeXt-T and ViT-S are timm's.
 """
 
 from __future__ import annotations
@@ -240,6 +240,45 @@ class UNet(nn.Module):
         return self.head(x)
 
 
+class _Basic3d(nn.Module):
+    def __init__(self, inputs: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv3d(inputs, channels, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm3d(channels)
+        self.conv2 = nn.Conv3d(channels, channels, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm3d(channels)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != channels:
+            self.shortcut = nn.Sequential(nn.Conv3d(inputs, channels, 1, stride, bias=False), nn.BatchNorm3d(channels))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+
+
+class R3d18(nn.Module):
+    """R3D-18 on clips [N, 3, T, H, W]: ResNet-18 with filters over time, without a first pooling."""
+
+    def __init__(self, width: float = 1.0, classes: int = 400) -> None:
+        super().__init__()
+        channels = scaled(64, width)
+        self.stem = nn.Sequential(
+            nn.Conv3d(3, channels, (3, 7, 7), (1, 2, 2), (1, 3, 3), bias=False), nn.BatchNorm3d(channels),
+            nn.ReLU(inplace=True),
+        )  # fmt: skip
+        stages: list[nn.Module] = []
+        inputs = channels
+        for stage in range(4):
+            out = scaled(64 * 2**stage, width)
+            stages += [_Basic3d(inputs, out, 2 if stage else 1), _Basic3d(out, out, 1)]
+            inputs = out
+        self.stages = nn.Sequential(*stages)
+        self.classifier = nn.Linear(inputs, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.stages(self.stem(x)).mean((2, 3, 4)))
+
+
 class VideoNet(nn.Module):
     """A small 3-D CNN on clips [N, 3, T, H, W]."""
 
@@ -256,7 +295,28 @@ class VideoNet(nn.Module):
         return self.classifier(self.features(x).flatten(1))
 
 
-#: By name, at full size: the model and the shape of one input.
+def timm_model(name: str, **options: int) -> nn.Module:
+    """One of timm's models, with random weights."""
+    import timm
+
+    return timm.create_model(name, **options)
+
+
+def efficientnet_b0() -> nn.Module:
+    """EfficientNet-B0 (Tan 2019)."""
+    return timm_model("efficientnet_b0")
+
+
+def convnext_tiny() -> nn.Module:
+    """ConvNeXt-T (Liu 2022)."""
+    return timm_model("convnext_tiny")
+
+
+def vit_small(img_size: int = 224) -> nn.Module:
+    """ViT-S with patches of 16x16 (Dosovitskiy 2020, Touvron 2020); its positions depend on the image's size."""
+    return timm_model("vit_small_patch16_224", img_size=img_size)
+
+
 def digits() -> nn.Module:
     """The network of examples/train_digits.py, from there."""
     folder = Path(__file__).parents[1] / "examples"
@@ -268,13 +328,21 @@ def digits() -> nn.Module:
         sys.path.remove(str(folder))
 
 
+#: By name, at full size: the model and the shape of one input.
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "vgg11": (vgg11, (3, 224, 224)),
     "vgg16": (vgg16, (3, 224, 224)),
     "resnet18": (resnet18, (3, 224, 224)),
     "resnet50": (resnet50, (3, 224, 224)),
     "mobilenetv2": (MobileNetV2, (3, 224, 224)),
+    "efficientnet_b0": (efficientnet_b0, (3, 224, 224)),
+    "convnext_tiny": (convnext_tiny, (3, 224, 224)),
+    "vit_small": (vit_small, (3, 224, 224)),
     "unet": (UNet, (3, 256, 256)),
+    "r3d18": (R3d18, (3, 16, 112, 112)),
     "video": (VideoNet, (3, 16, 112, 112)),
     "digits": (digits, (1, 8, 8)),
 }
+
+PIXELWISE: frozenset[str] = frozenset({"unet"})
+"""Models that put every pixel into a class."""

@@ -1,0 +1,104 @@
+"""Training steps of nine vision models beside eager PyTorch and Inductor, one table for a machine.
+
+    python -m benchmarks training_zoo [--batch 8 ...] [--amp none ...] [--model resnet18 ...] [--json FILE]
+
+Every row is a run of ``training_step`` in a process of its own, on small images. The best contender is the fastest of
+eager PyTorch in either memory format and Inductor. A row that fails is reported and left out.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from torch_max_backend.bench import results
+
+#: By model, height and width of an image; 0 for the model's own.
+SIZES: dict[str, int] = {
+    "digits": 0, "resnet18": 64, "resnet50": 64, "mobilenetv2": 64, "efficientnet_b0": 64, "convnext_tiny": 64,
+    "vit_small": 64, "unet": 64, "r3d18": 48,
+}  # fmt: skip
+
+
+def ratio(row: dict[str, Any]) -> float:
+    """Our time over the best contender's."""
+    seconds = row["median_seconds"]
+    return seconds["max"] / min(value for name, value in seconds.items() if name != "max")
+
+
+def _step(model: str, batch: int, amp: str, device: str, steps: int) -> dict[str, Any] | None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "step.json"
+        command = [
+            sys.executable, "-m", "benchmarks", "training_step", "--model", model, "--batch", str(batch),
+            "--size", str(SIZES[model]), "--device", device, "--amp", amp, "--steps", str(steps), "--json", str(file),
+        ]  # fmt: skip
+        if subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode:
+            return None
+        return json.loads(file.read_text())
+
+
+def measure(
+    batch: Annotated[list[int], typer.Option(min=1)] = [8],  # noqa: B006
+    amp: Annotated[list[str], typer.Option(help="none or bf16")] = ["none"],  # noqa: B006
+    model: Annotated[list[str], typer.Option(help=f"one of {', '.join(SIZES)}")] = list(SIZES),  # noqa: B006
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    steps: Annotated[int, typer.Option(min=1)] = 10,
+    json_file: Annotated[Path | None, typer.Option("--json", help="where the figures go")] = None,
+) -> None:
+    """Measures and prints."""
+    unknown = set(model) - set(SIZES)
+    if unknown:
+        raise typer.BadParameter(f"--model is one of {', '.join(SIZES)}, not {sorted(unknown)[0]!r}")
+    kept = ("model", "batch", "shape", "amp", "load_average", "median_seconds", "first_step_seconds")
+    rows: list[dict[str, Any]] = []
+    failed: list[str] = []
+    console = Console()
+    table = Table("model", "batch", "amp", "ours, ms", "best other, ms", "ratio")
+    for kind in amp:
+        for images in batch:
+            for name in model:
+                found = _step(name, images, kind, device, steps)
+                if found is None:
+                    failed.append(f"{name}, batch {images}, amp {kind}")
+                    console.print(f"{failed[-1]}: failed")
+                    continue
+                row = {key: found[key] for key in kept}
+                rows.append(row)
+                seconds = dict(row["median_seconds"])
+                words = [
+                    name,
+                    str(images),
+                    kind,
+                    f"{seconds.pop('max') * 1e3:.1f}",
+                    f"{min(seconds.values()) * 1e3:.1f}",
+                ]
+                console.print(" ".join([*words, f"{ratio(row):.2f}"]))
+                table.add_row(*words, f"{ratio(row):.2f}")
+    console.print(table)
+    if rows:
+        console.print(
+            f"geometric mean {statistics.geometric_mean(map(ratio, rows)):.2f}, worst {max(map(ratio, rows)):.2f}"
+        )
+    if json_file is not None:
+        facts = {"steps": steps, "torch_threads": torch.get_num_threads(), "failed": failed}
+        results.write(json_file, {**facts, **results.provenance(torch.device(device)), "rows": rows})
+
+
+def main() -> None:
+    """Reads the options."""
+    typer.run(measure)
+
+
+if __name__ == "__main__":
+    main()
