@@ -106,6 +106,19 @@ def host_time() -> str:
     return grid(["call", *parts], rows) + origin("host_time_cpu")
 
 
+def optimizer_steps() -> str:
+    names = sorted(path.stem for path in RESULTS.glob("optimizer_step_*.json"))
+    who = ("max", "inductor", "eager foreach", "eager fused")
+    rows = []
+    for name in names:
+        document = read(name)
+        for row in document["rows"]:
+            times = [f"{row['milliseconds'][each]:.1f}" for each in who]
+            counts = [str(row[each]) for each in ("launches", "copies")]
+            rows.append([f"{document['model']}, {row['optimizer']}", *counts, *times])
+    return grid(["step", "launches", "copies", *(f"{each}, ms" for each in who)], rows) + origin(*names)
+
+
 def summary() -> str:
     """The README's figures."""
     steps = {
@@ -371,5 +384,6 @@ TABLES: dict[str, Callable[[], str]] = {
         summary, training_steps, training_zoo, commands, gpu_tests, convolution_any_gpu, convolution_cpu,
         convolution_workspace, convolution_hopper, convolution_epilogue, convolution_sanitizer, pooling_gpu,
         pooling_cpu, pooling_memory, attention, compile_cost, first_steps, host_time,
+        optimizer_steps,
     )
 }  # fmt: skip

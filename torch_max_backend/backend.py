@@ -21,6 +21,7 @@ from torch_max_backend.decompositions import decompositions
 from torch_max_backend.errors import MaxBackendError, OptionError
 from torch_max_backend.graph.compiler import CompiledGraph, compile_graph
 from torch_max_backend.graph.pool_offsets import keep_small_offsets
+from torch_max_backend.graph.saved import forget_running_statistics
 from torch_max_backend.graph.sized import SizedGraph, at_hints, is_sized
 from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.options import Options
@@ -138,7 +139,8 @@ def _through_aot(gm: GraphModule, example_inputs: Sequence[Any], compilation: _C
 
 def _partition(joint: GraphModule, *args: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
     """The joint graph in a forward and a backward part; cheap values are computed again rather than kept."""
-    return min_cut_rematerialization_partition(keep_small_offsets(joint), *args, **kwargs)
+    joint = forget_running_statistics(keep_small_offsets(joint))
+    return min_cut_rematerialization_partition(joint, *args, **kwargs)
 
 
 class _Compilation:

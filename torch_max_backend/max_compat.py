@@ -9,7 +9,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO, TypeVar
 
 from max import mlir
@@ -28,8 +28,9 @@ from max._mlir_context import default_mlir_context as _default_mlir_context
 from max._mlir_context import in_default_mlir_context as _in_default_mlir_context
 from max.driver import Buffer, Device
 from max.engine import Model
-from max.graph import Graph, KernelLibrary, Module, TensorValue
+from max.graph import DeviceRef, Graph, KernelLibrary, Module, TensorType, TensorValue
 from max.graph.ops.elementwise import _trunc_div
+from max.mlir.dialects import mo as _mlir_mo
 from mojo.run import _mojo_env
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -76,6 +77,27 @@ def erase(graph: Graph) -> None:
 def add_op(graph: Graph, op: type[Any], **operands: Any) -> list[Any]:
     """Adds an operation in a form for which max.graph.ops has no function; its results."""
     return graph._add_op_generated(op, **operands)
+
+
+def add_call(
+    graph: Graph,
+    symbol: str,
+    device: DeviceRef,
+    operands: Sequence[TensorValue],
+    types: Sequence[TensorType],
+    parameters: Mapping[str, Any],
+) -> list[TensorValue]:
+    """Adds a custom op that no kernel library has: ``max.graph.ops.custom`` asks for one. MAX cannot compile it."""
+    results, op = graph._add_op_get_op_with_results(
+        _mlir_mo.custom, [each.to_mlir() for each in types], list(operands), symbol=mlir.StringAttr.get(symbol)
+    )
+    op.parameters = mlir.DictAttr.get({
+        name: mlir.StringAttr.get(value) if isinstance(value, str)
+        else mlir.IntegerAttr.get(mlir.IndexType.get(), value)
+        for name, value in parameters.items()
+    })  # fmt: skip
+    op.device = mlir.Attribute._CAPICreate(device.to_mlir()._CAPIPtr)
+    return [result.tensor for result in results]
 
 
 def owner_of(value: TensorValue) -> Any:

@@ -71,6 +71,9 @@ assert_size_stride: Callable[..., None] = _assert_size_stride
 #: Copies a list of tensors into another in one call; documented, underscore and all.
 copy_all: Callable[[list[torch.Tensor], list[torch.Tensor]], object] = torch._foreach_copy_
 
+#: Tells autograd that tensors have been written to; documented, and takes several at once.
+written_to: Callable[[list[torch.Tensor]], object] = torch.autograd.graph.increment_version
+
 #: Makes generated code take its arguments in a list and empty it; None where PyTorch has it not.
 boxed_code: Callable[[], Any] | None = getattr(_fx_graph, "_BoxedCodeGen", None)
 

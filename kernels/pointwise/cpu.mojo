@@ -9,12 +9,13 @@ comptime SMALLEST_SHARE = 16384
 
 
 @always_inline
-def _walk[
+def walk[
     count: Int,
     dims: Int,
     run: def[width: Int](Operands[count, dims], Place[dims]) thin -> None,
     vector: Int,
 ](operands: Operands[count, dims], first: Int, last: Int):
+    """Computes the elements [first, last)."""
     comptime inner = dims - 1
     var i = first
     while i < last:
@@ -44,7 +45,7 @@ def pointwise_cpu[
     """Computes `size` elements of each result."""
     var workers = max(1, min(worker_count(), size // SMALLEST_SHARE))
     if workers == 1:
-        _walk[count, dims, run, vector](operands, 0, size)
+        walk[count, dims, run, vector](operands, 0, size)
         return
     # Shares begin at a whole vector, so that no two cores write to one line of the cache.
     var vectors = size // vector
@@ -55,6 +56,6 @@ def pointwise_cpu[
         var last = vectors * (worker + 1) // workers * vector
         if worker == workers - 1:
             last = size
-        _walk[count, dims, run, vector](operands, first, last)
+        walk[count, dims, run, vector](operands, first, last)
 
     sync_parallelize(task, workers)

@@ -11,7 +11,8 @@ from max.gpu.host.info import is_cpu
 from ..arithmetic import Divisor
 from ..library import Arguments, Operand
 from .cpu import pointwise_cpu
-from .gpu import MOST, Batch, many_gpu, pointwise_gpu
+from .gpu import pointwise_gpu
+from .many import Table, many_cpu, many_gpu, words_of_tensors
 from .program import MOST_BYTES, Operands, Place
 
 
@@ -74,25 +75,20 @@ def pointwise[
 
 def pointwise_many[
     target: StaticString,
-    run: def[width: Int](Operands[2, 1], Place[1]) thin -> None,
+    count: Int,
+    run: def[width: Int](Operands[count, 1], Place[1]) thin -> None,
     vector: Int,
+    ordered: Int,
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """One program of one input over many pairs of tensors: their number, then result, input and size of each.
+    """One program over the tensors of a table (many.mojo), which comes behind its length.
+
+    `ordered` has a bit for each of a tensor's operands that is read or written in order; the others are one number.
     """
-    var left = arguments.take_word()
-    while left > 0:
-        var batch = Batch()
-        var count = min(left, MOST)
-        for pair in range(count):
-            batch.data[2 * pair] = arguments.take_word()
-            batch.data[2 * pair + 1] = arguments.take_word()
-            batch.sizes[pair] = arguments.take_word()
-        comptime if is_cpu[target]():
-            for pair in range(count):
-                var operands = Operands[2, 1]()
-                operands.data[0] = batch.data[2 * pair]
-                operands.data[1] = batch.data[2 * pair + 1]
-                pointwise_cpu[2, 1, run, vector](operands, batch.sizes[pair])
-        else:
-            many_gpu[run, vector](batch, count, ctx)
-        left -= count
+    var tensors = arguments.take_word()
+    var words = words_of_tensors[count](arguments, tensors)
+    var table = Table[count](Int(words.unsafe_ptr()), tensors)
+    comptime if is_cpu[target]():
+        many_cpu[count, run, vector](table)
+    else:
+        many_gpu[count, run, vector, ordered](table, ctx)
+    _ = words^

@@ -38,9 +38,9 @@ struct PointwiseMany:
         var call = Call[1 + 3 * size]()
         call.append_word(size)
         comptime for pair in range(size):
+            call.append_word(inputs[pair].dim_size(0))
             call.append_word(Int(results[pair].unsafe_ptr()))
             call.append_word(Int(inputs[pair].unsafe_ptr()))
-            call.append_word(inputs[pair].dim_size(0))
         call.run[function](ctx)
 
 

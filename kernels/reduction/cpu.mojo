@@ -21,7 +21,7 @@ comptime BLOCK = 512
 
 
 @always_inline
-def _row[
+def row_values[
     acc: DType,
     kinds: Int,
     results: Int,
@@ -203,7 +203,7 @@ def reduction_cpu[
             var last = extents.reduced * (slice + 1) // slices
             comptime if rows:
                 var start = unit * extents.reduced
-                var values = _row[
+                var values = row_values[
                     acc, kinds, results, count, dims, run, vector
                 ](operands, start + first, start + last)
                 comptime for n in range(results):

@@ -9,9 +9,11 @@ from max.gpu.host.info import is_cpu
 
 from ..library import Arguments
 from ..pointwise.entries import operands_of
+from ..pointwise.many import Table, words_of_tensors
 from ..pointwise.program import MOST_BYTES, Operands, Place
 from .cpu import reduction_cpu
 from .gpu import reduction_gpu
+from .many import reduction_many_cpu, reduction_many_gpu
 from .scan import cumsum_cpu, cumsum_gpu
 from .values import Extents, Values
 
@@ -46,6 +48,35 @@ def reduction[
         reduction_gpu[
             acc, result, kinds, results, count, dims, run, vector, rows
         ](operands, extents, together % MOST_BYTES == 0, ctx)
+
+
+def reduction_many[
+    target: StaticString,
+    acc: DType,
+    result: DType,
+    kinds: Int,
+    results: Int,
+    count: Int,
+    run: def[width: Int](Operands[count, 1], Place[1]) thin -> Values[
+        acc, width, results
+    ],
+    vector: Int,
+    ordered: Int,
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    """One program over the tensors of a table, each reduced as a whole; as `pointwise_many`.
+    """
+    var tensors = arguments.take_word()
+    var words = words_of_tensors[count](arguments, tensors)
+    var table = Table[count](Int(words.unsafe_ptr()), tensors)
+    comptime if is_cpu[target]():
+        reduction_many_cpu[acc, result, kinds, results, count, run, vector](
+            table
+        )
+    else:
+        reduction_many_gpu[
+            acc, result, kinds, results, count, run, vector, ordered
+        ](table, ctx)
+    _ = words^
 
 
 def cumsum[

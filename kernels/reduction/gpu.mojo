@@ -29,7 +29,7 @@ comptime MERGERS = 32
 
 
 @always_inline
-def _together[
+def together[
     acc: DType, kinds: Int, n: Int, width: Int
 ](value: SIMD[acc, width], stride: Int, members: Int) -> SIMD[acc, width]:
     """The values of `members` threads that lie `stride` apart, in the first of them; a power of two.
@@ -120,7 +120,7 @@ def reduce_rows_kernel[
             )
     var mine = values.across[kinds]()
     comptime for n in range(results):
-        var value = _together[acc, kinds, n, 1](mine.data[n], 1, Int(lanes))
+        var value = together[acc, kinds, n, 1](mine.data[n], 1, Int(lanes))
         if lane == 0 and row < Int(outer):
             _keep[acc, result, 1, n, count, dims](
                 operands, partials, row, Int(outer), slice, Int(slices), value
@@ -171,7 +171,7 @@ def reduce_columns_kernel[
                 )
             )
     comptime for n in range(results):
-        var value = _together[acc, kinds, n, width](
+        var value = together[acc, kinds, n, width](
             values.data[n], Int(across), rows
         )
         if y == 0 and column < Int(inner):
@@ -212,7 +212,7 @@ def merge_slices_kernel[
                 value = combined[kinds, n, acc, 1](
                     value, partials[unsafe_offset=first + slice]
                 )
-        value = _together[acc, kinds, n, 1](value, 1, MERGERS)
+        value = together[acc, kinds, n, 1](value, 1, MERGERS)
         if lane == 0 and output < Int(outputs):
             _keep[acc, result, 1, n, count, dims](
                 operands, partials, output, Int(outputs), 0, 1, value

@@ -22,13 +22,15 @@ Shape = tuple[int, ...]
 
 
 @in_mlir_context
-def text_of(function: Callable[..., Any], *shapes: Shape, dtype: torch.dtype = torch.float32) -> str:
-    """The graph of ``function`` over tensors of ``shapes``."""
+def text_of(
+    function: Callable[..., Any], *shapes: Shape, dtype: torch.dtype = torch.float32, listed: bool = False
+) -> str:
+    """The graph of ``function`` over tensors of ``shapes``, for MAX's compiler or for a launch list."""
     load_all()
     with FakeTensorMode():
         graph = make_fx(function)(*(torch.empty(shape, dtype=dtype) for shape in shapes))
     module = Module()
-    GraphBuilder(graph, "planned", module, session.kernel_library()).build()
+    GraphBuilder(graph, "planned", module, session.kernel_library(), listed=listed).build()
     return str(module._to_mlir_str())
 
 

@@ -69,6 +69,17 @@ def conversions(*tensors: Tensor) -> list[Tensor]:
     return [tensor.to(torch.int32) for tensor in tensors]
 
 
+def updates(step: Tensor, *tensors: Tensor) -> list[Tensor]:
+    """Adam's step over many tensors, their gradients' norms, and all of them one behind the other."""
+    found: list[Tensor] = []
+    for state, gradient, square in zip(tensors[::3], tensors[1::3], tensors[2::3], strict=True):
+        mean = aten.mul(square, 0.999) + gradient * gradient * 0.001
+        found += [state - gradient / (aten.sqrt(mean) + 1 / step), mean]
+    found += [aten.sum(gradient * gradient) for gradient in tensors[1::3]]
+    found.append(aten.cat([aten.reshape(each, [-1]) for each in tensors]))
+    return found
+
+
 def add_graphs(module: Module, dtypes: Sequence[DType]) -> None:
     """Adds the graphs, for the virtual device."""
     for dtype in dtypes:
@@ -81,6 +92,8 @@ def add_graphs(module: Module, dtypes: Sequence[DType]) -> None:
                 "numbers": make_fx(numbers)(*reading),
                 "reductions": make_fx(reductions)(*reading[:4], whole),
                 "conversions": make_fx(conversions)(*several),
+                "updates": make_fx(updates)(make(()), *(make((n, 3)) for n in range(1, 5) for _ in range(3))),
             }
         for name, graph in graphs.items():
-            GraphBuilder(graph, f"{name}_{dtype.name}", module, session.kernel_library()).build()
+            listed = name == "updates"
+            GraphBuilder(graph, f"{name}_{dtype.name}", module, session.kernel_library(), listed=listed).build()

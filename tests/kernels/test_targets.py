@@ -23,7 +23,7 @@ from torch_max_backend.mojo_ops import KERNELS_PATH
 ROOT = Path(__file__).resolve().parents[2]
 #: The Hopper family under its own names, with a tuning operand: the ordinary ops reach the same kernels. And ops that
 #: call generated programs, which elementwise.py's and hopper_epilogue.py's graphs reach.
-FORCED = re.compile(r"_sm90$|^pointwise_")
+FORCED = re.compile(r"_sm90$|^pointwise_|^concatenate$")
 PAIRS = (
     [(target, dtype.name) for target in TARGETS for dtype in DTYPES]
     if os.environ.get("TORCH_MAX_BACKEND_TARGETS") == "all"
@@ -57,7 +57,8 @@ def test_every_kernel_compiles(target: str, dtype: str) -> None:
     # The graphs of elementwise.py: several programs, some of them for many tensors, and reductions.
     assert len(report.programs) >= 12
     assert sum("reduction" in symbol for symbol in report.programs) >= 8
-    assert sum("pointwise_many" in symbol for symbol in report.programs) >= 1
+    assert sum("pointwise_many" in symbol for symbol in report.programs) >= 2
+    assert sum("reduction_many" in symbol for symbol in report.programs) >= 1
 
 
 @pytest.mark.parametrize("target", ["sm_90a"])

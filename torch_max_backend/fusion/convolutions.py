@@ -10,7 +10,7 @@ from max.driver import accelerator_architecture_name
 from max.dtype import DType
 from max.graph import DeviceRef
 
-from torch_max_backend.fusion.plan import Group
+from torch_max_backend.fusion.batches import Group
 from torch_max_backend.fusion.program import MOST_INPUTS, Layout, Program, generate_epilogue, layout_of
 from torch_max_backend.fusion.terms import Leaf, in_memory, is_view
 from torch_max_backend.fusion.values import Operation, Value

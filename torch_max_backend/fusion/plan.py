@@ -11,12 +11,15 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from max.dtype import DType
 from max.graph import DeviceRef
 
+from torch_max_backend.fusion.batches import MOST_AT_ONCE, Group, batches
 from torch_max_backend.fusion.movement import Concatenation, concatenation, transposition
 from torch_max_backend.fusion.program import MOST_INPUTS, layout_of, signature
 from torch_max_backend.fusion.terms import (
     CutAt,
+    Leaf,
     NotOneProgram,
     Terms,
     in_memory,
@@ -27,20 +30,13 @@ from torch_max_backend.fusion.terms import (
 from torch_max_backend.fusion.values import Operation, Value
 
 MOST_RESULTS = 3
-MOST_AT_ONCE = 1 << 24
-"""Larger arguments are not all converted at the graph's start: their copies would live through it."""
-
-
-@dataclass(frozen=True, eq=False)
-class Group:
-    """Roots of one program."""
-
-    terms: Terms
-
-    @property
-    def roots(self) -> tuple[Value, ...]:
-        """What it computes."""
-        return self.terms.roots
+_COSTS = {
+    **dict.fromkeys(("exp", "log", "log1p", "tanh", "erf", "sin", "cos"), 16),
+    **dict.fromkeys(("div", "sqrt", "rsqrt"), 4),
+}
+"""Of an operation on numbers, beside an addition."""
+_MOST_COST = 16
+"""Of a number that every vector computes again."""
 
 
 @dataclass
@@ -49,7 +45,7 @@ class Plan:
 
     Attributes:
         groups: programs of several results or inputs.
-        batches: programs that run one expression of one input over many tensors.
+        batches: programs that run one expression over many tensors.
         concatenations: of more tensors than a program takes.
     """
 
@@ -58,23 +54,28 @@ class Plan:
     concatenations: list[Concatenation]
 
 
-def plan(operations: Sequence[Operation], kept: Collection[Value], device: DeviceRef) -> Plan:
+def plan(operations: Sequence[Operation], kept: Collection[Value], device: DeviceRef, *, listed: bool) -> Plan:
     """Chooses the programs of a graph.
 
     Args:
         operations: of the graph, in their order.
         kept: the graph's results.
         device: that the graph computes on.
+        listed: the graph runs as a launch list, whose batches have any inputs and results; else they have one each.
     """
     fusible = {each for each in operations if is_fusible(each) and each.results[0].device == device}
     roots, terms = _roots(operations, fusible, kept)
     groups = [Group(terms[root]) for root in roots]
-    batches = _batches(groups, kept)
-    single = {group for batch in batches for group in batch}
     alone = [group for group in groups if transposition(group.terms, layout_of(group.terms)) is not None]
+    chosen = [] if listed else _pairs(groups, kept)
+    single = {group for batch in chosen for group in batch}
     joined = _Joiner([group for group in groups if group not in single], alone, roots, fusible).join()
+    if listed:
+        chosen = batches(joined, operations, fusible, kept)
+        single = {group for batch in chosen for group in batch}
+        joined = [group for group in joined if group not in single]
     found = [each for each in map(concatenation, operations) if each is not None and each.result.device == device]
-    return Plan(joined, batches, found)
+    return Plan(joined, chosen, found)
 
 
 def _roots(
@@ -93,7 +94,7 @@ def _roots(
         root = waiting.pop()
         try:
             found = Terms([root], roots, fusible)
-            cut = found.best_cut(MOST_INPUTS) if len(found.leaves) > MOST_INPUTS else None
+            cut = found.best_cut(MOST_INPUTS) if len(found.leaves) > MOST_INPUTS else _costly_number(found)
             if found.extents is not None and layout_of(found) is None:
                 cut = _reduced_from(root)
         except CutAt as error:
@@ -105,6 +106,24 @@ def _roots(
     terms = {root: Terms([root], roots, fusible) for root in sorted(roots, key=_position)}
     terms = {root: each for root, each in terms.items() if _fits(each)}
     return list(terms), terms
+
+
+def _costly_number(terms: Terms) -> Value | None:
+    """A number that would be computed again for every vector, at some cost: the last one of those."""
+    if terms.size == 1:
+        return None
+    costs: list[int] = []
+    found = None
+    for step in terms.steps:
+        operands = () if isinstance(step, Leaf) else step.operands
+        cost = sum(costs[operand] for operand in operands)
+        if operands and step.value.size == 1:
+            wide = 2 if step.value.dtype == DType.float64 else 1
+            cost += wide * _COSTS.get(step.name.rpartition(".")[2], 1)
+            if cost >= _MOST_COST and step.value not in terms.roots:
+                found = step.value
+        costs.append(cost if step.value.size == 1 else 0)
+    return found
 
 
 def _fits(terms: Terms) -> bool:
@@ -122,7 +141,7 @@ def _position(value: Value) -> int:
     return value.maker.position
 
 
-def _batches(groups: Sequence[Group], kept: Collection[Value]) -> list[list[Group]]:
+def _pairs(groups: Sequence[Group], kept: Collection[Value]) -> list[list[Group]]:
     """Groups of one expression over one input each, many at once: of arguments, or for the graph's results alone.
 
     They depend on nothing, or nothing depends on them.

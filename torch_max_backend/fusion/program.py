@@ -76,9 +76,10 @@ class Program:
         convolution: the entry's parameters that say which convolution's result the function gets.
         guards: how many of the operands are conditions.
         reduction: what is made of the function's values, where it has any.
+        ordered: of a program over many tensors, a bit for each operand that is no single number.
     """
 
-    entry: Literal["pointwise", "pointwise_many", "conv_pointwise", "reduction"]
+    entry: Literal["pointwise", "pointwise_many", "conv_pointwise", "reduction", "reduction_many"]
     target: Literal["cpu", "gpu"]
     body: str
     operands: int
@@ -87,6 +88,7 @@ class Program:
     convolution: str = ""
     guards: int = 0
     reduction: Reduction | None = None
+    ordered: int = 0
 
     @property
     def _name(self) -> str:
@@ -109,11 +111,14 @@ class Program:
         if self.convolution:
             counts = f"{self.convolution}, {self.operands}, {self.digits}"
             return f'{self.entry}["{self.target}", {counts}, _program_{self._name}]'
+        many = f"{self.operands}, _program_{self._name}, {self.vector}, {self.ordered}"
+        if self.entry == "reduction_many" and self.reduction is not None:
+            return f'reduction_many["{self.target}", {self.reduction.parameters}, {many}]'
         if self.reduction is not None:
             first = f'"{self.target}", {self.reduction.parameters}, {self.operands}, {self.digits}'
             return f"reduction[{first}, _program_{self._name}, {self.vector}, {self.guards}, {self.reduction.rows}]"
         if self.entry == "pointwise_many":
-            return f'pointwise_many["{self.target}", _program_{self._name}, {self.vector}]'
+            return f'pointwise_many["{self.target}", {many}]'
         counts = f"{self.operands}, {self.digits}, _program_{self._name}, {self.vector}, {self.guards}"
         return f'pointwise["{self.target}", {counts}]'
 
@@ -201,18 +206,24 @@ def _operands(terms: Terms) -> int:
     return len(terms.roots) + padded(len(terms.leaves)) + len(terms.guards)
 
 
-def generate_reduction(terms: Terms, layout: Layout, target: Literal["cpu", "gpu"]) -> Program:
-    """The program whose values are reduced to the results of ``terms``."""
-    extents, makers = terms.extents, [root.maker for root in terms.roots]
-    assert extents is not None
+def _reduction(terms: Terms) -> Reduction | None:
+    """What is made of the terms' values."""
+    if terms.extents is None:
+        return None
     result = terms.roots[0].dtype
     halves = (DType.bfloat16, DType.float16)
-    reduction = Reduction(
+    return Reduction(
         accumulated=DType.float32 if result in halves else result,
         result=result,
-        kinds=tuple(REDUCTIONS[maker.name] for maker in makers if maker is not None),
-        rows=extents.inner == 1,
+        kinds=tuple(REDUCTIONS[root.maker.name] for root in terms.roots if root.maker is not None),
+        rows=terms.extents.inner == 1,
     )
+
+
+def generate_reduction(terms: Terms, layout: Layout, target: Literal["cpu", "gpu"]) -> Program:
+    """The program whose values are reduced to the results of ``terms``."""
+    extents, reduction = terms.extents, _reduction(terms)
+    assert extents is not None and reduction is not None
     vector = vector_of(terms, target)
     together = extents.reduced if reduction.rows else extents.inner
     while target == "gpu" and together % vector:
@@ -231,9 +242,39 @@ def generate_reduction(terms: Terms, layout: Layout, target: Literal["cpu", "gpu
     )
 
 
-def generate_many(terms: Terms, target: Literal["cpu", "gpu"]) -> Program:
-    """The program that computes ``terms``, of one input that is read in order, over many tensors."""
-    return Program("pointwise_many", target, _body(terms, ["linear"]), 2, 1, vector_of(terms, target))
+def ways_of_many(terms: Terms) -> tuple[str, ...] | None:
+    """How each leaf is read by a program over many tensors: in order, or one number; None where one is read otherwise.
+
+    What is read in order may be a part of a larger tensor. What is reduced is a whole.
+    """
+    if terms.guards or (terms.extents is not None and terms.extents.reduced != terms.size):
+        return None
+    ways = []
+    for leaf in terms.leaves:
+        if leaf.map.digits == terms.identity.digits:
+            ways.append("linear")
+        elif all(digit[1] == 0 for digit in leaf.map.digits):
+            ways.append("same")
+        else:
+            return None
+    return tuple(ways)
+
+
+def many_signature(terms: Terms, ways: Sequence[str]) -> str:
+    """Equal for terms that one program over many tensors computes."""
+    reduction = _reduction(terms)
+    return _body(terms, list(ways), reduction=reduction) + (reduction.parameters if reduction else "")
+
+
+def generate_many(terms: Terms, ways: Sequence[str], target: Literal["cpu", "gpu"]) -> Program:
+    """The program that computes ``terms`` over many tensors."""
+    roots, reduction = len(terms.roots), _reduction(terms)
+    body, operands, vector = _body(terms, list(ways), reduction=reduction), roots + len(ways), vector_of(terms, target)
+    ordered = sum(1 << roots + n for n, way in enumerate(ways) if way == "linear")
+    if reduction is not None:
+        return Program("reduction_many", target, body, operands, 1, vector, reduction=reduction, ordered=ordered)
+    ordered += sum(1 << n for n in range(roots))
+    return Program("pointwise_many", target, body, operands, 1, vector, ordered=ordered)
 
 
 def generate_epilogue(terms: Terms, layout: Layout, handed: Leaf, convolution: str) -> Program | None:

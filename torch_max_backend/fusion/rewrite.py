@@ -10,9 +10,10 @@ import numpy as np
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType, TensorValue
 
+from torch_max_backend.fusion.batches import Group
 from torch_max_backend.fusion.convolutions import Absorbed, absorbed
 from torch_max_backend.fusion.movement import Concatenation, transposition, word_of
-from torch_max_backend.fusion.plan import Group, plan
+from torch_max_backend.fusion.plan import plan
 from torch_max_backend.fusion.program import (
     generate,
     generate_many,
@@ -20,19 +21,23 @@ from torch_max_backend.fusion.program import (
     geometry,
     layout_of,
     padded,
+    ways_of_many,
 )
 from torch_max_backend.fusion.scalars import is_elementwise
 from torch_max_backend.fusion.terms import MOVES, REDUCTIONS, RESHAPE
 from torch_max_backend.fusion.values import Value, read
 from torch_max_backend.ir import ops
-from torch_max_backend.max_compat import block_of, handle_of
+from torch_max_backend.max_compat import add_call, block_of, handle_of
 from torch_max_backend.mojo_ops.functions import require, require_function, target_of
 
+BATCH, PROGRAM = "pointwise_batch", "pointwise_program"
+"""Calls of a program over many tensors and of one over one, which launch lists alone have: they say for each input
+whether an element of it is read for the element at its own place alone."""
 _OP_INPUTS = (4, 12, 48)
 """Numbers of inputs that the ops of kernels/pointwise/ops.mojo have."""
 
 
-def fuse(graph: Graph, results: Sequence[TensorValue], device: DeviceRef) -> list[TensorValue]:
+def fuse(graph: Graph, results: Sequence[TensorValue], device: DeviceRef, *, listed: bool = False) -> list[TensorValue]:
     """Computes what is elementwise in ``graph`` by programs of a library instead of operations of MAX.
 
     MAX compiles every elementwise expression anew for each shape of each graph. A program is compiled once for a
@@ -42,24 +47,26 @@ def fuse(graph: Graph, results: Sequence[TensorValue], device: DeviceRef) -> lis
         graph: which is being built, in its context, and has no output yet.
         results: that it will return.
         device: that it computes on.
+        listed: the graph is to be a launch list: it gets calls that MAX could not compile.
 
     Returns:
         the results, of the same shapes and dtypes.
     """
     operations, values = read(graph)
     kept = [values[handle_of(result)] for result in results]
-    chosen = plan(operations, set(kept), device)
+    chosen = plan(operations, set(kept), device, listed=listed)
     made: dict[Value, TensorValue] = {}
     gone: set[Any] = set()
     for group in chosen.groups:
         with_convolution = absorbed(group, chosen.groups, kept, device)
         if with_convolution is None:
-            made.update(zip(group.roots, _call(group, device), strict=True))
+            made.update(zip(group.roots, _call(group, device, listed), strict=True))
         else:
             made[group.roots[0]] = _call_absorbed(with_convolution, group, device)
             gone.update(with_convolution.convolution.handle.results)
     for batch in chosen.batches:
-        made.update(zip([group.roots[0] for group in batch], _call_many(batch, device), strict=True))
+        call = _call_batch if listed else _call_pairs
+        made.update(zip([root for group in batch for root in group.roots], call(batch, device), strict=True))
     for each in chosen.concatenations:
         made[each.result] = _call_concatenation(each, device)
     for value, tensor in made.items():
@@ -71,7 +78,7 @@ def fuse(graph: Graph, results: Sequence[TensorValue], device: DeviceRef) -> lis
     return final
 
 
-def _call(group: Group, device: DeviceRef) -> list[TensorValue]:
+def _call(group: Group, device: DeviceRef, listed: bool) -> list[TensorValue]:
     terms = group.terms
     layout = layout_of(terms)
     assert layout is not None
@@ -83,7 +90,17 @@ def _call(group: Group, device: DeviceRef) -> list[TensorValue]:
         return _add(function, moved, inputs, types, device)
     make = generate if terms.extents is None else generate_reduction
     function = require_function(make(terms, layout, target_of(device)))
-    return _add(function, geometry(terms, layout), inputs, types, device)
+    ordered = "" if terms.extents is not None or not listed else _ordered(group)
+    return _add(function, geometry(terms, layout), inputs, types, device, ordered)
+
+
+def _ordered(group: Group) -> str:
+    """For each input whether an element of it is read for the element at its own place alone."""
+    terms = group.terms
+    found = (
+        terms.extents is None and leaf.map == terms.identity and leaf.value.size == terms.size for leaf in terms.leaves
+    )
+    return " ".join(str(int(each)) for each in found)
 
 
 def _call_absorbed(chosen: Absorbed, group: Group, device: DeviceRef) -> TensorValue:
@@ -103,21 +120,47 @@ def _call_concatenation(chosen: Concatenation, device: DeviceRef) -> TensorValue
 
 
 def _add(
-    function: str, values: Sequence[int], inputs: Sequence[Value], types: Sequence[TensorType], device: DeviceRef
+    function: str,
+    values: Sequence[int],
+    inputs: Sequence[Value],
+    types: Sequence[TensorType],
+    device: DeviceRef,
+    ordered: str = "",
 ) -> list[TensorValue]:
-    """The op with the geometry ``values`` that calls ``function``."""
+    """The op with the geometry ``values`` that calls ``function``; with ``ordered`` one for launch lists alone."""
     count = padded(max(1, len(inputs)))
     tensors = [value.tensor for value in inputs] or [ops.constant(0.0, DType.float32, device)]
     room = next(number for number in _OP_INPUTS if number >= count)
     tensors += [tensors[-1]] * (room - len(tensors))
     host = ops.constant(np.array(values, np.int64), DType.int64, DeviceRef.CPU())
+    if ordered:
+        told = {"function": function, "inputs": count, "ordered": ordered}
+        return add_call(Graph.current, PROGRAM, device, [host, *tensors[:count]], types, told)
     name, parameters = f"pointwise_{len(types)}_{room}", {"function": function, "inputs": count}
     return [result.tensor for result in ops.custom(name, device, [host, *tensors], types, parameters)]
 
 
-def _call_many(batch: Sequence[Group], device: DeviceRef) -> list[TensorValue]:
+def _call_batch(batch: Sequence[Group], device: DeviceRef) -> list[TensorValue]:
+    """The call that a launch list runs; see ``launches/listing.py``."""
     terms = batch[0].terms
-    function = require_function(generate_many(terms, target_of(device)))
+    ways = ways_of_many(terms)
+    assert ways is not None
+    starts = [str(leaf.map.start) for group in batch for leaf in group.terms.leaves]
+    parameters = {
+        "function": require_function(generate_many(terms, ways, target_of(device))),
+        "tensors": len(batch),
+        "ordered": " ".join(_ordered(group) for group in batch),
+        "starts": " ".join(starts),
+        "sizes": " ".join(str(group.terms.size) for group in batch),
+    }
+    inputs = [leaf.value.tensor for group in batch for leaf in group.terms.leaves]
+    types = [root.tensor.type for group in batch for root in group.roots]
+    return add_call(Graph.current, BATCH, device, inputs, types, parameters)
+
+
+def _call_pairs(batch: Sequence[Group], device: DeviceRef) -> list[TensorValue]:
+    terms = batch[0].terms
+    function = require_function(generate_many(terms, ["linear"], target_of(device)))
     roots = [group.roots[0] for group in batch]
     inputs = [ops.reshape(group.terms.leaves[0].value.tensor, [group.terms.size]) for group in batch]
     types = [TensorType(root.dtype, [root.size], device) for root in roots]

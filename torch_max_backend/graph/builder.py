@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -90,6 +90,7 @@ class GraphBuilder:
         kernels: the loaded kernel library.
         free_outputs: indices of outputs whose memory order nobody relies on (activations saved for backward):
             they leave in the order they have.
+        listed: the graph is to be a launch list; where it cannot be one, MAX cannot compile it.
     """
 
     def __init__(
@@ -99,12 +100,15 @@ class GraphBuilder:
         module: Module,
         kernels: KernelLibrary,
         free_outputs: frozenset[int] = frozenset(),
+        *,
+        listed: bool = False,
     ) -> None:
         self.gm = gm
         self.name = name
         self.module = module
         self.kernels = kernels
         self.free_outputs = free_outputs
+        self.listed = listed
         self.values: dict[Node, Any] = {}
         self.constants = Constants()
         self.writes: list[tuple[Node, Node]] = []
@@ -170,8 +174,8 @@ class GraphBuilder:
                 self.layouts.node = "output"
                 outputs, results = self._outputs(nodes[-1], placeholders)
                 writes = self._written(placeholders, results)
-                results = fuse(graph, results, self.device)
-                listing = _listed(graph, results, self.device)
+                results = fuse(graph, results, self.device, listed=self.listed)
+                listing = _listed(graph, results, self.device, _updates(specs, writes))
                 graph.output(*results)
         except BaseException:
             # A refused build must leave nothing behind in a module that others are compiled in.
@@ -298,11 +302,27 @@ class GraphBuilder:
         return specs
 
 
-def _listed(graph: Graph, results: Sequence[TensorValue], device: DeviceRef) -> LaunchList | str:
+def _listed(
+    graph: Graph, results: Sequence[TensorValue], device: DeviceRef, updates: Mapping[int, int]
+) -> LaunchList | str:
     try:
-        return launch_list(graph, results, device)
+        return launch_list(graph, results, device, updates)
     except NotListed as reason:
         return str(reason)
+
+
+def _updates(inputs: Sequence[InputSpec], writes: Sequence[WriteSpec]) -> dict[int, int]:
+    """By the results' numbers, the numbers of the inputs whose memory could take the new values as they lie."""
+    numbers = {spec.position: number for number, spec in enumerate(inputs)}
+    found = {}
+    for write in writes:
+        number = numbers.get(write.position)
+        spec = None if number is None else inputs[number]
+        if number is not None and spec is not None and spec.dense and spec.shape is not None:
+            same = spec.order == write.order and spec.dtype == write.dtype and math.prod(spec.shape) > 0
+            if same:
+                found[write.index] = number
+    return found
 
 
 def is_write_back(node: Node) -> bool:

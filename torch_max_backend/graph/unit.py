@@ -65,7 +65,12 @@ class CompilationUnit:
         options = options or Options()
         device = graph_device(list(gm.graph.nodes))
         session.max_device(device)
-        built = GraphBuilder(gm, name, Module(), session.library_to_build_with(), free_outputs).build()
+        library = session.library_to_build_with()
+        listed = options.run == "launches"
+        built = GraphBuilder(gm, name, Module(), library, free_outputs, listed=listed).build()
+        if listed and not isinstance(built.listing, LaunchList):
+            # Once more, with calls that MAX can compile.
+            built = GraphBuilder(gm, name, Module(), library, free_outputs).build()
         # Gradients are dropped before the next step; users keep results of a forward graph longer.
         backward = name.startswith("backward")
         kept = frozenset[int]() if backward else frozenset(range(len(built.outputs))) - free_outputs

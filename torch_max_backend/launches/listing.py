@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import TypeAlias
 
 from max.graph import DeviceRef, Graph, TensorValue
 
 from torch_max_backend.dtypes import MAX_TO_TORCH
+from torch_max_backend.fusion.rewrite import BATCH, PROGRAM
 from torch_max_backend.fusion.terms import BROADCAST, RESHAPE, TRANSPOSE, axes_of
 from torch_max_backend.fusion.values import Operation, Value, read
 from torch_max_backend.launches.memory import Span, planned
@@ -32,7 +34,7 @@ class Place:
     Attributes:
         kind: whose memory it is.
         number: of the graph's argument, its result or its constant; 0 for the workspace.
-        offset: bytes from the beginning, which only a workspace's places have.
+        offset: bytes from the beginning.
     """
 
     kind: Kind
@@ -77,6 +79,7 @@ class LaunchList:
         constants: what launches read beside arguments and each other's results.
         workspace: bytes for the values in between.
         moved: numbers of arguments that lie on the host and are wanted on the device.
+        updates: results that may be written over arguments whose new values they are, by their numbers.
     """
 
     launches: tuple[Launch, ...]
@@ -85,19 +88,31 @@ class LaunchList:
     constants: tuple[Constant, ...]
     workspace: int
     moved: frozenset[int] = frozenset()
+    updates: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What lies in a value from some byte on."""
+
+    value: Value
+    offset: int
 
 
 class NotListed(Exception):
     """An operation of the graph is no library call."""
 
 
-def launch_list(graph: Graph, results: Sequence[TensorValue], device: DeviceRef) -> LaunchList:
+def launch_list(
+    graph: Graph, results: Sequence[TensorValue], device: DeviceRef, updates: Mapping[int, int] | None = None
+) -> LaunchList:
     """The calls that compute ``results``.
 
     Args:
         graph: whose elementwise operations are programs already (``fusion.fuse``).
         results: that the graph returns.
         device: that it computes on.
+        updates: results that are new values of arguments and lie in memory as these do, by their numbers.
 
     Raises:
         NotListed: the graph has an operation that only MAX can run, or a size that is not known.
@@ -108,9 +123,11 @@ def launch_list(graph: Graph, results: Sequence[TensorValue], device: DeviceRef)
         reader.places[value] = Place(Kind.ARGUMENT, number)
     for operation in operations:
         reader.read(operation)
-    return reader.finish([values[handle_of(result)] for result in results])
+    return reader.finish([values[handle_of(result)] for result in results], updates or {})
 
 
+Word: TypeAlias = int | Value | Part
+"""Of a call: a number, or an address."""
 TRANSFER = "rmo.mo.transfer"
 _FUNCTION = re.compile(r'function = "(\w+)"')
 _INPUTS = re.compile(r"inputs = (\d+)")
@@ -125,13 +142,14 @@ class _Reader:
         self.places: dict[Value, Place] = {}
         self._device = device
         self._constants: dict[Constant, int] = {}
-        self._calls: list[tuple[str, list[int | Value]]] = []
+        self._calls: list[tuple[str, list[Word]]] = []
         self._made: dict[Value, int] = {}
         self._moved: set[int] = set()
+        self._in_order: dict[Value, set[int]] = {}
 
     def read(self, operation: Operation) -> None:
         """Takes one operation in."""
-        if operation.name in _SILENT or _moves_nothing(operation):
+        if operation.name in _SILENT or _moves_nothing(operation) or _makes_nothing(operation):
             return
         if operation.name == TRANSFER:
             source = self.places.get(operation.operands[0])
@@ -149,33 +167,61 @@ class _Reader:
         for value in operation.results:
             self._made[value] = len(self._calls)
         symbol = str(operation.handle.attributes["symbol"]).strip('"')
+        self._in_order.update(_in_order(symbol, operation))
         self._calls.append((match[1], _words(symbol, operation)))
 
-    def finish(self, results: Sequence[Value]) -> LaunchList:
+    def finish(self, results: Sequence[Value], updates: Mapping[int, int]) -> LaunchList:
         """The list of what was read."""
         homes = [self._home(value) for value in results]
         taken: dict[Value, int] = {}
         for number, home in enumerate(homes):
             if home in self._made:
                 taken.setdefault(home, number)
+        arguments = {place.number: value for value, place in self.places.items() if value.maker is None}
+        uses = self._uses(arguments.values())
+        in_place = {
+            result: number
+            for result, number in updates.items()
+            if taken.get(homes[result]) == result
+            and arguments[number] not in homes
+            and number not in self._moved
+            and self._may_replace(homes[result], arguments[number], uses)
+        }
         for value, number in taken.items():
             self.places[value] = Place(Kind.RESULT, number)
         workspace = self._place_the_rest()
         launches = tuple(
-            Launch(function, tuple(self._place(word) if isinstance(word, Value) else word for word in words))
+            Launch(function, tuple(word if isinstance(word, int) else self._found(word) for word in words))
             for function, words in self._calls
         )
-        arguments = len({place.number for place in self.places.values() if place.kind is Kind.ARGUMENT})
         made = tuple(self._place(home) for home in homes)
-        return LaunchList(launches, arguments, made, tuple(self._constants), workspace, frozenset(self._moved))
+        return LaunchList(
+            launches, len(arguments), made, tuple(self._constants), workspace, frozenset(self._moved), in_place
+        )  # fmt: skip
+
+    def _uses(self, values: Iterable[Value]) -> dict[Value, list[tuple[int, int]]]:
+        """Of each value the calls that read it, and which word of the call that is."""
+        found: dict[Value, list[tuple[int, int]]] = {value: [] for value in values}
+        for number, (_, words) in enumerate(self._calls):
+            for at, word in enumerate(words):
+                home = None if isinstance(word, int) else self._home(_value_of(word))
+                if home in found:
+                    found[home].append((number, at))
+        return found
+
+    def _may_replace(self, value: Value, argument: Value, uses: Mapping[Value, Sequence[tuple[int, int]]]) -> bool:
+        """Whether ``value`` may be written over ``argument``: nothing reads the argument later, and who makes the value
+        reads an element of it for the element at its place alone."""
+        made, allowed = self._made[value], self._in_order.get(value, ())
+        return all(number < made or (number == made and at in allowed) for number, at in uses[argument])
 
     def _place_the_rest(self) -> int:
         """Places what lives between two launches in the workspace; returns its size."""
         last: dict[Value, int] = {}
         for number, (_, words) in enumerate(self._calls):
             for word in words:
-                if isinstance(word, Value):
-                    last[self._home(word)] = number
+                if not isinstance(word, int):
+                    last[self._home(_value_of(word))] = number
         inner = [value for value in self._made if value not in self.places]
         # What nobody reads is written all the same.
         spans = [Span(_bytes(value), self._made[value], last.get(value, self._made[value])) for value in inner]
@@ -183,6 +229,10 @@ class _Reader:
         for value, offset in zip(inner, offsets, strict=True):
             self.places[value] = Place(Kind.WORKSPACE, 0, offset)
         return size
+
+    def _found(self, word: Value | Part) -> Place:
+        place = self._place(_value_of(word))
+        return replace(place, offset=place.offset + word.offset) if isinstance(word, Part) else place
 
     def _place(self, value: Value) -> Place:
         home = self._home(value)
@@ -198,6 +248,8 @@ class _Reader:
 
     def _constant(self, value: Value) -> Place:
         content = value.maker.content() if value.maker is not None else None
+        if not _may_have_elements(value):
+            content = b""
         if content is None:
             raise NotListed(f"a constant of {value.dtype}")
         constant = Constant(content, not value.device.is_gpu() and self._device.is_gpu())
@@ -224,32 +276,71 @@ def _moves_nothing(operation: Operation) -> bool:
     return moved == sorted(moved)
 
 
+def _makes_nothing(operation: Operation) -> bool:
+    """Whether the operation's results have no elements."""
+    return not _is_call(operation) and bool(operation.results) and not any(map(_may_have_elements, operation.results))
+
+
+def _may_have_elements(value: Value) -> bool:
+    return value.shape is None or value.size > 0
+
+
 def _bytes(value: Value) -> int:
     return value.size * MAX_TO_TORCH[value.dtype].itemsize
 
 
-def _words(symbol: str, operation: Operation) -> list[int | Value]:
+def _in_order(symbol: str, operation: Operation) -> dict[Value, set[int]]:
+    """For each result of a call the words that are inputs read element for element; see ``_words``."""
+    if symbol == "batch_norm_statistics":
+        # Of the running statistics, whose new values are the last results.
+        words = _whole(operation)
+        pairs = zip(operation.results[2:], operation.operands[1:3], strict=True)
+        return {result: {at for at, word in enumerate(words) if word is old} for result, old in pairs}
+    if symbol not in (BATCH, PROGRAM):
+        return {}
+    ordered = [each == "1" for each in _attribute(operation, "ordered").split()]
+    tensors = int(_attribute(operation, "tensors")) if symbol == BATCH else 1
+    results, inputs = len(operation.results) // tensors, len(ordered) // tensors
+    found: dict[Value, set[int]] = {}
+    for number in range(tensors):
+        # The geometry, or the number of tensors and each one's size, come first.
+        first = results + (2 if symbol == PROGRAM else 2 + number * (1 + results + inputs))
+        own = {first + k for k in range(inputs) if ordered[number * inputs + k]}
+        if symbol == PROGRAM:
+            # What stands behind the inputs is not read.
+            own.update(range(first + inputs, 2 + results + len(operation.operands) - 1))
+        found.update(dict.fromkeys(operation.results[number * results : (number + 1) * results], own))
+    return found
+
+
+def _value_of(word: Value | Part) -> Value:
+    return word.value if isinstance(word, Part) else word
+
+
+def _words(symbol: str, operation: Operation) -> list[Word]:
     """What the thin op ``symbol`` hands over, see kernels/FAMILY/ops.mojo."""
     make = _whole
     if symbol == "pointwise_many":
         make = _pairs
     elif symbol == "concatenate":
         make = _parts
+    elif symbol == BATCH:
+        make = _batch
     elif symbol.startswith("pointwise_"):
         make = _of_program
     return make(operation)
 
 
-def _shaped(value: Value) -> list[int | Value]:
+def _shaped(value: Value) -> list[Word]:
     return [value, *(value.shape or ())]
 
 
-def _whole(operation: Operation) -> list[int | Value]:
+def _whole(operation: Operation) -> list[Word]:
     """Results, then operands, each with its extents. What a function does not take stands behind what it takes."""
     return [word for value in (*operation.results, *operation.operands) for word in _shaped(value)]
 
 
-def _of_program(operation: Operation) -> list[int | Value]:
+def _of_program(operation: Operation) -> list[Word]:
     """The geometry with its extent, and the addresses of results and inputs."""
     geometry, *inputs = operation.operands
     wanted = _INPUTS.search(str(operation.handle.attributes["parameters"]))
@@ -257,15 +348,37 @@ def _of_program(operation: Operation) -> list[int | Value]:
     return [*_shaped(geometry), *operation.results, *inputs[: int(wanted[1])]]
 
 
-def _pairs(operation: Operation) -> list[int | Value]:
-    """How many pairs; for each the result, the input and its size."""
-    words: list[int | Value] = [len(operation.results)]
+def _pairs(operation: Operation) -> list[Word]:
+    """How many pairs; for each its size, the result and the input."""
+    words: list[Word] = [len(operation.results)]
     for result, source in zip(operation.results, operation.operands, strict=True):
-        words += [result, source, source.size]
+        words += [source.size, result, source]
     return words
 
 
-def _parts(operation: Operation) -> list[int | Value]:
+def _batch(operation: Operation) -> list[Word]:
+    """How many tensors; for each its size, its results and its inputs."""
+    tensors = int(_attribute(operation, "tensors"))
+    starts, sizes = ([int(each) for each in _attribute(operation, name).split()] for name in ("starts", "sizes"))
+    results, inputs = len(operation.results) // tensors, len(operation.operands) // tensors
+    words: list[Word] = [tensors]
+    for number in range(tensors):
+        own = operation.results[number * results : (number + 1) * results]
+        words += [sizes[number], *own]
+        for at in range(number * inputs, (number + 1) * inputs):
+            value = operation.operands[at]
+            words.append(Part(value, starts[at] * MAX_TO_TORCH[value.dtype].itemsize))
+    return words
+
+
+def _attribute(operation: Operation, name: str) -> str:
+    """A parameter of the call."""
+    found = re.search(rf'\b{name} = "?([\d ]*)', str(operation.handle.attributes["parameters"]))
+    assert found is not None
+    return found[1]
+
+
+def _parts(operation: Operation) -> list[Word]:
     """The geometry with its extent, the result, and what it is put together from."""
     geometry, *parts = operation.operands
     return [*_shaped(geometry), *operation.results, *parts]

@@ -74,6 +74,8 @@ class Inputs:
 
     def __init__(self, specs: Sequence[InputSpec]) -> None:
         self._specs = specs
+        self.sizes = [math.prod(spec.shape or ()) * spec.dtype.itemsize for spec in specs]
+        """Bytes of each input; of no use where a size is symbolic."""
         self._devices = [dlpack_device(spec.device) for spec in specs]
         known = [number for number, spec in enumerate(specs) if _is_regular(spec)]
         self._known = known

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import repeat
 from typing import Any
 
@@ -122,11 +123,12 @@ class CapturedLaunches(Launches):
         capture: Capture,
         own: frozenset[int],
     ) -> None:
-        super().__init__(listing, inputs, leaving, device, walk)
+        # Arguments are copied to fixed places, which are not what the program updates.
+        super().__init__(replace(listing, updates={}), inputs, leaving, device, walk)
         self._capture, self._own = capture, own
         self._model = LaunchModel(self, stream_order(device).queue)
 
-    def _launched(self, entering: Sequence[torch.Tensor]) -> list[Any]:
+    def _launched(self, entering: Sequence[torch.Tensor], updated: Mapping[int, torch.Tensor]) -> list[Any]:
         arguments = [Argument(tensor) for tensor in entering]
         try:
             with self.turn():

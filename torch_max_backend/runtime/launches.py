@@ -10,8 +10,9 @@ import contextlib
 import ctypes
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,11 @@ from torch_max_backend.max_compat import device_context
 from torch_max_backend.runtime import libraries
 from torch_max_backend.runtime.handover import Inputs
 from torch_max_backend.runtime.launch_times import timed_walk, watched
-from torch_max_backend.runtime.leaving import Leaving
+from torch_max_backend.runtime.leaving import Leaving, taker
 from torch_max_backend.runtime.session import max_device
 from torch_max_backend.runtime.streams import stream_order
 from torch_max_backend.runtime.threads import team_start
+from torch_max_backend.torch_compat import written_to
 
 _data_ptr = torch.Tensor.data_ptr
 
@@ -68,6 +70,7 @@ class Launches:
             for number, place in enumerate(listing.results)
             if place != Place(Kind.RESULT, number)
         ]  # fmt: skip
+        self._updates = _Updates(listing, inputs, leaving)
         self._workspace = listing.workspace
         first_result = listing.arguments
         self._bases = np.zeros(first_result + len(listing.results) + 1, np.int64)
@@ -120,25 +123,32 @@ class Launches:
         entering = self._inputs.tensors(args)
         for number in self._moved:
             entering[number] = entering[number].to(self._device, non_blocking=True)
-        leaving = self._launched(entering)
+        updated = self._updates.safe(entering, args)
+        leaving = self._launched(entering, updated)
         if self._copied:
             with torch.no_grad():
                 for number, place in self._copied:
                     _flat(leaving[number]).copy_(self._source(place, leaving[number], entering, leaving))
-        return self._leaving.picked(leaving, args)
+        return self._leaving.picked(leaving, args, in_place=bool(updated))
 
-    def _launched(self, entering: Sequence[torch.Tensor]) -> list[Any]:
-        """The results, or on a GPU, what will be the results when the queue has come to its end."""
-        leaving = self.fresh()
+    def _launched(self, entering: Sequence[torch.Tensor], updated: Mapping[int, torch.Tensor]) -> list[Any]:
+        """The results, or on a GPU, what will be the results when the queue has come to its end.
+
+        Args:
+            entering: the arguments.
+            updated: arguments that take results, by the results' numbers.
+        """
+        leaving = self.fresh(updated)
         with self.turn(), _workspace(self._workspace + self._scratch, self._device) as workspace:
             self.walk(entering, leaving, workspace)
         return leaving
 
-    def fresh(self) -> list[Any]:
-        """Memory for the results."""
-        device = self._device
+    def fresh(self, taken: Mapping[int, torch.Tensor] | None = None) -> list[Any]:
+        """Memory for the results but those that ``taken`` has some for."""
+        device, taken = self._device, taken or {}
         return [
-            torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in self._results
+            taken[number] if number in taken else torch.empty_strided(shape, strides, dtype=dtype, device=device)
+            for number, (shape, strides, dtype) in enumerate(self._results)
         ]
 
     def workspace(self) -> torch.Tensor:
@@ -177,6 +187,52 @@ class Launches:
     def turn(self) -> AbstractContextManager[Any]:
         """One caller at a time; on a GPU also in order with PyTorch's streams."""
         return stream_order(self._device).turn() if self._device.type == "cuda" else self._lock
+
+
+class _Updates:
+    """Results that are written over the arguments whose new values they are.
+
+    That is safe as long as no other argument lies in the same memory: then each is copied when all has been computed.
+    """
+
+    def __init__(self, listing: LaunchList, inputs: Inputs, leaving: Leaving) -> None:
+        self._positions = {write.index: write.position for write in leaving.writes}
+        self._results = list(listing.updates)
+        numbers = list(listing.updates.values())
+        self._take = taker(numbers)
+        self._take_argument = taker([self._positions[result] for result in self._results])
+        self._bytes = np.array(inputs.sizes, np.int64)
+        self._own = np.array(numbers, np.int64)
+        self._addresses = np.full(len(self._bytes), -1, np.int64)
+        leaving.leave_out(frozenset(self._results))
+
+    def safe(self, entering: Sequence[torch.Tensor], args: Sequence[Any]) -> dict[int, torch.Tensor]:
+        """The arguments that take results in this call, by the results' numbers: all that may, or none.
+
+        Autograd learns that they are written to.
+        """
+        if not self._results:
+            return {}
+        tensors = list(self._take(entering))
+        # A copy in another memory order is not the argument.
+        if not all(map(is_, tensors, self._take_argument(args))) or not self._apart(entering):
+            return {}
+        written_to([tensor for tensor in tensors if not tensor.is_inference()])
+        return dict(zip(self._results, tensors, strict=True))
+
+    def _apart(self, entering: Sequence[torch.Tensor]) -> bool:
+        """Whether what is updated shares no memory with another argument; quick where nothing has moved."""
+        first = np.array(list(map(_data_ptr, entering)), np.int64)
+        if np.array_equal(first, self._addresses):
+            return True
+        last, order = first + self._bytes, np.argsort(first)
+        # One behind the other, or at least each of those that are updated meets itself alone.
+        if (first[order[1:]] < np.maximum.accumulate(last[order[:-1]])).any():
+            low, high = first[self._own, None], last[self._own, None]
+            if np.count_nonzero((low < last) & (first < high)) != len(self._own):
+                return False
+        self._addresses = first
+        return True
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -31,6 +31,20 @@ def taker(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     return lambda items: [items[position] for position in positions]
 
 
+_Copies = list[tuple[Callable[[Sequence[Any]], Sequence[Any]], Callable[[Sequence[Any]], Sequence[Any]]]]
+
+
+def _copies(writes: Sequence[WriteSpec]) -> _Copies:
+    """For each dtype: which arguments are updated, and from which results."""
+    groups: dict[torch.dtype, list[WriteSpec]] = {}
+    for write in writes:
+        groups.setdefault(write.dtype, []).append(write)
+    return [
+        (taker([write.position for write in group]), taker([write.index for write in group]))
+        for group in groups.values()
+    ]
+
+
 class Leaving:
     """What leaves a graph: results, constants, and arguments as they are; and which arguments are updated.
 
@@ -40,6 +54,7 @@ class Leaving:
 
     Attributes:
         facts: of the results.
+        writes: as given.
     """
 
     def __init__(self, outputs: Sequence[OutputSpec], writes: Sequence[WriteSpec]) -> None:
@@ -49,13 +64,9 @@ class Leaving:
             Fact(spec.order, spec.dtype, spec.shape, strides_of(spec.shape or (), spec.order if spec.shape else ()))
             for spec in (computed[index] for index in range(len(computed)))
         ]
-        groups: dict[torch.dtype, list[WriteSpec]] = {}
-        for write in writes:
-            groups.setdefault(write.dtype, []).append(write)
-        self._writes = [
-            (taker([write.position for write in group]), taker([write.index for write in group]))
-            for group in groups.values()
-        ]
+        self.writes = list(writes)
+        self._copies = _copies(writes)
+        self._copies_left = self._copies
         # What leaves is picked from the results, the constants and, behind them, the arguments.
         self._constants = [spec.constant for spec in outputs if spec.index < 0 and spec.passthrough is None]
         first_constant, first_argument = len(self.facts), len(self.facts) + len(self._constants)
@@ -67,11 +78,22 @@ class Leaving:
             for spec in outputs
         ])  # fmt: skip
 
-    def picked(self, tensors: list[Any], args: Sequence[Any]) -> list[Any]:
-        """Updates the arguments that the program updates, and returns what it returns; ``tensors`` are the results."""
-        if self._writes:
+    def leave_out(self, results: Collection[int]) -> None:
+        """Notes ``results`` as those which ``picked`` may find written over their arguments already."""
+        self._copies_left = _copies([write for write in self.writes if write.index not in results])
+
+    def picked(self, tensors: list[Any], args: Sequence[Any], *, in_place: bool = False) -> list[Any]:
+        """Updates the arguments that the program updates, and returns what it returns.
+
+        Args:
+            tensors: the results.
+            args: of the graph.
+            in_place: the results that ``leave_out`` got are the arguments.
+        """
+        copies = self._copies_left if in_place else self._copies
+        if copies:
             with torch.no_grad():
-                for take, new in self._writes:
+                for take, new in copies:
                     copy_all(list(take(args)), list(new(tensors)))
         tensors += self._constants
         if self._takes_arguments:

@@ -1,0 +1,202 @@
+"""One reduction program over many tensors, each of a size of its own and reduced as a whole, in a fixed order.
+
+A tensor's values are put together piece by piece, then its pieces' values in their order. How many cores or blocks there
+are changes nothing.
+"""
+
+from std.math import ceildiv
+from std.memory.alloc import unsafe_alloc
+
+from max.gpu import block_idx, thread_idx
+from max.gpu.host import DeviceContext
+
+from ..convolution.common import Ptr, worker_count
+from ..library import scratch
+from ..parallel import sync_parallelize
+from ..pointwise.many import (
+    Batch,
+    Table,
+    filled,
+    found,
+    is_aligned,
+    tensors_at_once,
+)
+from ..pointwise.program import Operands, Place
+from .cpu import SMALLEST_SHARE, row_values
+from .gpu import BLOCK, together
+from .values import Values, combined, identity
+
+# Elements of a piece on a CPU.
+comptime PIECE = 1 << 16
+# Shares of each core: small tensors make some of them shorter.
+comptime SHARES = 8
+# Vectors of a thread on a GPU.
+comptime ROUNDS = 16
+
+
+@no_inline
+def reduction_many_cpu[
+    acc: DType,
+    result: DType,
+    kinds: Int,
+    results: Int,
+    count: Int,
+    run: def[width: Int](Operands[count, 1], Place[1]) thin -> Values[
+        acc, width, results
+    ],
+    vector: Int,
+](table: Table[count]):
+    var pieces = 0
+    var total = 0
+    for tensor in range(table.tensors):
+        pieces += ceildiv(table.size(tensor), PIECE)
+        total += table.size(tensor)
+    var workers = max(1, min(worker_count(), total // SMALLEST_SHARE))
+    var tasks = 1 if workers == 1 else min(pieces, workers * SHARES)
+    # As [result, piece].
+    var partials = unsafe_alloc[Scalar[acc]](
+        results * pieces, alignment=64
+    ).unsafe_origin_cast[MutUntrackedOrigin]()
+
+    @always_inline
+    def task(number: Int) {imm}:
+        var first = pieces * number // tasks
+        var last = pieces * (number + 1) // tasks
+        var before = 0
+        for tensor in range(table.tensors):
+            var size = table.size(tensor)
+            var own = ceildiv(size, PIECE)
+            for piece in range(max(first, before), min(last, before + own)):
+                var begin = (piece - before) * PIECE
+                var values = row_values[
+                    acc, kinds, results, count, 1, run, vector
+                ](table.operands(tensor), begin, min(begin + PIECE, size))
+                comptime for n in range(results):
+                    partials[unsafe_offset=n * pieces + piece] = values.data[n]
+            before += own
+
+    sync_parallelize(task, tasks)
+    var piece = 0
+    for tensor in range(table.tensors):
+        var last = piece + ceildiv(table.size(tensor), PIECE)
+        comptime for n in range(results):
+            var value = identity[kinds, n, acc, 1]()
+            for each in range(piece, last):
+                value = combined[kinds, n, acc, 1](
+                    value, partials[unsafe_offset=n * pieces + each]
+                )
+            Ptr[result](
+                unsafe_from_address=table.address(tensor, n)
+            )[] = value.cast[result]()
+        piece = last
+    partials.unsafe_free()
+
+
+def reduce_pieces_kernel[
+    acc: DType,
+    kinds: Int,
+    results: Int,
+    count: Int,
+    most: Int,
+    run: def[width: Int](Operands[count, 1], Place[1]) thin -> Values[
+        acc, width, results
+    ],
+    vector: Int,
+    ordered: Int,
+](batch: Batch[count, most], partials: Ptr[acc], blocks: Int64):
+    """A block has a piece of one tensor; its values lie as [result, block]."""
+    var mine = found(batch)
+    var values = Values[acc, vector, results].start[kinds]()
+    var rest = Values[acc, 1, results].start[kinds]()
+    var aligned = is_aligned[count, ordered](mine.operands)
+    var first = mine.block * BLOCK * ROUNDS + Int(thread_idx.x)
+    for round in range(ROUNDS):
+        var i = (first + round * BLOCK) * vector
+        if aligned and i + vector <= mine.size:
+            values.fold[kinds](
+                run[vector](mine.operands, mine.operands.place(i))
+            )
+        else:
+            for at in range(i, min(i + vector, mine.size)):
+                rest.fold[kinds](run[1](mine.operands, mine.operands.place(at)))
+    rest.fold[kinds](values.across[kinds]())
+    comptime for n in range(results):
+        var value = together[acc, kinds, n, 1](rest.data[n], 1, BLOCK)
+        if thread_idx.x == 0:
+            partials[unsafe_offset=n * Int(blocks) + Int(block_idx.x)] = value[
+                0
+            ]
+
+
+def merge_pieces_kernel[
+    acc: DType,
+    result: DType,
+    kinds: Int,
+    results: Int,
+    count: Int,
+    most: Int,
+    elements: Int,
+](batch: Batch[count, most], partials: Ptr[acc], blocks: Int64):
+    """A block puts together what the pieces of `elements` have of one tensor.
+    """
+    var address = Operands[count, 1]()
+    var pieces = 0
+    var first = 0
+    comptime for tensor in range(most):
+        if Int(block_idx.x) == tensor:
+            comptime for n in range(results):
+                address.data[n] = batch.data[tensor * count + n]
+            pieces = ceildiv(batch.sizes[tensor], elements)
+            first = batch.starts[tensor]
+    comptime for n in range(results):
+        var value = identity[kinds, n, acc, 1]()
+        for piece in range(Int(thread_idx.x), pieces, BLOCK):
+            value = combined[kinds, n, acc, 1](
+                value, partials[unsafe_offset=n * Int(blocks) + first + piece]
+            )
+        value = together[acc, kinds, n, 1](value, 1, BLOCK)
+        if thread_idx.x == 0:
+            Ptr[result](unsafe_from_address=address.data[n])[] = value[0].cast[
+                result
+            ]()
+
+
+@no_inline
+def reduction_many_gpu[
+    acc: DType,
+    result: DType,
+    kinds: Int,
+    results: Int,
+    count: Int,
+    run: def[width: Int](Operands[count, 1], Place[1]) thin -> Values[
+        acc, width, results
+    ],
+    vector: Int,
+    ordered: Int,
+](table: Table[count], ctx: DeviceContext) raises:
+    """Two launches for as many tensors as a kernel's arguments hold; none is empty.
+    """
+    comptime most = tensors_at_once(count)
+    comptime elements = BLOCK * ROUNDS * vector
+    for first in range(0, table.tensors, most):
+        var batch = Batch[count, most]()
+        var blocks = filled(batch, table, first, elements)
+        var buffer = scratch[acc](ctx, results * blocks)
+        var partials = Ptr[acc](unsafe_from_address=Int(buffer.unsafe_ptr()))
+        ctx.enqueue_function[
+            reduce_pieces_kernel[
+                acc, kinds, results, count, most, run, vector, ordered
+            ]
+        ](batch, partials, Int64(blocks), grid_dim=blocks, block_dim=BLOCK)
+        ctx.enqueue_function[
+            merge_pieces_kernel[
+                acc, result, kinds, results, count, most, elements
+            ]
+        ](
+            batch,
+            partials,
+            Int64(blocks),
+            grid_dim=min(most, table.tensors - first),
+            block_dim=BLOCK,
+        )
+        _ = buffer^
