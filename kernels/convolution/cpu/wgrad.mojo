@@ -83,6 +83,45 @@ def _zero_run[acc_type: DType, width: Int](target: Ptr[acc_type], length: Int):
         )
 
 
+@always_inline
+def _copy_spans[
+    dtype: DType, acc_type: DType, width: Int
+](
+    target: Ptr[acc_type],
+    pitch: Int,
+    source: Ptr[dtype],
+    step: Int,
+    count: Int,
+    span: Int,
+):
+    """`count` pixels, `step` elements apart, of `span` values each."""
+
+    @always_inline
+    def copy[vectors: Int]() {imm}:
+        var a = source
+        var b = target
+        for _ in range(count):
+            comptime for v in range(vectors):
+                b.unsafe_offset(v * width).unsafe_store(
+                    a.unsafe_offset(v * width)
+                    .unsafe_load[width=width]()
+                    .cast[acc_type]()
+                )
+            a = a.unsafe_offset(step)
+            b = b.unsafe_offset(pitch)
+
+    comptime for vectors in range(1, TILE_VECTORS + 1):
+        if span == vectors * width:
+            copy[vectors]()
+            return
+    for m in range(count):
+        _copy_run[dtype, acc_type, width](
+            target.unsafe_offset(m * pitch),
+            source.unsafe_offset(m * step),
+            span,
+        )
+
+
 @no_inline
 def _pack_columns[
     dtype: DType, acc_type: DType, width: Int
@@ -128,51 +167,86 @@ def _pack_columns[
         rest //= g.p
         var o = rest % g.o
         var n = rest // g.o
+        # The columns of W whose pixels hold the whole span, where their row lies inside.
+        var first_whole = 0
+        var last_whole = g.w - 1
+        if runs.merged:
+            first_whole = -(inside // g.c)
+            last_whole = g.w - ceildiv(inside + span, g.c)
+        var shift = s * g.dilation_w - g.pad_w
+        var whole_low = max(0, ceildiv(first_whole - shift, g.stride_w))
+        var whole_high = (last_whole - shift) // g.stride_w + 1
         var target = packed.unsafe_offset(first - column)
-        for _ in range(count):
+        var m = 0
+        while m < count:
+            var row = min(g.q - q, count - m)
             var d = o * g.stride_d + t * g.dilation_d - g.pad_d
             var h = p * g.stride_h + r * g.dilation_h - g.pad_h
-            var col = q * g.stride_w + s * g.dilation_w - g.pad_w
-            # Values of the run that lie inside the input, counted from the run's start.
-            var low = 0
-            var high = 0
-            if d >= 0 and d < g.d and h >= 0 and h < g.h:
+            var line = ((n * g.d + d) * g.h + h) * g.w
+
+            @always_inline
+            def edge(q: Int, target: Ptr[acc_type]) {mut inside_input, imm}:
+                """A pixel that may lack a part of the span."""
+                var col = q * g.stride_w + shift
+                # Values of the run that lie inside the input, counted from the run's start.
+                var low = 0
+                var high = 0
                 if runs.merged:
                     low = max(0, -col) * g.c
                     high = min(g.s, g.w - col) * g.c
                 elif col >= 0 and col < g.w:
                     high = runs.length
-            var source = (
-                ((n * g.d + d) * g.h + h) * g.w + col
-            ) * g.c + group * g.group_c()
-            low = min(max(low, inside), inside + span)
-            high = max(low, min(high, inside + span))
-            inside_input = inside_input or high > low
-            if high - low == span:
-                _copy_run[dtype, acc_type, width](
-                    target, x.unsafe_offset(source + inside), span
-                )
-            else:
+                low = min(max(low, inside), inside + span)
+                high = max(low, min(high, inside + span))
+                inside_input = inside_input or high > low
                 _zero_run[acc_type, width](target, low - inside)
                 _copy_run[dtype, acc_type, width](
                     target.unsafe_offset(low - inside),
-                    x.unsafe_offset(source + low),
+                    x.unsafe_offset(
+                        (line + col) * g.c + group * g.group_c() + low
+                    ),
                     high - low,
                 )
                 _zero_run[acc_type, width](
                     target.unsafe_offset(high - inside), inside + span - high
                 )
-            target = target.unsafe_offset(pitch)
-            q += 1
-            if q == g.q:
-                q = 0
-                p += 1
-                if p == g.p:
-                    p = 0
-                    o += 1
-                    if o == g.o:
-                        o = 0
-                        n += 1
+
+            if d < 0 or d >= g.d or h < 0 or h >= g.h:
+                for i in range(row):
+                    _zero_run[acc_type, width](
+                        target.unsafe_offset(i * pitch), span
+                    )
+            else:
+                var low = min(row, max(0, whole_low - q))
+                var high = max(low, min(row, whole_high - q))
+                for i in range(low):
+                    edge(q + i, target.unsafe_offset(i * pitch))
+                if high > low:
+                    inside_input = True
+                    _copy_spans[dtype, acc_type, width](
+                        target.unsafe_offset(low * pitch),
+                        pitch,
+                        x.unsafe_offset(
+                            (line + (q + low) * g.stride_w + shift) * g.c
+                            + group * g.group_c()
+                            + inside
+                        ),
+                        g.stride_w * g.c,
+                        high - low,
+                        span,
+                    )
+                for i in range(high, row):
+                    edge(q + i, target.unsafe_offset(i * pitch))
+            target = target.unsafe_offset(row * pitch)
+            m += row
+            q = 0
+            p += 1
+            if p == g.p:
+                p = 0
+                o += 1
+                if o == g.o:
+                    o = 0
+                    n += 1
         first += span
     return inside_input
 
