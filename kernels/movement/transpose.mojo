@@ -26,8 +26,9 @@ comptime GPU_TILE = 64
 # A block's lanes along a tile's rows, of which each moves two elements, and its rows of lanes.
 comptime LANES = 32
 comptime ROWS = 8
-# A digit of at most so many values leaves most of a tile empty: a thread then moves one element for each of them.
+# A digit of at most so many values leaves most of a square tile empty.
 comptime NARROW = 16
+comptime NARROW_ELEMENTS = 4096
 comptime NARROW_THREADS = 256
 # Below this many elements a second core costs more than it gives.
 comptime SMALLEST_SHARE = 16384
@@ -233,34 +234,69 @@ def transpose_kernel[
 
 
 def narrow_transpose_kernel[
-    dtype: DType, few_columns: Bool
-](y: Ptr[dtype], x: Ptr[dtype], tiling: Tiling):
-    """A thread moves a row of few columns, or a column of few rows: a warp's accesses are one run of memory on the long side
-    and fill one on the other.
+    dtype: DType, few_columns: Bool, few: Int
+](y: Ptr[dtype], x: Ptr[dtype], tiling: Tiling, by_few: Divisor):
+    """A block moves a long tile, of at most `few` columns or rows, through shared memory. On the side where the digit of few
+    values is the faster one, elements are taken in the order in which they lie.
     """
+    comptime length = NARROW_ELEMENTS // few
+    comptime turns = length // NARROW_THREADS
+    comptime V = Scalar[dtype]
+    var shared = stack_allocation[
+        NARROW_ELEMENTS, V, address_space=AddressSpace.SHARED
+    ]()
     var tile = tiling.tile(Int32(block_idx.x))
-    var lane = Int(thread_idx.x)
     var step = tiling.permutation.step
     var pitch = tiling.permutation.pitch
-    var count = tile.columns if few_columns else tile.rows
-    if lane >= (tile.rows if few_columns else tile.columns):
-        return
+    var thread = Int32(thread_idx.x)
+    var count = by_few.value
+    var long = Int32(tile.rows if few_columns else tile.columns)
+    # Neighbouring threads are neighbours along the long digit; shared memory is [long][few], as the other side wants it.
     comptime if few_columns:
-        tile.source += lane
-        tile.target += lane * step
-        step = 1
+        var values = Array[V, turns * few](fill=0)
+        comptime for turn in range(turns):
+            var i = thread + Int32(turn * NARROW_THREADS)
+            comptime for j in range(few):
+                if i < long and Int32(j) < count:
+                    values[turn * few + j] = x[
+                        unsafe_offset=tile.source + Int(i) + j * pitch
+                    ]
+        comptime for turn in range(turns):
+            var i = thread + Int32(turn * NARROW_THREADS)
+            comptime for j in range(few):
+                if i < long and Int32(j) < count:
+                    shared[unsafe_offset=Int(i * count + Int32(j))] = values[
+                        turn * few + j
+                    ]
+        barrier()
+        comptime for turn in range(turns * few):
+            var at = thread + Int32(turn * NARROW_THREADS)
+            if at < long * count:
+                var i, j = by_few.divide(at)
+                y[unsafe_offset=tile.target + Int(i) * step + Int(j)] = shared[
+                    unsafe_offset=Int(at)
+                ]
     else:
-        tile.source += lane * pitch
-        tile.target += lane
-        pitch = 1
-    var values = Array[Scalar[dtype], NARROW](fill=0)
-    # All loads are under way before the first of them is needed.
-    comptime for i in range(NARROW):
-        if i < count:
-            values[i] = x[unsafe_offset=tile.source + i * pitch]
-    comptime for i in range(NARROW):
-        if i < count:
-            y[unsafe_offset=tile.target + i * step] = values[i]
+        var values = Array[V, turns * few](fill=0)
+        comptime for turn in range(turns * few):
+            var at = thread + Int32(turn * NARROW_THREADS)
+            if at < long * count:
+                var j, i = by_few.divide(at)
+                values[turn] = x[
+                    unsafe_offset=tile.source + Int(j) * pitch + Int(i)
+                ]
+        comptime for turn in range(turns * few):
+            var at = thread + Int32(turn * NARROW_THREADS)
+            if at < long * count:
+                shared[unsafe_offset=Int(at)] = values[turn]
+        barrier()
+        comptime for turn in range(turns):
+            var j = thread + Int32(turn * NARROW_THREADS)
+            comptime for i in range(few):
+                if j < long and Int32(i) < count:
+                    y[unsafe_offset=tile.target + Int(j) + i * step] = shared[
+                        unsafe_offset=Int(j * count + Int32(i))
+                    ]
 
 
 @no_inline
@@ -270,19 +306,25 @@ def transpose_gpu[
     y: Ptr[dtype], x: Ptr[dtype], permutation: Permutation, ctx: DeviceContext
 ) raises:
     comptime for few_columns in [True, False]:
-        var few = permutation.columns if few_columns else permutation.rows
-        if few <= NARROW:
-            var tiling = Tiling(
-                permutation, NARROW_THREADS, NARROW
-            ) if few_columns else Tiling(permutation, NARROW, NARROW_THREADS)
-            ctx.enqueue_function[narrow_transpose_kernel[dtype, few_columns]](
-                y,
-                x,
-                tiling,
-                grid_dim=tiling.count(),
-                block_dim=NARROW_THREADS,
-            )
-            return
+        var count = permutation.columns if few_columns else permutation.rows
+        comptime for few in [4, NARROW]:
+            comptime length = NARROW_ELEMENTS // few
+            if count <= few:
+                var tiling = Tiling(
+                    permutation, length, few
+                ) if few_columns else Tiling(permutation, few, length)
+                comptime kernel = narrow_transpose_kernel[
+                    dtype, few_columns, few
+                ]
+                ctx.enqueue_function[kernel](
+                    y,
+                    x,
+                    tiling,
+                    Divisor(count),
+                    grid_dim=tiling.count(),
+                    block_dim=NARROW_THREADS,
+                )
+                return
     var tiling = Tiling(permutation, GPU_TILE, GPU_TILE)
     ctx.enqueue_function[transpose_kernel[dtype]](
         y,

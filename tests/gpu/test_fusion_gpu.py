@@ -74,8 +74,12 @@ def test_programs(compiled: object, aligned: bool) -> None:
         for a, b in zip(pytree.tree_leaves(own), pytree.tree_leaves(wanted), strict=True):
             exact = name in EXACT
             try:
-                b = b.to(a.dtype) if name in SHAPES_OF else b
-                torch.testing.assert_close(a, b, **({"rtol": 0, "atol": 0} if exact else {}), equal_nan=True)
+                tolerance = {"rtol": 0, "atol": 0} if exact else {}
+                if name in SHAPES_OF:
+                    # A sum may cancel: its rounding is that of the largest one.
+                    rounding = torch.finfo(a.dtype).eps * b.abs().max().item()
+                    b, tolerance = b.to(a.dtype), {"rtol": 0, "atol": 4 * rounding}
+                torch.testing.assert_close(a, b, **tolerance, equal_nan=True)
             except AssertionError as error:
                 failures[name] = " ".join(str(error).split())[:200]
     assert not failures, f"{len(failures)} of {len(cases)}: {failures}"
