@@ -20,6 +20,7 @@ from torch_max_backend.cli import app
 from torch_max_backend.graph import autograd_walk
 from torch_max_backend.runtime import cache, session, tasks
 from torch_max_backend.runtime.tasks import ListTask, Task
+from torch_max_backend.torch_compat import FakeTensorMode, convolutions_laid_out_by_cudnn
 
 #: Graphs that MAX would compile, whose text can be read.
 GRAPHS = {"fallback": "error", "run": "graph"}
@@ -84,6 +85,19 @@ def test_a_gpu_is_traced_without_one(modules: list[str]) -> None:
 class Attention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.scaled_dot_product_attention(x, x, x)
+
+
+def test_channels_last_convolutions_are_promised_what_cudnn_returns() -> None:
+    """A GPU's machine asks for the graph with these strides, or compiles another."""
+    grad, x, w = (2, 4, 5, 5), (2, 8, 5, 5), (4, 8, 3, 3)
+    with FakeTensorMode(), convolutions_laid_out_by_cudnn():
+        for order in (torch.channels_last, torch.contiguous_format):
+            dy, image, filters = (torch.empty(s, dtype=torch.bfloat16, device="cuda") for s in (grad, x, w))
+            dy, image, filters = (tensor.to(memory_format=order) for tensor in (dy, image, filters))
+            y = torch.conv2d(image, filters, padding=1)
+            backward = torch.ops.aten.convolution_backward
+            found = backward(dy, image, filters, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False])
+            assert all(result.is_contiguous(memory_format=order) for result in (y, *found[:2]))
 
 
 @pytest.mark.usefixtures("modules")

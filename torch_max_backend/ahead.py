@@ -20,7 +20,7 @@ from torch_max_backend.options import Options
 from torch_max_backend.runtime import events, session
 from torch_max_backend.runtime.events import CompileEvent
 from torch_max_backend.runtime.target import canonical_architecture
-from torch_max_backend.torch_compat import FakeTensorMode, tree_map_only
+from torch_max_backend.torch_compat import FakeTensorMode, convolutions_laid_out_by_cudnn, tree_map_only
 
 #: Architecture to the API that drives it.
 TARGETS = {"sm_80": "cuda", "sm_90a": "cuda", "sm_100a": "cuda", "gfx942": "hip"}
@@ -125,6 +125,7 @@ def _without_a_gpu() -> Iterator[None]:
         # Autocast would be switched off, with a warning.
         mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
         mock.patch.object(torch.cuda, "is_bf16_supported", lambda *_, **__: True),
+        convolutions_laid_out_by_cudnn(),
         warnings.catch_warnings(),
     ):
         warnings.filterwarnings("ignore", message=".*(CUDA|NVIDIA).*")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._C import _from_dlpack
@@ -86,6 +87,22 @@ def current_stream_handle(index: int) -> int:
 def occupy_gpu(cycles: int) -> None:
     """Keeps the current stream's GPU busy: what is timed behind it is queued in the meantime."""
     torch.cuda._sleep(cycles)
+
+
+def convolutions_laid_out_by_cudnn() -> AbstractContextManager[object]:
+    """Inside, results of fake convolutions have the memory order that cuDNN gives them; PyTorch asks a library that a
+    machine without a GPU does not have, and promises NCHW there."""
+
+    def memory_format(x: torch.Tensor, weight: torch.Tensor, _: object) -> torch.memory_format:
+        formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+        chosen = formats.get(weight.dim())
+        if chosen is not None and x.dtype != torch.float64:
+            for tensor in (x, weight):
+                if tensor.is_contiguous(memory_format=chosen) and not tensor.is_contiguous():
+                    return chosen
+        return torch.contiguous_format
+
+    return mock.patch.object(torch._C, "_conv_determine_backend_memory_format", memory_format)
 
 
 def schema_of(op: Any) -> Any:
