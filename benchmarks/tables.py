@@ -205,7 +205,9 @@ def training_zoo() -> str:
             if len(steps) > 1:
                 rows.append(["", "geometric mean", "", "", "", "", mean(map(ratio, steps))])
     header = ["kind", "model", "ours, ms", "eager, ms", "channels_last, ms", "Inductor, ms", "ours over the best"]
-    return grid(header, rows) + origin(*names)
+    loads = [row["load_average"] for name in names for row in read(name)["rows"]]
+    beside = f"Load average before the timed steps: {min(loads)} to {max(loads)}.\n" if loads else ""
+    return grid(header, rows) + origin(*names) + beside
 
 
 def convolution_any_gpu() -> str:
