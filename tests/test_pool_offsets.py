@@ -16,7 +16,7 @@ WINDOWS = [
     ((2, 3, 11, 13), ([3, 3], [2, 2], [1, 1], [1, 1]), False),
     ((1, 2, 12, 9), ([2, 3], [2, 1], [1, 1], [3, 2]), True),
     ((1, 2, 6, 7, 8), ([2, 3, 3], [2, 2, 1], [1, 1, 0], [1, 1, 2]), False),
-    ((1, 1, 20, 20), ([17, 17], [1, 1], [8, 8], [1, 1]), False),
+    ((1, 1, 20, 20), ([15, 17], [1, 1], [7, 8], [1, 1]), False),
 ]
 
 
@@ -27,8 +27,7 @@ def test_offsets_agree_with_indices(shape: tuple[int, ...], window: tuple[list[i
     backward = aten.max_pool2d_with_indices_backward if len(shape) == 4 else aten.max_pool3d_with_indices_backward
     y, indices = forward(x, *window, ceil_mode)
     ours, offsets = max_pool_offsets(x, *window, ceil_mode)
-    taps = torch.tensor(window[0]).prod().item()
-    assert offsets.dtype is (torch.uint8 if taps <= 255 else torch.int32)
+    assert offsets.dtype is torch.uint8
     assert torch.equal(y, ours)
     gradient = torch.randint(-5, 5, y.shape).float()
     expected = backward(gradient, x, *window, ceil_mode, indices)
@@ -50,3 +49,13 @@ def test_indices_stay_where_a_window_lies_wholly_in_padding(shape: tuple[int, ..
     targets = {node.target for node in joint.graph.nodes}
     assert (torch.ops.torch_max_backend.max_pool_offsets.default in targets) is kept
     assert (aten.max_pool2d_with_indices.default in targets) is not kept
+
+
+def test_indices_stay_where_a_byte_does_not_count_the_taps() -> None:
+    def step(x: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        y, indices = aten.max_pool2d_with_indices(x, [16, 16], [1, 1])
+        return aten.max_pool2d_with_indices_backward(gradient * y, x, [16, 16], [1, 1], [0, 0], [1, 1], False, indices)
+
+    x = torch.randn(1, 1, 18, 18)
+    joint = keep_small_offsets(make_fx(step, tracing_mode="fake")(x, torch.randn(1, 1, 3, 3)))
+    assert aten.max_pool2d_with_indices.default in {node.target for node in joint.graph.nodes}

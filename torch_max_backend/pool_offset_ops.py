@@ -24,11 +24,6 @@ def problem_of(shape: Sequence[int], window: Sequence[Sequence[int]], ceil_mode:
     )
 
 
-def offset_dtype(problem: PoolingProblem) -> torch.dtype:
-    """The type that holds the number of a tap."""
-    return torch.uint8 if problem.offset_bits == 8 else torch.int32
-
-
 def _coordinates(problem: PoolingProblem, like: torch.Tensor) -> list[tuple[int, torch.Tensor, int, int, int]]:
     """For each axis: its extent, every output's window start, the dilation, the taps and the axis' number."""
     rank = problem.rank
@@ -53,7 +48,7 @@ def max_pool_offsets(
     dilation: Sequence[int],
     ceil_mode: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Maxima, and for each the number of its tap within the window, row-major.
+    """Maxima, and for each the number of its tap within the window, row-major, of at most 255 taps.
 
     Source: aten.max_pool2d_with_indices, max_pool3d_with_indices. This body is what PyTorch runs where the graph is
     cut around the op; in MAX a Mojo kernel runs.
@@ -68,7 +63,7 @@ def max_pool_offsets(
         place = rest % extent
         rest = rest // extent
         offset = offset + ((place - start) // step) * _taps_after(problem, axis)
-    return y, offset.to(offset_dtype(problem))
+    return y, offset.to(torch.uint8)
 
 
 def _taps_after(problem: PoolingProblem, axis: int) -> int:
@@ -91,7 +86,7 @@ def _(
     window = (kernel_size, stride, padding, dilation)
     op = aten.max_pool2d_with_indices if len(kernel_size) == 2 else aten.max_pool3d_with_indices
     y, index = op(x, *(list(part) for part in window), ceil_mode)
-    return y, index.to(offset_dtype(problem_of(x.shape, window, ceil_mode)))
+    return y, index.to(torch.uint8)
 
 
 @torch.library.custom_op("torch_max_backend::max_pool_offsets_backward", mutates_args=())

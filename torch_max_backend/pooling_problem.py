@@ -13,6 +13,8 @@ from math import prod
 import numpy as np
 from beartype import beartype
 
+from torch_max_backend.mojo_ops.constants import kernel_constant
+
 Extents = tuple[int, int, int]
 AXES = ("D", "H", "W")
 
@@ -173,9 +175,9 @@ class PoolingProblem:
         )
 
     @property
-    def offset_bits(self) -> int:
-        """Width of the smallest integer type that holds a tap's number within the window, and one more."""
-        return 8 if self.window_size <= 255 else 32
+    def has_byte_offsets(self) -> bool:
+        """Whether a byte holds a tap's number within the window, and one more."""
+        return self.window_size <= 255
 
     def geometry(self) -> np.ndarray:
         """The kernels' geometry operand; kernels/pooling/problem.mojo names its entries."""
@@ -228,3 +230,7 @@ class AdaptivePoolingProblem:
     @property
     def output_spatial(self) -> tuple[int, ...]:
         return self.output[3 - self.rank :]
+
+    def geometry(self) -> np.ndarray:
+        """The kernels' geometry operand. Adaptive windows follow from the extents, so there is nothing in it."""
+        return np.zeros(kernel_constant("pooling.problem", "GEOMETRY_LENGTH"), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Times the gradients of pooling on a GPU as the dispatch launches them, without a graph around, and checks them.
+"""Times pooling, forward and backward, on a GPU as the dispatch launches them, without a graph around, and checks them.
 
     mojo build -I . benchmarks/pooling/launches.mojo -o launches [--target-accelerator=sm_90a]
     ./launches max:LABEL:NUMBERS ...
@@ -15,8 +15,15 @@ from std.math import ceildiv
 from std.sys import argv, size_of
 from std.time import perf_counter_ns
 
-from kernels.pooling import direct
-from kernels.pooling.dispatch import avg_pool_dgrad_gpu, max_pool_dgrad_gpu
+from kernels.pooling import dispatch
+from kernels.pooling.direct import Direct
+from kernels.pooling.kernel import (
+    INDEX,
+    NO_ENTRY,
+    OFFSET,
+    Operands,
+    entry_bytes,
+)
 from kernels.pooling.problem import Data, PoolingAxis, PoolingProblem
 
 comptime NUMBERS = 22
@@ -39,16 +46,17 @@ def scramble(i: UInt64) -> UInt64:
     return x ^ (x >> 32)
 
 
-def fill_windows[
-    dtype: DType, index: DType, maxima: Bool, offsets: Bool
-](dy: Data[dtype], entries: Data[index], p: PoolingProblem, total: Int64):
-    """Small whole numbers, and for maxima an entry inside each window."""
+def fill[
+    dtype: DType, entry: DType, forward: Bool
+](source: Data[dtype], entries: Data[entry], p: PoolingProblem, total: Int64):
+    """Small whole numbers, and for a gradient of maxima an entry inside each window.
+    """
     var i = Int(global_idx.x)
     if i >= Int(total):
         return
     var bits = scramble(UInt64(i + 1))
-    dy[unsafe_offset=i] = Scalar[dtype](Int(bits % 9) - 4)
-    comptime if maxima:
+    source[unsafe_offset=i] = Scalar[dtype](Int(bits % 9) - 4)
+    comptime if entry != NO_ENTRY and not forward:
         var o = i // Int(p.channels)
         var ow = o % Int(p.w.output)
         o //= Int(p.w.output)
@@ -60,7 +68,7 @@ def fill_windows[
         var kh = Int((bits >> 20) % 4096) % max(th.count, 1)
         var kw = Int((bits >> 36) % 4096) % max(tw.count, 1)
         var found: Int
-        comptime if offsets:
+        comptime if entry == OFFSET:
             found = (
                 ((td.first + kd) * Int(p.h.window) + th.first + kh)
                 * Int(p.w.window)
@@ -78,7 +86,7 @@ def fill_windows[
                 + tw.start
                 + kw * tw.step
             )
-        entries[unsafe_offset=i] = Scalar[index](found)
+        entries[unsafe_offset=i] = Scalar[entry](found)
 
 
 def count_differences[
@@ -86,10 +94,10 @@ def count_differences[
 ](got: Data[dtype], want: Data[dtype], count: Data[DType.int32], total: Int64):
     var i = Int(global_idx.x)
     if i < Int(total):
-        var a = got[unsafe_offset=i].cast[DType.float32]()
-        var b = want[unsafe_offset=i].cast[DType.float32]()
+        var a = got[unsafe_offset=i].cast[DType.float64]()
+        var b = want[unsafe_offset=i].cast[DType.float64]()
         # Averages round in another order.
-        var bound = Float32(0) if exact else 0.01 * abs(b) + 1e-5
+        var bound = Float64(0) if exact else 0.01 * abs(b) + 1e-5
         if not abs(a - b) <= bound:
             count[unsafe_offset=0] = 1
 
@@ -117,67 +125,80 @@ def best_milliseconds[
 
 
 def run[
-    dtype: DType, index: DType, maxima: Bool, offsets: Bool
+    dtype: DType, entry: DType, forward: Bool
 ](
     ctx: DeviceContext, p: PoolingProblem, label: String, bytes_per_ms: Float64
 ) raises:
     var pixels = p.input_size()
     var windows = p.output_size()
-    var entry = size_of[index]() if maxima else 0
-    var bytes = pixels * size_of[dtype]() + windows * (size_of[dtype]() + entry)
+    var found_bytes = entry_bytes[entry]()
+    var bytes = pixels * size_of[dtype]() + windows * (
+        size_of[dtype]() + found_bytes
+    )
+    var given = pixels if forward else windows
+    var made = windows if forward else pixels
+    var found = 1 if entry == NO_ENTRY else windows
     var sets = max(1, min(MOST_SETS, ceildiv(ROTATED_BYTES, bytes)))
-    var dys = List[DeviceBuffer[dtype]]()
-    var entries = List[DeviceBuffer[index]]()
-    var dxs = List[DeviceBuffer[dtype]]()
+    var sources = List[DeviceBuffer[dtype]]()
+    var entries = List[DeviceBuffer[entry]]()
+    var results = List[DeviceBuffer[dtype]]()
     for _ in range(sets):
-        var dy = ctx.enqueue_create_buffer[dtype](windows)
-        var found = ctx.enqueue_create_buffer[index](windows if maxima else 1)
-        var dx = ctx.enqueue_create_buffer[dtype](pixels)
-        ctx.enqueue_function[fill_windows[dtype, index, maxima, offsets]](
-            data(dy),
-            data(found),
+        var source = ctx.enqueue_create_buffer[dtype](given)
+        var names = ctx.enqueue_create_buffer[entry](found)
+        ctx.enqueue_function[fill[dtype, entry, forward]](
+            data(source),
+            data(names),
             p,
-            Int64(windows),
-            grid_dim=ceildiv(windows, BLOCK),
+            Int64(given),
+            grid_dim=ceildiv(given, BLOCK),
             block_dim=BLOCK,
         )
-        dys.append(dy^)
-        entries.append(found^)
-        dxs.append(dx^)
-    var want = ctx.enqueue_create_buffer[dtype](pixels)
+        sources.append(source^)
+        entries.append(names^)
+        results.append(ctx.enqueue_create_buffer[dtype](made))
+    var want = ctx.enqueue_create_buffer[dtype](made)
+    # A gradient only reads entries.
+    var want_names = ctx.enqueue_create_buffer[entry](found if forward else 1)
     var wrong = ctx.enqueue_create_buffer[DType.int32](1)
-    comptime if maxima:
-        direct.max_pool_dgrad_gpu[adaptive=False, offsets=offsets](
-            ctx, data(want), data(dys[0]), data(entries[0]), p
-        )
-    else:
-        direct.avg_pool_gpu[adaptive=False, forward=False](
-            ctx, data(want), data(dys[0]), p
-        )
+    run_reference[forward](
+        ctx,
+        data(want),
+        data(sources[0]),
+        data(want_names) if forward else data(entries[0]),
+        p,
+    )
     var turn = sets - 1
 
     def launch() raises {mut turn, imm}:
         turn = (turn + 1) % sets
-        comptime if maxima:
-            max_pool_dgrad_gpu[adaptive=False, offsets=offsets](
-                ctx, data(dxs[turn]), data(dys[turn]), data(entries[turn]), p
-            )
-        else:
-            avg_pool_dgrad_gpu[adaptive=False](
-                ctx, data(dxs[turn]), data(dys[turn]), p
-            )
+        run_chosen[forward](
+            ctx,
+            data(results[turn]),
+            data(sources[turn]),
+            data(entries[turn]),
+            p,
+        )
 
-    _ = dxs[0].enqueue_fill(Scalar[dtype](LEFT))
+    _ = results[0].enqueue_fill(Scalar[dtype](LEFT))
     _ = wrong.enqueue_fill(0)
     launch()
-    ctx.enqueue_function[count_differences[dtype, maxima]](
-        data(dxs[0]),
+    ctx.enqueue_function[count_differences[dtype, entry != NO_ENTRY]](
+        data(results[0]),
         data(want),
         data(wrong),
-        Int64(pixels),
-        grid_dim=ceildiv(pixels, BLOCK),
+        Int64(made),
+        grid_dim=ceildiv(made, BLOCK),
         block_dim=BLOCK,
     )
+    comptime if forward and entry != NO_ENTRY:
+        ctx.enqueue_function[count_differences[entry, True]](
+            data(entries[0]),
+            data(want_names),
+            data(wrong),
+            Int64(made),
+            grid_dim=ceildiv(made, BLOCK),
+            block_dim=BLOCK,
+        )
     var host = ctx.enqueue_create_host_buffer[DType.int32](1)
     ctx.enqueue_copy(host, wrong)
     ctx.synchronize()
@@ -186,11 +207,53 @@ def run[
     print(
         label,
         dtype,
-        "offset" if offsets else ("index" if maxima else "average"),
+        "offset" if entry
+        == OFFSET else ("index" if entry == INDEX else "average"),
+        "fprop" if forward else "dgrad",
         Float64(bytes) / bytes_per_ms * 1e3,
         took * 1e3,
         verdict,
     )
+
+
+@always_inline
+def run_chosen[
+    dtype: DType, entry: DType, //, forward: Bool
+](
+    ctx: DeviceContext,
+    result: Data[dtype],
+    source: Data[dtype],
+    entries: Data[entry],
+    p: PoolingProblem,
+) raises:
+    comptime if forward:
+        dispatch.fprop["gpu", False](Operands(result, source, entries), p, ctx)
+    else:
+        dispatch.dgrad["gpu", False](Operands(result, source, entries), p, ctx)
+
+
+@always_inline
+def run_reference[
+    dtype: DType, entry: DType, //, forward: Bool
+](
+    ctx: DeviceContext,
+    result: Data[dtype],
+    source: Data[dtype],
+    entries: Data[entry],
+    p: PoolingProblem,
+) raises:
+    Direct[forward, "gpu"].launch[dtype, entry, False](
+        ctx, Operands(result, source, entries), p
+    )
+
+
+def run_passes[
+    dtype: DType, entry: DType
+](
+    ctx: DeviceContext, p: PoolingProblem, label: String, bytes_per_ms: Float64
+) raises:
+    run[dtype, entry, True](ctx, p, label, bytes_per_ms)
+    run[dtype, entry, False](ctx, p, label, bytes_per_ms)
 
 
 def parse(text: String) raises -> PoolingProblem:
@@ -246,11 +309,11 @@ def main() raises:
         var label = String(parts[1])
         var p = parse(String(parts[2]))
         if parts[0] == "avg":
-            run[DType.float32, DType.uint8, False, False](ctx, p, label, rate)
-            run[DType.bfloat16, DType.uint8, False, False](ctx, p, label, rate)
+            run_passes[DType.float32, NO_ENTRY](ctx, p, label, rate)
+            run_passes[DType.bfloat16, NO_ENTRY](ctx, p, label, rate)
             continue
-        run[DType.float32, DType.int64, True, False](ctx, p, label, rate)
-        run[DType.bfloat16, DType.int64, True, False](ctx, p, label, rate)
+        run_passes[DType.float32, INDEX](ctx, p, label, rate)
+        run_passes[DType.bfloat16, INDEX](ctx, p, label, rate)
         if p.window_size() < 256:
-            run[DType.float32, DType.uint8, True, True](ctx, p, label, rate)
-            run[DType.bfloat16, DType.uint8, True, True](ctx, p, label, rate)
+            run_passes[DType.float32, OFFSET](ctx, p, label, rate)
+            run_passes[DType.bfloat16, OFFSET](ctx, p, label, rate)

@@ -35,6 +35,7 @@ from torch_max_backend.bench import hardware, results
 from torch_max_backend.bench.ceilings import copy_rate
 from torch_max_backend.bench.compiled import on_stream
 from torch_max_backend.bench.timing import interleaved, set_count
+from torch_max_backend.mojo_ops.constants import kernel_constant
 from torch_max_backend.mojo_ops.pooling import pool_op
 from torch_max_backend.pooling_problem import PoolingProblem
 from torch_max_backend.runtime import libraries
@@ -130,7 +131,7 @@ def build_graphs(dtypes: list[str], kinds: set[str], device: DeviceRef, kernels:
     """
     module = Module()
     host = DeviceRef.CPU()
-    geometry = TensorType(DType.int64, (15,), host)
+    geometry = TensorType(DType.int64, (kernel_constant("pooling.problem", "GEOMETRY_LENGTH"),), host)
     extents = [TensorType(DType.uint8, (name,), host) for name in ("e0", "e1", "e2")]
     given, made = ("n", "d", "h", "w", "c"), ("n", "e0", "e1", "e2", "c")
     for dtype in dtypes:
@@ -138,9 +139,9 @@ def build_graphs(dtypes: list[str], kinds: set[str], device: DeviceRef, kernels:
         indices, offsets = DType.int64, DType.uint8
         signatures = {
             "max_fprop": ("max_pool_fprop", [x], [y, TensorType(indices, made, device)]),
-            "max_fprop_offsets": ("max_pool_fprop_offsets", [x], [y, TensorType(offsets, made, device)]),
+            "max_fprop_offsets": ("max_pool_fprop", [x], [y, TensorType(offsets, made, device)]),
             "max_dgrad": ("max_pool_dgrad", [x, TensorType(indices, given, device)], [y]),
-            "max_dgrad_offsets": ("max_pool_dgrad_offsets", [x, TensorType(offsets, given, device)], [y]),
+            "max_dgrad_offsets": ("max_pool_dgrad", [x, TensorType(offsets, given, device)], [y]),
             "avg_fprop": ("avg_pool_fprop", [x], [y]),
             "avg_dgrad": ("avg_pool_dgrad", [x], [y]),
         }
@@ -293,7 +294,7 @@ def measure(case: Case, layout: str, dtype: str, setting: Setting) -> list[Row]:
     rows = []
     for passing in PASSES[case.op]:
         kind = f"{case.op}_{passing}"
-        if kind not in setting.kinds or (passing == "dgrad_offsets" and problem.offset_bits != 8):
+        if kind not in setting.kinds or (passing == "dgrad_offsets" and not problem.has_byte_offsets):
             continue
         model = setting.models[f"{kind}_{dtype}"]
         moved, made = activations, "input"

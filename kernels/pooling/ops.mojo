@@ -1,6 +1,6 @@
 """Registrations of the pooling family: thin ops over the entries of entries.mojo, which says what operands are.
 
-`function` is the library function that the graph's builder chose.
+`function` is the library function that the graph's builder chose; it knows the types and whether windows are adaptive.
 """
 
 import extensibility
@@ -12,48 +12,22 @@ from ..library import Call
 
 @extensibility.register("max_pool_fprop")
 struct MaxPoolFprop:
-    """y, indices = the maxima of x and where they are, flat in the unpadded plane.
-    """
+    """y, entries = the maxima of x and where they are: int64 indices, flat in the unpadded plane, or in one byte the number
+    of the winning tap in its window."""
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType, function: StaticString
+        target: StaticString, dtype: DType, entry: DType, function: StaticString
     ](
         y: OutputTensor[dtype=dtype, rank=5, ...],
-        indices: OutputTensor[dtype=DType.int64, rank=5, ...],
+        entries: OutputTensor[dtype=entry, rank=5, ...],
         x: InputTensor[dtype=dtype, rank=5, ...],
         geometry: InputTensor[dtype=DType.int64, rank=1, ...],
         ctx: DeviceContext,
     ) raises:
         var call = Call()
         call.append(y)
-        call.append(indices)
-        call.append(x)
-        call.append(geometry)
-        call.run[function](ctx)
-
-
-@extensibility.register("max_pool_fprop_offsets")
-struct MaxPoolFpropOffsets:
-    """As max_pool_fprop, with the number of the winning tap within its window in place of the index.
-    """
-
-    @staticmethod
-    def execute[
-        target: StaticString,
-        dtype: DType,
-        offset: DType,
-        function: StaticString,
-    ](
-        y: OutputTensor[dtype=dtype, rank=5, ...],
-        offsets: OutputTensor[dtype=offset, rank=5, ...],
-        x: InputTensor[dtype=dtype, rank=5, ...],
-        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
-        ctx: DeviceContext,
-    ) raises:
-        var call = Call()
-        call.append(y)
-        call.append(offsets)
+        call.append(entries)
         call.append(x)
         call.append(geometry)
         call.run[function](ctx)
@@ -61,218 +35,64 @@ struct MaxPoolFpropOffsets:
 
 @extensibility.register("max_pool_dgrad")
 struct MaxPoolDgrad:
-    """dx gathers, for each pixel, the dy of the windows above it whose index names it. Deterministic; an index
+    """dx gathers, for each pixel, the dy of the windows above it whose entry names it. Deterministic; an entry
     that names no pixel under its window is ignored."""
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType, function: StaticString
+        target: StaticString, dtype: DType, entry: DType, function: StaticString
     ](
         dx: OutputTensor[dtype=dtype, rank=5, ...],
         dy: InputTensor[dtype=dtype, rank=5, ...],
-        indices: InputTensor[dtype=DType.int64, rank=5, ...],
+        entries: InputTensor[dtype=entry, rank=5, ...],
         geometry: InputTensor[dtype=DType.int64, rank=1, ...],
         ctx: DeviceContext,
     ) raises:
         var call = Call()
         call.append(dx)
         call.append(dy)
-        call.append(indices)
+        call.append(entries)
         call.append(geometry)
         call.run[function](ctx)
 
 
-@extensibility.register("max_pool_dgrad_offsets")
-struct MaxPoolDgradOffsets:
-    """As max_pool_dgrad, from the numbers of the winning taps."""
-
-    @staticmethod
-    def execute[
-        target: StaticString,
-        dtype: DType,
-        offset: DType,
-        function: StaticString,
-    ](
-        dx: OutputTensor[dtype=dtype, rank=5, ...],
-        dy: InputTensor[dtype=dtype, rank=5, ...],
-        offsets: InputTensor[dtype=offset, rank=5, ...],
-        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
-        ctx: DeviceContext,
-    ) raises:
-        var call = Call()
-        call.append(dx)
-        call.append(dy)
-        call.append(offsets)
-        call.append(geometry)
-        call.run[function](ctx)
-
-
-@extensibility.register("max_pool_dgrad_scatter")
-struct MaxPoolDgradScatter:
-    """dx scatters dy to where the indices point, whatever produced them. Atomic on a GPU, so not deterministic
-    there; an index outside the plane is ignored."""
-
-    @staticmethod
-    def execute[
-        target: StaticString, dtype: DType, function: StaticString
-    ](
-        dx: OutputTensor[dtype=dtype, rank=5, ...],
-        dy: InputTensor[dtype=dtype, rank=5, ...],
-        indices: InputTensor[dtype=DType.int64, rank=5, ...],
-        ctx: DeviceContext,
-    ) raises:
-        var call = Call()
-        call.append(dx)
-        call.append(dy)
-        call.append(indices)
-        call.run[function](ctx)
-
-
-@extensibility.register("max_unpool_fprop")
-struct MaxUnpoolFprop:
-    """y is zero but for x at the indices; an index outside the plane is ignored.
+@extensibility.register("avg_pool")
+struct AvgPool:
+    """y = the averages of x; or dx gathers, for each pixel, the dy of the windows above it, each over its divisor.
     """
 
     @staticmethod
     def execute[
         target: StaticString, dtype: DType, function: StaticString
     ](
-        y: OutputTensor[dtype=dtype, rank=5, ...],
-        x: InputTensor[dtype=dtype, rank=5, ...],
-        indices: InputTensor[dtype=DType.int64, rank=5, ...],
-        ctx: DeviceContext,
-    ) raises:
-        var call = Call()
-        call.append(y)
-        call.append(x)
-        call.append(indices)
-        call.run[function](ctx)
-
-
-@extensibility.register("max_unpool_dgrad")
-struct MaxUnpoolDgrad:
-    """dx takes dy at the indices; an index outside the plane gives zero."""
-
-    @staticmethod
-    def execute[
-        target: StaticString, dtype: DType, function: StaticString
-    ](
-        dx: OutputTensor[dtype=dtype, rank=5, ...],
-        dy: InputTensor[dtype=dtype, rank=5, ...],
-        indices: InputTensor[dtype=DType.int64, rank=5, ...],
-        ctx: DeviceContext,
-    ) raises:
-        var call = Call()
-        call.append(dx)
-        call.append(dy)
-        call.append(indices)
-        call.run[function](ctx)
-
-
-@extensibility.register("avg_pool_fprop")
-struct AvgPoolFprop:
-    """y = the averages of x."""
-
-    @staticmethod
-    def execute[
-        target: StaticString, dtype: DType, function: StaticString
-    ](
-        y: OutputTensor[dtype=dtype, rank=5, ...],
-        x: InputTensor[dtype=dtype, rank=5, ...],
+        result: OutputTensor[dtype=dtype, rank=5, ...],
+        source: InputTensor[dtype=dtype, rank=5, ...],
         geometry: InputTensor[dtype=DType.int64, rank=1, ...],
         ctx: DeviceContext,
     ) raises:
         var call = Call()
-        call.append(y)
-        call.append(x)
+        call.append(result)
+        call.append(source)
         call.append(geometry)
         call.run[function](ctx)
 
 
-@extensibility.register("avg_pool_dgrad")
-struct AvgPoolDgrad:
-    """dx gathers, for each pixel, the dy of the windows above it, each over its divisor. Deterministic.
+@extensibility.register("pool_by_index")
+struct PoolByIndex:
+    """Max unpooling, forward and backward, and the scattering form of max pooling's gradient.
     """
 
     @staticmethod
     def execute[
         target: StaticString, dtype: DType, function: StaticString
     ](
-        dx: OutputTensor[dtype=dtype, rank=5, ...],
-        dy: InputTensor[dtype=dtype, rank=5, ...],
-        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
-        ctx: DeviceContext,
-    ) raises:
-        var call = Call()
-        call.append(dx)
-        call.append(dy)
-        call.append(geometry)
-        call.run[function](ctx)
-
-
-@extensibility.register("adaptive_max_pool_fprop")
-struct AdaptiveMaxPoolFprop:
-    @staticmethod
-    def execute[
-        target: StaticString, dtype: DType, function: StaticString
-    ](
-        y: OutputTensor[dtype=dtype, rank=5, ...],
-        indices: OutputTensor[dtype=DType.int64, rank=5, ...],
-        x: InputTensor[dtype=dtype, rank=5, ...],
-        ctx: DeviceContext,
-    ) raises:
-        var call = Call()
-        call.append(y)
-        call.append(indices)
-        call.append(x)
-        call.run[function](ctx)
-
-
-@extensibility.register("adaptive_max_pool_dgrad")
-struct AdaptiveMaxPoolDgrad:
-    @staticmethod
-    def execute[
-        target: StaticString, dtype: DType, function: StaticString
-    ](
-        dx: OutputTensor[dtype=dtype, rank=5, ...],
-        dy: InputTensor[dtype=dtype, rank=5, ...],
+        result: OutputTensor[dtype=dtype, rank=5, ...],
+        source: InputTensor[dtype=dtype, rank=5, ...],
         indices: InputTensor[dtype=DType.int64, rank=5, ...],
         ctx: DeviceContext,
     ) raises:
         var call = Call()
-        call.append(dx)
-        call.append(dy)
+        call.append(result)
+        call.append(source)
         call.append(indices)
-        call.run[function](ctx)
-
-
-@extensibility.register("adaptive_avg_pool_fprop")
-struct AdaptiveAvgPoolFprop:
-    @staticmethod
-    def execute[
-        target: StaticString, dtype: DType, function: StaticString
-    ](
-        y: OutputTensor[dtype=dtype, rank=5, ...],
-        x: InputTensor[dtype=dtype, rank=5, ...],
-        ctx: DeviceContext,
-    ) raises:
-        var call = Call()
-        call.append(y)
-        call.append(x)
-        call.run[function](ctx)
-
-
-@extensibility.register("adaptive_avg_pool_dgrad")
-struct AdaptiveAvgPoolDgrad:
-    @staticmethod
-    def execute[
-        target: StaticString, dtype: DType, function: StaticString
-    ](
-        dx: OutputTensor[dtype=dtype, rank=5, ...],
-        dy: InputTensor[dtype=dtype, rank=5, ...],
-        ctx: DeviceContext,
-    ) raises:
-        var call = Call()
-        call.append(dx)
-        call.append(dy)
         call.run[function](ctx)

@@ -20,7 +20,7 @@ comptime GEOMETRY_DIVISOR_OVERRIDE = 14
 comptime GEOMETRY_LENGTH = 15
 
 
-comptime Data[dtype: DType] = MutPointer[Scalar[dtype], MutAnyOrigin]
+comptime Data[dtype: DType] = MutPointer[Scalar[dtype], MutUntrackedOrigin]
 """A tensor's elements, of a CPU's memory or a GPU's."""
 
 comptime accumulator[
@@ -170,6 +170,15 @@ struct PoolingProblem(KernelArgument):
     def output_size(self) -> Int:
         return Int(self.batch) * self.output_plane() * Int(self.channels)
 
+    @always_inline
+    def input_row(self, number: Int) -> Position:
+        """Of that number in all samples; w and c are 0."""
+        return position(number, Int(self.d.input), Int(self.h.input), 1, 1)
+
+    @always_inline
+    def output_row(self, number: Int) -> Position:
+        return position(number, Int(self.d.output), Int(self.h.output), 1, 1)
+
     def may_miss(self) -> Bool:
         """Whether windows may lie wholly in padding."""
         return self.d.may_miss() or self.h.may_miss() or self.w.may_miss()
@@ -305,7 +314,7 @@ def _check_axis(name: String, axis: PoolingAxis, overhang: Int) raises -> Int:
 
 
 def pooling_problem(
-    geometry: MutPointer[Int64, MutAnyOrigin],
+    geometry: Data[DType.int64],
     length: Int,
     x_shape: IndexList[5],
     y_shape: IndexList[5],

@@ -15,7 +15,6 @@ from torch_max_backend.bench.pooling import AvgPoolBackward, Form, MaxPoolBackwa
 from torch_max_backend.bench.runner import run_case
 from torch_max_backend.bench.task import Task
 from torch_max_backend.convolution_problem import ConvolutionProblem, Pass
-from torch_max_backend.dtypes import TORCH_TO_MAX
 from torch_max_backend.pooling_problem import PoolingProblem
 
 CPU = torch.device("cpu")
@@ -70,7 +69,7 @@ KERNELS = {
     for kernel in (
         *(task.kernel for task in TASKS.values()),
         kernel_graph(Pass.DGRAD, torch.float32),
-        max_graph(Form.GATHER, torch.float32, TORCH_TO_MAX[torch.uint8]),
+        max_graph(Form.GATHER, torch.float32),
     )
 }
 

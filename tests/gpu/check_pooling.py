@@ -66,7 +66,7 @@ def check(case: kernel_tests.Window, layout: str, dtype: str, models: dict, devi
     for name, given in (("dx", indices), ("dx of foreign indices", foreign)):
         got = to_logical(run("max_dgrad", [dy, given], problem, "input")[0], x, layout)
         right.append(compare(f"{label} {name}", got, kernel_tests.scatter_reference(dy, given, x.shape), True))
-    if problem.offset_bits == 8:
+    if problem.has_byte_offsets:
         offsets = to_logical(run("max_fprop_offsets", [x], problem, "output")[1], y, layout)
         got = to_logical(run("max_dgrad_offsets", [dy, offsets], problem, "input")[0], x, layout)
         right.append(compare(f"{label} dx by offset", got, kernel_tests.scatter_reference(dy, indices, x.shape), True))

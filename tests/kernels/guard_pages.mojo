@@ -27,7 +27,9 @@ from kernels.convolution.common import (
 from kernels.convolution.dispatch import run_cpu
 from kernels.convolution.problem import ConvolutionProblem, checked
 from kernels.pooling import dispatch as pooling
-from kernels.pooling.problem import Data, PoolingAxis, PoolingProblem
+from kernels.pooling.kernel import INDEX, OFFSET, Operands, averages
+from kernels.pooling.problem import PoolingAxis, PoolingProblem
+from max.gpu.host import DeviceContext
 
 comptime PAGE = 4096
 comptime FORBIDDEN = Int32(0)
@@ -67,10 +69,6 @@ struct Guarded[dtype: DType](Movable):
         for i in range(count):
             # Indices of a plane, of its surroundings, and taps of a window are among these.
             self.data[unsafe_offset=i] = Scalar[Self.dtype](i % 23 - 3)
-
-    def view(self) -> Data[Self.dtype]:
-        """The same memory, as the pooling kernels name it."""
-        return rebind[Data[Self.dtype]](self.data)
 
     def __deinit__(deinit self):
         _ = external_call["munmap", Int32](self.mapping, self.length)
@@ -153,31 +151,28 @@ def run_pooling[
     )
     var x = Guarded[dtype](p.input_size(), at_end)
     var y = Guarded[dtype](p.output_size(), at_end)
-    var indices = Guarded[DType.int64](p.output_size(), at_end)
-    var offsets = Guarded[DType.uint8](p.output_size(), at_end)
+    var indices = Guarded[INDEX](p.output_size(), at_end)
+    var offsets = Guarded[OFFSET](p.output_size(), at_end)
+    var ctx = DeviceContext(api="cpu")
     if op == 0:
-        pooling.max_pool_fprop_cpu[adaptive=adaptive, offsets=False](
-            y.view(), indices.view(), x.view(), p
-        )
+        var t = Operands(y.data, x.data, indices.data)
+        pooling.fprop["cpu", adaptive](t, p, ctx)
     elif op == 1:
-        pooling.max_pool_dgrad_cpu[adaptive=adaptive, offsets=False](
-            x.view(), y.view(), indices.view(), p
-        )
+        var t = Operands(x.data, y.data, indices.data)
+        pooling.dgrad["cpu", adaptive](t, p, ctx)
     elif op == 2:
-        pooling.avg_pool_fprop_cpu[adaptive=adaptive](y.view(), x.view(), p)
+        pooling.fprop["cpu", adaptive](averages(y.data, x.data), p, ctx)
     elif op == 3:
-        pooling.avg_pool_dgrad_cpu[adaptive=adaptive](x.view(), y.view(), p)
+        pooling.dgrad["cpu", adaptive](averages(x.data, y.data), p, ctx)
     else:
         comptime if adaptive:
             raise Error("adaptive pooling has no op ", op)
         if op == 4:
-            pooling.max_pool_fprop_cpu[adaptive=False, offsets=True](
-                y.view(), offsets.view(), x.view(), p
-            )
+            var t = Operands(y.data, x.data, offsets.data)
+            pooling.fprop["cpu", False](t, p, ctx)
         elif op == 5:
-            pooling.max_pool_dgrad_cpu[adaptive=False, offsets=True](
-                x.view(), y.view(), offsets.view(), p
-            )
+            var t = Operands(x.data, y.data, offsets.data)
+            pooling.dgrad["cpu", False](t, p, ctx)
         else:
             raise Error("pooling has no op ", op)
     _ = x^

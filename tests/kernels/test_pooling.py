@@ -247,7 +247,9 @@ class _Graphs:
     def _with_geometry(self, family: str, dtype: torch.dtype, inputs: list[TensorType]) -> Graph:
         host = DeviceRef.CPU()
         extents = [TensorType(DType.uint8, (e,), host) for e in MADE[1:4]]
-        return self._graph(graph_name(family, dtype), [*inputs, TensorType(DType.int64, (15,), host), *extents])
+        return self._graph(
+            graph_name(family, dtype), [*inputs, TensorType(DType.int64, (len(TYPED.geometry()),), host), *extents]
+        )
 
     def _types(self, dtype: torch.dtype) -> tuple[TensorType, TensorType, TensorType, TensorType]:
         x, y = (TensorType(DTYPES[dtype], dims, self.ref) for dims in (GIVEN, MADE))
@@ -284,9 +286,9 @@ class _Graphs:
                 return pooling.pool_op(name, self.ref, values, types)
 
             y, indices = op("max_pool_fprop", [x, geometry], [y_type, index_type])
-            y_too, offsets = op("max_pool_fprop_offsets", [x, geometry], [y_type, offset_type])
+            y_too, offsets = op("max_pool_fprop", [x, geometry], [y_type, offset_type])
             gathered = op("max_pool_dgrad", [dy, indices, geometry], [x_type])
-            by_offset = op("max_pool_dgrad_offsets", [dy, offsets, geometry], [x_type])
+            by_offset = op("max_pool_dgrad", [dy, offsets, geometry], [x_type])
             scattered = op("max_pool_dgrad_scatter", [dy, indices], [x_type])
             gathered_foreign = op("max_pool_dgrad", [dy, foreign, geometry], [x_type])
             scattered_foreign = op("max_pool_dgrad_scatter", [dy, foreign], [x_type])
@@ -308,11 +310,15 @@ class _Graphs:
     def _adaptive(self, dtype: torch.dtype) -> None:
         x_type, y_type, index_type, _ = self._types(dtype)
         with self._with_geometry("adaptive", dtype, [x_type, y_type]) as graph:
-            x, dy = (value.tensor for value in graph.inputs[:2])
-            y, indices = pooling.pool_op("adaptive_max_pool_fprop", self.ref, [x], [y_type, index_type])
-            dx = pooling.pool_op("adaptive_max_pool_dgrad", self.ref, [dy, indices], [x_type])
-            mean = pooling.pool_op("adaptive_avg_pool_fprop", self.ref, [x], [y_type])
-            mean_dx = pooling.pool_op("adaptive_avg_pool_dgrad", self.ref, [dy], [x_type])
+            x, dy, geometry = (value.tensor for value in graph.inputs[:3])
+
+            def op(name: str, values: list[Any], types: list[TensorType]) -> list[Any]:
+                return pooling.pool_op(name, self.ref, [*values, geometry], types, adaptive=True)
+
+            y, indices = op("max_pool_fprop", [x], [y_type, index_type])
+            dx = op("max_pool_dgrad", [dy, indices], [x_type])
+            mean = op("avg_pool_fprop", [x], [y_type])
+            mean_dx = op("avg_pool_dgrad", [dy], [x_type])
             graph.output(y, indices, *dx, *mean, *mean_dx)
 
 
@@ -340,10 +346,10 @@ class Compiled:
         """Results as logical tensors of `shapes`, on the CPU."""
         dtype = tensors[0].dtype
         physical = [to_physical(t, layout).to(self.device) for t in tensors]
-        geometry = torch.zeros(15, dtype=torch.int64)
-        if isinstance(problem, PoolingProblem):
-            geometry = torch.from_numpy(problem.geometry())
-        host = [geometry, *(torch.zeros(extent, dtype=torch.uint8) for extent in problem.output)]
+        host = [
+            torch.from_numpy(problem.geometry()),
+            *(torch.zeros(extent, dtype=torch.uint8) for extent in problem.output),
+        ]
         model = self.models[graph_name(family, dtype)]
         results = model.execute(*(Buffer.from_dlpack(t) for t in [*physical, *host]))
         return [
@@ -416,7 +422,7 @@ def test_max(compiled: Compiled, case: Window, layout: str) -> None:
         plane = math.prod(case.size)
         foreign = spoil(indices, plane)
         shapes = [*([y.shape] * 4), *([x.shape] * 6), y.shape]
-        if problem.offset_bits != 8:
+        if not problem.has_byte_offsets:
             with pytest.raises(ValueError, match="one byte"):
                 compiled.run("max", [x, dy, foreign], problem, layout, shapes)
             continue
@@ -448,7 +454,7 @@ def test_max(compiled: Compiled, case: Window, layout: str) -> None:
 @pytest.mark.parametrize("case", [c for c in WINDOWS if c.n], ids=lambda case: case.id)
 def test_max_nan_and_infinity(compiled: Compiled, case: Window, layout: str) -> None:
     problem = case.problem("max")
-    if problem.offset_bits != 8:
+    if not problem.has_byte_offsets:
         pytest.skip("test_max checks that this window is refused as one byte")
     for dtype in compiled.dtypes:
         generator = seeded(case.id)

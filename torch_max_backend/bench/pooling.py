@@ -44,13 +44,13 @@ class Form(enum.Enum):
 
 
 @beartype
-def max_graph(form: Form, dtype: torch.dtype, offset: DType) -> KernelGraph:
+def max_graph(form: Form, dtype: torch.dtype) -> KernelGraph:
     """The gradient of max pooling; a contiguous NCHW tensor goes in as [N * C, D, H, W, 1]."""
     name = TORCH_TO_MAX[dtype]
     second = {
         Form.GATHER: Operand(DType.int64, _OUTPUT),
         Form.SCATTER: Operand(DType.int64, _OUTPUT),
-        Form.OFFSETS: Operand(offset, _OUTPUT),
+        Form.OFFSETS: Operand(DType.uint8, _OUTPUT),
         Form.RECOMPUTE: Operand(name, _INPUT),
     }[form]
 
@@ -59,17 +59,15 @@ def max_graph(form: Form, dtype: torch.dtype, offset: DType) -> KernelGraph:
         dx = TensorType(name, list(_INPUT), place)
         if form is Form.SCATTER:
             return pool_op("max_pool_dgrad_scatter", place, [dy, other], [dx])[0]
-        if form is Form.GATHER:
-            return pool_op("max_pool_dgrad", place, [dy, other, geometry], [dx])[0]
         if form is Form.RECOMPUTE:
-            results = [TensorType(of, list(_OUTPUT), place) for of in (name, offset)]
-            other = pool_op("max_pool_fprop_offsets", place, [other, geometry], results)[1]
-        return pool_op("max_pool_dgrad_offsets", place, [dy, other, geometry], [dx])[0]
+            results = [TensorType(of, list(_OUTPUT), place) for of in (name, DType.uint8)]
+            other = pool_op("max_pool_fprop", place, [other, geometry], results)[1]
+        return pool_op("max_pool_dgrad", place, [dy, other, geometry], [dx])[0]
 
     extents = () if form is Form.RECOMPUTE else ("d", "h", "w")
-    width = f"_{offset.name}" if form in (Form.OFFSETS, Form.RECOMPUTE) else ""
-    label = f"bench_max_pool_dgrad_{form.value}{width}_{name.name}"
-    return KernelGraph(label, (Operand(name, _OUTPUT), second), extents, build)
+    return KernelGraph(
+        f"bench_max_pool_dgrad_{form.value}_{name.name}", (Operand(name, _OUTPUT), second), extents, build
+    )
 
 
 @beartype
@@ -167,15 +165,16 @@ class MaxPoolBackward(_PoolingTask):
         layout: MemoryLayout = "channels_last",
         form: Form = Form.GATHER,
     ) -> None:
-        offset = DType.uint8 if sizes.problem.offset_bits == 8 else DType.int32
-        super().__init__(name, sizes, dtype, device, layout, max_graph(form, dtype, offset))
+        if form in (Form.OFFSETS, Form.RECOMPUTE) and not sizes.problem.has_byte_offsets:
+            raise ValueError(f"window={sizes.problem.window}: must have at most 255 taps, which a byte counts")
+        super().__init__(name, sizes, dtype, device, layout, max_graph(form, dtype))
         self.form = form
         large, small = self._elements()
         width = dtype.itemsize
         index_bytes = {
             Form.GATHER: 8 * small,
             Form.SCATTER: 8 * small,
-            Form.OFFSETS: sizes.problem.offset_bits // 8 * small,
+            Form.OFFSETS: small,
             Form.RECOMPUTE: width * large,
         }[form]
         self.flops = small
@@ -220,8 +219,7 @@ class MaxPoolBackward(_PoolingTask):
         p, q = (torch.arange(extent, device=self.device) for extent in self.small[2:])
         r = (rows - (p * stride_h - pad_h)[:, None]) // dilation_h
         s = (columns - (q * stride_w - pad_w)) // dilation_w
-        dtype = torch.uint8 if self.problem.offset_bits == 8 else torch.int32
-        return self._ordered((r * window + s).to(dtype))
+        return self._ordered((r * window + s).to(torch.uint8))
 
 
 class AvgPoolBackward(_PoolingTask):

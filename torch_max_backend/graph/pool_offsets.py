@@ -1,7 +1,7 @@
 """Max pooling's memory between forward and backward: one byte for each output instead of an int64 index.
 
-Where nobody but the pooling's own backward looks at the indices, the joint graph is rewritten to a pair of ops that
-hand over the winner's place *within its window* instead (``pool_offset_ops.py``).
+Where nobody but the pooling's own backward looks at the indices and the window has at most 255 taps, the joint graph
+is rewritten to a pair of ops that hand over the winner's place *within its window* instead (``pool_offset_ops.py``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from torch_max_backend.pool_offset_ops import offset_dtype, problem_of
+from torch_max_backend.pool_offset_ops import problem_of
 
 aten = torch.ops.aten
 
@@ -44,14 +44,13 @@ def _rewrite(node: Node, backward: object) -> None:
         return
     window, ceil_mode = _window(node)
     problem = problem_of(fake.shape, window, ceil_mode)
-    if problem.has_empty_windows:
+    if problem.has_empty_windows or not problem.has_byte_offsets:
         return
-    dtype = offset_dtype(problem)
     graph = node.graph
     with graph.inserting_before(node):
         fresh = graph.call_function(torch.ops.torch_max_backend.max_pool_offsets.default, (x, *window, ceil_mode))
     y, index = node.meta["val"]
-    small = index.to(dtype)
+    small = index.to(torch.uint8)
     fresh.meta = {**node.meta, "val": (y, small)}
     node.replace_all_uses_with(fresh)
     results[1].meta = {**results[1].meta, "val": small}

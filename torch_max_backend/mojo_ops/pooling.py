@@ -16,6 +16,7 @@ from max.graph import DeviceRef, Dim, DimLike, StaticDim, TensorType, TensorValu
 
 from torch_max_backend.ir import ops
 from torch_max_backend.mojo_ops import functions
+from torch_max_backend.mojo_ops.constants import kernel_constant
 from torch_max_backend.pooling_problem import AdaptivePoolingProblem, Extents, PoolingProblem
 
 _FLOATS = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
@@ -52,25 +53,51 @@ def _resized(like: TensorValue, extents: Sequence[DimLike], dtype: DType | None 
     return TensorType(dtype or like.dtype, (batch, *map(Dim, extents), channels), like.device)
 
 
-def _geometry(problem: PoolingProblem) -> TensorValue:
+def _geometry(problem: PoolingProblem | AdaptivePoolingProblem) -> TensorValue:
     return ops.constant(problem.geometry(), DType.int64, device=DeviceRef.CPU())
 
 
-def _offset_dtype(problem: PoolingProblem) -> DType:
-    return DType.uint8 if problem.offset_bits == 8 else DType.int32
+def _check_offsets(problem: PoolingProblem) -> None:
+    if not problem.has_byte_offsets:
+        raise ValueError(f"window={problem.window}: an offset is one byte, which counts 255 taps")
+
+
+#: The entries of kernels/pooling/entries.mojo, each with the op that calls it.
+_OPS = {
+    "max_pool_fprop": "max_pool_fprop",
+    "max_pool_dgrad": "max_pool_dgrad",
+    "avg_pool_fprop": "avg_pool",
+    "avg_pool_dgrad": "avg_pool",
+    "max_pool_dgrad_scatter": "pool_by_index",
+    "max_unpool_fprop": "pool_by_index",
+    "max_unpool_dgrad": "pool_by_index",
+}
 
 
 @beartype
 def pool_op(
-    op: str, device: DeviceRef, values: Sequence[TensorValue], result_types: Sequence[TensorType]
+    entry: str,
+    device: DeviceRef,
+    values: Sequence[TensorValue],
+    result_types: Sequence[TensorType],
+    *,
+    adaptive: bool = False,
 ) -> list[TensorValue]:
-    """The bare op with its geometry as an operand, checked at run time: one graph then serves every problem.
+    """A library's entry with its geometry as an operand, checked at run time: one graph then serves every problem.
 
-    `values` begin with x or dy, whose dtype the kernels are made for; offsets have one or four bytes.
+    `values` begin with x or dy, whose dtype the kernels are made for. What the forward pass keeps for each maximum is
+    an int64 index or a uint8 offset.
     """
-    dtypes = [value.dtype for value in values] + [kind.dtype for kind in result_types]
-    offsets = [dtype for dtype in dtypes if dtype in (DType.uint8, DType.int32)][:1]
-    return functions.call("pooling", op, device, values, result_types, (values[0].dtype, *offsets))
+    op = _OPS[entry]
+    parameters: tuple[DType | bool, ...] = (values[0].dtype,)
+    if op == "max_pool_fprop":
+        parameters += (result_types[1].dtype,)
+    if op == "max_pool_dgrad":
+        parameters += (values[1].dtype,)
+    if op != "pool_by_index":
+        parameters += (adaptive,)
+    chosen = {"function": functions.require("pooling", entry, device, parameters)}
+    return [result.tensor for result in ops.custom(op, device, list(values), list(result_types), chosen)]
 
 
 @beartype
@@ -88,17 +115,18 @@ def max_pool_fprop(
 
 @beartype
 def max_pool_fprop_offsets(x: TensorValue, problem: PoolingProblem) -> tuple[TensorValue, TensorValue]:
-    """The maxima of `x` and, for each, the number of its tap: one byte where the window has at most 255."""
+    """The maxima of `x` and, for each, the number of its tap in one byte: for windows of at most 255 taps."""
     _check_tensor("x", x, problem.input)
     _check_float("x", x)
-    types = [_resized(x, problem.output), _resized(x, problem.output, _offset_dtype(problem))]
-    y, offsets = pool_op("max_pool_fprop_offsets", x.device, [x, _geometry(problem)], types)
+    _check_offsets(problem)
+    types = [_resized(x, problem.output), _resized(x, problem.output, DType.uint8)]
+    y, offsets = pool_op("max_pool_fprop", x.device, [x, _geometry(problem)], types)
     return y, offsets
 
 
 #: Up to so many rows under a window a GPU's threads keep their own sums; past them, and from so many windows over one
 #: position on, adding atomically is faster than comparing them all.
-_MOST_ROWS = 96
+_MOST_ROWS = kernel_constant("pooling.gpu.ring_scatter_plan", "MOST_SUMS")
 _ATOMIC_FROM = 48
 
 
@@ -132,9 +160,10 @@ def max_pool_dgrad_offsets(dy: TensorValue, offsets: TensorValue, problem: Pooli
     """Gradient of max pooling by gathering, from offsets. Deterministic."""
     _check_tensor("dy", dy, problem.output)
     _check_float("dy", dy)
-    _check_companion("offsets", offsets, "dy", dy, _offset_dtype(problem))
+    _check_companion("offsets", offsets, "dy", dy, DType.uint8)
+    _check_offsets(problem)
     types = [_resized(dy, problem.input)]
-    return pool_op("max_pool_dgrad_offsets", dy.device, [dy, offsets, _geometry(problem)], types)[0]
+    return pool_op("max_pool_dgrad", dy.device, [dy, offsets, _geometry(problem)], types)[0]
 
 
 @beartype
@@ -184,7 +213,7 @@ def adaptive_max_pool_fprop(
     _check_float("x", x)
     extents = extents or problem.output
     types = [_resized(x, extents), _resized(x, extents, DType.int64)]
-    y, indices = pool_op("adaptive_max_pool_fprop", x.device, [x], types)
+    y, indices = pool_op("max_pool_fprop", x.device, [x, _geometry(problem)], types, adaptive=True)
     return y, indices
 
 
@@ -196,7 +225,8 @@ def adaptive_max_pool_dgrad(
     _check_tensor("dy", dy, problem.output)
     _check_float("dy", dy)
     _check_companion("indices", indices, "dy", dy, DType.int64)
-    return pool_op("adaptive_max_pool_dgrad", dy.device, [dy, indices], [_resized(dy, extents or problem.input)])[0]
+    types = [_resized(dy, extents or problem.input)]
+    return pool_op("max_pool_dgrad", dy.device, [dy, indices, _geometry(problem)], types, adaptive=True)[0]
 
 
 @beartype
@@ -206,7 +236,8 @@ def adaptive_avg_pool_fprop(
     """The averages of `x` over adaptive windows."""
     _check_tensor("x", x, problem.input)
     _check_float("x", x)
-    return pool_op("adaptive_avg_pool_fprop", x.device, [x], [_resized(x, extents or problem.output)])[0]
+    types = [_resized(x, extents or problem.output)]
+    return pool_op("avg_pool_fprop", x.device, [x, _geometry(problem)], types, adaptive=True)[0]
 
 
 @beartype
@@ -216,7 +247,8 @@ def adaptive_avg_pool_dgrad(
     """Gradient of adaptive average pooling by gathering. Deterministic."""
     _check_tensor("dy", dy, problem.output)
     _check_float("dy", dy)
-    return pool_op("adaptive_avg_pool_dgrad", dy.device, [dy], [_resized(dy, extents or problem.input)])[0]
+    types = [_resized(dy, extents or problem.input)]
+    return pool_op("avg_pool_dgrad", dy.device, [dy, _geometry(problem)], types, adaptive=True)[0]
 
 
 @beartype

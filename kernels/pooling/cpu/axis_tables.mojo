@@ -6,7 +6,7 @@ windows and those that padding clips.
 
 from std.math import ceildiv
 
-from ..problem import PoolingAxis
+from ..problem import PoolingAxis, Taps
 
 
 struct WindowTable(Movable):
@@ -17,8 +17,7 @@ struct WindowTable(Movable):
     var count: List[Int]
     var first_tap: List[Int]
     var divisor: List[Int]
-    var most_taps: Int
-    """At least as many taps as any window has."""
+    var step: Int
 
     def __init__(
         out self,
@@ -27,6 +26,7 @@ struct WindowTable(Movable):
         adaptive: Bool,
         include_pad: Bool = False,
     ):
+        self.step = 1 if adaptive else Int(axis.dilation)
         var windows = Int(axis.output)
         var extent = Int(axis.input)
         var window = Int(axis.window)
@@ -35,7 +35,6 @@ struct WindowTable(Movable):
         self.count = List[Int](length=windows, fill=window)
         self.first_tap = List[Int](length=windows, fill=0)
         self.divisor = List[Int](length=windows, fill=window)
-        self.most_taps = min(window, extent)
         var starts = self.start.unsafe_ptr()
         for o in range(windows):
             var start = o * Int(axis.stride) - Int(axis.padding)
@@ -49,6 +48,10 @@ struct WindowTable(Movable):
             self.divisor[o] = taps.count if adaptive else axis.divisor[False](
                 o, include_pad
             )
+
+    @always_inline
+    def taps(self, o: Int) -> Taps:
+        return Taps(self.start[o], self.step, self.count[o], self.first_tap[o])
 
 
 struct AboveTable(Movable):

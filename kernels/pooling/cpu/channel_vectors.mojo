@@ -4,6 +4,7 @@ What a result needs is listed once for its pixel, as element offsets, and then w
 a block is four vectors where C allows it, so that neither the loop nor the latency of a comparison shows.
 """
 
+from max.gpu.host import DeviceContext
 from std.sys import size_of
 from std.utils.numerics import neg_inf
 
@@ -14,6 +15,7 @@ from .vectors import (
     ask_for,
     end_past_cache,
     for_each_share,
+    is_nan,
     lanes,
     load_part,
     own_lines,
@@ -24,18 +26,11 @@ from .vectors import (
 )
 from .axis_tables import AboveTable, WindowTable
 from .separable_max import has_window_everywhere
-from ..problem import Data, PoolingAxis, PoolingProblem, accumulator
+from ..kernel import INDEX, NO_ENTRY, OFFSET, Operands, PoolingKernel
+from ..problem import Data, PoolingAxis, PoolingProblem, Taps, accumulator
 
 comptime MANY_TAPS = 16
 """Taps of a window above which a pixel's next channels are wanted before the data that lies EARLY bytes on."""
-
-
-@always_inline
-def _is_nan[
-    dtype: DType, W: SIMDLength, //
-](v: SIMD[dtype, W]) -> SIMD[DType.bool, W]:
-    # `ne` is an ordered comparison, false for NaN.
-    return ~v.eq(v)
 
 
 comptime FEWEST_CHANNELS = 16
@@ -46,209 +41,192 @@ comptime MOST_IN_ORDER = 1024
 """Addends that are summed one after the other, at most: rows first keep the rounding smaller."""
 
 
-def vectors_max_can_implement[
-    adaptive: Bool
-](p: PoolingProblem) -> Optional[String]:
-    """None, or why max_pool_fprop_vectors does not take the problem."""
-    if not has_window_everywhere[adaptive](p):
-        return String("a window may lie wholly in padding")
-    return None
+def _most_taps(p: PoolingProblem) -> Int:
+    """Of a window, clipped to the tensor."""
+
+    @always_inline
+    def taps(axis: PoolingAxis) -> Int:
+        return Int(min(axis.window, axis.input))
+
+    return taps(p.d) * taps(p.h) * taps(p.w)
 
 
-def vectors_avg_can_implement[
-    adaptive: Bool, forward: Bool
-](p: PoolingProblem) -> Optional[String]:
-    """None, or why summing whole rows first is faster than averages by vectors.
+struct TapList(Movable):
+    """What the windows of one row need: how far their taps lie from their first column, how these are called, and which of
+    them no window before has read. Windows inside the tensor look alike: it is listed once for all.
     """
-    if p.channels < FEWEST_CHANNELS:
-        return String("channels are few")
-    var addends: Int
-    var most = MOST_SUMMED
-    comptime if forward:
 
-        @always_inline
-        def taps(axis: PoolingAxis) -> Int:
-            return Int(min(axis.window, axis.input))
+    var at: List[Scalar[DType.int]]
+    var places: List[Int32]
+    var fresh: List[Scalar[DType.int]]
+    var count: Int
+    var fresh_count: Int
+    var columns: Tuple[Int, Int]
+    """Number of the first tap on W, and how many there are."""
 
-        addends = taps(p.d) * taps(p.h) * taps(p.w)
-        if p.output_plane() == 1:
-            most = MOST_IN_ORDER
-    else:
-        addends = (
-            p.d.most_above[adaptive]()
-            * p.h.most_above[adaptive]()
-            * p.w.most_above[adaptive]()
-        )
-    if addends > most:
-        return String("each result has many addends")
-    return None
+    def __init__(out self, most: Int):
+        self.at = own_lines[DType.int](most)
+        self.places = own_lines[DType.int32](most)
+        self.fresh = own_lines[DType.int](most)
+        self.count = 0
+        self.fresh_count = 0
+        self.columns = (-1, -1)
 
-
-def _shares_none[adaptive: Bool](axis: PoolingAxis) -> Bool:
-    """Whether windows that follow each other have no position in common; adaptive ones have one at most.
-    """
-    return adaptive or axis.most_above() == 1
+    def fill[
+        entry: DType, adaptive: Bool
+    ](
+        mut self,
+        p: PoolingProblem,
+        td: Taps,
+        th: Taps,
+        first_column: Int,
+        columns: Int,
+    ):
+        """For windows with these taps; entries of those whose first column is 0, or offsets.
+        """
+        if (
+            self.columns[0] == first_column
+            and self.columns[1] == columns
+            and self.count > 0
+        ):
+            return
+        self.columns = (first_column, columns)
+        self.count = 0
+        self.fresh_count = 0
+        # What of a window others have not read yet, counted from its end.
+        var fresh_h = Int(p.h.window if adaptive else p.h.stride)
+        var fresh_w = Int(p.w.window if adaptive else p.w.stride)
+        var w_step = 1 if adaptive else Int(p.w.dilation)
+        var at = pointer_inside(self.at)
+        var places = pointer_inside(self.places)
+        var fresh = pointer_inside(self.fresh)
+        for a in range(td.count):
+            for b in range(th.count):
+                var pixel = (
+                    (td.start + a * td.step) * Int(p.h.input)
+                    + th.start
+                    + b * th.step
+                ) * Int(p.w.input)
+                var tap = (
+                    (td.first + a) * Int(p.h.window) + th.first + b
+                ) * Int(p.w.window) + first_column
+                for k in range(columns):
+                    var element = Scalar[DType.int](pixel * Int(p.channels))
+                    at[unsafe_offset=self.count] = element
+                    places[unsafe_offset=self.count] = Int32(
+                        tap + k if entry == OFFSET else pixel
+                    )
+                    if b + fresh_h >= th.count and k + fresh_w >= columns:
+                        fresh[unsafe_offset=self.fresh_count] = element
+                        self.fresh_count += 1
+                    pixel += w_step
+                    self.count += 1
 
 
 @no_inline
-def max_pool_fprop_vectors[
-    dtype: DType,
-    index: DType,
-    *,
-    adaptive: Bool,
-    offsets: Bool,
-](
-    y_all: Data[dtype],
-    indices_all: Data[index],
-    x_all: Data[dtype],
-    p: PoolingProblem,
-):
-    """For what `vectors_max_can_implement` says."""
+def _pool_fprop_vectors[
+    dtype: DType, entry: DType, //, *, adaptive: Bool
+](t: Operands[dtype, entry], p: PoolingProblem):
     comptime Acc = accumulator[dtype]
     comptime V = lanes[dtype]
+    comptime averaging = entry == NO_ENTRY
     var d_axis = WindowTable(p.d, adaptive=adaptive)
     var h_axis = WindowTable(p.h, adaptive=adaptive)
     var w_axis = WindowTable(p.w, adaptive=adaptive)
-    var taps = d_axis.most_taps * h_axis.most_taps * w_axis.most_taps
-    # Windows that share no pixels are read in the order of the memory.
-    var in_order = (
-        _shares_none[adaptive](p.d)
-        and _shares_none[adaptive](p.h)
-        and _shares_none[adaptive](p.w)
-    )
+    var most = _most_taps(p)
 
     def share(first: Int, end: Int) {imm}:
         var channels = Int(p.channels)
-        var height = Int(p.h.input)
-        var width = Int(p.w.input)
         var out_width = Int(p.w.output)
-        var d_step = 1 if adaptive else Int(p.d.dilation)
-        var h_step = 1 if adaptive else Int(p.h.dilation)
-        var w_step = 1 if adaptive else Int(p.w.dilation)
+        # A line that is stored in part costs more so.
         var past_cache = (
-            size_of[index]() == 8 and channels * size_of[index]() % LINE == 0
+            entry == INDEX and channels * size_of[entry]() % LINE == 0
         )
-        var at_list = own_lines[DType.int](taps)
-        var fresh_list = own_lines[DType.int](taps)
-        var place_list = own_lines[DType.int32](taps)
-        var at = pointer_inside(at_list)
-        var fresh = pointer_inside(fresh_list)
-        var place = pointer_inside(place_list)
-        # What of a window others have not read yet, counted from its end.
-        var h_fresh = Int(p.h.window if adaptive else p.h.stride)
-        var w_fresh = Int(p.w.window if adaptive else p.w.stride)
+        var taps = TapList(most)
+        var at = pointer_inside(taps.at)
+        var places = pointer_inside(taps.places)
+        var fresh = pointer_inside(taps.fresh)
         for unit in range(first, end):
-            var slab = unit // Int(p.h.output)
-            var oh = unit - slab * Int(p.h.output)
-            var n = slab // Int(p.d.output)
-            var od = slab - n * Int(p.d.output)
-            var x = x_all.unsafe_offset(n * p.input_plane() * channels)
-            var d_start = d_axis.start[od]
-            var h_start = h_axis.start[oh]
-            var d_count = d_axis.count[od]
-            var h_count = h_axis.count[oh]
-            # Windows inside the tensor look alike from their first column: what they need is listed once for all.
-            var count = 0
-            var fresh_count = 0
-            var listed = (-1, -1)
+            var row = p.output_row(unit)
+            var x = t.source.unsafe_offset(row.n * p.input_plane() * channels)
+            var td = d_axis.taps(row.d)
+            var th = h_axis.taps(row.h)
+            taps.count = 0
             for ow in range(out_width):
-                var w_start = w_axis.start[ow]
-                var w_count = w_axis.count[ow]
-                var w_first = w_axis.first_tap[ow]
-                if w_count != listed[0] or w_first != listed[1]:
-                    listed = (w_count, w_first)
-                    count = 0
-                    fresh_count = 0
-                    for a in range(d_count):
-                        for b in range(h_count):
-                            var pixel = (
-                                (d_start + a * d_step) * height
-                                + h_start
-                                + b * h_step
-                            ) * width
-                            var tap = (
-                                (d_axis.first_tap[od] + a) * Int(p.h.window)
-                                + h_axis.first_tap[oh]
-                                + b
-                            ) * Int(p.w.window) + w_first
-                            for k in range(w_count):
-                                at[unsafe_offset=count] = Scalar[DType.int](
-                                    pixel * channels
-                                )
-                                place[unsafe_offset=count] = Int32(
-                                    tap + k if offsets else pixel
-                                )
-                                if (
-                                    b + h_fresh >= h_count
-                                    and k + w_fresh >= w_count
-                                ):
-                                    fresh[unsafe_offset=fresh_count] = at[
-                                        unsafe_offset=count
-                                    ]
-                                    fresh_count += 1
-                                pixel += w_step
-                                count += 1
-                var x_window = x.unsafe_offset(w_start * channels)
-                var first_place = Int32(0 if offsets else w_start)
+                taps.fill[entry, adaptive](
+                    p, td, th, w_axis.first_tap[ow], w_axis.count[ow]
+                )
+                var count = taps.count
+                var fresh_count = taps.fresh_count
+                var x_window = x.unsafe_offset(w_axis.start[ow] * channels)
+                var first_place = Int32(
+                    0 if entry == OFFSET else w_axis.start[ow]
+                )
                 var o = (unit * out_width + ow) * channels
-                var y = y_all.unsafe_offset(o)
-                var indices = indices_all.unsafe_offset(o)
-
-                @always_inline
-                def store[
-                    W: Int
-                ](c: Int, best: SIMD[Acc, W], found: SIMD[DType.int32, W]) {
-                    imm
-                }:
-                    store_part(y, c, channels, best.cast[dtype]())
-                    var entries = (found + first_place).cast[index]()
-                    # Only the backward pass wants indices, and there are more bytes of them than of y. A line that is stored in
-                    # part costs more so.
-                    if past_cache:
-                        store_past_cache(indices, c, channels, entries)
-                    else:
-                        store_part(indices, c, channels, entries)
+                var y = t.result.unsafe_offset(o)
+                var entries = t.entries
+                # A division for each vector would cost more than the sums.
+                var scale = Scalar[Acc](1)
+                comptime if averaging:
+                    scale /= Scalar[Acc](p.divisor[adaptive](row.d, row.h, ow))
+                else:
+                    entries = t.entries.unsafe_offset(o)
 
                 @always_inline
                 def block[W: Int](c: Int) {imm}:
-                    var best = SIMD[Acc, W](neg_inf[Acc]())
-                    var found = SIMD[DType.int32, W](place[unsafe_offset=0])
+                    var best = SIMD[Acc, W](0 if averaging else neg_inf[Acc]())
+                    var found = SIMD[DType.int32, W](places[unsafe_offset=0])
                     # After many taps the next channels of the same pixels are wanted.
                     var ahead = c + EARLY // size_of[dtype]()
                     if count > MANY_TAPS and c + W < channels:
                         ahead = c + W
-                    # Asking all at once leaves the loads that follow waiting in the same queue.
-                    var ask_first = not in_order
-                    for t in range(fresh_count if ask_first else 0):
+                    # Asking all at once leaves the loads that follow waiting in the same queue: not where windows that share
+                    # no pixels are read in the order of the memory.
+                    var ask_first = fresh_count < count
+                    for k in range(fresh_count if ask_first else 0):
                         ask_for[W](
-                            x_window.unsafe_offset(Int(fresh[unsafe_offset=t])),
+                            x_window.unsafe_offset(Int(fresh[unsafe_offset=k])),
                             ahead,
                         )
-                    for t in range(count):
+                    for k in range(count):
                         var pixel = x_window.unsafe_offset(
-                            Int(at[unsafe_offset=t])
+                            Int(at[unsafe_offset=k])
                         )
                         if not ask_first:
                             ask_for[W](pixel, ahead)
                         var value = load_part[W](pixel, c, channels).cast[Acc]()
-                        var wins = value.gt(best) | _is_nan(value)
-                        best = wins.select(value, best)
-                        found = wins.select(
-                            SIMD[DType.int32, W](place[unsafe_offset=t]),
-                            found,
-                        )
-                    store[W](c, best, found)
+                        comptime if averaging:
+                            best += value
+                        else:
+                            var wins = value.gt(best) | is_nan(value)
+                            best = wins.select(value, best)
+                            found = wins.select(
+                                SIMD[DType.int32, W](places[unsafe_offset=k]),
+                                found,
+                            )
+                    comptime if averaging:
+                        best *= scale
+                    store_part(y, c, channels, best.cast[dtype]())
+                    comptime if not averaging:
+                        var named = (found + first_place).cast[entry]()
+                        # Only the backward pass wants indices, and there are more bytes of them than of y.
+                        if past_cache:
+                            store_past_cache(entries, c, channels, named)
+                        else:
+                            store_part(entries, c, channels, named)
 
                 var c = 0
+                comptime if averaging:
+                    while c + 8 * V <= channels:
+                        block[8 * V](c)
+                        c += 8 * V
                 while c + 4 * V <= channels:
                     block[4 * V](c)
                     c += 4 * V
                 while c < channels:
                     block[V](c)
                     c += V
-        _ = at_list^
-        _ = fresh_list^
-        _ = place_list^
+        _ = taps^
         if past_cache:
             end_past_cache()
 
@@ -257,141 +235,7 @@ def max_pool_fprop_vectors[
 
 
 @no_inline
-def avg_pool_fprop_vectors[
-    dtype: DType, *, adaptive: Bool
-](y_all: Data[dtype], x_all: Data[dtype], p: PoolingProblem):
-    comptime Acc = accumulator[dtype]
-    comptime V = lanes[dtype]
-    var include = p.count_include_pad != 0
-    var d_axis = WindowTable(p.d, adaptive=adaptive, include_pad=include)
-    var h_axis = WindowTable(p.h, adaptive=adaptive, include_pad=include)
-    var w_axis = WindowTable(p.w, adaptive=adaptive, include_pad=include)
-    var rows = d_axis.most_taps * h_axis.most_taps
-    var taps = rows * w_axis.most_taps
-
-    def share(first: Int, end: Int) {imm}:
-        var channels = Int(p.channels)
-        var width = Int(p.w.input)
-        var out_width = Int(p.w.output)
-        var at_list = own_lines[DType.int](taps)
-        var fresh_list = own_lines[DType.int](taps)
-        var at = pointer_inside(at_list)
-        var fresh = pointer_inside(fresh_list)
-        var row_list = own_lines[DType.int](rows)
-        var row_at = pointer_inside(row_list)
-        # What windows before have read already.
-        var h_seen = 0 if adaptive else Int(p.h.window - p.h.stride)
-        var w_seen = 0 if adaptive else Int(p.w.window - p.w.stride)
-        for unit in range(first, end):
-            var slab = unit // Int(p.h.output)
-            var oh = unit - slab * Int(p.h.output)
-            var n = slab // Int(p.d.output)
-            var od = slab - n * Int(p.d.output)
-            var x = x_all.unsafe_offset(n * p.input_plane() * channels)
-            # What all windows of the row share is found once: rows, those last that no windows before have read.
-            var row_count = 0
-            for b in range(h_axis.count[oh]):
-                for a in range(d_axis.count[od]):
-                    row_at[unsafe_offset=row_count] = (
-                        Scalar[DType.int](
-                            (d_axis.start[od] + a) * Int(p.h.input)
-                            + h_axis.start[oh]
-                            + b
-                        )
-                        * width
-                    )
-                    row_count += 1
-            var seen = min(max(h_seen, 0) * d_axis.count[od], row_count)
-            var row_divisor = d_axis.divisor[od] * h_axis.divisor[oh]
-            # Windows inside the tensor look alike from their first column: what they need is listed once for all.
-            var count = 0
-            var fresh_count = 0
-            var listed = -1
-            for ow in range(out_width):
-                var w_count = w_axis.count[ow]
-                if w_count != listed:
-                    listed = w_count
-                    count = 0
-                    fresh_count = 0
-                    for r in range(row_count):
-                        for k in range(w_count):
-                            at[unsafe_offset=count] = Scalar[DType.int](
-                                (Int(row_at[unsafe_offset=r]) + k) * channels
-                            )
-                            count += 1
-                    for r in range(seen, row_count):
-                        for k in range(max(w_seen, 0), w_count):
-                            fresh[unsafe_offset=fresh_count] = Scalar[
-                                DType.int
-                            ]((Int(row_at[unsafe_offset=r]) + k) * channels)
-                            fresh_count += 1
-                var x_window = x.unsafe_offset(w_axis.start[ow] * channels)
-                var divisor = row_divisor * w_axis.divisor[ow]
-                comptime if not adaptive:
-                    if p.divisor_override != 0:
-                        divisor = Int(p.divisor_override)
-                # A division for each vector would cost more than the sums.
-                var scale = 1 / Scalar[Acc](divisor)
-                var y = y_all.unsafe_offset((unit * out_width + ow) * channels)
-
-                @always_inline
-                def block[W: Int](c: Int) {imm}:
-                    var total = SIMD[Acc, W](0)
-                    var ahead = c + EARLY // size_of[dtype]()
-                    if row_count == 1 and fresh_count == count:
-                        # One stream: further ahead.
-                        ahead += EARLY // size_of[dtype]()
-                        var run = x_window.unsafe_offset(
-                            Int(at[unsafe_offset=0])
-                        )
-                        for t in range(count):
-                            var pixel = run.unsafe_offset(t * channels)
-                            ask_for[W](pixel, ahead)
-                            total += load_part[W](pixel, c, channels).cast[
-                                Acc
-                            ]()
-                        store_part(
-                            y, c, channels, (total * scale).cast[dtype]()
-                        )
-                        return
-                    if count > MANY_TAPS and c + W < channels:
-                        ahead = c + W
-                    # Asking all at once leaves the loads that follow waiting in the same queue.
-                    var ask_first = fresh_count < count
-                    for t in range(fresh_count if ask_first else 0):
-                        ask_for[W](
-                            x_window.unsafe_offset(Int(fresh[unsafe_offset=t])),
-                            ahead,
-                        )
-                    for t in range(count):
-                        var pixel = x_window.unsafe_offset(
-                            Int(at[unsafe_offset=t])
-                        )
-                        if not ask_first:
-                            ask_for[W](pixel, ahead)
-                        total += load_part[W](pixel, c, channels).cast[Acc]()
-                    store_part(y, c, channels, (total * scale).cast[dtype]())
-
-                var c = 0
-                while c + 8 * V <= channels:
-                    block[8 * V](c)
-                    c += 8 * V
-                while c + 4 * V <= channels:
-                    block[4 * V](c)
-                    c += 4 * V
-                while c < channels:
-                    block[V](c)
-                    c += V
-        _ = at_list^
-        _ = row_list^
-        _ = fresh_list^
-
-    var units = Int(p.batch) * Int(p.d.output) * Int(p.h.output)
-    for_each_share(share, units, smallest_share(p.input_size(), units))
-
-
-@no_inline
-def avg_pool_dgrad_vectors[
+def _avg_pool_dgrad_vectors[
     dtype: DType, *, adaptive: Bool
 ](dx_all: Data[dtype], dy: Data[dtype], p: PoolingProblem):
     comptime Acc = accumulator[dtype]
@@ -421,16 +265,13 @@ def avg_pool_dgrad_vectors[
             for ow in range(Int(p.w.output)):
                 w_scale[unsafe_offset=ow] = 1 / Scalar[Acc](w_axis.divisor[ow])
         for unit in range(first, end):
-            var slab = unit // Int(p.h.input)
-            var h = unit - slab * Int(p.h.input)
-            var n = slab // Int(p.d.input)
-            var d = slab - n * Int(p.d.input)
+            var row = p.input_row(unit)
             # What all pixels of the row share is found once.
             var row_count = 0
-            for od in range(d_above.first[d], d_above.end[d]):
-                for oh in range(h_above.first[h], h_above.end[h]):
+            for od in range(d_above.first[row.d], d_above.end[row.d]):
+                for oh in range(h_above.first[row.h], h_above.end[row.h]):
                     at[unsafe_offset=row_count] = Scalar[DType.int](
-                        ((n * Int(p.d.output) + od) * Int(p.h.output) + oh)
+                        ((row.n * Int(p.d.output) + od) * Int(p.h.output) + oh)
                         * Int(p.w.output)
                         * channels
                     )
@@ -485,3 +326,61 @@ def avg_pool_dgrad_vectors[
 
     var units = Int(p.batch) * Int(p.d.input) * Int(p.h.input)
     for_each_share(share, units, smallest_share(p.input_size(), units))
+
+
+def _few_addends(
+    p: PoolingProblem, addends: Int, most: Int
+) -> Optional[String]:
+    """None, or why summing whole rows first is faster than averages by vectors.
+    """
+    if p.channels < FEWEST_CHANNELS:
+        return String("channels are few")
+    if addends > most:
+        return String("each result has many addends")
+    return None
+
+
+struct ChannelVectorsFprop(PoolingKernel):
+    comptime NAME: StaticString = "channel_vectors"
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, entry: DType, adaptive: Bool
+    ](p: PoolingProblem) -> Optional[String]:
+        comptime if entry != NO_ENTRY:
+            if not has_window_everywhere[adaptive](p):
+                return String("a window may lie wholly in padding")
+            return None
+        var most = MOST_IN_ORDER if p.output_plane() == 1 else MOST_SUMMED
+        return _few_addends(p, _most_taps(p), most)
+
+    @staticmethod
+    def launch[
+        dtype: DType, entry: DType, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        _pool_fprop_vectors[adaptive=adaptive](t, p)
+
+
+struct ChannelVectorsDgrad(PoolingKernel):
+    comptime NAME: StaticString = "channel_vectors"
+
+    @staticmethod
+    def compiles[entry: DType, adaptive: Bool]() -> Bool:
+        return entry == NO_ENTRY
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, entry: DType, adaptive: Bool
+    ](p: PoolingProblem) -> Optional[String]:
+        var addends = (
+            p.d.most_above[adaptive]()
+            * p.h.most_above[adaptive]()
+            * p.w.most_above[adaptive]()
+        )
+        return _few_addends(p, addends, MOST_SUMMED)
+
+    @staticmethod
+    def launch[
+        dtype: DType, entry: DType, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        _avg_pool_dgrad_vectors[adaptive=adaptive](t.result, t.source, p)

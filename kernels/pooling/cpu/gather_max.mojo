@@ -5,6 +5,8 @@ offset, and some by index, which is eight bytes wide, that costs less than to ad
 dx is written once, in the order of the memory, and the additions always come in the same order.
 """
 
+from max.gpu.host import DeviceContext
+
 from .vectors import (
     ask_ahead,
     for_each_share,
@@ -16,6 +18,7 @@ from .vectors import (
     store_part,
 )
 from .axis_tables import AboveTable
+from ..kernel import NO_ENTRY, OFFSET, Operands, PoolingKernel
 from ..problem import Data, PoolingAxis, PoolingProblem, accumulator
 
 comptime TOGETHER = 4
@@ -28,31 +31,6 @@ comptime MOST_COMPARED_INDICES = 9
 """The same for indices, eight bytes each."""
 comptime MOST_PIXELS = 8
 """Pixels to a window, at most, for which that is so: of more, most are zeros, which clearing writes faster."""
-
-
-def gather_can_implement[
-    dtype: DType, *, offsets: Bool
-](p: PoolingProblem) -> Optional[String]:
-    """None, or why this kernel does not take the problem, or others take it faster.
-    """
-    # Ends of vectors cost as much as whole ones.
-    var channels = Int(p.channels)
-    var whole = channels % lanes[dtype] == 0
-    comptime if offsets:
-        whole = whole or channels >= 4 * lanes[dtype]
-    else:
-        if max(p.d.dilation, max(p.h.dilation, p.w.dilation)) > 1:
-            return String("indices may name pixels between dilated taps")
-    if not whole:
-        return String("channels are no whole vectors")
-    if p.input_plane() >= 1 << 31:
-        return String("places do not fit 32 bits")
-    if p.input_plane() > MOST_PIXELS * p.output_plane():
-        return String("most pixels are zeros")
-    var above = p.d.most_above() * p.h.most_above() * p.w.most_above()
-    if above > (MOST_COMPARED if offsets else MOST_COMPARED_INDICES):
-        return String("too many windows lie above a pixel")
-    return None
 
 
 struct Columns(Movable):
@@ -104,11 +82,11 @@ struct Above(Movable):
 
 @always_inline
 def _gather_row[
-    dtype: DType, index: DType, //, *, offsets: Bool
+    dtype: DType, entry: DType, //
 ](
     dx: Data[dtype],
     dy_all: Data[dtype],
-    entries_all: Data[index],
+    entries_all: Data[entry],
     mut above: Above,
     columns: Columns,
     width: Int,
@@ -144,14 +122,14 @@ def _gather_row[
                 for k in range(k0, k1):
                     var o = starts[unsafe_offset=k]
                     var number = pixel + w
-                    comptime if offsets:
+                    comptime if entry == OFFSET:
                         number = (
                             Int(row_wanted[unsafe_offset=a])
                             + wanteds[unsafe_offset=k]
                         )
-                    var wanted = SIMD[index, V](Scalar[index](number))
+                    var wanted = SIMD[entry, V](Scalar[entry](number))
                     comptime for v in range(count):
-                        var entries: SIMD[index, V]
+                        var entries: SIMD[entry, V]
                         var gradient: SIMD[dtype, V]
                         comptime if whole:
                             entries = found.unsafe_load[width=V, alignment=1](
@@ -190,14 +168,9 @@ def _gather_row[
 
 
 @no_inline
-def max_pool_dgrad_gather[
-    dtype: DType, index: DType, *, offsets: Bool
-](
-    dx_all: Data[dtype],
-    dy_all: Data[dtype],
-    entries: Data[index],
-    p: PoolingProblem,
-):
+def _max_pool_dgrad_gather[
+    dtype: DType, entry: DType, //
+](t: Operands[dtype, entry], p: PoolingProblem):
     var d_axis = AboveTable(p.d, adaptive=False)
     var h_axis = AboveTable(p.h, adaptive=False)
     var w_axis = AboveTable(p.w, adaptive=False)
@@ -207,14 +180,12 @@ def max_pool_dgrad_gather[
         var channels = Int(p.channels)
         var width = Int(p.w.input)
         var height = Int(p.h.input)
-        var depth = Int(p.d.input)
         var row_length = Int(p.w.output) * channels
         var above = Above(p.d.most_above[False]() * p.h.most_above[False]())
         for unit in range(first, end):
-            var slab = unit // height
-            var h = unit - slab * height
-            var n = slab // depth
-            var d = slab - n * depth
+            var row = p.input_row(unit)
+            var h = row.h
+            var d = row.d
             above.count = 0
             for od in range(d_axis.first[d], d_axis.end[d]):
                 var kd = d + Int(p.d.padding) - od * Int(p.d.stride)
@@ -224,19 +195,19 @@ def max_pool_dgrad_gather[
                     var kh = h + Int(p.h.padding) - oh * Int(p.h.stride)
                     if kh % Int(p.h.dilation) != 0:
                         continue
-                    var row = (n * Int(p.d.output) + od) * Int(p.h.output) + oh
                     above.append(
-                        row * row_length,
+                        ((row.n * Int(p.d.output) + od) * Int(p.h.output) + oh)
+                        * row_length,
                         (
                             kd // Int(p.d.dilation) * Int(p.h.window)
                             + kh // Int(p.h.dilation)
                         )
                         * Int(p.w.window),
                     )
-            _gather_row[offsets=offsets](
-                dx_all.unsafe_offset(unit * width * channels),
-                dy_all,
-                entries,
+            _gather_row(
+                t.result.unsafe_offset(unit * width * channels),
+                t.source,
+                t.entries,
                 above,
                 columns,
                 width,
@@ -247,3 +218,42 @@ def max_pool_dgrad_gather[
     var units = Int(p.batch) * Int(p.d.input) * Int(p.h.input)
     for_each_share(share, units, smallest_share(p.input_size(), units))
     _ = columns^
+
+
+struct GatherMaxDgrad(PoolingKernel):
+    comptime NAME: StaticString = "gather_max"
+
+    @staticmethod
+    def compiles[entry: DType, adaptive: Bool]() -> Bool:
+        return entry != NO_ENTRY and not adaptive
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, entry: DType, adaptive: Bool
+    ](p: PoolingProblem) -> Optional[String]:
+        # Ends of vectors cost as much as whole ones.
+        var channels = Int(p.channels)
+        var whole = channels % lanes[dtype] == 0
+        comptime if entry == OFFSET:
+            whole = whole or channels >= 4 * lanes[dtype]
+        else:
+            if max(p.d.dilation, max(p.h.dilation, p.w.dilation)) > 1:
+                return String("indices may name pixels between dilated taps")
+        if not whole:
+            return String("channels are no whole vectors")
+        if p.input_plane() >= 1 << 31:
+            return String("places do not fit 32 bits")
+        if p.input_plane() > MOST_PIXELS * p.output_plane():
+            return String("most pixels are zeros")
+        var above = p.d.most_above() * p.h.most_above() * p.w.most_above()
+        if above > (
+            MOST_COMPARED if entry == OFFSET else MOST_COMPARED_INDICES
+        ):
+            return String("too many windows lie above a pixel")
+        return None
+
+    @staticmethod
+    def launch[
+        dtype: DType, entry: DType, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        _max_pool_dgrad_gather(t, p)

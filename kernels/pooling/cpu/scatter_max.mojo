@@ -1,18 +1,14 @@
 """Gradient of max pooling on the CPU by scattering: each window adds where its entries point.
 
-One plane (C = 1) or one block of channels at a time, always in the same order. An index outside the plane is ignored.
+One plane (C = 1) or one block of channels at a time, always in the same order. An entry that points outside the plane is
+ignored. What a loop compares with is an argument: behind a pointer it would be read again after every store.
 """
 
+from max.gpu.host import DeviceContext
 from std.math import ceildiv, iota
+from std.memory import stack_allocation
 from std.sys.info import num_logical_cores
 
-from .scatter_windows import (
-    add_by_offset,
-    add_indexed,
-    add_indexed_channels,
-    add_planes_by_offset,
-    add_planes_indexed,
-)
 from .vectors import (
     ask_ahead,
     clear_run,
@@ -23,6 +19,7 @@ from .vectors import (
     smallest_share,
     store_part,
 )
+from ..kernel import INDEX, NO_ENTRY, OFFSET, Operands, PoolingKernel
 from ..problem import Data, PoolingProblem, accumulator
 
 comptime BLOCK = 64
@@ -34,61 +31,36 @@ comptime LIMIT_32 = 1 << 31
 comptime FAR_AWAY = -(1 << 60)
 comptime CLEARED_TOGETHER = 4096
 """Elements that are cleared at once: few enough to stay in the nearest cache, enough to be cleared fast."""
+comptime ASKED_TOGETHER = 16
+"""Elements that are asked for together."""
 
 
-def scatter_can_implement[
-    *, adaptive: Bool, offsets: Bool
-](p: PoolingProblem) -> Optional[String]:
-    """None, or why this kernel does not take the problem."""
-    comptime if not adaptive and not offsets:
-        if p.may_miss():
-            # dx is cleared no further ahead than windows reach.
-            return String("indices may name pixels beyond a window's reach")
-    return None
+struct TapTable(Movable):
+    """Where offsets point: pixel origins[o] + deltas[tap] of the plane. What names no tap points outside every plane.
+    """
 
+    var origins: List[Scalar[DType.int]]
+    var deltas: List[Scalar[DType.int]]
 
-@no_inline
-def max_pool_dgrad_scatter[
-    dtype: DType, index: DType, *, adaptive: Bool, offsets: Bool
-](dx: Data[dtype], dy: Data[dtype], indices: Data[index], p: PoolingProblem):
-    comptime Acc = accumulator[dtype]
-    comptime V = lanes[dtype]
-    comptime in_place = dtype == Acc
-    var channels = Int(p.channels)
-    var idle = min(
-        ceildiv(num_logical_cores(), Int(p.batch)), ceildiv(channels, LEAST)
-    )
-    # In place, whole pixels keep to the order of the memory, which its prefetching rewards.
-    var cuts = channels // BLOCK
-    comptime if in_place:
-        cuts = 1
-    var most = ceildiv(channels, max(max(cuts, idle), 1))
-    var blocks = ceildiv(channels, most)
-    var plane = p.input_plane()
-    var outputs = p.output_plane()
-    var height = Int(p.h.input)
-    var width = Int(p.w.input)
-    # How far each tap lies from its window's origin, and where the windows' origins lie; what no tap has lies outside
-    # every plane.
-    var taps = List[Scalar[DType.int]]()
-    var origins = List[Scalar[DType.int]]()
-    comptime if offsets:
+    def __init__(out self, p: PoolingProblem, *, by_offset: Bool):
+        """By index the table is empty."""
+        self.origins = List[Scalar[DType.int]]()
+        self.deltas = List[Scalar[DType.int]]()
+        if not by_offset:
+            return
+        var height = Int(p.h.input)
+        var width = Int(p.w.input)
+        self.origins.resize(p.output_plane(), 0)
         for kd in range(Int(p.d.window)):
             for kh in range(Int(p.h.window)):
+                var row = kd * Int(p.d.dilation) * height + kh * Int(
+                    p.h.dilation
+                )
                 for kw in range(Int(p.w.window)):
-                    taps.append(
-                        (
-                            kd * Int(p.d.dilation) * height
-                            + kh * Int(p.h.dilation)
-                        )
-                        * width
-                        + kw * Int(p.w.dilation)
-                    )
-        comptime if index == DType.uint8:
-            while len(taps) < 256:
-                taps.append(FAR_AWAY)
-        origins.resize(outputs, 0)
-        var origin = origins.unsafe_ptr()
+                    self.deltas.append(row * width + kw * Int(p.w.dilation))
+        while len(self.deltas) < 256:
+            self.deltas.append(FAR_AWAY)
+        var origin = self.origins.unsafe_ptr()
         for od in range(Int(p.d.output)):
             for oh in range(Int(p.h.output)):
                 var row = (
@@ -99,191 +71,318 @@ def max_pool_dgrad_scatter[
                 for ow in range(Int(p.w.output)):
                     origin[unsafe_offset=ow] = row + ow * Int(p.w.stride)
                 origin = origin.unsafe_offset(Int(p.w.output))
-    var tap_count = len(taps)
-    var in_vectors = plane * channels < LIMIT_32
 
-    var deltas = pointer_to(taps)
-    var window_starts = pointer_to(origins)
 
-    def share(first: Int, end: Int) {imm}:
-        @always_inline
-        def target(found: Scalar[index], o: Int) {imm} -> Int:
-            """The pixel in the plane; outside it, as an unsigned number too, where there is none.
-            """
-            var pixel = Int(found)
-            comptime if offsets:
-                comptime if index != DType.uint8:
-                    if UInt(pixel) >= UInt(tap_count):
-                        return -1
-                pixel = (
-                    window_starts[unsafe_offset=o] + deltas[unsafe_offset=pixel]
-                )
-            return pixel
+@always_inline
+def _pixel[
+    entry: DType, //
+](found: Scalar[entry], origin: Int, deltas: Data[DType.int]) -> Int:
+    """What an entry names of the plane; anything outside it where there is no such pixel.
+    """
+    comptime if entry == OFFSET:
+        return origin + Int(deltas[unsafe_offset=Int(found)])
+    else:
+        return Int(found)
 
-        var fewest_cleared = CLEARED_TOGETHER // channels
-        var last_row = Int(p.d.output) * Int(p.h.output) - 1
 
-        @always_inline
-        def reached_by(row: Int) {imm} -> Int:
-            """One past the last pixel of a plane that a row of windows reaches.
-            """
-            comptime if adaptive:
-                return plane
-            else:
+@always_inline
+def _add_window[
+    dtype: DType, Acc: DType, entry: DType, //
+](
+    sums: Data[Acc],
+    dy: Data[dtype],
+    found: Data[entry],
+    first: Int,
+    end: Int,
+    origin: Int,
+    deltas: Data[DType.int],
+    plane: Int,
+    pitch: Int,
+):
+    """Adds channels first, ..., end - 1 of one window. Pixels lie `pitch` apart.
+    """
+    for c in range(first, end):
+        var pixel = _pixel(found[unsafe_offset=c], origin, deltas)
+        if UInt(pixel) < UInt(plane):
+            sums[unsafe_offset=pixel * pitch + c] += dy[unsafe_offset=c].cast[
+                Acc
+            ]()
+
+
+@always_inline
+def _add_window_vectors[
+    dtype: DType, Acc: DType, entry: DType, //
+](
+    sums: Data[Acc],
+    dy: Data[dtype],
+    found: Data[entry],
+    depth: Int,
+    deltas: Data[DType.int],
+    plane: Int,
+    pitch: Int,
+):
+    """As _add_window, by index, for a plane of less than 2^31 elements: vectors find the places.
+    """
+    comptime V = lanes[dtype]
+    var places = stack_allocation[V, Int32, alignment=64]()
+    var c = 0
+    while c + V <= depth:
+        var pixels = found.unsafe_load[width=V, alignment=1](c)
+        ask_ahead[V](found, c)
+        ask_ahead[V](dy, c)
+        var outside = pixels.lt(SIMD[entry, V](0)) | pixels.ge(
+            SIMD[entry, V](Scalar[entry](plane))
+        )
+        if outside.reduce_or():
+            _add_window(sums, dy, found, c, c + V, 0, deltas, plane, pitch)
+        else:
+            places.unsafe_store[alignment=64](
+                0,
+                pixels.cast[DType.int32]() * SIMD[DType.int32, V](Int32(pitch))
+                + iota[DType.int32, V](Int32(c)),
+            )
+            comptime for v in range(V):
+                sums[unsafe_offset=Int(places[unsafe_offset=v])] += dy[
+                    unsafe_offset=c + v
+                ].cast[Acc]()
+        c += V
+    _add_window(sums, dy, found, c, depth, 0, deltas, plane, pitch)
+
+
+@always_inline
+def _add_planes[
+    dtype: DType, Acc: DType, entry: DType, //
+](
+    sums: Data[Acc],
+    dy: Data[dtype],
+    found: Data[entry],
+    count: Int,
+    outputs: Int,
+    origins: Data[DType.int],
+    deltas: Data[DType.int],
+    plane: Int,
+):
+    """Adds to `count` planes of one channel."""
+    for n in range(count):
+        var target = sums.unsafe_offset(n * plane)
+        var dy_n = dy.unsafe_offset(n * outputs)
+        var found_n = found.unsafe_offset(n * outputs)
+        for first in range(0, outputs, ASKED_TOGETHER):
+            ask_ahead[ASKED_TOGETHER](found_n, first)
+            ask_ahead[ASKED_TOGETHER](dy_n, first)
+            for o in range(first, min(first + ASKED_TOGETHER, outputs)):
+                var origin = 0
+                comptime if entry == OFFSET:
+                    origin = Int(origins[unsafe_offset=o])
+                var pixel = _pixel(found_n[unsafe_offset=o], origin, deltas)
+                if UInt(pixel) < UInt(plane):
+                    target[unsafe_offset=pixel] += dy_n[unsafe_offset=o].cast[
+                        Acc
+                    ]()
+
+
+@fieldwise_init
+struct ClearedPixels(TrivialRegisterPassable):
+    """How far the pixels of a block of channels in dx are cleared: shortly before the first window that reaches them adds.
+    """
+
+    var end: Int
+    var fewest: Int
+    """Pixels that are cleared together, at least."""
+
+    @always_inline
+    def reach[
+        dtype: DType, //, adaptive: Bool
+    ](
+        mut self,
+        dx: Data[dtype],
+        p: PoolingProblem,
+        row: Int,
+        depth: Int,
+        pitch: Int,
+    ):
+        """Clears what row number `row` of a plane's windows reaches; its last row clears all that is left.
+        """
+        var plane = p.input_plane()
+        var to = plane
+        comptime if not adaptive:
+            if row < Int(p.d.output) * Int(p.h.output) - 1:
                 var od = row // Int(p.h.output)
-                var oh = row - od * Int(p.h.output)
                 var td = p.d.taps[False](od)
-                var th = p.h.taps[False](oh)
+                var th = p.h.taps[False](row - od * Int(p.h.output))
                 var d = td.start + (td.count - 1) * td.step
                 var h = th.start + (th.count - 1) * th.step
-                return min((d * height + h + 1) * width, plane)
+                to = min((d * Int(p.h.input) + h + 1) * Int(p.w.input), plane)
+        if to <= self.end:
+            return
+        to = min(max(to, self.end + self.fewest), plane)
+        if depth == pitch:
+            clear_run(
+                dx.unsafe_offset(self.end * pitch), (to - self.end) * pitch
+            )
+        else:
+            for i in range(self.end, to):
+                clear_run(dx.unsafe_offset(i * pitch), depth)
+        self.end = to
 
-        @always_inline
-        def add_planes(sums: Data[Acc], first_plane: Int, count: Int) {imm}:
-            """Adds to `count` planes that begin at `sums`; one channel."""
-            var start = first_plane * outputs
-            comptime if offsets:
-                add_planes_by_offset(
-                    sums,
-                    dy.unsafe_offset(start),
-                    indices.unsafe_offset(start),
-                    count,
-                    outputs,
-                    window_starts,
-                    deltas,
-                    tap_count,
-                    plane,
-                )
-            else:
-                add_planes_indexed(
-                    sums,
-                    dy.unsafe_offset(start),
-                    indices.unsafe_offset(start),
-                    count,
-                    outputs,
-                    plane,
-                )
 
-        # Half-precision sums are kept in float32 and rounded once.
+@always_inline
+def _scatter_planes_in_place[
+    dtype: DType, entry: DType, //
+](
+    t: Operands[dtype, entry],
+    p: PoolingProblem,
+    origins: Data[DType.int],
+    deltas: Data[DType.int],
+    first: Int,
+    end: Int,
+):
+    """Planes first, ..., end - 1 of one channel."""
+    var plane = p.input_plane()
+    var outputs = p.output_plane()
+    if outputs == 1:
+        for n in range(first, end):
+            var origin = 0
+            comptime if entry == OFFSET:
+                origin = Int(origins[])
+            _place_one(
+                t.result.unsafe_offset(n * plane),
+                t.source[unsafe_offset=n],
+                _pixel(t.entries[unsafe_offset=n], origin, deltas),
+                plane,
+            )
+        return
+    # Small planes are cleared several at a time.
+    var step = max(CLEARED_TOGETHER // plane, 1)
+    for n in range(first, end, step):
+        var group = min(step, end - n)
+        var sums = t.result.unsafe_offset(n * plane)
+        clear_run(sums, plane * group)
+        _add_planes(
+            sums,
+            t.source.unsafe_offset(n * outputs),
+            t.entries.unsafe_offset(n * outputs),
+            group,
+            outputs,
+            origins,
+            deltas,
+            plane,
+        )
+
+
+@always_inline
+def _scatter_channels[
+    dtype: DType, Acc: DType, entry: DType, //, adaptive: Bool
+](
+    sums: Data[Acc],
+    dy: Data[dtype],
+    found: Data[entry],
+    p: PoolingProblem,
+    origins: Data[DType.int],
+    deltas: Data[DType.int],
+    depth: Int,
+    pitch: Int,
+):
+    """Adds `depth` channels of one sample to sums, whose pixels lie `pitch` apart; dx itself is cleared on the way.
+    """
+    var plane = p.input_plane()
+    var channels = Int(p.channels)
+    var in_vectors = plane * channels < LIMIT_32
+    var cleared = ClearedPixels(0, CLEARED_TOGETHER // channels)
+    var o = 0
+    for row in range(Int(p.d.output) * Int(p.h.output)):
+        comptime if dtype == Acc:
+            cleared.reach[adaptive](sums, p, row, depth, pitch)
+        for _ in range(Int(p.w.output)):
+            var dy_pixel = dy.unsafe_offset(o * channels)
+            var found_pixel = found.unsafe_offset(o * channels)
+            var origin = 0
+            comptime if entry == OFFSET:
+                origin = Int(origins[unsafe_offset=o])
+            o += 1
+            comptime if entry == INDEX:
+                if in_vectors:
+                    _add_window_vectors(
+                        sums, dy_pixel, found_pixel, depth, deltas, plane, pitch
+                    )
+                    continue
+            ask_ahead[1](found_pixel, 0)
+            ask_ahead[1](dy_pixel, 0)
+            _add_window(
+                sums,
+                dy_pixel,
+                found_pixel,
+                0,
+                depth,
+                origin,
+                deltas,
+                plane,
+                pitch,
+            )
+
+
+@no_inline
+def _max_pool_dgrad_scatter[
+    dtype: DType, entry: DType, //, *, adaptive: Bool
+](t: Operands[dtype, entry], p: PoolingProblem):
+    comptime Acc = accumulator[dtype]
+    # Half-precision sums are kept in float32 and rounded once.
+    comptime in_place = dtype == Acc
+    var channels = Int(p.channels)
+    var idle = min(
+        ceildiv(num_logical_cores(), Int(p.batch)), ceildiv(channels, LEAST)
+    )
+    # In place, whole pixels keep to the order of the memory, which its prefetching rewards.
+    var cuts = 1 if in_place else channels // BLOCK
+    var most = ceildiv(channels, max(max(cuts, idle), 1))
+    var blocks = ceildiv(channels, most)
+    var plane = p.input_plane()
+    var outputs = p.output_plane()
+    var table = TapTable(p, by_offset=entry == OFFSET)
+    var deltas = pointer_to(table.deltas)
+    var origins = pointer_to(table.origins)
+
+    def share(first: Int, end: Int) {imm}:
+        comptime if in_place:
+            if channels == 1:
+                _scatter_planes_in_place(t, p, origins, deltas, first, end)
+                return
         var storage = List[Scalar[Acc]]()
         comptime if not in_place:
-            storage.resize(plane * most + V, 0)
-        comptime if in_place:
-            if outputs == 1 and channels == 1:
-                for n in range(first, end):
-                    _place_one(
-                        dx.unsafe_offset(n * plane),
-                        dy[unsafe_offset=n],
-                        target(indices[unsafe_offset=n], 0),
-                        plane,
-                    )
-                return
-            if channels == 1:
-                # Small planes are cleared several at a time.
-                var n = first
-                while n < end:
-                    var group = min(max(CLEARED_TOGETHER // plane, 1), end - n)
-                    var sums = rebind[Data[Acc]](dx.unsafe_offset(n * plane))
-                    clear_run(sums, plane * group)
-                    add_planes(sums, n, group)
-                    n += group
-                return
+            storage.resize(plane * most + lanes[dtype], 0)
         for unit in range(first, end):
             var n = unit // blocks
             var c0 = (unit - n * blocks) * most
             var depth = min(most, channels - c0)
-            var dx_block = dx.unsafe_offset(n * plane * channels + c0)
-            var sums: Data[Acc]
-            var pitch: Int
-            comptime if in_place:
-                sums = rebind[Data[Acc]](dx_block)
-                pitch = channels
-            else:
-                sums = pointer_to(storage)
-                pitch = depth
-                clear_run(sums, plane * depth)
+            var dx = t.result.unsafe_offset(n * plane * channels + c0)
             var start = n * outputs * channels + c0
-            var dy_block = dy.unsafe_offset(start)
-            var found = indices.unsafe_offset(start)
+            var dy = t.source.unsafe_offset(start)
+            var found = t.entries.unsafe_offset(start)
+            comptime if in_place:
+                _scatter_channels[adaptive](
+                    dx, dy, found, p, origins, deltas, depth, channels
+                )
+                continue
+            var sums = pointer_to(storage)
+            clear_run(sums, plane * depth)
             if channels == 1:
-                add_planes(sums, n, 1)
-            else:
-                var zeros_end = 0
-                var o = 0
-                for row in range(Int(p.d.output) * Int(p.h.output)):
-                    comptime if in_place:
-                        # Pixels are cleared shortly before the first window that reaches them adds.
-                        var to = plane if row == last_row else reached_by(row)
-                        if to > zeros_end:
-                            to = min(max(to, zeros_end + fewest_cleared), plane)
-                            if depth == channels:
-                                clear_run(
-                                    sums.unsafe_offset(zeros_end * pitch),
-                                    (to - zeros_end) * pitch,
-                                )
-                            else:
-                                for i in range(zeros_end, to):
-                                    clear_run(
-                                        sums.unsafe_offset(i * pitch), depth
-                                    )
-                            zeros_end = to
-                    for ow in range(Int(p.w.output)):
-                        var dy_pixel = dy_block.unsafe_offset(o * channels)
-                        var found_pixel = found.unsafe_offset(o * channels)
-                        comptime if offsets:
-                            ask_ahead[1](found_pixel, 0)
-                            ask_ahead[1](dy_pixel, 0)
-                            add_by_offset(
-                                sums,
-                                dy_pixel,
-                                found_pixel,
-                                depth,
-                                window_starts[unsafe_offset=o],
-                                deltas,
-                                tap_count,
-                                plane,
-                                pitch,
-                            )
-                        else:
-                            if in_vectors:
-                                add_indexed_channels(
-                                    sums,
-                                    dy_pixel,
-                                    found_pixel,
-                                    depth,
-                                    plane,
-                                    pitch,
-                                )
-                            else:
-                                ask_ahead[1](found_pixel, 0)
-                                ask_ahead[1](dy_pixel, 0)
-                                add_indexed(
-                                    sums,
-                                    dy_pixel,
-                                    found_pixel,
-                                    0,
-                                    depth,
-                                    plane,
-                                    pitch,
-                                    1,
-                                )
-                        o += 1
-            comptime if not in_place:
-                if channels == 1:
-                    round_run(dx_block, sums, plane)
-                else:
-                    for i in range(plane):
-                        round_run(
-                            dx_block.unsafe_offset(i * channels),
-                            sums.unsafe_offset(i * depth),
-                            depth,
-                        )
+                _add_planes(sums, dy, found, 1, outputs, origins, deltas, plane)
+                round_run(dx, sums, plane)
+                continue
+            _scatter_channels[adaptive](
+                sums, dy, found, p, origins, deltas, depth, depth
+            )
+            for i in range(plane):
+                round_run(
+                    dx.unsafe_offset(i * channels),
+                    sums.unsafe_offset(i * depth),
+                    depth,
+                )
         _ = storage^
 
     var units = Int(p.batch) * blocks
     for_each_share(share, units, smallest_share(p.input_size(), units))
-    _ = taps^
-    _ = origins^
+    _ = table^
 
 
 @always_inline
@@ -292,8 +391,7 @@ def _place_one[
 ](dx: Data[dtype], value: Scalar[dtype], place: Int, plane: Int):
     """A plane of zeros but for one pixel."""
     comptime V = lanes[dtype]
-    var at = 0
-    while at < plane:
+    for at in range(0, plane, V):
         var here = iota[DType.int64, V](Int64(at)).eq(
             SIMD[DType.int64, V](Int64(place))
         )
@@ -303,4 +401,27 @@ def _place_one[
             plane,
             here.select(SIMD[dtype, V](value), SIMD[dtype, V](0)),
         )
-        at += V
+
+
+struct ScatterMaxDgrad(PoolingKernel):
+    comptime NAME: StaticString = "scatter_max"
+
+    @staticmethod
+    def compiles[entry: DType, adaptive: Bool]() -> Bool:
+        return entry != NO_ENTRY
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, entry: DType, adaptive: Bool
+    ](p: PoolingProblem) -> Optional[String]:
+        comptime if not adaptive and entry == INDEX:
+            if p.may_miss():
+                # dx is cleared no further ahead than windows reach.
+                return String("indices may name pixels beyond a window's reach")
+        return None
+
+    @staticmethod
+    def launch[
+        dtype: DType, entry: DType, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        _max_pool_dgrad_scatter[adaptive=adaptive](t, p)

@@ -5,6 +5,8 @@ whole vectors into one row of sums; then each result takes what lies under, or a
 results share vectors too for strides 1 and 2; other strides finish one by one.
 """
 
+from max.gpu.host import DeviceContext
+
 from .vectors import (
     ClearedAhead,
     apart,
@@ -19,15 +21,8 @@ from .vectors import (
     store_part,
 )
 from .axis_tables import AboveTable, WindowTable
+from ..kernel import NO_ENTRY, Operands, PoolingKernel
 from ..problem import Data, PoolingProblem, accumulator
-
-
-def global_can_implement[adaptive: Bool](p: PoolingProblem) -> Optional[String]:
-    """None, or why the kernels for one window over a plane do not take the problem.
-    """
-    if not p.is_global[adaptive]():
-        return String("no window covers a plane")
-    return None
 
 
 @always_inline
@@ -44,8 +39,7 @@ def _sum_rows[
     """The sum of `length` elements from each of `rows` on, each row times its weight and each element times its scale.
     """
     comptime V = lanes[dtype]
-    var at = 0
-    while at < length:
+    for at in range(0, length, V):
         var total = SIMD[Acc, V](0)
         for r in range(len(rows)):
             ask_ahead[V](data.unsafe_offset(rows[r]), at)
@@ -59,11 +53,10 @@ def _sum_rows[
         comptime if scaled:
             total *= scales.unsafe_load[width=V, alignment=1](at)
         sums.unsafe_store[alignment=1](at, total)
-        at += V
 
 
 @no_inline
-def avg_pool_fprop_rows[
+def _avg_pool_fprop_separable[
     dtype: DType, *, adaptive: Bool
 ](y: Data[dtype], x: Data[dtype], p: PoolingProblem):
     comptime Acc = accumulator[dtype]
@@ -100,15 +93,14 @@ def avg_pool_fprop_rows[
         var rows = List[Int](capacity=apart(0))
         var unweighted = List[Scalar[Acc]]()
         for unit in range(first, end):
-            var slab = unit // Int(p.h.output)
-            var oh = unit - slab * Int(p.h.output)
-            var n = slab // Int(p.d.output)
-            var od = slab - n * Int(p.d.output)
+            var row = p.output_row(unit)
+            var oh = row.h
+            var od = row.d
             rows.clear()
             for a in range(d_axis.count[od]):
-                var above = (n * Int(p.d.input) + d_axis.start[od] + a) * Int(
-                    p.h.input
-                ) + h_axis.start[oh]
+                var above = (
+                    row.n * Int(p.d.input) + d_axis.start[od] + a
+                ) * Int(p.h.input) + h_axis.start[oh]
                 for b in range(h_axis.count[oh]):
                     rows.append((above + b) * length)
             _sum_rows[False](sums, x, rows, unweighted, length, by)
@@ -170,7 +162,7 @@ def avg_pool_fprop_rows[
 
 
 @no_inline
-def avg_pool_dgrad_rows[
+def _avg_pool_dgrad_separable[
     dtype: DType, *, adaptive: Bool
 ](dx: Data[dtype], dy: Data[dtype], p: PoolingProblem):
     comptime Acc = accumulator[dtype]
@@ -271,17 +263,7 @@ def avg_pool_dgrad_rows[
                     if slides:
                         _slide(out, sums.unsafe_offset(padding), length, window)
                         continue
-                    if window <= stride and stride > 2:
-                        _repeat(
-                            line,
-                            sums,
-                            out_width,
-                            length + padding,
-                            window,
-                            stride,
-                        )
-                    else:
-                        _spread(line, sums, length + padding, window, stride)
+                    _spread(line, sums, length + padding, window, stride)
                 _store_row(out, line.unsafe_offset(padding), length)
                 continue
             _sum_rows[True](sums, dy, rows, weights, out_length, scales)
@@ -314,15 +296,13 @@ def _store_row[
     dtype: DType, Acc: DType, //
 ](row: Data[dtype], line: Data[Acc], length: Int):
     comptime V = lanes[dtype]
-    var at = 0
-    while at < length:
+    for at in range(0, length, V):
         store_part(
             row,
             at,
             length,
             line.unsafe_load[width=V, alignment=1](at).cast[dtype](),
         )
-        at += V
 
 
 @always_inline
@@ -332,39 +312,11 @@ def _slide[
     """Position q of the row is the sum of windows q, q - 1, ..., q - window + 1, which move by one.
     """
     comptime V = lanes[dtype]
-    var q = 0
-    while q < length:
+    for q in range(0, length, V):
         var total = sums.unsafe_load[width=V, alignment=1](q)
         for k in range(1, window):
             total += sums.unsafe_load[width=V, alignment=1](q - k)
         store_part(row, q, length, total.cast[dtype]())
-        q += V
-
-
-@always_inline
-def _repeat[
-    Acc: DType, //
-](
-    line: Data[Acc],
-    sums: Data[Acc],
-    windows: Int,
-    length: Int,
-    window: Int,
-    stride: Int,
-):
-    """Positions stride * q, ..., stride * q + window - 1 of the line are window q, those between windows zeros.
-    """
-    comptime V = lanes[Acc]
-    for q in range(windows):
-        # What a vector writes too much is written again by those after it.
-        var at = line.unsafe_offset(q * stride)
-        var value = SIMD[Acc, V](sums[unsafe_offset=q])
-        for k in range(0, window, V):
-            at.unsafe_store[alignment=1](k, value)
-        for k in range(window, stride, V):
-            at.unsafe_store[alignment=1](k, SIMD[Acc, V](0))
-    for k in range(windows * stride, length, V):
-        line.unsafe_store[alignment=1](k, SIMD[Acc, V](0))
 
 
 @always_inline
@@ -402,51 +354,75 @@ def _spread[
 
 
 @no_inline
-def avg_pool_fprop_global[
-    dtype: DType, *, adaptive: Bool
-](y: Data[dtype], x: Data[dtype], p: PoolingProblem):
+def _avg_pool_global[
+    dtype: DType, //, *, forward: Bool
+](result: Data[dtype], source: Data[dtype], p: PoolingProblem, divisor: Int):
     """One window over all of a plane, C = 1: the plane is one run."""
-    var plane = p.input_plane()
-    var planes = Int(p.batch)
-    var divisor = p.divisor[adaptive](0, 0, 0)
     comptime Acc = accumulator[dtype]
     comptime V = lanes[dtype]
+    var plane = p.input_plane()
+    var planes = Int(p.batch)
 
     def share(first: Int, end: Int) {imm}:
         var by = Scalar[Acc](divisor)
         for n in range(first, end):
-            var total = SIMD[Acc, V](0)
-            var at = 0
-            while at < plane:
-                ask_ahead[V](x.unsafe_offset(n * plane), at)
-                total += load_part[V](
-                    x.unsafe_offset(n * plane), at, plane
-                ).cast[Acc]()
-                at += V
-            y[unsafe_offset=n] = (total.reduce_add() / by).cast[dtype]()
+            comptime if forward:
+                var run = source.unsafe_offset(n * plane)
+                var total = SIMD[Acc, V](0)
+                for at in range(0, plane, V):
+                    ask_ahead[V](run, at)
+                    total += load_part[V](run, at, plane).cast[Acc]()
+                result[unsafe_offset=n] = (total.reduce_add() / by).cast[
+                    dtype
+                ]()
+            else:
+                var value = SIMD[dtype, V](
+                    (source[unsafe_offset=n].cast[Acc]() / by).cast[dtype]()
+                )
+                for at in range(0, plane, V):
+                    store_part(
+                        result.unsafe_offset(n * plane), at, plane, value
+                    )
 
     for_each_share(share, planes, smallest_share(plane * planes, planes))
 
 
-@no_inline
-def avg_pool_dgrad_global[
-    dtype: DType, *, adaptive: Bool
-](dx: Data[dtype], dy: Data[dtype], p: PoolingProblem):
-    var plane = p.input_plane()
-    var planes = Int(p.batch)
-    var divisor = p.divisor[adaptive](0, 0, 0)
-    comptime Acc = accumulator[dtype]
-    comptime V = lanes[dtype]
+struct SeparableAvg[forward: Bool](PoolingKernel):
+    comptime NAME: StaticString = "separable_avg"
 
-    def share(first: Int, end: Int) {imm}:
-        var by = Scalar[Acc](divisor)
-        for n in range(first, end):
-            var value = SIMD[dtype, V](
-                (dy[unsafe_offset=n].cast[Acc]() / by).cast[dtype]()
-            )
-            var at = 0
-            while at < plane:
-                store_part(dx.unsafe_offset(n * plane), at, plane, value)
-                at += V
+    @staticmethod
+    def compiles[entry: DType, adaptive: Bool]() -> Bool:
+        return entry == NO_ENTRY
 
-    for_each_share(share, planes, smallest_share(plane * planes, planes))
+    @staticmethod
+    def launch[
+        dtype: DType, entry: DType, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        comptime if Self.forward:
+            _avg_pool_fprop_separable[adaptive=adaptive](t.result, t.source, p)
+        else:
+            _avg_pool_dgrad_separable[adaptive=adaptive](t.result, t.source, p)
+
+
+struct GlobalAvg[forward: Bool](PoolingKernel):
+    comptime NAME: StaticString = "global_avg"
+
+    @staticmethod
+    def compiles[entry: DType, adaptive: Bool]() -> Bool:
+        return entry == NO_ENTRY
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, entry: DType, adaptive: Bool
+    ](p: PoolingProblem) -> Optional[String]:
+        if not p.is_global[adaptive]():
+            return String("no window covers a plane")
+        return None
+
+    @staticmethod
+    def launch[
+        dtype: DType, entry: DType, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        _avg_pool_global[forward=Self.forward](
+            t.result, t.source, p, p.divisor[adaptive](0, 0, 0)
+        )

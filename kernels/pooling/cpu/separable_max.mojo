@@ -5,12 +5,14 @@ place where it was found; then each window takes the best of its columns. Of equ
 of NaNs the last: both are decided by comparing places.
 """
 
+from max.gpu.host import DeviceContext
 from std.math import iota
 from std.utils.numerics import neg_inf
 
 from .vectors import (
     ask_ahead,
     for_each_share,
+    is_nan,
     lanes,
     load_even,
     load_part,
@@ -20,16 +22,11 @@ from .vectors import (
     store_part,
 )
 from .axis_tables import WindowTable
-from ..problem import Data, PoolingProblem, accumulator
+from ..kernel import NO_ENTRY, OFFSET, Operands, PoolingKernel
+from ..problem import Data, PoolingProblem, Taps, accumulator
 
 comptime NOWHERE = Int32.MAX
 """The place of padding: after every pixel."""
-
-
-@always_inline
-def _is_nan[dtype: DType, V: Int, //](v: SIMD[dtype, V]) -> SIMD[DType.bool, V]:
-    # `ne` is an ordered comparison, false for NaN.
-    return ~v.eq(v)
 
 
 @always_inline
@@ -46,7 +43,7 @@ def _take_better[
     var wins = (
         value.gt(best)
         | (value.eq(best) & at.lt(place))
-        | (_is_nan(value) & (~_is_nan(best) | at.gt(place)))
+        | (is_nan(value) & (~is_nan(best) | at.gt(place)))
     )
     best = wins.select(value, best)
     place = wins.select(at, place)
@@ -60,29 +57,98 @@ def has_window_everywhere[adaptive: Bool](p: PoolingProblem) -> Bool:
     return p.input_plane() < 1 << 31
 
 
-def separable_can_implement[
-    adaptive: Bool
-](p: PoolingProblem) -> Optional[String]:
-    """None, or why max_pool_fprop_planes does not take the problem."""
-    if not has_window_everywhere[adaptive](p):
-        return String("a window may lie wholly in padding")
-    if p.channels != 1:
-        return String("channels lie between pixels")
-    return None
+@always_inline
+def _pool_columns[
+    dtype: DType, Acc: DType, //, entry: DType
+](
+    values: Data[Acc],
+    places: Data[DType.int32],
+    plane: Data[dtype],
+    p: PoolingProblem,
+    td: Taps,
+    th: Taps,
+):
+    """The best of every column under a row of windows, and where it is: in the plane, or by offset the tap in a window's
+    first column."""
+    comptime V = lanes[dtype]
+    var width = Int(p.w.input)
+    for w in range(0, width, V):
+        var best = SIMD[Acc, V](neg_inf[Acc]())
+        var place = SIMD[DType.int32, V](NOWHERE)
+        var lane = iota[DType.int32, V](Int32(w))
+        for a in range(td.count):
+            for b in range(th.count):
+                var h = th.start + b * th.step
+                var row = (
+                    (td.start + a * td.step) * Int(p.h.input) + h
+                ) * width
+                ask_ahead[V](plane.unsafe_offset(row), w)
+                var value = load_part[V](
+                    plane.unsafe_offset(row), w, width
+                ).cast[Acc]()
+                var at: SIMD[DType.int32, V]
+                comptime if entry == OFFSET:
+                    var tap = (td.first + a) * Int(p.h.window) + th.first + b
+                    at = SIMD[DType.int32, V](Int32(tap * Int(p.w.window)))
+                else:
+                    at = lane + Int32(row)
+                if a == 0 and b == 0:
+                    best = value
+                    place = at
+                else:
+                    var wins = value.gt(best) | is_nan(value)
+                    best = wins.select(value, best)
+                    place = wins.select(at, place)
+        values.unsafe_store[alignment=1](w, best)
+        places.unsafe_store[alignment=1](w, place)
+    # The last vector may have written past the row.
+    for j in range(width, width + V):
+        values[unsafe_offset=j] = neg_inf[Acc]()
+        places[unsafe_offset=j] = NOWHERE
+
+
+@always_inline
+def _pool_vectors_of_windows[
+    dtype: DType, Acc: DType, entry: DType, //
+](
+    y: Data[dtype],
+    entries: Data[entry],
+    values: Data[Acc],
+    places: Data[DType.int32],
+    p: PoolingProblem,
+):
+    """The best column of every window of a row, for strides of 1 and 2; columns begin with the padding.
+    """
+    comptime V = lanes[dtype]
+    var windows = Int(p.w.output)
+    for ow in range(0, windows, V):
+        var best = SIMD[Acc, V](neg_inf[Acc]())
+        var place = SIMD[DType.int32, V](NOWHERE)
+        for k in range(Int(p.w.window)):
+            var value: SIMD[Acc, V]
+            var at: SIMD[DType.int32, V]
+            var first = ow * Int(p.w.stride) + k * Int(p.w.dilation)
+            if p.w.stride == 1:
+                value = values.unsafe_load[width=V, alignment=1](first)
+                at = places.unsafe_load[width=V, alignment=1](first)
+            else:
+                value = load_even[V](values, first)
+                at = load_even[V](places, first)
+            comptime if entry == OFFSET:
+                at = at.eq(SIMD[DType.int32, V](NOWHERE)).select(
+                    at, at + Int32(k)
+                )
+            _take_better[V](best, place, value, at)
+        store_part(y, ow, windows, best.cast[dtype]())
+        store_part(entries, ow, windows, place.cast[entry]())
 
 
 @no_inline
-def max_pool_fprop_planes[
-    dtype: DType,
-    index: DType,
-    *,
-    adaptive: Bool,
-    offsets: Bool,
-](y: Data[dtype], indices: Data[index], x: Data[dtype], p: PoolingProblem):
-    """For what `separable_can_implement` says."""
+def _max_pool_fprop_separable[
+    dtype: DType, entry: DType, //, *, adaptive: Bool
+](t: Operands[dtype, entry], p: PoolingProblem):
     comptime Acc = accumulator[dtype]
     comptime V = lanes[dtype]
-    var width = Int(p.w.input)
     var out_width = Int(p.w.output)
     var d_axis = WindowTable(p.d, adaptive=adaptive)
     var h_axis = WindowTable(p.h, adaptive=adaptive)
@@ -90,12 +156,10 @@ def max_pool_fprop_planes[
     var stride = Int(p.w.stride)
     var padding = Int(p.w.padding)
     var dilation = Int(p.w.dilation)
-    var window = Int(p.w.window)
-    var d_step = 1 if adaptive else Int(p.d.dilation)
-    var h_step = 1 if adaptive else Int(p.h.dilation)
     var vectors = not adaptive and stride <= 2
     var room = padding + max(
-        width + 2 * V, (out_width + 2 * V) * stride + window * dilation
+        Int(p.w.input) + 2 * V,
+        (out_width + 2 * V) * stride + Int(p.w.window) * dilation,
     )
 
     def share(first: Int, end: Int) {imm}:
@@ -106,106 +170,36 @@ def max_pool_fprop_planes[
         var values = padded_values.unsafe_offset(padding)
         var places = padded_places.unsafe_offset(padding)
         for unit in range(first, end):
-            var slab = unit // Int(p.h.output)
-            var oh = unit - slab * Int(p.h.output)
-            var n = slab // Int(p.d.output)
-            var od = slab - n * Int(p.d.output)
-            var plane = x.unsafe_offset(n * p.input_plane())
-
-            # The best of every column.
-            var w = 0
-            while w < width:
-                var best = SIMD[Acc, V](neg_inf[Acc]())
-                var place = SIMD[DType.int32, V](NOWHERE)
-                var lane = iota_from[V](w)
-                for a in range(d_axis.count[od]):
-                    var d = d_axis.start[od] + a * d_step
-                    for b in range(h_axis.count[oh]):
-                        var h = h_axis.start[oh] + b * h_step
-                        var row = (d * Int(p.h.input) + h) * width
-                        ask_ahead[V](plane.unsafe_offset(row), w)
-                        var value = load_part[V](
-                            plane.unsafe_offset(row), w, width
-                        ).cast[Acc]()
-                        var at: SIMD[DType.int32, V]
-                        comptime if offsets:
-                            at = SIMD[DType.int32, V](
-                                Int32(
-                                    (
-                                        (d_axis.first_tap[od] + a)
-                                        * Int(p.h.window)
-                                        + h_axis.first_tap[oh]
-                                        + b
-                                    )
-                                    * window
-                                )
-                            )
-                        else:
-                            at = lane + Int32(row)
-                        if a == 0 and b == 0:
-                            best = value
-                            place = at
-                        else:
-                            var wins = value.gt(best) | _is_nan(value)
-                            best = wins.select(value, best)
-                            place = wins.select(at, place)
-                values.unsafe_store[alignment=1](w, best)
-                places.unsafe_store[alignment=1](w, place)
-                w += V
-            # The last vector may have written past the row.
-            for j in range(width, width + V):
-                values[unsafe_offset=j] = neg_inf[Acc]()
-                places[unsafe_offset=j] = NOWHERE
-
-            # The best column of every window.
-            var first_output = unit * out_width
-            var y_row = y.unsafe_offset(first_output)
-            var indices_row = indices.unsafe_offset(first_output)
+            var row = p.output_row(unit)
+            _pool_columns[entry](
+                values,
+                places,
+                t.source.unsafe_offset(row.n * p.input_plane()),
+                p,
+                d_axis.taps(row.d),
+                h_axis.taps(row.h),
+            )
+            var y = t.result.unsafe_offset(unit * out_width)
+            var entries = t.entries.unsafe_offset(unit * out_width)
             if vectors:
-                var ow = 0
-                while ow < out_width:
-                    var best = SIMD[Acc, V](neg_inf[Acc]())
-                    var place = SIMD[DType.int32, V](NOWHERE)
-                    for k in range(window):
-                        var value: SIMD[Acc, V]
-                        var at: SIMD[DType.int32, V]
-                        if stride == 1:
-                            value = padded_values.unsafe_load[
-                                width=V, alignment=1
-                            ](ow + k * dilation)
-                            at = padded_places.unsafe_load[
-                                width=V, alignment=1
-                            ](ow + k * dilation)
-                        else:
-                            value = load_even[V](
-                                padded_values, 2 * ow + k * dilation
-                            )
-                            at = load_even[V](
-                                padded_places, 2 * ow + k * dilation
-                            )
-                        comptime if offsets:
-                            at = at.eq(SIMD[DType.int32, V](NOWHERE)).select(
-                                at, at + Int32(k)
-                            )
-                        _take_better[V](best, place, value, at)
-                    store_part(y_row, ow, out_width, best.cast[dtype]())
-                    store_part(indices_row, ow, out_width, place.cast[index]())
-                    ow += V
-            else:
-                for ow in range(out_width):
-                    var best = SIMD[Acc, 1](neg_inf[Acc]())
-                    var place = SIMD[DType.int32, 1](NOWHERE)
-                    var column = w_axis.start[ow]
-                    for k in range(w_axis.count[ow]):
-                        var at = places[unsafe_offset=column]
-                        comptime if offsets:
-                            at += Int32(w_axis.first_tap[ow] + k)
-                        _take_better[1](
-                            best, place, values[unsafe_offset=column], at
-                        )
-                        column += dilation
-                    y_row[unsafe_offset=ow] = best.cast[dtype]()
-                    indices_row[unsafe_offset=ow] = place.cast[index]()
+                _pool_vectors_of_windows(
+                    y, entries, padded_values, padded_places, p
+                )
+                continue
+            for ow in range(out_width):
+                var best = SIMD[Acc, 1](neg_inf[Acc]())
+                var place = SIMD[DType.int32, 1](NOWHERE)
+                var column = w_axis.start[ow]
+                for k in range(w_axis.count[ow]):
+                    var at = places[unsafe_offset=column]
+                    comptime if entry == OFFSET:
+                        at += Int32(w_axis.first_tap[ow] + k)
+                    _take_better[1](
+                        best, place, values[unsafe_offset=column], at
+                    )
+                    column += dilation
+                y[unsafe_offset=ow] = best.cast[dtype]()
+                entries[unsafe_offset=ow] = place.cast[entry]()
         _ = values_storage^
         _ = places_storage^
 
@@ -213,6 +207,25 @@ def max_pool_fprop_planes[
     for_each_share(share, units, smallest_share(p.input_size(), units))
 
 
-@always_inline
-def iota_from[V: Int](start: Int) -> SIMD[DType.int32, V]:
-    return iota[DType.int32, V](Int32(start))
+struct SeparableMaxFprop(PoolingKernel):
+    comptime NAME: StaticString = "separable_max"
+
+    @staticmethod
+    def compiles[entry: DType, adaptive: Bool]() -> Bool:
+        return entry != NO_ENTRY
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, entry: DType, adaptive: Bool
+    ](p: PoolingProblem) -> Optional[String]:
+        if not has_window_everywhere[adaptive](p):
+            return String("a window may lie wholly in padding")
+        if p.channels != 1:
+            return String("channels lie between pixels")
+        return None
+
+    @staticmethod
+    def launch[
+        dtype: DType, entry: DType, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        _max_pool_fprop_separable[adaptive=adaptive](t, p)

@@ -68,20 +68,11 @@ def end_past_cache():
 
 
 @always_inline
-def narrowed[
-    index: DType, W: Int, //
-](found: SIMD[index, W]) -> SIMD[DType.int32, W]:
-    """Entries in 32 bits; one that does not fit becomes -1 and names nothing.
-    """
-    var low = found.cast[DType.int32]()
-    comptime if size_of[index]() > 4:
-        return (
-            low.cast[index]()
-            .eq(found)
-            .select(low, SIMD[DType.int32, W](Int32(-1)))
-        )
-    else:
-        return low
+def is_nan[
+    dtype: DType, W: SIMDLength, //
+](v: SIMD[dtype, W]) -> SIMD[DType.bool, W]:
+    # `ne` is an ordered comparison, false for NaN.
+    return ~v.eq(v)
 
 
 comptime LINE = 64
@@ -120,10 +111,8 @@ def clear_run[dtype: DType, //](data: Data[dtype], length: Int):
             data, Int32(0), length * size_of[dtype]()
         )
         return
-    var at = 0
-    while at < length:
+    for at in range(0, length, V):
         store_part(data, at, length, SIMD[dtype, V](0))
-        at += V
 
 
 comptime CLEARED_BYTES = 16 * 1024
@@ -156,10 +145,8 @@ def round_run[
     dtype: DType, Acc: DType, //
 ](dx: Data[dtype], sums: Data[Acc], length: Int):
     comptime V = lanes[dtype]
-    var at = 0
-    while at < length:
+    for at in range(0, length, V):
         store_part(dx, at, length, load_part[V](sums, at, length).cast[dtype]())
-        at += V
 
 
 @always_inline

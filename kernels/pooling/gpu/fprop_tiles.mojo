@@ -12,8 +12,9 @@ from std.sys import size_of
 from std.utils.numerics import neg_inf
 
 from ...arithmetic import Divisor
+from ..kernel import NO_ENTRY, OFFSET, Operands, PoolingKernel
 from ..problem import Data, PoolingProblem
-from .problem import GpuProblem, LaunchShape, uniform_scale
+from .params import PoolingParams, LaunchShape, uniform_scale
 
 comptime columns_of[dtype: DType, SW: Int] = (32 if SW >= 4 else 16) // size_of[
     dtype
@@ -75,155 +76,6 @@ def _store_run[
                 data[unsafe_offset=at + i] = run[i]
 
 
-@always_inline
-def pool_fprop_tile[
-    dtype: DType,
-    index: DType,
-    KH: Int,
-    KW: Int,
-    SW: Int,
-    PW: Int,
-    averaging: Bool,
-    offsets: Bool,
-](
-    y: Data[dtype],
-    indices: Data[index],
-    x: Data[dtype],
-    p: GpuProblem,
-    aligned_x: Bool,
-    aligned_y: Bool,
-    tile: Int32,
-    oh: Int32,
-    slab: Int32,
-):
-    """The windows of tile `tile` of row `oh`; at most KH rows to a window. Averages have no indices.
-    """
-    comptime COLUMNS = columns_of[dtype, SW]
-    comptime R = COLUMNS // SW
-    comptime N = max(PW + COLUMNS, (R - 1) * SW + KW)
-    var n, od = p.d.by_output.divide(slab)
-    var td = p.d.taps[False](od)
-    var th = p.h.taps[False](oh)
-    var x_n = x.unsafe_offset(Int(n) * Int(p.input_plane()))
-    var first = tile * Int32(R)
-    var column = tile * Int32(COLUMNS) + Int32(PW) - p.w.padding
-
-    var best = SIMD[DType.float32, R](
-        Float32(0) if averaging else neg_inf[DType.float32]()
-    )
-    var found = SIMD[DType.int32, R](0)
-    comptime if not averaging:
-        # Where nothing is above -inf the first position under the window wins.
-        comptime for i in range(R):
-            var w = column + Int32(i * SW - PW)
-            comptime if offsets:
-                found[i] = (td.first * p.h.window + th.first) * Int32(KW) + max(
-                    -w, 0
-                )
-            else:
-                found[i] = (td.start * p.h.input + th.start) * p.w.input + max(
-                    w, 0
-                )
-
-    for a in range(td.count):
-        comptime Row = Array[Float32, N]
-        var rows = Array[Row, KH](
-            fill=Row(fill=Float32(0) if averaging else neg_inf[DType.float32]())
-        )
-        var top = (td.start + a) * p.h.input + th.start
-        comptime for b in range(KH):
-            if Int32(b) < th.count:
-                _load_row[left=PW, COLUMNS=COLUMNS](
-                    rows[b],
-                    x_n.unsafe_offset(Int((top + Int32(b)) * p.w.input)),
-                    column,
-                    p.w.input,
-                    aligned_x,
-                )
-        comptime for b in range(KH):
-            var place = (top + Int32(b)) * p.w.input + column - Int32(PW)
-            comptime if offsets:
-                place = (
-                    (td.first + a) * p.h.window + th.first + Int32(b)
-                ) * Int32(KW)
-            comptime for k in range(KW):
-                comptime for i in range(R):
-                    var value = rows[b][i * SW + k]
-                    comptime if averaging:
-                        best[i] += value
-                    else:
-                        comptime step = k if offsets else i * SW + k
-                        var wins = value > best[i] or value != value
-                        best[i] = value if wins else best[i]
-                        found[i] = place + Int32(step) if wins else found[i]
-    comptime if averaging:
-        if p.scale != 0:
-            best *= p.scale
-        else:
-            var include = p.include_pad != 0
-            best *= p.d.scale[False](od, include) * p.h.scale[False](
-                oh, include
-            )
-            comptime for i in range(R):
-                best[i] *= p.w.scale[False](first + Int32(i), include)
-    var count = p.w.output - first
-    if count <= 0:
-        return
-    var at = Int(n) * Int(p.output_plane()) + Int(
-        (od * p.h.output + oh) * p.w.output + first
-    )
-    _store_run(y, at, best.cast[dtype](), count, aligned_y)
-    comptime if not averaging:
-        _store_run(indices, at, found.cast[index](), count, aligned_y)
-
-
-def pool_fprop_tiles[
-    dtype: DType,
-    index: DType,
-    KH: Int,
-    KW: Int,
-    SW: Int,
-    PW: Int,
-    averaging: Bool,
-    offsets: Bool,
-](
-    y: Data[dtype],
-    indices: Data[index],
-    x: Data[dtype],
-    p: GpuProblem,
-    by_tiles: Divisor,
-    aligned_x: Int32,
-    aligned_y: Int32,
-):
-    var item = Int32(block_idx.x * block_dim.x + thread_idx.x)
-    var oh, tile = by_tiles.divide(item)
-    if oh >= p.h.output:
-        return
-    var slab = Int32(block_idx.y * block_dim.y + thread_idx.y)
-    while slab < p.slabs:
-        pool_fprop_tile[
-            dtype,
-            index,
-            KH,
-            KW,
-            SW,
-            PW,
-            averaging,
-            offsets,
-        ](
-            y,
-            indices,
-            x,
-            p,
-            aligned_x != 0,
-            aligned_y != 0,
-            tile,
-            oh,
-            slab,
-        )
-        slab += Int32(grid_dim.y * block_dim.y)
-
-
 @fieldwise_init
 struct TileWindow(TrivialRegisterPassable):
     """Windows that are compiled: at most `kh` rows, `kw` columns, stride and most padding on W.
@@ -250,67 +102,175 @@ comptime WINDOWS = [
 ]
 
 
-def tiles_can_implement(p: PoolingProblem) -> Optional[String]:
-    """None, or why this kernel does not take the problem."""
-    if p.channels != 1:
-        return String("channels lie between pixels")
-    if p.d.dilation != 1 or p.h.dilation != 1:
-        return String("windows are dilated")
-    comptime for i in range(len(WINDOWS)):
-        comptime W = WINDOWS[i]
-        if W.is_of(p):
-            return None
-    return String("no window that is compiled")
-
-
-def tiles_fprop[
-    dtype: DType,
-    index: DType,
-    *,
-    averaging: Bool,
-    offsets: Bool,
+@always_inline
+def pool_fprop_tile[
+    dtype: DType, entry: DType, W: TileWindow
 ](
-    ctx: DeviceContext,
     y: Data[dtype],
-    indices: Data[index],
+    entries: Data[entry],
     x: Data[dtype],
-    p: PoolingProblem,
-) raises:
-    """Averages have no indices: any pointer does."""
-    var scale = Float32(0)
-    comptime if averaging:
-        scale = uniform_scale[False](p)
-    comptime for i in range(len(WINDOWS)):
-        comptime W = WINDOWS[i]
-        if W.is_of(p):
-            comptime COLUMNS = columns_of[dtype, W.sw]
-            comptime R = COLUMNS // W.sw
-            var tiles = ceildiv(Int(p.w.output), R)
-            var shape = LaunchShape(
-                tiles * Int(p.h.output), Int(p.batch) * Int(p.d.output)
+    p: PoolingParams,
+    aligned_x: Bool,
+    aligned_y: Bool,
+    tile: Int32,
+    oh: Int32,
+    slab: Int32,
+):
+    """The windows of tile `tile` of row `oh`; at most W.kh rows to a window."""
+    comptime KH = W.kh
+    comptime KW = W.kw
+    comptime SW = W.sw
+    comptime PW = W.pw
+    comptime COLUMNS = columns_of[dtype, SW]
+    comptime R = COLUMNS // SW
+    comptime N = max(PW + COLUMNS, (R - 1) * SW + KW)
+    var n, od = p.d.by_output.divide(slab)
+    var td = p.d.taps[False](od)
+    var th = p.h.taps[False](oh)
+    var x_n = x.unsafe_offset(Int(n) * Int(p.input_plane()))
+    var first = tile * Int32(R)
+    var column = tile * Int32(COLUMNS) + Int32(PW) - p.w.padding
+
+    var best = SIMD[DType.float32, R](
+        Float32(0) if entry == NO_ENTRY else neg_inf[DType.float32]()
+    )
+    var found = SIMD[DType.int32, R](0)
+    comptime if entry != NO_ENTRY:
+        # Where nothing is above -inf the first position under the window wins.
+        comptime for i in range(R):
+            var w = column + Int32(i * SW - PW)
+            comptime if entry == OFFSET:
+                found[i] = (td.first * p.h.window + th.first) * Int32(KW) + max(
+                    -w, 0
+                )
+            else:
+                found[i] = (td.start * p.h.input + th.start) * p.w.input + max(
+                    w, 0
+                )
+
+    for a in range(td.count):
+        comptime Row = Array[Float32, N]
+        var rows = Array[Row, KH](
+            fill=Row(
+                fill=Float32(0) if entry
+                == NO_ENTRY else neg_inf[DType.float32]()
             )
-            comptime kernel = pool_fprop_tiles[
-                dtype,
-                index,
-                W.kh,
-                W.kw,
-                W.sw,
-                W.pw,
-                averaging,
-                offsets,
-            ]
-            var aligned_x = (
-                Int(p.w.input) % COLUMNS == 0 and Int(p.w.padding) == W.pw
-            )
-            ctx.enqueue_function[kernel](
-                y,
-                indices,
-                x,
-                GpuProblem(p, extent_d=p.d.output, vector=1, scale=scale),
-                Divisor(tiles),
-                Int32(aligned_x),
-                Int32(Int(p.w.output) % R == 0),
-                grid_dim=(shape.grid_x, shape.grid_y),
-                block_dim=(shape.x, shape.y),
-            )
-            return
+        )
+        var top = (td.start + a) * p.h.input + th.start
+        comptime for b in range(KH):
+            if Int32(b) < th.count:
+                _load_row[left=PW, COLUMNS=COLUMNS](
+                    rows[b],
+                    x_n.unsafe_offset(Int((top + Int32(b)) * p.w.input)),
+                    column,
+                    p.w.input,
+                    aligned_x,
+                )
+        comptime for b in range(KH):
+            var place = (top + Int32(b)) * p.w.input + column - Int32(PW)
+            comptime if entry == OFFSET:
+                place = (
+                    (td.first + a) * p.h.window + th.first + Int32(b)
+                ) * Int32(KW)
+            comptime for k in range(KW):
+                comptime for i in range(R):
+                    var value = rows[b][i * SW + k]
+                    comptime if entry == NO_ENTRY:
+                        best[i] += value
+                    else:
+                        comptime step = k if entry == OFFSET else i * SW + k
+                        var wins = value > best[i] or value != value
+                        best[i] = value if wins else best[i]
+                        found[i] = place + Int32(step) if wins else found[i]
+    comptime if entry == NO_ENTRY:
+        comptime for i in range(R):
+            best[i] *= p.scale_of[False](od, oh, first + Int32(i))
+    var count = p.w.output - first
+    if count <= 0:
+        return
+    var at = Int(n) * Int(p.output_plane()) + Int(
+        (od * p.h.output + oh) * p.w.output + first
+    )
+    _store_run(y, at, best.cast[dtype](), count, aligned_y)
+    comptime if entry != NO_ENTRY:
+        _store_run(entries, at, found.cast[entry](), count, aligned_y)
+
+
+def pool_fprop_tiles[
+    dtype: DType, entry: DType, W: TileWindow
+](
+    y: Data[dtype],
+    entries: Data[entry],
+    x: Data[dtype],
+    p: PoolingParams,
+    by_tiles: Divisor,
+    aligned_x: Int32,
+    aligned_y: Int32,
+):
+    var item = Int32(block_idx.x * block_dim.x + thread_idx.x)
+    var oh, tile = by_tiles.divide(item)
+    if oh >= p.h.output:
+        return
+    var slab = Int32(block_idx.y * block_dim.y + thread_idx.y)
+    while slab < p.slabs:
+        pool_fprop_tile[dtype, entry, W](
+            y, entries, x, p, aligned_x != 0, aligned_y != 0, tile, oh, slab
+        )
+        slab += Int32(grid_dim.y * block_dim.y)
+
+
+struct TilesFprop(PoolingKernel):
+    comptime NAME: StaticString = "tiles"
+
+    @staticmethod
+    def compiles[entry: DType, adaptive: Bool]() -> Bool:
+        return not adaptive
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, entry: DType, adaptive: Bool
+    ](p: PoolingProblem) -> Optional[String]:
+        if p.channels != 1:
+            return String("channels lie between pixels")
+        if p.d.dilation != 1 or p.h.dilation != 1:
+            return String("windows are dilated")
+        comptime for i in range(len(WINDOWS)):
+            comptime W = WINDOWS[i]
+            if W.is_of(p):
+                return None
+        return String("no window that is compiled")
+
+    @staticmethod
+    def launch[
+        dtype: DType, entry: DType, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        comptime for i in range(len(WINDOWS)):
+            comptime W = WINDOWS[i]
+            if W.is_of(p):
+                comptime COLUMNS = columns_of[dtype, W.sw]
+                comptime R = COLUMNS // W.sw
+                var tiles = ceildiv(Int(p.w.output), R)
+                var shape = LaunchShape(
+                    tiles * Int(p.h.output), Int(p.batch) * Int(p.d.output)
+                )
+                comptime kernel = pool_fprop_tiles[dtype, entry, W]
+                var aligned_x = (
+                    Int(p.w.input) % COLUMNS == 0 and Int(p.w.padding) == W.pw
+                )
+                ctx.enqueue_function[kernel](
+                    t.result,
+                    t.entries,
+                    t.source,
+                    PoolingParams(
+                        p,
+                        extent_d=p.d.output,
+                        vector=1,
+                        scale=uniform_scale[entry, False](p),
+                    ),
+                    Divisor(tiles),
+                    Int32(aligned_x),
+                    Int32(Int(p.w.output) % R == 0),
+                    grid_dim=(shape.grid_x, shape.grid_y),
+                    block_dim=(shape.x, shape.y),
+                )
+                return

@@ -16,11 +16,18 @@ from max.gpu import (
     thread_idx,
 )
 from max.gpu.host import DeviceAttribute, DeviceContext
-from std.math import ceildiv
 from std.sys import size_of
 from std.sys.info import is_nvidia_gpu
 from std.utils.static_tuple import StaticTuple
 
+from ..kernel import (
+    INDEX,
+    NO_ENTRY,
+    OFFSET,
+    Operands,
+    PoolingKernel,
+    entry_bytes,
+)
 from ..problem import Data, PoolingProblem
 from .halo_exchange_plan import (
     BLOCK,
@@ -29,11 +36,9 @@ from .halo_exchange_plan import (
     halo_blocks,
     halo_shapes,
     halo_takes,
-    nearest_strips,
-    strip_rows,
-    team_vectors,
+    plan_teams,
 )
-from .problem import LANES, GpuProblem, fits_32_bits, uniform_scale
+from .params import LANES, PoolingParams, fits_32_bits, uniform_scale
 from .primitives import (
     add_if,
     add_tap,
@@ -45,9 +50,7 @@ from .primitives import (
 )
 
 
-struct LoadedRow[dtype: DType, index: DType, S: HaloShape, averaging: Bool](
-    Copyable
-):
+struct LoadedRow[dtype: DType, entry: DType, S: HaloShape](Copyable):
     """A thread's windows of one row as they lie in memory: of one channel, one vector of windows.
     """
 
@@ -55,31 +58,31 @@ struct LoadedRow[dtype: DType, index: DType, S: HaloShape, averaging: Bool](
     comptime wide = Self.S.run() if Self.vector else Self.S.channels
     comptime count = 1 if Self.vector else Self.S.run()
     var dy: Array[SIMD[Self.dtype, Self.wide], Self.count]
-    var found: Array[SIMD[Self.index, Self.wide], Self.count]
+    var found: Array[SIMD[Self.entry, Self.wide], Self.count]
 
     @always_inline
     def __init__(out self):
         self.dy = Array[SIMD[Self.dtype, Self.wide], Self.count](
             fill=SIMD[Self.dtype, Self.wide](0)
         )
-        self.found = Array[SIMD[Self.index, Self.wide], Self.count](
-            fill=SIMD[Self.index, Self.wide](0)
+        self.found = Array[SIMD[Self.entry, Self.wide], Self.count](
+            fill=SIMD[Self.entry, Self.wide](0)
         )
 
     @always_inline
     def load(
         mut self,
         dy: MutPointer[Scalar[Self.dtype], _, address_space=_],
-        found: MutPointer[Scalar[Self.index], _, address_space=_],
+        found: MutPointer[Scalar[Self.entry], _, address_space=_],
         row: Int32,
         places: Array[Int32, Self.count],
     ):
         comptime bytes = min(Self.wide * size_of[Self.dtype](), 16)
-        comptime index_bytes = min(Self.wide * size_of[Self.index](), 16)
+        comptime index_bytes = min(Self.wide * size_of[Self.entry](), 16)
         comptime for i in range(Self.count):
             var at = Int(row + places[i])
             self.dy[i] = dy.unsafe_load[width=Self.wide, alignment=bytes](at)
-            comptime if not Self.averaging:
+            comptime if Self.entry != NO_ENTRY:
                 self.found[i] = found.unsafe_load[
                     width=Self.wide, alignment=index_bytes
                 ](at)
@@ -92,33 +95,99 @@ struct LoadedRow[dtype: DType, index: DType, S: HaloShape, averaging: Bool](
             return widen[0, Self.S.channels](self.dy[i])
 
     @always_inline
-    def entries[i: Int](self) -> SIMD[Self.index, Self.S.channels]:
+    def entries[i: Int](self) -> SIMD[Self.entry, Self.S.channels]:
         comptime if Self.vector:
             return self.found[0].slice[Self.S.channels, offset=i]()
         else:
-            return rebind[SIMD[Self.index, Self.S.channels]](self.found[i])
+            return rebind[SIMD[Self.entry, Self.S.channels]](self.found[i])
+
+
+@fieldwise_init
+struct Lane(TrivialRegisterPassable):
+    """What a lane works on, and whether it stores anything."""
+
+    var strip: Int32
+    var n: Int32
+    var slab: Int32
+    """Number of its few slabs in the sample."""
+    var tile: Int32
+    var c: Int32
+    var moved: Int32
+    """Columns by which tiles are moved: where there is less padding than the shape's, by one, and one begins before the first.
+    """
+    var live: Bool
+    var has_left: Int32
+    """1 where a lane of the team has the tile on that side, else 0."""
+    var has_right: Int32
+
+    @staticmethod
+    @always_inline
+    def of[S: HaloShape](p: PoolingParams, t: Teams) -> Self:
+        """This thread's."""
+        var block = Int32(block_idx.x)
+        var strip = Int32(0)
+        # Long strips are a block's: what hangs on the strip alone then costs no lanes. Short ones are taken by lanes beside each
+        # other, which share rows of windows and lines of dx.
+        comptime if not S.strips_beside():
+            block, strip = t.by_strips.divide(block)
+        # Lanes that no team needs do as others do and store nothing.
+        var half = block * Int32(BLOCK // LANES) + Int32(thread_idx.x) // LANES
+        var own, lane = t.by_lanes.divide(Int32(thread_idx.x) % LANES)
+        var per_warp = t.by_lanes.quotient(LANES)
+        var team = half * per_warp + own
+        var live = own < per_warp and team < t.count
+        team = min(team, t.count - 1)
+        # One channel is one vector.
+        var tile_in_team = lane
+        var across = Int32(0)
+        var rest = team
+        var chunk = Int32(0)
+        comptime if S.channels > 1:
+            tile_in_team, across = t.by_wide.divide(lane)
+            rest, chunk = t.by_chunks.divide(team)
+        var place: Int32
+        rest, place = t.by_row.divide(rest)
+        comptime if S.strips_beside():
+            rest, strip = t.by_strips.divide(rest)
+        var n, slab = t.by_slabs.divide(rest)
+        var tile = place * t.step + tile_in_team
+        var channel = chunk * t.by_wide.value + across
+        live = live and tile < t.tiles and channel < t.vectors
+        var last = place == t.by_row.value - 1
+        # A team's first or last tile lacks the windows of the tile beside it.
+        comptime if S.right() > 0:
+            live = live and (tile_in_team > 0 or place == 0)
+        comptime if S.pw > 0:
+            live = live and (tile_in_team < t.lanes - 1 or last)
+        var has_left = Int32(1) if tile_in_team > 0 else Int32(0)
+        var has_right = Int32(
+            1
+        ) if tile_in_team < t.lanes - 1 and tile + 1 < t.tiles else Int32(0)
+        tile = min(tile, t.tiles - 1)
+        var c = min(channel, t.vectors - 1) * Int32(S.channels)
+        var moved = Int32(0)
+        comptime if S.channels > 1:
+            moved = Int32(S.pw) - p.w.padding
+            tile -= moved
+        return Self(strip, n, slab, tile, c, moved, live, has_left, has_right)
 
 
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(BLOCK)),
     `nvvm.minctasm`=SIMDLength(
-        halo_blocks(S, size_of[dtype](), 0 if averaging else size_of[index]())
+        halo_blocks(S, size_of[dtype](), entry_bytes[entry]())
     ),
 )
 def pool_dgrad_halo_exchange[
-    dtype: DType,
-    index: DType,
-    S: HaloShape,
-    averaging: Bool,
-    offsets: Bool,
+    dtype: DType, entry: DType, S: HaloShape
 ](
     dx: Data[dtype],
     dy: Data[dtype],
-    indices: Data[index],
-    p: GpuProblem,
+    entries: Data[entry],
+    p: PoolingParams,
     t: Teams,
 ):
-    """One thread's tile in one strip. Averages have no indices."""
+    """One thread's tile in one strip."""
     comptime vector = S.channels == 1
     comptime V = S.channels
     comptime TW = S.columns
@@ -127,56 +196,17 @@ def pool_dgrad_halo_exchange[
     comptime AHEAD = S.ahead
     comptime AT = S.pw
     comptime Sums = SIMD[DType.float32, V]
-    comptime Row = LoadedRow[dtype, index, S, averaging]
+    comptime Row = LoadedRow[dtype, entry, S]
 
-    var block = Int32(block_idx.x)
-    var strip = Int32(0)
-    # Long strips are a block's: what hangs on the strip alone then costs no lanes. Short ones are taken by lanes beside each
-    # other, which share rows of windows and lines of dx.
-    comptime if not S.strips_beside():
-        block, strip = t.by_strips.divide(block)
-    # Lanes that no team needs do as others do and store nothing.
-    var half = block * Int32(BLOCK // LANES) + Int32(thread_idx.x) // LANES
-    var own, lane = t.by_lanes.divide(Int32(thread_idx.x) % LANES)
-    var per_warp = t.by_lanes.quotient(LANES)
-    var team = half * per_warp + own
-    var live = own < per_warp and team < t.count
-    team = min(team, t.count - 1)
-    # One channel is one vector.
-    var tile_in_team = lane
-    var across = Int32(0)
-    var rest = team
-    var chunk = Int32(0)
-    comptime if V > 1:
-        tile_in_team, across = t.by_wide.divide(lane)
-        rest, chunk = t.by_chunks.divide(team)
-    var place: Int32
-    rest, place = t.by_row.divide(rest)
-    comptime if S.strips_beside():
-        rest, strip = t.by_strips.divide(rest)
-    var n, slab = t.by_slabs.divide(rest)
-    var tile = place * t.step + tile_in_team
-    var channel = chunk * t.by_wide.value + across
-    live = live and tile < t.tiles and channel < t.vectors
-    var last = place == t.by_row.value - 1
-    # A team's first or last tile lacks the windows of the tile beside it.
-    comptime if S.right() > 0:
-        live = live and (tile_in_team > 0 or place == 0)
-    comptime if S.pw > 0:
-        live = live and (tile_in_team < t.lanes - 1 or last)
-    var has_left = Int32(1) if tile_in_team > 0 else Int32(0)
-    var has_right = Int32(
-        1
-    ) if tile_in_team < t.lanes - 1 and tile + 1 < t.tiles else Int32(0)
-    tile = min(tile, t.tiles - 1)
-    var c = min(channel, t.vectors - 1) * Int32(V)
-    var d = slab * Int32(S.depth)
-    # Where there is less padding than the shape's, tiles are moved by a column, and one begins before the first.
-    var moved = Int32(0)
-    comptime if V > 1:
-        moved = Int32(S.pw) - p.w.padding
-        tile -= moved
-    var column = tile * Int32(TW) + moved
+    var me = Lane.of[S](p, t)
+    var n = me.n
+    var tile = me.tile
+    var strip = me.strip
+    var c = me.c
+    var d = me.slab * Int32(S.depth)
+    var has_left = me.has_left
+    var has_right = me.has_right
+    var column = tile * Int32(TW) + me.moved
 
     # The rows that this strip stores.
     var first_group, end_group = t.stored[S](strip)
@@ -184,7 +214,7 @@ def pool_dgrad_halo_exchange[
     var stored = UInt32(
         max(min(p.h.origin_by[S.sh](end_group), p.h.input) - first_h, 0)
     )
-    if not live:
+    if not me.live:
         stored = 0
 
     var row_size = p.w.output * p.channels
@@ -212,9 +242,9 @@ def pool_dgrad_halo_exchange[
         slab_at[step] = min(max(od, 0), p.d.output - 1) * p.h.output * row_size
     var sample = Int(n) * Int(p.output_plane()) * Int(p.channels)
     var dy_n = dy.unsafe_offset(sample)
-    var indices_n = indices
-    comptime if not averaging:
-        indices_n = indices.unsafe_offset(sample)
+    var entries_n = entries
+    comptime if entry != NO_ENTRY:
+        entries_n = entries.unsafe_offset(sample)
     var slab_size = Int(p.h.input * p.w.input * p.channels)
     var dx_slab = dx.unsafe_offset(
         (Int(n) * Int(p.d.input) + Int(d)) * slab_size
@@ -224,7 +254,7 @@ def pool_dgrad_halo_exchange[
     var include = p.include_pad != 0
     var scale_w = Array[Float32, ROW](fill=p.scale)
     var scale_d = Array[Float32, ND](fill=1)
-    comptime if averaging:
+    comptime if entry == NO_ENTRY:
         if p.scale == 0:
             comptime for i in range(ROW):
                 scale_w[i] = p.w.scale[False](start + Int32(i), include)
@@ -243,7 +273,7 @@ def pool_dgrad_halo_exchange[
         var at = max(min(group + Int32(k), last_row), 0) * row_size
         comptime for step in range(ND):
             rows[k * ND + step].load(
-                dy_n, indices_n, at + slab_at[step], places
+                dy_n, entries_n, at + slab_at[step], places
             )
     var left = t.rows
     while True:
@@ -263,13 +293,13 @@ def pool_dgrad_halo_exchange[
             comptime for step in range(ND):
                 comptime slot = turn % AHEAD * ND + step
                 var base = Int32(0)
-                comptime if not offsets and not averaging:
+                comptime if entry == INDEX:
                     base = column
                     # Rows of a 1-D problem are no rows of a plane.
                     comptime if not S.is_line():
                         base += (d * p.h.input + top) * p.w.input
                 var slab_row = row_there & slab_there[step]
-                comptime if averaging:
+                comptime if entry == NO_ENTRY:
                     var scale = Float32(1)
                     if p.scale == 0:
                         scale = p.h.scale[False](group, include) * scale_d[step]
@@ -285,9 +315,7 @@ def pool_dgrad_halo_exchange[
                                 totals[ds * ROW + i] += value
                 else:
                     comptime for i in range(ROW):
-                        add_window[
-                            S=S, step=step, i=i, turn=turn, offsets=offsets
-                        ](
+                        add_window[S=S, step=step, i=i, turn=turn](
                             sums,
                             rows[slot].gradient[i](),
                             rows[slot].entries[i](),
@@ -297,8 +325,8 @@ def pool_dgrad_halo_exchange[
                             p.w.input,
                             p.h.input,
                         )
-                rows[slot].load(dy_n, indices_n, at + slab_at[step], places)
-            comptime if averaging:
+                rows[slot].load(dy_n, entries_n, at + slab_at[step], places)
+            comptime if entry == NO_ENTRY:
                 add_totals[S=S, turn=turn](sums, totals)
             comptime for r in range(S.sh):
                 var h = top + Int32(r)
@@ -385,7 +413,7 @@ def add_totals[
 
 @always_inline
 def add_window[
-    index: DType,
+    entry: DType,
     V: Int,
     M: Int,
     //,
@@ -394,11 +422,10 @@ def add_window[
     step: Int,
     i: Int,
     turn: Int,
-    offsets: Bool,
 ](
     mut sums: Array[SIMD[DType.float32, V], M],
     g: SIMD[DType.float32, V],
-    found: SIMD[index, V],
+    found: SIMD[entry, V],
     there: Int32,
     base: Int32,
     width: Int32,
@@ -417,7 +444,7 @@ def add_window[
         else:
             sums[at][v] = add_tap[bit](sums[at][v], bits, g[v])
 
-    comptime if offsets:
+    comptime if entry == OFFSET:
         comptime for v in range(V):
             comptime for word in range((S.taps() + 31) // 32):
                 # The tests of one window side by side: only those share an instruction.
@@ -447,7 +474,7 @@ def add_window[
         var numbers = found.cast[DType.int32]() - (
             base + Int32(i * S.sw - S.pw)
         )
-        var fits = fits_word[index, V](found, True)
+        var fits = fits_word[entry, V](found, True)
         comptime for v in range(V):
             comptime for ds in range(S.depth):
                 comptime if S.reaches(step, ds):
@@ -500,8 +527,6 @@ def _store[
                 )
 
 
-comptime FEWEST = 8
-"""Warps, at least, for each multiprocessor, while strips can be shorter."""
 comptime MOST_PIXELS = 1 << 33
 """Elements of dx: a team takes sixteen or more, and numbers of teams have 31 bits, one of them to spare."""
 
@@ -511,86 +536,63 @@ def _as_planes(p: PoolingProblem) -> PoolingProblem:
     return p.rows_together() if p.is_line() else p
 
 
-def halo_exchange_can_implement[
-    dtype: DType, index: DType, *, averaging: Bool
-](p: PoolingProblem) -> Optional[String]:
-    """None, or why this kernel does not take the problem."""
-    comptime SHAPES = halo_shapes(
-        size_of[dtype](), 0 if averaging else size_of[index]()
-    )
-    if not fits_32_bits(_as_planes(p)):
-        return String("rows together have too many elements for 32 bits")
-    if p.input_size() >= MOST_PIXELS:
-        return String("there are too many teams for 32 bits")
-    comptime for i in range(len(SHAPES)):
-        comptime S = SHAPES[i]
-        if halo_takes(S, p):
-            return None
-    return String("no shape has this window, or rows are no whole tiles")
+struct HaloExchange(PoolingKernel):
+    comptime NAME: StaticString = "halo_exchange"
+
+    @staticmethod
+    def compiles[entry: DType, adaptive: Bool]() -> Bool:
+        return not adaptive
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, entry: DType, adaptive: Bool
+    ](p: PoolingProblem) -> Optional[String]:
+        comptime SHAPES = halo_shapes(size_of[dtype](), entry_bytes[entry]())
+        if not fits_32_bits(_as_planes(p)):
+            return String("rows together have too many elements for 32 bits")
+        if p.input_size() >= MOST_PIXELS:
+            return String("there are too many teams for 32 bits")
+        comptime for i in range(len(SHAPES)):
+            comptime S = SHAPES[i]
+            if halo_takes(S, p):
+                return None
+        return String("no shape has this window, or rows are no whole tiles")
+
+    @staticmethod
+    def launch[
+        dtype: DType, entry: DType, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        comptime SHAPES = halo_shapes(size_of[dtype](), entry_bytes[entry]())
+        comptime for i in range(len(SHAPES)):
+            comptime S = SHAPES[i]
+            if halo_takes(S, p):
+                _launch[S](ctx, t, p)
+                return
 
 
-def halo_exchange_dgrad[
-    dtype: DType, index: DType, *, averaging: Bool, offsets: Bool
-](
-    ctx: DeviceContext,
-    dx: Data[dtype],
-    dy: Data[dtype],
-    indices: Data[index],
-    given: PoolingProblem,
-) raises:
-    """Averages have no indices: any pointer does."""
-    comptime DATA = size_of[dtype]()
-    comptime ENTRY = 0 if averaging else size_of[index]()
-    comptime SHAPES = halo_shapes(DATA, ENTRY)
+def _launch[
+    dtype: DType, entry: DType, //, S: HaloShape
+](ctx: DeviceContext, t: Operands[dtype, entry], given: PoolingProblem) raises:
     var p = _as_planes(given)
-    var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
-    var scale = Float32(0)
-    comptime if averaging:
-        scale = uniform_scale[False](given)
-
-    @always_inline
-    def launch[S: HaloShape]() raises {imm}:
-        var columns = LANES
-        var wide = 1
-        comptime if S.channels > 1:
-            wide = team_vectors(S, DATA, ENTRY, Int(p.channels) // S.channels)
-            columns = LANES // wide
-        var groups = ceildiv(Int(p.h.input) + Int(p.h.padding), S.sh)
-        var again = S.above() - 1
-        var strips = nearest_strips(
-            groups, again, strip_rows(S, DATA, ENTRY, groups, wide)
-        )
-        # Of one strip a plane first, to find out how many warps there are.
-        var teams = Teams(p, S, columns=columns, wide=wide, strips=1)
-        var warps = teams.blocks() * (BLOCK // LANES)
-        while (
-            strips * warps < FEWEST * processors
-            and groups // strips > 2 * again + 1
-        ):
-            strips *= 2
-        teams = Teams(
+    var teams = plan_teams(
+        S,
+        p,
+        data=size_of[dtype](),
+        entry=entry_bytes[entry](),
+        processors=ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
+    )
+    comptime kernel = pool_dgrad_halo_exchange[dtype, entry, S]
+    ctx.enqueue_function[kernel](
+        t.result,
+        t.source,
+        t.entries,
+        PoolingParams(
             p,
-            S,
-            columns=columns,
-            wide=wide,
-            strips=strips,
-            beside=S.strips_beside(),
-        )
-        comptime kernel = pool_dgrad_halo_exchange[
-            dtype, index, S, averaging, offsets
-        ]
-        ctx.enqueue_function[kernel](
-            dx,
-            dy,
-            indices,
-            GpuProblem(p, extent_d=p.d.input, vector=S.channels, scale=scale),
-            teams,
-            grid_dim=teams.blocks(),
-            block_dim=BLOCK,
-        )
-
-    comptime for i in range(len(SHAPES)):
-        comptime S = SHAPES[i]
-        if halo_takes(S, given):
-            launch[S]()
-            return
+            extent_d=p.d.input,
+            vector=S.channels,
+            scale=uniform_scale[entry, False](given),
+        ),
+        teams,
+        grid_dim=teams.blocks(),
+        block_dim=BLOCK,
+    )

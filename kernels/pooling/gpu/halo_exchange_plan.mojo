@@ -4,7 +4,7 @@ from std.math import align_up, ceildiv
 
 from ...argument import KernelArgument
 from ...arithmetic import Divisor
-from .problem import LANES, LIMIT_32
+from .params import LANES, LIMIT_32
 from ..problem import PoolingProblem
 
 comptime BLOCK = 128
@@ -387,3 +387,39 @@ def nearest_strips(groups: Int, again: Int, rows: Int) -> Int:
     var longer = ceildiv(own, strips) + again
     var shorter = ceildiv(own, strips + 1) + again
     return strips + 1 if rows * rows < longer * shorter else strips
+
+
+comptime FEWEST = 8
+"""Warps, at least, for each multiprocessor, while strips can be shorter."""
+
+
+def plan_teams(
+    S: HaloShape, p: PoolingProblem, *, data: Int, entry: Int, processors: Int
+) -> Teams:
+    """How a problem is cut for a GPU of so many multiprocessors."""
+    var columns = LANES
+    var wide = 1
+    if S.channels > 1:
+        wide = team_vectors(S, data, entry, Int(p.channels) // S.channels)
+        columns = LANES // wide
+    var groups = ceildiv(Int(p.h.input) + Int(p.h.padding), S.sh)
+    var again = S.above() - 1
+    var strips = nearest_strips(
+        groups, again, strip_rows(S, data, entry, groups, wide)
+    )
+    # Of one strip a plane first, to find out how many warps there are.
+    var teams = Teams(p, S, columns=columns, wide=wide, strips=1)
+    var warps = teams.blocks() * (BLOCK // LANES)
+    while (
+        strips * warps < FEWEST * processors
+        and groups // strips > 2 * again + 1
+    ):
+        strips *= 2
+    return Teams(
+        p,
+        S,
+        columns=columns,
+        wide=wide,
+        strips=strips,
+        beside=S.strips_beside(),
+    )

@@ -26,7 +26,7 @@ from ...ptx import (
 )
 from ..problem import Data
 from .prefetch_scatter_plan import COUNTERS, LINE, STAGES, Pipeline
-from .problem import GpuProblem
+from .params import PoolingParams
 
 comptime Shared = MutPointer[UInt8, _, address_space=AddressSpace.SHARED]
 
@@ -158,7 +158,7 @@ struct Piece(TrivialRegisterPassable):
     var oh1: Int32
 
     @always_inline
-    def __init__(out self, p: GpuProblem, c: Pipeline, unit: Int32):
+    def __init__(out self, p: PoolingParams, c: Pipeline, unit: Int32):
         """The piece that begins with a plane, or strip; past the last one any.
         """
         var strip: Int32
@@ -173,25 +173,25 @@ struct Piece(TrivialRegisterPassable):
             self.oh1 = p.h.outputs_over[False](self.h0 + self.height - 1)[1]
 
     @always_inline
-    def first_window(self, p: GpuProblem) -> Int:
+    def first_window(self, p: PoolingParams) -> Int:
         return (Int(self.plane) * Int(p.h.output) + Int(self.oh0)) * Int(
             p.w.output
         )
 
     @always_inline
-    def windows(self, p: GpuProblem) -> Int32:
+    def windows(self, p: PoolingParams) -> Int32:
         return (
             (self.planes - 1) * p.h.output + self.oh1 - self.oh0
         ) * p.w.output
 
     @always_inline
-    def first_pixel(self, p: GpuProblem) -> Int:
+    def first_pixel(self, p: PoolingParams) -> Int:
         return (Int(self.plane) * Int(p.h.input) + Int(self.h0)) * Int(
             p.w.input
         )
 
     @always_inline
-    def pixels(self, p: GpuProblem) -> Int32:
+    def pixels(self, p: PoolingParams) -> Int32:
         return ((self.planes - 1) * p.h.input + self.height) * p.w.input
 
 
@@ -221,14 +221,14 @@ def stage_at(shared: Shared, c: Pipeline, stage: Int32) -> type_of(shared):
 
 @always_inline
 def ask_piece[
-    dtype: DType, index: DType, //
+    dtype: DType, entry: DType, //
 ](
     shared: Shared,
     dy: Data[dtype],
-    indices: Data[index],
+    entries: Data[entry],
     piece: Piece,
     stage: Int32,
-    p: GpuProblem,
+    p: PoolingParams,
     c: Pipeline,
     thread: Int32,
 ):
@@ -242,17 +242,17 @@ def ask_piece[
         if thread == 0:
             var counter = _counter(shared, stage)
             var dy_lines = Lines(dy, first, run, total)
-            var entry_lines = Lines(indices, first, run, total)
+            var entry_lines = Lines(entries, first, run, total)
             # Only tensors end in lines that are not whole; LINE elements are at least one.
             if first + Int(run) > total - LINE:
                 load_rest(to, dy, first, run, total)
-                load_rest(entries_to, indices, first, run, total)
+                load_rest(entries_to, entries, first, run, total)
             mbarrier_expect(counter, Int(dy_lines.bytes + entry_lines.bytes))
             dy_lines.load(to, counter)
             entry_lines.load(entries_to, counter)
     else:
         load_run(to, dy, first, run, total, thread, c.threads)
-        load_run(entries_to, indices, first, run, total, thread, c.threads)
+        load_run(entries_to, entries, first, run, total, thread, c.threads)
         comptime if is_nvidia_gpu():
             async_copy_commit_group()
 

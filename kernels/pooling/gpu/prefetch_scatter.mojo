@@ -29,21 +29,23 @@ from .prefetch_scatter_plan import (
     VECTOR,
     WIDTHS,
     Pipeline,
+    can_cut,
     can_divide,
     plan_pipeline,
 )
-from .problem import LANES, LIMIT_32, GpuProblem
+from .params import LANES, LIMIT_32, PoolingParams, refuse_misses
 from .primitives import NOWHERE, where_below
+from ..kernel import INDEX, NO_ENTRY, OFFSET, Operands, PoolingKernel
 from ..problem import Data, PoolingProblem
 
 
 def max_pool_dgrad_prefetch_scatter[
-    dtype: DType, index: DType, offsets: Bool, wide: Int
+    dtype: DType, entry: DType, wide: Int
 ](
     dx: Data[dtype],
     dy: Data[dtype],
-    indices: Data[index],
-    p: GpuProblem,
+    entries: Data[entry],
+    p: PoolingParams,
     c: Pipeline,
 ):
     """`wide`: windows beside each other that a thread takes."""
@@ -69,7 +71,7 @@ def max_pool_dgrad_prefetch_scatter[
     var stride = keep(p.h.stride())
     var high = keep(c.high)
     var windows_w = keep(p.w.output)
-    var part = keep(c.per_row if offsets else c.per_width)
+    var part = keep(c.per_row if entry == OFFSET else c.per_width)
     var slab_in = p.h.input * width
     var slab_out = p.h.output * windows_w
     # By index a window's first column inside the plane, and its columns there; by offset its first column. Windows that are
@@ -80,7 +82,7 @@ def max_pool_dgrad_prefetch_scatter[
         var ow = column * Int32(wide) + Int32(j)
         if ow < windows_w:
             left[j] = p.w.origin(ow)
-            comptime if not offsets:
+            comptime if entry == INDEX:
                 var end = min(left[j] + p.w.reach, width)
                 left[j] = max(left[j], 0)
                 reach[j] = UInt32(max(end - left[j], 0))
@@ -90,7 +92,7 @@ def max_pool_dgrad_prefetch_scatter[
 
     @always_inline
     def ask(piece: Piece, stage: Int32) {imm}:
-        ask_piece(shared, dy, indices, piece, stage, p, c, thread)
+        ask_piece(shared, dy, entries, piece, stage, p, c, thread)
 
     # Blocks beside each other take pieces beside each other.
     var unit = Int32(block_idx.x) * c.planes
@@ -121,8 +123,8 @@ def max_pool_dgrad_prefetch_scatter[
         )
         var entry_rows = (
             mine.unsafe_offset(Int(c.entries_at))
-            .unsafe_bitcast[Scalar[index]]()
-            .unsafe_offset(Int(shift[index](first)))
+            .unsafe_bitcast[Scalar[entry]]()
+            .unsafe_offset(Int(shift[entry](first)))
         )
         # Sums lie as far from a vector's begin as in dx.
         var first_pixel = piece.first_pixel(p)
@@ -148,7 +150,7 @@ def max_pool_dgrad_prefetch_scatter[
                 if top < beyond:
                     rows = max(min(top + p.h.reach, end_h) - begin, 0)
                     from_row = o
-                comptime if not offsets:
+                comptime if entry == INDEX:
                     rows *= width
                 var before = top - begin
                 var first_in_row = begin * width
@@ -159,38 +161,26 @@ def max_pool_dgrad_prefetch_scatter[
                         DType.float32
                     ]()
                     var found = entry_rows[unsafe_offset=Int(from_row) + j]
-                    comptime if offsets:
-                        # Exact: a tap is at most 255.
-                        var kh = (Int32(found) * part) >> 16
-                        var kw = Int32(found) - kh * p.w.window
-                        var h = before + kh * p.h.dilation()
-                        var w = left[j] + kw * p.w.dilation()
-                        places[j] = where_below(
-                            UInt32((base + first_in_row + h * width + w) * 4),
-                            UInt32(w),
-                            UInt32(width),
-                            UInt32(h),
-                            UInt32(rows),
-                            0,
-                            1,
+                    comptime if entry == OFFSET:
+                        places[j] = _place_of_tap(
+                            Int32(found),
+                            base + first_in_row,
+                            before,
+                            left[j],
+                            rows,
+                            width,
+                            part,
+                            p,
                         )
                     else:
-                        # Counted from the window's first pixel; the division is exact in its rows.
-                        var pixel = UInt32(
-                            Int32(found) - first_in_row - left[j]
-                        )
-                        var row = (pixel * UInt32(part)) >> SHIFT
-                        var upper = UInt32(0)
-                        comptime if size_of[index]() == 8:
-                            upper = UInt32(found >> 32)
-                        places[j] = where_below(
-                            UInt32((base + Int32(found)) * 4),
-                            pixel,
-                            UInt32(rows),
-                            pixel - row * UInt32(width),
+                        places[j] = _place_of_pixel(
+                            Int64(found),
+                            base,
+                            first_in_row + left[j],
+                            rows,
+                            width,
                             reach[j],
-                            upper,
-                            1,
+                            part,
                         )
                 comptime for j in range(wide):
                     if c.within_warps != 0:
@@ -220,6 +210,61 @@ def max_pool_dgrad_prefetch_scatter[
         stage = 1 - stage
         if stage == 0:
             use ^= 1
+
+
+@always_inline
+def _place_of_tap(
+    tap: Int32,
+    base: Int32,
+    before: Int32,
+    left: Int32,
+    rows: Int32,
+    width: Int32,
+    part: Int32,
+    p: PoolingParams,
+) -> UInt32:
+    """Where the sum of a window's tap lies, in bytes. `base` is the sum of the row's first pixel, if the window began `before`
+    rows above it and in column `left`; the window has `rows` in the piece. Exact: a tap is at most 255.
+    """
+    var kh = (tap * part) >> 16
+    var kw = tap - kh * p.w.window
+    var h = before + kh * p.h.dilation()
+    var w = left + kw * p.w.dilation()
+    return where_below(
+        UInt32((base + h * width + w) * 4),
+        UInt32(w),
+        UInt32(width),
+        UInt32(h),
+        UInt32(rows),
+        0,
+        1,
+    )
+
+
+@always_inline
+def _place_of_pixel(
+    found: Int64,
+    base: Int32,
+    first: Int32,
+    pixels: Int32,
+    width: Int32,
+    reach: UInt32,
+    part: Int32,
+) -> UInt32:
+    """Where the sum of a pixel lies, in bytes, under a window whose first pixel is `first` and that reaches over so many
+    pixels of whole rows and `reach` columns. The division is exact in its rows.
+    """
+    var pixel = UInt32(Int32(found) - first)
+    var row = (pixel * UInt32(part)) >> SHIFT
+    return where_below(
+        UInt32((base + Int32(found)) * 4),
+        pixel,
+        UInt32(pixels),
+        pixel - row * UInt32(width),
+        reach,
+        UInt32(found >> 32),
+        1,
+    )
 
 
 @always_inline
@@ -257,58 +302,53 @@ def _give_out[
             give(rest + thread)
 
 
-def prefetch_scatter_plan[
-    dtype: DType, index: DType
-](ctx: DeviceContext, p: PoolingProblem) raises -> Optional[Pipeline]:
-    """The launch of the kernel; none where no piece fits."""
-    return plan_pipeline(
-        p,
-        data=size_of[dtype](),
-        entry=size_of[index](),
-        processors=ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
-    )
+struct PrefetchScatter(PoolingKernel):
+    comptime NAME: StaticString = "prefetch_scatter"
 
+    @staticmethod
+    def compiles[entry: DType, adaptive: Bool]() -> Bool:
+        return entry != NO_ENTRY and not adaptive
 
-def prefetch_scatter_can_implement[
-    index: DType, *, offsets: Bool
-](p: PoolingProblem) -> Optional[String]:
-    """None, or why this kernel does not take the problem, whatever its plan says.
-    """
-    if offsets and index != DType.uint8:
-        return String("taps are found by divisions that are exact for bytes")
-    if p.channels != 1:
-        return String("channels lie between pixels")
-    if p.d.input > 1 or p.d.output > 1 or p.d.window > 1:
-        return String("planes have several slabs")
-    if Int(p.batch) >= LIMIT_32 // 32:
-        return String("planes are too many for 32 bits")
-    if not offsets and not can_divide(p):
-        return String("rows are too long, or shorter than windows")
-    return None
-
-
-def max_pool_dgrad_prefetch[
-    dtype: DType, index: DType, *, offsets: Bool
-](
-    ctx: DeviceContext,
-    dx: Data[dtype],
-    dy: Data[dtype],
-    indices: Data[index],
-    p: PoolingProblem,
-    plan: Pipeline,
-) raises:
-    comptime for wide in WIDTHS:
-        if Int(plan.wide) == wide:
-            comptime kernel = max_pool_dgrad_prefetch_scatter[
-                dtype, index, offsets, wide
-            ]
-            ctx.enqueue_function[kernel](
-                dx,
-                dy,
-                indices,
-                GpuProblem(p, extent_d=1, vector=1),
-                plan,
-                grid_dim=Int(plan.blocks),
-                block_dim=Int(plan.threads),
-                shared_mem_bytes=plan.shared_bytes(),
+    @staticmethod
+    def can_implement[
+        dtype: DType, entry: DType, adaptive: Bool
+    ](p: PoolingProblem) -> Optional[String]:
+        if p.channels != 1:
+            return String("channels lie between pixels")
+        if p.d.input > 1 or p.d.output > 1 or p.d.window > 1:
+            return String("planes have several slabs")
+        if Int(p.batch) >= LIMIT_32 // 32:
+            return String("planes are too many for 32 bits")
+        if entry == INDEX and not can_divide(p):
+            return String("rows are too long, or shorter than windows")
+        if not can_cut(p, data=size_of[dtype](), entry=size_of[entry]()):
+            return String(
+                "no piece fits shared memory, or windows overlap too much"
             )
+        return refuse_misses[entry, adaptive](p)
+
+    @staticmethod
+    def launch[
+        dtype: DType, entry: DType, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        var plan = plan_pipeline(
+            p,
+            data=size_of[dtype](),
+            entry=size_of[entry](),
+            processors=ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
+        )
+        comptime for wide in WIDTHS:
+            if Int(plan.wide) == wide:
+                comptime kernel = max_pool_dgrad_prefetch_scatter[
+                    dtype, entry, wide
+                ]
+                ctx.enqueue_function[kernel](
+                    t.result,
+                    t.source,
+                    t.entries,
+                    PoolingParams(p, extent_d=1, vector=1),
+                    plan,
+                    grid_dim=Int(plan.blocks),
+                    block_dim=Int(plan.threads),
+                    shared_mem_bytes=plan.shared_bytes(),
+                )

@@ -5,7 +5,7 @@ from std.math import ceildiv
 from ...argument import KernelArgument
 from ...arithmetic import Divisor
 from ..problem import PoolingProblem
-from .problem import LANES, MOST_SHARED
+from .params import LANES, MOST_SHARED
 
 comptime LINE = 16
 """Bytes that are moved at a time."""
@@ -20,6 +20,8 @@ comptime RESERVED = 1024
 comptime SPARE = 512
 """Bytes of a block's shared memory that are no plane's: barriers, lines that runs begin and end in."""
 comptime MOST_THREADS = 2048
+"""Of a multiprocessor."""
+comptime MOST_THREADS_OF_BLOCK = 128
 comptime MOST_BLOCKS = 32
 comptime VECTOR = 4
 """Sums that a thread stores at a time."""
@@ -202,60 +204,89 @@ struct Pipeline(KernelArgument):
         return pieces / Float32(self.blocks) * slowest
 
 
+def _narrowest(p: PoolingProblem) -> Int:
+    """The narrowest block of windows that is as wide as two windows of no common pixel are apart; 0 where none is.
+    """
+    for wide in materialize[WIDTHS]():
+        if p.w.most_above() <= wide:
+            return wide
+    return 0
+
+
+def can_cut(p: PoolingProblem, *, data: Int, entry: Int) -> Bool:
+    """Whether plan_pipeline finds a way: whether the smallest of its pieces fits.
+    """
+    var wide = _narrowest(p)
+    if wide == 0:
+        return False
+    return Pipeline(
+        p,
+        data=data,
+        entry=entry,
+        threads=MOST_THREADS_OF_BLOCK,
+        wide=wide,
+        below=Int(p.h.output),
+        times=1,
+        strips=MOST_STRIPS,
+        processors=1,
+    ).fits()
+
+
 def plan_pipeline(
     p: PoolingProblem, *, data: Int, entry: Int, processors: Int
-) -> Optional[Pipeline]:
-    """The fastest of some ways to cut a problem, as far as is known; none where pieces do not fit, or windows are too far
-    apart."""
+) raises -> Pipeline:
+    """The fastest of some ways to cut a problem, as far as is known."""
     var best = Optional[Pipeline](None)
     var least = Float32.MAX
     var apart = p.w.most_above()
-    comptime for i in range(len(WIDTHS)):
-        comptime wide = WIDTHS[i]
-        comptime narrower = WIDTHS[i - 1] if i > 0 else 0
+    var narrower = 0
+    for wide in materialize[WIDTHS]():
         var whole = Int(p.w.output) <= wide
         # Widths near what is needed, and whole rows.
-        if apart <= wide and (
-            wide <= 3
-            or apart > narrower
-            or (whole and Int(p.w.output) > narrower)
-        ):
-            for shape in range(6):
-                var threads = 64 if shape % 2 == 0 else 128
-                # Threads that take whole rows may take whole planes.
-                var below = shape // 2 if shape >= 2 else Int(p.h.output)
-                if shape >= 2 and not whole:
-                    break
+        var near = narrower == 0 or apart > narrower
+        if whole and Int(p.w.output) > narrower:
+            near = True
+        narrower = wide
+        if apart > wide or not near:
+            continue
+        for shape in range(6):
+            var threads = 64 if shape % 2 == 0 else MOST_THREADS_OF_BLOCK
+            # Threads that take whole rows may take whole planes.
+            var below = shape // 2 if shape >= 2 else Int(p.h.output)
+            if shape >= 2 and not whole:
+                break
 
-                @always_inline
-                def consider(
-                    times: Int, strips: Int
-                ) {mut best, mut least, imm} -> Bool:
-                    var c = Pipeline(
-                        p,
-                        data=data,
-                        entry=entry,
-                        threads=threads,
-                        wide=wide,
-                        below=below,
-                        times=times,
-                        strips=strips,
-                        processors=processors,
-                    )
-                    if not c.fits():
-                        return False
-                    var cycles = c.cycles(data, processors)
-                    if cycles < least:
-                        least = cycles
-                        best = c
-                    return True
+            @always_inline
+            def consider(
+                times: Int, strips: Int
+            ) {mut best, mut least, imm} -> Bool:
+                var c = Pipeline(
+                    p,
+                    data=data,
+                    entry=entry,
+                    threads=threads,
+                    wide=wide,
+                    below=below,
+                    times=times,
+                    strips=strips,
+                    processors=processors,
+                )
+                if not c.fits():
+                    return False
+                var cycles = c.cycles(data, processors)
+                if cycles < least:
+                    least = cycles
+                    best = c
+                return True
 
-                if consider(1, 1):
-                    _ = consider(2, 1)
-                    _ = consider(1, 2)
-                else:
-                    _ = consider(0, 1)
-                    var strips = 2
-                    while strips <= MOST_STRIPS and not consider(1, strips):
-                        strips += 1
-    return best
+            if consider(1, 1):
+                _ = consider(2, 1)
+                _ = consider(1, 2)
+            else:
+                _ = consider(0, 1)
+                var strips = 2
+                while strips <= MOST_STRIPS and not consider(1, strips):
+                    strips += 1
+    if not best:
+        raise Error("no piece fits shared memory: can_cut was not asked")
+    return best.value()

@@ -16,8 +16,9 @@ from max.gpu.memory import AddressSpace, external_memory
 from std.math import ceildiv
 from std.sys import size_of
 
+from ..kernel import NO_ENTRY, OFFSET, Operands, PoolingKernel
 from ..problem import Data, PoolingProblem
-from .problem import GpuProblem
+from .params import LIMIT_32, PoolingParams, refuse_misses
 from .ring_scatter_plan import (
     AHEAD,
     BLOCK,
@@ -43,13 +44,13 @@ struct Found(TrivialRegisterPassable):
     var ok: Bool
 
 
-struct Batch[dtype: DType, index: DType, V: Int](Copyable):
+struct Batch[dtype: DType, entry: DType, V: Int](Copyable):
     """A few windows of one row as they lie in memory: what is done with them after waits for the loads. Bytes stay the
     words that they are loaded in."""
 
-    comptime packed = Self.index == DType.uint8
+    comptime packed = Self.entry == OFFSET
     comptime word = DType.uint16 if Self.V == 2 else DType.uint8
-    comptime kept = DType.uint32 if Self.packed else Self.index
+    comptime kept = DType.uint32 if Self.packed else Self.entry
     comptime words = 1 if Self.packed else Self.V
     var dy: Array[SIMD[Self.dtype, Self.V], AHEAD]
     var found: Array[SIMD[Self.kept, Self.words], AHEAD]
@@ -67,7 +68,7 @@ struct Batch[dtype: DType, index: DType, V: Int](Copyable):
     def load(
         mut self,
         dy: Data[Self.dtype],
-        found: Data[Self.index],
+        found: Data[Self.entry],
         start: Int,
         channels: Int32,
         count: Int32,
@@ -75,7 +76,7 @@ struct Batch[dtype: DType, index: DType, V: Int](Copyable):
         """Loads `count` windows, `channels` apart; others stay what they were.
         """
         comptime data_bytes = min(Self.V * size_of[Self.dtype](), 16)
-        comptime index_bytes = min(Self.V * size_of[Self.index](), 16)
+        comptime index_bytes = min(Self.V * size_of[Self.entry](), 16)
         var dy_start = dy.unsafe_offset(start)
         var found_start = found.unsafe_offset(start)
         comptime for k in range(AHEAD):
@@ -98,7 +99,7 @@ struct Batch[dtype: DType, index: DType, V: Int](Copyable):
                     )
 
     @always_inline
-    def entry[k: Int, v: Int](self) -> Scalar[Self.kept]:
+    def found_at[k: Int, v: Int](self) -> Scalar[Self.kept]:
         comptime if Self.packed:
             return (self.found[k][0] >> Scalar[Self.kept](8 * v)) & 0xFF
         else:
@@ -107,24 +108,19 @@ struct Batch[dtype: DType, index: DType, V: Int](Copyable):
 
 @always_inline
 def walk_ring[
-    dtype: DType,
-    index: DType,
-    V: Int,
-    DEPTH: Int,
-    offsets: Bool,
+    dtype: DType, entry: DType, V: Int, DEPTH: Int
 ](
     dx: Data[dtype],
     dy: Data[dtype],
-    indices: Data[index],
+    entries: Data[entry],
     sums: MutPointer[Float32, _, address_space=AddressSpace.SHARED],
     table: MutPointer[Int32, _, address_space=AddressSpace.SHARED],
-    p: GpuProblem,
+    p: PoolingParams,
     t: Strips,
     flat: Int32,
 ):
     """The work of thread `flat`; its sums are BLOCK apart and begin as zeros at `sums`.
     """
-    comptime tabled = offsets and index == DType.uint8
     comptime CELL = V * BLOCK
     var unit, item = t.by_items.divide(flat)
     var tile, vector = p.by_vectors.divide(item)
@@ -141,7 +137,7 @@ def walk_ring[
     var ow1 = p.w.outputs_over[False](w0 + columns - 1)[1]
     var sample = Int(n) * Int(p.output_plane()) * Int(p.channels) + Int(c)
     var dy_n = dy.unsafe_offset(sample)
-    var indices_n = indices.unsafe_offset(sample)
+    var entries_n = entries.unsafe_offset(sample)
     var dx_tile = dx.unsafe_offset(
         (Int(n) * Int(p.d.input) + Int(d0)) * Int(plane * p.channels)
         + Int(w0 * p.channels + c)
@@ -163,12 +159,12 @@ def walk_ring[
 
     var od = od0
     var ow = ow0
-    var next = Batch[dtype, index, V]()
+    var next = Batch[dtype, entry, V]()
     # How many of a row's windows are left from the next ones on.
     var left = Int32(0)
     if od0 < od1 and group < last_group:
         left = ow1 - ow0
-    next.load(dy_n, indices_n, start_of(group, od, ow), p.channels, left)
+    next.load(dy_n, entries_n, start_of(group, od, ow), p.channels, left)
     while group < end_group:
         var top = p.h.origin(group)
         var here = group < last_group and left > 0
@@ -191,20 +187,20 @@ def walk_ring[
                 row += 1
                 if row >= last_group:
                     left = 0
-            next.load(dy_n, indices_n, start_of(row, od, ow), p.channels, left)
+            next.load(dy_n, entries_n, start_of(row, od, ow), p.channels, left)
 
             var meanings = table
-            comptime if tabled:
+            comptime if entry == OFFSET:
                 meanings = table.unsafe_offset(
                     Int((from_d + p.d.reach - 1) * Int32(TABLE))
                 )
             # All of the table's words first: no store to the sums may pass a load.
             var words = Array[Int32, AHEAD * V](fill=0)
-            comptime if tabled:
+            comptime if entry == OFFSET:
                 comptime for k in range(AHEAD):
                     comptime for v in range(V):
                         words[k * V + v] = meanings[
-                            unsafe_offset=Int(now.entry[k, v]())
+                            unsafe_offset=Int(now.found_at[k, v]())
                         ]
             var corner = (d0 * p.h.input + top) * p.w.input + w0
             comptime for k in range(AHEAD):
@@ -213,14 +209,14 @@ def walk_ring[
                 var oks = Array[Bool, V](fill=False)
                 comptime for v in range(V):
                     var found: Found
-                    comptime if tabled:
+                    comptime if entry == OFFSET:
                         var word = words[k * V + v]
                         found = Found(
                             word >> 16, left_of + (word & 0xFFFF), True
                         )
                     else:
-                        found = _find[DEPTH=DEPTH, offsets=offsets](
-                            now.entry[k, v](), p, t, from_d, corner, left_of
+                        found = _find[DEPTH](
+                            Int64(now.found_at[k, v]()), corner, p
                         )
                     oks[v] = (
                         found.ok
@@ -264,41 +260,19 @@ def walk_ring[
 
 
 @always_inline
-def _find[
-    index: DType, //, *, DEPTH: Int, offsets: Bool
-](
-    entry: Scalar[index],
-    p: GpuProblem,
-    t: Strips,
-    from_d: Int32,
-    corner: Int32,
-    column: Int32,
-) -> Found:
-    """`from_d` and `column` are where the window begins, less the thread's first slab and column; `corner` is the number of
-    the pixel of the thread's first column in the first row under the windows.
+def _find[DEPTH: Int](index: Int64, corner: Int32, p: PoolingParams) -> Found:
+    """`corner` is the number of the pixel of the thread's first column in the first row under the windows.
     """
-    comptime if offsets:
-        var rest, kw = t.by_window_w.divide(Int32(entry) & 0x7FFFFFFF)
-        var kd, kh = t.by_window_h.divide(rest)
-        var e = from_d + kd * p.d.dilation()
-        return Found(
-            kh * p.h.dilation() * Int32(DEPTH) + e,
-            column + kw * p.w.dilation(),
-            (entry >= 0) & (kd < p.d.window) & (UInt32(e) < UInt32(DEPTH)),
-        )
-    else:
-        var pixel = Int32(entry) - corner
-        var e = Int32(0)
-        comptime for _ in range(DEPTH - 1):
-            if pixel >= p.h.input * p.w.input:
-                pixel -= p.h.input * p.w.input
-                e += 1
-        var r, j = p.w.by_input.divide(pixel)
-        # A pixel before the strip's first column seems to lie at the end of the row above, past the strip's last.
-        var ok = UInt32(pixel) < UInt32(p.h.reach * p.w.input)
-        comptime if size_of[index]() == 8:
-            ok = ok & ((entry >> 32) == 0)
-        return Found(r * Int32(DEPTH) + e, j, ok)
+    var pixel = Int32(index) - corner
+    var e = Int32(0)
+    comptime for _ in range(DEPTH - 1):
+        if pixel >= p.h.input * p.w.input:
+            pixel -= p.h.input * p.w.input
+            e += 1
+    var r, j = p.w.by_input.divide(pixel)
+    # A pixel before the strip's first column seems to lie at the end of the row above, past the strip's last.
+    var ok = UInt32(pixel) < UInt32(p.h.reach * p.w.input)
+    return Found(r * Int32(DEPTH) + e, j, ok & ((index >> 32) == 0))
 
 
 @always_inline
@@ -335,16 +309,12 @@ def _store_row[
 
 
 def max_pool_dgrad_ring_scatter[
-    dtype: DType,
-    index: DType,
-    V: Int,
-    DEPTH: Int,
-    offsets: Bool,
+    dtype: DType, entry: DType, V: Int, DEPTH: Int
 ](
     dx: Data[dtype],
     dy: Data[dtype],
-    indices: Data[index],
-    p: GpuProblem,
+    entries: Data[entry],
+    p: PoolingParams,
     t: Strips,
 ):
     var shared = external_memory[
@@ -352,7 +322,7 @@ def max_pool_dgrad_ring_scatter[
     ]()
     var thread = Int(thread_idx.x)
     var table = shared.unsafe_bitcast[Int32]()
-    comptime if offsets and index == DType.uint8:
+    comptime if entry == OFFSET:
         shared = shared.unsafe_offset(Int(t.tables) * TABLE)
         _fill_table[DEPTH](table, p, t)
         barrier()
@@ -362,9 +332,7 @@ def max_pool_dgrad_ring_scatter[
     var sums = shared.unsafe_offset(thread)
     for i in range(t.sums()):
         sums[unsafe_offset=i * BLOCK] = 0
-    walk_ring[dtype, index, V, DEPTH, offsets](
-        dx, dy, indices, sums, table, p, t, flat
-    )
+    walk_ring[dtype, entry, V, DEPTH](dx, dy, entries, sums, table, p, t, flat)
 
 
 @always_inline
@@ -372,7 +340,7 @@ def _fill_table[
     DEPTH: Int
 ](
     table: MutPointer[Int32, _, address_space=AddressSpace.SHARED],
-    p: GpuProblem,
+    p: PoolingParams,
     t: Strips,
 ):
     """Row and column that each byte names, for slabs of windows that begin 1 - reach, ..., DEPTH - 1 slabs after the
@@ -395,79 +363,81 @@ comptime VARIANTS = [(2, 2), (2, 1), (1, 1)]
 """Channels and slabs of a thread, the fastest first."""
 
 
-def ring_scatter_plan[
-    index: DType, *, offsets: Bool
-](ctx: DeviceContext, p: PoolingProblem) raises -> Optional[Strips]:
-    """The launch; none where a window reaches over more rows than a thread has sums for.
+struct RingScatter(PoolingKernel):
+    comptime NAME: StaticString = "ring_scatter"
+
+    @staticmethod
+    def compiles[entry: DType, adaptive: Bool]() -> Bool:
+        return entry != NO_ENTRY and not adaptive
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, entry: DType, adaptive: Bool
+    ](p: PoolingProblem) -> Optional[String]:
+        if p.w.reach() > Int(p.w.input):
+            return String("windows reach farther than a row is long")
+        if Strips.ring_of(p) > MOST_SUMS:
+            return String("windows reach over more rows than a thread has sums")
+        if p.input_size() // Int(p.h.input) >= LIMIT_32 - BLOCK:
+            return String("strips are too many for 32 bits")
+        comptime if entry == OFFSET:
+            if p.d.reach() >= MOST_TABLES:
+                return String(
+                    "windows reach over more slabs than there are tables"
+                )
+        return refuse_misses[entry, adaptive](p)
+
+    @staticmethod
+    def launch[
+        dtype: DType, entry: DType, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        comptime tabled = entry == OFFSET
+        var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
+        comptime for i in range(len(VARIANTS)):
+            comptime V = VARIANTS[i][0]
+            comptime DEPTH = VARIANTS[i][1]
+            if _suits[V, DEPTH](p):
+                var plan = plan_strips(
+                    p,
+                    vector=V,
+                    depth=DEPTH,
+                    table=tabled,
+                    processors=processors,
+                )
+                if plan:
+                    var strips = plan.value()
+                    var bytes = strips.shared_bytes(table=tabled)
+                    comptime kernel = max_pool_dgrad_ring_scatter[
+                        dtype, entry, V, DEPTH
+                    ]
+                    ctx.enqueue_function[kernel](
+                        t.result,
+                        t.source,
+                        t.entries,
+                        PoolingParams(p, extent_d=p.d.input, vector=V),
+                        strips,
+                        grid_dim=ceildiv(Int(strips.total), BLOCK),
+                        block_dim=BLOCK,
+                        shared_mem_bytes=bytes,
+                        func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
+                            UInt32(bytes)
+                        ),
+                    )
+                    return
+        raise Error("no strips fit: can_implement was not asked")
+
+
+def _suits[V: Int, DEPTH: Int](p: PoolingProblem) -> Bool:
+    """Whether threads shall take so many channels and slabs, where they have the sums for it.
     """
-    comptime tabled = offsets and index == DType.uint8
-    var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
-    comptime for i in range(len(VARIANTS)):
-        comptime V = VARIANTS[i][0]
-        comptime DEPTH = VARIANTS[i][1]
-        var tries = Int(p.channels) % V == 0
-        comptime if DEPTH > 1:
-            # Slabs that share windows, unless a window's rows of one might be taken for the next one's.
-            tries = (
-                tries
-                and p.d.reach() > Int(p.d.stride)
-                and p.h.reach() <= Int(p.h.input)
-            )
-        elif V > 1:
-            # Two channels share what a window costs, if the strips are not too narrow for it.
-            tries = tries and MOST_SUMS // (V * Strips.ring_of(p)) >= min(
-                p.w.reach() // 2, Int(p.w.input)
-            )
-        if tries:
-            var plan = plan_strips(
-                p, vector=V, depth=DEPTH, table=tabled, processors=processors
-            )
-            if plan:
-                return plan
-    return None
-
-
-def ring_scatter_can_implement[
-    index: DType, *, offsets: Bool
-](p: PoolingProblem) -> Optional[String]:
-    """None, or why this kernel does not take the problem, whatever its plan says.
-    """
-    if p.w.reach() > Int(p.w.input):
-        return String("windows reach farther than a row is long")
-    comptime if offsets and index == DType.uint8:
-        if p.d.reach() >= MOST_TABLES:
-            return String("windows reach over more slabs than there are tables")
-    return None
-
-
-def max_pool_dgrad_ring[
-    dtype: DType, index: DType, *, offsets: Bool
-](
-    ctx: DeviceContext,
-    dx: Data[dtype],
-    dy: Data[dtype],
-    indices: Data[index],
-    p: PoolingProblem,
-    plan: Strips,
-) raises:
-    var bytes = plan.shared_bytes(table=offsets and index == DType.uint8)
-    comptime for i in range(len(VARIANTS)):
-        comptime V = VARIANTS[i][0]
-        comptime DEPTH = VARIANTS[i][1]
-        if Int(plan.vector) == V and Int(plan.depth) == DEPTH:
-            comptime kernel = max_pool_dgrad_ring_scatter[
-                dtype, index, V, DEPTH, offsets
-            ]
-            ctx.enqueue_function[kernel](
-                dx,
-                dy,
-                indices,
-                GpuProblem(p, extent_d=p.d.input, vector=V),
-                plan,
-                grid_dim=ceildiv(Int(plan.total), BLOCK),
-                block_dim=BLOCK,
-                shared_mem_bytes=bytes,
-                func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
-                    UInt32(bytes)
-                ),
-            )
+    if Int(p.channels) % V != 0:
+        return False
+    comptime if DEPTH > 1:
+        # Slabs that share windows, unless a window's rows of one might be taken for the next one's.
+        return p.d.reach() > Int(p.d.stride) and p.h.reach() <= Int(p.h.input)
+    comptime if V > 1:
+        # Two channels share what a window costs, if the strips are not too narrow for it.
+        return MOST_SUMS // (V * Strips.ring_of(p)) >= min(
+            p.w.reach() // 2, Int(p.w.input)
+        )
+    return True

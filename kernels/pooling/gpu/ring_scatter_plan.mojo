@@ -5,7 +5,7 @@ from std.math import ceildiv
 from ...argument import KernelArgument
 from ...arithmetic import Divisor
 from ..problem import PoolingProblem
-from .problem import LIMIT_32
+from .params import LIMIT_32
 
 comptime BLOCK = 128
 comptime AHEAD = 8

@@ -1,8 +1,9 @@
-"""Gradient of average pooling on a GPU over 3-D windows of 3x3x3 that move by one pixel, by sliding sums.
+"""Gradient of average pooling on a GPU over windows of 3x3x3 that move by one pixel, by sliding sums; and over planes of rows
+of any length, for windows of 3x3.
 
 A thread owns a tile of one slab, RH rows by TW columns by V channels, and walks down D. Of each slab of windows it
 takes the sums over W and then over H of those that reach into its tile, once, and keeps the two slabs before it: a
-pixel is the sum of three. So every window is loaded once for each tile that it reaches into, and what neighbouring
+pixel is the sum of three; of one over a plane. So every window is loaded once for each tile that it reaches into, and what neighbouring
 tiles load too comes from the first-level cache.
 """
 
@@ -13,9 +14,10 @@ from std.sys import size_of
 
 from ...argument import KernelArgument
 from ...arithmetic import Divisor
-from ..problem import Data, PoolingAxis, PoolingProblem
+from ..kernel import NO_ENTRY, Operands, PoolingKernel
+from ..problem import Data, PoolingProblem
 from .primitives import fetch
-from .problem import LIMIT_32, GpuProblem, uniform_scale
+from .params import LIMIT_32, PoolingParams, uniform_scale
 
 comptime BLOCK = 128
 comptime ENOUGH_THREADS = 1 << 17
@@ -37,7 +39,7 @@ def strip_length(extent: Int, beside: Int, enough: Int) -> Int:
 
 
 @fieldwise_init
-struct SlidingSums(KernelArgument):
+struct SlidingSumsPlan(KernelArgument):
     """How dx is cut: strips of D of each sample, of tiles by V channels."""
 
     var total: Int32
@@ -65,11 +67,35 @@ struct SlidingSums(KernelArgument):
         self.by_strips = Divisor(strips)
 
 
+@fieldwise_init
+struct SlidingShape(TrivialRegisterPassable):
+    """What the compiler knows: a thread's columns, rows and channels, slabs under a window, whether rows are whole vectors
+    of columns (of one channel), and whether one divisor serves all windows."""
+
+    var columns: Int
+    var rows: Int
+    var channels: Int
+    var kd: Int
+    var aligned: Bool
+    var uniform: Bool
+
+
 @always_inline
 def slide_tile[
-    dtype: DType, TW: Int, RH: Int, V: Int, uniform: Bool
-](dx: Data[dtype], dy: Data[dtype], p: GpuProblem, m: SlidingSums, flat: Int32):
-    """The work of thread `flat`. V = 1: one channel, rows of whole tiles."""
+    dtype: DType, S: SlidingShape
+](
+    dx: Data[dtype],
+    dy: Data[dtype],
+    p: PoolingParams,
+    m: SlidingSumsPlan,
+    flat: Int32,
+):
+    """The work of thread `flat`."""
+    comptime TW = S.columns
+    comptime RH = S.rows
+    comptime V = S.channels
+    # One channel's columns are loaded and stored together.
+    comptime together = V == 1 and S.aligned
     comptime N = TW + K - 1
     comptime FIRST = PADDING - K + 1
     comptime Sums = SIMD[DType.float32, V]
@@ -93,10 +119,10 @@ def slide_tile[
         Int(n) * Int(p.input_plane()) * Int(p.channels) + Int(c)
     )
     var include = p.include_pad != 0
-    # Without `uniform`, what each window's place contributes to one over its divisor.
+    # Where divisors differ, what each window's place contributes to one over its divisor.
     var scale_w = Array[Float32, N](fill=1)
     var scale_h = Array[Float32, RH + K - 1](fill=1)
-    comptime if not uniform:
+    comptime if not S.uniform:
         comptime for i in range(N):
             scale_w[i] = p.w.scale[False](w0 + Int32(FIRST + i), include)
         comptime for r in range(RH + K - 1):
@@ -118,14 +144,14 @@ def slide_tile[
         columns[i] = min(max(ow, 0), p.w.output - 1)
     var older = Tile(fill=Sums(0))
     var old = Tile(fill=Sums(0))
-    for od in range(d0 + p.d.padding - (K - 1), d1 + p.d.padding):
+    for od in range(d0 + p.d.padding - Int32(S.kd - 1), d1 + p.d.padding):
         var new = Tile(fill=Sums(0))
         if od >= 0 and od < p.d.output:
             var dy_d = dy_n.unsafe_offset(
                 Int(od * p.h.output * p.w.output * p.channels)
             )
             var scale_d = Float32(1)
-            comptime if not uniform:
+            comptime if not S.uniform:
                 scale_d = p.d.scale[False](od, include)
             # Tiles beside this one bring what surrounds it.
             comptime if AHEAD > 0:
@@ -134,7 +160,7 @@ def slide_tile[
                         AHEAD * Int(p.h.output * p.w.output * p.channels)
                     )
                     comptime for r in range(K - 1, RH + K - 1):
-                        comptime if V == 1:
+                        comptime if together:
                             fetch(later.unsafe_offset(Int(row_at[r - 1] + w0)))
                         else:
                             comptime for j in range(TW):
@@ -152,7 +178,7 @@ def slide_tile[
             )
             comptime for r in range(RH + K - 1):
                 var row = dy_d.unsafe_offset(Int(row_at[r]))
-                comptime if V == 1:
+                comptime if together:
                     comptime bytes = TW * size_of[dtype]()
                     var run = row.unsafe_load[width=TW, alignment=bytes](
                         Int(w0)
@@ -160,7 +186,7 @@ def slide_tile[
                     comptime for j in range(TW):
                         rows[r][j - FIRST] = SIMD[dtype, V](run[j])
                 comptime for i in range(N):
-                    comptime if V > 1 or i + FIRST < 0 or i + FIRST >= TW:
+                    comptime if not together or i + FIRST < 0 or i + FIRST >= TW:
                         comptime bytes = V * size_of[dtype]()
                         rows[r][i] = row.unsafe_load[width=V, alignment=bytes](
                             Int(columns[i] * p.channels)
@@ -170,7 +196,7 @@ def slide_tile[
                 comptime for i in range(N):
                     var value = rows[r][i].cast[DType.float32]()
                     values[i] = value if live[r] and inside[i] else Sums(0)
-                    comptime if not uniform:
+                    comptime if not S.uniform:
                         values[i] *= scale_d * scale_h[r] * scale_w[i]
                 comptime for j in range(TW):
                     var sum = values[j] + values[j + 1] + values[j + 2]
@@ -188,10 +214,12 @@ def slide_tile[
                     var sums = Array[Sums, TW](fill=Sums(0))
                     comptime for j in range(TW):
                         comptime i = r * TW + j
-                        sums[j] = older[i] + old[i] + new[i]
-                        comptime if uniform:
+                        sums[j] = new[i]
+                        comptime if S.kd == K:
+                            sums[j] += older[i] + old[i]
+                        comptime if S.uniform:
                             sums[j] *= p.scale
-                    comptime if V == 1:
+                    comptime if together:
                         var values = SIMD[DType.float32, TW](0)
                         comptime for j in range(TW):
                             values[j] = sums[j][0]
@@ -213,65 +241,78 @@ def slide_tile[
 
 
 def avg_pool_dgrad_sliding_sums[
-    dtype: DType, TW: Int, RH: Int, V: Int, uniform: Bool
-](dx: Data[dtype], dy: Data[dtype], p: GpuProblem, m: SlidingSums):
-    """`uniform`: one divisor serves all windows."""
+    dtype: DType, S: SlidingShape
+](dx: Data[dtype], dy: Data[dtype], p: PoolingParams, m: SlidingSumsPlan):
     var flat = Int32(block_idx.x) * BLOCK + Int32(thread_idx.x)
     if flat < m.total:
-        slide_tile[dtype, TW, RH, V, uniform](dx, dy, p, m, flat)
+        slide_tile[dtype, S](dx, dy, p, m, flat)
 
 
 comptime CHANNELS = 4
 
 
-def sliding_sums_can_implement(p: PoolingProblem) -> Optional[String]:
-    """None, or why this kernel does not take the problem."""
+struct SlidingSums(PoolingKernel):
+    comptime NAME: StaticString = "sliding_sums"
 
-    @always_inline
-    def moves_by_one(axis: PoolingAxis) {imm} -> Bool:
-        return axis.is_window(K, 1)
+    @staticmethod
+    def compiles[entry: DType, adaptive: Bool]() -> Bool:
+        return entry == NO_ENTRY and not adaptive
 
-    if (
-        not moves_by_one(p.d)
-        or not moves_by_one(p.h)
-        or not moves_by_one(p.w)
-        or Int(p.w.padding) != PADDING
-    ):
-        return String("windows are not 3x3x3 that move by one")
-    if p.channels == 1:
-        if Int(p.w.input) % CHANNELS != 0:
-            return String("rows are no whole vectors")
-    elif Int(p.channels) % CHANNELS != 0:
-        return String("channels are no whole vectors")
-    # Its smallest tile is four elements.
-    if p.input_size() >= LIMIT_32:
-        return String("pixels are too many for 32 bits")
-    return None
+    @staticmethod
+    def can_implement[
+        dtype: DType, entry: DType, adaptive: Bool
+    ](p: PoolingProblem) -> Optional[String]:
+        if (
+            not p.h.is_window(K, 1)
+            or not p.w.is_window(K, 1)
+            or Int(p.w.padding) != PADDING
+        ):
+            return String("windows are not 3x3 that move by one")
+        if _is_flat(p):
+            if p.channels > 1:
+                return String("channels lie between a plane's pixels")
+        elif not p.d.is_window(K, 1):
+            return String("windows are not 3x3x3 that move by one")
+        elif p.channels == 1:
+            if Int(p.w.input) % CHANNELS != 0:
+                return String("rows are no whole vectors")
+        elif Int(p.channels) % CHANNELS != 0:
+            return String("channels are no whole vectors")
+        # Its smallest tile is four elements.
+        if p.input_size() >= LIMIT_32:
+            return String("pixels are too many for 32 bits")
+        return None
+
+    @staticmethod
+    def launch[
+        dtype: DType, entry: DType, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        var scale = uniform_scale[entry, False](p)
+
+        @always_inline
+        def run[S: SlidingShape]() raises {imm}:
+            var cut = SlidingSumsPlan(p, S.columns, S.rows, S.channels)
+            ctx.enqueue_function[avg_pool_dgrad_sliding_sums[dtype, S]](
+                t.result,
+                t.source,
+                PoolingParams(
+                    p, extent_d=p.d.input, vector=S.channels, scale=scale
+                ),
+                cut,
+                grid_dim=ceildiv(Int(cut.total), BLOCK),
+                block_dim=BLOCK,
+            )
+
+        comptime for uniform in [True, False]:
+            if (scale != 0) == uniform:
+                if _is_flat(p):
+                    run[SlidingShape(4, 4, 1, 1, False, uniform)]()
+                elif p.channels == 1:
+                    run[SlidingShape(CHANNELS, 4, 1, K, True, uniform)]()
+                else:
+                    run[SlidingShape(2, 2, CHANNELS, K, True, uniform)]()
 
 
-def sliding_sums_avg_dgrad[
-    dtype: DType
-](
-    ctx: DeviceContext, dx: Data[dtype], dy: Data[dtype], p: PoolingProblem
-) raises:
-    var scale = uniform_scale[False](p)
-
-    @always_inline
-    def launch[TW: Int, RH: Int, V: Int, uniform: Bool]() raises {imm}:
-        var cut = SlidingSums(p, TW, RH, V)
-        comptime kernel = avg_pool_dgrad_sliding_sums[dtype, TW, RH, V, uniform]
-        ctx.enqueue_function[kernel](
-            dx,
-            dy,
-            GpuProblem(p, extent_d=p.d.input, vector=V, scale=scale),
-            cut,
-            grid_dim=ceildiv(Int(cut.total), BLOCK),
-            block_dim=BLOCK,
-        )
-
-    comptime for uniform in [True, False]:
-        if (scale != 0) == uniform:
-            if p.channels == 1:
-                launch[CHANNELS, 4, 1, uniform]()
-            else:
-                launch[2, 2, CHANNELS, uniform]()
+def _is_flat(p: PoolingProblem) -> Bool:
+    """Whether windows lie in one slab each."""
+    return p.d.is_window(1, 1) and p.d.padding == 0

@@ -6,10 +6,10 @@ exports the real operations exports these with `--kernels`, and tests/gpu/check_
 
 import extensibility
 from extensibility import InputTensor, OutputTensor
-from kernels.pooling import direct
-from kernels.pooling.problem import Data, pooling_problem
+from kernels.pooling.direct import Direct
+from kernels.pooling.kernel import Operands, averages
+from kernels.pooling.problem import Data, PoolingProblem, pooling_problem
 from max.gpu.host import DeviceContext
-from max.gpu.host.info import is_cpu
 
 
 @always_inline
@@ -27,118 +27,20 @@ def _out[
 
 
 @always_inline
-def _max_fprop[
-    target: StaticString, offsets: Bool, dtype: DType, index: DType
-](
-    y: OutputTensor[dtype=dtype, rank=5, ...],
-    entries: OutputTensor[dtype=index, rank=5, ...],
-    x: InputTensor[dtype=dtype, rank=5, ...],
-    geometry: InputTensor[dtype=DType.int64, rank=1, ...],
-    ctx: DeviceContext,
-) raises:
-    var p = pooling_problem(
-        _in(geometry), geometry.dim_size(0), x.shape(), y.shape()
-    )
-    comptime if is_cpu[target]():
-        direct.max_pool_fprop_cpu[adaptive=False, offsets=offsets](
-            _out(y), _out(entries), _in(x), p
-        )
-    else:
-        direct.max_pool_fprop_gpu[adaptive=False, offsets=offsets](
-            ctx, _out(y), _out(entries), _in(x), p
-        )
-
-
-@always_inline
-def _max_dgrad[
-    target: StaticString, offsets: Bool, dtype: DType, index: DType
-](
-    dx: OutputTensor[dtype=dtype, rank=5, ...],
-    dy: InputTensor[dtype=dtype, rank=5, ...],
-    entries: InputTensor[dtype=index, rank=5, ...],
-    geometry: InputTensor[dtype=DType.int64, rank=1, ...],
-    ctx: DeviceContext,
-) raises:
-    var p = pooling_problem(
-        _in(geometry), geometry.dim_size(0), dx.shape(), dy.shape()
-    )
-    comptime if is_cpu[target]():
-        direct.max_pool_dgrad_cpu[adaptive=False, offsets=offsets](
-            _out(dx), _in(dy), _in(entries), p
-        )
-    else:
-        direct.max_pool_dgrad_gpu[adaptive=False, offsets=offsets](
-            ctx, _out(dx), _in(dy), _in(entries), p
-        )
+def _launch[
+    dtype: DType, entry: DType, //, target: StaticString, forward: Bool
+](t: Operands[dtype, entry], p: PoolingProblem, ctx: DeviceContext) raises:
+    Direct[forward, target].launch[dtype, entry, False](ctx, t, p)
 
 
 @extensibility.register("max_pool_fprop")
 struct MaxPoolFprop:
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        target: StaticString, dtype: DType, entry: DType, function: StaticString
     ](
         y: OutputTensor[dtype=dtype, rank=5, ...],
-        indices: OutputTensor[dtype=DType.int64, rank=5, ...],
-        x: InputTensor[dtype=dtype, rank=5, ...],
-        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
-        ctx: DeviceContext,
-    ) raises:
-        _max_fprop[target, False](y, indices, x, geometry, ctx)
-
-
-@extensibility.register("max_pool_fprop_offsets")
-struct MaxPoolFpropOffsets:
-    @staticmethod
-    def execute[
-        target: StaticString, dtype: DType, offset: DType
-    ](
-        y: OutputTensor[dtype=dtype, rank=5, ...],
-        offsets: OutputTensor[dtype=offset, rank=5, ...],
-        x: InputTensor[dtype=dtype, rank=5, ...],
-        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
-        ctx: DeviceContext,
-    ) raises:
-        _max_fprop[target, True](y, offsets, x, geometry, ctx)
-
-
-@extensibility.register("max_pool_dgrad")
-struct MaxPoolDgrad:
-    @staticmethod
-    def execute[
-        target: StaticString, dtype: DType
-    ](
-        dx: OutputTensor[dtype=dtype, rank=5, ...],
-        dy: InputTensor[dtype=dtype, rank=5, ...],
-        indices: InputTensor[dtype=DType.int64, rank=5, ...],
-        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
-        ctx: DeviceContext,
-    ) raises:
-        _max_dgrad[target, False](dx, dy, indices, geometry, ctx)
-
-
-@extensibility.register("max_pool_dgrad_offsets")
-struct MaxPoolDgradOffsets:
-    @staticmethod
-    def execute[
-        target: StaticString, dtype: DType, offset: DType
-    ](
-        dx: OutputTensor[dtype=dtype, rank=5, ...],
-        dy: InputTensor[dtype=dtype, rank=5, ...],
-        offsets: InputTensor[dtype=offset, rank=5, ...],
-        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
-        ctx: DeviceContext,
-    ) raises:
-        _max_dgrad[target, True](dx, dy, offsets, geometry, ctx)
-
-
-@extensibility.register("avg_pool_fprop")
-struct AvgPoolFprop:
-    @staticmethod
-    def execute[
-        target: StaticString, dtype: DType
-    ](
-        y: OutputTensor[dtype=dtype, rank=5, ...],
+        entries: OutputTensor[dtype=entry, rank=5, ...],
         x: InputTensor[dtype=dtype, rank=5, ...],
         geometry: InputTensor[dtype=DType.int64, rank=1, ...],
         ctx: DeviceContext,
@@ -146,35 +48,55 @@ struct AvgPoolFprop:
         var p = pooling_problem(
             _in(geometry), geometry.dim_size(0), x.shape(), y.shape()
         )
-        comptime if is_cpu[target]():
-            direct.avg_pool_cpu[adaptive=False, forward=True](
-                _out(y), _in(x), p
-            )
-        else:
-            direct.avg_pool_gpu[adaptive=False, forward=True](
-                ctx, _out(y), _in(x), p
-            )
+        var t = Operands(_out(y), _in(x), _out(entries))
+        _launch[target, True](t, p, ctx)
 
 
-@extensibility.register("avg_pool_dgrad")
-struct AvgPoolDgrad:
+@extensibility.register("max_pool_dgrad")
+struct MaxPoolDgrad:
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        target: StaticString, dtype: DType, entry: DType, function: StaticString
     ](
         dx: OutputTensor[dtype=dtype, rank=5, ...],
         dy: InputTensor[dtype=dtype, rank=5, ...],
+        entries: InputTensor[dtype=entry, rank=5, ...],
         geometry: InputTensor[dtype=DType.int64, rank=1, ...],
         ctx: DeviceContext,
     ) raises:
         var p = pooling_problem(
             _in(geometry), geometry.dim_size(0), dx.shape(), dy.shape()
         )
-        comptime if is_cpu[target]():
-            direct.avg_pool_cpu[adaptive=False, forward=False](
-                _out(dx), _in(dy), p
+        var t = Operands(_out(dx), _in(dy), _in(entries))
+        _launch[target, False](t, p, ctx)
+
+
+@extensibility.register("avg_pool")
+struct AvgPool:
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType, function: StaticString
+    ](
+        result: OutputTensor[dtype=dtype, rank=5, ...],
+        source: InputTensor[dtype=dtype, rank=5, ...],
+        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        var t = averages(_out(result), _in(source))
+        comptime forward = "fprop" in function
+        comptime if forward:
+            var p = pooling_problem(
+                _in(geometry),
+                geometry.dim_size(0),
+                source.shape(),
+                result.shape(),
             )
+            _launch[target, True](t, p, ctx)
         else:
-            direct.avg_pool_gpu[adaptive=False, forward=False](
-                ctx, _out(dx), _in(dy), p
+            var p = pooling_problem(
+                _in(geometry),
+                geometry.dim_size(0),
+                result.shape(),
+                source.shape(),
             )
+            _launch[target, False](t, p, ctx)

@@ -1,10 +1,11 @@
-"""The pooling problem as GPU kernels want it: 32-bit extents, divisions turned into multiplications, and the
+"""What GPU kernels take of a problem, precomputed on the host: 32-bit extents, divisions turned into multiplications, and the
 launch shapes that the fast kernels share."""
 
 from std.math import ceildiv
 
 from ...argument import KernelArgument
 from ...arithmetic import Divisor
+from ..kernel import INDEX, NO_ENTRY
 from ..problem import PoolingAxis, PoolingProblem
 
 comptime THREADS = 256
@@ -20,7 +21,7 @@ comptime LIMIT_32 = 1 << 31
 
 
 @fieldwise_init
-struct GpuTaps(TrivialRegisterPassable):
+struct TapRange(TrivialRegisterPassable):
     """As problem.Taps, in 32 bits."""
 
     var start: Int32
@@ -29,7 +30,7 @@ struct GpuTaps(TrivialRegisterPassable):
 
 
 @fieldwise_init
-struct GpuAxis(TrivialRegisterPassable):
+struct AxisParams(TrivialRegisterPassable):
     """One spatial axis; problem.PoolingAxis with ready divisors."""
 
     var input: Int32
@@ -73,13 +74,13 @@ struct GpuAxis(TrivialRegisterPassable):
         return o * Int32(stride) - self.padding
 
     @always_inline
-    def taps[adaptive: Bool](self, o: Int32) -> GpuTaps:
+    def taps[adaptive: Bool](self, o: Int32) -> TapRange:
         comptime if adaptive:
             var start = self.by_output.quotient(o * self.input)
             var end = self.by_output.quotient(
                 (o + 1) * self.input + self.output - 1
             )
-            return GpuTaps(start, end - start, 0)
+            return TapRange(start, end - start, 0)
         else:
             var start = self.origin(o)
             var first = Int32(0)
@@ -89,7 +90,7 @@ struct GpuAxis(TrivialRegisterPassable):
             var room = self.by_dilation.quotient(
                 max(self.input - start + self.dilation() - 1, 0)
             )
-            return GpuTaps(start, min(self.window - first, room), first)
+            return TapRange(start, min(self.window - first, room), first)
 
     @always_inline
     def outputs_over[adaptive: Bool](self, i: Int32) -> Tuple[Int32, Int32]:
@@ -124,16 +125,16 @@ struct GpuAxis(TrivialRegisterPassable):
 
 
 @fieldwise_init
-struct GpuProblem(KernelArgument):
+struct PoolingParams(KernelArgument):
     """One pooling operation over [slabs, H, W, C], slabs = N * D."""
 
     var slabs: Int32
     var channels: Int32
     var by_vectors: Divisor
     """Divides by the vectors that one pixel's channels make."""
-    var d: GpuAxis
-    var h: GpuAxis
-    var w: GpuAxis
+    var d: AxisParams
+    var h: AxisParams
+    var w: AxisParams
     var include_pad: Int32
     var scale: Float32
     """One over the divisor where every window has the same, else 0."""
@@ -151,11 +152,25 @@ struct GpuProblem(KernelArgument):
         self.slabs = Int32(p.batch) * extent_d
         self.channels = Int32(p.channels)
         self.by_vectors = Divisor(Int(p.channels) // vector)
-        self.d = GpuAxis(p.d)
-        self.h = GpuAxis(p.h)
-        self.w = GpuAxis(p.w)
+        self.d = AxisParams(p.d)
+        self.h = AxisParams(p.h)
+        self.w = AxisParams(p.w)
         self.include_pad = p.count_include_pad
         self.scale = scale
+
+    @always_inline
+    def scale_of[
+        adaptive: Bool
+    ](self, od: Int32, oh: Int32, ow: Int32) -> Float32:
+        """One over the divisor of an average's window."""
+        if self.scale != 0:
+            return self.scale
+        var include = self.include_pad != 0
+        return (
+            self.d.scale[adaptive](od, include)
+            * self.h.scale[adaptive](oh, include)
+            * self.w.scale[adaptive](ow, include)
+        )
 
     @always_inline
     def input_plane(self) -> Int32:
@@ -182,8 +197,10 @@ def fits_32_bits(p: PoolingProblem) -> Bool:
     return largest + 2 * THREADS < LIMIT_32
 
 
-def uniform_scale[adaptive: Bool](p: PoolingProblem) -> Float32:
-    """One over the divisor if all windows share it, else 0."""
+def uniform_scale[entry: DType, adaptive: Bool](p: PoolingProblem) -> Float32:
+    """One over the divisor if all windows of an average share it, else 0."""
+    comptime if entry != NO_ENTRY:
+        return 0
     var first = p.divisor[adaptive](0, 0, 0)
     var include = p.count_include_pad != 0
 
@@ -200,6 +217,17 @@ def uniform_scale[adaptive: Bool](p: PoolingProblem) -> Float32:
         if varies(p.d) or varies(p.h) or varies(p.w):
             return 0
     return Float32(1.0 / Float64(first))
+
+
+def refuse_misses[
+    entry: DType, adaptive: Bool
+](p: PoolingProblem) -> Optional[String]:
+    """None, or why a gradient that looks under windows alone does not take the problem.
+    """
+    comptime if entry == INDEX and not adaptive:
+        if p.may_miss():
+            return String("indices may name pixels that no window reaches")
+    return None
 
 
 @fieldwise_init

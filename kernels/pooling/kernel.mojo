@@ -1,0 +1,102 @@
+"""What every pooling kernel offers, and the tables that choose among them.
+
+A kernel is a type without values: `NAME`, that of its algorithm, which a profiler shows, too; `compiles`, whether it exists
+for an operation at all; `can_implement`, None or in words why it does not take a problem; `launch`. What an operation is
+follows from the type of its entries, and from `adaptive`.
+"""
+
+from max.gpu.host import DeviceContext
+from std.sys import size_of
+
+from .problem import Data, PoolingProblem
+
+comptime INDEX = DType.int64
+"""What max pooling keeps for each window: where the maximum is, flat in the unpadded plane."""
+comptime OFFSET = DType.uint8
+"""What it keeps in one byte: the number of the winning tap in its window, row-major."""
+comptime NO_ENTRY = DType.int8
+"""Average pooling keeps nothing. A pointer to entries then points anywhere."""
+
+
+def entry_bytes[entry: DType]() -> Int:
+    return 0 if entry == NO_ENTRY else size_of[entry]()
+
+
+@fieldwise_init
+struct Operands[dtype: DType, entry: DType](TrivialRegisterPassable):
+    """The tensors of an operation.
+
+    | pass | result | source | entries |
+    | --- | --- | --- | --- |
+    | fprop | y | x | written, beside y |
+    | dgrad | dx | dy | read, beside dy |
+    """
+
+    var result: Data[Self.dtype]
+    var source: Data[Self.dtype]
+    var entries: Data[Self.entry]
+
+    def are_aligned(self) -> Bool:
+        """Whether all tensors begin with a whole vector of 16 bytes."""
+        var places = Int(self.result) | Int(self.source)
+        comptime if Self.entry != NO_ENTRY:
+            places |= Int(self.entries)
+        return places % 16 == 0
+
+
+def averages[
+    dtype: DType
+](result: Data[dtype], source: Data[dtype]) -> Operands[dtype, NO_ENTRY]:
+    return {result, source, rebind[Data[NO_ENTRY]](source)}
+
+
+trait PoolingKernel:
+    comptime NAME: StaticString
+
+    @staticmethod
+    def compiles[entry: DType, adaptive: Bool]() -> Bool:
+        return True
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, entry: DType, adaptive: Bool
+    ](p: PoolingProblem) -> Optional[String]:
+        """None, or why this kernel does not take the problem."""
+        return None
+
+    @staticmethod
+    def launch[
+        dtype: DType, entry: DType, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        """Of what can_implement takes. On a CPU it ends when the result is there.
+        """
+        ...
+
+
+struct Table[*Kernels: PoolingKernel]:
+    """Kernels in the order of their speed; the first that takes a problem runs it.
+    """
+
+    @staticmethod
+    def launch[
+        dtype: DType, entry: DType, //, *, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        comptime for i in range(len(Self.Kernels)):
+            comptime Kernel = Self.Kernels[i]
+            comptime if Kernel.compiles[entry, adaptive]():
+                if not Kernel.can_implement[dtype, entry, adaptive](p):
+                    Kernel.launch[dtype, entry, adaptive](ctx, t, p)
+                    return
+        raise Error("no kernel takes this problem")
+
+    @staticmethod
+    def name[
+        dtype: DType, entry: DType, adaptive: Bool
+    ](p: PoolingProblem) -> StaticString:
+        """Of the kernel that runs the problem."""
+        comptime for i in range(len(Self.Kernels)):
+            comptime Kernel = Self.Kernels[i]
+            comptime if Kernel.compiles[entry, adaptive]():
+                if not Kernel.can_implement[dtype, entry, adaptive](p):
+                    return Kernel.NAME
+        return ""
