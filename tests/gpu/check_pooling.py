@@ -22,11 +22,10 @@ import sys
 from pathlib import Path
 
 import torch
-from max.driver import CPU, Accelerator
-from max.engine import InferenceSession, read
 from torch.nn import functional
 
-from benchmarks.pooling.run import bound, to_logical, to_physical
+from benchmarks import ROOT
+from benchmarks.pooling.run import PASSES, bound, load_models, to_logical, to_physical
 from tests.kernels import test_pooling as kernel_tests
 
 
@@ -98,8 +97,9 @@ def main() -> int:
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--cases", default="", help="regular expression that a window's name must match")
     args = parser.parse_args()
-    session = InferenceSession(devices=[Accelerator() if args.device == "cuda" else CPU()])
-    models = session.init_all(read(args.compiled))
+    kinds = {f"{op}_{passing}" for op, passes in PASSES.items() for passing in passes}
+    chosen = argparse.Namespace(**vars(args), export=None, target=None, kernels=ROOT / "kernels")
+    models = load_models(chosen, kinds, args.dtypes.split(","))
     cases = [case for case in kernel_tests.WINDOWS if case.n and re.search(args.cases, case.id)]
     wrong = 0
     for case in cases:
