@@ -10,7 +10,7 @@ them, and one that reduces two), copies the tensors that PyTorch copies afterwar
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +25,7 @@ from torch_max_backend import backend
 from torch_max_backend.bench import results
 from torch_max_backend.bench.timing import interleaved
 from torch_max_backend.graph.compiler import CompiledGraph
+from torch_max_backend.runtime.executable import Executable
 
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "SGD, momentum": (torch.optim.SGD, {"lr": 1e-4, "momentum": 0.9, "weight_decay": 1e-4}),
@@ -46,13 +47,28 @@ def _stepper(
     return step if contender.startswith("eager") else torch.compile(step, backend=contender)
 
 
-def _counts(graphs: list[CompiledGraph]) -> dict[str, int]:
-    """Of the graph that was made last."""
-    executable = graphs[-1].executables[-1]
-    listing = executable.listing
-    if listing is None:
-        return {}
-    return {"launches": len(listing.launches), "copies": len(executable.built.writes) - len(listing.updates)}
+def _counts(step: Callable[[], object], graphs: list[CompiledGraph]) -> dict[str, int]:
+    """Of the graphs that a step runs."""
+    ran: list[Executable] = []
+
+    def noted(executable: Executable, run: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(args: Sequence[Any]) -> Any:
+            ran.append(executable)
+            return run(args)
+
+        return noting
+
+    for graph in graphs:
+        for each in graph.executables:
+            if each.launches is not None:
+                each.launches.run = noted(each, each.launches.run)
+    step()
+    listings = [each.listing for each in ran if each.listing is not None]
+    writes = sum(len(each.built.writes) for each in ran)
+    return {
+        "launches": sum(len(listing.launches) for listing in listings),
+        "copies": writes - sum(len(listing.updates) for listing in listings),
+    }
 
 
 def _row(kind: str, parameters: list[nn.Parameter], device: torch.device, runs: int) -> dict[str, Any]:
@@ -72,7 +88,7 @@ def _row(kind: str, parameters: list[nn.Parameter], device: torch.device, runs: 
             for _ in range(3):
                 step()
         if contender == "max":
-            counts = _counts(graphs)
+            counts = _counts(step, graphs)
         steps[contender] = [step]
     times = interleaved(steps, runs, device)
     milliseconds = {name: round(each.median * 1e3, 2) for name, each in times.items()}
