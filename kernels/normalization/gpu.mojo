@@ -16,6 +16,7 @@ from max.gpu.memory import AddressSpace
 from ..library import scratch
 from ..convolution.common import Ptr
 from .columns import Columns, Moments, Sums, chunk_moments, chunk_sums, folded
+from .partials import Partials, Slices, slice_row
 
 comptime LANES = 32
 comptime ROWS = 8
@@ -23,11 +24,6 @@ comptime ROWS = 8
 comptime BLOCKS = 1024
 comptime MAX_SLICES = 512
 comptime MERGERS = 128
-
-
-@always_inline
-def _slice_row(rows: Int, slices: Int, slice: Int) -> Int:
-    return rows * slice // slices
 
 
 @always_inline
@@ -54,8 +50,8 @@ def moments_kernel[
     var row = thread_idx.y
     var slice = block_idx.y
     var pitch = Int(width)
-    var first = _slice_row(Int(wide_rows), Int(slices), slice)
-    var last = _slice_row(Int(wide_rows), Int(slices), slice + 1)
+    var first = slice_row(Int(wide_rows), Int(slices), slice)
+    var last = slice_row(Int(wide_rows), Int(slices), slice + 1)
     var mine = row * LANES + thread_idx.x
     var moments = Moments[acc, V]()
     if column < pitch:
@@ -105,8 +101,8 @@ def sums_kernel[
     var row = thread_idx.y
     var slice = block_idx.y
     var pitch = Int(width)
-    var first = _slice_row(Int(wide_rows), Int(slices), slice)
-    var last = _slice_row(Int(wide_rows), Int(slices), slice + 1)
+    var first = slice_row(Int(wide_rows), Int(slices), slice)
+    var last = slice_row(Int(wide_rows), Int(slices), slice + 1)
     var mine = row * LANES + thread_idx.x
     var sums = Sums[acc, V](0, 0)
     if column < pitch:
@@ -158,7 +154,7 @@ def _block_sum[dtype: DType](value: Scalar[dtype]) -> Scalar[dtype]:
 
 
 def merge_moments_kernel[
-    dtype: DType, acc: DType, running: Bool
+    dtype: DType, acc: DType, running: Bool, Parts: Partials
 ](
     mean: Ptr[acc],
     invstd: Ptr[acc],
@@ -168,49 +164,35 @@ def merge_moments_kernel[
     x: Ptr[dtype],
     old_mean: Ptr[acc],
     old_variance: Ptr[acc],
+    parts: Parts,
     rows: Int64,
     channels: Int64,
-    fold: Int64,
-    slices: Int64,
     momentum: Scalar[acc],
     epsilon: Scalar[acc],
 ):
     """One channel: mean = sum(n_i mean_i) / n, then m2 = sum(m2_i + n_i (mean_i - mean)^2).
     """
-    var channel = block_idx.x
-    var wide_rows = Int(rows) // Int(fold)
-    var tail = Int(rows) % Int(fold)
-    var entries = Int(fold) * Int(slices)
-    var plane = Int(fold) * Int(channels) * Int(slices)
+    var channel = Int(block_idx.x)
+    var tail = parts.tail()
+    var plane = parts.plane()
     var n = Scalar[acc](Int(rows))
     var total = Scalar[acc](0)
-    for e in range(thread_idx.x, entries, MERGERS):
-        var slice = e % Int(slices)
-        var at = (e // Int(slices) * Int(channels) + channel) * Int(
-            slices
-        ) + slice
-        var count = _slice_row(wide_rows, Int(slices), slice + 1) - _slice_row(
-            wide_rows, Int(slices), slice
-        )
-        total += partials[unsafe_offset=at] * Scalar[acc](count)
+    for part in range(thread_idx.x, parts.parts(channel), MERGERS):
+        total += partials[
+            unsafe_offset=parts.place(channel, part)
+        ] * parts.count(partials, channel, part)
     for i in range(thread_idx.x, tail, MERGERS):
         total += x[
             unsafe_offset=(Int(rows) - tail + i) * Int(channels) + channel
         ].cast[acc]()
     var center = _block_sum(total) / n
     total = 0
-    for e in range(thread_idx.x, entries, MERGERS):
-        var slice = e % Int(slices)
-        var at = (e // Int(slices) * Int(channels) + channel) * Int(
-            slices
-        ) + slice
-        var count = _slice_row(wide_rows, Int(slices), slice + 1) - _slice_row(
-            wide_rows, Int(slices), slice
-        )
+    for part in range(thread_idx.x, parts.parts(channel), MERGERS):
+        var at = parts.place(channel, part)
         var delta = partials[unsafe_offset=at] - center
-        total += partials[unsafe_offset=plane + at] + delta * delta * Scalar[
-            acc
-        ](count)
+        total += partials[
+            unsafe_offset=plane + at
+        ] + delta * delta * parts.count(partials, channel, part)
     for i in range(thread_idx.x, tail, MERGERS):
         var delta = (
             x[
@@ -235,7 +217,7 @@ def merge_moments_kernel[
 
 
 def merge_sums_kernel[
-    dtype: DType, acc: DType
+    dtype: DType, acc: DType, Parts: Partials
 ](
     sum_dy: Ptr[acc],
     grad_weight: Ptr[acc],
@@ -246,22 +228,18 @@ def merge_sums_kernel[
     x: Ptr[dtype],
     mean: Ptr[acc],
     invstd: Ptr[acc],
+    parts: Parts,
     rows: Int64,
     channels: Int64,
-    fold: Int64,
-    slices: Int64,
 ):
-    var channel = block_idx.x
-    var tail = Int(rows) % Int(fold)
-    var entries = Int(fold) * Int(slices)
-    var plane = Int(fold) * Int(channels) * Int(slices)
+    var channel = Int(block_idx.x)
+    var tail = parts.tail()
+    var plane = parts.plane()
     var center = mean[unsafe_offset=channel]
     var sum = Scalar[acc](0)
     var product = Scalar[acc](0)
-    for e in range(thread_idx.x, entries, MERGERS):
-        var at = (e // Int(slices) * Int(channels) + channel) * Int(
-            slices
-        ) + e % Int(slices)
+    for part in range(thread_idx.x, parts.parts(channel), MERGERS):
+        var at = parts.place(channel, part)
         sum += partials[unsafe_offset=at]
         product += partials[unsafe_offset=plane + at]
     for i in range(thread_idx.x, tail, MERGERS):
@@ -337,7 +315,7 @@ def _statistics[
         grid_dim=(ceildiv(columns.width(), LANES * V), slices),
         block_dim=(LANES, ROWS),
     )
-    ctx.enqueue_function[merge_moments_kernel[dtype, acc, running]](
+    ctx.enqueue_function[merge_moments_kernel[dtype, acc, running, Slices]](
         mean,
         invstd,
         new_mean,
@@ -346,10 +324,14 @@ def _statistics[
         x,
         old_mean,
         old_variance,
+        Slices(
+            Int64(rows),
+            Int64(channels),
+            Int64(columns.fold),
+            Int64(slices),
+        ),
         Int64(rows),
         Int64(channels),
-        Int64(columns.fold),
-        Int64(slices),
         momentum.cast[acc](),
         epsilon.cast[acc](),
         grid_dim=channels,
@@ -438,7 +420,7 @@ def _gradient_sums[
         grid_dim=(ceildiv(columns.width(), LANES * V), slices),
         block_dim=(LANES, ROWS),
     )
-    ctx.enqueue_function[merge_sums_kernel[dtype, acc]](
+    ctx.enqueue_function[merge_sums_kernel[dtype, acc, Slices]](
         sum_dy,
         grad_weight,
         mean_dy,
@@ -448,10 +430,14 @@ def _gradient_sums[
         x,
         mean,
         invstd,
+        Slices(
+            Int64(rows),
+            Int64(channels),
+            Int64(columns.fold),
+            Int64(slices),
+        ),
         Int64(rows),
         Int64(channels),
-        Int64(columns.fold),
-        Int64(slices),
         grid_dim=channels,
         block_dim=MERGERS,
     )

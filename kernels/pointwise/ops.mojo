@@ -393,3 +393,53 @@ struct Pointwise3Of12:
         call.append_word(Int(x10.unsafe_ptr()))
         call.append_word(Int(x11.unsafe_ptr()))
         call.run[function](ctx)
+
+
+@extensibility.register("pointwise_5_12")
+struct Pointwise5Of12:
+    """5 results of up to 12 inputs."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, function: StaticString, inputs: Int
+    ](
+        y0: OutputTensor,
+        y1: OutputTensor,
+        y2: OutputTensor,
+        y3: OutputTensor,
+        y4: OutputTensor,
+        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
+        x0: InputTensor,
+        x1: InputTensor,
+        x2: InputTensor,
+        x3: InputTensor,
+        x4: InputTensor,
+        x5: InputTensor,
+        x6: InputTensor,
+        x7: InputTensor,
+        x8: InputTensor,
+        x9: InputTensor,
+        x10: InputTensor,
+        x11: InputTensor,
+        ctx: DeviceContext,
+    ) raises:
+        var call = Call()
+        call.append(geometry)
+        call.append_word(Int(y0.unsafe_ptr()))
+        call.append_word(Int(y1.unsafe_ptr()))
+        call.append_word(Int(y2.unsafe_ptr()))
+        call.append_word(Int(y3.unsafe_ptr()))
+        call.append_word(Int(y4.unsafe_ptr()))
+        call.append_word(Int(x0.unsafe_ptr()))
+        call.append_word(Int(x1.unsafe_ptr()))
+        call.append_word(Int(x2.unsafe_ptr()))
+        call.append_word(Int(x3.unsafe_ptr()))
+        call.append_word(Int(x4.unsafe_ptr()))
+        call.append_word(Int(x5.unsafe_ptr()))
+        call.append_word(Int(x6.unsafe_ptr()))
+        call.append_word(Int(x7.unsafe_ptr()))
+        call.append_word(Int(x8.unsafe_ptr()))
+        call.append_word(Int(x9.unsafe_ptr()))
+        call.append_word(Int(x10.unsafe_ptr()))
+        call.append_word(Int(x11.unsafe_ptr()))
+        call.run[function](ctx)

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from max.driver import accelerator_architecture_name
 from max.dtype import DType
 from max.graph import DeviceRef
 
 from torch_max_backend.fusion.batches import Group
-from torch_max_backend.fusion.program import MOST_INPUTS, Layout, Program, generate_epilogue, layout_of
+from torch_max_backend.fusion.program import (
+    MOST_INPUTS,
+    Layout,
+    Program,
+    generate_epilogue,
+    layout_of,
+    plain_epilogue,
+    summing,
+)
 from torch_max_backend.fusion.terms import Leaf, in_memory, is_view
 from torch_max_backend.fusion.values import Operation, Value
 from torch_max_backend.mojo_ops.constants import kernel_constant
@@ -30,25 +38,36 @@ _STRIDE_H, _STRIDE_W, _GROUPS = 1, 2, 9
 
 @dataclass(frozen=True)
 class Absorbed:
-    """A convolution and the program of its result's only reader.
+    """A convolution and what it is computed with.
 
     Attributes:
         convolution: the op.
-        leaf: the program's, that is the convolution's result.
-        program: both, as a function of a library.
+        leaf: of the program of its result's only reader, that is the convolution's result; None without such a program.
+        others: what the program reads beside that.
+        program: all as a function of a library.
         geometry: as the function takes it.
+        sums: batch normalization's reduction of what is stored (``column_sums.py``).
     """
 
     convolution: Operation
-    leaf: Leaf
+    leaf: Leaf | None
+    others: tuple[Value, ...]
     program: Program
     geometry: list[int]
+    sums: Operation | None = None
 
     @property
     def inputs(self) -> list[Value]:
-        """x or dy, the filter, and what comes before the convolution for memory's sake."""
+        """What the program and the reduction read beside the convolution's result, x or dy, the filter, and what comes
+        before the convolution for memory's sake."""
         first, second, _, *after = self.convolution.operands
-        return [first, second, *after]
+        beside = self.sums.operands[1:] if self.sums is not None else []
+        return [*self.others, *beside, first, second, *after]
+
+    def with_sums(self, sums: Operation) -> Absorbed | None:
+        """The same with a reduction; None where that makes too many operands."""
+        found = replace(self, sums=sums, program=summing(self.program, symbol_of(sums), _function(sums)))
+        return found if len(found.inputs) <= MOST_INPUTS else None
 
 
 def absorbed(group: Group, groups: Sequence[Group], kept: Collection[Value], device: DeviceRef) -> Absorbed | None:
@@ -60,11 +79,9 @@ def absorbed(group: Group, groups: Sequence[Group], kept: Collection[Value], dev
         kept: the graph's results.
         device: that the graph computes on.
     """
-    if not device.is_gpu() or not accelerator_architecture_name().startswith("sm_90") or len(group.roots) > 1:
+    if not takes_part(device) or len(group.roots) > 1 or group.terms.extents is not None:
         return None
-    if group.terms.extents is not None:
-        return None
-    found = [leaf for leaf in group.terms.leaves if _is_whole(leaf, group) and _is_suitable(leaf.value)]
+    found = [leaf for leaf in group.terms.leaves if _is_whole(leaf, group) and is_suitable(leaf.value)]
     found = [
         leaf for leaf in found if leaf.value.dtype == group.roots[0].dtype and _is_read_by(leaf, group, groups, kept)
     ]
@@ -78,6 +95,18 @@ def absorbed(group: Group, groups: Sequence[Group], kept: Collection[Value], dev
     return _together(leaf, group, layout)
 
 
+def takes_part(device: DeviceRef) -> bool:
+    """Whether a device has the kernels."""
+    return device.is_gpu() and accelerator_architecture_name().startswith("sm_90")
+
+
+def convolution_alone(value: Value) -> Absorbed:
+    """The convolution of a result that ``is_suitable``, without a program."""
+    maker = value.maker
+    assert maker is not None
+    return Absorbed(maker, None, (), plain_epilogue(_parameters(value)), [*_sizes(maker), value.size, 0, 0])
+
+
 def _is_whole(leaf: Leaf, group: Group) -> bool:
     """Whether all of the value is read in order, not its beginning alone."""
     return leaf.map == group.terms.identity and leaf.value.size == group.terms.size
@@ -88,11 +117,11 @@ def _position(leaf: Leaf) -> int:
     return leaf.value.maker.position
 
 
-def _is_suitable(value: Value) -> bool:
+def is_suitable(value: Value) -> bool:
     """Whether the value is a convolution that the Hopper kernels with an epilogue compute: of 16 bits, ungrouped, over
     two axes, with channels in 16-byte rows."""
     maker = value.maker
-    if maker is None or _symbol(maker) not in _PASSES or value.dtype not in (DType.bfloat16, DType.float16):
+    if maker is None or symbol_of(maker) not in _PASSES or value.dtype not in (DType.bfloat16, DType.float16):
         return False
     geometry, shapes = _geometry(maker), [each.shape for each in (*maker.results, *maker.operands[:2])]
     if geometry is None or any(shape is None for shape in shapes):
@@ -104,7 +133,8 @@ def _is_suitable(value: Value) -> bool:
     return flat and geometry[_GROUPS] == 1 and channels[0] % 8 == channels[1] % 8 == 0 and phases <= _MOST_PHASES
 
 
-def _symbol(operation: Operation) -> str:
+def symbol_of(operation: Operation) -> str:
+    """The name of an op of ours, "" of MAX's own."""
     if operation.name != "mo.custom":
         return ""
     return str(operation.handle.attributes["symbol"]).strip('"')
@@ -141,20 +171,40 @@ def _is_read_by(leaf: Leaf, group: Group, groups: Sequence[Group], kept: Collect
 def _together(leaf: Leaf, group: Group, layout: Layout) -> Absorbed | None:
     maker = leaf.value.maker
     assert maker is not None
-    geometry = _geometry(maker)
-    shapes = [each.shape for each in (*maker.results, *maker.operands[:2])]
-    plain = re.search(r'function = "(\w+)"', str(maker.handle.attributes["parameters"]))
-    assert geometry is not None and plain is not None
-    forward = _symbol(maker) == "conv_fprop"
-    phases = 1 if forward else geometry[_STRIDE_H] * geometry[_STRIDE_W]
-    room = 1 if phases == 1 else _FEW_PHASES if phases <= _FEW_PHASES else _MOST_PHASES
-    narrow = leaf.value.shape is not None and leaf.value.shape[4] <= _NARROW
-    parameters = f'DType.{leaf.value.dtype.name}, {_PASSES[_symbol(maker)]}, {narrow}, {room}, "{plain[1]}"'
-    program = generate_epilogue(group.terms, layout, leaf, parameters)
+    program = generate_epilogue(group.terms, layout, leaf, _parameters(leaf.value))
     if program is None:
         return None
     others = [strides for each, strides in zip(group.terms.leaves, layout.strides, strict=True) if each is not leaf]
     strides = [[0] * len(layout.extents), *map(list, others)]
     starts = [0, *(each.map.constant for each in group.terms.leaves if each is not leaf)]
-    whole = [*geometry, *(extent for shape in shapes for extent in shape or ()), *layout.extents]
-    return Absorbed(maker, leaf, program, [*whole, *(stride for each in strides for stride in each), *starts])
+    whole = [*_sizes(maker), *layout.extents, *(stride for each in strides for stride in each), *starts]
+    inputs = tuple(each.value for each in group.terms.leaves if each is not leaf)
+    return Absorbed(maker, leaf, inputs, program, whole)
+
+
+def _parameters(value: Value) -> str:
+    """Which kernel makes the convolution's result ``value``, and which function does without."""
+    maker = value.maker
+    assert maker is not None and value.shape is not None
+    geometry = _geometry(maker)
+    assert geometry is not None
+    forward = symbol_of(maker) == "conv_fprop"
+    phases = 1 if forward else geometry[_STRIDE_H] * geometry[_STRIDE_W]
+    room = 1 if phases == 1 else _FEW_PHASES if phases <= _FEW_PHASES else _MOST_PHASES
+    narrow = value.shape[4] <= _NARROW
+    return f'DType.{value.dtype.name}, {_PASSES[symbol_of(maker)]}, {narrow}, {room}, "{_function(maker)}"'
+
+
+def _function(operation: Operation) -> str:
+    """The library's function that an op of ours calls."""
+    found = re.search(r'function = "(\w+)"', str(operation.handle.attributes["parameters"]))
+    assert found is not None
+    return found[1]
+
+
+def _sizes(operation: Operation) -> list[int]:
+    """A convolution's geometry and shapes."""
+    geometry = _geometry(operation)
+    assert geometry is not None
+    shapes = [each.shape for each in (*operation.results, *operation.operands[:2])]
+    return [*geometry, *(extent for shape in shapes for extent in shape or ())]

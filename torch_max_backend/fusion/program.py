@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from max.dtype import DType
@@ -12,6 +12,7 @@ from max.dtype import DType
 from torch_max_backend.fusion.index_map import Guard, refined
 from torch_max_backend.fusion.scalars import IMPORTS, expression, inside, literal
 from torch_max_backend.fusion.terms import MOST_GUARDS, REDUCTIONS, Leaf, Terms
+from torch_max_backend.mojo_ops.constants import kernel_constant
 from torch_max_backend.mojo_ops.sources import symbol_of
 
 MOST_DIGITS = 6
@@ -19,8 +20,16 @@ _EPILOGUE_VECTOR = 8
 """Elements that a convolution's store handles at once."""
 _INPUT_COUNTS = (1, 2, 4, 8, 12, 24, 48)
 """Numbers of inputs that programs have: those with a few more or less share their library's code around them."""
+_PLAIN = "    return c\n"
 MOST_INPUTS = 12
 """Of a program that is no concatenation."""
+
+_KINDS = "convolution.sm90.column_sums"
+SUMS = {
+    "batch_norm_statistics": kernel_constant(_KINDS, "MOMENTS"),
+    "batch_norm_gradient_sums": kernel_constant(_KINDS, "PRODUCTS"),
+}
+"""Reductions that a convolution's store takes in: by op, what the kernel has to add up."""
 
 _MODULES = frozenset({("pointwise.program", "Operands"), ("pointwise.program", "Place")})
 
@@ -79,7 +88,9 @@ class Program:
         ordered: of a program over many tensors, a bit for each operand that is no single number.
     """
 
-    entry: Literal["pointwise", "pointwise_many", "conv_pointwise", "reduction", "reduction_many"]
+    entry: Literal[
+        "pointwise", "pointwise_many", "conv_pointwise", "conv_pointwise_sums", "reduction", "reduction_many"
+    ]
     target: Literal["cpu", "gpu"]
     body: str
     operands: int
@@ -285,6 +296,19 @@ def generate_epilogue(terms: Terms, layout: Layout, handed: Leaf, convolution: s
     body = _body(terms, ways, handed=handed)
     operands = len(terms.roots) + len(terms.leaves) - 1
     return Program("conv_pointwise", "gpu", body, operands, len(layout.extents), _EPILOGUE_VECTOR, convolution)
+
+
+def plain_epilogue(convolution: str) -> Program:
+    """The program that stores a convolution's result as it is."""
+    return Program("conv_pointwise", "gpu", _PLAIN, 1, 1, _EPILOGUE_VECTOR, convolution)
+
+
+def summing(program: Program, op: str, plain: str) -> Program:
+    """A convolution's program together with the reduction ``op``; ``plain`` is the function for that alone."""
+    own = program.body != _PLAIN
+    return replace(
+        program, entry="conv_pointwise_sums", convolution=f'{program.convolution}, {SUMS[op]}, "{plain}", {own}'
+    )
 
 
 def geometry(terms: Terms, layout: Layout) -> list[int]:

@@ -11,6 +11,7 @@ from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType, TensorValue
 
 from torch_max_backend.fusion.batches import Group
+from torch_max_backend.fusion.column_sums import with_sums
 from torch_max_backend.fusion.convolutions import Absorbed, absorbed
 from torch_max_backend.fusion.movement import Concatenation, transposition, word_of
 from torch_max_backend.fusion.plan import plan
@@ -57,13 +58,18 @@ def fuse(graph: Graph, results: Sequence[TensorValue], device: DeviceRef, *, lis
     chosen = plan(operations, set(kept), device, listed=listed)
     made: dict[Value, TensorValue] = {}
     gone: set[Any] = set()
+    found = {group: absorbed(group, chosen.groups, kept, device) for group in chosen.groups}
+    taken = {group: each for group, each in found.items() if each is not None}
+    taken, alone = with_sums(operations, chosen.groups, taken, device)
     for group in chosen.groups:
-        with_convolution = absorbed(group, chosen.groups, kept, device)
-        if with_convolution is None:
+        if group not in taken:
             made.update(zip(group.roots, _call(group, device, listed), strict=True))
-        else:
-            made[group.roots[0]] = _call_absorbed(with_convolution, group, device)
-            gone.update(with_convolution.convolution.handle.results)
+    stored = [(group.roots[0], absorber) for group, absorber in taken.items()]
+    stored += [(absorber.convolution.results[0], absorber) for absorber in alone]
+    for value, absorber in stored:
+        made.update(_call_absorbed(absorber, value, device))
+        gone.update(absorber.convolution.handle.results)
+        gone.update(absorber.sums.handle.results if absorber.sums is not None else ())
     for batch in chosen.batches:
         call = _call_batch if listed else _call_pairs
         made.update(zip([root for group in batch for root in group.roots], call(batch, device), strict=True))
@@ -103,10 +109,12 @@ def _ordered(group: Group) -> str:
     return " ".join(str(int(each)) for each in found)
 
 
-def _call_absorbed(chosen: Absorbed, group: Group, device: DeviceRef) -> TensorValue:
-    inputs = [leaf.value for leaf in group.terms.leaves if leaf is not chosen.leaf]
+def _call_absorbed(chosen: Absorbed, stored: Value, device: DeviceRef) -> dict[Value, TensorValue]:
+    """What a convolution stores, and before it what is made of its sums."""
     function = require_function(chosen.program)
-    return _add(function, chosen.geometry, [*inputs, *chosen.inputs], [group.roots[0].tensor.type], device)[0]
+    results = [*(chosen.sums.results if chosen.sums is not None else ()), stored]
+    types = [value.tensor.type for value in results]
+    return dict(zip(results, _add(function, chosen.geometry, chosen.inputs, types, device), strict=True))
 
 
 def _call_concatenation(chosen: Concatenation, device: DeviceRef) -> TensorValue:

@@ -42,6 +42,8 @@ comptime WGRAD_SHAPES: Array[WgradShape, 7] = [
 comptime _CACHE_BYTES = 45.0e6
 comptime _BYTE = 1.0 / 4.27e6
 """Moving one byte at the measured copy bandwidth."""
+comptime _LAUNCH = 2.0
+"""Beginning and ending a short kernel behind another one."""
 
 
 @fieldwise_init
@@ -101,6 +103,33 @@ def choose_tile(
             best_time = time
             best = i
     return best
+
+
+def sums_pay(
+    shape: Int,
+    products: List[Product],
+    columns: Int,
+    size: Int,
+    problem: ConvolutionProblem,
+    processors: Int,
+) -> Bool:
+    """Whether a shape that makes sums over the result's `size` elements on the way is predicted to save time: it may be
+    slower than the best one by as much as reading the result once more takes.
+    """
+    var best = choose_tile(products, columns, problem, processors)
+    var times: Array[Float64, 2] = [0.0, 0.0]
+    comptime for i in range(len(TILE_SHAPES)):
+        comptime each = TILE_SHAPES[i]
+        comptime cost = TILE_COSTS[i]
+        if i == shape or i == best:
+            var time = tile_time(
+                each, cost, products, columns, problem, processors
+            )
+            if i == shape:
+                times[0] = time
+            if i == best:
+                times[1] = time
+    return times[0] < times[1] + Float64(2 * size) * _BYTE + _LAUNCH
 
 
 def wgrad_tiles(

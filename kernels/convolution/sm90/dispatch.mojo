@@ -5,6 +5,7 @@ from std.sys.info import _accelerator_arch
 
 from max.gpu.host import DeviceAttribute, DeviceContext
 
+from ...normalization.partials import Slots
 from ..common import DGRAD, FPROP, WGRAD, Ptr
 from ..problem import ConvolutionProblem
 from .choice import (
@@ -13,10 +14,18 @@ from .choice import (
     Product,
     choose_tile,
     choose_wgrad,
+    sums_pay,
 )
+from .column_sums import Factor
 from .few_channels import few_channels_take, launch_few_channels
 from .implicit_gemm import Epilogue
-from .launch import SourceView, launch_dgrad, launch_fprop, launch_wgrad
+from .launch import (
+    SourceView,
+    launch_dgrad,
+    launch_fprop,
+    launch_wgrad,
+    slots_of,
+)
 from .packed import Scratch, needs_packing, packing, repack
 from .plan import BLOCK_K, dgrad_axis, fprop_axis
 from .tile import TileShape
@@ -309,7 +318,8 @@ def _run[
 comptime _FUSED_NARROW = TileShape(
     row_blocks=2, columns=NARROW_COLUMNS, stages=8, cluster=1, alternate=True
 )
-comptime _FUSED_WIDE = TILE_SHAPES[2]
+comptime _WIDE = 2
+comptime _FUSED_WIDE = TILE_SHAPES[_WIDE]
 
 
 def run_with_epilogue[
@@ -335,3 +345,58 @@ def run_with_epilogue[
         )
     else:
         launch_dgrad[dtype, shape, room, epilogue](result, a, b, problem, ctx)
+
+
+def sums_are_worth_it[
+    pass_: Int, narrow: Bool
+](problem: ConvolutionProblem, ctx: DeviceContext) raises -> Bool:
+    """Whether a plain convolution with sums over columns, in the one tile shape that makes them, is expected to be faster
+    than the convolution in its best shape and a pass over its result."""
+    comptime if narrow:
+        return True
+    else:
+        return sums_pay(
+            _WIDE,
+            _products[pass_](problem),
+            problem.k if pass_ == FPROP else problem.c,
+            problem.y_size() if pass_ == FPROP else problem.x_size(),
+            problem,
+            ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
+        )
+
+
+def slots_of_sums[
+    pass_: Int, narrow: Bool
+](problem: ConvolutionProblem, ctx: DeviceContext) raises -> Slots:
+    """Where `run_with_sums` leaves its sums."""
+    comptime shape = _FUSED_NARROW if narrow else _FUSED_WIDE
+    return slots_of[pass_, shape](problem, ctx)
+
+
+def run_with_sums[
+    dtype: DType,
+    pass_: Int,
+    narrow: Bool,
+    room: Int,
+    epilogue: Optional[Epilogue[dtype]],
+    kind: Int,
+    factor: Optional[Factor],
+](
+    result: Ptr[dtype],
+    a: Ptr[dtype],
+    b: Ptr[dtype],
+    partials: Ptr[DType.float32],
+    problem: ConvolutionProblem,
+    ctx: DeviceContext,
+) raises:
+    """As `run_with_epilogue`, and sums of a `kind` over what is stored in each column (column_sums.mojo).
+    """
+    comptime shape = _FUSED_NARROW if narrow else _FUSED_WIDE
+    comptime if pass_ == FPROP:
+        launch_fprop[dtype, shape, epilogue, kind, factor](
+            result, a, b, problem, SourceView.dense(problem), ctx, partials
+        )
+    else:
+        launch_dgrad[dtype, shape, room, epilogue, kind, factor](
+            result, a, b, problem, ctx, partials
+        )

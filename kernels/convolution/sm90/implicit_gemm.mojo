@@ -26,6 +26,13 @@ from max.gpu.memory import external_memory
 
 from ..common import Ptr
 from . import plan as fields
+from .column_sums import (
+    MOMENTS,
+    NO_SUMS,
+    ColumnSums,
+    Factor,
+    Products,
+)
 from .plan import BLOCK_K, Plan
 from ...ptx import (
     claim_registers,
@@ -290,6 +297,18 @@ def _column[
     )
 
 
+@always_inline
+def _index[
+    phases: Int
+](plan: Plan[phases], at: _Tile, row: Int32, column: Int32) -> IndexList[5]:
+    """Where a vector lies in the result; past the last channel the last vector.
+    """
+    var n, h, w = _result_pixel(plan, at.phase, row)
+    return IndexList[5](
+        Int(n), 0, Int(h), Int(w), Int(min(column, plan.columns() - 8))
+    )
+
+
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)),
     `nvvm.cluster_dim`=StaticTuple[Int32, 3](Int32(shape.cluster), 1, 1),
@@ -298,7 +317,7 @@ def _column[
 @__llvm_arg_metadata(filter_map, `nvvm.grid_constant`)
 @__llvm_arg_metadata(plan, `nvvm.grid_constant`)
 @__name(
-    t"conv_implicit_gemm_{dtype}_{shape.rows()}x{shape.columns}x{shape.stages}_c{shape.cluster}_a{shape.alternate}_k{filter_k_major}_p{phases}"
+    t"conv_implicit_gemm_{dtype}_{shape.rows()}x{shape.columns}x{shape.stages}_c{shape.cluster}_a{shape.alternate}_k{filter_k_major}_p{phases}_s{kind}"
 )
 def implicit_gemm_kernel[
     dtype: DType,
@@ -306,12 +325,18 @@ def implicit_gemm_kernel[
     shape: TileShape,
     filter_k_major: Bool,
     epilogue: Optional[Epilogue[dtype]] = None,
+    kind: Int = NO_SUMS,
+    factor: Optional[Factor] = None,
 ](
     source_maps: TensorMaps[phases],
     filter_map: TensorMaps[1],
     plan: Plan[phases],
     result: Ptr[dtype],
+    partials: Ptr[DType.float32],
 ):
+    """With sums of a `kind` over columns (column_sums.mojo), they go to `partials`: to a slot for each of the consumers'
+    walks where all tiles of a walk have the same columns, else to one for each tile.
+    """
     comptime cluster = shape.cluster
     comptime stages = shape.stages
     comptime fragment = shape.columns // 2
@@ -398,10 +423,24 @@ def implicit_gemm_kernel[
 
         # Each warp stages its own 16 rows, so that only the warp has to agree.
         comptime warp_panel = 16 * ROW_BYTES
-        var warp_staging = staging + (UInt32(consumer) * 4 + warp) * UInt32(
-            shape.panels_staged() * warp_panel
+        comptime warp_bytes = shape.panels_staged() * warp_panel
+        var consumer_staging = staging + UInt32(consumer) * UInt32(
+            4 * warp_bytes
         )
+        var warp_staging = consumer_staging + warp * UInt32(warp_bytes)
         var matrix_row = ((lane // 8) % 2) * 8 + lane % 8
+
+        comptime if kind != NO_SUMS:
+            comptime assert (
+                shape.alternate
+                and shape.columns == PANEL_COLUMNS * shape.panels_staged()
+            )
+        var column_sums = ColumnSums[dtype, kind, shape.columns]()
+        var walk = tile
+        var steady = UInt32(2 * stride) % UInt32(plan.column_tiles()) == 0
+        var slots = Int(
+            min(2 * stride, plan.tiles()) if steady else plan.tiles()
+        )
 
         while tile < plan.tiles():
             var at = _locate[phases, shape.rows(), shape.columns, cluster](
@@ -503,60 +542,87 @@ def implicit_gemm_kernel[
                                 ),
                             )
                     syncwarp()
-                    # All vectors are made before any is stored, so that what an epilogue reads is in flight together.
-                    var values = StaticTuple[SIMD[dtype, 8], 4 * staged](
-                        fill=SIMD[dtype, 8](0)
-                    )
-                    comptime for it in range(4):
-                        var row = first_row + Int32(it * 4)
-                        var in_warp = UInt32(it * 4) + lane // 8
-                        comptime for p in range(staged):
-                            values[it * staged + p] = Pointer[
-                                Scalar[dtype],
-                                MutAnyOrigin,
-                                address_space=AddressSpace.SHARED,
-                            ](
-                                unsafe_from_address=Int(
-                                    warp_staging
-                                    + UInt32(p * warp_panel)
-                                    + in_warp * ROW_BYTES
-                                    + (((lane % 8) ^ (in_warp % 8)) * 16)
-                                )
-                            ).unsafe_load[
-                                width=8, alignment=16
-                            ]()
-                            comptime if epilogue:
-                                comptime apply = epilogue.value()
-                                # Past the edge the last vector stands in: no branch keeps the loads apart.
-                                var column = min(
-                                    _column[staged](at.column, pair, p, lane),
-                                    plan.columns() - 8,
-                                )
-                                var n, h, w = _result_pixel(
-                                    plan, at.phase, min(row, rows - 1)
-                                )
-                                values[it * staged + p] = apply[8](
-                                    IndexList[5](
-                                        Int(n), 0, Int(h), Int(w), Int(column)
-                                    ),
-                                    values[it * staged + p],
-                                )
-                    comptime for it in range(4):
-                        var row = first_row + Int32(it * 4)
-                        if row < rows:
-                            var target = result.unsafe_offset(
-                                _result_offset(plan, at.phase, row)
-                            )
-                            comptime for p in range(staged):
-                                var column = _column[staged](
-                                    at.column, pair, p, lane
-                                )
-                                if column < plan.columns():
-                                    target.unsafe_store[alignment=16](
-                                        Int(column),
-                                        values[it * staged + p],
+                    # All vectors of a part are made before any is stored, so that what an epilogue reads is in flight together.
+                    # With a factor too there would be no room for the whole in the registers.
+                    comptime panels = 1 if factor else staged
+                    comptime for part in range(staged // panels):
+                        var values = StaticTuple[SIMD[dtype, 8], 4 * panels](
+                            fill=SIMD[dtype, 8](0)
+                        )
+                        var products = Products(0, 0)
+                        comptime for it in range(4):
+                            var row = first_row + Int32(it * 4)
+                            var in_warp = UInt32(it * 4) + lane // 8
+                            comptime for n in range(panels):
+                                comptime p = part * panels + n
+                                var value = Pointer[
+                                    Scalar[dtype],
+                                    MutAnyOrigin,
+                                    address_space=AddressSpace.SHARED,
+                                ](
+                                    unsafe_from_address=Int(
+                                        warp_staging
+                                        + UInt32(p * warp_panel)
+                                        + in_warp * ROW_BYTES
+                                        + (((lane % 8) ^ (in_warp % 8)) * 16)
                                     )
+                                ).unsafe_load[
+                                    width=8, alignment=16
+                                ]()
+                                # Past the edge the last vector stands in: no branch keeps the loads apart.
+                                var index = _index(
+                                    plan,
+                                    at,
+                                    min(row, rows - 1),
+                                    _column[staged](at.column, pair, p, lane),
+                                )
+                                comptime if epilogue:
+                                    comptime apply = epilogue.value()
+                                    value = apply[8](index, value)
+                                comptime if factor:
+                                    comptime factor_at = factor.value()
+                                    products.add(
+                                        value if row
+                                        < rows else SIMD[dtype, 8](0),
+                                        factor_at[8](index),
+                                    )
+                                values[it * panels + n] = value
+                        comptime for it in range(4):
+                            var row = first_row + Int32(it * 4)
+                            if row < rows:
+                                var target = result.unsafe_offset(
+                                    _result_offset(plan, at.phase, row)
+                                )
+                                comptime for n in range(panels):
+                                    comptime p = part * panels + n
+                                    var column = _column[staged](
+                                        at.column, pair, p, lane
+                                    )
+                                    if column < plan.columns():
+                                        target.unsafe_store[alignment=16](
+                                            Int(column),
+                                            values[it * panels + n],
+                                        )
+                                    comptime if kind == MOMENTS:
+                                        column_sums.add_moments[p, it == 0](
+                                            values[it * panels + n]
+                                        )
+                                comptime if kind == MOMENTS:
+                                    column_sums.count += 1
+                        comptime if factor:
+                            column_sums.add_products[part](products, lane)
 
+            comptime if kind != NO_SUMS:
+                if not steady:
+                    column_sums.flush(
+                        partials,
+                        Int(tile),
+                        slots,
+                        consumer_staging,
+                        warp_bytes,
+                        consumer,
+                        lane_in_group,
+                    )
             comptime if shape.alternate:
                 if tile + stride < plan.tiles():
                     ring_at.skip(
@@ -567,6 +633,18 @@ def implicit_gemm_kernel[
                 tile += 2 * stride
             else:
                 tile += stride
+
+        comptime if kind != NO_SUMS:
+            if steady and walk < plan.tiles():
+                column_sums.flush(
+                    partials,
+                    Int(walk),
+                    slots,
+                    consumer_staging,
+                    warp_bytes,
+                    consumer,
+                    lane_in_group,
+                )
 
     comptime if cluster > 1:
         # No block may leave while a neighbour still sends into its shared memory or arrives on its barriers.

@@ -8,9 +8,11 @@ from max.gpu.primitives.grid_controls import PDLLevel, pdl_launch_attributes
 
 from ...library import scratch
 from ...arithmetic import Divisor
-from ..common import Ptr
+from ...normalization.partials import Slots
+from ..common import FPROP, Ptr
 from ..problem import ConvolutionProblem
 from .choice import cluster_capacity
+from .column_sums import NO_SUMS, Factor
 from .implicit_gemm import Epilogue, implicit_gemm_kernel
 from .plan import BLOCK_K, Axis, Plan, dgrad_axis, fprop_axis
 from .tensor_map import TensorMaps
@@ -41,6 +43,10 @@ struct SourceView(ImplicitlyCopyable, TrivialRegisterPassable):
         return Self(p.c, p.c, p.w * p.c, p.h * p.w * p.c)
 
 
+comptime _NOWHERE = Ptr[DType.float32](unsafe_from_address=16)
+"""Of a launch without sums."""
+
+
 def _blocks(ctx: DeviceContext, cluster: Int, tiles: Int) raises -> Int:
     """Blocks of a persistent grid: one for each multiprocessor, fewer when there are fewer tiles.
     """
@@ -48,11 +54,37 @@ def _blocks(ctx: DeviceContext, cluster: Int, tiles: Int) raises -> Int:
     return min(processors // cluster, tiles) * cluster
 
 
+def slots_of[
+    pass_: Int, shape: TileShape
+](problem: ConvolutionProblem, ctx: DeviceContext) raises -> Slots:
+    """Where a launch with sums over columns puts them."""
+    var p = problem
+    var column_tiles = ceildiv(p.k if pass_ == FPROP else p.c, shape.columns)
+    var tiles = 0
+    comptime if pass_ == FPROP:
+        tiles = ceildiv(p.n * p.p * p.q, shape.rows())
+    else:
+        for a in range(min(p.stride_h, p.h)):
+            for b in range(min(p.stride_w, p.w)):
+                tiles += ceildiv(
+                    p.n
+                    * ceildiv(p.h - a, p.stride_h)
+                    * ceildiv(p.w - b, p.stride_w),
+                    shape.rows(),
+                )
+    tiles *= column_tiles
+    var walks = 2 * _blocks(ctx, shape.cluster, tiles)
+    var slots = min(walks, tiles) if walks % column_tiles == 0 else tiles
+    return Slots(Int64(slots), Int64(column_tiles), Int64(shape.columns))
+
+
 @no_inline
 def launch_fprop[
     dtype: DType,
     shape: TileShape,
     epilogue: Optional[Epilogue[dtype]] = None,
+    kind: Int = NO_SUMS,
+    factor: Optional[Factor] = None,
 ](
     y: Ptr[dtype],
     x: Ptr[dtype],
@@ -60,7 +92,10 @@ def launch_fprop[
     problem: ConvolutionProblem,
     view: SourceView,
     ctx: DeviceContext,
+    partials: Ptr[DType.float32] = _NOWHERE,
 ) raises:
+    """With sums of a `kind` over columns they go to `partials`, which has room for all of `slots_of`.
+    """
     var p = problem
     var axis_h = fprop_axis(p.h, p.r, p.p, p.stride_h, p.dilation_h, p.pad_h)
     var axis_w = fprop_axis(p.w, p.s, p.q, p.stride_w, p.dilation_w, p.pad_w)
@@ -113,12 +148,15 @@ def launch_fprop[
         1,
     )
     plan.set_phase(0, p.n, axis_h, axis_w, 0)
-    comptime kernel = implicit_gemm_kernel[dtype, 1, shape, True, epilogue]
+    comptime kernel = implicit_gemm_kernel[
+        dtype, 1, shape, True, epilogue, kind, factor
+    ]
     ctx.enqueue_function[kernel](
         source_maps,
         filter_map,
         plan,
         y,
+        partials,
         grid_dim=(_blocks(ctx, shape.cluster, tiles),),
         block_dim=(THREADS,),
         shared_mem_bytes=shape.shared_bytes(),
@@ -159,14 +197,17 @@ def launch_dgrad[
     shape: TileShape,
     phases: Int,
     epilogue: Optional[Epilogue[dtype]] = None,
+    kind: Int = NO_SUMS,
+    factor: Optional[Factor] = None,
 ](
     dx: Ptr[dtype],
     dy: Ptr[dtype],
     w: Ptr[dtype],
     problem: ConvolutionProblem,
     ctx: DeviceContext,
+    partials: Ptr[DType.float32] = _NOWHERE,
 ) raises:
-    """Needs stride_h * stride_w <= phases."""
+    """Needs stride_h * stride_w <= phases. Sums as `launch_fprop`."""
     var p = problem
     var axes_h = List[Axis]()
     var axes_w = List[Axis]()
@@ -232,13 +273,14 @@ def launch_dgrad[
         p.stride_w,
     )
     comptime kernel = implicit_gemm_kernel[
-        dtype, phases, shape, False, epilogue
+        dtype, phases, shape, False, epilogue, kind, factor
     ]
     ctx.enqueue_function[kernel](
         source_maps,
         filter_map,
         plan,
         dx,
+        partials,
         grid_dim=(_blocks(ctx, shape.cluster, tiles),),
         block_dim=(THREADS,),
         shared_mem_bytes=shape.shared_bytes(),

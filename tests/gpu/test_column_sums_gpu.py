@@ -1,0 +1,309 @@
+"""Batch normalization's reductions in the store of Hopper's convolutions: beside float64, beside the kernels that read
+the result again, twice the same, and where the fast kernel cannot run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from torch_max_backend.fusion import rewrite
+from torch_max_backend.mojo_ops.functions import required
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="kernels for Hopper"
+    ),
+]
+
+aten = torch.ops.aten
+EPSILON, MOMENTUM = 1e-5, 0.1
+
+
+@dataclass(frozen=True)
+class Case:
+    """A convolution, of which the result's channels are summed: k forward, c backward."""
+
+    n: int
+    h: int
+    w: int
+    c: int
+    k: int
+    filter: int = 1
+    stride: int = 1
+    offset: float = 0.0
+    """Of the source's values: the result's mean is far from zero then."""
+
+
+CASES = {
+    "narrow": Case(3, 29, 31, 64, 64, 3),
+    "multiples of 8 alone": Case(5, 17, 19, 72, 72, 3),
+    "one column tile of the narrow kernel's edge": Case(2, 30, 30, 64, 40),
+    "two column tiles": Case(4, 56, 56, 256, 256),
+    "many tiles": Case(32, 56, 56, 64, 128),
+    "the mean far from zero": Case(8, 28, 28, 64, 256, 1, 1, 8.0),
+    "the mean far from zero, narrow": Case(8, 56, 56, 64, 64, 3, 1, 4.0),
+    "column tiles change on the way": Case(32, 14, 14, 640, 640),
+    "sixteen column tiles": Case(64, 7, 7, 2048, 2048),
+    "fewer tiles than blocks": Case(1, 9, 9, 256, 512),
+    "one row": Case(1, 1, 2, 128, 128),
+    "strided": Case(4, 29, 27, 128, 256, 3, 2),
+    "strided without filter": Case(4, 28, 28, 256, 512, 1, 2),
+}
+
+
+def _forward(x: Tensor, w: Tensor, mean: Tensor, variance: Tensor, stride: int, pad: int) -> tuple[Tensor, ...]:
+    y = F.conv2d(x, w, None, stride, pad)
+    found = aten._native_batch_norm_legit_functional(y, None, None, mean, variance, True, MOMENTUM, EPSILON)
+    return (y, *found[1:])
+
+
+def _biased(x: Tensor, w: Tensor, b: Tensor, mean: Tensor, variance: Tensor, stride: int, pad: int) -> tuple[Any, ...]:
+    y = F.conv2d(x, w, b, stride, pad)
+    found = aten._native_batch_norm_legit_functional(y, None, None, mean, variance, True, MOMENTUM, EPSILON)
+    return (y, *found[1:])
+
+
+def _backward(
+    dy: Tensor, like: Tensor, w: Tensor, active: Tensor, skip: Tensor, weight: Tensor, x: Tensor, mean: Tensor,
+    invstd: Tensor, stride: int, pad: int,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Through a residual block's end: the gradient of what was added, and batch normalization's."""
+    arguments = ([stride, stride], [pad, pad], [1, 1], False, [0, 0], 1, [True, False, False])
+    dx = aten.convolution_backward(dy, like, w, None, *arguments)[0]
+    dz = aten.threshold_backward(dx + skip, active, 0)
+    found = aten.native_batch_norm_backward(dz, x, weight, None, None, mean, invstd, True, EPSILON, [True, True, True])
+    return (dz, *found)
+
+
+def _plain_backward(
+    dy: Tensor, like: Tensor, w: Tensor, weight: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, stride: int, pad: int
+) -> tuple[Tensor, ...]:
+    arguments = ([stride, stride], [pad, pad], [1, 1], False, [0, 0], 1, [True, False, False])
+    dz = aten.convolution_backward(dy, like, w, None, *arguments)[0]
+    found = aten.native_batch_norm_backward(dz, x, weight, None, None, mean, invstd, True, EPSILON, [True, True, True])
+    return (dz, *found)
+
+
+def _random(seed: int, *shape: int, offset: float = 0.0, scale: float = 1.0) -> Tensor:
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale + offset
+    made = made.to(torch.bfloat16)
+    return made.to(memory_format=torch.channels_last).cuda() if made.dim() == 4 else made.cuda()
+
+
+def _inputs(case: Case) -> list[list[Tensor]]:
+    """Of the four functions above."""
+    c, k, pad = case.c, case.k, case.filter // 2
+    p, q = ((size + 2 * pad - case.filter) // case.stride + 1 for size in (case.h, case.w))
+    x = _random(1, case.n, c, case.h, case.w, offset=case.offset)
+    w = _random(
+        2, k, c, case.filter, case.filter, offset=0.25 if case.offset else 0, scale=(c * case.filter**2) ** -0.5
+    )
+    bias, running = _random(3, k), [torch.randn(k, device="cuda"), torch.rand(k, device="cuda")]
+    dy = _random(4, case.n, k, p, q)
+    active, skip = (_random(seed, case.n, c, case.h, case.w) for seed in (5, 6))
+    center = x.float().mean((0, 2, 3))
+    invstd = 1 / x.float().std((0, 2, 3), unbiased=False).clamp(1e-3)
+    return [
+        [x, w, *running],
+        [x, w, bias, *running],
+        [dy, x, w, active, skip, torch.ones_like(center), x, center, invstd],
+        [dy, x, w, torch.ones_like(center), x, center, invstd],
+    ]
+
+
+FUNCTIONS = (_forward, _biased, _backward, _plain_backward)
+
+
+def _unfused() -> contextlib.AbstractContextManager[object]:
+    """Graphs that are built meanwhile read a convolution's result for its sums."""
+    return mock.patch.object(rewrite, "with_sums", lambda operations, groups, taken, device: (dict(taken), []))
+
+
+def _compiled(fused: bool) -> Callable[..., list[list[tuple[Tensor, ...]]]]:
+    """All cases as one graph."""
+
+    def every(inputs: list[list[list[Tensor]]]) -> list[list[tuple[Tensor, ...]]]:
+        return [
+            [function(*each, case.stride, case.filter // 2) for function, each in zip(FUNCTIONS, of_case, strict=True)]
+            for case, of_case in zip(CASES.values(), inputs, strict=True)
+        ]
+
+    torch.compiler.reset()
+    compiled = torch.compile(every, backend="max", options={"fallback": "error"})
+
+    def run(inputs: list[list[list[Tensor]]]) -> list[list[tuple[Tensor, ...]]]:
+        with torch.no_grad():
+            if fused:
+                return compiled(inputs)
+            with _unfused():
+                return compiled(inputs)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def inputs() -> list[list[list[Tensor]]]:
+    return [_inputs(case) for case in CASES.values()]
+
+
+@pytest.fixture(scope="module")
+def found(inputs: list[list[list[Tensor]]]) -> list[list[tuple[Tensor, ...]]]:
+    """With sums in the store, into memory that held NaN."""
+    run = _compiled(True)
+    run([[[torch.full_like(x, float("nan")) for x in each] for each in of_case] for of_case in inputs])
+    torch.cuda.synchronize()
+    result = run(inputs)
+    kinds = {f.expression.split("[")[0] for f in required()}
+    assert "conv_pointwise_sums" in kinds, kinds
+    again = run(inputs)
+    for name, first, second in zip(CASES, result, again, strict=True):
+        for function, a, b in zip(FUNCTIONS, first, second, strict=True):
+            assert all(torch.equal(p, q) for p, q in zip(a, b, strict=True)), f"two runs differ: {name}, {function}"
+    return result
+
+
+@pytest.fixture(scope="module")
+def apart(inputs: list[list[list[Tensor]]]) -> list[list[tuple[Tensor, ...]]]:
+    """With the kernels that read what the convolution has stored."""
+    return _compiled(False)(inputs)
+
+
+def _statistics(y: Tensor, running: list[Tensor]) -> list[Tensor]:
+    wide = y.double()
+    count = y.numel() // y.shape[1]
+    mean, variance = wide.mean((0, 2, 3)), wide.var((0, 2, 3), unbiased=False)
+    unbiased = variance * count / (count - 1)
+    moved = [MOMENTUM * new + (1 - MOMENTUM) * old.double() for new, old in zip((mean, unbiased), running, strict=True)]
+    return [mean, (variance + EPSILON).rsqrt(), *moved]
+
+
+def _gradients(dz: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, absolute: bool = False) -> list[Tensor]:
+    """Sums over the rows: of dz * xhat and dz, or of their absolute values."""
+    normalized = (x.double() - mean.double()[:, None, None]) * invstd.double()[:, None, None]
+    addends = [dz.double() * normalized, dz.double()]
+    return [(each.abs() if absolute else each).sum((0, 2, 3)) for each in addends]
+
+
+def _errors(results: list[tuple[Tensor, ...]], inputs: list[list[Tensor]]) -> dict[str, float]:
+    """Of each reduction, over what the sizes of its addends make likely: beside float64, from the stored tensor."""
+    errors: dict[str, float] = {}
+    for name, (y, *own), given in zip(("plain", "bias"), results[:2], inputs[:2], strict=True):
+        wanted = _statistics(y, given[-2:])
+        deviation = y.double().std((0, 2, 3), unbiased=False)
+        sizes = [deviation + wanted[0].abs(), wanted[1], *(1 + each.abs() for each in wanted[2:])]
+        for what, a, b, size in zip(("mean", "invstd", "running", "variance"), own, wanted, sizes, strict=True):
+            errors[f"{name} {what}"] = float(((a.double() - b) / size).abs().max())
+    for name, (dz, dx, *own), given in zip(("program", "alone"), results[2:], inputs[2:], strict=True):
+        x, mean, invstd = given[-3:]
+        wanted = _gradients(dz, x, mean, invstd)
+        sizes = [each + 1e-6 for each in _gradients(dz, x, mean, invstd, absolute=True)]
+        for what, a, b, size in zip(("weight", "bias"), own, wanted, sizes, strict=True):
+            errors[f"{name} {what}"] = float(((a.double() - b) / size).abs().max())
+        assert bool(dx.isfinite().all()), name
+    return errors
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sums_beside_float64(
+    name: str,
+    inputs: list[list[list[Tensor]]],
+    found: list[list[tuple[Tensor, ...]]],
+    apart: list[list[tuple[Tensor, ...]]],
+) -> None:
+    number = list(CASES).index(name)
+    errors, others = (_errors(each[number], inputs[number]) for each in (found, apart))
+    wrong = {what: (error, others[what]) for what, error in errors.items() if not error <= 2e-6 + 2 * others[what]}
+    assert not wrong, f"error in the store, error apart: {wrong}; all: {errors}"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_stored_stays(
+    name: str, found: list[list[tuple[Tensor, ...]]], apart: list[list[tuple[Tensor, ...]]]
+) -> None:
+    """But for a tile's order of additions, which differs with its shape."""
+    number = list(CASES).index(name)
+    for function, a, b in zip(FUNCTIONS, found[number], apart[number], strict=True):
+        scale = float(b[0].float().abs().max())
+        torch.testing.assert_close(a[0].float(), b[0].float(), rtol=2**-6, atol=2**-8 * scale, msg=str(function))
+
+
+def _moved(x: Tensor) -> Tensor:
+    """The same values, one element behind a 16-byte boundary, in the same order."""
+    room = torch.empty(x.numel() + 1, dtype=x.dtype, device="cuda")
+    place = torch.as_strided(room, x.shape, x.stride(), 1)
+    place.copy_(x)
+    return place
+
+
+def test_tensors_off_16_bytes(inputs: list[list[list[Tensor]]], found: list[list[tuple[Tensor, ...]]]) -> None:
+    """Other kernels run then."""
+    moved = [[[_moved(x) for x in each] for each in of_case] for of_case in inputs]
+    results = _compiled(True)(moved)
+    for name, result, given in zip(CASES, results, inputs, strict=True):
+        errors = _errors(result, given)
+        assert max(errors.values()) < 1e-5, (name, errors)
+
+
+class _Block(nn.Module):
+    """A bottleneck, and a shortcut with a convolution."""
+
+    def __init__(self, c: int, inner: int, k: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(c, inner, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU(),
+            nn.Conv2d(inner, inner, 3, stride, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU(),
+            nn.Conv2d(inner, k, 1, bias=False), nn.BatchNorm2d(k),
+        )  # fmt: skip
+        self.short = nn.Identity()
+        if c != k or stride != 1:
+            self.short = nn.Sequential(nn.Conv2d(c, k, 1, stride, bias=False), nn.BatchNorm2d(k))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.body(x) + self.short(x))
+
+
+def _network() -> nn.Module:
+    torch.manual_seed(0)
+    blocks = [_Block(64, 64, 256, 1), _Block(256, 64, 256, 1), _Block(256, 128, 512, 2), _Block(512, 128, 512, 1)]
+    return nn.Sequential(*blocks).cuda().to(memory_format=torch.channels_last)
+
+
+def _gradients_of(fused: bool, autocast: bool = True) -> dict[str, Tensor]:
+    """Of a step, and the running statistics behind it; neither fused nor with autocast: eager float64."""
+    network = _network()
+    x = torch.randn(8, 64, 28, 28, generator=torch.Generator().manual_seed(1)).cuda()
+    x = x.to(memory_format=torch.channels_last).requires_grad_()
+    weight = torch.randn(8, 512, 14, 14, generator=torch.Generator().manual_seed(2)).cuda()
+    if not autocast:
+        network, x, weight = network.double(), x.detach().double().requires_grad_(), weight.double()
+        (network(x) * weight).sum().backward()
+    else:
+        torch.compiler.reset()
+        patch = contextlib.nullcontext() if fused else _unfused()
+        with patch, torch.autocast("cuda", torch.bfloat16):
+            y = torch.compile(network, backend="max", options={"fallback": "error"})(x)
+            (y.float() * weight).sum().backward()
+    named = {name: each.grad for name, each in network.named_parameters()}
+    return {**named, **dict(network.named_buffers()), "x": x.grad}
+
+
+def test_a_residual_network_trains_alike() -> None:
+    wanted, found, apart = _gradients_of(False, False), _gradients_of(True), _gradients_of(False)
+    wrong = {}
+    for name, value in wanted.items():
+        if not value.is_floating_point():
+            assert torch.equal(found[name], value)
+            continue
+        error, other = (float((each[name].double() - value).norm() / value.norm()) for each in (found, apart))
+        if not error <= 1.2 * other + 1e-3:
+            wrong[name] = (error, other)
+    assert not wrong, f"relative error in the store, apart: {wrong}"

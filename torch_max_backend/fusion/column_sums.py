@@ -1,0 +1,101 @@
+"""Batch normalization's reductions that a convolution's store takes in: of what is stored, over each channel's rows.
+
+A reduction reads a convolution's result, or the result of the program that the convolution is computed with, once more
+from memory. The Hopper kernel adds up what it stores (kernels/convolution/sm90/column_sums.mojo). The result stays in
+memory for whoever else reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from max.graph import DeviceRef
+
+from torch_max_backend.fusion.batches import Group
+from torch_max_backend.fusion.convolutions import Absorbed, convolution_alone, is_suitable, symbol_of, takes_part
+from torch_max_backend.fusion.program import SUMS
+from torch_max_backend.fusion.terms import in_memory
+from torch_max_backend.fusion.values import Operation, Value
+
+
+def with_sums(
+    operations: Sequence[Operation], groups: Sequence[Group], taken: Mapping[Group, Absorbed], device: DeviceRef
+) -> tuple[dict[Group, Absorbed], list[Absorbed]]:
+    """The convolutions that also add up what they store: with a program, and alone.
+
+    Args:
+        operations: of the graph, in their order.
+        groups: all programs.
+        taken: the convolutions that are computed with a program, each with reductions of its own afterwards.
+        device: that the graph computes on.
+    """
+    joined, alone = dict(taken), list[Absorbed]()
+    if not takes_part(device):
+        return joined, alone
+    group_of = {group.roots[0]: group for group in taken}
+    order, done = _Order(groups, taken), set[Value]()
+    for operation in operations:
+        if symbol_of(operation) not in SUMS:
+            continue
+        stored = in_memory(operation.operands[0])
+        if stored in done or stored.maker is None:
+            continue
+        group = group_of.get(stored)
+        plain = taken[group] if group is not None else convolution_alone(stored) if is_suitable(stored) else None
+        if plain is None or not _is_of_channels(operation, plain):
+            continue
+        chosen = plain.with_sums(operation)
+        if chosen is None or not order.join(stored.maker, operation):
+            continue
+        done.add(stored)
+        if group is None:
+            alone.append(chosen)
+        else:
+            joined[group] = chosen
+    return joined, alone
+
+
+def _is_of_channels(operation: Operation, plain: Absorbed) -> bool:
+    """Whether the reduction's columns are the convolution's."""
+    rows, result = operation.operands[0].shape, plain.convolution.results[0].shape
+    return rows is not None and result is not None and rows[1] == result[4]
+
+
+class _Order:
+    """Which call waits for which, where programs, convolutions and reductions are one."""
+
+    def __init__(self, groups: Sequence[Group], taken: Mapping[Group, Absorbed]) -> None:
+        self._call_of: dict[Operation, object] = {}
+        self._inputs: dict[object, list[Value]] = {}
+        for group in groups:
+            self._inputs[group] = [leaf.value for leaf in group.terms.leaves]
+            self._call_of.update((root.maker, group) for root in group.roots if root.maker is not None)
+        for group, absorbed in taken.items():
+            self._call_of[absorbed.convolution] = group
+            self._inputs[group] += absorbed.convolution.operands
+
+    def join(self, maker: Operation, reduction: Operation) -> bool:
+        """Makes the reduction a part of the call that has ``maker``, unless that would wait for itself."""
+        call = self._call_of.setdefault(maker, maker)
+        if call is maker:
+            self._inputs.setdefault(call, list(maker.operands))
+        beside = reduction.operands[1:]
+        if any(each is call for each in self._before(beside)):
+            return False
+        self._call_of[reduction] = call
+        self._inputs[call] += beside
+        return True
+
+    def _before(self, values: Sequence[Value]) -> Iterator[object]:
+        """The calls and operations that have to run before ``values`` are there."""
+        waiting, seen = list(values), set[object]()
+        while waiting:
+            maker = waiting.pop().maker
+            if maker is None:
+                continue
+            call = self._call_of.get(maker, maker)
+            if call in seen:
+                continue
+            seen.add(call)
+            yield call
+            waiting += self._inputs.get(call, maker.operands)
