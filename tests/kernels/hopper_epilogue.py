@@ -45,9 +45,47 @@ def two_readers(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.T
     return y, aten.relu(y)
 
 
-def traced(function: Callable[..., Any], *shapes: tuple[int, ...], mask: bool = False) -> torch.fx.GraphModule:
+def normalized(x: torch.Tensor, w: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> list[torch.Tensor]:
+    y = aten.convolution(x, w, None, *GEOMETRY)
+    z, *saved = aten._native_batch_norm_legit_functional(y, None, None, mean, variance, True, 0.1, 1e-5)
+    return [y, aten.relu(z), *saved]
+
+
+def normalized_gradient(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    skip: torch.Tensor,
+    before: torch.Tensor,
+    mean: torch.Tensor,
+    invstd: torch.Tensor,
+) -> list[torch.Tensor]:
+    """dgrad plus a residual, under a ReLU's mask, then through the batch normalization of ``before``."""
+    dx = aten.convolution_backward(dy, x, w, None, *GEOMETRY, [True, False, False])[0]
+    dz = aten.where(aten.gt(x, 0), aten.add(dx, skip), 0.0)
+    return [dz, *aten.native_batch_norm_backward(dz, before, mean, None, None, mean, invstd, True, 1e-5, [True] * 3)]
+
+
+def waiting_for_itself(
+    dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor
+) -> list[torch.Tensor]:
+    """The sums' other factor is made of the convolution's result."""
+    dz = aten.convolution_backward(dy, x, w, None, *GEOMETRY, [True, False, False])[0]
+    before = aten.relu(dz)
+    found = aten.native_batch_norm_backward(dz, before, mean, None, None, mean, invstd, True, 1e-5, [False, True, True])
+    return list(found[1:])
+
+
+def traced(
+    function: Callable[..., Any], *shapes: tuple[int, ...], mask: bool = False, channels: bool = False
+) -> torch.fx.GraphModule:
+    """The function's graph over bfloat16. Where ``mask``, the last argument is a condition; where ``channels``, those of
+    one axis are float32."""
     with FakeTensorMode():
-        tensors = [torch.empty(shape, dtype=torch.bfloat16, device="cuda") for shape in shapes]
+        dtypes = [torch.float32 if len(shape) == 1 and channels else torch.bfloat16 for shape in shapes]
+        tensors = [
+            torch.empty(shape, dtype=dtype, device="cuda") for shape, dtype in zip(shapes, dtypes, strict=True)
+        ]  # fmt: skip
         tensors = [t.to(memory_format=torch.channels_last) if t.dim() == 4 else t for t in tensors]
         if mask:
             tensors[-1] = tensors[-1].bool()
@@ -71,10 +109,26 @@ def add_graph_of_two_readers(module: Module) -> None:
     GraphBuilder(graph, "two_readers", module, session.kernel_library()).build()
 
 
+def add_graphs_with_sums(module: Module) -> None:
+    """Adds graphs whose convolutions take in what batch normalization reduces."""
+    x, y, w = (N, C, H, H), (N, K, H, H), (K, C, 3, 3)
+    graphs = {
+        "normalized": traced(normalized, x, w, (K,), (K,), channels=True),
+        "normalized_gradient": traced(normalized_gradient, y, x, w, x, x, (C,), (C,), channels=True),
+    }
+    for name, graph in graphs.items():
+        GraphBuilder(graph, name, module, session.kernel_library()).build()
+
+
+def add_graph_waiting_for_itself(module: Module) -> None:
+    """Adds a graph whose sums cannot be made while the convolution runs."""
+    graph = traced(waiting_for_itself, (N, K, H, H), (N, C, H, H), (K, C, 3, 3), (C,), (C,), channels=True)
+    GraphBuilder(graph, "waiting_for_itself", module, session.kernel_library()).build()
+
+
 def operations(module: Module) -> list[str]:
     """What a module's graphs compute with: the kernels' ops, a generated program by its entry, and MAX's own."""
     text = module._to_mlir_str()
-    found = re.findall(
-        r'mo\.custom \[symbol = "\w+".*?function = "torch_max_(conv_pointwise|pointwise|conv_[a-z]+)', text
-    )
+    names = r"conv_pointwise_sums|conv_pointwise|pointwise|conv_[a-z]+|batch_norm_statistics|batch_norm_gradient_sums"
+    found = re.findall(rf'mo\.custom \[symbol = "\w+".*?function = "torch_max_({names})', text)
     return found + re.findall(r"= (?:r?mo\.)+(add|mul|select|greater|cast|relu|max|min)\b", text)

@@ -70,3 +70,14 @@ def test_all_elementwise_successors_run_in_the_convolution(target: str) -> None:
 @pytest.mark.parametrize("target", ["sm_90a"])
 def test_a_convolution_whose_result_is_wanted_too_stays_apart(target: str) -> None:
     assert compiled(target, "bfloat16").apart == ["conv_fprop", "pointwise"]
+
+
+@pytest.mark.parametrize("target", ["sm_90a"])
+def test_sums_of_batch_normalization_run_in_the_convolution(target: str) -> None:
+    """Beside it normalizing is left, forward and backward."""
+    assert compiled(target, "bfloat16").summing == ["conv_pointwise_sums", "pointwise"] * 2
+
+
+@pytest.mark.parametrize("target", ["sm_90a"])
+def test_sums_with_what_is_made_of_the_result_stay_apart(target: str) -> None:
+    assert compiled(target, "bfloat16").sums_apart == ["conv_dgrad", "pointwise", "batch_norm_gradient_sums"]
