@@ -79,8 +79,8 @@ def waiting_for_itself(
 def traced(
     function: Callable[..., Any], *shapes: tuple[int, ...], mask: bool = False, channels: bool = False
 ) -> torch.fx.GraphModule:
-    """The function's graph over bfloat16. Where ``mask``, the last argument is a condition; where ``channels``, those of
-    one axis are float32."""
+    """The function's graph over bfloat16. Where ``mask``, the last argument is a condition; where ``channels``, those
+    of one axis are float32."""
     with FakeTensorMode():
         dtypes = [torch.float32 if len(shape) == 1 and channels else torch.bfloat16 for shape in shapes]
         tensors = [
