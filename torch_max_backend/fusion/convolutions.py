@@ -64,6 +64,15 @@ class Absorbed:
         beside = self.sums.operands[1:] if self.sums is not None else []
         return [*self.others, *beside, first, second, *after]
 
+    @property
+    def ordered(self) -> str:
+        """For each input whether it is a running statistic, of which a channel's new value reads that channel's old one
+        alone; "" where none is."""
+        if self.sums is None or symbol_of(self.sums) != "batch_norm_statistics":
+            return ""
+        running = self.sums.operands[1:3]
+        return " ".join(str(int(value in running)) for value in self.inputs)
+
     def with_sums(self, sums: Operation) -> Absorbed | None:
         """The same with a reduction; None where that makes too many operands."""
         found = replace(self, sums=sums, program=summing(self.program, symbol_of(sums), _function(sums)))

@@ -67,7 +67,7 @@ def fuse(graph: Graph, results: Sequence[TensorValue], device: DeviceRef, *, lis
     stored = [(group.roots[0], absorber) for group, absorber in taken.items()]
     stored += [(absorber.convolution.results[0], absorber) for absorber in alone]
     for value, absorber in stored:
-        made.update(_call_absorbed(absorber, value, device))
+        made.update(_call_absorbed(absorber, value, device, listed))
         gone.update(absorber.convolution.handle.results)
         gone.update(absorber.sums.handle.results if absorber.sums is not None else ())
     for batch in chosen.batches:
@@ -109,12 +109,13 @@ def _ordered(group: Group) -> str:
     return " ".join(str(int(each)) for each in found)
 
 
-def _call_absorbed(chosen: Absorbed, stored: Value, device: DeviceRef) -> dict[Value, TensorValue]:
+def _call_absorbed(chosen: Absorbed, stored: Value, device: DeviceRef, listed: bool) -> dict[Value, TensorValue]:
     """What a convolution stores, and before it what is made of its sums."""
     function = require_function(chosen.program)
     results = [*(chosen.sums.results if chosen.sums is not None else ()), stored]
     types = [value.tensor.type for value in results]
-    return dict(zip(results, _add(function, chosen.geometry, chosen.inputs, types, device), strict=True))
+    ordered = chosen.ordered if listed else ""
+    return dict(zip(results, _add(function, chosen.geometry, chosen.inputs, types, device, ordered), strict=True))
 
 
 def _call_concatenation(chosen: Concatenation, device: DeviceRef) -> TensorValue:
