@@ -13,10 +13,10 @@ from math import prod
 import numpy as np
 from beartype import beartype
 
-from torch_max_backend.mojo_ops.constants import kernel_constant
-
 Extents = tuple[int, int, int]
 AXES = ("D", "H", "W")
+_FLAGS = 3
+"""Entries of a geometry behind its window, stride, padding and dilation."""
 
 
 def _spread(name: str, value: int | Sequence[int], rank: int, fill: int) -> Extents:
@@ -232,5 +232,8 @@ class AdaptivePoolingProblem:
         return self.output[3 - self.rank :]
 
     def geometry(self) -> np.ndarray:
-        """The kernels' geometry operand. Adaptive windows follow from the extents, so there is nothing in it."""
-        return np.zeros(kernel_constant("pooling.problem", "GEOMETRY_LENGTH"), dtype=np.int64)
+        """The kernels' geometry operand, as long as another pooling's.
+
+        Adaptive windows follow from the extents: nothing is in it.
+        """
+        return np.zeros(4 * len(self.output) + _FLAGS, dtype=np.int64)
