@@ -28,6 +28,8 @@ class Options:
             UnsupportedOpError instead.
         compile: "wait" returns from the first call when its graphs are compiled; "background" runs the program in
             eager PyTorch meanwhile, and each call begun after that in MAX.
+        fusion: False keeps convolutions apart from the programs and the reductions around them, to tell a fault's
+            origin. Results differ by rounding.
         run: "launches" runs a graph that consists of library calls as a list of them, without compiling it; "graph" has
             MAX's compiler take every graph. Results are the same; the choice is there to tell a fault's origin.
     """
@@ -35,6 +37,7 @@ class Options:
     capture: Literal[False, True] = False
     fallback: Literal["eager", "error"] = "eager"
     compile: Literal["wait", "background"] = "wait"
+    fusion: Literal[False, True] = True
     run: Literal["launches", "graph"] = "launches"
 
     @staticmethod

@@ -120,6 +120,12 @@ def add_graphs_with_sums(module: Module) -> None:
         GraphBuilder(graph, name, module, session.kernel_library()).build()
 
 
+def add_unfused_graph(module: Module) -> None:
+    """Adds a graph with sums to take in, whose user wants none of it."""
+    graph = traced(normalized, (N, C, H, H), (K, C, 3, 3), (K,), (K,), channels=True)
+    GraphBuilder(graph, "unfused", module, session.kernel_library(), around_convolutions=False).build()
+
+
 def add_graph_waiting_for_itself(module: Module) -> None:
     """Adds a graph whose sums cannot be made while the convolution runs."""
     graph = traced(waiting_for_itself, (N, K, H, H), (N, C, H, H), (K, C, 3, 3), (C,), (C,), channels=True)

@@ -38,7 +38,14 @@ _OP_INPUTS = (4, 12, 48)
 """Numbers of inputs that the ops of kernels/pointwise/ops.mojo have."""
 
 
-def fuse(graph: Graph, results: Sequence[TensorValue], device: DeviceRef, *, listed: bool = False) -> list[TensorValue]:
+def fuse(
+    graph: Graph,
+    results: Sequence[TensorValue],
+    device: DeviceRef,
+    *,
+    listed: bool = False,
+    around_convolutions: bool = True,
+) -> list[TensorValue]:
     """Computes what is elementwise in ``graph`` by programs of a library instead of operations of MAX.
 
     MAX compiles every elementwise expression anew for each shape of each graph. A program is compiled once for a
@@ -49,6 +56,7 @@ def fuse(graph: Graph, results: Sequence[TensorValue], device: DeviceRef, *, lis
         results: that it will return.
         device: that it computes on.
         listed: the graph is to be a launch list: it gets calls that MAX could not compile.
+        around_convolutions: convolutions take in programs and reductions of what they store.
 
     Returns:
         the results, of the same shapes and dtypes.
@@ -58,9 +66,11 @@ def fuse(graph: Graph, results: Sequence[TensorValue], device: DeviceRef, *, lis
     chosen = plan(operations, set(kept), device, listed=listed)
     made: dict[Value, TensorValue] = {}
     gone: set[Any] = set()
-    found = {group: absorbed(group, chosen.groups, kept, device) for group in chosen.groups}
-    taken = {group: each for group, each in found.items() if each is not None}
-    taken, alone = with_sums(operations, chosen.groups, taken, device)
+    taken, alone = dict[Group, Absorbed](), list[Absorbed]()
+    if around_convolutions:
+        found = {group: absorbed(group, chosen.groups, kept, device) for group in chosen.groups}
+        taken = {group: each for group, each in found.items() if each is not None}
+        taken, alone = with_sums(operations, chosen.groups, taken, device)
     for group in chosen.groups:
         if group not in taken:
             made.update(zip(group.roots, _call(group, device, listed), strict=True))

@@ -91,6 +91,7 @@ class GraphBuilder:
         free_outputs: indices of outputs whose memory order nobody relies on (activations saved for backward):
             they leave in the order they have.
         listed: the graph is to be a launch list; where it cannot be one, MAX cannot compile it.
+        around_convolutions: convolutions take in programs and reductions of what they store.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class GraphBuilder:
         free_outputs: frozenset[int] = frozenset(),
         *,
         listed: bool = False,
+        around_convolutions: bool = True,
     ) -> None:
         self.gm = gm
         self.name = name
@@ -109,6 +111,7 @@ class GraphBuilder:
         self.kernels = kernels
         self.free_outputs = free_outputs
         self.listed = listed
+        self.around_convolutions = around_convolutions
         self.values: dict[Node, Any] = {}
         self.constants = Constants()
         self.writes: list[tuple[Node, Node]] = []
@@ -174,7 +177,9 @@ class GraphBuilder:
                 self.layouts.node = "output"
                 outputs, results = self._outputs(nodes[-1], placeholders)
                 writes = self._written(placeholders, results)
-                results = fuse(graph, results, self.device, listed=self.listed)
+                results = fuse(
+                    graph, results, self.device, listed=self.listed, around_convolutions=self.around_convolutions
+                )
                 listing = _listed(graph, results, self.device, _updates(specs, writes))
                 graph.output(*results)
         except BaseException:

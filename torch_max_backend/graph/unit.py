@@ -67,10 +67,11 @@ class CompilationUnit:
         session.max_device(device)
         library = session.library_to_build_with()
         listed = options.run == "launches"
-        built = GraphBuilder(gm, name, Module(), library, free_outputs, listed=listed).build()
+        chosen = functools.partial(GraphBuilder, around_convolutions=options.fusion)
+        built = chosen(gm, name, Module(), library, free_outputs, listed=listed).build()
         if listed and not isinstance(built.listing, LaunchList):
             # Once more, with calls that MAX can compile.
-            built = GraphBuilder(gm, name, Module(), library, free_outputs).build()
+            built = chosen(gm, name, Module(), library, free_outputs).build()
         # Gradients are dropped before the next step; users keep results of a forward graph longer.
         backward = name.startswith("backward")
         kept = frozenset[int]() if backward else frozenset(range(len(built.outputs))) - free_outputs
