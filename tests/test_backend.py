@@ -102,6 +102,13 @@ def test_explain_counts_and_prints(capsys: pytest.CaptureFixture[str]) -> None:
     assert "lgamma" in str(account)
 
 
+def test_explain_counts_launches() -> None:
+    account = explain(lambda x: (x.softmax(1) + 1).sum(), torch.randn(3, 5), quiet=True, compile=False)
+    (graph,) = account.graphs
+    assert graph.launches["reduction"] >= 2 and set(graph.launches) <= {"reduction", "pointwise"}
+    assert f"reduction {graph.launches['reduction']}" in str(account)
+
+
 def test_sparse_tensors_stay_in_pytorch() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

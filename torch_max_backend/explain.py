@@ -17,6 +17,7 @@ from rich.table import Table
 from torch_max_backend import backend
 from torch_max_backend.graph.compiler import CompiledGraph
 from torch_max_backend.graph.partition import Refusal
+from torch_max_backend.mojo_ops.functions import required
 from torch_max_backend.torch_compat import tree_leaves, tree_map_only
 
 
@@ -31,6 +32,9 @@ class GraphReport:
         refusals: the ops left to PyTorch, with reasons and the user's lines.
         host_ops: random draws and size computations, in Python by design.
         layout_changes: tensors that are copied into another memory order.
+        launches: how often a call of the graph launches each entry of the kernel libraries; empty for graphs that MAX
+            compiles. ``conv_pointwise`` is a convolution that took in the program which reads its result, and
+            ``conv_pointwise_sums`` one that took in batch normalization's sums, too.
     """
 
     name: str
@@ -39,6 +43,7 @@ class GraphReport:
     refusals: tuple[Refusal, ...]
     host_ops: tuple[str, ...]
     layout_changes: int
+    launches: Mapping[str, int]
 
 
 @dataclass
@@ -73,6 +78,11 @@ class Explanation:
                 str(len(graph.host_ops)), str(graph.layout_changes),
             )  # fmt: skip
         console.print(table)
+        kernels = Table("graph", "launches")
+        for graph in self.graphs:
+            counts = sorted(graph.launches.items(), key=lambda item: (-item[1], item[0]))
+            kernels.add_row(graph.name, ", ".join(f"{entry} {count}" for entry, count in counts) or "MAX's own")
+        console.print(kernels)
         rest = Table("graph", "stays in PyTorch", "why", "line")
         for graph in self.graphs:
             for refusal in graph.refusals:
@@ -85,8 +95,12 @@ class Explanation:
 def report_of(compiled: CompiledGraph) -> GraphReport:
     """The account of one compiled graph."""
     ops: Counter[str] = Counter()
+    launches: Counter[str] = Counter()
+    entries = {function.symbol: function.entry for function in required()}
     for executable in compiled.executables:
         ops.update(executable.built.ops)
+        if executable.listing is not None:
+            launches.update(entries[launch.function] for launch in executable.listing.launches)
     return GraphReport(
         compiled.name,
         dict(ops),
@@ -94,6 +108,7 @@ def report_of(compiled: CompiledGraph) -> GraphReport:
         tuple(compiled.refusals),
         tuple(compiled.host_ops),
         sum(len(executable.layout_changes) for executable in compiled.executables),
+        dict(launches),
     )
 
 

@@ -61,6 +61,7 @@ class SizedGraph:
         values = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
         self._telling = [number for number, value in enumerate(values) if _is_symbolic(value)]
         self._graphs = {self._sizes([_at_hint(value) for value in values]): first}
+        self._met = 1
         self._lock = threading.Lock()
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
@@ -78,7 +79,8 @@ class SizedGraph:
         )
 
     def _add(self, sizes: tuple[Any, ...], args: Sequence[Any]) -> CompiledGraph:
-        if len(self._graphs) == MOST:
+        self._met += 1
+        if self._met == MOST + 1:
             log.warning(
                 "a graph has met %d sets of sizes, and is made anew for each: pad its arguments to fewer sizes, or use "
                 'options={"run": "graph"}, which compiles it once for all', MOST,

@@ -29,6 +29,11 @@ class Function(Protocol):
         ...
 
     @property
+    def entry(self) -> str:
+        """The function of an entries.mojo that it is made of."""
+        ...
+
+    @property
     def symbol(self) -> str:
         """The name of the exported C function: it says all that the function depends on, its sources too."""
         ...
