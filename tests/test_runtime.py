@@ -54,7 +54,7 @@ def test_one_graph_serves_every_batch_size(trained: Trained) -> None:
     assert [graph.name for graph in trained.graphs] == ["forward", "backward"]
 
 
-def test_memory_is_flat_over_a_thousand_steps(trained: Trained) -> None:
+def test_memory_is_flat_over_thousands_of_steps(trained: Trained) -> None:
     model, run = trained.model, trained.run
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     process = psutil.Process()
@@ -69,9 +69,10 @@ def test_memory_is_flat_over_a_thousand_steps(trained: Trained) -> None:
     gc.collect()
     before = process.memory_info().rss
     tensors = sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects())
-    steps(1000)
+    steps(3000)
     gc.collect()
-    assert process.memory_info().rss - before < 8 * 2**20
+    # The allocator takes memory in pieces of up to 8 MiB: what a step may keep is found over many steps.
+    assert process.memory_info().rss - before < 24 * 2**20
     assert sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects()) <= tensors + 8
 
 
