@@ -135,6 +135,9 @@ def summary() -> str:
         rows.append([what, f"{step['max'] * 1e3:.1f} ms", beside, ratios])
         beside = f"{first['eager']:.1f} eager, {first['inductor']:.0f} Inductor"
         rows.append(["its first step", f"{first['max']:.0f} s", beside, ""])
+    zoo = [row for row in read("training_zoo_cpu_float32")["rows"] if row["amp"] == "none"]
+    what = f"training steps of {len(zoo)} models, 2 CPU cores, float32"
+    rows.append([what, "", "the best of eager, channels_last and Inductor", mean(map(ratio, zoo))])
     each = ", ".join(mean(hopper_ratios(hopper, pass_)) for pass_ in PASSES)
     count = len(hopper_ratios(hopper, "fprop"))
     rows.append([f"bfloat16 convolution, {count} problems, H200: {', '.join(PASSES.values())}", "", "cuDNN", each])
