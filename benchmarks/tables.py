@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from benchmarks import RESULTS
+from benchmarks.optimizer_step import CONTENDERS
 from benchmarks.training_zoo import ratio
 
 PASSES = {"fprop": "forward", "dgrad": "data gradient", "wgrad": "weight gradient"}
@@ -108,15 +109,14 @@ def host_time() -> str:
 
 def optimizer_steps() -> str:
     names = sorted(path.stem for path in RESULTS.glob("optimizer_step_*.json"))
-    who = ("max", "inductor", "eager foreach", "eager fused")
     rows = []
     for name in names:
         document = read(name)
         for row in document["rows"]:
-            times = [f"{row['milliseconds'][each]:.1f}" for each in who]
+            times = [f"{row['milliseconds'][each]:.1f}" for each in CONTENDERS]
             counts = [str(row[each]) for each in ("launches", "copies")]
             rows.append([f"{document['model']}, {row['optimizer']}", *counts, *times])
-    return grid(["step", "launches", "copies", *(f"{each}, ms" for each in who)], rows) + origin(*names)
+    return grid(["step", "launches", "copies", *(f"{each}, ms" for each in CONTENDERS)], rows) + origin(*names)
 
 
 def summary() -> str:
