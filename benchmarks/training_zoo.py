@@ -30,10 +30,14 @@ SIZES: dict[str, int] = {
 }  # fmt: skip
 
 
+def best(row: dict[str, Any]) -> float:
+    """Seconds of the fastest contender's step."""
+    return min(value for name, value in row["median_seconds"].items() if name != "max")
+
+
 def ratio(row: dict[str, Any]) -> float:
     """Our time over the best contender's."""
-    seconds = row["median_seconds"]
-    return seconds["max"] / min(value for name, value in seconds.items() if name != "max")
+    return row["median_seconds"]["max"] / best(row)
 
 
 def _step(model: str, batch: int, amp: str, device: str, steps: int) -> dict[str, Any] | None:
@@ -75,16 +79,10 @@ def measure(
                     continue
                 row = {key: found[key] for key in kept}
                 rows.append(row)
-                seconds = dict(row["median_seconds"])
-                words = [
-                    name,
-                    str(images),
-                    kind,
-                    f"{seconds.pop('max') * 1e3:.1f}",
-                    f"{min(seconds.values()) * 1e3:.1f}",
-                ]
-                console.print(" ".join([*words, f"{ratio(row):.2f}"]))
-                table.add_row(*words, f"{ratio(row):.2f}")
+                times = [f"{seconds * 1e3:.1f}" for seconds in (row["median_seconds"]["max"], best(row))]
+                words = [name, str(images), kind, *times, f"{ratio(row):.2f}"]
+                console.print(" ".join(words))
+                table.add_row(*words)
     console.print(table)
     if rows:
         console.print(
