@@ -9,12 +9,22 @@ import torch
 from torch import Tensor
 
 from tests.harness import SEED
-from torch_max_backend.mojo_ops.functions import required
+from tests.launched import launched_functions
+from torch_max_backend import backend
+from torch_max_backend.mojo_ops.functions import Function
 
 
 def arguments(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Tensor]:
     generator = torch.Generator().manual_seed(SEED)
     return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+def run(function: Callable[..., object], *inputs: object) -> tuple[object, list[Function]]:
+    """The compiled function's results and what it launched."""
+    torch.compiler.reset()
+    with backend.recorded_graphs() as graphs:
+        found = torch.compile(function, backend="max", options={"fallback": "error"})(*inputs)
+    return found, launched_functions(graphs)
 
 
 def affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
@@ -80,15 +90,11 @@ def test_programs_compute_what_eager_does() -> None:
         return [function(*each) for (function, _), each in zip(CASES.values(), inputs, strict=True)]
 
     inputs = [case[1] for case in CASES.values()]
-    torch.compiler.reset()
-    found = torch.compile(every, backend="max", options={"fallback": "error"})(inputs)
+    found, launched = run(every, inputs)
     for name, own, wanted in zip(CASES, found, every(inputs), strict=True):
         torch.testing.assert_close(own, wanted, msg=lambda message, name=name: f"{name}: {message}")
-    assert {"pointwise"} == {
-        f.entry
-        for f in required()
-        if f.symbol.startswith("torch_max_pointwise_") and not f.symbol.startswith("torch_max_pointwise_many")
-    }
+    entries = {each.entry for each in launched if each.symbol.startswith("torch_max_pointwise_")}
+    assert "pointwise" in entries and entries <= {"pointwise", "pointwise_many"}
 
 
 @pytest.mark.parametrize("special", [float("nan"), float("inf"), -float("inf"), -0.0, 0.0])
@@ -103,12 +109,9 @@ def test_special_values_are_not_folded(special: float) -> None:
 def test_many_conversions_are_one_call() -> None:
     """Weights of several shapes, one op."""
     tensors = arguments(*[(n, 3) for n in range(1, 40)])
-    compiled = torch.compile(lambda *all: [each.to(torch.bfloat16) for each in all], backend="max")
-    for own, each in zip(compiled(*tensors), tensors, strict=True):
+    found, launched = run(lambda *all: [each.to(torch.bfloat16) for each in all], *tensors)
+    for own, each in zip(found, tensors, strict=True):
         assert torch.equal(own, each.to(torch.bfloat16))
-    (program,) = {
-        f
-        for f in required()
-        if f.symbol.startswith("torch_max_pointwise_many") and "cast[DType.bfloat16]" in f.definition
-    }
-    assert program.target == "cpu"
+    (program,) = launched
+    assert program.symbol.startswith("torch_max_pointwise_many") and program.target == "cpu"
+    assert "cast[DType.bfloat16]" in program.definition
