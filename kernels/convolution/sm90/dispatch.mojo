@@ -18,7 +18,7 @@ from .choice import (
 )
 from .column_sums import Factor
 from .few_channels import few_channels_take, launch_few_channels
-from .implicit_gemm import Epilogue
+from .store import Epilogue
 from .launch import (
     SourceView,
     launch_dgrad,

@@ -32,7 +32,7 @@ from .dispatch import (
     sums_are_worth_it,
 )
 from .epilogue import apply_epilogue
-from .implicit_gemm import Epilogue
+from .store import Epilogue
 from .packed import needs_packing
 
 

@@ -7,7 +7,7 @@ from max.gpu import block_idx, thread_idx
 from max.gpu.host import DeviceContext
 
 from ..common import Ptr
-from .implicit_gemm import Epilogue
+from .store import Epilogue
 
 comptime _THREADS = 256
 

@@ -13,8 +13,9 @@ from ..common import FPROP, Ptr
 from ..problem import ConvolutionProblem
 from .choice import cluster_capacity
 from .column_sums import NO_SUMS, Factor
-from .implicit_gemm import Epilogue, implicit_gemm_kernel
+from .implicit_gemm import implicit_gemm_kernel
 from .plan import BLOCK_K, Axis, Plan, dgrad_axis, fprop_axis
+from .store import Epilogue
 from .tensor_map import TensorMaps
 from .tile import THREADS, TileShape
 from .wgrad import wgrad_kernel

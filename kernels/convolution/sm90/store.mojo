@@ -1,0 +1,276 @@
+"""How a warpgroup stores the tile that it has multiplied: through shared memory, so that a lane has 16 bytes of one pixel."""
+
+from std.memory import Pointer
+from std.utils.index import IndexList
+from std.utils.static_tuple import StaticTuple
+
+from ..common import Ptr
+from . import plan as fields
+from .column_sums import MOMENTS, ColumnSums, Factor, Products
+from .plan import Plan
+from ...ptx import store_matrices, syncwarp
+from .producer import Tile
+from .tile import (
+    PANEL_COLUMNS,
+    ROW_BYTES,
+    TileShape,
+    pack_pair,
+)
+
+comptime Epilogue[dtype: DType] = def[width: Int](
+    IndexList[5], SIMD[dtype, width]
+) capturing -> SIMD[dtype, width]
+"""The elementwise ops that follow, applied to a vector of the result at [n, 0, h, w, c] before it is stored."""
+
+comptime Sums[shape: TileShape] = StaticTuple[
+    StaticTuple[Float32, shape.columns // 2], shape.row_blocks
+]
+"""A thread's accumulators."""
+
+comptime _WARP_PANEL = 16 * ROW_BYTES
+"""Bytes of the 16 rows of a panel that a warp stages."""
+
+
+@fieldwise_init
+struct Consumer[shape: TileShape](ImplicitlyCopyable, TrivialRegisterPassable):
+    """A thread's place among those that multiply, and its warpgroup's shared memory.
+    """
+
+    comptime warp_bytes = Self.shape.panels_staged() * _WARP_PANEL
+    """Each warp stages its own 16 rows, so that only the warp has to agree."""
+
+    var index: Int32
+    """Of the warpgroup."""
+    var thread: UInt32
+    """In the warpgroup."""
+    var staging: UInt32
+    """The warpgroup's."""
+
+    @always_inline
+    def warp(self) -> UInt32:
+        return self.thread // 32
+
+    @always_inline
+    def lane(self) -> UInt32:
+        return self.thread % 32
+
+    @always_inline
+    def warp_staging(self) -> UInt32:
+        return self.staging + self.warp() * UInt32(Self.warp_bytes)
+
+    @always_inline
+    def first_block(self) -> UInt32:
+        """The first of its 64-row blocks of a tile."""
+        comptime if Self.shape.alternate:
+            return 0
+        return UInt32(self.index) * UInt32(Self.shape.row_blocks)
+
+
+@always_inline
+def _result_pixel[
+    phases: Int
+](plan: Plan[phases], phase: Int, row: Int32) -> Tuple[Int32, Int32, Int32]:
+    """Batch, height and width of a result row."""
+    var n, j, i = plan.pixel(phase, row)
+    return (
+        n,
+        j * plan.out_step_h() + plan.phase(phase, fields.FIRST_H),
+        i * plan.out_step_w() + plan.phase(phase, fields.FIRST_W),
+    )
+
+
+@always_inline
+def _result_offset[
+    phases: Int
+](plan: Plan[phases], phase: Int, row: Int32) -> Int:
+    """Element offset of a result pixel's first channel."""
+    comptime if phases == 1:
+        return Int(row) * Int(plan.columns())
+    else:
+        var n, h, w = _result_pixel(plan, phase, row)
+        return (
+            (Int(n) * Int(plan.out_h()) + Int(h)) * Int(plan.out_w()) + Int(w)
+        ) * Int(plan.columns())
+
+
+@always_inline
+def _column[
+    staged: Int
+](first: Int32, pair: Int, panel: Int, lane: UInt32) -> Int32:
+    """First channel of a lane's vector in a staged panel."""
+    return (
+        first
+        + Int32((pair * staged + panel) * PANEL_COLUMNS)
+        + Int32(lane % 8) * 8
+    )
+
+
+@always_inline
+def _index[
+    phases: Int
+](plan: Plan[phases], at: Tile, row: Int32, column: Int32) -> IndexList[5]:
+    """Where a vector lies in the result; past the last channel the last vector.
+    """
+    var n, h, w = _result_pixel(plan, at.phase, row)
+    return IndexList[5](
+        Int(n), 0, Int(h), Int(w), Int(min(column, plan.columns() - 8))
+    )
+
+
+@always_inline
+def _stage[
+    dtype: DType, shape: TileShape, pair: Int
+](sums: StaticTuple[Float32, shape.columns // 2], by: Consumer[shape]):
+    """A warp's 16 rows of the panels that are staged together, as `dtype`."""
+    comptime staged = shape.panels_staged()
+    var lane = by.lane()
+    var row = ((lane // 8) % 2) * 8 + lane % 8
+    comptime for p in range(staged):
+        comptime for q in range(4):
+            comptime base = ((pair * staged + p) * 8 + q * 2) * 4
+            var chunk = UInt32(q * 2) + lane // 16
+            store_matrices(
+                by.warp_staging()
+                + UInt32(p * _WARP_PANEL)
+                + row * ROW_BYTES
+                + ((chunk ^ (lane % 8)) * 16),
+                pack_pair[dtype](sums[base], sums[base + 1]),
+                pack_pair[dtype](sums[base + 2], sums[base + 3]),
+                pack_pair[dtype](sums[base + 4], sums[base + 5]),
+                pack_pair[dtype](sums[base + 6], sums[base + 7]),
+            )
+
+
+@always_inline
+def _staged[
+    dtype: DType, shape: TileShape
+](by: Consumer[shape], panel: Int, row: UInt32) -> SIMD[dtype, 8]:
+    """The lane's vector of a row of the warp's."""
+    return Pointer[
+        Scalar[dtype], MutAnyOrigin, address_space=AddressSpace.SHARED
+    ](
+        unsafe_from_address=Int(
+            by.warp_staging()
+            + UInt32(panel * _WARP_PANEL)
+            + row * ROW_BYTES
+            + (((by.lane() % 8) ^ (row % 8)) * 16)
+        )
+    ).unsafe_load[
+        width=8, alignment=16
+    ]()
+
+
+@always_inline
+def _store_panels[
+    dtype: DType,
+    phases: Int,
+    shape: TileShape,
+    pair: Int,
+    part: Int,
+    panels: Int,
+    epilogue: Optional[Epilogue[dtype]],
+    kind: Int,
+    factor: Optional[Factor],
+](
+    result: Ptr[dtype],
+    plan: Plan[phases],
+    at: Tile,
+    first_row: Int32,
+    by: Consumer[shape],
+    mut column_sums: ColumnSums[dtype, kind, shape.columns],
+):
+    """Part number `part`, of `panels` panels, of what a warp has staged.
+
+    All vectors are made before any is stored, so that what an epilogue reads is in flight together.
+    """
+    comptime staged = shape.panels_staged()
+    var rows = plan.phase(at.phase, fields.ROWS)
+    var lane = by.lane()
+    var values = StaticTuple[SIMD[dtype, 8], 4 * panels](fill=SIMD[dtype, 8](0))
+    var products = Products(0, 0)
+    comptime for it in range(4):
+        var row = first_row + Int32(it * 4)
+        comptime for n in range(panels):
+            comptime p = part * panels + n
+            var value = _staged[dtype](by, p, UInt32(it * 4) + lane // 8)
+            # Past the edge the last vector stands in: no branch keeps the loads apart.
+            var index = _index(
+                plan,
+                at,
+                min(row, rows - 1),
+                _column[staged](at.column, pair, p, lane),
+            )
+            comptime if epilogue:
+                comptime apply = epilogue.value()
+                value = apply[8](index, value)
+            comptime if factor:
+                comptime factor_at = factor.value()
+                products.add(
+                    value if row < rows else SIMD[dtype, 8](0),
+                    factor_at[8](index),
+                )
+            values[it * panels + n] = value
+    comptime for it in range(4):
+        var row = first_row + Int32(it * 4)
+        if row < rows:
+            var target = result.unsafe_offset(
+                _result_offset(plan, at.phase, row)
+            )
+            comptime for n in range(panels):
+                comptime p = part * panels + n
+                var column = _column[staged](at.column, pair, p, lane)
+                if column < plan.columns():
+                    target.unsafe_store[alignment=16](
+                        Int(column), values[it * panels + n]
+                    )
+                comptime if kind == MOMENTS:
+                    column_sums.add_moments[p, it == 0](values[it * panels + n])
+            comptime if kind == MOMENTS:
+                column_sums.count += 1
+    comptime if factor:
+        column_sums.add_products[part](products, lane)
+
+
+@always_inline
+def store_tile[
+    dtype: DType,
+    phases: Int,
+    shape: TileShape,
+    epilogue: Optional[Epilogue[dtype]],
+    kind: Int,
+    factor: Optional[Factor],
+](
+    result: Ptr[dtype],
+    plan: Plan[phases],
+    at: Tile,
+    sums: Sums[shape],
+    by: Consumer[shape],
+    mut column_sums: ColumnSums[dtype, kind, shape.columns],
+):
+    """Stores a tile, behind the epilogue, and adds it to the sums over columns.
+    """
+    comptime staged = shape.panels_staged()
+    # With a factor too there would be no room for the whole in the registers.
+    comptime panels = 1 if factor else staged
+    comptime for block in range(shape.row_blocks):
+        var first_row = (
+            at.row
+            + Int32((by.first_block() + UInt32(block)) * 64 + by.warp() * 16)
+            + Int32(by.lane() // 8)
+        )
+        comptime for pair in range(shape.columns // (PANEL_COLUMNS * staged)):
+            syncwarp()
+            _stage[dtype, shape, pair](sums[block], by)
+            syncwarp()
+            comptime for part in range(staged // panels):
+                _store_panels[
+                    dtype,
+                    phases,
+                    shape,
+                    pair,
+                    part,
+                    panels,
+                    epilogue,
+                    kind,
+                    factor,
+                ](result, plan, at, first_row, by, column_sums)
