@@ -5,7 +5,8 @@
 The contenders train copies of one model on one batch; their steps are timed in turn, after warming up, and the medians
 are reported with the CPU time of a step and the time to the first step. On a CPU eager PyTorch is a contender in both
 memory formats. ``--threads 1`` keeps OpenMP's threads, which go on turning for milliseconds after an operator, from the
-next contender's time.
+next contender's time. ``--mode inference`` times forward passes of the model in ``eval()`` without gradients; there
+Inductor is timed with frozen weights, too, which no other contender may take for constants.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ from torch_max_backend.bench import results
 
 CHANNELS_LAST = "eager, channels_last"
 """The contender whose model and images are channels_last."""
+MEMORY_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""By rank."""
+FROZEN = "inductor, frozen"
+"""Inductor with the weights as constants: filters are scaled and laid out once, and new weights are not seen."""
 
 
 def drawn(model: str, batch: int, size: int, device: torch.device) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
@@ -64,6 +69,25 @@ def stepper(
     return step
 
 
+def inference(runner: Callable[..., torch.Tensor], x: torch.Tensor, amp: bool) -> Callable[[], None]:
+    """One forward pass without gradients as a function."""
+
+    def step() -> None:
+        with torch.no_grad(), torch.autocast(x.device.type, torch.bfloat16, enabled=amp):
+            runner(x)
+
+    return step
+
+
+def compiled(model: nn.Module, name: str) -> Callable[..., torch.Tensor]:
+    """The model as a contender runs it."""
+    if name.startswith("eager"):
+        return model
+    if name == FROZEN:
+        return torch.compile(model, backend="inductor", options={"freezing": True})
+    return torch.compile(model, backend=name)
+
+
 def timed(step: Callable[[], None], device: torch.device) -> float:
     """Seconds of one step, device work included."""
     if device.type == "cuda":
@@ -84,24 +108,29 @@ def train(
     steps: Annotated[int, typer.Option(min=1)] = 20,
     inductor: Annotated[bool, typer.Option(help="time Inductor too")] = True,
     channels_last: Annotated[bool, typer.Option(help="the user's model and images are channels_last")] = False,
+    mode: Annotated[str, typer.Option(help="training or inference")] = "training",
     threads: Annotated[int, typer.Option(min=0, help="PyTorch's threads on the CPU; 0 for as many as it takes")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="where the figures go")] = None,
 ) -> None:
     """Times training steps of one model."""
     if model not in zoo.MODELS:
         raise typer.BadParameter(f"--model is one of {', '.join(zoo.MODELS)}, not {model!r}")
+    if mode not in ("training", "inference"):
+        raise typer.BadParameter(f"--mode is training or inference, not {mode!r}")
     if threads:
         torch.set_num_threads(threads)
     where = torch.device(device)
     torch.backends.cudnn.benchmark = True
     base, x, y = drawn(model, batch, size, where)
+    base.train(mode == "training")
     shape = tuple(x.shape[1:])
     if channels_last:
         base, x = base.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
     names = ["max", "eager", *(["inductor"] if inductor else [])]
     if where.type == "cpu" and not channels_last:
         names.insert(2, CHANNELS_LAST)
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if mode == "inference" and inductor:
+        names.append(FROZEN)
     contenders: dict[str, Callable[[], None]] = {}
     first: dict[str, float] = {}
     for name in names:
@@ -109,10 +138,13 @@ def train(
         torch._dynamo.reset() if name == "max" else None
         own_x = x
         if name == CHANNELS_LAST:
-            own = own.to(memory_format=formats[x.dim()])
-            own_x = x.to(memory_format=formats[x.dim()])
-        runner = own if name.startswith("eager") else torch.compile(own, backend=name)
-        contenders[name] = stepper(own, runner, own_x, y, amp == "bf16")
+            own = own.to(memory_format=MEMORY_FORMATS[x.dim()])
+            own_x = x.to(memory_format=MEMORY_FORMATS[x.dim()])
+        runner = compiled(own, name)
+        half = amp == "bf16"
+        contenders[name] = (
+            stepper(own, runner, own_x, y, half) if mode == "training" else inference(runner, own_x, half)
+        )
         first[name] = timed(contenders[name], where)
         for _ in range(3):
             contenders[name]()
@@ -132,11 +164,11 @@ def train(
             name, f"{medians[name] * 1e3:.2f}", f"{processor[name] * 1e3:.2f}", f"{batch / medians[name]:.0f}",
             f"{medians['max'] / medians[name]:.2f}", f"{first[name]:.1f}",
         )  # fmt: skip
-    Console().print(f"{model}, batch {batch}, {'x'.join(map(str, shape))}, {device}, amp {amp}")
+    Console().print(f"{model}, batch {batch}, {'x'.join(map(str, shape))}, {device}, amp {amp}, {mode}")
     Console().print(table)
     if json_file is not None:
         facts = {
-            "model": model, "batch": batch, "shape": shape, "amp": amp, "channels_last": channels_last,
+            "model": model, "batch": batch, "shape": shape, "amp": amp, "mode": mode, "channels_last": channels_last,
             "torch_threads": torch.get_num_threads(), "load_average": round(load, 1),
             "steps": steps, "median_seconds": medians, "median_cpu_seconds": processor, "first_step_seconds": first,
             **results.provenance(where),

@@ -273,3 +273,9 @@ def _workspace(size: int, device: torch.device) -> Iterator[torch.Tensor]:
     finally:
         with _free_lock:
             _free.append(workspace)
+
+
+def drop_workspaces() -> None:
+    """Frees the workspaces that are kept for the next calls."""
+    with _free_lock:
+        _free.clear()
