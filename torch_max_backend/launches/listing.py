@@ -158,8 +158,8 @@ class _Reader:
             self._moved.add(source.number)
             self.places[operation.results[0]] = source
             return
-        match = _FUNCTION.search(str(operation.handle.attributes["parameters"])) if _is_call(operation) else None
-        if match is None:
+        function = function_of(operation)
+        if function is None:
             raise NotListed(operation.name)
         for value in (*operation.results, *operation.operands):
             if value.shape is None:
@@ -168,11 +168,11 @@ class _Reader:
             self._made[value] = len(self._calls)
         symbol = str(operation.handle.attributes["symbol"]).strip('"')
         self._in_order.update(_in_order(symbol, operation))
-        self._calls.append((match[1], _words(symbol, operation)))
+        self._calls.append((function, _words(symbol, operation)))
 
     def finish(self, results: Sequence[Value], updates: Mapping[int, int]) -> LaunchList:
         """The list of what was read."""
-        homes = [self._home(value) for value in results]
+        homes = [home_of(value) for value in results]
         taken: dict[Value, int] = {}
         for number, home in enumerate(homes):
             if home in self._made:
@@ -204,7 +204,7 @@ class _Reader:
         found: dict[Value, list[tuple[int, int]]] = {value: [] for value in values}
         for number, (_, words) in enumerate(self._calls):
             for at, word in enumerate(words):
-                home = None if isinstance(word, int) else self._home(_value_of(word))
+                home = None if isinstance(word, int) else home_of(_value_of(word))
                 if home in found:
                     found[home].append((number, at))
         return found
@@ -221,7 +221,7 @@ class _Reader:
         for number, (_, words) in enumerate(self._calls):
             for word in words:
                 if not isinstance(word, int):
-                    last[self._home(_value_of(word))] = number
+                    last[home_of(_value_of(word))] = number
         inner = [value for value in self._made if value not in self.places]
         # What nobody reads is written all the same.
         spans = [Span(_bytes(value), self._made[value], last.get(value, self._made[value])) for value in inner]
@@ -235,16 +235,10 @@ class _Reader:
         return replace(place, offset=place.offset + word.offset) if isinstance(word, Part) else place
 
     def _place(self, value: Value) -> Place:
-        home = self._home(value)
+        home = home_of(value)
         if home not in self.places:
             self.places[home] = self._constant(home)
         return self.places[home]
-
-    def _home(self, value: Value) -> Value:
-        """The value whose memory this one is."""
-        while value.maker is not None and (value.maker.name == RESHAPE or _moves_nothing(value.maker)):
-            value = value.maker.operands[0]
-        return value
 
     def _constant(self, value: Value) -> Place:
         content = value.maker.content() if value.maker is not None else None
@@ -254,6 +248,19 @@ class _Reader:
             raise NotListed(f"a constant of {value.dtype}")
         constant = Constant(content, not value.device.is_gpu() and self._device.is_gpu())
         return Place(Kind.CONSTANT, self._constants.setdefault(constant, len(self._constants)))
+
+
+def home_of(value: Value) -> Value:
+    """The value whose memory this one is."""
+    while value.maker is not None and (value.maker.name == RESHAPE or _moves_nothing(value.maker)):
+        value = value.maker.operands[0]
+    return value
+
+
+def function_of(operation: Operation) -> str | None:
+    """The symbol of the library's function that the operation calls; None for what is no call."""
+    match = _FUNCTION.search(str(operation.handle.attributes["parameters"])) if _is_call(operation) else None
+    return None if match is None else match[1]
 
 
 def _is_call(operation: Operation) -> bool:

@@ -1,0 +1,241 @@
+"""What a launch list's kernels read and write in memory, how much of that is needed, and where the rest comes from.
+
+A kernel reads each of its operands once and writes each result once: what it reads again from a cache does not count,
+nor what convolutions keep for themselves, nor constants. A value that is broadcast counts with its own bytes.
+
+A *level* says how many reductions and kernels with operands in memory have to end before a value can be computed.
+Needed is
+
+- one read of an operand for each convolution, product, pooling or attention (a *kernel of operands*) that has it,
+- one read for each level at which programs or reductions want a value that was there at an earlier one: all of a level
+  could read it together, and what is of the same level could get it from who makes it,
+- one write of what is read so, and of the graph's results.
+
+That is no bound in the strict sense: values could be computed again rather than kept.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from max.graph import Graph
+
+from torch_max_backend.dtypes import MAX_TO_TORCH
+from torch_max_backend.fusion.convolutions import is_suitable
+from torch_max_backend.fusion.program import Program
+from torch_max_backend.fusion.values import Operation, Value, read
+from torch_max_backend.launches.listing import function_of, home_of
+from torch_max_backend.max_compat import in_mlir_context
+from torch_max_backend.mojo_ops.functions import Function, LibraryFunction, required
+
+PROGRAMS, REDUCTIONS, SUMS, MOVES, OPERANDS = "programs", "reductions", "norm sums", "moves", "of operands"
+_SUMS = ("batch_norm_statistics", "batch_norm_gradient_sums", "channel_sum")
+
+
+@dataclass(eq=False)
+class Kernel:
+    """One launch.
+
+    Attributes:
+        number: its place in the list.
+        entry: of the kernel libraries.
+        kind: programs, reductions, norm sums, moves, or kernels of operands.
+        text: what it computes, for people: of a program its operations.
+        inputs: bytes that it reads of each value.
+        outputs: bytes that it writes of each value.
+        needed: bytes of these that have to move.
+    """
+
+    number: int
+    entry: str
+    kind: str
+    text: str
+    inputs: Mapping[Value, int]
+    outputs: Mapping[Value, int]
+    needed: int = 0
+
+    @property
+    def moved(self) -> int:
+        """Bytes read and written."""
+        return sum(self.inputs.values()) + sum(self.outputs.values())
+
+
+@dataclass(frozen=True)
+class Avoidable:
+    """Bytes that a consumer reads, or that are written, for no dependency's sake.
+
+    Attributes:
+        producer: what makes the value, None where it is an argument.
+        consumer: who reads it.
+        bytes: read, and written where nobody else needs the value in memory.
+        shape: of the value.
+        dtype: of the value.
+        reason: why it is not read together with others, or not taken from who makes it.
+    """
+
+    producer: Kernel | None
+    consumer: Kernel
+    bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """A graph's kernels and what could be avoided, the most bytes first."""
+
+    kernels: list[Kernel]
+    avoidable: list[Avoidable] = field(default_factory=list)
+
+    @property
+    def moved(self) -> int:
+        """Bytes read and written by all."""
+        return sum(kernel.moved for kernel in self.kernels)
+
+    @property
+    def needed(self) -> int:
+        """Those that have to be."""
+        return sum(kernel.needed for kernel in self.kernels)
+
+
+@in_mlir_context
+def traffic(graph: Graph) -> Traffic:
+    """The account of a built graph that runs as a launch list; its last operation hands the results over."""
+    operations, _ = read(graph)
+    functions = {function.symbol: function for function in required()}
+    kernels: dict[Operation, Kernel] = {}
+    for operation in operations:
+        symbol = function_of(operation)
+        if symbol is not None:
+            kernels[operation] = _kernel(len(kernels), operation, functions[symbol])
+    results = {home_of(value) for value in operations[-1].operands}
+    return Traffic(list(kernels.values()), _judged(operations, kernels, results))
+
+
+def bytes_of(value: Value) -> int:
+    """Of all its elements."""
+    return value.size * MAX_TO_TORCH[value.dtype].itemsize
+
+
+def _kernel(number: int, operation: Operation, function: Function) -> Kernel:
+    geometry = operation.operands[0].maker.constant() if operation.operands and operation.operands[0].maker else None
+    elements = None
+    if isinstance(function, Program) and function.entry in ("pointwise", "reduction") and geometry is not None:
+        sizes = geometry[: 3 if function.entry == "reduction" else 1]
+        elements = int(np.prod(sizes.astype(np.int64)))
+    inputs: dict[Value, int] = {}
+    for operand in operation.operands:
+        home = home_of(operand)
+        if home.maker is None or home.maker.name != "mo.constant":
+            size = MAX_TO_TORCH[home.dtype].itemsize
+            # Of what is sliced a program reads a part.
+            inputs[home] = min(bytes_of(home), bytes_of(home) if elements is None else elements * size)
+    outputs = {value: bytes_of(value) for value in operation.results}
+    return Kernel(number, function.entry, _kind(function), _text(function), inputs, outputs)
+
+
+def _kind(function: Function) -> str:
+    if isinstance(function, LibraryFunction):
+        return MOVES if function.family == "movement" else SUMS if function.entry.startswith(_SUMS) else OPERANDS
+    if function.entry.startswith("conv"):
+        return OPERANDS
+    return REDUCTIONS if function.entry.startswith("reduction") else PROGRAMS
+
+
+def _text(function: Function) -> str:
+    """The operations of a program; reads and writes are left out."""
+    if not isinstance(function, Program):
+        return function.entry
+    lines = [line.partition("= ")[2] for line in function.body.splitlines() if "= " in line]
+    return f"{function.entry}: {len([line for line in lines if not line.startswith('a.')])} operations"
+
+
+def _levels(operations: Sequence[Operation], kernels: Mapping[Operation, Kernel]) -> dict[Value, int]:
+    """Of each value that a kernel makes; what was there before is at level 0."""
+    levels: dict[Value, int] = {}
+    for operation in operations:
+        kernel = kernels.get(operation)
+        if kernel is None:
+            continue
+        before = max((levels.get(value, 0) for value in kernel.inputs), default=0)
+        own = before if kernel.kind in (PROGRAMS, MOVES) else before + 1
+        levels.update(dict.fromkeys(operation.results, own))
+        if kernel.entry == "conv_pointwise_sums":
+            # The sums come after what is stored.
+            levels.update(dict.fromkeys(operation.results[:-1], own + 1))
+    return levels
+
+
+def _judged(
+    operations: Sequence[Operation], kernels: Mapping[Operation, Kernel], results: set[Value]
+) -> list[Avoidable]:
+    """Notes what each kernel needs; returns the rest."""
+    levels = _levels(operations, kernels)
+    readers: dict[Value, list[tuple[Kernel, int]]] = defaultdict(list)
+    makers: dict[Value, Kernel] = {}
+    at: dict[Kernel, int] = {}
+    for operation, kernel in kernels.items():
+        at[kernel] = max((levels.get(value, 0) for value in kernel.inputs), default=0)
+        makers.update(dict.fromkeys(operation.results, kernel))
+        for value in kernel.inputs:
+            readers[value].append((kernel, at[kernel]))
+    found: list[Avoidable] = []
+    for value in {*readers, *makers}:
+        maker = makers.get(value)
+        made = levels[value] if maker is not None else -1
+        if maker is not None and (maker.kind in (REDUCTIONS, SUMS) or made > levels[list(maker.outputs)[-1]]):
+            # Nobody gets a sum from who adds it up.
+            made -= 1
+        first: dict[int, Kernel] = {}
+        needed = value in results
+        rest: list[tuple[Kernel, str]] = []
+        for kernel, level in sorted(readers[value], key=lambda each: each[0].number):
+            if kernel.kind == OPERANDS:
+                kernel.needed += kernel.inputs[value]
+                needed = True
+            elif level > made and level not in first:
+                first[level] = kernel
+                kernel.needed += kernel.inputs[value]
+                needed = True
+            elif level > made:
+                rest.append((kernel, f"apart from {first[level].entry} {first[level].number}, which reads it too"))
+            else:
+                rest.append((kernel, _why(value, kernel, maker, len(readers[value]), value in results)))
+        if maker is not None and needed:
+            maker.needed += maker.outputs[value]
+        shape, dtype = value.shape or (), value.dtype.name
+        for number, (kernel, reason) in enumerate(rest):
+            written = maker.outputs[value] if maker is not None and not needed and number == 0 else 0
+            found.append(Avoidable(maker, kernel, kernel.inputs[value] + written, shape, dtype, reason))
+    return sorted(found, key=lambda each: -each.bytes)
+
+
+def _why(value: Value, reader: Kernel, maker: Kernel | None, readers: int, kept: bool) -> str:
+    """Why a reader does not get ``value`` from who makes it."""
+    if maker is None:
+        return "an argument"
+    if reader.kind == MOVES:
+        return "a copy in another order"
+    if maker.entry.startswith("conv_") and not is_suitable(value) and not maker.entry.startswith("conv_pointwise"):
+        return "the convolution's store takes nothing in: grouped, over three axes, or narrow rows"
+    if maker.kind == OPERANDS and not maker.entry.startswith("conv_"):
+        return f"{maker.entry} computes nothing besides"
+    if maker.kind == OPERANDS and reader.kind != PROGRAMS:
+        return f"{maker.entry} adds nothing up"
+    if len(reader.outputs) > 1 and maker.kind == OPERANDS:
+        return f"a store has one result, the program {len(reader.outputs)}"
+    if kept:
+        return "a result"
+    return f"read by {readers} launches" if readers > 1 else "another size or order"
+
+
+def families(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
+    """Kernels by entry, those that move most first."""
+    found: dict[str, list[Kernel]] = defaultdict(list)
+    for kernel in kernels:
+        found[kernel.entry].append(kernel)
+    return dict(sorted(found.items(), key=lambda item: -sum(each.moved for each in item[1])))
