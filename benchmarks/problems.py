@@ -1,7 +1,7 @@
 """The committed problems of each family, one list each: benchmarks/FAMILY/problems.json.
 
 `torch_max_backend.bench.lists` says which keys a line has. Convolutions come in suites: `sm90` is timed on Hopper,
-`sm90_check` only checked, `any_gpu` timed on any NVIDIA GPU in the line's dtypes, `cpu` on a CPU.
+`sm90_check` only checked, `any_gpu` timed on any NVIDIA GPU in the line's dtypes.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from benchmarks.optimizer_step import CONTENDERS
 from benchmarks.training_zoo import ratio
 
 PASSES = {"fprop": "forward", "dgrad": "data gradient", "wgrad": "weight gradient"}
-CPU_PASSES = ("forward", "grad_input", "grad_weight")
 POOLING_KINDS = {
     "max_fprop": "maxima, forward",
     "max_dgrad": "maxima, gradient by index",
@@ -69,11 +68,6 @@ def pooling_ratios(name: str, pattern: str = "") -> list[float]:
 
 def hopper_ratios(name: str, pass_: str) -> list[float]:
     return [row["ours_ms"] / row["cudnn_ms"] for row in read(name)["rows"] if row["pass"] == pass_]
-
-
-def cpu_ratios(dtype: str, pass_: str, layout: str) -> list[float]:
-    rows = [row[pass_] for row in read(f"convolution_cpu_{dtype}")["problems"]]
-    return [row["ours ms"] / row[f"{layout} ms"] for row in rows if f"{layout} ms" in row]
 
 
 def _first(name: str) -> dict[str, float]:
@@ -238,18 +232,23 @@ def convolution_any_gpu() -> str:
 
 
 def convolution_cpu() -> str:
-    rows = [
-        [
-            dtype if key == "forward" else "",
-            called,
-            mean_and_worst(cpu_ratios(dtype, key, "eager")),
-            mean_and_worst(cpu_ratios(dtype, key, "eager channels_last")),
-        ]
-        for dtype in ("float32", "bfloat16")
-        for key, called in zip(CPU_PASSES, PASSES.values(), strict=True)
-    ]
-    header = ["dtype", "pass", "oneDNN, default layout", "oneDNN, channels_last"]
-    return grid(header, rows) + origin("convolution_cpu_float32", "convolution_cpu_bfloat16")
+    """A class of the draw in each line; of each dtype our time over eager's, and the share of the matmul's rate."""
+    names = [f"convolution_cpu_{dtype}" for dtype in ("float32", "bfloat16")]
+    documents = {read(name)["dtype"]: read(name) for name in names}
+    rows = []
+    for kind in dict.fromkeys(name.rpartition(": ")[0] for name in documents["float32"]["summary"]):
+        cells: list[str] = []
+        for document in documents.values():
+            mine = [row for row in document["rows"] if kind in ("all", row["kind"])]
+            for pass_ in PASSES.values():
+                cells.append(mean_and_worst([row["ratio"] for row in mine if row["pass"] == pass_]))
+            cells.append(mean(row["share"] for row in mine))
+        count = sum(row["pass"] == "forward" and kind in ("all", row["kind"]) for row in documents["float32"]["rows"])
+        rows.append([f"{kind}, {count}", *cells])
+    columns = [*PASSES.values(), "share"]
+    header = ["problems", *(f"{dtype}: {column}" for dtype in documents for column in columns)]
+    peaks = ", ".join(f"{document['matmul GFLOP/s']:.0f} in {dtype}" for dtype, document in documents.items())
+    return grid(header, rows) + origin(*names) + f"GFLOP/s of the matmul: {peaks}.\n"
 
 
 def convolution_workspace() -> str:

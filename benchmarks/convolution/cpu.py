@@ -1,211 +1,206 @@
-"""Convolution passes beside PyTorch eager on the CPU: python -m benchmarks convolution.cpu [--dtype bfloat16]
+"""Convolutions drawn from published models, beside PyTorch eager on a CPU: by class and pass.
 
-Our kernels and eager, in its default layout and in channels_last, take turns on the same inputs; the best time of
-each counts. Ends with a table and writes a result file. With --problems only some are measured, and the file keeps the
-rows that it has of others, if they are of the same versions and machine.
+    python -m benchmarks convolution.cpu --dtype bfloat16 --output FILE    # a fresh draw from the report half
+    python -m benchmarks convolution.cpu --half tuning --seed 7 --kinds "first layer|grouped"
+
+Our kernels run as in training: called by a launch list, on PyTorch's threads, activations channels-last and filters in
+PyTorch's order. Eager runs in the default layout and in channels_last; the faster one counts. All take turns, over
+inputs that together exceed the cache, and the best time of each counts. Results are compared with float64 (bfloat16's
+with float32).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import ctypes
 import math
 import os
-import re
+import random
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from max.driver import CPU, Buffer
-from max.dtype import DType
-from max.engine import InferenceSession
-from max.graph import DeviceRef, Dim, Graph, TensorType
+from max.graph import DeviceRef
 
-from benchmarks import RESULTS, problems
+from benchmarks.convolution.drawn import PASSES, Drawn, Rules, draw, kind_of, relative_error, summary
+from benchmarks.convolution.zoo_problems import HALVES, Convolution
 from torch_max_backend.bench import results
-from torch_max_backend.convolution_problem import ConvolutionProblem, Pass
-from torch_max_backend.mojo_ops import KERNELS_PATH
-from torch_max_backend.mojo_ops.convolution import GEOMETRY_LENGTH, conv_with_geometry, geometry_values
-from torch_max_backend.runtime.execution import execute
+from torch_max_backend.bench.ceilings import ceilings
+from torch_max_backend.bench.convolution import ConvolutionTask
+from torch_max_backend.bench.hardware import cache_bytes
+from torch_max_backend.bench.timing import interleaved
+from torch_max_backend.convolution_problem import Pass
+from torch_max_backend.dtypes import TORCH_TO_MAX
+from torch_max_backend.max_compat import device_context
+from torch_max_backend.mojo_ops.convolution import geometry_values
+from torch_max_backend.mojo_ops.functions import require
+from torch_max_backend.runtime import libraries
+from torch_max_backend.runtime.session import max_device
+from torch_max_backend.runtime.threads import team_start
 
-PASSES = ("forward", "grad_input", "grad_weight")
-LETTERS = {"x": ("n", *"dhw", "c"), "w": ("k", *"trs", "j"), "y": ("n", *"opq", "k")}
-OPERANDS = {Pass.FPROP: ("x", "w", "y"), Pass.DGRAD: ("y", "w", "x"), Pass.WGRAD: ("x", "y", "w")}
-
-
-def compile_pass(pass_: Pass, dtype: DType, session: InferenceSession) -> Any:
-    """One op with symbolic extents and its geometry as an input: it serves every problem."""
-    first, second, result = OPERANDS[pass_]
-    host = DeviceRef.CPU()
-    types = [TensorType(dtype, [Dim(letter) for letter in LETTERS[name]], host) for name in (first, second, result)]
-    types.append(TensorType(DType.int64, [GEOMETRY_LENGTH], host))
-    with Graph(pass_.value, input_types=types, custom_extensions=[KERNELS_PATH]) as graph:
-        a, b, like, geometry = (value.tensor for value in graph.inputs)
-        graph.output(conv_with_geometry(pass_.value, a, b, geometry, like.shape))
-    return session.load(graph)
+CPU = torch.device("cpu")
+#: Pixels of an image's result that are few.
+SMALL_PLANE = 64
+#: ||result - reference|| / ||reference||: sums in float32, rounded once to 8 bits of mantissa.
+ERRORS = {torch.float32: 1e-5, torch.bfloat16: 4e-3}
 
 
-def channels_last(tensor: torch.Tensor) -> torch.Tensor:
-    """Rank 5, channels last, contiguous."""
-    while tensor.dim() < 5:
-        tensor = tensor.unsqueeze(2)
-    return tensor.movedim(1, -1).contiguous()
+def class_of(c: Convolution, batch: int) -> str:
+    """As for a GPU, but that small planes and strides are classes of their own."""
+    kind = kind_of(c, batch)
+    if kind not in ("batch 1", "1x1", "3x3", "other"):
+        return kind
+    if math.prod(c.problem().output_size) <= SMALL_PLANE:
+        return "small planes"
+    return "strided" if max(c.stride) > 1 else kind
 
 
-def seconds(function: Callable[[], Any], pause: float) -> float:
-    """One call, after a pause: an idle thread pool spins for a while and would take the other contender's core."""
-    time.sleep(pause)
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
+RULES = Rules(
+    {
+        "first layer": 8, "1x1": 16, "3x3": 12, "strided": 8, "small planes": 12, "batch 1": 6, "other": 4,
+        "depthwise 3x3": 10, "depthwise, larger windows": 8, "grouped": 6, "3-D": 4, "patch embedding": 4,
+        "transposed": 2,
+    },
+    batches=(1, 2, 4, 8, 16), most_bytes=1 << 27, most_flops=4e9, kind=class_of,
+)  # fmt: skip
 
 
-def measure(
-    entry: dict[str, Any], models: dict[Pass, Any], dtype: torch.dtype, budget: float, pause: float
-) -> dict[str, Any]:
-    """Best times in ms, and the largest error against eager, for the three passes of one problem."""
-    weight_shape = (
-        [entry["c"], entry["k"] // entry["groups"], *entry["filter"]]
-        if entry["transposed"]
-        else [entry["k"], entry["c"] // entry["groups"], *entry["filter"]]
+class Launcher:
+    """Calls the library functions of the three passes as a launch list of one call does."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        host, name = DeviceRef.CPU(), TORCH_TO_MAX[dtype]
+        symbols = {which: require("convolution", which.value, host, (name, True)) for which in Pass}
+        walk = require("launches", "walk", host, ())
+        libraries.load(CPU)
+        self._functions = {which: libraries.address(symbol, CPU) for which, symbol in symbols.items()}
+        prototype = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+        self._walk = prototype(libraries.address(walk, CPU))
+        self._context = device_context(max_device(CPU))
+        self._message = ctypes.create_string_buffer(1024)
+
+    def bind(self, task: ConvolutionTask, inputs: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
+        """A call that gives the pass's result, dense and with its channels last; a filter's gradient in PyTorch's
+        order."""
+        p = task.problem
+        sizes = {
+            "x": (p.n, *p.input_size, p.c), "w": (p.k, p.c // p.groups, *p.filter_size), "y": (p.n, *p.output_size, p.k)
+        }  # fmt: skip
+        a, b, result = {Pass.FPROP: tuple("xwy"), Pass.DGRAD: tuple("ywx"), Pass.WGRAD: tuple("xyw")}[task.which]
+        operands = [
+            tensor.contiguous() if name == "w" else tensor.movedim(1, -1).contiguous()
+            for name, tensor in zip((a, b), inputs, strict=True)
+        ]
+        geometry = geometry_values(p.stride, p.padding, p.dilation, p.groups, taps_inside=True)
+        words = [0, *sizes[result]]
+        for name, tensor in zip((a, b), operands, strict=True):
+            words += [tensor.data_ptr(), *sizes[name]]
+        words += [geometry.ctypes.data, len(geometry)]
+        code = np.array([self._functions[task.which], len(words), *words], np.int64)
+        needed, threads = np.zeros(1, np.int64), np.array([team_start(), torch.get_num_threads()], np.int64)
+        nothing = (0, 0)
+        arrays = [(array.ctypes.data, len(array)) for array in (code, needed, threads)]
+        call = np.array([arrays[0], nothing, nothing, nothing, *arrays[1:]], np.int64)
+        shape, dtype = sizes[result], task.dtype
+        arguments = call.ctypes.data, self._context, ctypes.addressof(self._message)
+        kept = operands, geometry, needed, threads, call
+
+        def launch() -> torch.Tensor:
+            assert kept
+            made = torch.empty(shape, dtype=dtype)
+            code[2] = made.data_ptr()
+            if self._walk(*arguments):
+                raise RuntimeError(self._message.value.decode())
+            return made
+
+        return launch
+
+
+def measure(drawn: Drawn, name: str, dtype: torch.dtype, launcher: Launcher, runs: int) -> dict[str, Any]:
+    """One row of the results."""
+    problem = drawn.convolution.problem(drawn.batch)
+    last, plain = (
+        ConvolutionTask(str(drawn), problem, PASSES[name], dtype, CPU, layout)
+        for layout in ("channels_last", "contiguous")
     )
-    arguments = (
-        entry["stride"],
-        entry["padding"],
-        entry["dilation"],
-        entry["transposed"],
-        entry["output_padding"],
-    )
-    problem = ConvolutionProblem.from_aten(
-        [entry["n"], entry["c"], *entry["size"]], weight_shape, *arguments, entry["groups"]
-    )
-    given = torch.randn(problem.aten_input_shape).to(dtype)
-    weight = torch.randn(problem.aten_weight_shape).to(dtype)
-    gradient = torch.randn(problem.aten_output_shape).to(dtype)
-    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(given.dim())
-    layouts = {"eager": (given, weight, gradient)}
-    if last is not None:
-        layouts["eager channels_last"] = tuple(
-            tensor.contiguous(memory_format=last) for tensor in (given, weight, gradient)
-        )
-    role = {"w": weight, "x": gradient, "y": given} if problem.transposed else {"w": weight, "x": given, "y": gradient}
-    ours = {name: channels_last(tensor) for name, tensor in role.items()}
-    geometry = Buffer.from_numpy(geometry_values(problem.stride, problem.padding, problem.dilation, problem.groups))
-    passes = dict(zip(PASSES, (problem.forward_pass, problem.grad_input_pass, Pass.WGRAD), strict=True))
-    result: dict[str, Any] = {}
-    for index, (name, pass_) in enumerate(passes.items()):
-        buffers = [Buffer.from_dlpack(ours[operand]) for operand in OPERANDS[pass_]]
-        model = models[pass_]
-        mask = [index == 1, index == 2, False]
-
-        def run_eager(tensors: tuple[torch.Tensor, ...], index: int = index, mask: list[bool] = mask) -> torch.Tensor:
-            x, w, dy = tensors
-            if index == 0:
-                return torch.ops.aten.convolution(x, w, None, *arguments, entry["groups"])
-            return torch.ops.aten.convolution_backward(dy, x, w, None, *arguments, entry["groups"], mask)[index - 1]
-
-        def run_ours(model: Any = model, buffers: list[Buffer] = buffers) -> Any:
-            return execute(model, [*buffers, geometry])
-
-        contenders: dict[str, Callable[[], Any]] = {"ours": run_ours}
-        for layout, tensors in layouts.items():
-            contenders[layout] = lambda tensors=tensors, run_eager=run_eager: run_eager(tensors)
-        error = difference(torch.from_dlpack(run_ours()[0]), channels_last(run_eager(layouts["eager"])))
-        best = dict.fromkeys(contenders, math.inf)
-        rounds, stop = 0, time.perf_counter() + budget
-        while rounds < 5 or (time.perf_counter() < stop and rounds < 200):
-            for contender, function in contenders.items():
-                best[contender] = min(best[contender], seconds(function, pause))
-            rounds += 1
-        result[name] = {
-            **{f"{contender} ms": round(value * 1e3, 4) for contender, value in best.items()},
-            "GFLOP/s": round(problem.flops / best["ours"] / 1e9, 1),
-            "error": error,
-        }
-    return result
+    generator = torch.Generator().manual_seed(0)
+    count = max(2, min(8, math.ceil(2 * cache_bytes(CPU) / last.set_bytes)))
+    sets = [plain.inputs(2, generator) for _ in range(count)]
+    like = last.inputs(0, generator)
+    lasts = [[torch.empty_like(to).copy_(one) for one, to in zip(each, like, strict=True)] for each in sets]
+    calls: dict[str, list[Callable[[], torch.Tensor]]] = {
+        "ours": [launcher.bind(plain, inputs) for inputs in sets],
+        "channels_last": [last.theirs(inputs) for inputs in lasts],
+        "contiguous": [plain.theirs(inputs) for inputs in sets],
+    }
+    wide = torch.float32 if dtype == torch.bfloat16 else torch.float64
+    exact = plain.theirs([tensor.to(wide) for tensor in sets[0]])()
+    ours = calls["ours"][0]()
+    if last.which is not Pass.WGRAD:
+        ours = ours.movedim(-1, 1)
+    error = relative_error(ours.reshape(exact.shape), exact)
+    times = {key: value.best for key, value in interleaved(calls, runs, CPU).items()}
+    row: dict[str, Any] = {"kind": drawn.kind, "pass": name, "problem": str(drawn)}
+    row |= {f"{key}_us": round(value * 1e6, 1) for key, value in times.items()}
+    row["ratio"] = round(times["ours"] / min(times["channels_last"], times["contiguous"]), 3)
+    row["share"] = round(problem.flops / times["ours"] / ceilings(CPU, dtype).flops_per_second, 3)
+    row["error"] = float(f"{error:.2g}") if math.isfinite(error) else "not finite"
+    row["right"] = error <= ERRORS[dtype]
+    return row
 
 
-def difference(ours: torch.Tensor, eager: torch.Tensor) -> float:
-    """Largest difference, as a part of eager's largest value."""
-    return float((ours.double() - eager.double()).abs().max() / eager.double().abs().max())
-
-
-def geometric_mean(values: list[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float64"], default="float32")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--budget", type=float, default=3.0, help="seconds for each pass of each problem")
-    parser.add_argument("--pause", type=float, default=0.3, help="seconds between two contenders")
-    parser.add_argument("--problems", help="regular expression over the names: measure these again")
-    parser.add_argument("--json", type=Path, help="where the result file goes")
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--half", choices=HALVES, default="report")
+    parser.add_argument("--seed", type=int, default=None, help="of the draw; a fresh one without it")
+    parser.add_argument("--count", type=int, default=120)
+    parser.add_argument("--kinds", default="", help="regular expression over the classes' names")
+    parser.add_argument("--dtype", choices=[str(dtype).removeprefix("torch.") for dtype in ERRORS], default="float32")
+    parser.add_argument("--runs", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--output", type=Path, help="the result file")
     options = parser.parse_args()
+    dtype = getattr(torch, options.dtype)
     torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
-    before = os.getloadavg()[0]
-    session = InferenceSession(devices=[CPU()])
-    models = {pass_: compile_pass(pass_, DType[options.dtype], session) for pass_ in Pass}
-    target = options.json or RESULTS / f"convolution_cpu_{options.dtype}.json"
-    record = results.provenance(torch.device("cpu"))
-    date, kernels = record["date"], record["versions"]["kernels"]
-    made_with = {
-        "dtype": options.dtype,
-        "hardware": {key: record["hardware"][key] for key in ("cpu", "threads")},
-        "versions": {key: record["versions"][key] for key in ("torch", "max", "mojo")},
-    }
-    kept = rows_to_keep(target, made_with) if options.problems else {}
+    seed = int(time.time()) if options.seed is None else options.seed
+    problems = draw(options.half, seed, options.count, options.kinds, RULES)
+    random.Random(seed).shuffle(problems)
+    began, before = time.perf_counter(), os.getloadavg()[0]
+    launcher = Launcher(dtype)
+    peak = ceilings(CPU, dtype).flops_per_second
+    print(f"{len(problems)} problems, seed {seed}, a matmul's {peak / 1e9:.0f} GFLOP/s", flush=True)
     rows = []
-    for entry in problems.convolutions("cpu"):
-        if options.problems and not re.search(options.problems, entry["name"]):
-            rows += kept.get(entry["name"], [])
-            continue
-        times = measure(entry, models, getattr(torch, options.dtype), options.budget, options.pause)
-        row = {"problem": entry, "date": date, "kernels": kernels, **times}
-        rows.append(row)
-        cells = []
-        for name in PASSES:
-            times = row[name]
-            ratios = [times["ours ms"] / value for key, value in times.items() if key.startswith("eager")]
-            cells.append(f"{times['ours ms']:9.3f} ms " + " ".join(f"{ratio:5.2f}" for ratio in ratios))
-        print(f"{entry['name']:42}" + " | ".join(cells), flush=True)
-    summary = {}
-    for name in PASSES:
-        for layout in ("eager", "eager channels_last"):
-            ratios = [row[name]["ours ms"] / row[name][f"{layout} ms"] for row in rows if f"{layout} ms" in row[name]]
-            summary[f"{name} / {layout}"] = {
-                "geometric mean": round(geometric_mean(ratios), 3),
-                "worst": round(max(ratios), 3),
-            }
-            print(f"{name:12} / {layout:20} geometric mean {geometric_mean(ratios):.3f}, worst {max(ratios):.2f}")
-    report = {
-        **record,
-        "dtype": options.dtype,
-        "load average": [round(value, 1) for value in (before, os.getloadavg()[0])],
-        "ratio": "our best time over eager's best, interleaved",
-        "summary": summary,
-        "problems": rows,
-    }
-    results.write(target, report)
-    print(f"written to {target}")
-
-
-def rows_to_keep(file: Path, made_with: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """By name, the rows of an earlier result file."""
-    if not file.exists():
-        return {}
-    earlier = json.loads(file.read_text())
-    for name, value in made_with.items():
-        # Of the kernels that a row was measured with its own record says which.
-        then = {key: earlier[name].get(key) for key in value} if isinstance(value, dict) else earlier[name]
-        if then != value:
-            raise SystemExit(f"{file} has {name} = {then}, this run {value}: measure every problem")
-    return {row["problem"]["name"]: [row] for row in earlier["problems"]}
+    with torch.no_grad():
+        for drawn in problems:
+            for name in PASSES:
+                row = measure(drawn, name, dtype, launcher, options.runs)
+                rows.append(row)
+                figures = [row[key] for key in ("ours_us", "channels_last_us", "contiguous_us", "share")]
+                verdict = "" if row["right"] else f"WRONG {row['error']}"
+                print(f"{drawn.kind:26} {name:15} {drawn!s:52} {row['ratio']:6.2f} {figures} {verdict}", flush=True)
+    table = summary(rows, RULES.shares)
+    for name, values in table.items():
+        print(f"{name:45} {values}", flush=True)
+    bad = [row for row in rows if not row["right"]]
+    print(f"{len(rows)} results, {len(bad)} wrong, {time.perf_counter() - began:.0f} s", flush=True)
+    if options.output:
+        document = {
+            **results.provenance(CPU),
+            "load average": [round(value, 1) for value in (before, os.getloadavg()[0])],
+            "ratio": "our best time over eager's better layout's, in turns",
+            "draw": {"half": options.half, "seed": seed, "count": options.count, "kinds": options.kinds},
+            "dtype": options.dtype,
+            "matmul GFLOP/s": round(peak / 1e9, 1),
+            "summary": table,
+            "rows": rows,
+        }
+        results.write(options.output, document)
+    return 1 if bad else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

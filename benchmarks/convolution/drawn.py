@@ -18,7 +18,7 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,11 @@ from torch_max_backend.bench.convolution import ConvolutionTask, kernel_graph
 from torch_max_backend.bench.timing import interleaved
 from torch_max_backend.convolution_problem import Pass
 
-#: Classes of problems, and each one's share of a draw.
+#: Classes of problems, and each one's share of a draw on a GPU.
 SHARES = {
     "depthwise 3x3": 10, "depthwise, larger windows": 14, "grouped": 10, "3-D": 8, "patch embedding": 8,
     "first layer": 6, "transposed": 4, "batch 1": 10, "1x1": 16, "3x3": 10, "other": 4,
 }  # fmt: skip
-#: Larger problems are not drawn: the float32 copies of their operands are for checking.
-MOST_BYTES = 1 << 30
-MOST_FLOPS = 1.5e12
 #: ||result - reference|| / ||reference||: one rounding to 8, 11 bits of mantissa; TF32's factors have 11.
 ERRORS = {torch.bfloat16: 4e-3, torch.float16: 6e-4, torch.float32: 1e-3}
 PASSES = {"forward": Pass.FPROP, "data gradient": Pass.DGRAD, "weight gradient": Pass.WGRAD}
@@ -86,23 +83,46 @@ def kind_of(c: Convolution, batch: int) -> str:
     return "3x3" if set(c.filter) == {3} else "other"
 
 
-def draw(half: Half, seed: int, count: int, kinds: str = "") -> list[Drawn]:
+@dataclass(frozen=True)
+class Rules:
+    """What a draw is from.
+
+    Attributes:
+        shares: each class's share.
+        batches: of images.
+        most_bytes: of operands in 16 bits; larger problems are not drawn.
+        most_flops: likewise.
+        kind: a problem's class.
+    """
+
+    shares: Mapping[str, int]
+    batches: Sequence[int]
+    most_bytes: int
+    most_flops: float
+    kind: Callable[[Convolution, int], str]
+
+
+#: The float32 copies of the operands are for checking.
+GPU = Rules(SHARES, BATCHES, 1 << 30, 1.5e12, kind_of)
+
+
+def draw(half: Half, seed: int, count: int, kinds: str = "", rules: Rules = GPU) -> list[Drawn]:
     """About `count` different problems of the classes whose names match the regular expression; the same for a seed."""
     chance = random.Random(seed)
-    keys: dict[str, list[tuple[float, Drawn]]] = {kind: [] for kind in SHARES if re.search(kinds, kind)}
+    keys: dict[str, list[tuple[float, Drawn]]] = {kind: [] for kind in rules.shares if re.search(kinds, kind)}
     for line in read(half):
-        for batch in BATCHES:
-            drawn = Drawn(kind_of(line.convolution, batch), line.convolution, batch)
+        for batch in rules.batches:
+            drawn = Drawn(rules.kind(line.convolution, batch), line.convolution, batch)
             # The largest keys are a draw without replacement, weighted by the counts.
             key = chance.random() ** (1 / line.count)
             problem = line.convolution.problem(batch)
-            if drawn.kind in keys and problem.bytes(2) <= MOST_BYTES and problem.flops <= MOST_FLOPS:
+            if drawn.kind in keys and problem.bytes(2) <= rules.most_bytes and problem.flops <= rules.most_flops:
                 keys[drawn.kind].append((key, drawn))
-    total = sum(SHARES[kind] for kind in keys)
+    total = sum(rules.shares[kind] for kind in keys)
     result: list[Drawn] = []
     for kind, pairs in keys.items():
         pairs.sort(key=lambda pair: pair[0], reverse=True)
-        result += [drawn for _, drawn in pairs[: round(count * SHARES[kind] / total)]]
+        result += [drawn for _, drawn in pairs[: round(count * rules.shares[kind] / total)]]
     return result
 
 
@@ -119,8 +139,12 @@ def error_of(task: ConvolutionTask, inputs: Sequence[torch.Tensor], result: torc
     exact = ConvolutionTask(task.name, task.problem, task.role, torch.float32, task.device, task.layout)
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):
         reference = exact.theirs([tensor.float() for tensor in inputs])()
-    norm = reference.norm().item()
-    return (task.logical(result).float() - reference).norm().item() / (norm or 1.0)
+    return relative_error(task.logical(result), reference)
+
+
+def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
+    """||result - reference|| / ||reference||."""
+    return (result.to(reference.dtype) - reference).norm().item() / (reference.norm().item() or 1.0)
 
 
 def measure(drawn: Drawn, name: str, dtype: torch.dtype, device: torch.device, runs: int) -> dict[str, Any]:
@@ -181,10 +205,10 @@ def spread(ratios: Sequence[float]) -> dict[str, float]:
     }
 
 
-def summary(measured: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+def summary(measured: Sequence[dict[str, Any]], kinds: Iterable[str] = SHARES) -> dict[str, dict[str, float]]:
     """By pass, over all and by class."""
     result = {}
-    for kind in ("all", *SHARES):
+    for kind in ("all", *kinds):
         for name in PASSES:
             mine = (row for row in measured if row["pass"] == name and kind in ("all", row["kind"]))
             ratios = [row["ratio"] for row in mine if "ratio" in row]

@@ -17,6 +17,11 @@ from .cpu.grouped_wgrad import (
     grouped_wgrad_cpu,
 )
 from .cpu.implicit_gemm import implicit_gemm_can_implement, implicit_gemm_cpu
+from .cpu.joined_taps import joined_taps_can_implement, joined_taps_cpu
+from .cpu.joined_taps_wgrad import (
+    joined_taps_wgrad_can_implement,
+    joined_taps_wgrad_cpu,
+)
 from .cpu.pack import swap_filter
 from .cpu.panel_gemm import panel_gemm_can_implement, panel_gemm_cpu
 from .cpu.resident_wgrad import (
@@ -85,6 +90,10 @@ def run_cpu[
                 if not channelwise_can_implement[dtype, group](problem):
                     channelwise_cpu[dtype, pass_, group](result, a, b, problem)
                     return
+        comptime if pass_ == FPROP:
+            if not joined_taps_can_implement[dtype](problem):
+                joined_taps_cpu[dtype](result, a, b, problem)
+                return
         if not panel_gemm_can_implement[dtype, pass_](problem):
             panel_gemm_cpu[dtype, pass_](result, a, b, problem)
             return
@@ -100,6 +109,9 @@ def run_cpu[
             if not grouped_wgrad_can_implement[dtype](problem):
                 grouped_wgrad_cpu[dtype](result, a, b, problem)
                 return
+        if not joined_taps_wgrad_can_implement[dtype](problem):
+            joined_taps_wgrad_cpu[dtype](result, a, b, problem)
+            return
         if not resident_wgrad_can_implement[dtype](problem):
             resident_wgrad_cpu[dtype](result, a, b, problem)
             return

@@ -183,6 +183,8 @@ GEOMETRIES = [
     C("3d_window_along_depth", 2, 16, 24, (9, 5, 6), (3, 1, 1), (2, 1, 1), (1, 0, 0)),
     C("3d_depthwise_along_depth", 2, 16, 16, (9, 5, 6), (3, 1, 1), (1, 1, 1), (2, 0, 0), (2, 1, 1), groups=16),
     C("2d_depthwise_7", 2, 24, 24, (17, 19), (7, 7), padding=(3,), groups=24),
+    C("2d_depthwise_5_on_small_planes", 2, 40, 40, (7, 6), (5, 5), padding=(2,), groups=40),
+    C("2d_depthwise_9", 1, 24, 24, (12, 13), (9, 9), padding=(4,), groups=24),
     C("2d_depthwise_5_stride_2", 2, 12, 12, (17, 19), (5, 5), (2,), (2,), groups=12),
     C("2d_depthwise_7_stride_2", 1, 20, 20, (18, 21), (7, 7), (2,), (3,), groups=20),
     C("2d_depthwise_9_by_11", 1, 8, 8, (14, 20), (9, 11), padding=(4, 5), groups=8),
@@ -203,6 +205,8 @@ NARROW = [
     if case.id
     in (
         "2d_3x3",
+        "2d_odd_channels",
+        "2d_one_channel",
         "2d_stem",
         "2d_stride_2",
         "2d_groups_3",
@@ -216,6 +220,8 @@ NARROW = [
         "3d",
         "3d_wide_tiles",
         "2d_small_planes",
+        "2d_small_planes_stride_2",
+        "2d_large_filter_odd_channels",
         "no_workspace",
     )
 ]

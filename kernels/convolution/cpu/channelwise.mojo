@@ -6,7 +6,6 @@ Forward pass and data gradient share one kernel: both read source pixels through
 """
 
 from std.math import ceildiv
-from std.memory import unsafe_memset_zero
 from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of, size_of
 from std.utils.index import IndexList
@@ -18,8 +17,10 @@ from ..gather import Axis, Phase, forward_phases, full_tap, gradient_phases
 
 # Pixels of one register tile.
 comptime TILE = 8
-# Bytes of source rows that stay in the L1 cache from one row of pixels to the next.
-comptime ROWS_BYTES = 96 * 1024
+# Vectors of channels of a pixel whose taps partly lie outside.
+comptime EDGE_VECTORS = 4
+# Bytes of source rows that stay in the L2 cache from one row of pixels to the next.
+comptime ROWS_BYTES = 512 * 1024
 
 
 def _members[width: Int, group: Int, member: Int]() -> IndexList[width]:
@@ -106,19 +107,18 @@ struct Line[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
 
 @always_inline
 def _pixels[
-    dtype: DType, width: Int, group: Int, tile: Int, checked: Bool
+    dtype: DType, width: Int, group: Int, tile: Int
 ](
     result: Ptr[dtype],
     result_pitch: Int,
     lines: MutPointer[Line[dtype], MutUntrackedOrigin],
     count: Int,
-    zeros: Ptr[dtype],
     axis: Axis,
     pixel: Int,
     c: Int,
     channels: Int,
 ):
-    """`tile` neighbouring pixels by `width` channels; `checked` where a tap may lie outside along W.
+    """`tile` neighbouring pixels, whose taps all lie in the source, by `width` channels.
     """
     comptime acc_type = accumulation_type[dtype]
     var acc = Array[SIMD[acc_type, width], tile](fill=0)
@@ -127,32 +127,126 @@ def _pixels[
     for i in range(count):
         var line = lines[unsafe_offset=i]
         var f = line.filter.unsafe_offset(c)
-        var column = first
+        var base = line.source.unsafe_offset(first * channels + c)
         for _ in range(axis.taps):
             var filter = Array[SIMD[acc_type, width], group](fill=0)
             comptime for j in range(group):
                 filter[j] = f.unsafe_offset(j * channels).unsafe_load[
                     width=width
                 ]()
-            var base = line.source.unsafe_offset(column * channels + c)
             comptime for i in range(tile):
-                var p = base.unsafe_offset(i * pitch)
-                comptime if checked:
-                    var at = column + i * axis.step
-                    if at < 0 or at >= axis.source:
-                        p = zeros
-                var value = p.unsafe_load[width=width]().cast[acc_type]()
+                var value = (
+                    base.unsafe_offset(i * pitch)
+                    .unsafe_load[width=width]()
+                    .cast[acc_type]()
+                )
                 comptime for j in range(group):
                     acc[i] = spread[acc_type, width, group, j](value).fma(
                         filter[j], acc[i]
                     )
-            column += axis.offset_step
+            base = base.unsafe_offset(axis.offset_step * channels)
             f = f.unsafe_offset(group * channels)
     var target = result.unsafe_offset(pixel * result_pitch + c)
     comptime for i in range(tile):
         target.unsafe_offset(i * result_pitch).unsafe_store(
             acc[i].cast[dtype]()
         )
+
+
+@always_inline
+def _neighbours[
+    dtype: DType, width: Int, tile: Int, taps: Int, checked: Bool
+](
+    result: Ptr[dtype],
+    result_pitch: Int,
+    lines: MutPointer[Line[dtype], MutUntrackedOrigin],
+    count: Int,
+    axis: Axis,
+    pixel: Int,
+    c: Int,
+    channels: Int,
+):
+    """As `_pixels` for depthwise problems whose pixels and taps read neighbours: each value is loaded once for all taps.
+    `checked` where some may lie outside the source.
+    """
+    comptime acc_type = accumulation_type[dtype]
+    var acc = Array[SIMD[acc_type, width], tile](fill=0)
+    # From left to right in the source, whichever way the taps go.
+    var first = pixel + axis.first_offset
+    var first_tap = 0
+    var tap_pitch = channels
+    if axis.offset_step < 0:
+        first -= taps - 1
+        first_tap = taps - 1
+        tap_pitch = -channels
+    for i in range(count):
+        var line = lines[unsafe_offset=i]
+        var f = line.filter.unsafe_offset(first_tap * channels + c)
+        var base = line.source.unsafe_offset(first * channels + c)
+        var values = Array[SIMD[acc_type, width], tile + taps - 1](fill=0)
+        comptime for i in range(tile + taps - 1):
+            if not checked or (first + i >= 0 and first + i < axis.source):
+                values[i] = (
+                    base.unsafe_offset(i * channels)
+                    .unsafe_load[width=width]()
+                    .cast[acc_type]()
+                )
+        comptime for tap in range(taps):
+            var filter = f.unsafe_offset(tap * tap_pitch).unsafe_load[
+                width=width
+            ]()
+            comptime for i in range(tile):
+                acc[i] = values[i + tap].fma(filter, acc[i])
+    var target = result.unsafe_offset(pixel * result_pitch + c)
+    comptime for i in range(tile):
+        target.unsafe_offset(i * result_pitch).unsafe_store(
+            acc[i].cast[dtype]()
+        )
+
+
+@always_inline
+def _edge_pixel[
+    dtype: DType, width: Int, group: Int, vectors: Int
+](
+    result: Ptr[dtype],
+    result_pitch: Int,
+    lines: MutPointer[Line[dtype], MutUntrackedOrigin],
+    count: Int,
+    axis: Axis,
+    pixel: Int,
+    first_tap: Int,
+    last_tap: Int,
+    c: Int,
+    channels: Int,
+):
+    """One pixel by `vectors` vectors of channels, taps [first_tap, last_tap) alone.
+    """
+    comptime acc_type = accumulation_type[dtype]
+    var acc = Array[SIMD[acc_type, width], vectors](fill=0)
+    var column = pixel * axis.step + axis.offset(first_tap)
+    for i in range(count):
+        var line = lines[unsafe_offset=i]
+        var f = line.filter.unsafe_offset(first_tap * group * channels + c)
+        var base = line.source.unsafe_offset(column * channels + c)
+        for _ in range(first_tap, last_tap):
+            comptime for v in range(vectors):
+                var value = (
+                    base.unsafe_offset(v * width)
+                    .unsafe_load[width=width]()
+                    .cast[acc_type]()
+                )
+                comptime for j in range(group):
+                    acc[v] = spread[acc_type, width, group, j](value).fma(
+                        f.unsafe_offset(j * channels + v * width).unsafe_load[
+                            width=width
+                        ](),
+                        acc[v],
+                    )
+            base = base.unsafe_offset(axis.offset_step * channels)
+            f = f.unsafe_offset(group * channels)
+    var target = result.unsafe_offset(pixel * result_pitch + c)
+    comptime for v in range(vectors):
+        target.unsafe_offset(v * width).unsafe_store(acc[v].cast[dtype]())
 
 
 @no_inline
@@ -163,60 +257,128 @@ def _channels[
     result_pitch: Int,
     lines: MutPointer[Line[dtype], MutUntrackedOrigin],
     count: Int,
-    zeros: Ptr[dtype],
     axis: Axis,
     first: Int,
     last: Int,
     channels: Int,
 ):
-    """One row of pixels, channels [first, last) in steps of `width`."""
+    """One row of pixels, channels [first, last), at least `width`.
+
+    Channels are the inner loop, so that memory is read and written from front to back. The last tile of pixels, and
+    the last vector of channels, overlap the ones before: what is computed twice costs less than smaller tiles.
+    """
     var low, high = _inside(axis)
+    var neighbours = 0
+    comptime if group == 1 and width > 4:
+        if axis.step == 1 and abs(axis.offset_step) == 1:
+            neighbours = axis.taps
+
+    comptime for taps in [3, 5, 7, 9]:
+
+        @always_inline
+        def row_of_tiles[tile: Int]() {imm}:
+            @always_inline
+            def part[checked: Bool](pixel: Int) {imm}:
+                for c in range(first, last, width):
+                    _neighbours[dtype, width, tile, taps, checked](
+                        result,
+                        result_pitch,
+                        lines,
+                        count,
+                        axis,
+                        pixel,
+                        min(c, last - width),
+                        channels,
+                    )
+
+            for start in range(0, axis.rows, tile):
+                var pixel = min(start, axis.rows - tile)
+                if tile == TILE and pixel >= low and pixel + tile <= high:
+                    part[tile < TILE](pixel)
+                else:
+                    part[True](pixel)
+
+        if neighbours == taps and axis.rows >= TILE:
+            row_of_tiles[TILE]()
+            return
+        if neighbours == taps and axis.rows >= TILE // 2:
+            row_of_tiles[TILE // 2]()
+            return
 
     @always_inline
-    def part[tile: Int, checked: Bool](pixel: Int, c: Int) {imm}:
-        _pixels[dtype, width, group, tile, checked](
-            result,
-            result_pitch,
-            lines,
-            count,
-            zeros,
-            axis,
-            pixel,
-            c,
-            channels,
-        )
+    def inside[tile: Int](pixel: Int) {imm}:
+        for c in range(first, last, width):
+            _pixels[dtype, width, group, tile](
+                result,
+                result_pitch,
+                lines,
+                count,
+                axis,
+                pixel,
+                min(c, last - width),
+                channels,
+            )
 
-    for c in range(first, last, width):
-        var pixel = 0
-        # Before, inside and behind the pixels whose taps all lie in the source: a check costs as much as the product.
-        while pixel < low:
-            if pixel + 4 <= low:
-                part[4, True](pixel, c)
-                pixel += 4
-            else:
-                part[1, True](pixel, c)
-                pixel += 1
-        while pixel < high:
-            var left = high - pixel
-            if left >= TILE:
-                part[TILE, False](pixel, c)
-                pixel += TILE
-            elif left >= 4:
-                part[4, False](pixel, c)
-                pixel += 4
-            elif left >= 2:
-                part[2, False](pixel, c)
-                pixel += 2
-            else:
-                part[1, False](pixel, c)
-                pixel += 1
-        while pixel < axis.rows:
-            if pixel + 4 <= axis.rows:
-                part[4, True](pixel, c)
-                pixel += 4
-            else:
-                part[1, True](pixel, c)
-                pixel += 1
+    @always_inline
+    def edge(pixel: Int) {imm}:
+        var first_tap = 0
+        var last_tap = axis.taps
+        var column = pixel * axis.step
+
+        @always_inline
+        def is_outside(tap: Int) {imm} -> Bool:
+            var at = column + axis.offset(tap)
+            return at < 0 or at >= axis.source
+
+        while first_tap < last_tap and is_outside(first_tap):
+            first_tap += 1
+        while last_tap > first_tap and is_outside(last_tap - 1):
+            last_tap -= 1
+        var c = first
+        while c + EDGE_VECTORS * width <= last:
+            _edge_pixel[dtype, width, group, EDGE_VECTORS](
+                result,
+                result_pitch,
+                lines,
+                count,
+                axis,
+                pixel,
+                first_tap,
+                last_tap,
+                c,
+                channels,
+            )
+            c += EDGE_VECTORS * width
+        while c < last:
+            c = min(c, last - width)
+            _edge_pixel[dtype, width, group, 1](
+                result,
+                result_pitch,
+                lines,
+                count,
+                axis,
+                pixel,
+                first_tap,
+                last_tap,
+                c,
+                channels,
+            )
+            c += width
+
+    for pixel in range(low):
+        edge(pixel)
+    if high - low >= TILE:
+        for pixel in range(low, high - TILE, TILE):
+            inside[TILE](pixel)
+        inside[TILE](high - TILE)
+    elif high - low >= TILE // 2:
+        inside[TILE // 2](low)
+        inside[TILE // 2](high - TILE // 2)
+    else:
+        for pixel in range(low, high):
+            edge(pixel)
+    for pixel in range(high, axis.rows):
+        edge(pixel)
 
 
 @no_inline
@@ -226,7 +388,6 @@ def _result_row[
     result: Ptr[dtype],
     source: Ptr[dtype],
     filter: Ptr[accumulation_type[dtype]],
-    zeros: Ptr[dtype],
     lines: MutPointer[Line[dtype], MutUntrackedOrigin],
     phase: Phase,
     row: Row,
@@ -260,16 +421,21 @@ def _result_row[
     ) * phase.w.out_extent + phase.w.out_first
     var target = result.unsafe_offset(pixel * channels)
     var pitch = phase.w.out_step * channels
-    var first = first_channel
     # Groups of several channels come in whole vectors only.
     comptime for size in [width, 4, 1]:
-        comptime if group > 1 and size < width:
-            break
-        var last = first + (last_channel - first) // size * size
-        _channels[dtype, size, group](
-            target, pitch, lines, count, zeros, phase.w, first, last, channels
-        )
-        first = last
+        comptime if group == 1 or size == width:
+            if last_channel - first_channel >= size:
+                _channels[dtype, size, group](
+                    target,
+                    pitch,
+                    lines,
+                    count,
+                    phase.w,
+                    first_channel,
+                    last_channel,
+                    channels,
+                )
+                return
 
 
 @no_inline
@@ -327,8 +493,6 @@ def channelwise_cpu[
         _pack_taps[dtype, pass_, group](
             packed.unsafe_offset(phase.filter_offset), w, g, phase
         )
-    var zeros = unsafe_alloc[Scalar[dtype]](width, alignment=64)
-    unsafe_memset_zero(zeros, width)
     var workers = worker_count()
     var most_lines = g.t * g.r
     var lines = unsafe_alloc[Line[dtype]](workers * most_lines)
@@ -363,7 +527,6 @@ def channelwise_cpu[
                             result,
                             source,
                             packed.unsafe_offset(phases[i].filter_offset),
-                            zeros,
                             mine,
                             phases[i],
                             Row(n, d // step_d, h // step_h),
@@ -375,7 +538,6 @@ def channelwise_cpu[
 
     sync_parallelize(task, workers)
     lines.unsafe_free()
-    zeros.unsafe_free()
     packed.unsafe_free()
 
 

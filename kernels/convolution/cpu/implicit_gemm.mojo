@@ -18,6 +18,8 @@ from .microkernel import (
     ROW_GRANULE,
     PtrTable,
     gather_tile,
+    packed_length,
+    packed_type,
     tile_rows,
 )
 from .pack import (
@@ -25,6 +27,7 @@ from .pack import (
     pack_forward_taps_inside,
     pack_gradient,
     pack_gradient_taps_inside,
+    pair_rows,
 )
 
 # Bytes of the moving operand that a block of rows may touch: it stays in the L2 cache beside a panel.
@@ -34,22 +37,29 @@ comptime MAX_BLOCK_ROWS = 960
 
 @fieldwise_init
 struct Operands[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
-    """A pass in the engine's terms: `source` has `channels` per pixel, the result `result_channels`.
+    """A pass in the engine's terms: `source` has `channels` per pixel, the result `result_channels`. One pixel of the
+    source lies `pitch` elements behind the other.
     """
 
     var result: Ptr[Self.dtype]
     var source: Ptr[Self.dtype]
     var zeros: Ptr[Self.dtype]
-    var filter: Ptr[accumulation_type[Self.dtype]]
+    var filter: Ptr[packed_type[Self.dtype]]
     var n: Int
     var groups: Int
     var channels: Int
+    var pitch: Int
     var result_channels: Int
 
     @always_inline
     def depth(self) -> Int:
         """Channels of one group of the source."""
         return self.channels // self.groups
+
+    @always_inline
+    def packed_depth(self) -> Int:
+        """Steps of the reduction that a tap takes in the packed filter."""
+        return packed_length[Self.dtype](self.depth())
 
     @always_inline
     def columns(self) -> Int:
@@ -164,7 +174,7 @@ def fill_table[
                         line[unsafe_offset=m + i] = ops.zeros
                     for i in range(start, stop):
                         line[unsafe_offset=m + i] = ops.source.unsafe_offset(
-                            (base + (q + i) * wide.step) * ops.channels
+                            (base + (q + i) * wide.step) * ops.pitch
                         )
                     for i in range(stop, run):
                         line[unsafe_offset=m + i] = ops.zeros
@@ -192,7 +202,7 @@ def panel_rows[
     dtype: DType, vectors: Int
 ](
     ops: Operands[dtype],
-    panel: Ptr[accumulation_type[dtype]],
+    panel: Ptr[packed_type[dtype]],
     table: PtrTable[dtype],
     results: PtrTable[dtype],
     live: MutPointer[Int, MutUntrackedOrigin],
@@ -238,7 +248,7 @@ def _tile[
     dtype: DType, rows: Int, vectors: Int
 ](
     ops: Operands[dtype],
-    panel: Ptr[accumulation_type[dtype]],
+    panel: Ptr[packed_type[dtype]],
     table: PtrTable[dtype],
     results: PtrTable[dtype],
     live: MutPointer[Int, MutUntrackedOrigin],
@@ -253,7 +263,7 @@ def _tile[
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
     var depth = ops.depth()
-    var tap_size = depth * vectors * width
+    var tap_size = ops.packed_depth() * vectors * width
     var acc = Array[SIMD[acc_type, width], rows * vectors](fill=0)
     for i in range(lines):
         gather_tile[dtype, acc_type, width, rows, vectors](
@@ -323,8 +333,9 @@ def _rows[
     comptime panel_columns = PANEL_VECTORS * width
     var taps = phase.taps()
     var depth = ops.depth()
+    var packed_depth = ops.packed_depth()
     var columns = ops.columns()
-    var group_size = _vectors(columns, width) * width * taps * depth
+    var group_size = _vectors(columns, width) * width * taps * packed_depth
     var results = table
     var lines_table = table.unsafe_offset(block)
     for start in range(first, last, block):
@@ -340,7 +351,7 @@ def _rows[
                 var column = panel * panel_columns
                 var lanes = min(panel_columns, columns - column)
                 var vectors = _vectors(lanes, width)
-                var data = filter.unsafe_offset(column * taps * depth)
+                var data = filter.unsafe_offset(column * taps * packed_depth)
                 var offset = group * depth
                 var target = group * columns + column
                 comptime for size in range(1, PANEL_VECTORS + 1):
@@ -366,14 +377,15 @@ def packed_filter_elements[
     comptime width = simd_width_of[accumulation_type[dtype]]()
     var columns = g.group_k() if pass_ == FPROP else g.group_c()
     var depth = g.group_c() if pass_ == FPROP else g.group_k()
-    return g.groups * g.taps() * depth * _vectors(columns, width) * width
+    var packed_depth = packed_length[dtype](depth)
+    return g.groups * g.taps() * packed_depth * _vectors(columns, width) * width
 
 
 @no_inline
 def pack_panel_part[
     dtype: DType, pass_: Int
 ](
-    panel: Ptr[accumulation_type[dtype]],
+    panel: Ptr[packed_type[dtype]],
     w: Ptr[dtype],
     g: ConvolutionProblem,
     phase: Phase,
@@ -383,32 +395,42 @@ def pack_panel_part[
     part: Int,
 ):
     """One of as many parts of a panel as the phase has taps."""
-    comptime acc_type = accumulation_type[dtype]
-    comptime width = simd_width_of[acc_type]()
+    comptime packed = packed_type[dtype]
+    comptime width = simd_width_of[accumulation_type[dtype]]()
     var depth = g.group_c() if pass_ == FPROP else g.group_k()
+    var packed_depth = packed_length[dtype](depth)
     var taps = phase.taps()
+    var columns = vectors * width
     if g.taps_inside:
-        # All taps of some channels.
-        var start = depth * part // taps
-        var stop = depth * (part + 1) // taps
+        # All taps of some channels, whose number is a whole one of pairs.
+        comptime step = packed_length[dtype](1)
+        var start = packed_depth // step * part // taps * step
+        var stop = min(depth, packed_depth // step * (part + 1) // taps * step)
         comptime if pass_ == FPROP:
-            pack_forward_taps_inside[dtype, acc_type, width](
+            pack_forward_taps_inside[dtype, packed, width](
                 panel, w, g, group, first_vector, vectors, start, stop
             )
         else:
-            pack_gradient_taps_inside[dtype, acc_type, width](
+            pack_gradient_taps_inside[dtype, packed, width](
                 panel, w, g, phase, group, first_vector, vectors, start, stop
             )
+        for tap in range(taps):
+            pair_rows[dtype](
+                panel.unsafe_offset((tap * packed_depth + start) * columns),
+                stop - start,
+                columns,
+            )
         return
-    var target = panel.unsafe_offset(part * depth * vectors * width)
+    var target = panel.unsafe_offset(part * packed_depth * columns)
     comptime if pass_ == FPROP:
-        pack_forward[dtype, acc_type, width](
+        pack_forward[dtype, packed, width](
             target, w, g, phase, group, first_vector, vectors, part
         )
     else:
-        pack_gradient[dtype, acc_type, width](
+        pack_gradient[dtype, packed, width](
             target, w, g, phase, group, first_vector, vectors, part
         )
+    pair_rows[dtype](target, depth, columns)
 
 
 @no_inline
@@ -419,8 +441,11 @@ def implicit_gemm_cpu[
     source: Ptr[dtype],
     w: Ptr[dtype],
     g: ConvolutionProblem,
+    pitch: Int = 0,
 ):
     """The forward pass (source x, result y) or the data gradient (source dy, result dx).
+
+    The source's pixels lie `pitch` elements behind each other where they are not as long as they have channels.
     """
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
@@ -430,7 +455,8 @@ def implicit_gemm_cpu[
     var columns = g.group_k() if forward else g.group_c()
     var vectors = _vectors(columns, width)
     var panels = ceildiv(vectors, PANEL_VECTORS)
-    var per_tap = g.groups * vectors * width * depth
+    var packed_depth = packed_length[dtype](depth)
+    var per_tap = g.groups * vectors * width * packed_depth
     var phases: List[Phase]
     comptime if forward:
         phases = forward_phases(g)
@@ -449,7 +475,7 @@ def implicit_gemm_cpu[
     var step = g.stride_w if forward else 1
     var block = _block_rows(depth * size_of[dtype](), step, share)
 
-    var packed = unsafe_alloc[Scalar[acc_type]](
+    var packed = unsafe_alloc[Scalar[packed_type[dtype]]](
         max(1, packed_filter_elements[dtype, pass_](g)), alignment=64
     )
     var zeros = unsafe_alloc[Scalar[dtype]](max(1, channels), alignment=64)
@@ -466,6 +492,7 @@ def implicit_gemm_cpu[
         n=g.n,
         groups=g.groups,
         channels=channels,
+        pitch=pitch if pitch > 0 else channels,
         result_channels=g.k if forward else g.c,
     )
 
@@ -480,7 +507,10 @@ def implicit_gemm_cpu[
                     var count = min(PANEL_VECTORS, vectors - first)
                     var base = packed.unsafe_offset(
                         phase.filter_offset
-                        + (group * vectors + first) * width * taps * depth
+                        + (group * vectors + first)
+                        * width
+                        * taps
+                        * packed_depth
                     )
                     for tap in range(taps):
                         item += 1
@@ -493,27 +523,32 @@ def implicit_gemm_cpu[
     def compute(worker: Int) {imm}:
         var table = tables.unsafe_offset(worker * table_size)
         var live = lives.unsafe_offset(worker * most_taps)
-        for phase in phases:
-            var rows = phase.rows(g.n)
-            if by_panel:
+        if by_panel:
+            for phase in phases:
                 _rows[dtype](
                     ops,
                     phase,
                     0,
-                    rows,
+                    phase.rows(g.n),
                     panels * worker // workers,
                     panels * (worker + 1) // workers,
                     table,
                     live,
                     block,
                 )
-            else:
+            return
+        # A block of every phase after the other: together they write one part of the result.
+        for start in range(0, share + ROW_GRANULE, block):
+            for phase in phases:
+                var rows = phase.rows(g.n)
                 var granules = ceildiv(rows, ROW_GRANULE)
+                var first = granules * worker // workers * ROW_GRANULE + start
+                var last = granules * (worker + 1) // workers * ROW_GRANULE
                 _rows[dtype](
                     ops,
                     phase,
-                    granules * worker // workers * ROW_GRANULE,
-                    min(rows, granules * (worker + 1) // workers * ROW_GRANULE),
+                    first,
+                    min(rows, last, first + block),
                     0,
                     panels,
                     table,
@@ -533,8 +568,9 @@ def implicit_gemm_can_implement[
     dtype: DType, pass_: Int
 ](g: ConvolutionProblem) -> Optional[String]:
     """None, or why this kernel does not take the problem."""
-    comptime acc_type = accumulation_type[dtype]
-    var packed = packed_filter_elements[dtype, pass_](g) * size_of[acc_type]()
+    var packed = (
+        packed_filter_elements[dtype, pass_](g) * size_of[packed_type[dtype]]()
+    )
     if packed > g.workspace_limit:
         return String(
             t"the packed filter takes {packed} bytes, the workspace limit is"

@@ -1,8 +1,26 @@
-"""Register-blocked inner products: a tile of ROWS rows by VECTORS vectors of columns, kept in registers."""
+"""Register-blocked inner products: a tile of ROWS rows by VECTORS vectors of columns, kept in registers.
 
-from ..common import Ptr
+Where the processor multiplies pairs of bfloat16 values and adds both products in float32, the packed operands stay in
+bfloat16, and two steps of the reduction lie beside each other: [step / 2][column][2].
+"""
+
+from std.math import ceildiv
+from std.memory import bitcast
+from std.sys import CompilationTarget
+from std.sys.intrinsics import llvm_intrinsic
+
+from ..common import Ptr, accumulation_type
 
 comptime PtrTable[dtype: DType] = MutPointer[Ptr[dtype], MutUntrackedOrigin]
+
+comptime has_pairs[dtype: DType]: Bool = (
+    dtype == DType.bfloat16 and CompilationTarget._has_feature["avx512bf16"]()
+)
+"""Whether steps of the reduction are taken in pairs."""
+comptime packed_type[dtype: DType]: DType = dtype if has_pairs[
+    dtype
+] else accumulation_type[dtype]
+"""What packed operands are made of."""
 
 # Vectors of columns in a full panel; the last panel of a matrix may have fewer.
 comptime PANEL_VECTORS = 4
@@ -23,6 +41,44 @@ def tile_rows[vectors: Int]() -> Int:
 
 
 @always_inline
+def packed_length[dtype: DType](length: Int) -> Int:
+    """The steps that so many take when packed: whole pairs."""
+    comptime if has_pairs[dtype]:
+        return ceildiv(length, 2) * 2
+    return length
+
+
+@always_inline
+def _add_pair[
+    dtype: DType, acc_type: DType, width: Int, rows: Int, vectors: Int, row: Int
+](
+    mut acc: Array[SIMD[acc_type, width], rows * vectors],
+    pair: SIMD[dtype, 2],
+    f: Array[SIMD[dtype, 2 * width], vectors],
+):
+    """Adds the products of one row's pair of values with a pair of rows of columns.
+    """
+    var s = bitcast[DType.bfloat16, 2 * width](
+        SIMD[DType.int32, width](bitcast[DType.int32, 1](pair))
+    )
+    comptime for v in range(vectors):
+        comptime i = row * vectors + v
+        acc[i] = llvm_intrinsic[
+            "llvm.x86.avx512bf16.dpbf16ps.512", SIMD[acc_type, width]
+        ](acc[i], s, f[v])
+
+
+@always_inline
+def _columns[
+    dtype: DType, size: Int, vectors: Int
+](b: Ptr[dtype], apart: Int) -> Array[SIMD[dtype, size], vectors]:
+    var f = Array[SIMD[dtype, size], vectors](fill=0)
+    comptime for v in range(vectors):
+        f[v] = b.unsafe_offset(v * apart).unsafe_load[width=size]()
+    return f^
+
+
+@always_inline
 def gather_tile[
     dtype: DType, acc_type: DType, width: Int, rows: Int, vectors: Int
 ](
@@ -30,18 +86,41 @@ def gather_tile[
     table: PtrTable[dtype],
     offset: Int,
     length: Int,
-    panel: Ptr[acc_type],
+    panel: Ptr[packed_type[dtype]],
 ):
     """Adds a[row][offset + i] * panel[i][:] over i < length, each row given by its own pointer.
     """
     var a = Array[Ptr[dtype], rows](fill=table[])
     comptime for row in range(rows):
         a[row] = table[unsafe_offset=row].unsafe_offset(offset)
-    var b = panel
+    comptime if has_pairs[dtype]:
+        var b = rebind[Ptr[dtype]](panel)
+        for i in range(0, length - 1, 2):
+            var f = _columns[dtype, 2 * width, vectors](b, 2 * width)
+            comptime for row in range(rows):
+                _add_pair[dtype, acc_type, width, rows, vectors, row](
+                    acc, a[row].unsafe_offset(i).unsafe_load[width=2](), f
+                )
+            b = b.unsafe_offset(2 * vectors * width)
+        if length % 2 == 1:
+            # The last value beside a zero: what lies behind it in memory is none.
+            var f = _columns[dtype, 2 * width, vectors](b, 2 * width)
+            comptime for row in range(rows):
+                var pair = SIMD[dtype, 2](a[row][unsafe_offset=length - 1], 0)
+                if length > 1:
+                    pair = (
+                        a[row].unsafe_offset(length - 2).unsafe_load[width=2]()
+                    )
+                    pair = bitcast[dtype, 2](
+                        bitcast[DType.uint32, 1](pair) >> 16
+                    )
+                _add_pair[dtype, acc_type, width, rows, vectors, row](
+                    acc, pair, f
+                )
+        return
+    var b = rebind[Ptr[acc_type]](panel)
     for i in range(length):
-        var f = Array[SIMD[acc_type, width], vectors](fill=0)
-        comptime for v in range(vectors):
-            f[v] = b.unsafe_offset(v * width).unsafe_load[width=width]()
+        var f = _columns[acc_type, width, vectors](b, width)
         comptime for row in range(rows):
             var s = SIMD[acc_type, width](
                 a[row][unsafe_offset=i].cast[acc_type]()
@@ -53,24 +132,39 @@ def gather_tile[
 
 @always_inline
 def outer_tile[
-    acc_type: DType, width: Int, rows: Int, vectors: Int
+    dtype: DType, acc_type: DType, width: Int, rows: Int, vectors: Int
 ](
     mut acc: Array[SIMD[acc_type, width], rows * vectors],
-    a: Ptr[acc_type],
-    b: Ptr[acc_type],
+    a: Ptr[packed_type[dtype]],
+    b: Ptr[packed_type[dtype]],
     length: Int,
+    pitch: Int = vectors * width,
+    apart: Int = width,
 ):
-    """Adds a[i][row] * b[i][:] over i < length; both operands are packed tiles.
+    """Adds a[i][row] * b[i][:] over i < length; both operands are packed tiles, `length` is a packed one.
+
+    A step's columns lie `pitch` elements behind the last one's, and a vector of them `apart` behind the one before;
+    twice as far where steps are taken in pairs.
     """
-    var ap = a
-    var bp = b
+    comptime if has_pairs[dtype]:
+        var ap = rebind[Ptr[dtype]](a)
+        var bp = rebind[Ptr[dtype]](b)
+        for _ in range(0, length, 2):
+            var f = _columns[dtype, 2 * width, vectors](bp, 2 * apart)
+            comptime for row in range(rows):
+                _add_pair[dtype, acc_type, width, rows, vectors, row](
+                    acc, ap.unsafe_offset(2 * row).unsafe_load[width=2](), f
+                )
+            ap = ap.unsafe_offset(2 * rows)
+            bp = bp.unsafe_offset(2 * pitch)
+        return
+    var ap = rebind[Ptr[acc_type]](a)
+    var bp = rebind[Ptr[acc_type]](b)
     for _ in range(length):
-        var f = Array[SIMD[acc_type, width], vectors](fill=0)
-        comptime for v in range(vectors):
-            f[v] = bp.unsafe_offset(v * width).unsafe_load[width=width]()
+        var f = _columns[acc_type, width, vectors](bp, apart)
         comptime for row in range(rows):
             var s = SIMD[acc_type, width](ap[unsafe_offset=row])
             comptime for v in range(vectors):
                 acc[row * vectors + v] = s.fma(f[v], acc[row * vectors + v])
         ap = ap.unsafe_offset(rows)
-        bp = bp.unsafe_offset(vectors * width)
+        bp = bp.unsafe_offset(pitch)

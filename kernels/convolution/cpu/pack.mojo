@@ -7,6 +7,7 @@ from ...parallel import sync_parallelize
 from ..common import Ptr, worker_count
 from ..problem import ConvolutionProblem
 from ..gather import Phase, full_tap
+from .microkernel import has_pairs, packed_length, packed_type
 
 
 @always_inline
@@ -35,6 +36,43 @@ def transpose[
     comptime if size >= 16:
         round()
     comptime assert size <= 16, "transpose: at most 16 rows"
+
+
+@no_inline
+def pair_rows[
+    dtype: DType
+](rows: Ptr[packed_type[dtype]], count: Int, columns: Int):
+    """Two rows of `columns` values after the other become one of pairs, in place; zeros go beside an odd last row.
+
+    Without pairs nothing happens.
+    """
+    comptime if has_pairs[dtype]:
+        comptime for size in [8, 16, 32, 48, 64]:
+            if columns == size:
+                _pair_rows[dtype, size](rebind[Ptr[dtype]](rows), count)
+
+
+@always_inline
+def _pair_rows[dtype: DType, columns: Int](rows: Ptr[dtype], count: Int):
+    comptime width = min(columns, 16)
+    comptime vectors = columns // width
+    for row in range(0, count, 2):
+        var target = rows.unsafe_offset(row * columns)
+        var first = Array[SIMD[dtype, width], vectors](fill=0)
+        var second = Array[SIMD[dtype, width], vectors](fill=0)
+        comptime for v in range(vectors):
+            first[v] = target.unsafe_offset(v * width).unsafe_load[
+                width=width
+            ]()
+        if row + 1 < count:
+            comptime for v in range(vectors):
+                second[v] = target.unsafe_offset(
+                    columns + v * width
+                ).unsafe_load[width=width]()
+        comptime for v in range(vectors):
+            target.unsafe_offset(2 * v * width).unsafe_store(
+                first[v].interleave(second[v])
+            )
 
 
 @no_inline
@@ -154,7 +192,7 @@ def pack_forward_taps_inside[
     var taps = g.taps()
     var pitch = taps * g.group_c()
     var columns = vectors * width
-    var tap_size = g.group_c() * columns
+    var tap_size = packed_length[dtype](g.group_c()) * columns
     var source = w.unsafe_offset((group * kg + first_vector * width) * pitch)
     var full = max(0, min(vectors, (kg - first_vector * width) // width))
     var j = first_channel * taps
@@ -230,7 +268,9 @@ def pack_gradient_taps_inside[
         for tap in range(phase.taps()):
             var base = source.unsafe_offset(full_tap(g, phase, tap))
             for k in range(start, min(start + FILTERS, last_k)):
-                var target = packed.unsafe_offset((tap * kg + k) * columns)
+                var target = packed.unsafe_offset(
+                    (tap * packed_length[dtype](kg) + k) * columns
+                )
                 var values = base.unsafe_offset(k * pitch)
                 for i in range(lanes):
                     target[unsafe_offset=i] = values[

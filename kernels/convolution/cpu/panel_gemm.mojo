@@ -20,7 +20,13 @@ from .implicit_gemm import (
     packed_filter_elements,
     panel_rows,
 )
-from .microkernel import PANEL_VECTORS, ROW_GRANULE, PtrTable
+from .microkernel import (
+    PANEL_VECTORS,
+    ROW_GRANULE,
+    PtrTable,
+    packed_length,
+    packed_type,
+)
 
 # More rows than that are worth a filter that is packed once for all workers.
 comptime MOST_ROWS = 1024
@@ -99,7 +105,7 @@ def _fill_position[
                     var at = (d * phase.h.source + h) * phase.w.source + w
                     for n in range(ops.n):
                         line[unsafe_offset=n] = ops.source.unsafe_offset(
-                            (n * source_image + at) * ops.channels
+                            (n * source_image + at) * ops.pitch
                         )
                     for n in range(ops.n, pitch):
                         line[unsafe_offset=n] = ops.zeros
@@ -139,7 +145,7 @@ def panel_gemm_cpu[
     var vectors = ceildiv(columns, width)
     var panels = ceildiv(vectors, PANEL_VECTORS)
     # One tap of a whole panel.
-    var tap_size = PANEL_VECTORS * width * depth
+    var tap_size = PANEL_VECTORS * width * packed_length[dtype](depth)
     var phases: List[Phase]
     comptime if forward:
         phases = forward_phases(g)
@@ -163,7 +169,7 @@ def panel_gemm_cpu[
     var pitch = ceildiv(most_rows, ROW_GRANULE) * ROW_GRANULE
     var workers = worker_count()
     var panel_size = tap_size * g.taps()
-    var buffers = unsafe_alloc[Scalar[acc_type]](
+    var buffers = unsafe_alloc[Scalar[packed_type[dtype]]](
         max(1, workers * panel_size), alignment=64
     )
     var zeros = unsafe_alloc[Scalar[dtype]](max(1, channels), alignment=64)
@@ -180,6 +186,7 @@ def panel_gemm_cpu[
         n=g.n,
         groups=g.groups,
         channels=channels,
+        pitch=channels,
         result_channels=g.k if forward else g.c,
     )
     for i in range(len(units)):
@@ -275,7 +282,9 @@ def panel_gemm_can_implement[
     var workers = worker_count()
     if items % workers != 0 and items < 4 * workers:
         return String(t"{items} panels are no equal shares")
-    var bytes = packed_filter_elements[dtype, pass_](g) * size_of[acc_type]()
+    var bytes = (
+        packed_filter_elements[dtype, pass_](g) * size_of[packed_type[dtype]]()
+    )
     if bytes + workers * 64 * 1024 > g.workspace_limit:
         return String(
             t"the packed filter takes {bytes} bytes, the workspace limit is"

@@ -18,8 +18,13 @@ from ...parallel import sync_parallelize
 from ..common import Ptr, accumulation_type, worker_count
 from ..gather import Axis, forward_phases
 from ..problem import ConvolutionProblem
-from .microkernel import outer_tile
-from .pack import write_filter
+from .microkernel import (
+    has_pairs,
+    outer_tile,
+    packed_length,
+    packed_type,
+)
+from .pack import pair_rows, write_filter
 from .wgrad import (
     BLOCK_PIXELS,
     SMALL_SUMS_BYTES,
@@ -65,7 +70,11 @@ def _live(axis: Axis) -> Int:
     return count
 
 
-def _by_position(g: ConvolutionProblem) -> Bool:
+def _by_position[dtype: DType](g: ConvolutionProblem) -> Bool:
+    comptime if has_pairs[dtype]:
+        # Pairs of pixels must not cross positions.
+        if g.n % 2 == 1:
+            return False
     var phase = forward_phases(g)[0]
     var live = _live(phase.d) * _live(phase.h) * _live(phase.w)
     var positions = g.o * g.p * g.q
@@ -153,8 +162,9 @@ def _pack_gradient[
 ):
     """`channels` channels of dy from `dy` on into packed[tile][pixel][TILE_ROWS], zero beyond the last.
     """
+    var stored = packed_length[dtype](count)
     for first in range(0, channels, TILE_ROWS):
-        var target = packed.unsafe_offset(first * count)
+        var target = packed.unsafe_offset(first * stored)
         var lanes = min(TILE_ROWS, channels - first)
         if by_position:
             var positions = g.o * g.p * g.q
@@ -176,6 +186,9 @@ def _pack_gradient[
                 count,
                 lanes,
             )
+        pair_rows[dtype](
+            rebind[Ptr[packed_type[dtype]]](target), count, TILE_ROWS
+        )
 
 
 @fieldwise_init
@@ -312,12 +325,12 @@ def _pack_positions[
 
 @no_inline
 def _tile[
-    acc_type: DType, width: Int, vectors: Int
+    dtype: DType, acc_type: DType, width: Int, vectors: Int
 ](
     sums: Ptr[acc_type],
     pitch: Int,
-    dy: Ptr[acc_type],
-    x: Ptr[acc_type],
+    dy: Ptr[packed_type[dtype]],
+    x: Ptr[packed_type[dtype]],
     runs: MutPointer[Int, MutUntrackedOrigin],
     count: Int,
 ):
@@ -328,7 +341,7 @@ def _tile[
     for run in range(count):
         var first = runs[unsafe_offset=2 * run]
         var length = runs[unsafe_offset=2 * run + 1]
-        outer_tile[acc_type, width, TILE_ROWS, vectors](
+        outer_tile[dtype, acc_type, width, TILE_ROWS, vectors](
             acc, dy.unsafe_offset(first * TILE_ROWS), b, length
         )
         b = b.unsafe_offset(length * vectors * width)
@@ -348,8 +361,8 @@ def _taps[
     pitch: Int,
     tap_pitch: Int,
     x: Ptr[dtype],
-    packed_dy: Ptr[accumulation_type[dtype]],
-    packed_x: Ptr[accumulation_type[dtype]],
+    packed_dy: Ptr[packed_type[dtype]],
+    packed_x: Ptr[packed_type[dtype]],
     runs: MutPointer[Int, MutUntrackedOrigin],
     g: ConvolutionProblem,
     rows: Int,
@@ -362,28 +375,34 @@ def _taps[
     """
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
+    comptime packed = packed_type[dtype]
+    var stored = packed_length[dtype](count)
     for number in range(g.taps()):
         var tap = Tap.of(g, number)
         var run_count: Int
         if by_position:
-            run_count = _pack_positions[dtype, acc_type, width, vectors](
+            run_count = _pack_positions[dtype, packed, width, vectors](
                 packed_x, x, g, tap, runs, lanes
             )
         else:
             runs[unsafe_offset=0] = 0
-            runs[unsafe_offset=1] = count
+            runs[unsafe_offset=1] = stored
             run_count = Int(
-                _pack_block[dtype, acc_type, width, vectors](
+                _pack_block[dtype, packed, width, vectors](
                     packed_x, x, g, tap, pixel, count, lanes
                 )
             )
         if run_count == 0:
             continue
+        var length = count
+        if by_position:
+            length = tap.d.count() * tap.h.count() * tap.w.count() * g.n
+        pair_rows[dtype](packed_x, length, vectors * width)
         for row in range(0, rows, TILE_ROWS):
-            _tile[acc_type, width, vectors](
+            _tile[dtype, acc_type, width, vectors](
                 sums.unsafe_offset(row * pitch + number * tap_pitch),
                 pitch,
-                packed_dy.unsafe_offset(row * count),
+                packed_dy.unsafe_offset(row * stored),
                 packed_x,
                 runs,
                 run_count,
@@ -400,11 +419,18 @@ def resident_wgrad_cpu[
     comptime width = simd_width_of[acc_type]()
     var workers = worker_count()
     var tiles = Tiles.of[width, size_of[acc_type]()](g)
-    var by_position = _by_position(g)
+    var by_position = _by_position[dtype](g)
     var pixels = g.output_pixels()
     var block = pixels if by_position else BLOCK_PIXELS
-    var size = _scratch_elements[width](g, tiles, block)
-    var buffers = unsafe_alloc[Scalar[acc_type]](workers * size, alignment=64)
+    # Pixels of x and of dy, and a tile of dw.
+    var operands = packed_length[dtype](block) * (
+        TILE_VECTORS * width + tiles.rows
+    )
+    var tile = tiles.rows * g.taps() * tiles.most_vectors() * width
+    var buffers = unsafe_alloc[Scalar[packed_type[dtype]]](
+        workers * operands, alignment=64
+    )
+    var all_sums = unsafe_alloc[Scalar[acc_type]](workers * tile, alignment=64)
     var most_runs = 2 * max(1, g.o * g.p)
     var all_runs = unsafe_alloc[Int](workers * most_runs)
     var taps = g.taps()
@@ -413,9 +439,11 @@ def resident_wgrad_cpu[
 
     @always_inline
     def task(worker: Int) {imm}:
-        var packed_x = buffers.unsafe_offset(worker * size)
-        var packed_dy = packed_x.unsafe_offset(block * TILE_VECTORS * width)
-        var sums = packed_dy.unsafe_offset(block * tiles.rows)
+        var packed_x = buffers.unsafe_offset(worker * operands)
+        var packed_dy = packed_x.unsafe_offset(
+            packed_length[dtype](block) * TILE_VECTORS * width
+        )
+        var sums = all_sums.unsafe_offset(worker * tile)
         var runs = all_runs.unsafe_offset(worker * most_runs)
         var items = g.groups * tiles.parts * tiles.blocks
         for item in range(
@@ -432,7 +460,7 @@ def resident_wgrad_cpu[
             unsafe_memset_zero(sums, tiles.rows * pitch)
             for pixel in range(0, pixels, block):
                 var count = min(block, pixels - pixel)
-                _pack_gradient[dtype, acc_type](
+                _pack_gradient[dtype, packed_type[dtype]](
                     packed_dy,
                     dy.unsafe_offset(group * kg + k),
                     g,
@@ -478,6 +506,7 @@ def resident_wgrad_cpu[
 
     sync_parallelize(task, workers)
     all_runs.unsafe_free()
+    all_sums.unsafe_free()
     buffers.unsafe_free()
 
 

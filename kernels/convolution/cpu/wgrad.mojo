@@ -10,13 +10,18 @@ from std.math import ceildiv, iota
 from std.memory import unsafe_memset_zero
 from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of, size_of
-from std.sys.intrinsics import masked_load, masked_store
+from std.sys.intrinsics import (
+    PrefetchOptions,
+    masked_load,
+    masked_store,
+    prefetch,
+)
 
 from ...parallel import sync_parallelize
 from ..common import Ptr, accumulation_type, worker_count
 from ..problem import ConvolutionProblem
-from .microkernel import outer_tile
-from .pack import write_filter
+from .microkernel import outer_tile, packed_length, packed_type
+from .pack import pair_rows, write_filter
 
 # Most pixels of one block: a packed tile of columns (block * 48 values) fits the L1 cache beside dy's tile.
 comptime BLOCK_PIXELS = 144
@@ -25,6 +30,9 @@ comptime COLUMNS_BYTES = 64 * 1024
 # Vectors of columns in a tile, and dy channels that meet them: 24 accumulators.
 comptime TILE_VECTORS = 3
 comptime TILE_ROWS = 8
+# Tiles of dy that are packed together.
+comptime TILES_TOGETHER = 8
+comptime TILES_OF_A_LINE[dtype: DType] = 64 // (TILE_ROWS * size_of[dtype]())
 comptime SMALL_SUMS_BYTES = 512 * 1024
 
 
@@ -252,10 +260,10 @@ def _pack_columns[
 
 
 @no_inline
-def _pack_rows[
-    dtype: DType, acc_type: DType
+def pack_gradient_rows[
+    dtype: DType
 ](
-    packed: Ptr[acc_type],
+    packed: Ptr[packed_type[dtype]],
     dy: Ptr[dtype],
     k: Int,
     channels: Int,
@@ -264,37 +272,51 @@ def _pack_rows[
 ):
     """The `channels` channels of dy from `dy` on into packed[tile][pixel][TILE_ROWS], zero beyond the last.
     """
+    var stored = packed_length[dtype](count)
     var tiles = channels // TILE_ROWS
-    for tile in range(tiles):
-        var source = dy.unsafe_offset(pixel * k + tile * TILE_ROWS)
-        var target = packed.unsafe_offset(tile * count * TILE_ROWS)
+    # Some tiles at once: dy is read in whole cache lines.
+    for start in range(0, tiles, TILES_TOGETHER):
+        var some = min(TILES_TOGETHER, tiles - start)
         for m in range(count):
-            target.unsafe_offset(m * TILE_ROWS).unsafe_store(
-                source.unsafe_offset(m * k)
-                .unsafe_load[width=TILE_ROWS]()
-                .cast[acc_type]()
-            )
+            var source = dy.unsafe_offset((pixel + m) * k + start * TILE_ROWS)
+            var target = packed.unsafe_offset((start * stored + m) * TILE_ROWS)
+            # The next block's, while this one is multiplied.
+            for part in range(0, some, TILES_OF_A_LINE[dtype]):
+                prefetch[PrefetchOptions().for_read().low_locality()](
+                    source.unsafe_offset(count * k + part * TILE_ROWS)
+                )
+            for tile in range(some):
+                target.unsafe_offset(tile * stored * TILE_ROWS).unsafe_store(
+                    source.unsafe_offset(tile * TILE_ROWS)
+                    .unsafe_load[width=TILE_ROWS]()
+                    .cast[packed_type[dtype]]()
+                )
+    for tile in range(tiles):
+        pair_rows[dtype](
+            packed.unsafe_offset(tile * stored * TILE_ROWS), count, TILE_ROWS
+        )
     var left = channels - tiles * TILE_ROWS
     if left > 0:
         var source = dy.unsafe_offset(pixel * k + tiles * TILE_ROWS)
-        var target = packed.unsafe_offset(tiles * count * TILE_ROWS)
+        var target = packed.unsafe_offset(tiles * stored * TILE_ROWS)
         var mask = first_lanes[TILE_ROWS](left)
         for m in range(count):
             target.unsafe_offset(m * TILE_ROWS).unsafe_store(
                 masked_load[TILE_ROWS](
                     source.unsafe_offset(m * k), mask, SIMD[dtype, TILE_ROWS](0)
-                ).cast[acc_type]()
+                ).cast[packed_type[dtype]]()
             )
+        pair_rows[dtype](target, count, TILE_ROWS)
 
 
 @no_inline
 def _tile[
-    acc_type: DType, width: Int, vectors: Int
+    dtype: DType, acc_type: DType, width: Int, vectors: Int
 ](
     sums: Ptr[acc_type],
     pitch: Int,
-    a: Ptr[acc_type],
-    b: Ptr[acc_type],
+    a: Ptr[packed_type[dtype]],
+    b: Ptr[packed_type[dtype]],
     count: Int,
     rows: Int,
     lanes: Int,
@@ -305,7 +327,7 @@ def _tile[
     """
     comptime size = TILE_ROWS * vectors
     var acc = Array[SIMD[acc_type, width], size](fill=0)
-    outer_tile[acc_type, width, TILE_ROWS, vectors](acc, a, b, count)
+    outer_tile[dtype, acc_type, width, TILE_ROWS, vectors](acc, a, b, count)
     if rows >= TILE_ROWS and lanes == vectors * width and first:
         comptime for row in range(TILE_ROWS):
             comptime for v in range(vectors):
@@ -344,8 +366,8 @@ def _slice[
     last: Int,
     first_column: Int,
     last_column: Int,
-    packed_x: Ptr[accumulation_type[dtype]],
-    packed_dy: Ptr[accumulation_type[dtype]],
+    packed_x: Ptr[packed_type[dtype]],
+    packed_dy: Ptr[packed_type[dtype]],
 ):
     """Pixels [first, last) added to columns [first_column, last_column) of every group of dw.
     """
@@ -362,10 +384,11 @@ def _slice[
         var count = first + (last - first) * (block + 1) // blocks - pixel
         var stores = pixel == first
         # Of few pixels many tiles are packed at once: rows of sums are then written from front to back.
-        var tile_size = count * tile_columns
-        var together = columns_together[acc_type](count) * tile_columns
+        var stored = packed_length[dtype](count)
+        var tile_size = stored * tile_columns
+        var together = columns_together[dtype](stored) * tile_columns
         for group in range(g.groups):
-            _pack_rows[dtype, acc_type](
+            pack_gradient_rows[dtype](
                 packed_dy, dy.unsafe_offset(group * kg), g.k, kg, pixel, count
             )
             for start in range(first_column, last_column, together):
@@ -373,10 +396,12 @@ def _slice[
                 var live = False
                 for column in range(start, stop, tile_columns):
                     var lanes = min(tile_columns, stop - column)
-                    var any = _pack_columns[dtype, acc_type, width](
-                        packed_x.unsafe_offset(
-                            (column - start) // tile_columns * tile_size
-                        ),
+                    var tile_pitch = ceildiv(lanes, width) * width
+                    var tile = packed_x.unsafe_offset(
+                        (column - start) // tile_columns * tile_size
+                    )
+                    var any = _pack_columns[dtype, packed_type[dtype], width](
+                        tile,
                         x,
                         g,
                         runs,
@@ -385,8 +410,9 @@ def _slice[
                         count,
                         column,
                         lanes,
-                        ceildiv(lanes, width) * width,
+                        tile_pitch,
                     )
+                    pair_rows[dtype](tile, count, tile_pitch)
                     live = live or any
                 # Wide dilations keep whole blocks of a tap in the padding.
                 if not live and not stores:
@@ -397,30 +423,33 @@ def _slice[
                         var vectors = ceildiv(lanes, width)
                         comptime for size in range(1, TILE_VECTORS + 1):
                             if vectors == size:
-                                _tile[acc_type, width, size](
+                                _tile[dtype, acc_type, width, size](
                                     sums.unsafe_offset(
                                         (group * kg + row) * pitch + column
                                     ),
                                     pitch,
-                                    packed_dy.unsafe_offset(row * count),
+                                    packed_dy.unsafe_offset(row * stored),
                                     packed_x.unsafe_offset(
                                         (column - start)
                                         // tile_columns
                                         * tile_size
                                     ),
-                                    count,
+                                    stored,
                                     kg - row,
                                     lanes,
                                     stores,
                                 )
 
 
-def columns_together[acc_type: DType](count: Int) -> Int:
+def columns_together[dtype: DType](count: Int) -> Int:
     """Tiles of columns that are packed at once for `count` pixels."""
-    comptime tile_columns = TILE_VECTORS * simd_width_of[acc_type]()
+    comptime tile_columns = TILE_VECTORS * simd_width_of[
+        accumulation_type[dtype]
+    ]()
+    comptime bytes = size_of[packed_type[dtype]]()
     return max(
         1,
-        COLUMNS_BYTES // (max(1, count) * tile_columns * size_of[acc_type]()),
+        COLUMNS_BYTES // (max(1, count) * tile_columns * bytes),
     )
 
 
@@ -456,10 +485,11 @@ def wgrad_gemm_cpu[
         max(1, extra * size), alignment=64
     )
     var packed_columns = max(
-        BLOCK_PIXELS * tile_columns, COLUMNS_BYTES // size_of[acc_type]()
+        BLOCK_PIXELS * tile_columns,
+        COLUMNS_BYTES // size_of[packed_type[dtype]](),
     )
     var scratch = packed_columns + _packed_dy_elements(g)
-    var buffers = unsafe_alloc[Scalar[acc_type]](
+    var buffers = unsafe_alloc[Scalar[packed_type[dtype]]](
         workers * scratch, alignment=64
     )
 

@@ -1,0 +1,100 @@
+"""Forward pass of a few input channels, a model's first layer: a row of taps is one run of memory.
+
+x is copied with its padding along W. Then the taps of a row read neighbours in memory at every pixel, and stand for one
+tap with as many channels: pixels overlap.
+"""
+
+from std.memory import unsafe_memcpy, unsafe_memset_zero
+from std.memory.alloc import unsafe_alloc
+from std.sys.info import size_of
+
+from ...parallel import sync_parallelize
+from ..common import FPROP, Ptr, worker_count
+from ..problem import ConvolutionProblem
+from .implicit_gemm import implicit_gemm_cpu
+from .pack import swap_filter
+
+# With more channels the inner product of a tap is long enough.
+comptime MOST_CHANNELS = 8
+
+
+def _row_pixels(g: ConvolutionProblem) -> Int:
+    """Pixels of a row of the copy: those that windows read."""
+    return (g.q - 1) * g.stride_w + g.s
+
+
+@no_inline
+def _copy_padded[
+    dtype: DType
+](target: Ptr[dtype], x: Ptr[dtype], g: ConvolutionProblem):
+    """Every row of x, with its padding along W."""
+    var pitch = _row_pixels(g) * g.c
+    # Values of a row of the copy that lie inside x.
+    var low = min(g.pad_w * g.c, pitch)
+    var high = max(low, min(pitch, (g.pad_w + g.w) * g.c))
+    var workers = worker_count()
+
+    @always_inline
+    def task(worker: Int) {imm}:
+        var rows = g.n * g.d * g.h
+        for row in range(
+            rows * worker // workers, rows * (worker + 1) // workers
+        ):
+            var line = target.unsafe_offset(row * pitch)
+            unsafe_memset_zero(line, low)
+            unsafe_memcpy(
+                dest=line.unsafe_offset(low),
+                src=x.unsafe_offset(row * g.w * g.c),
+                count=high - low,
+            )
+            unsafe_memset_zero(line.unsafe_offset(high), pitch - high)
+
+    sync_parallelize(task, workers)
+
+
+@no_inline
+def joined_taps_cpu[
+    dtype: DType
+](y: Ptr[dtype], x: Ptr[dtype], w: Ptr[dtype], given: ConvolutionProblem):
+    """The forward pass of the problems that `joined_taps_can_implement` takes.
+    """
+    var g = given
+    var row = _row_pixels(g)
+    var copy = unsafe_alloc[Scalar[dtype]](
+        max(1, g.n * g.d * g.h * row * g.c), alignment=64
+    )
+    _copy_padded(copy, x, g)
+    g.w = row
+    g.pad_w = 0
+    g.c = g.s * given.c
+    g.s = 1
+    g.taps_inside = False
+    if given.taps_inside:
+        var filter = unsafe_alloc[Scalar[dtype]](g.w_size(), alignment=64)
+        swap_filter(filter, w, g.k, given.c, given.taps())
+        implicit_gemm_cpu[dtype, FPROP](y, copy, filter, g, given.c)
+        filter.unsafe_free()
+    else:
+        implicit_gemm_cpu[dtype, FPROP](y, copy, w, g, given.c)
+    copy.unsafe_free()
+
+
+def joined_taps_can_implement[
+    dtype: DType
+](g: ConvolutionProblem) -> Optional[String]:
+    """None, or why this kernel does not take the problem."""
+    if g.c > MOST_CHANNELS:
+        return String(t"{g.c} channels are enough for each tap")
+    if g.groups != 1 or g.s == 1 or g.dilation_w != 1:
+        return String("taps along W are no neighbours")
+    if g.q < 1:
+        return String("there are no pixels")
+    var elements = g.n * g.d * g.h * _row_pixels(g) * g.c + 2 * g.w_size()
+    # The packed filter is rounded up to whole vectors.
+    var bytes = 2 * elements * size_of[DType.float32]() + 64 * 1024
+    if bytes > g.workspace_limit:
+        return String(
+            t"the copies take up to {bytes} bytes, the workspace limit is"
+            t" {g.workspace_limit}"
+        )
+    return None

@@ -1,0 +1,328 @@
+"""Weight gradient of a few input channels, a model's first layer: a row of taps is one run of memory.
+
+A block of pixels takes its columns from x, a few whole vectors for each row of taps: what a vector has beyond its row is
+overwritten by the next one, or falls behind the last column.
+"""
+
+from std.math import ceildiv
+from std.memory import unsafe_memset_zero
+from std.memory.alloc import unsafe_alloc
+from std.sys.info import simd_width_of, size_of
+
+from ...parallel import sync_parallelize
+from ..common import Ptr, accumulation_type, worker_count
+from ..problem import ConvolutionProblem
+from .microkernel import has_pairs, outer_tile, packed_length, packed_type
+from .pack import write_filter
+from .wgrad import TILE_ROWS, TILE_VECTORS, pack_gradient_rows
+
+# Vectors of a row of taps.
+comptime MOST_VECTORS = 3
+# Bytes of a block's columns: they stay in the L1 cache.
+comptime BLOCK_BYTES = 8 * 1024
+comptime MOST_PIXELS = 144
+
+
+@fieldwise_init
+struct _Sizes(ImplicitlyCopyable, TrivialRegisterPassable):
+    """Elements of what a worker has to itself."""
+
+    var run: Int
+    """Of a row of taps."""
+    var lines: Int
+    """Rows of taps."""
+    var pitch: Int
+    """Of all columns, in whole vectors."""
+    var block: Int
+    """Pixels at once, an even number."""
+    var rows: Int
+    """Output channels, in whole tiles."""
+
+    @staticmethod
+    def of[dtype: DType](g: ConvolutionProblem) -> Self:
+        comptime width = simd_width_of[accumulation_type[dtype]]()
+        var run = g.s * g.c
+        var lines = g.t * g.r
+        var pitch = ceildiv(run * lines, width) * width
+        var fit = BLOCK_BYTES // (pitch * size_of[packed_type[dtype]]())
+        return Self(
+            run,
+            lines,
+            pitch,
+            max(8, min(MOST_PIXELS, fit // 2 * 2)),
+            ceildiv(g.k, TILE_ROWS) * TILE_ROWS,
+        )
+
+    def columns[dtype: DType](self) -> Int:
+        """Two times where pairs of pixels are made of them; the last pixel's last vectors reach beyond it.
+        """
+        comptime width = simd_width_of[accumulation_type[dtype]]()
+        var one = self.block * self.pitch + (MOST_VECTORS + 1) * width
+        return 2 * one if has_pairs[dtype] else one
+
+    def operands[dtype: DType](self) -> Int:
+        return self.columns[dtype]() + self.block * self.rows
+
+
+@no_inline
+def _pack_columns[
+    dtype: DType, vectors: Int
+](
+    packed: Ptr[packed_type[dtype]],
+    x: Ptr[dtype],
+    lines: MutPointer[Int, MutUntrackedOrigin],
+    g: ConvolutionProblem,
+    sizes: _Sizes,
+    first: Int,
+    count: Int,
+):
+    """Columns of pixels [first, first + count) as packed[pixel][column]."""
+    comptime width = simd_width_of[accumulation_type[dtype]]()
+    comptime packed_dtype = packed_type[dtype]
+    var step = g.stride_w * g.c
+    var row_size = g.w * g.c
+    # Where whole vectors of a row of taps may be read.
+    var end = g.x_size() - vectors * width
+    # Pixels whose taps all lie in their row.
+    var low = min(g.q, ceildiv(g.pad_w, g.stride_w))
+    var high = max(low, min(g.q, (g.w - g.s + g.pad_w) // g.stride_w + 1))
+    var q = first % g.q
+    var rest = first // g.q
+    var p = rest % g.p
+    rest //= g.p
+    var o = rest % g.o
+    var n = rest // g.o
+    var target = packed
+    var m = 0
+
+    @always_inline
+    def edge(target: Ptr[packed_dtype], line: Int, column: Int) {imm}:
+        """Value by value, from `column` of the row on."""
+        for i in range(sizes.run):
+            var value = Scalar[packed_dtype](0)
+            if line >= 0 and column + i >= 0 and column + i < row_size:
+                value = x[unsafe_offset=line + column + i].cast[packed_dtype]()
+            target[unsafe_offset=i] = value
+
+    while m < count:
+        var run = min(g.q - q, count - m)
+        var last_line = 0
+        for t in range(g.t):
+            var d = o * g.stride_d + t * g.dilation_d - g.pad_d
+            for r in range(g.r):
+                var h = p * g.stride_h + r * g.dilation_h - g.pad_h
+                var line = -1
+                if d >= 0 and d < g.d and h >= 0 and h < g.h:
+                    line = ((n * g.d + d) * g.h + h) * row_size
+                    last_line = max(last_line, line)
+                lines[unsafe_offset=t * g.r + r] = line
+        for i in range(q, q + run):
+            var column = i * step - g.pad_w * g.c
+            var whole = i >= low and i < high and last_line + column <= end
+            for number in range(sizes.lines):
+                var to = target.unsafe_offset(number * sizes.run)
+                var line = lines[unsafe_offset=number]
+                if not whole:
+                    edge(to, line, column)
+                    continue
+                comptime for v in range(vectors):
+                    var value = SIMD[dtype, width](0)
+                    if line >= 0:
+                        value = x.unsafe_offset(
+                            line + column + v * width
+                        ).unsafe_load[width=width]()
+                    to.unsafe_offset(v * width).unsafe_store(
+                        value.cast[packed_dtype]()
+                    )
+            target = target.unsafe_offset(sizes.pitch)
+        m += run
+        q = 0
+        p += 1
+        if p == g.p:
+            p = 0
+            o += 1
+            if o == g.o:
+                o = 0
+                n += 1
+
+
+@no_inline
+def _pair_columns[
+    dtype: DType
+](target: Ptr[dtype], source: Ptr[dtype], pitch: Int, count: Int):
+    """[pixel][column] to [vector of columns][pair of pixels][column][2]."""
+    comptime width = simd_width_of[accumulation_type[dtype]]()
+    var to = target
+    for column in range(0, pitch, width):
+        for pixel in range(0, count, 2):
+            var at = source.unsafe_offset(pixel * pitch + column)
+            var second = SIMD[dtype, width](0)
+            if pixel + 1 < count:
+                second = at.unsafe_offset(pitch).unsafe_load[width=width]()
+            to.unsafe_store(at.unsafe_load[width=width]().interleave(second))
+            to = to.unsafe_offset(2 * width)
+
+
+@no_inline
+def _add_block[
+    dtype: DType, vectors: Int
+](
+    sums: Ptr[accumulation_type[dtype]],
+    dy: Ptr[packed_type[dtype]],
+    columns: Ptr[packed_type[dtype]],
+    sizes: _Sizes,
+    stored: Int,
+):
+    """Some vectors of columns against every output channel."""
+    comptime acc_type = accumulation_type[dtype]
+    comptime width = simd_width_of[acc_type]()
+    var pitch = sizes.pitch
+    var apart = width
+    comptime if has_pairs[dtype]:
+        pitch = width
+        apart = stored // 2 * width
+    for row in range(0, sizes.rows, TILE_ROWS):
+        var acc = Array[SIMD[acc_type, width], TILE_ROWS * vectors](fill=0)
+        outer_tile[dtype, acc_type, width, TILE_ROWS, vectors](
+            acc, dy.unsafe_offset(row * stored), columns, stored, pitch, apart
+        )
+        comptime for i in range(TILE_ROWS):
+            comptime for v in range(vectors):
+                var target = sums.unsafe_offset(
+                    (row + i) * sizes.pitch + v * width
+                )
+                target.unsafe_store(
+                    target.unsafe_load[width=width]() + acc[i * vectors + v]
+                )
+
+
+@no_inline
+def _slice[
+    dtype: DType
+](
+    sums: Ptr[accumulation_type[dtype]],
+    operands: Ptr[packed_type[dtype]],
+    x: Ptr[dtype],
+    lines: MutPointer[Int, MutUntrackedOrigin],
+    dy: Ptr[dtype],
+    g: ConvolutionProblem,
+    sizes: _Sizes,
+    first: Int,
+    last: Int,
+):
+    """The sums of pixels [first, last)."""
+    comptime width = simd_width_of[accumulation_type[dtype]]()
+    var packed_dy = operands.unsafe_offset(sizes.columns[dtype]())
+    unsafe_memset_zero(sums, sizes.rows * sizes.pitch)
+    for pixel in range(first, last, sizes.block):
+        var count = min(sizes.block, last - pixel)
+        var stored = packed_length[dtype](count)
+        pack_gradient_rows[dtype](packed_dy, dy, g.k, g.k, pixel, count)
+        var columns = operands
+        comptime for vectors in range(1, MOST_VECTORS + 1):
+            if ceildiv(sizes.run, width) == vectors:
+                _pack_columns[dtype, vectors](
+                    columns, x, lines, g, sizes, pixel, count
+                )
+        comptime if has_pairs[dtype]:
+            columns = operands.unsafe_offset(sizes.columns[dtype]() // 2)
+            _pair_columns(
+                rebind[Ptr[dtype]](columns),
+                rebind[Ptr[dtype]](operands),
+                sizes.pitch,
+                count,
+            )
+        for column in range(0, sizes.pitch, TILE_VECTORS * width):
+            var at = columns.unsafe_offset(
+                column * stored if has_pairs[dtype] else column
+            )
+            var wide = min(TILE_VECTORS, (sizes.pitch - column) // width)
+            comptime for vectors in range(1, TILE_VECTORS + 1):
+                if wide == vectors:
+                    _add_block[dtype, vectors](
+                        sums.unsafe_offset(column),
+                        packed_dy,
+                        at,
+                        sizes,
+                        stored,
+                    )
+
+
+@no_inline
+def joined_taps_wgrad_cpu[
+    dtype: DType
+](dw: Ptr[dtype], x: Ptr[dtype], dy: Ptr[dtype], g: ConvolutionProblem):
+    """The weight gradient of the problems that `joined_taps_wgrad_can_implement` takes; workers share the pixels, and
+    their sums are added in order.
+    """
+    comptime acc_type = accumulation_type[dtype]
+    comptime width = simd_width_of[acc_type]()
+    var workers = worker_count()
+    var sizes = _Sizes.of[dtype](g)
+    var operands = unsafe_alloc[Scalar[packed_type[dtype]]](
+        workers * sizes.operands[dtype](), alignment=64
+    )
+    var tile = sizes.rows * sizes.pitch
+    var all_sums = unsafe_alloc[Scalar[acc_type]](workers * tile, alignment=64)
+    var all_lines = unsafe_alloc[Int](workers * sizes.lines)
+    var pixels = g.output_pixels()
+
+    @always_inline
+    def reduce(worker: Int) {imm}:
+        _slice[dtype](
+            all_sums.unsafe_offset(worker * tile),
+            operands.unsafe_offset(worker * sizes.operands[dtype]()),
+            x,
+            all_lines.unsafe_offset(worker * sizes.lines),
+            dy,
+            g,
+            sizes,
+            pixels * worker // workers,
+            pixels * (worker + 1) // workers,
+        )
+
+    sync_parallelize(reduce, workers)
+    for k in range(g.k):
+        var total = all_sums.unsafe_offset(k * sizes.pitch)
+        for worker in range(1, workers):
+            var other = total.unsafe_offset(worker * tile)
+            for i in range(sizes.pitch):
+                total[unsafe_offset=i] += other[unsafe_offset=i]
+        write_filter[dtype, acc_type](
+            dw.unsafe_offset(k * g.taps() * g.c),
+            total,
+            g.taps(),
+            g.c,
+            g.c,
+            g.c,
+            g.taps_inside,
+        )
+    all_lines.unsafe_free()
+    all_sums.unsafe_free()
+    operands.unsafe_free()
+
+
+def joined_taps_wgrad_can_implement[
+    dtype: DType
+](g: ConvolutionProblem) -> Optional[String]:
+    """None, or why this kernel does not take the problem."""
+    comptime acc_type = accumulation_type[dtype]
+    comptime width = simd_width_of[acc_type]()
+    if g.s * g.c > MOST_VECTORS * width:
+        return String(t"a row of {g.s * g.c} values is long enough")
+    if g.groups != 1 or g.s == 1 or g.dilation_w != 1:
+        return String("taps along W are no neighbours")
+    if g.output_pixels() == 0:
+        return String("there are no pixels")
+    var sizes = _Sizes.of[dtype](g)
+    var each = (
+        sizes.operands[dtype]() * size_of[packed_type[dtype]]()
+        + sizes.rows * sizes.pitch * size_of[acc_type]()
+    )
+    var bytes = worker_count() * each
+    if bytes > g.workspace_limit:
+        return String(
+            t"columns and sums take {bytes} bytes, the workspace limit is"
+            t" {g.workspace_limit}"
+        )
+    return None
