@@ -1,8 +1,8 @@
 """The pointwise family's entries in its libraries: a generated program, run over all elements.
 
 The geometry is a host tensor of int64: the size, then the extents of the digits, then each operand's strides, in the
-order of the operands (program.mojo), then each operand's start, and for each guard its start and its extent. Operands
-are addresses, results first.
+order of the operands (program.mojo), then each operand's start, for each guard its start and its extent, and the numbers'
+bits. Operands are addresses, results first.
 """
 
 from max.gpu.host import DeviceContext
@@ -18,13 +18,16 @@ from .program import MOST_BYTES, Operands, Place
 
 @always_inline
 def operands_of[
-    count: Int, dims: Int, guards: Int = 0
+    count: Int, dims: Int, guards: Int = 0, numbers: Int = 0
 ](
     geometry: Operand[DType.int64, 1], first: Int, mut arguments: Arguments
 ) raises -> Operands[count, dims]:
-    """The operands that come next, with the extents and strides that begin at `first`; the last ones are guards.
+    """The operands that come next, with the extents and strides that begin at `first`; the last ones are guards, then
+    numbers.
     """
-    var wanted = first + dims + count * (dims + 1) + guards
+    comptime tensors = count - guards - numbers
+    comptime placed = count - numbers
+    var wanted = first + dims + placed * (dims + 1) + guards + numbers
     if geometry.dim_size(0) != wanted:
         raise Error(
             t"pointwise: geometry has {geometry.dim_size(0)} values, not"
@@ -36,17 +39,20 @@ def operands_of[
         operands.extents[k] = Int(divisor.value)
         operands.multipliers[k] = Int(divisor.multiplier)
         operands.shifts[k] = Int(divisor.shift)
-    comptime for i in range(count * dims):
+    comptime for i in range(placed * dims):
         operands.strides[i] = Int(geometry[first + dims + i])
-    var next = first + dims + count * dims
-    comptime for n in range(count - guards):
+    var next = first + dims + placed * dims
+    comptime for n in range(tensors):
         operands.data[n] = arguments.take_word()
         operands.starts[n] = Int(geometry[next + n])
-    next += count - guards
+    next += tensors
     comptime for guard in range(guards):
-        comptime n = count - guards + guard
+        comptime n = tensors + guard
         operands.starts[n] = Int(geometry[next + 2 * guard])
         operands.data[n] = Int(geometry[next + 2 * guard + 1])
+    next += 2 * guards
+    comptime for number in range(numbers):
+        operands.data[placed + number] = Int(geometry[next + number])
     return operands
 
 
@@ -57,13 +63,16 @@ def pointwise[
     run: def[width: Int](Operands[count, dims], Place[dims]) thin -> None,
     vector: Int,
     guards: Int,
+    numbers: Int,
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """One program over operands of any shapes."""
     var geometry = arguments.take[DType.int64, 1]()
     var size = Int(geometry[0])
-    var operands = operands_of[count, dims, guards](geometry, 1, arguments)
+    var operands = operands_of[count, dims, guards, numbers](
+        geometry, 1, arguments
+    )
     var together = 0
-    comptime for n in range(count - guards):
+    comptime for n in range(count - guards - numbers):
         together |= operands.data[n]
     comptime if is_cpu[target]():
         pointwise_cpu[count, dims, run, vector](operands, size)

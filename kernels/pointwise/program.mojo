@@ -5,6 +5,7 @@ them. It is a function over `Operands`, in which results and inputs stand alike,
 expression; sizes and strides are run-time arguments, so that layers of all sizes share it.
 """
 
+from std.memory import bitcast
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.sys.info import is_gpu, size_of
 from std.utils.index import IndexList
@@ -31,12 +32,13 @@ struct Operands[count: Int, dims: Int](
     The elements of a result are counted in memory order; the count's digits have the extents `extents`, the last one
     varies fastest. Operand n lies `starts[n]` elements behind its address, and `strides[n * dims + k]` on for each step
     of digit k. A guard has such a number too, and instead of an address an extent, which the number has to be below.
+    Last come numbers of the expression, with their bits instead of an address.
     """
 
     comptime device_type: AnyType = Self
 
     var data: IndexList[Self.count]
-    """Addresses."""
+    """Addresses; extents of guards; bits of numbers."""
     var extents: IndexList[Self.dims, element_type=DType.int32]
     var multipliers: IndexList[Self.dims, element_type=DType.uint32]
     """With `shifts`: how to divide by `extents` (arithmetic.mojo)."""
@@ -168,6 +170,14 @@ struct Operands[count: Int, dims: Int](
                 unsafe_offset=self._offset[n](self.place(place.index + lane))
             ]
         return value
+
+    @always_inline
+    def number[dtype: DType, n: Int, width: Int](self) -> SIMD[dtype, width]:
+        """A number of a floating dtype."""
+        comptime bits = DType.uint16 if size_of[
+            dtype
+        ]() == 2 else DType.uint32 if size_of[dtype]() == 4 else DType.uint64
+        return SIMD[dtype, width](bitcast[dtype, 1](Scalar[bits](self.data[n])))
 
     @always_inline
     def inside_same[

@@ -31,19 +31,22 @@ def reduction[
     ],
     vector: Int,
     guards: Int,
+    numbers: Int,
     rows: Bool,
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """One program over operands of any shapes; `rows` where `inner` is 1."""
     var geometry = arguments.take[DType.int64, 1]()
     var extents = Extents(Int(geometry[0]), Int(geometry[1]), Int(geometry[2]))
-    var operands = operands_of[count, dims, guards](geometry, 3, arguments)
+    var operands = operands_of[count, dims, guards, numbers](
+        geometry, 3, arguments
+    )
     comptime if is_cpu[target]():
         reduction_cpu[
             acc, result, kinds, results, count, dims, run, vector, rows
         ](operands, extents)
     else:
         var together = 0
-        comptime for n in range(results, count - guards):
+        comptime for n in range(results, count - guards - numbers):
             together |= operands.data[n]
         reduction_gpu[
             acc, result, kinds, results, count, dims, run, vector, rows

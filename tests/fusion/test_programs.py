@@ -115,3 +115,26 @@ def test_many_conversions_are_one_call() -> None:
     (program,) = launched
     assert program.symbol.startswith("torch_max_pointwise_many") and program.target == "cpu"
     assert "cast[DType.bfloat16]" in program.definition
+
+
+def scaled(dtype: torch.dtype, numbers: tuple[float, float, float]) -> tuple[list[Tensor], list[Function]]:
+    """Products and a sum with numbers that no program has in its text."""
+    (x,) = arguments((7, 33), dtype=dtype)
+    first, second, third = numbers
+
+    def function(x: Tensor) -> list[Tensor]:
+        return [(x * first + second).relu() * first, (x - third).square().sum(1)]
+
+    found, launched = run(function, x)
+    for own, wanted in zip(found, function(x), strict=True):
+        torch.testing.assert_close(own, wanted)
+    return found, [each for each in launched if each.symbol.startswith(("torch_max_pointwise", "torch_max_reduction"))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_numbers_are_arguments(dtype: torch.dtype) -> None:
+    """Expressions that differ in numbers share programs."""
+    found, launched = scaled(dtype, (1 / 768, 0.3, -1.7))
+    others, again = scaled(dtype, (-1e-30, -7.25, 1e4) if dtype != torch.float16 else (-1e-7, -7.25, 3.5))
+    assert launched and [each.symbol for each in launched] == [each.symbol for each in again]
+    assert not torch.equal(found[1], others[1])

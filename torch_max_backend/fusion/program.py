@@ -10,8 +10,8 @@ from typing import Literal
 from max.dtype import DType
 
 from torch_max_backend.fusion.index_map import Guard, refined
-from torch_max_backend.fusion.scalars import IMPORTS, expression, inside, literal
-from torch_max_backend.fusion.terms import MOST_GUARDS, REDUCTIONS, Leaf, Terms
+from torch_max_backend.fusion.scalars import IMPORTS, expression, inside, is_written_out, literal, word_of
+from torch_max_backend.fusion.terms import MOST_GUARDS, REDUCTIONS, Leaf, Step, Terms
 from torch_max_backend.mojo_ops.constants import kernel_constant
 from torch_max_backend.mojo_ops.sources import symbol_of
 
@@ -79,11 +79,12 @@ class Program:
         entry: of kernels/pointwise/entries.mojo, or of another family.
         target: MAX's word for the kind of device.
         body: Mojo source of the function, without its head.
-        operands: how many it has: results, inputs and guards.
+        operands: how many it has: results, inputs, guards and numbers.
         digits: how many digits an element's number has.
         vector: how many elements a thread computes at once.
         convolution: the entry's parameters that say which convolution's result the function gets.
         guards: how many of the operands are conditions.
+        numbers: how many of them are numbers.
         reduction: what is made of the function's values, where it has any.
         ordered: of a program over many tensors, a bit for each operand that is no single number.
     """
@@ -98,6 +99,7 @@ class Program:
     vector: int
     convolution: str = ""
     guards: int = 0
+    numbers: int = 0
     reduction: Reduction | None = None
     ordered: int = 0
 
@@ -106,6 +108,7 @@ class Program:
         text = (
             f"{self.entry} {self.target} {self.operands} {self.digits} {self.vector} {self.convolution} {self.guards}"
         )
+        text += f" {self.numbers} "
         if self.reduction is not None:
             text += f"{self.reduction.parameters} {self.reduction.rows}"
         text += f"\n{self.body}"
@@ -127,10 +130,11 @@ class Program:
             return f'reduction_many["{self.target}", {self.reduction.parameters}, {many}]'
         if self.reduction is not None:
             first = f'"{self.target}", {self.reduction.parameters}, {self.operands}, {self.digits}'
-            return f"reduction[{first}, _program_{self._name}, {self.vector}, {self.guards}, {self.reduction.rows}]"
+            last = f"{self.vector}, {self.guards}, {self.numbers}, {self.reduction.rows}"
+            return f"reduction[{first}, _program_{self._name}, {last}]"
         if self.entry == "pointwise_many":
             return f'pointwise_many["{self.target}", {many}]'
-        counts = f"{self.operands}, {self.digits}, _program_{self._name}, {self.vector}, {self.guards}"
+        counts = f"{self.operands}, {self.digits}, _program_{self._name}, {self.vector}, {self.guards}, {self.numbers}"
         return f'pointwise["{self.target}", {counts}]'
 
     @property
@@ -206,15 +210,36 @@ def generate(terms: Terms, layout: Layout, target: Literal["cpu", "gpu"]) -> Pro
     """The program that computes ``terms``: one for all sizes."""
     vector = vector_of(terms, target)
     ways = _ways(terms, layout, vector, target)
-    body = _body(terms, ways, _asked(layout, vector, target))
+    numbers = _numbers(terms)
+    body = _body(terms, ways, _asked(layout, vector, target), numbers=numbers)
     return Program(
-        "pointwise", target, body, _operands(terms), len(layout.extents), vector, guards=len(terms.guards)
-    )  # fmt: skip
+        "pointwise",
+        target,
+        body,
+        _first_guard(terms) + len(terms.guards) + len(numbers),
+        len(layout.extents),
+        vector,
+        guards=len(terms.guards),
+        numbers=len(numbers),
+    )
 
 
-def _operands(terms: Terms) -> int:
-    """Of the function: results, inputs and guards."""
-    return len(terms.roots) + padded(len(terms.leaves)) + len(terms.guards)
+def _first_guard(terms: Terms) -> int:
+    """Its number among the function's operands: results and inputs come before it."""
+    return len(terms.roots) + padded(len(terms.leaves))
+
+
+def _numbers(terms: Terms) -> list[tuple[DType, int]]:
+    """What the program gets as arguments of its own: dtypes and bits."""
+    steps = [step for step in terms.steps if not isinstance(step, Leaf)]
+    found = [number for number in map(_number, steps) if number is not None]
+    return list(dict.fromkeys(found))
+
+
+def _number(step: Step) -> tuple[DType, int] | None:
+    if step.number is None or step.inside or is_written_out(step.number, step.value.dtype):
+        return None
+    return step.value.dtype, word_of(step.number, step.value.dtype)
 
 
 def _reduction(terms: Terms) -> Reduction | None:
@@ -240,15 +265,17 @@ def generate_reduction(terms: Terms, layout: Layout, target: Literal["cpu", "gpu
     while target == "gpu" and together % vector:
         vector //= 2
     ways, asked = _ways(terms, layout, vector, target), _asked(layout, vector, target)
-    body = _body(terms, ways, asked, reduction=reduction)
+    numbers = _numbers(terms)
+    body = _body(terms, ways, asked, reduction=reduction, numbers=numbers)
     return Program(
         "reduction",
         target,
         body,
-        _operands(terms),
+        _first_guard(terms) + len(terms.guards) + len(numbers),
         len(layout.extents),
         vector,
         guards=len(terms.guards),
+        numbers=len(numbers),
         reduction=reduction,
     )
 
@@ -312,7 +339,7 @@ def summing(program: Program, op: str, plain: str) -> Program:
 
 
 def geometry(terms: Terms, layout: Layout) -> list[int]:
-    """Size, extents and strides, as kernels/pointwise/entries.mojo takes them; a reduction has three sizes."""
+    """Size, extents, strides and numbers, as kernels/pointwise/entries.mojo takes them; a reduction has three sizes."""
     digits = len(layout.extents)
     strides = [[0] * digits for _ in terms.roots] + [list(each) for each in layout.strides]
     missing = padded(len(terms.leaves)) - len(terms.leaves)
@@ -321,7 +348,8 @@ def geometry(terms: Terms, layout: Layout) -> list[int]:
     guards = [number for guard in terms.guards for number in (-guard.start, guard.count)]
     extents = terms.extents
     sizes = [terms.size] if extents is None else [extents.outer, extents.reduced, extents.inner]
-    return [*sizes, *layout.extents, *(stride for each in strides for stride in each), *starts, *guards]
+    numbers = [word for _, word in _numbers(terms)]
+    return [*sizes, *layout.extents, *(stride for each in strides for stride in each), *starts, *guards, *numbers]
 
 
 def _ways(terms: Terms, layout: Layout, vector: int, target: str) -> list[str]:
@@ -361,8 +389,9 @@ def _body(
     asked: Sequence[str] = (),
     handed: Leaf | None = None,
     reduction: Reduction | None = None,
+    numbers: Sequence[tuple[DType, int]] = (),
 ) -> str:
-    first = len(terms.roots) + padded(len(terms.leaves))
+    first = _first_guard(terms)
     lines = [f"    var g{n} = a.inside_{way}[{first + n}, width](p)\n" for n, way in enumerate(asked)]
     operand = len(terms.roots)
     remaining = iter(ways)
@@ -379,6 +408,10 @@ def _body(
             text = inside([_mask(terms, guards) for guards in step.inside], values[: len(step.inside)], otherwise)
         elif step.number is not None:
             text = literal(step.number, step.value.dtype)
+            own = _number(step)
+            if own is not None and own in numbers:
+                operand_of_it = first + len(terms.guards) + numbers.index(own)
+                text = f"a.number[DType.{own[0].name}, {operand_of_it}, width]()"
         else:
             text = expression(step.name, values, step.value.dtype)
         lines.append(f"    var v{number} = {text}\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +11,7 @@ from max.dtype import DType
 
 _FLOATS = frozenset({DType.float16, DType.bfloat16, DType.float32, DType.float64})
 _WHOLE = frozenset({DType.int8, DType.int16, DType.int32, DType.int64, DType.uint8})
+_WRITTEN_OUT = frozenset({0.0, 0.5, 1.0, 2.0})
 NUMBERS = _FLOATS | _WHOLE
 _BOOL = frozenset({DType.bool})
 DTYPES = NUMBERS | _BOOL
@@ -84,6 +86,26 @@ def inside(masks: Sequence[str], values: Sequence[str], otherwise: str) -> str:
     for mask, value in reversed(list(zip(masks, values, strict=True))):
         text = f"({mask}).select({value}, {text})" if mask else value
     return text
+
+
+def is_written_out(value: np.generic, dtype: DType) -> bool:
+    """Whether a program has the number in its text. Others are arguments, so that expressions that differ in a size, a
+    probability or a learning rate share a program."""
+    if dtype not in _FLOATS:
+        return True
+    number = abs(float(value))
+    return number in _WRITTEN_OUT or not math.isfinite(number)
+
+
+def word_of(value: np.generic, dtype: DType) -> int:
+    """A number of a floating dtype as `Operands.number` in kernels/pointwise/program.mojo takes it: its bits."""
+    number = float(value)
+    if dtype == DType.float64:
+        return int.from_bytes(struct.pack("<d", number), "little", signed=True)
+    if dtype == DType.float16:
+        return int(np.float16(number).view(np.uint16))
+    bits = int(np.float32(number).view(np.uint32))
+    return bits >> 16 if dtype == DType.bfloat16 else bits
 
 
 def literal(value: np.generic, dtype: DType) -> str:
