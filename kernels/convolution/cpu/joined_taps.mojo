@@ -1,6 +1,6 @@
 """Forward pass of a few input channels, a model's first layer: a row of taps is one run of memory.
 
-x is copied with its padding along W. Then the taps of a row read neighbours in memory at every pixel, and stand for one
+Some images of x at once are copied with their padding along W. Then the taps of a row read neighbours in memory at every pixel, and stand for one
 tap with as many channels: pixels overlap.
 """
 
@@ -15,7 +15,9 @@ from .implicit_gemm import implicit_gemm_cpu
 from .pack import swap_filter
 
 # With more channels the inner product of a tap is long enough.
-comptime MOST_CHANNELS = 8
+comptime MOST_CHANNELS = 24
+# Bytes of images that are copied at once: they stay in the cache.
+comptime COPY_BYTES = 1024 * 1024
 
 
 def _row_pixels(g: ConvolutionProblem) -> Int:
@@ -60,22 +62,40 @@ def joined_taps_cpu[
     """
     var g = given
     var row = _row_pixels(g)
-    var copy = unsafe_alloc[Scalar[dtype]](
-        max(1, g.n * g.d * g.h * row * g.c), alignment=64
+    var image = g.d * g.h * row * g.c
+    var together = max(
+        1, min(g.n, COPY_BYTES // max(1, image * size_of[dtype]()))
     )
-    _copy_padded(copy, x, g)
+    var copy = unsafe_alloc[Scalar[dtype]](
+        max(1, together * image), alignment=64
+    )
+    var filter = w
+    if given.taps_inside:
+        filter = unsafe_alloc[Scalar[dtype]](g.w_size(), alignment=64)
+        swap_filter(filter, w, g.k, given.c, given.taps())
     g.w = row
     g.pad_w = 0
     g.c = g.s * given.c
     g.s = 1
     g.taps_inside = False
+    for first in range(0, given.n, together):
+        var part = given
+        part.n = min(together, given.n - first)
+        g.n = part.n
+        _copy_padded(
+            copy,
+            x.unsafe_offset(first * given.d * given.h * given.w * given.c),
+            part,
+        )
+        implicit_gemm_cpu[dtype, FPROP](
+            y.unsafe_offset(first * given.o * given.p * given.q * given.k),
+            copy,
+            filter,
+            g,
+            given.c,
+        )
     if given.taps_inside:
-        var filter = unsafe_alloc[Scalar[dtype]](g.w_size(), alignment=64)
-        swap_filter(filter, w, g.k, given.c, given.taps())
-        implicit_gemm_cpu[dtype, FPROP](y, copy, filter, g, given.c)
         filter.unsafe_free()
-    else:
-        implicit_gemm_cpu[dtype, FPROP](y, copy, w, g, given.c)
     copy.unsafe_free()
 
 
