@@ -8,6 +8,7 @@ the padding); taps that lie in the padding for the whole block are skipped.
 from std.math import ceildiv
 from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of, size_of
+from std.sys.intrinsics import masked_store
 
 from ...parallel import sync_parallelize
 from ..common import FPROP, Ptr, accumulation_type, worker_count
@@ -29,6 +30,7 @@ from .pack import (
     pack_gradient_taps_inside,
     pair_rows,
 )
+from .wgrad import first_lanes
 
 # Bytes of the moving operand that a block of rows may touch: it stays in the L2 cache beside a panel.
 comptime BLOCK_BYTES = 384 * 1024
@@ -273,13 +275,21 @@ def _tile[
             depth,
             panel.unsafe_offset(live[unsafe_offset=i] * tap_size),
         )
-    if lanes == vectors * width and rows <= count:
+    if rows <= count:
+        # Only the last vector may be a part of one.
+        comptime last = (vectors - 1) * width
+        var mask = first_lanes[width](lanes - last)
         comptime for row in range(rows):
             var target = results[unsafe_offset=row].unsafe_offset(column)
-            comptime for v in range(vectors):
+            comptime for v in range(vectors - 1):
                 target.unsafe_offset(v * width).unsafe_store(
                     acc[row * vectors + v].cast[dtype]()
                 )
+            var value = acc[row * vectors + vectors - 1].cast[dtype]()
+            if lanes == vectors * width:
+                target.unsafe_offset(last).unsafe_store(value)
+            else:
+                masked_store(value, target.unsafe_offset(last), mask)
     else:
         _store_part[dtype, rows, vectors](acc, results, column, lanes, count)
 
