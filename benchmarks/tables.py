@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks import RESULTS
@@ -351,6 +351,30 @@ def gpu_tests() -> str:
     return grid(["run on one H200", "result", "date"], rows)
 
 
+def step_bytes() -> str:
+    """One row for each model and graph: all its kernels, and before the passes that were measured against."""
+    documents = [read("step_bytes_before"), read("step_bytes_sm_90a")]
+    totals = [_bytes_by_graph(document["rows"]) for document in documents]
+    rows = []
+    for (model, batch, graph), (moved, needed) in totals[1].items():
+        before = totals[0][model, batch, graph][0]
+        kept = [f"{document['saved'][model] / 1e9:.2f}" if graph == "forward" else "" for document in documents]
+        label = f"{model}, {batch}" if graph == "forward" else ""
+        rows.append([label, graph, f"{before / 1e9:.2f}", f"{moved / 1e9:.2f}", f"{needed / 1e9:.2f}", *kept])
+    header = ["model, batch", "graph", "before, GB", "moved, GB", "needed, GB", "results before, GB", "results, GB"]
+    return grid(header, rows) + origin("step_bytes_before", "step_bytes_sm_90a")
+
+
+def _bytes_by_graph(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int, str], tuple[int, int]]:
+    """Bytes moved and needed."""
+    found: dict[tuple[str, int, str], tuple[int, int]] = {}
+    for row in rows:
+        key = row["model"], row["batch"], row["graph"]
+        moved, needed = found.get(key, (0, 0))
+        found[key] = moved + row["read"] + row["written"], needed + row["needed"]
+    return found
+
+
 def attention() -> str:
     names = ("attention_h200",)
     rows = []
@@ -389,6 +413,6 @@ TABLES: dict[str, Callable[[], str]] = {
         summary, training_steps, training_zoo, commands, gpu_tests, convolution_any_gpu, convolution_cpu,
         convolution_workspace, convolution_hopper, convolution_epilogue, convolution_sanitizer, pooling_gpu,
         pooling_cpu, pooling_memory, attention, compile_cost, first_steps, host_time,
-        optimizer_steps,
+        optimizer_steps, step_bytes,
     )
 }  # fmt: skip

@@ -21,6 +21,7 @@ from torch_max_backend.decompositions import decompositions
 from torch_max_backend.errors import MaxBackendError, OptionError
 from torch_max_backend.graph.compiler import CompiledGraph, compile_graph
 from torch_max_backend.graph.pool_offsets import keep_small_offsets
+from torch_max_backend.graph.recompute import normalize_elementwise
 from torch_max_backend.graph.saved import forget_running_statistics
 from torch_max_backend.graph.sized import SizedGraph, at_hints, is_sized
 from torch_max_backend.graph.unit import CompilationUnit
@@ -139,7 +140,7 @@ def _through_aot(gm: GraphModule, example_inputs: Sequence[Any], compilation: _C
 
 def _partition(joint: GraphModule, *args: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
     """The joint graph in a forward and a backward part; cheap values are computed again rather than kept."""
-    joint = forget_running_statistics(keep_small_offsets(joint))
+    joint = normalize_elementwise(forget_running_statistics(keep_small_offsets(joint)))
     return min_cut_rematerialization_partition(joint, *args, **kwargs)
 
 

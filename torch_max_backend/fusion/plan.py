@@ -63,8 +63,8 @@ def plan(operations: Sequence[Operation], kept: Collection[Value], device: Devic
         device: that the graph computes on.
         listed: the graph runs as a launch list, whose batches have any inputs and results; else they have one each.
     """
-    fusible = {each for each in operations if is_fusible(each) and each.results[0].device == device}
-    roots, terms = _roots(operations, fusible, kept)
+    terms, fusible = memory_of(operations, kept, device)
+    roots = list(terms)
     groups = [Group(terms[root]) for root in roots]
     alone = [group for group in groups if transposition(group.terms, layout_of(group.terms)) is not None]
     chosen = [] if listed else _pairs(groups, kept)
@@ -78,9 +78,18 @@ def plan(operations: Sequence[Operation], kept: Collection[Value], device: Devic
     return Plan(joined, chosen, found)
 
 
+def memory_of(
+    operations: Sequence[Operation], kept: Collection[Value], device: DeviceRef
+) -> tuple[dict[Value, Terms], set[Operation]]:
+    """What has to lie in memory, with the programs that compute it, one for each, and all operations that programs can
+    compute."""
+    fusible = {each for each in operations if is_fusible(each) and each.results[0].device == device}
+    return _roots(operations, fusible, kept), fusible
+
+
 def _roots(
     operations: Sequence[Operation], fusible: Collection[Operation], kept: Collection[Value]
-) -> tuple[list[Value], dict[Value, Terms]]:
+) -> dict[Value, Terms]:
     """What has to lie in memory and a program computes, in the operations' order."""
     demanded = {in_memory(value) for value in kept}
     for operation in operations:
@@ -104,8 +113,7 @@ def _roots(
             waiting += [cut, root]
     # Once more: what was found first did not know of the roots that came later.
     terms = {root: Terms([root], roots, fusible) for root in sorted(roots, key=_position)}
-    terms = {root: each for root, each in terms.items() if _fits(each)}
-    return list(terms), terms
+    return {root: each for root, each in terms.items() if _fits(each)}
 
 
 def _costly_number(terms: Terms) -> Value | None:

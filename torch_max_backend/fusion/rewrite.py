@@ -27,6 +27,7 @@ from torch_max_backend.fusion.program import (
 from torch_max_backend.fusion.scalars import is_elementwise
 from torch_max_backend.fusion.terms import MOVES, REDUCTIONS, RESHAPE
 from torch_max_backend.fusion.values import Value, read
+from torch_max_backend.fusion.written_sums import write_sums
 from torch_max_backend.ir import ops
 from torch_max_backend.max_compat import add_call, block_of, handle_of
 from torch_max_backend.mojo_ops.functions import require, require_function, target_of
@@ -61,6 +62,9 @@ def fuse(
     Returns:
         the results, of the same shapes and dtypes.
     """
+    if listed:
+        results = write_sums(graph, results, device)
+        _sort(graph)
     operations, values = read(graph)
     kept = [values[handle_of(result)] for result in results]
     chosen = plan(operations, set(kept), device, listed=listed)
