@@ -1,4 +1,4 @@
-"""Writes the tables of README.md and docs/ from the result files: `python -m benchmarks figures`.
+"""Writes the tables of README.md and docs/ from the result files, and draws the charts: `python -m benchmarks figures`.
 
 A page holds `<!-- figures: NAME -->` and `<!-- end -->`; what stands between them is `benchmarks.tables.TABLES[NAME]`.
 """
@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from benchmarks import ROOT
+from benchmarks.charts import CHARTS
 from benchmarks.tables import TABLES
 
 BLOCK = re.compile(r"<!-- figures: (\S+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -34,6 +35,8 @@ def main() -> int:
         print(page.relative_to(ROOT))
     if parser.parse_args().check:
         return 1 if stale else 0
+    for name, draw in CHARTS.items():
+        draw(ROOT / "docs" / "images" / name)
     for page in stale:
         page.write_text(filled(page.read_text()))
     return 0

@@ -99,6 +99,13 @@ def measure(
     rows: list[dict[str, Any]] = []
     failed: list[str] = []
     console = Console()
+
+    def write() -> None:
+        """After each row: a run that is stopped keeps what it has measured."""
+        if json_file is not None:
+            facts = {"steps": MEASURED, "torch_threads": torch.get_num_threads(), "failed": failed}
+            results.write(json_file, {**facts, **results.provenance(torch.device("cpu")), "rows": rows})
+
     table = Table("model", "batch", "amp", *(f"{who}, MiB" for who in CONTENDERS), "ours over eager's")
     for kind, images, name in itertools.product(amp, batch, model):
         found = {who: _apart(name, who, images, kind) for who in CONTENDERS}
@@ -107,6 +114,7 @@ def measure(
             console.print(f"{failed[-1]}: failed")
             continue
         rows.append({"model": name, "batch": images, "amp": kind, "step_bytes": found})
+        write()
         sizes = [f"{(found[who] or 0) / 2**20:.1f}" for who in CONTENDERS]
         words = [name, str(images), kind, *sizes, f"{over_eager(rows[-1]):.2f}"]
         console.print(" ".join(words))
@@ -114,9 +122,6 @@ def measure(
     console.print(table)
     if rows:
         console.print(f"geometric mean {statistics.geometric_mean(map(over_eager, rows)):.2f}")
-    if json_file is not None:
-        facts = {"steps": MEASURED, "torch_threads": torch.get_num_threads(), "failed": failed}
-        results.write(json_file, {**facts, **results.provenance(torch.device("cpu")), "rows": rows})
 
 
 def main() -> None:

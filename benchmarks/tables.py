@@ -13,6 +13,9 @@ from typing import Any
 
 from benchmarks import RESULTS
 from benchmarks.optimizer_step import CONTENDERS
+from benchmarks.step_memory import CONTENDERS as MEMORY_CONTENDERS
+from benchmarks.step_memory import over_eager
+from benchmarks.training_step import FROZEN
 from benchmarks.training_zoo import ratio
 
 PASSES = {"fprop": "forward", "dgrad": "data gradient", "wgrad": "weight gradient"}
@@ -129,9 +132,9 @@ def summary() -> str:
         rows.append([what, f"{step['max'] * 1e3:.1f} ms", beside, ratios])
         beside = f"{first['eager']:.1f} eager, {first['inductor']:.0f} Inductor"
         rows.append(["its first step", f"{first['max']:.0f} s", beside, ""])
-    zoo = [row for row in read("training_zoo_cpu_float32")["rows"] if row["amp"] == "none"]
-    what = f"training steps of {len(zoo)} models, 2 CPU cores, float32"
-    rows.append([what, "", "the best of eager, channels_last and Inductor", mean(map(ratio, zoo))])
+    for kind, steps in zoo_rows().items():
+        what = f"{len(steps)} models on 2 CPU cores: {kind_of(*kind)}"
+        rows.append([what, "", "the best of eager, channels_last and Inductor", mean(map(ratio, steps))])
     each = ", ".join(mean(hopper_ratios(hopper, pass_)) for pass_ in PASSES)
     count = len(hopper_ratios(hopper, "fprop"))
     rows.append([f"bfloat16 convolution, {count} problems, H200: {', '.join(PASSES.values())}", "", "cuDNN", each])
@@ -179,32 +182,58 @@ def training_steps() -> str:
     return grid(header, rows) + origin(*names)
 
 
+def zoo_rows() -> dict[tuple[str, str, int], list[dict[str, Any]]]:
+    """What was measured of the nine models on a CPU: the rows of each mode, autocast and batch."""
+    groups: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
+    for name in sorted(path.stem for path in RESULTS.glob("training_zoo_*.json")):
+        for row in read(name)["rows"]:
+            groups.setdefault((row.get("mode", "training"), row["amp"], row["batch"]), []).append(row)
+    return groups
+
+
+def kind_of(mode: str, amp: str, batch: int) -> str:
+    """A group of ``zoo_rows`` in words."""
+    dtype = "float32" if amp == "none" else f"{amp} autocast"
+    return f"{mode}, {dtype}, batch {batch}"
+
+
 def training_zoo() -> str:
     """One row for each model; the last one of each kind and batch is its geometric mean."""
     names = sorted(path.stem for path in RESULTS.glob("training_zoo_*.json"))
-    others = ("eager", "eager, channels_last", "inductor")
+    others = ("eager", "eager, channels_last", "inductor", FROZEN)
     rows = []
-    for name in names:
-        groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
-        for row in read(name)["rows"]:
-            groups.setdefault((row["amp"], row["batch"]), []).append(row)
-        for (amp, batch), steps in groups.items():
-            dtype = "float32" if amp == "none" else f"{amp} autocast"
-            for number, row in enumerate(steps):
-                seconds = row["median_seconds"]
-                size = "x".join(map(str, row["shape"]))
-                rows.append([
-                    f"{dtype}, batch {batch}" if number == 0 else "",
-                    f"{row['model']}, {size}",
-                    *(f"{seconds[who] * 1e3:.1f}" if who in seconds else "" for who in ("max", *others)),
-                    f"{ratio(row):.2f}",
-                ])  # fmt: skip
-            if len(steps) > 1:
-                rows.append(["", "geometric mean", "", "", "", "", mean(map(ratio, steps))])
-    header = ["kind", "model", "ours, ms", "eager, ms", "channels_last, ms", "Inductor, ms", "ours over the best"]
+    for kind, steps in zoo_rows().items():
+        for number, row in enumerate(steps):
+            seconds = row["median_seconds"]
+            size = "x".join(map(str, row["shape"]))
+            rows.append([
+                kind_of(*kind) if number == 0 else "",
+                f"{row['model']}, {size}",
+                *(f"{seconds[who] * 1e3:.1f}" if who in seconds else "" for who in ("max", *others)),
+                f"{ratio(row):.2f}",
+            ])  # fmt: skip
+        if len(steps) > 1:
+            rows.append(["", "geometric mean", *[""] * (1 + len(others)), mean(map(ratio, steps))])
+    header = ["kind", "model", "ours, ms", "eager, ms", "channels_last, ms", "Inductor, ms", "frozen, ms"]
     loads = [row["load_average"] for name in names for row in read(name)["rows"]]
     beside = f"Load average before the timed steps: {min(loads)} to {max(loads)}.\n" if loads else ""
-    return grid(header, rows) + origin(*names) + beside
+    return grid([*header, "ours over the best"], rows) + origin(*names) + beside
+
+
+def step_memory() -> str:
+    """What a step adds to a process."""
+    names = sorted(path.stem for path in RESULTS.glob("step_memory_*.json"))
+    rows = [
+        [
+            f"{row['model']}, batch {row['batch']}, {'float32' if row['amp'] == 'none' else row['amp'] + ' autocast'}",
+            *(f"{row['step_bytes'][who] / 2**20:.0f}" for who in MEMORY_CONTENDERS),
+            f"{over_eager(row):.2f}",
+        ]
+        for name in names
+        for row in read(name)["rows"]
+    ]
+    header = ["step", *(f"{who}, MiB" for who in MEMORY_CONTENDERS), "ours over eager's"]
+    return grid(header, rows) + origin(*names)
 
 
 def convolution_any_gpu() -> str:
@@ -410,7 +439,7 @@ def compile_cost() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
-        summary, training_steps, training_zoo, commands, gpu_tests, convolution_any_gpu, convolution_cpu,
+        summary, training_steps, training_zoo, step_memory, commands, gpu_tests, convolution_any_gpu, convolution_cpu,
         convolution_workspace, convolution_hopper, convolution_epilogue, convolution_sanitizer, pooling_gpu,
         pooling_cpu, pooling_memory, attention, compile_cost, first_steps, host_time,
         optimizer_steps, step_bytes,

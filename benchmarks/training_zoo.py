@@ -88,6 +88,13 @@ def measure(
     rows: list[dict[str, Any]] = []
     failed: list[str] = []
     console = Console()
+
+    def write() -> None:
+        """After each row: a run that is stopped keeps what it has measured."""
+        if json_file is not None:
+            facts = {"steps": steps, "torch_threads": torch.get_num_threads(), "failed": failed}
+            results.write(json_file, {**facts, **results.provenance(torch.device(device)), "rows": rows})
+
     table = Table("mode", "model", "batch", "amp", "ours, ms", "best other, ms", "ratio", "over frozen")
     for how, kind, images, name in itertools.product(mode, amp, batch, model):
         if wait:
@@ -99,6 +106,7 @@ def measure(
             continue
         row = {key: found[key] for key in kept}
         rows.append(row)
+        write()
         seconds = row["median_seconds"]
         times = [f"{each * 1e3:.1f}" for each in (seconds["max"], best(row))]
         frozen = f"{seconds['max'] / seconds[FROZEN]:.2f}" if FROZEN in seconds else ""
@@ -110,9 +118,6 @@ def measure(
         console.print(
             f"geometric mean {statistics.geometric_mean(map(ratio, rows)):.2f}, worst {max(map(ratio, rows)):.2f}"
         )
-    if json_file is not None:
-        facts = {"steps": steps, "torch_threads": torch.get_num_threads(), "failed": failed}
-        results.write(json_file, {**facts, **results.provenance(torch.device(device)), "rows": rows})
 
 
 def main() -> None:

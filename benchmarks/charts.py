@@ -1,0 +1,41 @@
+"""Pictures of the pages, from the result files: `python -m benchmarks figures` draws them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.tables import kind_of, zoo_rows
+from benchmarks.training_zoo import ratio
+
+
+def steps_of_models(target: Path) -> None:
+    """Our time over the best contender's on a CPU, by model: a mark for each kind of step and batch."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    groups = zoo_rows()
+    models = list(dict.fromkeys(row["model"] for rows in groups.values() for row in rows))
+    figure, axis = pyplot.subplots(figsize=(9, 3.6), layout="constrained")
+    kinds = sorted({kind[:2] for kind in groups}, reverse=True)
+    width = 0.8 / max(1, len(groups))
+    for number, (kind, rows) in enumerate(sorted(groups.items(), key=lambda each: kinds.index(each[0][:2]))):
+        places = [models.index(row["model"]) + (number + 0.5) * width - 0.4 for row in rows]
+        # One color for each kind of step, paler the larger the batch.
+        pale = 1.0 - 0.25 * [each for each in groups if each[:2] == kind[:2]].index(kind)
+        axis.bar(
+            places, [ratio(row) for row in rows], width, color=f"C{kinds.index(kind[:2])}", alpha=max(pale, 0.3),
+            label=kind_of(*kind),
+        )  # fmt: skip
+    axis.axhline(1.0, color="black", linewidth=0.8)
+    axis.set_xticks(range(len(models)), models, rotation=20, ha="right")
+    axis.set_ylabel("our time over the best other's")
+    axis.legend(fontsize="x-small", ncols=3, loc="upper left")
+    axis.set_ylim(0, 1.45)
+    figure.savefig(target, dpi=90, metadata={"Software": None})
+    pyplot.close(figure)
+
+
+CHARTS = {"steps_cpu.png": steps_of_models}
+"""By the file below docs/images."""
