@@ -29,6 +29,7 @@ from .cpu.resident_wgrad import (
     resident_wgrad_cpu,
 )
 from .cpu.wgrad import wgrad_gemm_can_implement, wgrad_gemm_cpu
+from .finish import NOTHING, Finish
 from .gpu.depthwise import (
     depthwise_gather_gpu,
     depthwise_gpu_can_implement,
@@ -51,7 +52,11 @@ from .sm90 import dispatch as sm90
 def _run_channels_last[
     dtype: DType, pass_: Int
 ](
-    result: Ptr[dtype], a: Ptr[dtype], b: Ptr[dtype], given: ConvolutionProblem
+    result: Ptr[dtype],
+    a: Ptr[dtype],
+    b: Ptr[dtype],
+    given: ConvolutionProblem,
+    finish: Finish,
 ) raises:
     """A problem with one group whose filter, or its gradient, is copied into the other order.
     """
@@ -63,7 +68,7 @@ def _run_channels_last[
         swap_filter(result, copy, g.k, g.taps(), g.c)
     else:
         swap_filter(copy, b, g.k, g.c, g.taps())
-        run_cpu[dtype, pass_, False](result, a, copy, g)
+        run_cpu[dtype, pass_, False](result, a, copy, g, finish)
     copy.unsafe_free()
 
 
@@ -75,13 +80,15 @@ def run_cpu[
     a: Ptr[dtype],
     b: Ptr[dtype],
     given: ConvolutionProblem,
+    finish: Finish = NOTHING,
 ) raises:
-    """Writes y from (x, w), dx from (dy, w) or dw from (x, dy) on the CPU.
+    """Writes y from (x, w), dx from (dy, w) or dw from (x, dy) on the CPU; `finish` is called for what of y or dx has been
+    stored.
 
     Without `grouped` the kernels for many groups are left out; the others take any problem.
     """
     if is_channels_last_better(given):
-        _run_channels_last[dtype, pass_](result, a, b, given)
+        _run_channels_last[dtype, pass_](result, a, b, given, finish)
         return
     var problem = rewritten[pass_](given)
     comptime if pass_ == FPROP or pass_ == DGRAD:
@@ -89,16 +96,20 @@ def run_cpu[
             comptime for group in [1, 4, 8]:
                 if not channelwise_can_implement[dtype, group](problem):
                     channelwise_cpu[dtype, pass_, group](result, a, b, problem)
+                    _finish_all[pass_](problem, finish)
                     return
         comptime if pass_ == FPROP:
             if not joined_taps_can_implement[dtype](problem):
-                joined_taps_cpu[dtype](result, a, b, problem)
+                joined_taps_cpu[dtype](result, a, b, problem, finish)
                 return
         if not panel_gemm_can_implement[dtype, pass_](problem):
             panel_gemm_cpu[dtype, pass_](result, a, b, problem)
+            _finish_all[pass_](problem, finish)
             return
         if not implicit_gemm_can_implement[dtype, pass_](problem):
-            implicit_gemm_cpu[dtype, pass_](result, a, b, problem)
+            implicit_gemm_cpu[dtype, pass_](
+                result, a, b, problem, finish=finish
+            )
             return
     else:
         comptime if grouped:
@@ -119,6 +130,14 @@ def run_cpu[
             wgrad_gemm_cpu[dtype](result, a, b, problem)
             return
     convolution_analytic_cpu[dtype, pass_](result, a, b, problem)
+    _finish_all[pass_](problem, finish)
+
+
+@no_inline
+def _finish_all[pass_: Int](problem: ConvolutionProblem, finish: Finish):
+    """Behind a kernel that does not call `finish` itself."""
+    if finish.is_wanted():
+        finish.run_all(problem.y_size() if pass_ == FPROP else problem.x_size())
 
 
 def _device_pointer[dtype: DType](buffer: DeviceBuffer[dtype]) -> Ptr[dtype]:

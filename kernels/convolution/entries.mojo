@@ -3,7 +3,8 @@
 Operands are channels-last and rank 5: x [N, D, H, W, C], w [K, T, R, S, C/G], y [N, O, P, Q, K]. `geometry` is a host
 tensor of GEOMETRY_LENGTH int64 values: strides, dilations and left pads (depth, height, width each), groups, the most
 bytes of scratch memory that a kernel may use, whether float32 products may run in TF32 (0 or 1), and whether w is
-[K, C/G, T, R, S] instead (0 or 1, on a CPU alone).
+[K, C/G, T, R, S] instead (0 or 1, on a CPU alone). On a CPU fprop and dgrad take two more: the address of a function
+that is called for what has been stored, and what that gets (finish.mojo).
 
 Without `grouped` the kernels that only grouped problems need are not compiled.
 """
@@ -16,6 +17,7 @@ from ..library import Arguments, Operand
 from .channel_sum import channel_sum_cpu, channel_sum_gpu
 from .common import DGRAD, FPROP, WGRAD
 from .dispatch import run_cpu, run_gpu
+from .finish import NOTHING, Finish
 from .problem import GEOMETRY_LENGTH, ConvolutionProblem, checked
 
 
@@ -77,7 +79,8 @@ def problem_of(
 def geometry_of(
     geometry: Operand[DType.int64, 1]
 ) raises -> IndexList[GEOMETRY_LENGTH]:
-    if geometry.dim_size(0) != GEOMETRY_LENGTH:
+    var length = geometry.dim_size(0)
+    if length != GEOMETRY_LENGTH and length != GEOMETRY_LENGTH + 2:
         raise Error(
             t"convolution: geometry has {geometry.dim_size(0)} values, not"
             t" {GEOMETRY_LENGTH}"
@@ -88,6 +91,14 @@ def geometry_of(
     return values
 
 
+def finish_of(geometry: Operand[DType.int64, 1]) -> Finish:
+    if geometry.dim_size(0) == GEOMETRY_LENGTH:
+        return NOTHING
+    return Finish(
+        Int(geometry[GEOMETRY_LENGTH]), Int(geometry[GEOMETRY_LENGTH + 1]), 0
+    )
+
+
 def _convolve[
     target: StaticString, dtype: DType, pass_: Int, grouped: Bool
 ](
@@ -96,9 +107,12 @@ def _convolve[
     b: Operand[dtype, 5],
     problem: ConvolutionProblem,
     ctx: DeviceContext,
+    finish: Finish = NOTHING,
 ) raises:
     comptime if is_cpu[target]():
-        run_cpu[dtype, pass_, grouped](result.data, a.data, b.data, problem)
+        run_cpu[dtype, pass_, grouped](
+            result.data, a.data, b.data, problem, finish
+        )
     else:
         if problem.taps_inside:
             raise Error("convolution: w must be channels last on a GPU")
@@ -118,9 +132,13 @@ def conv_fprop[
     var y = arguments.take[dtype, 5]()
     var x = arguments.take[dtype, 5]()
     var w = arguments.take[dtype, 5]()
-    var geometry = geometry_of(arguments.take[DType.int64, 1]())
-    var problem = problem_of(x.shape(), w.shape(), y.shape(), geometry)
-    _convolve[target, dtype, FPROP, grouped](y, x, w, problem, ctx)
+    var geometry = arguments.take[DType.int64, 1]()
+    var problem = problem_of(
+        x.shape(), w.shape(), y.shape(), geometry_of(geometry)
+    )
+    _convolve[target, dtype, FPROP, grouped](
+        y, x, w, problem, ctx, finish_of(geometry)
+    )
 
 
 def conv_dgrad[
@@ -130,9 +148,13 @@ def conv_dgrad[
     var dx = arguments.take[dtype, 5]()
     var dy = arguments.take[dtype, 5]()
     var w = arguments.take[dtype, 5]()
-    var geometry = geometry_of(arguments.take[DType.int64, 1]())
-    var problem = problem_of(dx.shape(), w.shape(), dy.shape(), geometry)
-    _convolve[target, dtype, DGRAD, grouped](dx, dy, w, problem, ctx)
+    var geometry = arguments.take[DType.int64, 1]()
+    var problem = problem_of(
+        dx.shape(), w.shape(), dy.shape(), geometry_of(geometry)
+    )
+    _convolve[target, dtype, DGRAD, grouped](
+        dx, dy, w, problem, ctx, finish_of(geometry)
+    )
 
 
 def conv_wgrad[

@@ -159,3 +159,31 @@ def test_empty_single_and_huge_tensors(shape: Shape) -> None:
     """Nothing is planned for no elements, and nothing beyond 32-bit offsets."""
     expected = ["pointwise_1_4"] if shape == (1,) else []
     assert calls(text_of(lambda x: torch.tanh(x) * 2, shape)) == expected
+
+
+def _convolved(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Of images [N, H, W, C], as the kernels take them."""
+    result = aten.convolution(x.permute(0, 3, 1, 2), w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    return result.permute(0, 2, 3, 1)
+
+
+def _scaled(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    return torch.relu(_convolved(x, w) * scale + residual)
+
+
+def _kept(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor, residual: torch.Tensor) -> list[torch.Tensor]:
+    result = _convolved(x, w)
+    return [result, torch.relu(result * scale + residual)]
+
+
+@pytest.mark.parametrize(
+    ("function", "side", "taken"),
+    [(_scaled, 256, True), (_scaled, 32, False), (_kept, 256, False)],
+    ids=["large", "small", "kept"],
+)
+def test_a_convolution_takes_in_what_reads_it_alone(function: Callable[..., Any], side: int, taken: bool) -> None:
+    """On a CPU, where the result is large."""
+    found = functions(text_of(function, (2, side, side, 8), (16, 8, 3, 3), (16,), (2, side, side, 16)))
+    entries = ["conv_pointwise"] if taken else ["conv_fprop", "pointwise"]
+    assert len(found) == len(entries)
+    assert all(name.startswith(f"torch_max_{entry}") for name, entry in zip(found, entries, strict=True))

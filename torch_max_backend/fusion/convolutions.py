@@ -1,4 +1,8 @@
-"""Convolutions whose store takes in the program that reads their result (kernels/convolution/sm90/entries.mojo)."""
+"""Convolutions that are computed together with the program that reads their result.
+
+On Hopper the program runs in the kernel's store (kernels/convolution/sm90/entries.mojo), on a CPU over each block of
+rows that has just been stored (kernels/convolution/cpu/entries.mojo).
+"""
 
 from __future__ import annotations
 
@@ -24,6 +28,7 @@ from torch_max_backend.fusion.terms import Leaf, in_memory, is_view
 from torch_max_backend.fusion.values import Operation, Value
 from torch_max_backend.mojo_ops.constants import kernel_constant
 from torch_max_backend.mojo_ops.convolution import GEOMETRY_LENGTH
+from torch_max_backend.mojo_ops.functions import target_of
 
 _PASSES = {"conv_fprop": 0, "conv_dgrad": 1}
 """By op, the number of the pass in kernels/convolution/common.mojo."""
@@ -32,6 +37,10 @@ _NARROW = kernel_constant(_DISPATCH, "NARROW_COLUMNS")
 """Channels of a result that the kernel for narrow ones computes."""
 _FEW_PHASES = kernel_constant(_DISPATCH, "FEW_PHASES")
 _MOST_PHASES = kernel_constant(_DISPATCH, "MAX_PHASES")
+_FEW_PIXELS = kernel_constant("convolution.cpu.panel_gemm", "MOST_ROWS")
+"""Pixels of a result up to which a kernel for few of them runs on a CPU."""
+_LARGE_BYTES = 4 * 2**20
+"""Of a result that a CPU's caches do not hold until a second pass."""
 _STRIDE_H, _STRIDE_W, _GROUPS = 1, 2, 9
 """Places in a geometry (mojo_ops.convolution.geometry_values)."""
 
@@ -88,9 +97,10 @@ def absorbed(group: Group, groups: Sequence[Group], kept: Collection[Value], dev
         kept: the graph's results.
         device: that the graph computes on.
     """
-    if not takes_part(device) or len(group.roots) > 1 or group.terms.extents is not None:
+    if not (takes_part(device) or not device.is_gpu()) or len(group.roots) > 1 or group.terms.extents is not None:
         return None
-    found = [leaf for leaf in group.terms.leaves if _is_whole(leaf, group) and is_suitable(leaf.value)]
+    suits = is_suitable if device.is_gpu() else _suits_cpu
+    found = [leaf for leaf in group.terms.leaves if _is_whole(leaf, group) and suits(leaf.value)]
     found = [
         leaf for leaf in found if leaf.value.dtype == group.roots[0].dtype and _is_read_by(leaf, group, groups, kept)
     ]
@@ -101,11 +111,11 @@ def absorbed(group: Group, groups: Sequence[Group], kept: Collection[Value], dev
     assert leaf.value.maker is not None
     if len(group.terms.leaves) + len(leaf.value.maker.operands) - 2 > MOST_INPUTS:
         return None
-    return _together(leaf, group, layout)
+    return _together(leaf, group, layout, device)
 
 
 def takes_part(device: DeviceRef) -> bool:
-    """Whether a device has the kernels."""
+    """Whether a device has the kernels that add up what they store, too."""
     return device.is_gpu() and accelerator_architecture_name().startswith("sm_90")
 
 
@@ -140,6 +150,21 @@ def is_suitable(value: Value) -> bool:
     flat = all(shape[1] == 1 for shape in (result, source, weight))
     phases = geometry[_STRIDE_H] * geometry[_STRIDE_W]
     return flat and geometry[_GROUPS] == 1 and channels[0] % 8 == channels[1] % 8 == 0 and phases <= _MOST_PHASES
+
+
+def _suits_cpu(value: Value) -> bool:
+    """Whether the value is a convolution of known sizes and a large result, which is made in blocks of rows.
+
+    Forward alone: taking in a mask or a residual's gradient made no step faster on a CPU. Nothing is gained where a
+    result stays in the cache, either.
+    """
+    maker = value.maker
+    if maker is None or symbol_of(maker) != "conv_fprop" or _geometry(maker) is None:
+        return False
+    if value.shape is None or any(each.shape is None for each in maker.operands[:2]):
+        return False
+    large = value.size * value.dtype.size_in_bytes >= _LARGE_BYTES
+    return large and value.size // value.shape[4] > _FEW_PIXELS
 
 
 def symbol_of(operation: Operation) -> str:
@@ -177,10 +202,12 @@ def _is_read_by(leaf: Leaf, group: Group, groups: Sequence[Group], kept: Collect
     return True
 
 
-def _together(leaf: Leaf, group: Group, layout: Layout) -> Absorbed | None:
+def _together(leaf: Leaf, group: Group, layout: Layout, device: DeviceRef) -> Absorbed | None:
     maker = leaf.value.maker
     assert maker is not None
-    program = generate_epilogue(group.terms, layout, leaf, _parameters(leaf.value))
+    on_gpu = device.is_gpu()
+    which = _parameters(leaf.value) if on_gpu else f'DType.{leaf.value.dtype.name}, "{_function(maker)}"'
+    program = generate_epilogue(group.terms, layout, leaf, which, target_of(device))
     if program is None:
         return None
     others = [strides for each, strides in zip(group.terms.leaves, layout.strides, strict=True) if each is not leaf]

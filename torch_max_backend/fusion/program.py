@@ -123,7 +123,8 @@ class Program:
     def expression(self) -> str:
         """The entry with the function as a parameter."""
         if self.convolution:
-            counts = f"{self.convolution}, {self.operands}, {self.digits}"
+            vector = f", {self.vector}" if self.target == "cpu" else ""
+            counts = f"{self.convolution}{vector}, {self.operands}, {self.digits}"
             return f'{self.entry}["{self.target}", {counts}, _program_{self._name}]'
         many = f"{self.operands}, _program_{self._name}, {self.vector}, {self.ordered}"
         if self.entry == "reduction_many" and self.reduction is not None:
@@ -140,7 +141,8 @@ class Program:
     @property
     def imports(self) -> frozenset[tuple[str, str]]:
         """The entry and the types of its arguments."""
-        module = "convolution.sm90" if self.convolution else "reduction" if self.reduction else "pointwise"
+        own = "convolution.cpu" if self.target == "cpu" else "convolution.sm90"
+        module = own if self.convolution else "reduction" if self.reduction else "pointwise"
         values = {("reduction.values", "Values")} if self.reduction else set()
         return _MODULES | IMPORTS | {(f"{module}.entries", self.entry)} | values
 
@@ -157,6 +159,8 @@ class Program:
     @property
     def seconds(self) -> float:
         """A loop over an expression, or more around it."""
+        if self.convolution and self.target == "cpu":
+            return 0.5
         return 4.0 if self.convolution else 1.0 if self.reduction else 0.5
 
     @property
@@ -315,14 +319,17 @@ def generate_many(terms: Terms, ways: Sequence[str], target: Literal["cpu", "gpu
     return Program("pointwise_many", target, body, operands, 1, vector, ordered=ordered)
 
 
-def generate_epilogue(terms: Terms, layout: Layout, handed: Leaf, convolution: str) -> Program | None:
+def generate_epilogue(
+    terms: Terms, layout: Layout, handed: Leaf, convolution: str, target: Literal["cpu", "gpu"]
+) -> Program | None:
     """The program of one result that gets the leaf ``handed`` from a convolution; None where it reads in no rows."""
-    ways = _ways(terms, layout, _EPILOGUE_VECTOR, "gpu")
+    vector = _EPILOGUE_VECTOR if target == "gpu" else vector_of(terms, target)
+    ways = _ways(terms, layout, vector, target)
     if terms.guards or not {"each", "strided"}.isdisjoint(ways):
         return None
     body = _body(terms, ways, handed=handed)
     operands = len(terms.roots) + len(terms.leaves) - 1
-    return Program("conv_pointwise", "gpu", body, operands, len(layout.extents), _EPILOGUE_VECTOR, convolution)
+    return Program("conv_pointwise", target, body, operands, len(layout.extents), vector, convolution)
 
 
 def plain_epilogue(convolution: str) -> Program:

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from torch_max_backend.fusion.program import Program
 from torch_max_backend.launches import Kind, Launch, LaunchList, Place
+from torch_max_backend.mojo_ops.convolution import GEOMETRY_LENGTH
 from torch_max_backend.mojo_ops.functions import required
 
 _KERNEL = re.compile(r"^torch_max_|_(cpu|gpu)_[0-9a-f]+$")
@@ -186,6 +187,10 @@ def _extents_of_program(launch: Launch, listing: LaunchList) -> str:
     if not (isinstance(first, Place) and first.kind is Kind.CONSTANT):
         return str(launch.words[0])
     geometry = np.frombuffer(listing.constants[first.number].content, np.int64)
+    if "conv_pointwise" in launch.function:
+        # Result, source and filter.
+        shapes = geometry[GEOMETRY_LENGTH : GEOMETRY_LENGTH + 15].reshape(3, 5)
+        return " ".join("x".join(map(str, shape)) for shape in shapes)
     return "x".join(map(str, geometry[: 3 if "reduction" in launch.function else 1]))
 
 

@@ -12,6 +12,7 @@ from std.sys.intrinsics import masked_store
 
 from ...parallel import sync_parallelize
 from ..common import FPROP, Ptr, accumulation_type, worker_count
+from ..finish import NOTHING, Finish
 from ..problem import ConvolutionProblem
 from ..gather import Phase, forward_phases, gradient_phases
 from .microkernel import (
@@ -52,6 +53,8 @@ struct Operands[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
     var channels: Int
     var pitch: Int
     var result_channels: Int
+    var finish: Finish
+    """Called for what has been stored."""
 
     @always_inline
     def depth(self) -> Int:
@@ -197,6 +200,37 @@ def fill_table[
                     lines += 1
                 tap += 1
     return lines
+
+
+@no_inline
+def finish_rows[
+    dtype: DType
+](
+    ops: Operands[dtype],
+    results: PtrTable[dtype],
+    count: Int,
+    column: Int,
+    lanes: Int,
+):
+    """Calls what is to be called for `lanes` columns of the first `count` rows of a table; for whole rows that lie one
+    behind the other once."""
+    var first = _element(ops, results[]) + column
+    var last = _element(ops, results[unsafe_offset=count - 1]) + column
+    if (
+        lanes == ops.result_channels
+        and last - first == (count - 1) * ops.result_channels
+    ):
+        ops.finish.run(first, last + lanes)
+        return
+    for m in range(count):
+        var begin = _element(ops, results[unsafe_offset=m]) + column
+        ops.finish.run(begin, begin + lanes)
+
+
+@always_inline
+def _element[dtype: DType](ops: Operands[dtype], row: Ptr[dtype]) -> Int:
+    """The number of a row's first element."""
+    return (Int(row) - Int(ops.result)) // size_of[dtype]()
 
 
 @no_inline
@@ -379,6 +413,20 @@ def _rows[
                             target,
                             lanes,
                         )
+        if ops.finish.is_wanted():
+            var begin = first_panel * panel_columns
+            var end = min(columns, last_panel * panel_columns)
+            if begin == 0 and end == columns:
+                finish_rows(ops, results, count, 0, ops.result_channels)
+            elif begin < end:
+                for group in range(ops.groups):
+                    finish_rows(
+                        ops,
+                        results,
+                        count,
+                        group * columns + begin,
+                        end - begin,
+                    )
 
 
 def packed_filter_elements[
@@ -452,10 +500,12 @@ def implicit_gemm_cpu[
     w: Ptr[dtype],
     g: ConvolutionProblem,
     pitch: Int = 0,
+    finish: Finish = NOTHING,
 ):
     """The forward pass (source x, result y) or the data gradient (source dy, result dx).
 
     The source's pixels lie `pitch` elements behind each other where they are not as long as they have channels.
+    `finish` is called for what has been stored.
     """
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
@@ -504,6 +554,7 @@ def implicit_gemm_cpu[
         channels=channels,
         pitch=pitch if pitch > 0 else channels,
         result_channels=g.k if forward else g.c,
+        finish=finish,
     )
 
     @always_inline

@@ -10,6 +10,7 @@ from std.sys.info import size_of
 
 from ...parallel import sync_parallelize
 from ..common import FPROP, Ptr, worker_count
+from ..finish import NOTHING, Finish
 from ..problem import ConvolutionProblem
 from .implicit_gemm import implicit_gemm_cpu
 from .pack import swap_filter
@@ -57,7 +58,13 @@ def _copy_padded[
 @no_inline
 def joined_taps_cpu[
     dtype: DType
-](y: Ptr[dtype], x: Ptr[dtype], w: Ptr[dtype], given: ConvolutionProblem):
+](
+    y: Ptr[dtype],
+    x: Ptr[dtype],
+    w: Ptr[dtype],
+    given: ConvolutionProblem,
+    finish: Finish = NOTHING,
+):
     """The forward pass of the problems that `joined_taps_can_implement` takes.
     """
     var g = given
@@ -87,12 +94,14 @@ def joined_taps_cpu[
             x.unsafe_offset(first * given.d * given.h * given.w * given.c),
             part,
         )
+        var start = first * given.o * given.p * given.q * given.k
         implicit_gemm_cpu[dtype, FPROP](
-            y.unsafe_offset(first * given.o * given.p * given.q * given.k),
+            y.unsafe_offset(start),
             copy,
             filter,
             g,
             given.c,
+            finish.behind(start),
         )
     if given.taps_inside:
         filter.unsafe_free()

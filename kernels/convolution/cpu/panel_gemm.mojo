@@ -11,6 +11,7 @@ from std.sys.info import simd_width_of, size_of
 
 from ...parallel import sync_parallelize
 from ..common import FPROP, Ptr, accumulation_type, worker_count
+from ..finish import NOTHING
 from ..gather import Axis, Phase, forward_phases, gradient_phases
 from ..problem import ConvolutionProblem
 from .implicit_gemm import (
@@ -188,6 +189,7 @@ def panel_gemm_cpu[
         channels=channels,
         pitch=channels,
         result_channels=g.k if forward else g.c,
+        finish=NOTHING,
     )
     for i in range(len(units)):
         var phase = phases[units[i].phase]

@@ -1,0 +1,62 @@
+"""What a CPU kernel calls for the elements of its result that it has just stored, while they lie in its cache."""
+
+from ..parallel import sync_parallelize, worker_count
+
+comptime Body = def(Int, Int, Int) thin abi("C") -> None
+"""Gets what the function knows, and the first element and the one behind the last."""
+
+comptime _SMALLEST_SHARE = 16384
+"""Elements that a core takes at least (pointwise/cpu.mojo)."""
+
+
+@fieldwise_init
+struct Finish(ImplicitlyCopyable, TrivialRegisterPassable):
+    """A function over elements of the result, which another library may hold. It is called once for each element.
+    """
+
+    var body: Int
+    """Its address, 0 where nothing is to be called."""
+    var context: Int
+    var start: Int
+    """The element that a kernel counts as the first."""
+
+    @always_inline
+    def is_wanted(self) -> Bool:
+        return self.body != 0
+
+    @always_inline
+    def run(self, first: Int, last: Int):
+        """The elements [first, last), in the order of memory."""
+        var body = self.body
+        Pointer(to=body).unsafe_bitcast[Body]()[](
+            self.context, self.start + first, self.start + last
+        )
+
+    @always_inline
+    def behind(self, elements: Int) -> Self:
+        """For a kernel that computes the result from this element on."""
+        return Self(self.body, self.context, self.start + elements)
+
+    @no_inline
+    def run_all(self, size: Int):
+        """All elements, in equal shares: behind a kernel that does not call it.
+        """
+        var workers = max(1, min(worker_count(), size // _SMALLEST_SHARE))
+        if workers == 1:
+            self.run(0, size)
+            return
+        # Shares begin at a line of the cache.
+        var lines = size // 64
+
+        @always_inline
+        def task(worker: Int) {imm}:
+            var last = lines * (worker + 1) // workers * 64
+            self.run(
+                lines * worker // workers * 64,
+                size if worker == workers - 1 else last,
+            )
+
+        sync_parallelize(task, workers)
+
+
+comptime NOTHING = Finish(0, 0, 0)

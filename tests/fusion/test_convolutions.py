@@ -1,0 +1,72 @@
+"""Convolutions that are computed together with what reads their result, on a CPU; one graph for a dtype."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from tests.launched import launched_functions
+from torch_max_backend import backend
+from torch_max_backend.fusion import convolutions
+
+CASES = {
+    "3x3": nn.Conv2d(20, 24, 3, padding=1, bias=False),
+    "few channels": nn.Conv2d(5, 24, 3, padding=1, bias=False),
+    "strided": nn.Conv2d(5, 33, 3, stride=2, padding=2),
+    "two groups": nn.Conv2d(6, 40, 3, groups=2),
+    "depthwise": nn.Conv2d(16, 16, 3, padding=1, groups=16, bias=False),
+    "windows": nn.Conv2d(3, 17, 2, stride=2),
+}
+HEIGHT, WIDTH = 48, 47
+#: So large that images are copied one by one (kernels/convolution/cpu/joined_taps.mojo).
+SIZES = {"few channels": (240, 241)}
+
+
+class Blocks(nn.Module):
+    """Convolution, batch normalization and ReLU; then a residual, as wide as the result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(map(copy.deepcopy, CASES.values()))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(each.out_channels) for each in CASES.values())
+
+    def forward(self, images: list[torch.Tensor], residuals: list[torch.Tensor]) -> list[torch.Tensor]:
+        """One result for each case."""
+        steps = zip(self.norms, self.convolutions, images, residuals, strict=True)
+        return [torch.relu(norm(convolution(x)) + residual) for norm, convolution, x, residual in steps]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_convolution_normalization_residual_and_relu_are_one_launch(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convolutions, "_LARGE_BYTES", 0)
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    model = Blocks().eval()
+    for norm in model.norms:
+        assert isinstance(norm, nn.BatchNorm2d) and norm.running_var is not None and norm.running_mean is not None
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2.0)
+    model = model.to(dtype)
+    # The kernels' own order: else a result may be changed while its program is computed, and stays apart for that.
+    images = [
+        torch.randn(2, each.in_channels, *SIZES.get(name, (HEIGHT, WIDTH))).to(dtype, memory_format=torch.channels_last)
+        for name, each in CASES.items()
+    ]
+    with torch.no_grad():
+        residuals = [torch.randn_like(each(x)) for each, x in zip(model.convolutions, images, strict=True)]
+        with backend.recorded_graphs() as graphs:
+            run = torch.compile(model, backend="max", options={"fallback": "error"})
+            got = run(images, residuals)
+        wide = copy.deepcopy(model).double()
+        expected = wide([x.double() for x in images], [x.double() for x in residuals])
+        eager = model(images, residuals)
+    for name, result, wanted, other in zip(CASES, got, expected, eager, strict=True):
+        off, allowed = ((each.double() - wanted).abs().max().item() for each in (result, other))
+        assert off <= 2 * allowed + 1e-6, name
+    entries = [function.entry for function in launched_functions(graphs)]
+    assert entries.count("conv_pointwise") == len(CASES) and "conv_fprop" not in entries
