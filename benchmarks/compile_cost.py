@@ -100,9 +100,7 @@ def measure(
     json_file: Annotated[Path | None, typer.Option("--json", help="where the figures go")] = None,
 ) -> None:
     """Measures and prints."""
-    unknown = set(model) - set(zoo.MODELS)
-    if unknown:
-        raise typer.BadParameter(f"--model is one of {', '.join(zoo.MODELS)}, not {sorted(unknown)[0]!r}")
+    zoo.refuse_unknown(model)
     if target != "cpu" and target not in TARGETS:
         raise typer.BadParameter(f"--target is cpu or one of {', '.join(TARGETS)}, not {target!r}")
     functions = functions_of(model, target)

@@ -146,9 +146,7 @@ def measure(
     """Measures and prints."""
     if device not in ("cpu", "cuda"):
         raise typer.BadParameter(f"--device is cpu or cuda, not {device!r}")
-    unknown = set(model) - set(zoo.MODELS)
-    if unknown:
-        raise typer.BadParameter(f"--model is one of {', '.join(zoo.MODELS)}, not {sorted(unknown)[0]!r}")
+    zoo.refuse_unknown(model)
     where = torch.device(device)
     torch.manual_seed(0)
     rows = []

@@ -97,9 +97,7 @@ def count(
     json_file: Annotated[Path | None, typer.Option("--json", help="where the figures go")] = None,
 ) -> None:
     """Counts and prints."""
-    unknown = set(model) - set(zoo.MODELS)
-    if unknown:
-        raise typer.BadParameter(f"--model is one of {', '.join(zoo.MODELS)}, not {sorted(unknown)[0]!r}")
+    zoo.refuse_unknown(model)
     if target not in TARGETS:
         raise typer.BadParameter(f"--target is one of {', '.join(TARGETS)}, not {target!r}")
     console = Console(width=180)

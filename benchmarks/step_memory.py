@@ -26,6 +26,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import zoo
 from benchmarks.training_step import CHANNELS_LAST, MEMORY_FORMATS, compiled, drawn, stepper
 from benchmarks.training_zoo import SIZES
 from torch_max_backend.bench import results
@@ -96,6 +97,7 @@ def measure(
     json_file: Annotated[Path | None, typer.Option("--json", help="where the figures go")] = None,
 ) -> None:
     """Measures and prints."""
+    zoo.refuse_unknown(model, SIZES)
     rows: list[dict[str, Any]] = []
     failed: list[str] = []
     console = Console()

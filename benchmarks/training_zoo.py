@@ -26,6 +26,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import zoo
 from benchmarks.training_step import FROZEN
 from torch_max_backend.bench import results
 
@@ -81,9 +82,7 @@ def measure(
     json_file: Annotated[Path | None, typer.Option("--json", help="where the figures go")] = None,
 ) -> None:
     """Measures and prints."""
-    unknown = set(model) - set(SIZES)
-    if unknown:
-        raise typer.BadParameter(f"--model is one of {', '.join(SIZES)}, not {sorted(unknown)[0]!r}")
+    zoo.refuse_unknown(model, SIZES)
     kept = ("model", "batch", "shape", "amp", "mode", "load_average", "median_seconds", "first_step_seconds")
     rows: list[dict[str, Any]] = []
     failed: list[str] = []

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import runpy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+import typer
 from torch import nn
 
 
@@ -346,3 +347,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 PIXELWISE: frozenset[str] = frozenset({"unet"})
 """Models that put every pixel into a class."""
+
+
+def refuse_unknown(names: Collection[str], known: Collection[str] = tuple(MODELS)) -> None:
+    """Ends a command whose option ``--model`` names one that is not ``known``."""
+    unknown = set(names) - set(known)
+    if unknown:
+        raise typer.BadParameter(f"--model is one of {', '.join(known)}, not {sorted(unknown)[0]!r}")

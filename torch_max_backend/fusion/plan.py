@@ -165,17 +165,17 @@ def _pairs(groups: Sequence[Group], kept: Collection[Value]) -> list[list[Group]
         if len(leaves) != 1 or leaves[0].map != group.terms.identity or leaves[0].value.size != group.terms.size:
             continue
         first = in_memory(leaves[0].value).maker is None
-        last = root in results and not any(True for _ in _readers(root))
+        last = root in results and not any(True for _ in readers_of(root))
         if first or last:
             found[(first, signature(group.terms), leaves[0].value.dtype, root.dtype)].append(group)
     return [batch for batch in found.values() if len(batch) > 1]
 
 
-def _readers(value: Value) -> Iterable[Operation]:
+def readers_of(value: Value) -> Iterable[Operation]:
     """What reads the value or a view of it."""
     for reader in value.readers:
         if is_view(reader):
-            yield from _readers(reader.results[0])
+            yield from readers_of(reader.results[0])
         else:
             yield reader
 

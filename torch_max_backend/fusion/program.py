@@ -212,19 +212,29 @@ def signature(terms: Terms) -> str:
 
 def generate(terms: Terms, layout: Layout, target: Literal["cpu", "gpu"]) -> Program:
     """The program that computes ``terms``: one for all sizes."""
-    vector = vector_of(terms, target)
-    ways = _ways(terms, layout, vector, target)
-    numbers = _numbers(terms)
-    body = _body(terms, ways, _asked(layout, vector, target), numbers=numbers)
+    return _over_all("pointwise", terms, layout, target, vector_of(terms, target))
+
+
+def _over_all(
+    entry: Literal["pointwise", "reduction"],
+    terms: Terms,
+    layout: Layout,
+    target: Literal["cpu", "gpu"],
+    vector: int,
+) -> Program:
+    """The program of an entry that runs over all elements and takes what the layout says as arguments."""
+    ways, asked = _ways(terms, layout, vector, target), _asked(layout, vector, target)
+    reduction, numbers = _reduction(terms), _numbers(terms)
     return Program(
-        "pointwise",
+        entry,
         target,
-        body,
+        _body(terms, ways, asked, reduction=reduction, numbers=numbers),
         _first_guard(terms) + len(terms.guards) + len(numbers),
         len(layout.extents),
         vector,
         guards=len(terms.guards),
         numbers=len(numbers),
+        reduction=reduction,
     )
 
 
@@ -268,20 +278,7 @@ def generate_reduction(terms: Terms, layout: Layout, target: Literal["cpu", "gpu
     together = extents.reduced if reduction.rows else extents.inner
     while target == "gpu" and together % vector:
         vector //= 2
-    ways, asked = _ways(terms, layout, vector, target), _asked(layout, vector, target)
-    numbers = _numbers(terms)
-    body = _body(terms, ways, asked, reduction=reduction, numbers=numbers)
-    return Program(
-        "reduction",
-        target,
-        body,
-        _first_guard(terms) + len(terms.guards) + len(numbers),
-        len(layout.extents),
-        vector,
-        guards=len(terms.guards),
-        numbers=len(numbers),
-        reduction=reduction,
-    )
+    return _over_all("reduction", terms, layout, target, vector)
 
 
 def ways_of_many(terms: Terms) -> tuple[str, ...] | None:

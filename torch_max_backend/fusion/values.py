@@ -83,6 +83,11 @@ class Value:
         return 0 if self.shape is None else math.prod(self.shape)
 
     @property
+    def bytes(self) -> int:
+        """Of all its elements."""
+        return self.size * self.dtype.size_in_bytes
+
+    @property
     def tensor(self) -> TensorValue:
         """The value as ``max.graph`` has it."""
         return TensorValue(self.core)

@@ -13,8 +13,8 @@ from collections.abc import Collection, Sequence
 from max.graph import DeviceRef, Graph, TensorValue
 
 from torch_max_backend.fusion.convolutions import is_suitable, symbol_of, takes_part
-from torch_max_backend.fusion.plan import memory_of
-from torch_max_backend.fusion.terms import Terms, in_memory, is_view
+from torch_max_backend.fusion.plan import memory_of, readers_of
+from torch_max_backend.fusion.terms import Terms, in_memory
 from torch_max_backend.fusion.values import Operation, Value, read
 from torch_max_backend.ir import ops
 from torch_max_backend.max_compat import handle_of
@@ -64,7 +64,7 @@ def _saves(
     terms = found.get(gradient)
     if terms is None or terms.extents is not None or any(in_memory(value) is gradient for value in kept):
         return False
-    if not all(reader in fusible or symbol_of(reader) == SUMS for reader in _readers(gradient)):
+    if not all(reader in fusible or symbol_of(reader) == SUMS for reader in readers_of(gradient)):
         return False
     leaves = {leaf.value for leaf in terms.leaves}
     others = [{leaf.value for leaf in each.leaves} for root, each in found.items() if root is not gradient]
@@ -76,16 +76,8 @@ def _saves(
     return sum(_bytes(large - read_values) for read_values in readers) < kept_there
 
 
-def _readers(value: Value) -> list[Operation]:
-    """What reads the value or a view of it."""
-    found = []
-    for reader in value.readers:
-        found += _readers(reader.results[0]) if is_view(reader) else [reader]
-    return found
-
-
 def _bytes(values: Collection[Value]) -> int:
-    return sum(value.size * value.dtype.size_in_bytes for value in values)
+    return sum(value.bytes for value in values)
 
 
 def _written(operation: Operation, device: DeviceRef) -> list[TensorValue]:

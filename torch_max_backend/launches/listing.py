@@ -10,7 +10,6 @@ from typing import TypeAlias
 
 from max.graph import DeviceRef, Graph, TensorValue
 
-from torch_max_backend.dtypes import MAX_TO_TORCH
 from torch_max_backend.fusion.rewrite import BATCH, PROGRAM
 from torch_max_backend.fusion.terms import BROADCAST, RESHAPE, TRANSPOSE, axes_of
 from torch_max_backend.fusion.values import Operation, Value, read
@@ -224,7 +223,7 @@ class _Reader:
                     last[home_of(_value_of(word))] = number
         inner = [value for value in self._made if value not in self.places]
         # What nobody reads is written all the same.
-        spans = [Span(_bytes(value), self._made[value], last.get(value, self._made[value])) for value in inner]
+        spans = [Span(value.bytes, self._made[value], last.get(value, self._made[value])) for value in inner]
         offsets, size = planned(spans)
         for value, offset in zip(inner, offsets, strict=True):
             self.places[value] = Place(Kind.WORKSPACE, 0, offset)
@@ -290,10 +289,6 @@ def _makes_nothing(operation: Operation) -> bool:
 
 def _may_have_elements(value: Value) -> bool:
     return value.shape is None or value.size > 0
-
-
-def _bytes(value: Value) -> int:
-    return value.size * MAX_TO_TORCH[value.dtype].itemsize
 
 
 def _in_order(symbol: str, operation: Operation) -> dict[Value, set[int]]:
@@ -374,7 +369,7 @@ def _batch(operation: Operation) -> list[Word]:
         words += [sizes[number], *own]
         for at in range(number * inputs, (number + 1) * inputs):
             value = operation.operands[at]
-            words.append(Part(value, starts[at] * MAX_TO_TORCH[value.dtype].itemsize))
+            words.append(Part(value, starts[at] * value.dtype.size_in_bytes))
     return words
 
 

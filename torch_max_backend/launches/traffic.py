@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from max.graph import Graph
 
-from torch_max_backend.dtypes import MAX_TO_TORCH
 from torch_max_backend.fusion.convolutions import is_suitable
 from torch_max_backend.fusion.program import Program
 from torch_max_backend.fusion.values import Operation, Value, read
@@ -116,11 +115,6 @@ def traffic(graph: Graph) -> Traffic:
     return Traffic(list(kernels.values()), _judged(operations, kernels, results))
 
 
-def bytes_of(value: Value) -> int:
-    """Of all its elements."""
-    return value.size * MAX_TO_TORCH[value.dtype].itemsize
-
-
 def _kernel(number: int, operation: Operation, function: Function) -> Kernel:
     geometry = operation.operands[0].maker.constant() if operation.operands and operation.operands[0].maker else None
     elements = None
@@ -131,10 +125,10 @@ def _kernel(number: int, operation: Operation, function: Function) -> Kernel:
     for operand in operation.operands:
         home = home_of(operand)
         if home.maker is None or home.maker.name != "mo.constant":
-            size = MAX_TO_TORCH[home.dtype].itemsize
             # Of what is sliced a program reads a part.
-            inputs[home] = min(bytes_of(home), bytes_of(home) if elements is None else elements * size)
-    outputs = {value: bytes_of(value) for value in operation.results}
+            part = home.bytes if elements is None else elements * home.dtype.size_in_bytes
+            inputs[home] = min(home.bytes, part)
+    outputs = {value: value.bytes for value in operation.results}
     return Kernel(number, function.entry, _kind(function), _text(function), inputs, outputs)
 
 
