@@ -4,9 +4,11 @@
 
 The contenders train copies of one model on one batch; their steps are timed in turn, after warming up, and the medians
 are reported with the CPU time of a step and the time to the first step. On a CPU eager PyTorch is a contender in both
-memory formats. ``--threads 1`` keeps OpenMP's threads, which go on turning for milliseconds after an operator, from the
-next contender's time. ``--mode inference`` times forward passes of the model in ``eval()`` without gradients; there
-Inductor is timed with frozen weights, too, which no other contender may take for constants.
+memory formats. On a GPU ours and Inductor run with device graphs (``mode="reduce-overhead"``), too; steps are timed in
+a queue as well, without waiting for each, and the memory that a contender takes from the device is reported. ``--threads 1``
+keeps OpenMP's threads, which go on turning for milliseconds after an operator, from the next contender's time. ``--mode
+inference`` times forward passes of the model in ``eval()`` without gradients; there Inductor is timed with frozen
+weights, too, which no other contender may take for constants.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ CHANNELS_LAST = "eager, channels_last"
 """The contender whose model and images are channels_last."""
 MEMORY_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 """By rank."""
+CAPTURED = {"max, captured": "max", "inductor, CUDA graphs": "inductor"}
+"""Contenders that replay device graphs, and their backends."""
 FROZEN = "inductor, frozen"
 """Inductor with the weights as constants: filters are scaled and laid out once, and new weights are not seen."""
 
@@ -85,7 +89,19 @@ def compiled(model: nn.Module, name: str) -> Callable[..., torch.Tensor]:
         return model
     if name == FROZEN:
         return torch.compile(model, backend="inductor", options={"freezing": True})
+    if name in CAPTURED:
+        return torch.compile(model, backend=CAPTURED[name], mode="reduce-overhead")
     return torch.compile(model, backend=name)
+
+
+def queued(step: Callable[[], None], count: int) -> float:
+    """Seconds of each of ``count`` steps on a GPU, where the host waits for the last one only."""
+
+    def steps() -> None:
+        for _ in range(count):
+            step()
+
+    return timed(steps, torch.device("cuda")) / count
 
 
 def timed(step: Callable[[], None], device: torch.device) -> float:
@@ -125,15 +141,21 @@ def train(
     base.train(mode == "training")
     shape = tuple(x.shape[1:])
     if channels_last:
-        base, x = base.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+        base, x = (each.to(memory_format=MEMORY_FORMATS[x.dim()]) for each in (base, x))
     names = ["max", "eager", *(["inductor"] if inductor else [])]
     if where.type == "cpu" and not channels_last:
         names.insert(2, CHANNELS_LAST)
+    if where.type == "cuda":
+        names.extend(name for name, backend in CAPTURED.items() if backend in names)
     if mode == "inference" and inductor:
         names.append(FROZEN)
     contenders: dict[str, Callable[[], None]] = {}
     first: dict[str, float] = {}
+    taken: dict[str, float] = {}
     for name in names:
+        if where.type == "cuda":
+            torch.cuda.empty_cache()
+            free = torch.cuda.mem_get_info(where)[0]
         own = copy.deepcopy(base)
         torch._dynamo.reset() if name == "max" else None
         own_x = x
@@ -148,6 +170,9 @@ def train(
         first[name] = timed(contenders[name], where)
         for _ in range(3):
             contenders[name]()
+        if where.type == "cuda":
+            torch.cuda.synchronize()
+            taken[name] = round((free - torch.cuda.mem_get_info(where)[0]) / 2**30, 2)
     times: dict[str, list[float]] = {name: [] for name in names}
     computing: dict[str, list[float]] = {name: [] for name in names}
     load = os.getloadavg()[0]
@@ -157,6 +182,10 @@ def train(
             times[name].append(timed(step, where))
             computing[name].append(time.process_time() - begun)
     medians = {name: statistics.median(values) for name, values in times.items()}
+    on_gpu: dict[str, dict[str, float]] = {}
+    if where.type == "cuda":
+        waiting = {name: queued(step, steps) for name, step in contenders.items()}
+        on_gpu = {"queued_seconds": waiting, "gib_taken": taken}
     processor = {name: statistics.median(values) for name, values in computing.items()}
     table = Table("backend", "median step, ms", "CPU time, ms", "images/s", "max's time over it", "first step, s")
     for name in names:
@@ -171,7 +200,7 @@ def train(
             "model": model, "batch": batch, "shape": shape, "amp": amp, "mode": mode, "channels_last": channels_last,
             "torch_threads": torch.get_num_threads(), "load_average": round(load, 1),
             "steps": steps, "median_seconds": medians, "median_cpu_seconds": processor, "first_step_seconds": first,
-            **results.provenance(where),
+            **on_gpu, **results.provenance(where),
         }  # fmt: skip
         results.write(json_file, facts)
 

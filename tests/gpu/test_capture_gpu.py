@@ -14,7 +14,7 @@ from torch_max_backend import backend
 from torch_max_backend.graph.compiler import CompiledGraph
 
 pytestmark = pytest.mark.gpu
-STEPS = 50
+STEPS = 200
 
 
 def _net() -> nn.Module:
