@@ -5,10 +5,10 @@
 The contenders train copies of one model on one batch; their steps are timed in turn, after warming up, and the medians
 are reported with the CPU time of a step and the time to the first step. On a CPU eager PyTorch is a contender in both
 memory formats. On a GPU ours and Inductor run with device graphs (``mode="reduce-overhead"``), too; steps are timed in
-a queue as well, without waiting for each, and the memory that a contender takes from the device is reported. ``--threads 1``
-keeps OpenMP's threads, which go on turning for milliseconds after an operator, from the next contender's time. ``--mode
-inference`` times forward passes of the model in ``eval()`` without gradients; there Inductor is timed with frozen
-weights, too, which no other contender may take for constants.
+a queue as well, without waiting for each, and the memory that a contender takes from the device is reported.
+``--threads 1`` keeps OpenMP's threads, which go on turning for milliseconds after an operator, from the next
+contender's time. ``--mode inference`` times forward passes of the model in ``eval()`` without gradients; there Inductor
+is timed with frozen weights, too, which no other contender may take for constants.
 """
 
 from __future__ import annotations
