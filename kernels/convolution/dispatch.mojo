@@ -159,7 +159,7 @@ def run_gpu[
     Without `grouped` the kernels for many groups are left out; the others take any problem.
     """
     var problem = rewritten[pass_](given)
-    comptime if sm90.compiles_for[dtype]():
+    comptime if sm90.compiles_for[dtype, pass_]():
         var pointers = (
             _device_pointer(result),
             _device_pointer(a),

@@ -7,6 +7,7 @@ prediction errs; microseconds everywhere.
 """
 
 from std.math import ceildiv, sqrt
+from std.sys import size_of
 
 from ..problem import ConvolutionProblem
 from .costs import TileCost
@@ -42,6 +43,8 @@ comptime WGRAD_SHAPES: Array[WgradShape, 7] = [
 comptime _CACHE_BYTES = 45.0e6
 comptime _BYTE = 1.0 / 4.27e6
 """Moving one byte at the measured copy bandwidth."""
+comptime _TF32_TILE = 1.5
+"""Filling the ring and storing a tile of float32 over the same of 16 bits; estimated."""
 comptime _LAUNCH = 2.0
 """Beginning and ending a short kernel behind another one."""
 
@@ -54,8 +57,25 @@ struct Product(ImplicitlyCopyable):
     var steps: Int
 
 
-def _tensor_bytes(p: ConvolutionProblem) -> Float64:
-    return Float64(2 * (p.x_size() + p.y_size()))
+def _tensor_bytes(p: ConvolutionProblem, element: Int = 2) -> Float64:
+    return Float64(element * (p.x_size() + p.y_size()))
+
+
+def is_compiled[dtype: DType](shape: Int) -> Bool:
+    """Whether the tile shape of this index exists for the type. Fewer do for float32: a kernel takes time to compile.
+    """
+    return 0 <= shape < comptime (len(TILE_SHAPES)) and (
+        dtype != DType.float32 or shape > 0
+    )
+
+
+def tile_cost[dtype: DType, shape: Int]() -> TileCost:
+    """A stage of float32 holds half as many elements, and a product of it half as many per cycle, so that it takes the
+    same time; the store has twice the bytes."""
+    comptime cost = TILE_COSTS[shape]
+    comptime if dtype == DType.float32:
+        return TileCost(cost.step, cost.tile * _TF32_TILE, cost.traffic)
+    return cost
 
 
 def tile_time(
@@ -65,7 +85,9 @@ def tile_time(
     columns: Int,
     problem: ConvolutionProblem,
     processors: Int,
+    element: Int = 2,
 ) -> Float64:
+    """`element`: bytes."""
     var column_tiles = ceildiv(columns, shape.columns)
     var work = 0.0
     var longest = 0.0
@@ -81,10 +103,12 @@ def tile_time(
         time = Float64(ceildiv(tiles, processors)) * longest
     else:
         time = work / Float64(processors) + longest / 2
-    return max(time, _tensor_bytes(problem) * _BYTE * cost.traffic)
+    return max(time, _tensor_bytes(problem, element) * _BYTE * cost.traffic)
 
 
-def choose_tile(
+def choose_tile[
+    dtype: DType
+](
     products: List[Product],
     columns: Int,
     problem: ConvolutionProblem,
@@ -94,14 +118,21 @@ def choose_tile(
     var best = 0
     var best_time = Float64.MAX
     comptime for i in range(len(TILE_SHAPES)):
-        comptime shape = TILE_SHAPES[i]
-        comptime cost = TILE_COSTS[i]
-        var time = tile_time(
-            shape, cost, products, columns, problem, processors
-        )
-        if time < best_time:
-            best_time = time
-            best = i
+        comptime if is_compiled[dtype](i):
+            comptime shape = TILE_SHAPES[i]
+            comptime cost = tile_cost[dtype, i]()
+            var time = tile_time(
+                shape,
+                cost,
+                products,
+                columns,
+                problem,
+                processors,
+                size_of[dtype](),
+            )
+            if time < best_time:
+                best_time = time
+                best = i
     return best
 
 
@@ -116,7 +147,9 @@ def sums_pay(
     """Whether a shape that makes sums over the result's `size` elements on the way is predicted to save time: it may be
     slower than the best one by as much as reading the result once more takes.
     """
-    var best = choose_tile(products, columns, problem, processors)
+    var best = choose_tile[DType.bfloat16](
+        products, columns, problem, processors
+    )
     var times: Array[Float64, 2] = [0.0, 0.0]
     comptime for i in range(len(TILE_SHAPES)):
         comptime each = TILE_SHAPES[i]

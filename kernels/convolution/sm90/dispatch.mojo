@@ -1,6 +1,7 @@
 """Entry to the Hopper kernels: what they take, and the launch with the chosen tile."""
 
 from std.math import ceildiv
+from std.sys import size_of
 from std.sys.info import _accelerator_arch
 
 from max.gpu.host import DeviceAttribute, DeviceContext
@@ -14,24 +15,33 @@ from .choice import (
     Product,
     choose_tile,
     choose_wgrad,
+    is_compiled,
     sums_pay,
 )
 from .column_sums import Factor
 from .few_channels import few_channels_take, launch_few_channels
+from .filter_order import exchange_channels
 from .store import Epilogue
 from .launch import (
     SourceView,
     launch_dgrad,
     launch_fprop,
     launch_wgrad,
+    reads_filter_along_k,
     slots_of,
 )
-from .packed import Scratch, needs_packing, packing, repack
-from .plan import BLOCK_K, dgrad_axis, fprop_axis
+from .packed import Block3, Scratch, needs_packing, packing, repack
+from .plan import block_k, dgrad_axis, fprop_axis
 from .tile import TileShape
 from .wgrad_plan import WgradChoice
 
 comptime _MAX_TRAVERSAL_STRIDE = 8
+comptime _FEW_CHANNELS = 4
+"""Of float32, what gpu/few_channels.mojo takes."""
+comptime _LEAST_DEPTH = 12
+"""Of float32: with less a stage of one tap is mostly zeros, and the kernels of gpu/ sum over taps and channels together."""
+comptime _TF32 = False
+"""Whether float32 runs here where TF32 is allowed; not checked on a GPU yet."""
 comptime MAX_PHASES = 16
 comptime FEW_PHASES = 4
 """Phases of a data gradient that a kernel with an epilogue has room for, if not for one or for all."""
@@ -49,11 +59,19 @@ def compiling_for_hopper() -> Bool:
         return False
 
 
-def compiles_for[dtype: DType]() -> Bool:
-    """Whether the kernels exist at all for this accelerator and element type.
+def compiles_for[dtype: DType, pass_: Int]() -> Bool:
+    """Whether the kernels exist at all for this accelerator, element type and pass.
     """
-    return compiling_for_hopper() and (
-        dtype == DType.bfloat16 or dtype == DType.float16
+    return compiling_for_hopper() and _takes_type[dtype, pass_]()
+
+
+def _takes_type[dtype: DType, pass_: Int]() -> Bool:
+    """Both operands of a weight gradient lie across its reduction, which wgmma reads of elements of 16 bits alone.
+    """
+    return (
+        dtype == DType.bfloat16
+        or dtype == DType.float16
+        or (_TF32 and dtype == DType.float32 and pass_ != WGRAD)
     )
 
 
@@ -71,8 +89,14 @@ def can_implement[
     var p = problem
     comptime if not compiling_for_hopper():
         return String("needs sm_90a: tensor copies and wgmma")
-    comptime if dtype != DType.bfloat16 and dtype != DType.float16:
-        return String(t"takes bfloat16 and float16, not {dtype}")
+    comptime if not _takes_type[dtype, pass_]():
+        return String(
+            t"takes bfloat16, float16 and, but for weight gradients, float32,"
+            t" not {dtype}"
+        )
+    comptime if dtype == DType.float32:
+        if not p.allow_tf32:
+            return String("TF32 is not allowed")
     if p.groups != 1:
         return String(t"takes groups = 1, not {p.groups}")
     if p.d != 1 or p.t != 1 or p.o != 1:
@@ -81,19 +105,33 @@ def can_implement[
         return String("a tensor is empty")
     if max(p.input_pixels(), p.output_pixels()) >= 1 << 31:
         return String("more than 2^31 pixels")
-    comptime if pass_ == DGRAD:
+    comptime if pass_ == DGRAD and dtype == DType.float32:
+        if p.c <= _FEW_CHANNELS:
+            return String(t"C = {p.c}: float32 has another kernel for so few")
+    elif pass_ == DGRAD:
         if few_channels_take(p):
             return None
-    if needs_packing(p):
-        var packed = packing[pass_](p)
-        if packed.bytes() > p.workspace_limit:
-            return String(
-                t"C = {p.c} and K = {p.k} need copies of"
-                t" {packed.bytes()} bytes, more than the workspace limit of"
-                t" {p.workspace_limit}"
-            )
+    var copies = 0
+    if needs_packing[dtype](p):
+        var packed = packing[dtype, pass_](p)
+        copies = packed.bytes()
         # Folding a filter row changes the geometry that the copy engine sees.
         p = packed.problem
+    comptime if dtype == DType.float32:
+        var depth = p.c if pass_ == FPROP else p.k
+        if depth < _LEAST_DEPTH:
+            return String(
+                t"{depth} channels to sum over; takes {_LEAST_DEPTH} and more"
+                t" of float32"
+            )
+    comptime if pass_ == DGRAD and reads_filter_along_k[dtype]():
+        copies += p.w_size() * size_of[dtype]()
+    if copies > p.workspace_limit:
+        return String(
+            t"C = {problem.c} and K = {problem.k} need copies of"
+            t" {copies} bytes, more than the workspace limit of"
+            t" {p.workspace_limit}"
+        )
     comptime if pass_ == DGRAD:
         if p.stride_h * p.stride_w > MAX_PHASES:
             return String(
@@ -131,11 +169,11 @@ def can_implement[
     return None
 
 
-def _products[pass_: Int](p: ConvolutionProblem) -> List[Product]:
+def _products[dtype: DType, pass_: Int](p: ConvolutionProblem) -> List[Product]:
     var products = List[Product]()
     comptime if pass_ == FPROP:
         products.append(
-            Product(p.n * p.p * p.q, p.r * p.s * ceildiv(p.c, BLOCK_K))
+            Product(p.n * p.p * p.q, p.r * p.s * ceildiv(p.c, block_k[dtype]()))
         )
     else:
         for a in range(p.stride_h):
@@ -149,7 +187,7 @@ def _products[pass_: Int](p: ConvolutionProblem) -> List[Product]:
                 products.append(
                     Product(
                         p.n * h.extent * w.extent,
-                        h.taps * w.taps * ceildiv(p.k, BLOCK_K),
+                        h.taps * w.taps * ceildiv(p.k, block_k[dtype]()),
                     )
                 )
     return products^
@@ -170,11 +208,11 @@ def run[
 
     A forced choice is for measurements; for fprop and dgrad only its shape, an index into TILE_SHAPES, counts.
     """
-    comptime if pass_ == DGRAD:
+    comptime if pass_ == DGRAD and dtype != DType.float32:
         if not forced and few_channels_take(problem):
             launch_few_channels[dtype](result, a, b, problem, ctx)
             return
-    if not needs_packing(problem):
+    if not needs_packing[dtype](problem):
         _run[dtype, pass_](
             result,
             a,
@@ -185,7 +223,7 @@ def run[
             forced,
         )
         return
-    var packed = packing[pass_](problem)
+    var packed = packing[dtype, pass_](problem)
     # What the copies take is not there for sums.
     packed.problem.workspace_limit -= packed.bytes()
     var scratch = Scratch[dtype]()
@@ -288,29 +326,51 @@ def _run[
                 )
     else:
         var columns = problem.k if pass_ == FPROP else problem.c
-        var chosen = forced.value().shape if forced else choose_tile(
-            _products[pass_](problem), columns, problem, processors
+        var chosen = forced.value().shape if forced else choose_tile[dtype](
+            _products[dtype, pass_](problem), columns, problem, processors
         )
+        if not is_compiled[dtype](chosen):
+            raise Error(t"Hopper convolution: no tile shape {chosen}")
+        var copies = Scratch[dtype]()
+        var filter = b
+        comptime if pass_ == DGRAD and reads_filter_along_k[dtype]():
+            var order = Block3(problem.c, problem.taps(), problem.k)
+            filter = copies.place(b, True, order, ctx)
+            exchange_channels[dtype](filter, b, problem, ctx)
         comptime for i in range(len(TILE_SHAPES)):
-            comptime shape = TILE_SHAPES[i]
-            if chosen == i:
-                comptime if pass_ == FPROP:
-                    launch_fprop[dtype, shape](result, a, b, problem, view, ctx)
-                else:
-                    var phases = problem.stride_h * problem.stride_w
-                    if phases == 1:
-                        launch_dgrad[dtype, shape, 1](
-                            result, a, b, problem, ctx
-                        )
-                    elif phases <= 4:
-                        launch_dgrad[dtype, shape, 4](
-                            result, a, b, problem, ctx
+            comptime if is_compiled[dtype](i):
+                comptime shape = TILE_SHAPES[i]
+                if chosen == i:
+                    comptime if pass_ == FPROP:
+                        launch_fprop[dtype, shape](
+                            result, a, filter, problem, view, ctx
                         )
                     else:
-                        # Rare strides: one shape is compiled for them.
-                        launch_dgrad[dtype, TILE_SHAPES[2], MAX_PHASES](
-                            result, a, b, problem, ctx
+                        _launch_dgrad[dtype, shape](
+                            result, a, filter, problem, ctx
                         )
+        _ = copies^
+
+
+@no_inline
+def _launch_dgrad[
+    dtype: DType, shape: TileShape
+](
+    dx: Ptr[dtype],
+    dy: Ptr[dtype],
+    w: Ptr[dtype],
+    problem: ConvolutionProblem,
+    ctx: DeviceContext,
+) raises:
+    """By the kernel with room for the problem's phases."""
+    var phases = problem.stride_h * problem.stride_w
+    if phases == 1:
+        launch_dgrad[dtype, shape, 1](dx, dy, w, problem, ctx)
+    elif phases <= 4:
+        launch_dgrad[dtype, shape, 4](dx, dy, w, problem, ctx)
+    else:
+        # Rare strides: one shape is compiled for them.
+        launch_dgrad[dtype, TILE_SHAPES[2], MAX_PHASES](dx, dy, w, problem, ctx)
 
 
 # One shape for narrow results and one for the rest: every op with an epilogue of its own is compiled for itself. In both
@@ -357,7 +417,7 @@ def sums_are_worth_it[
     else:
         return sums_pay(
             _WIDE,
-            _products[pass_](problem),
+            _products[DType.bfloat16, pass_](problem),
             problem.k if pass_ == FPROP else problem.c,
             problem.y_size() if pass_ == FPROP else problem.x_size(),
             problem,

@@ -119,10 +119,10 @@ def conv_pointwise[
         var row = (index[0] * h + index[2]) * w + index[3]
         return run[width](operands, operands.place(row * c + index[4]), value)
 
-    comptime if compiles_for[dtype]():
+    comptime if compiles_for[dtype, pass_]():
         if (
             not can_implement[dtype, pass_](problem)
-            and not needs_packing(problem)
+            and not needs_packing[dtype](problem)
             and together % 16 == 0
             and are_aligned[dtype](result, a, b)
         ):
@@ -221,10 +221,10 @@ def conv_pointwise_sums[
     comptime factor = Optional[Factor](
         deviation
     ) if kind != MOMENTS else Optional[Factor]()
-    comptime if compiles_for[dtype]():
+    comptime if compiles_for[dtype, pass_]():
         if (
             not can_implement[dtype, pass_](problem)
-            and not needs_packing(problem)
+            and not needs_packing[dtype](problem)
             and together % 16 == 0
             and are_aligned[dtype](result, a, b)
             and (has_program or sums_are_worth_it[pass_, narrow](problem, ctx))

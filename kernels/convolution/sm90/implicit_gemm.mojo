@@ -5,6 +5,7 @@ copied tiles go round a ring of `stages` slots in shared memory, each slot with 
 "empty". Blocks are persistent and walk the tiles with a fixed step. See docs/hopper.md for the drawing.
 """
 
+from std.sys import size_of
 from std.utils.static_tuple import StaticTuple
 
 from max.gpu import (
@@ -24,7 +25,7 @@ from max.gpu.memory import external_memory
 
 from ..common import Ptr
 from .column_sums import NO_SUMS, ColumnSums, Factor
-from .plan import BLOCK_K, Plan
+from .plan import ROW_BYTES, Plan, block_k
 from ...ptx import (
     claim_registers,
     cluster_arrive,
@@ -48,13 +49,16 @@ from .tensor_map import TensorMaps
 from .tile import (
     CONSUMERS,
     PANEL_COLUMNS,
-    ROW_BYTES,
     RingPlace,
     THREADS,
     TileShape,
     k_major_descriptor,
     mn_major_descriptor,
 )
+
+
+comptime _STEP_BYTES = 32
+"""Of a row that one wgmma multiplies."""
 
 
 @fieldwise_init
@@ -133,13 +137,13 @@ def _multiply[
             filter_tile
         ) if filter_k_major else mn_major_descriptor(filter_tile)
         wgmma_fence_aligned()
-        comptime for kk in range(BLOCK_K // 16):
+        comptime for kk in range(ROW_BYTES // _STEP_BYTES):
             comptime filter_step = kk * 2 if filter_k_major else kk * 128
             comptime for block in range(shape.row_blocks):
                 sums[block] = wgmma_async[
                     64,
                     shape.columns,
-                    16,
+                    _STEP_BYTES // size_of[dtype](),
                     DType.float32,
                     fragment,
                     a_type=dtype,
@@ -324,7 +328,7 @@ def implicit_gemm_kernel[
         # Every thread of the first warp asks; one goes on.
         if thread < 32:
             if elect_thread():
-                produce[phases, shape, filter_k_major](
+                produce[phases, shape, filter_k_major, block_k[dtype]()](
                     source_maps,
                     filter_map,
                     plan,

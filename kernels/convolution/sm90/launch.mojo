@@ -14,7 +14,7 @@ from ..problem import ConvolutionProblem
 from .choice import cluster_capacity
 from .column_sums import NO_SUMS, Factor
 from .implicit_gemm import implicit_gemm_kernel
-from .plan import BLOCK_K, Axis, Plan, dgrad_axis, fprop_axis
+from .plan import BLOCK_K, Axis, Plan, block_k, dgrad_axis, fprop_axis
 from .store import Epilogue
 from .tensor_map import TensorMaps
 from .tile import THREADS, TileShape
@@ -42,6 +42,12 @@ struct SourceView(ImplicitlyCopyable, TrivialRegisterPassable):
     @staticmethod
     def dense(p: ConvolutionProblem) -> Self:
         return Self(p.c, p.c, p.w * p.c, p.h * p.w * p.c)
+
+
+def reads_filter_along_k[dtype: DType]() -> Bool:
+    """Whether dgrad's products want the filter along the reduction: wgmma transposes elements of 16 bits alone.
+    """
+    return dtype == DType.float32
 
 
 comptime _NOWHERE = Ptr[DType.float32](unsafe_from_address=16)
@@ -119,7 +125,7 @@ def launch_fprop[
         p.stride_h,
         p.stride_w,
         shape.rows(),
-        BLOCK_K,
+        block_k[dtype](),
     )
     var filter_map = TensorMaps[1]()
     filter_map.encode_tile[dtype, 3](
@@ -127,7 +133,7 @@ def launch_fprop[
         ctx,
         w,
         IndexList[3](p.c, p.r * p.s, p.k),
-        IndexList[3](BLOCK_K, 1, shape.columns // shape.cluster),
+        IndexList[3](block_k[dtype](), 1, shape.columns // shape.cluster),
     )
     var column_tiles = ceildiv(p.k, shape.columns)
     var rows = p.n * p.p * p.q
@@ -138,7 +144,7 @@ def launch_fprop[
     plan.set_launch(
         tiles,
         column_tiles,
-        ceildiv(p.c, BLOCK_K),
+        ceildiv(p.c, block_k[dtype]()),
         p.s,
         p.stride_h,
         p.stride_w,
@@ -208,7 +214,11 @@ def launch_dgrad[
     ctx: DeviceContext,
     partials: Ptr[DType.float32] = _NOWHERE,
 ) raises:
-    """Needs stride_h * stride_w <= phases. Sums as `launch_fprop`."""
+    """Needs stride_h * stride_w <= phases. Sums as `launch_fprop`.
+
+    float32 takes the filter as `reads_filter_along_k` says, [C, R, S, K].
+    """
+    comptime filter_k_major = reads_filter_along_k[dtype]()
     var p = problem
     var axes_h = List[Axis]()
     var axes_w = List[Axis]()
@@ -216,13 +226,22 @@ def launch_dgrad[
 
     var source_maps = TensorMaps[phases]()
     var filter_map = TensorMaps[1]()
-    filter_map.encode_tile[dtype, 3](
-        0,
-        ctx,
-        w,
-        IndexList[3](p.c, p.r * p.s, p.k),
-        IndexList[3](64, 1, BLOCK_K // shape.cluster),
-    )
+    comptime if filter_k_major:
+        filter_map.encode_tile[dtype, 3](
+            0,
+            ctx,
+            w,
+            IndexList[3](p.k, p.r * p.s, p.c),
+            IndexList[3](block_k[dtype](), 1, shape.columns // shape.cluster),
+        )
+    else:
+        filter_map.encode_tile[dtype, 3](
+            0,
+            ctx,
+            w,
+            IndexList[3](p.c, p.r * p.s, p.k),
+            IndexList[3](64, 1, block_k[dtype]() // shape.cluster),
+        )
     var plan = Plan[phases]()
     var column_tiles = ceildiv(p.c, shape.columns)
     var tiles = 0
@@ -251,7 +270,7 @@ def launch_dgrad[
                         1,
                         1,
                         shape.rows(),
-                        BLOCK_K,
+                        block_k[dtype](),
                     )
                 var rows = p.n * h.extent * v.extent
                 tiles += (
@@ -263,7 +282,7 @@ def launch_dgrad[
     plan.set_launch(
         tiles,
         column_tiles,
-        ceildiv(p.k, BLOCK_K),
+        ceildiv(p.k, block_k[dtype]()),
         p.s,
         1,
         1,
@@ -274,7 +293,7 @@ def launch_dgrad[
         p.stride_w,
     )
     comptime kernel = implicit_gemm_kernel[
-        dtype, phases, shape, False, epilogue, kind, factor
+        dtype, phases, shape, filter_k_major, epilogue, kind, factor
     ]
     ctx.enqueue_function[kernel](
         source_maps,

@@ -80,7 +80,7 @@ def _run[
             "Hopper convolution: a tensor does not begin at a multiple of 16"
             " bytes"
         )
-    comptime if compiles_for[dtype]():
+    comptime if compiles_for[dtype, pass_]():
         run[dtype, pass_](result, a, b, problem, ctx, tuning)
 
 

@@ -1,12 +1,13 @@
 """Channel counts that 16-byte rows can't hold: the operands are copied into padded or folded layouts first.
 
-Padding fills the channels up to a multiple of 8. For an image's few channels that would waste most of each pipeline stage,
-so fprop and wgrad fold one row of filter taps into the channels: with C padded to 4 or 8 and the width's padding
-written out, the S taps of a filter row are S * C contiguous elements, and the next window begins `stride` pixels later.
-A tensor map takes such overlapping windows as pixels of S * C channels, which leaves a filter of R x 1 taps.
+Padding fills the channels up to a multiple of 8, of 4 in float32. For an image's few channels that would waste most of
+each pipeline stage, so fprop and wgrad fold one row of filter taps into the channels: with C padded to 4 or 8 and the
+width's padding written out, the S taps of a filter row are S * C contiguous elements, and the next window begins
+`stride` pixels later. A tensor map takes such overlapping windows as pixels of S * C channels, which leaves a filter of R x 1 taps.
 """
 
 from std.math import ceildiv
+from std.sys import size_of
 
 from max.gpu import block_dim, block_idx, thread_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
@@ -15,7 +16,7 @@ from ...library import scratch
 from ..common import DGRAD, Ptr
 from ..problem import ConvolutionProblem
 from .launch import SourceView
-from .plan import BLOCK_K
+from .plan import block_k
 
 comptime _THREADS = 256
 
@@ -66,7 +67,8 @@ def _repack_kernel[
         comptime for i in range(width):
             if d + Scalar[index](i) < source_d:
                 value[i] = source.unsafe_load(Int(offset) + i)
-    target.unsafe_store[alignment=width * 2](Int(at), value)
+    comptime bytes = min(width * size_of[dtype](), 16)
+    target.unsafe_store[alignment=bytes](Int(at), value)
 
 
 def _repack[
@@ -128,6 +130,8 @@ struct Packing(ImplicitlyCopyable):
     """
 
     var problem: ConvolutionProblem
+    var element: Int
+    """Bytes."""
     var view: SourceView
     """How x, or its copy, is read."""
     var x: Block3
@@ -156,29 +160,36 @@ struct Packing(ImplicitlyCopyable):
             elements += self.w.size()
         if self.copies_y():
             elements += self.y.size()
-        return 2 * elements
+        return self.element * elements
 
 
-def needs_packing(p: ConvolutionProblem) -> Bool:
-    return p.c % 8 != 0 or p.k % 8 != 0
+def needs_packing[dtype: DType](p: ConvolutionProblem) -> Bool:
+    comptime vector = 16 // size_of[dtype]()
+    return p.c % vector != 0 or p.k % vector != 0
 
 
-def packing[pass_: Int](p: ConvolutionProblem) -> Packing:
-    var k = _up(p.k, 8)
-    var c = _up(p.c, 8)
+def packing[dtype: DType, pass_: Int](p: ConvolutionProblem) -> Packing:
+    comptime element = size_of[dtype]()
+    comptime vector = 16 // element
+    var k = _up(p.k, vector)
+    var c = _up(p.c, vector)
     var inner = p
     inner.k = k
     inner.c = c
     var y = Block3(p.n * p.p * p.q, 1, k)
     var y_source = Block3(p.n * p.p * p.q, 1, p.k)
     # Windows must begin at multiples of 16 bytes.
-    var folded = 4 if p.c <= 4 and p.stride_w % 2 == 0 else c
+    var folded = 4 if p.c <= 4 and 4 * p.stride_w % vector == 0 else c
     comptime if pass_ != DGRAD:
-        if p.c % 8 != 0 and p.dilation_w == 1 and p.s * folded <= BLOCK_K:
-            var taps = _up(p.s * folded, 8) // folded
+        if (
+            p.c % vector != 0
+            and p.dilation_w == 1
+            and p.s * folded <= block_k[dtype]()
+        ):
+            var taps = _up(p.s * folded, vector) // folded
             # The last window, and rows that are a multiple of 16 bytes.
             var width = (
-                _up(((p.q - 1) * p.stride_w + p.s) * folded, 8) // folded
+                _up(((p.q - 1) * p.stride_w + p.s) * folded, vector) // folded
             )
             inner.c = taps * folded
             inner.w = p.q
@@ -187,6 +198,7 @@ def packing[pass_: Int](p: ConvolutionProblem) -> Packing:
             inner.pad_w = 0
             return Packing(
                 problem=inner,
+                element=element,
                 view=SourceView(
                     channels=p.s * folded,
                     pixel=p.stride_w * folded,
@@ -203,6 +215,7 @@ def packing[pass_: Int](p: ConvolutionProblem) -> Packing:
             )
     return Packing(
         problem=inner,
+        element=element,
         view=SourceView.dense(inner),
         x=Block3(p.n * p.h * p.w, 1, c),
         x_source=Block3(p.n * p.h * p.w, 1, p.c),

@@ -9,12 +9,15 @@ hit that residue take part, so no zero is multiplied.
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import ceildiv
 from std.memory import Pointer
+from std.sys import size_of
 from std.utils.static_tuple import StaticTuple
 
 from ...arithmetic import Divisor
 
+comptime ROW_BYTES = 128
+"""Of each operand's rows in a pipeline stage: the widest swizzle."""
 comptime BLOCK_K = 64
-"""Reduction elements of one pipeline stage: 128 bytes of a 16-bit type, the widest swizzle."""
+"""Reduction elements of one pipeline stage of a 16-bit type."""
 
 comptime _HEADER = 16
 comptime _COLUMN_DIVISOR = 11
@@ -23,6 +26,11 @@ comptime _PHASE = 24
 comptime CORNER_MIN = -128
 comptime CORNER_MAX = 127
 comptime OFFSET_MAX = 255
+
+
+def block_k[dtype: DType]() -> Int:
+    """Reduction elements of one pipeline stage."""
+    return ROW_BYTES // size_of[dtype]()
 
 
 @fieldwise_init

@@ -4,7 +4,7 @@
 from max.gpu import block_idx, grid_dim
 
 from . import plan as fields
-from .plan import BLOCK_K, Plan
+from .plan import ROW_BYTES, Plan
 from ...ptx import (
     load_im2col,
     load_tile_3d,
@@ -14,7 +14,7 @@ from ...ptx import (
     mbarrier_wait,
 )
 from .tensor_map import TensorMaps
-from .tile import ROW_BYTES, RingPlace, TileShape
+from .tile import RingPlace, TileShape
 
 
 @fieldwise_init
@@ -83,7 +83,7 @@ def copies_of[
 
 @always_inline
 def produce[
-    phases: Int, shape: TileShape, filter_k_major: Bool
+    phases: Int, shape: TileShape, filter_k_major: Bool, block_k: Int
 ](
     source_maps: TensorMaps[phases],
     filter_map: TensorMaps[1],
@@ -116,7 +116,7 @@ def produce[
                     mbarrier_expect(barrier, shape.stage_bytes())
                     var source_tile = ring + slot * UInt32(shape.stage_bytes())
                     var filter_tile = source_tile + UInt32(shape.source_bytes())
-                    var channel = Int32(block * BLOCK_K)
+                    var channel = Int32(block * block_k)
                     load_im2col(
                         source_tile,
                         source_map,
@@ -152,10 +152,10 @@ def produce[
                                 UInt16((1 << cluster) - 1),
                             )
                     else:
-                        # 64 columns (input channels) at a time for BLOCK_K filters (the reduction).
-                        comptime share = BLOCK_K // cluster
+                        # 64 columns (input channels) at a time for block_k filters (the reduction).
+                        comptime share = block_k // cluster
                         comptime for panel in range(shape.columns // 64):
-                            comptime offset = panel * BLOCK_K * ROW_BYTES
+                            comptime offset = panel * block_k * ROW_BYTES
                             comptime if cluster == 1:
                                 load_tile_3d(
                                     filter_tile + UInt32(offset),

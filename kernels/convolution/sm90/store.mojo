@@ -1,21 +1,17 @@
 """How a warpgroup stores the tile that it has multiplied: through shared memory, so that a lane has 16 bytes of one pixel."""
 
 from std.memory import Pointer
+from std.sys import size_of
 from std.utils.index import IndexList
 from std.utils.static_tuple import StaticTuple
 
 from ..common import Ptr
 from . import plan as fields
 from .column_sums import MOMENTS, ColumnSums, Factor, Products
-from .plan import Plan
+from .plan import ROW_BYTES, Plan
 from ...ptx import store_matrices, syncwarp
 from .producer import Tile
-from .tile import (
-    PANEL_COLUMNS,
-    ROW_BYTES,
-    TileShape,
-    pack_pair,
-)
+from .tile import TileShape, pack_pair
 
 comptime Epilogue[dtype: DType] = def[width: Int](
     IndexList[5], SIMD[dtype, width]
@@ -29,6 +25,16 @@ comptime Sums[shape: TileShape] = StaticTuple[
 
 comptime _WARP_PANEL = 16 * ROW_BYTES
 """Bytes of the 16 rows of a panel that a warp stages."""
+
+
+def _vector[dtype: DType]() -> Int:
+    """Elements of the 16 bytes that a lane stores."""
+    return 16 // size_of[dtype]()
+
+
+def _panel_columns[dtype: DType]() -> Int:
+    """Columns of one staged panel: one swizzled row."""
+    return ROW_BYTES // size_of[dtype]()
 
 
 @fieldwise_init
@@ -95,26 +101,52 @@ def _result_offset[
 
 @always_inline
 def _column[
-    staged: Int
+    dtype: DType, staged: Int
 ](first: Int32, pair: Int, panel: Int, lane: UInt32) -> Int32:
     """First channel of a lane's vector in a staged panel."""
     return (
         first
-        + Int32((pair * staged + panel) * PANEL_COLUMNS)
-        + Int32(lane % 8) * 8
+        + Int32((pair * staged + panel) * _panel_columns[dtype]())
+        + Int32(lane % 8) * Int32(_vector[dtype]())
     )
 
 
 @always_inline
 def _index[
-    phases: Int
+    phases: Int, vector: Int
 ](plan: Plan[phases], at: Tile, row: Int32, column: Int32) -> IndexList[5]:
     """Where a vector lies in the result; past the last channel the last vector.
     """
     var n, h, w = _result_pixel(plan, at.phase, row)
     return IndexList[5](
-        Int(n), 0, Int(h), Int(w), Int(min(column, plan.columns() - 8))
+        Int(n),
+        0,
+        Int(h),
+        Int(w),
+        Int(min(column, plan.columns() - Int32(vector))),
     )
+
+
+@always_inline
+def _staged_at[
+    dtype: DType, shape: TileShape
+](by: Consumer[shape], panel: Int, row: UInt32, chunk: UInt32) -> Pointer[
+    Scalar[dtype], MutAnyOrigin, address_space=AddressSpace.SHARED
+]:
+    """16 bytes of a row of the warp's. The rows that are written at a time have them in different banks.
+    """
+    var key = row % 8
+    comptime if dtype == DType.float32:
+        # Half a warp writes two chunks of four rows.
+        key = row % 4 * 2 + key // 4
+    return {
+        unsafe_from_address = Int(
+            by.warp_staging()
+            + UInt32(panel * _WARP_PANEL)
+            + row * ROW_BYTES
+            + ((chunk ^ key) * 16)
+        )
+    }
 
 
 @always_inline
@@ -124,6 +156,24 @@ def _stage[
     """A warp's 16 rows of the panels that are staged together, as `dtype`."""
     comptime staged = shape.panels_staged()
     var lane = by.lane()
+    comptime if dtype == DType.float32:
+        # A lane has two columns of two rows of every 8 columns.
+        comptime for p in range(staged):
+            comptime for q in range(4):
+                comptime base = ((pair * staged + p) * 4 + q) * 4
+                comptime for half in range(2):
+                    var row = lane // 4 + UInt32(half * 8)
+                    _staged_at[dtype, shape](
+                        by, p, row, UInt32(q * 2) + lane % 4 // 2
+                    ).unsafe_offset(Int(lane % 2) * 2).unsafe_store[
+                        alignment=8
+                    ](
+                        0,
+                        SIMD[DType.float32, 2](
+                            sums[base + half * 2], sums[base + half * 2 + 1]
+                        ).cast[dtype](),
+                    )
+        return
     var row = ((lane // 8) % 2) * 8 + lane % 8
     comptime for p in range(staged):
         comptime for q in range(4):
@@ -144,19 +194,12 @@ def _stage[
 @always_inline
 def _staged[
     dtype: DType, shape: TileShape
-](by: Consumer[shape], panel: Int, row: UInt32) -> SIMD[dtype, 8]:
+](by: Consumer[shape], panel: Int, row: UInt32) -> SIMD[
+    dtype, _vector[dtype]()
+]:
     """The lane's vector of a row of the warp's."""
-    return Pointer[
-        Scalar[dtype], MutAnyOrigin, address_space=AddressSpace.SHARED
-    ](
-        unsafe_from_address=Int(
-            by.warp_staging()
-            + UInt32(panel * _WARP_PANEL)
-            + row * ROW_BYTES
-            + (((by.lane() % 8) ^ (row % 8)) * 16)
-        )
-    ).unsafe_load[
-        width=8, alignment=16
+    return _staged_at[dtype, shape](by, panel, row, by.lane() % 8).unsafe_load[
+        width=_vector[dtype](), alignment=16
     ]()
 
 
@@ -184,9 +227,12 @@ def _store_panels[
     All vectors are made before any is stored, so that what an epilogue reads is in flight together.
     """
     comptime staged = shape.panels_staged()
+    comptime vector = _vector[dtype]()
     var rows = plan.phase(at.phase, fields.ROWS)
     var lane = by.lane()
-    var values = StaticTuple[SIMD[dtype, 8], 4 * panels](fill=SIMD[dtype, 8](0))
+    var values = StaticTuple[SIMD[dtype, vector], 4 * panels](
+        fill=SIMD[dtype, vector](0)
+    )
     var products = Products(0, 0)
     comptime for it in range(4):
         var row = first_row + Int32(it * 4)
@@ -194,19 +240,20 @@ def _store_panels[
             comptime p = part * panels + n
             var value = _staged[dtype](by, p, UInt32(it * 4) + lane // 8)
             # Past the edge the last vector stands in: no branch keeps the loads apart.
-            var index = _index(
+            var index = _index[phases, vector](
                 plan,
                 at,
                 min(row, rows - 1),
-                _column[staged](at.column, pair, p, lane),
+                _column[dtype, staged](at.column, pair, p, lane),
             )
             comptime if epilogue:
                 comptime apply = epilogue.value()
-                value = apply[8](index, value)
+                value = apply[vector](index, value)
             comptime if factor:
                 comptime factor_at = factor.value()
                 products.add(
-                    value if row < rows else SIMD[dtype, 8](0),
+                    rebind[SIMD[dtype, 8]](value) if row
+                    < rows else SIMD[dtype, 8](0),
                     factor_at[8](index),
                 )
             values[it * panels + n] = value
@@ -218,13 +265,15 @@ def _store_panels[
             )
             comptime for n in range(panels):
                 comptime p = part * panels + n
-                var column = _column[staged](at.column, pair, p, lane)
+                var column = _column[dtype, staged](at.column, pair, p, lane)
                 if column < plan.columns():
                     target.unsafe_store[alignment=16](
                         Int(column), values[it * panels + n]
                     )
                 comptime if kind == MOMENTS:
-                    column_sums.add_moments[p, it == 0](values[it * panels + n])
+                    column_sums.add_moments[p, it == 0](
+                        rebind[SIMD[dtype, 8]](values[it * panels + n])
+                    )
             comptime if kind == MOMENTS:
                 column_sums.count += 1
     comptime if factor:
@@ -258,7 +307,9 @@ def store_tile[
             + Int32((by.first_block() + UInt32(block)) * 64 + by.warp() * 16)
             + Int32(by.lane() // 8)
         )
-        comptime for pair in range(shape.columns // (PANEL_COLUMNS * staged)):
+        comptime for pair in range(
+            shape.columns // (_panel_columns[dtype]() * staged)
+        ):
             syncwarp()
             _stage[dtype, shape, pair](sums[block], by)
             syncwarp()

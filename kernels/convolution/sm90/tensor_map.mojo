@@ -17,7 +17,10 @@ comptime _PROMOTE_L2_256B: Int32 = 3
 
 def _map_type[dtype: DType]() -> Int32:
     """The copy engine's number for an element type."""
-    comptime assert dtype == DType.bfloat16 or dtype == DType.float16
+    comptime assert dtype in (DType.bfloat16, DType.float16, DType.float32)
+    comptime if dtype == DType.float32:
+        # TF32: the copy engine rounds what it copies.
+        return 11
     return 9 if dtype == DType.bfloat16 else 6
 
 

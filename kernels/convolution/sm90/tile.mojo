@@ -2,11 +2,10 @@
 
 from std.memory import bitcast
 
-from .plan import BLOCK_K
+from .plan import BLOCK_K, ROW_BYTES
 
 comptime THREADS = 384
 comptime CONSUMERS = 2
-comptime ROW_BYTES = 128
 comptime PANEL_COLUMNS = 64
 """Columns of one staged output panel: one swizzled 128-byte row."""
 
@@ -42,6 +41,8 @@ struct TileShape(ImplicitlyCopyable, TrivialRegisterPassable):
         return self.row_blocks * self.columns // 2
 
     def panels_staged(self) -> Int:
+        """Rows of ROW_BYTES that are staged at a time of each row of the tile.
+        """
         return 2 if self.columns // PANEL_COLUMNS % 2 == 0 else 1
 
     def staging_bytes(self) -> Int:
