@@ -46,8 +46,8 @@ CASES = [
     ),
     Case("lifted", aten.lift_fresh_copy, NUMBERS, exact=True),
     Case("element_type", lambda x: torch.ops.prims.convert_element_type(x, torch.float16), NUMBERS),
-    Case("filled", lambda x: aten.empty_strided([3, 4], [4, 1]).fill_(1) + x, NUMBERS),
-    Case("filled_permuted", lambda x: aten.empty_permuted([3, 4], [1, 0]).fill_(1) + x, NUMBERS),
+    Case("filled", lambda x: aten.empty_strided([3, 4], [4, 1], device=x.device).fill_(1) + x, NUMBERS),
+    Case("filled_permuted", lambda x: aten.empty_permuted([3, 4], [1, 0], device=x.device).fill_(1) + x, NUMBERS),
     Case("filled_like", lambda x: aten.new_empty_strided(x, [3, 4], [4, 1]).fill_(1) + x, NUMBERS),
     Case(
         "normalized_without_statistics",
