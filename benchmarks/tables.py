@@ -260,6 +260,18 @@ def convolution_any_gpu() -> str:
     return grid(["problems", "pass", "cuDNN, channels_last", "cuDNN, default layout"], rows) + origin(name)
 
 
+def convolution_drawn() -> str:
+    """A class of the draw in each line; our time over cuDNN's better layout."""
+    name = "convolution_drawn_h200_bfloat16"
+    document = read(name)
+    rows = []
+    for kind in dict.fromkeys(key.rpartition(": ")[0] for key in document["summary"]):
+        mine = [row for row in document["rows"] if kind in ("all", row["kind"]) and "ratio" in row]
+        cells = [mean_and_worst([row["ratio"] for row in mine if row["pass"] == pass_]) for pass_ in PASSES.values()]
+        rows.append([f"{kind}, {sum(row['pass'] == 'forward' for row in mine)}", *cells])
+    return grid(["problems", *PASSES.values()], rows) + origin(name)
+
+
 def convolution_cpu() -> str:
     """A class of the draw in each line; of each dtype our time over eager's, and the share of the matmul's rate."""
     names = [f"convolution_cpu_{dtype}" for dtype in ("float32", "bfloat16")]
@@ -439,9 +451,9 @@ def compile_cost() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
-        summary, training_steps, training_zoo, step_memory, commands, gpu_tests, convolution_any_gpu, convolution_cpu,
-        convolution_workspace, convolution_hopper, convolution_epilogue, convolution_sanitizer, pooling_gpu,
-        pooling_cpu, pooling_memory, attention, compile_cost, first_steps, host_time,
+        summary, training_steps, training_zoo, step_memory, commands, gpu_tests, convolution_any_gpu, convolution_drawn,
+        convolution_cpu, convolution_workspace, convolution_hopper, convolution_epilogue, convolution_sanitizer,
+        pooling_gpu, pooling_cpu, pooling_memory, attention, compile_cost, first_steps, host_time,
         optimizer_steps, step_bytes,
     )
 }  # fmt: skip
