@@ -128,6 +128,16 @@ def module_of_all_kernels(dtypes: Sequence[DType]) -> Module:
     return module
 
 
+def add_data_gradient(module: Module, dtype: DType) -> None:
+    """The graph of a convolution's data gradient without groups: on sm_90 float32 has kernels of its own for it."""
+    types = [TensorType(dtype, shape, GPU) for shape in ((Dim("n"), 1, 8, 8, 64), (64, 1, 3, 3, 64))]
+    name, library = f"conv_dgrad_ungrouped_{dtype.name}", session.kernel_library()
+    with Graph(name, input_types=types, kernel_library=library, module=module) as graph:
+        y, filters = (value.tensor for value in graph.inputs)
+        geometry = convolution.Geometry(padding=(0, 1, 1))
+        graph.output(convolution.conv_dgrad(y, filters, geometry, input_size=(1, 8, 8)))
+
+
 @dataclass(frozen=True)
 class Report:
     """What was compiled for a target: the generated programs. For sm_90a in bfloat16 also: what hopper_epilogue.py's
@@ -154,6 +164,7 @@ def main() -> None:
     elementwise.add_graphs(Module(), dtypes)
     taking, apart, summing, sums_apart, unfused = (Module() for _ in range(5))
     if target == "sm_90a" and DType.bfloat16 in dtypes:
+        add_data_gradient(Module(), DType.float32)
         hopper_epilogue.add_graphs(taking)
         hopper_epilogue.add_graph_of_two_readers(apart)
         hopper_epilogue.add_graphs_with_sums(summing)

@@ -40,8 +40,6 @@ comptime _FEW_CHANNELS = 4
 """Of float32, what gpu/few_channels.mojo takes."""
 comptime _LEAST_DEPTH = 12
 """Of float32: with less a stage of one tap is mostly zeros, and the kernels of gpu/ sum over taps and channels together."""
-comptime _TF32 = False
-"""Whether float32 runs here where TF32 is allowed; not checked on a GPU yet."""
 comptime MAX_PHASES = 16
 comptime FEW_PHASES = 4
 """Phases of a data gradient that a kernel with an epilogue has room for, if not for one or for all."""
@@ -71,7 +69,7 @@ def _takes_type[dtype: DType, pass_: Int]() -> Bool:
     return (
         dtype == DType.bfloat16
         or dtype == DType.float16
-        or (_TF32 and dtype == DType.float32 and pass_ != WGRAD)
+        or (dtype == DType.float32 and pass_ != WGRAD)
     )
 
 
