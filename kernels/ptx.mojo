@@ -298,28 +298,67 @@ def load_bulk(shared: UInt32, source: UInt64, bytes: Int32, barrier: UInt32):
     ](shared, source, bytes, barrier)
 
 
+@fieldwise_init
+struct Im2col(ImplicitlyCopyable, TrivialRegisterPassable):
+    """Where a copy in columns begins: a channel, a base pixel and a tap's offsets from there. Tensors of two spatial axes
+    leave `d` out.
+    """
+
+    var channel: Int32
+    var w: Int32
+    var h: Int32
+    var d: Int32
+    var n: Int32
+    var offsets: UInt32
+    """Along W, lowest, H and D: 8 bits each with two axes, 5 with three."""
+
+
 @always_inline
 def load_im2col(
-    shared: UInt32,
-    tensor_map: UInt64,
-    barrier: UInt32,
-    channel: Int32,
-    w: Int32,
-    h: Int32,
-    n: Int32,
-    offset_w: UInt16,
-    offset_h: UInt16,
+    shared: UInt32, tensor_map: UInt64, barrier: UInt32, at: Im2col, deep: Bool
 ):
-    """Copies pixels x channels of an NHWC tensor, walking the map's pixel box from (n, h, w) onwards.
+    """Copies pixels x channels of a channels-last tensor, walking the map's pixel box; `deep` ones have three spatial axes.
     """
-    inlined_assembly[
-        (
-            "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
-            " [$0], [$1, {$3, $4, $5, $6}], [$2], {$7, $8};"
-        ),
-        NoneType,
-        constraints="r,l,r,r,r,r,r,h,h,~{memory}",
-    ](shared, tensor_map, barrier, channel, w, h, n, offset_w, offset_h)
+    if deep:
+        inlined_assembly[
+            (
+                "cp.async.bulk.tensor.5d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+                " [$0], [$1, {$3, $4, $5, $6, $7}], [$2], {$8, $9, $10};"
+            ),
+            NoneType,
+            constraints="r,l,r,r,r,r,r,r,h,h,h,~{memory}",
+        ](
+            shared,
+            tensor_map,
+            barrier,
+            at.channel,
+            at.w,
+            at.h,
+            at.d,
+            at.n,
+            UInt16(at.offsets & 31),
+            UInt16(at.offsets >> 5 & 31),
+            UInt16(at.offsets >> 10 & 31),
+        )
+    else:
+        inlined_assembly[
+            (
+                "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+                " [$0], [$1, {$3, $4, $5, $6}], [$2], {$7, $8};"
+            ),
+            NoneType,
+            constraints="r,l,r,r,r,r,r,h,h,~{memory}",
+        ](
+            shared,
+            tensor_map,
+            barrier,
+            at.channel,
+            at.w,
+            at.h,
+            at.n,
+            UInt16(at.offsets & 255),
+            UInt16(at.offsets >> 8 & 255),
+        )
 
 
 @always_inline
@@ -327,24 +366,54 @@ def load_im2col_multicast(
     shared: UInt32,
     tensor_map: UInt64,
     barrier: UInt32,
-    channel: Int32,
-    w: Int32,
-    h: Int32,
-    n: Int32,
-    offset_w: UInt16,
-    offset_h: UInt16,
+    at: Im2col,
+    deep: Bool,
     blocks: UInt16,
 ):
     """The same copy delivered to the same shared address, and barrier, of every block in the mask.
     """
-    inlined_assembly[
-        (
-            "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.multicast::cluster"
-            " [$0], [$1, {$3, $4, $5, $6}], [$2], {$7, $8}, $9;"
-        ),
-        NoneType,
-        constraints="r,l,r,r,r,r,r,h,h,h,~{memory}",
-    ](shared, tensor_map, barrier, channel, w, h, n, offset_w, offset_h, blocks)
+    if deep:
+        inlined_assembly[
+            (
+                "cp.async.bulk.tensor.5d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.multicast::cluster"
+                " [$0], [$1, {$3, $4, $5, $6, $7}], [$2], {$8, $9, $10}, $11;"
+            ),
+            NoneType,
+            constraints="r,l,r,r,r,r,r,r,h,h,h,h,~{memory}",
+        ](
+            shared,
+            tensor_map,
+            barrier,
+            at.channel,
+            at.w,
+            at.h,
+            at.d,
+            at.n,
+            UInt16(at.offsets & 31),
+            UInt16(at.offsets >> 5 & 31),
+            UInt16(at.offsets >> 10 & 31),
+            blocks,
+        )
+    else:
+        inlined_assembly[
+            (
+                "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.multicast::cluster"
+                " [$0], [$1, {$3, $4, $5, $6}], [$2], {$7, $8}, $9;"
+            ),
+            NoneType,
+            constraints="r,l,r,r,r,r,r,h,h,h,~{memory}",
+        ](
+            shared,
+            tensor_map,
+            barrier,
+            at.channel,
+            at.w,
+            at.h,
+            at.n,
+            UInt16(at.offsets & 255),
+            UInt16(at.offsets >> 8 & 255),
+            blocks,
+        )
 
 
 @always_inline

@@ -174,7 +174,7 @@ def wgrad_tiles(
 ) -> Int:
     """Tiles of the result, rounded up to whole groups of those that share copies.
     """
-    var panels = p.r * p.s * ceildiv(p.c, PANEL)
+    var panels = p.taps() * ceildiv(p.c, PANEL)
     return (
         ceildiv(ceildiv(p.k, shape.rows()), share_rows)
         * ceildiv(ceildiv(panels, shape.panels()), share_columns)
@@ -212,7 +212,7 @@ def wgrad_time(
     ) * Float64(BLOCK_K * 2)
     var loads = step_bytes * 1e-6 * costs.load_byte
     var step = sqrt(sqrt(products**4 + loads**4))
-    var steps = ceildiv(p.n * p.p * p.q, BLOCK_K)
+    var steps = ceildiv(p.output_pixels(), BLOCK_K)
     var bytes = _tensor_bytes(p)
     var time: Float64
     var slots: Int
@@ -262,7 +262,7 @@ def wgrad_time(
 def choose_wgrad(p: ConvolutionProblem, processors: Int) -> WgradChoice:
     var best = WgradChoice(2, 1, 0, 1, 1)
     var best_time = Float64.MAX
-    var steps = ceildiv(p.n * p.p * p.q, BLOCK_K)
+    var steps = ceildiv(p.output_pixels(), BLOCK_K)
     if processors == MEASURED_PROCESSORS:
         comptime for i in range(len(MEASURED)):
             comptime known = MEASURED[i]
@@ -270,7 +270,7 @@ def choose_wgrad(p: ConvolutionProblem, processors: Int) -> WgradChoice:
             if (
                 known.k == p.k
                 and known.c == p.c
-                and known.taps == p.r * p.s
+                and known.taps == p.taps()
                 # Batches a little smaller or larger behave alike.
                 and abs(known.steps - steps) * 8 <= known.steps
             ):

@@ -23,7 +23,6 @@ from .few_channels import few_channels_take, launch_few_channels
 from .filter_order import exchange_channels
 from .store import Epilogue
 from .launch import (
-    SourceView,
     launch_dgrad,
     launch_fprop,
     launch_wgrad,
@@ -31,7 +30,8 @@ from .launch import (
     slots_of,
 )
 from .packed import Block3, Scratch, needs_packing, packing, repack
-from .plan import block_k, dgrad_axis, fprop_axis
+from .plan import block_k, dgrad_phases, fprop_phase, is_deep
+from .tensor_map import SourceView
 from .tile import TileShape
 from .wgrad_plan import WgradChoice
 
@@ -41,7 +41,7 @@ comptime _FEW_CHANNELS = 4
 comptime _LEAST_DEPTH = 12
 """Of float32: with less a stage of one tap is mostly zeros, and the kernels of gpu/ sum over taps and channels together."""
 comptime MAX_PHASES = 16
-comptime FEW_PHASES = 4
+comptime FEW_PHASES = 8
 """Phases of a data gradient that a kernel with an epilogue has room for, if not for one or for all."""
 comptime NARROW_COLUMNS = 64
 """Columns of the tile for narrow results with an epilogue. torch_max_backend/fusion/convolutions.py reads these three."""
@@ -97,8 +97,6 @@ def can_implement[
             return String("TF32 is not allowed")
     if p.groups != 1:
         return String(t"takes groups = 1, not {p.groups}")
-    if p.d != 1 or p.t != 1 or p.o != 1:
-        return String("takes two spatial axes, not three")
     if p.x_size() == 0 or p.y_size() == 0 or p.w_size() == 0:
         return String("a tensor is empty")
     if max(p.input_pixels(), p.output_pixels()) >= 1 << 31:
@@ -131,63 +129,51 @@ def can_implement[
             t" {p.workspace_limit}"
         )
     comptime if pass_ == DGRAD:
-        if p.stride_h * p.stride_w > MAX_PHASES:
+        if _strides(p) > MAX_PHASES:
             return String(
-                t"stride {p.stride_h}x{p.stride_w} makes more than"
-                t" {MAX_PHASES} phases"
+                t"stride {p.stride_d}x{p.stride_h}x{p.stride_w} makes more"
+                t" than {MAX_PHASES} phases"
             )
-        for a in range(p.stride_h):
-            for b in range(p.stride_w):
-                var h = dgrad_axis(
-                    p.h, p.r, p.p, p.stride_h, p.dilation_h, p.pad_h, a
+        for phase in dgrad_phases(p):
+            # A phase without taps copies nothing.
+            if phase.taps() > 0 and not phase.fits_copy_engine(is_deep(p)):
+                return String(
+                    "padding or dilation exceeds what the copy engine encodes"
                 )
-                var w = dgrad_axis(
-                    p.w, p.s, p.q, p.stride_w, p.dilation_w, p.pad_w, b
-                )
-                # A phase without pixels or taps copies nothing.
-                if h.extent * w.extent * h.taps * w.taps > 0 and not (
-                    h.fits_copy_engine() and w.fits_copy_engine()
-                ):
-                    return String(
-                        "padding or dilation exceeds what the copy engine"
-                        " encodes"
-                    )
     else:
-        if max(p.stride_h, p.stride_w) > _MAX_TRAVERSAL_STRIDE:
+        if max(p.stride_d, p.stride_h, p.stride_w) > _MAX_TRAVERSAL_STRIDE:
             return String(
-                t"stride {p.stride_h}x{p.stride_w} exceeds the copy engine's"
-                t" {_MAX_TRAVERSAL_STRIDE}"
+                t"stride {p.stride_d}x{p.stride_h}x{p.stride_w} exceeds the"
+                t" copy engine's {_MAX_TRAVERSAL_STRIDE}"
             )
-        var h = fprop_axis(p.h, p.r, p.p, p.stride_h, p.dilation_h, p.pad_h)
-        var w = fprop_axis(p.w, p.s, p.q, p.stride_w, p.dilation_w, p.pad_w)
-        if not (h.fits_copy_engine() and w.fits_copy_engine()):
+        if not fprop_phase(p).fits_copy_engine(is_deep(p)):
             return String(
                 "padding or dilation exceeds what the copy engine encodes"
             )
     return None
 
 
+def _strides(p: ConvolutionProblem) -> Int:
+    """What bounds a data gradient's phases."""
+    return (p.stride_d if is_deep(p) else 1) * p.stride_h * p.stride_w
+
+
 def _products[dtype: DType, pass_: Int](p: ConvolutionProblem) -> List[Product]:
     var products = List[Product]()
     comptime if pass_ == FPROP:
         products.append(
-            Product(p.n * p.p * p.q, p.r * p.s * ceildiv(p.c, block_k[dtype]()))
+            Product(
+                p.output_pixels(), p.taps() * ceildiv(p.c, block_k[dtype]())
+            )
         )
     else:
-        for a in range(p.stride_h):
-            for b in range(p.stride_w):
-                var h = dgrad_axis(
-                    p.h, p.r, p.p, p.stride_h, p.dilation_h, p.pad_h, a
+        for phase in dgrad_phases(p):
+            products.append(
+                Product(
+                    p.n * phase.pixels(),
+                    phase.taps() * ceildiv(p.k, block_k[dtype]()),
                 )
-                var w = dgrad_axis(
-                    p.w, p.s, p.q, p.stride_w, p.dilation_w, p.pad_w, b
-                )
-                products.append(
-                    Product(
-                        p.n * h.extent * w.extent,
-                        h.taps * w.taps * ceildiv(p.k, block_k[dtype]()),
-                    )
-                )
+            )
     return products^
 
 
@@ -361,11 +347,11 @@ def _launch_dgrad[
     ctx: DeviceContext,
 ) raises:
     """By the kernel with room for the problem's phases."""
-    var phases = problem.stride_h * problem.stride_w
+    var phases = _strides(problem)
     if phases == 1:
         launch_dgrad[dtype, shape, 1](dx, dy, w, problem, ctx)
-    elif phases <= 4:
-        launch_dgrad[dtype, shape, 4](dx, dy, w, problem, ctx)
+    elif phases <= FEW_PHASES:
+        launch_dgrad[dtype, shape, FEW_PHASES](dx, dy, w, problem, ctx)
     else:
         # Rare strides: one shape is compiled for them.
         launch_dgrad[dtype, TILE_SHAPES[2], MAX_PHASES](dx, dy, w, problem, ctx)

@@ -37,7 +37,17 @@ from ...arithmetic import divide
 from ..common import Ptr
 from ..problem import ConvolutionProblem
 from . import plan as fields
-from .plan import BLOCK_K, Axis, Plan, dgrad_axis
+from .plan import (
+    AXIS_H,
+    AXIS_W,
+    BLOCK_K,
+    Axis,
+    Phase,
+    Plan,
+    dgrad_axis,
+    fprop_axis,
+    is_deep,
+)
 from ...ptx import (
     elect_thread,
     fence_mbarrier_init,
@@ -154,7 +164,7 @@ def _filter_tiles(p: ConvolutionProblem) -> Int:
 def few_channels_take(p: ConvolutionProblem) -> Bool:
     """Whether this kernel computes the problem's dgrad: few channels and taps, windows that are not mostly rim.
     """
-    if p.c > MAX_CHANNELS or p.k % 8 != 0:
+    if p.c > MAX_CHANNELS or p.k % 8 != 0 or is_deep(p):
         return False
     if p.stride_h * p.stride_w > _MAX_PHASES:
         return False
@@ -225,15 +235,13 @@ def _lay_filter[
     var column = thread % _COLUMNS
     var channel = column % MAX_CHANNELS
     for phase in range(Int(window.phases)):
-        var taps_w = plan.phase(phase, fields.TAPS_W)
-        var taps = plan.phase(phase, fields.TAPS_H) * taps_w
+        var taps_w = plan.phase(phase, fields.TAPS + AXIS_W)
+        var taps = plan.phase(phase, fields.TAPS + AXIS_H) * taps_w
         var th, tw = divide(column // MAX_CHANNELS, max(taps_w, 1))
         var tap = (
-            plan.phase(phase, fields.TAP_H)
-            + th * plan.phase(phase, fields.TAP_STEP_H)
-        ) * plan.filter_s() + (
-            plan.phase(phase, fields.TAP_W)
-            + tw * plan.phase(phase, fields.TAP_STEP_W)
+            plan.phase(phase, fields.TAP)
+            + th * plan.tap_step(AXIS_H)
+            + tw * plan.tap_step(AXIS_W)
         )
         var exists = column // MAX_CHANNELS < taps and channel < plan.columns()
         for chunk in range(Int(plan.channel_blocks())):
@@ -293,18 +301,20 @@ def _gather[
     thread: Int32,
 ):
     """Adds the taps of each of the window's result pixels of one phase."""
-    var taps_h = plan.phase(phase, fields.TAPS_H)
-    var taps_w = plan.phase(phase, fields.TAPS_W)
-    var step_h = plan.phase(phase, fields.OFFSET_STEP_H) * _WINDOW_W * _PITCH
-    var step_w = plan.phase(phase, fields.OFFSET_STEP_W) * _PITCH + MAX_CHANNELS
+    var taps_h = plan.phase(phase, fields.TAPS + AXIS_H)
+    var taps_w = plan.phase(phase, fields.TAPS + AXIS_W)
+    # Packed, 8 bits for each axis.
+    var offsets = plan.phase(phase, fields.OFFSETS)
+    var step_h = (plan.offset_step(AXIS_H) >> 8) * _WINDOW_W * _PITCH
+    var step_w = plan.offset_step(AXIS_W) * _PITCH + MAX_CHANNELS
     var base_h = (
-        plan.phase(phase, fields.LOWER_H)
-        + plan.phase(phase, fields.OFFSET_H)
+        plan.phase(phase, fields.LOWER + AXIS_H)
+        + (offsets >> 8)
         - window.lower_h
     )
     var base_w = (
-        plan.phase(phase, fields.LOWER_W)
-        + plan.phase(phase, fields.OFFSET_W)
+        plan.phase(phase, fields.LOWER + AXIS_W)
+        + (offsets & 255)
         - window.lower_w
     )
     var pixel = thread
@@ -321,17 +331,18 @@ def _gather[
                 at += step_w
             # The next row's columns follow this row's.
             line += step_h + taps_w * MAX_CHANNELS
-        if first_i + i < plan.phase(
-            phase, fields.EXTENT_H
-        ) and first_j + j < plan.phase(phase, fields.EXTENT_W):
-            var h = (first_i + i) * plan.out_step_h() + plan.phase(
-                phase, fields.FIRST_H
+        if first_i + i < plan.extent(
+            phase, AXIS_H
+        ) and first_j + j < plan.extent(phase, AXIS_W):
+            var h = (first_i + i) * plan.out_step(AXIS_H) + plan.phase(
+                phase, fields.FIRST + AXIS_H
             )
-            var w = (first_j + j) * plan.out_step_w() + plan.phase(
-                phase, fields.FIRST_W
+            var w = (first_j + j) * plan.out_step(AXIS_W) + plan.phase(
+                phase, fields.FIRST + AXIS_W
             )
             var target = (
-                (Int(n) * Int(plan.out_h()) + Int(h)) * Int(plan.out_w())
+                (Int(n) * Int(plan.out_extent(AXIS_H)) + Int(h))
+                * Int(plan.out_extent(AXIS_W))
                 + Int(w)
             ) * Int(plan.columns())
             comptime for c in range(MAX_CHANNELS):
@@ -411,8 +422,8 @@ def few_channels_kernel[
             mbarrier_wait(empty + UInt32(slot) * 8, parity ^ 1)
             mbarrier_wait(full + UInt32(slot) * 8, parity)
         for phase in range(Int(window.phases)):
-            var taps = plan.phase(phase, fields.TAPS_H) * plan.phase(
-                phase, fields.TAPS_W
+            var taps = plan.phase(phase, fields.TAPS + AXIS_H) * plan.phase(
+                phase, fields.TAPS + AXIS_W
             )
             var sums = StaticTuple[StaticTuple[Float32, fragment], row_blocks](
                 fill=StaticTuple[Float32, fragment](fill=0)
@@ -511,21 +522,13 @@ def launch_few_channels[
     var tiles_w = ceildiv(ceildiv(p.w, p.stride_w), inner_w)
     var tiles = p.n * tiles_h * tiles_w
     var plan = Plan[_MAX_PHASES]()
+    var d = fprop_axis(p.d, p.t, p.o, 1, 1, 0)
     for a in range(p.stride_h):
         for b in range(p.stride_w):
-            plan.set_phase(a * p.stride_w + b, p.n, h.axes[a], v.axes[b], 0)
+            var phase = Phase(d, h.axes[a], v.axes[b])
+            plan.set_phase(a * p.stride_w + b, p, phase, 0)
     plan.set_launch(
-        tiles,
-        tiles_w,
-        ceildiv(p.k, BLOCK_K),
-        p.s,
-        1,
-        1,
-        p.c,
-        p.h,
-        p.w,
-        p.stride_h,
-        p.stride_w,
+        p, dgrad=True, tiles=tiles, column_tiles=tiles_w, block_k=BLOCK_K
     )
     var stages = (
         _RING_BYTES - _filter_tiles(p) * _FILTER_BYTES

@@ -309,7 +309,7 @@ def implicit_gemm_kernel[
     if thread == 32:
         ring.make_barriers()
 
-    var first = Copies(Tile(0, 0, 0, 0), 0, 0, 0)
+    var first = Copies(Tile(0, 0, 0, 0), 0, 0, 0, 0)
     if thread < 32:
         # One warp finds the first copies while another makes the barriers.
         first = copies_of[phases, shape](

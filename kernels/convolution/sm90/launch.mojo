@@ -14,9 +14,18 @@ from ..problem import ConvolutionProblem
 from .choice import cluster_capacity
 from .column_sums import NO_SUMS, Factor
 from .implicit_gemm import implicit_gemm_kernel
-from .plan import BLOCK_K, Axis, Plan, block_k, dgrad_axis, fprop_axis
+from .plan import (
+    BLOCK_K,
+    Phase,
+    Plan,
+    block_k,
+    dgrad_phases,
+    fprop_phase,
+    is_deep,
+    packed_offsets,
+)
 from .store import Epilogue
-from .tensor_map import TensorMaps
+from .tensor_map import SourceView, TensorMaps
 from .tile import THREADS, TileShape
 from .wgrad import wgrad_kernel
 from .wgrad_plan import (
@@ -27,21 +36,6 @@ from .wgrad_plan import (
     WgradShape,
 )
 from .wgrad_sum import COMBINE_THREADS, combine_kernel
-
-
-@fieldwise_init
-struct SourceView(ImplicitlyCopyable, TrivialRegisterPassable):
-    """How fprop and wgrad read x: channels of a pixel, and elements from one pixel, row and image to the next.
-    """
-
-    var channels: Int
-    var pixel: Int
-    var row: Int
-    var image: Int
-
-    @staticmethod
-    def dense(p: ConvolutionProblem) -> Self:
-        return Self(p.c, p.c, p.w * p.c, p.h * p.w * p.c)
 
 
 def reads_filter_along_k[dtype: DType]() -> Bool:
@@ -69,16 +63,10 @@ def slots_of[
     var column_tiles = ceildiv(p.k if pass_ == FPROP else p.c, shape.columns)
     var tiles = 0
     comptime if pass_ == FPROP:
-        tiles = ceildiv(p.n * p.p * p.q, shape.rows())
+        tiles = ceildiv(p.output_pixels(), shape.rows())
     else:
-        for a in range(min(p.stride_h, p.h)):
-            for b in range(min(p.stride_w, p.w)):
-                tiles += ceildiv(
-                    p.n
-                    * ceildiv(p.h - a, p.stride_h)
-                    * ceildiv(p.w - b, p.stride_w),
-                    shape.rows(),
-                )
+        for phase in dgrad_phases(p):
+            tiles += ceildiv(p.n * phase.pixels(), shape.rows())
     tiles *= column_tiles
     var walks = 2 * _blocks(ctx, shape.cluster, tiles)
     var slots = min(walks, tiles) if walks % column_tiles == 0 else tiles
@@ -104,26 +92,17 @@ def launch_fprop[
     """With sums of a `kind` over columns they go to `partials`, which has room for all of `slots_of`.
     """
     var p = problem
-    var axis_h = fprop_axis(p.h, p.r, p.p, p.stride_h, p.dilation_h, p.pad_h)
-    var axis_w = fprop_axis(p.w, p.s, p.q, p.stride_w, p.dilation_w, p.pad_w)
+    var phase = fprop_phase(p)
     var source_maps = TensorMaps[1]()
     source_maps.encode_im2col[dtype](
         0,
         ctx,
         x,
-        p.n,
-        p.h,
-        p.w,
-        view.channels,
-        view.pixel,
-        view.row,
-        view.image,
-        axis_h.lower,
-        axis_w.lower,
-        axis_h.upper,
-        axis_w.upper,
-        p.stride_h,
-        p.stride_w,
+        IndexList[4](p.n, p.d, p.h, p.w),
+        view,
+        phase,
+        IndexList[3](p.stride_d, p.stride_h, p.stride_w),
+        is_deep(p),
         shape.rows(),
         block_k[dtype](),
     )
@@ -132,29 +111,23 @@ def launch_fprop[
         0,
         ctx,
         w,
-        IndexList[3](p.c, p.r * p.s, p.k),
+        IndexList[3](p.c, p.taps(), p.k),
         IndexList[3](block_k[dtype](), 1, shape.columns // shape.cluster),
     )
     var column_tiles = ceildiv(p.k, shape.columns)
-    var rows = p.n * p.p * p.q
+    var rows = p.output_pixels()
     var tiles = (
         ceildiv(ceildiv(rows, shape.rows()), shape.cluster) * column_tiles
     )
     var plan = Plan[1]()
     plan.set_launch(
-        tiles,
-        column_tiles,
-        ceildiv(p.c, block_k[dtype]()),
-        p.s,
-        p.stride_h,
-        p.stride_w,
-        p.k,
-        p.p,
-        p.q,
-        1,
-        1,
+        p,
+        dgrad=False,
+        tiles=tiles,
+        column_tiles=column_tiles,
+        block_k=block_k[dtype](),
     )
-    plan.set_phase(0, p.n, axis_h, axis_w, 0)
+    plan.set_phase(0, p, phase, 0)
     comptime kernel = implicit_gemm_kernel[
         dtype, 1, shape, True, epilogue, kind, factor
     ]
@@ -173,31 +146,6 @@ def launch_fprop[
     )
 
 
-def _order_phases(
-    p: ConvolutionProblem, mut axes_h: List[Axis], mut axes_w: List[Axis]
-):
-    """A data gradient's phases, one entry in both lists for each. Long reductions first: what is left for the end of the
-    launch is short.
-    """
-    for a in range(p.stride_h):
-        for b in range(p.stride_w):
-            var h = dgrad_axis(
-                p.h, p.r, p.p, p.stride_h, p.dilation_h, p.pad_h, a
-            )
-            var v = dgrad_axis(
-                p.w, p.s, p.q, p.stride_w, p.dilation_w, p.pad_w, b
-            )
-            var place = len(axes_h)
-            while (
-                place > 0
-                and axes_h[place - 1].taps * axes_w[place - 1].taps
-                < h.taps * v.taps
-            ):
-                place -= 1
-            axes_h.insert(place, h)
-            axes_w.insert(place, v)
-
-
 @no_inline
 def launch_dgrad[
     dtype: DType,
@@ -214,16 +162,14 @@ def launch_dgrad[
     ctx: DeviceContext,
     partials: Ptr[DType.float32] = _NOWHERE,
 ) raises:
-    """Needs stride_h * stride_w <= phases. Sums as `launch_fprop`.
+    """Needs a product of strides of `phases` at most. Sums as `launch_fprop`.
 
-    float32 takes the filter as `reads_filter_along_k` says, [C, R, S, K].
+    float32 takes the filter as `reads_filter_along_k` says, [C, T, R, S, K].
     """
     comptime filter_k_major = reads_filter_along_k[dtype]()
     var p = problem
-    var axes_h = List[Axis]()
-    var axes_w = List[Axis]()
-    _order_phases(p, axes_h, axes_w)
-
+    var products = dgrad_phases(p)
+    var deep = is_deep(p)
     var source_maps = TensorMaps[phases]()
     var filter_map = TensorMaps[1]()
     comptime if filter_k_major:
@@ -231,7 +177,7 @@ def launch_dgrad[
             0,
             ctx,
             w,
-            IndexList[3](p.k, p.r * p.s, p.c),
+            IndexList[3](p.k, p.taps(), p.c),
             IndexList[3](block_k[dtype](), 1, shape.columns // shape.cluster),
         )
     else:
@@ -239,58 +185,42 @@ def launch_dgrad[
             0,
             ctx,
             w,
-            IndexList[3](p.c, p.r * p.s, p.k),
+            IndexList[3](p.c, p.taps(), p.k),
             IndexList[3](64, 1, block_k[dtype]() // shape.cluster),
         )
     var plan = Plan[phases]()
     var column_tiles = ceildiv(p.c, shape.columns)
     var tiles = 0
     for i in range(phases):
-        if i < len(axes_h):
-            var h = axes_h[i]
-            var v = axes_w[i]
-            plan.set_phase(i, p.n, h, v, tiles)
-            if h.extent * v.extent > 0:
-                if h.taps * v.taps > 0:
-                    source_maps.encode_im2col[dtype](
-                        i,
-                        ctx,
-                        dy,
-                        p.n,
-                        p.p,
-                        p.q,
-                        p.k,
-                        p.k,
-                        p.q * p.k,
-                        p.p * p.q * p.k,
-                        h.lower,
-                        v.lower,
-                        h.upper,
-                        v.upper,
-                        1,
-                        1,
-                        shape.rows(),
-                        block_k[dtype](),
-                    )
-                var rows = p.n * h.extent * v.extent
-                tiles += (
-                    ceildiv(ceildiv(rows, shape.rows()), shape.cluster)
-                    * column_tiles
+        if i < len(products):
+            var phase = products[i]
+            plan.set_phase(i, p, phase, tiles)
+            if phase.taps() > 0:
+                source_maps.encode_im2col[dtype](
+                    i,
+                    ctx,
+                    dy,
+                    IndexList[4](p.n, p.o, p.p, p.q),
+                    SourceView.dense_y(p),
+                    phase,
+                    IndexList[3](1, 1, 1),
+                    deep,
+                    shape.rows(),
+                    block_k[dtype](),
                 )
+            var rows = p.n * phase.pixels()
+            tiles += (
+                ceildiv(ceildiv(rows, shape.rows()), shape.cluster)
+                * column_tiles
+            )
         else:
             plan.set_first_tile(i, Int(Int32.MAX))
     plan.set_launch(
-        tiles,
-        column_tiles,
-        ceildiv(p.k, block_k[dtype]()),
-        p.s,
-        1,
-        1,
-        p.c,
-        p.h,
-        p.w,
-        p.stride_h,
-        p.stride_w,
+        p,
+        dgrad=True,
+        tiles=tiles,
+        column_tiles=column_tiles,
+        block_k=block_k[dtype](),
     )
     comptime kernel = implicit_gemm_kernel[
         dtype, phases, shape, filter_k_major, epilogue, kind, factor
@@ -315,8 +245,7 @@ def _plan_wgrad[
 ](
     problem: ConvolutionProblem,
     choice: WgradChoice,
-    axis_h: Axis,
-    axis_w: Axis,
+    phase: Phase,
     ctx: DeviceContext,
 ) raises -> WgradPlan:
     """Who computes which steps of which tile. The choice's shape is not looked at.
@@ -333,9 +262,9 @@ def _plan_wgrad[
             t"Hopper convolution: {share_rows}x{share_columns} blocks that"
             t" share tiles"
         )
-    var pixels = p.n * p.p * p.q
+    var pixels = p.output_pixels()
     var row_tiles = ceildiv(ceildiv(p.k, shape.rows()), share_rows) * share_rows
-    var panels = p.r * p.s * ceildiv(p.c, PANEL)
+    var panels = p.taps() * ceildiv(p.c, PANEL)
     var column_tiles = (
         ceildiv(ceildiv(panels, shape.panels()), share_columns) * share_columns
     )
@@ -363,17 +292,23 @@ def _plan_wgrad[
     return WgradPlan(
         k=Int32(p.k),
         c=Int32(p.c),
+        deep=is_deep(p),
+        o=Divisor(p.o),
         p=Divisor(p.p),
         q=Divisor(p.q),
-        taps=Int32(p.r * p.s),
+        taps=Int32(p.taps()),
+        filter_r=Divisor(p.r),
         filter_s=Divisor(p.s),
         channel_blocks=Divisor(ceildiv(p.c, PANEL)),
+        stride_d=Int32(p.stride_d),
         stride_h=Int32(p.stride_h),
         stride_w=Int32(p.stride_w),
-        dilation_h=Int32(p.dilation_h),
+        offset_step_d=Int32(packed_offsets(is_deep(p), p.dilation_d, 0, 0)),
+        offset_step_h=Int32(packed_offsets(is_deep(p), 0, p.dilation_h, 0)),
         dilation_w=Int32(p.dilation_w),
-        lower_h=Int32(axis_h.lower),
-        lower_w=Int32(axis_w.lower),
+        lower_d=Int32(phase.d.lower),
+        lower_h=Int32(phase.h.lower),
+        lower_w=Int32(phase.w.lower),
         column_tiles=Divisor(column_tiles),
         tiles=Divisor(tiles),
         steps=Divisor(steps),
@@ -410,27 +345,18 @@ def launch_wgrad[
 ) raises:
     """The choice's shape is not looked at."""
     var p = problem
-    var axis_h = fprop_axis(p.h, p.r, p.p, p.stride_h, p.dilation_h, p.pad_h)
-    var axis_w = fprop_axis(p.w, p.s, p.q, p.stride_w, p.dilation_w, p.pad_w)
-    var plan = _plan_wgrad[shape](p, choice, axis_h, axis_w, ctx)
+    var phase = fprop_phase(p)
+    var plan = _plan_wgrad[shape](p, choice, phase, ctx)
     var x_map = TensorMaps[1]()
     x_map.encode_im2col[dtype](
         0,
         ctx,
         x,
-        p.n,
-        p.h,
-        p.w,
-        view.channels,
-        view.pixel,
-        view.row,
-        view.image,
-        axis_h.lower,
-        axis_w.lower,
-        axis_h.upper,
-        axis_w.upper,
-        p.stride_h,
-        p.stride_w,
+        IndexList[4](p.n, p.d, p.h, p.w),
+        view,
+        phase,
+        IndexList[3](p.stride_d, p.stride_h, p.stride_w),
+        is_deep(p),
         BLOCK_K // Int(plan.share_rows.value),
         PANEL,
     )
@@ -439,7 +365,7 @@ def launch_wgrad[
         0,
         ctx,
         dy,
-        IndexList[2](p.k, p.n * p.p * p.q),
+        IndexList[2](p.k, p.output_pixels()),
         IndexList[2](PANEL, BLOCK_K // Int(plan.share_columns.value)),
     )
     var combines = plan.splits == 0 or plan.slots_of_tile > 1

@@ -15,8 +15,8 @@ from max.gpu.host import DeviceBuffer, DeviceContext
 from ...library import scratch
 from ..common import DGRAD, Ptr
 from ..problem import ConvolutionProblem
-from .launch import SourceView
 from .plan import block_k
+from .tensor_map import SourceView
 
 comptime _THREADS = 256
 
@@ -176,8 +176,8 @@ def packing[dtype: DType, pass_: Int](p: ConvolutionProblem) -> Packing:
     var inner = p
     inner.k = k
     inner.c = c
-    var y = Block3(p.n * p.p * p.q, 1, k)
-    var y_source = Block3(p.n * p.p * p.q, 1, p.k)
+    var y = Block3(p.output_pixels(), 1, k)
+    var y_source = Block3(p.output_pixels(), 1, p.k)
     # Windows must begin at multiples of 16 bytes.
     var folded = 4 if p.c <= 4 and 4 * p.stride_w % vector == 0 else c
     comptime if pass_ != DGRAD:
@@ -199,17 +199,18 @@ def packing[dtype: DType, pass_: Int](p: ConvolutionProblem) -> Packing:
             return Packing(
                 problem=inner,
                 element=element,
-                view=SourceView(
+                view=SourceView.of_rows(
                     channels=p.s * folded,
                     pixel=p.stride_w * folded,
                     row=width * folded,
-                    image=p.h * width * folded,
+                    h=p.h,
+                    d=p.d,
                 ),
-                x=Block3(p.n * p.h, width, folded),
-                x_source=Block3(p.n * p.h, p.w, p.c),
+                x=Block3(p.n * p.d * p.h, width, folded),
+                x_source=Block3(p.n * p.d * p.h, p.w, p.c),
                 x_shift=p.pad_w,
-                w=Block3(k * p.r, taps, folded),
-                w_source=Block3(p.k * p.r, p.s, p.c),
+                w=Block3(k * p.t * p.r, taps, folded),
+                w_source=Block3(p.k * p.t * p.r, p.s, p.c),
                 y=y,
                 y_source=y_source,
             )
@@ -217,11 +218,11 @@ def packing[dtype: DType, pass_: Int](p: ConvolutionProblem) -> Packing:
         problem=inner,
         element=element,
         view=SourceView.dense(inner),
-        x=Block3(p.n * p.h * p.w, 1, c),
-        x_source=Block3(p.n * p.h * p.w, 1, p.c),
+        x=Block3(p.input_pixels(), 1, c),
+        x_source=Block3(p.input_pixels(), 1, p.c),
         x_shift=0,
-        w=Block3(k, p.r * p.s, c),
-        w_source=Block3(p.k, p.r * p.s, p.c),
+        w=Block3(k, p.taps(), c),
+        w_source=Block3(p.k, p.taps(), p.c),
         y=y,
         y_source=y_source,
     )

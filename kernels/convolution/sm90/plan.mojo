@@ -10,22 +10,22 @@ from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import ceildiv
 from std.memory import Pointer
 from std.sys import size_of
+from std.utils.index import IndexList
 from std.utils.static_tuple import StaticTuple
 
 from ...arithmetic import Divisor
+from ..problem import ConvolutionProblem
 
 comptime ROW_BYTES = 128
 """Of each operand's rows in a pipeline stage: the widest swizzle."""
 comptime BLOCK_K = 64
 """Reduction elements of one pipeline stage of a 16-bit type."""
 
-comptime _HEADER = 16
-comptime _COLUMN_DIVISOR = 11
-comptime _PHASE = 24
-
-comptime CORNER_MIN = -128
-comptime CORNER_MAX = 127
-comptime OFFSET_MAX = 255
+comptime _COLUMN_DIVISOR = 13
+comptime _TAP_STEP = 16
+comptime _OFFSET_STEP = 19
+comptime _HEADER = 22
+comptime _PHASE = 22
 
 
 def block_k[dtype: DType]() -> Int:
@@ -55,14 +55,15 @@ struct Axis(ImplicitlyCopyable):
     var upper: Int
     """Upper corner of the box of base pixels, relative to the last source pixel."""
 
-    def fits_copy_engine(self) -> Bool:
+    def fits_copy_engine(self, bits: Int) -> Bool:
+        """Whether corners fit into so many bits with their sign, and offsets into as many without one.
+        """
+        var corner = 1 << (bits - 1)
         var last = self.offset + (self.taps - 1) * self.offset_step
         return (
-            self.lower >= CORNER_MIN
-            and self.lower <= CORNER_MAX
-            and self.upper >= CORNER_MIN
-            and self.upper <= CORNER_MAX
-            and max(self.offset, last) <= OFFSET_MAX
+            min(self.lower, self.upper) >= -corner
+            and max(self.lower, self.upper) < corner
+            and max(self.offset, last) < 1 << bits
         )
 
 
@@ -127,6 +128,74 @@ def dgrad_axis(
     )
 
 
+@fieldwise_init
+struct Phase(ImplicitlyCopyable):
+    """The spatial axes of one product."""
+
+    var d: Axis
+    var h: Axis
+    var w: Axis
+
+    def pixels(self) -> Int:
+        """Of one image's result."""
+        return self.d.extent * self.h.extent * self.w.extent
+
+    def taps(self) -> Int:
+        return self.d.taps * self.h.taps * self.w.taps
+
+    def fits_copy_engine(self, deep: Bool) -> Bool:
+        """With three axes a tensor map has 5 bits for each corner and offset, with two it has 8.
+        """
+        if not deep:
+            return self.h.fits_copy_engine(8) and self.w.fits_copy_engine(8)
+        return (
+            self.d.fits_copy_engine(5)
+            and self.h.fits_copy_engine(5)
+            and self.w.fits_copy_engine(5)
+        )
+
+
+def packed_offsets(deep: Bool, d: Int, h: Int, w: Int) -> Int:
+    """A tap's offsets along the axes as one number, as `load_im2col` takes them; steps from tap to tap add up alike.
+    """
+    return (d << 10) + (h << 5) + w if deep else (h << 8) + w
+
+
+def is_deep(p: ConvolutionProblem) -> Bool:
+    """Whether anything happens along D."""
+    return p.d != 1 or p.t != 1 or p.o != 1 or p.pad_d != 0
+
+
+def fprop_phase(p: ConvolutionProblem) -> Phase:
+    return Phase(
+        fprop_axis(p.d, p.t, p.o, p.stride_d, p.dilation_d, p.pad_d),
+        fprop_axis(p.h, p.r, p.p, p.stride_h, p.dilation_h, p.pad_h),
+        fprop_axis(p.w, p.s, p.q, p.stride_w, p.dilation_w, p.pad_w),
+    )
+
+
+def dgrad_phases(p: ConvolutionProblem) -> List[Phase]:
+    """Those that have pixels, long reductions first: what is left for the end of the launch is short.
+    """
+    var phases = List[Phase]()
+    for a in range(min(p.stride_d, p.d)):
+        var d = dgrad_axis(p.d, p.t, p.o, p.stride_d, p.dilation_d, p.pad_d, a)
+        for b in range(min(p.stride_h, p.h)):
+            var h = dgrad_axis(
+                p.h, p.r, p.p, p.stride_h, p.dilation_h, p.pad_h, b
+            )
+            for c in range(min(p.stride_w, p.w)):
+                var w = dgrad_axis(
+                    p.w, p.s, p.q, p.stride_w, p.dilation_w, p.pad_w, c
+                )
+                var phase = Phase(d, h, w)
+                var place = len(phases)
+                while place > 0 and phases[place - 1].taps() < phase.taps():
+                    place -= 1
+                phases.insert(place, phase)
+    return phases^
+
+
 struct Plan[phases: Int](DevicePassable, ImplicitlyCopyable):
     """The integers of one launch, by value in the kernel's parameters."""
 
@@ -158,44 +227,44 @@ struct Plan[phases: Int](DevicePassable, ImplicitlyCopyable):
 
     @always_inline
     def column_tiles(self) -> Int32:
-        return self._at(1)
+        return self._at(_COLUMN_DIVISOR)
 
     @always_inline
     def channel_blocks(self) -> Int32:
         """Pipeline stages for each tap."""
-        return self._at(2)
-
-    @always_inline
-    def filter_s(self) -> Int32:
-        return self._at(3)
-
-    @always_inline
-    def source_step_h(self) -> Int32:
-        return self._at(4)
-
-    @always_inline
-    def source_step_w(self) -> Int32:
-        return self._at(5)
+        return self._at(1)
 
     @always_inline
     def columns(self) -> Int32:
-        return self._at(6)
+        return self._at(2)
 
     @always_inline
-    def out_h(self) -> Int32:
-        return self._at(7)
+    def is_deep(self) -> Bool:
+        """Whether the source's tensor maps have three spatial axes."""
+        return self._at(3) != 0
 
     @always_inline
-    def out_w(self) -> Int32:
-        return self._at(8)
+    def source_step(self, axis: Int) -> Int32:
+        return self._at(4 + axis)
 
     @always_inline
-    def out_step_h(self) -> Int32:
-        return self._at(9)
+    def out_extent(self, axis: Int) -> Int32:
+        return self._at(7 + axis)
 
     @always_inline
-    def out_step_w(self) -> Int32:
-        return self._at(10)
+    def out_step(self, axis: Int) -> Int32:
+        return self._at(10 + axis)
+
+    @always_inline
+    def tap_step(self, axis: Int) -> Int32:
+        """From a tap of a phase to the next one along an axis, counted in the filter's taps; the same in all phases.
+        """
+        return self._at(_TAP_STEP + axis)
+
+    @always_inline
+    def offset_step(self, axis: Int) -> Int32:
+        """The same of the packed offsets."""
+        return self._at(_OFFSET_STEP + axis)
 
     @always_inline
     def tile_place(self, tile: Int32) -> Tuple[Int32, Int32]:
@@ -213,13 +282,28 @@ struct Plan[phases: Int](DevicePassable, ImplicitlyCopyable):
     # Of one phase.
 
     @always_inline
-    def pixel(self, index: Int, row: Int32) -> Tuple[Int32, Int32, Int32]:
-        """Batch, height and width of a phase's row, counted in the phase's pixels.
+    def pixel(
+        self, index: Int, row: Int32
+    ) -> Tuple[Int32, Int32, Int32, Int32]:
+        """Batch, depth, height and width of a phase's row, counted in the phase's pixels.
         """
-        comptime at = _HEADER + WIDTH_DIVISOR
-        var line, i = self._divisor(at + _PHASE * index).divide(row)
-        var n, j = self._divisor(at + 3 + _PHASE * index).divide(line)
-        return n, j, i
+        comptime at = _HEADER + _DIVISORS
+        var line, i = self._divisor(at + 6 + _PHASE * index).divide(row)
+        var plane, j = self._divisor(at + 3 + _PHASE * index).divide(line)
+        var n, l = self._divisor(at + _PHASE * index).divide(plane)
+        return n, l, j, i
+
+    @always_inline
+    def extent(self, index: Int, axis: Int) -> Int32:
+        return self.phase(index, _DIVISORS + 3 * axis)
+
+    @always_inline
+    def taps(self, index: Int) -> Int32:
+        return (
+            self.phase(index, TAPS)
+            * self.phase(index, TAPS + 1)
+            * self.phase(index, TAPS + 2)
+        )
 
     @always_inline
     def phase(self, index: Int, field: Int) -> Int32:
@@ -227,33 +311,30 @@ struct Plan[phases: Int](DevicePassable, ImplicitlyCopyable):
 
     def set_launch(
         mut self,
+        problem: ConvolutionProblem,
+        *,
+        dgrad: Bool,
         tiles: Int,
         column_tiles: Int,
-        channel_blocks: Int,
-        filter_s: Int,
-        source_step_h: Int,
-        source_step_w: Int,
-        columns: Int,
-        out_h: Int,
-        out_w: Int,
-        out_step_h: Int,
-        out_step_w: Int,
+        block_k: Int,
     ):
-        var values: Array[Int, 11] = [
-            tiles,
-            column_tiles,
-            channel_blocks,
-            filter_s,
-            source_step_h,
-            source_step_w,
-            columns,
-            out_h,
-            out_w,
-            out_step_h,
-            out_step_w,
-        ]
-        comptime for i in range(11):
-            self.data[i] = Int32(values[i])
+        """`block_k` elements of the reduction are one pipeline stage."""
+        var p = problem
+        var ones = IndexList[3](1, 1, 1)
+        var strides = IndexList[3](p.stride_d, p.stride_h, p.stride_w)
+        var source_step = ones if dgrad else strides
+        var out_step = strides if dgrad else ones
+        var out = IndexList[3](p.d, p.h, p.w) if dgrad else IndexList[3](
+            p.o, p.p, p.q
+        )
+        self.data[0] = Int32(tiles)
+        self.data[1] = Int32(ceildiv(p.k if dgrad else p.c, block_k))
+        self.data[2] = Int32(p.c if dgrad else p.k)
+        self.data[3] = Int32(1 if is_deep(p) else 0)
+        comptime for axis in range(3):
+            self.data[4 + axis] = Int32(source_step[axis])
+            self.data[7 + axis] = Int32(out[axis])
+            self.data[10 + axis] = Int32(out_step[axis])
         self._set_divisor(_COLUMN_DIVISOR, column_tiles)
 
     def _set_divisor(mut self, index: Int, value: Int):
@@ -267,54 +348,56 @@ struct Plan[phases: Int](DevicePassable, ImplicitlyCopyable):
         self.data[_HEADER + _PHASE * index + FIRST_TILE] = Int32(tile)
 
     def set_phase(
-        mut self, index: Int, n: Int, h: Axis, w: Axis, first_tile: Int
+        mut self,
+        index: Int,
+        problem: ConvolutionProblem,
+        phase: Phase,
+        first_tile: Int,
     ):
-        var values: Array[Int, 16] = [
-            n * h.extent * w.extent,
-            h.extent,
-            w.extent,
-            h.lower,
-            w.lower,
-            h.taps,
-            w.taps,
-            h.tap,
-            w.tap,
-            h.tap_step,
-            w.tap_step,
-            h.offset,
-            w.offset,
-            h.offset_step,
-            w.offset_step,
-            first_tile,
-        ]
-        comptime for i in range(16):
-            self.data[_HEADER + _PHASE * index + i] = Int32(values[i])
-        self.data[_HEADER + _PHASE * index + 16] = Int32(h.first)
-        self.data[_HEADER + _PHASE * index + 17] = Int32(w.first)
-        self._set_divisor(_HEADER + _PHASE * index + WIDTH_DIVISOR, w.extent)
-        self._set_divisor(
-            _HEADER + _PHASE * index + WIDTH_DIVISOR + 3, h.extent
+        var p = problem
+        var d = phase.d
+        var h = phase.h
+        var w = phase.w
+        var axes: Array[Axis, 3] = [d, h, w]
+        var pitches = IndexList[3](p.r * p.s, p.s, 1)
+        var deep = is_deep(p)
+        var at = _HEADER + _PHASE * index
+        self.data[at + ROWS] = Int32(p.n * phase.pixels())
+        self.data[at + FIRST_TILE] = Int32(first_tile)
+        self.data[at + TAP] = Int32((d.tap * p.r + h.tap) * p.s + w.tap)
+        self.data[at + OFFSETS] = Int32(
+            packed_offsets(deep, d.offset, h.offset, w.offset)
         )
+        comptime for i in range(3):
+            var axis = axes[i]
+            self._set_divisor(at + _DIVISORS + 3 * i, axis.extent)
+            self.data[at + _DIVISORS + 3 * i] = Int32(axis.extent)
+            self.data[at + LOWER + i] = Int32(axis.lower)
+            self.data[at + TAPS + i] = Int32(axis.taps)
+            self.data[at + FIRST + i] = Int32(axis.first)
+            if axis.taps > 0:
+                var step = IndexList[3]()
+                step[i] = axis.offset_step
+                self.data[_TAP_STEP + i] = Int32(axis.tap_step * pitches[i])
+                self.data[_OFFSET_STEP + i] = Int32(
+                    packed_offsets(deep, step[0], step[1], step[2])
+                )
 
 
-# Fields of a phase.
+# Axes of a launch's and a phase's fields.
+comptime AXIS_D = 0
+comptime AXIS_H = 1
+comptime AXIS_W = 2
+
+# Fields of a phase; one for each axis where an axis is to be added.
 comptime ROWS = 0
-comptime EXTENT_H = 1
-comptime EXTENT_W = 2
-comptime LOWER_H = 3
-comptime LOWER_W = 4
-comptime TAPS_H = 5
-comptime TAPS_W = 6
-comptime TAP_H = 7
-comptime TAP_W = 8
-comptime TAP_STEP_H = 9
-comptime TAP_STEP_W = 10
-comptime OFFSET_H = 11
-comptime OFFSET_W = 12
-comptime OFFSET_STEP_H = 13
-comptime OFFSET_STEP_W = 14
-comptime FIRST_TILE = 15
-comptime FIRST_H = 16
-comptime FIRST_W = 17
-comptime WIDTH_DIVISOR = 18
-"""Three integers of EXTENT_W's divisor, and three of EXTENT_H's."""
+comptime FIRST_TILE = 1
+comptime _DIVISORS = 2
+"""Three integers for each axis: its extent as a divisor."""
+comptime LOWER = 11
+comptime TAPS = 14
+comptime FIRST = 17
+comptime TAP = 20
+"""The first one, counted in the filter's taps."""
+comptime OFFSETS = 21
+"""Packed, of the first tap."""

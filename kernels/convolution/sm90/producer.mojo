@@ -4,8 +4,9 @@
 from max.gpu import block_idx, grid_dim
 
 from . import plan as fields
-from .plan import ROW_BYTES, Plan
+from .plan import AXIS_D, AXIS_H, AXIS_W, ROW_BYTES, Plan
 from ...ptx import (
+    Im2col,
     load_im2col,
     load_tile_3d,
     load_tile_3d_multicast,
@@ -42,9 +43,7 @@ def locate[
         phase,
         (row_tile * Int32(cluster) + rank) * Int32(rows),
         column_tile * Int32(columns),
-        plan.phase(phase, fields.TAPS_H)
-        * plan.phase(phase, fields.TAPS_W)
-        * plan.channel_blocks(),
+        plan.taps(phase) * plan.channel_blocks(),
     )
 
 
@@ -54,6 +53,7 @@ struct Copies(ImplicitlyCopyable, TrivialRegisterPassable):
 
     var at: Tile
     var n: Int32
+    var d: Int32
     var h: Int32
     var w: Int32
 
@@ -67,18 +67,66 @@ def copies_of[
     )
     # The second block of a cluster may stand past the last row: it reads row 0 and stores nothing.
     var row = at.row if at.row < plan.phase(at.phase, fields.ROWS) else 0
-    var n, j, i = plan.pixel(at.phase, row)
+    var n, l, j, i = plan.pixel(at.phase, row)
     at.column = made_here(at.column)
     return Copies(
         at,
         made_here(n),
-        made_here(
-            j * plan.source_step_h() + plan.phase(at.phase, fields.LOWER_H)
-        ),
-        made_here(
-            i * plan.source_step_w() + plan.phase(at.phase, fields.LOWER_W)
-        ),
+        made_here(source_of[AXIS_D](plan, at.phase, l)),
+        made_here(source_of[AXIS_H](plan, at.phase, j)),
+        made_here(source_of[AXIS_W](plan, at.phase, i)),
     )
+
+
+@always_inline
+def source_of[
+    axis: Int, phases: Int
+](plan: Plan[phases], phase: Int, at: Int32) -> Int32:
+    """Source pixel that a phase's pixel reads at tap offset 0, along an axis.
+    """
+    return at * plan.source_step(axis) + plan.phase(phase, fields.LOWER + axis)
+
+
+@fieldwise_init
+struct TapWalk(ImplicitlyCopyable, TrivialRegisterPassable):
+    """A place among a phase's taps, W fastest: one loop for all axes takes fewer registers than a nest.
+    """
+
+    var tap: Int32
+    """Counted in the filter's taps."""
+    var offsets: Int32
+    """Packed, of the source's pixels."""
+    var left_w: Int32
+    var left_h: Int32
+
+    @staticmethod
+    @always_inline
+    def first[phases: Int](plan: Plan[phases], phase: Int) -> Self:
+        return Self(
+            plan.phase(phase, fields.TAP),
+            plan.phase(phase, fields.OFFSETS),
+            plan.phase(phase, fields.TAPS + AXIS_W),
+            plan.phase(phase, fields.TAPS + AXIS_H),
+        )
+
+    @always_inline
+    def advance[phases: Int](mut self, plan: Plan[phases], phase: Int):
+        self._step(plan, AXIS_W, 1)
+        self.left_w -= 1
+        if self.left_w == 0:
+            self.left_w = plan.phase(phase, fields.TAPS + AXIS_W)
+            self._step(plan, AXIS_W, -self.left_w)
+            self._step(plan, AXIS_H, 1)
+            self.left_h -= 1
+            if self.left_h == 0:
+                self.left_h = plan.phase(phase, fields.TAPS + AXIS_H)
+                self._step(plan, AXIS_H, -self.left_h)
+                self._step(plan, AXIS_D, 1)
+
+    @always_inline
+    def _step[phases: Int](mut self, plan: Plan[phases], axis: Int, by: Int32):
+        self.tap += plan.tap_step(axis) * by
+        self.offsets += plan.offset_step(axis) * by
 
 
 @always_inline
@@ -102,86 +150,81 @@ def produce[
         var at = copies.at
         var source_map = source_maps.address(at.phase)
         var filter_address = filter_map.address(0)
-        var tap_h = plan.phase(at.phase, fields.TAP_H)
-        var offset_h = plan.phase(at.phase, fields.OFFSET_H)
-        for _ in range(Int(plan.phase(at.phase, fields.TAPS_H))):
-            var tap_w = plan.phase(at.phase, fields.TAP_W)
-            var offset_w = plan.phase(at.phase, fields.OFFSET_W)
-            for _ in range(Int(plan.phase(at.phase, fields.TAPS_W))):
-                var tap = tap_h * plan.filter_s() + tap_w
-                for block in range(Int(plan.channel_blocks())):
-                    var slot = ring_at.slot
-                    var barrier = full + slot * 8
-                    mbarrier_wait(empty + slot * 8, ring_at.parity ^ 1)
-                    mbarrier_expect(barrier, shape.stage_bytes())
-                    var source_tile = ring + slot * UInt32(shape.stage_bytes())
-                    var filter_tile = source_tile + UInt32(shape.source_bytes())
-                    var channel = Int32(block * block_k)
-                    load_im2col(
-                        source_tile,
-                        source_map,
-                        barrier,
+        var taps = TapWalk.first(plan, at.phase)
+        for _ in range(Int(plan.taps(at.phase))):
+            for block in range(Int(plan.channel_blocks())):
+                var slot = ring_at.slot
+                var barrier = full + slot * 8
+                mbarrier_wait(empty + slot * 8, ring_at.parity ^ 1)
+                mbarrier_expect(barrier, shape.stage_bytes())
+                var source_tile = ring + slot * UInt32(shape.stage_bytes())
+                var filter_tile = source_tile + UInt32(shape.source_bytes())
+                var channel = Int32(block * block_k)
+                load_im2col(
+                    source_tile,
+                    source_map,
+                    barrier,
+                    Im2col(
                         channel,
                         copies.w,
                         copies.h,
+                        copies.d,
                         copies.n,
-                        UInt16(offset_w),
-                        UInt16(offset_h),
-                    )
-                    comptime if filter_k_major:
-                        # Channels of one tap for `columns` filters; each block of a cluster brings its share.
-                        comptime share = shape.columns // cluster
+                        UInt32(taps.offsets),
+                    ),
+                    plan.is_deep(),
+                )
+                comptime if filter_k_major:
+                    # Channels of one tap for `columns` filters; each block of a cluster brings its share.
+                    comptime share = shape.columns // cluster
+                    comptime if cluster == 1:
+                        load_tile_3d(
+                            filter_tile,
+                            filter_address,
+                            barrier,
+                            channel,
+                            taps.tap,
+                            at.column,
+                        )
+                    else:
+                        load_tile_3d_multicast(
+                            filter_tile
+                            + UInt32(rank) * UInt32(share * ROW_BYTES),
+                            filter_address,
+                            barrier,
+                            channel,
+                            taps.tap,
+                            at.column + rank * Int32(share),
+                            UInt16((1 << cluster) - 1),
+                        )
+                else:
+                    # 64 columns (input channels) at a time for block_k filters (the reduction).
+                    comptime share = block_k // cluster
+                    comptime for panel in range(shape.columns // 64):
+                        comptime offset = panel * block_k * ROW_BYTES
                         comptime if cluster == 1:
                             load_tile_3d(
-                                filter_tile,
+                                filter_tile + UInt32(offset),
                                 filter_address,
                                 barrier,
+                                at.column + Int32(panel * 64),
+                                taps.tap,
                                 channel,
-                                tap,
-                                at.column,
                             )
                         else:
                             load_tile_3d_multicast(
                                 filter_tile
+                                + UInt32(offset)
                                 + UInt32(rank) * UInt32(share * ROW_BYTES),
                                 filter_address,
                                 barrier,
-                                channel,
-                                tap,
-                                at.column + rank * Int32(share),
+                                at.column + Int32(panel * 64),
+                                taps.tap,
+                                channel + rank * Int32(share),
                                 UInt16((1 << cluster) - 1),
                             )
-                    else:
-                        # 64 columns (input channels) at a time for block_k filters (the reduction).
-                        comptime share = block_k // cluster
-                        comptime for panel in range(shape.columns // 64):
-                            comptime offset = panel * block_k * ROW_BYTES
-                            comptime if cluster == 1:
-                                load_tile_3d(
-                                    filter_tile + UInt32(offset),
-                                    filter_address,
-                                    barrier,
-                                    at.column + Int32(panel * 64),
-                                    tap,
-                                    channel,
-                                )
-                            else:
-                                load_tile_3d_multicast(
-                                    filter_tile
-                                    + UInt32(offset)
-                                    + UInt32(rank) * UInt32(share * ROW_BYTES),
-                                    filter_address,
-                                    barrier,
-                                    at.column + Int32(panel * 64),
-                                    tap,
-                                    channel + rank * Int32(share),
-                                    UInt16((1 << cluster) - 1),
-                                )
-                    ring_at.advance()
-                tap_w += plan.phase(at.phase, fields.TAP_STEP_W)
-                offset_w += plan.phase(at.phase, fields.OFFSET_STEP_W)
-            tap_h += plan.phase(at.phase, fields.TAP_STEP_H)
-            offset_h += plan.phase(at.phase, fields.OFFSET_STEP_H)
+                ring_at.advance()
+            taps.advance(plan, at.phase)
         tile += Int32(grid_dim.x) // Int32(cluster)
         if tile < plan.tiles():
             copies = copies_of[phases, shape](plan, tile, rank)

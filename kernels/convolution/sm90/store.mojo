@@ -8,7 +8,7 @@ from std.utils.static_tuple import StaticTuple
 from ..common import Ptr
 from . import plan as fields
 from .column_sums import MOMENTS, ColumnSums, Factor, Products
-from .plan import ROW_BYTES, Plan
+from .plan import AXIS_D, AXIS_H, AXIS_W, ROW_BYTES, Plan
 from ...ptx import store_matrices, syncwarp
 from .producer import Tile
 from .tile import TileShape, pack_pair
@@ -75,28 +75,32 @@ struct Consumer[shape: TileShape](ImplicitlyCopyable, TrivialRegisterPassable):
 @always_inline
 def _result_pixel[
     phases: Int
-](plan: Plan[phases], phase: Int, row: Int32) -> Tuple[Int32, Int32, Int32]:
-    """Batch, height and width of a result row."""
-    var n, j, i = plan.pixel(phase, row)
+](plan: Plan[phases], phase: Int, row: Int32) -> Tuple[
+    Int32, Int32, Int32, Int32
+]:
+    """Batch, depth, height and width of a result row."""
+    var n, l, j, i = plan.pixel(phase, row)
     return (
         n,
-        j * plan.out_step_h() + plan.phase(phase, fields.FIRST_H),
-        i * plan.out_step_w() + plan.phase(phase, fields.FIRST_W),
+        l * plan.out_step(AXIS_D) + plan.phase(phase, fields.FIRST + AXIS_D),
+        j * plan.out_step(AXIS_H) + plan.phase(phase, fields.FIRST + AXIS_H),
+        i * plan.out_step(AXIS_W) + plan.phase(phase, fields.FIRST + AXIS_W),
     )
 
 
 @always_inline
-def _result_offset[
+def result_row[
     phases: Int
-](plan: Plan[phases], phase: Int, row: Int32) -> Int:
-    """Element offset of a result pixel's first channel."""
+](plan: Plan[phases], phase: Int, row: Int32) -> Int32:
+    """The result's pixel, counted through all of them, that a phase's row is.
+    """
     comptime if phases == 1:
-        return Int(row) * Int(plan.columns())
+        return row
     else:
-        var n, h, w = _result_pixel(plan, phase, row)
+        var n, d, h, w = _result_pixel(plan, phase, row)
         return (
-            (Int(n) * Int(plan.out_h()) + Int(h)) * Int(plan.out_w()) + Int(w)
-        ) * Int(plan.columns())
+            (n * plan.out_extent(AXIS_D) + d) * plan.out_extent(AXIS_H) + h
+        ) * plan.out_extent(AXIS_W) + w
 
 
 @always_inline
@@ -117,10 +121,10 @@ def _index[
 ](plan: Plan[phases], at: Tile, row: Int32, column: Int32) -> IndexList[5]:
     """Where a vector lies in the result; past the last channel the last vector.
     """
-    var n, h, w = _result_pixel(plan, at.phase, row)
+    var n, d, h, w = _result_pixel(plan, at.phase, row)
     return IndexList[5](
         Int(n),
-        0,
+        Int(d),
         Int(h),
         Int(w),
         Int(min(column, plan.columns() - Int32(vector))),
@@ -261,7 +265,7 @@ def _store_panels[
         var row = first_row + Int32(it * 4)
         if row < rows:
             var target = result.unsafe_offset(
-                _result_offset(plan, at.phase, row)
+                Int(result_row(plan, at.phase, row)) * Int(plan.columns())
             )
             comptime for n in range(panels):
                 comptime p = part * panels + n

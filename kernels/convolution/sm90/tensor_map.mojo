@@ -9,6 +9,8 @@ from std.utils.static_tuple import StaticTuple
 from max.gpu.host import DeviceBuffer, DeviceContext
 
 from ..common import Ptr
+from ..problem import ConvolutionProblem
+from .plan import Axis, Phase
 
 comptime _MAP_BYTES = 128
 comptime _SWIZZLE_128B: Int32 = 3
@@ -22,6 +24,32 @@ def _map_type[dtype: DType]() -> Int32:
         # TF32: the copy engine rounds what it copies.
         return 11
     return 9 if dtype == DType.bfloat16 else 6
+
+
+@fieldwise_init
+struct SourceView(ImplicitlyCopyable, TrivialRegisterPassable):
+    """How a tensor is read in columns: channels of a pixel, and elements from one pixel, row, plane and image to the next;
+    pixels may overlap.
+    """
+
+    var channels: Int
+    var pixel: Int
+    var row: Int
+    var plane: Int
+    var image: Int
+
+    @staticmethod
+    def of_rows(channels: Int, pixel: Int, row: Int, h: Int, d: Int) -> Self:
+        return Self(channels, pixel, row, h * row, d * h * row)
+
+    @staticmethod
+    def dense(p: ConvolutionProblem) -> Self:
+        """Of x."""
+        return Self.of_rows(p.c, p.c, p.w * p.c, p.h, p.d)
+
+    @staticmethod
+    def dense_y(p: ConvolutionProblem) -> Self:
+        return Self.of_rows(p.k, p.k, p.q * p.k, p.p, p.o)
 
 
 @align(64)
@@ -56,53 +84,72 @@ struct TensorMaps[count: Int](DevicePassable, ImplicitlyCopyable):
         index: Int,
         ctx: DeviceContext,
         tensor: Ptr[dtype],
-        n: Int,
-        h: Int,
-        w: Int,
-        c: Int,
-        pixel: Int,
-        row: Int,
-        image: Int,
-        lower_h: Int,
-        lower_w: Int,
-        upper_h: Int,
-        upper_w: Int,
-        stride_h: Int,
-        stride_w: Int,
+        extents: IndexList[4],
+        view: SourceView,
+        phase: Phase,
+        steps: IndexList[3],
+        deep: Bool,
         pixels: Int,
         channels: Int,
     ) raises:
-        """An NHWC tensor read as columns: a copy walks `pixels` base pixels of the box and reads `channels` each.
+        """A tensor of (N, D, H, W) pixels read as columns: a copy walks `pixels` base pixels of the box and reads `channels`
+        each. Without `deep` there is no D.
 
-        `pixel`, `row` and `image` are the elements from one to the next; pixels may overlap.
-
-        The box of base pixels runs from (lower_h, lower_w) to (h - 1 + upper_h, w - 1 + upper_w) in steps of the strides;
+        The box of base pixels runs from the phase's lower corner to its upper one, relative to the last pixel, in `steps`;
         pixels that fall outside the tensor, after the copy's own tap offset, arrive as zeros.
         """
-        var dims: Array[Int64, 4] = [Int64(c), Int64(w), Int64(h), Int64(n)]
-        var strides: Array[Int64, 3] = [
-            Int64(pixel * size_of[dtype]()),
-            Int64(row * size_of[dtype]()),
-            Int64(image * size_of[dtype]()),
+        var e = extents
+        var strides: Array[Int, 4] = [
+            view.pixel,
+            view.row,
+            view.plane if deep else view.image,
+            view.image,
         ]
-        var lower: Array[Int32, 2] = [Int32(lower_w), Int32(lower_h)]
-        var upper: Array[Int32, 2] = [Int32(upper_w), Int32(upper_h)]
-        var steps: Array[Int32, 4] = [1, Int32(stride_w), Int32(stride_h), 1]
-        var buffer = DeviceBuffer[dtype](ctx, tensor, n * image, owning=False)
+        var dims: Array[Int, 5] = [
+            view.channels,
+            e[3],
+            e[2],
+            e[1] if deep else e[0],
+            e[0],
+        ]
+        var axis_steps: Array[Int, 5] = [
+            1,
+            steps[2],
+            steps[1],
+            steps[0] if deep else 1,
+            1,
+        ]
+        var axes: Array[Axis, 3] = [phase.w, phase.h, phase.d]
+        var map_dims = Array[Int64, 5](fill=0)
+        var map_strides = Array[Int64, 4](fill=0)
+        var map_steps = Array[Int32, 5](fill=1)
+        var lower = Array[Int32, 3](fill=0)
+        var upper = Array[Int32, 3](fill=0)
+        comptime for i in range(5):
+            map_dims[i] = Int64(dims[i])
+            map_steps[i] = Int32(axis_steps[i])
+        comptime for i in range(4):
+            map_strides[i] = Int64(strides[i] * size_of[dtype]())
+        comptime for i in range(3):
+            lower[i] = Int32(axes[i].lower)
+            upper[i] = Int32(axes[i].upper)
+        var buffer = DeviceBuffer[dtype](
+            ctx, tensor, e[0] * view.image, owning=False
+        )
         buffer._tensor_map_encode_im2col(
             Pointer(to=self)
             .unsafe_bitcast[UInt8]()
             .unsafe_offset(_MAP_BYTES * index)
             .unsafe_bitcast[NoneType](),
             _map_type[dtype](),
-            4,
-            dims.unsafe_ptr(),
-            strides.unsafe_ptr(),
+            Int32(5 if deep else 4),
+            map_dims.unsafe_ptr(),
+            map_strides.unsafe_ptr(),
             lower.unsafe_ptr(),
             upper.unsafe_ptr(),
             Int32(channels),
             Int32(pixels),
-            steps.unsafe_ptr(),
+            map_steps.unsafe_ptr(),
             0,
             _SWIZZLE_128B,
             _PROMOTE_L2_256B,

@@ -30,6 +30,7 @@ from max.gpu.memory import external_memory
 from ..common import Ptr
 from .plan import BLOCK_K
 from ...ptx import (
+    Im2col,
     claim_registers,
     cluster_arrive_relaxed,
     cluster_block_rank,
@@ -94,11 +95,11 @@ struct _Copies[panels: Int](ImplicitlyCopyable, TrivialRegisterPassable):
     """Of dy."""
     var n: Int32
     """Image, and place in the result, of x's pixel: with shared copies not the same one."""
+    var o: Int32
     var p: Int32
     var q: Int32
-    var channel: StaticTuple[Int32, Self.panels]
-    var offset_h: StaticTuple[Int32, Self.panels]
-    var offset_w: StaticTuple[Int32, Self.panels]
+    var taps: StaticTuple[UInt32, Self.panels]
+    """Of each panel the tap's packed offsets, and above 16 bits the channel over PANEL."""
 
 
 @always_inline
@@ -121,9 +122,7 @@ def _copies_of[
     var dy_shift, x_shift = _shifts(plan)
     var unit = unit_of(plan, Int32(block_idx.x), index)
     var row_tile, column_tile = plan.column_tiles.divide(unit.tile)
-    var channel = StaticTuple[Int32, shape.panels()](fill=0)
-    var offset_h = StaticTuple[Int32, shape.panels()](fill=0)
-    var offset_w = StaticTuple[Int32, shape.panels()](fill=0)
+    var taps = StaticTuple[UInt32, shape.panels()](fill=0)
     comptime for panel in range(shape.panels()):
         var at = column_tile * Int32(shape.panels()) + Int32(panel)
         var tap, block = plan.channel_blocks.divide(at)
@@ -131,23 +130,29 @@ def _copies_of[
         if tap >= plan.taps:
             tap = 0
             block = plan.channel_blocks.value
-        var tap_h, tap_w = plan.filter_s.divide(tap)
-        channel[panel] = made_here(block * PANEL)
-        offset_h[panel] = made_here(tap_h * plan.dilation_h)
-        offset_w[panel] = made_here(tap_w * plan.dilation_w)
+        var line, tap_w = plan.filter_s.divide(tap)
+        var tap_d, tap_h = plan.filter_r.divide(line)
+        taps[panel] = UInt32(
+            made_here(
+                block << 16
+                | tap_d * plan.offset_step_d
+                | tap_h * plan.offset_step_h
+                | tap_w * plan.dilation_w
+            )
+        )
     var pixel = unit.first * BLOCK_K
     var line, q = plan.q.divide(pixel + x_shift)
-    var n, p = plan.p.divide(line)
+    var plane, p = plan.p.divide(line)
+    var n, o = plan.o.divide(plane)
     return _Copies[shape.panels()](
         made_here(unit.count),
         made_here(row_tile * Int32(shape.rows())),
         made_here(pixel + dy_shift),
         made_here(n),
+        made_here(o),
         made_here(p),
         made_here(q),
-        channel,
-        offset_h,
-        offset_w,
+        taps,
     )
 
 
@@ -164,7 +169,8 @@ def _produce[
     empty: UInt32,
 ):
     var ahead_line, ahead_q = plan.q.divide(Int32(BLOCK_K))
-    var ahead_n, ahead_p = plan.p.divide(ahead_line)
+    var ahead_plane, ahead_p = plan.p.divide(ahead_line)
+    var ahead_n, ahead_o = plan.o.divide(ahead_plane)
     var dy_shift = Int32(0)
     var x_shift = Int32(0)
     var row_mask = UInt16(0)
@@ -215,17 +221,22 @@ def _produce[
                 + UInt32(x_shift) * ROW_BYTES
             )
             comptime for panel in range(shape.panels()):
+                var tap = at.taps[panel]
+                var place_in_x = Im2col(
+                    Int32(tap >> 16) * PANEL,
+                    at.q * plan.stride_w + plan.lower_w,
+                    at.p * plan.stride_h + plan.lower_h,
+                    at.o * plan.stride_d + plan.lower_d,
+                    at.n,
+                    tap,
+                )
                 comptime if shares_x:
                     load_im2col_multicast(
                         tile + UInt32(panel * PANEL_BYTES),
                         x_address,
                         barrier,
-                        at.channel[panel],
-                        at.q * plan.stride_w + plan.lower_w,
-                        at.p * plan.stride_h + plan.lower_h,
-                        at.n,
-                        UInt16(at.offset_w[panel]),
-                        UInt16(at.offset_h[panel]),
+                        place_in_x,
+                        plan.deep,
                         column_mask,
                     )
                 else:
@@ -233,24 +244,24 @@ def _produce[
                         tile + UInt32(panel * PANEL_BYTES),
                         x_address,
                         barrier,
-                        at.channel[panel],
-                        at.q * plan.stride_w + plan.lower_w,
-                        at.p * plan.stride_h + plan.lower_h,
-                        at.n,
-                        UInt16(at.offset_w[panel]),
-                        UInt16(at.offset_h[panel]),
+                        place_in_x,
+                        plan.deep,
                     )
             place.advance()
             # The next pixels without a division, which would take longer than a small tile's products.
             at.pixel += BLOCK_K
             at.q += ahead_q
             at.p += ahead_p
+            at.o += ahead_o
             at.n += ahead_n
             if at.q >= plan.q.value:
                 at.q -= plan.q.value
                 at.p += 1
             if at.p >= plan.p.value:
                 at.p -= plan.p.value
+                at.o += 1
+            if at.o >= plan.o.value:
+                at.o -= plan.o.value
                 at.n += 1
         at = _copies_of[shape](plan, index)
         index += 1
@@ -327,9 +338,8 @@ def wgrad_kernel[
         0,
         0,
         0,
-        StaticTuple[Int32, shape.panels()](fill=0),
-        StaticTuple[Int32, shape.panels()](fill=0),
-        StaticTuple[Int32, shape.panels()](fill=0),
+        0,
+        StaticTuple[UInt32, shape.panels()](fill=0),
     )
     if thread < 32:
         # One warp finds the first copies while another makes the barriers.

@@ -80,16 +80,24 @@ struct WgradPlan(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
 
     var k: Int32
     var c: Int32
+    var deep: Bool
+    """Whether x's tensor map has three spatial axes."""
+    var o: Divisor
     var p: Divisor
     var q: Divisor
     var taps: Int32
+    var filter_r: Divisor
     var filter_s: Divisor
     var channel_blocks: Divisor
     """Panels of one tap."""
+    var stride_d: Int32
     var stride_h: Int32
     var stride_w: Int32
-    var dilation_h: Int32
+    var offset_step_d: Int32
+    """From one tap to the next, in packed offsets."""
+    var offset_step_h: Int32
     var dilation_w: Int32
+    var lower_d: Int32
     var lower_h: Int32
     var lower_w: Int32
     var column_tiles: Divisor

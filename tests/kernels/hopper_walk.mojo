@@ -1,0 +1,164 @@
+"""Walks launches of the Hopper convolutions on a CPU as their kernels do, over the pixels that tensor maps would give.
+
+An argument is a problem: the pass (0 forward, 1 data gradient) and the fields of `ConvolutionProblem` up to the pads, apart by
+commas. Of every problem it is checked that each (pixel of the result, tap, pixel of the source) that belongs together comes
+once and that nothing else comes. Prints the number of phases, or "refused".
+"""
+
+from std.sys import argv
+from std.utils.index import IndexList
+
+from kernels.convolution.problem import ConvolutionProblem
+from kernels.convolution.sm90 import plan as fields
+from kernels.convolution.sm90.plan import (
+    Axis,
+    Phase,
+    Plan,
+    dgrad_phases,
+    fprop_phase,
+    is_deep,
+)
+from kernels.convolution.sm90.producer import TapWalk, source_of
+from kernels.convolution.sm90.store import result_row
+
+comptime _ROOM = 16
+
+
+def _unpacked(offsets: Int, deep: Bool) -> Tuple[Int, Int, Int]:
+    if deep:
+        return (offsets >> 10) & 31, (offsets >> 5) & 31, offsets & 31
+    return 0, (offsets >> 8) & 255, offsets & 255
+
+
+def _walk(p: ConvolutionProblem, dgrad: Bool) raises -> Int:
+    var deep = is_deep(p)
+    var phases = dgrad_phases(p) if dgrad else [fprop_phase(p)]
+    for phase in phases:
+        if phase.taps() > 0 and not phase.fits_copy_engine(deep):
+            return 0
+        _check_boxes(p, dgrad, phase)
+    var plan = Plan[_ROOM]()
+    plan.set_launch(p, dgrad=dgrad, tiles=1, column_tiles=1, block_k=64)
+    for i in range(len(phases)):
+        plan.set_phase(i, p, phases[i], 0)
+    var seen = Dict[Int, Int]()
+    var rows = List[Int]()
+    var source_d = p.o if dgrad else p.d
+    var source_h = p.p if dgrad else p.h
+    var source_w = p.q if dgrad else p.w
+    var source_pixels = p.n * source_d * source_h * source_w
+    for index in range(len(phases)):
+        for row in range(Int(plan.phase(index, fields.ROWS))):
+            var out = Int(result_row[_ROOM](plan, index, Int32(row)))
+            rows.append(out)
+            var n, l, j, i = plan.pixel(index, Int32(row))
+            var walk = TapWalk.first(plan, index)
+            for _ in range(Int(plan.taps(index))):
+                var d, h, w = _unpacked(Int(walk.offsets), deep)
+                d += Int(source_of[fields.AXIS_D](plan, index, l))
+                h += Int(source_of[fields.AXIS_H](plan, index, j))
+                w += Int(source_of[fields.AXIS_W](plan, index, i))
+                # What lies outside arrives as zeros.
+                if (
+                    0 <= d < source_d
+                    and 0 <= h < source_h
+                    and 0 <= w < source_w
+                ):
+                    var pixel = (
+                        (Int(n) * source_d + d) * source_h + h
+                    ) * source_w + w
+                    var key = (out * p.taps() + Int(walk.tap)) * source_pixels
+                    if key + pixel in seen:
+                        raise Error("a product comes twice")
+                    seen[key + pixel] = 1
+                walk.advance(plan, index)
+    sort(rows)
+    for i in range(len(rows)):
+        if rows[i] != i:
+            raise Error("a pixel of the result comes twice or never")
+    if len(rows) != (p.input_pixels() if dgrad else p.output_pixels()):
+        raise Error("a pixel of the result is missing")
+    _compare(p, dgrad, source_pixels, seen)
+    return len(phases)
+
+
+def _check_boxes(p: ConvolutionProblem, dgrad: Bool, phase: Phase) raises:
+    """The copy engine goes on to the next row where a box ends: boxes are as large as the result's phase.
+    """
+    var sizes = IndexList[3](p.d, p.h, p.w)
+    var steps = IndexList[3](p.stride_d, p.stride_h, p.stride_w)
+    if dgrad:
+        sizes = IndexList[3](p.o, p.p, p.q)
+        steps = IndexList[3](1, 1, 1)
+    var axes: Array[Axis, 3] = [phase.d, phase.h, phase.w]
+    for i in range(3):
+        if axes[i].taps > 0:
+            var last = sizes[i] - 1 + axes[i].upper
+            if (last - axes[i].lower) // steps[i] + 1 != axes[i].extent:
+                raise Error("a box has another extent than the result")
+
+
+def _compare(
+    p: ConvolutionProblem, dgrad: Bool, source_pixels: Int, seen: Dict[Int, Int]
+) raises:
+    var count = 0
+    for y in range(p.output_pixels()):
+        var q = y % p.q
+        var line = y // p.q
+        var pp = line % p.p
+        var plane = line // p.p
+        var o = plane % p.o
+        var n = plane // p.o
+        for tap in range(p.taps()):
+            var s = tap % p.s
+            var r = tap // p.s % p.r
+            var t = tap // p.s // p.r
+            var d = o * p.stride_d + t * p.dilation_d - p.pad_d
+            var h = pp * p.stride_h + r * p.dilation_h - p.pad_h
+            var w = q * p.stride_w + s * p.dilation_w - p.pad_w
+            if not (0 <= d < p.d and 0 <= h < p.h and 0 <= w < p.w):
+                continue
+            var x = ((n * p.d + d) * p.h + h) * p.w + w
+            var out = x if dgrad else y
+            var source = y if dgrad else x
+            count += 1
+            if (out * p.taps() + tap) * source_pixels + source not in seen:
+                raise Error("a product is missing")
+    if count != len(seen):
+        raise Error("a product comes that is none")
+
+
+def main() raises:
+    var arguments = argv()
+    for a in range(1, len(arguments)):
+        var n = List[Int]()
+        for word in String(arguments[a]).split(","):
+            n.append(Int(String(word)))
+        var problem = ConvolutionProblem(
+            n=n[1],
+            c=n[2],
+            k=n[3],
+            groups=n[4],
+            d=n[5],
+            h=n[6],
+            w=n[7],
+            t=n[8],
+            r=n[9],
+            s=n[10],
+            o=n[11],
+            p=n[12],
+            q=n[13],
+            stride_d=n[14],
+            stride_h=n[15],
+            stride_w=n[16],
+            dilation_d=n[17],
+            dilation_h=n[18],
+            dilation_w=n[19],
+            pad_d=n[20],
+            pad_h=n[21],
+            pad_w=n[22],
+            workspace_limit=0,
+            allow_tf32=False,
+            taps_inside=False,
+        )
+        print(_walk(problem, n[0] == 1))
