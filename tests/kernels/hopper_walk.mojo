@@ -2,7 +2,7 @@
 
 An argument is a problem: the pass (0 forward, 1 data gradient) and the fields of `ConvolutionProblem` up to the pads, apart by
 commas. Of every problem it is checked that each (pixel of the result, tap, pixel of the source) that belongs together comes
-once and that nothing else comes. Prints the number of phases, or "refused".
+once and that nothing else comes. Prints the number of phases, or 0 where tensor maps cannot encode the problem.
 """
 
 from std.sys import argv
@@ -49,8 +49,8 @@ def _walk(p: ConvolutionProblem, dgrad: Bool) raises -> Int:
     var source_pixels = p.n * source_d * source_h * source_w
     for index in range(len(phases)):
         for row in range(Int(plan.phase(index, fields.ROWS))):
-            var out = Int(result_row[_ROOM](plan, index, Int32(row)))
-            rows.append(out)
+            var target = Int(result_row[_ROOM](plan, index, Int32(row)))
+            rows.append(target)
             var n, l, j, i = plan.pixel(index, Int32(row))
             var walk = TapWalk.first(plan, index)
             for _ in range(Int(plan.taps(index))):
@@ -67,7 +67,9 @@ def _walk(p: ConvolutionProblem, dgrad: Bool) raises -> Int:
                     var pixel = (
                         (Int(n) * source_d + d) * source_h + h
                     ) * source_w + w
-                    var key = (out * p.taps() + Int(walk.tap)) * source_pixels
+                    var key = (
+                        target * p.taps() + Int(walk.tap)
+                    ) * source_pixels
                     if key + pixel in seen:
                         raise Error("a product comes twice")
                     seen[key + pixel] = 1
@@ -119,10 +121,10 @@ def _compare(
             if not (0 <= d < p.d and 0 <= h < p.h and 0 <= w < p.w):
                 continue
             var x = ((n * p.d + d) * p.h + h) * p.w + w
-            var out = x if dgrad else y
+            var target = x if dgrad else y
             var source = y if dgrad else x
             count += 1
-            if (out * p.taps() + tap) * source_pixels + source not in seen:
+            if (target * p.taps() + tap) * source_pixels + source not in seen:
                 raise Error("a product is missing")
     if count != len(seen):
         raise Error("a product comes that is none")

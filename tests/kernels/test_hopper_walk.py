@@ -1,0 +1,74 @@
+"""What launches of the Hopper convolutions walk: every product of a convolution once and nothing else. No GPU runs."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from benchmarks.convolution.random_check import random_problem
+from torch_max_backend.convolution_problem import ConvolutionProblem
+from torch_max_backend.mojo_ops import KERNELS_PATH
+from torch_max_backend.mojo_ops.constants import kernel_constant
+
+SOURCE = Path(__file__).with_name("hopper_walk.mojo")
+MOST_PHASES = kernel_constant("convolution.sm90.dispatch", "MAX_PHASES")
+FORWARD, DATA_GRADIENT = 0, 1
+CASES = {
+    "phases along three axes": ConvolutionProblem.from_sizes(2, 8, 8, [5, 7, 6], [3, 3, 3], stride=[2], padding=[1]),
+    "no taps for seven phases": ConvolutionProblem.from_sizes(1, 8, 8, [6, 4, 5], [1, 1, 1], stride=[2]),
+    "all different": ConvolutionProblem.from_sizes(
+        1, 8, 8, [7, 9, 11], [2, 3, 4], stride=[1, 2, 3], padding=[1, 0, 2], dilation=[3, 2, 1]
+    ),
+    "padding along depth alone": ConvolutionProblem.from_sizes(1, 8, 8, [1, 3, 3], [1, 1, 1], padding=[1, 0, 0]),
+}
+
+
+def argument(problem: ConvolutionProblem, which: int) -> str:
+    """The program's argument for one pass."""
+    p = problem
+    extents = [*p.input_size, *p.filter_size, *p.output_size]
+    return ",".join(map(str, [which, p.n, p.c, p.k, p.groups, *extents, *p.stride, *p.dilation, *p.padding]))
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    result = tmp_path_factory.mktemp("walk") / "hopper_walk"
+    command = ["mojo", "build", "-O1", "-I", str(KERNELS_PATH.parent), str(SOURCE), "-o", str(result)]
+    built = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert built.returncode == 0, built.stderr[-4000:]
+    return result
+
+
+def test_every_product_comes_once(program: Path) -> None:
+    chance = random.Random(0)
+    problems = list(CASES.values())
+    while len(problems) < 150:
+        problem = random_problem(chance)
+        pixels = max(int(problem.input_pixels), int(problem.output_pixels))
+        if problem.groups == 1 and pixels * problem.taps <= 40000:
+            problems.append(problem)
+    arguments = []
+    for problem in problems:
+        arguments.append(argument(problem, FORWARD))
+        if problem.stride[0] * problem.stride[1] * problem.stride[2] <= MOST_PHASES:
+            arguments.append(argument(problem, DATA_GRADIENT))
+    result = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=300)
+    lines = result.stdout.split()
+    assert result.returncode == 0, f"{arguments[len(lines)]}: {result.stderr}"
+    assert len(lines) == len(arguments)
+
+
+def test_the_limits_of_tensor_maps(program: Path) -> None:
+    """With three axes corners have 5 bits and offsets too, with two they have 8; 0 is a refusal."""
+
+    def answers(size: list[int], taps: list[int], dilation: int, padding: int) -> str:
+        problem = ConvolutionProblem.from_sizes(1, 8, 8, size, taps, dilation=[dilation], padding=[padding])
+        return subprocess.run([program, argument(problem, FORWARD)], capture_output=True, text=True).stdout.strip()
+
+    assert answers([60, 60], [3, 3], 24, 24) == "1"
+    assert answers([34, 34, 34], [2, 2, 2], 31, 15) == "1"
+    assert answers([34, 34, 34], [2, 2, 2], 32, 15) == "0"
+    assert answers([3, 3, 3], [1, 1, 1], 1, 16) == "0"
