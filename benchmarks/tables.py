@@ -272,6 +272,20 @@ def convolution_drawn() -> str:
     return grid(["problems", *PASSES.values()], rows) + origin(name)
 
 
+def convolution_hopper_new() -> str:
+    """Our time before a change and after it over cuDNN's, by kind and pass."""
+    name = "convolution_hopper_new_h200"
+    measured = read(name)["rows"]
+    rows = []
+    for kind in dict.fromkeys(row["kind"] for row in measured):
+        for pass_ in PASSES.values():
+            mine = [row for row in measured if (row["kind"], row["pass"]) == (kind, pass_)]
+            if mine:
+                before = mean_and_worst([row["before_us"] / row["channels_last_us"] for row in mine])
+                rows.append([f"{kind}, {len(mine)}", pass_, before, mean_and_worst([row["ratio"] for row in mine])])
+    return grid(["problems", "pass", "in the warpgroup kernels", "here"], rows) + origin(name)
+
+
 def convolution_cpu() -> str:
     """A class of the draw in each line; of each dtype our time over eager's, and the share of the matmul's rate."""
     names = [f"convolution_cpu_{dtype}" for dtype in ("float32", "bfloat16")]
@@ -452,7 +466,7 @@ TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
         summary, training_steps, training_zoo, step_memory, commands, gpu_tests, convolution_any_gpu, convolution_drawn,
-        convolution_cpu, convolution_workspace, convolution_hopper, convolution_epilogue, convolution_sanitizer,
+        convolution_cpu, convolution_hopper_new, convolution_workspace, convolution_hopper, convolution_epilogue, convolution_sanitizer,
         pooling_gpu, pooling_cpu, pooling_memory, attention, compile_cost, first_steps, host_time,
         optimizer_steps, step_bytes,
     )
