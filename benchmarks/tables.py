@@ -466,7 +466,8 @@ TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
         summary, training_steps, training_zoo, step_memory, commands, gpu_tests, convolution_any_gpu, convolution_drawn,
-        convolution_cpu, convolution_hopper_new, convolution_workspace, convolution_hopper, convolution_epilogue, convolution_sanitizer,
+        convolution_cpu, convolution_workspace, convolution_hopper, convolution_hopper_new, convolution_epilogue,
+        convolution_sanitizer,
         pooling_gpu, pooling_cpu, pooling_memory, attention, compile_cost, first_steps, host_time,
         optimizer_steps, step_bytes,
     )
