@@ -149,7 +149,12 @@ while not (found := [each for each in psutil.Process().children(recursive=True) 
 print(*[each.pid for each in found], flush=True)
 time.sleep(600)
 """
-PROGRAMS = {"graphs": WORKING, "libraries": BUILDING}
+# Whoever starts the tests in the background of a shell has them ignore interrupts.
+HEEDING = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""
+PROGRAMS = {"graphs": HEEDING + WORKING, "libraries": HEEDING + BUILDING}
 ENDS = {"interrupt": signal.SIGINT, "killed": signal.SIGKILL}
 
 
