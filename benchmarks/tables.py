@@ -264,17 +264,29 @@ def convolution_drawn() -> str:
     """A class of the draw in each line; our time over cuDNN's better layout."""
     name = "convolution_drawn_h200_bfloat16"
     document = read(name)
-    rows = []
-    for kind in dict.fromkeys(key.rpartition(": ")[0] for key in document["summary"]):
-        mine = [row for row in document["rows"] if kind in ("all", row["kind"]) and "ratio" in row]
-        cells = [mean_and_worst([row["ratio"] for row in mine if row["pass"] == pass_]) for pass_ in PASSES.values()]
-        rows.append([f"{kind}, {sum(row['pass'] == 'forward' for row in mine)}", *cells])
+    classes = _classes(document)
+    rows = [[label, *_cells_by_pass(_of_class(document, kind))] for kind, label in classes.items()]
     return grid(["problems", *PASSES.values()], rows) + origin(name)
 
 
-def convolution_hopper_new() -> str:
+def _classes(document: Mapping[str, Any]) -> dict[str, str]:
+    """The classes of a draw of convolutions, "all" among them, and what a table calls them: with their number."""
+    kinds = dict.fromkeys(key.rpartition(": ")[0] for key in document["summary"])
+    counts = {kind: sum(row["pass"] == "forward" for row in _of_class(document, kind)) for kind in kinds}
+    return {kind: f"{kind}, {count}" for kind, count in counts.items()}
+
+
+def _of_class(document: Mapping[str, Any], kind: str) -> list[dict[str, Any]]:
+    return [row for row in document["rows"] if kind in ("all", row["kind"]) and "ratio" in row]
+
+
+def _cells_by_pass(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [mean_and_worst([row["ratio"] for row in rows if row["pass"] == pass_]) for pass_ in PASSES.values()]
+
+
+def convolution_tf32_and_3d() -> str:
     """Our time before a change and after it over cuDNN's, by kind and pass."""
-    name = "convolution_hopper_new_h200"
+    name = "convolution_tf32_and_3d_h200"
     measured = read(name)["rows"]
     rows = []
     for kind in dict.fromkeys(row["kind"] for row in measured):
@@ -291,15 +303,12 @@ def convolution_cpu() -> str:
     names = [f"convolution_cpu_{dtype}" for dtype in ("float32", "bfloat16")]
     documents = {read(name)["dtype"]: read(name) for name in names}
     rows = []
-    for kind in dict.fromkeys(name.rpartition(": ")[0] for name in documents["float32"]["summary"]):
+    for kind, label in _classes(documents["float32"]).items():
         cells: list[str] = []
         for document in documents.values():
-            mine = [row for row in document["rows"] if kind in ("all", row["kind"])]
-            for pass_ in PASSES.values():
-                cells.append(mean_and_worst([row["ratio"] for row in mine if row["pass"] == pass_]))
-            cells.append(mean(row["share"] for row in mine))
-        count = sum(row["pass"] == "forward" and kind in ("all", row["kind"]) for row in documents["float32"]["rows"])
-        rows.append([f"{kind}, {count}", *cells])
+            mine = _of_class(document, kind)
+            cells += [*_cells_by_pass(mine), mean(row["share"] for row in mine)]
+        rows.append([label, *cells])
     columns = [*PASSES.values(), "share"]
     header = ["problems", *(f"{dtype}: {column}" for dtype in documents for column in columns)]
     peaks = ", ".join(f"{document['matmul GFLOP/s']:.0f} in {dtype}" for dtype, document in documents.items())
@@ -466,9 +475,8 @@ TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
         summary, training_steps, training_zoo, step_memory, commands, gpu_tests, convolution_any_gpu, convolution_drawn,
-        convolution_cpu, convolution_workspace, convolution_hopper, convolution_hopper_new, convolution_epilogue,
-        convolution_sanitizer,
-        pooling_gpu, pooling_cpu, pooling_memory, attention, compile_cost, first_steps, host_time,
-        optimizer_steps, step_bytes,
+        convolution_cpu, convolution_workspace, convolution_hopper, convolution_tf32_and_3d, convolution_epilogue,
+        convolution_sanitizer, pooling_gpu, pooling_cpu, pooling_memory, attention, compile_cost, first_steps,
+        host_time, optimizer_steps, step_bytes,
     )
 }  # fmt: skip

@@ -34,6 +34,7 @@ from benchmarks import problems
 from torch_max_backend.bench import hardware, results
 from torch_max_backend.bench.ceilings import ceilings
 from torch_max_backend.bench.timing import set_count
+from torch_max_backend.mojo_ops.constants import kernel_constant
 from torch_max_backend.mojo_ops.convolution import GEOMETRY_LENGTH, conv_with_geometry
 from torch_max_backend.runtime import session
 
@@ -52,6 +53,8 @@ Tuning = tuple[int, int, int, int, int]
 AUTOMATIC: Tuning = (-1, -1, 0, 1, 1)
 SHARES = ((1, 2), (2, 1), (2, 2))
 WORKSPACE_LIMIT = 2**30
+FEW_CHANNELS = kernel_constant("convolution.sm90.dispatch", "_FEW_CHANNELS")
+LEAST_DEPTH = kernel_constant("convolution.sm90.dispatch", "_LEAST_DEPTH")
 
 
 @dataclass(frozen=True)
@@ -98,8 +101,8 @@ class Problem:
         c, k = 4 * math.ceil(self.c / 4), 4 * math.ceil(self.k / 4)
         if passing == "fprop":
             folded = c != self.c and self.dilation == 1 and self.s * c <= 32
-            return (self.s * c if folded else c) >= 12
-        return passing == "dgrad" and self.c > 4 and k >= 12
+            return (self.s * c if folded else c) >= LEAST_DEPTH
+        return passing == "dgrad" and self.c > FEW_CHANNELS and k >= LEAST_DEPTH
 
     def tensors(self, dtype: torch.dtype, integers: bool) -> dict[str, torch.Tensor]:
         """x, w and y in the kernels' layouts, the middle extents of depth 1 included."""

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.kernels.programs import built
 from tests.kernels.test_convolution import GEOMETRIES, ConvolutionCase
 from tests.kernels.test_convolution_properties import problems
 from tests.kernels.test_pooling import ADAPTIVES, WINDOWS, Adaptive, Window
 from tests.kernels.test_pooling_properties import windows
 from torch_max_backend.convolution_problem import ConvolutionProblem
-from torch_max_backend.mojo_ops import KERNELS_PATH
 
 SOURCE = Path(__file__).with_name("guard_pages.mojo")
 CONVOLUTION, POOLING, ADAPTIVE, ATTENTION = 0, 1, 2, 3
@@ -65,12 +65,8 @@ class Guarded:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    executable = tmp_path_factory.mktemp("guarded") / "guard_pages"
     # Every access is written in the source, whatever becomes of the arithmetic between.
-    command = ["mojo", "build", "-O1", "-I", str(KERNELS_PATH.parent), str(SOURCE), "-o", str(executable)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    assert result.returncode == 0, result.stderr[-4000:]
-    program = Guarded(executable)
+    program = Guarded(built(SOURCE, tmp_path_factory.mktemp("guarded")))
     yield program
     program.stop()
 

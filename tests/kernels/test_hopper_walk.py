@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.convolution.random_check import random_problem
+from tests.kernels.programs import built
 from torch_max_backend.convolution_problem import ConvolutionProblem
-from torch_max_backend.mojo_ops import KERNELS_PATH
 from torch_max_backend.mojo_ops.constants import kernel_constant
 
 SOURCE = Path(__file__).with_name("hopper_walk.mojo")
@@ -35,11 +35,7 @@ def argument(problem: ConvolutionProblem, which: int) -> str:
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    result = tmp_path_factory.mktemp("walk") / "hopper_walk"
-    command = ["mojo", "build", "-O1", "-I", str(KERNELS_PATH.parent), str(SOURCE), "-o", str(result)]
-    built = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    assert built.returncode == 0, built.stderr[-4000:]
-    return result
+    return built(SOURCE, tmp_path_factory.mktemp("walk"))
 
 
 def test_every_product_comes_once(program: Path) -> None:

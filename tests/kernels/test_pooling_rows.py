@@ -17,6 +17,7 @@ import pytest
 
 from benchmarks import problems
 from benchmarks.pooling.run import Case
+from tests.kernels.programs import built
 from torch_max_backend.mojo_ops import KERNELS_PATH
 
 SOURCE = Path(__file__).with_name("pooling_rows.mojo")
@@ -24,15 +25,6 @@ EXPECTED = Path(__file__).with_name("pooling_rows.txt")
 COLUMNS = tuple(product(("cpu", "gpu"), ("fprop", "dgrad")))
 #: On a CPU the dtypes take the same kernels.
 DTYPES = {"cpu": ("float32",), "gpu": ("float32", "bfloat16")}
-
-
-def build(folder: Path) -> Path:
-    """The program that says it; no GPU is needed."""
-    program = folder / "pooling_rows"
-    command = ["mojo", "build", "-O1", "-I", str(KERNELS_PATH.parent), str(SOURCE), "-o", str(program)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    assert result.returncode == 0, result.stderr[-4000:]
-    return program
 
 
 def questions(case: Case, layout: str, device: str, direction: str) -> Iterator[tuple[str, str]]:
@@ -85,7 +77,7 @@ def _together(named: dict[str, str]) -> str:
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return answers(build(tmp_path_factory.mktemp("pooling_rows")))
+    return answers(built(SOURCE, tmp_path_factory.mktemp("pooling_rows")))
 
 
 def test_rows_run_the_kernels_that_are_written_down(table: str) -> None:
@@ -102,5 +94,5 @@ def test_every_fast_kernel_has_a_row(table: str, device: str) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        EXPECTED.write_text(answers(build(Path(folder))))
+        EXPECTED.write_text(answers(built(SOURCE, Path(folder))))
     sys.exit(0)

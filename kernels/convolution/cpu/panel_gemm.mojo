@@ -15,8 +15,6 @@ from ..finish import NOTHING
 from ..gather import Axis, Phase, forward_phases, gradient_phases
 from ..problem import ConvolutionProblem
 from .implicit_gemm import (
-    Operands,
-    fill_table,
     pack_panel_part,
     packed_filter_elements,
     panel_rows,
@@ -28,6 +26,7 @@ from .microkernel import (
     packed_length,
     packed_type,
 )
+from .row_table import Operands, fill_table
 
 # More rows than that are worth a filter that is packed once for all workers.
 comptime MOST_ROWS = 1024
