@@ -84,6 +84,11 @@ def current_stream_handle(index: int) -> int:
     return torch._C._cuda_getCurrentRawStream(index)
 
 
+def storage_users(storage: torch.UntypedStorage) -> int:
+    """How many tensors lie in a storage, and storages of Python's; nothing public tells."""
+    return torch._C._storage_Use_Count(storage._cdata)
+
+
 def occupy_gpu(cycles: int) -> None:
     """Keeps the current stream's GPU busy: what is timed behind it is queued in the meantime."""
     torch.cuda._sleep(cycles)

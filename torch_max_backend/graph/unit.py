@@ -81,7 +81,7 @@ class CompilationUnit:
             reason = refusal([spec.device.type for spec in built.inputs], any(s.shape is None for s in built.inputs))
             if reason is None and not is_virtual_device_mode():
                 # Two calls more for each graph whose results this one may take.
-                memory = None if listing is None else TensorMemory(stream_order(device).queue)
+                memory = None if listing is None else TensorMemory(stream_order(device))
                 captured = Capture(name, 3 + 2 * len(self.graphs), memory)
             else:
                 log.info("%s is not captured: %s", name, reason or "its device is not there")

@@ -41,6 +41,10 @@ class Memory:
         """Copies each source into its target."""
         batch_inplace_copy(list(targets), list(sources))
 
+    def in_use(self, results: Sequence[Any], loan: weakref.ref[Loan]) -> bool:
+        """Whether somebody has the results of the last replay yet."""
+        return loan() is not None
+
 
 class Loan:
     """Results of a captured graph, in memory that its next replay writes to, while tensors over them exist."""
@@ -70,7 +74,7 @@ class Capture:
 
     def __init__(self, name: str, patience: int, memory: Memory | None = None) -> None:
         self.replays = 0
-        self._memory = memory or Memory()
+        self.memory = memory or Memory()
         self._name = name
         self._patience = patience
         self._left = _CAPTURES
@@ -87,7 +91,7 @@ class Capture:
         """The results for ``buffers``, and the loan that keeps them from being written to (None: they are fresh)."""
         if not self._left:
             return execute(model, buffers), None
-        if self._loan is not None and self._loan() is not None:
+        if self._loan is not None and self.memory.in_use(self._results, self._loan):
             self._busy += 1
             if self._busy >= _BUSY:
                 # Somebody keeps them for good, as gradients that are set to zero in place: they get this memory.
@@ -102,7 +106,7 @@ class Capture:
         self._missed = 0
         assert self._key is not None
         if self._copied:
-            self._memory.copy([self._fixed[i] for i in self._copied], [buffers[i] for i in self._copied])
+            self.memory.copy([self._fixed[i] for i in self._copied], [buffers[i] for i in self._copied])
         model.replay(self._key, *self._fixed)
         self.replays += 1
         loan = Loan(self._results)
@@ -110,7 +114,7 @@ class Capture:
         return self._results, loan
 
     def _matches(self, buffers: list[Any]) -> bool:
-        same = list(map(self._memory.same, buffers, self._fixed))
+        same = list(map(self.memory.same, buffers, self._fixed))
         return same.count(False) == len(self._copied) and not any(same[i] for i in self._copied)
 
     def _captured(self, model: Any, buffers: list[Any]) -> bool:
@@ -121,14 +125,14 @@ class Capture:
             log.info("%s is not captured any more: its arguments keep moving", self._name)
             return False
         moving = [
-            i for i, (now, last) in enumerate(zip(buffers, self._last, strict=True)) if not self._memory.same(now, last)
+            i for i, (now, last) in enumerate(zip(buffers, self._last, strict=True)) if not self.memory.same(now, last)
         ]
         fixed = list(buffers)
         for i in moving:
-            fixed[i] = self._memory.place(buffers[i])
+            fixed[i] = self.memory.place(buffers[i])
         key = next(_keys)
         try:
-            self._memory.copy([fixed[i] for i in moving], [buffers[i] for i in moving])
+            self.memory.copy([fixed[i] for i in moving], [buffers[i] for i in moving])
             self._results = model.capture(key, *fixed)
             wait_for_captures(model)
         except Exception as error:

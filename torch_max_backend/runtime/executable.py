@@ -16,7 +16,7 @@ from torch_max_backend.runtime.capture import Capture
 from torch_max_backend.runtime.execution import execute
 from torch_max_backend.runtime.handover import Inputs, Outputs
 from torch_max_backend.runtime.interface import BuiltGraph
-from torch_max_backend.runtime.launch_capture import CapturedLaunches
+from torch_max_backend.runtime.launch_capture import CapturedLaunches, TensorMemory
 from torch_max_backend.runtime.launches import Launches
 from torch_max_backend.runtime.streams import stream_order
 
@@ -74,7 +74,8 @@ class Executable(torch.nn.Module):
         if self.capture is None:
             self.launches = Launches(*facts)
         else:
-            self.launches = CapturedLaunches(*facts, self.capture, self.outputs.not_lent)
+            assert isinstance(self.capture.memory, TensorMemory)
+            self.launches = CapturedLaunches(*facts, self.capture, self.capture.memory, self.outputs.not_lent)
 
     def output_order(self, number: int) -> Order | None:
         """The memory order of output ``number``; None for one that no computation makes."""

@@ -50,6 +50,10 @@ class Launches:
         device: that the calls compute on.
         walk: the symbol of the function that runs a list.
 
+    Attributes:
+        device: as given.
+        facts: shape, strides and dtype of each result.
+
     Raises:
         KeyError: a library is not loaded.
 
@@ -58,13 +62,13 @@ class Launches:
     """
 
     def __init__(self, listing: LaunchList, inputs: Inputs, leaving: Leaving, device: torch.device, walk: str) -> None:
-        self._inputs, self._leaving, self._device = inputs, leaving, device
+        self._inputs, self._leaving, self.device = inputs, leaving, device
         self._own_device = max_device(device)
         self._listing = listing
         self._context = device_context(self._own_device)
         self._constants = [self._constant(each.content, each.on_host) for each in listing.constants]
         self._moved = listing.moved
-        self._results = [(fact.shape or (), fact.strides, fact.dtype) for fact in leaving.facts]
+        self.facts = [(fact.shape or (), fact.strides, fact.dtype) for fact in leaving.facts]
         self._copied = [
             (number, place)
             for number, place in enumerate(listing.results)
@@ -91,14 +95,14 @@ class Launches:
 
     def _constant(self, content: bytes, on_host: bool) -> torch.Tensor:
         memory = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)
-        return memory if on_host else memory.to(self._device)
+        return memory if on_host else memory.to(self.device)
 
     def _encoded(self, listing: LaunchList) -> tuple[list[int], list[int]]:
         """What ``walk`` in kernels/launches/entries.mojo takes."""
         code: list[int] = []
         relocations: list[int] = []
         for launch in listing.launches:
-            code += [libraries.address(launch.function, self._device), len(launch.words)]
+            code += [libraries.address(launch.function, self.device), len(launch.words)]
             for word in launch.words:
                 if isinstance(word, Place) and word.kind is not Kind.CONSTANT:
                     relocations += [len(code), self._base(word), word.offset]
@@ -122,38 +126,41 @@ class Launches:
         """
         entering = self._inputs.tensors(args)
         for number in self._moved:
-            entering[number] = entering[number].to(self._device, non_blocking=True)
+            entering[number] = entering[number].to(self.device, non_blocking=True)
         updated = self._updates.safe(entering, args)
-        leaving = self._launched(entering, updated)
+        leaving, in_place = self._launched(entering, updated)
         if self._copied:
             with torch.no_grad():
                 for number, place in self._copied:
                     _flat(leaving[number]).copy_(self._source(place, leaving[number], entering, leaving))
-        return self._leaving.picked(leaving, args, in_place=bool(updated))
+        return self._leaving.picked(leaving, args, in_place=in_place)
 
-    def _launched(self, entering: Sequence[torch.Tensor], updated: Mapping[int, torch.Tensor]) -> list[Any]:
-        """The results, or on a GPU, what will be the results when the queue has come to its end.
+    def _launched(
+        self, entering: Sequence[torch.Tensor], updated: Mapping[int, torch.Tensor]
+    ) -> tuple[list[Any], bool]:
+        """The results, or on a GPU, what will be the results when the queue has come to its end; and whether those that
+        ``updated`` has arguments for were written over these.
 
         Args:
             entering: the arguments.
             updated: arguments that take results, by the results' numbers.
         """
         leaving = self.fresh(updated)
-        with self.turn(), _workspace(self._workspace + self._scratch, self._device) as workspace:
+        with self.turn(), _workspace(self._workspace + self._scratch, self.device) as workspace:
             self.walk(entering, leaving, workspace)
-        return leaving
+        return leaving, bool(updated)
 
     def fresh(self, taken: Mapping[int, torch.Tensor] | None = None) -> list[Any]:
         """Memory for the results but those that ``taken`` has some for."""
-        device, taken = self._device, taken or {}
+        device, taken = self.device, taken or {}
         return [
             taken[number] if number in taken else torch.empty_strided(shape, strides, dtype=dtype, device=device)
-            for number, (shape, strides, dtype) in enumerate(self._results)
+            for number, (shape, strides, dtype) in enumerate(self.facts)
         ]
 
     def workspace(self) -> torch.Tensor:
         """Memory for a call of its own."""
-        return torch.empty(self._workspace + self._scratch, dtype=torch.uint8, device=self._device)
+        return torch.empty(self._workspace + self._scratch, dtype=torch.uint8, device=self.device)
 
     def walk(self, entering: Sequence[Any], leaving: Sequence[Any], workspace: torch.Tensor) -> None:
         """Runs the list; on a GPU, queues its kernels. It is the caller's turn on the device.
@@ -168,7 +175,7 @@ class Launches:
         with _walking:
             if watched():
                 call = functools.partial(self._call, *self._arguments)
-                failed = timed_walk(self._listing, call, self._words, self._code, self._needed, self._device)
+                failed = timed_walk(self._listing, call, self._words, self._code, self._needed, self.device)
             else:
                 failed = self._call(*self._arguments)
         if failed:
@@ -186,7 +193,7 @@ class Launches:
 
     def turn(self) -> AbstractContextManager[Any]:
         """One caller at a time; on a GPU also in order with PyTorch's streams."""
-        return stream_order(self._device).turn() if self._device.type == "cuda" else self._lock
+        return stream_order(self.device).turn() if self.device.type == "cuda" else self._lock
 
 
 class _Updates:

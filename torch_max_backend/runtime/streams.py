@@ -24,6 +24,7 @@ class StreamOrder:
 
     Attributes:
         queue: MAX's.
+        lock: whoever holds it is the one caller; the same thread may take it again.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -34,13 +35,19 @@ class StreamOrder:
         self._before = torch.cuda.Event()
         self._after = torch.cuda.Event()
         self._streams: dict[int, torch.cuda.Stream] = {}
-        self._lock = threading.Lock()
+        # The stream that waits for all that MAX's queue got so far, if it is one of those above.
+        self._behind: int | None = None
+        self.lock = threading.RLock()
+
+    def synchronize(self) -> None:
+        """Waits until the device has done all that was queued."""
+        torch.cuda.synchronize(self._device)
 
     @contextmanager
     def turn(self) -> Iterator[None]:
         """MAX's turn on the device: what is queued inside runs between what PyTorch's current stream has and gets."""
         handle = current_stream_handle(self._index)
-        with self._lock:
+        with self.lock:
             current = self._streams.get(handle)
             if current is None:
                 current = torch.cuda.current_stream(self._device)
@@ -59,6 +66,21 @@ class StreamOrder:
                 # Also after an error: what was queued before it may still read the arguments.
                 self._after.record(self.queue)
                 current.wait_event(self._after)
+                self._behind = handle if handle in self._streams else None
+
+    @contextmanager
+    def lane(self) -> Iterator[None]:
+        """PyTorch's turn to queue work over memory that MAX's turns use, too.
+
+        That needs no event while MAX was called on the current stream alone: it is behind MAX's queue already. Else the
+        work goes to MAX's queue.
+        """
+        with self.lock:
+            if len(self._streams) == 1 and self._behind == current_stream_handle(self._index):
+                yield
+                return
+            with self.turn(), torch.cuda.stream(self.queue):
+                yield
 
 
 @functools.cache

@@ -1,0 +1,168 @@
+"""Captured launch lists beside plain ones, bit for bit; a CPU stands for a GPU, where a replay walks the list."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import threading
+import weakref
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+from torch_max_backend.backend import recorded_graphs
+from torch_max_backend.dtypes import max_dtype
+from torch_max_backend.max_compat import make_dlpack_capsule
+from torch_max_backend.runtime import launch_capture
+from torch_max_backend.runtime.capture import Capture
+from torch_max_backend.runtime.executable import Executable
+from torch_max_backend.runtime.launch_capture import CapturedLaunches, LaunchModel, SharedStorage, TensorMemory
+from torch_max_backend.torch_compat import tensor_of_capsule
+
+
+class Order:
+    """A device with one queue."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+
+    def lane(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    turn = lane
+
+    def synchronize(self) -> None:
+        """Nothing is queued."""
+
+
+class Walked(LaunchModel):
+    """Replays by walking over the memory that was recorded."""
+
+    def _record(
+        self, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor], workspace: torch.Tensor
+    ) -> torch.cuda.CUDAGraph:
+        kept = list(map(place, tensors)), list(map(place, results))
+        return cast(torch.cuda.CUDAGraph, SimpleNamespace(replay=lambda: self._launches.walk(*kept, workspace)))
+
+
+def place(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor in the same memory that does not keep it: a device graph knows addresses."""
+    if not tensor.numel():
+        return torch.empty_like(tensor)
+    capsule = make_dlpack_capsule(
+        (), tensor.data_ptr(), 1, 0, max_dtype(tensor.dtype), tensor.shape, tensor.stride(), None
+    )
+    return tensor_of_capsule(capsule)
+
+
+def capture(executable: Executable, patience: int) -> Capture:
+    """Lets a compiled list be replayed."""
+    order = cast(Any, Order())
+    assert executable.listing is not None
+    memory = TensorMemory(order)
+    capturing = Capture(executable.name, patience, memory)
+    facts = executable.listing, executable.inputs, executable.outputs.leaving, executable.device, executable._walk
+    with mock.patch.object(launch_capture, "stream_order", lambda _: order), mock.patch.object(
+        launch_capture, "LaunchModel", Walked
+    ):  # fmt: skip
+        executable.launches = CapturedLaunches(*facts, capturing, memory, executable.outputs.not_lent)
+    executable.capture = capturing
+    return capturing
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def train(model: nn.Module, variant: str, captured: bool) -> tuple[list[torch.Tensor], list[int]]:
+    """Outputs, parameters and buffers of a run, and how often its graphs were replayed."""
+    torch._dynamo.reset()
+    torch.manual_seed(1)
+    seen: list[torch.Tensor] = []
+    captures: list[Capture] = []
+    with recorded_graphs() as graphs:
+        run = torch.compile(model, backend="max", fullgraph=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for step in range(14):
+            optimizer.zero_grad(set_to_none=variant != "grads stay")
+            outputs = [run(torch.randn(5, 6)) for _ in range(2 if variant == "two forwards" else 1)]
+            for out in outputs:
+                out.square().mean().backward()
+            optimizer.step()
+            seen += [out.detach() for out in outputs]
+            if step == 0 and captured:
+                captures = [
+                    capture(each, 3 if graph.name == "forward" else 5) for graph in graphs for each in graph.executables
+                ]
+            for name, buffer in list(model[1].named_buffers()):
+                if (variant == "statistics move" and step == 8) or variant == "statistics keep moving":
+                    setattr(model[1], name, buffer.clone())
+            if variant == "statistics overlap" and step == 8:
+                both = torch.zeros(8)
+                model[1].running_mean, model[1].running_var = both, both
+    return [*seen, *model.parameters(), *model.buffers()], [each.replays for each in captures]
+
+
+@pytest.mark.parametrize(
+    "variant",
+    ["plain", "two forwards", "grads stay", "statistics move", "statistics keep moving", "statistics overlap"],
+)
+def test_captured_steps_are_the_plain_ones(variant: str) -> None:
+    model = net()
+    expected, none = train(copy.deepcopy(model), variant, False)
+    found, replays = train(model, variant, True)
+    assert not none and len(replays) == 2 and min(replays) >= (1 if variant == "two forwards" else 3)
+    for number, (a, b) in enumerate(zip(found, expected, strict=True)):
+        assert torch.equal(a, b), f"tensor {number} differs"
+
+
+def test_statistics_are_written_where_they_lie() -> None:
+    """A replay leaves none of them to a copy."""
+    model = net()
+    with mock.patch("torch_max_backend.runtime.leaving.copy_all") as copies:
+        _, replays = train(model, "plain", True)
+    assert min(replays) > 3 and not copies.called
+
+
+def test_results_memory_goes_with_the_model() -> None:
+    made: list[weakref.ref[SharedStorage]] = []
+
+    def noted(*arguments: Any) -> SharedStorage:
+        shared = SharedStorage(*arguments)
+        made.append(weakref.ref(shared))
+        return shared
+
+    with mock.patch.object(launch_capture, "SharedStorage", noted):
+        train(net(), "plain", True)
+    assert len(made) == 2
+    torch._dynamo.reset()
+    gc.collect()
+    assert all(each() is None for each in made)
+
+
+def test_shared_storage_knows_of_tensors_over_it() -> None:
+    facts = [((3, 2), (2, 1), torch.float32), None, ((5,), (1,), torch.int64), ((), (), torch.bfloat16)]
+    shared = SharedStorage(facts, torch.device("cpu"))
+    first, nothing, second, third = shared.tensors
+    assert nothing is None and not shared.in_use()
+    for number, tensor in enumerate((first, second, third)):
+        tensor.fill_(number + 1)
+    assert first.eq(1).all() and second.eq(2).all() and third.eq(3).all()
+    assert (first.shape, first.stride(), second.dtype, third.dim()) == ((3, 2), (2, 1), torch.int64, 0)
+    lent = second.detach()
+    assert shared.in_use()
+    view = lent[1:]
+    del lent
+    assert shared.in_use()
+    version = first._version
+    view += 1
+    assert first._version == version
+    del view
+    assert not shared.in_use()
