@@ -30,9 +30,15 @@ from .cpu.resident_wgrad import (
 )
 from .cpu.wgrad import wgrad_gemm_can_implement, wgrad_gemm_cpu
 from .finish import NOTHING, Finish
+from .gpu.band import FEW_TAPS, band_can_implement, is_better_by_bands
 from .gpu.depthwise import (
     depthwise_gather_gpu,
     depthwise_gpu_can_implement,
+)
+from .gpu.depthwise_band import band_compiles, depthwise_band_gpu
+from .gpu.depthwise_band_wgrad import (
+    band_wgrad_can_implement,
+    depthwise_band_wgrad_gpu,
 )
 from .gpu.depthwise_wgrad import depthwise_wgrad_gpu
 from .gpu.few_channels import (
@@ -175,6 +181,31 @@ def run_gpu[
     # Sums are float32 in these kernels.
     comptime if dtype != DType.float64:
         comptime if grouped:
+            comptime if band_compiles[dtype]():
+                var pointers = (_device_pointer(a), _device_pointer(b))
+                comptime if pass_ == WGRAD:
+                    if (
+                        problem.r * problem.s > FEW_TAPS
+                        and not band_wgrad_can_implement(
+                            problem, pointers[0], pointers[1]
+                        )
+                    ):
+                        depthwise_band_wgrad_gpu[dtype](
+                            result, a, b, problem, ctx
+                        )
+                        return
+                else:
+                    var target = _device_pointer(result)
+                    comptime forward = pass_ == FPROP
+                    if is_better_by_bands(
+                        problem, forward
+                    ) and not band_can_implement(
+                        problem, forward, target, pointers[0]
+                    ):
+                        depthwise_band_gpu[dtype, pass_](
+                            target, pointers[0], pointers[1], problem, ctx
+                        )
+                        return
             if not depthwise_gpu_can_implement(problem):
                 comptime if pass_ == WGRAD:
                     depthwise_wgrad_gpu[dtype](result, a, b, problem, ctx)

@@ -214,7 +214,9 @@ NARROW = [
         "2d_groups_of_sixteen_channels",
         "2d_depthwise",
         "2d_depthwise_7",
+        "2d_depthwise_5_on_small_planes",
         "2d_depthwise_5_stride_2",
+        "2d_depthwise_different_steps",
         "2d_patches_in_16_rows",
         "3d_window_along_depth",
         "3d",
@@ -397,6 +399,23 @@ def test_the_same_input_gives_the_same_bits(compiled: Compiled) -> None:
 
     first, second = compiled.run(make), compiled.run(make)
     assert all(torch.equal(first[key][0], second[key][0]) for key in first)
+
+
+@pytest.mark.parametrize("operand", ["x", "dy"])
+@pytest.mark.parametrize("name", ["2d_depthwise_7_bf16", "2d_depthwise_5_stride_2_bf16"])
+def test_what_is_not_finite_stays_in_its_windows(compiled: Compiled, name: str, operand: str) -> None:
+    """Zeros that a kernel adds to a window, or to the pixels of its tile, must not meet it."""
+    case = next(case for case in CASES if case.id == name)
+    x, w, dy = case.inputs(lambda shape: torch.randint(1, 3, shape))
+    tensor = x if operand == "x" else dy
+    # Far enough from the edges: the reference multiplies its padding.
+    tensor[0, 0, 4, 5, 1] = float("inf")
+    tensor[0, 0, 5, 4, 5] = -float("inf")
+    reference = case.reference([x, w, dy])
+    results = dict(zip(OPS, compiled.one(case, [x, w, dy]), strict=True))
+    for op in ("fprop", "wgrad") if operand == "x" else ("dgrad", "wgrad"):
+        assert 0 < int(results[op].isinf().sum()) < results[op].numel() // 2
+        assert torch.equal(results[op], reference[op].to(case.dtype))
 
 
 def _type(*shape: int | str, dtype: DType = DType.float32) -> TensorType:

@@ -1,0 +1,415 @@
+"""Depthwise rows as products with banded matrices: geometry of the forward pass and the data gradient.
+
+One channel's row of eight pixels of the result is the product of a row of 16 pixels of the source with a 16 x 8 matrix
+that holds a row of the filter along its diagonals; 16 such rows make one product of tensor cores, and a wide band takes
+several. On an axis a pixel of the result and one of the source belong to a tap where
+
+    forward        source = result + tap * dilation - pad      (with a stride of 1 along W)
+    data gradient  source * stride = result + pad - tap * dilation
+
+so that a band repeats after `period` pieces of eight pixels of the result, one piece of the source on. Element (k, n) of a
+band depends on k * k_step - n alone: a table of a filter's row by that difference holds all of it.
+"""
+
+from std.math import ceildiv
+
+from max.gpu.memory import AddressSpace
+
+from ...argument import KernelArgument
+from ...arithmetic import Divisor, divide
+from ..common import FPROP, Ptr
+from ..gather import Axis, forward_phases, gradient_phases
+from ..problem import ConvolutionProblem
+from .phase_table import MAX_STRIDE, AxisTable
+from .planes import PIECE, Planes, WordPtr, watch
+
+comptime OCTETS = 4
+comptime CHANNELS = OCTETS * PIECE
+"""Of a block."""
+comptime LINES = 16
+"""Rows of a product."""
+comptime DEPTH = 16
+"""Its columns of the source."""
+comptime THREADS = 256
+comptime MOST_TILES = 4
+"""Pieces of the result side by side that a warp sums at once, for each place in the period."""
+# A multiprocessor has 227 KiB for its blocks.
+comptime MOST_SHARED = 100 * 1024
+comptime USUAL_SHARED = 56 * 1024
+comptime MOST_STEPS = 4
+"""Products deep that a band may be: longer ones are mostly zeros."""
+comptime FEW_TAPS = 9
+"""Windows up to 3x3 lie in registers, and depthwise's marches were faster (measured on an H100)."""
+comptime FEW_ELEMENTS = 1 << 22
+"""Of dx: the marches launch two kernels for each phase, which is what a small problem takes."""
+
+
+def is_better_by_bands(g: ConvolutionProblem, forward: Bool) -> Bool:
+    """Whether the bands' forward pass or data gradient takes less time than the marches': as measured on an H100.
+    """
+    var is_strided = max(g.stride_h, g.stride_w) > 1
+    if g.r * g.s > FEW_TAPS:
+        return not (forward and is_strided)
+    return not forward and is_strided and g.x_size() <= FEW_ELEMENTS
+
+
+@fieldwise_init
+struct Columns(KernelArgument):
+    """The band of a filter's row."""
+
+    var taps: Int32
+    var dilation: Int32
+    var pad: Int32
+    var forward: Bool
+    var k_step: Int32
+    var period: Int32
+    var first: Int32
+    """Column of the source at which the band of the result's column 0 begins."""
+    var steps: Int32
+    """Products that the band is deep."""
+    var lowest: Int32
+    """The least difference in the table."""
+    var span: Int32
+    """Entries of the table, for each row of a channel's filter."""
+    var by_span: Divisor
+
+    @staticmethod
+    def of(g: ConvolutionProblem, forward: Bool) -> Self:
+        var reach = (g.s - 1) * g.dilation_w
+        var step = g.stride_w
+        var first = -g.pad_w
+        var last = PIECE - 1 + reach - g.pad_w
+        var lowest = -1
+        var k_step = 1
+        if not forward:
+            first = (g.pad_w - reach) // step
+            last = (PIECE * step - 1 + g.pad_w) // step
+            k_step = step
+            lowest = g.pad_w - first * step - reach - step
+        var span = reach + 1 + k_step
+        return Self(
+            Int32(g.s),
+            Int32(g.dilation_w),
+            Int32(g.pad_w),
+            forward,
+            Int32(k_step),
+            Int32(1 if forward else step),
+            Int32(first),
+            Int32(ceildiv(last - first + 1, DEPTH)),
+            Int32(lowest),
+            Int32(span),
+            Divisor(span),
+        )
+
+    @always_inline
+    def tap(self, entry: Int32) -> Int32:
+        """The tap at a table's entry, or -1."""
+        var at = entry - self.k_step
+        if not self.forward:
+            at = self.span - 1 - entry
+        if at < 0 or at >= self.span - self.k_step:
+            return -1
+        var tap, rest = divide(at, self.dilation)
+        return tap if rest == 0 else -1
+
+    @always_inline
+    def entry(self, k: Int32, n: Int32) -> Int32:
+        """Of elements (k, n) and (k + 1, n) of the band; outside of the table both are zeros.
+        """
+        return k * self.k_step - n - self.lowest
+
+    @always_inline
+    def source(self, column: Int32, tap: Int32) -> Int32:
+        """Column of the source for one of the result, negative where there is none.
+        """
+        var at = column + tap * self.dilation - self.pad
+        if not self.forward:
+            at = column + self.pad - tap * self.dilation
+            if at < 0:
+                return -1
+            var quotient, rest = divide(at, self.k_step)
+            return quotient if rest == 0 else -1
+        return at
+
+
+@fieldwise_init
+struct Band(KernelArgument):
+    """One launch: geometry, and what a block has of it."""
+
+    var planes: Planes
+    var columns: Columns
+    var rows: AxisTable
+    """The result's rows by their residue, as phases of a data gradient have them."""
+    var lowest_row: Int32
+    """Row of the source at which the tile of the result's row 0 begins."""
+    var result_height: Int32
+    var result_width: Int32
+    var lines: Int32
+    """Rows of the result, of one residue, that a block has of one image."""
+    var images: Int32
+    """Of a block."""
+    var out_pitch: Int32
+    var out_size: Int32
+    """Of a channel's part of the tile of results, in pieces."""
+    var out_base: Int32
+    """Where that tile begins, in words; 0 where results take the place of the source."""
+    var table_base: Int32
+    var filter_rows: Int32
+    var line_tiles: Int32
+    var column_tiles: Int32
+    var units: Int32
+    var by_lines: Divisor
+    var by_out_pitch: Divisor
+    var by_rows: Divisor
+
+    @always_inline
+    def count(self) -> Int32:
+        """Rows of a product in use."""
+        return self.lines * self.images
+
+    @always_inline
+    def table_words(self) -> Int32:
+        return CHANNELS * self.filter_rows * self.columns.span
+
+    def shared_bytes(self) -> Int:
+        """The tables end with a word that tells of elements that are not finite.
+        """
+        return 4 * Int(self.table_base + self.table_words() + 4)
+
+    @always_inline
+    def line(self, row: Int32) -> Tuple[Int32, Int32]:
+        """Image, in the block, and line of a row of the product."""
+        return self.by_lines.divide(min(row, self.count() - 1))
+
+    @always_inline
+    def source_row(self, axis: Axis, row: Int32) -> Int32:
+        """Row of the planes that a row of the product begins with."""
+        var image, line = self.line(row)
+        return (
+            image * self.planes.lines
+            + line * Int32(axis.step)
+            + Int32(axis.first_offset)
+            - self.lowest_row
+        )
+
+
+@fieldwise_init
+struct Tiling(ImplicitlyCopyable, TrivialRegisterPassable):
+    """How much a block takes at once."""
+
+    var tiles: Int
+    """Pieces of the result in a row, for each place in the period."""
+    var lines: Int
+    var images: Int
+
+
+def axes_of_rows(g: ConvolutionProblem, forward: Bool) -> List[Axis]:
+    """The result's rows, by residue."""
+    if forward:
+        return [forward_phases(g)[0].h]
+    var phases = gradient_phases(g, 0)
+    var across = min(g.stride_w, g.w)
+    var axes = List[Axis]()
+    for i in range(min(g.stride_h, g.h)):
+        axes.append(phases[i * across].h)
+    return axes^
+
+
+def band_of(
+    g: ConvolutionProblem,
+    forward: Bool,
+    axes: List[Axis],
+    tiling: Tiling,
+) -> Band:
+    var columns = Columns.of(g, forward)
+    var lowest = Int.MAX
+    var highest = Int.MIN
+    for axis in axes:
+        if axis.taps > 0:
+            var last = axis.offset(axis.taps - 1)
+            lowest = min(lowest, min(axis.first_offset, last))
+            highest = max(highest, max(axis.first_offset, last))
+    if lowest > highest:
+        lowest = 0
+        highest = 0
+    var step = axes[0].step
+    var planes = Planes.of(
+        g.c,
+        g.n,
+        g.h if forward else g.p,
+        g.w if forward else g.q,
+        (tiling.lines - 1) * step + highest - lowest + 1,
+        tiling.images,
+        tiling.tiles - 1 + 2 * Int(columns.steps),
+    )
+    var across = tiling.tiles * Int(columns.period)
+    var out_pitch = across | 1
+    var words = CHANNELS * Int(planes.size) * 4
+    var out_base = 0
+    var out_size = Int(planes.size)
+    if len(axes) > 1 or columns.period > 1:
+        # Rows of other residues still need the source.
+        out_base = words
+        out_size = (tiling.lines * tiling.images * out_pitch + 7) // 8 * 8
+        words += CHANNELS * out_size * 4
+    var width = g.q if forward else g.w
+    var line_tiles = ceildiv(axes[0].rows, tiling.lines)
+    var column_tiles = ceildiv(width, PIECE * across)
+    return Band(
+        planes,
+        columns,
+        AxisTable.of(axes),
+        Int32(lowest),
+        Int32(g.p if forward else g.h),
+        Int32(width),
+        Int32(tiling.lines),
+        Int32(tiling.images),
+        Int32(out_pitch),
+        Int32(out_size),
+        Int32(out_base),
+        Int32(words),
+        Int32(g.r),
+        Int32(line_tiles),
+        Int32(column_tiles),
+        Int32(line_tiles * column_tiles * ceildiv(g.n, tiling.images)),
+        Divisor(tiling.lines),
+        Divisor(out_pitch),
+        Divisor(g.r),
+    )
+
+
+def choose_tiling(
+    g: ConvolutionProblem, forward: Bool, axes: List[Axis], enough: Int
+) -> Tiling:
+    """As large as shared memory allows, but of `enough` blocks if that can be.
+    """
+    var columns = Columns.of(g, forward)
+    var pieces = ceildiv(g.q if forward else g.w, PIECE * Int(columns.period))
+    var tiling = Tiling(1, 1, 1)
+    # The fewest pieces to load.
+    var least = Int.MAX
+    var tiles = 1
+    while tiles <= MOST_TILES and tiles < 2 * pieces:
+        var cost = ceildiv(pieces, tiles) * (tiles - 1 + 2 * Int(columns.steps))
+        if cost <= least:
+            least = cost
+            tiling.tiles = tiles
+        tiles *= 2
+    var rows = axes[0].rows
+    tiling.lines = ceildiv(rows, ceildiv(rows, LINES))
+    if tiling.lines == rows:
+        tiling.images = min(g.n, LINES // rows)
+    var channel_blocks = ceildiv(g.c, CHANNELS)
+    while tiling.images > 1 or tiling.lines > 1:
+        var band = band_of(g, forward, axes, tiling)
+        var fits = band.shared_bytes() <= USUAL_SHARED
+        var few = channel_blocks * Int(band.units) < enough
+        if fits and (not few or (tiling.images == 1 and tiling.lines <= 4)):
+            break
+        if tiling.images > 1:
+            tiling.images = ceildiv(tiling.images, 2)
+        else:
+            tiling.lines = ceildiv(tiling.lines, 2)
+    while (
+        tiling.tiles > 1
+        and band_of(g, forward, axes, tiling).shared_bytes() > USUAL_SHARED
+    ):
+        tiling.tiles //= 2
+    return tiling
+
+
+@always_inline
+def fill_tables[
+    dtype: DType, space: AddressSpace
+](
+    tables: WordPtr[space],
+    w: Ptr[dtype],
+    band: Band,
+    first_channel: Int32,
+    thread: Int32,
+) -> UInt32:
+    """Every row of the block's filters by the differences of band elements, in pairs; answers as `load_planes` does.
+    """
+    comptime BATCH = 4
+    var met = UInt32(0)
+    var words = band.table_words()
+    for first in range(thread, words, BATCH * THREADS):
+        var batch = SIMD[DType.uint32, BATCH](0)
+        comptime for i in range(BATCH):
+            var word = first + Int32(i * THREADS)
+            var row, entry = band.columns.by_span.divide(min(word, words - 1))
+            var channel, _ = band.by_rows.divide(row)
+            if first_channel + channel < band.planes.channels:
+                var base = w.unsafe_bitcast[UInt16]().unsafe_offset(
+                    (Int(first_channel) * Int(band.filter_rows) + Int(row))
+                    * Int(band.columns.taps)
+                )
+                var low = band.columns.tap(entry)
+                var high = band.columns.tap(entry + band.columns.k_step)
+                if low >= 0:
+                    batch[i] = UInt32(base[unsafe_offset=Int(low)])
+                if high >= 0:
+                    batch[i] |= UInt32(base[unsafe_offset=Int(high)]) << 16
+        comptime for i in range(BATCH):
+            var word = first + Int32(i * THREADS)
+            if word < words:
+                tables[unsafe_offset=Int(word)] = batch[i]
+        met |= watch[dtype, BATCH](batch)
+    return met
+
+
+@always_inline
+def band_word[
+    space: AddressSpace
+](table: WordPtr[space], columns: Columns, k: Int32, n: Int32) -> UInt32:
+    """Elements (k, n) and (k + 1, n) of a band."""
+    var entry = columns.entry(k, n)
+    var inside = UInt32(entry) < UInt32(columns.span)
+    var word = table[unsafe_offset=Int(entry if inside else 0)]
+    return word if inside else 0
+
+
+def is_depthwise_in_pairs[
+    dtype: DType
+](g: ConvolutionProblem, a: Ptr[dtype], b: Ptr[dtype]) -> Optional[String]:
+    """None, or why tensor cores do not take the depthwise problem with these tensors of pixels, whatever its window.
+    """
+    if dtype != DType.bfloat16 and dtype != DType.float16:
+        return String("elements have not two bytes")
+    if g.groups != g.c or g.groups != g.k:
+        return String(t"C = {g.c}, K = {g.k} and groups = {g.groups} differ")
+    if g.c % 2 != 0 or (Int(a) | Int(b)) % 4 != 0:
+        return String(t"C = {g.c}: pairs of channels are not aligned")
+    if g.d != 1 or g.t != 1 or g.o != 1 or g.pad_d != 0:
+        return String("three axes")
+    if min(g.x_size(), min(g.y_size(), g.w_size())) == 0:
+        return String("a tensor is empty")
+    if max(g.input_pixels(), g.output_pixels()) >= 1 << 30:
+        return String("more than 2^30 pixels")
+    return None
+
+
+def band_can_implement[
+    dtype: DType
+](
+    g: ConvolutionProblem, forward: Bool, result: Ptr[dtype], source: Ptr[dtype]
+) -> Optional[String]:
+    """None, or why depthwise_band does not take the problem."""
+    var reason = is_depthwise_in_pairs(g, result, source)
+    if reason:
+        return reason
+    if max(g.stride_h, g.stride_w) > MAX_STRIDE:
+        return String(
+            t"strides {g.stride_h} and {g.stride_w}; at most {MAX_STRIDE}"
+        )
+    if forward and g.stride_w > 1:
+        return String(t"stride {g.stride_w} along W")
+    var columns = Columns.of(g, forward)
+    if columns.steps > MOST_STEPS:
+        return String(t"{g.s} taps, dilation {g.dilation_w}: a sparse band")
+    var bytes = band_of(
+        g, forward, axes_of_rows(g, forward), Tiling(1, 1, 1)
+    ).shared_bytes()
+    if bytes > MOST_SHARED:
+        return String(t"a row of the result takes {bytes} bytes")
+    return None
