@@ -5,6 +5,7 @@ the always-right kernel ends every table.
 """
 
 from std.memory.alloc import unsafe_alloc
+from std.sys import size_of
 
 from max.gpu.host import DeviceBuffer, DeviceContext
 
@@ -45,6 +46,8 @@ from .gpu.few_channels import (
     few_channels_can_implement,
     few_channels_dgrad_gpu,
 )
+from .gpu.halo_gather import halo_gather_can_implement, halo_gather_gpu
+from .gpu.halo_wgrad import halo_wgrad_can_implement, halo_wgrad_gpu
 from .gpu.pipeline import block_can_implement, blocks_compile
 from .gpu.products import gather_product_gpu, wgrad_product_gpu
 from .gpu.small_groups import small_groups_can_implement, small_groups_gpu
@@ -217,8 +220,38 @@ def run_gpu[
         comptime if blocks_compile():
             if not block_can_implement[pass_](problem):
                 comptime if pass_ == WGRAD:
+                    comptime if grouped and size_of[dtype]() == 2:
+                        if not halo_wgrad_can_implement[dtype](
+                            problem,
+                            _device_pointer(result),
+                            _device_pointer(a),
+                            _device_pointer(b),
+                        ):
+                            halo_wgrad_gpu[dtype](
+                                result,
+                                _device_pointer(a),
+                                _device_pointer(b),
+                                problem,
+                                ctx,
+                            )
+                            return
                     wgrad_product_gpu[dtype](result, a, b, problem, ctx)
                 else:
+                    comptime if grouped and size_of[dtype]() == 2:
+                        if not halo_gather_can_implement[dtype, pass_](
+                            problem,
+                            _device_pointer(result),
+                            _device_pointer(a),
+                            _device_pointer(b),
+                        ):
+                            halo_gather_gpu[dtype, pass_](
+                                _device_pointer(result),
+                                _device_pointer(a),
+                                _device_pointer(b),
+                                problem,
+                                ctx,
+                            )
+                            return
                     comptime if grouped:
                         if not small_groups_can_implement[dtype, pass_](
                             problem, _device_pointer(result), _device_pointer(a)

@@ -1,13 +1,29 @@
-"""Walks launches of the Hopper convolutions on a CPU as their kernels do, over the pixels that tensor maps would give.
+"""Walks launches of the Hopper convolutions on a CPU as their kernels do, over the pixels that tensor maps would give, and tiles
+over a halo (gpu/halo.mojo).
 
-An argument is a problem: the pass (0 forward, 1 data gradient) and the fields of `ConvolutionProblem` up to the pads, apart by
-commas. Of every problem it is checked that each (pixel of the result, tap, pixel of the source) that belongs together comes
-once and that nothing else comes. Prints the number of phases, or 0 where tensor maps cannot encode the problem.
+An argument is a problem: the pass (0 forward, 1 data gradient; 2 and 3 the same over halos, every way to cut tiles) and the
+fields of `ConvolutionProblem` up to the pads, apart by commas. Of every problem it is checked that each (pixel of the
+result, tap, pixel of the source) that belongs together comes once and that nothing else comes. Prints the number of
+phases, or 0 where tensor maps cannot encode the problem; of halos, the number of ways.
 """
 
 from std.sys import argv
 from std.utils.index import IndexList
 
+from kernels.convolution.common import DGRAD, FPROP
+from kernels.convolution.gpu.halo import (
+    Place,
+    Room,
+    Tiling,
+    filter_tap,
+    halo_extent,
+    phases_of,
+    result_pixel,
+    smallest,
+    tilings,
+    widest,
+)
+from kernels.convolution.gpu.phase_table import PhaseTable
 from kernels.convolution.problem import ConvolutionProblem
 from kernels.convolution.sm90 import plan as fields
 from kernels.convolution.sm90.plan import (
@@ -46,7 +62,7 @@ def _walk(p: ConvolutionProblem, dgrad: Bool) raises -> Int:
     var source_d = p.o if dgrad else p.d
     var source_h = p.p if dgrad else p.h
     var source_w = p.q if dgrad else p.w
-    var source_pixels = p.n * source_d * source_h * source_w
+    var source_pixels = _source_pixels(p, dgrad)
     for index in range(len(phases)):
         for row in range(Int(plan.phase(index, fields.ROWS))):
             var target = Int(result_row[_ROOM](plan, index, Int32(row)))
@@ -74,14 +90,84 @@ def _walk(p: ConvolutionProblem, dgrad: Bool) raises -> Int:
                         raise Error("a product comes twice")
                     seen[key + pixel] = 1
                 walk.advance(plan, index)
+    _check_rows(p, dgrad, rows^)
+    _compare(p, dgrad, source_pixels, seen)
+    return len(phases)
+
+
+def _check_rows(p: ConvolutionProblem, dgrad: Bool, var rows: List[Int]) raises:
     sort(rows)
     for i in range(len(rows)):
         if rows[i] != i:
             raise Error("a pixel of the result comes twice or never")
     if len(rows) != (p.input_pixels() if dgrad else p.output_pixels()):
         raise Error("a pixel of the result is missing")
-    _compare(p, dgrad, source_pixels, seen)
-    return len(phases)
+
+
+def _walk_halos(p: ConvolutionProblem, dgrad: Bool) raises -> Int:
+    var table = phases_of[DGRAD](p) if dgrad else phases_of[FPROP](p)
+    var phase = widest(table)
+    var room = Room(64 * 1024, 144, 0 if dgrad else 144)
+    var ways = tilings(p.n, phase, room)
+    if room.fits(smallest(p.n, phase), phase) != (len(ways) > 0):
+        raise Error("the smallest tile fits where none does, or does not")
+    for way in ways:
+        _walk_halo(p, dgrad, table, way, way.slots(phase))
+    return len(ways)
+
+
+def _walk_halo(
+    p: ConvolutionProblem,
+    dgrad: Bool,
+    table: PhaseTable,
+    tiling: Tiling,
+    slots: Int32,
+) raises:
+    var seen = Dict[Int, Int]()
+    var rows = List[Int]()
+    var images = Int32(p.n)
+    for index in range(table.count()):
+        var phase = table.phase(Int32(index))
+        var down = halo_extent(tiling.rows, phase.h)
+        var across = halo_extent(tiling.columns, phase.w)
+        for tile in range(tiling.tiles()):
+            var first = tiling.first(tile)
+            for i in range(tiling.live_pixels(first, images, phase)):
+                var pixel = tiling.pixel(i)
+                if not tiling.is_pixel(first, pixel, images, phase):
+                    continue
+                var target = result_pixel(first, pixel, phase)
+                rows.append(target)
+                for r in range(Int32(phase.h.taps)):
+                    for s in range(Int32(phase.w.taps)):
+                        var slot = tiling.slot(pixel, phase)
+                        slot += tiling.tap_slots(r, s, phase)
+                        if slot >= min(tiling.slots(phase), slots):
+                            raise Error("a slot beyond the halo")
+                        var at = tiling.source(
+                            first, Place.of(slot, down, across), phase
+                        )
+                        if (
+                            UInt32(at.h) >= UInt32(phase.h.source)
+                            or UInt32(at.w) >= UInt32(phase.w.source)
+                        ):
+                            continue
+                        var source = (
+                            Int(at.n) * phase.h.source + Int(at.h)
+                        ) * phase.w.source + Int(at.w)
+                        var tap = filter_tap(r, s, phase, Int32(p.s))
+                        var key = (
+                            target * p.taps() + Int(tap)
+                        ) * _source_pixels(p, dgrad) + source
+                        if key in seen:
+                            raise Error("a product comes twice")
+                        seen[key] = 1
+    _check_rows(p, dgrad, rows^)
+    _compare(p, dgrad, _source_pixels(p, dgrad), seen)
+
+
+def _source_pixels(p: ConvolutionProblem, dgrad: Bool) -> Int:
+    return p.output_pixels() if dgrad else p.input_pixels()
 
 
 def _check_boxes(p: ConvolutionProblem, dgrad: Bool, phase: Phase) raises:
@@ -163,4 +249,7 @@ def main() raises:
             allow_tf32=False,
             taps_inside=False,
         )
-        print(_walk(problem, n[0] == 1))
+        var dgrad = n[0] % 2 == 1
+        print(
+            _walk_halos(problem, dgrad) if n[0] >= 2 else _walk(problem, dgrad)
+        )

@@ -156,6 +156,10 @@ GEOMETRIES = [
     C("2d_groups_of_eight_channels", 2, 48, 48, (13, 12), (5, 3), (2, 1), (2, 1), groups=6),
     C("2d_groups_of_four_and_eight", 2, 16, 32, (11, 14), (3, 4), (2, 1), (1, 2), (1, 2), groups=4),
     C("2d_groups_of_sixteen_channels", 2, 128, 96, (9, 8), (3, 2), (2, 1), (1, 2), (1, 2), groups=8),
+    C("2d_groups_of_sixteen_on_small_planes", 5, 96, 96, (7, 7), (3, 3), padding=(1,), groups=6),
+    C("2d_groups_of_twenty_four_channels", 2, 72, 72, (15, 24), (3, 3), (2,), (1,), groups=3),
+    C("2d_groups_of_thirty_two_to_sixty_four", 2, 64, 128, (20, 19), (3, 2), (1,), (1, 2), (1, 2), groups=2),
+    C("2d_groups_of_fifty_six_to_eight", 1, 112, 16, (12, 37), (3, 5), (1, 3), (1, 2), groups=2),
     C("3d_groups_of_thirty_two_channels", 1, 256, 40, (3, 5, 4), (2, 3, 1), padding=(1, 1, 0), groups=8),
     C("2d_depthwise", 2, 37, 37, (14, 13), (3, 3), padding=(1,), groups=37),
     C("2d_depthwise_stride_2", 2, 48, 48, (15, 16), (5, 5), (2,), (2,), groups=48),
@@ -211,7 +215,12 @@ NARROW = [
         "2d_stride_2",
         "2d_groups_3",
         "2d_groups_of_four_channels",
+        "2d_groups_of_eight_channels",
         "2d_groups_of_sixteen_channels",
+        "2d_groups_of_sixteen_on_small_planes",
+        "2d_groups_of_twenty_four_channels",
+        "2d_groups_of_thirty_two_to_sixty_four",
+        "2d_groups_of_fifty_six_to_eight",
         "2d_depthwise",
         "2d_depthwise_7",
         "2d_depthwise_5_on_small_planes",
@@ -453,3 +462,33 @@ def test_bad_arguments_are_named(types: list[TensorType], call: Callable[..., An
         pytest.raises(ValueError, match=message),
     ):
         call(*(value.tensor for value in graph.inputs))
+
+
+GROUPED = [case for case in CASES if "groups_of" in case.id and not case.taps_inside]
+
+
+@pytest.mark.parametrize("case", GROUPED, ids=lambda case: case.id)
+def test_an_infinity_stays_in_its_group(compiled: Compiled, case: ConvolutionCase) -> None:
+    """No zero stands for another group: times infinity it would be NaN."""
+    _skip_if_absent(compiled, case)
+    x, w, dy = case.inputs(lambda shape: torch.randint(-2, 3, shape))
+    reference = case.reference([x, w, dy])
+    mine, theirs = x.shape[-1] // case.groups, dy.shape[-1] // case.groups
+    x[..., :mine], dy[..., :theirs] = torch.inf, -torch.inf
+    y, dx, dw, _ = compiled.one(case, [x, w, dy])
+    assert torch.equal(y[..., theirs:], reference["fprop"][..., theirs:].to(case.dtype))
+    assert torch.equal(dx[..., mine:], reference["dgrad"][..., mine:].to(case.dtype))
+    assert torch.equal(dw[theirs:], reference["wgrad"][theirs:].to(case.dtype))
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16, F16])
+@pytest.mark.parametrize("channels", [8, 32, 128])
+def test_a_pixel_that_no_window_covers_is_not_read(compiled: Compiled, channels: int, dtype: torch.dtype) -> None:
+    case = C("", 3, channels, channels, (8, 10), (3, 3), (2,), groups=channels // 8, dtype=dtype)
+    if dtype not in compiled.dtypes:
+        pytest.skip(f"{dtype} does not run on {compiled.device}")
+    tensors = case.inputs(lambda shape: torch.randint(-2, 3, shape))
+    reference = case.reference(tensors)
+    tensors[0][:, :, -1], tensors[0][:, :, :, -1] = torch.inf, torch.inf
+    for op, result in zip(OPS, compiled.one(case, tensors), strict=True):
+        assert torch.equal(result, reference[op].to(dtype))

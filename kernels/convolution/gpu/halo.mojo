@@ -1,0 +1,483 @@
+"""Tiles of result pixels over a halo of source pixels in shared memory: what the kernels of small groups share.
+
+    result: rows x columns of one image, or whole images      source: every pixel that one of the windows reads, once
+
+    ┌─────────┐      tap (r, s) of result pixel (p, q):       ┌───────────┐
+    │ p, q    │ ──▶  halo row p * step + r * offset_step, ──▶ │           │
+    └─────────┘      column likewise                          └───────────┘
+
+A pixel's channels, those of a few groups, are one row in shared memory; what lies outside the source is zeros. Rows are an odd
+number of 16-byte vectors long, so that the matrices of 8 neighbouring pixels meet all banks.
+"""
+
+from std.math import align_up, ceildiv
+from std.sys import _RegisterPackType, size_of
+from std.sys._assembly import inlined_assembly
+
+from max.gpu.memory import AddressSpace
+
+from ...argument import KernelArgument
+from ...arithmetic import divide
+from ..common import DGRAD, Ptr
+from ..gather import Axis, Phase, forward_phases
+from ..problem import ConvolutionProblem
+from .phase_table import PhaseTable
+from .pipeline import Quad
+
+comptime VECTOR = 8
+"""Elements of 16 bytes."""
+comptime CHUNK = 64
+"""Channels of a tile's source and result at most, in whole groups."""
+comptime SHARED_BYTES = 96 * 1024
+"""Of a block: two fit a multiprocessor of Hopper's, one any other's since sm_80."""
+comptime MOST_PIXELS = 512
+"""Of a tile."""
+
+
+@always_inline
+def halo_extent(count: Int32, axis: Axis) -> Int32:
+    """Source pixels along an axis that `count` neighbouring result pixels read.
+    """
+    return (
+        (count - 1) * Int32(axis.step)
+        + max(Int32(axis.taps) - 1, 0) * abs(Int32(axis.offset_step))
+        + 1
+    )
+
+
+@always_inline
+def lowest_offset(axis: Axis) -> Int32:
+    """Of all taps."""
+    return Int32(axis.first_offset) + min(
+        Int32(0), max(Int32(axis.taps) - 1, 0) * Int32(axis.offset_step)
+    )
+
+
+@fieldwise_init
+struct Place(ImplicitlyCopyable, TrivialRegisterPassable):
+    """An image, and a row and a column of it."""
+
+    var n: Int32
+    var h: Int32
+    var w: Int32
+
+    @staticmethod
+    @always_inline
+    def of(index: Int32, rows: Int32, columns: Int32) -> Self:
+        var line, w = divide(index, columns)
+        var n, h = divide(line, rows)
+        return Self(n, h, w)
+
+    @always_inline
+    def advance(mut self, by: Self, rows: Int32, columns: Int32):
+        """By as many pixels as `by` is from the first one."""
+        self.n += by.n
+        self.h += by.h
+        self.w += by.w
+        if self.w >= columns:
+            self.w -= columns
+            self.h += 1
+        if self.h >= rows:
+            self.h -= rows
+            self.n += 1
+
+
+@fieldwise_init
+struct Tiling(KernelArgument):
+    """How a phase's result pixels are cut into tiles."""
+
+    var images: Int32
+    """Of a tile: more than one only of whole images."""
+    var rows: Int32
+    var columns: Int32
+    var tiles_n: Int32
+    var tiles_h: Int32
+    var tiles_w: Int32
+
+    @staticmethod
+    def of(
+        images: Int, rows: Int, columns: Int, n: Int, h: Axis, w: Axis
+    ) -> Self:
+        return Self(
+            Int32(images),
+            Int32(rows),
+            Int32(columns),
+            Int32(ceildiv(n, images)),
+            Int32(ceildiv(h.rows, rows)),
+            Int32(ceildiv(w.rows, columns)),
+        )
+
+    @always_inline
+    def tiles(self) -> Int32:
+        return self.tiles_n * self.tiles_h * self.tiles_w
+
+    @always_inline
+    def pixels(self) -> Int32:
+        """Of a tile."""
+        return self.images * self.rows * self.columns
+
+    @always_inline
+    def slots(self, phase: Phase) -> Int32:
+        """Source pixels of a tile's halo."""
+        return (
+            self.images
+            * halo_extent(self.rows, phase.h)
+            * halo_extent(self.columns, phase.w)
+        )
+
+    @always_inline
+    def first(self, tile: Int32) -> Place:
+        """A tile's first pixel."""
+        var place = Place.of(tile, self.tiles_h, self.tiles_w)
+        return Place(
+            place.n * self.images, place.h * self.rows, place.w * self.columns
+        )
+
+    @always_inline
+    def pixel(self, index: Int32) -> Place:
+        """Of a tile, counted from its first one."""
+        return Place.of(index, self.rows, self.columns)
+
+    @always_inline
+    def slot(self, pixel: Place, phase: Phase) -> Int32:
+        """Halo slot that a tile's pixel reads through the lowest offsets."""
+        return (
+            pixel.n * halo_extent(self.rows, phase.h)
+            + pixel.h * Int32(phase.h.step)
+        ) * halo_extent(self.columns, phase.w) + pixel.w * Int32(phase.w.step)
+
+    @always_inline
+    def tap_slots(self, r: Int32, s: Int32, phase: Phase) -> Int32:
+        """From there to the slot that is read through tap (r, s)."""
+        var h = (
+            Int32(phase.h.first_offset)
+            + r * Int32(phase.h.offset_step)
+            - lowest_offset(phase.h)
+        )
+        var w = (
+            Int32(phase.w.first_offset)
+            + s * Int32(phase.w.offset_step)
+            - lowest_offset(phase.w)
+        )
+        return h * halo_extent(self.columns, phase.w) + w
+
+    @always_inline
+    def source(self, first: Place, slot: Place, phase: Phase) -> Place:
+        """Source pixel of a halo's slot; may lie outside."""
+        return Place(
+            first.n + slot.n,
+            first.h * Int32(phase.h.step) + lowest_offset(phase.h) + slot.h,
+            first.w * Int32(phase.w.step) + lowest_offset(phase.w) + slot.w,
+        )
+
+    @always_inline
+    def live_pixels(self, first: Place, n: Int32, phase: Phase) -> Int32:
+        """Pixels of a tile up to the last row that the result has; some of them may lie past its right edge.
+        """
+        if self.images > 1:
+            return min(self.images, n - first.n) * self.rows * self.columns
+        return min(self.rows, Int32(phase.h.rows) - first.h) * self.columns
+
+    @always_inline
+    def is_pixel(
+        self, first: Place, pixel: Place, n: Int32, phase: Phase
+    ) -> Bool:
+        """Whether the result has this pixel of the tile."""
+        return (
+            pixel.n < self.images
+            and first.n + pixel.n < n
+            and first.h + pixel.h < Int32(phase.h.rows)
+            and first.w + pixel.w < Int32(phase.w.rows)
+        )
+
+
+@always_inline
+def result_pixel(first: Place, pixel: Place, phase: Phase) -> Int:
+    """A tile's pixel, counted through all of the result."""
+    return (
+        Int(first.n + pixel.n) * phase.h.out_extent
+        + phase.h.out_first
+        + Int(first.h + pixel.h) * phase.h.out_step
+    ) * phase.w.out_extent + (
+        phase.w.out_first + Int(first.w + pixel.w) * phase.w.out_step
+    )
+
+
+@always_inline
+def filter_tap(r: Int32, s: Int32, phase: Phase, filter_s: Int32) -> Int32:
+    """A phase's tap, counted in the filter's."""
+    return (
+        Int32(phase.h.first_tap) + r * Int32(phase.h.tap_step)
+    ) * filter_s + (Int32(phase.w.first_tap) + s * Int32(phase.w.tap_step))
+
+
+def phases_of[pass_: Int](g: ConvolutionProblem) -> PhaseTable:
+    comptime if pass_ == DGRAD:
+        return PhaseTable.of(g)
+    else:
+        return PhaseTable.single(forward_phases(g)[0])
+
+
+def widest(table: PhaseTable) -> Phase:
+    """A phase with as many rows and taps as any: its halo has room for all."""
+    var phase = table.first()
+    for i in range(Int(table.h.residues)):
+        phase.h.taps = max(phase.h.taps, table.h.axis(Int32(i)).taps)
+    for i in range(Int(table.w.residues)):
+        phase.w.taps = max(phase.w.taps, table.w.axis(Int32(i)).taps)
+    return phase
+
+
+@fieldwise_init
+struct Room(ImplicitlyCopyable, TrivialRegisterPassable):
+    """What a block of shared memory has room for: two tiles' halos, and with `result_bytes` their result pixels."""
+
+    var bytes: Int
+    var source_bytes: Int
+    """Of a source pixel."""
+    var result_bytes: Int
+    """Of a result pixel, 0 where they are not kept."""
+
+    def tile_bytes(self, tiling: Tiling, phase: Phase) -> Int:
+        """Of one tile."""
+        return (
+            Int(tiling.slots(phase)) * self.source_bytes
+            + align_up(Int(tiling.pixels()), 16) * self.result_bytes
+        )
+
+    def fits(self, tiling: Tiling, phase: Phase) -> Bool:
+        return (
+            tiling.pixels() <= MOST_PIXELS
+            and 2 * self.tile_bytes(tiling, phase) <= self.bytes
+        )
+
+
+comptime _MOST_PARTS = 64
+"""Of an axis."""
+
+
+def smallest(n: Int, phase: Phase) -> Tiling:
+    """The tile that fits where any does."""
+    return Tiling.of(
+        1,
+        ceildiv(phase.h.rows, _MOST_PARTS),
+        ceildiv(phase.w.rows, _MOST_PARTS),
+        n,
+        phase.h,
+        phase.w,
+    )
+
+
+def tilings(n: Int, phase: Phase, room: Room) -> List[Tiling]:
+    """The ways to cut a phase's pixels that are worth a thought: parts of an image as equal as can be, or several whole images.
+    """
+    var h = phase.h
+    var w = phase.w
+    var result = List[Tiling]()
+    var last = 0
+    for down in range(1, min(h.rows, _MOST_PARTS) + 1):
+        var rows = ceildiv(h.rows, down)
+        if rows == last:
+            continue
+        last = rows
+        # Narrower ones read more of the halo.
+        for across in range(1, min(w.rows, _MOST_PARTS) + 1):
+            var tiling = Tiling.of(1, rows, ceildiv(w.rows, across), n, h, w)
+            if room.fits(tiling, phase):
+                result.append(tiling)
+                break
+    for images in range(2, n + 1):
+        var tiling = Tiling.of(images, h.rows, w.rows, n, h, w)
+        if not room.fits(tiling, phase):
+            break
+        result.append(tiling)
+    return result^
+
+
+def width_of(columns: Int) -> Int:
+    """The widest share of a group's columns, a multiple of 8 up to 32, that a warp takes.
+    """
+    for width in range(32, 8, -8):
+        if columns % width == 0:
+            return width
+    return 8
+
+
+@always_inline
+def row_bytes(vectors: Int32) -> Int32:
+    """Of a pixel in shared memory."""
+    return (vectors | 1) * 16
+
+
+# Copies.
+
+
+@always_inline
+def copy_vector[
+    dtype: DType
+](shared: UInt32, source: Ptr[dtype], offset: Int, valid: Bool):
+    """Starts the copy of 16 bytes, zeros where not `valid`."""
+    inlined_assembly[
+        "cp.async.cg.shared.global [$0], [$1], 16, $2;",
+        NoneType,
+        constraints="r,l,r,~{memory}",
+    ](
+        shared,
+        UInt64(Int(source)) + UInt64((offset if valid else 0) * 2),
+        Int32(16 if valid else 0),
+    )
+
+
+@always_inline
+def copy_halo[
+    dtype: DType, threads: Int
+](
+    shared: UInt32,
+    source: Ptr[dtype],
+    tiling: Tiling,
+    first: Place,
+    phase: Phase,
+    images: Int32,
+    channels: Int32,
+    first_channel: Int32,
+    vectors: Int32,
+    thread: Int32,
+):
+    """Starts the copy of a tile's halo; eight threads share a pixel."""
+    comptime apart = Int32(threads // 8)
+    var vector = thread % 8
+    if vector >= vectors:
+        return
+    var rows = halo_extent(tiling.rows, phase.h)
+    var columns = halo_extent(tiling.columns, phase.w)
+    var slots = tiling.slots(phase)
+    var step = Place.of(apart, rows, columns)
+    var slot = thread // 8
+    var place = Place.of(slot, rows, columns)
+    var pitch = row_bytes(vectors)
+    var target = shared + UInt32(slot * pitch + vector * 16)
+    var within = Int(first_channel + vector * VECTOR)
+    while slot < slots:
+        var at = tiling.source(first, place, phase)
+        var pixel = (
+            Int(at.n) * phase.h.source + Int(at.h)
+        ) * phase.w.source + Int(at.w)
+        copy_vector[dtype](
+            target,
+            source,
+            pixel * Int(channels) + within,
+            at.n < images
+            and UInt32(at.h) < UInt32(phase.h.source)
+            and UInt32(at.w) < UInt32(phase.w.source),
+        )
+        place.advance(step, rows, columns)
+        slot += apart
+        target += UInt32(apart * pitch)
+
+
+# Products.
+
+
+@always_inline
+def load_matrices[
+    count: Int, turned: Bool = False
+](shared: UInt32) -> SIMD[DType.uint32, count]:
+    """Two or four 8 x 8 matrices: lane l names row l % 8 of matrix l / 8."""
+    comptime assert count == 2 or count == 4
+    comptime name = "ldmatrix.sync.aligned.m8n8.x" + String(count) + (
+        ".trans" if turned else ""
+    ) + ".shared.b16 "
+    comptime if count == 4:
+        var words = inlined_assembly[
+            name + "{$0, $1, $2, $3}, [$4];",
+            _RegisterPackType[UInt32, UInt32, UInt32, UInt32],
+            constraints="=r,=r,=r,=r,r,~{memory}",
+        ](shared)
+        return rebind[SIMD[DType.uint32, count]](
+            SIMD[DType.uint32, 4](words[0], words[1], words[2], words[3])
+        )
+    else:
+        var words = inlined_assembly[
+            name + "{$0, $1}, [$2];",
+            _RegisterPackType[UInt32, UInt32],
+            constraints="=r,=r,r,~{memory}",
+        ](shared)
+        return rebind[SIMD[DType.uint32, count]](
+            SIMD[DType.uint32, 2](words[0], words[1])
+        )
+
+
+@always_inline
+def multiply[
+    dtype: DType
+](mut sums: Quad, a: SIMD[DType.uint32, 4], b: SIMD[DType.uint32, 2]):
+    """Adds 16 rows x 16 steps times 16 steps x 8 columns."""
+    comptime name = "bf16" if dtype == DType.bfloat16 else "f16"
+    comptime text = (
+        "mma.sync.aligned.m16n8k16.row.col.f32."
+        + name
+        + "."
+        + name
+        + ".f32 {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11,"
+        " $12, $13};"
+    )
+    var result = inlined_assembly[
+        text,
+        _RegisterPackType[Float32, Float32, Float32, Float32],
+        constraints="=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f",
+        has_side_effect=False,
+    ](
+        a[0],
+        a[1],
+        a[2],
+        a[3],
+        b[0],
+        b[1],
+        sums[0],
+        sums[1],
+        sums[2],
+        sums[3],
+    )
+    sums = Quad(result[0], result[1], result[2], result[3])
+
+
+@always_inline
+def multiply_half[
+    dtype: DType
+](mut sums: Quad, a: SIMD[DType.uint32, 2], b: UInt32):
+    """Adds 16 rows x 8 steps times 8 steps x 8 columns."""
+    comptime name = "bf16" if dtype == DType.bfloat16 else "f16"
+    comptime text = (
+        "mma.sync.aligned.m16n8k8.row.col.f32."
+        + name
+        + "."
+        + name
+        + ".f32 {$0, $1, $2, $3}, {$4, $5}, {$6}, {$7, $8, $9, $10};"
+    )
+    var result = inlined_assembly[
+        text,
+        _RegisterPackType[Float32, Float32, Float32, Float32],
+        constraints="=f,=f,=f,=f,r,r,r,f,f,f,f",
+        has_side_effect=False,
+    ](a[0], a[1], b, sums[0], sums[1], sums[2], sums[3])
+    sums = Quad(result[0], result[1], result[2], result[3])
+
+
+@always_inline
+def shared_load[
+    dtype: DType, width: Int
+](address: UInt32) -> SIMD[dtype, width]:
+    return Pointer[
+        Scalar[dtype], MutAnyOrigin, address_space=AddressSpace.SHARED
+    ](unsafe_from_address=Int(address)).unsafe_load[
+        width=width, alignment=width * size_of[dtype]()
+    ]()
+
+
+@always_inline
+def shared_store[
+    dtype: DType, width: Int
+](address: UInt32, value: SIMD[dtype, width]):
+    Pointer[Scalar[dtype], MutAnyOrigin, address_space=AddressSpace.SHARED](
+        unsafe_from_address=Int(address)
+    ).unsafe_store[alignment=width * size_of[dtype]()](0, value)
