@@ -55,6 +55,7 @@ from .gpu.tiled import tiled_can_implement, tiled_gather_gpu, tiled_wgrad_gpu
 from .problem import ConvolutionProblem
 from .rewrite import is_channels_last_better, rewritten
 from .sm90 import dispatch as sm90
+from .sm90.grouped import grouped_can_implement, run_grouped
 
 
 @no_inline
@@ -181,6 +182,16 @@ def run_gpu[
                 pointers[0], pointers[1], pointers[2], problem, ctx
             )
             return
+        comptime if grouped and pass_ != WGRAD and size_of[dtype]() == 2:
+            if not grouped_can_implement[dtype, pass_](
+                problem
+            ) and sm90.are_aligned[dtype](
+                pointers[0], pointers[1], pointers[2]
+            ):
+                run_grouped[dtype, pass_](
+                    pointers[0], pointers[1], pointers[2], problem, ctx
+                )
+                return
     # Sums are float32 in these kernels.
     comptime if dtype != DType.float64:
         comptime if grouped:

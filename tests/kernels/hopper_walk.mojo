@@ -1,10 +1,10 @@
 """Walks launches of the Hopper convolutions on a CPU as their kernels do, over the pixels that tensor maps would give, and tiles
 over a halo (gpu/halo.mojo).
 
-An argument is a problem: the pass (0 forward, 1 data gradient; 2 and 3 the same over halos, every way to cut tiles) and the
-fields of `ConvolutionProblem` up to the pads, apart by commas. Of every problem it is checked that each (pixel of the
-result, tap, pixel of the source) that belongs together comes once and that nothing else comes. Prints the number of
-phases, or 0 where tensor maps cannot encode the problem; of halos, the number of ways.
+An argument is a problem: the pass (0 forward, 1 data gradient; 2 and 3 the same over halos, every way to cut tiles; 4 and 5
+with groups as phases) and the fields of `ConvolutionProblem` up to the pads, apart by commas. Of every problem it is
+checked that each (pixel of the result, tap, pixel of the source) that belongs together comes once and that nothing else
+comes. Prints the number of phases, or 0 where tensor maps cannot encode the problem; of halos, the number of ways.
 """
 
 from std.sys import argv
@@ -26,6 +26,11 @@ from kernels.convolution.gpu.halo import (
 from kernels.convolution.gpu.phase_table import PhaseTable
 from kernels.convolution.problem import ConvolutionProblem
 from kernels.convolution.sm90 import plan as fields
+from kernels.convolution.sm90.grouped import (
+    group_phases,
+    problem_of_group,
+    set_group_phase,
+)
 from kernels.convolution.sm90.plan import (
     Axis,
     Phase,
@@ -59,39 +64,73 @@ def _walk(p: ConvolutionProblem, dgrad: Bool) raises -> Int:
         plan.set_phase(i, p, phases[i], 0)
     var seen = Dict[Int, Int]()
     var rows = List[Int]()
+    for index in range(len(phases)):
+        _collect(p, dgrad, plan, index, 0, 1, seen, rows)
+    _check_rows(p, dgrad, rows^)
+    _compare(p, dgrad, _source_pixels(p, dgrad), seen)
+    return len(phases)
+
+
+def _collect(
+    p: ConvolutionProblem,
+    dgrad: Bool,
+    plan: Plan[_ROOM],
+    index: Int,
+    group: Int,
+    groups: Int,
+    mut seen: Dict[Int, Int],
+    mut rows: List[Int],
+) raises:
+    """The rows and products of one phase, of one of `groups`."""
+    var deep = is_deep(p)
     var source_d = p.o if dgrad else p.d
     var source_h = p.p if dgrad else p.h
     var source_w = p.q if dgrad else p.w
-    var source_pixels = _source_pixels(p, dgrad)
-    for index in range(len(phases)):
-        for row in range(Int(plan.phase(index, fields.ROWS))):
-            var target = Int(result_row[_ROOM](plan, index, Int32(row)))
-            rows.append(target)
-            var n, l, j, i = plan.pixel(index, Int32(row))
-            var walk = TapWalk.first(plan, index)
-            for _ in range(Int(plan.taps(index))):
-                var d, h, w = _unpacked(Int(walk.offsets), deep)
-                d += Int(source_of[fields.AXIS_D](plan, index, l))
-                h += Int(source_of[fields.AXIS_H](plan, index, j))
-                w += Int(source_of[fields.AXIS_W](plan, index, i))
-                # What lies outside arrives as zeros.
-                if (
-                    0 <= d < source_d
-                    and 0 <= h < source_h
-                    and 0 <= w < source_w
-                ):
-                    var pixel = (
-                        (Int(n) * source_d + d) * source_h + h
-                    ) * source_w + w
-                    var key = (
-                        target * p.taps() + Int(walk.tap)
-                    ) * source_pixels
-                    if key + pixel in seen:
-                        raise Error("a product comes twice")
-                    seen[key + pixel] = 1
-                walk.advance(plan, index)
-    _check_rows(p, dgrad, rows^)
-    _compare(p, dgrad, source_pixels, seen)
+    for row in range(Int(plan.phase(index, fields.ROWS))):
+        var place = Int(result_row[_ROOM](plan, index, Int32(row)))
+        if place % groups != group:
+            raise Error("another group's result")
+        var target = place // groups
+        rows.append(target)
+        var n, l, j, i = plan.pixel(index, Int32(row))
+        var walk = TapWalk.first(plan, index)
+        for _ in range(Int(plan.taps(index))):
+            var d, h, w = _unpacked(Int(walk.offsets), deep)
+            d += Int(source_of[fields.AXIS_D](plan, index, l))
+            h += Int(source_of[fields.AXIS_H](plan, index, j))
+            w += Int(source_of[fields.AXIS_W](plan, index, i))
+            # What lies outside arrives as zeros.
+            if 0 <= d < source_d and 0 <= h < source_h and 0 <= w < source_w:
+                var pixel = (
+                    (Int(n) * source_d + d) * source_h + h
+                ) * source_w + w
+                var tap = Int(walk.tap) - group * p.k * p.taps()
+                var key = (target * p.taps() + tap) * _source_pixels(p, dgrad)
+                if key + pixel in seen:
+                    raise Error("a product comes twice")
+                seen[key + pixel] = 1
+            walk.advance(plan, index)
+
+
+def _walk_groups(p: ConvolutionProblem, dgrad: Bool) raises -> Int:
+    """Groups whose phases are one launch's."""
+    var own = problem_of_group(p)
+    var phases = group_phases[DGRAD](p) if dgrad else group_phases[FPROP](p)
+    if len(phases) > _ROOM:
+        return 0
+    var plan = Plan[_ROOM]()
+    for i in range(len(phases)):
+        set_group_phase(plan, i, p, phases[i], 0)
+    plan.set_launch(own, dgrad=dgrad, tiles=1, column_tiles=1, block_k=64)
+    plan.set_groups(p.groups)
+    for group in range(p.groups):
+        var seen = Dict[Int, Int]()
+        var rows = List[Int]()
+        for i in range(len(phases)):
+            if phases[i].group == group:
+                _collect(own, dgrad, plan, i, group, p.groups, seen, rows)
+        _check_rows(own, dgrad, rows^)
+        _compare(own, dgrad, _source_pixels(own, dgrad), seen)
     return len(phases)
 
 
@@ -250,6 +289,10 @@ def main() raises:
             taps_inside=False,
         )
         var dgrad = n[0] % 2 == 1
-        print(
-            _walk_halos(problem, dgrad) if n[0] >= 2 else _walk(problem, dgrad)
-        )
+        if n[0] >= 4:
+            print(_walk_groups(problem, dgrad))
+        else:
+            print(
+                _walk_halos(problem, dgrad) if n[0]
+                >= 2 else _walk(problem, dgrad)
+            )

@@ -16,7 +16,7 @@ from torch_max_backend.mojo_ops.constants import kernel_constant
 SOURCE = Path(__file__).with_name("hopper_walk.mojo")
 MOST_PHASES = kernel_constant("convolution.sm90.dispatch", "MAX_PHASES")
 MOST_STRIDE = kernel_constant("convolution.gpu.phase_table", "MAX_STRIDE")
-FORWARD, DATA_GRADIENT, HALO_FORWARD, HALO_DATA_GRADIENT = range(4)
+FORWARD, DATA_GRADIENT, HALO_FORWARD, HALO_DATA_GRADIENT, GROUPED_FORWARD, GROUPED_DATA_GRADIENT = range(6)
 CASES = {
     "phases along three axes": ConvolutionProblem.from_sizes(2, 8, 8, [5, 7, 6], [3, 3, 3], stride=[2], padding=[1]),
     "no taps for seven phases": ConvolutionProblem.from_sizes(1, 8, 8, [6, 4, 5], [1, 1, 1], stride=[2]),
@@ -78,6 +78,21 @@ def test_every_product_of_a_halo_comes_once(program: Path) -> None:
     assert result.returncode == 0, f"{arguments[len(ways)]}: {result.stderr}"
     assert len(ways) == len(arguments)
     assert sum(map(int, ways)) > 500
+
+
+def test_groups_are_phases(program: Path) -> None:
+    """Each has its own source, filter rows and results: every product once."""
+    problems = [
+        ConvolutionProblem.from_sizes(2, 8 * groups, 16 * groups, size, taps, stride=[stride], padding=[1], groups=groups)
+        for size, taps in (([7, 9], [3, 3]), ([5, 6, 4], [3, 2, 3]))
+        for stride, groups in ((1, 2), (1, 11), (2, 2))
+    ]
+    which = (GROUPED_FORWARD, GROUPED_DATA_GRADIENT)
+    arguments = [argument(problem, each) for problem in problems for each in which]
+    result = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=300)
+    phases = list(map(int, result.stdout.split()))
+    assert result.returncode == 0, f"{arguments[len(phases)]}: {result.stderr}"
+    assert phases == [2, 2, 11, 11, 2, 8, 2, 2, 11, 11, 2, 16]
 
 
 def test_the_limits_of_tensor_maps(program: Path) -> None:

@@ -44,11 +44,11 @@ def reads_filter_along_k[dtype: DType]() -> Bool:
     return dtype == DType.float32
 
 
-comptime _NOWHERE = Ptr[DType.float32](unsafe_from_address=16)
+comptime NOWHERE = Ptr[DType.float32](unsafe_from_address=16)
 """Of a launch without sums."""
 
 
-def _blocks(ctx: DeviceContext, cluster: Int, tiles: Int) raises -> Int:
+def blocks_of(ctx: DeviceContext, cluster: Int, tiles: Int) raises -> Int:
     """Blocks of a persistent grid: one for each multiprocessor, fewer when there are fewer tiles.
     """
     var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
@@ -68,7 +68,7 @@ def slots_of[
         for phase in dgrad_phases(p):
             tiles += ceildiv(p.n * phase.pixels(), shape.rows())
     tiles *= column_tiles
-    var walks = 2 * _blocks(ctx, shape.cluster, tiles)
+    var walks = 2 * blocks_of(ctx, shape.cluster, tiles)
     var slots = min(walks, tiles) if walks % column_tiles == 0 else tiles
     return Slots(Int64(slots), Int64(column_tiles), Int64(shape.columns))
 
@@ -87,7 +87,7 @@ def launch_fprop[
     problem: ConvolutionProblem,
     view: SourceView,
     ctx: DeviceContext,
-    partials: Ptr[DType.float32] = _NOWHERE,
+    partials: Ptr[DType.float32] = NOWHERE,
 ) raises:
     """With sums of a `kind` over columns they go to `partials`, which has room for all of `slots_of`.
     """
@@ -137,7 +137,7 @@ def launch_fprop[
         plan,
         y,
         partials,
-        grid_dim=(_blocks(ctx, shape.cluster, tiles),),
+        grid_dim=(blocks_of(ctx, shape.cluster, tiles),),
         block_dim=(THREADS,),
         shared_mem_bytes=shape.shared_bytes(),
         func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
@@ -160,7 +160,7 @@ def launch_dgrad[
     w: Ptr[dtype],
     problem: ConvolutionProblem,
     ctx: DeviceContext,
-    partials: Ptr[DType.float32] = _NOWHERE,
+    partials: Ptr[DType.float32] = NOWHERE,
 ) raises:
     """Needs a product of strides of `phases` at most. Sums as `launch_fprop`.
 
@@ -231,7 +231,7 @@ def launch_dgrad[
         plan,
         dx,
         partials,
-        grid_dim=(_blocks(ctx, shape.cluster, tiles),),
+        grid_dim=(blocks_of(ctx, shape.cluster, tiles),),
         block_dim=(THREADS,),
         shared_mem_bytes=shape.shared_bytes(),
         func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(

@@ -343,6 +343,24 @@ struct Plan[phases: Int](DevicePassable, ImplicitlyCopyable):
         self.data[index + 1] = Int32(divisor.multiplier)
         self.data[index + 2] = Int32(divisor.shift)
 
+    def set_groups(mut self, groups: Int):
+        """After `set_launch`, of a launch whose phases are groups': along W the result has a pixel for each of them.
+        """
+        self.data[7 + AXIS_W] *= Int32(groups)
+        self.data[10 + AXIS_W] *= Int32(groups)
+
+    def set_group(
+        mut self, index: Int, group: Int, groups: Int, filter_rows: Int
+    ):
+        """After `set_phase`: a group's result and filter, whose rows are counted in taps.
+        """
+        comptime at = _HEADER + FIRST + AXIS_W
+        comptime tap = _HEADER + TAP
+        self.data[at + _PHASE * index] = self.data[
+            at + _PHASE * index
+        ] * Int32(groups) + Int32(group)
+        self.data[tap + _PHASE * index] += Int32(group * filter_rows)
+
     def set_first_tile(mut self, index: Int, tile: Int):
         """A phase that begins past the last tile is never reached."""
         self.data[_HEADER + _PHASE * index + FIRST_TILE] = Int32(tile)

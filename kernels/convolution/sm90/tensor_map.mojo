@@ -165,8 +165,10 @@ struct TensorMaps[count: Int](DevicePassable, ImplicitlyCopyable):
         tensor: Ptr[dtype],
         sizes: IndexList[rank],
         box: IndexList[rank],
+        second: Int = 0,
     ) raises:
-        """A dense tensor copied in boxes; both lists begin with the contiguous dimension.
+        """A dense tensor copied in boxes; both lists begin with the contiguous dimension. With `second` the second dimension
+        goes on for so long, past the beginning of the third one's next element.
         """
         var dims = Array[Int64, rank](fill=0)
         var strides = Array[Int64, rank](fill=0)
@@ -178,6 +180,8 @@ struct TensorMaps[count: Int](DevicePassable, ImplicitlyCopyable):
             box_sizes[i] = Int32(box[i])
             elements *= sizes[i]
             strides[i] = Int64(elements * size_of[dtype]())
+        if second > 0:
+            dims[1] = Int64(second)
         var buffer = DeviceBuffer[dtype](ctx, tensor, elements, owning=False)
         buffer._tensor_map_encode_tiled(
             Pointer(to=self)

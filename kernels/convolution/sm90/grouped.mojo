@@ -1,0 +1,203 @@
+"""Forward pass and data gradient of groups of many channels: each group is a phase of one implicit matrix product.
+
+The kernel knows phases: products with a tensor map, a first tap and places in the result of their own. For a group these are
+
+    source   its channels of every pixel. What lies past them is zeros, as past any tensor's last channel, and never channels of
+             another group: zeros of the filter times infinity would be NaN
+    filter   [K / G][K * T * R * S][C / G]: the rows of a group begin with another "tap"
+    result   [N, D, H, W * G, channels / G]: a pixel of the group is every G-th one along W
+"""
+
+from std.math import ceildiv
+from std.sys import size_of
+from std.utils.index import IndexList
+
+from max.gpu.host import DeviceContext, FuncAttribute
+
+from ..common import DGRAD, FPROP, Ptr
+from ..problem import ConvolutionProblem
+from .choice import TILE_SHAPES
+from .dispatch import MAX_PHASES, can_implement
+from .implicit_gemm import implicit_gemm_kernel
+from .launch import NOWHERE, blocks_of
+from .plan import BLOCK_K, Phase, Plan, dgrad_phases, fprop_phase, is_deep
+from .tensor_map import SourceView, TensorMaps
+from .tile import THREADS, TileShape
+
+comptime _MORE_THAN = 32
+"""Channels of a group: with fewer, most of a stage would be zeros (gpu/halo_gather.mojo)."""
+comptime _WIDE = TILE_SHAPES[2]
+comptime _NARROW = TILE_SHAPES[3]
+
+
+def problem_of_group(p: ConvolutionProblem) -> ConvolutionProblem:
+    """One group by itself."""
+    var problem = p
+    problem.c = p.group_c()
+    problem.k = p.group_k()
+    problem.groups = 1
+    return problem
+
+
+@fieldwise_init
+struct GroupPhase(ImplicitlyCopyable):
+    """A phase of one group."""
+
+    var phase: Phase
+    var group: Int
+
+
+def group_phases[pass_: Int](p: ConvolutionProblem) -> List[GroupPhase]:
+    """Those of all groups, long reductions first."""
+    var group = problem_of_group(p)
+    var phases = List[Phase]()
+    comptime if pass_ == FPROP:
+        phases.append(fprop_phase(group))
+    else:
+        phases = dgrad_phases(group)
+    var result = List[GroupPhase]()
+    for phase in phases:
+        for i in range(p.groups):
+            result.append(GroupPhase(phase, i))
+    return result^
+
+
+def set_group_phase(
+    mut plan: Plan[MAX_PHASES],
+    index: Int,
+    p: ConvolutionProblem,
+    at: GroupPhase,
+    first_tile: Int,
+):
+    plan.set_phase(index, problem_of_group(p), at.phase, first_tile)
+    plan.set_group(index, at.group, p.groups, p.group_k() * p.taps())
+
+
+def grouped_can_implement[
+    dtype: DType, pass_: Int
+](p: ConvolutionProblem) -> Optional[String]:
+    """None, or the reason why not."""
+    comptime if size_of[dtype]() != 2:
+        return String(t"takes bfloat16 and float16, not {dtype}")
+    var least = min(p.group_c(), p.group_k())
+    if p.groups == 1 or least <= _MORE_THAN:
+        return String(
+            t"{p.groups} groups of {least} channels; takes groups of more than"
+            t" {_MORE_THAN}"
+        )
+    if p.group_c() % 8 != 0 or p.group_k() % 8 != 0:
+        return String(
+            t"{p.group_c()} and {p.group_k()} channels in a group; takes"
+            t" multiples of 8"
+        )
+    if max(p.input_pixels(), p.output_pixels()) * p.groups >= 1 << 31:
+        return String("more than 2^31 pixels of all groups")
+    return can_implement[dtype, pass_](problem_of_group(p))
+
+
+@no_inline
+def run_grouped[
+    dtype: DType, pass_: Int
+](
+    result: Ptr[dtype],
+    source: Ptr[dtype],
+    w: Ptr[dtype],
+    problem: ConvolutionProblem,
+    ctx: DeviceContext,
+) raises:
+    """Writes y from (x, w) or dx from (dy, w)."""
+    var columns = problem.group_k() if pass_ == FPROP else problem.group_c()
+    if columns <= _NARROW.columns:
+        _launch[dtype, pass_, _NARROW](result, source, w, problem, ctx)
+    else:
+        _launch[dtype, pass_, _WIDE](result, source, w, problem, ctx)
+
+
+@always_inline
+def _launch[
+    dtype: DType, pass_: Int, shape: TileShape
+](
+    result: Ptr[dtype],
+    source: Ptr[dtype],
+    w: Ptr[dtype],
+    p: ConvolutionProblem,
+    ctx: DeviceContext,
+) raises:
+    comptime forward = pass_ == FPROP
+    comptime assert shape.cluster == 1
+    var deep = is_deep(p)
+    var depth = p.group_c() if forward else p.group_k()
+    var columns = p.group_k() if forward else p.group_c()
+    var column_tiles = ceildiv(columns, shape.columns)
+    var extents = IndexList[4](p.n, p.d, p.h, p.w)
+    var steps = IndexList[3](p.stride_d, p.stride_h, p.stride_w)
+    comptime if not forward:
+        extents = IndexList[4](p.n, p.o, p.p, p.q)
+        steps = IndexList[3](1, 1, 1)
+    var pixel = depth * p.groups
+    var view = SourceView.of_rows(
+        depth, pixel, extents[3] * pixel, extents[2], extents[1]
+    )
+    var filter_map = TensorMaps[1]()
+    filter_map.encode_tile[dtype, 3](
+        0,
+        ctx,
+        w,
+        IndexList[3](p.group_c(), p.taps(), p.group_k()),
+        IndexList[3](BLOCK_K, 1, shape.columns if forward else BLOCK_K),
+        p.k * p.taps(),
+    )
+    var phases = group_phases[pass_](p)
+    # Each launch ends with a round of few blocks: as few of them as can be.
+    var first = 0
+    while first < len(phases):
+        var source_maps = TensorMaps[MAX_PHASES]()
+        var plan = Plan[MAX_PHASES]()
+        var tiles = 0
+        for i in range(MAX_PHASES):
+            if first + i >= len(phases):
+                plan.set_first_tile(i, Int(Int32.MAX))
+                continue
+            var at = phases[first + i]
+            set_group_phase(plan, i, p, at, tiles)
+            if at.phase.taps() > 0:
+                source_maps.encode_im2col[dtype](
+                    i,
+                    ctx,
+                    source.unsafe_offset(at.group * depth),
+                    extents,
+                    view,
+                    at.phase,
+                    steps,
+                    deep,
+                    shape.rows(),
+                    BLOCK_K,
+                )
+            tiles += (
+                ceildiv(p.n * at.phase.pixels(), shape.rows()) * column_tiles
+            )
+        plan.set_launch(
+            problem_of_group(p),
+            dgrad=not forward,
+            tiles=tiles,
+            column_tiles=column_tiles,
+            block_k=BLOCK_K,
+        )
+        plan.set_groups(p.groups)
+        comptime kernel = implicit_gemm_kernel[
+            dtype, MAX_PHASES, shape, forward
+        ]
+        ctx.enqueue_function[kernel](
+            source_maps,
+            filter_map,
+            plan,
+            result,
+            NOWHERE,
+            grid_dim=(blocks_of(ctx, 1, tiles),),
+            block_dim=(THREADS,),
+            shared_mem_bytes=shape.shared_bytes(),
+            func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
+                UInt32(shape.shared_bytes())
+            ),
+        )
+        first += MAX_PHASES
