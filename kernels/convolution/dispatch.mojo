@@ -182,7 +182,7 @@ def run_gpu[
                 pointers[0], pointers[1], pointers[2], problem, ctx
             )
             return
-        comptime if grouped and pass_ != WGRAD and size_of[dtype]() == 2:
+        comptime if grouped and size_of[dtype]() == 2:
             if not grouped_can_implement[dtype, pass_](
                 problem
             ) and sm90.are_aligned[dtype](

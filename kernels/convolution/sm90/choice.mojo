@@ -174,9 +174,10 @@ def wgrad_tiles(
 ) -> Int:
     """Tiles of the result, rounded up to whole groups of those that share copies.
     """
-    var panels = p.taps() * ceildiv(p.c, PANEL)
+    var panels = p.taps() * ceildiv(p.group_c(), PANEL)
     return (
-        ceildiv(ceildiv(p.k, shape.rows()), share_rows)
+        p.groups
+        * ceildiv(ceildiv(p.group_k(), shape.rows()), share_rows)
         * ceildiv(ceildiv(panels, shape.panels()), share_columns)
         * share_rows
         * share_columns
@@ -263,7 +264,7 @@ def choose_wgrad(p: ConvolutionProblem, processors: Int) -> WgradChoice:
     var best = WgradChoice(2, 1, 0, 1, 1)
     var best_time = Float64.MAX
     var steps = ceildiv(p.output_pixels(), BLOCK_K)
-    if processors == MEASURED_PROCESSORS:
+    if processors == MEASURED_PROCESSORS and p.groups == 1:
         comptime for i in range(len(MEASURED)):
             comptime known = MEASURED[i]
             comptime shape = WGRAD_SHAPES[known.choice.shape]

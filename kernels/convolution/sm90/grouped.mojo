@@ -1,4 +1,5 @@
-"""Forward pass and data gradient of groups of many channels: each group is a phase of one implicit matrix product.
+"""Groups of many channels. In the forward pass and the data gradient each group is a phase of one implicit matrix product;
+in the weight gradient a tile belongs to one group (`WgradPlan.filters`).
 
 The kernel knows phases: products with a tensor map, a first tap and places in the result of their own. For a group these are
 
@@ -14,10 +15,10 @@ from std.utils.index import IndexList
 
 from max.gpu.host import DeviceContext, FuncAttribute
 
-from ..common import DGRAD, FPROP, Ptr
+from ..common import FPROP, WGRAD, Ptr
 from ..problem import ConvolutionProblem
 from .choice import TILE_SHAPES
-from .dispatch import MAX_PHASES, can_implement
+from .dispatch import MAX_PHASES, can_implement, run
 from .implicit_gemm import implicit_gemm_kernel
 from .launch import NOWHERE, blocks_of
 from .plan import BLOCK_K, Phase, Plan, dgrad_phases, fprop_phase, is_deep
@@ -92,6 +93,7 @@ def grouped_can_implement[
         )
     if max(p.input_pixels(), p.output_pixels()) * p.groups >= 1 << 31:
         return String("more than 2^31 pixels of all groups")
+    # A tile of the weight gradient may read another group's channels, and stores nothing of them.
     return can_implement[dtype, pass_](problem_of_group(p))
 
 
@@ -100,17 +102,20 @@ def run_grouped[
     dtype: DType, pass_: Int
 ](
     result: Ptr[dtype],
-    source: Ptr[dtype],
-    w: Ptr[dtype],
+    a: Ptr[dtype],
+    b: Ptr[dtype],
     problem: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
-    """Writes y from (x, w) or dx from (dy, w)."""
+    """Writes y from (x, w), dx from (dy, w) or dw from (x, dy)."""
+    comptime if pass_ == WGRAD:
+        run[dtype, pass_](result, a, b, problem, ctx)
+        return
     var columns = problem.group_k() if pass_ == FPROP else problem.group_c()
     if columns <= _NARROW.columns:
-        _launch[dtype, pass_, _NARROW](result, source, w, problem, ctx)
+        _launch[dtype, pass_, _NARROW](result, a, b, problem, ctx)
     else:
-        _launch[dtype, pass_, _WIDE](result, source, w, problem, ctx)
+        _launch[dtype, pass_, _WIDE](result, a, b, problem, ctx)
 
 
 @always_inline

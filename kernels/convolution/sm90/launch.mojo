@@ -263,8 +263,11 @@ def _plan_wgrad[
             t" share tiles"
         )
     var pixels = p.output_pixels()
-    var row_tiles = ceildiv(ceildiv(p.k, shape.rows()), share_rows) * share_rows
-    var panels = p.taps() * ceildiv(p.c, PANEL)
+    var group_rows = (
+        ceildiv(ceildiv(p.group_k(), shape.rows()), share_rows) * share_rows
+    )
+    var row_tiles = group_rows * p.groups
+    var panels = p.taps() * ceildiv(p.group_c(), PANEL)
     var column_tiles = (
         ceildiv(ceildiv(panels, shape.panels()), share_columns) * share_columns
     )
@@ -290,8 +293,9 @@ def _plan_wgrad[
     var walkers = blocks // shared
     var share = tiles // shared * steps // walkers
     return WgradPlan(
-        k=Int32(p.k),
-        c=Int32(p.c),
+        k=Int32(p.group_k()),
+        c=Int32(p.group_c()),
+        group_rows=Divisor(group_rows),
         deep=is_deep(p),
         o=Divisor(p.o),
         p=Divisor(p.p),
@@ -299,7 +303,7 @@ def _plan_wgrad[
         taps=Int32(p.taps()),
         filter_r=Divisor(p.r),
         filter_s=Divisor(p.s),
-        channel_blocks=Divisor(ceildiv(p.c, PANEL)),
+        channel_blocks=Divisor(ceildiv(p.group_c(), PANEL)),
         stride_d=Int32(p.stride_d),
         stride_h=Int32(p.stride_h),
         stride_w=Int32(p.stride_w),

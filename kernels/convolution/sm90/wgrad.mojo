@@ -91,6 +91,8 @@ struct _Copies[panels: Int](ImplicitlyCopyable, TrivialRegisterPassable):
     var steps: Int32
     var row: Int32
     """First filter."""
+    var channel: Int32
+    """First one of the filters' group."""
     var pixel: Int32
     """Of dy."""
     var n: Int32
@@ -140,13 +142,15 @@ def _copies_of[
                 | tap_w * plan.dilation_w
             )
         )
+    var group, filter = plan.filters(row_tile, shape.rows())
     var pixel = unit.first * BLOCK_K
     var line, q = plan.q.divide(pixel + x_shift)
     var plane, p = plan.p.divide(line)
     var n, o = plan.o.divide(plane)
     return _Copies[shape.panels()](
         made_here(unit.count),
-        made_here(row_tile * Int32(shape.rows())),
+        made_here(group * plan.k + filter),
+        made_here(group * plan.c),
         made_here(pixel + dy_shift),
         made_here(n),
         made_here(o),
@@ -223,7 +227,7 @@ def _produce[
             comptime for panel in range(shape.panels()):
                 var tap = at.taps[panel]
                 var place_in_x = Im2col(
-                    Int32(tap >> 16) * PANEL,
+                    Int32(tap >> 16) * PANEL + at.channel,
                     at.q * plan.stride_w + plan.lower_w,
                     at.p * plan.stride_h + plan.lower_h,
                     at.o * plan.stride_d + plan.lower_d,
@@ -332,6 +336,7 @@ def wgrad_kernel[
         fence_mbarrier_init()
 
     var first = _Copies[shape.panels()](
+        0,
         0,
         0,
         0,

@@ -79,7 +79,11 @@ struct WgradPlan(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
     """The integers of one launch."""
 
     var k: Int32
+    """Of one group."""
     var c: Int32
+    """Of one group."""
+    var group_rows: Divisor
+    """Rows of tiles of one group."""
     var deep: Bool
     """Whether x's tensor map has three spatial axes."""
     var o: Divisor
@@ -147,6 +151,13 @@ struct WgradPlan(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
     @staticmethod
     def get_type_name() -> String:
         return "WgradPlan"
+
+    @always_inline
+    def filters(self, row_tile: Int32, rows: Int) -> Tuple[Int32, Int32]:
+        """A row of tiles' group of filters and channels, and first filter in there.
+        """
+        var group, row = self.group_rows.divide(row_tile)
+        return group, row * Int32(rows)
 
     @always_inline
     def group_of(self, tile: Int32) -> Tuple[Int32, Int32]:

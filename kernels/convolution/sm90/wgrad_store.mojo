@@ -53,12 +53,8 @@ def store_half_panel[
     """
     var lane = lane_in_group % 32
     var row_tile, column_tile = plan.column_tiles.divide(tile)
-    var row = (
-        row_tile * Int32(shape.rows())
-        + row_block * 64
-        + lane_in_group // 32 * 16
-        + lane // 4
-    )
+    var filters, row = plan.filters(row_tile, shape.rows())
+    row += row_block * 64 + lane_in_group // 32 * 16 + lane // 4
     var panel = column_tile * Int32(shape.panels()) + half_panel // 2
     var inside = panel < plan.taps * plan.channel_blocks.value
     var tap, block = plan.channel_blocks.divide(panel)
@@ -74,14 +70,16 @@ def store_half_panel[
             words = _turn(words, lane)
             if inside and c < plan.c and row + Int32(half * 8) < plan.k:
                 dw.unsafe_store[alignment=16](
-                    _offset(plan, row + Int32(half * 8), tap, c),
+                    _offset(plan, filters, row + Int32(half * 8), tap, c),
                     bitcast[dtype, 8](words),
                 )
     else:
         comptime for group in range(HALF_PANEL_GROUPS):
             var c = first + Int32(group * 8) + lane % 4 * 2
             if inside:
-                _store_pairs[dtype](plan, dw, row, tap, c, values[group])
+                _store_pairs[dtype](
+                    plan, dw, filters, row, tap, c, values[group]
+                )
 
 
 @always_inline
@@ -101,21 +99,25 @@ def store_group[
     var warp = lane_in_group // 32
     var lane = lane_in_group % 32
     var row_tile, column_tile = plan.column_tiles.divide(tile)
-    var row = (
-        row_tile * Int32(shape.rows()) + row_block * 64 + warp * 16 + lane // 4
-    )
+    var filters, row = plan.filters(row_tile, shape.rows())
+    row += row_block * 64 + warp * 16 + lane // 4
     var panel = column_tile * Int32(shape.panels()) + group // 8
     if panel >= plan.taps * plan.channel_blocks.value:
         return
     var tap, block = plan.channel_blocks.divide(panel)
     var c = block * PANEL + group % 8 * 8 + (lane % 4) * 2
-    _store_pairs[dtype](plan, dw, row, tap, c, values)
+    _store_pairs[dtype](plan, dw, filters, row, tap, c, values)
 
 
 @always_inline
-def _offset(plan: WgradPlan, row: Int32, tap: Int32, c: Int32) -> Int:
+def _offset(
+    plan: WgradPlan, group: Int32, row: Int32, tap: Int32, c: Int32
+) -> Int:
+    """Of a channel of one of a group's filters."""
     return Int(
-        (Int64(row) * Int64(plan.taps) + Int64(tap)) * Int64(plan.c) + Int64(c)
+        (Int64(group * plan.k + row) * Int64(plan.taps) + Int64(tap))
+        * Int64(plan.c)
+        + Int64(c)
     )
 
 
@@ -125,6 +127,7 @@ def _store_pairs[
 ](
     plan: WgradPlan,
     dw: Ptr[dtype],
+    group: Int32,
     row: Int32,
     tap: Int32,
     c: Int32,
@@ -133,7 +136,7 @@ def _store_pairs[
     comptime for half in range(2):
         if c < plan.c and row + Int32(half * 8) < plan.k:
             dw.unsafe_store[alignment=4](
-                _offset(plan, row + Int32(half * 8), tap, c),
+                _offset(plan, group, row + Int32(half * 8), tap, c),
                 SIMD[DType.float32, 2](
                     values[half * 2], values[half * 2 + 1]
                 ).cast[dtype](),
