@@ -186,10 +186,9 @@ def _walk_halo(
                         var at = tiling.source(
                             first, Place.of(slot, down, across), phase
                         )
-                        if (
-                            UInt32(at.h) >= UInt32(phase.h.source)
-                            or UInt32(at.w) >= UInt32(phase.w.source)
-                        ):
+                        if UInt32(at.h) >= UInt32(phase.h.source) or UInt32(
+                            at.w
+                        ) >= UInt32(phase.w.source):
                             continue
                         var source = (
                             Int(at.n) * phase.h.source + Int(at.h)

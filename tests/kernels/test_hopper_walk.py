@@ -1,4 +1,5 @@
-"""What launches of the Hopper convolutions, and of those over halos, walk: every product of a convolution once and nothing else. No GPU runs."""
+"""What launches of the Hopper convolutions, and of those over halos, walk: every product of a convolution once and
+nothing else. No GPU runs."""
 
 from __future__ import annotations
 
@@ -82,8 +83,9 @@ def test_every_product_of_a_halo_comes_once(program: Path) -> None:
 
 def test_groups_are_phases(program: Path) -> None:
     """Each has its own source, filter rows and results: every product once."""
+    sizes = ConvolutionProblem.from_sizes
     problems = [
-        ConvolutionProblem.from_sizes(2, 8 * groups, 16 * groups, size, taps, stride=[stride], padding=[1], groups=groups)
+        sizes(2, 8 * groups, 16 * groups, size, taps, stride=[stride], padding=[1], groups=groups)
         for size, taps in (([7, 9], [3, 3]), ([5, 6, 4], [3, 2, 3]))
         for stride, groups in ((1, 2), (1, 11), (2, 2))
     ]

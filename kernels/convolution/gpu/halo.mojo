@@ -230,7 +230,8 @@ def widest(table: PhaseTable) -> Phase:
 
 @fieldwise_init
 struct Room(ImplicitlyCopyable, TrivialRegisterPassable):
-    """What a block of shared memory has room for: two tiles' halos, and with `result_bytes` their result pixels."""
+    """What a block of shared memory has room for: two tiles' halos, and with `result_bytes` their result pixels.
+    """
 
     var bytes: Int
     var source_bytes: Int

@@ -58,9 +58,7 @@ comptime _PIECE = 4
 
 
 @always_inline
-def _lane_of[
-    tiles: Int
-](column: Int32) -> Tuple[Int32, Int32]:
+def _lane_of[tiles: Int](column: Int32) -> Tuple[Int32, Int32]:
     """Of one of a warp's columns: its number in an mma's columns, and which mma. A lane gets neighbouring columns of all
     of them, so that it can store them together.
     """
@@ -83,14 +81,13 @@ def _pack_filter[
     filter_s: Int32,
     thread: Int32,
 ):
-    """The groups' filter as [group][part of the columns][tap][8 steps][lane][mma] pairs of steps."""
+    """The groups' filter as [group][part of the columns][tap][8 steps][lane][mma] pairs of steps.
+    """
     comptime tiles = columns // 8
     var taps = Int32(phase.h.taps) * Int32(phase.w.taps)
     var across, _ = divide(group_c, VECTOR)
     var depth = group_c if forward else group_k
-    var parts, _ = divide(
-        group_k if forward else group_c, Int32(columns)
-    )
+    var parts, _ = divide(group_k if forward else group_c, Int32(columns))
     var steps = depth // 8
     for index in range(thread, groups * group_k * taps * across, _THREADS):
         var rest, piece = divide(index, across)
@@ -115,7 +112,9 @@ def _pack_filter[
             comptime for pair in range(4):
                 shared_store[dtype, 2](
                     shared
-                    + UInt32((at + (n * 4 + Int32(pair)) * Int32(tiles) + tile) * 4),
+                    + UInt32(
+                        (at + (n * 4 + Int32(pair)) * Int32(tiles) + tile) * 4
+                    ),
                     SIMD[dtype, 2](value[2 * pair], value[2 * pair + 1]),
                 )
         else:
@@ -139,9 +138,7 @@ def _pack_filter[
 
 
 @always_inline
-def _filter_words[
-    tiles: Int
-](address: UInt32) -> Array[UInt32, tiles]:
+def _filter_words[tiles: Int](address: UInt32) -> Array[UInt32, tiles]:
     """A lane's words of eight steps."""
     var words = Array[UInt32, tiles](fill=0)
     comptime if tiles == 3:
@@ -217,7 +214,8 @@ def halo_gather_kernel[
     halo_bytes: Int32,
     filter_bytes: Int32,
 ):
-    """Tiles of y or of one phase of dx, `columns` of a group to a warp, `together` groups to a block."""
+    """Tiles of y or of one phase of dx, `columns` of a group to a warp, `together` groups to a block.
+    """
     comptime forward = pass_ == FPROP
     comptime tiles = columns // 8
     var thread = Int32(thread_idx.x)
@@ -417,7 +415,9 @@ def _cost(
     var tiles = Int(tiling.tiles())
     var walkers = min(tiles, max(1, blocks))
     # Reading the second-level cache, and reading shared memory for mma.
-    var copied = Float64(Int(tiling.slots(phase)) * shape.together * shape.depth)
+    var copied = Float64(
+        Int(tiling.slots(phase)) * shape.together * shape.depth
+    )
     var pieces = ceildiv(Int(tiling.pixels()), _BLOCKS * _PIECE)
     var units = shape.together * shape.columns // shape.width
     var products = Float64(
@@ -494,9 +494,7 @@ def halo_gather_gpu[
             best = tiling
             walkers = count
     var halo_bytes = shape.room().tile_bytes(best, phase)
-    var shared = (
-        shape.filter_bytes + 2 * halo_bytes + 8 * Int(best.pixels())
-    )
+    var shared = shape.filter_bytes + 2 * halo_bytes + 8 * Int(best.pixels())
     comptime for columns in range(8, 33, 8):
         if shape.width == columns:
             ctx.enqueue_function[halo_gather_kernel[dtype, pass_, columns]](

@@ -292,9 +292,7 @@ def halo_wgrad_kernel[
         return
     comptime for half in range(2):
         var k = row_part * _ROWS + lane // 4 + Int32(8 * half)
-        var row = Int((first_group + group) * group_k + k) * Int(
-            taps * group_c
-        )
+        var row = Int((first_group + group) * group_k + k) * Int(taps * group_c)
         comptime for i in range(_TAPS):
             var tap = tap_part * _TAPS + Int32(i)
             if k < group_k and tap < taps:

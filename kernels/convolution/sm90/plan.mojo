@@ -356,9 +356,9 @@ struct Plan[phases: Int](DevicePassable, ImplicitlyCopyable):
         """
         comptime at = _HEADER + FIRST + AXIS_W
         comptime tap = _HEADER + TAP
-        self.data[at + _PHASE * index] = self.data[
-            at + _PHASE * index
-        ] * Int32(groups) + Int32(group)
+        self.data[at + _PHASE * index] = self.data[at + _PHASE * index] * Int32(
+            groups
+        ) + Int32(group)
         self.data[tap + _PHASE * index] += Int32(group * filter_rows)
 
     def set_first_tile(mut self, index: Int, tile: Int):
