@@ -53,8 +53,20 @@ comptime _THREADS = 256
 comptime _WARPS = _THREADS // 32
 comptime _BLOCKS = 16
 """Pixels that a row of mma's matrices has."""
+comptime _AT_ONCE = 4
+"""Vectors of the filter that a thread loads before it stores them."""
 comptime _PIECE = 4
 """Such blocks of a warp: each matrix of the filter is read once for all of them."""
+
+
+@always_inline
+def _pieces(blocks: Int32, units: Int32) -> Int32:
+    """How many warps share the blocks of pixels of one unit of columns: in each round all of them have work.
+    """
+    var least = ceildiv(blocks, Int32(_PIECE))
+    var rounds = ceildiv(least * units, Int32(_WARPS))
+    var most, _ = divide(rounds * _WARPS, units)
+    return min(blocks, max(least, most))
 
 
 @always_inline
@@ -89,52 +101,67 @@ def _pack_filter[
     var depth = group_c if forward else group_k
     var parts, _ = divide(group_k if forward else group_c, Int32(columns))
     var steps = depth // 8
-    for index in range(thread, groups * group_k * taps * across, _THREADS):
-        var rest, piece = divide(index, across)
-        var row, tap = divide(rest, taps)
-        var group, k = divide(row, group_k)
-        var r, s = divide(tap, Int32(phase.w.taps))
-        var value = w.unsafe_offset(
-            (
-                Int(first_group * group_k + row) * Int(filter_r * filter_s)
-                + Int(filter_tap(r, s, phase, filter_s))
-            )
-            * Int(group_c)
-            + Int(piece * VECTOR)
-        ).unsafe_load[width=VECTOR, alignment=16]()
-        comptime if forward:
-            # Eight steps of one column.
-            var part, column = divide(k, Int32(columns))
-            var n, tile = _lane_of[tiles](column)
-            var at = (
-                ((group * parts + part) * taps + tap) * steps + piece
-            ) * Int32(32 * tiles)
-            comptime for pair in range(4):
-                shared_store[dtype, 2](
-                    shared
-                    + UInt32(
-                        (at + (n * 4 + Int32(pair)) * Int32(tiles) + tile) * 4
-                    ),
-                    SIMD[dtype, 2](value[2 * pair], value[2 * pair + 1]),
-                )
-        else:
-            # One step of eight columns.
-            comptime for e in range(VECTOR):
-                var part, column = divide(
-                    piece * VECTOR + Int32(e), Int32(columns)
-                )
-                var n, tile = _lane_of[tiles](column)
+    var total = groups * group_k * taps * across
+    for first in range(thread, total, _AT_ONCE * _THREADS):
+        # All loads of a batch are in flight together.
+        var values = Array[SIMD[dtype, VECTOR], _AT_ONCE](fill=0)
+        comptime for i in range(_AT_ONCE):
+            var index = first + Int32(i * _THREADS)
+            var rest, piece = divide(index, across)
+            var row, tap = divide(rest, taps)
+            var r, s = divide(tap, Int32(phase.w.taps))
+            if index < total:
+                values[i] = w.unsafe_offset(
+                    (
+                        Int(first_group * group_k + row)
+                        * Int(filter_r * filter_s)
+                        + Int(filter_tap(r, s, phase, filter_s))
+                    )
+                    * Int(group_c)
+                    + Int(piece * VECTOR)
+                ).unsafe_load[width=VECTOR, alignment=16]()
+        comptime for i in range(_AT_ONCE):
+            var index = first + Int32(i * _THREADS)
+            if index < total:
+                var rest, piece = divide(index, across)
+                var row, tap = divide(rest, taps)
+                var group, k = divide(row, group_k)
+                var column = k if forward else piece * VECTOR
+                var part, within = divide(column, Int32(columns))
+                var step = piece if forward else k // 8
                 var at = (
-                    ((group * parts + part) * taps + tap) * steps + k // 8
+                    ((group * parts + part) * taps + tap) * steps + step
                 ) * Int32(32 * tiles)
-                shared_store[dtype, 1](
-                    shared
-                    + UInt32(
-                        (at + (n * 4 + k % 8 // 2) * Int32(tiles) + tile) * 4
-                        + k % 2 * 2
-                    ),
-                    value[e],
+                _place_vector[dtype, forward, tiles](
+                    shared + UInt32(4 * at), values[i], within, k % 8
                 )
+
+
+@always_inline
+def _place_vector[
+    dtype: DType, forward: Bool, tiles: Int
+](shared: UInt32, value: SIMD[dtype, VECTOR], column: Int32, step: Int32,):
+    """Among the words of eight steps: all of one column, or of one step eight columns.
+    """
+    comptime if forward:
+        var n, tile = _lane_of[tiles](column)
+        comptime for pair in range(4):
+            shared_store[dtype, 2](
+                shared
+                + UInt32(((n * 4 + Int32(pair)) * Int32(tiles) + tile) * 4),
+                SIMD[dtype, 2](value[2 * pair], value[2 * pair + 1]),
+            )
+    else:
+        comptime for e in range(VECTOR):
+            var n, tile = _lane_of[tiles](column + Int32(e))
+            shared_store[dtype, 1](
+                shared
+                + UInt32(
+                    ((n * 4 + step // 2) * Int32(tiles) + tile) * 4
+                    + step % 2 * 2
+                ),
+                value[e],
+            )
 
 
 @always_inline
@@ -294,7 +321,7 @@ def halo_gather_kernel[
         var blocks = ceildiv(
             tiling.live_pixels(first, images, phase), Int32(_BLOCKS)
         )
-        var pieces = ceildiv(blocks, Int32(_PIECE))
+        var pieces = _pieces(blocks, live_groups * parts)
         for item in range(thread // 32, live_groups * parts * pieces, _WARPS):
             var unit, piece = divide(item, pieces)
             var group, part = divide(unit, parts)
@@ -408,24 +435,25 @@ struct _Shape(ImplicitlyCopyable, TrivialRegisterPassable):
 
 
 def _cost(
-    tiling: Tiling, phase: Phase, shape: _Shape, blocks: Int
+    tiling: Tiling, phase: Phase, shape: _Shape, at_once: Int
 ) -> Tuple[Float64, Int]:
-    """Cycles by a model, of a block that shares its multiprocessor with another, and the number of walkers; `blocks` walk at once.
+    """Cycles by a model, of a block that shares its multiprocessor with another, and the number of walkers; `at_once` walk at a time.
     """
     var tiles = Int(tiling.tiles())
-    var walkers = min(tiles, max(1, blocks))
+    var walkers = min(tiles, max(1, at_once))
     # Reading the second-level cache, and reading shared memory for mma.
     var copied = Float64(
         Int(tiling.slots(phase)) * shape.together * shape.depth
     )
-    var pieces = ceildiv(Int(tiling.pixels()), _BLOCKS * _PIECE)
+    var blocks = ceildiv(Int(tiling.pixels()), _BLOCKS)
     var units = shape.together * shape.columns // shape.width
+    var pieces = Int(_pieces(Int32(blocks), Int32(units)))
     var products = Float64(
         ceildiv(pieces * units, _WARPS)
+        * align_up(ceildiv(blocks, pieces), 2)
         * _WARPS
         * phase.taps()
         * ceildiv(shape.depth, 16)
-        * _PIECE
         * 2
         * max(5, shape.width // 5)
     )
