@@ -12,11 +12,11 @@ from std.utils.index import IndexList
 
 from kernels.convolution.common import DGRAD, FPROP
 from kernels.convolution.gpu.halo import (
+    Halo,
     Place,
     Room,
     Tiling,
     filter_tap,
-    halo_extent,
     phases_of,
     result_pixel,
     smallest,
@@ -43,6 +43,8 @@ from kernels.convolution.sm90.producer import TapWalk, source_of
 from kernels.convolution.sm90.store import result_row
 
 comptime _ROOM = 16
+comptime _VECTORS = 8
+"""Of a pixel in a halo."""
 
 
 def _unpacked(offsets: Int, deep: Bool) -> Tuple[Int, Int, Int]:
@@ -146,12 +148,12 @@ def _check_rows(p: ConvolutionProblem, dgrad: Bool, var rows: List[Int]) raises:
 def _walk_halos(p: ConvolutionProblem, dgrad: Bool) raises -> Int:
     var table = phases_of[DGRAD](p) if dgrad else phases_of[FPROP](p)
     var phase = widest(table)
-    var room = Room(64 * 1024, 144, 0 if dgrad else 144)
+    var room = Room(64 * 1024, _VECTORS, 0 if dgrad else 144)
     var ways = tilings(p.n, phase, room)
     if room.fits(smallest(p.n, phase), phase) != (len(ways) > 0):
         raise Error("the smallest tile fits where none does, or does not")
     for way in ways:
-        _walk_halo(p, dgrad, table, way, way.slots(phase))
+        _walk_halo(p, dgrad, table, way, room.halo_bytes(way, phase))
     return len(ways)
 
 
@@ -160,15 +162,14 @@ def _walk_halo(
     dgrad: Bool,
     table: PhaseTable,
     tiling: Tiling,
-    slots: Int32,
+    bytes: Int,
 ) raises:
     var seen = Dict[Int, Int]()
     var rows = List[Int]()
     var images = Int32(p.n)
     for index in range(table.count()):
         var phase = table.phase(Int32(index))
-        var down = halo_extent(tiling.rows, phase.h)
-        var across = halo_extent(tiling.columns, phase.w)
+        var halo = Halo.of(tiling, phase, _VECTORS)
         for tile in range(tiling.tiles()):
             var first = tiling.first(tile)
             for i in range(tiling.live_pixels(first, images, phase)):
@@ -179,13 +180,11 @@ def _walk_halo(
                 rows.append(target)
                 for r in range(Int32(phase.h.taps)):
                     for s in range(Int32(phase.w.taps)):
-                        var slot = tiling.slot(pixel, phase)
-                        slot += tiling.tap_slots(r, s, phase)
-                        if slot >= min(tiling.slots(phase), slots):
-                            raise Error("a slot beyond the halo")
-                        var at = tiling.source(
-                            first, Place.of(slot, down, across), phase
-                        )
+                        var byte = halo.lowest(pixel, phase)
+                        byte += halo.moved(r, s, phase)
+                        if Int(byte + halo.pixel) > bytes:
+                            raise Error("a pixel beyond the halo")
+                        var at = tiling.source(first, _place(halo, byte), phase)
                         if UInt32(at.h) >= UInt32(phase.h.source) or UInt32(
                             at.w
                         ) >= UInt32(phase.w.source):
@@ -202,6 +201,21 @@ def _walk_halo(
                         seen[key] = 1
     _check_rows(p, dgrad, rows^)
     _compare(p, dgrad, _source_pixels(p, dgrad), seen)
+
+
+def _place(halo: Halo, byte: Int32) raises -> Place:
+    """What has been copied there."""
+    var image = byte % halo.image
+    var place = Place(
+        byte // halo.image,
+        image // halo.row,
+        image % halo.row // halo.pixel,
+    )
+    if place.h >= halo.rows or place.w >= halo.columns:
+        raise Error("a pixel in the padding of shared memory")
+    if halo.at(place) != byte:
+        raise Error("between two pixels")
+    return place
 
 
 def _source_pixels(p: ConvolutionProblem, dgrad: Bool) -> Int:

@@ -6,8 +6,8 @@
     │ p, q    │ ──▶  halo row p * step + r * offset_step, ──▶ │           │
     └─────────┘      column likewise                          └───────────┘
 
-A pixel's channels, those of a few groups, are one row in shared memory; what lies outside the source is zeros. Rows are an odd
-number of 16-byte vectors long, so that the matrices of 8 neighbouring pixels meet all banks.
+A pixel's channels, those of a few groups, lie together in shared memory, an odd number of 16-byte vectors; what lies outside the
+source is zeros.
 """
 
 from std.math import align_up, ceildiv
@@ -117,15 +117,6 @@ struct Tiling(KernelArgument):
         return self.images * self.rows * self.columns
 
     @always_inline
-    def slots(self, phase: Phase) -> Int32:
-        """Source pixels of a tile's halo."""
-        return (
-            self.images
-            * halo_extent(self.rows, phase.h)
-            * halo_extent(self.columns, phase.w)
-        )
-
-    @always_inline
     def first(self, tile: Int32) -> Place:
         """A tile's first pixel."""
         var place = Place.of(tile, self.tiles_h, self.tiles_w)
@@ -139,35 +130,12 @@ struct Tiling(KernelArgument):
         return Place.of(index, self.rows, self.columns)
 
     @always_inline
-    def slot(self, pixel: Place, phase: Phase) -> Int32:
-        """Halo slot that a tile's pixel reads through the lowest offsets."""
-        return (
-            pixel.n * halo_extent(self.rows, phase.h)
-            + pixel.h * Int32(phase.h.step)
-        ) * halo_extent(self.columns, phase.w) + pixel.w * Int32(phase.w.step)
-
-    @always_inline
-    def tap_slots(self, r: Int32, s: Int32, phase: Phase) -> Int32:
-        """From there to the slot that is read through tap (r, s)."""
-        var h = (
-            Int32(phase.h.first_offset)
-            + r * Int32(phase.h.offset_step)
-            - lowest_offset(phase.h)
-        )
-        var w = (
-            Int32(phase.w.first_offset)
-            + s * Int32(phase.w.offset_step)
-            - lowest_offset(phase.w)
-        )
-        return h * halo_extent(self.columns, phase.w) + w
-
-    @always_inline
-    def source(self, first: Place, slot: Place, phase: Phase) -> Place:
-        """Source pixel of a halo's slot; may lie outside."""
+    def source(self, first: Place, place: Place, phase: Phase) -> Place:
+        """Source pixel of a place in the halo; may lie outside."""
         return Place(
-            first.n + slot.n,
-            first.h * Int32(phase.h.step) + lowest_offset(phase.h) + slot.h,
-            first.w * Int32(phase.w.step) + lowest_offset(phase.w) + slot.w,
+            first.n + place.n,
+            first.h * Int32(phase.h.step) + lowest_offset(phase.h) + place.h,
+            first.w * Int32(phase.w.step) + lowest_offset(phase.w) + place.w,
         )
 
     @always_inline
@@ -189,6 +157,73 @@ struct Tiling(KernelArgument):
             and first.h + pixel.h < Int32(phase.h.rows)
             and first.w + pixel.w < Int32(phase.w.rows)
         )
+
+
+@always_inline
+def row_bytes(vectors: Int32) -> Int32:
+    """Of a pixel in shared memory."""
+    return (vectors | 1) * 16
+
+
+@fieldwise_init
+struct Halo(ImplicitlyCopyable, TrivialRegisterPassable):
+    """Where a tile's source pixels lie in shared memory; bytes from one to the next.
+
+    Rows and images are padded so that result pixel i reads from bank group i, counted on from row to row: any 8 neighbours meet
+    all banks (with a stride of 2 half of them).
+    """
+
+    var rows: Int32
+    var columns: Int32
+    var pixel: Int32
+    var row: Int32
+    var image: Int32
+
+    @staticmethod
+    @always_inline
+    def of(tiling: Tiling, phase: Phase, vectors: Int32) -> Self:
+        """Of pixels of so many vectors of channels."""
+        var rows = halo_extent(tiling.rows, phase.h)
+        var columns = halo_extent(tiling.columns, phase.w)
+        var pixel = row_bytes(vectors)
+        var row = columns * pixel + ((tiling.columns - columns) * pixel & 127)
+        var image = rows * row + ((tiling.rows - rows) * row & 127)
+        return Self(rows, columns, pixel, row, image)
+
+    @always_inline
+    def place(self, index: Int32) -> Place:
+        """Of all source pixels, counted."""
+        return Place.of(index, self.rows, self.columns)
+
+    @always_inline
+    def at(self, place: Place) -> Int32:
+        return place.n * self.image + place.h * self.row + place.w * self.pixel
+
+    @always_inline
+    def lowest(self, pixel: Place, phase: Phase) -> Int32:
+        """What a tile's pixel reads through the lowest offsets."""
+        return self.at(
+            Place(
+                pixel.n,
+                pixel.h * Int32(phase.h.step),
+                pixel.w * Int32(phase.w.step),
+            )
+        )
+
+    @always_inline
+    def moved(self, r: Int32, s: Int32, phase: Phase) -> Int32:
+        """From there to what is read through tap (r, s)."""
+        var h = (
+            Int32(phase.h.first_offset)
+            + r * Int32(phase.h.offset_step)
+            - lowest_offset(phase.h)
+        )
+        var w = (
+            Int32(phase.w.first_offset)
+            + s * Int32(phase.w.offset_step)
+            - lowest_offset(phase.w)
+        )
+        return h * self.row + w * self.pixel
 
 
 @always_inline
@@ -234,15 +269,21 @@ struct Room(ImplicitlyCopyable, TrivialRegisterPassable):
     """
 
     var bytes: Int
-    var source_bytes: Int
+    var vectors: Int
     """Of a source pixel."""
     var result_bytes: Int
     """Of a result pixel, 0 where they are not kept."""
 
+    def halo_bytes(self, tiling: Tiling, phase: Phase) -> Int:
+        """Of one tile's halo."""
+        return Int(
+            tiling.images * Halo.of(tiling, phase, Int32(self.vectors)).image
+        )
+
     def tile_bytes(self, tiling: Tiling, phase: Phase) -> Int:
         """Of one tile."""
         return (
-            Int(tiling.slots(phase)) * self.source_bytes
+            self.halo_bytes(tiling, phase)
             + align_up(Int(tiling.pixels()), 16) * self.result_bytes
         )
 
@@ -304,12 +345,6 @@ def width_of(columns: Int) -> Int:
     return 8
 
 
-@always_inline
-def row_bytes(vectors: Int32) -> Int32:
-    """Of a pixel in shared memory."""
-    return (vectors | 1) * 16
-
-
 # Copies.
 
 
@@ -349,31 +384,28 @@ def copy_halo[
     var vector = thread % 8
     if vector >= vectors:
         return
-    var rows = halo_extent(tiling.rows, phase.h)
-    var columns = halo_extent(tiling.columns, phase.w)
-    var slots = tiling.slots(phase)
-    var step = Place.of(apart, rows, columns)
-    var slot = thread // 8
-    var place = Place.of(slot, rows, columns)
-    var pitch = row_bytes(vectors)
-    var target = shared + UInt32(slot * pitch + vector * 16)
+    var halo = Halo.of(tiling, phase, vectors)
+    var count = tiling.images * halo.rows * halo.columns
+    var step = halo.place(apart)
+    var index = thread // 8
+    var place = halo.place(index)
+    var target = shared + UInt32(vector * 16)
     var within = Int(first_channel + vector * VECTOR)
-    while slot < slots:
+    while index < count:
         var at = tiling.source(first, place, phase)
         var pixel = (
             Int(at.n) * phase.h.source + Int(at.h)
         ) * phase.w.source + Int(at.w)
         copy_vector[dtype](
-            target,
+            target + UInt32(halo.at(place)),
             source,
             pixel * Int(channels) + within,
             at.n < images
             and UInt32(at.h) < UInt32(phase.h.source)
             and UInt32(at.w) < UInt32(phase.w.source),
         )
-        place.advance(step, rows, columns)
-        slot += apart
-        target += UInt32(apart * pitch)
+        place.advance(step, halo.rows, halo.columns)
+        index += apart
 
 
 # Products.

@@ -28,6 +28,7 @@ from .halo import (
     MOST_PIXELS,
     SHARED_BYTES,
     VECTOR,
+    Halo,
     Place,
     Room,
     Tiling,
@@ -38,7 +39,6 @@ from .halo import (
     multiply_half,
     phases_of,
     result_pixel,
-    row_bytes,
     shared_load,
     shared_store,
     smallest,
@@ -254,7 +254,7 @@ def halo_gather_kernel[
     var live_groups = min(together, groups - first_group)
     var parts, _ = divide(group_columns, Int32(columns))
     var vectors = live_groups * depth // VECTOR
-    var pitch = row_bytes(vectors)
+    var layout = Halo.of(tiling, phase, vectors)
     var steps = depth // 8
     var taps = Int32(phase.h.taps) * Int32(phase.w.taps)
     var pixels = tiling.pixels()
@@ -290,7 +290,7 @@ def halo_gather_kernel[
     for index in range(thread, pixels, _THREADS):
         var pixel = tiling.pixel(index)
         shared_store[DType.int32, 1](
-            slots + UInt32(4 * index), tiling.slot(pixel, phase) * pitch
+            slots + UInt32(4 * index), layout.lowest(pixel, phase)
         )
         shared_store[DType.int32, 1](
             places + UInt32(4 * index),
@@ -348,7 +348,7 @@ def halo_gather_kernel[
                     _add_tap[dtype, tiles](
                         sums,
                         rows,
-                        UInt32(tiling.tap_slots(r, s, phase) * pitch),
+                        UInt32(layout.moved(r, s, phase)),
                         at,
                         steps,
                         end - begin,
@@ -428,9 +428,10 @@ struct _Shape(ImplicitlyCopyable, TrivialRegisterPassable):
         )
 
     def room(self) -> Room:
-        var source = Int(row_bytes(Int32(self.together * self.depth // VECTOR)))
         return Room(
-            SHARED_BYTES - self.filter_bytes - 8 * MOST_PIXELS, source, 0
+            SHARED_BYTES - self.filter_bytes - 8 * MOST_PIXELS,
+            self.together * self.depth // VECTOR,
+            0,
         )
 
 
@@ -442,9 +443,7 @@ def _cost(
     var tiles = Int(tiling.tiles())
     var walkers = min(tiles, max(1, at_once))
     # Reading the second-level cache, and reading shared memory for mma.
-    var copied = Float64(
-        Int(tiling.slots(phase)) * shape.together * shape.depth
-    )
+    var copied = Float64(shape.room().tile_bytes(tiling, phase))
     var blocks = ceildiv(Int(tiling.pixels()), _BLOCKS)
     var units = shape.together * shape.columns // shape.width
     var pieces = Int(_pieces(Int32(blocks), Int32(units)))
@@ -457,7 +456,7 @@ def _cost(
         * 2
         * max(5, shape.width // 5)
     )
-    var tile = max(copied * 2 / 32, products) + 1000
+    var tile = max(copied / 32, products) + 1000
     return Float64(ceildiv(tiles, walkers)) * tile, walkers
 
 

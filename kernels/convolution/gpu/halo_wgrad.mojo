@@ -34,6 +34,7 @@ from .halo import (
     MOST_PIXELS,
     SHARED_BYTES,
     VECTOR,
+    Halo,
     Place,
     Room,
     Tiling,
@@ -78,10 +79,10 @@ def _copy_result[
     channels: Int32,
     first_channel: Int32,
     vectors: Int32,
-    pitch: Int32,
+    layout: Halo,
     thread: Int32,
 ):
-    """Starts the copy of a tile's pixels of dy, zeros for those that are none, and notes the halo slot of each.
+    """Starts the copy of a tile's pixels of dy, zeros for those that are none, and notes what each reads of the halo.
     """
     comptime apart = Int32(_THREADS // 8)
     var vector = thread % 8
@@ -103,7 +104,7 @@ def _copy_result[
         if vector == 0:
             shared_store[DType.int32, 1](
                 places + UInt32(4 * index),
-                tiling.slot(pixel, phase) * pitch if valid else _OUTSIDE,
+                layout.lowest(pixel, phase) if valid else _OUTSIDE,
             )
         pixel.advance(step, tiling.rows, tiling.columns)
         index += apart
@@ -175,7 +176,7 @@ def halo_wgrad_kernel[
     var live_groups = min(together, groups - first_group)
     var x_vectors = live_groups * group_c // VECTOR
     var dy_vectors = live_groups * group_k // VECTOR
-    var pitch = row_bytes(x_vectors)
+    var layout = Halo.of(tiling, phase, x_vectors)
     var dy_pitch = row_bytes(dy_vectors)
     var filter_s = Int32(phase.w.taps)
     var taps = Int32(phase.h.taps) * filter_s
@@ -194,7 +195,7 @@ def halo_wgrad_kernel[
         # A tap past the last one is dropped in the end.
         var tap = min(tap_part * _TAPS + Int32(i), taps - 1)
         var r, s = divide(tap, filter_s)
-        moved[i] = UInt32(tiling.tap_slots(r, s, phase) * pitch)
+        moved[i] = UInt32(layout.moved(r, s, phase))
 
     # Zeros, and twice a halo, pixels of dy, and a number of each of them.
     var dynamic = external_memory[
@@ -239,7 +240,7 @@ def halo_wgrad_kernel[
             groups * group_k,
             first_group * group_k,
             dy_vectors,
-            pitch,
+            layout,
             thread,
         )
 
@@ -350,14 +351,10 @@ struct _Shape(ImplicitlyCopyable, TrivialRegisterPassable):
             ceildiv(g.groups, together),
             Room(
                 SHARED_BYTES - _ZERO_BYTES - 8 * MOST_PIXELS,
-                _row(together * g.group_c()),
-                _row(together * g.group_k()),
+                together * g.group_c() // VECTOR,
+                Int(row_bytes(Int32(together * g.group_k() // VECTOR))),
             ),
         )
-
-
-def _row(channels: Int) -> Int:
-    return Int(row_bytes(Int32(channels // VECTOR)))
 
 
 def halo_wgrad_can_implement[
@@ -447,7 +444,7 @@ def halo_wgrad_gpu[
     )
     var phase = forward_phases(g)[0]
     var tiling = choice.tiling
-    var halo_bytes = Int(tiling.slots(phase)) * shape.room.source_bytes
+    var halo_bytes = shape.room.halo_bytes(tiling, phase)
     var pixels = align_up(Int(tiling.pixels()), _STEPS)
     var tile_bytes = shape.room.tile_bytes(tiling, phase) + 4 * pixels
     var sums = scratch[DType.float32](
