@@ -53,6 +53,9 @@ comptime _THREADS = 256
 comptime _WARPS = _THREADS // 32
 comptime _BLOCKS = 16
 """Pixels that a row of mma's matrices has."""
+comptime _LEAST_PIXELS = 256
+"""With 196 and 49 pixels the other kernels took half to two thirds of the time."""
+comptime _WIDE = 32
 comptime _AT_ONCE = 4
 """Vectors of the filter that a thread loads before it stores them."""
 comptime _PIECE = 4
@@ -483,6 +486,16 @@ def halo_gather_can_implement[
     comptime if pass_ != FPROP:
         if not PhaseTable.takes(g):
             return String(t"strides of {g.stride_h} and {g.stride_w}")
+    else:
+        # A halo has up to four times the pixels that are needed; slower than the other kernels by 1.7.
+        if most >= _WIDE and g.stride_h * g.stride_w > 1:
+            return String(t"{most} channels in a group, with strides")
+    var pixels = g.n * (g.p * g.q if pass_ == FPROP else g.h * g.w)
+    if pixels < _LEAST_PIXELS:
+        return String(
+            t"{pixels} pixels; takes {_LEAST_PIXELS} and more, for which its"
+            t" filter's loads pay"
+        )
     var phase = widest(phases_of[pass_](g))
     if not _Shape.of[pass_](g).room().fits(smallest(g.n, phase), phase):
         return String("a filter and a halo that shared memory has no room for")
