@@ -118,6 +118,9 @@ def optimizer_steps() -> str:
 
 def summary() -> str:
     """The README's figures."""
+    gpu_steps = [row["median_seconds"] for row in read("training_steps_h100_bf16")["rows"]]
+    plain = mean(row["max"] / row["inductor"] for row in gpu_steps)
+    captured = mean(row["max, captured"] / row["inductor, CUDA graphs"] for row in gpu_steps)
     steps = {
         "training_step_h200_resnet50_bf16": "ResNet-50 training step, H200, batch 256, bfloat16",
         "training_step_cpu_resnet18_float32": "ResNet-18 training step, 2 CPU cores, batch 16, 64x64 images",
@@ -132,6 +135,8 @@ def summary() -> str:
         rows.append([what, f"{step['max'] * 1e3:.1f} ms", beside, ratios])
         beside = f"{first['eager']:.1f} eager, {first['inductor']:.0f} Inductor"
         rows.append(["its first step", f"{first['max']:.0f} s", beside, ""])
+    what = f"{len(gpu_steps)} training steps, H100, bfloat16"
+    rows.append([f"{what}; replayed as device graphs", "", "Inductor; with CUDA graphs", f"{plain}; {captured}"])
     for kind, steps in zoo_rows().items():
         what = f"{len(steps)} models on 2 CPU cores: {kind_of(*kind)}"
         rows.append([what, "", "the best of eager, channels_last and Inductor", mean(map(ratio, steps))])
@@ -180,6 +185,36 @@ def training_steps() -> str:
             ]
     header = ["model", "backend", "step, ms", "images/s", "our time over it", "first step, s"]
     return grid(header, rows) + origin(*names)
+
+
+def training_steps_gpu() -> str:
+    """One row for each model, and the means of our time over the other's."""
+    name = "training_steps_h100_bf16"
+    contenders = ("eager", "inductor", "max", "inductor, CUDA graphs", "max, captured")
+    rows, plain, captured = [], [], []
+    for row in read(name)["rows"]:
+        seconds = row["median_seconds"]
+        plain.append(seconds["max"] / seconds["inductor"])
+        captured.append(seconds["max, captured"] / seconds["inductor, CUDA graphs"])
+        label = f"{row['model']}, {row['batch']} of {'x'.join(map(str, row['shape']))}"
+        cells = [f"{seconds[who] * 1e3:.2f}" for who in contenders]
+        rows.append([label, *cells, f"{plain[-1]:.2f}", f"{captured[-1]:.2f}"])
+    rows.append(["geometric mean", *[""] * len(contenders), mean(plain), mean(captured)])
+    header = ["bf16 autocast, ms a step", "eager", "Inductor", "ours", "Inductor, CUDA graphs", "ours, captured"]
+    return grid([*header, "ours over Inductor", "captured over CUDA graphs"], rows) + origin(name)
+
+
+def captured_steps() -> str:
+    """Steps before and after results were handed over in one storage."""
+    name = "training_steps_h100_bf16"
+    rows = [
+        [
+            f"{row['model']}, {row['batch']}", row["handed over by"],
+            *(f"{row[kind]['max, captured'] * 1e3:.2f}" for kind in ("median_seconds", "queued_seconds")),
+        ]
+        for row in read(name)["captured_before_and_after"]
+    ]  # fmt: skip
+    return grid(["captured step", "handed over by", "ms", "ms, queued"], rows) + origin(name)
 
 
 def zoo_rows() -> dict[tuple[str, str, int], list[dict[str, Any]]]:
@@ -284,18 +319,29 @@ def _cells_by_pass(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [mean_and_worst([row["ratio"] for row in rows if row["pass"] == pass_]) for pass_ in PASSES.values()]
 
 
-def convolution_tf32_and_3d() -> str:
+def _before_and_after(name: str) -> str:
     """Our time before a change and after it over cuDNN's, by kind and pass."""
-    name = "convolution_tf32_and_3d_h200"
     measured = read(name)["rows"]
     rows = []
     for kind in dict.fromkeys(row["kind"] for row in measured):
         for pass_ in PASSES.values():
             mine = [row for row in measured if (row["kind"], row["pass"]) == (kind, pass_)]
             if mine:
-                before = mean_and_worst([row["before_us"] / row["channels_last_us"] for row in mine])
+                before = mean_and_worst([row["before_us"] / row["cudnn_us"] for row in mine])
                 rows.append([f"{kind}, {len(mine)}", pass_, before, mean_and_worst([row["ratio"] for row in mine])])
-    return grid(["problems", "pass", "in the warpgroup kernels", "here"], rows) + origin(name)
+    return grid(["problems", "pass", "before", "now"], rows) + origin(name)
+
+
+def convolution_tf32_and_3d() -> str:
+    return _before_and_after("convolution_tf32_and_3d_h200")
+
+
+def convolution_grouped() -> str:
+    return _before_and_after("convolution_grouped_h100")
+
+
+def convolution_depthwise() -> str:
+    return _before_and_after("convolution_depthwise_h100")
 
 
 def convolution_cpu() -> str:
@@ -474,8 +520,9 @@ def compile_cost() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
-        summary, training_steps, training_zoo, step_memory, commands, gpu_tests, convolution_any_gpu, convolution_drawn,
-        convolution_cpu, convolution_workspace, convolution_hopper, convolution_tf32_and_3d, convolution_epilogue,
+        summary, training_steps, training_steps_gpu, captured_steps, training_zoo, step_memory, commands, gpu_tests,
+        convolution_any_gpu, convolution_drawn, convolution_cpu, convolution_workspace, convolution_hopper,
+        convolution_tf32_and_3d, convolution_grouped, convolution_depthwise, convolution_epilogue,
         convolution_sanitizer, pooling_gpu, pooling_cpu, pooling_memory, attention, compile_cost, first_steps,
         host_time, optimizer_steps, step_bytes,
     )
