@@ -40,6 +40,8 @@ class Order:
     def synchronize(self) -> None:
         """Nothing is queued."""
 
+    give_back = synchronize
+
 
 class Walked(LaunchModel):
     """Replays by walking over the memory that was recorded."""

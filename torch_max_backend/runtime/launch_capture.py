@@ -149,6 +149,8 @@ class LaunchModel:
         )
         taken = self.updated if in_place else {}
         facts = [None if number in taken else fact for number, fact in enumerate(self._launches.facts)]
+        # Plain calls' results, in many pieces, are not needed any more; a storage of one piece would lie beside them.
+        self._order.give_back()
         shared, workspace = SharedStorage(facts, self._launches.device), self._launches.workspace()
         results = [taken.get(number, tensor) for number, tensor in enumerate(shared.tensors)]
         self._graphs[key] = _Recorded(self._record(tensors, results, workspace), workspace, in_place)

@@ -43,6 +43,12 @@ class StreamOrder:
         """Waits until the device has done all that was queued."""
         torch.cuda.synchronize(self._device)
 
+    def give_back(self) -> None:
+        """Waits as ``synchronize`` and gives the memory that PyTorch keeps for later tensors back to the device."""
+        self.synchronize()
+        with torch.cuda.device(self._device):
+            torch.cuda.empty_cache()
+
     @contextmanager
     def turn(self) -> Iterator[None]:
         """MAX's turn on the device: what is queued inside runs between what PyTorch's current stream has and gets."""
