@@ -125,6 +125,7 @@ def train(
     inductor: Annotated[bool, typer.Option(help="time Inductor too")] = True,
     channels_last: Annotated[bool, typer.Option(help="the user's model and images are channels_last")] = False,
     mode: Annotated[str, typer.Option(help="training or inference")] = "training",
+    search: Annotated[bool, typer.Option(help="cuDNN times its kernels first, minutes for depthwise models")] = True,
     threads: Annotated[int, typer.Option(min=0, help="PyTorch's threads on the CPU; 0 for as many as it takes")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="where the figures go")] = None,
 ) -> None:
@@ -136,7 +137,7 @@ def train(
     if threads:
         torch.set_num_threads(threads)
     where = torch.device(device)
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = search
     base, x, y = drawn(model, batch, size, where)
     base.train(mode == "training")
     shape = tuple(x.shape[1:])
@@ -198,6 +199,7 @@ def train(
     if json_file is not None:
         facts = {
             "model": model, "batch": batch, "shape": shape, "amp": amp, "mode": mode, "channels_last": channels_last,
+            "cudnn_benchmark": search,
             "torch_threads": torch.get_num_threads(), "load_average": round(load, 1),
             "steps": steps, "median_seconds": medians, "median_cpu_seconds": processor, "first_step_seconds": first,
             **on_gpu, **results.provenance(where),
