@@ -1,4 +1,4 @@
-"""Thin names for the Hopper instructions that kernels are made of.
+"""Thin names for the instructions of NVIDIA's GPUs that kernels are made of, most of them Hopper's.
 
 Shared memory is addressed by 32-bit numbers here, as the instructions themselves do. Everything that touches
 shared memory is inline assembly with side effects, so program order is kept between the copies, the barriers
@@ -510,6 +510,36 @@ def load_tile_3d_multicast(
         NoneType,
         constraints="r,l,r,r,r,r,h,~{memory}",
     ](shared, tensor_map, barrier, x, y, z, blocks)
+
+
+@always_inline
+def load_matrices[
+    count: Int, turned: Bool = False
+](shared: UInt32) -> SIMD[DType.uint32, count]:
+    """Two or four 8 x 8 matrices of elements of two bytes: lane l names row l % 8 of matrix l / 8.
+    """
+    comptime assert count == 2 or count == 4
+    comptime name = "ldmatrix.sync.aligned.m8n8.x" + String(count) + (
+        ".trans" if turned else ""
+    ) + ".shared.b16 "
+    comptime if count == 4:
+        var words = inlined_assembly[
+            name + "{$0, $1, $2, $3}, [$4];",
+            _RegisterPackType[UInt32, UInt32, UInt32, UInt32],
+            constraints="=r,=r,=r,=r,r,~{memory}",
+        ](shared)
+        return rebind[SIMD[DType.uint32, count]](
+            SIMD[DType.uint32, 4](words[0], words[1], words[2], words[3])
+        )
+    else:
+        var words = inlined_assembly[
+            name + "{$0, $1}, [$2];",
+            _RegisterPackType[UInt32, UInt32],
+            constraints="=r,=r,r,~{memory}",
+        ](shared)
+        return rebind[SIMD[DType.uint32, count]](
+            SIMD[DType.uint32, 2](words[0], words[1])
+        )
 
 
 @always_inline

@@ -12,7 +12,7 @@ from .gpu.flash import (
 )
 from .gpu.flash_backward import flash_backward_gpu
 from .gpu.flash_forward import flash_forward_gpu
-from .gpu.tiles import tiles_compile
+from ..convolution.gpu.pipeline import pairs_compile
 from .gpu.tiled_backward import tiled_backward_gpu
 from .gpu.tiled_forward import tiled_forward_gpu
 from .pointers import Backward, Forward
@@ -35,7 +35,7 @@ def run_forward[
     comptime if is_cpu[target]():
         forward_cpu[dtype, bias_type, biased](at, problem)
     else:
-        comptime if tiles_compile[dtype]():
+        comptime if pairs_compile[dtype]():
             if not flash_can_implement[dtype, wide](
                 problem, forward_addresses(at)
             ):
@@ -63,7 +63,7 @@ def run_backward[
     comptime if is_cpu[target]():
         backward_cpu[dtype, bias_type, biased, bias_wanted](at, problem)
     else:
-        comptime if tiles_compile[dtype]():
+        comptime if pairs_compile[dtype]():
             if not flash_can_implement[dtype, wide](
                 problem, backward_addresses(at)
             ):

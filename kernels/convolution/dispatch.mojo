@@ -36,7 +36,7 @@ from .gpu.depthwise import (
     depthwise_gather_gpu,
     depthwise_gpu_can_implement,
 )
-from .gpu.depthwise_band import band_compiles, depthwise_band_gpu
+from .gpu.depthwise_band import depthwise_band_gpu
 from .gpu.depthwise_band_wgrad import (
     band_wgrad_can_implement,
     depthwise_band_wgrad_gpu,
@@ -48,7 +48,7 @@ from .gpu.few_channels import (
 )
 from .gpu.halo_gather import halo_gather_can_implement, halo_gather_gpu
 from .gpu.halo_wgrad import halo_wgrad_can_implement, halo_wgrad_gpu
-from .gpu.pipeline import block_can_implement, blocks_compile
+from .gpu.pipeline import block_can_implement, blocks_compile, pairs_compile
 from .gpu.products import gather_product_gpu, wgrad_product_gpu
 from .gpu.small_groups import small_groups_can_implement, small_groups_gpu
 from .gpu.tiled import tiled_can_implement, tiled_gather_gpu, tiled_wgrad_gpu
@@ -195,7 +195,7 @@ def run_gpu[
     # Sums are float32 in these kernels.
     comptime if dtype != DType.float64:
         comptime if grouped:
-            comptime if band_compiles[dtype]():
+            comptime if pairs_compile[dtype]():
                 var pointers = (_device_pointer(a), _device_pointer(b))
                 comptime if pass_ == WGRAD:
                     if (

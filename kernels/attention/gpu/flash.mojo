@@ -3,7 +3,8 @@
 from ...convolution.common import Ptr
 from ..pointers import Backward, Forward
 from ..problem import AttentionProblem, Strides
-from .tiles import PIECE, by_warpgroups, tiles_compile
+from ...convolution.gpu.pipeline import pairs_compile
+from .tiles import PIECE, by_warpgroups
 
 
 comptime LOG2_E = Float32(1.4426950408889634)
@@ -80,7 +81,7 @@ def flash_can_implement[
 ](p: AttentionProblem, addresses: Int) -> Optional[String]:
     """None, or why the kernels do not take the problem; `addresses` are all operands' joined by `or`.
     """
-    comptime if not tiles_compile[dtype]():
+    comptime if not pairs_compile[dtype]():
         return String(
             "needs tensor cores as in sm_80, and elements of two bytes"
         )

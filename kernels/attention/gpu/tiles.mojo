@@ -14,7 +14,6 @@ column 8 * j + 2 * (lane % 4) + e of the row + 8 * half.
 
 from std.math import ceildiv
 from std.memory import bitcast
-from std.sys import _RegisterPackType
 from std.sys._assembly import inlined_assembly
 
 from max.gpu import thread_idx
@@ -28,9 +27,9 @@ from max.gpu.compute.mma import (
 from max.gpu.memory import AddressSpace
 
 from ...convolution.common import Ptr
-from ...convolution.gpu.pipeline import Shared, blocks_compile
+from ...convolution.gpu.pipeline import Shared, copy_vector, pairs_compile
 from ...convolution.sm90.dispatch import compiling_for_hopper
-from ...ptx import exchange_lanes, made_here
+from ...ptx import exchange_lanes, load_matrices, made_here
 from .wgmma import Sums, add_wgmma
 
 comptime PANEL = 64
@@ -38,17 +37,9 @@ comptime PIECE = 8
 """Elements of 16 bytes."""
 
 
-def tiles_compile[dtype: DType]() -> Bool:
-    """Whether the accelerator that this compilation is for has the instructions.
-    """
-    return blocks_compile() and (
-        dtype == DType.bfloat16 or dtype == DType.float16
-    )
-
-
 def by_warpgroups[dtype: DType]() -> Bool:
     """Whether products are wgmma's."""
-    return compiling_for_hopper() and tiles_compile[dtype]()
+    return compiling_for_hopper() and pairs_compile[dtype]()
 
 
 @always_inline
@@ -57,21 +48,6 @@ def place[rows: Int](row: Int32, piece: Int32) -> Int32:
     return (piece // 8 * Int32(rows) + row) * PANEL + (
         (piece % 8) ^ (row % 8)
     ) * PIECE
-
-
-@always_inline
-def _copy_piece[
-    dtype: DType
-](target: Shared[dtype], source: Ptr[dtype], offset: Int, valid: Bool):
-    inlined_assembly[
-        "cp.async.cg.shared.global [$0], [$1], 16, $2;",
-        NoneType,
-        constraints="r,l,r,~{memory}",
-    ](
-        UInt32(Int(target)),
-        UInt64(Int(source)) + UInt64((offset if valid else 0) * 2),
-        Int32(16 if valid else 0),
-    )
 
 
 @always_inline
@@ -95,30 +71,12 @@ def copy_tile[
         if whole or index < Int32(pieces):
             var row = index // Int32(across)
             var piece = index % Int32(across)
-            _copy_piece[dtype](
-                tile.unsafe_offset(Int(place[rows](row, piece))),
+            copy_vector(
+                UInt32(Int(tile.unsafe_offset(Int(place[rows](row, piece))))),
                 source,
                 Int(row) * step + Int(piece * PIECE),
                 row < count and piece * PIECE < size,
             )
-
-
-@always_inline
-def _load_matrices[
-    dtype: DType, turned: Bool
-](at: Shared[dtype]) -> SIMD[DType.uint32, 4]:
-    """Four 8 x 8 matrices: lane l names row l % 8 of matrix l / 8."""
-    comptime instruction = (
-        "ldmatrix.sync.aligned.m8n8.x4"
-        + (".trans" if turned else "")
-        + ".shared.b16 {$0, $1, $2, $3}, [$4];"
-    )
-    var words = inlined_assembly[
-        instruction,
-        _RegisterPackType[UInt32, UInt32, UInt32, UInt32],
-        constraints="=r,=r,=r,=r,r,~{memory}",
-    ](UInt32(Int(at)))
-    return SIMD[DType.uint32, 4](words[0], words[1], words[2], words[3])
 
 
 @always_inline
@@ -195,23 +153,34 @@ def product_of_rows[
     else:
         comptime for k in range(depth // 16):
             var left = bitcast[dtype, 8](
-                _load_matrices[dtype, False](
-                    a.unsafe_offset(
+                load_matrices[4](
+                    UInt32(
                         Int(
-                            place[a_rows](
-                                warp * 16 + lane % 16, Int32(2 * k) + lane // 16
+                            a.unsafe_offset(
+                                Int(
+                                    place[a_rows](
+                                        warp * 16 + lane % 16,
+                                        Int32(2 * k) + lane // 16,
+                                    )
+                                )
                             )
                         )
                     )
                 )
             )
             comptime for n in range(columns // 16):
-                var right = _load_matrices[dtype, False](
-                    b.unsafe_offset(
+                var right = load_matrices[4](
+                    UInt32(
                         Int(
-                            place[columns](
-                                Int32(16 * n) + lane // 16 * 8 + lane % 8,
-                                Int32(2 * k) + lane // 8 % 2,
+                            b.unsafe_offset(
+                                Int(
+                                    place[columns](
+                                        Int32(16 * n)
+                                        + lane // 16 * 8
+                                        + lane % 8,
+                                        Int32(2 * k) + lane // 8 % 2,
+                                    )
+                                )
                             )
                         )
                     )
@@ -254,12 +223,16 @@ def add_product_of_columns[
     else:
         comptime for k in range(steps):
             comptime for n in range(columns // 16):
-                var right = _load_matrices[dtype, True](
-                    b.unsafe_offset(
+                var right = load_matrices[4, True](
+                    UInt32(
                         Int(
-                            place[depth](
-                                Int32(16 * k) + lane % 16,
-                                Int32(2 * n) + lane // 16,
+                            b.unsafe_offset(
+                                Int(
+                                    place[depth](
+                                        Int32(16 * k) + lane % 16,
+                                        Int32(2 * n) + lane // 16,
+                                    )
+                                )
                             )
                         )
                     )

@@ -21,7 +21,7 @@ from max.gpu.host import DeviceAttribute, DeviceContext, FuncAttribute
 from max.gpu.memory import AddressSpace, external_memory
 
 from ...arithmetic import divide
-from ...ptx import syncwarp
+from ...ptx import load_matrices, syncwarp
 from ..common import FPROP, Ptr
 from ..gather import Axis
 from ..problem import ConvolutionProblem
@@ -40,14 +40,13 @@ from .band import (
     choose_tiling,
     fill_tables,
 )
-from .pipeline import blocks_compile
 from .planes import (
     PIECE,
     Corner,
     SharedWords,
     WordPtr,
+    address,
     load_planes,
-    matrices,
     place,
     store_octets,
 )
@@ -57,14 +56,6 @@ comptime OWN = CHANNELS // (THREADS // 32)
 # Threads of a multiprocessor that registers must suffice for.
 comptime RESIDENT = 1024
 comptime Sum = SIMD[DType.float32, 4]
-
-
-def band_compiles[dtype: DType]() -> Bool:
-    """Whether the accelerator that this compilation is for has the instructions.
-    """
-    return blocks_compile() and (
-        dtype == DType.bfloat16 or dtype == DType.float16
-    )
 
 
 @always_inline
@@ -121,10 +112,8 @@ def _sum_channel[
             var halves = Array[SIMD[DType.uint32, 2], pieces](fill=0)
             comptime for i in range(0, pieces, 2):
                 comptime count = 4 if i + 1 < pieces else 2
-                var words = matrices[count, False](
-                    plane.unsafe_offset(
-                        Int(4 * place[OCTETS](first + Int32(i), octet))
-                    )
+                var words = load_matrices[count](
+                    address(plane, place[OCTETS](first + Int32(i), octet))
                 )
                 comptime for e in range(count // 2):
                     halves[i + e] = SIMD[DType.uint32, 2](

@@ -29,10 +29,10 @@ from max.gpu.memory import AddressSpace, external_memory
 from ...argument import KernelArgument
 from ...arithmetic import divide
 from ...library import scratch
-from ...ptx import syncwarp
+from ...ptx import load_matrices, syncwarp
 from ..common import Ptr
 from ..problem import ConvolutionProblem
-from .band import LINES, THREADS, is_depthwise_in_pairs
+from .band import LINES, MOST_SHARED, THREADS, is_depthwise_in_pairs
 from .depthwise import is_aligned
 from .depthwise_band import Sum
 from .planes import (
@@ -41,8 +41,8 @@ from .planes import (
     Planes,
     SharedWords,
     WordPtr,
+    address,
     load_planes,
-    matrices,
     place,
 )
 from .tiled import add_slices
@@ -59,7 +59,6 @@ comptime MOST_REACH = PIECE
 """From a row's first tap to its last."""
 # Threads of a multiprocessor that registers must suffice for.
 comptime RESIDENT = 512
-comptime MOST_SHARED = 100 * 1024
 
 
 @fieldwise_init
@@ -186,12 +185,12 @@ def _add_unit[
     comptime for r in range(rows):
         # Behind the filter's last row the sums are not used.
         var at = first + min(Int32(r), band.filter_rows - 1) * step
-        before[r] = matrices[2, True](
-            x_plane.unsafe_offset(Int(4 * place[OCTETS](at, octet)))
+        before[r] = load_matrices[2, True](
+            address(x_plane, place[OCTETS](at, octet))
         )
     for i in range(band.dy.pieces):
-        var gradient = matrices[2, True](
-            dy_plane.unsafe_offset(Int(4 * place[OCTETS](dy_piece + i, octet)))
+        var gradient = load_matrices[2, True](
+            address(dy_plane, place[OCTETS](dy_piece + i, octet))
         )
         var pair = lane % 4 * 2
         gradient[0] = rows_in_use(gradient[0], pair, band.dy.rows)
@@ -199,8 +198,8 @@ def _add_unit[
         var right = bitcast[dtype, 4](gradient)
         comptime for r in range(rows):
             var at = first + min(Int32(r), band.filter_rows - 1) * step
-            var next = matrices[2, True](
-                x_plane.unsafe_offset(Int(4 * place[OCTETS](at + i + 1, octet)))
+            var next = load_matrices[2, True](
+                address(x_plane, place[OCTETS](at + i + 1, octet))
             )
             var left = SIMD[DType.uint32, 4](
                 before[r][0], next[0], before[r][1], next[1]

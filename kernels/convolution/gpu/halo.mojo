@@ -22,7 +22,7 @@ from ..common import DGRAD, Ptr
 from ..gather import Axis, Phase, forward_phases
 from ..problem import ConvolutionProblem
 from .phase_table import PhaseTable
-from .pipeline import Quad
+from .pipeline import Quad, copy_vector
 
 comptime VECTOR = 8
 """Elements of 16 bytes."""
@@ -349,22 +349,6 @@ def width_of(columns: Int) -> Int:
 
 
 @always_inline
-def copy_vector[
-    dtype: DType
-](shared: UInt32, source: Ptr[dtype], offset: Int, valid: Bool):
-    """Starts the copy of 16 bytes, zeros where not `valid`."""
-    inlined_assembly[
-        "cp.async.cg.shared.global [$0], [$1], 16, $2;",
-        NoneType,
-        constraints="r,l,r,~{memory}",
-    ](
-        shared,
-        UInt64(Int(source)) + UInt64((offset if valid else 0) * 2),
-        Int32(16 if valid else 0),
-    )
-
-
-@always_inline
 def copy_halo[
     dtype: DType, threads: Int
 ](
@@ -409,35 +393,6 @@ def copy_halo[
 
 
 # Products.
-
-
-@always_inline
-def load_matrices[
-    count: Int, turned: Bool = False
-](shared: UInt32) -> SIMD[DType.uint32, count]:
-    """Two or four 8 x 8 matrices: lane l names row l % 8 of matrix l / 8."""
-    comptime assert count == 2 or count == 4
-    comptime name = "ldmatrix.sync.aligned.m8n8.x" + String(count) + (
-        ".trans" if turned else ""
-    ) + ".shared.b16 "
-    comptime if count == 4:
-        var words = inlined_assembly[
-            name + "{$0, $1, $2, $3}, [$4];",
-            _RegisterPackType[UInt32, UInt32, UInt32, UInt32],
-            constraints="=r,=r,=r,=r,r,~{memory}",
-        ](shared)
-        return rebind[SIMD[DType.uint32, count]](
-            SIMD[DType.uint32, 4](words[0], words[1], words[2], words[3])
-        )
-    else:
-        var words = inlined_assembly[
-            name + "{$0, $1}, [$2];",
-            _RegisterPackType[UInt32, UInt32],
-            constraints="=r,=r,r,~{memory}",
-        ](shared)
-        return rebind[SIMD[DType.uint32, count]](
-            SIMD[DType.uint32, 2](words[0], words[1])
-        )
 
 
 @always_inline

@@ -20,6 +20,7 @@ from max.gpu.host import DeviceAttribute, DeviceContext, FuncAttribute
 from max.gpu.memory import AddressSpace, external_memory
 
 from ...arithmetic import divide
+from ...ptx import load_matrices
 from ..common import FPROP, Ptr
 from ..gather import Phase
 from ..problem import ConvolutionProblem
@@ -34,7 +35,6 @@ from .halo import (
     Tiling,
     copy_halo,
     filter_tap,
-    load_matrices,
     multiply,
     multiply_half,
     phases_of,

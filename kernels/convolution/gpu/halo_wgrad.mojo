@@ -26,6 +26,7 @@ from max.gpu.memory import AddressSpace, external_memory
 
 from ...arithmetic import divide
 from ...library import scratch
+from ...ptx import load_matrices
 from ..common import Ptr
 from ..gather import Phase, forward_phases
 from ..problem import ConvolutionProblem
@@ -39,8 +40,6 @@ from .halo import (
     Room,
     Tiling,
     copy_halo,
-    copy_vector,
-    load_matrices,
     multiply,
     result_pixel,
     row_bytes,
@@ -50,7 +49,7 @@ from .halo import (
     tilings,
     width_of,
 )
-from .pipeline import Quad, commit_copies, wait_for_copies
+from .pipeline import Quad, commit_copies, copy_vector, wait_for_copies
 from .tiled import add_slices
 
 comptime _THREADS = 384

@@ -67,6 +67,13 @@ def blocks_compile() -> Bool:
         return False
 
 
+def pairs_compile[dtype: DType]() -> Bool:
+    """Whether it has products of elements of this type, of two bytes."""
+    return blocks_compile() and (
+        dtype == DType.bfloat16 or dtype == DType.float16
+    )
+
+
 def left_to_warpgroups[dtype: DType, exact: Bool]() -> Bool:
     """Whether Hopper's warpgroup kernels take every problem whose operands are both copied four elements at a time: no other
     kernel is compiled for those.
@@ -96,27 +103,41 @@ def block_can_implement[pass_: Int](g: ConvolutionProblem) -> Optional[String]:
 
 
 @always_inline
+def copy_vector[
+    dtype: DType
+](target: UInt32, source: Ptr[dtype], offset: Int, valid: Bool):
+    """Starts the copy of 16 bytes to shared memory, zeros where not `valid`."""
+    inlined_assembly[
+        "cp.async.cg.shared.global [$0], [$1], 16, $2;",
+        NoneType,
+        constraints="r,l,r,~{memory}",
+    ](
+        target,
+        UInt64(Int(source))
+        + UInt64((offset if valid else 0) * size_of[dtype]()),
+        Int32(16 if valid else 0),
+    )
+
+
+@always_inline
 def copy_quad[
     dtype: DType
 ](target: Shared[dtype], source: Ptr[dtype], offset: Int, valid: Bool):
     """Starts the copy of four elements, zeros where not `valid`; both addresses are multiples of their size.
     """
-    var at = UInt32(Int(target))
-    var address = UInt64(Int(source)) + UInt64(
-        (offset if valid else 0) * size_of[dtype]()
-    )
     comptime if size_of[dtype]() == 4:
-        inlined_assembly[
-            "cp.async.cg.shared.global [$0], [$1], 16, $2;",
-            NoneType,
-            constraints="r,l,r,~{memory}",
-        ](at, address, Int32(16 if valid else 0))
+        copy_vector(UInt32(Int(target)), source, offset, valid)
     else:
         inlined_assembly[
             "cp.async.ca.shared.global [$0], [$1], 8, $2;",
             NoneType,
             constraints="r,l,r,~{memory}",
-        ](at, address, Int32(8 if valid else 0))
+        ](
+            UInt32(Int(target)),
+            UInt64(Int(source))
+            + UInt64((offset if valid else 0) * size_of[dtype]()),
+            Int32(8 if valid else 0),
+        )
 
 
 @always_inline

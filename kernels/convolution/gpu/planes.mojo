@@ -7,8 +7,6 @@ them. The planes of different octets are exchanged piece by piece, so that their
 """
 
 from std.memory import bitcast
-from std.sys import _RegisterPackType
-from std.sys._assembly import inlined_assembly
 
 from max.gpu.memory import AddressSpace
 
@@ -90,6 +88,12 @@ struct Corner(ImplicitlyCopyable, TrivialRegisterPassable):
 def place[octets: Int](piece: Int32, octet: Int32) -> Int32:
     """Where a piece of a plane of the octet lies in it."""
     return piece ^ (octet * Int32(PIECE // octets))
+
+
+@always_inline
+def address(plane: SharedWords, piece: Int32) -> UInt32:
+    """Of a piece of a plane, as instructions take it."""
+    return UInt32(Int(plane.unsafe_offset(Int(4 * piece))))
 
 
 @always_inline
@@ -236,39 +240,3 @@ def store_octets[
                 left,
                 transposed[i](square),
             )
-
-
-@always_inline
-def matrices[
-    count: Int, turned: Bool
-](at: SharedWords) -> SIMD[DType.uint32, count]:
-    """Two or four 8 x 8 matrices: lane l names row l % 8 of matrix l / 8."""
-    comptime order = ".trans" if turned else ""
-    comptime if count == 2:
-        comptime text = (
-            "ldmatrix.sync.aligned.m8n8.x2"
-            + order
-            + ".shared.b16 {$0, $1}, [$2];"
-        )
-        var words = inlined_assembly[
-            text,
-            _RegisterPackType[UInt32, UInt32],
-            constraints="=r,=r,r,~{memory}",
-        ](UInt32(Int(at)))
-        return rebind[SIMD[DType.uint32, count]](
-            SIMD[DType.uint32, 2](words[0], words[1])
-        )
-    else:
-        comptime text = (
-            "ldmatrix.sync.aligned.m8n8.x4"
-            + order
-            + ".shared.b16 {$0, $1, $2, $3}, [$4];"
-        )
-        var words = inlined_assembly[
-            text,
-            _RegisterPackType[UInt32, UInt32, UInt32, UInt32],
-            constraints="=r,=r,=r,=r,r,~{memory}",
-        ](UInt32(Int(at)))
-        return rebind[SIMD[DType.uint32, count]](
-            SIMD[DType.uint32, 4](words[0], words[1], words[2], words[3])
-        )
