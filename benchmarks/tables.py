@@ -118,9 +118,7 @@ def optimizer_steps() -> str:
 
 def summary() -> str:
     """The README's figures."""
-    gpu_steps = [row["median_seconds"] for row in read("training_steps_h100_bf16")["rows"]]
-    plain = mean(row["max"] / row["inductor"] for row in gpu_steps)
-    captured = mean(row["max, captured"] / row["inductor, CUDA graphs"] for row in gpu_steps)
+    gpu_steps = _over_inductor()
     steps = {
         "training_step_h200_resnet50_bf16": "ResNet-50 training step, H200, batch 256, bfloat16",
         "training_step_cpu_resnet18_float32": "ResNet-18 training step, 2 CPU cores, batch 16, 64x64 images",
@@ -136,7 +134,14 @@ def summary() -> str:
         beside = f"{first['eager']:.1f} eager, {first['inductor']:.0f} Inductor"
         rows.append(["its first step", f"{first['max']:.0f} s", beside, ""])
     what = f"{len(gpu_steps)} training steps, H100, bfloat16"
-    rows.append([f"{what}; replayed as device graphs", "", "Inductor; with CUDA graphs", f"{plain}; {captured}"])
+    rows.append(
+        [
+            f"{what}; replayed as device graphs",
+            "",
+            "Inductor; with CUDA graphs",
+            "; ".join(map(mean, zip(*gpu_steps, strict=True))),
+        ]
+    )
     for kind, steps in zoo_rows().items():
         what = f"{len(steps)} models on 2 CPU cores: {kind_of(*kind)}"
         rows.append([what, "", "the best of eager, channels_last and Inductor", mean(map(ratio, steps))])
@@ -187,34 +192,39 @@ def training_steps() -> str:
     return grid(header, rows) + origin(*names)
 
 
+_GPU_STEPS = "training_steps_h100_bf16"
+
+
+def _over_inductor() -> list[tuple[float, float]]:
+    """Our time over Inductor's of each step on a GPU: plain, and both as device graphs."""
+    steps = [row["median_seconds"] for row in read(_GPU_STEPS)["rows"]]
+    return [(step["max"] / step["inductor"], step["max, captured"] / step["inductor, CUDA graphs"]) for step in steps]
+
+
 def training_steps_gpu() -> str:
     """One row for each model, and the means of our time over the other's."""
-    name = "training_steps_h100_bf16"
     contenders = ("eager", "inductor", "max", "inductor, CUDA graphs", "max, captured")
-    rows, plain, captured = [], [], []
-    for row in read(name)["rows"]:
-        seconds = row["median_seconds"]
-        plain.append(seconds["max"] / seconds["inductor"])
-        captured.append(seconds["max, captured"] / seconds["inductor, CUDA graphs"])
+    ratios = _over_inductor()
+    rows = []
+    for row, both in zip(read(_GPU_STEPS)["rows"], ratios, strict=True):
         label = f"{row['model']}, {row['batch']} of {'x'.join(map(str, row['shape']))}"
-        cells = [f"{seconds[who] * 1e3:.2f}" for who in contenders]
-        rows.append([label, *cells, f"{plain[-1]:.2f}", f"{captured[-1]:.2f}"])
-    rows.append(["geometric mean", *[""] * len(contenders), mean(plain), mean(captured)])
+        cells = [f"{row['median_seconds'][who] * 1e3:.2f}" for who in contenders]
+        rows.append([label, *cells, *(f"{ratio:.2f}" for ratio in both)])
+    rows.append(["geometric mean", *[""] * len(contenders), *map(mean, zip(*ratios, strict=True))])
     header = ["bf16 autocast, ms a step", "eager", "Inductor", "ours", "Inductor, CUDA graphs", "ours, captured"]
-    return grid([*header, "ours over Inductor", "captured over CUDA graphs"], rows) + origin(name)
+    return grid([*header, "ours over Inductor", "captured over CUDA graphs"], rows) + origin(_GPU_STEPS)
 
 
 def captured_steps() -> str:
     """Steps before and after results were handed over in one storage."""
-    name = "training_steps_h100_bf16"
     rows = [
         [
             f"{row['model']}, {row['batch']}", row["handed over by"],
             *(f"{row[kind]['max, captured'] * 1e3:.2f}" for kind in ("median_seconds", "queued_seconds")),
         ]
-        for row in read(name)["captured_before_and_after"]
+        for row in read(_GPU_STEPS)["captured_before_and_after"]
     ]  # fmt: skip
-    return grid(["captured step", "handed over by", "ms", "ms, queued"], rows) + origin(name)
+    return grid(["captured step", "handed over by", "ms", "ms, queued"], rows) + origin(_GPU_STEPS)
 
 
 def zoo_rows() -> dict[tuple[str, str, int], list[dict[str, Any]]]:
