@@ -20,7 +20,7 @@ from torch_max_backend.backend import recorded_graphs
 from torch_max_backend.dtypes import max_dtype
 from torch_max_backend.max_compat import make_dlpack_capsule
 from torch_max_backend.runtime import launch_capture
-from torch_max_backend.runtime.capture import Capture
+from torch_max_backend.runtime.capture import Capture, Loan
 from torch_max_backend.runtime.executable import Executable
 from torch_max_backend.runtime.launch_capture import CapturedLaunches, LaunchModel, SharedStorage, TensorMemory
 from torch_max_backend.torch_compat import tensor_of_capsule
@@ -147,6 +147,17 @@ def test_results_memory_goes_with_the_model() -> None:
     torch._dynamo.reset()
     gc.collect()
     assert all(each() is None for each in made)
+
+
+def test_results_are_in_use_before_there_is_a_tensor_over_them() -> None:
+    """Another thread may call between a replay and the tensors that are made for its caller."""
+    memory = TensorMemory(cast(Any, Order()))
+    memory.shared = SharedStorage([((2,), (1,), torch.float32)], torch.device("cpu"))
+    loan = Loan(memory.shared.tensors)
+    reference = weakref.ref(loan)
+    assert memory.in_use(memory.shared.tensors, reference)
+    del loan
+    assert not memory.in_use(memory.shared.tensors, reference)
 
 
 def test_shared_storage_knows_of_tensors_over_it() -> None:

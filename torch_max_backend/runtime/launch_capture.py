@@ -97,8 +97,8 @@ class TensorMemory(Memory):
                 copy_all(_tensors(targets), _tensors(sources))
 
     def in_use(self, results: Sequence[Any], loan: weakref.ref[Loan]) -> bool:
-        """Whether somebody has a tensor over the captured results' memory."""
-        return self.shared is not None and self.shared.in_use()
+        """Whether somebody has a tensor over the captured results' memory, or is about to get one."""
+        return super().in_use(results, loan) or (self.shared is not None and self.shared.in_use())
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,8 @@ class LaunchModel:
         )
         taken = self.updated if in_place else {}
         facts = [None if number in taken else fact for number, fact in enumerate(self._launches.facts)]
-        # Plain calls' results, in many pieces, are not needed any more; a storage of one piece would lie beside them.
+        # Nothing may run while launches are recorded. Plain calls' results, in many pieces, are not needed any more: a
+        # storage of one piece would lie beside them.
         self._order.give_back()
         shared, workspace = SharedStorage(facts, self._launches.device), self._launches.workspace()
         results = [taken.get(number, tensor) for number, tensor in enumerate(shared.tensors)]
@@ -162,7 +163,6 @@ class LaunchModel:
     ) -> torch.cuda.CUDAGraph:
         """The launches over this memory as a device graph."""
         graph = torch.cuda.CUDAGraph()
-        self._order.synchronize()
         with torch.cuda.stream(self._order.queue):
             graph.capture_begin(capture_error_mode="thread_local")
             try:
@@ -233,11 +233,9 @@ class CapturedLaunches(Launches):
             in_place = self._model.in_place
         if loan is None:
             return list(results), in_place
-        tensors: list[Any] = [None if each is None else each.detach() for each in results]
-        for number in self._own:
-            if tensors[number] is not None:
-                tensors[number] = tensors[number].clone()
-        if in_place:
-            for number, tensor in updated.items():
-                tensors[number] = tensor
-        return tensors, in_place
+        written = updated if in_place else {}
+        # Until here the loan keeps the results from the next replay; from here on these tensors do.
+        return [
+            written[number] if number in written else each.clone() if number in self._own else each.detach()
+            for number, each in enumerate(results)
+        ], in_place
