@@ -26,7 +26,7 @@ PROCESSORS = 132
 BYTE = 1 / 4.27e6
 """Microseconds to move one byte at the measured copy bandwidth."""
 CACHE_BYTES = 45e6
-TILES = ((128, 256), (256, 128), (128, 128), (256, 64))
+TILES = ((128, 256), (256, 128), (128, 128), (256, 64), (128, 192), (128, 256))
 MEASURED = Path(__file__).resolve().parents[2] / "kernels" / "convolution" / "sm90" / "measured.mojo"
 WORTH = 0.02
 """A problem has its measured choice where the prediction loses more than this."""
@@ -219,11 +219,15 @@ def regret(name: str, guessed: list[tuple[float, Sample]]) -> None:
         print(f"  {problem} {cost:.3f} {sample.tuning}")
 
 
-def fit_tiles(both: dict[str, list[Sample]]) -> list[list[float]]:
+def fit_tiles(both: dict[str, list[Sample]], known: list[list[float]]) -> list[list[float]]:
+    """Each shape's constants; the `known` ones of a shape that was not in the sweep."""
     from scipy.optimize import minimize
 
     constants = []
     for shape, (rows, columns) in enumerate(TILES):
+        if all(s.shape != shape for group in both.values() for s in group):
+            constants.append(known[shape])
+            continue
 
         def cost(x: np.ndarray, shape: int = shape) -> float:
             return loss(
@@ -335,16 +339,15 @@ def constants_of(text: str) -> tuple[list[list[float]], WgradConstants]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("sweep", type=Path)
-    parser.add_argument("--keep", action="store_true", help="the constants of the file")
+    parser.add_argument("--keep", action="store_true", help="the constants as they are")
     parser.add_argument("--output", type=Path, default=MEASURED, help="the file, measured.mojo")
     args = parser.parse_args()
     document = json.loads(args.sweep.read_text())
     both = {passing: samples(document, passing) for passing in ("fprop", "dgrad")}
     group = samples(document, "wgrad")
-    if args.keep:
-        tiles, wgrad = constants_of(args.output.read_text())
-    else:
-        tiles, wgrad = fit_tiles(both), fit_wgrad(group)
+    tiles, wgrad = constants_of(MEASURED.read_text())
+    if not args.keep:
+        tiles, wgrad = fit_tiles(both, tiles), fit_wgrad(group)
     choices = measured_choices(group, wgrad)
     args.output.write_text(mojo(tiles, wgrad, choices))
     for passing, each in both.items():

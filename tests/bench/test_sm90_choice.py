@@ -25,7 +25,7 @@ def test_the_scripts_know_the_tile_shapes() -> None:
     shapes = [(64 * int(blocks) * (1 if split == "True" else 2), int(columns)) for blocks, columns, split in wgrad]
     assert shapes == list(sm90_check.WGRAD_TILES)
     assert {i for i, (*_, split) in enumerate(wgrad) if split == "True"} == sm90_check.SPLIT_STEPS
-    tiles = re.findall(r"TileShape\(\s*row_blocks=(\d+), columns=(\d+), stages=\d+, cluster=1, alternate=(\w+)", text)
+    tiles = re.findall(r"TileShape\(\s*row_blocks=(\d+), columns=(\d+), stages=\d+, cluster=\d, alternate=(\w+)", text)
     assert [
         (64 * int(blocks) * (1 if alternate == "True" else 2), int(columns)) for blocks, columns, alternate in tiles
     ] == list(sm90_fit.TILES)

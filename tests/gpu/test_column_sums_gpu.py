@@ -48,6 +48,7 @@ CASES = {
     "narrow": Case(3, 29, 31, 64, 64, 3),
     "multiples of 8 alone": Case(5, 17, 19, 72, 72, 3),
     "one column tile of the narrow kernel's edge": Case(2, 30, 30, 64, 40),
+    "column tiles of 96": Case(8, 28, 28, 160, 192, 3),
     "two column tiles": Case(4, 56, 56, 256, 256),
     "many tiles": Case(32, 56, 56, 64, 128),
     "the mean far from zero": Case(8, 28, 28, 64, 256, 1, 1, 8.0),

@@ -4,9 +4,11 @@ over a halo (gpu/halo.mojo).
 An argument is a problem: the pass (0 forward, 1 data gradient; 2 and 3 the same over halos, every way to cut tiles; 4 and 5
 with groups as phases) and the fields of `ConvolutionProblem` up to the pads, apart by commas. Of every problem it is
 checked that each (pixel of the result, tap, pixel of the source) that belongs together comes once and that nothing else
-comes. Prints the number of phases, or 0 where tensor maps cannot encode the problem; of halos, the number of ways.
+comes; of every tile shape that its tiles cover the result once, and that the parts of a split reduction go through all of
+its stages. Prints the number of phases, or 0 where tensor maps cannot encode the problem; of halos, the number of ways.
 """
 
+from std.math import ceildiv
 from std.sys import argv
 from std.utils.index import IndexList
 
@@ -39,8 +41,15 @@ from kernels.convolution.sm90.plan import (
     fprop_phase,
     is_deep,
 )
-from kernels.convolution.sm90.producer import TapWalk, source_of
+from kernels.convolution.sm90.choice import TILE_SHAPES
+from kernels.convolution.sm90.producer import (
+    StageWalk,
+    TapWalk,
+    locate,
+    source_of,
+)
 from kernels.convolution.sm90.store import result_row
+from kernels.convolution.sm90.tile import TileShape
 
 comptime _ROOM = 16
 comptime _VECTORS = 8
@@ -61,7 +70,13 @@ def _walk(p: ConvolutionProblem, dgrad: Bool) raises -> Int:
             return 0
         _check_boxes(p, dgrad, phase)
     var plan = Plan[_ROOM]()
-    plan.set_launch(p, dgrad=dgrad, tiles=1, column_tiles=1, block_k=64)
+    plan.set_launch(
+        p,
+        dgrad=dgrad,
+        tiles=1,
+        column_tiles=1,
+        block_k=64,
+    )
     for i in range(len(phases)):
         plan.set_phase(i, p, phases[i], 0)
     var seen = Dict[Int, Int]()
@@ -70,6 +85,9 @@ def _walk(p: ConvolutionProblem, dgrad: Bool) raises -> Int:
         _collect(p, dgrad, plan, index, 0, 1, seen, rows)
     _check_rows(p, dgrad, rows^)
     _compare(p, dgrad, _source_pixels(p, dgrad), seen)
+    comptime for i in range(len(TILE_SHAPES)):
+        comptime if TILE_SHAPES[i].cluster == 1:
+            _check_tiles[TILE_SHAPES[i]](p, dgrad, phases)
     return len(phases)
 
 
@@ -220,6 +238,81 @@ def _place(halo: Halo, byte: Int32) raises -> Place:
 
 def _source_pixels(p: ConvolutionProblem, dgrad: Bool) -> Int:
     return p.output_pixels() if dgrad else p.input_pixels()
+
+
+def _check_tiles[
+    shape: TileShape
+](p: ConvolutionProblem, dgrad: Bool, phases: List[Phase]) raises:
+    """Tiles cover rows and columns once, and the parts of a split reduction its stages, with all channels of all taps.
+    """
+    var columns = p.c if dgrad else p.k
+    var depth = p.k if dgrad else p.c
+    var step = shape.column_step(columns, not dgrad)
+    var plan = Plan[1]()
+    var phase = phases[0]
+    var rows = p.n * phase.pixels()
+    var column_tiles = ceildiv(columns, step)
+    var tiles = ceildiv(rows, shape.rows()) * column_tiles
+    plan.set_launch(
+        p,
+        dgrad=dgrad,
+        tiles=tiles,
+        column_tiles=column_tiles,
+        block_k=64,
+        column_step=step,
+        short_stages=shape.has_short_stages(1, False),
+    )
+    plan.set_phase(0, p, phase, 0)
+    var covered = List[Int]()
+    for tile in range(tiles):
+        var at = locate[1, shape, True](plan, Int32(tile), 0)
+        var end = min(columns, Int(at.column) + step)
+        if Int(at.column) % 8 != 0 or end - Int(at.column) > shape.columns:
+            raise Error("a tile's columns do not suit its shape")
+        if Int(at.row) >= rows or Int(at.column) >= columns:
+            raise Error("a tile is empty")
+        for column in range(Int(at.column), end):
+            covered.append(Int(at.row) // shape.rows() * columns + column)
+    sort(covered)
+    for i in range(len(covered)):
+        if covered[i] != i:
+            raise Error("a column comes twice or never")
+    if len(covered) != ceildiv(rows, shape.rows()) * columns:
+        raise Error("a column is missing")
+    if not shape.may_split(1, False):
+        _check_stages[shape](plan, 1, depth)
+        return
+    for bits in range(4):
+        plan.set_parts(1 << bits)
+        _check_stages[shape](plan, 1 << bits, depth)
+
+
+def _check_stages[
+    shape: TileShape
+](plan: Plan[1], parts: Int, depth: Int) raises:
+    var whole = StageWalk.first(plan, 0)
+    var stages = 0
+    var channels = 0
+    for part in range(parts):
+        var at = locate[1, shape, False](plan, 0, Int32(part))
+        if Int(at.first) != stages:
+            raise Error("a part begins at another stage than the last one ends")
+        var walk = StageWalk.first(plan, 0)
+        walk.skip(plan, 0, at.first)
+        for _ in range(Int(at.steps)):
+            if (
+                walk.block != whole.block
+                or walk.taps.tap != whole.taps.tap
+                or walk.taps.offsets != whole.taps.offsets
+            ):
+                raise Error("a part has another stage than the whole")
+            var width = 32 if walk.is_short(plan) else 64
+            channels += min(width, depth - Int(walk.block) * 64)
+            walk.advance(plan, 0)
+            whole.advance(plan, 0)
+        stages += Int(at.steps)
+    if channels != Int(plan.taps(0)) * depth:
+        raise Error("a channel of a tap is missing")
 
 
 def _check_boxes(p: ConvolutionProblem, dgrad: Bool, phase: Phase) raises:

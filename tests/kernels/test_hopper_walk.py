@@ -24,6 +24,9 @@ CASES = {
     "all different": ConvolutionProblem.from_sizes(
         1, 8, 8, [7, 9, 11], [2, 3, 4], stride=[1, 2, 3], padding=[1, 0, 2], dilation=[3, 2, 1]
     ),
+    "channels of several tiles": ConvolutionProblem.from_sizes(1, 728, 1056, [3, 5], [1, 1]),
+    "stages half full": ConvolutionProblem.from_sizes(2, 96, 160, [5, 4], [3, 3], padding=[1]),
+    "fewer channels than half a stage": ConvolutionProblem.from_sizes(1, 32, 24, [5, 5], [3, 3], padding=[1]),
     "padding along depth alone": ConvolutionProblem.from_sizes(1, 8, 8, [1, 3, 3], [1, 1, 1], padding=[1, 0, 0]),
 }
 

@@ -23,11 +23,13 @@ from .tile import TileShape
 from .wgrad_plan import MAX_CLUSTER, PANEL, WgradChoice, WgradShape
 
 
-comptime TILE_SHAPES: Array[TileShape, 4] = [
+comptime TILE_SHAPES: Array[TileShape, 6] = [
     TileShape(row_blocks=1, columns=256, stages=4, cluster=1, alternate=False),
     TileShape(row_blocks=2, columns=128, stages=4, cluster=1, alternate=False),
     TileShape(row_blocks=2, columns=128, stages=6, cluster=1, alternate=True),
     TileShape(row_blocks=2, columns=64, stages=5, cluster=1, alternate=False),
+    TileShape(row_blocks=1, columns=192, stages=5, cluster=1, alternate=False),
+    TileShape(row_blocks=1, columns=256, stages=4, cluster=2, alternate=False),
 ]
 
 comptime WGRAD_SHAPES: Array[WgradShape, 7] = [
@@ -45,6 +47,12 @@ comptime _BYTE = 1.0 / 4.27e6
 """Moving one byte at the measured copy bandwidth."""
 comptime _TF32_TILE = 1.5
 """Filling the ring and storing a tile of float32 over the same of 16 bits; estimated."""
+comptime _SHORT_STEP = 0.6
+"""A short pipeline stage over a whole one; estimated."""
+comptime _ROW = 0.00135
+"""Copying a row of a pipeline stage."""
+comptime _UNALIGNED_ROW = 0.0029
+"""The same where rows begin at odd multiples of 16 bytes."""
 comptime _LAUNCH = 2.0
 """Beginning and ending a short kernel behind another one."""
 
@@ -55,6 +63,9 @@ struct Product(ImplicitlyCopyable):
 
     var rows: Int
     var steps: Int
+    """Pipeline stages."""
+    var short_steps: Int
+    """Of these."""
 
 
 def _tensor_bytes(p: ConvolutionProblem, element: Int = 2) -> Float64:
@@ -62,12 +73,17 @@ def _tensor_bytes(p: ConvolutionProblem, element: Int = 2) -> Float64:
 
 
 def is_compiled[dtype: DType](shape: Int) -> Bool:
-    """Whether the tile shape of this index exists for the type. Of float32 the second one is left out: a kernel takes time
-    to compile, and its prediction is the best one for results of 128 channels alone, by 10 % at most.
+    """Whether the tile shape of this index exists for the type. Of float32 three exist: a kernel takes time to compile, and
+    the second one's prediction is the best one for results of 128 channels alone, by 10 % at most.
     """
     return 0 <= shape < comptime (len(TILE_SHAPES)) and (
-        dtype != DType.float32 or shape != 1
+        dtype != DType.float32 or shape in (0, 2, 3)
     )
+
+
+def takes_strides(shape: Int) -> Bool:
+    """Whether the tile shape exists for data gradients with strides."""
+    return shape < 4
 
 
 def tile_cost[dtype: DType, shape: Int]() -> TileCost:
@@ -79,6 +95,30 @@ def tile_cost[dtype: DType, shape: Int]() -> TileCost:
     return cost
 
 
+def join_steps(parts: Int) -> Int:
+    """What it takes the blocks of a cluster to add their sums, in pipeline stages: on an H100 3.5 us for 2 blocks, 7 for 8,
+    where a stage of one consumer takes 0.29.
+    """
+    return 8 + 2 * parts
+
+
+def split_parts(tiles: Int, steps: Int, processors: Int) -> Int:
+    """Into how many parts the blocks of a cluster cut each tile's reduction: where all run at a time, and it pays.
+    """
+    var best = 1
+    var least = steps
+    for bits in range(1, 4):
+        var parts = 1 << bits
+        var time = ceildiv(steps, parts) + join_steps(parts)
+        if (
+            tiles * parts <= cluster_capacity(parts, processors)
+            and time < least
+        ):
+            least = time
+            best = parts
+    return best
+
+
 def tile_time(
     shape: TileShape,
     cost: TileCost,
@@ -87,15 +127,29 @@ def tile_time(
     problem: ConvolutionProblem,
     processors: Int,
     element: Int = 2,
+    sums: Bool = False,
 ) -> Float64:
-    """`element`: bytes."""
+    """`element`: bytes; with `sums` over columns."""
     var column_tiles = ceildiv(columns, shape.columns)
+    var odd = problem.c * element % 32 != 0 or problem.k * element % 32 != 0
+    var copy = Float64(shape.rows() + shape.columns // shape.cluster) * (
+        _UNALIGNED_ROW if odd else _ROW
+    )
+    var step = max(cost.step, copy)
+    var phases = len(products)
     var work = 0.0
     var longest = 0.0
     var tiles = 0
     for product in products:
         var count = ceildiv(product.rows, shape.rows()) * column_tiles
-        var each = Float64(product.steps) * cost.step + cost.tile
+        var steps = Float64(product.steps)
+        if shape.has_short_stages(phases, sums):
+            steps -= (1 - _SHORT_STEP) * Float64(product.short_steps)
+        if shape.may_split(phases, sums):
+            var parts = split_parts(count, product.steps, processors)
+            if parts > 1:
+                steps = steps / Float64(parts) + Float64(join_steps(parts))
+        var each = steps * step + cost.tile
         tiles += count
         work += Float64(count) * each
         longest = max(longest, each)
@@ -114,8 +168,9 @@ def choose_tile[
     columns: Int,
     problem: ConvolutionProblem,
     processors: Int,
+    strided: Bool = False,
 ) -> Int:
-    """Index into TILE_SHAPES."""
+    """Index into TILE_SHAPES; `strided`: of a data gradient with strides."""
     var best = 0
     var best_time = Float64.MAX
     comptime for i in range(len(TILE_SHAPES)):
@@ -131,7 +186,7 @@ def choose_tile[
                 processors,
                 size_of[dtype](),
             )
-            if time < best_time:
+            if time < best_time and (takes_strides(i) or not strided):
                 best_time = time
                 best = i
     return best
@@ -159,10 +214,18 @@ def sums_pay(
             var time = tile_time(
                 each, cost, products, columns, problem, processors
             )
-            if i == shape:
-                times[0] = time
             if i == best:
                 times[1] = time
+            if i == shape:
+                times[0] = tile_time(
+                    each,
+                    cost,
+                    products,
+                    columns,
+                    problem,
+                    processors,
+                    sums=True,
+                )
     return times[0] < times[1] + Float64(2 * size) * _BYTE + _LAUNCH
 
 

@@ -182,6 +182,7 @@ struct ColumnSums[dtype: DType, kind: Int, columns: Int]:
         partials: Ptr[DType.float32],
         slot: Int,
         slots: Int,
+        width: Int32,
         staging: UInt32,
         warp_bytes: Int,
         consumer: Int32,
@@ -189,14 +190,14 @@ struct ColumnSums[dtype: DType, kind: Int, columns: Int]:
     ):
         """Puts the sums of a consumer's four warps into a slot, and begins anew.
 
-        `staging` is the consumer's shared memory, `warp_bytes` for each warp, which then is free again; `thread` is one of
+        `width` columns belong to the tile. `staging` is the consumer's shared memory, `warp_bytes` for each warp, which then is free again; `thread` is one of
         the consumer's 128.
         """
         # All lanes have read what the warp has staged.
         syncwarp()
         self._put_down(staging + thread // 32 * UInt32(warp_bytes), thread % 32)
         named_barrier_sync(_FIRST_BARRIER + consumer, Int32(32 * _WARPS))
-        if thread < UInt32(Self.columns):
+        if thread < UInt32(width):
             var total = Self._taken_up(staging, thread)
             comptime for other in range(1, _WARPS):
                 var theirs = Self._taken_up(
@@ -207,13 +208,13 @@ struct ColumnSums[dtype: DType, kind: Int, columns: Int]:
                 else:
                     total.mean += theirs.mean
                     total.m2 += theirs.m2
-            var at = slot * 2 * Self.columns + Int(thread)
+            var at = slot * 2 * Int(width) + Int(thread)
             partials[unsafe_offset=at] = total.mean[0]
-            partials[unsafe_offset=at + Self.columns] = total.m2[0]
+            partials[unsafe_offset=at + Int(width)] = total.m2[0]
             comptime if Self.kind == MOMENTS:
                 if thread == 0:
                     partials[
-                        unsafe_offset=slots * 2 * Self.columns + slot
+                        unsafe_offset=slots * 2 * Int(width) + slot
                     ] = Float32(total.count)
         named_barrier_sync(_FIRST_BARRIER + consumer, Int32(32 * _WARPS))
         self = Self()

@@ -17,6 +17,7 @@ from .choice import (
     choose_wgrad,
     is_compiled,
     sums_pay,
+    takes_strides,
 )
 from .column_sums import Factor
 from .few_channels import few_channels_take, launch_few_channels
@@ -30,7 +31,7 @@ from .launch import (
     slots_of,
 )
 from .packed import Block3, Scratch, needs_packing, packing, repack
-from .plan import block_k, dgrad_phases, fprop_phase, is_deep
+from .plan import block_k, dgrad_phases, ends_short, fprop_phase, is_deep
 from .tensor_map import SourceView
 from .tile import TileShape
 from .wgrad_plan import WgradChoice
@@ -170,10 +171,15 @@ def _strides(p: ConvolutionProblem) -> Int:
 
 def _products[dtype: DType, pass_: Int](p: ConvolutionProblem) -> List[Product]:
     var products = List[Product]()
+    comptime stage = block_k[dtype]()
+    var depth = p.c if pass_ == FPROP else p.k
+    var short = 1 if ends_short(depth, stage) else 0
     comptime if pass_ == FPROP:
         products.append(
             Product(
-                p.output_pixels(), p.taps() * ceildiv(p.c, block_k[dtype]())
+                p.output_pixels(),
+                p.taps() * ceildiv(depth, stage),
+                p.taps() * short,
             )
         )
     else:
@@ -181,7 +187,8 @@ def _products[dtype: DType, pass_: Int](p: ConvolutionProblem) -> List[Product]:
             products.append(
                 Product(
                     p.n * phase.pixels(),
-                    phase.taps() * ceildiv(p.k, block_k[dtype]()),
+                    phase.taps() * ceildiv(depth, stage),
+                    phase.taps() * short,
                 )
             )
     return products^
@@ -321,7 +328,11 @@ def _run[
     else:
         var columns = problem.k if pass_ == FPROP else problem.c
         var chosen = forced.value().shape if forced else choose_tile[dtype](
-            _products[dtype, pass_](problem), columns, problem, processors
+            _products[dtype, pass_](problem),
+            columns,
+            problem,
+            processors,
+            strided=pass_ == DGRAD and _strides(problem) > 1,
         )
         if not is_compiled[dtype](chosen):
             raise Error(t"Hopper convolution: no tile shape {chosen}")
@@ -340,7 +351,7 @@ def _run[
                             result, a, filter, problem, view, ctx
                         )
                     else:
-                        _launch_dgrad[dtype, shape](
+                        _launch_dgrad[dtype, shape, takes_strides(i)](
                             result, a, filter, problem, ctx
                         )
         _ = copies^
@@ -348,7 +359,7 @@ def _run[
 
 @no_inline
 def _launch_dgrad[
-    dtype: DType, shape: TileShape
+    dtype: DType, shape: TileShape, strided: Bool
 ](
     dx: Ptr[dtype],
     dy: Ptr[dtype],
@@ -356,12 +367,14 @@ def _launch_dgrad[
     problem: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
-    """By the kernel with room for the problem's phases."""
+    """By the kernel with room for the problem's phases, in another shape where this one is not `strided`.
+    """
+    comptime other = shape if strided else TILE_SHAPES[2]
     var phases = _strides(problem)
     if phases == 1:
         launch_dgrad[dtype, shape, 1](dx, dy, w, problem, ctx)
     elif phases <= FEW_PHASES:
-        launch_dgrad[dtype, shape, FEW_PHASES](dx, dy, w, problem, ctx)
+        launch_dgrad[dtype, other, FEW_PHASES](dx, dy, w, problem, ctx)
     else:
         # Rare strides: one shape is compiled for them.
         launch_dgrad[dtype, TILE_SHAPES[2], MAX_PHASES](dx, dy, w, problem, ctx)

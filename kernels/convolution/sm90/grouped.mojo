@@ -187,6 +187,7 @@ def _launch[
             tiles=tiles,
             column_tiles=column_tiles,
             block_k=BLOCK_K,
+            column_step=shape.columns,
         )
         plan.set_groups(p.groups)
         comptime kernel = implicit_gemm_kernel[
@@ -195,6 +196,7 @@ def _launch[
         ctx.enqueue_function[kernel](
             source_maps,
             filter_map,
+            TensorMaps[2](),
             plan,
             result,
             NOWHERE,

@@ -43,7 +43,8 @@ from ...ptx import (
     release_registers,
     syncwarp,
 )
-from .producer import Copies, Tile, copies_of, locate, produce
+from .producer import Copies, Tile, copies_of, locate, produce, tile_of_block
+from .split import lay_sums, store_joined
 from .store import Consumer, Epilogue, Sums, store_tile
 from .tensor_map import TensorMaps
 from .tile import (
@@ -104,63 +105,97 @@ struct _Ring[shape: TileShape](ImplicitlyCopyable, TrivialRegisterPassable):
 
 
 @always_inline
+def _multiply_stage[
+    dtype: DType, shape: TileShape, filter_k_major: Bool, count: Int
+](source_tile: UInt32, filter_tile: UInt32, mut sums: Sums[shape]):
+    """The products of a slot with rows of `count` times _STEP_BYTES, as a group.
+    """
+    comptime fragment = shape.columns // 2
+    comptime row_bytes = count * _STEP_BYTES
+    var source = k_major_descriptor[row_bytes](source_tile)
+    var filter = k_major_descriptor[row_bytes](
+        filter_tile
+    ) if filter_k_major else mn_major_descriptor(filter_tile)
+    wgmma_fence_aligned()
+    comptime for kk in range(count):
+        comptime filter_step = kk * 2 if filter_k_major else kk * 128
+        comptime for block in range(shape.row_blocks):
+            sums[block] = wgmma_async[
+                64,
+                shape.columns,
+                _STEP_BYTES // size_of[dtype](),
+                DType.float32,
+                fragment,
+                a_type=dtype,
+                b_type=dtype,
+                layout_a="row",
+                layout_b="col" if filter_k_major else "row",
+            ](
+                WGMMADescriptor[dtype](
+                    source + Int64(kk * 2 + block * 64 * row_bytes // 16)
+                ),
+                WGMMADescriptor[dtype](filter + Int64(filter_step)),
+                sums[block],
+            )
+    wgmma_commit_group_sync()
+
+
+@always_inline
 def _multiply[
-    dtype: DType, shape: TileShape, filter_k_major: Bool
+    dtype: DType,
+    phases: Int,
+    shape: TileShape,
+    filter_k_major: Bool,
+    with_sums: Bool,
 ](
+    plan: Plan[phases],
+    first: Int32,
     steps: Int32,
     ring: _Ring[shape],
     mut place: RingPlace[shape.stages],
     by: Consumer[shape],
 ) -> Sums[shape]:
-    """One tile: `steps` slots of the ring from `place` on. A slot is released when the products of the next one are under
-    way.
+    """One tile, or the `steps` stages of it from the `first` on: slots of the ring from `place` on. A slot is released when the
+    products of the next one are under way.
     """
     comptime fragment = shape.columns // 2
     var sums = Sums[shape](fill=StaticTuple[Float32, fragment](fill=0))
     var previous = UInt32(0)
+    # Stages until the tap's last one.
+    var left = plan.channel_blocks()
+    comptime if shape.may_split(phases, with_sums):
+        left -= first % left
     for k in range(Int(steps)):
         var slot = place.slot
         mbarrier_wait(ring.full() + slot * 8, place.parity)
         place.advance()
+        var short = False
+        comptime if shape.has_short_stages(phases, with_sums):
+            left -= 1
+            if left == 0:
+                short = plan.ends_short()
+                left = plan.channel_blocks()
         var source_tile = (
             ring.slots
             + slot * UInt32(shape.stage_bytes())
-            + by.first_block() * UInt32(64 * ROW_BYTES)
+            + by.first_block()
+            * UInt32(32 * ROW_BYTES if short else 64 * ROW_BYTES)
         )
         var filter_tile = (
             ring.slots
             + slot * UInt32(shape.stage_bytes())
             + UInt32(shape.source_bytes())
         )
-        var source_descriptor = k_major_descriptor(source_tile)
-        var filter_descriptor = k_major_descriptor(
-            filter_tile
-        ) if filter_k_major else mn_major_descriptor(filter_tile)
-        wgmma_fence_aligned()
-        comptime for kk in range(ROW_BYTES // _STEP_BYTES):
-            comptime filter_step = kk * 2 if filter_k_major else kk * 128
-            comptime for block in range(shape.row_blocks):
-                sums[block] = wgmma_async[
-                    64,
-                    shape.columns,
-                    _STEP_BYTES // size_of[dtype](),
-                    DType.float32,
-                    fragment,
-                    a_type=dtype,
-                    b_type=dtype,
-                    layout_a="row",
-                    layout_b="col" if filter_k_major else "row",
-                ](
-                    WGMMADescriptor[dtype](
-                        source_descriptor
-                        + Int64(kk * 2 + block * 64 * ROW_BYTES // 16)
-                    ),
-                    WGMMADescriptor[dtype](
-                        filter_descriptor + Int64(filter_step)
-                    ),
-                    sums[block],
-                )
-        wgmma_commit_group_sync()
+        comptime steps_of_row = ROW_BYTES // _STEP_BYTES
+        # Each way ends its own group of products: behind a branch ptxas would wait for all of them.
+        if short:
+            _multiply_stage[dtype, shape, filter_k_major, steps_of_row // 2](
+                source_tile, filter_tile, sums
+            )
+        else:
+            _multiply_stage[dtype, shape, filter_k_major, steps_of_row](
+                source_tile, filter_tile, sums
+            )
         wgmma_wait_group_sync[1]()
         if k > 0:
             ring.release(previous, by.thread)
@@ -191,18 +226,19 @@ def _consume[
     by: Consumer[shape],
 ):
     """The walk of a warpgroup that multiplies and stores."""
-    comptime cluster = shape.cluster
     var place = RingPlace[shape.stages](0, 0)
-    var tile = Int32(block_idx.x) // Int32(cluster)
-    var stride = Int32(grid_dim.x) // Int32(cluster)
+    comptime with_sums = kind != NO_SUMS
+    comptime splits = shape.may_split(phases, with_sums)
+    var tile = tile_of_block[phases, shape, with_sums](plan, Int32(block_idx.x))
+    var stride = tile_of_block[phases, shape, with_sums](
+        plan, Int32(grid_dim.x)
+    )
     comptime if shape.alternate:
         if by.index == 1:
             # Skip what the other warpgroup takes.
             if tile < plan.tiles():
                 place.skip(
-                    locate[phases, shape.rows(), shape.columns, cluster](
-                        plan, tile, rank
-                    ).steps
+                    locate[phases, shape, with_sums](plan, tile, rank).steps
                 )
             tile += stride
             named_barrier_arrive(1, 256)
@@ -218,14 +254,16 @@ def _consume[
     var slots = Int(min(2 * stride, plan.tiles()) if steady else plan.tiles())
 
     while tile < plan.tiles():
-        var at = locate[phases, shape.rows(), shape.columns, cluster](
-            plan, tile, rank
-        )
+        var at = locate[phases, shape, with_sums](plan, tile, rank)
         comptime if shape.alternate:
             named_barrier_sync(1 + by.index, 256)
-        var sums = _multiply[dtype, shape, filter_k_major](
-            at.steps, ring, place, by
+        var sums = _multiply[dtype, phases, shape, filter_k_major, with_sums](
+            plan, at.first, at.steps, ring, place, by
         )
+        comptime if splits:
+            if plan.split_bits() > 0:
+                lay_sums[shape](ring.slots, sums, by)
+                break
         store_tile[dtype, phases, shape, epilogue, kind, factor](
             result, plan, at, sums, by, column_sums
         )
@@ -235,6 +273,7 @@ def _consume[
                     partials,
                     Int(tile),
                     slots,
+                    plan.column_step(),
                     by.staging,
                     by.warp_bytes,
                     by.index,
@@ -243,7 +282,7 @@ def _consume[
         comptime if shape.alternate:
             if tile + stride < plan.tiles():
                 place.skip(
-                    locate[phases, shape.rows(), shape.columns, cluster](
+                    locate[phases, shape, with_sums](
                         plan, tile + stride, rank
                     ).steps
                 )
@@ -251,12 +290,35 @@ def _consume[
         else:
             tile += stride
 
+    comptime if splits:
+        if plan.split_bits() > 0:
+            cluster_arrive()
+            cluster_wait()
+            store_joined[dtype, phases, shape, epilogue](
+                result,
+                plan,
+                locate[phases, shape, with_sums](
+                    plan,
+                    tile_of_block[phases, shape, with_sums](
+                        plan, Int32(block_idx.x)
+                    ),
+                    rank,
+                ),
+                ring.slots,
+                rank,
+                by,
+            )
+            # No block may leave while others read its sums.
+            cluster_arrive()
+            cluster_wait()
+
     comptime if kind != NO_SUMS:
         if steady and walk < plan.tiles():
             column_sums.flush(
                 partials,
                 Int(walk),
                 slots,
+                plan.column_step(),
                 by.staging,
                 by.warp_bytes,
                 by.index,
@@ -266,10 +328,10 @@ def _consume[
 
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)),
-    `nvvm.cluster_dim`=StaticTuple[Int32, 3](Int32(shape.cluster), 1, 1),
 )
 @__llvm_arg_metadata(source_maps, `nvvm.grid_constant`)
 @__llvm_arg_metadata(filter_map, `nvvm.grid_constant`)
+@__llvm_arg_metadata(short_maps, `nvvm.grid_constant`)
 @__llvm_arg_metadata(plan, `nvvm.grid_constant`)
 @__name(
     t"conv_implicit_gemm_{dtype}_{shape.rows()}x{shape.columns}x{shape.stages}_c{shape.cluster}_a{shape.alternate}_k{filter_k_major}_p{phases}_s{kind}"
@@ -285,6 +347,7 @@ def implicit_gemm_kernel[
 ](
     source_maps: TensorMaps[phases],
     filter_map: TensorMaps[1],
+    short_maps: TensorMaps[2],
     plan: Plan[phases],
     result: Ptr[dtype],
     partials: Ptr[DType.float32],
@@ -292,6 +355,8 @@ def implicit_gemm_kernel[
     """With sums of a `kind` over columns (column_sums.mojo), they go to `partials`: to a slot for each of the consumers'
     walks where all tiles of a walk have the same columns, else to one for each tile.
     """
+    comptime with_sums = kind != NO_SUMS
+    comptime splits = shape.may_split(phases, with_sums)
     comptime cluster = shape.cluster
     var shared = external_memory[
         UInt8, address_space=AddressSpace.SHARED, alignment=1024
@@ -300,7 +365,7 @@ def implicit_gemm_kernel[
     var thread = UInt32(thread_idx.x)
     var group = thread // 128
     var rank = Int32(0)
-    comptime if cluster > 1:
+    comptime if cluster > 1 or splits:
         rank = Int32(cluster_block_rank())
 
     if thread == 64:
@@ -309,11 +374,13 @@ def implicit_gemm_kernel[
     if thread == 32:
         ring.make_barriers()
 
-    var first = Copies(Tile(0, 0, 0, 0), 0, 0, 0, 0)
+    var first = Copies(Tile(0, 0, 0, 0, 0), 0, 0, 0, 0)
     if thread < 32:
         # One warp finds the first copies while another makes the barriers.
-        first = copies_of[phases, shape](
-            plan, Int32(block_idx.x) // Int32(cluster), rank
+        first = copies_of[phases, shape, with_sums](
+            plan,
+            tile_of_block[phases, shape, with_sums](plan, Int32(block_idx.x)),
+            rank,
         )
     syncwarp()
     comptime if cluster > 1:
@@ -322,15 +389,21 @@ def implicit_gemm_kernel[
     else:
         named_barrier_sync(0, Int32(THREADS))
 
+    # Two warpgroups take what the third one gives.
+    comptime copying = 40 if with_sums else 56
+    comptime multiplying = 168 + (168 - copying) // 2
     if group == 0:
         comptime if shape.accumulators() > 64:
-            release_registers[40]()
+            release_registers[copying]()
         # Every thread of the first warp asks; one goes on.
         if thread < 32:
             if elect_thread():
-                produce[phases, shape, filter_k_major, block_k[dtype]()](
+                produce[
+                    phases, shape, filter_k_major, with_sums, block_k[dtype]()
+                ](
                     source_maps,
                     filter_map,
+                    short_maps,
                     plan,
                     ring.slots,
                     ring.full(),
@@ -338,9 +411,16 @@ def implicit_gemm_kernel[
                     rank,
                     first,
                 )
+        comptime if splits:
+            if plan.split_bits() > 0:
+                # The two barriers of the consumers.
+                cluster_arrive()
+                cluster_wait()
+                cluster_arrive()
+                cluster_wait()
     else:
         comptime if shape.accumulators() > 64:
-            claim_registers[232]()
+            claim_registers[multiplying]()
         var index = Int32(group) - 1
         comptime bytes = 4 * Consumer[shape].warp_bytes
         var staging = ring.staging() + UInt32(index) * UInt32(bytes)

@@ -11,7 +11,7 @@ from ...arithmetic import Divisor
 from ...normalization.partials import Slots
 from ..common import FPROP, Ptr
 from ..problem import ConvolutionProblem
-from .choice import cluster_capacity
+from .choice import cluster_capacity, split_parts
 from .column_sums import NO_SUMS, Factor
 from .implicit_gemm import implicit_gemm_kernel
 from .plan import (
@@ -20,13 +20,14 @@ from .plan import (
     Plan,
     block_k,
     dgrad_phases,
+    ends_short,
     fprop_phase,
     is_deep,
     packed_offsets,
 )
 from .store import Epilogue
 from .tensor_map import SourceView, TensorMaps
-from .tile import THREADS, TileShape
+from .tile import PANEL_COLUMNS, THREADS, TileShape
 from .wgrad import wgrad_kernel
 from .wgrad_plan import (
     MAX_CLUSTER,
@@ -48,11 +49,34 @@ comptime NOWHERE = Ptr[DType.float32](unsafe_from_address=16)
 """Of a launch without sums."""
 
 
+def _processors(ctx: DeviceContext) raises -> Int:
+    return ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
+
+
 def blocks_of(ctx: DeviceContext, cluster: Int, tiles: Int) raises -> Int:
     """Blocks of a persistent grid: one for each multiprocessor, fewer when there are fewer tiles.
     """
-    var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
-    return min(processors // cluster, tiles) * cluster
+    return min(_processors(ctx) // cluster, tiles) * cluster
+
+
+def _encode_filter[
+    dtype: DType, filter_k_major: Bool
+](
+    mut maps: TensorMaps,
+    index: Int,
+    ctx: DeviceContext,
+    w: Ptr[dtype],
+    sizes: IndexList[3],
+    columns: Int,
+    depth: Int,
+) raises:
+    """Boxes of the filter for one stage: `depth` elements of the reduction for `columns` columns of the result, or, where
+    they lie across the reduction, for one panel of them.
+    """
+    var box = IndexList[3](depth, 1, columns) if filter_k_major else IndexList[
+        3
+    ](PANEL_COLUMNS, 1, depth)
+    maps.encode_tile[dtype, 3](index, ctx, w, sizes, box)
 
 
 def slots_of[
@@ -60,7 +84,9 @@ def slots_of[
 ](problem: ConvolutionProblem, ctx: DeviceContext) raises -> Slots:
     """Where a launch with sums over columns puts them."""
     var p = problem
-    var column_tiles = ceildiv(p.k if pass_ == FPROP else p.c, shape.columns)
+    var columns = p.k if pass_ == FPROP else p.c
+    var step = shape.column_step(columns, pass_ == FPROP)
+    var column_tiles = ceildiv(columns, step)
     var tiles = 0
     comptime if pass_ == FPROP:
         tiles = ceildiv(p.output_pixels(), shape.rows())
@@ -70,7 +96,7 @@ def slots_of[
     tiles *= column_tiles
     var walks = 2 * blocks_of(ctx, shape.cluster, tiles)
     var slots = min(walks, tiles) if walks % column_tiles == 0 else tiles
-    return Slots(Int64(slots), Int64(column_tiles), Int64(shape.columns))
+    return Slots(Int64(slots), Int64(column_tiles), Int64(step))
 
 
 @no_inline
@@ -93,28 +119,41 @@ def launch_fprop[
     """
     var p = problem
     var phase = fprop_phase(p)
+    var step = shape.column_step(p.k, True)
+    var sizes = IndexList[3](p.c, p.taps(), p.k)
+    comptime depth = block_k[dtype]()
+    comptime short_stages = shape.has_short_stages(1, kind != NO_SUMS)
     var source_maps = TensorMaps[1]()
-    source_maps.encode_im2col[dtype](
-        0,
-        ctx,
-        x,
-        IndexList[4](p.n, p.d, p.h, p.w),
-        view,
-        phase,
-        IndexList[3](p.stride_d, p.stride_h, p.stride_w),
-        is_deep(p),
-        shape.rows(),
-        block_k[dtype](),
-    )
     var filter_map = TensorMaps[1]()
-    filter_map.encode_tile[dtype, 3](
-        0,
-        ctx,
-        w,
-        IndexList[3](p.c, p.taps(), p.k),
-        IndexList[3](block_k[dtype](), 1, shape.columns // shape.cluster),
+    var short_maps = TensorMaps[2]()
+
+    @__parameter
+    def encode_source[
+        count: Int
+    ](mut maps: TensorMaps[count], channels: Int) raises:
+        maps.encode_im2col[dtype](
+            0,
+            ctx,
+            x,
+            IndexList[4](p.n, p.d, p.h, p.w),
+            view,
+            phase,
+            IndexList[3](p.stride_d, p.stride_h, p.stride_w),
+            is_deep(p),
+            shape.rows(),
+            channels,
+        )
+
+    encode_source(source_maps, depth)
+    _encode_filter[dtype, True](
+        filter_map, 0, ctx, w, sizes, step // shape.cluster, depth
     )
-    var column_tiles = ceildiv(p.k, shape.columns)
+    if short_stages and ends_short(p.c, depth):
+        encode_source(short_maps, depth // 2)
+        _encode_filter[dtype, True](
+            short_maps, 1, ctx, w, sizes, step, depth // 2
+        )
+    var column_tiles = ceildiv(p.k, step)
     var rows = p.output_pixels()
     var tiles = (
         ceildiv(ceildiv(rows, shape.rows()), shape.cluster) * column_tiles
@@ -125,20 +164,33 @@ def launch_fprop[
         dgrad=False,
         tiles=tiles,
         column_tiles=column_tiles,
-        block_k=block_k[dtype](),
+        block_k=depth,
+        column_step=step,
+        short_stages=short_stages,
     )
     plan.set_phase(0, p, phase, 0)
+    var parts = 1
+    comptime if shape.may_split(1, kind != NO_SUMS):
+        parts = split_parts(
+            tiles, phase.taps() * ceildiv(p.c, depth), _processors(ctx)
+        )
+    plan.set_parts(parts)
     comptime kernel = implicit_gemm_kernel[
         dtype, 1, shape, True, epilogue, kind, factor
     ]
     ctx.enqueue_function[kernel](
         source_maps,
         filter_map,
+        short_maps,
         plan,
         y,
         partials,
-        grid_dim=(blocks_of(ctx, shape.cluster, tiles),),
+        grid_dim=(
+            tiles * parts if parts
+            > 1 else blocks_of(ctx, shape.cluster, tiles),
+        ),
         block_dim=(THREADS,),
+        cluster_dim=Dim(max(parts, shape.cluster)),
         shared_mem_bytes=shape.shared_bytes(),
         func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
             UInt32(shape.shared_bytes())
@@ -170,44 +222,52 @@ def launch_dgrad[
     var p = problem
     var products = dgrad_phases(p)
     var deep = is_deep(p)
+    var step = shape.column_step(p.c, filter_k_major)
+    var sizes = IndexList[3](
+        p.k, p.taps(), p.c
+    ) if filter_k_major else IndexList[3](p.c, p.taps(), p.k)
+    comptime depth = block_k[dtype]()
+    comptime share = 1 if filter_k_major else shape.cluster
+    comptime short_stages = shape.has_short_stages(phases, kind != NO_SUMS)
     var source_maps = TensorMaps[phases]()
     var filter_map = TensorMaps[1]()
-    comptime if filter_k_major:
-        filter_map.encode_tile[dtype, 3](
-            0,
+    var short_maps = TensorMaps[2]()
+
+    @__parameter
+    def encode_source[
+        count: Int
+    ](mut maps: TensorMaps[count], i: Int, channels: Int) raises:
+        maps.encode_im2col[dtype](
+            i,
             ctx,
-            w,
-            IndexList[3](p.k, p.taps(), p.c),
-            IndexList[3](block_k[dtype](), 1, shape.columns // shape.cluster),
+            dy,
+            IndexList[4](p.n, p.o, p.p, p.q),
+            SourceView.dense_y(p),
+            products[i],
+            IndexList[3](1, 1, 1),
+            deep,
+            shape.rows(),
+            channels,
         )
-    else:
-        filter_map.encode_tile[dtype, 3](
-            0,
-            ctx,
-            w,
-            IndexList[3](p.c, p.taps(), p.k),
-            IndexList[3](64, 1, block_k[dtype]() // shape.cluster),
+
+    _encode_filter[dtype, filter_k_major](
+        filter_map, 0, ctx, w, sizes, step // shape.cluster, depth // share
+    )
+    if short_stages and ends_short(p.k, depth):
+        if products[0].taps() > 0:
+            encode_source(short_maps, 0, depth // 2)
+        _encode_filter[dtype, filter_k_major](
+            short_maps, 1, ctx, w, sizes, step, depth // 2
         )
     var plan = Plan[phases]()
-    var column_tiles = ceildiv(p.c, shape.columns)
+    var column_tiles = ceildiv(p.c, step)
     var tiles = 0
     for i in range(phases):
         if i < len(products):
             var phase = products[i]
             plan.set_phase(i, p, phase, tiles)
             if phase.taps() > 0:
-                source_maps.encode_im2col[dtype](
-                    i,
-                    ctx,
-                    dy,
-                    IndexList[4](p.n, p.o, p.p, p.q),
-                    SourceView.dense_y(p),
-                    phase,
-                    IndexList[3](1, 1, 1),
-                    deep,
-                    shape.rows(),
-                    block_k[dtype](),
-                )
+                encode_source(source_maps, i, depth)
             var rows = p.n * phase.pixels()
             tiles += (
                 ceildiv(ceildiv(rows, shape.rows()), shape.cluster)
@@ -220,19 +280,34 @@ def launch_dgrad[
         dgrad=True,
         tiles=tiles,
         column_tiles=column_tiles,
-        block_k=block_k[dtype](),
+        block_k=depth,
+        column_step=step,
+        short_stages=short_stages,
     )
+    var parts = 1
+    comptime if shape.may_split(phases, kind != NO_SUMS):
+        parts = split_parts(
+            tiles,
+            products[0].taps() * ceildiv(p.k, depth),
+            _processors(ctx),
+        )
+    plan.set_parts(parts)
     comptime kernel = implicit_gemm_kernel[
         dtype, phases, shape, filter_k_major, epilogue, kind, factor
     ]
     ctx.enqueue_function[kernel](
         source_maps,
         filter_map,
+        short_maps,
         plan,
         dx,
         partials,
-        grid_dim=(blocks_of(ctx, shape.cluster, tiles),),
+        grid_dim=(
+            tiles * parts if parts
+            > 1 else blocks_of(ctx, shape.cluster, tiles),
+        ),
         block_dim=(THREADS,),
+        cluster_dim=Dim(max(parts, shape.cluster)),
         shared_mem_bytes=shape.shared_bytes(),
         func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
             UInt32(shape.shared_bytes())

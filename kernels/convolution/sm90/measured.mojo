@@ -3,11 +3,13 @@
 from .costs import MeasuredChoice, TileCost, WgradCosts
 from .wgrad_plan import WgradChoice
 
-comptime TILE_COSTS: Array[TileCost, 4] = [
+comptime TILE_COSTS: Array[TileCost, 6] = [
     TileCost(step=0.669, tile=2.016, traffic=0.752),
     TileCost(step=0.675, tile=2.209, traffic=1.077),
     TileCost(step=0.375, tile=1.006, traffic=1.049),
     TileCost(step=0.513, tile=1.010, traffic=1.168),
+    TileCost(step=0.500, tile=1.600, traffic=1.000),
+    TileCost(step=0.669, tile=2.016, traffic=0.752),
 ]
 comptime WGRAD_STEP: Array[Float64, 7] = [
     0.643,

@@ -24,13 +24,22 @@ comptime BLOCK_K = 64
 comptime _COLUMN_DIVISOR = 13
 comptime _TAP_STEP = 16
 comptime _OFFSET_STEP = 19
-comptime _HEADER = 22
+comptime _COLUMN_STEP = 22
+comptime _ENDS_SHORT = 23
+comptime _SPLIT_BITS = 24
+comptime _HEADER = 25
 comptime _PHASE = 22
 
 
 def block_k[dtype: DType]() -> Int:
     """Reduction elements of one pipeline stage."""
     return ROW_BYTES // size_of[dtype]()
+
+
+def ends_short(channels: Int, block_k: Int) -> Bool:
+    """Whether the last stage of each tap holds half of the others' channels at most.
+    """
+    return 0 < channels % block_k <= block_k // 2
 
 
 @fieldwise_init
@@ -239,6 +248,23 @@ struct Plan[phases: Int](DevicePassable, ImplicitlyCopyable):
         return self._at(2)
 
     @always_inline
+    def column_step(self) -> Int32:
+        """From a tile's columns to the next one's."""
+        return self._at(_COLUMN_STEP)
+
+    @always_inline
+    def split_bits(self) -> Int32:
+        """How often the reduction of each tile is halved for the blocks of a cluster.
+        """
+        return self._at(_SPLIT_BITS)
+
+    @always_inline
+    def ends_short(self) -> Bool:
+        """Whether each tap's last stage is a short one: half of it is copied and multiplied.
+        """
+        return self._at(_ENDS_SHORT) != 0
+
+    @always_inline
     def is_deep(self) -> Bool:
         """Whether the source's tensor maps have three spatial axes."""
         return self._at(3) != 0
@@ -317,9 +343,14 @@ struct Plan[phases: Int](DevicePassable, ImplicitlyCopyable):
         tiles: Int,
         column_tiles: Int,
         block_k: Int,
+        column_step: Int = 0,
+        short_stages: Bool = False,
     ):
-        """`block_k` elements of the reduction are one pipeline stage."""
+        """`block_k` elements of the reduction are one pipeline stage; `short_stages`: the kernel has those.
+        """
         var p = problem
+        var depth = p.k if dgrad else p.c
+        var columns = p.c if dgrad else p.k
         var ones = IndexList[3](1, 1, 1)
         var strides = IndexList[3](p.stride_d, p.stride_h, p.stride_w)
         var source_step = ones if dgrad else strides
@@ -328,14 +359,25 @@ struct Plan[phases: Int](DevicePassable, ImplicitlyCopyable):
             p.o, p.p, p.q
         )
         self.data[0] = Int32(tiles)
-        self.data[1] = Int32(ceildiv(p.k if dgrad else p.c, block_k))
-        self.data[2] = Int32(p.c if dgrad else p.k)
+        self.data[1] = Int32(ceildiv(depth, block_k))
+        self.data[2] = Int32(columns)
         self.data[3] = Int32(1 if is_deep(p) else 0)
         comptime for axis in range(3):
             self.data[4 + axis] = Int32(source_step[axis])
             self.data[7 + axis] = Int32(out[axis])
             self.data[10 + axis] = Int32(out_step[axis])
+        self.data[_COLUMN_STEP] = Int32(column_step)
+        self.data[_ENDS_SHORT] = Int32(
+            1 if short_stages and ends_short(depth, block_k) else 0
+        )
         self._set_divisor(_COLUMN_DIVISOR, column_tiles)
+
+    def set_parts(mut self, parts: Int):
+        """How many blocks share each tile's reduction, a power of two."""
+        var bits = 0
+        while 1 << bits < parts:
+            bits += 1
+        self.data[_SPLIT_BITS] = Int32(bits)
 
     def _set_divisor(mut self, index: Int, value: Int):
         var divisor = Divisor(max(value, 1))

@@ -25,25 +25,47 @@ struct Tile(ImplicitlyCopyable, TrivialRegisterPassable):
     var phase: Int
     var row: Int32
     var column: Int32
+    var first: Int32
+    """Pipeline stage of its reduction that the block begins with."""
     var steps: Int32
-    """Pipeline stages of its reduction."""
+    """Pipeline stages that the block takes."""
+
+
+@always_inline
+def tile_of_block[
+    phases: Int, shape: TileShape, sums: Bool
+](plan: Plan[phases], block: Int32) -> Int32:
+    """The first tile of a block of the grid; of as many blocks as there are, the step from a tile to the next one.
+    """
+    comptime if shape.may_split(phases, sums):
+        return block >> plan.split_bits()
+    return block // Int32(shape.cluster)
 
 
 @always_inline
 def locate[
-    phases: Int, rows: Int, columns: Int, cluster: Int
+    phases: Int, shape: TileShape, sums: Bool
 ](plan: Plan[phases], tile: Int32, rank: Int32) -> Tile:
+    """Where a tile lies, for the block of this rank in its cluster."""
     var phase = 0
     comptime for i in range(1, phases):
         if tile >= plan.phase(i, fields.FIRST_TILE):
             phase = i
     var local = tile - plan.phase(phase, fields.FIRST_TILE)
     var row_tile, column_tile = plan.tile_place(local)
+    var steps = plan.taps(phase) * plan.channel_blocks()
+    var first = Int32(0)
+    comptime if shape.may_split(phases, sums):
+        first = rank * steps >> plan.split_bits()
+        steps = ((rank + 1) * steps >> plan.split_bits()) - first
+    else:
+        row_tile = row_tile * Int32(shape.cluster) + rank
     return Tile(
         phase,
-        (row_tile * Int32(cluster) + rank) * Int32(rows),
-        column_tile * Int32(columns),
-        plan.taps(phase) * plan.channel_blocks(),
+        row_tile * Int32(shape.rows()),
+        column_tile * plan.column_step(),
+        first,
+        steps,
     )
 
 
@@ -60,11 +82,9 @@ struct Copies(ImplicitlyCopyable, TrivialRegisterPassable):
 
 @always_inline
 def copies_of[
-    phases: Int, shape: TileShape
+    phases: Int, shape: TileShape, sums: Bool
 ](plan: Plan[phases], tile: Int32, rank: Int32) -> Copies:
-    var at = locate[phases, shape.rows(), shape.columns, shape.cluster](
-        plan, tile, rank
-    )
+    var at = locate[phases, shape, sums](plan, tile, rank)
     # The second block of a cluster may stand past the last row: it reads row 0 and stores nothing.
     var row = at.row if at.row < plan.phase(at.phase, fields.ROWS) else 0
     var n, l, j, i = plan.pixel(at.phase, row)
@@ -129,12 +149,111 @@ struct TapWalk(ImplicitlyCopyable, TrivialRegisterPassable):
         self.offsets += plan.offset_step(axis) * by
 
 
+@fieldwise_init
+struct StageWalk(ImplicitlyCopyable, TrivialRegisterPassable):
+    """A place among the pipeline stages of a phase's reduction: blocks of channels of one tap, then the next tap.
+    """
+
+    var taps: TapWalk
+    var block: Int32
+
+    @staticmethod
+    @always_inline
+    def first[phases: Int](plan: Plan[phases], phase: Int) -> Self:
+        return Self(TapWalk.first(plan, phase), 0)
+
+    @always_inline
+    def skip[
+        phases: Int
+    ](mut self, plan: Plan[phases], phase: Int, stages: Int32):
+        """From the first stage on."""
+        var taps = stages // plan.channel_blocks()
+        self.block = stages - taps * plan.channel_blocks()
+        for _ in range(Int(taps)):
+            self.taps.advance(plan, phase)
+
+    @always_inline
+    def advance[phases: Int](mut self, plan: Plan[phases], phase: Int):
+        self.block += 1
+        if self.block == plan.channel_blocks():
+            self.block = 0
+            self.taps.advance(plan, phase)
+
+    @always_inline
+    def is_short[phases: Int](self, plan: Plan[phases]) -> Bool:
+        return plan.ends_short() and self.block == plan.channel_blocks() - 1
+
+
+@always_inline
+def _copy_filter[
+    shape: TileShape, filter_k_major: Bool, block_k: Int
+](
+    filter_tile: UInt32,
+    filter_map: UInt64,
+    barrier: UInt32,
+    channel: Int32,
+    tap: Int32,
+    column: Int32,
+    share: Int32,
+    panels: Int32,
+    rank: Int32,
+):
+    """One stage's filter; of a cluster each block brings its `share` of the rows to all of them.
+    """
+    comptime cluster = shape.cluster
+    comptime if filter_k_major:
+        # Channels of one tap for the tile's columns.
+        comptime if cluster == 1:
+            load_tile_3d(filter_tile, filter_map, barrier, channel, tap, column)
+        else:
+            load_tile_3d_multicast(
+                filter_tile + UInt32(rank * share) * ROW_BYTES,
+                filter_map,
+                barrier,
+                channel,
+                tap,
+                column + rank * share,
+                UInt16((1 << cluster) - 1),
+            )
+    else:
+        # 64 columns (input channels) at a time for the filters of the reduction.
+        comptime for panel in range(shape.columns // 64):
+            comptime offset = panel * block_k * ROW_BYTES
+            if Int32(panel) < panels:
+                comptime if cluster == 1:
+                    load_tile_3d(
+                        filter_tile + UInt32(offset),
+                        filter_map,
+                        barrier,
+                        column + Int32(panel * 64),
+                        tap,
+                        channel,
+                    )
+                else:
+                    load_tile_3d_multicast(
+                        filter_tile
+                        + UInt32(offset)
+                        + UInt32(rank * share) * ROW_BYTES,
+                        filter_map,
+                        barrier,
+                        column + Int32(panel * 64),
+                        tap,
+                        channel + rank * share,
+                        UInt16((1 << cluster) - 1),
+                    )
+
+
 @always_inline
 def produce[
-    phases: Int, shape: TileShape, filter_k_major: Bool, block_k: Int
+    phases: Int,
+    shape: TileShape,
+    filter_k_major: Bool,
+    sums: Bool,
+    block_k: Int,
 ](
     source_maps: TensorMaps[phases],
     filter_map: TensorMaps[1],
+    short_maps: TensorMaps[2],
     plan: Plan[phases],
     ring: UInt32,
     full: UInt32,
@@ -145,86 +264,65 @@ def produce[
     comptime cluster = shape.cluster
     var copies = first
     var ring_at = RingPlace[shape.stages](0, 0)
-    var tile = Int32(block_idx.x) // Int32(cluster)
+    var tile = tile_of_block[phases, shape, sums](plan, Int32(block_idx.x))
     while tile < plan.tiles():
         var at = copies.at
-        var source_map = source_maps.address(at.phase)
-        var filter_address = filter_map.address(0)
-        var taps = TapWalk.first(plan, at.phase)
-        for _ in range(Int(plan.taps(at.phase))):
-            for block in range(Int(plan.channel_blocks())):
-                var slot = ring_at.slot
-                var barrier = full + slot * 8
-                mbarrier_wait(empty + slot * 8, ring_at.parity ^ 1)
-                mbarrier_expect(barrier, shape.stage_bytes())
-                var source_tile = ring + slot * UInt32(shape.stage_bytes())
-                var filter_tile = source_tile + UInt32(shape.source_bytes())
-                var channel = Int32(block * block_k)
-                load_im2col(
-                    source_tile,
-                    source_map,
-                    barrier,
-                    Im2col(
-                        channel,
-                        copies.w,
-                        copies.h,
-                        copies.d,
-                        copies.n,
-                        UInt32(taps.offsets),
-                    ),
-                    plan.is_deep(),
-                )
-                comptime if filter_k_major:
-                    # Channels of one tap for `columns` filters; each block of a cluster brings its share.
-                    comptime share = shape.columns // cluster
-                    comptime if cluster == 1:
-                        load_tile_3d(
-                            filter_tile,
-                            filter_address,
-                            barrier,
-                            channel,
-                            taps.tap,
-                            at.column,
-                        )
-                    else:
-                        load_tile_3d_multicast(
-                            filter_tile
-                            + UInt32(rank) * UInt32(share * ROW_BYTES),
-                            filter_address,
-                            barrier,
-                            channel,
-                            taps.tap,
-                            at.column + rank * Int32(share),
-                            UInt16((1 << cluster) - 1),
-                        )
-                else:
-                    # 64 columns (input channels) at a time for block_k filters (the reduction).
-                    comptime share = block_k // cluster
-                    comptime for panel in range(shape.columns // 64):
-                        comptime offset = panel * block_k * ROW_BYTES
-                        comptime if cluster == 1:
-                            load_tile_3d(
-                                filter_tile + UInt32(offset),
-                                filter_address,
-                                barrier,
-                                at.column + Int32(panel * 64),
-                                taps.tap,
-                                channel,
-                            )
-                        else:
-                            load_tile_3d_multicast(
-                                filter_tile
-                                + UInt32(offset)
-                                + UInt32(rank) * UInt32(share * ROW_BYTES),
-                                filter_address,
-                                barrier,
-                                at.column + Int32(panel * 64),
-                                taps.tap,
-                                channel + rank * Int32(share),
-                                UInt16((1 << cluster) - 1),
-                            )
-                ring_at.advance()
-            taps.advance(plan, at.phase)
-        tile += Int32(grid_dim.x) // Int32(cluster)
+        var walk = StageWalk.first(plan, at.phase)
+        # What is not copied of a filter tile multiplies into columns that are not stored.
+        var panels = Int32(0)
+        var share = plan.column_step() // Int32(cluster)
+        var filter_bytes = plan.column_step() * ROW_BYTES
+        comptime if not filter_k_major:
+            panels = min(
+                Int32(shape.columns // 64),
+                (plan.columns() - at.column + 63) // 64,
+            )
+            share = Int32(block_k // cluster)
+            filter_bytes = panels * Int32(block_k * ROW_BYTES)
+        comptime if shape.may_split(phases, sums):
+            walk.skip(plan, at.phase, at.first)
+        for _ in range(Int(at.steps)):
+            var slot = ring_at.slot
+            var barrier = full + slot * 8
+            var source_map = source_maps.address(at.phase)
+            var filter_address = filter_map.address(0)
+            var bytes = Int32(shape.source_bytes()) + filter_bytes
+            comptime if shape.has_short_stages(phases, sums):
+                if walk.is_short(plan):
+                    source_map = short_maps.address(0)
+                    filter_address = short_maps.address(1)
+                    bytes //= 2
+            mbarrier_wait(empty + slot * 8, ring_at.parity ^ 1)
+            mbarrier_expect(barrier, Int(bytes))
+            var source_tile = ring + slot * UInt32(shape.stage_bytes())
+            var channel = walk.block * Int32(block_k)
+            load_im2col(
+                source_tile,
+                source_map,
+                barrier,
+                Im2col(
+                    channel,
+                    copies.w,
+                    copies.h,
+                    copies.d,
+                    copies.n,
+                    UInt32(walk.taps.offsets),
+                ),
+                plan.is_deep(),
+            )
+            _copy_filter[shape, filter_k_major, block_k](
+                source_tile + UInt32(shape.source_bytes()),
+                filter_address,
+                barrier,
+                channel,
+                walk.taps.tap,
+                at.column,
+                share,
+                panels,
+                rank,
+            )
+            ring_at.advance()
+            walk.advance(plan, at.phase)
+        tile += tile_of_block[phases, shape, sums](plan, Int32(grid_dim.x))
         if tile < plan.tiles():
-            copies = copies_of[phases, shape](plan, tile, rank)
+            copies = copies_of[phases, shape, sums](plan, tile, rank)

@@ -27,7 +27,7 @@ comptime _WARP_PANEL = 16 * ROW_BYTES
 """Bytes of the 16 rows of a panel that a warp stages."""
 
 
-def _vector[dtype: DType]() -> Int:
+def vector_of[dtype: DType]() -> Int:
     """Elements of the 16 bytes that a lane stores."""
     return 16 // size_of[dtype]()
 
@@ -111,15 +111,17 @@ def _column[
     return (
         first
         + Int32((pair * staged + panel) * _panel_columns[dtype]())
-        + Int32(lane % 8) * Int32(_vector[dtype]())
+        + Int32(lane % 8) * Int32(vector_of[dtype]())
     )
 
 
 @always_inline
-def _index[
+def result_index[
     phases: Int, vector: Int
-](plan: Plan[phases], at: Tile, row: Int32, column: Int32) -> IndexList[5]:
-    """Where a vector lies in the result; past the last channel the last vector.
+](
+    plan: Plan[phases], at: Tile, row: Int32, column: Int32, end: Int32
+) -> IndexList[5]:
+    """Where a vector lies in the result; past the tile's last channel the last vector.
     """
     var n, d, h, w = _result_pixel(plan, at.phase, row)
     return IndexList[5](
@@ -127,7 +129,7 @@ def _index[
         Int(d),
         Int(h),
         Int(w),
-        Int(min(column, plan.columns() - Int32(vector))),
+        Int(min(column, end - Int32(vector))),
     )
 
 
@@ -199,11 +201,11 @@ def _stage[
 def _staged[
     dtype: DType, shape: TileShape
 ](by: Consumer[shape], panel: Int, row: UInt32) -> SIMD[
-    dtype, _vector[dtype]()
+    dtype, vector_of[dtype]()
 ]:
     """The lane's vector of a row of the warp's."""
     return _staged_at[dtype, shape](by, panel, row, by.lane() % 8).unsafe_load[
-        width=_vector[dtype](), alignment=16
+        width=vector_of[dtype](), alignment=16
     ]()
 
 
@@ -231,8 +233,9 @@ def _store_panels[
     All vectors are made before any is stored, so that what an epilogue reads is in flight together.
     """
     comptime staged = shape.panels_staged()
-    comptime vector = _vector[dtype]()
+    comptime vector = vector_of[dtype]()
     var rows = plan.phase(at.phase, fields.ROWS)
+    var end = min(plan.columns(), at.column + plan.column_step())
     var lane = by.lane()
     var values = StaticTuple[SIMD[dtype, vector], 4 * panels](
         fill=SIMD[dtype, vector](0)
@@ -244,11 +247,12 @@ def _store_panels[
             comptime p = part * panels + n
             var value = _staged[dtype](by, p, UInt32(it * 4) + lane // 8)
             # Past the edge the last vector stands in: no branch keeps the loads apart.
-            var index = _index[phases, vector](
+            var index = result_index[phases, vector](
                 plan,
                 at,
                 min(row, rows - 1),
                 _column[dtype, staged](at.column, pair, p, lane),
+                end,
             )
             comptime if epilogue:
                 comptime apply = epilogue.value()
@@ -270,7 +274,7 @@ def _store_panels[
             comptime for n in range(panels):
                 comptime p = part * panels + n
                 var column = _column[dtype, staged](at.column, pair, p, lane)
-                if column < plan.columns():
+                if column < end:
                     target.unsafe_store[alignment=16](
                         Int(column), values[it * panels + n]
                     )

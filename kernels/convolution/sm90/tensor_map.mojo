@@ -13,6 +13,7 @@ from ..problem import ConvolutionProblem
 from .plan import Axis, Phase
 
 comptime _MAP_BYTES = 128
+comptime _SWIZZLE_64B: Int32 = 2
 comptime _SWIZZLE_128B: Int32 = 3
 comptime _PROMOTE_L2_256B: Int32 = 3
 
@@ -24,6 +25,11 @@ def _map_type[dtype: DType]() -> Int32:
         # TF32: the copy engine rounds what it copies.
         return 11
     return 9 if dtype == DType.bfloat16 else 6
+
+
+def _swizzle[dtype: DType](elements: Int) -> Int32:
+    """Of rows of so many elements in shared memory."""
+    return _SWIZZLE_64B if elements * size_of[dtype]() == 64 else _SWIZZLE_128B
 
 
 @fieldwise_init
@@ -151,7 +157,7 @@ struct TensorMaps[count: Int](DevicePassable, ImplicitlyCopyable):
             Int32(pixels),
             map_steps.unsafe_ptr(),
             0,
-            _SWIZZLE_128B,
+            _swizzle[dtype](channels),
             _PROMOTE_L2_256B,
             0,
         )
@@ -195,7 +201,7 @@ struct TensorMaps[count: Int](DevicePassable, ImplicitlyCopyable):
             box_sizes.unsafe_ptr(),
             steps.unsafe_ptr(),
             0,
-            _SWIZZLE_128B,
+            _swizzle[dtype](box[0]),
             _PROMOTE_L2_256B,
             0,
         )

@@ -1,5 +1,6 @@
 """What the tensor-core kernels share: the shape of a block and of its tile, and how wgmma finds a tile in shared memory."""
 
+from std.math import ceildiv
 from std.memory import bitcast
 
 from .plan import BLOCK_K, ROW_BYTES
@@ -26,6 +27,28 @@ struct TileShape(ImplicitlyCopyable, TrivialRegisterPassable):
 
     def rows(self) -> Int:
         return 64 * self.row_blocks * (1 if self.alternate else CONSUMERS)
+
+    def column_step(self, columns: Int, filter_k_major: Bool) -> Int:
+        """Of a result with so many columns, how many each tile computes.
+
+        To fill what lies outside of a tensor takes the copy engine several times as long as to copy it, so rows of a filter tile
+        past the last column are not asked for: tiles are equally wide. A filter that lies across the reduction comes in whole
+        panels, of which the last ones are left out.
+        """
+        if not filter_k_major:
+            return self.columns
+        var unit = 8 * self.cluster
+        return ceildiv(columns, ceildiv(columns, self.columns) * unit) * unit
+
+    def has_short_stages(self, phases: Int, sums: Bool) -> Bool:
+        """Whether a kernel takes stages of half a row each: with sums over columns it has no registers for that.
+        """
+        return phases == 1 and self.cluster == 1 and not sums
+
+    def may_split(self, phases: Int, sums: Bool) -> Bool:
+        """Whether the blocks of a cluster may share a tile's reduction: one consumer of each multiplies.
+        """
+        return self.alternate and phases == 1 and self.cluster == 1 and not sums
 
     def source_bytes(self) -> Int:
         return self.rows() * ROW_BYTES
@@ -78,13 +101,14 @@ struct RingPlace[stages: Int](ImplicitlyCopyable, TrivialRegisterPassable):
 
 
 @always_inline
-def k_major_descriptor(address: UInt32) -> Int64:
-    """Rows of 128 swizzled bytes along the reduction; groups of 8 rows are 1024 bytes apart.
+def k_major_descriptor[row_bytes: Int = ROW_BYTES](address: UInt32) -> Int64:
+    """Rows of swizzled bytes along the reduction, 128 or 64 each; groups of 8 rows follow each other.
     """
+    comptime swizzle = Int64(1 << 62) if row_bytes == 128 else Int64.MIN
     return (
         Int64((address & 0x3FFFF) >> 4)
-        | Int64(1 << 62)
-        | Int64(64 << 32)
+        | swizzle
+        | Int64((row_bytes * 8 // 16) << 32)
         | Int64(1 << 16)
     )
 

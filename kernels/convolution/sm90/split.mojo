@@ -1,0 +1,115 @@
+"""The reduction of one tile, cut over the blocks of a cluster: for problems with few tiles.
+
+Every block sums some of the tile's stages and lays its sums where its ring was. Then each takes a share of the tile's
+rows, adds what all blocks have of them in the order of their ranks, and stores it behind the epilogue: equal input gives
+equal bits. One consumer of each block multiplies, both store.
+"""
+
+from std.memory import Pointer
+
+from ..common import Ptr
+from ...ptx import load_cluster, named_barrier_sync
+from . import plan as fields
+from .plan import Plan
+from .producer import Tile
+from .store import Consumer, Epilogue, Sums, result_index, result_row, vector_of
+from .tile import CONSUMERS, TileShape
+
+comptime MULTIPLIED = 3
+"""The named barrier of a consumer's threads, all of which have read the ring."""
+comptime _PAD = 8
+"""Floats behind each row: eight rows that are written together lie in different banks."""
+
+
+@always_inline
+def _place[
+    shape: TileShape
+](ring: UInt32, row: UInt32, column: UInt32) -> UInt32:
+    comptime assert (
+        shape.rows() * (shape.columns + _PAD) * 4
+        <= shape.stages * shape.stage_bytes()
+    )
+    return ring + (row * UInt32(shape.columns + _PAD) + column) * 4
+
+
+@always_inline
+def lay_sums[
+    shape: TileShape
+](ring: UInt32, sums: Sums[shape], by: Consumer[shape]):
+    """By the consumer that has multiplied: a lane has two columns of two rows of every 8 columns.
+    """
+    named_barrier_sync(MULTIPLIED, 128)
+    comptime for block in range(shape.row_blocks):
+        comptime for group in range(shape.columns // 8):
+            comptime for half in range(2):
+                var row = (
+                    UInt32(block * 64 + half * 8)
+                    + by.warp() * 16
+                    + by.lane() // 4
+                )
+                var column = UInt32(group * 8) + by.lane() % 4 * 2
+                Pointer[
+                    Float32, MutAnyOrigin, address_space=AddressSpace.SHARED
+                ](
+                    unsafe_from_address=Int(_place[shape](ring, row, column))
+                ).unsafe_store[
+                    alignment=8
+                ](
+                    0,
+                    SIMD[DType.float32, 2](
+                        sums[block][group * 4 + half * 2],
+                        sums[block][group * 4 + half * 2 + 1],
+                    ),
+                )
+
+
+@always_inline
+def store_joined[
+    dtype: DType,
+    phases: Int,
+    shape: TileShape,
+    epilogue: Optional[Epilogue[dtype]],
+](
+    result: Ptr[dtype],
+    plan: Plan[phases],
+    at: Tile,
+    ring: UInt32,
+    rank: Int32,
+    by: Consumer[shape],
+):
+    """By both consumers of every block, between two barriers of the cluster."""
+    comptime vector = vector_of[dtype]()
+    comptime in_row = shape.columns // vector
+    comptime threads = 128 * CONSUMERS
+    var parts = 1 << plan.split_bits()
+    var share = Int32(shape.rows()) >> plan.split_bits()
+    var rows = plan.phase(at.phase, fields.ROWS)
+    var end = min(plan.columns(), at.column + plan.column_step())
+    var place = by.index * 128 + Int32(by.thread)
+    while place < share * Int32(in_row):
+        var row = rank * share + place // Int32(in_row)
+        var column = place % Int32(in_row) * Int32(vector)
+        if at.row + row < rows and at.column + column < end:
+            var address = _place[shape](ring, UInt32(row), UInt32(column))
+            var total = SIMD[DType.float32, vector](0)
+            for part in range(Int(parts)):
+                comptime for quarter in range(vector // 4):
+                    var theirs = load_cluster(
+                        address + UInt32(quarter * 16), UInt32(part)
+                    )
+                    comptime for i in range(4):
+                        total[quarter * 4 + i] += theirs[i]
+            var value = total.cast[dtype]()
+            comptime if epilogue:
+                comptime apply = epilogue.value()
+                value = apply[vector](
+                    result_index[phases, vector](
+                        plan, at, at.row + row, at.column + column, end
+                    ),
+                    value,
+                )
+            result.unsafe_offset(
+                Int(result_row(plan, at.phase, at.row + row))
+                * Int(plan.columns())
+            ).unsafe_store[alignment=16](Int(at.column + column), value)
+        place += threads
