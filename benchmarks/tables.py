@@ -19,6 +19,7 @@ from benchmarks.training_step import FROZEN
 from benchmarks.training_zoo import ratio
 
 PASSES = {"fprop": "forward", "dgrad": "data gradient", "wgrad": "weight gradient"}
+DRAWN = "convolution_drawn_h200_bfloat16"
 POOLING_KINDS = {
     "max_fprop": "maxima, forward",
     "max_dgrad": "maxima, gradient by index",
@@ -148,6 +149,9 @@ def summary() -> str:
     each = ", ".join(mean(hopper_ratios(hopper, pass_)) for pass_ in PASSES)
     count = len(hopper_ratios(hopper, "fprop"))
     rows.append([f"bfloat16 convolution, {count} problems, H200: {', '.join(PASSES.values())}", "", "cuDNN", each])
+    drawn = _of_class(read(DRAWN), "all")
+    by_pass = [[row["ratio"] for row in drawn if row["pass"] == pass_] for pass_ in PASSES.values()]
+    rows.append([f"the same, {len(by_pass[0])} drawn from models", "", "cuDNN", ", ".join(map(mean, by_pass))])
     rows.append(["pooling gradients, H200", "", "ATen", mean(pooling_ratios("pooling_h200_gradients"))])
     return grid(["work", "ours", "beside", "our time over theirs"], rows)
 
@@ -288,6 +292,7 @@ def convolution_any_gpu() -> str:
     rows = []
     for family, pattern in families.items():
         for kind, title in kinds.items():
+            label = f"{family}, {title}"
             for pass_, called in PASSES.items():
                 mine = [
                     row
@@ -296,22 +301,22 @@ def convolution_any_gpu() -> str:
                 ]
                 if not mine:
                     continue
-                label = f"{family}, {title}, {len(mine)}" if pass_ == "fprop" else ""
+                label = label and f"{label}, {len(mine)}"
                 cells = [
                     mean_and_worst([row["ours_ms"] / row[f"{layout}_ms"] for row in mine if f"{layout}_ms" in row])
                     for layout in ("channels_last", "default")
                 ]
                 rows.append([label, called, *cells])
+                label = ""
     return grid(["problems", "pass", "cuDNN, channels_last", "cuDNN, default layout"], rows) + origin(name)
 
 
 def convolution_drawn() -> str:
     """A class of the draw in each line; our time over cuDNN's better layout."""
-    name = "convolution_drawn_h200_bfloat16"
-    document = read(name)
+    document = read(DRAWN)
     classes = _classes(document)
     rows = [[label, *_cells_by_pass(_of_class(document, kind))] for kind, label in classes.items()]
-    return grid(["problems", *PASSES.values()], rows) + origin(name)
+    return grid(["problems", *PASSES.values()], rows) + origin(DRAWN)
 
 
 def _classes(document: Mapping[str, Any]) -> dict[str, str]:
