@@ -27,14 +27,17 @@ from torch_max_backend.graph.sized import SizedGraph, at_hints, is_sized
 from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.background import Job
+from torch_max_backend.runtime.packs import Packing
 from torch_max_backend.torch_compat import (
     TracingContext,
     aot_module_simplified,
     counters,
     disable_current_modes,
     functorch_config,
+    keep_in_packs,
     make_boxed_func,
     min_cut_rematerialization_partition,
+    packable_outputs,
 )
 
 log = logging.getLogger("torch_max_backend")
@@ -151,13 +154,14 @@ class _Compilation:
         self.options = options
         self.label = f"max_{next(_numbers)}"
         self.unit = CompilationUnit(self.label)
+        self.packing: Packing | None = None
         self.start = time.perf_counter()
 
     def forward(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         metadata = TracingContext.get().fw_metadata
         outputs: Any = gm.graph.output_node().args[0]
         saved = frozenset(range(metadata.num_forward, len(outputs)))
-        return self._compile(gm, "forward", saved)
+        return self._compile(gm, "forward", saved, packable_outputs(metadata, outputs))
 
     def backward(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Saved activations come in the memory order that the forward graph left them in."""
@@ -171,16 +175,27 @@ class _Compilation:
     def inference(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return self._compile(gm, "inference", frozenset())
 
-    def _compile(self, gm: GraphModule, kind: str, free_outputs: frozenset[int]) -> Callable[..., Any]:
+    def _compile(
+        self, gm: GraphModule, kind: str, free_outputs: frozenset[int], packable: frozenset[int] = frozenset()
+    ) -> Callable[..., Any]:
         sized = self.options.run == "launches" and is_sized(gm)
         # AOTAutograd calls with its fake mode on, under which a lowering could not compute a constant.
         with disable_current_modes():
             compiled = compile_graph(
-                at_hints(gm) if sized else gm, self.unit, self.options, kind, free_outputs=free_outputs
+                at_hints(gm) if sized else gm,
+                self.unit,
+                self.options,
+                kind,
+                free_outputs=free_outputs,
+                packable=packable,
+                packing=self.packing if kind == "backward" else None,
             )
         context = TracingContext.try_get()
         if context is not None and context.output_strides is not None:
             context.output_strides.extend(compiled.output_strides(gm, free_outputs))
+        if compiled.packing is not None:
+            self.packing = compiled.packing
+            keep_in_packs(TracingContext.get().fw_metadata, len(compiled.packing.sizes), compiled.packing.others)
         _recorders.tell(compiled)
         if self.unit.compiled:
             # A backward graph that AOTAutograd hands over late: nobody will call finish for it.
@@ -243,7 +258,9 @@ class _Handover:
 class _Building(_Compilation):
     """Graphs that are built and never compiled: PyTorch runs them."""
 
-    def _compile(self, gm: GraphModule, kind: str, free_outputs: frozenset[int]) -> Callable[..., Any]:
+    def _compile(
+        self, gm: GraphModule, kind: str, free_outputs: frozenset[int], packable: frozenset[int] = frozenset()
+    ) -> Callable[..., Any]:
         super()._compile(gm, kind, frozenset())
         return make_boxed_func(gm)
 

@@ -110,6 +110,39 @@ def convolutions_laid_out_by_cudnn() -> AbstractContextManager[object]:
     return mock.patch.object(torch._C, "_conv_determine_backend_memory_format", memory_format)
 
 
+def packable_outputs(metadata: Any, outputs: Sequence[Any]) -> frozenset[int]:
+    """Which of a forward graph's outputs autograd may get in another form: tensors of known sizes that it keeps for the
+    backward graph. None where somebody else looks at them: hooks on saved tensors, compiled autograd.
+
+    Args:
+        metadata: AOTAutograd's, of the forward graph.
+        outputs: the nodes that the graph returns.
+    """
+    kept = range(metadata.num_forward, len(outputs))
+    # Behind these AOTAutograd counts from the end: values that it keeps without looking at their versions.
+    checked = kept[: len(kept) - (getattr(metadata, "num_tensors_saved_with_no_vc_check", 0) or 0)]
+    values = [outputs[number].meta.get("val") if isinstance(outputs[number], Node) else None for number in kept]
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) or torch._dynamo.config.compiled_autograd:
+        return frozenset()
+    if any(not isinstance(value, torch.Tensor) or not _is_static(value) for value in values):
+        return frozenset()
+    return frozenset(checked)
+
+
+def _is_static(tensor: torch.Tensor) -> bool:
+    return all(isinstance(extent, int) for extent in (*tensor.shape, *tensor.stride()))
+
+
+def keep_in_packs(metadata: Any, packs: int, others: Sequence[int]) -> None:
+    """Tells AOTAutograd that a forward graph returns ``packs`` tensors in place of what it kept, and behind them
+    ``others`` of these."""
+    flags = getattr(metadata, "saved_tensor_is_graph_input", None)
+    if flags is not None:
+        # Its length stays: the first call may return fake tensors, as many as were traced.
+        new = [*[False] * packs, *(flags[number] for number in others)]
+        flags[: len(new)] = new
+
+
 def schema_of(op: Any) -> Any:
     """The name and the arguments of an op."""
     return op._schema

@@ -22,6 +22,7 @@ from torch_max_backend.ir.layout import strides_of
 from torch_max_backend.max_compat import in_mlir_context
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.executable import Executable
+from torch_max_backend.runtime.packs import Packing, unpacking
 from torch_max_backend.torch_compat import boxed_code
 
 
@@ -35,6 +36,7 @@ class CompiledGraph:
         refusals: the ops left to PyTorch.
         host_ops: draws and size computations, which run in Python by design.
         sources: for each output the executable that makes it with its number there; None for what none makes.
+        packing: of the outputs that leave in packs.
     """
 
     name: str
@@ -43,6 +45,7 @@ class CompiledGraph:
     refusals: list[Refusal]
     host_ops: list[str]
     sources: Sequence[tuple[Executable, int] | None] = ()
+    packing: Packing | None = None
 
     #: AOTAutograd hands arguments over in a list that the callee may empty.
     _boxed_call = True
@@ -105,6 +108,8 @@ def compile_graph(
     name: str,
     *,
     free_outputs: frozenset[int] = frozenset(),
+    packable: frozenset[int] = frozenset(),
+    packing: Packing | None = None,
 ) -> CompiledGraph:
     """Puts ``gm`` into ``unit`` and returns its callable, which runs once the unit is compiled.
 
@@ -114,6 +119,8 @@ def compile_graph(
         options: the user's options.
         name: names the MAX graphs, unique in the process.
         free_outputs: outputs whose strides nobody relies on.
+        packable: those of them, its last ones, that may leave in packs; ``CompiledGraph.packing`` says which do.
+        packing: of the packs that are the first arguments.
 
     Raises:
         UnsupportedOpError: an op cannot run in MAX and the options forbid the fallback.
@@ -128,7 +135,7 @@ def compile_graph(
         _report(found, options)
         added: list[Executable] = []
         try:
-            runner, sources = _assemble(gm, unit, name, found, added, free_outputs, options)
+            runner, sources = _assemble(gm, unit, name, found, added, free_outputs, options, packable, packing)
         except NodeCannotLower as error:
             for executable in added:
                 unit.discard(executable)
@@ -137,7 +144,10 @@ def compile_graph(
                 raise
             refused[origin] = error.reason
             continue
-        return CompiledGraph(name, runner, added, list(found.values()), host_ops, sources)
+        if packing is not None and not (added and added[0].takes_packs):
+            runner = unpacking(runner, packing)
+        made = added[0].packing if added else None
+        return CompiledGraph(name, runner, added, list(found.values()), host_ops, sources, made)
 
 
 def _report(found: dict[str, Refusal], options: Options) -> None:
@@ -155,12 +165,16 @@ def _assemble(
     added: list[Executable],
     free_outputs: frozenset[int],
     options: Options,
+    packable: frozenset[int],
+    packing: Packing | None,
 ) -> tuple[Callable[[Sequence[Any]], Sequence[Any]], list[tuple[Executable, int] | None]]:
     """The callable, and for each of its outputs the executable that makes it with the number it has there."""
     calls = [node for node in gm.graph.nodes if node.op in ("call_function", "call_module", "get_attr")]
     if not found and calls and all(_is_built(node) for node in calls):
         _know_all_sizes(gm)
-        added.append(unit.add(gm, name, free_outputs=free_outputs, options=options))
+        added.append(
+            unit.add(gm, name, free_outputs=free_outputs, options=options, packable=packable, packing=packing)
+        )
         return added[0].run, [(added[0], number) for number in range(len(_leaving(gm)))]
     pieces = cut(gm, found)
     for node in pieces.graph.nodes:

@@ -25,6 +25,7 @@ from torch_max_backend.runtime.capture import Capture, refusal
 from torch_max_backend.runtime.executable import Executable
 from torch_max_backend.runtime.interface import BuiltGraph
 from torch_max_backend.runtime.launch_capture import TensorMemory
+from torch_max_backend.runtime.packs import Packing, pack_results, take_from_packs
 from torch_max_backend.runtime.streams import stream_order
 from torch_max_backend.runtime.tasks import ListTask, Task
 
@@ -53,10 +54,14 @@ class CompilationUnit:
         *,
         free_outputs: frozenset[int] = frozenset(),
         options: Options | None = None,
+        packable: frozenset[int] = frozenset(),
+        packing: Packing | None = None,
     ) -> Executable:
         """Builds ``gm`` and returns its executable, runnable after ``compile``.
 
-        With the option ``capture`` it is replayed as a device graph where that is possible.
+        With the option ``capture`` it is replayed as a device graph where that is possible. Of the outputs ``packable``
+        many leave in packs (``Executable.packing``) where it is a launch list; it takes the packs of ``packing`` where
+        ``Executable.takes_packs``.
 
         Raises:
             NodeCannotLower: a lowering refused a node; the unit is unchanged.
@@ -72,6 +77,14 @@ class CompilationUnit:
         if listed and not isinstance(built.listing, LaunchList):
             # Once more, with calls that MAX can compile.
             built = chosen(gm, name, Module(), library, free_outputs).build()
+        orders = [spec.order if spec.index >= 0 else None for spec in built.outputs]
+        made, taking = None, None
+        if options.run == "launches" and isinstance(built.listing, LaunchList):
+            if packable:
+                built, made = pack_results(built, range(min(free_outputs), len(built.outputs)), packable)
+                free_outputs = frozenset(range(min(free_outputs), len(built.outputs)))
+            taking = None if packing is None else take_from_packs(built, packing)
+            built = taking or built
         # Gradients are dropped before the next step; users keep results of a forward graph longer.
         backward = name.startswith("backward")
         kept = frozenset[int]() if backward else frozenset(range(len(built.outputs))) - free_outputs
@@ -86,7 +99,10 @@ class CompilationUnit:
             else:
                 log.info("%s is not captured: %s", name, reason or "its device is not there")
         walk = "" if listing is None else require("launches", "walk", device_ref(device), ())
-        executable = Executable(built, device, captured, free_outputs, kept, listing, walk)
+        executable = Executable(
+            built, device, captured, free_outputs, kept, listing, walk,
+            orders=orders, packing=made, takes_packs=taking is not None,
+        )  # fmt: skip
         self.graphs.append(built)
         self._pending.setdefault(device, []).append(executable)
         return executable

@@ -18,6 +18,7 @@ from torch_max_backend.runtime.handover import Inputs, Outputs
 from torch_max_backend.runtime.interface import BuiltGraph
 from torch_max_backend.runtime.launch_capture import CapturedLaunches, TensorMemory
 from torch_max_backend.runtime.launches import Launches
+from torch_max_backend.runtime.packs import Packing
 from torch_max_backend.runtime.streams import stream_order
 
 
@@ -35,6 +36,9 @@ class Executable(torch.nn.Module):
         kept: outputs that users may keep beyond the next call, see there.
         listing: the graph as library calls, where it is run so.
         walk: the function that runs a listing.
+        orders: for each output of the FX graph its memory order; None for one that no computation makes.
+        packing: of the outputs that leave in packs.
+        takes_packs: its arguments are packs, as they left the forward graph.
     """
 
     def __init__(
@@ -46,6 +50,10 @@ class Executable(torch.nn.Module):
         kept: frozenset[int] = frozenset(),
         listing: LaunchList | None = None,
         walk: str = "",
+        *,
+        orders: Sequence[Order | None] = (),
+        packing: Packing | None = None,
+        takes_packs: bool = False,
     ) -> None:
         super().__init__()
         self.built = built
@@ -56,7 +64,8 @@ class Executable(torch.nn.Module):
         self.inputs = Inputs(built.inputs)
         self.outputs = Outputs(built.outputs, built.writes, device, private, kept, built.computed_bytes)
         self.capture = capture
-        self._orders = [spec.order if spec.index >= 0 else None for spec in built.outputs]
+        self._orders = orders
+        self.packing, self.takes_packs = packing, takes_packs
         self.model: Model | None = None
         self.listing = listing
         self._walk = walk

@@ -87,6 +87,7 @@ class Inputs:
         self._others = [number for number in range(len(specs)) if number not in set(known)]
         unguarded = [spec.position for spec in specs if spec.unguarded]
         self._take_unguarded = taker(unguarded) if unguarded else None
+        self._aligned = [(spec.position, spec.alignment) for spec in specs if spec.alignment > 1]
 
     def buffers(self, args: Sequence[Any]) -> tuple[list[Buffer], list[torch.Tensor]]:
         """A buffer for each input, and the copies that have to live until the graph has run.
@@ -133,6 +134,9 @@ class Inputs:
             self._take_unguarded is not None and any(map(_is_negated, self._take_unguarded(args)))
         ):
             return None
+        for position, alignment in self._aligned:
+            if args[position].data_ptr() % alignment:
+                return None
         return tensors
 
     def _remembered(self, place: int, tensor: torch.Tensor) -> Buffer:
@@ -168,7 +172,8 @@ class Inputs:
         view = tensor.detach() if tensor.requires_grad else tensor
         if view.is_neg():
             view = view.resolve_neg()
-        return view.permute(spec.order).contiguous()
+        ordered = view.permute(spec.order).contiguous()
+        return ordered.clone() if ordered.data_ptr() % spec.alignment else ordered
 
 
 def _is_regular(spec: InputSpec) -> bool:

@@ -24,6 +24,7 @@ class InputSpec:
         shape: None where a size is symbolic.
         dense: the traced tensor lay in ``order``, without gaps.
         unguarded: nobody has checked that the tensor's negation bit is as it was traced (a gradient's).
+        alignment: of the tensor's memory, in bytes; 1 where the dtype's own will do.
     """
 
     position: int
@@ -33,6 +34,7 @@ class InputSpec:
     shape: tuple[int, ...] | None
     dense: bool = True
     unguarded: bool = False
+    alignment: int = 1
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,265 @@
+"""What a forward graph keeps for its backward graph, in few pieces of memory.
+
+Autograd takes microseconds for each tensor that it keeps. Values that our own two graphs alone see share a *pack*: one
+tensor of bytes. The forward graph's launches write into it and the backward graph's read from it, at offsets that are
+settled when both are made. Nothing is copied, and the bytes are the values: who copies a pack (hooks on saved tensors,
+checkpointing) has copied these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from torch_max_backend.ir.layout import Order, strides_of
+from torch_max_backend.launches import Kind, Launch, LaunchList, Place
+from torch_max_backend.runtime.interface import BuiltGraph, InputSpec, OutputSpec
+
+MOST_BYTES = 2**24
+"""Of a pack. Large values cost autograd little beside what computes them, and an allocator deals with several pieces
+better than with one."""
+ALIGNMENT = 512
+"""Of values in a pack: as PyTorch's allocator aligns on a GPU."""
+_BASE_ALIGNMENT = 64
+"""Of a pack itself: as PyTorch's allocator aligns on a CPU."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A value in a pack.
+
+    Attributes:
+        number: of the value among all that the forward graph keeps.
+        pack: the pack's number.
+        offset: bytes from its beginning.
+        shape: of the value.
+        order: its memory order.
+        dtype: its dtype.
+    """
+
+    number: int
+    pack: int
+    offset: int
+    shape: tuple[int, ...]
+    order: Order
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        """Of the value."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Packing:
+    """What lies in which pack. Autograd gets the packs, and behind them the other values in their order.
+
+    Attributes:
+        values: that are packed.
+        sizes: of the packs, in bytes.
+        kept: how many values there are, packed or not.
+    """
+
+    values: tuple[Packed, ...]
+    sizes: tuple[int, ...]
+    kept: int
+
+    @property
+    def others(self) -> list[int]:
+        """The numbers of the values that are in no pack."""
+        packed = {value.number for value in self.values}
+        return [number for number in range(self.kept) if number not in packed]
+
+    def unpacked(self, args: Sequence[Any]) -> list[Any]:
+        """A backward graph's arguments, with a tensor for each value that is kept."""
+        count = len(self.sizes)
+        rest = len(self.others)
+        kept = dict(zip(self.others, args[count : count + rest], strict=True))
+        for value in self.values:
+            content = args[value.pack][value.offset : value.offset + value.bytes].view(value.dtype)
+            kept[value.number] = content.as_strided(value.shape, strides_of(value.shape, value.order))
+        return [*(kept[number] for number in range(self.kept)), *args[count + rest :]]
+
+
+def unpacking(run: Callable[[Sequence[Any]], Sequence[Any]], packing: Packing) -> Callable[..., Sequence[Any]]:
+    """``run``, for arguments that are packed."""
+
+    def unpacked(args: Sequence[Any]) -> Sequence[Any]:
+        return run(packing.unpacked(args))
+
+    return unpacked
+
+
+def pack_results(built: BuiltGraph, kept: range, packable: Collection[int]) -> tuple[BuiltGraph, Packing | None]:
+    """A forward graph with packs among its results; as it is, and None, where there would be none.
+
+    Args:
+        built: the graph, a launch list.
+        kept: the outputs that a backward graph gets, the last ones.
+        packable: those among them that may be packed.
+    """
+    listing = built.listing
+    assert isinstance(listing, LaunchList)
+    packing = _dealt(built, kept, _own(built, listing, packable))
+    if not packing.values:
+        return built, None
+    packed = {built.outputs[kept[value.number]].index: value for value in packing.values}
+    left = [index for index in range(len(listing.results)) if index not in packed]
+    numbers = {index: number for number, index in enumerate(left)}
+
+    def moved(place: Place) -> Place:
+        if place.kind is not Kind.RESULT:
+            return place
+        value = packed.get(place.number)
+        if value is None:
+            return replace(place, number=numbers[place.number])
+        return Place(Kind.RESULT, len(left) + value.pack, value.offset + place.offset)
+
+    packs = range(len(packing.sizes))
+    outputs = [
+        replace(spec, index=numbers[spec.index]) if spec.index >= 0 else spec
+        for spec in built.outputs
+        if spec.index not in packed
+    ]
+    used = [sum(value.bytes for value in packing.values if value.pack == pack) for pack in packs]
+    outputs[kept.start : kept.start] = [
+        OutputSpec(len(left) + pack, (0,), torch.uint8, (packing.sizes[pack],), bytes=used[pack], foldable=False)
+        for pack in packs
+    ]
+    new = replace(
+        listing,
+        launches=_placed(listing, moved),
+        results=(
+            *(moved(listing.results[index]) for index in left),
+            *(Place(Kind.RESULT, len(left) + pack) for pack in packs),
+        ),
+        updates={numbers[result]: number for result, number in listing.updates.items()},
+    )
+    writes = [replace(write, index=numbers[write.index]) for write in built.writes]
+    return replace(built, outputs=outputs, writes=writes, listing=new), packing
+
+
+def _own(built: BuiltGraph, listing: LaunchList, packable: Collection[int]) -> list[int]:
+    """The outputs among ``packable`` that are nothing else, in memory that nothing is copied to or from."""
+    uses = Counter(spec.index for spec in (*built.outputs, *built.writes))
+    copied = [place for number, place in enumerate(listing.results) if place != Place(Kind.RESULT, number)]
+    sources = {place.number for place in copied if place.kind is Kind.RESULT}
+
+    def fits(spec: OutputSpec) -> bool:
+        if spec.index < 0 or spec.shape is None or uses[spec.index] > 1 or spec.index in sources:
+            return False
+        return listing.results[spec.index] == Place(Kind.RESULT, spec.index) and 0 < spec.bytes <= MOST_BYTES
+
+    return [number for number in sorted(packable) if fits(built.outputs[number])]
+
+
+def _dealt(built: BuiltGraph, kept: range, packable: Sequence[int]) -> Packing:
+    """Values dealt out into packs in their order, two at least into each."""
+    packs: list[list[tuple[int, int]]] = []
+    size = MOST_BYTES
+    for number in packable:
+        room = -(-built.outputs[number].bytes // ALIGNMENT) * ALIGNMENT
+        if size + room > MOST_BYTES:
+            packs.append([])
+            size = 0
+        packs[-1].append((number, size))
+        size += room
+    values, sizes = [], []
+    for members in packs:
+        if len(members) < 2:
+            continue
+        for number, offset in members:
+            spec = built.outputs[number]
+            assert spec.shape is not None
+            values.append(Packed(number - kept.start, len(sizes), offset, spec.shape, spec.order, spec.dtype))
+        sizes.append(values[-1].offset + -(-values[-1].bytes // ALIGNMENT) * ALIGNMENT)
+    return Packing(tuple(values), tuple(sizes), len(kept))
+
+
+def take_from_packs(built: BuiltGraph, packing: Packing) -> BuiltGraph | None:
+    """A backward graph that takes packs for the values that its first arguments were; None where it needs tensors.
+
+    Args:
+        built: the graph, a launch list.
+        packing: of its forward graph.
+    """
+    listing = built.listing
+    assert isinstance(listing, LaunchList)
+    values = {value.number: value for value in packing.values}
+    packed = {number: values[spec.position] for number, spec in enumerate(built.inputs) if spec.position in values}
+    count, others = len(packing.sizes), packing.others
+    positions = {old: count + new for new, old in enumerate(others)}
+
+    def position(old: int) -> int:
+        return positions[old] if old < packing.kept else old - packing.kept + count + len(others)
+
+    copied = [place for number, place in enumerate(listing.results) if place != Place(Kind.RESULT, number)]
+    wanted = {place.number for place in copied if place.kind is Kind.ARGUMENT} | {*listing.moved, *listing.updates.values()}
+    returned = {spec.passthrough for spec in built.outputs} | {write.position for write in built.writes}
+    if (
+        not all(_lies_as(spec, packed[number]) for number, spec in enumerate(built.inputs) if number in packed)
+        or not wanted.isdisjoint(packed)
+        or not returned.isdisjoint(values)
+    ):
+        return None
+    device = next((built.inputs[number].device for number in packed), None)
+    used = sorted({value.pack for value in packed.values()})
+    left = [number for number in range(len(built.inputs)) if number not in packed]
+    numbers = {old: len(used) + new for new, old in enumerate(left)}
+
+    def moved(place: Place) -> Place:
+        if place.kind is not Kind.ARGUMENT:
+            return place
+        value = packed.get(place.number)
+        if value is None:
+            return replace(place, number=numbers[place.number])
+        return Place(Kind.ARGUMENT, used.index(value.pack), value.offset + place.offset)
+
+    inputs = [
+        *(
+            InputSpec(pack, torch.uint8, (0,), device, (packing.sizes[pack],), alignment=_BASE_ALIGNMENT)
+            for pack in used if device is not None
+        ),
+        *(replace(built.inputs[number], position=position(built.inputs[number].position)) for number in left),
+    ]  # fmt: skip
+    new = replace(
+        listing,
+        launches=_placed(listing, moved),
+        arguments=len(inputs),
+        results=tuple(map(moved, listing.results)),
+        moved=frozenset(numbers[number] for number in listing.moved),
+        updates={result: numbers[number] for result, number in listing.updates.items()},
+    )
+    outputs = [
+        spec if spec.passthrough is None else replace(spec, passthrough=position(spec.passthrough))
+        for spec in built.outputs
+    ]
+    writes = [replace(write, position=position(write.position)) for write in built.writes]
+    return replace(built, inputs=inputs, outputs=outputs, writes=writes, listing=new)
+
+
+def _lies_as(spec: InputSpec, value: Packed) -> bool:
+    """Whether an argument is expected as the value lies in its pack."""
+    return (
+        spec.dense
+        and (spec.shape, spec.dtype) == (value.shape, value.dtype)
+        and _steps(value.shape, spec.order) == _steps(value.shape, value.order)
+    )
+
+
+def _steps(shape: Sequence[int], order: Order) -> list[int]:
+    """The strides that say where elements lie."""
+    return [stride for extent, stride in zip(shape, strides_of(shape, order), strict=True) if extent != 1]
+
+
+def _placed(listing: LaunchList, moved: Callable[[Place], Place]) -> tuple[Launch, ...]:
+    """The launches, at other places."""
+    return tuple(
+        replace(launch, words=tuple(moved(word) if isinstance(word, Place) else word for word in launch.words))
+        for launch in listing.launches
+    )
