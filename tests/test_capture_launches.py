@@ -125,6 +125,21 @@ def test_captured_steps_are_the_plain_ones(variant: str) -> None:
         assert torch.equal(a, b), f"tensor {number} differs"
 
 
+def test_what_is_kept_is_read_where_it_was_left() -> None:
+    """A replayed backward graph reads the replayed forward graph's pack, and copies it nowhere."""
+    torch._dynamo.reset()
+    with recorded_graphs() as graphs:
+        run = torch.compile(net(), backend="max", fullgraph=True)
+        run(torch.randn(5, 6)).sum().backward()
+    (forward,), (backward,) = (graph.executables for graph in graphs)
+    capturing = [capture(forward, 3), capture(backward, 5)]
+    for _ in range(8):
+        run(torch.randn(5, 6)).sum().backward()
+        run.zero_grad(set_to_none=True)
+    assert forward.packing is not None and backward.takes_packs and min(each.replays for each in capturing) > 2
+    assert backward.built.inputs[0].dtype == torch.uint8 and 0 not in capturing[1]._copied
+
+
 def test_statistics_are_written_where_they_lie() -> None:
     """A replay leaves none of them to a copy."""
     model = net()

@@ -172,9 +172,7 @@ def _assemble(
     calls = [node for node in gm.graph.nodes if node.op in ("call_function", "call_module", "get_attr")]
     if not found and calls and all(_is_built(node) for node in calls):
         _know_all_sizes(gm)
-        added.append(
-            unit.add(gm, name, free_outputs=free_outputs, options=options, packable=packable, packing=packing)
-        )
+        added.append(unit.add(gm, name, free_outputs=free_outputs, options=options, packable=packable, packing=packing))
         return added[0].run, [(added[0], number) for number in range(len(_leaving(gm)))]
     pieces = cut(gm, found)
     for node in pieces.graph.nodes:

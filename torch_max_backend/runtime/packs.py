@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -146,7 +146,7 @@ def pack_results(built: BuiltGraph, kept: range, packable: Collection[int]) -> t
 
 def _own(built: BuiltGraph, listing: LaunchList, packable: Collection[int]) -> list[int]:
     """The outputs among ``packable`` that are nothing else, in memory that nothing is copied to or from."""
-    uses = Counter(spec.index for spec in (*built.outputs, *built.writes))
+    uses = Counter([*(spec.index for spec in built.outputs), *(spec.index for spec in built.writes)])
     copied = [place for number, place in enumerate(listing.results) if place != Place(Kind.RESULT, number)]
     sources = {place.number for place in copied if place.kind is Kind.RESULT}
 
@@ -169,7 +169,8 @@ def _dealt(built: BuiltGraph, kept: range, packable: Sequence[int]) -> Packing:
             size = 0
         packs[-1].append((number, size))
         size += room
-    values, sizes = [], []
+    values: list[Packed] = []
+    sizes: list[int] = []
     for members in packs:
         if len(members) < 2:
             continue
@@ -198,16 +199,10 @@ def take_from_packs(built: BuiltGraph, packing: Packing) -> BuiltGraph | None:
     def position(old: int) -> int:
         return positions[old] if old < packing.kept else old - packing.kept + count + len(others)
 
-    copied = [place for number, place in enumerate(listing.results) if place != Place(Kind.RESULT, number)]
-    wanted = {place.number for place in copied if place.kind is Kind.ARGUMENT} | {*listing.moved, *listing.updates.values()}
     returned = {spec.passthrough for spec in built.outputs} | {write.position for write in built.writes}
-    if (
-        not all(_lies_as(spec, packed[number]) for number, spec in enumerate(built.inputs) if number in packed)
-        or not wanted.isdisjoint(packed)
-        or not returned.isdisjoint(values)
-    ):
+    if not packed or not returned.isdisjoint(values) or _needs_tensors(built, listing, packed):
         return None
-    device = next((built.inputs[number].device for number in packed), None)
+    device = next(built.inputs[number].device for number in packed)
     used = sorted({value.pack for value in packed.values()})
     left = [number for number in range(len(built.inputs)) if number not in packed]
     numbers = {old: len(used) + new for new, old in enumerate(left)}
@@ -221,12 +216,9 @@ def take_from_packs(built: BuiltGraph, packing: Packing) -> BuiltGraph | None:
         return Place(Kind.ARGUMENT, used.index(value.pack), value.offset + place.offset)
 
     inputs = [
-        *(
-            InputSpec(pack, torch.uint8, (0,), device, (packing.sizes[pack],), alignment=_BASE_ALIGNMENT)
-            for pack in used if device is not None
-        ),
-        *(replace(built.inputs[number], position=position(built.inputs[number].position)) for number in left),
-    ]  # fmt: skip
+        InputSpec(pack, torch.uint8, (0,), device, (packing.sizes[pack],), alignment=_BASE_ALIGNMENT) for pack in used
+    ]
+    inputs += [replace(built.inputs[number], position=position(built.inputs[number].position)) for number in left]
     new = replace(
         listing,
         launches=_placed(listing, moved),
@@ -241,6 +233,18 @@ def take_from_packs(built: BuiltGraph, packing: Packing) -> BuiltGraph | None:
     ]
     writes = [replace(write, position=position(write.position)) for write in built.writes]
     return replace(built, inputs=inputs, outputs=outputs, writes=writes, listing=new)
+
+
+def _needs_tensors(built: BuiltGraph, listing: LaunchList, packed: Mapping[int, Packed]) -> bool:
+    """Whether a value that is packed is read in another order than it lies, copied or written to."""
+    copied = {
+        place.number
+        for number, place in enumerate(listing.results)
+        if place != Place(Kind.RESULT, number) and place.kind is Kind.ARGUMENT
+    }
+    if not packed.keys().isdisjoint({*copied, *listing.moved, *listing.updates.values()}):
+        return True
+    return not all(_lies_as(built.inputs[number], value) for number, value in packed.items())
 
 
 def _lies_as(spec: InputSpec, value: Packed) -> bool:
