@@ -21,6 +21,8 @@ _EPILOGUE_VECTOR = 8
 _INPUT_COUNTS = (1, 2, 4, 8, 12, 24, 48)
 """Numbers of inputs that programs have: those with a few more or less share their library's code around them."""
 _PLAIN = "    return c\n"
+_HEAVY = frozenset({"exp", "log", "log1p", "tanh", "erf", "sin", "cos"})
+"""Operations of some 20 instructions for each element."""
 MOST_INPUTS = 12
 """Of a program that is no concatenation."""
 
@@ -326,12 +328,19 @@ def generate_epilogue(
         return None
     body = _body(terms, ways, handed=handed)
     operands = len(terms.roots) + len(terms.leaves) - 1
+    if target == "gpu":
+        convolution += f", {_is_heavy(terms)}"
     return Program("conv_pointwise", target, body, operands, len(layout.extents), vector, convolution)
+
+
+def _is_heavy(terms: Terms) -> bool:
+    """Whether a vector of the program needs so many registers that a convolution's store runs it on few at a time."""
+    return any(not isinstance(step, Leaf) and step.name.rpartition(".")[2] in _HEAVY for step in terms.steps)
 
 
 def plain_epilogue(convolution: str) -> Program:
     """The program that stores a convolution's result as it is."""
-    return Program("conv_pointwise", "gpu", _PLAIN, 1, 1, _EPILOGUE_VECTOR, convolution)
+    return Program("conv_pointwise", "gpu", _PLAIN, 1, 1, _EPILOGUE_VECTOR, f"{convolution}, False")
 
 
 def summing(program: Program, op: str, plain: str) -> Program:

@@ -9,7 +9,6 @@ cancellation, however far the mean lies from zero. Products are the sums of y an
 """
 
 from std.memory import Pointer
-from std.utils.index import IndexList
 from std.utils.static_tuple import StaticTuple
 
 import max.gpu.primitives.warp as warps
@@ -23,10 +22,10 @@ comptime NO_SUMS = 0
 comptime MOMENTS = 1
 comptime PRODUCTS = 2
 
-comptime Factor = def[width: Int](IndexList[5]) capturing -> SIMD[
+comptime Factor = def[width: Int](Int, Int) capturing -> SIMD[
     DType.float32, width
 ]
-"""What the elements at [n, 0, h, w, c] are multiplied by."""
+"""What the elements of a pixel are multiplied by, from a channel on."""
 
 comptime _Vector = SIMD[DType.float32, 8]
 comptime _WARPS = 4

@@ -382,11 +382,19 @@ def _launch_dgrad[
 
 # One shape for narrow results and one for the rest: every op with an epilogue of its own is compiled for itself. In both
 # a warpgroup multiplies while the other waits for what its epilogue reads.
-comptime _FUSED_NARROW = TileShape(
-    row_blocks=2, columns=NARROW_COLUMNS, stages=8, cluster=1, alternate=True
-)
 comptime _WIDE = 2
-comptime _FUSED_WIDE = TILE_SHAPES[_WIDE]
+
+
+def _fused_shape(narrow: Bool, heavy: Bool) -> TileShape:
+    comptime wide = TILE_SHAPES[_WIDE]
+    return TileShape(
+        row_blocks=2,
+        columns=NARROW_COLUMNS if narrow else wide.columns,
+        stages=8 if narrow else wide.stages,
+        cluster=1,
+        alternate=True,
+        heavy=heavy,
+    )
 
 
 def run_with_epilogue[
@@ -394,6 +402,7 @@ def run_with_epilogue[
     pass_: Int,
     narrow: Bool,
     room: Int,
+    heavy: Bool,
     epilogue: Epilogue[dtype],
 ](
     result: Ptr[dtype],
@@ -403,9 +412,10 @@ def run_with_epilogue[
     ctx: DeviceContext,
 ) raises:
     """As `run`, for fprop and dgrad, with the result handed to an epilogue before it is stored: for all problems of a kind.
-    `narrow` results have up to NARROW_COLUMNS channels, and a dgrad's product of strides is `room` at most.
+    `narrow` results have up to NARROW_COLUMNS channels, and a dgrad's product of strides is `room` at most. A `heavy` epilogue
+    needs many registers for a vector.
     """
-    comptime shape = _FUSED_NARROW if narrow else _FUSED_WIDE
+    comptime shape = _fused_shape(narrow, heavy)
     comptime if pass_ == FPROP:
         launch_fprop[dtype, shape, epilogue](
             result, a, b, problem, SourceView.dense(problem), ctx
@@ -436,7 +446,7 @@ def slots_of_sums[
     pass_: Int, narrow: Bool
 ](problem: ConvolutionProblem, ctx: DeviceContext) raises -> Slots:
     """Where `run_with_sums` leaves its sums."""
-    comptime shape = _FUSED_NARROW if narrow else _FUSED_WIDE
+    comptime shape = _fused_shape(narrow, False)
     return slots_of[pass_, shape](problem, ctx)
 
 
@@ -445,6 +455,7 @@ def run_with_sums[
     pass_: Int,
     narrow: Bool,
     room: Int,
+    heavy: Bool,
     epilogue: Optional[Epilogue[dtype]],
     kind: Int,
     factor: Optional[Factor],
@@ -458,7 +469,7 @@ def run_with_sums[
 ) raises:
     """As `run_with_epilogue`, and sums of a `kind` over what is stored in each column (column_sums.mojo).
     """
-    comptime shape = _FUSED_NARROW if narrow else _FUSED_WIDE
+    comptime shape = _fused_shape(narrow, heavy)
     comptime if pass_ == FPROP:
         launch_fprop[dtype, shape, epilogue, kind, factor](
             result, a, b, problem, SourceView.dense(problem), ctx, partials

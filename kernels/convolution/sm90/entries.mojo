@@ -4,6 +4,8 @@ what is stored that batch normalization asks for.
 The geometry is a host tensor of int64: the convolution's own (problem.mojo), the shapes of its result, x or dy, and w,
 each of rank 5, and then the extents and strides of the program's operands. The operands are addresses: the program's
 result and inputs, then x or dy, and w.
+
+A `heavy` program needs many registers for a vector.
 """
 
 from max.gpu.host import DeviceContext
@@ -84,6 +86,7 @@ def conv_pointwise[
     narrow: Bool,
     room: Int,
     plain: StaticString,
+    heavy: Bool,
     count: Int,
     dims: Int,
     run: def[width: Int](
@@ -102,8 +105,6 @@ def conv_pointwise[
     var b = Ptr[dtype](unsafe_from_address=arguments.take_word())
     var problem = _problem[pass_](geometry)
     var shape = _shape(geometry, 0)
-    var h = shape[2]
-    var w = shape[3]
     var c = shape[4]
     var together = 0
     comptime for n in range(count):
@@ -111,13 +112,14 @@ def conv_pointwise[
 
     # By value: the kernel cannot follow an address on the host's stack.
     @__parameter
-    @__copy_capture(operands, h, w, c)
+    @__copy_capture(operands, c)
     @always_inline
     def finish[
         width: Int
-    ](index: IndexList[5], value: SIMD[dtype, width]) -> SIMD[dtype, width]:
-        var row = (index[0] * h + index[2]) * w + index[3]
-        return run[width](operands, operands.place(row * c + index[4]), value)
+    ](pixel: Int, channel: Int, value: SIMD[dtype, width]) -> SIMD[
+        dtype, width
+    ]:
+        return run[width](operands, operands.place(pixel * c + channel), value)
 
     comptime if compiles_for[dtype, pass_]():
         if (
@@ -126,7 +128,7 @@ def conv_pointwise[
             and together % 16 == 0
             and are_aligned[dtype](result, a, b)
         ):
-            run_with_epilogue[dtype, pass_, narrow, room, finish](
+            run_with_epilogue[dtype, pass_, narrow, room, heavy, finish](
                 result, a, b, problem, ctx
             )
             return
@@ -135,7 +137,8 @@ def conv_pointwise[
     apply_epilogue[dtype, finish](
         result,
         Ptr[dtype](unsafe_from_address=Int(buffer.unsafe_ptr())),
-        IndexList[4](shape[0], shape[2], shape[3], shape[4]),
+        shape[0] * shape[2] * shape[3],
+        c,
         ctx,
     )
     _ = buffer^
@@ -148,6 +151,7 @@ def conv_pointwise_sums[
     narrow: Bool,
     room: Int,
     plain: StaticString,
+    heavy: Bool,
     kind: Int,
     plain_sums: StaticString,
     has_program: Bool,
@@ -178,10 +182,8 @@ def conv_pointwise_sums[
     var b = Ptr[dtype](unsafe_from_address=arguments.take_word())
     var problem = _problem[pass_](geometry)
     var shape = _shape(geometry, 0)
-    var h = shape[2]
-    var w = shape[3]
     var c = shape[4]
-    var rows = shape[0] * h * w
+    var rows = shape[0] * shape[2] * shape[3]
     var together = 0
     comptime for n in range(count):
         together |= operands.data[n]
@@ -192,25 +194,25 @@ def conv_pointwise_sums[
     var mean = Ptr[DType.float32](unsafe_from_address=beside[1])
 
     @__parameter
-    @__copy_capture(operands, h, w, c)
+    @__copy_capture(operands, c)
     @always_inline
     def finish[
         width: Int
-    ](index: IndexList[5], value: SIMD[dtype, width]) -> SIMD[dtype, width]:
-        var row = (index[0] * h + index[2]) * w + index[3]
-        return run[width](operands, operands.place(row * c + index[4]), value)
+    ](pixel: Int, channel: Int, value: SIMD[dtype, width]) -> SIMD[
+        dtype, width
+    ]:
+        return run[width](operands, operands.place(pixel * c + channel), value)
 
     @__parameter
-    @__copy_capture(x, mean, h, w, c)
+    @__copy_capture(x, mean, c)
     @always_inline
     def deviation[
         width: Int
-    ](index: IndexList[5]) -> SIMD[DType.float32, width]:
-        var row = (index[0] * h + index[2]) * w + index[3]
-        var value = x.unsafe_offset(row * c + index[4]).unsafe_load[
+    ](pixel: Int, channel: Int) -> SIMD[DType.float32, width]:
+        var value = x.unsafe_offset(pixel * c + channel).unsafe_load[
             width=width, alignment=2 * width
         ]()
-        var center = mean.unsafe_offset(index[4]).unsafe_load[
+        var center = mean.unsafe_offset(channel).unsafe_load[
             width=width, alignment=16
         ]()
         return value.cast[DType.float32]() - center
@@ -231,7 +233,7 @@ def conv_pointwise_sums[
         ):
             var slots = slots_of_sums[pass_, narrow](problem, ctx)
             var buffer = scratch[DType.float32](ctx, slots.elements())
-            run_with_sums[dtype, pass_, narrow, room, own, kind, factor](
+            run_with_sums[dtype, pass_, narrow, room, heavy, own, kind, factor](
                 result,
                 a,
                 b,
@@ -262,7 +264,8 @@ def conv_pointwise_sums[
         apply_epilogue[dtype, finish](
             result,
             Ptr[dtype](unsafe_from_address=Int(buffer.unsafe_ptr())),
-            IndexList[4](shape[0], shape[2], shape[3], shape[4]),
+            shape[0] * shape[2] * shape[3],
+            c,
             ctx,
         )
         _ = buffer^

@@ -1,7 +1,6 @@
 """An epilogue as a pass of its own, for results of kernels whose store takes none."""
 
 from std.math import ceildiv
-from std.utils.index import IndexList
 
 from max.gpu import block_idx, thread_idx
 from max.gpu.host import DeviceContext
@@ -15,23 +14,13 @@ comptime _THREADS = 256
 def _epilogue_kernel[
     dtype: DType,
     epilogue: Epilogue[dtype],
-](
-    result: Ptr[dtype],
-    source: Ptr[dtype],
-    h: Int64,
-    w: Int64,
-    c: Int64,
-    size: Int64,
-):
+](result: Ptr[dtype], source: Ptr[dtype], c: Int64, size: Int64):
     var at = Int(block_idx.x) * _THREADS + Int(thread_idx.x)
     if at >= Int(size):
         return
     var pixel, channel = divmod(at, Int(c))
-    var line, column = divmod(pixel, Int(w))
-    var n, row = divmod(line, Int(h))
-    var index = IndexList[5](n, 0, row, column, channel)
     var value = source.unsafe_load(at)
-    result.unsafe_store(at, epilogue[1](index, value))
+    result.unsafe_store(at, epilogue[1](pixel, channel, value))
 
 
 def apply_epilogue[
@@ -40,21 +29,20 @@ def apply_epilogue[
 ](
     result: Ptr[dtype],
     source: Ptr[dtype],
-    shape: IndexList[4],
+    pixels: Int,
+    channels: Int,
     ctx: DeviceContext,
 ) raises:
-    """Makes of every element of `source` [N, H, W, C] what the epilogue makes of it.
+    """Makes of every element of `source` [pixels, channels] what the epilogue makes of it.
     """
-    var size = shape.flattened_length()
+    var size = pixels * channels
     if size == 0:
         return
     comptime kernel = _epilogue_kernel[dtype, epilogue]
     ctx.enqueue_function[kernel](
         result,
         source,
-        Int64(shape[1]),
-        Int64(shape[2]),
-        Int64(shape[3]),
+        Int64(channels),
         Int64(size),
         grid_dim=(ceildiv(size, _THREADS),),
         block_dim=(_THREADS,),

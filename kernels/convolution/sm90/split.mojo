@@ -12,7 +12,7 @@ from ...ptx import load_cluster, named_barrier_sync
 from . import plan as fields
 from .plan import Plan
 from .producer import Tile
-from .store import Consumer, Epilogue, Sums, result_index, result_row, vector_of
+from .store import Consumer, Epilogue, Sums, result_row, vector_of
 from .tile import CONSUMERS, TileShape
 
 comptime MULTIPLIED = 3
@@ -100,16 +100,12 @@ def store_joined[
                     comptime for i in range(4):
                         total[quarter * 4 + i] += theirs[i]
             var value = total.cast[dtype]()
+            var pixel = Int(result_row(plan, at.phase, at.row + row))
+            var channel = Int(at.column + column)
             comptime if epilogue:
                 comptime apply = epilogue.value()
-                value = apply[vector](
-                    result_index[phases, vector](
-                        plan, at, at.row + row, at.column + column, end
-                    ),
-                    value,
-                )
+                value = apply[vector](pixel, channel, value)
             result.unsafe_offset(
-                Int(result_row(plan, at.phase, at.row + row))
-                * Int(plan.columns())
-            ).unsafe_store[alignment=16](Int(at.column + column), value)
+                pixel * Int(plan.columns()) + channel
+            ).unsafe_store[alignment=16](value)
         place += threads

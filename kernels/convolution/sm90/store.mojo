@@ -2,7 +2,6 @@
 
 from std.memory import Pointer
 from std.sys import size_of
-from std.utils.index import IndexList
 from std.utils.static_tuple import StaticTuple
 
 from ..common import Ptr
@@ -14,9 +13,10 @@ from .producer import Tile
 from .tile import TileShape, pack_pair
 
 comptime Epilogue[dtype: DType] = def[width: Int](
-    IndexList[5], SIMD[dtype, width]
+    Int, Int, SIMD[dtype, width]
 ) capturing -> SIMD[dtype, width]
-"""The elementwise ops that follow, applied to a vector of the result at [n, 0, h, w, c] before it is stored."""
+"""The elementwise ops that follow, applied to a vector of the result before it is stored: of a pixel, counted through all of
+them, from a channel on."""
 
 comptime Sums[shape: TileShape] = StaticTuple[
     StaticTuple[Float32, shape.columns // 2], shape.row_blocks
@@ -25,6 +25,8 @@ comptime Sums[shape: TileShape] = StaticTuple[
 
 comptime _WARP_PANEL = 16 * ROW_BYTES
 """Bytes of the 16 rows of a panel that a warp stages."""
+comptime _LANE_ROWS = 4
+"""Of these a lane stores a vector each of every fourth."""
 
 
 def vector_of[dtype: DType]() -> Int:
@@ -73,22 +75,6 @@ struct Consumer[shape: TileShape](ImplicitlyCopyable, TrivialRegisterPassable):
 
 
 @always_inline
-def _result_pixel[
-    phases: Int
-](plan: Plan[phases], phase: Int, row: Int32) -> Tuple[
-    Int32, Int32, Int32, Int32
-]:
-    """Batch, depth, height and width of a result row."""
-    var n, l, j, i = plan.pixel(phase, row)
-    return (
-        n,
-        l * plan.out_step(AXIS_D) + plan.phase(phase, fields.FIRST + AXIS_D),
-        j * plan.out_step(AXIS_H) + plan.phase(phase, fields.FIRST + AXIS_H),
-        i * plan.out_step(AXIS_W) + plan.phase(phase, fields.FIRST + AXIS_W),
-    )
-
-
-@always_inline
 def result_row[
     phases: Int
 ](plan: Plan[phases], phase: Int, row: Int32) -> Int32:
@@ -97,7 +83,16 @@ def result_row[
     comptime if phases == 1:
         return row
     else:
-        var n, d, h, w = _result_pixel(plan, phase, row)
+        var n, l, j, i = plan.pixel(phase, row)
+        var d = l * plan.out_step(AXIS_D) + plan.phase(
+            phase, fields.FIRST + AXIS_D
+        )
+        var h = j * plan.out_step(AXIS_H) + plan.phase(
+            phase, fields.FIRST + AXIS_H
+        )
+        var w = i * plan.out_step(AXIS_W) + plan.phase(
+            phase, fields.FIRST + AXIS_W
+        )
         return (
             (n * plan.out_extent(AXIS_D) + d) * plan.out_extent(AXIS_H) + h
         ) * plan.out_extent(AXIS_W) + w
@@ -112,24 +107,6 @@ def _column[
         first
         + Int32((pair * staged + panel) * _panel_columns[dtype]())
         + Int32(lane % 8) * Int32(vector_of[dtype]())
-    )
-
-
-@always_inline
-def result_index[
-    phases: Int, vector: Int
-](
-    plan: Plan[phases], at: Tile, row: Int32, column: Int32, end: Int32
-) -> IndexList[5]:
-    """Where a vector lies in the result; past the tile's last channel the last vector.
-    """
-    var n, d, h, w = _result_pixel(plan, at.phase, row)
-    return IndexList[5](
-        Int(n),
-        Int(d),
-        Int(h),
-        Int(w),
-        Int(min(column, end - Int32(vector))),
     )
 
 
@@ -217,6 +194,7 @@ def _store_panels[
     pair: Int,
     part: Int,
     panels: Int,
+    rows_at_once: Int,
     epilogue: Optional[Epilogue[dtype]],
     kind: Int,
     factor: Optional[Factor],
@@ -225,10 +203,11 @@ def _store_panels[
     plan: Plan[phases],
     at: Tile,
     first_row: Int32,
+    first: UInt32,
     by: Consumer[shape],
     mut column_sums: ColumnSums[dtype, kind, shape.columns],
 ):
-    """Part number `part`, of `panels` panels, of what a warp has staged.
+    """Of part number `part`, of `panels` panels, of what a warp has staged, the lane's rows from number `first` on.
 
     All vectors are made before any is stored, so that what an epilogue reads is in flight together.
     """
@@ -237,36 +216,37 @@ def _store_panels[
     var rows = plan.phase(at.phase, fields.ROWS)
     var end = min(plan.columns(), at.column + plan.column_step())
     var lane = by.lane()
-    var values = StaticTuple[SIMD[dtype, vector], 4 * panels](
+    var values = StaticTuple[SIMD[dtype, vector], rows_at_once * panels](
         fill=SIMD[dtype, vector](0)
     )
     var products = Products(0, 0)
-    comptime for it in range(4):
-        var row = first_row + Int32(it * 4)
+    comptime for it in range(rows_at_once):
+        var place = (first + UInt32(it)) * 4
+        var row = first_row + Int32(place)
         comptime for n in range(panels):
             comptime p = part * panels + n
-            var value = _staged[dtype](by, p, UInt32(it * 4) + lane // 8)
+            var value = _staged[dtype](by, p, place + lane // 8)
             # Past the edge the last vector stands in: no branch keeps the loads apart.
-            var index = result_index[phases, vector](
-                plan,
-                at,
-                min(row, rows - 1),
-                _column[dtype, staged](at.column, pair, p, lane),
-                end,
+            var pixel = Int(result_row(plan, at.phase, min(row, rows - 1)))
+            var channel = Int(
+                min(
+                    _column[dtype, staged](at.column, pair, p, lane),
+                    end - Int32(vector),
+                )
             )
             comptime if epilogue:
                 comptime apply = epilogue.value()
-                value = apply[vector](index, value)
+                value = apply[vector](pixel, channel, value)
             comptime if factor:
                 comptime factor_at = factor.value()
                 products.add(
                     rebind[SIMD[dtype, 8]](value) if row
                     < rows else SIMD[dtype, 8](0),
-                    factor_at[8](index),
+                    factor_at[8](pixel, channel),
                 )
             values[it * panels + n] = value
-    comptime for it in range(4):
-        var row = first_row + Int32(it * 4)
+    comptime for it in range(rows_at_once):
+        var row = first_row + Int32((first + UInt32(it)) * 4)
         if row < rows:
             var target = result.unsafe_offset(
                 Int(result_row(plan, at.phase, row)) * Int(plan.columns())
@@ -322,14 +302,28 @@ def store_tile[
             _stage[dtype, shape, pair](sums[block], by)
             syncwarp()
             comptime for part in range(staged // panels):
-                _store_panels[
+                comptime store = _store_panels[
                     dtype,
                     phases,
                     shape,
                     pair,
                     part,
                     panels,
+                    1 if shape.heavy else _LANE_ROWS,
                     epilogue,
                     kind,
                     factor,
-                ](result, plan, at, first_row, by, column_sums)
+                ]
+                comptime if shape.heavy:
+                    for row in range(_LANE_ROWS):
+                        store(
+                            result,
+                            plan,
+                            at,
+                            first_row,
+                            UInt32(row),
+                            by,
+                            column_sums,
+                        )
+                else:
+                    store(result, plan, at, first_row, 0, by, column_sums)

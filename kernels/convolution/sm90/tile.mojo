@@ -11,7 +11,6 @@ comptime PANEL_COLUMNS = 64
 """Columns of one staged output panel: one swizzled 128-byte row."""
 
 
-@fieldwise_init
 struct TileShape(ImplicitlyCopyable, TrivialRegisterPassable):
     """What one compiled kernel computes at a time."""
 
@@ -24,6 +23,25 @@ struct TileShape(ImplicitlyCopyable, TrivialRegisterPassable):
     var alternate: Bool
     """Each consumer takes every other tile by itself, so that one stores while the other multiplies;
     else both share each tile."""
+    var heavy: Bool
+    """Whether the store's program needs so many registers that it runs on few vectors at a time."""
+
+    def __init__(
+        out self,
+        *,
+        row_blocks: Int,
+        columns: Int,
+        stages: Int,
+        cluster: Int,
+        alternate: Bool,
+        heavy: Bool = False,
+    ):
+        self.row_blocks = row_blocks
+        self.columns = columns
+        self.stages = stages
+        self.cluster = cluster
+        self.alternate = alternate
+        self.heavy = heavy
 
     def rows(self) -> Int:
         return 64 * self.row_blocks * (1 if self.alternate else CONSUMERS)
