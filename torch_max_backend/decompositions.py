@@ -7,13 +7,16 @@ convolution's, a pooling's or a normalization's backward behind dozens of elemen
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from torch_max_backend.optimizer_decompositions import optimizer_decompositions
+from torch_max_backend.resize_decompositions import resize_decompositions
 from torch_max_backend.sampling_decompositions import sampling_decompositions
+from torch_max_backend.selection_decompositions import selection_decompositions
 from torch_max_backend.torch_compat import OpOverload, OpOverloadPacket, core_aten_decompositions, get_decompositions
 
 aten = torch.ops.aten
@@ -133,6 +136,69 @@ def soft_margin_loss_backward(
     return -target * torch.sigmoid(-target * x) * grad * share
 
 
+def cdist_forward(x1: torch.Tensor, x2: torch.Tensor, p: float, compute_mode: int | None) -> torch.Tensor:
+    """``aten._cdist_forward``: the distances [..., P, R] of the rows of x1 [..., P, M] and x2 [..., R, M]."""
+    apart = (x1.unsqueeze(-2) - x2.unsqueeze(-3)).abs()
+    if p == 0:
+        return (apart != 0).to(apart.dtype).sum(-1)
+    if p == math.inf:
+        return apart.amax(-1) if apart.shape[-1] else apart.sum(-1)
+    if p == 2:
+        return apart.square().sum(-1).sqrt()
+    return apart.sum(-1) if p == 1 else apart.pow(p).sum(-1).pow(1 / p)
+
+
+def cdist_backward(
+    grad: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, p: float, distances: torch.Tensor
+) -> torch.Tensor:
+    """``aten._cdist_backward``: the gradient of x1; rows that lie on each other give none."""
+    apart = x1.unsqueeze(-2) - x2.unsqueeze(-3)
+    grad, distances = grad.unsqueeze(-1), distances.unsqueeze(-1)
+    if p == 1:
+        parts = apart.sign() * grad
+    elif p == math.inf:
+        parts = torch.where(apart.abs() == distances, apart.sign() * grad, 0.0)
+    elif p == 2:
+        parts = torch.where(distances == 0, 0.0, apart * (grad / distances))
+    else:
+        # The last factor is infinite where p < 1 and two numbers are equal.
+        share = apart.sign() * apart.abs().pow(p - 1) * (grad / distances.pow(p - 1))
+        parts = torch.where((distances == 0) | (apart == 0), 0.0, share)
+    return parts.sum(-2).sum_to_size(x1.shape)
+
+
+def trilinear(
+    x1: torch.Tensor,
+    x2: torch.Tensor,
+    x3: torch.Tensor,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> torch.Tensor:
+    """``aten._trilinear``: the product of three tensors, which get axes of extent 1 at ``expand``, summed over
+    ``sumdim``."""
+    factors = []
+    for x, axes in ((x1, expand1), (x2, expand2), (x3, expand3)):
+        for axis in sorted(axes):
+            x = x.unsqueeze(axis)
+        factors.append(x)
+    product = factors[0] * factors[1] * factors[2]
+    return product.sum(list(sumdim)) if sumdim else product
+
+
+def normal(mean: torch.Tensor | float, std: torch.Tensor | float, generator: torch.Generator | None = None) -> Any:
+    """``aten.normal`` where the mean or the standard deviation is a tensor: drawn as eager draws, whatever they are."""
+    if generator is not None:
+        return NotImplemented
+    like = torch.broadcast_tensors(*(each for each in (mean, std) if isinstance(each, torch.Tensor)))[0]
+    drawn = torch.empty_like(like, memory_format=torch.contiguous_format)
+    if isinstance(std, torch.Tensor):
+        return aten.normal_functional(drawn) * std + mean
+    return aten.normal_functional(drawn, 0.0, std) + mean
+
+
 @functools.cache
 def decompositions() -> dict[OpOverload, Callable[..., Any]]:
     """The decomposition table that AOTAutograd traces with."""
@@ -140,7 +206,9 @@ def decompositions() -> dict[OpOverload, Callable[..., Any]]:
         **core_aten_decompositions(),
         **get_decompositions(TAKEN_APART),
         **optimizer_decompositions(),
+        **resize_decompositions(),
         **sampling_decompositions(),
+        **selection_decompositions(),
         aten._weight_norm_interface_backward.default: weight_norm_backward,
         aten.hardshrink_backward.default: shrink_backward,
         aten.softshrink_backward.default: shrink_backward,
@@ -148,6 +216,12 @@ def decompositions() -> dict[OpOverload, Callable[..., Any]]:
         aten.diagonal_scatter.default: diagonal_scatter,
         aten.round.decimals: round_decimals,
         aten.soft_margin_loss_backward.default: soft_margin_loss_backward,
+        aten._cdist_forward.default: cdist_forward,
+        aten._cdist_backward.default: cdist_backward,
+        aten._trilinear.default: trilinear,
+        aten.normal.Tensor_Tensor: normal,
+        aten.normal.Tensor_float: normal,
+        aten.normal.float_Tensor: normal,
     }
     kept = {getattr(packet, name) for packet in KEPT_WHOLE for name in packet.overloads()}
     return {op: function for op, function in table.items() if op not in kept}

@@ -60,6 +60,7 @@ _FROM_SHAPE = {
     aten.randint.default,
     aten.randint.low,
     aten.randperm.default,
+    aten.normal.float_float,
 }
 
 
