@@ -53,8 +53,8 @@ def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
 
 
 def masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
-    """``aten.masked_scatter_backward``: the gradient of the ``source``, whose shape is ``sizes``; zero for what the mask
-    did not reach."""
+    """``aten.masked_scatter_backward``: the gradient of a source of shape ``sizes``; zero for what the mask did not
+    reach."""
     count = math.prod(sizes)
     mask = mask.expand_as(grad)
     if grad.numel() == 0 or count == 0:
