@@ -133,7 +133,8 @@ _BLOCKS: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
                     "vit_base_patch16_siglip_224", "vit_medium_patch16_reg1_gap_256", "vit_small_patch14_dinov2",
                     "deit_tiny_patch16_224", "deit3_small_patch16_224", "beit_base_patch16_224",
                     "beitv2_base_patch16_224", "eva02_tiny_patch14_224", "cait_xxs24_224", "xcit_nano_12_p16_224",
-                    "tnt_s_legacy_patch16_224", "vitamin_small_224")),
+                    "tnt_s_legacy_patch16_224", "vitamin_small_224", "vit_small_patch16_dinov3",
+                    "naflexvit_base_patch16_gap")),
     ({"depth": (1, 1, 1)}, ("efficientvit_m0", "levit_128s", "pit_ti_224", "shvit_s1", "visformer_tiny")),
     ({"depth": (1, 1, 1, 1)}, ("repvit_m0_9",)),
     ({"depths": (1, 1, 1, 1)}, ("coatnet_0_rw_224", "davit_tiny", "efficientvit_b0", "maxvit_rmlp_pico_rw_256",
@@ -176,7 +177,10 @@ def _timm_architectures() -> list[Architecture]:
         "selecsls42b", "legacy_seresnet18", "skresnet18", "starnet_s1", "tresnet_m", "vgg11", "ese_vovnet19b_dw",
         "xception41", "convnext_atto", "convnextv2_atto", "convmixer_768_32", "gernet_s", "eca_botnext26ts_256",
         "lambda_resnet26t", "halonet26t", "bat_resnext26ts", "gcresnext26ts", "mambaout_femto", "darknet53",
-        "poolformer_s12", "poolformerv2_s12", "pnasnet5large", "nasnetalarge",
+        "poolformer_s12", "poolformerv2_s12", "pnasnet5large", "nasnetalarge", "csatv2", "cspnext_tiny",
+        "sam2_hiera_tiny", "lcnetv2_small", "legacy_xception", "efficientvim_m1", "iformer_t", "lowformer_b0",
+        "cpubone_nano", "mobilenetv4_hybrid_medium", "ghostnetv3_100", "vit_small_patch16_dinov3",
+        "naflexvit_base_patch16_gap",
     )  # fmt: skip
     larger = {
         "inception_v3": 96, "inception_v4": 96, "inception_resnet_v2": 96, "xception41": 96, "pnasnet5large": 96,
