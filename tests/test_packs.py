@@ -184,6 +184,23 @@ def test_compiled_under_hooks_nothing_is_packed() -> None:
     assert len(seen) > 6 and torch.uint8 not in seen
 
 
+def test_with_compiled_autograd_nothing_is_packed() -> None:
+    """It traces the backward graph, which takes activations."""
+    torch._dynamo.reset()
+    model = Blocks()
+    twin = copy.deepcopy(model)
+
+    @torch.compile(backend="max")
+    def step(x: torch.Tensor) -> None:
+        model(x).sum().backward()
+
+    with recorded_graphs() as graphs, torch._dynamo.config.patch(compiled_autograd=True):
+        step(_batch())
+    twin(_batch()).sum().backward()
+    assert graphs and all(graph.packing is None for graph in graphs)
+    _same_gradients(model, twin)
+
+
 def test_checkpointed_calls_are_packed_alike(pair: tuple[nn.Module, Net, nn.Module]) -> None:
     def step(net: Net) -> None:
         x = _batch().requires_grad_()
