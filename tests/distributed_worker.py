@@ -56,7 +56,9 @@ def _compiled(module: nn.Module) -> nn.Module:
 def ddp_outside() -> nn.Module:
     """The wrapped model is compiled: Dynamo cuts the graph where DDP's buckets end, so that they are reduced early."""
     net = _net()
-    _loss(_compiled(DistributedDataParallel(net))).backward()
+    # In a variable here and below: what adds the gradients up lives as long as the wrapper.
+    ddp = _compiled(DistributedDataParallel(net))
+    _loss(ddp).backward()
     return net
 
 
@@ -65,7 +67,8 @@ def ddp_buckets() -> nn.Module:
     net = _net()
     first, dist._DEFAULT_FIRST_BUCKET_BYTES = dist._DEFAULT_FIRST_BUCKET_BYTES, 64
     try:
-        _loss(_compiled(DistributedDataParallel(net, bucket_cap_mb=1e-4))).backward()
+        ddp = _compiled(DistributedDataParallel(net, bucket_cap_mb=1e-4))
+        _loss(ddp).backward()
     finally:
         dist._DEFAULT_FIRST_BUCKET_BYTES = first
     return net
@@ -74,7 +77,6 @@ def ddp_buckets() -> nn.Module:
 def ddp_inside() -> nn.Module:
     """The compiled model is wrapped."""
     net = _net()
-    # In a variable: what adds the gradients up lives as long as the wrapper.
     ddp = DistributedDataParallel(_compiled(net))
     _loss(ddp).backward()
     return net
