@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.threads import in_threads
 from torch_max_backend.runtime import cache
 
 FACTS = {"graph": "one"}
@@ -153,11 +154,7 @@ def test_threads_claim_one_after_the_other() -> None:
             most.append(len(inside))
             inside.remove(number)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, 8)
     assert most == [1] * 8
 
 

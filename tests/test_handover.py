@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from tests.threads import in_threads
 from torch_max_backend import backend
 from torch_max_backend.graph.compiler import CompiledGraph
 from torch_max_backend.runtime import executable
@@ -235,11 +235,7 @@ def test_threads_train_one_model(pair: tuple[Net, nn.Module, Net]) -> None:
                     failures.append(f"thread {number}, repeat {repeat}: {(a - b).abs().max()}")
 
     run(xs[0])
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, 4)
     assert not failures
 
 

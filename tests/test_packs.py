@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from tests.threads import in_threads
 from torch_max_backend.backend import recorded_graphs
 from torch_max_backend.graph.compiler import CompiledGraph
 from torch_max_backend.runtime import packs
@@ -220,11 +220,7 @@ def test_threads_have_packs_of_their_own(pair: tuple[nn.Module, Net, nn.Module])
             if not all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, expected[seed], strict=True)):
                 differences.append(f"thread {seed}")
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, 3)
     assert not differences
 
 

@@ -7,7 +7,6 @@ import gc
 import logging
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.threads import in_threads
 from torch_max_backend import backend
 from torch_max_backend.graph.compiler import CompiledGraph
 from torch_max_backend.runtime import cache
@@ -100,11 +100,7 @@ def test_calls_from_threads_agree(trained: Trained) -> None:
             if not torch.allclose(run(inputs[index]), expected[index], rtol=1e-4, atol=1e-5):
                 failures.append(f"thread {number}, repeat {repeat}")
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, 4)
     assert not failures
 
 

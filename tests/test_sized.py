@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import threading
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 
+from tests.threads import in_threads
 from torch_max_backend.graph import sized
 from torch_max_backend.runtime import session
 
@@ -90,11 +90,7 @@ def test_threads_with_sizes_of_their_own() -> None:
     def work(number: int) -> None:
         results[number] = run(inputs[number])
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(inputs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, len(inputs))
     for number, x in enumerate(inputs):
         torch.testing.assert_close(results[number], (x * 2).relu().sum(1))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from max.dtype import DType
 from max.graph import DeviceRef
 from torch import Tensor, nn
 
+from tests.threads import in_threads
 from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.ir.layout import contiguous_order
 from torch_max_backend.launches import Kind, Launch, LaunchList, Place
@@ -117,11 +117,7 @@ def test_threads_take_turns(executables: list[Executable]) -> None:
         if not all(torch.allclose(run(x), (x * 2 + 1).exp()) for _ in range(50)):
             failures.append(number)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, 4)
     assert not failures and len(executables) == 1
 
 

@@ -81,8 +81,9 @@ class CompilationUnit:
         made, taking = None, None
         if options.run == "launches" and isinstance(built.listing, LaunchList):
             if packable:
-                built, made = pack_results(built, range(min(free_outputs), len(built.outputs)), packable)
-                free_outputs = frozenset(range(min(free_outputs), len(built.outputs)))
+                first = min(free_outputs)
+                built, made = pack_results(built, range(first, len(built.outputs)), packable)
+                free_outputs = frozenset(range(first, len(built.outputs)))
             taking = None if packing is None else take_from_packs(built, packing)
             built = taking or built
         # Gradients are dropped before the next step; users keep results of a forward graph longer.

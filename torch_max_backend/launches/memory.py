@@ -9,6 +9,14 @@ from dataclasses import dataclass
 ALIGNMENT = 256
 """Bytes: as CUDA's allocator deals memory out, and more than any vector load asks for."""
 
+TORCH_ALIGNMENT = 512
+"""The same of PyTorch's allocator."""
+
+
+def rounded_up(size: int, alignment: int) -> int:
+    """The least multiple of ``alignment`` that is no less than ``size``."""
+    return -(-size // alignment) * alignment
+
 
 @dataclass(frozen=True)
 class Span:
@@ -29,7 +37,7 @@ def planned(spans: Sequence[Span]) -> tuple[list[int], int]:
     placed: list[tuple[int, int, int, int]] = []
     for number in sorted(range(len(spans)), key=lambda each: -spans[each].size):
         span = spans[number]
-        size = max(1, -(-span.size // ALIGNMENT)) * ALIGNMENT
+        size = max(ALIGNMENT, rounded_up(span.size, ALIGNMENT))
         offset = 0
         for begin, end, first, last in placed:
             if first <= span.last and span.first <= last:

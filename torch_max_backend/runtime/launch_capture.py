@@ -11,15 +11,13 @@ from typing import Any
 import torch
 
 from torch_max_backend.launches import LaunchList
+from torch_max_backend.launches.memory import TORCH_ALIGNMENT, rounded_up
 from torch_max_backend.runtime.capture import Capture, Loan, Memory
 from torch_max_backend.runtime.handover import Inputs
 from torch_max_backend.runtime.launches import Launches
 from torch_max_backend.runtime.leaving import Leaving
 from torch_max_backend.runtime.streams import StreamOrder, stream_order
 from torch_max_backend.torch_compat import copy_all, storage_users
-
-#: Where a result may begin: as PyTorch's allocator aligns.
-_ALIGNMENT = 512
 
 
 class Argument:
@@ -53,7 +51,7 @@ class SharedStorage:
         offsets = [0]
         for fact in facts:
             size = 0 if fact is None else math.prod(fact[0]) * fact[2].itemsize
-            offsets.append(offsets[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
+            offsets.append(offsets[-1] + rounded_up(size, TORCH_ALIGNMENT))
         self._storage = torch.empty(offsets[-1], dtype=torch.uint8, device=device).untyped_storage()
         self.tensors: list[Any] = [
             # Each has a version of its own: what users write to one is no news to the others.

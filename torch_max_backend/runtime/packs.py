@@ -18,13 +18,12 @@ import torch
 
 from torch_max_backend.ir.layout import Order, strides_of
 from torch_max_backend.launches import Kind, Launch, LaunchList, Place
+from torch_max_backend.launches.memory import TORCH_ALIGNMENT, rounded_up
 from torch_max_backend.runtime.interface import BuiltGraph, InputSpec, OutputSpec
 
 MOST_BYTES = 2**24
 """Of a pack. Large values cost autograd little beside what computes them, and an allocator deals with several pieces
 better than with one."""
-ALIGNMENT = 512
-"""Of values in a pack: as PyTorch's allocator aligns on a GPU."""
 _BASE_ALIGNMENT = 64
 """Of a pack itself: as PyTorch's allocator aligns on a CPU."""
 
@@ -112,15 +111,8 @@ def pack_results(built: BuiltGraph, kept: range, packable: Collection[int]) -> t
     left = [index for index in range(len(listing.results)) if index not in packed]
     numbers = {index: number for number, index in enumerate(left)}
 
-    def moved(place: Place) -> Place:
-        if place.kind is not Kind.RESULT:
-            return place
-        value = packed.get(place.number)
-        if value is None:
-            return replace(place, number=numbers[place.number])
-        return Place(Kind.RESULT, len(left) + value.pack, value.offset + place.offset)
-
     packs = range(len(packing.sizes))
+    moved = _moves(Kind.RESULT, packed, range(len(left), len(left) + len(packs)), numbers)
     outputs = [
         replace(spec, index=numbers[spec.index]) if spec.index >= 0 else spec
         for spec in built.outputs
@@ -163,7 +155,7 @@ def _dealt(built: BuiltGraph, kept: range, packable: Sequence[int]) -> Packing:
     packs: list[list[tuple[int, int]]] = []
     size = MOST_BYTES
     for number in packable:
-        room = -(-built.outputs[number].bytes // ALIGNMENT) * ALIGNMENT
+        room = rounded_up(built.outputs[number].bytes, TORCH_ALIGNMENT)
         if size + room > MOST_BYTES:
             packs.append([])
             size = 0
@@ -178,7 +170,7 @@ def _dealt(built: BuiltGraph, kept: range, packable: Sequence[int]) -> Packing:
             spec = built.outputs[number]
             assert spec.shape is not None
             values.append(Packed(number - kept.start, len(sizes), offset, spec.shape, spec.order, spec.dtype))
-        sizes.append(values[-1].offset + -(-values[-1].bytes // ALIGNMENT) * ALIGNMENT)
+        sizes.append(values[-1].offset + rounded_up(values[-1].bytes, TORCH_ALIGNMENT))
     return Packing(tuple(values), tuple(sizes), len(kept))
 
 
@@ -207,14 +199,7 @@ def take_from_packs(built: BuiltGraph, packing: Packing) -> BuiltGraph | None:
     left = [number for number in range(len(built.inputs)) if number not in packed]
     numbers = {old: len(used) + new for new, old in enumerate(left)}
 
-    def moved(place: Place) -> Place:
-        if place.kind is not Kind.ARGUMENT:
-            return place
-        value = packed.get(place.number)
-        if value is None:
-            return replace(place, number=numbers[place.number])
-        return Place(Kind.ARGUMENT, used.index(value.pack), value.offset + place.offset)
-
+    moved = _moves(Kind.ARGUMENT, packed, {pack: new for new, pack in enumerate(used)}, numbers)
     inputs = [
         InputSpec(pack, torch.uint8, (0,), device, (packing.sizes[pack],), alignment=_BASE_ALIGNMENT) for pack in used
     ]
@@ -259,6 +244,29 @@ def _lies_as(spec: InputSpec, value: Packed) -> bool:
 def _steps(shape: Sequence[int], order: Order) -> list[int]:
     """The strides that say where elements lie."""
     return [stride for extent, stride in zip(shape, strides_of(shape, order), strict=True) if extent != 1]
+
+
+def _moves(
+    kind: Kind, packed: Mapping[int, Packed], packs: Mapping[int, int] | Sequence[int], numbers: Mapping[int, int]
+) -> Callable[[Place], Place]:
+    """Where places of ``kind`` lie when the values of ``packed`` lie in packs.
+
+    Args:
+        kind: of the places that change; others stay.
+        packed: values by their old numbers.
+        packs: the new numbers of packs.
+        numbers: the new numbers of what is not packed.
+    """
+
+    def moved(place: Place) -> Place:
+        if place.kind is not kind:
+            return place
+        value = packed.get(place.number)
+        if value is None:
+            return replace(place, number=numbers[place.number])
+        return Place(kind, packs[value.pack], value.offset + place.offset)
+
+    return moved
 
 
 def _placed(listing: LaunchList, moved: Callable[[Place], Place]) -> tuple[Launch, ...]:
