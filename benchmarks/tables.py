@@ -359,6 +359,17 @@ def convolution_depthwise() -> str:
     return _before_and_after("convolution_depthwise_h100")
 
 
+def convolution_tiles() -> str:
+    return _before_and_after("convolution_tiles_h100")
+
+
+def convolution_gelu_store() -> str:
+    name = "convolution_gelu_store_h200"
+    kinds = ("floor", "before", "ours", "compile")
+    rows = [[row["problem"], *(f"{row[f'{kind}_us']:.0f}" for kind in kinds)] for row in read(name)["rows"]]
+    return grid(["problem, µs", "bytes alone", "unrolled", "loop", "torch.compile"], rows) + origin(name)
+
+
 def convolution_cpu() -> str:
     """A class of the draw in each line; of each dtype our time over eager's, and the share of the matmul's rate."""
     names = [f"convolution_cpu_{dtype}" for dtype in ("float32", "bfloat16")]
@@ -537,7 +548,8 @@ TABLES: dict[str, Callable[[], str]] = {
     for table in (
         summary, training_steps, training_steps_gpu, captured_steps, training_zoo, step_memory, commands, gpu_tests,
         convolution_any_gpu, convolution_drawn, convolution_cpu, convolution_workspace, convolution_hopper,
-        convolution_tf32_and_3d, convolution_grouped, convolution_depthwise, convolution_epilogue,
+        convolution_tf32_and_3d, convolution_grouped, convolution_depthwise, convolution_tiles,
+        convolution_epilogue, convolution_gelu_store,
         convolution_sanitizer, pooling_gpu, pooling_cpu, pooling_memory, attention, compile_cost, first_steps,
         host_time, optimizer_steps, step_bytes,
     )
