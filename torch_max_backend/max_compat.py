@@ -10,6 +10,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from max import mlir
@@ -138,3 +139,8 @@ def read_bytecode(content: bytes) -> Module:
 def mojo_environment() -> Mapping[str, str]:
     """The environment that MAX's own launcher gives ``mojo``; it takes none of its caller's."""
     return _mojo_env()
+
+
+def ptx_compiler_path() -> Path:
+    """The library with NVIDIA's compiler of PTX that comes with Mojo; it need not be there."""
+    return Path(mojo_environment()["MODULAR_MOJO_MAX_PACKAGE_ROOT"]) / "lib" / "libNVPTX.so"

@@ -28,7 +28,7 @@ from torch_max_backend.max_compat import mojo_environment
 from torch_max_backend.mojo_ops import KERNELS_PATH
 from torch_max_backend.mojo_ops.functions import Function, LibraryFunction, required
 from torch_max_backend.mojo_ops.sources import sources_digest
-from torch_max_backend.runtime import cache
+from torch_max_backend.runtime import cache, cubins
 from torch_max_backend.runtime.dealing import cores
 from torch_max_backend.runtime.futures import started
 from torch_max_backend.runtime.target import target_facts
@@ -106,9 +106,11 @@ def _facts(function: Function, device: torch.device) -> dict[str, str]:
     """All that the function's library depends on: of the kernels, those that it is made of."""
     versions = {name: value for name, value in cache.versions().items() if name != "kernels"}
     modules = frozenset({"library", *(module for module, _ in function.imports)})
+    target = target_facts(device)
     return {
         **versions,
-        **target_facts(device),
+        **target,
+        "code": cubins.code_form(target["device"]),
         "sources": sources_digest(modules),
         "function": function.symbol,
     }
@@ -232,6 +234,8 @@ def _build_one(
             names = ", ".join(function.symbol for function in functions)
             text = errors.read_text(errors="replace")
             raise MaxBackendError(f"the kernels {names} do not compile for {device}:\n{text[-4000:]}")
+        if facts[functions[0]]["code"] == "cubin":
+            cubins.translate(library)
         log.info("built %s for %s", ", ".join(function.symbol for function in functions), device)
         stored: dict[Function, Path] = {}
         for function in functions:
