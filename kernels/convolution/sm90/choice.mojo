@@ -32,14 +32,12 @@ comptime TILE_SHAPES: Array[TileShape, 6] = [
     TileShape(row_blocks=1, columns=256, stages=4, cluster=2, alternate=False),
 ]
 
-comptime WGRAD_SHAPES: Array[WgradShape, 7] = [
+comptime WGRAD_SHAPES: Array[WgradShape, 5] = [
     WgradShape(row_blocks=1, columns=256, stages=4, split_steps=False),
     WgradShape(row_blocks=1, columns=192, stages=6, split_steps=True),
     WgradShape(row_blocks=1, columns=192, stages=5, split_steps=False),
-    WgradShape(row_blocks=2, columns=192, stages=4, split_steps=False),
     WgradShape(row_blocks=1, columns=128, stages=7, split_steps=False),
     WgradShape(row_blocks=1, columns=64, stages=9, split_steps=False),
-    WgradShape(row_blocks=1, columns=64, stages=12, split_steps=True),
 ]
 
 comptime _CACHE_BYTES = 45.0e6
