@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_flatten
 from tests import compile_groups
 from torch_max_backend import lowering
 from torch_max_backend.decompositions import decompositions
-from torch_max_backend.graph.builder import NodeCannotLower
+from torch_max_backend.graph.builder import NodesCannotLower
 from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.runtime.executable import Executable
 
@@ -155,7 +155,7 @@ class Batch:
             try:
                 scratch.add(trace(function, inputs, self.device), f"case_{len(self.outcomes)}")
                 self._runnable.append(outcome)
-            except NodeCannotLower as error:
+            except NodesCannotLower as error:
                 outcome.refusal = str(error)
             self.outcomes[case.id] = outcome
 

@@ -20,9 +20,10 @@ from max.graph import (
     TensorType,
     TensorValue,
 )
+from max.graph import ops as max_ops
 from torch.fx import GraphModule, Node
 
-from torch_max_backend.dtypes import device_ref, max_dtype
+from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref, max_dtype
 from torch_max_backend.errors import CannotLower
 from torch_max_backend.fusion import fuse
 from torch_max_backend.graph.constants import Constants
@@ -43,13 +44,12 @@ from torch_max_backend.max_compat import erase
 from torch_max_backend.runtime.interface import BuiltGraph, InputSpec, OutputSpec, WriteSpec
 
 
-class NodeCannotLower(Exception):
-    """A lowering refused a node while the graph was being built."""
+class NodesCannotLower(Exception):
+    """Lowerings refused nodes while graphs were being built: ``refused`` has the reasons."""
 
-    def __init__(self, node: Node, reason: str) -> None:
-        super().__init__(f"{node.format_node()}: {reason}")
-        self.node = node
-        self.reason = reason
+    def __init__(self, refused: Mapping[Node, str]) -> None:
+        super().__init__("; ".join(f"{node.format_node()}: {reason}" for node, reason in refused.items()))
+        self.refused = dict(refused)
 
 
 #: Stands for a constant that nothing has needed so far.
@@ -119,7 +119,7 @@ class GraphBuilder:
         self.ops: Counter[str] = Counter()
 
     def build(self) -> BuiltGraph:
-        """The MAX graph; NodeCannotLower names the node that refused."""
+        """The MAX graph; NodesCannotLower names every node that was refused."""
         nodes = list(self.gm.graph.nodes)
         device = graph_device(nodes)
         self.device = device_ref(device)
@@ -164,16 +164,7 @@ class GraphBuilder:
                     if spec.device != device:
                         tensor = ops.transfer_to(tensor, self.device)
                     self.values[node] = GraphTensor(tensor, spec.order, node.name)
-                for node in nodes:
-                    if node.op == "get_attr" and self.constants.take(node):
-                        self.values[node] = _NOT_YET
-                    if node.op != "call_function" or _is_size(node):
-                        continue
-                    self.layouts.node = node.name
-                    if is_write_back(node):
-                        self._write_back(node)
-                    else:
-                        self.values[node] = self._lower(node)
+                self._lower_all(nodes)
                 self.layouts.node = "output"
                 outputs, results = self._outputs(nodes[-1], placeholders)
                 writes = self._written(placeholders, results)
@@ -193,13 +184,54 @@ class GraphBuilder:
             self.name, graph, specs, outputs, self.layouts.changes, dict(self.ops), bare, writes, computed, listing
         )  # fmt: skip
 
+    def _lower_all(self, nodes: Sequence[Node]) -> None:
+        """Gives every node its value. Behind a refused one the rest is lowered all the same, so that whoever cuts the
+        graph learns of all that are refused at once."""
+        refused: dict[Node, str] = {}
+        unknown: set[Node] = set()
+        for node in nodes:
+            if node.op == "get_attr" and self.constants.take(node):
+                self.values[node] = _NOT_YET
+            if node.op != "call_function" or _is_size(node):
+                continue
+            self.layouts.node = node.name
+            try:
+                _check_ranks(node)
+                if not unknown.isdisjoint(node.all_input_nodes):
+                    unknown.add(node)
+                elif is_write_back(node):
+                    self._write_back(node)
+                else:
+                    self.values[node] = self._lower(node)
+            except NodesCannotLower as error:
+                refused |= error.refused
+                value = self._stand_in(node.meta.get("val"))
+                if value is None:
+                    unknown.add(node)
+                else:
+                    self.values[node] = value
+        if refused:
+            raise NodesCannotLower(refused)
+
+    def _stand_in(self, fake: Any) -> Any:
+        """Zeros of the dtype and the shape of what a refused node would give; None where MAX has no such tensor."""
+        if isinstance(fake, (tuple, list)):
+            values = [self._stand_in(each) for each in fake]
+            return None if any(value is None for value in values) else values
+        if not isinstance(fake, torch.Tensor) or fake.dtype not in TORCH_TO_MAX or fake.dim() > MAX_RANK:
+            return None
+        try:
+            # By MAX's own functions: nobody shall take the zeros for a known constant.
+            single = max_ops.constant(0, max_dtype(fake.dtype), self.device)
+            return GraphTensor.contiguous(max_ops.broadcast_to(single, [max_dim(size) for size in fake.shape]))
+        except Exception:
+            # An extent that nothing tells yet: what needs the node is lowered when the graph has been cut there.
+            return None
+
     def _lower(self, node: Node) -> Any:
         registration = lookup(node.target)
         if registration is None:
-            raise NodeCannotLower(node, "no lowering is registered")
-        for tensor in (t for n in (node, *node.all_input_nodes) for t in tensors_of(n.meta.get("val"))):
-            if tensor.dim() > MAX_RANK:
-                raise NodeCannotLower(node, f"MAX has tensors of rank {MAX_RANK} at most, this is {tensor.dim()}")
+            raise NodesCannotLower({node: "no lowering is registered"})
         context = LoweringContext(node, self.device)
         if node.target is not operator.getitem:
             self.ops[str(node.target)] += 1
@@ -210,12 +242,12 @@ class GraphBuilder:
             kwargs = self._resolve(node.kwargs)
             return _call(registration, context, args, kwargs)
         except CannotLower as error:
-            raise NodeCannotLower(node, str(error)) from error
-        except (NodeCannotLower, KeyboardInterrupt):
+            raise NodesCannotLower({node: str(error)}) from error
+        except (NodesCannotLower, KeyboardInterrupt):
             raise
         except Exception as error:
             # MAX checks types and shapes while ops are added: what it refuses stays in PyTorch.
-            raise NodeCannotLower(node, f"{type(error).__name__}: {error}") from error
+            raise NodesCannotLower({node: f"{type(error).__name__}: {error}"}) from error
 
     def _value(self, node: Node) -> Any:
         """What a node that came before stands for."""
@@ -228,9 +260,9 @@ class GraphBuilder:
         pair: tuple[Any, ...] = node.args[:2]
         target, source = pair
         if source.meta["val"].dtype != target.meta["val"].dtype:
-            raise NodeCannotLower(node, "the new value has another dtype")
+            raise NodesCannotLower({node: "the new value has another dtype"})
         if source not in self.values or not isinstance(self._value(source), GraphTensor):
-            raise NodeCannotLower(node, "the new value is not computed in the graph")
+            raise NodesCannotLower({node: "the new value is not computed in the graph"})
         self.writes.append((target, source))
         self.ops[str(node.target)] += 1
 
@@ -273,14 +305,14 @@ class GraphBuilder:
                 continue
             tensor = self._value(node)
             if not isinstance(tensor, GraphTensor):
-                raise NodeCannotLower(node, f"the output {node} is no tensor")
+                raise NodesCannotLower({node: f"the output {node} is no tensor"})
             fake = node.meta["val"]
             wanted = tensor.order if number in self.free_outputs else dense_order(fake)
             if wanted is None:
                 wanted = contiguous_order(fake.dim())
             tensor = tensor.to_order(wanted)
             if tensor.dtype != max_dtype(fake.dtype):
-                raise NodeCannotLower(node, f"lowered to {tensor.dtype}, PyTorch promised {fake.dtype}")
+                raise NodesCannotLower({node: f"lowered to {tensor.dtype}, PyTorch promised {fake.dtype}"})
             results.append(ops.dense(tensor.value))
             specs.append(
                 OutputSpec(
@@ -339,6 +371,13 @@ def is_write_back(node: Node) -> bool:
         and isinstance(node.args[1], Node)
         and node.args[0].meta["val"].shape == node.args[1].meta["val"].shape
     )
+
+
+def _check_ranks(node: Node) -> None:
+    """Raises NodesCannotLower where an argument or a result has more dimensions than MAX's tensors."""
+    for tensor in (t for n in (node, *node.all_input_nodes) for t in tensors_of(n.meta.get("val"))):
+        if tensor.dim() > MAX_RANK:
+            raise NodesCannotLower({node: f"MAX has tensors of rank {MAX_RANK} at most, this is {tensor.dim()}"})
 
 
 def _static_shape(tensor: torch.Tensor) -> tuple[int, ...] | None:

@@ -13,9 +13,9 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torch_max_backend.errors import UnsupportedOpError
-from torch_max_backend.graph.builder import NodeCannotLower
+from torch_max_backend.graph.builder import NodesCannotLower
 from torch_max_backend.graph.constants import describe_attributes, is_constant
-from torch_max_backend.graph.partition import ORIGIN, Refusal, cut, is_host_node, refusals, unknown_size
+from torch_max_backend.graph.partition import ORIGIN, Refusal, cut, is_host_node, refusals, unknown_sizes
 from torch_max_backend.graph.random import hoist_draws
 from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.ir.layout import strides_of
@@ -136,13 +136,13 @@ def compile_graph(
         added: list[Executable] = []
         try:
             runner, sources = _assemble(gm, unit, name, found, added, free_outputs, options, packable, packing)
-        except NodeCannotLower as error:
+        except NodesCannotLower as error:
             for executable in added:
                 unit.discard(executable)
-            origin = error.node.meta.get(ORIGIN, error.node.name)
-            if origin in refused:
+            new = {node.meta.get(ORIGIN, node.name): reason for node, reason in error.refused.items()}
+            if new.keys() <= refused.keys():
                 raise
-            refused[origin] = error.reason
+            refused |= new
             continue
         if packing is not None and not (added and added[0].takes_packs):
             runner = unpacking(runner, packing)
@@ -175,21 +175,28 @@ def _assemble(
         added.append(unit.add(gm, name, free_outputs=free_outputs, options=options, packable=packable, packing=packing))
         return added[0].run, [(added[0], number) for number in range(len(_leaving(gm)))]
     pieces = cut(gm, found)
+    refused: dict[Node, str] = {}
     for node in pieces.graph.nodes:
         if node.op != "call_module":
             continue
         piece = getattr(pieces, str(node.target))
         if not isinstance(piece, GraphModule):
             continue
-        _know_all_sizes(piece)
-        executable = unit.add(
-            piece,
-            f"{name}_{len(added)}",
-            free_outputs=_free_in_piece(node, pieces, free_outputs),
-            options=options,
-        )
+        try:
+            _know_all_sizes(piece)
+            executable = unit.add(
+                piece,
+                f"{name}_{len(added)}",
+                free_outputs=_free_in_piece(node, pieces, free_outputs),
+                options=options,
+            )
+        except NodesCannotLower as error:
+            refused |= error.refused
+            continue
         added.append(executable)
         setattr(pieces, str(node.target), executable)
+    if refused:
+        raise NodesCannotLower(refused)
     if boxed_code is not None:
         # The generated code drops an argument behind its last use; the caller has let go of it.
         pieces.graph.set_codegen(boxed_code())
@@ -199,10 +206,10 @@ def _assemble(
 
 
 def _know_all_sizes(gm: GraphModule) -> None:
-    """Raises NodeCannotLower where MAX could not know a size."""
-    found = unknown_size(gm)
-    if found is not None:
-        raise NodeCannotLower(*found)
+    """Raises NodesCannotLower where MAX could not know a size."""
+    found = unknown_sizes(gm)
+    if found:
+        raise NodesCannotLower(found)
 
 
 def _is_built(node: Node) -> bool:

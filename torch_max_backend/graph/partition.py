@@ -94,13 +94,14 @@ def _tensor_reason(tensor: torch.Tensor, device: torch.device, *, result: bool) 
     return None
 
 
-def unknown_size(gm: GraphModule) -> tuple[Node, str] | None:
-    """The first node that needs a size which MAX cannot learn from ``gm``'s arguments, and the reason; None where
-    there is none.
+def unknown_sizes(gm: GraphModule) -> dict[Node, str]:
+    """The nodes that need a size which MAX cannot learn from ``gm``'s arguments, and the reasons.
 
     MAX binds a symbolic size where it is an extent of a tensor argument. A number handed over by itself tells it
-    nothing, and an extent like s0 - 2 alone ends the process while MAX compiles.
+    nothing, and an extent like s0 - 2 alone ends the process while MAX compiles. The results of a node that is found
+    count as arguments: the graph will be cut there.
     """
+    found: dict[Node, str] = {}
     known: set[sympy.Basic] = set()
     for node in gm.graph.find_nodes(op="placeholder"):
         if isinstance(node.meta.get("val"), torch.Tensor) and any(user.op != "output" for user in node.users):
@@ -112,8 +113,11 @@ def unknown_size(gm: GraphModule) -> tuple[Node, str] | None:
             for expression in _expressions(source):
                 # Numbers that are no sizes have symbols too, which are lowered or refused by themselves.
                 if any(symbol.is_integer and symbol not in known for symbol in expression.free_symbols):
-                    return node, f"the size {expression} cannot be told from the tensors that the graph is given"
-    return None
+                    reason = f"the size {expression} cannot be told from the tensors that the graph is given"
+                    found.setdefault(node, reason)
+        if node in found:
+            known |= {expression for expression in _expressions(node) if expression.is_Symbol}
+    return found
 
 
 def _expressions(node: Node) -> list[sympy.Basic]:

@@ -64,7 +64,7 @@ class CompilationUnit:
         ``Executable.takes_packs``.
 
         Raises:
-            NodeCannotLower: a lowering refused a node; the unit is unchanged.
+            NodesCannotLower: lowerings refused nodes; the unit is unchanged.
             DeviceUnavailableError: the graph's device is not there.
         """
         options = options or Options()
