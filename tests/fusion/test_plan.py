@@ -187,3 +187,16 @@ def test_a_convolution_takes_in_what_reads_it_alone(function: Callable[..., Any]
     entries = ["conv_pointwise"] if taken else ["conv_fprop", "pointwise"]
     assert len(found) == len(entries)
     assert all(name.startswith(f"torch_max_{entry}") for name, entry in zip(found, entries, strict=True))
+
+
+def test_programs_do_not_wait_for_each_other() -> None:
+    """exp(x) and x times the sums of sin(y) are one program; sin(y) and y plus the sums of exp(x) must not be one
+    then."""
+
+    def crossed(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        e = torch.exp(x)
+        sums = e.cumsum(0)
+        s = torch.sin(y)
+        return e, s, s.cumsum(0) * x, sums + y
+
+    assert calls(text_of(crossed, (8, 8), (8, 8), listed=True)).count("pointwise_program") == 3

@@ -195,6 +195,8 @@ class _Joiner:
         self._fusible = fusible
         self._stored = set(roots)
         self._group_of = {root.maker: group for group in groups for root in group.roots}
+        #: Where the first and the last root of each union are.
+        self._spans: dict[Group, tuple[int, int]] = {}
 
     def join(self) -> list[Group]:
         """The groups that are left."""
@@ -229,6 +231,10 @@ class _Joiner:
         if not _fits(terms) or self._waits_for_itself(terms):
             return None
         union = Group(terms)
+        for part in (first, second):
+            self._spans.pop(part, None)
+        positions = [_position(root) for root in roots]
+        self._spans[union] = (min(positions), max(positions))
         self._groups[self._groups.index(first)] = union
         self._groups.remove(second)
         for root in roots:
@@ -237,7 +243,7 @@ class _Joiner:
 
     def _waits_for_itself(self, terms: Terms) -> bool:
         own = {root.maker for root in terms.roots}
-        earliest = min(_position(root) for root in terms.roots)
+        first = self._first_behind(min(_position(root) for root in terms.roots))
         waiting = [leaf.value.maker for leaf in terms.leaves]
         seen: set[object] = set()
         while waiting:
@@ -249,13 +255,22 @@ class _Joiner:
                 return True
             group = self._group_of.get(operation)
             if group is None:
-                if operation.position > earliest:
+                if operation.position >= first:
                     waiting += [operand.maker for operand in operation.operands]
             elif group not in seen:
                 seen.add(group)
                 seen.update(root.maker for root in group.roots)
                 if own & {root.maker for root in group.roots}:
                     return True
-                if max(_position(root) for root in group.roots) > earliest:
+                if max(_position(root) for root in group.roots) >= first:
                     waiting += [leaf.value.maker for leaf in group.terms.leaves]
         return False
+
+    def _first_behind(self, position: int) -> int:
+        """A position before which nothing waits for what stands at ``position`` or later: what reads one root of a
+        union waits for all its roots."""
+        while True:
+            across = [first for first, last in self._spans.values() if first < position <= last]
+            if not across:
+                return position
+            position = min(across)

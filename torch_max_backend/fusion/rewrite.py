@@ -213,6 +213,7 @@ def _sort(graph: Graph) -> None:
     handles = list(block_of(graph))
     maker = {result: number for number, handle in enumerate(handles) for result in handle.results}
     done = [False] * len(handles)
+    entered = [False] * len(handles)
     order: list[int] = []
     for first in range(len(handles)):
         waiting = [first]
@@ -227,6 +228,9 @@ def _sort(graph: Graph) -> None:
                 if operand in maker and not done[maker[operand]]
             ]  # fmt: skip
             if before:
+                if entered[number]:
+                    raise AssertionError(f"operations wait for each other: {handles[number]}")
+                entered[number] = True
                 waiting += before
                 continue
             done[number] = True
