@@ -133,3 +133,50 @@ def test_sizes_that_arguments_do_not_tell() -> None:
     torch._dynamo.reset()
     torch.compile(lambda x: x * 2, backend=looking, dynamic=False)(torch.randn(5))
     assert verdicts == [False, True, False]
+
+
+class Boxes(nn.Module):
+    """Offsets as fractions of the planes that they lie in, and the largest of them: what a detection model computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offsets = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, 4, 2] of tokens [N, H, W, 3]."""
+        height, width = x.shape[1:3]
+        torch._check(height + width == width + x.shape[1])
+        offsets = self.offsets(x).flatten(1, 2)
+        scaled = torch.stack([offsets[..., 0] / (height / 2), offsets[..., 1] / (width / 2)], -1)
+        best = scaled.sum(-1).topk(4).indices
+        return scaled.gather(1, best.unsqueeze(-1).expand(-1, -1, 2))
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_numbers_made_of_sizes() -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    eager = Boxes()
+    ours = copy.deepcopy(eager)
+    run = torch.compile(ours, backend="max", dynamic=True, options={"fallback": "error"})
+    for height, width in ((5, 7), (6, 3), (5, 7), (4, 9)):
+        x = torch.randn(2, height, width, 3)
+        y, expected = run(x), eager(x)
+        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
+        for module, value in ((ours, y), (eager, expected)):
+            module.zero_grad()
+            value.square().sum().backward()
+        torch.testing.assert_close(ours.offsets.weight.grad, eager.offsets.weight.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs in PyTorch")
+def test_a_factor_of_a_call_is_no_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph is not made for each."""
+    torch._dynamo.reset()
+    made: list[GraphModule] = []
+    at = sized.at
+    monkeypatch.setattr(sized, "at", lambda gm, args: made.append(gm) or at(gm, args))
+    run = torch.compile(lambda x, factor: x * factor, backend="max", dynamic=True)
+    for factor in (0.5, 0.25, 0.125, 0.75):
+        torch.testing.assert_close(run(torch.ones(3, 4), factor), torch.full((3, 4), factor))
+    assert len(made) <= 1

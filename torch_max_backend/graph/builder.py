@@ -375,6 +375,8 @@ def is_write_back(node: Node) -> bool:
 
 def _check_ranks(node: Node) -> None:
     """Raises NodesCannotLower where an argument or a result has more dimensions than MAX's tensors."""
+    if node.target is operator.getitem:
+        return  # It stays with the op that it unpacks.
     for tensor in (t for n in (node, *node.all_input_nodes) for t in tensors_of(n.meta.get("val"))):
         if tensor.dim() > MAX_RANK:
             raise NodesCannotLower({node: f"MAX has tensors of rank {MAX_RANK} at most, this is {tensor.dim()}"})

@@ -107,7 +107,7 @@ def unknown_sizes(gm: GraphModule) -> dict[Node, str]:
         if isinstance(node.meta.get("val"), torch.Tensor) and any(user.op != "output" for user in node.users):
             known |= {expression for expression in _expressions(node) if expression.is_Symbol}
     for node in gm.graph.nodes:
-        if node.op != "call_function" or is_host_node(node) or is_write_back(node):
+        if node.op != "call_function" or is_host_node(node) or is_write_back(node) or node.target is operator.getitem:
             continue
         for source in (*node.all_input_nodes, node):
             for expression in _expressions(source):

@@ -34,15 +34,22 @@ def is_sized(gm: GraphModule) -> bool:
         return False
     for node in gm.graph.nodes:
         value = attribute_of(node) if node.op == "get_attr" else node.meta.get("val")
-        if isinstance(value, (torch.SymFloat, torch.SymBool, GraphModule)) or free_unbacked_symbols(value):
+        if isinstance(value, GraphModule) or free_unbacked_symbols(value):
+            return False
+        if isinstance(value, _NUMBERS) and not all(symbol.is_integer for symbol in value.node.expr.free_symbols):
+            # A rate or a factor that the program hands over, another one in every call.
             return False
     return True
+
+
+#: Sizes, and what a program computes from them: a scale, a condition that it asserts.
+_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def _is_symbolic(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return not all(isinstance(extent, int) for extent in (*value.shape, *value.stride()))
-    return isinstance(value, torch.SymInt)
+    return isinstance(value, _NUMBERS)
 
 
 class SizedGraph:
@@ -121,6 +128,9 @@ def at(gm: GraphModule, args: Sequence[Any]) -> GraphModule:
                         *map_arg(node.args, values.__getitem__), **map_arg(node.kwargs, values.__getitem__)
                     )
             values[node] = value
+            if node.target is torch.ops.aten._assert_scalar.default:
+                # It has been evaluated: of sizes alone, it holds for the graph that is made.
+                continue
             if node.op == "call_function" and isinstance(value, (int, float)):
                 copies[node] = value
                 continue
@@ -134,9 +144,9 @@ def _fake(mode: FakeTensorMode, value: Any) -> Any:
 
 
 def _at_hint(value: Any) -> Any:
-    """A symbolic size, or a tensor of such sizes, as it was traced."""
+    """A symbolic size or number, or a tensor of such sizes, as it was traced."""
     if isinstance(value, torch.Tensor):
         shape, strides = ([_at_hint(extent) for extent in extents] for extents in (value.shape, value.stride()))
         with FakeTensorMode():
             return torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)
-    return value.node.hint if isinstance(value, torch.SymInt) else value
+    return value.node.hint if isinstance(value, _NUMBERS) else value
