@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,18 +18,30 @@ HABITS = ("ddp_outside", "ddp_buckets", "ddp_inside", "ddp_accumulated", "fsdp_o
 
 
 def together(script: list[str], processes: int, **environment: str) -> str:
-    """What processes that torchrun starts wrote; raises where one fails."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    done = subprocess.run(
-        [*command, *script],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    return done.stdout + done.stderr
+    """What processes that torchrun starts wrote; where one fails or does not end, an error with the end of what each
+    wrote: torchrun's own report is long, and the one that fails first is often not the last to write."""
+    with tempfile.TemporaryDirectory() as logs:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+        command += ["--log-dir", logs, "--redirects", "3"]
+        launcher = ""
+        try:
+            done = subprocess.run(
+                [*command, *script],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=900,
+            )
+            failed, launcher = done.returncode != 0, done.stdout
+        except subprocess.TimeoutExpired:
+            failed, launcher = True, "torchrun did not end in 900 s"
+        written = {path: path.read_text(errors="replace") for path in sorted(Path(logs).rglob("*.log"))}
+    if failed:
+        ends = [f"{path.parent.name}/{path.name}:\n{text[-4000:]}" for path, text in written.items() if text]
+        pytest.fail("\n\n".join([*ends, f"torchrun:\n{launcher[-2000:]}"]), pytrace=False)
+    return "".join(written.values()) + launcher
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +50,15 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     target = tmp_path_factory.mktemp("distributed") / "found.json"
     together(["-m", "tests.distributed_worker", str(target)], 2)
     return json.loads(target.read_text())
+
+
+def test_a_failure_shows_what_each_process_wrote() -> None:
+    """The second process fails; the first would wait for it."""
+    worker = "import os, sys, time; rank = int(os.environ['RANK']); print('this is', rank, flush=True); "
+    worker += "sys.exit('gone') if rank else time.sleep(600)"
+    with pytest.raises(pytest.fail.Exception) as caught:
+        together(["--no-python", sys.executable, "-c", worker], 2)
+    assert all(text in str(caught.value) for text in ("0/stdout.log:\nthis is 0", "1/stdout.log:\nthis is 1", "gone"))
 
 
 @pytest.mark.parametrize("habit", HABITS)
