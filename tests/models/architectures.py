@@ -8,33 +8,13 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """One model and a call of it.
-
-    Attributes:
-        name: what its library calls it.
-        library: the package that it comes from.
-        kind: what it is for.
-        model: makes it.
-        call: makes positional and keyword arguments of a training step's forward call.
-    """
-
-    name: str
-    library: str
-    kind: str
-    model: Callable[[], nn.Module]
-    call: Callable[[], Call]
+from tests.models.architecture import PATCHES, SMALL, Architecture, Call, pixels, tokens, transformers_architecture
+from tests.models.composed import composed_architectures
 
 
 def _images(*shape: int) -> Callable[[], Call]:
@@ -216,60 +196,22 @@ def _timm_architectures() -> list[Architecture]:
 
 # transformers
 
-SMALL = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-}
-PATCHES = {**SMALL, "image_size": 32, "patch_size": 8}
-
-
-def _tokens(vocabulary: int = 99, length: int = 8, **more: Callable[[], Any]) -> Callable[[], Call]:
-    def call() -> Call:
-        tokens = torch.randint(3, vocabulary, (2, length))
-        return (), {"input_ids": tokens, **{name: make() for name, make in more.items()}}
-
-    return call
-
-
-def _pixels(*shape: int, name: str = "pixel_values") -> Callable[[], Call]:
-    return lambda: ((), {name: torch.randn(shape)})
-
-
-def _transformers(
-    kind: str,
-    prefix: str,
-    head: str,
-    config: Mapping[str, Any],
-    call: Callable[[], Call],
-    backbone: tuple[str, Mapping[str, Any]] | None = None,
-) -> Architecture:
-    def model() -> nn.Module:
-        library = importlib.import_module("transformers")
-        options = dict(config)
-        if backbone is not None:
-            options["backbone_config"] = getattr(library, backbone[0])(**backbone[1]).to_dict()
-        return getattr(library, prefix + head)(getattr(library, f"{prefix}Config")(**options))
-
-    return Architecture(prefix + head, "transformers", kind, model, call)
-
 
 def _transformers_architectures() -> list[Architecture]:
-    vision = functools.partial(_transformers, "vision")
-    text = functools.partial(_transformers, "text")
-    audio = functools.partial(_transformers, "audio")
-    both = functools.partial(_transformers, "vision and language")
-    image = _pixels(2, 3, 32, 32)
-    larger = _pixels(2, 3, 64, 64)
+    vision = functools.partial(transformers_architecture, "vision")
+    text = functools.partial(transformers_architecture, "text")
+    audio = functools.partial(transformers_architecture, "audio")
+    both = functools.partial(transformers_architecture, "vision and language")
+    image = pixels(2, 3, 32, 32)
+    larger = pixels(2, 3, 64, 64)
     words = {**SMALL, "vocab_size": 99, "max_position_embeddings": 32}
-    waves = _pixels(2, 1600, name="input_values")
+    waves = pixels(2, 1600, name="input_values")
     clip = {
         "text_config": {**words, "hidden_size": 32, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1},
         "vision_config": PATCHES,
         "projection_dim": 16,
     }
-    image_and_text = _tokens(pixel_values=lambda: torch.randn(2, 3, 32, 32))
+    image_and_text = tokens(pixel_values=lambda: torch.randn(2, 3, 32, 32))
     convolutional_audio = {
         **words, "conv_dim": (16, 16), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2,
         "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "mask_time_prob": 0.0,
@@ -289,7 +231,7 @@ def _transformers_architectures() -> list[Architecture]:
         vision("ViTMSN", "Model", PATCHES, image),
         vision("Yolos", "Model", {**PATCHES, "image_size": [32, 32]}, image),
         vision("ImageGPT", "Model", {"vocab_size": 33, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 2},
-               _tokens(33, 16)),
+               tokens(33, 16)),
         vision("Swin", "ForImageClassification", {"image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [1, 2],
                "num_heads": [2, 2], "window_size": 4}, image),
         vision("Swinv2", "ForImageClassification", {"image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [1,
@@ -334,9 +276,9 @@ def _transformers_architectures() -> list[Architecture]:
                backbone=("ConvNextConfig", {"hidden_sizes": [8, 16, 16, 16], "depths": [1, 1, 1, 1],
                "out_features": ["stage1", "stage2", "stage3", "stage4"]})),
         vision("VitDet", "Model", {**PATCHES, "mlp_ratio": 2}, image),
-        vision("VideoMAE", "Model", {**PATCHES, "num_frames": 4, "tubelet_size": 2}, _pixels(2, 4, 3, 32, 32)),
-        vision("Timesformer", "Model", {**PATCHES, "num_frames": 4}, _pixels(2, 4, 3, 32, 32)),
-        vision("Vivit", "Model", {**PATCHES, "num_frames": 4, "tubelet_size": [2, 8, 8]}, _pixels(2, 4, 3, 32, 32)),
+        vision("VideoMAE", "Model", {**PATCHES, "num_frames": 4, "tubelet_size": 2}, pixels(2, 4, 3, 32, 32)),
+        vision("Timesformer", "Model", {**PATCHES, "num_frames": 4}, pixels(2, 4, 3, 32, 32)),
+        vision("Vivit", "Model", {**PATCHES, "num_frames": 4, "tubelet_size": [2, 8, 8]}, pixels(2, 4, 3, 32, 32)),
         vision("Detr", "Model", {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
                "decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "num_queries": 5,
                "use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}, larger,
@@ -358,32 +300,32 @@ def _transformers_architectures() -> list[Architecture]:
         both("Git", "Model", {**words, "vision_config": PATCHES}, image_and_text),
         both("OwlViT", "Model", {"text_config": {**words, "max_position_embeddings": 8}, "vision_config": PATCHES},
              image_and_text),
-        text("Bert", "ForSequenceClassification", words, _tokens()),
-        text("Roberta", "Model", {**words, "pad_token_id": 1}, _tokens()),
+        text("Bert", "ForSequenceClassification", words, tokens()),
+        text("Roberta", "Model", {**words, "pad_token_id": 1}, tokens()),
         text("DistilBert", "Model", {"vocab_size": 99, "dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64},
-               _tokens()),
-        text("Albert", "Model", {**words, "embedding_size": 16}, _tokens()),
-        text("Electra", "Model", {**words, "embedding_size": 16}, _tokens()),
-        text("DebertaV2", "Model", words, _tokens()),
-        text("MPNet", "Model", words, _tokens()),
+               tokens()),
+        text("Albert", "Model", {**words, "embedding_size": 16}, tokens()),
+        text("Electra", "Model", {**words, "embedding_size": 16}, tokens()),
+        text("DebertaV2", "Model", words, tokens()),
+        text("MPNet", "Model", words, tokens()),
         text("ModernBert", "Model", {**words, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
                "cls_token_id": 1,
-             "sep_token_id": 2}, _tokens()),
+             "sep_token_id": 2}, tokens()),
         text("GPT2", "LMHeadModel", {"vocab_size": 99, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 2,
-             "use_cache": False}, _tokens()),
-        text("GPTNeoX", "Model", {**words, "use_cache": False}, _tokens()),
-        text("OPT", "Model", {**words, "ffn_dim": 64, "word_embed_proj_dim": 32, "use_cache": False}, _tokens()),
-        text("Llama", "ForCausalLM", {**decoder, "use_cache": False}, _tokens()),
-        text("Mistral", "Model", {**decoder, "use_cache": False}, _tokens()),
-        text("Qwen2", "Model", {**decoder, "use_cache": False}, _tokens()),
-        text("Qwen3", "Model", {**decoder, "use_cache": False}, _tokens()),
-        text("Gemma", "Model", {**decoder, "use_cache": False}, _tokens()),
+             "use_cache": False}, tokens()),
+        text("GPTNeoX", "Model", {**words, "use_cache": False}, tokens()),
+        text("OPT", "Model", {**words, "ffn_dim": 64, "word_embed_proj_dim": 32, "use_cache": False}, tokens()),
+        text("Llama", "ForCausalLM", {**decoder, "use_cache": False}, tokens()),
+        text("Mistral", "Model", {**decoder, "use_cache": False}, tokens()),
+        text("Qwen2", "Model", {**decoder, "use_cache": False}, tokens()),
+        text("Qwen3", "Model", {**decoder, "use_cache": False}, tokens()),
+        text("Gemma", "Model", {**decoder, "use_cache": False}, tokens()),
         text("T5", "Model", {"vocab_size": 99, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2,
-             "use_cache": False}, _tokens(decoder_input_ids=lambda: torch.randint(3, 99, (2, 5)))),
+             "use_cache": False}, tokens(decoder_input_ids=lambda: torch.randint(3, 99, (2, 5)))),
         text("Bart", "Model", {"vocab_size": 99, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1,
              "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 64,
              "decoder_ffn_dim": 64,
-             "max_position_embeddings": 32, "use_cache": False}, _tokens()),
+             "max_position_embeddings": 32, "use_cache": False}, tokens()),
         audio("Wav2Vec2", "Model", convolutional_audio, waves),
         audio("Hubert", "Model", convolutional_audio, waves),
         audio("WavLM", "Model", convolutional_audio, waves),
@@ -395,7 +337,7 @@ def _transformers_architectures() -> list[Architecture]:
               lambda: ((), {"input_features": torch.randn(2, 8, 32), "decoder_input_ids": torch.randint(3, 99, (2,
               5))})),
         audio("AST", "ForAudioClassification", {**SMALL, "patch_size": 8, "max_length": 32, "num_mel_bins": 16,
-              "frequency_stride": 8, "time_stride": 8}, _pixels(2, 32, 16, name="input_values")),
+              "frequency_stride": 8, "time_stride": 8}, pixels(2, 32, 16, name="input_values")),
         audio("Speech2Text", "Model", {"vocab_size": 99, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1,
               "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 64,
               "decoder_ffn_dim": 64, "input_feat_per_channel": 8, "conv_channels": 16, "max_source_positions": 64,
@@ -409,4 +351,9 @@ def _transformers_architectures() -> list[Architecture]:
 @functools.cache
 def architectures() -> tuple[Architecture, ...]:
     """All of them, by library and kind."""
-    return (*_torchvision_architectures(), *_timm_architectures(), *_transformers_architectures())
+    return (
+        *_torchvision_architectures(),
+        *_timm_architectures(),
+        *_transformers_architectures(),
+        *composed_architectures(),
+    )
