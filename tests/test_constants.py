@@ -14,6 +14,7 @@ from tests.harness import gradients, prepared, trace
 from tests.lowering.test_indexing import interpolated
 from torch_max_backend import lowering
 from torch_max_backend.graph.unit import CompilationUnit
+from torch_max_backend.runtime import session
 
 #: What MAX folds without compiling, unless the result must lie in memory: for a custom op or as a result of the graph.
 FREE = {"rmo.broadcast_to", "rmo.reshape"}
@@ -85,3 +86,18 @@ def test_arithmetic_on_constants_is_seen() -> None:
     assert folded(lambda x: x + torch.full((300, 300), 2.0).sin().sum(1), torch.randn(300, 300)) != {}
     # A generated program computes it where it is read.
     assert folded(lambda x: x + torch.full((300, 300), 2.0).sin() * 3, torch.randn(300, 300)) == {}
+
+
+def test_a_graph_of_constants_alone_is_a_launch_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its results are new at every call."""
+    monkeypatch.setattr(session, "compile_here", lambda *arguments: pytest.fail("a graph went to MAX's compiler"))
+
+    def constants(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.arange(3), torch.zeros(2, 2), torch.ones(3) * 2, torch.full((2, 3), True)
+
+    torch._dynamo.reset()
+    run = torch.compile(constants, backend="max", options={"fallback": "error"})
+    for result in run(X):
+        result.zero_()
+    for result, expected in zip(run(X), constants(X), strict=True):
+        torch.testing.assert_close(result, expected)

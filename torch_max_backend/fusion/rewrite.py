@@ -92,8 +92,10 @@ def fuse(
     for value, tensor in made.items():
         value.handle.replace_all_uses_with(handle_of(tensor))
     final = [made.get(value, result) for value, result in zip(kept, results, strict=True)]
-    if made:
+    if made or listed:
+        # Even where no program is made: a broadcast whose reader got a constant instead is in a launch list's way.
         _erase_unused(graph, {handle_of(result) for result in final}, gone)
+    if made:
         _sort(graph)
     return final
 
