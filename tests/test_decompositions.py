@@ -174,6 +174,15 @@ def test_trilinear() -> None:
     torch.testing.assert_close(trilinear(x, weight, y, *places), aten._trilinear(x, weight, y, *places))
 
 
+def test_masked_scatter_of_too_few_elements_raises() -> None:
+    """As an index outside its dimension."""
+    run = torch.compile(torch.masked_scatter, backend="max", options={"fallback": "error"})
+    x, source = torch.zeros(8), torch.arange(3.0) + 1
+    torch.testing.assert_close(run(x, torch.arange(8) > 4, source), torch.tensor([0.0, 0, 0, 0, 0, 1, 2, 3]))
+    with pytest.raises(RuntimeError, match="index out of range: 3 in a dimension of 3"):
+        run(x, torch.arange(8) > 3, source)
+
+
 def test_normal_draws_what_eager_draws() -> None:
     mean, std = torch.randn(4, 1), torch.rand(5)
     for arguments in ((mean, std), (mean, 0.5), (2.0, std)):

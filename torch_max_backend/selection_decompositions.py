@@ -42,13 +42,16 @@ def _rows(mask: Tensor, count: int) -> tuple[Tensor, Tensor, int]:
 
 
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """``aten.masked_scatter``: ``x`` with the elements of ``source``, in their order, where ``mask`` is true."""
+    """``aten.masked_scatter``: ``x`` with the elements of ``source``, in their order, where ``mask`` is true.
+
+    Where ``source`` has too few, an index is outside its dimension, which a step on a CPU reports.
+    """
     x, mask = torch.broadcast_tensors(x, mask)
     if x.numel() == 0 or source.numel() == 0:
         return x.clone()
-    _, places, width = _rows(mask, source.numel())
+    chosen, places, width = _rows(mask, source.numel())
     rows = source.reshape(-1, width)
-    taken = rows.index_select(0, (places - 1).clamp(0, rows.shape[0] - 1))
+    taken = rows.index_select(0, torch.where(chosen, places - 1, 0))
     return torch.where(mask, taken.reshape(x.shape), x)
 
 
