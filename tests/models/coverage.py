@@ -145,7 +145,7 @@ def markdown(entries: Sequence[Entry], others: Sequence[Entry] = ()) -> str:
     """The text of docs/models.md; ``others`` were examined under another PyTorch."""
     versions = {name: _version(name) for name in ("torchvision", "timm", "transformers", "torch")}
     listed = f"of {len(architectures())}" if len(entries) < len(architectures()) else "all"
-    which = f"{listed} in `tests/models/architectures.py`"
+    which = f"{listed} in `tests/models`"
     parts = [_HEADING.format(total=len(entries), which=which, whole=sum(entry.whole for entry in entries), **versions)]
     if others:
         parts.append(under_another(others))
