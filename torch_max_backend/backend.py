@@ -20,6 +20,7 @@ from torch_max_backend import lowering
 from torch_max_backend.decompositions import decompositions
 from torch_max_backend.errors import MaxBackendError, OptionError
 from torch_max_backend.graph.compiler import CompiledGraph, compile_graph
+from torch_max_backend.graph.early import begin_libraries
 from torch_max_backend.graph.pool_offsets import keep_small_offsets
 from torch_max_backend.graph.recompute import normalize_elementwise
 from torch_max_backend.graph.saved import forget_running_statistics
@@ -131,7 +132,7 @@ def _through_aot(gm: GraphModule, example_inputs: Sequence[Any], compilation: _C
             fw_compiler=compilation.forward,
             bw_compiler=compilation.backward,
             inference_compiler=compilation.inference,
-            partition_fn=_partition,
+            partition_fn=functools.partial(_partition, begin=not in_background and compilation.builds_libraries),
             decompositions=decompositions(),
             keep_inference_input_mutations=True,
         )
@@ -141,14 +142,21 @@ def _through_aot(gm: GraphModule, example_inputs: Sequence[Any], compilation: _C
     return compiled
 
 
-def _partition(joint: GraphModule, *args: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
-    """The joint graph in a forward and a backward part; cheap values are computed again rather than kept."""
+def _partition(joint: GraphModule, *args: Any, begin: bool, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
+    """The joint graph in a forward and a backward part; cheap values are computed again rather than kept.
+
+    With ``begin`` the libraries that take longest are built meanwhile.
+    """
+    if begin:
+        begin_libraries(joint)
     joint = normalize_elementwise(forget_running_statistics(keep_small_offsets(joint)))
     return min_cut_rematerialization_partition(joint, *args, **kwargs)
 
 
 class _Compilation:
     """The graphs of one Dynamo graph on their way through the compiler."""
+
+    builds_libraries = True
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -257,6 +265,8 @@ class _Handover:
 
 class _Building(_Compilation):
     """Graphs that are built and never compiled: PyTorch runs them."""
+
+    builds_libraries = False
 
     def _compile(
         self, gm: GraphModule, kind: str, free_outputs: frozenset[int], packable: frozenset[int] = frozenset()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from max.graph import TensorValue
 from torch.fx import Node
 
 from torch_max_backend.convolution_problem import ConvolutionProblem, Pass
+from torch_max_backend.dtypes import device_ref, max_dtype
 from torch_max_backend.errors import InvalidArgumentError
 from torch_max_backend.ir import ops
 from torch_max_backend.ir.layout import GraphTensor, contiguous_order, dense_order
@@ -22,6 +23,7 @@ from torch_max_backend.mojo_ops.convolution import (
     conv_fprop,
     conv_wgrad,
 )
+from torch_max_backend.mojo_ops.functions import LibraryFunction, target_of
 
 aten = torch.ops.aten
 
@@ -83,6 +85,25 @@ def _backward_supports(node: Node) -> str | None:
             f"convolution_backward: grad_output has dtype {grad.dtype}: must be input's, {x.dtype}"
         )
     return None
+
+
+def _forward_functions(node: Node) -> Iterator[LibraryFunction]:
+    transposed, groups = bool(_fake(node, 6)), _fake(node, 8)
+    yield from _functions(_fake(node, 0), groups, [Pass.DGRAD if transposed else Pass.FPROP])
+
+
+def _backward_functions(node: Node) -> Iterator[LibraryFunction]:
+    transposed, groups, mask = bool(_fake(node, 7)), _fake(node, 9), _fake(node, 10)
+    data_gradient = Pass.FPROP if transposed else Pass.DGRAD
+    wanted = [which for which, asked in zip((data_gradient, Pass.WGRAD), mask, strict=False) if asked]
+    yield from _functions(_fake(node, 1), groups, wanted)
+
+
+def _functions(x: torch.Tensor, groups: int, passes: Sequence[Pass]) -> Iterator[LibraryFunction]:
+    if x.dtype in _FLOATS:
+        target = target_of(device_ref(x.device))
+        for which in passes:
+            yield LibraryFunction("convolution", which.value, target, (max_dtype(x.dtype), groups > 1))
 
 
 def _activation(tensor: GraphTensor) -> TensorValue:
@@ -157,7 +178,7 @@ def _run(
     return _restored(value, problem.spatial_rank)
 
 
-@lowering(aten.convolution.default, layout=Layout.RAW, supports=_forward_supports)
+@lowering(aten.convolution.default, layout=Layout.RAW, supports=_forward_supports, functions=_forward_functions)
 def convolution(
     ctx: LoweringContext, x: GraphTensor, weight: GraphTensor, bias: GraphTensor | None, *geometry: Any
 ) -> GraphTensor:
@@ -167,7 +188,9 @@ def convolution(
     return result if bias is None else result.with_value(result.value + bias.value)
 
 
-@lowering(aten.convolution_backward.default, layout=Layout.RAW, supports=_backward_supports)
+@lowering(
+    aten.convolution_backward.default, layout=Layout.RAW, supports=_backward_supports, functions=_backward_functions
+)
 def convolution_backward(
     ctx: LoweringContext,
     grad: GraphTensor,

@@ -18,6 +18,7 @@ from typing import Any
 
 from torch.fx import Node
 
+from torch_max_backend.mojo_ops.functions import Function
 from torch_max_backend.torch_compat import OpOverload
 
 __all__ = ["Layout", "Registration", "lookup", "lowering", "registrations"]
@@ -49,6 +50,8 @@ class Registration:
         supports: ``supports(node) -> reason | None``: None when this very node can be lowered. Runs before the
             graph is cut, so a reason here costs nothing.
         note: a limit in words, for the support table.
+        functions: ``functions(node)``: library functions that the node will call and that take long to build, known
+            before it is lowered.
     """
 
     op: Any
@@ -57,6 +60,7 @@ class Registration:
     layout: Layout
     supports: Callable[[Node], str | None] | None
     note: str
+    functions: Callable[[Node], Iterable[Function]] | None
 
 
 _REGISTRY: dict[Any, Registration] = {}
@@ -67,6 +71,7 @@ def lowering(
     layout: Layout = Layout.LOGICAL,
     supports: Callable[[Node], str | None] | None = None,
     note: str = "",
+    functions: Callable[[Node], Iterable[Function]] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Registers the decorated function for every op in ``targets`` (aten overloads)."""
 
@@ -77,7 +82,7 @@ def lowering(
             if not (isinstance(target, OpOverload) or callable(target)):
                 raise TypeError(f"a lowering's target is an aten overload, got {target!r}")
             family = build.__module__.rpartition(".")[2]
-            _REGISTRY[target] = Registration(target, build, family, layout, supports, note)
+            _REGISTRY[target] = Registration(target, build, family, layout, supports, note, functions)
         return build
 
     return register

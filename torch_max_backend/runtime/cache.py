@@ -178,11 +178,11 @@ def _locked(path: Path, cancelled: Callable[[], bool]) -> int | None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(file)
+            if cancelled():
+                raise TimeoutError(f"gave up waiting for {path}") from None
             if not waiting:
                 waiting = True
                 log.info("waiting for another process that compiles the same")
-            if cancelled():
-                raise TimeoutError(f"gave up waiting for {path}") from None
             time.sleep(0.1)
             continue
         except OSError:

@@ -97,6 +97,18 @@ def load(device: torch.device) -> None:
         _load(build(wanted, device), target_facts(device)["device"])
 
 
+def begin(functions: Iterable[Function], device: torch.device) -> None:
+    """Begins to build what the cache lacks; errors are told to whoever needs the functions later."""
+    started(functools.partial(_begin, list(functions), device), "begins libraries")
+
+
+def _begin(functions: Sequence[Function], device: torch.device) -> None:
+    architecture = target_facts(device)["device"]
+    with _lock:
+        unloaded = [function for function in functions if (function, architecture) not in _loaded]
+    build(unloaded, device)
+
+
 def unbuilt(device: torch.device) -> list[Function]:
     """What graphs on `device` call and neither this process nor the cache has."""
     return [each for each in _missing(device) if not cache.has(LIBRARIES, _facts(each, device))]
@@ -160,13 +172,23 @@ def build(functions: Iterable[Function], device: torch.device) -> dict[Function,
     """
     facts = {function: _facts(function, device) for function in sorted(functions, key=_symbol)}
     found = _cached(facts)
+    # First what nobody else builds now; then what somebody did, or failed to.
+    for patient in (False, True):
+        found |= _build_claimed({function: of for function, of in facts.items() if function not in found}, patient)
+    return found
+
+
+def _build_claimed(facts: Mapping[Function, Mapping[str, str]], patient: bool) -> dict[Function, Path]:
+    """Builds those that this caller can claim: all of them, if it waits for others."""
     with contextlib.ExitStack() as claims:
+        claimed: dict[Function, Mapping[str, str]] = {}
         # In one order everywhere, so that nobody waits in a circle.
         for function, of in facts.items():
-            if function not in found:
-                claims.enter_context(cache.claim(LIBRARIES, of))
-        found |= _cached({function: of for function, of in facts.items() if function not in found})
-        absent = [function for function in facts if function not in found]
+            with contextlib.suppress(TimeoutError):
+                claims.enter_context(cache.claim(LIBRARIES, of, lambda: not patient))
+                claimed[function] = of
+        found = _cached(claimed)
+        absent = [function for function in claimed if function not in found]
         if not absent:
             return found
         # Packaging the kernels takes longer than what it saves a few libraries.

@@ -1,0 +1,114 @@
+"""Libraries begin to be built before the graph is lowered, and are those that it calls."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from max.dtype import DType
+from torch import nn
+
+from torch_max_backend.backend import build_only
+from torch_max_backend.mojo_ops.functions import Function, LibraryFunction, required
+from torch_max_backend.runtime import cache, libraries
+
+Begun = list[tuple[set[Function], torch.device]]
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[Begun]:
+    calls: Begun = []
+
+    def note(functions: Iterable[Function], device: torch.device) -> None:
+        calls.append((set(functions), device))
+
+    monkeypatch.setattr(libraries, "begin", note)
+    yield calls
+    torch.compiler.reset()
+
+
+class _Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, bias=False)
+        self.narrow = nn.Conv2d(8, 8, 3, groups=8)
+        self.up = nn.ConvTranspose2d(8, 4, 2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(self.narrow(self.stem(x)).relu())
+
+
+def test_what_begins_is_what_the_graphs_call(begun: Begun) -> None:
+    net = _Net()
+    torch.compile(net, backend="max")(torch.randn(1, 3, 8, 8)).sum().backward()
+    ((functions, device),) = begun
+    assert device == torch.device("cpu")
+    entries = {(each.entry, each.parameters) for each in functions if isinstance(each, LibraryFunction)}
+    narrow, grouped = (DType.float32, False), (DType.float32, True)
+    # The images' gradient is not asked for; a transposed convolution's forward pass is a data gradient.
+    assert entries == {
+        ("conv_fprop", narrow), ("conv_wgrad", narrow), ("conv_dgrad", narrow),
+        ("conv_fprop", grouped), ("conv_wgrad", grouped), ("conv_dgrad", grouped),
+    }  # fmt: skip
+    assert functions <= required()
+
+
+def test_graphs_that_are_only_built_begin_nothing(begun: Begun) -> None:
+    torch.compile(_Net(), backend=build_only)(torch.randn(1, 3, 8, 8)).sum().backward()
+    assert not begun
+
+
+def test_two_builders_build_each_function_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second builds what the first does not, then takes what the first has built."""
+    monkeypatch.setenv("TORCH_MAX_BACKEND_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(libraries, "_loaded", {})
+    first, second = (
+        LibraryFunction("convolution", name, "cpu", (DType.float32, False)) for name in ("conv_dgrad", "conv_wgrad")
+    )
+    inside, go_on = threading.Event(), threading.Event()
+    built: list[Function] = []
+
+    def build_one(
+        functions: list[Function], kernels: Path, facts: dict[Function, dict[str, str]]
+    ) -> dict[Function, Path]:
+        if first in functions:
+            inside.set()
+            assert go_on.wait(60)
+        else:
+            go_on.set()
+        built.extend(functions)
+        paths = {
+            each: cache.store(
+                libraries.LIBRARIES, facts[each], libraries.FILENAME, lambda path: path.write_bytes(b"library")
+            )
+            for each in functions
+        }
+        return {each: path for each, path in paths.items() if path is not None}
+
+    monkeypatch.setattr(libraries, "_build_one", build_one)
+    cpu = torch.device("cpu")
+    libraries.begin([first], cpu)
+    assert inside.wait(60)
+    assert set(libraries.build([first, second], cpu)) == {first, second}
+    assert built == [second, first]
+
+
+def test_what_begins_may_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever needs the function hears of it."""
+    monkeypatch.setenv("TORCH_MAX_BACKEND_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(libraries, "_loaded", {})
+    failed = threading.Event()
+
+    def build_one(*_: object) -> dict[Function, Path]:
+        failed.set()
+        raise RuntimeError("does not compile")
+
+    monkeypatch.setattr(libraries, "_build_one", build_one)
+    function = LibraryFunction("convolution", "conv_dgrad", "cpu", (DType.float32, False))
+    libraries.begin([function], torch.device("cpu"))
+    assert failed.wait(60)
+    with pytest.raises(RuntimeError, match="does not compile"):
+        libraries.build([function], torch.device("cpu"))

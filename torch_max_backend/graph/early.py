@@ -1,0 +1,26 @@
+"""Libraries whose building begins while a graph is still on its way through the compiler.
+
+Partitioning, lowering and fusing a training graph takes seconds in which the machine's other cores have nothing to do,
+and the kernels that take longest to build are known from the graph's ops alone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import GraphModule
+
+from torch_max_backend.lowering.registry import lookup
+from torch_max_backend.mojo_ops.functions import Function
+from torch_max_backend.runtime import libraries
+
+
+def begin_libraries(gm: GraphModule) -> None:
+    """Begins to build what the graph's ops will call and take long to build; whoever needs it later waits for it."""
+    wanted: dict[torch.device, set[Function]] = {}
+    for node in gm.graph.nodes:
+        registration = lookup(node.target) if node.op == "call_function" else None
+        if registration is not None and registration.functions is not None:
+            device = node.args[0].meta["val"].device
+            wanted.setdefault(device, set()).update(registration.functions(node))
+    for device, functions in wanted.items():
+        libraries.begin(functions, device)
