@@ -26,6 +26,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[Begun]:
         calls.append((set(functions), device))
 
     monkeypatch.setattr(libraries, "begin", note)
+    monkeypatch.setenv("TORCH_MAX_BACKEND_COMPILE_CORES", "8")
     yield calls
     torch.compiler.reset()
 
@@ -58,6 +59,12 @@ def test_what_begins_is_what_the_graphs_call(begun: Begun) -> None:
 
 def test_graphs_that_are_only_built_begin_nothing(begun: Begun) -> None:
     torch.compile(_Net(), backend=build_only)(torch.randn(1, 3, 8, 8)).sum().backward()
+    assert not begun
+
+
+def test_two_cores_have_enough_to_do(begun: Begun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_MAX_BACKEND_COMPILE_CORES", "2")
+    torch.compile(_Net(), backend="max")(torch.randn(1, 3, 8, 8)).sum().backward()
     assert not begun
 
 

@@ -163,7 +163,7 @@ class Program:
         """A loop over an expression, or more around it."""
         if self.convolution and self.target == "cpu":
             return 0.5
-        return 4.0 if self.convolution else 1.0 if self.reduction else 0.5
+        return 1.5 if self.convolution else 1.0 if self.reduction else 0.5
 
     @property
     def _handed(self) -> str:

@@ -12,10 +12,16 @@ from torch.fx import GraphModule
 from torch_max_backend.lowering.registry import lookup
 from torch_max_backend.mojo_ops.functions import Function
 from torch_max_backend.runtime import libraries
+from torch_max_backend.runtime.dealing import cores
 
 
 def begin_libraries(gm: GraphModule) -> None:
-    """Begins to build what the graph's ops will call and take long to build; whoever needs it later waits for it."""
+    """Begins to build what the graph's ops will call and take long to build; whoever needs it later waits for it.
+
+    On one or two cores it would cost what it saves: functions of one family are cheaper in one library.
+    """
+    if cores() <= 2:
+        return
     wanted: dict[torch.device, set[Function]] = {}
     for node in gm.graph.nodes:
         registration = lookup(node.target) if node.op == "call_function" else None

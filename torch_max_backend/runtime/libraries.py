@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from pathlib import Path
 
@@ -37,8 +37,12 @@ log = logging.getLogger(__name__)
 
 LIBRARIES, FILENAME = "libraries", "library.so"
 """The kind and the file name of libraries in the cache, which has an entry for each function."""
-START = 4.0
-"""CPU-seconds that a library costs beside its functions."""
+START = 3.5
+"""CPU-seconds that a library costs beside its functions and what they import."""
+FAMILIES = {"convolution": 4.0, "pointwise": 2.0, "normalization": 2.0, "pooling": 1.0, "attention": 1.0}
+"""CPU-seconds that the first function of a family adds: its modules are read and checked once for a library."""
+SHORT = 12.0
+"""A library of fewer CPU-seconds is not divided."""
 
 _EXPORT = """
 @export
@@ -203,22 +207,41 @@ def _build_claimed(facts: Mapping[Function, Mapping[str, str]], patient: bool) -
     return found
 
 
-def seconds(functions: Iterable[Function]) -> float:
-    """CPU-seconds that it takes to build them."""
+def seconds(functions: Collection[Function]) -> float:
+    """CPU-seconds that it takes to build them in one library."""
+    if not functions:
+        return 0.0
+    families = {module.partition(".")[0] for function in functions for module, _ in function.imports}
     own = sum(function.seconds for function in functions)
-    return own and own + START
+    return START + sum(FAMILIES.get(family, 0.0) for family in families) + own
 
 
 def _shares(functions: Sequence[Function]) -> list[list[Function]]:
-    """The functions of each library: one for a core, fewer where libraries would cost more than what is in them."""
+    """The functions of each library: no library takes much longer than the longest function by itself, or than what is
+    left to each core.
+
+    Functions of one family cost less together; more libraries than needed would take the cores from each other.
+    """
     narrow = [function for function in functions if _compiled(function, functions) is not function]
     compiled = sorted(set(functions) - set(narrow), key=lambda each: (-each.seconds, each.symbol))
-    count = min(len(compiled), cores(), max(1, int(sum(each.seconds for each in compiled) / START)))
-    shares: list[list[Function]] = [[] for _ in range(count)]
-    for function in compiled:
-        min(shares, key=lambda share: sum(each.seconds for each in share)).append(function)
+    bound = max(SHORT, *(seconds([function]) for function in compiled))
+    while len(shares := _packed(compiled, bound)) > cores():
+        bound *= 1.05
     for function in narrow:
         next(share for share in shares if _compiled(function, functions) in share).append(function)
+    return shares
+
+
+def _packed(functions: Sequence[Function], bound: float) -> list[list[Function]]:
+    """Into libraries of at most ``bound`` seconds, each function where it adds least."""
+    shares: list[list[Function]] = []
+    for function in functions:
+        costs = [(seconds([*share, function]), share) for share in shares]
+        fitting = [(cost - seconds(share), number) for number, (cost, share) in enumerate(costs) if cost <= bound]
+        if fitting:
+            shares[min(fitting)[1]].append(function)
+        else:
+            shares.append([function])
     return shares
 
 
