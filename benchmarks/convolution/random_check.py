@@ -1,6 +1,6 @@
 """Random convolutions against float64: every pass, any rank, groups, strides, dilations, paddings, addresses.
 
-    python -m benchmarks convolution.random_check --count 10000 --output FILE
+    python -m benchmarks convolution.random_check --count 10000 --processes 8 --output FILE
     python -m benchmarks convolution.random_check --device cpu --count 500
 
 Operands are whole numbers from -2 to 2: sums are exact, and a result must be the float64 result's own rounding (in TF32
@@ -10,9 +10,12 @@ too). A quarter of the tensors begins one element behind an aligned address.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import random
+import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -108,30 +111,21 @@ def check(
     return "" if torch.equal(first, second) else "two runs differ"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--count", type=int, default=10000, help="problems, each in one dtype and all three passes")
-    parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--dtypes", default="bfloat16,float16,float32")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no problem after so long")
-    parser.add_argument("--output", type=Path, help="the result file")
-    options = parser.parse_args()
-    device = torch.device(options.device, 0) if options.device == "cuda" else torch.device("cpu")
-    seed = int(time.time()) if options.seed is None else options.seed
+def run(options: argparse.Namespace, seed: int, device: torch.device) -> dict[str, Any]:
+    """Checks the problems of a seed: how many results of each dtype and pass, and which were wrong."""
     chance = random.Random(seed)
     dtypes = [getattr(torch, name) for name in options.dtypes.split(",")]
     began = time.perf_counter()
     wrong: list[str] = []
     kinds: Counter[str] = Counter()
+    problems = 0
     with torch.no_grad(), compiled.on_stream(device):
         compiled.preload([kernel_graph(which, dtype) for dtype in dtypes for which in Pass], device)
         print(f"ready after {time.perf_counter() - began:.0f} s, seed {seed}", flush=True)
         began = time.perf_counter()
-        for _ in range(options.count):
-            if time.perf_counter() - began > options.seconds:
-                break
+        while problems < options.count and time.perf_counter() - began < options.seconds:
             problem, dtype = random_problem(chance), chance.choice(dtypes)
+            problems += 1
             for role in Pass:
                 fault = check(problem, role, dtype, device, chance)
                 kinds[f"{str(dtype).removeprefix('torch.')} {role.value}"] += 1
@@ -139,15 +133,51 @@ def main() -> int:
                     wrong.append(f"{role.value} {dtype} tf32={torch.backends.cudnn.allow_tf32} {problem}: {fault}")
                     print("WRONG", wrong[-1], flush=True)
     print(f"{kinds.total()} results, {len(wrong)} wrong, {time.perf_counter() - began:.0f} s", flush=True)
+    return {"seeds": [seed], "problems": problems, "checked": dict(sorted(kinds.items())), "wrong": wrong}
+
+
+def run_in_processes(options: argparse.Namespace, seed: int) -> dict[str, Any]:
+    """The same by several processes, each with a seed and a share of the problems."""
+    count = options.processes
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / f"{i}.json" for i in range(count)]
+        command = [sys.executable, "-m", "benchmarks", "convolution.random_check", "--device", options.device]
+        command += ["--dtypes", options.dtypes, "--seconds", str(options.seconds)]
+        shares = [options.count * (i + 1) // count - options.count * i // count for i in range(count)]
+        processes = [
+            subprocess.Popen([*command, "--seed", str(seed + i), "--count", str(share), "--output", str(file)])
+            for i, (share, file) in enumerate(zip(shares, files, strict=True))
+        ]
+        for process in processes:
+            process.wait()
+        parts = [json.loads(file.read_text()) for file in files]
+    checked: Counter[str] = Counter()
+    for part in parts:
+        checked.update(part["checked"])
+    return {
+        "seeds": [seed for part in parts for seed in part["seeds"]],
+        "problems": sum(part["problems"] for part in parts),
+        "checked": dict(checked),
+        "wrong": [fault for part in parts for fault in part["wrong"]],
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--count", type=int, default=10000, help="problems, each in one dtype and all three passes")
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--dtypes", default="bfloat16,float16,float32")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--processes", type=int, default=1, help="that share the problems, each with a seed of its own")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no problem after so long")
+    parser.add_argument("--output", type=Path, help="the result file")
+    options = parser.parse_args()
+    device = torch.device(options.device, 0) if options.device == "cuda" else torch.device("cpu")
+    seed = int(time.time()) if options.seed is None else options.seed
+    found = run(options, seed, device) if options.processes == 1 else run_in_processes(options, seed)
     if options.output:
-        document: dict[str, Any] = {
-            **results.provenance(device),
-            "seed": seed,
-            "checked": dict(sorted(kinds.items())),
-            "wrong": wrong[:100],
-        }
-        results.write(options.output, document)
-    return 1 if wrong else 0
+        results.write(options.output, {**results.provenance(device), **found, "wrong": found["wrong"][:100]})
+    return 1 if found["wrong"] else 0
 
 
 if __name__ == "__main__":
