@@ -13,7 +13,7 @@ from benchmarks.tables import TABLES
 
 PAGES = [*pages(), *ROOT.glob("[A-Z]*.md")]
 #: Generated in whole.
-LONG = {"support.md", "conformance.md"}
+LONG = {"support.md", "conformance.md", "models.md"}
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
