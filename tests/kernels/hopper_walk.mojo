@@ -33,6 +33,7 @@ from kernels.convolution.sm90.grouped import (
     problem_of_group,
     set_group_phase,
 )
+from kernels.convolution.sm90.packed import needs_packing, packing
 from kernels.convolution.sm90.plan import (
     Axis,
     Phase,
@@ -63,6 +64,7 @@ def _unpacked(offsets: Int, deep: Bool) -> Tuple[Int, Int, Int]:
 
 
 def _walk(p: ConvolutionProblem, dgrad: Bool) raises -> Int:
+    _check_packing(p)
     var deep = is_deep(p)
     var phases = dgrad_phases(p) if dgrad else [fprop_phase(p)]
     for phase in phases:
@@ -238,6 +240,15 @@ def _place(halo: Halo, byte: Int32) raises -> Place:
 
 def _source_pixels(p: ConvolutionProblem, dgrad: Bool) -> Int:
     return p.output_pixels() if dgrad else p.input_pixels()
+
+
+def _check_packing(p: ConvolutionProblem) raises:
+    """A row's padding is in the copy or left to the kernel, once."""
+    if needs_packing[DType.bfloat16](p):
+        var packed = packing[DType.bfloat16, FPROP](p)
+        var written = packed.x_shift if packed.copies_x() else 0
+        if written + packed.problem.pad_w != p.pad_w:
+            raise Error("a packed problem has another padding")
 
 
 def _check_tiles[

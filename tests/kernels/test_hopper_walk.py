@@ -27,6 +27,9 @@ CASES = {
     "channels of several tiles": ConvolutionProblem.from_sizes(1, 728, 1056, [3, 5], [1, 1]),
     "stages half full": ConvolutionProblem.from_sizes(2, 96, 160, [5, 4], [3, 3], padding=[1]),
     "fewer channels than half a stage": ConvolutionProblem.from_sizes(1, 32, 24, [5, 5], [3, 3], padding=[1]),
+    "folded rows as wide as their copy": ConvolutionProblem.from_sizes(
+        1, 4, 64, [6, 106], [5, 1], stride=[2, 4], padding=[1, 1]
+    ),
     "padding along depth alone": ConvolutionProblem.from_sizes(1, 8, 8, [1, 3, 3], [1, 1, 1], padding=[1, 0, 0]),
 }
 

@@ -143,7 +143,8 @@ struct Packing(ImplicitlyCopyable):
     var y_source: Block3
 
     def copies_x(self) -> Bool:
-        return self.x.differs(self.x_source)
+        """A shift needs a copy even where no extent changes."""
+        return self.x.differs(self.x_source) or self.x_shift != 0
 
     def copies_w(self) -> Bool:
         return self.w.differs(self.w_source)
