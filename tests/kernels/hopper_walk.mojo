@@ -290,12 +290,33 @@ def _check_tiles[
             raise Error("a column comes twice or never")
     if len(covered) != ceildiv(rows, shape.rows()) * columns:
         raise Error("a column is missing")
+    for stride in [1, 4, 6]:
+        _check_kept_filter[shape](plan, stride)
     if not shape.may_split(1, False):
         _check_stages[shape](plan, 1, depth)
         return
     for bits in range(4):
         plan.set_parts(1 << bits)
         _check_stages[shape](plan, 1 << bits, depth)
+
+
+def _check_kept_filter[shape: TileShape](plan: Plan[1], stride: Int) raises:
+    """A slot that keeps its filter is asked for the same columns and the same stage of the reduction in every round.
+    """
+    var steps = Int(plan.taps(0) * plan.channel_blocks())
+    if not shape.keeps_filter(steps, stride, Int(plan.column_tiles())):
+        return
+    var kept = List[Int](length=shape.stages, fill=-1)
+    var count = 0
+    for tile in range(0, Int(plan.tiles()), stride):
+        var at = locate[1, shape, True](plan, Int32(tile), 0)
+        for stage in range(steps):
+            var filter = Int(at.column) * steps + stage
+            var slot = count % shape.stages
+            if kept[slot] not in (-1, filter):
+                raise Error("a slot keeps a filter that is not wanted")
+            kept[slot] = filter
+            count += 1
 
 
 def _check_stages[

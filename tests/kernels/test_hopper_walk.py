@@ -30,6 +30,7 @@ CASES = {
     "folded rows as wide as their copy": ConvolutionProblem.from_sizes(
         1, 4, 64, [6, 106], [5, 1], stride=[2, 4], padding=[1, 1]
     ),
+    "a filter that stays": ConvolutionProblem.from_sizes(2, 24, 72, [40, 40], [1, 1]),
     "padding along depth alone": ConvolutionProblem.from_sizes(1, 8, 8, [1, 3, 3], [1, 1, 1], padding=[1, 0, 0]),
 }
 

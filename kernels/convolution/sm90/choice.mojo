@@ -27,7 +27,7 @@ comptime TILE_SHAPES: Array[TileShape, 6] = [
     TileShape(row_blocks=1, columns=256, stages=4, cluster=1, alternate=False),
     TileShape(row_blocks=2, columns=128, stages=4, cluster=1, alternate=False),
     TileShape(row_blocks=2, columns=128, stages=6, cluster=1, alternate=True),
-    TileShape(row_blocks=2, columns=64, stages=5, cluster=1, alternate=False),
+    TileShape(row_blocks=2, columns=64, stages=4, cluster=1, alternate=False),
     TileShape(row_blocks=1, columns=192, stages=5, cluster=1, alternate=False),
     TileShape(row_blocks=1, columns=256, stages=4, cluster=2, alternate=False),
 ]
@@ -130,11 +130,14 @@ def tile_time(
     """`element`: bytes; with `sums` over columns."""
     var column_tiles = ceildiv(columns, shape.columns)
     var odd = problem.c * element % 32 != 0 or problem.k * element % 32 != 0
-    var copy = Float64(shape.rows() + shape.columns // shape.cluster) * (
-        _UNALIGNED_ROW if odd else _ROW
-    )
-    var step = max(cost.step, copy)
     var phases = len(products)
+    var copied = shape.rows()
+    if phases > 1 or not shape.keeps_filter(
+        products[0].steps, processors // shape.cluster, column_tiles
+    ):
+        copied += shape.columns // shape.cluster
+    var copy = Float64(copied) * (_UNALIGNED_ROW if odd else _ROW)
+    var step = max(cost.step, copy)
     var work = 0.0
     var longest = 0.0
     var tiles = 0

@@ -265,6 +265,16 @@ def produce[
     var copies = first
     var ring_at = RingPlace[shape.stages](0, 0)
     var tile = tile_of_block[phases, shape, sums](plan, Int32(block_idx.x))
+    var stride = tile_of_block[phases, shape, sums](plan, Int32(grid_dim.x))
+    var keeps_filter = False
+    comptime if phases == 1:
+        keeps_filter = shape.keeps_filter(
+            Int(plan.taps(0) * plan.channel_blocks()),
+            Int(stride),
+            Int(plan.column_tiles()),
+        )
+    # Whether the slot at hand has its filter from the round before.
+    var has_filter = False
     while tile < plan.tiles():
         var at = copies.at
         var walk = StageWalk.first(plan, at.phase)
@@ -286,7 +296,9 @@ def produce[
             var barrier = full + slot * 8
             var source_map = source_maps.address(at.phase)
             var filter_address = filter_map.address(0)
-            var bytes = Int32(shape.source_bytes()) + filter_bytes
+            var bytes = Int32(shape.source_bytes()) + (
+                0 if has_filter else filter_bytes
+            )
             comptime if shape.has_short_stages(phases, sums):
                 if walk.is_short(plan):
                     source_map = short_maps.address(0)
@@ -310,19 +322,22 @@ def produce[
                 ),
                 plan.is_deep(),
             )
-            _copy_filter[shape, filter_k_major, block_k](
-                source_tile + UInt32(shape.source_bytes()),
-                filter_address,
-                barrier,
-                channel,
-                walk.taps.tap,
-                at.column,
-                share,
-                panels,
-                rank,
-            )
+            if not has_filter:
+                _copy_filter[shape, filter_k_major, block_k](
+                    source_tile + UInt32(shape.source_bytes()),
+                    filter_address,
+                    barrier,
+                    channel,
+                    walk.taps.tap,
+                    at.column,
+                    share,
+                    panels,
+                    rank,
+                )
             ring_at.advance()
+            if ring_at.slot == 0:
+                has_filter = keeps_filter
             walk.advance(plan, at.phase)
-        tile += tile_of_block[phases, shape, sums](plan, Int32(grid_dim.x))
+        tile += stride
         if tile < plan.tiles():
             copies = copies_of[phases, shape, sums](plan, tile, rank)

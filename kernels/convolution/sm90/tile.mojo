@@ -68,6 +68,16 @@ struct TileShape(ImplicitlyCopyable, TrivialRegisterPassable):
         """
         return self.alternate and phases == 1 and self.cluster == 1 and not sums
 
+    def keeps_filter(self, steps: Int, stride: Int, column_tiles: Int) -> Bool:
+        """Whether a slot of the ring gets the same stage of the filter in every round, so that it is copied once: all tiles of a
+        walk have the same columns, and the `steps` of a tile's reduction divide the ring.
+        """
+        return (
+            steps > 0
+            and self.stages % steps == 0
+            and stride % column_tiles == 0
+        )
+
     def source_bytes(self) -> Int:
         return self.rows() * ROW_BYTES
 
