@@ -12,7 +12,7 @@ from std.sys.info import size_of
 from std.utils.static_tuple import StaticTuple
 
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, global_idx
-from max.gpu.host import DeviceBuffer, DeviceContext
+from max.gpu.host import DeviceAttribute, DeviceBuffer, DeviceContext
 
 from ...library import scratch
 from ...arithmetic import divide
@@ -24,6 +24,7 @@ from ..problem import ConvolutionProblem
 comptime VECTOR = 4
 # Rows that a thread marches at most.
 comptime MARCH = 16
+comptime LEAST_MARCH = 2
 comptime BLOCK = 128
 # Threads of a multiprocessor that registers must suffice for.
 comptime RESIDENT = 384
@@ -37,9 +38,14 @@ def strip_width[dtype: DType]() -> Int:
     return 4 if size_of[dtype]() == 2 else 2
 
 
-def march_rows(rows: Int, most: Int = MARCH) -> Int:
-    """Rows of each march: equal ones, not many more than it takes."""
-    return ceildiv(rows, max(1, ceildiv(rows, most)))
+def march_rows(rows: Int, across: Int, enough: Int, most: Int = MARCH) -> Int:
+    """Rows of each march: equal ones, not many more than it takes, of `across` threads for each of them. A row takes as long as
+    memory takes to answer, so marches are shorter where fewer than `enough` threads would march.
+    """
+    var wanted = min(
+        ceildiv(enough, max(1, across)), ceildiv(rows, LEAST_MARCH)
+    )
+    return ceildiv(rows, max(1, max(ceildiv(rows, most), wanted)))
 
 
 @always_inline
@@ -169,9 +175,11 @@ def depthwise_march_kernel[
     batch: Int32,
     channels_: Int32,
     march: Int32,
+    whole: Int32,
 ):
     """A strip of columns by up to `march` rows by `vector` channels, for taps_h x taps_w taps that are neighbours in
-    the source along both axes and one tap along D, with `step` source pixels from one pixel to the next.
+    the source along both axes and one tap along D, with `step` source pixels from one pixel to the next. A `whole` filter lies
+    as the caller has it.
     """
     comptime T = SIMD[DType.float32, vector]
     comptime V = SIMD[dtype, vector]
@@ -198,15 +206,36 @@ def depthwise_march_kernel[
     )
     var d = strip.o * phase.d.step + phase.d.first_offset
     var inside_d = d >= 0 and d < phase.d.source
-    var taps = packed.unsafe_offset(phase.filter_offset + strip.c)
-    var filter = Array[T, taps_h * taps_w](fill=0)
-    comptime for r in range(taps_h):
-        comptime for s in range(taps_w):
-            var row = r if rising_h else taps_h - 1 - r
-            var column = s if rising_w else taps_w - 1 - s
-            filter[r * taps_w + s] = wide[dtype, vector](
-                _load[dtype, vector](taps, (row * taps_w + column) * channels)
+    comptime size = taps_h * taps_w
+    var filter = Array[T, size](fill=0)
+    if whole != 0:
+        # [channel][tap]: as many vectors as taps, of which an element belongs to each.
+        var channel = packed.unsafe_offset(strip.c * size)
+        var flat = Array[T, size](fill=0)
+        comptime for i in range(size):
+            flat[i] = wide[dtype, vector](
+                _load[dtype, vector](channel, i * vector)
             )
+        comptime for r in range(taps_h):
+            comptime for s in range(taps_w):
+                comptime for j in range(vector):
+                    comptime tap = r * taps_w + s
+                    comptime at = j * size + tap
+                    comptime back = j * size + size - 1 - tap
+                    filter[tap][j] = flat[at // vector][
+                        at % vector
+                    ] if rising_h else flat[back // vector][back % vector]
+    else:
+        var taps = packed.unsafe_offset(phase.filter_offset + strip.c)
+        comptime for r in range(taps_h):
+            comptime for s in range(taps_w):
+                var row = r if rising_h else taps_h - 1 - r
+                var column = s if rising_w else taps_w - 1 - s
+                filter[r * taps_w + s] = wide[dtype, vector](
+                    _load[dtype, vector](
+                        taps, (row * taps_w + column) * channels
+                    )
+                )
     # Pointers walk down with the march: the next row to load, and the next to store.
     var line = source.unsafe_offset(
         (strip.source_row(phase, d, h) + Int(w)) * channels + strip.c
@@ -387,12 +416,19 @@ def _launch_march[
     packed: DeviceBuffer[dtype],
     g: ConvolutionProblem,
     phase: Phase,
+    whole: Bool,
     ctx: DeviceContext,
 ) raises:
     comptime kernel = depthwise_march_kernel[
         dtype, vector, taps_h, taps_w, step
     ]
-    var march = march_rows(phase.h.rows)
+    comptime width = strip_width[dtype]()
+    var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
+    var march = march_rows(
+        phase.h.rows,
+        _grid(g, phase, phase.h.rows, width, vector) * BLOCK,
+        processors * RESIDENT,
+    )
     ctx.enqueue_function[kernel](
         result,
         source,
@@ -401,7 +437,8 @@ def _launch_march[
         Int32(g.n),
         Int32(g.c),
         Int32(march),
-        grid_dim=_grid(g, phase, march, strip_width[dtype](), vector),
+        Int32(1 if whole else 0),
+        grid_dim=_grid(g, phase, march, width, vector),
         block_dim=BLOCK,
     )
 
@@ -434,6 +471,28 @@ def _steps_by_one(axis: Axis) -> Bool:
     return axis.taps == 1 or abs(axis.offset_step) == 1
 
 
+def _may_march(phase: Phase) -> Bool:
+    """Whether a march is right for the phase, if one is made for its taps."""
+    return (
+        phase.d.taps == 1
+        and _steps_by_one(phase.h)
+        and _steps_by_one(phase.w)
+        and phase.h.step == phase.w.step
+    )
+
+
+def _takes_whole_filter(g: ConvolutionProblem, phase: Phase) -> Bool:
+    """Whether the phase's march reads the filter as it lies."""
+    return (
+        g.t == 1
+        and g.r == 3
+        and g.s == 3
+        and phase.taps() == 9
+        and phase.h.step <= 2
+        and _may_march(phase)
+    )
+
+
 @always_inline
 def _launch_wide[
     dtype: DType, pass_: Int, vector: Int
@@ -443,32 +502,28 @@ def _launch_wide[
     packed: DeviceBuffer[dtype],
     g: ConvolutionProblem,
     phase: Phase,
+    whole: Bool,
     ctx: DeviceContext,
 ) raises:
     """The march where one is made for the phase's taps, else the one for any.
     """
     var h = phase.h
     var w = phase.w
-    if (
-        phase.d.taps == 1
-        and _steps_by_one(h)
-        and _steps_by_one(w)
-        and h.step == w.step
-    ):
+    if _may_march(phase):
         comptime for step in [1, 2]:
             comptime if pass_ == FPROP or step == 1:
                 if h.step == step and h.taps == 3 and w.taps == 3:
                     _launch_march[dtype, vector, 3, 3, step](
-                        result, source, packed, g, phase, ctx
+                        result, source, packed, g, phase, whole, ctx
                     )
                     return
-        # The phases of a gradient of stride 2.
-        comptime if pass_ != FPROP:
-            comptime for taps_h in [1, 2]:
-                comptime for taps_w in [1, 2]:
-                    if h.taps == taps_h and w.taps == taps_w:
+        # The phases of a gradient of stride 2, and windows of one tap.
+        comptime for taps_h in [1, 2]:
+            comptime for taps_w in [1, 2]:
+                comptime if pass_ != FPROP or taps_h * taps_w == 1:
+                    if h.step == 1 and h.taps == taps_h and w.taps == taps_w:
                         _launch_march[dtype, vector, taps_h, taps_w, 1](
-                            result, source, packed, g, phase, ctx
+                            result, source, packed, g, phase, False, ctx
                         )
                         return
     _launch_any[dtype, vector](result, source, packed, g, phase, ctx)
@@ -501,7 +556,8 @@ def depthwise_gather_gpu[
     for phase in phases:
         if phase.rows(g.n) == 0:
             continue
-        if phase.taps() > 0:
+        var whole = wide and is_aligned(w) and _takes_whole_filter(g, phase)
+        if phase.taps() > 0 and not whole:
             ctx.enqueue_function[depthwise_filter_kernel[dtype]](
                 packed,
                 w,
@@ -512,7 +568,7 @@ def depthwise_gather_gpu[
             )
         if wide:
             _launch_wide[dtype, pass_, VECTOR](
-                result, source, packed, g, phase, ctx
+                result, source, w if whole else packed, g, phase, whole, ctx
             )
         else:
             _launch_any[dtype, 1](result, source, packed, g, phase, ctx)

@@ -248,15 +248,16 @@ def _launch_wgrad[
     var rows = WGRAD_THREADS // lanes
     var patches = g.t * ceildiv(g.r, tap_rows) * ceildiv(g.s, tap_columns)
     # A ring is filled and emptied once for each march: the longer the ring, the longer the march.
-    var march = march_rows(g.p, MARCH if tap_rows <= 3 else 2 * MARCH)
-    var units = (
-        g.n * g.o * ceildiv(g.p, march) * ceildiv(g.q, strip_width[dtype]())
+    var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
+    var across = g.n * g.o * ceildiv(g.q, strip_width[dtype]())
+    var march = march_rows(
+        g.p,
+        patches * channels * across,
+        processors * WGRAD_THREADS,
+        MARCH if tap_rows <= 3 else 2 * MARCH,
     )
-    var blocks = (
-        WGRAD_BLOCKS
-        * ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
-        // (patches * channel_blocks)
-    )
+    var units = across * ceildiv(g.p, march)
+    var blocks = WGRAD_BLOCKS * processors // (patches * channel_blocks)
     # The grid's second extent is at most 65535.
     var most = min(
         g.workspace_limit // max(1, 4 * g.w_size()), 65535 // channel_blocks
@@ -312,6 +313,9 @@ def depthwise_wgrad_gpu[
                     _launch_wgrad[dtype, PAIR, 5, 5, step](dw, x, dy, g, ctx)
                 return
     if g.c % VECTOR == 0:
-        _launch_wgrad[dtype, VECTOR, 1, 1, 0](dw, x, dy, g, ctx)
+        if g.taps() == g.t and g.stride_h == 1 and g.stride_w == 1:
+            _launch_wgrad[dtype, VECTOR, 1, 1, 1](dw, x, dy, g, ctx)
+        else:
+            _launch_wgrad[dtype, VECTOR, 1, 1, 0](dw, x, dy, g, ctx)
     else:
         _launch_wgrad[dtype, 1, 1, 1, 0](dw, x, dy, g, ctx)
