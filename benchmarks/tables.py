@@ -374,6 +374,18 @@ def convolution_tiles() -> str:
     return _before_and_after("convolution_tiles_h100")
 
 
+def convolution_few_channels() -> str:
+    name = "convolution_few_channels_h100"
+    times: dict[str, dict[str, tuple[float, float]]] = {}
+    for row in read(name)["rows"]:
+        times.setdefault(row["problem"], {})[row["pass"]] = (row["ours_us"], row["cudnn_us"])
+    rows = []
+    for problem, passes in times.items():
+        pairs = [passes.get(each) for each in ("forward", "data gradient")]
+        rows.append([problem, *(f"{pair[0]:.0f}, {pair[1]:.0f}" if pair else "" for pair in pairs)])
+    return grid(["problem", "forward, µs: ours, cuDNN", "data gradient, µs: ours, cuDNN"], rows) + origin(name)
+
+
 def convolution_gelu_store() -> str:
     name = "convolution_gelu_store_h200"
     kinds = ("floor", "before", "ours", "compile")
@@ -560,6 +572,7 @@ TABLES: dict[str, Callable[[], str]] = {
         summary, training_steps, training_steps_gpu, captured_steps, training_zoo, step_memory, commands, gpu_tests,
         convolution_any_gpu, convolution_drawn, convolution_cpu, convolution_workspace, convolution_hopper,
         convolution_tf32_and_3d, convolution_grouped, convolution_depthwise, convolution_tiles,
+        convolution_few_channels,
         convolution_epilogue, convolution_gelu_store,
         convolution_sanitizer, pooling_gpu, pooling_cpu, pooling_memory, attention, compile_cost, first_steps,
         host_time, optimizer_steps, step_bytes,
