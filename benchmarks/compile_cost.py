@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ from benchmarks import zoo
 from torch_max_backend.ahead import TARGETS, compile_ahead
 from torch_max_backend.backend import build_only
 from torch_max_backend.bench import results
+from torch_max_backend.bench.timing import cpu_seconds
 from torch_max_backend.mojo_ops.functions import Function, LibraryFunction, required
 from torch_max_backend.runtime import libraries, session
 
@@ -80,15 +80,9 @@ def cost(functions: Sequence[Function], device: torch.device) -> float:
     with tempfile.TemporaryDirectory() as folder:
         kept["TORCH_MAX_BACKEND_CACHE_DIR"] = f"{folder}/cache"
         with mock.patch.dict(os.environ, kept):
-            before = _cpu_seconds()
+            before = cpu_seconds()
             libraries.build(functions, device)
-            return _cpu_seconds() - before
-
-
-def _cpu_seconds() -> float:
-    """Of the processes that ended, where Mojo compiles, and of this one, where PTX is translated."""
-    spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in spent)
+            return cpu_seconds() - before
 
 
 def _chosen(functions: Sequence[Function], programs: int) -> list[Function]:

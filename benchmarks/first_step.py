@@ -25,15 +25,11 @@ from rich.table import Table
 from benchmarks import ROOT, zoo
 from benchmarks.training_step import drawn, stepper, timed
 from torch_max_backend.bench import results
+from torch_max_backend.bench.timing import cpu_seconds
 
 CONTENDERS = ("max", "inductor", "eager")
 STATES = ("empty", "filled")
 MARK = "first step: "
-
-
-def _cpu_seconds() -> float:
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
 
 
 def _step(contender: str, model: str, batch: int, size: int, device: str, amp: str) -> dict[str, Any]:
@@ -44,10 +40,10 @@ def _step(contender: str, model: str, batch: int, size: int, device: str, amp: s
         own = own.to(memory_format=torch.channels_last)
     # What the device's libraries do once for a process is nobody's compilation.
     torch.nn.functional.conv2d(torch.ones(1, 1, 3, 3, device=where), torch.ones(1, 1, 3, 3, device=where)).sum().item()
-    before = _cpu_seconds()
+    before = cpu_seconds()
     runner = own if contender == "eager" else torch.compile(own, backend=contender)
     seconds = timed(stepper(own, runner, x, y, amp == "bf16"), where)
-    return {"seconds": round(seconds, 2), "cpu_seconds": round(_cpu_seconds() - before, 1)}
+    return {"seconds": round(seconds, 2), "cpu_seconds": round(cpu_seconds() - before, 1)}
 
 
 def _in_a_process(arguments: list[str], folder: Path) -> dict[str, Any]:

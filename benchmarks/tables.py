@@ -555,7 +555,7 @@ def compile_cost() -> str:
     for target, name in names.items():
         for row in read(name)["rows"]:
             what = re.sub(r"^torch_max_|_(b?float(16|32))|_uint8|_(cpu|gpu)(_[0-9a-f]{8})?$", "", row["function"])
-            what = re.sub(r"_0$", ", one group", re.sub(r"_1$", ", any groups", what))
+            what = re.sub(r"^(conv_\w+)_0$", r"\1, one group", re.sub(r"^(conv_\w+)_1$", r"\1, any groups", what))
             generated = r"^(conv_pointwise(?:_sums)?|pointwise|reduction)_[0-9a-f]{16}$"
             what = re.sub(generated, r"a generated program: \1", what)
             costs.setdefault(what, {}).setdefault(target, []).append(row["cpu_seconds"])

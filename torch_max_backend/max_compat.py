@@ -9,6 +9,7 @@ them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -141,6 +142,7 @@ def mojo_environment() -> Mapping[str, str]:
     return _mojo_env()
 
 
+@functools.cache
 def ptx_compiler_path() -> Path:
     """The library with NVIDIA's compiler of PTX that comes with Mojo; it need not be there."""
     return Path(mojo_environment()["MODULAR_MOJO_MAX_PACKAGE_ROOT"]) / "lib" / "libNVPTX.so"

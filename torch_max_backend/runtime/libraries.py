@@ -107,15 +107,16 @@ def begin(functions: Iterable[Function], device: torch.device) -> None:
 
 
 def _begin(functions: Sequence[Function], device: torch.device) -> None:
-    architecture = target_facts(device)["device"]
-    with _lock:
-        unloaded = [function for function in functions if (function, architecture) not in _loaded]
-    build(unloaded, device)
+    build(_uncached(_unloaded(functions, device), device), device)
 
 
 def unbuilt(device: torch.device) -> list[Function]:
     """What graphs on `device` call and neither this process nor the cache has."""
-    return [each for each in _missing(device) if not cache.has(LIBRARIES, _facts(each, device))]
+    return _uncached(_missing(device), device)
+
+
+def _uncached(functions: Iterable[Function], device: torch.device) -> list[Function]:
+    return [each for each in functions if not cache.has(LIBRARIES, _facts(each, device))]
 
 
 def _facts(function: Function, device: torch.device) -> dict[str, str]:
@@ -134,10 +135,13 @@ def _facts(function: Function, device: torch.device) -> dict[str, str]:
 
 def _missing(device: torch.device) -> list[Function]:
     target = "cpu" if device.type == "cpu" else "gpu"
+    return _unloaded((function for function in required() if function.target == target), device)
+
+
+def _unloaded(functions: Iterable[Function], device: torch.device) -> list[Function]:
     architecture = target_facts(device)["device"]
     with _lock:
-        missing = (f for f in required() if f.target == target and (f, architecture) not in _loaded)
-        return sorted(missing, key=_symbol)
+        return sorted((each for each in functions if (each, architecture) not in _loaded), key=_symbol)
 
 
 def _symbol(function: Function) -> str:
