@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from torch_max_backend import programs
 from torch_max_backend.cli import app
-from torch_max_backend.runtime import cache, cache_archive
+from torch_max_backend.runtime import cache, cache_archive, libraries, session
 
 Members = dict[str, bytes | tarfile.TarInfo]
 
@@ -61,6 +62,22 @@ def test_a_cache_travels(use: Callable[[str], Path], tmp_path: Path, name: str) 
         path = cache.lookup("graphs", _facts(graph), "model.mef")
         assert path is not None and path.read_bytes() == graph.encode() and there in path.parents
     assert len(cache_archive.entries()) == 2 and not list(there.glob("**/.new-*"))
+
+
+def test_every_kind_of_entry_travels(use: Callable[[str], Path], tmp_path: Path) -> None:
+    stored = {
+        session.GRAPHS: session.ARTIFACT,
+        libraries.LIBRARIES: libraries.FILENAME,
+        programs.PROGRAMS: programs.FILENAME,
+    }
+    for kind, file in stored.items():
+        cache.store(kind, _facts("one"), file, lambda path: path.write_bytes(b"content") and None)
+    assert _invoke("export", tmp_path / "archive.tar").output.startswith("3 entries")
+    use("there")
+    assert _invoke("import", tmp_path / "archive.tar").exit_code == 0
+    for kind, file in stored.items():
+        path = cache.lookup(kind, _facts("one"), file)
+        assert path is not None and path.read_bytes() == b"content"
 
 
 def test_info_counts_by_target_and_clear_removes_entries_alone(use: Callable[[str], Path]) -> None:

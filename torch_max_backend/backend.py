@@ -19,14 +19,16 @@ from torch.fx import GraphModule
 from torch_max_backend import lowering
 from torch_max_backend.decompositions import decompositions
 from torch_max_backend.errors import MaxBackendError, OptionError
-from torch_max_backend.graph.compiler import CompiledGraph, compile_graph
+from torch_max_backend.graph.compiler import CompiledGraph, compile_graph, fallback_warnings
 from torch_max_backend.graph.early import begin_libraries
 from torch_max_backend.graph.pool_offsets import keep_small_offsets
 from torch_max_backend.graph.recompute import normalize_elementwise
 from torch_max_backend.graph.saved import forget_running_statistics
 from torch_max_backend.graph.sized import SizedGraph, at_hints, is_sized
+from torch_max_backend.graph.stored import loaded
 from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.options import Options
+from torch_max_backend.programs import facts_of, kept
 from torch_max_backend.runtime.background import Job
 from torch_max_backend.runtime.packs import Packing
 from torch_max_backend.torch_compat import (
@@ -57,6 +59,11 @@ class _Recorders:
         with self._lock:
             for graphs in self._lists:
                 graphs.append(compiled)
+
+    def listen(self) -> bool:
+        """Whether there is a list."""
+        with self._lock:
+            return bool(self._lists)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[list[CompiledGraph]]:
@@ -123,15 +130,23 @@ def _through_aot(gm: GraphModule, example_inputs: Sequence[Any], compilation: _C
     in_background = compilation.options.compile == "background" and not (context and context.fakify_first_call)
     # A copy, since AOTAutograd may do with its graph as it likes.
     eager = GraphModule(gm, copy.deepcopy(gm.graph)) if in_background else None
-    # Without this AOTAutograd would hand over the backward graph at the first backward call, too late to compile
-    # it together with the forward one.
-    with functorch_config.patch(force_non_lazy_backward_lowering=True):
+    # Who listens wants graphs, of which the cache keeps only what runs them.
+    known = compilation.builds_libraries and not _recorders.listen()
+    facts = facts_of(gm, example_inputs, compilation.options) if known else None
+    compilers: list[Any] = [compilation.forward, compilation.backward, compilation.inference]
+    with contextlib.ExitStack() as stack:
+        if facts is not None:
+            compilers = list(map(stack.enter_context(kept(facts, compilation.load)), compilers))
+        # Without this AOTAutograd would hand over the backward graph at the first backward call, too late to compile
+        # it together with the forward one.
+        stack.enter_context(functorch_config.patch(force_non_lazy_backward_lowering=True))
+        forward, backward, inference = compilers
         compiled = aot_module_simplified(
             gm,
             list(example_inputs),
-            fw_compiler=compilation.forward,
-            bw_compiler=compilation.backward,
-            inference_compiler=compilation.inference,
+            fw_compiler=forward,
+            bw_compiler=backward,
+            inference_compiler=inference,
             partition_fn=functools.partial(_partition, begin=not in_background and compilation.builds_libraries),
             decompositions=decompositions(),
             keep_inference_input_mutations=True,
@@ -165,7 +180,21 @@ class _Compilation:
         self.packing: Packing | None = None
         self.start = time.perf_counter()
 
+    def load(self, content: bytes) -> CompiledGraph:
+        """A graph that was in the cache."""
+        compiled = loaded(content, self.unit, self.options)
+        for refusal in compiled.refusals:
+            fallback_warnings.warn(refusal)
+        log.info("%s: the %s graph is in the cache", self.label, compiled.name)
+        return compiled
+
+    def _forget_loaded(self) -> None:
+        """An entry of the cache that did not serve is compiled anew."""
+        if self.unit.graphs:
+            self.unit = CompilationUnit(self.label)
+
     def forward(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        self._forget_loaded()
         metadata = TracingContext.get().fw_metadata
         outputs: Any = gm.graph.output_node().args[0]
         saved = frozenset(range(metadata.num_forward, len(outputs)))
@@ -181,6 +210,7 @@ class _Compilation:
         return self._compile(gm, "backward", frozenset())
 
     def inference(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        self._forget_loaded()
         return self._compile(gm, "inference", frozenset())
 
     def _compile(

@@ -7,7 +7,9 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import pickle
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
@@ -27,10 +29,19 @@ from torch._dynamo.exc import ShortenTraceback as ShortenTraceback
 # of the backward graph at the first backward call only.
 from torch._dynamo.utils import counters as counters
 from torch._functorch import config as _functorch_config
+
+# The cache of what a backend made of a Dynamo graph; see ``autograd_cache``. torch.compiler.save_cache_artifacts knows
+# Inductor's alone.
+from torch._functorch._aot_autograd import autograd_cache as _autograd_cache
+from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache as _AOTAutogradCache
+from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache as BypassAOTAutogradCache
+from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler as SerializableAOTDispatchCompiler
 from torch._functorch.aot_autograd import aot_module_simplified as aot_module_simplified
 from torch._functorch.aot_autograd import make_boxed_func as make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition as min_cut_rematerialization_partition
 from torch._guards import TracingContext as TracingContext
+from torch._inductor.codecache import FxGraphHashDetails as _FxGraphHashDetails
+from torch._inductor.output_code import OutputCode as OutputCode
 
 # Types of what a graph holds.
 from torch._ops import OpOverload as OpOverload
@@ -110,6 +121,49 @@ def convolutions_laid_out_by_cudnn() -> AbstractContextManager[object]:
     return mock.patch.object(torch._C, "_conv_determine_backend_memory_format", memory_format)
 
 
+@contextlib.contextmanager
+def autograd_cache(
+    tag: str, find: Callable[[str], bytes | None], keep: Callable[[str, bytes], object]
+) -> Iterator[None]:
+    """In the context AOTAutograd looks for what it made of a Dynamo graph before, where its compilers are
+    ``SerializableAOTDispatchCompiler``, and it keeps what it makes. The keys tell the graph, its inputs, AOTAutograd's
+    settings, and whether gradients, autocast and deterministic algorithms are on.
+
+    Args:
+        tag: all that results depend on besides, versions and the machine too.
+        find: the content for a key, None where there is none.
+        keep: takes the content for a key.
+    """
+
+    def details(self: Any, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *_: Any) -> None:
+        # Inductor would tell its settings, which takes it seconds of imports, and a GPU by its name, which a machine
+        # that compiles for another one does not know.
+        self.gm, self.example_inputs, self.tag = gm, example_inputs, tag
+
+    def candidates(local: bool, remote_cache: object, key: str) -> Iterator[tuple[Any, bytes, bool]]:
+        content = find(key)
+        if content is not None:
+            yield pickle.loads(content), content, True
+
+    with (
+        mock.patch.object(_AOTAutogradCache, "iterate_over_candidates", candidates),
+        mock.patch.object(_AOTAutogradCache, "_write_to_local_cache", keep),
+        mock.patch.object(_FxGraphHashDetails, "__init__", details),
+        # It would read the sources of Triton's kernels, none of which takes part.
+        mock.patch.object(_autograd_cache, "has_triton_package", lambda: False),
+        # Entries hold results themselves, not keys into Inductor's cache.
+        functorch_config.patch(bundled_autograd_cache=True, enable_remote_autograd_cache=False),
+    ):
+        yield
+
+
+def saved_tensors_are_seen() -> bool:
+    """Whether somebody else looks at what autograd keeps for a backward graph: hooks on saved tensors, compiled
+    autograd."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return bool(hooks) or torch._dynamo.config.compiled_autograd
+
+
 def packable_outputs(metadata: Any, outputs: Sequence[Any]) -> frozenset[int]:
     """Which of a forward graph's outputs autograd may get in another form: tensors of known sizes that it keeps for the
     backward graph. None where somebody else looks at them: hooks on saved tensors, compiled autograd.
@@ -122,7 +176,7 @@ def packable_outputs(metadata: Any, outputs: Sequence[Any]) -> frozenset[int]:
     # Behind these AOTAutograd counts from the end: values that it keeps without looking at their versions.
     checked = kept[: len(kept) - (getattr(metadata, "num_tensors_saved_with_no_vc_check", 0) or 0)]
     values = [outputs[number].meta.get("val") if isinstance(outputs[number], Node) else None for number in kept]
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) or torch._dynamo.config.compiled_autograd:
+    if saved_tensors_are_seen():
         return frozenset()
     if any(not isinstance(value, torch.Tensor) or not _is_static(value) for value in values):
         return frozenset()

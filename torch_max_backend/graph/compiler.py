@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import threading
 import warnings
@@ -35,8 +36,11 @@ class CompiledGraph:
         executables: the MAX graphs in it.
         refusals: the ops left to PyTorch.
         host_ops: draws and size computations, which run in Python by design.
-        sources: for each output the executable that makes it with its number there; None for what none makes.
+        sources: for each output the executable that makes it with its number there; None for what none makes. Empty
+            where the graph came from the cache.
         packing: of the outputs that leave in packs.
+        pieces: the graph that calls the executables; None where one executable is all.
+        unpacks: its first arguments are packs of these values, and the executables want the values.
     """
 
     name: str
@@ -46,6 +50,8 @@ class CompiledGraph:
     host_ops: list[str]
     sources: Sequence[tuple[Executable, int] | None] = ()
     packing: Packing | None = None
+    pieces: GraphModule | None = None
+    unpacks: Packing | None = None
 
     #: AOTAutograd hands arguments over in a list that the callee may empty.
     _boxed_call = True
@@ -135,7 +141,7 @@ def compile_graph(
         _report(found, options)
         added: list[Executable] = []
         try:
-            runner, sources = _assemble(gm, unit, name, found, added, free_outputs, options, packable, packing)
+            pieces, sources = _assemble(gm, unit, name, found, added, free_outputs, options, packable, packing)
         except NodesCannotLower as error:
             for executable in added:
                 unit.discard(executable)
@@ -144,10 +150,40 @@ def compile_graph(
                 raise
             refused |= new
             continue
-        if packing is not None and not (added and added[0].takes_packs):
-            runner = unpacking(runner, packing)
+        unpacks = None if added and added[0].takes_packs else packing
         made = added[0].packing if added else None
-        return CompiledGraph(name, runner, added, list(found.values()), host_ops, sources, made)
+        return CompiledGraph(
+            name,
+            runner_of(added, pieces, unpacks),
+            added,
+            list(found.values()),
+            host_ops,
+            sources,
+            made,
+            pieces,
+            unpacks,
+        )
+
+
+def runner_of(
+    executables: Sequence[Executable], pieces: GraphModule | None, unpacks: Packing | None
+) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """What runs a graph; see ``CompiledGraph`` for the arguments."""
+    if pieces is None:
+        runner: Callable[[Sequence[Any]], Sequence[Any]] = executables[0].run
+    elif boxed_code is not None:
+        # The generated code drops an argument behind its last use; the caller has let go of it.
+        pieces.graph.set_codegen(boxed_code())
+        pieces.recompile()
+        runner = pieces
+    else:
+        pieces.recompile()
+        runner = functools.partial(_spread, pieces)
+    return runner if unpacks is None else unpacking(runner, unpacks)
+
+
+def _spread(pieces: GraphModule, args: Sequence[Any]) -> Sequence[Any]:
+    return pieces(*args)
 
 
 def _report(found: dict[str, Refusal], options: Options) -> None:
@@ -167,13 +203,14 @@ def _assemble(
     options: Options,
     packable: frozenset[int],
     packing: Packing | None,
-) -> tuple[Callable[[Sequence[Any]], Sequence[Any]], list[tuple[Executable, int] | None]]:
-    """The callable, and for each of its outputs the executable that makes it with the number it has there."""
+) -> tuple[GraphModule | None, list[tuple[Executable, int] | None]]:
+    """The graph that calls what is ``added``, None where that is one executable which is all; and for each output the
+    executable that makes it with the number it has there."""
     calls = [node for node in gm.graph.nodes if node.op in ("call_function", "call_module", "get_attr")]
     if not found and calls and all(_is_built(node) for node in calls):
         _know_all_sizes(gm)
         added.append(unit.add(gm, name, free_outputs=free_outputs, options=options, packable=packable, packing=packing))
-        return added[0].run, [(added[0], number) for number in range(len(_leaving(gm)))]
+        return None, [(added[0], number) for number in range(len(_leaving(gm)))]
     pieces = cut(gm, found)
     refused: dict[Node, str] = {}
     for node in pieces.graph.nodes:
@@ -197,12 +234,7 @@ def _assemble(
         setattr(pieces, str(node.target), executable)
     if refused:
         raise NodesCannotLower(refused)
-    if boxed_code is not None:
-        # The generated code drops an argument behind its last use; the caller has let go of it.
-        pieces.graph.set_codegen(boxed_code())
-    pieces.recompile()
-    sources = [_source(node, pieces) for node in _leaving(pieces)]
-    return pieces if boxed_code is not None else (lambda args: pieces(*args)), sources
+    return pieces, [_source(node, pieces) for node in _leaving(pieces)]
 
 
 def _know_all_sizes(gm: GraphModule) -> None:

@@ -6,6 +6,7 @@ import functools
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import torch
 from max.driver import is_virtual_device_mode
@@ -17,12 +18,12 @@ from torch_max_backend.dtypes import device_ref
 from torch_max_backend.graph.builder import GraphBuilder, graph_device
 from torch_max_backend.launches import LaunchList
 from torch_max_backend.max_compat import in_mlir_context
-from torch_max_backend.mojo_ops.functions import require
+from torch_max_backend.mojo_ops.functions import noted, require, require_function
 from torch_max_backend.options import Options
 from torch_max_backend.runtime import background, session, tasks
 from torch_max_backend.runtime.background import Job
 from torch_max_backend.runtime.capture import Capture, refusal
-from torch_max_backend.runtime.executable import Executable
+from torch_max_backend.runtime.executable import Executable, ExecutableSpec
 from torch_max_backend.runtime.interface import BuiltGraph
 from torch_max_backend.runtime.launch_capture import TensorMemory
 from torch_max_backend.runtime.packs import Packing, pack_results, take_from_packs
@@ -70,42 +71,44 @@ class CompilationUnit:
         options = options or Options()
         device = graph_device(list(gm.graph.nodes))
         session.max_device(device)
-        library = session.library_to_build_with()
-        listed = options.run == "launches"
-        chosen = functools.partial(GraphBuilder, around_convolutions=options.fusion)
-        built = chosen(gm, name, Module(), library, free_outputs, listed=listed).build()
-        if listed and not isinstance(built.listing, LaunchList):
-            # Once more, with calls that MAX can compile.
-            built = chosen(gm, name, Module(), library, free_outputs).build()
-        orders = [spec.order if spec.index >= 0 else None for spec in built.outputs]
+        with noted() as functions:
+            built = _built(gm, name, free_outputs, options)
+        orders = tuple(spec.order if spec.index >= 0 else None for spec in built.outputs)
+        listing = built.listing if options.run == "launches" and isinstance(built.listing, LaunchList) else None
         made, taking = None, None
-        if options.run == "launches" and isinstance(built.listing, LaunchList):
+        if listing is not None:
             if packable:
                 first = min(free_outputs)
                 built, made = pack_results(built, range(first, len(built.outputs)), packable)
                 free_outputs = frozenset(range(first, len(built.outputs)))
             taking = None if packing is None else take_from_packs(built, packing)
             built = taking or built
+            listing = cast(LaunchList, built.listing)
         # Gradients are dropped before the next step; users keep results of a forward graph longer.
         backward = name.startswith("backward")
         kept = frozenset[int]() if backward else frozenset(range(len(built.outputs))) - free_outputs
+        called = tuple(dict.fromkeys(functions))
+        spec = ExecutableSpec(built, device, free_outputs, kept, orders, listing, made, taking is not None, called)
+        return self.adopt(spec, options)
+
+    def adopt(self, spec: ExecutableSpec, options: Options) -> Executable:
+        """An executable made from ``spec``, runnable after ``compile``; see ``add``."""
+        for function in spec.functions:
+            require_function(function)
+        built, listing = spec.built, spec.listing
         captured = None
-        listing = built.listing if options.run == "launches" and isinstance(built.listing, LaunchList) else None
         if options.capture:
-            reason = refusal([spec.device.type for spec in built.inputs], any(s.shape is None for s in built.inputs))
+            reason = refusal([each.device.type for each in built.inputs], any(s.shape is None for s in built.inputs))
             if reason is None and not is_virtual_device_mode():
                 # Two calls more for each graph whose results this one may take.
-                memory = None if listing is None else TensorMemory(stream_order(device))
-                captured = Capture(name, 3 + 2 * len(self.graphs), memory)
+                memory = None if listing is None else TensorMemory(stream_order(spec.device))
+                captured = Capture(built.name, 3 + 2 * len(self.graphs), memory)
             else:
-                log.info("%s is not captured: %s", name, reason or "its device is not there")
-        walk = "" if listing is None else require("launches", "walk", device_ref(device), ())
-        executable = Executable(
-            built, device, captured, free_outputs, kept, listing, walk,
-            orders=orders, packing=made, takes_packs=taking is not None,
-        )  # fmt: skip
+                log.info("%s is not captured: %s", built.name, reason or "its device is not there")
+        walk = "" if listing is None else require("launches", "walk", device_ref(spec.device), ())
+        executable = Executable(spec, captured, walk)
         self.graphs.append(built)
-        self._pending.setdefault(device, []).append(executable)
+        self._pending.setdefault(spec.device, []).append(executable)
         return executable
 
     def discard(self, executable: Executable) -> None:
@@ -148,7 +151,7 @@ class CompilationUnit:
         for device, executables in self._pending.items():
             if not executables:
                 continue
-            modules = [executable.built.graph.module for executable in executables]
+            modules = [_module(executable.built) for executable in executables]
             for lot, facts in tasks.deal(modules, [executable.op_count for executable in executables], device):
                 chosen = [executables[number] for number in lot]
                 names = tuple(executable.name for executable in chosen)
@@ -158,6 +161,23 @@ class CompilationUnit:
                 found.append(Task(module, device, names, ops, self.label, facts, bind))
         self._pending.clear()
         return found
+
+
+def _built(gm: GraphModule, name: str, free_outputs: frozenset[int], options: Options) -> BuiltGraph:
+    """``gm`` as a graph of library calls where the options ask for that and it can be one, else as one for MAX."""
+    library = session.library_to_build_with()
+    chosen = functools.partial(GraphBuilder, around_convolutions=options.fusion)
+    listed = options.run == "launches"
+    built = chosen(gm, name, Module(), library, free_outputs, listed=listed).build()
+    if listed and not isinstance(built.listing, LaunchList):
+        # Once more, with calls that MAX can compile.
+        built = chosen(gm, name, Module(), library, free_outputs).build()
+    return built
+
+
+def _module(built: BuiltGraph) -> Module:
+    assert built.graph is not None
+    return built.graph.module
 
 
 def _bind(executables: Sequence[Executable], models: Mapping[str, Model]) -> None:

@@ -7,8 +7,10 @@ and loaded (`torch_max_backend.runtime.libraries`).
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -130,6 +132,8 @@ class LibraryFunction:
 
 _lock = threading.Lock()
 _required: set[Function] = set()
+_noted: ContextVar[list[Function] | None] = ContextVar("_noted", default=None)
+"""Receives what the graph at hand requires."""
 
 
 def required() -> frozenset[Function]:
@@ -153,7 +157,21 @@ def require_function(function: Function) -> str:
     """As ``require``, for a function that is there already."""
     with _lock:
         _required.add(function)
+    noted = _noted.get()
+    if noted is not None:
+        noted.append(function)
     return function.symbol
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[list[Function]]:
+    """A context whose list receives every function that is required in it, by this thread."""
+    functions: list[Function] = []
+    before = _noted.set(functions)
+    try:
+        yield functions
+    finally:
+        _noted.reset(before)
 
 
 @beartype

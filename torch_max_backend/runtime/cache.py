@@ -28,6 +28,7 @@ from pathlib import Path
 
 from mojo.run import subprocess_run_mojo
 
+import torch_max_backend
 from torch_max_backend.mojo_ops import KERNELS_PATH
 from torch_max_backend.version import __version__
 
@@ -80,6 +81,17 @@ def kernels_digest() -> str:
     state = hashlib.sha256()
     for path in sorted(KERNELS_PATH.rglob("*.mojo")):
         state.update(str(path.relative_to(KERNELS_PATH)).encode())
+        state.update(path.read_bytes())
+    return state.hexdigest()
+
+
+@functools.cache
+def package_digest() -> str:
+    """SHA-256 over the package's Python sources, names and contents."""
+    root = Path(torch_max_backend.__file__).parent
+    state = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        state.update(str(path.relative_to(root)).encode())
         state.update(path.read_bytes())
     return state.hexdigest()
 

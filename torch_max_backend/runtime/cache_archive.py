@@ -25,7 +25,12 @@ from beartype import beartype
 from torch_max_backend.runtime import cache
 
 #: Kinds of entries, and the artifact's file name in each.
-KINDS = {"graphs": "model.mef", "kernels": "torch_max_kernels.mojoc"}
+KINDS = {
+    "graphs": "model.mef",
+    "kernels": "torch_max_kernels.mojoc",
+    "libraries": "library.so",
+    "programs": "program.pickle",
+}
 _MANIFEST = "manifest.json"
 _FORMAT = 1
 _MOST_MANIFEST_BYTES = 1 << 26

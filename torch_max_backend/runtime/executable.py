@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from max.engine import Model
 
 from torch_max_backend.ir.layout import Order
 from torch_max_backend.launches import LaunchList
+from torch_max_backend.mojo_ops.functions import Function
 from torch_max_backend.runtime.capture import Capture
 from torch_max_backend.runtime.execution import execute
 from torch_max_backend.runtime.handover import Inputs, Outputs
@@ -22,6 +24,33 @@ from torch_max_backend.runtime.packs import Packing
 from torch_max_backend.runtime.streams import stream_order
 
 
+@dataclass(frozen=True)
+class ExecutableSpec:
+    """All that an executable is made from but what depends on the process.
+
+    Attributes:
+        built: the graph.
+        device: that it computes on.
+        private: outputs that only another graph of ours will see, see ``handover.Outputs``.
+        kept: outputs that users may keep beyond the next call, see there.
+        orders: for each output of the FX graph its memory order; None for one that no computation makes.
+        listing: the graph as library calls, where it is run so.
+        packing: of the outputs that leave in packs.
+        takes_packs: its arguments are packs, as they left the forward graph.
+        functions: of libraries, that it calls.
+    """
+
+    built: BuiltGraph
+    device: torch.device
+    private: frozenset[int] = frozenset()
+    kept: frozenset[int] = frozenset()
+    orders: tuple[Order | None, ...] = ()
+    listing: LaunchList | None = None
+    packing: Packing | None = None
+    takes_packs: bool = False
+    functions: tuple[Function, ...] = ()
+
+
 class Executable(torch.nn.Module):
     """One MAX graph as a callable over tensors.
 
@@ -29,45 +58,25 @@ class Executable(torch.nn.Module):
     other strides is copied into that order first.
 
     Args:
-        built: the graph.
-        device: that it computes on.
+        spec: what it is made from.
         capture: replays its launches.
-        private: outputs that only another graph of ours will see, see ``handover.Outputs``.
-        kept: outputs that users may keep beyond the next call, see there.
-        listing: the graph as library calls, where it is run so.
         walk: the function that runs a listing.
-        orders: for each output of the FX graph its memory order; None for one that no computation makes.
-        packing: of the outputs that leave in packs.
-        takes_packs: its arguments are packs, as they left the forward graph.
     """
 
-    def __init__(
-        self,
-        built: BuiltGraph,
-        device: torch.device,
-        capture: Capture | None = None,
-        private: frozenset[int] = frozenset(),
-        kept: frozenset[int] = frozenset(),
-        listing: LaunchList | None = None,
-        walk: str = "",
-        *,
-        orders: Sequence[Order | None] = (),
-        packing: Packing | None = None,
-        takes_packs: bool = False,
-    ) -> None:
+    def __init__(self, spec: ExecutableSpec, capture: Capture | None = None, walk: str = "") -> None:
         super().__init__()
-        self.built = built
+        built = spec.built
+        self.spec, self.built = spec, built
         self.name = built.name
         self.op_count = built.op_count
         self.layout_changes = built.layout_changes
-        self.device = device
+        self.device = spec.device
         self.inputs = Inputs(built.inputs)
-        self.outputs = Outputs(built.outputs, built.writes, device, private, kept, built.computed_bytes)
+        self.outputs = Outputs(built.outputs, built.writes, spec.device, spec.private, spec.kept, built.computed_bytes)
         self.capture = capture
-        self._orders = orders
-        self.packing, self.takes_packs = packing, takes_packs
+        self.packing, self.takes_packs = spec.packing, spec.takes_packs
         self.model: Model | None = None
-        self.listing = listing
+        self.listing = spec.listing
         self._walk = walk
         self.launches: Launches | None = None
         self._lock = threading.Lock()
@@ -88,7 +97,7 @@ class Executable(torch.nn.Module):
 
     def output_order(self, number: int) -> Order | None:
         """The memory order of output ``number``; None for one that no computation makes."""
-        return self._orders[number]
+        return self.spec.orders[number]
 
     def forward(self, *args: Any) -> Any:
         """What the FX graph returns for ``args``: a value, or a tuple of them."""

@@ -67,10 +67,13 @@ class WriteSpec:
 
 @dataclass
 class BuiltGraph:
-    """A MAX graph, not yet compiled, with the way tensors enter and leave it."""
+    """A MAX graph, not yet compiled, with the way tensors enter and leave it.
+
+    The graph is None where a launch list came from the cache: only what runs it is known.
+    """
 
     name: str
-    graph: Graph
+    graph: Graph | None
     inputs: list[InputSpec]
     outputs: list[OutputSpec]
     layout_changes: list[LayoutChange] = field(default_factory=list)
