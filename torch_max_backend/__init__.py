@@ -1,4 +1,4 @@
-"""``torch.compile(model, backend="max")``: PyTorch models, training included, on Modular's MAX graph compiler."""
+"""``torch.compile(model, backend="max")``: trains and runs PyTorch models through Modular's MAX."""
 
 from torch_max_backend.ahead import compile_ahead
 from torch_max_backend.backend import max_backend
@@ -29,5 +29,5 @@ __all__ = [
     "max_backend",
 ]
 
-# Before MAX starts, with the first device or graph.
+# Must run before MAX starts its threads, which the first device or graph does.
 settle_process()

@@ -1,4 +1,4 @@
-"""Compiling a model's training graphs for a GPU that is not there, into the disk cache."""
+"""Compiles a model's training graphs into the disk cache, for a GPU that is not present."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from torch_max_backend.runtime.events import CompileEvent
 from torch_max_backend.runtime.target import canonical_architecture
 from torch_max_backend.torch_compat import FakeTensorMode, convolutions_laid_out_by_cudnn, tree_map_only
 
-#: Architecture to the API that drives it.
+#: Architectures, and MAX's API for each.
 TARGETS = {"sm_80": "cuda", "sm_90a": "cuda", "sm_100a": "cuda", "gfx942": "hip"}
 _ATTENTION = (
-    "scaled_dot_product_attention: PyTorch asks the GPU at hand which kernel it takes, and there is none; the graph "
-    "compiled here may be another than the one that the GPU's machine will ask for"
+    "scaled_dot_product_attention: PyTorch chooses its kernel by the GPU that it finds, and there is none; the graph "
+    "compiled here may differ from the one that the GPU's machine will ask for"
 )
 
 
@@ -40,28 +40,28 @@ def compile_ahead(
     dynamic: bool | None = None,
     **keywords: Any,
 ) -> list[CompileEvent]:
-    """Compiles what ``torch.compile(model.cuda(), backend="max")(*inputs, **keywords)`` will ask for on the GPU.
+    """Compiles the graphs that ``torch.compile(model.cuda(), backend="max")(*inputs, **keywords)`` needs on the GPU.
 
-    Forward and backward graphs, if parameters or inputs want gradients, of the model in the mode (``train``, ``eval``)
-    that it is in. Nothing runs: of the tensors, wherever they are, only shapes, strides and dtypes count, and no GPU
-    need be there. A process with the same versions of everything and a GPU of this architecture finds the graphs in
-    the cache.
+    Compiles the forward graph, and the backward graph if parameters or inputs require gradients, for the model's
+    present mode (``train`` or ``eval``). Nothing runs and no GPU is needed: only the shapes, strides and dtypes of the
+    tensors matter, not their device. A process with the same versions and a GPU of this architecture then finds the
+    graphs in the cache.
 
     Args:
-        model: is not touched.
-        inputs: its positional arguments; their tensors stand for tensors on the GPU.
+        model: the model, which is not modified.
+        inputs: its positional arguments; their tensors represent tensors on the GPU.
         target: the GPU's architecture, a key of ``TARGETS``.
-        autocast: the dtype of ``torch.autocast("cuda", dtype=...)`` around the call, if there is one.
+        autocast: the dtype of ``torch.autocast("cuda", dtype=...)`` around the call, if any.
         options: as for ``torch.compile``.
         dynamic: as for ``torch.compile``.
         keywords: its keyword arguments.
 
     Returns:
-        What was compiled, or found in the cache.
+        One event for each compilation, including those that the cache already had.
 
     Raises:
         OptionError: an unknown target, option or autocast dtype.
-        DeviceUnavailableError: the process uses a GPU already.
+        DeviceUnavailableError: the process already uses a GPU.
         MaxBackendError: the compiler failed, or the cache cannot be written.
     """
     architecture = canonical_architecture(target)
@@ -75,7 +75,7 @@ def compile_ahead(
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModule:
         if any("scaled_dot_product_attention" in str(node.target) for node in gm.graph.nodes):
             warnings.warn(_ATTENTION, UserWarning, stacklevel=2)
-        # The rest of the program needs results, of which fake tensors have all that matters.
+        # The rest of the program needs results; eager PyTorch computes them as fake tensors.
         eager = GraphModule(gm, copy.deepcopy(gm.graph))
         max_backend(gm, example_inputs, options=chosen)
         return eager
@@ -99,8 +99,8 @@ def compile_ahead(
 def _moved(
     model: torch.nn.Module, mode: FakeTensorMode, inputs: tuple[Any, ...], keywords: dict[str, Any]
 ) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """The model and its arguments with fake tensors on a GPU."""
-    # Fake tensors on a GPU need no driver from here on.
+    """The model and its arguments, with fake tensors on a GPU."""
+    # After its first use the mode creates fake tensors on a GPU without a driver.
     with mode:
         pass
 
@@ -112,17 +112,17 @@ def _moved(
         return twin.requires_grad_(tensor.requires_grad)
 
     state = [*model.parameters(), *model.buffers()]
-    # A deep copy takes what its memo has for a tensor instead of copying it.
+    # A deep copy uses the memo's entry for a tensor instead of copying it.
     moved = copy.deepcopy(model, {id(tensor): fake(tensor) for tensor in state})
     return moved, tree_map_only(torch.Tensor, fake, inputs), tree_map_only(torch.Tensor, fake, keywords)
 
 
 @contextlib.contextmanager
 def _without_a_gpu() -> Iterator[None]:
-    """Makes PyTorch trace on a GPU that it does not have."""
+    """Lets PyTorch trace for a GPU that it does not have."""
     with (
         mock.patch.object(torch.autograd, "grad", autograd_walk.gradients),
-        # Autocast would be switched off, with a warning.
+        # Otherwise PyTorch would disable autocast, with a warning.
         mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
         mock.patch.object(torch.cuda, "is_bf16_supported", lambda *_, **__: True),
         convolutions_laid_out_by_cudnn(),

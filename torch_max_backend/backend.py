@@ -49,7 +49,7 @@ _numbers = itertools.count()
 
 
 class _Recorders:
-    """Lists that receive every graph."""
+    """The open lists of ``recorded_graphs``, each of which receives every graph."""
 
     def __init__(self) -> None:
         self._lists: list[list[CompiledGraph]] = []
@@ -81,7 +81,7 @@ _recorders = _Recorders()
 
 
 def recorded_graphs() -> AbstractContextManager[list[CompiledGraph]]:
-    """A context whose list receives every graph that is made while it is open, in whatever thread."""
+    """A context with a list that receives every graph built while the context is open, in any thread."""
     return _recorders.open()
 
 
@@ -93,7 +93,7 @@ def max_backend(
     mode: str | None = None,
     **unknown: Any,
 ) -> Callable[..., Any]:
-    """Compiles a Dynamo graph, forward and backward together, into MAX graphs.
+    """Compiles the forward and backward graphs of a Dynamo graph together.
 
     Args:
         gm: the graph that Dynamo captured.
@@ -105,9 +105,9 @@ def max_backend(
         A callable with the graph's calling convention.
 
     Raises:
-        OptionError: an unknown option or mode, or a bad value.
+        OptionError: an unknown option or mode, or an invalid value.
         UnsupportedOpError: with ``options={"fallback": "error"}``, an op that MAX cannot run.
-        DeviceUnavailableError: a tensor on a device that MAX does not have.
+        DeviceUnavailableError: a tensor is on a device that MAX does not have.
     """
     if unknown:
         raise OptionError(f'backend "max" takes options={{...}} and mode=..., not {sorted(unknown)[0]!r}')
@@ -117,28 +117,28 @@ def max_backend(
 def build_only(
     gm: GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """A backend that builds the MAX graphs, shows them to ``recorded_graphs``, compiles none and runs PyTorch's ops."""
+    """A backend that builds the MAX graphs for ``recorded_graphs`` without compiling them; PyTorch runs the ops."""
     return _through_aot(gm, example_inputs, _Building(Options.parse(options)))
 
 
 def _through_aot(gm: GraphModule, example_inputs: Sequence[Any], compilation: _Compilation) -> Callable[..., Any]:
     lowering.load_all()
     context = TracingContext.try_get()
-    # DistributedDataParallel's graph is cut where its buckets end; the cut looks here whether a piece went through
-    # AOTAutograd, whose result then answers the first call with fake tensors. Eager PyTorch could not.
+    # Dynamo cuts DistributedDataParallel's graph at the ends of its buckets. It reads this counter to see whether a
+    # piece went through AOTAutograd; its result then takes fake tensors in the first call. Eager PyTorch could not.
     counters["aot_autograd"]["total"] += 1
     in_background = compilation.options.compile == "background" and not (context and context.fakify_first_call)
-    # A copy, since AOTAutograd may do with its graph as it likes.
+    # A copy, since AOTAutograd may modify its graph.
     eager = GraphModule(gm, copy.deepcopy(gm.graph)) if in_background else None
-    # Who listens wants graphs, of which the cache keeps only what runs them.
+    # ``recorded_graphs`` needs the graphs themselves, of which the cache keeps only what is needed to run them.
     known = compilation.builds_libraries and not _recorders.listen()
     facts = facts_of(gm, example_inputs, compilation.options) if known else None
     compilers: list[Any] = [compilation.forward, compilation.backward, compilation.inference]
     with contextlib.ExitStack() as stack:
         if facts is not None:
             compilers = list(map(stack.enter_context(kept(facts, compilation.load)), compilers))
-        # Without this AOTAutograd would hand over the backward graph at the first backward call, too late to compile
-        # it together with the forward one.
+        # Otherwise AOTAutograd would pass on the backward graph at the first backward call, too late to compile it
+        # together with the forward graph.
         stack.enter_context(functorch_config.patch(force_non_lazy_backward_lowering=True))
         forward, backward, inference = compilers
         compiled = aot_module_simplified(
@@ -158,9 +158,9 @@ def _through_aot(gm: GraphModule, example_inputs: Sequence[Any], compilation: _C
 
 
 def _partition(joint: GraphModule, *args: Any, begin: bool, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
-    """The joint graph in a forward and a backward part; cheap values are computed again rather than kept.
+    """Splits the joint graph into a forward and a backward graph; cheap values are recomputed rather than saved.
 
-    With ``begin`` the libraries that take longest are built meanwhile.
+    With ``begin`` the slowest libraries start to build meanwhile.
     """
     if begin:
         begin_libraries(joint)
@@ -169,7 +169,7 @@ def _partition(joint: GraphModule, *args: Any, begin: bool, **kwargs: Any) -> tu
 
 
 class _Compilation:
-    """The graphs of one Dynamo graph on their way through the compiler."""
+    """Collects and compiles the graphs of one Dynamo graph."""
 
     builds_libraries = True
 
@@ -189,7 +189,7 @@ class _Compilation:
         return compiled
 
     def _forget_loaded(self) -> None:
-        """An entry of the cache that did not serve is compiled anew."""
+        """Drops graphs from cache entries that AOTAutograd rejected: they are compiled again."""
         if self.unit.graphs:
             self.unit = CompilationUnit(self.label)
 
@@ -201,8 +201,8 @@ class _Compilation:
         return self._compile(gm, "forward", saved, packable_outputs(metadata, outputs))
 
     def backward(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Saved activations come in the memory order that the forward graph left them in."""
-        # MAX takes no memory over that it got: what was saved may serve another backward pass (retain_graph).
+        """Saved activations arrive in the memory order in which the forward graph returned them."""
+        # Saved values are never overwritten: another backward pass may need them (retain_graph).
         TracingContext.get().fw_metadata.bw_donated_idxs = []
         for node, value in zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True):
             if isinstance(value, torch.Tensor):
@@ -217,7 +217,7 @@ class _Compilation:
         self, gm: GraphModule, kind: str, free_outputs: frozenset[int], packable: frozenset[int] = frozenset()
     ) -> Callable[..., Any]:
         sized = self.options.run == "launches" and is_sized(gm)
-        # AOTAutograd calls with its fake mode on, under which a lowering could not compute a constant.
+        # AOTAutograd's fake mode is active here; under it a lowering could not compute a constant.
         with disable_current_modes():
             compiled = compile_graph(
                 at_hints(gm) if sized else gm,
@@ -236,7 +236,7 @@ class _Compilation:
             keep_in_packs(TracingContext.get().fw_metadata, len(compiled.packing.sizes), compiled.packing.others)
         _recorders.tell(compiled)
         if self.unit.compiled:
-            # A backward graph that AOTAutograd hands over late: nobody will call finish for it.
+            # A backward graph that AOTAutograd passes on late: ``finish`` has already run.
             self.unit.compile()
         return SizedGraph(gm, functools.partial(self._at_once, kind, free_outputs), compiled) if sized else compiled
 
@@ -248,7 +248,7 @@ class _Compilation:
         return compiled
 
     def finish(self) -> None:
-        """Compiles what was collected."""
+        """Compiles the collected graphs."""
         built = time.perf_counter()
         self.unit.compile()
         log.info(
@@ -259,15 +259,15 @@ class _Compilation:
         )
 
     def finish_in_background(self, eager: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """What to call: ``eager`` until all that was collected is compiled, then ``compiled``."""
+        """A callable that runs ``eager`` until the collected graphs are compiled, then ``compiled``."""
         job = self.unit.compile_in_background()
         return compiled if job is None else _Handover(eager, compiled, job, self.label)
 
 
 class _Handover:
-    """Calls the one function until a job has finished, then the other.
+    """Calls one function until a job has finished, then the other.
 
-    A call's backward pass is recorded by autograd while its forward pass runs: both are of the same function.
+    Autograd records a call's backward pass during its forward pass, so both belong to the same function.
     """
 
     def __init__(self, before: Callable[..., Any], after: Callable[..., Any], job: Job, label: str) -> None:
@@ -294,7 +294,7 @@ class _Handover:
 
 
 class _Building(_Compilation):
-    """Graphs that are built and never compiled: PyTorch runs them."""
+    """Builds graphs without compiling them: PyTorch runs them."""
 
     builds_libraries = False
 

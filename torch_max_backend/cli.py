@@ -1,4 +1,4 @@
-"""`torch-max-backend`: what is installed, what is supported, how fast it is, what is compiled."""
+"""Shows what is installed and supported, times operations, compiles ahead, and manages the cache."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from torch_max_backend.bench.lists import ListSelection
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 bench = typer.Typer(
     no_args_is_help=True,
-    help="Times one operation. Positional arguments are those of Composable Kernel's examples, in their order.",
+    help="Time one operation. Positional arguments are those of Composable Kernel's examples, in the same order.",
 )
 app.add_typer(bench, name="bench")
 app.add_typer(cli_cache.app, name="cache")
 app.command("compile")(cli_compile.compile_command)
 
-# A negative number must reach our own check instead of being taken for an option.
+# A negative number must reach our own check instead of being parsed as an option.
 _POSITIONAL = {"ignore_unknown_options": True}
 
 
@@ -41,7 +41,7 @@ class Precision(enum.StrEnum):
 
 
 class DeviceName(enum.StrEnum):
-    """Where to run."""
+    """Devices."""
 
     cpu = "cpu"
     cuda = "cuda"
@@ -92,31 +92,33 @@ PoolingValues = Annotated[
     list[str] | None,
     typer.Argument(metavar="VALUE", help=f"{_SIZES}N, C, window, input, {_AXES}", show_default=False),
 ]
-DtypeOption = Annotated[Precision, typer.Option("--dtype", help="Of the operands.")]
+DtypeOption = Annotated[Precision, typer.Option("--dtype", help="Dtype of the operands.")]
 DeviceOption = Annotated[DeviceName, typer.Option("--device", help="Where to run.")]
 LayoutOption = Annotated[
-    LayoutName, typer.Option("--layout", help="Memory order of the operands, ours and PyTorch's alike.")
+    LayoutName, typer.Option("--layout", help="Memory order of the operands, for us and for PyTorch.")
 ]
 CompareOption = Annotated[
-    bool, typer.Option("--compare", help="Time PyTorch's own operator too, interleaved, and print the ratio.")
+    bool, typer.Option("--compare", help="Also time PyTorch's operator, interleaved, and print the ratio.")
 ]
-JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here.")]
+JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results to this file.")]
 ListOption = Annotated[
     Path | None,
-    typer.Option("--list", metavar="FILE", help="Run a committed list of problems (JSON or TOML); ends with a table."),
+    typer.Option("--list", metavar="FILE", help="Run the problems of a JSON or TOML file and print a table."),
 ]
-SeedOption = Annotated[int | None, typer.Option("--seed", help="Of the random inputs; by default a fresh one.")]
-GroupsOption = Annotated[int, typer.Option("--groups", help="Groups; K and C count the channels of all of them.")]
-CeilOption = Annotated[bool, typer.Option("--ceil-mode", help="Partial windows at the end count.")]
+SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of the random inputs; by default a fresh one.")]
+GroupsOption = Annotated[
+    int, typer.Option("--groups", help="Number of groups; K and C are the channels of all groups.")
+]
+CeilOption = Annotated[bool, typer.Option("--ceil-mode", help="Include partial windows at the end.")]
 
 
 CasesOption = Annotated[str, typer.Option("--cases", help="With --list: a regular expression on SUITE/NAME.")]
-BatchOption = Annotated[int | None, typer.Option("--batch", help="With --list: stands for every problem's N.")]
+BatchOption = Annotated[int | None, typer.Option("--batch", help="With --list: replaces every problem's N.")]
 
 
 @dataclass(frozen=True)
 class _Choices:
-    """What every benchmark command is told."""
+    """The arguments that every benchmark command has."""
 
     operation: str
     values: list[str] | None
@@ -135,7 +137,7 @@ class _Choices:
         return getattr(torch, self.dtype.value)
 
     def texts(self) -> list[str]:
-        """The positional values; what looks like an option did not match any."""
+        """The positional values; one that looks like an option is an unknown option."""
         texts = list(self.values or [])
         for text in texts:
             if text.startswith("-") and not text[1:2].isdigit():
@@ -143,7 +145,7 @@ class _Choices:
         return texts
 
     def selection(self) -> ListSelection | None:
-        """The list to run, if any; its options make no sense without it."""
+        """The list to run, if any; --cases and --batch are errors without it."""
         if self.batch is not None and self.batch < 1:
             raise ArgumentError("--batch", self.batch, "an integer of at least 1")
         if self.list_path is not None:
@@ -154,14 +156,14 @@ class _Choices:
         return None
 
     def list_control(self) -> RunControl:
-        """With --list only verify, init and time are left to give."""
+        """With --list the only positional values are verify, init and time."""
         texts = self.texts()
         if len(texts) > 3:
             raise ArgumentError("--list", f"given with {len(texts)} values", "only verify, init and time beside it")
         return parse_control(texts)
 
     def place(self) -> torch.device:
-        """The device, checked to be there."""
+        """The device, after a check that it is present."""
         from torch_max_backend.runtime.session import max_device
 
         if self.device is DeviceName.cpu:
@@ -191,7 +193,7 @@ def _refusing() -> Iterator[None]:
 
 
 def _run(choices: _Choices, control: RunControl, tasks: Sequence[Any], device: torch.device, **extra: str) -> None:
-    """Runs every task and reports; exit status 1 where a verification failed."""
+    """Runs every task and reports results; exits with status 1 if a verification failed."""
     from rich.progress import track
 
     from torch_max_backend.bench import report
@@ -306,7 +308,7 @@ def grouped_conv_bwd_data(
     batch: BatchOption = None,
     seed: SeedOption = None,
 ) -> None:
-    """Gradient of a grouped convolution's input, with elementwise work over extra tensors behind it."""
+    """Gradient of a grouped convolution's input, followed by elementwise work with extra tensors."""
     name = "grouped-conv-bwd-data"
     choices = _Choices(name, values, dtype, device, layout, compare, json_path, list_path, cases, batch, seed)
     _convolution(choices, "DGRAD", grouped=True, epilogue=epilogue.value)
@@ -318,7 +320,7 @@ def maxpool2d_bwd(
     dtype: DtypeOption = Precision.float32,
     device: DeviceOption = DeviceName.cpu,
     layout: LayoutOption = LayoutName.channels_last,
-    form: Annotated[FormName, typer.Option("--form", help="What the forward kept, and how the gradient moves.")] = (
+    form: Annotated[FormName, typer.Option("--form", help="Form of the gradient, by what the forward pass saves.")] = (
         FormName.gather
     ),
     ceil_mode: CeilOption = False,
@@ -358,8 +360,8 @@ def avgpool3d_bwd(
     device: DeviceOption = DeviceName.cpu,
     layout: LayoutOption = LayoutName.channels_last,
     ceil_mode: CeilOption = False,
-    exclude_pad: Annotated[bool, typer.Option("--exclude-pad", help="Padding does not count in the divisor.")] = False,
-    divisor: Annotated[int | None, typer.Option("--divisor", help="Divides every window's sum.")] = None,
+    exclude_pad: Annotated[bool, typer.Option("--exclude-pad", help="Exclude padding from the divisor.")] = False,
+    divisor: Annotated[int | None, typer.Option("--divisor", help="The divisor of every window's sum.")] = None,
     compare: CompareOption = False,
     json_path: JsonOption = None,
     list_path: ListOption = None,
@@ -396,7 +398,7 @@ def avgpool3d_bwd(
 
 @app.command()
 def info() -> None:
-    """Versions, devices, cache and kernels."""
+    """Show versions, devices, cache and kernels."""
     from torch_max_backend.support import installation
 
     values = installation()
@@ -407,9 +409,9 @@ def info() -> None:
 
 @app.command()
 def ops(
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print what docs/support.md holds.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the content of docs/support.md.")] = False,
 ) -> None:
-    """The aten ops that run in MAX, by family."""
+    """List the aten ops that run in MAX, by family."""
     from torch_max_backend.support import markdown_table, rich_table
 
     if markdown:

@@ -1,4 +1,4 @@
-"""`torch-max-backend cache`: what is in the disk cache, and moving it to another machine."""
+"""`torch-max-backend cache`: shows the disk cache and copies it to another machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from torch_max_backend.runtime import cache, cache_archive
 
 app = typer.Typer(
-    no_args_is_help=True, help="What is in the cache of compiled graphs, and moving it to another machine."
+    no_args_is_help=True, help="Show the cache of compiled graphs and kernels, or copy it to another machine."
 )
 
 ArchiveFile = Annotated[Path, typer.Argument(metavar="FILE", help="A tar file.", show_default=False)]
@@ -21,7 +21,7 @@ ArchiveFile = Annotated[Path, typer.Argument(metavar="FILE", help="A tar file.",
 
 @contextlib.contextmanager
 def _refusing(file: Path) -> Iterator[None]:
-    """Turns what is wrong with a file into one line on stderr and exit status 2."""
+    """Turns an error in a file into one line on stderr and exit status 2."""
     try:
         yield
     except (cache_archive.ArchiveError, OSError) as error:
@@ -35,7 +35,7 @@ def _size(count: int) -> str:
 
 @app.command()
 def info() -> None:
-    """Where the cache is, how large, and for which targets."""
+    """Show the cache's directory, its size, and its targets."""
     found = cache_archive.entries()
     directory = cache.cache_directory()
     typer.echo(f"{directory}: {_size(sum(entry.bytes for entry in found))} in {len(found)} entries")
@@ -64,8 +64,8 @@ def export_(file: ArchiveFile) -> None:
 
 @app.command("import")
 def import_(file: ArchiveFile) -> None:
-    """Take the entries of FILE into the cache. They are programs that will run with your rights: import only what comes
-    from somebody whom you trust with that."""
+    """Add the entries of FILE to the cache. They are programs that will run with your rights: import only files from
+    people whom you trust with that."""
     with _refusing(file):
         taken, left = cache_archive.import_cache(file)
     typer.echo(f"{taken} entries imported to {cache.cache_directory()}")
@@ -75,8 +75,10 @@ def import_(file: ArchiveFile) -> None:
 
 @app.command()
 def clear(
-    stale: Annotated[bool, typer.Option("--stale", help="Only what the installed versions do not use.")] = False,
+    stale: Annotated[
+        bool, typer.Option("--stale", help="Only entries that the installed versions do not use.")
+    ] = False,
 ) -> None:
-    """Remove the compiled graphs and kernels. They are made again when they are needed."""
+    """Remove the compiled graphs and kernels. They are compiled again when needed."""
     count, size = cache_archive.clear(stale)
     typer.echo(f"{count} entries removed from {cache.cache_directory()}, {_size(size)}")

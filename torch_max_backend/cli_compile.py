@@ -1,4 +1,4 @@
-"""`torch-max-backend compile`: a model's graphs for a GPU that is not there."""
+"""`torch-max-backend compile`: compiles a model's graphs for a GPU that is not present."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 
 class AutocastName(enum.StrEnum):
-    """Dtypes that autocast computes in."""
+    """Dtypes of autocast."""
 
     bfloat16 = "bfloat16"
     float16 = "float16"
@@ -22,7 +22,7 @@ def compile_command(
         str,
         typer.Argument(
             metavar="FILE:FUNCTION",
-            help="A Python file and a function in it without arguments that returns a model and a tuple of its inputs.",
+            help="A Python file, and a function in it without arguments that returns a model and a tuple of inputs.",
             show_default=False,
         ),
     ],
@@ -32,7 +32,7 @@ def compile_command(
     ] = None,
     dynamic: Annotated[bool, typer.Option("--dynamic", help="Compile for symbolic sizes.")] = False,
 ) -> None:
-    """Compile a model's training graphs for a GPU that is not there, into the cache."""
+    """Compile a model's training graphs into the cache, for a GPU that is not present."""
     import torch
 
     from torch_max_backend.ahead import compile_ahead
@@ -51,7 +51,7 @@ def compile_command(
 
 
 def _example(source: str) -> tuple[Any, tuple[Any, ...]]:
-    """What the function in the file returns, checked."""
+    """The checked result of the function in the file."""
     from torch import nn
 
     file, _, name = source.rpartition(":")

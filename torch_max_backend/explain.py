@@ -1,4 +1,4 @@
-"""What of a model runs in MAX, what in PyTorch, and why."""
+"""Reports which parts of a model run in MAX, which in PyTorch, and why."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class GraphReport:
     """One FX graph: forward, backward or inference.
 
     Attributes:
-        name: which one.
-        max_ops: how many aten ops run in MAX, by op.
-        max_graphs: how many MAX graphs they make; one where nothing cuts them.
-        refusals: the ops left to PyTorch, with reasons and the user's lines.
-        host_ops: random draws and size computations, in Python by design.
-        layout_changes: tensors that are copied into another memory order.
+        name: "forward", "backward" or "inference".
+        max_ops: the number of aten ops that run in MAX, by op.
+        max_graphs: the number of MAX graphs; 1 if nothing stays in PyTorch between them.
+        refusals: the ops that stay in PyTorch, with reasons and the user's lines.
+        host_ops: random draws and size computations, which run in Python by design.
+        layout_changes: the number of tensors that are copied into another memory order.
         launches: how often a call of the graph launches each entry of the kernel libraries; empty for graphs that MAX
-            compiles. ``conv_pointwise`` is a convolution that took in the program which reads its result, and
-            ``conv_pointwise_sums`` one that took in batch normalization's sums, too.
+            compiles. ``conv_pointwise`` is a convolution fused with the program that reads its result,
+            ``conv_pointwise_sums`` one that also computes batch normalization's sums.
     """
 
     name: str
@@ -48,18 +48,18 @@ class GraphReport:
 
 @dataclass
 class Explanation:
-    """The account of one call of a model: its graphs in the order they were compiled."""
+    """The report on one call of a model: its graphs, in the order in which they were compiled."""
 
     graphs: list[GraphReport] = field(default_factory=list)
 
     @property
     def max_op_count(self) -> int:
-        """How many aten ops run in MAX."""
+        """The number of aten ops that run in MAX."""
         return sum(sum(graph.max_ops.values()) for graph in self.graphs)
 
     @property
     def fallback_count(self) -> int:
-        """How many aten ops stay in PyTorch."""
+        """The number of aten ops that stay in PyTorch."""
         return sum(len(graph.refusals) for graph in self.graphs)
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ class Explanation:
         return capture.get()
 
     def print(self, console: Console | None = None) -> None:
-        """Prints a table of the graphs and one of what stays in PyTorch."""
+        """Prints tables of the graphs, of their launches, and of the ops that stay in PyTorch."""
         console = console or Console()
         table = Table("graph", "aten ops in MAX", "MAX graphs", "in PyTorch", "draws, sizes", "layout changes")
         for graph in self.graphs:
@@ -116,20 +116,20 @@ def report_of(compiled: CompiledGraph) -> GraphReport:
 def explain(
     model: Callable[..., Any], *inputs: Any, quiet: bool = False, compile: bool = True, **keywords: Any
 ) -> Explanation:
-    """Compiles ``model(*inputs, **keywords)`` for this backend, reports what runs where, and prints it.
+    """Compiles ``model(*inputs, **keywords)`` for this backend, and prints and returns a report on what runs where.
 
-    Where the model has parameters or inputs that want gradients, the backward graph is compiled and reported too.
-    The model's state is not touched: a module is copied first.
+    If parameters or inputs require gradients, the backward graph is compiled and reported too. The model's state does
+    not change: a module is copied first.
 
     Args:
         model: a module or a function.
         inputs: its positional arguments.
-        quiet: return the explanation without printing it.
-        compile: False builds the MAX graphs and compiles none, which takes seconds; the model then runs in PyTorch.
+        quiet: return the report without printing it.
+        compile: False only builds the MAX graphs, which takes seconds; the model then runs in PyTorch.
         keywords: its keyword arguments.
 
     Returns:
-        The account, graph by graph.
+        The report, graph by graph.
     """
     if isinstance(model, torch.nn.Module):
         model = copy.deepcopy(model)

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from torch_max_backend.errors import OptionError
 
-#: What the modes of ``torch.compile`` stand for. Kernels are chosen from tables: there is nothing to tune at run time.
+#: The options that each mode of ``torch.compile`` sets. Kernels come from tables, so nothing is tuned at run time.
 MODES: dict[str, dict[str, Any]] = {
     "default": {},
     "reduce-overhead": {"capture": True},
@@ -19,19 +19,19 @@ MODES: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What a user may choose.
+    """The backend's options.
 
     Attributes:
-        capture: on a GPU, graphs are captured as device graphs and replayed, which takes little of the host's time
-            (``docs/capture.md``); on a CPU it changes nothing. ``mode="reduce-overhead"`` means the same.
+        capture: True captures graphs as device graphs on a GPU and replays them, which saves host time
+            (``docs/capture.md``); no effect on a CPU. ``mode="reduce-overhead"`` is the same.
         fallback: "eager" leaves an op that MAX cannot run in PyTorch, with one warning for each op; "error" raises
             UnsupportedOpError instead.
-        compile: "wait" returns from the first call when its graphs are compiled; "background" runs the program in
-            eager PyTorch meanwhile, and each call begun after that in MAX.
-        fusion: False keeps convolutions apart from the programs and the reductions around them, to tell a fault's
-            origin. Results differ by rounding.
+        compile: "wait": the first call returns after its graphs are compiled; "background": calls run in eager PyTorch
+            until then, and in MAX afterwards.
+        fusion: False separates convolutions from the programs and the reductions around them, for debugging. Results
+            differ by rounding.
         run: "launches" runs a graph that consists of library calls as a list of them, without compiling it; "graph" has
-            MAX's compiler take every graph. Results are the same; the choice is there to tell a fault's origin.
+            MAX compile every graph, for debugging. Results are the same.
     """
 
     capture: Literal[False, True] = False
@@ -42,10 +42,10 @@ class Options:
 
     @staticmethod
     def parse(options: Mapping[str, Any] | None, mode: str | None = None) -> Options:
-        """Options from the mapping and the mode that ``torch.compile`` passes on.
+        """Options from the mapping and the mode that ``torch.compile`` passes to the backend.
 
         Raises:
-            OptionError: an unknown name or mode, or a value outside an option's domain.
+            OptionError: an unknown name or mode, or a value that an option does not have.
         """
         if mode is not None and mode not in MODES:
             raise OptionError(f"mode={mode!r}: expected one of {', '.join(map(repr, MODES))}")
