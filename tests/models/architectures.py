@@ -197,26 +197,13 @@ def _timm_architectures() -> list[Architecture]:
 # transformers
 
 
-def _transformers_architectures() -> list[Architecture]:
+#: Of a text model.
+_WORDS = {**SMALL, "vocab_size": 99, "max_position_embeddings": 32}
+
+
+def _transformers_vision() -> list[Architecture]:
     vision = functools.partial(transformers_architecture, "vision")
-    text = functools.partial(transformers_architecture, "text")
-    audio = functools.partial(transformers_architecture, "audio")
-    both = functools.partial(transformers_architecture, "vision and language")
-    image = pixels(2, 3, 32, 32)
-    larger = pixels(2, 3, 64, 64)
-    words = {**SMALL, "vocab_size": 99, "max_position_embeddings": 32}
-    waves = pixels(2, 1600, name="input_values")
-    clip = {
-        "text_config": {**words, "hidden_size": 32, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1},
-        "vision_config": PATCHES,
-        "projection_dim": 16,
-    }
-    image_and_text = tokens(pixel_values=lambda: torch.randn(2, 3, 32, 32))
-    convolutional_audio = {
-        **words, "conv_dim": (16, 16), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2,
-        "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "mask_time_prob": 0.0,
-    }  # fmt: skip
-    decoder = {**words, "num_key_value_heads": 1, "head_dim": 16}
+    image, larger = pixels(2, 3, 32, 32), pixels(2, 3, 64, 64)
     return [
         vision("ViT", "ForImageClassification", PATCHES, image),
         vision("DeiT", "ForImageClassification", PATCHES, image),
@@ -287,34 +274,53 @@ def _transformers_architectures() -> list[Architecture]:
         vision("SegGpt", "Model", {**PATCHES, "image_size": [64, 32], "pretrain_image_size": 32, "merge_index": 0,
                "intermediate_hidden_state_indices": [1]}, lambda: ((), {"pixel_values": torch.randn(1, 3, 32, 32),
                "prompt_pixel_values": torch.randn(1, 3, 32, 32), "prompt_masks": torch.randn(1, 3, 32, 32)})),
+    ]  # fmt: skip
+
+
+def _transformers_vision_and_language() -> list[Architecture]:
+    both = functools.partial(transformers_architecture, "vision and language")
+    image_and_text = tokens(pixel_values=lambda: torch.randn(2, 3, 32, 32))
+    clip = {
+        "text_config": {**_WORDS, "hidden_size": 32, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1},
+        "vision_config": PATCHES,
+        "projection_dim": 16,
+    }
+    return [
         both("CLIP", "Model", clip, image_and_text),
-        both("Siglip", "Model", {"text_config": words, "vision_config": PATCHES}, image_and_text),
-        both("ChineseCLIP", "Model", {"text_config": words, "vision_config": PATCHES}, image_and_text),
-        both("AltCLIP", "Model", {"text_config": {**words, "project_dim": 32}, "vision_config": PATCHES},
+        both("Siglip", "Model", {"text_config": _WORDS, "vision_config": PATCHES}, image_and_text),
+        both("ChineseCLIP", "Model", {"text_config": _WORDS, "vision_config": PATCHES}, image_and_text),
+        both("AltCLIP", "Model", {"text_config": {**_WORDS, "project_dim": 32}, "vision_config": PATCHES},
                image_and_text),
-        both("GroupViT", "Model", {"text_config": words, "vision_config": {**PATCHES, "depths": [1, 1, 1],
+        both("GroupViT", "Model", {"text_config": _WORDS, "vision_config": {**PATCHES, "depths": [1, 1, 1],
              "num_group_tokens": [4, 2, 0], "num_output_groups": [4, 2, 0]}}, image_and_text),
-        both("Blip", "Model", {"text_config": {**words, "encoder_hidden_size": 32, "bos_token_id": 0, "sep_token_id": 1,
-             "pad_token_id": 1}, "vision_config": PATCHES}, image_and_text),
-        both("Vilt", "Model", {**words, "image_size": 32, "patch_size": 8}, image_and_text),
-        both("Git", "Model", {**words, "vision_config": PATCHES}, image_and_text),
-        both("OwlViT", "Model", {"text_config": {**words, "max_position_embeddings": 8}, "vision_config": PATCHES},
+        both("Blip", "Model", {"text_config": {**_WORDS, "encoder_hidden_size": 32, "bos_token_id": 0,
+             "sep_token_id": 1, "pad_token_id": 1}, "vision_config": PATCHES}, image_and_text),
+        both("Vilt", "Model", {**_WORDS, "image_size": 32, "patch_size": 8}, image_and_text),
+        both("Git", "Model", {**_WORDS, "vision_config": PATCHES}, image_and_text),
+        both("OwlViT", "Model", {"text_config": {**_WORDS, "max_position_embeddings": 8}, "vision_config": PATCHES},
              image_and_text),
-        text("Bert", "ForSequenceClassification", words, tokens()),
-        text("Roberta", "Model", {**words, "pad_token_id": 1}, tokens()),
+    ]  # fmt: skip
+
+
+def _transformers_text() -> list[Architecture]:
+    text = functools.partial(transformers_architecture, "text")
+    decoder = {**_WORDS, "num_key_value_heads": 1, "head_dim": 16}
+    return [
+        text("Bert", "ForSequenceClassification", _WORDS, tokens()),
+        text("Roberta", "Model", {**_WORDS, "pad_token_id": 1}, tokens()),
         text("DistilBert", "Model", {"vocab_size": 99, "dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64},
                tokens()),
-        text("Albert", "Model", {**words, "embedding_size": 16}, tokens()),
-        text("Electra", "Model", {**words, "embedding_size": 16}, tokens()),
-        text("DebertaV2", "Model", words, tokens()),
-        text("MPNet", "Model", words, tokens()),
-        text("ModernBert", "Model", {**words, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+        text("Albert", "Model", {**_WORDS, "embedding_size": 16}, tokens()),
+        text("Electra", "Model", {**_WORDS, "embedding_size": 16}, tokens()),
+        text("DebertaV2", "Model", _WORDS, tokens()),
+        text("MPNet", "Model", _WORDS, tokens()),
+        text("ModernBert", "Model", {**_WORDS, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
                "cls_token_id": 1,
              "sep_token_id": 2}, tokens()),
         text("GPT2", "LMHeadModel", {"vocab_size": 99, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 2,
              "use_cache": False}, tokens()),
-        text("GPTNeoX", "Model", {**words, "use_cache": False}, tokens()),
-        text("OPT", "Model", {**words, "ffn_dim": 64, "word_embed_proj_dim": 32, "use_cache": False}, tokens()),
+        text("GPTNeoX", "Model", {**_WORDS, "use_cache": False}, tokens()),
+        text("OPT", "Model", {**_WORDS, "ffn_dim": 64, "word_embed_proj_dim": 32, "use_cache": False}, tokens()),
         text("Llama", "ForCausalLM", {**decoder, "use_cache": False}, tokens()),
         text("Mistral", "Model", {**decoder, "use_cache": False}, tokens()),
         text("Qwen2", "Model", {**decoder, "use_cache": False}, tokens()),
@@ -326,6 +332,17 @@ def _transformers_architectures() -> list[Architecture]:
              "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 64,
              "decoder_ffn_dim": 64,
              "max_position_embeddings": 32, "use_cache": False}, tokens()),
+    ]  # fmt: skip
+
+
+def _transformers_audio() -> list[Architecture]:
+    audio = functools.partial(transformers_architecture, "audio")
+    waves = pixels(2, 1600, name="input_values")
+    convolutional_audio = {
+        **_WORDS, "conv_dim": (16, 16), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2,
+        "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "mask_time_prob": 0.0,
+    }  # fmt: skip
+    return [
         audio("Wav2Vec2", "Model", convolutional_audio, waves),
         audio("Hubert", "Model", convolutional_audio, waves),
         audio("WavLM", "Model", convolutional_audio, waves),
@@ -354,6 +371,9 @@ def architectures() -> tuple[Architecture, ...]:
     return (
         *_torchvision_architectures(),
         *_timm_architectures(),
-        *_transformers_architectures(),
+        *_transformers_vision(),
+        *_transformers_vision_and_language(),
+        *_transformers_text(),
+        *_transformers_audio(),
         *composed_architectures(),
     )
