@@ -31,6 +31,10 @@ struct Strides(KernelArgument):
     def offset(self, batch: Int, head: Int) -> Int:
         return batch * self.batch + head * self.head
 
+    @always_inline
+    def row_offset(self, batch: Int, head: Int, row: Int) -> Int:
+        return self.offset(batch, head) + row * self.row
+
 
 @fieldwise_init
 struct BiasStrides(KernelArgument):

@@ -16,6 +16,7 @@ from .exponential import exponential
 from .forward import BLOCK_KEYS, BLOCK_QUERIES, add_bias, key_block
 from .packed import (
     ROWS,
+    Matrix,
     fill,
     pack_rows,
     pack_turned,
@@ -82,6 +83,24 @@ def _write_slopes[
     fill[bias_type](target.unsafe_offset(seen), count - seen, 0)
 
 
+@always_inline
+def _store_queries[
+    dtype: DType, acc: DType
+](at: Ptr[dtype], grads: Matrix[acc], p: AttentionProblem, b: Int, g: Int):
+    """Writes the gradients of the queries whose heads share one of keys: grads [repeats, M rounded up to ROWS, D].
+    """
+    for repeat in range(p.repeats()):
+        var of_head = grads.behind(rows=repeat * rounded(p.queries, ROWS))
+        for row in range(p.queries):
+            var h = g * p.repeats() + repeat
+            write_row(
+                at.unsafe_offset(p.query.row_offset(b, h, row)),
+                of_head.row(row),
+                p.size,
+                p.scale.cast[acc](),
+            )
+
+
 @no_inline
 def _add_queries[
     dtype: DType, acc: DType
@@ -128,13 +147,221 @@ def _add_queries[
     sync_parallelize(add, workers)
 
 
+struct _Share[dtype: DType, bias_type: DType, biased: Bool, bias_wanted: Bool](
+    ImplicitlyCopyable, TrivialRegisterPassable
+):
+    """A block of keys and values, which meets one block of queries after the other.
+    """
+
+    comptime acc = accumulation_type[Self.dtype]
+    comptime width = simd_width_of[Self.acc]()
+
+    var t: Backward[Self.dtype, Self.bias_type]
+    var p: AttentionProblem
+    var turned_keys: Matrix[Self.acc]
+    var turned_values: Matrix[Self.acc]
+    var keys: Matrix[Self.acc]
+    var key_grads: Matrix[Self.acc]
+    var value_grads: Matrix[Self.acc]
+    var queries: Matrix[Self.acc]
+    var grads: Matrix[Self.acc]
+    """Of the output."""
+    var powers: Matrix[Self.acc]
+    """S, then P."""
+    var slopes: Matrix[Self.acc]
+    """dO V^T, then dS."""
+    var tall: Int
+    """Rows of keys, to whole tiles of a product."""
+    var room: Int
+    """Elements of memory that it takes."""
+
+    @always_inline
+    def __init__(
+        out self,
+        t: Backward[Self.dtype, Self.bias_type],
+        p: AttentionProblem,
+        block: Int,
+        memory: Ptr[Self.acc],
+    ):
+        """Places everything; nothing is read or written."""
+        var room = 0
+        comptime M = Matrix[Self.acc]
+        var size = rounded(p.size, Self.width)
+        var value_size = rounded(p.value_size, Self.width)
+        self.t = t
+        self.p = p
+        self.tall = rounded(block, ROWS)
+        # Whole tiles of keys, when P and dS are read turned.
+        var pitch = max(block + Self.width, rounded(self.tall, Self.width))
+        self.turned_keys = M.of_panels(memory, room, p.size, block)
+        self.turned_values = M.of_panels(memory, room, p.value_size, block)
+        self.keys = M.of_rows(memory, room, self.tall, size)
+        self.key_grads = M.of_rows(memory, room, self.tall, size)
+        self.value_grads = M.of_rows(memory, room, self.tall, value_size)
+        self.queries = M.of_rows(memory, room, BLOCK_QUERIES, size)
+        self.grads = M.of_rows(memory, room, BLOCK_QUERIES, value_size)
+        self.powers = M.of_rows(memory, room, BLOCK_QUERIES, pitch)
+        self.slopes = M.of_rows(memory, room, BLOCK_QUERIES, pitch)
+        self.room = room
+
+    @always_inline
+    def load_keys(self, b: Int, g: Int, key: Int, count: Int):
+        """Packs a block of keys and values; their gradients begin with zeros.
+        """
+        var p = self.p
+        var keys = self.t.key.unsafe_offset(p.key.row_offset(b, g, key))
+        var values = self.t.value.unsafe_offset(p.value.row_offset(b, g, key))
+        pack_turned(self.turned_keys, keys, p.key.row, count, p.size)
+        pack_turned(
+            self.turned_values, values, p.value.row, count, p.value_size
+        )
+        pack_rows(self.keys, keys, p.key.row, count, p.size)
+        fill(self.key_grads.start, self.tall * self.key_grads.pitch, 0)
+        fill(self.value_grads.start, self.tall * self.value_grads.pitch, 0)
+
+    @always_inline
+    def store_keys(self, b: Int, g: Int, key: Int, count: Int):
+        """Writes the gradients of a block of keys and values."""
+        var p = self.p
+        for row in range(count):
+            write_row(
+                self.t.key_grad.unsafe_offset(
+                    p.key.row_offset(b, g, key + row)
+                ),
+                self.key_grads.row(row),
+                p.size,
+            )
+            write_row(
+                self.t.value_grad.unsafe_offset(
+                    p.value.row_offset(b, g, key + row)
+                ),
+                self.value_grads.row(row),
+                p.value_size,
+            )
+
+    @always_inline
+    def meet(
+        self,
+        query_grads: Matrix[Self.acc],
+        b: Int,
+        h: Int,
+        first: Int,
+        key: Int,
+        count: Int,
+    ):
+        """Adds to the gradients of the keys and values at `key`, and of the block of queries at `first`, what they give to
+        each other.
+        """
+        comptime acc = Self.acc
+        var p = self.p
+        var rows = min(BLOCK_QUERIES, p.queries - first)
+        var most = min(count, p.visible(first + rows - 1) - key)
+        var columns = rounded(max(0, most), Self.width)
+        pack_rows(
+            self.queries,
+            self.t.query.unsafe_offset(p.query.row_offset(b, h, first)),
+            p.query.row,
+            rows,
+            p.size,
+            p.scale.cast[acc](),
+        )
+        pack_rows(
+            self.grads,
+            self.t.grad.unsafe_offset(p.output.row_offset(b, h, first)),
+            p.output.row,
+            rows,
+            p.value_size,
+        )
+        product[acc, False, False](
+            self.powers, self.queries, self.turned_keys, rows, columns, p.size
+        )
+        product[acc, False, False](
+            self.slopes,
+            self.grads,
+            self.turned_values,
+            rows,
+            columns,
+            p.value_size,
+        )
+        # Products with P and dS turned read whole tiles of keys.
+        var filled = max(columns, rounded(max(0, most), ROWS))
+        for row in range(rows):
+            self._differentiate_row(row, b, h, first + row, key, count, filled)
+        if most <= 0:
+            return
+        product[acc, False, True](
+            query_grads, self.slopes, self.keys, rows, self.keys.pitch, most
+        )
+        product[acc, True, True](
+            self.value_grads,
+            self.powers,
+            self.grads,
+            most,
+            self.grads.pitch,
+            rows,
+        )
+        product[acc, True, True](
+            self.key_grads,
+            self.slopes,
+            self.queries,
+            most,
+            self.queries.pitch,
+            rows,
+        )
+
+    @always_inline
+    def _differentiate_row(
+        self,
+        row: Int,
+        b: Int,
+        h: Int,
+        query: Int,
+        key: Int,
+        count: Int,
+        filled: Int,
+    ):
+        """From a row of S and of dO V^T to P and dS."""
+        comptime acc = Self.acc
+        var p = self.p
+        var seen = max(0, min(count, p.visible(query) - key))
+        var sums = p.sums_offset(b, h) + query
+        comptime if Self.biased:
+            add_bias[acc, Self.bias_type](
+                self.powers.row(row),
+                self.t.bias.unsafe_offset(
+                    p.bias_offset(b, h, query) + key * p.bias.key
+                ),
+                p.bias.key,
+                seen,
+            )
+        _gradients[acc](
+            self.powers.row(row),
+            self.slopes.row(row),
+            seen,
+            filled,
+            self.t.sums[unsafe_offset=sums],
+            _delta[Self.dtype, acc](
+                self.grads.row(row),
+                self.t.output.unsafe_offset(p.output.row_offset(b, h, query)),
+                p.value_size,
+            ),
+        )
+        comptime if Self.bias_wanted:
+            _write_slopes[acc, Self.bias_type](
+                self.t.bias_grad.unsafe_offset(sums * p.keys + key),
+                self.slopes.row(row),
+                seen,
+                count,
+            )
+
+
 @no_inline
 def backward_cpu[
     dtype: DType, bias_type: DType, biased: Bool, bias_wanted: Bool
 ](at: Backward[dtype, bias_type], p: AttentionProblem):
     """Writes the gradients."""
     comptime acc = accumulation_type[dtype]
-    comptime width = simd_width_of[acc]()
+    comptime Share = _Share[dtype, bias_type, biased, bias_wanted]
     var workers = worker_count()
     var heads = p.batch * p.groups
     if heads == 0:
@@ -147,19 +374,11 @@ def backward_cpu[
     var chunks = max(1, min(wanted, blocks))
     var tasks = heads * chunks
     var shares = min(workers, tasks)
-    var query_blocks = ceildiv(p.queries, BLOCK_QUERIES)
-    var size_pitch = rounded(p.size, width)
-    var value_pitch = rounded(p.value_size, width)
-    var pitch = block + width
-    var tall = rounded(block, ROWS)
+    var pitch = rounded(p.size, simd_width_of[acc]())
     # A product of the last block of queries ends at a multiple of ROWS.
-    var head_size = rounded(p.queries, ROWS) * size_pitch
+    var head_size = rounded(p.queries, ROWS) * pitch
     var part_size = p.repeats() * head_size
-    var room = (
-        block * (p.size + p.value_size)
-        + tall * (2 * size_pitch + value_pitch)
-        + BLOCK_QUERIES * (size_pitch + value_pitch + 2 * pitch + ROWS)
-    )
+    var room = Share(at, p, block, at.sums).room
     # One behind the other: a share's scratch, then the gradients of the queries.
     var scratch = unsafe_alloc[Scalar[acc]](
         shares * room + (shares if chunks == 1 else tasks) * part_size,
@@ -168,223 +387,48 @@ def backward_cpu[
     var parts = scratch.unsafe_offset(shares * room)
 
     @always_inline
-    def run(share: Int) {imm}:
-        var turned_keys = scratch.unsafe_offset(share * room)
-        var turned_values = turned_keys.unsafe_offset(block * p.size)
-        var keys = turned_values.unsafe_offset(block * p.value_size)
-        var key_grads = keys.unsafe_offset(tall * size_pitch)
-        var value_grads = key_grads.unsafe_offset(tall * size_pitch)
-        var queries = value_grads.unsafe_offset(tall * value_pitch)
-        var grads = queries.unsafe_offset(BLOCK_QUERIES * size_pitch)
-        var powers = grads.unsafe_offset(BLOCK_QUERIES * value_pitch)
-        var slopes = powers.unsafe_offset(BLOCK_QUERIES * pitch)
+    def run(number: Int) {imm}:
+        var share = Share(at, p, block, scratch.unsafe_offset(number * room))
         # What a product reads behind the last column must be a number.
-        fill[acc](powers, 2 * BLOCK_QUERIES * pitch, 0)
-        for task in range(share, tasks, shares):
-            var head = task // chunks
+        fill(share.powers.start, BLOCK_QUERIES * share.powers.pitch, 0)
+        fill(share.slopes.start, BLOCK_QUERIES * share.slopes.pitch, 0)
+        for task in range(number, tasks, shares):
             var chunk = task % chunks
-            var b = head // p.groups
-            var g = head % p.groups
-            var query_grads = parts.unsafe_offset(
-                (share if chunks == 1 else task) * part_size
+            var b = task // chunks // p.groups
+            var g = task // chunks % p.groups
+            var part = parts.unsafe_offset(
+                (number if chunks == 1 else task) * part_size
             )
-            fill[acc](query_grads, part_size, 0)
+            fill(part, part_size, 0)
+            var grads = Matrix[acc](part, pitch, panel[acc]())
             for i in range(
                 blocks * chunk // chunks, blocks * (chunk + 1) // chunks
             ):
                 var key = i * block
                 var count = min(block, p.keys - key)
-                var key_row = at.key.unsafe_offset(
-                    p.key.offset(b, g) + key * p.key.row
-                )
-                pack_turned[dtype, acc](
-                    turned_keys, key_row, p.key.row, count, p.size
-                )
-                pack_turned[dtype, acc](
-                    turned_values,
-                    at.value.unsafe_offset(
-                        p.value.offset(b, g) + key * p.value.row
-                    ),
-                    p.value.row,
-                    count,
-                    p.value_size,
-                )
-                pack_rows[dtype, acc](
-                    keys, key_row, p.key.row, count, p.size, size_pitch, 1
-                )
-                fill[acc](key_grads, tall * size_pitch, 0)
-                fill[acc](value_grads, tall * value_pitch, 0)
-                var first_block = (
-                    0 if bias_wanted else p.first_query(key) // BLOCK_QUERIES
-                )
+                share.load_keys(b, g, key, count)
+                var begin = 0 if bias_wanted else p.first_query(key)
+                begin -= begin % BLOCK_QUERIES
                 for repeat in range(p.repeats()):
-                    var h = g * p.repeats() + repeat
-                    for query_block in range(first_block, query_blocks):
-                        var first = query_block * BLOCK_QUERIES
-                        var rows = min(BLOCK_QUERIES, p.queries - first)
-                        var most = min(count, p.visible(first + rows - 1) - key)
-                        var columns = rounded(max(0, most), width)
-                        # Products with P and dS turned take whole tiles of keys.
-                        var filled = max(columns, rounded(max(0, most), ROWS))
-                        pack_rows[dtype, acc](
-                            queries,
-                            at.query.unsafe_offset(
-                                p.query.offset(b, h) + first * p.query.row
-                            ),
-                            p.query.row,
-                            rows,
-                            p.size,
-                            size_pitch,
-                            p.scale.cast[acc](),
-                        )
-                        var output = p.output.offset(b, h)
-                        pack_rows[dtype, acc](
-                            grads,
-                            at.grad.unsafe_offset(
-                                output + first * p.output.row
-                            ),
-                            p.output.row,
-                            rows,
-                            p.value_size,
-                            value_pitch,
-                            1,
-                        )
-                        product[acc, False, False](
-                            powers,
-                            pitch,
-                            queries,
-                            size_pitch,
-                            turned_keys,
-                            panel[acc](),
-                            panel[acc]() * p.size,
-                            rows,
-                            columns,
-                            p.size,
-                        )
-                        product[acc, False, False](
-                            slopes,
-                            pitch,
-                            grads,
-                            value_pitch,
-                            turned_values,
-                            panel[acc](),
-                            panel[acc]() * p.value_size,
-                            rows,
-                            columns,
-                            p.value_size,
-                        )
-                        for row in range(rows):
-                            var q = first + row
-                            var seen = max(0, min(count, p.visible(q) - key))
-                            var line = powers.unsafe_offset(row * pitch)
-                            comptime if biased:
-                                add_bias[acc, bias_type](
-                                    line,
-                                    at.bias.unsafe_offset(
-                                        p.bias_offset(b, h, q)
-                                        + key * p.bias.key
-                                    ),
-                                    p.bias.key,
-                                    seen,
-                                )
-                            _gradients[acc](
-                                line,
-                                slopes.unsafe_offset(row * pitch),
-                                seen,
-                                filled,
-                                at.sums[unsafe_offset=p.sums_offset(b, h) + q],
-                                _delta[dtype, acc](
-                                    grads.unsafe_offset(row * value_pitch),
-                                    at.output.unsafe_offset(
-                                        output + q * p.output.row
-                                    ),
-                                    p.value_size,
-                                ),
-                            )
-                            comptime if bias_wanted:
-                                _write_slopes[acc, bias_type](
-                                    at.bias_grad.unsafe_offset(
-                                        (p.sums_offset(b, h) + q) * p.keys + key
-                                    ),
-                                    slopes.unsafe_offset(row * pitch),
-                                    seen,
-                                    count,
-                                )
-                        if most <= 0:
-                            continue
-                        product[acc, False, True](
-                            query_grads.unsafe_offset(
-                                repeat * head_size + first * size_pitch
-                            ),
-                            size_pitch,
-                            slopes,
-                            pitch,
-                            keys,
-                            size_pitch,
-                            panel[acc](),
-                            rows,
-                            size_pitch,
-                            most,
-                        )
-                        product[acc, True, True](
-                            value_grads,
-                            value_pitch,
-                            powers,
-                            pitch,
-                            grads,
-                            value_pitch,
-                            panel[acc](),
-                            most,
-                            value_pitch,
-                            rows,
-                        )
-                        product[acc, True, True](
-                            key_grads,
-                            size_pitch,
-                            slopes,
-                            pitch,
-                            queries,
-                            size_pitch,
-                            panel[acc](),
-                            most,
-                            size_pitch,
-                            rows,
-                        )
-                for row in range(count):
-                    write_row[dtype, acc](
-                        at.key_grad.unsafe_offset(
-                            p.key.offset(b, g) + (key + row) * p.key.row
-                        ),
-                        key_grads.unsafe_offset(row * size_pitch),
-                        p.size,
-                        1,
+                    var of_head = grads.behind(
+                        rows=repeat * rounded(p.queries, ROWS)
                     )
-                    write_row[dtype, acc](
-                        at.value_grad.unsafe_offset(
-                            p.value.offset(b, g) + (key + row) * p.value.row
-                        ),
-                        value_grads.unsafe_offset(row * value_pitch),
-                        p.value_size,
-                        1,
-                    )
+                    for first in range(begin, p.queries, BLOCK_QUERIES):
+                        share.meet(
+                            of_head.behind(rows=first),
+                            b,
+                            g * p.repeats() + repeat,
+                            first,
+                            key,
+                            count,
+                        )
+                share.store_keys(b, g, key, count)
             if chunks == 1:
-                for repeat in range(p.repeats()):
-                    for row in range(p.queries):
-                        write_row[dtype, acc](
-                            at.query_grad.unsafe_offset(
-                                p.query.offset(b, g * p.repeats() + repeat)
-                                + row * p.query.row
-                            ),
-                            query_grads.unsafe_offset(
-                                repeat * head_size + row * size_pitch
-                            ),
-                            p.size,
-                            p.scale.cast[acc](),
-                        )
+                _store_queries(at.query_grad, grads, p, b, g)
 
     sync_parallelize(run, shares)
     if chunks > 1:
         _add_queries[dtype, acc](
-            at.query_grad, parts, p, part_size, chunks, size_pitch, workers
+            at.query_grad, parts, p, part_size, chunks, pitch, workers
         )
     scratch.unsafe_free()

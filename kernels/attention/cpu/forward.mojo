@@ -15,6 +15,7 @@ from ..problem import AttentionProblem
 from .exponential import exponential
 from .packed import (
     ROWS,
+    Matrix,
     fill,
     pack_rows,
     pack_turned,
@@ -104,177 +105,209 @@ def _powers[
     return factor
 
 
+struct _Share[dtype: DType, bias_type: DType, biased: Bool](
+    ImplicitlyCopyable, TrivialRegisterPassable
+):
+    """Keys and values of a head, which one block of queries after the other meets.
+    """
+
+    comptime acc = accumulation_type[Self.dtype]
+    comptime width = simd_width_of[Self.acc]()
+
+    var t: Forward[Self.dtype, Self.bias_type]
+    var p: AttentionProblem
+    var block: Int
+    """Keys of a block."""
+    var turned_keys: Matrix[Self.acc]
+    var values: Matrix[Self.acc]
+    var queries: Matrix[Self.acc]
+    var scores: Matrix[Self.acc]
+    """Of a block of keys; then their exponentials."""
+    var outputs: Matrix[Self.acc]
+    var largest: Ptr[Self.acc]
+    var totals: Ptr[Self.acc]
+    var room: Int
+    """Elements of memory that it takes."""
+
+    @always_inline
+    def __init__(
+        out self,
+        t: Forward[Self.dtype, Self.bias_type],
+        p: AttentionProblem,
+        block: Int,
+        memory: Ptr[Self.acc],
+    ):
+        """Places everything; nothing is read or written."""
+        comptime M = Matrix[Self.acc]
+        var room = 0
+        var out_pitch = rounded(p.value_size, Self.width)
+        self.t = t
+        self.p = p
+        self.block = block
+        self.turned_keys = M.of_panels(
+            memory, room, p.size, rounded(p.keys, block)
+        )
+        self.values = M.of_rows(memory, room, rounded(p.keys, ROWS), out_pitch)
+        self.queries = M.of_rows(memory, room, BLOCK_QUERIES, p.size)
+        # Rows that one packed product reads one behind the other must not fall into one set of the cache.
+        self.scores = M.of_rows(memory, room, BLOCK_QUERIES, block + Self.width)
+        self.outputs = M.of_rows(memory, room, BLOCK_QUERIES, out_pitch)
+        self.largest = memory.unsafe_offset(room)
+        self.totals = self.largest.unsafe_offset(BLOCK_QUERIES)
+        self.room = room + 2 * BLOCK_QUERIES
+
+    @always_inline
+    def load_keys(self, b: Int, g: Int):
+        """Packs the keys and values of a head."""
+        var p = self.p
+        pack_turned(
+            self.turned_keys,
+            self.t.key.unsafe_offset(p.key.offset(b, g)),
+            p.key.row,
+            p.keys,
+            p.size,
+        )
+        pack_rows(
+            self.values,
+            self.t.value.unsafe_offset(p.value.offset(b, g)),
+            p.value.row,
+            p.keys,
+            p.value_size,
+        )
+
+    @always_inline
+    def attend(self, b: Int, h: Int, first: Int):
+        """Writes output and logsumexp of the block of queries at `first`."""
+        var p = self.p
+        var rows = min(BLOCK_QUERIES, p.queries - first)
+        pack_rows(
+            self.queries,
+            self.t.query.unsafe_offset(p.query.row_offset(b, h, first)),
+            p.query.row,
+            rows,
+            p.size,
+            p.scale.cast[Self.acc](),
+        )
+        fill(self.outputs.start, BLOCK_QUERIES * self.outputs.pitch, 0)
+        fill(self.largest, rows, -inf[Self.acc]())
+        fill(self.totals, rows, 0)
+        for key in range(0, p.keys, self.block):
+            var seen = min(self.block, p.visible(first + rows - 1) - key)
+            if seen <= 0:
+                break
+            self._meet(b, h, first, rows, key, seen)
+        for row in range(rows):
+            self._store_row(row, b, h, first + row)
+
+    @always_inline
+    def _meet(self, b: Int, h: Int, first: Int, rows: Int, key: Int, most: Int):
+        """Adds to the outputs what the block of keys at `key` gives, of which a query sees `most` or less.
+        """
+        comptime acc = Self.acc
+        var p = self.p
+        var columns = rounded(most, Self.width)
+        product[acc, False, False](
+            self.scores,
+            self.queries,
+            self.turned_keys.behind(panels=key // panel[acc]()),
+            rows,
+            columns,
+            p.size,
+        )
+        for row in range(rows):
+            var query = first + row
+            var seen = max(0, min(self.block, p.visible(query) - key))
+            comptime if Self.biased:
+                add_bias[acc, Self.bias_type](
+                    self.scores.row(row),
+                    self.t.bias.unsafe_offset(
+                        p.bias_offset(b, h, query) + key * p.bias.key
+                    ),
+                    p.bias.key,
+                    seen,
+                )
+            var factor = _powers[acc](
+                self.scores.row(row),
+                seen,
+                columns,
+                self.largest[unsafe_offset=row],
+                self.totals[unsafe_offset=row],
+            )
+            if key > 0 and factor != 1:
+                _scale_row[acc](
+                    self.outputs.row(row), self.outputs.pitch, factor
+                )
+        product[acc, False, True](
+            self.outputs,
+            self.scores,
+            self.values.behind(rows=key),
+            rows,
+            self.outputs.pitch,
+            most,
+        )
+
+    @always_inline
+    def _store_row(self, row: Int, b: Int, h: Int, query: Int):
+        comptime assert Self.acc.is_floating_point(), "attention of floats"
+        var p = self.p
+        var total = self.totals[unsafe_offset=row]
+        var line = self.outputs.row(row)
+        var inverse = Scalar[Self.acc](0)
+        var sum = Scalar[Self.acc](0)
+        if total == 0:
+            fill(line, self.outputs.pitch, 0)
+        else:
+            inverse = 1 / total
+            sum = self.largest[unsafe_offset=row] + log(total)
+        self.t.sums[unsafe_offset=p.sums_offset(b, h) + query] = sum
+        write_row(
+            self.t.output.unsafe_offset(p.output.row_offset(b, h, query)),
+            line,
+            p.value_size,
+            inverse,
+        )
+
+
 @no_inline
 def forward_cpu[
     dtype: DType, bias_type: DType, biased: Bool
 ](at: Forward[dtype, bias_type], p: AttentionProblem):
     """Writes output and logsumexp."""
     comptime acc = accumulation_type[dtype]
-    comptime assert acc.is_floating_point(), "attention of floats"
-    comptime width = simd_width_of[acc]()
+    comptime Share = _Share[dtype, bias_type, biased]
     var workers = worker_count()
     var heads = p.batch * p.groups
     if heads * p.heads * p.queries == 0:
         return
     var block = key_block[acc](p.keys, BLOCK_KEYS)
-    var blocks = ceildiv(p.keys, block)
     var query_blocks = ceildiv(p.queries, BLOCK_QUERIES)
     # Every stretch packs its keys anew, so that there are only as many as occupy the cores.
     var stretches = min(query_blocks, ceildiv(2 * workers, heads))
     var tasks = heads * stretches
     var shares = min(workers, tasks)
-    var out_pitch = rounded(p.value_size, width)
-    # Rows that one packed product reads one behind the other must not fall into one set of the cache.
-    var pitch = block + width
-    var turned_size = blocks * block * p.size
-    var values_size = rounded(p.keys, ROWS) * out_pitch
-    var room = (
-        turned_size
-        + values_size
-        + BLOCK_QUERIES * (rounded(p.size, width) + pitch + out_pitch + 2)
-    )
+    var room = Share(at, p, block, at.sums).room
     var scratch = unsafe_alloc[Scalar[acc]](
         shares * room, alignment=64
     ).unsafe_origin_cast[MutUntrackedOrigin]()
 
     @always_inline
-    def run(share: Int) {imm}:
-        var turned = scratch.unsafe_offset(share * room)
-        var values = turned.unsafe_offset(turned_size)
-        var queries = values.unsafe_offset(values_size)
-        var scores = queries.unsafe_offset(
-            BLOCK_QUERIES * rounded(p.size, width)
-        )
-        var outputs = scores.unsafe_offset(BLOCK_QUERIES * pitch)
-        var largest = outputs.unsafe_offset(BLOCK_QUERIES * out_pitch)
-        var totals = largest.unsafe_offset(BLOCK_QUERIES)
-        for task in range(share, tasks, shares):
+    def run(number: Int) {imm}:
+        var share = Share(at, p, block, scratch.unsafe_offset(number * room))
+        for task in range(number, tasks, shares):
             # Under a causal mask the last queries take longest: they come first.
             var head = task % heads
             var stretch = stretches - 1 - task // heads
             var b = head // p.groups
             var g = head % p.groups
-            for i in range(blocks):
-                pack_turned[dtype, acc](
-                    turned.unsafe_offset(i * block * p.size),
-                    at.key.unsafe_offset(
-                        p.key.offset(b, g) + i * block * p.key.row
-                    ),
-                    p.key.row,
-                    min(block, p.keys - i * block),
-                    p.size,
-                )
-            pack_rows[dtype, acc](
-                values,
-                at.value.unsafe_offset(p.value.offset(b, g)),
-                p.value.row,
-                p.keys,
-                p.value_size,
-                out_pitch,
-                1,
-            )
+            share.load_keys(b, g)
             for repeat in range(p.repeats()):
-                var h = g * p.repeats() + repeat
                 for query_block in range(
                     query_blocks * stretch // stretches,
                     query_blocks * (stretch + 1) // stretches,
                 ):
-                    var first = query_block * BLOCK_QUERIES
-                    var rows = min(BLOCK_QUERIES, p.queries - first)
-                    pack_rows[dtype, acc](
-                        queries,
-                        at.query.unsafe_offset(
-                            p.query.offset(b, h) + first * p.query.row
-                        ),
-                        p.query.row,
-                        rows,
-                        p.size,
-                        p.size,
-                        p.scale.cast[acc](),
+                    share.attend(
+                        b, g * p.repeats() + repeat, query_block * BLOCK_QUERIES
                     )
-                    fill[acc](outputs, BLOCK_QUERIES * out_pitch, 0)
-                    fill[acc](largest, rows, -inf[acc]())
-                    fill[acc](totals, rows, 0)
-                    for i in range(blocks):
-                        var key = i * block
-                        var seen = min(block, p.visible(first + rows - 1) - key)
-                        if seen <= 0:
-                            break
-                        var columns = rounded(seen, width)
-                        product[acc, False, False](
-                            scores,
-                            pitch,
-                            queries,
-                            p.size,
-                            turned.unsafe_offset(i * block * p.size),
-                            panel[acc](),
-                            panel[acc]() * p.size,
-                            rows,
-                            columns,
-                            p.size,
-                        )
-                        for row in range(rows):
-                            var q = first + row
-                            var mine = max(0, min(block, p.visible(q) - key))
-                            var line = scores.unsafe_offset(row * pitch)
-                            comptime if biased:
-                                add_bias[acc, bias_type](
-                                    line,
-                                    at.bias.unsafe_offset(
-                                        p.bias_offset(b, h, q)
-                                        + key * p.bias.key
-                                    ),
-                                    p.bias.key,
-                                    mine,
-                                )
-                            var factor = _powers[acc](
-                                line,
-                                mine,
-                                columns,
-                                largest[unsafe_offset=row],
-                                totals[unsafe_offset=row],
-                            )
-                            if i > 0 and factor != 1:
-                                _scale_row[acc](
-                                    outputs.unsafe_offset(row * out_pitch),
-                                    out_pitch,
-                                    factor,
-                                )
-                        product[acc, False, True](
-                            outputs,
-                            out_pitch,
-                            scores,
-                            pitch,
-                            values.unsafe_offset(key * out_pitch),
-                            out_pitch,
-                            panel[acc](),
-                            rows,
-                            out_pitch,
-                            seen,
-                        )
-                    var sums = at.sums.unsafe_offset(
-                        p.sums_offset(b, h) + first
-                    )
-                    for row in range(rows):
-                        var total = totals[unsafe_offset=row]
-                        var line = outputs.unsafe_offset(row * out_pitch)
-                        var inverse = Scalar[acc](0)
-                        var sum = Scalar[acc](0)
-                        if total == 0:
-                            fill[acc](line, out_pitch, 0)
-                        else:
-                            inverse = 1 / total
-                            sum = largest[unsafe_offset=row] + log(total)
-                        sums[unsafe_offset=row] = sum
-                        write_row[dtype, acc](
-                            at.output.unsafe_offset(
-                                p.output.offset(b, h)
-                                + (first + row) * p.output.row
-                            ),
-                            line,
-                            p.value_size,
-                            inverse,
-                        )
 
     sync_parallelize(run, shares)
     scratch.unsafe_free()

@@ -29,6 +29,49 @@ def rounded(count: Int, to: Int) -> Int:
     return ceildiv(count, to) * to
 
 
+@fieldwise_init
+struct Matrix[acc: DType](ImplicitlyCopyable, TrivialRegisterPassable):
+    """A packed operand, or a result."""
+
+    var start: Ptr[Self.acc]
+    var pitch: Int
+    """Elements from one row to the next."""
+    var panel_step: Int
+    """Elements from one panel of columns to the next."""
+
+    @staticmethod
+    @always_inline
+    def of_rows(
+        memory: Ptr[Self.acc], mut used: Int, rows: Int, pitch: Int
+    ) -> Self:
+        """Row after row, in the first elements of `memory` that are not `used`.
+        """
+        var start = memory.unsafe_offset(used)
+        used += rows * pitch
+        return Self(start, pitch, panel[Self.acc]())
+
+    @staticmethod
+    @always_inline
+    def of_panels(
+        memory: Ptr[Self.acc], mut used: Int, rows: Int, columns: Int
+    ) -> Self:
+        """Panel after panel, likewise."""
+        comptime pitch = panel[Self.acc]()
+        var start = memory.unsafe_offset(used)
+        used += rows * columns
+        return Self(start, pitch, rows * pitch)
+
+    @always_inline
+    def row(self, row: Int) -> Ptr[Self.acc]:
+        return self.start.unsafe_offset(row * self.pitch)
+
+    @always_inline
+    def behind(self, *, rows: Int = 0, panels: Int = 0) -> Self:
+        """What follows so many rows or panels."""
+        var start = self.row(rows).unsafe_offset(panels * self.panel_step)
+        return Self(start, self.pitch, self.panel_step)
+
+
 @always_inline
 def _tile[
     acc: DType, vectors: Int, transposed: Bool, add: Bool
@@ -81,35 +124,33 @@ def _tile[
 def product[
     acc: DType, transposed: Bool, add: Bool
 ](
-    c: Ptr[acc],
-    c_pitch: Int,
-    a: Ptr[acc],
-    a_pitch: Int,
-    b: Ptr[acc],
-    b_pitch: Int,
-    b_step: Int,
+    c: Matrix[acc],
+    a: Matrix[acc],
+    b: Matrix[acc],
     rows: Int,
     columns: Int,
     depth: Int,
 ):
-    """c = a @ b or a.T @ b, or that added to c: c [rows, columns], b [depth, columns] in panels `b_step` elements apart.
+    """c = a @ b or a.T @ b, or that added to c: c [rows, columns], b [depth, columns].
     """
     comptime width = simd_width_of[acc]()
     var vectors = ceildiv(columns, width)
     var done = 0
     while done < vectors:
         var now = min(VECTORS, vectors - done)
-        var right = b.unsafe_offset(done // VECTORS * b_step)
+        var right = b.start.unsafe_offset(done // VECTORS * b.panel_step)
         comptime for count in range(1, VECTORS + 1):
             if now == count:
                 for row in range(0, rows, ROWS):
                     _tile[acc, count, transposed, add](
-                        c.unsafe_offset(row * c_pitch + done * width),
-                        c_pitch,
-                        a.unsafe_offset(row if transposed else row * a_pitch),
-                        a_pitch,
+                        c.row(row).unsafe_offset(done * width),
+                        c.pitch,
+                        a.start.unsafe_offset(row) if transposed else a.row(
+                            row
+                        ),
+                        a.pitch,
                         right,
-                        b_pitch,
+                        b.pitch,
                         depth,
                     )
         done += now
@@ -158,29 +199,24 @@ def pack_row[
 def pack_rows[
     dtype: DType, acc: DType
 ](
-    target: Ptr[acc],
+    target: Matrix[acc],
     source: Ptr[dtype],
     step: Int,
     rows: Int,
     columns: Int,
-    pitch: Int,
-    scale: Scalar[acc],
+    scale: Scalar[acc] = 1,
 ):
-    """[rows rounded up to ROWS, pitch]; `step` elements lie between rows of the source.
+    """[rows rounded up to ROWS, columns], zeros up to the pitch; `step` elements lie between rows of the source.
     """
     for row in range(rows):
         pack_row[dtype, acc](
-            target.unsafe_offset(row * pitch),
+            target.row(row),
             source.unsafe_offset(row * step),
             columns,
-            pitch,
+            target.pitch,
             scale,
         )
-    fill[acc](
-        target.unsafe_offset(rows * pitch),
-        (rounded(rows, ROWS) - rows) * pitch,
-        0,
-    )
+    fill[acc](target.row(rows), (rounded(rows, ROWS) - rows) * target.pitch, 0)
 
 
 @always_inline
@@ -225,12 +261,12 @@ def _turn_four[
 @no_inline
 def pack_turned[
     dtype: DType, acc: DType
-](target: Ptr[acc], source: Ptr[dtype], step: Int, rows: Int, columns: Int,):
+](target: Matrix[acc], source: Ptr[dtype], step: Int, rows: Int, columns: Int):
     """The transpose in panels: [rows / panel][columns][panel], zeros behind the last row.
     """
     comptime width = panel[acc]()
     for first in range(0, rows, width):
-        var at = target.unsafe_offset(first * columns)
+        var at = target.start.unsafe_offset(first * columns)
         var count = min(width, rows - first)
         var row = 0
         while row + 4 <= count:
@@ -259,7 +295,7 @@ def pack_turned[
 @always_inline
 def write_row[
     dtype: DType, acc: DType
-](target: Ptr[dtype], source: Ptr[acc], columns: Int, scale: Scalar[acc]):
+](target: Ptr[dtype], source: Ptr[acc], columns: Int, scale: Scalar[acc] = 1):
     """One row times a scale, rounded."""
     comptime width = simd_width_of[acc]()
     var i = 0
