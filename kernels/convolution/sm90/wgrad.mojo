@@ -281,6 +281,131 @@ def _release[shape: WgradShape](barrier: UInt32, remote: Bool, block: UInt32):
         mbarrier_arrive_at(barrier, remote, block)
 
 
+@always_inline
+def _make_barriers[
+    shape: WgradShape
+](full: UInt32, empty: UInt32, ready: UInt32, arrived: UInt32, writers: Int32):
+    """By one thread."""
+    comptime for i in range(shape.stages):
+        mbarrier_init(full + UInt32(8 * i), 1)
+        mbarrier_init(
+            empty + UInt32(8 * i),
+            1 if shape.split_steps else CONSUMERS * Int(writers),
+        )
+    comptime if not shape.split_steps:
+        mbarrier_init(ready, CONSUMERS)
+        mbarrier_init(arrived, 1)
+        mbarrier_expect(arrived, shape.swap_bytes())
+    fence_mbarrier_init()
+
+
+@always_inline
+def _leave_with_consumers(plan: WgradPlan, swaps: Bool):
+    """Passes the cluster's barriers that the consumers pass, in their order."""
+    if plan.shared.value > 1:
+        syncwarp()
+        cluster_arrive_relaxed()
+        cluster_wait()
+    if swaps:
+        syncwarp()
+        cluster_wait()
+    elif plan.cluster > 0:
+        # `join` has two barriers, which every thread of the cluster passes.
+        syncwarp()
+        cluster_arrive_relaxed()
+        cluster_wait()
+        cluster_arrive_relaxed()
+        cluster_wait()
+
+
+@always_inline
+def _tells_block(plan: WgradPlan, lane: UInt32) -> Bool:
+    """Whether the block whose rank is `lane` sends into this one's ring."""
+    var _, rank = plan.shared.divide(Int32(block_idx.x))
+    var rank_row, rank_column = plan.share_columns.divide(rank)
+    var row_mask, column_mask = _receivers(plan, rank_row, rank_column)
+    return (
+        lane < UInt32(plan.shared.value)
+        and ((UInt32(row_mask | column_mask) >> lane) & 1) == 1
+    )
+
+
+@always_inline
+def _multiply_stage[
+    dtype: DType, shape: WgradShape
+](
+    mut sums: StaticTuple[
+        StaticTuple[Float32, shape.columns // 2], shape.row_blocks
+    ],
+    tile: UInt32,
+    first_block: UInt32,
+):
+    """Begins the products of one stage, as a group."""
+    var dy_descriptor = mn_major_descriptor(
+        tile + first_block * UInt32(PANEL_BYTES)
+    )
+    var x_descriptor = mn_major_descriptor(
+        tile + UInt32(shape.row_panels() * PANEL_BYTES)
+    )
+    wgmma_fence_aligned()
+    comptime for kk in range(BLOCK_K // 16):
+        comptime for block in range(shape.row_blocks):
+            sums[block] = wgmma_async[
+                64,
+                shape.columns,
+                16,
+                DType.float32,
+                shape.columns // 2,
+                a_type=dtype,
+                b_type=dtype,
+                layout_a="col",
+                layout_b="row",
+            ](
+                WGMMADescriptor[dtype](
+                    dy_descriptor + Int64(kk * 128 + block * PANEL_BYTES // 16)
+                ),
+                WGMMADescriptor[dtype](x_descriptor + Int64(kk * 128)),
+                sums[block],
+            )
+    wgmma_commit_group_sync()
+
+
+@always_inline
+def _produce_shared[
+    shape: WgradShape
+](
+    dy_map: TensorMaps[1],
+    x_map: TensorMaps[1],
+    plan: WgradPlan,
+    first: _Copies[shape.panels()],
+    ring: UInt32,
+    full: UInt32,
+    empty: UInt32,
+):
+    """`_produce` as the plan shares copies."""
+    comptime if shape.split_steps:
+        _produce[shape, False, False](
+            dy_map, x_map, plan, first, ring, full, empty
+        )
+    else:
+        if plan.shared.value == 1:
+            _produce[shape, False, False](
+                dy_map, x_map, plan, first, ring, full, empty
+            )
+        elif plan.share_rows.value == 1:
+            _produce[shape, True, False](
+                dy_map, x_map, plan, first, ring, full, empty
+            )
+        elif plan.share_columns.value == 1:
+            _produce[shape, False, True](
+                dy_map, x_map, plan, first, ring, full, empty
+            )
+        else:
+            _produce[shape, True, True](
+                dy_map, x_map, plan, first, ring, full, empty
+            )
+
+
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)),
 )
@@ -323,17 +448,7 @@ def wgrad_kernel[
         prefetch_tensor_map(dy_map.address(0))
         prefetch_tensor_map(x_map.address(0))
     if thread == 32:
-        comptime for i in range(stages):
-            mbarrier_init(full + UInt32(8 * i), 1)
-            mbarrier_init(
-                empty + UInt32(8 * i),
-                1 if shape.split_steps else CONSUMERS * Int(writers),
-            )
-        comptime if not shape.split_steps:
-            mbarrier_init(ready, CONSUMERS)
-            mbarrier_init(arrived, 1)
-            mbarrier_expect(arrived, shape.swap_bytes())
-        fence_mbarrier_init()
+        _make_barriers[shape](full, empty, ready, arrived, writers)
 
     var first = _Copies[shape.panels()](
         0,
@@ -368,41 +483,10 @@ def wgrad_kernel[
         # Every thread of the first warp asks; one goes on.
         if thread < 32:
             if elect_thread():
-                comptime if shape.split_steps:
-                    _produce[shape, False, False](
-                        dy_map, x_map, plan, first, ring, full, empty
-                    )
-                else:
-                    if plan.shared.value == 1:
-                        _produce[shape, False, False](
-                            dy_map, x_map, plan, first, ring, full, empty
-                        )
-                    elif plan.share_rows.value == 1:
-                        _produce[shape, True, False](
-                            dy_map, x_map, plan, first, ring, full, empty
-                        )
-                    elif plan.share_columns.value == 1:
-                        _produce[shape, False, True](
-                            dy_map, x_map, plan, first, ring, full, empty
-                        )
-                    else:
-                        _produce[shape, True, True](
-                            dy_map, x_map, plan, first, ring, full, empty
-                        )
-        if plan.shared.value > 1:
-            syncwarp()
-            cluster_arrive_relaxed()
-            cluster_wait()
-        if swaps:
-            syncwarp()
-            cluster_wait()
-        elif plan.cluster > 0:
-            # `join` has two barriers, which every thread of the cluster passes.
-            syncwarp()
-            cluster_arrive_relaxed()
-            cluster_wait()
-            cluster_arrive_relaxed()
-            cluster_wait()
+                _produce_shared[shape](
+                    dy_map, x_map, plan, first, ring, full, empty
+                )
+        _leave_with_consumers(plan, swaps)
         return
 
     comptime if shape.accumulators() > 64:
@@ -420,13 +504,7 @@ def wgrad_kernel[
     comptime if not shape.split_steps:
         remote = plan.shared.value > 1
         if remote:
-            var _, rank = plan.shared.divide(Int32(block_idx.x))
-            var rank_row, rank_column = plan.share_columns.divide(rank)
-            var row_mask, column_mask = _receivers(plan, rank_row, rank_column)
-            tells = (
-                lane_in_group < UInt32(plan.shared.value)
-                and ((UInt32(row_mask | column_mask) >> lane_in_group) & 1) == 1
-            )
+            tells = _tells_block(plan, lane_in_group)
     while True:
         var unit = unit_of(plan, Int32(block_idx.x), index)
         if unit.count == 0:
@@ -446,34 +524,7 @@ def wgrad_kernel[
                     continue
             mbarrier_wait(full + slot * 8, parity)
             var tile = ring + slot * UInt32(shape.stage_bytes())
-            var dy_descriptor = mn_major_descriptor(
-                tile + first_block * UInt32(PANEL_BYTES)
-            )
-            var x_descriptor = mn_major_descriptor(
-                tile + UInt32(shape.row_panels() * PANEL_BYTES)
-            )
-            wgmma_fence_aligned()
-            comptime for kk in range(BLOCK_K // 16):
-                comptime for block in range(shape.row_blocks):
-                    sums[block] = wgmma_async[
-                        64,
-                        shape.columns,
-                        16,
-                        DType.float32,
-                        fragment,
-                        a_type=dtype,
-                        b_type=dtype,
-                        layout_a="col",
-                        layout_b="row",
-                    ](
-                        WGMMADescriptor[dtype](
-                            dy_descriptor
-                            + Int64(kk * 128 + block * PANEL_BYTES // 16)
-                        ),
-                        WGMMADescriptor[dtype](x_descriptor + Int64(kk * 128)),
-                        sums[block],
-                    )
-            wgmma_commit_group_sync()
+            _multiply_stage[dtype, shape](sums, tile, first_block)
             wgmma_wait_group_sync[1]()
             if mine > 0 and tells:
                 _release[shape](empty + previous * 8, remote, lane_in_group)
