@@ -56,6 +56,52 @@ def forward_bytes(shape: Shape, depth: Int) -> Int:
     return (shape.rows() + 4 * shape.step) * depth * 2 + 1024
 
 
+@always_inline
+def _soften_row[
+    count: Int, depth: Int, half: Int
+](
+    mut scores: Sums[count],
+    mut output: Sums[depth],
+    mut tops: SIMD[DType.float32, 2],
+    mut totals: SIMD[DType.float32, 2],
+    scale: Float32,
+):
+    """Turns the scores of one of a lane's two rows into powers, and scales its output to the new maximum.
+    """
+    var top = tops[half]
+    comptime for j in range(count // 8):
+        comptime for e in range(2):
+            top = max(top, scores[4 * j + 2 * half + e])
+    top = across_row[True](top)
+    var shift = Float32(0) if top == HIDDEN else top * scale
+    var factor = power_of_two(tops[half] * scale - shift)
+    tops[half] = top
+    var sum = Float32(0)
+    comptime for j in range(count // 8):
+        comptime for e in range(2):
+            comptime i = 4 * j + 2 * half + e
+            scores[i] = power_of_two(scores[i].fma(scale, -shift))
+            sum += scores[i]
+    totals[half] = totals[half] * factor + sum
+    comptime for j in range(depth // 8):
+        comptime for e in range(2):
+            output[4 * j + 2 * half + e] *= factor
+
+
+@always_inline
+def _hide[
+    count: Int
+](mut scores: Sums[count], key: Int32, upper_end: Int32, lower_end: Int32):
+    """Of keys from `upper_end` and `lower_end` on."""
+    comptime for j in range(count // 8):
+        comptime for e in range(2):
+            var column = key + Int32(8 * j + e)
+            if column >= upper_end:
+                scores[4 * j + e] = HIDDEN
+            if column >= lower_end:
+                scores[4 * j + 2 + e] = HIDDEN
+
+
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](
         Int32(shape.threads() * shape.blocks)
@@ -176,32 +222,9 @@ def flash_forward_kernel[
                                     ].cast[DType.float32]()
                                 ) * LOG2_E
         if (block + 1) * Int32(count) > all_seen:
-            comptime for j in range(count // 8):
-                comptime for e in range(2):
-                    var column = key + Int32(8 * j + e)
-                    if column >= upper_end:
-                        scores[4 * j + e] = HIDDEN
-                    if column >= lower_end:
-                        scores[4 * j + 2 + e] = HIDDEN
+            _hide[count](scores, key, upper_end, lower_end)
         comptime for half in range(2):
-            var top = tops[half]
-            comptime for j in range(count // 8):
-                comptime for e in range(2):
-                    top = max(top, scores[4 * j + 2 * half + e])
-            top = across_row[True](top)
-            var shift = Float32(0) if top == HIDDEN else top * scale
-            var factor = power_of_two(tops[half] * scale - shift)
-            tops[half] = top
-            var sum = Float32(0)
-            comptime for j in range(count // 8):
-                comptime for e in range(2):
-                    comptime i = 4 * j + 2 * half + e
-                    scores[i] = power_of_two(scores[i].fma(scale, -shift))
-                    sum += scores[i]
-            totals[half] = totals[half] * factor + sum
-            comptime for j in range(depth // 8):
-                comptime for e in range(2):
-                    output[4 * j + 2 * half + e] *= factor
+            _soften_row[count, depth, half](scores, output, tops, totals, scale)
 
     if blocks > 0:
         load_keys(0)
