@@ -169,55 +169,41 @@ def run_gpu[
     Without `grouped` the kernels for many groups are left out; the others take any problem.
     """
     var problem = rewritten[pass_](given)
+    var to = _device_pointer(result)
+    var left = _device_pointer(a)
+    var right = _device_pointer(b)
     comptime if sm90.compiles_for[dtype, pass_]():
-        var pointers = (
-            _device_pointer(result),
-            _device_pointer(a),
-            _device_pointer(b),
-        )
         if not sm90.can_implement[dtype, pass_](problem) and sm90.are_aligned[
             dtype
-        ](pointers[0], pointers[1], pointers[2]):
-            sm90.run[dtype, pass_](
-                pointers[0], pointers[1], pointers[2], problem, ctx
-            )
+        ](to, left, right):
+            sm90.run[dtype, pass_](to, left, right, problem, ctx)
             return
         comptime if grouped and size_of[dtype]() == 2:
             if not grouped_can_implement[dtype, pass_](
                 problem
-            ) and sm90.are_aligned[dtype](
-                pointers[0], pointers[1], pointers[2]
-            ):
-                run_grouped[dtype, pass_](
-                    pointers[0], pointers[1], pointers[2], problem, ctx
-                )
+            ) and sm90.are_aligned[dtype](to, left, right):
+                run_grouped[dtype, pass_](to, left, right, problem, ctx)
                 return
     # Sums are float32 in these kernels.
     comptime if dtype != DType.float64:
         comptime if grouped:
             comptime if pairs_compile[dtype]():
-                var pointers = (_device_pointer(a), _device_pointer(b))
                 comptime if pass_ == WGRAD:
                     if (
                         problem.r * problem.s > FEW_TAPS
-                        and not band_wgrad_can_implement(
-                            problem, pointers[0], pointers[1]
-                        )
+                        and not band_wgrad_can_implement(problem, left, right)
                     ):
                         depthwise_band_wgrad_gpu[dtype](
                             result, a, b, problem, ctx
                         )
                         return
                 else:
-                    var target = _device_pointer(result)
                     comptime forward = pass_ == FPROP
                     if is_better_by_bands(
                         problem, forward
-                    ) and not band_can_implement(
-                        problem, forward, target, pointers[0]
-                    ):
+                    ) and not band_can_implement(problem, forward, to, left):
                         depthwise_band_gpu[dtype, pass_](
-                            target, pointers[0], pointers[1], problem, ctx
+                            to, left, right, problem, ctx
                         )
                         return
             if not depthwise_gpu_can_implement(problem):
@@ -233,66 +219,44 @@ def run_gpu[
                 comptime if pass_ == WGRAD:
                     comptime if grouped and size_of[dtype]() == 2:
                         if not halo_wgrad_can_implement[dtype](
-                            problem,
-                            _device_pointer(result),
-                            _device_pointer(a),
-                            _device_pointer(b),
+                            problem, to, left, right
                         ):
                             halo_wgrad_gpu[dtype](
-                                result,
-                                _device_pointer(a),
-                                _device_pointer(b),
-                                problem,
-                                ctx,
+                                result, left, right, problem, ctx
                             )
                             return
                     wgrad_product_gpu[dtype](result, a, b, problem, ctx)
                 else:
                     comptime if grouped and size_of[dtype]() == 2:
                         if not halo_gather_can_implement[dtype, pass_](
-                            problem,
-                            _device_pointer(result),
-                            _device_pointer(a),
-                            _device_pointer(b),
+                            problem, to, left, right
                         ):
                             halo_gather_gpu[dtype, pass_](
-                                _device_pointer(result),
-                                _device_pointer(a),
-                                _device_pointer(b),
-                                problem,
-                                ctx,
+                                to, left, right, problem, ctx
                             )
                             return
                     comptime if grouped:
                         if not small_groups_can_implement[dtype, pass_](
-                            problem, _device_pointer(result), _device_pointer(a)
+                            problem, to, left
                         ):
                             small_groups_gpu[dtype, pass_](
-                                _device_pointer(result),
-                                _device_pointer(a),
-                                _device_pointer(b),
-                                problem,
-                                ctx,
+                                to, left, right, problem, ctx
                             )
                             return
                     comptime if pass_ == DGRAD and dtype == DType.float32:
                         comptime F32 = Ptr[DType.float32]
-                        var dy = rebind[F32](_device_pointer(a))
+                        var dy = rebind[F32](left)
                         if not few_channels_can_implement(problem, dy):
                             few_channels_dgrad_gpu(
-                                rebind[F32](_device_pointer(result)),
+                                rebind[F32](to),
                                 dy,
-                                rebind[F32](_device_pointer(b)),
+                                rebind[F32](right),
                                 problem,
                                 ctx,
                             )
                             return
                     gather_product_gpu[dtype, pass_](
-                        _device_pointer(result),
-                        _device_pointer(a),
-                        _device_pointer(b),
-                        problem,
-                        ctx,
+                        to, left, right, problem, ctx
                     )
                 return
         if not tiled_can_implement[dtype, pass_](problem):
