@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeAlias
@@ -14,6 +14,7 @@ from torch_max_backend.fusion.rewrite import BATCH, PROGRAM
 from torch_max_backend.fusion.terms import BROADCAST, RESHAPE, TRANSPOSE, axes_of
 from torch_max_backend.fusion.values import Operation, Value, read
 from torch_max_backend.launches.memory import Span, planned
+from torch_max_backend.launches.order import early
 from torch_max_backend.max_compat import handle_of
 
 
@@ -176,6 +177,7 @@ class _Reader:
         for number, home in enumerate(homes):
             if home in self._made:
                 taken.setdefault(home, number)
+        self._reorder(taken, {homes[result] for result in updates})
         arguments = {place.number: value for value, place in self.places.items() if value.maker is None}
         uses = self._uses(arguments.values())
         in_place = {
@@ -197,6 +199,21 @@ class _Reader:
         return LaunchList(
             launches, len(arguments), made, tuple(self._constants), workspace, frozenset(self._moved), in_place
         )  # fmt: skip
+
+    def _reorder(self, results: Collection[Value], updates: Collection[Value]) -> None:
+        """Puts launches that free memory as early as they can run."""
+        reads = [{home_of(_value_of(word)) for word in words if not isinstance(word, int)} for _, words in self._calls]
+        makes: list[list[Value]] = [[] for _ in self._calls]
+        for value, number in self._made.items():
+            makes[number].append(value)
+            reads[number].discard(value)
+        sizes = {value: value.bytes for value in self._made if value not in results}
+        # Moved forward, they might no longer stand behind all that reads the arguments that they replace.
+        fixed = {self._made[value] for value in updates if value in self._made}
+        order = early(reads, makes, sizes, fixed)
+        places = {number: place for place, number in enumerate(order)}
+        self._calls = [self._calls[number] for number in order]
+        self._made = {value: places[number] for value, number in self._made.items()}
 
     def _uses(self, values: Iterable[Value]) -> dict[Value, list[tuple[int, int]]]:
         """Of each value the calls that read it, and which word of the call that is."""
