@@ -561,8 +561,11 @@ def compile_cost() -> str:
     costs: dict[str, dict[str, list[float]]] = {}
     for target, name in names.items():
         for row in read(name)["rows"]:
-            what = re.sub(r"^torch_max_|_(b?float(16|32))|_uint8|_(cpu|gpu)(_[0-9a-f]{8})?$", "", row["function"])
+            symbol = row["function"]
+            what = re.sub(r"^torch_max_|_(b?float(16|32))|_uint8|_(cpu|gpu|sm90)(_[0-9a-f]{8})?$", "", symbol)
             what = re.sub(r"^(conv_\w+)_0$", r"\1, one group", re.sub(r"^(conv_\w+)_1$", r"\1, any groups", what))
+            if "_sm90" in symbol:
+                what += ", Hopper's kernels"
             generated = r"^(conv_pointwise(?:_sums)?|pointwise|reduction)_[0-9a-f]{16}$"
             what = re.sub(generated, r"a generated program: \1", what)
             costs.setdefault(what, {}).setdefault(target, []).append(row["cpu_seconds"])

@@ -7,6 +7,17 @@ and the ordinary accesses.
 
 from std.sys import _RegisterPackType
 from std.sys._assembly import inlined_assembly
+from std.sys.info import _accelerator_arch
+
+
+def compiling_for_hopper() -> Bool:
+    """Whether the accelerator that this compilation is for has these kernels' instructions.
+    """
+    comptime arch = _accelerator_arch()
+    comptime if "90a" in arch and "gfx" not in arch:
+        return True
+    else:
+        return False
 
 
 @always_inline

@@ -9,7 +9,7 @@ import torch
 from max.dtype import DType
 
 from torch_max_backend.ahead import TARGETS
-from torch_max_backend.mojo_ops.functions import LibraryFunction
+from torch_max_backend.mojo_ops.convolution import convolution_function
 from torch_max_backend.runtime import cubins, libraries, session
 
 PTX = b"""//
@@ -84,7 +84,7 @@ def test_ptx_for_drivers_that_are_too_old(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_built_library_has_machine_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all kernels but short ones. This fails where a release of Mojo writes PTX in another way."""
     monkeypatch.setenv("TORCH_MAX_BACKEND_CACHE_DIR", str(tmp_path))
-    function = LibraryFunction("convolution", "conv_fprop", "gpu", (DType.bfloat16, False))
+    function = convolution_function("conv_fprop", "gpu", DType.bfloat16, False)
     with session.virtual_accelerator(TARGETS["sm_90a"], "sm_90a"):
         (library,) = libraries.build([function], torch.device("cuda")).values()
     content = library.read_bytes()

@@ -12,6 +12,7 @@ from max.dtype import DType
 from torch import nn
 
 from torch_max_backend.backend import build_only
+from torch_max_backend.mojo_ops.convolution import convolution_function
 from torch_max_backend.mojo_ops.functions import Function, LibraryFunction, required
 from torch_max_backend.runtime import cache, libraries
 
@@ -72,9 +73,7 @@ def test_two_builders_build_each_function_once(tmp_path: Path, monkeypatch: pyte
     """The second builds what the first does not, then takes what the first has built."""
     monkeypatch.setenv("TORCH_MAX_BACKEND_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(libraries, "_loaded", {})
-    first, second = (
-        LibraryFunction("convolution", name, "cpu", (DType.float32, False)) for name in ("conv_dgrad", "conv_wgrad")
-    )
+    first, second = (convolution_function(name, "cpu", DType.float32, False) for name in ("conv_dgrad", "conv_wgrad"))
     inside, go_on = threading.Event(), threading.Event()
     built: list[Function] = []
 
@@ -114,7 +113,7 @@ def test_what_begins_may_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         raise RuntimeError("does not compile")
 
     monkeypatch.setattr(libraries, "_build_one", build_one)
-    function = LibraryFunction("convolution", "conv_dgrad", "cpu", (DType.float32, False))
+    function = convolution_function("conv_dgrad", "cpu", DType.float32, False)
     libraries.begin([function], torch.device("cpu"))
     assert failed.wait(60)
     with pytest.raises(RuntimeError, match="does not compile"):

@@ -9,15 +9,17 @@ from pathlib import Path
 import pytest
 from max.dtype import DType
 
+from torch_max_backend.convolution_problem import Pass
 from torch_max_backend.fusion.program import Program
-from torch_max_backend.mojo_ops import KERNELS_PATH, sources
+from torch_max_backend.mojo_ops import KERNELS_PATH, functions, sources
+from torch_max_backend.mojo_ops.convolution import convolution_function
 from torch_max_backend.mojo_ops.functions import Function, LibraryFunction
 from torch_max_backend.mojo_ops.sources import sources_digest, sources_of
 from torch_max_backend.runtime import libraries
 
 KERNELS: list[Function] = [
-    LibraryFunction("convolution", entry, "cpu", (DType.float32, False))
-    for entry in ("conv_fprop", "conv_dgrad", "conv_wgrad", "channel_sum")
+    *(convolution_function(which.value, "cpu", DType.float32, False) for which in Pass),
+    LibraryFunction("convolution", "channel_sum", "cpu", (DType.float32,)),
 ]
 PROGRAMS: list[Function] = [Program("pointwise", "cpu", f"    # {number}\n", 2, 1, 8) for number in range(12)]
 
@@ -27,10 +29,10 @@ PROGRAMS: list[Function] = [Program("pointwise", "cpu", f"    # {number}\n", 2, 
     [
         (KERNELS, 1, [4]),
         (KERNELS, 2, [2, 2]),
-        (KERNELS, 16, [1, 1, 1, 1]),
+        (KERNELS, 16, [2, 1, 1]),
         # Half a second each: a library's own price is more than all of them.
         (PROGRAMS, 16, [12]),
-        (KERNELS + PROGRAMS, 2, [3, 13]),
+        (KERNELS + PROGRAMS, 2, [4, 12]),
         (PROGRAMS[:1], 16, [1]),
     ],
 )
@@ -47,7 +49,7 @@ def test_a_source_imports_everything_once() -> None:
     source = libraries.library_source([*KERNELS, *PROGRAMS], "kernels")
     imports = [line for line in source.splitlines() if line.startswith("from ")]
     assert len(imports) == len(set(imports))
-    assert "from kernels.convolution.entries import conv_fprop" in imports
+    assert "from kernels.convolution.cpu.entries import conv_fprop" in imports
     assert "from kernels.pointwise.entries import pointwise" in imports
     assert "from std.math import exp" in imports
     assert source.count("@export") == len(KERNELS) + len(PROGRAMS)
@@ -57,11 +59,10 @@ def test_a_source_imports_everything_once() -> None:
 def test_a_wider_entry_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A convolution with kernels for groups does the work of one without, and both have their symbols."""
     monkeypatch.setenv("TORCH_MAX_BACKEND_COMPILE_CORES", "16")
-    grouped = [
-        LibraryFunction("convolution", entry, "cpu", (DType.float32, True)) for entry in ("conv_fprop", "conv_dgrad")
-    ]
-    shares = libraries._shares([*KERNELS, *grouped])
-    assert sorted(len(share) for share in shares) == [1, 1, 2, 2]
+    passes = (Pass.FPROP, Pass.DGRAD)
+    grouped = [convolution_function(which.value, "cpu", DType.float32, True) for which in passes]
+    shares = libraries._shares([*KERNELS[:3], *grouped])
+    assert sorted(len(share) for share in shares) == [1, 2, 2]
     for share in shares:
         source = libraries.library_source(share, "kernels")
         assert source.count("@export") == len(share)
@@ -84,9 +85,42 @@ def test_a_library_depends_on_the_sources_that_it_is_made_of() -> None:
     assert {"pooling/entries.mojo", "pooling/dispatch.mojo", "arithmetic.mojo", "__init__.mojo"} <= pooling
     assert {"pooling/cpu/separable_max.mojo", "library.mojo"} <= pooling
     assert not any(name.startswith(("normalization", "pointwise")) or name.endswith("/ops.mojo") for name in pooling)
-    # A name that is a module: `from .sm90 import dispatch`.
-    assert "convolution/sm90/dispatch.mojo" in names("convolution.dispatch")
     assert sources_digest(frozenset({"pooling.entries"})) != sources_digest(frozenset({"normalization.entries"}))
+
+
+def test_libraries_read_the_kernels_of_their_device_alone() -> None:
+    for target, others in (("cpu", ("gpu", "sm90")), ("gpu", ("cpu", "sm90")), ("sm90", ("cpu", "gpu"))):
+        files = sources_of([f"convolution.{target}.entries"])
+        read = {path.relative_to(KERNELS_PATH).parts[1] for path in files if "convolution" in path.parts}
+        assert target in read and read.isdisjoint(others), (target, read)
+
+
+def _hopper(grouped: bool, monkeypatch: pytest.MonkeyPatch) -> LibraryFunction:
+    monkeypatch.setattr(functions, "is_hopper", lambda: True)
+    return convolution_function("conv_dgrad", "gpu", DType.bfloat16, grouped)
+
+
+def test_on_hopper_a_convolution_is_two_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    function = _hopper(False, monkeypatch)
+    assert function.rest is not None and function.rest.rest is None
+    assert function.symbol != function.rest.symbol and function.rest.symbol in function.expression
+    assert function.imports == {("convolution.sm90.entries", "conv_dgrad")}
+    assert function.rest.imports == {("convolution.gpu.entries", "conv_dgrad")}
+    for op, dtype in (("conv_dgrad", DType.float64), ("conv_wgrad", DType.float32)):
+        assert convolution_function(op, "gpu", dtype, False).rest is None
+    assert convolution_function("conv_dgrad", "cpu", DType.bfloat16, False).rest is None
+    with functions.noted() as noted:
+        functions.require_function(function)
+    assert noted == [function] and {function, function.rest} <= functions.required()
+
+
+def test_a_narrow_function_in_a_wider_ones_library_calls_its_own_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow, wide = _hopper(False, monkeypatch), _hopper(True, monkeypatch)
+    assert narrow.rest is not None and wide.rest is not None and narrow.wider == wide
+    source = libraries.library_source([narrow, wide], "kernels")
+    exports = {text.partition("(")[0].strip(): text for text in source.split("def ")[1:]}
+    assert narrow.rest.symbol in exports[narrow.symbol] and "bfloat16, True" in exports[narrow.symbol]
+    assert wide.rest.symbol in exports[wide.symbol]
 
 
 @pytest.fixture
@@ -103,11 +137,12 @@ def changeable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
 def test_a_symbol_belongs_to_the_sources_that_the_function_was_built_from(changeable: Path) -> None:
     """A library of older sources, loaded for what is still good in it, cannot stand for what has changed."""
     unchanged: list[Function] = [LibraryFunction("pooling", "max_pool_dgrad", "cpu", (DType.float32,)), PROGRAMS[0]]
-    before, same = [each.symbol for each in KERNELS], [each.symbol for each in unchanged]
+    convolutions = KERNELS[:3]
+    before, same = [each.symbol for each in convolutions], [each.symbol for each in unchanged]
     file = changeable / "convolution" / "problem.mojo"
     file.write_text(file.read_text() + "\n# changed\n")
     sources.forget()
-    assert not {each.symbol for each in KERNELS} & set(before)
+    assert not {each.symbol for each in convolutions} & set(before)
     assert [each.symbol for each in unchanged] == same
     file = changeable / "pointwise" / "program.mojo"
     file.write_text(file.read_text() + "\n# changed\n")
@@ -117,7 +152,7 @@ def test_a_symbol_belongs_to_the_sources_that_the_function_was_built_from(change
 
 def test_every_module_of_the_kernels_is_found_by_those_that_import_it() -> None:
     """All but the thin ops, which graphs are compiled with, belong to a library."""
-    entries = [path.relative_to(KERNELS_PATH).with_suffix("") for path in KERNELS_PATH.rglob("entries.mojo")]
+    entries = [path.relative_to(KERNELS_PATH).with_suffix("") for path in KERNELS_PATH.rglob("*entries.mojo")]
     found = sources_of([".".join(path.parts) for path in entries])
     missing = {str(path.relative_to(KERNELS_PATH)) for path in KERNELS_PATH.rglob("*.mojo")} - {
         str(path.relative_to(KERNELS_PATH)) for path in found

@@ -1,4 +1,4 @@
-"""Registrations of the convolution family: thin ops over the entries of entries.mojo, which says what operands are.
+"""Registrations of the convolution family: thin ops; operands.mojo says what operands are.
 
 `function` is the library function that the graph's builder chose.
 """

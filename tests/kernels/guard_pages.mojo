@@ -24,7 +24,7 @@ from kernels.convolution.common import (
     Ptr,
     accumulation_type,
 )
-from kernels.convolution.dispatch import run_cpu
+from kernels.convolution.cpu.dispatch import run_cpu
 from kernels.convolution.problem import ConvolutionProblem, checked
 from kernels.pooling import dispatch as pooling
 from kernels.pooling.kernel import INDEX, OFFSET, Operands, averages

@@ -1,7 +1,7 @@
 """Convolutions that are computed together with the program that reads their result.
 
-On Hopper the program runs in the kernel's store (kernels/convolution/sm90/entries.mojo), on a CPU over each block of
-rows that has just been stored (kernels/convolution/cpu/entries.mojo).
+On Hopper the program runs in the kernel's store (kernels/convolution/sm90/fused_entries.mojo), on a CPU over each block
+of rows that has just been stored (kernels/convolution/cpu/fused_entries.mojo).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from max.driver import accelerator_architecture_name
 from max.dtype import DType
 from max.graph import DeviceRef
 
@@ -28,7 +27,7 @@ from torch_max_backend.fusion.terms import Leaf, in_memory, is_view
 from torch_max_backend.fusion.values import Operation, Value
 from torch_max_backend.mojo_ops.constants import kernel_constant
 from torch_max_backend.mojo_ops.convolution import GEOMETRY_LENGTH
-from torch_max_backend.mojo_ops.functions import target_of
+from torch_max_backend.mojo_ops.functions import is_hopper, target_of
 
 _PASSES = {"conv_fprop": 0, "conv_dgrad": 1}
 """By op, the number of the pass in kernels/convolution/common.mojo."""
@@ -116,7 +115,7 @@ def absorbed(group: Group, groups: Sequence[Group], kept: Collection[Value], dev
 
 def takes_part(device: DeviceRef) -> bool:
     """Whether a device has the kernels that add up what they store, too."""
-    return device.is_gpu() and accelerator_architecture_name().startswith("sm_90")
+    return device.is_gpu() and is_hopper()
 
 
 def convolution_alone(value: Value) -> Absorbed:

@@ -144,9 +144,12 @@ class Program:
     def imports(self) -> frozenset[tuple[str, str]]:
         """The entry and the types of its arguments."""
         own = "convolution.cpu" if self.target == "cpu" else "convolution.sm90"
-        module = own if self.convolution else "reduction" if self.reduction else "pointwise"
         values = {("reduction.values", "Values")} if self.reduction else set()
-        return _MODULES | IMPORTS | {(f"{module}.entries", self.entry)} | values
+        if self.convolution:
+            module = f"{own}.fused_entries"
+        else:
+            module = "reduction.entries" if self.reduction else "pointwise.entries"
+        return _MODULES | IMPORTS | {(module, self.entry)} | values
 
     @property
     def definition(self) -> str:

@@ -22,6 +22,7 @@ from torch_max_backend.mojo_ops.convolution import (
     conv_dgrad,
     conv_fprop,
     conv_wgrad,
+    convolution_function,
 )
 from torch_max_backend.mojo_ops.functions import LibraryFunction, target_of
 
@@ -103,7 +104,10 @@ def _functions(x: torch.Tensor, groups: int, passes: Sequence[Pass]) -> Iterator
     if x.dtype in _FLOATS:
         target = target_of(device_ref(x.device))
         for which in passes:
-            yield LibraryFunction("convolution", which.value, target, (max_dtype(x.dtype), groups > 1))
+            function = convolution_function(which.value, target, max_dtype(x.dtype), groups > 1)
+            yield function
+            if function.rest:
+                yield function.rest
 
 
 def _activation(tensor: GraphTensor) -> TensorValue:

@@ -7,7 +7,7 @@ when the graph is built is checked then.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -28,6 +28,13 @@ GEOMETRY_LENGTH: int = kernel_constant("convolution.problem", "GEOMETRY_LENGTH")
 """Values of the geometry operand."""
 
 _SUPPORTED = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
+
+#: Of each pass those that Hopper's kernels take (kernels/convolution/sm90/dispatch.mojo).
+_HOPPER = {
+    "conv_fprop": (DType.bfloat16, DType.float16, DType.float32),
+    "conv_dgrad": (DType.bfloat16, DType.float16, DType.float32),
+    "conv_wgrad": (DType.bfloat16, DType.float16),
+}
 
 
 @beartype
@@ -182,7 +189,27 @@ def conv_with_geometry(
     if op == "conv_dgrad":
         operands += after or [b]
     result = TensorType(a.dtype, result_shape, a.device)
-    return functions.call("convolution", op, a.device, operands, [result], (a.dtype, grouped))[0]
+    function = convolution_function(op, functions.target_of(a.device), a.dtype, grouped)
+    return functions.call_function(op, function, a.device, operands, [result])[0]
+
+
+def convolution_function(
+    op: Literal["conv_fprop", "conv_dgrad", "conv_wgrad"], target: Literal["cpu", "gpu"], dtype: DType, grouped: bool
+) -> functions.LibraryFunction:
+    """The library function of a convolution for the machine at hand.
+
+    On Hopper it is one with Hopper's kernels, which calls the one for any GPU: both are built side by side.
+
+    Args:
+        op: the pass.
+        target: MAX's word for the kind of device.
+        dtype: of the operands.
+        grouped: with the kernels that many groups need.
+    """
+    general = functions.LibraryFunction("convolution", op, target, (dtype, grouped), target)
+    if target == "cpu" or dtype not in _HOPPER[op] or not functions.is_hopper():
+        return general
+    return replace(general, folder="sm90", rest=general)
 
 
 @beartype

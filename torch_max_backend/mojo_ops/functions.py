@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from beartype import beartype
+from max.driver import accelerator_architecture_name
 from max.dtype import DType
 from max.graph import DeviceRef, TensorType, TensorValue
 
@@ -61,50 +62,59 @@ class Function(Protocol):
         ...
 
 
-#: By how an entry's name begins: for a CPU and for a GPU.
+#: By how an entry's name begins: for a CPU, for a GPU, and for Hopper where it has an entry of its own.
 _SECONDS = {
-    "conv_fprop": (6.0, 14.0),
-    "conv_": (6.0, 19.0),
-    "attention": (4.0, 14.0),
-    "max_pool_fprop": (4.0, 4.0),
-    "max_pool": (4.0, 11.0),
-    "avg_pool": (4.0, 11.0),
-    "": (0.5, 1.0),
+    "conv_fprop": (5.0, 8.0, 8.0),
+    "conv_": (5.0, 9.0, 13.0),
+    "attention": (4.0, 14.0, 14.0),
+    "max_pool_fprop": (4.0, 4.0, 4.0),
+    "max_pool": (4.0, 11.0, 11.0),
+    "avg_pool": (4.0, 11.0, 11.0),
+    "": (0.5, 1.0, 1.0),
 }
 
 
 @dataclass(frozen=True)
 class LibraryFunction:
-    """One entry of `kernels/FAMILY/entries.mojo`, for one kind of device and with its parameters bound.
+    """One entry of `kernels/FAMILY/FOLDER/entries.mojo`, for one kind of device and with its parameters bound.
 
     Attributes:
         family: the folder below `kernels/`.
         entry: the function's name in Mojo.
         target: MAX's word for the kind of device.
         parameters: what stands between the entry's brackets after the target: types and flags.
+        folder: the folder of the family that the entries stand in, "" for the family's own.
+        rest: another function that this one calls, by its symbol, for what it does not take itself.
     """
 
     family: str
     entry: str
     target: Literal["cpu", "gpu"]
     parameters: tuple[DType | bool, ...]
+    folder: str = ""
+    rest: LibraryFunction | None = None
 
     @property
     def symbol(self) -> str:
         """The name of the exported C function."""
-        name = "_".join(("torch_max", self.entry, *map(self._word, self.parameters), self.target))
-        return symbol_of(name, (module for module, _ in self.imports))
+        where = self.folder if self.rest else self.target
+        name = "_".join(("torch_max", self.entry, *map(self._word, self.parameters), where))
+        called = self.rest.imports if self.rest else ()
+        return symbol_of(name, (module for module, _ in (*self.imports, *called)))
 
     @property
     def expression(self) -> str:
         """The entry with its parameters, as Mojo writes it."""
         words = [f'"{self.target}"', *(f"DType.{p.name}" if isinstance(p, DType) else str(p) for p in self.parameters)]
+        if self.rest:
+            words.append(f'"{self.rest.symbol}"')
         return f"{self.entry}[{', '.join(words)}]"
 
     @property
     def imports(self) -> frozenset[tuple[str, str]]:
         """The entry."""
-        return frozenset({(f"{self.family}.entries", self.entry)})
+        module = f"{self.family}.{self.folder}" if self.folder else self.family
+        return frozenset({(f"{module}.entries", self.entry)})
 
     @property
     def definition(self) -> str:
@@ -115,14 +125,14 @@ class LibraryFunction:
     def seconds(self) -> float:
         """As measured, for the entry's kind."""
         kind = next((kind for kind in _SECONDS if self.entry.startswith(kind)), "")
-        return _SECONDS[kind][self.target == "gpu"]
+        return _SECONDS[kind][0 if self.target == "cpu" else 1 if self.rest is None else 2]
 
     @property
     def wider(self) -> LibraryFunction | None:
         """The one that does all that this one does and more: of a convolution without kernels for groups, that with
         them."""
         if self.family == "convolution" and self.parameters[-1] is False:
-            return replace(self, parameters=(*self.parameters[:-1], True))
+            return replace(self, parameters=(*self.parameters[:-1], True), rest=self.rest and self.rest.wider)
         return None
 
     @staticmethod
@@ -153,10 +163,16 @@ def target_of(device: DeviceRef) -> Literal["cpu", "gpu"]:
     return "gpu" if device.is_gpu() else "cpu"
 
 
+def is_hopper() -> bool:
+    """Whether the accelerator at hand is one of NVIDIA's Hopper generation."""
+    return accelerator_architecture_name().startswith("sm_90")
+
+
 def require_function(function: Function) -> str:
     """As ``require``, for a function that is there already."""
+    rest = function.rest if isinstance(function, LibraryFunction) else None
     with _lock:
-        _required.add(function)
+        _required.update((function, rest) if rest else (function,))
     noted = _noted.get()
     if noted is not None:
         noted.append(function)
@@ -193,5 +209,16 @@ def call(
         result_types: of the results.
         parameters: the entry's, after the target.
     """
-    chosen = {"function": require(family, op, device, parameters)}
+    return call_function(op, LibraryFunction(family, op, target_of(device), parameters), device, values, result_types)
+
+
+def call_function(
+    op: str,
+    function: LibraryFunction,
+    device: DeviceRef,
+    values: Sequence[TensorValue],
+    result_types: Sequence[TensorType],
+) -> list[TensorValue]:
+    """As ``call``, of a function that is there already."""
+    chosen = {"function": require_function(function)}
     return [result.tensor for result in ops.custom(op, device, list(values), list(result_types), chosen)]

@@ -18,6 +18,7 @@ import tempfile
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
+from dataclasses import replace
 from pathlib import Path
 
 import max as max_package
@@ -39,7 +40,15 @@ LIBRARIES, FILENAME = "libraries", "library.so"
 """The kind and the file name of libraries in the cache, which has an entry for each function."""
 START = 3.5
 """CPU-seconds that a library costs beside its functions and what they import."""
-FAMILIES = {"convolution": 4.0, "pointwise": 2.0, "normalization": 2.0, "pooling": 1.0, "attention": 1.0}
+FAMILIES = {
+    "convolution.cpu": 1.0,
+    "convolution.gpu": 1.5,
+    "convolution.sm90": 2.0,
+    "pointwise": 2.0,
+    "normalization": 2.0,
+    "pooling": 1.0,
+    "attention": 1.0,
+}
 """CPU-seconds that the first function of a family adds: its modules are read and checked once for a library."""
 SHORT = 12.0
 """A library of fewer CPU-seconds is not divided."""
@@ -215,7 +224,7 @@ def seconds(functions: Collection[Function]) -> float:
     """CPU-seconds that it takes to build them in one library."""
     if not functions:
         return 0.0
-    families = {module.partition(".")[0] for function in functions for module, _ in function.imports}
+    families = {module.rpartition(".")[0] for function in functions for module, _ in function.imports}
     own = sum(function.seconds for function in functions)
     return START + sum(FAMILIES.get(family, 0.0) for family in families) + own
 
@@ -253,6 +262,14 @@ def _compiled(function: Function, functions: Sequence[Function]) -> Function:
     """Which of ``functions`` is compiled for one of them: a wider one costs nothing where it is compiled anyway."""
     wider = function.wider if isinstance(function, LibraryFunction) else None
     return wider if wider is not None and wider in functions else function
+
+
+def _expression(function: Function, functions: Sequence[Function]) -> str:
+    """What is compiled for a function. What it calls is its own `rest`, which is loaded wherever the function is."""
+    compiled = _compiled(function, functions)
+    if isinstance(function, LibraryFunction) and isinstance(compiled, LibraryFunction):
+        compiled = replace(compiled, rest=function.rest)
+    return compiled.expression
 
 
 def _cached(facts: Mapping[Function, Mapping[str, str]]) -> dict[Function, Path]:
@@ -331,7 +348,7 @@ def library_source(functions: Sequence[Function], package: str) -> str:
         for module, name in imports
     ]
     exports = (
-        each.definition + _EXPORT.format(symbol=each.symbol, expression=_compiled(each, functions).expression)
+        each.definition + _EXPORT.format(symbol=each.symbol, expression=_expression(each, functions))
         for each in functions
     )
     return "\n".join(lines) + "\n" + "\n".join(exports)

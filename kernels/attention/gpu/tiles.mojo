@@ -28,7 +28,7 @@ from max.gpu.memory import AddressSpace
 
 from ...convolution.common import Ptr
 from ...convolution.gpu.pipeline import Shared, copy_vector, pairs_compile
-from ...convolution.sm90.dispatch import compiling_for_hopper
+from ...ptx import compiling_for_hopper
 from ...ptx import exchange_lanes, load_matrices, made_here
 from .wgmma import Sums, add_wgmma
 

@@ -17,7 +17,7 @@ from max.gpu.memory import AddressSpace
 
 from ..common import DGRAD, FPROP, Ptr
 from ..problem import ConvolutionProblem
-from ..sm90.dispatch import compiling_for_hopper
+from ...ptx import compiling_for_hopper
 
 comptime BLOCK_K = 16
 comptime QUAD = 4

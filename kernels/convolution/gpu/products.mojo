@@ -5,7 +5,7 @@ from max.gpu.host import DeviceBuffer, DeviceContext
 
 from ..common import Ptr
 from ..problem import ConvolutionProblem
-from ..sm90.dispatch import compiling_for_hopper
+from ...ptx import compiling_for_hopper
 from .block_gather import block_gather_gpu
 from .block_wgrad import block_wgrad_gpu
 from .merged_groups import (

@@ -2,11 +2,11 @@
 
 from std.math import ceildiv
 from std.sys import size_of
-from std.sys.info import _accelerator_arch
 
 from max.gpu.host import DeviceAttribute, DeviceContext
 
 from ...normalization.partials import Slots
+from ...ptx import compiling_for_hopper
 from ..common import DGRAD, FPROP, WGRAD, Ptr
 from ..problem import ConvolutionProblem
 from .choice import (
@@ -48,16 +48,6 @@ comptime FEW_PHASES = 8
 """Phases of a data gradient that a kernel with an epilogue has room for, if not for one or for all."""
 comptime NARROW_COLUMNS = 64
 """Columns of the tile for narrow results with an epilogue. torch_max_backend/fusion/convolutions.py reads these three."""
-
-
-def compiling_for_hopper() -> Bool:
-    """Whether the accelerator that this compilation is for has these kernels' instructions.
-    """
-    comptime arch = _accelerator_arch()
-    comptime if "90a" in arch and "gfx" not in arch:
-        return True
-    else:
-        return False
 
 
 def compiles_for[dtype: DType, pass_: Int]() -> Bool:

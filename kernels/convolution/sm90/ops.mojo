@@ -13,7 +13,7 @@ from std.utils.index import IndexList
 
 from ..common import DGRAD, FPROP, WGRAD, Ptr
 from ..problem import GEOMETRY_LENGTH, ConvolutionProblem
-from ..entries import problem_of as _problem
+from ..operands import problem_of as _problem
 from .dispatch import are_aligned, can_implement, compiles_for, run
 from .wgrad_plan import WgradChoice
 

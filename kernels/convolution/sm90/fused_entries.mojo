@@ -1,0 +1,346 @@
+"""Entries of convolutions whose store takes in a pointwise program (kernels/pointwise/program.mojo), and the sums over
+what is stored that batch normalization asks for.
+
+The geometry is a host tensor of int64: the convolution's own (problem.mojo), the shapes of its result, x or dy, and w,
+each of rank 5, and then the extents and strides of the program's operands. The operands are addresses: the program's
+result and inputs, then x or dy, and w.
+
+A `heavy` program needs many registers for a vector.
+"""
+
+from max.gpu.host import DeviceContext
+from std.utils.index import IndexList
+
+from ...library import Arguments, Call, Operand, scratch
+from ...normalization.gpu import (
+    MERGERS,
+    merge_moments_kernel,
+    merge_sums_kernel,
+)
+from ...normalization.partials import Slots
+from ...pointwise.entries import operands_of
+from ...pointwise.program import Operands, Place
+from ..common import FPROP, Ptr
+from ..operands import problem_of
+from ..problem import GEOMETRY_LENGTH, ConvolutionProblem
+from .column_sums import MOMENTS, Factor
+from .dispatch import (
+    are_aligned,
+    can_implement,
+    compiles_for,
+    run_with_epilogue,
+    run_with_sums,
+    slots_of_sums,
+    sums_are_worth_it,
+)
+from .epilogue import apply_epilogue
+from .store import Epilogue
+from .packed import needs_packing
+
+
+@no_inline
+def _shape(geometry: Operand[DType.int64, 1], number: Int) -> IndexList[5]:
+    var shape = IndexList[5]()
+    for axis in range(5):
+        shape[axis] = Int(geometry[GEOMETRY_LENGTH + 5 * number + axis])
+    return shape
+
+
+@no_inline
+def _problem[
+    pass_: Int
+](geometry: Operand[DType.int64, 1]) raises -> ConvolutionProblem:
+    var values = IndexList[GEOMETRY_LENGTH]()
+    for i in range(GEOMETRY_LENGTH):
+        values[i] = Int(geometry[i])
+    var result = _shape(geometry, 0)
+    var source = _shape(geometry, 1)
+    var large = source if pass_ == FPROP else result
+    var small = result if pass_ == FPROP else source
+    return problem_of(large, _shape(geometry, 2), small, values)
+
+
+@no_inline
+def _run_plain[
+    plain: StaticString
+](
+    result: Int,
+    a: Int,
+    b: Int,
+    geometry: Operand[DType.int64, 1],
+    ctx: DeviceContext,
+) raises:
+    """The library's function for the convolution alone."""
+    var call = Call()
+    call.append_at(result, _shape(geometry, 0))
+    call.append_at(a, _shape(geometry, 1))
+    call.append_at(b, _shape(geometry, 2))
+    call.append_at(Int(geometry.data), IndexList[1](GEOMETRY_LENGTH))
+    call.run[plain](ctx)
+
+
+def conv_pointwise[
+    target: StaticString,
+    dtype: DType,
+    pass_: Int,
+    narrow: Bool,
+    room: Int,
+    plain: StaticString,
+    heavy: Bool,
+    count: Int,
+    dims: Int,
+    run: def[width: Int](
+        Operands[count, dims], Place[dims], SIMD[dtype, width]
+    ) thin -> SIMD[dtype, width],
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    """fprop or dgrad, by the Hopper kernel with the program in its store; for a problem or an address that it does not
+    take, by the library function `plain` into a buffer and a pass over that.
+    """
+    var geometry = arguments.take[DType.int64, 1]()
+    var operands = operands_of[count, dims](
+        geometry, GEOMETRY_LENGTH + 15, arguments
+    )
+    var result = Ptr[dtype](unsafe_from_address=operands.data[0])
+    var a = Ptr[dtype](unsafe_from_address=arguments.take_word())
+    var b = Ptr[dtype](unsafe_from_address=arguments.take_word())
+    var problem = _problem[pass_](geometry)
+    var shape = _shape(geometry, 0)
+    var c = shape[4]
+    var together = 0
+    comptime for n in range(count):
+        together |= operands.data[n]
+
+    # By value: the kernel cannot follow an address on the host's stack.
+    @__parameter
+    @__copy_capture(operands, c)
+    @always_inline
+    def finish[
+        width: Int
+    ](pixel: Int, channel: Int, value: SIMD[dtype, width]) -> SIMD[
+        dtype, width
+    ]:
+        return run[width](operands, operands.place(pixel * c + channel), value)
+
+    comptime if compiles_for[dtype, pass_]():
+        if (
+            not can_implement[dtype, pass_](problem)
+            and not needs_packing[dtype](problem)
+            and together % 16 == 0
+            and are_aligned[dtype](result, a, b)
+        ):
+            run_with_epilogue[dtype, pass_, narrow, room, heavy, finish](
+                result, a, b, problem, ctx
+            )
+            return
+    var buffer = scratch[dtype](ctx, shape.flattened_length())
+    _run_plain[plain](Int(buffer.unsafe_ptr()), Int(a), Int(b), geometry, ctx)
+    apply_epilogue[dtype, finish](
+        result,
+        Ptr[dtype](unsafe_from_address=Int(buffer.unsafe_ptr())),
+        shape[0] * shape[2] * shape[3],
+        c,
+        ctx,
+    )
+    _ = buffer^
+
+
+def conv_pointwise_sums[
+    target: StaticString,
+    dtype: DType,
+    pass_: Int,
+    narrow: Bool,
+    room: Int,
+    plain: StaticString,
+    heavy: Bool,
+    kind: Int,
+    plain_sums: StaticString,
+    has_program: Bool,
+    count: Int,
+    dims: Int,
+    run: def[width: Int](
+        Operands[count, dims], Place[dims], SIMD[dtype, width]
+    ) thin -> SIMD[dtype, width],
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    """As `conv_pointwise`, and what batch normalization reduces of the result as it is stored; `plain_sums` is the library
+    function for that alone. Without a program the result is the convolution's own.
+
+    Four results for each channel come first. Behind the program's operands stand what `plain_sums` reads beside the
+    result: the running mean and variance and the settings; or x, mean and invstd.
+    """
+    var geometry = arguments.take[DType.int64, 1]()
+    var made = IndexList[4]()
+    for i in range(4):
+        made[i] = arguments.take_word()
+    var operands = operands_of[count, dims](
+        geometry, GEOMETRY_LENGTH + 15, arguments
+    )
+    var beside = IndexList[3]()
+    for i in range(3):
+        beside[i] = arguments.take_word()
+    var result = Ptr[dtype](unsafe_from_address=operands.data[0])
+    var a = Ptr[dtype](unsafe_from_address=arguments.take_word())
+    var b = Ptr[dtype](unsafe_from_address=arguments.take_word())
+    var problem = _problem[pass_](geometry)
+    var shape = _shape(geometry, 0)
+    var c = shape[4]
+    var rows = shape[0] * shape[2] * shape[3]
+    var together = 0
+    comptime for n in range(count):
+        together |= operands.data[n]
+    comptime if kind != MOMENTS:
+        for i in range(2):
+            together |= beside[i]
+    var x = Ptr[dtype](unsafe_from_address=beside[0])
+    var mean = Ptr[DType.float32](unsafe_from_address=beside[1])
+
+    @__parameter
+    @__copy_capture(operands, c)
+    @always_inline
+    def finish[
+        width: Int
+    ](pixel: Int, channel: Int, value: SIMD[dtype, width]) -> SIMD[
+        dtype, width
+    ]:
+        return run[width](operands, operands.place(pixel * c + channel), value)
+
+    @__parameter
+    @__copy_capture(x, mean, c)
+    @always_inline
+    def deviation[
+        width: Int
+    ](pixel: Int, channel: Int) -> SIMD[DType.float32, width]:
+        var value = x.unsafe_offset(pixel * c + channel).unsafe_load[
+            width=width, alignment=2 * width
+        ]()
+        var center = mean.unsafe_offset(channel).unsafe_load[
+            width=width, alignment=16
+        ]()
+        return value.cast[DType.float32]() - center
+
+    comptime own = Optional[Epilogue[dtype]](
+        finish
+    ) if has_program else Optional[Epilogue[dtype]]()
+    comptime factor = Optional[Factor](
+        deviation
+    ) if kind != MOMENTS else Optional[Factor]()
+    comptime if compiles_for[dtype, pass_]():
+        if (
+            not can_implement[dtype, pass_](problem)
+            and not needs_packing[dtype](problem)
+            and together % 16 == 0
+            and are_aligned[dtype](result, a, b)
+            and (has_program or sums_are_worth_it[pass_, narrow](problem, ctx))
+        ):
+            var slots = slots_of_sums[pass_, narrow](problem, ctx)
+            var buffer = scratch[DType.float32](ctx, slots.elements())
+            run_with_sums[dtype, pass_, narrow, room, heavy, own, kind, factor](
+                result,
+                a,
+                b,
+                Ptr[DType.float32](
+                    unsafe_from_address=Int(buffer.unsafe_ptr())
+                ),
+                problem,
+                ctx,
+            )
+            _merge[dtype, kind](
+                made,
+                beside,
+                Ptr[DType.float32](
+                    unsafe_from_address=Int(buffer.unsafe_ptr())
+                ),
+                slots,
+                rows,
+                c,
+                ctx,
+            )
+            _ = buffer^
+            return
+    comptime if has_program:
+        var buffer = scratch[dtype](ctx, shape.flattened_length())
+        _run_plain[plain](
+            Int(buffer.unsafe_ptr()), Int(a), Int(b), geometry, ctx
+        )
+        apply_epilogue[dtype, finish](
+            result,
+            Ptr[dtype](unsafe_from_address=Int(buffer.unsafe_ptr())),
+            shape[0] * shape[2] * shape[3],
+            c,
+            ctx,
+        )
+        _ = buffer^
+    else:
+        _run_plain[plain](Int(result), Int(a), Int(b), geometry, ctx)
+    var call = Call()
+    for i in range(4):
+        call.append_at(made[i], IndexList[1](c))
+    call.append_at(Int(result), IndexList[2](rows, c))
+    comptime if kind == MOMENTS:
+        call.append_at(beside[0], IndexList[1](c))
+        call.append_at(beside[1], IndexList[1](c))
+        call.append_at(beside[2], IndexList[1](2))
+    else:
+        call.append_at(beside[0], IndexList[2](rows, c))
+        call.append_at(beside[1], IndexList[1](c))
+        call.append_at(beside[2], IndexList[1](c))
+    call.run[plain_sums](ctx)
+
+
+@no_inline
+def _merge[
+    dtype: DType, kind: Int
+](
+    made: IndexList[4],
+    beside: IndexList[3],
+    partials: Ptr[DType.float32],
+    slots: Slots,
+    rows: Int,
+    channels: Int,
+    ctx: DeviceContext,
+) raises:
+    """What the sums in the slots make of each channel."""
+
+    @always_inline
+    def channel(address: Int) -> Ptr[DType.float32]:
+        return Ptr[DType.float32](unsafe_from_address=address)
+
+    # No row is left to be read by the second stage.
+    var none = Ptr[dtype](unsafe_from_address=Int(partials))
+    comptime if kind == MOMENTS:
+        var settings = Ptr[DType.float64](unsafe_from_address=beside[2])
+        ctx.enqueue_function[
+            merge_moments_kernel[dtype, DType.float32, True, Slots]
+        ](
+            channel(made[0]),
+            channel(made[1]),
+            channel(made[2]),
+            channel(made[3]),
+            partials,
+            none,
+            channel(beside[0]),
+            channel(beside[1]),
+            slots,
+            Int64(rows),
+            Int64(channels),
+            settings[unsafe_offset=0].cast[DType.float32](),
+            settings[unsafe_offset=1].cast[DType.float32](),
+            grid_dim=channels,
+            block_dim=MERGERS,
+        )
+    else:
+        ctx.enqueue_function[merge_sums_kernel[dtype, DType.float32, Slots]](
+            channel(made[0]),
+            channel(made[1]),
+            channel(made[2]),
+            channel(made[3]),
+            partials,
+            none,
+            none,
+            channel(beside[1]),
+            channel(beside[2]),
+            slots,
+            Int64(rows),
+            Int64(channels),
+            grid_dim=channels,
+            block_dim=MERGERS,
+        )
