@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,7 +105,7 @@ def test_on_hopper_a_convolution_is_two_functions(monkeypatch: pytest.MonkeyPatc
     function = _hopper(False, monkeypatch)
     assert function.rest is not None and function.rest.rest is None
     assert function.symbol != function.rest.symbol and function.rest.symbol in function.expression
-    assert function.imports == {("convolution.sm90.entries", "conv_dgrad")}
+    assert function.imports == {("convolution.sm90.entries", "conv_dgrad_sm90")}
     assert function.rest.imports == {("convolution.gpu.entries", "conv_dgrad")}
     for op, dtype in (("conv_dgrad", DType.float64), ("conv_wgrad", DType.float32)):
         assert convolution_function(op, "gpu", dtype, False).rest is None
@@ -121,6 +122,17 @@ def test_a_narrow_function_in_a_wider_ones_library_calls_its_own_rest(monkeypatc
     exports = {text.partition("(")[0].strip(): text for text in source.split("def ")[1:]}
     assert narrow.rest.symbol in exports[narrow.symbol] and "bfloat16, True" in exports[narrow.symbol]
     assert wide.rest.symbol in exports[wide.symbol]
+
+
+def test_entries_of_one_kind_of_device_have_names_of_their_own() -> None:
+    """They may stand in one library."""
+    for target in ("cpu", "gpu"):
+        other = "gpu" if target == "cpu" else "cpu"
+        names: list[str] = []
+        for path in KERNELS_PATH.rglob("*entries.mojo"):
+            if other not in path.parts and not (target == "cpu" and "sm90" in path.parts):
+                names += re.findall(r"^def ([a-z]\w*)", path.read_text(), re.MULTILINE)
+        assert len(names) == len(set(names)), sorted(name for name in names if names.count(name) > 1)
 
 
 @pytest.fixture

@@ -93,6 +93,13 @@ def test_a_step_from_the_cache_is_the_step_that_was_compiled(rate: float, monkey
     _assert_equal(got, expected)
 
 
+def test_a_step_from_the_cache_does_not_wait_in_eager_pytorch() -> None:
+    expected, _ = _hits(lambda: _step(lambda: Net(0.0)))
+    got, hits = _hits(lambda: _step(lambda: Net(0.0), options={"compile": "background"}))
+    assert hits == 1
+    _assert_equal(got, expected)
+
+
 def test_an_inference_graph_comes_from_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     def step() -> list[torch.Tensor]:
         torch._dynamo.reset()

@@ -209,7 +209,7 @@ def convolution_function(
     general = functions.LibraryFunction("convolution", op, target, (dtype, grouped), target)
     if target == "cpu" or dtype not in _HOPPER[op] or not functions.is_hopper():
         return general
-    return replace(general, folder="sm90", rest=general)
+    return replace(general, entry=f"{op}_sm90", folder="sm90", rest=general)
 
 
 @beartype

@@ -97,8 +97,7 @@ class LibraryFunction:
     @property
     def symbol(self) -> str:
         """The name of the exported C function."""
-        where = self.folder if self.rest else self.target
-        name = "_".join(("torch_max", self.entry, *map(self._word, self.parameters), where))
+        name = "_".join(("torch_max", self.entry, *map(self._word, self.parameters), self.target))
         called = self.rest.imports if self.rest else ()
         return symbol_of(name, (module for module, _ in (*self.imports, *called)))
 

@@ -36,21 +36,21 @@ def _convolve[
     given.call[rest](ctx)
 
 
-def conv_fprop[
+def conv_fprop_sm90[
     target: StaticString, dtype: DType, grouped: Bool, rest: StaticString
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """The forward pass, y = x * w."""
     _convolve[dtype, FPROP, grouped, rest](arguments, ctx)
 
 
-def conv_dgrad[
+def conv_dgrad_sm90[
     target: StaticString, dtype: DType, grouped: Bool, rest: StaticString
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """Gradient of x; input pixels that no window covers get zero."""
     _convolve[dtype, DGRAD, grouped, rest](arguments, ctx)
 
 
-def conv_wgrad[
+def conv_wgrad_sm90[
     target: StaticString, dtype: DType, grouped: Bool, rest: StaticString
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """Gradient of w, reduced over N, O, P and Q."""
