@@ -10,6 +10,7 @@ from pathlib import Path
 import modular
 import pytest
 import torch
+from torch._functorch import config as functorch_config
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
@@ -19,6 +20,9 @@ from tests.kernels import together
 from torch_max_backend import backend
 from torch_max_backend.graph.compiler import CompiledGraph
 from torch_max_backend.runtime import cache
+
+# What a test compiles is compiled, whatever the cache has from before; test_programs.py turns the cache on.
+functorch_config.enable_autograd_cache = False
 
 #: The allocator that MAX brings, for the workers: compiling takes an eighth less time with it on huge pages than with
 #: glibc's.

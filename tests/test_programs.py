@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
+from torch._functorch import config as functorch_config
 from torch.fx import GraphModule, symbolic_trace
 
 from torch_max_backend import backend, programs
@@ -45,10 +46,10 @@ class Net(nn.Module):
 
 @pytest.fixture(autouse=True)
 def fresh_keys() -> Iterator[None]:
-    """Entries of other tests and earlier runs are not found."""
+    """The cache is on; entries of other tests and earlier runs are not found."""
     torch._dynamo.reset()
     config: Any = torch.compiler.config
-    with config.patch(cache_key_tag=uuid.uuid4().hex):
+    with config.patch(cache_key_tag=uuid.uuid4().hex), functorch_config.patch(enable_autograd_cache=True):
         yield
 
 
@@ -246,6 +247,7 @@ def test_what_a_key_does_not_tell_is_not_kept() -> None:
 _SCRIPT = """
 import torch
 from torch._dynamo.utils import counters
+from torch._functorch import config as functorch_config
 from tests.test_programs import Net, _step
 print([each.double().sum().item() for each in _step(lambda: Net(0.4))])
 print(counters["aot_autograd"]["autograd_cache_hit"], counters["aot_autograd"]["autograd_cache_saved"])
