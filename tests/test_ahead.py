@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 from typer.testing import CliRunner, Result
 
-from torch_max_backend import OptionError, compile_ahead
+from torch_max_backend import OptionError, ahead, compile_ahead
 from torch_max_backend.cli import app
 from torch_max_backend.graph import autograd_walk
 from torch_max_backend.runtime import cache, session, tasks
@@ -86,6 +86,16 @@ def test_a_gpu_is_traced_without_one(modules: list[str]) -> None:
 class Attention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.scaled_dot_product_attention(x, x, x)
+
+
+def test_inputs_are_called_what_they_are_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key of a program in the cache tells the types that Dynamo notes."""
+    codes: list[str] = []
+    monkeypatch.setattr(ahead, "max_backend", lambda gm, inputs, options: codes.append(gm.code))
+    compile_ahead(nn.Linear(3, 2), torch.ones(4, 3), target="sm_90a")
+    (code,) = codes
+    assert "FakeTensor" not in code
+    assert code.count("torch.nn.parameter.Parameter") == 2 and code.count(": torch.Tensor") == 1
 
 
 def test_channels_last_convolutions_are_promised_what_cudnn_returns() -> None:

@@ -75,6 +75,11 @@ def compile_ahead(
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModule:
         if any("scaled_dot_product_attention" in str(node.target) for node in gm.graph.nodes):
             warnings.warn(_ATTENTION, UserWarning, stacklevel=2)
+        # Dynamo notes its inputs' types, which are part of a key in the cache: on the GPU's machine none are fake.
+        for node, value in zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True):
+            if isinstance(value, torch.Tensor):
+                node.type = torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else torch.Tensor
+        gm.recompile()
         # The rest of the program needs results; eager PyTorch computes them as fake tensors.
         eager = GraphModule(gm, copy.deepcopy(gm.graph))
         max_backend(gm, example_inputs, options=chosen)
