@@ -84,9 +84,10 @@ def test_ptx_for_drivers_that_are_too_old(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_built_library_has_machine_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all kernels but short ones. This fails where a release of Mojo writes PTX in another way."""
     monkeypatch.setenv("TORCH_MAX_BACKEND_CACHE_DIR", str(tmp_path))
-    function = convolution_function("conv_fprop", "gpu", DType.bfloat16, False)
     with session.virtual_accelerator(TARGETS["sm_90a"], "sm_90a"):
+        function = convolution_function("conv_fprop", "gpu", DType.bfloat16, False)
+        assert function.rest is not None
         (library,) = libraries.build([function], torch.device("cuda")).values()
     content = library.read_bytes()
-    assert content.count(ELF) > 10
+    assert content.count(ELF) > 4
     assert all(len(text) < 16_000 for text in cubins._PTX.findall(content))

@@ -129,7 +129,8 @@ def _kernel(number: int, operation: Operation, function: Function) -> Kernel:
             part = home.bytes if elements is None else elements * home.dtype.size_in_bytes
             inputs[home] = min(home.bytes, part)
     outputs = {value: value.bytes for value in operation.results}
-    return Kernel(number, function.entry, _kind(function), _text(function), inputs, outputs)
+    rest = function.rest if isinstance(function, LibraryFunction) else None
+    return Kernel(number, (rest or function).entry, _kind(function), _text(function), inputs, outputs)
 
 
 def _kind(function: Function) -> str:
