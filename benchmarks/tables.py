@@ -78,12 +78,8 @@ def _first(name: str) -> dict[str, float]:
     """Seconds to the first step of the training steps in this file, with empty caches where that was measured."""
     measured = name.replace("training_step", "first_step")
     if (RESULTS / f"{measured}.json").exists():
-        return _empty(measured)
+        return _waited(measured, "empty")
     return read(name)["first_step_seconds"]
-
-
-def _empty(name: str) -> dict[str, float]:
-    return _waited(name, "empty")
 
 
 def _waited(name: str, caches: str) -> dict[str, float]:

@@ -104,10 +104,7 @@ def _functions(x: torch.Tensor, groups: int, passes: Sequence[Pass]) -> Iterator
     if x.dtype in _FLOATS:
         target = target_of(device_ref(x.device))
         for which in passes:
-            function = convolution_function(which.value, target, max_dtype(x.dtype), groups > 1)
-            yield function
-            if function.rest:
-                yield function.rest
+            yield from convolution_function(which.value, target, max_dtype(x.dtype), groups > 1).with_rest
 
 
 def _activation(tensor: GraphTensor) -> TensorValue:

@@ -16,7 +16,6 @@ where it can be that second one, or where the product of both can be formed tran
 from __future__ import annotations
 
 import torch
-from max.driver import accelerator_architecture_name
 from max.dtype import DType
 from max.graph import Dim, StaticDim, TensorValue
 
@@ -27,6 +26,7 @@ from torch_max_backend.lowering import numerics
 from torch_max_backend.lowering.context import LoweringContext
 from torch_max_backend.lowering.registry import Layout, lowering
 from torch_max_backend.mojo_ops.convolution import Geometry, conv_dgrad, conv_fprop, conv_wgrad
+from torch_max_backend.mojo_ops.functions import is_hopper
 
 aten = torch.ops.aten
 
@@ -81,7 +81,7 @@ def _as_convolution(a: GraphTensor, b: GraphTensor) -> bool:
         return False
     if a.value.device.is_gpu():
         if a.dtype in (DType.bfloat16, DType.float16) and a.rank == 2:
-            return accelerator_architecture_name().startswith("sm_90")
+            return is_hopper()
         return a.dtype == DType.float32 and torch.get_float32_matmul_precision() == "highest"
     return a.dtype in (DType.float32, DType.float64, DType.bfloat16, DType.float16)
 

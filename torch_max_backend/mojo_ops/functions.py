@@ -127,6 +127,11 @@ class LibraryFunction:
         return _SECONDS[kind][0 if self.target == "cpu" else 1 if self.rest is None else 2]
 
     @property
+    def with_rest(self) -> tuple[LibraryFunction, ...]:
+        """All that is loaded where this function is called."""
+        return (self,) if self.rest is None else (self, self.rest)
+
+    @property
     def wider(self) -> LibraryFunction | None:
         """The one that does all that this one does and more: of a convolution without kernels for groups, that with
         them."""
@@ -169,9 +174,8 @@ def is_hopper() -> bool:
 
 def require_function(function: Function) -> str:
     """As ``require``, for a function that is there already."""
-    rest = function.rest if isinstance(function, LibraryFunction) else None
     with _lock:
-        _required.update((function, rest) if rest else (function,))
+        _required.update(function.with_rest if isinstance(function, LibraryFunction) else (function,))
     noted = _noted.get()
     if noted is not None:
         noted.append(function)

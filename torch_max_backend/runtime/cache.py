@@ -78,19 +78,18 @@ def _version_of(*distributions: str) -> str:
 @functools.cache
 def kernels_digest() -> str:
     """SHA-256 over the Mojo sources, names and contents."""
-    state = hashlib.sha256()
-    for path in sorted(KERNELS_PATH.rglob("*.mojo")):
-        state.update(str(path.relative_to(KERNELS_PATH)).encode())
-        state.update(path.read_bytes())
-    return state.hexdigest()
+    return _files_digest(KERNELS_PATH, "*.mojo")
 
 
 @functools.cache
 def package_digest() -> str:
     """SHA-256 over the package's Python sources, names and contents."""
-    root = Path(torch_max_backend.__file__).parent
+    return _files_digest(Path(torch_max_backend.__file__).parent, "*.py")
+
+
+def _files_digest(root: Path, pattern: str) -> str:
     state = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
+    for path in sorted(root.rglob(pattern)):
         state.update(str(path.relative_to(root)).encode())
         state.update(path.read_bytes())
     return state.hexdigest()
