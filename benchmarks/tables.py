@@ -559,7 +559,7 @@ def compile_cost() -> str:
         for row in read(name)["rows"]:
             symbol = row["function"]
             what = re.sub(r"^torch_max_|_(b?float(16|32))|_uint8|_sm90|_(cpu|gpu)(_[0-9a-f]{8})?$", "", symbol)
-            what = re.sub(r"^(conv_\w+)_0$", r"\1, one group", re.sub(r"^(conv_\w+)_1$", r"\1, any groups", what))
+            what = re.sub(r"^(conv_\w+)_0$", r"\1, one group", re.sub(r"^(conv_\w+)_1$", r"\1, groups", what))
             if "_sm90" in symbol:
                 what += ", Hopper's kernels"
             generated = r"^(conv_pointwise(?:_sums)?|pointwise|reduction)_[0-9a-f]{16}$"

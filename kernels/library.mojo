@@ -240,12 +240,18 @@ def serve[
         body(arguments, ctx)
         return 0
     except error:
-        var text = String(error)
-        var length = min(text.byte_length(), MESSAGE_BYTES - 1)
-        var room = MutPointer[UInt8, MutUntrackedOrigin](
-            unsafe_from_address=message
-        )
-        for i in range(length):
-            room[unsafe_offset=i] = text.unsafe_ptr()[unsafe_offset=i]
-        room[unsafe_offset=length] = 0
+        _tell(error, message)
         return 1
+
+
+@no_inline
+def _tell(error: Error, message: Int):
+    """Writes the error's text, cut to the room that there is."""
+    var text = String(error)
+    var length = min(text.byte_length(), MESSAGE_BYTES - 1)
+    var room = MutPointer[UInt8, MutUntrackedOrigin](
+        unsafe_from_address=message
+    )
+    for i in range(length):
+        room[unsafe_offset=i] = text.unsafe_ptr()[unsafe_offset=i]
+    room[unsafe_offset=length] = 0

@@ -1,7 +1,8 @@
 """Parallel loops of CPU kernels.
 
 A launch list runs them on the threads of PyTorch's OpenMP team, as many as PyTorch takes: two teams would fight for the
-cores, since either one's threads keep turning for a while when a loop has ended. A graph that MAX compiled has MAX's.
+cores, since either one's threads keep turning for a while when a loop has ended. A graph that MAX compiled has MAX's
+(launches/graph_entries.mojo).
 """
 
 from std.atomic import Atomic
@@ -13,16 +14,13 @@ from std.builtin._coroutine import (
 from std.ffi import _Global
 from std.os import abort
 
-import max.algorithm as max_algorithm
-from max.runtime.asyncrt import parallelism_level
-
 
 @fieldwise_init
 struct Team(ImplicitlyCopyable, Movable):
-    """The threads of a launch list."""
+    """Threads that work together."""
 
     var start: Int
-    """The address of GOMP_parallel, 0 where MAX's threads work."""
+    """The address of GOMP_parallel, or of a function that does what that does; 0 where there are no threads."""
     var threads: Int
 
 
@@ -31,16 +29,20 @@ def _no_team() -> Team:
 
 
 comptime TEAM = _Global["torch_max_team", _no_team]
-"""One for the process, whatever library asks."""
+"""The launch list's that runs now. One for the process, whatever library asks."""
 
-comptime _Body = def(Int) thin abi("C") -> None
-comptime _Start = def(Int, Int, UInt32, UInt32) thin abi("C") -> None
+comptime GRAPH_TEAM = _Global["torch_max_graph_team", _no_team]
+"""That of graphs that MAX compiled, which hold while no launch list runs."""
+
+comptime Body = def(Int) thin abi("C") -> None
+comptime Start = def(Int, Int, UInt32, UInt32) thin abi("C") -> None
 """Of libgomp, and of LLVM's and Intel's runtimes beside their own: body, what it gets, threads, flags."""
 
 
 def _team() -> Team:
     try:
-        return TEAM.get_or_create_ptr()[]
+        var team = TEAM.get_or_create_ptr()[]
+        return team if team.start != 0 else GRAPH_TEAM.get_or_create_ptr()[]
     except:
         return _no_team()
 
@@ -48,21 +50,21 @@ def _team() -> Team:
 def worker_count() -> Int:
     """Threads that CPU work may be split over, at least one."""
     var team = _team()
-    return max(1, team.threads if team.start != 0 else parallelism_level(None))
+    return max(1, team.threads if team.start != 0 else 1)
 
 
 def sync_parallelize[Task: def(Int) raises -> None](task: Task, count: Int):
     """Runs task(0) to task(count - 1), on several threads where there are; returns when all have ended. An error of a
-    task ends the process."""
-    var team = _team()
-    if team.start == 0:
-        max_algorithm.sync_parallelize(task, count)
-        return
-    var threads = min(team.threads, count)
+    task ends the process.
+
+    Only a coroutine carries a closure to another thread. A thread alone runs one too, so that a task is compiled once.
+    """
+    var threads = min(worker_count(), count)
     var next = Atomic[Int64](0)
 
-    @always_inline
-    def work() {mut next, imm}:
+    @no_inline
+    @__parameter
+    def work():
         while True:
             var number = Int(next.fetch_add(1))
             if number >= count:
@@ -70,17 +72,28 @@ def sync_parallelize[Task: def(Int) raises -> None](task: Task, count: Int):
             try:
                 task(number)
             except error:
-                abort(String(error))
+                _end(error)
 
-    if threads <= 1:
+    @always_inline
+    @__parameter
+    __async def share():
         work()
-        return
-    _on_team(work, team.start, threads)
+
+    var shares = _Shares()
+    for _ in range(threads):
+        var each = share()
+        each._set_noop_callback()
+        shares.waiting.append(each^._take_handle())
+    shares.run()
+
+
+@no_inline
+def _end(error: Error):
+    abort(String(error))
 
 
 struct _Shares(Movable):
-    """What a team's threads take, one each. Only a coroutine carries a closure to another thread.
-    """
+    """What a team's threads take, one each."""
 
     var waiting: List[AnyCoroutine]
     var begun: Atomic[Int64]
@@ -89,40 +102,30 @@ struct _Shares(Movable):
         self.waiting = List[AnyCoroutine]()
         self.begun = Atomic[Int64](0)
 
+    @no_inline
+    def run(mut self):
+        """Runs and frees what waits."""
+        var team = _team()
+        var threads = len(self.waiting)
+        if threads <= 1 or team.start == 0:
+            for number in range(threads):
+                _coro_resume_fn(self.waiting[number])
+        else:
+            var body: Body = _take_share
+            var start = team.start
+            Pointer(to=start).unsafe_bitcast[Start]()[](
+                Pointer(to=body).unsafe_bitcast[Int]()[],
+                Int(Pointer(to=self)),
+                UInt32(threads),
+                0,
+            )
+        # A team may have fewer threads than asked for: what was not taken goes unused.
+        for number in range(threads):
+            _coro_destroy_fn(self.waiting[number])
+
 
 def _take_share(address: Int) abi("C"):
     ref shares = MutPointer[_Shares, MutUntrackedOrigin](
         unsafe_from_address=address
     )[]
     _coro_resume_fn(shares.waiting[Int(shares.begun.fetch_add(1))])
-
-
-def _on_team[Work: def() -> None](work: Work, start: Int, threads: Int):
-    """Runs `work` once on each of `threads`."""
-
-    @always_inline
-    @__parameter
-    def call():
-        work()
-
-    @always_inline
-    @__parameter
-    __async def share():
-        call()
-
-    var shares = _Shares()
-    for _ in range(threads):
-        var each = share()
-        each._set_noop_callback()
-        shares.waiting.append(each^._take_handle())
-    var body: _Body = _take_share
-    var address = start
-    Pointer(to=address).unsafe_bitcast[_Start]()[](
-        Pointer(to=body).unsafe_bitcast[Int]()[],
-        Int(Pointer(to=shares)),
-        UInt32(threads),
-        0,
-    )
-    # A team may have fewer threads than asked for: what was not taken goes unused.
-    for number in range(threads):
-        _coro_destroy_fn(shares.waiting[number])

@@ -9,7 +9,7 @@ import torch
 from max.dtype import DType
 
 from torch_max_backend.ahead import TARGETS
-from torch_max_backend.mojo_ops.convolution import convolution_function
+from torch_max_backend.mojo_ops.convolution import Grouping, convolution_function
 from torch_max_backend.runtime import cubins, libraries, session
 
 PTX = b"""//
@@ -85,7 +85,7 @@ def test_a_built_library_has_machine_code(tmp_path: Path, monkeypatch: pytest.Mo
     """Of all kernels but short ones. This fails where a release of Mojo writes PTX in another way."""
     monkeypatch.setenv("TORCH_MAX_BACKEND_CACHE_DIR", str(tmp_path))
     with session.virtual_accelerator(TARGETS["sm_90a"], "sm_90a"):
-        function = convolution_function("conv_fprop", "gpu", DType.bfloat16, False)
+        function = convolution_function("conv_fprop", "gpu", DType.bfloat16, Grouping.ONE)
         assert function.rest is not None
         (library,) = libraries.build([function], torch.device("cuda")).values()
     content = library.read_bytes()

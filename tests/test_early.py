@@ -12,7 +12,8 @@ from max.dtype import DType
 from torch import nn
 
 from torch_max_backend.backend import build_only
-from torch_max_backend.mojo_ops.convolution import convolution_function
+from torch_max_backend.convolution_problem import Pass
+from torch_max_backend.mojo_ops.convolution import Grouping, convolution_function
 from torch_max_backend.mojo_ops.functions import Function, LibraryFunction, required
 from torch_max_backend.runtime import cache, libraries
 
@@ -36,25 +37,24 @@ class _Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 8, 3, bias=False)
-        self.narrow = nn.Conv2d(8, 8, 3, groups=8)
+        self.depthwise = nn.Conv2d(8, 8, 3, groups=8)
+        self.grouped = nn.Conv2d(8, 8, 3, groups=2)
         self.up = nn.ConvTranspose2d(8, 4, 2, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.up(self.narrow(self.stem(x)).relu())
+        return self.up(self.grouped(self.depthwise(self.stem(x))).relu())
 
 
 def test_what_begins_is_what_the_graphs_call(begun: Begun) -> None:
     net = _Net()
-    torch.compile(net, backend="max")(torch.randn(1, 3, 8, 8)).sum().backward()
+    torch.compile(net, backend="max")(torch.randn(1, 3, 9, 9)).sum().backward()
     ((functions, device),) = begun
     assert device == torch.device("cpu")
     entries = {(each.entry, each.parameters) for each in functions if isinstance(each, LibraryFunction)}
-    narrow, grouped = (DType.float32, False), (DType.float32, True)
     # The images' gradient is not asked for; a transposed convolution's forward pass is a data gradient.
-    assert entries == {
-        ("conv_fprop", narrow), ("conv_wgrad", narrow), ("conv_dgrad", narrow),
-        ("conv_fprop", grouped), ("conv_wgrad", grouped), ("conv_dgrad", grouped),
-    }  # fmt: skip
+    passes = [which.value for which in Pass]
+    of_grouping = {(each, (DType.float32, kind.value)) for each in passes for kind in (Grouping.ONE, Grouping.WIDE)}
+    assert entries == of_grouping | {(f"{each}_depthwise", (DType.float32,)) for each in passes}
     assert functions <= required()
 
 
@@ -73,7 +73,9 @@ def test_two_builders_build_each_function_once(tmp_path: Path, monkeypatch: pyte
     """The second builds what the first does not, then takes what the first has built."""
     monkeypatch.setenv("TORCH_MAX_BACKEND_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(libraries, "_loaded", {})
-    first, second = (convolution_function(name, "cpu", DType.float32, False) for name in ("conv_dgrad", "conv_wgrad"))
+    first, second = (
+        convolution_function(name, "cpu", DType.float32, Grouping.ONE) for name in ("conv_dgrad", "conv_wgrad")
+    )
     inside, go_on = threading.Event(), threading.Event()
     built: list[Function] = []
 
@@ -113,7 +115,7 @@ def test_what_begins_may_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         raise RuntimeError("does not compile")
 
     monkeypatch.setattr(libraries, "_build_one", build_one)
-    function = convolution_function("conv_dgrad", "cpu", DType.float32, False)
+    function = convolution_function("conv_dgrad", "cpu", DType.float32, Grouping.ONE)
     libraries.begin([function], torch.device("cpu"))
     assert failed.wait(60)
     with pytest.raises(RuntimeError, match="does not compile"):

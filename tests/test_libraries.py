@@ -13,13 +13,13 @@ from max.dtype import DType
 from torch_max_backend.convolution_problem import Pass
 from torch_max_backend.fusion.program import Program
 from torch_max_backend.mojo_ops import KERNELS_PATH, functions, sources
-from torch_max_backend.mojo_ops.convolution import convolution_function
+from torch_max_backend.mojo_ops.convolution import Grouping, convolution_function
 from torch_max_backend.mojo_ops.functions import Function, LibraryFunction
 from torch_max_backend.mojo_ops.sources import sources_digest, sources_of
 from torch_max_backend.runtime import libraries
 
 KERNELS: list[Function] = [
-    *(convolution_function(which.value, "cpu", DType.float32, False) for which in Pass),
+    *(convolution_function(which.value, "cpu", DType.float32, Grouping.ONE) for which in Pass),
     LibraryFunction("convolution", "channel_sum", "cpu", (DType.float32,)),
 ]
 PROGRAMS: list[Function] = [Program("pointwise", "cpu", f"    # {number}\n", 2, 1, 8) for number in range(12)]
@@ -30,10 +30,10 @@ PROGRAMS: list[Function] = [Program("pointwise", "cpu", f"    # {number}\n", 2, 
     [
         (KERNELS, 1, [4]),
         (KERNELS, 2, [2, 2]),
-        (KERNELS, 16, [2, 1, 1]),
-        # Half a second each: a library's own price is more than all of them.
+        (KERNELS, 16, [2, 2]),
+        # A quarter of a second each: a library's own price is more than all of them.
         (PROGRAMS, 16, [12]),
-        (KERNELS + PROGRAMS, 2, [4, 12]),
+        (KERNELS + PROGRAMS, 2, [3, 13]),
         (PROGRAMS[:1], 16, [1]),
     ],
 )
@@ -61,7 +61,7 @@ def test_a_wider_entry_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None
     """A convolution with kernels for groups does the work of one without, and both have their symbols."""
     monkeypatch.setenv("TORCH_MAX_BACKEND_COMPILE_CORES", "16")
     passes = (Pass.FPROP, Pass.DGRAD)
-    grouped = [convolution_function(which.value, "cpu", DType.float32, True) for which in passes]
+    grouped = [convolution_function(which.value, "cpu", DType.float32, Grouping.ANY) for which in passes]
     shares = libraries._shares([*KERNELS[:3], *grouped])
     assert sorted(len(share) for share in shares) == [1, 2, 2]
     for share in shares:
@@ -69,12 +69,13 @@ def test_a_wider_entry_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None
         assert source.count("@export") == len(share)
         for each in share:
             assert f"def {each.symbol}(" in source
-        assert ("DType.float32, False]" in source) == (len(share) == 1)
+        assert ("DType.float32, 0]" in source) == (len(share) == 1)
 
 
 def test_nothing_costs_nothing() -> None:
     assert libraries.seconds([]) == 0
-    assert libraries.seconds(PROGRAMS) == libraries.START + libraries.FAMILIES["pointwise"] + 6
+    alone = libraries.START + libraries.FAMILIES["pointwise"]
+    assert libraries.seconds(PROGRAMS) == pytest.approx(alone + sum(each.seconds for each in PROGRAMS))
 
 
 def test_a_library_depends_on_the_sources_that_it_is_made_of() -> None:
@@ -96,31 +97,31 @@ def test_libraries_read_the_kernels_of_their_device_alone() -> None:
         assert target in read and read.isdisjoint(others), (target, read)
 
 
-def _hopper(grouped: bool, monkeypatch: pytest.MonkeyPatch) -> LibraryFunction:
+def _hopper(grouping: Grouping, monkeypatch: pytest.MonkeyPatch) -> LibraryFunction:
     monkeypatch.setattr(functions, "is_hopper", lambda: True)
-    return convolution_function("conv_dgrad", "gpu", DType.bfloat16, grouped)
+    return convolution_function("conv_dgrad", "gpu", DType.bfloat16, grouping)
 
 
 def test_on_hopper_a_convolution_is_two_functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    function = _hopper(False, monkeypatch)
+    function = _hopper(Grouping.ONE, monkeypatch)
     assert function.rest is not None and function.rest.rest is None
     assert function.symbol != function.rest.symbol and function.rest.symbol in function.expression
     assert function.imports == {("convolution.sm90.entries", "conv_dgrad_sm90")}
     assert function.rest.imports == {("convolution.gpu.entries", "conv_dgrad")}
     for op, dtype in (("conv_dgrad", DType.float64), ("conv_wgrad", DType.float32)):
-        assert convolution_function(op, "gpu", dtype, False).rest is None
-    assert convolution_function("conv_dgrad", "cpu", DType.bfloat16, False).rest is None
+        assert convolution_function(op, "gpu", dtype, Grouping.ONE).rest is None
+    assert convolution_function("conv_dgrad", "cpu", DType.bfloat16, Grouping.ONE).rest is None
     with functions.noted() as noted:
         functions.require_function(function)
     assert noted == [function] and {function, function.rest} <= functions.required()
 
 
 def test_a_narrow_function_in_a_wider_ones_library_calls_its_own_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    narrow, wide = _hopper(False, monkeypatch), _hopper(True, monkeypatch)
-    assert narrow.rest is not None and wide.rest is not None and narrow.wider == wide
+    narrow, wide = _hopper(Grouping.ONE, monkeypatch), _hopper(Grouping.ANY, monkeypatch)
+    assert narrow.rest is not None and wide.rest is not None and narrow.is_part_of(wide) and not wide.is_part_of(narrow)
     source = libraries.library_source([narrow, wide], "kernels")
     exports = {text.partition("(")[0].strip(): text for text in source.split("def ")[1:]}
-    assert narrow.rest.symbol in exports[narrow.symbol] and "bfloat16, True" in exports[narrow.symbol]
+    assert narrow.rest.symbol in exports[narrow.symbol] and "bfloat16, 2" in exports[narrow.symbol]
     assert wide.rest.symbol in exports[wide.symbol]
 
 
@@ -170,3 +171,18 @@ def test_every_module_of_the_kernels_is_found_by_those_that_import_it() -> None:
         str(path.relative_to(KERNELS_PATH)) for path in found
     }
     assert all(name.endswith("ops.mojo") for name in missing), missing
+
+
+def test_depthwise_convolutions_have_functions_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Hopper too, whose own kernels take none."""
+    monkeypatch.setattr(functions, "is_hopper", lambda: True)
+    assert Grouping.of(1, 1, 1) is Grouping.ONE
+    assert Grouping.of(8, 1, 8) is Grouping.DEPTHWISE
+    assert Grouping.of(8, 1, 16) is Grouping.of(8, 4, 32) is Grouping.WIDE
+    assert Grouping.of(8, 1, "k") is Grouping.ANY
+    for target in ("cpu", "gpu"):
+        function = convolution_function("conv_dgrad", target, DType.bfloat16, Grouping.DEPTHWISE)
+        assert function.rest is None
+        assert function.imports == {(f"convolution.{target}.depthwise_entries", "conv_dgrad_depthwise")}
+        read = {path.name for path in sources_of([f"convolution.{target}.depthwise_entries"])}
+        assert "depthwise.mojo" in read and not read & {"dispatch.mojo", "implicit_gemm.mojo", "products.mojo"}

@@ -36,8 +36,8 @@ from torch_max_backend.bench.timing import interleaved
 from torch_max_backend.convolution_problem import Pass
 from torch_max_backend.dtypes import TORCH_TO_MAX
 from torch_max_backend.max_compat import device_context
-from torch_max_backend.mojo_ops.convolution import geometry_values
-from torch_max_backend.mojo_ops.functions import require
+from torch_max_backend.mojo_ops.convolution import Grouping, convolution_function, geometry_values
+from torch_max_backend.mojo_ops.functions import require, require_function
 from torch_max_backend.runtime import libraries
 from torch_max_backend.runtime.session import max_device
 from torch_max_backend.runtime.threads import team_start
@@ -73,11 +73,15 @@ class Launcher:
     """Calls the library functions of the three passes as a launch list of one call does."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        host, name = DeviceRef.CPU(), TORCH_TO_MAX[dtype]
-        symbols = {which: require("convolution", which.value, host, (name, True)) for which in Pass}
-        walk = require("launches", "walk", host, ())
+        name = TORCH_TO_MAX[dtype]
+        symbols = {
+            (which, kind): require_function(convolution_function(which.value, "cpu", name, kind))
+            for which in Pass
+            for kind in (Grouping.ONE, Grouping.WIDE, Grouping.DEPTHWISE)
+        }
+        walk = require("launches", "walk", DeviceRef.CPU(), ())
         libraries.load(CPU)
-        self._functions = {which: libraries.address(symbol, CPU) for which, symbol in symbols.items()}
+        self._functions = {kind: libraries.address(symbol, CPU) for kind, symbol in symbols.items()}
         prototype = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
         self._walk = prototype(libraries.address(walk, CPU))
         self._context = device_context(max_device(CPU))
@@ -100,7 +104,8 @@ class Launcher:
         for name, tensor in zip((a, b), operands, strict=True):
             words += [tensor.data_ptr(), *sizes[name]]
         words += [geometry.ctypes.data, len(geometry)]
-        code = np.array([self._functions[task.which], len(words), *words], np.int64)
+        function = self._functions[task.which, Grouping.of(p.groups, p.c // p.groups, p.k)]
+        code = np.array([function, len(words), *words], np.int64)
         needed, threads = np.zeros(1, np.int64), np.array([team_start(), torch.get_num_threads()], np.int64)
         nothing = (0, 0)
         arrays = [(array.ctypes.data, len(array)) for array in (code, needed, threads)]

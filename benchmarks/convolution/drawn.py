@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.convolution.zoo_problems import BATCHES, HALVES, Convolution, Half, read
 from torch_max_backend.bench import compiled, results
-from torch_max_backend.bench.convolution import ConvolutionTask, kernel_graph
+from torch_max_backend.bench.convolution import ConvolutionTask, kernel_graphs
 from torch_max_backend.bench.timing import interleaved
 from torch_max_backend.convolution_problem import Pass
 
@@ -237,7 +237,7 @@ def main() -> int:
     with torch.no_grad(), compiled.on_stream(device):
         torch.backends.cudnn.benchmark = True
         torch.backends.cudnn.allow_tf32 = True
-        compiled.preload([kernel_graph(which, dtype) for which in Pass], device)
+        compiled.preload(kernel_graphs([dtype]), device)
         print(f"{len(problems)} problems, seed {seed}, ready after {time.perf_counter() - began:.0f} s", flush=True)
         measured = list(rows(problems, dtype, device, options.runs, options.seconds))
     table = summary(measured)

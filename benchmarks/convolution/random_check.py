@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from torch_max_backend.bench import compiled, results
-from torch_max_backend.bench.convolution import ConvolutionTask, kernel_graph
+from torch_max_backend.bench.convolution import ConvolutionTask, kernel_graphs
 from torch_max_backend.convolution_problem import ConvolutionProblem, Pass
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -120,7 +120,7 @@ def run(options: argparse.Namespace, seed: int, device: torch.device) -> dict[st
     kinds: Counter[str] = Counter()
     problems = 0
     with torch.no_grad(), compiled.on_stream(device):
-        compiled.preload([kernel_graph(which, dtype) for dtype in dtypes for which in Pass], device)
+        compiled.preload(kernel_graphs(dtypes), device)
         print(f"ready after {time.perf_counter() - began:.0f} s, seed {seed}", flush=True)
         began = time.perf_counter()
         while problems < options.count and time.perf_counter() - began < options.seconds:

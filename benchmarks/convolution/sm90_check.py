@@ -35,7 +35,7 @@ from torch_max_backend.bench import hardware, results
 from torch_max_backend.bench.ceilings import ceilings
 from torch_max_backend.bench.timing import set_count
 from torch_max_backend.mojo_ops.constants import kernel_constant
-from torch_max_backend.mojo_ops.convolution import GEOMETRY_LENGTH, conv_with_geometry
+from torch_max_backend.mojo_ops.convolution import GEOMETRY_LENGTH, Grouping, conv_with_geometry
 from torch_max_backend.runtime import session
 
 PASSES = ("fprop", "dgrad", "wgrad")
@@ -177,7 +177,7 @@ def build(dtypes: list[str], passes: list[str], dispatched: bool = False) -> tup
                 out = TensorType(DTYPES[dtype], result, device)
                 if dispatched:
                     a, b, geometry = values[:3]
-                    result_value = conv_with_geometry(f"conv_{passing}", a, b, geometry, result, grouped=False)
+                    result_value = conv_with_geometry(f"conv_{passing}", a, b, geometry, result, grouping=Grouping.ONE)
                 else:
                     result_value = ops.custom(f"conv_{passing}_sm90", device, values, [out])[0]
                 graph.output(result_value)

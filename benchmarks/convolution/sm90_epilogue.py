@@ -26,7 +26,7 @@ from benchmarks.convolution.sm90_check import Problem, compile_module, interleav
 from torch_max_backend.bench import results
 from torch_max_backend.fusion import fuse
 from torch_max_backend.lowering import numerics
-from torch_max_backend.mojo_ops.convolution import conv_with_geometry
+from torch_max_backend.mojo_ops.convolution import Grouping, conv_with_geometry
 from torch_max_backend.runtime import session
 
 PROBLEMS = (
@@ -59,7 +59,7 @@ def build(module: Module) -> list[str]:
                 weight,
                 geometry,
                 (y if forward else x).shape,
-                grouped=False,
+                grouping=Grouping.ONE,
             )
             graph.output(*fuse(graph, [make(result, *extra)], device))
 

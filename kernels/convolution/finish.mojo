@@ -1,6 +1,8 @@
 """What a CPU kernel calls for the elements of its result that it has just stored, while they lie in its cache."""
 
 from ..parallel import sync_parallelize, worker_count
+from .common import FPROP
+from .problem import ConvolutionProblem
 
 comptime Body = def(Int, Int, Int) thin abi("C") -> None
 """Gets what the function knows, and the first element and the one behind the last."""
@@ -60,3 +62,10 @@ struct Finish(ImplicitlyCopyable, TrivialRegisterPassable):
 
 
 comptime NOTHING = Finish(0, 0, 0)
+
+
+@no_inline
+def finish_result[pass_: Int](problem: ConvolutionProblem, finish: Finish):
+    """Behind a kernel that writes y or dx and does not call `finish` itself."""
+    if finish.is_wanted():
+        finish.run_all(problem.y_size() if pass_ == FPROP else problem.x_size())

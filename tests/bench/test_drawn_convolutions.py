@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from benchmarks.convolution import zoo_problems
-from benchmarks.convolution.drawn import SHARES, draw, kind_of, spread, summary
+from benchmarks.convolution.cpu import Launcher, measure
+from benchmarks.convolution.drawn import PASSES, SHARES, Drawn, draw, kind_of, spread, summary
 from benchmarks.convolution.zoo_problems import HALVES, ZOO, Convolution, Half, read, text_of
 
 
@@ -69,3 +70,13 @@ def test_a_summary_tells_the_distribution_by_class_and_pass() -> None:
     table = summary(rows)
     assert list(table) == ["all: forward", "3-D: forward", "1x1: forward"]
     assert table["all: forward"]["geometric mean"] == 1.0
+
+
+def test_a_row_of_each_kind_of_groups_is_right_on_a_cpu(lines: dict[Half, list[zoo_problems.Line]]) -> None:
+    launcher = Launcher(torch.float32)
+    small = [line.convolution for line in lines["tuning"] if line.convolution.problem(1).flops < 1e7]
+    kinds = {(each.groups > 1) + (each.groups == each.c > 1): each for each in small}
+    assert len(kinds) == 3
+    for convolution in kinds.values():
+        rows = [measure(Drawn("", convolution, 1), name, torch.float32, launcher, 1) for name in PASSES]
+        assert all(row["right"] and row["ours_us"] > 0 for row in rows)

@@ -15,6 +15,7 @@ from torch_max_backend.bench.pooling import AvgPoolBackward, Form, MaxPoolBackwa
 from torch_max_backend.bench.runner import run_case
 from torch_max_backend.bench.task import Task
 from torch_max_backend.convolution_problem import ConvolutionProblem, Pass
+from torch_max_backend.mojo_ops.convolution import Grouping
 from torch_max_backend.pooling_problem import PoolingProblem
 
 CPU = torch.device("cpu")
@@ -68,7 +69,7 @@ KERNELS = {
     kernel.name: kernel
     for kernel in (
         *(task.kernel for task in TASKS.values()),
-        kernel_graph(Pass.DGRAD, torch.float32),
+        kernel_graph(Pass.DGRAD, torch.float32, grouping=Grouping.ONE),
         max_graph(Form.GATHER, torch.float32),
     )
 }

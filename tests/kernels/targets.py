@@ -41,7 +41,7 @@ Body = Callable[[Operands], object]
 
 
 def _cases(dtype: DType) -> dict[str, tuple[list[TensorType], Body]]:
-    """Every custom op with the types of its operands."""
+    """Every custom op with the types of its operands; what follows a point in a name is the variant."""
 
     def tensor(*shape: object, of: DType = dtype) -> TensorType:
         return TensorType(of, shape, GPU)
@@ -57,12 +57,16 @@ def _cases(dtype: DType) -> dict[str, tuple[list[TensorType], Body]]:
     short, long = ([tensor(Dim("n"), ROWS, 4, size)] * 3 for size in (64, 128))
     bias, sums = tensor(1, 1, ROWS, ROWS), tensor(Dim("n"), 4, ROWS, of=DType.float32)
     plain = {"axes": ((0, 2, 1),) * 4, "scale": 0.125, "is_causal": True, "aligned_at_end": False}
-    # With groups every kernel is compiled, without them those that need none.
+    # Kernels for groups are compiled, and those that need none.
     pad = convolution.Geometry(padding=(0, 1, 1), groups=2)
+    depthwise, taps = convolution.Geometry(padding=(0, 1, 1), groups=16), tensor(16, 1, 3, 3, 1)
     return {
         "conv_fprop": ([wide, filters], lambda v: convolution.conv_fprop(*v, pad, output_size=(1, 8, 8))),
         "conv_dgrad": ([y, filters], lambda v: convolution.conv_dgrad(*v, pad, input_size=(1, 8, 8))),
         "conv_wgrad": ([wide, y], lambda v: convolution.conv_wgrad(*v, pad, filter_size=(1, 3, 3))),
+        "conv_fprop.depthwise": ([wide, taps], lambda v: convolution.conv_fprop(*v, depthwise, output_size=(1, 8, 8))),
+        "conv_dgrad.depthwise": ([y, taps], lambda v: convolution.conv_dgrad(*v, depthwise, input_size=(1, 8, 8))),
+        "conv_wgrad.depthwise": ([wide, y], lambda v: convolution.conv_wgrad(*v, depthwise, filter_size=(1, 3, 3))),
         "channel_sum": ([y], lambda v: convolution.channel_sum(*v)),
         "max_pool_fprop": ([x], lambda v: pooling.max_pool_fprop(*v, POOL)),
         "max_pool_fprop_offsets": ([x], lambda v: pooling.max_pool_fprop_offsets(*v, POOL)),
@@ -111,7 +115,7 @@ def _cases(dtype: DType) -> dict[str, tuple[list[TensorType], Body]]:
 
 def case_names() -> set[str]:
     """The custom ops among the cases."""
-    return set(_cases(DTYPES[0]))
+    return {name.partition(".")[0] for name in _cases(DTYPES[0])}
 
 
 def module_of_all_kernels(dtypes: Sequence[DType]) -> Module:

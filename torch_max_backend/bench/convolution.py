@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch_max_backend.bench.task import MemoryLayout, Tolerance, draw, summatio
 from torch_max_backend.convolution_problem import ConvolutionProblem, Pass
 from torch_max_backend.dtypes import TORCH_TO_MAX
 from torch_max_backend.lowering.convolution import allows_tf32
-from torch_max_backend.mojo_ops.convolution import conv_with_geometry, geometry_values
+from torch_max_backend.mojo_ops.convolution import Grouping, conv_with_geometry, geometry_values
 
 aten = torch.ops.aten
 
@@ -64,9 +64,13 @@ def kernel_graph(
     layout: MemoryLayout = "channels_last",
     epilogue: Epilogue = Epilogue.NONE,
     known: Known | None = None,
+    grouping: Grouping = Grouping.ANY,
 ) -> KernelGraph:
-    """The graph of one pass. With the contiguous layout it changes the memory order of what goes in and comes out,
-    as a compiled model does at its edges. One for a `known` problem is fused as a compiled model's graph is."""
+    """The graph of one pass, by the library function that serves groups of this kind.
+
+    With the contiguous layout it changes the memory order of what goes in and comes out, as a compiled model does at
+    its edges. One for a `known` problem is fused as a compiled model's graph is.
+    """
     a, b, result = _ROLES[which]
     contiguous = layout == "contiguous"
     name = TORCH_TO_MAX[dtype]
@@ -77,7 +81,7 @@ def kernel_graph(
         if known is not None:
             geometry = ops.constant(np.array(known.geometry), DType.int64, device=DeviceRef.CPU())
             shape = [known.sizes[dim] for dim in result]
-        value = conv_with_geometry(which.value, first, second, geometry, shape)
+        value = conv_with_geometry(which.value, first, second, geometry, shape, grouping=grouping)
         value = epilogue.build(value, extra)
         return _channels_first(value) if contiguous else value
 
@@ -90,8 +94,14 @@ def kernel_graph(
         shapes = [tuple(dim if isinstance(dim, int) else known.sizes[dim] for dim in dims) for dims in shapes]
         label += "".join(f"_{value}" for value in (*known.sizes.values(), *known.geometry))
     operands = tuple(Operand(name, dims) for dims in shapes)
-    graph_name = f"bench_{which.value}{label}_{name.name}_{layout}"
+    graph_name = f"bench_{which.value}_{grouping.name}{label}_{name.name}_{layout}"
     return KernelGraph(graph_name, operands, missing, build, fused=known is not None)
+
+
+def kernel_graphs(dtypes: Iterable[torch.dtype]) -> list[KernelGraph]:
+    """All graphs that channels-last tasks without an epilogue run."""
+    kinds = (Grouping.ONE, Grouping.WIDE, Grouping.DEPTHWISE)
+    return [kernel_graph(which, dtype, grouping=kind) for dtype in dtypes for which in Pass for kind in kinds]
 
 
 class ConvolutionTask:
@@ -121,7 +131,8 @@ class ConvolutionTask:
         self.sizes = self._sizes()
         # What follows a convolution joins it in a graph of known sizes alone.
         known = None if epilogue is Epilogue.NONE else Known(self.sizes, tuple(self._geometry()))
-        self.kernel = kernel_graph(self.which, dtype, layout, epilogue, known)
+        grouping = Grouping.of(problem.groups, problem.c // problem.groups, problem.k)
+        self.kernel = kernel_graph(self.which, dtype, layout, epilogue, known, grouping)
         a, b, result = _ROLES[self.which]
         extra = sum(_product(self._extent(dims)) for dims in epilogue.dims(result))
         width = dtype.itemsize

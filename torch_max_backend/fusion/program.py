@@ -164,8 +164,8 @@ class Program:
     @property
     def seconds(self) -> float:
         """A loop over an expression, or more around it."""
-        if self.convolution and self.target == "cpu":
-            return 0.5
+        if self.target == "cpu":
+            return 0.4 if self.convolution or self.reduction else 0.25
         return 1.5 if self.convolution else 1.0 if self.reduction else 0.5
 
     @property

@@ -18,6 +18,7 @@ from torch_max_backend.lowering.context import LoweringContext
 from torch_max_backend.lowering.registry import Layout, lowering
 from torch_max_backend.mojo_ops.convolution import (
     Geometry,
+    Grouping,
     channel_sum,
     conv_dgrad,
     conv_fprop,
@@ -90,21 +91,22 @@ def _backward_supports(node: Node) -> str | None:
 
 def _forward_functions(node: Node) -> Iterator[LibraryFunction]:
     transposed, groups = bool(_fake(node, 6)), _fake(node, 8)
-    yield from _functions(_fake(node, 0), groups, [Pass.DGRAD if transposed else Pass.FPROP])
+    yield from _functions(_fake(node, 0), _fake(node, 1), groups, [Pass.DGRAD if transposed else Pass.FPROP])
 
 
 def _backward_functions(node: Node) -> Iterator[LibraryFunction]:
     transposed, groups, mask = bool(_fake(node, 7)), _fake(node, 9), _fake(node, 10)
     data_gradient = Pass.FPROP if transposed else Pass.DGRAD
     wanted = [which for which, asked in zip((data_gradient, Pass.WGRAD), mask, strict=False) if asked]
-    yield from _functions(_fake(node, 1), groups, wanted)
+    yield from _functions(_fake(node, 1), _fake(node, 2), groups, wanted)
 
 
-def _functions(x: torch.Tensor, groups: int, passes: Sequence[Pass]) -> Iterator[LibraryFunction]:
+def _functions(x: torch.Tensor, weight: torch.Tensor, groups: int, passes: Sequence[Pass]) -> Iterator[LibraryFunction]:
     if x.dtype in _FLOATS:
         target = target_of(device_ref(x.device))
+        grouping = Grouping.of(groups, weight.shape[1], weight.shape[0])
         for which in passes:
-            yield from convolution_function(which.value, target, max_dtype(x.dtype), groups > 1).with_rest
+            yield from convolution_function(which.value, target, max_dtype(x.dtype), grouping).with_rest
 
 
 def _activation(tensor: GraphTensor) -> TensorValue:

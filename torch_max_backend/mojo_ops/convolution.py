@@ -6,8 +6,11 @@ left padding: the right one follows from the output size, so it may differ. Ever
 when the graph is built is checked then.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Literal
 
 import numpy as np
@@ -93,6 +96,28 @@ UNIT = Geometry()
 """Every stride, dilation and group 1, no padding."""
 
 
+class Grouping(Enum):
+    """The groups that a library function serves; the values are those of kernels/convolution/common.mojo.
+
+    What is known when the graph is built leaves kernels out that it cannot need.
+    """
+
+    ONE = kernel_constant("convolution.common", "ONE_GROUP")
+    WIDE = kernel_constant("convolution.common", "WIDE_GROUPS")
+    ANY = kernel_constant("convolution.common", "ANY_GROUPS")
+    DEPTHWISE = None
+    """One channel in each group, in and out: entries of their own."""
+
+    @classmethod
+    def of(cls, groups: int, group_channels: object, filters: object) -> Grouping:
+        """Of a filter [filters, ..., group_channels]; an extent that is no number is not known yet."""
+        if groups == 1:
+            return cls.ONE
+        if not isinstance(group_channels, int) or not isinstance(filters, int):
+            return cls.ANY
+        return cls.DEPTHWISE if group_channels == 1 and filters == groups else cls.WIDE
+
+
 @beartype
 def conv_fprop(
     x: TensorValue,
@@ -119,7 +144,8 @@ def conv_fprop(
             )
         ]
     shape = [x.shape[0], *_extents("output_size", output_size), w.shape[0]]
-    return conv_with_geometry("conv_fprop", x, w, geometry.operand(), shape, grouped=geometry.groups > 1)
+    grouping = _grouping(geometry, geometry.group_channels(w), w.shape[0])
+    return conv_with_geometry("conv_fprop", x, w, geometry.operand(), shape, grouping=grouping)
 
 
 @beartype
@@ -142,7 +168,8 @@ def conv_dgrad(
     if isinstance(dy.shape[4], StaticDim) and isinstance(w.shape[0], StaticDim) and dy.shape[4] != w.shape[0]:
         raise ValueError(f"conv_dgrad: dy has {dy.shape[4]} channels: must be w.shape[0] = {w.shape[0]}")
     shape = [dy.shape[0], *_extents("input_size", input_size), channels]
-    return conv_with_geometry("conv_dgrad", dy, w, geometry.operand(), shape, grouped=geometry.groups > 1, after=after)
+    grouping = _grouping(geometry, geometry.group_channels(w), w.shape[0])
+    return conv_with_geometry("conv_dgrad", dy, w, geometry.operand(), shape, grouping=grouping, after=after)
 
 
 @beartype
@@ -162,7 +189,8 @@ def conv_wgrad(
     channels = x.shape[4] // geometry.groups
     inner = [channels, *filter_size] if geometry.taps_inside else [*filter_size, channels]
     shape = [dy.shape[4], *inner]
-    return conv_with_geometry("conv_wgrad", x, dy, geometry.operand(), shape, grouped=geometry.groups > 1)
+    grouping = _grouping(geometry, channels, dy.shape[4])
+    return conv_with_geometry("conv_wgrad", x, dy, geometry.operand(), shape, grouping=grouping)
 
 
 @beartype
@@ -173,13 +201,13 @@ def conv_with_geometry(
     geometry: TensorValue,
     result_shape: Sequence[DimLike],
     *,
-    grouped: bool = True,
+    grouping: Grouping = Grouping.ANY,
     after: Sequence[TensorValue] = (),
 ) -> TensorValue:
     """The bare op with its geometry as an operand, checked at run time: one graph then serves every problem.
 
-    `geometry` is a host tensor of `geometry_values`; operands and result follow the three functions above. Without
-    `grouped` the kernels that many groups need are not compiled.
+    `geometry` is a host tensor of `geometry_values`; operands and result follow the three functions above. Kernels that
+    `grouping` does not need are not compiled.
 
     A data gradient can be told to run `after` the gradients of filter and bias, of rank 5. MAX plans memory from what
     ops take and make: a dy that an op reads from which nothing follows but the graph's result keeps its memory to the
@@ -189,12 +217,15 @@ def conv_with_geometry(
     if op == "conv_dgrad":
         operands += after or [b]
     result = TensorType(a.dtype, result_shape, a.device)
-    function = convolution_function(op, functions.target_of(a.device), a.dtype, grouped)
+    function = convolution_function(op, functions.target_of(a.device), a.dtype, grouping)
     return functions.call_function(op, function, a.device, operands, [result])[0]
 
 
 def convolution_function(
-    op: Literal["conv_fprop", "conv_dgrad", "conv_wgrad"], target: Literal["cpu", "gpu"], dtype: DType, grouped: bool
+    op: Literal["conv_fprop", "conv_dgrad", "conv_wgrad"],
+    target: Literal["cpu", "gpu"],
+    dtype: DType,
+    grouping: Grouping,
 ) -> functions.LibraryFunction:
     """The library function of a convolution for the machine at hand.
 
@@ -204,9 +235,13 @@ def convolution_function(
         op: the pass.
         target: MAX's word for the kind of device.
         dtype: of the operands.
-        grouped: with the kernels that many groups need.
+        grouping: the groups that it serves.
     """
-    general = functions.LibraryFunction("convolution", op, target, (dtype, grouped), target)
+    if grouping is Grouping.DEPTHWISE:
+        return functions.LibraryFunction(
+            "convolution", f"{op}_depthwise", target, (dtype,), target, "depthwise_entries"
+        )
+    general = functions.LibraryFunction("convolution", op, target, (dtype, grouping.value), target)
     if target == "cpu" or dtype not in _HOPPER[op] or not functions.is_hopper():
         return general
     return replace(general, entry=f"{op}_sm90", folder="sm90", rest=general)
@@ -218,6 +253,11 @@ def channel_sum(dy: TensorValue) -> TensorValue:
     _check_operands("channel_sum", dy=dy)
     db = TensorType(dy.dtype, [dy.shape[4]], dy.device)
     return functions.call("convolution", "channel_sum", dy.device, [dy], [db], (dy.dtype,))[0]
+
+
+def _grouping(geometry: Geometry, group_channels: Dim, filters: Dim) -> Grouping:
+    known = (int(dim) if isinstance(dim, StaticDim) else dim for dim in (group_channels, filters))
+    return Grouping.of(geometry.groups, *known)
 
 
 def _check_operands(op: str, **operands: TensorValue) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from beartype import beartype
@@ -64,13 +64,13 @@ class Function(Protocol):
 
 #: By how an entry's name begins: for a CPU, for a GPU, and for Hopper where it has an entry of its own.
 _SECONDS = {
-    "conv_fprop": (5.0, 8.0, 8.0),
-    "conv_": (5.0, 9.0, 13.0),
+    "conv_fprop": (1.3, 7.0, 6.0),
+    "conv_": (1.3, 7.0, 10.0),
     "attention": (4.0, 14.0, 14.0),
-    "max_pool_fprop": (4.0, 4.0, 4.0),
-    "max_pool": (4.0, 11.0, 11.0),
-    "avg_pool": (4.0, 11.0, 11.0),
-    "": (0.5, 1.0, 1.0),
+    "max_pool_fprop": (1.8, 4.0, 4.0),
+    "max_pool": (3.5, 11.0, 11.0),
+    "avg_pool": (3.5, 11.0, 11.0),
+    "": (0.3, 1.0, 1.0),
 }
 
 
@@ -82,16 +82,18 @@ class LibraryFunction:
         family: the folder below `kernels/`.
         entry: the function's name in Mojo.
         target: MAX's word for the kind of device.
-        parameters: what stands between the entry's brackets after the target: types and flags.
+        parameters: what stands between the entry's brackets after the target: types, flags and numbers.
         folder: the folder of the family that the entries stand in, "" for the family's own.
+        module: the entries' module there.
         rest: another function that this one calls, by its symbol, for what it does not take itself.
     """
 
     family: str
     entry: str
     target: Literal["cpu", "gpu"]
-    parameters: tuple[DType | bool, ...]
+    parameters: tuple[DType | int, ...]
     folder: str = ""
+    module: str = "entries"
     rest: LibraryFunction | None = None
 
     @property
@@ -113,7 +115,7 @@ class LibraryFunction:
     def imports(self) -> frozenset[tuple[str, str]]:
         """The entry."""
         module = f"{self.family}.{self.folder}" if self.folder else self.family
-        return frozenset({(f"{module}.entries", self.entry)})
+        return frozenset({(f"{module}.{self.module}", self.entry)})
 
     @property
     def definition(self) -> str:
@@ -124,23 +126,25 @@ class LibraryFunction:
     def seconds(self) -> float:
         """As measured, for the entry's kind."""
         kind = next((kind for kind in _SECONDS if self.entry.startswith(kind)), "")
-        return _SECONDS[kind][0 if self.target == "cpu" else 1 if self.rest is None else 2]
+        own = _SECONDS[kind][0 if self.target == "cpu" else 1 if self.rest is None else 2]
+        groups = self.parameters[-1] if self.family == "convolution" and self.parameters else 0
+        return own + (groups if isinstance(groups, int) else 0)
 
     @property
     def with_rest(self) -> tuple[LibraryFunction, ...]:
         """All that is loaded where this function is called."""
         return (self,) if self.rest is None else (self, self.rest)
 
-    @property
-    def wider(self) -> LibraryFunction | None:
-        """The one that does all that this one does and more: of a convolution without kernels for groups, that with
-        them."""
-        if self.family == "convolution" and self.parameters[-1] is False:
-            return replace(self, parameters=(*self.parameters[:-1], True), rest=self.rest and self.rest.wider)
-        return None
+    def is_part_of(self, other: LibraryFunction) -> bool:
+        """Whether the other does all that this one does and more: a convolution that serves more groups."""
+        if self.family != "convolution" or (self.entry, self.target) != (other.entry, other.target):
+            return False
+        *types, groups = self.parameters
+        *others, more = other.parameters
+        return types == others and isinstance(groups, int) and isinstance(more, int) and groups < more
 
     @staticmethod
-    def _word(parameter: DType | bool) -> str:
+    def _word(parameter: DType | int) -> str:
         return parameter.name if isinstance(parameter, DType) else str(int(parameter))
 
 

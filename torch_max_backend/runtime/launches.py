@@ -20,7 +20,7 @@ import torch
 
 from torch_max_backend.launches import Kind, LaunchList, Place
 from torch_max_backend.max_compat import device_context
-from torch_max_backend.runtime import libraries
+from torch_max_backend.runtime import graph_team, libraries
 from torch_max_backend.runtime.handover import Inputs
 from torch_max_backend.runtime.launch_times import timed_walk, watched
 from torch_max_backend.runtime.leaving import Leaving, taker
@@ -84,6 +84,8 @@ class Launches:
         self._needed = np.zeros(1, np.int64)
         self._scratch = 0
         self._threads = np.array([team_start() if device.type == "cpu" else 0, 1], np.int64)
+        if device.type == "cpu" and not team_start():
+            graph_team.lend()
         arrays = self._code, self._relocations, self._bases, self._needed, self._threads
         operands = [_shaped(array) for array in arrays]
         operands.insert(_SCRATCH, (0, 0))

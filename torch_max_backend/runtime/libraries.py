@@ -38,19 +38,21 @@ log = logging.getLogger(__name__)
 
 LIBRARIES, FILENAME = "libraries", "library.so"
 """The kind and the file name of libraries in the cache, which has an entry for each function."""
-START = 3.5
+START = 4.5
 """CPU-seconds that a library costs beside its functions and what they import."""
 FAMILIES = {
-    "convolution.cpu": 1.0,
-    "convolution.gpu": 1.5,
-    "convolution.sm90": 2.0,
-    "pointwise": 2.0,
-    "normalization": 2.0,
-    "pooling": 1.0,
+    "convolution.cpu": 2.3,
+    "convolution.gpu": 0.5,
+    "convolution.sm90": 1.0,
+    "convolution": 1.0,
+    "pointwise": 1.2,
+    "reduction": 1.0,
+    "normalization": 1.0,
+    "pooling": 0.7,
     "attention": 1.0,
 }
 """CPU-seconds that the first function of a family adds: its modules are read and checked once for a library."""
-SHORT = 12.0
+SHORT = 10.0
 """A library of fewer CPU-seconds is not divided."""
 
 _EXPORT = """
@@ -259,9 +261,11 @@ def _packed(functions: Sequence[Function], bound: float) -> list[list[Function]]
 
 
 def _compiled(function: Function, functions: Sequence[Function]) -> Function:
-    """Which of ``functions`` is compiled for one of them: a wider one costs nothing where it is compiled anyway."""
-    wider = function.wider if isinstance(function, LibraryFunction) else None
-    return wider if wider is not None and wider in functions else function
+    """Which of ``functions`` is compiled for one of them: a part of another costs nothing where that is compiled."""
+    if not isinstance(function, LibraryFunction):
+        return function
+    wholes = [each for each in functions if isinstance(each, LibraryFunction) and function.is_part_of(each)]
+    return next((each for each in wholes if not any(map(each.is_part_of, wholes))), function)
 
 
 def _expression(function: Function, functions: Sequence[Function]) -> str:

@@ -30,7 +30,7 @@ from max.graph import KernelLibrary, Module
 
 from torch_max_backend.errors import DeviceUnavailableError, MaxBackendError
 from torch_max_backend.max_compat import declare_kernels, in_mlir_context, text_of
-from torch_max_backend.runtime import cache, events, libraries
+from torch_max_backend.runtime import cache, events, graph_team, libraries
 from torch_max_backend.runtime.progress import progress_line
 from torch_max_backend.runtime.target import cpu_target, target_facts
 
@@ -128,6 +128,7 @@ def compile_module(
         MaxBackendError: the graph compiler refused the module.
     """
     facts = facts_of([content_digest(module)], device)
+    require_threads(device)
     with progress_line(describe(names, op_count)), libraries.ready(device):
         return compile_here(module, facts, device, names, op_count, label)
 
@@ -146,6 +147,18 @@ def compile_here(
                     return _compile(module, facts, device, names, label)
         cached(True)
         return models
+
+
+def require_threads(device: torch.device) -> None:
+    """What a graph needs beside the libraries that it calls is built with them."""
+    if device.type == "cpu":
+        graph_team.require()
+
+
+def _load_libraries(device: torch.device) -> None:
+    libraries.load(device)
+    if device.type == "cpu":
+        graph_team.lend()
 
 
 def describe(names: Sequence[str], op_count: int) -> str:
@@ -179,7 +192,7 @@ def load(artifact: Path, device: torch.device, names: Sequence[str]) -> dict[str
     if is_virtual_device_mode():
         # It can be compiled for, but not run on: who calls such a graph is told that it is not there.
         return {name: cast(Model, None) for name in names}
-    libraries.load(device)
+    _load_libraries(device)
     with _lock:
         models = session(device).init_all(read_artifact(artifact))
     if len(models) != len(names):
@@ -203,7 +216,7 @@ def _compile(
             set_virtual_cpu_target("")
     keep(facts, compiled.export_mef)
     if not is_virtual_device_mode():
-        libraries.load(device)
+        _load_libraries(device)
     with _lock:
         return dict(zip(names, engine.init_all(compiled).values(), strict=True))
 

@@ -117,6 +117,8 @@ def compile_all(tasks: Sequence[Task], lists: Sequence[ListTask] = ()) -> None:
     everything: list[Task | ListTask] = [*tasks, *lists]
     names = [name for task in everything for name in task.names]
     what = session.describe(names, sum(task.op_count for task in everything))
+    for task in tasks:
+        session.require_threads(task.device)
     absent = [task for task in tasks if not cache.has(session.GRAPHS, task.facts)]
     absent.sort(key=lambda task: -task.op_count)
     here = absent[:1] + [task for task in tasks if task not in absent]

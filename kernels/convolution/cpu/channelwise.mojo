@@ -497,13 +497,15 @@ def channelwise_cpu[
     var most_lines = g.t * g.r
     var lines = unsafe_alloc[Line[dtype]](workers * most_lines)
     # Rows of the result in memory order, whatever phase they belong to: neighbours share source rows.
-    var extent_d = phases[0].d.out_extent
-    var extent_h = phases[0].h.out_extent
-    var step_d = phases[0].d.out_step
-    var step_h = phases[0].h.out_step
+    var every = phases.unsafe_ptr()
+    var some = every[]
+    var extent_d = some.d.out_extent
+    var extent_h = some.h.out_extent
+    var step_d = some.d.out_step
+    var step_h = some.h.out_step
     var phases_h = min(step_h, extent_h)
-    var phases_w = min(phases[0].w.out_step, phases[0].w.out_extent)
-    var block = block_channels[dtype](g, phases[0].w.source)
+    var phases_w = min(some.w.out_step, some.w.out_extent)
+    var block = block_channels[dtype](g, some.w.source)
 
     @always_inline
     def task(worker: Int) {imm}:
@@ -523,12 +525,13 @@ def channelwise_cpu[
                         (d % step_d) * phases_h + h % step_h
                     ) * phases_w
                     for i in range(first, first + phases_w):
+                        var phase = every[unsafe_offset=i]
                         _result_row[dtype, group](
                             result,
                             source,
-                            packed.unsafe_offset(phases[i].filter_offset),
+                            packed.unsafe_offset(phase.filter_offset),
                             mine,
-                            phases[i],
+                            phase,
                             Row(n, d // step_d, h // step_h),
                             c,
                             min(g.c, c + block),
@@ -537,6 +540,7 @@ def channelwise_cpu[
             start = end
 
     sync_parallelize(task, workers)
+    _ = phases^
     lines.unsafe_free()
     packed.unsafe_free()
 

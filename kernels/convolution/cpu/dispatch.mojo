@@ -7,12 +7,13 @@ the always-right kernel ends the table.
 from std.memory.alloc import unsafe_alloc
 
 from ..analytic import convolution_analytic_cpu
-from ..common import DGRAD, FPROP, WGRAD, Ptr
-from ..finish import NOTHING, Finish
+from ..common import ANY_GROUPS, DGRAD, FPROP, ONE_GROUP, WGRAD, Ptr
+from ..finish import NOTHING, Finish, finish_result
 from ..problem import ConvolutionProblem
 from ..rewrite import is_channels_last_better, rewritten
 from .channelwise import channelwise_can_implement, channelwise_cpu
 from .channelwise_wgrad import channelwise_wgrad_cpu
+from .depthwise import depthwise_cpu
 from .grouped_wgrad import grouped_wgrad_can_implement, grouped_wgrad_cpu
 from .implicit_gemm import implicit_gemm_can_implement, implicit_gemm_cpu
 from .joined_taps import joined_taps_can_implement, joined_taps_cpu
@@ -42,17 +43,17 @@ def _run_channels_last[
     g.taps_inside = False
     var copy = unsafe_alloc[Scalar[dtype]](g.w_size(), alignment=64)
     comptime if pass_ == WGRAD:
-        run_cpu[dtype, pass_, False](copy, a, b, g)
+        run_cpu[dtype, pass_, ONE_GROUP](copy, a, b, g)
         swap_filter(result, copy, g.k, g.taps(), g.c)
     else:
         swap_filter(copy, b, g.k, g.c, g.taps())
-        run_cpu[dtype, pass_, False](result, a, copy, g, finish)
+        run_cpu[dtype, pass_, ONE_GROUP](result, a, copy, g, finish)
     copy.unsafe_free()
 
 
 @no_inline
 def run_cpu[
-    dtype: DType, pass_: Int, grouped: Bool = True
+    dtype: DType, pass_: Int, grouping: Int = ANY_GROUPS
 ](
     result: Ptr[dtype],
     a: Ptr[dtype],
@@ -63,18 +64,21 @@ def run_cpu[
     """Writes y from (x, w), dx from (dy, w) or dw from (x, dy) on the CPU; `finish` is called for what of y or dx has been
     stored.
 
-    Without `grouped` the kernels for many groups are left out; the others take any problem.
+    Kernels that `grouping` does not need are left out; the others take any problem.
     """
     if is_channels_last_better(given):
         _run_channels_last[dtype, pass_](result, a, b, given, finish)
         return
     var problem = rewritten[pass_](given)
     comptime if pass_ == FPROP or pass_ == DGRAD:
-        comptime if grouped:
-            comptime for group in [1, 4, 8]:
+        comptime if grouping == ANY_GROUPS:
+            if depthwise_cpu[dtype, pass_](result, a, b, problem, finish):
+                return
+        comptime if grouping != ONE_GROUP:
+            comptime for group in [4, 8]:
                 if not channelwise_can_implement[dtype, group](problem):
                     channelwise_cpu[dtype, pass_, group](result, a, b, problem)
-                    _finish_all[pass_](problem, finish)
+                    finish_result[pass_](problem, finish)
                     return
         comptime if pass_ == FPROP:
             if not joined_taps_can_implement[dtype](problem):
@@ -82,7 +86,7 @@ def run_cpu[
                 return
         if not panel_gemm_can_implement[dtype, pass_](problem):
             panel_gemm_cpu[dtype, pass_](result, a, b, problem)
-            _finish_all[pass_](problem, finish)
+            finish_result[pass_](problem, finish)
             return
         if not implicit_gemm_can_implement[dtype, pass_](problem):
             implicit_gemm_cpu[dtype, pass_](
@@ -90,8 +94,11 @@ def run_cpu[
             )
             return
     else:
-        comptime if grouped:
-            comptime for group in [1, 4, 8]:
+        comptime if grouping == ANY_GROUPS:
+            if depthwise_cpu[dtype, pass_](result, a, b, problem, finish):
+                return
+        comptime if grouping != ONE_GROUP:
+            comptime for group in [4, 8]:
                 if not channelwise_can_implement[dtype, group](problem):
                     channelwise_wgrad_cpu[dtype, group](result, a, b, problem)
                     return
@@ -108,11 +115,4 @@ def run_cpu[
             wgrad_gemm_cpu[dtype](result, a, b, problem)
             return
     convolution_analytic_cpu[dtype, pass_](result, a, b, problem)
-    _finish_all[pass_](problem, finish)
-
-
-@no_inline
-def _finish_all[pass_: Int](problem: ConvolutionProblem, finish: Finish):
-    """Behind a kernel that does not call `finish` itself."""
-    if finish.is_wanted():
-        finish.run_all(problem.y_size() if pass_ == FPROP else problem.x_size())
+    finish_result[pass_](problem, finish)

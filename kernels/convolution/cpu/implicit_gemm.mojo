@@ -168,10 +168,11 @@ def _store_part[
 ):
     """The tile's first `count` rows and `lanes` columns."""
     comptime width = simd_width_of[accumulation_type[dtype]]()
+    var sums = acc.unsafe_ptr()
     for row in range(min(rows, count)):
         var target = results[unsafe_offset=row].unsafe_offset(column)
         for v in range(vectors):
-            var value = acc[row * vectors + v].cast[dtype]()
+            var value = sums[unsafe_offset=row * vectors + v].cast[dtype]()
             if lanes >= (v + 1) * width:
                 target.unsafe_offset(v * width).unsafe_store(value)
             else:

@@ -190,8 +190,10 @@ def panel_gemm_cpu[
         result_channels=g.k if forward else g.c,
         finish=NOTHING,
     )
+    var every = phases.unsafe_ptr()
+    var unit = units.unsafe_ptr()
     for i in range(len(units)):
-        var phase = phases[units[i].phase]
+        var phase = every[unsafe_offset=unit[unsafe_offset=i].phase]
         var results = tables.unsafe_offset(i * table_size)
         var table = results.unsafe_offset(pitch)
         var live = lives.unsafe_offset(i * (most_taps + 1))
@@ -203,7 +205,7 @@ def panel_gemm_cpu[
                 live.unsafe_offset(1),
                 ops,
                 phase,
-                units[i].number,
+                unit[unsafe_offset=i].number,
                 pitch,
             )
         else:
@@ -243,7 +245,7 @@ def panel_gemm_cpu[
             var column = first * width
             var lanes = min(PANEL_VECTORS * width, columns - column)
             for i in range(len(units)):
-                var phase = phases[units[i].phase]
+                var phase = every[unsafe_offset=unit[unsafe_offset=i].phase]
                 var results = tables.unsafe_offset(i * table_size)
                 var live = lives.unsafe_offset(i * (most_taps + 1))
                 comptime for size in range(1, PANEL_VECTORS + 1):
@@ -263,6 +265,8 @@ def panel_gemm_cpu[
                         )
 
     sync_parallelize(task, workers)
+    _ = phases^
+    _ = units^
     lives.unsafe_free()
     tables.unsafe_free()
     zeros.unsafe_free()

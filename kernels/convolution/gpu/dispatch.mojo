@@ -9,33 +9,29 @@ from std.sys import size_of
 from max.gpu.host import DeviceBuffer, DeviceContext
 
 from ..analytic import convolution_analytic_gpu
-from ..common import DGRAD, FPROP, WGRAD, Ptr
+from ..common import (
+    ANY_GROUPS,
+    DGRAD,
+    ONE_GROUP,
+    WGRAD,
+    Ptr,
+    device_pointer,
+)
 from ..problem import ConvolutionProblem
 from ..rewrite import rewritten
-from .band import FEW_TAPS, band_can_implement, is_better_by_bands
-from .depthwise import depthwise_gather_gpu, depthwise_gpu_can_implement
-from .depthwise_band import depthwise_band_gpu
-from .depthwise_band_wgrad import (
-    band_wgrad_can_implement,
-    depthwise_band_wgrad_gpu,
-)
-from .depthwise_wgrad import depthwise_wgrad_gpu
+from .depthwise_dispatch import run_depthwise_gpu
 from .few_channels import few_channels_can_implement, few_channels_dgrad_gpu
 from .halo_gather import halo_gather_can_implement, halo_gather_gpu
 from .halo_wgrad import halo_wgrad_can_implement, halo_wgrad_gpu
-from .pipeline import block_can_implement, blocks_compile, pairs_compile
+from .pipeline import block_can_implement, blocks_compile
 from .products import gather_product_gpu, wgrad_product_gpu
 from .small_groups import small_groups_can_implement, small_groups_gpu
 from .tiled import tiled_can_implement, tiled_gather_gpu, tiled_wgrad_gpu
 
 
-def _device_pointer[dtype: DType](buffer: DeviceBuffer[dtype]) -> Ptr[dtype]:
-    return Ptr[dtype](unsafe_from_address=Int(buffer.unsafe_ptr()))
-
-
 @no_inline
 def run_gpu[
-    dtype: DType, pass_: Int, grouped: Bool = True
+    dtype: DType, pass_: Int, grouping: Int = ANY_GROUPS
 ](
     result: DeviceBuffer[dtype],
     a: DeviceBuffer[dtype],
@@ -45,46 +41,21 @@ def run_gpu[
 ) raises:
     """Enqueues y from (x, w), dx from (dy, w) or dw from (x, dy) on a GPU.
 
-    Without `grouped` the kernels for many groups are left out; the others take any problem.
+    Kernels that `grouping` does not need are left out; the others take any problem.
     """
     var problem = rewritten[pass_](given)
-    var to = _device_pointer(result)
-    var left = _device_pointer(a)
-    var right = _device_pointer(b)
+    var to = device_pointer(result)
+    var left = device_pointer(a)
+    var right = device_pointer(b)
     # Sums are float32 in these kernels.
     comptime if dtype != DType.float64:
-        comptime if grouped:
-            comptime if pairs_compile[dtype]():
-                comptime if pass_ == WGRAD:
-                    if (
-                        problem.r * problem.s > FEW_TAPS
-                        and not band_wgrad_can_implement(problem, left, right)
-                    ):
-                        depthwise_band_wgrad_gpu[dtype](
-                            result, a, b, problem, ctx
-                        )
-                        return
-                else:
-                    comptime forward = pass_ == FPROP
-                    if is_better_by_bands(
-                        problem, forward
-                    ) and not band_can_implement(problem, forward, to, left):
-                        depthwise_band_gpu[dtype, pass_](
-                            to, left, right, problem, ctx
-                        )
-                        return
-            if not depthwise_gpu_can_implement(problem):
-                comptime if pass_ == WGRAD:
-                    depthwise_wgrad_gpu[dtype](result, a, b, problem, ctx)
-                else:
-                    depthwise_gather_gpu[dtype, pass_](
-                        result, a, b, problem, ctx
-                    )
+        comptime if grouping == ANY_GROUPS:
+            if run_depthwise_gpu[dtype, pass_](result, a, b, problem, ctx):
                 return
         comptime if blocks_compile():
             if not block_can_implement[pass_](problem):
                 comptime if pass_ == WGRAD:
-                    comptime if grouped and size_of[dtype]() == 2:
+                    comptime if grouping != ONE_GROUP and size_of[dtype]() == 2:
                         if not halo_wgrad_can_implement[dtype](
                             problem, to, left, right
                         ):
@@ -94,7 +65,7 @@ def run_gpu[
                             return
                     wgrad_product_gpu[dtype](result, a, b, problem, ctx)
                 else:
-                    comptime if grouped and size_of[dtype]() == 2:
+                    comptime if grouping != ONE_GROUP and size_of[dtype]() == 2:
                         if not halo_gather_can_implement[dtype, pass_](
                             problem, to, left, right
                         ):
@@ -102,7 +73,7 @@ def run_gpu[
                                 to, left, right, problem, ctx
                             )
                             return
-                    comptime if grouped:
+                    comptime if grouping != ONE_GROUP:
                         if not small_groups_can_implement[dtype, pass_](
                             problem, to, left
                         ):

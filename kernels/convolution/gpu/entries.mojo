@@ -1,6 +1,6 @@
 """The convolutions' entries in libraries for any GPU; `operands.mojo` says what they take.
 
-Without `grouped` the kernels that only grouped problems need are not compiled.
+`grouping` says which kernels are compiled (common.mojo).
 """
 
 from max.gpu.host import DeviceContext
@@ -12,11 +12,11 @@ from .dispatch import run_gpu
 
 
 def _convolve[
-    dtype: DType, pass_: Int, grouped: Bool
+    dtype: DType, pass_: Int, grouping: Int
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     var given = ConvolutionOperands[dtype, pass_](arguments)
     given.check_order()
-    run_gpu[dtype, pass_, grouped](
+    run_gpu[dtype, pass_, grouping](
         given.result.to_device_buffer(ctx),
         given.a.to_device_buffer(ctx),
         given.b.to_device_buffer(ctx),
@@ -26,21 +26,21 @@ def _convolve[
 
 
 def conv_fprop[
-    target: StaticString, dtype: DType, grouped: Bool
+    target: StaticString, dtype: DType, grouping: Int
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """The forward pass, y = x * w."""
-    _convolve[dtype, FPROP, grouped](arguments, ctx)
+    _convolve[dtype, FPROP, grouping](arguments, ctx)
 
 
 def conv_dgrad[
-    target: StaticString, dtype: DType, grouped: Bool
+    target: StaticString, dtype: DType, grouping: Int
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """Gradient of x; input pixels that no window covers get zero."""
-    _convolve[dtype, DGRAD, grouped](arguments, ctx)
+    _convolve[dtype, DGRAD, grouping](arguments, ctx)
 
 
 def conv_wgrad[
-    target: StaticString, dtype: DType, grouped: Bool
+    target: StaticString, dtype: DType, grouping: Int
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """Gradient of w, reduced over N, O, P and Q."""
-    _convolve[dtype, WGRAD, grouped](arguments, ctx)
+    _convolve[dtype, WGRAD, grouping](arguments, ctx)

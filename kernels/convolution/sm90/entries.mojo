@@ -1,7 +1,7 @@
 """The convolutions' entries in libraries for Hopper; `operands.mojo` says what they take.
 
 What Hopper's kernels do not take goes to the library function `rest`, that for any GPU (gpu/entries.mojo): the two are
-compiled side by side. Without `grouped` the kernels that only grouped problems need are not compiled.
+compiled side by side. `grouping` says which kernels are compiled (common.mojo).
 """
 
 from std.sys import size_of
@@ -9,7 +9,7 @@ from std.sys import size_of
 from max.gpu.host import DeviceContext
 
 from ...library import Arguments
-from ..common import DGRAD, FPROP, WGRAD
+from ..common import DGRAD, FPROP, ONE_GROUP, WGRAD
 from ..operands import ConvolutionOperands
 from ..rewrite import rewritten
 from .dispatch import are_aligned, can_implement, run
@@ -17,7 +17,7 @@ from .grouped import grouped_can_implement, run_grouped
 
 
 def _convolve[
-    dtype: DType, pass_: Int, grouped: Bool, rest: StaticString
+    dtype: DType, pass_: Int, grouping: Int, rest: StaticString
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     var given = ConvolutionOperands[dtype, pass_](arguments)
     given.check_order()
@@ -29,7 +29,7 @@ def _convolve[
         if not can_implement[dtype, pass_](problem):
             run[dtype, pass_](result, a, b, problem, ctx)
             return
-        comptime if grouped and size_of[dtype]() == 2:
+        comptime if grouping != ONE_GROUP and size_of[dtype]() == 2:
             if not grouped_can_implement[dtype, pass_](problem):
                 run_grouped[dtype, pass_](result, a, b, problem, ctx)
                 return
@@ -37,21 +37,21 @@ def _convolve[
 
 
 def conv_fprop_sm90[
-    target: StaticString, dtype: DType, grouped: Bool, rest: StaticString
+    target: StaticString, dtype: DType, grouping: Int, rest: StaticString
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """The forward pass, y = x * w."""
-    _convolve[dtype, FPROP, grouped, rest](arguments, ctx)
+    _convolve[dtype, FPROP, grouping, rest](arguments, ctx)
 
 
 def conv_dgrad_sm90[
-    target: StaticString, dtype: DType, grouped: Bool, rest: StaticString
+    target: StaticString, dtype: DType, grouping: Int, rest: StaticString
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """Gradient of x; input pixels that no window covers get zero."""
-    _convolve[dtype, DGRAD, grouped, rest](arguments, ctx)
+    _convolve[dtype, DGRAD, grouping, rest](arguments, ctx)
 
 
 def conv_wgrad_sm90[
-    target: StaticString, dtype: DType, grouped: Bool, rest: StaticString
+    target: StaticString, dtype: DType, grouping: Int, rest: StaticString
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """Gradient of w, reduced over N, O, P and Q."""
-    _convolve[dtype, WGRAD, grouped, rest](arguments, ctx)
+    _convolve[dtype, WGRAD, grouping, rest](arguments, ctx)

@@ -6,6 +6,7 @@ windows and those that padding clips.
 
 from std.math import ceildiv
 
+from ...int_table import IntTable
 from ..problem import PoolingAxis, Taps
 
 
@@ -13,10 +14,10 @@ struct WindowTable(Movable):
     """For each window its taps, clipped to the tensor, and what it adds to an average's divisor.
     """
 
-    var start: List[Int]
-    var count: List[Int]
-    var first_tap: List[Int]
-    var divisor: List[Int]
+    var start: IntTable
+    var count: IntTable
+    var first_tap: IntTable
+    var divisor: IntTable
     var step: Int
 
     def __init__(
@@ -31,18 +32,17 @@ struct WindowTable(Movable):
         var extent = Int(axis.input)
         var window = Int(axis.window)
         var reach = axis.reach()
-        self.start = List[Int](length=windows, fill=0)
-        self.count = List[Int](length=windows, fill=window)
-        self.first_tap = List[Int](length=windows, fill=0)
-        self.divisor = List[Int](length=windows, fill=window)
-        var starts = self.start.unsafe_ptr()
+        self.start = IntTable(length=windows, fill=0)
+        self.count = IntTable(length=windows, fill=window)
+        self.first_tap = IntTable(length=windows, fill=0)
+        self.divisor = IntTable(length=windows, fill=window)
         for o in range(windows):
             var start = o * Int(axis.stride) - Int(axis.padding)
             if not adaptive and start >= 0 and start + reach <= extent:
-                starts[unsafe_offset=o] = start
+                self.start[o] = start
                 continue
             var taps = axis.taps[True](o) if adaptive else axis.taps[False](o)
-            starts[unsafe_offset=o] = taps.start
+            self.start[o] = taps.start
             self.count[o] = taps.count
             self.first_tap[o] = taps.first
             self.divisor[o] = taps.count if adaptive else axis.divisor[False](
@@ -57,19 +57,17 @@ struct WindowTable(Movable):
 struct AboveTable(Movable):
     """For each input position the windows whose hulls contain it."""
 
-    var first: List[Int]
-    var end: List[Int]
+    var first: IntTable
+    var end: IntTable
     var most: Int
     """The most windows above one position."""
 
     def __init__(out self, axis: PoolingAxis, *, adaptive: Bool):
         var extent = Int(axis.input)
         var windows = Int(axis.output)
-        self.first = List[Int](length=extent, fill=0)
-        self.end = List[Int](length=extent, fill=0)
+        self.first = IntTable(length=extent, fill=0)
+        self.end = IntTable(length=extent, fill=0)
         self.most = 0
-        var firsts = self.first.unsafe_ptr()
-        var ends = self.end.unsafe_ptr()
 
         @always_inline
         def start_of(o: Int) {imm} -> Int:
@@ -95,6 +93,6 @@ struct AboveTable(Movable):
             while end < windows and next_start <= i:
                 end += 1
                 next_start = start_of(end)
-            firsts[unsafe_offset=i] = min(first, end)
-            ends[unsafe_offset=i] = end
+            self.first[i] = min(first, end)
+            self.end[i] = end
             self.most = max(self.most, end - first)

@@ -1,0 +1,42 @@
+"""MAX's own threads, lent to the CPU kernels that graphs of MAX's compiler call.
+
+A library for them is built when the first such graph is: launch lists, which run on PyTorch's threads, need none.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+import torch
+from max.driver import CPU
+
+from torch_max_backend.errors import MaxBackendError
+from torch_max_backend.max_compat import device_context
+from torch_max_backend.mojo_ops.functions import LibraryFunction, require_function
+from torch_max_backend.runtime import libraries
+
+_HOST = torch.device("cpu")
+_MESSAGE_BYTES = 1024
+"""As in kernels/library.mojo."""
+
+
+def require() -> str:
+    """The symbol of the function that lends the threads; it is built with whatever else is required."""
+    return require_function(LibraryFunction("launches", "graph_team", "cpu", (), module="graph_entries"))
+
+
+@functools.cache
+def lend() -> None:
+    """Kernels run on MAX's threads from now on while no launch list runs, and in launch lists without a team.
+
+    Raises:
+        MaxBackendError: the library cannot be built or loaded.
+    """
+    symbol = require()
+    libraries.load(_HOST)
+    host = CPU()
+    message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+    function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+    if function(libraries.address(symbol, _HOST))(0, device_context(host), ctypes.addressof(message)):
+        raise MaxBackendError(f"MAX's threads cannot be used: {message.value.decode(errors='replace')}")
