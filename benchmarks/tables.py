@@ -19,7 +19,8 @@ from benchmarks.training_step import FROZEN
 from benchmarks.training_zoo import ratio
 
 PASSES = {"fprop": "forward", "dgrad": "data gradient", "wgrad": "weight gradient"}
-DRAWN = "convolution_drawn_h200_bfloat16"
+DRAWN_OF, DRAWN_DTYPES = "convolution_drawn_h200", ("bfloat16", "float16", "float32")
+DRAWN = f"{DRAWN_OF}_bfloat16"
 POOLING_KINDS = {
     "max_fprop": "maxima, forward",
     "max_dgrad": "maxima, gradient by index",
@@ -127,8 +128,8 @@ def summary() -> str:
     steps = {
         "training_step_h200_resnet50_bf16": (
             "ResNet-50 training step, H200, batch 256, bfloat16",
-            "first_step_h100_resnet50_bf16",
-            "its first step, H100 with 16 cores",
+            "first_step_h200_resnet50_bf16",
+            "its first step, H200 with 16 cores",
         ),
         "training_step_cpu_resnet18_float32": (
             "ResNet-18 training step, 2 CPU cores, batch 16, 64x64 images",
@@ -326,11 +327,25 @@ def convolution_any_gpu() -> str:
 
 
 def convolution_drawn() -> str:
-    """A class of the draw in each line; our time over cuDNN's better layout."""
-    document = read(DRAWN)
-    classes = _classes(document)
-    rows = [[label, *_cells_by_pass(_of_class(document, kind))] for kind, label in classes.items()]
-    return grid(["problems", *PASSES.values()], rows) + origin(DRAWN)
+    """A class of the draws in each line; our time over cuDNN's better layout, by dtype."""
+    documents = {dtype: read(f"{DRAWN_OF}_{dtype}") for dtype in DRAWN_DTYPES}
+    kinds = dict.fromkeys(kind for document in documents.values() for kind in _classes(document))
+    ratios = {
+        kind: [
+            [[row["ratio"] for row in _of_class(document, kind) if row["pass"] == pass_] for pass_ in PASSES.values()]
+            for document in documents.values()
+        ]
+        for kind in kinds
+    }
+    rows = [[kind, *(", ".join(map(mean, by_pass)) for by_pass in by_dtype)] for kind, by_dtype in ratios.items()]
+    for label, text in (("all, above 1.3", _above), ("all, the worst", lambda each: f"{max(each):.1f}")):
+        rows.append([label, *(", ".join(map(text, by_pass)) for by_pass in ratios["all"])])
+    counts = [f"{dtype}, {len(ratios['all'][number][0])} problems" for number, dtype in enumerate(documents)]
+    return grid(["class", *counts], rows) + origin(*(f"{DRAWN_OF}_{dtype}" for dtype in documents))
+
+
+def _above(ratios: Sequence[float]) -> str:
+    return f"{sum(ratio > 1.3 for ratio in ratios) / len(ratios):.0%}"
 
 
 def _classes(document: Mapping[str, Any]) -> dict[str, str]:

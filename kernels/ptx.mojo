@@ -264,6 +264,23 @@ def made_here(value: Int32) -> Int32:
 
 
 @always_inline
+def wide_halves(pair: UInt32) -> SIMD[DType.float32, 2]:
+    """Two float16 values as float32, where this stands and not before."""
+    var words = inlined_assembly[
+        """{
+        .reg .b16 low, high;
+        mov.b32 {low, high}, $2;
+        cvt.f32.f16 $0, low;
+        cvt.f32.f16 $1, high;
+        }""",
+        _RegisterPackType[Float32, Float32],
+        constraints="=f,=f,r",
+        has_side_effect=False,
+    ](pair)
+    return SIMD[DType.float32, 2](words[0], words[1])
+
+
+@always_inline
 def exchange_lanes(value: UInt32, distance: Int32) -> UInt32:
     """The value of the lane whose number differs in the bits of `distance`; every lane of the warp takes part.
     """

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from max.dtype import DType
 from torch import nn
 
@@ -42,7 +43,7 @@ class _Net(nn.Module):
         self.up = nn.ConvTranspose2d(8, 4, 2, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.up(self.grouped(self.depthwise(self.stem(x))).relu())
+        return self.up(F.max_pool2d(self.grouped(self.depthwise(self.stem(x))), 2))
 
 
 def test_what_begins_is_what_the_graphs_call(begun: Begun) -> None:
@@ -54,7 +55,10 @@ def test_what_begins_is_what_the_graphs_call(begun: Begun) -> None:
     # The images' gradient is not asked for; a transposed convolution's forward pass is a data gradient.
     passes = [which.value for which in Pass]
     of_grouping = {(each, (DType.float32, kind.value)) for each in passes for kind in (Grouping.ONE, Grouping.WIDE)}
-    assert entries == of_grouping | {(f"{each}_depthwise", (DType.float32,)) for each in passes}
+    depthwise = {(f"{each}_depthwise", (DType.float32,)) for each in passes}
+    # What the maxima keep is one byte each.
+    pooling = {(f"max_pool_{each}", (DType.float32, DType.uint8, False)) for each in ("fprop", "dgrad")}
+    assert entries == of_grouping | depthwise | pooling
     assert functions <= required()
 
 

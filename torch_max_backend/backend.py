@@ -162,9 +162,10 @@ def _partition(joint: GraphModule, *args: Any, begin: bool, **kwargs: Any) -> tu
 
     With ``begin`` the slowest libraries start to build meanwhile.
     """
+    joint = keep_small_offsets(joint)
     if begin:
         begin_libraries(joint)
-    joint = normalize_elementwise(forget_running_statistics(keep_small_offsets(joint)))
+    joint = normalize_elementwise(forget_running_statistics(joint))
     return min_cut_rematerialization_partition(joint, *args, **kwargs)
 
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
+from max.dtype import DType
 from max.graph import Dim, TensorValue
 from torch.fx import Node
 
 from torch_max_backend import pool_offset_ops as _  # noqa: F401  (registers the ops)
+from torch_max_backend.dtypes import device_ref, max_dtype
 from torch_max_backend.errors import CannotLower, InvalidArgumentError
 from torch_max_backend.ir import ops
 from torch_max_backend.ir.layout import GraphTensor, Order, channels_last_order, contiguous_order
 from torch_max_backend.lowering.context import LoweringContext
 from torch_max_backend.lowering.registry import Layout, lowering
 from torch_max_backend.mojo_ops import pooling as kernels
+from torch_max_backend.mojo_ops.functions import LibraryFunction, target_of
+from torch_max_backend.mojo_ops.pooling import pool_function
 from torch_max_backend.pooling_problem import AdaptivePoolingProblem, PoolingProblem
 
 aten = torch.ops.aten
@@ -58,6 +62,17 @@ def _result_extents(ctx: LoweringContext) -> list[Dim]:
     """The extents [D, H, W] of the (first) result, symbolic ones among them."""
     rank = _rank(ctx)
     return [*[Dim(1)] * (3 - rank), *ctx.out_shape()[-rank:]]
+
+
+def _functions_of(entry: str, kept: DType | None = None) -> Callable[[Node], Iterable[LibraryFunction]]:
+    """What a node of the op calls."""
+
+    def functions(node: Node) -> Iterable[LibraryFunction]:
+        fake = cast(Node, node.args[0]).meta["val"]
+        if fake.dtype in _FLOATS:
+            yield pool_function(entry, target_of(device_ref(fake.device)), max_dtype(fake.dtype), kept)
+
+    return functions
 
 
 class _View:
@@ -160,7 +175,13 @@ def max_pool_with_indices_backward(
     return view.take(dx)
 
 
-@lowering(aten.avg_pool2d.default, aten.avg_pool3d.default, layout=Layout.RAW, supports=_supports)
+@lowering(
+    aten.avg_pool2d.default,
+    aten.avg_pool3d.default,
+    layout=Layout.RAW,
+    supports=_supports,
+    functions=_functions_of("avg_pool_fprop"),
+)
 def avg_pool(
     ctx: LoweringContext,
     x: GraphTensor,
@@ -179,7 +200,13 @@ def avg_pool(
     return view.take(kernels.avg_pool_fprop(view.show(x), problem, _result_extents(ctx)))
 
 
-@lowering(aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default, layout=Layout.RAW, supports=_supports)
+@lowering(
+    aten.avg_pool2d_backward.default,
+    aten.avg_pool3d_backward.default,
+    layout=Layout.RAW,
+    supports=_supports,
+    functions=_functions_of("avg_pool_dgrad"),
+)
 def avg_pool_backward(
     ctx: LoweringContext,
     grad: GraphTensor,
@@ -274,7 +301,12 @@ def max_unpool(
     return view.take(kernels.max_unpool_fprop(view.show(x), view.show(indices), _result_extents(ctx)))
 
 
-@lowering(torch.ops.torch_max_backend.max_pool_offsets.default, layout=Layout.RAW, supports=_supports)
+@lowering(
+    torch.ops.torch_max_backend.max_pool_offsets.default,
+    layout=Layout.RAW,
+    supports=_supports,
+    functions=_functions_of("max_pool_fprop", DType.uint8),
+)
 def max_pool_with_offsets(
     ctx: LoweringContext, x: GraphTensor, *window_and_mode: Any
 ) -> tuple[GraphTensor, GraphTensor]:
@@ -285,7 +317,12 @@ def max_pool_with_offsets(
     return view.take(y), view.take(offsets)
 
 
-@lowering(torch.ops.torch_max_backend.max_pool_offsets_backward.default, layout=Layout.RAW, supports=_supports)
+@lowering(
+    torch.ops.torch_max_backend.max_pool_offsets_backward.default,
+    layout=Layout.RAW,
+    supports=_supports,
+    functions=_functions_of("max_pool_dgrad", DType.uint8),
+)
 def max_pool_with_offsets_backward(
     ctx: LoweringContext, grad: GraphTensor, x: GraphTensor, *window_and_mode: Any
 ) -> GraphTensor:

@@ -9,6 +9,7 @@ within its window.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from beartype import beartype
 from max.dtype import DType
@@ -89,15 +90,31 @@ def pool_op(
     an int64 index or a uint8 offset.
     """
     op = _OPS[entry]
-    parameters: tuple[DType | bool, ...] = (values[0].dtype,)
-    if op == "max_pool_fprop":
-        parameters += (result_types[1].dtype,)
-    if op == "max_pool_dgrad":
-        parameters += (values[1].dtype,)
-    if op != "pool_by_index":
+    kept = {"max_pool_fprop": result_types, "max_pool_dgrad": values}.get(op)
+    function = pool_function(entry, functions.target_of(device), values[0].dtype, kept and kept[1].dtype, adaptive)
+    return functions.call_function(op, function, device, values, result_types)
+
+
+def pool_function(
+    entry: str,
+    target: Literal["cpu", "gpu"],
+    dtype: DType,
+    kept: DType | None = None,
+    adaptive: bool = False,
+) -> functions.LibraryFunction:
+    """The library function of an entry.
+
+    Args:
+        entry: of kernels/pooling/entries.mojo.
+        target: MAX's word for the kind of device.
+        dtype: of x or dy.
+        kept: the dtype of what a maximum's forward pass keeps for the backward pass.
+        adaptive: windows are those of adaptive pooling.
+    """
+    parameters: tuple[DType | bool, ...] = (dtype,) if kept is None else (dtype, kept)
+    if _OPS[entry] != "pool_by_index":
         parameters += (adaptive,)
-    chosen = {"function": functions.require("pooling", entry, device, parameters)}
-    return [result.tensor for result in ops.custom(op, device, list(values), list(result_types), chosen)]
+    return functions.LibraryFunction("pooling", entry, target, parameters)
 
 
 @beartype

@@ -8,7 +8,7 @@ moves to the front and registers spill.
 
 from std.math import ceildiv
 from std.memory import bitcast
-from std.sys.info import size_of
+from std.sys.info import is_nvidia_gpu, size_of
 from std.utils.static_tuple import StaticTuple
 
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, global_idx
@@ -16,6 +16,7 @@ from max.gpu.host import DeviceAttribute, DeviceBuffer, DeviceContext
 
 from ...library import scratch
 from ...arithmetic import divide
+from ...ptx import wide_halves
 from ..common import FPROP, Ptr
 from ..gather import Axis, Phase, forward_phases, full_tap, gradient_phases
 from ..problem import ConvolutionProblem
@@ -61,12 +62,21 @@ def _load[
 def wide[
     dtype: DType, vector: Int
 ](value: SIMD[dtype, vector]) -> SIMD[DType.float32, vector]:
-    """In float32; pairs of bfloat16 by one instruction for each value."""
+    """In float32; pairs by one instruction for each value."""
     comptime if dtype == DType.bfloat16 and vector > 1:
         var pairs = bitcast[DType.uint32, vector // 2](value)
         var low = bitcast[DType.float32, vector // 2](pairs << 16)
         var high = bitcast[DType.float32, vector // 2](pairs & 0xFFFF0000)
         return rebind[SIMD[DType.float32, vector]](low.interleave(high))
+    elif dtype == DType.float16 and vector > 1 and is_nvidia_gpu():
+        # The compiler would widen what is loaded ahead at once, and spill it.
+        var pairs = bitcast[DType.uint32, vector // 2](value)
+        var result = SIMD[DType.float32, vector]()
+        comptime for i in range(vector // 2):
+            var pair = wide_halves(pairs[i])
+            result[2 * i] = pair[0]
+            result[2 * i + 1] = pair[1]
+        return result
     else:
         return value.cast[DType.float32]()
 

@@ -94,14 +94,11 @@ def can_implement[
         return String("a tensor is empty")
     if max(p.input_pixels(), p.output_pixels()) >= 1 << 31:
         return String("more than 2^31 pixels")
-    if is_deep(p):
-        comptime if dtype == DType.float32:
-            return String("takes two spatial axes of float32, not three")
-        if max(p.c, p.k) <= _FEW_OF_THREE_AXES:
-            return String(
-                t"C = {p.c} and K = {p.k} over three axes leave stages and"
-                t" tiles half empty"
-            )
+    if is_deep(p) and max(p.c, p.k) <= _FEW_OF_THREE_AXES:
+        return String(
+            t"C = {p.c} and K = {p.k} over three axes leave stages and tiles"
+            t" half empty"
+        )
     comptime if pass_ == DGRAD and dtype == DType.float32:
         if p.c <= _FEW_CHANNELS:
             return String(t"C = {p.c}: float32 has another kernel for so few")
