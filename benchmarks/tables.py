@@ -103,11 +103,13 @@ def first_steps() -> str:
 
 def host_time() -> str:
     parts = ("hand-over in", "execute", "hand-over out", "around", "total")
+    names = ("host_time_cpu", "host_time_h200")
     rows = [
-        [f"{row['model']}, {row['call']}", *(f"{row['microseconds'][part]:.0f}" for part in parts)]
-        for row in read("host_time_cpu")["rows"]
+        [f"{row['model']}, {row['call']}{place}", *(f"{row['microseconds'][part]:.0f}" for part in parts)]
+        for name, place in zip(names, ("", ", H200"), strict=True)
+        for row in read(name)["rows"]
     ]
-    return grid(["call", *parts], rows) + origin("host_time_cpu")
+    return grid(["call", *parts], rows) + origin(*names)
 
 
 def optimizer_steps() -> str:
@@ -232,18 +234,6 @@ def training_steps_gpu() -> str:
     rows.append(["geometric mean", *[""] * len(contenders), *map(mean, zip(*ratios, strict=True))])
     header = ["bf16 autocast, ms a step", "eager", "Inductor", "ours", "Inductor, CUDA graphs", "ours, captured"]
     return grid([*header, "ours over Inductor", "captured over CUDA graphs"], rows) + origin(_GPU_STEPS)
-
-
-def captured_steps() -> str:
-    """Steps before and after results were handed over in one storage."""
-    rows = [
-        [
-            f"{row['model']}, {row['batch']}", row["handed over by"],
-            *(f"{row[kind]['max, captured'] * 1e3:.2f}" for kind in ("median_seconds", "queued_seconds")),
-        ]
-        for row in read(_GPU_STEPS)["captured_before_and_after"]
-    ]  # fmt: skip
-    return grid(["captured step", "handed over by", "ms", "ms, queued"], rows) + origin(_GPU_STEPS)
 
 
 def zoo_rows() -> dict[tuple[str, str, int], list[dict[str, Any]]]:
@@ -590,7 +580,7 @@ def compile_cost() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
-        summary, training_steps, training_steps_gpu, captured_steps, training_zoo, step_memory, commands, gpu_tests,
+        summary, training_steps, training_steps_gpu, training_zoo, step_memory, commands, gpu_tests,
         convolution_any_gpu, convolution_drawn, convolution_cpu, convolution_workspace, convolution_hopper,
         convolution_tf32_and_3d, convolution_grouped, convolution_depthwise, convolution_tiles,
         convolution_few_channels,
