@@ -79,6 +79,8 @@ def cost(functions: Sequence[Function], device: torch.device) -> float:
     kept = {"TORCH_MAX_BACKEND_COMPILE_CORES": "1"}
     with tempfile.TemporaryDirectory() as folder:
         kept["TORCH_MAX_BACKEND_CACHE_DIR"] = f"{folder}/cache"
+        # Mojo's compiler remembers there what it has compiled.
+        kept["HOME"] = kept["XDG_CACHE_HOME"] = f"{folder}/home"
         with mock.patch.dict(os.environ, kept):
             before = cpu_seconds()
             libraries.build(functions, device)

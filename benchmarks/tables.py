@@ -567,7 +567,10 @@ def compile_cost() -> str:
             what = re.sub(r"^(conv_\w+)_0$", r"\1, one group", re.sub(r"^(conv_\w+)_1$", r"\1, groups", what))
             if "_sm90" in symbol:
                 what += ", Hopper's kernels"
-            generated = r"^(conv_pointwise(?:_sums)?|pointwise|reduction)_[0-9a-f]{16}$"
+            what = re.sub(
+                r"^(max_pool_\w+?)(_int64)?_0$", lambda m: m[1] + (", by index" if m[2] else ", by offset"), what
+            )
+            generated = r"^(conv_pointwise(?:_sums)?|pointwise(?:_many)?|reduction)_[0-9a-f]{16}$"
             what = re.sub(generated, r"a generated program: \1", what)
             costs.setdefault(what, {}).setdefault(target, []).append(row["cpu_seconds"])
     rows = [
