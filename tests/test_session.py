@@ -38,7 +38,6 @@ def test_equal_modules_with_other_names(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_kernels_of_compiled_graphs_run_on_the_threads_of_max() -> None:
     x = torch.randn(4, 3, 8, 8)
     compiled = torch.compile(torch.nn.Conv2d(3, 5, 3), backend="max", options={"run": "graph"})
-    before = graph_team.lend.cache_info().currsize
     assert compiled(x).shape == (4, 5, 6, 6)
-    assert graph_team.lend.cache_info().currsize == 1 >= before
+    assert graph_team.lend.cache_info().currsize == 1
     assert libraries.address(graph_team.require(), CPU) != 0

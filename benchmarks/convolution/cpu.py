@@ -82,10 +82,9 @@ class Launcher:
         walk = require("launches", "walk", DeviceRef.CPU(), ())
         libraries.load(CPU)
         self._functions = {kind: libraries.address(symbol, CPU) for kind, symbol in symbols.items()}
-        prototype = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
-        self._walk = prototype(libraries.address(walk, CPU))
+        self._walk = libraries.callable_at(libraries.address(walk, CPU))
         self._context = device_context(max_device(CPU))
-        self._message = ctypes.create_string_buffer(1024)
+        self._message = ctypes.create_string_buffer(libraries.MESSAGE_BYTES)
 
     def bind(self, task: ConvolutionTask, inputs: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
         """A call that gives the pass's result, dense and with its channels last; a filter's gradient in PyTorch's

@@ -17,8 +17,6 @@ from torch_max_backend.mojo_ops.functions import LibraryFunction, require_functi
 from torch_max_backend.runtime import libraries
 
 _HOST = torch.device("cpu")
-_MESSAGE_BYTES = 1024
-"""As in kernels/library.mojo."""
 
 
 def require() -> str:
@@ -36,7 +34,7 @@ def lend() -> None:
     symbol = require()
     libraries.load(_HOST)
     host = CPU()
-    message = ctypes.create_string_buffer(_MESSAGE_BYTES)
-    function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
-    if function(libraries.address(symbol, _HOST))(0, device_context(host), ctypes.addressof(message)):
+    message = ctypes.create_string_buffer(libraries.MESSAGE_BYTES)
+    function = libraries.callable_at(libraries.address(symbol, _HOST))
+    if function(0, device_context(host), ctypes.addressof(message)):
         raise MaxBackendError(f"MAX's threads cannot be used: {message.value.decode(errors='replace')}")

@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from operator import is_
 from typing import Any
@@ -36,8 +36,6 @@ _walking = threading.Lock()
 use several GPUs."""
 _SCRATCH = 3
 """The operand of ``walk`` that is memory for one launch after the other."""
-_MESSAGE_BYTES = 1024
-"""As in kernels/library.mojo."""
 
 
 class Launches:
@@ -90,8 +88,8 @@ class Launches:
         operands = [_shaped(array) for array in arrays]
         operands.insert(_SCRATCH, (0, 0))
         self._words = np.array([word for operand in operands for word in operand], np.int64)
-        self._message = ctypes.create_string_buffer(_MESSAGE_BYTES)
-        self._call = _function(libraries.address(walk, device))
+        self._message = ctypes.create_string_buffer(libraries.MESSAGE_BYTES)
+        self._call = libraries.callable_at(libraries.address(walk, device))
         self._arguments = (self._words.ctypes.data, self._context, ctypes.addressof(self._message))
         self._lock = threading.Lock()
 
@@ -252,11 +250,6 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 def _shaped(array: np.ndarray) -> tuple[int, int]:
     """An array as an operand."""
     return array.ctypes.data, len(array)
-
-
-def _function(address: int) -> Callable[[int, int, int], int]:
-    """A library's function; Python's lock is free while it runs."""
-    return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(address)
 
 
 _free: list[torch.Tensor] = []

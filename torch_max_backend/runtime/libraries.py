@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +52,8 @@ FAMILIES = {
     "attention": 1.0,
 }
 """CPU-seconds that the first function of a family adds: its modules are read and checked once for a library."""
+MESSAGE_BYTES = 1024
+"""Room for the message of an error, as in kernels/library.mojo."""
 SHORT = 10.0
 """A library of fewer CPU-seconds is not divided."""
 
@@ -181,6 +183,15 @@ def address(symbol: str, device: torch.device) -> int:
     """
     with _lock:
         return _addresses[symbol, target_facts(device)["device"]]
+
+
+def callable_at(address: int) -> Callable[[int, int, int], int]:
+    """A library's function, for Python, whose lock is free while it runs.
+
+    It takes the addresses of its words, of a device's context and of MESSAGE_BYTES for an error's text, and gives 0, or
+    1 after an error.
+    """
+    return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(address)
 
 
 def build(functions: Iterable[Function], device: torch.device) -> dict[Function, Path]:

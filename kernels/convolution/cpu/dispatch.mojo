@@ -70,10 +70,10 @@ def run_cpu[
         _run_channels_last[dtype, pass_](result, a, b, given, finish)
         return
     var problem = rewritten[pass_](given)
+    comptime if grouping == ANY_GROUPS:
+        if depthwise_cpu[dtype, pass_](result, a, b, problem, finish):
+            return
     comptime if pass_ == FPROP or pass_ == DGRAD:
-        comptime if grouping == ANY_GROUPS:
-            if depthwise_cpu[dtype, pass_](result, a, b, problem, finish):
-                return
         comptime if grouping != ONE_GROUP:
             comptime for group in [4, 8]:
                 if not channelwise_can_implement[dtype, group](problem):
@@ -94,9 +94,6 @@ def run_cpu[
             )
             return
     else:
-        comptime if grouping == ANY_GROUPS:
-            if depthwise_cpu[dtype, pass_](result, a, b, problem, finish):
-                return
         comptime if grouping != ONE_GROUP:
             comptime for group in [4, 8]:
                 if not channelwise_can_implement[dtype, group](problem):
