@@ -37,7 +37,10 @@ CHOSEN = Path(__file__).with_name("operator_sample.txt")
 UNDEFINED = ("empty", "new_empty")
 #: Differences from eager and float64 that stay, by the beginning of the sample's id, and why. A listed sample that
 #: agrees fails its test.
-EXCEPTIONS: dict[str, str] = {}
+EXCEPTIONS: dict[str, str] = {
+    f"{entry}-bfloat16": "PyTorch leaves the order of equal elements open here, and the kernel keeps it"
+    for entry in ("argsort-forward", "msort-gradient", "sort-forward", "sort-gradient")
+}
 #: What the database itself sets within those of its functions that draw; a graph does not hold that.
 _SEED_OF_DRAWS = 42
 #: Nothing that is computed from operands near 1 means anything below.

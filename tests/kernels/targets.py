@@ -22,7 +22,16 @@ from max.graph import DeviceRef, Dim, Graph, Module, TensorType, TensorValue
 from tests.kernels import elementwise, hopper_epilogue
 from torch_max_backend.fusion.program import Program
 from torch_max_backend.lowering import load_all
-from torch_max_backend.mojo_ops import attention, convolution, functions, indexing, normalization, pooling, reduction
+from torch_max_backend.mojo_ops import (
+    attention,
+    convolution,
+    functions,
+    indexing,
+    normalization,
+    pooling,
+    reduction,
+    sorting,
+)
 from torch_max_backend.pooling_problem import AdaptivePoolingProblem, PoolingProblem
 from torch_max_backend.runtime import libraries, session
 
@@ -109,6 +118,7 @@ def _cases(dtype: DType) -> dict[str, tuple[list[TensorType], Body]]:
         "scatter_rows_add": ([table, place, source], lambda v: indexing.scatter_rows(*v, True)),
         "scatter_rows_set": ([table, place, source], lambda v: indexing.scatter_rows(*v, False)),
         "scatter_elements_add": ([table, places, source], lambda v: indexing.scatter_elements(*v, True)),
+        "sort_rows": ([matrix], lambda v: sorting.sort_rows(*v, 2, True)),
         "scatter_elements_set": ([table, places, source], lambda v: indexing.scatter_elements(*v, False)),
     }
 

@@ -1,0 +1,7 @@
+"""Rows in sorted order, stable: a radix sort of keys that compare as unsigned integers.
+
+keys.mojo       an element's key
+cpu.mojo        a row for each core
+gpu.mojo        a row over several blocks
+ops.mojo        the registered operations
+"""

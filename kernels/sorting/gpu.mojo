@@ -1,0 +1,275 @@
+"""Sorting on a GPU: a row's indices are sorted by four bits of the keys after the other, the lowest first.
+
+A pass has two kernels. In the first a block counts its tile's digits. In the second it adds the counts up: a digit's
+elements begin behind all smaller digits of the row and behind the same digit in earlier tiles, and in the tile they
+keep their order.
+"""
+
+from std.math import ceildiv
+from std.memory import stack_allocation
+
+from max.gpu import barrier, block_idx, thread_idx
+from max.gpu.host import DeviceContext
+from max.gpu.memory import AddressSpace
+
+from ..convolution.common import Ptr
+from ..library import scratch
+from .keys import Sorting, key_bits, key_of, key_type
+
+comptime BLOCK = 256
+comptime ITEMS = 16
+"""Neighbouring elements of a thread."""
+comptime TILE = BLOCK * ITEMS
+comptime DIGIT_BITS = 4
+comptime DIGITS = 1 << DIGIT_BITS
+comptime SHARES = BLOCK // DIGITS
+"""Threads that add up the counts of one digit."""
+
+comptime Shared = MutPointer[
+    Int32, MutUntrackedOrigin, address_space=AddressSpace.SHARED
+]
+
+
+@always_inline
+def _index(order: Ptr[DType.int32], i: Int, row: Int, shift: Int32) -> Int:
+    """The element at place i of a row; the first pass meets them in their own order.
+    """
+    return i if shift == 0 else Int(order[unsafe_offset=row + i])
+
+
+@always_inline
+def _digit[
+    dtype: DType, descending: Bool
+](x: Ptr[dtype], at: Int, shift: Int32) -> Int:
+    var key = key_of[dtype, descending](x[unsafe_offset=at])
+    return Int(key >> Scalar[key_type[dtype]](shift)) & (DIGITS - 1)
+
+
+@always_inline
+def _count_tile[
+    dtype: DType, descending: Bool
+](
+    table: Shared,
+    order: Ptr[DType.int32],
+    x: Ptr[dtype],
+    row: Int,
+    first: Int,
+    length: Int,
+    shift: Int32,
+):
+    """table [DIGITS, BLOCK]: how often each digit stands in each thread's elements.
+    """
+    var thread = Int(thread_idx.x)
+    for digit in range(DIGITS):
+        table[unsafe_offset=digit * BLOCK + thread] = 0
+    for i in range(first, min(first + ITEMS, length)):
+        var at = row + _index(order, i, row, shift)
+        var digit = _digit[dtype, descending](x, at, shift)
+        table[unsafe_offset=digit * BLOCK + thread] += 1
+    barrier()
+
+
+def sort_count_kernel[
+    dtype: DType, descending: Bool
+](
+    counts: Ptr[DType.int32],
+    order: Ptr[DType.int32],
+    x: Ptr[dtype],
+    length: Int64,
+    tiles: Int64,
+    shift: Int32,
+):
+    """counts [rows, tiles, DIGITS]."""
+    var table = stack_allocation[
+        DIGITS * BLOCK, Int32, address_space=AddressSpace.SHARED
+    ]()
+    var shares = stack_allocation[
+        BLOCK, Int32, address_space=AddressSpace.SHARED
+    ]()
+    var thread = Int(thread_idx.x)
+    var row = Int(block_idx.x) // Int(tiles) * Int(length)
+    var first = Int(block_idx.x) % Int(tiles) * TILE + thread * ITEMS
+    _count_tile[dtype, descending](
+        table, order, x, row, first, Int(length), shift
+    )
+    var digit = thread // SHARES
+    var total = Int32(0)
+    for i in range(thread % SHARES, BLOCK, SHARES):
+        total += table[unsafe_offset=digit * BLOCK + i]
+    shares[unsafe_offset=thread] = total
+    barrier()
+    if thread < DIGITS:
+        total = 0
+        for i in range(SHARES):
+            total += shares[unsafe_offset=thread * SHARES + i]
+        counts[unsafe_offset=Int(block_idx.x) * DIGITS + thread] = total
+
+
+@always_inline
+def _begin_digits(
+    starts: Shared,
+    shares: Shared,
+    counts: Ptr[DType.int32],
+    tile: Int,
+    tiles: Int,
+):
+    """starts [DIGITS]: where the tile's elements of each digit begin in the sorted row. shares has 2 * BLOCK places.
+    """
+    var thread = Int(thread_idx.x)
+    var digit = thread % DIGITS
+    var all = Int32(0)
+    var earlier = Int32(0)
+    for other in range(thread // DIGITS, tiles, SHARES):
+        var found = counts[unsafe_offset=other * DIGITS + digit]
+        all += found
+        if other < tile:
+            earlier += found
+    shares[unsafe_offset=thread] = all
+    shares[unsafe_offset=BLOCK + thread] = earlier
+    barrier()
+    if thread < DIGITS:
+        all = 0
+        earlier = 0
+        for i in range(thread, BLOCK, DIGITS):
+            all += shares[unsafe_offset=i]
+            earlier += shares[unsafe_offset=BLOCK + i]
+        shares[unsafe_offset=thread] = all
+        starts[unsafe_offset=thread] = earlier
+    barrier()
+    if thread < DIGITS:
+        for smaller in range(thread):
+            starts[unsafe_offset=thread] += shares[unsafe_offset=smaller]
+    barrier()
+
+
+@always_inline
+def _scan_table(table: Shared, shares: Shared):
+    """Replaces every entry of table [DIGITS, BLOCK] by the sum of those before it.
+    """
+    var thread = Int(thread_idx.x)
+    var first = thread * DIGITS
+    var own = Int32(0)
+    for i in range(first, first + DIGITS):
+        own += table[unsafe_offset=i]
+    var total = own
+    shares[unsafe_offset=thread] = own
+    barrier()
+    var distance = 1
+    while distance < BLOCK:
+        var other = Int32(0)
+        if thread >= distance:
+            other = shares[unsafe_offset=thread - distance]
+        barrier()
+        total += other
+        shares[unsafe_offset=thread] = total
+        barrier()
+        distance *= 2
+    var before = total - own
+    for i in range(first, first + DIGITS):
+        var entry = table[unsafe_offset=i]
+        table[unsafe_offset=i] = before
+        before += entry
+    barrier()
+
+
+def sort_place_kernel[
+    dtype: DType, descending: Bool
+](
+    values: Ptr[dtype],
+    indices: Ptr[DType.int64],
+    sorted: Ptr[DType.int32],
+    order: Ptr[DType.int32],
+    counts: Ptr[DType.int32],
+    x: Ptr[dtype],
+    length: Int64,
+    count: Int64,
+    tiles: Int64,
+    shift: Int32,
+):
+    """The last pass writes values and indices [rows, count], the others the order of the row's elements.
+    """
+    var table = stack_allocation[
+        DIGITS * BLOCK, Int32, address_space=AddressSpace.SHARED
+    ]()
+    var shares = stack_allocation[
+        2 * BLOCK, Int32, address_space=AddressSpace.SHARED
+    ]()
+    var starts = stack_allocation[
+        DIGITS, Int32, address_space=AddressSpace.SHARED
+    ]()
+    var thread = Int(thread_idx.x)
+    var number = Int(block_idx.x) // Int(tiles)
+    var tile = Int(block_idx.x) % Int(tiles)
+    var row = number * Int(length)
+    var first = tile * TILE + thread * ITEMS
+    _begin_digits(
+        starts,
+        shares,
+        counts.unsafe_offset(number * Int(tiles) * DIGITS),
+        tile,
+        Int(tiles),
+    )
+    _count_tile[dtype, descending](
+        table, order, x, row, first, Int(length), shift
+    )
+    _scan_table(table, shares)
+    if thread < DIGITS:
+        starts[unsafe_offset=thread] -= table[unsafe_offset=thread * BLOCK]
+    barrier()
+    for i in range(first, min(first + ITEMS, Int(length))):
+        var index = _index(order, i, row, shift)
+        var digit = _digit[dtype, descending](x, row + index, shift)
+        var entry = digit * BLOCK + thread
+        var place = Int(
+            starts[unsafe_offset=digit] + table[unsafe_offset=entry]
+        )
+        table[unsafe_offset=entry] += 1
+        if Int(shift) + DIGIT_BITS < key_bits[dtype]:
+            sorted[unsafe_offset=row + place] = Int32(index)
+        elif place < Int(count):
+            var to = number * Int(count) + place
+            indices[unsafe_offset=to] = Int64(index)
+            values[unsafe_offset=to] = x[unsafe_offset=row + index]
+
+
+@no_inline
+def sort_gpu[
+    dtype: DType, descending: Bool
+](
+    values: Ptr[dtype],
+    indices: Ptr[DType.int64],
+    x: Ptr[dtype],
+    sorting: Sorting,
+    ctx: DeviceContext,
+) raises:
+    var tiles = ceildiv(sorting.length, TILE)
+    var size = sorting.rows * sorting.length
+    var counts = scratch[DType.int32](ctx, sorting.rows * tiles * DIGITS)
+    var first = scratch[DType.int32](ctx, size)
+    var second = scratch[DType.int32](ctx, size)
+    for shift in range(0, key_bits[dtype], DIGIT_BITS):
+        ctx.enqueue_function[sort_count_kernel[dtype, descending]](
+            counts,
+            first,
+            x,
+            Int64(sorting.length),
+            Int64(tiles),
+            Int32(shift),
+            grid_dim=sorting.rows * tiles,
+            block_dim=BLOCK,
+        )
+        ctx.enqueue_function[sort_place_kernel[dtype, descending]](
+            values,
+            indices,
+            second,
+            first,
+            counts,
+            x,
+            Int64(sorting.length),
+            Int64(sorting.count),
+            Int64(tiles),
+            Int32(shift),
+            grid_dim=sorting.rows * tiles,
+            block_dim=BLOCK,
+        )
+        swap(first, second)

@@ -1,0 +1,29 @@
+"""Rows in sorted order, a typed function."""
+
+from __future__ import annotations
+
+from beartype import beartype
+from max.dtype import DType
+from max.graph import Dim, StaticDim, TensorType, TensorValue
+
+from torch_max_backend.mojo_ops import functions
+
+
+@beartype
+def sort_rows(x: TensorValue, count: Dim | int, descending: bool) -> tuple[TensorValue, TensorValue]:
+    """The first ``count`` elements of each row of ``x`` [rows, length] in sorted order, and where they were.
+
+    Equal elements stay in their order, and NaN is larger than every number. The places are int64. Raises
+    ``ValueError`` for another rank, for bool, and for a count above ``length``.
+    """
+    if x.rank != 2:
+        raise ValueError(f"x has shape {list(x.shape)}: must have rank 2, [rows, length]")
+    if x.dtype == DType.bool:
+        raise ValueError("x has dtype bool: must be a number's")
+    count, length = Dim(count), x.shape[1]
+    if isinstance(count, StaticDim) and isinstance(length, StaticDim) and int(count) > int(length):
+        raise ValueError(f"count is {count}: must be at most x's length, {length}")
+    shape = [x.shape[0], count]
+    results = [TensorType(x.dtype, shape, x.device), TensorType(DType.int64, shape, x.device)]
+    values, indices = functions.call("sorting", "sort_rows", x.device, [x], results, (x.dtype, descending))
+    return values, indices
