@@ -45,6 +45,33 @@ def _look_up[function: StaticString]() -> _Address:
     return _Address(0)
 
 
+comptime Loader = def(Int, Int) thin abi("C") -> Int
+"""Of a function's name, as address and bytes: where the function lies when its library has been loaded, else 0."""
+
+
+def _no_loader() -> _Address:
+    return _Address(0)
+
+
+comptime LOADER = _Global["torch_max_loader", _no_loader]
+"""The launch list's that runs now. One for the process, whatever library asks."""
+
+
+@no_inline
+def _brought(function: StaticString) -> Int:
+    """Where a function lies that the launch list had not expected to need; 0 where nobody can load it.
+    """
+    try:
+        var address = LOADER.get_or_create_ptr()[].value
+        if address != 0:
+            return Pointer(to=address).unsafe_bitcast[Loader]()[](
+                Int(function.unsafe_ptr()), function.byte_length()
+            )
+    except:
+        pass
+    return 0
+
+
 struct Call[most_words: Int = MOST_WORDS]:
     """The operands of one call, in the order in which the function takes them.
     """
@@ -90,7 +117,10 @@ struct Call[most_words: Int = MOST_WORDS]:
         Looking a symbol up takes microseconds, so it is done once.
         """
         comptime entry = _Global[function, _look_up[function]]
-        var address = entry.get_or_create_ptr()[].value
+        ref found = entry.get_or_create_ptr()[]
+        if found.value == 0:
+            found.value = _brought(function)
+        var address = found.value
         if address == 0:
             raise Error(t"the library of {function} has not been loaded")
         var message = Array[UInt8, MESSAGE_BYTES](fill=0)

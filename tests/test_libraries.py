@@ -81,12 +81,14 @@ def test_a_library_depends_on_the_sources_that_it_is_made_of() -> None:
     def names(module: str) -> set[str]:
         return {str(path.relative_to(KERNELS_PATH)) for path in sources_of([module])}
 
-    pooling = names("pooling.entries")
+    entries = "pooling.gpu.fprop_entries"
+    pooling = names(entries)
     # Directly, through other modules, through a package, and the packages around them.
-    assert {"pooling/entries.mojo", "pooling/dispatch.mojo", "arithmetic.mojo", "__init__.mojo"} <= pooling
-    assert {"pooling/cpu/separable_max.mojo", "library.mojo"} <= pooling
+    assert {"pooling/gpu/fprop_entries.mojo", "pooling/passes.mojo", "arithmetic.mojo", "__init__.mojo"} <= pooling
+    assert {"pooling/gpu/fprop_tiles.mojo", "library.mojo"} <= pooling
     assert not any(name.startswith(("normalization", "pointwise")) or name.endswith("/ops.mojo") for name in pooling)
-    assert sources_digest(frozenset({"pooling.entries"})) != sources_digest(frozenset({"normalization.entries"}))
+    assert "pooling/gpu/halo_exchange.mojo" not in pooling
+    assert sources_digest(frozenset({entries})) != sources_digest(frozenset({"normalization.entries"}))
 
 
 def test_libraries_read_the_kernels_of_their_device_alone() -> None:
@@ -112,7 +114,20 @@ def test_on_hopper_a_convolution_is_two_functions(monkeypatch: pytest.MonkeyPatc
     assert convolution_function("conv_dgrad", "cpu", DType.bfloat16, Grouping.ONE).rest is None
     with functions.noted() as noted:
         functions.require_function(function)
-    assert noted == [function] and {function, function.rest} <= functions.required()
+    assert noted == [function] and function in functions.required()
+    assert function.rest in functions.with_rest([function])
+
+
+def test_what_is_rarely_called_is_built_when_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    function = _hopper(Grouping.ONE, monkeypatch)
+    assert function.at_once == (function,)
+    deep = convolution_function("conv_dgrad", "gpu", DType.bfloat16, Grouping.ONE, deep=True)
+    assert deep == function and deep.at_once == (function, function.rest)
+    for other in (
+        _hopper(Grouping.WIDE, monkeypatch),
+        convolution_function("conv_fprop", "gpu", DType.float32, Grouping.ONE),
+    ):
+        assert other.rest is not None and other.at_once == (other, other.rest)
 
 
 def test_a_narrow_function_in_a_wider_ones_library_calls_its_own_rest(monkeypatch: pytest.MonkeyPatch) -> None:

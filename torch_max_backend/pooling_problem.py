@@ -143,6 +143,11 @@ class PoolingProblem:
         return prod(self.window)
 
     @property
+    def is_deep(self) -> bool:
+        """Whether windows reach over several slabs of D."""
+        return self.window[0] > 1
+
+    @property
     def overlaps(self) -> bool:
         """Whether some input position lies under two windows (dilated windows interleave: k2 s2 d2 does)."""
         return any(

@@ -105,13 +105,13 @@ class Launcher:
         words += [geometry.ctypes.data, len(geometry)]
         function = self._functions[task.which, Grouping.of(p.groups, p.c // p.groups, p.k)]
         code = np.array([function, len(words), *words], np.int64)
-        needed, threads = np.zeros(1, np.int64), np.array([team_start(), torch.get_num_threads()], np.int64)
+        needed, host = np.zeros(1, np.int64), np.array([team_start(), torch.get_num_threads(), 0], np.int64)
         nothing = (0, 0)
-        arrays = [(array.ctypes.data, len(array)) for array in (code, needed, threads)]
+        arrays = [(array.ctypes.data, len(array)) for array in (code, needed, host)]
         call = np.array([arrays[0], nothing, nothing, nothing, *arrays[1:]], np.int64)
         shape, dtype = sizes[result], task.dtype
         arguments = call.ctypes.data, self._context, ctypes.addressof(self._message)
-        kept = operands, geometry, needed, threads, call
+        kept = operands, geometry, needed, host, call
 
         def launch() -> torch.Tensor:
             assert kept

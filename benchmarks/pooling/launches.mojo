@@ -15,8 +15,9 @@ from std.math import ceildiv
 from std.sys import argv, size_of
 from std.time import perf_counter_ns
 
-from kernels.pooling import dispatch
 from kernels.pooling.direct import Direct
+from kernels.pooling.gpu.dgrad_entries import DGRAD_KERNELS
+from kernels.pooling.gpu.fprop_entries import FPROP_KERNELS
 from kernels.pooling.kernel import (
     INDEX,
     NO_ENTRY,
@@ -227,9 +228,13 @@ def run_chosen[
     p: PoolingProblem,
 ) raises:
     comptime if forward:
-        dispatch.fprop["gpu", False](Operands(result, source, entries), p, ctx)
+        FPROP_KERNELS.launch[adaptive=False](
+            ctx, Operands(result, source, entries), p
+        )
     else:
-        dispatch.dgrad["gpu", False](Operands(result, source, entries), p, ctx)
+        DGRAD_KERNELS[deep=True].launch[adaptive=False](
+            ctx, Operands(result, source, entries), p
+        )
 
 
 @always_inline

@@ -3,8 +3,8 @@
 `code` holds for each call the function's address, the number of its words, and the words. Addresses that differ from
 one run to the next are filled in first: `relocations` has for each of them its place in `code`, the number of its base
 in `bases`, and how far behind that base it lies. `scratch` is memory on the device for one launch after the other, as
-address and bytes; `needed` receives how many bytes would have been enough. `threads` is what kernels on a CPU run on:
-`Team`'s two fields.
+address and bytes; `needed` receives how many bytes would have been enough. `host` has what kernels on a CPU run on,
+`Team`'s two fields, and a `Loader`.
 """
 
 from std.collections import Array
@@ -13,6 +13,7 @@ from max.gpu.host import DeviceContext
 
 from ..convolution.common import Ptr
 from ..library import (
+    LOADER,
     MESSAGE_BYTES,
     SCRATCH_MEMORY,
     Arguments,
@@ -35,7 +36,7 @@ def walk[
     var bases = arguments.take[DType.int64, 1]()
     var scratch = arguments.take[DType.uint8, 1]()
     var needed = arguments.take[DType.int64, 1]()
-    var threads = arguments.take[DType.int64, 1]()
+    var host = arguments.take[DType.int64, 1]()
     for number in range(relocations.dim_size(0) // RELOCATION_WORDS):
         var first = number * RELOCATION_WORDS
         code.data[unsafe_offset=Int(relocations[first])] = (
@@ -45,12 +46,15 @@ def walk[
     memory.base = Int(scratch.data)
     memory.size = scratch.dim_size(0)
     ref team = TEAM.get_or_create_ptr()[]
-    team = Team(Int(threads[0]), Int(threads[1]))
+    team = Team(Int(host[0]), Int(host[1]))
+    ref loader = LOADER.get_or_create_ptr()[]
+    loader.value = Int(host[2])
     try:
         needed.data[unsafe_offset=0] = Int64(_launched(code, memory, ctx))
     finally:
         memory.base = 0
         team.start = 0
+        loader.value = 0
 
 
 def _launched(

@@ -2,10 +2,10 @@
 
 problem.mojo    geometry of one pooling operation
 kernel.mojo     what a kernel offers, and tables of kernels
-dispatch.mojo   which kernel runs what: a table for each pass and kind of device
 direct.mojo     one thread for each result, right on every device and for every geometry
-cpu/, gpu/      the fast kernels
+cpu/, gpu/      the fast kernels; for each pass a table that says which kernel runs what, and the entries in libraries
+passes.mojo     what the entries of both have in common
 unpool.mojo     scattering and gathering by stored index
-entries.mojo    the functions of the family's libraries: checks, then the choice of a kernel
+entries.mojo    its entries in libraries
 ops.mojo        the registered operations
 """

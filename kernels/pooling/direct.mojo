@@ -1,7 +1,7 @@
 """The always-right reference: every function computes one element of a result from its flat number.
 
 No geometry is refused and no element is written twice, so these run on any device, give the same bits on every
-run, end every table of dispatch.mojo, and are what the faster kernels are checked against. Sums are kept in float32 (float64
+run, end every table of kernels, and are what the faster kernels are checked against. Sums are kept in float32 (float64
 for float64). A GPU takes one thread for each result, a CPU equal shares for each core.
 """
 

@@ -73,7 +73,17 @@ trait PoolingKernel:
         ...
 
 
-struct Table[*Kernels: PoolingKernel]:
+trait KernelChoice:
+    """Chooses the kernel for a problem, and launches it."""
+
+    @staticmethod
+    def launch[
+        dtype: DType, entry: DType, //, *, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        ...
+
+
+struct Table[*Kernels: PoolingKernel](KernelChoice):
     """Kernels in the order of their speed; the first that takes a problem runs it.
     """
 

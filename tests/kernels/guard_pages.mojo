@@ -26,7 +26,8 @@ from kernels.convolution.common import (
 )
 from kernels.convolution.cpu.dispatch import run_cpu
 from kernels.convolution.problem import ConvolutionProblem, checked
-from kernels.pooling import dispatch as pooling
+from kernels.pooling.cpu.dgrad_entries import DGRAD_KERNELS
+from kernels.pooling.cpu.fprop_entries import FPROP_KERNELS
 from kernels.pooling.kernel import INDEX, OFFSET, Operands, averages
 from kernels.pooling.problem import PoolingAxis, PoolingProblem
 from max.gpu.host import DeviceContext
@@ -156,23 +157,27 @@ def run_pooling[
     var ctx = DeviceContext(api="cpu")
     if op == 0:
         var t = Operands(y.data, x.data, indices.data)
-        pooling.fprop["cpu", adaptive](t, p, ctx)
+        FPROP_KERNELS.launch[adaptive=adaptive](ctx, t, p)
     elif op == 1:
         var t = Operands(x.data, y.data, indices.data)
-        pooling.dgrad["cpu", adaptive](t, p, ctx)
+        DGRAD_KERNELS.launch[adaptive=adaptive](ctx, t, p)
     elif op == 2:
-        pooling.fprop["cpu", adaptive](averages(y.data, x.data), p, ctx)
+        FPROP_KERNELS.launch[adaptive=adaptive](
+            ctx, averages(y.data, x.data), p
+        )
     elif op == 3:
-        pooling.dgrad["cpu", adaptive](averages(x.data, y.data), p, ctx)
+        DGRAD_KERNELS.launch[adaptive=adaptive](
+            ctx, averages(x.data, y.data), p
+        )
     else:
         comptime if adaptive:
             raise Error("adaptive pooling has no op ", op)
         if op == 4:
             var t = Operands(y.data, x.data, offsets.data)
-            pooling.fprop["cpu", False](t, p, ctx)
+            FPROP_KERNELS.launch[adaptive=False](ctx, t, p)
         elif op == 5:
             var t = Operands(x.data, y.data, offsets.data)
-            pooling.dgrad["cpu", False](t, p, ctx)
+            DGRAD_KERNELS.launch[adaptive=False](ctx, t, p)
         else:
             raise Error("pooling has no op ", op)
     _ = x^

@@ -4,7 +4,10 @@ An argument is a problem: the device (`cpu` or `gpu`), the pass (`fprop` or `dgr
 `offset` or `average`) and the 22 numbers that guard_pages.mojo reads, apart by commas.
 """
 
-from kernels.pooling import dispatch
+from kernels.pooling.cpu import dgrad_entries as cpu_dgrad
+from kernels.pooling.cpu import fprop_entries as cpu_fprop
+from kernels.pooling.gpu import dgrad_entries as gpu_dgrad
+from kernels.pooling.gpu import fprop_entries as gpu_fprop
 from kernels.pooling.kernel import INDEX, NO_ENTRY, OFFSET
 from kernels.pooling.problem import PoolingAxis, PoolingProblem
 from std.sys import argv
@@ -46,11 +49,13 @@ def name[
     """Of the kernel that tensors get which begin with whole vectors."""
     if device == "cpu":
         if forward:
-            return dispatch.FPROP_CPU.name[dtype, entry, False](p)
-        return dispatch.DGRAD_CPU.name[dtype, entry, False](p)
+            return cpu_fprop.FPROP_KERNELS.name[dtype, entry, False](p)
+        return cpu_dgrad.DGRAD_KERNELS.name[dtype, entry, False](p)
     if forward:
-        return dispatch.FPROP_GPU.name[dtype, entry, False](p)
-    return dispatch.DGRAD_GPU.name[dtype, entry, False](p)
+        return gpu_fprop.ALIGNED_FPROP_KERNELS.name[dtype, entry, False](p)
+    return gpu_dgrad.ALIGNED_DGRAD_KERNELS[deep=True].name[dtype, entry, False](
+        p
+    )
 
 
 def name[

@@ -185,7 +185,7 @@ def main() -> None:
         hopper_epilogue.add_graph_waiting_for_itself(sums_apart)
         hopper_epilogue.add_unfused_graph(unfused)
     # The kernels lie in libraries: the graphs name what has to compile.
-    wanted = [function for function in functions.required() if function.target == "gpu"]
+    wanted = [function for function in functions.with_rest(functions.required()) if function.target == "gpu"]
     built = libraries.build(wanted, torch.device("cuda"))
     programs = sorted(function.symbol for function in built if isinstance(function, Program))
     graphs = (taking, apart, summing, sums_apart, unfused)

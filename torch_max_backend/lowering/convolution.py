@@ -106,7 +106,8 @@ def _functions(x: torch.Tensor, weight: torch.Tensor, groups: int, passes: Seque
         target = target_of(device_ref(x.device))
         grouping = Grouping.of(groups, weight.shape[1], weight.shape[0])
         for which in passes:
-            yield from convolution_function(which.value, target, max_dtype(x.dtype), grouping).with_rest
+            deep = x.dim() == 5
+            yield from convolution_function(which.value, target, max_dtype(x.dtype), grouping, deep).at_once
 
 
 def _activation(tensor: GraphTensor) -> TensorValue:

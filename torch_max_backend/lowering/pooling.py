@@ -70,7 +70,10 @@ def _functions_of(entry: str, kept: DType | None = None) -> Callable[[Node], Ite
     def functions(node: Node) -> Iterable[LibraryFunction]:
         fake = cast(Node, node.args[0]).meta["val"]
         if fake.dtype in _FLOATS:
-            yield pool_function(entry, target_of(device_ref(fake.device)), max_dtype(fake.dtype), kept)
+            # Behind the incoming gradient and x; a forward pass has the same kernels for any window.
+            window = cast(Sequence[int], node.args[2]) if entry.endswith("dgrad") else ()
+            deep = len(window) == 3 and window[0] > 1
+            yield pool_function(entry, target_of(device_ref(fake.device)), max_dtype(fake.dtype), kept, deep=deep)
 
     return functions
 

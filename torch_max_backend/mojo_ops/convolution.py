@@ -217,7 +217,7 @@ def conv_with_geometry(
     if op == "conv_dgrad":
         operands += after or [b]
     result = TensorType(a.dtype, result_shape, a.device)
-    function = convolution_function(op, functions.target_of(a.device), a.dtype, grouping)
+    function = convolution_function(op, functions.target_of(a.device), a.dtype, grouping, deep=a.shape[1] != 1)
     return functions.call_function(op, function, a.device, operands, [result])[0]
 
 
@@ -226,16 +226,19 @@ def convolution_function(
     target: Literal["cpu", "gpu"],
     dtype: DType,
     grouping: Grouping,
+    deep: bool = False,
 ) -> functions.LibraryFunction:
     """The library function of a convolution for the machine at hand.
 
-    On Hopper it is one with Hopper's kernels, which calls the one for any GPU: both are built side by side.
+    On Hopper it is one with Hopper's kernels, which calls the one for any GPU. Of 16 bits and one group it takes nearly
+    all itself: not what three axes of few channels have, operands at odd addresses, and extreme strides and paddings.
 
     Args:
         op: the pass.
         target: MAX's word for the kind of device.
         dtype: of the operands.
         grouping: the groups that it serves.
+        deep: there are three axes.
     """
     if grouping is Grouping.DEPTHWISE:
         return functions.LibraryFunction(
@@ -244,7 +247,8 @@ def convolution_function(
     general = functions.LibraryFunction("convolution", op, target, (dtype, grouping.value), target)
     if target == "cpu" or dtype not in _HOPPER[op] or not functions.is_hopper():
         return general
-    return replace(general, entry=f"{op}_sm90", folder="sm90", rest=general)
+    rare = dtype != DType.float32 and grouping is Grouping.ONE and not deep
+    return replace(general, entry=f"{op}_sm90", folder="sm90", rest=general, rest_is_rare=rare)
 
 
 @beartype

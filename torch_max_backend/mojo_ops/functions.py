@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from beartype import beartype
@@ -67,9 +67,10 @@ _SECONDS = {
     "conv_fprop": (1.3, 7.0, 6.0),
     "conv_": (1.3, 7.0, 10.0),
     "attention": (4.0, 14.0, 14.0),
-    "max_pool_fprop": (1.8, 4.0, 4.0),
-    "max_pool": (3.5, 11.0, 11.0),
-    "avg_pool": (3.5, 11.0, 11.0),
+    "max_pool_fprop": (0.7, 2.5, 2.5),
+    "avg_pool_fprop": (0.7, 1.8, 1.8),
+    "max_pool": (0.9, 7.0, 7.0),
+    "avg_pool": (0.9, 6.0, 6.0),
     "": (0.3, 1.0, 1.0),
 }
 
@@ -86,6 +87,7 @@ class LibraryFunction:
         folder: the folder of the family that the entries stand in, "" for the family's own.
         module: the entries' module there.
         rest: another function that this one calls, by its symbol, for what it does not take itself.
+        rest_is_rare: that is so little that the other one is built when it is first called.
     """
 
     family: str
@@ -95,6 +97,7 @@ class LibraryFunction:
     folder: str = ""
     module: str = "entries"
     rest: LibraryFunction | None = None
+    rest_is_rare: bool = field(default=False, compare=False)
 
     @property
     def symbol(self) -> str:
@@ -131,9 +134,9 @@ class LibraryFunction:
         return own + (groups if isinstance(groups, int) else 0)
 
     @property
-    def with_rest(self) -> tuple[LibraryFunction, ...]:
-        """All that is loaded where this function is called."""
-        return (self,) if self.rest is None else (self, self.rest)
+    def at_once(self) -> tuple[LibraryFunction, ...]:
+        """All that is built before this function is called."""
+        return (self,) if self.rest is None or self.rest_is_rare else (self, self.rest)
 
     def is_part_of(self, other: LibraryFunction) -> bool:
         """Whether the other does all that this one does and more: a convolution that serves more groups."""
@@ -155,9 +158,15 @@ _noted: ContextVar[list[Function] | None] = ContextVar("_noted", default=None)
 
 
 def required() -> frozenset[Function]:
-    """Every function that a graph of this process calls."""
+    """Every function that a graph of this process calls, but for what others rarely call."""
     with _lock:
         return frozenset(_required)
+
+
+def with_rest(functions: Iterable[Function]) -> frozenset[Function]:
+    """The functions, and all that they may call."""
+    called = frozenset(functions)
+    return called | {each.rest for each in called if isinstance(each, LibraryFunction) and each.rest is not None}
 
 
 @beartype
@@ -179,7 +188,7 @@ def is_hopper() -> bool:
 def require_function(function: Function) -> str:
     """As ``require``, for a function that is there already."""
     with _lock:
-        _required.update(function.with_rest if isinstance(function, LibraryFunction) else (function,))
+        _required.update(function.at_once if isinstance(function, LibraryFunction) else (function,))
     noted = _noted.get()
     if noted is not None:
         noted.append(function)

@@ -63,7 +63,7 @@ def _check_offsets(problem: PoolingProblem) -> None:
         raise ValueError(f"window={problem.window}: an offset is one byte, which counts 255 taps")
 
 
-#: The entries of kernels/pooling/entries.mojo, each with the op that calls it.
+#: The entries of kernels/pooling, each with the op that calls it.
 _OPS = {
     "max_pool_fprop": "max_pool_fprop",
     "max_pool_dgrad": "max_pool_dgrad",
@@ -83,15 +83,18 @@ def pool_op(
     result_types: Sequence[TensorType],
     *,
     adaptive: bool = False,
+    deep: bool = True,
 ) -> list[TensorValue]:
     """A library's entry with its geometry as an operand, checked at run time: one graph then serves every problem.
 
     `values` begin with x or dy, whose dtype the kernels are made for. What the forward pass keeps for each maximum is
-    an int64 index or a uint8 offset.
+    an int64 index or a uint8 offset. `adaptive` and `deep` as in ``pool_function``.
     """
     op = _OPS[entry]
     kept = {"max_pool_fprop": result_types, "max_pool_dgrad": values}.get(op)
-    function = pool_function(entry, functions.target_of(device), values[0].dtype, kept and kept[1].dtype, adaptive)
+    function = pool_function(
+        entry, functions.target_of(device), values[0].dtype, kept and kept[1].dtype, adaptive, deep
+    )
     return functions.call_function(op, function, device, values, result_types)
 
 
@@ -101,20 +104,26 @@ def pool_function(
     dtype: DType,
     kept: DType | None = None,
     adaptive: bool = False,
+    deep: bool = True,
 ) -> functions.LibraryFunction:
     """The library function of an entry.
 
     Args:
-        entry: of kernels/pooling/entries.mojo.
+        entry: of kernels/pooling.
         target: MAX's word for the kind of device.
         dtype: of x or dy.
         kept: the dtype of what a maximum's forward pass keeps for the backward pass.
         adaptive: windows are those of adaptive pooling.
+        deep: windows may reach over several slabs of D. Without, gradients on a GPU compile in half the time.
     """
     parameters: tuple[DType | bool, ...] = (dtype,) if kept is None else (dtype, kept)
-    if _OPS[entry] != "pool_by_index":
-        parameters += (adaptive,)
-    return functions.LibraryFunction("pooling", entry, target, parameters)
+    if _OPS[entry] == "pool_by_index":
+        return functions.LibraryFunction("pooling", entry, target, parameters)
+    parameters += (adaptive,)
+    module = f"{entry.rpartition('_')[2]}_entries"
+    if target == "gpu" and module == "dgrad_entries":
+        parameters += (deep and not adaptive,)
+    return functions.LibraryFunction("pooling", entry, target, parameters, target, module)
 
 
 @beartype
@@ -169,7 +178,7 @@ def max_pool_dgrad(
     _check_float("dy", dy)
     _check_companion("indices", indices, "dy", dy, DType.int64)
     types = [_resized(dy, extents or problem.input)]
-    return pool_op("max_pool_dgrad", dy.device, [dy, indices, _geometry(problem)], types)[0]
+    return pool_op("max_pool_dgrad", dy.device, [dy, indices, _geometry(problem)], types, deep=problem.is_deep)[0]
 
 
 @beartype
@@ -180,7 +189,7 @@ def max_pool_dgrad_offsets(dy: TensorValue, offsets: TensorValue, problem: Pooli
     _check_companion("offsets", offsets, "dy", dy, DType.uint8)
     _check_offsets(problem)
     types = [_resized(dy, problem.input)]
-    return pool_op("max_pool_dgrad", dy.device, [dy, offsets, _geometry(problem)], types)[0]
+    return pool_op("max_pool_dgrad", dy.device, [dy, offsets, _geometry(problem)], types, deep=problem.is_deep)[0]
 
 
 @beartype
@@ -213,7 +222,8 @@ def avg_pool_dgrad(dy: TensorValue, problem: PoolingProblem, extents: Sequence[D
     _check_tensor("dy", dy, problem.output)
     _check_float("dy", dy)
     _check_undilated(problem)
-    return pool_op("avg_pool_dgrad", dy.device, [dy, _geometry(problem)], [_resized(dy, extents or problem.input)])[0]
+    types = [_resized(dy, extents or problem.input)]
+    return pool_op("avg_pool_dgrad", dy.device, [dy, _geometry(problem)], types, deep=problem.is_deep)[0]
 
 
 def _check_undilated(problem: PoolingProblem) -> None:

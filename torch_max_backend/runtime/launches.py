@@ -81,10 +81,10 @@ class Launches:
         self._code, self._relocations = np.array(code, np.int64), np.array(relocations, np.int64)
         self._needed = np.zeros(1, np.int64)
         self._scratch = 0
-        self._threads = np.array([team_start() if device.type == "cpu" else 0, 1], np.int64)
+        self._host = np.array([team_start() if device.type == "cpu" else 0, 1, libraries.loader(device)], np.int64)
         if device.type == "cpu" and not team_start():
             graph_team.lend()
-        arrays = self._code, self._relocations, self._bases, self._needed, self._threads
+        arrays = self._code, self._relocations, self._bases, self._needed, self._host
         operands = [_shaped(array) for array in arrays]
         operands.insert(_SCRATCH, (0, 0))
         self._words = np.array([word for operand in operands for word in operand], np.int64)
@@ -171,7 +171,7 @@ class Launches:
         self._bases[:-1] = list(map(_data_ptr, (*entering, *leaving)))
         self._bases[-1] = workspace.data_ptr()
         self._words[2 * _SCRATCH : 2 * _SCRATCH + 2] = workspace.data_ptr() + self._workspace, self._scratch
-        self._threads[1] = torch.get_num_threads()
+        self._host[1] = torch.get_num_threads()
         with _walking:
             if watched():
                 call = functools.partial(self._call, *self._arguments)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import wait
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import max as max_package
 import torch
@@ -27,11 +28,12 @@ import torch
 from torch_max_backend.errors import MaxBackendError
 from torch_max_backend.max_compat import mojo_environment
 from torch_max_backend.mojo_ops import KERNELS_PATH
-from torch_max_backend.mojo_ops.functions import Function, LibraryFunction, required
+from torch_max_backend.mojo_ops.functions import Function, LibraryFunction, required, with_rest
 from torch_max_backend.mojo_ops.sources import sources_digest
 from torch_max_backend.runtime import cache, cubins
 from torch_max_backend.runtime.dealing import cores
 from torch_max_backend.runtime.futures import started
+from torch_max_backend.runtime.progress import progress_line
 from torch_max_backend.runtime.target import target_facts
 
 log = logging.getLogger(__name__)
@@ -48,7 +50,8 @@ FAMILIES = {
     "pointwise": 1.2,
     "reduction": 1.0,
     "normalization": 1.0,
-    "pooling": 0.7,
+    "pooling.cpu": 0.6,
+    "pooling.gpu": 0.7,
     "attention": 1.0,
 }
 """CPU-seconds that the first function of a family adds: its modules are read and checked once for a library."""
@@ -87,13 +90,17 @@ _addresses: dict[tuple[str, str], int] = {}
 
 
 @contextlib.contextmanager
-def ready(device: torch.device) -> Iterator[None]:
+def ready(device: torch.device, whole: bool = True) -> Iterator[None]:
     """Builds what graphs on `device` call and the cache lacks while the body runs; at its end all of it is loaded.
+
+    Args:
+        device: that the graphs compute on.
+        whole: what they rarely call, too. Launch lists bring it when they call it (``loader``), MAX's graphs cannot.
 
     Raises:
         MaxBackendError: a kernel does not compile, or its library cannot be loaded.
     """
-    wanted = _missing(device)
+    wanted = _missing(device, whole)
     if not wanted:
         yield
         return
@@ -110,7 +117,7 @@ def load(device: torch.device) -> None:
     Raises:
         MaxBackendError: a kernel does not compile, or its library cannot be loaded.
     """
-    if wanted := _missing(device):
+    if wanted := _missing(device, whole=True):
         _load(build(wanted, device), target_facts(device)["device"])
 
 
@@ -124,8 +131,8 @@ def _begin(functions: Sequence[Function], device: torch.device) -> None:
 
 
 def unbuilt(device: torch.device) -> list[Function]:
-    """What graphs on `device` call and neither this process nor the cache has."""
-    return _uncached(_missing(device), device)
+    """What graphs on `device` call and neither this process nor the cache has; what they rarely call is not counted."""
+    return _uncached(_missing(device, whole=False), device)
 
 
 def _uncached(functions: Iterable[Function], device: torch.device) -> list[Function]:
@@ -146,9 +153,10 @@ def _facts(function: Function, device: torch.device) -> dict[str, str]:
     }
 
 
-def _missing(device: torch.device) -> list[Function]:
+def _missing(device: torch.device, whole: bool) -> list[Function]:
     target = "cpu" if device.type == "cpu" else "gpu"
-    return _unloaded((function for function in required() if function.target == target), device)
+    called = with_rest(required()) if whole else required()
+    return _unloaded((function for function in called if function.target == target), device)
 
 
 def _unloaded(functions: Iterable[Function], device: torch.device) -> list[Function]:
@@ -183,6 +191,30 @@ def address(symbol: str, device: torch.device) -> int:
     """
     with _lock:
         return _addresses[symbol, target_facts(device)["device"]]
+
+
+@functools.cache
+def _loader(device: torch.device) -> Any:
+    def bring(name: int, length: int) -> int:
+        symbol = ctypes.string_at(name, length).decode()
+        try:
+            function = next(each for each in with_rest(required()) if each.symbol == symbol)
+            log.info("%s is called and was not expected to be", symbol)
+            with progress_line(f"compiling {symbol}"):
+                _load(build([function], device), target_facts(device)["device"])
+            return address(symbol, device)
+        except Exception:
+            # The kernel that asked raises: an exception does not pass through it.
+            log.exception("%s cannot be loaded", symbol)
+            return 0
+
+    return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(bring)
+
+
+def loader(device: torch.device) -> int:
+    """The address of a C function that builds and loads what a function on ``device`` calls and a launch list did not
+    load: `Loader` in kernels/library.mojo."""
+    return ctypes.cast(_loader(device), ctypes.c_void_p).value or 0
 
 
 def callable_at(address: int) -> Callable[[int, int, int], int]:

@@ -146,9 +146,12 @@ def listed(lists: Sequence[ListTask]) -> Iterator[None]:
 @contextlib.contextmanager
 def libraries_of(tasks: Sequence[Task | ListTask]) -> Iterator[None]:
     """Inside the context the libraries of the tasks' devices are built, at its end they are loaded."""
+    # What is compiled for another machine is all that it may need.
+    whole = {task.device: is_virtual_device_mode() for task in tasks}
+    whole |= {task.device: True for task in tasks if isinstance(task, Task)}
     with contextlib.ExitStack() as stack:
-        for device in dict.fromkeys(task.device for task in tasks):
-            stack.enter_context(libraries.ready(device))
+        for device, everything in whole.items():
+            stack.enter_context(libraries.ready(device, everything))
         yield
 
 

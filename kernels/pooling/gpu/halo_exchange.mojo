@@ -536,7 +536,9 @@ def _as_planes(p: PoolingProblem) -> PoolingProblem:
     return p.rows_together() if p.is_line() else p
 
 
-struct HaloExchange(PoolingKernel):
+struct HaloExchange[deep: Bool](PoolingKernel):
+    """`deep` with windows over several slabs of D."""
+
     comptime NAME: StaticString = "halo_exchange"
 
     @staticmethod
@@ -547,7 +549,9 @@ struct HaloExchange(PoolingKernel):
     def can_implement[
         dtype: DType, entry: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
-        comptime SHAPES = halo_shapes(size_of[dtype](), entry_bytes[entry]())
+        comptime SHAPES = halo_shapes(
+            size_of[dtype](), entry_bytes[entry](), Self.deep
+        )
         if not fits_32_bits(_as_planes(p)):
             return String("rows together have too many elements for 32 bits")
         if p.input_size() >= MOST_PIXELS:
@@ -562,7 +566,9 @@ struct HaloExchange(PoolingKernel):
     def launch[
         dtype: DType, entry: DType, adaptive: Bool
     ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
-        comptime SHAPES = halo_shapes(size_of[dtype](), entry_bytes[entry]())
+        comptime SHAPES = halo_shapes(
+            size_of[dtype](), entry_bytes[entry](), Self.deep
+        )
         comptime for i in range(len(SHAPES)):
             comptime S = SHAPES[i]
             if halo_takes(S, p):

@@ -133,23 +133,47 @@ struct HaloShape(TrivialRegisterPassable):
         return True
 
 
-def halo_shapes(data: Int, entry: Int) -> List[HaloShape]:
+def halo_shapes(data: Int, entry: Int, deep: Bool) -> List[HaloShape]:
     """The windows that are compiled, for gradients of `data` and entries of `entry` bytes (0: averages): each what some network
     uses and the halo exchange takes fastest. Tiles are 16 bytes of dx, but for int64 entries, which take all registers.
     """
+    var shapes = _flat_shapes(data, entry)
+    if deep:
+        shapes.extend(_deep_shapes(data, entry))
+    return shapes^
+
+
+def _flat_shapes(data: Int, entry: Int) -> List[HaloShape]:
+    """Windows in one slab of D."""
     var columns = 8 if data < 4 and entry < 8 else 4
     var shapes = List[HaloShape]()
 
     @always_inline
-    def flat(
+    def add(
         k: Int, s: Int, columns: Int, channels: Int, ahead: Int
     ) {mut shapes}:
         shapes.append(
             HaloShape(1, 1, 0, k, s, k, s, 1, columns, channels, 1, ahead)
         )
 
+    # Contiguous NCHW.
+    add(3, 2, columns, 1, 6)
+    add(3, 1, columns, 1, 6)
+    # One dimension: the batch stands for the rows.
+    shapes.append(HaloShape(1, 1, 0, 1, 1, 3, 1, 1, columns, 1, 1, 4))
+    # Channels-last, four channels of two columns. By int64 index 3/1 windows cost less in rings.
+    add(3, 2, 2, 4, 3)
+    if entry < 8:
+        add(3, 1, 2, 4, 6)
+    return shapes^
+
+
+def _deep_shapes(data: Int, entry: Int) -> List[HaloShape]:
+    """Windows over several slabs."""
+    var shapes = List[HaloShape]()
+
     @always_inline
-    def deep(
+    def add(
         k: Int, s: Int, columns: Int, channels: Int, depth: Int, ahead: Int
     ) {mut shapes}:
         shapes.append(
@@ -157,26 +181,18 @@ def halo_shapes(data: Int, entry: Int) -> List[HaloShape]:
         )
 
     # Contiguous NCHW.
-    flat(3, 2, columns, 1, 6)
-    flat(3, 1, columns, 1, 6)
-    # One dimension: the batch stands for the rows.
-    shapes.append(HaloShape(1, 1, 0, 1, 1, 3, 1, 1, columns, 1, 1, 4))
     if entry == 0:
-        deep(3, 2, columns, 1, 2, 6)
+        add(3, 2, 8 if data < 4 else 4, 1, 2, 6)
     else:
-        deep(3, 2, 4, 1, 2, 3)
+        add(3, 2, 4, 1, 2, 3)
         if entry == 1:
-            deep(3, 1, 8, 1, 1, 1)
+            add(3, 1, 8, 1, 1, 1)
         else:
-            deep(3, 1, 4, 1, 2, 2 if data < 4 else 1)
-    # Channels-last, four channels of two columns. By int64 index 3/1 windows cost less in rings, in three dimensions averages
-    # by sliding sums.
-    flat(3, 2, 2, 4, 3)
-    if entry < 8:
-        flat(3, 1, 2, 4, 6)
-    deep(3, 2, 2, 4, 2, 6 if data < 4 and entry == 1 else 3)
+            add(3, 1, 4, 1, 2, 2 if data < 4 else 1)
+    # Channels-last. Averages 3/1 cost less by sliding sums.
+    add(3, 2, 2, 4, 2, 6 if data < 4 and entry == 1 else 3)
     if entry == 1:
-        deep(3, 1, 2, 4, 1, 2 if data >= 4 else 3)
+        add(3, 1, 2, 4, 1, 2 if data >= 4 else 3)
     return shapes^
 
 

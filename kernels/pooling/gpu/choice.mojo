@@ -1,0 +1,21 @@
+"""Which of two tables chooses the kernel on a GPU."""
+
+from max.gpu.host import DeviceContext
+
+from ..kernel import KernelChoice, Operands
+from ..problem import PoolingProblem
+from .params import fits_32_bits
+
+
+struct ByAlignment[Aligned: KernelChoice, Other: KernelChoice](KernelChoice):
+    """`Aligned` for tensors that begin with whole vectors and whose elements 32-bit numbers count, `Other` for the rest.
+    """
+
+    @staticmethod
+    def launch[
+        dtype: DType, entry: DType, //, *, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        if t.are_aligned() and fits_32_bits(p):
+            Self.Aligned.launch[adaptive=adaptive](ctx, t, p)
+        else:
+            Self.Other.launch[adaptive=adaptive](ctx, t, p)

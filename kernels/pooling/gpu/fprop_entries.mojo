@@ -1,0 +1,31 @@
+"""The forward passes on a GPU: their kernels in the order of their speed, and their entries in libraries."""
+
+from max.gpu.host import DeviceContext
+
+from ...library import Arguments
+from .. import passes
+from ..direct import Direct
+from ..kernel import Table
+from .choice import ByAlignment
+from .fprop_planes import PlanesFprop
+from .fprop_tiles import TilesFprop
+from .gather import GatherFprop
+
+comptime ALIGNED_FPROP_KERNELS = Table[TilesFprop, PlanesFprop, GatherFprop]
+comptime FPROP_KERNELS = ByAlignment[
+    ALIGNED_FPROP_KERNELS, Table[Direct[forward=True, target="gpu"]]
+]
+
+
+def max_pool_fprop[
+    target: StaticString, dtype: DType, entry: DType, adaptive: Bool
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    """y, entries = the maxima of x and where they are."""
+    passes.max_pool_fprop[dtype, entry, adaptive, FPROP_KERNELS](arguments, ctx)
+
+
+def avg_pool_fprop[
+    target: StaticString, dtype: DType, adaptive: Bool
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    """y = the averages of x."""
+    passes.avg_pool_fprop[dtype, adaptive, FPROP_KERNELS](arguments, ctx)

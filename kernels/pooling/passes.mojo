@@ -1,0 +1,142 @@
+"""What the entries of every device have in common: they take and check operands, then a table chooses the kernel.
+
+`geometry` is the rank-1 int64 host tensor that problem.mojo describes; `adaptive` windows follow from the extents alone.
+"""
+
+from max.gpu.host import DeviceContext
+from std.utils.index import IndexList
+
+from ..library import Arguments, Operand
+from .kernel import OFFSET, KernelChoice, Operands, averages
+from .problem import (
+    Data,
+    PoolingProblem,
+    adaptive_problem,
+    check_equal,
+    pooling_problem,
+)
+
+
+@always_inline
+def data_of[
+    dtype: DType, rank: Int
+](operand: Operand[dtype, rank]) -> Data[dtype]:
+    return rebind[Data[dtype]](operand.data)
+
+
+def check_same_shape(
+    name: String, shape: IndexList[5], wanted: IndexList[5], rule: String
+) raises:
+    for a in range(5):
+        check_equal(String(name, ".shape[", a, "]"), shape[a], wanted[a], rule)
+
+
+def _problem[
+    adaptive: Bool
+](
+    geometry: Operand[DType.int64, 1],
+    x_shape: IndexList[5],
+    y_shape: IndexList[5],
+) raises -> PoolingProblem:
+    comptime if adaptive:
+        return adaptive_problem(x_shape, y_shape)
+    return pooling_problem(
+        data_of(geometry), geometry.dim_size(0), x_shape, y_shape
+    )
+
+
+def _check_entries[
+    entry: DType
+](
+    entries: IndexList[5],
+    wanted: IndexList[5],
+    rule: String,
+    p: PoolingProblem,
+) raises:
+    comptime by_offset = entry == OFFSET
+    var name = "offsets" if by_offset else "indices"
+    check_same_shape(name, entries, wanted, rule)
+    if by_offset and p.window_size() > 255:
+        raise Error(
+            "offsets are uint8: the window has ",
+            p.window_size(),
+            " taps, one byte holds at most 255",
+        )
+
+
+def _check_undilated(p: PoolingProblem) raises:
+    check_equal("dilation[D]", Int(p.d.dilation), 1, "average pooling's")
+    check_equal("dilation[H]", Int(p.h.dilation), 1, "average pooling's")
+    check_equal("dilation[W]", Int(p.w.dilation), 1, "average pooling's")
+
+
+def _fprop[
+    dtype: DType, entry: DType, //, adaptive: Bool, Choice: KernelChoice
+](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+    """y = the maxima of x, and where they are as `entry` says, or its averages.
+    """
+    if p.output_size() != 0:
+        Choice.launch[adaptive=adaptive](ctx, t, p)
+
+
+def _dgrad[
+    dtype: DType, entry: DType, //, adaptive: Bool, Choice: KernelChoice
+](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+    """dx = for each pixel the sum of dy over the windows above it whose entry names it, or of their shares.
+    """
+    if p.input_size() != 0:
+        Choice.launch[adaptive=adaptive](ctx, t, p)
+
+
+def max_pool_fprop[
+    dtype: DType, entry: DType, adaptive: Bool, Choice: KernelChoice
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    """y, entries = the maxima of x and where they are."""
+    var y = arguments.take[dtype, 5]()
+    var entries = arguments.take[entry, 5]()
+    var x = arguments.take[dtype, 5]()
+    var geometry = arguments.take[DType.int64, 1]()
+    var p = _problem[adaptive](geometry, x.shape(), y.shape())
+    _check_entries[entry](entries.shape(), y.shape(), "the extent of y", p)
+    var t = Operands(data_of(y), data_of(x), data_of(entries))
+    _fprop[adaptive, Choice](ctx, t, p)
+
+
+def max_pool_dgrad[
+    dtype: DType, entry: DType, adaptive: Bool, Choice: KernelChoice
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    """dx gathers, for each pixel, the dy of the windows above it whose entry names it. Deterministic; an entry
+    that names no pixel under its window is ignored."""
+    var dx = arguments.take[dtype, 5]()
+    var dy = arguments.take[dtype, 5]()
+    var entries = arguments.take[entry, 5]()
+    var geometry = arguments.take[DType.int64, 1]()
+    var p = _problem[adaptive](geometry, dx.shape(), dy.shape())
+    _check_entries[entry](entries.shape(), dy.shape(), "the extent of dy", p)
+    var t = Operands(data_of(dx), data_of(dy), data_of(entries))
+    _dgrad[adaptive, Choice](ctx, t, p)
+
+
+def avg_pool_fprop[
+    dtype: DType, adaptive: Bool, Choice: KernelChoice
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    """y = the averages of x."""
+    var y = arguments.take[dtype, 5]()
+    var x = arguments.take[dtype, 5]()
+    var geometry = arguments.take[DType.int64, 1]()
+    var p = _problem[adaptive](geometry, x.shape(), y.shape())
+    _check_undilated(p)
+    _fprop[adaptive, Choice](ctx, averages(data_of(y), data_of(x)), p)
+
+
+def avg_pool_dgrad[
+    dtype: DType, adaptive: Bool, Choice: KernelChoice
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    """dx gathers, for each pixel, the dy of the windows above it, each over its divisor. Deterministic.
+    """
+    var dx = arguments.take[dtype, 5]()
+    var dy = arguments.take[dtype, 5]()
+    var geometry = arguments.take[DType.int64, 1]()
+    var p = _problem[adaptive](geometry, dx.shape(), dy.shape())
+    _check_undilated(p)
+    _dgrad[adaptive, Choice](ctx, averages(data_of(dx), data_of(dy)), p)
