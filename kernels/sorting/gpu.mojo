@@ -1,6 +1,8 @@
-"""Sorting on a GPU: a row's indices are sorted by four bits of the keys after the other, the lowest first.
+"""Sorting on a GPU.
 
-A pass has two kernels. In the first a block counts its tile's digits. In the second it adds the counts up: a digit's
+Short rows: a thread for each element counts the elements of its row that come before it.
+
+Long rows: indices are sorted by four bits of the keys after the other, the lowest first. A pass has two kernels. In the first a block counts its tile's digits. In the second it adds the counts up: a digit's
 elements begin behind all smaller digits of the row and behind the same digit in earlier tiles, and in the tile they
 keep their order.
 """
@@ -24,6 +26,9 @@ comptime DIGIT_BITS = 4
 comptime DIGITS = 1 << DIGIT_BITS
 comptime SHARES = BLOCK // DIGITS
 """Threads that add up the counts of one digit."""
+
+comptime SHORT = 512
+"""Elements of the longest row that is sorted by counting: what costs less than the launches of the passes."""
 
 comptime Shared = MutPointer[
     Int32, MutUntrackedOrigin, address_space=AddressSpace.SHARED
@@ -232,6 +237,34 @@ def sort_place_kernel[
             values[unsafe_offset=to] = x[unsafe_offset=row + index]
 
 
+def sort_short_kernel[
+    dtype: DType, descending: Bool
+](
+    values: Ptr[dtype],
+    indices: Ptr[DType.int64],
+    x: Ptr[dtype],
+    size: Int64,
+    length: Int64,
+    count: Int64,
+):
+    """A thread for each of `size` elements."""
+    var i = Int(block_idx.x) * BLOCK + Int(thread_idx.x)
+    if i >= Int(size):
+        return
+    var row = i // Int(length)
+    var first = row * Int(length)
+    var own = key_of[dtype, descending](x[unsafe_offset=i])
+    var before = 0
+    for other in range(first, first + Int(length)):
+        var key = key_of[dtype, descending](x[unsafe_offset=other])
+        if key < own or (key == own and other < i):
+            before += 1
+    if before < Int(count):
+        var to = row * Int(count) + before
+        indices[unsafe_offset=to] = Int64(i - first)
+        values[unsafe_offset=to] = x[unsafe_offset=i]
+
+
 @no_inline
 def sort_gpu[
     dtype: DType, descending: Bool
@@ -244,6 +277,18 @@ def sort_gpu[
 ) raises:
     var tiles = ceildiv(sorting.length, TILE)
     var size = sorting.rows * sorting.length
+    if sorting.length <= SHORT:
+        ctx.enqueue_function[sort_short_kernel[dtype, descending]](
+            values,
+            indices,
+            x,
+            Int64(size),
+            Int64(sorting.length),
+            Int64(sorting.count),
+            grid_dim=ceildiv(size, BLOCK),
+            block_dim=BLOCK,
+        )
+        return
     var counts = scratch[DType.int32](ctx, sorting.rows * tiles * DIGITS)
     var first = scratch[DType.int32](ctx, size)
     var second = scratch[DType.int32](ctx, size)

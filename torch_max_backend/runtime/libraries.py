@@ -123,11 +123,10 @@ def load(device: torch.device) -> None:
 
 def begin(functions: Iterable[Function], device: torch.device) -> None:
     """Begins to build what the cache lacks; errors are told to whoever needs the functions later."""
-    started(functools.partial(_begin, list(functions), device), "begins libraries")
-
-
-def _begin(functions: Sequence[Function], device: torch.device) -> None:
-    build(_uncached(_unloaded(functions, device), device), device)
+    # Here, not in the thread: it would wait for Python's lock again and again, for every file of the kernels that it reads.
+    absent = _uncached(_unloaded(functions, device), device)
+    if absent:
+        started(functools.partial(build, absent, device), "begins libraries")
 
 
 def unbuilt(device: torch.device) -> list[Function]:
