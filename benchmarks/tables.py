@@ -236,6 +236,18 @@ def training_steps_gpu() -> str:
     return grid([*header, "ours over Inductor", "captured over CUDA graphs"], rows) + origin(_GPU_STEPS)
 
 
+def training_curves() -> str:
+    names = [f"training_curves_h200_{amp}" for amp in ("bf16", "fp16")]
+    rows = []
+    for row in (row for name in names for row in read(name)["rows"]):
+        losses = row["losses"]["eager"]
+        apart = (f"{row[who][what]:.0e}" for who in ("max", "inductor") for what in ("first", "end"))
+        rows.append([row["amp"], row["model"], str(row["batch"]), f"{losses[0]:.2f} to {losses[-1]:.2f}", *apart])
+    header = ["autocast", "model", "batch", "eager's loss"]
+    header += [f"{who}, {what}" for who in ("ours", "Inductor") for what in ("first step", "last ten")]
+    return grid(header, rows) + origin(*names)
+
+
 def zoo_rows() -> dict[tuple[str, str, int], list[dict[str, Any]]]:
     """What was measured of the nine models on a CPU: the rows of each mode, autocast and batch."""
     groups: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
@@ -568,7 +580,7 @@ def compile_cost() -> str:
             if "_sm90" in symbol:
                 what += ", Hopper's kernels"
             what = re.sub(
-                r"^(max_pool_\w+?)(_int64)?_0$", lambda m: m[1] + (", by index" if m[2] else ", by offset"), what
+                r"^(max_pool_\w+?)(_int64)?_0(_0)?$", lambda m: m[1] + (", by index" if m[2] else ", by offset"), what
             )
             generated = r"^(conv_pointwise(?:_sums)?|pointwise(?:_many)?|reduction)_[0-9a-f]{16}$"
             what = re.sub(generated, r"a generated program: \1", what)
@@ -583,7 +595,7 @@ def compile_cost() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
-        summary, training_steps, training_steps_gpu, training_zoo, step_memory, commands, gpu_tests,
+        summary, training_steps, training_steps_gpu, training_curves, training_zoo, step_memory, commands, gpu_tests,
         convolution_any_gpu, convolution_drawn, convolution_cpu, convolution_workspace, convolution_hopper,
         convolution_tf32_and_3d, convolution_grouped, convolution_depthwise, convolution_tiles,
         convolution_few_channels,

@@ -2,9 +2,9 @@
 
 Short rows: a thread for each element counts the elements of its row that come before it.
 
-Long rows: indices are sorted by four bits of the keys after the other, the lowest first. A pass has two kernels. In the first a block counts its tile's digits. In the second it adds the counts up: a digit's
-elements begin behind all smaller digits of the row and behind the same digit in earlier tiles, and in the tile they
-keep their order.
+Long rows: indices are sorted by four bits of the keys after the other, the lowest first. A pass has two kernels. In the
+first a block counts its tile's digits. In the second it adds the counts up: a digit's elements begin behind all smaller
+digits of the row and behind the same digit in earlier tiles, and in the tile they keep their order.
 """
 
 from std.math import ceildiv

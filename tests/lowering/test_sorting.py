@@ -43,7 +43,7 @@ CASES = [
         recipe(lambda g: torch.tensor([[1.0, NAN, 1.0, -INF], [0.0, 2.0, NAN, -INF], [1.0, -3.0, NAN, INF]])),
         exact=True,
     ),
-    # More elements than a CPU sorts by insertion, a GPU by counting or in one tile, with ties, zeros of both signs and NaN.
+    # More than a CPU sorts by insertion, or a GPU by counting or in one tile: with ties, zeros of both signs and NaN.
     Case("sort_long", lambda x: (*x.sort(stable=True), *x.sort(stable=True, descending=True)),
          recipe(_repeating(5, 9001)), exact=True),
     Case("topk_long", lambda x: (*x.topk(300, 1), *x.topk(7, 1, largest=False)),

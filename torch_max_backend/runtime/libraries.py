@@ -123,7 +123,7 @@ def load(device: torch.device) -> None:
 
 def begin(functions: Iterable[Function], device: torch.device) -> None:
     """Begins to build what the cache lacks; errors are told to whoever needs the functions later."""
-    # Here, not in the thread: it would wait for Python's lock again and again, for every file of the kernels that it reads.
+    # Here, not in the thread: that would wait for Python's lock with every file of the kernels that it reads.
     absent = _uncached(_unloaded(functions, device), device)
     if absent:
         started(functools.partial(build, absent, device), "begins libraries")
