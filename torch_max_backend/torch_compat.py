@@ -8,9 +8,12 @@ them.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import pickle
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -38,7 +41,7 @@ from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler as SerializableAOTDispatchCompiler
 from torch._functorch.aot_autograd import aot_module_simplified as aot_module_simplified
 from torch._functorch.aot_autograd import make_boxed_func as make_boxed_func
-from torch._functorch.partitioners import min_cut_rematerialization_partition as min_cut_rematerialization_partition
+from torch._functorch.partitioners import min_cut_rematerialization_partition as _min_cut_rematerialization_partition
 from torch._guards import TracingContext as TracingContext
 from torch._inductor.codecache import FxGraphHashDetails as _FxGraphHashDetails
 from torch._inductor.output_code import OutputCode as OutputCode
@@ -53,7 +56,7 @@ from torch._prims_common import elementwise_dtypes as elementwise_dtypes
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.autograd.graph import Node as _AutogradNode
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx import graph as _fx_graph
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves as tree_leaves
@@ -215,3 +218,59 @@ def sequence_number(node: _AutogradNode) -> int:
 def input_metadata(node: _AutogradNode) -> Sequence[Any]:
     """Shape and dtype of the gradients that an autograd node takes."""
     return node._input_metadata
+
+
+_PATTERN_MATCHER = "torch._inductor.pattern_matcher"
+
+
+class _Regions(ModuleType):
+    """Stands for Inductor's pattern matcher while PyTorch's partitioner, which would import 250 modules in more than a
+    second, only asks it between which mutations a node lies. Whoever wants more gets the module itself."""
+
+    @staticmethod
+    def compute_mutation_region_ids(graph: Graph) -> None:
+        """Notes for each node how many before it, or it itself, may mutate what others read."""
+        region = 0
+        for node in graph.nodes:
+            region += _may_mutate(node)
+            node.meta["max_region"] = region
+
+    @staticmethod
+    def same_mutation_regions(a: Node, b: Node) -> bool:
+        """Whether no mutation lies between two nodes, or their copies."""
+        return bool(a.meta["max_region"] == b.meta["max_region"])
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if sys.modules.get(_PATTERN_MATCHER) is self:
+            del sys.modules[_PATTERN_MATCHER]
+        return getattr(importlib.import_module(_PATTERN_MATCHER), name)
+
+
+def _may_mutate(node: Node) -> bool:
+    if node.op != "call_function":
+        return node.op in ("call_method", "call_module")
+    if isinstance(node.target, OpOverload):
+        return bool(node.target._schema.is_mutable)
+    # What takes an item, and arithmetic of sizes.
+    return getattr(node.target, "__module__", "") not in (
+        "_operator",
+        "math",
+        "torch.fx.experimental.sym_node",
+        "torch",
+    )
+
+
+def min_cut_rematerialization_partition(
+    joint: GraphModule, *args: Any, **kwargs: Any
+) -> tuple[GraphModule, GraphModule]:
+    """PyTorch's partitioner of a joint graph, without Inductor's modules."""
+    stand_in = None
+    if _PATTERN_MATCHER not in sys.modules:
+        stand_in = sys.modules[_PATTERN_MATCHER] = _Regions(_PATTERN_MATCHER)
+    try:
+        return _min_cut_rematerialization_partition(joint, *args, **kwargs)
+    finally:
+        if stand_in is not None and sys.modules.get(_PATTERN_MATCHER) is stand_in:
+            del sys.modules[_PATTERN_MATCHER]
