@@ -19,7 +19,13 @@ from torch_max_backend.bench.task import MemoryLayout, Tolerance, draw, summatio
 from torch_max_backend.convolution_problem import ConvolutionProblem, Pass
 from torch_max_backend.dtypes import TORCH_TO_MAX
 from torch_max_backend.lowering.convolution import allows_tf32
-from torch_max_backend.mojo_ops.convolution import Grouping, conv_with_geometry, geometry_values
+from torch_max_backend.mojo_ops.convolution import (
+    DEFAULT_WORKSPACE_LIMIT,
+    Grouping,
+    conv_with_geometry,
+    geometry_values,
+    workspace_limit,
+)
 
 aten = torch.ops.aten
 
@@ -213,7 +219,8 @@ class ConvolutionTask:
 
     def _geometry(self) -> list[int]:
         p = self.problem
-        return geometry_values(p.stride, p.padding, p.dilation, p.groups, allow_tf32=allows_tf32()).tolist()
+        limit = workspace_limit(p, self.dtype.itemsize) if self.device.type == "cuda" else DEFAULT_WORKSPACE_LIMIT
+        return geometry_values(p.stride, p.padding, p.dilation, p.groups, limit, allow_tf32=allows_tf32()).tolist()
 
     # Shapes.
 

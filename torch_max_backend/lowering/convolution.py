@@ -17,6 +17,7 @@ from torch_max_backend.ir.layout import GraphTensor, contiguous_order, dense_ord
 from torch_max_backend.lowering.context import LoweringContext
 from torch_max_backend.lowering.registry import Layout, lowering
 from torch_max_backend.mojo_ops.convolution import (
+    DEFAULT_WORKSPACE_LIMIT,
     Geometry,
     Grouping,
     channel_sum,
@@ -24,6 +25,7 @@ from torch_max_backend.mojo_ops.convolution import (
     conv_fprop,
     conv_wgrad,
     convolution_function,
+    workspace_limit,
 )
 from torch_max_backend.mojo_ops.functions import LibraryFunction, target_of
 
@@ -142,13 +144,16 @@ def _filter_gradient(dw: TensorValue, taps_inside: bool, spatial_rank: int) -> G
     return GraphTensor.contiguous(ops.reshape(dw, [k, c, *spatial[3 - spatial_rank :]]))
 
 
-def _geometry(problem: ConvolutionProblem, taps_inside: bool) -> Geometry:
-    """With the precision that PyTorch's setting for cuDNN asks for while the graph is compiled."""
+def _geometry(problem: ConvolutionProblem, like: GraphTensor, taps_inside: bool) -> Geometry:
+    """For operands with the dtype and device of ``like``, with the precision that PyTorch's setting for cuDNN asks for
+    while the graph is compiled."""
+    on_gpu = like.value.device.is_gpu()
     return Geometry(
         problem.stride,
         problem.padding,
         problem.dilation,
         problem.groups,
+        workspace_limit(problem, like.dtype.size_in_bytes) if on_gpu else DEFAULT_WORKSPACE_LIMIT,
         allow_tf32=allows_tf32(),
         taps_inside=taps_inside,
     )
@@ -174,7 +179,7 @@ def _run(
     """fprop or dgrad of ``source`` (x or dy); dgrad runs ``after`` the gradients of filter and bias."""
     size = ctx.dims(problem.output_size if which is Pass.FPROP else problem.input_size)
     w, taps_inside = _filter(weight)
-    geometry = _geometry(problem, taps_inside)
+    geometry = _geometry(problem, source, taps_inside)
     if which is Pass.FPROP:
         value = conv_fprop(_activation(source), w, geometry, output_size=size)
     else:
@@ -214,7 +219,7 @@ def convolution_backward(
         large, small = (dy, _activation(x)) if problem.transposed else (_activation(x), dy)
         promised = ctx.meta[1]
         taps_inside = not dy.device.is_gpu() and dense_order(promised) == contiguous_order(rank + 2)
-        dw = conv_wgrad(large, small, _geometry(problem, taps_inside), filter_size=problem.filter_size)
+        dw = conv_wgrad(large, small, _geometry(problem, grad, taps_inside), filter_size=problem.filter_size)
         grad_weight = _filter_gradient(dw, taps_inside, rank)
         others.append(dw)
     if mask[2]:

@@ -18,6 +18,7 @@ from beartype import beartype
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, DimLike, StaticDim, TensorType, TensorValue
 
+from torch_max_backend.convolution_problem import ConvolutionProblem
 from torch_max_backend.ir import ops
 from torch_max_backend.mojo_ops import functions
 from torch_max_backend.mojo_ops.constants import kernel_constant
@@ -291,6 +292,23 @@ def _check_channels(op: str, c: Dim, k: Dim, group_c: Dim | None, groups: int) -
             raise ValueError(f"{op}: {name} = {dim}: must be divisible by groups = {groups}")
     if isinstance(c, StaticDim) and isinstance(group_c, StaticDim) and int(group_c) * groups != int(c):
         raise ValueError(f"{op}: w has {group_c} channels in each of {groups} groups: must be C = {c} in total")
+
+
+def workspace_limit(problem: ConvolutionProblem, itemsize: int) -> int:
+    """Most bytes of scratch memory for a convolution on a GPU whose elements have ``itemsize`` bytes.
+
+    Hopper's kernels copy tensors whose channels are no whole rows of 16 bytes. There is room for these copies however
+    large they are: without them a convolution takes several times as long.
+    """
+    extents = problem.input_pixels, problem.output_pixels, problem.taps, problem.c, problem.k
+    if problem.groups != 1 or not all(isinstance(extent, int) for extent in extents):
+        return DEFAULT_WORKSPACE_LIMIT
+    row = 16 // itemsize
+    c, k = (-(-int(channels) // row) * row for channels in (problem.c, problem.k))
+    copied = (c != problem.c) * int(problem.input_pixels) * c + (k != problem.k) * int(problem.output_pixels) * k
+    copied += (copied > 0) * k * int(problem.taps) * c
+    # The rest is for sums.
+    return max(DEFAULT_WORKSPACE_LIMIT, copied * itemsize + DEFAULT_WORKSPACE_LIMIT // 4)
 
 
 def geometry_values(

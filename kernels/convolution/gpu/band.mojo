@@ -39,18 +39,21 @@ comptime USUAL_SHARED = 56 * 1024
 comptime MOST_STEPS = 4
 """Products deep that a band may be: longer ones are mostly zeros."""
 comptime FEW_TAPS = 9
-"""Windows up to 3x3 lie in registers, and depthwise's marches were faster (measured on an H100)."""
+"""Windows up to 3x3 lie in registers, and depthwise's marches were faster (measured on an H100); so do some of 5x5."""
 comptime FEW_ELEMENTS = 1 << 22
 """Of dx: the marches launch two kernels for each phase, which is what a small problem takes."""
 
 
-def is_better_by_bands(g: ConvolutionProblem, forward: Bool) -> Bool:
-    """Whether the bands' forward pass or data gradient takes less time than the marches': as measured on an H100.
+def is_better_by_bands(
+    g: ConvolutionProblem, forward: Bool, marches: Bool
+) -> Bool:
+    """Whether the bands' forward pass or data gradient takes less time than the marches': as measured on an H100 and an
+    H200. `marches` where there is a march for the window.
     """
     var is_strided = max(g.stride_h, g.stride_w) > 1
-    if g.r * g.s > FEW_TAPS:
-        return not (forward and is_strided)
-    return not forward and is_strided and g.x_size() <= FEW_ELEMENTS
+    if marches:
+        return not forward and is_strided and g.x_size() <= FEW_ELEMENTS
+    return not (forward and is_strided)
 
 
 @fieldwise_init

@@ -12,13 +12,12 @@ from std.sys.info import is_nvidia_gpu, size_of
 from std.utils.static_tuple import StaticTuple
 
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, global_idx
-from max.gpu.host import DeviceAttribute, DeviceBuffer, DeviceContext
+from max.gpu.host import DeviceBuffer
 
-from ...library import scratch
 from ...arithmetic import divide
 from ...ptx import wide_halves
-from ..common import FPROP, Ptr
-from ..gather import Axis, Phase, forward_phases, full_tap, gradient_phases
+from ..common import Ptr
+from ..gather import Phase, full_tap
 from ..problem import ConvolutionProblem
 
 # Channels of a thread. Eight of them, 16 bytes of bfloat16, would want more registers than a thread has.
@@ -47,6 +46,11 @@ def march_rows(rows: Int, across: Int, enough: Int, most: Int = MARCH) -> Int:
         ceildiv(enough, max(1, across)), ceildiv(rows, LEAST_MARCH)
     )
     return ceildiv(rows, max(1, max(ceildiv(rows, most), wanted)))
+
+
+@always_inline
+def is_aligned[dtype: DType](buffer: DeviceBuffer[dtype]) -> Bool:
+    return Int(buffer.unsafe_ptr()) % 16 == 0
 
 
 @always_inline
@@ -279,13 +283,15 @@ def depthwise_march_kernel[
         wanted -= 1
         return values^
 
-    comptime if step == 1:
+    comptime if step == 1 or taps_h > step + 1:
+        # Sums of the rows that the source row at hand contributes to, in a ring.
+        comptime ring = ceildiv(taps_h, step)
+        comptime period = ring * step
         # A row is loaded one step before its turn.
-        comptime unroll = taps_h if taps_h > 1 else 2
+        comptime unroll = period if period > 1 else 2
         var values = load_row()
-        # Sums of the rows that the source row at hand contributes to, in a ring too.
-        var sums = Array[Array[T, width], taps_h](fill=Array[T, width](fill=0))
-        var count = rows + Int32(taps_h - 1)
+        var sums = Array[Array[T, width], ring](fill=Array[T, width](fill=0))
+        var count = (rows - 1) * Int32(step) + Int32(taps_h)
         for first in range(Int32(0), count, Int32(unroll)):
             comptime for u in range(unroll):
                 var at = first + Int32(u)
@@ -293,22 +299,23 @@ def depthwise_march_kernel[
                     var following = load_row()
                     comptime for i in range(columns):
                         var value = wide[dtype, vector](values[i])
-                        comptime for r in range(taps_h):
-                            comptime slot = (u - r + taps_h) % taps_h
+                        comptime for slot in range(ring):
+                            comptime r = (u - slot * step) % period
                             comptime for j in range(width):
-                                comptime s = i - j
-                                comptime if s >= 0 and s < taps_w:
+                                comptime s = i - j * step
+                                comptime if r < taps_h and s >= 0 and s < taps_w:
                                     sums[slot][j] = value.fma(
                                         filter[r * taps_w + s], sums[slot][j]
                                     )
-                    comptime done = (u + 1) % taps_h
-                    if at >= Int32(taps_h - 1):
-                        _store_strip[dtype, vector, width](
-                            target, pixel_pitch, left, sums[done]
-                        )
-                        target = target.unsafe_offset(target_pitch)
-                    comptime for j in range(width):
-                        sums[done][j] = 0
+                    comptime for slot in range(ring):
+                        comptime if (u - slot * step) % period == taps_h - 1:
+                            if at >= Int32(taps_h - 1):
+                                _store_strip[dtype, vector, width](
+                                    target, pixel_pitch, left, sums[slot]
+                                )
+                                target = target.unsafe_offset(target_pitch)
+                            comptime for j in range(width):
+                                sums[slot][j] = 0
                     values = following^
     else:
         # The last row that a pixel reads is the first that the next one reads.
@@ -400,204 +407,3 @@ def depthwise_gather_kernel[
         Int32(phase.w.rows) - strip.q,
         sums,
     )
-
-
-@always_inline
-def _grid(
-    g: ConvolutionProblem, phase: Phase, march: Int, width: Int, vector: Int
-) -> Int:
-    """Blocks for one thread for each march of a phase."""
-    return ceildiv(
-        g.n
-        * phase.d.rows
-        * ceildiv(phase.h.rows, march)
-        * ceildiv(phase.w.rows, width)
-        * (g.c // vector),
-        BLOCK,
-    )
-
-
-@always_inline
-def _launch_march[
-    dtype: DType, vector: Int, taps_h: Int, taps_w: Int, step: Int
-](
-    result: DeviceBuffer[dtype],
-    source: DeviceBuffer[dtype],
-    packed: DeviceBuffer[dtype],
-    g: ConvolutionProblem,
-    phase: Phase,
-    whole: Bool,
-    ctx: DeviceContext,
-) raises:
-    comptime kernel = depthwise_march_kernel[
-        dtype, vector, taps_h, taps_w, step
-    ]
-    comptime width = strip_width[dtype]()
-    var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
-    var march = march_rows(
-        phase.h.rows,
-        _grid(g, phase, phase.h.rows, width, vector) * BLOCK,
-        processors * RESIDENT,
-    )
-    ctx.enqueue_function[kernel](
-        result,
-        source,
-        packed,
-        phase,
-        Int32(g.n),
-        Int32(g.c),
-        Int32(march),
-        Int32(1 if whole else 0),
-        grid_dim=_grid(g, phase, march, width, vector),
-        block_dim=BLOCK,
-    )
-
-
-@always_inline
-def _launch_any[
-    dtype: DType, vector: Int
-](
-    result: DeviceBuffer[dtype],
-    source: DeviceBuffer[dtype],
-    packed: DeviceBuffer[dtype],
-    g: ConvolutionProblem,
-    phase: Phase,
-    ctx: DeviceContext,
-) raises:
-    ctx.enqueue_function[depthwise_gather_kernel[dtype, vector]](
-        result,
-        source,
-        packed,
-        phase,
-        Int32(g.n),
-        Int32(g.c),
-        grid_dim=_grid(g, phase, 1, strip_width[dtype](), vector),
-        block_dim=BLOCK,
-    )
-
-
-def _steps_by_one(axis: Axis) -> Bool:
-    """Whether neighbouring taps read neighbouring source pixels."""
-    return axis.taps == 1 or abs(axis.offset_step) == 1
-
-
-def _may_march(phase: Phase) -> Bool:
-    """Whether a march is right for the phase, if one is made for its taps."""
-    return (
-        phase.d.taps == 1
-        and _steps_by_one(phase.h)
-        and _steps_by_one(phase.w)
-        and phase.h.step == phase.w.step
-    )
-
-
-def _takes_whole_filter(g: ConvolutionProblem, phase: Phase) -> Bool:
-    """Whether the phase's march reads the filter as it lies."""
-    return (
-        g.t == 1
-        and g.r == 3
-        and g.s == 3
-        and phase.taps() == 9
-        and phase.h.step <= 2
-        and _may_march(phase)
-    )
-
-
-@always_inline
-def _launch_wide[
-    dtype: DType, pass_: Int, vector: Int
-](
-    result: DeviceBuffer[dtype],
-    source: DeviceBuffer[dtype],
-    packed: DeviceBuffer[dtype],
-    g: ConvolutionProblem,
-    phase: Phase,
-    whole: Bool,
-    ctx: DeviceContext,
-) raises:
-    """The march where one is made for the phase's taps, else the one for any.
-    """
-    var h = phase.h
-    var w = phase.w
-    if _may_march(phase):
-        comptime for step in [1, 2]:
-            comptime if pass_ == FPROP or step == 1:
-                if h.step == step and h.taps == 3 and w.taps == 3:
-                    _launch_march[dtype, vector, 3, 3, step](
-                        result, source, packed, g, phase, whole, ctx
-                    )
-                    return
-        # The phases of a gradient of stride 2, and windows of one tap.
-        comptime for taps_h in [1, 2]:
-            comptime for taps_w in [1, 2]:
-                comptime if pass_ != FPROP or taps_h * taps_w == 1:
-                    if h.step == 1 and h.taps == taps_h and w.taps == taps_w:
-                        _launch_march[dtype, vector, taps_h, taps_w, 1](
-                            result, source, packed, g, phase, False, ctx
-                        )
-                        return
-    _launch_any[dtype, vector](result, source, packed, g, phase, ctx)
-
-
-@always_inline
-def is_aligned[dtype: DType](buffer: DeviceBuffer[dtype]) -> Bool:
-    return Int(buffer.unsafe_ptr()) % 16 == 0
-
-
-@no_inline
-def depthwise_gather_gpu[
-    dtype: DType, pass_: Int
-](
-    result: DeviceBuffer[dtype],
-    source: DeviceBuffer[dtype],
-    w: DeviceBuffer[dtype],
-    g: ConvolutionProblem,
-    ctx: DeviceContext,
-) raises:
-    """The forward pass (source x, result y) or the data gradient (source dy, result dx).
-    """
-    var wide = g.c % VECTOR == 0 and is_aligned(result) and is_aligned(source)
-    var phases: List[Phase]
-    comptime if pass_ == FPROP:
-        phases = forward_phases(g)
-    else:
-        phases = gradient_phases(g, g.c)
-    var packed = scratch[dtype](ctx, max(1, g.taps() * g.c))
-    for phase in phases:
-        if phase.rows(g.n) == 0:
-            continue
-        var whole = wide and is_aligned(w) and _takes_whole_filter(g, phase)
-        if phase.taps() > 0 and not whole:
-            ctx.enqueue_function[depthwise_filter_kernel[dtype]](
-                packed,
-                w,
-                g,
-                phase,
-                grid_dim=ceildiv(phase.taps() * g.c, BLOCK),
-                block_dim=BLOCK,
-            )
-        if wide:
-            _launch_wide[dtype, pass_, VECTOR](
-                result, source, w if whole else packed, g, phase, whole, ctx
-            )
-        else:
-            _launch_any[dtype, 1](result, source, packed, g, phase, ctx)
-
-
-def depthwise_gpu_can_implement(g: ConvolutionProblem) -> Optional[String]:
-    """None, or why these kernels do not take the problem."""
-    if g.groups != g.c or g.groups != g.k:
-        return String(t"C = {g.c}, K = {g.k} and groups = {g.groups} differ")
-    if 4 * g.w_size() > g.workspace_limit:
-        return String(
-            t"the filter takes {4 * g.w_size()} bytes, the workspace limit is"
-            t" {g.workspace_limit}"
-        )
-    if g.c > WGRAD_LANES * 65535:
-        return String(
-            t"C = {g.c}; the grid takes at most {WGRAD_LANES * 65535}"
-        )
-    # Threads, pixels and strips are counted in 32 bits.
-    if max(g.x_size(), g.y_size()) >= 1 << 32:
-        return String(t"{max(g.x_size(), g.y_size())} elements are too many")
-    return None

@@ -6,7 +6,11 @@ from max.gpu.host import DeviceBuffer, DeviceContext
 from ..common import FPROP, WGRAD, device_pointer
 from ..problem import ConvolutionProblem
 from .band import FEW_TAPS, band_can_implement, is_better_by_bands
-from .depthwise import depthwise_gather_gpu, depthwise_gpu_can_implement
+from .depthwise_launch import (
+    depthwise_gather_gpu,
+    depthwise_gpu_can_implement,
+    marches,
+)
 from .depthwise_band import depthwise_band_gpu
 from .depthwise_band_wgrad import (
     band_wgrad_can_implement,
@@ -42,9 +46,9 @@ def run_depthwise_gpu[
                 return True
         else:
             comptime forward = pass_ == FPROP
-            if is_better_by_bands(problem, forward) and not band_can_implement(
-                problem, forward, to, left
-            ):
+            if is_better_by_bands(
+                problem, forward, marches(problem)
+            ) and not band_can_implement(problem, forward, to, left):
                 depthwise_band_gpu[dtype, pass_](to, left, right, problem, ctx)
                 return True
     if depthwise_gpu_can_implement(problem):

@@ -1,0 +1,244 @@
+"""Launches of the direct depthwise kernels (depthwise.mojo): the march where one is made for a phase's taps, else the kernel
+for any taps."""
+
+from std.math import ceildiv
+
+from max.gpu.host import DeviceAttribute, DeviceBuffer, DeviceContext
+
+from ...library import scratch
+from ..common import FPROP
+from ..gather import Axis, Phase, forward_phases, gradient_phases
+from ..problem import ConvolutionProblem
+from .band import FEW_TAPS
+from .depthwise import (
+    BLOCK,
+    RESIDENT,
+    VECTOR,
+    WGRAD_LANES,
+    depthwise_filter_kernel,
+    depthwise_gather_kernel,
+    depthwise_march_kernel,
+    is_aligned,
+    march_rows,
+    strip_width,
+)
+
+
+@always_inline
+def _grid(
+    g: ConvolutionProblem, phase: Phase, march: Int, width: Int, vector: Int
+) -> Int:
+    """Blocks for one thread for each march of a phase."""
+    return ceildiv(
+        g.n
+        * phase.d.rows
+        * ceildiv(phase.h.rows, march)
+        * ceildiv(phase.w.rows, width)
+        * (g.c // vector),
+        BLOCK,
+    )
+
+
+@always_inline
+def _launch_march[
+    dtype: DType, vector: Int, taps_h: Int, taps_w: Int, step: Int
+](
+    result: DeviceBuffer[dtype],
+    source: DeviceBuffer[dtype],
+    packed: DeviceBuffer[dtype],
+    g: ConvolutionProblem,
+    phase: Phase,
+    whole: Bool,
+    ctx: DeviceContext,
+) raises:
+    comptime kernel = depthwise_march_kernel[
+        dtype, vector, taps_h, taps_w, step
+    ]
+    comptime width = strip_width[dtype]()
+    var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
+    var march = march_rows(
+        phase.h.rows,
+        _grid(g, phase, phase.h.rows, width, vector) * BLOCK,
+        processors * RESIDENT,
+    )
+    ctx.enqueue_function[kernel](
+        result,
+        source,
+        packed,
+        phase,
+        Int32(g.n),
+        Int32(g.c),
+        Int32(march),
+        Int32(1 if whole else 0),
+        grid_dim=_grid(g, phase, march, width, vector),
+        block_dim=BLOCK,
+    )
+
+
+@always_inline
+def _launch_any[
+    dtype: DType, vector: Int
+](
+    result: DeviceBuffer[dtype],
+    source: DeviceBuffer[dtype],
+    packed: DeviceBuffer[dtype],
+    g: ConvolutionProblem,
+    phase: Phase,
+    ctx: DeviceContext,
+) raises:
+    ctx.enqueue_function[depthwise_gather_kernel[dtype, vector]](
+        result,
+        source,
+        packed,
+        phase,
+        Int32(g.n),
+        Int32(g.c),
+        grid_dim=_grid(g, phase, 1, strip_width[dtype](), vector),
+        block_dim=BLOCK,
+    )
+
+
+def _steps_by_one(axis: Axis) -> Bool:
+    """Whether neighbouring taps read neighbouring source pixels."""
+    return axis.taps == 1 or abs(axis.offset_step) == 1
+
+
+def _may_march(phase: Phase) -> Bool:
+    """Whether a march is right for the phase, if one is made for its taps."""
+    return (
+        phase.d.taps == 1
+        and _steps_by_one(phase.h)
+        and _steps_by_one(phase.w)
+        and phase.h.step == phase.w.step
+    )
+
+
+def _takes_whole_filter(g: ConvolutionProblem, phase: Phase) -> Bool:
+    """Whether the phase's march reads the filter as it lies."""
+    return (
+        g.t == 1
+        and g.r == g.s
+        and (g.r == 3 or g.r == 5)
+        and phase.taps() == g.r * g.s
+        and phase.h.step <= 2
+        and _may_march(phase)
+    )
+
+
+def marches(g: ConvolutionProblem) -> Bool:
+    """Whether the marches are made for windows of this size: up to 3x3, and 5x5 of vectors of channels.
+    """
+    if g.r * g.s <= FEW_TAPS:
+        return True
+    return (
+        g.t == 1
+        and g.r == 5
+        and g.s == 5
+        and g.c % VECTOR == 0
+        and g.stride_h == g.stride_w
+        and g.stride_h <= 2
+        and max(g.dilation_h, g.dilation_w) == 1
+    )
+
+
+@always_inline
+def _launch_wide[
+    dtype: DType, pass_: Int, vector: Int
+](
+    result: DeviceBuffer[dtype],
+    source: DeviceBuffer[dtype],
+    packed: DeviceBuffer[dtype],
+    g: ConvolutionProblem,
+    phase: Phase,
+    whole: Bool,
+    ctx: DeviceContext,
+) raises:
+    """The march where one is made for the phase's taps, else the one for any.
+    """
+    var h = phase.h
+    var w = phase.w
+    if _may_march(phase):
+        comptime for step in [1, 2]:
+            comptime if pass_ == FPROP or step == 1:
+                if h.step == step and h.taps == 3 and w.taps == 3:
+                    _launch_march[dtype, vector, 3, 3, step](
+                        result, source, packed, g, phase, whole, ctx
+                    )
+                    return
+                if h.step == step and h.taps == 5 and w.taps == 5:
+                    _launch_march[dtype, 2, 5, 5, step](
+                        result, source, packed, g, phase, whole, ctx
+                    )
+                    return
+        # The phases of a gradient of stride 2, and windows of one tap.
+        comptime for taps_h in [1, 2, 3]:
+            comptime for taps_w in [1, 2, 3]:
+                comptime is_phase = abs(
+                    taps_h - taps_w
+                ) <= 1 and taps_h * taps_w < 9
+                comptime if pass_ != FPROP and is_phase or taps_h * taps_w == 1:
+                    if h.step == 1 and h.taps == taps_h and w.taps == taps_w:
+                        _launch_march[dtype, vector, taps_h, taps_w, 1](
+                            result, source, packed, g, phase, False, ctx
+                        )
+                        return
+    _launch_any[dtype, vector](result, source, packed, g, phase, ctx)
+
+
+@no_inline
+def depthwise_gather_gpu[
+    dtype: DType, pass_: Int
+](
+    result: DeviceBuffer[dtype],
+    source: DeviceBuffer[dtype],
+    w: DeviceBuffer[dtype],
+    g: ConvolutionProblem,
+    ctx: DeviceContext,
+) raises:
+    """The forward pass (source x, result y) or the data gradient (source dy, result dx).
+    """
+    var wide = g.c % VECTOR == 0 and is_aligned(result) and is_aligned(source)
+    var phases: List[Phase]
+    comptime if pass_ == FPROP:
+        phases = forward_phases(g)
+    else:
+        phases = gradient_phases(g, g.c)
+    var packed = scratch[dtype](ctx, max(1, g.taps() * g.c))
+    for phase in phases:
+        if phase.rows(g.n) == 0:
+            continue
+        var whole = wide and is_aligned(w) and _takes_whole_filter(g, phase)
+        if phase.taps() > 0 and not whole:
+            ctx.enqueue_function[depthwise_filter_kernel[dtype]](
+                packed,
+                w,
+                g,
+                phase,
+                grid_dim=ceildiv(phase.taps() * g.c, BLOCK),
+                block_dim=BLOCK,
+            )
+        if wide:
+            _launch_wide[dtype, pass_, VECTOR](
+                result, source, w if whole else packed, g, phase, whole, ctx
+            )
+        else:
+            _launch_any[dtype, 1](result, source, packed, g, phase, ctx)
+
+
+def depthwise_gpu_can_implement(g: ConvolutionProblem) -> Optional[String]:
+    """None, or why these kernels do not take the problem."""
+    if g.groups != g.c or g.groups != g.k:
+        return String(t"C = {g.c}, K = {g.k} and groups = {g.groups} differ")
+    if 4 * g.w_size() > g.workspace_limit:
+        return String(
+            t"the filter takes {4 * g.w_size()} bytes, the workspace limit is"
+            t" {g.workspace_limit}"
+        )
+    if g.c > WGRAD_LANES * 65535:
+        return String(
+            t"C = {g.c}; the grid takes at most {WGRAD_LANES * 65535}"
+        )
+    # Threads, pixels and strips are counted in 32 bits.
+    if max(g.x_size(), g.y_size()) >= 1 << 32:
+        return String(t"{max(g.x_size(), g.y_size())} elements are too many")
+    return None
