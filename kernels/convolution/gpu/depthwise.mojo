@@ -22,6 +22,8 @@ from ..problem import ConvolutionProblem
 
 # Channels of a thread. Eight of them, 16 bytes of bfloat16, would want more registers than a thread has.
 comptime VECTOR = 4
+# Where the window or its sums take the registers, or channels are no multiple of VECTOR.
+comptime PAIR = 2
 # Rows that a thread marches at most.
 comptime MARCH = 16
 comptime LEAST_MARCH = 2

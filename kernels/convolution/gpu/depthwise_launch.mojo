@@ -2,6 +2,7 @@
 for any taps."""
 
 from std.math import ceildiv
+from std.sys.info import size_of
 
 from max.gpu.host import DeviceAttribute, DeviceBuffer, DeviceContext
 
@@ -12,6 +13,7 @@ from ..problem import ConvolutionProblem
 from .band import FEW_TAPS
 from .depthwise import (
     BLOCK,
+    PAIR,
     RESIDENT,
     VECTOR,
     WGRAD_LANES,
@@ -126,7 +128,7 @@ def _takes_whole_filter(g: ConvolutionProblem, phase: Phase) -> Bool:
 
 
 def marches(g: ConvolutionProblem) -> Bool:
-    """Whether the marches are made for windows of this size: up to 3x3, and 5x5 of vectors of channels.
+    """Whether the marches are made for windows of this size: up to 3x3, and 5x5 of pairs of channels.
     """
     if g.r * g.s <= FEW_TAPS:
         return True
@@ -134,7 +136,7 @@ def marches(g: ConvolutionProblem) -> Bool:
         g.t == 1
         and g.r == 5
         and g.s == 5
-        and g.c % VECTOR == 0
+        and g.c % PAIR == 0
         and g.stride_h == g.stride_w
         and g.stride_h <= 2
         and max(g.dilation_h, g.dilation_w) == 1
@@ -166,7 +168,7 @@ def _launch_wide[
                     )
                     return
                 if h.step == step and h.taps == 5 and w.taps == 5:
-                    _launch_march[dtype, 2, 5, 5, step](
+                    _launch_march[dtype, PAIR, 5, 5, step](
                         result, source, packed, g, phase, whole, ctx
                     )
                     return
@@ -176,7 +178,9 @@ def _launch_wide[
                 comptime is_phase = abs(
                     taps_h - taps_w
                 ) <= 1 and taps_h * taps_w < 9
-                comptime if pass_ != FPROP and is_phase or taps_h * taps_w == 1:
+                comptime is_made = pass_ != FPROP and is_phase or taps_h * taps_w == 1
+                # Pairs are rare: their phases go to the kernel for any taps.
+                comptime if is_made and vector == VECTOR:
                     if h.step == 1 and h.taps == taps_h and w.taps == taps_w:
                         _launch_march[dtype, vector, taps_h, taps_w, 1](
                             result, source, packed, g, phase, False, ctx
@@ -197,7 +201,14 @@ def depthwise_gather_gpu[
 ) raises:
     """The forward pass (source x, result y) or the data gradient (source dy, result dx).
     """
-    var wide = g.c % VECTOR == 0 and is_aligned(result) and is_aligned(source)
+    comptime pair_bytes = PAIR * size_of[dtype]()
+    var aligned = is_aligned(result) and is_aligned(source)
+    var wide = aligned and g.c % VECTOR == 0
+    var in_pairs = (
+        g.c % PAIR == 0
+        and (Int(result.unsafe_ptr()) | Int(source.unsafe_ptr())) % pair_bytes
+        == 0
+    )
     var phases: List[Phase]
     comptime if pass_ == FPROP:
         phases = forward_phases(g)
@@ -207,7 +218,7 @@ def depthwise_gather_gpu[
     for phase in phases:
         if phase.rows(g.n) == 0:
             continue
-        var whole = wide and is_aligned(w) and _takes_whole_filter(g, phase)
+        var whole = in_pairs and is_aligned(w) and _takes_whole_filter(g, phase)
         if phase.taps() > 0 and not whole:
             ctx.enqueue_function[depthwise_filter_kernel[dtype]](
                 packed,
@@ -219,6 +230,10 @@ def depthwise_gather_gpu[
             )
         if wide:
             _launch_wide[dtype, pass_, VECTOR](
+                result, source, w if whole else packed, g, phase, whole, ctx
+            )
+        elif in_pairs:
+            _launch_wide[dtype, pass_, PAIR](
                 result, source, w if whole else packed, g, phase, whole, ctx
             )
         else:

@@ -23,6 +23,7 @@ from ..common import Ptr
 from ..problem import ConvolutionProblem
 from .depthwise import (
     MARCH,
+    PAIR,
     RESIDENT,
     VECTOR,
     WGRAD_LANES,
@@ -34,8 +35,6 @@ from .depthwise import (
 )
 from .tiled import add_slices
 
-# Channels of a thread where the sums of a large window take the registers.
-comptime PAIR = 2
 # The weight gradient's blocks: at most so many threads along channels, the rest share a channel's pixels.
 comptime WGRAD_THREADS = 128
 # Blocks for each multiprocessor: as many as registers let run together.
