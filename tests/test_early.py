@@ -124,3 +124,16 @@ def test_what_begins_may_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert failed.wait(60)
     with pytest.raises(RuntimeError, match="does not compile"):
         libraries.build([function], torch.device("cpu"))
+
+
+def test_what_is_not_known_yet_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a device that MAX does not have: whoever compiles for it says so in better words."""
+
+    def missing(*_: object) -> dict[str, str]:
+        raise RuntimeError("no such device")
+
+    monkeypatch.setattr(libraries, "target_facts", missing)
+    function = convolution_function("conv_dgrad", "cpu", DType.float32, Grouping.ONE)
+    libraries.begin([function], torch.device("cpu"))
+    with pytest.raises(RuntimeError, match="no such device"):
+        libraries.build([function], torch.device("cpu"))

@@ -123,8 +123,10 @@ def load(device: torch.device) -> None:
 
 def begin(functions: Iterable[Function], device: torch.device) -> None:
     """Begins to build what the cache lacks; errors are told to whoever needs the functions later."""
-    # Here, not in the thread: that would wait for Python's lock with every file of the kernels that it reads.
-    absent = _uncached(_unloaded(functions, device), device)
+    absent: list[Function] = []
+    with contextlib.suppress(Exception):
+        # Here, not in the thread: that would wait for Python's lock with every file of the kernels that it reads.
+        absent = _uncached(_unloaded(functions, device), device)
     if absent:
         started(functools.partial(build, absent, device), "begins libraries")
 
