@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torch_max_backend.convolution_problem import ConvolutionProblem, Gemm, Pass
+from torch_max_backend.mojo_ops.convolution import DEFAULT_WORKSPACE_LIMIT, workspace_limit
 
 
 @st.composite
@@ -161,3 +162,17 @@ def test_bad_arguments_are_named(change: dict, message: str) -> None:
     }
     with pytest.raises(ValueError, match=message):
         ConvolutionProblem.from_aten(**{**arguments, **change})
+
+
+def test_copies_of_odd_channels_have_room_on_a_gpu() -> None:
+    """R(2+1)D's 230 channels at batch 64: y is copied in rows of 232, its filter too."""
+    sizes = {"stride": [1, 2, 2], "padding": [0, 1, 1]}
+    problem = ConvolutionProblem.from_sizes(64, 64, 230, [16, 56, 56], [1, 3, 3], **sizes)
+    copies = 2 * (64 * 16 * 28 * 28 * 232 + 232 * 9 * 64)
+    assert copies > DEFAULT_WORKSPACE_LIMIT
+    assert copies <= workspace_limit(problem, 2, on_gpu=True) <= copies + DEFAULT_WORKSPACE_LIMIT
+    assert workspace_limit(problem, 2, on_gpu=False) == DEFAULT_WORKSPACE_LIMIT
+    whole = ConvolutionProblem.from_sizes(64, 64, 232, [16, 56, 56], [1, 3, 3], **sizes)
+    grouped = ConvolutionProblem.from_sizes(64, 46, 230, [16, 56, 56], [1, 3, 3], groups=2, **sizes)
+    for other in (whole, grouped):
+        assert workspace_limit(other, 2, on_gpu=True) == DEFAULT_WORKSPACE_LIMIT

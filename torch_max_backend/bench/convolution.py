@@ -20,7 +20,6 @@ from torch_max_backend.convolution_problem import ConvolutionProblem, Pass
 from torch_max_backend.dtypes import TORCH_TO_MAX
 from torch_max_backend.lowering.convolution import allows_tf32
 from torch_max_backend.mojo_ops.convolution import (
-    DEFAULT_WORKSPACE_LIMIT,
     Grouping,
     conv_with_geometry,
     geometry_values,
@@ -219,7 +218,7 @@ class ConvolutionTask:
 
     def _geometry(self) -> list[int]:
         p = self.problem
-        limit = workspace_limit(p, self.dtype.itemsize) if self.device.type == "cuda" else DEFAULT_WORKSPACE_LIMIT
+        limit = workspace_limit(p, self.dtype.itemsize, self.device.type == "cuda")
         return geometry_values(p.stride, p.padding, p.dilation, p.groups, limit, allow_tf32=allows_tf32()).tolist()
 
     # Shapes.

@@ -17,7 +17,6 @@ from torch_max_backend.ir.layout import GraphTensor, contiguous_order, dense_ord
 from torch_max_backend.lowering.context import LoweringContext
 from torch_max_backend.lowering.registry import Layout, lowering
 from torch_max_backend.mojo_ops.convolution import (
-    DEFAULT_WORKSPACE_LIMIT,
     Geometry,
     Grouping,
     channel_sum,
@@ -147,13 +146,12 @@ def _filter_gradient(dw: TensorValue, taps_inside: bool, spatial_rank: int) -> G
 def _geometry(problem: ConvolutionProblem, like: GraphTensor, taps_inside: bool) -> Geometry:
     """For operands with the dtype and device of ``like``, with the precision that PyTorch's setting for cuDNN asks for
     while the graph is compiled."""
-    on_gpu = like.value.device.is_gpu()
     return Geometry(
         problem.stride,
         problem.padding,
         problem.dilation,
         problem.groups,
-        workspace_limit(problem, like.dtype.size_in_bytes) if on_gpu else DEFAULT_WORKSPACE_LIMIT,
+        workspace_limit(problem, like.dtype.size_in_bytes, like.value.device.is_gpu()),
         allow_tf32=allows_tf32(),
         taps_inside=taps_inside,
     )

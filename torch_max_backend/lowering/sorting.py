@@ -25,10 +25,11 @@ def _first(ctx: LoweringContext, x: GraphTensor, dim: int, count: int | None, de
         return [x, GraphTensor.contiguous(ctx.scalar(0, DType.int64))]
     dim %= x.rank
     last = [*(axis for axis in range(x.rank) if axis != dim), dim]
-    *before, length = x.permuted(last).shape
+    moved = x.permuted(last)
+    *before, length = moved.shape
     wanted = length if count is None else Dim(count)
     rows = functools.reduce(operator.mul, before, Dim(1))
-    flat = ops.reshape(x.permuted(last).logical(), [rows, length])
+    flat = ops.reshape(moved.logical(), [rows, length])
     is_bool = flat.dtype == DType.bool
     values, indices = sort_rows(ops.cast(flat, DType.uint8) if is_bool else flat, wanted, descending)
     back = [last.index(axis) for axis in range(x.rank)]

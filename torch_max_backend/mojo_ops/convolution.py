@@ -294,14 +294,14 @@ def _check_channels(op: str, c: Dim, k: Dim, group_c: Dim | None, groups: int) -
         raise ValueError(f"{op}: w has {group_c} channels in each of {groups} groups: must be C = {c} in total")
 
 
-def workspace_limit(problem: ConvolutionProblem, itemsize: int) -> int:
-    """Most bytes of scratch memory for a convolution on a GPU whose elements have ``itemsize`` bytes.
+def workspace_limit(problem: ConvolutionProblem, itemsize: int, on_gpu: bool) -> int:
+    """Most bytes of scratch memory for a convolution whose elements have ``itemsize`` bytes.
 
     Hopper's kernels copy tensors whose channels are no whole rows of 16 bytes. There is room for these copies however
     large they are: without them a convolution takes several times as long.
     """
     extents = problem.input_pixels, problem.output_pixels, problem.taps, problem.c, problem.k
-    if problem.groups != 1 or not all(isinstance(extent, int) for extent in extents):
+    if not on_gpu or problem.groups != 1 or not all(isinstance(extent, int) for extent in extents):
         return DEFAULT_WORKSPACE_LIMIT
     row = 16 // itemsize
     c, k = (-(-int(channels) // row) * row for channels in (problem.c, problem.k))

@@ -540,6 +540,9 @@ struct HaloExchange[deep: Bool](PoolingKernel):
     """`deep` with windows over several slabs of D."""
 
     comptime NAME: StaticString = "halo_exchange"
+    comptime SHAPES[dtype: DType, entry: DType] = halo_shapes(
+        size_of[dtype](), entry_bytes[entry](), Self.deep
+    )
 
     @staticmethod
     def compiles[entry: DType, adaptive: Bool]() -> Bool:
@@ -549,9 +552,7 @@ struct HaloExchange[deep: Bool](PoolingKernel):
     def can_implement[
         dtype: DType, entry: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
-        comptime SHAPES = halo_shapes(
-            size_of[dtype](), entry_bytes[entry](), Self.deep
-        )
+        comptime SHAPES = Self.SHAPES[dtype, entry]
         if not fits_32_bits(_as_planes(p)):
             return String("rows together have too many elements for 32 bits")
         if p.input_size() >= MOST_PIXELS:
@@ -566,9 +567,7 @@ struct HaloExchange[deep: Bool](PoolingKernel):
     def launch[
         dtype: DType, entry: DType, adaptive: Bool
     ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
-        comptime SHAPES = halo_shapes(
-            size_of[dtype](), entry_bytes[entry](), Self.deep
-        )
+        comptime SHAPES = Self.SHAPES[dtype, entry]
         comptime for i in range(len(SHAPES)):
             comptime S = SHAPES[i]
             if halo_takes(S, p):
