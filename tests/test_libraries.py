@@ -20,7 +20,7 @@ from torch_max_backend.runtime import libraries
 
 KERNELS: list[Function] = [
     *(convolution_function(which.value, "cpu", DType.float32, Grouping.ONE) for which in Pass),
-    LibraryFunction("convolution", "channel_sum", "cpu", (DType.float32,)),
+    LibraryFunction("normalization", "batch_norm_statistics", "cpu", (DType.float32,)),
 ]
 PROGRAMS: list[Function] = [Program("pointwise", "cpu", f"    # {number}\n", 2, 1, 8) for number in range(12)]
 

@@ -80,22 +80,3 @@ struct ConvWgrad:
         call.append(dy)
         call.append(geometry)
         call.run[function](ctx)
-
-
-@extensibility.register("channel_sum")
-struct ChannelSum:
-    """Gradient of the bias: db[k] = sum of dy[..., k], accumulated in float32 (float64 in float64).
-    """
-
-    @staticmethod
-    def execute[
-        target: StaticString, dtype: DType, function: StaticString
-    ](
-        db: OutputTensor[dtype=dtype, rank=1, ...],
-        dy: InputTensor[dtype=dtype, rank=5, ...],
-        ctx: DeviceContext,
-    ) raises:
-        var call = Call()
-        call.append(db)
-        call.append(dy)
-        call.run[function](ctx)

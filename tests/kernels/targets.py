@@ -76,7 +76,6 @@ def _cases(dtype: DType) -> dict[str, tuple[list[TensorType], Body]]:
         "conv_fprop.depthwise": ([wide, taps], lambda v: convolution.conv_fprop(*v, depthwise, output_size=(1, 8, 8))),
         "conv_dgrad.depthwise": ([y, taps], lambda v: convolution.conv_dgrad(*v, depthwise, input_size=(1, 8, 8))),
         "conv_wgrad.depthwise": ([wide, y], lambda v: convolution.conv_wgrad(*v, depthwise, filter_size=(1, 3, 3))),
-        "channel_sum": ([y], lambda v: convolution.channel_sum(*v)),
         "max_pool_fprop": ([x], lambda v: pooling.max_pool_fprop(*v, POOL)),
         "max_pool_fprop_offsets": ([x], lambda v: pooling.max_pool_fprop_offsets(*v, POOL)),
         "max_pool_dgrad": ([half, indices], lambda v: pooling.max_pool_dgrad(*v, POOL)),

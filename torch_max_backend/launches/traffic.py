@@ -31,7 +31,7 @@ from torch_max_backend.max_compat import in_mlir_context
 from torch_max_backend.mojo_ops.functions import Function, LibraryFunction, required
 
 PROGRAMS, REDUCTIONS, SUMS, MOVES, OPERANDS = "programs", "reductions", "norm sums", "moves", "of operands"
-_SUMS = ("batch_norm_statistics", "batch_norm_gradient_sums", "channel_sum")
+_SUMS = ("batch_norm_statistics", "batch_norm_gradient_sums")
 
 
 @dataclass(eq=False)

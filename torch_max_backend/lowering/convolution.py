@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from max.dtype import DType
 from max.graph import TensorValue
 from torch.fx import Node
 
@@ -14,12 +15,13 @@ from torch_max_backend.dtypes import device_ref, max_dtype
 from torch_max_backend.errors import InvalidArgumentError
 from torch_max_backend.ir import ops
 from torch_max_backend.ir.layout import GraphTensor, contiguous_order, dense_order
+from torch_max_backend.lowering import numerics
 from torch_max_backend.lowering.context import LoweringContext
+from torch_max_backend.lowering.reduction import reduce_axes, total
 from torch_max_backend.lowering.registry import Layout, lowering
 from torch_max_backend.mojo_ops.convolution import (
     Geometry,
     Grouping,
-    channel_sum,
     conv_dgrad,
     conv_fprop,
     conv_wgrad,
@@ -221,9 +223,16 @@ def convolution_backward(
         grad_weight = _filter_gradient(dw, taps_inside, rank)
         others.append(dw)
     if mask[2]:
-        db = channel_sum(dy)
+        db = _bias_gradient(dy)
         grad_bias = GraphTensor.contiguous(db)
         others.append(ops.reshape(db, [*db.shape, 1, 1, 1, 1]))
     if mask[0]:
         grad_input = _run(ctx, problem, problem.grad_input_pass, grad, weight, others)
     return grad_input, grad_weight, grad_bias
+
+
+def _bias_gradient(dy: TensorValue) -> TensorValue:
+    """dy [N, O, P, Q, K] summed over all axes but the last, a vector."""
+    wide = numerics.cast(dy, DType.float32) if dy.dtype in numerics.NARROW_FLOATS else dy
+    summed = reduce_axes(wide, {0, 1, 2, 3}, total, 0)
+    return numerics.cast(ops.reshape(summed, [dy.shape[4]]), dy.dtype)

@@ -252,14 +252,6 @@ def convolution_function(
     return replace(general, entry=f"{op}_sm90", folder="sm90", rest=general, rest_is_rare=rare)
 
 
-@beartype
-def channel_sum(dy: TensorValue) -> TensorValue:
-    """db [K] = dy [N, O, P, Q, K] summed over all axes but the last: the gradient of a bias."""
-    _check_operands("channel_sum", dy=dy)
-    db = TensorType(dy.dtype, [dy.shape[4]], dy.device)
-    return functions.call("convolution", "channel_sum", dy.device, [dy], [db], (dy.dtype,))[0]
-
-
 def _grouping(geometry: Geometry, group_channels: Dim, filters: Dim) -> Grouping:
     known = (int(dim) if isinstance(dim, StaticDim) else dim for dim in (group_channels, filters))
     return Grouping.of(geometry.groups, *known)
