@@ -8,6 +8,7 @@ as (count, mean, sum of squared deviations): no cancellation, however far the me
 """
 
 from std.sys import align_of, size_of
+from std.utils.static_tuple import StaticTuple
 
 from ..convolution.common import Ptr
 
@@ -84,35 +85,62 @@ struct Moments[dtype: DType, width: Int](
 
 @always_inline
 def _load[
-    dtype: DType, //, acc: DType, width: Int, aligned: Bool
-](x: Ptr[dtype], at: Int) -> SIMD[acc, width]:
+    dtype: DType, //, width: Int, aligned: Bool
+](x: Ptr[dtype], at: Int) -> SIMD[dtype, width]:
     comptime alignment = width * size_of[dtype]() if aligned else align_of[
         Scalar[dtype]
     ]()
-    return (
-        x.unsafe_offset(at)
-        .unsafe_load[width=width, alignment=alignment]()
-        .cast[acc]()
+    return x.unsafe_offset(at).unsafe_load[width=width, alignment=alignment]()
+
+
+@always_inline
+def _rows[
+    dtype: DType, //, width: Int, aligned: Bool, count: Int
+](x: Ptr[dtype], row: Int, last: Int, spare: Int, pitch: Int) -> StaticTuple[
+    SIMD[dtype, width], count
+]:
+    """Vectors of the rows from `row` on as they lie in memory, so that the loads wait together; from `last` on of the row
+    `spare` instead.
+    """
+    var rows = StaticTuple[SIMD[dtype, width], count](
+        fill=SIMD[dtype, width](0)
     )
+    comptime for k in range(count):
+        var at = row if k == 0 else row + k if row + k < last else spare
+        rows[k] = _load[width, aligned](x, at * pitch)
+    return rows
 
 
 @always_inline
 def chunk_moments[
-    dtype: DType, acc: DType, width: Int, aligned: Bool = False
+    dtype: DType,
+    acc: DType,
+    width: Int,
+    aligned: Bool = False,
+    together: Int = 1,
 ](x: Ptr[dtype], first: Int, last: Int, pitch: Int) -> Moments[acc, width]:
-    """The moments of `width` neighbouring columns over rows [first, last), every row `pitch` elements after the other.
+    """The moments of `width` neighbouring columns over rows [first, last), every row `pitch` elements after the other;
+    `together` rows are read at once.
     """
     var result = Moments[acc, width]()
     var row = first
     while row < last:
         var stop = min(row + CHUNK, last)
-        var pivot = _load[acc, width, aligned](x, row * pitch)
+        # The pivot's row stands in for rows that are not there: its deviation is 0.
+        var rows = _rows[width, aligned, together](x, row, stop, row, pitch)
+        var pivot = rows[0].cast[acc]()
         var sum = SIMD[acc, width](0)
         var squares = SIMD[acc, width](0)
-        for i in range(row + 1, stop):
-            var deviation = _load[acc, width, aligned](x, i * pitch) - pivot
-            sum += deviation
-            squares = deviation.fma(deviation, squares)
+        var i = row
+        while True:
+            comptime for k in range(together):
+                var deviation = rows[k].cast[acc]() - pivot
+                sum += deviation
+                squares = deviation.fma(deviation, squares)
+            i += together
+            if i >= stop:
+                break
+            rows = _rows[width, aligned, together](x, i, stop, row, pitch)
         var shift = sum / Scalar[acc](stop - row)
         # The clamp catches rounding only; written so that NaN stays.
         var m2 = squares - sum * shift
@@ -134,7 +162,11 @@ struct Sums[dtype: DType, width: Int](
 
 @always_inline
 def chunk_sums[
-    dtype: DType, acc: DType, width: Int, aligned: Bool = False
+    dtype: DType,
+    acc: DType,
+    width: Int,
+    aligned: Bool = False,
+    together: Int = 1,
 ](
     dy: Ptr[dtype],
     x: Ptr[dtype],
@@ -143,18 +175,26 @@ def chunk_sums[
     last: Int,
     pitch: Int,
 ) -> Sums[acc, width]:
-    """The sums of `width` neighbouring columns over rows [first, last)."""
+    """The sums of `width` neighbouring columns over rows [first, last), of which `together` are read at once.
+    """
     var total = Sums[acc, width](0, 0)
     var row = first
     while row < last:
         var stop = min(row + CHUNK, last)
         var sum = SIMD[acc, width](0)
         var product = SIMD[acc, width](0)
-        for i in range(row, stop):
-            var grad = _load[acc, width, aligned](dy, i * pitch)
-            var value = _load[acc, width, aligned](x, i * pitch)
-            sum += grad
-            product = grad.fma(value - mean, product)
+        var i = row
+        while i < stop:
+            var grads = _rows[width, aligned, together](dy, i, stop, i, pitch)
+            var values = _rows[width, aligned, together](x, i, stop, i, pitch)
+            comptime for k in range(together):
+                var grad = grads[k]
+                comptime if k > 0:
+                    grad = grad if i + k < stop else SIMD[dtype, width](0)
+                var wide = grad.cast[acc]()
+                sum += wide
+                product = wide.fma(values[k].cast[acc]() - mean, product)
+            i += together
         total.dy += sum
         total.product += product
         row = stop

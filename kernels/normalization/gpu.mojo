@@ -1,35 +1,86 @@
 """Batch normalization's reductions on a GPU, in two stages with a fixed order: no atomics, the same bits every run.
 
-Stage 1: a block of LANES x ROWS threads reduces one slice of rows of LANES vectors of columns, each thread 16 bytes
-wide. Stage 2: a block for each channel merges the slices. Partial results lie as [column][slice], so that stage 2
-reads them in one piece.
+Stage 1: a block reduces one slice of rows of some vectors of columns, at most LANES, each thread 16 bytes wide. Stage 2:
+a block merges the slices of some channels. Partial results lie as [slice][column], so that both stages move
+neighbours together.
 """
 
 from std.math import ceildiv, sqrt
 from std.memory import stack_allocation
 from std.sys import size_of
 
-from max.gpu import barrier, block_idx, thread_idx
+from std.utils.static_tuple import StaticTuple
+
+from max.gpu import barrier, block_dim, block_idx, thread_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 from max.gpu.memory import AddressSpace
 
+from ..arithmetic import divide
 from ..library import scratch
 from ..convolution.common import Ptr
 from .columns import Columns, Moments, Sums, chunk_moments, chunk_sums, folded
-from .partials import Partials, Slices, slice_row
+from .partials import Partials, Slices
 
-comptime LANES = 32
-comptime ROWS = 8
-# Enough blocks to fill the largest GPU several times over; more would only lengthen stage 2.
-comptime BLOCKS = 1024
-comptime MAX_SLICES = 512
-comptime MERGERS = 128
+comptime LANES = 64
+comptime BLOCK = 256
+# Rows that a thread reads at once of each tensor: of one, and of two.
+comptime TOGETHER = 8
+comptime OF_TWO = 4
+# Enough blocks to fill the largest GPU a few times over, so that none waits long for the last one; more would only
+# lengthen stage 2.
+comptime BLOCKS = 1056
+# Threads that merge a channel's slices, channels of a block, and slices read at once.
+comptime MERGERS = 64
+comptime MERGED = 8
+comptime AT_ONCE = 4
 
 
 @always_inline
-def _thread_count(first: Int, last: Int, row: Int) -> Int:
-    """Rows that thread row `row` of a block reads: every ROWS-th."""
-    return max(0, ceildiv(last - first - row, ROWS))
+def _thread_count(first: Int, last: Int, row: Int, rows: Int) -> Int:
+    """Rows that thread row `row` of a block with `rows` of them reads."""
+    var left = max(0, last - first - row)
+    return Int(divide(Int32(left + rows - 1), Int32(rows))[0])
+
+
+@always_inline
+def _keep[acc: DType, V: Int, //](target: Ptr[acc], value: SIMD[acc, V]):
+    """A thread's numbers; a row of them is whole vectors, and lies where its columns do.
+    """
+    comptime most = min(V, 16 // size_of[acc]())
+    comptime for part in range(V // most):
+        target.unsafe_offset(part * most).unsafe_store[
+            alignment=most * size_of[acc]()
+        ](value.slice[most, offset=part * most]())
+
+
+@always_inline
+def _sum_of_rows[acc: DType, V: Int, //](value: SIMD[acc, V]) -> SIMD[acc, V]:
+    """The sum over a block's rows of threads, in each of them."""
+    # A lane's numbers stand BLOCK apart: neighbours' stand in different banks.
+    var shared = stack_allocation[
+        BLOCK * V, Scalar[acc], address_space=AddressSpace.SHARED
+    ]()
+    var lanes = Int(block_dim.x)
+    var mine = Int(thread_idx.y) * lanes + Int(thread_idx.x)
+    var total = value
+    barrier()
+    comptime for k in range(V):
+        shared[unsafe_offset=k * BLOCK + mine] = total[k]
+    barrier()
+    var left = Int(block_dim.y)
+    while left > 1:
+        var half = ceildiv(left, 2)
+        if Int(thread_idx.y) < left - half:
+            comptime for k in range(V):
+                total[k] += shared[
+                    unsafe_offset=k * BLOCK + mine + half * lanes
+                ]
+                shared[unsafe_offset=k * BLOCK + mine] = total[k]
+        barrier()
+        left = half
+    comptime for k in range(V):
+        total[k] = shared[unsafe_offset=k * BLOCK + Int(thread_idx.x)]
+    return total
 
 
 def moments_kernel[
@@ -39,45 +90,33 @@ def moments_kernel[
     x: Ptr[dtype],
     wide_rows: Int64,
     width: Int64,
+    share: Int64,
     slices: Int64,
 ):
-    var shared = stack_allocation[
-        2 * LANES * ROWS,
-        SIMD[acc, V],
-        address_space=AddressSpace.SHARED,
-    ]()
-    var column = (block_idx.x * LANES + thread_idx.x) * V
+    var lanes = Int(block_dim.x)
+    var rows = Int(block_dim.y)
+    var column = (block_idx.x * lanes + thread_idx.x) * V
     var row = thread_idx.y
     var slice = block_idx.y
     var pitch = Int(width)
-    var first = slice_row(Int(wide_rows), Int(slices), slice)
-    var last = slice_row(Int(wide_rows), Int(slices), slice + 1)
-    var mine = row * LANES + thread_idx.x
+    var first = slice * Int(share)
+    var last = min(first + Int(share), Int(wide_rows))
     var moments = Moments[acc, V]()
     if column < pitch:
-        moments = chunk_moments[dtype, acc, V, aligned=True](
+        moments = chunk_moments[dtype, acc, V, aligned=True, together=TOGETHER](
             x.unsafe_offset((first + row) * pitch + column),
             0,
-            _thread_count(first, last, row),
-            ROWS * pitch,
+            _thread_count(first, last, row, rows),
+            rows * pitch,
         )
-    shared[unsafe_offset=2 * mine] = moments.mean
-    shared[unsafe_offset=2 * mine + 1] = moments.m2
-    barrier()
+    var count = Scalar[acc](moments.count)
+    var center = _sum_of_rows(moments.mean * count) / Scalar[acc](last - first)
+    var apart = moments.mean - center
+    var m2 = _sum_of_rows(apart * apart * count + moments.m2)
     if row == 0 and column < pitch:
-        for other in range(1, ROWS):
-            var theirs = 2 * (mine + other * LANES)
-            moments.merge(
-                Moments[acc, V](
-                    _thread_count(first, last, other),
-                    shared[unsafe_offset=theirs],
-                    shared[unsafe_offset=theirs + 1],
-                )
-            )
-        comptime for lane in range(V):
-            var at = (column + lane) * Int(slices) + slice
-            partials[unsafe_offset=at] = moments.mean[lane]
-            partials[unsafe_offset=pitch * Int(slices) + at] = moments.m2[lane]
+        var kept = partials.unsafe_offset(slice * pitch + column)
+        _keep(kept, center)
+        _keep(kept.unsafe_offset(pitch * Int(slices)), m2)
 
 
 def sums_kernel[
@@ -90,67 +129,59 @@ def sums_kernel[
     wide_rows: Int64,
     width: Int64,
     channels: Int64,
+    share: Int64,
     slices: Int64,
 ):
-    var shared = stack_allocation[
-        2 * LANES * ROWS,
-        SIMD[acc, V],
-        address_space=AddressSpace.SHARED,
-    ]()
-    var column = (block_idx.x * LANES + thread_idx.x) * V
+    var lanes = Int(block_dim.x)
+    var rows = Int(block_dim.y)
+    var column = (block_idx.x * lanes + thread_idx.x) * V
     var row = thread_idx.y
     var slice = block_idx.y
     var pitch = Int(width)
-    var first = slice_row(Int(wide_rows), Int(slices), slice)
-    var last = slice_row(Int(wide_rows), Int(slices), slice + 1)
-    var mine = row * LANES + thread_idx.x
+    var first = slice * Int(share)
+    var last = min(first + Int(share), Int(wide_rows))
     var sums = Sums[acc, V](0, 0)
     if column < pitch:
         var means = SIMD[acc, V](0)
         comptime for lane in range(V):
-            means[lane] = mean[unsafe_offset=(column + lane) % Int(channels)]
+            var channel = divide(Int32(column + lane), Int32(channels))[1]
+            means[lane] = mean[unsafe_offset=Int(channel)]
         var offset = (first + row) * pitch + column
-        sums = chunk_sums[dtype, acc, V, aligned=True](
+        sums = chunk_sums[dtype, acc, V, aligned=True, together=OF_TWO](
             dy.unsafe_offset(offset),
             x.unsafe_offset(offset),
             means,
             0,
-            _thread_count(first, last, row),
-            ROWS * pitch,
+            _thread_count(first, last, row, rows),
+            rows * pitch,
         )
-    shared[unsafe_offset=2 * mine] = sums.dy
-    shared[unsafe_offset=2 * mine + 1] = sums.product
-    barrier()
+    var dy_sum = _sum_of_rows(sums.dy)
+    var product = _sum_of_rows(sums.product)
     if row == 0 and column < pitch:
-        for other in range(1, ROWS):
-            var theirs = 2 * (mine + other * LANES)
-            sums.dy += shared[unsafe_offset=theirs]
-            sums.product += shared[unsafe_offset=theirs + 1]
-        comptime for lane in range(V):
-            var at = (column + lane) * Int(slices) + slice
-            partials[unsafe_offset=at] = sums.dy[lane]
-            partials[unsafe_offset=pitch * Int(slices) + at] = sums.product[
-                lane
-            ]
+        var kept = partials.unsafe_offset(slice * pitch + column)
+        _keep(kept, dy_sum)
+        _keep(kept.unsafe_offset(pitch * Int(slices)), product)
 
 
 @always_inline
 def _block_sum[dtype: DType](value: Scalar[dtype]) -> Scalar[dtype]:
-    """The sum over the block's MERGERS threads, in every thread."""
+    """The sum over the MERGERS threads of a channel, in every one of them."""
     var shared = stack_allocation[
-        MERGERS, Scalar[dtype], address_space=AddressSpace.SHARED
+        MERGERS * MERGED, Scalar[dtype], address_space=AddressSpace.SHARED
     ]()
-    var mine = thread_idx.x
+    var mine = thread_idx.y * MERGED + thread_idx.x
     barrier()
     shared[unsafe_offset=mine] = value
     barrier()
     var half = MERGERS // 2
     while half > 0:
-        if mine < half:
-            shared[unsafe_offset=mine] += shared[unsafe_offset=mine + half]
+        if thread_idx.y < half:
+            shared[unsafe_offset=mine] += shared[
+                unsafe_offset=mine + half * MERGED
+            ]
         barrier()
         half //= 2
-    return shared[unsafe_offset=0]
+    return shared[unsafe_offset=Int(thread_idx.x)]
 
 
 def merge_moments_kernel[
@@ -170,30 +201,44 @@ def merge_moments_kernel[
     momentum: Scalar[acc],
     epsilon: Scalar[acc],
 ):
-    """One channel: mean = sum(n_i mean_i) / n, then m2 = sum(m2_i + n_i (mean_i - mean)^2).
+    """Of each channel: mean = sum(n_i mean_i) / n, then m2 = sum(m2_i + n_i (mean_i - mean)^2).
     """
-    var channel = Int(block_idx.x)
+    var own = Int(block_idx.x) * MERGED + Int(thread_idx.x)
+    var channel = min(own, Int(channels) - 1)
     var tail = parts.tail()
     var plane = parts.plane()
     var n = Scalar[acc](Int(rows))
     var total = Scalar[acc](0)
-    for part in range(thread_idx.x, parts.parts(channel), MERGERS):
-        total += partials[
-            unsafe_offset=parts.place(channel, part)
-        ] * parts.count(partials, channel, part)
-    for i in range(thread_idx.x, tail, MERGERS):
+    var most = parts.parts(channel)
+    for first in range(Int(thread_idx.y), most, AT_ONCE * MERGERS):
+        var means = StaticTuple[Scalar[acc], AT_ONCE](fill=0)
+        var counts = StaticTuple[Scalar[acc], AT_ONCE](fill=0)
+        comptime for k in range(AT_ONCE):
+            var part = min(first + k * MERGERS, most - 1)
+            means[k] = partials[unsafe_offset=parts.place(channel, part)]
+            counts[k] = parts.count(partials, channel, part)
+        comptime for k in range(AT_ONCE):
+            if first + k * MERGERS < most:
+                total += means[k] * counts[k]
+    for i in range(thread_idx.y, tail, MERGERS):
         total += x[
             unsafe_offset=(Int(rows) - tail + i) * Int(channels) + channel
         ].cast[acc]()
     var center = _block_sum(total) / n
     total = 0
-    for part in range(thread_idx.x, parts.parts(channel), MERGERS):
-        var at = parts.place(channel, part)
-        var delta = partials[unsafe_offset=at] - center
-        total += partials[
-            unsafe_offset=plane + at
-        ] + delta * delta * parts.count(partials, channel, part)
-    for i in range(thread_idx.x, tail, MERGERS):
+    for first in range(Int(thread_idx.y), most, AT_ONCE * MERGERS):
+        var squares = StaticTuple[Scalar[acc], AT_ONCE](fill=0)
+        comptime for k in range(AT_ONCE):
+            var part = min(first + k * MERGERS, most - 1)
+            var at = parts.place(channel, part)
+            var delta = partials[unsafe_offset=at] - center
+            squares[k] = partials[
+                unsafe_offset=plane + at
+            ] + delta * delta * parts.count(partials, channel, part)
+        comptime for k in range(AT_ONCE):
+            if first + k * MERGERS < most:
+                total += squares[k]
+    for i in range(thread_idx.y, tail, MERGERS):
         var delta = (
             x[
                 unsafe_offset=(Int(rows) - tail + i) * Int(channels) + channel
@@ -202,7 +247,7 @@ def merge_moments_kernel[
         )
         total += delta * delta
     var m2 = _block_sum(total)
-    if thread_idx.x == 0:
+    if thread_idx.y == 0 and own < Int(channels):
         mean[unsafe_offset=channel] = center
         invstd[unsafe_offset=channel] = 1 / sqrt(m2 / n + epsilon)
         comptime if running:
@@ -232,24 +277,34 @@ def merge_sums_kernel[
     rows: Int64,
     channels: Int64,
 ):
-    var channel = Int(block_idx.x)
+    var own = Int(block_idx.x) * MERGED + Int(thread_idx.x)
+    var channel = min(own, Int(channels) - 1)
     var tail = parts.tail()
     var plane = parts.plane()
     var center = mean[unsafe_offset=channel]
     var sum = Scalar[acc](0)
     var product = Scalar[acc](0)
-    for part in range(thread_idx.x, parts.parts(channel), MERGERS):
-        var at = parts.place(channel, part)
-        sum += partials[unsafe_offset=at]
-        product += partials[unsafe_offset=plane + at]
-    for i in range(thread_idx.x, tail, MERGERS):
+    var most = parts.parts(channel)
+    for first in range(Int(thread_idx.y), most, AT_ONCE * MERGERS):
+        var sums = StaticTuple[Scalar[acc], AT_ONCE](fill=0)
+        var products = StaticTuple[Scalar[acc], AT_ONCE](fill=0)
+        comptime for k in range(AT_ONCE):
+            var part = min(first + k * MERGERS, most - 1)
+            var at = parts.place(channel, part)
+            sums[k] = partials[unsafe_offset=at]
+            products[k] = partials[unsafe_offset=plane + at]
+        comptime for k in range(AT_ONCE):
+            if first + k * MERGERS < most:
+                sum += sums[k]
+                product += products[k]
+    for i in range(thread_idx.y, tail, MERGERS):
         var at = (Int(rows) - tail + i) * Int(channels) + channel
         var grad = dy[unsafe_offset=at].cast[acc]()
         sum += grad
         product += grad * (x[unsafe_offset=at].cast[acc]() - center)
     sum = _block_sum(sum)
     product = _block_sum(product)
-    if thread_idx.x == 0:
+    if thread_idx.y == 0 and own < Int(channels):
         var n = Scalar[acc](Int(rows))
         var scale = invstd[unsafe_offset=channel]
         sum_dy[unsafe_offset=channel] = sum
@@ -258,15 +313,41 @@ def merge_sums_kernel[
         projection[unsafe_offset=channel] = product * scale * scale / n
 
 
-def _slices(columns: Columns, vector: Int) -> Int:
-    var across = ceildiv(columns.width(), LANES * vector)
-    return max(
-        1,
-        min(
-            min(ceildiv(BLOCKS, across), MAX_SLICES),
-            ceildiv(columns.wide_rows(), 4 * ROWS),
-        ),
-    )
+@fieldwise_init
+struct _Grid(ImplicitlyCopyable, TrivialRegisterPassable):
+    """Of stage 1: `tiles` x `slices` blocks of `lanes` x `rows` threads."""
+
+    var lanes: Int
+    var rows: Int
+    var tiles: Int
+    var share: Int
+    var slices: Int
+
+    @staticmethod
+    def of(columns: Columns, vector: Int) -> Self:
+        """Equal tiles of columns, so that no lanes are idle; a round of rows for each thread at least.
+        """
+        var vectors = ceildiv(columns.width(), vector)
+        var lanes = ceildiv(vectors, ceildiv(vectors, LANES))
+        var rows = BLOCK // lanes
+        var tiles = ceildiv(vectors, lanes)
+        var most = ceildiv(columns.wide_rows(), TOGETHER * rows)
+        var share = ceildiv(
+            columns.wide_rows(), max(1, min(BLOCKS // tiles, most))
+        )
+        var slices = ceildiv(columns.wide_rows(), share)
+        return Self(lanes, rows, tiles, share, slices)
+
+    def parts(self, columns: Columns) -> Slices:
+        """What stage 2 finds."""
+        return Slices(
+            Int64(columns.wide_rows()),
+            Int64(columns.tail()),
+            Int64(columns.channels),
+            Int64(columns.fold),
+            Int64(self.slices),
+            Int64(self.share),
+        )
 
 
 @always_inline
@@ -278,7 +359,7 @@ def _vectorized[
     """Whether both tensors can be read 16 bytes at a time: aligned, and whole vectors to a row.
     """
     comptime V = 16 // size_of[dtype]()
-    var columns = folded(rows, channels, V, LANES * V)
+    var columns = folded(rows, channels, V, V)
     return (
         columns.width() % V == 0
         and Int(a.unsafe_ptr()) % 16 == 0
@@ -303,17 +384,18 @@ def _statistics[
     epsilon: Float64,
     ctx: DeviceContext,
 ) raises:
-    var columns = folded(rows, channels, V, LANES * V)
-    var slices = _slices(columns, V)
-    var partials = scratch[acc](ctx, 2 * columns.width() * slices)
+    var columns = folded(rows, channels, V, V)
+    var grid = _Grid.of(columns, V)
+    var partials = scratch[acc](ctx, 2 * columns.width() * grid.slices)
     ctx.enqueue_function[moments_kernel[dtype, acc, V]](
         partials,
         x,
         Int64(columns.wide_rows()),
         Int64(columns.width()),
-        Int64(slices),
-        grid_dim=(ceildiv(columns.width(), LANES * V), slices),
-        block_dim=(LANES, ROWS),
+        Int64(grid.share),
+        Int64(grid.slices),
+        grid_dim=(grid.tiles, grid.slices),
+        block_dim=(grid.lanes, grid.rows),
     )
     ctx.enqueue_function[merge_moments_kernel[dtype, acc, running, Slices]](
         mean,
@@ -324,18 +406,13 @@ def _statistics[
         x,
         old_mean,
         old_variance,
-        Slices(
-            Int64(rows),
-            Int64(channels),
-            Int64(columns.fold),
-            Int64(slices),
-        ),
+        grid.parts(columns),
         Int64(rows),
         Int64(channels),
         momentum.cast[acc](),
         epsilon.cast[acc](),
-        grid_dim=channels,
-        block_dim=MERGERS,
+        grid_dim=ceildiv(channels, MERGED),
+        block_dim=(MERGED, MERGERS),
     )
     _ = partials^
 
@@ -405,9 +482,9 @@ def _gradient_sums[
     channels: Int,
     ctx: DeviceContext,
 ) raises:
-    var columns = folded(rows, channels, V, LANES * V)
-    var slices = _slices(columns, V)
-    var partials = scratch[acc](ctx, 2 * columns.width() * slices)
+    var columns = folded(rows, channels, V, V)
+    var grid = _Grid.of(columns, V)
+    var partials = scratch[acc](ctx, 2 * columns.width() * grid.slices)
     ctx.enqueue_function[sums_kernel[dtype, acc, V]](
         partials,
         dy,
@@ -416,9 +493,10 @@ def _gradient_sums[
         Int64(columns.wide_rows()),
         Int64(columns.width()),
         Int64(channels),
-        Int64(slices),
-        grid_dim=(ceildiv(columns.width(), LANES * V), slices),
-        block_dim=(LANES, ROWS),
+        Int64(grid.share),
+        Int64(grid.slices),
+        grid_dim=(grid.tiles, grid.slices),
+        block_dim=(grid.lanes, grid.rows),
     )
     ctx.enqueue_function[merge_sums_kernel[dtype, acc, Slices]](
         sum_dy,
@@ -430,16 +508,11 @@ def _gradient_sums[
         x,
         mean,
         invstd,
-        Slices(
-            Int64(rows),
-            Int64(channels),
-            Int64(columns.fold),
-            Int64(slices),
-        ),
+        grid.parts(columns),
         Int64(rows),
         Int64(channels),
-        grid_dim=channels,
-        block_dim=MERGERS,
+        grid_dim=ceildiv(channels, MERGED),
+        block_dim=(MERGED, MERGERS),
     )
     _ = partials^
 

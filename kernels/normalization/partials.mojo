@@ -3,13 +3,8 @@ part, and how many rows the part has.
 """
 
 from ..argument import KernelArgument
+from ..arithmetic import divide
 from ..convolution.common import Ptr
-
-
-@always_inline
-def slice_row(rows: Int, slices: Int, slice: Int) -> Int:
-    """The first row of a slice."""
-    return rows * slice // slices
 
 
 trait Partials(KernelArgument):
@@ -40,24 +35,34 @@ trait Partials(KernelArgument):
 
 @fieldwise_init
 struct Slices(Partials):
-    """Slices of rows of a tensor that is seen as rows of `fold * channels` columns: [number][column][slice].
+    """Slices of `share` rows, the last one shorter, of a tensor that is seen as rows of `fold * channels` columns:
+    [number][slice][column].
     """
 
-    var rows: Int64
+    var wide_rows: Int64
+    var tail_rows: Int64
     var channels: Int64
     var fold: Int64
     var slices: Int64
+    var share: Int64
 
     @always_inline
     def parts(self, channel: Int) -> Int:
         return Int(self.fold) * Int(self.slices)
 
     @always_inline
+    def _slice(self, part: Int) -> Tuple[Int, Int]:
+        """A part's slice, and which of the joined rows it has."""
+        if self.fold == 1:
+            return (part, 0)
+        var found = divide(Int32(part), Int32(self.fold))
+        return (Int(found[0]), Int(found[1]))
+
+    @always_inline
     def place(self, channel: Int, part: Int) -> Int:
-        var slices = Int(self.slices)
-        return (
-            part // slices * Int(self.channels) + channel
-        ) * slices + part % slices
+        var found = self._slice(part)
+        var width = Int(self.fold) * Int(self.channels)
+        return found[0] * width + found[1] * Int(self.channels) + channel
 
     @always_inline
     def plane(self) -> Int:
@@ -67,17 +72,12 @@ struct Slices(Partials):
     def count[
         acc: DType
     ](self, partials: Ptr[acc], channel: Int, part: Int) -> Scalar[acc]:
-        var wide_rows = Int(self.rows) // Int(self.fold)
-        var slices = Int(self.slices)
-        var slice = part % slices
-        return Scalar[acc](
-            slice_row(wide_rows, slices, slice + 1)
-            - slice_row(wide_rows, slices, slice)
-        )
+        var before = self._slice(part)[0] * Int(self.share)
+        return Scalar[acc](min(Int(self.share), Int(self.wide_rows) - before))
 
     @always_inline
     def tail(self) -> Int:
-        return Int(self.rows) % Int(self.fold)
+        return Int(self.tail_rows)
 
 
 @fieldwise_init
@@ -96,18 +96,24 @@ struct Slots(Partials):
 
     @always_inline
     def _slot(self, channel: Int, part: Int) -> Int:
-        return channel // Int(self.columns) + part * Int(self.column_tiles)
+        return self._tile(channel)[0] + part * Int(self.column_tiles)
+
+    @always_inline
+    def _tile(self, channel: Int) -> Tuple[Int, Int]:
+        """A channel's tile of columns, and its place in there."""
+        var found = divide(Int32(channel), Int32(self.columns))
+        return (Int(found[0]), Int(found[1]))
 
     @always_inline
     def parts(self, channel: Int) -> Int:
-        var first = channel // Int(self.columns)
-        var step = Int(self.column_tiles)
-        return (Int(self.slots) - first + step - 1) // step
+        var after = Int32(self.slots) - Int32(self._tile(channel)[0])
+        var step = Int32(self.column_tiles)
+        return Int(divide(after + step - 1, step)[0])
 
     @always_inline
     def place(self, channel: Int, part: Int) -> Int:
-        var columns = Int(self.columns)
-        return 2 * columns * self._slot(channel, part) + channel % columns
+        var slot = self._slot(channel, part)
+        return 2 * Int(self.columns) * slot + self._tile(channel)[1]
 
     @always_inline
     def plane(self) -> Int:
