@@ -1,6 +1,8 @@
 """Whole-number arithmetic that the kernel families share."""
 
-from std.math import ceildiv
+from std.math import ceildiv, exp, recip
+from std.sys.info import is_nvidia_gpu
+from std.utils.numerics import inf, isnan
 
 from .argument import KernelArgument
 
@@ -55,6 +57,39 @@ def truncated_quotient[
         var negative = a.lt(0) ^ b.lt(0)
         return (negative & ~exact).select(quotient + 1, quotient)
     return quotient
+
+
+comptime LEAST_EXPONENT = -103.0
+comptime GREATEST_EXPONENT = 88.72283905206835
+
+
+@always_inline
+def exponential[
+    width: Int
+](x: SIMD[DType.float32, width]) -> SIMD[DType.float32, width]:
+    """e to the x, zero and infinite where it leaves the range, NaN for NaN."""
+    var value = exp(x)
+    comptime if is_nvidia_gpu():
+        # As its instruction has it.
+        return value
+    value = x.gt(GREATEST_EXPONENT).select(
+        SIMD[DType.float32, width](inf[DType.float32]()), value
+    )
+    value = x.lt(LEAST_EXPONENT).select(SIMD[DType.float32, width](0), value)
+    return isnan(x).select(x, value)
+
+
+@always_inline
+def quotient_above_one[
+    width: Int
+](a: SIMD[DType.float32, width], b: SIMD[DType.float32, width]) -> SIMD[
+    DType.float32, width
+]:
+    """a / b for b of at least one: to two units in the last place on an NVIDIA GPU, and zero for b above 2^126.
+    """
+    comptime if is_nvidia_gpu():
+        return a * recip(b)
+    return a / b
 
 
 def gcd(a: Int, b: Int) -> Int:

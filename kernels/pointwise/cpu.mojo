@@ -2,7 +2,7 @@
 
 from ..convolution.common import worker_count
 from ..parallel import sync_parallelize
-from .program import Operands, Place
+from .program import Operands, Places
 
 # Below this many elements a second core costs more than it gives.
 comptime SMALLEST_SHARE = 16384
@@ -12,7 +12,9 @@ comptime SMALLEST_SHARE = 16384
 def walk[
     count: Int,
     dims: Int,
-    run: def[width: Int](Operands[count, dims], Place[dims]) thin -> None,
+    run: def[width: Int, parts: Int](
+        Operands[count, dims], Places[dims, parts]
+    ) thin -> None,
     vector: Int,
 ](operands: Operands[count, dims], first: Int, last: Int):
     """Computes the elements [first, last)."""
@@ -24,12 +26,12 @@ def walk[
         comptime if dims > 1:
             stop = min(last, i + operands.extents[inner] - place.digits[inner])
         while i + vector <= stop:
-            run[vector](operands, place)
+            run[vector, 1](operands, place)
             i += vector
             place.index = i
             place.digits[inner] = place.digits[inner] + vector
         while i < stop:
-            run[1](operands, place)
+            run[1, 1](operands, place)
             i += 1
             place.index = i
             place.digits[inner] = place.digits[inner] + 1
@@ -39,7 +41,9 @@ def walk[
 def pointwise_cpu[
     count: Int,
     dims: Int,
-    run: def[width: Int](Operands[count, dims], Place[dims]) thin -> None,
+    run: def[width: Int, parts: Int](
+        Operands[count, dims], Places[dims, parts]
+    ) thin -> None,
     vector: Int,
 ](operands: Operands[count, dims], size: Int):
     """Computes `size` elements of each result."""

@@ -13,7 +13,7 @@ from ..library import Arguments, Operand
 from .cpu import pointwise_cpu
 from .gpu import pointwise_gpu
 from .many import Table, many_cpu, many_gpu, words_of_tensors
-from .program import MOST_BYTES, Operands, Place
+from .program import MOST_BYTES, Operands, Places
 
 
 @always_inline
@@ -60,12 +60,16 @@ def pointwise[
     target: StaticString,
     count: Int,
     dims: Int,
-    run: def[width: Int](Operands[count, dims], Place[dims]) thin -> None,
+    run: def[width: Int, parts: Int](
+        Operands[count, dims], Places[dims, parts]
+    ) thin -> None,
     vector: Int,
+    parts: Int,
     guards: Int,
     numbers: Int,
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """One program over operands of any shapes."""
+    """One program over operands of any shapes; a GPU's thread computes `parts` vectors.
+    """
     var geometry = arguments.take[DType.int64, 1]()
     var size = Int(geometry[0])
     var operands = operands_of[count, dims, guards, numbers](
@@ -77,7 +81,7 @@ def pointwise[
     comptime if is_cpu[target]():
         pointwise_cpu[count, dims, run, vector](operands, size)
     else:
-        pointwise_gpu[count, dims, run, vector](
+        pointwise_gpu[count, dims, run, vector, parts](
             operands, size, together % MOST_BYTES == 0, ctx
         )
 
@@ -85,7 +89,9 @@ def pointwise[
 def pointwise_many[
     target: StaticString,
     count: Int,
-    run: def[width: Int](Operands[count, 1], Place[1]) thin -> None,
+    run: def[width: Int, parts: Int](
+        Operands[count, 1], Places[1, parts]
+    ) thin -> None,
     vector: Int,
     ordered: Int,
 ](mut arguments: Arguments, ctx: DeviceContext) raises:

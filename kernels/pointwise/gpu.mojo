@@ -1,11 +1,11 @@
-"""Pointwise programs on a GPU: a thread computes one vector of neighbouring elements."""
+"""Pointwise programs on a GPU: a thread computes some vectors of neighbouring elements, far from each other."""
 
 from std.math import ceildiv
 
 from max.gpu import global_idx
 from max.gpu.host import DeviceContext
 
-from .program import Operands, Place
+from .program import Operands, Places
 
 comptime BLOCK = 256
 
@@ -13,20 +13,49 @@ comptime BLOCK = 256
 def pointwise_kernel[
     count: Int,
     dims: Int,
-    run: def[width: Int](Operands[count, dims], Place[dims]) thin -> None,
+    run: def[width: Int, parts: Int](
+        Operands[count, dims], Places[dims, parts]
+    ) thin -> None,
     width: Int,
-](operands: Operands[count, dims], first: Int64, last: Int64):
-    var i = Int(first) + global_idx.x * width
-    if i < Int(last):
-        run[width](operands, operands.place(i))
+    parts: Int,
+](operands: Operands[count, dims], first: Int64, last: Int64, threads: Int64):
+    """Each of `threads` has every `threads`-th vector of the elements [first, last).
+    """
+    var thread = global_idx.x
+    if thread >= Int(threads):
+        return
+    var i = Int(first) + thread * width
+    var places = Places[dims, parts](operands.place(i))
+    comptime for part in range(1, parts):
+        i += Int(threads) * width
+        var live = i < Int(last)
+        places.put[part](operands.place(i) if live else places.data[0], live)
+    run[width * parts, parts](operands, places)
+
+
+def _threads[
+    count: Int, dims: Int, width: Int, parts: Int
+](operands: Operands[count, dims], vectors: Int) -> Int:
+    """How many threads share `vectors`: whole rows of them where rows are whole vectors, so that a thread's vectors have
+    the last digit in common."""
+    var threads = ceildiv(vectors, parts)
+    comptime if parts > 1 and dims > 1:
+        var row = Int(operands.extents[dims - 1])
+        if row % width == 0:
+            var whole = row // width
+            threads = ceildiv(threads, whole) * whole
+    return threads
 
 
 @no_inline
 def pointwise_gpu[
     count: Int,
     dims: Int,
-    run: def[width: Int](Operands[count, dims], Place[dims]) thin -> None,
+    run: def[width: Int, parts: Int](
+        Operands[count, dims], Places[dims, parts]
+    ) thin -> None,
     vector: Int,
+    parts: Int,
 ](
     operands: Operands[count, dims],
     size: Int,
@@ -40,20 +69,25 @@ def pointwise_gpu[
         if aligned:
             first = size // vector * vector
             if first > 0:
+                var threads = _threads[count, dims, vector, parts](
+                    operands, first // vector
+                )
                 ctx.enqueue_function[
-                    pointwise_kernel[count, dims, run, vector]
+                    pointwise_kernel[count, dims, run, vector, parts]
                 ](
                     operands,
                     Int64(0),
                     Int64(first),
-                    grid_dim=ceildiv(first // vector, BLOCK),
+                    Int64(threads),
+                    grid_dim=ceildiv(threads, BLOCK),
                     block_dim=BLOCK,
                 )
     if first < size:
-        ctx.enqueue_function[pointwise_kernel[count, dims, run, 1]](
+        ctx.enqueue_function[pointwise_kernel[count, dims, run, 1, 1]](
             operands,
             Int64(first),
             Int64(size),
+            Int64(size - first),
             grid_dim=ceildiv(size - first, BLOCK),
             block_dim=BLOCK,
         )

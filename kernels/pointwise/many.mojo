@@ -15,7 +15,7 @@ from ..convolution.common import worker_count
 from ..library import Arguments
 from ..parallel import sync_parallelize
 from .cpu import SMALLEST_SHARE, walk
-from .program import MOST_BYTES, Operands, Place
+from .program import MOST_BYTES, Operands, Places
 
 comptime BLOCK = 256
 # Vectors that a thread computes: finding its block's tensor costs as much as some of them.
@@ -71,7 +71,9 @@ def words_of_tensors[
 @no_inline
 def many_cpu[
     count: Int,
-    run: def[width: Int](Operands[count, 1], Place[1]) thin -> None,
+    run: def[width: Int, parts: Int](
+        Operands[count, 1], Places[1, parts]
+    ) thin -> None,
     vector: Int,
 ](table: Table[count]):
     """Equal shares of all tensors' vectors for each core."""
@@ -164,7 +166,9 @@ def is_aligned[count: Int, ordered: Int](operands: Operands[count, 1]) -> Bool:
 def many_kernel[
     count: Int,
     most: Int,
-    run: def[width: Int](Operands[count, 1], Place[1]) thin -> None,
+    run: def[width: Int, parts: Int](
+        Operands[count, 1], Places[1, parts]
+    ) thin -> None,
     vector: Int,
     ordered: Int,
 ](batch: Batch[count, most]):
@@ -176,10 +180,10 @@ def many_kernel[
         if i >= mine.size:
             return
         if aligned and i + vector <= mine.size:
-            run[vector](mine.operands, mine.operands.place(i))
+            run[vector, 1](mine.operands, mine.operands.place(i))
         else:
             for at in range(i, min(i + vector, mine.size)):
-                run[1](mine.operands, mine.operands.place(at))
+                run[1, 1](mine.operands, mine.operands.place(at))
 
 
 @always_inline
@@ -206,7 +210,9 @@ def filled[
 @no_inline
 def many_gpu[
     count: Int,
-    run: def[width: Int](Operands[count, 1], Place[1]) thin -> None,
+    run: def[width: Int, parts: Int](
+        Operands[count, 1], Places[1, parts]
+    ) thin -> None,
     vector: Int,
     ordered: Int,
 ](table: Table[count], ctx: DeviceContext) raises:

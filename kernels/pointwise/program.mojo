@@ -1,14 +1,18 @@
 """What a pointwise program sees: its operands, and the place of the elements that it computes now.
 
-A program computes `width` neighbouring elements of one or more results from the elements of its inputs that belong to
-them. It is a function over `Operands`, in which results and inputs stand alike, written for each elementwise
-expression; sizes and strides are run-time arguments, so that layers of all sizes share it.
+A program computes `width` elements of one or more results from the elements of its inputs that belong to them. It is a
+function over `Operands`, in which results and inputs stand alike, written for each elementwise expression; sizes and
+strides are run-time arguments, so that layers of all sizes share it.
+
+The elements are `parts` runs of neighbours, a power of two, each `width // parts` long. A GPU's thread has several runs, so that it waits
+for memory once: a program reads all of its inputs before it writes.
 """
 
 from std.memory import bitcast
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.sys.info import is_gpu, size_of
 from std.utils.index import IndexList
+from std.utils.static_tuple import StaticTuple
 
 from ..convolution.common import Ptr
 
@@ -22,6 +26,31 @@ struct Place[dims: Int](ImplicitlyCopyable, TrivialRegisterPassable):
 
     var index: Int
     var digits: IndexList[Self.dims, element_type=DType.int32]
+
+
+struct Places[dims: Int, parts: Int](
+    ImplicitlyCopyable, TrivialRegisterPassable
+):
+    """Where `parts` runs of neighbouring elements begin."""
+
+    var data: StaticTuple[Place[Self.dims], Self.parts]
+    var live: StaticTuple[Bool, Self.parts]
+    """Whether a run's results are wanted; its inputs can be read all the same."""
+    var column: Int
+    """The last digit of the first run, and of the others where programs rely on it (`column`)."""
+
+    @implicit
+    @always_inline
+    def __init__(out self, place: Place[Self.dims]):
+        self.data = StaticTuple[Place[Self.dims], Self.parts](fill=place)
+        self.live = StaticTuple[Bool, Self.parts](fill=True)
+        self.column = Int(place.digits[Self.dims - 1])
+
+    @always_inline
+    def put[part: Int](mut self, place: Place[Self.dims], live: Bool):
+        """Where run `part` begins."""
+        self.data[part] = place
+        self.live[part] = live
 
 
 struct Operands[count: Int, dims: Int](
@@ -270,10 +299,103 @@ struct Operands[count: Int, dims: Int](
         return value
 
     @always_inline
+    def read[
+        parts: Int, //, way: StaticString, dtype: DType, n: Int, width: Int
+    ](self, places: Places[Self.dims, parts]) -> SIMD[dtype, width]:
+        """Of an operand that is read in one of the ways above, or as `column`: it steps by one element with the last
+        digit, which all runs share, and does not change with the others."""
+        comptime piece = width // parts
+        var value = SIMD[dtype, width]()
+        comptime if way == "column":
+            var run = self._load[dtype, piece](
+                self._pointer[dtype, n]().unsafe_offset(
+                    Int(self.starts[n]) + places.column
+                )
+            )
+            comptime for part in range(parts):
+                value = value.insert[offset=part * piece](run)
+        else:
+            comptime for part in range(parts):
+                var place = places.data[part]
+                var run: SIMD[dtype, piece]
+                comptime if way == "linear":
+                    run = self.linear[dtype, n, piece](place)
+                elif way == "row":
+                    run = self.row[dtype, n, piece](place)
+                elif way == "same":
+                    run = self.same[dtype, n, piece](place)
+                elif way == "strided":
+                    run = self.strided[dtype, n, piece](place)
+                else:
+                    run = self.each[dtype, n, piece](place)
+                value = value.insert[offset=part * piece](run)
+        return value
+
+    @always_inline
+    def read_if[
+        parts: Int, //, way: StaticString, dtype: DType, n: Int, width: Int
+    ](
+        self,
+        places: Places[Self.dims, parts],
+        mask: SIMD[DType.bool, width],
+    ) -> SIMD[dtype, width]:
+        """As `read` where `mask` holds; nothing is read elsewhere."""
+        comptime piece = width // parts
+        var value = SIMD[dtype, width]()
+        comptime for part in range(parts):
+            var place = places.data[part]
+            var own = mask.slice[piece, offset=part * piece]()
+            var run: SIMD[dtype, piece]
+            comptime if way == "row":
+                run = self.row_if[dtype, n, piece](place, own)
+            elif way == "same":
+                run = self.same_if[dtype, n, piece](place, own)
+            elif way == "strided":
+                run = self.strided_if[dtype, n, piece](place, own)
+            else:
+                run = self.each_if[dtype, n, piece](place, own)
+            value = value.insert[offset=part * piece](run)
+        return value
+
+    @always_inline
+    def inside[
+        parts: Int, //, way: StaticString, n: Int, width: Int
+    ](self, places: Places[Self.dims, parts]) -> SIMD[DType.bool, width]:
+        """Where a guard that is asked in one of the ways above holds."""
+        comptime piece = width // parts
+        var mask = SIMD[DType.bool, width](fill=False)
+        comptime for part in range(parts):
+            var place = places.data[part]
+            var run: SIMD[DType.bool, piece]
+            comptime if way == "row":
+                run = self.inside_row[n, piece](place)
+            elif way == "same":
+                run = self.inside_same[n, piece](place)
+            else:
+                run = self.inside_each[n, piece](place)
+            mask = mask.insert[offset=part * piece](run)
+        return mask
+
+    @always_inline
     def store[
+        dtype: DType, width: Int, parts: Int, //, n: Int
+    ](self, places: Places[Self.dims, parts], value: SIMD[dtype, width]):
+        """Into a result: the runs that are wanted."""
+        comptime if parts == 1:
+            self._store[n](places.data[0], value)
+        else:
+            comptime piece = width // parts
+            comptime for part in range(parts):
+                if places.live[part]:
+                    self._store[n](
+                        places.data[part],
+                        value.slice[piece, offset=part * piece](),
+                    )
+
+    @always_inline
+    def _store[
         dtype: DType, width: Int, //, n: Int
     ](self, place: Place[Self.dims], value: SIMD[dtype, width]):
-        """Into a result."""
         var target = self._pointer[dtype, n]().unsafe_offset(place.index)
         comptime if is_gpu():
             comptime most = max(1, MOST_BYTES // size_of[dtype]())

@@ -9,7 +9,7 @@ from std.memory.alloc import unsafe_alloc
 
 from ..convolution.common import Ptr, worker_count
 from ..parallel import sync_parallelize
-from ..pointwise.program import Operands, Place
+from ..pointwise.program import Operands, Places
 from .values import Extents, Values, combined, identity
 
 # Below this many elements a second core costs more than it gives.
@@ -27,9 +27,9 @@ def row_values[
     results: Int,
     count: Int,
     dims: Int,
-    run: def[width: Int](Operands[count, dims], Place[dims]) thin -> Values[
-        acc, width, results
-    ],
+    run: def[width: Int, parts: Int](
+        Operands[count, dims], Places[dims, parts]
+    ) thin -> Values[acc, width, results],
     vector: Int,
 ](operands: Operands[count, dims], first: Int, last: Int) -> Values[
     acc, 1, results
@@ -53,15 +53,15 @@ def row_values[
                     pause, i + operands.extents[inner] - place.digits[inner]
                 )
             while i + 2 * vector <= stop:
-                even.fold[kinds](run[vector](operands, place))
+                even.fold[kinds](run[vector, 1](operands, place))
                 place.index += vector
                 place.digits[inner] = place.digits[inner] + vector
-                odd.fold[kinds](run[vector](operands, place))
+                odd.fold[kinds](run[vector, 1](operands, place))
                 place.index += vector
                 place.digits[inner] = place.digits[inner] + vector
                 i += 2 * vector
             while i < stop:
-                single.fold[kinds](run[1](operands, place))
+                single.fold[kinds](run[1, 1](operands, place))
                 i += 1
                 place.index = i
                 place.digits[inner] = place.digits[inner] + 1
@@ -86,9 +86,9 @@ def _columns[
     results: Int,
     count: Int,
     dims: Int,
-    run: def[width: Int](Operands[count, dims], Place[dims]) thin -> Values[
-        acc, width, results
-    ],
+    run: def[width: Int, parts: Int](
+        Operands[count, dims], Places[dims, parts]
+    ) thin -> Values[acc, width, results],
     vector: Int,
 ](
     operands: Operands[count, dims],
@@ -119,7 +119,7 @@ def _columns[
                         stop, i + operands.extents[inner] - place.digits[inner]
                     )
                 while i + vector <= stop:
-                    var values = run[vector](operands, place)
+                    var values = run[vector, 1](operands, place)
                     comptime for n in range(results):
                         var at = chunk.unsafe_offset(n * BLOCK + i - begin)
                         at.unsafe_store(
@@ -131,7 +131,7 @@ def _columns[
                     place.index = i
                     place.digits[inner] = place.digits[inner] + vector
                 while i < stop:
-                    var values = run[1](operands, place)
+                    var values = run[1, 1](operands, place)
                     comptime for n in range(results):
                         var at = n * BLOCK + i - begin
                         chunk[unsafe_offset=at] = combined[kinds, n, acc, 1](
@@ -157,9 +157,9 @@ def reduction_cpu[
     results: Int,
     count: Int,
     dims: Int,
-    run: def[width: Int](Operands[count, dims], Place[dims]) thin -> Values[
-        acc, width, results
-    ],
+    run: def[width: Int, parts: Int](
+        Operands[count, dims], Places[dims, parts]
+    ) thin -> Values[acc, width, results],
     vector: Int,
     rows: Bool,
 ](operands: Operands[count, dims], extents: Extents):

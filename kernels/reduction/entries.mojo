@@ -10,7 +10,7 @@ from max.gpu.host.info import is_cpu
 from ..library import Arguments
 from ..pointwise.entries import operands_of
 from ..pointwise.many import Table, words_of_tensors
-from ..pointwise.program import MOST_BYTES, Operands, Place
+from ..pointwise.program import MOST_BYTES, Operands, Places
 from .cpu import reduction_cpu
 from .gpu import reduction_gpu
 from .many import reduction_many_cpu, reduction_many_gpu
@@ -26,15 +26,17 @@ def reduction[
     results: Int,
     count: Int,
     dims: Int,
-    run: def[width: Int](Operands[count, dims], Place[dims]) thin -> Values[
-        acc, width, results
-    ],
+    run: def[width: Int, parts: Int](
+        Operands[count, dims], Places[dims, parts]
+    ) thin -> Values[acc, width, results],
     vector: Int,
+    parts: Int,
     guards: Int,
     numbers: Int,
     rows: Bool,
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """One program over operands of any shapes; `rows` where `inner` is 1."""
+    """One program over operands of any shapes, `rows` where `inner` is 1; a GPU's thread reads `parts` vectors at once.
+    """
     var geometry = arguments.take[DType.int64, 1]()
     var extents = Extents(Int(geometry[0]), Int(geometry[1]), Int(geometry[2]))
     var operands = operands_of[count, dims, guards, numbers](
@@ -49,7 +51,7 @@ def reduction[
         comptime for n in range(results, count - guards - numbers):
             together |= operands.data[n]
         reduction_gpu[
-            acc, result, kinds, results, count, dims, run, vector, rows
+            acc, result, kinds, results, count, dims, run, vector, parts, rows
         ](operands, extents, together % MOST_BYTES == 0, ctx)
 
 
@@ -60,9 +62,9 @@ def reduction_many[
     kinds: Int,
     results: Int,
     count: Int,
-    run: def[width: Int](Operands[count, 1], Place[1]) thin -> Values[
-        acc, width, results
-    ],
+    run: def[width: Int, parts: Int](
+        Operands[count, 1], Places[1, parts]
+    ) thin -> Values[acc, width, results],
     vector: Int,
     ordered: Int,
 ](mut arguments: Arguments, ctx: DeviceContext) raises:

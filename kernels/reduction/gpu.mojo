@@ -2,58 +2,77 @@
 
 Where what is reduced lies together, some lanes of a block share a row; else a block has some columns, and its rows of
 threads share what is reduced. Where results are few, several blocks share them: their values lie as
-[result, output, slice], and a second kernel puts them together.
+[result, slice, output], and a second kernel puts them together.
 """
 
 from std.math import ceildiv
 from std.memory import stack_allocation
+from std.sys.info import size_of
 
-from max.gpu import barrier, block_idx, thread_idx
+from std.utils.static_tuple import StaticTuple
+
+from max.gpu import barrier, block_dim, block_idx, thread_idx
 from max.gpu.host import DeviceContext
 from max.gpu.memory import AddressSpace
 
+from ..arithmetic import divide
 from ..convolution.common import Ptr
 from ..library import scratch
-from ..pointwise.program import Operands, Place
+from ..pointwise.program import Operands, Places
 from .values import Extents, Values, combined, identity
 
 comptime BLOCK = 256
-# Threads of a block beside each other, at most, where many rows of columns are reduced.
+# Threads of a block beside each other, at most, where rows of columns are reduced.
 comptime ACROSS = 32
-# Blocks that fill the largest GPU several times over; more would only lengthen the second stage.
-comptime MOST_BLOCKS = 1024
-comptime MOST_SLICES = 512
+# Blocks that fill the largest GPU a few times over, so that none waits long for the last one; more would only lengthen
+# the second stage.
+comptime MOST_BLOCKS = 1056
 # Vectors that a thread should have at least.
 comptime LEAST = 4
-comptime MERGERS = 32
+# Rounds of its loop that a thread over columns should have at least: a second stage costs as much.
+comptime ROUNDS = 4
+# Threads that put an output's slices together, outputs beside each other that a block has, and slices read at once.
+comptime MERGERS = 64
+comptime MERGED = 8
+comptime MERGE_BLOCK = MERGERS * MERGED
+comptime AT_ONCE = 4
 
 
 @always_inline
 def together[
-    acc: DType, kinds: Int, n: Int, width: Int
+    acc: DType, kinds: Int, n: Int, width: Int, threads: Int = BLOCK
 ](value: SIMD[acc, width], stride: Int, members: Int) -> SIMD[acc, width]:
-    """The values of `members` threads that lie `stride` apart, in the first of them; a power of two.
+    """The values of `members` threads that lie `stride` apart, in the first of them.
 
     The members of a thread's group are its number over `stride`, below the next multiple of `members`.
     """
+    # A lane's numbers stand `threads` apart: neighbours' stand in different banks.
     var shared = stack_allocation[
-        BLOCK, SIMD[acc, width], address_space=AddressSpace.SHARED
+        threads * width, Scalar[acc], address_space=AddressSpace.SHARED
     ]()
     var mine = Int(thread_idx.x)
-    var member = mine // stride % members
+    var group = divide(Int32(mine), Int32(stride))[0]
+    var member = Int(divide(group, Int32(members))[1])
+    var total = value
     barrier()
-    shared[unsafe_offset=mine] = value
+    comptime for k in range(width):
+        shared[unsafe_offset=k * threads + mine] = total[k]
     barrier()
-    var half = members // 2
-    while half > 0:
-        if member < half:
-            shared[unsafe_offset=mine] = combined[kinds, n, acc, width](
-                shared[unsafe_offset=mine],
-                shared[unsafe_offset=mine + half * stride],
-            )
+    var left = members
+    while left > 1:
+        var half = ceildiv(left, 2)
+        if member < left - half:
+            var other = SIMD[acc, width](0)
+            comptime for k in range(width):
+                other[k] = shared[
+                    unsafe_offset=k * threads + mine + half * stride
+                ]
+            total = combined[kinds, n, acc, width](total, other)
+            comptime for k in range(width):
+                shared[unsafe_offset=k * threads + mine] = total[k]
         barrier()
-        half //= 2
-    return shared[unsafe_offset=mine]
+        left = half
+    return total
 
 
 @always_inline
@@ -69,15 +88,24 @@ def _keep[
     value: SIMD[acc, width],
 ):
     """Stores `width` neighbouring results, or what a slice has of them."""
+    if slices > 1:
+        var kept = partials.unsafe_offset(
+            (n * slices + slice) * outputs + output
+        )
+        comptime if width % 4 == 0 and size_of[acc]() == 4:
+            if outputs % 4 == 0:
+                comptime for part in range(width // 4):
+                    kept.unsafe_offset(4 * part).unsafe_store[alignment=16](
+                        value.slice[4, offset=4 * part]()
+                    )
+                return
+        comptime for lane in range(width):
+            kept[unsafe_offset=lane] = value[lane]
+        return
     comptime for lane in range(width):
-        if slices > 1:
-            partials[
-                unsafe_offset=(n * outputs + output + lane) * slices + slice
-            ] = value[lane]
-        else:
-            Ptr[result](unsafe_from_address=operands.data[n])[
-                unsafe_offset=output + lane
-            ] = value[lane].cast[result]()
+        Ptr[result](unsafe_from_address=operands.data[n])[
+            unsafe_offset=output + lane
+        ] = value[lane].cast[result]()
 
 
 def reduce_rows_kernel[
@@ -87,40 +115,49 @@ def reduce_rows_kernel[
     results: Int,
     count: Int,
     dims: Int,
-    run: def[width: Int](Operands[count, dims], Place[dims]) thin -> Values[
-        acc, width, results
-    ],
+    run: def[width: Int, parts: Int](
+        Operands[count, dims], Places[dims, parts]
+    ) thin -> Values[acc, width, results],
     width: Int,
+    parts: Int,
 ](
     operands: Operands[count, dims],
     partials: Ptr[acc],
     outer: Int64,
     reduced: Int64,
+    share: Int64,
     slices: Int64,
     lanes: Int64,
 ):
-    """`lanes` threads reduce a slice of a row."""
-    var lane = Int(thread_idx.x) % Int(lanes)
-    var unit = Int(block_idx.x) * (BLOCK // Int(lanes)) + Int(
-        thread_idx.x
-    ) // Int(lanes)
-    var row = unit // Int(slices)
-    var slice = unit % Int(slices)
+    """`lanes` threads reduce a slice of a row, `share` vectors."""
+    # Small divisions: those of 64 bits take a hundred instructions.
+    var mine = divide(Int32(thread_idx.x), Int32(lanes))
+    var lane = Int(mine[1])
+    var group = Int32(block_idx.x) * (BLOCK // Int32(lanes)) + mine[0]
+    var unit = divide(group, Int32(slices))
+    var row = Int(unit[0])
+    var slice = Int(unit[1])
     var values = Values[acc, width, results].start[kinds]()
     if row < Int(outer):
-        var vectors = Int(reduced) // width
-        var first = vectors * slice // Int(slices)
-        var last = vectors * (slice + 1) // Int(slices)
-        for vector in range(first + lane, last, Int(lanes)):
-            values.fold[kinds](
-                run[width](
-                    operands,
-                    operands.place(row * Int(reduced) + vector * width),
-                )
+        var first = slice * Int(share)
+        var last = min(first + Int(share), Int(reduced) // width)
+        for vector in range(first + lane, last, Int(lanes) * parts):
+            var start = row * Int(reduced)
+            var places = Places[dims, parts](
+                operands.place(start + vector * width)
             )
-    var mine = values.across[kinds]()
+            comptime for part in range(1, parts):
+                var next = vector + part * Int(lanes)
+                places.put[part](
+                    operands.place(start + min(next, last - 1) * width),
+                    next < last,
+                )
+            values.fold_runs[kinds, parts](
+                run[width * parts, parts](operands, places), places.live
+            )
+    var own = values.across[kinds]()
     comptime for n in range(results):
-        var value = together[acc, kinds, n, 1](mine.data[n], 1, Int(lanes))
+        var value = together[acc, kinds, n, 1](own.data[n], 1, Int(lanes))
         if lane == 0 and row < Int(outer):
             _keep[acc, result, 1, n, count, dims](
                 operands, partials, row, Int(outer), slice, Int(slices), value
@@ -134,41 +171,55 @@ def reduce_columns_kernel[
     results: Int,
     count: Int,
     dims: Int,
-    run: def[width: Int](Operands[count, dims], Place[dims]) thin -> Values[
-        acc, width, results
-    ],
+    run: def[width: Int, parts: Int](
+        Operands[count, dims], Places[dims, parts]
+    ) thin -> Values[acc, width, results],
     width: Int,
+    parts: Int,
 ](
     operands: Operands[count, dims],
     partials: Ptr[acc],
     outer: Int64,
     reduced: Int64,
     inner: Int64,
+    share: Int64,
     slices: Int64,
     tiles: Int64,
     across: Int64,
 ):
-    """A block reduces a slice of `across` vectors of columns."""
-    var x = Int(thread_idx.x) % Int(across)
-    var y = Int(thread_idx.x) // Int(across)
-    var rows = BLOCK // Int(across)
-    var tile = Int(block_idx.x) % Int(tiles)
-    var unit = Int(block_idx.x) // Int(tiles)
-    var slice = unit % Int(slices)
-    var plane = unit // Int(slices)
+    """A block reduces a slice of `across` vectors of columns, `share` rows."""
+    var mine = divide(Int32(thread_idx.x), Int32(across))
+    var x = Int(mine[1])
+    var y = Int(mine[0])
+    var rows = Int(divide(Int32(block_dim.x), Int32(across))[0])
+    var unit = divide(Int32(block_idx.x), Int32(tiles))
+    var tile = Int(unit[1])
+    unit = divide(unit[0], Int32(slices))
+    var slice = Int(unit[1])
+    var plane = Int(unit[0])
     var column = (tile * Int(across) + x) * width
     var values = Values[acc, width, results].start[kinds]()
     if column < Int(inner):
-        var first = Int(reduced) * slice // Int(slices)
-        var last = Int(reduced) * (slice + 1) // Int(slices)
-        for row in range(first + y, last, rows):
-            values.fold[kinds](
-                run[width](
-                    operands,
+        var first = slice * Int(share)
+        var last = min(first + Int(share), Int(reduced))
+        var start = plane * Int(reduced)
+        # All rows have the last digit in common where programs rely on it: so what does not change is read once.
+        var digit = operands.place(start * Int(inner) + column).digits[dims - 1]
+        for row in range(first + y, last, rows * parts):
+            var places = Places[dims, parts](
+                operands.place((start + row) * Int(inner) + column)
+            )
+            places.column = Int(digit)
+            comptime for part in range(1, parts):
+                var next = row + part * rows
+                places.put[part](
                     operands.place(
-                        (plane * Int(reduced) + row) * Int(inner) + column
+                        (start + min(next, last - 1)) * Int(inner) + column
                     ),
+                    next < last,
                 )
+            values.fold_runs[kinds, parts](
+                run[width * parts, parts](operands, places), places.live
             )
     comptime for n in range(results):
         var value = together[acc, kinds, n, width](
@@ -200,33 +251,43 @@ def merge_slices_kernel[
     slices: Int64,
 ):
     """MERGERS threads put together what the slices have of an output."""
-    var lane = Int(thread_idx.x) % MERGERS
-    var output = (
-        Int(block_idx.x) * (BLOCK // MERGERS) + Int(thread_idx.x) // MERGERS
-    )
+    var lane = Int(thread_idx.x) // MERGED
+    var output = Int(block_idx.x) * MERGED + Int(thread_idx.x) % MERGED
     comptime for n in range(results):
         var value = identity[kinds, n, acc, 1]()
         if output < Int(outputs):
-            var first = (n * Int(outputs) + output) * Int(slices)
-            for slice in range(lane, Int(slices), MERGERS):
-                value = combined[kinds, n, acc, 1](
-                    value, partials[unsafe_offset=first + slice]
-                )
-        value = together[acc, kinds, n, 1](value, 1, MERGERS)
+            var own = partials.unsafe_offset(
+                n * Int(slices) * Int(outputs) + output
+            )
+            for first in range(lane, Int(slices), AT_ONCE * MERGERS):
+                var read = StaticTuple[Scalar[acc], AT_ONCE](fill=0)
+                comptime for k in range(AT_ONCE):
+                    var slice = min(first + k * MERGERS, Int(slices) - 1)
+                    read[k] = own[unsafe_offset=slice * Int(outputs)]
+                comptime for k in range(AT_ONCE):
+                    if first + k * MERGERS < Int(slices):
+                        value = combined[kinds, n, acc, 1](value, read[k])
+        value = together[acc, kinds, n, 1, MERGE_BLOCK](value, MERGED, MERGERS)
         if lane == 0 and output < Int(outputs):
             _keep[acc, result, 1, n, count, dims](
                 operands, partials, output, Int(outputs), 0, 1, value
             )
 
 
-def _slices(blocks: Int, reduced: Int, share: Int) -> Int:
-    """How many blocks share a reduction, each `share` elements at least."""
-    if blocks >= MOST_BLOCKS // 2:
-        return 1
-    return max(
-        1,
-        min(min(MOST_BLOCKS // blocks, MOST_SLICES), reduced // share),
-    )
+@fieldwise_init
+struct _Slices(ImplicitlyCopyable, TrivialRegisterPassable):
+    """How many blocks share a reduction, and what each of them has."""
+
+    var count: Int
+    var share: Int
+
+    @staticmethod
+    def of(blocks: Int, reduced: Int, least: Int) -> Self:
+        """Of `reduced` rows or vectors, for `blocks` without slices; a slice has `least` of them at least.
+        """
+        var count = max(1, min(MOST_BLOCKS // blocks, reduced // least))
+        var share = ceildiv(reduced, count)
+        return Self(ceildiv(reduced, share), share)
 
 
 @always_inline
@@ -237,16 +298,17 @@ def _reduce[
     results: Int,
     count: Int,
     dims: Int,
-    run: def[width: Int](Operands[count, dims], Place[dims]) thin -> Values[
-        acc, width, results
-    ],
+    run: def[width: Int, parts: Int](
+        Operands[count, dims], Places[dims, parts]
+    ) thin -> Values[acc, width, results],
     width: Int,
+    parts: Int,
     rows: Bool,
 ](
     operands: Operands[count, dims],
     partials: Ptr[acc],
     extents: Extents,
-    slices: Int,
+    slices: _Slices,
     lanes: Int,
     ctx: DeviceContext,
 ) raises:
@@ -254,23 +316,24 @@ def _reduce[
     comptime if rows:
         ctx.enqueue_function[
             reduce_rows_kernel[
-                acc, result, kinds, results, count, dims, run, width
+                acc, result, kinds, results, count, dims, run, width, parts
             ]
         ](
             operands,
             partials,
             Int64(extents.outer),
             Int64(extents.reduced),
-            Int64(slices),
+            Int64(slices.share),
+            Int64(slices.count),
             Int64(lanes),
-            grid_dim=ceildiv(extents.outer * slices, BLOCK // lanes),
+            grid_dim=ceildiv(extents.outer * slices.count, BLOCK // lanes),
             block_dim=BLOCK,
         )
     else:
         var tiles = ceildiv(extents.inner, lanes * width)
         ctx.enqueue_function[
             reduce_columns_kernel[
-                acc, result, kinds, results, count, dims, run, width
+                acc, result, kinds, results, count, dims, run, width, parts
             ]
         ](
             operands,
@@ -278,11 +341,12 @@ def _reduce[
             Int64(extents.outer),
             Int64(extents.reduced),
             Int64(extents.inner),
-            Int64(slices),
+            Int64(slices.share),
+            Int64(slices.count),
             Int64(tiles),
             Int64(lanes),
-            grid_dim=extents.outer * slices * tiles,
-            block_dim=BLOCK,
+            grid_dim=extents.outer * slices.count * tiles,
+            block_dim=lanes * min(BLOCK // lanes, extents.reduced),
         )
 
 
@@ -294,46 +358,51 @@ def _launch[
     results: Int,
     count: Int,
     dims: Int,
-    run: def[width: Int](Operands[count, dims], Place[dims]) thin -> Values[
-        acc, width, results
-    ],
+    run: def[width: Int, parts: Int](
+        Operands[count, dims], Places[dims, parts]
+    ) thin -> Values[acc, width, results],
     width: Int,
+    parts: Int,
     rows: Bool,
 ](operands: Operands[count, dims], extents: Extents, ctx: DeviceContext) raises:
     var outputs = extents.outputs()
     # Lanes of a row, or threads beside each other.
     var lanes = 1
-    var blocks: Int
-    var share: Int
+    var slices: _Slices
     comptime if rows:
         while lanes < BLOCK and lanes * width * LEAST < extents.reduced:
             lanes *= 2
-        blocks = ceildiv(extents.outer * lanes, BLOCK)
-        share = BLOCK * width * LEAST
+        slices = _Slices.of(
+            ceildiv(extents.outer * lanes, BLOCK),
+            extents.reduced // width,
+            BLOCK * LEAST,
+        )
     else:
-        # Few rows leave room for more columns.
-        var most = ACROSS
-        while most < BLOCK and BLOCK // most > extents.reduced:
-            most *= 2
-        while lanes < most and lanes * width < extents.inner:
-            lanes *= 2
-        blocks = extents.outer * ceildiv(extents.inner, lanes * width)
-        share = BLOCK // lanes * LEAST
-    var slices = _slices(blocks, extents.reduced, share)
-    if slices == 1:
+        # Equal parts of the columns, wider ones where few rows leave room.
+        var vectors = ceildiv(extents.inner, width)
+        var most = max(ACROSS, BLOCK // extents.reduced)
+        lanes = ceildiv(vectors, ceildiv(vectors, most))
+        slices = _Slices.of(
+            extents.outer * ceildiv(vectors, lanes),
+            extents.reduced,
+            BLOCK // lanes * parts * ROUNDS,
+        )
+    if slices.count == 1:
         # No partial values: any address will do.
-        _reduce[acc, result, kinds, results, count, dims, run, width, rows](
+        _reduce[
+            acc, result, kinds, results, count, dims, run, width, parts, rows
+        ](
             operands,
             Ptr[acc](unsafe_from_address=operands.data[0]),
             extents,
-            1,
+            slices,
             lanes,
             ctx,
         )
         return
-    var buffer = scratch[acc](ctx, results * outputs * slices)
+    var buffer = scratch[acc](ctx, results * outputs * slices.count)
     var partials = Ptr[acc](unsafe_from_address=Int(buffer.unsafe_ptr()))
-    _reduce[acc, result, kinds, results, count, dims, run, width, rows](
+    _reduce[acc, result, kinds, results, count, dims, run, width, parts, rows](
         operands, partials, extents, slices, lanes, ctx
     )
     ctx.enqueue_function[
@@ -342,9 +411,9 @@ def _launch[
         operands,
         partials,
         Int64(outputs),
-        Int64(slices),
-        grid_dim=ceildiv(outputs, BLOCK // MERGERS),
-        block_dim=BLOCK,
+        Int64(slices.count),
+        grid_dim=ceildiv(outputs, MERGED),
+        block_dim=MERGE_BLOCK,
     )
     _ = buffer^
 
@@ -357,10 +426,11 @@ def reduction_gpu[
     results: Int,
     count: Int,
     dims: Int,
-    run: def[width: Int](Operands[count, dims], Place[dims]) thin -> Values[
-        acc, width, results
-    ],
+    run: def[width: Int, parts: Int](
+        Operands[count, dims], Places[dims, parts]
+    ) thin -> Values[acc, width, results],
     vector: Int,
+    parts: Int,
     rows: Bool,
 ](
     operands: Operands[count, dims],
@@ -373,9 +443,18 @@ def reduction_gpu[
     comptime if vector > 1:
         if aligned:
             _launch[
-                acc, result, kinds, results, count, dims, run, vector, rows
+                acc,
+                result,
+                kinds,
+                results,
+                count,
+                dims,
+                run,
+                vector,
+                parts,
+                rows,
             ](operands, extents, ctx)
             return
-    _launch[acc, result, kinds, results, count, dims, run, 1, rows](
+    _launch[acc, result, kinds, results, count, dims, run, 1, parts, rows](
         operands, extents, ctx
     )

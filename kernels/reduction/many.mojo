@@ -21,7 +21,7 @@ from ..pointwise.many import (
     is_aligned,
     tensors_at_once,
 )
-from ..pointwise.program import Operands, Place
+from ..pointwise.program import Operands, Places
 from .cpu import SMALLEST_SHARE, row_values
 from .gpu import BLOCK, together
 from .values import Values, combined, identity
@@ -41,9 +41,9 @@ def reduction_many_cpu[
     kinds: Int,
     results: Int,
     count: Int,
-    run: def[width: Int](Operands[count, 1], Place[1]) thin -> Values[
-        acc, width, results
-    ],
+    run: def[width: Int, parts: Int](
+        Operands[count, 1], Places[1, parts]
+    ) thin -> Values[acc, width, results],
     vector: Int,
 ](table: Table[count]):
     var pieces = 0
@@ -98,9 +98,9 @@ def reduce_pieces_kernel[
     results: Int,
     count: Int,
     most: Int,
-    run: def[width: Int](Operands[count, 1], Place[1]) thin -> Values[
-        acc, width, results
-    ],
+    run: def[width: Int, parts: Int](
+        Operands[count, 1], Places[1, parts]
+    ) thin -> Values[acc, width, results],
     vector: Int,
     ordered: Int,
 ](batch: Batch[count, most], partials: Ptr[acc], blocks: Int64):
@@ -114,11 +114,13 @@ def reduce_pieces_kernel[
         var i = (first + round * BLOCK) * vector
         if aligned and i + vector <= mine.size:
             values.fold[kinds](
-                run[vector](mine.operands, mine.operands.place(i))
+                run[vector, 1](mine.operands, mine.operands.place(i))
             )
         else:
             for at in range(i, min(i + vector, mine.size)):
-                rest.fold[kinds](run[1](mine.operands, mine.operands.place(at)))
+                rest.fold[kinds](
+                    run[1, 1](mine.operands, mine.operands.place(at))
+                )
     rest.fold[kinds](values.across[kinds]())
     comptime for n in range(results):
         var value = together[acc, kinds, n, 1](rest.data[n], 1, BLOCK)
@@ -168,9 +170,9 @@ def reduction_many_gpu[
     kinds: Int,
     results: Int,
     count: Int,
-    run: def[width: Int](Operands[count, 1], Place[1]) thin -> Values[
-        acc, width, results
-    ],
+    run: def[width: Int, parts: Int](
+        Operands[count, 1], Places[1, parts]
+    ) thin -> Values[acc, width, results],
     vector: Int,
     ordered: Int,
 ](table: Table[count], ctx: DeviceContext) raises:

@@ -85,6 +85,27 @@ struct Values[dtype: DType, width: Int, count: Int](
             )
 
     @always_inline
+    def fold_runs[
+        kinds: Int, parts: Int, whole: Int
+    ](
+        mut self,
+        other: Values[Self.dtype, whole, Self.count],
+        live: StaticTuple[Bool, parts],
+    ):
+        """These and the runs of `other` that count, lane by lane."""
+        comptime for n in range(Self.count):
+            comptime for part in range(parts):
+                var run = other.data[n].slice[
+                    Self.width, offset=part * Self.width
+                ]()
+                self.data[n] = combined[kinds, n, Self.dtype, Self.width](
+                    self.data[n],
+                    run if live[part] else identity[
+                        kinds, n, Self.dtype, Self.width
+                    ](),
+                )
+
+    @always_inline
     def across[kinds: Int](self) -> Values[Self.dtype, 1, Self.count]:
         """All lanes together."""
         var values = Values[Self.dtype, 1, Self.count]()

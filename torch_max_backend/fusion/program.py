@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from max.dtype import DType
 
+from torch_max_backend.fusion.idioms import FUNCTIONS, idioms
 from torch_max_backend.fusion.index_map import Guard, refined
 from torch_max_backend.fusion.scalars import IMPORTS, expression, inside, is_written_out, literal, word_of
 from torch_max_backend.fusion.terms import MOST_GUARDS, REDUCTIONS, Leaf, Step, Terms
@@ -16,6 +17,8 @@ from torch_max_backend.mojo_ops.constants import kernel_constant
 from torch_max_backend.mojo_ops.sources import symbol_of
 
 MOST_DIGITS = 6
+_BYTES_READ = 128
+"""That a GPU's thread reads before it computes."""
 _EPILOGUE_VECTOR = 8
 """Elements that a convolution's store handles at once."""
 _INPUT_COUNTS = (1, 2, 4, 8, 12, 24, 48)
@@ -33,7 +36,7 @@ SUMS = {
 }
 """Reductions that a convolution's store takes in: by op, what the kernel has to add up."""
 
-_MODULES = frozenset({("pointwise.program", "Operands"), ("pointwise.program", "Place")})
+_MODULES = frozenset({("pointwise.program", "Operands"), ("pointwise.program", "Places")})
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,8 @@ class Program:
         body: Mojo source of the function, without its head.
         operands: how many it has: results, inputs, guards and numbers.
         digits: how many digits an element's number has.
-        vector: how many elements a thread computes at once.
+        vector: how many neighbouring elements a thread computes at once.
+        parts: how many such vectors a GPU's thread reads before it computes.
         convolution: the entry's parameters that say which convolution's result the function gets.
         guards: how many of the operands are conditions.
         numbers: how many of them are numbers.
@@ -104,13 +108,14 @@ class Program:
     numbers: int = 0
     reduction: Reduction | None = None
     ordered: int = 0
+    parts: int = 1
 
     @property
     def _name(self) -> str:
         text = (
             f"{self.entry} {self.target} {self.operands} {self.digits} {self.vector} {self.convolution} {self.guards}"
         )
-        text += f" {self.numbers} "
+        text += f" {self.numbers} {self.parts} "
         if self.reduction is not None:
             text += f"{self.reduction.parameters} {self.reduction.rows}"
         text += f"\n{self.body}"
@@ -133,12 +138,12 @@ class Program:
             return f'reduction_many["{self.target}", {self.reduction.parameters}, {many}]'
         if self.reduction is not None:
             first = f'"{self.target}", {self.reduction.parameters}, {self.operands}, {self.digits}'
-            last = f"{self.vector}, {self.guards}, {self.numbers}, {self.reduction.rows}"
+            last = f"{self.vector}, {self.parts}, {self.guards}, {self.numbers}, {self.reduction.rows}"
             return f"reduction[{first}, _program_{self._name}, {last}]"
         if self.entry == "pointwise_many":
             return f'pointwise_many["{self.target}", {many}]'
-        counts = f"{self.operands}, {self.digits}, _program_{self._name}, {self.vector}, {self.guards}, {self.numbers}"
-        return f'pointwise["{self.target}", {counts}]'
+        sizes = f"{self.operands}, {self.digits}, _program_{self._name}, {self.vector}, {self.parts}"
+        return f'pointwise["{self.target}", {sizes}, {self.guards}, {self.numbers}]'
 
     @property
     def imports(self) -> frozenset[tuple[str, str]]:
@@ -149,15 +154,16 @@ class Program:
             module = f"{own}.fused_entries"
         else:
             module = "reduction.entries" if self.reduction else "pointwise.entries"
-        return _MODULES | IMPORTS | {(module, self.entry)} | values
+        functions = {("arithmetic", name) for name in FUNCTIONS if f"{name}[" in self.body}
+        return _MODULES | IMPORTS | {(module, self.entry)} | values | functions
 
     @property
     def definition(self) -> str:
         """The function."""
         return (
             "\n@always_inline\n"
-            f"def _program_{self._name}[width: Int]"
-            f"(a: Operands[{self.operands}, {self.digits}], p: Place[{self.digits}]{self._handed}:\n"
+            f"def _program_{self._name}[width: Int, parts: Int]"
+            f"(a: Operands[{self.operands}, {self.digits}], p: Places[{self.digits}, parts]{self._handed}:\n"
             f"{self.body}"
         )
 
@@ -229,17 +235,19 @@ def _over_all(
 ) -> Program:
     """The program of an entry that runs over all elements and takes what the layout says as arguments."""
     ways, asked = _ways(terms, layout, vector, target), _asked(layout, vector, target)
+    parts = _parts(terms, ways, vector) if target == "gpu" else 1
     reduction, numbers = _reduction(terms), _numbers(terms)
     return Program(
         entry,
         target,
-        _body(terms, ways, asked, reduction=reduction, numbers=numbers),
+        _body(terms, ways, asked, reduction=reduction, numbers=numbers, short=_short(terms, target)),
         _first_guard(terms) + len(terms.guards) + len(numbers),
         len(layout.extents),
         vector,
         guards=len(terms.guards),
         numbers=len(numbers),
         reduction=reduction,
+        parts=parts,
     )
 
 
@@ -313,7 +321,8 @@ def many_signature(terms: Terms, ways: Sequence[str]) -> str:
 def generate_many(terms: Terms, ways: Sequence[str], target: Literal["cpu", "gpu"]) -> Program:
     """The program that computes ``terms`` over many tensors."""
     roots, reduction = len(terms.roots), _reduction(terms)
-    body, operands, vector = _body(terms, list(ways), reduction=reduction), roots + len(ways), vector_of(terms, target)
+    body = _body(terms, list(ways), reduction=reduction, short=_short(terms, target))
+    operands, vector = roots + len(ways), vector_of(terms, target)
     ordered = sum(1 << roots + n for n, way in enumerate(ways) if way == "linear")
     if reduction is not None:
         return Program("reduction_many", target, body, operands, 1, vector, reduction=reduction, ordered=ordered)
@@ -326,10 +335,10 @@ def generate_epilogue(
 ) -> Program | None:
     """The program of one result that gets the leaf ``handed`` from a convolution; None where it reads in no rows."""
     vector = _EPILOGUE_VECTOR if target == "gpu" else vector_of(terms, target)
-    ways = _ways(terms, layout, vector, target)
+    ways = _ways(terms, layout, vector, target, handed.value.shape)
     if terms.guards or not {"each", "strided"}.isdisjoint(ways):
         return None
-    body = _body(terms, ways, handed=handed)
+    body = _body(terms, ways, handed=handed, short=_short(terms, target))
     operands = len(terms.roots) + len(terms.leaves) - 1
     if target == "gpu":
         convolution += f", {_is_heavy(terms)}"
@@ -368,12 +377,37 @@ def geometry(terms: Terms, layout: Layout) -> list[int]:
     return [*sizes, *layout.extents, *(stride for each in strides for stride in each), *starts, *guards, *numbers]
 
 
-def _ways(terms: Terms, layout: Layout, vector: int, target: str) -> list[str]:
-    """How each leaf is read."""
-    return [
-        "linear" if leaf.map == terms.identity else _way(layout.extents, strides, leaf.map.constant, vector, target)
-        for leaf, strides in zip(terms.leaves, layout.strides, strict=True)
-    ]
+def _ways(terms: Terms, layout: Layout, vector: int, target: str, stored: tuple[int, ...] | None = None) -> list[str]:
+    """How each leaf is read; the result of a convolution is ``stored``, by pixels."""
+    shared = _share_last_digit(terms, layout, stored)
+    ways = []
+    for leaf, strides in zip(terms.leaves, layout.strides, strict=True):
+        way = "linear"
+        if leaf.map != terms.identity:
+            way = _way(layout.extents, strides, leaf.map.constant, vector, target)
+            if target == "gpu" and shared and way == "row" and not any(strides[:-1]) and not leaf.map.guards:
+                way = "column"
+        ways.append(way)
+    return ways
+
+
+def _share_last_digit(terms: Terms, layout: Layout, stored: tuple[int, ...] | None) -> bool:
+    """Whether the vectors of a GPU's thread do: they lie whole rows apart, or whole pixels."""
+    row, extents = layout.extents[-1], terms.extents
+    if len(layout.extents) == 1:
+        return False
+    if stored is not None:
+        return stored[-1] % row == 0
+    return extents is None or (extents.inner > 1 and extents.inner % row == 0)
+
+
+def _parts(terms: Terms, ways: Sequence[str], vector: int) -> int:
+    """How many vectors a GPU's thread reads before it computes: as many as leave most registers to the computation."""
+    if terms.guards or not {"each", "strided"}.isdisjoint(ways):
+        return 1
+    wide = (leaf for leaf, way in zip(terms.leaves, ways, strict=True) if way in ("linear", "row"))
+    size = sum(leaf.value.dtype.size_in_bytes for leaf in wide) * vector
+    return next(parts for parts in (4, 2, 1) if parts == 1 or parts * size <= _BYTES_READ)
 
 
 def _crosses(extents: tuple[int, ...], vector: int, target: str) -> bool:
@@ -406,18 +440,20 @@ def _body(
     handed: Leaf | None = None,
     reduction: Reduction | None = None,
     numbers: Sequence[tuple[DType, int]] = (),
+    short: Mapping[int, str] | None = None,
 ) -> str:
     first = _first_guard(terms)
-    lines = [f"    var g{n} = a.inside_{way}[{first + n}, width](p)\n" for n, way in enumerate(asked)]
+    lines = [f'    var g{n} = a.inside["{way}", {first + n}, width](p)\n' for n, way in enumerate(asked)]
     operand = len(terms.roots)
     remaining = iter(ways)
     for number, step in enumerate(terms.steps):
         values = [] if isinstance(step, Leaf) else [f"v{each}" for each in step.operands]
         if isinstance(step, Leaf):
             way, mask = next(remaining), _mask(terms, step.map.guards)
-            kind = f"{way}_if" if mask else way
+            call = f"a.read{'_if' if mask else ''}"
             taken = f"p, {mask}" if mask else "p"
-            text = "c" if step is handed else f"a.{kind}[DType.{step.value.dtype.name}, {operand}, width]({taken})"
+            text = f'{call}["{way}", DType.{step.value.dtype.name}, {operand}, width]({taken})'
+            text = "c" if step is handed else text
             operand += step is not handed
         elif step.inside:
             otherwise = values[-1] if step.number is None else literal(step.number, step.value.dtype)
@@ -429,7 +465,7 @@ def _body(
                 operand_of_it = first + len(terms.guards) + numbers.index(own)
                 text = f"a.number[DType.{own[0].name}, {operand_of_it}, width]()"
         else:
-            text = expression(step.name, values, step.value.dtype)
+            text = (short or {}).get(number) or expression(step.name, values, step.value.dtype)
         lines.append(f"    var v{number} = {text}\n")
     if handed is not None:
         return "".join([*lines, f"    return v{terms.stores[0]}\n"])
@@ -440,6 +476,10 @@ def _body(
         return "".join([*lines, "    return r\n"])
     lines += [f"    a.store[{result}](p, v{number})\n" for result, number in enumerate(terms.stores)]
     return "".join(lines)
+
+
+def _short(terms: Terms, target: str) -> dict[int, str]:
+    return idioms(terms.steps) if target == "gpu" else {}
 
 
 def _mask(terms: Terms, guards: Sequence[Guard]) -> str:

@@ -14,6 +14,7 @@ from torch_max_backend.fusion.batches import Group
 from torch_max_backend.fusion.column_sums import with_sums
 from torch_max_backend.fusion.convolutions import Absorbed, absorbed
 from torch_max_backend.fusion.movement import Concatenation, transposition, word_of
+from torch_max_backend.fusion.narrow_sums import narrow_sums
 from torch_max_backend.fusion.plan import plan
 from torch_max_backend.fusion.program import (
     generate,
@@ -63,7 +64,8 @@ def fuse(
         the results, of the same shapes and dtypes.
     """
     if listed:
-        results = write_sums(graph, results, device)
+        results = narrow_sums(graph, write_sums(graph, results, device))
+        _erase_unused(graph, {handle_of(result) for result in results}, set())
         _sort(graph)
     operations, values = read(graph)
     kept = [values[handle_of(result)] for result in results]

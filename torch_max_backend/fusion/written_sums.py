@@ -92,5 +92,5 @@ def _written(operation: Operation, device: DeviceRef) -> list[TensorValue]:
     gradient = dy if dy.dtype == wide else ops.cast(dy, wide)
     centered = (x if x.dtype == wide else ops.cast(x, wide)) - mean
     share = ops.constant(1 / rows, wide, device)
-    sum_dy, projected = total(gradient), total(gradient * centered) * invstd
+    sum_dy, projected = total(gradient), total(gradient * (centered * invstd))
     return [sum_dy, projected, sum_dy * share, projected * invstd * share]

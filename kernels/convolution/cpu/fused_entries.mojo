@@ -13,7 +13,7 @@ from std.utils.index import IndexList
 
 from ...library import Arguments, Call, Operand
 from ...pointwise.entries import operands_of
-from ...pointwise.program import Operands, Place
+from ...pointwise.program import Operands, Places
 from ..common import Ptr
 from ..finish import Body
 from ..problem import GEOMETRY_LENGTH
@@ -24,8 +24,8 @@ def _run_over[
     vector: Int,
     count: Int,
     dims: Int,
-    run: def[width: Int](
-        Operands[count, dims], Place[dims], SIMD[dtype, width]
+    run: def[width: Int, parts: Int](
+        Operands[count, dims], Places[dims, parts], SIMD[dtype, width]
     ) thin -> SIMD[dtype, width],
 ](context: Int, first: Int, last: Int) abi("C"):
     """The program over the elements [first, last) of the convolution's result, which become the program's.
@@ -44,14 +44,16 @@ def _run_over[
         while i + vector <= stop:
             var at = data.unsafe_offset(i)
             at.unsafe_store(
-                run[vector](operands, place, at.unsafe_load[width=vector]())
+                run[vector, 1](operands, place, at.unsafe_load[width=vector]())
             )
             i += vector
             place.index = i
             place.digits[inner] = place.digits[inner] + vector
         while i < stop:
             var at = data.unsafe_offset(i)
-            at.unsafe_store(run[1](operands, place, at.unsafe_load[width=1]()))
+            at.unsafe_store(
+                run[1, 1](operands, place, at.unsafe_load[width=1]())
+            )
             i += 1
             place.index = i
             place.digits[inner] = place.digits[inner] + 1
@@ -77,8 +79,8 @@ def conv_pointwise[
     vector: Int,
     count: Int,
     dims: Int,
-    run: def[width: Int](
-        Operands[count, dims], Place[dims], SIMD[dtype, width]
+    run: def[width: Int, parts: Int](
+        Operands[count, dims], Places[dims, parts], SIMD[dtype, width]
     ) thin -> SIMD[dtype, width],
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """fprop or dgrad by the library function `plain`, which calls the program for what it has stored.

@@ -22,10 +22,10 @@ comptime NO_SUMS = 0
 comptime MOMENTS = 1
 comptime PRODUCTS = 2
 
-comptime Factor = def[width: Int](Int, Int) capturing -> SIMD[
-    DType.float32, width
-]
-"""What the elements of a pixel are multiplied by, from a channel on."""
+comptime Factor = def[width: Int, parts: Int](
+    StaticTuple[Int, parts], Int
+) capturing -> SIMD[DType.float32, width]
+"""What the elements of some pixels are multiplied by, from a channel on."""
 
 comptime _Vector = SIMD[DType.float32, 8]
 comptime _WARPS = 4

@@ -1,6 +1,7 @@
 """An epilogue as a pass of its own, for results of kernels whose store takes none."""
 
 from std.math import ceildiv
+from std.utils.static_tuple import StaticTuple
 
 from max.gpu import block_idx, thread_idx
 from max.gpu.host import DeviceContext
@@ -20,7 +21,8 @@ def _epilogue_kernel[
         return
     var pixel, channel = divmod(at, Int(c))
     var value = source.unsafe_load(at)
-    result.unsafe_store(at, epilogue[1](pixel, channel, value))
+    var made = epilogue[1, 1](StaticTuple[Int, 1](pixel), channel, value)
+    result.unsafe_store(at, made)
 
 
 def apply_epilogue[

@@ -8,18 +8,22 @@ result and inputs, then x or dy, and w.
 A `heavy` program needs many registers for a vector.
 """
 
+from std.math import ceildiv
+
 from max.gpu.host import DeviceContext
 from std.utils.index import IndexList
+from std.utils.static_tuple import StaticTuple
 
 from ...library import Arguments, Call, Operand, scratch
 from ...normalization.gpu import (
+    MERGED,
     MERGERS,
     merge_moments_kernel,
     merge_sums_kernel,
 )
 from ...normalization.partials import Slots
 from ...pointwise.entries import operands_of
-from ...pointwise.program import Operands, Place
+from ...pointwise.program import Operands, Places
 from ..common import FPROP, Ptr
 from ..operands import problem_of
 from ..problem import GEOMETRY_LENGTH, ConvolutionProblem
@@ -89,8 +93,8 @@ def conv_pointwise[
     heavy: Bool,
     count: Int,
     dims: Int,
-    run: def[width: Int](
-        Operands[count, dims], Place[dims], SIMD[dtype, width]
+    run: def[width: Int, parts: Int](
+        Operands[count, dims], Places[dims, parts], SIMD[dtype, width]
     ) thin -> SIMD[dtype, width],
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """fprop or dgrad, by the Hopper kernel with the program in its store; for a problem or an address that it does not
@@ -115,11 +119,19 @@ def conv_pointwise[
     @__copy_capture(operands, c)
     @always_inline
     def finish[
-        width: Int
-    ](pixel: Int, channel: Int, value: SIMD[dtype, width]) -> SIMD[
-        dtype, width
-    ]:
-        return run[width](operands, operands.place(pixel * c + channel), value)
+        width: Int, parts: Int
+    ](
+        pixels: StaticTuple[Int, parts],
+        channel: Int,
+        value: SIMD[dtype, width],
+    ) -> SIMD[dtype, width]:
+        var places = Places[dims, parts](
+            operands.place(pixels[0] * c + channel)
+        )
+        comptime for part in range(1, parts):
+            var place = operands.place(pixels[part] * c + channel)
+            places.put[part](place, True)
+        return run[width, parts](operands, places, value)
 
     comptime if compiles_for[dtype, pass_]():
         if (
@@ -157,8 +169,8 @@ def conv_pointwise_sums[
     has_program: Bool,
     count: Int,
     dims: Int,
-    run: def[width: Int](
-        Operands[count, dims], Place[dims], SIMD[dtype, width]
+    run: def[width: Int, parts: Int](
+        Operands[count, dims], Places[dims, parts], SIMD[dtype, width]
     ) thin -> SIMD[dtype, width],
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """As `conv_pointwise`, and what batch normalization reduces of the result as it is stored; `plain_sums` is the library
@@ -197,25 +209,41 @@ def conv_pointwise_sums[
     @__copy_capture(operands, c)
     @always_inline
     def finish[
-        width: Int
-    ](pixel: Int, channel: Int, value: SIMD[dtype, width]) -> SIMD[
-        dtype, width
-    ]:
-        return run[width](operands, operands.place(pixel * c + channel), value)
+        width: Int, parts: Int
+    ](
+        pixels: StaticTuple[Int, parts],
+        channel: Int,
+        value: SIMD[dtype, width],
+    ) -> SIMD[dtype, width]:
+        var places = Places[dims, parts](
+            operands.place(pixels[0] * c + channel)
+        )
+        comptime for part in range(1, parts):
+            var place = operands.place(pixels[part] * c + channel)
+            places.put[part](place, True)
+        return run[width, parts](operands, places, value)
 
     @__parameter
     @__copy_capture(x, mean, c)
     @always_inline
     def deviation[
-        width: Int
-    ](pixel: Int, channel: Int) -> SIMD[DType.float32, width]:
-        var value = x.unsafe_offset(pixel * c + channel).unsafe_load[
-            width=width, alignment=2 * width
-        ]()
+        width: Int, parts: Int
+    ](pixels: StaticTuple[Int, parts], channel: Int) -> SIMD[
+        DType.float32, width
+    ]:
+        comptime run_width = width // parts
         var center = mean.unsafe_offset(channel).unsafe_load[
-            width=width, alignment=16
+            width=run_width, alignment=16
         ]()
-        return value.cast[DType.float32]() - center
+        var result = SIMD[DType.float32, width]()
+        comptime for part in range(parts):
+            var value = x.unsafe_offset(pixels[part] * c + channel).unsafe_load[
+                width=run_width, alignment=2 * run_width
+            ]()
+            result = result.insert[offset=part * run_width](
+                value.cast[DType.float32]() - center
+            )
+        return result
 
     comptime own = Optional[Epilogue[dtype]](
         finish
@@ -324,8 +352,8 @@ def _merge[
             Int64(channels),
             settings[unsafe_offset=0].cast[DType.float32](),
             settings[unsafe_offset=1].cast[DType.float32](),
-            grid_dim=channels,
-            block_dim=MERGERS,
+            grid_dim=ceildiv(channels, MERGED),
+            block_dim=(MERGED, MERGERS),
         )
     else:
         ctx.enqueue_function[merge_sums_kernel[dtype, DType.float32, Slots]](
@@ -341,6 +369,6 @@ def _merge[
             slots,
             Int64(rows),
             Int64(channels),
-            grid_dim=channels,
-            block_dim=MERGERS,
+            grid_dim=ceildiv(channels, MERGED),
+            block_dim=(MERGED, MERGERS),
         )

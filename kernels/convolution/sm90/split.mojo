@@ -6,6 +6,7 @@ equal bits. One consumer of each block multiplies, both store.
 """
 
 from std.memory import Pointer
+from std.utils.static_tuple import StaticTuple
 
 from ..common import Ptr
 from ...ptx import load_cluster, named_barrier_sync
@@ -104,7 +105,9 @@ def store_joined[
             var channel = Int(at.column + column)
             comptime if epilogue:
                 comptime apply = epilogue.value()
-                value = apply[vector](pixel, channel, value)
+                value = apply[vector, 1](
+                    StaticTuple[Int, 1](pixel), channel, value
+                )
             result.unsafe_offset(
                 pixel * Int(plan.columns()) + channel
             ).unsafe_store[alignment=16](value)

@@ -12,11 +12,11 @@ from ...ptx import store_matrices, syncwarp
 from .producer import Tile
 from .tile import TileShape, pack_pair
 
-comptime Epilogue[dtype: DType] = def[width: Int](
-    Int, Int, SIMD[dtype, width]
+comptime Epilogue[dtype: DType] = def[width: Int, parts: Int](
+    StaticTuple[Int, parts], Int, SIMD[dtype, width]
 ) capturing -> SIMD[dtype, width]
-"""The elementwise ops that follow, applied to a vector of the result before it is stored: of a pixel, counted through all of
-them, from a channel on."""
+"""The elementwise ops that follow, applied to vectors of the result before they are stored: of some pixels, counted through
+all of them, the same channels from one on."""
 
 comptime Sums[shape: TileShape] = StaticTuple[
     StaticTuple[Float32, shape.columns // 2], shape.row_blocks
@@ -27,6 +27,8 @@ comptime _WARP_PANEL = 16 * ROW_BYTES
 """Bytes of the 16 rows of a panel that a warp stages."""
 comptime _LANE_ROWS = 4
 """Of these a lane stores a vector each of every fourth."""
+comptime _HEAVY_ROWS = 2
+"""That a heavy program computes at once."""
 
 
 def vector_of[dtype: DType]() -> Int:
@@ -216,35 +218,46 @@ def _store_panels[
     var rows = plan.phase(at.phase, fields.ROWS)
     var end = min(plan.columns(), at.column + plan.column_step())
     var lane = by.lane()
-    var values = StaticTuple[SIMD[dtype, vector], rows_at_once * panels](
-        fill=SIMD[dtype, vector](0)
+    comptime whole = vector * rows_at_once
+    var values = StaticTuple[SIMD[dtype, whole], panels](
+        fill=SIMD[dtype, whole](0)
     )
     var products = Products(0, 0)
+    # Past the edge the last vector stands in: no branch keeps the loads apart.
+    var pixels = StaticTuple[Int, rows_at_once](fill=0)
     comptime for it in range(rows_at_once):
-        var place = (first + UInt32(it)) * 4
-        var row = first_row + Int32(place)
-        comptime for n in range(panels):
-            comptime p = part * panels + n
-            var value = _staged[dtype](by, p, place + lane // 8)
-            # Past the edge the last vector stands in: no branch keeps the loads apart.
-            var pixel = Int(result_row(plan, at.phase, min(row, rows - 1)))
-            var channel = Int(
-                min(
-                    _column[dtype, staged](at.column, pair, p, lane),
-                    end - Int32(vector),
-                )
+        var row = first_row + Int32((first + UInt32(it)) * 4)
+        pixels[it] = Int(result_row(plan, at.phase, min(row, rows - 1)))
+    comptime for n in range(panels):
+        comptime p = part * panels + n
+        var value = SIMD[dtype, whole](0)
+        comptime for it in range(rows_at_once):
+            var place = (first + UInt32(it)) * 4
+            value = value.insert[offset=it * vector](
+                _staged[dtype](by, p, place + lane // 8)
             )
-            comptime if epilogue:
-                comptime apply = epilogue.value()
-                value = apply[vector](pixel, channel, value)
-            comptime if factor:
-                comptime factor_at = factor.value()
-                products.add(
-                    rebind[SIMD[dtype, 8]](value) if row
-                    < rows else SIMD[dtype, 8](0),
-                    factor_at[8](pixel, channel),
+        var channel = Int(
+            min(
+                _column[dtype, staged](at.column, pair, p, lane),
+                end - Int32(vector),
+            )
+        )
+        comptime if epilogue:
+            comptime apply = epilogue.value()
+            value = apply[whole, rows_at_once](pixels, channel, value)
+        comptime if factor:
+            comptime factors_at = factor.value()
+            var factors = factors_at[whole, rows_at_once](pixels, channel)
+            comptime for it in range(rows_at_once):
+                var row = first_row + Int32((first + UInt32(it)) * 4)
+                var own = rebind[SIMD[dtype, 8]](
+                    value.slice[vector, offset=it * vector]()
                 )
-            values[it * panels + n] = value
+                products.add(
+                    own if row < rows else SIMD[dtype, 8](0),
+                    factors.slice[8, offset=it * 8](),
+                )
+        values[n] = value
     comptime for it in range(rows_at_once):
         var row = first_row + Int32((first + UInt32(it)) * 4)
         if row < rows:
@@ -254,13 +267,12 @@ def _store_panels[
             comptime for n in range(panels):
                 comptime p = part * panels + n
                 var column = _column[dtype, staged](at.column, pair, p, lane)
+                var value = values[n].slice[vector, offset=it * vector]()
                 if column < end:
-                    target.unsafe_store[alignment=16](
-                        Int(column), values[it * panels + n]
-                    )
+                    target.unsafe_store[alignment=16](Int(column), value)
                 comptime if kind == MOMENTS:
                     column_sums.add_moments[p, it == 0](
-                        rebind[SIMD[dtype, 8]](values[it * panels + n])
+                        rebind[SIMD[dtype, 8]](value)
                     )
             comptime if kind == MOMENTS:
                 column_sums.count += 1
@@ -309,13 +321,19 @@ def store_tile[
                     pair,
                     part,
                     panels,
-                    1 if shape.heavy else _LANE_ROWS,
+                    _HEAVY_ROWS if shape.heavy else _LANE_ROWS,
                     epilogue,
                     kind,
                     factor,
                 ]
+                comptime if factor:
+                    # Panels behind the last column cost as much as others.
+                    if at.column + Int32(
+                        (pair * staged + part) * _panel_columns[dtype]()
+                    ) >= min(plan.columns(), at.column + plan.column_step()):
+                        continue
                 comptime if shape.heavy:
-                    for row in range(_LANE_ROWS):
+                    for row in range(0, _LANE_ROWS, _HEAVY_ROWS):
                         store(
                             result,
                             plan,

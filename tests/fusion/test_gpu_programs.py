@@ -1,0 +1,85 @@
+"""How programs for a GPU read and compute: their graphs are built without one, and nothing is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.launched import launched_functions
+from torch_max_backend import backend
+from torch_max_backend.ahead import compile_ahead
+from torch_max_backend.fusion.program import Program
+from torch_max_backend.runtime import libraries
+
+
+class Applied(nn.Module):
+    """A function of an input, with parameters that it may ask for."""
+
+    def __init__(self, function: Callable[..., Tensor], *shapes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.function = function
+        self.operands = nn.ParameterList(nn.Parameter(torch.empty(shape)) for shape in shapes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The function's value."""
+        return self.function(x, *self.operands)
+
+
+def programs(function: Callable[..., Tensor], size: tuple[int, ...], *shapes: tuple[int, ...]) -> list[Program]:
+    """What the forward and the backward graph launch of generated programs."""
+    torch.compiler.reset()
+    with mock.patch.object(libraries, "build", return_value={}), backend.recorded_graphs() as graphs:
+        compile_ahead(Applied(function, *shapes), torch.empty(size, device="meta"), target="sm_90a")
+    return [each for each in launched_functions(graphs) if isinstance(each, Program)]
+
+
+def test_a_sigmoid_takes_the_short_instructions() -> None:
+    found = [each for each in programs(lambda x, w: F.silu(x * w), (16, 64), (64,)) if "exp" in each.body]
+    assert found
+    for program in found:
+        assert "exponential[width](" in program.body and "quotient_above_one[width](" in program.body
+        assert ("arithmetic", "exponential") in program.imports
+
+
+def test_other_exponentials_and_quotients_stay() -> None:
+    found = programs(lambda x, w: torch.where(x > 9, 0.0, (x * w).exp()) / (1 + x), (16, 64), (64,))
+    bodies = "".join(program.body for program in found)
+    assert "exponential[width](" in bodies and "quotient_above_one" not in bodies and " / " in bodies
+
+
+@pytest.mark.parametrize(
+    ("size", "shapes", "ways", "parts"),
+    [
+        # What changes with the last digit alone is one vector for all of a thread's rows.
+        ((16, 64), [(64,)], {"linear", "column"}, 4),
+        ((16, 64), [(16, 64), (64,)], {"linear", "column"}, 4),
+        ((16, 64), [(16, 1)], {"linear", "same"}, 4),
+        ((16, 64), [(16, 64)] * 3, {"linear"}, 2),
+        ((16, 64), [(16, 64)] * 8, {"linear"}, 1),
+        ((4, 8, 64), [(4, 1, 64)], {"linear", "row"}, 2),
+        ((15, 7), [(7,)], {"linear", "each"}, 1),
+    ],
+)
+def test_a_thread_reads_as_much_as_leaves_registers(
+    size: tuple[int, ...], shapes: list[tuple[int, ...]], ways: set[str], parts: int
+) -> None:
+    def total(x: Tensor, *others: Tensor) -> Tensor:
+        for other in others:
+            x = torch.maximum(x, other)
+        return x
+
+    forward = programs(total, size, *shapes)[0]
+    found = {line.partition('a.read["')[2].partition('"')[0] for line in forward.body.splitlines() if "a.read[" in line}
+    assert found == ways and forward.parts == parts
+
+
+def test_columns_of_a_reduction_are_read_once() -> None:
+    found = [each for each in programs(lambda x, w: x * w, (256, 64), (64,)) if each.entry == "reduction"]
+    assert found and all(each.reduction is not None and not each.reduction.rows for each in found)
+    rows = programs(lambda x, w: (x * w).sum(1), (256, 64), (64,))[0]
+    assert rows.reduction is not None and rows.reduction.rows and '"column"' not in rows.body

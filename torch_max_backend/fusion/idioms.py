@@ -1,0 +1,68 @@
+"""Chains of operations for which a GPU has shorter ones, as functions of kernels/arithmetic.mojo.
+
+The lowerings (``lowering/numerics.py``) spell out what MAX's operations leave open: an exponential's values where it
+leaves the range, a sigmoid as one over a sum. NVIDIA's instructions give the former by themselves, and their exact
+division takes ten times as long as a reciprocal that is right to one unit in the last place. Operations that lose their
+readers stay in the text: the compiler drops them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from max.dtype import DType
+
+from torch_max_backend.fusion.terms import Leaf, Step
+
+FUNCTIONS = frozenset({"exponential", "quotient_above_one"})
+"""Of kernels/arithmetic.mojo."""
+
+
+def idioms(steps: Sequence[Step | Leaf]) -> dict[int, str]:
+    """What replaces the expressions of some steps, by their numbers."""
+    found: dict[int, str] = {}
+    exponentials: set[int] = set()
+    for number, step in enumerate(steps):
+        if isinstance(step, Leaf) or step.value.dtype != DType.float32:
+            continue
+        exponential = _exponential(steps, number) if step.name == "rmo.select" else None
+        if exponential is not None:
+            (operand,) = steps[exponential].operands  # type: ignore[union-attr]
+            found[number] = f"exponential[width](v{operand})"
+            exponentials.add(number)
+        elif step.name == "rmo.div" and _is_above_one(steps, step.operands[1], exponentials):
+            found[number] = "quotient_above_one[width]({})".format(", ".join(f"v{each}" for each in step.operands))
+    return found
+
+
+def _exponential(steps: Sequence[Step | Leaf], number: int) -> int | None:
+    """The exponential that the selections which end at step ``number`` complete: NaN, then zero and infinity."""
+    conditions: list[tuple[str, tuple[int, ...], int]] = []
+    while (step := steps[number]) and isinstance(step, Step) and step.name == "rmo.select":
+        condition, chosen, number = step.operands
+        test = steps[condition]
+        if not isinstance(test, Step):
+            return None
+        conditions.append((test.name, test.operands, chosen))
+    if not isinstance(step, Step) or step.name != "rmo.mo.exp":
+        return None
+    (x,) = step.operands
+    if [name for name, _, _ in conditions] != ["rmo.mo.is_nan", "rmo.greater", "rmo.greater"]:
+        return None
+    (_, nan, kept), (_, below, zero), (_, above, infinite) = conditions
+    whole = nan == (x,) and kept == x and below[1] == x and above[0] == x
+    return number if whole and _is(steps[zero], 0) and _is(steps[infinite], np.inf) else None
+
+
+def _is_above_one(steps: Sequence[Step | Leaf], number: int, exponentials: set[int]) -> bool:
+    """Whether the step is one plus an exponential."""
+    step = steps[number]
+    if not isinstance(step, Step) or step.name != "rmo.add":
+        return False
+    first, second = step.operands
+    return (_is(steps[first], 1) and second in exponentials) or (_is(steps[second], 1) and first in exponentials)
+
+
+def _is(step: Step | Leaf, number: float) -> bool:
+    return isinstance(step, Step) and not step.operands and step.number is not None and float(step.number) == number
