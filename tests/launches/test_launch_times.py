@@ -28,6 +28,7 @@ def test_every_launch_of_a_step_is_timed() -> None:
     names = [each.name for each in launches]
     assert {"conv_fprop_float32_0", "conv_wgrad_float32_0"} <= set(names)
     assert all(each.seconds > 0 and each.runs == 3 for each in launches)
+    assert {"conv_fprop", "conv_wgrad", "pointwise"} <= {each.entry for each in launches}
     sizes = {each.name: each.sizes for each in launches}
     assert sizes["conv_fprop_float32_0"].startswith("2x1x10x10x8 2x1x12x12x3")
     assert "conv_wgrad_float32_0" in str(times) and "ms in launches" in str(times)

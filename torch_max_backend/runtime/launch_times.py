@@ -18,10 +18,11 @@ from rich.table import Table
 from torch_max_backend.fusion.program import Program
 from torch_max_backend.launches import Kind, Launch, LaunchList, Place
 from torch_max_backend.mojo_ops.convolution import GEOMETRY_LENGTH
-from torch_max_backend.mojo_ops.functions import required
+from torch_max_backend.mojo_ops.functions import LibraryFunction, required
+from torch_max_backend.runtime.streams import stream_order
 
 _KERNEL = re.compile(r"^torch_max_|_(cpu|gpu)_[0-9a-f]+$")
-_READ = re.compile(r"= a\.(\w+)\[DType")
+_READ = re.compile(r'= a\.read(?:_if)?\["(\w+)"')
 _HEAD = 2
 """Words of a call before its operands: the function's address, and how many operands' words follow."""
 
@@ -31,13 +32,15 @@ class LaunchTime:
     """One launch of a list, over all runs of the list.
 
     Attributes:
+        entry: the kind of kernel, such as "conv_fprop" or "pointwise".
         name: the kernel's, or the operations of a generated program.
         sizes: the extents of its operands, or how many elements a program computes.
-        seconds: median of the time between call and return; on a GPU until its work is done.
+        seconds: median of the time between call and return; on a GPU of the time that its kernels take.
         cpu_seconds: median of all threads' time on the processor meanwhile.
         runs: how many were timed.
     """
 
+    entry: str
     name: str
     sizes: str
     seconds: float
@@ -63,9 +66,9 @@ class LaunchTimes:
         found = []
         for (owner, number), samples in self._samples.items():
             listing = self._lists[owner]
-            name, sizes = _described(listing.launches[number], listing)
+            entry, name, sizes = _described(listing.launches[number], listing)
             wall, cpu = (statistics.median(column) for column in zip(*samples, strict=True))
-            found.append(LaunchTime(name, sizes, wall, cpu, len(samples)))
+            found.append(LaunchTime(entry, name, sizes, wall, cpu, len(samples)))
         return found
 
     def __str__(self) -> str:
@@ -93,8 +96,9 @@ _watching: list[LaunchTimes] = []
 def launch_times() -> Iterator[LaunchTimes]:
     """Times each library call of the compiled graphs that run meanwhile.
 
-    Calls are made one by one, and on a GPU each is waited for: the times are those of the kernels, while their sum is
-    more than what a step takes. A graph that MAX's compiler runs, or that is replayed as a device graph, is not seen.
+    Calls are made one by one. On a GPU they are queued some at a time behind a kernel that waits, so that the host is
+    ahead and the times between events are those of the kernels; their sum is a little more than what a step takes. A
+    graph that MAX's compiler runs, or that is replayed as a device graph, is not seen.
 
     Returns:
         A context manager whose value collects the times; printing it shows a table.
@@ -137,37 +141,85 @@ def timed_walk(
         words[1] = 0  # addresses are filled in, nothing is called
         failed = call()
         words[3] = 0
-        for number in range(len(listing.launches)):
+        timer = _EventTimer(device) if device.type == "cuda" else _WallTimer()
+        for _ in listing.launches:
             length = _HEAD + int(code[place + 1])
             words[:2] = code.ctypes.data + place * code.itemsize, length
-            _wait(device)
-            begun, computed = time.perf_counter(), time.process_time()
-            failed = call()
-            _wait(device)
-            seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - computed
+            with timer.timed():
+                failed = call()
             if failed:
                 break
             most = max(most, int(needed[0]))
+            place += length
+        for number, (seconds, cpu_seconds) in enumerate(timer.samples()):
             for times in _watching:
                 times.note(listing, number, seconds, cpu_seconds)
-            place += length
     finally:
         words[:4] = whole
     needed[0] = most
     return failed
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+class _WallTimer:
+    """Times between call and return, and all threads' time on the processor meanwhile."""
+
+    def __init__(self) -> None:
+        self._samples: list[tuple[float, float]] = []
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """One call."""
+        begun, computed = time.perf_counter(), time.process_time()
+        yield
+        self._samples.append((time.perf_counter() - begun, time.process_time() - computed))
+
+    def samples(self) -> list[tuple[float, float]]:
+        """Of all calls, in their order."""
+        return self._samples
 
 
-def _described(launch: Launch, listing: LaunchList) -> tuple[str, str]:
-    """Name and sizes."""
+class _EventTimer(_WallTimer):
+    """Times between events around the calls in a GPU's queue."""
+
+    _TOGETHER = 8
+    """Calls that are queued behind a kernel that waits for longer than queueing them takes."""
+    _CYCLES = 400_000
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+        self._queue = stream_order(device).queue
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """One call."""
+        if len(self._events) % self._TOGETHER == 0:
+            torch.cuda.synchronize(self._device)
+            with torch.cuda.stream(self._queue):
+                torch.cuda._sleep(self._CYCLES)
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record(self._queue)
+        with super().timed():
+            yield
+        end.record(self._queue)
+        self._events.append((begin, end))
+
+    def samples(self) -> list[tuple[float, float]]:
+        """Of all calls, in their order."""
+        torch.cuda.synchronize(self._device)
+        seconds = [begin.elapsed_time(end) / 1e3 for begin, end in self._events]
+        return [(own, cpu) for own, (_, cpu) in zip(seconds, self._samples, strict=True)]
+
+
+def _described(launch: Launch, listing: LaunchList) -> tuple[str, str, str]:
+    """Entry, name and sizes."""
     function = next((each for each in required() if each.symbol == launch.function), None)
     if isinstance(function, Program):
-        return _program(function), _extents_of_program(launch, listing)
-    return _KERNEL.sub("", launch.function), " ".join(_extents(launch.words))
+        return function.entry, _program(function), _extents_of_program(launch, listing)
+    name = _KERNEL.sub("", launch.function)
+    plain = function.rest or function if isinstance(function, LibraryFunction) else None
+    return plain.entry if plain is not None else name, name, " ".join(_extents(launch.words))
 
 
 def _extents(words: Sequence[int | Place]) -> Iterator[str]:
