@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks.gpu_step_tables import STEPS
+from benchmarks.table_parts import read
 from benchmarks.tables import kind_of, zoo_rows
 from benchmarks.training_zoo import ratio
 
@@ -37,5 +39,32 @@ def steps_of_models(target: Path) -> None:
     pyplot.close(figure)
 
 
-CHARTS = {"steps_cpu.png": steps_of_models}
+def steps_on_a_gpu(target: Path) -> None:
+    """Images a second of training steps over eager PyTorch's, by model: a bar for each contender."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = read(STEPS)["rows"]
+    contenders = {
+        "inductor": ("Inductor", "C7", 0.6), "inductor, CUDA graphs": ("Inductor, CUDA graphs", "C7", 1.0),
+        "max": ("ours", "C0", 0.6), "max, captured": ("ours, captured", "C0", 1.0),
+    }  # fmt: skip
+    figure, axis = pyplot.subplots(figsize=(9, 3.2), layout="constrained")
+    width = 0.8 / len(contenders)
+    for number, (who, (label, color, alpha)) in enumerate(contenders.items()):
+        steps = [row["median_seconds"] for row in rows]
+        places = [model + (number + 0.5) * width - 0.4 for model in range(len(rows))]
+        axis.bar(places, [step["eager"] / step[who] for step in steps], width, color=color, alpha=alpha, label=label)
+    axis.axhline(1.0, color="black", linewidth=0.8)
+    axis.set_xticks(range(len(rows)), [f"{row['model']}, {row['batch']}" for row in rows], rotation=12, ha="right")
+    axis.set_ylabel("images/s over eager's")
+    axis.legend(fontsize="x-small", ncols=4, loc="upper left")
+    axis.set_ylim(0, 3.2)
+    figure.savefig(target, dpi=90, metadata={"Software": None})
+    pyplot.close(figure)
+
+
+CHARTS = {"steps_cpu.png": steps_of_models, "steps_gpu.png": steps_on_a_gpu}
 """By the file below docs/images."""

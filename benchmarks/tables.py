@@ -5,16 +5,17 @@ A ratio is our time over the reference's: below 1 is faster. A cell "0.97 (1.06)
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks import RESULTS
+from benchmarks.gpu_step_tables import over_inductor, step_kinds, step_of, training_steps_gpu
 from benchmarks.optimizer_step import CONTENDERS
 from benchmarks.step_memory import CONTENDERS as MEMORY_CONTENDERS
 from benchmarks.step_memory import over_eager
+from benchmarks.table_parts import grid, mean, mean_and_worst, origin, read
 from benchmarks.training_step import FROZEN
 from benchmarks.training_zoo import ratio
 
@@ -30,41 +31,6 @@ POOLING_KINDS = {
 }
 #: A kernel counts as near its floor within this factor.
 NEAR = 1.3
-
-
-def read(name: str) -> Any:
-    return json.loads((RESULTS / f"{name}.json").read_text())
-
-
-def grid(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def origin(*names: str) -> str:
-    """Which machine, versions and day the figures of these files are from."""
-    lines = []
-    for name in names:
-        document = read(name)
-        document = document[0] if isinstance(document, list) else document
-        hardware, versions = document.get("hardware", {}), document["versions"]
-        machine = hardware if isinstance(hardware, str) else hardware.get("gpu")
-        if not machine and hardware:
-            machine = f"{hardware['cpu'].replace('(R)', '')}, {hardware['threads']} threads"
-        parts = [machine or "any machine", f"PyTorch {versions['torch'].partition('+')[0]}", f"MAX {versions['max']}"]
-        if "cudnn" in versions:
-            major, minor = divmod(versions["cudnn"], 10_000)
-            parts.append(f"cuDNN {major}.{minor // 100}")
-        lines.append(f"`benchmarks/results/{name}.json`: {', '.join(parts)}, {document['date'][:10]}.")
-    return "\n" + "\n".join(lines) + "\n"
-
-
-def mean_and_worst(ratios: Sequence[float]) -> str:
-    return f"{statistics.geometric_mean(ratios):.2f} ({max(ratios):.2f})" if ratios else ""
-
-
-def mean(ratios: Iterable[float]) -> str:
-    return f"{statistics.geometric_mean(ratios):.2f}"
 
 
 def pooling_ratios(name: str, pattern: str = "") -> list[float]:
@@ -126,23 +92,22 @@ def optimizer_steps() -> str:
 
 def summary() -> str:
     """The README's figures."""
-    gpu_steps = _over_inductor()
+    gpu_steps = over_inductor()
     steps = {
-        "training_step_h200_resnet50_bf16": (
+        "first_step_h200_resnet50_bf16": (
             "ResNet-50 training step, H200, batch 256, bfloat16",
-            "first_step_h200_resnet50_bf16",
+            step_of("resnet50")["median_seconds"],
             "its first step, H200 with 16 cores",
         ),
-        "training_step_cpu_resnet18_float32": (
+        "first_step_cpu_resnet18_float32": (
             "ResNet-18 training step, 2 CPU cores, batch 16, 64x64 images",
-            "first_step_cpu_resnet18_float32",
+            read("training_step_cpu_resnet18_float32")["median_seconds"],
             "its first step",
         ),
     }
     hopper = "convolution_sm90_h200_bfloat16"
     rows = []
-    for name, (what, waited, wait) in steps.items():
-        step = read(name)["median_seconds"]
+    for waited, (what, step, wait) in steps.items():
         beside = f"{step['eager'] * 1e3:.1f} eager, {step['inductor'] * 1e3:.1f} Inductor"
         ratios = f"{step['max'] / step['eager']:.2f}, {step['max'] / step['inductor']:.2f}"
         rows.append([what, f"{step['max'] * 1e3:.1f} ms", beside, ratios])
@@ -151,7 +116,7 @@ def summary() -> str:
             beside = f"{first['inductor']:.1f} Inductor"
             ours = f"{first['max']:.1f} s"
             rows.append([f"{wait}, caches {caches}", ours, beside, f"{first['max'] / first['inductor']:.2f}"])
-    what = f"{len(gpu_steps)} training steps, H100, bfloat16"
+    what = f"{len(gpu_steps)} training steps, H200, bfloat16"
     rows.append(
         [
             f"{what}; replayed as device graphs",
@@ -211,29 +176,6 @@ def training_steps() -> str:
             ]
     header = ["model", "backend", "step, ms", "images/s", "our time over it", "first step, s"]
     return grid(header, rows) + origin(*names)
-
-
-_GPU_STEPS = "training_steps_h100_bf16"
-
-
-def _over_inductor() -> list[tuple[float, float]]:
-    """Our time over Inductor's of each step on a GPU: plain, and both as device graphs."""
-    steps = [row["median_seconds"] for row in read(_GPU_STEPS)["rows"]]
-    return [(step["max"] / step["inductor"], step["max, captured"] / step["inductor, CUDA graphs"]) for step in steps]
-
-
-def training_steps_gpu() -> str:
-    """One row for each model, and the means of our time over the other's."""
-    contenders = ("eager", "inductor", "max", "inductor, CUDA graphs", "max, captured")
-    ratios = _over_inductor()
-    rows = []
-    for row, both in zip(read(_GPU_STEPS)["rows"], ratios, strict=True):
-        label = f"{row['model']}, {row['batch']} of {'x'.join(map(str, row['shape']))}"
-        cells = [f"{row['median_seconds'][who] * 1e3:.2f}" for who in contenders]
-        rows.append([label, *cells, *(f"{ratio:.2f}" for ratio in both)])
-    rows.append(["geometric mean", *[""] * len(contenders), *map(mean, zip(*ratios, strict=True))])
-    header = ["bf16 autocast, ms a step", "eager", "Inductor", "ours", "Inductor, CUDA graphs", "ours, captured"]
-    return grid([*header, "ours over Inductor", "captured over CUDA graphs"], rows) + origin(_GPU_STEPS)
 
 
 def training_curves() -> str:
@@ -601,6 +543,6 @@ TABLES: dict[str, Callable[[], str]] = {
         convolution_few_channels,
         convolution_epilogue, convolution_gelu_store,
         convolution_sanitizer, pooling_gpu, pooling_cpu, pooling_memory, attention, compile_cost, first_steps,
-        host_time, optimizer_steps, step_bytes,
+        host_time, optimizer_steps, step_bytes, step_kinds,
     )
 }  # fmt: skip

@@ -1,0 +1,64 @@
+"""The tables of whole training steps on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.step_bytes import BYTES_PER_MS
+from benchmarks.table_parts import grid, mean, origin, read
+
+STEPS = "training_steps_h200_bf16"
+_KINDS = "step_times_h200"
+_LEAST_MS = 0.25
+"""Of a kind of kernels in some model, for a row of its own."""
+
+
+def step_of(model: str) -> dict[str, Any]:
+    """What was measured of a model's step."""
+    return next(row for row in read(STEPS)["rows"] if row["model"] == model)
+
+
+def over_inductor() -> list[tuple[float, float]]:
+    """Our time over Inductor's of each step: plain, and both as device graphs."""
+    steps = [row["median_seconds"] for row in read(STEPS)["rows"]]
+    return [(step["max"] / step["inductor"], step["max, captured"] / step["inductor, CUDA graphs"]) for step in steps]
+
+
+def training_steps_gpu() -> str:
+    """One row for each model, and the means of our time over the other's."""
+    contenders = ("eager", "inductor", "max", "inductor, CUDA graphs", "max, captured")
+    ratios = over_inductor()
+    rows = []
+    for row, both in zip(read(STEPS)["rows"], ratios, strict=True):
+        times = ((row["median_seconds"][who] * 1e3, row["queued_seconds"][who] * 1e3) for who in contenders)
+        memory = (row["gib_taken"][who] for who in contenders)
+        cells = [f"{step:.1f} ({queued:.1f}), {gib:.1f}" for (step, queued), gib in zip(times, memory, strict=True)]
+        rows.append([f"{row['model']}, {row['batch']}", *cells, *(f"{ratio:.2f}" for ratio in both)])
+    rows.append(["geometric mean", *[""] * len(contenders), *map(mean, zip(*ratios, strict=True))])
+    header = ["ms a step (queued), GiB", "eager", "Inductor", "ours", "Inductor, CUDA graphs", "ours, captured"]
+    return grid([*header, "ours over Inductor", "captured over CUDA graphs"], rows) + origin(STEPS)
+
+
+def step_kinds() -> str:
+    """Milliseconds of each kind of kernels, before and now, and of its bytes; a column for each model."""
+    before, now = ({row["model"]: row for row in read(name)["rows"]} for name in (f"{_KINDS}_before", _KINDS))
+    kinds: dict[str, float] = {}
+    for row in (*before.values(), *now.values()):
+        for kind, each in row["kinds"].items():
+            kinds[kind] = max(kinds.get(kind, 0.0), each["seconds"] * 1e3)
+    rows = [
+        [
+            "whole step, queued",
+            *(f"{before[m]['queued_seconds'] * 1e3:.1f} to {now[m]['queued_seconds'] * 1e3:.1f}" for m in now),
+        ]
+    ]
+    for kind in (kind for kind, most in kinds.items() if most >= _LEAST_MS):
+        cells = []
+        for model, row in now.items():
+            old, new = (each["kinds"].get(kind, {"seconds": 0.0, "bytes": 0}) for each in (before[model], row))
+            floor = (new["bytes"] or old["bytes"]) / BYTES_PER_MS
+            both = f"{old['seconds'] * 1e3:.2f} to {new['seconds'] * 1e3:.2f} ({floor:.2f})"
+            cells.append(both if old["seconds"] or new["seconds"] else "")
+        rows.append([kind, *cells])
+    header = [f"{row['model']}, {row['batch']}" for row in now.values()]
+    return grid(["ms, before to now (bytes)", *header], rows) + origin(f"{_KINDS}_before", _KINDS)
