@@ -8,7 +8,6 @@ neighbours together.
 from std.math import ceildiv, sqrt
 from std.memory import stack_allocation
 from std.sys import size_of
-
 from std.utils.static_tuple import StaticTuple
 
 from max.gpu import barrier, block_dim, block_idx, thread_idx
@@ -21,6 +20,7 @@ from ..convolution.common import Ptr
 from .columns import Columns, Moments, Sums, chunk_moments, chunk_sums, folded
 from .partials import Partials, Slices
 
+# Threads of a block beside each other, at most.
 comptime LANES = 64
 comptime BLOCK = 256
 # Rows that a thread reads at once of each tensor: of one, and of two.

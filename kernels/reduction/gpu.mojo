@@ -8,7 +8,6 @@ threads share what is reduced. Where results are few, several blocks share them:
 from std.math import ceildiv
 from std.memory import stack_allocation
 from std.sys.info import size_of
-
 from std.utils.static_tuple import StaticTuple
 
 from max.gpu import barrier, block_dim, block_idx, thread_idx
