@@ -23,11 +23,13 @@ class Applied(nn.Module):
     def __init__(self, function: Callable[..., Tensor], *shapes: tuple[int, ...]) -> None:
         super().__init__()
         self.function = function
-        self.operands = nn.ParameterList(nn.Parameter(torch.empty(shape)) for shape in shapes)
+        self.names = [f"operand{number}" for number in range(len(shapes))]
+        for name, shape in zip(self.names, shapes, strict=True):
+            self.register_parameter(name, nn.Parameter(torch.empty(shape)))
 
     def forward(self, x: Tensor) -> Tensor:
         """The function's value."""
-        return self.function(x, *self.operands)
+        return self.function(x, *[getattr(self, name) for name in self.names])
 
 
 def programs(function: Callable[..., Tensor], size: tuple[int, ...], *shapes: tuple[int, ...]) -> list[Program]:
