@@ -1,4 +1,4 @@
-"""Whole-number arithmetic that the kernel families share."""
+"""Arithmetic that the kernel families share."""
 
 from std.math import ceildiv, exp, recip
 from std.sys.info import is_nvidia_gpu
@@ -59,6 +59,7 @@ def truncated_quotient[
     return quotient
 
 
+# Below and above these e to the x counts as zero and as infinite, as in lowering/numerics.py.
 comptime LEAST_EXPONENT = -103.0
 comptime GREATEST_EXPONENT = 88.72283905206835
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from max.dtype import DType
 from torch import Tensor
@@ -11,10 +14,10 @@ from torch_max_backend import backend
 from torch_max_backend.fusion.program import Program
 
 
-def run(function: object, *inputs: Tensor) -> tuple[object, list[Program]]:
+def run(function: Callable[..., Any], *inputs: Tensor) -> tuple[Any, list[Program]]:
     torch.compiler.reset()
     with backend.recorded_graphs() as graphs:
-        found = torch.compile(function, backend="max", options={"fallback": "error"})(*inputs)  # type: ignore[call-overload]
+        found = torch.compile(function, backend="max", options={"fallback": "error"})(*inputs)
     return found, [each for each in launched_functions(graphs) if isinstance(each, Program)]
 
 

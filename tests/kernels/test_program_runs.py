@@ -5,12 +5,10 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from tests.kernels.programs import built
 
 
-def test_runs_together_are_runs_one_by_one(tmp_path_factory: pytest.TempPathFactory) -> None:
-    program = built(Path(__file__).with_name("program_runs.mojo"), tmp_path_factory.mktemp("runs"))
+def test_runs_together_are_runs_one_by_one(tmp_path: Path) -> None:
+    program = built(Path(__file__).with_name("program_runs.mojo"), tmp_path)
     result = subprocess.run([program], capture_output=True, text=True, timeout=300)
     assert result.returncode == 0 and result.stdout.strip() == "right", result.stdout + result.stderr

@@ -26,18 +26,17 @@ def idioms(steps: Sequence[Step | Leaf]) -> dict[int, str]:
     for number, step in enumerate(steps):
         if isinstance(step, Leaf) or step.value.dtype != DType.float32:
             continue
-        exponential = _exponential(steps, number) if step.name == "rmo.select" else None
-        if exponential is not None:
-            (operand,) = steps[exponential].operands  # type: ignore[union-attr]
-            found[number] = f"exponential[width](v{operand})"
+        exponent = _exponent(steps, number) if step.name == "rmo.select" else None
+        if exponent is not None:
+            found[number] = f"exponential[width](v{exponent})"
             exponentials.add(number)
         elif step.name == "rmo.div" and _is_above_one(steps, step.operands[1], exponentials):
             found[number] = "quotient_above_one[width]({})".format(", ".join(f"v{each}" for each in step.operands))
     return found
 
 
-def _exponential(steps: Sequence[Step | Leaf], number: int) -> int | None:
-    """The exponential that the selections which end at step ``number`` complete: NaN, then zero and infinity."""
+def _exponent(steps: Sequence[Step | Leaf], number: int) -> int | None:
+    """Of the exponential that the selections which end at step ``number`` complete: NaN, then zero and infinity."""
     conditions: list[tuple[str, tuple[int, ...], int]] = []
     while (step := steps[number]) and isinstance(step, Step) and step.name == "rmo.select":
         condition, chosen, number = step.operands
@@ -52,7 +51,7 @@ def _exponential(steps: Sequence[Step | Leaf], number: int) -> int | None:
         return None
     (_, nan, kept), (_, below, zero), (_, above, infinite) = conditions
     whole = nan == (x,) and kept == x and below[1] == x and above[0] == x
-    return number if whole and _is(steps[zero], 0) and _is(steps[infinite], np.inf) else None
+    return x if whole and _is(steps[zero], 0) and _is(steps[infinite], np.inf) else None
 
 
 def _is_above_one(steps: Sequence[Step | Leaf], number: int, exponentials: set[int]) -> bool:
