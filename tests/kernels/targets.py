@@ -27,6 +27,7 @@ from torch_max_backend.mojo_ops import (
     convolution,
     functions,
     indexing,
+    matmul,
     normalization,
     pooling,
     reduction,
@@ -61,6 +62,7 @@ def _cases(dtype: DType) -> dict[str, tuple[list[TensorType], Body]]:
     wide, channel = tensor(Dim("n"), 1, 8, 8, 16), tensor(Dim("c"), of=DType.float32)
     matrix, place = tensor(ROWS, Dim("c")), tensor(Dim("count"), of=DType.int64)
     table, source = tensor(1, ROWS, Dim("c")), tensor(1, Dim("count"), Dim("c"))
+    batch = tensor(Dim("n"), ROWS, Dim("c"))
     places = tensor(1, Dim("count"), Dim("c"), of=DType.int64)
     # Both classes of head sizes.
     short, long = ([tensor(Dim("n"), ROWS, 4, size)] * 3 for size in (64, 128))
@@ -112,6 +114,7 @@ def _cases(dtype: DType) -> dict[str, tuple[list[TensorType], Body]]:
             [*long, *long[:2], sums, bias],
             lambda v: attention.attention_dgrad(*v, **plain, bias_wanted=True),
         ),
+        "matmul": ([batch, batch], lambda v: matmul.matmul(*v, b_turned=True)),
         "cumsum": ([table], lambda v: reduction.cumsum(*v, 1)),
         "gather_rows": ([table, place], lambda v: indexing.gather(*v, 1)),
         "scatter_rows_add": ([table, place, source], lambda v: indexing.scatter_rows(*v, True)),

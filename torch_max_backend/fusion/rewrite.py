@@ -16,6 +16,7 @@ from torch_max_backend.fusion.convolutions import Absorbed, absorbed
 from torch_max_backend.fusion.movement import Concatenation, transposition, word_of
 from torch_max_backend.fusion.narrow_sums import narrow_sums
 from torch_max_backend.fusion.plan import plan
+from torch_max_backend.fusion.products import strided_products
 from torch_max_backend.fusion.program import (
     generate,
     generate_many,
@@ -65,7 +66,8 @@ def fuse(
     """
     if listed:
         results = narrow_sums(graph, write_sums(graph, results, device))
-        _erase_unused(graph, {handle_of(result) for result in results}, set())
+        results, replaced = strided_products(graph, results, device)
+        _erase_unused(graph, {handle_of(result) for result in results}, replaced)
         _sort(graph)
     operations, values = read(graph)
     kept = [values[handle_of(result)] for result in results]

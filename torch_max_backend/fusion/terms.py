@@ -168,6 +168,20 @@ def axis_of(operation: Operation, rank: int) -> int:
     return int(str(operation.handle.attributes["axis"]).split(" ")[0]) % rank
 
 
+def moved_map(operation: Operation) -> IndexMap | None:
+    """Where a broadcast, a transpose or a slice that ``is_fusible`` reads its operand; None of any other operation."""
+    if operation.name not in (BROADCAST, TRANSPOSE, SLICE):
+        return None
+    shape, result = operation.operands[0].shape, operation.results[0].shape
+    assert shape is not None and result is not None
+    if operation.name == BROADCAST:
+        return index_map.broadcast(shape, result)
+    if operation.name == TRANSPOSE:
+        return index_map.permutation(shape, axes_of(operation) or [])
+    starts = [start % extent for start, extent in zip(_sizes(operation, "starts") or [], shape, strict=True)]
+    return index_map.part(shape, starts, _sizes(operation, "steps") or [], result)
+
+
 def _operand(value: Value) -> Value:
     """What a reduction reads for ``value``."""
     assert value.maker is not None
@@ -267,17 +281,10 @@ class Terms:
         maker = value.maker
         assert maker is not None and value.shape is not None
         source = maker.operands[0]
-        shape = source.shape
-        assert shape is not None
-        if maker.name == BROADCAST:
-            own = index_map.broadcast(shape, value.shape)
-        elif maker.name == TRANSPOSE:
-            own = index_map.permutation(shape, axes_of(maker) or [])
-        elif maker.name == SLICE:
-            starts = [start % extent for start, extent in zip(_sizes(maker, "starts") or [], shape, strict=True)]
-            own = index_map.part(shape, starts, _sizes(maker, "steps") or [], value.shape)
-        else:
-            own = index_map.padding(shape, (axes_of(maker) or [])[::2], value.shape)
+        assert source.shape is not None
+        own = moved_map(maker)
+        if own is None:
+            own = index_map.padding(source.shape, (axes_of(maker) or [])[::2], value.shape)
         if maker.name != PAD:
             number = self._term(source, self._then(at, own, value))
             self._numbers[value, at] = number

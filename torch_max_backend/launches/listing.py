@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from max.graph import DeviceRef, Graph, TensorValue
 
+from torch_max_backend.fusion.products import STRIDED
 from torch_max_backend.fusion.rewrite import BATCH, PROGRAM
 from torch_max_backend.fusion.terms import BROADCAST, RESHAPE, TRANSPOSE, axes_of
 from torch_max_backend.fusion.values import Operation, Value, read
@@ -341,7 +342,7 @@ def _words(symbol: str, operation: Operation) -> list[Word]:
     make = _whole
     if symbol == "pointwise_many":
         make = _pairs
-    elif symbol == "concatenate":
+    elif symbol in ("concatenate", STRIDED):
         make = _parts
     elif symbol == BATCH:
         make = _batch

@@ -1,16 +1,10 @@
 """Matrix products.
 
-On a CPU a product of two float matrices is a 1x1 convolution: its three passes are a @ b with b, neither or a
-transposed in memory, so no operand is ever copied, and one compiled kernel serves every size, where MAX would compile
-its own anew for each (20 s on 2 cores). A batch of products is one with groups. So is a product in 16 bits on Hopper,
-where MAX's own takes half a minute to compile, and a float32 product on any GPU unless the user lets PyTorch round to
-TF32 (``torch.set_float32_matmul_precision``), which MAX's product always does there.
+A product of two matrices is a 1x1 convolution: its three passes are a @ b with b, neither or a transposed in memory, so
+no operand is ever copied. Batches of matrices have kernels of their own, and so has float64 on a GPU, which the
+convolutions do not take there.
 
-A product of integers on a CPU is a reduction of a broadcast product, which MAX fuses into one kernel: compiling its
-matrix product, which is not made for integers, takes a minute on 2 cores.
-
-Elsewhere MAX multiplies row-major matrices, the second one optionally transposed. A transposed operand is no copy
-where it can be that second one, or where the product of both can be formed transposed and relabelled.
+A product of integers on a CPU is a reduction of a broadcast product.
 """
 
 from __future__ import annotations
@@ -26,7 +20,7 @@ from torch_max_backend.lowering import numerics
 from torch_max_backend.lowering.context import LoweringContext
 from torch_max_backend.lowering.registry import Layout, lowering
 from torch_max_backend.mojo_ops.convolution import Geometry, conv_dgrad, conv_fprop, conv_wgrad
-from torch_max_backend.mojo_ops.functions import is_hopper
+from torch_max_backend.mojo_ops.matmul import matmul
 
 aten = torch.ops.aten
 
@@ -40,50 +34,46 @@ def _swapped(value: TensorValue) -> TensorValue:
 
 
 def matrix_product(a: GraphTensor, b: GraphTensor) -> GraphTensor:
-    """a @ b for two matrices, or two batches of them.
-
-    Of matrices none is copied unless only ``a`` is transposed; batches that run as a grouped convolution are put into
-    its order.
-    """
+    """a @ b for two matrices, or two batches of them; operands are read as they lie."""
     if a.dtype != b.dtype:
         raise CannotLower(f"a product of {a.dtype} and {b.dtype}")
     rank = a.rank
-    plain = tuple(range(rank))
-    turned = (*range(rank - 2), rank - 1, rank - 2)
     if _is_empty(a, b):
         shape = [*a.shape[:-1], b.shape[-1]]
         return GraphTensor.contiguous(ops.broadcast_to(numerics.constant(a.value, 0), shape))
-    if a.dtype.is_integral() and not a.value.device.is_gpu():
+    if a.dtype.is_integral():
+        if a.value.device.is_gpu():
+            raise CannotLower("a product of integers on a GPU")
         left, right = ops.unsqueeze(a.logical(), rank - 1), ops.unsqueeze(_swapped(b.logical()), rank - 2)
         return GraphTensor.contiguous(ops.squeeze(ops.sum(ops.mul(left, right), axis=rank), rank))
-    if rank == 3 and _as_convolution(a, b):
-        return _grouped_convolution(a, b)
-    if a.order not in (plain, turned):
-        a = a.to_order(plain)
-    if b.order not in (plain, turned):
-        b = b.to_order(plain)
-    if rank == 2 and _as_convolution(a, b):
-        return _pointwise_convolution(a, b)
-    if a.order == plain:
-        right = b.value if b.order == plain else _swapped(b.value)
-        return GraphTensor.contiguous(ops.matmul(a.value, right))
-    if b.order == turned:
-        return GraphTensor(ops.matmul(b.value, a.value), turned)
-    if _smaller(b, a):
-        return GraphTensor(ops.matmul(_swapped(b.value), a.value), turned)
-    return GraphTensor.contiguous(ops.matmul(_swapped(a.value), b.value))
+    if rank == 3 and a.shape[0] != 1:
+        return _batched_product(a, b)
+    flat = [_matrix(each) for each in (a, b)]
+    product = _pointwise_convolution(*flat) if _as_convolution(*flat) else _one_product(*flat)
+    if rank == 2:
+        return product
+    return GraphTensor(ops.unsqueeze(product.value, 0), (0, *(1 + dim for dim in product.order)))
+
+
+def _matrix(tensor: GraphTensor) -> GraphTensor:
+    """A batch of one matrix as that."""
+    if tensor.rank == 2:
+        return tensor
+    order = tuple(dim - 1 for dim in tensor.order if dim)
+    return GraphTensor(ops.squeeze(tensor.value, tensor.axis(0)), order, tensor.argument)
 
 
 def _as_convolution(a: GraphTensor, b: GraphTensor) -> bool:
-    """Whether the project's own kernels form the product; of the extents all but the rows must be known."""
+    """Whether the convolutions' kernels form the product; of the extents all but the rows must be known."""
     known = [*b.shape, *([a.shape[0]] if a.order == (1, 0) else [])]
     if not all(isinstance(size, StaticDim) for size in known):
         return False
-    if a.value.device.is_gpu():
-        if a.dtype in (DType.bfloat16, DType.float16) and a.rank == 2:
-            return is_hopper()
-        return a.dtype == DType.float32 and torch.get_float32_matmul_precision() == "highest"
-    return a.dtype in (DType.float32, DType.float64, DType.bfloat16, DType.float16)
+    return not (a.value.device.is_gpu() and a.dtype == DType.float64)
+
+
+def _allow_tf32() -> bool:
+    """Whether the user lets PyTorch round float32 factors of matrix products to TF32."""
+    return torch.get_float32_matmul_precision() != "highest"
 
 
 def _pointwise_convolution(a: GraphTensor, b: GraphTensor) -> GraphTensor:
@@ -91,42 +81,31 @@ def _pointwise_convolution(a: GraphTensor, b: GraphTensor) -> GraphTensor:
     left, right = (ops.reshape(m.value, [m.value.shape[0], 1, 1, 1, m.value.shape[1]]) for m in (a, b))
     point = (1, 1, 1)
     turned = (1, 0)
+    geometry = Geometry(allow_tf32=a.value.device.is_gpu() and _allow_tf32())
     if a.order == turned and b.order == turned:
         return _pointwise_convolution(b.permuted([1, 0]), a.permuted([1, 0])).permuted([1, 0])
     if a.order == turned:
-        product = conv_wgrad(right, left, filter_size=point)
+        product = conv_wgrad(right, left, geometry, filter_size=point)
     elif b.order == turned:
-        product = conv_fprop(left, right, output_size=point)
+        product = conv_fprop(left, right, geometry, output_size=point)
     else:
-        product = conv_dgrad(left, right, input_size=point)
+        product = conv_dgrad(left, right, geometry, input_size=point)
     return GraphTensor.contiguous(ops.reshape(product, [a.shape[0], b.shape[1]]))
 
 
-def _grouped_convolution(a: GraphTensor, b: GraphTensor) -> GraphTensor:
-    """A batch of products as a 1x1 convolution with a group for each: [M, B*K] by [B*N, K] to [M, B*N]."""
-    batch, depth, columns = b.shape
-    rows = a.shape[1]
-    left = ops.reshape(a.to_order((1, 0, 2)).value, [rows, 1, 1, 1, batch * depth])
-    right = ops.reshape(b.to_order((0, 2, 1)).value, [batch * columns, 1, 1, 1, depth])
-    product = conv_fprop(left, right, Geometry(groups=int(batch)), output_size=(1, 1, 1))
-    return GraphTensor(ops.reshape(product, [rows, batch, columns]), (1, 0, 2))
+def _batched_product(a: GraphTensor, b: GraphTensor) -> GraphTensor:
+    """Batches of products; of operands in another order than these two a launch list makes no copy either."""
+    plain, turned = (0, 1, 2), (0, 2, 1)
+    a, b = (each if each.order in (plain, turned) else each.to_order(plain) for each in (a, b))
+    product = matmul(
+        a.value, b.value, a_turned=a.order == turned, b_turned=b.order == turned, allow_tf32=_allow_tf32()
+    )  # fmt: skip
+    return GraphTensor.contiguous(product)
 
 
-def _smaller(a: GraphTensor, b: GraphTensor) -> bool:
-    """Whether ``a`` is known to have fewer elements than ``b``."""
-    if not all(isinstance(tensor.shape[-1], StaticDim) for tensor in (a, b)):
-        return False
-    ours, theirs = _count(a.shape), _count(b.shape)
-    return ours is not None and theirs is not None and ours < theirs
-
-
-def _count(shape: list[Dim]) -> int | None:
-    count = 1
-    for size in shape:
-        if not isinstance(size, StaticDim):
-            return None
-        count *= int(size)
-    return count
+def _one_product(a: GraphTensor, b: GraphTensor) -> GraphTensor:
+    batches = [GraphTensor(ops.unsqueeze(m.value, 0), (0, *(1 + dim for dim in m.order))) for m in (a, b)]
+    return GraphTensor.contiguous(ops.squeeze(_batched_product(*batches).value, 0))
 
 
 @lowering(aten.mm.default, layout=Layout.RAW)

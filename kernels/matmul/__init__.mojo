@@ -1,0 +1,9 @@
+"""Matrix products, batched and strided.
+
+    problem          sizes and strides of a call, checked
+    entries, ops     library functions, and the thin op of MAX's graphs
+    dispatch         which kernel runs
+    cpu/             packed panels on a team of threads
+    gpu/tiled        multiply-adds, any GPU, dtype and stride
+    gpu/tensor_core  mma.sync on 16-bit elements, NVIDIA since sm_80
+"""

@@ -1,0 +1,225 @@
+"""Matrix products that read operands, and write results, where these lie.
+
+A lowering multiplies contiguous batches. What stands between a batch and memory (a transpose, one head of many, a
+broadcast, a merged batch) is an index map; where its digits are those of a batch, rows and columns, the kernel takes
+them as strides and nothing is copied. Likewise a result whose only reader is another order of it is stored in that.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+
+from max.dtype import DType
+from max.graph import DeviceRef, Graph, TensorValue
+
+from torch_max_backend.fusion import index_map
+from torch_max_backend.fusion.convolutions import symbol_of
+from torch_max_backend.fusion.index_map import IndexMap
+from torch_max_backend.fusion.terms import TRANSPOSE, is_fusible, is_view, moved_map
+from torch_max_backend.fusion.values import Operation, Value, read
+from torch_max_backend.ir import ops
+from torch_max_backend.max_compat import add_call, handle_of
+from torch_max_backend.mojo_ops.functions import require_function
+from torch_max_backend.mojo_ops.matmul import BATCH_DIGITS, MatmulGeometry, Matrices, matmul_function
+
+STRIDED = "matmul_strided"
+"""The call that launch lists have: the geometry, then A and B as they lie."""
+
+Digits = list[tuple[int, int]]
+"""Extents and strides, the highest first."""
+Shared = list[tuple[int, tuple[int, ...]]]
+"""Extents that several tensors share, with each one's stride."""
+
+
+def strided_products(
+    graph: Graph, results: Sequence[TensorValue], device: DeviceRef
+) -> tuple[list[TensorValue], set[object]]:
+    """Puts strided calls in the place of products of known sizes.
+
+    New operations stand at the end: an operation may come before what it reads.
+
+    Args:
+        graph: which is being built, to be a launch list.
+        results: that it will return.
+        device: that it computes on.
+
+    Returns:
+        the results, some of which are new then, and what nothing reads any more.
+    """
+    operations, values = read(graph)
+    kept = [values[handle_of(result)] for result in results]
+    made: dict[Value, TensorValue] = {}
+    gone: set[object] = set()
+    for operation in operations:
+        if symbol_of(operation) != "matmul" or any(value.shape is None for value in operation.results):
+            continue
+        found = _placed(operation, kept, made)
+        if found is None:
+            continue
+        geometry, a, b, stored = found
+        host = ops.constant(geometry.values(), DType.int64, DeviceRef.CPU())
+        function = require_function(matmul_function(device, stored.dtype))
+        operands = [made.get(a, a.tensor), made.get(b, b.tensor)]
+        (result,) = add_call(
+            Graph.current, STRIDED, device, [host, *operands], [stored.tensor.type], {"function": function}
+        )
+        made[stored] = result
+        gone.update(operation.handle.results)
+    for old, new in made.items():
+        old.handle.replace_all_uses_with(handle_of(new))
+    return [made.get(value, result) for value, result in zip(kept, results, strict=True)], gone
+
+
+def _placed(
+    operation: Operation, kept: Collection[Value], made: Collection[Value]
+) -> tuple[MatmulGeometry, Value, Value, Value] | None:
+    """The geometry of a product, what A and B lie in, and the value that is stored: as few copies as possible."""
+    (result,), (a, b, settings) = operation.results, operation.operands
+    flags = settings.maker.constant() if settings.maker is not None else None
+    if flags is None or result.shape is None or a.shape is None or b.shape is None:
+        return None
+    tf32, a_turned, b_turned = map(bool, flags)
+    ways = [_stores(result, kept), _sources(a, made), _sources(b, made)]
+    # The deepest first; what does not fit is copied, as it would have been.
+    for (stored, to), (a_home, a_map), (b_home, b_map) in itertools.product(*(each[::-1] for each in ways)):
+        geometry = _geometry((result.shape, a.shape, b.shape), (to, a_map, b_map), a_turned, b_turned, tf32)
+        if geometry is not None:
+            return geometry, a_home, b_home, stored
+    raise AssertionError(f"contiguous operands fit: {operation.handle}")
+
+
+def _sources(value: Value, made: Collection[Value]) -> list[tuple[Value, IndexMap]]:
+    """Values that the operand may be read from, with the map from its own count; first the operand itself."""
+    at = index_map.identity(value.size)
+    found = [(value, at)]
+    while value not in made:
+        maker = value.maker
+        if is_view(maker):
+            assert maker is not None
+            value = maker.operands[0]
+            found[-1] = value, at
+            continue
+        own = moved_map(maker) if maker is not None and is_fusible(maker) else None
+        through = at.then(own) if own is not None else None
+        if maker is None or through is None:
+            break
+        value, at = maker.operands[0], through
+        found.append((value, at))
+    return found
+
+
+def _stores(value: Value, kept: Collection[Value]) -> list[tuple[Value, IndexMap]]:
+    """Values that may be stored in the result's place, with the map from the result's count to them; first the result
+    itself."""
+    at = index_map.identity(value.size)
+    found = [(value, at)]
+    while value not in kept and len(value.readers) == 1:
+        (reader,) = value.readers
+        if is_view(reader):
+            value = reader.results[0]
+            continue
+        own = moved_map(reader) if reader.name == TRANSPOSE and is_fusible(reader) else None
+        inverse = _inverse(own) if own is not None else None
+        through = at.then(inverse) if inverse is not None else None
+        if through is None:
+            break
+        value, at = reader.results[0], through
+        found.append((value, at))
+    return found
+
+
+def _inverse(one_to_one: IndexMap) -> IndexMap | None:
+    """The map back, of one that reads every element once."""
+    steps: list[tuple[int, int, int]] = []
+    step = 1
+    for extent, stride in reversed(one_to_one.digits):
+        steps.append((stride, extent, step))
+        step *= extent
+    digits = [(extent, step) for _, extent, step in sorted(steps, reverse=True)]
+    return index_map.from_digits(digits)
+
+
+def _geometry(
+    shapes: tuple[Sequence[int], ...],
+    maps: tuple[IndexMap, IndexMap, IndexMap],
+    a_turned: bool,
+    b_turned: bool,
+    tf32: bool,
+) -> MatmulGeometry | None:
+    """The call whose tensors lie so; None where strides cannot say it."""
+    parts = [_parts(each.digits, shape) for each, shape in zip(maps, shapes, strict=True)]
+    if any(part is None for part in parts):
+        return None
+    (c_batch, c_rows, c_columns), (a_batch, *a_inner), (b_batch, *b_inner) = [part or [] for part in parts]
+    a_rows, a_depth = a_inner[::-1] if a_turned else a_inner
+    b_depth, b_columns = b_inner[::-1] if b_turned else b_inner
+    batch, rows = _together(c_batch, a_batch, b_batch), _together(c_rows, a_rows)
+    columns, depth = _together(c_columns, b_columns), _together(a_depth, b_depth)
+    if batch is None or rows is None or columns is None or depth is None or len(depth) > 1:
+        return None
+    # Rows that no one stride counts are further matrices, all times the same B; columns likewise.
+    outer = [(extent, (c, a, 0)) for extent, (c, a) in rows[:-1]]
+    outer += [(extent, (c, 0, b)) for extent, (c, b) in columns[:-1]]
+    m, (c_row, a_row) = rows[-1] if rows else (1, (1, 1))
+    n, (c_column, b_column) = columns[-1] if columns else (1, (1, 1))
+    k, (a_column, b_row) = depth[0] if depth else (1, (1, 1))
+    whole = [*batch, *outer]
+    if len(whole) > BATCH_DIGITS:
+        return None
+    whole = [(1, (0, 0, 0))] * (BATCH_DIGITS - len(whole)) + whole
+    extents = (whole[0][0], whole[1][0], whole[2][0])
+    c_steps, a_steps, b_steps = ((whole[0][1][i], whole[1][1][i], whole[2][1][i]) for i in range(3))
+    return MatmulGeometry(
+        m, n, k, extents,
+        c=Matrices(c_steps, c_row, c_column, maps[0].start),
+        a=Matrices(a_steps, a_row, a_column, maps[1].start),
+        b=Matrices(b_steps, b_row, b_column, maps[2].start),
+        allow_tf32=tf32,
+    )  # fmt: skip
+
+
+def _parts(digits: Sequence[tuple[int, ...]], shape: Sequence[int]) -> list[Digits] | None:
+    """The digits of each extent; None where one digit counts across two of them, or reads what is not there."""
+    if any(len(digit) > 2 for digit in digits):
+        return None
+    left = [(digit[0], digit[1]) for digit in digits]
+    parts: list[Digits] = []
+    for extent in reversed(shape):
+        part: Digits = []
+        missing = extent
+        while missing > 1:
+            own, stride = left.pop()
+            if own <= missing:
+                if missing % own:
+                    return None
+                part.append((own, stride))
+                missing //= own
+            else:
+                if own % missing:
+                    return None
+                part.append((missing, stride))
+                left.append((own // missing, stride * missing))
+                missing = 1
+        parts.append(part[::-1])
+    return parts[::-1]
+
+
+def _together(*each: Digits) -> Shared | None:
+    """Digits that several tensors share; neighbours that count on in all of them are one."""
+    left = [list(digits) for digits in each]
+    found: Shared = []
+    while all(left):
+        tops = [digits.pop() for digits in left]
+        extent = min(own for own, _ in tops)
+        for digits, (own, stride) in zip(left, tops, strict=True):
+            if own % extent:
+                return None
+            if own > extent:
+                digits.append((own // extent, stride * extent))
+        strides = tuple(stride for _, stride in tops)
+        if found and all(high == found[0][0] * low for high, low in zip(strides, found[0][1], strict=True)):
+            found[0] = (found[0][0] * extent, found[0][1])
+        else:
+            found.insert(0, (extent, strides))
+    return found
