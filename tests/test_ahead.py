@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,8 +18,11 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 from torch_max_backend import OptionError, ahead, compile_ahead
+from torch_max_backend.ahead import trace_ahead
+from torch_max_backend.backend import build_only, recorded_graphs
 from torch_max_backend.cli import app
 from torch_max_backend.graph import autograd_walk
+from torch_max_backend.graph.attention_choice import Call, chosen
 from torch_max_backend.runtime import cache, session, tasks
 from torch_max_backend.runtime.tasks import ListTask, Task
 from torch_max_backend.torch_compat import FakeTensorMode, convolutions_laid_out_by_cudnn
@@ -83,11 +87,6 @@ def test_a_gpu_is_traced_without_one(modules: list[str]) -> None:
     assert torch.autograd.grad is not autograd_walk.gradients
 
 
-class Attention(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.scaled_dot_product_attention(x, x, x)
-
-
 def test_inputs_are_called_what_they_are_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The key of a program in the cache tells the types that Dynamo notes."""
     codes: list[str] = []
@@ -111,10 +110,96 @@ def test_channels_last_convolutions_are_promised_what_cudnn_returns() -> None:
             assert all(result.is_contiguous(memory_format=order) for result in (y, *found[:2]))
 
 
-@pytest.mark.usefixtures("modules")
-def test_what_depends_on_the_gpu_at_hand_is_told() -> None:
-    with pytest.warns(UserWarning, match="scaled_dot_product_attention"):
-        compile_ahead(Attention(), torch.randn(2, 2, 4, 8), target="sm_90a")
+class Attention(nn.Module):
+    """Attention of projected rows [2, 6, 32] with two heads.
+
+    Args:
+        form: what is called; PyTorch's choice by default.
+    """
+
+    def __init__(self, form: Callable[..., torch.Tensor] = F.scaled_dot_product_attention) -> None:
+        super().__init__()
+        self.form = form
+        self.project = nn.Linear(32, 96)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        query, key, value = self.project(x).unflatten(-1, (3, 2, 16)).permute(2, 0, 3, 1, 4)
+        return self.form(query, key, value, mask).transpose(1, 2).flatten(2)
+
+
+def _cudnn(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    return torch.ops.aten._scaled_dot_product_cudnn_attention(query, key, value, mask, True)[0]
+
+
+def _flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: None) -> torch.Tensor:
+    return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, scale=0.25)[0]
+
+
+def _efficient(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    if mask is not None:
+        mask = F.pad(mask.expand(2, 2, 6, 6), (0, 10))[..., :6]
+    return torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, mask, True)[0]
+
+
+def _key(model: nn.Module, *inputs: torch.Tensor, target: str, autocast: torch.dtype | None) -> list[object]:
+    """What the graphs of a training step launch, with which results."""
+    with recorded_graphs() as graphs:
+        trace_ahead(build_only, model, inputs, {}, target=target, autocast=autocast)
+    executables = [executable for graph in graphs for executable in graph.executables]
+    assert [graph.name for graph in graphs] == ["forward", "backward"] and len(executables) == 2
+    return [(each.built.listing, each.built.outputs, each.built.ops) for each in executables]
+
+
+@pytest.mark.parametrize(
+    ("target", "autocast", "masked", "form"),
+    [("sm_90a", torch.bfloat16, False, _cudnn), ("sm_90a", torch.float16, True, _cudnn),
+     ("sm_90a", None, False, _efficient), ("sm_80", torch.bfloat16, False, _flash), ("sm_80", None, True, _efficient)],
+)  # fmt: skip
+def test_attention_is_what_the_gpu_would_take(
+    target: str, autocast: torch.dtype | None, masked: bool, form: Callable[..., torch.Tensor]
+) -> None:
+    inputs = [torch.randn(2, 6, 32), *([torch.randn(6, 6, dtype=autocast)] if masked else [])]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.backends.cudnn, "version", lambda: 91900)
+        model = Attention()
+        named = Attention(form)
+        named.load_state_dict(model.state_dict())
+        asked, given = (_key(each, *inputs, target=target, autocast=autocast) for each in (model, named))
+    assert asked == given
+    assert any("attention_backward" in op for op in asked[1][2])
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        ({"dropout": 0.1}, "FLASH_ATTENTION"),
+        ({"dropout": 0.125}, "CUDNN_ATTENTION"),
+        ({"head": 20}, "FLASH_ATTENTION"),
+        ({"head": 20, "mask": (6, 6)}, "MATH"),
+        ({"mask": (6, 5)}, "EFFICIENT_ATTENTION"),
+        ({"mask": (2, 6, 6)}, "EFFICIENT_ATTENTION"),
+        ({"dtype": torch.float64}, "MATH"),
+        ({"dtype": torch.float32, "head": 12}, "EFFICIENT_ATTENTION"),
+        ({"architecture": "gfx942"}, "FLASH_ATTENTION"),
+        ({"keys": 0}, "MATH"),
+        ({"keys": 1}, "FLASH_ATTENTION"),
+        ({"heads": 1}, "MATH"),
+        ({"heads": 1, "grouped": True}, "CUDNN_ATTENTION"),
+        ({"is_causal": True, "keys": 5, "architecture": "sm_80"}, "EFFICIENT_ATTENTION"),
+    ],
+)
+def test_the_kernel_is_chosen_by_pytorchs_rules(
+    call: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91900)
+    given = {"dtype": torch.bfloat16, "head": 16, "heads": 2, "keys": 6, "mask": None} | call
+    dtype, head = given.pop("dtype"), given.pop("head")
+    query = torch.empty(2, 2, 6, head, dtype=dtype)
+    key = torch.empty(2, given.pop("heads"), given.pop("keys"), head, dtype=dtype)
+    shape = given.pop("mask")
+    mask = None if shape is None else torch.empty(shape, dtype=dtype)
+    given = {"dropout": 0.0, "is_causal": False, "grouped": False, "architecture": "sm_90a"} | given
+    assert chosen(Call(query=query, key=key, value=key, mask=mask, **given)).name == expected
 
 
 @pytest.mark.parametrize(

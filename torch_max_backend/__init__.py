@@ -9,7 +9,7 @@ from torch_max_backend.errors import (
     OptionError,
     UnsupportedOpError,
 )
-from torch_max_backend.explain import Explanation, explain
+from torch_max_backend.explain import Explanation, explain, explain_ahead
 from torch_max_backend.runtime.busy_wait import settle_process
 from torch_max_backend.runtime.launch_times import LaunchTimes, launch_times
 from torch_max_backend.version import __version__
@@ -25,6 +25,7 @@ __all__ = [
     "__version__",
     "compile_ahead",
     "explain",
+    "explain_ahead",
     "launch_times",
     "max_backend",
 ]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -16,18 +17,20 @@ from torch.fx import GraphModule
 from torch_max_backend.backend import max_backend
 from torch_max_backend.errors import OptionError
 from torch_max_backend.graph import autograd_walk
+from torch_max_backend.graph.attention_choice import attention_as_on
 from torch_max_backend.options import Options
 from torch_max_backend.runtime import events, session
 from torch_max_backend.runtime.events import CompileEvent
 from torch_max_backend.runtime.target import canonical_architecture
-from torch_max_backend.torch_compat import FakeTensorMode, convolutions_laid_out_by_cudnn, tree_map_only
+from torch_max_backend.torch_compat import (
+    FakeTensorMode,
+    convolutions_laid_out_by_cudnn,
+    enable_python_dispatcher,
+    tree_map_only,
+)
 
 #: Architectures, and MAX's API for each.
 TARGETS = {"sm_80": "cuda", "sm_90a": "cuda", "sm_100a": "cuda", "gfx942": "hip"}
-_ATTENTION = (
-    "scaled_dot_product_attention: PyTorch chooses its kernel by the GPU that it finds, and there is none; the graph "
-    "compiled here may differ from the one that the GPU's machine will ask for"
-)
 
 
 @beartype
@@ -64,17 +67,44 @@ def compile_ahead(
         DeviceUnavailableError: the process already uses a GPU.
         MaxBackendError: the compiler failed, or the cache cannot be written.
     """
+    chosen = {**(options or {}), "compile": "wait"}
+    Options.parse(chosen)
+    seen: list[CompileEvent] = []
+    with events.listen(seen.append):
+        trace_ahead(
+            functools.partial(max_backend, options=chosen),
+            model,
+            inputs,
+            keywords,
+            target=target,
+            autocast=autocast,
+            dynamic=dynamic,
+        )
+    return [event for event in seen if event.seconds is not None]
+
+
+def trace_ahead(
+    backend: Callable[[GraphModule, Sequence[Any]], Any],
+    model: torch.nn.Module,
+    inputs: tuple[Any, ...],
+    keywords: dict[str, Any],
+    *,
+    target: str,
+    autocast: torch.dtype | None = None,
+    dynamic: bool | None = None,
+) -> None:
+    """Hands the graphs of a call of ``model`` on a GPU that is not present to ``backend``.
+
+    See ``compile_ahead`` for the arguments and for what is raised. ``backend`` gets Dynamo's graphs and their fake
+    inputs; what it returns is not called.
+    """
     architecture = canonical_architecture(target)
     if architecture not in TARGETS:
         raise OptionError(f"target {target!r}: expected one of {', '.join(TARGETS)}")
     if autocast not in (None, torch.bfloat16, torch.float16):
         raise OptionError(f"autocast={autocast}: expected torch.bfloat16 or torch.float16")
-    chosen = {**(options or {}), "compile": "wait"}
-    Options.parse(chosen)
 
-    def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModule:
-        if any("scaled_dot_product_attention" in str(node.target) for node in gm.graph.nodes):
-            warnings.warn(_ATTENTION, UserWarning, stacklevel=2)
+    def traced(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # Dynamo notes its inputs' types, which are part of a key in the cache: on the GPU's machine none are fake.
         for node, value in zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True):
             if isinstance(value, torch.Tensor):
@@ -82,23 +112,26 @@ def compile_ahead(
         gm.recompile()
         # The rest of the program needs results; eager PyTorch computes them as fake tensors.
         eager = GraphModule(gm, copy.deepcopy(gm.graph))
-        max_backend(gm, example_inputs, options=chosen)
-        return eager
+        with enable_python_dispatcher():
+            backend(gm, example_inputs)
 
-    seen: list[CompileEvent] = []
+        def run(*args: Any) -> Any:
+            with enable_python_dispatcher():
+                return eager(*args)
+
+        return run
+
     torch.compiler.reset()
     fake = FakeTensorMode()
     moved, arguments, named = _moved(model, fake, inputs, keywords)
     with (
         session.virtual_accelerator(TARGETS[architecture], architecture),
-        _without_a_gpu(),
+        _without_a_gpu(architecture),
         fake,
         _autocast(autocast),
-        events.listen(seen.append),
     ):
-        torch.compile(moved, backend=backend, dynamic=dynamic)(*arguments, **named)
+        torch.compile(moved, backend=traced, dynamic=dynamic)(*arguments, **named)
     torch.compiler.reset()
-    return [event for event in seen if event.seconds is not None]
 
 
 def _moved(
@@ -123,7 +156,7 @@ def _moved(
 
 
 @contextlib.contextmanager
-def _without_a_gpu() -> Iterator[None]:
+def _without_a_gpu(architecture: str) -> Iterator[None]:
     """Lets PyTorch trace for a GPU that it does not have."""
     with (
         mock.patch.object(torch.autograd, "grad", autograd_walk.gradients),
@@ -131,6 +164,7 @@ def _without_a_gpu() -> Iterator[None]:
         mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
         mock.patch.object(torch.cuda, "is_bf16_supported", lambda *_, **__: True),
         convolutions_laid_out_by_cudnn(),
+        attention_as_on(architecture),
         warnings.catch_warnings(),
     ):
         warnings.filterwarnings("ignore", message=".*(CUDA|NVIDIA).*")

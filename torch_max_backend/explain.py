@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from beartype import beartype
 from rich.console import Console
 from rich.table import Table
 
-from torch_max_backend import backend
+from torch_max_backend import ahead, backend
 from torch_max_backend.graph.compiler import CompiledGraph
 from torch_max_backend.graph.partition import Refusal
 from torch_max_backend.mojo_ops.functions import required
@@ -35,6 +35,7 @@ class GraphReport:
         launches: how often a call of the graph launches each entry of the kernel libraries; empty for graphs that MAX
             compiles. ``conv_pointwise`` is a convolution fused with the program that reads its result,
             ``conv_pointwise_sums`` one that also computes batch normalization's sums.
+        for_max: of each graph that MAX compiles the operations that no library has.
     """
 
     name: str
@@ -44,6 +45,7 @@ class GraphReport:
     host_ops: tuple[str, ...]
     layout_changes: int
     launches: Mapping[str, int]
+    for_max: tuple[str, ...] = ()
 
 
 @dataclass
@@ -81,7 +83,8 @@ class Explanation:
         kernels = Table("graph", "launches")
         for graph in self.graphs:
             counts = sorted(graph.launches.items(), key=lambda item: (-item[1], item[0]))
-            kernels.add_row(graph.name, ", ".join(f"{entry} {count}" for entry, count in counts) or "MAX's own")
+            calls = [f"{entry} {count}" for entry, count in counts]
+            kernels.add_row(graph.name, ", ".join([*calls, *(f"MAX's own for {each}" for each in graph.for_max)]))
         console.print(kernels)
         rest = Table("graph", "stays in PyTorch", "why", "line")
         for graph in self.graphs:
@@ -96,11 +99,14 @@ def report_of(compiled: CompiledGraph) -> GraphReport:
     """The account of one compiled graph."""
     ops: Counter[str] = Counter()
     launches: Counter[str] = Counter()
+    for_max: list[str] = []
     entries = {function.symbol: function.entry for function in required()}
     for executable in compiled.executables:
         ops.update(executable.built.ops)
         if executable.listing is not None:
             launches.update(entries[launch.function] for launch in executable.listing.launches)
+        else:
+            for_max.append(str(executable.built.listing) or "the whole graph")
     return GraphReport(
         compiled.name,
         dict(ops),
@@ -109,6 +115,7 @@ def report_of(compiled: CompiledGraph) -> GraphReport:
         tuple(compiled.host_ops),
         sum(len(executable.layout_changes) for executable in compiled.executables),
         dict(launches),
+        tuple(for_max),
     )
 
 
@@ -146,6 +153,42 @@ def explain(
         wanting = [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         if wanting:
             torch.autograd.backward([leaf.sum() for leaf in wanting])
+    return _told(graphs, quiet)
+
+
+@beartype
+def explain_ahead(
+    model: torch.nn.Module,
+    *inputs: Any,
+    target: str,
+    autocast: torch.dtype | None = None,
+    quiet: bool = False,
+    **keywords: Any,
+) -> Explanation:
+    """As ``explain`` without compiling, for a call of ``model`` on a GPU that is not present.
+
+    Args:
+        model: the model, which is not modified.
+        inputs: its positional arguments; their tensors represent tensors on the GPU.
+        target: the GPU's architecture, as for ``compile_ahead``.
+        autocast: the dtype of ``torch.autocast("cuda", dtype=...)`` around the call, if any.
+        quiet: return the report without printing it.
+        keywords: its keyword arguments.
+
+    Returns:
+        The report, graph by graph.
+
+    Raises:
+        OptionError: an unknown target or autocast dtype.
+        DeviceUnavailableError: the process already uses a GPU.
+    """
+    with backend.recorded_graphs() as graphs, warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")
+        ahead.trace_ahead(backend.build_only, model, inputs, keywords, target=target, autocast=autocast)
+    return _told(graphs, quiet)
+
+
+def _told(graphs: Sequence[CompiledGraph], quiet: bool) -> Explanation:
     explanation = Explanation([report_of(graph) for graph in graphs])
     if not quiet:
         explanation.print()

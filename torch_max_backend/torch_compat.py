@@ -25,6 +25,9 @@ from torch._C._dynamo.guards import assert_size_stride as _assert_size_stride
 from torch._decomp import core_aten_decompositions as core_aten_decompositions
 from torch._decomp import get_decompositions as get_decompositions
 
+# What Dynamo and AOTAutograd trace under: kernels written in Python come before PyTorch's.
+from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher
+
 # The base of errors whose tracebacks leave out Dynamo's own frames.
 from torch._dynamo.exc import ShortenTraceback as ShortenTraceback
 
@@ -58,6 +61,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.autograd.graph import Node as _AutogradNode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx import graph as _fx_graph
+from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map_only as tree_map_only
@@ -122,6 +126,24 @@ def convolutions_laid_out_by_cudnn() -> AbstractContextManager[object]:
         return torch.contiguous_format
 
     return mock.patch.object(torch._C, "_conv_determine_backend_memory_format", memory_format)
+
+
+@contextlib.contextmanager
+def composite_replaced(op: OpOverload, function: Callable[..., Any]) -> Iterator[None]:
+    """In the context ``op``, which PyTorch takes apart wherever it meets it, is ``function``, where Python's dispatcher
+    is on: Dynamo and AOTAutograd turn it on to trace."""
+    op.py_kernels[torch._C.DispatchKey.CompositeImplicitAutograd] = function
+    op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        del op.py_kernels[torch._C.DispatchKey.CompositeImplicitAutograd]
+        op._dispatch_cache.clear()
+
+
+def attention_order() -> list[SDPBackend]:
+    """The kernels of attention in the order in which PyTorch tries them; torch.nn.attention.sdpa_kernel sets it."""
+    return [SDPBackend(number) for number in torch._C._get_sdp_priority_order()]
 
 
 @contextlib.contextmanager

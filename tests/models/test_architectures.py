@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from benchmarks.coverage import Entry, examine
 from tests.models.architectures import architectures
-from tests.models.coverage import examine
 from torch_max_backend import explain
 
 #: Tensors that the model writes down (Swin), attention and dropout (ViT), weight norm (Hubert), sorting (ViT-MAE),
@@ -23,6 +23,9 @@ SAMPLE = (
     "ViTMAEForPreTraining",
     "raft_small",
 )
+
+#: Convolutions, attention as PyTorch has it.
+ON_A_GPU = ("convnext_atto", "vit_tiny_patch16_224")
 
 
 class Attending(nn.Module):
@@ -49,10 +52,21 @@ def test_architectures_have_names_of_their_own() -> None:
     assert len(set(names)) == len(names) >= 150
 
 
-@pytest.mark.parametrize("name", SAMPLE)
-def test_a_sample_is_lowered_whole(name: str) -> None:
+def _examined(name: str, *where: str) -> Entry:
     (architecture,) = (architecture for architecture in architectures() if architecture.name == name)
     pytest.importorskip(architecture.library)
-    entry = examine(architecture)
-    assert entry.whole, entry.error or entry.reasons
+    return examine(architecture, *where)
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_sample_is_lowered_whole(name: str) -> None:
+    entry = _examined(name)
+    assert entry.whole, entry.error or entry.reasons or entry.for_max
     assert entry.ops > 100
+
+
+@pytest.mark.parametrize("name", ON_A_GPU)
+def test_nothing_waits_for_the_compiler_on_a_gpu(name: str) -> None:
+    entry = _examined(name, "sm_90a", "bfloat16")
+    assert entry.whole, entry.error or entry.reasons or entry.for_max
+    assert entry.launches > 50
