@@ -5,9 +5,11 @@ from max.gpu.host.info import is_cpu
 
 from ..convolution.common import Ptr
 from ..convolution.gpu.pipeline import pairs_compile
+from ..ptx import compiling_for_hopper
 from .cpu.panels import panels_cpu
 from .gpu.tensor_core import tensor_core_can_implement, tensor_core_gpu
 from .gpu.tiled import tiled_gpu
+from .gpu.warpgroup import warpgroup_can_implement, warpgroup_gpu
 from .problem import MatmulProblem
 
 
@@ -24,10 +26,31 @@ def run[
     """Writes C; a sum of nothing is 0."""
     if p.m * p.n * p.batch() == 0:
         return
+    if p.c.row == 1 and p.c.column != 1:
+        # Kernels write rows.
+        _run[target, dtype](c, b, a, p.transposed(), ctx)
+    else:
+        _run[target, dtype](c, a, b, p, ctx)
+
+
+@no_inline
+def _run[
+    target: StaticString, dtype: DType
+](
+    c: Ptr[dtype],
+    a: Ptr[dtype],
+    b: Ptr[dtype],
+    p: MatmulProblem,
+    ctx: DeviceContext,
+) raises:
     comptime if is_cpu[target]():
         panels_cpu[dtype](c, a, b, p)
     else:
         comptime if pairs_compile[dtype]():
+            comptime if compiling_for_hopper():
+                if not warpgroup_can_implement[dtype](c, a, b, p):
+                    warpgroup_gpu[dtype](c, a, b, p, ctx)
+                    return
             if not tensor_core_can_implement[dtype](p):
                 tensor_core_gpu[dtype](c, a, b, p, ctx)
                 return

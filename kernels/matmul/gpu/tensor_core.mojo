@@ -1,19 +1,13 @@
 """Products of 16-bit elements on tensor cores (mma m16n8k16), sums in float32: NVIDIA's GPUs since sm_80.
 
-A block of warps has a tile of C. Stages of DEPTH steps of the reduction are copied to shared memory while earlier ones
-are multiplied. An operand's stage lies as the operand does in memory:
+A block of warps has a tile of C. Stages of the reduction are copied to shared memory (stages.mojo) while earlier ones
+are multiplied. Sums pass through shared memory on their way out: a warp writes whole rows of C.
 
-    along    [index][DEPTH]    the reduction is contiguous (or nothing is)
-    across   [DEPTH][index]    the index is
-
-in pieces of 16 bytes that are exchanged by an XOR with the row's number, so that neither copies nor ldmatrix meet bank
-conflicts. Operands whose rows begin at multiples of 16 bytes are copied asynchronously, others element by element. Sums
-pass through shared memory on their way out: a warp writes whole rows of C, or whole columns where those are contiguous.
+Where the tiles of C are few and the reduction is long, it is split: each part's sums go to memory in float32, and a
+second kernel adds them up in order.
 """
 
 from std.math import ceildiv
-from std.memory import bitcast
-from std.sys import size_of
 from std.utils.static_tuple import StaticTuple
 
 from max.gpu import (
@@ -28,22 +22,24 @@ from max.gpu.memory import AddressSpace, external_memory
 
 from ...convolution.common import Ptr
 from ...convolution.gpu.pipeline import (
-    Shared,
     commit_copies,
     pairs_compile,
     wait_for_copies,
 )
-from ...ptx import load_matrices
+from ...library import scratch
 from ..problem import Matrices, MatmulProblem
-from std.sys._assembly import inlined_assembly
+from .blocks import Blocks, blocks_can_implement
+from .stages import PIECE, Places, Source
 
-comptime DEPTH = 32
-"""Steps of the reduction in a stage."""
 comptime STAGES = 3
-comptime PIECE = 8
-"""Elements of 16 bytes."""
 comptime PAD = 8
 """Elements between rows of C in shared memory, beside the tile's."""
+comptime ENOUGH_BLOCKS = 396
+"""That keep a large GPU busy: a reduction is split until there are as many."""
+comptime LEAST_PART = 192
+"""Steps of one part of a split reduction."""
+comptime ADDERS = 256
+"""Threads of a block that adds up parts."""
 
 
 @fieldwise_init
@@ -54,6 +50,10 @@ struct TileShape(Equatable, ImplicitlyCopyable, TrivialRegisterPassable):
     var columns: Int
     var warp_rows: Int
     var warp_columns: Int
+    var depth: Int
+    """Steps of the reduction in a stage."""
+    var blocks: Int
+    """That share a multiprocessor: their registers must fit."""
 
     def threads(self) -> Int:
         return (
@@ -64,342 +64,165 @@ struct TileShape(Equatable, ImplicitlyCopyable, TrivialRegisterPassable):
         )
 
     def shared_bytes(self) -> Int:
-        var stages = STAGES * (self.rows + self.columns) * DEPTH
+        var stages = STAGES * (self.rows + self.columns) * self.depth
         var result = self.rows * (self.columns + PAD)
         return 2 * max(stages, result)
 
 
-comptime LARGE = TileShape(128, 128, 64, 32)
-comptime SMALL = TileShape(64, 64, 32, 32)
-
-
-# An operand's stage.
-
-
-@always_inline
-def _along(index: Int32, piece: Int32) -> Int32:
-    """Where a piece of an index's steps lies: two rows of DEPTH are 128 bytes.
-    """
-    return index * DEPTH + (piece ^ (index // 2 % 4)) * PIECE
-
-
-@always_inline
-def _across[size: Int](step: Int32, piece: Int32) -> Int32:
-    """Where a piece of a step's indices lies."""
-    return step * Int32(size) + (piece ^ (step % 8)) * PIECE
-
-
-@always_inline
-def _copy_piece[
-    dtype: DType
-](target: UInt32, source: Ptr[dtype], offset: Int, valid: Int32):
-    """Starts the copy of 16 bytes, of which the first `valid` elements are read and the others zero.
-    """
-    inlined_assembly[
-        "cp.async.cg.shared.global [$0], [$1], 16, $2;",
-        NoneType,
-        constraints="r,l,r,~{memory}",
-    ](
-        target,
-        UInt64(Int(source)) + UInt64((offset if valid > 0 else 0) * 2),
-        2 * valid,
-    )
-
-
-@fieldwise_init
-struct Operand[dtype: DType, size: Int, threads: Int](
-    ImplicitlyCopyable, TrivialRegisterPassable
-):
-    """One operand's part of a tile: `size` indices from `first` on, of which `count` are left.
-    """
-
-    var data: Ptr[Self.dtype]
-    """Of this product, at the tile's first index."""
-    var index: Int
-    """Elements from one index to the next."""
-    var step: Int
-    """Elements from one step of the reduction to the next."""
-    var count: Int32
-    var across: Bool
-    """Whether the index is contiguous, not the reduction."""
-    var whole: Bool
-    """Whether pieces begin at multiples of 16 bytes."""
-
-    @always_inline
-    def load(self, stage: Shared[Self.dtype], begin: Int32, depth: Int32):
-        """Starts the copy of the stage that begins with step `begin` of `depth`.
-        """
-        if self.whole:
-            self._load_pieces(stage, begin, depth)
-        else:
-            self._load_elements(stage, begin, depth)
-
-    @always_inline
-    def _load_pieces(
-        self, stage: Shared[Self.dtype], begin: Int32, depth: Int32
-    ):
-        comptime turns = Self.size * (DEPTH // PIECE) // Self.threads
-        comptime pieces = Self.size // PIECE
-        var thread = Int32(thread_idx.x)
-        comptime for i in range(turns):
-            var number = thread + Int32(i * Self.threads)
-            var place: Int32
-            var offset: Int
-            var valid: Int32
-            if self.across:
-                var step = number // Int32(pieces)
-                var piece = number % Int32(pieces)
-                place = _across[Self.size](step, piece)
-                offset = Int(begin + step) * self.step + Int(piece * PIECE)
-                valid = self.count - piece * PIECE
-                if begin + step >= depth:
-                    valid = 0
-            else:
-                var index = number // (DEPTH // PIECE)
-                var piece = number % (DEPTH // PIECE)
-                place = _along(index, piece)
-                offset = Int(index) * self.index + Int(begin + piece * PIECE)
-                valid = depth - begin - piece * PIECE
-                if index >= self.count:
-                    valid = 0
-            _copy_piece[Self.dtype](
-                UInt32(Int(stage.unsafe_offset(Int(place)))),
-                self.data,
-                offset,
-                max(Int32(0), min(Int32(PIECE), valid)),
-            )
-
-    @always_inline
-    def _load_elements(
-        self, stage: Shared[Self.dtype], begin: Int32, depth: Int32
-    ):
-        comptime turns = Self.size * DEPTH // Self.threads
-        var thread = Int32(thread_idx.x)
-        var values = Array[Scalar[Self.dtype], turns](fill=0)
-        var first: Int32
-        var step: Int32
-        if self.across:
-            first = thread % Int32(Self.size)
-            step = thread // Int32(Self.size)
-        else:
-            first = thread // DEPTH
-            step = thread % DEPTH
-        comptime for i in range(turns):
-            var index = first
-            var k = step
-            if self.across:
-                k += Int32(i * Self.threads // Self.size)
-            else:
-                index += Int32(i * Self.threads // DEPTH)
-            if index < self.count and begin + k < depth:
-                values[i] = self.data[
-                    unsafe_offset=Int(index) * self.index
-                    + Int(begin + k) * self.step
-                ]
-        comptime for i in range(turns):
-            var place: Int32
-            if self.across:
-                var k = step + Int32(i * Self.threads // Self.size)
-                place = _across[Self.size](k, first // PIECE) + first % PIECE
-            else:
-                var index = first + Int32(i * Self.threads // DEPTH)
-                place = _along(index, step // PIECE) + step % PIECE
-            stage[unsafe_offset=Int(place)] = values[i]
-
-    @always_inline
-    def left(
-        self, stage: Shared[Self.dtype], row: Int32, k: Int, lane: Int32
-    ) -> SIMD[Self.dtype, 8]:
-        """The fragment of 16 rows from `row` on, 16 steps from 16 * k on."""
-        if self.across:
-            return bitcast[Self.dtype, 8](
-                load_matrices[4, True](
-                    UInt32(
-                        Int(
-                            stage.unsafe_offset(
-                                Int(
-                                    _across[Self.size](
-                                        Int32(16 * k)
-                                        + lane // 16 * 8
-                                        + lane % 8,
-                                        row // PIECE + lane // 8 % 2,
-                                    )
-                                )
-                            )
-                        )
-                    )
-                )
-            )
-        return bitcast[Self.dtype, 8](
-            load_matrices[4](
-                UInt32(
-                    Int(
-                        stage.unsafe_offset(
-                            Int(
-                                _along(
-                                    row + lane % 16, Int32(2 * k) + lane // 16
-                                )
-                            )
-                        )
-                    )
-                )
-            )
-        )
-
-    @always_inline
-    def right(
-        self, stage: Shared[Self.dtype], column: Int32, k: Int, lane: Int32
-    ) -> SIMD[Self.dtype, 8]:
-        """The fragments of 8 columns from `column` on and of the 8 behind them, 16 steps from 16 * k on.
-        """
-        if self.across:
-            return bitcast[Self.dtype, 8](
-                load_matrices[4, True](
-                    UInt32(
-                        Int(
-                            stage.unsafe_offset(
-                                Int(
-                                    _across[Self.size](
-                                        Int32(16 * k) + lane % 16,
-                                        column // PIECE + lane // 16,
-                                    )
-                                )
-                            )
-                        )
-                    )
-                )
-            )
-        return bitcast[Self.dtype, 8](
-            load_matrices[4](
-                UInt32(
-                    Int(
-                        stage.unsafe_offset(
-                            Int(
-                                _along(
-                                    column + lane // 16 * 8 + lane % 8,
-                                    Int32(2 * k) + lane // 8 % 2,
-                                )
-                            )
-                        )
-                    )
-                )
-            )
-        )
+comptime LARGE = TileShape(128, 128, 64, 32, 64, 1)
+comptime SMALL = TileShape(64, 64, 32, 32, 32, 5)
+comptime NARROW = TileShape(64, 32, 32, 16, 32, 6)
+# Of single elements, which pass through registers.
+comptime SMALL_UNITS = TileShape(64, 64, 32, 32, 32, 4)
+comptime NARROW_UNITS = TileShape(64, 32, 32, 16, 32, 5)
 
 
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](
-        Int32(shape.threads())
+        Int32(min(1024, shape.blocks * shape.threads()))
     ),
 )
-@__name(t"matmul_tensor_core_{dtype}_{shape.rows}x{shape.columns}")
+@__name(t"matmul_tensor_core_{dtype}_{shape.rows}x{shape.columns}_{in_pieces}")
 def tensor_core_kernel[
-    dtype: DType, shape: TileShape
+    dtype: DType, shape: TileShape, in_pieces: Bool
 ](
     c: Ptr[dtype],
     a: Ptr[dtype],
     b: Ptr[dtype],
+    sums_of_parts: Ptr[DType.float32],
     p: MatmulProblem,
-    row_tiles: Int32,
-    column_tiles: Int32,
-    whole: Int32,
+    blocks: Blocks,
+    a_unit: Int32,
+    b_unit: Int32,
+    c_whole: Int32,
+    part: Int32,
 ):
-    """One tile of one product; `whole` has a bit for each of A, B and C whose rows may be read or written in pieces.
+    """One tile of one product, or, of its sums over `part` steps, those of one part: [part][product][M][N].
+
+    A and B may be read in units of so many elements; `c_whole` says that C may be written in pieces.
     """
     comptime threads = shape.threads()
     comptime high = shape.warp_rows // 16
     comptime wide = shape.warp_columns // 8
-    comptime a_stage = shape.rows * DEPTH
-    comptime stage_elements = (shape.rows + shape.columns) * DEPTH
+    comptime a_bytes = 2 * shape.rows * shape.depth
+    comptime stage_bytes = 2 * (shape.rows + shape.columns) * shape.depth
 
     var thread = Int32(thread_idx.x)
     var lane = thread % 32
     var warp = thread // 32
-    var tile = Int(block_idx.x)
-    var column_tile = tile % Int(column_tiles)
-    var rest = tile // Int(column_tiles)
-    var row_tile = rest % Int(row_tiles)
-    var number = rest // Int(row_tiles)
-    var first_row = row_tile * shape.rows
-    var first_column = column_tile * shape.columns
+    var number, row_tile, column_tile = blocks.tile(Int32(block_idx.x))
+    var first_row = Int(row_tile) * shape.rows
+    var first_column = Int(column_tile) * shape.columns
     var rows = Int32(min(p.m - first_row, shape.rows))
     var columns = Int32(min(p.n - first_column, shape.columns))
-    var depth = Int32(p.k)
+    var first = Int32(block_idx.y) * part
+    var depth = min(Int32(p.k) - first, part)
 
-    var left = Operand[dtype, shape.rows, threads](
-        a.unsafe_offset(p.place(p.a, number) + first_row * p.a.row),
-        p.a.row,
-        p.a.column,
+    var left = Source[dtype, shape.rows, shape.depth, threads, in_pieces](
+        a.unsafe_offset(
+            blocks.place(p.a, number)
+            + first_row * p.a.row
+            + Int(first) * p.a.column
+        ),
+        Int32(p.a.row),
+        Int32(p.a.column),
         rows,
-        p.a.row == 1 and p.a.column != 1,
-        whole & 1 != 0,
+        depth,
+        a_unit,
     )
-    var right = Operand[dtype, shape.columns, threads](
-        b.unsafe_offset(p.place(p.b, number) + first_column * p.b.column),
-        p.b.column,
-        p.b.row,
+    var right = Source[dtype, shape.columns, shape.depth, threads, in_pieces](
+        b.unsafe_offset(
+            blocks.place(p.b, number)
+            + first_column * p.b.column
+            + Int(first) * p.b.row
+        ),
+        Int32(p.b.column),
+        Int32(p.b.row),
         columns,
-        p.b.column == 1 and p.b.row != 1,
-        whole & 2 != 0,
+        depth,
+        b_unit,
     )
     var shared = external_memory[
         Scalar[dtype], address_space=AddressSpace.SHARED, alignment=128
     ]()
-    var warp_row = (
-        warp
-        // Int32(shape.columns // shape.warp_columns)
-        * Int32(shape.warp_rows)
+    var base = UInt32(Int(shared))
+    comptime warps_across = Int32(shape.columns // shape.warp_columns)
+    var warp_row = warp // warps_across * Int32(shape.warp_rows)
+    var warp_column = warp % warps_across * Int32(shape.warp_columns)
+    var a_places = Places[high, shape.rows, shape.depth].left(
+        warp_row, lane, left.across
     )
-    var warp_column = (
-        warp
-        % Int32(shape.columns // shape.warp_columns)
-        * Int32(shape.warp_columns)
+    var b_places = Places[wide // 2, shape.columns, shape.depth].right(
+        warp_column, lane, right.across
     )
 
     var sums = Array[SIMD[DType.float32, 4], high * wide](fill=0)
-    var stages = ceildiv(depth, Int32(DEPTH))
-    comptime for s in range(STAGES - 1):
-        if Int32(s) < stages:
-            var at = shared.unsafe_offset(s * stage_elements)
-            left.load(at, Int32(s * DEPTH), depth)
-            right.load(at.unsafe_offset(a_stage), Int32(s * DEPTH), depth)
+    var stages = (depth + Int32(shape.depth - 1)) // Int32(shape.depth)
+    var slot = UInt32(0)
+    var free = UInt32(0)
+    for stage in range(Int32(1 - STAGES), stages):
+        if stage >= 0:
+            wait_for_copies[STAGES - 2]()
+            barrier()
+        var next = base + free * UInt32(stage_bytes)
+        var more = stage + (STAGES - 1) < stages
+        var a_values = left.Values(fill=0)
+        var b_values = right.Values(fill=0)
+        if more:
+            left.start(next, a_values)
+            right.start(next + UInt32(a_bytes), b_values)
         commit_copies()
-    var slot = Int32(0)
-    for stage in range(stages):
-        wait_for_copies[STAGES - 2]()
-        barrier()
-        var next = stage + Int32(STAGES - 1)
-        if next < stages:
-            var at = shared.unsafe_offset(
-                Int((slot + Int32(STAGES - 1)) % STAGES) * stage_elements
-            )
-            left.load(at, next * DEPTH, depth)
-            right.load(at.unsafe_offset(a_stage), next * DEPTH, depth)
-        commit_copies()
-        var a_tile = shared.unsafe_offset(Int(slot) * stage_elements)
-        var b_tile = a_tile.unsafe_offset(a_stage)
-        comptime for k in range(DEPTH // 16):
-            var columns_of = Array[SIMD[dtype, 8], wide // 2](fill=0)
+        free = free + 1 if free < STAGES - 1 else 0
+        if stage < 0:
+            if more:
+                left.finish(next, a_values)
+                right.finish(next + UInt32(a_bytes), b_values)
+            continue
+        var a_tile = base + slot * UInt32(stage_bytes)
+        var b_tile = a_tile + UInt32(a_bytes)
+        comptime for k in range(shape.depth // 16):
+            var factors = Array[SIMD[dtype, 8], wide // 2](fill=0)
             comptime for j in range(wide // 2):
-                columns_of[j] = right.right(
-                    b_tile, warp_column + Int32(16 * j), k, lane
-                )
+                factors[j] = b_places.load[dtype](b_tile, j, k)
             comptime for i in range(high):
-                var row_of = left.left(
-                    a_tile, warp_row + Int32(16 * i), k, lane
-                )
+                var row = a_places.load[dtype](a_tile, i, k)
                 comptime for j in range(wide):
                     mma(
                         sums[i * wide + j],
-                        row_of,
-                        columns_of[j // 2].slice[4, offset=j % 2 * 4](),
+                        row,
+                        factors[j // 2].slice[4, offset=j % 2 * 4](),
                         sums[i * wide + j],
                     )
-        slot = (slot + 1) % STAGES
+        if more:
+            left.finish(next, a_values)
+            right.finish(next + UInt32(a_bytes), b_values)
+        slot = slot + 1 if slot < STAGES - 1 else 0
     wait_for_copies[0]()
-    barrier()
+
+    if part < Int32(p.k):
+        # [part][product] of float32.
+        var products = Int(p.batch())
+        var target = sums_of_parts.unsafe_offset(
+            (Int(block_idx.y) * products + Int(number)) * p.m * p.n
+            + first_row * p.n
+            + first_column
+        )
+        comptime for i in range(high):
+            comptime for half in range(2):
+                var row = warp_row + Int32(16 * i + 8 * half) + lane // 4
+                comptime for j in range(wide):
+                    comptime for e in range(2):
+                        var column = (
+                            warp_column + Int32(8 * j + e) + lane % 4 * 2
+                        )
+                        if row < rows and column < columns:
+                            target[
+                                unsafe_offset=Int(row) * p.n + Int(column)
+                            ] = sums[i * wide + j][2 * half + e]
+        return
 
     # Through shared memory, so that a warp writes whole rows.
+    barrier()
     comptime pitch = shape.columns + PAD
     comptime for i in range(high):
         comptime for half in range(2):
@@ -416,42 +239,58 @@ def tensor_core_kernel[
                 )
     barrier()
     var target = c.unsafe_offset(
-        p.place(p.c, number) + first_row * p.c.row + first_column * p.c.column
+        blocks.place(p.c, number)
+        + first_row * p.c.row
+        + first_column * p.c.column
     )
-    if p.c.column == 1:
-        if whole & 4 != 0:
-            comptime pieces = shape.columns // PIECE
-            for i in range(Int(thread), shape.rows * pieces, threads):
-                var row = i // pieces
-                var column = i % pieces * PIECE
-                if Int32(row) < rows and Int32(column) < columns:
-                    target.unsafe_offset(row * p.c.row + column).unsafe_store[
-                        alignment=16
-                    ](
-                        shared.unsafe_offset(row * pitch + column).unsafe_load[
-                            width=PIECE, alignment=16
-                        ]()
-                    )
-        else:
-            var row = warp
-            while row < rows:
-                var column = lane
-                while column < columns:
-                    target[
-                        unsafe_offset=Int(row) * p.c.row + Int(column)
-                    ] = shared[unsafe_offset=Int(row * Int32(pitch) + column)]
-                    column += 32
-                row += Int32(threads // 32)
+    if c_whole != 0:
+        comptime pieces = Int32(shape.columns // PIECE)
+        comptime for turn in range(
+            shape.rows * shape.columns // PIECE // threads
+        ):
+            var i = thread + Int32(turn * threads)
+            var row = i // pieces
+            var column = i % pieces * PIECE
+            if row < rows and column < columns:
+                target.unsafe_offset(
+                    Int(row) * p.c.row + Int(column)
+                ).unsafe_store[alignment=16](
+                    shared.unsafe_offset(
+                        Int(row * Int32(pitch) + column)
+                    ).unsafe_load[width=PIECE, alignment=16]()
+                )
     else:
-        var column = warp
-        while column < columns:
-            var row = lane
-            while row < rows:
-                target[
-                    unsafe_offset=Int(row) * p.c.row + Int(column) * p.c.column
-                ] = shared[unsafe_offset=Int(row * Int32(pitch) + column)]
-                row += 32
-            column += Int32(threads // 32)
+        var row = warp
+        while row < rows:
+            var line = target.unsafe_offset(Int(row) * p.c.row)
+            comptime for turn in range(shape.columns // 32):
+                var column = lane + Int32(32 * turn)
+                if column < columns:
+                    line[unsafe_offset=Int(column) * p.c.column] = shared[
+                        unsafe_offset=Int(row * Int32(pitch) + column)
+                    ]
+            row += Int32(threads // 32)
+
+
+@__name(t"matmul_add_parts_{dtype}")
+def add_parts_kernel[
+    dtype: DType
+](c: Ptr[dtype], parts: Ptr[DType.float32], p: MatmulProblem, count: Int32,):
+    """The sum of the parts' sums, in order; a thread has one element of C."""
+    var size = p.batch() * p.m * p.n
+    var i = Int(block_idx.x) * ADDERS + Int(thread_idx.x)
+    if i >= size:
+        return
+    var sum = Float32(0)
+    for part in range(Int(count)):
+        sum += parts[unsafe_offset=part * size + i]
+    var column = i % p.n
+    var rest = i // p.n
+    c[
+        unsafe_offset=p.place(p.c, rest // p.m)
+        + rest % p.m * p.c.row
+        + column * p.c.column
+    ] = sum.cast[dtype]()
 
 
 def tensor_core_can_implement[
@@ -460,24 +299,33 @@ def tensor_core_can_implement[
     """None, or why not."""
     comptime if not pairs_compile[dtype]():
         return String("the GPU has no products of such elements")
-    # Indices within a product are counted in 32 bits; elements are not.
-    if max(p.m, p.n, p.k) >= 1 << 30:
-        return String("an extent of 2^30 or more")
-    return None
+    # Strides of a stage are counted in 32 bits.
+    if max(p.a.row, p.a.column, p.b.row, p.b.column) >= 1 << 24:
+        return String("a stride of 2^24 or more")
+    return blocks_can_implement(p, NARROW.rows, NARROW.columns)
 
 
-def _is_whole[dtype: DType](data: Ptr[dtype], matrices: Matrices) -> Bool:
-    """Whether all pieces of 16 bytes begin at multiples of that."""
-    return (
-        Int(data) % 16 == 0
-        and (matrices.row == 1 or matrices.column == 1)
-        and matrices.is_whole(PIECE)
-    )
+def _tiles(p: MatmulProblem, shape: TileShape) -> Int:
+    """Of one product."""
+    return ceildiv(p.m, shape.rows) * ceildiv(p.n, shape.columns)
+
+
+def _unit[dtype: DType](data: Ptr[dtype], matrices: Matrices) -> Int:
+    """The most elements, up to a piece, that all rows (or columns, if these are contiguous) can be read or written in.
+    """
+    if matrices.row != 1 and matrices.column != 1:
+        return 1
+    var unit = PIECE
+    while unit > 1 and not (
+        Int(data) % (2 * unit) == 0 and matrices.is_whole(unit)
+    ):
+        unit //= 2
+    return unit
 
 
 @always_inline
 def _launch[
-    dtype: DType, shape: TileShape
+    dtype: DType, shape: TileShape, in_pieces: Bool
 ](
     c: Ptr[dtype],
     a: Ptr[dtype],
@@ -485,28 +333,49 @@ def _launch[
     p: MatmulProblem,
     ctx: DeviceContext,
 ) raises:
-    var row_tiles = ceildiv(p.m, shape.rows)
-    var column_tiles = ceildiv(p.n, shape.columns)
-
-    var whole = Int32(_is_whole(a, p.a)) + 2 * Int32(_is_whole(b, p.b))
-    if _is_whole(c, p.c) and p.c.column == 1 and p.n % PIECE == 0:
-        whole += 4
-    comptime kernel = tensor_core_kernel[dtype, shape]
+    var tiles = _tiles(p, shape)
+    var blocks = tiles * p.batch()
+    var parts = max(1, min(ENOUGH_BLOCKS // max(blocks, 1), p.k // LEAST_PART))
+    var part = ceildiv(ceildiv(p.k, parts), shape.depth) * shape.depth
+    parts = ceildiv(p.k, part) if parts > 1 else 1
+    if parts == 1:
+        part = max(p.k, 1)
+    var c_whole = (
+        _unit(c, p.c) == PIECE and p.c.column == 1 and p.n % PIECE == 0
+    )
+    var size = p.batch() * p.m * p.n
+    var sums = scratch[DType.float32](ctx, parts * size if parts > 1 else 1)
+    var sums_at = Ptr[DType.float32](unsafe_from_address=Int(sums.unsafe_ptr()))
+    comptime kernel = tensor_core_kernel[dtype, shape, in_pieces]
     ctx.enqueue_function[kernel](
         c,
         a,
         b,
+        sums_at,
         p,
-        Int32(row_tiles),
-        Int32(column_tiles),
-        whole,
-        grid_dim=row_tiles * column_tiles * p.batch(),
+        Blocks.of(p, shape.rows, shape.columns),
+        Int32(_unit(a, p.a)),
+        Int32(_unit(b, p.b)),
+        Int32(c_whole),
+        Int32(part),
+        grid_dim=(blocks, parts),
         block_dim=shape.threads(),
         shared_mem_bytes=shape.shared_bytes(),
         func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
             UInt32(shape.shared_bytes())
         ),
     )
+    if parts > 1:
+        comptime adder = add_parts_kernel[dtype]
+        ctx.enqueue_function[adder](
+            c,
+            sums_at,
+            p,
+            Int32(parts),
+            grid_dim=ceildiv(size, ADDERS),
+            block_dim=ADDERS,
+        )
+    _ = sums^
 
 
 @no_inline
@@ -520,24 +389,16 @@ def tensor_core_gpu[
     ctx: DeviceContext,
 ) raises:
     """A problem that tensor_core_can_implement takes."""
-    if p.m > SMALL.rows and p.n > SMALL.columns and _waste(p) < 1.25:
-        _launch[dtype, LARGE](c, a, b, p, ctx)
+    var large = _tiles(p, LARGE) * LARGE.rows * LARGE.columns
+    var small = _tiles(p, SMALL) * SMALL.rows * SMALL.columns
+    if _unit(a, p.a) != PIECE or _unit(b, p.b) != PIECE:
+        if p.n <= NARROW.columns:
+            _launch[dtype, NARROW_UNITS, False](c, a, b, p, ctx)
+        else:
+            _launch[dtype, SMALL_UNITS, False](c, a, b, p, ctx)
+    elif p.n <= NARROW.columns:
+        _launch[dtype, NARROW, True](c, a, b, p, ctx)
+    elif 4 * large < 5 * small and p.k > LARGE.depth:
+        _launch[dtype, LARGE, True](c, a, b, p, ctx)
     else:
-        _launch[dtype, SMALL](c, a, b, p, ctx)
-
-
-def _waste(p: MatmulProblem) -> Float64:
-    """What large tiles cover over what small ones do."""
-    var large = (
-        ceildiv(p.m, LARGE.rows)
-        * ceildiv(p.n, LARGE.columns)
-        * LARGE.rows
-        * LARGE.columns
-    )
-    var small = (
-        ceildiv(p.m, SMALL.rows)
-        * ceildiv(p.n, SMALL.columns)
-        * SMALL.rows
-        * SMALL.columns
-    )
-    return Float64(large) / Float64(small)
+        _launch[dtype, SMALL, True](c, a, b, p, ctx)

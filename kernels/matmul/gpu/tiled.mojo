@@ -7,13 +7,20 @@ shared memory while the next one is on its way into registers.
 from std.math import ceildiv
 from std.memory import stack_allocation
 from std.sys import size_of
+from std.utils.static_tuple import StaticTuple
 
-from max.gpu import barrier, block_idx, thread_idx
+from max.gpu import (
+    MAX_THREADS_PER_BLOCK_METADATA,
+    barrier,
+    block_idx,
+    thread_idx,
+)
 from max.gpu.host import DeviceContext
 from max.gpu.memory import AddressSpace
 
 from ...convolution.common import Ptr, accumulation_type
 from ..problem import MatmulProblem
+from .blocks import Blocks, blocks_can_implement
 
 comptime TILE = 64
 comptime DEPTH = 16
@@ -23,46 +30,88 @@ comptime THREADS = TILE // ROWS * (TILE // COLUMNS)
 comptime TURNS = TILE * DEPTH // THREADS
 comptime PITCH = TILE + 4
 """From one step to the next in shared memory."""
+# Four blocks share a multiprocessor: their registers must fit.
+comptime FOUR_BLOCKS = StaticTuple[Int32, 1](Int32(4 * THREADS))
 
 
-@fieldwise_init
 struct _Source[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
-    """One operand's part of a tile."""
+    """One operand's part of a tile: neighbours in memory for neighbouring threads.
+    """
+
+    comptime Values = Array[Scalar[accumulation_type[Self.dtype]], TURNS]
 
     var data: Ptr[Self.dtype]
-    var index: Int
-    """Elements from one index to the next."""
-    var step: Int
-    """Elements from one step of the reduction to the next."""
-    var count: Int
-    """Indices that are left."""
-    var depth: Int
+    """This thread's first element of the next stage."""
+    var turn: Int
+    """Elements from one of its elements to the next."""
+    var stage_step: Int
+    var across: Bool
+    """Whether indices are contiguous, not steps."""
+    var count: Int32
+    """Of its elements, those whose index exists; all or none if `across`."""
+    var left: Int32
+    """Steps from this thread's first one of the next stage on."""
+    var place: Int32
+    """In shared memory."""
 
     @always_inline
-    def place(self, i: Int) -> Tuple[Int, Int]:
-        """Index and step of a thread's number i: neighbours in memory for neighbouring threads.
-        """
-        var thread = Int(thread_idx.x)
-        if self.index == 1 and self.step != 1:
-            return thread % TILE, thread // TILE + i * (THREADS // TILE)
-        return thread // DEPTH + i * (THREADS // DEPTH), thread % DEPTH
+    def __init__(
+        out self,
+        data: Ptr[Self.dtype],
+        index: Int,
+        step: Int,
+        count: Int32,
+        depth: Int32,
+    ):
+        var thread = Int32(thread_idx.x)
+        self.across = index == 1 and step != 1
+        self.stage_step = DEPTH * step
+        if self.across:
+            var own = thread % TILE
+            var k = thread // TILE
+            self.data = data.unsafe_offset(Int(own) + Int(k) * step)
+            self.turn = THREADS // TILE * step
+            self.count = Int32(TURNS if own < count else 0)
+            self.left = depth - k
+            self.place = k * PITCH + own
+        else:
+            var own = thread // DEPTH
+            var k = thread % DEPTH
+            self.data = data.unsafe_offset(Int(own) * index + Int(k) * step)
+            self.turn = THREADS // DEPTH * index
+            self.count = (count - own + Int32(THREADS // DEPTH - 1)) // Int32(
+                THREADS // DEPTH
+            )
+            self.left = depth - k
+            self.place = k * PITCH + own
 
     @always_inline
-    def load(
-        self, begin: Int
-    ) -> Array[Scalar[accumulation_type[Self.dtype]], TURNS]:
+    def load(mut self) -> Self.Values:
+        """The next stage."""
         comptime acc = accumulation_type[Self.dtype]
-        var values = Array[Scalar[acc], TURNS](fill=0)
+        var values = Self.Values(fill=0)
+        var existing = self.count
+        if self.across:
+            comptime steps = Int32(THREADS // TILE)
+            existing = min(existing, (self.left + steps - 1) // steps)
+        elif self.left <= 0:
+            existing = 0
         comptime for i in range(TURNS):
-            var index, step = self.place(i)
-            if index < self.count and begin + step < self.depth:
-                values[i] = self.data[
-                    unsafe_offset=index * self.index
-                    + (begin + step) * self.step
-                ].cast[acc]()
+            if Int32(i) < existing:
+                values[i] = self.data[unsafe_offset=i * self.turn].cast[acc]()
+        self.data = self.data.unsafe_offset(self.stage_step)
+        self.left -= DEPTH
         return values^
 
+    @always_inline
+    def place_turn(self) -> Int32:
+        """In shared memory, from one of its elements to the next."""
+        return Int32(THREADS // TILE * PITCH) if self.across else Int32(
+            THREADS // DEPTH
+        )
 
+
+@__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=FOUR_BLOCKS)
 @__name(t"matmul_tiled_{dtype}")
 def tiled_kernel[
     dtype: DType
@@ -71,8 +120,7 @@ def tiled_kernel[
     a: Ptr[dtype],
     b: Ptr[dtype],
     p: MatmulProblem,
-    row_tiles: Int32,
-    column_tiles: Int32,
+    blocks: Blocks,
     neighbours: Int32,
 ):
     """One tile of one product; `neighbours` says that COLUMNS of them may be stored at once.
@@ -90,71 +138,77 @@ def tiled_kernel[
         alignment=16,
         address_space=AddressSpace.SHARED,
     ]()
-    var tile = Int(block_idx.x)
-    var column_tile = tile % Int(column_tiles)
-    var rest = tile // Int(column_tiles)
-    var first_row = rest % Int(row_tiles) * TILE
-    var number = rest // Int(row_tiles)
-    var first_column = column_tile * TILE
-    var rows = min(p.m - first_row, TILE)
-    var columns = min(p.n - first_column, TILE)
+    var number, row_tile, column_tile = blocks.tile(Int32(block_idx.x))
+    var first_row = Int(row_tile) * TILE
+    var first_column = Int(column_tile) * TILE
+    var rows = Int32(min(p.m - first_row, TILE))
+    var columns = Int32(min(p.n - first_column, TILE))
+    var depth = Int32(p.k)
     var a_source = _Source[dtype](
-        a.unsafe_offset(p.place(p.a, number) + first_row * p.a.row),
+        a.unsafe_offset(blocks.place(p.a, number) + first_row * p.a.row),
         p.a.row,
         p.a.column,
         rows,
-        p.k,
+        depth,
     )
     var b_source = _Source[dtype](
-        b.unsafe_offset(p.place(p.b, number) + first_column * p.b.column),
+        b.unsafe_offset(blocks.place(p.b, number) + first_column * p.b.column),
         p.b.column,
         p.b.row,
         columns,
-        p.k,
+        depth,
     )
-    var row = Int(thread_idx.x) // (TILE // COLUMNS) * ROWS
-    var column = Int(thread_idx.x) % (TILE // COLUMNS) * COLUMNS
+    var row = Int32(thread_idx.x) // (TILE // COLUMNS) * ROWS
+    var column = Int32(thread_idx.x) % (TILE // COLUMNS) * COLUMNS
     var sums = Array[SIMD[acc, COLUMNS], ROWS](fill=0)
-    var a_next = a_source.load(0)
-    var b_next = b_source.load(0)
-    for begin in range(0, p.k, DEPTH):
+    var a_next = a_source.load()
+    var b_next = b_source.load()
+    for begin in range(Int32(0), depth, Int32(DEPTH)):
         barrier()
         comptime for i in range(TURNS):
-            var a_index, a_step = a_source.place(i)
-            left[unsafe_offset=a_step * PITCH + a_index] = a_next[i]
-            var b_index, b_step = b_source.place(i)
-            right[unsafe_offset=b_step * PITCH + b_index] = b_next[i]
+            left[
+                unsafe_offset=Int(
+                    a_source.place + Int32(i) * a_source.place_turn()
+                )
+            ] = a_next[i]
+            right[
+                unsafe_offset=Int(
+                    b_source.place + Int32(i) * b_source.place_turn()
+                )
+            ] = b_next[i]
         barrier()
-        if begin + DEPTH < p.k:
-            a_next = a_source.load(begin + DEPTH)
-            b_next = b_source.load(begin + DEPTH)
+        if begin + DEPTH < depth:
+            a_next = a_source.load()
+            b_next = b_source.load()
         comptime for k in range(DEPTH):
-            var factor = right.unsafe_offset(k * PITCH + column).unsafe_load[
-                width=COLUMNS, alignment=16
-            ]()
+            var factor = right.unsafe_offset(
+                k * PITCH + Int(column)
+            ).unsafe_load[width=COLUMNS, alignment=16]()
             comptime for part in range(ROWS // 4):
                 var four = left.unsafe_offset(
-                    k * PITCH + row + 4 * part
+                    k * PITCH + Int(row) + 4 * part
                 ).unsafe_load[width=4, alignment=16]()
                 comptime for i in range(4):
                     comptime at = 4 * part + i
                     sums[at] = SIMD[acc, COLUMNS](four[i]).fma(factor, sums[at])
     var target = c.unsafe_offset(
-        p.place(p.c, number) + first_row * p.c.row + first_column * p.c.column
+        blocks.place(p.c, number)
+        + first_row * p.c.row
+        + first_column * p.c.column
     )
     comptime for i in range(ROWS):
-        if row + i < rows:
-            var line = target.unsafe_offset((row + i) * p.c.row)
+        if row + Int32(i) < rows:
+            var line = target.unsafe_offset(Int(row + Int32(i)) * p.c.row)
             if neighbours != 0 and column + COLUMNS <= columns:
-                line.unsafe_offset(column).unsafe_store[
+                line.unsafe_offset(Int(column)).unsafe_store[
                     alignment=COLUMNS * size_of[dtype]()
                 ](sums[i].cast[dtype]())
             else:
                 comptime for j in range(COLUMNS):
-                    if column + j < columns:
-                        line[unsafe_offset=(column + j) * p.c.column] = sums[i][
-                            j
-                        ].cast[dtype]()
+                    if column + Int32(j) < columns:
+                        line[
+                            unsafe_offset=Int(column + Int32(j)) * p.c.column
+                        ] = sums[i][j].cast[dtype]()
 
 
 @no_inline
@@ -167,21 +221,26 @@ def tiled_gpu[
     p: MatmulProblem,
     ctx: DeviceContext,
 ) raises:
-    """Any problem."""
-    var row_tiles = ceildiv(p.m, TILE)
-    var column_tiles = ceildiv(p.n, TILE)
+    """Any problem whose blocks 32 bits can count.
+
+    Raises:
+        Error: those they cannot.
+    """
+    var reason = blocks_can_implement(p, TILE, TILE)
+    if reason:
+        raise Error(t"matmul: {reason.value()}")
     comptime bytes = COLUMNS * size_of[dtype]()
     comptime kernel = tiled_kernel[dtype]
+    var blocks = Blocks.of(p, TILE, TILE)
     ctx.enqueue_function[kernel](
         c,
         a,
         b,
         p,
-        Int32(row_tiles),
-        Int32(column_tiles),
+        blocks,
         Int32(
             Int(c) % bytes == 0 and p.c.column == 1 and p.c.is_whole(COLUMNS)
         ),
-        grid_dim=row_tiles * column_tiles * p.batch(),
+        grid_dim=Int(blocks.tiles.value) * p.batch(),
         block_dim=THREADS,
     )
