@@ -20,7 +20,7 @@ GROUPS = {
         "layers",
     ),
     **dict.fromkeys(
-        ("unary", "pointwise", "comparison", "reduction", "shape", "indexing", "sorting", "foreach"),
+        ("unary", "pointwise", "comparison", "reduction", "shape", "indexing", "interpolation", "sorting", "foreach"),
         "elements",
     ),
     "attention": "attention",

@@ -20,7 +20,6 @@ from torch_max_backend.decompositions import (
     trilinear,
     weight_norm_backward,
 )
-from torch_max_backend.resize_decompositions import resize_decompositions
 from torch_max_backend.sampling_decompositions import grid_sampler, grid_sampler_backward
 from torch_max_backend.selection_decompositions import (
     bucketize,
@@ -99,24 +98,6 @@ def test_small_ones_are_pytorchs() -> None:
         torch.testing.assert_close(round_decimals(50 * x, decimals=decimals), torch.round(50 * x, decimals=decimals))
     for op in (aten.hardshrink_backward, aten.softshrink_backward):
         torch.testing.assert_close(shrink_backward(x * 2, x, 0.5), op(x * 2, x, 0.5))
-
-
-@pytest.mark.parametrize("filter", ["bilinear", "bicubic"])
-@pytest.mark.parametrize(
-    ("size", "results"), [((7, 9), (3, 4)), ((5, 6), (11, 13)), ((8, 8), (8, 5)), ((1, 5), (4, 1))]
-)
-def test_antialiased_interpolation(filter: str, size: tuple[int, int], results: tuple[int, int]) -> None:
-    table = resize_decompositions()
-    forward, backward = (getattr(aten, f"_upsample_{filter}2d_aa{name}").default for name in ("", "_backward"))
-    x = torch.randn(2, 3, *size, dtype=torch.float64)
-    scales = results[0] / size[0] * 1.02, results[1] / size[1] * 0.97
-    for options in itertools.product((False, True), ((None, None), scales)):
-        arguments = list(results), options[0], *options[1]
-        expected = forward(x, *arguments)
-        torch.testing.assert_close(table[forward](x, *arguments), expected)
-        grad, shape = torch.randn_like(expected), list(x.shape)
-        wanted = backward(grad, list(results), shape, *arguments[1:])
-        torch.testing.assert_close(table[backward](grad, list(results), shape, *arguments[1:]), wanted)
 
 
 @pytest.mark.parametrize("expanded", [False, True])

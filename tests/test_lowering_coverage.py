@@ -21,6 +21,17 @@ ELSEWHERE = {
         "torch_max_backend.max_pool_offsets",
         "torch_max_backend.max_pool_offsets_backward",
     },
+    "tests/lowering/test_interpolation.py, in launch lists": {
+        f"aten.{op}{direction}"
+        for op in (
+            *(f"{mode}{rank}d" for mode in ("upsample_nearest", "_upsample_nearest_exact") for rank in (1, 2, 3)),
+            "upsample_linear1d",
+            "upsample_trilinear3d",
+            "upsample_bicubic2d",
+            *(f"_upsample_{filter}2d_aa" for filter in ("bilinear", "bicubic", "lanczos")),
+        )
+        for direction in ("", "_backward")
+    },
     "tests/test_habits.py": {"aten._efficientzerotensor"},
     "tests/models, in evaluation": {"aten._native_batch_norm_legit_no_training"},
     "variants, which are cases with TORCH_MAX_BACKEND_CASES=all only": {

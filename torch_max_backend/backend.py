@@ -27,6 +27,7 @@ from torch_max_backend.graph.saved import forget_running_statistics
 from torch_max_backend.graph.sized import SizedGraph, at_hints, is_sized
 from torch_max_backend.graph.stored import loaded
 from torch_max_backend.graph.unit import CompilationUnit
+from torch_max_backend.interpolation_ops import interpolations_whole
 from torch_max_backend.options import Options
 from torch_max_backend.programs import facts_of, kept
 from torch_max_backend.runtime.background import Job
@@ -140,6 +141,7 @@ def _through_aot(gm: GraphModule, example_inputs: Sequence[Any], compilation: _C
         # Otherwise AOTAutograd would pass on the backward graph at the first backward call, too late to compile it
         # together with the forward graph.
         stack.enter_context(functorch_config.patch(force_non_lazy_backward_lowering=True))
+        stack.enter_context(interpolations_whole())
         forward, backward, inference = compilers
         compiled = aot_module_simplified(
             gm,

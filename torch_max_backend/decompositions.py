@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from torch_max_backend.interpolation_ops import whole_number_decompositions
 from torch_max_backend.optimizer_decompositions import optimizer_decompositions
-from torch_max_backend.resize_decompositions import resize_decompositions
 from torch_max_backend.sampling_decompositions import sampling_decompositions
 from torch_max_backend.selection_decompositions import selection_decompositions
 from torch_max_backend.torch_compat import OpOverload, OpOverloadPacket, core_aten_decompositions, get_decompositions
@@ -206,7 +206,7 @@ def decompositions() -> dict[OpOverload, Callable[..., Any]]:
         **core_aten_decompositions(),
         **get_decompositions(TAKEN_APART),
         **optimizer_decompositions(),
-        **resize_decompositions(),
+        **whole_number_decompositions(),
         **sampling_decompositions(),
         **selection_decompositions(),
         aten._weight_norm_interface_backward.default: weight_norm_backward,

@@ -11,7 +11,7 @@ import contextlib
 import importlib
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
@@ -220,6 +220,42 @@ def keep_in_packs(metadata: Any, packs: int, others: Sequence[int]) -> None:
         # Its length stays: the first call may return fake tensors, as many as were traced.
         new = [*[False] * packs, *(flags[number] for number in others)]
         flags[: len(new)] = new
+
+
+@contextlib.contextmanager
+def tracing_kernels(
+    kernels: Mapping[OpOverload, Callable[..., Any] | None], shapes: Mapping[OpOverload, Callable[..., Any]]
+) -> Iterator[None]:
+    """In the context tracing calls a function of ours for an op in front of autograd, or the op's own kernels, where
+    PyTorch has registered a decomposition in Python there. No table of decompositions reaches that place.
+
+    Args:
+        kernels: the functions; None for the op's own kernels.
+        shapes: functions that make an op's fake results, for ops of which PyTorch has none that take symbolic sizes.
+    """
+    ours: dict[OpOverload, dict[Any, Callable[..., Any]]] = {}
+    for op, function in kernels.items():
+        ours[op] = {key: each for key, each in op.py_kernels.items() if key not in _BEFORE_AUTOGRAD}
+        if function is not None:
+            ours[op][torch._C.DispatchKey.CompositeImplicitAutograd] = function
+    for op, function in shapes.items():
+        ours[op] = {torch._C.DispatchKey.Meta: function, **op.py_kernels}
+    before = {op: op.py_kernels for op in ours}
+    try:
+        for op, table in ours.items():
+            _set_kernels(op, table)
+        yield
+    finally:
+        for op, table in before.items():
+            _set_kernels(op, table)
+
+
+_BEFORE_AUTOGRAD = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
+def _set_kernels(op: OpOverload, table: dict[Any, Callable[..., Any]]) -> None:
+    op.py_kernels = table
+    op._dispatch_cache.clear()
 
 
 def schema_of(op: Any) -> Any:

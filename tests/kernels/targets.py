@@ -21,12 +21,14 @@ from max.graph import DeviceRef, Dim, Graph, Module, TensorType, TensorValue
 
 from tests.kernels import elementwise, hopper_epilogue
 from torch_max_backend.fusion.program import Program
+from torch_max_backend.interpolation_problem import Mode, interpolation_axes
 from torch_max_backend.lowering import load_all
 from torch_max_backend.mojo_ops import (
     attention,
     convolution,
     functions,
     indexing,
+    interpolation,
     matmul,
     normalization,
     pooling,
@@ -44,6 +46,7 @@ GPU = DeviceRef.GPU(0)
 ROWS, PIXELS = Dim("rows"), (Dim("n"), 1, 8, 8, Dim("c"))
 HALF = (Dim("n"), 1, 4, 4, Dim("c"))
 POOL = PoolingProblem.from_aten([8, 8], 3, 2, 1, 1, False, True)
+AXES = interpolation_axes(Mode.LINEAR, (8, 8), (4, 4))
 ADAPTIVE = AdaptivePoolingProblem.from_aten([8, 8], 4)
 
 Operands = list[TensorValue]
@@ -116,6 +119,7 @@ def _cases(dtype: DType) -> dict[str, tuple[list[TensorType], Body]]:
         ),
         "matmul": ([batch, batch], lambda v: matmul.matmul(*v, b_turned=True)),
         "cumsum": ([table], lambda v: reduction.cumsum(*v, 1)),
+        "interpolate": ([x], lambda v: interpolation.interpolate(*v, AXES)),
         "gather_rows": ([table, place], lambda v: indexing.gather(*v, 1)),
         "scatter_rows_add": ([table, place, source], lambda v: indexing.scatter_rows(*v, True)),
         "scatter_rows_set": ([table, place, source], lambda v: indexing.scatter_rows(*v, False)),

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 
 import pytest
 import torch
-from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses import FakeTensor
 
 from tests.harness import Batch, Case, batch_fixture, core, gradients, integers, parametrize, randn, recipe
 
@@ -39,17 +36,6 @@ def case(name: str, function: Callable[..., object], *makers: Maker) -> Case:
 
 def grad(name: str, function: Callable[..., object], *makers: Maker) -> Case:
     return Case(name, gradients(function), recipe(*makers), exact=True)
-
-
-def interpolated(**options: object) -> Callable[..., object]:
-    """Interpolation and its gradient, traced as AOTAutograd traces it: taken apart before autograd sees it."""
-
-    def interpolate(x: torch.Tensor) -> torch.Tensor:
-        tracing = isinstance(x, FakeTensor)
-        with enable_python_dispatcher() if tracing else contextlib.nullcontext():
-            return F.interpolate(x, **options)
-
-    return gradients(interpolate)
 
 
 CASES = [
@@ -100,22 +86,6 @@ CASES = [
     ),
     case("index_put_mask", lambda x, y: x.index_put((x > 1,), y), integers(4, 3), integers()),
     case("index_add", lambda x, i, y: x.index_add(1, i, y), integers(3, 4), places(6, size=4), integers(3, 6)),
-    case("upsample_nearest", interpolated(scale_factor=2), last(2, 3, 4, 5)),
-    case("upsample_nearest_odd", interpolated(size=(7, 4)), last(2, 3, 4, 5)),
-    Case(
-        "upsample_bilinear",
-        interpolated(scale_factor=2, mode="bilinear"),
-        recipe(last(2, 3, 4, 5)),
-        length=16,
-        slack=4,
-    ),
-    Case(
-        "upsample_bilinear_corners",
-        interpolated(size=(7, 9), mode="bilinear", align_corners=True),
-        recipe(randn(2, 3, 4, 5)),
-        length=16,
-        slack=4,
-    ),
     Case(
         "grid_sample",
         gradients(lambda x, grid: F.grid_sample(x, grid, align_corners=True)),
@@ -143,8 +113,6 @@ CASES = [
         randn(2, 2, 3, 4),
         randn(2, 3, 2, 2),
     ),
-    case("upsample_1d", interpolated(scale_factor=3), integers(2, 3, 5)),
-    case("upsample_3d", interpolated(scale_factor=2), integers(1, 2, 2, 3, 2)),
     grad("reflection_pad", lambda x: F.pad(x, (2, 1, 0, 3), mode="reflect"), last(2, 3, 4, 5)),
     grad("replication_pad", lambda x: F.pad(x, (2, 1, 0, 3), mode="replicate"), last(2, 3, 4, 5)),
 ]
@@ -152,8 +120,8 @@ CASES = [
 #: They repeat a lowering in another dtype, memory order or size.
 VARIANTS = (
     "index_middle", "index_bool_values", "gather_channels_last", "take_along_dim", "scatter_int",
-    "scatter_add_bf16", "upsample_1d", "upsample_3d", "replication_pad", "upsample_bilinear",
-    "upsample_nearest_odd", "masked_fill", "grid_sample_bicubic", "grid_sample_3d", "grid_sample_nearest",
+    "scatter_add_bf16", "replication_pad", "masked_fill", "grid_sample_bicubic", "grid_sample_3d",
+    "grid_sample_nearest",
 )  # fmt: skip
 CASES = core(CASES, *VARIANTS)
 

@@ -1,5 +1,5 @@
-"""What a graph computes from no argument: small tensors that are the same at every call, like the rows an
-interpolation reads. PyTorch computes them once, while the graph is built; MAX would compile a program for that.
+"""What a graph computes from no argument: small tensors that are the same at every call, like the
+coordinates of a grid. PyTorch computes them once, while the graph is built; MAX would compile a program for that.
 """
 
 from __future__ import annotations

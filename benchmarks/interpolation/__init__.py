@@ -1,0 +1,1 @@
+"""Interpolation's kernels: random problems, checked and timed."""

@@ -1,0 +1,1 @@
+"""Interpolation on the CPU: one axis after the other, in whole rows."""

@@ -1,0 +1,138 @@
+"""Interpolation on the CPU where there are more rows of results than of elements: W first.
+
+The rows that a row of results reads are summed along W, each once for all results that read it, and kept in as many places
+as a result reads rows. What is left is a sum of a few rows, as vectors.
+"""
+
+from max.gpu.host import DeviceContext
+from std.ffi import external_call
+from std.sys import size_of
+
+from ...pooling.cpu.vectors import (
+    apart,
+    for_each_share,
+    lanes,
+    own_lines,
+    pointer_inside,
+    smallest_share,
+)
+from ..kernel import InterpolationKernel, Operands
+from ..problem import Data, InterpolationProblem, Spans, accumulator
+from .sums import Row, line_of, sum_columns, sum_rows
+
+
+@no_inline
+def _interpolate[
+    dtype: DType
+](y: Data[dtype], x: Data[dtype], p: InterpolationProblem[accumulator[dtype]]):
+    comptime Acc = accumulator[dtype]
+    comptime V = lanes[dtype]
+    var channels = Int(p.channels)
+    var length = Int(p.w.results) * channels
+    var source_length = Int(p.w.extent) * channels
+    var all_sources = Int(p.batch) * p.sources()
+    var depth = Int(p.d.most)
+    var height = Int(p.h.most)
+    var room = length + V
+
+    def share(first: Int, end: Int) {imm}:
+        var storage = own_lines[Acc](depth * height * room)
+        var kept = pointer_inside(storage)
+        # Which row of x lies in each place.
+        var held = List[Int](capacity=apart(depth * height))
+        for _ in range(depth * height):
+            held.append(-1)
+        var rows = List[Row[Acc]](capacity=apart(2 * depth * height))
+        var copied = -1
+        for unit in range(first, end):
+            var line = line_of(unit, p.d.results, p.h.results)
+            rows.clear()
+            var source = -1
+            for a in range(p.d.count(line.d)):
+                var d = Int(p.d.first(line.d) + a)
+                for b in range(p.h.count(line.h)):
+                    var h = Int(p.h.first(line.h) + b)
+                    source = (line.n * Int(p.d.extent) + d) * Int(
+                        p.h.extent
+                    ) + h
+                    var place = d % depth * height + h % height
+                    if held[place] != source:
+                        held[place] = source
+                        var begin = source * source_length
+                        sum_columns(
+                            kept.unsafe_offset(place * room),
+                            x.unsafe_offset(begin),
+                            p.w,
+                            channels,
+                            all_sources - begin,
+                        )
+                    var weight = p.d.weight(line.d, a) * p.h.weight(line.h, b)
+                    rows.append(Row[Acc](place * room, weight))
+            var result = y.unsafe_offset(unit * length)
+            if len(rows) == 1 and rows[0].weight == 1:
+                # The row before is the same one.
+                if source == copied:
+                    _ = external_call["memcpy", Data[dtype]](
+                        result,
+                        y.unsafe_offset((unit - 1) * length),
+                        length * size_of[dtype](),
+                    )
+                    continue
+                copied = source
+            else:
+                copied = -1
+            if len(rows) <= 4 or dtype == Acc:
+                sum_rows(result, kept, rows, length)
+            else:
+                _in_parts(result, kept, rows, length)
+        _ = storage^
+
+    var units = Int(p.batch) * Int(p.d.results) * Int(p.h.results)
+    for_each_share(share, units, smallest_share(p.size(), units))
+
+
+@no_inline
+def _in_parts[
+    dtype: DType, Acc: DType, //
+](result: Data[dtype], kept: Data[Acc], rows: List[Row[Acc]], length: Int,):
+    """The sum of more rows than are added at once is kept in its own dtype until it is rounded.
+    """
+    comptime PART = 1024
+    var storage = own_lines[Acc](PART)
+    var sums = pointer_inside(storage)
+    var one: List[Row[Acc]] = [Row[Acc](0, 1)]
+    for begin in range(0, length, PART):
+        var count = min(PART, length - begin)
+        sum_rows(sums, kept.unsafe_offset(begin), rows, count)
+        sum_rows(result.unsafe_offset(begin), sums, one, count)
+    _ = storage^
+
+
+struct ColumnsThenRows(InterpolationKernel):
+    comptime NAME: StaticString = "columns_then_rows"
+
+    @staticmethod
+    def can_implement[
+        dtype: DType
+    ](
+        t: Operands[dtype],
+        p: InterpolationProblem[accumulator[dtype]],
+        spans: Spans,
+    ) -> Optional[String]:
+        var more = Int(p.d.results) * Int(p.h.results) > Int(p.d.extent) * Int(
+            p.h.extent
+        )
+        if not more:
+            return String("no more rows of results than of elements")
+        return None
+
+    @staticmethod
+    def launch[
+        dtype: DType
+    ](
+        ctx: DeviceContext,
+        t: Operands[dtype],
+        p: InterpolationProblem[accumulator[dtype]],
+        spans: Spans,
+    ) raises:
+        _interpolate(t.y, t.x, p)

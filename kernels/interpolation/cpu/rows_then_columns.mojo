@@ -1,0 +1,74 @@
+"""Interpolation on the CPU where there are no more rows of results than of elements: rows first.
+
+The rows that a row of results reads are summed as vectors, then the sum's elements along W.
+"""
+
+from max.gpu.host import DeviceContext
+
+from ...pooling.cpu.vectors import (
+    apart,
+    for_each_share,
+    lanes,
+    own_lines,
+    pointer_inside,
+    smallest_share,
+)
+from ..kernel import InterpolationKernel, Operands
+from ..problem import Data, InterpolationProblem, Spans, accumulator
+from .sums import Row, line_of, sum_columns, sum_rows
+
+
+@no_inline
+def _interpolate[
+    dtype: DType
+](y: Data[dtype], x: Data[dtype], p: InterpolationProblem[accumulator[dtype]]):
+    comptime Acc = accumulator[dtype]
+    comptime V = lanes[dtype]
+    var channels = Int(p.channels)
+    var length = Int(p.w.results) * channels
+    var source_length = Int(p.w.extent) * channels
+    var most_rows = Int(p.d.most) * Int(p.h.most)
+
+    def share(first: Int, end: Int) {imm}:
+        var storage = own_lines[Acc](source_length + V)
+        var sums = pointer_inside(storage)
+        var result_storage = own_lines[Acc](length + V)
+        var results = pointer_inside(result_storage)
+        var rows = List[Row[Acc]](capacity=apart(2 * most_rows))
+        var one: List[Row[Acc]] = [Row[Acc](0, 1)]
+        for unit in range(first, end):
+            var line = line_of(unit, p.d.results, p.h.results)
+            rows.clear()
+            for a in range(p.d.count(line.d)):
+                var d = Int(p.d.first(line.d) + a)
+                for b in range(p.h.count(line.h)):
+                    var h = Int(p.h.first(line.h) + b)
+                    var source = (line.n * Int(p.d.extent) + d) * Int(
+                        p.h.extent
+                    ) + h
+                    var weight = p.d.weight(line.d, a) * p.h.weight(line.h, b)
+                    rows.append(Row[Acc](source * source_length, weight))
+            sum_rows(sums, x, rows, source_length)
+            sum_columns(results, sums, p.w, channels, source_length + V)
+            sum_rows(y.unsafe_offset(unit * length), results, one, length)
+        _ = storage^
+        _ = result_storage^
+
+    var units = Int(p.batch) * Int(p.d.results) * Int(p.h.results)
+    var work = max(p.size(), Int(p.batch) * p.sources())
+    for_each_share(share, units, smallest_share(work, units))
+
+
+struct RowsThenColumns(InterpolationKernel):
+    comptime NAME: StaticString = "rows_then_columns"
+
+    @staticmethod
+    def launch[
+        dtype: DType
+    ](
+        ctx: DeviceContext,
+        t: Operands[dtype],
+        p: InterpolationProblem[accumulator[dtype]],
+        spans: Spans,
+    ) raises:
+        _interpolate(t.y, t.x, p)

@@ -1,0 +1,71 @@
+"""What the entries of every device have in common: they take and check operands, then a table chooses the kernel.
+"""
+
+from max.gpu.host import DeviceContext
+
+from ..library import Arguments
+from ..pooling.passes import data_of
+from ..pooling.problem import check_equal
+from .kernel import KernelChoice, Operands
+from .problem import Axis, InterpolationProblem, Spans, accumulator
+
+
+def _axis[
+    Acc: DType
+](
+    mut arguments: Arguments, name: String, extent: Int, results: Int
+) raises -> Axis[Acc]:
+    var places = arguments.take[DType.int32, 2]()
+    var weights = arguments.take[Acc, 2]()
+    var rule = String("y's ", name)
+    check_equal(
+        String("places_", name, ".results"), places.dim_size(0), results, rule
+    )
+    check_equal(
+        String("places_", name, ".numbers"),
+        places.dim_size(1),
+        2,
+        "first and count",
+    )
+    check_equal(
+        String("weights_", name, ".results"), weights.dim_size(0), results, rule
+    )
+    if weights.dim_size(1) < 1:
+        raise Error(t"weights_{name} has no taps")
+    return Axis[Acc](
+        Int32(extent),
+        Int32(results),
+        Int32(weights.dim_size(1)),
+        data_of(places),
+        data_of(weights),
+    )
+
+
+def interpolate[
+    dtype: DType, Choice: KernelChoice
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    """y = the weighted sums of x that the tables name."""
+    comptime Acc = accumulator[dtype]
+    var y = arguments.take[dtype, 5]()
+    var x = arguments.take[dtype, 5]()
+    var d = _axis[Acc](arguments, "D", x.dim_size(1), y.dim_size(1))
+    var h = _axis[Acc](arguments, "H", x.dim_size(2), y.dim_size(2))
+    var w = _axis[Acc](arguments, "W", x.dim_size(3), y.dim_size(3))
+    var spans = arguments.take[DType.int64, 1]()
+    check_equal("y.N", y.dim_size(0), x.dim_size(0), "x's N")
+    check_equal("y.C", y.dim_size(4), x.dim_size(4), "x's C")
+    if spans.dim_size(0) < 1:
+        raise Error("spans is empty")
+    for axis in range(5):
+        if max(x.dim_size(axis), y.dim_size(axis)) > Int(Int32.MAX):
+            raise Error(t"axis {axis} has an extent of 2^31 or more")
+    var p = InterpolationProblem[Acc](
+        Int32(x.dim_size(0)), Int32(x.dim_size(4)), d, h, w
+    )
+    if p.size() != 0:
+        Choice.launch(
+            ctx,
+            Operands(data_of(y), data_of(x)),
+            p,
+            Spans(data_of(spans), spans.dim_size(0)),
+        )

@@ -1,0 +1,90 @@
+"""aten's ops for interpolation, and how they stay whole while a graph is traced.
+
+PyTorch would take them apart into indexing before autograd sees them, whose gradient is scattered additions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_max_backend.interpolation_problem import Mode
+from torch_max_backend.torch_compat import OpOverload, OpOverloadPacket, get_decompositions, tracing_kernels
+
+aten = torch.ops.aten
+Size = int | torch.SymInt
+
+#: By their names in ``torch.ops.aten``; PyTorch 2.15 brings the last one.
+_MODES = {
+    "upsample_nearest1d": Mode.NEAREST,
+    "upsample_nearest2d": Mode.NEAREST,
+    "upsample_nearest3d": Mode.NEAREST,
+    "_upsample_nearest_exact1d": Mode.NEAREST_EXACT,
+    "_upsample_nearest_exact2d": Mode.NEAREST_EXACT,
+    "_upsample_nearest_exact3d": Mode.NEAREST_EXACT,
+    "upsample_linear1d": Mode.LINEAR,
+    "upsample_bilinear2d": Mode.LINEAR,
+    "upsample_trilinear3d": Mode.LINEAR,
+    "upsample_bicubic2d": Mode.CUBIC,
+    "_upsample_bilinear2d_aa": Mode.LINEAR_ANTIALIASED,
+    "_upsample_bicubic2d_aa": Mode.CUBIC_ANTIALIASED,
+    "_upsample_lanczos2d_aa": Mode.LANCZOS_ANTIALIASED,
+}
+_PACKETS: dict[OpOverloadPacket, Mode] = {
+    getattr(aten, name): mode for name, mode in _MODES.items() if hasattr(aten, name)
+}
+FORWARD: dict[OpOverload, Mode] = {packet.default: mode for packet, mode in _PACKETS.items()}
+"""The ops that interpolate, with sizes and factors for each axis."""
+BACKWARD: dict[OpOverload, Mode] = {
+    getattr(aten, f"{packet.__name__}_backward").default: mode for packet, mode in _PACKETS.items()
+}
+"""Their gradients."""
+
+
+def interpolations_whole() -> AbstractContextManager[None]:
+    """In the context these ops are traced as they are."""
+    kernels: dict[OpOverload, Callable[..., Any] | None] = dict.fromkeys(FORWARD)
+    kernels |= {packet.vec: _with_sizes(packet.default) for packet in _PACKETS}
+    shapes = dict.fromkeys(BACKWARD, _gradient_like)
+    return tracing_kernels(kernels, shapes)
+
+
+def _with_sizes(op: OpOverload) -> Callable[..., Tensor]:
+    """The overload that takes sizes or factors, as that which takes sizes."""
+
+    def interpolate(x: Tensor, output_size: Sequence[Size] | None, *corners_and_factors: Any, **named: Any) -> Tensor:
+        *corners, factors = (*corners_and_factors, *named.values())
+        if output_size is None:
+            output_size = [_scaled(size, factor) for size, factor in zip(x.shape[2:], factors, strict=True)]
+        return op(x, output_size, *corners, *(factors or ()))
+
+    return interpolate
+
+
+def _scaled(size: Size, factor: float) -> Size:
+    return size * int(factor) if factor == int(factor) else torch.sym_int(size * factor)
+
+
+def _gradient_like(grad: Tensor, output_size: Sequence[int], input_size: Sequence[int], *_: Any, **__: Any) -> Tensor:
+    """What the gradient looks like; PyTorch has it for fixed sizes alone."""
+    made = grad.new_empty(input_size)
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(grad.dim())
+    if last is not None and grad.is_contiguous(memory_format=last) and not grad.is_contiguous():
+        return made.to(memory_format=last)
+    return made
+
+
+def whole_number_decompositions() -> dict[OpOverload, Callable[..., Any]]:
+    """PyTorch's decompositions of the ops, for tensors of whole numbers."""
+    return {op: _unless_float(function) for op, function in get_decompositions(list(FORWARD)).items() if op in FORWARD}
+
+
+def _unless_float(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decomposed(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return NotImplemented if x.is_floating_point() else function(x, *args, **kwargs)
+
+    return decomposed

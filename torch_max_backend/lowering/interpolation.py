@@ -1,0 +1,120 @@
+"""Interpolation in one to three dimensions, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from max.graph import Dim, TensorValue
+from torch.fx import Node
+
+from torch_max_backend.dtypes import device_ref, max_dtype
+from torch_max_backend.errors import InvalidArgumentError
+from torch_max_backend.interpolation_ops import BACKWARD, FORWARD
+from torch_max_backend.interpolation_problem import Axes, Mode, interpolation_axes
+from torch_max_backend.ir import ops
+from torch_max_backend.ir.layout import GraphTensor, Order, channels_last_order, contiguous_order
+from torch_max_backend.lowering import reduction
+from torch_max_backend.lowering.context import LoweringContext
+from torch_max_backend.lowering.registry import Layout, lowering
+from torch_max_backend.lowering.shape import prefer_channels_last
+from torch_max_backend.mojo_ops import interpolation as kernels
+from torch_max_backend.mojo_ops.functions import LibraryFunction, target_of
+from torch_max_backend.torch_compat import OpOverload
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def _supports(node: Node) -> str | None:
+    x = cast(Node, node.args[0]).meta["val"]
+    if x.dtype not in _FLOATS:
+        return f"interpolation runs in {', '.join(map(str, _FLOATS))}, not {x.dtype}"
+    if x.dtype == torch.float64 and x.device.type != "cpu":
+        return "interpolation in float64 runs on the CPU only"
+    sizes = (*x.shape[2:], *node.meta["val"].shape[2:])
+    if not all(isinstance(size, int) for size in sizes):
+        return "the tables of interpolation need known extents"
+    return None
+
+
+def _functions(node: Node) -> Iterable[LibraryFunction]:
+    """What a node calls."""
+    if _supports(node) is None:
+        fake = node.meta["val"]
+        yield kernels.interpolation_function(target_of(device_ref(fake.device)), max_dtype(fake.dtype))
+
+
+def _axes(
+    ctx: LoweringContext,
+    modes: Mapping[OpOverload, Mode],
+    input: Sequence[int],
+    output: Sequence[int],
+    rest: Sequence[Any],
+) -> Axes:
+    """The axes of the op, whose arguments behind the sizes are ``rest``."""
+    mode = modes[cast(OpOverload, ctx.node.target)]
+    corners, factors = False, list(rest)
+    if mode not in (Mode.NEAREST, Mode.NEAREST_EXACT):
+        corners, *factors = factors
+    factors += [None] * (len(input) - len(factors))
+    try:
+        return interpolation_axes(mode, input, output, corners, factors, is_gpu=ctx.device.is_gpu())
+    except ValueError as error:
+        raise InvalidArgumentError(f"interpolation: {error}") from None
+
+
+def _by_kernel(
+    x: GraphTensor, axes: Axes, shape: Sequence[Dim], kernel: Callable[[TensorValue, Axes], TensorValue]
+) -> GraphTensor:
+    """A channels-last tensor shows its channels; a contiguous one is shown as N x C planes of one channel, which
+    spares the conversion."""
+    last = channels_last_order(x.rank)
+    order: Order = last if x.order == last else contiguous_order(x.rank)
+    x = x.to_order(order)
+    batch, channels, *spatial = x.shape
+    full = [*[1] * (3 - len(spatial)), *spatial]
+    if order == last:
+        y = kernel(ops.reshape(x.value, [batch, *full, channels]), axes)
+    else:
+        y = kernel(ops.reshape(x.value, [batch * channels, *full, 1]), axes)
+    return GraphTensor(ops.reshape(y, [shape[dim] for dim in order]), order)
+
+
+@lowering(*FORWARD, layout=Layout.RAW, supports=_supports, functions=_functions)
+def interpolate(
+    ctx: LoweringContext, x: GraphTensor, output_size: Sequence[int], *rest: Any, **named: Any
+) -> GraphTensor:
+    """Sums with weights along each axis; one pixel is repeated."""
+    shape = ctx.out_shape()
+    axes = _axes(ctx, FORWARD, ctx.arg_meta(0).shape[2:], output_size, (*rest, *named.values()))
+    if x.shape == shape and all(axis.factor is None for axis in axes):
+        return x
+    if all(axis.input == 1 for axis in axes):
+        x = prefer_channels_last(x)
+        return x.with_value(ops.broadcast_to(x.value, [shape[dim] for dim in x.order]))
+    return _by_kernel(x, axes, shape, kernels.interpolate)
+
+
+@lowering(*BACKWARD, layout=Layout.RAW, supports=_supports, functions=_functions)
+def interpolate_backward(
+    ctx: LoweringContext,
+    grad: GraphTensor,
+    output_size: Sequence[int],
+    input_size: Sequence[int],
+    *rest: Any,
+    **named: Any,
+) -> GraphTensor:
+    """Each pixel gathers the results that read it: deterministic. What came from one pixel is added up.
+
+    ATen's own gradient of bicubic interpolation, and of the antialiased ones, does not belong to its results where an
+    axis keeps its size under a factor that is not 1; this one does.
+    """
+    shape = ctx.out_shape()
+    axes = _axes(ctx, BACKWARD, input_size[2:], output_size, (*rest, *named.values()))
+    if grad.shape == shape and all(axis.factor is None for axis in axes):
+        return grad
+    if all(axis.input == 1 for axis in axes):
+        dims = list(range(2, grad.rank))
+        return reduction.finished(ctx, reduction.reduce(reduction.compute(ctx, grad), dims, True, reduction.total, 0))
+    return _by_kernel(grad, axes, shape, kernels.interpolate_dgrad)
