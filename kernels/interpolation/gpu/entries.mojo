@@ -9,7 +9,7 @@ from ..kernel import Table
 from .rows_then_columns import RowsThenColumns
 from .strips import Strips
 
-comptime KERNELS = Table[Strips, RowsThenColumns, Direct[target="gpu"]]
+comptime KERNELS = Table[Strips["gpu"], RowsThenColumns["gpu"], Direct["gpu"]]
 
 
 def interpolate[

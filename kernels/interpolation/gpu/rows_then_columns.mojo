@@ -436,7 +436,7 @@ def _launch[
     )
 
 
-struct RowsThenColumns[target: StaticString = "gpu"](InterpolationKernel):
+struct RowsThenColumns[target: StaticString](InterpolationKernel):
     """For tests a CPU runs it, too, lane by lane."""
 
     comptime NAME: StaticString = "rows_then_columns"

@@ -236,7 +236,7 @@ def _launch[
     )
 
 
-struct Strips[target: StaticString = "gpu"](InterpolationKernel):
+struct Strips[target: StaticString](InterpolationKernel):
     """For tests a CPU runs it, too, lane by lane."""
 
     comptime NAME: StaticString = "strips"
