@@ -128,7 +128,7 @@ struct Source[
     """One operand's part of a tile: `size` indices, of which some exist, and all steps.
 
     A thread copies every so many-th unit of a stage. Each lies one turn behind the one before, in memory and, but for the
-    exchanges, in the stage. With `in_pieces` units are pieces.
+    exchanges, in the stage. With `in_pieces` units are pieces: what that settles is settled by the compiler.
     """
 
     comptime each = Self.size * Self.depth // Self.threads
@@ -144,7 +144,7 @@ struct Source[
     var left: Int32
     """Steps from this thread's first one of the next stage on."""
     var across: Int32
-    var own_unit: Int32
+    var unit: Int32
     """Elements of a unit."""
     var place: UInt32
     """Bytes, of this thread's first unit in a stage."""
@@ -172,7 +172,7 @@ struct Source[
         var units = UInt32(Self.size if across else Self.depth) // own
         var row = Int32(thread // units)
         var inside = Int32((thread - UInt32(row) * units) * own)
-        self.own_unit = Int32(own)
+        self.unit = Int32(own)
         self.rows = Int32(UInt32(Self.threads) // units)
         self.across = Int32(across)
         self.stage_step = Int32(Self.depth) * step
@@ -196,30 +196,33 @@ struct Source[
             )
 
     @always_inline
-    def _unit(self) -> Int32:
-        return Int32(PIECE) if Self.in_pieces else self.own_unit
-
-    @always_inline
     def _existing(self) -> Tuple[Int32, Int32]:
         """Elements of each unit of the next stage that exist, and units that do.
         """
         if self.across != 0:
+            var left = UInt32(max(Int32(0), self.left))
             var rows = UInt32(self.rows)
             comptime if Self.in_pieces:
                 rows = UInt32(Self.threads // (Self.size // PIECE))
-            var left = UInt32(max(Int32(0), self.left))
             return self.fixed, Int32((left + rows - 1) // rows)
-        return max(Int32(0), min(self._unit(), self.left)), self.fixed
+        var unit = self.unit
+        comptime if Self.in_pieces:
+            unit = PIECE
+        return max(Int32(0), min(unit, self.left)), self.fixed
 
     @always_inline
     def start(mut self, stage: UInt32, mut values: Self.Values):
         """Starts the copy of the next stage; of single elements, reads what `finish` stores.
         """
         comptime if Self.in_pieces:
-            self._copy[Self.each // PIECE](stage)
+            self._copy[PIECE](stage)
         else:
-            if self.own_unit > 1:
-                self._copy_units(stage)
+            if self.unit == PIECE:
+                self._copy[PIECE](stage)
+            elif self.unit == PIECE // 2:
+                self._copy[PIECE // 2](stage)
+            elif self.unit == 2:
+                self._copy[2](stage)
             else:
                 self._read(values)
         self.data = self.data.unsafe_offset(Int(self.stage_step))
@@ -228,70 +231,53 @@ struct Source[
     @always_inline
     def finish(self, stage: UInt32, values: Self.Values):
         comptime if not Self.in_pieces:
-            if self.own_unit == 1:
-                self._store(stage, values)
+            if self.unit == 1:
+                if self.across != 0:
+                    self._store[Self.size](stage, values)
+                else:
+                    self._store[Self.depth](stage, values)
 
     @always_inline
-    def _row_bytes(self) -> UInt32:
-        """From one unit to the next in a stage."""
-        return UInt32(
+    def _copy[unit: Int](self, stage: UInt32):
+        var valid, existing = self._existing()
+        var source = UInt64(Int(self.data))
+        var target = stage + self.place
+        var row_bytes = UInt32(
             2
             * self.rows
             * (Int32(Self.size) if self.across != 0 else Int32(Self.depth))
         )
-
-    @always_inline
-    def _copy[turns: Int](self, stage: UInt32):
-        var valid, existing = self._existing()
-        var source = UInt64(Int(self.data))
-        var target = stage + self.place
-        comptime for i in range(turns):
+        # Pieces alone may pass the first-level cache by.
+        comptime name = "cp.async.cg" if unit == PIECE else "cp.async.ca"
+        comptime for i in range(Self.each // unit):
+            # The row's number changes the exchange; nothing carries, since rows of one thread differ in other bits.
+            comptime along = Self.by[Self.depth](i, unit)
+            comptime across = Self.by[Self.size](i, unit)
             inlined_assembly[
-                "cp.async.cg.shared.global [$0], [$1], 16, $2;",
+                name
+                + ".shared.global [$0], [$1], "
+                + String(2 * unit)
+                + ", $2;",
                 NoneType,
                 constraints="r,l,r,~{memory}",
-            ](target, source, 2 * valid if Int32(i) < existing else Int32(0))
-            source += UInt64(2 * Int(self.turn))
-            target += self._row_bytes()
-
-    @always_inline
-    def _exchanged(self, i: Int32) -> UInt32:
-        """What the place of unit `i` is exchanged by beside the first one's: its row's number is larger.
-        """
-        # Its bits are not those of the first one's row: nothing carries.
-        var row = i * self.rows
-        var by = _exchange[Self.depth](row)
-        if self.across != 0:
-            by = _exchange[Self.size](row)
-        return UInt32(by * 2 * PIECE)
-
-    @always_inline
-    def _copy_units(self, stage: UInt32):
-        var valid, existing = self._existing()
-        var source = UInt64(Int(self.data))
-        var target = stage + self.place
-        var turns = Int32(UInt32(Self.each) // UInt32(self.own_unit))
-        for i in range(turns):
-            inlined_assembly[
-                """{
-                .reg .pred eight, four;
-                setp.eq.s32 eight, $3, 8;
-                setp.eq.s32 four, $3, 4;
-                @eight cp.async.cg.shared.global [$0], [$1], 16, $2;
-                @four cp.async.ca.shared.global [$0], [$1], 8, $2;
-                setp.eq.s32 four, $3, 2;
-                @four cp.async.ca.shared.global [$0], [$1], 4, $2;
-                }""",
-                NoneType,
-                constraints="r,l,r,r,~{memory}",
             ](
-                target ^ self._exchanged(i),
+                target ^ (across if self.across != 0 else along),
                 source,
-                2 * valid if i < existing else Int32(0),
-                self.own_unit,
+                2 * valid if Int32(i) < existing else Int32(0),
             )
             source += UInt64(2 * Int(self.turn))
-            target += self._row_bytes()
+            target += row_bytes
+
+    @staticmethod
+    @always_inline
+    def by[length: Int](i: Int, unit: Int) -> UInt32:
+        """What the place of a thread's unit `i` is exchanged by, beside its first one's, in bytes.
+        """
+        return UInt32(
+            _exchange[length](Int32(i * (Self.threads * unit // length)))
+            * 2
+            * PIECE
+        )
 
     @always_inline
     def _read(self, mut values: Self.Values):
@@ -313,19 +299,12 @@ struct Source[
             source += UInt64(2 * Int(self.turn))
 
     @always_inline
-    def _store(self, stage: UInt32, values: Self.Values):
-        if self.across != 0:
-            self._store_rows[Self.size](stage, values)
-        else:
-            self._store_rows[Self.depth](stage, values)
-
-    @always_inline
-    def _store_rows[length: Int](self, stage: UInt32, values: Self.Values):
+    def _store[length: Int](self, stage: UInt32, values: Self.Values):
         """To rows of `length` elements."""
         comptime rows = Self.threads // length
         var target = stage + self.place
         comptime for i in range(Self.each):
-            comptime by = UInt32(_exchange[length](Int32(i * rows)) * 2 * PIECE)
+            comptime by = Self.by[length](i, 1)
             inlined_assembly[
                 "st.shared.u16 [$0], $1;",
                 NoneType,

@@ -72,7 +72,7 @@ struct TileShape(Equatable, ImplicitlyCopyable, TrivialRegisterPassable):
 comptime LARGE = TileShape(128, 128, 64, 32, 64, 1)
 comptime SMALL = TileShape(64, 64, 32, 32, 32, 5)
 comptime NARROW = TileShape(64, 32, 32, 16, 32, 6)
-# Of single elements, which pass through registers.
+# Of other units, the single ones among which pass through registers.
 comptime SMALL_UNITS = TileShape(64, 64, 32, 32, 32, 4)
 comptime NARROW_UNITS = TileShape(64, 32, 32, 16, 32, 5)
 
@@ -391,7 +391,7 @@ def tensor_core_gpu[
     """A problem that tensor_core_can_implement takes."""
     var large = _tiles(p, LARGE) * LARGE.rows * LARGE.columns
     var small = _tiles(p, SMALL) * SMALL.rows * SMALL.columns
-    if _unit(a, p.a) != PIECE or _unit(b, p.b) != PIECE:
+    if min(_unit(a, p.a), _unit(b, p.b)) < PIECE:
         if p.n <= NARROW.columns:
             _launch[dtype, NARROW_UNITS, False](c, a, b, p, ctx)
         else:
