@@ -32,6 +32,10 @@ ELSEWHERE = {
         )
         for direction in ("", "_backward")
     },
+    "tests/test_written_attention.py": {
+        "torch_max_backend.attention",
+        "torch_max_backend.attention_backward",
+    },
     "tests/test_habits.py": {"aten._efficientzerotensor"},
     "tests/models, in evaluation": {"aten._native_batch_norm_legit_no_training"},
     "variants, which are cases with TORCH_MAX_BACKEND_CASES=all only": {

@@ -19,6 +19,7 @@ from torch.fx import GraphModule
 from torch_max_backend import lowering
 from torch_max_backend.decompositions import decompositions
 from torch_max_backend.errors import MaxBackendError, OptionError
+from torch_max_backend.graph.attention import fuse_attention
 from torch_max_backend.graph.compiler import CompiledGraph, compile_graph, fallback_warnings
 from torch_max_backend.graph.early import begin_libraries
 from torch_max_backend.graph.pool_offsets import keep_small_offsets
@@ -164,7 +165,7 @@ def _partition(joint: GraphModule, *args: Any, begin: bool, **kwargs: Any) -> tu
 
     With ``begin`` the slowest libraries start to build meanwhile.
     """
-    joint = keep_small_offsets(joint)
+    joint = keep_small_offsets(fuse_attention(joint))
     if begin:
         begin_libraries(joint)
     joint = normalize_elementwise(forget_running_statistics(joint))
@@ -214,7 +215,7 @@ class _Compilation:
 
     def inference(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         self._forget_loaded()
-        return self._compile(gm, "inference", frozenset())
+        return self._compile(fuse_attention(gm), "inference", frozenset())
 
     def _compile(
         self, gm: GraphModule, kind: str, free_outputs: frozenset[int], packable: frozenset[int] = frozenset()

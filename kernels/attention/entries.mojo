@@ -2,10 +2,12 @@
 
 Query, key, value and output are rank 4 with a row's elements last. `axes` is a host tensor [4, 3] of int64: where in
 memory batch, heads and rows of query, key, value and output lie. A gradient lies as its tensor. logsumexp is [B, H, M]
-in the accumulation type (float64 for float64, else float32). `settings` is a host tensor of three float64 values:
-scale, whether there is a causal mask, and whether that aligns the last query with the last key (0 or 1).
+in the accumulation type (float64 for float64, else float32). `settings` is a host tensor of four float64 values:
+scale, whether there is a causal mask, whether that aligns the last query with the last key, and whether a row of which
+all is hidden is NaN (0 or 1).
 
-A bias is contiguous, [B or 1, H or 1, M or 1, N or 1], and is added to the scaled scores; its gradient is [B, H, M, N].
+A bias is contiguous, [a part of B, H or 1, M or 1, N or 1], and is added to the scaled scores: batch b reads its batch
+b modulo its extent. Its gradient is that of the scores, [B, H, M, N] of the queries' type.
 
 `wide` says that a row may have more than 64 elements: kernels have registers for 64 or for 128.
 """
@@ -38,8 +40,8 @@ def _problem(
     settings: Operand[DType.float64, 1],
     axes: Operand[DType.int64, 2],
 ) raises -> AttentionProblem:
-    if settings.dim_size(0) != 3:
-        raise Error("attention: settings are scale and two flags")
+    if settings.dim_size(0) != 4:
+        raise Error("attention: settings are scale and three flags")
     if axes.dim_size(0) != OPERANDS or axes.dim_size(1) != 3:
         raise Error("attention: axes are three places for each of four tensors")
     var rows = Array[IndexList[3], OPERANDS](fill=IndexList[3]())
@@ -55,6 +57,7 @@ def _problem(
         settings[0],
         settings[1] != 0,
         settings[2] != 0,
+        settings[3] != 0,
     )
 
 
@@ -138,9 +141,9 @@ def _backward[
     var nothing = Operand[bias_type, 4](
         {unsafe_from_address = Int(query_grad.data)}, Index(1, 1, 1, 1)
     )
-    var bias_grad = nothing
+    var bias_grad = query_grad
     comptime if bias_wanted:
-        bias_grad = arguments.take[bias_type, 4]()
+        bias_grad = arguments.take[dtype, 4]()
     var grad = arguments.take[dtype, 4]()
     var query = arguments.take[dtype, 4]()
     var key = arguments.take[dtype, 4]()

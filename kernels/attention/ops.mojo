@@ -165,7 +165,7 @@ struct AttentionDgradBias:
         query_grad: OutputTensor[dtype=dtype, rank=4, ...],
         key_grad: OutputTensor[dtype=dtype, rank=4, ...],
         value_grad: OutputTensor[dtype=dtype, rank=4, ...],
-        bias_grad: OutputTensor[dtype=bias_type, rank=4, ...],
+        bias_grad: OutputTensor[dtype=dtype, rank=4, ...],
         grad: InputTensor[dtype=dtype, rank=4, ...],
         query: InputTensor[dtype=dtype, rank=4, ...],
         key: InputTensor[dtype=dtype, rank=4, ...],

@@ -25,7 +25,7 @@ struct Backward[dtype: DType, bias_type: DType](KernelArgument):
     var query_grad: Ptr[Self.dtype]
     var key_grad: Ptr[Self.dtype]
     var value_grad: Ptr[Self.dtype]
-    var bias_grad: Ptr[Self.bias_type]
+    var bias_grad: Ptr[Self.dtype]
     """[B, H, M, N], contiguous."""
     var grad: Ptr[Self.dtype]
     """The output's, which lies as the output."""

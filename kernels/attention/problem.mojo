@@ -7,7 +7,8 @@ query's and a key's size, E a value's. With S = scale * Q K^T + bias over one he
     dV = P^T dO                 dS = P * (dO V^T - delta), delta = rowsum(dO * O)
     dQ = scale * dS K           dK = scale * dS^T Q
 
-A row that sees no key, or whose scores are all -inf, has O = 0, logsumexp = 0 and no gradient. NaN stays NaN.
+A row that sees no key, or whose scores are all -inf, has O = 0, logsumexp = 0 and no gradient; as softmax alone defines
+it, it is NaN. NaN stays NaN.
 """
 
 from std.utils.index import Index, IndexList
@@ -40,6 +41,8 @@ struct Strides(KernelArgument):
 struct BiasStrides(KernelArgument):
     """Of a bias [B, H, M, N]; 0 where it is broadcast."""
 
+    var batches: Int
+    """Batches after which the bias repeats."""
     var batch: Int
     var head: Int
     var row: Int
@@ -67,6 +70,8 @@ struct AttentionProblem(KernelArgument):
     var scale: Float64
     var reach: Int
     """Query i sees the keys before i + reach; without a causal mask that is all of them."""
+    var hidden_is_nan: Bool
+    """Whether a row of which all is hidden is NaN, not 0."""
 
     @always_inline
     def visible(self, query: Int) -> Int:
@@ -86,7 +91,7 @@ struct AttentionProblem(KernelArgument):
     @always_inline
     def bias_offset(self, batch: Int, head: Int, query: Int) -> Int:
         return (
-            batch * self.bias.batch
+            batch % self.bias.batches * self.bias.batch
             + head * self.bias.head
             + query * self.bias.row
         )
@@ -152,14 +157,19 @@ def _broadcast(
 def bias_strides(
     extents: IndexList[4], problem: AttentionProblem
 ) raises -> BiasStrides:
-    """Of a contiguous bias that is broadcast over [B, H, M, N]."""
+    """Of a contiguous bias that is broadcast over [B, H, M, N], or has fewer batches and is repeated.
+    """
+    var batches = max(1, extents[0])
+    if problem.batch % batches != 0 or (extents[0] == 0) != (
+        problem.batch == 0
+    ):
+        raise Error(
+            t"attention: the bias has {extents[0]} batches, no part of"
+            t" {problem.batch}"
+        )
     return BiasStrides(
-        _broadcast(
-            "batches",
-            extents[0],
-            problem.batch,
-            extents[1] * extents[2] * extents[3],
-        ),
+        batches,
+        extents[1] * extents[2] * extents[3],
         _broadcast("heads", extents[1], problem.heads, extents[2] * extents[3]),
         _broadcast("queries", extents[2], problem.queries, extents[3]),
         _broadcast("keys", extents[3], problem.keys, 1),
@@ -176,10 +186,12 @@ def checked(
     scale: Float64,
     is_causal: Bool,
     aligned_at_end: Bool,
+    hidden_is_nan: Bool,
 ) raises -> AttentionProblem:
     """The problem that the operands describe, without a bias.
 
     A causal mask lets a query see the keys up to its own number, or, `aligned_at_end`, the last query the last key.
+    `hidden_is_nan` says what becomes of a row of which all is hidden.
     """
     if key.batch != query.batch or value.batch != query.batch:
         raise Error(
@@ -230,7 +242,8 @@ def checked(
         key=key.strides,
         value=value.strides,
         output=output.strides,
-        bias=BiasStrides(0, 0, 0, 0),
+        bias=BiasStrides(1, 0, 0, 0, 0),
         scale=scale,
         reach=reach,
+        hidden_is_nan=hidden_is_nan,
     )

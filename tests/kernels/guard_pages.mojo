@@ -217,6 +217,7 @@ def run_attention[
         0.25,
         fields[12] != 0,
         fields[13] != 0,
+        False,
     )
     var bias_extents = Index(fields[7], fields[8], fields[9], fields[10])
     p.bias = bias_strides(bias_extents, p)

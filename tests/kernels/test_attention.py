@@ -38,6 +38,7 @@ class Variant:
     at_end: bool = False
     bias: bool = False
     bias_wanted: bool = False
+    hidden_is_nan: bool = False
     orders: tuple[tuple[int, ...], ...] = (PLAIN,) * 4
     size: int = 0
 
@@ -58,6 +59,7 @@ VARIANTS = {
         Variant("causal_at_end", causal=True, at_end=True, size=64),
         Variant("biased", bias=True, scale=0.5, causal=True),
         Variant("bias_gradient", bias=True, bias_wanted=True, size=64),
+        Variant("hidden_is_nan", bias=True, hidden_is_nan=True, size=64),
     )
 }
 
@@ -103,6 +105,7 @@ CASES = [
     ("biased", Sizes(2, 2, 2, 70, 90, 32, 48)),
     ("biased", Sizes(1, 4, 2, 150, 200, 128, 128, (1, 1, 1, None))),
     ("biased", Sizes(2, 2, 1, 140, 140, 64, 80, (None, 1, None, 1))),
+    ("biased", Sizes(6, 2, 2, 49, 49, 32, 32, (2, None, None, None))),
     ("bias_gradient", Sizes(2, 2, 1, 66, 130, 64, 64, (1, None, None, None))),
     ("bias_gradient", Sizes(1, 2, 2, 200, 30, 64, 64, (1, 1, None, None))),
 ]
@@ -113,7 +116,7 @@ def dtypes_of(variant: Variant, device: str) -> tuple[torch.dtype, ...]:
     if device != "cpu":
         return (F32, BF16, F16)
     if variant.bias:
-        return (F32,) if variant.bias_wanted else (F32, BF16)
+        return (F32,) if variant.bias_wanted or variant.hidden_is_nan else (F32, BF16)
     return (F32, F64)
 
 
@@ -138,6 +141,7 @@ def add_graphs(module: Module, place: torch.device) -> list[str]:
                     "scale": variant.scale,
                     "is_causal": variant.causal,
                     "aligned_at_end": variant.at_end,
+                    "hidden_is_nan": variant.hidden_is_nan,
                 }
                 output, sums = attention.attention_fprop(q, k, v, mask, **options)
                 gradients = attention.attention_dgrad(
@@ -182,6 +186,11 @@ def run(models: tuple[str, dict[str, Model]], variant: Variant, tensors: list[to
     return [logical[0], sums, *logical[1:], *gradients[3:]]
 
 
+def _repeated(bias: torch.Tensor, batch: int) -> torch.Tensor:
+    """Of fewer batches, one after the other."""
+    return bias.repeat(batch // bias.shape[0], 1, 1, 1)
+
+
 def scores_of(variant: Variant, q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     repeats = q.shape[1] // k.shape[1]
     scores = variant.scale * q @ k.repeat_interleave(repeats, 1).transpose(-1, -2)
@@ -198,7 +207,7 @@ def reference(variant: Variant, tensors: list[torch.Tensor]) -> list[torch.Tenso
     """The same in float64; a row that sees nothing has zeros."""
     leaves = [tensor.double().requires_grad_() for tensor in tensors]
     q, k, v, grad, *bias = leaves
-    scores = scores_of(variant, q, k, bias[0].expand(*q.shape[:3], k.shape[2]) if bias else None)
+    scores = scores_of(variant, q, k, _repeated(bias[0], q.shape[0]) if bias else None)
     scores.retain_grad()
     hidden = (scores == -math.inf).all(-1, keepdim=True)
     powers = scores.masked_fill(hidden, 0).softmax(-1).masked_fill(hidden, 0)
@@ -270,6 +279,21 @@ def test_a_nan_stays_in_its_row(models: tuple[str, dict[str, Model]]) -> None:
             is_nan = result.isnan().any(-1)
             assert is_nan[0, 1, 65]
             assert is_nan.sum() == 1
+
+
+def test_a_row_of_which_all_is_hidden_is_nan_where_softmax_is(models: tuple[str, dict[str, Model]]) -> None:
+    variant = VARIANTS["hidden_is_nan"]
+    for dtype in dtypes_of(variant, models[0]):
+        tensors = drawn(variant, Sizes(1, 2, 2, 70, 80, 64, 64), dtype, 3)
+        output, sums, query_grad, key_grad, value_grad = run(models, variant, tensors)
+        hidden = (tensors[4] == -math.inf).all(-1)
+        assert hidden.sum() == 2
+        for result in (output, sums.unsqueeze(-1), query_grad):
+            assert torch.equal(result.isnan().all(-1), hidden)
+            assert torch.equal(result.isnan().any(-1), hidden)
+        # All keys are read by a row that is NaN.
+        assert key_grad.isnan().all()
+        assert value_grad.isnan().all()
 
 
 def test_large_scores_do_not_overflow(models: tuple[str, dict[str, Model]]) -> None:

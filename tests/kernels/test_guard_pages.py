@@ -152,12 +152,12 @@ def test_adaptive(guarded: Guarded, case: Adaptive) -> None:
 @EXAMPLES
 @given(data=st.data())
 def test_attention(guarded: Guarded, data: st.DataObject) -> None:
-    small = st.integers(1, 3)
-    batch, groups, repeats = (data.draw(small) for _ in range(3))
+    batch, groups, repeats = (data.draw(st.integers(1, most)) for most in (4, 3, 3))
     heads = groups * repeats
     queries, keys = (data.draw(st.one_of(st.integers(1, 20), st.integers(40, 300))) for _ in range(2))
     size, value_size = (data.draw(st.integers(1, 70)) for _ in range(2))
     bias = [data.draw(st.sampled_from([1, extent])) for extent in (batch, heads, queries, keys)]
+    bias[0] = data.draw(st.sampled_from([part for part in range(1, batch + 1) if batch % part == 0]))
     flags = [data.draw(st.integers(0, 1)) for _ in range(3)]
     fields = [batch, heads, groups, queries, keys, size, value_size, *bias, *flags]
     guarded.check(ATTENTION, [0, 1], fields)

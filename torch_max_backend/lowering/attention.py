@@ -22,6 +22,7 @@ from max.graph import TensorValue
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from torch_max_backend import attention_ops as _  # noqa: F401  (registers the ops)
 from torch_max_backend.dtypes import max_dtype
 from torch_max_backend.ir import ops
 from torch_max_backend.ir.layout import GraphTensor, Order
@@ -107,6 +108,8 @@ class _Attention:
         is_causal: bool,
         scale: float | None,
         order: Order = _HEADS_INSIDE,
+        *,
+        hidden_is_nan: bool = False,
     ) -> _Attention:
         """Without a scale it is 1 / sqrt(head size). A causal mask of the flash form aligns the last query with the
         last key."""
@@ -118,6 +121,7 @@ class _Attention:
             "is_causal": bool(is_causal),
             "aligned_at_end": "flash_attention." in str(ctx.node.target)
             or "flash_attention_backward" in str(ctx.node.target),
+            "hidden_is_nan": hidden_is_nan,
         }
         return _Attention(ctx, query, key, value, order, _as_bias(ctx, bias, query.dtype), settings)
 
@@ -140,11 +144,11 @@ def _forward(call: _Attention) -> tuple[GraphTensor, GraphTensor]:
     return GraphTensor(output, call.order), GraphTensor.contiguous(logsumexp)
 
 
-def _backward(
-    call: _Attention, grad: GraphTensor, output: GraphTensor, logsumexp: TensorValue, bias_meta: Any
+def _gradients(
+    call: _Attention, grad: GraphTensor, output: GraphTensor, logsumexp: TensorValue, scores_wanted: bool
 ) -> list[GraphTensor | None]:
-    """The gradients of query, key and value, and of the bias where it has a ``bias_meta``."""
-    gradients = kernels.attention_dgrad(
+    """The gradients of query, key and value, and of the scores where it is wanted."""
+    *gradients, scores = kernels.attention_dgrad(
         grad.to_order(call.order).value,
         call.query.value,
         call.key.value,
@@ -153,13 +157,20 @@ def _backward(
         logsumexp,
         call.bias,
         **call.settings,
-        bias_wanted=bias_meta is not None,
+        bias_wanted=scores_wanted,
     )
     results: list[GraphTensor | None] = [
-        x.with_value(value) for x, value in zip((call.query, call.key, call.value), gradients, strict=False)
+        x.with_value(value) for x, value in zip((call.query, call.key, call.value), gradients, strict=True)
     ]
-    results.append(_bias_gradient(call, gradients.bias, bias_meta) if gradients.bias is not None else None)
-    return results
+    return [*results, None if scores is None else GraphTensor.contiguous(scores)]
+
+
+def _backward(
+    call: _Attention, grad: GraphTensor, output: GraphTensor, logsumexp: TensorValue, bias_meta: Any
+) -> list[GraphTensor | None]:
+    """The gradients of query, key and value, and of the bias where it has a ``bias_meta``."""
+    *results, scores = _gradients(call, grad, output, logsumexp, bias_meta is not None)
+    return [*results, None if scores is None else _bias_gradient(call, scores.value, bias_meta)]
 
 
 def _bias_gradient(call: _Attention, whole: TensorValue, meta: torch.Tensor) -> GraphTensor:
@@ -401,3 +412,36 @@ def cudnn_attention_backward(
 ) -> list[Any]:
     """Its gradients; the bias has none."""
     return _backward_form(ctx, grad, query, key, value, attn_bias, out, logsumexp, is_causal, scale)
+
+
+@lowering(torch.ops.torch_max_backend.attention.default, layout=Layout.RAW, supports=_supports)
+def written_attention(
+    ctx: LoweringContext,
+    query: GraphTensor,
+    key: GraphTensor,
+    value: GraphTensor,
+    bias: GraphTensor | None,
+    scale: float,
+) -> list[Any]:
+    """Attention that a program writes out: output and logsumexp."""
+    return list(_forward(_Attention.of(ctx, query, key, value, bias, False, scale, hidden_is_nan=True)))
+
+
+@lowering(torch.ops.torch_max_backend.attention_backward.default, layout=Layout.RAW, supports=_supports)
+def written_attention_backward(
+    ctx: LoweringContext,
+    grad: GraphTensor,
+    query: GraphTensor,
+    key: GraphTensor,
+    value: GraphTensor,
+    bias: GraphTensor | None,
+    output: GraphTensor,
+    logsumexp: GraphTensor,
+    scale: float,
+    scores_wanted: bool,
+) -> list[Any]:
+    """Its gradients, the scores' too where it is wanted."""
+    output = _with_rows(output)
+    call = _Attention.of(ctx, query, key, value, bias, False, scale, output.order, hidden_is_nan=True)
+    query_grad, key_grad, value_grad, scores = _gradients(call, grad, output, logsumexp.logical(), scores_wanted)
+    return _completed(ctx, [query_grad, key_grad, value_grad, scores])

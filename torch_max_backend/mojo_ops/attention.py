@@ -5,7 +5,8 @@ batch, heads and rows lie: (0, 1, 2) for [batch, heads, rows, elements], (0, 2, 
 A gradient lies as its tensor. H heads of queries may share G heads of keys and values. logsumexp is [batch, H, rows] in
 float32 (float64 for float64); it is 0 for a row that sees no key, whose output is 0.
 
-A bias is contiguous and broadcastable to [batch, H, queries, keys]; it is added to ``scale * Q @ K.T``.
+A bias is contiguous and broadcastable to [batch, H, queries, keys], or has a part of the batches and is repeated; it is
+added to ``scale * Q @ K.T``.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Output(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Each in its tensor's memory order; the bias's is [batch, H, queries, keys], None where it was not wanted."""
+    """Each in its tensor's memory order and dtype; the bias's is the scores', [batch, H, queries, keys] in the query's
+    dtype, None where it was not wanted."""
 
     query: TensorValue
     key: TensorValue
@@ -81,8 +83,10 @@ def _is_wide(query: TensorValue, value: TensorValue) -> bool:
     return query.device.is_gpu() and not all(isinstance(size, StaticDim) and int(size) <= NARROW for size in sizes)
 
 
-def _settings(scale: float, is_causal: bool, aligned_at_end: bool, axes: AllAxes) -> list[TensorValue]:
-    numbers = np.array([scale, is_causal, aligned_at_end], np.float64)
+def _settings(
+    scale: float, is_causal: bool, aligned_at_end: bool, hidden_is_nan: bool, axes: AllAxes
+) -> list[TensorValue]:
+    numbers = np.array([scale, is_causal, aligned_at_end, hidden_is_nan], np.float64)
     return [
         ops.constant(numbers, DType.float64, device=DeviceRef.CPU()),
         ops.constant(np.array(axes, np.int64), DType.int64, device=DeviceRef.CPU()),
@@ -109,6 +113,7 @@ def attention_fprop(
     scale: float,
     is_causal: bool,
     aligned_at_end: bool,
+    hidden_is_nan: bool = False,
 ) -> Output:
     """softmax(scale * Q @ K.T + bias) @ V.
 
@@ -121,6 +126,7 @@ def attention_fprop(
         scale: of the scores.
         is_causal: whether query i sees the keys up to number i only.
         aligned_at_end: whether it is then the last query that sees up to the last key.
+        hidden_is_nan: whether a row whose scores are all -inf is NaN, as softmax's, instead of 0.
     """
     _check_operands(query, key, value, axes)
     batch, heads, rows, _ = _logical(query, axes[0])
@@ -135,7 +141,7 @@ def attention_fprop(
         _check_bias(bias)
         values.append(bias)
         op, parameters = "attention_fprop_biased", (query.dtype, bias.dtype, _is_wide(query, value))
-    values += _settings(scale, is_causal, aligned_at_end, axes)
+    values += _settings(scale, is_causal, aligned_at_end, hidden_is_nan, axes)
     return Output(*functions.call("attention", op, query.device, values, types, parameters))
 
 
@@ -153,6 +159,7 @@ def attention_dgrad(
     scale: float,
     is_causal: bool,
     aligned_at_end: bool,
+    hidden_is_nan: bool = False,
     bias_wanted: bool = False,
 ) -> Gradients:
     """The gradients of what ``attention_fprop`` computes.
@@ -169,6 +176,7 @@ def attention_dgrad(
         scale: see there.
         is_causal: see there.
         aligned_at_end: see there.
+        hidden_is_nan: see there.
         bias_wanted: whether the bias has a gradient; there must be one.
     """
     _check_operands(query, key, value, axes)
@@ -191,8 +199,8 @@ def attention_dgrad(
             raise ValueError("bias_wanted: there is no bias")
         op = "attention_dgrad_bias"
         batch, heads, rows, _ = _logical(query, axes[0])
-        types.append(TensorType(bias.dtype, [batch, heads, rows, _logical(key, axes[1])[2]], query.device))
-    values += _settings(scale, is_causal, aligned_at_end, axes)
+        types.append(TensorType(query.dtype, [batch, heads, rows, _logical(key, axes[1])[2]], query.device))
+    values += _settings(scale, is_causal, aligned_at_end, hidden_is_nan, axes)
     results = functions.call("attention", op, query.device, values, types, parameters)
     query_grad, key_grad, value_grad, *bias_grad = results
     return Gradients(query_grad, key_grad, value_grad, bias_grad[0] if bias_grad else None)

@@ -185,6 +185,12 @@ def is_hopper() -> bool:
     return accelerator_architecture_name().startswith("sm_90")
 
 
+def has_tensor_cores() -> bool:
+    """Whether the accelerator at hand multiplies floats of 16 bits as NVIDIA's do since sm_80."""
+    name = accelerator_architecture_name()
+    return name.startswith("sm_") and int("".join(filter(str.isdigit, name))) >= 80
+
+
 def require_function(function: Function) -> str:
     """As ``require``, for a function that is there already."""
     with _lock:

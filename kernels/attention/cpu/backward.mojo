@@ -76,11 +76,11 @@ def _gradients[
 
 @always_inline
 def _write_slopes[
-    acc: DType, bias_type: DType
-](target: Ptr[bias_type], slopes: Ptr[acc], seen: Int, count: Int):
+    acc: DType, dtype: DType
+](target: Ptr[dtype], slopes: Ptr[acc], seen: Int, count: Int):
     """A row of the bias's gradient: zeros from `seen` on."""
-    write_row[bias_type, acc](target, slopes, seen, 1)
-    fill[bias_type](target.unsafe_offset(seen), count - seen, 0)
+    write_row[dtype, acc](target, slopes, seen, 1)
+    fill[dtype](target.unsafe_offset(seen), count - seen, 0)
 
 
 @always_inline
@@ -283,10 +283,25 @@ struct _Share[dtype: DType, bias_type: DType, biased: Bool, bias_wanted: Bool](
             columns,
             p.value_size,
         )
+        var output = self.t.output.unsafe_offset(
+            p.output.row_offset(b, h, first)
+        )
+        var bias = self.t.bias.unsafe_offset(
+            p.bias_offset(b, h, first) + key * p.bias.key
+        )
         # Products with P and dS turned read whole tiles of keys.
         var filled = max(columns, rounded(max(0, most), ROWS))
         for row in range(rows):
-            self._differentiate_row(row, b, h, first + row, key, count, filled)
+            self._differentiate_row(
+                row,
+                p.sums_offset(b, h) + first + row,
+                bias.unsafe_offset(row * p.bias.row),
+                output.unsafe_offset(row * p.output.row),
+                max(0, min(count, p.visible(first + row) - key)),
+                key,
+                count,
+                filled,
+            )
         if most <= 0:
             return
         product[acc, False, True](
@@ -313,24 +328,23 @@ struct _Share[dtype: DType, bias_type: DType, biased: Bool, bias_wanted: Bool](
     def _differentiate_row(
         self,
         row: Int,
-        b: Int,
-        h: Int,
-        query: Int,
+        sums: Int,
+        bias: Ptr[Self.bias_type],
+        output: Ptr[Self.dtype],
+        seen: Int,
         key: Int,
         count: Int,
         filled: Int,
     ):
-        """From a row of S and of dO V^T to P and dS."""
+        """From a row of S, of whose `count` keys `seen` are seen, and of dO V^T to P and dS. `sums` is the row's place in
+        logsumexp; its bias and output are given.
+        """
         comptime acc = Self.acc
         var p = self.p
-        var seen = max(0, min(count, p.visible(query) - key))
-        var sums = p.sums_offset(b, h) + query
         comptime if Self.biased:
             add_bias[acc, Self.bias_type](
                 self.powers.row(row),
-                self.t.bias.unsafe_offset(
-                    p.bias_offset(b, h, query) + key * p.bias.key
-                ),
+                bias,
                 p.bias.key,
                 seen,
             )
@@ -342,12 +356,12 @@ struct _Share[dtype: DType, bias_type: DType, biased: Bool, bias_wanted: Bool](
             self.t.sums[unsafe_offset=sums],
             _delta[Self.dtype, acc](
                 self.grads.row(row),
-                self.t.output.unsafe_offset(p.output.row_offset(b, h, query)),
+                output,
                 p.value_size,
             ),
         )
         comptime if Self.bias_wanted:
-            _write_slopes[acc, Self.bias_type](
+            _write_slopes[acc, Self.dtype](
                 self.t.bias_grad.unsafe_offset(sums * p.keys + key),
                 self.slopes.row(row),
                 seen,

@@ -6,7 +6,7 @@ One task is a head of keys with a stretch of its queries. Dao, FlashAttention-2,
 from std.math import ceildiv, log
 from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of
-from std.utils.numerics import inf
+from std.utils.numerics import inf, nan
 
 from ...convolution.common import Ptr, accumulation_type, worker_count
 from ...parallel import sync_parallelize
@@ -206,6 +206,9 @@ struct _Share[dtype: DType, bias_type: DType, biased: Bool](
         comptime acc = Self.acc
         var p = self.p
         var columns = rounded(most, Self.width)
+        var bias = self.t.bias.unsafe_offset(
+            p.bias_offset(b, h, first) + key * p.bias.key
+        )
         product[acc, False, False](
             self.scores,
             self.queries,
@@ -220,9 +223,7 @@ struct _Share[dtype: DType, bias_type: DType, biased: Bool](
             comptime if Self.biased:
                 add_bias[acc, Self.bias_type](
                     self.scores.row(row),
-                    self.t.bias.unsafe_offset(
-                        p.bias_offset(b, h, query) + key * p.bias.key
-                    ),
+                    bias.unsafe_offset(row * p.bias.row),
                     p.bias.key,
                     seen,
                 )
@@ -255,7 +256,10 @@ struct _Share[dtype: DType, bias_type: DType, biased: Bool](
         var inverse = Scalar[Self.acc](0)
         var sum = Scalar[Self.acc](0)
         if total == 0:
-            fill(line, self.outputs.pitch, 0)
+            if p.hidden_is_nan:
+                sum = nan[Self.acc]()
+            fill(line, self.outputs.pitch, sum)
+            inverse = 1
         else:
             inverse = 1 / total
             sum = self.largest[unsafe_offset=row] + log(total)

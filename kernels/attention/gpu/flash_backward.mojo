@@ -497,7 +497,7 @@ def flash_queries_kernel[
                                 unsafe_offset=(p.sums_offset(b, h) + Int(row))
                                 * p.keys
                                 + Int(column)
-                            ] = slopes[i].cast[bias_type]()
+                            ] = slopes[i].cast[dtype]()
         add_product_of_columns[dtype, step, depth](
             query_sums, slopes, key_tile, lane
         )

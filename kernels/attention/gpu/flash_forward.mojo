@@ -5,7 +5,7 @@ the four lanes that share it. Dao, FlashAttention-2, 2023.
 """
 
 from std.math import ceildiv, log
-from std.utils.numerics import inf
+from std.utils.numerics import inf, nan
 from std.utils.static_tuple import StaticTuple
 
 from max.gpu import (
@@ -293,6 +293,9 @@ def flash_forward_kernel[
         if total != 0:
             inverse[half] = 1 / total
             sum = tops[half] * (scale * LOG_2) + log(total)
+        elif p.hidden_is_nan:
+            sum = nan[DType.float32]()
+            inverse[half] = sum
         if lane % 4 == 0 and row < queries:
             at.sums[unsafe_offset=p.sums_offset(b, h) + Int(row)] = sum.cast[
                 accumulation_type[dtype]

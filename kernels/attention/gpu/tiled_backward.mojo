@@ -126,7 +126,7 @@ def tiled_queries_kernel[
                         if turn == 0 and q < p.queries and k < p.keys:
                             at.bias_grad[
                                 unsafe_offset=(head_sums + q) * p.keys + k
-                            ] = slopes[i][j].cast[bias_type]()
+                            ] = slopes[i][j].cast[dtype]()
             room.put(slopes)
             add_rows(room, sums, keys, turn)
         write_rows(

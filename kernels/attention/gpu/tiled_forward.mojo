@@ -2,6 +2,7 @@
 
 from std.math import ceildiv, exp, log
 from std.memory import stack_allocation
+from std.utils.numerics import nan
 
 from max.gpu import (
     MAX_THREADS_PER_BLOCK_METADATA,
@@ -128,11 +129,16 @@ def tiled_forward_kernel[
                 turn,
             )
         barrier()
-        factors[unsafe_offset=row] = Float32(0) if total == 0 else 1 / total
+        var sum = Float32(0)
+        var inverse = Float32(0)
+        if total != 0:
+            sum = largest + log(total)
+            inverse = 1 / total
+        elif p.hidden_is_nan:
+            sum = nan[DType.float32]()
+            inverse = sum
+        factors[unsafe_offset=row] = inverse
         if turn == 0 and quarter == 0 and first + row < p.queries:
-            var sum = Float32(0)
-            if total != 0:
-                sum = largest + log(total)
             at.sums[unsafe_offset=p.sums_offset(b, h) + first + row] = sum.cast[
                 accumulation_type[dtype]
             ]()
