@@ -1,15 +1,23 @@
-"""Products on a CPU: B is packed into panels of columns, a tile of C stays in registers.
+"""Products on a CPU: a tile of C stays in registers while panels of B's columns pass by.
 
-A task is a block of C's rows of one product, or of a group of small products. B's panels are packed once by each task
-for as many steps of the reduction as its cache holds; A is read where it lies if its elements are those that are
-multiplied, else it is packed, too. Sums are float32, or float64 for float64.
+A task is a block of C's rows and columns of one product, or several small products. Operands are read where they lie as
+far as vectors allow: a full panel of a row-major B, and A either way. What is of another dtype, lies the other way, or
+ends within a panel is packed once for a block. Sums are float32, or float64 for float64.
 """
 
 from std.math import ceildiv
 from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of
 
-from ...attention.cpu.packed import ROWS, VECTORS, panel
+from ...attention.cpu.packed import (
+    ROWS,
+    VECTORS,
+    Matrix,
+    fill,
+    pack_row,
+    pack_turned,
+    panel,
+)
 from ...convolution.common import Ptr, accumulation_type
 from ...parallel import sync_parallelize, worker_count
 from ..problem import MatmulProblem
@@ -17,141 +25,213 @@ from ..problem import MatmulProblem
 comptime BLOCK_BYTES = 192 * 1024
 """Of packed B, at most: a share of the second-level cache."""
 comptime MOST_DEPTH = 512
-"""Steps of the reduction that are packed at once."""
+"""Steps of the reduction that are multiplied at once."""
 comptime ROW_BLOCK = 24 * ROWS
-"""Rows of one task, at most; a multiple of a tile's."""
+"""Rows of one task that still pay for its packed panels."""
 comptime ENOUGH_WORK = 1 << 16
 """Multiply-adds that are worth a task."""
+comptime FEW_ROWS = 2
+"""Of so many rows a product with columns along the reduction is formed transposed."""
+
+
+@fieldwise_init
+struct _Strided[acc: DType](ImplicitlyCopyable, TrivialRegisterPassable):
+    """An operand as a tile reads it."""
+
+    var start: Ptr[Self.acc]
+    var row: Int
+    """Elements from one row to the next."""
+    var column: Int
+    """Elements from one column to the next."""
+
+    @always_inline
+    def at(self, row: Int, column: Int) -> Ptr[Self.acc]:
+        return self.start.unsafe_offset(row * self.row + column * self.column)
 
 
 @always_inline
-def _pack_columns[
+def _tile[
+    dtype: DType, acc: DType, rows: Int, vectors: Int
+](
+    c: Ptr[dtype],
+    c_row: Int,
+    sums_at: Ptr[acc],
+    first: Bool,
+    last: Bool,
+    columns: Int,
+    a: _Strided[acc],
+    b: Ptr[acc],
+    b_row: Int,
+    depth: Int,
+):
+    """`rows` x `columns` of C = A B over some steps of the reduction: the `first` ones begin the sums, and after the
+    `last` ones C is stored; in between sums are kept at `sums_at`."""
+    comptime width = simd_width_of[acc]()
+    comptime pitch = panel[acc]()
+    var sums = Array[SIMD[acc, width], rows * vectors](fill=0)
+    if not first:
+        comptime for i in range(rows * vectors):
+            sums[i] = sums_at.unsafe_offset(
+                i // vectors * pitch + i % vectors * width
+            ).unsafe_load[width=width]()
+    var at = a.start
+    var line = b
+    for _ in range(depth):
+        var right = Array[SIMD[acc, width], vectors](fill=0)
+        comptime for v in range(vectors):
+            right[v] = line.unsafe_offset(v * width).unsafe_load[width=width]()
+        comptime for row in range(rows):
+            var left = SIMD[acc, width](at[unsafe_offset=row * a.row])
+            comptime for v in range(vectors):
+                sums[row * vectors + v] = left.fma(
+                    right[v], sums[row * vectors + v]
+                )
+        at = at.unsafe_offset(a.column)
+        line = line.unsafe_offset(b_row)
+    if not last:
+        comptime for i in range(rows * vectors):
+            sums_at.unsafe_offset(
+                i // vectors * pitch + i % vectors * width
+            ).unsafe_store(sums[i])
+        return
+    comptime for row in range(rows):
+        var target = c.unsafe_offset(row * c_row)
+        comptime for v in range(vectors):
+            var sum = sums[row * vectors + v].cast[dtype]()
+            comptime if v + 1 < vectors:
+                target.unsafe_offset(v * width).unsafe_store(sum)
+            else:
+                if columns == vectors * width:
+                    target.unsafe_offset(v * width).unsafe_store(sum)
+                else:
+                    for i in range(columns - v * width):
+                        target[unsafe_offset=v * width + i] = sum[i]
+
+
+@no_inline
+def _rows_of[
+    dtype: DType, acc: DType, vectors: Int
+](
+    c: Ptr[dtype],
+    c_row: Int,
+    sums_at: Ptr[acc],
+    first: Bool,
+    last: Bool,
+    rows: Int,
+    columns: Int,
+    a: _Strided[acc],
+    b: Ptr[acc],
+    b_row: Int,
+    depth: Int,
+):
+    """All rows of a block times one panel."""
+    comptime pitch = panel[acc]()
+    var row = 0
+    # Sums of two tiles of rows fit where vectors are half as many.
+    comptime most = 2 * ROWS if 2 * vectors <= VECTORS else ROWS
+    comptime for size in [most, 4, 2, 1]:
+        while row + size <= rows:
+            _tile[dtype, acc, size, vectors](
+                c.unsafe_offset(row * c_row),
+                c_row,
+                sums_at.unsafe_offset(row * pitch),
+                first,
+                last,
+                columns,
+                _Strided[acc](a.at(row, 0), a.row, a.column),
+                b,
+                b_row,
+                depth,
+            )
+            row += size
+
+
+@no_inline
+def _packed_panel[
     dtype: DType, acc: DType
 ](
     target: Ptr[acc],
     source: Ptr[dtype],
-    step: Int,
+    row: Int,
     column: Int,
     depth: Int,
     columns: Int,
 ):
     """[depth][panel] of up to a panel's columns, zeros behind the last."""
     comptime width = panel[acc]()
-    comptime vector = simd_width_of[acc]()
-    if column == 1:
-        if columns == width:
-            for k in range(depth):
-                comptime for v in range(VECTORS):
-                    target.unsafe_offset(k * width + v * vector).unsafe_store(
-                        source.unsafe_offset(k * step + v * vector)
-                        .unsafe_load[width=vector]()
-                        .cast[acc]()
-                    )
-            return
+    if row == 1 and column != 1:
+        pack_turned[dtype, acc](
+            Matrix[acc](target, width, depth * width),
+            source,
+            column,
+            columns,
+            depth,
+        )
+    elif column == 1:
         for k in range(depth):
-            var line = source.unsafe_offset(k * step)
-            var at = target.unsafe_offset(k * width)
-            for i in range(columns):
-                at[unsafe_offset=i] = line[unsafe_offset=i].cast[acc]()
-            for i in range(columns, width):
-                at[unsafe_offset=i] = 0
-        return
-    # The reduction is contiguous, or nothing is: column after column, four at a time so that lines are used whole.
-    for i in range(columns):
-        var line = source.unsafe_offset(i * column)
-        var at = target.unsafe_offset(i)
-        for k in range(depth):
-            at[unsafe_offset=k * width] = line[unsafe_offset=k * step].cast[
-                acc
-            ]()
-    for i in range(columns, width):
-        for k in range(depth):
-            target[unsafe_offset=k * width + i] = 0
-
-
-@always_inline
-def _tile[
-    acc: DType, vectors: Int
-](
-    c: Ptr[acc],
-    c_pitch: Int,
-    add: Bool,
-    a: Ptr[acc],
-    a_row: Int,
-    a_step: Int,
-    b: Ptr[acc],
-    depth: Int,
-):
-    """ROWS x vectors of C = A B, or C += A B; B is a panel."""
-    comptime width = simd_width_of[acc]()
-    comptime pitch = panel[acc]()
-    var sums = Array[SIMD[acc, width], ROWS * vectors](fill=0)
-    if add:
-        comptime for row in range(ROWS):
-            comptime for v in range(vectors):
-                sums[row * vectors + v] = c.unsafe_offset(
-                    row * c_pitch + v * width
-                ).unsafe_load[width=width]()
-    var at = a
-    var line = b
-    for _ in range(depth):
-        var right = Array[SIMD[acc, width], vectors](fill=0)
-        comptime for v in range(vectors):
-            right[v] = line.unsafe_offset(v * width).unsafe_load[width=width]()
-        comptime for row in range(ROWS):
-            var left = SIMD[acc, width](at[unsafe_offset=row * a_row])
-            comptime for v in range(vectors):
-                sums[row * vectors + v] = left.fma(
-                    right[v], sums[row * vectors + v]
-                )
-        at = at.unsafe_offset(a_step)
-        line = line.unsafe_offset(pitch)
-    comptime for row in range(ROWS):
-        comptime for v in range(vectors):
-            c.unsafe_offset(row * c_pitch + v * width).unsafe_store(
-                sums[row * vectors + v]
+            pack_row[dtype, acc](
+                target.unsafe_offset(k * width),
+                source.unsafe_offset(k * row),
+                columns,
+                width,
+                1,
             )
+    else:
+        fill[acc](target, depth * width, 0)
+        for k in range(depth):
+            for i in range(columns):
+                target[unsafe_offset=k * width + i] = source[
+                    unsafe_offset=k * row + i * column
+                ].cast[acc]()
 
 
 @no_inline
-def _tile_of[
-    acc: DType
+def _packed_rows[
+    dtype: DType, acc: DType
 ](
-    vectors: Int,
-    c: Ptr[acc],
-    c_pitch: Int,
-    add: Bool,
-    a: Ptr[acc],
-    a_row: Int,
-    a_step: Int,
-    b: Ptr[acc],
+    target: Ptr[acc],
+    source: Ptr[dtype],
+    row: Int,
+    column: Int,
+    rows: Int,
     depth: Int,
-):
-    comptime for count in range(1, VECTORS + 1):
-        if vectors == count:
-            _tile[acc, count](c, c_pitch, add, a, a_row, a_step, b, depth)
+) -> _Strided[acc]:
+    """A block of A in the dtype of the sums, as it lies."""
+    if row == 1 and column != 1:
+        for k in range(depth):
+            pack_row[dtype, acc](
+                target.unsafe_offset(k * rows),
+                source.unsafe_offset(k * column),
+                rows,
+                rows,
+                1,
+            )
+        return _Strided[acc](target, 1, rows)
+    for i in range(rows):
+        if column == 1:
+            pack_row[dtype, acc](
+                target.unsafe_offset(i * depth),
+                source.unsafe_offset(i * row),
+                depth,
+                depth,
+                1,
+            )
+        else:
+            for k in range(depth):
+                target[unsafe_offset=i * depth + k] = source[
+                    unsafe_offset=i * row + k * column
+                ].cast[acc]()
+    return _Strided[acc](target, depth, 1)
 
 
 @fieldwise_init
 struct _Room[acc: DType](ImplicitlyCopyable, TrivialRegisterPassable):
-    """A task's memory: packed B, packed rows of A, and a block of C."""
+    """A task's memory: packed panels of B, packed rows of A, and sums of a reduction in several parts.
+    """
 
     var b: Ptr[Self.acc]
     var a: Ptr[Self.acc]
-    var c: Ptr[Self.acc]
-
-    @staticmethod
-    def elements(p: MatmulProblem, block_columns: Int, rows: Int) -> Int:
-        return (
-            block_columns * min(p.k, MOST_DEPTH)
-            + ROWS * min(p.k, MOST_DEPTH)
-            + _rounded(rows) * block_columns
-        )
-
-
-@always_inline
-def _rounded(rows: Int) -> Int:
-    return ceildiv(rows, ROWS) * ROWS
+    var sums: Ptr[Self.acc]
 
 
 @no_inline
@@ -167,91 +247,54 @@ def _block[
     room: _Room[accumulation_type[dtype]],
     same_b: Bool,
 ):
-    """C [rows, columns] of one product whose matrices begin at the pointers. With `same_b` B is packed already, which
-    one step of packing held."""
+    """C [rows, columns] of one product whose matrices begin at the pointers; rows of C are contiguous. With `same_b` the
+    panels of B are those of the block before."""
     comptime acc = accumulation_type[dtype]
     comptime width = simd_width_of[acc]()
     comptime pitch = panel[acc]()
     var panels = ceildiv(columns, pitch)
-    var c_pitch = panels * pitch
-    # Nothing lies behind A's last row, so that a whole tile of rows is not read where it is.
     for begin in range(0, max(p.k, 1), MOST_DEPTH):
         var depth = min(p.k - begin, MOST_DEPTH)
-        if not same_b:
-            for number in range(panels):
-                _pack_columns[dtype, acc](
-                    room.b.unsafe_offset(number * depth * pitch),
-                    b.unsafe_offset(
-                        begin * p.b.row + number * pitch * p.b.column
-                    ),
-                    p.b.row,
-                    p.b.column,
-                    depth,
-                    min(pitch, columns - number * pitch),
-                )
-        for row in range(0, rows, ROWS):
-            var now = min(ROWS, rows - row)
-            var at = a.unsafe_offset(row * p.a.row + begin * p.a.column)
-            var left = room.a
-            var a_row = 1
-            var a_step = ROWS
-            var packed = True
+        var left = _Strided[acc](room.a, 1, 1)
+        var a_at = a.unsafe_offset(begin * p.a.column)
+        comptime if dtype == acc:
+            left = _Strided[acc](rebind[Ptr[acc]](a_at), p.a.row, p.a.column)
+        else:
+            left = _packed_rows[dtype, acc](
+                room.a, a_at, p.a.row, p.a.column, rows, depth
+            )
+        for number in range(panels):
+            var now = min(pitch, columns - number * pitch)
+            var right = room.b.unsafe_offset(number * depth * pitch)
+            var b_row = pitch
+            var b_at = b.unsafe_offset(
+                begin * p.b.row + number * pitch * p.b.column
+            )
+            var lies = False
             comptime if dtype == acc:
-                if now == ROWS:
-                    left = rebind[Ptr[acc]](at)
-                    a_row = p.a.row
-                    a_step = p.a.column
-                    packed = False
-            if packed:
-                for i in range(ROWS):
-                    if i < now:
-                        for k in range(depth):
-                            room.a[unsafe_offset=k * ROWS + i] = at[
-                                unsafe_offset=i * p.a.row + k * p.a.column
-                            ].cast[acc]()
-                    else:
-                        for k in range(depth):
-                            room.a[unsafe_offset=k * ROWS + i] = 0
-            for number in range(panels):
-                var vectors = min(
-                    VECTORS, ceildiv(columns - number * pitch, width)
+                lies = p.b.column == 1 and now % width == 0
+                if lies:
+                    right = rebind[Ptr[acc]](b_at)
+                    b_row = p.b.row
+            if not lies and not same_b:
+                _packed_panel[dtype, acc](
+                    right, b_at, p.b.row, p.b.column, depth, now
                 )
-                _tile_of[acc](
-                    vectors,
-                    room.c.unsafe_offset(row * c_pitch + number * pitch),
-                    c_pitch,
-                    begin > 0,
-                    left,
-                    a_row,
-                    a_step,
-                    room.b.unsafe_offset(number * depth * pitch),
-                    depth,
-                )
-    # Out of the cache, rounded.
-    if p.c.column == 1:
-        for row in range(rows):
-            var line = room.c.unsafe_offset(row * c_pitch)
-            var target = c.unsafe_offset(row * p.c.row)
-            var column = 0
-            while column + width <= columns:
-                target.unsafe_offset(column).unsafe_store(
-                    line.unsafe_offset(column)
-                    .unsafe_load[width=width]()
-                    .cast[dtype]()
-                )
-                column += width
-            while column < columns:
-                target[unsafe_offset=column] = line[unsafe_offset=column].cast[
-                    dtype
-                ]()
-                column += 1
-        return
-    for column in range(columns):
-        var target = c.unsafe_offset(column * p.c.column)
-        for row in range(rows):
-            target[unsafe_offset=row * p.c.row] = room.c[
-                unsafe_offset=row * c_pitch + column
-            ].cast[dtype]()
+            comptime for vectors in range(1, VECTORS + 1):
+                if ceildiv(now, width) == vectors:
+                    _rows_of[dtype, acc, vectors](
+                        c.unsafe_offset(number * pitch),
+                        p.c.row,
+                        room.sums.unsafe_offset(number * rows * pitch),
+                        begin == 0,
+                        begin + depth >= p.k,
+                        rows,
+                        now,
+                        left,
+                        right,
+                        b_row,
+                        depth,
+                    )
 
 
 @no_inline
@@ -259,6 +302,79 @@ def panels_cpu[
     dtype: DType
 ](c: Ptr[dtype], a: Ptr[dtype], b: Ptr[dtype], p: MatmulProblem):
     """Any problem with elements in C."""
+    if p.c.column != 1 and p.n > 1:
+        if p.c.row == 1:
+            panels_cpu[dtype](c, b, a, p.transposed())
+        else:
+            _each_column[dtype](c, a, b, p)
+    elif p.m <= FEW_ROWS < p.n and p.b.row == 1 and p.b.column != 1:
+        _each_column[dtype](c, a, b, p)
+    else:
+        _blocks[dtype](c, a, b, p)
+
+
+@no_inline
+def _each_column[
+    dtype: DType
+](c: Ptr[dtype], a: Ptr[dtype], b: Ptr[dtype], p: MatmulProblem):
+    """Element by element, as sums along the reduction: results without contiguous rows, and few rows.
+    """
+    comptime acc = accumulation_type[dtype]
+    comptime width = simd_width_of[acc]()
+    var along = p.a.column == 1 and p.b.row == 1
+    var items = p.batch() * p.m
+
+    @always_inline
+    def task(item: Int) {imm}:
+        var product = item // p.m
+        var row = item % p.m
+        var left = a.unsafe_offset(p.place(p.a, product) + row * p.a.row)
+        var matrix = b.unsafe_offset(p.place(p.b, product))
+        var target = c.unsafe_offset(p.place(p.c, product) + row * p.c.row)
+        for column in range(p.n):
+            var right = matrix.unsafe_offset(column * p.b.column)
+            var sums = SIMD[acc, width](0)
+            var k = 0
+            if along:
+                while k + width <= p.k:
+                    sums = (
+                        left.unsafe_offset(k)
+                        .unsafe_load[width=width]()
+                        .cast[acc]()
+                        .fma(
+                            right.unsafe_offset(k)
+                            .unsafe_load[width=width]()
+                            .cast[acc](),
+                            sums,
+                        )
+                    )
+                    k += width
+            var sum = sums.reduce_add()
+            while k < p.k:
+                sum += (
+                    left[unsafe_offset=k * p.a.column].cast[acc]()
+                    * right[unsafe_offset=k * p.b.row].cast[acc]()
+                )
+                k += 1
+            target[unsafe_offset=column * p.c.column] = sum.cast[dtype]()
+
+    var together = max(1, ENOUGH_WORK // max(1, p.n * p.k))
+
+    @always_inline
+    def tasks(number: Int) {imm}:
+        for item in range(
+            number * together, min(items, (number + 1) * together)
+        ):
+            task(item)
+
+    sync_parallelize(tasks, ceildiv(items, together))
+
+
+@no_inline
+def _blocks[
+    dtype: DType
+](c: Ptr[dtype], a: Ptr[dtype], b: Ptr[dtype], p: MatmulProblem):
+    """Problems whose C has contiguous rows, in blocks."""
     comptime acc = accumulation_type[dtype]
     comptime pitch = panel[acc]()
     # Columns of a block whose packed part of B the cache holds.
@@ -269,27 +385,29 @@ def panels_cpu[
     # Rows: packing B pays the more of them use it, but each worker wants some tasks.
     var workers = worker_count()
     var batch = p.batch()
-    var row_block = _rounded(p.m)
+    var row_block = min(p.m, 4 * ROW_BLOCK)
     while row_block > ROW_BLOCK and (
         batch * column_blocks * ceildiv(p.m, row_block) < 4 * workers
     ):
-        row_block = _rounded(ceildiv(row_block, 2))
+        row_block = ceildiv(ceildiv(row_block, 2), ROWS) * ROWS
     var row_blocks = ceildiv(p.m, row_block)
     # Small products in groups.
     var items = batch * column_blocks * row_blocks
     var work = max(1, row_block * block_columns * p.k)
     var together = max(1, min(ENOUGH_WORK // work, ceildiv(items, 4 * workers)))
-    var tasks = ceildiv(items, together)
-    var room_elements = _Room[acc].elements(p, block_columns, row_block)
+    var b_elements = block_columns * depth
+    var a_elements = row_block * depth if dtype != acc else 0
+    var sums_elements = row_block * block_columns if p.k > MOST_DEPTH else 0
 
     @always_inline
     def task(number: Int) {imm}:
-        var memory = unsafe_alloc[Scalar[acc]](room_elements, alignment=64)
-        var b_elements = block_columns * depth
+        var memory = unsafe_alloc[Scalar[acc]](
+            b_elements + a_elements + sums_elements, alignment=64
+        )
         var room = _Room[acc](
             memory,
             memory.unsafe_offset(b_elements),
-            memory.unsafe_offset(b_elements + ROWS * depth),
+            memory.unsafe_offset(b_elements + a_elements),
         )
         var last_b = -1
         for item in range(
@@ -301,9 +419,7 @@ def panels_cpu[
             var product = rest // column_blocks
             var b_at = p.place(p.b, product) + column * p.b.column
             _block[dtype](
-                c.unsafe_offset(
-                    p.place(p.c, product) + row * p.c.row + column * p.c.column
-                ),
+                c.unsafe_offset(p.place(p.c, product) + row * p.c.row + column),
                 a.unsafe_offset(p.place(p.a, product) + row * p.a.row),
                 b.unsafe_offset(b_at),
                 p,
@@ -315,4 +431,4 @@ def panels_cpu[
             last_b = b_at
         memory.unsafe_free()
 
-    sync_parallelize(task, tasks)
+    sync_parallelize(task, ceildiv(items, together))

@@ -27,6 +27,7 @@ from ...convolution.gpu.pipeline import (
     wait_for_copies,
 )
 from ...library import scratch
+from ...ptx import compiling_for_hopper
 from ..problem import Matrices, MatmulProblem
 from .blocks import Blocks, blocks_can_implement
 from .stages import PIECE, Places, Source
@@ -389,8 +390,6 @@ def tensor_core_gpu[
     ctx: DeviceContext,
 ) raises:
     """A problem that tensor_core_can_implement takes."""
-    var large = _tiles(p, LARGE) * LARGE.rows * LARGE.columns
-    var small = _tiles(p, SMALL) * SMALL.rows * SMALL.columns
     if min(_unit(a, p.a), _unit(b, p.b)) < PIECE:
         if p.n <= NARROW.columns:
             _launch[dtype, NARROW_UNITS, False](c, a, b, p, ctx)
@@ -398,7 +397,12 @@ def tensor_core_gpu[
             _launch[dtype, SMALL_UNITS, False](c, a, b, p, ctx)
     elif p.n <= NARROW.columns:
         _launch[dtype, NARROW, True](c, a, b, p, ctx)
-    elif 4 * large < 5 * small and p.k > LARGE.depth:
-        _launch[dtype, LARGE, True](c, a, b, p, ctx)
     else:
+        comptime if not compiling_for_hopper():
+            # Hopper has its warpgroups for these.
+            var large = _tiles(p, LARGE) * LARGE.rows * LARGE.columns
+            var small = _tiles(p, SMALL) * SMALL.rows * SMALL.columns
+            if 4 * large < 5 * small and p.k > LARGE.depth:
+                _launch[dtype, LARGE, True](c, a, b, p, ctx)
+                return
         _launch[dtype, SMALL, True](c, a, b, p, ctx)
