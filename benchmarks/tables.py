@@ -511,6 +511,20 @@ def attention() -> str:
     return grid(header, rows) + origin(*names)
 
 
+def matmul() -> str:
+    name = "matmul_h200"
+    by_model: dict[str, list[Mapping[str, Any]]] = {}
+    for row in read(name)["products"]:
+        model = re.sub(r" (Q K\^T|P V|dO V\^T|P\^T dO|dS K|dS\^T Q|A V|K\^T V|Q KV)$", "", row["problem"])
+        by_model.setdefault(f"{row['dtype']}, {model}", []).append(row)
+    by_model["all"] = read(name)["products"]
+    rows = []
+    for model, each in by_model.items():
+        times = [f"{sum(row[key] for row in each):.0f}" for key in ("ours_us", "torch_us")]
+        rows.append([model, f"{len(each)}", *times, mean_and_worst([row["ratio"] for row in each])])
+    return grid(["products of", "number", "us", "cuBLAS us", "ratio"], rows) + origin(name)
+
+
 def compile_cost() -> str:
     names = {"float32 on a CPU": "compile_cost_cpu", "bfloat16 for sm_90a": "compile_cost_sm_90a"}
     costs: dict[str, dict[str, list[float]]] = {}
@@ -542,7 +556,8 @@ TABLES: dict[str, Callable[[], str]] = {
         convolution_tf32_and_3d, convolution_grouped, convolution_depthwise, convolution_tiles,
         convolution_few_channels,
         convolution_epilogue, convolution_gelu_store,
-        convolution_sanitizer, pooling_gpu, pooling_cpu, pooling_memory, attention, compile_cost, first_steps,
+        convolution_sanitizer, pooling_gpu, pooling_cpu, pooling_memory, attention, matmul,
+        compile_cost, first_steps,
         host_time, optimizer_steps, step_bytes, step_kinds,
     )
 }  # fmt: skip

@@ -66,6 +66,7 @@ class Function(Protocol):
 _SECONDS = {
     "conv_fprop": (1.3, 7.0, 6.0),
     "conv_": (1.3, 7.0, 10.0),
+    "matmul": (1.5, 9.0, 9.0),
     "attention": (4.0, 14.0, 14.0),
     "max_pool_fprop": (0.7, 2.5, 2.5),
     "avg_pool_fprop": (0.7, 1.8, 1.8),

@@ -53,6 +53,7 @@ FAMILIES = {
     "pooling.cpu": 0.6,
     "pooling.gpu": 0.7,
     "attention": 1.0,
+    "matmul": 1.0,
 }
 """CPU-seconds that the first function of a family adds: its modules are read and checked once for a library."""
 MESSAGE_BYTES = 1024
