@@ -149,6 +149,10 @@ class _Everything(nn.Module):
         y = F.dropout(x, 0.3) + torch.rand_like(x)
         z = torch.bernoulli(y, 0.25) * torch.randn(5, 3)
         noise = [y, z, F.dropout(z + 1, 0.5), torch.randint(0, 9, (5,)) + 1]
+        # What libraries hand on: their caller's generator, of which there is none.
+        noise += [make(5, 3, generator=None) + 1 for make in (torch.randn, torch.rand)]
+        noise += [torch.randperm(6, generator=None) + 1, torch.randint(2, 9, (4,), generator=None) + 1]
+        noise += [torch.bernoulli(x.sigmoid()) + 1, torch.rand(2) + 1]
         self.total.add_(x.sum(0))
         for tensor in changed:
             tensor.mul_(2).t().add_(1)

@@ -6,14 +6,20 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from tests.harness import gradients, prepared, trace
-from torch_max_backend import lowering
+from torch_max_backend import explain_ahead, lowering
+from torch_max_backend.graph.compiler import compile_graph
 from torch_max_backend.graph.unit import CompilationUnit
+from torch_max_backend.launches import LaunchList
+from torch_max_backend.options import Options
 from torch_max_backend.runtime import session
+from torch_max_backend.torch_compat import FakeTensorMode
 
 #: What MAX folds without compiling, unless the result must lie in memory: for a custom op or as a result of the graph.
 FREE = {"rmo.broadcast_to", "rmo.reshape"}
@@ -100,3 +106,85 @@ def test_a_graph_of_constants_alone_is_a_launch_list(monkeypatch: pytest.MonkeyP
         result.zero_()
     for result, expected in zip(run(X), constants(X), strict=True):
         torch.testing.assert_close(result, expected)
+
+
+class RelativePositions(nn.Module):
+    """What vision transformers compute on the CPU, whatever the model's device: places in a table, a mask; with ``cut``
+    around an op that stays in PyTorch."""
+
+    def __init__(self, cut: bool) -> None:
+        super().__init__()
+        self.table, self.project, self.cut = nn.Parameter(torch.randn(13, 8)), nn.Linear(8, 8), cut
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        distance = torch.arange(7)[:, None] - (torch.arange(7)[None, :] + (1.0 - 7))
+        rows = self.table[distance.long()]
+        sign = torch.tensor([[1.0, -1.0] * 4])
+        y = torch.einsum("bhc,hkc->bhk", self.project(x), rows)
+        if self.cut:
+            y = torch.lgamma(y) + rows.sum()
+        border = torch.zeros(7, 7, device=x.device)
+        border[2:4, 1:] = 3
+        border[0] = torch.tensor(2.0)
+        return (y + border)[..., :1] * sign.to(y.device)
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut"])
+def test_constants_of_the_cpu_are_parts_of_a_gpus_graphs(cut: bool) -> None:
+    account = explain_ahead(RelativePositions(cut), torch.randn(2, 7, 8), target="sm_90a", quiet=True)
+    left = {refusal.op for graph in account.graphs for refusal in graph.refusals}
+    assert left == ({"aten.lgamma.default", "aten.digamma.default"} if cut else set())
+    assert [(graph.name, graph.max_graphs) for graph in account.graphs] == [("forward", 1 + cut), ("backward", 1 + cut)]
+    assert account.graphs[0].launches["gather_rows"] == 1
+
+
+def test_a_copied_literal_of_the_cpu_is_a_part_of_a_gpus_graph() -> None:
+    """As PyTorch 2.11 traces ``mask[rows] = 3``: a literal, copied, then written into a slice."""
+    lowering.load_all()
+    with FakeTensorMode() as mode:
+        x = torch.empty(4, 4, device="cuda")
+    graph = torch.fx.Graph()
+    root = nn.Module()
+    root.register_buffer("literal", torch.tensor(3.0))
+
+    def add(target: Any, *args: Any, **options: Any) -> torch.fx.Node:
+        node = graph.call_function(target, args, options)
+        with mode:
+            given = torch.fx.map_arg((args, options), lambda source: source.meta["val"])
+            node.meta["val"] = target(*given[0], **given[1])
+        return node
+
+    argument = graph.placeholder("x")
+    argument.meta["val"] = x
+    literal = graph.get_attr("literal")
+    literal.meta["val"] = mode.from_tensor(root.literal)
+    aten = torch.ops.aten
+    copied = add(aten.lift_fresh_copy.default, literal)
+    mask = add(aten.full.default, [4, 4], 0.0, device=torch.device("cuda:0"), pin_memory=False)
+    rows = add(aten.slice.Tensor, mask, 0, 1, 3)
+    written = add(aten.copy.default, rows, copied)
+    mask = add(aten.slice_scatter.default, mask, written, 0, 1, 3)
+    graph.output((add(aten.add.Tensor, argument, mask),))
+    with session.virtual_accelerator("cuda", "sm_90a"):
+        unit = CompilationUnit("literal")
+        compiled = compile_graph(torch.fx.GraphModule(root, graph), unit, Options(fallback="error"), "forward")
+    (executable,) = compiled.executables
+    listing = executable.built.listing
+    assert isinstance(listing, LaunchList) and len(listing.launches) == 1
+    (mask_content,) = (constant.content for constant in listing.constants if not constant.on_host)
+    values = np.frombuffer(mask_content, np.float32)
+    assert values.reshape(4, 4).tolist() == [[0.0] * 4, [3.0] * 4, [3.0] * 4, [0.0] * 4]
+
+
+def test_a_constant_that_leaves_the_graph_keeps_its_device() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        places = torch.arange(4)
+        return x[places] + 1, places + 1
+
+    class Module(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return function(x)
+
+    account = explain_ahead(Module(), torch.randn(5, 3), target="sm_90a", quiet=True)
+    (graph,) = account.graphs
+    assert {refusal.reason for refusal in graph.refusals} == {"a tensor on cpu in a graph on cuda:0"}

@@ -21,6 +21,7 @@ from torch_max_backend.decompositions import decompositions
 from torch_max_backend.errors import MaxBackendError, OptionError
 from torch_max_backend.graph.attention import fuse_attention
 from torch_max_backend.graph.compiler import CompiledGraph, compile_graph, fallback_warnings
+from torch_max_backend.graph.constants import fold_foreign_constants
 from torch_max_backend.graph.early import begin_libraries
 from torch_max_backend.graph.pool_offsets import keep_small_offsets
 from torch_max_backend.graph.recompute import normalize_elementwise
@@ -165,7 +166,7 @@ def _partition(joint: GraphModule, *args: Any, begin: bool, **kwargs: Any) -> tu
 
     With ``begin`` the slowest libraries start to build meanwhile.
     """
-    joint = keep_small_offsets(fuse_attention(joint))
+    joint = fold_foreign_constants(keep_small_offsets(fuse_attention(joint)))
     if begin:
         begin_libraries(joint)
     joint = normalize_elementwise(forget_running_statistics(joint))

@@ -199,6 +199,53 @@ def normal(mean: torch.Tensor | float, std: torch.Tensor | float, generator: tor
     return aten.normal_functional(drawn, 0.0, std) + mean
 
 
+def bernoulli(p: torch.Tensor, *, generator: torch.Generator | None = None) -> Any:
+    """``aten.bernoulli`` on a CPU, where each element compares a uniform number with its probability. A GPU's kernel
+    draws in another way."""
+    if generator is not None or p.device.type != "cpu":
+        return NotImplemented
+    wide = p.dtype if p.dtype == torch.float64 else torch.float32
+    return (torch.rand(p.shape, dtype=wide, device=p.device) < p.contiguous()).to(p.dtype)
+
+
+def _at_median(x: torch.Tensor, dim: int, keepdim: bool, *, ignores_nan: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    if x.dim() == 0:
+        return x.clone(), torch.zeros((), dtype=torch.int64, device=x.device)
+    values, places = x.sort(dim=dim, stable=True)
+    length = x.shape[dim]
+    if x.is_floating_point():
+        # NaN stands last.
+        numbers = x.isnan().logical_not().sum(dim, keepdim=True)
+        middle = (numbers - 1).clamp(min=0).div(2, rounding_mode="floor")
+        at = middle if ignores_nan else torch.where(numbers < length, numbers, middle)
+        found = values.gather(dim, at), places.gather(dim, at)
+    else:
+        found = values.narrow(dim, (length - 1) // 2, 1), places.narrow(dim, (length - 1) // 2, 1)
+    value, place = (each.clone() if keepdim else each.squeeze(dim) for each in found)
+    return value, place
+
+
+def median_along(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """``aten.median.dim``: the lower of the two in the middle, or NaN where there is one; of equal elements the place
+    of one, not always eager's."""
+    return _at_median(x, dim, keepdim, ignores_nan=False)
+
+
+def nanmedian_along(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """``aten.nanmedian.dim``: the same of what is a number, NaN where nothing is."""
+    return _at_median(x, dim, keepdim, ignores_nan=True)
+
+
+def median(x: torch.Tensor) -> Any:
+    """``aten.median`` of all elements."""
+    return _at_median(x.reshape(-1), 0, False, ignores_nan=False)[0] if x.numel() else NotImplemented
+
+
+def nanmedian(x: torch.Tensor) -> Any:
+    """``aten.nanmedian`` of all elements."""
+    return _at_median(x.reshape(-1), 0, False, ignores_nan=True)[0] if x.numel() else NotImplemented
+
+
 @functools.cache
 def decompositions() -> dict[OpOverload, Callable[..., Any]]:
     """The decomposition table that AOTAutograd traces with."""
@@ -222,6 +269,10 @@ def decompositions() -> dict[OpOverload, Callable[..., Any]]:
         aten.normal.Tensor_Tensor: normal,
         aten.normal.Tensor_float: normal,
         aten.normal.float_Tensor: normal,
+        aten.median.default: median,
+        aten.median.dim: median_along,
+        aten.nanmedian.default: nanmedian,
+        aten.nanmedian.dim: nanmedian_along,
     }
     kept = {getattr(packet, name) for packet in KEPT_WHOLE for name in packet.overloads()}
-    return {op: function for op, function in table.items() if op not in kept}
+    return {op: function for op, function in table.items() if op not in kept} | {aten.bernoulli.default: bernoulli}

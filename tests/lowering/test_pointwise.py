@@ -112,6 +112,12 @@ CASES = [
     Case("pow_whole", lambda x: (x**2, x**3, x**0, x**-1, x**7), recipe(randn(3, 4)), slack=4),
     Case("pow_half", lambda x: (x**0.5, x**-0.5, x**1.7), recipe(lambda g: 0.1 + torch.rand(12))),
     Case("pow_integers", lambda x: (x**2, x**5), recipe(integers(12, dtype=I64)), exact=True),
+    Case(
+        "pow_integer_tensors",
+        lambda x, y: (x**y, 3 ** (y + 40), x.int() ** y.int(), x.abs().byte() ** y.byte()),
+        recipe(integers(40, dtype=I64), integers(40, dtype=I64)),
+        exact=True,
+    ),
     Case("pow_tensors", lambda x, y: x**y, recipe(POW_BASES, POW_EXPONENTS)),
     Case("pow_of_number", lambda x: (2**x, 0.7**x), recipe(randn(3, 4))),
     Case("pow_bf16", lambda x: x**2, recipe(randn(3, 4, dtype=BF16))),

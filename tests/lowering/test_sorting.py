@@ -31,6 +31,13 @@ def _distinct(rows: int, length: int) -> Callable[[torch.Generator], torch.Tenso
     return make
 
 
+def _with_nan(generator: torch.Generator) -> torch.Tensor:
+    """Rows of numbers that are all different, with two NaN."""
+    x = _distinct(4, 7)(generator)
+    x[1, 2] = x[1, 4] = NAN
+    return x
+
+
 CASES = [
     # Equal elements, NaN and infinities: what comes first is told by the indices.
     Case(
@@ -43,6 +50,10 @@ CASES = [
         recipe(lambda g: torch.tensor([[1.0, NAN, 1.0, -INF], [0.0, 2.0, NAN, -INF], [1.0, -3.0, NAN, INF]])),
         exact=True,
     ),
+    Case("median", lambda x, y: (*x.median(1), *x.nanmedian(0, keepdim=True), x.median(), x.nanmedian(), *y.median(0)),
+         recipe(_with_nan, lambda g: torch.randperm(24, generator=g).view(8, 3)), exact=True),
+    Case("median_backward", gradients(lambda x: (x.median(1).values, x.nanmedian())), recipe(_distinct(4, 6)),
+         exact=True),
     # More than a CPU sorts by insertion, or a GPU by counting or in one tile: with ties, zeros of both signs and NaN.
     Case("sort_long", lambda x: (*x.sort(stable=True), *x.sort(stable=True, descending=True)),
          recipe(_repeating(5, 9001)), exact=True),

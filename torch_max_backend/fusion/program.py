@@ -11,7 +11,7 @@ from max.dtype import DType
 
 from torch_max_backend.fusion.idioms import FUNCTIONS, idioms
 from torch_max_backend.fusion.index_map import Guard, refined
-from torch_max_backend.fusion.scalars import IMPORTS, expression, inside, is_written_out, literal, word_of
+from torch_max_backend.fusion.scalars import IMPORTS, SELDOM, expression, inside, is_written_out, literal, word_of
 from torch_max_backend.fusion.terms import MOST_GUARDS, REDUCTIONS, Leaf, Step, Terms
 from torch_max_backend.mojo_ops.constants import kernel_constant
 from torch_max_backend.mojo_ops.sources import symbol_of
@@ -155,6 +155,7 @@ class Program:
         else:
             module = "reduction.entries" if self.reduction else "pointwise.entries"
         functions = {("arithmetic", name) for name in FUNCTIONS if f"{name}[" in self.body}
+        functions |= {(module, name) for name, module in SELDOM.items() if f"{name}[" in self.body}
         return _MODULES | IMPORTS | {(module, self.entry)} | values | functions
 
     @property

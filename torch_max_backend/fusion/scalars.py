@@ -22,6 +22,7 @@ _EXPRESSIONS: dict[str, tuple[frozenset[DType], str]] = {
     "rmo.sub": (NUMBERS, "{0} - {1}"),
     "rmo.mul": (NUMBERS, "{0} * {1}"),
     "rmo.div": (NUMBERS, "{0} / {1}"),
+    "rmo.pow": (_WHOLE, "integer_power[DType.{result}, width]({0}, {1})"),
     "rmo.max": (NUMBERS, "max({0}, {1})"),
     "rmo.min": (NUMBERS, "min({0}, {1})"),
     "rmo.equal": (DTYPES, "{0}.eq({1})"),
@@ -58,6 +59,8 @@ IMPORTS = frozenset(
     | {("arithmetic", "truncated_quotient")}
 )
 """What the expressions need: modules and names."""
+SELDOM = {"integer_power": "powers"}
+"""Functions that few programs import, and their modules."""
 
 
 def is_elementwise(name: str, operands: Sequence[DType], result: DType) -> bool:
@@ -77,7 +80,7 @@ def expression(name: str, operands: Sequence[str], result: DType) -> str:
         return f"{operands[0]}.cast[DType.{result.name}]()"
     if name == "rmo.div" and result in _WHOLE:
         return f"truncated_quotient[DType.{result.name}, width]({', '.join(operands)})"
-    return _EXPRESSIONS[name][1].format(*operands)
+    return _EXPRESSIONS[name][1].format(*operands, result=result.name)
 
 
 def inside(masks: Sequence[str], values: Sequence[str], otherwise: str) -> str:

@@ -26,7 +26,7 @@ from torch.fx import GraphModule, Node
 from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref, max_dtype
 from torch_max_backend.errors import CannotLower
 from torch_max_backend.fusion import fuse
-from torch_max_backend.graph.constants import Constants
+from torch_max_backend.graph.constants import Constants, constants_among
 from torch_max_backend.ir import layout as graph_layout
 from torch_max_backend.ir import ops
 from torch_max_backend.ir.layout import (
@@ -42,6 +42,7 @@ from torch_max_backend.lowering import Layout, LoweringContext, Registration, lo
 from torch_max_backend.lowering.context import max_dim
 from torch_max_backend.max_compat import erase
 from torch_max_backend.runtime.interface import BuiltGraph, InputSpec, OutputSpec, WriteSpec
+from torch_max_backend.torch_compat import OpOverload
 
 
 class NodesCannotLower(Exception):
@@ -57,10 +58,12 @@ _NOT_YET = object()
 
 
 def graph_device(nodes: Sequence[Node]) -> torch.device:
-    """The one device that the graph computes on; 0-d CPU tensors may join a GPU graph."""
+    """The one device that the graph computes on; 0-d CPU tensors and constants may join a GPU graph."""
+    constants = constants_among(nodes)
     devices = {
         tensor.device
         for node in nodes
+        if node not in constants
         for tensor in tensors_of(node.meta.get("val"))
         if tensor.device.type != "cpu" or tensor.dim() > 0
     }
@@ -230,14 +233,15 @@ class GraphBuilder:
 
     def _lower(self, node: Node) -> Any:
         registration = lookup(node.target)
-        if registration is None:
+        known = self.constants.take(node)
+        if registration is None and not known:
             raise NodesCannotLower({node: "no lowering is registered"})
-        context = LoweringContext(node, self.device)
-        if node.target is not operator.getitem:
+        if isinstance(node.target, OpOverload):
             self.ops[str(node.target)] += 1
+        if known or registration is None:
+            return _NOT_YET
+        context = LoweringContext(node, self.device)
         try:
-            if self.constants.take(node):
-                return _NOT_YET
             args = self._resolve(node.args)
             kwargs = self._resolve(node.kwargs)
             return _call(registration, context, args, kwargs)

@@ -5,6 +5,7 @@ coordinates of a grid. PyTorch computes them once, while the graph is built; MAX
 from __future__ import annotations
 
 import operator
+from collections.abc import Container, Iterable
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.fx import GraphModule, Node
 
 from torch_max_backend.dtypes import TORCH_TO_MAX, max_dtype
 from torch_max_backend.ir import ops
-from torch_max_backend.torch_compat import FakeTensor, OpOverload, disable_current_modes, schema_of
+from torch_max_backend.torch_compat import FakeTensor, OpOverload, disable_current_modes, schema_of, tree_leaves
 
 
 def attribute_of(node: Node) -> Any:
@@ -27,6 +28,8 @@ def is_constant(node: Node) -> bool:
     A literal like ``torch.tensor([1.0, 2.0])`` in a model is one. Nobody can change it: what a program may change,
     parameters, buffers and the tensors of its closures, enters as an argument.
     """
+    if node.op == "call_function" and isinstance(node.target, Literal):
+        return True
     if node.op != "get_attr":
         return False
     value = attribute_of(node)
@@ -47,6 +50,96 @@ def describe_attributes(gm: GraphModule) -> None:
             node.meta.setdefault("val", value)
 
 
+def constants_among(nodes: Iterable[Node]) -> set[Node]:
+    """Of a graph's nodes, in their order, those that depend on no argument and whose values ``Constants`` computes.
+
+    The device that a program named for them says nothing: a constant stands where it is read. So what a program
+    computes on the CPU of a GPU's graph, such as places for an index, is a part of that graph.
+    """
+    found: set[Node] = set()
+    for node in nodes:
+        if is_constant(node) or _follows(node, found):
+            found.add(node)
+    return found
+
+
+def fold_foreign_constants(gm: GraphModule) -> GraphModule:
+    """Makes what a GPU's graph computes on the CPU from no argument a tensor that the graph holds; ``gm`` is changed
+    and returned. PyTorch's partitioner would save it for the backward graph, as a result on the CPU."""
+    describe_attributes(gm)
+    constants = constants_among(gm.graph.nodes)
+    foreign = {node for node in constants if _is_foreign(node, gm)}
+    known = Constants()
+    for node in gm.graph.nodes:
+        if node not in foreign or not known.take(node) or node.op == "get_attr" or foreign.issuperset(node.users):
+            continue
+        if any(user.op == "output" for user in node.users):
+            continue
+        name = f"_constant_{node.name}"
+        setattr(gm, name, known.value(node))
+        with gm.graph.inserting_before(node):
+            held = gm.graph.get_attr(name)
+        held.meta = dict(node.meta)
+        node.replace_all_uses_with(held, delete_user_cb=lambda user: user not in foreign)
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
+    return gm
+
+
+def main_device(gm: GraphModule) -> torch.device:
+    """The device that most of the graph's data is on: the first accelerator met, else the CPU."""
+    for node in gm.graph.nodes:
+        for tensor in tree_leaves(node.meta.get("val")):
+            if isinstance(tensor, torch.Tensor) and tensor.device.type != "cpu":
+                return tensor.device
+    return torch.device("cpu")
+
+
+def _is_foreign(node: Node, gm: GraphModule) -> bool:
+    return node.meta["val"].device != main_device(gm)
+
+
+class Literal:
+    """The target of a node that is a constant without arguments."""
+
+    __name__ = "literal"
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self.value = value
+
+    def __call__(self) -> torch.Tensor:
+        return self.value
+
+
+def give_each_reader_its_own(gm: GraphModule) -> None:
+    """Copies constants of another device, so that each is read by one node and can join that node's part of a graph
+    that is cut."""
+    constants = [node for node in constants_among(gm.graph.nodes) if _is_foreign(node, gm)]
+    order = {node: number for number, node in enumerate(gm.graph.nodes)}
+    for node in sorted(constants, key=order.__getitem__, reverse=True):
+        readers = list(node.users) if node.op == "get_attr" else list(node.users)[1:]
+        for user in readers:
+            with gm.graph.inserting_before(user):
+                if node.op == "get_attr":
+                    twin = gm.graph.call_function(Literal(attribute_of(node)))
+                else:
+                    twin = gm.graph.node_copy(node)
+            twin.meta = dict(node.meta)
+            user.replace_input_with(node, twin)
+
+
+def _follows(node: Node, known: Container[Node]) -> bool:
+    """Whether the node's value can be computed: one tensor of moderate static size, of values that are known."""
+    fake = node.meta.get("val")
+    if node.op != "call_function" or not isinstance(fake, torch.Tensor):
+        return False
+    if not all(isinstance(extent, int) for extent in fake.shape):
+        return False
+    if not 0 < fake.numel() <= ops.MOST_ELEMENTS or fake.dtype not in TORCH_TO_MAX:
+        return False
+    return all(source in known for source in node.all_input_nodes) and _is_a_value(node)
+
+
 class Constants:
     """The values of nodes that depend on no argument."""
 
@@ -56,17 +149,13 @@ class Constants:
     def take(self, node: Node) -> bool:
         """Computes ``node``, if all that it needs is known and the result is one tensor of moderate static size."""
         if is_constant(node):
-            self._values[node] = attribute_of(node).detach().cpu()
+            held = node.target.value if isinstance(node.target, Literal) else attribute_of(node)
+            with disable_current_modes():
+                self._values[node] = held.detach().cpu()
             return True
-        fake = node.meta.get("val")
-        if not isinstance(fake, torch.Tensor) or not all(isinstance(extent, int) for extent in fake.shape):
+        if not _follows(node, self._values):
             return False
-        if not 0 < fake.numel() <= ops.MOST_ELEMENTS or fake.dtype not in TORCH_TO_MAX:
-            return False
-        if any(source not in self._values for source in node.all_input_nodes):
-            return False
-        if not _is_a_value(node):
-            return False
+        fake = node.meta["val"]
         if "empty" in schema_of(node.target).name:
             # Zeros, as its lowering.
             self._values[node] = torch.zeros(fake.shape, dtype=fake.dtype)
@@ -82,6 +171,10 @@ class Constants:
             return False
         self._values[node] = value
         return True
+
+    def value(self, node: Node) -> torch.Tensor:
+        """The node's value, on the CPU."""
+        return self._values[node]
 
     def tensor(self, node: Node, device: DeviceRef) -> TensorValue:
         """The node's value in the MAX graph that is being built."""

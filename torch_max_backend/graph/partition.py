@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from torch_max_backend.dtypes import TORCH_TO_MAX
 from torch_max_backend.graph.builder import is_write_back, tensors_of
+from torch_max_backend.graph.constants import constants_among, give_each_reader_its_own, main_device
 from torch_max_backend.graph.random import is_draw
 from torch_max_backend.lowering import lookup
 from torch_max_backend.torch_compat import OpOverload
@@ -38,14 +39,34 @@ class Refusal:
 def refusals(gm: GraphModule, refused: Mapping[str, str]) -> dict[str, Refusal]:
     """Every node that MAX cannot run, by name; ``refused`` adds what builders found out."""
     device = main_device(gm)
-    found: dict[str, Refusal] = {}
-    for node in gm.graph.nodes:
-        if node.op != "call_function" or is_host_node(node):
-            continue
-        reason = refused.get(node.name) or unsupported_reason(node, device)
-        if reason is not None:
-            found[node.name] = Refusal(node.name, op_name(node), describe_arguments(node), reason, user_line(node))
-    return found
+    constants = constants_among(gm.graph.nodes)
+    reasons: dict[Node, str] = {}
+    while True:
+        before = len(reasons)
+        # Readers come first: a constant of another device is a part of its readers' graphs, if all run in MAX.
+        for node in reversed(gm.graph.nodes):
+            if node.op != "call_function" or node in reasons or is_host_node(node):
+                continue
+            reason = refused.get(node.name) or unsupported_reason(node, device, constants)
+            if reason is None and node in constants and _is_read_outside(node, reasons):
+                reason = _other_device(node.meta["val"], device)
+            if reason is not None:
+                reasons[node] = reason
+                constants.discard(node)
+        if len(reasons) == before:
+            break
+    return {
+        node.name: Refusal(node.name, op_name(node), describe_arguments(node), reasons[node], user_line(node))
+        for node in gm.graph.nodes
+        if node in reasons
+    }
+
+
+def _is_read_outside(node: Node, reasons: Container[Node]) -> bool:
+    return any(
+        user.op != "call_function" or user in reasons or is_write_back(user) or is_host_node(user)
+        for user in node.users
+    )
 
 
 def is_host_node(node: Node) -> bool:
@@ -56,17 +77,8 @@ def is_host_node(node: Node) -> bool:
     return isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
-def main_device(gm: GraphModule) -> torch.device:
-    """The device that most of the graph's data is on: the first accelerator met, else the CPU."""
-    for node in gm.graph.nodes:
-        for tensor in tensors_of(node.meta.get("val")):
-            if tensor.device.type != "cpu":
-                return tensor.device
-    return torch.device("cpu")
-
-
-def unsupported_reason(node: Node, device: torch.device) -> str | None:
-    """Why MAX cannot run ``node``, None when it can."""
+def unsupported_reason(node: Node, device: torch.device, constants: Container[Node] = ()) -> str | None:
+    """Why MAX cannot run ``node``, None when it can. ``constants`` lie on any device."""
     registration = lookup(node.target)
     if registration is None and is_write_back(node):
         return None
@@ -74,13 +86,19 @@ def unsupported_reason(node: Node, device: torch.device) -> str | None:
         return "no lowering is registered for this op"
     for source in [*node.all_input_nodes, node]:
         for tensor in tensors_of(source.meta.get("val")):
-            reason = _tensor_reason(tensor, device, result=source is node)
-            if reason is not None:
+            reason = _tensor_reason(tensor, device)
+            if reason is None and (source is node or tensor.dim() > 0):
+                reason = _other_device(tensor, device)
+            if reason is not None and source not in constants:
                 return reason
     return registration.supports(node) if registration and registration.supports else None
 
 
-def _tensor_reason(tensor: torch.Tensor, device: torch.device, *, result: bool) -> str | None:
+def _other_device(tensor: torch.Tensor, device: torch.device) -> str | None:
+    return None if tensor.device == device else f"a tensor on {tensor.device} in a graph on {device}"
+
+
+def _tensor_reason(tensor: torch.Tensor, device: torch.device) -> str | None:
     if tensor.layout is not torch.strided:
         return f"a tensor of layout {tensor.layout}"
     if tensor.dtype not in TORCH_TO_MAX:
@@ -89,8 +107,6 @@ def _tensor_reason(tensor: torch.Tensor, device: torch.device, *, result: bool) 
         return f"MAX drives no device of type {tensor.device.type!r}"
     if tensor.dtype is torch.float64 and device.type != "cpu":
         return "float64 runs in MAX on the CPU only"
-    if tensor.device != device and (result or tensor.dim() > 0):
-        return f"a tensor on {tensor.device} in a graph on {device}"
     return None
 
 
@@ -196,6 +212,7 @@ def cut(gm: GraphModule, outside: Mapping[str, Any]) -> GraphModule:
         twin.meta = {**node.meta, ORIGIN: node.name}
     # Made of the finished graph, for only then it takes over the attributes that get_attr nodes name.
     copy = GraphModule(gm, graph)
+    give_each_reader_its_own(copy)
     partitioner = CapabilityBasedPartitioner(copy, _Runs(outside), allows_single_node_partition=True)
     partitions = partitioner.propose_partitions()
     _keep_results_with_their_op(partitions)

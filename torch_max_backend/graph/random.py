@@ -45,6 +45,10 @@ _LIKE = {
     aten.randn_like.default,
     aten.randint_like.default,
     aten.randint_like.low_dtype,
+    aten.rand_like.generator,
+    aten.randn_like.generator,
+    aten.randint_like.generator,
+    aten.randint_like.low_generator_dtype,
     aten.native_dropout.default,
     aten.uniform.default,
     aten.normal_functional.default,
@@ -61,6 +65,11 @@ _FROM_SHAPE = {
     aten.randint.low,
     aten.randperm.default,
     aten.normal.float_float,
+    aten.rand.generator,
+    aten.randn.generator,
+    aten.randint.generator,
+    aten.randint.low_generator,
+    aten.randperm.generator,
 }
 
 

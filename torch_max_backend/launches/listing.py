@@ -101,7 +101,7 @@ class Part:
 
 
 class NotListed(Exception):
-    """An operation of the graph is no library call."""
+    """Operations of the graph are no library calls: the message names each kind once, with an example."""
 
 
 def launch_list(
@@ -122,8 +122,14 @@ def launch_list(
     reader = _Reader(device)
     for number, value in enumerate(value for value in values.values() if value.maker is None):
         reader.places[value] = Place(Kind.ARGUMENT, number)
+    missing: dict[str, str] = {}
     for operation in operations:
-        reader.read(operation)
+        try:
+            reader.read(operation)
+        except NotListed as reason:
+            missing.setdefault(operation.name, str(reason))
+    if missing:
+        raise NotListed(", ".join(missing.values()))
     return reader.finish([values[handle_of(result)] for result in results], updates or {})
 
 
@@ -155,13 +161,13 @@ class _Reader:
         if operation.name == TRANSFER:
             source = self.places.get(operation.operands[0])
             if source is None or source.kind is not Kind.ARGUMENT or operation.results[0].device != self._device:
-                raise NotListed(operation.name)
+                raise NotListed(_described(operation))
             self._moved.add(source.number)
             self.places[operation.results[0]] = source
             return
         function = function_of(operation)
         if function is None:
-            raise NotListed(operation.name)
+            raise NotListed(_described(operation))
         for value in (*operation.results, *operation.operands):
             if value.shape is None:
                 raise NotListed(f"{operation.name} of a size that is not known")
@@ -272,6 +278,15 @@ def home_of(value: Value) -> Value:
     while value.maker is not None and (value.maker.name == RESHAPE or _moves_nothing(value.maker)):
         value = value.maker.operands[0]
     return value
+
+
+def _described(operation: Operation) -> str:
+    """The operation with its operands' dtypes and shapes."""
+    operands = (
+        f"{value.dtype.name}[{', '.join(map(str, value.shape)) if value.shape is not None else '...'}]"
+        for value in operation.operands
+    )
+    return f"{operation.name}({', '.join(operands)})"
 
 
 def function_of(operation: Operation) -> str | None:

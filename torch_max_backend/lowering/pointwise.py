@@ -175,7 +175,7 @@ def power(ctx: LoweringContext, base: Operand, exponent: Operand) -> TensorValue
         return rounded(ctx, _power_of_number(numerics.cast(base, dtype), exponent))
     base, exponent = operands(ctx, base, exponent)
     if not numerics.is_float(base.dtype):
-        raise CannotLower("a power of whole numbers with exponents known only at run time")
+        return rounded(ctx, ops.pow(base, exponent))
     return rounded(ctx, numerics.power(base, exponent))
 
 
