@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from tests.fusion.test_plan import calls, moves, remaining, text_of
 from tests.fusion.test_reductions import digits
+from torch_max_backend import explain
 
 Case = tuple[Callable[..., object], list[Tensor]]
 
@@ -25,6 +26,20 @@ def windows(x: Tensor) -> Tensor:
     padded = torch.roll(F.pad(x, (0, 0, 0, 3, 0, 3)), (-3, -3), (1, 2))
     n, h, w, c = padded.shape
     return padded.view(n, h // 7, 7, w // 7, 7, c).permute(0, 1, 3, 2, 4, 5).reshape(-1, 49, c)
+
+
+def crossed(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """Sums whose addends no common digits count."""
+    total = x.view(2, 3, 5, 2, 3).permute(4, 0, 3, 1, 2).reshape(180) * 3 + y.view(3, 2, 5, 3, 2).permute(
+        2, 1, 4, 3, 0
+    ).reshape(180)
+    return total, total.sum(), (total * total).view(18, 10).sum(0)
+
+
+def merged_heads(x: Tensor, y: Tensor) -> Tensor:
+    """HaloNet's windows put together: seven digits."""
+    heads = (x + y.transpose(2, 3)).view(2, 2, 2, 4, 4, 2, 8)
+    return heads.permute(0, 5, 6, 1, 3, 2, 4).reshape(2, 16, 8, 8)
 
 
 CASES: dict[str, Case] = {
@@ -50,6 +65,8 @@ CASES: dict[str, Case] = {
     "a slice beside a padded part": (lambda x: F.pad(x, (8, 8), value=2)[:, :5], digits((6, 40))),
     "packed gradients": (thirds, digits((6, 40), (6, 40), (6, 40))),
     "windows": (windows, digits((2, 4, 4, 24))),
+    "digits that cross": (crossed, digits((180,), (180,))),
+    "seven digits": (merged_heads, digits((2, 4, 16, 16), (2, 4, 16, 16))),
     "reduced": (lambda x, y: (torch.cat([x, y]).sum(0), F.pad(x, (1, 2)).sum(0)), digits((9, 40), (6, 40))),
     "a slice, reduced": (lambda x: (x[:, 3:].sum(1), x[:, 8:].sum(0), x[3:].sum()), digits((9, 40))),
     "numbers alone": (lambda x: (torch.ones(3, 40_000), F.pad(x, (2, 2))), digits((6, 40))),
@@ -104,3 +121,10 @@ def test_a_slice_is_read_where_it_lies() -> None:
     text = text_of(lambda x: (torch.tanh(x[:, 2:5]), x[3:].sum(0)), (8, 24))
     assert len(calls(text)) == 2
     assert not moves(text)
+
+
+def test_crossed_digits_are_not_left_to_max() -> None:
+    for name in ("digits that cross", "seven digits"):
+        function, inputs = CASES[name]
+        (graph,) = explain(function, *inputs, quiet=True, compile=False).graphs
+        assert graph.launches and not graph.for_max

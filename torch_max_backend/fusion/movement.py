@@ -15,6 +15,8 @@ _LEAST_TRANSPOSED = 1 << 16
 """Smaller tensors are copied by programs, several at once."""
 _LEAST_LONGER = 64
 """Of a tile's two extents, the longer one: with less both of a tile's sides would be mostly empty."""
+_MOST_DIGITS = 6
+"""As in kernels/movement/transpose.mojo."""
 _WORDS = {1: DType.uint8, 2: DType.uint16, 4: DType.uint32, 8: DType.uint64}
 
 
@@ -46,7 +48,7 @@ def transposition(terms: Terms, layout: Layout | None) -> list[int] | None:
         return None
     (strides,), extents = layout.strides, layout.extents
     guarded = terms.guards or terms.leaves[0].map.constant
-    if guarded or len(extents) < 2 or strides[-1] == 1 or 1 not in strides:
+    if guarded or not 2 <= len(extents) <= _MOST_DIGITS or strides[-1] == 1 or 1 not in strides:
         return None
     if max(extents[-1], extents[strides.index(1)]) < _LEAST_LONGER:
         return None

@@ -104,8 +104,8 @@ def _roots(
         try:
             found = Terms([root], roots, fusible)
             cut = found.best_cut(MOST_INPUTS) if len(found.leaves) > MOST_INPUTS else _costly_number(found)
-            if found.extents is not None and layout_of(found) is None:
-                cut = _reduced_from(root)
+            if cut is None and layout_of(found) is None:
+                cut = _operand_to_store(root, roots, fusible)
         except CutAt as error:
             cut = error.value
         if cut is not None and cut not in roots and cut.maker in fusible:
@@ -139,9 +139,11 @@ def _fits(terms: Terms) -> bool:
     return len(terms.leaves) <= MOST_INPUTS and len(terms.roots) <= MOST_RESULTS and layout_of(terms) is not None
 
 
-def _reduced_from(root: Value) -> Value:
+def _operand_to_store(root: Value, roots: Collection[Value], fusible: Collection[Operation]) -> Value | None:
+    """An operand of ``root`` that a program could store first; None where all lie in memory."""
     assert root.maker is not None
-    return in_memory(root.maker.operands[0])
+    operands = map(in_memory, root.maker.operands)
+    return next((each for each in operands if each.maker in fusible and each not in roots and each.size > 1), None)
 
 
 def _position(value: Value) -> int:

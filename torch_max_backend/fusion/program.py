@@ -16,7 +16,7 @@ from torch_max_backend.fusion.terms import MOST_GUARDS, REDUCTIONS, Leaf, Step, 
 from torch_max_backend.mojo_ops.constants import kernel_constant
 from torch_max_backend.mojo_ops.sources import symbol_of
 
-MOST_DIGITS = 6
+MOST_DIGITS = 8
 _BYTES_READ = 128
 """That a GPU's thread reads before it computes."""
 _EPILOGUE_VECTOR = 8

@@ -66,6 +66,8 @@ def fuse(
     """
     if listed:
         results = narrow_sums(graph, write_sums(graph, results, device))
+        # What they add stands at the end, behind its readers.
+        _sort(graph)
         results, replaced = strided_products(graph, results, device)
         _erase_unused(graph, {handle_of(result) for result in results}, replaced)
         _sort(graph)
