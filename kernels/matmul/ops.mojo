@@ -74,3 +74,5 @@ struct Matmul:
         call.append_word(Int(a.unsafe_ptr()))
         call.append_word(Int(b.unsafe_ptr()))
         call.run[function](ctx)
+        # Only its address was handed over.
+        _ = geometry^
