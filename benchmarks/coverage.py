@@ -50,7 +50,6 @@ class Entry:
         traced: the graphs that Dynamo made of its forward call: more than one where the model's own Python cuts it.
         graphs: the MAX graphs, forward and backward.
         launches: what a step launches, over all graphs.
-        for_max: the operations without a library function, of each graph that MAX has to compile for them.
         missing: the ops that stay in PyTorch, with how often.
         reasons: why, by op.
         error: what was raised, if anything.
@@ -66,7 +65,6 @@ class Entry:
     traced: int = 0
     graphs: int = 0
     launches: int = 0
-    for_max: list[str] = field(default_factory=list)
     missing: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     error: str = ""
@@ -76,8 +74,8 @@ class Entry:
 
     @property
     def whole(self) -> bool:
-        """Whether nothing stays in PyTorch, or waits for MAX's compiler."""
-        return not (self.missing or self.for_max or self.error)
+        """Whether nothing stays in PyTorch."""
+        return not (self.missing or self.error)
 
 
 def examine(architecture: Architecture, target: str = CPU, autocast: str = "float32") -> Entry:
@@ -101,7 +99,6 @@ def examine(architecture: Architecture, target: str = CPU, autocast: str = "floa
     entry.traced = sum(graph.name != "backward" for graph in explanation.graphs)
     entry.graphs = sum(graph.max_graphs for graph in explanation.graphs)
     entry.launches = sum(sum(graph.launches.values()) for graph in explanation.graphs)
-    entry.for_max = [reason for graph in explanation.graphs for reason in graph.for_max]
     entry.missing = dict(missing.most_common())
     return entry
 
@@ -150,7 +147,7 @@ weights, small images and, where a configuration allows it, few and narrow layer
 of forward and backward is a call of our kernels, in a launch list: {whole} of {total}. "traced" are the graphs that
 `torch.compile` makes of one forward call (more than one where the model's own Python cuts it, whatever the backend);
 "graphs" are forward and backward ones: twice as many where nothing cuts them. What is missing runs in PyTorch, between
-two graphs; "for MAX" are graphs with an operation that only MAX's compiler can run.
+two graphs.
 
 Graphs are built, not compiled: this table says what is lowered, not how fast it runs. torchvision {torchvision}, timm
 {timm}, transformers {transformers}, torch {torch}, {where}.
@@ -179,11 +176,11 @@ def elsewhere(entries: Sequence[Entry]) -> str:
     return f"Under torch {first.torch}, {_where(first)}, {len(entries)} were built ({of}), {whole} whole.{which}\n"
 
 
-_COLUMNS = ("model", "kind", "aten ops", "traced", "graphs", "launches", "for MAX", "missing")
+_COLUMNS = ("model", "kind", "aten ops", "traced", "graphs", "launches", "missing")
 
 
 def _row(entry: Entry) -> tuple[str, ...]:
-    counts = (entry.ops, entry.traced, entry.graphs, entry.launches, len(entry.for_max))
+    counts = (entry.ops, entry.traced, entry.graphs, entry.launches)
     return entry.name, entry.kind, *map(str, counts), _missing(entry)
 
 
@@ -215,8 +212,6 @@ def what_is_missing(entries: Sequence[Entry]) -> list[tuple[str, str, str]]:
     examples: dict[str, str] = {}
     for entry in entries:
         found = {f"`{op}`": entry.reasons[op] for op in entry.missing}
-        for text in entry.for_max:
-            found |= {f"`{call.partition('(')[0]}` (MAX)": call for call in text.split("), ")}
         counts.update(found.keys())
         for op, example in found.items():
             examples.setdefault(op, f"{example}, in {entry.name}")
@@ -289,7 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 options.json.write_text(json.dumps([asdict(entry) for entry in found.values()], indent=1))
             for entry in entries:
                 if not entry.whole:
-                    console.print(f"{_key(entry)}: {entry.error or entry.missing or entry.for_max}")
+                    console.print(f"{_key(entry)}: {entry.error or entry.missing}")
     chosen_entries = [found[key] for key in named if key in found]
     if options.markdown:
         print(markdown(chosen_entries, [_read(path) for path in options.others]), end="")

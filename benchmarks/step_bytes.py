@@ -109,9 +109,6 @@ def count(
             if graph.name == "forward":
                 kept[name] = saved(graph)
             for executable in graph.executables:
-                if isinstance(executable.built.listing, str):
-                    console.print(f"{name}, {graph.name}: {executable.built.listing} needs MAX's compiler")
-                    continue
                 found = traffic(executable.built.graph)
                 own = rows_of(name, images, graph, found)
                 _print(console, own, found, worst)

@@ -1,4 +1,4 @@
-"""Which lowering tests' families are compiled as one MAX module; each group runs in one worker."""
+"""Which lowering tests' families are compiled together; each group runs in one worker."""
 
 from __future__ import annotations
 

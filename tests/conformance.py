@@ -34,6 +34,7 @@ SAMPLES = 1
 #: What stays in PyTorch, and why: patterns of qualified operators, or of what tracing raises, in the order in which
 #: they are tried.
 REASONS: dict[str, str] = {
+    "an operation without a library function": r"has no library function|a constant of",
     "matrix factorizations, which MAX does not have": (
         r"aten\.(_?linalg_\w+|svd|cholesky\w*|geqrf|ormqr|lu_unpack|triangular_solve|_linalg_\w+)\."
     ),
@@ -157,7 +158,7 @@ _HEADING = """\
 
 PyTorch's own operator database (OpInfo, torch {torch}): {entries} entries, forward and gradient, float32 and bfloat16,
 one sample of each. {whole} of {total} combinations are lowered whole; the others follow, by what keeps them from it.
-What is named there stays in PyTorch, between two MAX graphs, and the result is right.
+What is named there stays in PyTorch, between two graphs, and the result is right.
 
 Of the {core} operators of the core aten opset {inside} run in MAX: all but {outside}.
 
@@ -167,7 +168,7 @@ This file is written by `python -m tests.conformance > docs/conformance.md`, and
 
 {samples} of the combinations that are lowered whole, {each} sample of each, ran on a CPU beside eager PyTorch and
 the same function in float64, with uneven incoming gradients: a result may be no further from float64 than eager's is,
-with a small factor, and whole numbers are equal. {lists} of them ran without MAX's compiler. {agree} agree. {differ}
+with a small factor, and whole numbers are equal. {agree} agree. {differ}
 {exceptions}
 Tests repeat some that hold every operator of them, and all with `TORCH_MAX_BACKEND_CASES=all`.
 """
@@ -197,7 +198,6 @@ def page(found: dict[str, list[Outcome]], numbers: operator_numbers.Numbers) -> 
             samples=numbers.agree + len(numbers.differ),
             each=operator_numbers.SAMPLES,
             agree=numbers.agree,
-            lists=numbers.lists,
             differ=f"{len(numbers.differ)} differ:" if numbers.differ else "None differs.",
             exceptions=_exceptions(),
         )

@@ -1,4 +1,4 @@
-"""Op tests as data: many cases are compiled as one MAX graph, then asserted one by one.
+"""Op tests as data: many cases are compiled as one graph, then asserted one by one.
 
 A case is a function over aten ops with a recipe for its inputs. The reference is the same function in float64 on
 the CPU; a result may be no further from it than PyTorch's own result in the tested dtype, with a small factor.
@@ -298,8 +298,8 @@ _families: dict[str, _Family] = {}
 def batch_fixture(cases: Sequence[Case], device: str = "cpu", name: str = "cases") -> Any:
     """A module-scoped fixture with the batch of those cases that this run selected.
 
-    Families of one group (``compile_groups``) are compiled as one module, since MAX charges a quarter of a minute for
-    each compilation before it has seen a kernel. Running one case alone (``pytest FILE -k ID``) compiles it alone.
+    Families of one group (``compile_groups``) are compiled together: their functions share libraries, each of which
+    costs seconds by itself. Running one case alone (``pytest FILE -k ID``) compiles it alone.
     """
     ids = [case.id for case in cases]
     assert len(set(ids)) == len(ids), f"ids repeat: {sorted(i for i in set(ids) if ids.count(i) > 1)}"
@@ -354,7 +354,7 @@ class Gradients:
 
     def of_incoming(self, inputs: Sequence[torch.Tensor]) -> tuple[Callable[..., Any], list[torch.Tensor]]:
         """A function that takes the incoming gradients behind the inputs, and all of them: computed in the graph they
-        would be arithmetic on constants, for which MAX compiles a program of its own."""
+        would be arithmetic on constants."""
         count = len(inputs)
         return lambda *flat: self._differentiated(flat[:count], flat[count:]), [*inputs, *self._incoming(inputs)]
 

@@ -1,7 +1,7 @@
 """Numbers of PyTorch's operator database: its samples run in MAX, beside eager and float64.
 
-Many samples, each a graph of its own, are one compilation unit: graphs that are lists of library calls compile
-nothing but the libraries that the machine lacks.
+Many samples, each a graph of its own, are one compilation unit: nothing is compiled but the libraries that the machine
+lacks.
 """
 
 from __future__ import annotations
@@ -84,11 +84,6 @@ class Graph:
     inputs: list[torch.Tensor]
     compiled: CompiledGraph | None
     why: str = ""
-
-    @property
-    def listed(self) -> bool:
-        """Whether it runs without MAX's compiler."""
-        return self.compiled is not None and all(each.listing is not None for each in self.compiled.executables)
 
     @property
     def ops(self) -> frozenset[str]:
@@ -211,13 +206,11 @@ class Numbers:
     Attributes:
         agree: how many do with eager and float64.
         differ: those that do not, with what was said.
-        lists: how many ran without MAX's compiler.
         refused: how many are not lowered whole.
     """
 
     agree: int = 0
     differ: dict[Posed, str] = field(default_factory=dict)
-    lists: int = 0
     refused: int = 0
 
 
@@ -227,7 +220,6 @@ def measure(graphs: Mapping[Posed, Graph], numbers: Numbers) -> None:
         if graph.compiled is None:
             numbers.refused += 1
             continue
-        numbers.lists += graph.listed
         try:
             check(graph, posed)
             numbers.agree += 1
@@ -240,20 +232,20 @@ def cover(graphs: Mapping[Posed, Graph]) -> list[Posed]:
     beside them. Of equal ones the dtype alternates."""
     left = {op for graph in graphs.values() for op in graph.ops}
     chosen: list[Posed] = []
-    listed = {posed: graph for posed, graph in graphs.items() if graph.listed and exception(posed) is None}
+    whole = {posed: graph for posed, graph in graphs.items() if graph.compiled and exception(posed) is None}
     while left and len(chosen) < CHOSEN_SAMPLES:
         best = max(
-            listed,
+            whole,
             key=lambda posed: (
-                len(left & listed[posed].ops),
-                -len(listed[posed].ops),
+                len(left & whole[posed].ops),
+                -len(whole[posed].ops),
                 (posed.dtype is torch.bfloat16) == bool(len(chosen) % 2),
             ),
         )
-        if not left & listed[best].ops:
+        if not left & whole[best].ops:
             break
         chosen.append(best)
-        left -= listed[best].ops
+        left -= whole[best].ops
     return chosen
 
 

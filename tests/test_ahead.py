@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from max.graph import Module
 from torch import nn
 from typer.testing import CliRunner, Result
 
@@ -23,8 +24,7 @@ from torch_max_backend.backend import build_only, recorded_graphs
 from torch_max_backend.cli import app
 from torch_max_backend.graph import autograd_walk
 from torch_max_backend.graph.attention_choice import Call, chosen
-from torch_max_backend.runtime import cache, session, tasks
-from torch_max_backend.runtime.tasks import ListTask, Task
+from torch_max_backend.runtime import cache, session
 from torch_max_backend.torch_compat import FakeTensorMode, convolutions_laid_out_by_cudnn
 
 #: Graphs that MAX would compile, whose text can be read.
@@ -52,10 +52,11 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The text of what would be compiled."""
     texts: list[str] = []
 
-    def note(chosen: Sequence[Task], lists: Sequence[ListTask] = ()) -> None:
-        texts.append("".join(session._PROCESS.sub("", task.module._to_mlir_str()) for task in chosen))
+    def note(module: Module, device: torch.device, names: Sequence[str], *_: object) -> dict[str, None]:
+        texts.append(session._PROCESS.sub("", module._to_mlir_str()))
+        return dict.fromkeys(names)
 
-    monkeypatch.setattr(tasks, "compile_all", note)
+    monkeypatch.setattr(session, "compile_module", note)
     yield texts
     torch._dynamo.reset()
 

@@ -95,7 +95,7 @@ def test_arithmetic_on_constants_is_seen() -> None:
 
 def test_a_graph_of_constants_alone_is_a_launch_list(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its results are new at every call."""
-    monkeypatch.setattr(session, "compile_here", lambda *arguments: pytest.fail("a graph went to MAX's compiler"))
+    monkeypatch.setattr(session, "compile_module", lambda *arguments: pytest.fail("a graph went to MAX's compiler"))
 
     def constants(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return torch.arange(3), torch.zeros(2, 2), torch.ones(3) * 2, torch.full((2, 3), True)

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from max.dtype import DType
 
+from torch_max_backend import OptionError
 from torch_max_backend.convolution_problem import Pass
 from torch_max_backend.fusion.program import Program
 from torch_max_backend.mojo_ops import KERNELS_PATH, functions, sources
 from torch_max_backend.mojo_ops.convolution import Grouping, convolution_function
 from torch_max_backend.mojo_ops.functions import Function, LibraryFunction
 from torch_max_backend.mojo_ops.sources import sources_digest, sources_of
-from torch_max_backend.runtime import libraries
+from torch_max_backend.runtime import cores, libraries
 
 KERNELS: list[Function] = [
     *(convolution_function(which.value, "cpu", DType.float32, Grouping.ONE) for which in Pass),
@@ -72,6 +73,23 @@ def test_a_wider_entry_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None
         assert ("DType.float32, 0]" in source) == (len(share) == 1)
 
 
+def test_the_number_of_cores_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_MAX_BACKEND_COMPILE_CORES", "3")
+    assert cores.cores() == 3
+    for bad in ("0", "-1", "all"):
+        monkeypatch.setenv("TORCH_MAX_BACKEND_COMPILE_CORES", bad)
+        with pytest.raises(OptionError, match="at least 1"):
+            cores.cores()
+
+
+def test_what_a_graph_calls_that_is_given_up_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(functions, "_required", set[Function]())
+    with functions.noted():
+        functions.require_function(PROGRAMS[0])
+    functions.require_function(PROGRAMS[1])
+    assert functions.required() == {PROGRAMS[1]}
+
+
 def test_nothing_costs_nothing() -> None:
     assert libraries.seconds([]) == 0
     assert libraries.seconds(PROGRAMS) == libraries.START + libraries.FAMILIES["pointwise"] + 3
@@ -114,7 +132,7 @@ def test_on_hopper_a_convolution_is_two_functions(monkeypatch: pytest.MonkeyPatc
     assert convolution_function("conv_dgrad", "cpu", DType.bfloat16, Grouping.ONE).rest is None
     with functions.noted() as noted:
         functions.require_function(function)
-    assert noted == [function] and function in functions.required()
+    assert noted == [function]
     assert function.rest in functions.with_rest([function])
 
 

@@ -8,7 +8,7 @@ import sys
 
 BUILD = """
 import sys, threading, torch, torch.nn.functional as F
-from torch_max_backend.runtime import tasks
+from torch_max_backend.runtime import session
 from torch_max_backend.runtime.target import target_facts
 
 digests = []
@@ -16,12 +16,11 @@ digests = []
 class Stop(Exception):
     pass
 
-def note(chosen, lists=()):
-    graphs = sorted(digest for task in chosen for digest in task.facts["graph"].split())
-    digests.append((*graphs, *target_facts(chosen[0].device).values()))
+def note(module, device, names, op_count, label):
+    digests.append((session.content_digest(module), *target_facts(device).values()))
     raise Stop
 
-tasks.compile_all = note
+session.compile_module = note
 
 class Net(torch.nn.Module):
     def __init__(self, width):

@@ -210,7 +210,7 @@ def test_facts_tell_what_lowering_looks_at() -> None:
         return facts["state"]
 
     tags = {tag()}
-    tags.add(tag(fusion=False))
+    tags.add(tag(run="graph"))
     tags.add(tag(capture=True))
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, torch.get_default_dtype()
     try:

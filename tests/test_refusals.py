@@ -9,11 +9,14 @@ import torch
 from torch.fx import Node
 
 from tests.harness import trace
-from torch_max_backend import lowering
+from torch_max_backend import UnsupportedOpError, lowering
+from torch_max_backend.backend import recorded_graphs
+from torch_max_backend.fusion.values import Operation
 from torch_max_backend.graph import compiler
 from torch_max_backend.graph.builder import NodesCannotLower
 from torch_max_backend.graph.partition import cut
 from torch_max_backend.graph.unit import CompilationUnit
+from torch_max_backend.launches import listing
 from torch_max_backend.options import Options
 
 
@@ -68,3 +71,77 @@ def test_the_error_names_every_node() -> None:
         CompilationUnit("named").add(graph, "named")
     sines: Sequence[Node] = [node for node in graph.graph.nodes if "sin" in node.name]
     assert len(sines) == 2 and caught.value.refused.keys() >= set(sines)
+
+
+def _sorted_and_summed(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    first = (x.sin() + 1).sort(1).values
+    second = (first * y).cumsum(0)
+    return [(second - 1).sort(0).values.exp(), second]
+
+
+@pytest.fixture
+def no_sorting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sorting has no library function."""
+    function_of = listing.function_of
+
+    def without(operation: Operation) -> str | None:
+        symbol = function_of(operation)
+        return None if symbol is not None and "sort" in symbol else symbol
+
+    monkeypatch.setattr(listing, "function_of", without)
+    torch._dynamo.reset()
+    compiler.fallback_warnings.forget()
+
+
+@pytest.mark.usefixtures("no_sorting")
+def test_operations_without_a_library_function_stay_in_pytorch(rounds: list[int]) -> None:
+    """All of them at once, with one warning that names their op, and nothing else."""
+    x, y = torch.rand(3, 4), torch.rand(3, 4)
+    compiled = torch.compile(_sorted_and_summed, backend="max")
+    with (
+        recorded_graphs() as graphs,
+        pytest.warns(UserWarning, match=r"aten\.sort\.default.*no library function") as told,
+    ):
+        results = compiled(x, y)
+    torch.testing.assert_close(results, _sorted_and_summed(x, y))
+    assert sum("runs in PyTorch" in str(each.message) for each in told) == 1
+    assert rounds == [2]
+    (graph,) = graphs
+    assert [refusal.op for refusal in graph.refusals] == ["aten.sort.default"] * 2
+    assert len(graph.executables) == 3 and all(each.listing is not None for each in graph.executables)
+
+
+@pytest.mark.usefixtures("no_sorting")
+def test_the_fallback_can_be_forbidden() -> None:
+    compiled = torch.compile(_sorted_and_summed, backend="max", options={"fallback": "error"})
+    with pytest.raises(UnsupportedOpError, match=r"aten\.sort\.default.*no library function"):
+        compiled(torch.rand(3, 4), torch.rand(3, 4))
+
+
+def _selected(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """A size that depends on values, among others that do not."""
+    h = (x @ w).relu()
+    chosen = (h[h > 0.5] * 2 + 1).exp()
+    return h.sum(0), chosen, chosen.sum() + h.mean()
+
+
+@pytest.mark.filterwarnings("ignore:.*runs in PyTorch")
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_what_depends_on_values_stays_in_pytorch(dynamic: bool) -> None:
+    """The graph is cut there; pieces with symbolic sizes are made for each set of these."""
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True), recorded_graphs() as graphs:
+        run = torch.compile(_selected, backend="max", dynamic=dynamic, fullgraph=True)
+        for rows in (4, 6):
+            x, w = torch.randn(rows, 5), torch.randn(5, 7, requires_grad=True)
+            outcomes = []
+            for function in (run, _selected):
+                results = function(x, w)
+                outcomes.append((results, torch.autograd.grad(results[0].sum() + results[2], w)))
+            torch.testing.assert_close(*outcomes)
+    assert len(graphs) == (2 if dynamic else 4)
+    for graph in graphs:
+        reasons = {refusal.reason for refusal in graph.refusals}
+        assert reasons and all("depends on values" in reason for reason in reasons)
+        assert graph.executables and all(each.listing is not None for each in graph.executables)
+        assert not any("assert" in refusal.op or "sym" in refusal.op for refusal in graph.refusals)

@@ -39,7 +39,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: Any) -> None:
         pytest.fail("a graph went to MAX's compiler")
 
-    monkeypatch.setattr(session, "compile_here", refuse)
+    monkeypatch.setattr(session, "compile_module", refuse)
 
 
 def _net() -> tuple[nn.Module, nn.Module]:

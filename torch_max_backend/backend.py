@@ -20,7 +20,7 @@ from torch_max_backend import lowering
 from torch_max_backend.decompositions import decompositions
 from torch_max_backend.errors import MaxBackendError, OptionError
 from torch_max_backend.graph.attention import fuse_attention
-from torch_max_backend.graph.compiler import CompiledGraph, compile_graph, fallback_warnings
+from torch_max_backend.graph.compiler import CompiledGraph, compile_at_once, compile_graph, fallback_warnings
 from torch_max_backend.graph.constants import fold_foreign_constants
 from torch_max_backend.graph.early import begin_libraries
 from torch_max_backend.graph.pool_offsets import keep_small_offsets
@@ -243,14 +243,12 @@ class _Compilation:
         if self.unit.compiled:
             # A backward graph that AOTAutograd passes on late: ``finish`` has already run.
             self.unit.compile()
-        return SizedGraph(gm, functools.partial(self._at_once, kind, free_outputs), compiled) if sized else compiled
-
-    def _at_once(self, kind: str, free_outputs: frozenset[int], gm: GraphModule) -> CompiledGraph:
-        """A graph that is compiled while its caller waits."""
-        unit = CompilationUnit(self.label)
-        compiled = compile_graph(gm, unit, self.options, kind, free_outputs=free_outputs)
-        unit.compile()
-        return compiled
+        if not sized:
+            return compiled
+        make = functools.partial(
+            compile_at_once, options=self.options, name=kind, label=self.label, free_outputs=free_outputs
+        )
+        return SizedGraph(gm, make, compiled)
 
     def finish(self) -> None:
         """Compiles the collected graphs."""

@@ -216,7 +216,7 @@ def _run(choices: _Choices, control: RunControl, tasks: Sequence[Any], device: t
             typer.echo(f"compiling {', '.join(event.graphs)} ...", err=True)
 
     with events.listen(told):
-        preload([task.kernel for task in tasks], device)
+        preload([task.kernel for task in tasks if task.kernel is not None], device)
         for task in track(tasks, "cases", disable=not (listed and sys.stderr.isatty())):
             if listed:
                 typer.echo(f"\n{task.name}")

@@ -35,7 +35,6 @@ class GraphReport:
         launches: how often a call of the graph launches each entry of the kernel libraries; empty for graphs that MAX
             compiles. ``conv_pointwise`` is a convolution fused with the program that reads its result,
             ``conv_pointwise_sums`` one that also computes batch normalization's sums.
-        for_max: of each graph that MAX compiles the operations that no library has.
     """
 
     name: str
@@ -45,7 +44,6 @@ class GraphReport:
     host_ops: tuple[str, ...]
     layout_changes: int
     launches: Mapping[str, int]
-    for_max: tuple[str, ...] = ()
 
 
 @dataclass
@@ -83,8 +81,7 @@ class Explanation:
         kernels = Table("graph", "launches")
         for graph in self.graphs:
             counts = sorted(graph.launches.items(), key=lambda item: (-item[1], item[0]))
-            calls = [f"{entry} {count}" for entry, count in counts]
-            kernels.add_row(graph.name, ", ".join([*calls, *(f"MAX's own for {each}" for each in graph.for_max)]))
+            kernels.add_row(graph.name, ", ".join(f"{entry} {count}" for entry, count in counts) or "MAX's own")
         console.print(kernels)
         rest = Table("graph", "stays in PyTorch", "why", "line")
         for graph in self.graphs:
@@ -99,14 +96,11 @@ def report_of(compiled: CompiledGraph) -> GraphReport:
     """The account of one compiled graph."""
     ops: Counter[str] = Counter()
     launches: Counter[str] = Counter()
-    for_max: list[str] = []
     entries = {function.symbol: function.entry for function in required()}
     for executable in compiled.executables:
         ops.update(executable.built.ops)
         if executable.listing is not None:
             launches.update(entries[launch.function] for launch in executable.listing.launches)
-        else:
-            for_max.append(str(executable.built.listing) or "the whole graph")
     return GraphReport(
         compiled.name,
         dict(ops),
@@ -115,7 +109,6 @@ def report_of(compiled: CompiledGraph) -> GraphReport:
         tuple(compiled.host_ops),
         sum(len(executable.layout_changes) for executable in compiled.executables),
         dict(launches),
-        tuple(for_max),
     )
 
 

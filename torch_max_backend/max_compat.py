@@ -3,8 +3,6 @@
 Seen in MAX 26.7 and Mojo 1.2. Beside each stands what it is for, and what would replace it if there is anything. A
 release that moves one of them is answered here alone; ``tests/test_compat.py`` keeps the rest of the package free of
 them.
-
-``runtime/worker.py`` loads this file in a process without PyTorch: it imports nothing but MAX and Mojo.
 """
 
 from __future__ import annotations
@@ -12,11 +10,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from max import mlir
-from max._core import Operation as _Operation
 from max._core import Value as _CoreValue
+from max._core import graph as _graph
 
 # Types and operations of the graph. max.graph builds graphs; to read one there is MLIR alone.
 from max._core.dialects import kgen as kgen
@@ -26,7 +24,6 @@ from max._core.dialects import rmo as rmo
 # Memory that somebody else owns, as DLPack; the protocol's Python side orders streams for every tensor.
 from max._core.dlpack import make_dlpack_capsule as make_dlpack_capsule
 from max._mlir import ir as _ir
-from max._mlir_context import default_mlir_context as _default_mlir_context
 from max._mlir_context import in_default_mlir_context as _in_default_mlir_context
 from max.driver import Buffer, Device
 from max.engine import Model
@@ -69,6 +66,21 @@ def device_context(device: Device) -> int:
 def block_of(graph: Graph) -> Any:
     """MLIR's block with the graph's operations."""
     return graph._mlir_op.regions[0].blocks[0]
+
+
+def last_operation(graph: Graph) -> Any:
+    """The operation that was added last; None where there is none."""
+    return _graph.last_operation(graph._body)
+
+
+def label(operation: Any, name: str, text: str) -> None:
+    """Gives an operation an attribute of ours; MAX's compiler has not to see it."""
+    operation.attributes[name] = mlir.StringAttr.get(text)
+
+
+def label_of(operation: Any, name: str) -> str | None:
+    """What ``label`` gave, None where it gave nothing."""
+    return operation.attributes[name].value if name in operation.attributes else None
 
 
 def erase(graph: Graph) -> None:
@@ -125,16 +137,6 @@ def declare_kernels(library: KernelLibrary, module: Module) -> None:
 def text_of(module: Module) -> str:
     """A module as MLIR writes it."""
     return module._to_mlir_str()
-
-
-def write_bytecode(module: Module, file: BinaryIO) -> None:
-    """Writes a module in MLIR's binary form."""
-    mlir.Operation._CAPICreate(module.mlir_module._CAPIPtr).write_bytecode(file)
-
-
-def read_bytecode(content: bytes) -> Module:
-    """The module that ``write_bytecode`` wrote."""
-    return Module(mlir_module=_Operation.from_bytecode(content, _default_mlir_context()))
 
 
 def mojo_environment() -> Mapping[str, str]:

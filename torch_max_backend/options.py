@@ -26,18 +26,15 @@ class Options:
             (``docs/capture.md``); no effect on a CPU. ``mode="reduce-overhead"`` is the same.
         fallback: "eager" leaves an op that MAX cannot run in PyTorch, with one warning for each op; "error" raises
             UnsupportedOpError instead.
-        compile: "wait": the first call returns after its graphs are compiled; "background": calls run in eager PyTorch
-            until then, and in MAX afterwards.
-        fusion: False separates convolutions from the programs and the reductions around them, for debugging. Results
-            differ by rounding.
-        run: "launches" runs a graph that consists of library calls as a list of them, without compiling it; "graph" has
-            MAX compile every graph, for debugging. Results are the same.
+        compile: "wait": the first call returns after the libraries that its graphs call are built; "background": calls
+            run in eager PyTorch until then, and in MAX afterwards.
+        run: "launches" runs a graph as a list of library calls; "graph" has MAX compile the graph as the lowerings make
+            it, with each operation by itself, for debugging. Results differ by rounding.
     """
 
     capture: Literal[False, True] = False
     fallback: Literal["eager", "error"] = "eager"
     compile: Literal["wait", "background"] = "wait"
-    fusion: Literal[False, True] = True
     run: Literal["launches", "graph"] = "launches"
 
     @staticmethod
@@ -45,7 +42,7 @@ class Options:
         """Options from the mapping and the mode that ``torch.compile`` passes to the backend.
 
         Raises:
-            OptionError: an unknown name or mode, or a value that an option does not have.
+            OptionError: an unknown name or mode, or a value that an option does not have, by itself or beside others.
         """
         if mode is not None and mode not in MODES:
             raise OptionError(f"mode={mode!r}: expected one of {', '.join(map(repr, MODES))}")
@@ -58,4 +55,7 @@ class Options:
             allowed = get_args(hints[name])
             if not any(value is choice or (isinstance(value, str) and value == choice) for choice in allowed):
                 raise OptionError(f"option {name}={value!r}: expected one of {', '.join(map(repr, allowed))}")
-        return Options(**MODES[mode or "default"] | given)
+        chosen = Options(**MODES[mode or "default"] | given)
+        if chosen.run == "graph" and chosen.compile == "background":
+            raise OptionError("option compile='background': expected 'wait' beside run='graph', which compiles at once")
+        return chosen

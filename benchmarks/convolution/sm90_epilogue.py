@@ -18,16 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from max.driver import Buffer
 from max.dtype import DType
-from max.graph import DeviceRef, Graph, Module, TensorType, TensorValue, ops
+from max.graph import DeviceRef, TensorType, TensorValue, ops
 
-from benchmarks.convolution.sm90_check import Problem, compile_module, interleaved, reference, use_virtual_hopper
+from benchmarks.convolution.sm90_check import Problem, interleaved, reference, use_virtual_hopper
 from torch_max_backend.bench import results
-from torch_max_backend.fusion import fuse
+from torch_max_backend.bench.listed import ListedGraph
 from torch_max_backend.lowering import numerics
 from torch_max_backend.mojo_ops.convolution import Grouping, conv_with_geometry
-from torch_max_backend.runtime import session
+from torch_max_backend.runtime import libraries
 
 PROBLEMS = (
     Problem("ck_default", 128, 128, 256, 71, 71, 3, 3, 2, 1, 1),
@@ -38,20 +37,18 @@ SMALL = Problem("small", 3, 72, 40, 15, 17, 3, 3, 1, 1, 1)
 """Of the epilogues that are not timed."""
 
 
-def build(module: Module) -> list[str]:
-    """The graphs' names. Sizes are known, as fusion demands."""
+def build() -> dict[str, ListedGraph]:
+    """The graphs by their names. Sizes are known, as fusion demands."""
     device, dtype = DeviceRef.GPU(), DType.bfloat16
-    names = []
+    graphs: dict[str, ListedGraph] = {}
 
     def add(name: str, problem: Problem, types: list[TensorType], make: Callable[..., TensorValue]) -> None:
         x, y = image(problem, "x"), image(problem, "y")
         w = TensorType(dtype, (problem.k, 1, problem.r, problem.s, problem.c), device)
         forward = name.startswith("fprop")
-        names.append(f"{name}_{problem.name}")
-        inputs = [x if forward else y, w, *types]
-        library = session.kernel_library()
-        with Graph(names[-1], input_types=inputs, module=module, kernel_library=library) as graph:
-            source, weight, *extra = [value.tensor for value in graph.inputs]
+
+        def whole(values: list[TensorValue]) -> TensorValue:
+            source, weight, *extra = values
             geometry = ops.constant(problem.geometry().numpy(), DType.int64, device=DeviceRef.CPU())
             result = conv_with_geometry(
                 "conv_fprop" if forward else "conv_dgrad",
@@ -61,7 +58,10 @@ def build(module: Module) -> list[str]:
                 (y if forward else x).shape,
                 grouping=Grouping.ONE,
             )
-            graph.output(*fuse(graph, [make(result, *extra)], device))
+            return make(result, *extra)
+
+        inputs = [x if forward else y, w, *types]
+        graphs[f"{name}_{problem.name}"] = ListedGraph(inputs, whole, torch.device("cuda", 0))
 
     def image(problem: Problem, name: str) -> TensorType:
         extents = (problem.h, problem.w, problem.c) if name == "x" else (problem.p, problem.q, problem.k)
@@ -86,7 +86,7 @@ def build(module: Module) -> list[str]:
     add("dgrad_broadcast", SMALL, [pixels, channels], lambda dx, d, e: ops.max(dx * d + e, zero()))
     flat = TensorType(dtype, (SMALL.n, SMALL.h * SMALL.w, SMALL.c), device)
     add("dgrad_view", SMALL, [flat], lambda dx, skip: ops.reshape(dx, [SMALL.n, SMALL.h * SMALL.w, SMALL.c]) + skip)
-    return names
+    return graphs
 
 
 def kernels_of(call: Any) -> list[str]:
@@ -99,17 +99,15 @@ def kernels_of(call: Any) -> list[str]:
     return [event.name for event in profiler.events() if "CUDA" in str(event.device_type)]
 
 
-def error_of(got: Any, want: torch.Tensor) -> float:
-    return ((torch.from_dlpack(got).double() - want).norm() / want.norm()).item()
+def error_of(got: torch.Tensor, want: torch.Tensor) -> float:
+    return ((got.double() - want).norm() / want.norm()).item()
 
 
-def bind(models: dict[str, Any], name: str, problem: Problem, *tensors: torch.Tensor) -> Callable[[], Any]:
-    buffers = [Buffer.from_dlpack(tensor) for tensor in tensors]
-    model = models[f"{name}_{problem.name}"]
-    return lambda: model.execute(*buffers)[0]
+def bind(graphs: dict[str, ListedGraph], name: str, problem: Problem, *tensors: torch.Tensor) -> Callable[[], Any]:
+    return partial(graphs[f"{name}_{problem.name}"].load(), *tensors)
 
 
-def check_small(models: dict[str, Any]) -> list[dict[str, Any]]:
+def check_small(graphs: dict[str, ListedGraph]) -> list[dict[str, Any]]:
     """The epilogues that are not timed."""
     t = SMALL.tensors(torch.bfloat16, integers=False)
     dx = reference("dgrad", SMALL, {name: v.double() for name, v in t.items()})
@@ -123,7 +121,7 @@ def check_small(models: dict[str, Any]) -> list[dict[str, Any]]:
     }
     rows = []
     for name, (extra, want) in cases.items():
-        call = bind(models, name, SMALL, t["y"], t["w"], *extra)
+        call = bind(graphs, name, SMALL, t["y"], t["w"], *extra)
         row = {"epilogue": name, "error": error_of(call(), want), "kernels": kernels_of(call)}
         row["ok"] = row["error"] < 1e-2 and len(row["kernels"]) == 1
         rows.append(row)
@@ -132,15 +130,15 @@ def check_small(models: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def measure(models: dict[str, Any], problem: Problem) -> dict[str, Any]:
+def measure(graphs: dict[str, ListedGraph], problem: Problem) -> dict[str, Any]:
     """One problem's residual and mask, beside the plain gradient and the time of reading D."""
     t = problem.tensors(torch.bfloat16, integers=False)
     x, y, w = (t[name] for name in "xyw")
     skip, activation = torch.randn_like(x), torch.randn_like(x)
     bias = torch.randn(problem.k, device="cuda").bfloat16()
-    plain = bind(models, "dgrad", problem, y, w)
-    fused = bind(models, "dgrad_residual_mask", problem, y, w, skip, activation)
-    forward = bind(models, "fprop_bias_relu", problem, x, w, bias)
+    plain = bind(graphs, "dgrad", problem, y, w)
+    fused = bind(graphs, "dgrad_residual_mask", problem, y, w, skip, activation)
+    forward = bind(graphs, "fprop_bias_relu", problem, x, w, bias)
 
     wide = {name: v.double() for name, v in t.items()}
     dx = reference("dgrad", problem, wide)
@@ -185,13 +183,13 @@ def main() -> int:
 
     if args.compile_only:
         use_virtual_hopper()
-    module = Module()
-    models = compile_module(module, build(module))
+    graphs = build()
+    libraries.load(torch.device("cuda", 0))
     if args.compile_only:
         return 0
     torch.manual_seed(0)
-    others = check_small(models)
-    rows = [measure(models, problem) for problem in PROBLEMS]
+    others = check_small(graphs)
+    rows = [measure(graphs, problem) for problem in PROBLEMS]
     if args.output:
         device = torch.device("cuda", 0)
         document = {

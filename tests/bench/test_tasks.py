@@ -68,7 +68,7 @@ TASKS = _tasks()
 KERNELS = {
     kernel.name: kernel
     for kernel in (
-        *(task.kernel for task in TASKS.values()),
+        *(task.kernel for task in TASKS.values() if task.kernel is not None),
         kernel_graph(Pass.DGRAD, torch.float32, grouping=Grouping.ONE),
         max_graph(Form.GATHER, torch.float32),
     )

@@ -106,7 +106,7 @@ def test_packed_gradients_are_one_call() -> None:
         return zeros + F.pad(v, (0, 0, 0, 0, 2, 0))
 
     text = text_of(packed, *[(1, 8, 24)] * 3)
-    assert calls(text) == ["pointwise_1_4"]
+    assert calls(text) == ["pointwise_program"]
     assert not moves(text)
     assert not remaining(text)
 

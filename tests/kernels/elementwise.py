@@ -94,6 +94,6 @@ def add_graphs(module: Module, dtypes: Sequence[DType]) -> None:
                 "conversions": make_fx(conversions)(*several),
                 "updates": make_fx(updates)(make(()), *(make((n, 3)) for n in range(1, 5) for _ in range(3))),
             }
+        library = session.library_to_build_with()
         for name, graph in graphs.items():
-            listed = name == "updates"
-            GraphBuilder(graph, f"{name}_{dtype.name}", module, session.kernel_library(), listed=listed).build()
+            GraphBuilder(graph, f"{name}_{dtype.name}", module, library, listed=True).build()

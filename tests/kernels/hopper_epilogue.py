@@ -100,13 +100,13 @@ def add_graphs(module: Module) -> None:
         "residual_block": traced(residual_block, y, x, w, (N, 1, H, H), (1, C, 1, 1), x, x, mask=True),
     }
     for name, graph in graphs.items():
-        GraphBuilder(graph, name, module, session.kernel_library()).build()
+        GraphBuilder(graph, name, module, session.library_to_build_with(), listed=True).build()
 
 
 def add_graph_of_two_readers(module: Module) -> None:
     """Adds a graph with nothing to take in: the convolution's own result is wanted too."""
     graph = traced(two_readers, (N, C, H, H), (K, C, 3, 3))
-    GraphBuilder(graph, "two_readers", module, session.kernel_library()).build()
+    GraphBuilder(graph, "two_readers", module, session.library_to_build_with(), listed=True).build()
 
 
 def add_graphs_with_sums(module: Module) -> None:
@@ -117,19 +117,13 @@ def add_graphs_with_sums(module: Module) -> None:
         "normalized_gradient": traced(normalized_gradient, y, x, w, x, x, (C,), (C,), channels=True),
     }
     for name, graph in graphs.items():
-        GraphBuilder(graph, name, module, session.kernel_library()).build()
-
-
-def add_unfused_graph(module: Module) -> None:
-    """Adds a graph with sums to take in, whose user wants none of it."""
-    graph = traced(normalized, (N, C, H, H), (K, C, 3, 3), (K,), (K,), channels=True)
-    GraphBuilder(graph, "unfused", module, session.kernel_library(), around_convolutions=False).build()
+        GraphBuilder(graph, name, module, session.library_to_build_with(), listed=True).build()
 
 
 def add_graph_waiting_for_itself(module: Module) -> None:
     """Adds a graph whose sums cannot be made while the convolution runs."""
     graph = traced(waiting_for_itself, (N, K, H, H), (N, C, H, H), (K, C, 3, 3), (C,), (C,), channels=True)
-    GraphBuilder(graph, "waiting_for_itself", module, session.kernel_library()).build()
+    GraphBuilder(graph, "waiting_for_itself", module, session.library_to_build_with(), listed=True).build()
 
 
 def operations(module: Module) -> list[str]:

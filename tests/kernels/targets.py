@@ -162,7 +162,7 @@ def add_data_gradient(module: Module, dtype: DType) -> None:
 class Report:
     """What was compiled for a target: the generated programs. For sm_90a in bfloat16 also: what hopper_epilogue.py's
     graphs with elementwise work that a convolution takes in call, and what the graph without; the same of its graphs
-    with batch normalization's sums, and of one that is built without fusion around convolutions."""
+    with batch normalization's sums."""
 
     target: str
     programs: list[str]
@@ -170,7 +170,6 @@ class Report:
     apart: list[str]
     summing: list[str]
     sums_apart: list[str]
-    unfused: list[str]
 
 
 def main() -> None:
@@ -182,19 +181,18 @@ def main() -> None:
     load_all()
     module_of_all_kernels(dtypes)
     elementwise.add_graphs(Module(), dtypes)
-    taking, apart, summing, sums_apart, unfused = (Module() for _ in range(5))
+    taking, apart, summing, sums_apart = (Module() for _ in range(4))
     if target == "sm_90a" and DType.bfloat16 in dtypes:
         add_data_gradient(Module(), DType.float32)
         hopper_epilogue.add_graphs(taking)
         hopper_epilogue.add_graph_of_two_readers(apart)
         hopper_epilogue.add_graphs_with_sums(summing)
         hopper_epilogue.add_graph_waiting_for_itself(sums_apart)
-        hopper_epilogue.add_unfused_graph(unfused)
     # The kernels lie in libraries: the graphs name what has to compile.
     wanted = [function for function in functions.with_rest(functions.required()) if function.target == "gpu"]
     built = libraries.build(wanted, torch.device("cuda"))
     programs = sorted(function.symbol for function in built if isinstance(function, Program))
-    graphs = (taking, apart, summing, sums_apart, unfused)
+    graphs = (taking, apart, summing, sums_apart)
     report = Report(target, programs, *map(hopper_epilogue.operations, graphs))
     json.dump(asdict(report), sys.stdout)
 

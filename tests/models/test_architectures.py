@@ -61,12 +61,12 @@ def _examined(name: str, *where: str) -> Entry:
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_sample_is_lowered_whole(name: str) -> None:
     entry = _examined(name)
-    assert entry.whole, entry.error or entry.reasons or entry.for_max
+    assert entry.whole, entry.error or entry.reasons
     assert entry.ops > 100
 
 
 @pytest.mark.parametrize("name", ON_A_GPU)
-def test_nothing_waits_for_the_compiler_on_a_gpu(name: str) -> None:
+def test_nothing_stays_in_pytorch_on_a_gpu(name: str) -> None:
     entry = _examined(name, "sm_90a", "bfloat16")
-    assert entry.whole, entry.error or entry.reasons or entry.for_max
+    assert entry.whole, entry.error or entry.reasons
     assert entry.launches > 50

@@ -18,7 +18,6 @@ from max.dtype import DType
 from max.engine import Model
 from max.graph import DeviceRef, Graph, Module, TensorType, TensorValue
 
-from torch_max_backend.fusion import fuse
 from torch_max_backend.runtime import session
 from torch_max_backend.runtime.execution import execute
 
@@ -42,14 +41,12 @@ class KernelGraph:
         operands: the tensors it reads, in order.
         extents: names of the result's extents that no operand has.
         build: adds the ops: (operands, geometry, device) to the result.
-        fused: elementwise operations become programs, as in a compiled model; for graphs of known sizes.
     """
 
     name: str
     operands: tuple[Operand, ...]
     extents: tuple[str, ...]
     build: Build
-    fused: bool = False
 
 
 _models: dict[tuple[str, torch.device], Model] = {}
@@ -94,8 +91,7 @@ def add_graph(kernel: KernelGraph, device: torch.device, module: Module) -> Grap
     with graph:
         values = [value.tensor for value in graph.inputs]
         count = len(kernel.operands)
-        results = [kernel.build(values[:count], values[count], place)]
-        graph.output(*(fuse(graph, results, place) if kernel.fused else results))
+        graph.output(kernel.build(values[:count], values[count], place))
     return graph
 
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from beartype import beartype
 from max.dtype import DType
-from max.graph import DeviceRef, TensorValue, ops
+from max.graph import DeviceRef, TensorType, TensorValue, ops
 
 from torch_max_backend.bench import compiled
 from torch_max_backend.bench.compiled import KernelGraph, Operand
 from torch_max_backend.bench.epilogue import Epilogue
+from torch_max_backend.bench.listed import ListedGraph
 from torch_max_backend.bench.task import MemoryLayout, Tolerance, draw, summation_tolerance
 from torch_max_backend.convolution_problem import ConvolutionProblem, Pass
-from torch_max_backend.dtypes import TORCH_TO_MAX
+from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref
 from torch_max_backend.lowering.convolution import allows_tf32
 from torch_max_backend.mojo_ops.convolution import (
     Grouping,
@@ -27,6 +29,7 @@ from torch_max_backend.mojo_ops.convolution import (
 )
 
 aten = torch.ops.aten
+T = TypeVar("T")
 
 _X = ("n", "d", "h", "w", "c")
 _W = ("k", "t", "r", "s", "cg")
@@ -50,57 +53,32 @@ def _channels_last(value: TensorValue) -> TensorValue:
     return ops.permute(value, [0, 2, 3, 4, 1])
 
 
-def _contiguous_dims(dims: tuple[str | int, ...]) -> tuple[str | int, ...]:
+def _contiguous_dims(dims: tuple[T, ...]) -> tuple[T, ...]:
     return (dims[0], dims[4], *dims[1:4])
-
-
-@dataclass(frozen=True)
-class Known:
-    """A problem that a graph is made for: every extent by its name, and the geometry as the kernels take it."""
-
-    sizes: Mapping[str, int]
-    geometry: tuple[int, ...]
 
 
 @beartype
 def kernel_graph(
-    which: Pass,
-    dtype: torch.dtype,
-    layout: MemoryLayout = "channels_last",
-    epilogue: Epilogue = Epilogue.NONE,
-    known: Known | None = None,
-    grouping: Grouping = Grouping.ANY,
+    which: Pass, dtype: torch.dtype, layout: MemoryLayout = "channels_last", grouping: Grouping = Grouping.ANY
 ) -> KernelGraph:
     """The graph of one pass, by the library function that serves groups of this kind.
 
     With the contiguous layout it changes the memory order of what goes in and comes out, as a compiled model does at
-    its edges. One for a `known` problem is fused as a compiled model's graph is.
+    its edges.
     """
     a, b, result = _ROLES[which]
     contiguous = layout == "contiguous"
     name = TORCH_TO_MAX[dtype]
 
     def build(values: Sequence[TensorValue], geometry: TensorValue, place: DeviceRef) -> TensorValue:
-        first, second, *extra = [_channels_last(value) if contiguous and value.rank == 5 else value for value in values]
-        shape: list[str | int] = list(result)
-        if known is not None:
-            geometry = ops.constant(np.array(known.geometry), DType.int64, device=DeviceRef.CPU())
-            shape = [known.sizes[dim] for dim in result]
-        value = conv_with_geometry(which.value, first, second, geometry, shape, grouping=grouping)
-        value = epilogue.build(value, extra)
+        first, second = [_channels_last(value) if contiguous else value for value in values]
+        value = conv_with_geometry(which.value, first, second, geometry, list(result), grouping=grouping)
         return _channels_first(value) if contiguous else value
 
-    shapes: list[tuple[str | int, ...]] = [a, b, *epilogue.dims(result)]
-    missing = () if known is not None else tuple(dim for dim in result if dim not in {*a, *b})
-    if contiguous:
-        shapes = [_contiguous_dims(dims) if len(dims) == 5 else dims for dims in shapes]
-    label = "" if epilogue is Epilogue.NONE else f"_{epilogue.value}"
-    if known is not None:
-        shapes = [tuple(dim if isinstance(dim, int) else known.sizes[dim] for dim in dims) for dims in shapes]
-        label += "".join(f"_{value}" for value in (*known.sizes.values(), *known.geometry))
-    operands = tuple(Operand(name, dims) for dims in shapes)
-    graph_name = f"bench_{which.value}_{grouping.name}{label}_{name.name}_{layout}"
-    return KernelGraph(graph_name, operands, missing, build, fused=known is not None)
+    operands = tuple(Operand(name, _contiguous_dims(dims) if contiguous else dims) for dims in (a, b))
+    extents = tuple(dim for dim in result if dim not in {*a, *b})
+    graph_name = f"bench_{which.value}_{grouping.name}_{name.name}_{layout}"
+    return KernelGraph(graph_name, operands, extents, build)
 
 
 def kernel_graphs(dtypes: Iterable[torch.dtype]) -> list[KernelGraph]:
@@ -134,10 +112,9 @@ class ConvolutionTask:
         self.layout: MemoryLayout = layout
         self.epilogue = epilogue
         self.sizes = self._sizes()
-        # What follows a convolution joins it in a graph of known sizes alone.
-        known = None if epilogue is Epilogue.NONE else Known(self.sizes, tuple(self._geometry()))
-        grouping = Grouping.of(problem.groups, problem.c // problem.groups, problem.k)
-        self.kernel = kernel_graph(self.which, dtype, layout, epilogue, known, grouping)
+        self._grouping = Grouping.of(problem.groups, problem.c // problem.groups, problem.k)
+        plain = epilogue is Epilogue.NONE
+        self.kernel = kernel_graph(self.which, dtype, layout, self._grouping) if plain else None
         a, b, result = _ROLES[self.which]
         extra = sum(_product(self._extent(dims)) for dims in epilogue.dims(result))
         width = dtype.itemsize
@@ -165,8 +142,29 @@ class ConvolutionTask:
 
     def ours(self, inputs: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
         operands = [self._physical(tensor) if tensor.dim() > 1 else tensor for tensor in inputs]
+        if self.kernel is None:
+            return functools.partial(self._with_epilogue(), *operands)
         model = compiled.load(self.kernel, self.device)
         return compiled.bind(model, self.kernel, operands, self._geometry(), self.sizes)
+
+    def _with_epilogue(self) -> Callable[..., torch.Tensor]:
+        """The pass and what follows it, as a launch list."""
+        contiguous, geometry = self.layout == "contiguous", np.array(self._geometry())
+        a, b, result = _ROLES[self.which]
+
+        def build(values: Sequence[TensorValue]) -> TensorValue:
+            first, second, *extra = [_channels_last(v) if contiguous and v.rank == 5 else v for v in values]
+            words = ops.constant(geometry, DType.int64, device=DeviceRef.CPU())
+            shape = self._extent(result)
+            value = conv_with_geometry(self.which.value, first, second, words, shape, grouping=self._grouping)
+            value = self.epilogue.build(value, extra)
+            return _channels_first(value) if contiguous else value
+
+        shapes = [self._extent(dims) for dims in (a, b, *self.epilogue.dims(result))]
+        if contiguous:
+            shapes = [_contiguous_dims(shape) if len(shape) == 5 else shape for shape in shapes]
+        types = [TensorType(TORCH_TO_MAX[self.dtype], shape, device_ref(self.device)) for shape in shapes]
+        return ListedGraph(types, build, self.device).load()
 
     def logical(self, result: torch.Tensor) -> torch.Tensor:
         first = result if self.layout == "contiguous" else result.permute(0, 4, 1, 2, 3)

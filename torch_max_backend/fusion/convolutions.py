@@ -75,10 +75,9 @@ class Absorbed:
     @property
     def ordered(self) -> str:
         """For each input whether it is a running statistic, of which a channel's new value reads that channel's old one
-        alone; "" where none is."""
-        if self.sums is None or symbol_of(self.sums) != "batch_norm_statistics":
-            return ""
-        running = self.sums.operands[1:3]
+        alone."""
+        statistics = self.sums is not None and symbol_of(self.sums) == "batch_norm_statistics"
+        running = self.sums.operands[1:3] if self.sums is not None and statistics else []
         return " ".join(str(int(value in running)) for value in self.inputs)
 
     def with_sums(self, sums: Operation) -> Absorbed | None:

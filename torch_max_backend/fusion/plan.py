@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from max.dtype import DType
 from max.graph import DeviceRef
 
-from torch_max_backend.fusion.batches import MOST_AT_ONCE, Group, batches
+from torch_max_backend.fusion.batches import Group, batches
 from torch_max_backend.fusion.movement import Concatenation, concatenation, transposition
-from torch_max_backend.fusion.program import MOST_INPUTS, layout_of, signature
+from torch_max_backend.fusion.program import MOST_INPUTS, layout_of
 from torch_max_backend.fusion.terms import (
     CutAt,
     Leaf,
@@ -54,26 +54,22 @@ class Plan:
     concatenations: list[Concatenation]
 
 
-def plan(operations: Sequence[Operation], kept: Collection[Value], device: DeviceRef, *, listed: bool) -> Plan:
+def plan(operations: Sequence[Operation], kept: Collection[Value], device: DeviceRef) -> Plan:
     """Chooses the programs of a graph.
 
     Args:
         operations: of the graph, in their order.
         kept: the graph's results.
         device: that the graph computes on.
-        listed: the graph runs as a launch list, whose batches have any inputs and results; else they have one each.
     """
     terms, fusible = memory_of(operations, kept, device)
     roots = list(terms)
     groups = [Group(terms[root]) for root in roots]
     alone = [group for group in groups if transposition(group.terms, layout_of(group.terms)) is not None]
-    chosen = [] if listed else _pairs(groups, kept)
+    joined = _Joiner(groups, alone, roots, fusible).join()
+    chosen = batches(joined, operations, fusible, kept)
     single = {group for batch in chosen for group in batch}
-    joined = _Joiner([group for group in groups if group not in single], alone, roots, fusible).join()
-    if listed:
-        chosen = batches(joined, operations, fusible, kept)
-        single = {group for batch in chosen for group in batch}
-        joined = [group for group in joined if group not in single]
+    joined = [group for group in joined if group not in single]
     found = [each for each in map(concatenation, operations) if each is not None and each.result.device == device]
     return Plan(joined, chosen, found)
 
@@ -135,7 +131,7 @@ def _costly_number(terms: Terms) -> Value | None:
 
 
 def _fits(terms: Terms) -> bool:
-    """Whether one program can compute it; what none can is left to MAX."""
+    """Whether one program can compute it."""
     return len(terms.leaves) <= MOST_INPUTS and len(terms.roots) <= MOST_RESULTS and layout_of(terms) is not None
 
 
@@ -149,28 +145,6 @@ def _operand_to_store(root: Value, roots: Collection[Value], fusible: Collection
 def _position(value: Value) -> int:
     assert value.maker is not None
     return value.maker.position
-
-
-def _pairs(groups: Sequence[Group], kept: Collection[Value]) -> list[list[Group]]:
-    """Groups of one expression over one input each, many at once: of arguments, or for the graph's results alone.
-
-    They depend on nothing, or nothing depends on them.
-    """
-    found: dict[tuple[object, ...], list[Group]] = defaultdict(list)
-    results = {in_memory(value) for value in kept}
-    for group in groups:
-        (root,) = group.roots
-        leaves = group.terms.leaves
-        if group.terms.extents is not None or root.size > MOST_AT_ONCE:
-            continue
-        # The beginning of a larger tensor is read in order, too, but is not all of it.
-        if len(leaves) != 1 or leaves[0].map != group.terms.identity or leaves[0].value.size != group.terms.size:
-            continue
-        first = in_memory(leaves[0].value).maker is None
-        last = root in results and not any(True for _ in readers_of(root))
-        if first or last:
-            found[(first, signature(group.terms), leaves[0].value.dtype, root.dtype)].append(group)
-    return [batch for batch in found.values() if len(batch) > 1]
 
 
 def readers_of(value: Value) -> Iterable[Operation]:

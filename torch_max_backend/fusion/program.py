@@ -217,11 +217,6 @@ def vector_of(terms: Terms, target: Literal["cpu", "gpu"]) -> int:
     return 64 // max(4, *sizes) if target == "cpu" else min(8, 16 // min(sizes))
 
 
-def signature(terms: Terms) -> str:
-    """Equal for terms whose steps are, whatever is read."""
-    return _body(terms, ["linear"] * len(terms.leaves))
-
-
 def generate(terms: Terms, layout: Layout, target: Literal["cpu", "gpu"]) -> Program:
     """The program that computes ``terms``: one for all sizes."""
     return _over_all("pointwise", terms, layout, target, vector_of(terms, target))

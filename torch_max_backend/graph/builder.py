@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from max.graph import (
     AlgebraicDim,
-    DeviceRef,
     Dim,
     Graph,
     KernelLibrary,
@@ -26,6 +25,7 @@ from torch.fx import GraphModule, Node
 from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref, max_dtype
 from torch_max_backend.errors import CannotLower
 from torch_max_backend.fusion import fuse
+from torch_max_backend.fusion.values import Operation
 from torch_max_backend.graph.constants import Constants, constants_among
 from torch_max_backend.ir import layout as graph_layout
 from torch_max_backend.ir import ops
@@ -37,10 +37,10 @@ from torch_max_backend.ir.layout import (
     contiguous_order,
     dense_order,
 )
-from torch_max_backend.launches import LaunchList, NotListed, launch_list
+from torch_max_backend.launches import NotListed, launch_list
 from torch_max_backend.lowering import Layout, LoweringContext, Registration, lookup
 from torch_max_backend.lowering.context import max_dim
-from torch_max_backend.max_compat import erase
+from torch_max_backend.max_compat import block_of, erase, label, label_of, last_operation
 from torch_max_backend.runtime.interface import BuiltGraph, InputSpec, OutputSpec, WriteSpec
 from torch_max_backend.torch_compat import OpOverload
 
@@ -93,8 +93,8 @@ class GraphBuilder:
         kernels: the loaded kernel library.
         free_outputs: indices of outputs whose memory order nobody relies on (activations saved for backward):
             they leave in the order they have.
-        listed: the graph is to be a launch list; where it cannot be one, MAX cannot compile it.
-        around_convolutions: convolutions take in programs and reductions of what they store.
+        listed: the graph becomes a launch list, with operations that MAX cannot compile; else it stays as the lowerings
+            make it, for MAX.
     """
 
     def __init__(
@@ -105,8 +105,7 @@ class GraphBuilder:
         kernels: KernelLibrary,
         free_outputs: frozenset[int] = frozenset(),
         *,
-        listed: bool = False,
-        around_convolutions: bool = True,
+        listed: bool,
     ) -> None:
         self.gm = gm
         self.name = name
@@ -114,11 +113,11 @@ class GraphBuilder:
         self.kernels = kernels
         self.free_outputs = free_outputs
         self.listed = listed
-        self.around_convolutions = around_convolutions
         self.values: dict[Node, Any] = {}
         self.constants = Constants()
         self.writes: list[tuple[Node, Node]] = []
         self.layouts = LayoutLog()
+        self.origins = _Origins()
         self.ops: Counter[str] = Counter()
 
     def build(self) -> BuiltGraph:
@@ -171,10 +170,14 @@ class GraphBuilder:
                 self.layouts.node = "output"
                 outputs, results = self._outputs(nodes[-1], placeholders)
                 writes = self._written(placeholders, results)
-                results = fuse(
-                    graph, results, self.device, listed=self.listed, around_convolutions=self.around_convolutions
-                )
-                listing = _listed(graph, results, self.device, _updates(specs, writes))
+                listing = None
+                if self.listed:
+                    self.origins.mark(graph)
+                    results = fuse(graph, results, self.device)
+                    try:
+                        listing = launch_list(graph, results, self.device, _updates(specs, writes))
+                    except NotListed as error:
+                        raise NodesCannotLower(_refused_nodes(error.refused, nodes)) from error
                 graph.output(*results)
         except BaseException:
             # A refused build must leave nothing behind in a module that others are compiled in.
@@ -198,6 +201,7 @@ class GraphBuilder:
             if node.op != "call_function" or _is_size(node):
                 continue
             self.layouts.node = node.name
+            self.origins.begin(node)
             try:
                 _check_ranks(node)
                 if not unknown.isdisjoint(node.all_input_nodes):
@@ -307,6 +311,7 @@ class GraphBuilder:
                 # One tensor: PyTorch notices when its user writes to what the backward pass will read.
                 specs.append(computed[node])
                 continue
+            self.origins.begin(node)
             tensor = self._value(node)
             if not isinstance(tensor, GraphTensor):
                 raise NodesCannotLower({node: f"the output {node} is no tensor"})
@@ -336,6 +341,7 @@ class GraphBuilder:
         positions = {node: position for position, node in enumerate(placeholders)}
         specs = []
         for target, source in self.writes:
+            self.origins.begin(source)
             tensor = self.values[source]
             fake = target.meta["val"]
             specs.append(WriteSpec(positions[target], len(results), tensor.order, fake.dtype, _static_shape(fake)))
@@ -343,13 +349,55 @@ class GraphBuilder:
         return specs
 
 
-def _listed(
-    graph: Graph, results: Sequence[TensorValue], device: DeviceRef, updates: Mapping[int, int]
-) -> LaunchList | str:
-    try:
-        return launch_list(graph, results, device, updates)
-    except NotListed as reason:
-        return str(reason)
+class _Origins:
+    """Which node each operation of the graph at hand was made for."""
+
+    def __init__(self) -> None:
+        self._begun: dict[Any, Node] = {}
+
+    def begin(self, node: Node) -> None:
+        """What is added from now on is made for ``node``."""
+        self._begun[last_operation(Graph.current)] = node
+
+    def mark(self, graph: Graph) -> None:
+        """Notes its node's name at each operation, which passes may move afterwards."""
+        node = self._begun.get(None)
+        for operation in block_of(graph):
+            # The hash of an operation changes with its attributes.
+            following = self._begun.get(operation, node)
+            if node is not None:
+                label(operation, _NODE, node.name)
+            node = following
+
+
+_NODE = "fx_node"
+
+
+def _refused_nodes(operations: Mapping[Operation, str], nodes: Sequence[Node]) -> dict[Node, str]:
+    """The nodes that the operations were made for, with the reasons."""
+    by_name = {node.name: node for node in nodes if node.op == "call_function"}
+    refused: dict[Node, str] = {}
+    for operation, reason in operations.items():
+        for node in map(by_name.get, _node_names(operation)):
+            if node is not None:
+                # What picks from another's results stays with it.
+                refused.setdefault(node.all_input_nodes[0] if node.target is operator.getitem else node, reason)
+    # Operations that were made for no node: the whole graph stays in PyTorch.
+    return refused or dict.fromkeys(by_name.values(), next(iter(operations.values())))
+
+
+def _node_names(operation: Operation) -> set[str]:
+    """The name that ``_Origins.mark`` noted; where a pass has added the operation, those of what it reads."""
+    waiting, seen, found = [operation], set[Operation](), set[str]()
+    while waiting:
+        each = waiting.pop()
+        name = label_of(each.handle, _NODE)
+        if name is not None:
+            found.add(name)
+        elif each not in seen:
+            seen.add(each)
+            waiting += [value.maker for value in each.operands if value.maker is not None]
+    return found
 
 
 def _updates(inputs: Sequence[InputSpec], writes: Sequence[WriteSpec]) -> dict[int, int]:

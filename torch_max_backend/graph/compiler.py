@@ -18,9 +18,11 @@ from torch_max_backend.graph.builder import NodesCannotLower
 from torch_max_backend.graph.constants import describe_attributes, is_constant
 from torch_max_backend.graph.partition import ORIGIN, Refusal, cut, is_host_node, refusals, unknown_sizes
 from torch_max_backend.graph.random import hoist_draws
+from torch_max_backend.graph.sized import SizedGraph, at_hints, is_symbolic
 from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.ir.layout import strides_of
 from torch_max_backend.max_compat import in_mlir_context
+from torch_max_backend.mojo_ops.functions import noted, require_function
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.executable import Executable
 from torch_max_backend.runtime.packs import Packing, unpacking
@@ -137,11 +139,15 @@ def compile_graph(
     host_ops = [str(node.target) for node in gm.graph.nodes if node.op == "call_function" and is_host_node(node)]
     refused: dict[str, str] = {}
     while True:
-        found = refusals(gm, refused)
+        found = refusals(gm, refused, listed=options.run == "launches")
         _report(found, options)
         added: list[Executable] = []
+        sized: list[CompiledGraph] = []
         try:
-            pieces, sources = _assemble(gm, unit, name, found, added, free_outputs, options, packable, packing)
+            with noted() as functions:
+                pieces, sources = _assemble(
+                    gm, unit, name, found, added, sized, free_outputs, options, packable, packing
+                )
         except NodesCannotLower as error:
             for executable in added:
                 unit.discard(executable)
@@ -150,13 +156,15 @@ def compile_graph(
                 raise
             refused |= new
             continue
+        for function in functions:
+            require_function(function)
         unpacks = None if added and added[0].takes_packs else packing
         made = added[0].packing if added else None
         return CompiledGraph(
             name,
             runner_of(added, pieces, unpacks),
             added,
-            list(found.values()),
+            [*found.values(), *(refusal for graph in sized for refusal in graph.refusals)],
             host_ops,
             sources,
             made,
@@ -199,16 +207,19 @@ def _assemble(
     name: str,
     found: dict[str, Refusal],
     added: list[Executable],
+    sized: list[CompiledGraph],
     free_outputs: frozenset[int],
     options: Options,
     packable: frozenset[int],
     packing: Packing | None,
 ) -> tuple[GraphModule | None, list[tuple[Executable, int] | None]]:
     """The graph that calls what is ``added``, None where that is one executable which is all; and for each output the
-    executable that makes it with the number it has there."""
+    executable that makes it with the number it has there. Pieces with symbolic sizes are ``sized``."""
+    listed = options.run == "launches"
     calls = [node for node in gm.graph.nodes if node.op in ("call_function", "call_module", "get_attr")]
-    if not found and calls and all(_is_built(node) for node in calls):
-        _know_all_sizes(gm)
+    if not found and calls and all(_is_built(node) for node in calls) and not (listed and is_symbolic(gm)):
+        if not listed:
+            _know_all_sizes(gm)
         added.append(unit.add(gm, name, free_outputs=free_outputs, options=options, packable=packable, packing=packing))
         return None, [(added[0], number) for number in range(len(_leaving(gm)))]
     pieces = cut(gm, found)
@@ -219,8 +230,12 @@ def _assemble(
         piece = getattr(pieces, str(node.target))
         if not isinstance(piece, GraphModule):
             continue
+        if listed and is_symbolic(piece):
+            setattr(pieces, str(node.target), _sized_piece(piece, unit, options, f"{name}_{len(added)}", added, sized))
+            continue
         try:
-            _know_all_sizes(piece)
+            if not listed:
+                _know_all_sizes(piece)
             executable = unit.add(
                 piece,
                 f"{name}_{len(added)}",
@@ -235,6 +250,48 @@ def _assemble(
     if refused:
         raise NodesCannotLower(refused)
     return pieces, [_source(node, pieces) for node in _leaving(pieces)]
+
+
+class _SizedPiece(torch.nn.Module):
+    """A piece with symbolic sizes, as a cut graph calls it."""
+
+    def __init__(self, graph: SizedGraph, bare: bool) -> None:
+        super().__init__()
+        self._graph, self._bare = graph, bare
+
+    def forward(self, *args: Any) -> Any:
+        """What the piece returns: a value, or a tuple of them."""
+        results = self._graph(list(args))
+        return results[0] if self._bare else tuple(results)
+
+
+def _sized_piece(
+    piece: GraphModule,
+    unit: CompilationUnit,
+    options: Options,
+    name: str,
+    added: list[Executable],
+    sized: list[CompiledGraph],
+) -> _SizedPiece:
+    output = piece.graph.output_node()
+    bare = isinstance(output.args[0], Node)
+    if bare:
+        output.args = (output.args,)
+    first = compile_graph(at_hints(piece), unit, options, name)
+    added += first.executables
+    sized.append(first)
+    make = functools.partial(compile_at_once, options=options, name=name, label=unit.label)
+    return _SizedPiece(SizedGraph(piece, make, first), bare)
+
+
+def compile_at_once(
+    gm: GraphModule, *, options: Options, name: str, label: str, free_outputs: frozenset[int] = frozenset()
+) -> CompiledGraph:
+    """As ``compile_graph``, in a unit of its own that is compiled while the caller waits."""
+    unit = CompilationUnit(label)
+    compiled = compile_graph(gm, unit, options, name, free_outputs=free_outputs)
+    unit.compile()
+    return compiled
 
 
 def _know_all_sizes(gm: GraphModule) -> None:

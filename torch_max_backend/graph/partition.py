@@ -11,6 +11,7 @@ from typing import Any
 import sympy
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner, Partition
 from torch.fx.passes.operator_support import OperatorSupportBase
 
@@ -36,8 +37,14 @@ class Refusal:
     user_line: str | None
 
 
-def refusals(gm: GraphModule, refused: Mapping[str, str]) -> dict[str, Refusal]:
-    """Every node that MAX cannot run, by name; ``refused`` adds what builders found out."""
+def refusals(gm: GraphModule, refused: Mapping[str, str], *, listed: bool) -> dict[str, Refusal]:
+    """Every node that MAX cannot run, by name.
+
+    Args:
+        gm: the graph.
+        refused: what builders found out.
+        listed: the graph is to run as launch lists, which know all sizes; what depends on values stays in PyTorch.
+    """
     device = main_device(gm)
     constants = constants_among(gm.graph.nodes)
     reasons: dict[Node, str] = {}
@@ -47,7 +54,8 @@ def refusals(gm: GraphModule, refused: Mapping[str, str]) -> dict[str, Refusal]:
         for node in reversed(gm.graph.nodes):
             if node.op != "call_function" or node in reasons or is_host_node(node):
                 continue
-            reason = refused.get(node.name) or unsupported_reason(node, device, constants)
+            reason = refused.get(node.name) or (_value_dependence(node) if listed else None)
+            reason = reason or unsupported_reason(node, device, constants)
             if reason is None and node in constants and _is_read_outside(node, reasons):
                 reason = _other_device(node.meta["val"], device)
             if reason is not None:
@@ -70,11 +78,19 @@ def _is_read_outside(node: Node, reasons: Container[Node]) -> bool:
 
 
 def is_host_node(node: Node) -> bool:
-    """Draws and computations on sizes: they run in Python, before or beside the MAX graphs, as they should."""
-    if is_draw(node):
+    """Draws, computations on sizes and what is asserted of these: they run in Python, before or beside the MAX graphs,
+    as they should."""
+    if is_draw(node) or node.target in _ASSERTIONS:
         return True
     value = node.meta.get("val")
     return isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+_ASSERTIONS = frozenset({
+    torch.ops.aten._assert_scalar.default,
+    torch.ops.aten.sym_constrain_range.default,
+    torch.ops.aten.sym_constrain_range_for_size.default,
+})  # fmt: skip
 
 
 def unsupported_reason(node: Node, device: torch.device, constants: Container[Node] = ()) -> str | None:
@@ -92,6 +108,18 @@ def unsupported_reason(node: Node, device: torch.device, constants: Container[No
             if reason is not None and source not in constants:
                 return reason
     return registration.supports(node) if registration and registration.supports else None
+
+
+def _value_dependence(node: Node) -> str | None:
+    """What is known of ``node`` only when it runs: a size that depends on values, or a number that is another one in
+    every call."""
+    for source in (*node.all_input_nodes, node):
+        for expression in _expressions(source):
+            if free_unbacked_symbols(expression):
+                return f"the size {expression} depends on values"
+            if not all(symbol.is_integer for symbol in expression.free_symbols):
+                return f"the number {expression} is known only when it runs"
+    return None
 
 
 def _other_device(tensor: torch.Tensor, device: torch.device) -> str | None:

@@ -1,8 +1,7 @@
 """Graphs with symbolic sizes: one graph for each set of sizes that they are called with.
 
 A launch list knows every size. It is made in milliseconds to seconds, and a machine's libraries serve all sizes, so
-a graph with symbolic sizes is made anew for the sizes of a call. MAX's compiler would need tens of seconds for one that
-serves them all.
+a graph with symbolic sizes is made anew for the sizes of a call.
 """
 
 from __future__ import annotations
@@ -10,16 +9,18 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.node import map_arg
 
-from torch_max_backend.graph.compiler import CompiledGraph
 from torch_max_backend.graph.constants import attribute_of
 from torch_max_backend.torch_compat import FakeTensorMode, disable_current_modes, no_autocast
+
+if TYPE_CHECKING:
+    from torch_max_backend.graph.compiler import CompiledGraph
 
 log = logging.getLogger("torch_max_backend")
 
@@ -29,8 +30,7 @@ MOST = 64
 
 def is_sized(gm: GraphModule) -> bool:
     """Whether the arguments tell all sizes of ``gm``, and some are symbolic."""
-    placeholders = gm.graph.find_nodes(op="placeholder")
-    if not any(_is_symbolic(node.meta.get("val")) for node in placeholders):
+    if not is_symbolic(gm):
         return False
     for node in gm.graph.nodes:
         value = attribute_of(node) if node.op == "get_attr" else node.meta.get("val")
@@ -40,6 +40,11 @@ def is_sized(gm: GraphModule) -> bool:
             # A rate or a factor that the program hands over, another one in every call.
             return False
     return True
+
+
+def is_symbolic(gm: GraphModule) -> bool:
+    """Whether a size or a number among the arguments of ``gm`` is symbolic."""
+    return any(_is_symbolic(node.meta.get("val")) for node in gm.graph.find_nodes(op="placeholder"))
 
 
 #: Sizes, and what a program computes from them: a scale, a condition that it asserts.
@@ -89,9 +94,8 @@ class SizedGraph:
         self._met += 1
         if self._met == MOST + 1:
             log.warning(
-                "a graph has met %d sets of sizes, and is made anew for each: pad its arguments to fewer sizes, or use "
-                'options={"run": "graph"}, which compiles it once for all', MOST,
-            )  # fmt: skip
+                "a graph has met %d sets of sizes, and is made anew for each: pad its arguments to fewer sizes", MOST
+            )
         while len(self._graphs) >= MOST:
             del self._graphs[next(iter(self._graphs))]
         graph = self._graphs[sizes] = self._make(at(self._gm, args))

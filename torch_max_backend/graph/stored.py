@@ -1,8 +1,8 @@
 """Compiled graphs on disk: what a process needs to run graphs that another one traced and lowered.
 
 AOTAutograd's cache finds an entry by the graph that Dynamo captured. An entry has AOTAutograd's own account of the
-graph, and of each of our compiled graphs the launch lists and how tensors enter and leave them. Graphs that MAX's
-compiler takes, and graphs of symbolic sizes, are not kept.
+graph, and of each of our compiled graphs the launch lists and how tensors enter and leave them. Graphs of symbolic
+sizes and graphs that MAX compiles are not kept.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from max.graph import DeviceRef, Graph, TensorValue
 
 from torch_max_backend.fusion.products import STRIDED
-from torch_max_backend.fusion.rewrite import BATCH, PROGRAM
+from torch_max_backend.fusion.rewrite import BATCH, CONCATENATE, PROGRAM
 from torch_max_backend.fusion.terms import BROADCAST, RESHAPE, TRANSPOSE, axes_of
 from torch_max_backend.fusion.values import Operation, Value, read
 from torch_max_backend.launches.memory import Span, planned
@@ -101,7 +101,11 @@ class Part:
 
 
 class NotListed(Exception):
-    """Operations of the graph are no library calls: the message names each kind once, with an example."""
+    """Operations of the graph are no library calls: ``refused`` has the reasons."""
+
+    def __init__(self, refused: Mapping[Operation, str]) -> None:
+        super().__init__("; ".join(refused.values()))
+        self.refused = dict(refused)
 
 
 def launch_list(
@@ -116,20 +120,20 @@ def launch_list(
         updates: results that are new values of arguments and lie in memory as these do, by their numbers.
 
     Raises:
-        NotListed: the graph has an operation that only MAX can run, or a size that is not known.
+        NotListed: the graph has operations without a library function; all of them are named.
     """
     operations, values = read(graph)
     reader = _Reader(device)
     for number, value in enumerate(value for value in values.values() if value.maker is None):
         reader.places[value] = Place(Kind.ARGUMENT, number)
-    missing: dict[str, str] = {}
+    refused = dict[Operation, str]()
     for operation in operations:
         try:
             reader.read(operation)
-        except NotListed as reason:
-            missing.setdefault(operation.name, str(reason))
-    if missing:
-        raise NotListed(", ".join(missing.values()))
+        except NotListed as error:
+            refused |= error.refused
+    if refused:
+        raise NotListed(refused)
     return reader.finish([values[handle_of(result)] for result in results], updates or {})
 
 
@@ -137,7 +141,6 @@ Word: TypeAlias = int | Value | Part
 """Of a call: a number, or an address."""
 TRANSFER = "rmo.mo.transfer"
 _FUNCTION = re.compile(r'function = "(\w+)"')
-_INPUTS = re.compile(r"inputs = (\d+)")
 #: What computes nothing of its own.
 _SILENT = frozenset({"mo.chain.create", "mo.constant", RESHAPE})
 
@@ -161,16 +164,16 @@ class _Reader:
         if operation.name == TRANSFER:
             source = self.places.get(operation.operands[0])
             if source is None or source.kind is not Kind.ARGUMENT or operation.results[0].device != self._device:
-                raise NotListed(_described(operation))
+                raise NotListed({operation: "a copy between devices of what is computed in the graph"})
             self._moved.add(source.number)
             self.places[operation.results[0]] = source
             return
         function = function_of(operation)
         if function is None:
-            raise NotListed(_described(operation))
+            raise NotListed({operation: f"{_described(operation)} has no library function"})
         for value in (*operation.results, *operation.operands):
             if value.shape is None:
-                raise NotListed(f"{operation.name} of a size that is not known")
+                raise NotListed({operation: f"{operation.name} has a size that is not known"})
         for value in operation.results:
             self._made[value] = len(self._calls)
         symbol = str(operation.handle.attributes["symbol"]).strip('"')
@@ -268,7 +271,8 @@ class _Reader:
         if not _may_have_elements(value):
             content = b""
         if content is None:
-            raise NotListed(f"a constant of {value.dtype}")
+            assert value.maker is not None
+            raise NotListed({value.maker: f"a constant of {value.dtype}"})
         constant = Constant(content, not value.device.is_gpu() and self._device.is_gpu())
         return Place(Kind.CONSTANT, self._constants.setdefault(constant, len(self._constants)))
 
@@ -355,14 +359,10 @@ def _value_of(word: Value | Part) -> Value:
 def _words(symbol: str, operation: Operation) -> list[Word]:
     """What the thin op ``symbol`` hands over, see kernels/FAMILY/ops.mojo."""
     make = _whole
-    if symbol == "pointwise_many":
-        make = _pairs
-    elif symbol in ("concatenate", STRIDED):
-        make = _parts
+    if symbol in (CONCATENATE, PROGRAM, STRIDED):
+        make = _behind_geometry
     elif symbol == BATCH:
         make = _batch
-    elif symbol.startswith("pointwise_"):
-        make = _of_program
     return make(operation)
 
 
@@ -373,22 +373,6 @@ def _shaped(value: Value) -> list[Word]:
 def _whole(operation: Operation) -> list[Word]:
     """Results, then operands, each with its extents. What a function does not take stands behind what it takes."""
     return [word for value in (*operation.results, *operation.operands) for word in _shaped(value)]
-
-
-def _of_program(operation: Operation) -> list[Word]:
-    """The geometry with its extent, and the addresses of results and inputs."""
-    geometry, *inputs = operation.operands
-    wanted = _INPUTS.search(str(operation.handle.attributes["parameters"]))
-    assert wanted is not None
-    return [*_shaped(geometry), *operation.results, *inputs[: int(wanted[1])]]
-
-
-def _pairs(operation: Operation) -> list[Word]:
-    """How many pairs; for each its size, the result and the input."""
-    words: list[Word] = [len(operation.results)]
-    for result, source in zip(operation.results, operation.operands, strict=True):
-        words += [source.size, result, source]
-    return words
 
 
 def _batch(operation: Operation) -> list[Word]:
@@ -413,7 +397,7 @@ def _attribute(operation: Operation, name: str) -> str:
     return found[1]
 
 
-def _parts(operation: Operation) -> list[Word]:
-    """The geometry with its extent, the result, and what it is put together from."""
-    geometry, *parts = operation.operands
-    return [*_shaped(geometry), *operation.results, *parts]
+def _behind_geometry(operation: Operation) -> list[Word]:
+    """The geometry with its extent, and the addresses of results and inputs."""
+    geometry, *inputs = operation.operands
+    return [*_shaped(geometry), *operation.results, *inputs]

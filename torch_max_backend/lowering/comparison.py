@@ -24,6 +24,8 @@ def _comparison(compare: Callable[[TensorValue, TensorValue], TensorValue]) -> C
         first, second = _probes(ctx)
         dtype = max_dtype(torch.result_type(first, second))
         wide = max_dtype(computation_dtype(ctx, 0, 1, kind=Promotion.ALWAYS_BOOL))
+        # Programs have an order of numbers alone.
+        wide = DType.uint8 if wide == DType.bool else wide
         if a is b and numerics.is_float(a.dtype) and compare in _OF_ITSELF:
             # MAX takes x == x for true, which the NaN tests in PyTorch's decompositions are not.
             return _OF_ITSELF[compare](a)

@@ -155,7 +155,7 @@ class LibraryFunction:
 _lock = threading.Lock()
 _required: set[Function] = set()
 _noted: ContextVar[list[Function] | None] = ContextVar("_noted", default=None)
-"""Receives what the graph at hand requires."""
+"""Receives what the graph at hand calls."""
 
 
 def required() -> frozenset[Function]:
@@ -194,17 +194,19 @@ def has_tensor_cores() -> bool:
 
 def require_function(function: Function) -> str:
     """As ``require``, for a function that is there already."""
-    with _lock:
-        _required.update(function.at_once if isinstance(function, LibraryFunction) else (function,))
     noted = _noted.get()
     if noted is not None:
         noted.append(function)
+        return function.symbol
+    with _lock:
+        _required.update(function.at_once if isinstance(function, LibraryFunction) else (function,))
     return function.symbol
 
 
 @contextlib.contextmanager
 def noted() -> Iterator[list[Function]]:
-    """A context whose list receives every function that is required in it, by this thread."""
+    """A context whose list receives every function that is required in it, by this thread, instead of ``required``: the
+    graph that calls them may be given up."""
     functions: list[Function] = []
     before = _noted.set(functions)
     try:

@@ -1,1 +1,1 @@
-"""Compiling MAX graphs and running them on PyTorch's tensors."""
+"""Building libraries, and running graphs on PyTorch's tensors."""

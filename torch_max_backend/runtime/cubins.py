@@ -21,7 +21,7 @@ from concurrent.futures import wait
 from pathlib import Path
 
 from torch_max_backend.max_compat import ptx_compiler_path
-from torch_max_backend.runtime.dealing import cores
+from torch_max_backend.runtime.cores import cores
 from torch_max_backend.runtime.futures import started
 
 log = logging.getLogger(__name__)

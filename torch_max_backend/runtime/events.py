@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 log = logging.getLogger("torch_max_backend")
@@ -43,6 +43,11 @@ def listen(listener: Callable[[CompileEvent], None]) -> Iterator[None]:
     finally:
         with _lock:
             _listeners.remove(listener)
+
+
+def described(names: Sequence[str], op_count: int) -> str:
+    """What is being compiled, for people."""
+    return f"compiling {', '.join(names[:4])}{' ...' if len(names) > 4 else ''}: {op_count} aten ops"
 
 
 @contextlib.contextmanager

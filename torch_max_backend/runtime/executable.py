@@ -12,7 +12,6 @@ import torch
 from max.engine import Model
 
 from torch_max_backend.ir.layout import Order
-from torch_max_backend.launches import LaunchList
 from torch_max_backend.mojo_ops.functions import Function
 from torch_max_backend.runtime.capture import Capture
 from torch_max_backend.runtime.execution import execute
@@ -34,7 +33,6 @@ class ExecutableSpec:
         private: outputs that only another graph of ours will see, see ``handover.Outputs``.
         kept: outputs that users may keep beyond the next call, see there.
         orders: for each output of the FX graph its memory order; None for one that no computation makes.
-        listing: the graph as library calls, where it is run so.
         packing: of the outputs that leave in packs.
         takes_packs: its arguments are packs, as they left the forward graph.
         functions: of libraries, that it calls.
@@ -45,7 +43,6 @@ class ExecutableSpec:
     private: frozenset[int] = frozenset()
     kept: frozenset[int] = frozenset()
     orders: tuple[Order | None, ...] = ()
-    listing: LaunchList | None = None
     packing: Packing | None = None
     takes_packs: bool = False
     functions: tuple[Function, ...] = ()
@@ -76,7 +73,7 @@ class Executable(torch.nn.Module):
         self.capture = capture
         self.packing, self.takes_packs = spec.packing, spec.takes_packs
         self.model: Model | None = None
-        self.listing = spec.listing
+        self.listing = built.listing
         self._walk = walk
         self.launches: Launches | None = None
         self._lock = threading.Lock()

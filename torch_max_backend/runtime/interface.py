@@ -85,8 +85,8 @@ class BuiltGraph:
     writes: list[WriteSpec] = field(default_factory=list)
     #: Bytes of all values that its ops compute, at the traced sizes.
     computed_bytes: int = 0
-    #: The same graph as library calls, or the operation for which it needs MAX's compiler.
-    listing: LaunchList | str = ""
+    #: The same graph as library calls; None where it is one for MAX's compiler.
+    listing: LaunchList | None = None
 
     @property
     def op_count(self) -> int:

@@ -1,8 +1,7 @@
 """Shared libraries of kernels: built once for a machine, kept in the cache, loaded before a graph runs.
 
-MAX compiles an op's code for every graph anew, and on one core at a time. The kernels stand outside graphs
-(`mojo_ops.functions`): what a graph calls and the cache lacks is built by `mojo build` in processes of its own, side by
-side with each other and with the graph's compilation.
+The kernels stand outside graphs (`mojo_ops.functions`): what a graph calls and the cache lacks is built by `mojo build`
+in processes of its own, side by side.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from torch_max_backend.mojo_ops import KERNELS_PATH
 from torch_max_backend.mojo_ops.functions import Function, LibraryFunction, required, with_rest
 from torch_max_backend.mojo_ops.sources import sources_digest
 from torch_max_backend.runtime import cache, cubins
-from torch_max_backend.runtime.dealing import cores
+from torch_max_backend.runtime.cores import cores
 from torch_max_backend.runtime.futures import started
 from torch_max_backend.runtime.progress import progress_line
 from torch_max_backend.runtime.target import target_facts
@@ -88,6 +87,9 @@ _loaded: dict[tuple[Function, str], ctypes.CDLL] = {}
 """What was loaded, for which device: a process may compile for several that are not there."""
 _addresses: dict[tuple[str, str], int] = {}
 """Where loaded functions lie, by symbol."""
+_processes: set[subprocess.Popen[bytes]] = set()
+"""Those that build now."""
+_given_up = threading.Event()
 
 
 @contextlib.contextmanager
@@ -376,7 +378,9 @@ exit "$status"
 
 def _ends_with_us(command: Sequence[str], environment: Mapping[str, str], errors: Path) -> int:
     """The exit status of a command that does not outlive this process; what it says of errors goes to ``errors``."""
-    with errors.open("wb") as file:
+    with errors.open("wb") as file, _lock:
+        if _given_up.is_set():
+            return 1
         process = subprocess.Popen(
             ["/bin/sh", "-c", _WHILE_INPUT_IS_OPEN, "sh", *command],
             stdin=subprocess.PIPE,
@@ -384,9 +388,23 @@ def _ends_with_us(command: Sequence[str], environment: Mapping[str, str], errors
             stderr=file,
             env=environment,
         )
-        assert process.stdin is not None
-        with process.stdin:
-            return process.wait()
+        _processes.add(process)
+    try:
+        return process.wait()
+    finally:
+        with _lock:
+            _processes.discard(process)
+            assert process.stdin is not None
+            process.stdin.close()
+
+
+def give_up() -> None:
+    """Ends what is being built, at the program's end; nothing is built afterwards."""
+    with _lock:
+        _given_up.set()
+        for process in _processes:
+            assert process.stdin is not None
+            process.stdin.close()
 
 
 def library_source(functions: Sequence[Function], package: str) -> str:

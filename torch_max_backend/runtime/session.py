@@ -7,7 +7,7 @@ import functools
 import hashlib
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -127,32 +127,24 @@ def compile_module(
     Raises:
         MaxBackendError: the graph compiler refused the module.
     """
-    facts = facts_of([content_digest(module)], device)
-    require_threads(device)
-    with progress_line(describe(names, op_count)), libraries.ready(device):
-        return compile_here(module, facts, device, names, op_count, label)
-
-
-def compile_here(
-    module: Module, facts: Mapping[str, str], device: torch.device, names: Sequence[str], op_count: int, label: str
-) -> dict[str, Model]:
-    """As ``compile_module``, without the libraries; ``facts`` are what the cache entry is found by."""
-    with events.compiling(tuple(names), op_count) as cached:
-        models = load_cached(facts, device, names)
+    facts = {**cache.versions(), **target_facts(device), "graph": content_digest(module)}
+    if device.type == "cpu":
+        # What a graph needs beside the libraries that it calls is built with them.
+        graph_team.require()
+    with (
+        progress_line(events.described(names, op_count)),
+        libraries.ready(device),
+        events.compiling(tuple(names), op_count) as cached,
+    ):
+        models = _load_cached(facts, device, names)
         if models is None:
             with cache.claim(GRAPHS, facts):
-                models = load_cached(facts, device, names)
+                models = _load_cached(facts, device, names)
                 if models is None:
                     cached(False)
                     return _compile(module, facts, device, names, label)
         cached(True)
         return models
-
-
-def require_threads(device: torch.device) -> None:
-    """What a graph needs beside the libraries that it calls is built with them."""
-    if device.type == "cpu":
-        graph_team.require()
 
 
 def _load_libraries(device: torch.device) -> None:
@@ -161,29 +153,19 @@ def _load_libraries(device: torch.device) -> None:
         graph_team.lend()
 
 
-def describe(names: Sequence[str], op_count: int) -> str:
-    """What is being compiled, for people."""
-    return f"compiling {', '.join(names[:4])}{' ...' if len(names) > 4 else ''}: {op_count} aten ops"
-
-
-def facts_of(digests: Sequence[str], device: torch.device) -> dict[str, str]:
-    """What the cache entry of graphs with these contents, compiled as one module, is found by: all it depends on."""
-    return {**cache.versions(), **target_facts(device), "graph": " ".join(digests)}
-
-
-def load_cached(facts: Mapping[str, str], device: torch.device, names: Sequence[str]) -> dict[str, Model] | None:
+def _load_cached(facts: Mapping[str, str], device: torch.device, names: Sequence[str]) -> dict[str, Model] | None:
     """The graphs of the cache entry for ``facts``, None where there is none that can be used."""
     artifact = cache.lookup(GRAPHS, facts, ARTIFACT)
     if artifact is None:
         return None
     try:
-        return load(artifact, device, names)
+        return _load(artifact, device, names)
     except Exception as error:
         cache.discard(GRAPHS, facts, f"it does not load: {error}")
         return None
 
 
-def load(artifact: Path, device: torch.device, names: Sequence[str]) -> dict[str, Model]:
+def _load(artifact: Path, device: torch.device, names: Sequence[str]) -> dict[str, Model]:
     """The graphs of a compiled module, ready to run.
 
     Raises:
@@ -214,23 +196,13 @@ def _compile(
             raise MaxBackendError(f"MAX could not compile {label}: {error.__cause__ or error}") from error
         finally:
             set_virtual_cpu_target("")
-    keep(facts, compiled.export_mef)
+    # An artifact for a device that is not there is of no use but in the cache.
+    if cache.store(GRAPHS, facts, ARTIFACT, compiled.export_mef) is None and is_virtual_device_mode():
+        raise MaxBackendError(f"what was compiled for {facts['device']} could not be kept: the cache cannot be written")
     if not is_virtual_device_mode():
         _load_libraries(device)
     with _lock:
         return dict(zip(names, engine.init_all(compiled).values(), strict=True))
-
-
-def keep(facts: Mapping[str, str], write: Callable[[Path], None]) -> Path | None:
-    """Puts an artifact, which ``write`` writes, into the cache; None where that cannot be written.
-
-    Raises:
-        MaxBackendError: it cannot, and the artifact is for a device that is not there, and so of no other use.
-    """
-    artifact = cache.store(GRAPHS, facts, ARTIFACT, write)
-    if artifact is None and is_virtual_device_mode():
-        raise MaxBackendError(f"what was compiled for {facts['device']} could not be kept: the cache cannot be written")
-    return artifact
 
 
 #: What a module's text tells of the process that built it: the accelerator that is attached (its architecture is a fact

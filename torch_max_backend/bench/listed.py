@@ -1,0 +1,61 @@
+"""Graphs of known sizes as launch lists, fused as a compiled model's are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from beartype import beartype
+from max.graph import Graph, TensorType, TensorValue
+
+from torch_max_backend.dtypes import MAX_TO_TORCH, device_ref
+from torch_max_backend.fusion import fuse
+from torch_max_backend.ir.layout import contiguous_order
+from torch_max_backend.launches import LaunchList, launch_list
+from torch_max_backend.max_compat import in_mlir_context
+from torch_max_backend.mojo_ops.functions import require
+from torch_max_backend.runtime import libraries, session
+from torch_max_backend.runtime.handover import Inputs
+from torch_max_backend.runtime.interface import InputSpec, OutputSpec
+from torch_max_backend.runtime.launches import Launches
+from torch_max_backend.runtime.leaving import Leaving
+
+
+class ListedGraph:
+    """One graph.
+
+    Args:
+        types: what it reads, of known sizes; contiguous.
+        build: makes the result of the values that it reads.
+        device: that it computes on.
+    """
+
+    @beartype
+    @in_mlir_context
+    def __init__(
+        self, types: Sequence[TensorType], build: Callable[[list[TensorValue]], TensorValue], device: torch.device
+    ) -> None:
+        self._device, place = device, device_ref(device)
+        library = session.library_to_build_with()
+        with Graph("listed", input_types=types, kernel_library=library) as graph:
+            result = build([value.tensor for value in graph.inputs])
+            self._facts = [_fact(kind) for kind in (*types, result.type)]
+            self._listing: LaunchList = launch_list(graph, fuse(graph, [result], place), place)
+        self._walk = require("launches", "walk", place, ())
+
+    @beartype
+    def load(self) -> Callable[..., torch.Tensor]:
+        """A function from the tensors that the graph reads to its result; the libraries are built and loaded."""
+        libraries.load(self._device)
+        *entering, (dtype, shape) = self._facts
+        inputs = Inputs([
+            InputSpec(number, dtype, contiguous_order(len(shape)), self._device, shape)
+            for number, (dtype, shape) in enumerate(entering)
+        ])  # fmt: skip
+        leaving = Leaving([OutputSpec(0, contiguous_order(len(shape)), dtype, shape)], [])
+        launches = Launches(self._listing, inputs, leaving, self._device, self._walk)
+        return lambda *tensors: launches.run(tensors)[0]
+
+
+def _fact(kind: TensorType) -> tuple[torch.dtype, tuple[int, ...]]:
+    return MAX_TO_TORCH[kind.dtype], tuple(map(int, kind.shape))
