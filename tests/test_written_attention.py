@@ -14,7 +14,7 @@ from timm.models.mvitv2 import MultiScaleAttention
 from timm.models.vision_transformer import Attention as TimmAttention
 from torch import nn
 from torchvision.models.maxvit import RelativePositionalMultiHeadAttention
-from torchvision.models.swin_transformer import ShiftedWindowAttention
+from torchvision.models.swin_transformer import ShiftedWindowAttention, ShiftedWindowAttentionV2
 
 from tests.launched import launched_functions
 from torch_max_backend import compile_ahead
@@ -78,6 +78,12 @@ def assigned(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tens
     return scores.softmax(-1) @ v
 
 
+def temperatures(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """One number for all heads, times others before and behind it."""
+    scores = 3 * (F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT / 2 * bias[:1, :1, :1].exp())
+    return (scores + bias).softmax(-1) @ v
+
+
 def hidden_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """Infinite masks; a query without a key has NaN."""
     mask = torch.full_like(bias, -math.inf).triu(1)
@@ -85,12 +91,21 @@ def hidden_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.T
 
 
 def taken_modules() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
-    functions = (einsum, multiplied_later, batches_and_heads_in_one, masks_in_steps, assigned, hidden_rows)
+    functions = (
+        einsum,
+        multiplied_later,
+        batches_and_heads_in_one,
+        masks_in_steps,
+        assigned,
+        temperatures,
+        hidden_rows,
+    )
     timm = TimmAttention(24, 3, qkv_bias=True)
     timm.fused_attn = False
     return {
         **{function.__name__: (Apply(function), (4, 16, 24)) for function in functions},
         "swin": (ShiftedWindowAttention(24, [4, 4], [2, 2], 3), (2, 8, 8, 24)),
+        "swin_v2": (ShiftedWindowAttentionV2(24, [4, 4], [2, 2], 3), (2, 8, 8, 24)),
         "maxvit": (RelativePositionalMultiHeadAttention(24, 8, 16), (2, 4, 16, 24)),
         "vit": (timm, (2, 17, 24)),
         "levit": (LevitAttention(24, 8, 3, resolution=(4, 4)), (2, 16, 24)),
@@ -103,9 +118,9 @@ def step(
 ) -> list[torch.Tensor]:
     """The output and the gradients of input and parameters."""
     x = x.detach().clone().requires_grad_()
-    with torch.autocast("cpu", amp or BF16, enabled=amp is not None):
+    with torch.autocast(x.device.type, amp or BF16, enabled=amp is not None):
         output = call(x)
-    grad = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=output.dtype)
+    grad = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=output.dtype).to(x.device)
     gradients = torch.autograd.grad(output, [x, *model.parameters()], grad, allow_unused=True)
     return [output.detach(), *(each for each in gradients if each is not None)]
 
@@ -234,12 +249,15 @@ def test_a_batch_that_is_known_at_run_time() -> None:
 
 
 @pytest.mark.parametrize("amp", [None, BF16], ids=["float32", "bfloat16"])
-def test_numbers_of_windows(amp: torch.dtype | None) -> None:
+@pytest.mark.parametrize("kind", [ShiftedWindowAttention, ShiftedWindowAttentionV2])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_numbers_of_windows(device: str, kind: type[ShiftedWindowAttention], amp: torch.dtype | None) -> None:
     """In MAX, against float64 and beside eager PyTorch: windows, a shift's mask and a learned bias."""
     torch.manual_seed(0)
-    model, x = ShiftedWindowAttention(96, [7, 7], [3, 3], 3), torch.randn(2, 28, 28, 96)
-    with torch.no_grad():
-        model.relative_position_bias_table.normal_()
+    model, x = kind(96, [7, 7], [3, 3], 3).to(device), torch.randn(2, 28, 28, 96, device=device)
+    if kind is ShiftedWindowAttention:
+        with torch.no_grad():
+            model.relative_position_bias_table.normal_()
     torch._dynamo.reset()
     with recorded_graphs() as graphs:
         results = step(torch.compile(model, backend="max", options={"fallback": "error"}), model, x, amp)
@@ -253,7 +271,7 @@ def test_numbers_of_windows(amp: torch.dtype | None) -> None:
 
 @pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
 def test_taken_on_a_gpu(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "compile_all", lambda *_: None)
+    monkeypatch.setattr(tasks, "make_ready", lambda lists: None)
     torch._dynamo.reset()
     with recorded_graphs() as graphs:
         compile_ahead(

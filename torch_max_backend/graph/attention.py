@@ -120,14 +120,18 @@ def _operand(node: object, *, turned: bool = False) -> Matrices:
 
 @dataclass
 class _Scores:
-    """scale * product + terms.
+    """scale * temperature * product + terms.
 
     Attributes:
         nodes: from the product to the softmax's argument.
+        temperature: a tensor that has a number for each head, or for all, None without one.
+        raw: what is multiplied with that.
     """
 
     product: Node
     scale: float = 1.0
+    temperature: Term | None = None
+    raw: Node | None = None
     nodes: list[Node] = field(default_factory=list)
     terms: list[Term] = field(default_factory=list)
 
@@ -159,6 +163,15 @@ def _scores(node: object) -> _Scores | None:
                 found.terms.append(Term(term, shape_of(node)))
                 found.nodes.append(node)
                 return found
+    if node.target is aten.mul.Tensor and not node.kwargs:
+        for whole, number in (node.args[:2], node.args[1::-1]):
+            if not isinstance(whole, Node) or not isinstance(number, Node) or not is_tensor(number):
+                continue
+            found = _scores(whole) if is_tensor(whole) and shape_of(whole) == shape_of(node) else None
+            if found is not None and not found.terms and found.temperature is None:
+                found.temperature, found.raw = Term(number, shape_of(node)), whole
+                found.nodes.append(node)
+                return found
     return None
 
 
@@ -167,10 +180,11 @@ class _Read:
     """Who reads a node, its views and casts and, where that is asked for, their multiples.
 
     Attributes:
-        nodes: all of these.
+        nodes: all of these that are not multiplied with the temperature.
         left: products that have one as their left operand, and whether that is transposed.
         right: the same of the right operand.
-        factors: what the node is multiplied with before it is a product's operand.
+        factors: what the node is multiplied with before it is a product's operand, or NaN where it is not multiplied
+            with the temperature.
         others: the other readers.
     """
 
@@ -181,18 +195,24 @@ class _Read:
     others: list[Node] = field(default_factory=list)
 
     @staticmethod
-    def of(node: Node, rows: int, columns: int, *, multiples: bool = False) -> _Read:
+    def of(node: Node, rows: int, columns: int, *, multiples: bool = False, temperature: Node | None = None) -> _Read:
         read = _Read()
+        warm: set[Node] = set()
         waiting = [(node, False, 1.0)]
         while waiting:
             at, turned, by = waiting.pop()
-            read.nodes.add(at)
+            if at not in warm:
+                read.nodes.add(at)
             for user in at.users:
                 factor = factor_of(user) if multiples else None
                 if user.target is aten.bmm.default and user.args[0] is not user.args[1]:
                     side = read.left if user.args[0] is at else read.right
-                    side[user], read.factors[user] = turned, by
-                elif user.op != "call_function" or not is_tensor(user):
+                    side[user] = turned
+                    read.factors[user] = by if temperature is None or at in warm else math.nan
+                    continue
+                if at in warm:
+                    warm.add(user)
+                if user.op != "call_function" or not is_tensor(user):
                     read.others.append(user)
                 elif is_view(user) or is_cast(user):
                     waiting.append((user, turned, by))
@@ -200,9 +220,17 @@ class _Read:
                     waiting.append((user, not turned, by))
                 elif factor is not None:
                     waiting.append((user, turned, by * factor))
+                elif temperature is not None and at not in warm and _multiplies(user, at, temperature):
+                    warm.add(user)
+                    waiting.append((user, turned, by))
                 else:
                     read.others.append(user)
         return read
+
+
+def _multiplies(node: Node, a: Node, b: Node) -> bool:
+    """Whether the node is the product of two nodes, element by element."""
+    return node.target is aten.mul.Tensor and not node.kwargs and node.args in ((a, b), (b, a))
 
 
 @dataclass
@@ -240,6 +268,7 @@ class _Backward:
         value: the same of the values.
         scores: the node that is the scores' gradient.
         scores_wanted: whether anything but these gradients is computed of it.
+        temperature: the node that is the temperature's gradient, None where none is wanted.
     """
 
     grad: Matrices
@@ -249,6 +278,7 @@ class _Backward:
     value: _Result | None
     scores: Node
     scores_wanted: bool = False
+    temperature: Node | None = None
 
 
 @dataclass
@@ -260,6 +290,7 @@ class _Match:
         query: [M, D], like key [N, D] and value [N, E] as a product reads it.
         batch: of the op's operands, with the number of heads.
         bias: the dimensions of its bias, None without one.
+        temperature: the same of the temperature.
     """
 
     softmax: Node
@@ -272,6 +303,7 @@ class _Match:
     backward: _Backward | None
     batch: tuple[Size, int] = (0, 0)
     bias: BiasShape | None = None
+    temperature: BiasShape | None = None
 
     @staticmethod
     def of(softmax: Node) -> _Match:
@@ -287,7 +319,9 @@ class _Match:
         rows, columns = query.rows, key.rows
         chain = [*scores.nodes, softmax]
         _require(min(rows, columns, query.columns) > 0 and all(groups_of(shape_of(n), rows, columns) for n in chain))
-        _require(all(list(node.users) == [reader] for node, reader in itertools.pairwise(chain)))
+        # Autograd multiplies scores with their gradient for the temperature's.
+        for node, reader in itertools.pairwise(chain):
+            _require(reader in node.users and len(node.users) <= (2 if node is scores.raw else 1))
         read = _Read.of(softmax, rows, columns)
         forward = [(node, False) for node, turned in read.left.items() if not turned]
         forward += [(node, True) for node, turned in read.right.items() if turned]
@@ -308,7 +342,7 @@ class _Match:
         of_value = [node for node, other in read.left.items() if other]
         of_value += [node for node, other in read.right.items() if not other]
         if not read.others:
-            _require(not of_value)
+            _require(not of_value and (self.scores.raw is None or len(self.scores.raw.users) == 1))
             return
         _require(len(read.others) == 1 and len(of_value) <= 1)
         (slopes,) = read.others
@@ -334,7 +368,24 @@ class _Match:
             flag = product in read.right
             _require(same(_operand(product.args[0], turned=True) if flag else _operand(product.args[1]), grad))
             self.backward.value = _Result.of(product, columns, value.columns, flag)
-        self.find_gradients_of_scores(self.backward, _Read.of(slopes, rows, columns, multiples=True))
+        temperature = self.scores.temperature
+        number = None if temperature is None else temperature.node
+        read = _Read.of(slopes, rows, columns, multiples=True, temperature=number)
+        self.find_gradient_of_temperature(self.backward, read)
+        self.find_gradients_of_scores(self.backward, read)
+
+    def find_gradient_of_temperature(self, backward: _Backward, read: _Read) -> None:
+        """sum(dS * scores), which is sum(dQ * Q) for the queries that the temperature is multiplied with."""
+        raw, temperature = self.scores.raw, self.scores.temperature
+        if raw is None or temperature is None or len(raw.users) == 1:
+            return
+        products = [node for node in read.others if any(_multiplies(node, at, raw) for at in read.nodes)]
+        _require(len(products) == 1 and len(products[0].users) == 1)
+        (total,) = products[0].users
+        _require(total.target is aten.sum.dim_IntList)
+        _require(math.prod(shape_of(total)) == math.prod(shape_of(temperature.node)))
+        read.others.remove(products[0])
+        backward.temperature = total
 
     def find_gradients_of_scores(self, backward: _Backward, read: _Read) -> None:
         """dQ = scale * dS K and dK = scale * dS^T Q, or its transpose."""
@@ -378,13 +429,20 @@ class _Match:
         operands = [each.node.meta["val"] for each in (self.query, self.key, self.value)]
         dtype, device = operands[0].dtype, operands[0].device
         _require(all((each.dtype, each.device) == (dtype, device) for each in operands) and dtype in _FLOATS)
-        for term in self.scores.terms:
+        temperature = self.scores.temperature
+        for term in (*self.scores.terms, *([temperature] if temperature else [])):
             fake = term.node.meta["val"]
             _require(fake.device == device and fake.dtype in (dtype, torch.float32, torch.bfloat16, torch.float16))
         self.find_batch()
         if self.scores.terms:
             self.bias = BiasShape.of(self.scores.terms, self.batch, self.query.rows, self.key.rows)
             _require(self.bias is not None)
+        if temperature is not None:
+            self.temperature = BiasShape.of([temperature], self.batch, self.query.rows, self.key.rows)
+            _require(self.temperature is not None)
+            assert self.temperature is not None
+            batches, _, *inside = self.temperature.sizes_of(temperature)
+            _require([batches, *inside] == [1, 1, 1])
         # A size that is known at run time can be left to a view once.
         shapes = [shape_of(result.node) for result in self._results()]
         _require(all(sum(not isinstance(size, int) for size in shape) < 2 for shape in shapes))
@@ -424,6 +482,10 @@ class _Match:
         new = Writer(self.product, self.batch)
         operands = [new.rows(each.source()) for each in (self.query, self.key, self.value)]
         bias = new.bias(self.scores.terms, self.bias) if self.bias else None
+        plain, by = operands[0], None
+        if self.scores.temperature is not None and self.temperature is not None:
+            by = new.total([self.scores.temperature], self.temperature)
+            operands[0] = new.product(plain, by)
         called = new.call(torch.ops.torch_max_backend.attention.default, *operands, bias, scale)
         output, sums = (new.call(operator.getitem, called, number) for number in range(2))
         self._replace(new, self.output, output)
@@ -435,7 +497,13 @@ class _Match:
         called = new.call(
             torch.ops.torch_max_backend.attention_backward.default, grad, *operands, bias, output, sums, scale, wanted
         )
-        results = [backward.query, backward.key, backward.value]
+        of_query = new.call(operator.getitem, called, 0)
+        if backward.query is not None:
+            self._replace(new, backward.query, of_query if by is None else new.product(of_query, by))
+        if backward.temperature is not None:
+            total = new.sum_of_products(plain, of_query, backward.temperature.meta["val"])
+            backward.temperature.replace_all_uses_with(total)
+        results = [None, backward.key, backward.value]
         if wanted:
             results.append(_Result.of(backward.scores, self.query.rows, self.key.rows, False))
         for number, result in enumerate(results):

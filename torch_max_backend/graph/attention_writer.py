@@ -83,6 +83,10 @@ class BiasShape:
             found = [*([1] * len(covered) if is_unit(extent) else covered), *found]
         return [*[1] * len(parts), *found]
 
+    def sizes_of(self, term: Term) -> list[Size]:
+        """A term's extents in four dimensions."""
+        return self.whole(self.of_term(term))[1]
+
     def whole(self, extents: Sequence[Size]) -> tuple[list[Size], list[Size]]:
         """Of a sum with these extents: what it is spread to, so that it has four dimensions, and these.
 
@@ -178,6 +182,18 @@ class Writer:
         """The node in a dtype."""
         return node if node.meta["val"].dtype == dtype else self.call(prims.convert_element_type.default, node, dtype)
 
+    def product(self, node: Node, by: Node) -> Node:
+        """The product with a tensor, in the node's dtype."""
+        return self.cast(self.call(aten.mul.Tensor, node, by), node.meta["val"].dtype)
+
+    def sum_of_products(self, a: Node, b: Node, fake: torch.Tensor) -> Node:
+        """sum(a * b) of two [B, H, rows, columns], of each head or of all, in the dtype and shape of a fake tensor."""
+        wide = torch.float64 if fake.dtype == torch.float64 else torch.float32
+        product = self.call(aten.mul.Tensor, self.cast(a, wide), self.cast(b, wide))
+        dims = [0, 1, 2, 3] if fake.numel() == 1 else [0, 2, 3]
+        total = self.call(aten.sum.dim_IntList, product, dims, True)
+        return self.cast(self.view(total, fake.shape), fake.dtype)
+
     def rows(self, matrices: Matrices) -> Node:
         """[B, H, rows, columns]."""
         sizes = (matrices.columns, matrices.rows) if matrices.turned else (matrices.rows, matrices.columns)
@@ -185,6 +201,15 @@ class Writer:
         return self.call(aten.permute.default, node, [0, 1, 3, 2]) if matrices.turned else node
 
     def bias(self, terms: Sequence[Term], shape: BiasShape) -> Node:
+        """The sum of terms as the kernels take it."""
+        total = self.total(terms, shape)
+        fake = total.meta["val"]
+        if fake.device.type == "cpu" or fake.dtype == torch.float16:
+            return total
+        hidden = self.call(aten.eq.Scalar, total, -math.inf)
+        return self.call(aten.where.self, hidden, total, self.call(aten.clamp_min.default, total, _LOWEST))
+
+    def total(self, terms: Sequence[Term], shape: BiasShape) -> Node:
         """The sum of terms [A, H or 1, rows or 1, columns or 1], where batch b reads number b % A."""
         total: Node | None = None
         for term in terms:
@@ -196,9 +221,4 @@ class Writer:
         whole, sizes = shape.whole(shape_of(total))
         if any(is_unit(old) != is_unit(new) for old, new in zip(shape_of(total), whole, strict=True)):
             total = self.call(aten.expand.default, total, [size if isinstance(size, int) else -1 for size in whole])
-        total = self.view(total, sizes)
-        fake = total.meta["val"]
-        if fake.device.type != "cpu" and fake.dtype != torch.float16:
-            hidden = self.call(aten.eq.Scalar, total, -math.inf)
-            total = self.call(aten.where.self, hidden, total, self.call(aten.clamp_min.default, total, _LOWEST))
-        return total
+        return self.view(total, sizes)

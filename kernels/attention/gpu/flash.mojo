@@ -47,6 +47,11 @@ def forward_shape[dtype: DType, biased: Bool, wide: Bool]() -> Shape:
         return Shape(8, 64, 1 if wide else 2, False)
 
 
+comptime WINDOW = Shape(4, 64, 4, False)
+"""Of the forward pass with a bias where a head has no more queries than a block: blocks are short, and only others on the
+same multiprocessor hide their waits."""
+
+
 def keys_shape[dtype: DType, biased: Bool, wide: Bool]() -> Shape:
     """Without wgmma steps are small enough that a wide block fits 99 KiB of shared memory.
     """

@@ -31,6 +31,7 @@ from .flash import (
     LOG2_E,
     LOG_2,
     Shape,
+    WINDOW,
     depth_of,
     forward_shape,
     visible,
@@ -322,7 +323,21 @@ def flash_forward_gpu[
     """Writes output and logsumexp of a problem that flash_can_implement takes.
     """
     comptime depth = depth_of[wide]()
-    comptime shape = forward_shape[dtype, biased, wide]()
+    comptime if biased and not wide:
+        if p.queries <= WINDOW.rows():
+            _launch[dtype, bias_type, biased, depth, WINDOW](at, p, ctx)
+            return
+    _launch[
+        dtype, bias_type, biased, depth, forward_shape[dtype, biased, wide]()
+    ](at, p, ctx)
+
+
+@always_inline
+def _launch[
+    dtype: DType, bias_type: DType, biased: Bool, depth: Int, shape: Shape
+](
+    at: Forward[dtype, bias_type], p: AttentionProblem, ctx: DeviceContext
+) raises:
     comptime bytes = forward_bytes(shape, depth)
     ctx.enqueue_function[
         flash_forward_kernel[dtype, bias_type, biased, depth, shape]
