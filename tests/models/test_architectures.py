@@ -24,8 +24,18 @@ SAMPLE = (
     "raft_small",
 )
 
-#: Convolutions, attention as PyTorch has it.
-ON_A_GPU = ("convnext_atto", "vit_tiny_patch16_224")
+#: Convolutions, attention as PyTorch has it and written out in many ways, windows, pyramids.
+ON_A_GPU = (
+    *(
+        "convnext_atto",
+        "vit_tiny_patch16_224",
+        "cait_xxs24_224",
+        "xcit_nano_12_p16_224",
+        "efficientvit_b0",
+        "pit_ti_224",
+    ),
+    *("BeitForImageClassification", "SwinForImageClassification", "SegformerForSemanticSegmentation"),
+)
 
 
 class Attending(nn.Module):
