@@ -127,4 +127,4 @@ def test_crossed_digits_are_not_left_to_max() -> None:
     for name in ("digits that cross", "seven digits"):
         function, inputs = CASES[name]
         (graph,) = explain(function, *inputs, quiet=True, compile=False).graphs
-        assert graph.launches and not graph.for_max
+        assert graph.launches and not graph.refusals
