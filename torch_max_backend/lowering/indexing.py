@@ -21,9 +21,11 @@ from torch_max_backend.ir import ops
 from torch_max_backend.ir.layout import GraphTensor, Order, aligned, contiguous_order
 from torch_max_backend.lowering import numerics
 from torch_max_backend.lowering.context import LoweringContext
+from torch_max_backend.lowering.interpolation import by_kernel
 from torch_max_backend.lowering.registry import Layout, lowering
 from torch_max_backend.mojo_ops.indexing import gather as gather_at
 from torch_max_backend.mojo_ops.indexing import scatter_elements, scatter_rows
+from torch_max_backend.mojo_ops.padding import border_dgrad
 
 aten = torch.ops.aten
 
@@ -306,30 +308,17 @@ def scatter_add(ctx: LoweringContext, x: GraphTensor, dim: int, index: GraphTens
 )
 def border_pad_backward(ctx: LoweringContext, grad: GraphTensor, x: GraphTensor, padding: Sequence[int]) -> GraphTensor:
     """Gradient of a mirrored or repeated border: what the border shows is added where it came from."""
-    reflects = "reflection" in str(ctx.node.target)
-    shape = ctx.meta.shape
-    value = numerics.cast(grad.value, ctx.compute_dtype)
-    for i in range(len(padding) // 2):
-        dim = x.rank - 1 - i
-        low, high = padding[2 * i : 2 * i + 2]
-        size = shape[dim]
-        if not all(isinstance(number, int) for number in (low, high, size)):
-            raise CannotLower("a border of a dimension of run-time extent")
-        if (low, high) == (0, 0):
-            continue
-        origin = np.arange(-low, size + high)
-        origin = size - 1 - abs(size - 1 - abs(origin)) if reflects else origin.clip(0, size - 1)
-        axis = grad.axis(dim)
-        physical = list(value.shape)
-        # A negative count crops: those entries get no gradient.
-        outer, inner = _product(physical[:axis]), _product(physical[axis + 1 :])
-        zero = ctx.scalar(0, value.dtype)
-        base = ops.broadcast_to(zero, [outer, Dim(size), inner])
-        index = ops.constant(origin.astype(np.int64), DType.int64, device=ctx.device)
-        source = ops.reshape(value, [outer, physical[axis], inner])
-        physical[axis] = Dim(size)
-        value = ops.reshape(scatter_rows(base, index, source, True), physical)
-    return grad.with_value(numerics.cast(value, ctx.max_dtype))
+    rank = len(padding) // 2
+    sizes = (*padding, *ctx.meta.shape[-rank:])
+    if not all(isinstance(number, int) for number in sizes):
+        raise CannotLower("a border of a dimension of run-time extent")
+    if grad.dtype == DType.float64 and ctx.device.is_gpu():
+        raise CannotLower("float64 is supported on the CPU only")
+    # Given from the last dimension to the first.
+    given = [(padding[2 * i], padding[2 * i + 1]) for i in reversed(range(rank))]
+    borders = [*[(0, 0)] * (3 - rank), *given]
+    mirrored = "reflection" in str(ctx.node.target)
+    return by_kernel(grad, rank, ctx.out_shape(), lambda dy: border_dgrad(dy, borders, mirrored=mirrored))
 
 
 def _windows_are_known(node: Node) -> str | None:

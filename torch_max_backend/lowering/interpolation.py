@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -64,20 +66,24 @@ def _axes(
         raise InvalidArgumentError(f"interpolation: {error}") from None
 
 
-def _by_kernel(
-    x: GraphTensor, axes: Axes, shape: Sequence[Dim], kernel: Callable[[TensorValue, Axes], TensorValue]
+def by_kernel(
+    x: GraphTensor, spatial_rank: int, shape: Sequence[Dim], kernel: Callable[[TensorValue], TensorValue]
 ) -> GraphTensor:
-    """A channels-last tensor shows its channels; a contiguous one is shown as N x C planes of one channel, which
-    spares the conversion."""
+    """What a kernel makes of ``x`` shown as [N, D, H, W, C], as a tensor of the logical ``shape``.
+
+    A channels-last tensor shows its channels; a contiguous one is shown as N x C planes of one channel, which spares
+    the conversion.
+    """
     last = channels_last_order(x.rank)
-    order: Order = last if x.order == last else contiguous_order(x.rank)
-    x = x.to_order(order)
-    batch, channels, *spatial = x.shape
-    full = [*[1] * (3 - len(spatial)), *spatial]
-    if order == last:
-        y = kernel(ops.reshape(x.value, [batch, *full, channels]), axes)
+    by_channels = x.rank == spatial_rank + 2 and x.order == last
+    order: Order = last if by_channels else contiguous_order(x.rank)
+    value = x.to_order(order).value
+    full = [*[1] * (3 - spatial_rank), *x.shape[-spatial_rank:]]
+    if by_channels:
+        y = kernel(ops.reshape(value, [x.shape[0], *full, x.shape[1]]))
     else:
-        y = kernel(ops.reshape(x.value, [batch * channels, *full, 1]), axes)
+        planes = functools.reduce(operator.mul, x.shape[:-spatial_rank], Dim(1))
+        y = kernel(ops.reshape(value, [planes, *full, 1]))
     return GraphTensor(ops.reshape(y, [shape[dim] for dim in order]), order)
 
 
@@ -93,7 +99,7 @@ def interpolate(
     if all(axis.input == 1 for axis in axes):
         x = prefer_channels_last(x)
         return x.with_value(ops.broadcast_to(x.value, [shape[dim] for dim in x.order]))
-    return _by_kernel(x, axes, shape, kernels.interpolate)
+    return by_kernel(x, x.rank - 2, shape, lambda value: kernels.interpolate(value, axes))
 
 
 @lowering(*BACKWARD, layout=Layout.RAW, supports=_supports, functions=_functions)
@@ -117,4 +123,4 @@ def interpolate_backward(
     if all(axis.input == 1 for axis in axes):
         dims = list(range(2, grad.rank))
         return reduction.finished(ctx, reduction.reduce(reduction.compute(ctx, grad), dims, True, reduction.total, 0))
-    return _by_kernel(grad, axes, shape, kernels.interpolate_dgrad)
+    return by_kernel(grad, grad.rank - 2, shape, lambda value: kernels.interpolate_dgrad(value, axes))

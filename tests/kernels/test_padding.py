@@ -1,0 +1,57 @@
+"""The gradient of mirrored and repeated borders against PyTorch in float64, on random problems: graphs built and run as
+launch lists."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tests.launched import launched_functions
+from torch_max_backend import backend
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+
+
+def drawn(chance: random.Random, mode: str) -> tuple[list[int], list[int], torch.dtype, bool]:
+    """A shape, borders from the last dimension to the first, a dtype and whether memory is channels-last."""
+    rank = chance.randint(1, 3)
+    shape = [chance.randint(1, 3), chance.choice((1, 3, 8, 16)), *(chance.randint(2, 9) for _ in range(rank))]
+    if chance.random() < 0.3:
+        del shape[0]
+    borders: list[int] = []
+    for size in reversed(shape[-rank:]):
+        most = size - 1 if mode == "reflect" else size + 3
+        borders += [chance.randint(0 if mode == "reflect" else -1, most) for _ in range(2)]
+    return shape, borders, chance.choice(DTYPES), chance.random() < 0.5
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+def test_gradients(mode: str) -> None:
+    chance = random.Random(mode)
+    for number in range(12):
+        shape, borders, dtype, last = drawn(chance, mode)
+        torch.manual_seed(number)
+        x = torch.randn(shape).to(dtype)
+        if last and len(shape) - len(borders) // 2 == 2 and len(shape) in (4, 5):
+            x = x.contiguous(memory_format={4: torch.channels_last, 5: torch.channels_last_3d}[len(shape)])
+        dy = torch.randn_like(F.pad(x, borders, mode=mode))
+
+        def gradient(x: torch.Tensor, dy: torch.Tensor, borders: list[int] = borders) -> torch.Tensor:
+            leaf = x.detach().requires_grad_()
+            return torch.autograd.grad(F.pad(leaf, borders, mode=mode), leaf, dy)[0]
+
+        torch._dynamo.reset()
+        leaf = x.clone().requires_grad_()
+        with backend.recorded_graphs() as graphs:
+            compiled = torch.compile(
+                lambda x, borders=borders: F.pad(x, borders, mode=mode), backend="max", options={"fallback": "error"}
+            )
+            compiled(leaf).backward(dy)
+        assert "border_dgrad" in {function.entry for function in launched_functions(graphs)}, (shape, borders)
+        wanted = gradient(x.double(), dy.double())
+        eps = torch.finfo(dtype).eps
+        assert leaf.grad is not None
+        torch.testing.assert_close(leaf.grad.double(), wanted, rtol=2 * eps, atol=30 * torch.finfo(torch.float32).eps)
