@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torch_max_backend.interpolation_ops import whole_number_decompositions
+from torch_max_backend.interpolation_ops import FORWARD as INTERPOLATIONS
 from torch_max_backend.optimizer_decompositions import optimizer_decompositions
 from torch_max_backend.sampling_decompositions import sampling_decompositions
 from torch_max_backend.selection_decompositions import selection_decompositions
@@ -246,6 +246,25 @@ def nanmedian(x: torch.Tensor) -> Any:
     return _at_median(x.reshape(-1), 0, False, ignores_nan=True)[0] if x.numel() else NotImplemented
 
 
+#: Mirrored and repeated borders.
+BORDERS = tuple(
+    getattr(aten, f"{name}_pad{rank}d").default for name in ("reflection", "replication") for rank in (1, 2, 3)
+)
+
+
+def _for_whole_numbers(ops: Sequence[OpOverload]) -> dict[OpOverload, Callable[..., Any]]:
+    """PyTorch's decompositions of ops that stay whole for floats."""
+    table = get_decompositions(list(ops))
+    return {op: _unless_float(table[op]) for op in ops if op in table}
+
+
+def _unless_float(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decomposed(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return NotImplemented if x.is_floating_point() else function(x, *args, **kwargs)
+
+    return decomposed
+
+
 @functools.cache
 def decompositions() -> dict[OpOverload, Callable[..., Any]]:
     """The decomposition table that AOTAutograd traces with."""
@@ -253,7 +272,7 @@ def decompositions() -> dict[OpOverload, Callable[..., Any]]:
         **core_aten_decompositions(),
         **get_decompositions(TAKEN_APART),
         **optimizer_decompositions(),
-        **whole_number_decompositions(),
+        **_for_whole_numbers((*INTERPOLATIONS, *BORDERS)),
         **sampling_decompositions(),
         **selection_decompositions(),
         aten._weight_norm_interface_backward.default: weight_norm_backward,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torch_max_backend.interpolation_problem import Mode
-from torch_max_backend.torch_compat import OpOverload, OpOverloadPacket, get_decompositions, tracing_kernels
+from torch_max_backend.torch_compat import OpOverload, OpOverloadPacket, tracing_kernels
 
 aten = torch.ops.aten
 Size = int | torch.SymInt
@@ -76,15 +76,3 @@ def _gradient_like(grad: Tensor, output_size: Sequence[int], input_size: Sequenc
     if last is not None and grad.is_contiguous(memory_format=last) and not grad.is_contiguous():
         return made.to(memory_format=last)
     return made
-
-
-def whole_number_decompositions() -> dict[OpOverload, Callable[..., Any]]:
-    """PyTorch's decompositions of the ops, for tensors of whole numbers."""
-    return {op: _unless_float(function) for op, function in get_decompositions(list(FORWARD)).items() if op in FORWARD}
-
-
-def _unless_float(function: Callable[..., Any]) -> Callable[..., Any]:
-    def decomposed(x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return NotImplemented if x.is_floating_point() else function(x, *args, **kwargs)
-
-    return decomposed

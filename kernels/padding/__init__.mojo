@@ -1,4 +1,4 @@
-"""Gradients of mirrored and repeated borders, in one to three dimensions.
+"""Mirrored and repeated borders, forward and backward, in one to three dimensions.
 
 problem.mojo    sizes, and which results of padding show an element
 cpu.mojo        whole rows as vectors

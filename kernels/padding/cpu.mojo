@@ -1,4 +1,4 @@
-"""The gradient of a border on a CPU: the rows that show a row are added as vectors, then what lies beyond its ends.
+"""Borders on a CPU: rows are copied as vectors, and their ends; of the gradient the rows that show a row are added.
 """
 
 from ..pooling.cpu.vectors import (
@@ -15,18 +15,23 @@ from .problem import PaddingProblem
 
 
 @always_inline
-def _add[
-    dtype: DType, Acc: DType, //
-](sums: Data[Acc], source: Data[dtype], length: Int):
+def _put[
+    dtype: DType, result: DType, //, add: Bool
+](sums: Data[result], source: Data[dtype], length: Int):
+    """Stores a run, or adds it."""
     comptime V = lanes[dtype]
     for at in range(0, length, V):
-        var total = load_part[V](sums, at, length)
-        store_part(
-            sums,
-            at,
-            length,
-            total + load_part[V](source, at, length).cast[Acc](),
-        )
+        var value = load_part[V](source, at, length).cast[result]()
+        comptime if add:
+            value += load_part[V](sums, at, length)
+        store_part(sums, at, length, value)
+
+
+@always_inline
+def _clear[dtype: DType, //](run: Data[dtype], length: Int):
+    comptime V = lanes[dtype]
+    for at in range(0, length, V):
+        store_part(run, at, length, SIMD[dtype, V](0))
 
 
 @no_inline
@@ -34,23 +39,26 @@ def border_dgrad_cpu[
     dtype: DType
 ](dx: Data[dtype], dy: Data[dtype], p: PaddingProblem):
     comptime Acc = accumulator[dtype]
-    comptime V = lanes[dtype]
     var length = p.length()
     var channels = Int(p.channels)
     # What dy's rows show of dx's in their order.
-    var begin = max(-Int(p.w.low), 0)
-    var end = min(Int(p.w.extent), Int(p.w.padded) - Int(p.w.low))
+    var begin = max(-Int(p.w.low), 0) * channels
+    var end = min(Int(p.w.extent), Int(p.w.padded) - Int(p.w.low)) * channels
+    end = max(end, begin)
+    var shift = Int(p.w.low) * channels
 
     def share(first: Int, last: Int) {imm}:
-        var storage = own_lines[Acc](length + V)
-        var sums = pointer_inside(storage)
+        var storage = own_lines[Acc](length)
         for unit in range(first, last):
             var slab = unit // Int(p.h.extent)
             var n = slab // Int(p.d.extent)
             var d = p.d.shown(Int32(slab % Int(p.d.extent)))
             var h = p.h.shown(Int32(unit % Int(p.h.extent)))
-            for at in range(0, length, V):
-                store_part(sums, at, length, SIMD[Acc, V](0))
+            var result = dx.unsafe_offset(unit * length)
+            var sums = pointer_inside(storage)
+            comptime if dtype == Acc:
+                sums = rebind[Data[Acc]](result)
+            var some = False
             for a in range(d.all()):
                 for b in range(h.all()):
                     if d.place(a) < 0 or h.place(b) < 0:
@@ -58,26 +66,69 @@ def border_dgrad_cpu[
                     var row = dy.unsafe_offset(
                         p.padded_row(n, d.place(a), h.place(b))
                     )
-                    if end > begin:
-                        _add(
-                            sums.unsafe_offset(begin * channels),
-                            row.unsafe_offset(
-                                (begin + Int(p.w.low)) * channels
-                            ),
-                            (end - begin) * channels,
+                    var inner = sums.unsafe_offset(begin)
+                    if some:
+                        _put[True](
+                            inner, row.unsafe_offset(begin + shift), end - begin
                         )
+                    else:
+                        some = True
+                        _clear(sums, begin)
+                        _put[False](
+                            inner, row.unsafe_offset(begin + shift), end - begin
+                        )
+                        _clear(sums.unsafe_offset(end), length - end)
                     _add_borders(sums, row, p)
-            var result = dx.unsafe_offset(unit * length)
-            for at in range(0, length, V):
-                store_part(
-                    result,
-                    at,
-                    length,
-                    load_part[V](sums, at, length).cast[dtype](),
-                )
+            if not some:
+                _clear(sums, length)
+            comptime if dtype != Acc:
+                _put[False](result, sums, length)
         _ = storage^
 
     for_each_share(share, p.rows(), smallest_share(p.rows() * length, p.rows()))
+
+
+@no_inline
+def border_fprop_cpu[
+    dtype: DType
+](y: Data[dtype], x: Data[dtype], p: PaddingProblem):
+    var length = p.length()
+    var channels = Int(p.channels)
+    var padded = p.padded_length()
+    var rows = Int(p.batch) * Int(p.d.padded) * Int(p.h.padded)
+    var begin = min(max(p.w.low, 0), p.w.padded)
+    var end = max(min(p.w.low + p.w.extent, p.w.padded), begin)
+
+    def share(first: Int, last: Int) {imm}:
+        for unit in range(first, last):
+            var slab = unit // Int(p.h.padded)
+            var n = slab // Int(p.d.padded)
+            var d = p.d.element(Int32(slab % Int(p.d.padded)))
+            var h = p.h.element(Int32(unit % Int(p.h.padded)))
+            var row = x.unsafe_offset(
+                ((n * Int(p.d.extent) + Int(d)) * Int(p.h.extent) + Int(h))
+                * length
+            )
+            var result = y.unsafe_offset(unit * padded)
+
+            @always_inline
+            def copy(first: Int32, last: Int32) {imm}:
+                for place in range(first, last):
+                    _put[False](
+                        result.unsafe_offset(Int(place) * channels),
+                        row.unsafe_offset(Int(p.w.element(place)) * channels),
+                        channels,
+                    )
+
+            copy(0, begin)
+            _put[False](
+                result.unsafe_offset(Int(begin) * channels),
+                row.unsafe_offset(Int(begin - p.w.low) * channels),
+                Int(end - begin) * channels,
+            )
+            copy(end, p.w.padded)
+
+    for_each_share(share, rows, smallest_share(rows * padded, rows))
 
 
 @always_inline
@@ -102,15 +153,9 @@ def _add_places[
 ):
     """Places begin to end - 1 of a row of dy, which lie in a border."""
     var channels = Int(p.channels)
-    var last = p.w.extent - 1
     for place in range(begin, end):
-        var i = place - p.w.low
-        if p.w.mirrored:
-            i = -i if i < 0 else 2 * last - i
-        else:
-            i = min(max(i, 0), last)
-        _add(
-            sums.unsafe_offset(Int(i) * channels),
+        _put[True](
+            sums.unsafe_offset(Int(p.w.element(place)) * channels),
             row.unsafe_offset(Int(place) * channels),
             channels,
         )

@@ -1,4 +1,5 @@
-"""The gradient of a border on a GPU: a thread gathers what shows its vector of channels, or its element."""
+"""Borders on a GPU: a thread has a vector of channels, or an element, and copies it; of the gradient it gathers what shows
+it."""
 
 from std.math import ceildiv
 from std.sys import size_of
@@ -17,8 +18,8 @@ comptime GRID_LIMIT = 65535
 def border_dgrad[
     dtype: DType, V: Int
 ](
-    dx: Data[dtype],
-    dy: Data[dtype],
+    result: Data[dtype],
+    source: Data[dtype],
     p: PaddingProblem,
     by_vectors: Divisor,
     by_height: Divisor,
@@ -45,7 +46,7 @@ def border_dgrad[
             for b in range(h.all()):
                 if d.place(a) < 0 or h.place(b) < 0:
                     continue
-                var from_ = dy.unsafe_offset(
+                var from_ = source.unsafe_offset(
                     p.padded_row(Int(n), d.place(a), h.place(b)) + c
                 )
                 for k in range(w.all()):
@@ -54,50 +55,102 @@ def border_dgrad[
                         total += from_.unsafe_load[
                             width=V, alignment=alignment
                         ](Int(place) * Int(p.channels)).cast[Acc]()
-        dx.unsafe_store[alignment=alignment](
+        result.unsafe_store[alignment=alignment](
             Int(row) * p.length() + Int(pixel) * Int(p.channels) + c,
             total.cast[dtype](),
         )
         row += Int32(grid_dim.y * block_dim.y)
 
 
-def _launch[
+def border_fprop[
     dtype: DType, V: Int
 ](
-    ctx: DeviceContext, dx: Data[dtype], dy: Data[dtype], p: PaddingProblem
+    result: Data[dtype],
+    source: Data[dtype],
+    p: PaddingProblem,
+    by_vectors: Divisor,
+    by_height: Divisor,
+    by_depth: Divisor,
+    all_rows: Int32,
+):
+    """`by_vectors` divides by the vectors of a pixel."""
+    comptime alignment = min(V * size_of[dtype](), 16)
+    var item = Int32(block_idx.x * block_dim.x + thread_idx.x)
+    var pixel, vector = by_vectors.divide(item)
+    if pixel >= p.w.padded:
+        return
+    var c = Int(vector) * V
+    var from_ = Int(p.w.element(pixel)) * Int(p.channels) + c
+    var row = Int32(block_idx.y * block_dim.y + thread_idx.y)
+    while row < all_rows:
+        var slab, height = by_height.divide(row)
+        var n, depth = by_depth.divide(slab)
+        var from_row = (
+            Int(n) * Int(p.d.extent) + Int(p.d.element(depth))
+        ) * Int(p.h.extent) + Int(p.h.element(height))
+        result.unsafe_store[alignment=alignment](
+            Int(row) * p.padded_length() + Int(pixel) * Int(p.channels) + c,
+            source.unsafe_load[width=V, alignment=alignment](
+                from_row * p.length() + from_
+            ),
+        )
+        row += Int32(grid_dim.y * block_dim.y)
+
+
+def _launch[
+    forward: Bool, dtype: DType, V: Int
+](
+    ctx: DeviceContext,
+    result: Data[dtype],
+    source: Data[dtype],
+    p: PaddingProblem,
 ) raises:
-    var items = p.length() // V
+    comptime kernel = border_fprop[dtype, V] if forward else border_dgrad[
+        dtype, V
+    ]
+    var depth = Int(p.d.padded if forward else p.d.extent)
+    var height = Int(p.h.padded if forward else p.h.extent)
+    var rows = Int(p.batch) * depth * height
+    var items = (p.padded_length() if forward else p.length()) // V
     var block_x = min(BLOCK, items)
     var block_y = BLOCK // block_x
-    ctx.enqueue_function[border_dgrad[dtype, V]](
-        dx,
-        dy,
+    ctx.enqueue_function[kernel](
+        result,
+        source,
         p,
         Divisor(Int(p.channels) // V),
-        Divisor(Int(p.h.extent)),
-        Divisor(Int(p.d.extent)),
-        Int32(p.rows()),
+        Divisor(height),
+        Divisor(depth),
+        Int32(rows),
         grid_dim=(
             ceildiv(items, block_x),
-            min(ceildiv(p.rows(), block_y), GRID_LIMIT),
+            min(ceildiv(rows, block_y), GRID_LIMIT),
         ),
         block_dim=(block_x, block_y),
     )
 
 
-def border_dgrad_gpu[
-    dtype: DType
+def border_gpu[
+    dtype: DType, //, *, forward: Bool
 ](
-    ctx: DeviceContext, dx: Data[dtype], dy: Data[dtype], p: PaddingProblem
+    ctx: DeviceContext,
+    result: Data[dtype],
+    source: Data[dtype],
+    p: PaddingProblem,
 ) raises:
+    """y of x, or dx of dy."""
     comptime V = 16 // size_of[dtype]()
     comptime most = Int(Int32.MAX) - (1 << 20)
-    if p.rows() > most or p.padded_length() > most:
+    var rows = Int(p.batch) * max(
+        Int(p.d.padded) * Int(p.h.padded), Int(p.d.extent) * Int(p.h.extent)
+    )
+    var length = max(p.padded_length(), p.length())
+    if rows > most or length > most:
         raise Error(
-            t"border_dgrad: {p.rows()} rows of {p.padded_length()} elements:"
-            t" must be below 2^31 each"
+            t"a border: {rows} rows of {length} elements: must be below 2^31"
+            t" each"
         )
-    if Int(p.channels) % V == 0 and (Int(dx) | Int(dy)) % 16 == 0:
-        _launch[dtype, V](ctx, dx, dy, p)
+    if Int(p.channels) % V == 0 and (Int(result) | Int(source)) % 16 == 0:
+        _launch[forward, dtype, V](ctx, result, source, p)
     else:
-        _launch[dtype, 1](ctx, dx, dy, p)
+        _launch[forward, dtype, 1](ctx, result, source, p)

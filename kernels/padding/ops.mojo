@@ -10,21 +10,21 @@ from max.gpu.host import DeviceContext
 from ..library import Call
 
 
-@extensibility.register("border_dgrad")
-struct BorderDgrad:
-    """The gradient of a mirrored or repeated border."""
+@extensibility.register("border")
+struct Border:
+    """A mirrored or repeated border, or the gradient of one."""
 
     @staticmethod
     def execute[
         target: StaticString, dtype: DType, function: StaticString
     ](
-        dx: OutputTensor[dtype=dtype, rank=5, ...],
-        dy: InputTensor[dtype=dtype, rank=5, ...],
+        result: OutputTensor[dtype=dtype, rank=5, ...],
+        source: InputTensor[dtype=dtype, rank=5, ...],
         geometry: InputTensor[dtype=DType.int64, rank=1, ...],
         ctx: DeviceContext,
     ) raises:
         var call = Call()
-        call.append(dx)
-        call.append(dy)
+        call.append(result)
+        call.append(source)
         call.append(geometry)
         call.run[function](ctx)

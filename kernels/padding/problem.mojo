@@ -1,4 +1,4 @@
-"""The gradient of one padding: dx [N, D, H, W, C] gathers dy, whose axes are longer by `low` in front and `high` behind.
+"""One padding: y [N, D, H, W, C] has longer axes than x, by `low` in front and `high` behind; dy is like y, dx like x.
 
 A contiguous NCHW tensor arrives as [N * C, D, H, W, 1]. Negative counts crop.
 """
@@ -59,6 +59,16 @@ struct PaddedAxis(KernelArgument):
         var end = self.padded if i == last else i + self.low + 1
         first = max(first, 0)
         return Shown(first, max(min(end, self.padded) - first, 0), -1, -1)
+
+    @always_inline
+    def element(self, place: Int32) -> Int32:
+        """The element that dy shows at a place."""
+        var i = place - self.low
+        var last = self.extent - 1
+        if self.mirrored:
+            i = abs(i)
+            return i if i <= last else 2 * last - i
+        return min(max(i, 0), last)
 
     @always_inline
     def _inside(self, place: Int32) -> Int32:

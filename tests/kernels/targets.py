@@ -120,6 +120,7 @@ def _cases(dtype: DType) -> dict[str, tuple[list[TensorType], Body]]:
         ),
         "matmul": ([batch, batch], lambda v: matmul.matmul(*v, b_turned=True)),
         "cumsum": ([table], lambda v: reduction.cumsum(*v, 1)),
+        "border": ([x], lambda v: padding.border_fprop(*v, [(0, 0), (1, 2), (2, 1)], mirrored=True)),
         "border_dgrad": ([x], lambda v: padding.border_dgrad(*v, [(0, 0), (1, 2), (2, 1)], mirrored=True)),
         "interpolate": ([x], lambda v: interpolation.interpolate(*v, AXES)),
         "gather_rows": ([table, place], lambda v: indexing.gather(*v, 1)),

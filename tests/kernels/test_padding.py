@@ -1,5 +1,4 @@
-"""The gradient of mirrored and repeated borders against PyTorch in float64, on random problems: graphs built and run as
-launch lists."""
+"""Mirrored and repeated borders, and their gradients against PyTorch in float64: random problems, as launch lists."""
 
 from __future__ import annotations
 
@@ -7,10 +6,13 @@ import random
 
 import pytest
 import torch
+from max.dtype import DType
+from max.graph import DeviceRef, Graph, TensorType
 from torch.nn import functional as F
 
 from tests.launched import launched_functions
 from torch_max_backend import backend
+from torch_max_backend.mojo_ops import padding
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
@@ -29,7 +31,7 @@ def drawn(chance: random.Random, mode: str) -> tuple[list[int], list[int], torch
 
 
 @pytest.mark.parametrize("mode", ["reflect", "replicate"])
-def test_gradients(mode: str) -> None:
+def test_random_problems(mode: str) -> None:
     chance = random.Random(mode)
     for number in range(12):
         shape, borders, dtype, last = drawn(chance, mode)
@@ -49,9 +51,33 @@ def test_gradients(mode: str) -> None:
             compiled = torch.compile(
                 lambda x, borders=borders: F.pad(x, borders, mode=mode), backend="max", options={"fallback": "error"}
             )
-            compiled(leaf).backward(dy)
-        assert "border_dgrad" in {function.entry for function in launched_functions(graphs)}, (shape, borders)
+            y = compiled(leaf)
+            y.backward(dy)
+        launched = [getattr(function, "entry", "") for function in launched_functions(graphs)]
+        assert "border_fprop" in launched and "border_dgrad" in launched, (shape, borders)
+        assert torch.equal(y, F.pad(x, borders, mode=mode)), (shape, borders)
         wanted = gradient(x.double(), dy.double())
         eps = torch.finfo(dtype).eps
         assert leaf.grad is not None
         torch.testing.assert_close(leaf.grad.double(), wanted, rtol=2 * eps, atol=30 * torch.finfo(torch.float32).eps)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+def test_whole_numbers(mode: str) -> None:
+    """As PyTorch's decomposition has it."""
+    torch._dynamo.reset()
+    x = torch.randint(0, 9, (1, 2, 4, 5))
+    compiled = torch.compile(lambda x: F.pad(x, (1, 2, 3, 0), mode=mode), backend="max")
+    assert torch.equal(compiled(x), F.pad(x, (1, 2, 3, 0), mode=mode))
+
+
+def test_what_the_functions_refuse() -> None:
+    kind = TensorType(DType.float32, (2, 1, 4, 5, 3), DeviceRef.CPU())
+    with Graph("refused", input_types=[kind]) as graph:
+        x = graph.inputs[0].tensor
+        with pytest.raises(ValueError, match="do not fit an extent of 4"):
+            padding.border_fprop(x, [(0, 0), (4, 0), (0, 0)], mirrored=True)
+        with pytest.raises(ValueError, match="do not fit an extent of 0"):
+            padding.border_dgrad(x, [(0, 0), (2, 2), (0, 0)], mirrored=False)
+        with pytest.raises(ValueError, match="must be three"):
+            padding.border_fprop(x, [(1, 1)], mirrored=False)

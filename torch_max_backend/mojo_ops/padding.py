@@ -1,4 +1,4 @@
-"""Gradients of mirrored and repeated borders."""
+"""Mirrored and repeated borders, and their gradients."""
 
 from __future__ import annotations
 
@@ -12,36 +12,57 @@ from max.graph import DeviceRef, StaticDim, TensorType, TensorValue
 from torch_max_backend.ir import ops
 from torch_max_backend.mojo_ops import functions
 
+Borders = Sequence[tuple[int, int]]
+
 _FLOATS = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
 
 
 @beartype
-def border_dgrad(dy: TensorValue, borders: Sequence[tuple[int, int]], *, mirrored: bool) -> TensorValue:
-    """The gradient of F.pad in mode "reflect" or "replicate": each element gathers the places that show it, in float32,
-    or float64 in float64. Deterministic.
+def border_fprop(x: TensorValue, borders: Borders, *, mirrored: bool) -> TensorValue:
+    """F.pad of ``x`` in mode "reflect" or "replicate".
 
     Args:
-        dy: [N, D, H, W, C], contiguous; a contiguous NCHW tensor goes in as [N * C, D, H, W, 1].
+        x: [N, D, H, W, C], contiguous; a contiguous NCHW tensor goes in as [N * C, D, H, W, 1].
         borders: of D, H and W, in front and behind; negative ones crop.
         mirrored: borders show the elements beside the outermost ones back to front, else the outermost ones.
 
     Raises:
-        ValueError: rank, extents or dtype of ``dy`` do not fit, or a mirrored border is as long as its axis.
+        ValueError: rank, extents or dtype of ``x`` do not fit, or a mirrored border is as long as its axis.
     """
-    if dy.rank != 5:
-        raise ValueError(f"dy has shape {list(dy.shape)}: must have rank 5, [N, D, H, W, C]")
-    if dy.dtype not in _FLOATS:
-        raise ValueError(f"dy has dtype {dy.dtype}: must be one of {[str(dtype) for dtype in _FLOATS]}")
+    return _call("x", x, borders, mirrored, gradient=False)
+
+
+@beartype
+def border_dgrad(dy: TensorValue, borders: Borders, *, mirrored: bool) -> TensorValue:
+    """The gradient of ``border_fprop`` for ``dy``, that of its result: each element gathers the places that show it, in
+    float32, or float64 in float64. Deterministic.
+
+    Raises:
+        ValueError: as ``border_fprop``.
+    """
+    return _call("dy", dy, borders, mirrored, gradient=True)
+
+
+def _call(name: str, value: TensorValue, borders: Borders, mirrored: bool, *, gradient: bool) -> TensorValue:
+    if value.rank != 5:
+        raise ValueError(f"{name} has shape {list(value.shape)}: must have rank 5, [N, D, H, W, C]")
+    if value.dtype not in _FLOATS:
+        raise ValueError(f"{name} has dtype {value.dtype}: must be one of {[str(dtype) for dtype in _FLOATS]}")
     if len(borders) != 3:
         raise ValueError(f"borders={borders}: must be three, of D, H and W")
-    extents = []
-    for dim, (low, high) in zip(dy.shape[1:4], borders, strict=True):
+    results = []
+    for dim, (low, high) in zip(value.shape[1:4], borders, strict=True):
         if not isinstance(dim, StaticDim):
-            raise ValueError(f"dy has shape {list(dy.shape)}: the spatial extents must be known")
-        extents.append(int(dim) - low - high)
-        if extents[-1] < 1 or (mirrored and max(low, high) >= extents[-1] and max(low, high) > 0):
-            raise ValueError(f"borders={borders}: they leave {extents[-1]} of an extent of {int(dim)}")
+            raise ValueError(f"{name} has shape {list(value.shape)}: the spatial extents must be known")
+        results.append(int(dim) - low - high if gradient else int(dim) + low + high)
+        extent = results[-1] if gradient else int(dim)
+        if min(extent, results[-1]) < 1 or (mirrored and max(low, high) >= extent and max(low, high) > 0):
+            raise ValueError(f"borders={borders}: {(low, high)} do not fit an extent of {extent}")
     geometry = np.array([*(count for border in borders for count in border), int(mirrored)], np.int64)
-    values = [dy, ops.constant(geometry, DType.int64, device=DeviceRef.CPU())]
-    types = [TensorType(dy.dtype, (dy.shape[0], *extents, dy.shape[4]), dy.device)]
-    return functions.call("padding", "border_dgrad", dy.device, values, types, (dy.dtype,))[0]
+    values = [value, ops.constant(geometry, DType.int64, device=DeviceRef.CPU())]
+    types = [TensorType(value.dtype, (value.shape[0], *results, value.shape[4]), value.device)]
+    target = functions.target_of(value.device)
+    function = functions.LibraryFunction(
+        "padding", "border_dgrad" if gradient else "border_fprop", target, (value.dtype,)
+    )
+    return functions.call_function("border", function, value.device, values, types)[0]
