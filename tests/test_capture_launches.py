@@ -49,7 +49,7 @@ class Walked(LaunchModel):
     def _record(
         self, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor], workspace: torch.Tensor
     ) -> torch.cuda.CUDAGraph:
-        kept = list(map(place, tensors)), list(map(place, results))
+        kept = [tensor.data_ptr() for tensor in tensors], list(map(place, results))
         return cast(torch.cuda.CUDAGraph, SimpleNamespace(replay=lambda: self._launches.walk(*kept, workspace)))
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch._C import _from_dlpack
+from torch._C import _from_dlpack, _functorch
 from torch._C._dynamo.guards import assert_size_stride as _assert_size_stride
 
 # torch.export.default_decompositions would replace the first; it decomposes less. Nothing public gives single ops'.
@@ -105,6 +105,50 @@ def current_stream_handle(index: int) -> int:
 def storage_users(storage: torch.UntypedStorage) -> int:
     """How many tensors lie in a storage, and storages of Python's; nothing public tells."""
     return torch._C._storage_Use_Count(storage._cdata)
+
+
+def is_zero_tensor(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for zeros and has no memory."""
+    return tensor._is_zerotensor()
+
+
+def is_wrapped(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a wrapper that belongs to a transform around the program, ``vmap`` or another."""
+    return _functorch.is_functorch_wrapped_tensor(tensor) or _functorch.is_legacy_batchedtensor(tensor)
+
+
+def called_for_each(run: Callable[[Sequence[Any]], Sequence[Any]], args: Sequence[Any]) -> list[Any]:
+    """What ``run`` returns where arguments stand for a batch each (``is_grads_batched``): it is called for each entry,
+    and its results are put together. A result that is no tensor is the last entry's.
+
+    Raises:
+        RuntimeError: an argument is wrapped by another transform.
+    """
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    # What takes no part gets as many entries as it is told: none.
+    columns = [
+        torch._remove_batch_dim(arg, level, 0, 0)
+        if level and isinstance(arg, torch.Tensor) and _functorch.is_legacy_batchedtensor(arg)
+        else None
+        for arg in args
+    ]
+    sizes = {len(column) for column in columns if column is not None} - {0}
+    if not sizes:
+        raise RuntimeError("a compiled graph was called with tensors of a transform around it, such as torch.func.vmap")
+    rows = [
+        run(
+            [
+                column[row] if column is not None and len(column) else arg
+                for arg, column in zip(args, columns, strict=True)
+            ]
+        )
+        for row in range(sizes.pop())
+    ]
+    return [
+        torch._add_batch_dim(torch.stack(each), 0, level) if isinstance(each[0], torch.Tensor) else each[-1]
+        for each in zip(*rows, strict=True)
+    ]
 
 
 def occupy_gpu(cycles: int) -> None:

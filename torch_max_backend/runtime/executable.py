@@ -20,7 +20,9 @@ from torch_max_backend.runtime.interface import BuiltGraph
 from torch_max_backend.runtime.launch_capture import CapturedLaunches, TensorMemory
 from torch_max_backend.runtime.launches import Launches
 from torch_max_backend.runtime.packs import Packing
+from torch_max_backend.runtime.plain import WrappedError
 from torch_max_backend.runtime.streams import stream_order
+from torch_max_backend.torch_compat import called_for_each, is_wrapped
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,17 @@ class Executable(torch.nn.Module):
 
         Raises:
             RuntimeError: the graph was not compiled yet, or MAX failed.
-            ValueError: a tensor of another shape, dtype or device than the graph was built for.
+            ValueError: a tensor of another shape, dtype or device than the graph was built for, or without memory.
         """
+        try:
+            return self._run(args)
+        except WrappedError:
+            updated = {write.position for write in self.built.writes}
+            if any(isinstance(args[position], torch.Tensor) and not is_wrapped(args[position]) for position in updated):
+                raise RuntimeError(f"{self.name} updates an argument by a batch of values") from None
+            return called_for_each(self.run, args)
+
+    def _run(self, args: Sequence[Any]) -> list[Any]:
         if self.launches is not None:
             return self.launches.run(args)
         if self.model is None:

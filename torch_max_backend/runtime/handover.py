@@ -6,11 +6,12 @@ taken in C alone; the order of streams is settled once for a call (``runtime/str
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import repeat
-from operator import attrgetter, getitem
+from operator import attrgetter, getitem, or_
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch_max_backend.ir.layout import strides_of
 from torch_max_backend.max_compat import buffer_address, buffer_from_capsule, make_dlpack_capsule
 from torch_max_backend.runtime.interface import InputSpec, OutputSpec, WriteSpec
 from torch_max_backend.runtime.leaving import Leaving, taker
+from torch_max_backend.runtime.plain import plain
 from torch_max_backend.torch_compat import assert_size_stride, tensor_of_capsule
 
 # DLDeviceType of the DLPack specification.
@@ -28,8 +30,14 @@ _DL_CPU, _DL_CUDA, _DL_ROCM = 1, 2, 10
 
 #: Addresses that an argument is remembered at; a caching allocator deals out few in turn.
 _ADDRESSES = 16
+#: No memory lies below: a tensor without memory is at its offset from null. The heap of a Python that is no
+#: position-independent executable begins low.
+_LOWEST_ADDRESS = 2**32 if torch.empty(1).data_ptr() >= 2**32 else 2**22
+#: Of most tensors' addresses.
+_USUAL_ALIGNMENT = 8
 
 _data_ptr = torch.Tensor.data_ptr
+_device_number = torch.Tensor.get_device
 _dtype_of: Callable[[torch.Tensor], torch.dtype] = attrgetter("dtype")
 _is_negated = torch.Tensor.is_neg
 
@@ -78,50 +86,66 @@ class Inputs:
         """Bytes of each input; of no use where a size is symbolic."""
         self._devices = [dlpack_device(spec.device) for spec in specs]
         known = [number for number, spec in enumerate(specs) if _is_regular(spec)]
-        self._known = known
         self._take = taker([specs[number].position for number in known])
         self._shapes = [specs[number].shape or () for number in known]
         self._strides = [strides_of(specs[number].shape or (), specs[number].order) for number in known]
         self._dtypes = [specs[number].dtype for number in known]
-        self._books: list[dict[int, Buffer]] = [{} for _ in known]
+        self._books: list[dict[int, Buffer]] = [{} for _ in specs]
         self._others = [number for number in range(len(specs)) if number not in set(known)]
         unguarded = [spec.position for spec in specs if spec.unguarded]
         self._take_unguarded = taker(unguarded) if unguarded else None
-        self._aligned = [(spec.position, spec.alignment) for spec in specs if spec.alignment > 1]
+        self._alignments = [max(spec.alignment, spec.dtype.itemsize) for spec in specs]
+        self._usual_alignment = max([_USUAL_ALIGNMENT, *self._alignments])
+        self._device_numbers = [-1 if spec.device.type == "cpu" else spec.device.index or 0 for spec in specs]
+        self._sound: list[int] | None = None
+        """The addresses of the last call's arguments, which have been found to be as they should."""
 
     def buffers(self, args: Sequence[Any]) -> tuple[list[Buffer], list[torch.Tensor]]:
-        """A buffer for each input, and the copies that have to live until the graph has run.
-
-        A tensor in another memory order than the graph was built for is copied into that order.
-
-        Raises:
-            ValueError: a tensor of another shape or dtype than the graph was built for.
-        """
-        tensors = self._regular(args)
-        if tensors is None:
-            return self._one_by_one(args)
+        """A buffer for each input, and what has to live until the graph has run; see ``enter``."""
+        tensors, addresses = self.enter(args)
         try:
-            buffers = list(map(getitem, self._books, map(_data_ptr, tensors)))
+            return list(map(getitem, self._books, addresses)), tensors
         except KeyError:
-            buffers = [self._remembered(place, tensor) for place, tensor in enumerate(tensors)]
-        copies: list[torch.Tensor] = []
-        for number in self._others:
-            buffers.insert(number, self._made(number, args, copies))
-        return buffers, copies
+            return list(map(self._buffer, range(len(tensors)), tensors, addresses)), tensors
 
-    def tensors(self, args: Sequence[Any]) -> list[torch.Tensor]:
-        """Each input in the memory order that the graph was built for, a copy where it lies in another.
+    def enter(self, args: Sequence[Any]) -> tuple[list[torch.Tensor], list[int]]:
+        """Each input in the memory order that the graph was built for, a copy where it lies in another, and its
+        address.
 
         Raises:
-            ValueError: a tensor of another shape, dtype or device than the graph was built for.
+            ValueError: a tensor of another shape, dtype or device than the graph was built for, or without memory.
+            WrappedError: a tensor that stands for a batch.
         """
         regular = self._regular(args)
-        if regular is None:
-            return [self._ordered(number, args) for number in range(len(self._specs))]
-        found = list(regular)
-        for number in self._others:
-            found.insert(number, self._ordered(number, args))
-        return found
+        if regular is not None:
+            found = list(regular)
+            for number in self._others:
+                found.insert(number, self._ordered(number, args))
+            addresses = self._addresses(found)
+            if addresses is not None:
+                return found, addresses
+        found = [self._ordered(number, args) for number in range(len(self._specs))]
+        return found, list(map(_data_ptr, found))
+
+    def _addresses(self, tensors: Sequence[torch.Tensor]) -> list[int] | None:
+        """Where tensors lie; None if one of them may not lie there, on its device, aligned as it should be."""
+        try:
+            addresses = list(map(_data_ptr, tensors))
+        except RuntimeError:
+            # Without a storage: a wrapper of functorch's, or another layout.
+            return None
+        if addresses == self._sound:
+            return addresses
+        if min(addresses, default=_LOWEST_ADDRESS) < _LOWEST_ADDRESS:
+            return None
+        if functools.reduce(or_, addresses, 0) % self._usual_alignment and any(
+            address % alignment for address, alignment in zip(addresses, self._alignments, strict=True)
+        ):
+            return None
+        if list(map(_device_number, tensors)) != self._device_numbers:
+            return None
+        self._sound = addresses
+        return addresses
 
     def _regular(self, args: Sequence[Any]) -> Sequence[torch.Tensor] | None:
         """The arguments whose sizes and strides are known beforehand; None if one of them is not as expected."""
@@ -134,31 +158,20 @@ class Inputs:
             self._take_unguarded is not None and any(map(_is_negated, self._take_unguarded(args)))
         ):
             return None
-        for position, alignment in self._aligned:
-            if args[position].data_ptr() % alignment:
-                return None
         return tensors
 
-    def _remembered(self, place: int, tensor: torch.Tensor) -> Buffer:
-        book, address = self._books[place], tensor.data_ptr()
+    def _buffer(self, number: int, tensor: torch.Tensor, address: int) -> Buffer:
+        spec, book = self._specs[number], self._books[number]
         buffer = book.get(address)
         if buffer is None:
-            buffer = self._made(self._known[place], {self._specs[self._known[place]].position: tensor}, [])
-            if len(book) >= _ADDRESSES:
-                book.clear()
-            book[address] = buffer
+            # Of a symbolic shape it comes from ``_ordered``, in the order of the memory.
+            shape = tensor.shape if spec.shape is None else [spec.shape[dim] for dim in spec.order]
+            buffer = borrow(address, spec.dtype, tuple(shape), self._devices[number])
+            if spec.shape is not None:
+                if len(book) >= _ADDRESSES:
+                    book.clear()
+                book[address] = buffer
         return buffer
-
-    def _one_by_one(self, args: Sequence[Any]) -> tuple[list[Buffer], list[torch.Tensor]]:
-        copies: list[torch.Tensor] = []
-        return [self._made(number, args, copies) for number in range(len(self._specs))], copies
-
-    def _made(self, number: int, args: Any, copies: list[torch.Tensor]) -> Buffer:
-        spec, tensor = self._specs[number], args[self._specs[number].position]
-        view = self._ordered(number, args)
-        if view.data_ptr() != tensor.data_ptr():
-            copies.append(view)
-        return borrow(view.data_ptr(), spec.dtype, tuple(view.shape), self._devices[number])
 
     def _ordered(self, number: int, args: Any) -> torch.Tensor:
         """The contiguous tensor that has the argument's elements in the graph's order; a view where it can be."""
@@ -169,11 +182,8 @@ class Inputs:
             raise ValueError(f"argument {spec.position}: expected {expected}, got {found}")
         if spec.shape is not None and tuple(tensor.shape) != spec.shape:
             raise ValueError(f"argument {spec.position}: expected shape {list(spec.shape)}, got {list(tensor.shape)}")
-        view = tensor.detach() if tensor.requires_grad else tensor
-        if view.is_neg():
-            view = view.resolve_neg()
-        ordered = view.permute(spec.order).contiguous()
-        return ordered.clone() if ordered.data_ptr() % spec.alignment else ordered
+        ordered = plain(tensor, f"argument {spec.position}").permute(spec.order).contiguous()
+        return ordered.clone() if ordered.data_ptr() % self._alignments[number] else ordered
 
 
 def _is_regular(spec: InputSpec) -> bool:

@@ -25,9 +25,13 @@ class Argument:
 
     __slots__ = ("address", "tensor")
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.address = tensor.data_ptr()
+    def __init__(self, tensor: torch.Tensor, address: int) -> None:
+        self.address = address
         self.tensor: torch.Tensor | None = tensor
+
+
+def _addresses(tensors: Sequence[torch.Tensor]) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors]
 
 
 def _tensors(arguments: Sequence[Argument]) -> list[torch.Tensor]:
@@ -84,9 +88,8 @@ class TensorMemory(Memory):
         """A place for such an argument."""
         tensor = like.tensor
         assert tensor is not None
-        return Argument(
-            torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-        )  # fmt: skip
+        own = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        return Argument(own, own.data_ptr())
 
     def copy(self, targets: Sequence[Argument], sources: Sequence[Argument]) -> None:
         """Copies each source into its target."""
@@ -133,7 +136,7 @@ class LaunchModel:
     def _execute_device_tensors(self, arguments: Sequence[Argument]) -> list[torch.Tensor]:
         results = self._launches.fresh(self.updated)
         with self._order.turn():
-            self._launches.walk(_tensors(arguments), results, self._launches.workspace())
+            self._launches.walk(_addresses(_tensors(arguments)), results, self._launches.workspace())
         self.in_place = bool(self.updated)
         return results
 
@@ -164,7 +167,7 @@ class LaunchModel:
         with torch.cuda.stream(self._order.queue):
             graph.capture_begin(capture_error_mode="thread_local")
             try:
-                self._launches.walk(tensors, results, workspace)
+                self._launches.walk(_addresses(tensors), results, workspace)
             finally:
                 graph.capture_end()
         return graph
@@ -212,9 +215,9 @@ class CapturedLaunches(Launches):
         self._model = LaunchModel(self, self._order, memory, listing.updates)
 
     def _launched(
-        self, entering: Sequence[torch.Tensor], updated: Mapping[int, torch.Tensor]
+        self, entering: Sequence[torch.Tensor], addresses: Sequence[int], updated: Mapping[int, torch.Tensor]
     ) -> tuple[list[Any], bool]:
-        arguments = [Argument(tensor) for tensor in entering]
+        arguments = list(map(Argument, entering, addresses))
         if not updated:
             for number in self._listing.updates.values():
                 # Another place: what was recorded to be updated there must not be in this call.

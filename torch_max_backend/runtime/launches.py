@@ -122,13 +122,17 @@ class Launches:
 
         Raises:
             RuntimeError: a kernel refused its operands.
-            ValueError: a tensor of another shape, dtype or device than the graph was built for.
+            ValueError: a tensor of another shape, dtype or device than the graph was built for, or without memory.
+            WrappedError: a tensor that stands for a batch.
         """
-        entering = self._inputs.tensors(args)
+        entering, addresses = self._inputs.enter(args)
+        if self._moved:
+            addresses = list(addresses)
         for number in self._moved:
             entering[number] = entering[number].to(self.device, non_blocking=True)
-        updated = self._updates.safe(entering, args)
-        leaving, in_place = self._launched(entering, updated)
+            addresses[number] = entering[number].data_ptr()
+        updated = self._updates.safe(entering, addresses, args)
+        leaving, in_place = self._launched(entering, addresses, updated)
         if self._copied:
             with torch.no_grad():
                 for number, place in self._copied:
@@ -136,18 +140,19 @@ class Launches:
         return self._leaving.picked(leaving, args, in_place=in_place)
 
     def _launched(
-        self, entering: Sequence[torch.Tensor], updated: Mapping[int, torch.Tensor]
+        self, entering: Sequence[torch.Tensor], addresses: Sequence[int], updated: Mapping[int, torch.Tensor]
     ) -> tuple[list[Any], bool]:
         """The results, or on a GPU, what will be the results when the queue has come to its end; and whether those that
         ``updated`` has arguments for were written over these.
 
         Args:
             entering: the arguments.
+            addresses: of the arguments.
             updated: arguments that take results, by the results' numbers.
         """
         leaving = self.fresh(updated)
         with self.turn(), _workspace(self._workspace + self._scratch, self.device) as workspace:
-            self.walk(entering, leaving, workspace)
+            self.walk(addresses, leaving, workspace)
         return leaving, bool(updated)
 
     def fresh(self, taken: Mapping[int, torch.Tensor] | None = None) -> list[Any]:
@@ -162,13 +167,14 @@ class Launches:
         """Memory for a call of its own."""
         return torch.empty(self._workspace + self._scratch, dtype=torch.uint8, device=self.device)
 
-    def walk(self, entering: Sequence[Any], leaving: Sequence[Any], workspace: torch.Tensor) -> None:
-        """Runs the list; on a GPU, queues its kernels. It is the caller's turn on the device.
+    def walk(self, addresses: Sequence[int], leaving: Sequence[Any], workspace: torch.Tensor) -> None:
+        """Runs the list over arguments at ``addresses``; on a GPU, queues its kernels. It is the caller's turn on the
+        device.
 
         Raises:
             RuntimeError: a kernel refused its operands.
         """
-        self._bases[:-1] = list(map(_data_ptr, (*entering, *leaving)))
+        self._bases[:-1] = [*addresses, *map(_data_ptr, leaving)]
         self._bases[-1] = workspace.data_ptr()
         self._words[2 * _SCRATCH : 2 * _SCRATCH + 2] = workspace.data_ptr() + self._workspace, self._scratch
         self._host[1] = torch.get_num_threads()
@@ -213,7 +219,9 @@ class _Updates:
         self._addresses = np.full(len(self._bytes), -1, np.int64)
         leaving.leave_out(frozenset(self._results))
 
-    def safe(self, entering: Sequence[torch.Tensor], args: Sequence[Any]) -> dict[int, torch.Tensor]:
+    def safe(
+        self, entering: Sequence[torch.Tensor], addresses: Sequence[int], args: Sequence[Any]
+    ) -> dict[int, torch.Tensor]:
         """The arguments that take results in this call, by the results' numbers: all that may, or none.
 
         Autograd learns that they are written to.
@@ -222,14 +230,14 @@ class _Updates:
             return {}
         tensors = list(self._take(entering))
         # A copy in another memory order is not the argument.
-        if not all(map(is_, tensors, self._take_argument(args))) or not self._apart(entering):
+        if not all(map(is_, tensors, self._take_argument(args))) or not self._apart(addresses):
             return {}
         written_to([tensor for tensor in tensors if not tensor.is_inference()])
         return dict(zip(self._results, tensors, strict=True))
 
-    def _apart(self, entering: Sequence[torch.Tensor]) -> bool:
+    def _apart(self, addresses: Sequence[int]) -> bool:
         """Whether what is updated shares no memory with another argument; quick where nothing has moved."""
-        first = np.array(list(map(_data_ptr, entering)), np.int64)
+        first = np.array(addresses, np.int64)
         if np.array_equal(first, self._addresses):
             return True
         last, order = first + self._bytes, np.argsort(first)
