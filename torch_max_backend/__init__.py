@@ -1,5 +1,8 @@
 """``torch.compile(model, backend="max")``: trains and runs PyTorch models through Modular's MAX."""
 
+from torch_max_backend import imports as _imports  # noqa: F401 (first: others import the same)
+
+# isort: split
 from torch_max_backend.ahead import compile_ahead
 from torch_max_backend.backend import max_backend
 from torch_max_backend.errors import (

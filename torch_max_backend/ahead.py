@@ -11,10 +11,10 @@ from typing import Any
 from unittest import mock
 
 import torch
-from beartype import beartype
 from torch.fx import GraphModule
 
 from torch_max_backend.backend import max_backend
+from torch_max_backend.checked import beartype
 from torch_max_backend.errors import OptionError
 from torch_max_backend.graph import autograd_walk
 from torch_max_backend.graph.attention_choice import attention_as_on

@@ -25,7 +25,7 @@ from torch_max_backend.graph.constants import fold_foreign_constants
 from torch_max_backend.graph.early import begin_libraries
 from torch_max_backend.graph.pool_offsets import keep_small_offsets
 from torch_max_backend.graph.recompute import normalize_elementwise
-from torch_max_backend.graph.saved import forget_running_statistics
+from torch_max_backend.graph.saved import forget_running_statistics, keep_draws, keep_old_values
 from torch_max_backend.graph.sized import SizedGraph, at_hints, is_sized
 from torch_max_backend.graph.stored import loaded
 from torch_max_backend.graph.unit import CompilationUnit
@@ -170,7 +170,10 @@ def _partition(joint: GraphModule, *args: Any, begin: bool, **kwargs: Any) -> tu
     if begin:
         begin_libraries(joint)
     joint = normalize_elementwise(forget_running_statistics(joint))
-    return min_cut_rematerialization_partition(joint, *args, **kwargs)
+    joint = keep_draws(keep_old_values(joint))
+    # At 0 it would keep nothing but the graph's arguments, not even what was drawn.
+    with functorch_config.patch(activation_memory_budget=max(functorch_config.activation_memory_budget, 1e-9)):
+        return min_cut_rematerialization_partition(joint, *args, **kwargs)
 
 
 class _Compilation:

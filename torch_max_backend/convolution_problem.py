@@ -14,7 +14,8 @@ from enum import Enum
 from typing import Any
 
 import torch
-from beartype import beartype
+
+from torch_max_backend.checked import beartype
 
 IntLike = int | torch.SymInt
 Triple = tuple[int, int, int]

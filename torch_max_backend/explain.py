@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from beartype import beartype
 from rich.console import Console
 from rich.table import Table
 
 from torch_max_backend import ahead, backend
+from torch_max_backend.checked import beartype
 from torch_max_backend.graph.compiler import CompiledGraph
 from torch_max_backend.graph.partition import Refusal
 from torch_max_backend.mojo_ops.functions import required

@@ -8,6 +8,7 @@ them.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,7 +31,11 @@ from max.engine import Model
 from max.graph import DeviceRef, Graph, KernelLibrary, Module, TensorType, TensorValue
 from max.graph.ops.elementwise import _trunc_div
 from max.mlir.dialects import mo as _mlir_mo
+from mojo import _package_root
 from mojo.run import _mojo_env
+
+# It logs by the functions of ``logging``, the first of which adds a handler to the user's root logger.
+_package_root.logging = logging.getLogger("mojo")
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

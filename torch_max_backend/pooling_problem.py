@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from math import prod
 
 import numpy as np
-from beartype import beartype
+
+from torch_max_backend.checked import beartype
 
 Extents = tuple[int, int, int]
 AXES = ("D", "H", "W")

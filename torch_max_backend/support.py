@@ -6,11 +6,11 @@ import platform
 from collections.abc import Iterable
 
 import torch
-from beartype import beartype
 from rich.table import Table
 
 from torch_max_backend import lowering
 from torch_max_backend.bench.hardware import distribution_version
+from torch_max_backend.checked import beartype
 from torch_max_backend.lowering.registry import Registration
 from torch_max_backend.mojo_ops import KERNELS_PATH
 from torch_max_backend.runtime import cache, cache_archive

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from beartype import beartype
-
+from torch_max_backend.checked import beartype
 from torch_max_backend.convolution_problem import ConvolutionProblem
 from torch_max_backend.pooling_problem import PoolingProblem
 

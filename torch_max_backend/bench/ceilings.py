@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from beartype import beartype
 
 from torch_max_backend.bench.hardware import available_bytes, cache_bytes
 from torch_max_backend.bench.timing import interleaved
+from torch_max_backend.checked import beartype
 from torch_max_backend.dtypes import LOW_PRECISION
 
 _RUNS = 7

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from beartype import beartype
 from max.driver import Buffer
 from max.dtype import DType
 from max.engine import Model
 from max.graph import DeviceRef, Graph, Module, TensorType, TensorValue
 
+from torch_max_backend.checked import beartype
 from torch_max_backend.runtime import session
 from torch_max_backend.runtime.execution import execute
 

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from beartype import beartype
 from max.dtype import DType
 from max.graph import DeviceRef, TensorType, TensorValue, ops
 
@@ -18,6 +17,7 @@ from torch_max_backend.bench.compiled import KernelGraph, Operand
 from torch_max_backend.bench.epilogue import Epilogue
 from torch_max_backend.bench.listed import ListedGraph
 from torch_max_backend.bench.task import MemoryLayout, Tolerance, draw, summation_tolerance
+from torch_max_backend.checked import beartype
 from torch_max_backend.convolution_problem import ConvolutionProblem, Pass
 from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref
 from torch_max_backend.lowering.convolution import allows_tf32

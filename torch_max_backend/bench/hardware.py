@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from beartype import beartype
 
+from torch_max_backend.checked import beartype
 from torch_max_backend.runtime import cache
 
 _SYSTEM_CPU = Path("/sys/devices/system/cpu")

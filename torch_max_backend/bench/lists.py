@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from beartype import beartype
 from beartype.roar import BeartypeCallHintViolation
 
 from torch_max_backend.bench.arguments import ArgumentError, PoolingSizes
+from torch_max_backend.checked import beartype
 from torch_max_backend.convolution_problem import ConvolutionProblem
 from torch_max_backend.pooling_problem import PoolingProblem
 

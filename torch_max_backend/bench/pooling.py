@@ -8,7 +8,6 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from beartype import beartype
 from max.dtype import DType
 from max.graph import DeviceRef, TensorType, TensorValue
 
@@ -16,6 +15,7 @@ from torch_max_backend.bench import compiled
 from torch_max_backend.bench.arguments import PoolingSizes
 from torch_max_backend.bench.compiled import KernelGraph, Operand
 from torch_max_backend.bench.task import LARGEST_INTEGER, MemoryLayout, Tolerance, draw, summation_tolerance
+from torch_max_backend.checked import beartype
 from torch_max_backend.dtypes import TORCH_TO_MAX
 from torch_max_backend.mojo_ops.pooling import pool_op
 from torch_max_backend.pooling_problem import PoolingProblem

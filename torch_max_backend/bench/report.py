@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from beartype import beartype
 from rich.console import Console
 from rich.table import Table
 
 from torch_max_backend.bench import results as result_files
 from torch_max_backend.bench.ceilings import Ceilings
 from torch_max_backend.bench.runner import CaseResult
+from torch_max_backend.checked import beartype
 
 
 @beartype

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from beartype import beartype
 
 from torch_max_backend.bench import hardware
+from torch_max_backend.checked import beartype
 
 
 @beartype

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from beartype import beartype
 
 from torch_max_backend.bench import compiled
 from torch_max_backend.bench.arguments import ArgumentError, RunControl
@@ -16,6 +15,7 @@ from torch_max_backend.bench.ceilings import Floor, ceilings
 from torch_max_backend.bench.hardware import available_bytes, cache_bytes
 from torch_max_backend.bench.task import Task
 from torch_max_backend.bench.timing import Times, interleaved, set_count
+from torch_max_backend.checked import beartype
 
 #: Float64 copies of the operands, the reference and temporaries, in multiples of one set and its result.
 _VERIFY_COPIES = 16

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from beartype import beartype
 
+from torch_max_backend.checked import beartype
 from torch_max_backend.torch_compat import occupy_gpu
 
 _WARM_RUNS = 3

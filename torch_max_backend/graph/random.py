@@ -211,18 +211,29 @@ def _replace_by_draw(node: Node, last: Node, shape: tuple[int | Node, ...], stri
         node.replace_all_uses_with(drawn)
         graph.erase_node(node)
         return drawn
-    result, mask = node.meta["val"]
-    drawn.meta["val"] = mask
+    drawn.meta["val"] = node.meta["val"][1]
+    write_out_dropout(node, drawn)
+    return drawn
+
+
+def write_out_dropout(node: Node, mask: Node) -> None:
+    """Computes the result of a ``native_dropout`` from its mask, elementwise; ``mask`` stands for both.
+
+    The node goes unless ``mask`` is one of its results.
+    """
+    graph, source = node.graph, node.args[0]
+    result = node.meta["val"][0]
     given: Any = node.args[1]
     probability = float(given)
     scale = 0.0 if probability == 1.0 else 1.0 / (1.0 - probability)
-    with graph.inserting_before(node):
-        kept = graph.call_function(aten.mul.Tensor, (source, drawn))
+    readers = [user for user in node.users if user is not mask]
+    with graph.inserting_before(mask.next if mask in node.users else node):
+        kept = graph.call_function(aten.mul.Tensor, (source, mask))
         scaled = graph.call_function(aten.mul.Tensor, (kept, scale))
     for added in (kept, scaled):
         added.meta = {**node.meta, "val": result}
-    for user in list(node.users):
-        user.replace_all_uses_with(scaled if user.args[1] == 0 else drawn)
+    for user in readers:
+        user.replace_all_uses_with(scaled if user.args[1] == 0 else mask)
         graph.erase_node(user)
-    graph.erase_node(node)
-    return drawn
+    if not node.users:
+        graph.erase_node(node)

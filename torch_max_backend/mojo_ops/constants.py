@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import re
 
-from beartype import beartype
-
+from torch_max_backend.checked import beartype
 from torch_max_backend.mojo_ops import KERNELS_PATH
 
 

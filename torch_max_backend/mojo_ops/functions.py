@@ -14,11 +14,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from beartype import beartype
 from max.driver import accelerator_architecture_name
 from max.dtype import DType
 from max.graph import DeviceRef, TensorType, TensorValue
 
+from torch_max_backend.checked import beartype
 from torch_max_backend.ir import ops
 from torch_max_backend.mojo_ops.sources import symbol_of
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from beartype import beartype
 from max.dtype import DType
 from max.graph import Dim, StaticDim, TensorType, TensorValue
 
+from torch_max_backend.checked import beartype
 from torch_max_backend.mojo_ops import functions
 
 

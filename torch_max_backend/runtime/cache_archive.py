@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from beartype import beartype
-
+from torch_max_backend.checked import beartype
 from torch_max_backend.runtime import cache
 
 #: Kinds of entries, and the artifact's file name in each.

@@ -1,0 +1,38 @@
+"""Nothing of the user's is touched: random numbers, warnings, signals, settings, threads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_a_program_keeps_what_belongs_to_it() -> None:
+    done = subprocess.run([sys.executable, "-m", "tests.untouched"], capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-6000:]
+
+
+def test_draws_of_a_compiled_program_are_eagers(tmp_path: Path) -> None:
+    """Python's numbers around and between the steps, in a process that has compiled nothing before."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    found = {
+        backend: subprocess.run([sys.executable, program, backend], capture_output=True, text=True, check=True).stdout
+        for backend in ("eager", "max")
+    }
+    assert found["max"] == found["eager"] != ""
+
+
+PROGRAM = """
+import random, sys
+import numpy as np
+import torch
+random.seed(1); np.random.seed(2); torch.manual_seed(3)
+model = torch.nn.Sequential(torch.nn.Conv1d(3, 4, 3), torch.nn.Dropout(0.5))
+run = torch.compile(model, backend=sys.argv[1])
+for _ in range(4):
+    size = random.randint(2, 9)
+    kept = run(torch.randn(size, 3, 8)).sum()
+    kept.backward()
+    print(size, random.random(), np.random.rand(), torch.rand(1).item())
+"""
