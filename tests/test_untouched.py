@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from pathlib import Path
+
+import torch_max_backend
+from torch_max_backend.convolution_problem import ConvolutionProblem
 
 
 def test_a_program_keeps_what_belongs_to_it() -> None:
@@ -21,6 +25,15 @@ def test_draws_of_a_compiled_program_are_eagers(tmp_path: Path) -> None:
         for backend in ("eager", "max")
     }
     assert found["max"] == found["eager"] != ""
+
+
+def test_checks_of_arguments_draw_nothing() -> None:
+    """beartype picks the item of a container that it looks at by Python's ``random``, unless told otherwise."""
+    files = [path for path in Path(torch_max_backend.__file__).parent.rglob("*.py") if path.name != "checked.py"]
+    assert not [path for path in files if "from beartype import beartype" in path.read_text()]
+    state = random.getstate()
+    ConvolutionProblem.from_sizes(2, 3, 4, (8, 8), (3, 3))
+    assert random.getstate() == state
 
 
 PROGRAM = """

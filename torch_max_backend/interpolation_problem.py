@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
-from beartype import beartype
 from numpy.typing import NDArray
+
+from torch_max_backend.checked import beartype
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]

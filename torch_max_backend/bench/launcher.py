@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
-from beartype import beartype
 
+from torch_max_backend.checked import beartype
 from torch_max_backend.dtypes import device_ref
 from torch_max_backend.max_compat import device_context
 from torch_max_backend.mojo_ops.functions import LibraryFunction, require, require_function

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
-from beartype import beartype
 from max.dtype import DType
 from max.graph import DeviceRef, StaticDim, TensorType, TensorValue
 from numpy.typing import NDArray
 
+from torch_max_backend.checked import beartype
 from torch_max_backend.interpolation_problem import Axes
 from torch_max_backend.ir import ops
 from torch_max_backend.mojo_ops import functions

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from beartype import beartype
 from max.dtype import DType
 from max.graph import DeviceRef, StaticDim, TensorType, TensorValue
 
+from torch_max_backend.checked import beartype
 from torch_max_backend.ir import ops
 from torch_max_backend.mojo_ops import functions
 from torch_max_backend.mojo_ops.constants import kernel_constant
