@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from beartype import beartype
 from max.graph import Graph, TensorType, TensorValue
 
+from torch_max_backend.checked import beartype
 from torch_max_backend.dtypes import MAX_TO_TORCH, device_ref
 from torch_max_backend.fusion import fuse
 from torch_max_backend.ir.layout import contiguous_order
