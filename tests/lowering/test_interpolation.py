@@ -105,6 +105,21 @@ def test_symbolic_sizes(mode: str) -> None:
     assert all(executable.listing is not None for graph in graphs for executable in graph.executables)
 
 
+def test_a_returned_result_is_converted_while_it_is_small() -> None:
+    """Behind a convolution, whose values are channels-last."""
+    convolution = torch.nn.Conv2d(3, 5, 1)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: F.interpolate(convolution(x), scale_factor=8.0, mode="bilinear"), backend="max")
+    x = torch.randn(2, 3, 6, 7)
+    with backend.recorded_graphs() as graphs, torch.no_grad():
+        y = compiled(x)
+    torch.testing.assert_close(
+        y, F.interpolate(convolution(x), scale_factor=8.0, mode="bilinear"), rtol=1e-4, atol=1e-5
+    )
+    changes = [change for graph in graphs for each in graph.executables for change in each.layout_changes]
+    assert changes and all(change.shape[2:] == ("6", "7") for change in changes)
+
+
 def test_whole_numbers() -> None:
     """As PyTorch's decomposition has it."""
     torch._dynamo.reset()
