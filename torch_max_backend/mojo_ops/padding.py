@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from beartype import beartype
 from max.dtype import DType
 from max.graph import DeviceRef, StaticDim, TensorType, TensorValue
 
+from torch_max_backend.checked import beartype
 from torch_max_backend.ir import ops
 from torch_max_backend.mojo_ops import functions
 
