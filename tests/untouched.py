@@ -197,7 +197,7 @@ def main() -> None:
         raise AssertionError
     check("errors")
     assert any("runs in MAX from now on" in line for line in said), said[-9:]
-    sys.exit("\n".join(found))
+    sys.exit("\n".join(found) or None)
 
 
 if __name__ == "__main__":
