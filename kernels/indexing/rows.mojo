@@ -14,6 +14,7 @@ from max.gpu.memory import AddressSpace
 
 from ..convolution.common import Ptr, worker_count
 from ..parallel import sync_parallelize
+from .few_columns import MOST_COLUMNS, few_columns_gpu
 
 comptime BLOCK = 256
 # Columns that a thread carries: the list is searched once for BLOCK * CARRIED of them.
@@ -197,6 +198,20 @@ def rows_gpu[
     var stretches = ceildiv(rows.outer * rows.inner, BLOCK * CARRIED)
     if rows.places * stretches == 0:
         return
+    comptime if accumulate:
+        if rows.outer * rows.inner <= MOST_COLUMNS:
+            few_columns_gpu[dtype](
+                y,
+                x,
+                index,
+                source,
+                rows.outer,
+                rows.places,
+                rows.count,
+                rows.inner,
+                ctx,
+            )
+            return
     ctx.enqueue_function[rows_kernel[dtype, accumulate]](
         y,
         x,
