@@ -277,6 +277,7 @@ def test_taken_on_a_gpu(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
         compile_ahead(
             ShiftedWindowAttention(96, [7, 7], [3, 3], 3), torch.randn(2, 28, 28, 96), target=target, autocast=BF16
         )
+    assert not [refusal for graph in graphs for refusal in graph.refusals]
     ops = {op for graph in graphs for each in graph.executables for op in each.built.ops}
     assert ops >= TAKEN and not ops & WRITTEN
     names = [function.symbol for function in launched_functions(graphs)]

@@ -207,7 +207,7 @@ class Writer:
         if fake.device.type == "cpu" or fake.dtype == torch.float16:
             return total
         hidden = self.call(aten.eq.Scalar, total, -math.inf)
-        return self.call(aten.where.self, hidden, total, self.call(aten.clamp_min.default, total, _LOWEST))
+        return self.call(aten.where.self, hidden, total, self.call(aten.clamp.default, total, _LOWEST))
 
     def total(self, terms: Sequence[Term], shape: BiasShape) -> Node:
         """The sum of terms [A, H or 1, rows or 1, columns or 1], where batch b reads number b % A."""
