@@ -511,6 +511,25 @@ def attention() -> str:
     return grid(header, rows) + origin(*names)
 
 
+def attention_models() -> str:
+    name = "training_steps_attention_h200"
+    rows, waited, queued = [], [], []
+    for row in read(name)["rows"]:
+        ours, theirs = row["captured"], row["cuda_graphs"]
+        first = row.get("plain", ours)["first_s"]
+        words = [row["model"], str(row["batch"]), f"{first:.0f}", f"{ours['waited_ms']:.1f} ({ours['queued_ms']:.1f})"]
+        if "error" in theirs:
+            rows.append([*words, "", "fails", ""])
+            continue
+        waited.append(ours["waited_ms"] / theirs["waited_ms"])
+        queued.append(ours["queued_ms"] / theirs["queued_ms"])
+        their_words = [f"{theirs['first_s']:.0f}", f"{theirs['waited_ms']:.1f} ({theirs['queued_ms']:.1f})"]
+        rows.append([*words, *their_words, f"{waited[-1]:.2f} ({queued[-1]:.2f})"])
+    rows.append(["geometric mean", "", "", "", "", "", f"{mean(waited)} ({mean(queued)})"])
+    header = ["model", "batch", "first step s", "step ms", "Inductor's first step s", "with CUDA graphs ms", "ratio"]
+    return grid(header, rows) + origin(name)
+
+
 def matmul() -> str:
     name = "matmul_h200"
     by_model: dict[str, list[Mapping[str, Any]]] = {}
@@ -556,7 +575,7 @@ TABLES: dict[str, Callable[[], str]] = {
         convolution_tf32_and_3d, convolution_grouped, convolution_depthwise, convolution_tiles,
         convolution_few_channels,
         convolution_epilogue, convolution_gelu_store,
-        convolution_sanitizer, pooling_gpu, pooling_cpu, pooling_memory, attention, matmul,
+        convolution_sanitizer, pooling_gpu, pooling_cpu, pooling_memory, attention, attention_models, matmul,
         compile_cost, first_steps,
         host_time, optimizer_steps, step_bytes, step_kinds,
     )
