@@ -84,7 +84,9 @@ import contextlib, threading, types, torch
 from torch_max_backend import backend
 
 # The backward graph is compiled when backward first runs, as it is wherever PyTorch puts it off.
-backend.functorch_config = types.SimpleNamespace(patch=lambda **_: contextlib.nullcontext())
+backend.functorch_config = types.SimpleNamespace(
+    activation_memory_budget=1.0, patch=lambda **_: contextlib.nullcontext()
+)
 results = {}
 x = torch.arange(6.0).requires_grad_()
 

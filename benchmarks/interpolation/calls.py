@@ -51,7 +51,10 @@ class Calls:
         ref = DeviceRef.GPU(device.index or 0) if device.type == "cuda" else DeviceRef.CPU()
         functions = {dtype: interpolation_function(target_of(ref), TORCH_TO_MAX[dtype]) for dtype in dtypes}
         if walked:
-            functions = {dtype: replace(each, folder="gpu", module="walk_entries") for dtype, each in functions.items()}
+            functions = {
+                dtype: replace(each, entry="interpolate_by_lanes", folder="gpu", module="walk_entries")
+                for dtype, each in functions.items()
+            }
         symbols = {dtype: require_function(each) for dtype, each in functions.items()}
         walk = require("launches", "walk", ref, ())
         libraries.load(device)

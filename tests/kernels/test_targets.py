@@ -81,4 +81,3 @@ def test_sums_of_batch_normalization_run_in_the_convolution(target: str) -> None
 @pytest.mark.parametrize("target", ["sm_90a"])
 def test_sums_with_what_is_made_of_the_result_stay_apart(target: str) -> None:
     assert compiled(target, "bfloat16").sums_apart == ["conv_dgrad", "pointwise", "batch_norm_gradient_sums"]
-    assert compiled(target, "bfloat16").unfused == ["conv_fprop", "batch_norm_statistics", "pointwise"]

@@ -186,7 +186,7 @@ def test_bad_arguments_raise_before_anything_is_built(
     call.meta["val"] = (nodes[1].meta["val"], nodes[2].meta["val"], None)
     graph.output(call)
     with pytest.raises(InvalidArgumentError, match=word):
-        refusals(torch.fx.GraphModule(torch.nn.Module(), graph), {})
+        refusals(torch.fx.GraphModule(torch.nn.Module(), graph), {}, listed=True)
 
 
 def test_dtype_mismatch_raises() -> None:
@@ -194,7 +194,7 @@ def test_dtype_mismatch_raises() -> None:
     _x, w = gm.graph.find_nodes(op="placeholder")
     w.meta["val"] = w.meta["val"].to(torch.bfloat16)
     with pytest.raises(InvalidArgumentError, match=r"weight has dtype torch\.bfloat16"):
-        refusals(gm, {})
+        refusals(gm, {}, listed=True)
 
 
 def test_tf32_follows_pytorchs_setting_for_cudnn() -> None:

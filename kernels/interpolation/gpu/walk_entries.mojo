@@ -12,7 +12,7 @@ from .strips import Strips
 comptime KERNELS = Table[Strips["cpu"], RowsThenColumns["cpu"], Direct["cpu"]]
 
 
-def interpolate[
+def interpolate_by_lanes[
     target: StaticString, dtype: DType
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """y = the weighted sums of x that the tables name."""
