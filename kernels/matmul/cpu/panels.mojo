@@ -31,7 +31,7 @@ comptime ROW_BLOCK = 24 * ROWS
 comptime ENOUGH_WORK = 1 << 16
 """Multiply-adds that are worth a task."""
 comptime FEW_ROWS = 2
-"""Of so many rows a product with columns along the reduction is formed transposed."""
+"""Up to so many rows are multiplied element by element with columns that lie along the reduction."""
 
 
 @fieldwise_init
@@ -303,10 +303,7 @@ def panels_cpu[
 ](c: Ptr[dtype], a: Ptr[dtype], b: Ptr[dtype], p: MatmulProblem):
     """Any problem with elements in C."""
     if p.c.column != 1 and p.n > 1:
-        if p.c.row == 1:
-            panels_cpu[dtype](c, b, a, p.transposed())
-        else:
-            _each_column[dtype](c, a, b, p)
+        _each_column[dtype](c, a, b, p)
     elif p.m <= FEW_ROWS < p.n and p.b.row == 1 and p.b.column != 1:
         _each_column[dtype](c, a, b, p)
     else:
