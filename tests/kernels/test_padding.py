@@ -30,13 +30,14 @@ def drawn(chance: random.Random, mode: str) -> tuple[list[int], list[int], torch
     return shape, borders, chance.choice(DTYPES), chance.random() < 0.5
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("mode", ["reflect", "replicate"])
-def test_random_problems(mode: str) -> None:
+def test_random_problems(mode: str, device: str) -> None:
     chance = random.Random(mode)
     for number in range(12):
         shape, borders, dtype, last = drawn(chance, mode)
         torch.manual_seed(number)
-        x = torch.randn(shape).to(dtype)
+        x = torch.randn(shape, device=device).to(dtype)
         if last and len(shape) - len(borders) // 2 == 2 and len(shape) in (4, 5):
             x = x.contiguous(memory_format={4: torch.channels_last, 5: torch.channels_last_3d}[len(shape)])
         dy = torch.randn_like(F.pad(x, borders, mode=mode))
