@@ -176,6 +176,29 @@ def test_a_copied_literal_of_the_cpu_is_a_part_of_a_gpus_graph() -> None:
     assert values.reshape(4, 4).tolist() == [[0.0] * 4, [3.0] * 4, [3.0] * 4, [0.0] * 4]
 
 
+class Coordinates(nn.Module):
+    """As ConViT makes them: on the CPU, written slice by slice, then moved."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count, self.project = count, nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = torch.zeros(1, self.count, self.count, 3)
+        places[..., 2] = torch.arange(self.count, dtype=torch.float32).square().unsqueeze(0)
+        places[..., 0] = torch.arange(self.count)[:, None] - torch.arange(self.count)[None]
+        return x * self.project(places.to(x.device))
+
+
+def test_large_constants_of_the_cpu_are_parts_of_a_gpus_graphs_up_to_a_limit() -> None:
+    account = explain_ahead(Coordinates(196), torch.randn(196, 196, 2), target="sm_90a", quiet=True)
+    assert not account.fallback_count and [graph.max_graphs for graph in account.graphs] == [1, 1]
+    # Nothing but the product and the factor: whatever the CPU computes is there before.
+    assert sum(account.graphs[0].launches.values()) <= 2
+    account = explain_ahead(Coordinates(2400), torch.randn(1, 1, 2), target="sm_90a", quiet=True)
+    assert "aten._to_copy.default" in {refusal.op for graph in account.graphs for refusal in graph.refusals}
+
+
 def test_a_constant_that_leaves_the_graph_keeps_its_device() -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         places = torch.arange(4)

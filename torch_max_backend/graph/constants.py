@@ -16,6 +16,9 @@ from torch_max_backend.dtypes import TORCH_TO_MAX, max_dtype
 from torch_max_backend.ir import ops
 from torch_max_backend.torch_compat import FakeTensor, OpOverload, disable_current_modes, schema_of, tree_leaves
 
+#: 32 million coordinates of bfloat16; the launch list holds them, and each process that runs it, once.
+_MOST_FOREIGN_BYTES = 1 << 26
+
 
 def attribute_of(node: Node) -> Any:
     """What a ``get_attr`` node names."""
@@ -38,8 +41,23 @@ def is_constant(node: Node) -> bool:
         and not isinstance(value, FakeTensor)
         and value.layout is torch.strided
         and value.dtype in TORCH_TO_MAX
-        and 0 < value.numel() <= ops.MOST_ELEMENTS
+        and _is_moderate(value, node)
     )
+
+
+def _is_moderate(tensor: torch.Tensor, node: Node) -> bool:
+    """Whether the node's tensor, of static size, is small enough to be a constant.
+
+    In a GPU's graph one that the CPU computes, or its copy on the GPU, may have many more bytes: computed outside the
+    graph it would be moved in every call.
+    """
+    if 0 < tensor.numel() <= ops.MOST_ELEMENTS:
+        return True
+    if not 0 < tensor.numel() * tensor.dtype.itemsize <= _MOST_FOREIGN_BYTES:
+        return False
+    gm = node.graph.owning_module
+    read = [source.meta["val"] for source in node.all_input_nodes if source.meta["val"].dim()]
+    return gm is not None and any(each.device != main_device(gm) for each in (tensor, *read))
 
 
 def describe_attributes(gm: GraphModule) -> None:
@@ -135,9 +153,9 @@ def _follows(node: Node, known: Container[Node]) -> bool:
         return False
     if not all(isinstance(extent, int) for extent in fake.shape):
         return False
-    if not 0 < fake.numel() <= ops.MOST_ELEMENTS or fake.dtype not in TORCH_TO_MAX:
+    if fake.dtype not in TORCH_TO_MAX or not all(source in known for source in node.all_input_nodes):
         return False
-    return all(source in known for source in node.all_input_nodes) and _is_a_value(node)
+    return _is_a_value(node) and _is_moderate(fake, node)
 
 
 class Constants:
