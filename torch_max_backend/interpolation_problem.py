@@ -33,6 +33,7 @@ class Mode(Enum):
     LINEAR_ANTIALIASED = "linear_aa"
     CUBIC_ANTIALIASED = "cubic_aa"
     LANCZOS_ANTIALIASED = "lanczos_aa"
+    AREA = "area"
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,6 +195,8 @@ def _table(axis: InterpolationAxis) -> AxisTable:
         return _reading(axis, np.arange(axis.output))
     if axis.mode in _NEAREST:
         return _reading(axis, _nearest(axis))
+    if axis.mode is Mode.AREA:
+        return _area(axis)
     if axis.mode is Mode.LINEAR:
         return _linear(axis)
     return _cubic(axis) if axis.mode is Mode.CUBIC else _antialiased(axis)
@@ -214,6 +217,15 @@ def _nearest(axis: InterpolationAxis) -> _Ints:
     step = np.float32(axis.step) if axis.factor else np.float32(axis.input) / np.float32(axis.output)
     place = np.arange(axis.output) + (0.5 if axis.mode is Mode.NEAREST_EXACT else 0.0)
     return np.minimum(np.floor(place.astype(np.float32) * step).astype(np.int64), axis.input - 1)
+
+
+def _area(axis: InterpolationAxis) -> AxisTable:
+    """Adaptive average pooling: result o is the average of the elements floor(o I / O) to ceil((o + 1) I / O) - 1."""
+    results = np.arange(axis.output)
+    first = results * axis.input // axis.output
+    count = -(-(results + 1) * axis.input // axis.output) - first
+    taps = np.arange(int(count.max()))
+    return AxisTable(axis.input, first, count, (taps < count[:, None]) / count[:, None])
 
 
 def _source(axis: InterpolationAxis, clamped: bool) -> tuple[_Ints, _Floats]:

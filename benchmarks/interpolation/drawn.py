@@ -13,11 +13,12 @@ from torch_max_backend.interpolation_problem import Axes, Mode, interpolation_ax
 
 #: F.interpolate's mode and antialias of each, by the number of axes.
 MODES: dict[int, tuple[Mode, ...]] = {
-    1: (Mode.NEAREST, Mode.NEAREST_EXACT, Mode.LINEAR),
+    1: (Mode.NEAREST, Mode.NEAREST_EXACT, Mode.LINEAR, Mode.AREA),
     2: (
-        Mode.NEAREST, Mode.NEAREST_EXACT, Mode.LINEAR, Mode.CUBIC, Mode.LINEAR_ANTIALIASED, Mode.CUBIC_ANTIALIASED
+        Mode.NEAREST, Mode.NEAREST_EXACT, Mode.LINEAR, Mode.CUBIC, Mode.LINEAR_ANTIALIASED, Mode.CUBIC_ANTIALIASED,
+        Mode.AREA
     ),
-    3: (Mode.NEAREST, Mode.NEAREST_EXACT, Mode.LINEAR),
+    3: (Mode.NEAREST, Mode.NEAREST_EXACT, Mode.LINEAR, Mode.AREA),
 }  # fmt: skip
 _LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
 _FACTORS = (0.25, 0.5, 0.6, 1.3, 1.5, 2, 2, 2, 3, 4, 4, 8, 8, 16)
@@ -69,6 +70,7 @@ class Drawn:
             Mode.LINEAR: {"mode": _LINEAR[self.rank], "align_corners": self.align_corners},
             Mode.CUBIC: {"mode": "bicubic", "align_corners": self.align_corners},
             Mode.LINEAR_ANTIALIASED: {"mode": "bilinear", "align_corners": self.align_corners, "antialias": True},
+            Mode.AREA: {"mode": "area"},
             Mode.CUBIC_ANTIALIASED: {"mode": "bicubic", "align_corners": self.align_corners, "antialias": True},
         }[self.mode]
         size = {"scale_factor": self.factors} if self.factors else {"size": self.output}
@@ -94,7 +96,7 @@ def draw(chance: random.Random, *, most: int, least: int = 1) -> Iterator[Drawn]
         input = tuple(size() for _ in range(rank))
         if chance.random() < 0.5:
             input = input[:1] * rank
-        corners = chance.random() < 0.3 and mode not in (Mode.NEAREST, Mode.NEAREST_EXACT)
+        corners = chance.random() < 0.3 and mode not in (Mode.NEAREST, Mode.NEAREST_EXACT, Mode.AREA)
         factors: tuple[float, ...] = ()
         if chance.random() < 0.5:
             factor = chance.choice((*_FACTORS, chance.uniform(0.2, 5.0)))

@@ -17,13 +17,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from benchmarks.interpolation.calls import LAYOUTS, Calls, shown
+from benchmarks.interpolation.calls import Calls
 from benchmarks.interpolation.drawn import Drawn, draw
+from benchmarks.library import LAYOUTS, Guarded, excess, shown
 from torch_max_backend.interpolation_problem import Axes, AxisTable
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_GUARD = 64
-_GUARDED = 123.0
 
 
 def matrix_of(table: AxisTable) -> torch.Tensor:
@@ -62,26 +61,15 @@ def wrong(
     given, made = (drawn.result_shape, drawn.shape) if gradient else (drawn.shape, drawn.result_shape)
     x = place(shown(torch.randn(given).to(dtype), layout).to(calls.device))
     shape = shown(torch.empty(made, device="meta"), layout).shape
-    # The result lies where its kernels' vectors begin, as an allocator's tensors do.
-    memory = torch.full((shape.numel() + 2 * _GUARD,), _GUARDED, dtype=dtype, device=calls.device)
-    y = memory[_GUARD:-_GUARD].view(shape).fill_(float("nan"))
-    if calls.device.type == "cuda":
-        torch.cuda.synchronize()
-    calls.bind(x, y, axes, gradient=gradient)()
-    calls.synchronize()
-    if (memory[:_GUARD] != _GUARDED).any() or (memory[-_GUARD:] != _GUARDED).any():
+    y = Guarded(shape, dtype, calls.device)
+    calls.bind(x, y.tensor, axes, gradient=gradient)()
+    if not y.is_intact():
         return "wrote outside its result"
     wanted = reference(x, axes, gradient=gradient)
     bound = reference(x, axes, gradient=gradient, magnitude=True)
     eps = 2.0**-50 if dtype == torch.float64 else 2.0**-20
     allowed = eps * bound + torch.finfo(dtype).eps * wanted.abs() + torch.finfo(dtype).tiny
-    off = (y.cpu().double() - wanted).abs()
-    if (off <= allowed).all():
-        return None
-    excess = (off / allowed).nan_to_num(float("inf"))
-    return (
-        f"{int((~(off <= allowed)).sum())} of {off.numel()} elements, up to {excess.max().item():.3g} times too far off"
-    )
+    return excess(y.tensor, wanted, allowed)
 
 
 def check(

@@ -24,8 +24,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.interpolation.calls import LAYOUTS, Calls, shown
+from benchmarks.interpolation.calls import Calls
 from benchmarks.interpolation.drawn import Drawn, draw
+from benchmarks.library import LAYOUTS, memory_format, shown
 from torch_max_backend.bench import hardware, results
 from torch_max_backend.bench.ceilings import copy_rate
 from torch_max_backend.bench.timing import interleaved, set_count
@@ -66,12 +67,6 @@ class Row:
     @property
     def over_floor(self) -> float:
         return self.ours_us / self.floor_us
-
-
-def memory_format(x: torch.Tensor, layout: str) -> torch.Tensor:
-    """A copy in PyTorch's memory format of that name; there is none for one axis."""
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return x.contiguous(memory_format=formats[x.dim()]) if layout == "channels_last" and x.dim() > 3 else x.contiguous()
 
 
 def contenders(

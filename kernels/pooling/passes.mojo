@@ -118,25 +118,25 @@ def max_pool_dgrad[
 
 
 def avg_pool_fprop[
-    dtype: DType, adaptive: Bool, Choice: KernelChoice
+    dtype: DType, Choice: KernelChoice
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """y = the averages of x."""
     var y = arguments.take[dtype, 5]()
     var x = arguments.take[dtype, 5]()
     var geometry = arguments.take[DType.int64, 1]()
-    var p = _problem[adaptive](geometry, x.shape(), y.shape())
+    var p = _problem[False](geometry, x.shape(), y.shape())
     _check_undilated(p)
-    _fprop[adaptive, Choice](ctx, averages(data_of(y), data_of(x)), p)
+    _fprop[False, Choice](ctx, averages(data_of(y), data_of(x)), p)
 
 
 def avg_pool_dgrad[
-    dtype: DType, adaptive: Bool, Choice: KernelChoice
+    dtype: DType, Choice: KernelChoice
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """dx gathers, for each pixel, the dy of the windows above it, each over its divisor. Deterministic.
     """
     var dx = arguments.take[dtype, 5]()
     var dy = arguments.take[dtype, 5]()
     var geometry = arguments.take[DType.int64, 1]()
-    var p = _problem[adaptive](geometry, dx.shape(), dy.shape())
+    var p = _problem[False](geometry, dx.shape(), dy.shape())
     _check_undilated(p)
-    _dgrad[adaptive, Choice](ctx, averages(data_of(dx), data_of(dy)), p)
+    _dgrad[False, Choice](ctx, averages(data_of(dx), data_of(dy)), p)

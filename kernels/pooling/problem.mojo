@@ -99,12 +99,9 @@ struct PoolingAxis(KernelArgument):
         """Input positions that a window spans."""
         return Int(self.dilation) * (Int(self.window) - 1) + 1
 
-    def most_above[adaptive: Bool = False](self) -> Int:
-        """The most windows above one input position, or more where windows are adaptive; windows that are so many apart
-        share none."""
-        comptime if adaptive:
-            var whole = ceildiv(Int(self.output), Int(self.input))
-            return min(whole + 1, Int(self.output))
+    def most_above(self) -> Int:
+        """The most windows above one input position; windows that are so many apart share none.
+        """
         return min(ceildiv(self.reach(), Int(self.stride)), Int(self.output))
 
     def most_reaching(self, extent: Int) -> Int:
@@ -209,13 +206,13 @@ struct PoolingProblem(KernelArgument):
 
         return alone(self.d) and alone(self.h) and alone(self.w)
 
-    def is_global[adaptive: Bool](self) -> Bool:
+    def is_global(self) -> Bool:
         """Whether a plane lies under one window that covers it, and channels do not come between its pixels.
         """
 
         @always_inline
         def covered(axis: PoolingAxis) -> Bool:
-            var taps = axis.taps[adaptive](0)
+            var taps = axis.taps[False](0)
             return taps.start == 0 and taps.count == Int(axis.input)
 
         return (

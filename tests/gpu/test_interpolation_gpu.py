@@ -7,9 +7,10 @@ import random
 import pytest
 import torch
 
-from benchmarks.interpolation.calls import LAYOUTS, Calls, shown
+from benchmarks.interpolation.calls import Calls
 from benchmarks.interpolation.drawn import draw
 from benchmarks.interpolation.random_check import DTYPES, check
+from benchmarks.library import LAYOUTS, shown
 from tests.kernels.test_interpolation import CHOSEN
 
 pytestmark = pytest.mark.gpu
@@ -38,8 +39,6 @@ def test_gradients_repeat_to_the_bit(calls: Calls, layout: str) -> None:
         results = []
         for _ in range(3):
             dx = torch.empty_like(shown(torch.empty(drawn.shape), layout), device=calls.device)
-            torch.cuda.synchronize()
             calls.bind(dy, dx, drawn.axes(is_gpu=True), gradient=True)()
-            calls.synchronize()
             results.append(dx)
         assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])

@@ -161,18 +161,18 @@ def run_pooling[
     elif op == 1:
         var t = Operands(x.data, y.data, indices.data)
         DGRAD_KERNELS.launch[adaptive=adaptive](ctx, t, p)
-    elif op == 2:
-        FPROP_KERNELS.launch[adaptive=adaptive](
-            ctx, averages(y.data, x.data), p
-        )
-    elif op == 3:
-        DGRAD_KERNELS.launch[adaptive=adaptive](
-            ctx, averages(x.data, y.data), p
-        )
     else:
         comptime if adaptive:
             raise Error("adaptive pooling has no op ", op)
-        if op == 4:
+        if op == 2:
+            FPROP_KERNELS.launch[adaptive=False](
+                ctx, averages(y.data, x.data), p
+            )
+        elif op == 3:
+            DGRAD_KERNELS.launch[adaptive=False](
+                ctx, averages(x.data, y.data), p
+            )
+        elif op == 4:
             var t = Operands(y.data, x.data, offsets.data)
             FPROP_KERNELS.launch[adaptive=False](ctx, t, p)
         elif op == 5:

@@ -91,8 +91,6 @@ def _cases(dtype: DType) -> dict[str, tuple[list[TensorType], Body]]:
         "avg_pool_dgrad": ([half], lambda v: pooling.avg_pool_dgrad(*v, POOL)),
         "adaptive_max_pool_fprop": ([x], lambda v: pooling.adaptive_max_pool_fprop(*v, ADAPTIVE)),
         "adaptive_max_pool_dgrad": ([half, indices], lambda v: pooling.adaptive_max_pool_dgrad(*v, ADAPTIVE)),
-        "adaptive_avg_pool_fprop": ([x], lambda v: pooling.adaptive_avg_pool_fprop(*v, ADAPTIVE)),
-        "adaptive_avg_pool_dgrad": ([half], lambda v: pooling.adaptive_avg_pool_dgrad(*v, ADAPTIVE)),
         "pool_by_index": ([half, indices], lambda v: pooling.max_unpool_fprop(*v, (1, 8, 8))),
         "max_unpool_dgrad": ([x, indices], lambda v: pooling.max_unpool_dgrad(*v)),
         "batch_norm_statistics": (

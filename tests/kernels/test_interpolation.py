@@ -15,9 +15,10 @@ import torch
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType
 
-from benchmarks.interpolation.calls import LAYOUTS, Calls
+from benchmarks.interpolation.calls import Calls
 from benchmarks.interpolation.drawn import Drawn, draw
 from benchmarks.interpolation.random_check import check
+from benchmarks.library import LAYOUTS
 from torch_max_backend.interpolation_problem import Mode, interpolation_axes
 from torch_max_backend.mojo_ops import interpolation
 
@@ -36,6 +37,9 @@ CHOSEN = (
     Drawn(Mode.NEAREST, 2, 16, (7, 7), (21, 35)),
     Drawn(Mode.CUBIC_ANTIALIASED, 2, 3, (64, 48), (7, 5)),
     Drawn(Mode.LINEAR_ANTIALIASED, 1, 24, (90, 33), (4, 30)),
+    Drawn(Mode.AREA, 2, 24, (60, 60), (6, 6)),
+    Drawn(Mode.AREA, 1, 3, (33, 47), (1, 2)),
+    Drawn(Mode.AREA, 1, 8, (14, 14, 9), (2, 3, 2)),
     Drawn(Mode.NEAREST, 0, 3, (4, 4), (8, 8)),
 )
 

@@ -271,7 +271,6 @@ class _Graphs:
                 pooling.max_pool_dgrad_scatter(y, indices, problem),
                 pooling.avg_pool_dgrad(mean, undivided),
                 pooling.adaptive_max_pool_dgrad(best, places, adaptive),
-                pooling.adaptive_avg_pool_dgrad(pooling.adaptive_avg_pool_fprop(x, adaptive), adaptive),
                 pooling.max_unpool_fprop(y, indices, problem.input),
                 pooling.max_unpool_dgrad(x, indices),
             )
@@ -317,9 +316,7 @@ class _Graphs:
 
             y, indices = op("max_pool_fprop", [x], [y_type, index_type])
             dx = op("max_pool_dgrad", [dy, indices], [x_type])
-            mean = op("avg_pool_fprop", [x], [y_type])
-            mean_dx = op("avg_pool_dgrad", [dy], [x_type])
-            graph.output(y, indices, *dx, *mean, *mean_dx)
+            graph.output(y, indices, *dx)
 
 
 @together.part("tests/kernels/test_pooling.py", "tests/kernels/test_pooling_properties.py")
@@ -516,11 +513,6 @@ def test_adaptive(compiled: Compiled, case: Adaptive, layout: str) -> None:
         functional.adaptive_max_pool2d,
         functional.adaptive_max_pool3d,
     )[rank - 1]
-    pool_avg = (
-        functional.adaptive_avg_pool1d,
-        functional.adaptive_avg_pool2d,
-        functional.adaptive_avg_pool3d,
-    )[rank - 1]
     for dtype in compiled.dtypes:
         generator = seeded(case.id)
         x = whole_numbers((case.n, case.c, *case.size), dtype, generator)
@@ -528,19 +520,14 @@ def test_adaptive(compiled: Compiled, case: Adaptive, layout: str) -> None:
         shape = (case.n, case.c, *case.output)
         if case.n:
             y, indices = pool_max(leaf, case.output, return_indices=True)
-            mean = pool_avg(leaf, case.output)
         else:
-            y = mean = leaf.new_zeros(shape)
+            y = leaf.new_zeros(shape)
             indices = torch.zeros(shape, dtype=torch.int64)
         dy = whole_numbers(shape, dtype, generator)
-        shapes = [y.shape, y.shape, x.shape, y.shape, x.shape]
-        got = compiled.run("adaptive", [x, dy], problem, layout, shapes)
+        got = compiled.run("adaptive", [x, dy], problem, layout, [y.shape, y.shape, x.shape])
         assert torch.equal(got[0].double(), y.detach())
         assert torch.equal(got[1], indices)
         assert torch.equal(got[2].double(), scatter_reference(dy, indices, x.shape))
-        mean_dx = torch.autograd.grad(mean, leaf, dy.double())[0] if case.n else torch.zeros_like(leaf)
-        assert_close(got[3], mean.detach(), 4 * math.prod(case.size))
-        assert_close(got[4], mean_dx, 32)
 
 
 def test_kernels_refuse_wrong_extents(compiled: Compiled) -> None:
@@ -573,9 +560,6 @@ def test_typed_functions(compiled: Compiled) -> None:
     best = functional.adaptive_max_pool2d(leaf, (3, 7))
     best_dx = torch.autograd.grad(best, leaf, best.detach())[0]
     assert torch.equal(to_logical(results[4], leaf.shape, "channels_last"), best_dx)
-    average = functional.adaptive_avg_pool2d(leaf, (3, 7))
-    average_dx = torch.autograd.grad(average, leaf, average.detach())[0]
-    torch.testing.assert_close(to_logical(results[5], leaf.shape, "channels_last"), average_dx)
-    spread = to_logical(results[6], leaf.shape, "channels_last").flatten(2)
+    spread = to_logical(results[5], leaf.shape, "channels_last").flatten(2)
     assert torch.equal(spread.gather(2, indices.flatten(2)).view_as(y), y.detach())
-    assert torch.equal(to_logical(results[7], y.shape, "channels_last"), y.detach())
+    assert torch.equal(to_logical(results[6], y.shape, "channels_last"), y.detach())

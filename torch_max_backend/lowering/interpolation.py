@@ -1,4 +1,4 @@
-"""Interpolation in one to three dimensions, forward and backward."""
+"""Interpolation in one to three dimensions, forward and backward, and adaptive average pooling: its mode "area"."""
 
 from __future__ import annotations
 
@@ -28,13 +28,22 @@ from torch_max_backend.torch_compat import OpOverload
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
+aten = torch.ops.aten
+
+
+def _spatial_rank(node: Node) -> int:
+    """1 to 3, from the op's name."""
+    return next(rank for rank in (1, 2, 3) if f"{rank}d" in str(node.target))
+
+
 def _supports(node: Node) -> str | None:
     x = cast(Node, node.args[0]).meta["val"]
     if x.dtype not in _FLOATS:
         return f"interpolation runs in {', '.join(map(str, _FLOATS))}, not {x.dtype}"
     if x.dtype == torch.float64 and x.device.type != "cpu":
         return "interpolation in float64 runs on the CPU only"
-    sizes = (*x.shape[2:], *node.meta["val"].shape[2:])
+    rank = _spatial_rank(node)
+    sizes = (*x.shape[-rank:], *node.meta["val"].shape[-rank:])
     if not all(isinstance(size, int) for size in sizes):
         return "the tables of interpolation need known extents"
     return None
@@ -128,3 +137,38 @@ def interpolate_backward(
         dims = list(range(2, grad.rank))
         return reduction.finished(ctx, reduction.reduce(reduction.compute(ctx, grad), dims, True, reduction.total, 0))
     return by_kernel(grad, grad.rank - 2, shape, lambda value: kernels.interpolate_dgrad(value, axes))
+
+
+@lowering(
+    aten._adaptive_avg_pool2d.default,
+    aten._adaptive_avg_pool3d.default,
+    layout=Layout.RAW,
+    supports=_supports,
+    functions=_functions,
+)
+def adaptive_avg_pool(ctx: LoweringContext, x: GraphTensor, output_size: Sequence[int]) -> GraphTensor:
+    """Averages over windows that cover the input evenly. (PyTorch makes a mean of those over whole planes.)"""
+    rank = _spatial_rank(ctx.node)
+    axes = _area(ctx.arg_meta(0).shape[-rank:], ctx.meta.shape[-rank:])
+    return by_kernel(x, rank, ctx.out_shape(), lambda value: kernels.interpolate(value, axes))
+
+
+@lowering(
+    aten._adaptive_avg_pool2d_backward.default,
+    aten._adaptive_avg_pool3d_backward.default,
+    layout=Layout.RAW,
+    supports=_supports,
+    functions=_functions,
+)
+def adaptive_avg_pool_backward(ctx: LoweringContext, grad: GraphTensor, x: GraphTensor) -> GraphTensor:
+    """Each pixel gathers its shares of the windows over it: deterministic."""
+    rank = _spatial_rank(ctx.node)
+    axes = _area(ctx.meta.shape[-rank:], ctx.arg_meta(0).shape[-rank:])
+    return by_kernel(grad, rank, ctx.out_shape(), lambda value: kernels.interpolate_dgrad(value, axes))
+
+
+def _area(input: Sequence[int], output: Sequence[int]) -> Axes:
+    try:
+        return interpolation_axes(Mode.AREA, input, output)
+    except ValueError as error:
+        raise InvalidArgumentError(f"adaptive pooling: {error}") from None

@@ -1,4 +1,7 @@
-"""Max, average and adaptive pooling, 2-D and 3-D (1-D arrives as 2-D), forward and backward."""
+"""Max, average and adaptive max pooling, 2-D and 3-D (1-D arrives as 2-D), forward and backward.
+
+Adaptive averages are interpolations (interpolation.py).
+"""
 
 from __future__ import annotations
 
@@ -227,34 +230,6 @@ def avg_pool_backward(
     view = _View(grad, rank)
     problem = _problem(rank, ctx.arg_meta(1), *rest)
     return view.take(kernels.avg_pool_dgrad(view.show(grad), problem, _result_extents(ctx)))
-
-
-@lowering(
-    aten._adaptive_avg_pool2d.default,
-    aten._adaptive_avg_pool3d.default,
-    layout=Layout.RAW,
-    supports=_supports,
-)
-def adaptive_avg_pool(ctx: LoweringContext, x: GraphTensor, output_size: Sequence[int]) -> GraphTensor:
-    """Averages over windows that cover the input evenly."""
-    rank = _rank(ctx)
-    view = _View(x, rank)
-    problem = _adaptive(rank, ctx.arg_meta(0), output_size)
-    return view.take(kernels.adaptive_avg_pool_fprop(view.show(x), problem, _result_extents(ctx)))
-
-
-@lowering(
-    aten._adaptive_avg_pool2d_backward.default,
-    aten._adaptive_avg_pool3d_backward.default,
-    layout=Layout.RAW,
-    supports=_supports,
-)
-def adaptive_avg_pool_backward(ctx: LoweringContext, grad: GraphTensor, x: GraphTensor) -> GraphTensor:
-    """Gathers, as the fixed windows' backward does."""
-    rank = _rank(ctx)
-    problem = _adaptive(rank, ctx.arg_meta(1), ctx.arg_meta(0).shape[-rank:])
-    view = _View(grad, rank)
-    return view.take(kernels.adaptive_avg_pool_dgrad(view.show(grad), problem, _result_extents(ctx)))
 
 
 @lowering(

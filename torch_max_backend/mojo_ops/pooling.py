@@ -113,13 +113,14 @@ def pool_function(
         target: MAX's word for the kind of device.
         dtype: of x or dy.
         kept: the dtype of what a maximum's forward pass keeps for the backward pass.
-        adaptive: windows are those of adaptive pooling.
+        adaptive: windows are those of adaptive pooling, for maxima.
         deep: windows may reach over several slabs of D. Without, gradients on a GPU compile in half the time.
     """
     parameters: tuple[DType | bool, ...] = (dtype,) if kept is None else (dtype, kept)
     if _OPS[entry] == "pool_by_index":
         return functions.LibraryFunction("pooling", entry, target, parameters)
-    parameters += (adaptive,)
+    if kept is not None:
+        parameters += (adaptive,)
     module = f"{entry.rpartition('_')[2]}_entries"
     if target == "gpu" and module == "dgrad_entries":
         parameters += (deep and not adaptive,)
@@ -254,28 +255,6 @@ def adaptive_max_pool_dgrad(
     _check_companion("indices", indices, "dy", dy, DType.int64)
     types = [_resized(dy, extents or problem.input)]
     return pool_op("max_pool_dgrad", dy.device, [dy, indices, _geometry(problem)], types, adaptive=True)[0]
-
-
-@beartype
-def adaptive_avg_pool_fprop(
-    x: TensorValue, problem: AdaptivePoolingProblem, extents: Sequence[DimLike] | None = None
-) -> TensorValue:
-    """The averages of `x` over adaptive windows."""
-    _check_tensor("x", x, problem.input)
-    _check_float("x", x)
-    types = [_resized(x, extents or problem.output)]
-    return pool_op("avg_pool_fprop", x.device, [x, _geometry(problem)], types, adaptive=True)[0]
-
-
-@beartype
-def adaptive_avg_pool_dgrad(
-    dy: TensorValue, problem: AdaptivePoolingProblem, extents: Sequence[DimLike] | None = None
-) -> TensorValue:
-    """Gradient of adaptive average pooling by gathering. Deterministic."""
-    _check_tensor("dy", dy, problem.output)
-    _check_float("dy", dy)
-    types = [_resized(dy, extents or problem.input)]
-    return pool_op("avg_pool_dgrad", dy.device, [dy, _geometry(problem)], types, adaptive=True)[0]
 
 
 @beartype

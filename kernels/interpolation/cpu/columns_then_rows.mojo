@@ -12,13 +12,47 @@ from ...pooling.cpu.vectors import (
     apart,
     for_each_share,
     lanes,
+    load_part,
     own_lines,
     pointer_inside,
     smallest_share,
+    store_part,
 )
 from ..kernel import InterpolationKernel, Operands
-from ..problem import Data, InterpolationProblem, Spans, accumulator
+from ..problem import Axis, Data, InterpolationProblem, Spans, accumulator
 from .sums import Row, line_of, sum_columns, sum_rows
+
+comptime LONG_COPY = 512
+"""Bytes from which on the C library copies faster."""
+
+
+def _repeats[Acc: DType, //](axis: Axis[Acc]) -> List[Bool]:
+    """For each result whether it reads what the one before reads, with the same weights.
+    """
+    var found = List[Bool](length=Int(axis.results), fill=False)
+    for i in range(Int32(1), axis.results):
+        var count = axis.count(i)
+        if axis.first(i) != axis.first(i - 1) or count != axis.count(i - 1):
+            continue
+        found[Int(i)] = True
+        for k in range(count):
+            if axis.weight(i, k) != axis.weight(i - 1, k):
+                found[Int(i)] = False
+    return found^
+
+
+@always_inline
+def _copy[
+    dtype: DType, //
+](result: Data[dtype], source: Data[dtype], length: Int):
+    if length * size_of[dtype]() >= LONG_COPY:
+        _ = external_call["memcpy", Data[dtype]](
+            result, source, length * size_of[dtype]()
+        )
+        return
+    comptime V = lanes[dtype]
+    for at in range(0, length, V):
+        store_part(result, at, length, load_part[V](source, at, length))
 
 
 @no_inline
@@ -34,6 +68,9 @@ def _interpolate[
     var depth = Int(p.d.most)
     var height = Int(p.h.most)
     var room = length + V
+    var h_repeats = _repeats(p.h)
+    var d_repeats = _repeats(p.d)
+    var rows_of_slab = Int(p.h.results)
 
     def share(first: Int, end: Int) {imm}:
         var storage = own_lines[Acc](depth * height * room)
@@ -43,16 +80,32 @@ def _interpolate[
         for _ in range(depth * height):
             held.append(-1)
         var rows = List[Row[Acc]](capacity=apart(2 * depth * height))
-        var copied = -1
+        # Short rows have no time for divisions: one row on for each unit.
+        var line = line_of(first, p.d.results, p.h.results)
+        line.h -= 1
         for unit in range(first, end):
-            var line = line_of(unit, p.d.results, p.h.results)
+            line.h += 1
+            if line.h == p.h.results:
+                line.h = 0
+                line.d += 1
+                if line.d == p.d.results:
+                    line.d = 0
+                    line.n += 1
+            var result = y.unsafe_offset(unit * length)
+            var back = 0
+            if h_repeats[Int(line.h)]:
+                back = 1
+            elif d_repeats[Int(line.d)]:
+                back = rows_of_slab
+            if back > 0 and unit - back >= first:
+                _copy(result, y.unsafe_offset((unit - back) * length), length)
+                continue
             rows.clear()
-            var source = -1
             for a in range(p.d.count(line.d)):
                 var d = Int(p.d.first(line.d) + a)
                 for b in range(p.h.count(line.h)):
                     var h = Int(p.h.first(line.h) + b)
-                    source = (line.n * Int(p.d.extent) + d) * Int(
+                    var source = (line.n * Int(p.d.extent) + d) * Int(
                         p.h.extent
                     ) + h
                     var place = d % depth * height + h % height
@@ -68,19 +121,6 @@ def _interpolate[
                         )
                     var weight = p.d.weight(line.d, a) * p.h.weight(line.h, b)
                     rows.append(Row[Acc](place * room, weight))
-            var result = y.unsafe_offset(unit * length)
-            if len(rows) == 1 and rows[0].weight == 1:
-                # The row before is the same one.
-                if source == copied:
-                    _ = external_call["memcpy", Data[dtype]](
-                        result,
-                        y.unsafe_offset((unit - 1) * length),
-                        length * size_of[dtype](),
-                    )
-                    continue
-                copied = source
-            else:
-                copied = -1
             if len(rows) <= 4 or dtype == Acc:
                 sum_rows(result, kept, rows, length)
             else:

@@ -27,6 +27,7 @@ def _interpolate[
     var channels = Int(p.channels)
     var length = Int(p.w.results) * channels
     var source_length = Int(p.w.extent) * channels
+    var all_sources = Int(p.batch) * p.sources()
     var most_rows = Int(p.d.most) * Int(p.h.most)
 
     def share(first: Int, end: Int) {imm}:
@@ -48,8 +49,17 @@ def _interpolate[
                     ) + h
                     var weight = p.d.weight(line.d, a) * p.h.weight(line.h, b)
                     rows.append(Row[Acc](source * source_length, weight))
-            sum_rows(sums, x, rows, source_length)
-            sum_columns(results, sums, p.w, channels, source_length + V)
+            if len(rows) == 1 and rows[0].weight == 1:
+                sum_columns(
+                    results,
+                    x.unsafe_offset(rows[0].begin),
+                    p.w,
+                    channels,
+                    all_sources - rows[0].begin,
+                )
+            else:
+                sum_rows(sums, x, rows, source_length)
+                sum_columns(results, sums, p.w, channels, source_length + V)
             sum_rows(y.unsafe_offset(unit * length), results, one, length)
         _ = storage^
         _ = result_storage^

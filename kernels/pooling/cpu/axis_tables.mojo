@@ -4,8 +4,6 @@ Axes can be long, too (16384 samples of sound), and one core fills a table, so e
 windows and those that padding clips.
 """
 
-from std.math import ceildiv
-
 from ...int_table import IntTable
 from ..problem import PoolingAxis, Taps
 
@@ -24,7 +22,7 @@ struct WindowTable(Movable):
         out self,
         axis: PoolingAxis,
         *,
-        adaptive: Bool,
+        adaptive: Bool = False,
         include_pad: Bool = False,
     ):
         self.step = 1 if adaptive else Int(axis.dilation)
@@ -62,7 +60,7 @@ struct AboveTable(Movable):
     var most: Int
     """The most windows above one position."""
 
-    def __init__(out self, axis: PoolingAxis, *, adaptive: Bool):
+    def __init__(out self, axis: PoolingAxis):
         var extent = Int(axis.input)
         var windows = Int(axis.output)
         self.first = IntTable(length=extent, fill=0)
@@ -71,14 +69,10 @@ struct AboveTable(Movable):
 
         @always_inline
         def start_of(o: Int) {imm} -> Int:
-            if adaptive:
-                return o * extent // windows
             return o * Int(axis.stride) - Int(axis.padding)
 
         @always_inline
         def end_of(o: Int) {imm} -> Int:
-            if adaptive:
-                return ceildiv((o + 1) * extent, windows)
             return start_of(o) + axis.reach()
 
         # Both bounds only grow.

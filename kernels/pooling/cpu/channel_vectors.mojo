@@ -236,19 +236,19 @@ def _pool_fprop_vectors[
 
 @no_inline
 def _avg_pool_dgrad_vectors[
-    dtype: DType, *, adaptive: Bool
+    dtype: DType, //
 ](dx_all: Data[dtype], dy: Data[dtype], p: PoolingProblem):
     comptime Acc = accumulator[dtype]
     comptime V = lanes[dtype]
     var include = p.count_include_pad != 0
-    var d_axis = WindowTable(p.d, adaptive=adaptive, include_pad=include)
-    var h_axis = WindowTable(p.h, adaptive=adaptive, include_pad=include)
-    var w_axis = WindowTable(p.w, adaptive=adaptive, include_pad=include)
-    var d_above = AboveTable(p.d, adaptive=adaptive)
-    var h_above = AboveTable(p.h, adaptive=adaptive)
-    var w_above = AboveTable(p.w, adaptive=adaptive)
+    var d_axis = WindowTable(p.d, include_pad=include)
+    var h_axis = WindowTable(p.h, include_pad=include)
+    var w_axis = WindowTable(p.w, include_pad=include)
+    var d_above = AboveTable(p.d)
+    var h_above = AboveTable(p.h)
+    var w_above = AboveTable(p.w)
     var most_rows = d_above.most * h_above.most
-    var override = not adaptive and p.divisor_override != 0
+    var override = p.divisor_override != 0
 
     def share(first: Int, end: Int) {imm}:
         var channels = Int(p.channels)
@@ -366,21 +366,17 @@ struct ChannelVectorsDgrad(PoolingKernel):
 
     @staticmethod
     def compiles[entry: DType, adaptive: Bool]() -> Bool:
-        return entry == NO_ENTRY
+        return entry == NO_ENTRY and not adaptive
 
     @staticmethod
     def can_implement[
         dtype: DType, entry: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
-        var addends = (
-            p.d.most_above[adaptive]()
-            * p.h.most_above[adaptive]()
-            * p.w.most_above[adaptive]()
-        )
+        var addends = p.d.most_above() * p.h.most_above() * p.w.most_above()
         return _few_addends(p, addends, MOST_SUMMED)
 
     @staticmethod
     def launch[
         dtype: DType, entry: DType, adaptive: Bool
     ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
-        _avg_pool_dgrad_vectors[adaptive=adaptive](t.result, t.source, p)
+        _avg_pool_dgrad_vectors(t.result, t.source, p)

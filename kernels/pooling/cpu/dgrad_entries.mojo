@@ -30,8 +30,8 @@ def max_pool_dgrad[
 
 
 def avg_pool_dgrad[
-    target: StaticString, dtype: DType, adaptive: Bool
+    target: StaticString, dtype: DType
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """dx gathers, for each pixel, the dy of the windows above it, each over its divisor.
     """
-    passes.avg_pool_dgrad[dtype, adaptive, DGRAD_KERNELS](arguments, ctx)
+    passes.avg_pool_dgrad[dtype, DGRAD_KERNELS](arguments, ctx)

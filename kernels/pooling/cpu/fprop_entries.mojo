@@ -27,7 +27,7 @@ def max_pool_fprop[
 
 
 def avg_pool_fprop[
-    target: StaticString, dtype: DType, adaptive: Bool
+    target: StaticString, dtype: DType
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """y = the averages of x."""
-    passes.avg_pool_fprop[dtype, adaptive, FPROP_KERNELS](arguments, ctx)
+    passes.avg_pool_fprop[dtype, FPROP_KERNELS](arguments, ctx)

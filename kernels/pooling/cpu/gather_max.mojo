@@ -171,9 +171,9 @@ def _gather_row[
 def _max_pool_dgrad_gather[
     dtype: DType, entry: DType, //
 ](t: Operands[dtype, entry], p: PoolingProblem):
-    var d_axis = AboveTable(p.d, adaptive=False)
-    var h_axis = AboveTable(p.h, adaptive=False)
-    var w_axis = AboveTable(p.w, adaptive=False)
+    var d_axis = AboveTable(p.d)
+    var h_axis = AboveTable(p.h)
+    var w_axis = AboveTable(p.w)
     var columns = Columns(p.w, w_axis, Int(p.channels))
 
     def share(first: Int, end: Int) {imm}:
@@ -181,7 +181,7 @@ def _max_pool_dgrad_gather[
         var width = Int(p.w.input)
         var height = Int(p.h.input)
         var row_length = Int(p.w.output) * channels
-        var above = Above(p.d.most_above[False]() * p.h.most_above[False]())
+        var above = Above(p.d.most_above() * p.h.most_above())
         for unit in range(first, end):
             var row = p.input_row(unit)
             var h = row.h

@@ -57,7 +57,7 @@ def _sum_rows[
 
 @no_inline
 def _avg_pool_fprop_separable[
-    dtype: DType, *, adaptive: Bool
+    dtype: DType, //
 ](y: Data[dtype], x: Data[dtype], p: PoolingProblem):
     comptime Acc = accumulator[dtype]
     comptime V = lanes[dtype]
@@ -65,10 +65,10 @@ def _avg_pool_fprop_separable[
     var length = Int(p.w.input) * channels
     var out_length = Int(p.w.output) * channels
     var include = p.count_include_pad != 0
-    var d_axis = WindowTable(p.d, adaptive=adaptive, include_pad=include)
-    var h_axis = WindowTable(p.h, adaptive=adaptive, include_pad=include)
-    var tables = WindowTable(p.w, adaptive=adaptive, include_pad=include)
-    var override = not adaptive and p.divisor_override != 0
+    var d_axis = WindowTable(p.d, include_pad=include)
+    var h_axis = WindowTable(p.h, include_pad=include)
+    var tables = WindowTable(p.w, include_pad=include)
+    var override = p.divisor_override != 0
     var stride = Int(p.w.stride)
     var padding = Int(p.w.padding)
     # Padding in front of the sums, and room behind for the last window and for whole vectors.
@@ -79,7 +79,7 @@ def _avg_pool_fprop_separable[
         )
         + padding
     )
-    var vectors = channels == 1 and not adaptive and stride <= 2
+    var vectors = channels == 1 and stride <= 2
 
     def share(first: Int, end: Int) {imm}:
         var storage = own_lines[Acc](room)
@@ -163,19 +163,19 @@ def _avg_pool_fprop_separable[
 
 @no_inline
 def _avg_pool_dgrad_separable[
-    dtype: DType, *, adaptive: Bool
+    dtype: DType, //
 ](dx: Data[dtype], dy: Data[dtype], p: PoolingProblem):
     comptime Acc = accumulator[dtype]
     comptime V = lanes[dtype]
     var include = p.count_include_pad != 0
-    var d_axis = WindowTable(p.d, adaptive=adaptive, include_pad=include)
-    var h_axis = WindowTable(p.h, adaptive=adaptive, include_pad=include)
-    var w_axis = WindowTable(p.w, adaptive=adaptive, include_pad=include)
-    var d_above = AboveTable(p.d, adaptive=adaptive)
-    var h_above = AboveTable(p.h, adaptive=adaptive)
-    var w_above = AboveTable(p.w, adaptive=adaptive)
+    var d_axis = WindowTable(p.d, include_pad=include)
+    var h_axis = WindowTable(p.h, include_pad=include)
+    var w_axis = WindowTable(p.w, include_pad=include)
+    var d_above = AboveTable(p.d)
+    var h_above = AboveTable(p.h)
+    var w_above = AboveTable(p.w)
     var most_rows = d_above.most * h_above.most
-    var override = not adaptive and p.divisor_override != 0
+    var override = p.divisor_override != 0
 
     def share(first: Int, end: Int) {imm}:
         var channels = Int(p.channels)
@@ -183,11 +183,11 @@ def _avg_pool_dgrad_separable[
         var out_width = Int(p.w.output)
         var length = width * channels
         var out_length = out_width * channels
-        var stride = 1 if adaptive else Int(p.w.stride)
+        var stride = Int(p.w.stride)
         var window = Int(p.w.window)
         var padding = Int(p.w.padding)
         var shared = channels == 1
-        var slides = not adaptive and stride == 1 and window > 1
+        var slides = stride == 1 and window > 1
         # Windows before the first are zeros, and so are those behind the last.
         var front = window
         var storage = own_lines[Acc](
@@ -253,17 +253,10 @@ def _avg_pool_dgrad_separable[
                 _sum_rows[True, True](
                     sums, dy, rows, weights, out_length, scales
                 )
-                comptime if adaptive:
-                    for w in range(width):
-                        var total = Scalar[Acc](0)
-                        for ow in range(w_above.first[w], w_above.end[w]):
-                            total += sums[unsafe_offset=ow]
-                        line[unsafe_offset=w] = total
-                else:
-                    if slides:
-                        _slide(out, sums.unsafe_offset(padding), length, window)
-                        continue
-                    _spread(line, sums, length + padding, window, stride)
+                if slides:
+                    _slide(out, sums.unsafe_offset(padding), length, window)
+                    continue
+                _spread(line, sums, length + padding, window, stride)
                 _store_row(out, line.unsafe_offset(padding), length)
                 continue
             _sum_rows[True](sums, dy, rows, weights, out_length, scales)
@@ -392,16 +385,16 @@ struct SeparableAvg[forward: Bool](PoolingKernel):
 
     @staticmethod
     def compiles[entry: DType, adaptive: Bool]() -> Bool:
-        return entry == NO_ENTRY
+        return entry == NO_ENTRY and not adaptive
 
     @staticmethod
     def launch[
         dtype: DType, entry: DType, adaptive: Bool
     ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
         comptime if Self.forward:
-            _avg_pool_fprop_separable[adaptive=adaptive](t.result, t.source, p)
+            _avg_pool_fprop_separable(t.result, t.source, p)
         else:
-            _avg_pool_dgrad_separable[adaptive=adaptive](t.result, t.source, p)
+            _avg_pool_dgrad_separable(t.result, t.source, p)
 
 
 struct GlobalAvg[forward: Bool](PoolingKernel):
@@ -409,13 +402,13 @@ struct GlobalAvg[forward: Bool](PoolingKernel):
 
     @staticmethod
     def compiles[entry: DType, adaptive: Bool]() -> Bool:
-        return entry == NO_ENTRY
+        return entry == NO_ENTRY and not adaptive
 
     @staticmethod
     def can_implement[
         dtype: DType, entry: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
-        if not p.is_global[adaptive]():
+        if not p.is_global():
             return String("no window covers a plane")
         return None
 
@@ -424,5 +417,5 @@ struct GlobalAvg[forward: Bool](PoolingKernel):
         dtype: DType, entry: DType, adaptive: Bool
     ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
         _avg_pool_global[forward=Self.forward](
-            t.result, t.source, p, p.divisor[adaptive](0, 0, 0)
+            t.result, t.source, p, p.divisor[False](0, 0, 0)
         )

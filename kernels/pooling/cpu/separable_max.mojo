@@ -190,7 +190,31 @@ def _max_pool_fprop_separable[
                 var best = SIMD[Acc, 1](neg_inf[Acc]())
                 var place = SIMD[DType.int32, 1](NOWHERE)
                 var column = w_axis.start[ow]
-                for k in range(w_axis.count[ow]):
+                var count = w_axis.count[ow]
+                var begin = 0
+                if dilation == 1 and count >= 2 * V:
+                    # A long window: V of its columns at once.
+                    var bests = SIMD[Acc, V](neg_inf[Acc]())
+                    var found = SIMD[DType.int32, V](NOWHERE)
+                    while begin + V <= count:
+                        var at = places.unsafe_load[width=V, alignment=1](
+                            column
+                        )
+                        comptime if entry == OFFSET:
+                            at += iota[DType.int32, V](
+                                Int32(w_axis.first_tap[ow] + begin)
+                            )
+                        _take_better[V](
+                            bests,
+                            found,
+                            values.unsafe_load[width=V, alignment=1](column),
+                            at,
+                        )
+                        column += V
+                        begin += V
+                    comptime for lane in range(V):
+                        _take_better[1](best, place, bests[lane], found[lane])
+                for k in range(begin, count):
                     var at = places[unsafe_offset=column]
                     comptime if entry == OFFSET:
                         at += Int32(w_axis.first_tap[ow] + k)

@@ -43,8 +43,8 @@ def max_pool_dgrad[
 
 
 def avg_pool_dgrad[
-    target: StaticString, dtype: DType, adaptive: Bool, deep: Bool
+    target: StaticString, dtype: DType, deep: Bool
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """dx gathers, for each pixel, the dy of the windows above it, each over its divisor.
     """
-    passes.avg_pool_dgrad[dtype, adaptive, DGRAD_KERNELS[deep]](arguments, ctx)
+    passes.avg_pool_dgrad[dtype, DGRAD_KERNELS[deep]](arguments, ctx)

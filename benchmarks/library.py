@@ -1,0 +1,61 @@
+"""What checks and timings of library functions share: tensors as kernels take them, results between guards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from torch_max_backend.bench.launcher import Word
+
+LAYOUTS = ("contiguous", "channels_last")
+_GUARD = 64
+_GUARDED = 123
+
+
+def memory_format(x: torch.Tensor, layout: str) -> torch.Tensor:
+    """A copy in PyTorch's memory format of that name; there is none for one axis."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return x.contiguous(memory_format=formats[x.dim()]) if layout == "channels_last" and x.dim() > 3 else x.contiguous()
+
+
+def shown(x: torch.Tensor, layout: str) -> torch.Tensor:
+    """A tensor [N, C, spatial...] as the kernels take it: [N, D, H, W, C], or [N * C, D, H, W, 1] where it is
+    contiguous; copied into the layout."""
+    spatial = (*[1] * (5 - x.dim()), *x.shape[2:])
+    if layout == "contiguous":
+        return x.contiguous().reshape(x.shape[0] * x.shape[1], *spatial, 1)
+    return x.movedim(1, -1).contiguous().reshape(len(x), *spatial, x.shape[1])
+
+
+def operands(*tensors: torch.Tensor) -> list[Word]:
+    """The words of tensors that a library function takes: each one's address and extents."""
+    return [word for each in tensors for word in (each, *each.shape)]
+
+
+class Guarded:
+    """A result that holds NaN, or the least number, until a kernel writes it, between elements that nothing may
+    overwrite.
+
+    It begins where kernels' vectors do, as an allocator's tensors.
+    """
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+        size = torch.Size(shape).numel()
+        self._memory = torch.full((size + 2 * _GUARD,), _GUARDED, dtype=dtype, device=device)
+        poison = float("nan") if dtype.is_floating_point else torch.iinfo(dtype).min
+        self.tensor = self._memory[_GUARD : _GUARD + size].view(shape).fill_(poison)
+
+    def is_intact(self) -> bool:
+        """Whether the elements around the result are as they were."""
+        return bool((self._memory[:_GUARD] == _GUARDED).all() and (self._memory[-_GUARD:] == _GUARDED).all())
+
+
+def excess(result: torch.Tensor, wanted: torch.Tensor, allowed: torch.Tensor) -> str | None:
+    """What is further from ``wanted`` than ``allowed``, in words; None if nothing is. NaN is equal to NaN."""
+    off = (result.cpu().double() - wanted).abs()
+    fine = (off <= allowed) | (result.cpu().isnan() & wanted.isnan())
+    if fine.all():
+        return None
+    share = (off / allowed).nan_to_num(float("inf"))[~fine]
+    return f"{int((~fine).sum())} of {off.numel()} elements, up to {share.max().item():.3g} times too far off"
