@@ -27,8 +27,9 @@ from max.graph import DeviceRef, Dim, Graph, Module, TensorType
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from torch_max_backend.bench import compiled, results
-from torch_max_backend.bench.hardware import available_bytes, cache_bytes
+from benchmarks import records
+from benchmarks.launcher import on_stream
+from torch_max_backend.bench.memory import available_bytes, cache_bytes
 from torch_max_backend.bench.timing import interleaved, set_count
 from torch_max_backend.dtypes import TORCH_TO_MAX
 from torch_max_backend.mojo_ops import attention
@@ -220,12 +221,12 @@ def main() -> None:
     wanted = cases(device)
     models = load(wanted, device)
     rows = []
-    with torch.no_grad(), compiled.on_stream(device):
+    with torch.no_grad(), on_stream(device):
         for case in wanted:
             rows.append(measure(case, models, device, chosen.runs))
             print(rows[-1], flush=True)
     if chosen.output:
-        results.write(chosen.output, {**results.provenance(device), "runs": chosen.runs, "rows": rows})
+        records.write(chosen.output, {**records.provenance(device), "runs": chosen.runs, "rows": rows})
 
 
 if __name__ == "__main__":

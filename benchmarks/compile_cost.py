@@ -25,11 +25,10 @@ from rich.progress import track
 from rich.table import Table
 from torch import nn
 
-from benchmarks import zoo
+from benchmarks import records, zoo
+from benchmarks.records import cpu_seconds
 from torch_max_backend.ahead import TARGETS, compile_ahead
 from torch_max_backend.backend import build_only
-from torch_max_backend.bench import results
-from torch_max_backend.bench.timing import cpu_seconds
 from torch_max_backend.mojo_ops.functions import Function, LibraryFunction, required
 from torch_max_backend.runtime import libraries, session
 
@@ -119,7 +118,7 @@ def measure(
     Console().print(table)
     if json_file is not None:
         facts = {"models": model, "target": target, "functions": len(functions)}
-        results.write(json_file, {**facts, **results.provenance(torch.device("cpu")), "rows": rows})
+        records.write(json_file, {**facts, **records.provenance(torch.device("cpu")), "rows": rows})
 
 
 def main() -> None:

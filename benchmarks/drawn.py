@@ -16,8 +16,8 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from benchmarks import records
 from benchmarks.library import LAYOUTS
-from torch_max_backend.bench import results
 from torch_max_backend.bench.timing import interleaved
 
 P = TypeVar("P")
@@ -156,5 +156,5 @@ def command(
     problems = drawn(draw, args.seed, args.count, args.most or most, args.least or least)
     measured = _times(family, problems, args, dtypes)
     if args.output:
-        results.write(args.output, {**results.provenance(device), "one_thread": args.one_thread, **measured})
+        records.write(args.output, {**records.provenance(device), "one_thread": args.one_thread, **measured})
     return 0

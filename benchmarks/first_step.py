@@ -22,10 +22,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks import ROOT, zoo
+from benchmarks import ROOT, records, zoo
+from benchmarks.records import cpu_seconds
 from benchmarks.training_step import drawn, stepper, timed
-from torch_max_backend.bench import results
-from torch_max_backend.bench.timing import cpu_seconds
 
 CONTENDERS = ("max", "inductor", "eager")
 STATES = ("empty", "filled")
@@ -98,7 +97,7 @@ def measure(
         table.add_row(row["backend"], row["caches"], f"{row['seconds']:.1f}", f"{row['cpu_seconds']:.0f}")
     Console().print(table)
     if json_file is not None:
-        results.write(json_file, {**facts, **results.provenance(torch.device(device)), "rows": rows})
+        records.write(json_file, {**facts, **records.provenance(torch.device(device)), "rows": rows})
 
 
 def main() -> None:

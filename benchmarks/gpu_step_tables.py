@@ -40,25 +40,16 @@ def training_steps_gpu() -> str:
 
 
 def step_kinds() -> str:
-    """Milliseconds of each kind of kernels, before and now, and of its bytes; a column for each model."""
-    before, now = ({row["model"]: row for row in read(name)["rows"]} for name in (f"{_KINDS}_before", _KINDS))
+    """Milliseconds of each kind of kernels, and of its bytes; a column for each model."""
+    models = read(_KINDS)["rows"]
     kinds: dict[str, float] = {}
-    for row in (*before.values(), *now.values()):
+    for row in models:
         for kind, each in row["kinds"].items():
             kinds[kind] = max(kinds.get(kind, 0.0), each["seconds"] * 1e3)
-    rows = [
-        [
-            "whole step, queued",
-            *(f"{before[m]['queued_seconds'] * 1e3:.1f} to {now[m]['queued_seconds'] * 1e3:.1f}" for m in now),
-        ]
-    ]
+    rows = [["whole step, queued", *(f"{row['queued_seconds'] * 1e3:.1f}" for row in models)]]
     for kind in (kind for kind, most in kinds.items() if most >= _LEAST_MS):
-        cells = []
-        for model, row in now.items():
-            old, new = (each["kinds"].get(kind, {"seconds": 0.0, "bytes": 0}) for each in (before[model], row))
-            floor = (new["bytes"] or old["bytes"]) / BYTES_PER_MS
-            both = f"{old['seconds'] * 1e3:.2f} to {new['seconds'] * 1e3:.2f} ({floor:.2f})"
-            cells.append(both if old["seconds"] or new["seconds"] else "")
+        mine = [row["kinds"].get(kind) for row in models]
+        cells = [f"{e['seconds'] * 1e3:.2f} ({e['bytes'] / BYTES_PER_MS:.2f})" if e else "" for e in mine]
         rows.append([kind, *cells])
-    header = [f"{row['model']}, {row['batch']}" for row in now.values()]
-    return grid(["ms, before to now (bytes)", *header], rows) + origin(f"{_KINDS}_before", _KINDS)
+    header = [f"{row['model']}, {row['batch']}" for row in models]
+    return grid(["ms (bytes)", *header], rows) + origin(_KINDS)

@@ -22,9 +22,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from benchmarks import zoo
+from benchmarks import records, zoo
 from torch_max_backend import backend
-from torch_max_backend.bench import results
 from torch_max_backend.runtime import executable as executables
 
 PARTS = ("hand-over in", "execute", "hand-over out", "around")
@@ -161,7 +160,7 @@ def measure(
         table.add_row(row["model"], row["call"], str(row["inputs"]), str(row["outputs"]), *times)
     Console().print(table)
     if json_file is not None:
-        results.write(json_file, {"calls": calls, **results.provenance(where), "rows": rows})
+        records.write(json_file, {"calls": calls, **records.provenance(where), "rows": rows})
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from torch_max_backend.bench.launcher import Word
+from benchmarks.launcher import Word
 
 LAYOUTS = ("contiguous", "channels_last")
 _GUARD = 64

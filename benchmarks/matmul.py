@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 
-from torch_max_backend.bench import results
-from torch_max_backend.bench.hardware import cache_bytes
-from torch_max_backend.bench.launcher import Launcher
+from benchmarks import records
+from benchmarks.launcher import Launcher
+from torch_max_backend.bench.memory import cache_bytes
 from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref
 from torch_max_backend.mojo_ops.matmul import MatmulGeometry, Matrices, matmul_function
 
@@ -286,7 +286,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     mean = math.exp(statistics.fmean(math.log(row["ratio"]) for row in rows))
     print(f"geometric mean {mean:.3f}, worst {max(row['ratio'] for row in rows):.2f} over {len(rows)} products")
     if given.output:
-        results.write(given.output, {**results.provenance(device), "mean": round(mean, 3), "products": rows})
+        records.write(given.output, {**records.provenance(device), "mean": round(mean, 3), "products": rows})
 
 
 if __name__ == "__main__":

@@ -20,9 +20,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from benchmarks import zoo
+from benchmarks import records, zoo
 from torch_max_backend import backend
-from torch_max_backend.bench import results
 from torch_max_backend.bench.timing import interleaved
 from torch_max_backend.graph.compiler import CompiledGraph
 from torch_max_backend.runtime.executable import Executable
@@ -119,7 +118,7 @@ def measure(
     Console().print(table)
     if json_file is not None:
         sizes = {"model": model, "tensors": len(parameters), "elements": sum(each.numel() for each in parameters)}
-        results.write(json_file, {**sizes, "runs": runs, **results.provenance(where), "rows": rows})
+        records.write(json_file, {**sizes, "runs": runs, **records.provenance(where), "rows": rows})
 
 
 def main() -> None:

@@ -18,10 +18,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import zoo
+from benchmarks import records, zoo
 from torch_max_backend.ahead import TARGETS, compile_ahead
 from torch_max_backend.backend import recorded_graphs
-from torch_max_backend.bench import hardware, results
 from torch_max_backend.graph.compiler import CompiledGraph
 from torch_max_backend.launches.traffic import Kernel, Traffic, families, traffic
 from torch_max_backend.runtime import libraries
@@ -116,8 +115,8 @@ def count(
         console.print(f"{name}: the forward graph makes {kept.get(name, 0) / 1e6:.0f} MB of results")
     if json_file is not None:
         where = torch.device("cpu")
-        facts = {"target": target, "saved": kept, "date": hardware.date(), "versions": hardware.versions(where)}
-        results.write(json_file, {**facts, "rows": rows})
+        facts = {"target": target, "saved": kept, "date": records.date(), "versions": records.versions(where)}
+        records.write(json_file, {**facts, "rows": rows})
 
 
 def main() -> None:

@@ -26,10 +26,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import zoo
+from benchmarks import records, zoo
 from benchmarks.training_step import CHANNELS_LAST, MEMORY_FORMATS, compiled, drawn, stepper
 from benchmarks.training_zoo import SIZES
-from torch_max_backend.bench import results
 from torch_max_backend.runtime.launches import drop_workspaces
 
 CONTENDERS = ("max", "eager", CHANNELS_LAST, "inductor")
@@ -106,7 +105,7 @@ def measure(
         """After each row: a run that is stopped keeps what it has measured."""
         if json_file is not None:
             facts = {"steps": MEASURED, "torch_threads": torch.get_num_threads(), "failed": failed}
-            results.write(json_file, {**facts, **results.provenance(torch.device("cpu")), "rows": rows})
+            records.write(json_file, {**facts, **records.provenance(torch.device("cpu")), "rows": rows})
 
     table = Table("model", "batch", "amp", *(f"{who}, MiB" for who in CONTENDERS), "ours over eager's")
     for kind, images, name in itertools.product(amp, batch, model):

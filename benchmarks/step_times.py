@@ -22,11 +22,10 @@ from rich.table import Table
 from torch._functorch import config as functorch_config
 
 import torch_max_backend
-from benchmarks import zoo
+from benchmarks import records, zoo
 from benchmarks.step_bytes import BATCHES, BYTES_PER_MS
 from benchmarks.training_step import MEMORY_FORMATS, drawn, queued, stepper
 from torch_max_backend.backend import recorded_graphs
-from torch_max_backend.bench import results
 from torch_max_backend.launches.traffic import families, traffic
 
 _STEPS, _ROUNDS = 10, 3
@@ -87,7 +86,7 @@ def measure(
         console.print(table_of(rows[-1]))
         torch.cuda.empty_cache()
     if json_file is not None:
-        results.write(json_file, {**results.provenance(torch.device("cuda")), "rows": rows})
+        records.write(json_file, {**records.provenance(torch.device("cuda")), "rows": rows})
 
 
 def main() -> None:

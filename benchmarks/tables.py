@@ -91,51 +91,29 @@ def optimizer_steps() -> str:
 
 
 def summary() -> str:
-    """The README's figures."""
-    gpu_steps = over_inductor()
-    steps = {
-        "first_step_h200_resnet50_bf16": (
-            "ResNet-50 training step, H200, batch 256, bfloat16",
-            step_of("resnet50")["median_seconds"],
-            "its first step, H200 with 16 cores",
-        ),
-        "first_step_cpu_resnet18_float32": (
-            "ResNet-18 training step, 2 CPU cores, batch 16, 64x64 images",
-            read("training_step_cpu_resnet18_float32")["median_seconds"],
-            "its first step",
-        ),
-    }
-    hopper = "convolution_sm90_h200_bfloat16"
-    rows = []
-    for waited, (what, step, wait) in steps.items():
-        beside = f"{step['eager'] * 1e3:.1f} eager, {step['inductor'] * 1e3:.1f} Inductor"
-        ratios = f"{step['max'] / step['eager']:.2f}, {step['max'] / step['inductor']:.2f}"
-        rows.append([what, f"{step['max'] * 1e3:.1f} ms", beside, ratios])
-        for caches in ("empty", "filled"):
-            first = _waited(waited, caches)
-            beside = f"{first['inductor']:.1f} Inductor"
-            ours = f"{first['max']:.1f} s"
-            rows.append([f"{wait}, caches {caches}", ours, beside, f"{first['max'] / first['inductor']:.2f}"])
-    what = f"{len(gpu_steps)} training steps, H200, bfloat16"
-    rows.append(
-        [
-            f"{what}; replayed as device graphs",
-            "",
-            "Inductor; with CUDA graphs",
-            "; ".join(map(mean, zip(*gpu_steps, strict=True))),
-        ]
-    )
-    for kind, steps in zoo_rows().items():
-        what = f"{len(steps)} models on 2 CPU cores: {kind_of(*kind)}"
-        rows.append([what, "", "the best of eager, channels_last and Inductor", mean(map(ratio, steps))])
-    each = ", ".join(mean(hopper_ratios(hopper, pass_)) for pass_ in PASSES)
-    count = len(hopper_ratios(hopper, "fprop"))
-    rows.append([f"bfloat16 convolution, {count} problems, H200: {', '.join(PASSES.values())}", "", "cuDNN", each])
-    drawn = _of_class(read(DRAWN), "all")
-    by_pass = [[row["ratio"] for row in drawn if row["pass"] == pass_] for pass_ in PASSES.values()]
-    rows.append([f"the same, {len(by_pass[0])} drawn from models", "", "cuDNN", ", ".join(map(mean, by_pass))])
-    rows.append(["pooling gradients, H200", "", "ATen", mean(pooling_ratios("pooling_h200_gradients"))])
-    return grid(["work", "ours", "beside", "our time over theirs"], rows)
+    """The README's figures: one number in each row."""
+    plain, captured = zip(*over_inductor(), strict=True)
+    first = _waited("first_step_h200_resnet50_bf16", "empty")
+    resnet = step_of("resnet50")["median_seconds"]
+    zoo = zoo_rows()["training", "none", 8]
+    drawn = [row["ratio"] for row in _of_class(read(DRAWN), "all")]
+    products = [row["ratio"] for row in read("matmul_h200")["products"]]
+    # DeepLabV3 stands among them for interpolation.
+    attention = attention_ratios()
+    rows = [
+        ("ResNet-50, batch 256, bfloat16: training step", "H200", "Inductor", resnet["max"] / resnet["inductor"]),
+        ("the same: first step, caches empty", "H200", "Inductor", first["max"] / first["inductor"]),
+        (f"{len(plain)} models, bfloat16: training step", "H200", "Inductor", plain),
+        ("the same, as device graphs", "H200", "Inductor, CUDA graphs", captured),
+        (f"{len(attention)} more, of which {len(attention) - 1} have attention", "H200", "Inductor, CUDA graphs",
+         attention),
+        (f"{len(zoo)} models, float32, batch 8: training step", "2 CPU cores", "the best of eager and Inductor",
+         list(map(ratio, zoo))),
+        ("convolutions drawn from models, bfloat16", "H200", "cuDNN", drawn),
+        ("batched matrix products, bfloat16", "H200", "cuBLAS", products),
+    ]  # fmt: skip
+    cells = [[*words, f"{figure:.2f}" if isinstance(figure, float) else mean(figure)] for *words, figure in rows]
+    return grid(["work", "on", "beside", "our time over theirs"], cells)
 
 
 def training_steps() -> str:
@@ -307,54 +285,6 @@ def _cells_by_pass(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [mean_and_worst([row["ratio"] for row in rows if row["pass"] == pass_]) for pass_ in PASSES.values()]
 
 
-def _before_and_after(name: str) -> str:
-    """Our time before a change and after it over cuDNN's, by kind and pass."""
-    measured = read(name)["rows"]
-    rows = []
-    for kind in dict.fromkeys(row["kind"] for row in measured):
-        for pass_ in PASSES.values():
-            mine = [row for row in measured if (row["kind"], row["pass"]) == (kind, pass_)]
-            if mine:
-                before = mean_and_worst([row["before_us"] / row["cudnn_us"] for row in mine])
-                rows.append([f"{kind}, {len(mine)}", pass_, before, mean_and_worst([row["ratio"] for row in mine])])
-    return grid(["problems", "pass", "before", "now"], rows) + origin(name)
-
-
-def convolution_tf32_and_3d() -> str:
-    return _before_and_after("convolution_tf32_and_3d_h200")
-
-
-def convolution_grouped() -> str:
-    return _before_and_after("convolution_grouped_h100")
-
-
-def convolution_depthwise() -> str:
-    return _before_and_after("convolution_depthwise_h100")
-
-
-def convolution_tiles() -> str:
-    return _before_and_after("convolution_tiles_h100")
-
-
-def convolution_few_channels() -> str:
-    name = "convolution_few_channels_h100"
-    times: dict[str, dict[str, tuple[float, float]]] = {}
-    for row in read(name)["rows"]:
-        times.setdefault(row["problem"], {})[row["pass"]] = (row["ours_us"], row["cudnn_us"])
-    rows = []
-    for problem, passes in times.items():
-        pairs = [passes.get(each) for each in ("forward", "data gradient")]
-        rows.append([problem, *(f"{pair[0]:.0f}, {pair[1]:.0f}" if pair else "" for pair in pairs)])
-    return grid(["problem", "forward, µs: ours, cuDNN", "data gradient, µs: ours, cuDNN"], rows) + origin(name)
-
-
-def convolution_gelu_store() -> str:
-    name = "convolution_gelu_store_h200"
-    kinds = ("floor", "before", "ours", "compile")
-    rows = [[row["problem"], *(f"{row[f'{kind}_us']:.0f}" for kind in kinds)] for row in read(name)["rows"]]
-    return grid(["problem, µs", "bytes alone", "unrolled", "loop", "torch.compile"], rows) + origin(name)
-
-
 def convolution_cpu() -> str:
     """A class of the draw in each line; of each dtype our time over eager's, and the share of the matmul's rate."""
     names = [f"convolution_cpu_{dtype}" for dtype in ("float32", "bfloat16")]
@@ -391,16 +321,6 @@ def convolution_hopper() -> str:
             worst = ", ".join(f"{row['ours_ms'] / row['cudnn_ms']:.2f} `{row['problem']}`" for row in slowest)
             rows.append([dtype, pass_, str(len(mine)), f"{mean(hopper_ratios(name, pass_))}", worst])
     return grid(["dtype", "pass", "problems", "geometric mean", "the worst"], rows) + origin(*names.values())
-
-
-def convolution_epilogue() -> str:
-    name = "convolution_sm90_h200_epilogue"
-    rows = [
-        [row["problem"], *(f"{row[key]:.4f}" for key in ("dgrad_ms", "read_d_ms", "fused_ms")), f"{row['cost']:.3f}"]
-        for row in read(name)["rows"]
-    ]
-    header = ["problem", "dgrad, ms", "reading D", "dgrad + residual + mask", "over the sum of the first two"]
-    return grid(header, rows) + origin(name)
 
 
 def convolution_sanitizer() -> str:
@@ -453,37 +373,20 @@ def pooling_memory() -> str:
     return grid(["model", "dtype", "int64 indices, MiB", "one-byte offsets, MiB"], rows) + origin(name)
 
 
-def commands() -> str:
-    rows = []
-    for document in read("commands_h200"):
-        words = document["command"].removeprefix("torch-max-backend bench ").removesuffix(" --device cuda --compare")
-        (case,) = document["cases"]
-        verified = "yes" if case["verification"]["passed"] else "no"
-        floor = f"{case['floor_fraction']:.0%}"
-        rows.append(
-            [f"`{words}`", f"{case['ms']:.3f}", f"{case['torch_ms']:.3f}", f"{case['ratio']:.2f}", floor, verified]
-        )
-    header = ["command", "ms", "PyTorch, ms", "ratio", "of the floor", "verified"]
-    return grid(header, rows) + origin("commands_h200")
-
-
 def gpu_tests() -> str:
     rows = [[f"{row['run']}", row["result"], row["date"]] for row in read("gpu_tests_h200")["rows"]]
     return grid(["run on one H200", "result", "date"], rows)
 
 
 def step_bytes() -> str:
-    """One row for each model and graph: all its kernels, and before the passes that were measured against."""
-    documents = [read("step_bytes_before"), read("step_bytes_sm_90a")]
-    totals = [_bytes_by_graph(document["rows"]) for document in documents]
+    """One row for each model and graph: all its kernels."""
+    document = read("step_bytes_sm_90a")
     rows = []
-    for (model, batch, graph), (moved, needed) in totals[1].items():
-        before = totals[0][model, batch, graph][0]
-        kept = [f"{document['saved'][model] / 1e9:.2f}" if graph == "forward" else "" for document in documents]
-        label = f"{model}, {batch}" if graph == "forward" else ""
-        rows.append([label, graph, f"{before / 1e9:.2f}", f"{moved / 1e9:.2f}", f"{needed / 1e9:.2f}", *kept])
-    header = ["model, batch", "graph", "before, GB", "moved, GB", "needed, GB", "results before, GB", "results, GB"]
-    return grid(header, rows) + origin("step_bytes_before", "step_bytes_sm_90a")
+    for (model, batch, graph), (moved, needed) in _bytes_by_graph(document["rows"]).items():
+        forward = graph == "forward"
+        saved = f"{document['saved'][model] / 1e9:.2f}" if forward else ""
+        rows.append([f"{model}, {batch}" if forward else "", graph, f"{moved / 1e9:.2f}", f"{needed / 1e9:.2f}", saved])
+    return grid(["model, batch", "graph", "moved, GB", "needed, GB", "results, GB"], rows) + origin("step_bytes_sm_90a")
 
 
 def _bytes_by_graph(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int, str], tuple[int, int]]:
@@ -509,6 +412,12 @@ def attention() -> str:
     passes = [f"{name} {word}" for name in ("forward", "backward") for word in ("ms", "PyTorch ms", "ratio")]
     header = ["dtype", "batch x heads x rows x size", "causal", *passes]
     return grid(header, rows) + origin(*names)
+
+
+def attention_ratios() -> list[float]:
+    """Of whole training steps of models with attention, as device graphs, over Inductor's with CUDA graphs."""
+    rows = (row for row in read("training_steps_attention_h200")["rows"] if "error" not in row["cuda_graphs"])
+    return [row["captured"]["waited_ms"] / row["cuda_graphs"]["waited_ms"] for row in rows]
 
 
 def attention_models() -> str:
@@ -570,11 +479,8 @@ def compile_cost() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
-        summary, training_steps, training_steps_gpu, training_curves, training_zoo, step_memory, commands, gpu_tests,
+        summary, training_steps, training_steps_gpu, training_curves, training_zoo, step_memory, gpu_tests,
         convolution_any_gpu, convolution_drawn, convolution_cpu, convolution_workspace, convolution_hopper,
-        convolution_tf32_and_3d, convolution_grouped, convolution_depthwise, convolution_tiles,
-        convolution_few_channels,
-        convolution_epilogue, convolution_gelu_store,
         convolution_sanitizer, pooling_gpu, pooling_cpu, pooling_memory, attention, attention_models, matmul,
         compile_cost, first_steps,
         host_time, optimizer_steps, step_bytes, step_kinds,

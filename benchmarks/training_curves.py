@@ -21,9 +21,8 @@ import typer
 from rich.console import Console
 from torch import nn
 
-from benchmarks import zoo
+from benchmarks import records, zoo
 from benchmarks.training_step import MEMORY_FORMATS, drawn
-from torch_max_backend.bench import results
 
 CONTENDERS = ("eager", "max", "inductor")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -97,7 +96,7 @@ def measure(
         words = [f"{who}: " + ", ".join(f"{key} {value:.1e}" for key, value in apart[who].items()) for who in apart]
         console.print(f"{name}, {kind}: {losses['eager'][0]:.3f} to {losses['eager'][-1]:.3f}; " + "; ".join(words))
         if json_file is not None:
-            results.write(json_file, {"steps": steps, **results.provenance(where), "rows": rows})
+            records.write(json_file, {"steps": steps, **records.provenance(where), "rows": rows})
 
 
 def main() -> None:

@@ -31,8 +31,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from benchmarks import zoo
-from torch_max_backend.bench import results
+from benchmarks import records, zoo
 
 CHANNELS_LAST = "eager, channels_last"
 """The contender whose model and images are channels_last."""
@@ -202,9 +201,9 @@ def train(
             "cudnn_benchmark": search,
             "torch_threads": torch.get_num_threads(), "load_average": round(load, 1),
             "steps": steps, "median_seconds": medians, "median_cpu_seconds": processor, "first_step_seconds": first,
-            **on_gpu, **results.provenance(where),
+            **on_gpu, **records.provenance(where),
         }  # fmt: skip
-        results.write(json_file, facts)
+        records.write(json_file, facts)
 
 
 def main() -> None:

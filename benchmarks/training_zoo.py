@@ -26,9 +26,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import zoo
+from benchmarks import records, zoo
 from benchmarks.training_step import FROZEN
-from torch_max_backend.bench import results
 
 #: By model, height and width of an image; 0 for the model's own.
 SIZES: dict[str, int] = {
@@ -92,7 +91,7 @@ def measure(
         """After each row: a run that is stopped keeps what it has measured."""
         if json_file is not None:
             facts = {"steps": steps, "torch_threads": torch.get_num_threads(), "failed": failed}
-            results.write(json_file, {**facts, **results.provenance(torch.device(device)), "rows": rows})
+            records.write(json_file, {**facts, **records.provenance(torch.device(device)), "rows": rows})
 
     table = Table("mode", "model", "batch", "amp", "ours, ms", "best other, ms", "ratio", "over frozen")
     for how, kind, images, name in itertools.product(mode, amp, batch, model):

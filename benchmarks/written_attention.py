@@ -22,9 +22,9 @@ from unittest import mock
 
 import torch
 
+from benchmarks import records
 from torch_max_backend import backend
-from torch_max_backend.bench import results
-from torch_max_backend.bench.hardware import available_bytes, cache_bytes
+from torch_max_backend.bench.memory import available_bytes, cache_bytes
 from torch_max_backend.bench.timing import interleaved, set_count
 from torch_max_backend.dtypes import TORCH_TO_MAX
 
@@ -225,7 +225,7 @@ def main() -> None:
             rows.append(measure(problem, None if dtype == torch.float32 else dtype, device, chosen.runs))
             print(rows[-1], flush=True)
     if chosen.output:
-        results.write(chosen.output, {**results.provenance(device), "runs": chosen.runs, "rows": rows})
+        records.write(chosen.output, {**records.provenance(device), "runs": chosen.runs, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -36,8 +36,6 @@ BY_ID = ("test_targets.py", "test_training.py")
 KERNELS = {
     *(f"tests/kernels/test_{name}.py" for name in ("attention", "convolution", "pooling")),
     *(f"tests/kernels/test_{name}_properties.py" for name in ("convolution", "pooling")),
-    "tests/bench/test_tasks.py",
-    "tests/test_cli.py",
 }
 
 

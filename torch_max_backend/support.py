@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import platform
 from collections.abc import Iterable
 
@@ -9,7 +10,6 @@ import torch
 from rich.table import Table
 
 from torch_max_backend import lowering
-from torch_max_backend.bench.hardware import distribution_version
 from torch_max_backend.checked import beartype
 from torch_max_backend.lowering.registry import Registration
 from torch_max_backend.mojo_ops import KERNELS_PATH
@@ -47,7 +47,7 @@ def installation() -> dict[str, str]:
         "torch": torch.__version__,
         "max": versions["max"],
         "mojo": versions["mojo"],
-        "beartype": distribution_version("beartype"),
+        "beartype": importlib.metadata.version("beartype"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "MAX sees": f"CPU, {sees}",

@@ -24,8 +24,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import problems
-from torch_max_backend.bench import results
+from benchmarks import problems, records
 
 PASSES = ("fprop", "dgrad", "wgrad")
 OPERANDS = {"fprop": "xwy", "dgrad": "ywx", "wgrad": "xyw"}
@@ -233,7 +232,7 @@ class Timed:
 
 def rows(loaded: dict[str, Any], pattern: str, runs: int, seconds: float) -> Iterator[dict[str, Any]]:
     """Times of the list's problems whose names match; after so many seconds no further problem is begun."""
-    from torch_max_backend.bench.compiled import on_stream
+    from benchmarks.launcher import on_stream
     from torch_max_backend.bench.timing import interleaved
 
     device = torch.device("cuda", 0)
@@ -327,7 +326,7 @@ def main() -> int:
         print(f"{name:50} {values}", flush=True)
     if options.output:
         document = {
-            **results.provenance(torch.device("cuda", 0)),
+            **records.provenance(torch.device("cuda", 0)),
             "ratio": "our median over cuDNN's, in turns; channels_last is our layout, default PyTorch's",
             "seed": seed,
             "checked": count,
@@ -335,7 +334,7 @@ def main() -> int:
             "summary": table,
             "rows": measured,
         }
-        results.write(options.output, document)
+        records.write(options.output, document)
     print(f"{time.perf_counter() - began:.0f} s", flush=True)
     return 1 if wrong else 0
 

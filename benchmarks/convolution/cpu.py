@@ -12,35 +12,26 @@ with float32).
 from __future__ import annotations
 
 import argparse
-import ctypes
 import math
 import os
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from max.graph import DeviceRef
 
+from benchmarks import records
+from benchmarks.convolution.calls import Convolutions, logical
 from benchmarks.convolution.drawn import PASSES, Drawn, Rules, draw, kind_of, relative_error, summary
 from benchmarks.convolution.zoo_problems import HALVES, Convolution
-from torch_max_backend.bench import results
 from torch_max_backend.bench.ceilings import ceilings
 from torch_max_backend.bench.convolution import ConvolutionTask
-from torch_max_backend.bench.hardware import cache_bytes
+from torch_max_backend.bench.memory import cache_bytes
 from torch_max_backend.bench.timing import interleaved
-from torch_max_backend.convolution_problem import Pass
-from torch_max_backend.dtypes import TORCH_TO_MAX
-from torch_max_backend.max_compat import device_context
-from torch_max_backend.mojo_ops.convolution import Grouping, convolution_function, geometry_values
-from torch_max_backend.mojo_ops.functions import require, require_function
-from torch_max_backend.runtime import libraries
-from torch_max_backend.runtime.session import max_device
-from torch_max_backend.runtime.threads import team_start
 
 CPU = torch.device("cpu")
 #: Pixels of an image's result that are few.
@@ -69,62 +60,7 @@ RULES = Rules(
 )  # fmt: skip
 
 
-class Launcher:
-    """Calls the library functions of the three passes as a launch list of one call does."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        name = TORCH_TO_MAX[dtype]
-        symbols = {
-            (which, kind): require_function(convolution_function(which.value, "cpu", name, kind))
-            for which in Pass
-            for kind in (Grouping.ONE, Grouping.WIDE, Grouping.DEPTHWISE)
-        }
-        walk = require("launches", "walk", DeviceRef.CPU(), ())
-        libraries.load(CPU)
-        self._functions = {kind: libraries.address(symbol, CPU) for kind, symbol in symbols.items()}
-        self._walk = libraries.callable_at(libraries.address(walk, CPU))
-        self._context = device_context(max_device(CPU))
-        self._message = ctypes.create_string_buffer(libraries.MESSAGE_BYTES)
-
-    def bind(self, task: ConvolutionTask, inputs: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
-        """A call that gives the pass's result, dense and with its channels last; a filter's gradient in PyTorch's
-        order."""
-        p = task.problem
-        sizes = {
-            "x": (p.n, *p.input_size, p.c), "w": (p.k, p.c // p.groups, *p.filter_size), "y": (p.n, *p.output_size, p.k)
-        }  # fmt: skip
-        a, b, result = {Pass.FPROP: tuple("xwy"), Pass.DGRAD: tuple("ywx"), Pass.WGRAD: tuple("xyw")}[task.which]
-        operands = [
-            tensor.contiguous() if name == "w" else tensor.movedim(1, -1).contiguous()
-            for name, tensor in zip((a, b), inputs, strict=True)
-        ]
-        geometry = geometry_values(p.stride, p.padding, p.dilation, p.groups, taps_inside=True)
-        words = [0, *sizes[result]]
-        for name, tensor in zip((a, b), operands, strict=True):
-            words += [tensor.data_ptr(), *sizes[name]]
-        words += [geometry.ctypes.data, len(geometry)]
-        function = self._functions[task.which, Grouping.of(p.groups, p.c // p.groups, p.k)]
-        code = np.array([function, len(words), *words], np.int64)
-        needed, host = np.zeros(1, np.int64), np.array([team_start(), torch.get_num_threads(), 0], np.int64)
-        nothing = (0, 0)
-        arrays = [(array.ctypes.data, len(array)) for array in (code, needed, host)]
-        call = np.array([arrays[0], nothing, nothing, nothing, *arrays[1:]], np.int64)
-        shape, dtype = sizes[result], task.dtype
-        arguments = call.ctypes.data, self._context, ctypes.addressof(self._message)
-        kept = operands, geometry, needed, host, call
-
-        def launch() -> torch.Tensor:
-            assert kept
-            made = torch.empty(shape, dtype=dtype)
-            code[2] = made.data_ptr()
-            if self._walk(*arguments):
-                raise RuntimeError(self._message.value.decode())
-            return made
-
-        return launch
-
-
-def measure(drawn: Drawn, name: str, dtype: torch.dtype, launcher: Launcher, runs: int) -> dict[str, Any]:
+def measure(drawn: Drawn, name: str, dtype: torch.dtype, convolutions: Convolutions, runs: int) -> dict[str, Any]:
     """One row of the results."""
     problem = drawn.convolution.problem(drawn.batch)
     last, plain = (
@@ -137,16 +73,13 @@ def measure(drawn: Drawn, name: str, dtype: torch.dtype, launcher: Launcher, run
     like = last.inputs(0, generator)
     lasts = [[torch.empty_like(to).copy_(one) for one, to in zip(each, like, strict=True)] for each in sets]
     calls: dict[str, list[Callable[[], torch.Tensor]]] = {
-        "ours": [launcher.bind(plain, inputs) for inputs in sets],
-        "channels_last": [last.theirs(inputs) for inputs in lasts],
-        "contiguous": [plain.theirs(inputs) for inputs in sets],
+        "ours": [convolutions.bind(plain, inputs) for inputs in sets],
+        "channels_last": [partial(last.theirs, *inputs) for inputs in lasts],
+        "contiguous": [partial(plain.theirs, *inputs) for inputs in sets],
     }
     wide = torch.float32 if dtype == torch.bfloat16 else torch.float64
-    exact = plain.theirs([tensor.to(wide) for tensor in sets[0]])()
-    ours = calls["ours"][0]()
-    if last.which is not Pass.WGRAD:
-        ours = ours.movedim(-1, 1)
-    error = relative_error(ours.reshape(exact.shape), exact)
+    exact = plain.theirs(*(tensor.to(wide) for tensor in sets[0]))
+    error = relative_error(logical(plain, calls["ours"][0]()), exact)
     times = {key: value.best for key, value in interleaved(calls, runs, CPU).items()}
     row: dict[str, Any] = {"kind": drawn.kind, "pass": name, "problem": str(drawn)}
     row |= {f"{key}_us": round(value * 1e6, 1) for key, value in times.items()}
@@ -174,14 +107,14 @@ def main() -> int:
     problems = draw(options.half, seed, options.count, options.kinds, RULES)
     random.Random(seed).shuffle(problems)
     began, before = time.perf_counter(), os.getloadavg()[0]
-    launcher = Launcher(dtype)
+    convolutions = Convolutions([dtype], CPU)
     peak = ceilings(CPU, dtype).flops_per_second
     print(f"{len(problems)} problems, seed {seed}, a matmul's {peak / 1e9:.0f} GFLOP/s", flush=True)
     rows = []
     with torch.no_grad():
         for drawn in problems:
             for name in PASSES:
-                row = measure(drawn, name, dtype, launcher, options.runs)
+                row = measure(drawn, name, dtype, convolutions, options.runs)
                 rows.append(row)
                 figures = [row[key] for key in ("ours_us", "channels_last_us", "contiguous_us", "share")]
                 verdict = "" if row["right"] else f"WRONG {row['error']}"
@@ -193,7 +126,7 @@ def main() -> int:
     print(f"{len(rows)} results, {len(bad)} wrong, {time.perf_counter() - began:.0f} s", flush=True)
     if options.output:
         document = {
-            **results.provenance(CPU),
+            **records.provenance(CPU),
             "load average": [round(value, 1) for value in (before, os.getloadavg()[0])],
             "ratio": "our best time over eager's better layout's, in turns",
             "draw": {"half": options.half, "seed": seed, "count": options.count, "kinds": options.kinds},
@@ -202,7 +135,7 @@ def main() -> int:
             "summary": table,
             "rows": rows,
         }
-        results.write(options.output, document)
+        records.write(options.output, document)
     return 1 if bad else 0
 
 

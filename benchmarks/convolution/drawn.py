@@ -20,14 +20,17 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks import records
+from benchmarks.convolution.calls import Convolutions, logical
 from benchmarks.convolution.zoo_problems import BATCHES, HALVES, Convolution, Half, read
-from torch_max_backend.bench import compiled, results
-from torch_max_backend.bench.convolution import ConvolutionTask, kernel_graphs
+from benchmarks.launcher import on_stream
+from torch_max_backend.bench.convolution import ConvolutionTask
 from torch_max_backend.bench.timing import interleaved
 from torch_max_backend.convolution_problem import Pass
 
@@ -138,8 +141,8 @@ def error_of(task: ConvolutionTask, inputs: Sequence[torch.Tensor], result: torc
     """||result - reference|| / ||reference||, with the reference in float32, without TF32 and searching."""
     exact = ConvolutionTask(task.name, task.problem, task.role, torch.float32, task.device, task.layout)
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):
-        reference = exact.theirs([tensor.float() for tensor in inputs])()
-    return relative_error(task.logical(result), reference)
+        reference = exact.theirs(*(tensor.float() for tensor in inputs))
+    return relative_error(logical(task, result), reference)
 
 
 def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
@@ -147,19 +150,21 @@ def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
     return (result.to(reference.dtype) - reference).norm().item() / (reference.norm().item() or 1.0)
 
 
-def measure(drawn: Drawn, name: str, dtype: torch.dtype, device: torch.device, runs: int) -> dict[str, Any]:
+def measure(
+    drawn: Drawn, name: str, dtype: torch.dtype, device: torch.device, convolutions: Convolutions, runs: int
+) -> dict[str, Any]:
     """One row of the results."""
     mine, plain = tasks(drawn, PASSES[name], dtype, device)
     generator = torch.Generator(device).manual_seed(0)
     # Twice the cache of an H200 at least; small problems stay in it on both sides.
     count = max(2, min(12, math.ceil(1e8 / mine.set_bytes)))
     sets = [mine.inputs(2, generator) for _ in range(count)]
-    ours = [mine.ours(inputs) for inputs in sets]
+    ours = [convolutions.bind(mine, inputs) for inputs in sets]
     error = error_of(mine, sets[0], ours[0]())
     calls: dict[str, Sequence[Callable[[], object]]] = {"ours": ours}
     # The same numbers in both layouts.
-    calls["channels_last"] = [mine.theirs(inputs) for inputs in sets]
-    calls["contiguous"] = [plain.theirs([tensor.contiguous() for tensor in inputs]) for inputs in sets]
+    calls["channels_last"] = [partial(mine.theirs, *inputs) for inputs in sets]
+    calls["contiguous"] = [partial(plain.theirs, *(tensor.contiguous() for tensor in inputs)) for inputs in sets]
     times = interleaved(calls, runs, device)
     row: dict[str, Any] = {"kind": drawn.kind, "pass": name, "problem": str(drawn)}
     row |= {f"{key}_us": round(value.median * 1e6, 2) for key, value in times.items()}
@@ -170,7 +175,12 @@ def measure(drawn: Drawn, name: str, dtype: torch.dtype, device: torch.device, r
 
 
 def rows(
-    problems: Sequence[Drawn], dtype: torch.dtype, device: torch.device, runs: int, seconds: float
+    problems: Sequence[Drawn],
+    dtype: torch.dtype,
+    device: torch.device,
+    convolutions: Convolutions,
+    runs: int,
+    seconds: float,
 ) -> Iterator[dict[str, Any]]:
     """Rows of all passes; after so many seconds no further problem is begun."""
     stop = time.perf_counter() + seconds
@@ -180,7 +190,7 @@ def rows(
             return
         for name in PASSES:
             try:
-                row = measure(drawn, name, dtype, device, runs)
+                row = measure(drawn, name, dtype, device, convolutions, runs)
             except Exception as error:
                 row = {"kind": drawn.kind, "pass": name, "problem": str(drawn), "failed": str(error)[:300]}
             figures = {key: row[key] for key in ("ours_us", "channels_last_us", "contiguous_us") if key in row}
@@ -234,12 +244,12 @@ def main() -> int:
     # What is left out for want of time is a sample of every class.
     random.Random(seed).shuffle(problems)
     began = time.perf_counter()
-    with torch.no_grad(), compiled.on_stream(device):
+    with torch.no_grad(), on_stream(device):
         torch.backends.cudnn.benchmark = True
         torch.backends.cudnn.allow_tf32 = True
-        compiled.preload(kernel_graphs([dtype]), device)
+        convolutions = Convolutions([dtype], device)
         print(f"{len(problems)} problems, seed {seed}, ready after {time.perf_counter() - began:.0f} s", flush=True)
-        measured = list(rows(problems, dtype, device, options.runs, options.seconds))
+        measured = list(rows(problems, dtype, device, convolutions, options.runs, options.seconds))
     table = summary(measured)
     for name, values in table.items():
         print(f"{name:45} {values}", flush=True)
@@ -247,14 +257,14 @@ def main() -> int:
     print(f"{len(measured)} results, {len(bad)} wrong or failed, {time.perf_counter() - began:.0f} s", flush=True)
     if options.output:
         document = {
-            **results.provenance(device),
+            **records.provenance(device),
             "ratio": "our median over the better one of cuDNN's in channels_last and in the default layout, in turns",
             "draw": {"half": options.half, "seed": seed, "count": options.count, "kinds": options.kinds},
             "dtype": options.dtype,
             "summary": table,
             "rows": measured,
         }
-        results.write(options.output, document)
+        records.write(options.output, document)
     return 1 if bad else 0
 
 

@@ -23,8 +23,10 @@ from typing import Any
 
 import torch
 
-from torch_max_backend.bench import compiled, results
-from torch_max_backend.bench.convolution import ConvolutionTask, kernel_graphs
+from benchmarks import records
+from benchmarks.convolution.calls import Convolutions, logical
+from benchmarks.launcher import on_stream
+from torch_max_backend.bench.convolution import ConvolutionTask
 from torch_max_backend.convolution_problem import ConvolutionProblem, Pass
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -88,7 +90,12 @@ def displaced(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def check(
-    problem: ConvolutionProblem, role: Pass, dtype: torch.dtype, device: torch.device, chance: random.Random
+    problem: ConvolutionProblem,
+    role: Pass,
+    dtype: torch.dtype,
+    device: torch.device,
+    convolutions: Convolutions,
+    chance: random.Random,
 ) -> str:
     """What is wrong, "" where nothing is."""
     torch.backends.cudnn.allow_tf32 = chance.random() < 0.5
@@ -99,8 +106,8 @@ def check(
     original = inputs
     inputs = tuple(displaced(tensor) if chance.random() < 0.25 else tensor for tensor in inputs)
     try:
-        call = task.ours(inputs)
-        first, second = task.logical(call()), task.logical(call())
+        call = convolutions.bind(task, inputs)
+        first, second = logical(task, call()), logical(task, call())
     except Exception as error:
         return f"raised {error}"
     if not torch.equal(first, expected.to(dtype)):
@@ -119,15 +126,15 @@ def run(options: argparse.Namespace, seed: int, device: torch.device) -> dict[st
     wrong: list[str] = []
     kinds: Counter[str] = Counter()
     problems = 0
-    with torch.no_grad(), compiled.on_stream(device):
-        compiled.preload(kernel_graphs(dtypes), device)
+    with torch.no_grad(), on_stream(device):
+        convolutions = Convolutions(dtypes, device)
         print(f"ready after {time.perf_counter() - began:.0f} s, seed {seed}", flush=True)
         began = time.perf_counter()
         while problems < options.count and time.perf_counter() - began < options.seconds:
             problem, dtype = random_problem(chance), chance.choice(dtypes)
             problems += 1
             for role in Pass:
-                fault = check(problem, role, dtype, device, chance)
+                fault = check(problem, role, dtype, device, convolutions, chance)
                 kinds[f"{str(dtype).removeprefix('torch.')} {role.value}"] += 1
                 if fault:
                     wrong.append(f"{role.value} {dtype} tf32={torch.backends.cudnn.allow_tf32} {problem}: {fault}")
@@ -176,7 +183,7 @@ def main() -> int:
     seed = int(time.time()) if options.seed is None else options.seed
     found = run(options, seed, device) if options.processes == 1 else run_in_processes(options, seed)
     if options.output:
-        results.write(options.output, {**results.provenance(device), **found, "wrong": found["wrong"][:100]})
+        records.write(options.output, {**records.provenance(device), **found, "wrong": found["wrong"][:100]})
     return 1 if found["wrong"] else 0
 
 

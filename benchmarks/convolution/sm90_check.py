@@ -30,8 +30,8 @@ from max.dtype import DType
 from max.engine import Model
 from max.graph import DeviceRef, Graph, Module, TensorType, ops
 
-from benchmarks import problems
-from torch_max_backend.bench import hardware, results
+from benchmarks import problems, records
+from torch_max_backend.bench import memory
 from torch_max_backend.bench.ceilings import ceilings
 from torch_max_backend.bench.timing import set_count
 from torch_max_backend.mojo_ops.constants import kernel_constant
@@ -323,7 +323,7 @@ def measure(models: dict[str, Model], passing: str, dtype: str, problem: Problem
     device = torch.device("cuda", 0)
     first = problem.tensors(getattr(torch, dtype), integers=False)
     size = sum(first[name].nbytes for name in OPERANDS[passing])
-    count = set_count(size, hardware.cache_bytes(device), hardware.available_bytes(device))
+    count = set_count(size, memory.cache_bytes(device), memory.available_bytes(device))
     sets = [first, *(problem.tensors(getattr(torch, dtype), integers=False) for _ in range(count - 1))]
     calls: dict[str, list[Callable[[], Any]]] = {
         "cudnn": [partial(reference, passing, problem, tensors) for tensors in sets]
@@ -415,7 +415,7 @@ def main() -> int:
         device = torch.device("cuda", 0)
         rates = ceilings(device, getattr(torch, dtypes[0]))
         document = {
-            **results.provenance(device),
+            **records.provenance(device),
             "ceilings": {
                 "gb_per_s": rates.bytes_per_second / 1e9,
                 "tflops": rates.flops_per_second / 1e12,
@@ -424,7 +424,7 @@ def main() -> int:
             "wrong": wrong,
             "rows": rows,
         }
-        results.write(args.output, document)
+        records.write(args.output, document)
     print(f"{time.perf_counter() - began:.0f} s", flush=True)
     return 1 if wrong else 0
 

@@ -21,9 +21,9 @@ import torch
 from max.dtype import DType
 from max.graph import DeviceRef, TensorType, TensorValue, ops
 
+from benchmarks import records
+from benchmarks.convolution.listed import ListedGraph
 from benchmarks.convolution.sm90_check import Problem, interleaved, reference, use_virtual_hopper
-from torch_max_backend.bench import results
-from torch_max_backend.bench.listed import ListedGraph
 from torch_max_backend.lowering import numerics
 from torch_max_backend.mojo_ops.convolution import Grouping, conv_with_geometry
 from torch_max_backend.runtime import libraries
@@ -193,11 +193,11 @@ def main() -> int:
     if args.output:
         device = torch.device("cuda", 0)
         document = {
-            **results.provenance(device),
+            **records.provenance(device),
             "rows": rows,
             "others": others,
         }
-        results.write(args.output, document)
+        records.write(args.output, document)
     return 0 if all(row["ok"] for row in (*rows, *others)) else 1
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from torch_max_backend.bench import results
+from benchmarks import records
 
 EVERYTHING = "narrow|tails|^strided$|stride3|gap_stride|5x3|k10|c3_k136|c5_k7|c20|stem_c3|long_sum"
 """Strided data gradients, images of few channels, channels that are padded or folded in copies, long reductions."""
@@ -104,10 +104,10 @@ def main() -> int:
     if args.output:
         device = torch.device("cuda", 0)
         document = {
-            **results.provenance(device),
+            **records.provenance(device),
             "rows": rows,
         }
-        results.write(args.output, document)
+        records.write(args.output, document)
     print(f"{time.perf_counter() - began:.0f} s", flush=True)
     return 0 if all(row["ok"] for row in rows) else 1
 

@@ -22,9 +22,8 @@ os.environ["MODULAR_DEVICE_CONTEXT_MEMORY_MANAGER_LOG"] = "true"
 
 import torch
 
-from benchmarks import problems
+from benchmarks import problems, records
 from benchmarks.convolution.any_gpu import PASSES, Bound, Timed, models
-from torch_max_backend.bench import results
 from torch_max_backend.mojo_ops.convolution import DEFAULT_WORKSPACE_LIMIT
 
 ALLOCATION = re.compile(r"cuda\[0\]\)##: \[freeList\] In allocateDescAligned with size (\d+)")
@@ -88,13 +87,13 @@ def main() -> None:
     peaks = {pass_: max(row[pass_] for row in rows) for pass_ in PASSES}
     print("most, MiB:", {pass_: round(peak / 2**20, 1) for pass_, peak in peaks.items()})
     document = {
-        **results.provenance(torch.device("cuda", 0)),
+        **records.provenance(torch.device("cuda", 0)),
         "unit": "bytes that a pass allocates beyond operands and result",
         "limit": DEFAULT_WORKSPACE_LIMIT,
         "most": peaks,
         "rows": rows,
     }
-    results.write(options.output, document)
+    records.write(options.output, document)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 
+from benchmarks.launcher import Launcher
 from benchmarks.library import operands
-from torch_max_backend.bench.launcher import Launcher
 from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref
 from torch_max_backend.interpolation_problem import Axes
 from torch_max_backend.mojo_ops.functions import target_of

@@ -24,10 +24,11 @@ from typing import Any
 
 import torch
 
+from benchmarks import records
 from benchmarks.interpolation.calls import Calls
 from benchmarks.interpolation.drawn import Drawn, draw
 from benchmarks.library import LAYOUTS, memory_format, shown
-from torch_max_backend.bench import hardware, results
+from torch_max_backend.bench import memory
 from torch_max_backend.bench.ceilings import copy_rate
 from torch_max_backend.bench.timing import interleaved, set_count
 from torch_max_backend.interpolation_problem import Mode
@@ -94,7 +95,7 @@ def contenders(
 def measure(calls: Calls, drawn: Drawn, dtype: torch.dtype, layout: str, rate: float, runs: int) -> Iterator[Row]:
     """Both passes."""
     moved = (math.prod(drawn.shape) + math.prod(drawn.result_shape)) * dtype.itemsize
-    count = set_count(2 * moved, hardware.cache_bytes(calls.device), hardware.available_bytes(calls.device) // 4)
+    count = set_count(2 * moved, memory.cache_bytes(calls.device), memory.available_bytes(calls.device) // 4)
     queued = QUEUED if calls.device.type == "cuda" else 1
     for gradient in (False, True):
         sets = [
@@ -185,8 +186,8 @@ def main() -> int:
         }
         print(name, summary[name])
     if args.output:
-        document = {**results.provenance(device), "copy_gb_per_s": round(rate / 1e9, 1), "summary": summary}
-        results.write(args.output, {**document, "rows": [asdict(row) for row in rows]})
+        document = {**records.provenance(device), "copy_gb_per_s": round(rate / 1e9, 1), "summary": summary}
+        records.write(args.output, {**document, "rows": [asdict(row) for row in rows]})
     return 0
 
 

@@ -19,8 +19,8 @@ from max.dtype import DType
 from torch.nn import functional
 
 from benchmarks.drawn import Contenders, command
+from benchmarks.launcher import Launcher
 from benchmarks.library import Guarded, memory_format, operands, shown
-from torch_max_backend.bench.launcher import Launcher
 from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref
 from torch_max_backend.mojo_ops.functions import target_of
 from torch_max_backend.mojo_ops.pooling import pool_function

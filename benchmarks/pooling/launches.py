@@ -15,9 +15,8 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks import ROOT, problems
+from benchmarks import ROOT, problems, records
 from benchmarks.pooling.run import Case
-from torch_max_backend.bench import results
 from torch_max_backend.pooling_problem import PoolingProblem
 
 SOURCE = Path(__file__).with_suffix(".mojo")
@@ -109,12 +108,12 @@ def main() -> int:
         import torch
 
         document = {
-            **results.provenance(torch.device("cuda")),
+            **records.provenance(torch.device("cuda")),
             "copy_gb_per_s": round(max(rates), 1),
             "programs": [binary.name for binary in binaries],
             "launches": [[asdict(launch) for launch in launches] for launches in launched],
         }
-        results.write(args.output, document)
+        records.write(args.output, document)
     return 1 if wrong else 0
 
 

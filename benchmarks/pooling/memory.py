@@ -21,8 +21,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch.fx import GraphModule
 
-from benchmarks import zoo
-from torch_max_backend.bench import results
+from benchmarks import records, zoo
 from torch_max_backend.decompositions import decompositions
 from torch_max_backend.graph.pool_offsets import keep_small_offsets
 
@@ -89,7 +88,7 @@ def main() -> None:
                 flush=True,
             )
     if args.output:
-        results.write(args.output, {**results.provenance(torch.device("cpu")), "rows": rows})
+        records.write(args.output, {**records.provenance(torch.device("cpu")), "rows": rows})
 
 
 if __name__ == "__main__":

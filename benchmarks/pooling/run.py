@@ -30,10 +30,10 @@ from max.engine import InferenceSession, Model
 from max.engine import read as read_artifact
 from max.graph import DeviceRef, Graph, Module, TensorType
 
-from benchmarks import ROOT, problems
-from torch_max_backend.bench import hardware, results
+from benchmarks import ROOT, problems, records
+from benchmarks.launcher import on_stream
+from torch_max_backend.bench import memory
 from torch_max_backend.bench.ceilings import copy_rate
-from torch_max_backend.bench.compiled import on_stream
 from torch_max_backend.bench.timing import interleaved, set_count
 from torch_max_backend.mojo_ops.constants import kernel_constant
 from torch_max_backend.mojo_ops.pooling import pool_op
@@ -311,7 +311,7 @@ def measure(case: Case, layout: str, dtype: str, setting: Setting) -> list[Row]:
             operands, expected = [dy, stored], [backward(dy.contiguous().to(wide), plain.to(wide), indices)]
             moved += y.numel() * (1 if passing == "dgrad_offsets" else 8)
             theirs = lambda dy, stored: backward(dy, x, stored)  # noqa: E731
-        count = set_count(moved, hardware.cache_bytes(device), min(hardware.available_bytes(device), 2**31))
+        count = set_count(moved, memory.cache_bytes(device), min(memory.available_bytes(device), 2**31))
         sets = [operands, *([t.clone(memory_format=torch.preserve_format) for t in operands] for _ in range(count - 1))]
         ours = []
         for tensors in sets:
@@ -476,7 +476,7 @@ def main() -> int:
     with torch.no_grad(), on_stream(device):
         generator = torch.Generator(device).manual_seed(0)
         setting = Setting(device, models, copy_rate(device), args.runs, frozenset(kinds), generator)
-        print(f"{hardware.hardware(device)}: copy {setting.bandwidth / 1e9:.0f} GB/s", flush=True)
+        print(f"{records.hardware(device)}: copy {setting.bandwidth / 1e9:.0f} GB/s", flush=True)
         for case in cases:
             for dtype in dtypes:
                 for layout in args.layouts.split(","):
@@ -487,20 +487,20 @@ def main() -> int:
                         rows.append(row)
                         print(report(row), flush=True)
     if rows:
-        print("\n".join(summary(rows, hardware.cache_bytes(device))))
+        print("\n".join(summary(rows, memory.cache_bytes(device))))
     wrong = [row for row in rows if row.error]
     print(f"{len(rows)} rows, {len(wrong)} wrong, {time.perf_counter() - began:.0f} s")
     if left_out:
         print(f"not run for lack of time: {', '.join(left_out)}")
     if args.output:
         document = {
-            **results.provenance(device),
+            **records.provenance(device),
             "copy_gb_per_s": round(setting.bandwidth / 1e9, 1),
             "rounds": args.rounds,
             "not_run": left_out,
             "rows": [asdict(row) for row in rows],
         }
-        results.write(args.output, document)
+        records.write(args.output, document)
     return 1 if wrong else 0
 
 

@@ -34,7 +34,7 @@ def test_order_of_composable_kernel() -> None:
 
 
 def test_every_axis_has_its_place() -> None:
-    texts = _words("1 2 3 3 2 4 6 1 2 3 7 8 9 1 2 3 4 5 6 0 1 2 12 9 8")
+    texts = _words("1 2 3 3 2 4 6 1 2 3 7 8 9 1 2 3 4 5 6 0 6 8 0 7 8")
     control, problem = parse_convolution(texts, CK_DEFAULT)
     assert control == RunControl(True, 2, 3)
     assert (problem.n, problem.k, problem.c, problem.groups) == (2, 4, 6, 1)
@@ -42,8 +42,8 @@ def test_every_axis_has_its_place() -> None:
     assert problem.input_size == (7, 8, 9)
     assert problem.stride == (1, 2, 3)
     assert problem.dilation == (4, 5, 6)
-    assert problem.padding == (0, 1, 2)
-    assert problem.output_size == (7 + 12, (8 + 10 - 6) // 2 + 1, (9 + 10 - 13) // 3 + 1)
+    assert problem.padding == (0, 6, 8)
+    assert problem.output_size == (7, (8 + 12 - 6) // 2 + 1, (9 + 16 - 13) // 3 + 1)
 
 
 def test_one_axis() -> None:
@@ -88,6 +88,7 @@ BAD = [
     ("0 1 1 2 1 4 4 3 3 8 8 0 1 1 1 1 1 1 1", "Sy = 0: expected an integer from 1 to"),
     ("0 1 1 2 1 4 4 3 3 8 8 1 1 1 -1 1 1 1 1", "Dx = -1: expected an integer from 1 to"),
     ("0 1 1 2 1 4 4 3 3 8 8 1 1 1 1 -1 1 1 1", "LeftPy = -1: expected an integer from 0 to"),
+    ("0 1 1 2 1 4 4 3 3 8 8 1 1 1 1 1 1 2 1", "RightPy = 2: expected LeftPy = 1: PyTorch pads both sides alike"),
     ("0 1 1 2 1 4 4 9 3 6 8 1 1 1 1 1 1 1 1", "Hi = 6: expected at least 9 with its pads (the window's extent), not 8"),
 ]
 

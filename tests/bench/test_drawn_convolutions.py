@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from torch import nn
 
 from benchmarks.convolution import zoo_problems
-from benchmarks.convolution.cpu import Launcher, measure
+from benchmarks.convolution.calls import Convolutions
+from benchmarks.convolution.cpu import measure
 from benchmarks.convolution.drawn import PASSES, SHARES, Drawn, draw, kind_of, spread, summary
+from benchmarks.convolution.random_check import check, random_problem
 from benchmarks.convolution.zoo_problems import HALVES, ZOO, Convolution, Half, read, text_of
+from torch_max_backend.bench.convolution import ConvolutionTask
+from torch_max_backend.convolution_problem import Pass
 
 
 @pytest.fixture(scope="module")
@@ -72,11 +78,34 @@ def test_a_summary_tells_the_distribution_by_class_and_pass() -> None:
     assert table["all: forward"]["geometric mean"] == 1.0
 
 
-def test_a_row_of_each_kind_of_groups_is_right_on_a_cpu(lines: dict[Half, list[zoo_problems.Line]]) -> None:
-    launcher = Launcher(torch.float32)
+@pytest.fixture(scope="module")
+def convolutions() -> Convolutions:
+    return Convolutions([torch.float32], torch.device("cpu"))
+
+
+def test_a_row_of_each_kind_of_groups_is_right_on_a_cpu(
+    lines: dict[Half, list[zoo_problems.Line]], convolutions: Convolutions
+) -> None:
     small = [line.convolution for line in lines["tuning"] if line.convolution.problem(1).flops < 1e7]
     kinds = {(each.groups > 1) + (each.groups == each.c > 1): each for each in small}
     assert len(kinds) == 3
     for convolution in kinds.values():
-        rows = [measure(Drawn("", convolution, 1), name, torch.float32, launcher, 1) for name in PASSES]
+        rows = [measure(Drawn("", convolution, 1), name, torch.float32, convolutions, 1) for name in PASSES]
         assert all(row["right"] and row["ours_us"] > 0 for row in rows)
+
+
+def test_random_problems_are_right_on_a_cpu(convolutions: Convolutions) -> None:
+    chance = random.Random(3)
+    problems = [random_problem(chance) for _ in range(12)]
+    assert {problem.transposed for problem in problems} == {True, False}
+    for problem in problems:
+        faults = [check(problem, role, torch.float32, torch.device("cpu"), convolutions, chance) for role in Pass]
+        assert faults == ["", "", ""], problem
+
+
+def test_a_wrong_result_is_found(convolutions: Convolutions, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = random_problem(random.Random(0))
+    right = ConvolutionTask.reference
+    monkeypatch.setattr(ConvolutionTask, "reference", lambda self, inputs: right(self, inputs) + 1)
+    fault = check(problem, Pass.FPROP, torch.float32, torch.device("cpu"), convolutions, random.Random(0))
+    assert fault.endswith("differ")

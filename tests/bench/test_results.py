@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import RESULTS, ROOT
+from benchmarks import RESULTS, ROOT, records
 from benchmarks.__main__ import benchmarks, run
-from torch_max_backend.bench import results
 
 FILES = sorted(RESULTS.glob("*.json"))
 
@@ -29,16 +28,16 @@ FILES = sorted(RESULTS.glob("*.json"))
     ],
 )
 def test_a_row_is_a_line(content: Any, text: str) -> None:
-    assert results.compact(content) == text
+    assert records.compact(content) == text
 
 
 def test_a_figure_that_is_no_number_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON compliant"):
-        results.write(tmp_path / "file.json", {"ms": float("nan")})
+        records.write(tmp_path / "file.json", {"ms": float("nan")})
 
 
 def test_a_file_says_what_it_was_measured_on(tmp_path: Path) -> None:
-    results.write(tmp_path / "new" / "file.json", results.provenance(torch.device("cpu")))
+    records.write(tmp_path / "new" / "file.json", records.provenance(torch.device("cpu")))
     read = json.loads((tmp_path / "new" / "file.json").read_text())
     assert {"cpu", "cores", "threads"} <= set(read["hardware"])
     assert {"python", "torch", "max", "mojo", "kernels"} <= set(read["versions"])
@@ -47,7 +46,7 @@ def test_a_file_says_what_it_was_measured_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_committed_files_are_compact_and_read(path: Path) -> None:
     text = path.read_text()
-    assert text == results.compact(json.loads(text))
+    assert text == records.compact(json.loads(text))
     readers = [
         *(ROOT / "benchmarks").rglob("*.py"),
         *(ROOT / "tests").rglob("*.py"),

@@ -1,145 +1,94 @@
-"""Every benchmark task against its own float64 reference and PyTorch, on the CPU, small sizes, one compile."""
+"""Every task of the command `bench`, compiled, against its own float64 reference, on the CPU, small sizes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
-from max.graph import Module
 
-from tests.kernels import together
-from torch_max_backend.bench import compiled
 from torch_max_backend.bench.arguments import PoolingSizes, RunControl
-from torch_max_backend.bench.convolution import ConvolutionTask, kernel_graph
+from torch_max_backend.bench.convolution import ConvolutionTask
 from torch_max_backend.bench.epilogue import Epilogue
-from torch_max_backend.bench.pooling import AvgPoolBackward, Form, MaxPoolBackward, max_graph
+from torch_max_backend.bench.pooling import AvgPoolBackward, Form, MaxPoolBackward
 from torch_max_backend.bench.runner import run_case
 from torch_max_backend.bench.task import Task
 from torch_max_backend.convolution_problem import ConvolutionProblem, Pass
-from torch_max_backend.mojo_ops.convolution import Grouping
 from torch_max_backend.pooling_problem import PoolingProblem
 
 CPU = torch.device("cpu")
-from_sizes, from_aten = ConvolutionProblem.from_sizes, ConvolutionProblem.from_aten
+from_sizes, from_aten = ConvolutionProblem.from_sizes, PoolingProblem.from_aten
 
 CONVOLUTIONS = {
     "1d": from_sizes(3, 4, 6, [11], [3], stride=[2], padding=[1]),
     "2d": from_sizes(2, 8, 16, [9, 7], [3, 3], stride=[2], padding=[1], dilation=[1, 2]),
     "3d": from_sizes(2, 3, 5, [4, 6, 5], [2, 3, 3], padding=[0, 1, 1]),
     "grouped": from_sizes(2, 12, 6, [6, 6], [3, 3], padding=[1], groups=3),
-    "unequal pads": from_sizes(2, 4, 6, [8, 7], [3, 2], padding=[0, 1], right_padding=[2, 0]),
-    "pads on one side": from_sizes(2, 4, 6, [8, 7], [4, 3], stride=[1, 1], padding=[0, 0], right_padding=[1, 2]),
-    "transposed": from_aten([2, 6, 5, 4], [6, 2, 3, 3], [2, 2], [1, 1], [1, 1], True, [1, 0], 2),
 }
-POOLINGS = {
-    "overlapping": PoolingSizes(2, 5, PoolingProblem.from_aten([9, 8], 3, 2, 1)),
-    "dilated": PoolingSizes(1, 4, PoolingProblem.from_aten([11, 9], [3, 2], [2, 1], [1, 0], [2, 3])),
-    "ceil": PoolingSizes(2, 3, PoolingProblem.from_aten([8, 7], 2, 2, 0, 1, True)),
+MAXIMA = {
+    "overlapping": PoolingSizes(2, 5, from_aten([9, 8], 3, 2, 1)),
+    "dilated": PoolingSizes(1, 4, from_aten([11, 9], [3, 2], [2, 1], [1, 0], [2, 3])),
 }
 AVERAGES = {
-    "overlapping": PoolingSizes(2, 3, PoolingProblem.from_aten([5, 6, 7], 3, 2, 1)),
-    "exclude pads": PoolingSizes(1, 4, PoolingProblem.from_aten([4, 6, 5], 2, 1, 1, 1, True, False)),
-    "divisor": PoolingSizes(1, 4, PoolingProblem.from_aten([4, 4, 4], 2, 2, 0, 1, False, True, 3)),
+    "overlapping": PoolingSizes(2, 3, from_aten([5, 6, 7], 3, 2, 1)),
+    "exclude pads": PoolingSizes(1, 4, from_aten([4, 6, 5], 2, 1, 1, 1, True, False)),
+    "divisor": PoolingSizes(1, 4, from_aten([4, 4, 4], 2, 2, 0, 1, False, True, 3)),
 }
 
 
 def _tasks() -> dict[str, Task]:
+    place = (torch.float32, CPU)
     tasks: list[Task] = []
     for name, problem in CONVOLUTIONS.items():
-        tasks += [ConvolutionTask(f"{role.name} {name}", problem, role, torch.float32, CPU) for role in Pass]
+        tasks += [ConvolutionTask(f"{role.name} {name}", problem, role, *place) for role in Pass]
     for role in Pass:
-        task = ConvolutionTask(f"{role.name} contiguous", CONVOLUTIONS["2d"], role, torch.float32, CPU, "contiguous")
-        tasks.append(task)
+        tasks.append(ConvolutionTask(f"{role.name} contiguous", CONVOLUTIONS["2d"], role, *place, "contiguous"))
     for epilogue in Epilogue:
         label = f"dgrad {epilogue.value}"
-        problem = CONVOLUTIONS["grouped"]
-        tasks.append(ConvolutionTask(label, problem, Pass.DGRAD, torch.float32, CPU, "channels_last", epilogue))
-    for name, sizes in POOLINGS.items():
+        tasks.append(ConvolutionTask(label, CONVOLUTIONS["grouped"], Pass.DGRAD, *place, "channels_last", epilogue))
+    for name, sizes in MAXIMA.items():
         for form in Form:
-            layout = "contiguous" if form is Form.GATHER and name == "ceil" else "channels_last"
-            label = f"max {form.value} {name}"
-            tasks.append(MaxPoolBackward(label, sizes, torch.float32, CPU, layout, form))
-    tasks += [AvgPoolBackward(f"avg {name}", sizes, torch.float32, CPU) for name, sizes in AVERAGES.items()]
-    tasks.append(AvgPoolBackward("avg contiguous", AVERAGES["overlapping"], torch.float32, CPU, "contiguous"))
+            layout = "contiguous" if form is Form.gather and name == "dilated" else "channels_last"
+            tasks.append(MaxPoolBackward(f"max {form.value} {name}", sizes, *place, layout, form))
+    tasks += [AvgPoolBackward(f"avg {name}", sizes, *place) for name, sizes in AVERAGES.items()]
+    tasks.append(AvgPoolBackward("avg contiguous", AVERAGES["overlapping"], *place, "contiguous"))
     return {task.name: task for task in tasks}
 
 
 TASKS = _tasks()
-#: By name. Further ones are what the commands in test_cli.py run.
-KERNELS = {
-    kernel.name: kernel
-    for kernel in (
-        *(task.kernel for task in TASKS.values() if task.kernel is not None),
-        kernel_graph(Pass.DGRAD, torch.float32, grouping=Grouping.ONE),
-        max_graph(Form.GATHER, torch.float32),
-    )
-}
 
 
-@together.part("tests/bench/test_tasks.py", "tests/test_cli.py")
-def add_graphs(module: Module, place: torch.device) -> list[str]:
-    if place != CPU:
-        return []
-    for kernel in KERNELS.values():
-        compiled.add_graph(kernel, place, module)
-    return list(KERNELS)
-
-
-def use_common_models() -> None:
-    """Lets tasks run what was compiled with the other kernels' tests."""
-    models = together.models("cpu")
-    for name, kernel in KERNELS.items():
-        compiled.hold(kernel, CPU, models[name])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    use_common_models()
-
-
-@pytest.mark.parametrize("init", [1, 2], ids=["integers", "decimals"])
-@pytest.mark.parametrize("name", TASKS)
-def test_matches_float64(name: str, init: int) -> None:
-    result = run_case(TASKS[name], RunControl(True, init, 0), CPU, False, seed=0)
-    check = result.verification
-    assert check is not None
-    assert check.passed, check
-    exact = init == 1 and not name.startswith("avg") and (not name.startswith("dgrad ") or name == "dgrad none")
-    assert check.exact == exact
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """Dynamo counts what it compiled of a function."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_agrees_with_pytorch_in_its_dtype(name: str) -> None:
-    task = TASKS[name]
-    inputs = task.inputs(2, torch.Generator().manual_seed(1))
-    if "pads" in name and not name.startswith("avg"):
-        with pytest.raises(NotImplementedError, match="both sides alike"):
-            task.theirs(inputs)
-        return
-    ours, theirs = task.logical(task.ours(inputs)()), task.theirs(inputs)()
-    assert ours.shape == theirs.shape
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+def test_matches_float64(name: str) -> None:
+    for init in (1, 2):
+        check = run_case(TASKS[name], RunControl(True, init, 0), CPU, False, seed=0).verification
+        assert check is not None
+        assert check.passed, check
+        exact = init == 1 and not name.startswith("avg") and (not name.startswith("dgrad ") or name == "dgrad none")
+        assert check.exact == exact
 
 
-def test_a_wrong_result_does_not_pass() -> None:
+def test_a_wrong_result_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     task = TASKS["DGRAD 2d"]
-    right = task.ours
+    right = task.reference
 
-    def wrong(inputs: tuple[torch.Tensor, ...]) -> object:
-        def call() -> torch.Tensor:
-            result = right(inputs)().clone()
-            result.view(-1)[7] += 0.01
-            return result
+    def wrong(inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        result = right(inputs).clone()
+        result[0, 1, 2, 3] += 0.01
+        return result
 
-        return call
-
-    task.ours = wrong  # type: ignore[method-assign]
-    try:
-        for init in (1, 2):
-            check = run_case(task, RunControl(True, init, 0), CPU, False, seed=0).verification
-            assert check is not None
-            assert not check.passed
-    finally:
-        task.ours = right  # type: ignore[method-assign]
+    monkeypatch.setattr(task, "reference", wrong)
+    check = run_case(task, RunControl(True, 2, 0), CPU, False, seed=0).verification
+    assert check is not None
+    assert not check.passed
 
 
 def test_figures_are_consistent() -> None:

@@ -139,6 +139,9 @@ def _convolution(values: Mapping[str, int], k: int, c: int, groups: int, axes: S
             raise ArgumentError(
                 name, values[name], f"at least {window} with its pads (the window's extent), not {room}"
             )
+        left, right, stride = values[f"LeftP{axis}"], values[f"RightP{axis}"], values[f"S{axis}"]
+        if (room - window) // stride != (room - right + left - window) // stride:
+            raise ArgumentError(f"RightP{axis}", right, f"LeftP{axis} = {left}: PyTorch pads both sides alike")
     return ConvolutionProblem.from_sizes(
         values["N"],
         c,
@@ -148,7 +151,6 @@ def _convolution(values: Mapping[str, int], k: int, c: int, groups: int, axes: S
         stride=[values[f"S{axis}"] for axis in axes],
         dilation=[values[f"D{axis}"] for axis in axes],
         padding=[values[f"LeftP{axis}"] for axis in axes],
-        right_padding=[values[f"RightP{axis}"] for axis in axes],
         groups=groups,
     )
 

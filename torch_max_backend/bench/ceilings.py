@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from torch_max_backend.bench.hardware import available_bytes, cache_bytes
+from torch_max_backend.bench.memory import available_bytes, cache_bytes
 from torch_max_backend.bench.timing import interleaved
 from torch_max_backend.checked import beartype
 from torch_max_backend.dtypes import LOW_PRECISION

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from torch_max_backend.bench import compiled
 from torch_max_backend.bench.arguments import ArgumentError, RunControl
 from torch_max_backend.bench.ceilings import Floor, ceilings
-from torch_max_backend.bench.hardware import available_bytes, cache_bytes
+from torch_max_backend.bench.memory import available_bytes, cache_bytes
 from torch_max_backend.bench.task import Task
 from torch_max_backend.bench.timing import Times, interleaved, set_count
 from torch_max_backend.checked import beartype
@@ -90,22 +90,23 @@ def check_memory(task: Any, verify: bool, device: torch.device) -> None:
 
 @beartype
 def run_case(task: Any, control: RunControl, device: torch.device, compare: bool, seed: int) -> CaseResult:
-    """Verifies and times one task as `control` asks."""
+    """Verifies and times one task as `control` asks: compiled as a model is, beside PyTorch's operator."""
     generator = torch.Generator(device).manual_seed(seed)
-    timed = control.runs > 0
-    with torch.no_grad(), _benchmarking(), compiled.on_stream(device):
+    with torch.no_grad(), _benchmarking():
         first = task.inputs(control.init, generator)
-        verification = _verify(task, first, control.init) if control.verify else None
-        if not timed:
+        ours = torch.compile(task.ours, backend="max", fullgraph=True, dynamic=False, options={"fallback": "error"})
+        verification = _verify(task, ours, first, control.init) if control.verify else None
+        if control.runs == 0:
             return CaseResult(task, None, None, None, None, verification)
         measured = ceilings(device, task.dtype)
         count = set_count(task.set_bytes, cache_bytes(device), available_bytes(device))
-        sets = [first, *(tuple(tensor.clone() for tensor in first) for _ in range(count - 1))]
-        contenders = {"ours": [task.ours(inputs) for inputs in sets]}
+        copies = [tuple(tensor.clone() for tensor in first[: task.read]) for _ in range(count - 1)]
+        sets = [first, *((*read, *first[task.read :]) for read in copies)]
+        contenders: dict[str, list[Callable[[], torch.Tensor]]] = {"ours": [partial(ours, *inputs) for inputs in sets]}
         error = None
         if compare:
             try:
-                contenders["torch"] = [task.theirs(inputs) for inputs in sets]
+                contenders["torch"] = [partial(task.theirs, *inputs) for inputs in sets]
                 contenders["torch"][0]()
             except (RuntimeError, NotImplementedError) as failure:
                 del contenders["torch"]
@@ -116,7 +117,7 @@ def run_case(task: Any, control: RunControl, device: torch.device, compare: bool
 
 
 @contextlib.contextmanager
-def _benchmarking() -> Any:
+def _benchmarking() -> Iterator[None]:
     """cuDNN searches for its fastest algorithm, as it should where it is the reference."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
@@ -126,8 +127,8 @@ def _benchmarking() -> Any:
         torch.backends.cudnn.benchmark = before
 
 
-def _verify(task: Task, inputs: Sequence[torch.Tensor], init: int) -> Verification:
-    result = task.logical(task.ours(inputs)()).clone()
+def _verify(task: Task, ours: Callable[..., torch.Tensor], inputs: Sequence[torch.Tensor], init: int) -> Verification:
+    result = ours(*inputs)
     reference = task.reference(inputs).to(result.device)
     tolerance = task.tolerance(init, reference)
     if result.shape != reference.shape:

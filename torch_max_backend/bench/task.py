@@ -1,10 +1,10 @@
-"""What the runner asks of an operation that is benchmarked."""
+"""What the runner asks of an operation that is timed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 
@@ -32,31 +32,28 @@ class Task(Protocol):
         operands: logical shapes by name, for the printed description.
         flops: operations, those on padding counted.
         moved: bytes, every operand read and the result written once.
-        set_bytes: bytes of one set of operands.
-        arithmetic: whether the operations are those of a matmul, and so bound by its rate.
+        set_bytes: bytes of the operands that are read.
+        read: how many of the inputs these are; of those behind them only shape and memory order matter.
+        arithmetic: whether the operations are those of a matrix product, and so bound by its rate.
     """
 
     name: str
     dtype: torch.dtype
+    layout: MemoryLayout
     operands: dict[str, tuple[int, ...]]
     flops: int
     moved: int
     set_bytes: int
+    read: int
     arithmetic: bool
-
-    def describe(self) -> dict[str, Any]:
-        """The problem's sizes, for the JSON."""
 
     def inputs(self, init: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
         """One set of operands, logical shapes, in the task's layout."""
 
-    def ours(self, inputs: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
-        """A call of the project's kernel; compiles it where that was not done yet."""
+    def ours(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """What is compiled."""
 
-    def logical(self, result: torch.Tensor) -> torch.Tensor:
-        """What `ours` gave, in PyTorch's shape."""
-
-    def theirs(self, inputs: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
+    def theirs(self, *inputs: torch.Tensor) -> torch.Tensor:
         """PyTorch's own way to the same result."""
 
     def reference(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -67,14 +64,28 @@ class Task(Protocol):
 
 
 def draw(
-    shape: Sequence[int], dtype: torch.dtype, device: torch.device, init: int, generator: torch.Generator
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    init: int,
+    generator: torch.Generator,
+    layout: MemoryLayout = "contiguous",
 ) -> torch.Tensor:
-    """A contiguous tensor: as allocated (0), integers from -2 to 2 (1), or normally distributed (2)."""
+    """A tensor [N, C, spatial...]: as allocated (0), integers from -2 to 2 (1), or normally distributed (2)."""
     if init == 0:
-        return torch.empty(shape, dtype=dtype, device=device)
-    if init == 1:
-        return torch.randint(-2, 3, tuple(shape), dtype=torch.int8, device=device, generator=generator).to(dtype)
-    return torch.randn(tuple(shape), dtype=torch.float32, device=device, generator=generator).to(dtype)
+        tensor = torch.empty(shape, dtype=dtype, device=device)
+    elif init == 1:
+        tensor = torch.randint(-2, 3, tuple(shape), dtype=torch.int8, device=device, generator=generator).to(dtype)
+    else:
+        tensor = torch.randn(tuple(shape), dtype=torch.float32, device=device, generator=generator).to(dtype)
+    return ordered(tensor, layout)
+
+
+def ordered(tensor: torch.Tensor, layout: MemoryLayout) -> torch.Tensor:
+    """The same values in this memory order."""
+    if layout == "contiguous":
+        return tensor.contiguous()
+    return tensor.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
 #: The largest |value| that `draw` gives with init 1.

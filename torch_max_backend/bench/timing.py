@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,12 +27,6 @@ _ATTEMPTS = 4
 #: Input sets together take this many times the cache; the contenders run half the rotation apart.
 _CACHES = 4
 _MOST_SETS = 256
-
-
-def cpu_seconds() -> float:
-    """Of this process and of those that it started and that have ended."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
 
 
 @dataclass(frozen=True)

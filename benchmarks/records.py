@@ -1,0 +1,126 @@
+"""Result files: what was measured, on what, when; one row in one line."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torch_max_backend.bench.memory import cache_bytes
+from torch_max_backend.checked import beartype
+from torch_max_backend.runtime import cache
+
+
+@beartype
+def provenance(device: torch.device) -> dict[str, Any]:
+    """What every result file says of its run: date (UTC), hardware, versions (the kernels' by their digest)."""
+    return {"date": date(), "hardware": hardware(device), "versions": versions(device)}
+
+
+@beartype
+def hardware(device: torch.device) -> dict[str, Any]:
+    """The machine, in words and numbers that a reader can compare."""
+    record: dict[str, Any] = {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cache_bytes": cache_bytes(device),
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        record["gpu"] = properties.name
+        record["gpu_memory_bytes"] = properties.total_memory
+        record["multiprocessors"] = properties.multi_processor_count
+        record["compute_capability"] = f"{properties.major}.{properties.minor}"
+    return record
+
+
+@beartype
+def versions(device: torch.device) -> dict[str, Any]:
+    """Versions of everything that a figure depends on, the kernels' by content."""
+    record: dict[str, Any] = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **{key: value for key, value in cache.versions().items() if key != "machine"},
+    }
+    if device.type == "cuda":
+        record["cuda"] = torch.version.cuda
+        record["cudnn"] = torch.backends.cudnn.version()
+        record["tf32"] = torch.backends.cudnn.allow_tf32
+    return record
+
+
+@beartype
+def date() -> str:
+    """Now, UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+@beartype
+def cpu_seconds() -> float:
+    """CPU time of this process and of those that it started and that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+@beartype
+def write(path: Path, content: Mapping[str, Any] | list[Any]) -> None:
+    """Writes a result file, and the folder for it.
+
+    Raises:
+        ValueError: a figure is infinite or not a number.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(compact(content))
+
+
+@beartype
+def compact(content: Mapping[str, Any] | list[Any]) -> str:
+    """JSON in which every row of a table is one line.
+
+    A row is an element of a list of objects, or an entry of an object of objects below the file's own; what holds
+    rows is spread over lines.
+    """
+    return _text(content, 0) + "\n"
+
+
+def _text(value: Any, depth: int) -> str:
+    if not _spread(value, depth):
+        return json.dumps(value, allow_nan=False)
+    pad = " " * (depth + 1)
+    if isinstance(value, Mapping):
+        lines = [f"{pad}{json.dumps(key)}: {_text(item, depth + 1)}" for key, item in value.items()]
+        opening, closing = "{", "}"
+    else:
+        lines = [pad + _text(item, depth + 1) for item in value]
+        opening, closing = "[", "]"
+    return opening + "\n" + ",\n".join(lines) + "\n" + " " * depth + closing
+
+
+def _spread(value: Any, depth: int) -> bool:
+    if not value or not isinstance(value, (Mapping, list, tuple)):
+        return False
+    if depth == 0:
+        return True
+    if isinstance(value, Mapping):
+        rows = any(isinstance(item, list) and _spread(item, depth + 1) for item in value.values())
+        return rows or (depth == 1 and all(isinstance(item, Mapping) for item in value.values()))
+    return any(isinstance(item, Mapping) or _spread(item, depth + 1) for item in value)
