@@ -1,4 +1,4 @@
-"""Which of PyTorch's operators are lowered: ``python -m tests.conformance > docs/conformance.md``.
+"""Which of PyTorch's operators are lowered: ``python -m tests.conformance > docs/internals/conformance.md``.
 
 For every entry of PyTorch's operator database (OpInfo) graphs are built from its own samples, forward and gradient, in
 float32 and bfloat16, as AOTAutograd would hand them over. Nothing is compiled.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -115,13 +116,18 @@ def reason(what: str) -> str:
     return next(words for words, pattern in REASONS.items() if re.search(pattern, what))
 
 
-def row(name: str, outcomes: Sequence[Outcome]) -> str | None:
-    """An entry's line in the list of exceptions; None where all of it is lowered."""
-    what = sorted({item.partition(":")[0] for outcome in outcomes for item in outcome.missing})
-    if not what:
+def strongest(outcomes: Sequence[Outcome]) -> str:
+    """The first reason of the list that an entry has."""
+    whys = {reason(item) for outcome in outcomes for item in outcome.missing}
+    return next(words for words in REASONS if words in whys)
+
+
+def exception(name: str, outcomes: Sequence[Outcome]) -> str | None:
+    """An entry as the page lists it, with the pass where it is one alone; None where all of it is lowered."""
+    passes = {"gradient" if outcome.gradient else "forward" for outcome in outcomes if outcome.missing}
+    if not passes:
         return None
-    passes = sorted({"gradient" if outcome.gradient else "forward" for outcome in outcomes if outcome.missing})
-    return f"| {name} | {', '.join(passes)} | {', '.join(f'`{item}`' for item in what)} |"
+    return f"`{name}`" if len(passes) == 2 else f"`{name}` ({passes.pop()})"
 
 
 def core_share() -> tuple[list[str], list[str]]:
@@ -157,12 +163,12 @@ _HEADING = """\
 # Conformance
 
 PyTorch's own operator database (OpInfo, torch {torch}): {entries} entries, forward and gradient, float32 and bfloat16,
-one sample of each. {whole} of {total} combinations are lowered whole; the others follow, by what keeps them from it.
-What is named there stays in PyTorch, between two graphs, and the result is right.
+one sample of each. {whole} of {total} combinations are lowered whole; the others follow, by what
+keeps them from that: it runs in PyTorch, between two graphs.
 
 Of the {core} operators of the core aten opset {inside} run in MAX: all but {outside}.
 
-This file is written by `python -m tests.conformance > docs/conformance.md`, and a test fails while its lines are stale.
+This file is written by `python -m tests.conformance > docs/internals/conformance.md`; a test fails while it is stale.
 
 ## Numbers
 
@@ -204,21 +210,13 @@ def page(found: dict[str, list[Outcome]], numbers: operator_numbers.Numbers) -> 
     ]
     groups: dict[str, list[str]] = defaultdict(list)
     for name, outcomes in sorted(found.items()):
-        line = row(name, outcomes)
+        line = exception(name, outcomes)
         if line is not None:
-            # The first reason of the list is the strongest.
-            whys = {reason(item) for outcome in outcomes for item in outcome.missing}
-            groups[next(words for words in REASONS if words in whys)].append(line)
+            groups[strongest(outcomes)].append(line)
     for words in REASONS:
         if groups[words]:
             title = f"{words[0].upper()}{words[1:]}: {len(groups[words])}"
-            lines += [
-                f"## {title}\n",
-                "| entry | pass | what stays in PyTorch |",
-                "| --- | --- | --- |",
-                *groups[words],
-                "",
-            ]
+            lines += [f"## {title}\n", *textwrap.wrap(", ".join(groups[words]), 120, break_on_hyphens=False), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -31,7 +31,7 @@ SAMPLES = 1
 ENTRIES_IN_A_UNIT = 120
 #: How many the suite runs by default at most: what one asks of libraries is half a CPU-second each.
 CHOSEN_SAMPLES = 100
-#: The samples that the suite runs by default, by their ids: written with docs/conformance.md.
+#: The samples that the suite runs by default, by their ids: written with docs/internals/conformance.md.
 CHOSEN = Path(__file__).with_name("operator_sample.txt")
 #: Entries whose results are what memory happens to hold.
 UNDEFINED = ("empty", "new_empty")

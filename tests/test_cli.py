@@ -44,7 +44,7 @@ BAD = [
     ("avgpool3d-bwd --divisor 0", "--divisor = 0: expected any integer but zero"),
     ("conv-fwd --speed 3", "option = --speed: expected one of those that --help names"),
     ("conv-fwd --device cuda --dtype float64", "--dtype = float64: expected float32, bfloat16 or float16"),
-    ("conv-fwd 0 1 1 2 2000000 2000 2000 3 3 99 99 1 1 1 1 1 1 1 1", "the problem's size = case,"),
+    ("conv-fwd 0 1 1 2 2000000 2000 2000 3 3 99 99 1 1 1 1 1 1 1 1", "the problem's size = conv-fwd,"),
     ("conv-fwd --dtype int8", "--dtype"),
     ("conv-fwd --device tpu", "--device"),
     ("conv-fwd --layout nhwc", "--layout"),

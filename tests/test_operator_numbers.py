@@ -15,7 +15,7 @@ from tests.operator_database import entries
 from tests.operator_numbers import CHOSEN, ENTRIES_IN_A_UNIT, EXCEPTIONS, Graph, Posed
 from torch_max_backend import lowering
 
-PAGE = (ROOT / "docs" / "conformance.md").read_text()
+PAGE = (ROOT / "docs" / "internals" / "conformance.md").read_text()
 NAMES = list(entries())
 
 

@@ -7,6 +7,7 @@ import enum
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -19,6 +20,7 @@ from torch_max_backend.bench.convolution import CK_DEFAULT, CK_GROUPED_DEFAULT, 
 from torch_max_backend.bench.epilogue import Epilogue
 from torch_max_backend.bench.pooling import AVG_DEFAULT, MAX_DEFAULT, AvgPoolBackward, Form, MaxPoolBackward
 from torch_max_backend.bench.runner import check_memory, run_case
+from torch_max_backend.bench.task import Task
 from torch_max_backend.convolution_problem import Pass
 from torch_max_backend.errors import DeviceUnavailableError
 from torch_max_backend.runtime.session import max_device
@@ -129,7 +131,7 @@ def _refusing() -> Iterator[None]:
         raise typer.Exit(2) from None
 
 
-def _run(choices: _Choices, control: RunControl, task: Callable[[torch.dtype, torch.device, str], Any]) -> None:
+def _run(choices: _Choices, control: RunControl, task: Callable[[torch.dtype, torch.device, str], Task]) -> None:
     """Runs the task and prints its results; exits with status 1 if the verification failed."""
     device = choices.place()
     case = task(choices.torch_dtype, device, choices.layout.value)
@@ -158,7 +160,7 @@ def _convolution_command(name: str, role: Pass, summary: str) -> None:
         with _refusing():
             control, problem = parse_convolution(_texts(values), CK_DEFAULT, groups=groups)
             choices = _Choices(dtype, device, layout, compare, seed)
-            _run(choices, control, lambda *place: ConvolutionTask(name, problem, role, *place))
+            _run(choices, control, partial(ConvolutionTask, name, problem, role))
 
     app.command(name, help=summary, context_settings=_POSITIONAL)(command)
 
@@ -184,7 +186,7 @@ def grouped_conv_bwd_data(
     with _refusing():
         control, problem = parse_convolution(_texts(values), CK_GROUPED_DEFAULT, grouped=True)
         choices, name = _Choices(dtype, device, layout, compare, seed), "grouped-conv-bwd-data"
-        _run(choices, control, lambda *place: ConvolutionTask(name, problem, Pass.DGRAD, *place, epilogue=epilogue))
+        _run(choices, control, partial(ConvolutionTask, name, problem, Pass.DGRAD, epilogue=epilogue))
 
 
 @app.command("maxpool2d-bwd", context_settings=_POSITIONAL)
@@ -204,7 +206,7 @@ def maxpool2d_bwd(
     with _refusing():
         control, sizes = parse_pooling(_texts(values), MAX_DEFAULT, ndim=2, dilated=True, ceil_mode=ceil_mode)
         choices = _Choices(dtype, device, layout, compare, seed)
-        _run(choices, control, lambda *place: MaxPoolBackward("maxpool2d-bwd", sizes, *place, form=form))
+        _run(choices, control, partial(MaxPoolBackward, "maxpool2d-bwd", sizes, form=form))
 
 
 @app.command("avgpool3d-bwd", context_settings=_POSITIONAL)
@@ -231,4 +233,4 @@ def avgpool3d_bwd(
             divisor_override=divisor,
         )
         choices = _Choices(dtype, device, layout, compare, seed)
-        _run(choices, control, lambda *place: AvgPoolBackward("avgpool3d-bwd", sizes, *place))
+        _run(choices, control, partial(AvgPoolBackward, "avgpool3d-bwd", sizes))

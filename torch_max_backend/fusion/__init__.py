@@ -1,4 +1,4 @@
-"""Elementwise operations of a graph as generated programs of a library (docs/elementwise.md)."""
+"""Elementwise operations of a graph as generated programs of a library (docs/internals/elementwise.md)."""
 
 from torch_max_backend.fusion.rewrite import fuse
 

@@ -2,7 +2,7 @@
 
 One warpgroup copies (a single thread of it drives the copy engine: producer.mojo), two multiply and store (store.mojo). The
 copied tiles go round a ring of `stages` slots in shared memory, each slot with a barrier that says "full" and one that says
-"empty". Blocks are persistent and walk the tiles with a fixed step. See docs/hopper.md for the drawing.
+"empty". Blocks are persistent and walk the tiles with a fixed step. See docs/internals/hopper.md for the drawing.
 """
 
 from std.sys import size_of
