@@ -18,16 +18,20 @@ from torch_max_backend.checked import beartype
 from torch_max_backend.errors import OptionError
 from torch_max_backend.graph import autograd_walk
 from torch_max_backend.graph.attention_choice import attention_as_on
+from torch_max_backend.graph.program_values import ProgramMode
 from torch_max_backend.options import Options
 from torch_max_backend.runtime import events, session
 from torch_max_backend.runtime.events import CompileEvent
 from torch_max_backend.runtime.target import canonical_architecture
 from torch_max_backend.torch_compat import (
-    FakeTensorMode,
+    composite_replaced,
     convolutions_laid_out_by_cudnn,
     enable_python_dispatcher,
+    literals_not_computed,
     tree_map_only,
 )
+
+aten = torch.ops.aten
 
 #: Architectures, and MAX's API for each.
 TARGETS = {"sm_80": "cuda", "sm_90a": "cuda", "sm_100a": "cuda", "gfx942": "hip"}
@@ -47,8 +51,9 @@ def compile_ahead(
 
     Compiles the forward graph, and the backward graph if parameters or inputs require gradients, for the model's
     present mode (``train`` or ``eval``). Nothing runs and no GPU is needed: only the shapes, strides and dtypes of the
-    tensors matter, not their device. A process with the same versions and a GPU of this architecture then finds the
-    graphs in the cache.
+    tensors matter, not their device. Where the model's Python depends on a tensor's value, its graph ends as it would
+    on the GPU, and the value is computed on the CPU, from the model's and the inputs' values. A process with the same
+    versions and a GPU of this architecture then finds the graphs in the cache.
 
     Args:
         model: the model, which is not modified.
@@ -122,12 +127,12 @@ def trace_ahead(
         return run
 
     torch.compiler.reset()
-    fake = FakeTensorMode()
-    moved, arguments, named = _moved(model, fake, inputs, keywords)
+    mode = ProgramMode()
+    moved, arguments, named = _moved(model, mode, inputs, keywords)
     with (
         session.virtual_accelerator(TARGETS[architecture], architecture),
         _without_a_gpu(architecture),
-        fake,
+        mode,
         _autocast(autocast),
     ):
         torch.compile(moved, backend=traced, dynamic=dynamic)(*arguments, **named)
@@ -135,24 +140,17 @@ def trace_ahead(
 
 
 def _moved(
-    model: torch.nn.Module, mode: FakeTensorMode, inputs: tuple[Any, ...], keywords: dict[str, Any]
+    model: torch.nn.Module, mode: ProgramMode, inputs: tuple[Any, ...], keywords: dict[str, Any]
 ) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
     """The model and its arguments, with fake tensors on a GPU."""
     # After its first use the mode creates fake tensors on a GPU without a driver.
     with mode:
         pass
-
-    def fake(tensor: torch.Tensor) -> torch.Tensor:
-        with mode:
-            twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda:0")
-        if isinstance(tensor, torch.nn.Parameter):
-            return torch.nn.Parameter(twin, tensor.requires_grad)
-        return twin.requires_grad_(tensor.requires_grad)
-
+    twin = functools.partial(mode.twin, device="cuda:0")
     state = [*model.parameters(), *model.buffers()]
     # A deep copy uses the memo's entry for a tensor instead of copying it.
-    moved = copy.deepcopy(model, {id(tensor): fake(tensor) for tensor in state})
-    return moved, tree_map_only(torch.Tensor, fake, inputs), tree_map_only(torch.Tensor, fake, keywords)
+    moved = copy.deepcopy(model, {id(tensor): twin(tensor) for tensor in state})
+    return moved, tree_map_only(torch.Tensor, twin, inputs), tree_map_only(torch.Tensor, twin, keywords)
 
 
 @contextlib.contextmanager
@@ -164,11 +162,18 @@ def _without_a_gpu(architecture: str) -> Iterator[None]:
         mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
         mock.patch.object(torch.cuda, "is_bf16_supported", lambda *_, **__: True),
         convolutions_laid_out_by_cudnn(),
+        literals_not_computed(),
+        composite_replaced(aten.grid_sampler.default, _grid_sampler),
         attention_as_on(architecture),
         warnings.catch_warnings(),
     ):
         warnings.filterwarnings("ignore", message=".*(CUDA|NVIDIA).*")
         yield
+
+
+def _grid_sampler(x: torch.Tensor, grid: torch.Tensor, *how: Any) -> torch.Tensor:
+    """``aten.grid_sampler`` without cuDNN, whose op runs where it is traced; both are decomposed alike."""
+    return (aten.grid_sampler_2d if x.dim() == 4 else aten.grid_sampler_3d)(x, grid, *how)
 
 
 @contextlib.contextmanager

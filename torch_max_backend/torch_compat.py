@@ -45,6 +45,7 @@ from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompil
 from torch._functorch.aot_autograd import aot_module_simplified as aot_module_simplified
 from torch._functorch.aot_autograd import make_boxed_func as make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition as _min_cut_rematerialization_partition
+from torch._guards import CompileContext as _CompileContext
 from torch._guards import TracingContext as TracingContext
 from torch._inductor.codecache import FxGraphHashDetails as _FxGraphHashDetails
 from torch._inductor.output_code import OutputCode as OutputCode
@@ -56,11 +57,16 @@ from torch._ops import OpOverloadPacket as OpOverloadPacket
 # aten's rules of type promotion; torch.result_type knows tensors, no categories of ops.
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as ELEMENTWISE_TYPE_PROMOTION_KIND
 from torch._prims_common import elementwise_dtypes as elementwise_dtypes
+
+# What a fake tensor raises where its value is asked for, or a size that depends on values.
+from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException
+from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.autograd.graph import Node as _AutogradNode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx import graph as _fx_graph
+from torch.fx.experimental import proxy_tensor as _proxy_tensor
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves as tree_leaves
@@ -95,6 +101,11 @@ written_to: Callable[[list[torch.Tensor]], object] = torch.autograd.graph.increm
 
 #: Makes generated code take its arguments in a list and empty it; None where PyTorch has it not.
 boxed_code: Callable[[], Any] | None = getattr(_fx_graph, "_BoxedCodeGen", None)
+
+
+def is_tracing() -> bool:
+    """Whether Dynamo is at work: ops are called for a trace. torch.compiler.is_compiling() is for what is traced."""
+    return _CompileContext.current_compile_id() is not None
 
 
 def current_stream_handle(index: int) -> int:
@@ -170,6 +181,11 @@ def convolutions_laid_out_by_cudnn() -> AbstractContextManager[object]:
         return torch.contiguous_format
 
     return mock.patch.object(torch._C, "_conv_determine_backend_memory_format", memory_format)
+
+
+def literals_not_computed() -> AbstractContextManager[object]:
+    """Inside, a trace does not compute with real tensors what it knows of a literal, which on a GPU would need one."""
+    return mock.patch.object(_proxy_tensor, "CONSTANT_NUMEL_LIMIT", 0)
 
 
 @contextlib.contextmanager
