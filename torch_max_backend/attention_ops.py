@@ -1,8 +1,8 @@
-"""Attention with a bias that has a gradient, as ops of PyTorch.
+"""Attention as PyTorch operators, with a bias that has a gradient.
 
-PyTorch's own ops differ from device to device, and on a CPU none has a gradient of a bias. A graph gets these where a
-program writes its attention out (``graph/attention.py``). The bodies here are what PyTorch runs where a graph is cut
-around the ops; in MAX the kernels of ``kernels/attention`` run (``lowering/attention.py``).
+PyTorch's own operators differ between devices, and none on a CPU computes the gradient of a bias. These replace
+attention that a program writes out (``graph/attention.py``). PyTorch runs the bodies below where a graph is cut around
+the operators; in MAX the kernels of ``kernels/attention`` run (``lowering/attention.py``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks of arguments, as the whole package has them."""
+"""Run-time checks of argument types, as configured for the whole package."""
 
 from __future__ import annotations
 

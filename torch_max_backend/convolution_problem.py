@@ -1,8 +1,8 @@
-"""The one type that owns convolution geometry in Python; `kernels/convolution/problem.mojo` is its twin.
+"""Convolution geometry in Python; `kernels/convolution/problem.mojo` is its counterpart.
 
-Letters are the field's: N batch, C input channels, K output channels, G groups, D/H/W input extents, T/R/S
-filter extents, O/P/Q output extents. A transposed convolution is the same problem with its roles swapped:
-what PyTorch calls its input is y here, and its forward is the data gradient.
+Letters follow the literature: N batch, C input channels, K output channels, G groups, D/H/W input extents, T/R/S filter
+extents, O/P/Q output extents. A transposed convolution is the same problem with its roles swapped: PyTorch's input is y
+here, and the forward pass is the data gradient.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which composite ops PyTorch takes apart before the graph reaches us.
+"""Which composite operators PyTorch decomposes before we see the graph.
 
-PyTorch's core-aten decompositions, less the ops that the project runs whole: taking those apart would hide a
-convolution's, a pooling's or a normalization's backward behind dozens of elementwise ops.
+These are PyTorch's core-aten decompositions without the operators that run whole here: decomposing a convolution, a
+pooling or a normalization would hide its backward pass behind dozens of elementwise operators.
 """
 
 from __future__ import annotations

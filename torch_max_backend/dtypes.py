@@ -1,4 +1,4 @@
-"""PyTorch's dtypes and devices in MAX's words: the one table."""
+"""The table between PyTorch's and MAX's dtypes and devices."""
 
 from __future__ import annotations
 

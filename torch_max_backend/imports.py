@@ -1,4 +1,4 @@
-"""Imports that would change what belongs to the user's program; it is as it was afterwards."""
+"""Imports MAX and Rich without lasting changes to the program's own state."""
 
 from __future__ import annotations
 

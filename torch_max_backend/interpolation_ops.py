@@ -1,6 +1,6 @@
-"""aten's ops for interpolation, and how they stay whole while a graph is traced.
+"""aten's interpolation operators, kept whole while a graph is traced.
 
-PyTorch would take them apart into indexing before autograd sees them, whose gradient is scattered additions.
+PyTorch would decompose them into indexing before autograd, and the gradient of indexing is a scattered addition.
 """
 
 from __future__ import annotations

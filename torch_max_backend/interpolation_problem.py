@@ -1,7 +1,7 @@
-"""Interpolation as sums with weights: which elements of an axis a result reads, and how much of each.
+"""Interpolation as weighted sums: which elements of an axis a result reads, and with which weights.
 
-Every mode is separable: a result is a weighted sum along each axis, of neighbouring elements. Each axis is a table, and
-so is its gradient's, which says for each element which results read it. Kernels know nothing but these tables.
+Every mode is separable: a result is a weighted sum of neighbouring elements along each axis. A table describes each
+axis; the table of the gradient lists, for each element, the results that read it. Kernels know only these tables.
 
 Sources: ATen's UpSample.h and UpSampleKernel.cpp; Keys, "Cubic convolution interpolation for digital image processing",
 1981, for the cubic weights; Pillow's Resample.c for the filters of antialiasing.

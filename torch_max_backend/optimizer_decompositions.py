@@ -1,7 +1,7 @@
-"""Decompositions that optimizers' steps need: multi-tensor ops one tensor at a time, lerp, addcmul and addcdiv.
+"""Decompositions for optimizers' steps: ``_foreach_`` operators, lerp, addcmul and addcdiv.
 
-A ``_foreach_`` op becomes the same op on each tensor of its lists; the graph compiler then fuses what happens to one
-parameter into one kernel, which no list op would allow.
+A ``_foreach_`` operator becomes the same operator on each tensor of its lists, so that all work on one parameter can be
+fused into one kernel.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Max pooling that hands its backward a tap's number for each output, as ops of PyTorch.
+"""Max pooling as PyTorch operators that save one byte for each output.
 
-PyTorch's own op returns an index into the plane for every output, eight bytes that wait in memory until the backward
-pass. A tap's number within its window is a byte wherever the window has at most 255 taps. The bodies here are what
-PyTorch runs where a graph is cut around the ops; in MAX Mojo kernels run (``lowering/pooling.py``).
+PyTorch's own operator returns an int64 index for each output, which stays in memory until the backward pass. The number
+of the winning tap within its window fits a byte if the window has at most 255 taps. PyTorch runs the bodies below where
+a graph is cut around the operators; in MAX Mojo kernels run (``lowering/pooling.py``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Compiled Dynamo graphs in the disk cache: a process takes its first step without tracing what another one traced.
+"""Compiled Dynamo graphs in the disk cache: a later process takes its first step without tracing them again.
 
-PyTorch's cache of AOTAutograd makes the keys and the entries; they lie beside kernels and libraries in the project's
-own cache, which says whose files it runs and moves to another machine in one file.
+PyTorch's AOTAutograd cache computes keys and entries. They are stored in the project's own cache beside the kernel
+libraries, with its rules about ownership and its archives.
 """
 
 from __future__ import annotations

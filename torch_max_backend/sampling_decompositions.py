@@ -1,9 +1,8 @@
-"""Decompositions of ``grid_sample``: reading an image between its pixels, forward and backward, in two and three
-dimensions.
+"""Decompositions of ``grid_sample``, forward and backward, in two and three dimensions.
 
 Along each axis a coordinate reads one place (nearest), two (linear) or four (cubic), each with a weight; a value is the
-sum over all combinations of the axes' places. Pixels are read as rows of channels, which is how images lie in a graph.
-Computed in float32 for the narrow floats. A place outside the image contributes nothing, whatever its weight is.
+sum over all combinations of these places. Pixels are read as rows of channels. 16-bit floats are computed in float32. A
+place outside the image contributes nothing, whatever its weight is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Decompositions of ops that choose elements: scattering by a mask, searching sorted numbers, scattering that reduces.
+"""Decompositions of operators that select elements: masked scatter, search in sorted values, scatter with reduction.
 
-Where PyTorch would raise for what the tensors hold (a mask with more places than there are elements), a graph cannot:
-the last element serves.
+Where PyTorch raises an error that depends on the tensors' values (a mask with more true elements than the source has),
+a graph cannot raise; it reads the last element instead.
 """
 
 from __future__ import annotations

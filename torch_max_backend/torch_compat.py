@@ -1,8 +1,7 @@
-"""The names of PyTorch that it calls private and this package needs, in one place.
+"""Every private name of PyTorch that this package needs.
 
-Seen in PyTorch 2.11 to 2.15. Beside each stands what it is for, and what would replace it if there is anything. A
-release that moves one of them is answered here alone; ``tests/test_compat.py`` keeps the rest of the package free of
-them.
+Seen in PyTorch 2.11 to 2.15. Each has a comment that says what it is for, and which public name could replace it. If a
+release moves a name, only this file changes; ``tests/test_compat.py`` checks that no other file uses private names.
 """
 
 from __future__ import annotations

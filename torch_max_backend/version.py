@@ -1,3 +1,3 @@
-"""The package's version: the one place that says it."""
+"""The package's version."""
 
 __version__ = "0.1.0"

@@ -1,7 +1,6 @@
-"""What `torch-max-backend bench` measures with: one module for each step.
+"""The parts of `torch-max-backend bench`.
 
-arguments: the positional integers of Composable Kernel's examples, and committed lists. hardware: what a result was
-measured on. ceilings: the copy and matmul rates of the same run. timing: interleaved medians over rotating inputs.
-compiled: custom ops as MAX graphs that serve any size. convolution, pooling: the operations. runner: one case from
-inputs to figures. report: what is printed. results: what is written.
+arguments: the positional integers of Composable Kernel's examples. convolution, pooling: the operations. runner: one
+case from inputs to figures. timing: interleaved medians over rotating inputs. ceilings: the rates of a copy and a
+matrix product in the same run. report: what is printed.
 """

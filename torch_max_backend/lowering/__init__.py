@@ -1,4 +1,4 @@
-"""One function per aten op, one module per family; importing this package fills the registry."""
+"""One function for each aten operator, one module for each family; importing this package fills the registry."""
 
 import importlib
 import pkgutil

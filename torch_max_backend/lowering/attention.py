@@ -1,9 +1,9 @@
-"""Scaled dot product attention, forward and backward, in every form that PyTorch picks on a CPU or a GPU.
+"""Scaled dot product attention, forward and backward, in every form that PyTorch chooses on a CPU or a GPU.
 
-The forms differ in what they hand from forward to backward beside the output: ``logsumexp``, the logarithm of the sum
-of a row's exponentials, in a shape of their own, and a generator's state, which without dropout says nothing. Here all
-are one computation, the kernels of ``kernels/attention``, which keep no probabilities: the gradients form the scores
-again. Sums are float32 for the narrow floats.
+The forms differ in what they pass to the backward pass beside the output: ``logsumexp``, the logarithm of the sum of a
+row's exponentials, in different shapes, and a generator's state, which is unused without dropout. Here all are one
+computation, the kernels of ``kernels/attention``, which store no probabilities: the backward pass recomputes the
+scores. 16-bit floats are summed in float32.
 
 A row that a mask hides completely has output 0, gradient 0 and logsumexp 0, as in PyTorch's CPU kernel; a row with a
 NaN is NaN (that kernel gives 0).

@@ -1,4 +1,4 @@
-"""What a lowering may ask about the node it builds."""
+"""What a lowering can ask about the node that it builds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors made from nothing but sizes and numbers."""
+"""Tensors created from sizes and numbers alone."""
 
 from __future__ import annotations
 

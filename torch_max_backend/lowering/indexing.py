@@ -1,9 +1,9 @@
-"""Reading and writing at places that tensors name; borders and windows.
+"""Gathers and scatters by index tensors; padding and windows.
 
-Reading gathers over one axis: several indexed dimensions that are neighbours in memory are read as one, so that
-interpolation of channels-last values copies nothing but what it reads. Writing is done by kernels with a fixed order. A
-place outside becomes one that is outside for the kernels: on a CPU they raise, as eager PyTorch does; on a GPU it reads
-some element of the tensor and writes none.
+A gather reads along one axis: several indexed dimensions that are adjacent in memory are read as one, so that nothing
+but the elements that are read is copied. Scatters run in kernels with a fixed order. An index outside its dimension
+stays outside: on a CPU the kernels raise, as eager PyTorch does; on a GPU some element of the tensor is read and none
+is written.
 """
 
 from __future__ import annotations

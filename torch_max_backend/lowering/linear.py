@@ -1,8 +1,8 @@
 """Matrix products.
 
 A product of two matrices is a 1x1 convolution: its three passes are a @ b with b, neither or a transposed in memory, so
-no operand is ever copied. Batches of matrices have kernels of their own, and so has float64 on a GPU, which the
-convolutions do not take there.
+no operand is copied. Batches of matrices have kernels of their own, and so has float64 on a GPU, which the convolution
+kernels do not support there.
 
 A product of integers on a CPU is a reduction of a broadcast product.
 """

@@ -1,7 +1,7 @@
-"""The negative log likelihood, forward and backward; the other losses are taken apart by PyTorch.
+"""The negative log likelihood, forward and backward; PyTorch decomposes the other losses.
 
-The class that a target names is found by comparing class numbers with targets, not by an indexed load: a target
-out of range contributes nothing instead of reading foreign memory, and the comparison fuses with the reduction.
+The target's class is found by comparing class numbers with targets, not by an indexed load: a target out of range
+contributes nothing instead of reading other memory, and the comparison fuses with the reduction.
 """
 
 from __future__ import annotations

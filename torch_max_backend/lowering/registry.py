@@ -1,12 +1,11 @@
-"""The table from aten ops to the functions that build them in a MAX graph.
+"""The table from aten operators to the functions that build them in a MAX graph.
 
-A lowering is registered where its family lives::
+A lowering is registered in the module of its family::
 
     @lowering(aten.relu.default, layout=Layout.ELEMENTWISE)
     def relu(ctx: LoweringContext, x: TensorValue) -> TensorValue: ...
 
-Everything that speaks of supported ops (partitioning, ``explain``, the support table in docs/) reads this
-registry; there is no second list.
+Partitioning, ``explain`` and the table of supported operators all read this registry; there is no second list.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Views, and ops that move whole slices: nothing here computes.
+"""Views, and operators that move whole slices: nothing here computes.
 
-A view moves no data as long as the new shape can be read from memory as it lies: unit dimensions come and go
-for free, and dimensions merge where they are neighbours in memory, whatever the memory order is.
+A view copies nothing as long as strides can express the new shape: unit dimensions come and go for free, and dimensions
+merge where they are adjacent in memory, whatever the memory order is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sorting and the largest elements: one kernel that sorts rows, stable and the same on every device."""
+"""Sorting and top-k: one stable kernel that sorts rows, with the same results on every device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ops that only name or pass on values: tuple access, detach, clone."""
+"""Operators that only name or pass on values: tuple access, detach, clone."""
 
 from __future__ import annotations
 

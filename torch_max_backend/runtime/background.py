@@ -1,4 +1,4 @@
-"""Libraries that are built beside the program, which goes on meanwhile."""
+"""Builds libraries in other processes while the program runs in eager PyTorch."""
 
 from __future__ import annotations
 

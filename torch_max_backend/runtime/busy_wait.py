@@ -1,8 +1,8 @@
-"""How long MAX's threads look for work before they sleep.
+"""How long MAX's threads spin before they sleep.
 
-A graph's op is dealt out over MAX's threads. One that is done turns in a loop for 200 us, in case more work comes,
-before it sleeps; where ops take microseconds it turns nearly all the time. On a machine without an accelerator those
-turns take the cores from the threads that compute: MAX's own, PyTorch's, other programs'.
+A thread without work spins for 200 us, in case more arrives. Where operations take microseconds, threads spin nearly
+all the time. On a machine without an accelerator this takes cores from threads that compute: MAX's own, PyTorch's, and
+those of other programs.
 """
 
 from __future__ import annotations

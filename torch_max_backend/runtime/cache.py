@@ -1,11 +1,11 @@
-"""The disk cache: compiled graphs and the precompiled kernel library, kept across processes.
+"""The disk cache: kernel libraries and compiled graphs, kept across processes.
 
-An entry is a directory named after the digest of everything that the artifact depends on. It holds the artifact
-and ``entry.json`` with the artifact's SHA-256 and the facts that went into the digest; an entry that does not
-match its own record is dropped with a warning and made anew.
+An entry is a directory named by the digest of everything that the artifact depends on. It holds the artifact and
+``entry.json``, with the artifact's SHA-256 and the inputs of the digest. An entry that does not match its own record is
+dropped with a warning and built again.
 
-Artifacts are machine code that the process will run, so the cache belongs to one user: it is made with mode 0700, and
-an entry that another user owns or may write is refused.
+Artifacts are machine code that the process will run, so the cache belongs to one user: it is created with mode 0700,
+and an entry that another user owns or may write is refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The disk cache as a whole: what it holds, and moving it to another machine in one file.
+"""Listing the disk cache, and moving it to another machine in one file.
 
-An archive is a tar file: ``manifest.json`` with every file's size and SHA-256, then the files of the entries. Artifacts
-are machine code; the checksums find damage, they do not say who made it.
+An archive is a tar file: ``manifest.json`` with the size and SHA-256 of every file, then the files of the entries.
+Artifacts are machine code. The checksums detect damage; they are no signature.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Machine code for NVIDIA GPUs in place of PTX in a kernel library.
+"""Replaces the PTX in a kernel library by machine code for NVIDIA GPUs.
 
-For an accelerator that is named, ``mojo build`` leaves each kernel as PTX, a text that the driver translates when the
-kernel is launched for the first time: one kernel after the other, a tenth of a second to seconds each, again on every
-machine. Mojo brings NVIDIA's compiler of PTX (nvPTXCompiler, in ``libNVPTX.so``), which translates here, on all cores
-and without a GPU. A kernel's machine code (a cubin) takes the place of its text; the driver reads either.
+``mojo build`` emits each kernel as PTX, which the driver would translate at the kernel's first launch: one kernel after
+the other, a tenth of a second to seconds each, again on every machine. Mojo includes NVIDIA's PTX compiler
+(nvPTXCompiler, in ``libNVPTX.so``), which is used here on all cores and without a GPU. The driver reads either form.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Executing a MAX model on buffers that its devices hold already."""
+"""Executes a MAX model on buffers that are already on its devices."""
 
 from __future__ import annotations
 

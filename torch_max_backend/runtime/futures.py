@@ -1,4 +1,4 @@
-"""Work in threads that nobody waits for at the program's end."""
+"""Work in daemon threads, for which the program's exit does not wait."""
 
 from __future__ import annotations
 

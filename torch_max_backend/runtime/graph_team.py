@@ -1,6 +1,6 @@
-"""MAX's own threads, lent to the CPU kernels that graphs of MAX's compiler call.
+"""Lets CPU kernels run on MAX's own threads, in graphs that MAX compiles.
 
-A library for them is built when the first such graph is: launch lists, which run on PyTorch's threads, need none.
+The library for this is built with the first such graph. Launch lists run on PyTorch's threads and do not need it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Handing tensors over between PyTorch and MAX: the same memory on both sides, no copy.
+"""Passes tensors between PyTorch and MAX without copies.
 
-Both runtimes speak DLPack, whose Python protocol orders streams anew for every tensor. Here capsules are made and
-taken in C alone; the order of streams is settled once for a call (``runtime/streams.py``).
+Both runtimes support DLPack, whose Python protocol synchronizes streams for each tensor. Here capsules are created and
+consumed in C alone; streams are ordered once for each call (``runtime/streams.py``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a graph's builder tells those who compile and run the graph: how tensors enter and leave it."""
+"""How tensors enter and leave a compiled graph, as the graph's builder describes it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Running a launch list on PyTorch's tensors: addresses in, library calls, tensors out.
+"""Runs a launch list on PyTorch's tensors.
 
-Results are tensors of PyTorch's own allocator, and so is the memory for what lies between two launches. Nothing is
-handed over and nothing is compiled: a call costs the addresses of its arguments, its results' memory and the launches.
+Results and workspace are allocated by PyTorch. Nothing is converted and nothing is compiled: a call costs the addresses
+of its arguments, the allocation of its results, and the launches.
 """
 
 from __future__ import annotations

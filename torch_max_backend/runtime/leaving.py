@@ -1,4 +1,4 @@
-"""How the results of a graph become what its FX graph returns."""
+"""Turns the results of a compiled graph into what its FX graph returns."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Shared libraries of kernels: built once for a machine, kept in the cache, loaded before a graph runs.
+"""Shared libraries of kernels: built once for a machine, cached, and loaded before a graph runs.
 
-The kernels stand outside graphs (`mojo_ops.functions`): what a graph calls and the cache lacks is built by `mojo build`
-in processes of its own, side by side.
+Kernels are compiled outside graphs (``mojo_ops.functions``). Functions that a graph calls and the cache lacks are built
+by ``mojo build``, in several processes at the same time.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What a forward graph keeps for its backward graph, in few pieces of memory.
+"""Values that a forward graph saves for its backward graph, packed into few tensors.
 
-Autograd takes microseconds for each tensor that it keeps. Values that our own two graphs alone see share a *pack*: one
-tensor of bytes. The forward graph's launches write into it and the backward graph's read from it, at offsets that are
-settled when both are made. Nothing is copied, and the bytes are the values: who copies a pack (hooks on saved tensors,
-checkpointing) has copied these.
+Autograd spends microseconds on each saved tensor. Values that only our own two graphs read share a *pack*, a tensor of
+bytes. The forward graph's launches write into it and the backward graph's read from it, at offsets that are fixed when
+both graphs are built. Nothing is copied, and the bytes are the values: copying a pack (hooks on saved tensors,
+checkpointing) copies the values.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a tensor must be before a kernel gets its address: elements in memory, as they are."""
+"""Checks that a tensor is plain memory before a kernel gets its address."""
 
 from __future__ import annotations
 

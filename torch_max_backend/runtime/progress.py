@@ -1,4 +1,4 @@
-"""A line on the terminal while something takes long."""
+"""A progress line on the terminal while something takes long."""
 
 from __future__ import annotations
 

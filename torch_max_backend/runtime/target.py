@@ -1,4 +1,4 @@
-"""What machine code is compiled for: the part of a cache entry's key that speaks of the hardware."""
+"""The hardware that machine code is compiled for, as a part of a cache entry's key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launch lists that become ready: when the libraries of their device are built and loaded."""
+"""Launch lists that wait until the libraries of their device are built and loaded."""
 
 from __future__ import annotations
 
