@@ -25,7 +25,7 @@ def _wide(tensor: torch.Tensor) -> torch.dtype:
 
 
 def _rows_inside(like: torch.Tensor, columns: int | torch.SymInt) -> torch.Tensor:
-    """An empty [batch, heads, rows, columns] that lies as [batch, rows, heads, columns]."""
+    """An empty [batch, heads, rows, columns] stored as [batch, rows, heads, columns]."""
     batch, heads, rows, _ = like.shape
     return like.new_empty(batch, rows, heads, columns).transpose(1, 2)
 

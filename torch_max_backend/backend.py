@@ -271,7 +271,7 @@ class _Compilation:
 
 
 class _Handover:
-    """Calls one function until a job has finished, then the other.
+    """Calls one function until a job has finished, then another one.
 
     Autograd records a call's backward pass during its forward pass, so both belong to the same function.
     """

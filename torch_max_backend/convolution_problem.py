@@ -242,7 +242,7 @@ class ConvolutionProblem:
 
     @beartype
     def check_grad_output(self, shape: Sequence[IntLike]) -> None:
-        """Raises unless grad_output has the very shape that the forward gives."""
+        """Raises unless grad_output has the shape of the forward pass's result."""
         if len(shape) != self.spatial_rank + 2 or any(
             isinstance(a, int) and isinstance(b, int) and a != b
             for a, b in zip(shape, self.aten_output_shape, strict=True)

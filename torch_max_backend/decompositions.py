@@ -97,7 +97,7 @@ def weight_norm_backward(
 
 
 def shrink_backward(grad: torch.Tensor, x: torch.Tensor, lambd: float) -> torch.Tensor:
-    """``aten.hardshrink_backward`` and ``softshrink_backward``: nothing comes back where |x| <= ``lambd``."""
+    """``aten.hardshrink_backward`` and ``softshrink_backward``: nothing is passed back where |x| <= ``lambd``."""
     return torch.where((x >= -lambd) & (x <= lambd), torch.zeros_like(grad), grad)
 
 
@@ -232,7 +232,7 @@ def median_along(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torc
 
 
 def nanmedian_along(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """``aten.nanmedian.dim``: the same of what is a number, NaN where nothing is."""
+    """``aten.nanmedian.dim``: the same over elements that are not NaN; NaN where all are."""
     return _at_median(x, dim, keepdim, ignores_nan=True)
 
 

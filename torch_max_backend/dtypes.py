@@ -28,7 +28,7 @@ LOW_PRECISION: frozenset[torch.dtype] = frozenset({torch.bfloat16, torch.float16
 
 
 def max_dtype(dtype: torch.dtype) -> DType:
-    """MAX's name of ``dtype``; CannotLower where MAX has none (complex, quantized, float8)."""
+    """MAX's counterpart of ``dtype``; raises CannotLower where there is none (complex, quantized, float8)."""
     try:
         return TORCH_TO_MAX[dtype]
     except KeyError:

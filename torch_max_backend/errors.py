@@ -6,7 +6,7 @@ from torch_max_backend.torch_compat import ShortenTraceback
 
 
 class MaxBackendError(ShortenTraceback):
-    """Base of every error that the backend raises on its own account; a RuntimeError.
+    """Base class of the backend's own errors; a RuntimeError.
 
     Dynamo wraps what a backend raises in BackendCompilerFailed, except for its own ShortenTraceback family: being
     one of them, our errors reach the user as they are.
@@ -21,11 +21,11 @@ class OptionError(MaxBackendError, ValueError):
 
 
 class DeviceUnavailableError(MaxBackendError):
-    """A tensor lives on a device that MAX does not drive in this process."""
+    """A tensor is on a device that MAX cannot use in this process."""
 
 
 class CannotLower(Exception):
-    """Raised by a lowering: this very node has to stay in PyTorch. Carries the reason in words."""
+    """Raised by a lowering: the node has to stay in PyTorch. The message is the reason."""
 
 
 class UnsupportedOpError(MaxBackendError):

@@ -46,7 +46,7 @@ BACKWARD: dict[OpOverload, Mode] = {
 
 
 def interpolations_whole() -> AbstractContextManager[None]:
-    """In the context these ops are traced as they are."""
+    """A context in which these operators are traced whole."""
     kernels: dict[OpOverload, Callable[..., Any] | None] = dict.fromkeys(FORWARD)
     kernels |= {packet.vec: _with_sizes(packet.default) for packet in _PACKETS}
     shapes = dict.fromkeys(BACKWARD, _gradient_like)

@@ -41,7 +41,7 @@ _deterministic: Any = torch.utils.deterministic
 
 
 def facts_of(gm: GraphModule, example_inputs: Sequence[Any], options: Options) -> dict[str, str] | None:
-    """All that the compiled graphs of ``gm`` depend on beside ``gm`` and the state that AOTAutograd looks at itself.
+    """Everything that the compiled graphs of ``gm`` depend on, besides ``gm`` and what AOTAutograd's key covers.
 
     None where they are not kept.
 
@@ -79,7 +79,7 @@ _NAMESPACES = ("aten", "prims", "prim")
 
 
 def _is_told_by_key(module: torch.nn.Module) -> bool:
-    """Whether AOTAutograd's key says all about a module of a Dynamo graph."""
+    """Whether AOTAutograd's key covers everything about a module of a Dynamo graph."""
     if any(isinstance(value, torch.Tensor) for value in vars(module).values()):
         # Their values become constants, and the key has shapes alone.
         return False
@@ -95,7 +95,7 @@ def _current_gpu() -> int:
 
 @contextlib.contextmanager
 def kept(facts: Mapping[str, str], load: Callable[[bytes], CompiledGraph]) -> Iterator[Callable[[Compiler], Compiler]]:
-    """In the context AOTAutograd takes compiled graphs from the cache, and puts them there.
+    """A context in which AOTAutograd reads compiled graphs from the cache and writes them to it.
 
     Args:
         facts: see ``facts_of``.

@@ -12,7 +12,7 @@ from torch_max_backend.runtime.tasks import Task, make_ready
 
 
 def start(tasks: Sequence[Task]) -> Job | None:
-    """Makes ready what the disk cache has libraries for; a job for the rest, None where there is none."""
+    """Loads what the disk cache has libraries for; returns a job for the rest, None if there is none."""
     rest = [task for task in tasks if not task.is_built()]
     make_ready([task for task in tasks if task not in rest])
     return Job(rest) if rest else None
@@ -25,7 +25,7 @@ _jobs: list[Job] = []
 
 
 class Job:
-    """Tasks that become ready in a thread of their own; jobs follow one another.
+    """Tasks whose libraries are built in a thread; jobs run one after the other.
 
     Attributes:
         finished: set when all is bound, or one task failed.
@@ -58,7 +58,7 @@ class Job:
 
 
 def _end_all(pid: int) -> None:
-    """At the program's end: no process and no thread stays behind."""
+    """Ends all processes and threads at the program's end."""
     if os.getpid() != pid:
         # A fork, which has none of them.
         return

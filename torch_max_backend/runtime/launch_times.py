@@ -51,7 +51,7 @@ class LaunchTime:
 
 @dataclass
 class LaunchTimes:
-    """What ``launch_times`` has seen; its text is a table with the longest calls on top."""
+    """What ``launch_times`` recorded; printed, a table with the longest calls on top."""
 
     _samples: dict[tuple[int, int], list[tuple[float, float]]] = field(default_factory=dict)
     _lists: dict[int, LaunchList] = field(default_factory=dict)
@@ -95,7 +95,7 @@ _watching: list[LaunchTimes] = []
 
 @contextlib.contextmanager
 def launch_times() -> Iterator[LaunchTimes]:
-    """Times each library call of the compiled graphs that run meanwhile.
+    """Times each library call of the compiled graphs that run inside the context.
 
     Calls are made one by one. On a GPU they are queued some at a time behind a kernel that waits, so that the host is
     ahead and the times between events are those of the kernels; their sum is a little more than what a step takes. A
@@ -113,7 +113,7 @@ def launch_times() -> Iterator[LaunchTimes]:
 
 
 def watched() -> bool:
-    """Whether somebody times launches."""
+    """Whether launches are being timed."""
     return bool(_watching)
 
 
@@ -248,7 +248,7 @@ def _extents_of_program(launch: Launch, listing: LaunchList) -> str:
 
 
 def _program(function: Program) -> str:
-    """What a generated program reads and how often, what it writes, and how many operations stand between."""
+    """What a generated program reads, how often, what it writes, and its number of operations."""
     lines = function.body.splitlines()
     reads = Counter(way for line in lines for way in _READ.findall(line))
     inputs = ", ".join(f"{count} {way}" for way, count in reads.items())

@@ -156,7 +156,7 @@ class Launches:
         return leaving, bool(updated)
 
     def fresh(self, taken: Mapping[int, torch.Tensor] | None = None) -> list[Any]:
-        """Memory for the results but those that ``taken`` has some for."""
+        """Memory for all results except those in ``taken``."""
         device, taken = self.device, taken or {}
         return [
             taken[number] if number in taken else torch.empty_strided(shape, strides, dtype=dtype, device=device)
@@ -203,9 +203,9 @@ class Launches:
 
 
 class _Updates:
-    """Results that are written over the arguments whose new values they are.
+    """Results that overwrite the arguments whose new values they are.
 
-    That is safe as long as no other argument lies in the same memory: then each is copied when all has been computed.
+    Where another argument shares the memory, results are copied back after the last launch instead.
     """
 
     def __init__(self, listing: LaunchList, inputs: Inputs, leaving: Leaving) -> None:

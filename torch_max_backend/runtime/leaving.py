@@ -46,7 +46,7 @@ def _copies(writes: Sequence[WriteSpec]) -> _Copies:
 
 
 class Leaving:
-    """What leaves a graph: results, constants, and arguments as they are; and which arguments are updated.
+    """What a graph returns (results, constants, and unchanged arguments), and which arguments it updates.
 
     Args:
         outputs: what leaves.
@@ -79,7 +79,7 @@ class Leaving:
         ])  # fmt: skip
 
     def leave_out(self, results: Collection[int]) -> None:
-        """Notes ``results`` as those which ``picked`` may find written over their arguments already."""
+        """Marks ``results`` that launches may have written over their arguments before ``picked`` runs."""
         self._copies_left = _copies([write for write in self.writes if write.index not in results])
 
     def picked(self, tensors: list[Any], args: Sequence[Any], *, in_place: bool = False) -> list[Any]:

@@ -113,7 +113,7 @@ def ready(device: torch.device, whole: bool = True) -> Iterator[None]:
 
 
 def load(device: torch.device) -> None:
-    """Loads what graphs on `device` call, built now or by whoever builds it already.
+    """Loads the libraries that graphs on `device` call; builds missing ones, or waits for a process that does.
 
     MAX computes what depends on constants alone when it initializes a graph: the kernels must be there by then.
 
@@ -125,7 +125,7 @@ def load(device: torch.device) -> None:
 
 
 def begin(functions: Iterable[Function], device: torch.device) -> None:
-    """Begins to build what the cache lacks; errors are told to whoever needs the functions later."""
+    """Begins to build what the cache lacks; errors are raised when the functions are needed."""
     absent: list[Function] = []
     with contextlib.suppress(Exception):
         # Here, not in the thread: that would wait for Python's lock with every file of the kernels that it reads.
@@ -135,7 +135,7 @@ def begin(functions: Iterable[Function], device: torch.device) -> None:
 
 
 def unbuilt(device: torch.device) -> list[Function]:
-    """What graphs on `device` call and neither this process nor the cache has; what they rarely call is not counted."""
+    """Functions that graphs on `device` call, neither loaded nor cached; without those that are rarely called."""
     return _uncached(_missing(device, whole=False), device)
 
 
@@ -188,7 +188,7 @@ def _load(paths: Mapping[Function, Path], architecture: str) -> None:
 
 
 def address(symbol: str, device: torch.device) -> int:
-    """Where a loaded library's function lies.
+    """The address of a loaded library's function.
 
     Raises:
         KeyError: no library with it has been loaded for ``device``.
@@ -222,7 +222,7 @@ def loader(device: torch.device) -> int:
 
 
 def callable_at(address: int) -> Callable[[int, int, int], int]:
-    """A library's function, for Python, whose lock is free while it runs.
+    """A library's function as a Python callable, which releases the GIL while it runs.
 
     It takes the addresses of its words, of a device's context and of MESSAGE_BYTES for an error's text, and gives 0, or
     1 after an error.
@@ -245,7 +245,7 @@ def build(functions: Iterable[Function], device: torch.device) -> dict[Function,
 
 
 def _build_claimed(facts: Mapping[Function, Mapping[str, str]], patient: bool) -> dict[Function, Path]:
-    """Builds those that this caller can claim: all of them, if it waits for others."""
+    """Builds the functions that no other process is building; all of them, if it waits for others."""
     with contextlib.ExitStack() as claims:
         claimed: dict[Function, Mapping[str, str]] = {}
         # In one order everywhere, so that nobody waits in a circle.
@@ -377,7 +377,7 @@ exit "$status"
 
 
 def _ends_with_us(command: Sequence[str], environment: Mapping[str, str], errors: Path) -> int:
-    """The exit status of a command that does not outlive this process; what it says of errors goes to ``errors``."""
+    """The exit status of a command that ends with this process; its standard error goes to ``errors``."""
     with errors.open("wb") as file, _lock:
         if _given_up.is_set():
             return 1
@@ -399,7 +399,7 @@ def _ends_with_us(command: Sequence[str], environment: Mapping[str, str], errors
 
 
 def give_up() -> None:
-    """Ends what is being built, at the program's end; nothing is built afterwards."""
+    """Terminates running builds at the program's end; nothing is built afterwards."""
     with _lock:
         _given_up.set()
         for process in _processes:
@@ -422,7 +422,7 @@ def library_source(functions: Sequence[Function], package: str) -> str:
 
 
 def _share(library: Path, entry: Path) -> None:
-    """One file under a second name, a copy where the file system has no such names."""
+    """A hard link to a file, or a copy where the file system has no links."""
     try:
         os.link(library, entry)
     except OSError:

@@ -56,7 +56,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Packing:
-    """What lies in which pack. Autograd gets the packs, and behind them the other values in their order.
+    """Which value is in which pack. Autograd gets the packs, then the other values in their order.
 
     Attributes:
         values: that are packed.
@@ -151,7 +151,7 @@ def _own(built: BuiltGraph, listing: LaunchList, packable: Collection[int]) -> l
 
 
 def _dealt(built: BuiltGraph, kept: range, packable: Sequence[int]) -> Packing:
-    """Values dealt out into packs in their order, two at least into each."""
+    """Values assigned to packs in their order, at least two to each."""
     packs: list[list[tuple[int, int]]] = []
     size = MOST_BYTES
     for number in packable:
@@ -221,7 +221,7 @@ def take_from_packs(built: BuiltGraph, packing: Packing) -> BuiltGraph | None:
 
 
 def _needs_tensors(built: BuiltGraph, listing: LaunchList, packed: Mapping[int, Packed]) -> bool:
-    """Whether a value that is packed is read in another order than it lies, copied or written to."""
+    """Whether a packed value is read in another memory order, copied or written to."""
     copied = {
         place.number
         for number, place in enumerate(listing.results)
@@ -233,7 +233,7 @@ def _needs_tensors(built: BuiltGraph, listing: LaunchList, packed: Mapping[int, 
 
 
 def _lies_as(spec: InputSpec, value: Packed) -> bool:
-    """Whether an argument is expected as the value lies in its pack."""
+    """Whether an argument is expected in the memory order that the value has in its pack."""
     return (
         spec.dense
         and (spec.shape, spec.dtype) == (value.shape, value.dtype)
@@ -242,7 +242,7 @@ def _lies_as(spec: InputSpec, value: Packed) -> bool:
 
 
 def _steps(shape: Sequence[int], order: Order) -> list[int]:
-    """The strides that say where elements lie."""
+    """The strides of the axes that have more than one element."""
     return [stride for extent, stride in zip(shape, strides_of(shape, order), strict=True) if extent != 1]
 
 

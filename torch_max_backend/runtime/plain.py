@@ -8,11 +8,11 @@ from torch_max_backend.torch_compat import is_wrapped, is_zero_tensor
 
 
 class WrappedError(Exception):
-    """An argument is a wrapper by which a transform (``vmap``, ``is_grads_batched``) follows what is computed."""
+    """An argument is a wrapper tensor of a transform (``vmap``, ``is_grads_batched``)."""
 
 
 def plain(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """A tensor of the same elements that lie in memory; ``tensor`` itself, without its gradient, where they do.
+    """A tensor with the same elements in memory: ``tensor`` itself, detached, where possible.
 
     Made are the elements of zero tensors (``torch._efficientzerotensor``: autograd's gradients that are known to be
     zero), of views that stand for a negative or a conjugate, and of sparse and MKL-DNN tensors.
@@ -35,7 +35,7 @@ def plain(tensor: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def _check_memory(tensor: torch.Tensor, name: str) -> None:
-    """Raises ValueError unless all elements of a tensor lie in its storage."""
+    """Raises ValueError unless all elements of a tensor are within its storage."""
     last = sum(step * (extent - 1) for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
     needed = (tensor.storage_offset() + last + 1) * tensor.dtype.itemsize
     try:

@@ -54,14 +54,14 @@ class _Unread(KernelLibrary):
 @functools.cache
 @in_mlir_context
 def library_to_build_with() -> KernelLibrary:
-    """What a graph with the project's ops is built with."""
+    """A stand-in for the kernel library, with which graphs with the project's ops are built."""
     return _Unread()
 
 
 @functools.cache
 @in_mlir_context
 def kernel_library() -> KernelLibrary:
-    """The project's kernels, loaded once for the process: what MAX compiles a graph with."""
+    """The project's kernels as MAX compiles graphs with them, loaded once for the process."""
     library = KernelLibrary()
     library.load_paths([cache.kernel_library_path()])
     return library
@@ -97,7 +97,7 @@ def session(device: torch.device) -> InferenceSession:
 
 @contextlib.contextmanager
 def virtual_accelerator(api: str, architecture: str) -> Iterator[None]:
-    """In the context one accelerator is there that can be compiled for, and no other.
+    """A context in which MAX sees one virtual accelerator to compile for, and no other.
 
     Raises:
         DeviceUnavailableError: this process has opened an accelerator already.

@@ -14,17 +14,17 @@ from torch_max_backend.torch_compat import current_stream_handle
 
 
 class StreamOrder:
-    """Puts what MAX runs behind what PyTorch has queued, and what PyTorch queues later behind MAX.
+    """Orders MAX's work after what PyTorch has queued, and before what PyTorch queues later.
 
     The host waits for nothing. One event each way serves all tensors of a call.
 
-    MAX's allocator deals memory out again in the order of MAX's queue, as soon as the last tensor over it has gone;
-    work that reads it may still wait on the PyTorch stream that got the tensor. So MAX's queue waits for every stream
+    MAX's allocator reuses memory in the order of MAX's queue, as soon as the last tensor over it is deleted; work that
+    reads it may still wait on the PyTorch stream that got the tensor. So MAX's queue waits for every stream
     on which it was called so far, not for the current one alone.
 
     Attributes:
         queue: MAX's.
-        lock: whoever holds it is the one caller; the same thread may take it again.
+        lock: held by the one caller; reentrant.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -40,11 +40,11 @@ class StreamOrder:
         self.lock = threading.RLock()
 
     def synchronize(self) -> None:
-        """Waits until the device has done all that was queued."""
+        """Waits until the device has finished all queued work."""
         torch.cuda.synchronize(self._device)
 
     def give_back(self) -> None:
-        """Waits as ``synchronize`` and gives the memory that PyTorch keeps for later tensors back to the device."""
+        """Waits as ``synchronize`` does, and returns the free memory of PyTorch's allocator to the device."""
         self.synchronize()
         with torch.cuda.device(self._device):
             torch.cuda.empty_cache()

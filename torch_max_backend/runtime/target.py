@@ -12,7 +12,7 @@ from max.driver import Accelerator
 
 
 def target_facts(device: torch.device) -> dict[str, str]:
-    """The hardware that a graph on ``device`` is compiled for, in words that every process on it gives alike."""
+    """The hardware that a graph on ``device`` is compiled for, in words that are the same in every process on it."""
     if device.type == "cpu":
         return {"device": "cpu", "cpu": cpu_name()}
     return {"device": ":".join(accelerator_of(device)), "cpu": cpu_target(device)}
@@ -44,7 +44,7 @@ def canonical_architecture(name: str) -> str:
 
 @functools.cache
 def cpu_name() -> str:
-    """Which CPU MAX compiles host code for: its model and a digest of the instruction sets that it offers here."""
+    """The CPU that MAX compiles host code for: its model and a digest of its instruction sets."""
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.is_file():
         return platform.processor() or platform.machine()

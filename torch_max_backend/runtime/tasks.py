@@ -35,7 +35,7 @@ class Task:
 
 
 def make_ready(tasks: Sequence[Task]) -> None:
-    """Builds what the tasks' lists lack, and binds the lists.
+    """Builds the libraries that the tasks' lists lack, and binds the lists.
 
     Raises:
         MaxBackendError: a kernel does not compile, or its library cannot be loaded.
