@@ -1,8 +1,8 @@
-"""``scaled_dot_product_attention`` as PyTorch takes it apart on a GPU that is not there.
+"""The kernel that ``scaled_dot_product_attention`` takes on a GPU that is not present.
 
-PyTorch asks the GPU which of its kernels serves a call, and without a GPU writes the call out as products and a
-softmax. Here the architecture answers, by the rules of PyTorch's ``sdp_utils.cpp`` (2.11 to 2.15), so that what is
-traced is what the GPU's machine will trace.
+PyTorch asks the GPU which of its kernels supports a call, and without a GPU decomposes the call into products and a
+softmax. Here the architecture answers by the rules of PyTorch's ``sdp_utils.cpp`` (2.11 to 2.15), so that the traced
+graph is the one that the machine with the GPU traces.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes attention as an op into an FX graph: views of its operands, and its bias as one tensor."""
+"""Writes the attention operator into an FX graph: views of its operands, and its bias as one tensor."""
 
 from __future__ import annotations
 

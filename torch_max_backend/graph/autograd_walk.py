@@ -1,7 +1,7 @@
-"""``torch.autograd.grad`` without PyTorch's engine, for tracing on a GPU that is not there.
+"""``torch.autograd.grad`` without PyTorch's engine, for tracing for a GPU that is not present.
 
-The engine asks the CUDA runtime for its devices and streams before it runs a node on a fake CUDA tensor. This walk runs
-the same nodes in the same order and adds up gradients in the same order, so that the same graph is traced.
+The engine asks the CUDA runtime for devices and streams before it runs a node on a fake CUDA tensor. This walk runs the
+same nodes in the same order and adds gradients in the same order, so that the same graph is traced.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One FX graph, whole or cut, to a callable over tensors."""
+"""Compiles an FX graph, whole or cut, to a callable over tensors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Libraries whose building begins while a graph is still on its way through the compiler.
+"""Begins to build libraries while a graph is still being partitioned and lowered.
 
-Partitioning, lowering and fusing a training graph takes seconds in which the machine's other cores have nothing to do,
-and the kernels that take longest to build are known from the graph's ops alone.
+That takes seconds, during which the machine's other cores are idle, and the graph's operators already tell which of the
+slowest kernels it needs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Batches of matrices in an FX graph, seen through the views that programs and autograd put around a product.
 
-A view here is an op that leaves the elements in their row-major order. A batch of matrices is [batch, rows, columns],
-whatever dimensions a view has split each of these into; unit dimensions may stand anywhere.
+A view here is an operator that keeps the elements in row-major order. A batch of matrices is [batch, rows, columns],
+whatever dimensions a view has split these into; unit dimensions may be anywhere.
 """
 
 from __future__ import annotations

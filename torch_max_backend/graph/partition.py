@@ -1,4 +1,4 @@
-"""Which nodes run in MAX, and the cut around those that cannot."""
+"""Decides which nodes run in MAX, and cuts the graph around the others."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Max pooling's memory between forward and backward: one byte for each output instead of an int64 index.
+"""Max pooling saves one byte for each output instead of an int64 index.
 
-Where nobody but the pooling's own backward looks at the indices and the window has at most 255 taps, the joint graph
-is rewritten to a pair of ops that hand over the winner's place *within its window* instead (``pool_offset_ops.py``).
+If only the pooling's own backward reads the indices and the window has at most 255 taps, the joint graph is rewritten
+to a pair of operators that pass the position of the maximum *within its window* (``pool_offset_ops.py``).
 """
 
 from __future__ import annotations

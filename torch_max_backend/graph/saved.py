@@ -1,4 +1,4 @@
-"""What a forward graph need not keep for its backward graph, and what it must."""
+"""What a forward graph must save for its backward graph, and what it need not."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Graphs with symbolic sizes: one graph for each set of sizes that they are called with.
 
-A launch list knows every size. It is made in milliseconds to seconds, and a machine's libraries serve all sizes, so
-a graph with symbolic sizes is made anew for the sizes of a call.
+A launch list has fixed sizes. It takes milliseconds to seconds to build, and a machine's libraries serve all sizes, so
+a graph with symbolic sizes is built anew for the sizes of a call.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compilation units: the graphs that are made ready together."""
+"""Compilation units: the graphs that are compiled together."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a MAX graph is made of, as everything that builds one uses it: operations, and values with a memory order."""
+"""Operations and values of MAX graphs: values carry their memory order."""

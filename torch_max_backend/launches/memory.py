@@ -1,4 +1,4 @@
-"""Where values lie that live between two launches: offline first fit, the largest first."""
+"""Plans the workspace: an offset for each value that lives between two launches, first fit, the largest value first."""
 
 from __future__ import annotations
 

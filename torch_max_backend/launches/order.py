@@ -1,7 +1,8 @@
-"""The order of launches: one that frees memory runs as soon as it can.
+"""Reorders launches to lower the peak of memory.
 
-A graph computes in the order in which its results are asked for. There the sums that are gradients of biases stand at
-the end of a backward pass, and what they read would live until then.
+A graph computes its results in the order in which they are returned. Gradients of biases, which are sums, would thus
+run at the end of a backward pass and keep their operands alive until then. A launch that frees at least as much memory
+as it allocates runs as early as possible.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Numbers that the kernels' sources define and Python needs: read from there, so that none stands in two places."""
+"""Constants that Python reads from the kernels' Mojo sources, so that none is defined twice."""
 
 from __future__ import annotations
 

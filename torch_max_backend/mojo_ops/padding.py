@@ -1,4 +1,4 @@
-"""Mirrored and repeated borders, and their gradients."""
+"""Reflection and replication padding, and their gradients."""
 
 from __future__ import annotations
 

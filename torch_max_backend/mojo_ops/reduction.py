@@ -1,4 +1,4 @@
-"""Running sums, a typed function."""
+"""Cumulative sums: a typed function."""
 
 from __future__ import annotations
 

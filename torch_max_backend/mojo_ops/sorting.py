@@ -1,4 +1,4 @@
-"""Rows in sorted order, a typed function."""
+"""Sorting of rows: a typed function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which Mojo sources a library is made of, so that a change of other kernels leaves it in the cache."""
+"""Which Mojo sources a library depends on, so that changes to other kernels leave it in the cache."""
 
 from __future__ import annotations
 
