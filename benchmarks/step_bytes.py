@@ -108,7 +108,7 @@ def count(
             if graph.name == "forward":
                 kept[name] = saved(graph)
             for executable in graph.executables:
-                found = traffic(executable.built.graph)
+                found = traffic(executable.built.typed)
                 own = rows_of(name, images, graph, found)
                 _print(console, own, found, worst)
                 rows += own

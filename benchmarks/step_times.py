@@ -52,7 +52,7 @@ def measured(model: str, batch: int) -> dict[str, Any]:
         kinds[launch.entry]["launches"] += 1
         kinds[launch.entry]["seconds"] += launch.seconds
     for executable in (each for graph in graphs for each in graph.executables):
-        for entry, kernels in families(traffic(executable.built.graph).kernels).items():
+        for entry, kernels in families(traffic(executable.built.typed).kernels).items():
             kinds[entry]["bytes"] += sum(kernel.moved for kernel in kernels)
             kinds[entry]["needed"] += sum(kernel.needed for kernel in kernels)
     ordered = dict(sorted(kinds.items(), key=lambda item: -item[1]["seconds"]))

@@ -90,7 +90,7 @@ step = lambda x, w: F.max_pool2d(F.conv2d(x, w).relu(), 2) + torch.arange(3)
 unit = CompilationUnit("second")
 graph = trace(step, [torch.randn(1, 3, 8, 8), torch.randn(4, 3, 3, 3)], "cuda:1")
 executable = unit.add(graph, "second")
-print(sorted({str(value.type.device) for value in executable.built.graph.inputs}), dlpack_device(executable.device))
+print(sorted({str(value.device) for value in executable.built.typed.arguments}), dlpack_device(executable.device))
 try:
     CompilationUnit("third").add(trace(step, [torch.randn(1, 3, 8, 8), torch.randn(4, 3, 3, 3)], "cuda:2"), "third")
 except DeviceUnavailableError as error:

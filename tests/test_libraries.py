@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from max.dtype import DType
+from torch_max_backend.fusion.scalars import SELDOM
 
 from torch_max_backend import OptionError
 from torch_max_backend.convolution_problem import Pass
 from torch_max_backend.fusion.program import Program
-from torch_max_backend.fusion.scalars import SELDOM
 from torch_max_backend.mojo_ops import KERNELS_PATH, functions, sources
 from torch_max_backend.mojo_ops.convolution import Grouping, convolution_function
 from torch_max_backend.mojo_ops.functions import Function, LibraryFunction

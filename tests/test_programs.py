@@ -146,7 +146,7 @@ def test_who_records_graphs_gets_graphs() -> None:
         _, hits = _hits(lambda: _step(lambda: Net(0.0)))
     assert hits == 0
     assert [graph.name for graph in graphs] == ["forward", "backward"]
-    assert all(executable.built.graph is not None for graph in graphs for executable in graph.executables)
+    assert all(executable.built.typed is not None for graph in graphs for executable in graph.executables)
 
 
 class Scaled(nn.Module):

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
+from max.graph import TensorValue
 from torch.fx import Node
 
 from tests.harness import trace
 from torch_max_backend import UnsupportedOpError, lowering
 from torch_max_backend.backend import recorded_graphs
-from torch_max_backend.fusion.values import Operation
 from torch_max_backend.graph import compiler
 from torch_max_backend.graph.builder import NodesCannotLower
 from torch_max_backend.graph.partition import cut
 from torch_max_backend.graph.unit import CompilationUnit
-from torch_max_backend.launches import listing
+from torch_max_backend.ir.notes import key_of, notes
+from torch_max_backend.mojo_ops import functions
 from torch_max_backend.options import Options
 
 
@@ -81,14 +83,16 @@ def _sorted_and_summed(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
 
 @pytest.fixture
 def no_sorting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sorting has no library function."""
-    function_of = listing.function_of
+    """Sorting has no library function: its call is not noted."""
+    call_function = functions.call_function
 
-    def without(operation: Operation) -> str | None:
-        symbol = function_of(operation)
-        return None if symbol is not None and "sort" in symbol else symbol
+    def without(op: str, *arguments: Any, **options: Any) -> list[TensorValue]:
+        results = call_function(op, *arguments, **options)
+        if op == "sort_rows":
+            del notes().calls[key_of(results[0])]
+        return results
 
-    monkeypatch.setattr(listing, "function_of", without)
+    monkeypatch.setattr(functions, "call_function", without)
     torch._dynamo.reset()
     compiler.fallback_warnings.forget()
 

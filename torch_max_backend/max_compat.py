@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from max import mlir
 from max._core import Value as _CoreValue
 from max._core import graph as _graph
 
@@ -27,9 +26,8 @@ from max._mlir import ir as _ir
 from max._mlir_context import in_default_mlir_context as _in_default_mlir_context
 from max.driver import Buffer, Device
 from max.engine import Model
-from max.graph import DeviceRef, Graph, KernelLibrary, Module, TensorType, TensorValue
+from max.graph import Graph, KernelLibrary, Module, TensorValue
 from max.graph.ops.elementwise import _trunc_div
-from max.mlir.dialects import mo as _mlir_mo
 from mojo import _package_root
 from mojo.run import _mojo_env
 
@@ -77,16 +75,6 @@ def last_operation(graph: Graph) -> Any:
     return _graph.last_operation(graph._body)
 
 
-def label(operation: Any, name: str, text: str) -> None:
-    """Gives an operation an attribute of ours; MAX's compiler has not to see it."""
-    operation.attributes[name] = mlir.StringAttr.get(text)
-
-
-def label_of(operation: Any, name: str) -> str | None:
-    """What ``label`` gave, None where it gave nothing."""
-    return operation.attributes[name].value if name in operation.attributes else None
-
-
 def erase(graph: Graph) -> None:
     """Takes a graph out of its module."""
     graph._mlir_op.erase()
@@ -95,27 +83,6 @@ def erase(graph: Graph) -> None:
 def add_op(graph: Graph, op: type[Any], **operands: Any) -> list[Any]:
     """Adds an operation in a form for which max.graph.ops has no function; its results."""
     return graph._add_op_generated(op, **operands)
-
-
-def add_call(
-    graph: Graph,
-    symbol: str,
-    device: DeviceRef,
-    operands: Sequence[TensorValue],
-    types: Sequence[TensorType],
-    parameters: Mapping[str, Any],
-) -> list[TensorValue]:
-    """Adds a custom op that no kernel library has: ``max.graph.ops.custom`` asks for one. MAX cannot compile it."""
-    results, op = graph._add_op_get_op_with_results(
-        _mlir_mo.custom, [each.to_mlir() for each in types], list(operands), symbol=mlir.StringAttr.get(symbol)
-    )
-    op.parameters = mlir.DictAttr.get({
-        name: mlir.StringAttr.get(value) if isinstance(value, str)
-        else mlir.IntegerAttr.get(mlir.IndexType.get(), value)
-        for name, value in parameters.items()
-    })  # fmt: skip
-    op.device = mlir.Attribute._CAPICreate(device.to_mlir()._CAPIPtr)
-    return [result.tensor for result in results]
 
 
 def owner_of(value: TensorValue) -> Any:

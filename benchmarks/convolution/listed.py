@@ -9,7 +9,7 @@ from max.graph import Graph, TensorType, TensorValue
 
 from torch_max_backend.checked import beartype
 from torch_max_backend.dtypes import MAX_TO_TORCH, device_ref
-from torch_max_backend.fusion import fuse
+from torch_max_backend.fusion.rewrite import fuse
 from torch_max_backend.ir.layout import contiguous_order
 from torch_max_backend.launches import LaunchList, launch_list
 from torch_max_backend.max_compat import in_mlir_context
@@ -19,6 +19,7 @@ from torch_max_backend.runtime.handover import Inputs
 from torch_max_backend.runtime.interface import InputSpec, OutputSpec
 from torch_max_backend.runtime.launches import Launches
 from torch_max_backend.runtime.leaving import Leaving
+from torch_max_backend.typed_graph.read import read
 
 
 class ListedGraph:
@@ -40,7 +41,9 @@ class ListedGraph:
         with Graph("listed", input_types=types, kernel_library=library) as graph:
             result = build([value.tensor for value in graph.inputs])
             self._facts = [_fact(kind) for kind in (*types, result.type)]
-            self._listing: LaunchList = launch_list(graph, fuse(graph, [result], place), place)
+            read_back = read(graph, [result])
+        fuse(read_back, place)
+        self._listing: LaunchList = launch_list(read_back, place)
         self._walk = require("launches", "walk", place, ())
 
     @beartype

@@ -1,4 +1,4 @@
-"""A network's training graphs: what is left to MAX. They are built, not compiled."""
+"""A network's training graphs: which calls they are. They are built, not compiled."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ import torch
 from benchmarks import zoo
 from tests.models.architectures import architectures
 from torch_max_backend import explain
-from torch_max_backend.fusion.terms import RESHAPE
-from torch_max_backend.fusion.values import Operation, read
 from torch_max_backend.graph.builder import GraphBuilder
 from torch_max_backend.runtime.interface import BuiltGraph
+from torch_max_backend.typed_graph.operations import Call, Constant, Operation, Reshape
 
-CALL = "mo.custom"
 #: What computes nothing.
-SILENT = frozenset({RESHAPE, "mo.constant", "mo.chain.create", "mo.output"})
+SILENT = (Reshape, Constant)
 
 
 @pytest.fixture
@@ -26,7 +24,8 @@ def operations(monkeypatch: pytest.MonkeyPatch) -> list[Operation]:
 
     def recorded(self: GraphBuilder) -> BuiltGraph:
         built = build(self)
-        found.extend(read(built.graph)[0])
+        assert built.typed is not None
+        found.extend(built.typed.operations)
         return built
 
     monkeypatch.setattr(GraphBuilder, "build", recorded)
@@ -36,12 +35,12 @@ def operations(monkeypatch: pytest.MonkeyPatch) -> list[Operation]:
 
 @pytest.mark.parametrize("name", ["mobilenet_v3_small", "vit_b_32", "swin_t"])
 def test_training_graphs_are_library_calls_alone(operations: list[Operation], name: str) -> None:
-    """MAX compiles nothing of them."""
+    """Nothing else computes."""
     architecture = next(each for each in architectures() if each.name == name)
     arguments, keywords = architecture.call()
     explain(architecture.model().train(), *arguments, quiet=True, compile=False, **keywords)
-    assert sum(operation.name == CALL for operation in operations) > 100
-    assert {operation.name for operation in operations} - SILENT == {CALL}
+    assert sum(isinstance(operation, Call) for operation in operations) > 100
+    assert all(isinstance(operation, (Call, *SILENT)) for operation in operations)
 
 
 def test_programs_of_resnet18_are_few(operations: list[Operation]) -> None:
@@ -51,8 +50,8 @@ def test_programs_of_resnet18_are_few(operations: list[Operation]) -> None:
     images = torch.randn(2, 3, 64, 64).to(memory_format=torch.channels_last)
     with torch.autocast("cpu", torch.bfloat16):
         explain(model, images, quiet=True, compile=False)
-    assert {operation.name for operation in operations} - SILENT == {CALL}
-    calls = [str(each.handle.attributes["parameters"]) for each in operations if each.name == CALL]
-    programs = [call for call in calls if "torch_max_pointwise" in call]
+    assert all(isinstance(operation, (Call, *SILENT)) for operation in operations)
+    symbols = [each.function.symbol for each in operations if isinstance(each, Call)]
+    programs = [symbol for symbol in symbols if symbol.startswith("torch_max_pointwise")]
     assert 40 <= len(programs) <= 120
     assert len(set(programs)) <= 30

@@ -22,7 +22,9 @@ def counted(function: object, *arguments: Tensor) -> Traffic:
     with recorded_graphs() as graphs:
         torch.compile(function, backend=build_only)(*arguments)
     (graph,) = graphs
-    return traffic(graph.executables[0].built.graph)
+    typed = graph.executables[0].built.typed
+    assert typed is not None
+    return traffic(typed)
 
 
 def test_a_program_reads_and_writes_once() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +11,12 @@ import torch
 from tests.harness import Batch, Case, batch_fixture, core, gradients, integers, parametrize, randn, recipe, trace
 from torch_max_backend import lowering
 from torch_max_backend.errors import InvalidArgumentError
+from torch_max_backend.fusion.terms import in_memory
 from torch_max_backend.graph.partition import refusals
 from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.lowering.convolution import allows_tf32
 from torch_max_backend.mojo_ops.convolution import geometry_values
+from torch_max_backend.typed_graph.operations import Call
 
 aten = torch.ops.aten
 
@@ -218,12 +219,12 @@ def test_data_gradients_run_after_the_others() -> None:
     lowering.load_all()
     unit = CompilationUnit("order")
     unit.add(trace(function, [torch.randn(2, 4, 8, 8), *parameters]), "order")
-    text = str(unit.graphs[0].graph._mlir_op)
-    calls = re.findall(r'(%\w+) = mo\.custom .*?function = "torch_max_([a-z_]+).*?\](?: \{.*?\})?\((.*?)\) : ', text)
-    views = dict(re.findall(r"(%\w+) = rmo\.reshape\((%\w+)\)", text))
+    typed = unit.graphs[0].typed
+    assert typed is not None
+    calls = [operation for operation in typed.operations if isinstance(operation, Call)]
     # A bias's gradient is a reduction.
-    made = {kind: [result for result, name, _ in calls if kind in name] for kind in ("conv_wgrad", "reduction")}
-    taken = [operands.split(", ")[-2:] for _, name, operands in calls if "conv_dgrad" in name]
-    expected = list(zip(*made.values(), strict=True))
+    made = [[call.results[0] for call in calls if kind in call.function.symbol] for kind in ("conv_wgrad", "reduction")]
+    taken = [call.operands[-2:] for call in calls if call.kernel == "conv_dgrad"]
+    expected = list(zip(*made, strict=True))
     assert len(expected) == 3
-    assert [(first, views[second]) for first, second in taken] == expected[:2]
+    assert [(first, in_memory(second)) for first, second in taken] == expected[:2]

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from torch_max_backend.fusion.program import many_signature, ways_of_many
 from torch_max_backend.fusion.terms import Terms, in_memory, is_view
-from torch_max_backend.fusion.values import Operation, Value
+from torch_max_backend.typed_graph.operations import Constant, Operation, Value
 
 MOST_AT_ONCE = 1 << 24
 """Larger arguments are not all converted at the graph's start: their copies would live through it."""
@@ -88,7 +88,7 @@ def _reads_arguments(group: Group) -> bool:
 def _is_argument(value: Value) -> bool:
     """Whether the value lies in memory before anything is launched."""
     maker = value.maker
-    return maker is None or maker.name == "mo.constant"
+    return maker is None or isinstance(maker, Constant)
 
 
 def _is_early(group: Group, results: Collection[Value]) -> bool:

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from max.graph import DeviceRef
 
 from torch_max_backend.fusion.batches import Group
-from torch_max_backend.fusion.convolutions import Absorbed, convolution_alone, is_suitable, symbol_of, takes_part
+from torch_max_backend.fusion.convolutions import Absorbed, convolution_alone, is_suitable, takes_part
 from torch_max_backend.fusion.program import SUMS
 from torch_max_backend.fusion.terms import in_memory
-from torch_max_backend.fusion.values import Operation, Value
+from torch_max_backend.typed_graph.operations import Call, Operation, Value
 
 
 def with_sums(
@@ -35,7 +35,7 @@ def with_sums(
     group_of = {group.roots[0]: group for group in taken}
     order, done = _Order(groups, taken), set[Value]()
     for operation in operations:
-        if symbol_of(operation) not in SUMS:
+        if not isinstance(operation, Call) or operation.kernel not in SUMS:
             continue
         stored = in_memory(operation.operands[0])
         if stored in done or stored.maker is None:

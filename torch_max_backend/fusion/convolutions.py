@@ -6,7 +6,6 @@ of rows that has just been stored (kernels/convolution/cpu/fused_entries.mojo).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,10 +23,10 @@ from torch_max_backend.fusion.program import (
     summing,
 )
 from torch_max_backend.fusion.terms import Leaf, in_memory, is_view
-from torch_max_backend.fusion.values import Operation, Value
 from torch_max_backend.mojo_ops.constants import kernel_constant
-from torch_max_backend.mojo_ops.convolution import GEOMETRY_LENGTH
+from torch_max_backend.mojo_ops.convolution import Geometry
 from torch_max_backend.mojo_ops.functions import is_hopper, target_of
+from torch_max_backend.typed_graph.operations import Call, Value
 
 _PASSES = {"conv_fprop": 0, "conv_dgrad": 1}
 """By op, the number of the pass in kernels/convolution/common.mojo."""
@@ -40,8 +39,6 @@ _FEW_PIXELS = kernel_constant("convolution.cpu.panel_gemm", "MOST_ROWS")
 """Pixels of a result up to which a kernel for few of them runs on a CPU."""
 _LARGE_BYTES = 4 * 2**20
 """Of a result that a CPU's caches do not hold until a second pass."""
-_STRIDE_H, _STRIDE_W, _GROUPS = 1, 2, 9
-"""Places in a geometry (mojo_ops.convolution.geometry_values)."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +54,12 @@ class Absorbed:
         sums: batch normalization's reduction of what is stored (``column_sums.py``).
     """
 
-    convolution: Operation
+    convolution: Call
     leaf: Leaf | None
     others: tuple[Value, ...]
     program: Program
     geometry: list[int]
-    sums: Operation | None = None
+    sums: Call | None = None
 
     @property
     def inputs(self) -> list[Value]:
@@ -73,16 +70,17 @@ class Absorbed:
         return [*self.others, *beside, first, second, *after]
 
     @property
-    def ordered(self) -> str:
-        """For each input whether it is a running statistic, of which a channel's new value reads that channel's old one
-        alone."""
-        statistics = self.sums is not None and symbol_of(self.sums) == "batch_norm_statistics"
-        running = self.sums.operands[1:3] if self.sums is not None and statistics else []
-        return " ".join(str(int(value in running)) for value in self.inputs)
+    def in_order(self) -> frozenset[int]:
+        """Which inputs are running statistics, of which a channel's new value reads that channel's old one alone."""
+        running: set[Value] = set()
+        if self.sums is not None:
+            read = {number for numbers in self.sums.in_order.values() for number in numbers}
+            running.update(self.sums.operands[number] for number in read)
+        return frozenset(number for number, value in enumerate(self.inputs) if value in running)
 
-    def with_sums(self, sums: Operation) -> Absorbed | None:
+    def with_sums(self, sums: Call) -> Absorbed | None:
         """The same with a reduction; None where that makes too many operands."""
-        found = replace(self, sums=sums, program=summing(self.program, symbol_of(sums), _function(sums)))
+        found = replace(self, sums=sums, program=summing(self.program, sums.kernel, sums.function.symbol))
         return found if len(found.inputs) <= MOST_INPUTS else None
 
 
@@ -119,9 +117,9 @@ def takes_part(device: DeviceRef) -> bool:
 
 def convolution_alone(value: Value) -> Absorbed:
     """The convolution of a result that ``is_suitable``, without a program."""
-    maker = value.maker
-    assert maker is not None
-    return Absorbed(maker, None, (), plain_epilogue(_parameters(value)), [*_sizes(maker), value.size, 0, 0])
+    call, geometry = _convolution(value)
+    program = plain_epilogue(_parameters(value, call, geometry))
+    return Absorbed(call, None, (), program, [*_sizes(call, geometry), value.size, 0, 0])
 
 
 def _is_whole(leaf: Leaf, group: Group) -> bool:
@@ -137,17 +135,16 @@ def _position(leaf: Leaf) -> int:
 def is_suitable(value: Value) -> bool:
     """Whether the value is a convolution that the Hopper kernels with an epilogue compute: of 16 bits, ungrouped, over
     two axes, with channels in 16-byte rows."""
-    maker = value.maker
-    if maker is None or symbol_of(maker) not in _PASSES or value.dtype not in (DType.bfloat16, DType.float16):
+    if not _is_convolution(value) or value.dtype not in (DType.bfloat16, DType.float16):
         return False
-    geometry, shapes = _geometry(maker), [each.shape for each in (*maker.results, *maker.operands[:2])]
-    if geometry is None or any(shape is None for shape in shapes):
+    call, geometry = _convolution(value)
+    shapes = [each.shape for each in (*call.results, *call.operands[:2])]
+    if any(shape is None for shape in shapes):
         return False
     result, source, weight = (list(shape) for shape in shapes if shape is not None)
-    channels = (result[4], source[4])
     flat = all(shape[1] == 1 for shape in (result, source, weight))
-    phases = geometry[_STRIDE_H] * geometry[_STRIDE_W]
-    return flat and geometry[_GROUPS] == 1 and channels[0] % 8 == channels[1] % 8 == 0 and phases <= _MOST_PHASES
+    rows = result[4] % 8 == source[4] % 8 == 0
+    return flat and geometry.groups == 1 and rows and geometry.phases <= _MOST_PHASES
 
 
 def _suits_cpu(value: Value) -> bool:
@@ -156,26 +153,26 @@ def _suits_cpu(value: Value) -> bool:
     Forward alone: taking in a mask or a residual's gradient made no step faster on a CPU. Nothing is gained where a
     result stays in the cache, either.
     """
-    maker = value.maker
-    if maker is None or symbol_of(maker) != "conv_fprop" or _geometry(maker) is None:
+    if not _is_convolution(value):
         return False
-    if value.shape is None or any(each.shape is None for each in maker.operands[:2]):
+    call, _ = _convolution(value)
+    if call.kernel != "conv_fprop" or value.shape is None or any(each.shape is None for each in call.operands[:2]):
         return False
     large = value.size * value.dtype.size_in_bytes >= _LARGE_BYTES
     return large and value.size // value.shape[4] > _FEW_PIXELS
 
 
-def symbol_of(operation: Operation) -> str:
-    """The name of an op of ours, "" of MAX's own."""
-    if operation.name != "mo.custom":
-        return ""
-    return str(operation.handle.attributes["symbol"]).strip('"')
+def _is_convolution(value: Value) -> bool:
+    """Whether the value is the result of a forward pass, or a data gradient, of known geometry."""
+    maker = value.maker
+    return isinstance(maker, Call) and maker.kernel in _PASSES and isinstance(maker.facts, Geometry)
 
 
-def _geometry(operation: Operation) -> list[int] | None:
-    maker = operation.operands[2].maker
-    values = maker.constant() if maker is not None else None
-    return None if values is None or len(values) != GEOMETRY_LENGTH else [int(value) for value in values]
+def _convolution(value: Value) -> tuple[Call, Geometry]:
+    """The call of a value that ``_is_convolution``, and its geometry."""
+    call = value.maker
+    assert isinstance(call, Call) and isinstance(call.facts, Geometry)
+    return call, call.facts
 
 
 def _is_read_by(leaf: Leaf, group: Group, groups: Sequence[Group], kept: Collection[Value]) -> bool:
@@ -201,44 +198,32 @@ def _is_read_by(leaf: Leaf, group: Group, groups: Sequence[Group], kept: Collect
 
 
 def _together(leaf: Leaf, group: Group, layout: Layout, device: DeviceRef) -> Absorbed | None:
-    maker = leaf.value.maker
-    assert maker is not None
-    on_gpu = device.is_gpu()
-    which = _parameters(leaf.value) if on_gpu else f'DType.{leaf.value.dtype.name}, "{_function(maker)}"'
+    call, geometry = _convolution(leaf.value)
+    if device.is_gpu():
+        which = _parameters(leaf.value, call, geometry)
+    else:
+        which = f'DType.{leaf.value.dtype.name}, "{call.function.symbol}"'
     program = generate_epilogue(group.terms, layout, leaf, which, target_of(device))
     if program is None:
         return None
     others = [strides for each, strides in zip(group.terms.leaves, layout.strides, strict=True) if each is not leaf]
     strides = [[0] * len(layout.extents), *map(list, others)]
     starts = [0, *(each.map.constant for each in group.terms.leaves if each is not leaf)]
-    whole = [*_sizes(maker), *layout.extents, *(stride for each in strides for stride in each), *starts]
+    extents = [*layout.extents, *(stride for each in strides for stride in each), *starts]
     inputs = tuple(each.value for each in group.terms.leaves if each is not leaf)
-    return Absorbed(maker, leaf, inputs, program, whole)
+    return Absorbed(call, leaf, inputs, program, [*_sizes(call, geometry), *extents])
 
 
-def _parameters(value: Value) -> str:
+def _parameters(value: Value, call: Call, geometry: Geometry) -> str:
     """Which kernel makes the convolution's result ``value``, and which function does without."""
-    maker = value.maker
-    assert maker is not None and value.shape is not None
-    geometry = _geometry(maker)
-    assert geometry is not None
-    forward = symbol_of(maker) == "conv_fprop"
-    phases = 1 if forward else geometry[_STRIDE_H] * geometry[_STRIDE_W]
+    assert value.shape is not None
+    phases = 1 if call.kernel == "conv_fprop" else geometry.phases
     room = 1 if phases == 1 else _FEW_PHASES if phases <= _FEW_PHASES else _MOST_PHASES
     narrow = value.shape[4] <= _NARROW
-    return f'DType.{value.dtype.name}, {_PASSES[symbol_of(maker)]}, {narrow}, {room}, "{_function(maker)}"'
+    return f'DType.{value.dtype.name}, {_PASSES[call.kernel]}, {narrow}, {room}, "{call.function.symbol}"'
 
 
-def _function(operation: Operation) -> str:
-    """The library's function that an op of ours calls."""
-    found = re.search(r'function = "(\w+)"', str(operation.handle.attributes["parameters"]))
-    assert found is not None
-    return found[1]
-
-
-def _sizes(operation: Operation) -> list[int]:
+def _sizes(call: Call, geometry: Geometry) -> list[int]:
     """A convolution's geometry and shapes."""
-    geometry = _geometry(operation)
-    assert geometry is not None
-    shapes = [each.shape for each in (*operation.results, *operation.operands[:2])]
-    return [*geometry, *(extent for shape in shapes for extent in shape or ())]
+    shapes = [each.shape for each in (*call.results, *call.operands[:2])]
+    return [*geometry.values().tolist(), *(extent for shape in shapes for extent in shape or ())]

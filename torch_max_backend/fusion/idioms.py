@@ -26,11 +26,11 @@ def idioms(steps: Sequence[Step | Leaf]) -> dict[int, str]:
     for number, step in enumerate(steps):
         if isinstance(step, Leaf) or step.value.dtype != DType.float32:
             continue
-        exponent = _exponent(steps, number) if step.name == "rmo.select" else None
+        exponent = _exponent(steps, number) if step.name == "select" else None
         if exponent is not None:
             found[number] = f"exponential[width](v{exponent})"
             exponentials.add(number)
-        elif step.name == "rmo.div" and _is_above_one(steps, step.operands[1], exponentials):
+        elif step.name == "div" and _is_above_one(steps, step.operands[1], exponentials):
             found[number] = "quotient_above_one[width]({})".format(", ".join(f"v{each}" for each in step.operands))
     return found
 
@@ -38,16 +38,16 @@ def idioms(steps: Sequence[Step | Leaf]) -> dict[int, str]:
 def _exponent(steps: Sequence[Step | Leaf], number: int) -> int | None:
     """Of the exponential that the selections which end at step ``number`` complete: NaN, then zero and infinity."""
     conditions: list[tuple[str, tuple[int, ...], int]] = []
-    while (step := steps[number]) and isinstance(step, Step) and step.name == "rmo.select":
+    while (step := steps[number]) and isinstance(step, Step) and step.name == "select":
         condition, chosen, number = step.operands
         test = steps[condition]
         if not isinstance(test, Step):
             return None
         conditions.append((test.name, test.operands, chosen))
-    if not isinstance(step, Step) or step.name != "rmo.mo.exp":
+    if not isinstance(step, Step) or step.name != "exp":
         return None
     (x,) = step.operands
-    if [name for name, _, _ in conditions] != ["rmo.mo.is_nan", "rmo.greater", "rmo.greater"]:
+    if [name for name, _, _ in conditions] != ["is_nan", "greater", "greater"]:
         return None
     (_, nan, kept), (_, below, zero), (_, above, infinite) = conditions
     whole = nan == (x,) and kept == x and below[1] == x and above[0] == x
@@ -57,7 +57,7 @@ def _exponent(steps: Sequence[Step | Leaf], number: int) -> int | None:
 def _is_above_one(steps: Sequence[Step | Leaf], number: int, exponentials: set[int]) -> bool:
     """Whether the step is one plus an exponential."""
     step = steps[number]
-    if not isinstance(step, Step) or step.name != "rmo.add":
+    if not isinstance(step, Step) or step.name != "add":
         return False
     first, second = step.operands
     return (_is(steps[first], 1) and second in exponentials) or (_is(steps[second], 1) and first in exponentials)

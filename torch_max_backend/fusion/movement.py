@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from max.dtype import DType
 
 from torch_max_backend.fusion.program import Layout
-from torch_max_backend.fusion.terms import CONCAT, MOST_ELEMENTS, MOST_GUARDS, Leaf, Terms, axis_of
-from torch_max_backend.fusion.values import Operation, Value
+from torch_max_backend.fusion.terms import MOST_ELEMENTS, MOST_GUARDS, Leaf, Terms
+from torch_max_backend.typed_graph.operations import Concat, Operation, Value
 
 _LEAST_TRANSPOSED = 1 << 16
 """Smaller tensors are copied by programs, several at once."""
@@ -57,12 +57,11 @@ def transposition(terms: Terms, layout: Layout | None) -> list[int] | None:
 
 def concatenation(operation: Operation) -> Concatenation | None:
     """The operation as a call of the kernel, where it has more parts than a program takes."""
-    if operation.name != CONCAT:
+    if not isinstance(operation, Concat):
         return None
     (result,) = operation.results
     parts = [operand for operand in operation.operands if operand.size]
     if len(parts) <= MOST_GUARDS or result.shape is None or result.size > MOST_ELEMENTS:
         return None
-    axis = axis_of(operation, len(result.shape))
-    outer = math.prod(result.shape[:axis])
+    outer = math.prod(result.shape[: operation.axis])
     return Concatenation(result, parts, [outer, *(part.size // outer for part in parts)])

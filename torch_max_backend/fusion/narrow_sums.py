@@ -1,6 +1,6 @@
-"""Sums of narrow floats that nobody wants in float32.
+"""Sums of bfloat16 and float16 that leave in the dtype in which they came.
 
-A sum of bfloat16 or float16 is taken in float32 and rounded afterwards, which the graph says by two conversions. The
+A sum of narrow floats is taken in float32 and rounded afterwards, which the graph says by two conversions. The
 generated reduction accumulates in float32 anyway: where the wide sum has no other reader, it is a sum of narrow floats,
 without a launch for the conversion. Sums that share a launch with others, whose results are float32, stay as they are.
 """
@@ -10,55 +10,52 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from max.dtype import DType
-from max.graph import Graph, TensorValue
 
 from torch_max_backend.fusion.plan import readers_of
-from torch_max_backend.fusion.terms import axis_of, in_memory
-from torch_max_backend.fusion.values import Operation, Value, read
-from torch_max_backend.ir import ops
-from torch_max_backend.max_compat import handle_of
+from torch_max_backend.fusion.terms import in_memory
+from torch_max_backend.typed_graph import TypedGraph
+from torch_max_backend.typed_graph.operations import Operation, Pointwise, Reduction, Reshape, Value
 
-ADD, CAST = "rmo.mo.reduce.add", "mo.cast"
 _NARROW = (DType.bfloat16, DType.float16)
 _FAR = 4
 """Operations between a value and a sum that could share a launch with another sum of it."""
 
 
-def narrow_sums(graph: Graph, results: Sequence[TensorValue]) -> list[TensorValue]:
-    """Takes the conversions around sums out; the results, some of which are new then.
-
-    New operations stand at the end: an operation may come before what it reads.
-
-    Args:
-        graph: which is being built, to be a launch list.
-        results: that it will return.
-    """
-    operations, values = read(graph)
-    kept = [values[handle_of(result)] for result in results]
-    made: dict[Value, TensorValue] = {}
-    for operation in operations:
-        total = _sum_before(operation, kept)
+def narrow_sums(graph: TypedGraph) -> None:
+    """Takes the conversions around sums out."""
+    made: dict[Value, Value] = {}
+    for operation in list(graph.operations):
+        total = _sum_before(operation, graph.results)
         if total is None:
             continue
-        read_there, rounded = total.operands[0], operation.results[0]
-        narrow = _narrow(read_there, rounded.dtype)
-        if narrow is None or read_there.shape is None or rounded.shape is None or _sums_of(narrow) != {total}:
+        source, rounded = total.operands[0], operation.results[0]
+        narrow = _narrow(source, rounded.dtype)
+        if narrow is None or source.shape is None or rounded.shape is None or _sums_of(narrow) != {total}:
             continue
-        flat = ops.reshape(narrow.tensor, list(read_there.shape))
-        summed = ops.sum(flat, axis=axis_of(total, len(read_there.shape)))
-        made[rounded] = ops.reshape(summed, list(rounded.shape))
-    for old, new in made.items():
-        old.handle.replace_all_uses_with(handle_of(new))
-    return [made.get(value, result) for value, result in zip(kept, results, strict=True)]
+        flat, summed, result = narrow.like(source.shape), total.results[0].like(dtype=rounded.dtype), rounded.like()
+        graph.add(Reshape((narrow,), (flat,)))
+        graph.add(Reduction((flat,), (summed,), total.kind, total.axis))
+        graph.add(Reshape((summed,), (result,)))
+        made[rounded] = result
+    if made:
+        graph.settle(made)
 
 
-def _sum_before(operation: Operation, kept: Sequence[Value]) -> Operation | None:
+def _is_cast(operation: Operation | None) -> bool:
+    return isinstance(operation, Pointwise) and operation.function == "cast"
+
+
+def _is_sum(operation: Operation | None) -> bool:
+    return isinstance(operation, Reduction) and operation.kind == "add"
+
+
+def _sum_before(operation: Operation, kept: Sequence[Value]) -> Reduction | None:
     """The sum in float32 that ``operation`` alone reads and rounds."""
-    if operation.name != CAST or not operation.operands or operation.results[0].dtype not in _NARROW:
+    if not _is_cast(operation) or operation.results[0].dtype not in _NARROW:
         return None
     wide = in_memory(operation.operands[0])
     total = wide.maker
-    if total is None or total.name != ADD or wide.dtype != DType.float32:
+    if not isinstance(total, Reduction) or total.kind != "add" or wide.dtype != DType.float32:
         return None
     if list(readers_of(wide)) != [operation] or any(in_memory(value) is wide for value in kept):
         return None
@@ -68,7 +65,7 @@ def _sum_before(operation: Operation, kept: Sequence[Value]) -> Operation | None
 def _narrow(value: Value, dtype: DType) -> Value | None:
     """What is converted from ``dtype`` to ``value``, a view perhaps."""
     maker = in_memory(value).maker
-    if maker is None or maker.name != CAST or not maker.operands or maker.operands[0].dtype != dtype:
+    if maker is None or not _is_cast(maker) or maker.operands[0].dtype != dtype:
         return None
     return maker.operands[0]
 
@@ -79,6 +76,6 @@ def _sums_of(value: Value) -> set[Operation]:
     waiting = [value]
     for _ in range(_FAR):
         readers = [reader for each in waiting for reader in readers_of(each)]
-        found.update(reader for reader in readers if reader.name == ADD)
-        waiting = [result for reader in readers if reader.name != ADD for result in reader.results]
+        found.update(reader for reader in readers if _is_sum(reader))
+        waiting = [result for reader in readers if not _is_sum(reader) for result in reader.results]
     return found

@@ -27,7 +27,7 @@ from torch_max_backend.fusion.terms import (
     is_reduction,
     is_view,
 )
-from torch_max_backend.fusion.values import Operation, Value
+from torch_max_backend.typed_graph.operations import Operation, Reduction, Value
 
 MOST_RESULTS = 3
 _COSTS = {
@@ -87,14 +87,15 @@ def _roots(
     operations: Sequence[Operation], fusible: Collection[Operation], kept: Collection[Value]
 ) -> dict[Value, Terms]:
     """What has to lie in memory and a program computes, in the operations' order."""
-    demanded = {in_memory(value) for value in kept}
+    demanded = [in_memory(value) for value in kept]
     for operation in operations:
-        # What a reduction reads is computed with the reduction, MAX's too.
-        if operation not in fusible and not is_view(operation) and ".reduce" not in operation.name:
-            demanded.update(in_memory(value) for value in operation.operands)
-    roots = {value for value in demanded if value.maker in fusible}
-    roots |= {operation.results[0] for operation in operations if is_reduction(operation)}
-    waiting = list(roots)
+        # What a reduction reads is computed with the reduction.
+        if operation not in fusible and not is_view(operation) and not isinstance(operation, Reduction):
+            demanded += map(in_memory, operation.operands)
+    # In an order of their own: it decides where an expression is cut, and graphs that are alike share programs.
+    reductions = [operation.results[0] for operation in operations if is_reduction(operation)]
+    roots = dict.fromkeys([*(value for value in demanded if value.maker in fusible), *reductions])
+    waiting = sorted(roots, key=_position, reverse=True)
     while waiting:
         root = waiting.pop()
         try:
@@ -105,7 +106,7 @@ def _roots(
         except CutAt as error:
             cut = error.value
         if cut is not None and cut not in roots and cut.maker in fusible:
-            roots.add(cut)
+            roots[cut] = None
             waiting += [cut, root]
     # Once more: what was found first did not know of the roots that came later.
     terms = {root: Terms([root], roots, fusible) for root in sorted(roots, key=_position)}
@@ -123,7 +124,7 @@ def _costly_number(terms: Terms) -> Value | None:
         cost = sum(costs[operand] for operand in operands)
         if operands and step.value.size == 1:
             wide = 2 if step.value.dtype == DType.float64 else 1
-            cost += wide * _COSTS.get(step.name.rpartition(".")[2], 1)
+            cost += wide * _COSTS.get(step.name, 1)
             if cost >= _MOST_COST and step.value not in terms.roots:
                 found = step.value
         costs.append(cost if step.value.size == 1 else 0)

@@ -10,21 +10,21 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Sequence
 
-from max.dtype import DType
-from max.graph import DeviceRef, Graph, TensorValue
+from max.graph import DeviceRef
 
 from torch_max_backend.fusion import index_map
-from torch_max_backend.fusion.convolutions import symbol_of
 from torch_max_backend.fusion.index_map import IndexMap
-from torch_max_backend.fusion.terms import TRANSPOSE, is_fusible, is_view, moved_map
-from torch_max_backend.fusion.values import Operation, Value, read
-from torch_max_backend.ir import ops
-from torch_max_backend.max_compat import add_call, handle_of
+from torch_max_backend.fusion.terms import is_fusible, is_view, moved_map
 from torch_max_backend.mojo_ops.functions import require_function
-from torch_max_backend.mojo_ops.matmul import BATCH_DIGITS, MatmulGeometry, Matrices, matmul_function
-
-STRIDED = "matmul_strided"
-"""The call that launch lists have: the geometry, then A and B as they lie."""
+from torch_max_backend.mojo_ops.matmul import (
+    BATCH_DIGITS,
+    ContiguousBatches,
+    MatmulGeometry,
+    Matrices,
+    matmul_function,
+)
+from torch_max_backend.typed_graph import TypedGraph
+from torch_max_backend.typed_graph.operations import Call, Transpose, Value, behind_geometry, constant
 
 Digits = list[tuple[int, int]]
 """Extents and strides, the highest first."""
@@ -32,61 +32,48 @@ Shared = list[tuple[int, tuple[int, ...]]]
 """Extents that several tensors share, with each one's stride."""
 
 
-def strided_products(
-    graph: Graph, results: Sequence[TensorValue], device: DeviceRef
-) -> tuple[list[TensorValue], set[object]]:
+def strided_products(graph: TypedGraph, device: DeviceRef) -> None:
     """Puts strided calls in the place of products of known sizes.
 
-    New operations stand at the end: an operation may come before what it reads.
-
     Args:
-        graph: which is being built, to be a launch list.
-        results: that it will return.
+        graph: which is changed.
         device: that it computes on.
-
-    Returns:
-        the results, some of which are new then, and what nothing reads any more.
     """
-    operations, values = read(graph)
-    kept = [values[handle_of(result)] for result in results]
-    made: dict[Value, TensorValue] = {}
-    gone: set[object] = set()
-    for operation in operations:
-        if symbol_of(operation) != "matmul" or any(value.shape is None for value in operation.results):
+    kept = set(graph.results)
+    made: dict[Value, Value] = {}
+    gone: set[Call] = set()
+    for call in list(graph.operations):
+        if not isinstance(call, Call) or not isinstance(call.facts, ContiguousBatches):
             continue
-        found = _placed(operation, kept, made)
+        found = _placed(call, call.facts, kept, made)
         if found is None:
             continue
         geometry, a, b, stored = found
-        host = ops.constant(geometry.values(), DType.int64, DeviceRef.CPU())
-        function = require_function(matmul_function(device, stored.dtype))
-        operands = [made.get(a, a.tensor), made.get(b, b.tensor)]
-        (result,) = add_call(
-            Graph.current, STRIDED, device, [host, *operands], [stored.tensor.type], {"function": function}
-        )
+        host = graph.add(constant(geometry.values(), DeviceRef.CPU())).results[0]
+        operands = (host, made.get(a, a), made.get(b, b))
+        function = matmul_function(device, stored.dtype)
+        require_function(function)
+        result = stored.like()
+        graph.add(Call(operands, (result,), function, behind_geometry(host, 1, (1, 2)), "matmul"))
         made[stored] = result
-        gone.update(operation.handle.results)
-    for old, new in made.items():
-        old.handle.replace_all_uses_with(handle_of(new))
-    return [made.get(value, result) for value, result in zip(kept, results, strict=True)], gone
+        gone.add(call)
+    graph.settle(made, gone)
 
 
 def _placed(
-    operation: Operation, kept: Collection[Value], made: Collection[Value]
+    call: Call, facts: ContiguousBatches, kept: Collection[Value], made: Collection[Value]
 ) -> tuple[MatmulGeometry, Value, Value, Value] | None:
     """The geometry of a product, what A and B lie in, and the value that is stored: as few copies as possible."""
-    (result,), (a, b, settings) = operation.results, operation.operands
-    flags = settings.maker.constant() if settings.maker is not None else None
-    if flags is None or result.shape is None or a.shape is None or b.shape is None:
+    (result,), (a, b, _) = call.results, call.operands
+    if result.shape is None or a.shape is None or b.shape is None:
         return None
-    tf32, a_turned, b_turned = map(bool, flags)
     ways = [_stores(result, kept), _sources(a, made), _sources(b, made)]
     # The deepest first; what does not fit is copied, as it would have been.
     for (stored, to), (a_home, a_map), (b_home, b_map) in itertools.product(*(each[::-1] for each in ways)):
-        geometry = _geometry((result.shape, a.shape, b.shape), (to, a_map, b_map), a_turned, b_turned, tf32)
+        geometry = _geometry((result.shape, a.shape, b.shape), (to, a_map, b_map), facts)
         if geometry is not None:
             return geometry, a_home, b_home, stored
-    raise AssertionError(f"contiguous operands fit: {operation.handle}")
+    raise AssertionError(f"contiguous operands fit: {call}")
 
 
 def _sources(value: Value, made: Collection[Value]) -> list[tuple[Value, IndexMap]]:
@@ -119,7 +106,7 @@ def _stores(value: Value, kept: Collection[Value]) -> list[tuple[Value, IndexMap
         if is_view(reader):
             value = reader.results[0]
             continue
-        own = moved_map(reader) if reader.name == TRANSPOSE and is_fusible(reader) else None
+        own = moved_map(reader) if isinstance(reader, Transpose) and is_fusible(reader) else None
         inverse = _inverse(own) if own is not None else None
         through = at.then(inverse) if inverse is not None else None
         if through is None:
@@ -143,17 +130,15 @@ def _inverse(one_to_one: IndexMap) -> IndexMap | None:
 def _geometry(
     shapes: tuple[Sequence[int], ...],
     maps: tuple[IndexMap, IndexMap, IndexMap],
-    a_turned: bool,
-    b_turned: bool,
-    tf32: bool,
+    facts: ContiguousBatches,
 ) -> MatmulGeometry | None:
     """The call whose tensors lie so; None where strides cannot say it."""
     parts = [_parts(each.digits, shape) for each, shape in zip(maps, shapes, strict=True)]
     if any(part is None for part in parts):
         return None
     (c_batch, c_rows, c_columns), (a_batch, *a_inner), (b_batch, *b_inner) = [part or [] for part in parts]
-    a_rows, a_depth = a_inner[::-1] if a_turned else a_inner
-    b_depth, b_columns = b_inner[::-1] if b_turned else b_inner
+    a_rows, a_depth = a_inner[::-1] if facts.a_turned else a_inner
+    b_depth, b_columns = b_inner[::-1] if facts.b_turned else b_inner
     batch, rows = _together(c_batch, a_batch, b_batch), _together(c_rows, a_rows)
     columns, depth = _together(c_columns, b_columns), _together(a_depth, b_depth)
     if batch is None or rows is None or columns is None or depth is None or len(depth) > 1:
@@ -175,7 +160,7 @@ def _geometry(
         c=Matrices(c_steps, c_row, c_column, maps[0].start),
         a=Matrices(a_steps, a_row, a_column, maps[1].start),
         b=Matrices(b_steps, b_row, b_column, maps[2].start),
-        allow_tf32=tf32,
+        allow_tf32=facts.allow_tf32,
     )  # fmt: skip
 
 

@@ -11,10 +11,19 @@ from max.dtype import DType
 
 from torch_max_backend.fusion.idioms import FUNCTIONS, idioms
 from torch_max_backend.fusion.index_map import Guard, refined
-from torch_max_backend.fusion.scalars import IMPORTS, SELDOM, expression, inside, is_written_out, literal, word_of
 from torch_max_backend.fusion.terms import MOST_GUARDS, REDUCTIONS, Leaf, Step, Terms
 from torch_max_backend.mojo_ops.constants import kernel_constant
 from torch_max_backend.mojo_ops.sources import symbol_of
+from torch_max_backend.typed_graph.operations import Reduction
+from torch_max_backend.typed_graph.scalars import (
+    IMPORTS,
+    SELDOM,
+    expression,
+    inside,
+    is_written_out,
+    literal,
+    word_of,
+)
 
 MOST_DIGITS = 8
 _BYTES_READ = 128
@@ -49,7 +58,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Reduction:
+class Accumulation:
     """What a reduction does with the values that its program computes.
 
     Attributes:
@@ -106,7 +115,7 @@ class Program:
     convolution: str = ""
     guards: int = 0
     numbers: int = 0
-    reduction: Reduction | None = None
+    reduction: Accumulation | None = None
     ordered: int = 0
     parts: int = 1
 
@@ -265,16 +274,16 @@ def _number(step: Step) -> tuple[DType, int] | None:
     return step.value.dtype, word_of(step.number, step.value.dtype)
 
 
-def _reduction(terms: Terms) -> Reduction | None:
+def _reduction(terms: Terms) -> Accumulation | None:
     """What is made of the terms' values."""
     if terms.extents is None:
         return None
     result = terms.roots[0].dtype
     halves = (DType.bfloat16, DType.float16)
-    return Reduction(
+    return Accumulation(
         accumulated=DType.float32 if result in halves else result,
         result=result,
-        kinds=tuple(REDUCTIONS[root.maker.name] for root in terms.roots if root.maker is not None),
+        kinds=tuple(REDUCTIONS[root.maker.kind] for root in terms.roots if isinstance(root.maker, Reduction)),
         rows=terms.extents.inner == 1,
     )
 
@@ -343,7 +352,7 @@ def generate_epilogue(
 
 def _is_heavy(terms: Terms) -> bool:
     """Whether a vector of the program needs so many registers that a convolution's store runs it on few at a time."""
-    return any(not isinstance(step, Leaf) and step.name.rpartition(".")[2] in _HEAVY for step in terms.steps)
+    return any(not isinstance(step, Leaf) and step.name in _HEAVY for step in terms.steps)
 
 
 def plain_epilogue(convolution: str) -> Program:
@@ -434,7 +443,7 @@ def _body(
     ways: list[str],
     asked: Sequence[str] = (),
     handed: Leaf | None = None,
-    reduction: Reduction | None = None,
+    reduction: Accumulation | None = None,
     numbers: Sequence[tuple[DType, int]] = (),
     short: Mapping[int, str] | None = None,
 ) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -12,15 +11,27 @@ import numpy as np
 
 from torch_max_backend.fusion import index_map
 from torch_max_backend.fusion.index_map import Guard, IndexMap, Outside
-from torch_max_backend.fusion.scalars import DTYPES, NUMBERS, is_elementwise
-from torch_max_backend.fusion.values import Operation, Value
+from torch_max_backend.typed_graph.operations import (
+    Broadcast,
+    Concat,
+    Operation,
+    Pad,
+    Pointwise,
+    Reduction,
+    Reshape,
+    Slice,
+    Transpose,
+    Value,
+    numbers_of,
+)
+from torch_max_backend.typed_graph.scalars import DTYPES, NUMBERS, is_elementwise
 
-REDUCTIONS = {"rmo.mo.reduce.add": 0, "rmo.mo.reduce.mul": 1, "rmo.mo.reduce.max": 2, "rmo.mo.reduce.min": 3}
-"""By op, the number in kernels/reduction/values.mojo."""
-RESHAPE, BROADCAST, TRANSPOSE = "rmo.reshape", "rmo.broadcast_to", "rmo.mo.transpose"
-SLICE, PAD, CONCAT = "rmo.slice", "rmo.mo.pad.constant", "rmo.concat"
-MOVES = frozenset({BROADCAST, TRANSPOSE, SLICE, PAD, CONCAT})
+REDUCTIONS = {"add": 0, "mul": 1, "max": 2, "min": 3}
+"""By kind, the number in kernels/reduction/values.mojo."""
+MOVES = (Broadcast, Transpose, Slice, Pad, Concat)
 """Operations whose results are read elsewhere, not computed."""
+PAD, CONCAT = "pad", "concat"
+"""Names of steps that choose between operands, and a number."""
 MOST_ELEMENTS = 2**31 - 1
 """Offsets are 32 bits wide."""
 MOST_STEPS, MOST_DEPTH = 320, 96
@@ -63,7 +74,7 @@ class Step:
     """One operation; operands are the numbers of steps before.
 
     Attributes:
-        name: the operation's, or "constant".
+        name: the function's, "constant", "pad" or "concat".
         operands: by their numbers.
         value: what is computed.
         number: of a constant, or around a padded operand.
@@ -79,50 +90,27 @@ class Step:
 
 def is_fusible(operation: Operation) -> bool:
     """Whether a program can compute the operation's result."""
-    if len(operation.results) != 1 or len(operation.operands) != len(operation.handle.operands):
+    if not isinstance(operation, (Pointwise, *MOVES)):
         return False
-    result = operation.results[0]
+    (result,) = operation.results
     if any(value.shape is None for value in (result, *operation.operands)):
         return False
     if not 0 < max(value.size for value in (result, *operation.operands)) <= MOST_ELEMENTS or not result.size:
         return False
-    if operation.name in MOVES:
-        return result.dtype in DTYPES and _is_known(operation)
+    if isinstance(operation, Concat) and sum(operand.size > 0 for operand in operation.operands) > MOST_GUARDS:
+        return False
+    if isinstance(operation, Pad) and not operation.operands[0].size:
+        return False
+    if isinstance(operation, MOVES):
+        return result.dtype in DTYPES
     if any(value.device != result.device for value in operation.operands):
         return False
     return is_elementwise(operation.name, [value.dtype for value in operation.operands], result.dtype)
 
 
-def _is_known(operation: Operation) -> bool:
-    """Whether everything about an operation that moves elements is known now."""
-    if operation.name == TRANSPOSE:
-        return axes_of(operation) is not None
-    if operation.name == SLICE:
-        steps = _sizes(operation, "steps")
-        return steps is not None and min(steps, default=1) > 0 and _sizes(operation, "starts") is not None
-    if operation.name == CONCAT:
-        return sum(operand.size > 0 for operand in operation.operands) <= MOST_GUARDS
-    if operation.name == PAD:
-        paddings, filler = (operand.maker for operand in operation.operands[1:])
-        return bool(
-            operation.operands[0].size
-            and paddings
-            and filler
-            and paddings.constant() is not None
-            and filler.constant() is not None
-        )
-    return True
-
-
-def _sizes(operation: Operation, name: str) -> list[int] | None:
-    """A list of numbers among the operation's attributes."""
-    found = re.search(r"ape\[([-\d, ]*)\]", str(operation.handle.attributes[name]))
-    return None if found is None else [int(number) for number in found[1].split(",") if number.strip()]
-
-
 def is_reduction(operation: Operation | None) -> bool:
     """Whether a program can compute the operation, which reduces what other programs could compute."""
-    if operation is None or operation.name not in REDUCTIONS:
+    if not isinstance(operation, Reduction):
         return False
     (result,), (operand,) = operation.results, operation.operands
     return operand.shape is not None and 0 < operand.size <= MOST_ELEMENTS and result.dtype in NUMBERS
@@ -131,19 +119,17 @@ def is_reduction(operation: Operation | None) -> bool:
 def extents_of(value: Value) -> Extents | None:
     """Of the operand that ``value`` is reduced from; None where it is no result of a reduction."""
     maker = value.maker
-    if maker is None or not is_reduction(maker):
+    if not isinstance(maker, Reduction) or not is_reduction(maker):
         return None
-    shape = maker.operands[0].shape
+    shape, axis = maker.operands[0].shape, maker.axis
     assert shape is not None
-    axis = axis_of(maker, len(shape))
     return Extents(math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
 
 
 def is_view(operation: Operation | None) -> bool:
     """Whether the operation hands on the memory that it gets."""
     return (
-        operation is not None
-        and operation.name == RESHAPE
+        isinstance(operation, Reshape)
         and operation.results[0].shape is not None
         and operation.operands[0].shape is not None
     )
@@ -156,30 +142,18 @@ def in_memory(value: Value) -> Value:
     return value
 
 
-def axes_of(operation: Operation) -> list[int] | None:
-    """The numbers in the second operand."""
-    maker = operation.operands[1].maker
-    axes = maker.constant() if maker is not None else None
-    return None if axes is None else [int(axis) for axis in axes]
-
-
-def axis_of(operation: Operation, rank: int) -> int:
-    """The number in the attribute."""
-    return int(str(operation.handle.attributes["axis"]).split(" ")[0]) % rank
-
-
 def moved_map(operation: Operation) -> IndexMap | None:
     """Where a broadcast, a transpose or a slice that ``is_fusible`` reads its operand; None of any other operation."""
-    if operation.name not in (BROADCAST, TRANSPOSE, SLICE):
+    if not isinstance(operation, (Broadcast, Transpose, Slice)):
         return None
     shape, result = operation.operands[0].shape, operation.results[0].shape
     assert shape is not None and result is not None
-    if operation.name == BROADCAST:
+    if isinstance(operation, Broadcast):
         return index_map.broadcast(shape, result)
-    if operation.name == TRANSPOSE:
-        return index_map.permutation(shape, axes_of(operation) or [])
-    starts = [start % extent for start, extent in zip(_sizes(operation, "starts") or [], shape, strict=True)]
-    return index_map.part(shape, starts, _sizes(operation, "steps") or [], result)
+    if isinstance(operation, Transpose):
+        return index_map.permutation(shape, operation.axes)
+    starts = [start % extent for start, extent in zip(operation.starts, shape, strict=True)]
+    return index_map.part(shape, starts, operation.steps, result)
 
 
 def _operand(value: Value) -> Value:
@@ -243,10 +217,9 @@ class Terms:
                 raise NotOneProgram
             return self._made(value, at)
         maker = value.maker
-        if maker is not None and value.size == 1 and value.dtype in DTYPES:
-            constant = maker.constant()
-            if constant is not None:
-                return self._add((value, at), Step("constant", (), value, constant[0]))
+        numbers = numbers_of(value) if value.size == 1 and value.dtype in DTYPES else None
+        if numbers is not None:
+            return self._add((value, at), Step("constant", (), value, numbers[0]))
         if value in self._stored or maker not in self.fusible:
             return self._add((value, at), Leaf(value, at))
         return self._made(value, at)
@@ -265,10 +238,10 @@ class Terms:
     def _computed(self, value: Value, at: IndexMap) -> int:
         maker = value.maker
         assert maker is not None and value.shape is not None
-        if maker.name == CONCAT:
-            return self._concatenated(value, at)
-        if maker.name in MOVES:
-            return self._moved(value, at)
+        if isinstance(maker, Concat):
+            return self._concatenated(value, maker, at)
+        if isinstance(maker, MOVES):
+            return self._moved(value, maker, at)
         numbers = []
         for operand in maker.operands:
             assert operand.shape is not None
@@ -276,35 +249,27 @@ class Terms:
             numbers.append(self._term(operand, self._then(at, own, value)))
         return self._add((value, at), Step(maker.name, tuple(numbers), value))
 
-    def _moved(self, value: Value, at: IndexMap) -> int:
+    def _moved(self, value: Value, maker: Operation, at: IndexMap) -> int:
         """The step that holds what one operand has elsewhere, and a number where it has nothing."""
-        maker = value.maker
-        assert maker is not None and value.shape is not None
         source = maker.operands[0]
-        assert source.shape is not None
-        own = moved_map(maker)
-        if own is None:
-            own = index_map.padding(source.shape, (axes_of(maker) or [])[::2], value.shape)
-        if maker.name != PAD:
+        assert value.shape is not None and source.shape is not None
+        if not isinstance(maker, Pad):
+            own = moved_map(maker)
+            assert own is not None
             number = self._term(source, self._then(at, own, value))
             self._numbers[value, at] = number
             return number
-        filler = maker.operands[2].maker
-        numbers = filler.constant() if filler is not None else None
-        assert numbers is not None
         try:
-            place = self._then(at, own, value)
+            place = self._then(at, index_map.padding(source.shape, maker.paddings[::2], value.shape), value)
         except Outside:
-            return self._add((value, at), Step("constant", (), value, numbers[0]))
+            return self._add((value, at), Step("constant", (), value, maker.filler))
         self._ask(value, [place])
-        step = Step(PAD, (self._term(source, place),), value, numbers[0], (place.guards,))
+        step = Step(PAD, (self._term(source, place),), value, maker.filler, (place.guards,))
         return self._add((value, at), step)
 
-    def _concatenated(self, value: Value, at: IndexMap) -> int:
+    def _concatenated(self, value: Value, maker: Concat, at: IndexMap) -> int:
         """The step that holds one of the operands, whichever lies there."""
-        maker = value.maker
-        assert maker is not None and value.shape is not None
-        axis = axis_of(maker, len(value.shape))
+        assert value.shape is not None
         before = [0] * len(value.shape)
         places: list[tuple[Value, IndexMap]] = []
         for operand in maker.operands:
@@ -313,7 +278,7 @@ class Terms:
                 own = index_map.padding(operand.shape, before, value.shape)
                 with contextlib.suppress(Outside):
                     places.append((operand, self._then(at, own, value)))
-            before[axis] += operand.shape[axis]
+            before[maker.axis] += operand.shape[maker.axis]
         self._ask(value, [place for _, place in places])
         numbers = tuple(self._term(*each) for each in places)
         if len(numbers) == 1:

@@ -8,48 +8,42 @@ convolution whose store takes the sums in (``column_sums.py``) keeps them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
-from max.graph import DeviceRef, Graph, TensorValue
+import numpy as np
+from max.graph import DeviceRef
 
-from torch_max_backend.fusion.convolutions import is_suitable, symbol_of, takes_part
+from torch_max_backend.fusion.convolutions import is_suitable, takes_part
 from torch_max_backend.fusion.plan import memory_of, readers_of
 from torch_max_backend.fusion.terms import Terms, in_memory
-from torch_max_backend.fusion.values import Operation, Value, read
-from torch_max_backend.ir import ops
-from torch_max_backend.max_compat import handle_of
+from torch_max_backend.typed_graph import TypedGraph
+from torch_max_backend.typed_graph.operations import Call, Operation, Pointwise, Reduction, Reshape, Value, constant
 
 SUMS = "batch_norm_gradient_sums"
 _SMALL = 16
 """What is as many times smaller than the gradient, such as a channel's numbers, stays in caches."""
 
 
-def write_sums(graph: Graph, results: Sequence[TensorValue], device: DeviceRef) -> list[TensorValue]:
-    """Writes sums out where that saves bytes; the results, some of which are new then.
-
-    New operations stand at the end: an operation may come before what it reads.
+def write_sums(graph: TypedGraph, device: DeviceRef) -> None:
+    """Writes sums out where that saves bytes.
 
     Args:
-        graph: which is being built.
-        results: that it will return.
+        graph: which is changed.
         device: that it computes on.
     """
-    operations, values = read(graph)
-    sums = [each for each in operations if symbol_of(each) == SUMS and each.operands[0].shape is not None]
+    sums = [each for each in graph.operations if _is_sum(each) and each.operands[0].shape is not None]
     if not sums:
-        return list(results)
-    kept = [values[handle_of(result)] for result in results]
-    found, fusible = memory_of(operations, set(kept), device)
-    chosen = [each for each in sums if _saves(each, found, fusible, kept, device)]
-    made: dict[Value, TensorValue] = {}
+        return
+    found, fusible = memory_of(graph.operations, set(graph.results), device)
+    chosen = [each for each in sums if _saves(each, found, fusible, graph.results, device)]
+    made: dict[Value, Value] = {}
     for operation in chosen:
-        made.update(zip(operation.results, _written(operation, device), strict=True))
-    for old, new in made.items():
-        old.handle.replace_all_uses_with(handle_of(new))
-    final = [made.get(value, result) for value, result in zip(kept, results, strict=True)]
-    for operation in chosen:
-        operation.handle.erase()
-    return final
+        made.update(zip(operation.results, _written(graph, operation, device), strict=True))
+    graph.settle(made, chosen)
+
+
+def _is_sum(operation: Operation) -> bool:
+    return isinstance(operation, Call) and operation.kernel == SUMS
 
 
 def _saves(
@@ -64,7 +58,7 @@ def _saves(
     terms = found.get(gradient)
     if terms is None or terms.extents is not None or any(in_memory(value) is gradient for value in kept):
         return False
-    if not all(reader in fusible or symbol_of(reader) == SUMS for reader in readers_of(gradient)):
+    if not all(reader in fusible or _is_sum(reader) for reader in readers_of(gradient)):
         return False
     leaves = {leaf.value for leaf in terms.leaves}
     others = [{leaf.value for leaf in each.leaves} for root, each in found.items() if root is not gradient]
@@ -80,17 +74,26 @@ def _bytes(values: Collection[Value]) -> int:
     return sum(value.bytes for value in values)
 
 
-def _written(operation: Operation, device: DeviceRef) -> list[TensorValue]:
+def _written(graph: TypedGraph, operation: Operation, device: DeviceRef) -> list[Value]:
     """The sum of dy; that of dy * xhat; the first over the rows; the second over the rows times invstd."""
-    dy, x, mean, invstd = (operand.tensor for operand in operation.operands)
-    rows, channels = operation.operands[0].shape or (0, 0)
+    dy, x, mean, invstd = operation.operands
+    rows, channels = dy.shape or (0, 0)
     wide = invstd.dtype
 
-    def total(value: TensorValue) -> TensorValue:
-        return ops.reshape(ops.sum(value, axis=0), [channels])
+    def pointwise(function: str, *operands: Value) -> Value:
+        shape = max((each.shape or () for each in operands), key=len)
+        return graph.add(Pointwise(operands, (Value(wide, shape, dy.device),), function)).results[0]
 
-    gradient = dy if dy.dtype == wide else ops.cast(dy, wide)
-    centered = (x if x.dtype == wide else ops.cast(x, wide)) - mean
-    share = ops.constant(1 / rows, wide, device)
-    sum_dy, projected = total(gradient), total(gradient * (centered * invstd))
-    return [sum_dy, projected, sum_dy * share, projected * invstd * share]
+    def widened(value: Value) -> Value:
+        return value if value.dtype == wide else pointwise("cast", value)
+
+    def total(value: Value) -> Value:
+        summed = graph.add(Reduction((value,), (value.like((1, channels)),), "add", 0)).results[0]
+        return graph.add(Reshape((summed,), (value.like((channels,)),))).results[0]
+
+    gradient, centered = widened(dy), pointwise("sub", widened(x), mean)
+    share = graph.add(constant(np.array(1 / rows, wide.to_numpy()), device)).results[0]
+    sum_dy = total(gradient)
+    projected = total(pointwise("mul", gradient, pointwise("mul", centered, invstd)))
+    means = pointwise("mul", sum_dy, share)
+    return [sum_dy, projected, means, pointwise("mul", pointwise("mul", projected, invstd), share)]

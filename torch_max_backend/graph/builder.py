@@ -24,8 +24,7 @@ from torch.fx import GraphModule, Node
 
 from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref, max_dtype
 from torch_max_backend.errors import CannotLower
-from torch_max_backend.fusion import fuse
-from torch_max_backend.fusion.values import Operation
+from torch_max_backend.fusion.rewrite import fuse
 from torch_max_backend.graph.constants import Constants, constants_among
 from torch_max_backend.ir import layout as graph_layout
 from torch_max_backend.ir import ops
@@ -37,12 +36,16 @@ from torch_max_backend.ir.layout import (
     contiguous_order,
     dense_order,
 )
-from torch_max_backend.launches import NotListed, launch_list
+from torch_max_backend.ir.notes import notes_of
+from torch_max_backend.launches import LaunchList, NotListed, launch_list
 from torch_max_backend.lowering import Layout, LoweringContext, Registration, lookup
 from torch_max_backend.lowering.context import max_dim
-from torch_max_backend.max_compat import block_of, erase, label, label_of, last_operation
+from torch_max_backend.max_compat import erase
 from torch_max_backend.runtime.interface import BuiltGraph, InputSpec, OutputSpec, WriteSpec
 from torch_max_backend.torch_compat import OpOverload
+from torch_max_backend.typed_graph import TypedGraph
+from torch_max_backend.typed_graph.operations import Operation
+from torch_max_backend.typed_graph.read import read
 
 
 class NodesCannotLower(Exception):
@@ -117,7 +120,6 @@ class GraphBuilder:
         self.constants = Constants()
         self.writes: list[tuple[Node, Node]] = []
         self.layouts = LayoutLog()
-        self.origins = _Origins()
         self.ops: Counter[str] = Counter()
 
     def build(self) -> BuiltGraph:
@@ -157,6 +159,7 @@ class GraphBuilder:
             types.append(TensorType(max_dtype(value.dtype), named, device_ref(value.device)))
             tensor_nodes.append(node)
         graph = Graph(self.name, input_types=types, kernel_library=self.kernels, module=self.module)
+        self.notes = notes_of(graph)
         try:
             with graph, self.layouts:
                 for node, spec, shape, value in zip(tensor_nodes, specs, shapes, graph.inputs, strict=True):
@@ -170,15 +173,9 @@ class GraphBuilder:
                 self.layouts.node = "output"
                 outputs, results = self._outputs(nodes[-1], placeholders)
                 writes = self._written(placeholders, results)
-                listing = None
-                if self.listed:
-                    self.origins.mark(graph)
-                    results = fuse(graph, results, self.device)
-                    try:
-                        listing = launch_list(graph, results, self.device, _updates(specs, writes))
-                    except NotListed as error:
-                        raise NodesCannotLower(_refused_nodes(error.refused, nodes)) from error
+                typed = read(graph, results) if self.listed else None
                 graph.output(*results)
+            listing = None if typed is None else self._listed(typed, nodes, _updates(specs, writes))
         except BaseException:
             # A refused build must leave nothing behind in a module that others are compiled in.
             self.values.clear()
@@ -187,8 +184,18 @@ class GraphBuilder:
         bare = not isinstance(nodes[-1].args[0], (tuple, list))
         computed = sum(_bytes(value) for node in nodes if node in self.values for value in _own_values(node))
         return BuiltGraph(
-            self.name, graph, specs, outputs, self.layouts.changes, dict(self.ops), bare, writes, computed, listing
+            self.name, None if self.listed else graph, specs, outputs, self.layouts.changes, dict(self.ops), bare,
+            writes, computed, listing,
+            typed,
         )  # fmt: skip
+
+    def _listed(self, graph: TypedGraph, nodes: Sequence[Node], updates: Mapping[int, int]) -> LaunchList:
+        """The launch list of a graph, which then is what was listed."""
+        fuse(graph, self.device)
+        try:
+            return launch_list(graph, self.device, updates)
+        except NotListed as error:
+            raise NodesCannotLower(_refused_nodes(error.refused, nodes)) from error
 
     def _lower_all(self, nodes: Sequence[Node]) -> None:
         """Gives every node its value. Behind a refused one the rest is lowered all the same, so that whoever cuts the
@@ -201,7 +208,7 @@ class GraphBuilder:
             if node.op != "call_function" or _is_size(node):
                 continue
             self.layouts.node = node.name
-            self.origins.begin(node)
+            self.notes.begin(node.name)
             try:
                 _check_ranks(node)
                 if not unknown.isdisjoint(node.all_input_nodes):
@@ -311,7 +318,7 @@ class GraphBuilder:
                 # One tensor: PyTorch notices when its user writes to what the backward pass will read.
                 specs.append(computed[node])
                 continue
-            self.origins.begin(node)
+            self.notes.begin(node.name)
             tensor = self._value(node)
             if not isinstance(tensor, GraphTensor):
                 raise NodesCannotLower({node: f"the output {node} is no tensor"})
@@ -341,36 +348,12 @@ class GraphBuilder:
         positions = {node: position for position, node in enumerate(placeholders)}
         specs = []
         for target, source in self.writes:
-            self.origins.begin(source)
+            self.notes.begin(source.name)
             tensor = self.values[source]
             fake = target.meta["val"]
             specs.append(WriteSpec(positions[target], len(results), tensor.order, fake.dtype, _static_shape(fake)))
             results.append(ops.dense(tensor.value))
         return specs
-
-
-class _Origins:
-    """Which node each operation of the graph at hand was made for."""
-
-    def __init__(self) -> None:
-        self._begun: dict[Any, Node] = {}
-
-    def begin(self, node: Node) -> None:
-        """What is added from now on is made for ``node``."""
-        self._begun[last_operation(Graph.current)] = node
-
-    def mark(self, graph: Graph) -> None:
-        """Notes its node's name at each operation, which passes may move afterwards."""
-        node = self._begun.get(None)
-        for operation in block_of(graph):
-            # The hash of an operation changes with its attributes.
-            following = self._begun.get(operation, node)
-            if node is not None:
-                label(operation, _NODE, node.name)
-            node = following
-
-
-_NODE = "fx_node"
 
 
 def _refused_nodes(operations: Mapping[Operation, str], nodes: Sequence[Node]) -> dict[Node, str]:
@@ -387,13 +370,12 @@ def _refused_nodes(operations: Mapping[Operation, str], nodes: Sequence[Node]) -
 
 
 def _node_names(operation: Operation) -> set[str]:
-    """The name that ``_Origins.mark`` noted; where a pass has added the operation, those of what it reads."""
+    """The node that an operation was made for; where a pass has added it, those of what it reads."""
     waiting, seen, found = [operation], set[Operation](), set[str]()
     while waiting:
         each = waiting.pop()
-        name = label_of(each.handle, _NODE)
-        if name is not None:
-            found.add(name)
+        if each.node:
+            found.add(each.node)
         elif each not in seen:
             seen.add(each)
             waiting += [value.maker for value in each.operands if value.maker is not None]

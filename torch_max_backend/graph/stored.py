@@ -142,8 +142,8 @@ def loaded(content: bytes, unit: CompilationUnit, options: Options) -> CompiledG
 
 
 def _alone(spec: ExecutableSpec) -> ExecutableSpec:
-    """Without MAX's graph, which a launch list does not need."""
-    return dataclasses.replace(spec, built=dataclasses.replace(spec.built, graph=None))
+    """Without the graphs, which a launch list does not need."""
+    return dataclasses.replace(spec, built=dataclasses.replace(spec.built, graph=None, typed=None))
 
 
 def _steps(pieces: GraphModule, executables: Sequence[Executable]) -> list[_Step]:

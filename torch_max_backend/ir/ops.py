@@ -16,15 +16,12 @@ from max.dtype import DType
 from max.graph import DeviceRef, Dim, DimLike, Graph, StaticDim, TensorType, TensorValue
 from max.graph import ops as _max
 
+from torch_max_backend.ir.notes import key_of, notes
 from torch_max_backend.max_compat import add_op, kgen, mo, owner_of, rmo
 
 _HALVES = {DType.bfloat16: torch.bfloat16, DType.float16: torch.float16}
 #: Larger constants are left to MAX, which keeps most of them as a formula.
 MOST_ELEMENTS = 1 << 16
-_KNOWN = "_torch_max_known"
-_ORIGIN = "_torch_max_origin"
-_DERIVED = "_torch_max_derived"
-_SPREAD = "_torch_max_spread"
 
 
 def constant(value: Any, dtype: DType | None = None, device: DeviceRef | None = None) -> TensorValue:
@@ -40,19 +37,19 @@ def constant(value: Any, dtype: DType | None = None, device: DeviceRef | None = 
         # A 0-d array would become a constant of shape [1].
         result = _max.constant(known if known.ndim else known.item(), dtype, device=device)
     if known.size <= MOST_ELEMENTS:
-        setattr(result, _KNOWN, known)
+        notes().known[key_of(result)] = known
     return result
 
 
 def _known(value: Any) -> np.ndarray | None:
     """The values of a constant; a half's as float32."""
-    return getattr(value, _KNOWN, None)
+    return notes().known.get(key_of(value)) if isinstance(value, TensorValue) else None
 
 
 def _derive(view: TensorValue, value: np.ndarray) -> None:
     """Notes the values of a view of a constant."""
-    setattr(view, _KNOWN, value)
-    setattr(view, _DERIVED, True)
+    notes().known[key_of(view)] = value
+    notes().derived.add(key_of(view))
 
 
 def _computed(value: Any) -> np.ndarray | None:
@@ -75,14 +72,14 @@ def cast(x: TensorValue, dtype: DType) -> TensorValue:
 def reshape(x: TensorValue, shape: Sequence[DimLike]) -> TensorValue:
     """``max.graph.ops.reshape``; of a reshaped tensor with known extents it takes the first one: every op of a graph
     costs compile time, this one too."""
-    origin = getattr(x, _ORIGIN, x)
+    origin = notes().reshaped.get(key_of(x), x)
     extents = [int(dim) for dim in shape if isinstance(dim, (int, StaticDim)) and int(dim) >= 0]
     known = len(extents) == len(shape) and all(isinstance(dim, StaticDim) for dim in origin.shape)
     if known and [int(dim) for dim in origin.shape] == extents:
         return origin
     result = _max.reshape(origin if known else x, shape)
     if known:
-        setattr(result, _ORIGIN, origin)
+        notes().reshaped[key_of(result)] = origin
     value = _known(x)
     if value is not None and all(isinstance(dim, StaticDim) for dim in result.shape):
         _derive(result, value.reshape([int(dim) for dim in result.shape]))
@@ -93,7 +90,7 @@ def broadcast_to(x: TensorValue, shape: Sequence[DimLike]) -> TensorValue:
     """``max.graph.ops.broadcast_to``; an elementwise reader of a constant takes the number, see ``dense``."""
     result = _max.broadcast_to(x, shape)
     if result.rank == x.rank:
-        setattr(result, _SPREAD, x)
+        notes().spread[key_of(result)] = x
     value = _known(x)
     if value is not None and all(isinstance(dim, StaticDim) for dim in result.shape):
         extents = [int(dim) for dim in result.shape]
@@ -104,7 +101,7 @@ def broadcast_to(x: TensorValue, shape: Sequence[DimLike]) -> TensorValue:
 
 def before_broadcast(x: TensorValue) -> TensorValue:
     """What ``broadcast_to`` spread to ``x`` without adding dimensions, for a reader that spreads too; else ``x``."""
-    return getattr(x, _SPREAD, x)
+    return notes().spread.get(key_of(x), x)
 
 
 def slice_tensor(x: TensorValue, index: Sequence[slice]) -> TensorValue:
@@ -119,7 +116,7 @@ def slice_tensor(x: TensorValue, index: Sequence[slice]) -> TensorValue:
 def dense(x: TensorValue) -> TensorValue:
     """``x`` for a reader that needs it in memory: a known constant as one of its own, not as a broadcast or a view of
     another, which MAX would compile a program to compute."""
-    if not getattr(x, _DERIVED, False):
+    if key_of(x) not in notes().derived:
         return x
     value = _known(x)
     return constant(np.ascontiguousarray(value).reshape(value.shape), x.dtype, x.device)

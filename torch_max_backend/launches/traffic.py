@@ -21,14 +21,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from max.graph import Graph
 
 from torch_max_backend.fusion.convolutions import is_suitable
 from torch_max_backend.fusion.program import Program
-from torch_max_backend.fusion.values import Operation, Value, read
-from torch_max_backend.launches.listing import function_of, home_of
-from torch_max_backend.max_compat import in_mlir_context
-from torch_max_backend.mojo_ops.functions import Function, LibraryFunction, required
+from torch_max_backend.launches.listing import home_of
+from torch_max_backend.mojo_ops.functions import Function, LibraryFunction
+from torch_max_backend.typed_graph import TypedGraph
+from torch_max_backend.typed_graph.operations import Call, Constant, Operation, Value, numbers_of
 
 PROGRAMS, REDUCTIONS, SUMS, MOVES, OPERANDS = "programs", "reductions", "norm sums", "moves", "of operands"
 _SUMS = ("batch_norm_statistics", "batch_norm_gradient_sums")
@@ -101,22 +100,17 @@ class Traffic:
         return sum(kernel.needed for kernel in self.kernels)
 
 
-@in_mlir_context
-def traffic(graph: Graph) -> Traffic:
-    """The account of a built graph that runs as a launch list; its last operation hands the results over."""
-    operations, _ = read(graph)
-    functions = {function.symbol: function for function in required()}
-    kernels: dict[Operation, Kernel] = {}
-    for operation in operations:
-        symbol = function_of(operation)
-        if symbol is not None:
-            kernels[operation] = _kernel(len(kernels), operation, functions[symbol])
-    results = {home_of(value) for value in operations[-1].operands}
-    return Traffic(list(kernels.values()), _judged(operations, kernels, results))
+def traffic(graph: TypedGraph) -> Traffic:
+    """The account of a graph that runs as a launch list."""
+    calls = [operation for operation in graph.operations if isinstance(operation, Call)]
+    kernels: dict[Operation, Kernel] = {call: _kernel(number, call) for number, call in enumerate(calls)}
+    results = {home_of(value) for value in graph.results}
+    return Traffic(list(kernels.values()), _judged(graph.operations, kernels, results))
 
 
-def _kernel(number: int, operation: Operation, function: Function) -> Kernel:
-    geometry = operation.operands[0].maker.constant() if operation.operands and operation.operands[0].maker else None
+def _kernel(number: int, operation: Call) -> Kernel:
+    function = operation.function
+    geometry = numbers_of(operation.operands[0]) if operation.operands else None
     elements = None
     if isinstance(function, Program) and function.entry in ("pointwise", "reduction") and geometry is not None:
         sizes = geometry[: 3 if function.entry == "reduction" else 1]
@@ -124,7 +118,7 @@ def _kernel(number: int, operation: Operation, function: Function) -> Kernel:
     inputs: dict[Value, int] = {}
     for operand in operation.operands:
         home = home_of(operand)
-        if home.maker is None or home.maker.name != "mo.constant":
+        if not isinstance(home.maker, Constant):
             # Of what is sliced a program reads a part.
             part = home.bytes if elements is None else elements * home.dtype.size_in_bytes
             inputs[home] = min(home.bytes, part)
@@ -179,7 +173,7 @@ def _judged(
         for value in kernel.inputs:
             readers[value].append((kernel, at[kernel]))
     found: list[Avoidable] = []
-    for value in {*readers, *makers}:
+    for value in dict.fromkeys([*readers, *makers]):
         maker = makers.get(value)
         made = levels[value] if maker is not None else -1
         if maker is not None and (maker.kind in (REDUCTIONS, SUMS) or made > levels[list(maker.outputs)[-1]]):

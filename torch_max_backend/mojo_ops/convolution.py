@@ -76,13 +76,17 @@ class Geometry:
             if getattr(self, name) < least:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least {least}")
 
-    def operand(self) -> TensorValue:
-        """The host operand of the kernels, in the graph that is being built."""
-        values = geometry_values(
+    def values(self) -> np.ndarray:
+        """The geometry operand's content, in the kernels' order: GEOMETRY_LENGTH values."""
+        return geometry_values(
             self.stride, self.padding, self.dilation, self.groups, self.workspace_limit, self.allow_tf32,
             self.taps_inside,
         )  # fmt: skip
-        return ops.constant(values, DType.int64, device=DeviceRef.CPU())
+
+    @property
+    def phases(self) -> int:
+        """How many of a data gradient's pixels, in H and W, read different taps."""
+        return self.stride[1] * self.stride[2]
 
     def group_channels(self, w: TensorValue) -> Dim:
         """The extent C/groups of a filter."""
@@ -146,7 +150,7 @@ def conv_fprop(
         ]
     shape = [x.shape[0], *_extents("output_size", output_size), w.shape[0]]
     grouping = _grouping(geometry, geometry.group_channels(w), w.shape[0])
-    return conv_with_geometry("conv_fprop", x, w, geometry.operand(), shape, grouping=grouping)
+    return conv_with_geometry("conv_fprop", x, w, geometry, shape, grouping=grouping)
 
 
 @beartype
@@ -170,7 +174,7 @@ def conv_dgrad(
         raise ValueError(f"conv_dgrad: dy has {dy.shape[4]} channels: must be w.shape[0] = {w.shape[0]}")
     shape = [dy.shape[0], *_extents("input_size", input_size), channels]
     grouping = _grouping(geometry, geometry.group_channels(w), w.shape[0])
-    return conv_with_geometry("conv_dgrad", dy, w, geometry.operand(), shape, grouping=grouping, after=after)
+    return conv_with_geometry("conv_dgrad", dy, w, geometry, shape, grouping=grouping, after=after)
 
 
 @beartype
@@ -191,7 +195,7 @@ def conv_wgrad(
     inner = [channels, *filter_size] if geometry.taps_inside else [*filter_size, channels]
     shape = [dy.shape[4], *inner]
     grouping = _grouping(geometry, channels, dy.shape[4])
-    return conv_with_geometry("conv_wgrad", x, dy, geometry.operand(), shape, grouping=grouping)
+    return conv_with_geometry("conv_wgrad", x, dy, geometry, shape, grouping=grouping)
 
 
 @beartype
@@ -199,27 +203,29 @@ def conv_with_geometry(
     op: Literal["conv_fprop", "conv_dgrad", "conv_wgrad"],
     a: TensorValue,
     b: TensorValue,
-    geometry: TensorValue,
+    geometry: Geometry | TensorValue,
     result_shape: Sequence[DimLike],
     *,
     grouping: Grouping = Grouping.ANY,
     after: Sequence[TensorValue] = (),
 ) -> TensorValue:
-    """The bare op with its geometry as an operand, checked at run time: one graph then serves every problem.
+    """The bare op, whose operands and result follow the three functions above.
 
-    `geometry` is a host tensor of `geometry_values`; operands and result follow the three functions above. Kernels that
-    `grouping` does not need are not compiled.
+    `geometry` may be a host tensor of `geometry_values`, which is checked at run time: one graph then serves every
+    problem. Kernels that `grouping` does not need are not compiled.
 
     A data gradient can be told to run `after` the gradients of filter and bias, of rank 5. MAX plans memory from what
     ops take and make: a dy that an op reads from which nothing follows but the graph's result keeps its memory to the
     graph's end. With this order it is free for the layers before.
     """
-    operands = [a, b, geometry]
+    known = geometry if isinstance(geometry, Geometry) else None
+    host = geometry if known is None else ops.constant(known.values(), DType.int64, device=DeviceRef.CPU())
+    operands = [a, b, host]
     if op == "conv_dgrad":
         operands += after or [b]
     result = TensorType(a.dtype, result_shape, a.device)
     function = convolution_function(op, functions.target_of(a.device), a.dtype, grouping, deep=a.shape[1] != 1)
-    return functions.call_function(op, function, a.device, operands, [result])[0]
+    return functions.call_function(op, function, a.device, operands, [result], facts=known)[0]
 
 
 def convolution_function(

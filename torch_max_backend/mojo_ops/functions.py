@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from max.driver import accelerator_architecture_name
 from max.dtype import DType
@@ -20,6 +20,7 @@ from max.graph import DeviceRef, TensorType, TensorValue
 
 from torch_max_backend.checked import beartype
 from torch_max_backend.ir import ops
+from torch_max_backend.ir.notes import key_of, notes
 from torch_max_backend.mojo_ops.sources import symbol_of
 
 
@@ -152,6 +153,16 @@ class LibraryFunction:
         return parameter.name if isinstance(parameter, DType) else str(int(parameter))
 
 
+@dataclass(frozen=True)
+class NotedCall:
+    """What a custom op calls, as a typed graph's ``Call`` has it."""
+
+    function: Function
+    kernel: str
+    facts: Any = None
+    in_order: Mapping[int, frozenset[int]] = field(default_factory=dict)
+
+
 _lock = threading.Lock()
 _required: set[Function] = set()
 _noted: ContextVar[list[Function] | None] = ContextVar("_noted", default=None)
@@ -223,6 +234,7 @@ def call(
     values: Sequence[TensorValue],
     result_types: Sequence[TensorType],
     parameters: tuple[DType | bool, ...],
+    in_order: Mapping[int, frozenset[int]] | None = None,
 ) -> list[TensorValue]:
     """Adds the op `op` to the graph that is being built, as a call of the library function of the same name.
 
@@ -233,8 +245,10 @@ def call(
         values: the operands.
         result_types: of the results.
         parameters: the entry's, after the target.
+        in_order: as ``call_function`` takes it.
     """
-    return call_function(op, LibraryFunction(family, op, target_of(device), parameters), device, values, result_types)
+    function = LibraryFunction(family, op, target_of(device), parameters)
+    return call_function(op, function, device, values, result_types, in_order=in_order)
 
 
 def call_function(
@@ -243,7 +257,22 @@ def call_function(
     device: DeviceRef,
     values: Sequence[TensorValue],
     result_types: Sequence[TensorType],
+    *,
+    facts: Any = None,
+    in_order: Mapping[int, frozenset[int]] | None = None,
 ) -> list[TensorValue]:
-    """As ``call``, of a function that is there already."""
+    """As ``call``, of a function that is there already.
+
+    Args:
+        op: the op's name.
+        function: what it calls.
+        device: where it runs.
+        values: the operands.
+        result_types: of the results.
+        facts: what passes have to know of the call beyond its operands' shapes, such as a convolution's geometry.
+        in_order: by a result's number, the operands of which an element is read for the element at its place alone.
+    """
     chosen = {"function": require_function(function)}
-    return [result.tensor for result in ops.custom(op, device, list(values), list(result_types), chosen)]
+    results = [result.tensor for result in ops.custom(op, device, list(values), list(result_types), chosen)]
+    notes().calls[key_of(results[0])] = NotedCall(function, op, facts, in_order or {})
+    return results

@@ -89,6 +89,21 @@ class MatmulGeometry:
         return np.array([self.allow_tf32, self.m, self.n, self.k, *self.batch, *of_tensors], np.int64)
 
 
+@dataclass(frozen=True)
+class ContiguousBatches:
+    """How the operands of a lowering's product lie, and what it may round.
+
+    Attributes:
+        a_turned: A's rows lie last.
+        b_turned: B's rows lie last.
+        allow_tf32: float32 factors may be rounded to 10 mantissa bits.
+    """
+
+    a_turned: bool
+    b_turned: bool
+    allow_tf32: bool
+
+
 def matmul_function(device: DeviceRef, dtype: DType) -> functions.LibraryFunction:
     """The library function: it takes the geometry, and the addresses of C, A and B."""
     return functions.LibraryFunction("matmul", "matmul", functions.target_of(device), (dtype,))
@@ -127,4 +142,5 @@ def matmul(
     settings = ops.constant(np.array([allow_tf32, a_turned, b_turned], np.int64), DType.int64, DeviceRef.CPU())
     result = TensorType(a.dtype, [a.shape[0], m, n], a.device)
     function = matmul_function(a.device, a.dtype)
-    return functions.call_function("matmul", function, a.device, [a, b, settings], [result])[0]
+    facts = ContiguousBatches(a_turned, b_turned, allow_tf32)
+    return functions.call_function("matmul", function, a.device, [a, b, settings], [result], facts=facts)[0]

@@ -6,6 +6,7 @@ float32. Normalizing itself is elementwise and left to the graph.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -63,9 +64,15 @@ def _channel_type(x: TensorValue) -> TensorType:
     return TensorType(accumulation_dtype(x.dtype), [x.shape[1]], x.device)
 
 
-def _call(op: str, x: TensorValue, values: list[TensorValue], results: int) -> list[TensorValue]:
+def _call(
+    op: str,
+    x: TensorValue,
+    values: list[TensorValue],
+    results: int,
+    in_order: Mapping[int, frozenset[int]] | None = None,
+) -> list[TensorValue]:
     types = [_channel_type(x)] * results
-    return functions.call("normalization", op, x.device, values, types, (x.dtype,))
+    return functions.call("normalization", op, x.device, values, types, (x.dtype,), in_order)
 
 
 @beartype
@@ -87,7 +94,9 @@ def batch_norm_statistics(
     _check_channels("running_mean", running_mean, x)
     _check_channels("running_var", running_var, x)
     values = [x, running_mean, running_var, settings]
-    return Statistics(*_call("batch_norm_statistics", x, values, 4))
+    # A channel's new running statistics read that channel's old ones.
+    in_order = {2: frozenset({1}), 3: frozenset({2})}
+    return Statistics(*_call("batch_norm_statistics", x, values, 4, in_order))
 
 
 @beartype

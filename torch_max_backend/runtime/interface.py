@@ -10,6 +10,7 @@ from max.graph import Graph
 
 from torch_max_backend.ir.layout import LayoutChange, Order
 from torch_max_backend.launches import LaunchList
+from torch_max_backend.typed_graph import TypedGraph
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,9 @@ class WriteSpec:
 
 @dataclass
 class BuiltGraph:
-    """A MAX graph, not yet compiled, with the way tensors enter and leave it.
+    """A graph that is built, with the way tensors enter and leave it.
 
-    The graph is None where a launch list came from the cache: only what runs it is known.
+    ``graph`` is MAX's, for its compiler, None where a launch list runs.
     """
 
     name: str
@@ -87,6 +88,8 @@ class BuiltGraph:
     computed_bytes: int = 0
     #: The same graph as library calls; None where it is one for MAX's compiler.
     listing: LaunchList | None = None
+    #: What the listing was made of; None without one, and where it came from the cache.
+    typed: TypedGraph | None = None
 
     @property
     def op_count(self) -> int:

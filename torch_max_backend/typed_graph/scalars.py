@@ -1,4 +1,4 @@
-"""Elementwise operations of MAX's graph as Mojo writes them, over vectors."""
+"""The functions of pointwise operations: of which dtypes, and as Mojo writes them, over vectors."""
 
 from __future__ import annotations
 
@@ -18,39 +18,42 @@ DTYPES = NUMBERS | _BOOL
 
 #: Name, the dtypes of the operands, and the expression over them.
 _EXPRESSIONS: dict[str, tuple[frozenset[DType], str]] = {
-    "rmo.add": (NUMBERS, "{0} + {1}"),
-    "rmo.sub": (NUMBERS, "{0} - {1}"),
-    "rmo.mul": (NUMBERS, "{0} * {1}"),
-    "rmo.div": (NUMBERS, "{0} / {1}"),
-    "rmo.pow": (_WHOLE, "integer_power[DType.{result}, width]({0}, {1})"),
-    "rmo.max": (NUMBERS, "max({0}, {1})"),
-    "rmo.min": (NUMBERS, "min({0}, {1})"),
-    "rmo.equal": (DTYPES, "{0}.eq({1})"),
-    "rmo.not_equal": (DTYPES, "{0}.ne({1})"),
-    "rmo.greater": (NUMBERS, "{0}.gt({1})"),
-    "rmo.greater_equal": (NUMBERS, "{0}.ge({1})"),
-    "rmo.and": (_BOOL, "{0} & {1}"),
-    "rmo.or": (_BOOL, "{0} | {1}"),
-    "rmo.xor": (_BOOL, "{0} ^ {1}"),
-    "rmo.select": (DTYPES, "{0}.select({1}, {2})"),
-    "rmo.mo.not": (_BOOL, "~{0}"),
-    "rmo.mo.negative": (NUMBERS, "-{0}"),
-    "rmo.mo.abs": (NUMBERS, "abs({0})"),
-    "rmo.mo.floor": (_FLOATS, "floor({0})"),
-    "rmo.mo.trunc": (_FLOATS, "trunc({0})"),
-    "rmo.mo.round": (_FLOATS, "round({0})"),
-    "rmo.mo.exp": (_FLOATS, "exp({0})"),
-    "rmo.mo.log": (_FLOATS, "log({0})"),
-    "rmo.mo.log1p": (_FLOATS, "log1p({0})"),
-    "rmo.mo.tanh": (_FLOATS, "tanh({0})"),
-    "rmo.mo.erf": (_FLOATS, "erf({0})"),
-    "rmo.mo.sqrt": (_FLOATS, "sqrt({0})"),
-    "rmo.mo.rsqrt": (_FLOATS, "rsqrt({0})"),
-    "rmo.mo.sin": (_FLOATS, "sin({0})"),
-    "rmo.mo.cos": (_FLOATS, "cos({0})"),
-    "rmo.mo.is_nan": (_FLOATS, "isnan({0})"),
-    "rmo.mo.is_inf": (_FLOATS, "isinf({0})"),
+    "add": (NUMBERS, "{0} + {1}"),
+    "sub": (NUMBERS, "{0} - {1}"),
+    "mul": (NUMBERS, "{0} * {1}"),
+    "div": (NUMBERS, "{0} / {1}"),
+    "pow": (_WHOLE, "integer_power[DType.{result}, width]({0}, {1})"),
+    "max": (NUMBERS, "max({0}, {1})"),
+    "min": (NUMBERS, "min({0}, {1})"),
+    "equal": (DTYPES, "{0}.eq({1})"),
+    "not_equal": (DTYPES, "{0}.ne({1})"),
+    "greater": (NUMBERS, "{0}.gt({1})"),
+    "greater_equal": (NUMBERS, "{0}.ge({1})"),
+    "and": (_BOOL, "{0} & {1}"),
+    "or": (_BOOL, "{0} | {1}"),
+    "xor": (_BOOL, "{0} ^ {1}"),
+    "select": (DTYPES, "{0}.select({1}, {2})"),
+    "not": (_BOOL, "~{0}"),
+    "negative": (NUMBERS, "-{0}"),
+    "abs": (NUMBERS, "abs({0})"),
+    "floor": (_FLOATS, "floor({0})"),
+    "trunc": (_FLOATS, "trunc({0})"),
+    "round": (_FLOATS, "round({0})"),
+    "exp": (_FLOATS, "exp({0})"),
+    "log": (_FLOATS, "log({0})"),
+    "log1p": (_FLOATS, "log1p({0})"),
+    "tanh": (_FLOATS, "tanh({0})"),
+    "erf": (_FLOATS, "erf({0})"),
+    "sqrt": (_FLOATS, "sqrt({0})"),
+    "rsqrt": (_FLOATS, "rsqrt({0})"),
+    "sin": (_FLOATS, "sin({0})"),
+    "cos": (_FLOATS, "cos({0})"),
+    "is_nan": (_FLOATS, "isnan({0})"),
+    "is_inf": (_FLOATS, "isinf({0})"),
 }
+
+FUNCTIONS = frozenset({*_EXPRESSIONS, "cast"})
+"""Names, as MAX's graph has them without their dialect."""
 
 _MATH = ("cos", "erf", "exp", "floor", "log", "log1p", "rsqrt", "sin", "sqrt", "tanh", "trunc")
 IMPORTS = frozenset(
@@ -67,18 +70,18 @@ def is_elementwise(name: str, operands: Sequence[DType], result: DType) -> bool:
     """Whether a program can compute the operation for these dtypes."""
     if not all(dtype in DTYPES for dtype in (*operands, result)):
         return False
-    if name == "mo.cast":
+    if name == "cast":
         return True
     return name in _EXPRESSIONS and all(
-        dtype in _EXPRESSIONS[name][0] for dtype in (operands[1:] if name == "rmo.select" else operands)
+        dtype in _EXPRESSIONS[name][0] for dtype in (operands[1:] if name == "select" else operands)
     )
 
 
 def expression(name: str, operands: Sequence[str], result: DType) -> str:
     """The operation over operands that are names of vectors."""
-    if name == "mo.cast":
+    if name == "cast":
         return f"{operands[0]}.cast[DType.{result.name}]()"
-    if name == "rmo.div" and result in _WHOLE:
+    if name == "div" and result in _WHOLE:
         return f"truncated_quotient[DType.{result.name}, width]({', '.join(operands)})"
     return _EXPRESSIONS[name][1].format(*operands, result=result.name)
 

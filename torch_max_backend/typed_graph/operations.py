@@ -1,0 +1,259 @@
+"""Values, and the kinds of operations between them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from max.dtype import DType
+from max.graph import DeviceRef
+
+from torch_max_backend.dtypes import MAX_TO_TORCH
+from torch_max_backend.mojo_ops.functions import Function
+
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+@dataclass(eq=False)
+class Value:
+    """One tensor, contiguous in memory.
+
+    Attributes:
+        dtype: of its elements.
+        shape: None where an extent is symbolic.
+        device: where it lies.
+        maker: the operation that it is a result of; None for an argument of the graph.
+        readers: operations that have it as an operand, each as often as it does; the graph keeps this.
+    """
+
+    dtype: DType
+    shape: tuple[int, ...] | None
+    device: DeviceRef
+    maker: Operation | None = None
+    readers: list[Operation] = field(default_factory=list, repr=False)
+
+    @property
+    def size(self) -> int:
+        """How many elements; 0 where an extent is symbolic."""
+        return 0 if self.shape is None else math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Of all its elements."""
+        return self.size * self.dtype.size_in_bytes
+
+    def like(self, shape: Sequence[int] | None = None, dtype: DType | None = None) -> Value:
+        """A value of its own of the same kind, with another shape or dtype where one is given."""
+        return Value(dtype or self.dtype, self.shape if shape is None else tuple(shape), self.device)
+
+
+@dataclass(eq=False)
+class Operation:
+    """What makes values. Its attributes never change, but for what ``TypedGraph`` keeps: operands, position.
+
+    Attributes:
+        operands: the values that it reads.
+        results: the values that it makes.
+        node: the name of the FX node that it was made for; "" where a pass made it.
+        position: its place among the graph's operations.
+    """
+
+    operands: tuple[Value, ...]
+    results: tuple[Value, ...]
+    node: str = field(default="", kw_only=True)
+    position: int = field(default=-1, kw_only=True)
+
+    def __post_init__(self) -> None:
+        for result in self.results:
+            result.maker = self
+
+    @property
+    def name(self) -> str:
+        """What it computes, in a word."""
+        return type(self).__name__.lower()
+
+    def __str__(self) -> str:
+        """The operation with its operands' dtypes and shapes."""
+        shapes = (
+            f"{value.dtype.name}[{', '.join(map(str, value.shape)) if value.shape is not None else '...'}]"
+            for value in self.operands
+        )
+        return f"{self.name}({', '.join(shapes)})"
+
+
+@dataclass(eq=False)
+class Constant(Operation):
+    """Values that are known now.
+
+    Attributes:
+        content: their bytes; None where MAX alone knows them.
+    """
+
+    content: bytes | None
+
+    @cached_property
+    def numbers(self) -> np.ndarray | None:
+        """The values, flat; halves as float32. None where they are unknown."""
+        (value,) = self.results
+        dtype = MAX_TO_TORCH.get(value.dtype)
+        if self.content is None or dtype is None:
+            return None
+        flat = torch.frombuffer(bytearray(self.content), dtype=dtype) if self.content else torch.empty(0, dtype=dtype)
+        return flat.float().numpy() if dtype in _HALVES else flat.numpy()
+
+
+def constant(numbers: np.ndarray, device: DeviceRef) -> Constant:
+    """A constant of these values on ``device``."""
+    value = Value(DType.from_numpy(numbers.dtype), numbers.shape, device)
+    return Constant((), (value,), np.ascontiguousarray(numbers).tobytes())
+
+
+def numbers_of(value: Value) -> np.ndarray | None:
+    """The values of a constant, flat; None of anything else."""
+    return value.maker.numbers if isinstance(value.maker, Constant) else None
+
+
+@dataclass(eq=False)
+class Reshape(Operation):
+    """The operand's elements in their order, under another shape."""
+
+
+@dataclass(eq=False)
+class Broadcast(Operation):
+    """The operand, repeated along its dimensions of one element, and along new ones in front."""
+
+
+@dataclass(eq=False)
+class Transpose(Operation):
+    """Dimension i of the result is dimension ``axes[i]`` of the operand."""
+
+    axes: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Slice(Operation):
+    """From ``starts`` on (negative ones count from the end), every ``steps``-th element; steps are positive."""
+
+    starts: tuple[int, ...]
+    steps: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Pad(Operation):
+    """The operand with ``filler`` around it; ``paddings`` are those in front and behind, dimension by dimension."""
+
+    paddings: tuple[int, ...]
+    filler: np.generic
+
+
+@dataclass(eq=False)
+class Concat(Operation):
+    """The operands one behind the other along ``axis``."""
+
+    axis: int
+
+
+@dataclass(eq=False)
+class Pointwise(Operation):
+    """``function`` (``fusion.scalars``) of operands that broadcast to the result's shape."""
+
+    function: str
+
+    @property
+    def name(self) -> str:
+        return self.function
+
+
+@dataclass(eq=False)
+class Reduction(Operation):
+    """The operand along ``axis``, which has one element in the result: "add", "mul", "max" or "min"."""
+
+    kind: str
+    axis: int
+
+    @property
+    def name(self) -> str:
+        return f"reduce.{self.kind}"
+
+
+@dataclass(eq=False)
+class Transfer(Operation):
+    """A copy on another device."""
+
+
+@dataclass(eq=False)
+class Unlisted(Operation):
+    """What launch lists do not have, by MAX's name for it."""
+
+    title: str
+
+    @property
+    def name(self) -> str:
+        return self.title
+
+
+@dataclass(frozen=True)
+class Operand:
+    """In a call's words: where the operand of that number begins, or ``offset`` bytes behind."""
+
+    number: int
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Result:
+    """In a call's words: where the result of that number begins."""
+
+    number: int
+
+
+Word: TypeAlias = int | Operand | Result
+
+
+@dataclass(eq=False)
+class Call(Operation):
+    """A call of a library function.
+
+    Attributes:
+        function: what is called.
+        words: what it gets, as ``kernels/library.mojo`` says; addresses are those of operands and results.
+        kernel: the name under which lowerings and passes know what it computes.
+        facts: what a pass has to know of the operands that their shapes do not tell, such as a convolution's geometry.
+        in_order: by a result's number, the operands of which an element is read for the result's element at the same
+            place alone: the result may be written over those.
+    """
+
+    function: Function
+    words: tuple[Word, ...]
+    kernel: str
+    facts: Any = None
+    in_order: Mapping[int, frozenset[int]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.kernel
+
+
+def whole(results: Sequence[Value], operands: Sequence[Value]) -> tuple[Word, ...]:
+    """Words of results, then operands, each with its extents: what a lowering's call hands over."""
+    words: list[Word] = []
+    for kind, values in ((Result, results), (Operand, operands)):
+        for number, value in enumerate(values):
+            words += [kind(number), *(value.shape or ())]
+    return tuple(words)
+
+
+def behind_geometry(geometry: Value, results: int, operands: Iterable[int]) -> tuple[Word, ...]:
+    """Words of a call whose first operand, on the host, is its geometry: that with its extent, then the results'
+    addresses and those of the other ``operands``."""
+    return (
+        Operand(0),
+        *(geometry.shape or ()),
+        *(Result(number) for number in range(results)),
+        *(Operand(number) for number in operands),
+    )
