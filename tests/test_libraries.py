@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from max.dtype import DType
-from torch_max_backend.fusion.scalars import SELDOM
 
 from torch_max_backend import OptionError
 from torch_max_backend.convolution_problem import Pass
@@ -19,6 +18,7 @@ from torch_max_backend.mojo_ops.convolution import Grouping, convolution_functio
 from torch_max_backend.mojo_ops.functions import Function, LibraryFunction
 from torch_max_backend.mojo_ops.sources import sources_digest, sources_of
 from torch_max_backend.runtime import cores, libraries
+from torch_max_backend.typed_graph.scalars import SELDOM
 
 KERNELS: list[Function] = [
     *(convolution_function(which.value, "cpu", DType.float32, Grouping.ONE) for which in Pass),

@@ -160,7 +160,7 @@ class Concat(Operation):
 
 @dataclass(eq=False)
 class Pointwise(Operation):
-    """``function`` (``fusion.scalars``) of operands that broadcast to the result's shape."""
+    """``function`` (``typed_graph.scalars``) of operands that broadcast to the result's shape."""
 
     function: str
 
