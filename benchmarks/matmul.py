@@ -15,7 +15,6 @@ import math
 import random
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ import torch
 from benchmarks import records
 from benchmarks.launcher import Launcher
 from torch_max_backend.bench.memory import cache_bytes
+from torch_max_backend.bench.timing import interleaved
 from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref
 from torch_max_backend.mojo_ops.matmul import MatmulGeometry, Matrices, matmul_function
 
@@ -227,13 +227,8 @@ def _measured(
         with torch.cuda.graph(graph):
             theirs()
         calls["torch"] = graph.replay
-    times: dict[str, list[float]] = {each: [] for each in calls}
-    for turn in range(runs + 2):
-        for each, call in calls.items():
-            seconds = _timed(call, device) / count
-            if turn >= 2:
-                times[each].append(seconds)
-    medians = {each: statistics.median(found) for each, found in times.items()}
+    times = interleaved({each: [call] for each, call in calls.items()}, runs, device, queued=count)
+    medians = {each: found.median / count for each, found in times.items()}
     return {
         "problem": name, "batch": product.batch, "m": product.m, "k": product.k, "n": product.n,
         "a_turned": product.a_turned, "b_turned": product.b_turned, "dtype": str(dtype).removeprefix("torch."),
@@ -241,20 +236,6 @@ def _measured(
         "ratio": round(medians["ours"] / medians["torch"], 3), "bytes": bytes_,
         "gb_per_s": round(bytes_ / medians["ours"] / 1e9), "error": float(f"{error:.2g}"),
     }  # fmt: skip
-
-
-def _timed(call: Callable[[], None], device: torch.device) -> float:
-    if device.type != "cuda":
-        began = time.perf_counter()
-        call()
-        return time.perf_counter() - began
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize()
-    start.record()
-    call()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) / 1e3
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import ROOT
+from benchmarks.__main__ import benchmarks
 from benchmarks.figures import BLOCK, filled, pages
 from benchmarks.tables import TABLES
 
@@ -35,6 +36,12 @@ def test_links_lead_to_files_and_pages_stay_short(page: Path) -> None:
         if "://" not in link:
             assert (page.parent / link).exists(), link
     assert page.name in LONG or len(text.splitlines()) <= 300
+
+
+def test_benchmarks_that_pages_name_exist() -> None:
+    named = {name for page in PAGES for name in re.findall(r"python -m benchmarks ([\w.]+)", page.read_text())}
+    assert len(named) > 10
+    assert named <= set(benchmarks())
 
 
 def test_the_readme_counts_architectures_as_their_page_does() -> None:

@@ -16,10 +16,10 @@ V = TypeVar("V")
 def early(
     reads: Sequence[Collection[V]], makes: Sequence[Collection[V]], sizes: Mapping[V, int], fixed: Collection[int]
 ) -> list[int]:
-    """The numbers of the launches in the order in which they shall run.
+    """The numbers of the launches in the order in which they run.
 
-    A launch moves forward, to behind what it needs and behind the other readers of what it reads last, if it makes no
-    more bytes than it frees. The others stay in their order.
+    A launch that makes no more bytes than it frees moves to the place after its producers, and after the other readers
+    of the values that it frees. The others stay in their order.
 
     Args:
         reads: values that each launch reads.
