@@ -1,7 +1,7 @@
 """Equal programs over many tensors as one launch: an optimizer's step, running statistics, conversions of weights.
 
-What runs at once must not wait for each other, and what is computed earlier or later than it was written must not keep
-memory for it: a batch reads arguments, numbers and little tensors, and makes the graph's results or little tensors.
+The programs of a batch must not depend on each other, and running them earlier or later must not keep memory alive: a
+batch reads arguments, scalars and small tensors, and writes results of the graph or small tensors.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Batch normalization's reductions that a convolution's store takes in: of what is stored, over each channel's rows.
+"""Batch normalization's reductions in a convolution's store: sums over each channel's rows of what is stored.
 
-A reduction reads a convolution's result, or the result of the program that the convolution is computed with, once more
-from memory. The Hopper kernel adds up what it stores (kernels/convolution/sm90/column_sums.mojo). The result stays in
-memory for whoever else reads it.
+Otherwise a reduction reads the convolution's result, or the result of the program in its store, from memory again. The
+Hopper kernel adds up the values that it stores (kernels/convolution/sm90/column_sums.mojo). The result stays in memory
+for its other readers.
 """
 
 from __future__ import annotations

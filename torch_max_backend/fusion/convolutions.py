@@ -1,4 +1,4 @@
-"""Convolutions that are computed together with the program that reads their result.
+"""Convolutions that are fused with the program that reads their result.
 
 On Hopper the program runs in the kernel's store (kernels/convolution/sm90/fused_entries.mojo), on a CPU over each block
 of rows that has just been stored (kernels/convolution/cpu/fused_entries.mojo).

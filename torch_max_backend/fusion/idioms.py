@@ -1,9 +1,9 @@
-"""Chains of operations for which a GPU has shorter ones, as functions of kernels/arithmetic.mojo.
+"""Chains of operations that a GPU computes faster by other instructions (kernels/arithmetic.mojo).
 
-The lowerings (``lowering/numerics.py``) spell out what MAX's operations leave open: an exponential's values where it
-leaves the range, a sigmoid as one over a sum. NVIDIA's instructions give the former by themselves, and their exact
-division takes ten times as long as a reciprocal that is right to one unit in the last place. Operations that lose their
-readers stay in the text: the compiler drops them.
+The lowerings (``lowering/numerics.py``) write out what MAX's operations leave undefined: an exponential outside its
+range, a sigmoid as a quotient. NVIDIA's instructions handle the former themselves, and their exact division takes ten
+times as long as a reciprocal that is accurate to one unit in the last place. Operations without readers stay in the
+source; the compiler drops them.
 """
 
 from __future__ import annotations

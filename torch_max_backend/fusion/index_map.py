@@ -1,8 +1,8 @@
-"""Where an operand's elements lie, seen from the elements of a result.
+"""Maps from a result's elements to the places of an operand's elements.
 
-A result's elements are counted in memory order; an operand is read at an offset that is a sum over the digits of that
+A result's elements are counted in memory order. An operand is read at an offset that is a sum over the digits of that
 count, in a mixed radix, each times a stride. Broadcasts, transposes, reshapes and slices are such maps, and so are most
-of their compositions. A padded tensor is read through digits that are guarded: what lies outside is not read.
+of their compositions. Guards on digits express padding: outside their range, nothing is read.
 """
 
 from __future__ import annotations

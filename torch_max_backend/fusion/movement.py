@@ -1,4 +1,4 @@
-"""Moves of elements that have kernels of their own (kernels/movement/): permuted copies, many tensors made one."""
+"""Copies that have kernels of their own (kernels/movement/): permutations and concatenations."""
 
 from __future__ import annotations
 

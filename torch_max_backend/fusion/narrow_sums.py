@@ -1,7 +1,7 @@
-"""Sums of bfloat16 and float16 that leave in the dtype in which they came.
+"""Sums of 16-bit floats whose result is rounded to 16 bits.
 
-A sum of narrow floats is taken in float32 and rounded afterwards, which the graph says by two conversions. The
-generated reduction accumulates in float32 anyway: where the wide sum has no other reader, it is a sum of narrow floats,
+A sum of bfloat16 or float16 is computed in float32 and then rounded, which a graph expresses by two conversions. A
+generated reduction accumulates in float32 anyway: if the float32 sum has no other reader, the reduction writes 16 bits,
 without a launch for the conversion. Sums that share a launch with others, whose results are float32, stay as they are.
 """
 

@@ -1,8 +1,8 @@
-"""Which values of a graph are computed by which program.
+"""Decides which program computes which values of a graph.
 
-A value that something other than a program reads has to lie in memory: it is a root, and so is a reduction's result.
-Programs read roots and write roots; what stands between is computed in registers, again in every program that needs
-it. Roots of one size that read alike are computed together, one launch for all.
+A value that something other than a program reads must be in memory: it is a root, and so is a reduction's result.
+Programs read and write roots; values in between stay in registers and are computed again in every program that needs
+them. Roots of one size that are read in the same way are computed by one launch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Matrix products that read operands, and write results, where these lie.
+"""Matrix products with strided operands and results.
 
-A lowering multiplies contiguous batches. What stands between a batch and memory (a transpose, one head of many, a
-broadcast, a merged batch) is an index map; where its digits are those of a batch, rows and columns, the kernel takes
-them as strides and nothing is copied. Likewise a result whose only reader is another order of it is stored in that.
+A lowering multiplies contiguous batches. Views between a batch and a value in memory (a transpose, one head of many, a
+broadcast, a merged batch) form an index map. If its digits are those of a batch, rows and columns, the kernel takes
+them as strides, and nothing is copied. A result whose only reader reorders it is stored in the reader's order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The Mojo source of a program, and the geometry that it gets when it runs."""
+"""Generates the Mojo source of a program, and the geometry that it receives at run time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts programs in the place of a graph's pointwise operations and reductions."""
+"""Replaces a graph's pointwise operations and reductions by generated programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The expressions of some results, down to what lies in memory, as one list of steps."""
+"""Expressions of results in terms of values in memory, as one list of steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds one MAX graph from one FX graph whose every op has a lowering."""
+"""Builds a MAX graph from an FX graph whose operators all have lowerings."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Values that a program asks for while it is traced for a GPU that is not there.
+"""Values that a program reads while it is traced for a GPU that is not present.
 
 A model's Python may depend on values: ``if torch.isfinite(x).all()``, a number of boxes, the length of a mask. On the
-GPU, Dynamo cuts its graph there, and the program reads the value. Fake tensors have none, so it is computed on the CPU.
+GPU, Dynamo cuts its graph there and the program reads the value. Fake tensors have no values, so these are computed on
+the CPU.
 """
 
 from __future__ import annotations

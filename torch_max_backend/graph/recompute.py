@@ -1,9 +1,8 @@
-"""Batch normalization taken apart for the partitioner: statistics, which are kept, and elementwise work, which is not.
+"""Splits batch normalization for the partitioner into statistics, which are saved, and elementwise work, which is not.
 
-Batch normalization is one op with a kernel for its sums. Its result is elementwise, yet to the min-cut partitioner the
-op is one piece, whose result would be kept beside its input. Written as what it is, the result can be computed again
-in the backward graph, and so can what an activation makes of it: from the op's input, which batch normalization's
-gradient reads in any case. What a convolution's gradient needs as an operand stays kept.
+To the min-cut partitioner batch normalization is one operator, whose result would be saved beside its input. Written as
+elementwise work, the result can be recomputed in the backward graph, and so can an activation's result, from the input,
+which batch normalization's gradient reads in any case. Operands of a convolution's gradient stay saved.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Library functions: the kernels behind the thin ops of a graph, compiled once for a machine.
 
-An op of the Mojo package hands its operands to a C function by name (`kernels/library.mojo`). Building a graph names
-the functions that its ops call; whoever compiles the graph sees to it that libraries with these functions are built
-and loaded (`torch_max_backend.runtime.libraries`).
+An op of the Mojo package passes its operands to a C function by name (`kernels/library.mojo`). Building a graph records
+the functions that its ops call; compiling the graph builds and loads libraries with these functions
+(`torch_max_backend.runtime.libraries`).
 """
 
 from __future__ import annotations

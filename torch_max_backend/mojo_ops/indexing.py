@@ -1,7 +1,7 @@
-"""Reading from and writing to places that an index tensor names, one typed function each.
+"""Gathers and scatters by an index tensor, one typed function each.
 
-``x`` is [outer, places, inner] and ``source`` [outer, count, inner], contiguous; places are int64, counted from
-zero. On the CPU a place outside raises when the graph runs, on a GPU it is ignored; reading is more lenient.
+``x`` is [outer, places, inner] and ``source`` [outer, count, inner], contiguous; indices are int64, counted from zero.
+On a CPU an index outside raises when the graph runs, on a GPU it is ignored; gathers are more lenient.
 """
 
 from __future__ import annotations
