@@ -86,7 +86,7 @@ def _reads_arguments(group: Group) -> bool:
 
 
 def _is_argument(value: Value) -> bool:
-    """Whether the value lies in memory before anything is launched."""
+    """Whether the value is in memory before the first launch."""
     maker = value.maker
     return maker is None or isinstance(maker, Constant)
 
@@ -116,7 +116,7 @@ def _heights(
     groups: Sequence[Group],
     made: Sequence[Sequence[Group]],
 ) -> dict[Node, int]:
-    """For each group and each operation beside them, how many have to wait for it one after the other.
+    """For each group and each other operation, the length of the longest chain that depends on it.
 
     Args:
         operations: of the graph.

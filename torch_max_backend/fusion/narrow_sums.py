@@ -22,7 +22,7 @@ _FAR = 4
 
 
 def narrow_sums(graph: TypedGraph) -> None:
-    """Takes the conversions around sums out."""
+    """Removes the conversions around sums."""
     made: dict[Value, Value] = {}
     for operation in list(graph.operations):
         total = _sum_before(operation, graph.results)

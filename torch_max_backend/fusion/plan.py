@@ -41,7 +41,7 @@ _MOST_COST = 16
 
 @dataclass
 class Plan:
-    """What is called.
+    """The calls of a graph.
 
     Attributes:
         groups: programs of several results or inputs.
@@ -158,7 +158,7 @@ def readers_of(value: Value) -> Iterable[Operation]:
 
 
 class _Joiner:
-    """Puts groups together, as long as none then waits for itself."""
+    """Joins groups as long as no group then depends on itself."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class _Joiner:
         self._spans: dict[Group, tuple[int, int]] = {}
 
     def join(self) -> list[Group]:
-        """The groups that are left."""
+        """The remaining groups."""
         reading: dict[Value, list[Group]] = defaultdict(list)
         for group in list(self._groups):
             if group in self._alone:

@@ -25,7 +25,7 @@ _SMALL = 16
 
 
 def write_sums(graph: TypedGraph, device: DeviceRef) -> None:
-    """Writes sums out where that saves bytes.
+    """Replaces sums by generated reductions where that saves bytes.
 
     Args:
         graph: which is changed.
@@ -53,7 +53,7 @@ def _saves(
     kept: Collection[Value],
     device: DeviceRef,
 ) -> bool:
-    """Whether fewer bytes move if nobody has the gradient in memory."""
+    """Whether fewer bytes move if the gradient is not stored."""
     gradient, x = (in_memory(operand) for operand in operation.operands[:2])
     terms = found.get(gradient)
     if terms is None or terms.extents is not None or any(in_memory(value) is gradient for value in kept):

@@ -27,7 +27,7 @@ def gradients(
     *_: Any,
     **__: Any,
 ) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of ``outputs`` in direction of ``grad_outputs``; None for an input that no output depends on.
+    """The vector-Jacobian products of ``outputs`` with ``grad_outputs``; None for inputs that no output depends on.
 
     Takes what AOTAutograd hands to ``torch.autograd.grad``: lists of tensors, unused inputs allowed.
     """

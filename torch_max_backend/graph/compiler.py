@@ -31,7 +31,7 @@ from torch_max_backend.torch_compat import boxed_code
 
 @dataclass
 class CompiledGraph:
-    """A graph ready to run (after its unit is compiled), and the account of what runs where.
+    """A graph that can run after its unit is compiled, and a report of what runs where.
 
     Attributes:
         name: of the FX graph.
@@ -64,7 +64,7 @@ class CompiledGraph:
         return self.runner(taken)
 
     def output_strides(self, gm: GraphModule, free_outputs: frozenset[int]) -> list[tuple[int, ...] | None]:
-        """The strides that outputs really have, where they may differ from what the traced graph ``gm`` promises.
+        """The strides of outputs where they may differ from those in the traced graph ``gm``.
 
         Args:
             gm: whose outputs these are; its sizes may be symbolic.
@@ -83,14 +83,14 @@ class CompiledGraph:
 
 
 class FallbackWarnings:
-    """One warning for each op that stays in PyTorch, in the life of a process."""
+    """One warning in a process for each op that stays in PyTorch."""
 
     def __init__(self) -> None:
         self._given: set[str] = set()
         self._lock = threading.Lock()
 
     def warn(self, refusal: Refusal) -> None:
-        """Warns of the op unless that has been done."""
+        """Warns about the op, once."""
         with self._lock:
             if refusal.op in self._given:
                 return

@@ -16,7 +16,7 @@ from torch_max_backend.runtime.cores import cores
 
 
 def begin_libraries(gm: GraphModule) -> None:
-    """Begins to build what the graph's ops will call and take long to build; whoever needs it later waits for it.
+    """Begins to build the slowest libraries that the graph's ops will call; a later caller waits for them.
 
     On one or two cores it would cost what it saves: functions of one family are cheaper in one library.
     """

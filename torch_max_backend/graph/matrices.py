@@ -70,7 +70,7 @@ def is_unit(size: Size) -> bool:
 
 
 def _moved(node: Node) -> list[int]:
-    """The order into which a permutation puts the dimensions that are no units."""
+    """The order that a permutation gives to the dimensions of more than one element."""
     arguments: tuple[Any, ...] = node.args
     source, dims = arguments
     shape = shape_of(source)
@@ -79,7 +79,7 @@ def _moved(node: Node) -> list[int]:
 
 
 def is_view(node: Node) -> bool:
-    """Whether the node's elements are its argument's, in their order."""
+    """Whether the node has its argument's elements in the same order."""
     if node.target in _VIEWS:
         source = node.args[0]
         same = isinstance(source, Node) and math.prod(shape_of(source)) == math.prod(shape_of(node))
@@ -140,7 +140,7 @@ class Matrices:
     turned: bool = False
 
     def upward(self) -> Iterator[Matrices]:
-        """This and, one after the other, the nodes that it is a view of."""
+        """This node and the chain of nodes that it is a view of."""
         at = self
         while True:
             yield at
@@ -189,7 +189,7 @@ def matrices_of(node: object, turned: bool = False) -> Matrices | None:
 
 
 def same(a: Matrices, b: Matrices) -> bool:
-    """Whether both are views of one node that give the same matrices."""
+    """Whether both are views of one node with the same matrices."""
     return (a.rows, a.columns) == (b.rows, b.columns) and a.root() == b.root()
 
 

@@ -94,7 +94,7 @@ _ASSERTIONS = frozenset({
 
 
 def unsupported_reason(node: Node, device: torch.device, constants: Container[Node] = ()) -> str | None:
-    """Why MAX cannot run ``node``, None when it can. ``constants`` lie on any device."""
+    """Why MAX cannot run ``node``; None if it can. ``constants`` may be on any device."""
     registration = lookup(node.target)
     if registration is None and is_write_back(node):
         return None
@@ -139,7 +139,7 @@ def _tensor_reason(tensor: torch.Tensor, device: torch.device) -> str | None:
 
 
 def unknown_sizes(gm: GraphModule) -> dict[Node, str]:
-    """The nodes that need a size which MAX cannot learn from ``gm``'s arguments, and the reasons.
+    """The nodes that need a size that ``gm``'s arguments do not determine, and the reasons.
 
     MAX binds a symbolic size where it is an extent of a tensor argument. A number handed over by itself tells it
     nothing, and an extent like s0 - 2 alone ends the process while MAX compiles. The results of a node that is found
@@ -212,7 +212,7 @@ def user_line(node: Node) -> str | None:
 
 
 def _unpacked(node: Node) -> Node:
-    """What a ``getitem`` picks from."""
+    """The node that a ``getitem`` indexes."""
     whole = node.args[0]
     assert isinstance(whole, Node)
     return whole

@@ -16,7 +16,7 @@ _RUNNING = slice(3, 5)
 
 
 def forget_running_statistics(joint: GraphModule) -> GraphModule:
-    """Takes the running statistics from the gradients of training batch norms, which do not depend on them.
+    """Removes the running statistics from the gradients of training batch norms, which do not depend on them.
 
     Else their new values would be kept, in memory of their own beside the buffers that take them.
     """
@@ -27,7 +27,7 @@ def forget_running_statistics(joint: GraphModule) -> GraphModule:
 
 
 def keep_draws(joint: GraphModule) -> GraphModule:
-    """Has the partitioner keep what random ops draw: computed again in the backward graph, they would draw anew.
+    """Makes the partitioner save the results of random ops: recomputed in the backward graph, they would draw anew.
 
     That also holds where the user asks to compute again (checkpointing, a memory budget below 1). Of dropout the mask
     is kept; what is computed with it may be computed again.
@@ -47,7 +47,7 @@ def keep_draws(joint: GraphModule) -> GraphModule:
 
 
 def keep_old_values(joint: GraphModule) -> GraphModule:
-    """Has all that reads an argument before the graph updates it read a copy.
+    """Redirects readers of an argument that the graph updates later to a copy of it.
 
     Else the argument itself could be kept, with a new value at the time of the backward pass.
     """

@@ -29,7 +29,7 @@ MOST = 64
 
 
 def is_sized(gm: GraphModule) -> bool:
-    """Whether the arguments tell all sizes of ``gm``, and some are symbolic."""
+    """Whether the arguments determine all sizes of ``gm``, and some are symbolic."""
     if not is_symbolic(gm):
         return False
     for node in gm.graph.nodes:

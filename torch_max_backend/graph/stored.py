@@ -179,7 +179,7 @@ def _pieces(steps: Sequence[_Step], executables: Sequence[Executable]) -> GraphM
 
 
 class _Pickler(pickle.Pickler):
-    """Of what pickle does not know: ops go by their names."""
+    """Pickles operators by their names."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, OpOverload):

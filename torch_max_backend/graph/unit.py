@@ -113,14 +113,14 @@ class CompilationUnit:
         return executable
 
     def discard(self, executable: Executable) -> None:
-        """Takes back a graph that was added and not yet compiled."""
+        """Removes a graph that was added and is not compiled yet."""
         self._pending[executable.device].remove(executable)
         self.graphs.remove(executable.built)
         if executable.listing is None and executable.built.graph is not None:
             erase(executable.built.graph)
 
     def compile(self) -> None:
-        """Makes every graph ready that was added since the last call."""
+        """Compiles every graph that was added since the last call."""
         with self._lock:
             tasks.make_ready(self._lists())
             self._compile_modules()
@@ -135,7 +135,7 @@ class CompilationUnit:
         return background.start(lists)
 
     def _lists(self) -> list[Task]:
-        """The pending launch lists, which are pending no more."""
+        """Removes and returns the pending launch lists."""
         found = []
         for device, executables in self._pending.items():
             listed = [executable for executable in executables if executable.listing is not None]
@@ -146,7 +146,7 @@ class CompilationUnit:
         return found
 
     def _compile_modules(self) -> None:
-        """Has MAX compile the pending graphs, which are pending no more."""
+        """Removes the pending graphs and has MAX compile them."""
         for device, module in self._modules.items():
             executables = self._pending.pop(device, [])
             if executables:

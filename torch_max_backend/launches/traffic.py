@@ -63,7 +63,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Avoidable:
-    """Bytes that a consumer reads, or that are written, for no dependency's sake.
+    """Bytes that are read or written although no dependency requires it.
 
     Attributes:
         producer: what makes the value, None where it is an argument.
@@ -96,12 +96,12 @@ class Traffic:
 
     @property
     def needed(self) -> int:
-        """Those that have to be."""
+        """Needed bytes."""
         return sum(kernel.needed for kernel in self.kernels)
 
 
 def traffic(graph: TypedGraph) -> Traffic:
-    """The account of a graph that runs as a launch list."""
+    """The traffic of a graph that runs as a launch list."""
     calls = [operation for operation in graph.operations if isinstance(operation, Call)]
     kernels: dict[Operation, Kernel] = {call: _kernel(number, call) for number, call in enumerate(calls)}
     results = {home_of(value) for value in graph.results}
@@ -144,7 +144,7 @@ def _text(function: Function) -> str:
 
 
 def _levels(operations: Sequence[Operation], kernels: Mapping[Operation, Kernel]) -> dict[Value, int]:
-    """Of each value that a kernel makes; what was there before is at level 0."""
+    """The level of each value that a kernel makes; arguments are at level 0."""
     levels: dict[Value, int] = {}
     for operation in operations:
         kernel = kernels.get(operation)
@@ -204,7 +204,7 @@ def _judged(
 
 
 def _why(value: Value, reader: Kernel, maker: Kernel | None, readers: int, kept: bool) -> str:
-    """Why a reader does not get ``value`` from who makes it."""
+    """Why a reader does not get ``value`` from its producer in registers."""
     if maker is None:
         return "an argument"
     if reader.kind == MOVES:
