@@ -39,6 +39,7 @@ ELSEWHERE = {
     "tests/kernels/test_padding.py": {
         f"aten.{mode}_pad{rank}d" for mode in ("reflection", "replication") for rank in (1, 2, 3)
     },
+    "tests/kernels/test_windows.py": {"aten.im2col", "aten.col2im"},
     "tests/test_habits.py": {"aten._efficientzerotensor"},
     "tests/models, in evaluation": {"aten._native_batch_norm_legit_no_training"},
     "variants, which are cases with TORCH_MAX_BACKEND_CASES=all only": {

@@ -35,6 +35,7 @@ from torch_max_backend.mojo_ops import (
     pooling,
     reduction,
     sorting,
+    windows,
 )
 from torch_max_backend.pooling_problem import AdaptivePoolingProblem, PoolingProblem
 from torch_max_backend.runtime import libraries, session
@@ -49,6 +50,7 @@ HALF = (Dim("n"), 1, 4, 4, Dim("c"))
 POOL = PoolingProblem.from_aten([8, 8], 3, 2, 1, 1, False, True)
 AXES = interpolation_axes(Mode.LINEAR, (8, 8), (4, 4))
 ADAPTIVE = AdaptivePoolingProblem.from_aten([8, 8], 4)
+WINDOWS = windows.Windows((8, 8), (3, 3), (2, 1), (1, 1), (1, 2))
 
 Operands = list[TensorValue]
 Body = Callable[[Operands], object]
@@ -62,6 +64,11 @@ def _cases(dtype: DType) -> dict[str, tuple[list[TensorType], Body]]:
 
     x, half, indices = tensor(*PIXELS), tensor(*HALF), tensor(*HALF, of=DType.int64)
     offsets = tensor(*HALF, of=DType.uint8)
+    plane, square = tensor(Dim("n"), 8, 8, 1), tensor(Dim("n"), 8, 8, Dim("c"))
+    columns = [
+        tensor(*WINDOWS.columns_shape(Dim("n"), channels, taps_first=first))
+        for channels, first in ((1, True), (Dim("c"), False))
+    ]
     filters, y = tensor(16, 1, 3, 3, 8), tensor(Dim("n"), 1, 8, 8, 16)
     wide, channel = tensor(Dim("n"), 1, 8, 8, 16), tensor(Dim("c"), of=DType.float32)
     matrix, place = tensor(ROWS, Dim("c")), tensor(Dim("count"), of=DType.int64)
@@ -120,6 +127,10 @@ def _cases(dtype: DType) -> dict[str, tuple[list[TensorType], Body]]:
         "cumsum": ([table], lambda v: reduction.cumsum(*v, 1)),
         "border": ([x], lambda v: padding.border_fprop(*v, [(0, 0), (1, 2), (2, 1)], mirrored=True)),
         "border_dgrad": ([x], lambda v: padding.border_dgrad(*v, [(0, 0), (1, 2), (2, 1)], mirrored=True)),
+        "lay_out_windows": ([plane], lambda v: windows.lay_out_windows(*v, WINDOWS, taps_first=True)),
+        "lay_out_windows_along": ([square], lambda v: windows.lay_out_windows(*v, WINDOWS, taps_first=False)),
+        "add_up_windows": ([columns[0]], lambda v: windows.add_up_windows(*v, WINDOWS, taps_first=True)),
+        "add_up_windows_along": ([columns[1]], lambda v: windows.add_up_windows(*v, WINDOWS, taps_first=False)),
         "interpolate": ([x], lambda v: interpolation.interpolate(*v, AXES)),
         "gather_rows": ([table, place], lambda v: indexing.gather(*v, 1)),
         "scatter_rows_add": ([table, place, source], lambda v: indexing.scatter_rows(*v, True)),

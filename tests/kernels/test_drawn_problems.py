@@ -7,10 +7,11 @@ from types import ModuleType
 import pytest
 import torch
 
+from benchmarks import windows
 from benchmarks.drawn import check, drawn
 from benchmarks.pooling import adaptive_max
 
-FAMILIES = (adaptive_max,)
+FAMILIES = (adaptive_max, windows)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 

@@ -1,4 +1,4 @@
-"""Gathers and scatters by index tensors; padding and windows.
+"""Gathers and scatters by index tensors; padding.
 
 A gather reads along one axis: several indexed dimensions that are adjacent in memory are read as one, so that nothing
 but the elements that are read is copied. Scatters run in kernels with a fixed order. An index outside its dimension
@@ -350,25 +350,3 @@ def border_pad(ctx: LoweringContext, x: GraphTensor, padding: Sequence[int]) -> 
 def border_pad_backward(ctx: LoweringContext, grad: GraphTensor, x: GraphTensor, padding: Sequence[int]) -> GraphTensor:
     """Gradient of a mirrored or repeated border: each element gathers the places that show it."""
     return _bordered(ctx, grad, padding, border_dgrad)
-
-
-def _windows_are_known(node: Node) -> str | None:
-    fake = node.args[0].meta["val"]
-    if fake.dim() == 0:
-        return "a tensor of rank 0"
-    return None if isinstance(fake.shape[node.args[1]], int) else "an extent that is known only at run time"
-
-
-@lowering(aten.unfold.default, layout=Layout.RAW, supports=_windows_are_known)
-def unfold(ctx: LoweringContext, x: GraphTensor, dim: int, size: int, step: int) -> GraphTensor:
-    """Windows of ``size`` along ``dim``, one every ``step``, whose elements lie in a new last dimension."""
-    dim %= x.rank
-    count = (int(x.shape[dim]) - size) // step + 1
-    rows = (np.arange(count)[:, None] * step + np.arange(size)).reshape(-1)
-    read = x
-    if not np.array_equal(rows, np.arange(int(x.shape[dim]))):
-        read = x.with_value(take(x, dim, ops.constant(rows, DType.int64, device=ctx.device)))
-    shape = list(read.shape)
-    windows = ops.reshape(read.logical(), [*shape[:dim], count, size, *shape[dim + 1 :]])
-    kept = [axis for axis in range(x.rank + 1) if axis != dim + 1]
-    return GraphTensor.contiguous(windows).permuted([*kept, dim + 1])
