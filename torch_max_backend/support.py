@@ -20,7 +20,7 @@ _HEADING = """\
 # Supported operators
 
 The aten operators that `torch.compile(model, backend="max")` runs in MAX, by the module in
-`torch_max_backend/lowering/` that holds them. Operators that PyTorch takes apart into these run too; any other
+`torch_max_backend/lowering/` that holds them. Operators that PyTorch decomposes into these run too; any other
 operator stays in PyTorch, with one warning that names it. "some" means that a call may stay in PyTorch because of
 its arguments; `torch_max_backend.explain` gives the reason for each call.
 

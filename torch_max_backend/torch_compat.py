@@ -242,7 +242,7 @@ def autograd_cache(
 
 
 def saved_tensors_are_seen() -> bool:
-    """Whether somebody else looks at what autograd keeps for a backward graph: hooks on saved tensors, compiled
+    """Whether something else looks at what autograd saves for a backward graph: hooks on saved tensors, compiled
     autograd."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return bool(hooks) or torch._dynamo.config.compiled_autograd

@@ -33,7 +33,7 @@ _CUDNN_LARGE_HEADS_FROM = 92201
 
 
 def attention_as_on(architecture: str) -> AbstractContextManager[None]:
-    """In the context attention is taken apart as on a GPU of this architecture, where Python's dispatcher is on."""
+    """A context in which attention is decomposed as on a GPU of this architecture, if Python's dispatcher is on."""
     return composite_replaced(
         aten.scaled_dot_product_attention.default, functools.partial(_attention, architecture=architecture)
     )

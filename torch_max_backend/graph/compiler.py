@@ -126,7 +126,7 @@ def compile_graph(
         unit: receives the MAX graphs.
         options: the user's options.
         name: names the MAX graphs, unique in the process.
-        free_outputs: outputs whose strides nobody relies on.
+        free_outputs: outputs whose strides may be chosen freely.
         packable: those of them, its last ones, that may leave in packs; ``CompiledGraph.packing`` says which do.
         packing: of the packs that are the first arguments.
 

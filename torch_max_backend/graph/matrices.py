@@ -194,7 +194,7 @@ def same(a: Matrices, b: Matrices) -> bool:
 
 
 def last_view(node: Node, rows: int, columns: int) -> tuple[Node, bool]:
-    """The last view of a node's matrices that nobody sees the others of, and whether it is turned."""
+    """The last view of a node's matrices such that no earlier one has other readers, and whether it is transposed."""
     turned = False
     while len(node.users) == 1:
         (user,) = node.users

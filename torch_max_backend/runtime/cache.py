@@ -125,7 +125,7 @@ def lookup(kind: str, facts: Mapping[str, str], filename: str) -> Path | None:
 
 
 def untrusted(path: Path) -> str | None:
-    """Why code below ``path`` must not be run: somebody else could have put it there. None where nobody could, and
+    """Why code below ``path`` must not be run: another user could have put it there. None where none could, and
     where there is no such file."""
     try:
         status = path.lstat()
@@ -156,7 +156,7 @@ def claim(kind: str, facts: Mapping[str, str], cancelled: Callable[[], bool] = l
 
     Look for the entry again inside: another process may just have made it. The claim is a lock of the operating system
     on a file beside the entry, which ends with its process however that ends. Where no lock can be had (a directory
-    that cannot be written, a file system without locks) nobody is kept out: then work is done twice, and no harm.
+    that cannot be written, a file system without locks) nothing is locked: work may be done twice, without harm.
 
     Args:
         cancelled: asked while another process holds the claim; True gives up waiting.

@@ -169,7 +169,7 @@ def _add(archive: tarfile.TarFile, name: str, size: int, content: IO[bytes]) -> 
 def import_cache(file: Path) -> tuple[int, int]:
     """Takes the entries of an archive into the cache: all that the installed versions use, or none.
 
-    Import only what comes from somebody whom you would let run programs in your name.
+    Import only files from a sender whose programs you would run.
 
     Returns:
         How many entries came, and how many of other versions were left out.

@@ -42,7 +42,7 @@ class Memory:
         batch_inplace_copy(list(targets), list(sources))
 
     def in_use(self, results: Sequence[Any], loan: weakref.ref[Loan]) -> bool:
-        """Whether somebody has the results of the last replay yet."""
+        """Whether the results of the last replay are still in use."""
         return loan() is not None
 
 

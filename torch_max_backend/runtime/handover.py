@@ -66,7 +66,7 @@ class _Capsule:
 
 
 def borrow(address: int, dtype: torch.dtype, shape: Sequence[int], device: tuple[int, int]) -> Buffer:
-    """A contiguous MAX buffer over memory that somebody else owns and keeps for as long as the buffer is used."""
+    """A contiguous MAX buffer over memory that it does not own, and which must outlive it."""
     # () is the owner: nothing.
     capsule = make_dlpack_capsule((), address, *device, max_dtype(dtype), shape, None, None)
     return buffer_from_capsule(_Capsule(capsule, device))

@@ -24,7 +24,7 @@ class InputSpec:
         device: where the tensor lies.
         shape: None where a size is symbolic.
         dense: the traced tensor lay in ``order``, without gaps.
-        unguarded: nobody has checked that the tensor's negation bit is as it was traced (a gradient's).
+        unguarded: no guard has checked that the tensor's negation bit is as traced (a gradient's).
         alignment: of the tensor's memory, in bytes; 1 where the dtype's own will do.
     """
 

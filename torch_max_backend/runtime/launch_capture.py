@@ -98,7 +98,7 @@ class TensorMemory(Memory):
                 copy_all(_tensors(targets), _tensors(sources))
 
     def in_use(self, results: Sequence[Any], loan: weakref.ref[Loan]) -> bool:
-        """Whether somebody has a tensor over the captured results' memory, or is about to get one."""
+        """Whether a tensor over the captured results' memory exists, or is about to be created."""
         return super().in_use(results, loan) or (self.shared is not None and self.shared.in_use())
 
 
