@@ -15,6 +15,7 @@ from timm.models.vision_transformer import Attention as TimmAttention
 from torch import nn
 from torchvision.models.maxvit import RelativePositionalMultiHeadAttention
 from torchvision.models.swin_transformer import ShiftedWindowAttention, ShiftedWindowAttentionV2
+from torchvision.models.video.mvit import MultiscaleAttention
 
 from tests.launched import launched_functions
 from torch_max_backend import compile_ahead
@@ -78,6 +79,13 @@ def assigned(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tens
     return scores.softmax(-1) @ v
 
 
+def assigned_inside(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Positions for all tokens but the first, which queries look up."""
+    scores = (q @ k.mT) * 0.3
+    scores[:, :, 1:, 1:] += bias[:, 1:, :-1] * q[:, :, 1:].sum(-1, keepdim=True)
+    return scores.softmax(-1) @ v
+
+
 def temperatures(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """One number for all heads, times others before and behind it."""
     scores = 3 * (F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT / 2 * bias[:1, :1, :1].exp())
@@ -97,6 +105,7 @@ def taken_modules() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
         batches_and_heads_in_one,
         masks_in_steps,
         assigned,
+        assigned_inside,
         temperatures,
         hidden_rows,
     )
@@ -156,10 +165,18 @@ def test_taken(name: str) -> None:
     assert worst(results, step(model, model, x)) < 1e-12
 
 
-def test_positions_that_queries_look_up_are_products_of_their_own() -> None:
+@pytest.mark.parametrize("library", ["timm", "torchvision"])
+def test_positions_that_queries_look_up_are_products_of_their_own(library: str) -> None:
+    """torchvision adds them to a part of the scores, in place."""
     torch.manual_seed(0)
-    sizes = {"kernel_q": (3, 3), "kernel_kv": (3, 3), "stride_q": (1, 1), "stride_kv": (2, 2)}
-    whole = MultiScaleAttention(24, 24, (4, 4), 3, **sizes, has_cls_token=False).double()
+    whole: nn.Module
+    if library == "timm":
+        sizes = {"kernel_q": (3, 3), "kernel_kv": (3, 3), "stride_q": (1, 1), "stride_kv": (2, 2)}
+        whole, tokens, extents = MultiScaleAttention(24, 24, (4, 4), 3, **sizes, has_cls_token=False), 16, (4, 4)
+    else:
+        strides = [3, 3, 3], [3, 3, 3], [1, 1, 1], [1, 2, 2]
+        whole = MultiscaleAttention([2, 4, 4], 24, 24, 3, *strides, True, False, True)
+        tokens, extents = 1 + 32, (2, 4, 4)
 
     class First(nn.Module):
         def __init__(self) -> None:
@@ -167,10 +184,10 @@ def test_positions_that_queries_look_up_are_products_of_their_own() -> None:
             self.whole = whole
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = self.whole(x, (4, 4))[0]
+            result: torch.Tensor = self.whole(x, extents)[0]
             return result
 
-    model, x = First(), torch.randn(2, 16, 24, dtype=torch.float64)
+    model, x = First().double(), torch.randn(2, tokens, 24, dtype=torch.float64)
     ops, results = ops_of(model, x)
     assert ops >= TAKEN and not ops & WRITTEN - {"aten.bmm.default"}
     assert worst(results, step(model, model, x)) < 1e-12
@@ -200,13 +217,22 @@ def changed_by_a_tensor(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias:
     return ((q @ k.mT) * bias).softmax(-1) @ v
 
 
+def assigned_from_elsewhere(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    scores = q @ k.mT
+    scores[:, :, 1:, 1:] = scores[:, :, :-1, 1:] + bias[:, 1:, 1:]
+    return scores.softmax(-1) @ v
+
+
 def long_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """Attention between channels: few rows of many elements."""
     q, k, v = (x.repeat(1, 1, 10, 1).mT for x in (q, k, v))
     return (q @ k.mT).softmax(-1) @ v + bias.sum()
 
 
-@pytest.mark.parametrize("function", [returned, seen_scores, over_queries, used_twice, changed_by_a_tensor, long_rows])
+@pytest.mark.parametrize(
+    "function",
+    [returned, seen_scores, over_queries, used_twice, changed_by_a_tensor, assigned_from_elsewhere, long_rows],
+)
 def test_left_as_it_is(function: Written) -> None:
     torch.manual_seed(0)
     model, x = Apply(function).double(), torch.randn(4, 16, 24, dtype=torch.float64)

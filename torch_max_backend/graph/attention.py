@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import GraphModule, Node
 
+from torch_max_backend.graph.assignments import simplify_assignments
 from torch_max_backend.graph.attention_writer import BiasShape, Term, Writer
 from torch_max_backend.graph.matrices import (
     Matrices,
@@ -56,7 +57,7 @@ def fuse_attention(gm: GraphModule) -> GraphModule:
     changed and returned."""
     softmaxes = gm.graph.find_nodes(op="call_function", target=aten._softmax.default)
     if softmaxes:
-        _drop_assignments(gm)
+        simplify_assignments(gm)
     changed = False
     for softmax in softmaxes:
         try:
@@ -70,36 +71,6 @@ def fuse_attention(gm: GraphModule) -> GraphModule:
         gm.graph.lint()
         gm.recompile()
     return gm
-
-
-def _drop_assignments(gm: GraphModule) -> None:
-    """Drops what is left of assignments to a whole tensor: copies over it, and additions of the zeros that are the
-    gradient of its old elements."""
-    zeros: set[Node] = set()
-    for node in gm.graph.nodes:
-        if node.op != "call_function" or not is_tensor(node):
-            continue
-        a, b = (*node.args, None, None)[:2]
-        if node.target in (aten.full_like.default, aten.full.default) and b == 0:
-            zeros.add(node)
-        elif node.target is aten.copy.default and not node.kwargs and _alike(node, b):
-            node.replace_all_uses_with(b)
-        elif is_view(node) and a in zeros:
-            zeros.add(node)
-        elif node.target is aten.add.Tensor and not node.kwargs:
-            rest = b if a in zeros else a if b in zeros else None
-            if rest is not None and _alike(node, rest):
-                node.replace_all_uses_with(rest)
-    gm.graph.eliminate_dead_code()
-
-
-def _alike(node: Node, other: object) -> bool:
-    """Whether the other node has this one's shape, strides, dtype and device."""
-    if not isinstance(other, Node) or not is_tensor(other):
-        return False
-    a, b = node.meta["val"], other.meta["val"]
-    facts = ((x.shape, x.stride(), x.dtype, x.device) for x in (a, b))
-    return operator.eq(*facts)
 
 
 class _NoMatchError(Exception):

@@ -174,6 +174,8 @@ class Writer:
         if all(isinstance(stride, int) for stride in strides):
             order.sort(key=lambda dim: -strides[dim])
         # In MAX none of these does anything.
+        if order == sorted(order):
+            return self.call(aten.clone.default, node, memory_format=torch.contiguous_format)
         turned = self.call(aten.permute.default, node, order)
         dense = self.call(aten.clone.default, turned, memory_format=torch.contiguous_format)
         return self.call(aten.permute.default, dense, [order.index(dim) for dim in range(fake.dim())])
