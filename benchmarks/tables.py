@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks import RESULTS
+from benchmarks import RESULTS, ROOT
 from benchmarks.gpu_step_tables import over_inductor, step_kinds, step_of, training_steps_gpu
 from benchmarks.optimizer_step import CONTENDERS
 from benchmarks.step_memory import CONTENDERS as MEMORY_CONTENDERS
@@ -114,6 +114,19 @@ def summary() -> str:
     ]  # fmt: skip
     cells = [[*words, f"{figure:.2f}" if isinstance(figure, float) else mean(figure)] for *words, figure in rows]
     return grid(["work", "on", "beside", "our time over theirs"], cells)
+
+
+def coverage() -> str:
+    """One line: architectures that are lowered whole, as docs/models.md counts them."""
+    page = " ".join((ROOT / "docs" / "models.md").read_text().split())
+    (whole,) = re.findall(r": (\d+) of (?=\d+\. \"traced\")", page)
+    (total,) = re.findall(r"training graphs of (\d+) published architectures", page)
+    others = re.findall(r"Under torch [\d.]+, (.+?), (\d+) were built \(.+?\), (\d+) whole", page)
+    elsewhere = "".join(f"; {where} {number} of {built}" for where, built, number in others)
+    return (
+        f"Of {total} [published architectures](docs/models.md) of torchvision, timm and transformers, the training graphs"
+        f" of {whole} are lowered whole on a CPU{elsewhere}.\n"
+    )
 
 
 def training_steps() -> str:
@@ -479,7 +492,7 @@ def compile_cost() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
-        summary, training_steps, training_steps_gpu, training_curves, training_zoo, step_memory, gpu_tests,
+        summary, coverage, training_steps, training_steps_gpu, training_curves, training_zoo, step_memory, gpu_tests,
         convolution_any_gpu, convolution_drawn, convolution_cpu, convolution_workspace, convolution_hopper,
         convolution_sanitizer, pooling_gpu, pooling_cpu, pooling_memory, attention, attention_models, matmul,
         compile_cost, first_steps,

@@ -42,8 +42,3 @@ def test_benchmarks_that_pages_name_exist() -> None:
     named = {name for page in PAGES for name in re.findall(r"python -m benchmarks ([\w.]+)", page.read_text())}
     assert len(named) > 10
     assert named <= set(benchmarks())
-
-
-def test_the_readme_counts_architectures_as_their_page_does() -> None:
-    (said,) = re.findall(r"(\d+ of \d+) \[published architectures\]", (ROOT / "README.md").read_text())
-    assert f"runs in MAX: {said}." in (ROOT / "docs" / "models.md").read_text()
