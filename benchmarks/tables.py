@@ -124,8 +124,8 @@ def coverage() -> str:
     others = re.findall(r"Under torch [\d.]+, (.+?), (\d+) were built \(.+?\), (\d+) whole", page)
     elsewhere = "".join(f"; {where} {number} of {built}" for where, built, number in others)
     return (
-        f"Of {total} [published architectures](docs/models.md) of torchvision, timm and transformers, the training graphs"
-        f" of {whole} are lowered whole on a CPU{elsewhere}.\n"
+        f"Of {total} [published architectures](docs/models.md) of torchvision, timm and transformers, the training"
+        f" graphs of {whole} are lowered whole on a CPU{elsewhere}.\n"
     )
 
 
