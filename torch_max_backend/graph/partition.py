@@ -18,12 +18,9 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from torch_max_backend.dtypes import TORCH_TO_MAX
 from torch_max_backend.graph.builder import is_write_back, tensors_of
 from torch_max_backend.graph.constants import constants_among, give_each_reader_its_own, main_device
-from torch_max_backend.graph.random import is_draw
+from torch_max_backend.graph.random import ORIGIN, is_draw
 from torch_max_backend.lowering import lookup
 from torch_max_backend.torch_compat import OpOverload
-
-#: Where a cut graph's nodes remember the node of the whole graph that they are copies of.
-ORIGIN = "torch_max_backend_origin"
 
 
 @dataclass(frozen=True)

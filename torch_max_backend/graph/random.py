@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -20,6 +21,9 @@ from torch.fx import GraphModule, Node
 from torch_max_backend.torch_compat import FloorDiv, OpOverload, graph_root, schema_of
 
 aten = torch.ops.aten
+
+ORIGIN = "torch_max_backend_origin"
+"""In a copied node's ``meta``: the name of the node that it is a copy of."""
 
 
 def draw(
@@ -89,6 +93,37 @@ def is_random(node: Node) -> bool:
 def is_draw(node: Node) -> bool:
     """Whether the node is a draw that depends on nothing in the graph."""
     return node.target is draw or (node.target in _FROM_SHAPE and _is_concrete(node))
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What a graph draws before it runs: a function of no tensor, with its arguments."""
+
+    function: Callable[..., torch.Tensor]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def __call__(self) -> torch.Tensor:
+        """Draws, from PyTorch's generator."""
+        return self.function(*self.args, **self.kwargs)
+
+
+def take_draws(gm: GraphModule) -> tuple[GraphModule, tuple[Draw, ...]]:
+    """A copy of ``gm`` that gets what it draws as its last arguments, and the draws.
+
+    Args:
+        gm: whose draws stand at its front (``hoist_draws``) and depend on no size.
+    """
+    graph, twins, draws = gm.graph.__class__(), dict[Node, Node](), list[Draw]()
+    for node in gm.graph.nodes:
+        if is_draw(node):
+            draws.append(Draw(node.target, tuple(node.args), dict(node.kwargs)))
+            twin = graph.placeholder(node.name)
+        else:
+            twin = graph.node_copy(node, twins.__getitem__)
+        twin.meta = {**node.meta, ORIGIN: node.name}
+        twins[node] = twin
+    return GraphModule(gm, graph), tuple(draws)
 
 
 def hoist_draws(gm: GraphModule) -> GraphModule:

@@ -21,6 +21,7 @@ from torch.fx.node import map_aggregate
 
 from torch_max_backend.graph.compiler import CompiledGraph, runner_of
 from torch_max_backend.graph.partition import Refusal
+from torch_max_backend.graph.random import Draw
 from torch_max_backend.graph.sized import SizedGraph
 from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.options import Options
@@ -96,6 +97,7 @@ class _Stored:
     packing: Packing | None
     refusals: list[Refusal]
     host_ops: list[str]
+    draws: tuple[Draw, ...]
 
 
 def dumped(compiled: CompiledGraph) -> bytes:
@@ -115,6 +117,7 @@ def dumped(compiled: CompiledGraph) -> bytes:
         compiled.packing,
         compiled.refusals,
         compiled.host_ops,
+        compiled.draws,
     )
     content = io.BytesIO()
     try:
@@ -131,13 +134,14 @@ def loaded(content: bytes, unit: CompilationUnit, options: Options) -> CompiledG
     pieces = None if stored.steps is None else _pieces(stored.steps, executables)
     return CompiledGraph(
         stored.name,
-        runner_of(executables, pieces, stored.unpacks),
+        runner_of(executables, pieces, stored.unpacks, stored.draws),
         executables,
         stored.refusals,
         stored.host_ops,
         packing=stored.packing,
         pieces=pieces,
         unpacks=stored.unpacks,
+        draws=stored.draws,
     )
 
 
