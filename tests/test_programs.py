@@ -26,7 +26,7 @@ Step = Callable[[], list[torch.Tensor]]
 
 
 class Net(nn.Module):
-    """Updates running statistics, keeps many activations, and may draw a mask, which cuts its graph."""
+    """Updates running statistics, keeps many activations, and may draw a mask."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +12,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_max_backend.graph.builder import GraphBuilder
 from torch_max_backend.runtime import session
+from torch_max_backend.typed_graph import TypedGraph
+from torch_max_backend.typed_graph.operations import Call, Pointwise, Reduction
 
 aten = torch.ops.aten
 GEOMETRY = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
@@ -92,43 +93,43 @@ def traced(
         return make_fx(function)(*tensors)
 
 
-def add_graphs(module: Module) -> None:
-    """Adds graphs whose convolutions take all elementwise work in. For sm_90a, which must be the virtual device."""
+def _built(name: str, graph: torch.fx.GraphModule) -> TypedGraph:
+    """The fused graph for sm_90a, which must be the virtual device."""
+    built = GraphBuilder(graph, name, Module(), session.library_to_build_with(), listed=True).build()
+    assert built.typed is not None
+    return built.typed
+
+
+def graphs() -> list[TypedGraph]:
+    """Graphs whose convolutions take all elementwise work in."""
     x, y, w = (N, C, H, H), (N, K, H, H), (K, C, 3, 3)
-    graphs = {
-        "bias_relu": traced(bias_relu, x, w, (K,)),
-        "residual_block": traced(residual_block, y, x, w, (N, 1, H, H), (1, C, 1, 1), x, x, mask=True),
-    }
-    for name, graph in graphs.items():
-        GraphBuilder(graph, name, module, session.library_to_build_with(), listed=True).build()
+    block = traced(residual_block, y, x, w, (N, 1, H, H), (1, C, 1, 1), x, x, mask=True)
+    return [_built("bias_relu", traced(bias_relu, x, w, (K,))), _built("residual_block", block)]
 
 
-def add_graph_of_two_readers(module: Module) -> None:
-    """Adds a graph with nothing to take in: the convolution's own result is wanted too."""
-    graph = traced(two_readers, (N, C, H, H), (K, C, 3, 3))
-    GraphBuilder(graph, "two_readers", module, session.library_to_build_with(), listed=True).build()
+def graphs_of_two_readers() -> list[TypedGraph]:
+    """A graph with nothing to take in: the convolution's own result is wanted too."""
+    return [_built("two_readers", traced(two_readers, (N, C, H, H), (K, C, 3, 3)))]
 
 
-def add_graphs_with_sums(module: Module) -> None:
-    """Adds graphs whose convolutions take in what batch normalization reduces."""
+def graphs_with_sums() -> list[TypedGraph]:
+    """Graphs whose convolutions take in what batch normalization reduces."""
     x, y, w = (N, C, H, H), (N, K, H, H), (K, C, 3, 3)
-    graphs = {
-        "normalized": traced(normalized, x, w, (K,), (K,), channels=True),
-        "normalized_gradient": traced(normalized_gradient, y, x, w, x, x, (C,), (C,), channels=True),
-    }
-    for name, graph in graphs.items():
-        GraphBuilder(graph, name, module, session.library_to_build_with(), listed=True).build()
+    gradient = traced(normalized_gradient, y, x, w, x, x, (C,), (C,), channels=True)
+    return [
+        _built("normalized", traced(normalized, x, w, (K,), (K,), channels=True)),
+        _built("normalized_gradient", gradient),
+    ]
 
 
-def add_graph_waiting_for_itself(module: Module) -> None:
-    """Adds a graph whose sums cannot be made while the convolution runs."""
-    graph = traced(waiting_for_itself, (N, K, H, H), (N, C, H, H), (K, C, 3, 3), (C,), (C,), channels=True)
-    GraphBuilder(graph, "waiting_for_itself", module, session.library_to_build_with(), listed=True).build()
+def graphs_waiting_for_themselves() -> list[TypedGraph]:
+    """A graph whose sums cannot be made while the convolution runs."""
+    shapes = (N, K, H, H), (N, C, H, H), (K, C, 3, 3), (C,), (C,)
+    return [_built("waiting_for_itself", traced(waiting_for_itself, *shapes, channels=True))]
 
 
-def operations(module: Module) -> list[str]:
-    """What a module's graphs compute with: the kernels' ops, a generated program by its entry, and MAX's own."""
-    text = module._to_mlir_str()
-    names = r"conv_pointwise_sums|conv_pointwise|pointwise|conv_[a-z]+|batch_norm_statistics|batch_norm_gradient_sums"
-    found = re.findall(rf'mo\.custom \[symbol = "\w+".*?function = "torch_max_({names})', text)
-    return found + re.findall(r"= (?:r?mo\.)+(add|mul|select|greater|cast|relu|max|min)\b", text)
+def operations(found: Sequence[TypedGraph]) -> list[str]:
+    """What graphs compute with: the entries that are called, and operations that no call computes."""
+    each = [operation for graph in found for operation in graph.operations]
+    entries = [operation.function.entry.removesuffix("_sm90") for operation in each if isinstance(operation, Call)]
+    return entries + [operation.name for operation in each if isinstance(operation, (Pointwise, Reduction))]

@@ -39,6 +39,7 @@ from torch_max_backend.mojo_ops import (
 )
 from torch_max_backend.pooling_problem import AdaptivePoolingProblem, PoolingProblem
 from torch_max_backend.runtime import libraries, session
+from torch_max_backend.typed_graph import TypedGraph
 
 #: Architecture to the driver that runs it.
 TARGETS = {"sm_80": "cuda", "sm_90a": "cuda", "gfx942": "hip"}
@@ -193,18 +194,19 @@ def main() -> None:
     load_all()
     module_of_all_kernels(dtypes)
     elementwise.add_graphs(Module(), dtypes)
-    taking, apart, summing, sums_apart = (Module() for _ in range(4))
+    graphs: tuple[list[TypedGraph], ...] = ([], [], [], [])
     if target == "sm_90a" and DType.bfloat16 in dtypes:
         add_data_gradient(Module(), DType.float32)
-        hopper_epilogue.add_graphs(taking)
-        hopper_epilogue.add_graph_of_two_readers(apart)
-        hopper_epilogue.add_graphs_with_sums(summing)
-        hopper_epilogue.add_graph_waiting_for_itself(sums_apart)
+        graphs = (
+            hopper_epilogue.graphs(),
+            hopper_epilogue.graphs_of_two_readers(),
+            hopper_epilogue.graphs_with_sums(),
+            hopper_epilogue.graphs_waiting_for_themselves(),
+        )
     # The kernels lie in libraries: the graphs name what has to compile.
     wanted = [function for function in functions.with_rest(functions.required()) if function.target == "gpu"]
     built = libraries.build(wanted, torch.device("cuda"))
     programs = sorted(function.symbol for function in built if isinstance(function, Program))
-    graphs = (taking, apart, summing, sums_apart)
     report = Report(target, programs, *map(hopper_epilogue.operations, graphs))
     json.dump(asdict(report), sys.stdout)
 

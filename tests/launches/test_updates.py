@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,28 @@ def test_autograd_learns_of_it(average: tuple[Callable[..., Any], Executable]) -
     run(x, y)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         product.backward()
+
+
+def test_dropout_leaves_running_statistics_in_place() -> None:
+    """Its mask is an argument of the forward graph, which is one list: nothing is copied back beside it."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5))
+    expected, wanted = copy.deepcopy(layers), torch.randn(2, 3, 8, 8)
+    torch.compiler.reset()
+    with backend.recorded_graphs() as graphs:
+        run = torch.compile(layers, backend="max", options={"fallback": "error"})
+        for seed in (1, 2):
+            for step in (run, expected):
+                torch.manual_seed(seed)
+                step(wanted).square().sum().backward()
+    forward = graphs[0]
+    assert len(forward.draws) == 1 and forward.packing is not None
+    (executable,) = forward.executables
+    assert updates(executable) == 3
+    for ours, theirs in zip(layers.buffers(), expected.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    for ours, theirs in zip(layers.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)
 
 
 def test_tensors_of_inference_mode(average: tuple[Callable[..., Any], Executable]) -> None:

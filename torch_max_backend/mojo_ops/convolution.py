@@ -76,6 +76,12 @@ class Geometry:
             if getattr(self, name) < least:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least {least}")
 
+    @classmethod
+    def of(cls, values: Sequence[int]) -> Geometry:
+        """The geometry whose ``values()`` these are."""
+        d, h, w, dd, dh, dw, pd, ph, pw, groups, limit, tf32, inside = map(int, values)
+        return cls((d, h, w), (pd, ph, pw), (dd, dh, dw), groups, limit, bool(tf32), bool(inside))
+
     def values(self) -> np.ndarray:
         """The geometry operand's content, in the kernels' order: GEOMETRY_LENGTH values."""
         return geometry_values(
