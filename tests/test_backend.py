@@ -209,6 +209,31 @@ def test_random_ops_draw_what_eager_draws(everything: _Calls) -> None:
         assert torch.equal(got, expected)
 
 
+def _chosen(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Draws around two whose distribution depends on data; only their order tells what the later ones draw."""
+    y = F.dropout(x.exp() + 1, 0.3)
+    first = torch.multinomial(y + 0.1, 2)
+    z = F.dropout(x * 2, 0.5) + torch.rand(5, 3)
+    second = torch.multinomial(x.square() + 0.1, 2)
+    return y, first, z, second, F.dropout(z + 1, 0.4) * y
+
+
+@pytest.mark.filterwarnings("ignore:.*runs in PyTorch")
+def test_draws_behind_one_that_stays_in_pytorch_wait_for_it() -> None:
+    torch._dynamo.reset()
+    results = []
+    with backend.recorded_graphs() as graphs:
+        for call in (_chosen, torch.compile(_chosen, backend="max")):
+            x = torch.linspace(-1, 1, 15).reshape(5, 3).requires_grad_()
+            torch.manual_seed(7)
+            values = call(x)
+            sum(value.sum() for value in values if value.is_floating_point()).backward()
+            results.append([*values, x.grad, torch.get_rng_state(), torch.rand(3)])
+    for got, expected in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(got, expected)
+    assert [{refusal.op for refusal in graph.refusals} for graph in graphs] == [{"aten.multinomial.default"}, set()]
+
+
 def test_buffers_and_arguments_are_updated_in_place(everything: _Calls) -> None:
     ours, theirs = everything.totals
     torch.testing.assert_close(ours, theirs)

@@ -2,8 +2,9 @@
 
 What an op like ``rand_like`` or dropout's mask draws depends on shapes only. Such an op is replaced by a draw that
 has no tensor input: it runs first, in the program's order, and its result enters the MAX graph as an argument.
-The graph is not cut. Only ops whose distribution depends on data stay where they are, in PyTorch; an op after one
-of these stays too, for the generator's state would advance in another order.
+The graph is not cut. Only ops whose distribution depends on data, and attention that draws inside PyTorch's kernel,
+stay where they are, in PyTorch. A draw behind one of these waits for it, for the generator's state would advance in
+another order.
 """
 
 from __future__ import annotations
@@ -33,13 +34,20 @@ def draw(
     dtype: torch.dtype,
     device: torch.device,
     *args: Any,
+    after: Any = None,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """What ``op(x, *args, **kwargs)`` draws for any ``x`` of this shape, stride, dtype and device."""
+    """What ``op(x, *args, **kwargs)`` draws for any ``x`` of this shape, stride, dtype and device; ``after`` is the
+    result of what draws before."""
     like = torch.empty_strided(shape, stride, dtype=dtype, device=device)
     if op is aten.native_dropout.default:
         return op(like.zero_(), *args, **kwargs)[1]
     return op(like, *args, **kwargs)
+
+
+def drawn_after(op: Callable[..., Any], *args: Any, after: Any, **kwargs: Any) -> torch.Tensor:
+    """What ``op(*args, **kwargs)`` draws; ``after`` is the result of what draws before."""
+    return op(*args, **kwargs)
 
 
 #: Ops whose first argument only tells shape, dtype, device and memory format.
@@ -92,7 +100,7 @@ def is_random(node: Node) -> bool:
 
 def is_draw(node: Node) -> bool:
     """Whether the node is a draw that depends on nothing in the graph."""
-    return node.target is draw or (node.target in _FROM_SHAPE and _is_concrete(node))
+    return node.target in (draw, drawn_after) or (node.target in _FROM_SHAPE and _is_concrete(node))
 
 
 @dataclass(frozen=True)
@@ -127,33 +135,50 @@ def take_draws(gm: GraphModule) -> tuple[GraphModule, tuple[Draw, ...]]:
 
 
 def hoist_draws(gm: GraphModule) -> GraphModule:
-    """Replaces shape-only random ops by draws at the front of the graph; ``gm`` is changed and returned."""
+    """Replaces shape-only random ops by draws at the front of the graph, or behind the last random op that stays;
+    ``gm`` is changed and returned."""
     graph = gm.graph
     # Every draw goes behind the one before it; the first behind the arguments.
     last = next((node for node in reversed(graph.nodes) if node.op == "placeholder"), graph_root(graph))
+    # What a draw waits for; where a graph is cut, nothing else keeps their order.
+    before: dict[str, Node] = {}
     for node in list(graph.nodes):
         if node.op != "call_function" or not is_random(node):
             continue
         if node.target in _FROM_SHAPE and _is_concrete(node):
             if node.prev is not last:
                 last.append(node)
+            if before:
+                node.args, node.kwargs = (node.target, *node.args), {**node.kwargs, "after": before["after"]}
+                node.target = drawn_after
+                before["after"] = node
             last = node
             continue
-        if node.target not in _LIKE or not _is_drawn_alike(node):
-            break
         if node.target is aten.native_dropout.default and node.args[2] is False:
             continue
         sizes = _Sizes(gm, last)
-        fake = node.args[0].meta["val"]
-        try:
-            extents = tuple(sizes.of(size) for size in fake.shape), tuple(sizes.of(size) for size in fake.stride())
-        except _NoSizeError:
-            break
-        last = _replace_by_draw(node, sizes.last, *extents)
+        extents = _extents(node, sizes) if node.target in _LIKE and _is_drawn_alike(node) else None
+        if extents is None:
+            last = before["after"] = node
+            continue
+        last = _replace_by_draw(node, sizes.last, *extents, before)
+        if before:
+            before["after"] = last
     graph.eliminate_dead_code()
     graph.lint()
     gm.recompile()
     return gm
+
+
+def _extents(node: Node, sizes: _Sizes) -> tuple[tuple[int | Node, ...], tuple[int | Node, ...]] | None:
+    """Shape and strides of the node's first argument; None where they cannot be known before the graph runs."""
+    source = node.args[0]
+    assert isinstance(source, Node)
+    fake = source.meta["val"]
+    try:
+        return tuple(map(sizes.of, fake.shape)), tuple(map(sizes.of, fake.stride()))
+    except _NoSizeError:
+        return None
 
 
 def _is_concrete(node: Node) -> bool:
@@ -226,7 +251,9 @@ def _holds_node(arg: Any) -> bool:
     return isinstance(arg, (Node, torch.SymInt, torch.SymFloat))
 
 
-def _replace_by_draw(node: Node, last: Node, shape: tuple[int | Node, ...], stride: tuple[int | Node, ...]) -> Node:
+def _replace_by_draw(
+    node: Node, last: Node, shape: tuple[int | Node, ...], stride: tuple[int | Node, ...], before: Mapping[str, Node]
+) -> Node:
     """Puts the draw for ``node``, with the shape and the strides of its argument, behind ``last`` and returns it."""
     graph = node.graph
     source = node.args[0]
@@ -240,7 +267,7 @@ def _replace_by_draw(node: Node, last: Node, shape: tuple[int | Node, ...], stri
         *node.args[1:],
     )
     with graph.inserting_after(last):
-        drawn = graph.call_function(draw, arguments, dict(node.kwargs))
+        drawn = graph.call_function(draw, arguments, {**node.kwargs, **before})
     drawn.meta = dict(node.meta)
     if node.target is not aten.native_dropout.default:
         node.replace_all_uses_with(drawn)
