@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
@@ -20,7 +19,6 @@ from torch_max_backend.decompositions import (
     trilinear,
     weight_norm_backward,
 )
-from torch_max_backend.sampling_decompositions import grid_sampler, grid_sampler_backward
 from torch_max_backend.selection_decompositions import (
     bucketize,
     masked_scatter,
@@ -40,36 +38,6 @@ def test_weight_norm_backward(dim: int) -> None:
     expected = aten._weight_norm_interface_backward(grad, v, g, norms, dim)
     for got, wanted in zip(weight_norm_backward(grad, v, g, norms, dim), expected, strict=True):
         torch.testing.assert_close(got, wanted)
-
-
-@pytest.mark.parametrize("dims", [2, 3])
-def test_grid_sampler(dims: int) -> None:
-    """Every mode and padding, at points inside and outside, and on the image's very edge."""
-    x = torch.randn(2, 3, *(5, 4, 1)[:dims], dtype=torch.float64)
-    grid = torch.empty(2, *(4, 3, 6)[:dims], dims, dtype=torch.float64).uniform_(-2.5, 2.5)
-    grid[:, 0] = torch.randint(-1, 2, grid[:, 0].shape).double()
-    two = dims == 2
-    forward = aten.grid_sampler_2d if two else aten.grid_sampler_3d
-    backward = aten.grid_sampler_2d_backward if two else aten.grid_sampler_3d_backward
-    for options in itertools.product(range(3 if two else 2), range(3), (False, True)):
-        expected = forward(x, grid, *options)
-        grad = torch.randn_like(expected)
-        wanted = (expected, *backward(grad, x, grid, *options, [True, True]))
-        got = (grid_sampler(x, grid, *options), *grid_sampler_backward(grad, x, grid, *options))
-        for mine, theirs in zip(got, wanted, strict=True):
-            torch.testing.assert_close(mine, theirs, msg=lambda text, o=options: f"{o}: {text}")
-            assert mine.stride() == theirs.stride()
-        assert grid_sampler_backward(grad, x, grid, *options, [False, False]) == (None, None)
-
-
-def test_grid_sampler_nowhere() -> None:
-    """Points that are no numbers read nothing, and nobody's infinity but their own pixels'."""
-    x = torch.full((1, 1, 3, 3), math.inf)
-    grid = torch.tensor([[math.nan, 0.0], [0.0, math.inf], [-math.inf, math.nan], [-5.0, 0.0]]).view(1, 4, 1, 2)
-    torch.testing.assert_close(grid_sampler(x, grid, 0, 0, False), torch.zeros(1, 1, 4, 1))
-    grad_x, grad_grid = grid_sampler_backward(torch.full((1, 1, 4, 1), math.inf), x, grid, 0, 0, False)
-    torch.testing.assert_close(grad_x, torch.zeros_like(x))
-    torch.testing.assert_close(grad_grid, torch.zeros_like(grid))
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,9 @@ ELSEWHERE = {
         f"aten.{mode}_pad{rank}d" for mode in ("reflection", "replication") for rank in (1, 2, 3)
     },
     "tests/kernels/test_windows.py": {"aten.im2col", "aten.col2im"},
+    "tests/kernels/test_sampling.py": {
+        f"aten.grid_sampler_{rank}d{direction}" for rank in (2, 3) for direction in ("", "_backward")
+    },
     "tests/test_habits.py": {"aten._efficientzerotensor"},
     "tests/models, in evaluation": {"aten._native_batch_norm_legit_no_training"},
     "variants, which are cases with TORCH_MAX_BACKEND_CASES=all only": {

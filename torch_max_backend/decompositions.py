@@ -15,7 +15,6 @@ import torch
 
 from torch_max_backend.interpolation_ops import FORWARD as INTERPOLATIONS
 from torch_max_backend.optimizer_decompositions import optimizer_decompositions
-from torch_max_backend.sampling_decompositions import sampling_decompositions
 from torch_max_backend.selection_decompositions import selection_decompositions
 from torch_max_backend.torch_compat import OpOverload, OpOverloadPacket, core_aten_decompositions, get_decompositions
 
@@ -56,6 +55,8 @@ KEPT_WHOLE: tuple[OpOverloadPacket, ...] = (
     aten.select_backward,
     aten.select_scatter,
     aten.roll,
+    aten.grid_sampler_2d,
+    aten.grid_sampler_3d,
     aten.im2col,
     aten.col2im,
     aten.unfold_backward,
@@ -249,6 +250,18 @@ def nanmedian(x: torch.Tensor) -> Any:
     return _at_median(x.reshape(-1), 0, False, ignores_nan=True)[0] if x.numel() else NotImplemented
 
 
+def cudnn_grid_sampler(x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+    """``aten.cudnn_grid_sampler``: what PyTorch calls on a GPU for linear reading, zeros outside, corners aligned."""
+    return aten.grid_sampler_2d(x, grid, 0, 0, True)
+
+
+def cudnn_grid_sampler_backward(
+    x: torch.Tensor, grid: torch.Tensor, grad: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``aten.cudnn_grid_sampler_backward``."""
+    return aten.grid_sampler_2d_backward(grad, x, grid, 0, 0, True, [True, True])
+
+
 #: Mirrored and repeated borders.
 BORDERS = tuple(
     getattr(aten, f"{name}_pad{rank}d").default for name in ("reflection", "replication") for rank in (1, 2, 3)
@@ -276,7 +289,6 @@ def decompositions() -> dict[OpOverload, Callable[..., Any]]:
         **get_decompositions(TAKEN_APART),
         **optimizer_decompositions(),
         **_for_whole_numbers((*INTERPOLATIONS, *BORDERS)),
-        **sampling_decompositions(),
         **selection_decompositions(),
         aten._weight_norm_interface_backward.default: weight_norm_backward,
         aten.hardshrink_backward.default: shrink_backward,
@@ -288,6 +300,8 @@ def decompositions() -> dict[OpOverload, Callable[..., Any]]:
         aten._cdist_forward.default: cdist_forward,
         aten._cdist_backward.default: cdist_backward,
         aten._trilinear.default: trilinear,
+        aten.cudnn_grid_sampler.default: cudnn_grid_sampler,
+        aten.cudnn_grid_sampler_backward.default: cudnn_grid_sampler_backward,
         aten.normal.Tensor_Tensor: normal,
         aten.normal.Tensor_float: normal,
         aten.normal.float_Tensor: normal,

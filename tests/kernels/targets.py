@@ -34,6 +34,7 @@ from torch_max_backend.mojo_ops import (
     padding,
     pooling,
     reduction,
+    sampling,
     sorting,
     windows,
 )
@@ -52,6 +53,9 @@ POOL = PoolingProblem.from_aten([8, 8], 3, 2, 1, 1, False, True)
 AXES = interpolation_axes(Mode.LINEAR, (8, 8), (4, 4))
 ADAPTIVE = AdaptivePoolingProblem.from_aten([8, 8], 4)
 WINDOWS = windows.Windows((8, 8), (3, 3), (2, 1), (1, 1), (1, 2))
+SAMPLING = [
+    sampling.Sampling((8, 8), sampling.Mode.LINEAR, sampling.Padding.REFLECTION, False, last) for last in (False, True)
+]
 
 Operands = list[TensorValue]
 Body = Callable[[Operands], object]
@@ -67,9 +71,12 @@ def _cases(dtype: DType) -> dict[str, tuple[list[TensorType], Body]]:
     offsets = tensor(*HALF, of=DType.uint8)
     plane, square = tensor(Dim("n"), 8, 8, 1), tensor(Dim("n"), 8, 8, Dim("c"))
     columns = [
-        tensor(*WINDOWS.columns_shape(Dim("n"), channels, taps_first=first))
-        for channels, first in ((1, True), (Dim("c"), False))
+        tensor(*WINDOWS.columns_shape(Dim("n"), inner, taps_first=first))
+        for inner, first in ((1, True), (Dim("c"), False))
     ]
+    grid, points, channels = tensor(Dim("n"), Dim("p"), 2), Dim("p"), Dim("c")
+    plane_image, plane_read = tensor(Dim("n"), channels, 64), tensor(Dim("n"), channels, points)
+    image, read = tensor(Dim("n"), 64, channels), tensor(Dim("n"), points, channels)
     filters, y = tensor(16, 1, 3, 3, 8), tensor(Dim("n"), 1, 8, 8, 16)
     wide, channel = tensor(Dim("n"), 1, 8, 8, 16), tensor(Dim("c"), of=DType.float32)
     matrix, place = tensor(ROWS, Dim("c")), tensor(Dim("count"), of=DType.int64)
@@ -132,6 +139,18 @@ def _cases(dtype: DType) -> dict[str, tuple[list[TensorType], Body]]:
         "lay_out_windows_along": ([square], lambda v: windows.lay_out_windows(*v, WINDOWS, taps_first=False)),
         "add_up_windows": ([columns[0]], lambda v: windows.add_up_windows(*v, WINDOWS, taps_first=True)),
         "add_up_windows_along": ([columns[1]], lambda v: windows.add_up_windows(*v, WINDOWS, taps_first=False)),
+        "sample_fprop": ([plane_image, grid], lambda v: sampling.sample_fprop(*v, SAMPLING[0])),
+        "sample_fprop_channels_last": ([image, grid], lambda v: sampling.sample_fprop(*v, SAMPLING[1])),
+        "sample_dgrad_grid": (
+            [plane_read, plane_image, grid],
+            lambda v: sampling.sample_dgrad_grid(*v, SAMPLING[0]),
+        ),
+        "sample_dgrad_grid_channels_last": (
+            [read, image, grid],
+            lambda v: sampling.sample_dgrad_grid(*v, SAMPLING[1]),
+        ),
+        "sample_dgrad_input": ([plane_read, grid], lambda v: sampling.sample_dgrad_input(*v, SAMPLING[0])),
+        "sample_dgrad_input_channels_last": ([read, grid], lambda v: sampling.sample_dgrad_input(*v, SAMPLING[1])),
         "interpolate": ([x], lambda v: interpolation.interpolate(*v, AXES)),
         "gather_rows": ([table, place], lambda v: indexing.gather(*v, 1)),
         "scatter_rows_add": ([table, place, source], lambda v: indexing.scatter_rows(*v, True)),

@@ -1,0 +1,246 @@
+"""grid_sample on a CPU. Planes: vectors hold neighbouring points, whose pixels are gathered, for one channel after the other.
+Channels innermost: vectors hold channels, for one point after the other."""
+
+from std.math import ceildiv
+from std.sys.info import num_logical_cores
+
+from ..pooling.cpu.vectors import (
+    clear_run,
+    for_each_share,
+    lanes,
+    load_part,
+    smallest_share,
+    store_part,
+)
+from ..pooling.problem import Data, accumulator
+from .problem import Corners, SamplingProblem
+
+comptime SHARED = 256
+"""Points of a unit of work."""
+
+
+@always_inline
+def _read[
+    dtype: DType, W: SIMDLength, //
+](plane: Data[dtype], pixel: SIMD[DType.int32, W]) -> SIMD[
+    accumulator[dtype], W
+]:
+    """The pixels, zeros for those outside."""
+    comptime Acc = accumulator[dtype]
+    var inside = pixel.ge(0)
+    var value = plane.gather(max(pixel, 0)).cast[Acc]()
+    return inside.select(value, SIMD[Acc, W](0))
+
+
+@no_inline
+def sample_cpu[
+    dtype: DType, //, *, channels_last: Bool, T: Int, deep: Bool
+](y: Data[dtype], x: Data[dtype], grid: Data[dtype], p: SamplingProblem):
+    """y = what the points read."""
+    comptime Acc = accumulator[dtype]
+    comptime V = lanes[dtype]
+    var points = Int(p.points)
+    var channels = Int(p.channels)
+    var blocks = ceildiv(points, SHARED)
+    var units = Int(p.batch) * blocks
+
+    def share(first: Int, last: Int) {imm}:
+        for unit in range(first, last):
+            var n = unit // blocks
+            var begin = unit % blocks * SHARED
+            var end = min(begin + SHARED, points)
+            var image = x.unsafe_offset(n * p.image())
+            var result = y.unsafe_offset(n * p.result())
+            comptime if channels_last:
+                for point in range(begin, end):
+                    var corners = Corners[Acc, 1, T, deep](grid, point, p, n)
+                    var to = result.unsafe_offset(point * channels)
+                    for c in range(0, channels, V):
+                        var total = SIMD[Acc, V](0)
+                        comptime for k in range(corners.K):
+                            var pixel = Int(corners.pixel[k])
+                            if pixel >= 0:
+                                total += (
+                                    load_part[V](
+                                        image.unsafe_offset(pixel * channels),
+                                        c,
+                                        channels,
+                                    ).cast[Acc]()
+                                    * corners.weight(k)[0]
+                                )
+                        store_part(to, c, channels, total.cast[dtype]())
+            else:
+                for point in range(begin, end, V):
+                    var corners = Corners[Acc, V, T, deep](grid, point, p, n)
+                    for c in range(channels):
+                        var plane = image.unsafe_offset(c * p.pixels())
+                        var total = SIMD[Acc, V](0)
+                        comptime for k in range(corners.K):
+                            total += _read(
+                                plane, corners.pixel[k]
+                            ) * corners.weight(k)
+                        store_part(
+                            result.unsafe_offset(c * points),
+                            point,
+                            end,
+                            total.cast[dtype](),
+                        )
+
+    for_each_share(
+        share, units, smallest_share(Int(p.batch) * p.result(), units)
+    )
+
+
+@no_inline
+def sample_grid_gradient_cpu[
+    dtype: DType, //, *, channels_last: Bool, T: Int, deep: Bool
+](
+    dgrid: Data[dtype],
+    dy: Data[dtype],
+    x: Data[dtype],
+    grid: Data[dtype],
+    p: SamplingProblem,
+):
+    """The grid's gradient."""
+    comptime Acc = accumulator[dtype]
+    comptime V = lanes[dtype]
+    comptime W = 1 if channels_last else V
+    var points = Int(p.points)
+    var channels = Int(p.channels)
+    var blocks = ceildiv(points, SHARED)
+    var units = Int(p.batch) * blocks
+
+    def share(first: Int, last: Int) {imm}:
+        for unit in range(first, last):
+            var n = unit // blocks
+            var begin = unit % blocks * SHARED
+            var end = min(begin + SHARED, points)
+            var image = x.unsafe_offset(n * p.image())
+            var given = dy.unsafe_offset(n * p.result())
+            for point in range(begin, end, W):
+                var corners = Corners[Acc, W, T, deep](grid, point, p, n)
+                # For each pixel the sum over channels of dy times it.
+                var along = Array[SIMD[Acc, W], corners.K](fill=SIMD[Acc, W](0))
+                comptime if channels_last:
+                    var from_ = given.unsafe_offset(point * channels)
+                    comptime for k in range(corners.K):
+                        var pixel = Int(corners.pixel[k])
+                        if pixel >= 0:
+                            var total = SIMD[Acc, V](0)
+                            var run = image.unsafe_offset(pixel * channels)
+                            for c in range(0, channels, V):
+                                total += (
+                                    load_part[V](run, c, channels).cast[Acc]()
+                                    * load_part[V](from_, c, channels).cast[
+                                        Acc
+                                    ]()
+                                )
+                            along[k] = SIMD[Acc, W](total.reduce_add())
+                else:
+                    for c in range(channels):
+                        var plane = image.unsafe_offset(c * p.pixels())
+                        var value = load_part[W](
+                            given.unsafe_offset(c * points), point, end
+                        ).cast[Acc]()
+                        comptime for k in range(corners.K):
+                            # An infinite gradient of what lies outside is no number here.
+                            along[k] += (
+                                corners.pixel[k]
+                                .ge(0)
+                                .select(
+                                    value * _read(plane, corners.pixel[k]),
+                                    SIMD[Acc, W](0),
+                                )
+                            )
+                comptime for axis in range(corners.AXES):
+                    var total = SIMD[Acc, W](0)
+                    comptime for k in range(corners.K):
+                        total += along[k] * corners.slope[axis](k)
+                    comptime for lane in range(W):
+                        if point + lane < end:
+                            dgrid[
+                                unsafe_offset=(n * points + point + lane)
+                                * corners.AXES
+                                + axis
+                            ] = total[lane].cast[dtype]()
+
+    for_each_share(
+        share, units, smallest_share(Int(p.batch) * p.result(), units)
+    )
+
+
+@no_inline
+def sample_input_gradient_cpu[
+    dtype: DType, sums: DType, //, *, channels_last: Bool, T: Int, deep: Bool
+](
+    sums_of_image: Data[sums],
+    dy: Data[dtype],
+    grid: Data[dtype],
+    p: SamplingProblem,
+):
+    """The image's gradient: channels are shared out, and each core adds what the points give in their order. The same bits
+    whatever the number of cores."""
+    comptime Acc = accumulator[dtype]
+    comptime V = lanes[dtype]
+    var points = Int(p.points)
+    var channels = Int(p.channels)
+    var dx = rebind[Data[Acc]](sums_of_image)
+    # Parts of channels: whole vectors where they are innermost, and no more than cores need, since each part looks at all
+    # points.
+    var wanted = ceildiv(num_logical_cores(), Int(p.batch))
+    var part = max(ceildiv(channels, wanted), 1)
+    comptime if channels_last:
+        part = ceildiv(part, V) * V
+    var parts = ceildiv(channels, part)
+    var units = Int(p.batch) * parts
+
+    def share(first: Int, last: Int) {imm}:
+        for unit in range(first, last):
+            var n = unit // parts
+            var c_begin = unit % parts * part
+            var c_end = min(c_begin + part, channels)
+            var image = dx.unsafe_offset(n * p.image())
+            var given = dy.unsafe_offset(n * p.result())
+            comptime if channels_last:
+                for pixel in range(p.pixels()):
+                    var run = image.unsafe_offset(pixel * channels + c_begin)
+                    for at in range(0, c_end - c_begin, V):
+                        store_part(run, at, c_end - c_begin, SIMD[Acc, V](0))
+                for point in range(points):
+                    var corners = Corners[Acc, 1, T, deep](grid, point, p, n)
+                    var from_ = given.unsafe_offset(point * channels)
+                    comptime for k in range(corners.K):
+                        var pixel = Int(corners.pixel[k])
+                        if pixel >= 0:
+                            var run = image.unsafe_offset(pixel * channels)
+                            var weight = corners.weight(k)[0]
+                            for c in range(c_begin, c_end, V):
+                                var sum = load_part[V](run, c, c_end)
+                                sum += (
+                                    load_part[V](from_, c, c_end).cast[Acc]()
+                                    * weight
+                                )
+                                store_part(run, c, c_end, sum)
+            else:
+                clear_run(
+                    image.unsafe_offset(c_begin * p.pixels()),
+                    (c_end - c_begin) * p.pixels(),
+                )
+                for point in range(0, points, V):
+                    var corners = Corners[Acc, V, T, deep](grid, point, p, n)
+                    for c in range(c_begin, c_end):
+                        var plane = image.unsafe_offset(c * p.pixels())
+                        # Zeros behind the last point, whose pixels are the last one's.
+                        var value = load_part[V](
+                            given.unsafe_offset(c * points), point, points
+                        ).cast[Acc]()
+                        comptime for k in range(corners.K):
+                            var each = value * corners.weight(k)
+                            comptime for lane in range(V):
+                                var pixel = Int(corners.pixel[k][lane])
+                                if pixel >= 0 and point + lane < points:
+                                    plane[unsafe_offset=pixel] += each[lane]
+
+    for_each_share(
+        share, units, smallest_share(Int(p.batch) * p.result(), units)
+    )

@@ -1,0 +1,164 @@
+"""The entries of grid_sample, in libraries for any device.
+
+`taps` are the places that a coordinate reads along an axis: 1 for nearest, 2 for linear, 4 for cubic. `deep` where the image
+has three axes.
+"""
+
+from max.gpu.host import DeviceContext
+from max.gpu.host.info import is_cpu
+from std.utils.index import IndexList
+
+from ..library import Arguments, Operand
+from ..pooling.passes import data_of
+from ..pooling.problem import accumulator, check_equal
+from .cpu import (
+    sample_cpu,
+    sample_grid_gradient_cpu,
+    sample_input_gradient_cpu,
+)
+from .gpu import (
+    sample_gpu,
+    sample_grid_gradient_gpu,
+    sample_input_gradient_gpu,
+)
+from .problem import SampledAxis, SamplingProblem
+
+comptime NUMBERS = 6
+"""Of the geometry: D, H and W, the padding, whether corners are aligned, whether the result shall be deterministic."""
+
+
+def _problem[
+    channels_last: Bool, deep: Bool
+](
+    image: IndexList[3],
+    result: IndexList[3],
+    grid: IndexList[3],
+    geometry: Operand[DType.int64, 1],
+) raises -> SamplingProblem:
+    comptime c = 2 if channels_last else 1
+    comptime places = 1 if channels_last else 2
+    check_equal("geometry.length", geometry.dim_size(0), NUMBERS, "the entry's")
+    check_equal("result.N", result[0], image[0], "the image's N")
+    check_equal("result.C", result[c], image[c], "the image's C")
+    check_equal("grid.N", grid[0], image[0], "the image's N")
+    check_equal("grid.points", grid[1], result[places], "the result's")
+    check_equal("grid.axes", grid[2], 3 if deep else 2, "the image's")
+    check_equal(
+        "image.pixels",
+        image[places],
+        Int(geometry[0]) * Int(geometry[1]) * Int(geometry[2]),
+        "D * H * W",
+    )
+    var padding = Int(geometry[3])
+    if padding < 0 or padding > 2:
+        raise Error(t"padding={padding}: must be 0, 1 or 2")
+    for a in range(3):
+        if image[a] > Int(Int32.MAX) or result[a] > Int(Int32.MAX):
+            raise Error(t"grid_sample: an extent of axis {a} is 2^31 or more")
+
+    def axis(number: Int) raises {imm} -> SampledAxis:
+        var size = Int(geometry[number])
+        if size < 1:
+            raise Error(t"the image has an axis of extent {size}")
+        return SampledAxis(Int32(size), Int32(padding), geometry[4] != 0)
+
+    return SamplingProblem(
+        Int32(image[0]),
+        Int32(image[c]),
+        Int32(grid[1]),
+        axis(0),
+        axis(1),
+        axis(2),
+    )
+
+
+def sample_fprop[
+    target: StaticString,
+    dtype: DType,
+    channels_last: Bool,
+    taps: Int,
+    deep: Bool,
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    """y = what the points of the grid read in x."""
+    var y = arguments.take[dtype, 3]()
+    var x = arguments.take[dtype, 3]()
+    var grid = arguments.take[dtype, 3]()
+    var geometry = arguments.take[DType.int64, 1]()
+    var p = _problem[channels_last, deep](
+        x.shape(), y.shape(), grid.shape(), geometry
+    )
+    if Int(p.batch) * p.result() == 0:
+        return
+    comptime if is_cpu[target]():
+        sample_cpu[channels_last=channels_last, T=taps, deep=deep](
+            data_of(y), data_of(x), data_of(grid), p
+        )
+    else:
+        sample_gpu[channels_last=channels_last, T=taps, deep=deep](
+            ctx, data_of(y), data_of(x), data_of(grid), p
+        )
+
+
+def sample_dgrad_grid[
+    target: StaticString,
+    dtype: DType,
+    channels_last: Bool,
+    taps: Int,
+    deep: Bool,
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    """dgrid = the gradient of the grid, for dy, that of what was read."""
+    var dgrid = arguments.take[dtype, 3]()
+    var dy = arguments.take[dtype, 3]()
+    var x = arguments.take[dtype, 3]()
+    var grid = arguments.take[dtype, 3]()
+    var geometry = arguments.take[DType.int64, 1]()
+    var p = _problem[channels_last, deep](
+        x.shape(), dy.shape(), grid.shape(), geometry
+    )
+    if dgrid.shape() != grid.shape():
+        raise Error(t"dgrid is {dgrid.shape()}, the grid {grid.shape()}")
+    if dgrid.shape().flattened_length() == 0:
+        return
+    comptime if is_cpu[target]():
+        sample_grid_gradient_cpu[
+            channels_last=channels_last, T=taps, deep=deep
+        ](data_of(dgrid), data_of(dy), data_of(x), data_of(grid), p)
+    else:
+        sample_grid_gradient_gpu[
+            channels_last=channels_last, T=taps, deep=deep
+        ](ctx, data_of(dgrid), data_of(dy), data_of(x), data_of(grid), p)
+
+
+def sample_dgrad_input[
+    target: StaticString,
+    dtype: DType,
+    channels_last: Bool,
+    taps: Int,
+    deep: Bool,
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    """dx = the gradient of the image, in what sums are kept in. On a GPU additions are atomic unless the geometry asks for
+    the same bits in every run."""
+    var dx = arguments.take[accumulator[dtype], 3]()
+    var dy = arguments.take[dtype, 3]()
+    var grid = arguments.take[dtype, 3]()
+    var geometry = arguments.take[DType.int64, 1]()
+    var p = _problem[channels_last, deep](
+        dx.shape(), dy.shape(), grid.shape(), geometry
+    )
+    if Int(p.batch) * p.image() == 0:
+        return
+    comptime if is_cpu[target]():
+        sample_input_gradient_cpu[
+            channels_last=channels_last, T=taps, deep=deep
+        ](data_of(dx), data_of(dy), data_of(grid), p)
+    else:
+        sample_input_gradient_gpu[
+            channels_last=channels_last, T=taps, deep=deep
+        ](
+            ctx,
+            dx.to_device_buffer(ctx),
+            data_of(dy),
+            data_of(grid),
+            p,
+            geometry[5] != 0,
+        )

@@ -1,0 +1,385 @@
+"""grid_sample on a GPU: a thread has a point; or, where channels are innermost, a vector of channels of a point."""
+
+from std.atomic import Atomic
+from std.math import ceildiv
+from std.sys import size_of
+
+from max.gpu import (
+    barrier,
+    block_dim,
+    block_idx,
+    global_idx,
+    grid_dim,
+    thread_idx,
+)
+from max.gpu.host import DeviceBuffer, DeviceContext
+from max.gpu.memory import AddressSpace
+from std.memory import stack_allocation
+
+from ..arithmetic import Divisor
+from ..pooling.problem import Data, accumulator
+from .problem import Corners, SamplingProblem
+
+comptime BLOCK = 256
+comptime GRID_LIMIT = 65535
+comptime CHANNELS = 16
+"""Of planes that a thread reads one after the other."""
+comptime LANES = 16
+"""Threads that share the channels of a point."""
+
+
+@always_inline
+def _load[
+    dtype: DType, //, V: Int
+](data: Data[dtype], at: Int) -> SIMD[accumulator[dtype], V]:
+    comptime alignment = min(V * size_of[dtype](), 16)
+    return data.unsafe_load[width=V, alignment=alignment](at).cast[
+        accumulator[dtype]
+    ]()
+
+
+def sample_points[
+    dtype: DType, V: Int, channels_last: Bool, T: Int, deep: Bool
+](
+    y: Data[dtype],
+    x: Data[dtype],
+    grid: Data[dtype],
+    p: SamplingProblem,
+    by_vectors: Divisor,
+):
+    """Channels last: `by_vectors` divides by the vectors of a point, and y counts images. Planes: y counts images and
+    stretches of CHANNELS channels, by which it divides."""
+    comptime Acc = accumulator[dtype]
+    comptime alignment = min(V * size_of[dtype](), 16)
+    var item = Int32(block_idx.x * block_dim.x + thread_idx.x)
+    var channels = Int(p.channels)
+    comptime if channels_last:
+        var point, vector = by_vectors.divide(item)
+        if point >= p.points:
+            return
+        var c = Int(vector) * V
+        for n in range(Int(block_idx.y), Int(p.batch), Int(grid_dim.y)):
+            var corners = Corners[Acc, 1, T, deep](grid, Int(point), p, n)
+            var image = x.unsafe_offset(n * p.image() + c)
+            var total = SIMD[Acc, V](0)
+            comptime for k in range(corners.K):
+                if corners.pixel[k] >= 0:
+                    total += (
+                        _load[V](image, Int(corners.pixel[k]) * channels)
+                        * corners.weight(k)[0]
+                    )
+            y.unsafe_store[alignment=alignment](
+                n * p.result() + Int(point) * channels + c,
+                total.cast[dtype](),
+            )
+    else:
+        if item >= p.points:
+            return
+        var stretches = Int(p.batch) * Int(by_vectors.value)
+        for row in range(Int(block_idx.y), stretches, Int(grid_dim.y)):
+            var n, stretch = by_vectors.divide(Int32(row))
+            var corners = Corners[Acc, 1, T, deep](grid, Int(item), p, Int(n))
+            var first = Int(stretch) * CHANNELS
+            for c in range(first, min(first + CHANNELS, channels)):
+                var plane = x.unsafe_offset(Int(n) * p.image() + c * p.pixels())
+                var total = Scalar[Acc](0)
+                comptime for k in range(corners.K):
+                    if corners.pixel[k] >= 0:
+                        total += (
+                            plane[unsafe_offset=Int(corners.pixel[k])].cast[
+                                Acc
+                            ]()
+                            * corners.weight(k)[0]
+                        )
+                y[
+                    unsafe_offset=Int(n) * p.result()
+                    + c * Int(p.points)
+                    + Int(item)
+                ] = total.cast[dtype]()
+
+
+def sample_grid_gradient[
+    dtype: DType, channels_last: Bool, T: Int, deep: Bool
+](
+    dgrid: Data[dtype],
+    dy: Data[dtype],
+    x: Data[dtype],
+    grid: Data[dtype],
+    p: SamplingProblem,
+):
+    """Channels last: LANES neighbouring threads share the channels of a point, and their sums are added in order.
+    """
+    comptime Acc = accumulator[dtype]
+    comptime lanes = LANES if channels_last else 1
+    comptime AXES = 3 if deep else 2
+    var sums = stack_allocation[
+        BLOCK * AXES, Scalar[Acc], address_space=AddressSpace.SHARED
+    ]()
+    var thread = Int(thread_idx.x)
+    var lane = thread % lanes
+    var point = (Int(block_idx.x) * BLOCK + thread) // lanes
+    var n = Int(block_idx.y)
+    var channels = Int(p.channels)
+    while n < Int(p.batch):
+        var totals = Array[Scalar[Acc], AXES](fill=0)
+        if point < Int(p.points):
+            var corners = Corners[Acc, 1, T, deep](grid, point, p, n)
+            var along = Array[Scalar[Acc], corners.K](fill=0)
+            for c in range(lane, channels, lanes):
+                var value: Scalar[Acc]
+                var from_: Data[dtype]
+                var step: Int
+                comptime if channels_last:
+                    value = _load[1](dy, n * p.result() + point * channels + c)[
+                        0
+                    ]
+                    from_ = x.unsafe_offset(n * p.image() + c)
+                    step = channels
+                else:
+                    value = _load[1](
+                        dy, n * p.result() + c * Int(p.points) + point
+                    )[0]
+                    from_ = x.unsafe_offset(n * p.image() + c * p.pixels())
+                    step = 1
+                comptime for k in range(corners.K):
+                    if corners.pixel[k] >= 0:
+                        along[k] += (
+                            value
+                            * _load[1](from_, Int(corners.pixel[k]) * step)[0]
+                        )
+            comptime for axis in range(AXES):
+                comptime for k in range(corners.K):
+                    totals[axis] += along[k] * corners.slope[axis](k)[0]
+        comptime if channels_last:
+            comptime for axis in range(AXES):
+                sums[unsafe_offset=thread * AXES + axis] = totals[axis]
+            barrier()
+            if lane == 0:
+                comptime for axis in range(AXES):
+                    for other in range(1, LANES):
+                        totals[axis] += sums[
+                            unsafe_offset=(thread + other) * AXES + axis
+                        ]
+            barrier()
+        if lane == 0 and point < Int(p.points):
+            comptime for axis in range(AXES):
+                dgrid[
+                    unsafe_offset=(n * Int(p.points) + point) * AXES + axis
+                ] = totals[axis].cast[dtype]()
+        n += Int(grid_dim.y)
+
+
+def sample_input_gradient_atomic[
+    dtype: DType, channels_last: Bool, T: Int, deep: Bool
+](
+    dx: Data[accumulator[dtype]],
+    dy: Data[dtype],
+    grid: Data[dtype],
+    p: SamplingProblem,
+    by_channels: Divisor,
+):
+    """dx is zero before. Channels last: a thread has a channel of a point; planes: a point and CHANNELS channels, as in
+    sample_points."""
+    comptime Acc = accumulator[dtype]
+    var item = Int32(block_idx.x * block_dim.x + thread_idx.x)
+    var channels = Int(p.channels)
+    comptime if channels_last:
+        var point, channel = by_channels.divide(item)
+        if point >= p.points:
+            return
+        var c = Int(channel)
+        for n in range(Int(block_idx.y), Int(p.batch), Int(grid_dim.y)):
+            var corners = Corners[Acc, 1, T, deep](grid, Int(point), p, n)
+            var value = _load[1](
+                dy, n * p.result() + Int(point) * channels + c
+            )[0]
+            comptime for k in range(corners.K):
+                if corners.pixel[k] >= 0:
+                    _ = Atomic.fetch_add(
+                        dx.unsafe_offset(
+                            n * p.image() + Int(corners.pixel[k]) * channels + c
+                        ),
+                        value * corners.weight(k)[0],
+                    )
+    else:
+        if item >= p.points:
+            return
+        var stretches = Int(p.batch) * Int(by_channels.value)
+        for row in range(Int(block_idx.y), stretches, Int(grid_dim.y)):
+            var n, stretch = by_channels.divide(Int32(row))
+            var corners = Corners[Acc, 1, T, deep](grid, Int(item), p, Int(n))
+            var first = Int(stretch) * CHANNELS
+            for c in range(first, min(first + CHANNELS, channels)):
+                var value = _load[1](
+                    dy,
+                    Int(n) * p.result() + c * Int(p.points) + Int(item),
+                )[0]
+                var plane = Int(n) * p.image() + c * p.pixels()
+                comptime for k in range(corners.K):
+                    if corners.pixel[k] >= 0:
+                        _ = Atomic.fetch_add(
+                            dx.unsafe_offset(plane + Int(corners.pixel[k])),
+                            value * corners.weight(k)[0],
+                        )
+
+
+def sample_input_gradient_in_order[
+    dtype: DType, channels_last: Bool, T: Int, deep: Bool
+](
+    dx: Data[accumulator[dtype]],
+    dy: Data[dtype],
+    grid: Data[dtype],
+    p: SamplingProblem,
+):
+    """dx is zero before. A thread has a channel of an image and goes through all points.
+    """
+    comptime Acc = accumulator[dtype]
+    var item = Int(global_idx.x)
+    var channels = Int(p.channels)
+    if item >= Int(p.batch) * channels:
+        return
+    var n = item // channels
+    var c = item % channels
+    for point in range(Int(p.points)):
+        var corners = Corners[Acc, 1, T, deep](grid, point, p, n)
+        var at = c * Int(p.points) + point
+        comptime if channels_last:
+            at = point * channels + c
+        var value = _load[1](dy, n * p.result() + at)[0]
+        comptime for k in range(corners.K):
+            if corners.pixel[k] >= 0:
+                var pixel = Int(corners.pixel[k])
+                var to = n * p.image() + c * p.pixels() + pixel
+                comptime if channels_last:
+                    to = n * p.image() + pixel * channels + c
+                dx[unsafe_offset=to] += value * corners.weight(k)[0]
+
+
+def _check(p: SamplingProblem) raises:
+    comptime most = Int(Int32.MAX) - (1 << 20)
+    if p.result() > most or p.pixels() > most:
+        raise Error(
+            "grid_sample: ",
+            p.points,
+            " points of ",
+            p.channels,
+            " channels from ",
+            p.pixels(),
+            " pixels: each image and its result must be below 2^31 elements",
+        )
+
+
+def sample_gpu[
+    dtype: DType, //, *, channels_last: Bool, T: Int, deep: Bool
+](
+    ctx: DeviceContext,
+    y: Data[dtype],
+    x: Data[dtype],
+    grid: Data[dtype],
+    p: SamplingProblem,
+) raises:
+    """y = what the points read."""
+    _check(p)
+    comptime V = 16 // size_of[dtype]() if channels_last else 1
+    var whole = Int(p.channels) % V == 0 and (Int(x) | Int(y)) % 16 == 0
+    comptime for vector in [V, 1]:
+        if vector == 1 or whole:
+            var parts = Int(p.channels) // vector
+            var items = Int(p.points) * parts
+            var rows = Int(p.batch)
+            comptime if not channels_last:
+                parts = ceildiv(Int(p.channels), CHANNELS)
+                items = Int(p.points)
+                rows *= parts
+            comptime kernel = sample_points[
+                dtype, vector, channels_last, T, deep
+            ]
+            ctx.enqueue_function[kernel](
+                y,
+                x,
+                grid,
+                p,
+                Divisor(parts),
+                grid_dim=(ceildiv(items, BLOCK), min(rows, GRID_LIMIT)),
+                block_dim=BLOCK,
+            )
+            return
+
+
+def sample_grid_gradient_gpu[
+    dtype: DType, //, *, channels_last: Bool, T: Int, deep: Bool
+](
+    ctx: DeviceContext,
+    dgrid: Data[dtype],
+    dy: Data[dtype],
+    x: Data[dtype],
+    grid: Data[dtype],
+    p: SamplingProblem,
+) raises:
+    """The grid's gradient."""
+    _check(p)
+    comptime kernel = sample_grid_gradient[dtype, channels_last, T, deep]
+    comptime lanes = LANES if channels_last else 1
+    ctx.enqueue_function[kernel](
+        dgrid,
+        dy,
+        x,
+        grid,
+        p,
+        grid_dim=(
+            ceildiv(Int(p.points) * lanes, BLOCK),
+            min(Int(p.batch), GRID_LIMIT),
+        ),
+        block_dim=BLOCK,
+    )
+
+
+def sample_input_gradient_gpu[
+    dtype: DType, sums: DType, //, *, channels_last: Bool, T: Int, deep: Bool
+](
+    ctx: DeviceContext,
+    dx: DeviceBuffer[sums],
+    dy: Data[dtype],
+    grid: Data[dtype],
+    p: SamplingProblem,
+    deterministic: Bool,
+) raises:
+    """The image's gradient, added atomically unless it shall be deterministic.
+    """
+    _check(p)
+    ctx.enqueue_memset(dx, 0)
+    if p.points == 0:
+        return
+    var result = rebind[Data[accumulator[dtype]]](dx.unsafe_ptr())
+    if deterministic:
+        comptime kernel = sample_input_gradient_in_order[
+            dtype, channels_last, T, deep
+        ]
+        ctx.enqueue_function[kernel](
+            result,
+            dy,
+            grid,
+            p,
+            grid_dim=ceildiv(Int(p.batch) * Int(p.channels), BLOCK),
+            block_dim=BLOCK,
+        )
+        return
+    var parts = Int(p.channels)
+    var items = Int(p.points) * parts
+    var rows = Int(p.batch)
+    comptime if not channels_last:
+        parts = ceildiv(Int(p.channels), CHANNELS)
+        items = Int(p.points)
+        rows *= parts
+    comptime kernel = sample_input_gradient_atomic[
+        dtype, channels_last, T, deep
+    ]
+    ctx.enqueue_function[kernel](
+        result,
+        dy,
+        grid,
+        p,
+        Divisor(parts),
+        grid_dim=(ceildiv(items, BLOCK), min(rows, GRID_LIMIT)),
+        block_dim=BLOCK,
+    )

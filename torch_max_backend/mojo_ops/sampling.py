@@ -1,0 +1,184 @@
+"""grid_sample and its gradients, one typed function each.
+
+An image is [N, C, D * H * W], or with channels last [N, D * H * W, C]; what is read [N, C, P] or [N, P, C]; the grid
+[N, P, axes], the axis W first. All of one dtype.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal
+
+import numpy as np
+from max.dtype import DType
+from max.graph import DeviceRef, StaticDim, TensorType, TensorValue
+
+from torch_max_backend.checked import beartype
+from torch_max_backend.ir import ops
+from torch_max_backend.mojo_ops import functions
+
+_FLOATS = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
+Entry = Literal["sample_fprop", "sample_dgrad_grid", "sample_dgrad_input"]
+
+
+class Mode(IntEnum):
+    """How places between pixels are read, as ``aten.grid_sampler_2d`` counts the modes."""
+
+    LINEAR = 0
+    NEAREST = 1
+    CUBIC = 2
+
+
+class Padding(IntEnum):
+    """What lies outside, as ``aten.grid_sampler_2d`` counts it."""
+
+    ZEROS = 0
+    BORDER = 1
+    REFLECTION = 2
+
+
+@beartype
+@dataclass(frozen=True)
+class Sampling:
+    """How an image is read.
+
+    Attributes:
+        extents: H and W, or D, H and W.
+        mode: how places between pixels are read.
+        padding: what lies outside.
+        corners: whether -1 and 1 are the centres of the outermost pixels, not their edges.
+        channels_last: whether channels are innermost in the image and in what is read.
+    """
+
+    extents: tuple[int, ...]
+    mode: Mode
+    padding: Padding
+    corners: bool
+    channels_last: bool
+
+    def __post_init__(self) -> None:
+        if len(self.extents) not in (2, 3) or min(self.extents) < 1:
+            raise ValueError(f"extents={self.extents}: must be two or three numbers of at least 1")
+        if self.mode is Mode.CUBIC and len(self.extents) == 3:
+            raise ValueError(f"mode={self.mode.name}: must be linear or nearest in three dimensions")
+
+    @property
+    def axes(self) -> int:
+        return len(self.extents)
+
+    @property
+    def pixels(self) -> int:
+        return int(np.prod(self.extents))
+
+    @property
+    def taps(self) -> int:
+        """Places that a coordinate reads along an axis."""
+        return {Mode.NEAREST: 1, Mode.LINEAR: 2, Mode.CUBIC: 4}[self.mode]
+
+    def geometry(self, *, deterministic: bool = False) -> np.ndarray:
+        """The kernels' operand; kernels/sampling/entries.mojo names its numbers."""
+        sizes = (*[1] * (3 - self.axes), *self.extents)
+        return np.array([*sizes, self.padding, self.corners, deterministic], np.int64)
+
+
+def sampling_function(
+    entry: Entry, target: Literal["cpu", "gpu"], dtype: DType, sampling: Sampling
+) -> functions.LibraryFunction:
+    """The library function of an entry."""
+    parameters = (dtype, sampling.channels_last, sampling.taps, sampling.axes == 3)
+    return functions.LibraryFunction("sampling", entry, target, parameters)
+
+
+@beartype
+def sample_fprop(x: TensorValue, grid: TensorValue, sampling: Sampling) -> TensorValue:
+    """What the points of ``grid`` read in ``x``.
+
+    Raises:
+        ValueError: shapes or dtypes do not fit.
+    """
+    _check_image("x", x, sampling)
+    _check_grid(grid, x, sampling)
+    n, points = grid.shape[0], grid.shape[1]
+    shape = [n, points, x.shape[2]] if sampling.channels_last else [n, x.shape[1], points]
+    return _call("sample_fprop", [x, grid], sampling, x.dtype, shape)
+
+
+@beartype
+def sample_dgrad_grid(dy: TensorValue, x: TensorValue, grid: TensorValue, sampling: Sampling) -> TensorValue:
+    """The gradient of ``grid``, for ``dy``, that of what was read. Deterministic.
+
+    Raises:
+        ValueError: shapes or dtypes do not fit, or nearest pixels are read: the gradient is zero then.
+    """
+    if sampling.mode is Mode.NEAREST:
+        raise ValueError(f"mode={sampling.mode.name}: the gradient of the grid is zero")
+    _check_image("x", x, sampling)
+    _check_grid(grid, x, sampling)
+    _check_read(dy, grid, sampling)
+    return _call("sample_dgrad_grid", [dy, x, grid], sampling, dy.dtype, list(grid.shape))
+
+
+@beartype
+def sample_dgrad_input(
+    dy: TensorValue, grid: TensorValue, sampling: Sampling, *, deterministic: bool = True
+) -> TensorValue:
+    """The gradient of the image, for ``dy``, that of what was read; in float32 for narrow floats.
+
+    On a GPU additions are atomic unless ``deterministic``.
+
+    Raises:
+        ValueError: shapes or dtypes do not fit.
+    """
+    _check_grid(grid, dy, sampling)
+    _check_read(dy, grid, sampling)
+    sums = DType.float64 if dy.dtype == DType.float64 else DType.float32
+    pixels = sampling.pixels
+    shape = [dy.shape[0], pixels, dy.shape[2]] if sampling.channels_last else [*dy.shape[:2], pixels]
+    return _call("sample_dgrad_input", [dy, grid], sampling, sums, shape, deterministic=deterministic)
+
+
+def _check_image(name: str, x: TensorValue, sampling: Sampling) -> None:
+    _check(name, x)
+    pixels = x.shape[1 if sampling.channels_last else 2]
+    if not isinstance(pixels, StaticDim) or int(pixels) != sampling.pixels:
+        raise ValueError(f"{name} has shape {list(x.shape)}: must have {sampling.pixels} pixels")
+
+
+def _check_read(dy: TensorValue, grid: TensorValue, sampling: Sampling) -> None:
+    _check("dy", dy)
+    if dy.shape[1 if sampling.channels_last else 2] != grid.shape[1]:
+        raise ValueError(f"dy has shape {list(dy.shape)}: must have as many points as grid, {list(grid.shape)}")
+
+
+def _check_grid(grid: TensorValue, other: TensorValue, sampling: Sampling) -> None:
+    _check("grid", grid)
+    if grid.dtype != other.dtype:
+        raise ValueError(f"grid has dtype {grid.dtype}: must be {other.dtype}")
+    if grid.shape[0] != other.shape[0] or grid.shape[2] != sampling.axes:
+        raise ValueError(f"grid has shape {list(grid.shape)}: must be [{other.shape[0]}, points, {sampling.axes}]")
+
+
+def _check(name: str, value: TensorValue) -> None:
+    if value.rank != 3:
+        raise ValueError(f"{name} has shape {list(value.shape)}: must have rank 3")
+    if value.dtype not in _FLOATS:
+        raise ValueError(f"{name} has dtype {value.dtype}: must be one of {[str(dtype) for dtype in _FLOATS]}")
+    if value.dtype == DType.float64 and value.device.is_gpu():
+        raise ValueError(f"{name} has dtype {value.dtype}: float64 is supported on the CPU only")
+
+
+def _call(
+    entry: Entry,
+    values: list[TensorValue],
+    sampling: Sampling,
+    dtype: DType,
+    shape: list,  # type: ignore[type-arg]
+    *,
+    deterministic: bool = False,
+) -> TensorValue:
+    device = values[0].device
+    geometry = ops.constant(sampling.geometry(deterministic=deterministic), DType.int64, device=DeviceRef.CPU())
+    function = sampling_function(entry, functions.target_of(device), values[0].dtype, sampling)
+    types = [TensorType(dtype, shape, device)]
+    return functions.call_function(entry, function, device, [*values, geometry], types)[0]
