@@ -269,6 +269,10 @@ def padded(
         paddings[2 * axis], paddings[2 * axis + 1] = max(low, 0), max(high, 0)
     if not any(paddings):
         return x
+    if any(isinstance(size, StaticDim) and int(size) == 0 for size in x.value.shape):
+        # No kernel reads an empty tensor.
+        shape = [size + sum(paddings[2 * axis : 2 * axis + 2]) for axis, size in enumerate(x.value.shape)]
+        return x.with_value(ops.broadcast_to(scalar(value, x.dtype, ctx.device), shape))
     if x.dtype == DType.bool:
         # MAX pads numbers only.
         filler = scalar(bool(value), DType.uint8, DeviceRef.CPU())
