@@ -149,8 +149,8 @@ of forward and backward is a call of our kernels, in a launch list: {whole} of {
 "graphs" are forward and backward ones: twice as many where nothing cuts them. What is missing runs in PyTorch, between
 two graphs.
 
-Graphs are built, not compiled: this table says what is lowered, not how fast it runs. torchvision {torchvision}, timm
-{timm}, transformers {transformers}, torch {torch}, {where}.
+Graphs are built, not compiled: this table says what is lowered, not how fast it runs. They were built {where} with
+{torch}; the machine that wrote this page has torchvision {torchvision}, timm {timm}, transformers {transformers}.
 
 This file is written by `python -m benchmarks coverage --markdown > docs/models.md`.
 """
@@ -186,7 +186,9 @@ def _row(entry: Entry) -> tuple[str, ...]:
 
 def markdown(entries: Sequence[Entry], others: Sequence[Sequence[Entry]] = ()) -> str:
     """The text of docs/models.md; each of ``others`` was examined under another PyTorch or for another target."""
-    versions = {name: _version(name) for name in ("torchvision", "timm", "transformers", "torch")}
+    versions = {name: _version(name) for name in ("torchvision", "timm", "transformers")}
+    counts = Counter(entry.torch for entry in entries)
+    versions["torch"] = " and ".join(f"torch {release} ({count} of them)" for release, count in counts.most_common())
     listed = f"of {len(architectures())}" if len(entries) < len(architectures()) else "all"
     facts = {"which": f"{listed} in `tests/models`", "where": _where(entries[0]), **versions}
     parts = [_HEADING.format(total=len(entries), whole=sum(entry.whole for entry in entries), **facts)]

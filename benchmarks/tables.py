@@ -121,11 +121,12 @@ def coverage() -> str:
     page = " ".join((ROOT / "docs" / "models.md").read_text().split())
     (whole,) = re.findall(r": (\d+) of (?=\d+\. \"traced\")", page)
     (total,) = re.findall(r"training graphs of (\d+) published architectures", page)
+    (where,) = re.findall(r"They were built (.+?) with torch", page)
     others = re.findall(r"Under torch [\d.]+, (.+?), (\d+) were built \(.+?\), (\d+) whole", page)
-    elsewhere = "".join(f"; {where} {number} of {built}" for where, built, number in others)
+    elsewhere = "".join(f"; {place} {number} of {built}" for place, built, number in others)
     return (
         f"Of {total} [published architectures](docs/models.md) of torchvision, timm and transformers, the training"
-        f" graphs of {whole} are lowered whole on a CPU{elsewhere}.\n"
+        f" graphs of {whole} are lowered whole {where}{elsewhere}.\n"
     )
 
 
