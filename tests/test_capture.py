@@ -122,6 +122,18 @@ def test_a_graph_whose_arguments_keep_moving_runs_plainly() -> None:
     assert call()[1] is None
 
 
+def test_a_draw_is_copied_wherever_it_lies() -> None:
+    """The allocator may give its memory again: that two draws lie in one place says nothing of the next."""
+    model, weight = Doubling(), Buffer.from_numpy(np.ones(3, np.float32))
+    captured = Capture("drawing", 3, moving=frozenset({1}))
+    again = [Buffer.from_numpy(np.full(4, number, np.float32)) for number in (1, 2)]
+    for draw in (*[again[0]] * 4, *again * 3):
+        results, loan = captured.run(cast(Model, model), [weight, draw])
+        assert np.array_equal(results[1].to_numpy(), draw.to_numpy() * 2)
+        del loan
+    assert model.captures == 1 and captured.replays == 8
+
+
 def test_what_cannot_be_captured_runs_plainly(caplog: pytest.LogCaptureFixture) -> None:
     call = Caller(Doubling(fails=True))
     assert [call()[1] for _ in range(6)] == [None] * 6

@@ -26,6 +26,7 @@ from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref, max_dtype
 from torch_max_backend.errors import CannotLower
 from torch_max_backend.fusion.rewrite import fuse
 from torch_max_backend.graph.constants import Constants, constants_among
+from torch_max_backend.graph.random import DRAWN
 from torch_max_backend.ir import layout as graph_layout
 from torch_max_backend.ir import ops
 from torch_max_backend.ir.layout import (
@@ -147,6 +148,7 @@ class GraphBuilder:
                     _static_shape(value),
                     dense=dense is not None and not value.is_neg(),
                     unguarded=node.name.startswith("tangents"),
+                    drawn=node.meta.get(DRAWN, False),
                 )
             )
             shape = [max_dim(value.shape[dim]) for dim in order]

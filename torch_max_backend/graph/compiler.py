@@ -17,7 +17,7 @@ from torch_max_backend.errors import UnsupportedOpError
 from torch_max_backend.graph.builder import NodesCannotLower
 from torch_max_backend.graph.constants import describe_attributes, is_constant
 from torch_max_backend.graph.partition import Refusal, cut, is_host_node, refusals, unknown_sizes
-from torch_max_backend.graph.random import ORIGIN, Draw, hoist_draws, is_draw, take_draws
+from torch_max_backend.graph.random import DRAWN, ORIGIN, Draw, hoist_draws, is_draw, take_draws
 from torch_max_backend.graph.sized import SizedGraph, at_hints, is_symbolic
 from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.ir.layout import strides_of
@@ -250,6 +250,8 @@ def _assemble(
         piece = getattr(pieces, str(node.target))
         if not isinstance(piece, GraphModule):
             continue
+        for placeholder, given in zip(piece.graph.find_nodes(op="placeholder"), node.args, strict=True):
+            placeholder.meta[DRAWN] = isinstance(given, Node) and is_draw(given)
         if listed and is_symbolic(piece):
             setattr(pieces, str(node.target), _sized_piece(piece, unit, options, f"{name}_{len(added)}", added, sized))
             continue

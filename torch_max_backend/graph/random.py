@@ -23,6 +23,8 @@ from torch_max_backend.torch_compat import FloorDiv, OpOverload, graph_root, sch
 
 aten = torch.ops.aten
 
+DRAWN = "torch_max_backend_drawn"
+"""In a placeholder's ``meta``: its tensors are draws."""
 ORIGIN = "torch_max_backend_origin"
 """In a copied node's ``meta``: the name of the node that it is a copy of."""
 
@@ -129,7 +131,7 @@ def take_draws(gm: GraphModule) -> tuple[GraphModule, tuple[Draw, ...]]:
             twin = graph.placeholder(node.name)
         else:
             twin = graph.node_copy(node, twins.__getitem__)
-        twin.meta = {**node.meta, ORIGIN: node.name}
+        twin.meta = {**node.meta, ORIGIN: node.name, DRAWN: is_draw(node)}
         twins[node] = twin
     return GraphModule(gm, graph), tuple(draws)
 

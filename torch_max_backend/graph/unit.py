@@ -103,7 +103,8 @@ class CompilationUnit:
             if reason is None and not is_virtual_device_mode():
                 # Two calls more for each graph whose results this one may take.
                 memory = None if built.listing is None else TensorMemory(stream_order(spec.device))
-                captured = Capture(built.name, 3 + 2 * len(self.graphs), memory)
+                drawn = frozenset(number for number, spec in enumerate(built.inputs) if spec.drawn)
+                captured = Capture(built.name, 3 + 2 * len(self.graphs), memory, drawn)
             else:
                 log.info("%s is not captured: %s", built.name, reason or "its device is not there")
         walk = "" if built.listing is None else require("launches", "walk", device_ref(spec.device), ())

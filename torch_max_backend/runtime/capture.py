@@ -70,19 +70,23 @@ class Capture:
         patience: the call that captures. Graphs that take another graph's results wait until that one is captured, and
             its results have come to rest.
         memory: that arguments lie in.
+        moving: numbers of arguments that are others in each call, wherever they lie.
     """
 
-    def __init__(self, name: str, patience: int, memory: Memory | None = None) -> None:
+    def __init__(
+        self, name: str, patience: int, memory: Memory | None = None, moving: frozenset[int] = frozenset()
+    ) -> None:
         self.replays = 0
         self.memory = memory or Memory()
         self._name = name
+        self._moving = moving
         self._patience = patience
         self._left = _CAPTURES
         self._missed = 0
         self._last: list[Any] = []
         self._key: int | None = None
         self._fixed: list[Any] = []
-        self._copied: list[int] = []
+        self._copied: dict[int, None] = {}
         self._results: list[Any] = []
         self._loan: weakref.ref[Loan] | None = None
         self._busy = 0
@@ -114,8 +118,8 @@ class Capture:
         return self._results, loan
 
     def _matches(self, buffers: list[Any]) -> bool:
-        same = list(map(self.memory.same, buffers, self._fixed))
-        return same.count(False) == len(self._copied) and not any(same[i] for i in self._copied)
+        same = map(self.memory.same, buffers, self._fixed)
+        return all(each or number in self._copied for number, each in enumerate(same))
 
     def _captured(self, model: Any, buffers: list[Any]) -> bool:
         """Captures the graph; False if that is not possible."""
@@ -124,9 +128,8 @@ class Capture:
         if not self._left:
             log.info("%s is not captured any more: its arguments keep moving", self._name)
             return False
-        moving = [
-            i for i, (now, last) in enumerate(zip(buffers, self._last, strict=True)) if not self.memory.same(now, last)
-        ]
+        pairs = enumerate(zip(buffers, self._last, strict=True))
+        moving = [i for i, (now, last) in pairs if i in self._moving or not self.memory.same(now, last)]
         fixed = list(buffers)
         for i in moving:
             fixed[i] = self.memory.place(buffers[i])
@@ -139,14 +142,14 @@ class Capture:
             self._left = 0
             log.warning("%s cannot be captured and runs plainly: %s", self._name, error)
             return False
-        self._key, self._fixed, self._copied = key, fixed, moving
+        self._key, self._fixed, self._copied = key, fixed, dict.fromkeys(moving)
         log.info("captured %s: %d of %d arguments are copied", self._name, len(moving), len(fixed))
         return True
 
     def _release(self, model: Any) -> None:
         if self._key is not None:
             model.release_captured_graph(self._key)
-        self._key, self._results, self._fixed, self._copied = None, [], [], []
+        self._key, self._results, self._fixed, self._copied = None, [], [], {}
         self._loan, self._busy, self._missed = None, 0, 0
 
 

@@ -26,6 +26,7 @@ class InputSpec:
         dense: the traced tensor lay in ``order``, without gaps.
         unguarded: no guard has checked that the tensor's negation bit is as traced (a gradient's).
         alignment: of the tensor's memory, in bytes; 1 where the dtype's own will do.
+        drawn: the tensor is drawn for each call: that two of them lie at one address means nothing.
     """
 
     position: int
@@ -36,6 +37,7 @@ class InputSpec:
     dense: bool = True
     unguarded: bool = False
     alignment: int = 1
+    drawn: bool = False
 
 
 @dataclass(frozen=True)
