@@ -3,7 +3,8 @@
 Every kernel here works in a fixed order: the same input gives the same bits, and where places repeat without
 accumulation the last one wins.
 
-gather.mojo     rows taken from one list of places
+extents.mojo    sizes
+gather.mojo     rows taken from one list of places, or elements, each from a place of its own
 rows.mojo       one list of places for whole rows that are written
 elements.mojo   a place of its own for each element
 ops.mojo        the registered operations

@@ -1,6 +1,7 @@
 """y [outer, places, inner] = x, then y[o, index[o, i, n], n] += (or =) source[o, i, n] for index [outer, count, inner].
 
-Every (o, n) is a column of its own: one core or one thread walks it from the first element to the last.
+Every (o, n) is a column of its own, whose elements are added in their order. A thread of a GPU walks one column; a core
+walks all of its columns side by side, since neighbouring elements lie in neighbouring columns. Where `zeros`, y = 0 before.
 """
 
 from std.math import ceildiv
@@ -10,7 +11,8 @@ from max.gpu.host import DeviceBuffer, DeviceContext
 
 from ..convolution.common import Ptr, worker_count
 from ..parallel import sync_parallelize
-from .rows import BLOCK, Rows
+from .extents import Rows
+from .rows import BLOCK, start_row
 
 
 @always_inline
@@ -29,7 +31,9 @@ def _column[
     var base = o * rows.places * rows.inner + n
     for place in range(rows.places):
         var at = base + place * rows.inner
-        y[unsafe_offset=at] = x[unsafe_offset=at]
+        y[unsafe_offset=at] = Scalar[dtype](0) if rows.zeros else x[
+            unsafe_offset=at
+        ]
     var from_ = o * rows.count * rows.inner + n
     for i in range(rows.count):
         var at = from_ + i * rows.inner
@@ -52,6 +56,7 @@ def elements_cpu[
     source: Ptr[dtype],
     rows: Rows,
 ):
+    """`index` has been checked."""
     var columns = rows.outer * rows.inner
     var workers = max(
         1,
@@ -61,12 +66,60 @@ def elements_cpu[
         ),
     )
 
+    # Whole outer slices where there are enough of them, else stretches of their columns.
+    var by_outer = rows.outer >= workers
+
     @always_inline
     def task(worker: Int) {imm}:
-        for column in range(
-            columns * worker // workers, columns * (worker + 1) // workers
-        ):
-            _column[dtype, accumulate](y, x, index, source, rows, column)
+        var o_first = 0
+        var o_last = rows.outer
+        var first = 0
+        var last = rows.inner
+        if by_outer:
+            o_first = rows.outer * worker // workers
+            o_last = rows.outer * (worker + 1) // workers
+        else:
+            first = rows.inner * worker // workers
+            last = rows.inner * (worker + 1) // workers
+        for o in range(o_first, o_last):
+            var base = o * rows.places * rows.inner
+            var to = y.unsafe_offset(base)
+            if last - first == rows.inner:
+                start_row[dtype](
+                    to,
+                    x.unsafe_offset(base),
+                    rows.zeros,
+                    rows.places * rows.inner,
+                )
+            else:
+                for place in range(rows.places):
+                    var at = place * rows.inner + first
+                    start_row[dtype](
+                        to.unsafe_offset(at),
+                        x.unsafe_offset(base + at),
+                        rows.zeros,
+                        last - first,
+                    )
+            if rows.inner == 1:
+                var places = index.unsafe_offset(o * rows.count)
+                var added = source.unsafe_offset(o * rows.count)
+                for i in range(rows.count):
+                    var at = Int(places[unsafe_offset=i])
+                    comptime if accumulate:
+                        to[unsafe_offset=at] += added[unsafe_offset=i]
+                    else:
+                        to[unsafe_offset=at] = added[unsafe_offset=i]
+                continue
+            for i in range(rows.count):
+                var from_ = (o * rows.count + i) * rows.inner
+                var places = index.unsafe_offset(from_)
+                var added = source.unsafe_offset(from_)
+                for n in range(first, last):
+                    var at = Int(places[unsafe_offset=n]) * rows.inner + n
+                    comptime if accumulate:
+                        to[unsafe_offset=at] += added[unsafe_offset=n]
+                    else:
+                        to[unsafe_offset=at] = added[unsafe_offset=n]
 
     sync_parallelize(task, workers)
 
@@ -82,6 +135,7 @@ def elements_kernel[
     places: Int64,
     count: Int64,
     inner: Int64,
+    zeros: Int64,
 ):
     var column = global_idx.x
     if column < Int(outer) * Int(inner):
@@ -90,7 +144,7 @@ def elements_kernel[
             x,
             index,
             source,
-            Rows(Int(outer), Int(places), Int(count), Int(inner)),
+            Rows(Int(outer), Int(places), Int(count), Int(inner), zeros != 0),
             column,
         )
 
@@ -118,6 +172,7 @@ def elements_gpu[
         Int64(rows.places),
         Int64(rows.count),
         Int64(rows.inner),
+        Int64(rows.zeros),
         grid_dim=ceildiv(columns, BLOCK),
         block_dim=BLOCK,
     )

@@ -1,7 +1,7 @@
 """The indexing family's entries in its libraries.
 
-Scattering: x and y are [outer, places, inner], source is [outer, count, inner]; places count from zero, negative ones
-have been resolved in the graph. On the CPU a place outside raises, on a GPU it is ignored. Gathering: gather.mojo.
+Scattering: x and y are [outer, places, inner], or x is empty, which stands for zeros; source is [outer, count, inner].
+Places count from zero, negative ones have been resolved in the graph. On the CPU a place outside raises, on a GPU it is ignored. Gathering: gather.mojo.
 """
 
 from max.gpu.host import DeviceContext
@@ -11,27 +11,44 @@ from std.utils.index import IndexList
 from ..convolution.common import Ptr
 from ..library import Arguments, Operand
 from .elements import elements_cpu, elements_gpu
-from .gather import gather_cpu, gather_gpu
-from .rows import Rows, rows_cpu, rows_gpu
+from .gather import (
+    gather_cpu,
+    gather_elements_cpu,
+    gather_elements_gpu,
+    gather_gpu,
+)
+from .extents import Rows
+from .rows import rows_cpu, rows_gpu
 
 
 @no_inline
 def _rows(
     y: IndexList[3], x: IndexList[3], source: IndexList[3]
 ) raises -> Rows:
-    if x[0] != y[0] or x[1] != y[1] or x[2] != y[2]:
+    # An x without elements stands for zeros.
+    var zeros = x.flattened_length() == 0
+    if not zeros and x != y:
         raise Error(t"scatter: x is {x}, y is {y}: must be equal")
-    if source[0] != x[0] or source[2] != x[2]:
+    if source[0] != y[0] or source[2] != y[2]:
         raise Error(
-            t"scatter: source is {source}, x is {x}: must agree in the first"
+            t"scatter: source is {source}, y is {y}: must agree in the first"
             t" and the last extent"
         )
-    return Rows(x[0], x[1], source[1], x[2])
+    return Rows(y[0], y[1], source[1], y[2], zeros)
 
 
 @no_inline
 def _check_places(index: Ptr[DType.int64], count: Int, places: Int) raises:
-    for i in range(count):
+    comptime width = 8
+    var whole = count // width * width
+    var least = SIMD[DType.int64, width](0)
+    var most = SIMD[DType.int64, width](-1)
+    for i in range(0, whole, width):
+        var some = index.unsafe_offset(i).unsafe_load[width=width]()
+        least = min(least, some)
+        most = max(most, some)
+    var inside = least.reduce_min() >= 0 and most.reduce_max() < Int64(places)
+    for i in range(whole if inside else 0, count):
         var place = Int(index[unsafe_offset=i])
         if place < 0 or place >= places:
             raise Error(
@@ -167,7 +184,7 @@ def gather_rows[
     var x = arguments.take[dtype, 3]()
     var index = arguments.take[DType.int64, 1]()
     var rows = Rows(
-        x.dim_size(0), x.dim_size(1), index.dim_size(0), x.dim_size(2)
+        x.dim_size(0), x.dim_size(1), index.dim_size(0), x.dim_size(2), False
     )
     var wanted = IndexList[3](rows.outer, rows.count, rows.inner)
     if y.shape() != wanted:
@@ -178,3 +195,32 @@ def gather_rows[
         gather_cpu[dtype](y.data, x.data, index.data, rows)
     else:
         gather_gpu[dtype](y.data, x.data, index.data, rows, ctx)
+
+
+def gather_elements[
+    target: StaticString, dtype: DType
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    """Elements of x, each taken from a place of its own."""
+    var y = arguments.take[dtype, 3]()
+    var x = arguments.take[dtype, 3]()
+    var index = arguments.take[DType.int64, 3]()
+    var rows = Rows(
+        x.dim_size(0), x.dim_size(1), index.dim_size(1), x.dim_size(2), False
+    )
+    if y.shape() != index.shape():
+        raise Error(t"gather: y is {y.shape()}, index is {index.shape()}")
+    if index.dim_size(0) != rows.outer or index.dim_size(2) != rows.inner:
+        raise Error(
+            t"gather: index is {index.shape()}, x is {x.shape()}: must agree in"
+            t" the first and the last extent"
+        )
+    var size = y.shape().flattened_length()
+    if size == 0:
+        return
+    if rows.places == 0:
+        raise Error("gather: x has no elements")
+    comptime if is_cpu[target]():
+        _check_places(index.data, size, rows.places)
+        gather_elements_cpu[dtype](y.data, x.data, index.data, rows)
+    else:
+        gather_elements_gpu[dtype](y.data, x.data, index.data, rows, ctx)

@@ -13,6 +13,7 @@ from max.gpu.host import DeviceBuffer, DeviceContext
 from max.gpu.memory import AddressSpace
 
 from ..convolution.common import Ptr
+from .extents import Rows
 
 comptime BLOCK = 256
 comptime COLUMNS = 8
@@ -39,6 +40,7 @@ def few_columns_kernel[
     count: Int64,
     inner: Int64,
     groups: Int64,
+    zeros: Int64,
 ):
     comptime acc = sum_type[dtype]
     var shared = stack_allocation[
@@ -74,7 +76,9 @@ def few_columns_kernel[
         var at = (column // Int(inner) * Int(places) + place) * Int(
             inner
         ) + column % Int(inner)
-        var total = x[unsafe_offset=at].cast[acc]()
+        var total = Scalar[acc](0)
+        if zeros == 0:
+            total = x[unsafe_offset=at].cast[acc]()
         for j in range(LANES):
             total += shared[unsafe_offset=thread * LANES + j]
         y[unsafe_offset=at] = total.cast[dtype]()
@@ -88,24 +92,22 @@ def few_columns_gpu[
     x: DeviceBuffer[dtype],
     index: DeviceBuffer[DType.int64],
     source: DeviceBuffer[dtype],
-    outer: Int,
-    places: Int,
-    count: Int,
-    inner: Int,
+    rows: Rows,
     ctx: DeviceContext,
 ) raises:
     """At most MOST_COLUMNS columns; indices have been checked."""
-    var groups = ceildiv(outer * inner, COLUMNS)
+    var groups = ceildiv(rows.outer * rows.inner, COLUMNS)
     ctx.enqueue_function[few_columns_kernel[dtype]](
         y,
         x,
         index,
         source,
-        Int64(outer),
-        Int64(places),
-        Int64(count),
-        Int64(inner),
+        Int64(rows.outer),
+        Int64(rows.places),
+        Int64(rows.count),
+        Int64(rows.inner),
         Int64(groups),
-        grid_dim=places * groups,
+        Int64(rows.zeros),
+        grid_dim=rows.places * groups,
         block_dim=BLOCK,
     )

@@ -12,7 +12,8 @@ from max.gpu.host import DeviceContext
 from ..arithmetic import Divisor
 from ..convolution.common import Ptr, worker_count
 from ..parallel import sync_parallelize
-from .rows import BLOCK, Rows, copy_row
+from .extents import Rows
+from .rows import BLOCK, copy_row
 
 # Below this many elements a second core costs more than it gives.
 comptime SMALLEST_SHARE = 16384
@@ -45,11 +46,12 @@ def gather_cpu[
     @always_inline
     def task(worker: Int) {imm}:
         var all_inside = True
-        for row in range(
-            total * worker // workers, total * (worker + 1) // workers
-        ):
-            var o = row // rows.count
-            var given = index[unsafe_offset=row % rows.count]
+        var first = total * worker // workers
+        # Short rows have no time for divisions.
+        var o = first // rows.count
+        var i = first % rows.count
+        for row in range(first, total * (worker + 1) // workers):
+            var given = index[unsafe_offset=i]
             var place = _inside(given, rows.places)
             all_inside &= given >= Int64(-rows.places)
             all_inside &= given < Int64(rows.places)
@@ -58,6 +60,10 @@ def gather_cpu[
                 x.unsafe_offset((o * rows.places + place) * rows.inner),
                 rows.inner,
             )
+            i += 1
+            if i == rows.count:
+                i = 0
+                o += 1
         met.unsafe_offset(worker).unsafe_store(Int32(not all_inside))
 
     sync_parallelize(task, workers)
@@ -69,6 +75,94 @@ def gather_cpu[
                     t"index out of range: {place} in a dimension of"
                     t" {rows.places}"
                 )
+
+
+@no_inline
+def gather_elements_cpu[
+    dtype: DType
+](y: Ptr[dtype], x: Ptr[dtype], index: Ptr[DType.int64], rows: Rows) raises:
+    """`index` has been checked."""
+    var total = rows.outer * rows.count
+    var workers = max(
+        1, min(min(worker_count(), total), total * rows.inner // SMALLEST_SHARE)
+    )
+
+    @always_inline
+    def task(worker: Int) {imm}:
+        var first = total * worker // workers
+        var last = total * (worker + 1) // workers
+        if rows.inner == 1:
+            var o = first // rows.count
+            while first < last:
+                var end = min(last, (o + 1) * rows.count)
+                var from_ = x.unsafe_offset(o * rows.places)
+                for at in range(first, end):
+                    y[unsafe_offset=at] = from_[
+                        unsafe_offset=Int(index[unsafe_offset=at])
+                    ]
+                first = end
+                o += 1
+            return
+        for row in range(first, last):
+            var from_ = x.unsafe_offset(
+                row // rows.count * rows.places * rows.inner
+            )
+            for n in range(rows.inner):
+                var at = row * rows.inner + n
+                y[unsafe_offset=at] = from_[
+                    unsafe_offset=Int(index[unsafe_offset=at]) * rows.inner + n
+                ]
+
+    sync_parallelize(task, workers)
+
+
+def gather_elements_kernel[
+    dtype: DType
+](
+    y: Ptr[dtype],
+    x: Ptr[dtype],
+    index: Ptr[DType.int64],
+    size: Int64,
+    places: Int64,
+    count: Divisor,
+    inner: Divisor,
+):
+    """The nearest element stands for a place outside."""
+    var at = Int(global_idx.x)
+    if at >= Int(size):
+        return
+    var row, n = inner.divide(Int32(at))
+    var o = Int(count.quotient(row))
+    var place = max(Int64(0), min(index[unsafe_offset=at], places - 1))
+    y[unsafe_offset=at] = x[
+        unsafe_offset=(o * Int(places) + Int(place)) * Int(inner.value) + Int(n)
+    ]
+
+
+@no_inline
+def gather_elements_gpu[
+    dtype: DType
+](
+    y: Ptr[dtype],
+    x: Ptr[dtype],
+    index: Ptr[DType.int64],
+    rows: Rows,
+    ctx: DeviceContext,
+) raises:
+    var size = rows.outer * rows.count * rows.inner
+    if size > Int(Int32.MAX):
+        raise Error(t"gather: {size} elements: must be below 2^31")
+    ctx.enqueue_function[gather_elements_kernel[dtype]](
+        y,
+        x,
+        index,
+        Int64(size),
+        Int64(rows.places),
+        Divisor(rows.count),
+        Divisor(rows.inner),
+        grid_dim=ceildiv(size, BLOCK),
+        block_dim=BLOCK,
+    )
 
 
 def gather_kernel[

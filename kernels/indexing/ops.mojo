@@ -118,3 +118,23 @@ struct GatherRows:
         call.append(x)
         call.append(index)
         call.run[function](ctx)
+
+
+@extensibility.register("gather_elements")
+struct GatherElements:
+    """Elements taken, each from a place of its own."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType, function: StaticString
+    ](
+        y: OutputTensor[dtype=dtype, rank=3, ...],
+        x: InputTensor[dtype=dtype, rank=3, ...],
+        index: InputTensor[dtype=DType.int64, rank=3, ...],
+        ctx: DeviceContext,
+    ) raises:
+        var call = Call()
+        call.append(y)
+        call.append(x)
+        call.append(index)
+        call.run[function](ctx)

@@ -1,11 +1,13 @@
-"""y [outer, places, inner] = x with source [outer, count, inner] added to (or put in) the places of index [count].
+"""y [outer, places, inner] = x, or zeros, with source [outer, count, inner] added to (or put in) the places of index [count].
 
 On the CPU the columns are shared out, each core walks the whole list. On a GPU a block owns one place and a stretch of
 columns and looks for its place in the list, so that no addition is atomic.
 """
 
+from std.ffi import external_call
 from std.math import ceildiv
 from std.memory import stack_allocation
+from std.sys import size_of
 from std.sys.info import simd_width_of
 
 from max.gpu import barrier, block_idx, thread_idx
@@ -14,21 +16,12 @@ from max.gpu.memory import AddressSpace
 
 from ..convolution.common import Ptr, worker_count
 from ..parallel import sync_parallelize
+from .extents import Rows
 from .few_columns import MOST_COLUMNS, few_columns_gpu
 
 comptime BLOCK = 256
 # Columns that a thread carries: the list is searched once for BLOCK * CARRIED of them.
 comptime CARRIED = 4
-
-
-@fieldwise_init
-struct Rows(ImplicitlyCopyable, TrivialRegisterPassable):
-    """Extents: y [outer, places, inner], source [outer, count, inner]."""
-
-    var outer: Int
-    var places: Int
-    var count: Int
-    var inner: Int
 
 
 @always_inline
@@ -57,6 +50,19 @@ def copy_row[dtype: DType](y: Ptr[dtype], x: Ptr[dtype], count: Int):
     _row[dtype, False](y, x, 0, count)
 
 
+@always_inline
+def start_row[
+    dtype: DType
+](y: Ptr[dtype], x: Ptr[dtype], zeros: Bool, count: Int):
+    """`count` neighbouring elements of what is added to."""
+    if zeros:
+        _ = external_call["memset", Ptr[dtype]](
+            y, Int32(0), count * size_of[dtype]()
+        )
+    else:
+        copy_row[dtype](y, x, count)
+
+
 @no_inline
 def rows_cpu[
     dtype: DType, accumulate: Bool
@@ -68,11 +74,17 @@ def rows_cpu[
     rows: Rows,
 ):
     """`index` has been checked."""
+    comptime width = simd_width_of[dtype]()
     var workers = max(
-        1, min(worker_count(), rows.outer * rows.count * rows.inner // 16384)
+        1,
+        min(
+            worker_count(),
+            rows.outer * max(rows.count, rows.places) * rows.inner // 16384,
+        ),
     )
-    # Whole outer slices where there are enough of them, else stretches of the inner extent.
+    # Whole outer slices where there are enough of them, else stretches of the rows, or, of short rows, of the places.
     var by_outer = rows.outer >= workers
+    var by_places = not by_outer and rows.inner < workers * 2 * width
 
     @always_inline
     def task(worker: Int) {imm}:
@@ -80,9 +92,14 @@ def rows_cpu[
         var o_last = rows.outer
         var first = 0
         var last = rows.inner
+        var place_first = 0
+        var place_last = rows.places
         if by_outer:
             o_first = rows.outer * worker // workers
             o_last = rows.outer * (worker + 1) // workers
+        elif by_places:
+            place_first = rows.places * worker // workers
+            place_last = rows.places * (worker + 1) // workers
         else:
             first = rows.inner * worker // workers
             last = rows.inner * (worker + 1) // workers
@@ -90,16 +107,27 @@ def rows_cpu[
             var to = y.unsafe_offset(o * rows.places * rows.inner)
             var old = x.unsafe_offset(o * rows.places * rows.inner)
             var added = source.unsafe_offset(o * rows.count * rows.inner)
-            for place in range(rows.places):
-                _row[dtype, False](
-                    to.unsafe_offset(place * rows.inner),
-                    old.unsafe_offset(place * rows.inner),
-                    first,
-                    last,
+            if last - first == rows.inner:
+                start_row[dtype](
+                    to.unsafe_offset(place_first * rows.inner),
+                    old.unsafe_offset(place_first * rows.inner),
+                    rows.zeros,
+                    (place_last - place_first) * rows.inner,
                 )
+            else:
+                for place in range(rows.places):
+                    start_row[dtype](
+                        to.unsafe_offset(place * rows.inner + first),
+                        old.unsafe_offset(place * rows.inner + first),
+                        rows.zeros,
+                        last - first,
+                    )
             for i in range(rows.count):
+                var place = Int(index[unsafe_offset=i])
+                if place < place_first or place >= place_last:
+                    continue
                 _row[dtype, accumulate](
-                    to.unsafe_offset(Int(index[unsafe_offset=i]) * rows.inner),
+                    to.unsafe_offset(place * rows.inner),
                     added.unsafe_offset(i * rows.inner),
                     first,
                     last,
@@ -120,6 +148,7 @@ def rows_kernel[
     count: Int64,
     inner: Int64,
     stretches: Int64,
+    zeros: Int64,
 ):
     var found = stack_allocation[
         BLOCK, Scalar[DType.uint8], address_space=AddressSpace.SHARED
@@ -133,7 +162,7 @@ def rows_kernel[
     var values = Array[Scalar[dtype], CARRIED](fill=0)
     comptime for k in range(CARRIED):
         var column = (stretch * CARRIED + k) * BLOCK + thread_idx.x
-        if column < columns:
+        if column < columns and zeros == 0:
             values[k] = x[
                 unsafe_offset=(column // Int(inner) * Int(places) + place)
                 * Int(inner)
@@ -205,10 +234,7 @@ def rows_gpu[
                 x,
                 index,
                 source,
-                rows.outer,
-                rows.places,
-                rows.count,
-                rows.inner,
+                rows,
                 ctx,
             )
             return
@@ -222,6 +248,7 @@ def rows_gpu[
         Int64(rows.count),
         Int64(rows.inner),
         Int64(stretches),
+        Int64(rows.zeros),
         grid_dim=rows.places * stretches,
         block_dim=BLOCK,
     )

@@ -152,6 +152,11 @@ def _cases(dtype: DType) -> dict[str, tuple[list[TensorType], Body]]:
         "sample_dgrad_input": ([plane_read, grid], lambda v: sampling.sample_dgrad_input(*v, SAMPLING[0])),
         "sample_dgrad_input_channels_last": ([read, grid], lambda v: sampling.sample_dgrad_input(*v, SAMPLING[1])),
         "interpolate": ([x], lambda v: interpolation.interpolate(*v, AXES)),
+        "gather_elements": ([table, places], lambda v: indexing.gather_elements(*v)),
+        "scatter_rows_add_to_zeros": (
+            [place, source],
+            lambda v: indexing.scatter_rows(indexing.Zeros(Dim("rows")), *v, True),
+        ),
         "gather_rows": ([table, place], lambda v: indexing.gather(*v, 1)),
         "scatter_rows_add": ([table, place, source], lambda v: indexing.scatter_rows(*v, True)),
         "scatter_rows_set": ([table, place, source], lambda v: indexing.scatter_rows(*v, False)),

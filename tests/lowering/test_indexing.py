@@ -54,6 +54,17 @@ CASES = [
     case("index_bool_values", lambda x, i: (x > 0)[i], integers(5, 4), places(3, size=5)),
     grad("index_select", lambda x, i: x.index_select(2, i), last(2, 3, 5, 4), places(6, size=5)),
     grad("gather", lambda x, i: x.gather(1, i), integers(4, 5), places(4, 7, size=5)),
+    grad(
+        "gather_rows", lambda x, i: x.gather(1, i[:, :, None].expand(2, 4, 3)), integers(2, 5, 3), places(2, 4, size=5)
+    ),
+    grad("gather_one_list", lambda x, i: x.gather(0, i[:, None].expand(4, 3)), integers(5, 3), places(4, size=5)),
+    grad(
+        "scatter_add_one_list",
+        lambda x, i, s: x.scatter_add(0, i[:, None].expand(4, 3), s),
+        integers(5, 3),
+        places(4, size=5),
+        integers(4, 3),
+    ),
     grad("gather_channels_last", lambda x, i: x.gather(1, i), last(2, 5, 3, 4), places(2, 2, 3, 4, size=5)),
     case("take_along_dim", lambda x, i: torch.take_along_dim(x, i, 0), integers(4, 5), places(2, 5, size=4)),
     case("scatter_value", lambda x, i: x.scatter(1, i, 7.0), integers(4, 5), places(4, 2, size=5)),

@@ -24,8 +24,8 @@ from torch_max_backend.lowering import numerics
 from torch_max_backend.lowering.context import LoweringContext
 from torch_max_backend.lowering.interpolation import by_kernel
 from torch_max_backend.lowering.registry import Layout, lowering
+from torch_max_backend.mojo_ops.indexing import Base, Zeros, gather_elements, scatter_elements, scatter_rows
 from torch_max_backend.mojo_ops.indexing import gather as gather_at
-from torch_max_backend.mojo_ops.indexing import scatter_elements, scatter_rows
 from torch_max_backend.mojo_ops.padding import border_dgrad, border_fprop
 
 aten = torch.ops.aten
@@ -176,23 +176,31 @@ def index_put(
     source = ops.broadcast_to(numerics.cast(aligned(values, rank, indexed.order), wide), shape)
     outer, inner = _product(indexed.before), _product(indexed.after)
     count = _product(indexed.index.shape)
-    base = ops.reshape(indexed.value, [outer, indexed.value.shape[indexed.axis], inner])
+    places_of_base = indexed.value.shape[indexed.axis]
+    base = Zeros(places_of_base) if _is_zero(ctx) else ops.reshape(indexed.value, [outer, places_of_base, inner])
     flat = ops.reshape(indexed.index, [count])
     written = _written(base, flat, ops.reshape(source, [outer, count, inner]), accumulate, scatter_rows)
     result = ops.reshape(written, indexed.x.value.shape)
     return indexed.x.with_value(numerics.cast(result, ctx.max_dtype))
 
 
+def _is_zero(ctx: LoweringContext) -> bool:
+    """Whether what is written to is zero everywhere, as for gradients."""
+    node = ctx.node.args[0]
+    return isinstance(node, Node) and node.target is aten.full.default and bool(node.args[1] == 0)
+
+
 def _written(
-    base: TensorValue,
+    base: Base,
     index: TensorValue,
     source: TensorValue,
     accumulate: bool,
-    write: Callable[[TensorValue, TensorValue, TensorValue, bool], TensorValue],
+    write: Callable[[Base, TensorValue, TensorValue, bool], TensorValue],
 ) -> TensorValue:
     """A kernel's result; bools travel as bytes."""
-    if base.dtype == DType.bool:
-        as_bytes = write(ops.cast(base, DType.uint8), index, ops.cast(source, DType.uint8), accumulate)
+    if source.dtype == DType.bool:
+        base = base if isinstance(base, Zeros) else ops.cast(base, DType.uint8)
+        as_bytes = write(base, index, ops.cast(source, DType.uint8), accumulate)
         return numerics.nonzero(as_bytes)
     return write(base, index, source, accumulate)
 
@@ -220,23 +228,35 @@ def gather(
     """For each element of ``index`` the element of ``x`` at that place of ``dim``, all else being equal."""
     if x.rank == 0:
         return GraphTensor(x.value, ())
+    dim %= x.rank
     order = x.order
-    at = index.to_order(order).value
-    axis = x.axis(dim)
-    size = x.value.shape[axis]
-    place = places(at, size)
-    outside = _is_outside(place, size)
-    linear = ops.mul(place, _size(_product(x.value.shape[axis + 1 :]), at.device))
-    for position in range(x.rank):
-        if position == axis:
-            continue
-        pitch = _product(x.value.shape[position + 1 :])
-        own = _multiples(at.shape[position], pitch, at.device)
-        shape = [at.shape[p] if p == position else 1 for p in range(x.rank)]
-        linear = ops.add(linear, ops.reshape(own, shape))
-    total = _product(x.value.shape)
-    linear = ops.where(outside, _size(total, at.device), ops.broadcast_to(linear, at.shape))
-    return GraphTensor(gather_at(ops.reshape(x.value, [total]), linear, 0), order)
+    at = numerics.cast(index.to_order(order).value, DType.int64)
+    value, axis = x.value, x.axis(dim)
+    # The index may be smaller in other dimensions.
+    others = [slice(None) if position == axis else slice(0, _plain(at.shape[position])) for position in range(x.rank)]
+    if any(position != axis and at.shape[position] != value.shape[position] for position in range(x.rank)):
+        value = ops.slice_tensor(value, others)
+    if _is_one_list(ctx.arg_meta(2), dim):
+        return GraphTensor(gather_at(value, _list_of(at, axis), axis), order)
+    outer, inner = _product(at.shape[:axis]), _product(at.shape[axis + 1 :])
+    found = gather_elements(
+        ops.reshape(value, [outer, value.shape[axis], inner]), ops.reshape(at, [outer, at.shape[axis], inner])
+    )
+    return GraphTensor(ops.reshape(found, at.shape), order)
+
+
+def _is_one_list(index: torch.Tensor, dim: int) -> bool:
+    """Whether an index was expanded from the places of one list along ``dim``."""
+    sizes = zip(index.shape, index.stride(), strict=True)
+    return index.dim() > 1 and all(
+        isinstance(size, int) and (size == 1 or stride == 0) for axis, (size, stride) in enumerate(sizes) if axis != dim
+    )
+
+
+def _list_of(index: TensorValue, axis: int) -> TensorValue:
+    """The list that ``index`` was expanded from."""
+    first = [slice(None) if position == axis else slice(0, 1) for position in range(index.rank)]
+    return ops.reshape(ops.slice_tensor(index, first), [index.shape[axis]])
 
 
 def _scattered(
@@ -257,7 +277,7 @@ def _scattered(
             raise CannotLower("an index that is smaller than the tensor in another dimension")
     order = x.order
     axis = x.axis(dim)
-    at = places(index.to_order(order).value, x.shape[dim])
+    at = numerics.cast(index.to_order(order).value, DType.int64)
     if not isinstance(source, GraphTensor):
         new = ops.broadcast_to(ctx.scalar(source, wide), at.shape)
     else:
@@ -266,13 +286,15 @@ def _scattered(
             new = ops.slice_tensor(new, [slice(0, _plain(size)) for size in at.shape])
     physical = list(x.value.shape)
     outer, inner = _product(physical[:axis]), _product(physical[axis + 1 :])
-    written = _written(
-        ops.reshape(numerics.cast(x.value, wide), [outer, physical[axis], inner]),
-        ops.reshape(at, [outer, at.shape[axis], inner]),
-        ops.reshape(new, [outer, at.shape[axis], inner]),
-        accumulate,
-        scatter_elements,
-    )
+    count = at.shape[axis]
+    base: Base = Zeros(physical[axis])
+    if not _is_zero(ctx):
+        base = ops.reshape(numerics.cast(x.value, wide), [outer, physical[axis], inner])
+    new = ops.reshape(new, [outer, count, inner])
+    if _is_one_list(ctx.arg_meta(2), dim):
+        written = _written(base, _list_of(at, axis), new, accumulate, scatter_rows)
+    else:
+        written = _written(base, ops.reshape(at, [outer, count, inner]), new, accumulate, scatter_elements)
     return x.with_value(numerics.cast(ops.reshape(written, physical), ctx.max_dtype))
 
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import functools
 import operator
+from dataclasses import dataclass
+from typing import TypeAlias
 
+import numpy as np
 from max.dtype import DType
 from max.graph import Dim, TensorType, TensorValue
 
@@ -17,13 +20,24 @@ from torch_max_backend.ir import ops
 from torch_max_backend.mojo_ops import functions
 
 
-def _check(x: TensorValue, index: TensorValue, source: TensorValue, index_shape: list[Dim]) -> None:
+@dataclass(frozen=True)
+class Zeros:
+    """What is written to is [outer, ``places``, inner] and zero before."""
+
+    places: Dim
+
+
+Base: TypeAlias = TensorValue | Zeros
+"""What is written to: a tensor, or zeros, which nobody has to make."""
+
+
+def _check(x: Base, index: TensorValue, source: TensorValue, index_shape: list[Dim]) -> None:
     for name, value in (("x", x), ("source", source)):
-        if value.rank != 3:
+        if isinstance(value, TensorValue) and value.rank != 3:
             raise ValueError(f"{name} has shape {list(value.shape)}: must have rank 3, [outer, places, inner]")
-    if x.dtype != source.dtype:
+    if isinstance(x, TensorValue) and x.dtype != source.dtype:
         raise ValueError(f"source has dtype {source.dtype}: must be that of x, {x.dtype}")
-    if [source.shape[0], source.shape[2]] != [x.shape[0], x.shape[2]]:
+    if isinstance(x, TensorValue) and [source.shape[0], source.shape[2]] != [x.shape[0], x.shape[2]]:
         raise ValueError(
             f"source has shape {list(source.shape)}: first and last extent must be those of x, {list(x.shape)}"
         )
@@ -51,16 +65,43 @@ def gather(x: TensorValue, index: TensorValue, axis: int) -> TensorValue:
 
 
 @beartype
-def scatter_rows(x: TensorValue, index: TensorValue, source: TensorValue, accumulate: bool) -> TensorValue:
-    """``x`` with row i of ``source`` added to (or put in) row ``index[i]``; deterministic, the last one wins."""
-    _check(x, index, source, [source.shape[1]])
-    name = "scatter_rows_add" if accumulate else "scatter_rows_set"
-    return functions.call("indexing", name, x.device, [x, index, source], [x.type], (x.dtype,))[0]
+def gather_elements(x: TensorValue, index: TensorValue) -> TensorValue:
+    """For every element of ``index`` [outer, count, inner] the element of ``x`` [outer, places, inner] at that place.
+
+    A place outside raises on a CPU, when the graph runs, and reads the nearest element on a GPU.
+    """
+    if x.rank != 3 or index.rank != 3 or [x.shape[0], x.shape[2]] != [index.shape[0], index.shape[2]]:
+        raise ValueError(
+            f"index has shape {list(index.shape)}, x has {list(x.shape)}: must be [outer, count, inner] and "
+            "[outer, places, inner]"
+        )
+    if index.dtype != DType.int64:
+        raise ValueError(f"index has dtype {index.dtype}: must be {DType.int64}")
+    result = TensorType(x.dtype, index.shape, x.device)
+    return functions.call("indexing", "gather_elements", x.device, [x, index], [result], (x.dtype,))[0]
 
 
 @beartype
-def scatter_elements(x: TensorValue, index: TensorValue, source: TensorValue, accumulate: bool) -> TensorValue:
+def scatter_rows(x: Base, index: TensorValue, source: TensorValue, accumulate: bool) -> TensorValue:
+    """``x`` with row i of ``source`` added to (or put in) row ``index[i]``; deterministic, the last one wins."""
+    _check(x, index, source, [source.shape[1]])
+    name = "scatter_rows_add" if accumulate else "scatter_rows_set"
+    return _scattered(name, x, index, source)
+
+
+@beartype
+def scatter_elements(x: Base, index: TensorValue, source: TensorValue, accumulate: bool) -> TensorValue:
     """``x`` with every element of ``source`` added to (or put in) the row that ``index`` has for it; deterministic."""
     _check(x, index, source, list(source.shape))
     name = "scatter_elements_add" if accumulate else "scatter_elements_set"
-    return functions.call("indexing", name, x.device, [x, index, source], [x.type], (x.dtype,))[0]
+    return _scattered(name, x, index, source)
+
+
+def _scattered(name: str, x: Base, index: TensorValue, source: TensorValue) -> TensorValue:
+    if isinstance(x, Zeros):
+        kind = TensorType(source.dtype, [source.shape[0], x.places, source.shape[2]], source.device)
+        # Kernels take a tensor without elements for zeros.
+        x = ops.constant(np.zeros((0, 0, 0)), source.dtype, device=source.device)
+    else:
+        kind = x.type
+    return functions.call("indexing", name, source.device, [x, index, source], [kind], (source.dtype,))[0]
