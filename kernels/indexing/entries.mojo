@@ -83,9 +83,13 @@ def _scatter_rows[
             rows,
         )
     else:
+        # Zeros have no memory.
+        var base = y.to_device_buffer(ctx)
+        if not rows.zeros:
+            base = x.to_device_buffer(ctx)
         rows_gpu[dtype, accumulate](
             y.to_device_buffer(ctx),
-            x.to_device_buffer(ctx),
+            base,
             index.to_device_buffer(ctx),
             source.to_device_buffer(ctx),
             rows,
@@ -120,9 +124,13 @@ def _scatter_elements[
             rows,
         )
     else:
+        # Zeros have no memory.
+        var base = y.to_device_buffer(ctx)
+        if not rows.zeros:
+            base = x.to_device_buffer(ctx)
         elements_gpu[dtype, accumulate](
             y.to_device_buffer(ctx),
-            x.to_device_buffer(ctx),
+            base,
             index.to_device_buffer(ctx),
             source.to_device_buffer(ctx),
             rows,
