@@ -173,7 +173,9 @@ def index_put(
     indexed = Indexed(x.with_value(numerics.cast(x.value, wide)), indices)
     shape = [*indexed.before, *indexed.index.shape, *indexed.after]
     rank = len(shape)
-    source = ops.broadcast_to(numerics.cast(aligned(values, rank, indexed.order), wide), shape)
+    source = numerics.cast(aligned(values, rank, indexed.order), wide)
+    if list(source.shape) != shape:
+        source = ops.broadcast_to(source, shape)
     outer, inner = _product(indexed.before), _product(indexed.after)
     count = _product(indexed.index.shape)
     places_of_base = indexed.value.shape[indexed.axis]
