@@ -98,15 +98,13 @@ def summary() -> str:
     zoo = zoo_rows()["training", "none", 8]
     drawn = [row["ratio"] for row in _of_class(read(DRAWN), "all")]
     products = [row["ratio"] for row in read("matmul_h200")["products"]]
-    # DeepLabV3 stands among them for interpolation.
-    attention = attention_ratios()
+    others = ratios_beside_cuda_graphs()
     rows = [
         ("ResNet-50, batch 256, bfloat16: training step", "H200", "Inductor", resnet["max"] / resnet["inductor"]),
         ("the same: first step, caches empty", "H200", "Inductor", first["max"] / first["inductor"]),
         (f"{len(plain)} models, bfloat16: training step", "H200", "Inductor", plain),
         ("the same, as device graphs", "H200", "Inductor, CUDA graphs", captured),
-        (f"{len(attention)} more, of which {len(attention) - 1} have attention", "H200", "Inductor, CUDA graphs",
-         attention),
+        (f"{len(others)} more, most with attention or dropout", "H200", "Inductor, CUDA graphs", others),
         (f"{len(zoo)} models, float32, batch 8: training step", "2 CPU cores", "the best of eager and Inductor",
          list(map(ratio, zoo))),
         ("convolutions drawn from models, bfloat16", "H200", "cuDNN", drawn),
@@ -428,14 +426,24 @@ def attention() -> str:
     return grid(header, rows) + origin(*names)
 
 
-def attention_ratios() -> list[float]:
-    """Of whole training steps of models with attention, as device graphs, over Inductor's with CUDA graphs."""
-    rows = (row for row in read("training_steps_attention_h200")["rows"] if "error" not in row["cuda_graphs"])
+BESIDE_CUDA_GRAPHS = ("training_steps_attention_h200", "training_steps_dropout_h200")
+
+
+def ratios_beside_cuda_graphs() -> list[float]:
+    """Of whole training steps as device graphs, over Inductor's with CUDA graphs."""
+    rows = (row for name in BESIDE_CUDA_GRAPHS for row in read(name)["rows"] if "error" not in row["cuda_graphs"])
     return [row["captured"]["waited_ms"] / row["cuda_graphs"]["waited_ms"] for row in rows]
 
 
 def attention_models() -> str:
-    name = "training_steps_attention_h200"
+    return _beside_cuda_graphs("training_steps_attention_h200")
+
+
+def dropout_models() -> str:
+    return _beside_cuda_graphs("training_steps_dropout_h200")
+
+
+def _beside_cuda_graphs(name: str) -> str:
     rows, waited, queued = [], [], []
     for row in read(name)["rows"]:
         ours, theirs = row["captured"], row["cuda_graphs"]
@@ -451,6 +459,21 @@ def attention_models() -> str:
     rows.append(["geometric mean", "", "", "", "", "", f"{mean(waited)} ({mean(queued)})"])
     header = ["model", "batch", "first step s", "step ms", "Inductor's first step s", "with CUDA graphs ms", "ratio"]
     return grid(header, rows) + origin(name)
+
+
+def resampling() -> str:
+    names = {
+        "interpolation": "interpolation_h200",
+        "adaptive maxima": "adaptive_max_h200",
+        "windows (unfold, fold)": "windows_h200",
+        "grid_sample": "sampling_h200",
+    }
+    rows = []
+    for family, name in names.items():
+        document = read(name)
+        for what, found in document["summary"].items():
+            rows.append([family, what, f"{found['over_eager']:.2f}", f"{found['worst_over_eager']:.2f}"])
+    return grid(["operators", "pass", "time over PyTorch's, mean", "worst"], rows) + origin(*names.values())
 
 
 def matmul() -> str:
@@ -495,7 +518,8 @@ TABLES: dict[str, Callable[[], str]] = {
     for table in (
         summary, coverage, training_steps, training_steps_gpu, training_curves, training_zoo, step_memory, gpu_tests,
         convolution_any_gpu, convolution_drawn, convolution_cpu, convolution_workspace, convolution_hopper,
-        convolution_sanitizer, pooling_gpu, pooling_cpu, pooling_memory, attention, attention_models, matmul,
+        convolution_sanitizer, pooling_gpu, pooling_cpu, pooling_memory,
+        attention, attention_models, dropout_models, matmul, resampling,
         compile_cost, first_steps,
         host_time, optimizer_steps, step_bytes, step_kinds,
     )
