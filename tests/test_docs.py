@@ -13,8 +13,8 @@ from benchmarks.figures import BLOCK, filled, pages
 from benchmarks.tables import TABLES
 
 PAGES = [*pages(), *ROOT.glob("[A-Z]*.md")]
-#: Generated in whole.
-LONG = {"support.md", "conformance.md", "models.md"}
+#: Generated, in whole or for the most part.
+LONG = {"support.md", "conformance.md", "figures.md", "kernel-figures.md", "models.md"}
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
