@@ -89,8 +89,6 @@ def test_arithmetic_on_constants_is_seen() -> None:
     # A large constant is a broadcast number, which MAX has to write.
     assert folded(lambda x: (x, torch.zeros(300, 300)), torch.randn(3)) == {"mo.output": 1}
     assert folded(lambda x: x + torch.full((300, 300), 2.0).sin().sum(1), torch.randn(300, 300)) != {}
-    # A generated program computes it where it is read.
-    assert folded(lambda x: x + torch.full((300, 300), 2.0).sin() * 3, torch.randn(300, 300)) == {}
 
 
 def test_a_graph_of_constants_alone_is_a_launch_list(monkeypatch: pytest.MonkeyPatch) -> None:
