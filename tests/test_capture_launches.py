@@ -7,7 +7,7 @@ import copy
 import gc
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
@@ -19,10 +19,11 @@ from torch import nn
 from torch_max_backend.backend import recorded_graphs
 from torch_max_backend.dtypes import max_dtype
 from torch_max_backend.max_compat import make_dlpack_capsule
-from torch_max_backend.runtime import launch_capture
-from torch_max_backend.runtime.capture import Capture, Loan
+from torch_max_backend.runtime import captured_launches
+from torch_max_backend.runtime.capture import Capture
+from torch_max_backend.runtime.captured_launches import CapturedLaunches, SharedStorage
 from torch_max_backend.runtime.executable import Executable
-from torch_max_backend.runtime.launch_capture import CapturedLaunches, LaunchModel, SharedStorage, TensorMemory
+from torch_max_backend.runtime.launches import Drawn
 from torch_max_backend.torch_compat import tensor_of_capsule
 
 
@@ -43,14 +44,25 @@ class Order:
     give_back = synchronize
 
 
-class Walked(LaunchModel):
+class Walked(CapturedLaunches):
     """Replays by walking over the memory that was recorded."""
 
     def _record(
         self, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor], workspace: torch.Tensor
-    ) -> torch.cuda.CUDAGraph:
-        kept = [tensor.data_ptr() for tensor in tensors], list(map(place, results))
-        return cast(torch.cuda.CUDAGraph, SimpleNamespace(replay=lambda: self._launches.walk(*kept, workspace)))
+    ) -> tuple[torch.cuda.CUDAGraph, Drawn]:
+        addresses, places = [tensor.data_ptr() for tensor in tensors], list(map(place, results))
+        # Recording draws nothing: what is here is written by each replay.
+        state = torch.get_rng_state()
+        drawn = self.draw()
+        torch.set_rng_state(state)
+        entering = list(map(place, drawn.entering))
+
+        def replay() -> None:
+            for target, source in zip(entering, self.draw().entering, strict=True):
+                target.copy_(source)
+            self.walk([*addresses, *drawn.addresses], places, workspace)
+
+        return cast(torch.cuda.CUDAGraph, SimpleNamespace(replay=replay)), drawn
 
 
 def place(tensor: torch.Tensor) -> torch.Tensor:
@@ -67,13 +79,13 @@ def capture(executable: Executable, patience: int) -> Capture:
     """Lets a compiled list be replayed."""
     order = cast(Any, Order())
     assert executable.listing is not None
-    memory = TensorMemory(order)
-    capturing = Capture(executable.name, patience, memory)
-    facts = executable.listing, executable.inputs, executable.outputs.leaving, executable.device, executable._walk
-    with mock.patch.object(launch_capture, "stream_order", lambda _: order), mock.patch.object(
-        launch_capture, "LaunchModel", Walked
-    ):  # fmt: skip
-        executable.launches = CapturedLaunches(*facts, capturing, memory, executable.outputs.not_lent)
+    capturing = Capture(executable.name, patience)
+    facts = (
+        executable.listing, executable.built.inputs, executable.outputs.leaving, executable.device, executable._walk,
+        executable.spec.draws,
+    )  # fmt: skip
+    with mock.patch.object(captured_launches, "stream_order", lambda _: order):
+        executable.launches = Walked(*facts, capturing, executable.outputs.not_lent)
     executable.capture = capturing
     return capturing
 
@@ -81,6 +93,11 @@ def capture(executable: Executable, patience: int) -> Capture:
 def net() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def drawing_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
 
 
 def train(model: nn.Module, variant: str, captured: bool) -> tuple[list[torch.Tensor], list[int]]:
@@ -116,8 +133,9 @@ def train(model: nn.Module, variant: str, captured: bool) -> tuple[list[torch.Te
     "variant",
     ["plain", "two forwards", "grads stay", "statistics move", "statistics keep moving", "statistics overlap"],
 )
-def test_captured_steps_are_the_plain_ones(variant: str) -> None:
-    model = net()
+@pytest.mark.parametrize("make", [net, drawing_net])
+def test_captured_steps_are_the_plain_ones(make: Callable[[], nn.Module], variant: str) -> None:
+    model = make()
     expected, none = train(copy.deepcopy(model), variant, False)
     found, replays = train(model, variant, True)
     assert not none and len(replays) == 2 and min(replays) >= (1 if variant == "two forwards" else 3)
@@ -140,7 +158,7 @@ def test_what_is_kept_is_read_where_it_was_left() -> None:
         run.zero_grad(set_to_none=True)
     assert [each.replays for each in capturing] == [12 - 2, 12 - 7]
     assert forward.packing is not None and backward.takes_packs
-    assert backward.built.inputs[0].dtype == torch.uint8 and not capturing[1]._copied
+    assert backward.built.inputs[0].dtype == torch.uint8 and not capturing[1].copied
 
 
 def test_statistics_are_written_where_they_lie() -> None:
@@ -159,7 +177,7 @@ def test_results_memory_goes_with_the_model() -> None:
         made.append(weakref.ref(shared))
         return shared
 
-    with mock.patch.object(launch_capture, "SharedStorage", noted):
+    with mock.patch.object(captured_launches, "SharedStorage", noted):
         train(net(), "plain", True)
     assert len(made) == 2
     torch._dynamo.reset()
@@ -167,15 +185,40 @@ def test_results_memory_goes_with_the_model() -> None:
     assert all(each() is None for each in made)
 
 
-def test_results_are_in_use_before_there_is_a_tensor_over_them() -> None:
-    """Another thread may call between a replay and the tensors that are made for its caller."""
-    memory = TensorMemory(cast(Any, Order()))
-    memory.shared = SharedStorage([((2,), (1,), torch.float32)], torch.device("cpu"))
-    loan = Loan(memory.shared.tensors)
-    reference = weakref.ref(loan)
-    assert memory.in_use(memory.shared.tensors, reference)
-    del loan
-    assert not memory.in_use(memory.shared.tensors, reference)
+def test_masks_are_read_where_they_were_drawn() -> None:
+    """A replayed backward graph reads the masks that the replayed forward graph drew, and copies them nowhere."""
+    torch._dynamo.reset()
+    with recorded_graphs() as graphs:
+        run = torch.compile(drawing_net(), backend="max", fullgraph=True)
+        run(torch.randn(5, 6)).sum().backward()
+    (forward,), (backward,) = (graph.executables for graph in graphs)
+    assert len(forward.spec.draws) == 1 and not backward.spec.draws
+    capturing = [capture(forward, 3), capture(backward, 8)]
+    x, slopes = torch.randn(5, 6), torch.randn(5, 3)
+    outputs = []
+    for _ in range(12):
+        out = run(x)
+        out.backward(slopes)
+        outputs.append(out.detach().clone())
+        run.zero_grad(set_to_none=True)
+    assert [each.replays for each in capturing] == [12 - 2, 12 - 7]
+    assert not capturing[0].copied and not capturing[1].copied
+    assert len({tuple(out.flatten().tolist()) for out in outputs}) == len(outputs)
+
+
+def test_a_mask_that_is_kept_is_not_drawn_over() -> None:
+    """Two forward passes before the backward passes: the second one's masks lie elsewhere."""
+    torch._dynamo.reset()
+    with recorded_graphs() as graphs:
+        run = torch.compile(lambda x: torch.nn.functional.dropout(x, 0.5) * 3, backend="max", fullgraph=True)
+        run(torch.ones(64, requires_grad=True)).sum().backward()
+    capture(graphs[0].executables[0], 2)
+    for _ in range(6):
+        x = torch.ones(64, requires_grad=True)
+        outs = [run(x) for _ in range(2)]
+        for out in outs:
+            (gradient,) = torch.autograd.grad(out.sum(), x)
+            assert torch.equal(gradient, out.detach())
 
 
 def test_shared_storage_knows_of_tensors_over_it() -> None:

@@ -55,11 +55,6 @@ def execute(model: Model, buffers: list[Buffer]) -> list[Buffer]:
 integer_division: Callable[[TensorValue, TensorValue], TensorValue] = _trunc_div
 
 
-def wait_for_captures(model: Model) -> None:
-    """Waits until what the model captured last can be replayed."""
-    model._await_device_graphs()
-
-
 def device_context(device: Device) -> int:
     """The address of a device's context, as Mojo's ``DeviceContext`` holds it."""
     return device._device_context_ptr()

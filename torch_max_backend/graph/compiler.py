@@ -17,7 +17,7 @@ from torch_max_backend.errors import UnsupportedOpError
 from torch_max_backend.graph.builder import NodesCannotLower
 from torch_max_backend.graph.constants import describe_attributes, is_constant
 from torch_max_backend.graph.partition import Refusal, cut, is_host_node, refusals, unknown_sizes
-from torch_max_backend.graph.random import DRAWN, ORIGIN, Draw, hoist_draws, is_draw, take_draws
+from torch_max_backend.graph.random import DRAWN, ORIGIN, hoist_draws, is_draw, take_draws
 from torch_max_backend.graph.sized import SizedGraph, at_hints, is_symbolic
 from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.ir.layout import strides_of
@@ -42,7 +42,6 @@ class CompiledGraph:
             where the graph came from the cache.
         packing: of the outputs that leave in packs.
         pieces: the graph that calls the executables; None where one executable is all.
-        draws: what that one gets as its last arguments, drawn before it runs.
         unpacks: its first arguments are packs of these values, and the executables want the values.
     """
 
@@ -55,7 +54,6 @@ class CompiledGraph:
     packing: Packing | None = None
     pieces: GraphModule | None = None
     unpacks: Packing | None = None
-    draws: tuple[Draw, ...] = ()
 
     #: AOTAutograd hands arguments over in a list that the callee may empty.
     _boxed_call = True
@@ -147,7 +145,7 @@ def compile_graph(
         sized: list[CompiledGraph] = []
         try:
             with noted() as functions:
-                pieces, sources, draws = _assemble(
+                pieces, sources = _assemble(
                     gm, unit, name, found, added, sized, free_outputs, options, packable, packing
                 )
         except NodesCannotLower as error:
@@ -164,7 +162,7 @@ def compile_graph(
         made = added[0].packing if added else None
         return CompiledGraph(
             name,
-            runner_of(added, pieces, unpacks, draws),
+            runner_of(added, pieces, unpacks),
             added,
             [*found.values(), *(refusal for graph in sized for refusal in graph.refusals)],
             host_ops,
@@ -172,7 +170,6 @@ def compile_graph(
             made,
             pieces,
             unpacks,
-            draws,
         )
 
 
@@ -180,13 +177,10 @@ def runner_of(
     executables: Sequence[Executable],
     pieces: GraphModule | None,
     unpacks: Packing | None,
-    draws: tuple[Draw, ...] = (),
 ) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """What runs a graph; see ``CompiledGraph`` for the arguments."""
     if pieces is None:
         runner: Callable[[Sequence[Any]], Sequence[Any]] = executables[0].run
-        if draws:
-            runner = functools.partial(_run_with_draws, runner, draws)
     elif boxed_code is not None:
         # The generated code drops an argument behind its last use; the caller has let go of it.
         pieces.graph.set_codegen(boxed_code())
@@ -196,12 +190,6 @@ def runner_of(
         pieces.recompile()
         runner = functools.partial(_spread, pieces)
     return runner if unpacks is None else unpacking(runner, unpacks)
-
-
-def _run_with_draws(
-    run: Callable[[Sequence[Any]], Sequence[Any]], draws: tuple[Draw, ...], args: Sequence[Any]
-) -> Sequence[Any]:
-    return run([*args, *(draw() for draw in draws)])
 
 
 def _spread(pieces: GraphModule, args: Sequence[Any]) -> Sequence[Any]:
@@ -226,10 +214,9 @@ def _assemble(
     options: Options,
     packable: frozenset[int],
     packing: Packing | None,
-) -> tuple[GraphModule | None, list[tuple[Executable, int] | None], tuple[Draw, ...]]:
-    """The graph that calls what is ``added``, None where that is one executable which is all; for each output the
-    executable that makes it with the number it has there; and what the one executable wants drawn. Pieces with symbolic
-    sizes are ``sized``."""
+) -> tuple[GraphModule | None, list[tuple[Executable, int] | None]]:
+    """The graph that calls what is ``added``, None where that is one executable which is all; and for each output the
+    executable that makes it with the number it has there. Pieces with symbolic sizes are ``sized``."""
     listed = options.run == "launches"
     calls = [node for node in gm.graph.nodes if node.op in ("call_function", "call_module", "get_attr")]
     built = [node for node in calls if not (is_draw(node) and not node.all_input_nodes)]
@@ -238,10 +225,10 @@ def _assemble(
             _know_all_sizes(gm)
         whole, draws = take_draws(gm) if len(built) < len(calls) else (gm, ())
         executable = unit.add(
-            whole, name, free_outputs=free_outputs, options=options, packable=packable, packing=packing
+            whole, name, free_outputs=free_outputs, options=options, packable=packable, packing=packing, draws=draws
         )
         added.append(executable)
-        return None, [(executable, number) for number in range(len(_leaving(gm)))], draws
+        return None, [(executable, number) for number in range(len(_leaving(gm)))]
     pieces = cut(gm, found)
     refused: dict[Node, str] = {}
     for node in pieces.graph.nodes:
@@ -271,7 +258,7 @@ def _assemble(
         setattr(pieces, str(node.target), executable)
     if refused:
         raise NodesCannotLower(refused)
-    return pieces, [_source(node, pieces) for node in _leaving(pieces)], ()
+    return pieces, [_source(node, pieces) for node in _leaving(pieces)]
 
 
 class _SizedPiece(torch.nn.Module):

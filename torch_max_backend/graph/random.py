@@ -43,7 +43,8 @@ def draw(
     result of what draws before."""
     like = torch.empty_strided(shape, stride, dtype=dtype, device=device)
     if op is aten.native_dropout.default:
-        return op(like.zero_(), *args, **kwargs)[1]
+        # On a CPU numbers near zero, which memory may hold, are slow to multiply.
+        return op(like.zero_() if device.type == "cpu" else like, *args, **kwargs)[1]
     return op(like, *args, **kwargs)
 
 
@@ -112,6 +113,14 @@ class Draw:
     function: Callable[..., torch.Tensor]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+
+    @property
+    def recordable(self) -> bool:
+        """Whether a device graph can hold it: its kernels alone, and PyTorch's own generator."""
+        op = self.function if self.function in _FROM_SHAPE else self.args[0]
+        generators = any(isinstance(given, torch.Generator) for given in (*self.args, *self.kwargs.values()))
+        # A permutation is sorted, for which the host waits.
+        return not generators and op not in (aten.randperm.default, aten.randperm.generator)
 
     def __call__(self) -> torch.Tensor:
         """Draws, from PyTorch's generator."""

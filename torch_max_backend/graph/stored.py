@@ -21,7 +21,6 @@ from torch.fx.node import map_aggregate
 
 from torch_max_backend.graph.compiler import CompiledGraph, runner_of
 from torch_max_backend.graph.partition import Refusal
-from torch_max_backend.graph.random import Draw
 from torch_max_backend.graph.sized import SizedGraph
 from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.options import Options
@@ -97,7 +96,6 @@ class _Stored:
     packing: Packing | None
     refusals: list[Refusal]
     host_ops: list[str]
-    draws: tuple[Draw, ...]
 
 
 def dumped(compiled: CompiledGraph) -> bytes:
@@ -117,7 +115,6 @@ def dumped(compiled: CompiledGraph) -> bytes:
         compiled.packing,
         compiled.refusals,
         compiled.host_ops,
-        compiled.draws,
     )
     content = io.BytesIO()
     try:
@@ -134,14 +131,13 @@ def loaded(content: bytes, unit: CompilationUnit, options: Options) -> CompiledG
     pieces = None if stored.steps is None else _pieces(stored.steps, executables)
     return CompiledGraph(
         stored.name,
-        runner_of(executables, pieces, stored.unpacks, stored.draws),
+        runner_of(executables, pieces, stored.unpacks),
         executables,
         stored.refusals,
         stored.host_ops,
         packing=stored.packing,
         pieces=pieces,
         unpacks=stored.unpacks,
-        draws=stored.draws,
     )
 
 

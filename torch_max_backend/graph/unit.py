@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 
 from torch_max_backend.dtypes import device_ref
 from torch_max_backend.graph.builder import GraphBuilder, graph_device
+from torch_max_backend.graph.random import Draw
 from torch_max_backend.max_compat import erase, in_mlir_context
 from torch_max_backend.mojo_ops.functions import noted, require, require_function
 from torch_max_backend.options import Options
@@ -23,9 +24,7 @@ from torch_max_backend.runtime.background import Job
 from torch_max_backend.runtime.capture import Capture, refusal
 from torch_max_backend.runtime.executable import Executable, ExecutableSpec
 from torch_max_backend.runtime.interface import BuiltGraph
-from torch_max_backend.runtime.launch_capture import TensorMemory
 from torch_max_backend.runtime.packs import Packing, pack_results, take_from_packs
-from torch_max_backend.runtime.streams import stream_order
 from torch_max_backend.runtime.tasks import Task
 
 log = logging.getLogger("torch_max_backend")
@@ -56,12 +55,13 @@ class CompilationUnit:
         options: Options | None = None,
         packable: frozenset[int] = frozenset(),
         packing: Packing | None = None,
+        draws: tuple[Draw, ...] = (),
     ) -> Executable:
         """Builds ``gm`` and returns its executable, runnable after ``compile``.
 
         With the option ``capture`` it is replayed as a device graph where that is possible. Of the outputs ``packable``
         many leave in packs (``Executable.packing``) where it is a launch list; it takes the packs of ``packing`` where
-        ``Executable.takes_packs``.
+        ``Executable.takes_packs``. Its last arguments are what ``draws`` make.
 
         Raises:
             NodesCannotLower: nodes cannot be lowered, or have no library function; the unit is unchanged.
@@ -89,7 +89,7 @@ class CompilationUnit:
         kept = frozenset[int]() if backward else frozenset(range(len(built.outputs))) - free_outputs
         called = tuple(dict.fromkeys(functions))
         return self.adopt(
-            ExecutableSpec(built, device, free_outputs, kept, orders, made, taking is not None, called), options
+            ExecutableSpec(built, device, free_outputs, kept, orders, made, taking is not None, called, draws), options
         )
 
     def adopt(self, spec: ExecutableSpec, options: Options) -> Executable:
@@ -99,12 +99,14 @@ class CompilationUnit:
         built = spec.built
         captured = None
         if options.capture:
-            reason = refusal([each.device.type for each in built.inputs], any(s.shape is None for s in built.inputs))
+            devices = {each.device.type for each in built.inputs}
+            recordable = all(draw.recordable for draw in spec.draws)
+            reason = refusal(devices, listed=built.listing is not None, recordable=recordable)
             if reason is None and not is_virtual_device_mode():
+                given = built.inputs[: len(built.inputs) - len(spec.draws)]
+                moving = [number for number, each in enumerate(given) if each.drawn]
                 # Two calls more for each graph whose results this one may take.
-                memory = None if built.listing is None else TensorMemory(stream_order(spec.device))
-                drawn = frozenset(number for number, spec in enumerate(built.inputs) if spec.drawn)
-                captured = Capture(built.name, 3 + 2 * len(self.graphs), memory, drawn)
+                captured = Capture(built.name, 3 + 2 * len(self.graphs), moving)
             else:
                 log.info("%s is not captured: %s", built.name, reason or "its device is not there")
         walk = "" if built.listing is None else require("launches", "walk", device_ref(spec.device), ())

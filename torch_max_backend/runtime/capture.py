@@ -1,18 +1,14 @@
-"""Replaying a graph's launches on a GPU instead of queueing them one by one."""
+"""When a launch list is replayed as a device graph instead of queueing its kernels one by one."""
 
 from __future__ import annotations
 
-import itertools
 import logging
-import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol
 
-from max.driver import Buffer
-from max.driver.buffer import batch_inplace_copy
+import torch
 
-from torch_max_backend.max_compat import wait_for_captures
-from torch_max_backend.runtime.execution import execute
+from torch_max_backend.runtime.leaving import taker
 
 log = logging.getLogger("torch_max_backend")
 
@@ -22,37 +18,37 @@ _CAPTURES = 8
 #: Calls in a row that found the results of the last replay in use.
 _BUSY = 3
 
-_keys = itertools.count(1)
 
+class Recording(Protocol):
+    """A graph that can be recorded over fixed places in memory; one recording at a time."""
 
-class Memory:
-    """How ``Capture`` handles arguments; here, MAX's buffers: one address has one buffer for as long as it is
-    remembered (``handover.Inputs``)."""
+    def plain(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """The results, in memory of their own."""
+        ...
 
-    def same(self, first: Any, second: Any) -> bool:
-        """Whether both lie in one place."""
-        return first is second
-
-    def place(self, like: Any) -> Any:
+    def place(self, like: torch.Tensor) -> torch.Tensor:
         """A place for such an argument."""
-        return Buffer(like.dtype, like.shape, like.device)
+        ...
 
-    def copy(self, targets: Sequence[Any], sources: Sequence[Any]) -> None:
+    def copy(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
         """Copies each source into its target."""
-        batch_inplace_copy(list(targets), list(sources))
+        ...
 
-    def in_use(self, results: Sequence[Any], loan: weakref.ref[Loan]) -> bool:
-        """Whether the results of the last replay are still in use."""
-        return loan() is not None
+    def record(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Records the graph over these arguments."""
+        ...
 
+    def replay(self) -> list[Any]:
+        """The results, in the recording's memory: they are lent as long as a tensor over them exists."""
+        ...
 
-class Loan:
-    """Results of a captured graph, in memory that its next replay writes to, while tensors over them exist."""
+    def in_use(self) -> bool:
+        """Whether a tensor over the recording's results exists."""
+        ...
 
-    __slots__ = ("__weakref__", "results")
-
-    def __init__(self, results: list[Any]) -> None:
-        self.results = results
+    def release(self) -> None:
+        """Gives the recording's memory back."""
+        ...
 
 
 class Capture:
@@ -69,94 +65,96 @@ class Capture:
         name: of the graph, for the log.
         patience: the call that captures. Graphs that take another graph's results wait until that one is captured, and
             its results have come to rest.
-        memory: that arguments lie in.
         moving: numbers of arguments that are others in each call, wherever they lie.
+
+    Attributes:
+        replays: calls that were replayed.
+        copied: numbers of the arguments that a replay copies.
     """
 
-    def __init__(
-        self, name: str, patience: int, memory: Memory | None = None, moving: frozenset[int] = frozenset()
-    ) -> None:
+    def __init__(self, name: str, patience: int, moving: Collection[int] = ()) -> None:
         self.replays = 0
-        self.memory = memory or Memory()
-        self._name = name
-        self._moving = moving
-        self._patience = patience
+        self.copied: list[int] = []
+        self._name, self._patience, self._moving = name, patience, frozenset(moving)
         self._left = _CAPTURES
-        self._missed = 0
-        self._last: list[Any] = []
-        self._key: int | None = None
-        self._fixed: list[Any] = []
-        self._copied: dict[int, None] = {}
-        self._results: list[Any] = []
-        self._loan: weakref.ref[Loan] | None = None
-        self._busy = 0
+        self._missed = self._busy = 0
+        self._last: Sequence[int] = ()
+        self._recorded = False
+        self._places: list[torch.Tensor] = []
+        self._take_copied: Callable[[Sequence[Any]], Sequence[Any]] = list
+        self._take_fixed: Callable[[Sequence[Any]], Sequence[Any]] = list
+        self._fixed: Sequence[int] = ()
 
-    def run(self, model: Any, buffers: list[Any]) -> tuple[list[Any], Loan | None]:
-        """The results for ``buffers``, and the loan that keeps them from being written to (None: they are fresh)."""
+    def run(self, graph: Recording, tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> list[Any]:
+        """The results for ``tensors``, which lie at ``addresses``."""
         if not self._left:
-            return execute(model, buffers), None
-        if self._loan is not None and self.memory.in_use(self._results, self._loan):
+            return graph.plain(tensors)
+        if self._recorded and graph.in_use():
             self._busy += 1
             if self._busy >= _BUSY:
                 # Somebody keeps them for good, as gradients that are set to zero in place: they get this memory.
-                self._release(model)
-            return execute(model, buffers), None
+                self._release(graph)
+            return graph.plain(tensors)
         self._busy = 0
-        if self._key is None or not self._matches(buffers):
+        if not self._recorded or self._take_fixed(addresses) != self._fixed:
             self._missed += 1
-            if self._missed < self._patience or len(self._last) != len(buffers) or not self._captured(model, buffers):
-                self._last = buffers
-                return execute(model, buffers), None
+            if (
+                self._missed < self._patience
+                or len(self._last) != len(addresses)
+                or not self._captured(graph, tensors, addresses)
+            ):
+                self._last = addresses
+                return graph.plain(tensors)
         self._missed = 0
-        assert self._key is not None
-        if self._copied:
-            self.memory.copy([self._fixed[i] for i in self._copied], [buffers[i] for i in self._copied])
-        model.replay(self._key, *self._fixed)
+        if self._places:
+            graph.copy(self._places, self._take_copied(tensors))
         self.replays += 1
-        loan = Loan(self._results)
-        self._loan = weakref.ref(loan)
-        return self._results, loan
+        return graph.replay()
 
-    def _matches(self, buffers: list[Any]) -> bool:
-        same = map(self.memory.same, buffers, self._fixed)
-        return all(each or number in self._copied for number, each in enumerate(same))
-
-    def _captured(self, model: Any, buffers: list[Any]) -> bool:
+    def _captured(self, graph: Recording, tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> bool:
         """Captures the graph; False if that is not possible."""
-        self._release(model)
+        self._release(graph)
         self._left -= 1
         if not self._left:
             log.info("%s is not captured any more: its arguments keep moving", self._name)
             return False
-        pairs = enumerate(zip(buffers, self._last, strict=True))
-        moving = [i for i, (now, last) in pairs if i in self._moving or not self.memory.same(now, last)]
-        fixed = list(buffers)
-        for i in moving:
-            fixed[i] = self.memory.place(buffers[i])
-        key = next(_keys)
+        pairs = enumerate(zip(addresses, self._last, strict=True))
+        copied = [number for number, (now, last) in pairs if number in self._moving or now != last]
+        read = list(tensors)
+        for number in copied:
+            read[number] = graph.place(tensors[number])
         try:
-            self.memory.copy([fixed[i] for i in moving], [buffers[i] for i in moving])
-            self._results = model.capture(key, *fixed)
-            wait_for_captures(model)
+            graph.record(read)
         except Exception as error:
             self._left = 0
             log.warning("%s cannot be captured and runs plainly: %s", self._name, error)
             return False
-        self._key, self._fixed, self._copied = key, fixed, dict.fromkeys(moving)
-        log.info("captured %s: %d of %d arguments are copied", self._name, len(moving), len(fixed))
+        self._recorded, self.copied, self._places = True, copied, [read[number] for number in copied]
+        self._take_copied = taker(copied)
+        self._take_fixed = taker(sorted(set(range(len(addresses))) - set(copied)))
+        self._fixed = self._take_fixed(addresses)
+        log.info("captured %s: %d of %d arguments are copied", self._name, len(copied), len(read))
         return True
 
-    def _release(self, model: Any) -> None:
-        if self._key is not None:
-            model.release_captured_graph(self._key)
-        self._key, self._results, self._fixed, self._copied = None, [], [], {}
-        self._loan, self._busy, self._missed = None, 0, 0
+    def _release(self, graph: Recording) -> None:
+        if self._recorded:
+            graph.release()
+        self._recorded, self.copied, self._places, self._fixed = False, [], [], ()
+        self._busy = self._missed = 0
 
 
-def refusal(devices: Sequence[str], symbolic: bool) -> str | None:
-    """Why a graph cannot be captured, by its arguments' devices and whether a size is symbolic; None if it can."""
-    if any(device == "cpu" for device in devices):
+def refusal(devices: Collection[str], *, listed: bool, recordable: bool) -> str | None:
+    """Why a graph is not captured; None if it may be.
+
+    Args:
+        devices: of its arguments, what it draws among them.
+        listed: it is a launch list.
+        recordable: what it draws can be recorded.
+    """
+    if not listed:
+        return "MAX compiles it"
+    if "cpu" in devices:
         return "it computes on the CPU, or an argument lies there"
-    if symbolic:
-        return "it was compiled for symbolic sizes"
-    return "it has no arguments" if not devices else None
+    if not recordable:
+        return "it draws what cannot be recorded"
+    return None if devices else "it has no arguments"

@@ -14,10 +14,10 @@ from max.engine import Model
 from torch_max_backend.ir.layout import Order
 from torch_max_backend.mojo_ops.functions import Function
 from torch_max_backend.runtime.capture import Capture
+from torch_max_backend.runtime.captured_launches import CapturedLaunches
 from torch_max_backend.runtime.execution import execute
 from torch_max_backend.runtime.handover import Inputs, Outputs
-from torch_max_backend.runtime.interface import BuiltGraph
-from torch_max_backend.runtime.launch_capture import CapturedLaunches, TensorMemory
+from torch_max_backend.runtime.interface import BuiltGraph, Draw
 from torch_max_backend.runtime.launches import Launches
 from torch_max_backend.runtime.packs import Packing
 from torch_max_backend.runtime.plain import WrappedError
@@ -38,6 +38,7 @@ class ExecutableSpec:
         packing: of the outputs that leave in packs.
         takes_packs: its arguments are packs, as they left the forward graph.
         functions: of libraries, that it calls.
+        draws: make its last arguments.
     """
 
     built: BuiltGraph
@@ -48,6 +49,7 @@ class ExecutableSpec:
     packing: Packing | None = None
     takes_packs: bool = False
     functions: tuple[Function, ...] = ()
+    draws: tuple[Draw, ...] = ()
 
 
 class Executable(torch.nn.Module):
@@ -87,12 +89,13 @@ class Executable(torch.nn.Module):
     def bind_launches(self) -> None:
         """Makes the executable's launch list ready; its libraries are loaded."""
         assert self.listing is not None
-        facts = self.listing, self.inputs, self.outputs.leaving, self.device, self._walk
+        facts = (
+            self.listing, self.built.inputs, self.outputs.leaving, self.device, self._walk, self.spec.draws,
+        )  # fmt: skip
         if self.capture is None:
             self.launches = Launches(*facts)
         else:
-            assert isinstance(self.capture.memory, TensorMemory)
-            self.launches = CapturedLaunches(*facts, self.capture, self.capture.memory, self.outputs.not_lent)
+            self.launches = CapturedLaunches(*facts, self.capture, self.outputs.not_lent)
 
     def output_order(self, number: int) -> Order | None:
         """The memory order of output ``number``; None for one that no computation makes."""
@@ -123,13 +126,11 @@ class Executable(torch.nn.Module):
             return self.launches.run(args)
         if self.model is None:
             raise RuntimeError(f"{self.name} was called before it was compiled")
+        args = [*args, *(draw() for draw in self.spec.draws)]
         buffers, _copies = self.inputs.buffers(args)
         with self._turn():
-            if self.capture is None:
-                results, loan = execute(self.model, buffers), None
-            else:
-                results, loan = self.capture.run(self.model, buffers)
-        return self.outputs.collect(results, buffers, args, loan)
+            results = execute(self.model, buffers)
+        return self.outputs.collect(results, buffers, args)
 
     def _turn(self) -> AbstractContextManager[Any]:
         """One caller at a time; on a GPU also in order with PyTorch's streams."""

@@ -243,13 +243,8 @@ class Outputs:
             doubtful = set()
         self._ownership = _Ownership(frozenset(doubtful))
 
-    def collect(
-        self, results: list[Buffer], inputs: Sequence[Buffer], args: Sequence[Any], loan: object = None
-    ) -> list[Any]:
-        """Updates the arguments that the program updates, and returns what it returns.
-
-        With a ``loan`` it owns the results' memory, and lives as long as a tensor over one of them.
-        """
+    def collect(self, results: list[Buffer], inputs: Sequence[Buffer], args: Sequence[Any]) -> list[Any]:
+        """Updates the arguments that the program updates, and returns what it returns."""
         shapes, strides = self._shapes, self._strides
         if self._symbolic:
             shapes, strides = list(shapes), list(strides)
@@ -259,14 +254,10 @@ class Outputs:
                 strides[index] = strides_of(shapes[index], order)
         kind, number = self._device
         addresses = list(map(buffer_address, results))
-        owners = results if loan is None else repeat(loan)
         where = repeat(kind), repeat(number)
-        capsules = map(make_dlpack_capsule, owners, addresses, *where, self._dtypes, shapes, strides, repeat(None))
+        capsules = map(make_dlpack_capsule, results, addresses, *where, self._dtypes, shapes, strides, repeat(None))
         tensors: list[Any] = list(map(tensor_of_capsule, capsules))
-        copied = self._copied.union(self._ownership.foreign(results, inputs))
-        if loan is not None:
-            copied |= self.not_lent
-        for index in copied:
+        for index in self._copied.union(self._ownership.foreign(results, inputs)):
             tensors[index] = tensors[index].clone()
         return self.leaving.picked(tensors, args)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from max.graph import Graph
@@ -11,6 +11,19 @@ from max.graph import Graph
 from torch_max_backend.ir.layout import LayoutChange, Order
 from torch_max_backend.launches import LaunchList
 from torch_max_backend.typed_graph import TypedGraph
+
+
+class Draw(Protocol):
+    """Draws from PyTorch's generator what a graph gets as an argument."""
+
+    @property
+    def recordable(self) -> bool:
+        """Whether a device graph can hold it."""
+        ...
+
+    def __call__(self) -> torch.Tensor:
+        """The draw for one call."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import functools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from operator import is_
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch_max_backend.launches import Kind, LaunchList, Place
 from torch_max_backend.max_compat import device_context
 from torch_max_backend.runtime import graph_team, libraries
 from torch_max_backend.runtime.handover import Inputs
+from torch_max_backend.runtime.interface import Draw, InputSpec
 from torch_max_backend.runtime.launch_times import timed_walk, watched
 from torch_max_backend.runtime.leaving import Leaving, taker
 from torch_max_backend.runtime.session import max_device
@@ -38,15 +40,46 @@ _SCRATCH = 3
 """The operand of ``walk`` that is memory for one launch after the other."""
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """What a graph drew, its last arguments.
+
+    Attributes:
+        tensors: as they were drawn.
+        entering: as the graph takes them.
+        addresses: of these.
+    """
+
+    tensors: tuple[torch.Tensor, ...] = ()
+    entering: tuple[torch.Tensor, ...] = ()
+    addresses: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Called:
+    """What a call made.
+
+    Attributes:
+        results: on a GPU, what will be the results when the queue has come to its end.
+        drawn: before it ran.
+        in_place: results were written over the arguments that may take them.
+    """
+
+    results: list[Any]
+    drawn: Drawn
+    in_place: bool
+
+
 class Launches:
     """A launch list that is ready to run.
 
     Args:
         listing: the calls.
-        inputs: how arguments enter.
+        inputs: how arguments enter; what is drawn comes last.
         leaving: how results leave.
         device: that the calls compute on.
         walk: the symbol of the function that runs a list.
+        draws: make the graph's last arguments.
 
     Attributes:
         device: as given.
@@ -59,8 +92,19 @@ class Launches:
     much that is.
     """
 
-    def __init__(self, listing: LaunchList, inputs: Inputs, leaving: Leaving, device: torch.device, walk: str) -> None:
-        self._inputs, self._leaving, self.device = inputs, leaving, device
+    def __init__(
+        self,
+        listing: LaunchList,
+        inputs: Sequence[InputSpec],
+        leaving: Leaving,
+        device: torch.device,
+        walk: str,
+        draws: Sequence[Draw] = (),
+    ) -> None:
+        given, drawn = inputs[: len(inputs) - len(draws)], inputs[len(inputs) - len(draws) :]
+        self._inputs, self._leaving, self.device = Inputs(given), leaving, device
+        self._draws = draws
+        self._drawn = Inputs([replace(spec, position=number) for number, spec in enumerate(drawn)])
         self._own_device = max_device(device)
         self._listing = listing
         self._context = device_context(self._own_device)
@@ -72,7 +116,7 @@ class Launches:
             for number, place in enumerate(listing.results)
             if place != Place(Kind.RESULT, number)
         ]  # fmt: skip
-        self._updates = _Updates(listing, inputs, leaving)
+        self._updates = _Updates(listing, self._inputs, leaving)
         self._workspace = listing.workspace
         first_result = listing.arguments
         self._bases = np.zeros(first_result + len(listing.results) + 1, np.int64)
@@ -132,28 +176,38 @@ class Launches:
             entering[number] = entering[number].to(self.device, non_blocking=True)
             addresses[number] = entering[number].data_ptr()
         updated = self._updates.safe(entering, addresses, args)
-        leaving, in_place = self._launched(entering, addresses, updated)
+        called = self.launched(entering, addresses, updated)
+        leaving, drawn = called.results, called.drawn
         if self._copied:
+            arguments = [*entering, *drawn.entering]
             with torch.no_grad():
                 for number, place in self._copied:
-                    _flat(leaving[number]).copy_(self._source(place, leaving[number], entering, leaving))
-        return self._leaving.picked(leaving, args, in_place=in_place)
+                    _flat(leaving[number]).copy_(self._source(place, leaving[number], arguments, leaving))
+        return self._leaving.picked(leaving, [*args, *drawn.tensors] if self._draws else args, in_place=called.in_place)
 
-    def _launched(
+    def launched(
         self, entering: Sequence[torch.Tensor], addresses: Sequence[int], updated: Mapping[int, torch.Tensor]
-    ) -> tuple[list[Any], bool]:
-        """The results, or on a GPU, what will be the results when the queue has come to its end; and whether those that
-        ``updated`` has arguments for were written over these.
+    ) -> Called:
+        """Draws, and launches.
 
         Args:
-            entering: the arguments.
-            addresses: of the arguments.
+            entering: the arguments that are given.
+            addresses: of these.
             updated: arguments that take results, by the results' numbers.
         """
+        drawn = self.draw()
         leaving = self.fresh(updated)
         with self.turn(), _workspace(self._workspace + self._scratch, self.device) as workspace:
-            self.walk(addresses, leaving, workspace)
-        return leaving, bool(updated)
+            self.walk([*addresses, *drawn.addresses], leaving, workspace)
+        return Called(leaving, drawn, bool(updated))
+
+    def draw(self) -> Drawn:
+        """What a call gets as its last arguments."""
+        if not self._draws:
+            return _NOTHING
+        tensors = tuple(draw() for draw in self._draws)
+        entering, addresses = self._drawn.enter(tensors)
+        return Drawn(tensors, tuple(entering), tuple(addresses))
 
     def fresh(self, taken: Mapping[int, torch.Tensor] | None = None) -> list[Any]:
         """Memory for all results except those in ``taken``."""
@@ -200,6 +254,9 @@ class Launches:
     def turn(self) -> AbstractContextManager[Any]:
         """One caller at a time; on a GPU also in order with PyTorch's streams."""
         return stream_order(self.device).turn() if self.device.type == "cuda" else self._lock
+
+
+_NOTHING = Drawn()
 
 
 class _Updates:

@@ -1,0 +1,199 @@
+"""A launch list whose kernels are replayed as one device graph, see ``runtime.capture``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from torch_max_backend.launches import LaunchList
+from torch_max_backend.launches.memory import TORCH_ALIGNMENT, rounded_up
+from torch_max_backend.runtime.capture import Capture
+from torch_max_backend.runtime.interface import Draw, InputSpec
+from torch_max_backend.runtime.launches import Called, Drawn, Launches
+from torch_max_backend.runtime.leaving import Leaving
+from torch_max_backend.runtime.streams import stream_order
+from torch_max_backend.torch_compat import copy_all, storage_users
+
+
+class SharedStorage:
+    """Tensors in one piece of memory, of which can be told whether anybody else has a tensor over it.
+
+    Args:
+        facts: shape, strides and dtype of each tensor; None for one that is not wanted.
+        device: of the memory.
+
+    Attributes:
+        tensors: one for each of ``facts``.
+    """
+
+    def __init__(
+        self, facts: Sequence[tuple[Sequence[int], Sequence[int], torch.dtype] | None], device: torch.device
+    ) -> None:
+        offsets = [0]
+        for fact in facts:
+            size = 0 if fact is None else math.prod(fact[0]) * fact[2].itemsize
+            offsets.append(offsets[-1] + rounded_up(size, TORCH_ALIGNMENT))
+        self._storage = torch.empty(offsets[-1], dtype=torch.uint8, device=device).untyped_storage()
+        self.tensors: list[Any] = [
+            # Each has a version of its own: what users write to one is no news to the others.
+            None if fact is None
+            else torch.empty(0, dtype=fact[2], device=device).set_(
+                self._storage, offset // fact[2].itemsize, fact[0], fact[1]
+            )
+            for fact, offset in zip(facts, offsets, strict=False)
+        ]  # fmt: skip
+        self._idle = storage_users(self._storage)
+
+    def in_use(self) -> bool:
+        """Whether there is a tensor over the memory that is not one of ``tensors``."""
+        return storage_users(self._storage) > self._idle
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """A device graph, and the memory that it writes to.
+
+    Attributes:
+        graph: the launches, with the draws in front of them.
+        workspace: the launches' scratch memory.
+        results: their results, but for those that are written over arguments.
+        drawn: what the draws make, in the graph's own memory.
+        idle: how many users the storage of each tensor in ``drawn`` has, and the storage.
+        in_place: the arguments that may be updated in place are.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    workspace: torch.Tensor
+    results: SharedStorage
+    drawn: Drawn
+    idle: tuple[tuple[int, torch.UntypedStorage], ...]
+    in_place: bool
+
+
+class CapturedLaunches(Launches):
+    """A launch list that is replayed where ``capture`` finds that it can be.
+
+    Args:
+        capture: decides.
+        own: numbers of results that users may keep: these are copied, not lent.
+
+    The others are those of ``Launches``.
+    """
+
+    def __init__(
+        self,
+        listing: LaunchList,
+        inputs: Sequence[InputSpec],
+        leaving: Leaving,
+        device: torch.device,
+        walk: str,
+        draws: Sequence[Draw],
+        capture: Capture,
+        own: frozenset[int],
+    ) -> None:
+        super().__init__(listing, inputs, leaving, device, walk, draws)
+        self._capture, self._own = capture, own
+        self._order = stream_order(device)
+        self._recorded: _Recorded | None = None
+        # Of the call at hand: what may be updated in place, and what a plain call or a replay made.
+        self._updated: Mapping[int, torch.Tensor] = {}
+        self._called: Called | None = None
+
+    def launched(
+        self, entering: Sequence[torch.Tensor], addresses: Sequence[int], updated: Mapping[int, torch.Tensor]
+    ) -> Called:
+        if not updated and self._listing.updates:
+            addresses = list(addresses)
+            for number in self._listing.updates.values():
+                # Another place: what was recorded to be updated there must not be in this call.
+                addresses[number] = ~addresses[number]
+        with self._order.lock:
+            self._updated = updated
+            try:
+                self._capture.run(self, entering, addresses)
+                assert self._called is not None
+                return self._called
+            finally:
+                self._updated, self._called = {}, None
+
+    def plain(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """The results, in memory of their own."""
+        self._called = super().launched(tensors, [tensor.data_ptr() for tensor in tensors], self._updated)
+        return self._called.results
+
+    def place(self, like: torch.Tensor) -> torch.Tensor:
+        """A place for such an argument."""
+        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+
+    def copy(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+        """Copies each source into its target."""
+        with torch.no_grad(), self._order.lane():
+            copy_all(list(targets), list(sources))
+
+    def record(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Records draws and launches over these arguments; the results' memory is written to by each replay."""
+        # An argument that is copied to a place of its own is not updated by what is written there.
+        in_place = bool(self._updated) and all(
+            tensors[self._listing.updates[result]].data_ptr() == tensor.data_ptr()
+            for result, tensor in self._updated.items()
+        )
+        taken = self._updated if in_place else {}
+        facts = [None if number in taken else fact for number, fact in enumerate(self.facts)]
+        # Nothing may run while launches are recorded. Plain calls' results, in many pieces, are not needed any more: a
+        # storage of one piece would lie beside them.
+        self._order.give_back()
+        shared, workspace = SharedStorage(facts, self.device), self.workspace()
+        results = [taken.get(number, tensor) for number, tensor in enumerate(shared.tensors)]
+        graph, drawn = self._record(tensors, results, workspace)
+        storages = [tensor.untyped_storage() for tensor in drawn.tensors]
+        idle = tuple((storage_users(storage), storage) for storage in storages)
+        self._recorded = _Recorded(graph, workspace, shared, drawn, idle, in_place)
+
+    def _record(
+        self, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor], workspace: torch.Tensor
+    ) -> tuple[torch.cuda.CUDAGraph, Drawn]:
+        """Draws and launches over this memory as a device graph, and what is drawn.
+
+        A replay advances PyTorch's generator as the draws would, and draws the same numbers.
+        """
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._order.queue):
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                drawn = self.draw()
+                addresses = [tensor.data_ptr() for tensor in tensors]
+                self.walk([*addresses, *drawn.addresses], results, workspace)
+            finally:
+                graph.capture_end()
+        return graph, drawn
+
+    def replay(self) -> list[Any]:
+        """Queues the recorded draws and launches."""
+        recorded = self._recorded
+        assert recorded is not None
+        with self._order.lane():
+            recorded.graph.replay()
+        written = self._updated if recorded.in_place else {}
+        results = [
+            written[number] if number in written else each.clone() if number in self._own else each.detach()
+            for number, each in enumerate(recorded.results.tensors)
+        ]
+        drawn = replace(recorded.drawn, tensors=tuple(tensor.detach() for tensor in recorded.drawn.tensors))
+        self._called = Called(results, drawn, recorded.in_place)
+        return results
+
+    def in_use(self) -> bool:
+        """Whether a tensor over the recorded results' memory exists."""
+        recorded = self._recorded
+        return recorded is not None and (
+            recorded.results.in_use() or any(storage_users(storage) > idle for idle, storage in recorded.idle)
+        )
+
+    def release(self) -> None:
+        """Gives the recording's memory back."""
+        self._order.synchronize()
+        self._recorded = None
