@@ -1,13 +1,20 @@
-"""The packages of the library import each other in one direction."""
+"""The packages of the library, and the families of kernels, import each other in one direction."""
 
 from __future__ import annotations
 
 import ast
 from pathlib import Path
 
+import pytest
+
 import torch_max_backend
+from torch_max_backend.mojo_ops import KERNELS_PATH
+from torch_max_backend.mojo_ops.sources import sources_of
 
 ROOT = Path(torch_max_backend.__file__).parent
+
+#: By family of kernels, the other families that it builds on. All of them build on kernels/common/.
+_FAMILIES = {"convolution": {"normalization", "pointwise"}, "reduction": {"pointwise"}}
 
 
 def _imports() -> dict[str, set[str]]:
@@ -43,3 +50,11 @@ def test_imports_run_one_way() -> None:
         assert lowest, f"these import each other in a circle: {circle}"
         for room in lowest:
             del imports[room]
+
+
+@pytest.mark.parametrize("family", sorted(path.name for path in KERNELS_PATH.iterdir() if path.is_dir()))
+def test_kernels_import_declared_families(family: str) -> None:
+    files = (path.relative_to(KERNELS_PATH) for path in (KERNELS_PATH / family).rglob("*.mojo"))
+    modules = [".".join(path.with_suffix("").parts) for path in files if path.stem != "__init__"]
+    used = {path.relative_to(KERNELS_PATH).parts[0] for path in sources_of(modules)} - {"__init__.mojo"}
+    assert used - {family} == (set() if family == "common" else {"common"} | _FAMILIES.get(family, set()))

@@ -15,6 +15,7 @@ from std.math import ceildiv
 from std.sys import argv, size_of
 from std.time import perf_counter_ns
 
+from kernels.common.pointer import Ptr
 from kernels.pooling.direct import Direct
 from kernels.pooling.gpu.dgrad_entries import DGRAD_KERNELS
 from kernels.pooling.gpu.fprop_entries import FPROP_KERNELS
@@ -25,7 +26,7 @@ from kernels.pooling.kernel import (
     Operands,
     entry_bytes,
 )
-from kernels.pooling.problem import Data, PoolingAxis, PoolingProblem
+from kernels.pooling.problem import PoolingAxis, PoolingProblem
 
 comptime NUMBERS = 22
 """Of a problem: n, c, then input, output, window, stride, padding and dilation on D, H and W, count_include_pad and
@@ -49,7 +50,7 @@ def scramble(i: UInt64) -> UInt64:
 
 def fill[
     dtype: DType, entry: DType, forward: Bool
-](source: Data[dtype], entries: Data[entry], p: PoolingProblem, total: Int64):
+](source: Ptr[dtype], entries: Ptr[entry], p: PoolingProblem, total: Int64):
     """Small whole numbers, and for a gradient of maxima an entry inside each window.
     """
     var i = Int(global_idx.x)
@@ -92,7 +93,7 @@ def fill[
 
 def count_differences[
     dtype: DType, exact: Bool
-](got: Data[dtype], want: Data[dtype], count: Data[DType.int32], total: Int64):
+](got: Ptr[dtype], want: Ptr[dtype], count: Ptr[DType.int32], total: Int64):
     var i = Int(global_idx.x)
     if i < Int(total):
         var a = got[unsafe_offset=i].cast[DType.float64]()
@@ -103,8 +104,8 @@ def count_differences[
             count[unsafe_offset=0] = 1
 
 
-def data[dtype: DType](buffer: DeviceBuffer[dtype]) -> Data[dtype]:
-    return rebind[Data[dtype]](buffer.unsafe_ptr())
+def data[dtype: DType](buffer: DeviceBuffer[dtype]) -> Ptr[dtype]:
+    return rebind[Ptr[dtype]](buffer.unsafe_ptr())
 
 
 @always_inline
@@ -222,9 +223,9 @@ def run_chosen[
     dtype: DType, entry: DType, //, forward: Bool
 ](
     ctx: DeviceContext,
-    result: Data[dtype],
-    source: Data[dtype],
-    entries: Data[entry],
+    result: Ptr[dtype],
+    source: Ptr[dtype],
+    entries: Ptr[entry],
     p: PoolingProblem,
 ) raises:
     comptime if forward:
@@ -242,9 +243,9 @@ def run_reference[
     dtype: DType, entry: DType, //, forward: Bool
 ](
     ctx: DeviceContext,
-    result: Data[dtype],
-    source: Data[dtype],
-    entries: Data[entry],
+    result: Ptr[dtype],
+    source: Ptr[dtype],
+    entries: Ptr[entry],
     p: PoolingProblem,
 ) raises:
     Direct[forward, "gpu"].launch[dtype, entry, False](

@@ -3,6 +3,7 @@
 from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 
+from ..common.tensor_cores import pairs_compile
 from .cpu.backward import backward_cpu
 from .cpu.forward import forward_cpu
 from .gpu.flash import (
@@ -12,7 +13,6 @@ from .gpu.flash import (
 )
 from .gpu.flash_backward import flash_backward_gpu
 from .gpu.flash_forward import flash_forward_gpu
-from ..convolution.gpu.pipeline import pairs_compile
 from .gpu.tiled_backward import tiled_backward_gpu
 from .gpu.tiled_forward import tiled_forward_gpu
 from .pointers import Backward, Forward

@@ -13,21 +13,13 @@ b modulo its extent. Its gradient is that of the scores, [B, H, M, N] of the que
 """
 
 from max.gpu.host import DeviceContext
-from max.gpu.host.info import is_cpu
 from std.utils.index import Index, IndexList
 
-from ..convolution.common import accumulation_type
-from ..library import Arguments, Operand
+from ..common.library import Arguments, Operand
+from ..common.pointer import accumulation_type
 from .dispatch import run_backward, run_forward
 from .pointers import Backward, Forward
-from .problem import (
-    OPERANDS,
-    AttentionProblem,
-    Placed,
-    bias_strides,
-    checked,
-    placed,
-)
+from .problem import OPERANDS, AttentionProblem, bias_strides, checked, placed
 
 
 @no_inline

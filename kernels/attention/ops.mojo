@@ -7,7 +7,7 @@ import extensibility
 from extensibility import InputTensor, OutputTensor
 from max.gpu.host import DeviceContext
 
-from ..library import Call
+from ..common.library import Call
 
 
 @extensibility.register("attention_fprop")

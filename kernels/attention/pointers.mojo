@@ -1,7 +1,7 @@
 """Where the tensors of one call lie."""
 
-from ..argument import KernelArgument
-from ..convolution.common import Ptr, accumulation_type
+from ..common.argument import KernelArgument
+from ..common.pointer import Ptr, accumulation_type
 
 
 @fieldwise_init

@@ -13,7 +13,7 @@ it, it is NaN. NaN stays NaN.
 
 from std.utils.index import Index, IndexList
 
-from ..argument import KernelArgument
+from ..common.argument import KernelArgument
 
 comptime OPERANDS = 4
 """Query, key, value and output, in the order of the rows of `axes`; a gradient lies as its tensor."""

@@ -8,8 +8,9 @@ from std.math import ceildiv
 from max.gpu import global_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 
-from ..parallel import sync_parallelize
-from .common import DGRAD, FPROP, Ptr, accumulation_type, worker_count
+from ..common.parallel import sync_parallelize, worker_count
+from ..common.pointer import Ptr, accumulation_type
+from .passes import DGRAD, FPROP
 from .problem import ConvolutionProblem
 
 comptime BLOCK = 256

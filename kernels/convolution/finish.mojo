@@ -1,7 +1,7 @@
 """What a CPU kernel calls for the elements of its result that it has just stored, while they lie in its cache."""
 
-from ..parallel import sync_parallelize, worker_count
-from .common import FPROP
+from ..common.parallel import sync_parallelize, worker_count
+from .passes import FPROP
 from .problem import ConvolutionProblem
 
 comptime Body = def(Int, Int, Int) thin abi("C") -> None

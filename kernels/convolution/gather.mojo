@@ -8,7 +8,7 @@ the input pixels that meet the same taps, so no zero between strided pixels is e
 
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 
-from ..arithmetic import gcd
+from ..common.arithmetic import gcd
 from .problem import ConvolutionProblem
 
 

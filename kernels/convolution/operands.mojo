@@ -11,8 +11,8 @@ from std.utils.index import IndexList
 
 from max.gpu.host import DeviceContext
 
-from ..library import Arguments, Call, Operand
-from .common import DGRAD, FPROP
+from ..common.library import Arguments, Call, Operand
+from .passes import DGRAD, FPROP
 from .finish import NOTHING, Finish
 from .problem import GEOMETRY_LENGTH, ConvolutionProblem, checked
 

@@ -6,7 +6,7 @@ windows share a pixel: the taps of a row are channels. Where windows do not over
 an image of its own. Patch embeddings are such convolutions, and so are transposed convolutions that double an image.
 """
 
-from .common import DGRAD
+from .passes import DGRAD
 from .problem import ConvolutionProblem
 
 

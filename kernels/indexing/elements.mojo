@@ -9,8 +9,8 @@ from std.math import ceildiv
 from max.gpu import global_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 
-from ..convolution.common import Ptr, worker_count
-from ..parallel import sync_parallelize
+from ..common.parallel import sync_parallelize, worker_count
+from ..common.pointer import Ptr
 from .extents import Rows
 from .rows import BLOCK, start_row
 

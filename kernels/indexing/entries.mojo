@@ -8,8 +8,8 @@ from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 from std.utils.index import IndexList
 
-from ..convolution.common import Ptr
-from ..library import Arguments, Operand
+from ..common.library import Arguments, Operand
+from ..common.pointer import Ptr
 from .elements import elements_cpu, elements_gpu
 from .gather import (
     gather_cpu,

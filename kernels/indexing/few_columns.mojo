@@ -12,7 +12,7 @@ from max.gpu import barrier, block_idx, thread_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 from max.gpu.memory import AddressSpace
 
-from ..convolution.common import Ptr
+from ..common.pointer import Ptr
 from .extents import Rows
 
 comptime BLOCK = 256

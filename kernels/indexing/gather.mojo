@@ -9,11 +9,12 @@ from std.sys import size_of
 from max.gpu import global_idx
 from max.gpu.host import DeviceContext
 
-from ..arithmetic import Divisor
-from ..convolution.common import Ptr, worker_count
-from ..parallel import sync_parallelize
+from ..common.arithmetic import Divisor
+from ..common.parallel import sync_parallelize, worker_count
+from ..common.pointer import Ptr
+from ..common.vectors import copy_row
 from .extents import Rows
-from .rows import BLOCK, copy_row
+from .rows import BLOCK
 
 # Below this many elements a second core costs more than it gives.
 comptime SMALLEST_SHARE = 16384

@@ -14,40 +14,15 @@ from max.gpu import barrier, block_idx, thread_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 from max.gpu.memory import AddressSpace
 
-from ..convolution.common import Ptr, worker_count
-from ..parallel import sync_parallelize
+from ..common.parallel import sync_parallelize, worker_count
+from ..common.pointer import Ptr
+from ..common.vectors import copy_row, merge_row
 from .extents import Rows
 from .few_columns import MOST_COLUMNS, few_columns_gpu
 
 comptime BLOCK = 256
 # Columns that a thread carries: the list is searched once for BLOCK * CARRIED of them.
 comptime CARRIED = 4
-
-
-@always_inline
-def _row[
-    dtype: DType, accumulate: Bool
-](y: Ptr[dtype], source: Ptr[dtype], first: Int, last: Int):
-    comptime width = simd_width_of[dtype]()
-    var i = first
-    while i + width <= last:
-        var value = source.unsafe_offset(i).unsafe_load[width=width]()
-        comptime if accumulate:
-            value += y.unsafe_offset(i).unsafe_load[width=width]()
-        y.unsafe_offset(i).unsafe_store(value)
-        i += width
-    while i < last:
-        comptime if accumulate:
-            y[unsafe_offset=i] += source[unsafe_offset=i]
-        else:
-            y[unsafe_offset=i] = source[unsafe_offset=i]
-        i += 1
-
-
-@always_inline
-def copy_row[dtype: DType](y: Ptr[dtype], x: Ptr[dtype], count: Int):
-    """`count` neighbouring elements."""
-    _row[dtype, False](y, x, 0, count)
 
 
 @always_inline
@@ -126,7 +101,7 @@ def rows_cpu[
                 var place = Int(index[unsafe_offset=i])
                 if place < place_first or place >= place_last:
                     continue
-                _row[dtype, accumulate](
+                merge_row[dtype, accumulate](
                     to.unsafe_offset(place * rows.inner),
                     added.unsafe_offset(i * rows.inner),
                     first,

@@ -6,9 +6,10 @@ from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 from std.math import ceildiv
 
-from ..pooling.cpu.vectors import SMALLEST_SHARE, for_each_share
+from ..common.pointer import Ptr, accumulation_type
+from ..common.vectors import SMALLEST_SHARE, for_each_share
 from .kernel import InterpolationKernel, Operands
-from .problem import Data, InterpolationProblem, Spans, accumulator
+from .problem import InterpolationProblem, Spans
 
 comptime BLOCK = 256
 
@@ -17,12 +18,12 @@ comptime BLOCK = 256
 def _result[
     dtype: DType
 ](
-    y: Data[dtype],
-    x: Data[dtype],
-    p: InterpolationProblem[accumulator[dtype]],
+    y: Ptr[dtype],
+    x: Ptr[dtype],
+    p: InterpolationProblem[accumulation_type[dtype]],
     at: Int,
 ):
-    comptime Acc = accumulator[dtype]
+    comptime Acc = accumulation_type[dtype]
     var c = at % Int(p.channels)
     var pixel = at // Int(p.channels)
     var w = Int32(pixel % Int(p.w.results))
@@ -50,7 +51,11 @@ def _result[
 
 def interpolate_direct[
     dtype: DType
-](y: Data[dtype], x: Data[dtype], p: InterpolationProblem[accumulator[dtype]]):
+](
+    y: Ptr[dtype],
+    x: Ptr[dtype],
+    p: InterpolationProblem[accumulation_type[dtype]],
+):
     var at = Int(global_idx.x)
     if at < p.size():
         _result(y, x, p, at)
@@ -65,7 +70,7 @@ struct Direct[target: StaticString](InterpolationKernel):
     ](
         ctx: DeviceContext,
         t: Operands[dtype],
-        p: InterpolationProblem[accumulator[dtype]],
+        p: InterpolationProblem[accumulation_type[dtype]],
         spans: Spans,
     ) raises:
         comptime if is_cpu[Self.target]():

@@ -3,11 +3,11 @@
 
 from max.gpu.host import DeviceContext
 
-from ..library import Arguments
-from ..pooling.passes import data_of
-from ..pooling.problem import check_equal
+from ..common.check import check_equal
+from ..common.library import Arguments
+from ..common.pointer import accumulation_type
 from .kernel import KernelChoice, Operands
-from .problem import Axis, InterpolationProblem, Spans, accumulator
+from .problem import Axis, InterpolationProblem, Spans
 
 
 def _axis[
@@ -36,8 +36,8 @@ def _axis[
         Int32(extent),
         Int32(results),
         Int32(weights.dim_size(1)),
-        data_of(places),
-        data_of(weights),
+        places.data,
+        weights.data,
     )
 
 
@@ -45,7 +45,7 @@ def interpolate[
     dtype: DType, Choice: KernelChoice
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """y = the weighted sums of x that the tables name."""
-    comptime Acc = accumulator[dtype]
+    comptime Acc = accumulation_type[dtype]
     var y = arguments.take[dtype, 5]()
     var x = arguments.take[dtype, 5]()
     var d = _axis[Acc](arguments, "D", x.dim_size(1), y.dim_size(1))
@@ -65,7 +65,7 @@ def interpolate[
     if p.size() != 0:
         Choice.launch(
             ctx,
-            Operands(data_of(y), data_of(x)),
+            Operands(y.data, x.data),
             p,
-            Spans(data_of(spans), spans.dim_size(0)),
+            Spans(spans.data, spans.dim_size(0)),
         )

@@ -6,15 +6,16 @@ in words why it does not take a problem; `launch`.
 
 from max.gpu.host import DeviceContext
 
-from .problem import Data, InterpolationProblem, Spans, accumulator
+from ..common.pointer import Ptr, accumulation_type
+from .problem import InterpolationProblem, Spans
 
 
 @fieldwise_init
 struct Operands[dtype: DType](TrivialRegisterPassable):
     """The tensors: y = the results, x = what they read."""
 
-    var y: Data[Self.dtype]
-    var x: Data[Self.dtype]
+    var y: Ptr[Self.dtype]
+    var x: Ptr[Self.dtype]
 
     def are_aligned(self) -> Bool:
         """Whether both begin with a whole vector of 16 bytes."""
@@ -29,7 +30,7 @@ trait InterpolationKernel:
         dtype: DType
     ](
         t: Operands[dtype],
-        p: InterpolationProblem[accumulator[dtype]],
+        p: InterpolationProblem[accumulation_type[dtype]],
         spans: Spans,
     ) -> Optional[String]:
         """None, or why this kernel does not take the problem."""
@@ -41,7 +42,7 @@ trait InterpolationKernel:
     ](
         ctx: DeviceContext,
         t: Operands[dtype],
-        p: InterpolationProblem[accumulator[dtype]],
+        p: InterpolationProblem[accumulation_type[dtype]],
         spans: Spans,
     ) raises:
         """Of what can_implement takes. On a CPU it ends when the result is there.
@@ -58,7 +59,7 @@ trait KernelChoice:
     ](
         ctx: DeviceContext,
         t: Operands[dtype],
-        p: InterpolationProblem[accumulator[dtype]],
+        p: InterpolationProblem[accumulation_type[dtype]],
         spans: Spans,
     ) raises:
         ...
@@ -74,7 +75,7 @@ struct Table[*Kernels: InterpolationKernel](KernelChoice):
     ](
         ctx: DeviceContext,
         t: Operands[dtype],
-        p: InterpolationProblem[accumulator[dtype]],
+        p: InterpolationProblem[accumulation_type[dtype]],
         spans: Spans,
     ) raises:
         comptime for i in range(len(Self.Kernels)):

@@ -4,8 +4,8 @@ Letters: N batch, D H W spatial axes, C channels. A tensor is always [N, D, H, W
 [N * C, D, H, W, 1]. A result is the sum over the elements that its three tables name, each times the three weights.
 """
 
-from ..argument import KernelArgument
-from ..pooling.problem import Data, accumulator
+from ..common.argument import KernelArgument
+from ..common.pointer import Ptr
 
 
 @fieldwise_init
@@ -18,9 +18,9 @@ struct Axis[Acc: DType](KernelArgument):
     var results: Int32
     var most: Int32
     """The most elements that a result reads."""
-    var places: Data[DType.int32]
+    var places: Ptr[DType.int32]
     """[results, 2]: first and count; where the count is 0, first is 0."""
-    var weights: Data[Self.Acc]
+    var weights: Ptr[Self.Acc]
     """[results, most], zeros from the count on."""
 
     @always_inline
@@ -77,7 +77,7 @@ struct Spans(TrivialRegisterPassable):
     """How many neighbouring elements of W neighbouring results read together.
     """
 
-    var most: Data[DType.int64]
+    var most: Ptr[DType.int64]
     """For 1, 2, 4, ... results, of which the first is a multiple of their number; the last number serves all results."""
     var count: Int
 

@@ -11,8 +11,7 @@ from std.collections import Array
 
 from max.gpu.host import DeviceContext
 
-from ..convolution.common import Ptr
-from ..library import (
+from ..common.library import (
     LOADER,
     MESSAGE_BYTES,
     SCRATCH_MEMORY,
@@ -22,7 +21,7 @@ from ..library import (
     ScratchMemory,
     handle_of,
 )
-from ..parallel import TEAM, Team
+from ..common.parallel import TEAM, Team
 
 comptime RELOCATION_WORDS = 3
 

@@ -7,8 +7,8 @@ import max.algorithm as max_algorithm
 from max.gpu.host import DeviceContext
 from max.runtime.asyncrt import parallelism_level
 
-from ..library import Arguments
-from ..parallel import GRAPH_TEAM, Body, Start, Team
+from ..common.library import Arguments
+from ..common.parallel import GRAPH_TEAM, Body, Start, Team
 
 
 def _start(body: Int, data: Int, threads: UInt32, flags: UInt32) abi("C"):

@@ -3,9 +3,9 @@
 from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 
-from ..convolution.common import Ptr
-from ..convolution.gpu.pipeline import pairs_compile
-from ..ptx import compiling_for_hopper
+from ..common.pointer import Ptr
+from ..common.ptx import compiling_for_hopper
+from ..common.tensor_cores import pairs_compile
 from .cpu.panels import panels_cpu
 from .gpu.tensor_core import tensor_core_can_implement, tensor_core_gpu
 from .gpu.tiled import tiled_gpu

@@ -6,8 +6,8 @@ The geometry is a host tensor of GEOMETRY_LENGTH int64 values (problem.mojo). Th
 from max.gpu.host import DeviceContext
 from std.utils.index import IndexList
 
-from ..convolution.common import Ptr
-from ..library import Arguments
+from ..common.library import Arguments
+from ..common.pointer import Ptr
 from .dispatch import run
 from .problem import GEOMETRY_LENGTH, problem_of
 

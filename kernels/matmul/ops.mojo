@@ -9,7 +9,7 @@ from extensibility import InputTensor, OutputTensor
 from max.gpu.host import DeviceContext
 from std.utils.index import IndexList
 
-from ..library import Call
+from ..common.library import Call
 from .problem import GEOMETRY_LENGTH
 
 

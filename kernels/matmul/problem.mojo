@@ -6,7 +6,7 @@ columns have any strides, so that a transposed operand, one head of several, or 
 
 from std.utils.index import IndexList
 
-from ..argument import KernelArgument
+from ..common.argument import KernelArgument
 
 comptime BATCH_DIGITS = 3
 comptime OPERAND_LENGTH = BATCH_DIGITS + 3

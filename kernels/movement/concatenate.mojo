@@ -7,10 +7,10 @@ from std.utils.index import IndexList
 from max.gpu import block_idx, thread_idx
 from max.gpu.host import DeviceContext
 
-from ..argument import KernelArgument
-from ..convolution.common import Ptr, worker_count
-from ..indexing.rows import copy_row
-from ..parallel import sync_parallelize
+from ..common.argument import KernelArgument
+from ..common.parallel import sync_parallelize, worker_count
+from ..common.pointer import Ptr
+from ..common.vectors import copy_row
 
 comptime MOST_PARTS = 48
 comptime BLOCK = 256

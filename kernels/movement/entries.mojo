@@ -8,14 +8,9 @@ from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 from std.utils.index import IndexList
 
-from ..convolution.common import Ptr
-from ..library import Arguments
-from .concatenate import (
-    MOST_PARTS,
-    Parts,
-    concatenate_cpu,
-    concatenate_gpu,
-)
+from ..common.library import Arguments
+from ..common.pointer import Ptr
+from .concatenate import MOST_PARTS, Parts, concatenate_cpu, concatenate_gpu
 from .transpose import MOST_DIGITS, Permutation, transpose_cpu, transpose_gpu
 
 

@@ -14,10 +14,10 @@ from max.gpu import barrier, block_idx, thread_idx
 from max.gpu.host import DeviceContext
 from max.gpu.memory import AddressSpace
 
-from ..argument import KernelArgument
-from ..arithmetic import Divisor
-from ..convolution.common import Ptr, worker_count
-from ..parallel import sync_parallelize
+from ..common.argument import KernelArgument
+from ..common.arithmetic import Divisor
+from ..common.parallel import sync_parallelize, worker_count
+from ..common.pointer import Ptr
 
 comptime MOST_DIGITS = 6
 comptime OTHERS = MOST_DIGITS - 2

@@ -10,7 +10,7 @@ as (count, mean, sum of squared deviations): no cancellation, however far the me
 from std.sys import align_of, size_of
 from std.utils.static_tuple import StaticTuple
 
-from ..convolution.common import Ptr
+from ..common.pointer import Ptr
 
 # Rows that are summed before a partial result is merged: bounds both the rounding of long sums and their cancellation.
 comptime CHUNK = 128

@@ -6,8 +6,8 @@ The shares' results are merged in a fixed order, so that the same input gives th
 from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of
 
-from ..convolution.common import Ptr, worker_count
-from ..parallel import sync_parallelize
+from ..common.parallel import sync_parallelize, worker_count
+from ..common.pointer import Ptr
 from .columns import Columns, Moments, chunk_moments, chunk_sums, folded
 
 # Below this many elements a second core costs more than it gives.

@@ -8,8 +8,8 @@ from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 from std.math import sqrt
 
-from ..convolution.common import Ptr, accumulation_type
-from ..library import Arguments
+from ..common.library import Arguments
+from ..common.pointer import Ptr, accumulation_type
 from .cpu import gradient_sums_cpu, statistics_cpu
 from .gpu import gradient_sums_gpu, statistics_gpu
 

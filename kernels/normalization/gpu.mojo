@@ -14,9 +14,9 @@ from max.gpu import barrier, block_dim, block_idx, thread_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 from max.gpu.memory import AddressSpace
 
-from ..arithmetic import divide
-from ..library import scratch
-from ..convolution.common import Ptr
+from ..common.arithmetic import divide
+from ..common.library import scratch
+from ..common.pointer import Ptr
 from .columns import Columns, Moments, Sums, chunk_moments, chunk_sums, folded
 from .partials import Partials, Slices
 

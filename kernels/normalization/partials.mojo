@@ -2,9 +2,9 @@
 part, and how many rows the part has.
 """
 
-from ..argument import KernelArgument
-from ..arithmetic import divide
-from ..convolution.common import Ptr
+from ..common.argument import KernelArgument
+from ..common.arithmetic import divide
+from ..common.pointer import Ptr
 
 
 trait Partials(KernelArgument):

@@ -1,7 +1,8 @@
 """Borders on a CPU: rows are copied as vectors, and their ends; of the gradient the rows that show a row are added.
 """
 
-from ..pooling.cpu.vectors import (
+from ..common.pointer import Ptr, accumulation_type
+from ..common.vectors import (
     for_each_share,
     lanes,
     load_part,
@@ -10,14 +11,13 @@ from ..pooling.cpu.vectors import (
     smallest_share,
     store_part,
 )
-from ..pooling.problem import Data, accumulator
 from .problem import PaddingProblem
 
 
 @always_inline
 def _put[
     dtype: DType, result: DType, //, add: Bool
-](sums: Data[result], source: Data[dtype], length: Int):
+](sums: Ptr[result], source: Ptr[dtype], length: Int):
     """Stores a run, or adds it."""
     comptime V = lanes[dtype]
     for at in range(0, length, V):
@@ -28,7 +28,7 @@ def _put[
 
 
 @always_inline
-def _clear[dtype: DType, //](run: Data[dtype], length: Int):
+def _clear[dtype: DType, //](run: Ptr[dtype], length: Int):
     comptime V = lanes[dtype]
     for at in range(0, length, V):
         store_part(run, at, length, SIMD[dtype, V](0))
@@ -37,8 +37,8 @@ def _clear[dtype: DType, //](run: Data[dtype], length: Int):
 @no_inline
 def border_dgrad_cpu[
     dtype: DType
-](dx: Data[dtype], dy: Data[dtype], p: PaddingProblem):
-    comptime Acc = accumulator[dtype]
+](dx: Ptr[dtype], dy: Ptr[dtype], p: PaddingProblem):
+    comptime Acc = accumulation_type[dtype]
     var length = p.length()
     var channels = Int(p.channels)
     # What dy's rows show of dx's in their order.
@@ -57,7 +57,7 @@ def border_dgrad_cpu[
             var result = dx.unsafe_offset(unit * length)
             var sums = pointer_inside(storage)
             comptime if dtype == Acc:
-                sums = rebind[Data[Acc]](result)
+                sums = rebind[Ptr[Acc]](result)
             var some = False
             for a in range(d.all()):
                 for b in range(h.all()):
@@ -91,7 +91,7 @@ def border_dgrad_cpu[
 @no_inline
 def border_fprop_cpu[
     dtype: DType
-](y: Data[dtype], x: Data[dtype], p: PaddingProblem):
+](y: Ptr[dtype], x: Ptr[dtype], p: PaddingProblem):
     var length = p.length()
     var channels = Int(p.channels)
     var padded = p.padded_length()
@@ -134,7 +134,7 @@ def border_fprop_cpu[
 @always_inline
 def _add_borders[
     dtype: DType, Acc: DType, //
-](sums: Data[Acc], row: Data[dtype], p: PaddingProblem):
+](sums: Ptr[Acc], row: Ptr[dtype], p: PaddingProblem):
     """What a row of dy shows before its first element of dx, and behind its last.
     """
     _add_places(sums, row, p, 0, min(p.w.low, p.w.padded))
@@ -145,8 +145,8 @@ def _add_borders[
 def _add_places[
     dtype: DType, Acc: DType, //
 ](
-    sums: Data[Acc],
-    row: Data[dtype],
+    sums: Ptr[Acc],
+    row: Ptr[dtype],
     p: PaddingProblem,
     begin: Int32,
     end: Int32,

@@ -4,9 +4,8 @@ from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 from std.utils.index import IndexList
 
-from ..library import Arguments, Operand
-from ..pooling.passes import data_of
-from ..pooling.problem import check_equal
+from ..common.check import check_equal
+from ..common.library import Arguments, Operand
 from .cpu import border_dgrad_cpu, border_fprop_cpu
 from .gpu import border_gpu
 from .problem import PaddedAxis, PaddingProblem
@@ -61,9 +60,9 @@ def border_fprop[
     if p.rows() * p.length() == 0:
         raise Error("x has no elements to show in a border")
     comptime if is_cpu[target]():
-        border_fprop_cpu(data_of(y), data_of(x), p)
+        border_fprop_cpu(y.data, x.data, p)
     else:
-        border_gpu[forward=True](ctx, data_of(y), data_of(x), p)
+        border_gpu[forward=True](ctx, y.data, x.data, p)
 
 
 def border_dgrad[
@@ -78,6 +77,6 @@ def border_dgrad[
     if p.rows() * p.length() == 0:
         return
     comptime if is_cpu[target]():
-        border_dgrad_cpu(data_of(dx), data_of(dy), p)
+        border_dgrad_cpu(dx.data, dy.data, p)
     else:
-        border_gpu[forward=False](ctx, data_of(dx), data_of(dy), p)
+        border_gpu[forward=False](ctx, dx.data, dy.data, p)

@@ -7,8 +7,8 @@ from std.sys import size_of
 from max.gpu import block_dim, block_idx, grid_dim, thread_idx
 from max.gpu.host import DeviceContext
 
-from ..arithmetic import Divisor
-from ..pooling.problem import Data, accumulator
+from ..common.arithmetic import Divisor
+from ..common.pointer import Ptr, accumulation_type
 from .problem import PaddingProblem
 
 comptime BLOCK = 256
@@ -18,8 +18,8 @@ comptime GRID_LIMIT = 65535
 def border_dgrad[
     dtype: DType, V: Int
 ](
-    result: Data[dtype],
-    source: Data[dtype],
+    result: Ptr[dtype],
+    source: Ptr[dtype],
     p: PaddingProblem,
     by_vectors: Divisor,
     by_height: Divisor,
@@ -27,7 +27,7 @@ def border_dgrad[
     all_rows: Int32,
 ):
     """`by_vectors` divides by the vectors of a pixel."""
-    comptime Acc = accumulator[dtype]
+    comptime Acc = accumulation_type[dtype]
     comptime alignment = min(V * size_of[dtype](), 16)
     var item = Int32(block_idx.x * block_dim.x + thread_idx.x)
     var pixel, vector = by_vectors.divide(item)
@@ -65,8 +65,8 @@ def border_dgrad[
 def border_fprop[
     dtype: DType, V: Int
 ](
-    result: Data[dtype],
-    source: Data[dtype],
+    result: Ptr[dtype],
+    source: Ptr[dtype],
     p: PaddingProblem,
     by_vectors: Divisor,
     by_height: Divisor,
@@ -101,8 +101,8 @@ def _launch[
     forward: Bool, dtype: DType, V: Int
 ](
     ctx: DeviceContext,
-    result: Data[dtype],
-    source: Data[dtype],
+    result: Ptr[dtype],
+    source: Ptr[dtype],
     p: PaddingProblem,
 ) raises:
     comptime kernel = border_fprop[dtype, V] if forward else border_dgrad[
@@ -134,8 +134,8 @@ def border_gpu[
     dtype: DType, //, *, forward: Bool
 ](
     ctx: DeviceContext,
-    result: Data[dtype],
-    source: Data[dtype],
+    result: Ptr[dtype],
+    source: Ptr[dtype],
     p: PaddingProblem,
 ) raises:
     """y of x, or dx of dy."""

@@ -3,7 +3,7 @@
 A contiguous NCHW tensor arrives as [N * C, D, H, W, 1]. Negative counts crop.
 """
 
-from ..argument import KernelArgument
+from ..common.argument import KernelArgument
 
 
 @fieldwise_init

@@ -1,7 +1,6 @@
 """Pointwise programs on the CPU: equal shares of the elements for each core, in vectors along the rows."""
 
-from ..convolution.common import worker_count
-from ..parallel import sync_parallelize
+from ..common.parallel import sync_parallelize, worker_count
 from .program import Operands, Places
 
 # Below this many elements a second core costs more than it gives.

@@ -8,8 +8,8 @@ bits. Operands are addresses, results first.
 from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 
-from ..arithmetic import Divisor
-from ..library import Arguments, Operand
+from ..common.arithmetic import Divisor
+from ..common.library import Arguments, Operand
 from .cpu import pointwise_cpu
 from .gpu import pointwise_gpu
 from .many import Table, many_cpu, many_gpu, words_of_tensors

@@ -10,10 +10,9 @@ from std.utils.index import IndexList
 from max.gpu import block_idx, thread_idx
 from max.gpu.host import DeviceContext
 
-from ..argument import KernelArgument
-from ..convolution.common import worker_count
-from ..library import Arguments
-from ..parallel import sync_parallelize
+from ..common.argument import KernelArgument
+from ..common.library import Arguments
+from ..common.parallel import sync_parallelize, worker_count
 from .cpu import SMALLEST_SHARE, walk
 from .program import MOST_BYTES, Operands, Places
 

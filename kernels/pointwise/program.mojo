@@ -14,7 +14,7 @@ from std.sys.info import is_gpu, size_of
 from std.utils.index import IndexList
 from std.utils.static_tuple import StaticTuple
 
-from ..convolution.common import Ptr
+from ..common.pointer import Ptr
 
 comptime MOST_BYTES = 16
 """Bytes that a GPU's thread loads or stores at once at most."""
@@ -70,7 +70,7 @@ struct Operands[count: Int, dims: Int](
     """Addresses; extents of guards; bits of numbers."""
     var extents: IndexList[Self.dims, element_type=DType.int32]
     var multipliers: IndexList[Self.dims, element_type=DType.uint32]
-    """With `shifts`: how to divide by `extents` (arithmetic.mojo)."""
+    """With `shifts`: how to divide by `extents` (common/arithmetic.mojo)."""
     var shifts: IndexList[Self.dims, element_type=DType.uint32]
     var strides: IndexList[Self.count * Self.dims, element_type=DType.int32]
     var starts: IndexList[Self.count, element_type=DType.int32]

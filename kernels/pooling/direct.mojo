@@ -11,9 +11,10 @@ from max.gpu.host.info import is_cpu
 from std.math import ceildiv
 from std.utils.numerics import neg_inf
 
-from .cpu.vectors import SMALLEST_SHARE, for_each_share
+from ..common.pointer import Ptr, accumulation_type
+from ..common.vectors import SMALLEST_SHARE, for_each_share
 from .kernel import INDEX, NO_ENTRY, OFFSET, Operands, PoolingKernel
-from .problem import Data, PoolingProblem, accumulator, position
+from .problem import PoolingProblem, position
 
 comptime BLOCK = 256
 
@@ -26,7 +27,7 @@ def fprop_at[
 
     A window that lies wholly in padding gets the number of taps as its offset, which no pixel answers to.
     """
-    comptime Acc = accumulator[dtype]
+    comptime Acc = accumulation_type[dtype]
     comptime averaging = entry == NO_ENTRY
     var at = position(
         flat,
@@ -83,7 +84,7 @@ def dgrad_at[
     """One pixel's gradient: of averages the sum over the windows above it, each divided by its own divisor; of maxima over
     those whose entry names it, and by index over windows that lie wholly in padding, whose index counts on past the end of a
     row or slab."""
-    comptime Acc = accumulator[dtype]
+    comptime Acc = accumulation_type[dtype]
     var at = position(
         flat, Int(p.d.input), Int(p.h.input), Int(p.w.input), Int(p.channels)
     )
@@ -155,9 +156,9 @@ def _for_each_result[
 def pool_direct[
     dtype: DType, entry: DType, forward: Bool, adaptive: Bool
 ](
-    result: Data[dtype],
-    source: Data[dtype],
-    entries: Data[entry],
+    result: Ptr[dtype],
+    source: Ptr[dtype],
+    entries: Ptr[entry],
     p: PoolingProblem,
 ):
     """A GPU's thread for each result."""

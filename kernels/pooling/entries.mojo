@@ -4,9 +4,9 @@ from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 from std.utils.index import IndexList
 
-from ..library import Arguments
-from .passes import check_same_shape, data_of
-from .problem import check_equal
+from ..common.check import check_equal
+from ..common.library import Arguments
+from .passes import check_same_shape
 from .unpool import (
     STORE,
     TAKE,
@@ -47,11 +47,9 @@ def max_pool_dgrad_scatter[
     if s.large() == 0:
         return
     comptime if is_cpu[target]():
-        scatter_add_cpu(data_of(dx), data_of(dy), data_of(indices), s)
+        scatter_add_cpu(dx.data, dy.data, indices.data, s)
     else:
-        scatter_add_gpu(
-            ctx, dx.to_device_buffer(ctx), data_of(dy), data_of(indices), s
-        )
+        scatter_add_gpu(ctx, dx.to_device_buffer(ctx), dy.data, indices.data, s)
 
 
 def max_unpool_fprop[
@@ -66,10 +64,10 @@ def max_unpool_fprop[
     if s.large() == 0:
         return
     comptime if is_cpu[target]():
-        unpool_cpu(data_of(y), data_of(x), data_of(indices), s)
+        unpool_cpu(y.data, x.data, indices.data, s)
     else:
         ctx.enqueue_memset(y.to_device_buffer(ctx), 0)
-        by_index_gpu[STORE](ctx, data_of(y), data_of(x), data_of(indices), s)
+        by_index_gpu[STORE](ctx, y.data, x.data, indices.data, s)
 
 
 def max_unpool_dgrad[
@@ -83,6 +81,6 @@ def max_unpool_dgrad[
     if s.small() == 0:
         return
     comptime if is_cpu[target]():
-        unpool_dgrad_cpu(data_of(dx), data_of(dy), data_of(indices), s)
+        unpool_dgrad_cpu(dx.data, dy.data, indices.data, s)
     else:
-        by_index_gpu[TAKE](ctx, data_of(dy), data_of(dx), data_of(indices), s)
+        by_index_gpu[TAKE](ctx, dy.data, dx.data, indices.data, s)

@@ -8,7 +8,8 @@ follows from the type of its entries, and from `adaptive`.
 from max.gpu.host import DeviceContext
 from std.sys import size_of
 
-from .problem import Data, PoolingProblem
+from ..common.pointer import Ptr
+from .problem import PoolingProblem
 
 comptime INDEX = DType.int64
 """What max pooling keeps for each window: where the maximum is, flat in the unpadded plane."""
@@ -32,9 +33,9 @@ struct Operands[dtype: DType, entry: DType](TrivialRegisterPassable):
     | dgrad | dx | dy | read, beside dy |
     """
 
-    var result: Data[Self.dtype]
-    var source: Data[Self.dtype]
-    var entries: Data[Self.entry]
+    var result: Ptr[Self.dtype]
+    var source: Ptr[Self.dtype]
+    var entries: Ptr[Self.entry]
 
     def are_aligned(self) -> Bool:
         """Whether all tensors begin with a whole vector of 16 bytes."""
@@ -46,8 +47,8 @@ struct Operands[dtype: DType, entry: DType](TrivialRegisterPassable):
 
 def averages[
     dtype: DType
-](result: Data[dtype], source: Data[dtype]) -> Operands[dtype, NO_ENTRY]:
-    return {result, source, rebind[Data[NO_ENTRY]](source)}
+](result: Ptr[dtype], source: Ptr[dtype]) -> Operands[dtype, NO_ENTRY]:
+    return {result, source, rebind[Ptr[NO_ENTRY]](source)}
 
 
 trait PoolingKernel:

@@ -6,24 +6,13 @@
 from max.gpu.host import DeviceContext
 from std.utils.index import IndexList
 
-from ..library import Arguments, Operand
+from ..common.check import check_equal
+from ..common.library import Arguments, Operand
 from .kernel import OFFSET, KernelChoice, Operands, averages
-from .problem import (
-    Data,
-    PoolingProblem,
-    adaptive_problem,
-    check_equal,
-    pooling_problem,
-)
+from .problem import PoolingProblem, adaptive_problem, pooling_problem
 
 
 @always_inline
-def data_of[
-    dtype: DType, rank: Int
-](operand: Operand[dtype, rank]) -> Data[dtype]:
-    return rebind[Data[dtype]](operand.data)
-
-
 def check_same_shape(
     name: String, shape: IndexList[5], wanted: IndexList[5], rule: String
 ) raises:
@@ -41,7 +30,7 @@ def _problem[
     comptime if adaptive:
         return adaptive_problem(x_shape, y_shape)
     return pooling_problem(
-        data_of(geometry), geometry.dim_size(0), x_shape, y_shape
+        geometry.data, geometry.dim_size(0), x_shape, y_shape
     )
 
 
@@ -98,7 +87,7 @@ def max_pool_fprop[
     var geometry = arguments.take[DType.int64, 1]()
     var p = _problem[adaptive](geometry, x.shape(), y.shape())
     _check_entries[entry](entries.shape(), y.shape(), "the extent of y", p)
-    var t = Operands(data_of(y), data_of(x), data_of(entries))
+    var t = Operands(y.data, x.data, entries.data)
     _fprop[adaptive, Choice](ctx, t, p)
 
 
@@ -113,7 +102,7 @@ def max_pool_dgrad[
     var geometry = arguments.take[DType.int64, 1]()
     var p = _problem[adaptive](geometry, dx.shape(), dy.shape())
     _check_entries[entry](entries.shape(), dy.shape(), "the extent of dy", p)
-    var t = Operands(data_of(dx), data_of(dy), data_of(entries))
+    var t = Operands(dx.data, dy.data, entries.data)
     _dgrad[adaptive, Choice](ctx, t, p)
 
 
@@ -126,7 +115,7 @@ def avg_pool_fprop[
     var geometry = arguments.take[DType.int64, 1]()
     var p = _problem[False](geometry, x.shape(), y.shape())
     _check_undilated(p)
-    _fprop[False, Choice](ctx, averages(data_of(y), data_of(x)), p)
+    _fprop[False, Choice](ctx, averages(y.data, x.data), p)
 
 
 def avg_pool_dgrad[
@@ -139,4 +128,4 @@ def avg_pool_dgrad[
     var geometry = arguments.take[DType.int64, 1]()
     var p = _problem[False](geometry, dx.shape(), dy.shape())
     _check_undilated(p)
-    _dgrad[False, Choice](ctx, averages(data_of(dx), data_of(dy)), p)
+    _dgrad[False, Choice](ctx, averages(dx.data, dy.data), p)

@@ -7,7 +7,9 @@ a contiguous NCHW tensor arrives as [N * C, D, H, W, 1]. A "plane" is the D * H 
 from std.math import ceildiv
 from std.utils.index import IndexList
 
-from ..argument import KernelArgument
+from ..common.argument import KernelArgument
+from ..common.check import check_equal
+from ..common.pointer import Ptr
 
 # Entries of the geometry operand, a rank-1 int64 host tensor. The three axes come in the order D, H, W.
 comptime GEOMETRY_WINDOW = 0
@@ -18,15 +20,6 @@ comptime GEOMETRY_CEIL_MODE = 12
 comptime GEOMETRY_COUNT_INCLUDE_PAD = 13
 comptime GEOMETRY_DIVISOR_OVERRIDE = 14
 comptime GEOMETRY_LENGTH = 15
-
-
-comptime Data[dtype: DType] = MutPointer[Scalar[dtype], MutUntrackedOrigin]
-"""A tensor's elements, of a CPU's memory or a GPU's."""
-
-comptime accumulator[
-    dtype: DType
-]: DType = DType.float64 if dtype == DType.float64 else DType.float32
-"""What sums and maxima are kept in."""
 
 
 @fieldwise_init
@@ -270,11 +263,6 @@ def position(
     )
 
 
-def check_equal(argument: String, value: Int, wanted: Int, rule: String) raises:
-    if value != wanted:
-        raise Error(argument, "=", value, ": ", rule, " is ", wanted)
-
-
 def _check_axis(name: String, axis: PoolingAxis, overhang: Int) raises -> Int:
     """Refuses impossible geometry and returns how many windows fit."""
     if axis.window < 1:
@@ -311,7 +299,7 @@ def _check_axis(name: String, axis: PoolingAxis, overhang: Int) raises -> Int:
 
 
 def pooling_problem(
-    geometry: Data[DType.int64],
+    geometry: Ptr[DType.int64],
     length: Int,
     x_shape: IndexList[5],
     y_shape: IndexList[5],

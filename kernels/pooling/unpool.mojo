@@ -10,11 +10,11 @@ from max.gpu.host import DeviceBuffer, DeviceContext
 from std.atomic import Atomic
 from std.math import ceildiv
 
-from ..argument import KernelArgument
-from ..library import scratch
-from .cpu.vectors import SMALLEST_SHARE, for_each_share
+from ..common.argument import KernelArgument
+from ..common.library import scratch
+from ..common.pointer import Ptr, accumulation_type
+from ..common.vectors import SMALLEST_SHARE, for_each_share
 from .kernel import INDEX
-from .problem import Data, accumulator
 
 comptime BLOCK = 256
 
@@ -35,7 +35,7 @@ struct UnpoolSizes(KernelArgument):
         return Int(self.batch * self.plane * self.channels)
 
     @always_inline
-    def target(self, indices: Data[INDEX], at: Int) -> Int:
+    def target(self, indices: Ptr[INDEX], at: Int) -> Int:
         """Where in the large tensor index number `at` points; -1 where that is outside its plane.
         """
         var i = indices[unsafe_offset=at]
@@ -50,10 +50,10 @@ struct UnpoolSizes(KernelArgument):
 @no_inline
 def scatter_add_cpu[
     dtype: DType
-](dx: Data[dtype], dy: Data[dtype], indices: Data[INDEX], s: UnpoolSizes):
+](dx: Ptr[dtype], dy: Ptr[dtype], indices: Ptr[INDEX], s: UnpoolSizes):
     """dx[n, indices[n, o, c], c] += dy[n, o, c], one plane at a time and always in the same order.
     """
-    comptime Acc = accumulator[dtype]
+    comptime Acc = accumulation_type[dtype]
     var channels = Int(s.channels)
     var plane = Int(s.plane)
     var pixels = Int(s.pixels)
@@ -82,7 +82,7 @@ def scatter_add_cpu[
 @no_inline
 def unpool_cpu[
     dtype: DType
-](y: Data[dtype], x: Data[dtype], indices: Data[INDEX], s: UnpoolSizes):
+](y: Ptr[dtype], x: Ptr[dtype], indices: Ptr[INDEX], s: UnpoolSizes):
     """y = 0, then y[n, indices[n, o, c], c] = x[n, o, c]; the last of equal indices stays.
     """
     var channels = Int(s.channels)
@@ -118,9 +118,9 @@ comptime TAKE = 2
 def _move[
     dtype: DType, sums_dtype: DType, //, mode: Int
 ](
-    large: Data[sums_dtype],
-    small: Data[dtype],
-    indices: Data[INDEX],
+    large: Ptr[sums_dtype],
+    small: Ptr[dtype],
+    indices: Ptr[INDEX],
     s: UnpoolSizes,
     i: Int,
 ):
@@ -145,7 +145,7 @@ def _move[
 @no_inline
 def unpool_dgrad_cpu[
     dtype: DType
-](dx: Data[dtype], dy: Data[dtype], indices: Data[INDEX], s: UnpoolSizes):
+](dx: Ptr[dtype], dy: Ptr[dtype], indices: Ptr[INDEX], s: UnpoolSizes):
     """dx[n, o, c] = dy[n, indices[n, o, c], c]; a foreign index reads as zero.
     """
 
@@ -159,9 +159,9 @@ def unpool_dgrad_cpu[
 def pool_by_index[
     dtype: DType, sums_dtype: DType, mode: Int
 ](
-    large: Data[sums_dtype],
-    small: Data[dtype],
-    indices: Data[INDEX],
+    large: Ptr[sums_dtype],
+    small: Ptr[dtype],
+    indices: Ptr[INDEX],
     s: UnpoolSizes,
 ):
     var i = Int(global_idx.x)
@@ -173,9 +173,9 @@ def by_index_gpu[
     dtype: DType, sums_dtype: DType, //, mode: Int
 ](
     ctx: DeviceContext,
-    large: Data[sums_dtype],
-    small: Data[dtype],
-    indices: Data[INDEX],
+    large: Ptr[sums_dtype],
+    small: Ptr[dtype],
+    indices: Ptr[INDEX],
     s: UnpoolSizes,
 ) raises:
     ctx.enqueue_function[pool_by_index[dtype, sums_dtype, mode]](
@@ -190,7 +190,7 @@ def by_index_gpu[
 
 def round_sums[
     dtype: DType
-](dx: Data[dtype], sums: Data[DType.float32], total: Int64):
+](dx: Ptr[dtype], sums: Ptr[DType.float32], total: Int64):
     var at = Int64(global_idx.x)
     if at < total:
         dx[unsafe_offset=at] = sums[unsafe_offset=at].cast[dtype]()
@@ -201,20 +201,20 @@ def scatter_add_gpu[
 ](
     ctx: DeviceContext,
     dx: DeviceBuffer[dtype],
-    dy: Data[dtype],
-    indices: Data[INDEX],
+    dy: Ptr[dtype],
+    indices: Ptr[INDEX],
     s: UnpoolSizes,
 ) raises:
     """As scatter_add_cpu, with atomic additions in float32: the order, and so the last bits, differ from run to run.
     """
-    var result = rebind[Data[dtype]](dx.unsafe_ptr())
+    var result = rebind[Ptr[dtype]](dx.unsafe_ptr())
     comptime if dtype == DType.float32:
         ctx.enqueue_memset(dx, 0)
         by_index_gpu[ADD](ctx, result, dy, indices, s)
     else:
         var sums = scratch[DType.float32](ctx, s.large())
         ctx.enqueue_memset(sums, 0)
-        var pointer = rebind[Data[DType.float32]](sums.unsafe_ptr())
+        var pointer = rebind[Ptr[DType.float32]](sums.unsafe_ptr())
         by_index_gpu[ADD](ctx, pointer, dy, indices, s)
         ctx.enqueue_function[round_sums[dtype]](
             result,

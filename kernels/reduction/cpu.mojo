@@ -7,8 +7,8 @@ or slices of the reduced extent where results are few; slices are put together i
 from std.math import ceildiv
 from std.memory.alloc import unsafe_alloc
 
-from ..convolution.common import Ptr, worker_count
-from ..parallel import sync_parallelize
+from ..common.parallel import sync_parallelize, worker_count
+from ..common.pointer import Ptr
 from ..pointwise.program import Operands, Places
 from .values import Extents, Values, combined, identity
 

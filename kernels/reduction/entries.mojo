@@ -7,7 +7,7 @@ are read, as in pointwise/entries.mojo. Operands are addresses, results first.
 from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 
-from ..library import Arguments
+from ..common.library import Arguments
 from ..pointwise.entries import operands_of
 from ..pointwise.many import Table, words_of_tensors
 from ..pointwise.program import MOST_BYTES, Operands, Places

@@ -14,9 +14,9 @@ from max.gpu import barrier, block_dim, block_idx, thread_idx
 from max.gpu.host import DeviceContext
 from max.gpu.memory import AddressSpace
 
-from ..arithmetic import divide
-from ..convolution.common import Ptr
-from ..library import scratch
+from ..common.arithmetic import divide
+from ..common.library import scratch
+from ..common.pointer import Ptr
 from ..pointwise.program import Operands, Places
 from .values import Extents, Values, combined, identity
 

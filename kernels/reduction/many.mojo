@@ -10,9 +10,9 @@ from std.memory.alloc import unsafe_alloc
 from max.gpu import block_idx, thread_idx
 from max.gpu.host import DeviceContext
 
-from ..convolution.common import Ptr, worker_count
-from ..library import scratch
-from ..parallel import sync_parallelize
+from ..common.library import scratch
+from ..common.parallel import sync_parallelize, worker_count
+from ..common.pointer import Ptr
 from ..pointwise.many import (
     Batch,
     Table,

@@ -12,8 +12,8 @@ from max.gpu import barrier, block_idx, global_idx, thread_idx
 from max.gpu.host import DeviceContext
 from max.gpu.memory import AddressSpace
 
-from ..convolution.common import Ptr, worker_count
-from ..parallel import sync_parallelize
+from ..common.parallel import sync_parallelize, worker_count
+from ..common.pointer import Ptr
 from .values import Extents
 
 comptime BLOCK = 256

@@ -4,7 +4,8 @@ Channels innermost: vectors hold channels, for one point after the other."""
 from std.math import ceildiv
 from std.sys.info import num_logical_cores
 
-from ..pooling.cpu.vectors import (
+from ..common.pointer import Ptr, accumulation_type
+from ..common.vectors import (
     clear_run,
     for_each_share,
     lanes,
@@ -12,7 +13,6 @@ from ..pooling.cpu.vectors import (
     smallest_share,
     store_part,
 )
-from ..pooling.problem import Data, accumulator
 from .problem import Corners, SamplingProblem
 
 comptime SHARED = 256
@@ -22,11 +22,11 @@ comptime SHARED = 256
 @always_inline
 def _read[
     dtype: DType, W: SIMDLength, //
-](plane: Data[dtype], pixel: SIMD[DType.int32, W]) -> SIMD[
-    accumulator[dtype], W
+](plane: Ptr[dtype], pixel: SIMD[DType.int32, W]) -> SIMD[
+    accumulation_type[dtype], W
 ]:
     """The pixels, zeros for those outside."""
-    comptime Acc = accumulator[dtype]
+    comptime Acc = accumulation_type[dtype]
     var inside = pixel.ge(0)
     var value = plane.gather(max(pixel, 0)).cast[Acc]()
     return inside.select(value, SIMD[Acc, W](0))
@@ -35,9 +35,9 @@ def _read[
 @no_inline
 def sample_cpu[
     dtype: DType, //, *, channels_last: Bool, T: Int, deep: Bool
-](y: Data[dtype], x: Data[dtype], grid: Data[dtype], p: SamplingProblem):
+](y: Ptr[dtype], x: Ptr[dtype], grid: Ptr[dtype], p: SamplingProblem):
     """y = what the points read."""
-    comptime Acc = accumulator[dtype]
+    comptime Acc = accumulation_type[dtype]
     comptime V = lanes[dtype]
     var points = Int(p.points)
     var channels = Int(p.channels)
@@ -95,14 +95,14 @@ def sample_cpu[
 def sample_grid_gradient_cpu[
     dtype: DType, //, *, channels_last: Bool, T: Int, deep: Bool
 ](
-    dgrid: Data[dtype],
-    dy: Data[dtype],
-    x: Data[dtype],
-    grid: Data[dtype],
+    dgrid: Ptr[dtype],
+    dy: Ptr[dtype],
+    x: Ptr[dtype],
+    grid: Ptr[dtype],
     p: SamplingProblem,
 ):
     """The grid's gradient."""
-    comptime Acc = accumulator[dtype]
+    comptime Acc = accumulation_type[dtype]
     comptime V = lanes[dtype]
     comptime W = 1 if channels_last else V
     var points = Int(p.points)
@@ -173,18 +173,18 @@ def sample_grid_gradient_cpu[
 def sample_input_gradient_cpu[
     dtype: DType, sums: DType, //, *, channels_last: Bool, T: Int, deep: Bool
 ](
-    sums_of_image: Data[sums],
-    dy: Data[dtype],
-    grid: Data[dtype],
+    sums_of_image: Ptr[sums],
+    dy: Ptr[dtype],
+    grid: Ptr[dtype],
     p: SamplingProblem,
 ):
     """The image's gradient: channels are shared out, and each core adds what the points give in their order. The same bits
     whatever the number of cores."""
-    comptime Acc = accumulator[dtype]
+    comptime Acc = accumulation_type[dtype]
     comptime V = lanes[dtype]
     var points = Int(p.points)
     var channels = Int(p.channels)
-    var dx = rebind[Data[Acc]](sums_of_image)
+    var dx = rebind[Ptr[Acc]](sums_of_image)
     # Parts of channels: whole vectors where they are innermost, and no more than cores need, since each part looks at all
     # points.
     var wanted = ceildiv(num_logical_cores(), Int(p.batch))

@@ -8,19 +8,11 @@ from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 from std.utils.index import IndexList
 
-from ..library import Arguments, Operand
-from ..pooling.passes import data_of
-from ..pooling.problem import accumulator, check_equal
-from .cpu import (
-    sample_cpu,
-    sample_grid_gradient_cpu,
-    sample_input_gradient_cpu,
-)
-from .gpu import (
-    sample_gpu,
-    sample_grid_gradient_gpu,
-    sample_input_gradient_gpu,
-)
+from ..common.check import check_equal
+from ..common.library import Arguments, Operand
+from ..common.pointer import accumulation_type
+from .cpu import sample_cpu, sample_grid_gradient_cpu, sample_input_gradient_cpu
+from .gpu import sample_gpu, sample_grid_gradient_gpu, sample_input_gradient_gpu
 from .problem import SampledAxis, SamplingProblem
 
 comptime NUMBERS = 6
@@ -91,11 +83,11 @@ def sample_fprop[
         return
     comptime if is_cpu[target]():
         sample_cpu[channels_last=channels_last, T=taps, deep=deep](
-            data_of(y), data_of(x), data_of(grid), p
+            y.data, x.data, grid.data, p
         )
     else:
         sample_gpu[channels_last=channels_last, T=taps, deep=deep](
-            ctx, data_of(y), data_of(x), data_of(grid), p
+            ctx, y.data, x.data, grid.data, p
         )
 
 
@@ -122,11 +114,11 @@ def sample_dgrad_grid[
     comptime if is_cpu[target]():
         sample_grid_gradient_cpu[
             channels_last=channels_last, T=taps, deep=deep
-        ](data_of(dgrid), data_of(dy), data_of(x), data_of(grid), p)
+        ](dgrid.data, dy.data, x.data, grid.data, p)
     else:
         sample_grid_gradient_gpu[
             channels_last=channels_last, T=taps, deep=deep
-        ](ctx, data_of(dgrid), data_of(dy), data_of(x), data_of(grid), p)
+        ](ctx, dgrid.data, dy.data, x.data, grid.data, p)
 
 
 def sample_dgrad_input[
@@ -138,7 +130,7 @@ def sample_dgrad_input[
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """dx = the gradient of the image, in what sums are kept in. On a GPU additions are atomic unless the geometry asks for
     the same bits in every run."""
-    var dx = arguments.take[accumulator[dtype], 3]()
+    var dx = arguments.take[accumulation_type[dtype], 3]()
     var dy = arguments.take[dtype, 3]()
     var grid = arguments.take[dtype, 3]()
     var geometry = arguments.take[DType.int64, 1]()
@@ -150,15 +142,15 @@ def sample_dgrad_input[
     comptime if is_cpu[target]():
         sample_input_gradient_cpu[
             channels_last=channels_last, T=taps, deep=deep
-        ](data_of(dx), data_of(dy), data_of(grid), p)
+        ](dx.data, dy.data, grid.data, p)
     else:
         sample_input_gradient_gpu[
             channels_last=channels_last, T=taps, deep=deep
         ](
             ctx,
             dx.to_device_buffer(ctx),
-            data_of(dy),
-            data_of(grid),
+            dy.data,
+            grid.data,
             p,
             geometry[5] != 0,
         )

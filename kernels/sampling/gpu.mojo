@@ -16,8 +16,8 @@ from max.gpu.host import DeviceBuffer, DeviceContext
 from max.gpu.memory import AddressSpace
 from std.memory import stack_allocation
 
-from ..arithmetic import Divisor
-from ..pooling.problem import Data, accumulator
+from ..common.arithmetic import Divisor
+from ..common.pointer import Ptr, accumulation_type
 from .problem import Corners, SamplingProblem
 
 comptime BLOCK = 256
@@ -31,25 +31,25 @@ comptime LANES = 16
 @always_inline
 def _load[
     dtype: DType, //, V: Int
-](data: Data[dtype], at: Int) -> SIMD[accumulator[dtype], V]:
+](data: Ptr[dtype], at: Int) -> SIMD[accumulation_type[dtype], V]:
     comptime alignment = min(V * size_of[dtype](), 16)
     return data.unsafe_load[width=V, alignment=alignment](at).cast[
-        accumulator[dtype]
+        accumulation_type[dtype]
     ]()
 
 
 def sample_points[
     dtype: DType, V: Int, channels_last: Bool, T: Int, deep: Bool
 ](
-    y: Data[dtype],
-    x: Data[dtype],
-    grid: Data[dtype],
+    y: Ptr[dtype],
+    x: Ptr[dtype],
+    grid: Ptr[dtype],
     p: SamplingProblem,
     by_vectors: Divisor,
 ):
     """Channels last: `by_vectors` divides by the vectors of a point, and y counts images. Planes: y counts images and
     stretches of CHANNELS channels, by which it divides."""
-    comptime Acc = accumulator[dtype]
+    comptime Acc = accumulation_type[dtype]
     comptime alignment = min(V * size_of[dtype](), 16)
     var item = Int32(block_idx.x * block_dim.x + thread_idx.x)
     var channels = Int(p.channels)
@@ -101,15 +101,15 @@ def sample_points[
 def sample_grid_gradient[
     dtype: DType, channels_last: Bool, T: Int, deep: Bool
 ](
-    dgrid: Data[dtype],
-    dy: Data[dtype],
-    x: Data[dtype],
-    grid: Data[dtype],
+    dgrid: Ptr[dtype],
+    dy: Ptr[dtype],
+    x: Ptr[dtype],
+    grid: Ptr[dtype],
     p: SamplingProblem,
 ):
     """Channels last: LANES neighbouring threads share the channels of a point, and their sums are added in order.
     """
-    comptime Acc = accumulator[dtype]
+    comptime Acc = accumulation_type[dtype]
     comptime lanes = LANES if channels_last else 1
     comptime AXES = 3 if deep else 2
     var sums = stack_allocation[
@@ -127,7 +127,7 @@ def sample_grid_gradient[
             var along = Array[Scalar[Acc], corners.K](fill=0)
             for c in range(lane, channels, lanes):
                 var value: Scalar[Acc]
-                var from_: Data[dtype]
+                var from_: Ptr[dtype]
                 var step: Int
                 comptime if channels_last:
                     value = _load[1](dy, n * p.result() + point * channels + c)[
@@ -172,15 +172,15 @@ def sample_grid_gradient[
 def sample_input_gradient_atomic[
     dtype: DType, channels_last: Bool, T: Int, deep: Bool
 ](
-    dx: Data[accumulator[dtype]],
-    dy: Data[dtype],
-    grid: Data[dtype],
+    dx: Ptr[accumulation_type[dtype]],
+    dy: Ptr[dtype],
+    grid: Ptr[dtype],
     p: SamplingProblem,
     by_channels: Divisor,
 ):
     """dx is zero before. Channels last: a thread has a channel of a point; planes: a point and CHANNELS channels, as in
     sample_points."""
-    comptime Acc = accumulator[dtype]
+    comptime Acc = accumulation_type[dtype]
     var item = Int32(block_idx.x * block_dim.x + thread_idx.x)
     var channels = Int(p.channels)
     comptime if channels_last:
@@ -226,14 +226,14 @@ def sample_input_gradient_atomic[
 def sample_input_gradient_in_order[
     dtype: DType, channels_last: Bool, T: Int, deep: Bool
 ](
-    dx: Data[accumulator[dtype]],
-    dy: Data[dtype],
-    grid: Data[dtype],
+    dx: Ptr[accumulation_type[dtype]],
+    dy: Ptr[dtype],
+    grid: Ptr[dtype],
     p: SamplingProblem,
 ):
     """dx is zero before. A thread has a channel of an image and goes through all points.
     """
-    comptime Acc = accumulator[dtype]
+    comptime Acc = accumulation_type[dtype]
     var item = Int(global_idx.x)
     var channels = Int(p.channels)
     if item >= Int(p.batch) * channels:
@@ -273,9 +273,9 @@ def sample_gpu[
     dtype: DType, //, *, channels_last: Bool, T: Int, deep: Bool
 ](
     ctx: DeviceContext,
-    y: Data[dtype],
-    x: Data[dtype],
-    grid: Data[dtype],
+    y: Ptr[dtype],
+    x: Ptr[dtype],
+    grid: Ptr[dtype],
     p: SamplingProblem,
 ) raises:
     """y = what the points read."""
@@ -310,10 +310,10 @@ def sample_grid_gradient_gpu[
     dtype: DType, //, *, channels_last: Bool, T: Int, deep: Bool
 ](
     ctx: DeviceContext,
-    dgrid: Data[dtype],
-    dy: Data[dtype],
-    x: Data[dtype],
-    grid: Data[dtype],
+    dgrid: Ptr[dtype],
+    dy: Ptr[dtype],
+    x: Ptr[dtype],
+    grid: Ptr[dtype],
     p: SamplingProblem,
 ) raises:
     """The grid's gradient."""
@@ -339,8 +339,8 @@ def sample_input_gradient_gpu[
 ](
     ctx: DeviceContext,
     dx: DeviceBuffer[sums],
-    dy: Data[dtype],
-    grid: Data[dtype],
+    dy: Ptr[dtype],
+    grid: Ptr[dtype],
     p: SamplingProblem,
     deterministic: Bool,
 ) raises:
@@ -350,7 +350,7 @@ def sample_input_gradient_gpu[
     ctx.enqueue_memset(dx, 0)
     if p.points == 0:
         return
-    var result = rebind[Data[accumulator[dtype]]](dx.unsafe_ptr())
+    var result = rebind[Ptr[accumulation_type[dtype]]](dx.unsafe_ptr())
     if deterministic:
         comptime kernel = sample_input_gradient_in_order[
             dtype, channels_last, T, deep

@@ -9,8 +9,8 @@ An image is [N, C, D * H * W], or [N, D * H * W, C] where channels are innermost
 
 from std.math import floor, trunc
 
-from ..argument import KernelArgument
-from ..pooling.problem import Data, accumulator
+from ..common.argument import KernelArgument
+from ..common.pointer import Ptr
 
 comptime ZEROS = 0
 comptime BORDER = 1
@@ -197,7 +197,7 @@ struct Corners[Acc: DType, W: SIMDLength, T: Int, deep: Bool](Movable):
     @always_inline
     def __init__[
         dtype: DType, //
-    ](out self, grid: Data[dtype], first: Int, p: SamplingProblem, n: Int,):
+    ](out self, grid: Ptr[dtype], first: Int, p: SamplingProblem, n: Int,):
         """Of points `first`, `first` + 1, ...; behind the last one that one again.
         """
         var numbers = Array[SIMD[Self.Acc, Self.W], 3](

@@ -4,8 +4,8 @@ A row's keys are sorted byte by byte, the lowest first, with their indices. Wher
 keys' highest bits are counted before, and only elements that can be among them are sorted.
 """
 
-from ..convolution.common import Ptr, worker_count
-from ..parallel import sync_parallelize
+from ..common.parallel import sync_parallelize, worker_count
+from ..common.pointer import Ptr
 from .keys import Sorting, key_bits, key_of, key_type
 
 # Below this many elements a second core costs more than it gives.

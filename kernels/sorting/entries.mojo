@@ -6,7 +6,7 @@ x is [rows, length]; values and indices, int64, are [rows, count].
 from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 
-from ..library import Arguments
+from ..common.library import Arguments
 from .cpu import sort_cpu
 from .gpu import sort_gpu
 from .keys import Sorting

@@ -14,8 +14,8 @@ from max.gpu import barrier, block_idx, thread_idx
 from max.gpu.host import DeviceContext
 from max.gpu.memory import AddressSpace
 
-from ..convolution.common import Ptr
-from ..library import scratch
+from ..common.library import scratch
+from ..common.pointer import Ptr
 from .keys import Sorting, key_bits, key_of, key_type
 
 comptime BLOCK = 256

@@ -1,6 +1,7 @@
 """Windows on a CPU: runs of neighbours are copied, or added up, as vectors."""
 
-from ..pooling.cpu.vectors import (
+from ..common.pointer import Ptr, accumulation_type
+from ..common.vectors import (
     apart,
     for_each_share,
     lanes,
@@ -10,7 +11,6 @@ from ..pooling.cpu.vectors import (
     smallest_share,
     store_part,
 )
-from ..pooling.problem import Data, accumulator
 from .problem import WindowsProblem
 
 
@@ -25,7 +25,7 @@ struct Span(TrivialRegisterPassable):
 
 
 @always_inline
-def _copy[dtype: DType, //](run: Data[dtype], source: Data[dtype], length: Int):
+def _copy[dtype: DType, //](run: Ptr[dtype], source: Ptr[dtype], length: Int):
     comptime V = lanes[dtype]
     for at in range(0, length, V):
         store_part(run, at, length, load_part[V](source, at, length))
@@ -34,7 +34,7 @@ def _copy[dtype: DType, //](run: Data[dtype], source: Data[dtype], length: Int):
 @always_inline
 def _add[
     dtype: DType, Acc: DType, //
-](sums: Data[Acc], source: Data[dtype], length: Int):
+](sums: Ptr[Acc], source: Ptr[dtype], length: Int):
     """Sums have room for a vector behind them: what was stored whole is loaded again sooner than parts.
     """
     comptime V = lanes[dtype]
@@ -45,7 +45,7 @@ def _add[
 
 
 @always_inline
-def _clear[dtype: DType, //](run: Data[dtype], length: Int):
+def _clear[dtype: DType, //](run: Ptr[dtype], length: Int):
     comptime V = lanes[dtype]
     for at in range(0, length, V):
         store_part(run, at, length, SIMD[dtype, V](0))
@@ -54,7 +54,7 @@ def _clear[dtype: DType, //](run: Data[dtype], length: Int):
 @no_inline
 def lay_out_cpu[
     dtype: DType, //, *, taps_first: Bool
-](columns: Data[dtype], x: Data[dtype], p: WindowsProblem):
+](columns: Ptr[dtype], x: Ptr[dtype], p: WindowsProblem):
     """Columns of x."""
     comptime if taps_first:
         _lay_out_taps_first(columns, x, p)
@@ -65,7 +65,7 @@ def lay_out_cpu[
 @always_inline
 def _lay_out_taps_first[
     dtype: DType, //
-](columns: Data[dtype], x: Data[dtype], p: WindowsProblem):
+](columns: Ptr[dtype], x: Ptr[dtype], p: WindowsProblem):
     comptime V = lanes[dtype]
     var windows = Int(p.w.windows)
     var units = Int(p.batch) * Int(p.h.taps) * Int(p.w.taps)
@@ -117,7 +117,7 @@ def _lay_out_taps_first[
 @always_inline
 def _lay_out_windows_first[
     dtype: DType, //
-](columns: Data[dtype], x: Data[dtype], p: WindowsProblem):
+](columns: Ptr[dtype], x: Ptr[dtype], p: WindowsProblem):
     var channels = Int(p.channels)
     var units = Int(p.batch) * Int(p.h.windows)
     var joined = p.w.dilation == 1
@@ -175,10 +175,10 @@ def _lay_out_windows_first[
 @no_inline
 def add_up_cpu[
     dtype: DType, //, *, taps_first: Bool
-](x: Data[dtype], columns: Data[dtype], p: WindowsProblem):
+](x: Ptr[dtype], columns: Ptr[dtype], p: WindowsProblem):
     """Each element of x is the sum of what columns have for it, always in the same order.
     """
-    comptime Acc = accumulator[dtype]
+    comptime Acc = accumulation_type[dtype]
     comptime V = lanes[dtype]
     var length = p.row_length()
     var units = Int(p.batch) * Int(p.h.extent)
@@ -230,7 +230,7 @@ def add_up_cpu[
 @always_inline
 def _add_taps_first[
     dtype: DType, Acc: DType, //
-](sums: Data[Acc], run: Data[dtype], span: Span, stride: Int):
+](sums: Ptr[Acc], run: Ptr[dtype], span: Span, stride: Int):
     """A row of windows, one tap."""
     var row = run.unsafe_offset(span.begin)
     var to = sums.unsafe_offset(span.element)
@@ -245,8 +245,8 @@ def _add_taps_first[
 def _add_windows_first[
     dtype: DType, Acc: DType, //
 ](
-    sums: Data[Acc],
-    columns: Data[dtype],
+    sums: Ptr[Acc],
+    columns: Ptr[dtype],
     p: WindowsProblem,
     n: Int,
     r: Int32,

@@ -4,9 +4,8 @@ from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 from std.utils.index import IndexList
 
-from ..library import Arguments, Operand
-from ..pooling.passes import data_of
-from ..pooling.problem import check_equal
+from ..common.check import check_equal
+from ..common.library import Arguments, Operand
 from .cpu import add_up_cpu, lay_out_cpu
 from .gpu import add_up_gpu, lay_out_gpu
 from .problem import WindowAxis, WindowsProblem
@@ -92,9 +91,9 @@ def lay_out_windows[
     if p.columns_size() == 0:
         return
     comptime if is_cpu[target]():
-        lay_out_cpu[taps_first=taps_first](data_of(columns), data_of(x), p)
+        lay_out_cpu[taps_first=taps_first](columns.data, x.data, p)
     else:
-        lay_out_gpu[taps_first=taps_first](ctx, data_of(columns), data_of(x), p)
+        lay_out_gpu[taps_first=taps_first](ctx, columns.data, x.data, p)
 
 
 def add_up_windows[
@@ -109,6 +108,6 @@ def add_up_windows[
     if p.size() == 0:
         return
     comptime if is_cpu[target]():
-        add_up_cpu[taps_first=taps_first](data_of(x), data_of(columns), p)
+        add_up_cpu[taps_first=taps_first](x.data, columns.data, p)
     else:
-        add_up_gpu[taps_first=taps_first](ctx, data_of(x), data_of(columns), p)
+        add_up_gpu[taps_first=taps_first](ctx, x.data, columns.data, p)

@@ -7,8 +7,8 @@ from std.sys import size_of
 from max.gpu import block_dim, block_idx, grid_dim, thread_idx
 from max.gpu.host import DeviceContext
 
-from ..arithmetic import Divisor
-from ..pooling.problem import Data, accumulator
+from ..common.arithmetic import Divisor
+from ..common.pointer import Ptr, accumulation_type
 from .problem import WindowsProblem
 
 comptime BLOCK = 256
@@ -27,8 +27,8 @@ struct _Places(TrivialRegisterPassable):
 def lay_out_windows[
     dtype: DType, V: Int, taps_first: Bool
 ](
-    columns: Data[dtype],
-    x: Data[dtype],
+    columns: Ptr[dtype],
+    x: Ptr[dtype],
     p: WindowsProblem,
     items: Int32,
     rows: Int32,
@@ -86,8 +86,8 @@ def lay_out_windows[
 def add_up_windows[
     dtype: DType, V: Int, taps_first: Bool
 ](
-    x: Data[dtype],
-    columns: Data[dtype],
+    x: Ptr[dtype],
+    columns: Ptr[dtype],
     p: WindowsProblem,
     items: Int32,
     rows: Int32,
@@ -96,7 +96,7 @@ def add_up_windows[
 ):
     """An item is a vector of a row of x; `by_vectors` divides by the vectors of a pixel.
     """
-    comptime Acc = accumulator[dtype]
+    comptime Acc = accumulation_type[dtype]
     comptime alignment = min(V * size_of[dtype](), 16)
     var item = Int32(block_idx.x * block_dim.x + thread_idx.x)
     if item >= items:
@@ -152,8 +152,8 @@ def _lay_out[
     dtype: DType, V: Int, taps_first: Bool
 ](
     ctx: DeviceContext,
-    columns: Data[dtype],
-    x: Data[dtype],
+    columns: Ptr[dtype],
+    x: Ptr[dtype],
     p: WindowsProblem,
 ) raises:
     var taps = Int(p.h.taps) * Int(p.w.taps)
@@ -190,8 +190,8 @@ def _add_up[
     dtype: DType, V: Int, taps_first: Bool
 ](
     ctx: DeviceContext,
-    x: Data[dtype],
-    columns: Data[dtype],
+    x: Ptr[dtype],
+    columns: Ptr[dtype],
     p: WindowsProblem,
 ) raises:
     var places = _Places(p.row_length() // V, Int(p.batch) * Int(p.h.extent))
@@ -217,8 +217,8 @@ def lay_out_gpu[
     dtype: DType, //, *, taps_first: Bool
 ](
     ctx: DeviceContext,
-    columns: Data[dtype],
-    x: Data[dtype],
+    columns: Ptr[dtype],
+    x: Ptr[dtype],
     p: WindowsProblem,
 ) raises:
     """Columns of x."""
@@ -234,8 +234,8 @@ def add_up_gpu[
     dtype: DType, //, *, taps_first: Bool
 ](
     ctx: DeviceContext,
-    x: Data[dtype],
-    columns: Data[dtype],
+    x: Ptr[dtype],
+    columns: Ptr[dtype],
     p: WindowsProblem,
 ) raises:
     """Each element of x is the sum of what columns have for it."""

@@ -5,8 +5,8 @@ im2col has them: a contiguous NCHW tensor arrives as [N * C, H, W, 1]), or [N, P
 zero, and what columns have there goes nowhere.
 """
 
-from ..argument import KernelArgument
-from ..arithmetic import Divisor
+from ..common.argument import KernelArgument
+from ..common.arithmetic import Divisor
 
 
 @fieldwise_init

@@ -45,7 +45,7 @@ def test_a_sigmoid_takes_the_short_instructions() -> None:
     assert found
     for program in found:
         assert "exponential[width](" in program.body and "quotient_above_one[width](" in program.body
-        assert ("arithmetic", "exponential") in program.imports
+        assert ("common.arithmetic", "exponential") in program.imports
 
 
 def test_other_exponentials_and_quotients_stay() -> None:

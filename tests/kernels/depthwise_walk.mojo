@@ -11,12 +11,12 @@ from std.sys import argv
 
 from max.gpu.memory import AddressSpace
 
+from kernels.common.pointer import Ptr
 from kernels.convolution.analytic import (
     dgrad_element,
     fprop_element,
     wgrad_element,
 )
-from kernels.convolution.common import Ptr
 from kernels.convolution.gather import Axis
 from kernels.convolution.gpu.band import (
     CHANNELS,
@@ -25,7 +25,6 @@ from kernels.convolution.gpu.band import (
     OCTETS,
     THREADS,
     Band,
-    Tiling,
     axes_of_rows,
     band_can_implement,
     band_of,

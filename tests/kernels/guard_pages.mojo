@@ -12,18 +12,16 @@ from std.ffi import external_call
 from std.sys.info import size_of
 from std.utils.index import Index
 
+from kernels.common.pointer import Ptr, accumulation_type
 from kernels.attention.cpu.backward import backward_cpu
 from kernels.attention.cpu.forward import forward_cpu
 from kernels.attention.pointers import Backward, Forward
-from kernels.attention.problem import bias_strides, checked as checked_attention
-from kernels.attention.problem import placed
-from kernels.convolution.common import (
-    DGRAD,
-    FPROP,
-    WGRAD,
-    Ptr,
-    accumulation_type,
+from kernels.attention.problem import (
+    bias_strides,
+    checked as checked_attention,
+    placed,
 )
+from kernels.convolution.passes import DGRAD, FPROP, WGRAD
 from kernels.convolution.cpu.dispatch import run_cpu
 from kernels.convolution.problem import ConvolutionProblem, checked
 from kernels.pooling.cpu.dgrad_entries import DGRAD_KERNELS

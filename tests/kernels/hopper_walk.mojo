@@ -12,7 +12,7 @@ from std.math import ceildiv
 from std.sys import argv
 from std.utils.index import IndexList
 
-from kernels.convolution.common import DGRAD, FPROP
+from kernels.convolution.passes import DGRAD, FPROP
 from kernels.convolution.gpu.halo import (
     Halo,
     Place,

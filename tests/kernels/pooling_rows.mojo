@@ -4,10 +4,14 @@ An argument is a problem: the device (`cpu` or `gpu`), the pass (`fprop` or `dgr
 `offset` or `average`) and the 22 numbers that guard_pages.mojo reads, apart by commas.
 """
 
-from kernels.pooling.cpu import dgrad_entries as cpu_dgrad
-from kernels.pooling.cpu import fprop_entries as cpu_fprop
-from kernels.pooling.gpu import dgrad_entries as gpu_dgrad
-from kernels.pooling.gpu import fprop_entries as gpu_fprop
+from kernels.pooling.cpu import (
+    dgrad_entries as cpu_dgrad,
+    fprop_entries as cpu_fprop,
+)
+from kernels.pooling.gpu import (
+    dgrad_entries as gpu_dgrad,
+    fprop_entries as gpu_fprop,
+)
 from kernels.pooling.kernel import INDEX, NO_ENTRY, OFFSET
 from kernels.pooling.problem import PoolingAxis, PoolingProblem
 from std.sys import argv

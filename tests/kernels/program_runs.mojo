@@ -1,14 +1,13 @@
 """Programs over several runs of neighbouring elements, as a GPU's thread has them, on a CPU: every way of reading gives
-what it gives run by run, and runs that are not wanted are not stored. Then functions of kernels/arithmetic.mojo.
+what it gives run by run, and runs that are not wanted are not stored. Then functions of kernels/common/arithmetic.mojo.
 """
 
 from std.math import exp
 from std.memory.alloc import unsafe_alloc
 from std.utils.numerics import inf, isnan, nan
-from std.utils.static_tuple import StaticTuple
 
-from kernels.arithmetic import Divisor, exponential, quotient_above_one
-from kernels.convolution.common import Ptr
+from kernels.common.arithmetic import Divisor, exponential, quotient_above_one
+from kernels.common.pointer import Ptr
 from kernels.pointwise.program import Operands, Places
 from kernels.reduction.values import ADD, MAX, Values
 

@@ -51,7 +51,9 @@ class Written:
     @property
     def imports(self) -> frozenset[tuple[str, str]]:
         """What both functions need."""
-        return frozenset({("library", "Arguments"), ("library", "Call"), ("library", "DeviceContext")})
+        return frozenset(
+            {("common.library", "Arguments"), ("common.library", "Call"), ("common.library", "DeviceContext")}
+        )
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ from torch_max_backend.mojo_ops.functions import is_hopper, target_of
 from torch_max_backend.typed_graph.operations import Call, Value
 
 _PASSES = {"conv_fprop": 0, "conv_dgrad": 1}
-"""By op, the number of the pass in kernels/convolution/common.mojo."""
+"""By op, the number of the pass in kernels/convolution/passes.mojo."""
 _DISPATCH = "convolution.sm90.dispatch"
 _NARROW = kernel_constant(_DISPATCH, "NARROW_COLUMNS")
 """Channels of a result that the kernel for narrow ones computes."""

@@ -1,4 +1,4 @@
-"""Chains of operations that a GPU computes faster by other instructions (kernels/arithmetic.mojo).
+"""Chains of operations that a GPU computes faster by other instructions (kernels/common/arithmetic.mojo).
 
 The lowerings (``lowering/numerics.py``) write out what MAX's operations leave undefined: an exponential outside its
 range, a sigmoid as a quotient. NVIDIA's instructions handle the former themselves, and their exact division takes ten
@@ -16,7 +16,7 @@ from max.dtype import DType
 from torch_max_backend.fusion.terms import Leaf, Step
 
 FUNCTIONS = frozenset({"exponential", "quotient_above_one"})
-"""Of kernels/arithmetic.mojo."""
+"""Of kernels/common/arithmetic.mojo."""
 
 
 def idioms(steps: Sequence[Step | Leaf]) -> dict[int, str]:

@@ -163,7 +163,7 @@ class Program:
             module = f"{own}.fused_entries"
         else:
             module = "reduction.entries" if self.reduction else "pointwise.entries"
-        functions = {("arithmetic", name) for name in FUNCTIONS if f"{name}[" in self.body}
+        functions = {("common.arithmetic", name) for name in FUNCTIONS if f"{name}[" in self.body}
         functions |= {(module, name) for name, module in SELDOM.items() if f"{name}[" in self.body}
         return _MODULES | IMPORTS | {(module, self.entry)} | values | functions
 

@@ -68,7 +68,7 @@ class Launch:
 
     Attributes:
         function: the symbol of the library's function.
-        words: what it gets, as ``kernels/library.mojo`` says; an address is a place.
+        words: what it gets, as ``kernels/common/library.mojo`` says; an address is a place.
     """
 
     function: str

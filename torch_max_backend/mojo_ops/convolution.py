@@ -108,14 +108,14 @@ UNIT = Geometry()
 
 
 class Grouping(Enum):
-    """The groups that a library function serves; the values are those of kernels/convolution/common.mojo.
+    """The groups that a library function serves; the values are those of kernels/convolution/passes.mojo.
 
     What is known when the graph is built leaves kernels out that it cannot need.
     """
 
-    ONE = kernel_constant("convolution.common", "ONE_GROUP")
-    WIDE = kernel_constant("convolution.common", "WIDE_GROUPS")
-    ANY = kernel_constant("convolution.common", "ANY_GROUPS")
+    ONE = kernel_constant("convolution.passes", "ONE_GROUP")
+    WIDE = kernel_constant("convolution.passes", "WIDE_GROUPS")
+    ANY = kernel_constant("convolution.passes", "ANY_GROUPS")
     DEPTHWISE = None
     """One channel in each group, in and out: entries of their own."""
 

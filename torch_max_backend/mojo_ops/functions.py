@@ -1,7 +1,7 @@
 """Library functions: the kernels behind the thin ops of a graph, compiled once for a machine.
 
-An op of the Mojo package passes its operands to a C function by name (`kernels/library.mojo`). Building a graph records
-the functions that its ops call; compiling the graph builds and loads libraries with these functions
+An op of the Mojo package passes its operands to a C function by name (`kernels/common/library.mojo`). Building a graph
+records the functions that its ops call; compiling the graph builds and loads libraries with these functions
 (`torch_max_backend.runtime.libraries`).
 """
 

@@ -36,7 +36,7 @@ def symbol_of(name: str, modules: Iterable[str]) -> str:
     It tells which version of the sources the function was built from: a library of older ones may be in the process
     too, for a function whose own sources have not changed.
     """
-    return f"{name}_{sources_digest(frozenset({'library', *modules}))[:DIGITS]}"
+    return f"{name}_{sources_digest(frozenset({'common.library', *modules}))[:DIGITS]}"
 
 
 def forget() -> None:

@@ -34,8 +34,8 @@ from torch_max_backend.torch_compat import written_to
 _data_ptr = torch.Tensor.data_ptr
 
 _walking = threading.Lock()
-"""One list at a time: scratch memory is lent through one place for the process (kernels/library.mojo), and threads may
-use several GPUs."""
+"""One list at a time: scratch memory is lent through one place for the process (kernels/common/library.mojo), and
+threads may use several GPUs."""
 _SCRATCH = 3
 """The operand of ``walk`` that is memory for one launch after the other."""
 

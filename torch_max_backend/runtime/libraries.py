@@ -56,7 +56,7 @@ FAMILIES = {
 }
 """CPU-seconds that the first function of a family adds: its modules are read and checked once for a library."""
 MESSAGE_BYTES = 1024
-"""Room for the message of an error, as in kernels/library.mojo."""
+"""Room for the message of an error, as in kernels/common/library.mojo."""
 SHORT = 10.0
 """A library of fewer CPU-seconds is not divided."""
 
@@ -146,7 +146,7 @@ def _uncached(functions: Iterable[Function], device: torch.device) -> list[Funct
 def _facts(function: Function, device: torch.device) -> dict[str, str]:
     """All that the function's library depends on: of the kernels, those that it is made of."""
     versions = {name: value for name, value in cache.versions().items() if name != "kernels"}
-    modules = frozenset({"library", *(module for module, _ in function.imports)})
+    modules = frozenset({"common.library", *(module for module, _ in function.imports)})
     target = target_facts(device)
     return {
         **versions,
@@ -217,7 +217,7 @@ def _loader(device: torch.device) -> Any:
 
 def loader(device: torch.device) -> int:
     """The address of a C function that builds and loads what a function on ``device`` calls and a launch list did not
-    load: `Loader` in kernels/library.mojo."""
+    load: `Loader` in kernels/common/library.mojo."""
     return ctypes.cast(_loader(device), ctypes.c_void_p).value or 0
 
 
@@ -409,7 +409,7 @@ def give_up() -> None:
 
 def library_source(functions: Sequence[Function], package: str) -> str:
     """The Mojo source of a library that exports `functions` of the kernels' package."""
-    imports = sorted({("library", "serve")}.union(*(function.imports for function in functions)))
+    imports = sorted({("common.library", "serve")}.union(*(function.imports for function in functions)))
     lines = [
         f"from {module if module.startswith('std.') else f'{package}.{module}'} import {name}"
         for module, name in imports

@@ -221,7 +221,7 @@ class Call(Operation):
 
     Attributes:
         function: what is called.
-        words: what it gets, as ``kernels/library.mojo`` says; addresses are those of operands and results.
+        words: what it gets, as ``kernels/common/library.mojo`` says; addresses are those of operands and results.
         kernel: the name under which lowerings and passes know what it computes.
         facts: what a pass has to know of the operands that their shapes do not tell, such as a convolution's geometry.
         in_order: by a result's number, the operands of which an element is read for the result's element at the same

@@ -59,10 +59,10 @@ _MATH = ("cos", "erf", "exp", "floor", "log", "log1p", "rsqrt", "sin", "sqrt", "
 IMPORTS = frozenset(
     {("std.math", name) for name in _MATH}
     | {("std.utils.numerics", name) for name in ("inf", "isinf", "isnan", "nan")}
-    | {("arithmetic", "truncated_quotient")}
+    | {("common.arithmetic", "truncated_quotient")}
 )
 """What the expressions need: modules and names."""
-SELDOM = {"integer_power": "powers"}
+SELDOM = {"integer_power": "common.powers"}
 """Functions that few programs import, and their modules."""
 
 

@@ -8,13 +8,7 @@ from std.math import ceildiv
 from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of
 
-from ...convolution.common import Ptr, accumulation_type, worker_count
-from ...parallel import sync_parallelize
-from ..pointers import Backward
-from ..problem import AttentionProblem
-from .exponential import exponential
-from .forward import BLOCK_KEYS, BLOCK_QUERIES, add_bias, key_block
-from .packed import (
+from ...common.packed import (
     ROWS,
     Matrix,
     fill,
@@ -25,6 +19,12 @@ from .packed import (
     rounded,
     write_row,
 )
+from ...common.parallel import sync_parallelize, worker_count
+from ...common.pointer import Ptr, accumulation_type
+from ..pointers import Backward
+from ..problem import AttentionProblem
+from .exponential import exponential
+from .forward import BLOCK_KEYS, BLOCK_QUERIES, add_bias, key_block
 
 
 @always_inline

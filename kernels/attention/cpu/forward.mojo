@@ -8,12 +8,7 @@ from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of
 from std.utils.numerics import inf, nan
 
-from ...convolution.common import Ptr, accumulation_type, worker_count
-from ...parallel import sync_parallelize
-from ..pointers import Forward
-from ..problem import AttentionProblem
-from .exponential import exponential
-from .packed import (
+from ...common.packed import (
     ROWS,
     Matrix,
     fill,
@@ -24,6 +19,11 @@ from .packed import (
     rounded,
     write_row,
 )
+from ...common.parallel import sync_parallelize, worker_count
+from ...common.pointer import Ptr, accumulation_type
+from ..pointers import Forward
+from ..problem import AttentionProblem
+from .exponential import exponential
 
 comptime BLOCK_QUERIES = 48
 comptime BLOCK_KEYS = 256

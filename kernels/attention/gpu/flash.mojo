@@ -1,9 +1,8 @@
 """When tensor cores take a call, and what their kernels share."""
 
-from ...convolution.common import Ptr
+from ...common.tensor_cores import pairs_compile
 from ..pointers import Backward, Forward
 from ..problem import AttentionProblem, Strides
-from ...convolution.gpu.pipeline import pairs_compile
 from .tiles import PIECE, by_warpgroups
 
 

@@ -24,23 +24,12 @@ from max.gpu import (
 from max.gpu.host import DeviceContext, FuncAttribute
 from max.gpu.memory import AddressSpace, external_memory
 
-from ...convolution.common import Ptr
-from ...convolution.gpu.pipeline import (
-    commit_copies,
-    copy_one,
-    wait_for_copies,
-)
-from ...ptx import exchange_lanes, fence_shared_writes
+from ...common.async_copy import commit_copies, copy_one, wait_for_copies
+from ...common.pointer import Ptr
+from ...common.ptx import exchange_lanes, fence_shared_writes
 from ..pointers import Backward
 from ..problem import AttentionProblem
-from .flash import (
-    LOG2_E,
-    Shape,
-    depth_of,
-    keys_shape,
-    queries_shape,
-    visible,
-)
+from .flash import LOG2_E, Shape, depth_of, keys_shape, queries_shape, visible
 from .tiles import (
     Sums,
     add_product_of_columns,

@@ -18,13 +18,9 @@ from max.gpu import (
 from max.gpu.host import DeviceContext, FuncAttribute
 from max.gpu.memory import AddressSpace, external_memory
 
-from ...convolution.common import accumulation_type
-from ...convolution.gpu.pipeline import (
-    Shared,
-    commit_copies,
-    wait_for_copies,
-)
-from ...ptx import fence_shared_writes
+from ...common.async_copy import commit_copies, wait_for_copies
+from ...common.pointer import Shared, accumulation_type
+from ...common.ptx import fence_shared_writes
 from ..pointers import Forward
 from ..problem import AttentionProblem
 from .flash import (

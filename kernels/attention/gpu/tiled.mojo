@@ -15,7 +15,7 @@ from std.utils.static_tuple import StaticTuple
 from max.gpu import barrier, thread_idx
 from max.gpu.memory import AddressSpace
 
-from ...convolution.common import Ptr
+from ...common.pointer import Ptr
 from ..problem import AttentionProblem
 
 comptime SIDE = 16

@@ -5,7 +5,7 @@ from std.math import ceildiv, exp
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, block_idx, global_idx
 from max.gpu.host import DeviceContext
 
-from ...convolution.common import Ptr
+from ...common.pointer import Ptr
 from ..pointers import Backward
 from ..problem import AttentionProblem
 from .tiled import (

@@ -13,7 +13,7 @@ from max.gpu import (
 from max.gpu.host import DeviceContext
 from max.gpu.memory import AddressSpace
 
-from ...convolution.common import accumulation_type
+from ...common.pointer import accumulation_type
 from ..pointers import Forward
 from ..problem import AttentionProblem
 from .tiled import (

@@ -24,12 +24,16 @@ from max.gpu.compute.mma import (
     wgmma_commit_group_sync,
     wgmma_fence_aligned,
 )
-from max.gpu.memory import AddressSpace
 
-from ...convolution.common import Ptr
-from ...convolution.gpu.pipeline import Shared, copy_vector, pairs_compile
-from ...ptx import compiling_for_hopper
-from ...ptx import exchange_lanes, load_matrices, made_here
+from ...common.async_copy import copy_vector
+from ...common.pointer import Ptr, Shared
+from ...common.ptx import (
+    compiling_for_hopper,
+    exchange_lanes,
+    load_matrices,
+    made_here,
+)
+from ...common.tensor_cores import pairs_compile
 from .wgmma import Sums, add_wgmma
 
 comptime PANEL = 64

@@ -10,8 +10,9 @@ from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of, size_of
 from std.utils.index import IndexList
 
-from ...parallel import sync_parallelize
-from ..common import FPROP, Ptr, accumulation_type, worker_count
+from ...common.parallel import sync_parallelize, worker_count
+from ...common.pointer import Ptr, accumulation_type
+from ..passes import FPROP
 from ..problem import ConvolutionProblem
 from ..gather import Axis, Phase, forward_phases, full_tap, gradient_phases
 

@@ -8,18 +8,11 @@ from std.memory import unsafe_memset_zero
 from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of
 
-from ...parallel import sync_parallelize
-from ..common import Ptr, accumulation_type, worker_count
+from ...common.parallel import sync_parallelize, worker_count
+from ...common.pointer import Ptr, accumulation_type
 from ..gather import Axis, Phase, forward_phases
 from ..problem import ConvolutionProblem
-from .channelwise import (
-    Line,
-    Row,
-    block_channels,
-    row_of,
-    source_line,
-    spread,
-)
+from .channelwise import Line, Row, block_channels, row_of, source_line, spread
 
 
 @always_inline

@@ -1,7 +1,8 @@
 """Depthwise convolution on a CPU: the channelwise kernels with one channel in each group.
 """
 
-from ..common import WGRAD, Ptr
+from ...common.pointer import Ptr
+from ..passes import WGRAD
 from ..finish import Finish, finish_result
 from ..problem import ConvolutionProblem
 from .channelwise import channelwise_can_implement, channelwise_cpu

@@ -5,9 +5,9 @@ They have one channel in each group, in and out; any other problem goes to the a
 
 from max.gpu.host import DeviceContext
 
-from ...library import Arguments
+from ...common.library import Arguments
 from ..analytic import convolution_analytic_cpu
-from ..common import DGRAD, FPROP, WGRAD
+from ..passes import DGRAD, FPROP, WGRAD
 from ..finish import finish_result
 from ..operands import ConvolutionOperands, finish_of
 from ..rewrite import rewritten

@@ -6,8 +6,9 @@ the always-right kernel ends the table.
 
 from std.memory.alloc import unsafe_alloc
 
+from ...common.pointer import Ptr
 from ..analytic import convolution_analytic_cpu
-from ..common import ANY_GROUPS, DGRAD, FPROP, ONE_GROUP, WGRAD, Ptr
+from ..passes import ANY_GROUPS, DGRAD, FPROP, ONE_GROUP, WGRAD
 from ..finish import NOTHING, Finish, finish_result
 from ..problem import ConvolutionProblem
 from ..rewrite import is_channels_last_better, rewritten

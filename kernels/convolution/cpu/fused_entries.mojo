@@ -11,10 +11,10 @@ from std.memory.alloc import unsafe_alloc
 from max.gpu.host import DeviceContext
 from std.utils.index import IndexList
 
-from ...library import Arguments, Call, Operand
+from ...common.library import Arguments, Call, Operand
+from ...common.pointer import Ptr
 from ...pointwise.entries import operands_of
 from ...pointwise.program import Operands, Places
-from ..common import Ptr
 from ..finish import Body
 from ..problem import GEOMETRY_LENGTH
 

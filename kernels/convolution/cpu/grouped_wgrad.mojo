@@ -9,8 +9,8 @@ from std.memory import unsafe_memset_zero
 from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of, size_of
 
-from ...parallel import sync_parallelize
-from ..common import Ptr, accumulation_type, worker_count
+from ...common.parallel import sync_parallelize, worker_count
+from ...common.pointer import Ptr, accumulation_type
 from ..problem import ConvolutionProblem
 from .pack import write_filter
 

@@ -10,8 +10,9 @@ from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of, size_of
 from std.sys.intrinsics import masked_store
 
-from ...parallel import sync_parallelize
-from ..common import FPROP, Ptr, accumulation_type, worker_count
+from ...common.parallel import sync_parallelize, worker_count
+from ...common.pointer import Ptr, accumulation_type
+from ..passes import FPROP
 from ..finish import NOTHING, Finish
 from ..problem import ConvolutionProblem
 from ..gather import Phase, forward_phases, gradient_phases

@@ -8,8 +8,9 @@ from std.memory import unsafe_memcpy, unsafe_memset_zero
 from std.memory.alloc import unsafe_alloc
 from std.sys.info import size_of
 
-from ...parallel import sync_parallelize
-from ..common import FPROP, Ptr, worker_count
+from ...common.parallel import sync_parallelize, worker_count
+from ...common.pointer import Ptr
+from ..passes import FPROP
 from ..finish import NOTHING, Finish
 from ..problem import ConvolutionProblem
 from .implicit_gemm import implicit_gemm_cpu

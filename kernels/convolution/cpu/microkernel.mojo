@@ -9,7 +9,7 @@ from std.memory import bitcast
 from std.sys import CompilationTarget
 from std.sys.intrinsics import llvm_intrinsic
 
-from ..common import Ptr, accumulation_type
+from ...common.pointer import Ptr, accumulation_type
 
 comptime PtrTable[dtype: DType] = MutPointer[Ptr[dtype], MutUntrackedOrigin]
 

@@ -3,8 +3,8 @@
 A filter lies in memory as [K][tap][C/G] or, with `taps_inside`, as [K][C/G][tap].
 """
 
-from ...parallel import sync_parallelize
-from ..common import Ptr, worker_count
+from ...common.parallel import sync_parallelize, worker_count
+from ...common.pointer import Ptr
 from ..problem import ConvolutionProblem
 from ..gather import Phase, full_tap
 from .microkernel import has_pairs, packed_length, packed_type

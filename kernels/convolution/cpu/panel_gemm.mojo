@@ -9,16 +9,13 @@ from std.math import ceildiv
 from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of, size_of
 
-from ...parallel import sync_parallelize
-from ..common import FPROP, Ptr, accumulation_type, worker_count
+from ...common.parallel import sync_parallelize, worker_count
+from ...common.pointer import Ptr, accumulation_type
+from ..passes import FPROP
 from ..finish import NOTHING
 from ..gather import Axis, Phase, forward_phases, gradient_phases
 from ..problem import ConvolutionProblem
-from .implicit_gemm import (
-    pack_panel_part,
-    packed_filter_elements,
-    panel_rows,
-)
+from .implicit_gemm import pack_panel_part, packed_filter_elements, panel_rows
 from .microkernel import (
     PANEL_VECTORS,
     ROW_GRANULE,

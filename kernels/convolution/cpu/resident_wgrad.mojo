@@ -14,16 +14,11 @@ from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of, size_of
 from std.sys.intrinsics import masked_load
 
-from ...parallel import sync_parallelize
-from ..common import Ptr, accumulation_type, worker_count
+from ...common.parallel import sync_parallelize, worker_count
+from ...common.pointer import Ptr, accumulation_type
 from ..gather import Axis, forward_phases
 from ..problem import ConvolutionProblem
-from .microkernel import (
-    has_pairs,
-    outer_tile,
-    packed_length,
-    packed_type,
-)
+from .microkernel import has_pairs, outer_tile, packed_length, packed_type
 from .pack import pair_rows, write_filter
 from .wgrad import (
     BLOCK_PIXELS,

@@ -3,7 +3,7 @@
 from std.math import ceildiv
 from std.sys.info import size_of
 
-from ..common import Ptr
+from ...common.pointer import Ptr
 from ..finish import Finish
 from ..gather import Phase
 from .microkernel import PtrTable, packed_length, packed_type

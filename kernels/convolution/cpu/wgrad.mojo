@@ -17,8 +17,8 @@ from std.sys.intrinsics import (
     prefetch,
 )
 
-from ...parallel import sync_parallelize
-from ..common import Ptr, accumulation_type, worker_count
+from ...common.parallel import sync_parallelize, worker_count
+from ...common.pointer import Ptr, accumulation_type
 from ..problem import ConvolutionProblem
 from .microkernel import outer_tile, packed_length, packed_type
 from .pack import pair_rows, write_filter

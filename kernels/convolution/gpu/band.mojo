@@ -15,9 +15,9 @@ from std.math import ceildiv
 
 from max.gpu.memory import AddressSpace
 
-from ...argument import KernelArgument
-from ...arithmetic import Divisor, divide
-from ..common import FPROP, Ptr
+from ...common.argument import KernelArgument
+from ...common.arithmetic import Divisor, divide
+from ...common.pointer import Ptr
 from ..gather import Axis, forward_phases, gradient_phases
 from ..problem import ConvolutionProblem
 from .phase_table import MAX_STRIDE, AxisTable

@@ -18,24 +18,26 @@ from max.gpu import (
 from max.gpu.host import DeviceAttribute, DeviceContext, FuncAttribute
 from max.gpu.memory import AddressSpace, external_memory
 
-from ...arithmetic import divide
-from ..common import FPROP, Ptr
+from ...common.arithmetic import divide
+from ...common.async_copy import (
+    commit_copies,
+    copy_one,
+    copy_quad,
+    wait_for_copies,
+)
+from ...common.pointer import Ptr, Shared
+from ...common.tensor_cores import QUAD, Quad
+from ..passes import FPROP
 from ..gather import Phase, forward_phases, gradient_phases
 from ..problem import ConvolutionProblem
 from .gather_rows import SourceRow, Step, result_pixel, source_row
 from .pipeline import (
     BLOCK_K,
     LINE,
-    QUAD,
     STAGES,
     THREADS,
     WARP_COLUMNS,
     BlockShape,
-    Quad,
-    Shared,
-    commit_copies,
-    copy_one,
-    copy_quad,
     index_major,
     k_major,
     left_to_warpgroups,
@@ -44,7 +46,6 @@ from .pipeline import (
     round_quad,
     sum_column,
     sum_index,
-    wait_for_copies,
 )
 
 comptime WIDE = BlockShape(128, 128)

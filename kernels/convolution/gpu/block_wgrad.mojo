@@ -22,23 +22,24 @@ from max.gpu.host import (
 )
 from max.gpu.memory import AddressSpace, external_memory
 
-from ...library import scratch
-from ...arithmetic import divide
-from ..common import Ptr
+from ...common.arithmetic import divide
+from ...common.async_copy import (
+    commit_copies,
+    copy_one,
+    copy_quad,
+    wait_for_copies,
+)
+from ...common.library import scratch
+from ...common.pointer import Ptr, Shared
+from ...common.tensor_cores import QUAD, Quad
 from ..problem import ConvolutionProblem
 from .pipeline import (
     BLOCK_K,
     LINE,
-    QUAD,
     STAGES,
     THREADS,
     WARP_COLUMNS,
     BlockShape,
-    Quad,
-    Shared,
-    commit_copies,
-    copy_one,
-    copy_quad,
     index_major,
     left_to_warpgroups,
     multiply_exact,
@@ -46,7 +47,6 @@ from .pipeline import (
     round_quad,
     sum_column,
     sum_index,
-    wait_for_copies,
 )
 from .slices import choose_slices
 from .tiled import add_slices

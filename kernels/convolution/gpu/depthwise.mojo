@@ -14,9 +14,9 @@ from std.utils.static_tuple import StaticTuple
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, global_idx
 from max.gpu.host import DeviceBuffer
 
-from ...arithmetic import divide
-from ...ptx import wide_halves
-from ..common import Ptr
+from ...common.arithmetic import divide
+from ...common.pointer import Ptr
+from ...common.ptx import wide_halves
 from ..gather import Phase, full_tap
 from ..problem import ConvolutionProblem
 

@@ -20,20 +20,19 @@ from max.gpu.compute.mma import mma
 from max.gpu.host import DeviceAttribute, DeviceContext, FuncAttribute
 from max.gpu.memory import AddressSpace, external_memory
 
-from ...arithmetic import divide
-from ...ptx import load_matrices, syncwarp
-from ..common import FPROP, Ptr
+from ...common.arithmetic import divide
+from ...common.pointer import Ptr
+from ...common.ptx import load_matrices, syncwarp
+from ..passes import FPROP
 from ..gather import Axis
 from ..problem import ConvolutionProblem
 from .band import (
     CHANNELS,
     DEPTH,
     LINES,
-    MOST_TILES,
     OCTETS,
     THREADS,
     Band,
-    Tiling,
     axes_of_rows,
     band_of,
     band_word,

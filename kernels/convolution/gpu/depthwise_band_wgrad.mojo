@@ -26,11 +26,11 @@ from max.gpu.host import (
 )
 from max.gpu.memory import AddressSpace, external_memory
 
-from ...argument import KernelArgument
-from ...arithmetic import divide
-from ...library import scratch
-from ...ptx import load_matrices, syncwarp
-from ..common import Ptr
+from ...common.argument import KernelArgument
+from ...common.arithmetic import divide
+from ...common.library import scratch
+from ...common.pointer import Ptr
+from ...common.ptx import load_matrices, syncwarp
 from ..problem import ConvolutionProblem
 from .band import LINES, MOST_SHARED, THREADS, is_depthwise_in_pairs
 from .depthwise import is_aligned
@@ -40,7 +40,6 @@ from .planes import (
     Corner,
     Planes,
     SharedWords,
-    WordPtr,
     address,
     load_planes,
     place,

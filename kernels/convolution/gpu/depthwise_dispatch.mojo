@@ -3,7 +3,9 @@
 
 from max.gpu.host import DeviceBuffer, DeviceContext
 
-from ..common import FPROP, WGRAD, device_pointer
+from ...common.pointer import device_pointer
+from ...common.tensor_cores import pairs_compile
+from ..passes import FPROP, WGRAD
 from ..problem import ConvolutionProblem
 from .band import FEW_TAPS, band_can_implement, is_better_by_bands
 from .depthwise_launch import (
@@ -17,7 +19,6 @@ from .depthwise_band_wgrad import (
     depthwise_band_wgrad_gpu,
 )
 from .depthwise_wgrad import depthwise_wgrad_gpu
-from .pipeline import pairs_compile
 
 
 @no_inline

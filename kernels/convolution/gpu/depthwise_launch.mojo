@@ -6,8 +6,8 @@ from std.sys.info import size_of
 
 from max.gpu.host import DeviceAttribute, DeviceBuffer, DeviceContext
 
-from ...library import scratch
-from ..common import FPROP
+from ...common.library import scratch
+from ..passes import FPROP
 from ..gather import Axis, Phase, forward_phases, gradient_phases
 from ..problem import ConvolutionProblem
 from .band import FEW_TAPS

@@ -17,9 +17,9 @@ from max.gpu import (
 from max.gpu.host import DeviceAttribute, DeviceBuffer, DeviceContext
 from max.gpu.memory import AddressSpace
 
-from ...library import scratch
-from ...arithmetic import divide
-from ..common import Ptr
+from ...common.arithmetic import divide
+from ...common.library import scratch
+from ...common.pointer import Ptr
 from ..problem import ConvolutionProblem
 from .depthwise import (
     MARCH,

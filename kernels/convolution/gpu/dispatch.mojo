@@ -8,22 +8,17 @@ from std.sys import size_of
 
 from max.gpu.host import DeviceBuffer, DeviceContext
 
+from ...common.pointer import Ptr, device_pointer
+from ...common.tensor_cores import blocks_compile
 from ..analytic import convolution_analytic_gpu
-from ..common import (
-    ANY_GROUPS,
-    DGRAD,
-    ONE_GROUP,
-    WGRAD,
-    Ptr,
-    device_pointer,
-)
+from ..passes import ANY_GROUPS, DGRAD, ONE_GROUP, WGRAD
 from ..problem import ConvolutionProblem
 from ..rewrite import rewritten
 from .depthwise_dispatch import run_depthwise_gpu
 from .few_channels import few_channels_can_implement, few_channels_dgrad_gpu
 from .halo_gather import halo_gather_can_implement, halo_gather_gpu
 from .halo_wgrad import halo_wgrad_can_implement, halo_wgrad_gpu
-from .pipeline import block_can_implement, blocks_compile
+from .pipeline import block_can_implement
 from .products import gather_product_gpu, wgrad_product_gpu
 from .small_groups import small_groups_can_implement, small_groups_gpu
 from .tiled import tiled_can_implement, tiled_gather_gpu, tiled_wgrad_gpu

@@ -1,12 +1,12 @@
 """The convolutions' entries in libraries for any GPU; `operands.mojo` says what they take.
 
-`grouping` says which kernels are compiled (common.mojo).
+`grouping` says which kernels are compiled (passes.mojo).
 """
 
 from max.gpu.host import DeviceContext
 
-from ...library import Arguments
-from ..common import DGRAD, FPROP, WGRAD
+from ...common.library import Arguments
+from ..passes import DGRAD, FPROP, WGRAD
 from ..operands import ConvolutionOperands
 from .dispatch import run_gpu
 

@@ -12,13 +12,14 @@ z is made for so many images at a time as the cache holds, within the workspace 
 from std.math import ceildiv
 
 from max.gpu import block_dim, block_idx, thread_idx
-from max.gpu.host import DeviceBuffer, DeviceContext
+from max.gpu.host import DeviceContext
 
-from ...library import scratch
-from ...arithmetic import divide, gcd
-from ..common import FPROP, Ptr
+from ...common.arithmetic import divide, gcd
+from ...common.library import scratch
+from ...common.pointer import Ptr
+from ...common.tensor_cores import QUAD
+from ..passes import FPROP
 from ..problem import ConvolutionProblem
-from .pipeline import QUAD
 from .products import gather_product_gpu
 
 comptime MAX_CHANNELS = 4

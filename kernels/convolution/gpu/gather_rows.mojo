@@ -1,6 +1,6 @@
 """Rows and reduction steps of the implicit products of forward pass and data gradient, as 32-bit device arithmetic."""
 
-from ...arithmetic import divide
+from ...common.arithmetic import divide
 from ..gather import Phase
 
 

@@ -16,13 +16,15 @@ from std.sys._assembly import inlined_assembly
 
 from max.gpu.memory import AddressSpace
 
-from ...argument import KernelArgument
-from ...arithmetic import divide
-from ..common import DGRAD, Ptr
+from ...common.argument import KernelArgument
+from ...common.arithmetic import divide
+from ...common.async_copy import copy_vector
+from ...common.pointer import Ptr
+from ...common.tensor_cores import Quad
+from ..passes import DGRAD
 from ..gather import Axis, Phase, forward_phases
 from ..problem import ConvolutionProblem
 from .phase_table import PhaseTable
-from .pipeline import Quad, copy_vector
 
 comptime VECTOR = 8
 """Elements of 16 bytes."""

@@ -19,9 +19,12 @@ from max.gpu import (
 from max.gpu.host import DeviceAttribute, DeviceContext, FuncAttribute
 from max.gpu.memory import AddressSpace, external_memory
 
-from ...arithmetic import divide
-from ...ptx import load_matrices
-from ..common import FPROP, Ptr
+from ...common.arithmetic import divide
+from ...common.async_copy import commit_copies, wait_for_copies
+from ...common.pointer import Ptr
+from ...common.ptx import load_matrices
+from ...common.tensor_cores import Quad
+from ..passes import FPROP
 from ..gather import Phase
 from ..problem import ConvolutionProblem
 from .halo import (
@@ -47,7 +50,6 @@ from .halo import (
     width_of,
 )
 from .phase_table import PhaseTable
-from .pipeline import Quad, commit_copies, wait_for_copies
 
 comptime _THREADS = 256
 comptime _WARPS = _THREADS // 32

@@ -24,10 +24,12 @@ from max.gpu.host import (
 )
 from max.gpu.memory import AddressSpace, external_memory
 
-from ...arithmetic import divide
-from ...library import scratch
-from ...ptx import load_matrices
-from ..common import Ptr
+from ...common.arithmetic import divide
+from ...common.async_copy import commit_copies, copy_vector, wait_for_copies
+from ...common.library import scratch
+from ...common.pointer import Ptr
+from ...common.ptx import load_matrices
+from ...common.tensor_cores import Quad
 from ..gather import Phase, forward_phases
 from ..problem import ConvolutionProblem
 from .halo import (
@@ -49,7 +51,6 @@ from .halo import (
     tilings,
     width_of,
 )
-from .pipeline import Quad, commit_copies, copy_vector, wait_for_copies
 from .tiled import add_slices
 
 comptime _THREADS = 384

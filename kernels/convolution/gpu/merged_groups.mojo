@@ -7,9 +7,9 @@ from std.math import ceildiv
 from max.gpu import block_idx, thread_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 
-from ...library import scratch
-from ...arithmetic import divide
-from ..common import Ptr
+from ...common.arithmetic import divide
+from ...common.library import scratch
+from ...common.pointer import Ptr
 from ..problem import ConvolutionProblem
 from .warpgroup_wgrad import warpgroup_wgrad_can_implement, warpgroup_wgrad_gpu
 

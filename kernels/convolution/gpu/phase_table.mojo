@@ -6,7 +6,7 @@ Launched one after the other each phase would end with a round of few blocks; to
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.utils.static_tuple import StaticTuple
 
-from ...arithmetic import divide
+from ...common.arithmetic import divide
 from ..gather import Axis, Phase, gradient_phases
 from ..problem import ConvolutionProblem
 

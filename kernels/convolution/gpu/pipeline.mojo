@@ -1,4 +1,4 @@
-"""What the block-tiled products of NVIDIA's GPUs are made of: copies into shared memory, and products from it.
+"""What the block-tiled products of NVIDIA's GPUs are made of: places in shared memory, and products from it.
 
 A stage holds BLOCK_K steps of the reduction of both operands, each in one of two orders: "k-major" [index][BLOCK_K]
 or "index-major" [BLOCK_K][width] with each row's indices XOR-ed by a multiple that depends on the row. A thread always
@@ -7,28 +7,20 @@ in k-major eight threads read two whole rows, in index-major the XOR parts the f
 Which step of the reduction a lane holds does not matter to the sum as long as both operands agree.
 """
 
-from std.memory import bitcast
 from std.sys import size_of
-from std.sys._assembly import inlined_assembly
-from std.sys.info import _accelerator_arch
 
 from max.gpu.compute.mma import mma
-from max.gpu.memory import AddressSpace
 
-from ..common import DGRAD, FPROP, Ptr
+from ...common.pointer import Shared
+from ...common.tensor_cores import QUAD, Quad, to_tf32
+from ...common.ptx import compiling_for_hopper
+from ..passes import DGRAD, FPROP
 from ..problem import ConvolutionProblem
-from ...ptx import compiling_for_hopper
 
 comptime BLOCK_K = 16
-comptime QUAD = 4
 comptime STAGES = 4
 comptime THREADS = 256
 comptime WARP_COLUMNS = 32
-
-comptime Shared[dtype: DType] = MutPointer[
-    Scalar[dtype], MutUntrackedOrigin, address_space=AddressSpace.SHARED
-]
-comptime Quad = SIMD[DType.float32, QUAD]
 
 
 @fieldwise_init
@@ -55,25 +47,6 @@ struct BlockShape(ImplicitlyCopyable, TrivialRegisterPassable):
         return STAGES * self.stage_elements() * size_of[dtype]()
 
 
-def blocks_compile() -> Bool:
-    """Whether the accelerator that this compilation is for has these instructions: NVIDIA's since sm_80.
-    """
-    comptime arch = _accelerator_arch()
-    comptime if "90" in arch or "80" in arch or "86" in arch or "89" in arch:
-        return "gfx" not in arch
-    elif "100" in arch or "103" in arch or "120" in arch or "121" in arch:
-        return "gfx" not in arch
-    else:
-        return False
-
-
-def pairs_compile[dtype: DType]() -> Bool:
-    """Whether it has products of elements of this type, of two bytes."""
-    return blocks_compile() and (
-        dtype == DType.bfloat16 or dtype == DType.float16
-    )
-
-
 def left_to_warpgroups[dtype: DType, exact: Bool]() -> Bool:
     """Whether Hopper's warpgroup kernels take every problem whose operands are both copied four elements at a time: no other
     kernel is compiled for those.
@@ -97,85 +70,6 @@ def block_can_implement[pass_: Int](g: ConvolutionProblem) -> Optional[String]:
                 t" {g.workspace_limit}"
             )
     return None
-
-
-# Copies.
-
-
-@always_inline
-def copy_vector[
-    dtype: DType
-](target: UInt32, source: Ptr[dtype], offset: Int, valid: Bool):
-    """Starts the copy of 16 bytes to shared memory, zeros where not `valid`."""
-    inlined_assembly[
-        "cp.async.cg.shared.global [$0], [$1], 16, $2;",
-        NoneType,
-        constraints="r,l,r,~{memory}",
-    ](
-        target,
-        UInt64(Int(source))
-        + UInt64((offset if valid else 0) * size_of[dtype]()),
-        Int32(16 if valid else 0),
-    )
-
-
-@always_inline
-def copy_quad[
-    dtype: DType
-](target: Shared[dtype], source: Ptr[dtype], offset: Int, valid: Bool):
-    """Starts the copy of four elements, zeros where not `valid`; both addresses are multiples of their size.
-    """
-    comptime if size_of[dtype]() == 4:
-        copy_vector(UInt32(Int(target)), source, offset, valid)
-    else:
-        inlined_assembly[
-            "cp.async.ca.shared.global [$0], [$1], 8, $2;",
-            NoneType,
-            constraints="r,l,r,~{memory}",
-        ](
-            UInt32(Int(target)),
-            UInt64(Int(source))
-            + UInt64((offset if valid else 0) * size_of[dtype]()),
-            Int32(8 if valid else 0),
-        )
-
-
-@always_inline
-def copy_one[
-    dtype: DType
-](target: Shared[dtype], source: Ptr[dtype], offset: Int, valid: Bool):
-    """Starts (or, for elements of two bytes, does) the copy of one element, zero where not `valid`.
-    """
-    comptime if size_of[dtype]() == 4:
-        inlined_assembly[
-            "cp.async.ca.shared.global [$0], [$1], 4, $2;",
-            NoneType,
-            constraints="r,l,r,~{memory}",
-        ](
-            UInt32(Int(target)),
-            UInt64(Int(source)) + UInt64((offset if valid else 0) * 4),
-            Int32(4 if valid else 0),
-        )
-    else:
-        var value = Scalar[dtype](0)
-        if valid:
-            value = source[unsafe_offset=offset]
-        target[] = value
-
-
-@always_inline
-def commit_copies():
-    inlined_assembly[
-        "cp.async.commit_group;", NoneType, constraints="~{memory}"
-    ]()
-
-
-@always_inline
-def wait_for_copies[newer: Int]():
-    """Until all of this thread's groups of copies but the `newer` last ones have arrived.
-    """
-    comptime text = "cp.async.wait_group " + String(newer) + ";"
-    inlined_assembly[text, NoneType, constraints="~{memory}"]()
 
 
 # Places in a stage.
@@ -212,22 +106,6 @@ def read_quad[
 
 
 # Products.
-
-
-@always_inline
-def to_tf32(value: Quad) -> Quad:
-    """Rounded to TF32's 10 bits of mantissa, to nearest."""
-    var rounded = value
-    comptime for i in range(QUAD):
-        rounded[i] = bitcast[DType.float32, 1](
-            inlined_assembly[
-                "cvt.rna.tf32.f32 $0, $1;",
-                UInt32,
-                constraints="=r,f",
-                has_side_effect=False,
-            ](value[i])
-        )
-    return rounded
 
 
 @always_inline

@@ -10,9 +10,9 @@ from std.memory import bitcast
 
 from max.gpu.memory import AddressSpace
 
-from ...argument import KernelArgument
-from ...arithmetic import Divisor
-from ..common import Ptr
+from ...common.argument import KernelArgument
+from ...common.arithmetic import Divisor
+from ...common.pointer import Ptr
 
 comptime PIECE = 8
 """Pixels of a piece, and channels of an octet."""

@@ -3,15 +3,12 @@
 
 from max.gpu.host import DeviceBuffer, DeviceContext
 
-from ..common import Ptr
+from ...common.pointer import Ptr
+from ...common.ptx import compiling_for_hopper
 from ..problem import ConvolutionProblem
-from ...ptx import compiling_for_hopper
 from .block_gather import block_gather_gpu
 from .block_wgrad import block_wgrad_gpu
-from .merged_groups import (
-    merged_groups_can_implement,
-    merged_groups_wgrad_gpu,
-)
+from .merged_groups import merged_groups_can_implement, merged_groups_wgrad_gpu
 from .warpgroup_gather import (
     warpgroup_gather_can_implement,
     warpgroup_gather_gpu,

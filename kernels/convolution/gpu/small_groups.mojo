@@ -10,12 +10,13 @@ from std.sys import size_of
 from max.gpu import block_idx, thread_idx
 from max.gpu.host import DeviceContext
 
-from ...library import scratch
-from ...arithmetic import divide
-from ..common import FPROP, Ptr
+from ...common.arithmetic import divide
+from ...common.library import scratch
+from ...common.pointer import Ptr
+from ...common.tensor_cores import QUAD, Quad
+from ..passes import FPROP
 from ..gather import Phase, forward_phases, gradient_phases
 from ..problem import ConvolutionProblem
-from .pipeline import QUAD, Quad
 
 comptime _THREADS = 256
 comptime _LANES = 8

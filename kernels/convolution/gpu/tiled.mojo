@@ -13,8 +13,9 @@ from max.gpu import barrier, block_idx, thread_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 from max.gpu.memory import AddressSpace
 
-from ...library import scratch
-from ..common import DGRAD, FPROP, Ptr
+from ...common.library import scratch
+from ...common.pointer import Ptr
+from ..passes import DGRAD, FPROP
 from ..gather import Phase, forward_phases, full_tap, gradient_phases
 from ..problem import ConvolutionProblem
 

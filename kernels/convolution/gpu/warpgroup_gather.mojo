@@ -17,13 +17,9 @@ from max.gpu import (
 from max.gpu.host import DeviceContext, FuncAttribute
 from max.gpu.memory import AddressSpace, external_memory
 
-from ...arithmetic import divide
-from ..common import FPROP, Ptr
-from ..gather import forward_phases, gradient_phases
-from ..problem import ConvolutionProblem
-from .gather_rows import SourceRow, Step, result_pixel, source_row
-from .phase_table import PhaseTable
-from .warpgroup import (
+from ...common.arithmetic import divide
+from ...common.pointer import Ptr
+from ...common.warpgroup import (
     APART,
     SLOTS,
     THREADS,
@@ -40,6 +36,11 @@ from .warpgroup import (
     sum_row,
     vector_of,
 )
+from ..passes import FPROP
+from ..gather import forward_phases, gradient_phases
+from ..problem import ConvolutionProblem
+from .gather_rows import SourceRow, Step, result_pixel, source_row
+from .phase_table import PhaseTable
 
 comptime WIDE = TileShape(128, 128)
 comptime NARROW = TileShape(128, 64)

@@ -23,14 +23,10 @@ from max.gpu.host import (
 )
 from max.gpu.memory import AddressSpace, external_memory
 
-from ...library import scratch
-from ...arithmetic import divide
-from ..common import Ptr
-from ..problem import ConvolutionProblem
-from .block_wgrad import Column, Pixel, column_of, pixel_of
-from .slices import choose_slices
-from .tiled import add_slices
-from .warpgroup import (
+from ...common.arithmetic import divide
+from ...common.library import scratch
+from ...common.pointer import Ptr
+from ...common.warpgroup import (
     APART,
     SLOTS,
     THREADS,
@@ -46,6 +42,10 @@ from .warpgroup import (
     sum_row,
     vector_of,
 )
+from ..problem import ConvolutionProblem
+from .block_wgrad import Column, Pixel, column_of, pixel_of
+from .slices import choose_slices
+from .tiled import add_slices
 
 comptime WIDE = TileShape(128, 128)
 comptime LOW = TileShape(64, 128)

@@ -20,7 +20,7 @@ from .measured import (
 )
 from .plan import BLOCK_K
 from .tile import TileShape
-from .wgrad_plan import MAX_CLUSTER, PANEL, WgradChoice, WgradShape
+from .wgrad_plan import PANEL, WgradChoice, WgradShape
 
 
 comptime TILE_SHAPES: Array[TileShape, 6] = [

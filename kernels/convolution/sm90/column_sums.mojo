@@ -13,9 +13,9 @@ from std.utils.static_tuple import StaticTuple
 
 import max.gpu.primitives.warp as warps
 
+from ...common.pointer import Ptr
+from ...common.ptx import named_barrier_sync, syncwarp
 from ...normalization.columns import Moments
-from ...ptx import named_barrier_sync, syncwarp
-from ..common import Ptr
 from .tile import PANEL_COLUMNS
 
 comptime NO_SUMS = 0

@@ -5,9 +5,10 @@ from std.sys import size_of
 
 from max.gpu.host import DeviceAttribute, DeviceContext
 
+from ...common.pointer import Ptr
+from ...common.ptx import compiling_for_hopper
 from ...normalization.partials import Slots
-from ...ptx import compiling_for_hopper
-from ..common import DGRAD, FPROP, WGRAD, Ptr
+from ..passes import DGRAD, FPROP, WGRAD
 from ..problem import ConvolutionProblem
 from .choice import (
     TILE_SHAPES,

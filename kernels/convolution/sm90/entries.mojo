@@ -1,15 +1,15 @@
 """The convolutions' entries in libraries for Hopper; `operands.mojo` says what they take.
 
 What Hopper's kernels do not take goes to the library function `rest`, that for any GPU (gpu/entries.mojo): the two are
-compiled side by side. `grouping` says which kernels are compiled (common.mojo).
+compiled side by side. `grouping` says which kernels are compiled (passes.mojo).
 """
 
 from std.sys import size_of
 
 from max.gpu.host import DeviceContext
 
-from ...library import Arguments
-from ..common import DGRAD, FPROP, ONE_GROUP, WGRAD
+from ...common.library import Arguments
+from ..passes import DGRAD, FPROP, ONE_GROUP, WGRAD
 from ..operands import ConvolutionOperands
 from ..rewrite import rewritten
 from .dispatch import are_aligned, can_implement, run

@@ -6,7 +6,7 @@ from std.utils.static_tuple import StaticTuple
 from max.gpu import block_idx, thread_idx
 from max.gpu.host import DeviceContext
 
-from ..common import Ptr
+from ...common.pointer import Ptr
 from .store import Epilogue
 
 comptime _THREADS = 256

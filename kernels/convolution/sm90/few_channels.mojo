@@ -33,8 +33,20 @@ from max.gpu.compute.mma import (
 from max.gpu.host import DeviceAttribute, DeviceContext, FuncAttribute
 from max.gpu.memory import external_memory
 
-from ...arithmetic import divide
-from ..common import Ptr
+from ...common.arithmetic import divide
+from ...common.pointer import Ptr
+from ...common.ptx import (
+    elect_thread,
+    fence_mbarrier_init,
+    fence_shared_writes,
+    load_tile_4d,
+    mbarrier_arrive,
+    mbarrier_expect,
+    mbarrier_init,
+    mbarrier_wait,
+    named_barrier_sync,
+    prefetch_tensor_map,
+)
 from ..problem import ConvolutionProblem
 from . import plan as fields
 from .plan import (
@@ -47,18 +59,6 @@ from .plan import (
     dgrad_axis,
     fprop_axis,
     is_deep,
-)
-from ...ptx import (
-    elect_thread,
-    fence_mbarrier_init,
-    fence_shared_writes,
-    load_tile_4d,
-    mbarrier_arrive,
-    mbarrier_expect,
-    mbarrier_init,
-    mbarrier_wait,
-    named_barrier_sync,
-    prefetch_tensor_map,
 )
 from .tensor_map import TensorMaps
 from .tile import k_major_descriptor

@@ -6,8 +6,8 @@ from std.memory import stack_allocation
 from max.gpu import barrier, block_idx, thread_idx
 from max.gpu.host import DeviceContext
 
-from ...arithmetic import divide
-from ..common import Ptr
+from ...common.arithmetic import divide
+from ...common.pointer import Ptr
 from ..problem import ConvolutionProblem
 
 comptime _SIDE = 32

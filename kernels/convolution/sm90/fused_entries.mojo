@@ -14,7 +14,8 @@ from max.gpu.host import DeviceContext
 from std.utils.index import IndexList
 from std.utils.static_tuple import StaticTuple
 
-from ...library import Arguments, Call, Operand, scratch
+from ...common.library import Arguments, Call, Operand, scratch
+from ...common.pointer import Ptr
 from ...normalization.gpu import (
     MERGED,
     MERGERS,
@@ -24,7 +25,7 @@ from ...normalization.gpu import (
 from ...normalization.partials import Slots
 from ...pointwise.entries import operands_of
 from ...pointwise.program import Operands, Places
-from ..common import FPROP, Ptr
+from ..passes import FPROP
 from ..operands import problem_of
 from ..problem import GEOMETRY_LENGTH, ConvolutionProblem
 from .column_sums import MOMENTS, Factor

@@ -15,7 +15,8 @@ from std.utils.index import IndexList
 
 from max.gpu.host import DeviceContext, FuncAttribute
 
-from ..common import FPROP, WGRAD, Ptr
+from ...common.pointer import Ptr
+from ..passes import FPROP, WGRAD
 from ..problem import ConvolutionProblem
 from .choice import TILE_SHAPES
 from .dispatch import MAX_PHASES, can_implement, run

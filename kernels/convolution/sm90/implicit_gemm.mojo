@@ -23,10 +23,8 @@ from max.gpu.compute.mma import (
 )
 from max.gpu.memory import external_memory
 
-from ..common import Ptr
-from .column_sums import NO_SUMS, ColumnSums, Factor
-from .plan import ROW_BYTES, Plan, block_k
-from ...ptx import (
+from ...common.pointer import Ptr
+from ...common.ptx import (
     claim_registers,
     cluster_arrive,
     cluster_block_rank,
@@ -43,6 +41,8 @@ from ...ptx import (
     release_registers,
     syncwarp,
 )
+from .column_sums import NO_SUMS, ColumnSums, Factor
+from .plan import ROW_BYTES, Plan, block_k
 from .producer import Copies, Tile, copies_of, locate, produce, tile_of_block
 from .split import lay_sums, store_joined
 from .store import Consumer, Epilogue, Sums, store_tile

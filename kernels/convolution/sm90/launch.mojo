@@ -6,10 +6,11 @@ from std.utils.index import IndexList
 from max.gpu.host import DeviceContext, DeviceAttribute, Dim, FuncAttribute
 from max.gpu.primitives.grid_controls import PDLLevel, pdl_launch_attributes
 
-from ...library import scratch
-from ...arithmetic import Divisor
+from ...common.arithmetic import Divisor
+from ...common.library import scratch
+from ...common.pointer import Ptr
 from ...normalization.partials import Slots
-from ..common import FPROP, Ptr
+from ..passes import FPROP
 from ..problem import ConvolutionProblem
 from .choice import cluster_capacity, split_parts
 from .column_sums import NO_SUMS, Factor
@@ -29,13 +30,7 @@ from .store import Epilogue
 from .tensor_map import SourceView, TensorMaps
 from .tile import PANEL_COLUMNS, THREADS, TileShape
 from .wgrad import wgrad_kernel
-from .wgrad_plan import (
-    MAX_CLUSTER,
-    PANEL,
-    WgradChoice,
-    WgradPlan,
-    WgradShape,
-)
+from .wgrad_plan import MAX_CLUSTER, PANEL, WgradChoice, WgradPlan, WgradShape
 from .wgrad_sum import COMBINE_THREADS, combine_kernel
 
 

@@ -11,7 +11,8 @@ from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 from std.utils.index import IndexList
 
-from ..common import DGRAD, FPROP, WGRAD, Ptr
+from ...common.pointer import Ptr
+from ..passes import DGRAD, FPROP, WGRAD
 from ..problem import GEOMETRY_LENGTH, ConvolutionProblem
 from ..operands import problem_of as _problem
 from .dispatch import are_aligned, can_implement, compiles_for, run

@@ -12,8 +12,9 @@ from std.sys import size_of
 from max.gpu import block_dim, block_idx, thread_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 
-from ...library import scratch
-from ..common import DGRAD, Ptr
+from ...common.library import scratch
+from ...common.pointer import Ptr
+from ..passes import DGRAD
 from ..problem import ConvolutionProblem
 from .plan import block_k
 from .tensor_map import SourceView

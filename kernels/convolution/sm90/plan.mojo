@@ -13,7 +13,7 @@ from std.sys import size_of
 from std.utils.index import IndexList
 from std.utils.static_tuple import StaticTuple
 
-from ...arithmetic import Divisor
+from ...common.arithmetic import Divisor
 from ..problem import ConvolutionProblem
 
 comptime ROW_BYTES = 128

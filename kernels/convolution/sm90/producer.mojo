@@ -3,9 +3,7 @@
 
 from max.gpu import block_idx, grid_dim
 
-from . import plan as fields
-from .plan import AXIS_D, AXIS_H, AXIS_W, ROW_BYTES, Plan
-from ...ptx import (
+from ...common.ptx import (
     Im2col,
     load_im2col,
     load_tile_3d,
@@ -14,6 +12,8 @@ from ...ptx import (
     mbarrier_expect,
     mbarrier_wait,
 )
+from . import plan as fields
+from .plan import AXIS_D, AXIS_H, AXIS_W, ROW_BYTES, Plan
 from .tensor_map import TensorMaps
 from .tile import RingPlace, TileShape
 

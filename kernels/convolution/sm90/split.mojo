@@ -8,8 +8,8 @@ equal bits. One consumer of each block multiplies, both store.
 from std.memory import Pointer
 from std.utils.static_tuple import StaticTuple
 
-from ..common import Ptr
-from ...ptx import load_cluster, named_barrier_sync
+from ...common.pointer import Ptr
+from ...common.ptx import load_cluster, named_barrier_sync
 from . import plan as fields
 from .plan import Plan
 from .producer import Tile

@@ -4,11 +4,11 @@ from std.memory import Pointer
 from std.sys import size_of
 from std.utils.static_tuple import StaticTuple
 
-from ..common import Ptr
+from ...common.pointer import Ptr
+from ...common.ptx import store_matrices, syncwarp
 from . import plan as fields
 from .column_sums import MOMENTS, ColumnSums, Factor, Products
 from .plan import AXIS_D, AXIS_H, AXIS_W, ROW_BYTES, Plan
-from ...ptx import store_matrices, syncwarp
 from .producer import Tile
 from .tile import TileShape, pack_pair
 

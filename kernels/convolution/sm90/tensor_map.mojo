@@ -8,7 +8,7 @@ from std.utils.static_tuple import StaticTuple
 
 from max.gpu.host import DeviceBuffer, DeviceContext
 
-from ..common import Ptr
+from ...common.pointer import Ptr
 from ..problem import ConvolutionProblem
 from .plan import Axis, Phase
 

@@ -27,9 +27,8 @@ from max.gpu.compute.mma import (
 )
 from max.gpu.memory import external_memory
 
-from ..common import Ptr
-from .plan import BLOCK_K
-from ...ptx import (
+from ...common.pointer import Ptr
+from ...common.ptx import (
     Im2col,
     claim_registers,
     cluster_arrive_relaxed,
@@ -54,14 +53,9 @@ from ...ptx import (
     release_registers,
     syncwarp,
 )
+from .plan import BLOCK_K
 from .tensor_map import TensorMaps
-from .tile import (
-    CONSUMERS,
-    ROW_BYTES,
-    RingPlace,
-    THREADS,
-    mn_major_descriptor,
-)
+from .tile import CONSUMERS, ROW_BYTES, RingPlace, THREADS, mn_major_descriptor
 from .wgrad_plan import PANEL, PANEL_BYTES, WgradPlan, WgradShape, unit_of
 from .wgrad_sum import join, store_sums, swap_halves
 

@@ -2,7 +2,7 @@
 
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 
-from ...arithmetic import Divisor
+from ...common.arithmetic import Divisor
 from .plan import BLOCK_K
 from .tile import CONSUMERS
 

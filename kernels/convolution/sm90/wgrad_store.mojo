@@ -3,8 +3,8 @@
 from std.memory import bitcast
 from std.utils.static_tuple import StaticTuple
 
-from ..common import Ptr
-from ...ptx import exchange_lanes
+from ...common.pointer import Ptr
+from ...common.ptx import exchange_lanes
 from .tile import pack_pair
 from .wgrad_plan import PANEL, WgradPlan, WgradShape
 

@@ -8,9 +8,9 @@ from std.utils.static_tuple import StaticTuple
 
 from max.gpu import block_idx, thread_idx
 
-from ...arithmetic import divide
-from ..common import Ptr
-from ...ptx import (
+from ...common.arithmetic import divide
+from ...common.pointer import Ptr
+from ...common.ptx import (
     cluster_arrive,
     cluster_arrive_relaxed,
     cluster_block_rank,

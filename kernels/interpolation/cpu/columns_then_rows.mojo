@@ -8,7 +8,8 @@ from max.gpu.host import DeviceContext
 from std.ffi import external_call
 from std.sys import size_of
 
-from ...pooling.cpu.vectors import (
+from ...common.pointer import Ptr, accumulation_type
+from ...common.vectors import (
     apart,
     for_each_share,
     lanes,
@@ -19,7 +20,7 @@ from ...pooling.cpu.vectors import (
     store_part,
 )
 from ..kernel import InterpolationKernel, Operands
-from ..problem import Axis, Data, InterpolationProblem, Spans, accumulator
+from ..problem import Axis, InterpolationProblem, Spans
 from .sums import Row, line_of, sum_columns, sum_rows
 
 comptime LONG_COPY = 512
@@ -44,9 +45,9 @@ def _repeats[Acc: DType, //](axis: Axis[Acc]) -> List[Bool]:
 @always_inline
 def _copy[
     dtype: DType, //
-](result: Data[dtype], source: Data[dtype], length: Int):
+](result: Ptr[dtype], source: Ptr[dtype], length: Int):
     if length * size_of[dtype]() >= LONG_COPY:
-        _ = external_call["memcpy", Data[dtype]](
+        _ = external_call["memcpy", Ptr[dtype]](
             result, source, length * size_of[dtype]()
         )
         return
@@ -58,8 +59,12 @@ def _copy[
 @no_inline
 def _interpolate[
     dtype: DType
-](y: Data[dtype], x: Data[dtype], p: InterpolationProblem[accumulator[dtype]]):
-    comptime Acc = accumulator[dtype]
+](
+    y: Ptr[dtype],
+    x: Ptr[dtype],
+    p: InterpolationProblem[accumulation_type[dtype]],
+):
+    comptime Acc = accumulation_type[dtype]
     comptime V = lanes[dtype]
     var channels = Int(p.channels)
     var length = Int(p.w.results) * channels
@@ -134,7 +139,7 @@ def _interpolate[
 @no_inline
 def _in_parts[
     dtype: DType, Acc: DType, //
-](result: Data[dtype], kept: Data[Acc], rows: List[Row[Acc]], length: Int,):
+](result: Ptr[dtype], kept: Ptr[Acc], rows: List[Row[Acc]], length: Int,):
     """The sum of more rows than are added at once is kept in its own dtype until it is rounded.
     """
     comptime PART = 1024
@@ -156,7 +161,7 @@ struct ColumnsThenRows(InterpolationKernel):
         dtype: DType
     ](
         t: Operands[dtype],
-        p: InterpolationProblem[accumulator[dtype]],
+        p: InterpolationProblem[accumulation_type[dtype]],
         spans: Spans,
     ) -> Optional[String]:
         var more = Int(p.d.results) * Int(p.h.results) > Int(p.d.extent) * Int(
@@ -172,7 +177,7 @@ struct ColumnsThenRows(InterpolationKernel):
     ](
         ctx: DeviceContext,
         t: Operands[dtype],
-        p: InterpolationProblem[accumulator[dtype]],
+        p: InterpolationProblem[accumulation_type[dtype]],
         spans: Spans,
     ) raises:
         _interpolate(t.y, t.x, p)

@@ -5,7 +5,8 @@ The rows that a row of results reads are summed as vectors, then the sum's eleme
 
 from max.gpu.host import DeviceContext
 
-from ...pooling.cpu.vectors import (
+from ...common.pointer import Ptr, accumulation_type
+from ...common.vectors import (
     apart,
     for_each_share,
     lanes,
@@ -14,15 +15,19 @@ from ...pooling.cpu.vectors import (
     smallest_share,
 )
 from ..kernel import InterpolationKernel, Operands
-from ..problem import Data, InterpolationProblem, Spans, accumulator
+from ..problem import InterpolationProblem, Spans
 from .sums import Row, line_of, sum_columns, sum_rows
 
 
 @no_inline
 def _interpolate[
     dtype: DType
-](y: Data[dtype], x: Data[dtype], p: InterpolationProblem[accumulator[dtype]]):
-    comptime Acc = accumulator[dtype]
+](
+    y: Ptr[dtype],
+    x: Ptr[dtype],
+    p: InterpolationProblem[accumulation_type[dtype]],
+):
+    comptime Acc = accumulation_type[dtype]
     comptime V = lanes[dtype]
     var channels = Int(p.channels)
     var length = Int(p.w.results) * channels
@@ -78,7 +83,7 @@ struct RowsThenColumns(InterpolationKernel):
     ](
         ctx: DeviceContext,
         t: Operands[dtype],
-        p: InterpolationProblem[accumulator[dtype]],
+        p: InterpolationProblem[accumulation_type[dtype]],
         spans: Spans,
     ) raises:
         _interpolate(t.y, t.x, p)

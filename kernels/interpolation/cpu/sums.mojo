@@ -4,8 +4,9 @@ A row of [W, C] is contiguous in either layout: rows are summed as vectors whate
 channels, or, where there is one, single elements.
 """
 
-from ...pooling.cpu.vectors import lanes, load_part, store_part
-from ..problem import Axis, Data, accumulator
+from ...common.pointer import Ptr
+from ...common.vectors import lanes, load_part, store_part
+from ..problem import Axis
 
 
 @fieldwise_init
@@ -24,8 +25,8 @@ comptime TOGETHER = 4
 def _add[
     dtype: DType, result: DType, Acc: DType, //, count: Int, first: Bool
 ](
-    sums: Data[result],
-    data: Data[dtype],
+    sums: Ptr[result],
+    data: Ptr[dtype],
     rows: List[Row[Acc]],
     begin: Int,
     length: Int,
@@ -33,7 +34,7 @@ def _add[
     """Adds `count` rows to the sums, or stores theirs; `first` if there are none yet.
     """
     comptime V = lanes[dtype]
-    var from_ = Array[Data[dtype], count](fill=data)
+    var from_ = Array[Ptr[dtype], count](fill=data)
     var weights = Array[SIMD[Acc, V], count](fill=SIMD[Acc, V](0))
     comptime for r in range(count):
         from_[r] = data.unsafe_offset(rows[begin + r].begin)
@@ -50,7 +51,7 @@ def _add[
 @always_inline
 def sum_rows[
     dtype: DType, result: DType, Acc: DType, //
-](sums: Data[result], data: Data[dtype], rows: List[Row[Acc]], length: Int,):
+](sums: Ptr[result], data: Ptr[dtype], rows: List[Row[Acc]], length: Int,):
     """sums = the sum of the rows of `length` elements of `data`, each times its weight. Several passes over the sums, which
     stay in the cache, where there are many rows: `result` is Acc then."""
     var count = len(rows)
@@ -74,8 +75,8 @@ def sum_rows[
 def sum_columns[
     dtype: DType, Acc: DType, //
 ](
-    results: Data[Acc],
-    row: Data[dtype],
+    results: Ptr[Acc],
+    row: Ptr[dtype],
     axis: Axis[Acc],
     channels: Int,
     readable: Int,
@@ -126,7 +127,7 @@ def sum_columns[
 @always_inline
 def _pairs[
     dtype: DType, Acc: DType, //
-](results: Data[Acc], row: Data[dtype], axis: Axis[Acc]):
+](results: Ptr[Acc], row: Ptr[dtype], axis: Axis[Acc]):
     """Up to two elements for each result: a vector of results at once."""
     comptime V = lanes[dtype]
     var whole = 0
@@ -156,7 +157,7 @@ def _pairs[
 @always_inline
 def _singly[
     dtype: DType, Acc: DType, //
-](results: Data[Acc], row: Data[dtype], axis: Axis[Acc], begin: Int):
+](results: Ptr[Acc], row: Ptr[dtype], axis: Axis[Acc], begin: Int):
     """Results from `begin` on, one by one."""
     for w in range(Int32(begin), axis.results):
         var from_ = row.unsafe_offset(Int(axis.first(w)))
@@ -172,7 +173,7 @@ def _singly[
 @always_inline
 def _many_elements[
     dtype: DType, Acc: DType, //
-](results: Data[Acc], row: Data[dtype], axis: Axis[Acc]):
+](results: Ptr[Acc], row: Ptr[dtype], axis: Axis[Acc]):
     comptime V = lanes[dtype]
     for w in range(axis.results):
         var from_ = row.unsafe_offset(Int(axis.first(w)))

@@ -2,7 +2,7 @@
 
 from max.gpu.host import DeviceContext
 
-from ...library import Arguments
+from ...common.library import Arguments
 from .. import entry
 from ..direct import Direct
 from ..kernel import Table

@@ -3,9 +3,10 @@
 
 from std.sys import size_of
 
-from ...argument import KernelArgument
-from ...arithmetic import Divisor
-from ..problem import Axis, Data, InterpolationProblem
+from ...common.argument import KernelArgument
+from ...common.arithmetic import Divisor
+from ...common.pointer import Ptr
+from ..problem import Axis, InterpolationProblem
 
 comptime THREADS = 256
 comptime LIMIT_32 = 1 << 31
@@ -65,7 +66,7 @@ def vector[dtype: DType]() -> Int:
 @always_inline
 def load[
     dtype: DType, //, V: Int
-](data: Data[dtype], at: Int32) -> SIMD[dtype, V]:
+](data: Ptr[dtype], at: Int32) -> SIMD[dtype, V]:
     """V elements that begin with a whole vector of them."""
     comptime bytes = min(V * size_of[dtype](), 16)
     return data.unsafe_load[width=V, alignment=bytes](Int(at))
@@ -74,7 +75,7 @@ def load[
 @always_inline
 def store[
     dtype: DType, V: Int, //
-](data: Data[dtype], at: Int32, value: SIMD[dtype, V]):
+](data: Ptr[dtype], at: Int32, value: SIMD[dtype, V]):
     """V elements that begin with a whole vector of them."""
     comptime bytes = min(V * size_of[dtype](), 16)
     data.unsafe_store[alignment=bytes](Int(at), value)

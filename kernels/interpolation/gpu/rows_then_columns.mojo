@@ -20,12 +20,13 @@ from std.math import ceildiv
 from std.memory import stack_allocation
 from std.utils.static_tuple import StaticTuple
 
-from ...argument import KernelArgument
-from ...arithmetic import Divisor
-from ...pooling.cpu.vectors import pointer_to
+from ...common.argument import KernelArgument
+from ...common.arithmetic import Divisor
+from ...common.pointer import Ptr, accumulation_type
+from ...common.vectors import pointer_to
 from ..kernel import InterpolationKernel, Operands
-from ..problem import Data, InterpolationProblem, Spans, accumulator
-from .params import LIMIT_32, THREADS, Params, fits_32_bits, load, store, vector
+from ..problem import InterpolationProblem, Spans
+from .params import THREADS, Params, fits_32_bits, load, store, vector
 
 comptime ROOM = 8192
 """Sums in a block's shared memory."""
@@ -76,17 +77,17 @@ struct Tile(KernelArgument):
 def _sum_of_rows[
     dtype: DType, V: Int
 ](
-    x: Data[dtype],
-    p: Params[accumulator[dtype]],
+    x: Ptr[dtype],
+    p: Params[accumulation_type[dtype]],
     d: Int32,
     h: Int32,
     at: Int32,
     group: Int32,
     groups: Int32,
-) -> SIMD[accumulator[dtype], V]:
+) -> SIMD[accumulation_type[dtype], V]:
     """The sum of a group's share of the rows that the results in (d, h) read, of the vector that begins at element `at` of
     a row."""
-    comptime Acc = accumulator[dtype]
+    comptime Acc = accumulation_type[dtype]
     var d_first = p.d.first(d)
     var h_first = p.h.first(h)
     var h_count = p.h.count(h)
@@ -153,15 +154,15 @@ struct _Block(TrivialRegisterPassable):
 def _sum_rows[
     dtype: DType, V: Int, by_channels: Bool
 ](
-    sums: MutPointer[Scalar[accumulator[dtype]], _, address_space=_],
-    x: Data[dtype],
-    p: Params[accumulator[dtype]],
+    sums: MutPointer[Scalar[accumulation_type[dtype]], _, address_space=_],
+    x: Ptr[dtype],
+    p: Params[accumulation_type[dtype]],
     tile: Tile,
     block: _Block,
     thread: Int32,
 ):
     """A thread's part of the sums of rows."""
-    comptime Acc = accumulator[dtype]
+    comptime Acc = accumulation_type[dtype]
     var length = p.w.extent * p.channels
     var stretch = tile.stretch.value
     var groups = tile.groups.value
@@ -198,15 +199,15 @@ def _sum_rows[
 def _sum_columns[
     dtype: DType, V: Int, by_channels: Bool
 ](
-    y: Data[dtype],
-    sums: MutPointer[Scalar[accumulator[dtype]], _, address_space=_],
-    p: Params[accumulator[dtype]],
+    y: Ptr[dtype],
+    sums: MutPointer[Scalar[accumulation_type[dtype]], _, address_space=_],
+    p: Params[accumulation_type[dtype]],
     tile: Tile,
     block: _Block,
     thread: Int32,
 ):
     """A thread's part of the results."""
-    comptime Acc = accumulator[dtype]
+    comptime Acc = accumulation_type[dtype]
     comptime R = V if by_channels else 1
     var vectors = tile.by_vectors.value
     var stretch = tile.stretch.value
@@ -263,12 +264,17 @@ def _sum_columns[
 )
 def interpolate_rows_then_columns[
     dtype: DType, V: Int, by_channels: Bool
-](y: Data[dtype], x: Data[dtype], p: Params[accumulator[dtype]], tile: Tile,):
+](
+    y: Ptr[dtype],
+    x: Ptr[dtype],
+    p: Params[accumulation_type[dtype]],
+    tile: Tile,
+):
     """`by_channels` where a vector is of one pixel; else a tile has all channels.
     """
     var sums = stack_allocation[
         ROOM,
-        Scalar[accumulator[dtype]],
+        Scalar[accumulation_type[dtype]],
         address_space=AddressSpace.SHARED,
         alignment=16,
     ]()
@@ -281,9 +287,9 @@ def interpolate_rows_then_columns[
 
 def _walk[
     dtype: DType, V: Int, by_channels: Bool
-](t: Operands[dtype], p: Params[accumulator[dtype]], tile: Tile):
+](t: Operands[dtype], p: Params[accumulation_type[dtype]], tile: Tile):
     """What a GPU does, lane by lane."""
-    var storage = List[Scalar[accumulator[dtype]]](length=ROOM, fill=0)
+    var storage = List[Scalar[accumulation_type[dtype]]](length=ROOM, fill=0)
     var sums = pointer_to(storage)
     for number in range(tile.blocks()):
         var block = _Block.__init__[V, by_channels](Int32(number), p, tile)
@@ -388,7 +394,7 @@ struct Plan(TrivialRegisterPassable):
 
 def _plan[
     dtype: DType, V: Int, by_channels: Bool
-](p: InterpolationProblem[accumulator[dtype]], spans: Spans) -> Plan:
+](p: InterpolationProblem[accumulation_type[dtype]], spans: Spans) -> Plan:
     return Plan(
         Int(p.channels),
         Int(p.w.results),
@@ -405,7 +411,7 @@ def _launch[
 ](
     ctx: DeviceContext,
     t: Operands[dtype],
-    p: InterpolationProblem[accumulator[dtype]],
+    p: InterpolationProblem[accumulation_type[dtype]],
     spans: Spans,
 ) raises:
     var plan = _plan[dtype, V, by_channels](p, spans)
@@ -446,7 +452,7 @@ struct RowsThenColumns[target: StaticString](InterpolationKernel):
         dtype: DType
     ](
         t: Operands[dtype],
-        p: InterpolationProblem[accumulator[dtype]],
+        p: InterpolationProblem[accumulation_type[dtype]],
         spans: Spans,
     ) -> Optional[String]:
         if not fits_32_bits(p):
@@ -462,7 +468,7 @@ struct RowsThenColumns[target: StaticString](InterpolationKernel):
     ](
         ctx: DeviceContext,
         t: Operands[dtype],
-        p: InterpolationProblem[accumulator[dtype]],
+        p: InterpolationProblem[accumulation_type[dtype]],
         spans: Spans,
     ) raises:
         comptime V = vector[dtype]()

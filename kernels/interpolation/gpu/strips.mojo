@@ -17,9 +17,10 @@ from max.gpu.host.info import is_cpu
 from std.math import ceildiv
 from std.utils.static_tuple import StaticTuple
 
-from ...arithmetic import Divisor
+from ...common.arithmetic import Divisor
+from ...common.pointer import Ptr, accumulation_type
 from ..kernel import InterpolationKernel, Operands
-from ..problem import Axis, Data, InterpolationProblem, Spans, accumulator
+from ..problem import Axis, InterpolationProblem, Spans
 from .params import THREADS, Params, fits_32_bits, load, store, vector
 
 comptime MOST_TAPS = 4
@@ -61,7 +62,7 @@ struct _Columns[Acc: DType, V: Int, T: Int, along_w: Bool](Movable):
     @always_inline
     def of[
         dtype: DType
-    ](self, row: Data[dtype], channels: Int32) -> SIMD[Self.Acc, Self.V]:
+    ](self, row: Ptr[dtype], channels: Int32) -> SIMD[Self.Acc, Self.V]:
         """The sums of a row, whose first element at W = 0 `row` points to."""
         var total = SIMD[Self.Acc, Self.V](0)
         comptime for k in range(Self.T):
@@ -88,9 +89,9 @@ struct _Columns[Acc: DType, V: Int, T: Int, along_w: Bool](Movable):
 def _thread[
     dtype: DType, V: Int, T: Int, along_w: Bool
 ](
-    y: Data[dtype],
-    x: Data[dtype],
-    p: Params[accumulator[dtype]],
+    y: Ptr[dtype],
+    x: Ptr[dtype],
+    p: Params[accumulation_type[dtype]],
     by_vectors: Divisor,
     by_columns: Divisor,
     rows: Int32,
@@ -99,7 +100,7 @@ def _thread[
     slab_step: Int32,
 ):
     """What a thread does: strip `item` of every slab that it comes to."""
-    comptime Acc = accumulator[dtype]
+    comptime Acc = accumulation_type[dtype]
     var column, vector_of_pixel = by_vectors.divide(item)
     var strip, place = by_columns.divide(column)
     var h_first = strip * rows
@@ -167,9 +168,9 @@ def _thread[
 def interpolate_strips[
     dtype: DType, V: Int, T: Int, along_w: Bool
 ](
-    y: Data[dtype],
-    x: Data[dtype],
-    p: Params[accumulator[dtype]],
+    y: Ptr[dtype],
+    x: Ptr[dtype],
+    p: Params[accumulation_type[dtype]],
     by_vectors: Divisor,
     by_columns: Divisor,
     rows: Int32,
@@ -195,7 +196,7 @@ def _launch[
 ](
     ctx: DeviceContext,
     t: Operands[dtype],
-    p: InterpolationProblem[accumulator[dtype]],
+    p: InterpolationProblem[accumulation_type[dtype]],
 ) raises:
     var vectors = 1 if along_w else Int(p.channels) // V
     var columns = Int(p.w.results) // V if along_w else Int(p.w.results)
@@ -246,7 +247,7 @@ struct Strips[target: StaticString](InterpolationKernel):
         dtype: DType
     ](
         t: Operands[dtype],
-        p: InterpolationProblem[accumulator[dtype]],
+        p: InterpolationProblem[accumulation_type[dtype]],
         spans: Spans,
     ) -> Optional[String]:
         if Int(max(p.h.most, p.w.most)) > MOST_TAPS:
@@ -261,7 +262,7 @@ struct Strips[target: StaticString](InterpolationKernel):
     ](
         ctx: DeviceContext,
         t: Operands[dtype],
-        p: InterpolationProblem[accumulator[dtype]],
+        p: InterpolationProblem[accumulation_type[dtype]],
         spans: Spans,
     ) raises:
         comptime V = vector[dtype]()

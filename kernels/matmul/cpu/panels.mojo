@@ -9,7 +9,7 @@ from std.math import ceildiv
 from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of
 
-from ...attention.cpu.packed import (
+from ...common.packed import (
     ROWS,
     VECTORS,
     Matrix,
@@ -18,8 +18,8 @@ from ...attention.cpu.packed import (
     pack_turned,
     panel,
 )
-from ...convolution.common import Ptr, accumulation_type
-from ...parallel import sync_parallelize, worker_count
+from ...common.parallel import sync_parallelize, worker_count
+from ...common.pointer import Ptr, accumulation_type
 from ..problem import MatmulProblem
 
 comptime BLOCK_BYTES = 192 * 1024

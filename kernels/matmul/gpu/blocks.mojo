@@ -2,8 +2,8 @@
 
 from std.math import ceildiv
 
-from ...argument import KernelArgument
-from ...arithmetic import Divisor
+from ...common.argument import KernelArgument
+from ...common.arithmetic import Divisor
 from ..problem import Matrices, MatmulProblem
 
 

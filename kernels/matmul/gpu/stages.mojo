@@ -18,8 +18,7 @@ from std.utils.static_tuple import StaticTuple
 
 from max.gpu import thread_idx
 
-from ...convolution.common import Ptr
-from ...convolution.gpu.pipeline import Shared
+from ...common.pointer import Ptr
 
 comptime PIECE = 8
 """Elements of 16 bytes."""

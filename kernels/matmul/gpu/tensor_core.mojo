@@ -20,14 +20,11 @@ from max.gpu.compute.mma import mma
 from max.gpu.host import DeviceContext, FuncAttribute
 from max.gpu.memory import AddressSpace, external_memory
 
-from ...convolution.common import Ptr
-from ...convolution.gpu.pipeline import (
-    commit_copies,
-    pairs_compile,
-    wait_for_copies,
-)
-from ...library import scratch
-from ...ptx import compiling_for_hopper
+from ...common.async_copy import commit_copies, wait_for_copies
+from ...common.library import scratch
+from ...common.pointer import Ptr
+from ...common.ptx import compiling_for_hopper
+from ...common.tensor_cores import pairs_compile
 from ..problem import Matrices, MatmulProblem
 from .blocks import Blocks, blocks_can_implement
 from .stages import PIECE, Places, Source

@@ -4,7 +4,6 @@ A block has a tile of TILE x TILE of C, a thread ROWS x COLUMNS of it. A stage o
 shared memory while the next one is on its way into registers.
 """
 
-from std.math import ceildiv
 from std.memory import stack_allocation
 from std.sys import size_of
 from std.utils.static_tuple import StaticTuple
@@ -18,7 +17,7 @@ from max.gpu import (
 from max.gpu.host import DeviceContext
 from max.gpu.memory import AddressSpace
 
-from ...convolution.common import Ptr, accumulation_type
+from ...common.pointer import Ptr, accumulation_type
 from ..problem import MatmulProblem
 from .blocks import Blocks, blocks_can_implement
 

@@ -1,10 +1,9 @@
 """Products of 16-bit elements on Hopper's warpgroups (wgmma), sums in float32, for products that fill large tiles.
 
-Tiles pass through registers into shared memory as convolution/gpu/warpgroup.mojo describes: operands along the reduction
+Tiles pass through registers into shared memory as common/warpgroup.mojo describes: operands along the reduction
 or across it, in vectors of 16 bytes.
 """
 
-from std.math import ceildiv
 from std.sys import size_of
 from std.utils.static_tuple import StaticTuple
 
@@ -17,9 +16,8 @@ from max.gpu import (
 from max.gpu.host import DeviceContext, FuncAttribute
 from max.gpu.memory import AddressSpace, external_memory
 
-from ...convolution.common import Ptr
-from ...convolution.gpu.pipeline import Shared
-from ...convolution.gpu.warpgroup import (
+from ...common.pointer import Ptr, Shared
+from ...common.warpgroup import (
     APART,
     SLOTS,
     THREADS,

@@ -4,7 +4,7 @@ Axes can be long, too (16384 samples of sound), and one core fills a table, so e
 windows and those that padding clips.
 """
 
-from ...int_table import IntTable
+from ...common.int_table import IntTable
 from ..problem import PoolingAxis, Taps
 
 

@@ -8,7 +8,8 @@ from max.gpu.host import DeviceContext
 from std.sys import size_of
 from std.utils.numerics import neg_inf
 
-from .vectors import (
+from ...common.pointer import Ptr, accumulation_type
+from ...common.vectors import (
     EARLY,
     LINE,
     ClearedAhead,
@@ -27,7 +28,7 @@ from .vectors import (
 from .axis_tables import AboveTable, WindowTable
 from .separable_max import has_window_everywhere
 from ..kernel import INDEX, NO_ENTRY, OFFSET, Operands, PoolingKernel
-from ..problem import Data, PoolingAxis, PoolingProblem, Taps, accumulator
+from ..problem import PoolingAxis, PoolingProblem, Taps
 
 comptime MANY_TAPS = 16
 """Taps of a window above which a pixel's next channels are wanted before the data that lies EARLY bytes on."""
@@ -127,7 +128,7 @@ struct TapList(Movable):
 def _pool_fprop_vectors[
     dtype: DType, entry: DType, //, *, adaptive: Bool
 ](t: Operands[dtype, entry], p: PoolingProblem):
-    comptime Acc = accumulator[dtype]
+    comptime Acc = accumulation_type[dtype]
     comptime V = lanes[dtype]
     comptime averaging = entry == NO_ENTRY
     var d_axis = WindowTable(p.d, adaptive=adaptive)
@@ -237,8 +238,8 @@ def _pool_fprop_vectors[
 @no_inline
 def _avg_pool_dgrad_vectors[
     dtype: DType, //
-](dx_all: Data[dtype], dy: Data[dtype], p: PoolingProblem):
-    comptime Acc = accumulator[dtype]
+](dx_all: Ptr[dtype], dy: Ptr[dtype], p: PoolingProblem):
+    comptime Acc = accumulation_type[dtype]
     comptime V = lanes[dtype]
     var include = p.count_include_pad != 0
     var d_axis = WindowTable(p.d, include_pad=include)

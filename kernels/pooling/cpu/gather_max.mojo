@@ -7,7 +7,8 @@ dx is written once, in the order of the memory, and the additions always come in
 
 from max.gpu.host import DeviceContext
 
-from .vectors import (
+from ...common.pointer import Ptr, accumulation_type
+from ...common.vectors import (
     ask_ahead,
     for_each_share,
     lanes,
@@ -19,7 +20,7 @@ from .vectors import (
 )
 from .axis_tables import AboveTable
 from ..kernel import NO_ENTRY, OFFSET, Operands, PoolingKernel
-from ..problem import Data, PoolingAxis, PoolingProblem, accumulator
+from ..problem import PoolingAxis, PoolingProblem
 
 comptime TOGETHER = 4
 """Vectors of channels that share what finding a window costs."""
@@ -84,9 +85,9 @@ struct Above(Movable):
 def _gather_row[
     dtype: DType, entry: DType, //
 ](
-    dx: Data[dtype],
-    dy_all: Data[dtype],
-    entries_all: Data[entry],
+    dx: Ptr[dtype],
+    dy_all: Ptr[dtype],
+    entries_all: Ptr[entry],
     mut above: Above,
     columns: Columns,
     width: Int,
@@ -94,7 +95,7 @@ def _gather_row[
     pixel: Int,
 ):
     """`pixel` is the number of the row's first pixel in its plane."""
-    comptime Acc = accumulator[dtype]
+    comptime Acc = accumulation_type[dtype]
     comptime V = lanes[dtype]
     var rows = above.count
     var row_starts = pointer_inside(above.start)

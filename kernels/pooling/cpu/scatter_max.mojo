@@ -9,7 +9,8 @@ from std.math import ceildiv, iota
 from std.memory import stack_allocation
 from std.sys.info import num_logical_cores
 
-from .vectors import (
+from ...common.pointer import Ptr, accumulation_type
+from ...common.vectors import (
     ask_ahead,
     clear_run,
     for_each_share,
@@ -20,7 +21,7 @@ from .vectors import (
     store_part,
 )
 from ..kernel import INDEX, NO_ENTRY, OFFSET, Operands, PoolingKernel
-from ..problem import Data, PoolingProblem, accumulator
+from ..problem import PoolingProblem
 
 comptime BLOCK = 64
 """Channels that are scattered together: more, and the lines that they touch outgrow the nearest cache."""
@@ -76,7 +77,7 @@ struct TapTable(Movable):
 @always_inline
 def _pixel[
     entry: DType, //
-](found: Scalar[entry], origin: Int, deltas: Data[DType.int]) -> Int:
+](found: Scalar[entry], origin: Int, deltas: Ptr[DType.int]) -> Int:
     """What an entry names of the plane; anything outside it where there is no such pixel.
     """
     comptime if entry == OFFSET:
@@ -89,13 +90,13 @@ def _pixel[
 def _add_window[
     dtype: DType, Acc: DType, entry: DType, //
 ](
-    sums: Data[Acc],
-    dy: Data[dtype],
-    found: Data[entry],
+    sums: Ptr[Acc],
+    dy: Ptr[dtype],
+    found: Ptr[entry],
     first: Int,
     end: Int,
     origin: Int,
-    deltas: Data[DType.int],
+    deltas: Ptr[DType.int],
     plane: Int,
     pitch: Int,
 ):
@@ -113,11 +114,11 @@ def _add_window[
 def _add_window_vectors[
     dtype: DType, Acc: DType, entry: DType, //
 ](
-    sums: Data[Acc],
-    dy: Data[dtype],
-    found: Data[entry],
+    sums: Ptr[Acc],
+    dy: Ptr[dtype],
+    found: Ptr[entry],
     depth: Int,
-    deltas: Data[DType.int],
+    deltas: Ptr[DType.int],
     plane: Int,
     pitch: Int,
 ):
@@ -153,13 +154,13 @@ def _add_window_vectors[
 def _add_planes[
     dtype: DType, Acc: DType, entry: DType, //
 ](
-    sums: Data[Acc],
-    dy: Data[dtype],
-    found: Data[entry],
+    sums: Ptr[Acc],
+    dy: Ptr[dtype],
+    found: Ptr[entry],
     count: Int,
     outputs: Int,
-    origins: Data[DType.int],
-    deltas: Data[DType.int],
+    origins: Ptr[DType.int],
+    deltas: Ptr[DType.int],
     plane: Int,
 ):
     """Adds to `count` planes of one channel."""
@@ -195,7 +196,7 @@ struct ClearedPixels(TrivialRegisterPassable):
         dtype: DType, //, adaptive: Bool
     ](
         mut self,
-        dx: Data[dtype],
+        dx: Ptr[dtype],
         p: PoolingProblem,
         row: Int,
         depth: Int,
@@ -232,8 +233,8 @@ def _scatter_planes_in_place[
 ](
     t: Operands[dtype, entry],
     p: PoolingProblem,
-    origins: Data[DType.int],
-    deltas: Data[DType.int],
+    origins: Ptr[DType.int],
+    deltas: Ptr[DType.int],
     first: Int,
     end: Int,
 ):
@@ -274,12 +275,12 @@ def _scatter_planes_in_place[
 def _scatter_channels[
     dtype: DType, Acc: DType, entry: DType, //, adaptive: Bool
 ](
-    sums: Data[Acc],
-    dy: Data[dtype],
-    found: Data[entry],
+    sums: Ptr[Acc],
+    dy: Ptr[dtype],
+    found: Ptr[entry],
     p: PoolingProblem,
-    origins: Data[DType.int],
-    deltas: Data[DType.int],
+    origins: Ptr[DType.int],
+    deltas: Ptr[DType.int],
     depth: Int,
     pitch: Int,
 ):
@@ -325,7 +326,7 @@ def _scatter_channels[
 def _max_pool_dgrad_scatter[
     dtype: DType, entry: DType, //, *, adaptive: Bool
 ](t: Operands[dtype, entry], p: PoolingProblem):
-    comptime Acc = accumulator[dtype]
+    comptime Acc = accumulation_type[dtype]
     # Half-precision sums are kept in float32 and rounded once.
     comptime in_place = dtype == Acc
     var channels = Int(p.channels)
@@ -388,7 +389,7 @@ def _max_pool_dgrad_scatter[
 @always_inline
 def _place_one[
     dtype: DType, //
-](dx: Data[dtype], value: Scalar[dtype], place: Int, plane: Int):
+](dx: Ptr[dtype], value: Scalar[dtype], place: Int, plane: Int):
     """A plane of zeros but for one pixel."""
     comptime V = lanes[dtype]
     for at in range(0, plane, V):

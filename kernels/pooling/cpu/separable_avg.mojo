@@ -7,7 +7,8 @@ results share vectors too for strides 1 and 2; other strides finish one by one.
 
 from max.gpu.host import DeviceContext
 
-from .vectors import (
+from ...common.pointer import Ptr, accumulation_type
+from ...common.vectors import (
     ClearedAhead,
     apart,
     ask_ahead,
@@ -22,19 +23,19 @@ from .vectors import (
 )
 from .axis_tables import AboveTable, WindowTable
 from ..kernel import NO_ENTRY, Operands, PoolingKernel
-from ..problem import Data, PoolingProblem, accumulator
+from ..problem import PoolingProblem
 
 
 @always_inline
 def _sum_rows[
     dtype: DType, Acc: DType, //, weighted: Bool, scaled: Bool = False
 ](
-    sums: Data[Acc],
-    data: Data[dtype],
+    sums: Ptr[Acc],
+    data: Ptr[dtype],
     rows: List[Int],
     weights: List[Scalar[Acc]],
     length: Int,
-    scales: Data[Acc],
+    scales: Ptr[Acc],
 ):
     """The sum of `length` elements from each of `rows` on, each row times its weight and each element times its scale.
     """
@@ -58,8 +59,8 @@ def _sum_rows[
 @no_inline
 def _avg_pool_fprop_separable[
     dtype: DType, //
-](y: Data[dtype], x: Data[dtype], p: PoolingProblem):
-    comptime Acc = accumulator[dtype]
+](y: Ptr[dtype], x: Ptr[dtype], p: PoolingProblem):
+    comptime Acc = accumulation_type[dtype]
     comptime V = lanes[dtype]
     var channels = Int(p.channels)
     var length = Int(p.w.input) * channels
@@ -164,8 +165,8 @@ def _avg_pool_fprop_separable[
 @no_inline
 def _avg_pool_dgrad_separable[
     dtype: DType, //
-](dx: Data[dtype], dy: Data[dtype], p: PoolingProblem):
-    comptime Acc = accumulator[dtype]
+](dx: Ptr[dtype], dy: Ptr[dtype], p: PoolingProblem):
+    comptime Acc = accumulation_type[dtype]
     comptime V = lanes[dtype]
     var include = p.count_include_pad != 0
     var d_axis = WindowTable(p.d, include_pad=include)
@@ -287,7 +288,7 @@ def _avg_pool_dgrad_separable[
 @always_inline
 def _store_row[
     dtype: DType, Acc: DType, //
-](row: Data[dtype], line: Data[Acc], length: Int):
+](row: Ptr[dtype], line: Ptr[Acc], length: Int):
     comptime V = lanes[dtype]
     for at in range(0, length, V):
         store_part(
@@ -301,7 +302,7 @@ def _store_row[
 @always_inline
 def _slide[
     dtype: DType, Acc: DType, //
-](row: Data[dtype], sums: Data[Acc], length: Int, window: Int):
+](row: Ptr[dtype], sums: Ptr[Acc], length: Int, window: Int):
     """Position q of the row is the sum of windows q, q - 1, ..., q - window + 1, which move by one.
     """
     comptime V = lanes[dtype]
@@ -315,7 +316,7 @@ def _slide[
 @always_inline
 def _spread[
     Acc: DType, //
-](line: Data[Acc], sums: Data[Acc], length: Int, window: Int, stride: Int):
+](line: Ptr[Acc], sums: Ptr[Acc], length: Int, window: Int, stride: Int):
     """For strides of 2 and more position stride * q + r of the line is the sum of windows q, q - 1, ... as far as their taps r, r + stride, ...
     exist."""
     comptime V = lanes[Acc]
@@ -349,9 +350,9 @@ def _spread[
 @no_inline
 def _avg_pool_global[
     dtype: DType, //, *, forward: Bool
-](result: Data[dtype], source: Data[dtype], p: PoolingProblem, divisor: Int):
+](result: Ptr[dtype], source: Ptr[dtype], p: PoolingProblem, divisor: Int):
     """One window over all of a plane, C = 1: the plane is one run."""
-    comptime Acc = accumulator[dtype]
+    comptime Acc = accumulation_type[dtype]
     comptime V = lanes[dtype]
     var plane = p.input_plane()
     var planes = Int(p.batch)

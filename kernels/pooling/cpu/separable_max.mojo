@@ -9,7 +9,8 @@ from max.gpu.host import DeviceContext
 from std.math import iota
 from std.utils.numerics import neg_inf
 
-from .vectors import (
+from ...common.pointer import Ptr, accumulation_type
+from ...common.vectors import (
     ask_ahead,
     for_each_share,
     is_nan,
@@ -23,7 +24,7 @@ from .vectors import (
 )
 from .axis_tables import WindowTable
 from ..kernel import NO_ENTRY, OFFSET, Operands, PoolingKernel
-from ..problem import Data, PoolingProblem, Taps, accumulator
+from ..problem import PoolingProblem, Taps
 
 comptime NOWHERE = Int32.MAX
 """The place of padding: after every pixel."""
@@ -61,9 +62,9 @@ def has_window_everywhere[adaptive: Bool](p: PoolingProblem) -> Bool:
 def _pool_columns[
     dtype: DType, Acc: DType, //, entry: DType
 ](
-    values: Data[Acc],
-    places: Data[DType.int32],
-    plane: Data[dtype],
+    values: Ptr[Acc],
+    places: Ptr[DType.int32],
+    plane: Ptr[dtype],
     p: PoolingProblem,
     td: Taps,
     th: Taps,
@@ -111,10 +112,10 @@ def _pool_columns[
 def _pool_vectors_of_windows[
     dtype: DType, Acc: DType, entry: DType, //
 ](
-    y: Data[dtype],
-    entries: Data[entry],
-    values: Data[Acc],
-    places: Data[DType.int32],
+    y: Ptr[dtype],
+    entries: Ptr[entry],
+    values: Ptr[Acc],
+    places: Ptr[DType.int32],
     p: PoolingProblem,
 ):
     """The best column of every window of a row, for strides of 1 and 2; columns begin with the padding.
@@ -147,7 +148,7 @@ def _pool_vectors_of_windows[
 def _max_pool_fprop_separable[
     dtype: DType, entry: DType, //, *, adaptive: Bool
 ](t: Operands[dtype, entry], p: PoolingProblem):
-    comptime Acc = accumulator[dtype]
+    comptime Acc = accumulation_type[dtype]
     comptime V = lanes[dtype]
     var out_width = Int(p.w.output)
     var d_axis = WindowTable(p.d, adaptive=adaptive)

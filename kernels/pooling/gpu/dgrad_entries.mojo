@@ -5,7 +5,7 @@
 
 from max.gpu.host import DeviceContext
 
-from ...library import Arguments
+from ...common.library import Arguments
 from .. import passes
 from ..direct import Direct
 from ..kernel import Table

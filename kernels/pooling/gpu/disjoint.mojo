@@ -17,10 +17,11 @@ from max.gpu.host import DeviceContext
 from std.math import ceildiv
 from std.sys import size_of
 
-from ...argument import KernelArgument
-from ...arithmetic import Divisor
+from ...common.argument import KernelArgument
+from ...common.arithmetic import Divisor
+from ...common.pointer import Ptr
 from ..kernel import INDEX, NO_ENTRY, OFFSET, Operands, PoolingKernel
-from ..problem import Data, PoolingProblem
+from ..problem import PoolingProblem
 from .primitives import fits_word, narrow
 from .params import LIMIT_32, THREADS, PoolingParams, uniform_scale
 
@@ -102,8 +103,8 @@ def _row[entry: DType](p: PoolingParams, row: Int32) -> _Row:
 def disjoint_values[
     dtype: DType, entry: DType, F: DisjointShape
 ](
-    dy: Data[dtype],
-    entries: Data[entry],
+    dy: Ptr[dtype],
+    entries: Ptr[entry],
     p: PoolingParams,
     flat: Int32,
     total: Int32,
@@ -168,7 +169,7 @@ def disjoint_values[
 @always_inline
 def _store_pixels[
     dtype: DType, V: Int, //
-](dx: Data[dtype], first: Int32, total: Int32, values: SIMD[dtype, V]):
+](dx: Ptr[dtype], first: Int32, total: Int32, values: SIMD[dtype, V]):
     """Pixels first, ... as far as there are any."""
     if first + Int32(V) <= total:
         dx.unsafe_store[alignment=16](Int(first), values)
@@ -181,9 +182,9 @@ def _store_pixels[
 def pool_dgrad_disjoint_planes[
     dtype: DType, entry: DType, F: DisjointShape
 ](
-    dx: Data[dtype],
-    dy: Data[dtype],
-    entries: Data[entry],
+    dx: Ptr[dtype],
+    dy: Ptr[dtype],
+    entries: Ptr[entry],
     p: PoolingParams,
     total: Int32,
 ):
@@ -329,9 +330,9 @@ struct ColumnUnits(KernelArgument):
 def pool_dgrad_disjoint_channels[
     dtype: DType, entry: DType, V: Int
 ](
-    dx: Data[dtype],
-    dy: Data[dtype],
-    entries: Data[entry],
+    dx: Ptr[dtype],
+    dy: Ptr[dtype],
+    entries: Ptr[entry],
     p: PoolingParams,
     t: ColumnUnits,
 ):

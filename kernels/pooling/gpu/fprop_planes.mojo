@@ -11,8 +11,9 @@ from std.math import ceildiv
 from std.memory import stack_allocation
 from std.sys import size_of
 
+from ...common.pointer import Ptr, accumulation_type
 from ..kernel import NO_ENTRY, Operands, PoolingKernel
-from ..problem import Data, PoolingProblem, accumulator
+from ..problem import PoolingProblem
 from .gather import pool_window
 from .params import LIMIT_32, THREADS, PoolingParams, uniform_scale
 
@@ -25,8 +26,8 @@ comptime AHEAD = 4
 def pool_fprop_window[
     dtype: DType, entry: DType, adaptive: Bool
 ](
-    y: Data[dtype],
-    entries: Data[entry],
+    y: Ptr[dtype],
+    entries: Ptr[entry],
     planes: MutPointer[Scalar[dtype], _, address_space=_],
     p: PoolingParams,
     o: Int32,
@@ -46,7 +47,7 @@ def pool_fprop_window[
     )
     comptime if entry == NO_ENTRY:
         pooled.value *= p.scale_of[adaptive](od, oh, ow).cast[
-            accumulator[dtype]
+            accumulation_type[dtype]
         ]()
     else:
         entries[unsafe_offset=Int(o)] = pooled.entry[0].cast[entry]()
@@ -56,9 +57,9 @@ def pool_fprop_window[
 def pool_fprop_planes[
     dtype: DType, entry: DType, adaptive: Bool
 ](
-    y: Data[dtype],
-    entries: Data[entry],
-    x: Data[dtype],
+    y: Ptr[dtype],
+    entries: Ptr[entry],
+    x: Ptr[dtype],
     p: PoolingParams,
     batch: Int32,
     group: Int32,

@@ -11,9 +11,10 @@ from std.math import ceildiv
 from std.sys import size_of
 from std.utils.numerics import neg_inf
 
-from ...arithmetic import Divisor
+from ...common.arithmetic import Divisor
+from ...common.pointer import Ptr
 from ..kernel import NO_ENTRY, OFFSET, Operands, PoolingKernel
-from ..problem import Data, PoolingProblem
+from ..problem import PoolingProblem
 from .params import PoolingParams, LaunchShape, uniform_scale
 
 comptime columns_of[dtype: DType, SW: Int] = (32 if SW >= 4 else 16) // size_of[
@@ -27,7 +28,7 @@ def _load_row[
     dtype: DType, N: Int, //, *, left: Int, COLUMNS: Int
 ](
     mut values: Array[Float32, N],
-    row: Data[dtype],
+    row: Ptr[dtype],
     column: Int32,
     extent: Int32,
     aligned: Bool,
@@ -60,13 +61,7 @@ def _load_row[
 @always_inline
 def _store_run[
     dtype: DType, R: Int, //
-](
-    data: Data[dtype],
-    at: Int,
-    run: SIMD[dtype, R],
-    count: Int32,
-    aligned: Bool,
-):
+](data: Ptr[dtype], at: Int, run: SIMD[dtype, R], count: Int32, aligned: Bool,):
     if aligned:
         comptime bytes = min(R * size_of[dtype](), 16)
         data.unsafe_store[alignment=bytes](at, run)
@@ -106,9 +101,9 @@ comptime WINDOWS = [
 def pool_fprop_tile[
     dtype: DType, entry: DType, W: TileWindow
 ](
-    y: Data[dtype],
-    entries: Data[entry],
-    x: Data[dtype],
+    y: Ptr[dtype],
+    entries: Ptr[entry],
+    x: Ptr[dtype],
     p: PoolingParams,
     aligned_x: Bool,
     aligned_y: Bool,
@@ -199,9 +194,9 @@ def pool_fprop_tile[
 def pool_fprop_tiles[
     dtype: DType, entry: DType, W: TileWindow
 ](
-    y: Data[dtype],
-    entries: Data[entry],
-    x: Data[dtype],
+    y: Ptr[dtype],
+    entries: Ptr[entry],
+    x: Ptr[dtype],
     p: PoolingParams,
     by_tiles: Divisor,
     aligned_x: Int32,

@@ -19,9 +19,10 @@ from std.sys import size_of
 from std.utils.numerics import neg_inf
 from std.utils.static_tuple import StaticTuple
 
-from ...arithmetic import Divisor
+from ...common.arithmetic import Divisor
+from ...common.pointer import Ptr, accumulation_type
 from ..kernel import NO_ENTRY, OFFSET, Operands, PoolingKernel
-from ..problem import Data, PoolingProblem, accumulator
+from ..problem import PoolingProblem
 from .params import (
     THREADS,
     LaunchShape,
@@ -35,7 +36,7 @@ from .params import (
 @always_inline
 def _load[
     dtype: DType, //, V: Int
-](data: Data[dtype], at: Int32) -> SIMD[dtype, V]:
+](data: Ptr[dtype], at: Int32) -> SIMD[dtype, V]:
     comptime bytes = min(V * size_of[dtype](), 16)
     return data.unsafe_load[width=V, alignment=bytes](Int(at))
 
@@ -43,7 +44,7 @@ def _load[
 @always_inline
 def _store[
     dtype: DType, V: Int, //
-](data: Data[dtype], at: Int32, value: SIMD[dtype, V]):
+](data: Ptr[dtype], at: Int32, value: SIMD[dtype, V]):
     comptime bytes = min(V * size_of[dtype](), 16)
     data.unsafe_store[alignment=bytes](Int(at), value)
 
@@ -79,14 +80,14 @@ def _slab_step() -> Int32:
 def pool_dgrad_gather[
     dtype: DType, entry: DType, V: Int, adaptive: Bool
 ](
-    dx: Data[dtype],
-    dy: Data[dtype],
-    entries: Data[entry],
+    dx: Ptr[dtype],
+    dy: Ptr[dtype],
+    entries: Ptr[entry],
     p: PoolingParams,
     rows: Int32,
 ):
     """`rows` pixels below each other."""
-    comptime Acc = accumulator[dtype]
+    comptime Acc = accumulation_type[dtype]
     comptime averaging = entry == NO_ENTRY
     var at = _place[V](p.by_vectors, p.w.by_input)
     var h_first = at.strip * rows
@@ -210,10 +211,10 @@ def pool_window[
     th: TapRange,
     tw: TapRange,
     c: Int32,
-) -> Pooled[accumulator[dtype], V]:
+) -> Pooled[accumulation_type[dtype], V]:
     """Of the V channels from `c` on of the sample that begins at `x`: the first of equal maxima, the last NaN.
     """
-    comptime Acc = accumulator[dtype]
+    comptime Acc = accumulation_type[dtype]
     comptime averaging = entry == NO_ENTRY
     comptime counts_taps = entry == OFFSET
     comptime bytes = min(V * size_of[dtype](), 16)
@@ -266,7 +267,7 @@ def pool_window[
 )
 def pool_fprop_gather[
     dtype: DType, entry: DType, V: Int, adaptive: Bool
-](y: Data[dtype], x: Data[dtype], entries: Data[entry], p: PoolingParams):
+](y: Ptr[dtype], x: Ptr[dtype], entries: Ptr[entry], p: PoolingParams):
     var at = _place[V](p.by_vectors, p.w.by_output)
     var oh = at.strip
     if oh >= p.h.output:
@@ -287,7 +288,7 @@ def pool_fprop_gather[
         var o = ((od * p.h.output + oh) * p.w.output + at.w) * p.channels + at.c
         var sample = Int(n) * Int(p.output_plane() * p.channels)
         comptime if entry == NO_ENTRY:
-            pooled.value *= Scalar[accumulator[dtype]](
+            pooled.value *= Scalar[accumulation_type[dtype]](
                 p.scale_of[adaptive](od, oh, at.w)
             )
         else:

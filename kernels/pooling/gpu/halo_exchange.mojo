@@ -20,6 +20,7 @@ from std.sys import size_of
 from std.sys.info import is_nvidia_gpu
 from std.utils.static_tuple import StaticTuple
 
+from ...common.pointer import Ptr
 from ..kernel import (
     INDEX,
     NO_ENTRY,
@@ -28,7 +29,7 @@ from ..kernel import (
     PoolingKernel,
     entry_bytes,
 )
-from ..problem import Data, PoolingProblem
+from ..problem import PoolingProblem
 from .halo_exchange_plan import (
     BLOCK,
     HaloShape,
@@ -181,9 +182,9 @@ struct Lane(TrivialRegisterPassable):
 def pool_dgrad_halo_exchange[
     dtype: DType, entry: DType, S: HaloShape
 ](
-    dx: Data[dtype],
-    dy: Data[dtype],
-    entries: Data[entry],
+    dx: Ptr[dtype],
+    dy: Ptr[dtype],
+    entries: Ptr[entry],
     p: PoolingParams,
     t: Teams,
 ):
@@ -498,7 +499,7 @@ def _store[
     S: HaloShape,
     own: Int,
 ](
-    dx: Data[dtype],
+    dx: Ptr[dtype],
     sums: Array[SIMD[DType.float32, V], M],
     row: Int32,
     column: Int32,

@@ -2,8 +2,8 @@
 
 from std.math import align_up, ceildiv
 
-from ...argument import KernelArgument
-from ...arithmetic import Divisor
+from ...common.argument import KernelArgument
+from ...common.arithmetic import Divisor
 from .params import LANES, LIMIT_32
 from ..problem import PoolingProblem
 

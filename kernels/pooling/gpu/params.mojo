@@ -3,8 +3,8 @@ launch shapes that the fast kernels share."""
 
 from std.math import ceildiv
 
-from ...argument import KernelArgument
-from ...arithmetic import Divisor
+from ...common.argument import KernelArgument
+from ...common.arithmetic import Divisor
 from ..kernel import INDEX, NO_ENTRY
 from ..problem import PoolingAxis, PoolingProblem
 

@@ -16,7 +16,8 @@ from std.math import ceildiv
 from std.sys import size_of
 from std.sys.info import _is_sm_9x_or_newer, is_nvidia_gpu
 
-from ...ptx import (
+from ...common.pointer import Ptr
+from ...common.ptx import (
     fence_mbarrier_init,
     load_bulk,
     made_here,
@@ -24,7 +25,6 @@ from ...ptx import (
     mbarrier_init,
     mbarrier_wait,
 )
-from ..problem import Data
 from .prefetch_scatter_plan import COUNTERS, LINE, STAGES, Pipeline
 from .params import PoolingParams
 
@@ -52,7 +52,7 @@ def load_run[
     dtype: DType
 ](
     stage: MutPointer[UInt8, _, address_space=AddressSpace.SHARED],
-    source: Data[dtype],
+    source: Ptr[dtype],
     first: Int,
     run: Int32,
     total: Int,
@@ -101,7 +101,7 @@ struct Lines(TrivialRegisterPassable):
     @always_inline
     def __init__[
         dtype: DType, //
-    ](out self, source: Data[dtype], first: Int, run: Int32, total: Int):
+    ](out self, source: Ptr[dtype], first: Int, run: Int32, total: Int):
         """`run` elements from number `first` on, of `total`; the tensor begins with a line.
         """
         comptime size = size_of[dtype]()
@@ -130,7 +130,7 @@ def load_rest[
     dtype: DType
 ](
     stage: MutPointer[UInt8, _, address_space=AddressSpace.SHARED],
-    source: Data[dtype],
+    source: Ptr[dtype],
     first: Int,
     run: Int32,
     total: Int,
@@ -224,8 +224,8 @@ def ask_piece[
     dtype: DType, entry: DType, //
 ](
     shared: Shared,
-    dy: Data[dtype],
-    entries: Data[entry],
+    dy: Ptr[dtype],
+    entries: Ptr[entry],
     piece: Piece,
     stage: Int32,
     p: PoolingParams,

@@ -14,6 +14,7 @@ from max.gpu.memory import AddressSpace, external_memory
 from max.gpu.sync import syncwarp
 from std.sys import size_of
 
+from ...common.pointer import Ptr
 from .prefetch import (
     Piece,
     ask_piece,
@@ -36,15 +37,15 @@ from .prefetch_scatter_plan import (
 from .params import LANES, LIMIT_32, PoolingParams, refuse_misses
 from .primitives import NOWHERE, where_below
 from ..kernel import INDEX, NO_ENTRY, OFFSET, Operands, PoolingKernel
-from ..problem import Data, PoolingProblem
+from ..problem import PoolingProblem
 
 
 def max_pool_dgrad_prefetch_scatter[
     dtype: DType, entry: DType, wide: Int
 ](
-    dx: Data[dtype],
-    dy: Data[dtype],
-    entries: Data[entry],
+    dx: Ptr[dtype],
+    dy: Ptr[dtype],
+    entries: Ptr[entry],
     p: PoolingParams,
     c: Pipeline,
 ):
@@ -271,7 +272,7 @@ def _place_of_pixel(
 def _give_out[
     dtype: DType
 ](
-    dx: Data[dtype],
+    dx: Ptr[dtype],
     sums: MutPointer[Float32, _, address_space=AddressSpace.SHARED],
     first: Int32,
     end: Int32,

@@ -6,7 +6,7 @@ from std.sys._assembly import inlined_assembly
 from std.sys.info import is_nvidia_gpu
 
 
-from ..problem import Data
+from ...common.pointer import Ptr
 
 
 @always_inline
@@ -30,7 +30,7 @@ def widen[
 
 
 @always_inline
-def fetch[dtype: DType](data: Data[dtype]):
+def fetch[dtype: DType](data: Ptr[dtype]):
     """Has a GPU bring what a pointer points at to its second-level cache; it must lie in a tensor.
     """
     comptime if is_nvidia_gpu():

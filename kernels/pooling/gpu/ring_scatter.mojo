@@ -16,8 +16,9 @@ from max.gpu.memory import AddressSpace, external_memory
 from std.math import ceildiv
 from std.sys import size_of
 
+from ...common.pointer import Ptr
 from ..kernel import NO_ENTRY, OFFSET, Operands, PoolingKernel
-from ..problem import Data, PoolingProblem
+from ..problem import PoolingProblem
 from .params import LIMIT_32, PoolingParams, refuse_misses
 from .ring_scatter_plan import (
     AHEAD,
@@ -67,8 +68,8 @@ struct Batch[dtype: DType, entry: DType, V: Int](Copyable):
     @always_inline
     def load(
         mut self,
-        dy: Data[Self.dtype],
-        found: Data[Self.entry],
+        dy: Ptr[Self.dtype],
+        found: Ptr[Self.entry],
         start: Int,
         channels: Int32,
         count: Int32,
@@ -110,9 +111,9 @@ struct Batch[dtype: DType, entry: DType, V: Int](Copyable):
 def walk_ring[
     dtype: DType, entry: DType, V: Int, DEPTH: Int
 ](
-    dx: Data[dtype],
-    dy: Data[dtype],
-    entries: Data[entry],
+    dx: Ptr[dtype],
+    dy: Ptr[dtype],
+    entries: Ptr[entry],
     sums: MutPointer[Float32, _, address_space=AddressSpace.SHARED],
     table: MutPointer[Int32, _, address_space=AddressSpace.SHARED],
     p: PoolingParams,
@@ -279,7 +280,7 @@ def _find[DEPTH: Int](index: Int64, corner: Int32, p: PoolingParams) -> Found:
 def _store_row[
     dtype: DType, //, V: Int
 ](
-    dx: Data[dtype],
+    dx: Ptr[dtype],
     sums: MutPointer[Float32, _, address_space=AddressSpace.SHARED],
     live: Bool,
     columns: Int32,
@@ -311,9 +312,9 @@ def _store_row[
 def max_pool_dgrad_ring_scatter[
     dtype: DType, entry: DType, V: Int, DEPTH: Int
 ](
-    dx: Data[dtype],
-    dy: Data[dtype],
-    entries: Data[entry],
+    dx: Ptr[dtype],
+    dy: Ptr[dtype],
+    entries: Ptr[entry],
     p: PoolingParams,
     t: Strips,
 ):

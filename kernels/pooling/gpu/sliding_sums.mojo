@@ -12,10 +12,11 @@ from max.gpu.host import DeviceContext
 from std.math import ceildiv
 from std.sys import size_of
 
-from ...argument import KernelArgument
-from ...arithmetic import Divisor
+from ...common.argument import KernelArgument
+from ...common.arithmetic import Divisor
+from ...common.pointer import Ptr
 from ..kernel import NO_ENTRY, Operands, PoolingKernel
-from ..problem import Data, PoolingProblem
+from ..problem import PoolingProblem
 from .primitives import fetch
 from .params import LIMIT_32, PoolingParams, uniform_scale
 
@@ -84,8 +85,8 @@ struct SlidingShape(TrivialRegisterPassable):
 def slide_tile[
     dtype: DType, S: SlidingShape
 ](
-    dx: Data[dtype],
-    dy: Data[dtype],
+    dx: Ptr[dtype],
+    dy: Ptr[dtype],
     p: PoolingParams,
     m: SlidingSumsPlan,
     flat: Int32,
@@ -242,7 +243,7 @@ def slide_tile[
 
 def avg_pool_dgrad_sliding_sums[
     dtype: DType, S: SlidingShape
-](dx: Data[dtype], dy: Data[dtype], p: PoolingParams, m: SlidingSumsPlan):
+](dx: Ptr[dtype], dy: Ptr[dtype], p: PoolingParams, m: SlidingSumsPlan):
     var flat = Int32(block_idx.x) * BLOCK + Int32(thread_idx.x)
     if flat < m.total:
         slide_tile[dtype, S](dx, dy, p, m, flat)

@@ -6,24 +6,25 @@ exports the real operations exports these with `--kernels`, and tests/gpu/check_
 
 import extensibility
 from extensibility import InputTensor, OutputTensor
+from kernels.common.pointer import Ptr
 from kernels.pooling.direct import Direct
 from kernels.pooling.kernel import Operands, averages
-from kernels.pooling.problem import Data, PoolingProblem, pooling_problem
+from kernels.pooling.problem import PoolingProblem, pooling_problem
 from max.gpu.host import DeviceContext
 
 
 @always_inline
 def _in[
     dtype: DType, rank: Int
-](t: InputTensor[dtype=dtype, rank=rank, ...]) -> Data[dtype]:
-    return rebind[Data[dtype]](t.unsafe_ptr())
+](t: InputTensor[dtype=dtype, rank=rank, ...]) -> Ptr[dtype]:
+    return rebind[Ptr[dtype]](t.unsafe_ptr())
 
 
 @always_inline
 def _out[
     dtype: DType, rank: Int
-](t: OutputTensor[dtype=dtype, rank=rank, ...]) -> Data[dtype]:
-    return rebind[Data[dtype]](t.unsafe_ptr())
+](t: OutputTensor[dtype=dtype, rank=rank, ...]) -> Ptr[dtype]:
+    return rebind[Ptr[dtype]](t.unsafe_ptr())
 
 
 @always_inline

@@ -1,4 +1,4 @@
-"""What the CPU kernels share: rows as vectors with masked ends, and work shares."""
+"""What CPU kernels of several families share: rows as vectors with masked ends, and work shares."""
 
 from std.atomic import Ordering, fence
 from std.math import ceildiv, iota
@@ -12,10 +12,10 @@ from std.sys.intrinsics import (
     prefetch,
 )
 
-from ...parallel import sync_parallelize
-from ..problem import Data, accumulator
+from .parallel import sync_parallelize
+from .pointer import Ptr, accumulation_type
 
-comptime lanes[dtype: DType] = simd_width_of[accumulator[dtype]]()
+comptime lanes[dtype: DType] = simd_width_of[accumulation_type[dtype]]()
 """Elements of one vector of sums or maxima."""
 
 
@@ -27,7 +27,7 @@ def _mask[V: Int](live: Int) -> SIMD[DType.bool, V]:
 @always_inline
 def load_part[
     dtype: DType, //, V: Int
-](row: Data[dtype], at: Int, extent: Int) -> SIMD[dtype, V]:
+](row: Ptr[dtype], at: Int, extent: Int) -> SIMD[dtype, V]:
     """The V elements from `at` on; zeros, unread, from `extent` on."""
     if at + V <= extent:
         return row.unsafe_load[width=V, alignment=1](at)
@@ -39,7 +39,7 @@ def load_part[
 @always_inline
 def store_part[
     dtype: DType, V: Int, //
-](row: Data[dtype], at: Int, extent: Int, value: SIMD[dtype, V]):
+](row: Ptr[dtype], at: Int, extent: Int, value: SIMD[dtype, V]):
     """Stores what of the V elements from `at` on lies before `extent`."""
     if at + V <= extent:
         row.unsafe_store[alignment=1](at, value)
@@ -50,7 +50,7 @@ def store_part[
 @always_inline
 def store_past_cache[
     dtype: DType, V: Int, //
-](row: Data[dtype], at: Int, extent: Int, value: SIMD[dtype, V]):
+](row: Ptr[dtype], at: Int, extent: Int, value: SIMD[dtype, V]):
     """As store_part, for what is wanted much later: whole lines go straight to the memory, so that none is read first and
     none displaces what is wanted sooner. `end_past_cache` ends a share that did so.
     """
@@ -83,14 +83,14 @@ the memory."""
 
 
 @always_inline
-def ask_ahead[dtype: DType, //, W: Int](data: Data[dtype], at: Int):
+def ask_ahead[dtype: DType, //, W: Int](data: Ptr[dtype], at: Int):
     """Asks for the W elements that lie EARLY bytes after element `at`. Nothing is read: they need not exist.
     """
     ask_for[W](data, at + EARLY // size_of[dtype]())
 
 
 @always_inline
-def ask_for[dtype: DType, //, W: Int](data: Data[dtype], at: Int):
+def ask_for[dtype: DType, //, W: Int](data: Ptr[dtype], at: Int):
     """Asks for the W elements from `at` on."""
     comptime step = LINE // size_of[dtype]()
     comptime for k in range(max(W // step, 1)):
@@ -104,10 +104,10 @@ comptime LONG_RUN = 4096
 
 
 @always_inline
-def clear_run[dtype: DType, //](data: Data[dtype], length: Int):
+def clear_run[dtype: DType, //](data: Ptr[dtype], length: Int):
     comptime V = lanes[dtype]
     if length * size_of[dtype]() >= LONG_RUN:
-        _ = external_call["memset", Data[dtype]](
+        _ = external_call["memset", Ptr[dtype]](
             data, Int32(0), length * size_of[dtype]()
         )
         return
@@ -129,7 +129,7 @@ struct ClearedAhead(TrivialRegisterPassable):
     var end: Int
 
     @always_inline
-    def reach[dtype: DType, //](mut self, run: Data[dtype], to: Int):
+    def reach[dtype: DType, //](mut self, run: Ptr[dtype], to: Int):
         """Elements of the run before `to` are about to be stored. Short runs are left as they are.
         """
         comptime STEP = CLEARED_BYTES // size_of[dtype]()
@@ -143,7 +143,7 @@ struct ClearedAhead(TrivialRegisterPassable):
 @always_inline
 def round_run[
     dtype: DType, Acc: DType, //
-](dx: Data[dtype], sums: Data[Acc], length: Int):
+](dx: Ptr[dtype], sums: Ptr[Acc], length: Int):
     comptime V = lanes[dtype]
     for at in range(0, length, V):
         store_part(dx, at, length, load_part[V](sums, at, length).cast[dtype]())
@@ -152,15 +152,15 @@ def round_run[
 @always_inline
 def load_even[
     dtype: DType, //, V: Int
-](row: Data[dtype], at: Int) -> SIMD[dtype, V]:
+](row: Ptr[dtype], at: Int) -> SIMD[dtype, V]:
     """Elements at, at + 2, at + 4, ...: V of them, out of 2 V that are read."""
     var both = row.unsafe_load[width=2 * V, alignment=1](at)
     return rebind[SIMD[dtype, V]](both.deinterleave()[0])
 
 
 @always_inline
-def pointer_to[dtype: DType, //](mut list: List[Scalar[dtype]]) -> Data[dtype]:
-    return rebind[Data[dtype]](list.unsafe_ptr())
+def pointer_to[dtype: DType, //](mut list: List[Scalar[dtype]]) -> Ptr[dtype]:
+    return rebind[Ptr[dtype]](list.unsafe_ptr())
 
 
 comptime SPARE = 2 * LINE
@@ -188,7 +188,7 @@ def own_lines[
 @always_inline
 def pointer_inside[
     dtype: DType, //
-](mut list: List[Scalar[dtype]]) -> Data[dtype]:
+](mut list: List[Scalar[dtype]]) -> Ptr[dtype]:
     return pointer_to(list).unsafe_offset(SPARE // size_of[dtype]())
 
 
@@ -219,3 +219,30 @@ def smallest_share(elements: Int, units: Int) -> Int:
     """The least number of units, out of `units` with `elements` in all, that is worth a core.
     """
     return ceildiv(SMALLEST_SHARE * units, max(elements, 1))
+
+
+@always_inline
+def merge_row[
+    dtype: DType, accumulate: Bool
+](y: Ptr[dtype], source: Ptr[dtype], first: Int, last: Int):
+    """Puts the elements [first, last) of `source` in y's, or adds them."""
+    comptime width = simd_width_of[dtype]()
+    var i = first
+    while i + width <= last:
+        var value = source.unsafe_offset(i).unsafe_load[width=width]()
+        comptime if accumulate:
+            value += y.unsafe_offset(i).unsafe_load[width=width]()
+        y.unsafe_offset(i).unsafe_store(value)
+        i += width
+    while i < last:
+        comptime if accumulate:
+            y[unsafe_offset=i] += source[unsafe_offset=i]
+        else:
+            y[unsafe_offset=i] = source[unsafe_offset=i]
+        i += 1
+
+
+@always_inline
+def copy_row[dtype: DType](y: Ptr[dtype], x: Ptr[dtype], count: Int):
+    """`count` neighbouring elements."""
+    merge_row[dtype, False](y, x, 0, count)

@@ -23,8 +23,8 @@ from max.gpu.compute.mma import (
     wgmma_fence_aligned,
 )
 
-from ..common import Ptr
-from .pipeline import Quad, Shared, to_tf32
+from .pointer import Ptr, Shared
+from .tensor_cores import Quad, to_tf32
 
 comptime THREADS = 256
 comptime SLOTS = 2

@@ -8,7 +8,7 @@ from std.math import ceildiv
 from std.memory import bitcast
 from std.sys.info import simd_width_of
 
-from ...convolution.common import Ptr
+from .pointer import Ptr
 
 comptime ROWS = 6
 # Vectors of a tile: 24 sums where there are 32 registers of 64 bytes, 12 where there are 16.

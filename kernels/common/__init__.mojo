@@ -1,0 +1,17 @@
+"""What kernels of every family are made of. No module here imports from a family.
+
+library.mojo       how a graph or a launch list calls a function of a library, and its scratch memory
+pointer.mojo       pointers, and the type of sums
+argument.mojo      structures that kernels take
+check.mojo         checks of operands
+arithmetic.mojo    division by invariant numbers, functions that programs call
+powers.mojo        powers of whole numbers
+int_table.mojo     tables of integers without checks of the index
+parallel.mojo      loops over a CPU's cores
+vectors.mojo       rows as vectors on a CPU, and shares of work
+packed.mojo        products of packed matrices on a CPU
+async_copy.mojo    copies to shared memory behind a thread's back
+tensor_cores.mojo  what the GPU at hand has of them
+warpgroup.mojo     products of a warpgroup, from tiles that pass through registers
+ptx.mojo           instructions of Hopper
+"""
