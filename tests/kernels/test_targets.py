@@ -22,8 +22,8 @@ from torch_max_backend.mojo_ops import KERNELS_PATH
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The Hopper family under its own names, with a tuning operand: the ordinary ops reach the same kernels. And ops that
-#: call generated programs, which elementwise.py's and hopper_epilogue.py's graphs reach.
-FORCED = re.compile(r"_sm90$|^pointwise_|^concatenate$")
+#: call generated programs, which elementwise.py's and hopper_epilogue.py's graphs reach. And what runs on a CPU alone.
+FORCED = re.compile(r"_sm90$|^pointwise_|^concatenate$|^assert_true$")
 PAIRS = (
     [(target, dtype.name) for target in TARGETS for dtype in DTYPES]
     if os.environ.get("TORCH_MAX_BACKEND_TARGETS") == "all"

@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 from torch_max_backend.errors import UnsupportedOpError
 from torch_max_backend.graph.builder import NodesCannotLower
 from torch_max_backend.graph.constants import describe_attributes, is_constant
-from torch_max_backend.graph.partition import Refusal, cut, is_host_node, refusals, unknown_sizes
+from torch_max_backend.graph.partition import Refusal, cut, is_host_node, leave_assertions, refusals, unknown_sizes
 from torch_max_backend.graph.random import DRAWN, ORIGIN, hoist_draws, is_draw, take_draws
 from torch_max_backend.graph.sized import SizedGraph, at_hints, is_symbolic
 from torch_max_backend.graph.unit import CompilationUnit
@@ -136,6 +136,7 @@ def compile_graph(
     """
     describe_attributes(gm)
     gm = hoist_draws(gm)
+    leave_assertions(gm, listed=options.run == "launches")
     host_ops = [str(node.target) for node in gm.graph.nodes if node.op == "call_function" and is_host_node(node)]
     refused: dict[str, str] = {}
     while True:

@@ -75,9 +75,9 @@ def _is_read_outside(node: Node, reasons: Container[Node]) -> bool:
 
 
 def is_host_node(node: Node) -> bool:
-    """Draws, computations on sizes and what is asserted of these: they run in Python, before or beside the MAX graphs,
-    as they should."""
-    if is_draw(node) or node.target in _ASSERTIONS:
+    """Draws, computations on sizes, what is asserted of these, and what ``leave_assertions`` left: they run in Python,
+    before or beside the MAX graphs, as they should."""
+    if is_draw(node) or node.target in _ASSERTIONS or node.meta.get(_LEFT):
         return True
     value = node.meta.get("val")
     return isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
@@ -88,6 +88,16 @@ _ASSERTIONS = frozenset({
     torch.ops.aten.sym_constrain_range.default,
     torch.ops.aten.sym_constrain_range_for_size.default,
 })  # fmt: skip
+_LEFT = "torch_max_backend_left"
+"""In a node's ``meta``: PyTorch runs it beside the MAX graphs."""
+
+
+def leave_assertions(gm: GraphModule, *, listed: bool) -> None:
+    """Leaves what is asserted of tensors to PyTorch on a GPU, whose kernels cannot raise, and where ``gm`` is not to be
+    ``listed``: MAX's compiler drops what nobody reads."""
+    for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_async.msg):
+        if not listed or node.all_input_nodes[0].meta["val"].device.type != "cpu":
+            node.meta[_LEFT] = True
 
 
 def unsupported_reason(node: Node, device: torch.device, constants: Container[Node] = ()) -> str | None:

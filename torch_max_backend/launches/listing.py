@@ -198,6 +198,9 @@ class _Lister:
         sizes = {value: value.bytes for value in self._made if value not in results}
         # Moved forward, they might no longer stand behind all that reads the arguments that they replace.
         fixed = {self._made[value] for value in updates if value in self._made}
+        # A call whose results nobody reads is an assertion: these raise in their order.
+        read = {value for value in self._made if value.readers or value in results}
+        fixed |= {number for number, call in enumerate(self._calls) if read.isdisjoint(call.results)}
         order = early(reads, makes, sizes, fixed)
         places = {number: place for place, number in enumerate(order)}
         self._calls = [self._calls[number] for number in order]

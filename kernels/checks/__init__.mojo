@@ -1,0 +1,5 @@
+"""Conditions that a program asserts of its tensors.
+
+entries.mojo    the entry in libraries
+ops.mojo        the registered operation
+"""

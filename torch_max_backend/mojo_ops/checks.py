@@ -1,0 +1,29 @@
+"""Assertions: a typed function."""
+
+from __future__ import annotations
+
+import numpy as np
+from max.dtype import DType
+from max.graph import DeviceRef, TensorType, TensorValue
+
+from torch_max_backend.checked import beartype
+from torch_max_backend.ir import ops
+from torch_max_backend.mojo_ops import functions
+
+
+@beartype
+def assert_true(condition: TensorValue, message: str) -> None:
+    """Makes the graph raise ``RuntimeError(message)`` when it runs and ``condition``, bool [1], does not hold.
+
+    Raises:
+        ValueError: the condition has another shape or dtype, or lies on a GPU, or the message has a zero in it.
+    """
+    if condition.dtype != DType.bool or list(condition.shape) != [1]:
+        raise ValueError(f"condition is {condition.dtype} {list(condition.shape)}: must be one bool, [1]")
+    if not condition.device.is_cpu():
+        raise ValueError(f"condition is on {condition.device}: must be on a CPU")
+    if "\0" in message:
+        raise ValueError(f"message is {message!r}: must have no zero in it")
+    text = ops.constant(np.frombuffer(message.encode() + b"\0", np.uint8), DType.uint8, device=DeviceRef.CPU())
+    types = [TensorType(DType.bool, [1], condition.device)]
+    functions.call("checks", "assert_true", condition.device, [condition, text], types, ())
