@@ -55,10 +55,10 @@ class Walked(CapturedLaunches):
         state = torch.get_rng_state()
         drawn = self.draw()
         torch.set_rng_state(state)
-        entering = list(map(place, drawn.entering))
+        drawn_places = list(map(place, drawn.tensors))
 
         def replay() -> None:
-            for target, source in zip(entering, self.draw().entering, strict=True):
+            for target, source in zip(drawn_places, self.draw().tensors, strict=True):
                 target.copy_(source)
             self.walk([*addresses, *drawn.addresses], places, workspace)
 
@@ -204,6 +204,30 @@ def test_masks_are_read_where_they_were_drawn() -> None:
     assert [each.replays for each in capturing] == [12 - 2, 12 - 7]
     assert not capturing[0].copied and not capturing[1].copied
     assert len({tuple(out.flatten().tolist()) for out in outputs}) == len(outputs)
+
+
+def test_a_draw_that_is_returned_is_no_input() -> None:
+    """The first is returned alone, the second is read and returned, the third is read."""
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first, second, third = torch.rand(3), torch.rand(4), torch.rand(4)
+        return first, second, x * second + third
+
+    torch._dynamo.reset()
+    x = torch.randn(4)
+    with recorded_graphs() as graphs:
+        run = torch.compile(program, backend="max", fullgraph=True)
+        run(x)
+    (executable,) = graphs[0].executables
+    assert len(executable.spec.draws) == 3 and len(executable.built.inputs) == 3
+    capturing = capture(executable, 3)
+    for call in range(6):
+        torch.manual_seed(call)
+        expected = program(x)
+        torch.manual_seed(call)
+        for ours, theirs in zip(run(x), expected, strict=True):
+            torch.testing.assert_close(ours, theirs)
+    assert capturing.replays == 4
 
 
 def test_a_mask_that_is_kept_is_not_drawn_over() -> None:

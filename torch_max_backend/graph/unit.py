@@ -103,8 +103,7 @@ class CompilationUnit:
             recordable = all(draw.recordable for draw in spec.draws)
             reason = refusal(devices, listed=built.listing is not None, recordable=recordable)
             if reason is None and not is_virtual_device_mode():
-                given = built.inputs[: len(built.inputs) - len(spec.draws)]
-                moving = [number for number, each in enumerate(given) if each.drawn]
+                moving = [number for number, each in enumerate(built.inputs) if each.drawn and not spec.draws]
                 # Two calls more for each graph whose results this one may take.
                 captured = Capture(built.name, 3 + 2 * len(self.graphs), moving)
             else:

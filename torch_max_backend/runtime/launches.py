@@ -12,7 +12,8 @@ import functools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import repeat
 from operator import is_
 from typing import Any
 
@@ -101,10 +102,12 @@ class Launches:
         walk: str,
         draws: Sequence[Draw] = (),
     ) -> None:
-        given, drawn = inputs[: len(inputs) - len(draws)], inputs[len(inputs) - len(draws) :]
+        given = [spec for spec in inputs if not (draws and spec.drawn)]
         self._inputs, self._leaving, self.device = Inputs(given), leaving, device
         self._draws = draws
-        self._drawn = Inputs([replace(spec, position=number) for number, spec in enumerate(drawn)])
+        # A draw that is returned and not read is no input.
+        self._drawn = Inputs(inputs[len(given) :])
+        self._given = 0
         self._own_device = max_device(device)
         self._listing = listing
         self._context = device_context(self._own_device)
@@ -169,6 +172,7 @@ class Launches:
             ValueError: a tensor of another shape, dtype or device than the graph was built for, or without memory.
             WrappedError: a tensor that stands for a batch.
         """
+        self._given = len(args)
         entering, addresses = self._inputs.enter(args)
         if self._moved:
             addresses = list(addresses)
@@ -206,7 +210,7 @@ class Launches:
         if not self._draws:
             return _NOTHING
         tensors = tuple(draw() for draw in self._draws)
-        entering, addresses = self._drawn.enter(tensors)
+        entering, addresses = self._drawn.enter([*repeat(None, self._given), *tensors])
         return Drawn(tensors, tuple(entering), tuple(addresses))
 
     def fresh(self, taken: Mapping[int, torch.Tensor] | None = None) -> list[Any]:
