@@ -19,9 +19,10 @@ import torch
 
 from benchmarks.drawn import Contenders, command
 from benchmarks.launcher import Launcher
-from benchmarks.library import Guarded, excess, operands
+from benchmarks.library import Guarded, excess, words_of
 from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref
-from torch_max_backend.mojo_ops.functions import LibraryFunction, target_of
+from torch_max_backend.mojo_ops.functions import function_of, target_of
+from torch_max_backend.mojo_ops.indexing import FAMILY
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Calls:
         self.device = device
         target = target_of(device_ref(device))
         self._functions = {
-            (entry, dtype): LibraryFunction("indexing", entry, target, (TORCH_TO_MAX[dtype],))
+            (entry, dtype): function_of(FAMILY, entry, target, (TORCH_TO_MAX[dtype],))
             for entry in ("scatter_rows_add", "scatter_elements_add", "gather_elements")
             for dtype in dtypes
         }
@@ -75,7 +76,7 @@ class Calls:
     ) -> Callable[[], None]:
         entry = "scatter_rows_add" if index.dim() == 1 else "scatter_elements_add"
         base = torch.empty(0, 0, 0, dtype=y.dtype, device=self.device) if x is None else x
-        return self._launcher.bind(self._functions[entry, y.dtype], operands(y, base, index, source))
+        return self._launcher.bind(self._functions[entry, y.dtype], words_of(FAMILY[entry], y, base, index, source))
 
     def _drawn(
         self, problem: Drawn, dtype: torch.dtype, by_rows: bool
@@ -104,7 +105,8 @@ class Calls:
             found.append("two runs differ")
         if not by_rows:
             read = Guarded(source.shape, dtype, self.device)
-            self._launcher.bind(self._functions["gather_elements", dtype], operands(read.tensor, *placed[:2]))()
+            words = words_of(FAMILY["gather_elements"], read.tensor, *placed[:2])
+            self._launcher.bind(self._functions["gather_elements", dtype], words)()
             if not (read.is_intact() and torch.equal(read.tensor.cpu(), x.gather(1, index))):
                 found.append("gathering is wrong")
         wanted = _added(base.double(), index, source.double())

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from benchmarks.launcher import Word
+from torch_max_backend.mojo_ops.signatures import Number, Signature
 
 LAYOUTS = ("contiguous", "channels_last")
 _GUARD = 64
@@ -28,9 +29,9 @@ def shown(x: torch.Tensor, layout: str) -> torch.Tensor:
     return x.movedim(1, -1).contiguous().reshape(len(x), *spatial, x.shape[1])
 
 
-def operands(*tensors: torch.Tensor) -> list[Word]:
-    """The words of tensors that a library function takes: each one's address and extents."""
-    return [word for each in tensors for word in (each, *each.shape)]
+def words_of(signature: Signature, *tensors: torch.Tensor, numbers: Sequence[Number] = ()) -> list[Word]:
+    """The words of a call, of its results and operands in their order."""
+    return signature.words(numbers, [(each, each.shape) for each in tensors])
 
 
 class Guarded:

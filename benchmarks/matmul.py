@@ -24,10 +24,11 @@ import torch
 
 from benchmarks import records
 from benchmarks.launcher import Launcher
+from benchmarks.library import words_of
 from torch_max_backend.bench.memory import cache_bytes
 from torch_max_backend.bench.timing import interleaved
 from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref
-from torch_max_backend.mojo_ops.matmul import MatmulGeometry, Matrices, matmul_function
+from torch_max_backend.mojo_ops.matmul import STRIDED, MatmulGeometry, Matrices, matmul_function
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 ERRORS = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 6e-4, torch.float64: 4e-15}
@@ -140,8 +141,7 @@ class Products:
         """Calls that write each C = A B."""
         words = []
         for c, a, b in calls:
-            values = geometry_of(c, a, b).values()
-            words.append([values, len(values), c, a, b])
+            words.append(words_of(STRIDED, c, a, b, numbers=geometry_of(c, a, b).numbers()))
         return self.launcher.bind(self.functions[calls[0][0].dtype], *words)
 
 

@@ -13,18 +13,18 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import get_args
 
 import torch
 
 from benchmarks.drawn import Contenders, command
 from benchmarks.launcher import Launcher
-from benchmarks.library import Guarded, excess, memory_format, operands
+from benchmarks.library import Guarded, excess, memory_format, words_of
 from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref
 from torch_max_backend.mojo_ops.functions import LibraryFunction, target_of
-from torch_max_backend.mojo_ops.sampling import Entry, Mode, Padding, Sampling, sampling_function
+from torch_max_backend.mojo_ops.sampling import FAMILY, Entry, Mode, Padding, Sampling, sampling_function
 
 aten = torch.ops.aten
-_ENTRIES: tuple[Entry, ...] = ("sample_fprop", "sample_dgrad_grid", "sample_dgrad_input")
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Calls:
         ]
         functions = [
             self._function(entry, dtype, kind)
-            for entry in _ENTRIES
+            for entry in get_args(Entry)
             for dtype in dtypes
             for kind in kinds
             if entry != "sample_dgrad_grid" or kind.mode is not Mode.NEAREST
@@ -103,8 +103,7 @@ class Calls:
     def _bind(
         self, entry: Entry, sampling: Sampling, *tensors: torch.Tensor, deterministic: bool = False
     ) -> Callable[[], None]:
-        geometry = sampling.geometry(deterministic=deterministic)
-        words = [*operands(*tensors), geometry, len(geometry)]
+        words = words_of(FAMILY[entry], *tensors, numbers=sampling.numbers(deterministic=deterministic))
         return self._launcher.bind(self._function(entry, tensors[-1].dtype, sampling), words)
 
     def wrong(self, problem: Drawn, dtype: torch.dtype, layout: str) -> list[str]:

@@ -13,16 +13,17 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch.nn import functional
 
 from benchmarks.drawn import Contenders, command
 from benchmarks.launcher import Launcher
-from benchmarks.library import Guarded, excess, operands
+from benchmarks.library import Guarded, excess, words_of
 from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref
 from torch_max_backend.mojo_ops.functions import target_of
-from torch_max_backend.mojo_ops.windows import Windows, windows_function
+from torch_max_backend.mojo_ops.windows import FAMILY, Entry, Windows, windows_function
 
 
 @dataclass(frozen=True)
@@ -83,17 +84,16 @@ class Calls:
         target = target_of(device_ref(device))
         self._functions = {
             (entry, dtype, taps_first): windows_function(entry, target, TORCH_TO_MAX[dtype], taps_first)
-            for entry in ("lay_out_windows", "add_up_windows")
+            for entry in get_args(Entry)
             for dtype in dtypes
             for taps_first in (False, True)
         }
         self._launcher = Launcher(self._functions.values(), device)
 
     def _bind(
-        self, entry: str, result: torch.Tensor, source: torch.Tensor, windows: Windows, taps_first: bool
+        self, entry: Entry, result: torch.Tensor, source: torch.Tensor, windows: Windows, taps_first: bool
     ) -> Callable[[], None]:
-        geometry = windows.geometry()
-        words = [*operands(result, source), geometry, len(geometry)]
+        words = words_of(FAMILY[entry], result, source, numbers=windows.numbers())
         return self._launcher.bind(self._functions[entry, result.dtype, taps_first], words)
 
     def wrong(self, problem: Drawn, dtype: torch.dtype, layout: str) -> list[str]:

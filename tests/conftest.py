@@ -107,7 +107,7 @@ def kernels_only() -> Callable[[Path], dict[str, str]]:
 
     def made(directory: Path) -> dict[str, str]:
         kernels = cache.kernel_library_path()
-        target = directory / "kernels" / kernels.parent.name
+        target = directory / "ops" / kernels.parent.name
         if not target.exists():
             target.parent.mkdir(parents=True, mode=0o700)
             target.mkdir(mode=0o700)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from torch_max_backend.mojo_ops.constants import kernel_constant
-from torch_max_backend.pooling_problem import PoolingProblem
+from torch_max_backend.mojo_ops.convolution import Geometry
 
 
 def test_a_number_is_read_from_the_source() -> None:
-    problem = PoolingProblem.from_aten([8, 8], 2)
-    assert kernel_constant("pooling.problem", "GEOMETRY_LENGTH") == len(problem.geometry())
+    assert kernel_constant("convolution.problem", "GEOMETRY_LENGTH") == len(Geometry().values())
 
 
 def test_a_name_that_is_no_number_is_refused() -> None:

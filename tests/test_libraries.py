@@ -12,17 +12,17 @@ from max.dtype import DType
 
 from torch_max_backend import OptionError
 from torch_max_backend.convolution_problem import Pass
-from torch_max_backend.fusion.program import Program
-from torch_max_backend.mojo_ops import KERNELS_PATH, functions, sources
+from torch_max_backend.fusion.program import POINTWISE, Program
+from torch_max_backend.mojo_ops import KERNELS_PATH, functions, normalization, sources
 from torch_max_backend.mojo_ops.convolution import Grouping, convolution_function
-from torch_max_backend.mojo_ops.functions import Function, LibraryFunction
+from torch_max_backend.mojo_ops.functions import Function, LibraryFunction, function_of
 from torch_max_backend.mojo_ops.sources import sources_digest, sources_of
 from torch_max_backend.runtime import cores, libraries
 from torch_max_backend.typed_graph.scalars import SELDOM
 
 KERNELS: list[Function] = [
     *(convolution_function(which.value, "cpu", DType.float32, Grouping.ONE) for which in Pass),
-    LibraryFunction("normalization", "batch_norm_statistics", "cpu", (DType.float32,)),
+    function_of(normalization.FAMILY, "batch_norm_statistics", "cpu", (DType.float32,)),
 ]
 PROGRAMS: list[Function] = [Program("pointwise", "cpu", f"    # {number}\n", 2, 1, 8) for number in range(12)]
 
@@ -93,7 +93,7 @@ def test_what_a_graph_calls_that_is_given_up_is_not_built(monkeypatch: pytest.Mo
 
 def test_nothing_costs_nothing() -> None:
     assert libraries.seconds([]) == 0
-    assert libraries.seconds(PROGRAMS) == libraries.START + libraries.FAMILIES["pointwise"] + 3
+    assert libraries.seconds(PROGRAMS) == libraries.START + POINTWISE.first[""] + 3
 
 
 def test_a_library_depends_on_the_sources_that_it_is_made_of() -> None:

@@ -19,6 +19,7 @@ from torch_max_backend.graph.partition import cut
 from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.ir.notes import key_of, notes
 from torch_max_backend.mojo_ops import functions
+from torch_max_backend.mojo_ops.signatures import Signature
 from torch_max_backend.options import Options
 
 
@@ -84,15 +85,15 @@ def _sorted_and_summed(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
 @pytest.fixture
 def no_sorting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sorting has no library function: its call is not noted."""
-    call_function = functions.call_function
+    call = functions.call
 
-    def without(op: str, *arguments: Any, **options: Any) -> list[TensorValue]:
-        results = call_function(op, *arguments, **options)
-        if op == "sort_rows":
+    def without(signature: Signature, *arguments: Any, **options: Any) -> list[TensorValue]:
+        results = call(signature, *arguments, **options)
+        if signature.name == "sort_rows":
             del notes().calls[key_of(results[0])]
         return results
 
-    monkeypatch.setattr(functions, "call_function", without)
+    monkeypatch.setattr(functions, "call", without)
     torch._dynamo.reset()
     compiler.fallback_warnings.forget()
 

@@ -10,14 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-import numpy as np
-
 from torch_max_backend.checked import beartype
 
 Extents = tuple[int, int, int]
 AXES = ("D", "H", "W")
-_FLAGS = 3
-"""Entries of a geometry behind its window, stride, padding and dilation."""
+NUMBERS = (
+    *(f"{what}_{axis}" for what in ("window", "stride", "padding", "dilation") for axis in "dhw"),
+    "ceil_mode",
+    "count_include_pad",
+    "divisor_override",
+)
+"""What the kernels get beside tensors."""
 
 
 def _spread(name: str, value: int | Sequence[int], rank: int, fill: int) -> Extents:
@@ -185,10 +188,10 @@ class PoolingProblem:
         """Whether a byte holds a tap's number within the window, and one more."""
         return self.window_size <= 255
 
-    def geometry(self) -> np.ndarray:
-        """The kernels' geometry operand; kernels/pooling/problem.mojo names its entries."""
+    def numbers(self) -> list[int]:
+        """The kernels' ``NUMBERS``."""
         flags = (int(self.ceil_mode), int(self.count_include_pad), self.divisor_override or 0)
-        return np.array([*self.window, *self.stride, *self.padding, *self.dilation, *flags], dtype=np.int64)
+        return [*self.window, *self.stride, *self.padding, *self.dilation, *flags]
 
 
 @beartype
@@ -237,9 +240,6 @@ class AdaptivePoolingProblem:
     def output_spatial(self) -> tuple[int, ...]:
         return self.output[3 - self.rank :]
 
-    def geometry(self) -> np.ndarray:
-        """The kernels' geometry operand, as long as another pooling's.
-
-        Adaptive windows follow from the extents: nothing is in it.
-        """
-        return np.zeros(4 * len(self.output) + _FLAGS, dtype=np.int64)
+    def numbers(self) -> list[int]:
+        """As many as another pooling's, all 0: adaptive windows follow from the extents."""
+        return [0] * len(NUMBERS)

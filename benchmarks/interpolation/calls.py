@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 
 from benchmarks.launcher import Launcher
-from benchmarks.library import operands
+from benchmarks.library import words_of
 from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref
 from torch_max_backend.interpolation_problem import Axes
 from torch_max_backend.mojo_ops.functions import target_of
-from torch_max_backend.mojo_ops.interpolation import interpolation_function, table_operands
+from torch_max_backend.mojo_ops.interpolation import FAMILY, interpolation_function, tables_of
 
 
 class Calls:
@@ -39,6 +39,6 @@ class Calls:
         Raises:
             RuntimeError: from the call, for operands that do not fit.
         """
-        *tables, spans = table_operands(axes, TORCH_TO_MAX[x.dtype], gradient=gradient)
-        given = [y, x, *(torch.from_numpy(table).to(self.device) for table in tables), torch.from_numpy(spans)]
-        return self._launcher.bind(self._functions[x.dtype], operands(*given))
+        tables, spans = tables_of(axes, TORCH_TO_MAX[x.dtype], gradient=gradient)
+        given = [y, x, *(torch.from_numpy(table).to(self.device) for table in tables)]
+        return self._launcher.bind(self._functions[x.dtype], words_of(FAMILY["interpolate"], *given, numbers=spans))

@@ -20,10 +20,10 @@ from torch.nn import functional
 
 from benchmarks.drawn import Contenders, command
 from benchmarks.launcher import Launcher
-from benchmarks.library import Guarded, memory_format, operands, shown
+from benchmarks.library import Guarded, memory_format, shown, words_of
 from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref
 from torch_max_backend.mojo_ops.functions import target_of
-from torch_max_backend.mojo_ops.pooling import pool_function
+from torch_max_backend.mojo_ops.pooling import FAMILY, pool_function
 from torch_max_backend.pooling_problem import AdaptivePoolingProblem
 
 _POOLS = (functional.adaptive_max_pool1d, functional.adaptive_max_pool2d, functional.adaptive_max_pool3d)
@@ -75,9 +75,9 @@ class Calls:
         self._launcher = Launcher(self._functions.values(), device)
 
     def _bind(self, entry: str, problem: Drawn, *tensors: torch.Tensor) -> Callable[[], None]:
-        geometry = AdaptivePoolingProblem.from_aten(problem.input, problem.output).geometry()
+        numbers = AdaptivePoolingProblem.from_aten(problem.input, problem.output).numbers()
         floating = next(each for each in tensors if each.is_floating_point())
-        words = [*operands(*tensors), geometry, len(geometry)]
+        words = words_of(FAMILY[entry], *tensors, numbers=numbers)
         return self._launcher.bind(self._functions[entry, floating.dtype], words)
 
     def wrong(self, problem: Drawn, dtype: torch.dtype, layout: str) -> list[str]:

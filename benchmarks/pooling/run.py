@@ -30,15 +30,14 @@ from max.engine import InferenceSession, Model
 from max.engine import read as read_artifact
 from max.graph import DeviceRef, Graph, Module, TensorType
 
-from benchmarks import ROOT, problems, records
+from benchmarks import problems, records
 from benchmarks.launcher import on_stream
 from torch_max_backend.bench import memory
 from torch_max_backend.bench.ceilings import copy_rate
 from torch_max_backend.bench.timing import interleaved, set_count
-from torch_max_backend.mojo_ops.constants import kernel_constant
 from torch_max_backend.mojo_ops.pooling import pool_op
-from torch_max_backend.pooling_problem import PoolingProblem
-from torch_max_backend.runtime import libraries
+from torch_max_backend.pooling_problem import NUMBERS, PoolingProblem
+from torch_max_backend.runtime import cache, libraries
 from torch_max_backend.runtime.execution import execute
 
 PASSES = {"max": ("fprop", "dgrad", "dgrad_offsets"), "avg": ("fprop", "dgrad")}
@@ -131,7 +130,7 @@ def build_graphs(dtypes: list[str], kinds: set[str], device: DeviceRef, kernels:
     """
     module = Module()
     host = DeviceRef.CPU()
-    geometry = TensorType(DType.int64, (kernel_constant("pooling.problem", "GEOMETRY_LENGTH"),), host)
+    numbers = TensorType(DType.int64, (len(NUMBERS),), host)
     extents = [TensorType(DType.uint8, (name,), host) for name in ("e0", "e1", "e2")]
     given, made = ("n", "d", "h", "w", "c"), ("n", "e0", "e1", "e2", "c")
     for dtype in dtypes:
@@ -150,12 +149,12 @@ def build_graphs(dtypes: list[str], kinds: set[str], device: DeviceRef, kernels:
                 continue
             with Graph(
                 f"{kind}_{dtype}",
-                input_types=[*inputs, geometry, *extents],
+                input_types=[*inputs, numbers, *extents],
                 module=module,
                 custom_extensions=[kernels],
             ) as graph:
                 operands = [value.tensor for value in graph.inputs[: len(inputs) + 1]]
-                graph.output(*pool_op(op, device, operands, outputs))
+                graph.output(*pool_op(op, operands[:-1], outputs, operands[-1]))
     return module
 
 
@@ -164,7 +163,7 @@ def bound(
 ) -> Callable[[], list[torch.Tensor]]:
     """A call of a compiled graph on tensors of the kernels' shape."""
     extents = problem.output if made == "output" else problem.input
-    host = [torch.from_numpy(problem.geometry()), *(torch.zeros(e, dtype=torch.uint8) for e in extents)]
+    host = [torch.tensor(problem.numbers()), *(torch.zeros(e, dtype=torch.uint8) for e in extents)]
     buffers = [Buffer.from_dlpack(t) for t in [*tensors, *host]]
     return lambda: [torch.from_dlpack(result) for result in execute(model, buffers)]
 
@@ -449,7 +448,7 @@ def main() -> int:
     parser.add_argument("--layouts", default="contiguous,channels_last")
     parser.add_argument("--cases", default="", help="regular expression that a case's name must match")
     parser.add_argument("--kinds", default="", help="regular expression, for example 'dgrad'")
-    parser.add_argument("--kernels", type=Path, default=ROOT / "kernels", help="Mojo package or .mojoc")
+    parser.add_argument("--kernels", type=Path, default=cache.kernel_library_path(), help="Mojo package with the ops")
     parser.add_argument("--export", type=Path, help="write the compiled graphs here and end")
     parser.add_argument("--target", help="with --export: compile for this GPU architecture, though there is none here")
     parser.add_argument("--compiled", type=Path, help="graphs that --export wrote, of the same kinds and dtypes")

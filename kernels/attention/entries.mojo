@@ -1,10 +1,7 @@
 """The attention family's entries in its libraries: check the operands, then hand pointers to dispatch.
 
-Query, key, value and output are rank 4 with a row's elements last. `axes` is a host tensor [4, 3] of int64: where in
-memory batch, heads and rows of query, key, value and output lie. A gradient lies as its tensor. logsumexp is [B, H, M]
-in the accumulation type (float64 for float64, else float32). `settings` is a host tensor of four float64 values:
-scale, whether there is a causal mask, whether that aligns the last query with the last key, and whether a row of which
-all is hidden is NaN (0 or 1).
+Query, key, value and output are rank 4 with a row's elements last. A gradient lies as its tensor. logsumexp is [B, H, M]
+in the accumulation type (float64 for float64, else float32).
 
 A bias is contiguous, [a part of B, H or 1, M or 1, N or 1], and is added to the scaled scores: batch b reads its batch
 b modulo its extent. Its gradient is that of the scores, [B, H, M, N] of the queries' type.
@@ -22,6 +19,30 @@ from .pointers import Backward, Forward
 from .problem import OPERANDS, AttentionProblem, bias_strides, checked, placed
 
 
+@fieldwise_init
+struct Settings(Copyable):
+    """The numbers of a call."""
+
+    var scale: Float64
+    """Of the scores."""
+    var is_causal: Bool
+    var aligned_at_end: Bool
+    """Whether a causal mask aligns the last query with the last key."""
+    var hidden_is_nan: Bool
+    """Whether a row of which all is hidden is NaN."""
+    var axes: Array[IndexList[3], OPERANDS]
+    """Where in memory batch, heads and rows of query, key, value and output lie."""
+
+    @staticmethod
+    def take(mut arguments: Arguments) -> Self:
+        var scale = arguments.take_float()
+        var flags = arguments.take_words[3]()
+        var axes = Array[IndexList[3], OPERANDS](fill=IndexList[3]())
+        for i in range(OPERANDS):
+            axes[i] = arguments.take_words[3]()
+        return Self(scale, flags[0] != 0, flags[1] != 0, flags[2] != 0, axes^)
+
+
 @no_inline
 def _problem(
     query: IndexList[4],
@@ -29,27 +50,18 @@ def _problem(
     value: IndexList[4],
     output: IndexList[4],
     sums: IndexList[3],
-    settings: Operand[DType.float64, 1],
-    axes: Operand[DType.int64, 2],
+    settings: Settings,
 ) raises -> AttentionProblem:
-    if settings.dim_size(0) != 4:
-        raise Error("attention: settings are scale and three flags")
-    if axes.dim_size(0) != OPERANDS or axes.dim_size(1) != 3:
-        raise Error("attention: axes are three places for each of four tensors")
-    var rows = Array[IndexList[3], OPERANDS](fill=IndexList[3]())
-    for i in range(OPERANDS):
-        for j in range(3):
-            rows[i][j] = Int(axes[3 * i + j])
     return checked(
-        placed(query, rows[0]),
-        placed(key, rows[1]),
-        placed(value, rows[2]),
-        placed(output, rows[3]),
+        placed(query, settings.axes[0]),
+        placed(key, settings.axes[1]),
+        placed(value, settings.axes[2]),
+        placed(output, settings.axes[3]),
         sums,
-        settings[0],
-        settings[1] != 0,
-        settings[2] != 0,
-        settings[3] != 0,
+        settings.scale,
+        settings.is_causal,
+        settings.aligned_at_end,
+        settings.hidden_is_nan,
     )
 
 
@@ -67,6 +79,7 @@ def _forward[
     biased: Bool,
     wide: Bool,
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
+    var settings = Settings.take(arguments)
     var output = arguments.take[dtype, 4]()
     var sums = arguments.take[accumulation_type[dtype], 3]()
     var query = arguments.take[dtype, 4]()
@@ -77,8 +90,6 @@ def _forward[
     )
     comptime if biased:
         bias = arguments.take[bias_type, 4]()
-    var settings = arguments.take[DType.float64, 1]()
-    var axes = arguments.take[DType.int64, 2]()
     var problem = _problem(
         query.shape(),
         key.shape(),
@@ -86,7 +97,6 @@ def _forward[
         output.shape(),
         sums.shape(),
         settings,
-        axes,
     )
     comptime if biased:
         problem.bias = bias_strides(bias.shape(), problem)
@@ -127,6 +137,7 @@ def _backward[
     bias_wanted: Bool,
     wide: Bool,
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
+    var settings = Settings.take(arguments)
     var query_grad = arguments.take[dtype, 4]()
     var key_grad = arguments.take[dtype, 4]()
     var value_grad = arguments.take[dtype, 4]()
@@ -145,8 +156,6 @@ def _backward[
     var bias = nothing
     comptime if biased:
         bias = arguments.take[bias_type, 4]()
-    var settings = arguments.take[DType.float64, 1]()
-    var axes = arguments.take[DType.int64, 2]()
     var problem = _problem(
         query.shape(),
         key.shape(),
@@ -154,7 +163,6 @@ def _backward[
         output.shape(),
         sums.shape(),
         settings,
-        axes,
     )
     _check_same("the output", grad.shape(), output.shape())
     _check_same("queries", query_grad.shape(), query.shape())

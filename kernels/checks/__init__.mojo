@@ -1,5 +1,4 @@
 """Conditions that a program asserts of its tensors.
 
 entries.mojo    the entry in libraries
-ops.mojo        the registered operation
 """

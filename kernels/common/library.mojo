@@ -3,7 +3,8 @@
 MAX compiles an op's code anew for every graph and every static shape. Kernels depend on neither, so each is compiled
 once for a machine, into a shared library, and the op in the graph is thin: it hands over its operands as 64-bit words
 and calls a C function by name. `Call` is the graph's side, `Arguments` the library's; both are compiled from these
-sources, so that they agree. An operand is its address followed by its extents.
+sources, so that they agree. What an entry takes is declared in `torch_max_backend/mojo_ops`, from which the ops are
+written: its numbers, then its results and operands, each an address followed by extents.
 """
 
 from std.collections import Array
@@ -16,7 +17,7 @@ from extensibility import InputTensor, OutputTensor
 from max.gpu.host import DeviceBuffer, DeviceContext
 from max.gpu.host.device_context import _DeviceContextCpp, _DeviceContextPtr
 
-comptime MOST_WORDS = 64
+comptime MOST_WORDS = 128
 comptime MESSAGE_BYTES = 1024
 """Room for the message of an error, with its closing zero."""
 
@@ -103,6 +104,24 @@ struct Call[most_words: Int = MOST_WORDS]:
         self.append_word(Int(tensor.unsafe_ptr()))
         comptime for axis in range(rank):
             self.append_word(tensor.dim_size(axis))
+
+    def append_numbers(
+        mut self,
+        numbers: InputTensor[dtype=DType.int64, rank=1, ...],
+        count: Int,
+        *,
+        listed: Bool,
+    ) raises:
+        """`count` numbers, and where others are `listed` how many these are, and these.
+        """
+        var length = numbers.dim_size(0)
+        var wanted = count
+        if listed and length > count:
+            wanted += 1 + Int(numbers[count])
+        if length != wanted or length > Self.most_words // 2:
+            raise Error(t"{length} numbers are given: must be {wanted}")
+        for i in range(length):
+            self.append_word(Int(numbers[i]))
 
     def append_at[rank: Int](mut self, address: Int, extents: IndexList[rank]):
         """A contiguous tensor that is no operand of the op."""
@@ -243,6 +262,31 @@ struct Arguments:
         var word = self._words[unsafe_offset=self._taken]
         self._taken += 1
         return word
+
+    def take_float(mut self) -> Float64:
+        """A number that is no whole one: a word has its bits."""
+        var word = self.take_word()
+        return Pointer(to=word).unsafe_bitcast[Float64]()[]
+
+    def take_words[count: Int](mut self) -> IndexList[count]:
+        var words = IndexList[count]()
+        comptime for i in range(count):
+            words[i] = self.take_word()
+        return words
+
+    def take_list(mut self) -> Operand[DType.int64, 1]:
+        """Numbers with their count in front, which stay where they are."""
+        var count = self.take_word()
+        var first = Operand[DType.int64, 1](
+            {
+                unsafe_from_address = Int(
+                    self._words.unsafe_offset(self._taken)
+                )
+            },
+            IndexList[1](count),
+        )
+        self._taken += count
+        return first
 
     def take[dtype: DType, rank: Int](mut self) -> Operand[dtype, rank]:
         var data = MutPointer[Scalar[dtype], MutUntrackedOrigin](

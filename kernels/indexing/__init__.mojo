@@ -7,5 +7,4 @@ extents.mojo    sizes
 gather.mojo     rows taken from one list of places, or elements, each from a place of its own
 rows.mojo       one list of places for whole rows that are written
 elements.mojo   a place of its own for each element
-ops.mojo        the registered operations
 """

@@ -5,5 +5,4 @@ kernel.mojo     what a kernel offers, and tables of kernels
 direct.mojo     one thread for each result, right on every device and for every problem
 cpu/, gpu/      the fast kernels; for each device a table that says which kernel runs what, and the entry in libraries
 entry.mojo      what the entries of both have in common
-ops.mojo        the registered operation
 """

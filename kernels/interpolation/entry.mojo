@@ -46,12 +46,12 @@ def interpolate[
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """y = the weighted sums of x that the tables name."""
     comptime Acc = accumulation_type[dtype]
+    var spans = arguments.take_list()
     var y = arguments.take[dtype, 5]()
     var x = arguments.take[dtype, 5]()
     var d = _axis[Acc](arguments, "D", x.dim_size(1), y.dim_size(1))
     var h = _axis[Acc](arguments, "H", x.dim_size(2), y.dim_size(2))
     var w = _axis[Acc](arguments, "W", x.dim_size(3), y.dim_size(3))
-    var spans = arguments.take[DType.int64, 1]()
     check_equal("y.N", y.dim_size(0), x.dim_size(0), "x's N")
     check_equal("y.C", y.dim_size(4), x.dim_size(4), "x's C")
     if spans.dim_size(0) < 1:

@@ -1,7 +1,7 @@
 """Matrix products, batched and strided.
 
     problem          sizes and strides of a call, checked
-    entries, ops     library functions, and the thin op of MAX's graphs
+    entries          library functions
     dispatch         which kernel runs
     cpu/             packed panels on a team of threads
     gpu/tiled        multiply-adds, any GPU, dtype and stride

@@ -1,31 +1,42 @@
 """The matrix products' entry in its libraries.
 
-The geometry is a host tensor of GEOMETRY_LENGTH int64 values (problem.mojo). The operands are addresses: C, A and B.
+Its first number says what the others are. Strided matrices come with sizes and strides, and as addresses: C, A and B.
+Contiguous ones are of rank 3, C [B, M, N], A [B, M, K] and B [B, K, N], of which A and B may lie transposed.
 """
 
 from max.gpu.host import DeviceContext
-from std.utils.index import IndexList
 
 from ..common.library import Arguments
 from ..common.pointer import Ptr
 from .dispatch import run
-from .problem import GEOMETRY_LENGTH, problem_of
+from .problem import MatmulProblem, contiguous
 
 
 def matmul[
     target: StaticString, dtype: DType
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """C = A B for each matrix of a batch."""
-    var geometry = arguments.take[DType.int64, 1]()
-    if geometry.dim_size(0) != GEOMETRY_LENGTH:
-        raise Error(
-            t"matmul: geometry has {geometry.dim_size(0)} values: must be"
-            t" {GEOMETRY_LENGTH}"
+    var problem: MatmulProblem
+    var c: Ptr[dtype]
+    var a: Ptr[dtype]
+    var b: Ptr[dtype]
+    if arguments.take_word() != 0:
+        problem = MatmulProblem.take(arguments)
+        c = Ptr[dtype](unsafe_from_address=arguments.take_word())
+        a = Ptr[dtype](unsafe_from_address=arguments.take_word())
+        b = Ptr[dtype](unsafe_from_address=arguments.take_word())
+    else:
+        var flags = arguments.take_words[3]()
+        var c_whole = arguments.take[dtype, 3]()
+        var a_whole = arguments.take[dtype, 3]()
+        var b_whole = arguments.take[dtype, 3]()
+        problem = contiguous(
+            c_whole.shape(),
+            a_whole.shape(),
+            b_whole.shape(),
+            flags[0],
+            flags[1] != 0,
+            flags[2] != 0,
         )
-    var values = IndexList[GEOMETRY_LENGTH]()
-    for i in range(GEOMETRY_LENGTH):
-        values[i] = Int(geometry[i])
-    var c = Ptr[dtype](unsafe_from_address=arguments.take_word())
-    var a = Ptr[dtype](unsafe_from_address=arguments.take_word())
-    var b = Ptr[dtype](unsafe_from_address=arguments.take_word())
-    run[target, dtype](c, a, b, problem_of(values), ctx)
+        c, a, b = c_whole.data, a_whole.data, b_whole.data
+    run[target, dtype](c, a, b, problem, ctx)

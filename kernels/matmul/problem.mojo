@@ -7,12 +7,7 @@ columns have any strides, so that a transposed operand, one head of several, or 
 from std.utils.index import IndexList
 
 from ..common.argument import KernelArgument
-
-comptime BATCH_DIGITS = 3
-comptime OPERAND_LENGTH = BATCH_DIGITS + 3
-"""Of the geometry for one tensor: where it begins, the batch's strides, and those of rows and columns."""
-comptime GEOMETRY_LENGTH = 4 + BATCH_DIGITS + 3 * OPERAND_LENGTH
-"""Values of the geometry operand: allow_tf32, M, N, K, the batch's extents, then C, A and B."""
+from ..common.library import Arguments
 
 
 @fieldwise_init
@@ -25,6 +20,22 @@ struct Matrices(KernelArgument):
     var batch2: Int
     var row: Int
     var column: Int
+
+    @staticmethod
+    def take(mut arguments: Arguments, name: StaticString) raises -> Self:
+        """From a call's numbers.
+
+        Raises:
+            Error: one of them is negative.
+        """
+        var words = arguments.take_words[6]()
+        for i in range(6):
+            if words[i] < 0:
+                raise Error(
+                    t"matmul: {name}'s {words}: no start and no stride may be"
+                    t" negative"
+                )
+        return Self(words[0], words[1], words[2], words[3], words[4], words[5])
 
     @always_inline
     def offset(self, b0: Int, b1: Int, b2: Int) -> Int:
@@ -72,6 +83,33 @@ struct MatmulProblem(KernelArgument):
     var a: Matrices
     var b: Matrices
 
+    @staticmethod
+    def take(mut arguments: Arguments) raises -> Self:
+        """From a call's numbers.
+
+        Raises:
+            Error: an extent or a stride is negative.
+        """
+        var words = arguments.take_words[7]()
+        for i in range(7):
+            if words[i] < 0:
+                raise Error(
+                    t"matmul: allow_tf32, M, N, K and the batch are {words}: no"
+                    t" extent may be negative"
+                )
+        return Self(
+            words[0],
+            words[1],
+            words[2],
+            words[3],
+            words[4],
+            words[5],
+            words[6],
+            Matrices.take(arguments, "C"),
+            Matrices.take(arguments, "A"),
+            Matrices.take(arguments, "B"),
+        )
+
     @always_inline
     def batch(self) -> Int:
         return self.batch0 * self.batch1 * self.batch2
@@ -99,41 +137,42 @@ struct MatmulProblem(KernelArgument):
         )
 
 
-def problem_of(values: IndexList[GEOMETRY_LENGTH]) raises -> MatmulProblem:
-    """The problem that a geometry describes.
+def contiguous(
+    c: IndexList[3],
+    a: IndexList[3],
+    b: IndexList[3],
+    allow_tf32: Int,
+    a_turned: Bool,
+    b_turned: Bool,
+) raises -> MatmulProblem:
+    """The problem of contiguous batches; a matrix that is turned lies transposed.
 
     Raises:
-        Error: an extent or a stride is negative.
+        Error: shapes do not fit together.
     """
-    for i in range(GEOMETRY_LENGTH):
-        if values[i] < 0:
-            raise Error(
-                t"matmul: value {i} of the geometry is {values[i]}: must be at"
-                t" least 0"
-            )
-    comptime first = 4 + BATCH_DIGITS
-
-    @always_inline
-    def matrices(number: Int) {imm} -> Matrices:
-        var at = first + number * OPERAND_LENGTH
-        return Matrices(
-            values[at],
-            values[at + 1],
-            values[at + 2],
-            values[at + 3],
-            values[at + 4],
-            values[at + 5],
+    var m, n = c[1], c[2]
+    var k = a[1] if a_turned else a[2]
+    if a[2 if a_turned else 1] != m or b[1 if b_turned else 2] != n:
+        raise Error(t"matmul: A is {a}, B is {b}, C is {c}: must fit together")
+    if b[2 if b_turned else 1] != k:
+        raise Error(
+            t"matmul: A has {k} columns, B has {b[2 if b_turned else 1]} rows"
         )
-
+    if a[0] != c[0] or b[0] != c[0]:
+        raise Error(t"matmul: A is {a}, B is {b}, C is {c}: must have one batch")
     return MatmulProblem(
-        values[0],
-        values[1],
-        values[2],
-        values[3],
-        values[4],
-        values[5],
-        values[6],
-        matrices(0),
-        matrices(1),
-        matrices(2),
+        allow_tf32,
+        m,
+        n,
+        k,
+        c[0],
+        1,
+        1,
+        Matrices(0, m * n, 0, 0, n, 1),
+        Matrices(
+            0, m * k, 0, 0, 1 if a_turned else k, m if a_turned else 1
+        ),
+        Matrices(
+            0, k * n, 0, 0, 1 if b_turned else n, k if b_turned else 1
+        ),
     )

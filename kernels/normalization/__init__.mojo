@@ -4,7 +4,6 @@ columns.mojo   the view that every kernel here reduces: narrow rows are joined i
 cpu.mojo       statistics and gradient sums on the CPU
 gpu.mojo       the same on a GPU, in two stages
 partials.mojo  where the second stage finds what the first one, or a convolution's store, has left
-ops.mojo       the registered operations: checks, then the choice of an implementation
 
 Normalizing itself is elementwise: it stays in the graph, where the compiler fuses it with what surrounds it.
 """

@@ -4,5 +4,4 @@ problem.mojo    sizes, and which results of padding show an element
 cpu.mojo        whole rows as vectors
 gpu.mojo        one thread for each vector of channels, or each element
 entries.mojo    the entry in libraries
-ops.mojo        the registered operation
 """

@@ -5,28 +5,37 @@ from max.gpu.host.info import is_cpu
 from std.utils.index import IndexList
 
 from ..common.check import check_equal
-from ..common.library import Arguments, Operand
+from ..common.library import Arguments
 from .cpu import border_dgrad_cpu, border_fprop_cpu
 from .gpu import border_gpu
 from .problem import PaddedAxis, PaddingProblem
 
-comptime NUMBERS = 7
-"""Of the geometry: low and high of D, H and W, and whether borders are mirrored."""
+
+@fieldwise_init
+struct Borders(ImplicitlyCopyable):
+    """The numbers of a call: elements in front of D, H and W, and behind, and whether borders are mirrored.
+    """
+
+    var counts: IndexList[6]
+    var mirrored: Bool
+
+    @staticmethod
+    def take(mut arguments: Arguments) -> Self:
+        return Self(arguments.take_words[6](), arguments.take_word() != 0)
 
 
 def _problem(
-    x: IndexList[5], y: IndexList[5], geometry: Operand[DType.int64, 1]
+    x: IndexList[5], y: IndexList[5], borders: Borders
 ) raises -> PaddingProblem:
     """Of the extents without and with borders."""
-    check_equal("geometry.length", geometry.dim_size(0), NUMBERS, "the entry's")
     check_equal("padded N", y[0], x[0], "N")
     check_equal("padded C", y[4], x[4], "C")
-    var mirrored = geometry[6] != 0
+    var mirrored = borders.mirrored
 
     def axis(number: Int) raises {imm} -> PaddedAxis:
         var extent = x[1 + number]
-        var low = Int(geometry[2 * number])
-        var high = Int(geometry[2 * number + 1])
+        var low = borders.counts[2 * number]
+        var high = borders.counts[2 * number + 1]
         check_equal(
             String("padded.shape[", 1 + number, "]"),
             y[1 + number],
@@ -51,10 +60,10 @@ def border_fprop[
     target: StaticString, dtype: DType
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """y = x with a border."""
+    var borders = Borders.take(arguments)
     var y = arguments.take[dtype, 5]()
     var x = arguments.take[dtype, 5]()
-    var geometry = arguments.take[DType.int64, 1]()
-    var p = _problem(x.shape(), y.shape(), geometry)
+    var p = _problem(x.shape(), y.shape(), borders)
     if y.shape().flattened_length() == 0:
         return
     if p.rows() * p.length() == 0:
@@ -70,10 +79,10 @@ def border_dgrad[
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """dx gathers, for each element, what dy has where padding shows it. Deterministic.
     """
+    var borders = Borders.take(arguments)
     var dx = arguments.take[dtype, 5]()
     var dy = arguments.take[dtype, 5]()
-    var geometry = arguments.take[DType.int64, 1]()
-    var p = _problem(dx.shape(), dy.shape(), geometry)
+    var p = _problem(dx.shape(), dy.shape(), borders)
     if p.rows() * p.length() == 0:
         return
     comptime if is_cpu[target]():

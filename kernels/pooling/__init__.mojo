@@ -7,5 +7,4 @@ cpu/, gpu/      the fast kernels; for each pass a table that says which kernel r
 passes.mojo     what the entries of both have in common
 unpool.mojo     scattering and gathering by stored index
 entries.mojo    its entries in libraries
-ops.mojo        the registered operations
 """

@@ -1,15 +1,20 @@
 """What the entries of every device have in common: they take and check operands, then a table chooses the kernel.
 
-`geometry` is the rank-1 int64 host tensor that problem.mojo describes; `adaptive` windows follow from the extents alone.
+`adaptive` windows follow from the extents alone.
 """
 
 from max.gpu.host import DeviceContext
 from std.utils.index import IndexList
 
 from ..common.check import check_equal
-from ..common.library import Arguments, Operand
+from ..common.library import Arguments
 from .kernel import OFFSET, KernelChoice, Operands, averages
-from .problem import PoolingProblem, adaptive_problem, pooling_problem
+from .problem import (
+    Geometry,
+    PoolingProblem,
+    adaptive_problem,
+    pooling_problem,
+)
 
 
 @always_inline
@@ -23,15 +28,11 @@ def check_same_shape(
 def _problem[
     adaptive: Bool
 ](
-    geometry: Operand[DType.int64, 1],
-    x_shape: IndexList[5],
-    y_shape: IndexList[5],
+    geometry: Geometry, x_shape: IndexList[5], y_shape: IndexList[5]
 ) raises -> PoolingProblem:
     comptime if adaptive:
         return adaptive_problem(x_shape, y_shape)
-    return pooling_problem(
-        geometry.data, geometry.dim_size(0), x_shape, y_shape
-    )
+    return pooling_problem(geometry, x_shape, y_shape)
 
 
 def _check_entries[
@@ -81,10 +82,10 @@ def max_pool_fprop[
     dtype: DType, entry: DType, adaptive: Bool, Choice: KernelChoice
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """y, entries = the maxima of x and where they are."""
+    var geometry = Geometry.take(arguments)
     var y = arguments.take[dtype, 5]()
     var entries = arguments.take[entry, 5]()
     var x = arguments.take[dtype, 5]()
-    var geometry = arguments.take[DType.int64, 1]()
     var p = _problem[adaptive](geometry, x.shape(), y.shape())
     _check_entries[entry](entries.shape(), y.shape(), "the extent of y", p)
     var t = Operands(y.data, x.data, entries.data)
@@ -96,10 +97,10 @@ def max_pool_dgrad[
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """dx gathers, for each pixel, the dy of the windows above it whose entry names it. Deterministic; an entry
     that names no pixel under its window is ignored."""
+    var geometry = Geometry.take(arguments)
     var dx = arguments.take[dtype, 5]()
     var dy = arguments.take[dtype, 5]()
     var entries = arguments.take[entry, 5]()
-    var geometry = arguments.take[DType.int64, 1]()
     var p = _problem[adaptive](geometry, dx.shape(), dy.shape())
     _check_entries[entry](entries.shape(), dy.shape(), "the extent of dy", p)
     var t = Operands(dx.data, dy.data, entries.data)
@@ -110,9 +111,9 @@ def avg_pool_fprop[
     dtype: DType, Choice: KernelChoice
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """y = the averages of x."""
+    var geometry = Geometry.take(arguments)
     var y = arguments.take[dtype, 5]()
     var x = arguments.take[dtype, 5]()
-    var geometry = arguments.take[DType.int64, 1]()
     var p = _problem[False](geometry, x.shape(), y.shape())
     _check_undilated(p)
     _fprop[False, Choice](ctx, averages(y.data, x.data), p)
@@ -123,9 +124,9 @@ def avg_pool_dgrad[
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """dx gathers, for each pixel, the dy of the windows above it, each over its divisor. Deterministic.
     """
+    var geometry = Geometry.take(arguments)
     var dx = arguments.take[dtype, 5]()
     var dy = arguments.take[dtype, 5]()
-    var geometry = arguments.take[DType.int64, 1]()
     var p = _problem[False](geometry, dx.shape(), dy.shape())
     _check_undilated(p)
     _dgrad[False, Choice](ctx, averages(dx.data, dy.data), p)

@@ -9,17 +9,7 @@ from std.utils.index import IndexList
 
 from ..common.argument import KernelArgument
 from ..common.check import check_equal
-from ..common.pointer import Ptr
-
-# Entries of the geometry operand, a rank-1 int64 host tensor. The three axes come in the order D, H, W.
-comptime GEOMETRY_WINDOW = 0
-comptime GEOMETRY_STRIDE = 3
-comptime GEOMETRY_PADDING = 6
-comptime GEOMETRY_DILATION = 9
-comptime GEOMETRY_CEIL_MODE = 12
-comptime GEOMETRY_COUNT_INCLUDE_PAD = 13
-comptime GEOMETRY_DIVISOR_OVERRIDE = 14
-comptime GEOMETRY_LENGTH = 15
+from ..common.library import Arguments
 
 
 @fieldwise_init
@@ -298,17 +288,38 @@ def _check_axis(name: String, axis: PoolingAxis, overhang: Int) raises -> Int:
     return windows
 
 
-def pooling_problem(
-    geometry: Ptr[DType.int64],
-    length: Int,
-    x_shape: IndexList[5],
-    y_shape: IndexList[5],
-) raises -> PoolingProblem:
-    """The problem that the geometry operand and the two shapes describe; raises where they disagree.
+@fieldwise_init
+struct Geometry(ImplicitlyCopyable):
+    """The numbers of a call; those of axes in the order D, H, W. Adaptive windows follow from extents: all are 0.
     """
-    check_equal(
-        "geometry.size", length, GEOMETRY_LENGTH, "the number of entries"
-    )
+
+    var window: IndexList[3]
+    var stride: IndexList[3]
+    var padding: IndexList[3]
+    var dilation: IndexList[3]
+    var ceil_mode: Int
+    var count_include_pad: Int
+    var divisor_override: Int
+    """0 for none."""
+
+    @staticmethod
+    def take(mut arguments: Arguments) -> Self:
+        return Self(
+            arguments.take_words[3](),
+            arguments.take_words[3](),
+            arguments.take_words[3](),
+            arguments.take_words[3](),
+            arguments.take_word(),
+            arguments.take_word(),
+            arguments.take_word(),
+        )
+
+
+def pooling_problem(
+    geometry: Geometry, x_shape: IndexList[5], y_shape: IndexList[5]
+) raises -> PoolingProblem:
+    """The problem that the geometry and the two shapes describe; raises where they disagree.
+    """
     check_equal("output.N", y_shape[0], x_shape[0], "the input's N")
     check_equal("output.C", y_shape[4], x_shape[4], "the input's C")
 
@@ -317,10 +328,10 @@ def pooling_problem(
         return PoolingAxis(
             Int32(x_shape[1 + a]),
             Int32(y_shape[1 + a]),
-            Int32(geometry[unsafe_offset=GEOMETRY_WINDOW + a]),
-            Int32(geometry[unsafe_offset=GEOMETRY_STRIDE + a]),
-            Int32(geometry[unsafe_offset=GEOMETRY_PADDING + a]),
-            Int32(geometry[unsafe_offset=GEOMETRY_DILATION + a]),
+            Int32(geometry.window[a]),
+            Int32(geometry.stride[a]),
+            Int32(geometry.padding[a]),
+            Int32(geometry.dilation[a]),
         )
 
     var p = PoolingProblem(
@@ -329,10 +340,10 @@ def pooling_problem(
         axis(0),
         axis(1),
         axis(2),
-        Int32(geometry[unsafe_offset=GEOMETRY_COUNT_INCLUDE_PAD]),
-        geometry[unsafe_offset=GEOMETRY_DIVISOR_OVERRIDE],
+        Int32(geometry.count_include_pad),
+        Int64(geometry.divisor_override),
     )
-    var overhang = Int(geometry[unsafe_offset=GEOMETRY_CEIL_MODE])
+    var overhang = geometry.ceil_mode
     var rule = String("the extent that the geometry gives")
     check_equal("output.D", y_shape[1], _check_axis("D", p.d, overhang), rule)
     check_equal("output.H", y_shape[2], _check_axis("H", p.h, overhang), rule)

@@ -4,5 +4,4 @@ problem.mojo    sizes, and what a point reads: pixels, weights and their derivat
 cpu.mojo        vectors of points, or of channels where these are innermost
 gpu.mojo        one thread for each point, or each vector of channels of one
 entries.mojo    the entries in libraries
-ops.mojo        the registered operations
 """

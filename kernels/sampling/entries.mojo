@@ -9,14 +9,33 @@ from max.gpu.host.info import is_cpu
 from std.utils.index import IndexList
 
 from ..common.check import check_equal
-from ..common.library import Arguments, Operand
+from ..common.library import Arguments
 from ..common.pointer import accumulation_type
 from .cpu import sample_cpu, sample_grid_gradient_cpu, sample_input_gradient_cpu
 from .gpu import sample_gpu, sample_grid_gradient_gpu, sample_input_gradient_gpu
 from .problem import SampledAxis, SamplingProblem
 
-comptime NUMBERS = 6
-"""Of the geometry: D, H and W, the padding, whether corners are aligned, whether the result shall be deterministic."""
+
+@fieldwise_init
+struct Sampling(ImplicitlyCopyable):
+    """The numbers of a call."""
+
+    var extents: IndexList[3]
+    """D, H and W."""
+    var padding: Int
+    var corners: Bool
+    """Whether corners are aligned."""
+    var deterministic: Bool
+    """Whether the result shall have the same bits in every run."""
+
+    @staticmethod
+    def take(mut arguments: Arguments) -> Self:
+        return Self(
+            arguments.take_words[3](),
+            arguments.take_word(),
+            arguments.take_word() != 0,
+            arguments.take_word() != 0,
+        )
 
 
 def _problem[
@@ -25,11 +44,10 @@ def _problem[
     image: IndexList[3],
     result: IndexList[3],
     grid: IndexList[3],
-    geometry: Operand[DType.int64, 1],
+    sampling: Sampling,
 ) raises -> SamplingProblem:
     comptime c = 2 if channels_last else 1
     comptime places = 1 if channels_last else 2
-    check_equal("geometry.length", geometry.dim_size(0), NUMBERS, "the entry's")
     check_equal("result.N", result[0], image[0], "the image's N")
     check_equal("result.C", result[c], image[c], "the image's C")
     check_equal("grid.N", grid[0], image[0], "the image's N")
@@ -38,10 +56,10 @@ def _problem[
     check_equal(
         "image.pixels",
         image[places],
-        Int(geometry[0]) * Int(geometry[1]) * Int(geometry[2]),
+        sampling.extents.flattened_length(),
         "D * H * W",
     )
-    var padding = Int(geometry[3])
+    var padding = sampling.padding
     if padding < 0 or padding > 2:
         raise Error(t"padding={padding}: must be 0, 1 or 2")
     for a in range(3):
@@ -49,10 +67,10 @@ def _problem[
             raise Error(t"grid_sample: an extent of axis {a} is 2^31 or more")
 
     def axis(number: Int) raises {imm} -> SampledAxis:
-        var size = Int(geometry[number])
+        var size = sampling.extents[number]
         if size < 1:
             raise Error(t"the image has an axis of extent {size}")
-        return SampledAxis(Int32(size), Int32(padding), geometry[4] != 0)
+        return SampledAxis(Int32(size), Int32(padding), sampling.corners)
 
     return SamplingProblem(
         Int32(image[0]),
@@ -72,12 +90,12 @@ def sample_fprop[
     deep: Bool,
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """y = what the points of the grid read in x."""
+    var sampling = Sampling.take(arguments)
     var y = arguments.take[dtype, 3]()
     var x = arguments.take[dtype, 3]()
     var grid = arguments.take[dtype, 3]()
-    var geometry = arguments.take[DType.int64, 1]()
     var p = _problem[channels_last, deep](
-        x.shape(), y.shape(), grid.shape(), geometry
+        x.shape(), y.shape(), grid.shape(), sampling
     )
     if Int(p.batch) * p.result() == 0:
         return
@@ -99,13 +117,13 @@ def sample_dgrad_grid[
     deep: Bool,
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """dgrid = the gradient of the grid, for dy, that of what was read."""
+    var sampling = Sampling.take(arguments)
     var dgrid = arguments.take[dtype, 3]()
     var dy = arguments.take[dtype, 3]()
     var x = arguments.take[dtype, 3]()
     var grid = arguments.take[dtype, 3]()
-    var geometry = arguments.take[DType.int64, 1]()
     var p = _problem[channels_last, deep](
-        x.shape(), dy.shape(), grid.shape(), geometry
+        x.shape(), dy.shape(), grid.shape(), sampling
     )
     if dgrid.shape() != grid.shape():
         raise Error(t"dgrid is {dgrid.shape()}, the grid {grid.shape()}")
@@ -130,12 +148,12 @@ def sample_dgrad_input[
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """dx = the gradient of the image, in what sums are kept in. On a GPU additions are atomic unless the geometry asks for
     the same bits in every run."""
+    var sampling = Sampling.take(arguments)
     var dx = arguments.take[accumulation_type[dtype], 3]()
     var dy = arguments.take[dtype, 3]()
     var grid = arguments.take[dtype, 3]()
-    var geometry = arguments.take[DType.int64, 1]()
     var p = _problem[channels_last, deep](
-        dx.shape(), dy.shape(), grid.shape(), geometry
+        dx.shape(), dy.shape(), grid.shape(), sampling
     )
     if Int(p.batch) * p.image() == 0:
         return
@@ -152,5 +170,5 @@ def sample_dgrad_input[
             dy.data,
             grid.data,
             p,
-            geometry[5] != 0,
+            sampling.deterministic,
         )

@@ -3,5 +3,4 @@
 keys.mojo       an element's key
 cpu.mojo        a row for each core
 gpu.mojo        a row over several blocks
-ops.mojo        the registered operations
 """

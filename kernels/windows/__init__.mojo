@@ -4,5 +4,4 @@ problem.mojo    sizes, and where a window's elements lie on both sides
 cpu.mojo        runs of neighbours as vectors
 gpu.mojo        one thread for each vector of channels, or each element
 entries.mojo    the entries in libraries
-ops.mojo        the registered operation
 """

@@ -5,31 +5,33 @@ from max.gpu.host.info import is_cpu
 from std.utils.index import IndexList
 
 from ..common.check import check_equal
-from ..common.library import Arguments, Operand
+from ..common.library import Arguments
 from .cpu import add_up_cpu, lay_out_cpu
 from .gpu import add_up_gpu, lay_out_gpu
 from .problem import WindowAxis, WindowsProblem
 
-comptime NUMBERS = 8
-"""Of the geometry: taps, stride, padding and dilation of H, then those of W."""
+
+@fieldwise_init
+struct Windows(ImplicitlyCopyable):
+    """The numbers of a call for one of its two axes, H first."""
+
+    var taps: Int
+    var stride: Int
+    var padding: Int
+    var dilation: Int
+
+    @staticmethod
+    def take(mut arguments: Arguments) -> Self:
+        var words = arguments.take_words[4]()
+        return Self(words[0], words[1], words[2], words[3])
 
 
 def _axis(
-    name: String,
-    extent: Int,
-    windows: Int,
-    taps: Int,
-    geometry: Operand[DType.int64, 1],
-    first: Int,
+    name: String, extent: Int, windows: Int, taps: Int, own: Windows
 ) raises -> WindowAxis:
-    var stride = Int(geometry[first + 1])
-    var padding = Int(geometry[first + 2])
-    var dilation = Int(geometry[first + 3])
+    var stride, padding, dilation = own.stride, own.padding, own.dilation
     check_equal(
-        String("columns' taps of ", name),
-        taps,
-        Int(geometry[first]),
-        "the geometry's",
+        String("columns' taps of ", name), taps, own.taps, "the windows'"
     )
     if min(taps, min(stride, dilation)) < 1 or padding < 0:
         raise Error(
@@ -60,10 +62,9 @@ def _axis(
 def _problem[
     taps_first: Bool
 ](
-    x: IndexList[4], columns: IndexList[6], geometry: Operand[DType.int64, 1]
+    x: IndexList[4], columns: IndexList[6], h: Windows, w: Windows
 ) raises -> WindowsProblem:
     """Columns are [N, R, S, P, Q, C] or [N, P, Q, R, S, C]."""
-    check_equal("geometry.length", geometry.dim_size(0), NUMBERS, "the entry's")
     check_equal("columns.N", columns[0], x[0], "x's N")
     check_equal("columns.C", columns[5], x[3], "x's C")
     comptime taps = 1 if taps_first else 3
@@ -75,8 +76,8 @@ def _problem[
     return WindowsProblem(
         Int32(x[0]),
         Int32(x[3]),
-        _axis("H", x[1], columns[windows], columns[taps], geometry, 0),
-        _axis("W", x[2], columns[windows + 1], columns[taps + 1], geometry, 4),
+        _axis("H", x[1], columns[windows], columns[taps], h),
+        _axis("W", x[2], columns[windows + 1], columns[taps + 1], w),
     )
 
 
@@ -84,10 +85,11 @@ def lay_out_windows[
     target: StaticString, dtype: DType, taps_first: Bool
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """Columns = the elements under each window of x."""
+    var h = Windows.take(arguments)
+    var w = Windows.take(arguments)
     var columns = arguments.take[dtype, 6]()
     var x = arguments.take[dtype, 4]()
-    var geometry = arguments.take[DType.int64, 1]()
-    var p = _problem[taps_first](x.shape(), columns.shape(), geometry)
+    var p = _problem[taps_first](x.shape(), columns.shape(), h, w)
     if p.columns_size() == 0:
         return
     comptime if is_cpu[target]():
@@ -101,10 +103,11 @@ def add_up_windows[
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """Each element of x = the sum of what columns have for it. Deterministic.
     """
+    var h = Windows.take(arguments)
+    var w = Windows.take(arguments)
     var x = arguments.take[dtype, 4]()
     var columns = arguments.take[dtype, 6]()
-    var geometry = arguments.take[DType.int64, 1]()
-    var p = _problem[taps_first](x.shape(), columns.shape(), geometry)
+    var p = _problem[taps_first](x.shape(), columns.shape(), h, w)
     if p.size() == 0:
         return
     comptime if is_cpu[target]():

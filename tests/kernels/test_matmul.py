@@ -9,8 +9,9 @@ import torch
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType
 
+from benchmarks.library import words_of
 from benchmarks.matmul import DTYPES, Products, check, geometry_of
-from torch_max_backend.mojo_ops.matmul import MatmulGeometry, Matrices, matmul
+from torch_max_backend.mojo_ops.matmul import FAMILY, STRIDED, MatmulGeometry, Matrices, matmul
 from torch_max_backend.runtime import session
 
 CPU = torch.device("cpu")
@@ -41,13 +42,31 @@ def test_nothing_is_written_beside_the_result() -> None:
 def test_a_geometry_that_does_not_fit_is_refused() -> None:
     products = Products(CPU, [torch.float32])
     c = torch.empty(2, 3, 4)
-    values = geometry_of(c, torch.empty(2, 3, 5), torch.empty(2, 5, 4)).values()
+    numbers = geometry_of(c, torch.empty(2, 3, 5), torch.empty(2, 5, 4)).numbers()
     function = products.functions[torch.float32]
-    with pytest.raises(RuntimeError, match="geometry has 3 values"):
-        products.launcher.bind(function, [values[:3], 3, c, c, c])()
-    values[8] = -1
-    with pytest.raises(RuntimeError, match="value 8 of the geometry is -1"):
-        products.launcher.bind(function, [values, len(values), c, c, c])()
+    for name, message in (("k", "no extent may be negative"), ("a_row", "A's .* no stride may be negative")):
+        bad = list(numbers)
+        bad[list(STRIDED.numbers).index(name)] = -1
+        with pytest.raises(RuntimeError, match=message):
+            products.launcher.bind(function, words_of(STRIDED, c, c, c, numbers=bad))()
+
+
+def test_contiguous_batches_that_do_not_fit_are_refused() -> None:
+    products = Products(CPU, [torch.float32])
+    c, a, b = torch.empty(2, 3, 4), torch.ones(2, 3, 5), torch.ones(2, 4, 5)
+    function, signature = products.functions[torch.float32], FAMILY["matmul"]
+    products.launcher.bind(function, words_of(signature, c, a, b, numbers=[0, 0, 0, 1]))()
+    assert (c == 5).all()
+    for bad_a, bad_b, message in (
+        (a[:1], b, "must have one batch"),
+        (a, b.mT.contiguous(), "must fit together"),
+        (a, torch.ones(2, 4, 6), "A has 5 columns, B has 6 rows"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            products.launcher.bind(function, words_of(signature, c, bad_a, bad_b, numbers=[0, 0, 0, 1]))()
+
+
+def test_a_geometry_with_a_negative_stride_is_refused() -> None:
     with pytest.raises(ValueError, match="no stride may be negative"):
         MatmulGeometry(
             1, 1, 1, (1, 1, 1), Matrices((0, 0, 0), -1, 1), Matrices((0, 0, 0), 1, 1), Matrices((0, 0, 0), 1, 1)

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from tests.kernels import together
 from torch_max_backend.mojo_ops import pooling
-from torch_max_backend.pooling_problem import AdaptivePoolingProblem, PoolingProblem
+from torch_max_backend.pooling_problem import NUMBERS, AdaptivePoolingProblem, PoolingProblem
 from torch_max_backend.runtime import session
 
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
@@ -248,7 +248,7 @@ class _Graphs:
         host = DeviceRef.CPU()
         extents = [TensorType(DType.uint8, (e,), host) for e in MADE[1:4]]
         return self._graph(
-            graph_name(family, dtype), [*inputs, TensorType(DType.int64, (len(TYPED.geometry()),), host), *extents]
+            graph_name(family, dtype), [*inputs, TensorType(DType.int64, (len(NUMBERS),), host), *extents]
         )
 
     def _types(self, dtype: torch.dtype) -> tuple[TensorType, TensorType, TensorType, TensorType]:
@@ -282,14 +282,15 @@ class _Graphs:
             x, dy, foreign, geometry = (value.tensor for value in graph.inputs[:4])
 
             def op(name: str, values: list[Any], types: list[TensorType]) -> list[Any]:
-                return pooling.pool_op(name, self.ref, values, types)
+                numbers = geometry if pooling.FAMILY[name].takes_numbers else ()
+                return pooling.pool_op(name, values, types, numbers)
 
-            y, indices = op("max_pool_fprop", [x, geometry], [y_type, index_type])
-            y_too, offsets = op("max_pool_fprop", [x, geometry], [y_type, offset_type])
-            gathered = op("max_pool_dgrad", [dy, indices, geometry], [x_type])
-            by_offset = op("max_pool_dgrad", [dy, offsets, geometry], [x_type])
+            y, indices = op("max_pool_fprop", [x], [y_type, index_type])
+            y_too, offsets = op("max_pool_fprop", [x], [y_type, offset_type])
+            gathered = op("max_pool_dgrad", [dy, indices], [x_type])
+            by_offset = op("max_pool_dgrad", [dy, offsets], [x_type])
             scattered = op("max_pool_dgrad_scatter", [dy, indices], [x_type])
-            gathered_foreign = op("max_pool_dgrad", [dy, foreign, geometry], [x_type])
+            gathered_foreign = op("max_pool_dgrad", [dy, foreign], [x_type])
             scattered_foreign = op("max_pool_dgrad_scatter", [dy, foreign], [x_type])
             unpooled = op("max_unpool_fprop", [dy, foreign], [x_type])
             taken = op("max_unpool_dgrad", [x, foreign], [y_type])
@@ -302,8 +303,8 @@ class _Graphs:
         x_type, y_type, *_ = self._types(dtype)
         with self._with_geometry("avg", dtype, [x_type, y_type]) as graph:
             x, dy, geometry = (value.tensor for value in graph.inputs[:3])
-            y = pooling.pool_op("avg_pool_fprop", self.ref, [x, geometry], [y_type])
-            dx = pooling.pool_op("avg_pool_dgrad", self.ref, [dy, geometry], [x_type])
+            y = pooling.pool_op("avg_pool_fprop", [x], [y_type], geometry)
+            dx = pooling.pool_op("avg_pool_dgrad", [dy], [x_type], geometry)
             graph.output(*y, *dx)
 
     def _adaptive(self, dtype: torch.dtype) -> None:
@@ -312,7 +313,7 @@ class _Graphs:
             x, dy, geometry = (value.tensor for value in graph.inputs[:3])
 
             def op(name: str, values: list[Any], types: list[TensorType]) -> list[Any]:
-                return pooling.pool_op(name, self.ref, [*values, geometry], types, adaptive=True)
+                return pooling.pool_op(name, values, types, geometry, adaptive=True)
 
             y, indices = op("max_pool_fprop", [x], [y_type, index_type])
             dx = op("max_pool_dgrad", [dy, indices], [x_type])
@@ -344,7 +345,7 @@ class Compiled:
         dtype = tensors[0].dtype
         physical = [to_physical(t, layout).to(self.device) for t in tensors]
         host = [
-            torch.from_numpy(problem.geometry()),
+            torch.tensor(problem.numbers()),
             *(torch.zeros(extent, dtype=torch.uint8) for extent in problem.output),
         ]
         model = self.models[graph_name(family, dtype)]
@@ -537,7 +538,7 @@ def test_kernels_refuse_wrong_extents(compiled: Compiled) -> None:
     x, dy = torch.zeros(1, 1, 8, 8), torch.zeros(1, 1, 2, 2)
     with pytest.raises(ValueError, match=r"output\.H=2: the extent that the geometry gives is 4"):
         physical = [to_physical(t, "contiguous").to(compiled.device) for t in (x, dy)]
-        host = [torch.from_numpy(problem.geometry()), *(torch.zeros(e, dtype=torch.uint8) for e in other.output)]
+        host = [torch.tensor(problem.numbers()), *(torch.zeros(e, dtype=torch.uint8) for e in other.output)]
         model = compiled.models["avg_torch_float32"]
         model.execute(*(Buffer.from_dlpack(t) for t in [*physical, *host]))
 

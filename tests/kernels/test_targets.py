@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,12 +17,10 @@ from pathlib import Path
 import pytest
 
 from tests.kernels.targets import DTYPES, TARGETS, Report, case_names
-from torch_max_backend.mojo_ops import KERNELS_PATH
+from torch_max_backend.mojo_ops.signatures import declared, load_all
 
 ROOT = Path(__file__).resolve().parents[2]
-#: The Hopper family under its own names, with a tuning operand: the ordinary ops reach the same kernels. And ops that
-#: call generated programs, which elementwise.py's and hopper_epilogue.py's graphs reach. And what runs on a CPU alone.
-FORCED = re.compile(r"_sm90$|^pointwise_|^concatenate$|^assert_true$")
+CPU_ALONE = {"assert_true"}
 PAIRS = (
     [(target, dtype.name) for target in TARGETS for dtype in DTYPES]
     if os.environ.get("TORCH_MAX_BACKEND_TARGETS") == "all"
@@ -31,14 +28,11 @@ PAIRS = (
 )
 
 
-def test_every_registered_op_is_among_the_cases() -> None:
-    registered = {
-        name
-        for file in KERNELS_PATH.rglob("*.mojo")
-        for name in re.findall(r'@extensibility\.register\("(\w+)"', file.read_text())
-    }
-    assert len(registered) > 20
-    assert {name for name in registered if not FORCED.search(name)} <= case_names()
+def test_every_entry_that_lowerings_call_is_among_the_cases() -> None:
+    load_all()
+    named = {each.name for family in declared.values() for each in family.signatures}
+    assert len(named) > 20
+    assert named - CPU_ALONE <= case_names()
 
 
 @functools.cache

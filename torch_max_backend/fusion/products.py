@@ -18,13 +18,14 @@ from torch_max_backend.fusion.terms import is_fusible, is_view, moved_map
 from torch_max_backend.mojo_ops.functions import require_function
 from torch_max_backend.mojo_ops.matmul import (
     BATCH_DIGITS,
+    STRIDED,
     ContiguousBatches,
     MatmulGeometry,
     Matrices,
     matmul_function,
 )
 from torch_max_backend.typed_graph import TypedGraph
-from torch_max_backend.typed_graph.operations import Call, Transpose, Value, behind_geometry, constant
+from torch_max_backend.typed_graph.operations import Call, Operand, Result, Transpose, Value, Word
 
 Digits = list[tuple[int, int]]
 """Extents and strides, the highest first."""
@@ -49,12 +50,12 @@ def strided_products(graph: TypedGraph, device: DeviceRef) -> None:
         if found is None:
             continue
         geometry, a, b, stored = found
-        host = graph.add(constant(geometry.values(), DeviceRef.CPU())).results[0]
-        operands = (host, made.get(a, a), made.get(b, b))
         function = matmul_function(device, stored.dtype)
         require_function(function)
+        places: list[tuple[Word, tuple[()]]] = [(Result(0), ()), (Operand(0), ()), (Operand(1), ())]
+        words = STRIDED.words(geometry.numbers(), places)
         result = stored.like()
-        graph.add(Call(operands, (result,), function, behind_geometry(host, 1, (1, 2)), "matmul"))
+        graph.add(Call((made.get(a, a), made.get(b, b)), (result,), function, tuple(words), STRIDED.name))
         made[stored] = result
         gone.add(call)
     graph.settle(made, gone)
@@ -64,7 +65,7 @@ def _placed(
     call: Call, facts: ContiguousBatches, kept: Collection[Value], made: Collection[Value]
 ) -> tuple[MatmulGeometry, Value, Value, Value] | None:
     """The geometry of a product, what A and B lie in, and the value that is stored: as few copies as possible."""
-    (result,), (a, b, _) = call.results, call.operands
+    (result,), (a, b) = call.results, call.operands
     if result.shape is None or a.shape is None or b.shape is None:
         return None
     ways = [_stores(result, kept), _sources(a, made), _sources(b, made)]

@@ -13,6 +13,7 @@ from torch_max_backend.fusion.idioms import FUNCTIONS, idioms
 from torch_max_backend.fusion.index_map import Guard, refined
 from torch_max_backend.fusion.terms import MOST_GUARDS, REDUCTIONS, Leaf, Step, Terms
 from torch_max_backend.mojo_ops.constants import kernel_constant
+from torch_max_backend.mojo_ops.signatures import Family
 from torch_max_backend.mojo_ops.sources import symbol_of
 from torch_max_backend.typed_graph.operations import Reduction
 from torch_max_backend.typed_graph.scalars import (
@@ -25,6 +26,7 @@ from torch_max_backend.typed_graph.scalars import (
     word_of,
 )
 
+POINTWISE = Family("pointwise", first=1.2)
 MOST_DIGITS = 8
 _BYTES_READ = 128
 """That a GPU's thread reads before it computes."""

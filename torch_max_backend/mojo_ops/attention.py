@@ -13,19 +13,47 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
 from max.dtype import DType
-from max.graph import DeviceRef, Dim, StaticDim, TensorType, TensorValue
+from max.graph import Dim, StaticDim, TensorType, TensorValue
 
 from torch_max_backend.checked import beartype
-from torch_max_backend.ir import ops
 from torch_max_backend.mojo_ops import functions
+from torch_max_backend.mojo_ops.signatures import Cost, Family, Number, Signature, Tensor
 
 _FLOATS = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
 
 Axes = tuple[int, int, int]
 #: Of query, key, value and output.
 AllAxes = tuple[Axes, Axes, Axes, Axes]
+
+_NUMBERS: dict[str, type[Number]] = {
+    "scale": float,
+    "is_causal": int,
+    "aligned_at_end": int,
+    "hidden_is_nan": int,
+    **{f"{what}_{axis}": int for what in ("query", "key", "value", "output") for axis in ("batch", "heads", "rows")},
+}
+
+
+def _tensors(*names: str) -> tuple[Tensor, ...]:
+    return tuple(Tensor(name, "dtype", 4) for name in names)
+
+
+_SUMS, _BIAS = Tensor("sums", "acc", 3), Tensor("bias", "bias_type", 4)
+_READ, _GRADIENTS = _tensors("query", "key", "value"), _tensors("query_grad", "key_grad", "value_grad")
+_MADE = (*_tensors("grad"), *_READ, *_tensors("output"), _SUMS)
+
+
+_COST = Cost(4.0, 14.0)
+FAMILY = Family(
+    "attention",
+    Signature("attention_fprop", (*_tensors("output"), _SUMS), _READ, _NUMBERS, cost=_COST),
+    Signature("attention_fprop_biased", (*_tensors("output"), _SUMS), (*_READ, _BIAS), _NUMBERS, cost=_COST),
+    Signature("attention_dgrad", _GRADIENTS, _MADE, _NUMBERS, cost=_COST),
+    Signature("attention_dgrad_biased", _GRADIENTS, (*_MADE, _BIAS), _NUMBERS, cost=_COST),
+    Signature("attention_dgrad_bias", (*_GRADIENTS, *_tensors("bias_grad")), (*_MADE, _BIAS), _NUMBERS, cost=_COST),
+    first=1.0,
+)
 
 #: A row of more elements needs the kernels with more registers.
 NARROW = 64
@@ -83,14 +111,17 @@ def _is_wide(query: TensorValue, value: TensorValue) -> bool:
     return query.device.is_gpu() and not all(isinstance(size, StaticDim) and int(size) <= NARROW for size in sizes)
 
 
-def _settings(
-    scale: float, is_causal: bool, aligned_at_end: bool, hidden_is_nan: bool, axes: AllAxes
+def _call(
+    entry: str,
+    parameters: tuple[DType | bool, ...],
+    values: list[TensorValue],
+    types: list[TensorType],
+    numbers: list[Number],
+    axes: AllAxes,
 ) -> list[TensorValue]:
-    numbers = np.array([scale, is_causal, aligned_at_end, hidden_is_nan], np.float64)
-    return [
-        ops.constant(numbers, DType.float64, device=DeviceRef.CPU()),
-        ops.constant(np.array(axes, np.int64), DType.int64, device=DeviceRef.CPU()),
-    ]
+    function = functions.function_of(FAMILY, entry, functions.target_of(values[0].device), parameters)
+    places = [place for each in axes for place in each]
+    return functions.call(FAMILY[entry], function, values, types, [*numbers, *places])
 
 
 def _type_of(value: TensorValue) -> TensorType:
@@ -135,14 +166,14 @@ def attention_fprop(
         TensorType(query.dtype, [extents[i] for i in range(4)], query.device),
         TensorType(accumulation_dtype(query.dtype), [batch, heads, rows], query.device),
     ]
-    values, op = [query, key, value], "attention_fprop"
+    values, entry = [query, key, value], "attention_fprop"
     parameters: tuple[DType | bool, ...] = (query.dtype, _is_wide(query, value))
     if bias is not None:
         _check_bias(bias)
         values.append(bias)
-        op, parameters = "attention_fprop_biased", (query.dtype, bias.dtype, _is_wide(query, value))
-    values += _settings(scale, is_causal, aligned_at_end, hidden_is_nan, axes)
-    return Output(*functions.call("attention", op, query.device, values, types, parameters))
+        entry, parameters = "attention_fprop_biased", (query.dtype, bias.dtype, _is_wide(query, value))
+    numbers = [scale, is_causal, aligned_at_end, hidden_is_nan]
+    return Output(*_call(entry, parameters, values, types, numbers, axes))
 
 
 @beartype
@@ -188,19 +219,18 @@ def attention_dgrad(
             f"{accumulation_dtype(query.dtype)} of rank 3"
         )
     types = [_type_of(operand) for operand in (query, key, value)]
-    values, op = [grad, query, key, value, output, logsumexp], "attention_dgrad"
+    values, entry = [grad, query, key, value, output, logsumexp], "attention_dgrad"
     parameters: tuple[DType | bool, ...] = (query.dtype, _is_wide(query, value))
     if bias is not None:
         _check_bias(bias)
         values.append(bias)
-        op, parameters = "attention_dgrad_biased", (query.dtype, bias.dtype, _is_wide(query, value))
+        entry, parameters = "attention_dgrad_biased", (query.dtype, bias.dtype, _is_wide(query, value))
     if bias_wanted:
         if bias is None:
             raise ValueError("bias_wanted: there is no bias")
-        op = "attention_dgrad_bias"
+        entry = "attention_dgrad_bias"
         batch, heads, rows, _ = _logical(query, axes[0])
         types.append(TensorType(query.dtype, [batch, heads, rows, _logical(key, axes[1])[2]], query.device))
-    values += _settings(scale, is_causal, aligned_at_end, hidden_is_nan, axes)
-    results = functions.call("attention", op, query.device, values, types, parameters)
-    query_grad, key_grad, value_grad, *bias_grad = results
+    numbers = [scale, is_causal, aligned_at_end, hidden_is_nan]
+    query_grad, key_grad, value_grad, *bias_grad = _call(entry, parameters, values, types, numbers, axes)
     return Gradients(query_grad, key_grad, value_grad, bias_grad[0] if bias_grad else None)

@@ -9,6 +9,16 @@ from max.graph import DeviceRef, TensorType, TensorValue
 from torch_max_backend.checked import beartype
 from torch_max_backend.ir import ops
 from torch_max_backend.mojo_ops import functions
+from torch_max_backend.mojo_ops.signatures import Family, Signature, Tensor
+
+FAMILY = Family(
+    "checks",
+    Signature(
+        "assert_true",
+        results=(Tensor("result", DType.bool, 1),),
+        operands=(Tensor("condition", DType.bool, 1), Tensor("message", DType.uint8, 1)),
+    ),
+)
 
 
 @beartype
@@ -26,4 +36,5 @@ def assert_true(condition: TensorValue, message: str) -> None:
         raise ValueError(f"message is {message!r}: must have no zero in it")
     text = ops.constant(np.frombuffer(message.encode() + b"\0", np.uint8), DType.uint8, device=DeviceRef.CPU())
     types = [TensorType(DType.bool, [1], condition.device)]
-    functions.call("checks", "assert_true", condition.device, [condition, text], types, ())
+    function = functions.function_of(FAMILY, "assert_true", functions.target_of(condition.device), ())
+    functions.call(FAMILY["assert_true"], function, [condition, text], types)

@@ -22,6 +22,7 @@ from torch_max_backend.convolution_problem import ConvolutionProblem
 from torch_max_backend.ir import ops
 from torch_max_backend.mojo_ops import functions
 from torch_max_backend.mojo_ops.constants import kernel_constant
+from torch_max_backend.mojo_ops.signatures import Cost, Family, Signature, Tensor
 
 Triple = tuple[int, int, int]
 
@@ -30,6 +31,16 @@ DEFAULT_WORKSPACE_LIMIT: int = 256 * 2**20
 
 GEOMETRY_LENGTH: int = kernel_constant("convolution.problem", "GEOMETRY_LENGTH")
 """Values of the geometry operand."""
+
+_X, _W, _Y, _DX, _DW, _DY = (Tensor(name, "dtype", 5) for name in ("x", "w", "y", "dx", "dw", "dy"))
+_GEOMETRY = Tensor("geometry", DType.int64, 1)
+FAMILY = Family(
+    "convolution",
+    Signature("conv_fprop", (_Y,), (_X, _W, _GEOMETRY), cost=Cost(1.3, 7.0, 6.0)),
+    Signature("conv_dgrad", (_DX,), (_DY, _W, _GEOMETRY), after=True, cost=Cost(1.3, 7.0, 10.0)),
+    Signature("conv_wgrad", (_DW,), (_X, _DY, _GEOMETRY), cost=Cost(1.3, 7.0, 10.0)),
+    first={"": 1.0, "cpu": 2.3, "gpu": 0.5, "sm90": 1.0},
+)
 
 _SUPPORTED = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
 
@@ -231,7 +242,7 @@ def conv_with_geometry(
         operands += after or [b]
     result = TensorType(a.dtype, result_shape, a.device)
     function = convolution_function(op, functions.target_of(a.device), a.dtype, grouping, deep=a.shape[1] != 1)
-    return functions.call_function(op, function, a.device, operands, [result], facts=known)[0]
+    return functions.call(FAMILY[op], function, operands, [result], facts=known)[0]
 
 
 def convolution_function(
@@ -254,10 +265,9 @@ def convolution_function(
         deep: there are three axes.
     """
     if grouping is Grouping.DEPTHWISE:
-        return functions.LibraryFunction(
-            "convolution", f"{op}_depthwise", target, (dtype,), target, "depthwise_entries"
-        )
-    general = functions.LibraryFunction("convolution", op, target, (dtype, grouping.value), target)
+        function = functions.function_of(FAMILY, op, target, (dtype,), target, "depthwise_entries")
+        return replace(function, entry=f"{op}_depthwise")
+    general = replace(functions.function_of(FAMILY, op, target, (dtype, grouping.value), target), graded=True)
     if target == "cpu" or dtype not in _HOPPER[op] or not functions.is_hopper():
         return general
     rare = dtype != DType.float32 and grouping is Grouping.ONE and not deep

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+import numpy as np
 from max.driver import accelerator_architecture_name
 from max.dtype import DType
 from max.graph import DeviceRef, TensorType, TensorValue
@@ -21,6 +22,7 @@ from max.graph import DeviceRef, TensorType, TensorValue
 from torch_max_backend.checked import beartype
 from torch_max_backend.ir import ops
 from torch_max_backend.ir.notes import key_of, notes
+from torch_max_backend.mojo_ops.signatures import Cost, Family, Number, Signature
 from torch_max_backend.mojo_ops.sources import symbol_of
 
 
@@ -63,20 +65,6 @@ class Function(Protocol):
         ...
 
 
-#: By how an entry's name begins: for a CPU, for a GPU, and for Hopper where it has an entry of its own.
-_SECONDS = {
-    "conv_fprop": (1.3, 7.0, 6.0),
-    "conv_": (1.3, 7.0, 10.0),
-    "matmul": (1.5, 9.0, 9.0),
-    "attention": (4.0, 14.0, 14.0),
-    "max_pool_fprop": (0.7, 2.5, 2.5),
-    "avg_pool_fprop": (0.7, 1.8, 1.8),
-    "max_pool": (0.9, 7.0, 7.0),
-    "avg_pool": (0.9, 6.0, 6.0),
-    "": (0.3, 1.0, 1.0),
-}
-
-
 @dataclass(frozen=True)
 class LibraryFunction:
     """One entry of `kernels/FAMILY/FOLDER/entries.mojo`, for one kind of device and with its parameters bound.
@@ -90,6 +78,8 @@ class LibraryFunction:
         module: the entries' module there.
         rest: another function that this one calls, by its symbol, for what it does not take itself.
         rest_is_rare: that is so little that the other one is built when it is first called.
+        cost: of the entry.
+        graded: the last parameter says how much the function serves: a larger one does all that a smaller one does.
     """
 
     family: str
@@ -100,6 +90,8 @@ class LibraryFunction:
     module: str = "entries"
     rest: LibraryFunction | None = None
     rest_is_rare: bool = field(default=False, compare=False)
+    cost: Cost = field(default=Cost(), compare=False)
+    graded: bool = field(default=False, compare=False)
 
     @property
     def symbol(self) -> str:
@@ -129,11 +121,9 @@ class LibraryFunction:
 
     @property
     def seconds(self) -> float:
-        """As measured, for the entry's kind."""
-        kind = next((kind for kind in _SECONDS if self.entry.startswith(kind)), "")
-        own = _SECONDS[kind][0 if self.target == "cpu" else 1 if self.rest is None else 2]
-        groups = self.parameters[-1] if self.family == "convolution" and self.parameters else 0
-        return own + (groups if isinstance(groups, int) else 0)
+        """As the signature says; what a graded function serves beside the least costs more."""
+        own = self.cost.cpu if self.target == "cpu" else self.cost.gpu if self.rest is None else self.cost.hopper
+        return own + (int(self.parameters[-1]) if self.graded else 0)
 
     @property
     def at_once(self) -> tuple[LibraryFunction, ...]:
@@ -141,12 +131,12 @@ class LibraryFunction:
         return (self,) if self.rest is None or self.rest_is_rare else (self, self.rest)
 
     def is_part_of(self, other: LibraryFunction) -> bool:
-        """Whether the other does all that this one does and more: a convolution that serves more groups."""
-        if self.family != "convolution" or (self.entry, self.target) != (other.entry, other.target):
+        """Whether the other does all that this one does and more."""
+        if not self.graded or (self.family, self.entry, self.target) != (other.family, other.entry, other.target):
             return False
-        *types, groups = self.parameters
-        *others, more = other.parameters
-        return types == others and isinstance(groups, int) and isinstance(more, int) and groups < more
+        *own, grade = self.parameters
+        *others, other_grade = other.parameters
+        return own == others and int(grade) < int(other_grade)
 
     @staticmethod
     def _word(parameter: DType | int) -> str:
@@ -155,12 +145,13 @@ class LibraryFunction:
 
 @dataclass(frozen=True)
 class NotedCall:
-    """What a custom op calls, as a typed graph's ``Call`` has it."""
+    """What a custom op calls."""
 
     function: Function
-    kernel: str
+    signature: Signature
+    numbers: tuple[Number, ...] | None
+    """None where the graph gets them as an operand of its own."""
     facts: Any = None
-    in_order: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
 
 _lock = threading.Lock()
@@ -226,53 +217,53 @@ def noted() -> Iterator[list[Function]]:
         _noted.reset(before)
 
 
+def function_of(
+    family: Family,
+    entry: str,
+    target: Literal["cpu", "gpu"],
+    parameters: tuple[DType | int, ...],
+    folder: str = "",
+    module: str = "entries",
+) -> LibraryFunction:
+    """The library function of a family's entry, for one kind of device and with its parameters bound; the rest as
+    ``LibraryFunction`` has it."""
+    return LibraryFunction(family.folder, entry, target, parameters, folder, module, cost=family[entry].cost)
+
+
 @beartype
 def call(
-    family: str,
-    op: str,
-    device: DeviceRef,
-    values: Sequence[TensorValue],
-    result_types: Sequence[TensorType],
-    parameters: tuple[DType | bool, ...],
-    in_order: Mapping[int, frozenset[int]] | None = None,
-) -> list[TensorValue]:
-    """Adds the op `op` to the graph that is being built, as a call of the library function of the same name.
-
-    Args:
-        family: the kernels' folder.
-        op: the op's name, and its entry's.
-        device: where it runs.
-        values: the operands.
-        result_types: of the results.
-        parameters: the entry's, after the target.
-        in_order: as ``call_function`` takes it.
-    """
-    function = LibraryFunction(family, op, target_of(device), parameters)
-    return call_function(op, function, device, values, result_types, in_order=in_order)
-
-
-def call_function(
-    op: str,
+    signature: Signature,
     function: LibraryFunction,
-    device: DeviceRef,
     values: Sequence[TensorValue],
     result_types: Sequence[TensorType],
+    numbers: Sequence[Number] | TensorValue = (),
     *,
     facts: Any = None,
-    in_order: Mapping[int, frozenset[int]] | None = None,
 ) -> list[TensorValue]:
-    """As ``call``, of a function that is there already.
+    """Adds an op to the graph that is being built, as a call of a library function.
 
     Args:
-        op: the op's name.
-        function: what it calls.
-        device: where it runs.
-        values: the operands.
+        signature: what the function takes.
+        function: what is called.
+        values: the operands, all on one device.
         result_types: of the results.
-        facts: what passes have to know of the call beyond its operands' shapes, such as a convolution's geometry.
-        in_order: by a result's number, the operands of which an element is read for the element at its place alone.
+        numbers: the call's, or a host tensor with their words (``Signature.encoded``) that the graph gets when it runs,
+            which a launch list cannot have.
+        facts: what passes have to know of the call beyond its operands' shapes and its numbers.
+
+    Raises:
+        ValueError: the operands, results or numbers are not what the signature says.
     """
+    signature.check(result_types, values)
+    device = values[0].device
+    operands, known = list(values), numbers if isinstance(numbers, Sequence) else None
+    if signature.takes_numbers:
+        host = numbers
+        if known is not None:
+            words = np.array(signature.encoded(known), np.int64)
+            host = ops.constant(words, DType.int64, device=DeviceRef.CPU())
+        operands.insert(0, host)
     chosen = {"function": require_function(function)}
-    results = [result.tensor for result in ops.custom(op, device, list(values), list(result_types), chosen)]
-    notes().calls[key_of(results[0])] = NotedCall(function, op, facts, in_order or {})
+    results = [result.tensor for result in ops.custom(signature.name, device, operands, list(result_types), chosen)]
+    notes().calls[key_of(results[0])] = NotedCall(function, signature, None if known is None else tuple(known), facts)
     return results

@@ -18,6 +18,19 @@ from max.graph import Dim, TensorType, TensorValue
 from torch_max_backend.checked import beartype
 from torch_max_backend.ir import ops
 from torch_max_backend.mojo_ops import functions
+from torch_max_backend.mojo_ops.signatures import Family, Signature, Tensor
+
+_X, _Y, _SOURCE = (Tensor(name, "dtype", 3) for name in ("x", "y", "source"))
+_ROWS, _ELEMENTS = (Tensor("index", DType.int64, rank) for rank in (1, 3))
+FAMILY = Family(
+    "indexing",
+    Signature("gather_rows", (_Y,), (_X, _ROWS)),
+    Signature("gather_elements", (_Y,), (_X, _ELEMENTS)),
+    Signature("scatter_rows_add", (_Y,), (_X, _ROWS, _SOURCE)),
+    Signature("scatter_rows_set", (_Y,), (_X, _ROWS, _SOURCE)),
+    Signature("scatter_elements_add", (_Y,), (_X, _ELEMENTS, _SOURCE)),
+    Signature("scatter_elements_set", (_Y,), (_X, _ELEMENTS, _SOURCE)),
+)
 
 
 @dataclass(frozen=True)
@@ -60,7 +73,7 @@ def gather(x: TensorValue, index: TensorValue, axis: int) -> TensorValue:
     outer, count, inner = (functools.reduce(operator.mul, dims, Dim(1)) for dims in (before, index.shape, after))
     operands = [ops.reshape(x, [outer, x.shape[axis], inner]), ops.reshape(index, [count])]
     result = TensorType(x.dtype, [outer, count, inner], x.device)
-    (y,) = functions.call("indexing", "gather_rows", x.device, operands, [result], (x.dtype,))
+    y = _call("gather_rows", operands, result)
     return ops.reshape(y, [*before, *index.shape, *after])
 
 
@@ -78,23 +91,21 @@ def gather_elements(x: TensorValue, index: TensorValue) -> TensorValue:
     if index.dtype != DType.int64:
         raise ValueError(f"index has dtype {index.dtype}: must be {DType.int64}")
     result = TensorType(x.dtype, index.shape, x.device)
-    return functions.call("indexing", "gather_elements", x.device, [x, index], [result], (x.dtype,))[0]
+    return _call("gather_elements", [x, index], result)
 
 
 @beartype
 def scatter_rows(x: Base, index: TensorValue, source: TensorValue, accumulate: bool) -> TensorValue:
     """``x`` with row i of ``source`` added to (or put in) row ``index[i]``; deterministic, the last one wins."""
     _check(x, index, source, [source.shape[1]])
-    name = "scatter_rows_add" if accumulate else "scatter_rows_set"
-    return _scattered(name, x, index, source)
+    return _scattered("scatter_rows_add" if accumulate else "scatter_rows_set", x, index, source)
 
 
 @beartype
 def scatter_elements(x: Base, index: TensorValue, source: TensorValue, accumulate: bool) -> TensorValue:
     """``x`` with every element of ``source`` added to (or put in) the row that ``index`` has for it; deterministic."""
     _check(x, index, source, list(source.shape))
-    name = "scatter_elements_add" if accumulate else "scatter_elements_set"
-    return _scattered(name, x, index, source)
+    return _scattered("scatter_elements_add" if accumulate else "scatter_elements_set", x, index, source)
 
 
 def _scattered(name: str, x: Base, index: TensorValue, source: TensorValue) -> TensorValue:
@@ -104,4 +115,10 @@ def _scattered(name: str, x: Base, index: TensorValue, source: TensorValue) -> T
         x = ops.constant(np.zeros((0, 0, 0)), source.dtype, device=source.device)
     else:
         kind = x.type
-    return functions.call("indexing", name, source.device, [x, index, source], [kind], (source.dtype,))[0]
+    return _call(name, [x, index, source], kind)
+
+
+def _call(name: str, values: list[TensorValue], result: TensorType) -> TensorValue:
+    x = values[0]
+    function = functions.function_of(FAMILY, name, functions.target_of(x.device), (x.dtype,))
+    return functions.call(FAMILY[name], function, values, [result])[0]

@@ -10,24 +10,34 @@ from typing import Any, Literal
 
 import numpy as np
 from max.dtype import DType
-from max.graph import DeviceRef, StaticDim, TensorType, TensorValue
+from max.graph import StaticDim, TensorType, TensorValue
 from numpy.typing import NDArray
 
 from torch_max_backend.checked import beartype
 from torch_max_backend.interpolation_problem import Axes
 from torch_max_backend.ir import ops
 from torch_max_backend.mojo_ops import functions
+from torch_max_backend.mojo_ops.signatures import Family, Signature, Tensor
 
 _FLOATS = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
+_TABLES = tuple(
+    Tensor(f"{what}_{axis}", dtype, 2)
+    for axis in "dhw"
+    for what, dtype in (("places", DType.int32), ("weights", "acc"))
+)
+FAMILY = Family(
+    "interpolation",
+    Signature("interpolate", (Tensor("y", "dtype", 5),), (Tensor("x", "dtype", 5), *_TABLES), listed="spans"),
+)
 
 
 def interpolation_function(target: Literal["cpu", "gpu"], dtype: DType) -> functions.LibraryFunction:
     """The library function for tensors of ``dtype``, forward and backward."""
-    return functions.LibraryFunction("interpolation", "interpolate", target, (dtype,), target)
+    return functions.function_of(FAMILY, "interpolate", target, (dtype,), target)
 
 
 @beartype
-def table_operands(axes: Axes, dtype: DType, *, gradient: bool) -> list[NDArray[Any]]:
+def tables_of(axes: Axes, dtype: DType, *, gradient: bool) -> tuple[list[NDArray[Any]], list[int]]:
     """What the kernels read of the axes: places and weights of D, H and W, and the spans of W.
 
     Args:
@@ -38,7 +48,7 @@ def table_operands(axes: Axes, dtype: DType, *, gradient: bool) -> list[NDArray[
     precise = np.float64 if dtype == DType.float64 else np.float32
     tables = [axis.gradient_table() if gradient else axis.table() for axis in axes]
     pairs = [(table.places, np.ascontiguousarray(table.weights, precise)) for table in tables]
-    return [*(array for pair in pairs for array in pair), tables[-1].spans]
+    return [array for pair in pairs for array in pair], tables[-1].spans.tolist()
 
 
 @beartype
@@ -76,11 +86,7 @@ def _call(name: str, x: TensorValue, axes: Axes, *, gradient: bool) -> TensorVal
         raise ValueError(f"{name} has spatial extents {list(x.shape[1:4])}: the axes have {given}")
     results = [axis.input if gradient else axis.output for axis in axes]
     types = [TensorType(x.dtype, (x.shape[0], *results, x.shape[4]), x.device)]
-    *tables, spans = (array for array in table_operands(axes, x.dtype, gradient=gradient))
-    values = [
-        x,
-        *(ops.constant(array, DType.from_numpy(array.dtype), device=x.device) for array in tables),
-        ops.constant(spans, DType.int64, device=DeviceRef.CPU()),
-    ]
+    tables, spans = tables_of(axes, x.dtype, gradient=gradient)
+    constants = [ops.constant(table, DType.from_numpy(table.dtype), device=x.device) for table in tables]
     function = interpolation_function(functions.target_of(x.device), x.dtype)
-    return functions.call_function("interpolate", function, x.device, values, types)[0]
+    return functions.call(FAMILY["interpolate"], function, [x, *constants], types, spans)[0]

@@ -1,28 +1,51 @@
 """Batched matrix products: C[b] = A[b] @ B[b] with A [M, K], B [K, N], C [M, N].
 
 The kernels take a tensor's matrices as they lie: a batch of up to three extents, each with a stride, and strides of
-rows and columns (``MatmulGeometry``). In MAX's graph the op has contiguous operands of rank 3 that may lie transposed.
+rows and columns (``MatmulGeometry``). A lowering calls them with contiguous operands of rank 3 that may lie transposed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
 from max.dtype import DType
 from max.graph import DeviceRef, StaticDim, TensorType, TensorValue
 
 from torch_max_backend.checked import beartype
-from torch_max_backend.ir import ops
 from torch_max_backend.mojo_ops import functions
-from torch_max_backend.mojo_ops.constants import kernel_constant
+from torch_max_backend.mojo_ops.signatures import Cost, Family, Signature, Tensor, ints
 
-BATCH_DIGITS: int = kernel_constant("matmul.problem", "BATCH_DIGITS")
+BATCH_DIGITS = 3
 """Extents of a batch."""
 
 DTYPES = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
 
 Batch = tuple[int, int, int]
+
+#: What the one entry takes is told by its first number.
+_COST = Cost(1.5, 9.0)
+STRIDED = Signature(
+    "matmul",
+    results=(Tensor("c", "dtype", None),),
+    operands=(Tensor("a", "dtype", None), Tensor("b", "dtype", None)),
+    numbers=ints(
+        *("is_strided", "allow_tf32", "m", "n", "k", "batch0", "batch1", "batch2"),
+        *(f"{x}_{what}" for x in "cab" for what in ("start", "batch0", "batch1", "batch2", "row", "column")),
+    ),
+    cost=_COST,
+)
+FAMILY = Family(
+    "matmul",
+    Signature(
+        "matmul",
+        results=(Tensor("c", "dtype", 3),),
+        operands=(Tensor("a", "dtype", 3), Tensor("b", "dtype", 3)),
+        numbers=ints("is_strided", "allow_tf32", "a_turned", "b_turned"),
+        cost=_COST,
+    ),
+    STRIDED,
+    first=1.0,
+)
 
 
 @beartype
@@ -82,11 +105,11 @@ class MatmulGeometry:
             if min(*each.batch, each.row, each.column, each.start) < 0:
                 raise ValueError(f"{name} = {each}: no stride may be negative")
 
-    def values(self) -> np.ndarray:
-        """The geometry operand's content, in the order of kernels/matmul/problem.mojo."""
+    def numbers(self) -> list[int]:
+        """Those of ``STRIDED``."""
         tensors = (self.c, self.a, self.b)
         of_tensors = (value for each in tensors for value in (each.start, *each.batch, each.row, each.column))
-        return np.array([self.allow_tf32, self.m, self.n, self.k, *self.batch, *of_tensors], np.int64)
+        return [True, self.allow_tf32, self.m, self.n, self.k, *self.batch, *of_tensors]
 
 
 @dataclass(frozen=True)
@@ -105,8 +128,8 @@ class ContiguousBatches:
 
 
 def matmul_function(device: DeviceRef, dtype: DType) -> functions.LibraryFunction:
-    """The library function: it takes the geometry, and the addresses of C, A and B."""
-    return functions.LibraryFunction("matmul", "matmul", functions.target_of(device), (dtype,))
+    """The library function."""
+    return functions.function_of(FAMILY, "matmul", functions.target_of(device), (dtype,))
 
 
 @beartype
@@ -139,8 +162,8 @@ def matmul(
     for what, first, second in (("batch", a.shape[0], b.shape[0]), ("K", k, rows)):
         if isinstance(first, StaticDim) and isinstance(second, StaticDim) and first != second:
             raise ValueError(f"matmul: {what} is {second} in b: must be a's, {first}")
-    settings = ops.constant(np.array([allow_tf32, a_turned, b_turned], np.int64), DType.int64, DeviceRef.CPU())
     result = TensorType(a.dtype, [a.shape[0], m, n], a.device)
     function = matmul_function(a.device, a.dtype)
     facts = ContiguousBatches(a_turned, b_turned, allow_tf32)
-    return functions.call_function("matmul", function, a.device, [a, b, settings], [result], facts=facts)[0]
+    numbers = [False, allow_tf32, a_turned, b_turned]
+    return functions.call(FAMILY["matmul"], function, [a, b], [result], numbers, facts=facts)[0]

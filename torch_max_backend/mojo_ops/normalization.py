@@ -6,7 +6,6 @@ float32. Normalizing itself is elementwise and left to the graph.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -16,8 +15,33 @@ from max.graph import DeviceRef, TensorType, TensorValue
 from torch_max_backend.checked import beartype
 from torch_max_backend.ir import ops
 from torch_max_backend.mojo_ops import functions
+from torch_max_backend.mojo_ops.signatures import Family, Signature, Tensor
 
 _FLOATS = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
+
+_X, _DY, _SETTINGS = Tensor("x", "dtype", 2), Tensor("dy", "dtype", 2), Tensor("settings", DType.float64, 1)
+_MEAN, _INVSTD = Tensor("mean", "acc", 1), Tensor("invstd", "acc", 1)
+_OLD, _NEW, _SUMS = (
+    tuple(Tensor(name, "acc", 1) for name in names)
+    for names in (
+        ("old_mean", "old_variance"),
+        ("new_mean", "new_variance"),
+        ("sum_dy", "grad_weight", "mean_dy", "projection"),
+    )
+)
+FAMILY = Family(
+    "normalization",
+    Signature(
+        "batch_norm_statistics",
+        results=(_MEAN, _INVSTD, *_NEW),
+        operands=(_X, *_OLD, _SETTINGS),
+        # A channel's new running statistics read that channel's old ones.
+        in_order={2: frozenset({1}), 3: frozenset({2})},
+    ),
+    Signature("batch_norm_statistics_only", results=(_MEAN, _INVSTD), operands=(_X, _SETTINGS)),
+    Signature("batch_norm_gradient_sums", results=_SUMS, operands=(_DY, _X, _MEAN, _INVSTD)),
+    first=1.0,
+)
 
 
 class Statistics(NamedTuple):
@@ -64,15 +88,10 @@ def _channel_type(x: TensorValue) -> TensorType:
     return TensorType(accumulation_dtype(x.dtype), [x.shape[1]], x.device)
 
 
-def _call(
-    op: str,
-    x: TensorValue,
-    values: list[TensorValue],
-    results: int,
-    in_order: Mapping[int, frozenset[int]] | None = None,
-) -> list[TensorValue]:
-    types = [_channel_type(x)] * results
-    return functions.call("normalization", op, x.device, values, types, (x.dtype,), in_order)
+def _call(entry: str, x: TensorValue, values: list[TensorValue]) -> list[TensorValue]:
+    function = functions.function_of(FAMILY, entry, functions.target_of(x.device), (x.dtype,))
+    signature = FAMILY[entry]
+    return functions.call(signature, function, values, [_channel_type(x)] * len(signature.results))
 
 
 @beartype
@@ -89,14 +108,11 @@ def batch_norm_statistics(
     if running_mean is None or running_var is None:
         if running_mean is not running_var:
             raise ValueError("running_mean and running_var: must both be given or both be None")
-        mean, invstd = _call("batch_norm_statistics_only", x, [x, settings], 2)
+        mean, invstd = _call("batch_norm_statistics_only", x, [x, settings])
         return Statistics(mean, invstd, None, None)
     _check_channels("running_mean", running_mean, x)
     _check_channels("running_var", running_var, x)
-    values = [x, running_mean, running_var, settings]
-    # A channel's new running statistics read that channel's old ones.
-    in_order = {2: frozenset({1}), 3: frozenset({2})}
-    return Statistics(*_call("batch_norm_statistics", x, values, 4, in_order))
+    return Statistics(*_call("batch_norm_statistics", x, [x, running_mean, running_var, settings]))
 
 
 @beartype
@@ -107,5 +123,4 @@ def batch_norm_gradient_sums(dy: TensorValue, x: TensorValue, mean: TensorValue,
         raise ValueError(f"dy is {dy.dtype} {list(dy.shape)}: must be as x, {x.dtype} {list(x.shape)}")
     _check_channels("mean", mean, x)
     _check_channels("invstd", invstd, x)
-    values = [dy, x, mean, invstd]
-    return GradientSums(*_call("batch_norm_gradient_sums", x, values, 4))
+    return GradientSums(*_call("batch_norm_gradient_sums", x, [dy, x, mean, invstd]))

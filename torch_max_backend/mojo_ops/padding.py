@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 from max.dtype import DType
-from max.graph import DeviceRef, StaticDim, TensorType, TensorValue
+from max.graph import StaticDim, TensorType, TensorValue
 
 from torch_max_backend.checked import beartype
-from torch_max_backend.ir import ops
 from torch_max_backend.mojo_ops import functions
+from torch_max_backend.mojo_ops.signatures import Family, Signature, Tensor, ints
 
 Borders = Sequence[tuple[int, int]]
 
 _FLOATS = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
+_NUMBERS = ints("low_d", "high_d", "low_h", "high_h", "low_w", "high_w", "mirrored")
+FAMILY = Family(
+    "padding",
+    Signature("border_fprop", (Tensor("y", "dtype", 5),), (Tensor("x", "dtype", 5),), _NUMBERS),
+    Signature("border_dgrad", (Tensor("dx", "dtype", 5),), (Tensor("dy", "dtype", 5),), _NUMBERS),
+)
 
 
 @beartype
@@ -58,11 +63,8 @@ def _call(name: str, value: TensorValue, borders: Borders, mirrored: bool, *, gr
         extent = results[-1] if gradient else int(dim)
         if min(extent, results[-1]) < 1 or (mirrored and max(low, high) >= extent and max(low, high) > 0):
             raise ValueError(f"borders={borders}: {(low, high)} do not fit an extent of {extent}")
-    geometry = np.array([*(count for border in borders for count in border), int(mirrored)], np.int64)
-    values = [value, ops.constant(geometry, DType.int64, device=DeviceRef.CPU())]
+    numbers = [*(count for border in borders for count in border), mirrored]
     types = [TensorType(value.dtype, (value.shape[0], *results, value.shape[4]), value.device)]
-    target = functions.target_of(value.device)
-    function = functions.LibraryFunction(
-        "padding", "border_dgrad" if gradient else "border_fprop", target, (value.dtype,)
-    )
-    return functions.call_function("border", function, value.device, values, types)[0]
+    entry = "border_dgrad" if gradient else "border_fprop"
+    function = functions.function_of(FAMILY, entry, functions.target_of(value.device), (value.dtype,))
+    return functions.call(FAMILY[entry], function, [value], types, numbers)[0]

@@ -12,15 +12,29 @@ from collections.abc import Sequence
 from typing import Literal
 
 from max.dtype import DType
-from max.graph import DeviceRef, Dim, DimLike, StaticDim, TensorType, TensorValue
+from max.graph import Dim, DimLike, StaticDim, TensorType, TensorValue
 
 from torch_max_backend.checked import beartype
-from torch_max_backend.ir import ops
 from torch_max_backend.mojo_ops import functions
 from torch_max_backend.mojo_ops.constants import kernel_constant
-from torch_max_backend.pooling_problem import AdaptivePoolingProblem, Extents, PoolingProblem
+from torch_max_backend.mojo_ops.signatures import Cost, Family, Signature, Tensor, ints
+from torch_max_backend.pooling_problem import NUMBERS, AdaptivePoolingProblem, Extents, PoolingProblem
 
 _FLOATS = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
+_X, _Y, _DX, _DY = (Tensor(name, "dtype", 5) for name in ("x", "y", "dx", "dy"))
+_ENTRIES, _INDICES = Tensor("entries", "entry", 5), Tensor("indices", DType.int64, 5)
+_NUMBERS = ints(*NUMBERS)
+FAMILY = Family(
+    "pooling",
+    Signature("max_pool_fprop", (_Y, _ENTRIES), (_X,), _NUMBERS, cost=Cost(0.7, 2.5)),
+    Signature("max_pool_dgrad", (_DX,), (_DY, _ENTRIES), _NUMBERS, cost=Cost(0.9, 7.0)),
+    Signature("avg_pool_fprop", (_Y,), (_X,), _NUMBERS, cost=Cost(0.7, 1.8)),
+    Signature("avg_pool_dgrad", (_DX,), (_DY,), _NUMBERS, cost=Cost(0.9, 6.0)),
+    Signature("max_pool_dgrad_scatter", (_DX,), (_DY, _INDICES), cost=Cost(0.9, 7.0)),
+    Signature("max_unpool_fprop", (_Y,), (_X, _INDICES)),
+    Signature("max_unpool_dgrad", (_DX,), (_DY, _INDICES)),
+    first={"cpu": 0.6, "gpu": 0.7},
+)
 
 
 def _check_tensor(name: str, value: TensorValue, extents: Extents | None = None) -> None:
@@ -54,48 +68,30 @@ def _resized(like: TensorValue, extents: Sequence[DimLike], dtype: DType | None 
     return TensorType(dtype or like.dtype, (batch, *map(Dim, extents), channels), like.device)
 
 
-def _geometry(problem: PoolingProblem | AdaptivePoolingProblem) -> TensorValue:
-    return ops.constant(problem.geometry(), DType.int64, device=DeviceRef.CPU())
-
-
 def _check_offsets(problem: PoolingProblem) -> None:
     if not problem.has_byte_offsets:
         raise ValueError(f"window={problem.window}: an offset is one byte, which counts 255 taps")
 
 
-#: The entries of kernels/pooling, each with the op that calls it.
-_OPS = {
-    "max_pool_fprop": "max_pool_fprop",
-    "max_pool_dgrad": "max_pool_dgrad",
-    "avg_pool_fprop": "avg_pool",
-    "avg_pool_dgrad": "avg_pool",
-    "max_pool_dgrad_scatter": "pool_by_index",
-    "max_unpool_fprop": "pool_by_index",
-    "max_unpool_dgrad": "pool_by_index",
-}
-
-
 @beartype
 def pool_op(
     entry: str,
-    device: DeviceRef,
     values: Sequence[TensorValue],
     result_types: Sequence[TensorType],
+    numbers: Sequence[int] | TensorValue = (),
     *,
     adaptive: bool = False,
     deep: bool = True,
 ) -> list[TensorValue]:
-    """A library's entry with its geometry as an operand, checked at run time: one graph then serves every problem.
+    """A library's entry; as a host tensor its numbers are checked at run time: one graph then serves every problem.
 
     `values` begin with x or dy, whose dtype the kernels are made for. What the forward pass keeps for each maximum is
     an int64 index or a uint8 offset. `adaptive` and `deep` as in ``pool_function``.
     """
-    op = _OPS[entry]
-    kept = {"max_pool_fprop": result_types, "max_pool_dgrad": values}.get(op)
-    function = pool_function(
-        entry, functions.target_of(device), values[0].dtype, kept and kept[1].dtype, adaptive, deep
-    )
-    return functions.call_function(op, function, device, values, result_types)
+    kept = {"max_pool_fprop": result_types, "max_pool_dgrad": values}.get(entry)
+    target = functions.target_of(values[0].device)
+    function = pool_function(entry, target, values[0].dtype, kept and kept[1].dtype, adaptive, deep)
+    return functions.call(FAMILY[entry], function, values, result_types, numbers)
 
 
 def pool_function(
@@ -117,14 +113,15 @@ def pool_function(
         deep: windows may reach over several slabs of D. Without, gradients on a GPU compile in half the time.
     """
     parameters: tuple[DType | bool, ...] = (dtype,) if kept is None else (dtype, kept)
-    if _OPS[entry] == "pool_by_index":
-        return functions.LibraryFunction("pooling", entry, target, parameters)
+    if not FAMILY[entry].takes_numbers:
+        # What follows stored indices knows no windows.
+        return functions.function_of(FAMILY, entry, target, parameters)
     if kept is not None:
         parameters += (adaptive,)
     module = f"{entry.rpartition('_')[2]}_entries"
     if target == "gpu" and module == "dgrad_entries":
         parameters += (deep and not adaptive,)
-    return functions.LibraryFunction("pooling", entry, target, parameters, target, module)
+    return functions.function_of(FAMILY, entry, target, parameters, target, module)
 
 
 @beartype
@@ -136,7 +133,7 @@ def max_pool_fprop(
     _check_float("x", x)
     extents = extents or problem.output
     types = [_resized(x, extents), _resized(x, extents, DType.int64)]
-    y, indices = pool_op("max_pool_fprop", x.device, [x, _geometry(problem)], types)
+    y, indices = pool_op("max_pool_fprop", [x], types, problem.numbers())
     return y, indices
 
 
@@ -147,7 +144,7 @@ def max_pool_fprop_offsets(x: TensorValue, problem: PoolingProblem) -> tuple[Ten
     _check_float("x", x)
     _check_offsets(problem)
     types = [_resized(x, problem.output), _resized(x, problem.output, DType.uint8)]
-    y, offsets = pool_op("max_pool_fprop", x.device, [x, _geometry(problem)], types)
+    y, offsets = pool_op("max_pool_fprop", [x], types, problem.numbers())
     return y, offsets
 
 
@@ -179,7 +176,7 @@ def max_pool_dgrad(
     _check_float("dy", dy)
     _check_companion("indices", indices, "dy", dy, DType.int64)
     types = [_resized(dy, extents or problem.input)]
-    return pool_op("max_pool_dgrad", dy.device, [dy, indices, _geometry(problem)], types, deep=problem.is_deep)[0]
+    return pool_op("max_pool_dgrad", [dy, indices], types, problem.numbers(), deep=problem.is_deep)[0]
 
 
 @beartype
@@ -190,7 +187,7 @@ def max_pool_dgrad_offsets(dy: TensorValue, offsets: TensorValue, problem: Pooli
     _check_companion("offsets", offsets, "dy", dy, DType.uint8)
     _check_offsets(problem)
     types = [_resized(dy, problem.input)]
-    return pool_op("max_pool_dgrad", dy.device, [dy, offsets, _geometry(problem)], types, deep=problem.is_deep)[0]
+    return pool_op("max_pool_dgrad", [dy, offsets], types, problem.numbers(), deep=problem.is_deep)[0]
 
 
 @beartype
@@ -205,7 +202,7 @@ def max_pool_dgrad_scatter(
     _check_tensor("dy", dy, problem.output)
     _check_float("dy", dy)
     _check_companion("indices", indices, "dy", dy, DType.int64)
-    return pool_op("max_pool_dgrad_scatter", dy.device, [dy, indices], [_resized(dy, extents or problem.input)])[0]
+    return pool_op("max_pool_dgrad_scatter", [dy, indices], [_resized(dy, extents or problem.input)])[0]
 
 
 @beartype
@@ -214,7 +211,7 @@ def avg_pool_fprop(x: TensorValue, problem: PoolingProblem, extents: Sequence[Di
     _check_tensor("x", x, problem.input)
     _check_float("x", x)
     _check_undilated(problem)
-    return pool_op("avg_pool_fprop", x.device, [x, _geometry(problem)], [_resized(x, extents or problem.output)])[0]
+    return pool_op("avg_pool_fprop", [x], [_resized(x, extents or problem.output)], problem.numbers())[0]
 
 
 @beartype
@@ -224,7 +221,7 @@ def avg_pool_dgrad(dy: TensorValue, problem: PoolingProblem, extents: Sequence[D
     _check_float("dy", dy)
     _check_undilated(problem)
     types = [_resized(dy, extents or problem.input)]
-    return pool_op("avg_pool_dgrad", dy.device, [dy, _geometry(problem)], types, deep=problem.is_deep)[0]
+    return pool_op("avg_pool_dgrad", [dy], types, problem.numbers(), deep=problem.is_deep)[0]
 
 
 def _check_undilated(problem: PoolingProblem) -> None:
@@ -241,7 +238,7 @@ def adaptive_max_pool_fprop(
     _check_float("x", x)
     extents = extents or problem.output
     types = [_resized(x, extents), _resized(x, extents, DType.int64)]
-    y, indices = pool_op("max_pool_fprop", x.device, [x, _geometry(problem)], types, adaptive=True)
+    y, indices = pool_op("max_pool_fprop", [x], types, problem.numbers(), adaptive=True)
     return y, indices
 
 
@@ -254,7 +251,7 @@ def adaptive_max_pool_dgrad(
     _check_float("dy", dy)
     _check_companion("indices", indices, "dy", dy, DType.int64)
     types = [_resized(dy, extents or problem.input)]
-    return pool_op("max_pool_dgrad", dy.device, [dy, indices, _geometry(problem)], types, adaptive=True)[0]
+    return pool_op("max_pool_dgrad", [dy, indices], types, problem.numbers(), adaptive=True)[0]
 
 
 @beartype
@@ -265,7 +262,7 @@ def max_unpool_fprop(x: TensorValue, indices: TensorValue, output: Sequence[DimL
     _check_companion("indices", indices, "x", x, DType.int64)
     if any(isinstance(dim, StaticDim) and int(dim) < 1 for dim in map(Dim, output)):
         raise ValueError(f"output={output}: every extent must be at least 1")
-    return pool_op("max_unpool_fprop", x.device, [x, indices], [_resized(x, output)])[0]
+    return pool_op("max_unpool_fprop", [x, indices], [_resized(x, output)])[0]
 
 
 @beartype
@@ -280,4 +277,4 @@ def max_unpool_dgrad(dy: TensorValue, indices: TensorValue) -> TensorValue:
     if indices.shape[0] != batch or indices.shape[4] != channels:
         raise ValueError(f"indices has shape {list(indices.shape)}: N and C must be those of dy, {list(dy.shape)}")
     types = [TensorType(dy.dtype, indices.shape, dy.device)]
-    return pool_op("max_unpool_dgrad", dy.device, [dy, indices], types)[0]
+    return pool_op("max_unpool_dgrad", [dy, indices], types)[0]

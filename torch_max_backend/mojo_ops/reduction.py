@@ -11,6 +11,14 @@ from max.graph import Dim, TensorType, TensorValue
 from torch_max_backend.checked import beartype
 from torch_max_backend.ir import ops
 from torch_max_backend.mojo_ops import functions
+from torch_max_backend.mojo_ops.signatures import Family, Signature, Tensor
+
+#: Generated programs are of this family too (``fusion/program.py``).
+FAMILY = Family(
+    "reduction",
+    Signature("cumsum", results=(Tensor("y", "dtype", 3),), operands=(Tensor("x", "dtype", 3),)),
+    first=1.0,
+)
 
 
 @beartype
@@ -22,5 +30,6 @@ def cumsum(x: TensorValue, axis: int) -> TensorValue:
     outer, inner = (functools.reduce(operator.mul, dims, Dim(1)) for dims in (before, after))
     flat = ops.reshape(x, [outer, x.shape[axis], inner])
     result = TensorType(x.dtype, flat.shape, x.device)
-    (y,) = functions.call("reduction", "cumsum", x.device, [flat], [result], (x.dtype,))
+    function = functions.function_of(FAMILY, "cumsum", functions.target_of(x.device), (x.dtype,))
+    (y,) = functions.call(FAMILY["cumsum"], function, [flat], [result])
     return ops.reshape(y, list(x.shape))

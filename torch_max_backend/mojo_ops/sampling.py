@@ -12,14 +12,23 @@ from typing import Literal
 
 import numpy as np
 from max.dtype import DType
-from max.graph import DeviceRef, StaticDim, TensorType, TensorValue
+from max.graph import StaticDim, TensorType, TensorValue
 
 from torch_max_backend.checked import beartype
-from torch_max_backend.ir import ops
 from torch_max_backend.mojo_ops import functions
+from torch_max_backend.mojo_ops.signatures import Family, Signature, Tensor, ints
 
 _FLOATS = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
 Entry = Literal["sample_fprop", "sample_dgrad_grid", "sample_dgrad_input"]
+
+_NUMBERS = ints("d", "h", "w", "padding", "corners", "deterministic")
+_X, _Y, _GRID, _DY, _DGRID = (Tensor(name, "dtype", 3) for name in ("x", "y", "grid", "dy", "dgrid"))
+FAMILY = Family(
+    "sampling",
+    Signature("sample_fprop", (_Y,), (_X, _GRID), _NUMBERS),
+    Signature("sample_dgrad_grid", (_DGRID,), (_DY, _X, _GRID), _NUMBERS),
+    Signature("sample_dgrad_input", (Tensor("dx", "acc", 3),), (_DY, _GRID), _NUMBERS),
+)
 
 
 class Mode(IntEnum):
@@ -76,10 +85,9 @@ class Sampling:
         """Places that a coordinate reads along an axis."""
         return {Mode.NEAREST: 1, Mode.LINEAR: 2, Mode.CUBIC: 4}[self.mode]
 
-    def geometry(self, *, deterministic: bool = False) -> np.ndarray:
-        """The kernels' operand; kernels/sampling/entries.mojo names its numbers."""
-        sizes = (*[1] * (3 - self.axes), *self.extents)
-        return np.array([*sizes, self.padding, self.corners, deterministic], np.int64)
+    def numbers(self, *, deterministic: bool = False) -> list[int]:
+        """The entries' numbers."""
+        return [*[1] * (3 - self.axes), *self.extents, self.padding, self.corners, deterministic]
 
 
 def sampling_function(
@@ -87,7 +95,7 @@ def sampling_function(
 ) -> functions.LibraryFunction:
     """The library function of an entry."""
     parameters = (dtype, sampling.channels_last, sampling.taps, sampling.axes == 3)
-    return functions.LibraryFunction("sampling", entry, target, parameters)
+    return functions.function_of(FAMILY, entry, target, parameters)
 
 
 @beartype
@@ -178,7 +186,6 @@ def _call(
     deterministic: bool = False,
 ) -> TensorValue:
     device = values[0].device
-    geometry = ops.constant(sampling.geometry(deterministic=deterministic), DType.int64, device=DeviceRef.CPU())
     function = sampling_function(entry, functions.target_of(device), values[0].dtype, sampling)
     types = [TensorType(dtype, shape, device)]
-    return functions.call_function(entry, function, device, [*values, geometry], types)[0]
+    return functions.call(FAMILY[entry], function, values, types, sampling.numbers(deterministic=deterministic))[0]

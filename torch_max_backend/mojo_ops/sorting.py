@@ -7,6 +7,16 @@ from max.graph import Dim, StaticDim, TensorType, TensorValue
 
 from torch_max_backend.checked import beartype
 from torch_max_backend.mojo_ops import functions
+from torch_max_backend.mojo_ops.signatures import Family, Signature, Tensor
+
+FAMILY = Family(
+    "sorting",
+    Signature(
+        "sort_rows",
+        results=(Tensor("values", "dtype", 2), Tensor("indices", DType.int64, 2)),
+        operands=(Tensor("x", "dtype", 2),),
+    ),
+)
 
 
 @beartype
@@ -25,5 +35,6 @@ def sort_rows(x: TensorValue, count: Dim | int, descending: bool) -> tuple[Tenso
         raise ValueError(f"count is {count}: must be at most x's length, {length}")
     shape = [x.shape[0], count]
     results = [TensorType(x.dtype, shape, x.device), TensorType(DType.int64, shape, x.device)]
-    values, indices = functions.call("sorting", "sort_rows", x.device, [x], results, (x.dtype, descending))
+    function = functions.function_of(FAMILY, "sort_rows", functions.target_of(x.device), (x.dtype, descending))
+    values, indices = functions.call(FAMILY["sort_rows"], function, [x], results)
     return values, indices

@@ -6,17 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 from max.dtype import DType
-from max.graph import DeviceRef, Dim, StaticDim, TensorType, TensorValue
-from numpy.typing import NDArray
+from max.graph import Dim, StaticDim, TensorType, TensorValue
 
 from torch_max_backend.checked import beartype
-from torch_max_backend.ir import ops
 from torch_max_backend.mojo_ops import functions
+from torch_max_backend.mojo_ops.signatures import Family, Signature, Tensor, ints
 
 FLOATS = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
 Pair = tuple[int, int]
+_X, _COLUMNS = Tensor("x", "dtype", 4), Tensor("columns", "dtype", 6)
+_NUMBERS = ints(*(f"{what}_{axis}" for axis in "hw" for what in ("taps", "stride", "padding", "dilation")))
+FAMILY = Family(
+    "windows",
+    Signature("lay_out_windows", results=(_COLUMNS,), operands=(_X,), numbers=_NUMBERS),
+    Signature("add_up_windows", results=(_X,), operands=(_COLUMNS,), numbers=_NUMBERS),
+)
+Entry = Literal["lay_out_windows", "add_up_windows"]
 
 
 @beartype
@@ -57,10 +63,10 @@ class Windows:
         )
         return p, q
 
-    def geometry(self) -> NDArray[np.int64]:
-        """The kernels' operand: taps, stride, padding and dilation of H, then of W."""
+    def numbers(self) -> list[int]:
+        """The entries' numbers: taps, stride, padding and dilation of H, then of W."""
         axes = zip(self.taps, self.stride, self.padding, self.dilation, strict=True)
-        return np.array([number for axis in axes for number in axis], np.int64)
+        return [number for axis in axes for number in axis]
 
     def columns_shape(self, batch: Dim | int, channels: Dim | int, *, taps_first: bool) -> tuple[Dim | int, ...]:
         """[N, R, S, P, Q, C], or [N, P, Q, R, S, C]."""
@@ -69,10 +75,10 @@ class Windows:
 
 
 def windows_function(
-    entry: Literal["lay_out_windows", "add_up_windows"], target: Literal["cpu", "gpu"], dtype: DType, taps_first: bool
+    entry: Entry, target: Literal["cpu", "gpu"], dtype: DType, taps_first: bool
 ) -> functions.LibraryFunction:
     """The library function of an entry."""
-    return functions.LibraryFunction("windows", entry, target, (dtype, taps_first))
+    return functions.function_of(FAMILY, entry, target, (dtype, taps_first))
 
 
 @beartype
@@ -116,13 +122,12 @@ def _check(name: str, value: TensorValue, rank: int, extents: dict[int, int]) ->
 
 
 def _call(
-    entry: Literal["lay_out_windows", "add_up_windows"],
+    entry: Entry,
     value: TensorValue,
     shape: Sequence[Dim | int],
     windows: Windows,
     taps_first: bool,
 ) -> TensorValue:
     function = windows_function(entry, functions.target_of(value.device), value.dtype, taps_first)
-    values = [value, ops.constant(windows.geometry(), DType.int64, device=DeviceRef.CPU())]
     types = [TensorType(value.dtype, shape, value.device)]
-    return functions.call_function(entry, function, value.device, values, types)[0]
+    return functions.call(FAMILY[entry], function, [value], types, windows.numbers())[0]

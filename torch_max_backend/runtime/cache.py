@@ -30,6 +30,7 @@ from mojo.run import subprocess_run_mojo
 
 import torch_max_backend
 from torch_max_backend.mojo_ops import KERNELS_PATH
+from torch_max_backend.mojo_ops.registrations import package
 from torch_max_backend.version import __version__
 
 log = logging.getLogger(__name__)
@@ -259,33 +260,45 @@ def sha256(path: Path) -> str:
     return state.hexdigest()
 
 
-_PACKAGE = "torch_max_kernels.mojoc"
+_PACKAGE = "torch_max_ops.mojoc"
 
 
 @functools.cache
 def kernel_library_path() -> Path:
-    """The Mojo kernels as a precompiled package; the source folder where no cache can be written.
-
-    Loading the source folder would package it anew in every process (3 s on 2 cores).
-    """
-    found = packaged_kernels()
+    """The ops that call kernels in MAX's graphs as a precompiled Mojo package; its sources where no cache can be
+    written."""
+    facts = _package_facts()
+    found = lookup("ops", facts, _PACKAGE)
     if found is None:
-        facts = _package_facts()
-        with claim("kernels", facts):
-            found = packaged_kernels() or store("kernels", facts, _PACKAGE, _precompile)
-    return found or KERNELS_PATH
+        with claim("ops", facts):
+            found = lookup("ops", facts, _PACKAGE) or store("ops", facts, _PACKAGE, _precompile)
+    return found or _written(Path(tempfile.mkdtemp(prefix="torch-max-ops-")))
 
 
-def packaged_kernels() -> Path | None:
-    """The kernels' package, if there is one already."""
-    return lookup("kernels", _package_facts(), _PACKAGE)
+def ops_digest() -> str:
+    """SHA-256 over the sources of the ops that call kernels."""
+    state = hashlib.sha256()
+    for name, text in package().items():
+        state.update(name.encode())
+        state.update(text.encode())
+    return state.hexdigest()
 
 
 def _package_facts() -> dict[str, str]:
-    return {key: versions()[key] for key in ("max", "mojo", "kernels", "machine")}
+    return {**{key: versions()[key] for key in ("max", "mojo", "machine")}, "ops": ops_digest()}
+
+
+def _written(parent: Path) -> Path:
+    folder = parent / Path(_PACKAGE).stem
+    folder.mkdir()
+    for name, text in package().items():
+        (folder / name).write_text(text)
+    return folder
 
 
 def _precompile(path: Path) -> None:
-    result = subprocess_run_mojo(["precompile", str(KERNELS_PATH), "-o", str(path)], capture_output=True, text=True)
+    with tempfile.TemporaryDirectory(prefix="torch-max-ops-") as parent:
+        command = ["precompile", str(_written(Path(parent))), "-o", str(path)]
+        result = subprocess_run_mojo(command, capture_output=True, text=True)
     if result.returncode:
-        raise RuntimeError(f"the Mojo kernels do not compile:\n{result.stderr}")
+        raise RuntimeError(f"the ops that call kernels do not compile:\n{result.stderr}")

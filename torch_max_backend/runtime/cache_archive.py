@@ -26,8 +26,8 @@ from torch_max_backend.runtime import cache
 #: Kinds of entries, and the artifact's file name in each.
 KINDS = {
     "graphs": "model.mef",
-    "kernels": "torch_max_kernels.mojoc",
     "libraries": "library.so",
+    "ops": "torch_max_ops.mojoc",
     "programs": "program.pickle",
 }
 _MANIFEST = "manifest.json"

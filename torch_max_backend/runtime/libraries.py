@@ -28,6 +28,7 @@ from torch_max_backend.errors import MaxBackendError
 from torch_max_backend.max_compat import mojo_environment
 from torch_max_backend.mojo_ops import KERNELS_PATH
 from torch_max_backend.mojo_ops.functions import Function, LibraryFunction, required, with_rest
+from torch_max_backend.mojo_ops.signatures import first_seconds
 from torch_max_backend.mojo_ops.sources import sources_digest
 from torch_max_backend.runtime import cache, cubins
 from torch_max_backend.runtime.cores import cores
@@ -41,20 +42,6 @@ LIBRARIES, FILENAME = "libraries", "library.so"
 """The kind and the file name of libraries in the cache, which has an entry for each function."""
 START = 4.5
 """CPU-seconds that a library costs beside its functions and what they import."""
-FAMILIES = {
-    "convolution.cpu": 2.3,
-    "convolution.gpu": 0.5,
-    "convolution.sm90": 1.0,
-    "convolution": 1.0,
-    "pointwise": 1.2,
-    "reduction": 1.0,
-    "normalization": 1.0,
-    "pooling.cpu": 0.6,
-    "pooling.gpu": 0.7,
-    "attention": 1.0,
-    "matmul": 1.0,
-}
-"""CPU-seconds that the first function of a family adds: its modules are read and checked once for a library."""
 MESSAGE_BYTES = 1024
 """Room for the message of an error, as in kernels/common/library.mojo."""
 SHORT = 10.0
@@ -257,12 +244,7 @@ def _build_claimed(facts: Mapping[Function, Mapping[str, str]], patient: bool) -
         absent = [function for function in claimed if function not in found]
         if not absent:
             return found
-        # Packaging the kernels takes longer than what it saves a few libraries.
-        kernels = cache.packaged_kernels() or KERNELS_PATH
-        builds = [
-            started(functools.partial(_build_one, share, kernels, facts), "builds a library")
-            for share in _shares(absent)
-        ]  # fmt: skip
+        builds = [started(functools.partial(_build_one, share, facts), "builds a library") for share in _shares(absent)]
         wait(builds)
         for each in builds:
             found |= each.result()
@@ -273,9 +255,8 @@ def seconds(functions: Collection[Function]) -> float:
     """CPU-seconds that it takes to build them in one library."""
     if not functions:
         return 0.0
-    families = {module.rpartition(".")[0] for function in functions for module, _ in function.imports}
-    own = sum(function.seconds for function in functions)
-    return START + sum(FAMILIES.get(family, 0.0) for family in families) + own
+    folders = {module.rpartition(".")[0] for function in functions for module, _ in function.imports}
+    return START + sum(map(first_seconds, folders)) + sum(function.seconds for function in functions)
 
 
 def _shares(functions: Sequence[Function]) -> list[list[Function]]:
@@ -328,20 +309,18 @@ def _cached(facts: Mapping[Function, Mapping[str, str]]) -> dict[Function, Path]
     return {function: path for function, path in found.items() if path is not None}
 
 
-def _build_one(
-    functions: Sequence[Function], kernels: Path, facts: Mapping[Function, Mapping[str, str]]
-) -> dict[Function, Path]:
+def _build_one(functions: Sequence[Function], facts: Mapping[Function, Mapping[str, str]]) -> dict[Function, Path]:
     """One library with all of `functions`, put into the cache under each of them."""
     with tempfile.TemporaryDirectory(prefix="torch-max-library-") as folder:
         source, library = Path(folder) / "library.mojo", Path(folder) / FILENAME
-        source.write_text(library_source(functions, kernels.stem))
+        source.write_text(library_source(functions, KERNELS_PATH.stem))
         device = facts[functions[0]]["device"]
         accelerator: list[str] = []
         if device != "cpu":
             # The host's part too is for any machine with that accelerator.
             host = facts[functions[0]]["cpu"]
             accelerator = [f"--target-accelerator={device.partition(':')[2]}", "--target-cpu", host]
-        command = ["build", "--emit", "shared-lib", "--disable-warnings", "-I", str(kernels.parent), *accelerator]
+        command = ["build", "--emit", "shared-lib", "--disable-warnings", "-I", str(KERNELS_PATH.parent), *accelerator]
         environment = _environment(Path(folder))
         mojo = environment.get("MODULAR_MOJO_MAX_DRIVER_PATH") or shutil.which("mojo")
         if mojo is None:

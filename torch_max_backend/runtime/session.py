@@ -127,7 +127,8 @@ def compile_module(
     Raises:
         MaxBackendError: the graph compiler refused the module.
     """
-    facts = {**cache.versions(), **target_facts(device), "graph": content_digest(module)}
+    graph = content_digest(module)
+    facts = {**cache.versions(), **target_facts(device), "ops": cache.ops_digest(), "graph": graph}
     if device.type == "cpu":
         # What a graph needs beside the libraries that it calls is built with them.
         graph_team.require()

@@ -239,15 +239,6 @@ class Call(Operation):
         return self.kernel
 
 
-def whole(results: Sequence[Value], operands: Sequence[Value]) -> tuple[Word, ...]:
-    """Words of results, then operands, each with its extents: what a lowering's call hands over."""
-    words: list[Word] = []
-    for kind, values in ((Result, results), (Operand, operands)):
-        for number, value in enumerate(values):
-            words += [kind(number), *(value.shape or ())]
-    return tuple(words)
-
-
 def behind_geometry(geometry: Value, results: int, operands: Iterable[int]) -> tuple[Word, ...]:
     """Words of a call whose first operand, on the host, is its geometry: that with its extent, then the results'
     addresses and those of the other ``operands``."""

@@ -10,24 +10,27 @@ from max.graph import Dim, Graph, StaticDim, TensorValue
 from torch_max_backend.dtypes import MAX_TO_TORCH
 from torch_max_backend.ir.notes import Notes, key_of, notes_of
 from torch_max_backend.max_compat import block_of, mo, value_of
+from torch_max_backend.mojo_ops.functions import NotedCall
 from torch_max_backend.typed_graph.graph import TypedGraph
 from torch_max_backend.typed_graph.operations import (
     Broadcast,
     Call,
     Concat,
     Constant,
+    Operand,
     Operation,
     Pad,
     Pointwise,
     Reduction,
     Reshape,
+    Result,
     Slice,
     Transfer,
     Transpose,
     Unlisted,
     Value,
+    Word,
     numbers_of,
-    whole,
 )
 from torch_max_backend.typed_graph.scalars import FUNCTIONS
 
@@ -78,12 +81,24 @@ class _Reader:
             found = Constant((), results, _content(handle, results[0]))
         elif name == "custom":
             call = self._notes.calls.get(handle.results[0])
-            if call is not None:
-                words = whole(results, operands)
-                found = Call(operands, results, call.function, words, call.kernel, call.facts, call.in_order)
+            if call is not None and call.numbers is not None:
+                found = _called(call, operands, results)
         elif len(operands) == len(handle.operands):
             found = _typed(name, handle, operands, results)
         return found or Unlisted(operands, results, handle.name)
+
+
+def _called(call: NotedCall, operands: tuple[Value, ...], results: tuple[Value, ...]) -> Call:
+    """The call that a custom op makes; its numbers are no operand."""
+    signature, numbers, read = call.signature, call.numbers or (), operands[call.signature.takes_numbers :]
+    declared = read[: len(signature.operands)]
+    places: list[tuple[Word, tuple[int, ...] | None]]
+    places = [(Result(number), value.shape) for number, value in enumerate(results)]
+    places += [(Operand(number), value.shape) for number, value in enumerate(declared)]
+    known = [(place, shape) for place, shape in places if shape is not None]
+    # No launch list takes a call whose sizes are not known.
+    words = tuple(signature.words(numbers, known)) if len(known) == len(places) else ()
+    return Call(read, results, call.function, words, signature.name, call.facts, signature.in_order)
 
 
 def _typed(name: str, handle: Any, operands: tuple[Value, ...], results: tuple[Value, ...]) -> Operation | None:
