@@ -36,6 +36,7 @@ MORE = {
     "adding-an-op.md": "from max.graph import TensorValue\n"
     "from torch_max_backend.lowering.context import LoweringContext\n"
     "from torch_max_backend.lowering.registry import Layout\n"
+    "from torch_max_backend.mojo_ops.signatures import Signature, Tensor, ints\n"
     "aten = torch.ops.aten\n"
     "def lowering(op, *, layout):\n"
     "    return lambda function: function\n",

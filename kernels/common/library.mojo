@@ -278,11 +278,7 @@ struct Arguments:
         """Numbers with their count in front, which stay where they are."""
         var count = self.take_word()
         var first = Operand[DType.int64, 1](
-            {
-                unsafe_from_address = Int(
-                    self._words.unsafe_offset(self._taken)
-                )
-            },
+            {unsafe_from_address = Int(self._words.unsafe_offset(self._taken))},
             IndexList[1](count),
         )
         self._taken += count

@@ -159,7 +159,9 @@ def contiguous(
             t"matmul: A has {k} columns, B has {b[2 if b_turned else 1]} rows"
         )
     if a[0] != c[0] or b[0] != c[0]:
-        raise Error(t"matmul: A is {a}, B is {b}, C is {c}: must have one batch")
+        raise Error(
+            t"matmul: A is {a}, B is {b}, C is {c}: must have one batch"
+        )
     return MatmulProblem(
         allow_tf32,
         m,
@@ -169,10 +171,6 @@ def contiguous(
         1,
         1,
         Matrices(0, m * n, 0, 0, n, 1),
-        Matrices(
-            0, m * k, 0, 0, 1 if a_turned else k, m if a_turned else 1
-        ),
-        Matrices(
-            0, k * n, 0, 0, 1 if b_turned else n, k if b_turned else 1
-        ),
+        Matrices(0, m * k, 0, 0, 1 if a_turned else k, m if a_turned else 1),
+        Matrices(0, k * n, 0, 0, 1 if b_turned else n, k if b_turned else 1),
     )
