@@ -43,6 +43,11 @@ ELSEWHERE = {
     "tests/kernels/test_sampling.py": {
         f"aten.grid_sampler_{rank}d{direction}" for rank in (2, 3) for direction in ("", "_backward")
     },
+    "tests/kernels/test_detection.py": {
+        f"torchvision.{name}"
+        for op in ("roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool", "deform_conv2d")
+        for name in (op, f"_{op}_backward")
+    },
     "tests/test_assertions.py": {"aten._assert_async.msg"},
     "tests/test_habits.py": {"aten._efficientzerotensor"},
     "tests/models, in evaluation": {"aten._native_batch_norm_legit_no_training"},

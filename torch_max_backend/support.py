@@ -71,6 +71,8 @@ def families() -> dict[str, list[Registration]]:
 def name(registration: Registration) -> str:
     """The op's name as PyTorch prints it; the default overload goes without saying."""
     target = registration.op
+    if isinstance(target, str):
+        return target.replace("::", ".")
     if isinstance(target, OpOverload):
         return str(target).removesuffix(".default")
     return f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', target)}".lstrip(".")

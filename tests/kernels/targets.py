@@ -26,6 +26,7 @@ from torch_max_backend.lowering import load_all
 from torch_max_backend.mojo_ops import (
     attention,
     convolution,
+    detection,
     functions,
     indexing,
     interpolation,
@@ -56,6 +57,8 @@ WINDOWS = windows.Windows((8, 8), (3, 3), (2, 1), (1, 1), (1, 2))
 SAMPLING = [
     sampling.Sampling((8, 8), sampling.Mode.LINEAR, sampling.Padding.REFLECTION, False, last) for last in (False, True)
 ]
+REGIONS = detection.Regions((8, 8), (2, 3), 0, True, 0.5)
+DEFORMABLE = detection.Deformable((8, 8), (3, 3), (1, 1), (1, 1), (1, 1), 16, 2, 4, True)
 
 Operands = list[TensorValue]
 Body = Callable[[Operands], object]
@@ -77,6 +80,10 @@ def _cases(dtype: DType) -> dict[str, tuple[list[TensorType], Body]]:
     grid, points, channels = tensor(Dim("n"), Dim("p"), 2), Dim("p"), Dim("c")
     plane_image, plane_read = tensor(Dim("n"), channels, 64), tensor(Dim("n"), channels, points)
     image, read = tensor(Dim("n"), 64, channels), tensor(Dim("n"), points, channels)
+    regions, bins = tensor(Dim("k"), 5), tensor(Dim("k"), 6, channels)
+    positions = tensor(Dim("n"), 12, 64), tensor(Dim("k"), 2, 6)
+    deformed, moved = (tensor(Dim("n"), 64, each) for each in (DEFORMABLE.column, 72))
+    weighed, deformable_image = (tensor(Dim("n"), 64, each) for each in (36, 16))
     filters, y = tensor(16, 1, 3, 3, 8), tensor(Dim("n"), 1, 8, 8, 16)
     wide, channel = tensor(Dim("n"), 1, 8, 8, 16), tensor(Dim("c"), of=DType.float32)
     matrix, place = tensor(ROWS, Dim("c")), tensor(Dim("count"), of=DType.int64)
@@ -151,6 +158,29 @@ def _cases(dtype: DType) -> dict[str, tuple[list[TensorType], Body]]:
         ),
         "sample_dgrad_input": ([plane_read, grid], lambda v: sampling.sample_dgrad_input(*v, SAMPLING[0])),
         "sample_dgrad_input_channels_last": ([read, grid], lambda v: sampling.sample_dgrad_input(*v, SAMPLING[1])),
+        "roi_align_fprop": ([image, regions], lambda v: detection.roi_align_fprop(*v, REGIONS)),
+        "roi_align_dgrad": ([bins, regions], lambda v: detection.roi_align_dgrad(*v, REGIONS, 2)),
+        "roi_pool_fprop": ([image, regions], lambda v: detection.roi_pool_fprop(*v, REGIONS)),
+        "roi_pool_dgrad": (
+            [bins, regions, tensor(*bins.shape, of=DType.int32)],
+            lambda v: detection.roi_pool_dgrad(*v, REGIONS, 2),
+        ),
+        "ps_roi_fprop": ([positions[0], regions], lambda v: detection.ps_roi_fprop(*v, REGIONS, align=True)),
+        "ps_roi_dgrad": ([positions[1], regions], lambda v: detection.ps_roi_dgrad(*v, REGIONS, 2, align=True)),
+        "ps_roi_fprop.whole": ([positions[0], regions], lambda v: detection.ps_roi_fprop(*v, REGIONS, align=False)),
+        "ps_roi_dgrad.whole": ([positions[1], regions], lambda v: detection.ps_roi_dgrad(*v, REGIONS, 2, align=False)),
+        "deformable_columns": (
+            [deformable_image, moved, weighed],
+            lambda v: detection.deformable_columns(*v, DEFORMABLE),
+        ),
+        "deformable_dgrad_input": (
+            [deformed, moved, weighed],
+            lambda v: detection.deformable_dgrad_input(*v, DEFORMABLE),
+        ),
+        "deformable_dgrad_offset": (
+            [deformed, deformable_image, moved, weighed],
+            lambda v: detection.deformable_dgrad_offset(*v, DEFORMABLE),
+        ),
         "interpolate": ([x], lambda v: interpolation.interpolate(*v, AXES)),
         "gather_elements": ([table, places], lambda v: indexing.gather_elements(*v)),
         "scatter_rows_add_to_zeros": (

@@ -7,11 +7,11 @@ from types import ModuleType
 import pytest
 import torch
 
-from benchmarks import indexing, sampling, windows
+from benchmarks import detection, indexing, sampling, windows
 from benchmarks.drawn import check, drawn
 from benchmarks.pooling import adaptive_max
 
-FAMILIES = (adaptive_max, indexing, windows, sampling)
+FAMILIES = (adaptive_max, indexing, windows, sampling, detection)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 

@@ -223,7 +223,7 @@ def convolution_backward(
         grad_weight = _filter_gradient(dw, taps_inside, rank)
         others.append(dw)
     if mask[2]:
-        db = _bias_gradient(dy)
+        db = bias_gradient(dy)
         grad_bias = GraphTensor.contiguous(db)
         others.append(ops.reshape(db, [*db.shape, 1, 1, 1, 1]))
     if mask[0]:
@@ -231,7 +231,7 @@ def convolution_backward(
     return grad_input, grad_weight, grad_bias
 
 
-def _bias_gradient(dy: TensorValue) -> TensorValue:
+def bias_gradient(dy: TensorValue) -> TensorValue:
     """dy [N, O, P, Q, K] summed over all axes but the last, a vector."""
     wide = numerics.cast(dy, DType.float32) if dy.dtype in numerics.NARROW_FLOATS else dy
     summed = reduce_axes(wide, {0, 1, 2, 3}, total, 0)

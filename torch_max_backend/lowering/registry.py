@@ -42,7 +42,8 @@ class Registration:
     """One lowered op.
 
     Attributes:
-        op: the aten overload (or other call_function target).
+        op: the aten overload (or other call_function target); the qualified name of an op of a library that need not be
+            there.
         build: ``build(ctx, *args, **kwargs)``, with the node's arguments, tensors replaced by values.
         family: the module that holds it, for the support table.
         layout: see Layout.
@@ -72,14 +73,15 @@ def lowering(
     note: str = "",
     functions: Callable[[Node], Iterable[Function]] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers the decorated function for every op in ``targets`` (aten overloads)."""
+    """Registers the decorated function for every op in ``targets``: aten overloads, or, of a library that the user's
+    program imports and not this one, names like "torchvision::roi_align"."""
 
     def register(build: Callable[..., Any]) -> Callable[..., Any]:
         for target in targets:
             if target in _REGISTRY:
                 raise ValueError(f"{target} is lowered twice: {_REGISTRY[target].build} and {build}")
-            if not (isinstance(target, OpOverload) or callable(target)):
-                raise TypeError(f"a lowering's target is an aten overload, got {target!r}")
+            if not (isinstance(target, (OpOverload, str)) or callable(target)):
+                raise TypeError(f"a lowering's target is an aten overload or a name, got {target!r}")
             family = build.__module__.rpartition(".")[2]
             _REGISTRY[target] = Registration(target, build, family, layout, supports, note, functions)
         return build
@@ -89,7 +91,10 @@ def lowering(
 
 def lookup(target: Any) -> Registration | None:
     """The registration of an FX call_function target, None where there is none."""
-    return _REGISTRY.get(target)
+    found = _REGISTRY.get(target)
+    if found is None and isinstance(target, OpOverload):
+        return _REGISTRY.get(target.name())
+    return found
 
 
 def registrations() -> Iterable[Registration]:
