@@ -65,8 +65,7 @@ def _op(entry: Signature) -> str:
     arguments += [f"{tensor.name}: Input{_kind(tensor)}" for tensor in entry.operands]
     if entry.after:
         # MAX knows by operands alone that what makes them comes first.
-        last = entry.operands[-1]
-        arguments.append(f"after: InputVariadic{_kind(last).replace('Tensor', 'Tensors', 1)}")
+        arguments.append(f"after: InputVariadic{_kind(entry.operands[0]).replace('Tensor', 'Tensors', 1)}")
     appended += [f"call.append({tensor.name})" for tensor in tensors]
     return _OP.format(
         name=entry.name,
