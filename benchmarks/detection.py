@@ -18,10 +18,11 @@ from torchvision import ops as vision
 
 from benchmarks.drawn import Contenders, command
 from benchmarks.launcher import Launcher
-from benchmarks.library import Guarded, excess, memory_format, operands
+from benchmarks.library import Guarded, excess, memory_format, words_of
 from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref
-from torch_max_backend.mojo_ops.detection import Deformable, Regions
-from torch_max_backend.mojo_ops.functions import LibraryFunction, target_of
+from torch_max_backend.mojo_ops.detection import FAMILY, Deformable, Regions
+from torch_max_backend.mojo_ops.functions import function_of, target_of
+from torch_max_backend.mojo_ops.signatures import Number
 
 KINDS = ("roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool", "deform_conv2d")
 
@@ -92,16 +93,17 @@ class Calls:
         ]
         positions = [(entry, (align,)) for entry in ("ps_roi_fprop", "ps_roi_dgrad") for align in (True, False)]
         self._functions = {
-            (entry, *flags, dtype): LibraryFunction(
-                "detection", entry, target_of(device_ref(device)), (TORCH_TO_MAX[dtype], *flags)
+            (entry, *flags, dtype): function_of(
+                FAMILY, entry, target_of(device_ref(device)), (TORCH_TO_MAX[dtype], *flags)
             )
             for entry, flags in [*((each, ()) for each in plain), *positions]
             for dtype in dtypes
         }
         self._launcher = Launcher(self._functions.values(), device)
 
-    def _bind(self, key: tuple[object, ...], geometry: Sequence[int], *tensors: torch.Tensor) -> Callable[[], None]:
-        return self._launcher.bind(self._functions[key], [*operands(*tensors), geometry, len(geometry)])
+    def _bind(self, key: tuple[object, ...], numbers: Sequence[Number], *tensors: torch.Tensor) -> Callable[[], None]:
+        function = self._functions[key]
+        return self._launcher.bind(function, words_of(FAMILY[function.entry], *tensors, numbers=numbers))
 
     def wrong(self, problem: Drawn, dtype: torch.dtype, layout: str) -> list[str]:
         """As ``Family``."""
@@ -133,7 +135,7 @@ class Calls:
         show = _planes if planes else _flat
         place = [show(x).to(self.device), regions.to(self.device), show(dy).to(self.device)]
         sums = torch.float64 if dtype == torch.float64 else torch.float32
-        geometry = problem.shape.geometry()
+        numbers = problem.shape.numbers()
         made, back = (Guarded(show(each).shape, kind, self.device) for each, kind in ((y, dtype), (x, sums)))
         found: list[str] = []
         # A sample's coordinate is rounded: its weights move, between neighbours as far apart as the largest.
@@ -141,20 +143,20 @@ class Calls:
         loose = around * (1 + max(problem.shape.extents)) * size
         if problem.kind == "roi_pool":
             places = Guarded(show(y).shape, torch.int32, self.device)
-            self._bind(("roi_pool_fprop", dtype), geometry, made.tensor, places.tensor, *place[:2])()
+            self._bind(("roi_pool_fprop", dtype), numbers, made.tensor, places.tensor, *place[:2])()
             if not places.is_intact():
                 found.append("places wrote outside their result")
             _, wanted = torch.ops.torchvision.roi_pool(*[each.detach() for each in wide], *_arguments(problem))
             if not torch.equal(places.tensor.cpu(), show(wanted)):
                 found.append("places are wrong")
-            run = self._bind(("roi_pool_dgrad", dtype), geometry, back.tensor, place[2], place[1], places.tensor)
+            run = self._bind(("roi_pool_dgrad", dtype), numbers, back.tensor, place[2], place[1], places.tensor)
         elif planes:
             align = (problem.kind == "ps_roi_align",)
-            self._bind(("ps_roi_fprop", *align, dtype), geometry, made.tensor, *place[:2])()
-            run = self._bind(("ps_roi_dgrad", *align, dtype), geometry, back.tensor, place[2], place[1])
+            self._bind(("ps_roi_fprop", *align, dtype), numbers, made.tensor, *place[:2])()
+            run = self._bind(("ps_roi_dgrad", *align, dtype), numbers, back.tensor, place[2], place[1])
         else:
-            self._bind(("roi_align_fprop", dtype), geometry, made.tensor, *place[:2])()
-            run = self._bind(("roi_align_dgrad", dtype), geometry, back.tensor, place[2], place[1])
+            self._bind(("roi_align_fprop", dtype), numbers, made.tensor, *place[:2])()
+            run = self._bind(("roi_align_dgrad", dtype), numbers, back.tensor, place[2], place[1])
         run()
         self._compare(found, "forward", made, show(y).detach(), show(eps * y.detach().abs() + loose))
         shift = around * (1 + max(problem.shape.extents)) * (1 + dx_most.abs().max() if x.numel() else 1)
@@ -182,19 +184,19 @@ class Calls:
         loose = around * (1 + max(s.extents)) * (1 + float(x.double().abs().max()))
         eps = torch.finfo(dtype).eps
         made = Guarded(_flat(columns).shape, dtype, self.device)
-        self._bind(("deformable_columns", dtype), s.geometry(), made.tensor, *show)()
+        self._bind(("deformable_columns", dtype), s.numbers(), made.tensor, *show)()
         y = _flat(columns).detach()
         self._compare(found, "columns", made, y, eps * y.abs() + loose)
         dcolumns = _flat(given).to(self.device)
         for deterministic in (False, True):
             back = Guarded(_flat(x).shape, sums, self.device)
-            geometry = s.geometry(deterministic=deterministic)
-            self._bind(("deformable_dgrad_input", dtype), geometry, back.tensor, dcolumns, *show[1:])()
+            numbers = s.numbers(deterministic=deterministic)
+            self._bind(("deformable_dgrad_input", dtype), numbers, back.tensor, dcolumns, *show[1:])()
             dx = _flat(wanted[0])
             most = (1 + max(s.extents)) * (1 + dx.abs().max()) * 8
             self._compare(found, "image's gradient", back, dx, torch.full_like(dx, float(around * most)))
         shifts = [Guarded(each.shape, dtype, self.device) for each in show[1:]]
-        self._bind(("deformable_dgrad_offset", dtype), s.geometry(), *[e.tensor for e in shifts], dcolumns, *show)()
+        self._bind(("deformable_dgrad_offset", dtype), s.numbers(), *[e.tensor for e in shifts], dcolumns, *show)()
         scale = loose * problem.channels * (1 + float(given.double().abs().max()))
         for name, each, want in zip(("offset", "mask"), shifts, wanted[1:], strict=True):
             if name == "offset" or s.masked:
@@ -214,21 +216,21 @@ class Calls:
         planes = problem.kind.startswith("ps")
         show = _planes if planes else _flat
         sums = torch.float64 if dtype == torch.float64 else torch.float32
-        geometry = problem.shape.geometry()
+        numbers = problem.shape.numbers()
         flat, given = show(x), show(dy)
         made, back = torch.empty_like(given), torch.empty_like(flat, dtype=sums)
         places = torch.empty_like(given, dtype=torch.int32)
         if problem.kind == "roi_pool":
-            forward = self._bind(("roi_pool_fprop", dtype), geometry, made, places, flat, regions)
+            forward = self._bind(("roi_pool_fprop", dtype), numbers, made, places, flat, regions)
             forward()
-            backward = self._bind(("roi_pool_dgrad", dtype), geometry, back, given, regions, places)
+            backward = self._bind(("roi_pool_dgrad", dtype), numbers, back, given, regions, places)
         elif planes:
             align = (problem.kind == "ps_roi_align",)
-            forward = self._bind(("ps_roi_fprop", *align, dtype), geometry, made, flat, regions)
-            backward = self._bind(("ps_roi_dgrad", *align, dtype), geometry, back, given, regions)
+            forward = self._bind(("ps_roi_fprop", *align, dtype), numbers, made, flat, regions)
+            backward = self._bind(("ps_roi_dgrad", *align, dtype), numbers, back, given, regions)
         else:
-            forward = self._bind(("roi_align_fprop", dtype), geometry, made, flat, regions)
-            backward = self._bind(("roi_align_dgrad", dtype), geometry, back, given, regions)
+            forward = self._bind(("roi_align_fprop", dtype), numbers, made, flat, regions)
+            backward = self._bind(("roi_align_dgrad", dtype), numbers, back, given, regions)
 
         def theirs() -> None:
             with torch.no_grad():
@@ -255,12 +257,12 @@ class Calls:
         columns = torch.randn(problem.batch, s.windows[0] * s.windows[1], s.column, device=self.device).to(dtype)
         sums = torch.float64 if dtype == torch.float64 else torch.float32
         made = torch.empty_like(columns)
-        forward = self._bind(("deformable_columns", dtype), s.geometry(), made, *show)
+        forward = self._bind(("deformable_columns", dtype), s.numbers(), made, *show)
         to_image = self._bind(
-            ("deformable_dgrad_input", dtype), s.geometry(), torch.empty_like(show[0], dtype=sums), columns, *show[1:]
+            ("deformable_dgrad_input", dtype), s.numbers(), torch.empty_like(show[0], dtype=sums), columns, *show[1:]
         )
         shifts = [torch.empty_like(each) for each in show[1:]]
-        to_offset = self._bind(("deformable_dgrad_offset", dtype), s.geometry(), *shifts, columns, *show)
+        to_offset = self._bind(("deformable_dgrad_offset", dtype), s.numbers(), *shifts, columns, *show)
 
         def backward() -> None:
             to_image()

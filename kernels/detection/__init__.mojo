@@ -9,5 +9,4 @@ deformable.mojo     a deformable convolution's points
 columns_cpu.mojo    its columns and gradients on a CPU
 columns_gpu.mojo    the same on a GPU
 entries.mojo        the entries in libraries
-ops.mojo            the registered operations
 """

@@ -1,16 +1,10 @@
-"""The entries of detection's operators, in libraries for any device.
-
-Of regions, the geometry is H and W, the bins along each, the samples of a bin along an axis (0: one for each pixel), whether
-pixels' centres have whole coordinates, and the bits of the scale, a float64.
-"""
-
-from std.memory import bitcast
+"""The entries of detection's operators, in libraries for any device."""
 
 from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 from std.utils.index import IndexList
 
-from ..common.library import Arguments, Operand
+from ..common.library import Arguments
 from ..common.check import check_equal
 from ..common.pointer import Ptr, accumulation_type
 from .columns_cpu import (
@@ -40,11 +34,73 @@ from .regions_cpu import (
 )
 from .regions_gpu import align_gpu, maxima_gpu, regions_gradient_gpu
 
-comptime NUMBERS = 7
-"""Of the geometry of regions."""
-comptime DEFORMABLE_NUMBERS = 17
-"""Of a deformable convolution: size, windows, taps, stride, padding and dilation of H, then those of W; groups, offset
-groups, whether there is a mask; the channels; whether the result shall be deterministic."""
+
+@fieldwise_init
+struct Regions(ImplicitlyCopyable):
+    """The numbers of a call for regions."""
+
+    var extents: IndexList[2]
+    """H and W."""
+    var bins: IndexList[2]
+    """Along H and W."""
+    var samples: Int
+    """Of a bin along an axis; 0 where it has one for each pixel."""
+    var aligned: Bool
+    """Whether pixels' centres have whole coordinates."""
+    var scale: Float64
+
+    @staticmethod
+    def take(mut arguments: Arguments) -> Self:
+        return Self(
+            arguments.take_words[2](),
+            arguments.take_words[2](),
+            arguments.take_word(),
+            arguments.take_word() != 0,
+            arguments.take_float(),
+        )
+
+
+@fieldwise_init
+struct Windows(ImplicitlyCopyable):
+    """The numbers of a call for one axis of a deformable convolution."""
+
+    var size: Int
+    var windows: Int
+    var taps: Int
+    var stride: Int
+    var padding: Int
+    var dilation: Int
+
+    @staticmethod
+    def take(mut arguments: Arguments) -> Self:
+        var words = arguments.take_words[6]()
+        return Self(words[0], words[1], words[2], words[3], words[4], words[5])
+
+
+@fieldwise_init
+struct Deformable(ImplicitlyCopyable):
+    """The numbers of a call for a deformable convolution."""
+
+    var h: Windows
+    var w: Windows
+    var groups: Int
+    var offset_groups: Int
+    var masked: Bool
+    var channels: Int
+    var deterministic: Bool
+    """Whether the result shall have the same bits in every run."""
+
+    @staticmethod
+    def take(mut arguments: Arguments) -> Self:
+        return Self(
+            Windows.take(arguments),
+            Windows.take(arguments),
+            arguments.take_word(),
+            arguments.take_word(),
+            arguments.take_word() != 0,
+            arguments.take_word(),
+            arguments.take_word() != 0,
+        )
 
 
 def _check_extents(name: String, shape: IndexList[3]) raises:
@@ -59,15 +115,14 @@ def _regions_problem[
     image: IndexList[3],
     result: IndexList[3],
     regions: IndexList[2],
-    geometry: Operand[DType.int64, 1],
+    own: Regions,
 ) raises -> RegionsProblem:
     """Channels are innermost unless results are of `positions`."""
     comptime pixels = 2 if positions else 1
     comptime channels = 1 if positions else 2
-    check_equal("geometry.length", geometry.dim_size(0), NUMBERS, "the entry's")
-    var bins = Int(geometry[2]) * Int(geometry[3])
-    if min(geometry[2], geometry[3]) < 1:
-        raise Error(t"bins: {geometry[2]} by {geometry[3]}: must be at least 1")
+    var bins = own.bins.flattened_length()
+    if min(own.bins[0], own.bins[1]) < 1:
+        raise Error(t"bins: {own.bins}: must be at least 1")
     check_equal("regions.numbers", regions[1], REGION, "a region's")
     check_equal("result.regions", result[0], regions[0], "the list's")
     check_equal("result.bins", result[pixels], bins, "the geometry's")
@@ -82,7 +137,7 @@ def _regions_problem[
     check_equal(
         "image.pixels",
         image[pixels],
-        Int(geometry[0]) * Int(geometry[1]),
+        own.extents.flattened_length(),
         "H * W",
     )
     _check_extents("image", image)
@@ -90,14 +145,14 @@ def _regions_problem[
     return RegionsProblem(
         Int32(image[0]),
         Int32(image[channels]),
-        Int32(geometry[0]),
-        Int32(geometry[1]),
+        Int32(own.extents[0]),
+        Int32(own.extents[1]),
         Int32(regions[0]),
-        Int32(geometry[2]),
-        Int32(geometry[3]),
-        Int32(max(geometry[4], 0)),
-        geometry[5] != 0,
-        bitcast[DType.float64](geometry[6]),
+        Int32(own.bins[0]),
+        Int32(own.bins[1]),
+        Int32(max(own.samples, 0)),
+        own.aligned,
+        own.scale,
     )
 
 
@@ -105,13 +160,11 @@ def roi_align_fprop[
     target: StaticString, dtype: DType
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """y = the mean of what the samples of each bin read in x."""
+    var own = Regions.take(arguments)
     var y = arguments.take[dtype, 3]()
     var x = arguments.take[dtype, 3]()
     var regions = arguments.take[dtype, 2]()
-    var geometry = arguments.take[DType.int64, 1]()
-    var p = _regions_problem[False](
-        x.shape(), y.shape(), regions.shape(), geometry
-    )
+    var p = _regions_problem[False](x.shape(), y.shape(), regions.shape(), own)
     if y.shape().flattened_length() == 0:
         return
     comptime if is_cpu[target]():
@@ -125,12 +178,12 @@ def roi_align_dgrad[
     target: StaticString, dtype: DType
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """dx = the images' gradient, in what sums are kept in. Deterministic."""
+    var own = Regions.take(arguments)
     var dx = arguments.take[accumulation_type[dtype], 3]()
     var dy = arguments.take[dtype, 3]()
     var regions = arguments.take[dtype, 2]()
-    var geometry = arguments.take[DType.int64, 1]()
     var p = _regions_problem[False](
-        dx.shape(), dy.shape(), regions.shape(), geometry
+        dx.shape(), dy.shape(), regions.shape(), own
     )
     if dx.shape().flattened_length() == 0:
         return
@@ -148,14 +201,12 @@ def roi_pool_fprop[
     target: StaticString, dtype: DType
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """y = the maximum of each bin of x, and its pixel."""
+    var own = Regions.take(arguments)
     var y = arguments.take[dtype, 3]()
     var places = arguments.take[DType.int32, 3]()
     var x = arguments.take[dtype, 3]()
     var regions = arguments.take[dtype, 2]()
-    var geometry = arguments.take[DType.int64, 1]()
-    var p = _regions_problem[False](
-        x.shape(), y.shape(), regions.shape(), geometry
-    )
+    var p = _regions_problem[False](x.shape(), y.shape(), regions.shape(), own)
     if places.shape() != y.shape():
         raise Error(t"places is {places.shape()}, y is {y.shape()}")
     if y.shape().flattened_length() == 0:
@@ -171,13 +222,13 @@ def roi_pool_dgrad[
     target: StaticString, dtype: DType
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """dx = the images' gradient, in what sums are kept in. Deterministic."""
+    var own = Regions.take(arguments)
     var dx = arguments.take[accumulation_type[dtype], 3]()
     var dy = arguments.take[dtype, 3]()
     var regions = arguments.take[dtype, 2]()
     var places = arguments.take[DType.int32, 3]()
-    var geometry = arguments.take[DType.int64, 1]()
     var p = _regions_problem[False](
-        dx.shape(), dy.shape(), regions.shape(), geometry
+        dx.shape(), dy.shape(), regions.shape(), own
     )
     if places.shape() != dy.shape():
         raise Error(t"places is {places.shape()}, dy is {dy.shape()}")
@@ -196,13 +247,11 @@ def ps_roi_fprop[
     target: StaticString, dtype: DType, align: Bool
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """y = the mean of each bin in its own channel of x."""
+    var own = Regions.take(arguments)
     var y = arguments.take[dtype, 3]()
     var x = arguments.take[dtype, 3]()
     var regions = arguments.take[dtype, 2]()
-    var geometry = arguments.take[DType.int64, 1]()
-    var p = _regions_problem[True](
-        x.shape(), y.shape(), regions.shape(), geometry
-    )
+    var p = _regions_problem[True](x.shape(), y.shape(), regions.shape(), own)
     if y.shape().flattened_length() == 0:
         return
     comptime if is_cpu[target]():
@@ -216,13 +265,11 @@ def ps_roi_dgrad[
     target: StaticString, dtype: DType, align: Bool
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """dx = the images' gradient, in what sums are kept in. Deterministic."""
+    var own = Regions.take(arguments)
     var dx = arguments.take[accumulation_type[dtype], 3]()
     var dy = arguments.take[dtype, 3]()
     var regions = arguments.take[dtype, 2]()
-    var geometry = arguments.take[DType.int64, 1]()
-    var p = _regions_problem[True](
-        dx.shape(), dy.shape(), regions.shape(), geometry
-    )
+    var p = _regions_problem[True](dx.shape(), dy.shape(), regions.shape(), own)
     if dx.shape().flattened_length() == 0:
         return
     comptime if is_cpu[target]():
@@ -239,21 +286,11 @@ def _deformable_problem(
     columns: IndexList[3],
     offset: IndexList[3],
     mask: IndexList[3],
-    geometry: Operand[DType.int64, 1],
+    own: Deformable,
 ) raises -> DeformableProblem:
-    check_equal(
-        "geometry.length",
-        geometry.dim_size(0),
-        DEFORMABLE_NUMBERS,
-        "the entry's",
-    )
-
-    def axis(name: String, first: Int) raises {imm} -> DeformedAxis:
-        var size = Int(geometry[first])
-        var taps = Int(geometry[first + 2])
-        var stride = Int(geometry[first + 3])
-        var padding = Int(geometry[first + 4])
-        var dilation = Int(geometry[first + 5])
+    def axis(name: String, own: Windows) raises {imm} -> DeformedAxis:
+        var size, taps, stride = own.size, own.taps, own.stride
+        var padding, dilation = own.padding, own.dilation
         if min(taps, min(stride, dilation)) < 1 or padding < 0:
             raise Error(
                 t"{name}: taps={taps}, stride={stride}, dilation={dilation}:"
@@ -265,25 +302,23 @@ def _deformable_problem(
         var room = size + 2 * padding - reach
         check_equal(
             String(name, ".windows"),
-            Int(geometry[first + 1]),
+            own.windows,
             room // stride + 1 if room >= 0 else 0,
             "the number that fit",
         )
         return DeformedAxis(
             Int32(size),
-            Int32(geometry[first + 1]),
+            Int32(own.windows),
             Int32(taps),
             Int32(stride),
             Int32(padding),
             Int32(dilation),
         )
 
-    var h = axis("H", 0)
-    var w = axis("W", 6)
-    var groups = Int(geometry[12])
-    var offset_groups = Int(geometry[13])
-    var masked = geometry[14] != 0
-    var channels = Int(geometry[15])
+    var h = axis("H", own.h)
+    var w = axis("W", own.w)
+    var groups, offset_groups = own.groups, own.offset_groups
+    var masked, channels = own.masked, own.channels
     if min(groups, offset_groups) < 1:
         raise Error(
             t"groups={groups}, offset_groups={offset_groups}: must be at"
@@ -324,13 +359,13 @@ def deformable_columns[
     target: StaticString, dtype: DType
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """Columns = what the windows of a deformable convolution read in x."""
+    var own = Deformable.take(arguments)
     var columns = arguments.take[dtype, 3]()
     var x = arguments.take[dtype, 3]()
     var offset = arguments.take[dtype, 3]()
     var mask = arguments.take[dtype, 3]()
-    var geometry = arguments.take[DType.int64, 1]()
     var p = _deformable_problem(
-        x.shape(), columns.shape(), offset.shape(), mask.shape(), geometry
+        x.shape(), columns.shape(), offset.shape(), mask.shape(), own
     )
     if columns.shape().flattened_length() == 0:
         return
@@ -351,14 +386,14 @@ def deformable_dgrad_input[
     target: StaticString, dtype: DType
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """dx = the images' gradient for that of the columns, in what sums are kept in. On a GPU additions are atomic unless the
-    geometry asks for the same bits in every run."""
+    call asks for the same bits in every run."""
+    var own = Deformable.take(arguments)
     var dx = arguments.take[accumulation_type[dtype], 3]()
     var dcolumns = arguments.take[dtype, 3]()
     var offset = arguments.take[dtype, 3]()
     var mask = arguments.take[dtype, 3]()
-    var geometry = arguments.take[DType.int64, 1]()
     var p = _deformable_problem(
-        dx.shape(), dcolumns.shape(), offset.shape(), mask.shape(), geometry
+        dx.shape(), dcolumns.shape(), offset.shape(), mask.shape(), own
     )
     if dx.shape().flattened_length() == 0:
         return
@@ -374,7 +409,7 @@ def deformable_dgrad_input[
             offset.data,
             mask.data,
             p,
-            geometry[16] != 0,
+            own.deterministic,
         )
 
 
@@ -382,15 +417,15 @@ def deformable_dgrad_offset[
     target: StaticString, dtype: DType
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """The gradients of offsets and masks for that of the columns."""
+    var own = Deformable.take(arguments)
     var doffset = arguments.take[dtype, 3]()
     var dmask = arguments.take[dtype, 3]()
     var dcolumns = arguments.take[dtype, 3]()
     var x = arguments.take[dtype, 3]()
     var offset = arguments.take[dtype, 3]()
     var mask = arguments.take[dtype, 3]()
-    var geometry = arguments.take[DType.int64, 1]()
     var p = _deformable_problem(
-        x.shape(), dcolumns.shape(), offset.shape(), mask.shape(), geometry
+        x.shape(), dcolumns.shape(), offset.shape(), mask.shape(), own
     )
     if doffset.shape() != offset.shape() or dmask.shape() != mask.shape():
         raise Error(

@@ -15,14 +15,37 @@ from math import prod
 
 import numpy as np
 from max.dtype import DType
-from max.graph import DeviceRef, StaticDim, TensorType, TensorValue
+from max.graph import StaticDim, TensorType, TensorValue
 
 from torch_max_backend.checked import beartype
 from torch_max_backend.ir import ops
 from torch_max_backend.mojo_ops import functions
+from torch_max_backend.mojo_ops.signatures import Family, Number, Signature, Tensor, ints
 
 _FLOATS = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
 _REGION = 5
+
+_WINDOWS = ints(
+    *(f"{what}_{axis}" for axis in "hw" for what in ("size", "windows", "taps", "stride", "padding", "dilation")),
+    *("groups", "offset_groups", "masked", "channels", "deterministic"),
+)
+_POOLED: dict[str, type[Number]] = {**ints("h", "w", "bins_h", "bins_w", "samples", "aligned"), "scale": float}
+_X, _Y, _DY, _OFFSET, _MASK, _DOFFSET, _DMASK, _COLUMNS, _DCOLUMNS = (
+    Tensor(name, "dtype", 3) for name in ("x", "y", "dy", "offset", "mask", "doffset", "dmask", "columns", "dcolumns")
+)
+_DX, _REGIONS, _PLACES = Tensor("dx", "acc", 3), Tensor("regions", "dtype", 2), Tensor("places", DType.int32, 3)
+FAMILY = Family(
+    "detection",
+    Signature("roi_align_fprop", (_Y,), (_X, _REGIONS), _POOLED),
+    Signature("roi_align_dgrad", (_DX,), (_DY, _REGIONS), _POOLED),
+    Signature("roi_pool_fprop", (_Y, _PLACES), (_X, _REGIONS), _POOLED),
+    Signature("roi_pool_dgrad", (_DX,), (_DY, _REGIONS, _PLACES), _POOLED),
+    Signature("ps_roi_fprop", (_Y,), (_X, _REGIONS), _POOLED),
+    Signature("ps_roi_dgrad", (_DX,), (_DY, _REGIONS), _POOLED),
+    Signature("deformable_columns", (_COLUMNS,), (_X, _OFFSET, _MASK), _WINDOWS),
+    Signature("deformable_dgrad_input", (_DX,), (_DCOLUMNS, _OFFSET, _MASK), _WINDOWS),
+    Signature("deformable_dgrad_offset", (_DOFFSET, _DMASK), (_DCOLUMNS, _X, _OFFSET, _MASK), _WINDOWS),
+)
 
 
 @beartype
@@ -50,10 +73,9 @@ class Regions:
         if min(self.extents) < 0:
             raise ValueError(f"extents={self.extents}: must be at least 0")
 
-    def geometry(self) -> np.ndarray:
-        """The kernels' operand; kernels/detection/entries.mojo names its numbers."""
-        scale = int(np.float64(self.scale).view(np.int64))
-        return np.array([*self.extents, *self.bins, max(self.samples, 0), self.aligned, scale], np.int64)
+    def numbers(self) -> list[Number]:
+        """The entries' numbers."""
+        return [*self.extents, *self.bins, max(self.samples, 0), self.aligned, self.scale]
 
 
 @beartype
@@ -108,15 +130,13 @@ class Deformable:
         """Elements that a window reads."""
         return prod(self.taps) * self.channels
 
-    def geometry(self, *, deterministic: bool = False) -> np.ndarray:
-        """The kernels' operand; kernels/detection/entries.mojo names its numbers."""
+    def numbers(self, *, deterministic: bool = False) -> list[Number]:
+        """The entries' numbers."""
         axes = zip(
             self.extents, self.windows, self.taps, self.stride, self.padding, self.dilation, strict=True
         )  # fmt: skip
         groups = self.groups, self.offset_groups, self.masked
-        return np.array(
-            [*(number for axis in axes for number in axis), *groups, self.channels, deterministic], np.int64
-        )
+        return [*(number for axis in axes for number in axis), *groups, self.channels, deterministic]
 
 
 @beartype
@@ -327,7 +347,7 @@ def _pooled(
     results: Sequence[tuple[DType, list]],  # type: ignore[type-arg]
     *flags: bool,
 ) -> list[TensorValue]:
-    return _call(entry, values, how.geometry(), results, flags)
+    return _call(entry, values, how.numbers(), results, flags)
 
 
 def _deformed(
@@ -338,17 +358,17 @@ def _deformed(
     *,
     deterministic: bool = False,
 ) -> list[TensorValue]:
-    return _call(entry, values, how.geometry(deterministic=deterministic), results, ())
+    return _call(entry, values, how.numbers(deterministic=deterministic), results, ())
 
 
 def _call(
     entry: str,
     values: list[TensorValue],
-    geometry: np.ndarray,
+    numbers: list[Number],
     results: Sequence[tuple[DType, list]],  # type: ignore[type-arg]
     flags: tuple[bool, ...],
 ) -> list[TensorValue]:
     device = values[0].device
-    numbers = ops.constant(geometry, DType.int64, device=DeviceRef.CPU())
     types = [TensorType(dtype, shape, device) for dtype, shape in results]
-    return functions.call("detection", entry, device, [*values, numbers], types, (values[0].dtype, *flags))
+    function = functions.function_of(FAMILY, entry, functions.target_of(device), (values[0].dtype, *flags))
+    return functions.call(FAMILY[entry], function, values, types, numbers)

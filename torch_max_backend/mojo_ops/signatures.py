@@ -57,8 +57,7 @@ class Signature:
         numbers: plain numbers by name, each with its type; a flag is an int.
         listed: the name of further whole numbers, which follow the others with their count in front; "" for none.
         in_order: by a result's number, the operands of which an element is read for the element at its place alone.
-        after: whether calls have further operands, of the first one's rank and dtype, that have to be made before, and that
-            nobody reads.
+        after: whether calls have further operands, of the first one's kind, that are made before and not read.
         cost: of compiling it.
     """
 
