@@ -25,7 +25,7 @@ from max.gpu.host import DeviceContext, FuncAttribute
 from max.gpu.memory import AddressSpace, external_memory
 
 from ...common.async_copy import commit_copies, copy_one, wait_for_copies
-from ...common.pointer import Ptr
+from ...common.pointer import Ptr, Shared
 from ...common.ptx import exchange_lanes, fence_shared_writes
 from ..pointers import Backward
 from ..problem import AttentionProblem
@@ -37,6 +37,7 @@ from .tiles import (
     by_warpgroups,
     copy_tile,
     finish_products,
+    loaded_sums,
     power_of_two,
     product_of_rows,
     write_sums,
@@ -48,7 +49,7 @@ comptime SUM_THREADS = 256
 
 def padded(queries: Int) -> Int:
     """Rows of a head's sums: whole steps."""
-    return ceildiv(queries, 128) * 128
+    return ceildiv(queries, 64) * 64
 
 
 def backward_bytes(shape: Shape, depth: Int) -> Int:
@@ -219,6 +220,21 @@ def flash_keys_kernel[
     var key_sums = Sums[depth](0)
     var value_sums = Sums[depth](0)
     for number in range(all):
+        var query = (begin + number % blocks) * Int32(step) + lane % 4 * 2
+        # The bias over the scale: what the products are added to.
+        var begun = Sums[step](0)
+        comptime if biased:
+            var h = g * p.repeats() + Int(number // blocks)
+            begun = loaded_sums[bias_type, step](
+                at.bias.unsafe_offset(p.bias_offset(b, h, 0)),
+                key,
+                keys,
+                p.bias.key,
+                query,
+                queries,
+                p.bias.row,
+                1 / p.scale.cast[DType.float32](),
+            )
         wait_for_copies[0]()
         comptime if by_warpgroups[dtype]():
             fence_shared_writes()
@@ -228,35 +244,14 @@ def flash_keys_kernel[
         commit_copies()
         var query_tile = slots.unsafe_offset(Int(number % 2) * slot_size)
         var grad_tile = query_tile.unsafe_offset(step * depth)
-        var powers = product_of_rows[dtype, depth, step, rows](
-            key_tile, query_tile, warp, lane
+        var powers = product_of_rows[dtype, depth, step, rows, biased](
+            key_tile, query_tile, warp, lane, begun
         )
         var slopes = product_of_rows[dtype, depth, step, rows](
             value_tile, grad_tile, warp, lane
         )
         # Of two products the first is done; P is formed while the second goes on.
         finish_products[dtype, 1]()
-        var query = (begin + number % blocks) * Int32(step) + lane % 4 * 2
-        comptime if biased:
-            var h = g * p.repeats() + Int(number // blocks)
-            comptime for half in range(2):
-                var row = key + Int32(8 * half)
-                if row < keys:
-                    var line = at.bias.unsafe_offset(
-                        p.bias_offset(b, h, 0) + Int(row) * p.bias.key
-                    )
-                    comptime for j in range(step // 8):
-                        comptime for e in range(2):
-                            comptime i = 4 * j + 2 * half + e
-                            var column = query + Int32(8 * j + e)
-                            if column < queries:
-                                powers[i] = (
-                                    powers[i] * scale
-                                    + line[
-                                        unsafe_offset=Int(column) * p.bias.row
-                                    ].cast[DType.float32]()
-                                    * LOG2_E
-                                )
         var mine = numbers.unsafe_offset(
             Int(number % 2) * 2 * step + Int(lane % 4 * 2)
         )
@@ -271,11 +266,7 @@ def flash_keys_kernel[
             comptime for half in range(2):
                 comptime for e in range(2):
                     comptime i = 4 * j + 2 * half + e
-                    var power: Float32
-                    comptime if biased:
-                        power = power_of_two(powers[i] - sum[e])
-                    else:
-                        power = power_of_two(powers[i].fma(scale, -sum[e]))
+                    var power = power_of_two(powers[i].fma(scale, -sum[e]))
                     if (
                         hides
                         and key + Int32(8 * half)
@@ -324,6 +315,48 @@ def flash_keys_kernel[
         key,
         lane,
     )
+
+
+@always_inline
+def _write_slopes[
+    dtype: DType, rows: Int, step: Int, threads: Int
+](
+    target: Ptr[dtype],
+    room: Shared[dtype],
+    slopes: Sums[step],
+    queries: Int32,
+    first_key: Int32,
+    keys: Int32,
+):
+    """Writes the bias's gradient for keys from `first_key` on: rows of `keys` elements, of which `queries` are left. By way of
+    `room`, for rows x step elements, where they are all keys: neighbouring threads then write neighbouring elements.
+    """
+    var thread = Int32(thread_idx.x)
+    var warp = thread // 32
+    var lane = thread % 32
+    var row = warp * 16 + lane // 4
+    var column = first_key + lane % 4 * 2
+    var whole = keys <= Int32(step)
+    if whole:
+        barrier()
+    comptime for half in range(2):
+        var at_row = row + Int32(8 * half)
+        comptime for j in range(step // 8):
+            comptime for e in range(2):
+                var at = column + Int32(8 * j + e)
+                var slope = slopes[4 * j + 2 * half + e].cast[dtype]()
+                if at_row < queries and at < keys:
+                    if whole:
+                        room[unsafe_offset=Int(at_row * keys + at)] = slope
+                    else:
+                        target[
+                            unsafe_offset=Int(at_row) * Int(keys) + Int(at)
+                        ] = slope
+    if whole:
+        barrier()
+        var count = min(queries, Int32(rows)) * keys
+        for i in range(thread, count, Int32(threads)):
+            target[unsafe_offset=Int(i)] = room[unsafe_offset=Int(i)]
 
 
 @__llvm_metadata(
@@ -429,6 +462,19 @@ def flash_queries_kernel[
     var scale = p.scale.cast[DType.float32]() * LOG2_E
     var query_sums = Sums[depth](0)
     for block in range(blocks):
+        var key = block * Int32(step) + lane % 4 * 2
+        var begun = Sums[step](0)
+        comptime if biased:
+            begun = loaded_sums[bias_type, step](
+                at.bias.unsafe_offset(p.bias_offset(b, h, 0)),
+                upper_row,
+                queries,
+                p.bias.row,
+                key,
+                keys,
+                p.bias.key,
+                1 / p.scale.cast[DType.float32](),
+            )
         wait_for_copies[0]()
         comptime if by_warpgroups[dtype]():
             fence_shared_writes()
@@ -437,56 +483,43 @@ def flash_queries_kernel[
             load(block + 1)
         commit_copies()
         var key_tile = slots.unsafe_offset(Int(block % 2) * slot_size)
-        var powers = product_of_rows[dtype, depth, step, rows](
-            query_tile, key_tile, warp, lane
+        var powers = product_of_rows[dtype, depth, step, rows, biased](
+            query_tile, key_tile, warp, lane, begun
         )
         var slopes = product_of_rows[dtype, depth, step, rows](
             grad_tile, key_tile.unsafe_offset(step * depth), warp, lane
         )
         # Of two products the first is done; P is formed while the second goes on.
         finish_products[dtype, 1]()
-        var key = block * Int32(step) + lane % 4 * 2
         var hides = (block + 1) * Int32(step) > all_seen
         comptime for half in range(2):
-            var row = upper_row + Int32(8 * half)
             var row_end = upper_end if half == 0 else lower_end
-            var line = at.bias.unsafe_offset(p.bias_offset(b, h, Int(row)))
             comptime for j in range(step // 8):
                 comptime for e in range(2):
                     comptime i = 4 * j + 2 * half + e
-                    var column = key + Int32(8 * j + e)
-                    var power: Float32
-                    comptime if biased:
+                    # Behind the last query the sum is infinite.
+                    var power = power_of_two(powers[i].fma(scale, -sum[half]))
+                    if hides and key + Int32(8 * j + e) >= row_end:
                         power = 0
-                        if row < queries and column < row_end:
-                            power = power_of_two(
-                                powers[i] * scale
-                                + line[
-                                    unsafe_offset=Int(column) * p.bias.key
-                                ].cast[DType.float32]()
-                                * LOG2_E
-                                - sum[half]
-                            )
-                    else:
-                        power = power_of_two(powers[i].fma(scale, -sum[half]))
-                        if hides and column >= row_end:
-                            power = 0
                     powers[i] = power
         finish_products[dtype]()
         comptime for half in range(2):
-            var row = upper_row + Int32(8 * half)
             comptime for j in range(step // 8):
                 comptime for e in range(2):
                     comptime i = 4 * j + 2 * half + e
                     slopes[i] = powers[i] * (slopes[i] - delta[half])
-                    comptime if bias_wanted:
-                        var column = key + Int32(8 * j + e)
-                        if row < queries and column < keys:
-                            at.bias_grad[
-                                unsafe_offset=(p.sums_offset(b, h) + Int(row))
-                                * p.keys
-                                + Int(column)
-                            ] = slopes[i].cast[dtype]()
+        comptime if bias_wanted:
+            # Where all keys pass by at once the block's rows lie together, and the queries are not read any more.
+            _write_slopes[dtype, rows, step, shape.threads()](
+                at.bias_grad.unsafe_offset(
+                    (p.sums_offset(b, h) + Int(first)) * p.keys
+                ),
+                query_tile,
+                slopes,
+                queries - first,
+                block * Int32(step),
+                keys,
+            )
         add_product_of_columns[dtype, step, depth](
             query_sums, slopes, key_tile, lane
         )

@@ -40,6 +40,7 @@ from .tiles import (
     by_warpgroups,
     copy_tile,
     finish_products,
+    loaded_sums,
     power_of_two,
     product_of_rows,
     write_sums,
@@ -48,9 +49,11 @@ from .tiles import (
 comptime HIDDEN = -inf[DType.float32]()
 
 
-def forward_bytes(shape: Shape, depth: Int) -> Int:
-    """Shared memory, with room to begin at a multiple of 1024 bytes."""
-    return (shape.rows() + 4 * shape.step) * depth * 2 + 1024
+def forward_bytes(shape: Shape, depth: Int, keys: Int) -> Int:
+    """Shared memory, with room to begin at a multiple of 1024 bytes. A second slot is there where keys pass by.
+    """
+    var slots = 1 if keys <= shape.step else 2
+    return (shape.rows() + 2 * slots * shape.step) * depth * 2 + 1024
 
 
 @always_inline
@@ -184,12 +187,33 @@ def flash_forward_kernel[
     var all_seen = visible(first, keys, reach)
     var blocks = ceildiv(end, Int32(count))
     var scale = p.scale.cast[DType.float32]() * LOG2_E
-    comptime if biased:
-        scale = 1
     var output = Sums[depth](0)
     # Of the two rows: maximum (before scaling) and this lane's part of the sum.
     var tops = SIMD[DType.float32, 2](HIDDEN)
     var totals = SIMD[DType.float32, 2](0)
+
+    @always_inline
+    def first_scores(block: Int32) {imm} -> Sums[count]:
+        """The bias over the scale: what the block's products are added to."""
+        comptime if biased:
+            return loaded_sums[bias_type, count](
+                at.bias.unsafe_offset(p.bias_offset(b, h, 0)),
+                upper_row,
+                queries,
+                p.bias.row,
+                block * Int32(count) + lane % 4 * 2,
+                keys,
+                p.bias.key,
+                1 / p.scale.cast[DType.float32](),
+            )
+        else:
+            return Sums[count](0)
+
+    @always_inline
+    def scores_of(block: Int32, begun: Sums[count]) {imm} -> Sums[count]:
+        return product_of_rows[dtype, depth, count, rows, biased](
+            shared, slot_of(block, False), warp, lane, begun
+        )
 
     @always_inline
     def soften(
@@ -198,26 +222,6 @@ def flash_forward_kernel[
         """Turns scores into powers, and scales what was summed up to the new maximum.
         """
         var key = block * Int32(count) + lane % 4 * 2
-        comptime if biased:
-            var factor = p.scale.cast[DType.float32]()
-            comptime for half in range(2):
-                var row = upper_row + Int32(8 * half)
-                var row_end = upper_end if half == 0 else lower_end
-                if row < queries:
-                    var line = at.bias.unsafe_offset(
-                        p.bias_offset(b, h, Int(row))
-                    )
-                    comptime for j in range(count // 8):
-                        comptime for e in range(2):
-                            comptime i = 4 * j + 2 * half + e
-                            var column = key + Int32(8 * j + e)
-                            if column < row_end:
-                                scores[i] = (
-                                    scores[i] * factor
-                                    + line[
-                                        unsafe_offset=Int(column) * p.bias.key
-                                    ].cast[DType.float32]()
-                                ) * LOG2_E
         if (block + 1) * Int32(count) > all_seen:
             _hide[count](scores, key, upper_end, lower_end)
         comptime for half in range(2):
@@ -233,23 +237,21 @@ def flash_forward_kernel[
             if blocks > 1:
                 load_keys(1)
             commit_copies()
+            var begun = first_scores(0)
             wait_for_copies[1]()
             comptime if by_warpgroups[dtype]():
                 fence_shared_writes()
             barrier()
-            var scores = product_of_rows[dtype, depth, count, rows](
-                shared, slot_of(0, False), warp, lane
-            )
+            var scores = scores_of(0, begun)
             finish_products[dtype]()
             for block in range(blocks - 1):
+                begun = first_scores(block + 1)
                 begin_block()
                 load_values(block + 1)
                 if block + 2 < blocks:
                     load_keys(block + 2)
                 commit_copies()
-                var next = product_of_rows[dtype, depth, count, rows](
-                    shared, slot_of(block + 1, False), warp, lane
-                )
+                var next = scores_of(block + 1, begun)
                 soften(block, scores)
                 add_product_of_columns[dtype, count, depth](
                     output, scores, slot_of(block, True), lane
@@ -267,14 +269,13 @@ def flash_forward_kernel[
             load_values(0)
         commit_copies()
         for block in range(blocks):
+            var begun = first_scores(block)
             begin_block()
             if block + 1 < blocks:
                 load_keys(block + 1)
                 load_values(block + 1)
             commit_copies()
-            var scores = product_of_rows[dtype, depth, count, rows](
-                shared, slot_of(block, False), warp, lane
-            )
+            var scores = scores_of(block, begun)
             finish_products[dtype]()
             soften(block, scores)
             add_product_of_columns[dtype, count, depth](
@@ -334,7 +335,7 @@ def _launch[
 ](
     at: Forward[dtype, bias_type], p: AttentionProblem, ctx: DeviceContext
 ) raises:
-    comptime bytes = forward_bytes(shape, depth)
+    comptime most = forward_bytes(shape, depth, 2 * shape.step)
     ctx.enqueue_function[
         flash_forward_kernel[dtype, bias_type, biased, depth, shape]
     ](
@@ -342,8 +343,8 @@ def _launch[
         p,
         grid_dim=(ceildiv(p.queries, shape.rows()), p.heads, p.batch),
         block_dim=shape.threads(),
-        shared_mem_bytes=bytes,
+        shared_mem_bytes=forward_bytes(shape, depth, p.keys),
         func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
-            UInt32(bytes)
+            UInt32(most)
         ),
     )

@@ -114,20 +114,64 @@ def _descriptor[panel_rows: Int](address: UInt32) -> Int64:
 
 
 @always_inline
-def product_of_rows[
-    dtype: DType, depth: Int, columns: Int, a_rows: Int
-](a: Shared[dtype], b: Shared[dtype], warp: Int32, lane: Int32) -> Sums[
-    columns
-]:
-    """Rows 16 * warp and on of A [a_rows, depth] times all rows of B [columns, depth].
+def loaded_sums[
+    dtype: DType, columns: Int
+](
+    source: Ptr[dtype],
+    row: Int32,
+    rows: Int32,
+    row_step: Int,
+    column: Int32,
+    column_count: Int32,
+    column_step: Int,
+    factor: Float32,
+) -> Sums[columns]:
+    """A lane's elements of a matrix times a factor, as the sums that a product is added to: those of `row`, the first of its two,
+    and of every eighth pair of columns from `column` on.
+
+    Behind the last row or column they are some others: no load waits for a comparison, so all are on their way at once.
     """
     var sums = Sums[columns](0)
+    comptime for half in range(2):
+        var at_row = min(row + Int32(8 * half), rows - 1)
+        var line = source.unsafe_offset(Int(at_row) * row_step)
+        comptime for j in range(columns // 8):
+            comptime for e in range(2):
+                var at = min(column + Int32(8 * j + e), column_count - 1)
+                # A product of 32 bits each, which is one instruction.
+                var offset = Int64(at) * Int64(Int32(column_step))
+                sums[4 * j + 2 * half + e] = line[
+                    unsafe_offset=Int(offset)
+                ].cast[DType.float32]()
+    sums *= factor
+    return sums
+
+
+@always_inline
+def product_of_rows[
+    dtype: DType, depth: Int, columns: Int, a_rows: Int, begun: Bool = False
+](
+    a: Shared[dtype],
+    b: Shared[dtype],
+    warp: Int32,
+    lane: Int32,
+    start: Sums[columns] = 0,
+) -> Sums[columns]:
+    """Rows 16 * warp and on of A [a_rows, depth] times all rows of B [columns, depth], added to `start` where it is `begun`.
+    """
+    var sums = start
     comptime if by_warpgroups[dtype]():
         comptime steps = depth // 16
         var a_at = _descriptor[a_rows](
             UInt32(Int(a)) + UInt32(warp // 4) * UInt32(64 * 128)
         )
         var b_at = _descriptor[columns](UInt32(Int(b)))
+        comptime if begun:
+            # In their registers before the fence.
+            comptime for i in range(columns // 2):
+                sums[i] = bitcast[DType.float32, 1](
+                    made_here(bitcast[DType.int32, 1](sums[i]))
+                )
         wgmma_fence_aligned()
         comptime for k in range(steps):
             # In units of 16 bytes.
@@ -143,7 +187,7 @@ def product_of_rows[
                 b_type=dtype,
                 layout_a="row",
                 layout_b="col",
-                scale_d=0 if k == 0 else 1,
+                scale_d=0 if k == 0 and not begun else 1,
             ](
                 WGMMADescriptor[dtype](
                     a_at + Int64(inside + panel * a_rows * 8)
