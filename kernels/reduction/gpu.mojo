@@ -30,11 +30,23 @@ comptime MOST_BLOCKS = 1056
 comptime LEAST = 4
 # Rounds of its loop that a thread over columns should have at least: a second stage costs as much.
 comptime ROUNDS = 4
+# Rows that one thread adds up where there are columns enough for all of a GPU's.
+comptime SHORT = 64
 # Threads that put an output's slices together, outputs beside each other that a block has, and slices read at once.
 comptime MERGERS = 64
 comptime MERGED = 8
 comptime MERGE_BLOCK = MERGERS * MERGED
 comptime AT_ONCE = 4
+
+
+@always_inline
+def divided(value: Int, divisor: Int) -> Tuple[Int, Int]:
+    """Quotient and remainder of numbers that are not negative; quick where they have 31 bits, as almost always.
+    """
+    if value >> 31 == 0:
+        var small = divide(Int32(value), Int32(divisor))
+        return Int(small[0]), Int(small[1])
+    return value // divisor, value % divisor
 
 
 @always_inline
@@ -186,19 +198,22 @@ def reduce_columns_kernel[
     tiles: Int64,
     across: Int64,
 ):
-    """A block reduces a slice of `across` vectors of columns, `share` rows."""
+    """A block reduces a slice of `across` vectors of columns, of one plane or several, `share` rows.
+    """
     var mine = divide(Int32(thread_idx.x), Int32(across))
     var x = Int(mine[1])
     var y = Int(mine[0])
     var rows = Int(divide(Int32(block_dim.x), Int32(across))[0])
     var unit = divide(Int32(block_idx.x), Int32(tiles))
-    var tile = Int(unit[1])
-    unit = divide(unit[0], Int32(slices))
-    var slice = Int(unit[1])
-    var plane = Int(unit[0])
-    var column = (tile * Int(across) + x) * width
+    var slice = Int(unit[0])
+    var vector = Int(unit[1]) * Int(across) + x
+    # `width` divides `inner`.
+    var vectors = Int(inner) // width
+    var place = divided(vector, vectors)
+    var plane = place[0]
+    var column = place[1] * width
     var values = Values[acc, width, results].start[kinds]()
-    if column < Int(inner):
+    if plane < Int(outer):
         var first = slice * Int(share)
         var last = min(first + Int(share), Int(reduced))
         var start = plane * Int(reduced)
@@ -224,7 +239,7 @@ def reduce_columns_kernel[
         var value = together[acc, kinds, n, width](
             values.data[n], Int(across), rows
         )
-        if y == 0 and column < Int(inner):
+        if y == 0 and plane < Int(outer):
             _keep[acc, result, width, n, count, dims](
                 operands,
                 partials,
@@ -329,7 +344,7 @@ def _reduce[
             block_dim=BLOCK,
         )
     else:
-        var tiles = ceildiv(extents.inner, lanes * width)
+        var tiles = ceildiv(extents.outer * extents.inner, lanes * width)
         ctx.enqueue_function[
             reduce_columns_kernel[
                 acc, result, kinds, results, count, dims, run, width, parts
@@ -344,7 +359,7 @@ def _reduce[
             Int64(slices.count),
             Int64(tiles),
             Int64(lanes),
-            grid_dim=extents.outer * slices.count * tiles,
+            grid_dim=slices.count * tiles,
             block_dim=lanes * min(BLOCK // lanes, extents.reduced),
         )
 
@@ -377,12 +392,14 @@ def _launch[
             BLOCK * LEAST,
         )
     else:
-        # Equal parts of the columns, wider ones where few rows leave room.
-        var vectors = ceildiv(extents.inner, width)
+        # Equal parts of the columns, wider ones where few rows leave room, and for short sums a thread for each.
+        var vectors = max(1, extents.outer * (extents.inner // width))
         var most = max(ACROSS, BLOCK // extents.reduced)
+        if extents.reduced <= SHORT and vectors >= MOST_BLOCKS * BLOCK:
+            most = BLOCK
         lanes = ceildiv(vectors, ceildiv(vectors, most))
         slices = _Slices.of(
-            extents.outer * ceildiv(vectors, lanes),
+            ceildiv(vectors, lanes),
             extents.reduced,
             BLOCK // lanes * parts * ROUNDS,
         )
