@@ -1,6 +1,7 @@
 """Pointwise programs on a GPU: a thread computes some vectors of neighbouring elements, far from each other."""
 
 from std.math import ceildiv
+from std.reflection import get_function_name
 
 from max.gpu import global_idx
 from max.gpu.host import DeviceContext
@@ -10,6 +11,7 @@ from .program import Operands, Places
 comptime BLOCK = 256
 
 
+@__name(t"{get_function_name[run]()}")
 def pointwise_kernel[
     count: Int,
     dims: Int,

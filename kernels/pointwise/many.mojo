@@ -4,6 +4,7 @@ A tensor's operands are read in order, as its results are written, or are one nu
 block computes is cut by elements, not by tensors: a network has many small tensors and a few large ones.
 """
 
+from std.reflection import get_function_name
 from std.math import ceildiv
 from std.utils.index import IndexList
 
@@ -162,6 +163,7 @@ def is_aligned[count: Int, ordered: Int](operands: Operands[count, 1]) -> Bool:
     return together % MOST_BYTES == 0
 
 
+@__name(t"many_{get_function_name[run]()}")
 def many_kernel[
     count: Int,
     most: Int,

@@ -7,6 +7,7 @@ threads share what is reduced. Where results are few, several blocks share them:
 
 from std.math import ceildiv
 from std.memory import stack_allocation
+from std.reflection import get_function_name
 from std.sys.info import size_of
 from std.utils.static_tuple import StaticTuple
 
@@ -119,6 +120,7 @@ def _keep[
         ] = value[lane].cast[result]()
 
 
+@__name(t"reduce_rows_{get_function_name[run]()}")
 def reduce_rows_kernel[
     acc: DType,
     result: DType,
@@ -175,6 +177,7 @@ def reduce_rows_kernel[
             )
 
 
+@__name(t"reduce_columns_{get_function_name[run]()}")
 def reduce_columns_kernel[
     acc: DType,
     result: DType,

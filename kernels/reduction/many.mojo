@@ -4,6 +4,7 @@ A tensor's values are put together piece by piece, then its pieces' values in th
 are changes nothing.
 """
 
+from std.reflection import get_function_name
 from std.math import ceildiv
 from std.memory.alloc import unsafe_alloc
 
@@ -92,6 +93,7 @@ def reduction_many_cpu[
     partials.unsafe_free()
 
 
+@__name(t"reduce_many_{get_function_name[run]()}")
 def reduce_pieces_kernel[
     acc: DType,
     kinds: Int,

@@ -138,3 +138,15 @@ def test_numbers_are_arguments(dtype: torch.dtype) -> None:
     others, again = scaled(dtype, (-1e-30, -7.25, 1e4) if dtype != torch.float16 else (-1e-7, -7.25, 3.5))
     assert launched and [each.symbol for each in launched] == [each.symbol for each in again]
     assert not torch.equal(found[1], others[1])
+
+
+def test_generated_functions_are_named_by_what_they_compute() -> None:
+    torch._dynamo.reset()
+    with backend.recorded_graphs() as graphs:
+        run = torch.compile(lambda x: torch.relu(x) * 2 + torch.sigmoid(x), backend=backend.build_only)
+        run(torch.randn(8))
+    (executable,) = graphs[0].executables
+    (launch,) = executable.built.listing.launches
+    (function,) = (each for each in executable.spec.functions if each.symbol == launch.function)
+    assert launch.ops == "relu_mul_sigmoid_add"
+    assert "def relu_mul_sigmoid_add_" in function.definition

@@ -27,6 +27,8 @@ def test_every_launch_of_a_step_is_timed() -> None:
     launches = times.launches
     names = [each.name for each in launches]
     assert {"conv_fprop_float32_0", "conv_wgrad_float32_0"} <= set(names)
+    assert {"convolution", "convolution_backward"} <= {each.ops for each in launches}
+    assert any("relu" in each.ops and each.entry == "pointwise" for each in launches)
     assert all(each.seconds > 0 and each.runs == 3 for each in launches)
     assert {"conv_fprop", "conv_wgrad", "pointwise"} <= {each.entry for each in launches}
     sizes = {each.name: each.sizes for each in launches}

@@ -8,7 +8,7 @@ from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType
 
 from torch_max_backend.ir import ops
-from torch_max_backend.ir.notes import notes_of
+from torch_max_backend.ir.notes import Origin, notes_of
 from torch_max_backend.max_compat import in_mlir_context
 from torch_max_backend.mojo_ops.convolution import Geometry, conv_fprop
 from torch_max_backend.mojo_ops.functions import LibraryFunction
@@ -43,10 +43,10 @@ def test_every_kind_of_operation_is_read_with_its_attributes() -> None:
     kind = TensorType(DType.float32, (4, 6), CPU)
     with Graph("kinds", input_types=[kind, TensorType(DType.float32, ("rows", 6), CPU)]) as graph:
         x, symbolic = (value.tensor for value in graph.inputs)
-        notes_of(graph).begin("first")
+        notes_of(graph).begin(Origin("first", "relu"))
         part = ops.slice_tensor(x, [slice(-3, None), slice(0, 6, 2)])
         turned = ops.permute(x, [1, 0])
-        notes_of(graph).begin("second")
+        notes_of(graph).begin(Origin("second"))
         padded = ops.pad(x, [0, 1, 2, 0], ops.constant(2.5, DType.float32, CPU))
         joined = ops.concat([x, x], axis=-1)
         total = ops.broadcast_to(ops.sum(x * x, axis=-1), [4, 6])

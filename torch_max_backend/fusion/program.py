@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from max.dtype import DType
@@ -35,6 +35,10 @@ _EPILOGUE_VECTOR = 8
 _INPUT_COUNTS = (1, 2, 4, 8, 12, 24, 48)
 """Numbers of inputs that programs have: those with a few more or less share their library's code around them."""
 _PLAIN = "    return c\n"
+_CASTS = frozenset({"_to_copy", "convert_element_type", "clone"})
+"""Ops that name a program only where it has no others."""
+_LONGEST_NAME = 60
+"""Letters of the ops in a generated function's name."""
 _HEAVY = frozenset({"exp", "log", "log1p", "tanh", "erf", "sin", "cos"})
 """Operations of some 20 instructions for each element."""
 MOST_INPUTS = 12
@@ -104,6 +108,7 @@ class Program:
         numbers: how many of them are numbers.
         reduction: what is made of the function's values, where it has any.
         ordered: of a program over many tensors, a bit for each operand that is no single number.
+        ops: the aten ops that it computes, for its name: those of the graph that asked for it first.
     """
 
     entry: Literal[
@@ -120,6 +125,7 @@ class Program:
     reduction: Accumulation | None = None
     ordered: int = 0
     parts: int = 1
+    ops: str = field(default="", compare=False)
 
     @property
     def _name(self) -> str:
@@ -133,6 +139,12 @@ class Program:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
+    def _function(self) -> str:
+        """The generated function's name, which kernels on a GPU take theirs from."""
+        words = [*_words(self.ops), self._name[:8]] if self.ops else ["program", self._name[:8]]
+        return "_".join(words)
+
+    @property
     def symbol(self) -> str:
         """The name of the exported C function."""
         return symbol_of(f"torch_max_{self.entry}_{self._name}_{self.target}", (module for module, _ in self.imports))
@@ -143,17 +155,17 @@ class Program:
         if self.convolution:
             vector = f", {self.vector}" if self.target == "cpu" else ""
             counts = f"{self.convolution}{vector}, {self.operands}, {self.digits}"
-            return f'{self.entry}["{self.target}", {counts}, _program_{self._name}]'
-        many = f"{self.operands}, _program_{self._name}, {self.vector}, {self.ordered}"
+            return f'{self.entry}["{self.target}", {counts}, {self._function}]'
+        many = f"{self.operands}, {self._function}, {self.vector}, {self.ordered}"
         if self.entry == "reduction_many" and self.reduction is not None:
             return f'reduction_many["{self.target}", {self.reduction.parameters}, {many}]'
         if self.reduction is not None:
             first = f'"{self.target}", {self.reduction.parameters}, {self.operands}, {self.digits}'
             last = f"{self.vector}, {self.parts}, {self.guards}, {self.numbers}, {self.reduction.rows}"
-            return f"reduction[{first}, _program_{self._name}, {last}]"
+            return f"reduction[{first}, {self._function}, {last}]"
         if self.entry == "pointwise_many":
             return f'pointwise_many["{self.target}", {many}]'
-        sizes = f"{self.operands}, {self.digits}, _program_{self._name}, {self.vector}, {self.parts}"
+        sizes = f"{self.operands}, {self.digits}, {self._function}, {self.vector}, {self.parts}"
         return f'pointwise["{self.target}", {sizes}, {self.guards}, {self.numbers}]'
 
     @property
@@ -174,7 +186,7 @@ class Program:
         """The function."""
         return (
             "\n@always_inline\n"
-            f"def _program_{self._name}[width: Int, parts: Int]"
+            f"def {self._function}[width: Int, parts: Int]"
             f"(a: Operands[{self.operands}, {self.digits}], p: Places[{self.digits}, parts]{self._handed}:\n"
             f"{self.body}"
         )
@@ -196,6 +208,25 @@ class Program:
             return ")"
         vector = f"SIMD[{self.convolution.partition(',')[0]}, width]"
         return f", c: {vector}) -> {vector}"
+
+
+def ops_of(terms: Terms) -> str:
+    """The aten ops that ``terms`` compute, in their order, joined by underscores."""
+    makers = [step.value.maker for step in terms.steps if not isinstance(step, Leaf) and step.operands]
+    if terms.extents is not None:
+        makers += [root.maker for root in terms.roots]
+    found = list(dict.fromkeys(maker.op for maker in makers if maker is not None and maker.op))
+    return "_".join([op for op in found if op not in _CASTS] or found)
+
+
+def _words(ops: str) -> list[str]:
+    """As many of the words as a name has room for."""
+    words: list[str] = []
+    for word in ops.split("_"):
+        if sum(map(len, words)) + len(word) > _LONGEST_NAME:
+            break
+        words += [word] if word else []
+    return words
 
 
 def layout_of(terms: Terms) -> Layout | None:
@@ -255,6 +286,7 @@ def _over_all(
         numbers=len(numbers),
         reduction=reduction,
         parts=parts,
+        ops=ops_of(terms),
     )
 
 
@@ -332,9 +364,11 @@ def generate_many(terms: Terms, ways: Sequence[str], target: Literal["cpu", "gpu
     operands, vector = roots + len(ways), vector_of(terms, target)
     ordered = sum(1 << roots + n for n, way in enumerate(ways) if way == "linear")
     if reduction is not None:
-        return Program("reduction_many", target, body, operands, 1, vector, reduction=reduction, ordered=ordered)
+        return Program(
+            "reduction_many", target, body, operands, 1, vector, reduction=reduction, ordered=ordered, ops=ops_of(terms)
+        )
     ordered += sum(1 << n for n in range(roots))
-    return Program("pointwise_many", target, body, operands, 1, vector, ordered=ordered)
+    return Program("pointwise_many", target, body, operands, 1, vector, ordered=ordered, ops=ops_of(terms))
 
 
 def generate_epilogue(
@@ -349,7 +383,8 @@ def generate_epilogue(
     operands = len(terms.roots) + len(terms.leaves) - 1
     if target == "gpu":
         convolution += f", {_is_heavy(terms)}"
-    return Program("conv_pointwise", target, body, operands, len(layout.extents), vector, convolution)
+    digits, ops = len(layout.extents), ops_of(terms)
+    return Program("conv_pointwise", target, body, operands, digits, vector, convolution, ops=ops)
 
 
 def _is_heavy(terms: Terms) -> bool:

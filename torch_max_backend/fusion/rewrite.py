@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from max.dtype import DType
@@ -21,6 +21,7 @@ from torch_max_backend.fusion.program import (
     generate_reduction,
     geometry,
     layout_of,
+    ops_of,
     padded,
     ways_of_many,
 )
@@ -97,12 +98,13 @@ class _Calls:
             function = make(terms, layout, target_of(self._device))
         inputs = [leaf.value for leaf in terms.leaves]
         sizes = geometry(terms, layout) if moved is None else moved
-        return self._program(function, sizes, inputs, group.roots, _ordered(group))
+        return self._program(function, sizes, inputs, group.roots, _ordered(group), ops_of(terms) or "clone")
 
     def of_absorbed(self, chosen: Absorbed, stored: Value) -> dict[Value, Value]:
         """What a convolution stores, and before it what is made of its sums."""
         results = [*(chosen.sums.results if chosen.sums is not None else ()), stored]
-        made = self._program(chosen.program, chosen.geometry, chosen.inputs, results, chosen.in_order)
+        ops = [chosen.convolution.op, chosen.program.ops, chosen.sums.op if chosen.sums is not None else ""]
+        made = self._program(chosen.program, chosen.geometry, chosen.inputs, results, chosen.in_order, _joined(ops))
         return dict(zip(results, made, strict=True))
 
     def of_concatenation(self, chosen: Concatenation) -> Value:
@@ -111,7 +113,7 @@ class _Calls:
         host = self._host(chosen.geometry)
         require_function(function)
         words = behind_geometry(host, 1, range(1, 1 + len(chosen.parts)))
-        call = Call((host, *chosen.parts), (chosen.result.like(),), function, words, CONCATENATE)
+        call = Call((host, *chosen.parts), (chosen.result.like(),), function, words, CONCATENATE, op="cat")
         return self._graph.add(call).results[0]
 
     def of_batch(self, batch: Sequence[Group]) -> tuple[Value, ...]:
@@ -136,7 +138,8 @@ class _Calls:
             for leaf in group.terms.leaves:
                 words.append(Operand(len(operands), leaf.map.start * leaf.value.dtype.size_in_bytes))
                 operands.append(leaf.value)
-        call = Call(tuple(operands), tuple(results), function, tuple(words), BATCH, in_order=in_order)
+        ops = ops_of(terms)
+        call = Call(tuple(operands), tuple(results), function, tuple(words), BATCH, in_order=in_order, op=ops)
         return self._graph.add(call).results
 
     def _movement(self, entry: str, dtype: DType) -> Function:
@@ -152,6 +155,7 @@ class _Calls:
         inputs: Sequence[Value],
         roots: Sequence[Value],
         ordered: frozenset[int],
+        ops: str,
     ) -> tuple[Value, ...]:
         """The results of a call with a geometry, as many inputs as such a function has, and results like ``roots``."""
         require_function(function)
@@ -161,8 +165,13 @@ class _Calls:
         words = behind_geometry(host, len(roots), [1 + min(number, count - 1) for number in range(padded(count))])
         in_order = dict.fromkeys(range(len(roots)), frozenset(1 + number for number in ordered))
         results = tuple(root.like() for root in roots)
-        call = Call((host, *read), results, function, words, PROGRAM, in_order=in_order)
+        call = Call((host, *read), results, function, words, PROGRAM, in_order=in_order, op=ops)
         return self._graph.add(call).results
+
+
+def _joined(ops: Iterable[str]) -> str:
+    """The ops of several operations that one call computes."""
+    return "_".join(dict.fromkeys(op for op in ops if op))
 
 
 def _ordered(group: Group) -> frozenset[int]:

@@ -37,7 +37,7 @@ from torch_max_backend.ir.layout import (
     contiguous_order,
     dense_order,
 )
-from torch_max_backend.ir.notes import notes_of
+from torch_max_backend.ir.notes import Origin, notes_of
 from torch_max_backend.launches import LaunchList, NotListed, launch_list
 from torch_max_backend.lowering import Layout, LoweringContext, Registration, lookup
 from torch_max_backend.lowering.context import max_dim
@@ -210,7 +210,7 @@ class GraphBuilder:
             if node.op != "call_function" or _is_size(node):
                 continue
             self.layouts.node = node.name
-            self.notes.begin(node.name)
+            self.notes.begin(_origin(node))
             try:
                 _check_ranks(node)
                 if not unknown.isdisjoint(node.all_input_nodes):
@@ -320,7 +320,7 @@ class GraphBuilder:
                 # One tensor: PyTorch notices when its user writes to what the backward pass will read.
                 specs.append(computed[node])
                 continue
-            self.notes.begin(node.name)
+            self.notes.begin(_origin(node))
             tensor = self._value(node)
             if not isinstance(tensor, GraphTensor):
                 raise NodesCannotLower({node: f"the output {node} is no tensor"})
@@ -350,7 +350,7 @@ class GraphBuilder:
         positions = {node: position for position, node in enumerate(placeholders)}
         specs = []
         for target, source in self.writes:
-            self.notes.begin(source.name)
+            self.notes.begin(_origin(source))
             tensor = self.values[source]
             fake = target.meta["val"]
             specs.append(WriteSpec(positions[target], len(results), tensor.order, fake.dtype, _static_shape(fake)))
@@ -437,6 +437,12 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 def _is_size(node: Node) -> bool:
     return isinstance(node.meta.get("val"), (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _origin(node: Node) -> Origin:
+    """The node, with the aten op that the program called where it was traced."""
+    op = node.meta.get("original_aten") or node.target
+    return Origin(node.name, op.name().partition("::")[2].partition(".")[0] if isinstance(op, OpOverload) else "")
 
 
 def _is_used(node: Node) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -10,6 +11,22 @@ import numpy as np
 from max.graph import Graph, TensorValue
 
 from torch_max_backend.max_compat import handle_of, last_operation
+
+
+@dataclass(frozen=True)
+class Origin:
+    """An FX node.
+
+    Attributes:
+        node: its name.
+        op: the aten op that the user's program called, of which a decomposition may have made the node.
+    """
+
+    node: str = ""
+    op: str = ""
+
+
+NOWHERE = Origin()
 
 
 class Notes:
@@ -29,15 +46,15 @@ class Notes:
         self.reshaped: dict[Any, TensorValue] = {}
         self.spread: dict[Any, TensorValue] = {}
         self.calls: dict[Any, Any] = {}
-        self._begun: dict[Any, str] = {}
+        self._begun: dict[Any, Origin] = {}
 
-    def begin(self, node: str) -> None:
-        """What is added from now on is made for the FX node of that name."""
-        self._begun[last_operation(Graph.current)] = node
+    def begin(self, origin: Origin) -> None:
+        """What is added from now on is made for that FX node."""
+        self._begun[last_operation(Graph.current)] = origin
 
-    def nodes(self, operations: Iterable[Any]) -> Iterator[str]:
-        """The name of the node that each of the graph's operations was made for, "" for none."""
-        node = self._begun.get(None, "")
+    def origins(self, operations: Iterable[Any]) -> Iterator[Origin]:
+        """The node that each of the graph's operations was made for."""
+        node = self._begun.get(None, NOWHERE)
         for operation in operations:
             yield node
             node = self._begun.get(operation, node)

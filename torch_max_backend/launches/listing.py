@@ -69,10 +69,12 @@ class Launch:
     Attributes:
         function: the symbol of the library's function.
         words: what it gets, as ``kernels/common/library.mojo`` says; an address is a place.
+        ops: the aten ops that it computes, joined by underscores.
     """
 
     function: str
     words: tuple[int | Place, ...]
+    ops: str = ""
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,7 @@ class _Lister:
             self.places[value] = Place(Kind.RESULT, number)
         workspace = self._place_the_rest()
         launches = tuple(
-            Launch(call.function.symbol, tuple(self._placed(call, word) for word in call.words))
+            Launch(call.function.symbol, tuple(self._placed(call, word) for word in call.words), call.op)
             for call in self._calls
         )  # fmt: skip
         made = tuple(self._place(home) for home in homes)

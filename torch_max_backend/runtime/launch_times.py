@@ -34,7 +34,8 @@ class LaunchTime:
 
     Attributes:
         entry: the kind of kernel, such as "conv_fprop" or "pointwise".
-        name: the kernel's, or the operations of a generated program.
+        ops: the aten ops that it computes, joined by underscores.
+        name: the kernel's, or what a generated program reads.
         sizes: the extents of its operands, or how many elements a program computes.
         seconds: median of the time between call and return; on a GPU of the time that its kernels take.
         cpu_seconds: median of all threads' time on the processor meanwhile.
@@ -42,6 +43,7 @@ class LaunchTime:
     """
 
     entry: str
+    ops: str
     name: str
     sizes: str
     seconds: float
@@ -67,23 +69,31 @@ class LaunchTimes:
         found = []
         for (owner, number), samples in self._samples.items():
             listing = self._lists[owner]
-            entry, name, sizes = _described(listing.launches[number], listing)
+            launch = listing.launches[number]
+            entry, name, sizes = _described(launch, listing)
             wall, cpu = (statistics.median(column) for column in zip(*samples, strict=True))
-            found.append(LaunchTime(entry, name, sizes, wall, cpu, len(samples)))
+            found.append(LaunchTime(entry, launch.ops, name, sizes, wall, cpu, len(samples)))
         return found
 
     def __str__(self) -> str:
-        rows: dict[tuple[str, str], list[float]] = {}
+        rows: dict[tuple[str, str, str], list[float]] = {}
         for each in self.launches:
-            row = rows.setdefault((each.name, each.sizes), [0, 0.0, 0.0])
+            row = rows.setdefault((each.ops, each.name, each.sizes), [0, 0.0, 0.0])
             row[:] = row[0] + 1, row[1] + each.seconds, row[2] + each.cpu_seconds
         total = sum(row[1] for row in rows.values())
         table = Table(
-            "launch", "sizes", "calls", "ms", "share", "cores busy", title=f"{total * 1e3:.2f} ms in launches"
+            "aten ops",
+            "kernel",
+            "sizes",
+            "calls",
+            "ms",
+            "share",
+            "cores busy",
+            title=f"{total * 1e3:.2f} ms in launches",
         )
-        for (name, sizes), (count, seconds, cpu) in sorted(rows.items(), key=lambda row: -row[1][1]):
+        for (ops, name, sizes), (count, seconds, cpu) in sorted(rows.items(), key=lambda row: -row[1][1]):
             share, busy = seconds / max(total, 1e-12), cpu / max(seconds, 1e-12)
-            table.add_row(name, sizes, f"{count:.0f}", f"{seconds * 1e3:.3f}", f"{share:.1%}", f"{busy:.1f}")
+            table.add_row(ops, name, sizes, f"{count:.0f}", f"{seconds * 1e3:.3f}", f"{share:.1%}", f"{busy:.1f}")
         console = Console(width=180)
         with console.capture() as text:
             console.print(table)

@@ -60,12 +60,14 @@ class Operation:
         operands: the values that it reads.
         results: the values that it makes.
         node: the name of the FX node that it was made for; "" where a pass made it.
+        op: the aten op that it computes, or several, joined by underscores; "" where nobody knows.
         position: its place among the graph's operations.
     """
 
     operands: tuple[Value, ...]
     results: tuple[Value, ...]
     node: str = field(default="", kw_only=True)
+    op: str = field(default="", kw_only=True)
     position: int = field(default=-1, kw_only=True)
 
     def __post_init__(self) -> None:

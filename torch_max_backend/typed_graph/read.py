@@ -51,10 +51,10 @@ class _Reader:
     def read(self, results: Sequence[TensorValue]) -> TypedGraph:
         arguments = [value for handle in self._block.arguments if (value := self._value(handle)) is not None]
         operations = []
-        for handle, node in zip(self._block, self._notes.nodes(self._block), strict=True):
+        for handle, origin in zip(self._block, self._notes.origins(self._block), strict=True):
             operation = self._operation(handle)
             if operation is not None:
-                operation.node = node
+                operation.node, operation.op = origin.node, origin.op
                 operations.append(operation)
         return TypedGraph(arguments, operations, [self._values[key_of(result)] for result in results])
 
