@@ -55,7 +55,7 @@ def test_what_begins_is_what_the_graphs_call(begun: Begun) -> None:
     # The images' gradient is not asked for; a transposed convolution's forward pass is a data gradient.
     passes = [which.value for which in Pass]
     of_grouping = {(each, (DType.float32, kind.value)) for each in passes for kind in (Grouping.ONE, Grouping.WIDE)}
-    depthwise = {(f"{each}_depthwise", (DType.float32,)) for each in passes}
+    depthwise = {(each, (DType.float32, Grouping.ANY.value)) for each in passes}
     # What the maxima keep is one byte each.
     pooling = {(f"max_pool_{each}", (DType.float32, DType.uint8, False)) for each in ("fprop", "dgrad")}
     assert entries == of_grouping | depthwise | pooling

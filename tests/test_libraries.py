@@ -52,7 +52,7 @@ def test_a_source_imports_everything_once() -> None:
     source = libraries.library_source([*KERNELS, *PROGRAMS], "kernels")
     imports = [line for line in source.splitlines() if line.startswith("from ")]
     assert len(imports) == len(set(imports))
-    assert "from kernels.convolution.cpu.entries import conv_fprop" in imports
+    assert "from kernels.convolution.entries import conv_fprop" in imports
     assert "from kernels.pointwise.entries import pointwise" in imports
     assert "from std.math import exp" in imports
     assert source.count("@export") == len(KERNELS) + len(PROGRAMS)
@@ -71,7 +71,7 @@ def test_a_wider_entry_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None
         assert source.count("@export") == len(share)
         for each in share:
             assert f"def {each.symbol}(" in source
-        assert ("DType.float32, 0]" in source) == (len(share) == 1)
+        assert ("DType.float32, 0, CPU_KERNELS]" in source) == (len(share) == 1)
 
 
 def test_the_number_of_cores_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_a_library_depends_on_the_sources_that_it_is_made_of() -> None:
 
 def test_libraries_read_the_kernels_of_their_device_alone() -> None:
     for target, others in (("cpu", ("gpu", "sm90")), ("gpu", ("cpu", "sm90")), ("sm90", ("cpu", "gpu"))):
-        files = sources_of([f"convolution.{target}.entries"])
+        files = sources_of([f"convolution.{target}.dispatch"])
         read = {path.relative_to(KERNELS_PATH).parts[1] for path in files if "convolution" in path.parts}
         assert target in read and read.isdisjoint(others), (target, read)
 
@@ -131,8 +131,8 @@ def test_on_hopper_a_convolution_is_two_functions(monkeypatch: pytest.MonkeyPatc
     function = _hopper(Grouping.ONE, monkeypatch)
     assert function.rest is not None and function.rest.rest is None
     assert function.symbol != function.rest.symbol and function.rest.symbol in function.expression
-    assert function.imports == {("convolution.sm90.entries", "conv_dgrad_sm90")}
-    assert function.rest.imports == {("convolution.gpu.entries", "conv_dgrad")}
+    assert function.imports == {("convolution.entries", "conv_dgrad"), ("convolution.sm90.dispatch", "SM90_KERNELS")}
+    assert function.rest.imports == {("convolution.entries", "conv_dgrad"), ("convolution.gpu.dispatch", "GPU_KERNELS")}
     for op, dtype in (("conv_dgrad", DType.float64), ("conv_wgrad", DType.float32)):
         assert convolution_function(op, "gpu", dtype, Grouping.ONE).rest is None
     assert convolution_function("conv_dgrad", "cpu", DType.bfloat16, Grouping.ONE).rest is None
@@ -203,7 +203,8 @@ def test_a_symbol_belongs_to_the_sources_that_the_function_was_built_from(change
 
 def test_every_module_of_the_kernels_is_found_by_those_that_import_it() -> None:
     """All belong to a library, but for ops that measurements alone compile. Generated programs import a few."""
-    entries = [path.relative_to(KERNELS_PATH).with_suffix("") for path in KERNELS_PATH.rglob("*entries.mojo")]
+    found = [*KERNELS_PATH.rglob("*entries.mojo"), *KERNELS_PATH.rglob("dispatch.mojo")]
+    entries = [path.relative_to(KERNELS_PATH).with_suffix("") for path in found]
     found = sources_of([*(".".join(path.parts) for path in entries), *SELDOM.values()])
     missing = {str(path.relative_to(KERNELS_PATH)) for path in KERNELS_PATH.rglob("*.mojo")} - {
         str(path.relative_to(KERNELS_PATH)) for path in found
@@ -221,6 +222,7 @@ def test_depthwise_convolutions_have_functions_of_their_own(monkeypatch: pytest.
     for target in ("cpu", "gpu"):
         function = convolution_function("conv_dgrad", target, DType.bfloat16, Grouping.DEPTHWISE)
         assert function.rest is None
-        assert function.imports == {(f"convolution.{target}.depthwise_entries", "conv_dgrad_depthwise")}
-        read = {path.name for path in sources_of([f"convolution.{target}.depthwise_entries"])}
-        assert "depthwise.mojo" in read and not read & {"dispatch.mojo", "implicit_gemm.mojo", "products.mojo"}
+        table = (f"convolution.{target}.dispatch", "DEPTHWISE_KERNELS")
+        assert function.imports == {("convolution.entries", "conv_dgrad"), table}
+        whole = convolution_function("conv_dgrad", target, DType.bfloat16, Grouping.ANY)
+        assert not function.is_part_of(whole) and not whole.is_part_of(function)

@@ -95,7 +95,7 @@ class Problem:
         return torch.tensor([*each, 1, WORKSPACE_LIMIT, 1, 0], dtype=torch.int64)
 
     def is_taken(self, passing: str, dtype: str) -> bool:
-        """Whether the kernels take the pass; of float32, as can_implement in kernels/convolution/sm90/dispatch.mojo."""
+        """Whether the kernels take the pass; of float32, as kernels/convolution/sm90/dispatch.mojo says."""
         if dtype != "float32":
             return True
         c, k = 4 * math.ceil(self.c / 4), 4 * math.ceil(self.k / 4)

@@ -1,15 +1,18 @@
 """Always-right kernels: one output element at a time, for any device, geometry and dtype.
 
-They are slow. Every faster kernel is checked against them, and dispatch comes back to them when nothing else fits.
+They are slow. Every faster kernel is checked against them, and a table comes back to them when nothing else fits.
 """
 
 from std.math import ceildiv
 
 from max.gpu import global_idx
-from max.gpu.host import DeviceBuffer, DeviceContext
+from max.gpu.host import DeviceContext
+from max.gpu.host.info import is_cpu
 
 from ..common.parallel import sync_parallelize, worker_count
 from ..common.pointer import Ptr, accumulation_type
+from .finish import finish_result
+from .kernel import ConvolutionKernel, Tensors
 from .passes import DGRAD, FPROP
 from .problem import ConvolutionProblem
 
@@ -209,26 +212,36 @@ def convolution_analytic_kernel[
         result[unsafe_offset=i] = _element[dtype, pass_](a, b, g, i)
 
 
-@no_inline
-def convolution_analytic_gpu[
-    dtype: DType, pass_: Int
-](
-    result: DeviceBuffer[dtype],
-    a: DeviceBuffer[dtype],
-    b: DeviceBuffer[dtype],
-    g: ConvolutionProblem,
-    ctx: DeviceContext,
-) raises:
-    """Enqueues one thread for each element of y, dx or dw."""
-    var size = _output_size[pass_](g)
-    if size == 0:
-        return
-    ctx.enqueue_function[convolution_analytic_kernel[dtype, pass_]](
-        result,
-        a,
-        b,
-        g,
-        Int64(size),
-        grid_dim=ceildiv(size, BLOCK),
-        block_dim=BLOCK,
-    )
+struct Analytic[target: StaticString](ConvolutionKernel):
+    comptime NAME: StaticString = "analytic"
+
+    @staticmethod
+    def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:
+        return True
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, pass_: Int
+    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+        return None
+
+    @staticmethod
+    def launch[
+        dtype: DType, pass_: Int
+    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+        comptime if is_cpu[Self.target]():
+            convolution_analytic_cpu[dtype, pass_](t.result, t.a, t.b, p)
+            finish_result[pass_](p, t.finish)
+        else:
+            var size = _output_size[pass_](p)
+            if size == 0:
+                return
+            ctx.enqueue_function[convolution_analytic_kernel[dtype, pass_]](
+                t.result,
+                t.a,
+                t.b,
+                p,
+                Int64(size),
+                grid_dim=ceildiv(size, BLOCK),
+                block_dim=BLOCK,
+            )

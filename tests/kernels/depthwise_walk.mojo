@@ -26,13 +26,13 @@ from kernels.convolution.gpu.band import (
     THREADS,
     Band,
     axes_of_rows,
-    band_can_implement,
     band_of,
     band_word,
     choose_tiling,
     fill_tables,
 )
 from kernels.convolution.gpu.depthwise_band import (
+    DepthwiseBands,
     Sum,
     keep_sums,
     store_tile,
@@ -42,7 +42,7 @@ from kernels.convolution.gpu import depthwise_band_wgrad as wgrad
 from kernels.convolution.gpu.depthwise_band_wgrad import (
     BandWgrad,
     add_plainly,
-    band_wgrad_can_implement,
+    DepthwiseBandWgrad,
     choose_wgrad_band,
     diagonal,
     rows_in_use,
@@ -54,6 +54,9 @@ from kernels.convolution.gpu.planes import (
     load_planes,
     place,
 )
+from kernels.convolution.finish import NOTHING
+from kernels.convolution.kernel import Tensors
+from kernels.convolution.passes import DGRAD, FPROP, WGRAD
 from kernels.convolution.problem import ConvolutionProblem
 
 comptime E = DType.bfloat16
@@ -416,6 +419,7 @@ def _compare_wgrad[
 def main() raises:
     var arguments = argv()
     var aligned = _filled(1, 0)
+    var tensors = Tensors(aligned, aligned, aligned, NOTHING)
     for a in range(1, len(arguments)):
         var n = List[Int]()
         for word in String(arguments[a]).split(","):
@@ -448,7 +452,7 @@ def main() raises:
             taps_inside=False,
         )
         if n[0] == 2:
-            if band_wgrad_can_implement(problem, aligned, aligned):
+            if DepthwiseBandWgrad.can_implement[E, WGRAD](tensors, problem):
                 print(0)
                 continue
             var count = _compare_wgrad[False](problem, 1)
@@ -457,7 +461,12 @@ def main() raises:
             print(count)
             continue
         var forward = n[0] == 0
-        if band_can_implement(problem, forward, aligned, aligned):
+        var reason = DepthwiseBands.can_implement[E, FPROP](
+            tensors, problem
+        ) if forward else DepthwiseBands.can_implement[E, DGRAD](
+            tensors, problem
+        )
+        if reason:
             print(0)
             continue
         # Large tiles, and small ones.

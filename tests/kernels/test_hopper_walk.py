@@ -15,7 +15,7 @@ from torch_max_backend.convolution_problem import ConvolutionProblem
 from torch_max_backend.mojo_ops.constants import kernel_constant
 
 SOURCE = Path(__file__).with_name("hopper_walk.mojo")
-MOST_PHASES = kernel_constant("convolution.sm90.dispatch", "MAX_PHASES")
+MOST_PHASES = kernel_constant("convolution.sm90.gemm", "MAX_PHASES")
 MOST_STRIDE = kernel_constant("convolution.gpu.phase_table", "MAX_STRIDE")
 FORWARD, DATA_GRADIENT, HALO_FORWARD, HALO_DATA_GRADIENT, GROUPED_FORWARD, GROUPED_DATA_GRADIENT = range(6)
 CASES = {

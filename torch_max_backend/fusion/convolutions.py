@@ -30,12 +30,12 @@ from torch_max_backend.typed_graph.operations import Call, Value
 
 _PASSES = {"conv_fprop": 0, "conv_dgrad": 1}
 """By op, the number of the pass in kernels/convolution/passes.mojo."""
-_DISPATCH = "convolution.sm90.dispatch"
-_NARROW = kernel_constant(_DISPATCH, "NARROW_COLUMNS")
+_GEMM = "convolution.sm90.gemm"
+_NARROW = kernel_constant(_GEMM, "NARROW_COLUMNS")
 """Channels of a result that the kernel for narrow ones computes."""
-_FEW_PHASES = kernel_constant(_DISPATCH, "FEW_PHASES")
-_MOST_PHASES = kernel_constant(_DISPATCH, "MAX_PHASES")
-_FEW_PIXELS = kernel_constant("convolution.cpu.panel_gemm", "MOST_ROWS")
+_FEW_PHASES = kernel_constant(_GEMM, "FEW_PHASES")
+_MOST_PHASES = kernel_constant(_GEMM, "MAX_PHASES")
+_FEW_PIXELS = kernel_constant("convolution.cpu.dispatch", "FEW_ROWS")
 """Pixels of a result up to which a kernel for few of them runs on a CPU."""
 _LARGE_BYTES = 4 * 2**20
 """Of a result that a CPU's caches do not hold until a second pass."""

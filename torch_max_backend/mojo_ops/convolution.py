@@ -39,12 +39,12 @@ FAMILY = Family(
     Signature("conv_fprop", (_Y,), (_X, _W, _GEOMETRY), cost=Cost(1.3, 7.0, 6.0)),
     Signature("conv_dgrad", (_DX,), (_DY, _W, _GEOMETRY), after=True, cost=Cost(1.3, 7.0, 10.0)),
     Signature("conv_wgrad", (_DW,), (_X, _DY, _GEOMETRY), cost=Cost(1.3, 7.0, 10.0)),
-    first={"": 1.0, "cpu": 2.3, "gpu": 0.5, "sm90": 1.0},
+    first={"cpu": 2.3, "gpu": 0.5, "sm90": 1.0},
 )
 
 _SUPPORTED = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
 
-#: Of each pass those that Hopper's kernels take (kernels/convolution/sm90/dispatch.mojo).
+#: Of each pass those that Hopper's kernels take (`compiles_for` in kernels/convolution/sm90/gemm.mojo).
 _HOPPER = {
     "conv_fprop": (DType.bfloat16, DType.float16, DType.float32),
     "conv_dgrad": (DType.bfloat16, DType.float16, DType.float32),
@@ -128,7 +128,7 @@ class Grouping(Enum):
     WIDE = kernel_constant("convolution.passes", "WIDE_GROUPS")
     ANY = kernel_constant("convolution.passes", "ANY_GROUPS")
     DEPTHWISE = None
-    """One channel in each group, in and out: entries of their own."""
+    """One channel in each group, in and out: tables of their own."""
 
     @classmethod
     def of(cls, groups: int, group_channels: object, filters: object) -> Grouping:
@@ -265,13 +265,16 @@ def convolution_function(
         deep: there are three axes.
     """
     if grouping is Grouping.DEPTHWISE:
-        function = functions.function_of(FAMILY, op, target, (dtype,), target, "depthwise_entries")
-        return replace(function, entry=f"{op}_depthwise")
-    general = replace(functions.function_of(FAMILY, op, target, (dtype, grouping.value), target), graded=True)
+    if grouping is Grouping.DEPTHWISE:
+        table = f"{target}.dispatch.DEPTHWISE_KERNELS"
+        return replace(functions.function_of(FAMILY, op, target, (dtype, Grouping.ANY.value)), table=table)
+    table = f"{target}.dispatch.{target.upper()}_KERNELS"
+    general = functions.function_of(FAMILY, op, target, (dtype, grouping.value))
+    general = replace(general, table=table, graded=True)
     if target == "cpu" or dtype not in _HOPPER[op] or not functions.is_hopper():
         return general
     rare = dtype != DType.float32 and grouping is Grouping.ONE and not deep
-    return replace(general, entry=f"{op}_sm90", folder="sm90", rest=general, rest_is_rare=rare)
+    return replace(general, table="sm90.dispatch.SM90_KERNELS", rest=general, rest_is_rare=rare)
 
 
 def _grouping(geometry: Geometry, group_channels: Dim, filters: Dim) -> Grouping:

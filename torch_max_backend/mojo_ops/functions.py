@@ -76,6 +76,8 @@ class LibraryFunction:
         parameters: what stands between the entry's brackets after the target: types, flags and numbers.
         folder: the folder of the family that the entries stand in, "" for the family's own.
         module: the entries' module there.
+        table: what the entry chooses a kernel from: the name of a table in the family, with its module's path, such as
+            "gpu.dispatch.DEPTHWISE_KERNELS". The entry takes it behind its parameters.
         rest: another function that this one calls, by its symbol, for what it does not take itself.
         rest_is_rare: that is so little that the other one is built when it is first called.
         cost: of the entry.
@@ -88,6 +90,7 @@ class LibraryFunction:
     parameters: tuple[DType | int, ...]
     folder: str = ""
     module: str = "entries"
+    table: str = ""
     rest: LibraryFunction | None = None
     rest_is_rare: bool = field(default=False, compare=False)
     cost: Cost = field(default=Cost(), compare=False)
@@ -96,7 +99,9 @@ class LibraryFunction:
     @property
     def symbol(self) -> str:
         """The name of the exported C function."""
-        name = "_".join(("torch_max", self.entry, *map(self._word, self.parameters), self.target))
+        kernels = self.table.rpartition(".")[2].removesuffix("_KERNELS").lower()
+        told = (kernels,) if kernels not in ("", self.target) else ()
+        name = "_".join(("torch_max", self.entry, *told, *map(self._word, self.parameters), self.target))
         called = self.rest.imports if self.rest else ()
         return symbol_of(name, (module for module, _ in (*self.imports, *called)))
 
@@ -104,15 +109,21 @@ class LibraryFunction:
     def expression(self) -> str:
         """The entry with its parameters, as Mojo writes it."""
         words = [f'"{self.target}"', *(f"DType.{p.name}" if isinstance(p, DType) else str(p) for p in self.parameters)]
+        if self.table:
+            words.append(self.table.rpartition(".")[2])
         if self.rest:
             words.append(f'"{self.rest.symbol}"')
         return f"{self.entry}[{', '.join(words)}]"
 
     @property
     def imports(self) -> frozenset[tuple[str, str]]:
-        """The entry."""
+        """The entry, and its table."""
         module = f"{self.family}.{self.folder}" if self.folder else self.family
-        return frozenset({(f"{module}.{self.module}", self.entry)})
+        entry = (f"{module}.{self.module}", self.entry)
+        if not self.table:
+            return frozenset({entry})
+        path, _, name = self.table.rpartition(".")
+        return frozenset({entry, (f"{self.family}.{path}", name)})
 
     @property
     def definition(self) -> str:
@@ -132,7 +143,8 @@ class LibraryFunction:
 
     def is_part_of(self, other: LibraryFunction) -> bool:
         """Whether the other does all that this one does and more."""
-        if not self.graded or (self.family, self.entry, self.target) != (other.family, other.entry, other.target):
+        called, wanted = ((each.family, each.entry, each.target, each.table) for each in (other, self))
+        if not self.graded or called != wanted:
             return False
         *own, grade = self.parameters
         *others, other_grade = other.parameters

@@ -544,27 +544,3 @@ def channelwise_cpu[
     _ = phases^
     lines.unsafe_free()
     packed.unsafe_free()
-
-
-def channelwise_can_implement[
-    dtype: DType, group: Int
-](g: ConvolutionProblem) -> Optional[String]:
-    """None, or why these kernels do not take the problem."""
-    if g.c != g.k or g.groups * group != g.c:
-        return String(
-            t"C = {g.c} and K = {g.k} are not {group} in each of"
-            t" {g.groups} groups"
-        )
-    comptime width = simd_width_of[accumulation_type[dtype]]()
-    comptime if group > 1:
-        if g.c % width != 0:
-            return String(t"C = {g.c} is not a multiple of {width}")
-    var bytes = (
-        worker_count() * g.w_size() * size_of[accumulation_type[dtype]]()
-    )
-    if bytes > g.workspace_limit:
-        return String(
-            t"partial sums take {bytes} bytes, the workspace limit is"
-            t" {g.workspace_limit}"
-        )
-    return None

@@ -1,116 +1,141 @@
-"""Which kernel runs which problem on a CPU: one readable table.
+"""Which kernel runs which problem on a CPU."""
 
-Each row asks its kernel `can_implement`, which answers None or the reason why not in words; the first None wins, and
-the always-right kernel ends the table.
-"""
-
+from std.math import ceildiv
 from std.memory.alloc import unsafe_alloc
+from std.sys.info import simd_width_of, size_of
 
-from ...common.pointer import Ptr
-from ..analytic import convolution_analytic_cpu
-from ..passes import ANY_GROUPS, DGRAD, FPROP, ONE_GROUP, WGRAD
-from ..finish import NOTHING, Finish, finish_result
+from max.gpu.host import DeviceContext
+
+from ...common.parallel import worker_count
+from ...common.pointer import accumulation_type
+from ..analytic import Analytic
+from ..kernel import (
+    ConvolutionKernel,
+    KernelChoice,
+    Speed,
+    Table,
+    Tensors,
+)
+from ..passes import FPROP, ONE_GROUP, WGRAD
 from ..problem import ConvolutionProblem
 from ..rewrite import is_channels_last_better, rewritten
-from .channelwise import channelwise_can_implement, channelwise_cpu
-from .channelwise_wgrad import channelwise_wgrad_cpu
-from .depthwise import depthwise_cpu
-from .grouped_wgrad import grouped_wgrad_can_implement, grouped_wgrad_cpu
-from .implicit_gemm import implicit_gemm_can_implement, implicit_gemm_cpu
-from .joined_taps import joined_taps_can_implement, joined_taps_cpu
-from .joined_taps_wgrad import (
-    joined_taps_wgrad_can_implement,
-    joined_taps_wgrad_cpu,
-)
+from .channelwise_passes import Channelwise
+from .grouped_wgrad import GroupedWgrad, patch_bytes
+from .implicit_gemm import ImplicitGemm
+from .joined_taps import JoinedTaps
+from .joined_taps_wgrad import JoinedTapsWgrad
+from .microkernel import PANEL_VECTORS
 from .pack import swap_filter
-from .panel_gemm import panel_gemm_can_implement, panel_gemm_cpu
-from .resident_wgrad import resident_wgrad_can_implement, resident_wgrad_cpu
-from .wgrad import wgrad_gemm_can_implement, wgrad_gemm_cpu
+from .panel_gemm import PanelGemm
+from .resident_wgrad import ResidentWgrad, Tiles
+from .wgrad import SMALL_SUMS_BYTES, WgradGemm
+
+comptime _SHORT_TAP = 24
+"""Channels up to which the inner product of a tap is too short."""
+comptime FEW_ROWS = 1024
+"""Pixels up to which a filter that is packed once for all workers costs more than one that each packs for itself."""
+comptime _PATCH_BYTES = 1024 * 1024
+"""Of a patch and of dy's copy together that stay in the L2 cache."""
+comptime _FEW_PIXELS = 1024
+"""Sums of more pixels cost so much that another copy of dw does not matter."""
 
 
-@no_inline
-def _run_channels_last[
-    dtype: DType, pass_: Int
-](
-    result: Ptr[dtype],
-    a: Ptr[dtype],
-    b: Ptr[dtype],
-    given: ConvolutionProblem,
-    finish: Finish,
-) raises:
-    """A problem with one group whose filter, or its gradient, is copied into the other order.
-    """
-    var g = given
-    g.taps_inside = False
-    var copy = unsafe_alloc[Scalar[dtype]](g.w_size(), alignment=64)
-    comptime if pass_ == WGRAD:
-        run_cpu[dtype, pass_, ONE_GROUP](copy, a, b, g)
-        swap_filter(result, copy, g.k, g.taps(), g.c)
-    else:
-        swap_filter(copy, b, g.k, g.c, g.taps())
-        run_cpu[dtype, pass_, ONE_GROUP](result, a, copy, g, finish)
-    copy.unsafe_free()
-
-
-@no_inline
-def run_cpu[
-    dtype: DType, pass_: Int, grouping: Int = ANY_GROUPS
-](
-    result: Ptr[dtype],
-    a: Ptr[dtype],
-    b: Ptr[dtype],
-    given: ConvolutionProblem,
-    finish: Finish = NOTHING,
-) raises:
-    """Writes y from (x, w), dx from (dy, w) or dw from (x, dy) on the CPU; `finish` is called for what of y or dx has been
-    stored.
-
-    Kernels that `grouping` does not need are left out; the others take any problem.
-    """
-    if is_channels_last_better(given):
-        _run_channels_last[dtype, pass_](result, a, b, given, finish)
-        return
-    var problem = rewritten[pass_](given)
-    comptime if grouping == ANY_GROUPS:
-        if depthwise_cpu[dtype, pass_](result, a, b, problem, finish):
-            return
-    comptime if pass_ == FPROP or pass_ == DGRAD:
-        comptime if grouping != ONE_GROUP:
-            comptime for group in [4, 8]:
-                if not channelwise_can_implement[dtype, group](problem):
-                    channelwise_cpu[dtype, pass_, group](result, a, b, problem)
-                    finish_result[pass_](problem, finish)
-                    return
-        comptime if pass_ == FPROP:
-            if not joined_taps_can_implement[dtype](problem):
-                joined_taps_cpu[dtype](result, a, b, problem, finish)
-                return
-        if not panel_gemm_can_implement[dtype, pass_](problem):
-            panel_gemm_cpu[dtype, pass_](result, a, b, problem)
-            finish_result[pass_](problem, finish)
-            return
-        if not implicit_gemm_can_implement[dtype, pass_](problem):
-            implicit_gemm_cpu[dtype, pass_](
-                result, a, b, problem, finish=finish
+struct _CpuSpeed(Speed):
+    @staticmethod
+    def pays[
+        Kernel: ConvolutionKernel, dtype: DType, pass_: Int
+    ](p: ConvolutionProblem) -> Bool:
+        comptime acc_type = accumulation_type[dtype]
+        comptime width = simd_width_of[acc_type]()
+        comptime if Kernel.NAME == JoinedTaps.NAME:
+            return p.c <= _SHORT_TAP
+        elif Kernel.NAME == PanelGemm.NAME:
+            var forward = pass_ == FPROP
+            var columns = p.group_k() if forward else p.group_c()
+            var items = p.groups * ceildiv(columns, PANEL_VECTORS * width)
+            var workers = worker_count()
+            var pixels = p.output_pixels() if forward else p.input_pixels()
+            # Equal shares for the workers, or many.
+            return pixels <= FEW_ROWS and (
+                items % workers == 0 or items >= 4 * workers
             )
-            return
-    else:
-        comptime if grouping != ONE_GROUP:
-            comptime for group in [4, 8]:
-                if not channelwise_can_implement[dtype, group](problem):
-                    channelwise_wgrad_cpu[dtype, group](result, a, b, problem)
-                    return
-            if not grouped_wgrad_can_implement[dtype](problem):
-                grouped_wgrad_cpu[dtype](result, a, b, problem)
-                return
-        if not joined_taps_wgrad_can_implement[dtype](problem):
-            joined_taps_wgrad_cpu[dtype](result, a, b, problem)
-            return
-        if not resident_wgrad_can_implement[dtype](problem):
-            resident_wgrad_cpu[dtype](result, a, b, problem)
-            return
-        if not wgrad_gemm_can_implement[dtype](problem):
-            wgrad_gemm_cpu[dtype](result, a, b, problem)
-            return
-    convolution_analytic_cpu[dtype, pass_](result, a, b, problem)
-    finish_result[pass_](problem, finish)
+        elif Kernel.NAME == GroupedWgrad.NAME:
+            # Whole groups to a worker.
+            return (
+                p.groups >= 4 * worker_count()
+                and patch_bytes[dtype](p) <= _PATCH_BYTES
+            )
+        elif Kernel.NAME == ResidentWgrad.NAME:
+            # Sums in dw itself cost less where its order is theirs, and where all of it stays in the cache.
+            if (
+                not p.taps_inside
+                or p.output_pixels() > _FEW_PIXELS
+                or p.w_size() * size_of[acc_type]() <= SMALL_SUMS_BYTES
+            ):
+                return False
+            var tiles = Tiles.of[width, size_of[acc_type]()](p)
+            return p.groups * tiles.parts * tiles.blocks >= 2 * worker_count()
+        else:
+            return True
+
+
+struct _WithCopiedFilter[Kernels: KernelChoice](KernelChoice):
+    """Where windows can be joined if the filter's channels lie inside, the filter, or its gradient, is copied into that
+    order."""
+
+    @staticmethod
+    def launch[
+        dtype: DType, pass_: Int, grouping: Int
+    ](
+        ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem
+    ) raises -> Bool:
+        if is_channels_last_better(p):
+            return Self._launch_copied[dtype, pass_](ctx, t, p)
+        return Self.Kernels.launch[dtype, pass_, grouping](ctx, t, p)
+
+    @staticmethod
+    @no_inline
+    def _launch_copied[
+        dtype: DType, pass_: Int
+    ](
+        ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem
+    ) raises -> Bool:
+        var copy = unsafe_alloc[Scalar[dtype]](p.w_size(), alignment=64)
+        var inner = t
+        var problem = p
+        problem.taps_inside = False
+        problem = rewritten[pass_](problem)
+        var is_run: Bool
+        comptime if pass_ == WGRAD:
+            inner.result = copy
+            is_run = Self.Kernels.launch[dtype, pass_, ONE_GROUP](
+                ctx, inner, problem
+            )
+            swap_filter(t.result, copy, p.k, p.taps(), p.c)
+        else:
+            swap_filter(copy, t.b, p.k, p.c, p.taps())
+            inner.b = copy
+            is_run = Self.Kernels.launch[dtype, pass_, ONE_GROUP](
+                ctx, inner, problem
+            )
+        copy.unsafe_free()
+        return is_run
+
+
+comptime KERNELS = Table[
+    _CpuSpeed,
+    Channelwise[1],
+    Channelwise[4],
+    Channelwise[8],
+    JoinedTaps,
+    PanelGemm,
+    ImplicitGemm,
+    GroupedWgrad,
+    JoinedTapsWgrad,
+    ResidentWgrad,
+    WgradGemm,
+    Analytic["cpu"],
+]
+comptime CPU_KERNELS = _WithCopiedFilter[KERNELS]
+comptime DEPTHWISE_KERNELS = Table[_CpuSpeed, Channelwise[1], Analytic["cpu"]]
+"""For one channel in each group, in and out."""

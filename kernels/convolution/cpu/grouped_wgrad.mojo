@@ -9,13 +9,15 @@ from std.memory import unsafe_memset_zero
 from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of, size_of
 
+from max.gpu.host import DeviceContext
+
 from ...common.parallel import sync_parallelize, worker_count
 from ...common.pointer import Ptr, accumulation_type
+from ..kernel import ConvolutionKernel, Tensors
+from ..passes import ONE_GROUP, WGRAD
 from ..problem import ConvolutionProblem
 from .pack import write_filter
 
-# Bytes of the patch and of dy's copy together: they stay in the L2 cache.
-comptime PATCH_BYTES = 1024 * 1024
 comptime MOST_VECTORS = 2
 
 
@@ -47,6 +49,10 @@ def _scratch_elements(g: ConvolutionProblem) -> Int:
         + g.o * g.p * g.q * g.group_k()
         + g.taps() * g.group_k() * g.group_c()
     )
+
+
+def patch_bytes[dtype: DType](g: ConvolutionProblem) -> Int:
+    return _scratch_elements(g) * size_of[accumulation_type[dtype]]()
 
 
 @no_inline
@@ -240,8 +246,7 @@ def _group[
 def grouped_wgrad_cpu[
     dtype: DType
 ](dw: Ptr[dtype], x: Ptr[dtype], dy: Ptr[dtype], g: ConvolutionProblem):
-    """The weight gradient of the problems that `grouped_wgrad_can_implement` takes.
-    """
+    """The weight gradient of the problems that `GroupedWgrad` takes."""
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
     var workers = worker_count()
@@ -268,28 +273,35 @@ def grouped_wgrad_cpu[
     scratch.unsafe_free()
 
 
-def grouped_wgrad_can_implement[
-    dtype: DType
-](g: ConvolutionProblem) -> Optional[String]:
-    """None, or why this kernel does not take the problem."""
-    comptime acc_type = accumulation_type[dtype]
-    comptime width = simd_width_of[acc_type]()
-    if g.group_c() % width != 0 or g.group_c() > MOST_VECTORS * width:
-        return String(
-            t"groups of {g.group_c()} channels are not 1 to"
-            t" {MOST_VECTORS} vectors of {width}"
-        )
-    # Whole groups to a worker.
-    if g.groups < 4 * worker_count():
-        return String(t"groups = {g.groups} are few")
-    if g.x_size() == 0 or g.y_size() == 0:
-        return String("a tensor is empty")
-    var bytes = _scratch_elements(g) * size_of[acc_type]()
-    if bytes > PATCH_BYTES:
-        return String(t"a patch of {bytes} bytes leaves the cache")
-    if worker_count() * bytes > g.workspace_limit:
-        return String(
-            t"patches take {worker_count() * bytes} bytes, the workspace limit"
-            t" is {g.workspace_limit}"
-        )
-    return None
+struct GroupedWgrad(ConvolutionKernel):
+    comptime NAME: StaticString = "grouped_wgrad"
+
+    @staticmethod
+    def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:
+        return pass_ == WGRAD and grouping != ONE_GROUP
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, pass_: Int
+    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+        comptime width = simd_width_of[accumulation_type[dtype]]()
+        if p.group_c() % width != 0 or p.group_c() > MOST_VECTORS * width:
+            return String(
+                t"groups of {p.group_c()} channels are not 1 to"
+                t" {MOST_VECTORS} vectors of {width}"
+            )
+        if p.x_size() == 0 or p.y_size() == 0:
+            return String("a tensor is empty")
+        var bytes = worker_count() * patch_bytes[dtype](p)
+        if bytes > p.workspace_limit:
+            return String(
+                t"patches take {bytes} bytes, the workspace limit is"
+                t" {p.workspace_limit}"
+            )
+        return None
+
+    @staticmethod
+    def launch[
+        dtype: DType, pass_: Int
+    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+        grouped_wgrad_cpu[dtype](t.result, t.a, t.b, p)

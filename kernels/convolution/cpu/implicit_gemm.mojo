@@ -10,10 +10,13 @@ from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of, size_of
 from std.sys.intrinsics import masked_store
 
+from max.gpu.host import DeviceContext
+
 from ...common.parallel import sync_parallelize, worker_count
 from ...common.pointer import Ptr, accumulation_type
-from ..passes import FPROP
+from ..passes import FPROP, WGRAD
 from ..finish import NOTHING, Finish
+from ..kernel import ConvolutionKernel, Tensors
 from ..problem import ConvolutionProblem
 from ..gather import Phase, forward_phases, gradient_phases
 from .microkernel import (
@@ -450,16 +453,28 @@ def implicit_gemm_cpu[
     packed.unsafe_free()
 
 
-def implicit_gemm_can_implement[
-    dtype: DType, pass_: Int
-](g: ConvolutionProblem) -> Optional[String]:
-    """None, or why this kernel does not take the problem."""
-    var packed = (
-        packed_filter_elements[dtype, pass_](g) * size_of[packed_type[dtype]]()
-    )
-    if packed > g.workspace_limit:
-        return String(
-            t"the packed filter takes {packed} bytes, the workspace limit is"
-            t" {g.workspace_limit}"
-        )
-    return None
+struct ImplicitGemm(ConvolutionKernel):
+    comptime NAME: StaticString = "implicit_gemm"
+
+    @staticmethod
+    def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:
+        return pass_ != WGRAD
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, pass_: Int
+    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+        var elements = packed_filter_elements[dtype, pass_](p)
+        var packed = elements * size_of[packed_type[dtype]]()
+        if packed > p.workspace_limit:
+            return String(
+                t"the packed filter takes {packed} bytes, the workspace limit"
+                t" is {p.workspace_limit}"
+            )
+        return None
+
+    @staticmethod
+    def launch[
+        dtype: DType, pass_: Int
+    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+        implicit_gemm_cpu[dtype, pass_](t.result, t.a, t.b, p, finish=t.finish)

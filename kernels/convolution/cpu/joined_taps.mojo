@@ -8,16 +8,17 @@ from std.memory import unsafe_memcpy, unsafe_memset_zero
 from std.memory.alloc import unsafe_alloc
 from std.sys.info import size_of
 
+from max.gpu.host import DeviceContext
+
 from ...common.parallel import sync_parallelize, worker_count
 from ...common.pointer import Ptr
 from ..passes import FPROP
 from ..finish import NOTHING, Finish
+from ..kernel import ConvolutionKernel, Tensors
 from ..problem import ConvolutionProblem
 from .implicit_gemm import implicit_gemm_cpu
 from .pack import swap_filter
 
-# With more channels the inner product of a tap is long enough.
-comptime MOST_CHANNELS = 24
 # Bytes of images that are copied at once: they stay in the cache.
 comptime COPY_BYTES = 1024 * 1024
 
@@ -66,8 +67,7 @@ def joined_taps_cpu[
     given: ConvolutionProblem,
     finish: Finish = NOTHING,
 ):
-    """The forward pass of the problems that `joined_taps_can_implement` takes.
-    """
+    """The forward pass of the problems that `JoinedTaps` takes."""
     var g = given
     var row = _row_pixels(g)
     var image = g.d * g.h * row * g.c
@@ -109,22 +109,33 @@ def joined_taps_cpu[
     copy.unsafe_free()
 
 
-def joined_taps_can_implement[
-    dtype: DType
-](g: ConvolutionProblem) -> Optional[String]:
-    """None, or why this kernel does not take the problem."""
-    if g.c > MOST_CHANNELS:
-        return String(t"{g.c} channels are enough for each tap")
-    if g.groups != 1 or g.s == 1 or g.dilation_w != 1:
-        return String("taps along W are no neighbours")
-    if g.q < 1:
-        return String("there are no pixels")
-    var elements = g.n * g.d * g.h * _row_pixels(g) * g.c + 2 * g.w_size()
-    # The packed filter is rounded up to whole vectors.
-    var bytes = 2 * elements * size_of[DType.float32]() + 64 * 1024
-    if bytes > g.workspace_limit:
-        return String(
-            t"the copies take up to {bytes} bytes, the workspace limit is"
-            t" {g.workspace_limit}"
-        )
-    return None
+struct JoinedTaps(ConvolutionKernel):
+    comptime NAME: StaticString = "joined_taps"
+
+    @staticmethod
+    def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:
+        return pass_ == FPROP
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, pass_: Int
+    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+        if p.groups != 1 or p.s == 1 or p.dilation_w != 1:
+            return String("taps along W are no neighbours")
+        if p.q < 1:
+            return String("there are no pixels")
+        var elements = p.n * p.d * p.h * _row_pixels(p) * p.c + 2 * p.w_size()
+        # The packed filter is rounded up to whole vectors.
+        var bytes = 2 * elements * size_of[DType.float32]() + 64 * 1024
+        if bytes > p.workspace_limit:
+            return String(
+                t"the copies take up to {bytes} bytes, the workspace limit is"
+                t" {p.workspace_limit}"
+            )
+        return None
+
+    @staticmethod
+    def launch[
+        dtype: DType, pass_: Int
+    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+        joined_taps_cpu[dtype](t.result, t.a, t.b, p, t.finish)

@@ -9,8 +9,12 @@ from std.memory import unsafe_memset_zero
 from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of, size_of
 
+from max.gpu.host import DeviceContext
+
 from ...common.parallel import sync_parallelize, worker_count
 from ...common.pointer import Ptr, accumulation_type
+from ..kernel import ConvolutionKernel, Tensors
+from ..passes import WGRAD
 from ..problem import ConvolutionProblem
 from .microkernel import has_pairs, outer_tile, packed_length, packed_type
 from .pack import write_filter
@@ -252,7 +256,7 @@ def _slice[
 def joined_taps_wgrad_cpu[
     dtype: DType
 ](dw: Ptr[dtype], x: Ptr[dtype], dy: Ptr[dtype], g: ConvolutionProblem):
-    """The weight gradient of the problems that `joined_taps_wgrad_can_implement` takes; workers share the pixels, and
+    """The weight gradient of the problems that `JoinedTapsWgrad` takes; workers share the pixels, and
     their sums are added in order.
     """
     comptime acc_type = accumulation_type[dtype]
@@ -302,27 +306,39 @@ def joined_taps_wgrad_cpu[
     operands.unsafe_free()
 
 
-def joined_taps_wgrad_can_implement[
-    dtype: DType
-](g: ConvolutionProblem) -> Optional[String]:
-    """None, or why this kernel does not take the problem."""
-    comptime acc_type = accumulation_type[dtype]
-    comptime width = simd_width_of[acc_type]()
-    if g.s * g.c > MOST_VECTORS * width:
-        return String(t"a row of {g.s * g.c} values is long enough")
-    if g.groups != 1 or g.s == 1 or g.dilation_w != 1:
-        return String("taps along W are no neighbours")
-    if g.output_pixels() == 0:
-        return String("there are no pixels")
-    var sizes = _Sizes.of[dtype](g)
-    var each = (
-        sizes.operands[dtype]() * size_of[packed_type[dtype]]()
-        + sizes.rows * sizes.pitch * size_of[acc_type]()
-    )
-    var bytes = worker_count() * each
-    if bytes > g.workspace_limit:
-        return String(
-            t"columns and sums take {bytes} bytes, the workspace limit is"
-            t" {g.workspace_limit}"
+struct JoinedTapsWgrad(ConvolutionKernel):
+    comptime NAME: StaticString = "joined_taps_wgrad"
+
+    @staticmethod
+    def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:
+        return pass_ == WGRAD
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, pass_: Int
+    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+        comptime acc_type = accumulation_type[dtype]
+        if p.s * p.c > MOST_VECTORS * simd_width_of[acc_type]():
+            return String(t"a row of {p.s * p.c} values is long enough")
+        if p.groups != 1 or p.s == 1 or p.dilation_w != 1:
+            return String("taps along W are no neighbours")
+        if p.output_pixels() == 0:
+            return String("there are no pixels")
+        var sizes = _Sizes.of[dtype](p)
+        var each = (
+            sizes.operands[dtype]() * size_of[packed_type[dtype]]()
+            + sizes.rows * sizes.pitch * size_of[acc_type]()
         )
-    return None
+        var bytes = worker_count() * each
+        if bytes > p.workspace_limit:
+            return String(
+                t"columns and sums take {bytes} bytes, the workspace limit is"
+                t" {p.workspace_limit}"
+            )
+        return None
+
+    @staticmethod
+    def launch[
+        dtype: DType, pass_: Int
+    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+        joined_taps_wgrad_cpu[dtype](t.result, t.a, t.b, p)

@@ -9,11 +9,14 @@ from std.math import ceildiv
 from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of, size_of
 
+from max.gpu.host import DeviceContext
+
 from ...common.parallel import sync_parallelize, worker_count
 from ...common.pointer import Ptr, accumulation_type
-from ..passes import FPROP
-from ..finish import NOTHING
+from ..finish import NOTHING, finish_result
 from ..gather import Axis, Phase, forward_phases, gradient_phases
+from ..kernel import ConvolutionKernel, Tensors
+from ..passes import FPROP, WGRAD
 from ..problem import ConvolutionProblem
 from .implicit_gemm import pack_panel_part, packed_filter_elements, panel_rows
 from .microkernel import (
@@ -25,8 +28,6 @@ from .microkernel import (
 )
 from .row_table import Operands, fill_table
 
-# More rows than that are worth a filter that is packed once for all workers.
-comptime MOST_ROWS = 1024
 # Images that one position must have.
 comptime LEAST_IMAGES = 4
 
@@ -131,7 +132,7 @@ def panel_gemm_cpu[
     g: ConvolutionProblem,
 ):
     """The forward pass (source x, result y) or the data gradient (source dy, result dx) of the problems that
-    `panel_gemm_can_implement` takes.
+    `PanelGemm` takes.
     """
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
@@ -270,26 +271,29 @@ def panel_gemm_cpu[
     buffers.unsafe_free()
 
 
-def panel_gemm_can_implement[
-    dtype: DType, pass_: Int
-](g: ConvolutionProblem) -> Optional[String]:
-    """None, or why this kernel does not take the problem."""
-    comptime acc_type = accumulation_type[dtype]
-    comptime width = simd_width_of[acc_type]()
-    var pixels = g.output_pixels() if pass_ == FPROP else g.input_pixels()
-    if pixels > MOST_ROWS:
-        return String(t"{pixels} pixels are many")
-    var columns = g.group_k() if pass_ == FPROP else g.group_c()
-    var items = g.groups * ceildiv(columns, PANEL_VECTORS * width)
-    var workers = worker_count()
-    if items % workers != 0 and items < 4 * workers:
-        return String(t"{items} panels are no equal shares")
-    var bytes = (
-        packed_filter_elements[dtype, pass_](g) * size_of[packed_type[dtype]]()
-    )
-    if bytes + workers * 64 * 1024 > g.workspace_limit:
-        return String(
-            t"the packed filter takes {bytes} bytes, the workspace limit is"
-            t" {g.workspace_limit}"
-        )
-    return None
+struct PanelGemm(ConvolutionKernel):
+    comptime NAME: StaticString = "panel_gemm"
+
+    @staticmethod
+    def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:
+        return pass_ != WGRAD
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, pass_: Int
+    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+        var packed = packed_filter_elements[dtype, pass_](p)
+        var bytes = packed * size_of[packed_type[dtype]]()
+        if bytes + worker_count() * 64 * 1024 > p.workspace_limit:
+            return String(
+                t"the packed filter takes {bytes} bytes, the workspace limit is"
+                t" {p.workspace_limit}"
+            )
+        return None
+
+    @staticmethod
+    def launch[
+        dtype: DType, pass_: Int
+    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+        panel_gemm_cpu[dtype, pass_](t.result, t.a, t.b, p)
+        finish_result[pass_](p, t.finish)

@@ -14,22 +14,23 @@ from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of, size_of
 from std.sys.intrinsics import masked_load
 
+from max.gpu.host import DeviceContext
+
 from ...common.parallel import sync_parallelize, worker_count
 from ...common.pointer import Ptr, accumulation_type
 from ..gather import Axis, forward_phases
+from ..kernel import ConvolutionKernel, Tensors
+from ..passes import WGRAD
 from ..problem import ConvolutionProblem
 from .microkernel import has_pairs, outer_tile, packed_length, packed_type
 from .pack import pair_rows, write_filter
 from .wgrad import (
     BLOCK_PIXELS,
-    SMALL_SUMS_BYTES,
     TILE_ROWS,
     TILE_VECTORS,
     first_lanes,
 )
 
-# Sums of more pixels cost so much that another copy of dw does not matter.
-comptime MOST_PIXELS = 1024
 # Bytes of a tile of dw: it stays in the L2 cache beside the packed operands.
 comptime SUMS_BYTES = 256 * 1024
 # Pixels that are packed at once where they are taken by position.
@@ -408,7 +409,7 @@ def _taps[
 def resident_wgrad_cpu[
     dtype: DType
 ](dw: Ptr[dtype], x: Ptr[dtype], dy: Ptr[dtype], g: ConvolutionProblem):
-    """The weight gradient of the problems that `resident_wgrad_can_implement` takes; workers share the tiles of dw.
+    """The weight gradient of the problems that `ResidentWgrad` takes; workers share the tiles of dw.
     """
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
@@ -515,33 +516,38 @@ def _scratch_elements[
     )
 
 
-def resident_wgrad_can_implement[
-    dtype: DType
-](g: ConvolutionProblem) -> Optional[String]:
-    """None, or why this kernel does not take the problem."""
-    comptime acc_type = accumulation_type[dtype]
-    comptime width = simd_width_of[acc_type]()
-    comptime bytes = size_of[acc_type]()
-    if not g.taps_inside:
-        return String("sums in dw itself cost less where its order is theirs")
-    if g.output_pixels() > MOST_PIXELS:
-        return String(t"beside {g.output_pixels()} pixels a copy costs little")
-    if g.w_size() * bytes <= SMALL_SUMS_BYTES:
-        return String(
-            t"dw of {g.w_size()} elements stays in the cache as a whole"
-        )
-    if g.group_c() < 2 * width:
-        return String(
-            t"groups of {g.group_c()} channels are less than two vectors"
-        )
-    var tiles = Tiles.of[width, bytes](g)
-    if g.groups * tiles.parts * tiles.blocks < 2 * worker_count():
-        return String("dw has too few tiles for the workers")
-    var block = max(BLOCK_PIXELS, MOST_POSITION_PIXELS)
-    var scratch = worker_count() * _scratch_elements[width](g, tiles, block)
-    if scratch * bytes > g.workspace_limit:
-        return String(
-            t"the tiles take {scratch * bytes} bytes, the workspace limit is"
-            t" {g.workspace_limit}"
-        )
-    return None
+struct ResidentWgrad(ConvolutionKernel):
+    comptime NAME: StaticString = "resident_wgrad"
+
+    @staticmethod
+    def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:
+        return pass_ == WGRAD
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, pass_: Int
+    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+        comptime acc_type = accumulation_type[dtype]
+        comptime width = simd_width_of[acc_type]()
+        if p.w_size() == 0:
+            return String("a tensor is empty")
+        if p.group_c() < 2 * width:
+            return String(
+                t"groups of {p.group_c()} channels are less than two vectors"
+            )
+        var tiles = Tiles.of[width, size_of[acc_type]()](p)
+        var block = max(BLOCK_PIXELS, MOST_POSITION_PIXELS)
+        var scratch = worker_count() * _scratch_elements[width](p, tiles, block)
+        var bytes = scratch * size_of[acc_type]()
+        if bytes > p.workspace_limit:
+            return String(
+                t"the tiles take {bytes} bytes, the workspace limit is"
+                t" {p.workspace_limit}"
+            )
+        return None
+
+    @staticmethod
+    def launch[
+        dtype: DType, pass_: Int
+    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+        resident_wgrad_cpu[dtype](t.result, t.a, t.b, p)

@@ -17,8 +17,12 @@ from std.sys.intrinsics import (
     prefetch,
 )
 
+from max.gpu.host import DeviceContext
+
 from ...common.parallel import sync_parallelize, worker_count
 from ...common.pointer import Ptr, accumulation_type
+from ..kernel import ConvolutionKernel, Tensors
+from ..passes import WGRAD
 from ..problem import ConvolutionProblem
 from .microkernel import outer_tile, packed_length, packed_type
 from .pack import pair_rows, write_filter
@@ -558,17 +562,30 @@ def wgrad_gemm_cpu[
     partials.unsafe_free()
 
 
-def wgrad_gemm_can_implement[
-    dtype: DType
-](g: ConvolutionProblem) -> Optional[String]:
-    """None, or why this kernel does not take the problem."""
-    comptime acc_type = accumulation_type[dtype]
-    var bytes = 0
-    if dtype != acc_type or g.taps_inside:
-        bytes = g.w_size() * size_of[acc_type]()
-    if bytes > g.workspace_limit:
-        return String(
-            t"the sums take {bytes} bytes, the workspace limit is"
-            t" {g.workspace_limit}"
-        )
-    return None
+struct WgradGemm(ConvolutionKernel):
+    comptime NAME: StaticString = "wgrad_gemm"
+
+    @staticmethod
+    def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:
+        return pass_ == WGRAD
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, pass_: Int
+    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+        comptime acc_type = accumulation_type[dtype]
+        var bytes = 0
+        if dtype != acc_type or p.taps_inside:
+            bytes = p.w_size() * size_of[acc_type]()
+        if bytes > p.workspace_limit:
+            return String(
+                t"the sums take {bytes} bytes, the workspace limit is"
+                t" {p.workspace_limit}"
+            )
+        return None
+
+    @staticmethod
+    def launch[
+        dtype: DType, pass_: Int
+    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+        wgrad_gemm_cpu[dtype](t.result, t.a, t.b, p)

@@ -20,7 +20,7 @@ from ...common.arithmetic import Divisor, divide
 from ...common.pointer import Ptr
 from ..gather import Axis, forward_phases, gradient_phases
 from ..problem import ConvolutionProblem
-from .phase_table import MAX_STRIDE, AxisTable
+from .phase_table import AxisTable
 from .planes import PIECE, Planes, WordPtr, watch
 
 comptime OCTETS = 4
@@ -38,22 +38,6 @@ comptime MOST_SHARED = 100 * 1024
 comptime USUAL_SHARED = 56 * 1024
 comptime MOST_STEPS = 4
 """Products deep that a band may be: longer ones are mostly zeros."""
-comptime FEW_TAPS = 9
-"""Windows up to 3x3 lie in registers, and depthwise's marches were faster (measured on an H100); so do some of 5x5."""
-comptime FEW_ELEMENTS = 1 << 22
-"""Of dx: the marches launch two kernels for each phase, which is what a small problem takes."""
-
-
-def is_better_by_bands(
-    g: ConvolutionProblem, forward: Bool, marches: Bool
-) -> Bool:
-    """Whether the bands' forward pass or data gradient takes less time than the marches': as measured on an H100 and an
-    H200. `marches` where there is a march for the window.
-    """
-    var is_strided = max(g.stride_h, g.stride_w) > 1
-    if marches:
-        return not forward and is_strided and g.x_size() <= FEW_ELEMENTS
-    return not (forward and is_strided)
 
 
 @fieldwise_init
@@ -389,30 +373,4 @@ def is_depthwise_in_pairs[
         return String("a tensor is empty")
     if max(g.input_pixels(), g.output_pixels()) >= 1 << 30:
         return String("more than 2^30 pixels")
-    return None
-
-
-def band_can_implement[
-    dtype: DType
-](
-    g: ConvolutionProblem, forward: Bool, result: Ptr[dtype], source: Ptr[dtype]
-) -> Optional[String]:
-    """None, or why depthwise_band does not take the problem."""
-    var reason = is_depthwise_in_pairs(g, result, source)
-    if reason:
-        return reason
-    if max(g.stride_h, g.stride_w) > MAX_STRIDE:
-        return String(
-            t"strides {g.stride_h} and {g.stride_w}; at most {MAX_STRIDE}"
-        )
-    if forward and g.stride_w > 1:
-        return String(t"stride {g.stride_w} along W")
-    var columns = Columns.of(g, forward)
-    if columns.steps > MOST_STEPS:
-        return String(t"{g.s} taps, dilation {g.dilation_w}: a sparse band")
-    var bytes = band_of(
-        g, forward, axes_of_rows(g, forward), Tiling(1, 1, 1)
-    ).shared_bytes()
-    if bytes > MOST_SHARED:
-        return String(t"a row of the result takes {bytes} bytes")
     return None

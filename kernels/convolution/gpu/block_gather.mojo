@@ -26,9 +26,10 @@ from ...common.async_copy import (
     wait_for_copies,
 )
 from ...common.pointer import Ptr, Shared
-from ...common.tensor_cores import QUAD, Quad
-from ..passes import FPROP
+from ...common.tensor_cores import QUAD, Quad, blocks_compile
+from ..passes import FPROP, WGRAD
 from ..gather import Phase, forward_phases, gradient_phases
+from ..kernel import ConvolutionKernel, Tensors
 from ..problem import ConvolutionProblem
 from .gather_rows import SourceRow, Step, result_pixel, source_row
 from .pipeline import (
@@ -38,6 +39,7 @@ from .pipeline import (
     THREADS,
     WARP_COLUMNS,
     BlockShape,
+    block_can_implement,
     index_major,
     k_major,
     left_to_warpgroups,
@@ -440,3 +442,23 @@ def block_gather_gpu[
             _choose[dtype, pass_, True](result, source, w, g, ctx)
             return
     _choose[dtype, pass_, False](result, source, w, g, ctx)
+
+
+struct BlockGather(ConvolutionKernel):
+    comptime NAME: StaticString = "block_gather"
+
+    @staticmethod
+    def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:
+        return blocks_compile() and pass_ != WGRAD and dtype != DType.float64
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, pass_: Int
+    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+        return block_can_implement[pass_](p)
+
+    @staticmethod
+    def launch[
+        dtype: DType, pass_: Int
+    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+        block_gather_gpu[dtype, pass_](t.result, t.a, t.b, p, ctx)

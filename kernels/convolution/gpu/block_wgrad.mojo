@@ -14,12 +14,7 @@ from max.gpu import (
     block_idx,
     thread_idx,
 )
-from max.gpu.host import (
-    DeviceAttribute,
-    DeviceBuffer,
-    DeviceContext,
-    FuncAttribute,
-)
+from max.gpu.host import DeviceAttribute, DeviceContext, FuncAttribute
 from max.gpu.memory import AddressSpace, external_memory
 
 from ...common.arithmetic import divide
@@ -31,7 +26,9 @@ from ...common.async_copy import (
 )
 from ...common.library import scratch
 from ...common.pointer import Ptr, Shared
-from ...common.tensor_cores import QUAD, Quad
+from ...common.tensor_cores import QUAD, Quad, blocks_compile
+from ..kernel import ConvolutionKernel, Tensors
+from ..passes import WGRAD
 from ..problem import ConvolutionProblem
 from .pipeline import (
     BLOCK_K,
@@ -40,6 +37,7 @@ from .pipeline import (
     THREADS,
     WARP_COLUMNS,
     BlockShape,
+    block_can_implement,
     index_major,
     left_to_warpgroups,
     multiply_exact,
@@ -318,9 +316,9 @@ def _launch[
     a_quads: Bool,
     b_quads: Bool,
 ](
-    dw: DeviceBuffer[dtype],
-    x: DeviceBuffer[dtype],
-    dy: DeviceBuffer[dtype],
+    dw: Ptr[dtype],
+    x: Ptr[dtype],
+    dy: Ptr[dtype],
     g: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
@@ -364,19 +362,15 @@ def _launch[
 def _choose[
     dtype: DType, exact: Bool
 ](
-    dw: DeviceBuffer[dtype],
-    x: DeviceBuffer[dtype],
-    dy: DeviceBuffer[dtype],
+    dw: Ptr[dtype],
+    x: Ptr[dtype],
+    dy: Ptr[dtype],
     g: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
     var quad_bytes = QUAD * size_of[dtype]()
-    var a_quads = (
-        g.group_k() % QUAD == 0 and Int(dy.unsafe_ptr()) % quad_bytes == 0
-    )
-    var b_quads = (
-        g.group_c() % QUAD == 0 and Int(x.unsafe_ptr()) % quad_bytes == 0
-    )
+    var a_quads = g.group_k() % QUAD == 0 and Int(dy) % quad_bytes == 0
+    var b_quads = g.group_c() % QUAD == 0 and Int(x) % quad_bytes == 0
     if not a_quads:
         _launch[dtype, LOW, exact, False, False](dw, x, dy, g, ctx)
     elif not b_quads or left_to_warpgroups[dtype, exact]():
@@ -394,9 +388,9 @@ def _choose[
 def block_wgrad_gpu[
     dtype: DType
 ](
-    dw: DeviceBuffer[dtype],
-    x: DeviceBuffer[dtype],
-    dy: DeviceBuffer[dtype],
+    dw: Ptr[dtype],
+    x: Ptr[dtype],
+    dy: Ptr[dtype],
     g: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
@@ -406,3 +400,23 @@ def block_wgrad_gpu[
             _choose[dtype, True](dw, x, dy, g, ctx)
             return
     _choose[dtype, False](dw, x, dy, g, ctx)
+
+
+struct BlockWgrad(ConvolutionKernel):
+    comptime NAME: StaticString = "block_wgrad"
+
+    @staticmethod
+    def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:
+        return blocks_compile() and pass_ == WGRAD and dtype != DType.float64
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, pass_: Int
+    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+        return block_can_implement[pass_](p)
+
+    @staticmethod
+    def launch[
+        dtype: DType, pass_: Int
+    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+        block_wgrad_gpu[dtype](t.result, t.a, t.b, p, ctx)

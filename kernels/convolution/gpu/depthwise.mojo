@@ -12,7 +12,6 @@ from std.sys.info import is_nvidia_gpu, size_of
 from std.utils.static_tuple import StaticTuple
 
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, global_idx
-from max.gpu.host import DeviceBuffer
 
 from ...common.arithmetic import divide
 from ...common.pointer import Ptr
@@ -51,8 +50,8 @@ def march_rows(rows: Int, across: Int, enough: Int, most: Int = MARCH) -> Int:
 
 
 @always_inline
-def is_aligned[dtype: DType](buffer: DeviceBuffer[dtype]) -> Bool:
-    return Int(buffer.unsafe_ptr()) % 16 == 0
+def is_aligned[dtype: DType](data: Ptr[dtype]) -> Bool:
+    return Int(data) % 16 == 0
 
 
 @always_inline

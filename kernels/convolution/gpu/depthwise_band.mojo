@@ -23,22 +23,30 @@ from max.gpu.memory import AddressSpace, external_memory
 from ...common.arithmetic import divide
 from ...common.pointer import Ptr
 from ...common.ptx import load_matrices, syncwarp
-from ..passes import FPROP
+from ...common.tensor_cores import pairs_compile
+from ..passes import ANY_GROUPS, FPROP, WGRAD
 from ..gather import Axis
+from ..kernel import ConvolutionKernel, Tensors
 from ..problem import ConvolutionProblem
 from .band import (
     CHANNELS,
     DEPTH,
     LINES,
+    MOST_SHARED,
+    MOST_STEPS,
     OCTETS,
     THREADS,
     Band,
+    Columns,
+    Tiling,
     axes_of_rows,
     band_of,
     band_word,
     choose_tiling,
     fill_tables,
+    is_depthwise_in_pairs,
 )
+from .phase_table import MAX_STRIDE
 from .planes import (
     PIECE,
     Corner,
@@ -431,3 +439,43 @@ def depthwise_band_gpu[
                 )
             else:
                 _launch[dtype, 2, tiles](result, source, w, band, blocks, ctx)
+
+
+struct DepthwiseBands(ConvolutionKernel):
+    comptime NAME: StaticString = "depthwise_bands"
+
+    @staticmethod
+    def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:
+        return (
+            pairs_compile[dtype]() and pass_ != WGRAD and grouping == ANY_GROUPS
+        )
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, pass_: Int
+    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+        comptime forward = pass_ == FPROP
+        var reason = is_depthwise_in_pairs(p, t.result, t.a)
+        if reason:
+            return reason
+        if max(p.stride_h, p.stride_w) > MAX_STRIDE:
+            return String(
+                t"strides {p.stride_h} and {p.stride_w}; at most {MAX_STRIDE}"
+            )
+        if forward and p.stride_w > 1:
+            return String(t"stride {p.stride_w} along W")
+        var columns = Columns.of(p, forward)
+        if columns.steps > MOST_STEPS:
+            return String(t"{p.s} taps, dilation {p.dilation_w}: a sparse band")
+        var bytes = band_of(
+            p, forward, axes_of_rows(p, forward), Tiling(1, 1, 1)
+        ).shared_bytes()
+        if bytes > MOST_SHARED:
+            return String(t"a row of the result takes {bytes} bytes")
+        return None
+
+    @staticmethod
+    def launch[
+        dtype: DType, pass_: Int
+    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+        depthwise_band_gpu[dtype, pass_](t.result, t.a, t.b, p, ctx)

@@ -31,6 +31,9 @@ from ...common.arithmetic import divide
 from ...common.library import scratch
 from ...common.pointer import Ptr
 from ...common.ptx import load_matrices, syncwarp
+from ...common.tensor_cores import pairs_compile
+from ..kernel import ConvolutionKernel, Tensors
+from ..passes import ANY_GROUPS, WGRAD
 from ..problem import ConvolutionProblem
 from .band import LINES, MOST_SHARED, THREADS, is_depthwise_in_pairs
 from .depthwise import is_aligned
@@ -406,10 +409,10 @@ def choose_wgrad_band(g: ConvolutionProblem, enough: Int) -> BandWgrad:
 def _launch[
     dtype: DType, vector: Int
 ](
-    dw: DeviceBuffer[dtype],
+    dw: Ptr[dtype],
     partials: DeviceBuffer[DType.float32],
-    x: DeviceBuffer[dtype],
-    dy: DeviceBuffer[dtype],
+    x: Ptr[dtype],
+    dy: Ptr[dtype],
     band: BandWgrad,
     slices: Int,
     ctx: DeviceContext,
@@ -438,9 +441,9 @@ def _launch[
 def depthwise_band_wgrad_gpu[
     dtype: DType
 ](
-    dw: DeviceBuffer[dtype],
-    x: DeviceBuffer[dtype],
-    dy: DeviceBuffer[dtype],
+    dw: Ptr[dtype],
+    x: Ptr[dtype],
+    dy: Ptr[dtype],
     g: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
@@ -468,20 +471,35 @@ def depthwise_band_wgrad_gpu[
         add_slices(dw, partials, g.w_size(), slices, ctx)
 
 
-def band_wgrad_can_implement[
-    dtype: DType
-](g: ConvolutionProblem, x: Ptr[dtype], dy: Ptr[dtype]) -> Optional[String]:
-    """None, or why this kernel does not take the problem."""
-    var reason = is_depthwise_in_pairs(g, x, dy)
-    if reason:
-        return reason
-    if g.stride_w != 1:
-        return String(t"stride {g.stride_w} along W")
-    if g.r > MOST_ROWS or (g.s - 1) * g.dilation_w > MOST_REACH:
-        return String(
-            t"a window of {g.r} x {g.s}, dilation {g.dilation_w} along W"
+struct DepthwiseBandWgrad(ConvolutionKernel):
+    comptime NAME: StaticString = "depthwise_band_wgrad"
+
+    @staticmethod
+    def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:
+        return (
+            pairs_compile[dtype]() and pass_ == WGRAD and grouping == ANY_GROUPS
         )
-    var bytes = BandWgrad.of(g, 1, 1, 1).shared_bytes()
-    if bytes > MOST_SHARED:
-        return String(t"a row of dy takes {bytes} bytes")
-    return None
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, pass_: Int
+    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+        var reason = is_depthwise_in_pairs(p, t.a, t.b)
+        if reason:
+            return reason
+        if p.stride_w != 1:
+            return String(t"stride {p.stride_w} along W")
+        if p.r > MOST_ROWS or (p.s - 1) * p.dilation_w > MOST_REACH:
+            return String(
+                t"a window of {p.r} x {p.s}, dilation {p.dilation_w} along W"
+            )
+        var bytes = BandWgrad.of(p, 1, 1, 1).shared_bytes()
+        if bytes > MOST_SHARED:
+            return String(t"a row of dy takes {bytes} bytes")
+        return None
+
+    @staticmethod
+    def launch[
+        dtype: DType, pass_: Int
+    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+        depthwise_band_wgrad_gpu[dtype](t.result, t.a, t.b, p, ctx)

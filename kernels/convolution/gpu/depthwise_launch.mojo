@@ -4,13 +4,14 @@ for any taps."""
 from std.math import ceildiv
 from std.sys.info import size_of
 
-from max.gpu.host import DeviceAttribute, DeviceBuffer, DeviceContext
+from max.gpu.host import DeviceAttribute, DeviceContext
 
 from ...common.library import scratch
-from ..passes import FPROP
+from ...common.pointer import Ptr, device_pointer
+from ..passes import ANY_GROUPS, FPROP, WGRAD
 from ..gather import Axis, Phase, forward_phases, gradient_phases
+from ..kernel import ConvolutionKernel, Tensors
 from ..problem import ConvolutionProblem
-from .band import FEW_TAPS
 from .depthwise import (
     BLOCK,
     PAIR,
@@ -24,6 +25,7 @@ from .depthwise import (
     march_rows,
     strip_width,
 )
+from .depthwise_wgrad import depthwise_wgrad_gpu
 
 
 @always_inline
@@ -45,9 +47,9 @@ def _grid(
 def _launch_march[
     dtype: DType, vector: Int, taps_h: Int, taps_w: Int, step: Int
 ](
-    result: DeviceBuffer[dtype],
-    source: DeviceBuffer[dtype],
-    packed: DeviceBuffer[dtype],
+    result: Ptr[dtype],
+    source: Ptr[dtype],
+    packed: Ptr[dtype],
     g: ConvolutionProblem,
     phase: Phase,
     whole: Bool,
@@ -81,9 +83,9 @@ def _launch_march[
 def _launch_any[
     dtype: DType, vector: Int
 ](
-    result: DeviceBuffer[dtype],
-    source: DeviceBuffer[dtype],
-    packed: DeviceBuffer[dtype],
+    result: Ptr[dtype],
+    source: Ptr[dtype],
+    packed: Ptr[dtype],
     g: ConvolutionProblem,
     phase: Phase,
     ctx: DeviceContext,
@@ -127,29 +129,13 @@ def _takes_whole_filter(g: ConvolutionProblem, phase: Phase) -> Bool:
     )
 
 
-def marches(g: ConvolutionProblem) -> Bool:
-    """Whether the marches are made for windows of this size: up to 3x3, and 5x5 of pairs of channels.
-    """
-    if g.r * g.s <= FEW_TAPS:
-        return True
-    return (
-        g.t == 1
-        and g.r == 5
-        and g.s == 5
-        and g.c % PAIR == 0
-        and g.stride_h == g.stride_w
-        and g.stride_h <= 2
-        and max(g.dilation_h, g.dilation_w) == 1
-    )
-
-
 @always_inline
 def _launch_wide[
     dtype: DType, pass_: Int, vector: Int
 ](
-    result: DeviceBuffer[dtype],
-    source: DeviceBuffer[dtype],
-    packed: DeviceBuffer[dtype],
+    result: Ptr[dtype],
+    source: Ptr[dtype],
+    packed: Ptr[dtype],
     g: ConvolutionProblem,
     phase: Phase,
     whole: Bool,
@@ -193,9 +179,9 @@ def _launch_wide[
 def depthwise_gather_gpu[
     dtype: DType, pass_: Int
 ](
-    result: DeviceBuffer[dtype],
-    source: DeviceBuffer[dtype],
-    w: DeviceBuffer[dtype],
+    result: Ptr[dtype],
+    source: Ptr[dtype],
+    w: Ptr[dtype],
     g: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
@@ -205,16 +191,15 @@ def depthwise_gather_gpu[
     var aligned = is_aligned(result) and is_aligned(source)
     var wide = aligned and g.c % VECTOR == 0
     var in_pairs = (
-        g.c % PAIR == 0
-        and (Int(result.unsafe_ptr()) | Int(source.unsafe_ptr())) % pair_bytes
-        == 0
+        g.c % PAIR == 0 and (Int(result) | Int(source)) % pair_bytes == 0
     )
     var phases: List[Phase]
     comptime if pass_ == FPROP:
         phases = forward_phases(g)
     else:
         phases = gradient_phases(g, g.c)
-    var packed = scratch[dtype](ctx, max(1, g.taps() * g.c))
+    var memory = scratch[dtype](ctx, max(1, g.taps() * g.c))
+    var packed = device_pointer(memory)
     for phase in phases:
         if phase.rows(g.n) == 0:
             continue
@@ -238,22 +223,46 @@ def depthwise_gather_gpu[
             )
         else:
             _launch_any[dtype, 1](result, source, packed, g, phase, ctx)
+    # Lives until its last use is enqueued.
+    _ = memory^
 
 
-def depthwise_gpu_can_implement(g: ConvolutionProblem) -> Optional[String]:
-    """None, or why these kernels do not take the problem."""
-    if g.groups != g.c or g.groups != g.k:
-        return String(t"C = {g.c}, K = {g.k} and groups = {g.groups} differ")
-    if 4 * g.w_size() > g.workspace_limit:
-        return String(
-            t"the filter takes {4 * g.w_size()} bytes, the workspace limit is"
-            t" {g.workspace_limit}"
-        )
-    if g.c > WGRAD_LANES * 65535:
-        return String(
-            t"C = {g.c}; the grid takes at most {WGRAD_LANES * 65535}"
-        )
-    # Threads, pixels and strips are counted in 32 bits.
-    if max(g.x_size(), g.y_size()) >= 1 << 32:
-        return String(t"{max(g.x_size(), g.y_size())} elements are too many")
-    return None
+struct DepthwiseMarch(ConvolutionKernel):
+    comptime NAME: StaticString = "depthwise_march"
+
+    @staticmethod
+    def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:
+        return grouping == ANY_GROUPS and dtype != DType.float64
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, pass_: Int
+    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+        if p.groups != p.c or p.groups != p.k:
+            return String(
+                t"C = {p.c}, K = {p.k} and groups = {p.groups} differ"
+            )
+        if 4 * p.w_size() > p.workspace_limit:
+            return String(
+                t"the filter takes {4 * p.w_size()} bytes, the workspace limit"
+                t" is {p.workspace_limit}"
+            )
+        if p.c > WGRAD_LANES * 65535:
+            return String(
+                t"C = {p.c}; the grid takes at most {WGRAD_LANES * 65535}"
+            )
+        # Threads, pixels and strips are counted in 32 bits.
+        if max(p.x_size(), p.y_size()) >= 1 << 32:
+            return String(
+                t"{max(p.x_size(), p.y_size())} elements are too many"
+            )
+        return None
+
+    @staticmethod
+    def launch[
+        dtype: DType, pass_: Int
+    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+        comptime if pass_ == WGRAD:
+            depthwise_wgrad_gpu[dtype](t.result, t.a, t.b, p, ctx)
+        else:
+            depthwise_gather_gpu[dtype, pass_](t.result, t.a, t.b, p, ctx)

@@ -14,7 +14,7 @@ from max.gpu import (
     block_idx,
     thread_idx,
 )
-from max.gpu.host import DeviceAttribute, DeviceBuffer, DeviceContext
+from max.gpu.host import DeviceAttribute, DeviceContext
 from max.gpu.memory import AddressSpace
 
 from ...common.arithmetic import divide
@@ -235,9 +235,9 @@ def depthwise_wgrad_kernel[
 def _launch_wgrad[
     dtype: DType, vector: Int, tap_rows: Int, tap_columns: Int, step: Int
 ](
-    dw: DeviceBuffer[dtype],
-    x: DeviceBuffer[dtype],
-    dy: DeviceBuffer[dtype],
+    dw: Ptr[dtype],
+    x: Ptr[dtype],
+    dy: Ptr[dtype],
     g: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
@@ -287,9 +287,9 @@ def _launch_wgrad[
 def depthwise_wgrad_gpu[
     dtype: DType
 ](
-    dw: DeviceBuffer[dtype],
-    x: DeviceBuffer[dtype],
-    dy: DeviceBuffer[dtype],
+    dw: Ptr[dtype],
+    x: Ptr[dtype],
+    dy: Ptr[dtype],
     g: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:

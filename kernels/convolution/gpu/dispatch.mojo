@@ -1,101 +1,99 @@
-"""Which kernel runs which problem on any GPU: one readable table. On Hopper sm90/entries.mojo asks its kernels first.
+"""Which kernel runs which problem on any GPU. On Hopper sm90/dispatch.mojo has kernels that are asked first."""
 
-Each row asks its kernel `can_implement`, which answers None or the reason why not in words; the first None wins, and
-the always-right kernel ends the table.
-"""
-
-from std.sys import size_of
-
-from max.gpu.host import DeviceBuffer, DeviceContext
-
-from ...common.pointer import Ptr, device_pointer
-from ...common.tensor_cores import blocks_compile
-from ..analytic import convolution_analytic_gpu
-from ..passes import ANY_GROUPS, DGRAD, ONE_GROUP, WGRAD
+from ..analytic import Analytic
+from ..kernel import ConvolutionKernel, Speed, Table
+from ..passes import FPROP
 from ..problem import ConvolutionProblem
-from ..rewrite import rewritten
-from .depthwise_dispatch import run_depthwise_gpu
-from .few_channels import few_channels_can_implement, few_channels_dgrad_gpu
-from .halo_gather import halo_gather_can_implement, halo_gather_gpu
-from .halo_wgrad import halo_wgrad_can_implement, halo_wgrad_gpu
-from .pipeline import block_can_implement
-from .products import gather_product_gpu, wgrad_product_gpu
-from .small_groups import small_groups_can_implement, small_groups_gpu
-from .tiled import tiled_can_implement, tiled_gather_gpu, tiled_wgrad_gpu
+from .block_gather import BlockGather
+from .block_wgrad import BlockWgrad
+from .depthwise import PAIR
+from .depthwise_band import DepthwiseBands
+from .depthwise_band_wgrad import DepthwiseBandWgrad
+from .depthwise_launch import DepthwiseMarch
+from .few_channels import FewChannels
+from .halo_gather import HaloGather
+from .halo_wgrad import HaloWgrad
+from .merged_groups import MergedGroups
+from .small_groups import SmallGroups
+from .tiled import Tiled
+from .warpgroup_gather import WarpgroupGather
+from .warpgroup_wgrad import WarpgroupWgrad
+
+comptime _FEW_TAPS = 9
+"""Windows up to 3x3 lie in registers, and depthwise's marches were faster (measured on an H100); so do some of 5x5."""
+comptime _FEW_ELEMENTS = 1 << 22
+"""Of dx: the marches launch two kernels for each phase, which is what a small problem takes."""
+comptime _HALO_PIXELS = 256
+"""From which on the loads of the filter pay: with 196 and 49 pixels the other kernels took half to two thirds of the time."""
+comptime _HALO_CHANNELS = 32
+"""Of a group, from which on strides make halos slow: they have up to four times the pixels that are needed, and took 1.7
+times as long as the other kernels."""
 
 
-@no_inline
-def run_gpu[
-    dtype: DType, pass_: Int, grouping: Int = ANY_GROUPS
-](
-    result: DeviceBuffer[dtype],
-    a: DeviceBuffer[dtype],
-    b: DeviceBuffer[dtype],
-    given: ConvolutionProblem,
-    ctx: DeviceContext,
-) raises:
-    """Enqueues y from (x, w), dx from (dy, w) or dw from (x, dy) on a GPU.
-
-    Kernels that `grouping` does not need are left out; the others take any problem.
+def _marches(p: ConvolutionProblem) -> Bool:
+    """Whether the marches are made for windows of this size: up to 3x3, and 5x5 of pairs of channels.
     """
-    var problem = rewritten[pass_](given)
-    var to = device_pointer(result)
-    var left = device_pointer(a)
-    var right = device_pointer(b)
-    # Sums are float32 in these kernels.
-    comptime if dtype != DType.float64:
-        comptime if grouping == ANY_GROUPS:
-            if run_depthwise_gpu[dtype, pass_](result, a, b, problem, ctx):
-                return
-        comptime if blocks_compile():
-            if not block_can_implement[pass_](problem):
-                comptime if pass_ == WGRAD:
-                    comptime if grouping != ONE_GROUP and size_of[dtype]() == 2:
-                        if not halo_wgrad_can_implement[dtype](
-                            problem, to, left, right
-                        ):
-                            halo_wgrad_gpu[dtype](
-                                result, left, right, problem, ctx
-                            )
-                            return
-                    wgrad_product_gpu[dtype](result, a, b, problem, ctx)
-                else:
-                    comptime if grouping != ONE_GROUP and size_of[dtype]() == 2:
-                        if not halo_gather_can_implement[dtype, pass_](
-                            problem, to, left, right
-                        ):
-                            halo_gather_gpu[dtype, pass_](
-                                to, left, right, problem, ctx
-                            )
-                            return
-                    comptime if grouping != ONE_GROUP:
-                        if not small_groups_can_implement[dtype, pass_](
-                            problem, to, left
-                        ):
-                            small_groups_gpu[dtype, pass_](
-                                to, left, right, problem, ctx
-                            )
-                            return
-                    comptime if pass_ == DGRAD and dtype == DType.float32:
-                        comptime F32 = Ptr[DType.float32]
-                        var dy = rebind[F32](left)
-                        if not few_channels_can_implement(problem, dy):
-                            few_channels_dgrad_gpu(
-                                rebind[F32](to),
-                                dy,
-                                rebind[F32](right),
-                                problem,
-                                ctx,
-                            )
-                            return
-                    gather_product_gpu[dtype, pass_](
-                        to, left, right, problem, ctx
-                    )
-                return
-        if not tiled_can_implement[dtype, pass_](problem):
-            comptime if pass_ == WGRAD:
-                tiled_wgrad_gpu[dtype](result, a, b, problem, ctx)
-            else:
-                tiled_gather_gpu[dtype, pass_](result, a, b, problem, ctx)
-            return
-    convolution_analytic_gpu[dtype, pass_](result, a, b, problem, ctx)
+    return p.r * p.s <= _FEW_TAPS or (
+        p.t == 1
+        and p.r == 5
+        and p.s == 5
+        and p.c % PAIR == 0
+        and p.stride_h == p.stride_w
+        and p.stride_h <= 2
+        and max(p.dilation_h, p.dilation_w) == 1
+    )
+
+
+struct _GpuSpeed(Speed):
+    """As measured on an H100 and an H200."""
+
+    @staticmethod
+    def pays[
+        Kernel: ConvolutionKernel, dtype: DType, pass_: Int
+    ](p: ConvolutionProblem) -> Bool:
+        comptime forward = pass_ == FPROP
+        comptime if Kernel.NAME == DepthwiseBands.NAME:
+            var is_strided = max(p.stride_h, p.stride_w) > 1
+            if _marches(p):
+                return (
+                    not forward and is_strided and p.x_size() <= _FEW_ELEMENTS
+                )
+            return not (forward and is_strided)
+        elif Kernel.NAME == DepthwiseBandWgrad.NAME:
+            return p.r * p.s > _FEW_TAPS
+        elif Kernel.NAME == HaloGather.NAME:
+            var most = max(p.group_c(), p.group_k())
+            if forward and most >= _HALO_CHANNELS:
+                if p.stride_h * p.stride_w > 1:
+                    return False
+            var pixels = p.p * p.q if forward else p.h * p.w
+            return p.n * pixels >= _HALO_PIXELS
+        else:
+            return True
+
+
+comptime GPU_KERNELS = Table[
+    _GpuSpeed,
+    DepthwiseBands,
+    DepthwiseBandWgrad,
+    DepthwiseMarch,
+    HaloGather,
+    HaloWgrad,
+    SmallGroups,
+    FewChannels,
+    MergedGroups,
+    WarpgroupGather,
+    WarpgroupWgrad,
+    BlockGather,
+    BlockWgrad,
+    Tiled,
+    Analytic["gpu"],
+]
+comptime DEPTHWISE_KERNELS = Table[
+    _GpuSpeed,
+    DepthwiseBands,
+    DepthwiseBandWgrad,
+    DepthwiseMarch,
+    Analytic["gpu"],
+]
+"""For one channel in each group, in and out."""

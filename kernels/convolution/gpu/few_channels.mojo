@@ -17,12 +17,17 @@ from max.gpu.host import DeviceContext
 from ...common.arithmetic import divide, gcd
 from ...common.library import scratch
 from ...common.pointer import Ptr
-from ...common.tensor_cores import QUAD
-from ..passes import FPROP
+from ...common.tensor_cores import QUAD, blocks_compile
+from ..passes import DGRAD, FPROP, ONE_GROUP
+from ..finish import NOTHING
+from ..kernel import ConvolutionKernel, InOrder, Table, Tensors
 from ..problem import ConvolutionProblem
-from .products import gather_product_gpu
+from .block_gather import BlockGather
+from .pipeline import block_can_implement
+from .warpgroup_gather import WarpgroupGather
 
 comptime MAX_CHANNELS = 4
+comptime _Products = Table[InOrder, WarpgroupGather, BlockGather]
 comptime _THREADS = 256
 # Of z at a time: about half of a large GPU's cache.
 comptime _CACHED_BYTES = 32 << 20
@@ -129,25 +134,6 @@ def _chunk_images(g: ConvolutionProblem) -> Int:
     return max(0, min(min(g.n, most), max(1, _CACHED_BYTES // image)))
 
 
-def few_channels_can_implement(
-    g: ConvolutionProblem, dy: Ptr[DType.float32]
-) -> Optional[String]:
-    """None, or why not, of a data gradient that block_can_implement takes."""
-    if g.groups != 1 or g.c > MAX_CHANNELS:
-        return String(t"C = {g.c} in {g.groups} groups; takes up to 4 in one")
-    if g.k % QUAD != 0 or Int(dy) % (4 * QUAD) != 0:
-        return String(t"K = {g.k} is no multiple of 4, or dy lies unaligned")
-    if g.taps() * g.c > 1 << 16:
-        return String(t"{g.taps()} taps")
-    if _chunk_images(g) == 0:
-        return String("an image's products exceed the workspace limit")
-    # Pixels of a chunk are counted in 32 bits.
-    var chunk = _chunk_images(g)
-    if chunk * max(g.o * g.p * g.q, g.d * g.h * (g.w + g.stride_w)) >= 1 << 31:
-        return String("more than 2^31 pixels in a chunk")
-    return None
-
-
 @no_inline
 def few_channels_dgrad_gpu(
     dx: Ptr[DType.float32],
@@ -205,12 +191,14 @@ def few_channels_dgrad_gpu(
             allow_tf32=g.allow_tf32,
             taps_inside=False,
         )
-        gather_product_gpu[DType.float32, FPROP](
+        var operands = Tensors(
             z_at,
             filter_at,
             dy.unsafe_offset(first * image_pixels * g.k),
-            product,
-            ctx,
+            NOTHING,
+        )
+        _ = _Products.launch[DType.float32, FPROP, ONE_GROUP](
+            ctx, operands, product
         )
         var threads = count * g.d * g.h * ceildiv(g.w, g.stride_w) * g.stride_w
         ctx.enqueue_function[few_channels_sum_kernel](
@@ -227,3 +215,48 @@ def few_channels_dgrad_gpu(
     # Both live until their last use is enqueued.
     _ = filter^
     _ = z^
+
+
+struct FewChannels(ConvolutionKernel):
+    comptime NAME: StaticString = "few_channels"
+
+    @staticmethod
+    def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:
+        return blocks_compile() and pass_ == DGRAD and dtype == DType.float32
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, pass_: Int
+    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+        var reason = block_can_implement[pass_](p)
+        if reason:
+            return reason
+        if p.groups != 1 or p.c > MAX_CHANNELS:
+            return String(
+                t"C = {p.c} in {p.groups} groups; takes up to 4 in one"
+            )
+        if p.k % QUAD != 0 or Int(t.a) % (4 * QUAD) != 0:
+            return String(
+                t"K = {p.k} is no multiple of 4, or dy lies unaligned"
+            )
+        if p.taps() * p.c > 1 << 16:
+            return String(t"{p.taps()} taps")
+        if _chunk_images(p) == 0:
+            return String("an image's products exceed the workspace limit")
+        # Pixels of a chunk are counted in 32 bits.
+        var chunk = _chunk_images(p)
+        if (
+            chunk * max(p.o * p.p * p.q, p.d * p.h * (p.w + p.stride_w))
+            >= 1 << 31
+        ):
+            return String("more than 2^31 pixels in a chunk")
+        return None
+
+    @staticmethod
+    def launch[
+        dtype: DType, pass_: Int
+    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+        comptime F32 = Ptr[DType.float32]
+        few_channels_dgrad_gpu(
+            rebind[F32](t.result), rebind[F32](t.a), rebind[F32](t.b), p, ctx
+        )

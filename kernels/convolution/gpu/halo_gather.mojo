@@ -23,9 +23,10 @@ from ...common.arithmetic import divide
 from ...common.async_copy import commit_copies, wait_for_copies
 from ...common.pointer import Ptr
 from ...common.ptx import load_matrices
-from ...common.tensor_cores import Quad
-from ..passes import FPROP
+from ...common.tensor_cores import Quad, pairs_compile
+from ..passes import FPROP, ONE_GROUP, WGRAD
 from ..gather import Phase
+from ..kernel import ConvolutionKernel, Tensors
 from ..problem import ConvolutionProblem
 from .halo import (
     CHUNK,
@@ -50,14 +51,12 @@ from .halo import (
     width_of,
 )
 from .phase_table import PhaseTable
+from .pipeline import block_can_implement
 
 comptime _THREADS = 256
 comptime _WARPS = _THREADS // 32
 comptime _BLOCKS = 16
 """Pixels that a row of mma's matrices has."""
-comptime _LEAST_PIXELS = 256
-"""With 196 and 49 pixels the other kernels took half to two thirds of the time."""
-comptime _WIDE = 32
 comptime _AT_ONCE = 4
 """Vectors of the filter that a thread loads before it stores them."""
 comptime _PIECE = 4
@@ -465,47 +464,6 @@ def _cost(
     return Float64(ceildiv(tiles, walkers)) * tile, walkers
 
 
-def halo_gather_can_implement[
-    dtype: DType, pass_: Int
-](
-    g: ConvolutionProblem, result: Ptr[dtype], source: Ptr[dtype], w: Ptr[dtype]
-) -> Optional[String]:
-    """None, or why not, of a problem that block_can_implement takes."""
-    comptime if dtype != DType.bfloat16 and dtype != DType.float16:
-        return String(t"takes bfloat16 and float16, not {dtype}")
-    if g.groups == 1:
-        return String("takes groups")
-    if g.d != 1 or g.o != 1 or g.t != 1 or g.pad_d != 0:
-        return String("takes two spatial axes, not three")
-    var most = max(g.group_c(), g.group_k())
-    if g.group_c() % VECTOR != 0 or g.group_k() % VECTOR != 0 or most > CHUNK:
-        return String(
-            t"{g.group_c()} and {g.group_k()} channels in a group; takes"
-            t" multiples of {VECTOR} up to {CHUNK}"
-        )
-    if (Int(result) | Int(source) | Int(w)) % 16 != 0:
-        return String("a tensor does not begin at a multiple of 16 bytes")
-    comptime if pass_ != FPROP:
-        if not PhaseTable.takes(g):
-            return String(t"strides of {g.stride_h} and {g.stride_w}")
-    else:
-        # A halo has up to four times the pixels that are needed; slower than the other kernels by 1.7.
-        if most >= _WIDE and g.stride_h * g.stride_w > 1:
-            return String(t"{most} channels in a group, with strides")
-    var pixels = g.n * (g.p * g.q if pass_ == FPROP else g.h * g.w)
-    if pixels < _LEAST_PIXELS:
-        return String(
-            t"{pixels} pixels; takes {_LEAST_PIXELS} and more, for which its"
-            t" filter's loads pay"
-        )
-    var phase = widest(phases_of[pass_](g))
-    if not _Shape.of[pass_](g).room().fits(smallest(g.n, phase), phase):
-        return String("a filter and a halo that shared memory has no room for")
-    if ceildiv(g.groups, _Shape.of[pass_](g).together) > 65535:
-        return String(t"{g.groups} groups")
-    return None
-
-
 @no_inline
 def halo_gather_gpu[
     dtype: DType, pass_: Int
@@ -561,3 +519,54 @@ def halo_gather_gpu[
                     UInt32(SHARED_BYTES)
                 ),
             )
+
+
+struct HaloGather(ConvolutionKernel):
+    comptime NAME: StaticString = "halo_gather"
+
+    @staticmethod
+    def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:
+        return (
+            pairs_compile[dtype]() and pass_ != WGRAD and grouping != ONE_GROUP
+        )
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, pass_: Int
+    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+        var reason = block_can_implement[pass_](p)
+        if reason:
+            return reason
+        if p.groups == 1:
+            return String("takes groups")
+        if p.d != 1 or p.o != 1 or p.t != 1 or p.pad_d != 0:
+            return String("takes two spatial axes, not three")
+        var most = max(p.group_c(), p.group_k())
+        if (
+            p.group_c() % VECTOR != 0
+            or p.group_k() % VECTOR != 0
+            or most > CHUNK
+        ):
+            return String(
+                t"{p.group_c()} and {p.group_k()} channels in a group; takes"
+                t" multiples of {VECTOR} up to {CHUNK}"
+            )
+        if not t.are_aligned():
+            return String("a tensor does not begin at a multiple of 16 bytes")
+        comptime if pass_ != FPROP:
+            if not PhaseTable.takes(p):
+                return String(t"strides of {p.stride_h} and {p.stride_w}")
+        var phase = widest(phases_of[pass_](p))
+        if not _Shape.of[pass_](p).room().fits(smallest(p.n, phase), phase):
+            return String(
+                "a filter and a halo that shared memory has no room for"
+            )
+        if ceildiv(p.groups, _Shape.of[pass_](p).together) > 65535:
+            return String(t"{p.groups} groups")
+        return None
+
+    @staticmethod
+    def launch[
+        dtype: DType, pass_: Int
+    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+        halo_gather_gpu[dtype, pass_](t.result, t.a, t.b, p, ctx)

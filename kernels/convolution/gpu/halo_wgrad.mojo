@@ -16,12 +16,7 @@ from max.gpu import (
     grid_dim,
     thread_idx,
 )
-from max.gpu.host import (
-    DeviceAttribute,
-    DeviceBuffer,
-    DeviceContext,
-    FuncAttribute,
-)
+from max.gpu.host import DeviceAttribute, DeviceContext, FuncAttribute
 from max.gpu.memory import AddressSpace, external_memory
 
 from ...common.arithmetic import divide
@@ -29,8 +24,10 @@ from ...common.async_copy import commit_copies, copy_vector, wait_for_copies
 from ...common.library import scratch
 from ...common.pointer import Ptr
 from ...common.ptx import load_matrices
-from ...common.tensor_cores import Quad
+from ...common.tensor_cores import Quad, pairs_compile
 from ..gather import Phase, forward_phases
+from ..kernel import ConvolutionKernel, Tensors
+from ..passes import ONE_GROUP, WGRAD
 from ..problem import ConvolutionProblem
 from .halo import (
     CHUNK,
@@ -51,6 +48,7 @@ from .halo import (
     tilings,
     width_of,
 )
+from .pipeline import block_can_implement
 from .tiled import add_slices
 
 comptime _THREADS = 384
@@ -357,35 +355,6 @@ struct _Shape(ImplicitlyCopyable, TrivialRegisterPassable):
         )
 
 
-def halo_wgrad_can_implement[
-    dtype: DType
-](
-    g: ConvolutionProblem, dw: Ptr[dtype], x: Ptr[dtype], dy: Ptr[dtype]
-) -> Optional[String]:
-    """None, or why not, of a problem that block_can_implement takes."""
-    comptime if dtype != DType.bfloat16 and dtype != DType.float16:
-        return String(t"takes bfloat16 and float16, not {dtype}")
-    if g.groups == 1:
-        return String("takes groups")
-    if g.d != 1 or g.o != 1 or g.t != 1 or g.pad_d != 0:
-        return String("takes two spatial axes, not three")
-    var most = max(g.group_c(), g.group_k())
-    if g.group_c() % VECTOR != 0 or g.group_k() % VECTOR != 0 or most > CHUNK:
-        return String(
-            t"{g.group_c()} and {g.group_k()} channels in a group; takes"
-            t" multiples of {VECTOR} up to {CHUNK}"
-        )
-    if (Int(dw) | Int(x) | Int(dy)) % 16 != 0:
-        return String("a tensor does not begin at a multiple of 16 bytes")
-    var shape = _Shape.of(g)
-    var phase = forward_phases(g)[0]
-    if not shape.room.fits(smallest(g.n, phase), phase):
-        return String("a halo that shared memory has no room for")
-    if max(shape.chunks, shape.parts) > 65535:
-        return String(t"{g.groups} groups of {g.taps()} taps")
-    return None
-
-
 @fieldwise_init
 struct _Choice(ImplicitlyCopyable, TrivialRegisterPassable):
     var tiling: Tiling
@@ -431,7 +400,7 @@ def _choose(g: ConvolutionProblem, shape: _Shape, processors: Int) -> _Choice:
 def halo_wgrad_gpu[
     dtype: DType
 ](
-    dw: DeviceBuffer[dtype],
+    dw: Ptr[dtype],
     x: Ptr[dtype],
     dy: Ptr[dtype],
     g: ConvolutionProblem,
@@ -453,8 +422,8 @@ def halo_wgrad_gpu[
     comptime for columns in range(8, 33, 8):
         if shape.width == columns:
             ctx.enqueue_function[halo_wgrad_kernel[dtype, columns]](
-                Ptr[dtype](unsafe_from_address=Int(dw.unsafe_ptr())),
-                Ptr[DType.float32](unsafe_from_address=Int(sums.unsafe_ptr())),
+                dw,
+                sums,
                 x,
                 dy,
                 phase,
@@ -478,3 +447,50 @@ def halo_wgrad_gpu[
         add_slices(dw, sums, g.w_size(), choice.slices, ctx)
     # Lives until its last use is enqueued.
     _ = sums^
+
+
+struct HaloWgrad(ConvolutionKernel):
+    comptime NAME: StaticString = "halo_wgrad"
+
+    @staticmethod
+    def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:
+        return (
+            pairs_compile[dtype]() and pass_ == WGRAD and grouping != ONE_GROUP
+        )
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, pass_: Int
+    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+        var reason = block_can_implement[pass_](p)
+        if reason:
+            return reason
+        if p.groups == 1:
+            return String("takes groups")
+        if p.d != 1 or p.o != 1 or p.t != 1 or p.pad_d != 0:
+            return String("takes two spatial axes, not three")
+        var most = max(p.group_c(), p.group_k())
+        if (
+            p.group_c() % VECTOR != 0
+            or p.group_k() % VECTOR != 0
+            or most > CHUNK
+        ):
+            return String(
+                t"{p.group_c()} and {p.group_k()} channels in a group; takes"
+                t" multiples of {VECTOR} up to {CHUNK}"
+            )
+        if not t.are_aligned():
+            return String("a tensor does not begin at a multiple of 16 bytes")
+        var shape = _Shape.of(p)
+        var phase = forward_phases(p)[0]
+        if not shape.room.fits(smallest(p.n, phase), phase):
+            return String("a halo that shared memory has no room for")
+        if max(shape.chunks, shape.parts) > 65535:
+            return String(t"{p.groups} groups of {p.taps()} taps")
+        return None
+
+    @staticmethod
+    def launch[
+        dtype: DType, pass_: Int
+    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+        halo_wgrad_gpu[dtype](t.result, t.a, t.b, p, ctx)

@@ -5,13 +5,15 @@ theirs, the rest is dropped.
 from std.math import ceildiv
 
 from max.gpu import block_idx, thread_idx
-from max.gpu.host import DeviceBuffer, DeviceContext
+from max.gpu.host import DeviceContext
 
 from ...common.arithmetic import divide
 from ...common.library import scratch
-from ...common.pointer import Ptr
+from ...common.pointer import Ptr, device_pointer
+from ..kernel import ConvolutionKernel, Tensors
 from ..problem import ConvolutionProblem
-from .warpgroup_wgrad import warpgroup_wgrad_can_implement, warpgroup_wgrad_gpu
+from .pipeline import block_can_implement
+from .warpgroup_wgrad import WarpgroupWgrad, warpgroup_wgrad_gpu
 
 comptime _THREADS = 256
 # Channels of the merged groups: a tile's rows.
@@ -58,37 +60,20 @@ def _merged(g: ConvolutionProblem) -> ConvolutionProblem:
     return problem
 
 
-def merged_groups_can_implement[
-    dtype: DType
-](g: ConvolutionProblem, x: Ptr[dtype], dy: Ptr[dtype]) -> Optional[String]:
-    """None, or why not, of a problem that block_can_implement takes."""
-    if _together(g) == 1:
-        return String(
-            t"{g.groups} groups of {g.group_c()} and {g.group_k()} channels do"
-            t" not fit {_CHANNELS} together"
-        )
-    var problem = _merged(g)
-    if 4 * problem.w_size() > problem.workspace_limit:
-        return String("the larger gradient exceeds the workspace limit")
-    if problem.w_size() >= 1 << 31:
-        return String("more than 2^31 elements of the larger gradient")
-    return warpgroup_wgrad_can_implement[dtype](problem, x, dy)
-
-
 @no_inline
 def merged_groups_wgrad_gpu[
     dtype: DType
 ](
-    dw: DeviceBuffer[dtype],
-    x: DeviceBuffer[dtype],
-    dy: DeviceBuffer[dtype],
+    dw: Ptr[dtype],
+    x: Ptr[dtype],
+    dy: Ptr[dtype],
     g: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
     """The weight gradient."""
     var problem = _merged(g)
     var merged = scratch[dtype](ctx, problem.w_size())
-    warpgroup_wgrad_gpu[dtype](merged, x, dy, problem, ctx)
+    warpgroup_wgrad_gpu[dtype](device_pointer(merged), x, dy, problem, ctx)
     ctx.enqueue_function[_take_diagonal_kernel[dtype]](
         dw,
         merged,
@@ -100,3 +85,36 @@ def merged_groups_wgrad_gpu[
         grid_dim=ceildiv(g.w_size(), _THREADS),
         block_dim=_THREADS,
     )
+
+
+struct MergedGroups(ConvolutionKernel):
+    comptime NAME: StaticString = "merged_groups"
+
+    @staticmethod
+    def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:
+        return WarpgroupWgrad.compiles[dtype, pass_, grouping]()
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, pass_: Int
+    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+        var reason = block_can_implement[pass_](p)
+        if reason:
+            return reason
+        if _together(p) == 1:
+            return String(
+                t"{p.groups} groups of {p.group_c()} and {p.group_k()} channels"
+                t" do not fit {_CHANNELS} together"
+            )
+        var problem = _merged(p)
+        if 4 * problem.w_size() > problem.workspace_limit:
+            return String("the larger gradient exceeds the workspace limit")
+        if problem.w_size() >= 1 << 31:
+            return String("more than 2^31 elements of the larger gradient")
+        return WarpgroupWgrad.can_implement[dtype, pass_](t, problem)
+
+    @staticmethod
+    def launch[
+        dtype: DType, pass_: Int
+    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+        merged_groups_wgrad_gpu[dtype](t.result, t.a, t.b, p, ctx)

@@ -13,10 +13,12 @@ from max.gpu.host import DeviceContext
 from ...common.arithmetic import divide
 from ...common.library import scratch
 from ...common.pointer import Ptr
-from ...common.tensor_cores import QUAD, Quad
-from ..passes import FPROP
+from ...common.tensor_cores import QUAD, Quad, blocks_compile
+from ..passes import FPROP, ONE_GROUP, WGRAD
 from ..gather import Phase, forward_phases, gradient_phases
+from ..kernel import ConvolutionKernel, Tensors
 from ..problem import ConvolutionProblem
+from .pipeline import block_can_implement
 
 comptime _THREADS = 256
 comptime _LANES = 8
@@ -159,31 +161,6 @@ def small_groups_kernel[
             )
 
 
-def small_groups_can_implement[
-    dtype: DType, pass_: Int
-](g: ConvolutionProblem, result: Ptr[dtype], source: Ptr[dtype]) -> Optional[
-    String
-]:
-    """None, or why not, of a problem that block_can_implement takes."""
-    var depth = g.group_c() if pass_ == FPROP else g.group_k()
-    var columns = g.group_k() if pass_ == FPROP else g.group_c()
-    if g.groups == 1 or (depth != 4 and depth != 8):
-        return String(t"sums over {depth} channels; takes groups of 4 or 8")
-    if columns % QUAD != 0 or columns > MAX_CHANNELS:
-        return String(t"{columns} columns in a group; takes 4 or 8")
-    if (Int(result) | Int(source)) % (QUAD * size_of[dtype]()) != 0:
-        return String("a tensor does not begin at a multiple of four elements")
-    if 4 * g.w_size() > g.workspace_limit or g.w_size() >= 1 << 31:
-        return String(
-            t"the copied filter takes {4 * g.w_size()} bytes, the workspace"
-            t" limit is {g.workspace_limit}"
-        )
-    var channels = g.k if pass_ == FPROP else g.c
-    if ceildiv(channels, QUAD * _LANES) > 65535:
-        return String(t"{channels} channels")
-    return None
-
-
 @no_inline
 def small_groups_gpu[
     dtype: DType, pass_: Int
@@ -244,3 +221,49 @@ def small_groups_gpu[
                 )
     # Lives until its last use is enqueued.
     _ = packed^
+
+
+struct SmallGroups(ConvolutionKernel):
+    comptime NAME: StaticString = "small_groups"
+
+    @staticmethod
+    def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:
+        return (
+            blocks_compile()
+            and pass_ != WGRAD
+            and grouping != ONE_GROUP
+            and dtype != DType.float64
+        )
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, pass_: Int
+    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+        var reason = block_can_implement[pass_](p)
+        if reason:
+            return reason
+        var depth = p.group_c() if pass_ == FPROP else p.group_k()
+        var columns = p.group_k() if pass_ == FPROP else p.group_c()
+        if p.groups == 1 or (depth != 4 and depth != 8):
+            return String(t"sums over {depth} channels; takes groups of 4 or 8")
+        if columns % QUAD != 0 or columns > MAX_CHANNELS:
+            return String(t"{columns} columns in a group; takes 4 or 8")
+        if (Int(t.result) | Int(t.a)) % (QUAD * size_of[dtype]()) != 0:
+            return String(
+                "a tensor does not begin at a multiple of four elements"
+            )
+        if 4 * p.w_size() > p.workspace_limit or p.w_size() >= 1 << 31:
+            return String(
+                t"the copied filter takes {4 * p.w_size()} bytes, the workspace"
+                t" limit is {p.workspace_limit}"
+            )
+        var channels = p.k if pass_ == FPROP else p.c
+        if ceildiv(channels, QUAD * _LANES) > 65535:
+            return String(t"{channels} channels")
+        return None
+
+    @staticmethod
+    def launch[
+        dtype: DType, pass_: Int
+    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+        small_groups_gpu[dtype, pass_](t.result, t.a, t.b, p, ctx)

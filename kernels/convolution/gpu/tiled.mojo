@@ -15,8 +15,9 @@ from max.gpu.memory import AddressSpace
 
 from ...common.library import scratch
 from ...common.pointer import Ptr
-from ..passes import DGRAD, FPROP
+from ..passes import FPROP, WGRAD
 from ..gather import Phase, forward_phases, full_tap, gradient_phases
+from ..kernel import ConvolutionKernel, Tensors
 from ..problem import ConvolutionProblem
 
 comptime TILE = 64
@@ -298,9 +299,9 @@ def slice_sum_kernel[
 def tiled_gather_gpu[
     dtype: DType, pass_: Int
 ](
-    result: DeviceBuffer[dtype],
-    source: DeviceBuffer[dtype],
-    w: DeviceBuffer[dtype],
+    result: Ptr[dtype],
+    source: Ptr[dtype],
+    w: Ptr[dtype],
     g: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
@@ -331,9 +332,9 @@ def tiled_gather_gpu[
 def tiled_wgrad_gpu[
     dtype: DType
 ](
-    dw: DeviceBuffer[dtype],
-    x: DeviceBuffer[dtype],
-    dy: DeviceBuffer[dtype],
+    dw: Ptr[dtype],
+    x: Ptr[dtype],
+    dy: Ptr[dtype],
     g: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
@@ -373,7 +374,7 @@ def wgrad_slices(g: ConvolutionProblem, blocks: Int, least: Int) -> Int:
 def add_slices[
     dtype: DType
 ](
-    result: DeviceBuffer[dtype],
+    result: Ptr[dtype],
     partials: DeviceBuffer[DType.float32],
     size: Int,
     slices: Int,
@@ -393,19 +394,35 @@ def add_slices[
             return
 
 
-def tiled_can_implement[
-    dtype: DType, pass_: Int
-](g: ConvolutionProblem) -> Optional[String]:
-    """None, or why these kernels do not take the problem."""
-    if g.groups > 65535:
-        return String(t"groups = {g.groups}; the grid takes at most 65535")
-    comptime if pass_ != FPROP and pass_ != DGRAD:
-        var bytes = 4 * g.w_size()
-        if bytes > g.workspace_limit:
-            return String(
-                t"the sums take {bytes} bytes, the workspace limit is"
-                t" {g.workspace_limit}"
-            )
-        if ceildiv(g.group_k(), TILE) > 65535:
-            return String(t"K = {g.k}; the grid takes at most 65535 tiles")
-    return None
+struct Tiled(ConvolutionKernel):
+    comptime NAME: StaticString = "tiled"
+
+    @staticmethod
+    def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:
+        return dtype != DType.float64
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, pass_: Int
+    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+        if p.groups > 65535:
+            return String(t"groups = {p.groups}; the grid takes at most 65535")
+        comptime if pass_ == WGRAD:
+            var bytes = 4 * p.w_size()
+            if bytes > p.workspace_limit:
+                return String(
+                    t"the sums take {bytes} bytes, the workspace limit is"
+                    t" {p.workspace_limit}"
+                )
+            if ceildiv(p.group_k(), TILE) > 65535:
+                return String(t"K = {p.k}; the grid takes at most 65535 tiles")
+        return None
+
+    @staticmethod
+    def launch[
+        dtype: DType, pass_: Int
+    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+        comptime if pass_ == WGRAD:
+            tiled_wgrad_gpu[dtype](t.result, t.a, t.b, p, ctx)
+        else:
+            tiled_gather_gpu[dtype, pass_](t.result, t.a, t.b, p, ctx)

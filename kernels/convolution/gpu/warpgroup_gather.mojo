@@ -19,6 +19,7 @@ from max.gpu.memory import AddressSpace, external_memory
 
 from ...common.arithmetic import divide
 from ...common.pointer import Ptr
+from ...common.ptx import compiling_for_hopper
 from ...common.warpgroup import (
     APART,
     SLOTS,
@@ -36,11 +37,13 @@ from ...common.warpgroup import (
     sum_row,
     vector_of,
 )
-from ..passes import FPROP
+from ..passes import FPROP, WGRAD
 from ..gather import forward_phases, gradient_phases
+from ..kernel import ConvolutionKernel, Tensors
 from ..problem import ConvolutionProblem
 from .gather_rows import SourceRow, Step, result_pixel, source_row
 from .phase_table import PhaseTable
+from .pipeline import block_can_implement
 
 comptime WIDE = TileShape(128, 128)
 comptime NARROW = TileShape(128, 64)
@@ -313,26 +316,6 @@ def _launch[
         )
 
 
-def warpgroup_gather_can_implement[
-    dtype: DType, pass_: Int
-](g: ConvolutionProblem, source: Ptr[dtype], w: Ptr[dtype]) -> Optional[String]:
-    """None, or why not, of a problem that block_can_implement takes."""
-    comptime vector = vector_of[dtype]()
-    comptime if dtype == DType.float32:
-        if not g.allow_tf32:
-            return String("TF32 is not allowed")
-    if (Int(source) | Int(w)) % 16 != 0:
-        return String("an operand does not begin at a multiple of 16 bytes")
-    var depth = g.group_c() if pass_ == FPROP else g.group_k()
-    if depth % vector != 0:
-        return String(
-            t"{depth} channels to sum over; takes multiples of {vector}"
-        )
-    if pass_ != FPROP and g.group_c() % vector != 0:
-        return String(t"{g.group_c()} columns; takes multiples of {vector}")
-    return None
-
-
 @no_inline
 def warpgroup_gather_gpu[
     dtype: DType, pass_: Int
@@ -354,3 +337,41 @@ def warpgroup_gather_gpu[
         _launch[dtype, pass_, NARROW](result, source, w, g, ctx)
     else:
         _launch[dtype, pass_, WIDE](result, source, w, g, ctx)
+
+
+struct WarpgroupGather(ConvolutionKernel):
+    comptime NAME: StaticString = "warpgroup_gather"
+
+    @staticmethod
+    def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:
+        return (
+            compiling_for_hopper() and pass_ != WGRAD and dtype != DType.float64
+        )
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, pass_: Int
+    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+        var reason = block_can_implement[pass_](p)
+        if reason:
+            return reason
+        comptime vector = vector_of[dtype]()
+        comptime if dtype == DType.float32:
+            if not p.allow_tf32:
+                return String("TF32 is not allowed")
+        if (Int(t.a) | Int(t.b)) % 16 != 0:
+            return String("an operand does not begin at a multiple of 16 bytes")
+        var depth = p.group_c() if pass_ == FPROP else p.group_k()
+        if depth % vector != 0:
+            return String(
+                t"{depth} channels to sum over; takes multiples of {vector}"
+            )
+        if pass_ != FPROP and p.group_c() % vector != 0:
+            return String(t"{p.group_c()} columns; takes multiples of {vector}")
+        return None
+
+    @staticmethod
+    def launch[
+        dtype: DType, pass_: Int
+    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+        warpgroup_gather_gpu[dtype, pass_](t.result, t.a, t.b, p, ctx)

@@ -26,6 +26,7 @@ from max.gpu.memory import AddressSpace, external_memory
 from ...common.arithmetic import divide
 from ...common.library import scratch
 from ...common.pointer import Ptr
+from ...common.ptx import compiling_for_hopper
 from ...common.warpgroup import (
     APART,
     SLOTS,
@@ -42,8 +43,11 @@ from ...common.warpgroup import (
     sum_row,
     vector_of,
 )
+from ..kernel import ConvolutionKernel, Tensors
+from ..passes import WGRAD
 from ..problem import ConvolutionProblem
 from .block_wgrad import Column, Pixel, column_of, pixel_of
+from .pipeline import block_can_implement
 from .slices import choose_slices
 from .tiled import add_slices
 
@@ -226,9 +230,9 @@ def warpgroup_wgrad_kernel[
 def _launch[
     dtype: DType, shape: TileShape
 ](
-    dw: DeviceBuffer[dtype],
-    x: DeviceBuffer[dtype],
-    dy: DeviceBuffer[dtype],
+    dw: Ptr[dtype],
+    x: Ptr[dtype],
+    dy: Ptr[dtype],
     g: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
@@ -249,8 +253,8 @@ def _launch[
     # float32 sums of a single slice are the result.
     var partials: DeviceBuffer[DType.float32]
     comptime if dtype == DType.float32:
-        partials = rebind[DeviceBuffer[DType.float32]](
-            dw
+        partials = DeviceBuffer[DType.float32](
+            ctx, rebind[Ptr[DType.float32]](dw), g.w_size(), owning=False
         ) if slices == 1 else scratch[DType.float32](ctx, slices * g.w_size())
     else:
         partials = scratch[DType.float32](ctx, slices * g.w_size())
@@ -276,31 +280,13 @@ def _launch[
         add_slices(dw, partials, g.w_size(), slices, ctx)
 
 
-def warpgroup_wgrad_can_implement[
-    dtype: DType
-](g: ConvolutionProblem, x: Ptr[dtype], dy: Ptr[dtype]) -> Optional[String]:
-    """None, or why not, of a problem that block_can_implement takes."""
-    comptime vector = vector_of[dtype]()
-    comptime if dtype == DType.float32:
-        if not g.allow_tf32:
-            return String("TF32 is not allowed")
-    if (Int(x) | Int(dy)) % 16 != 0:
-        return String("an operand does not begin at a multiple of 16 bytes")
-    if g.group_c() % vector != 0 or g.group_k() % vector != 0:
-        return String(
-            t"{g.group_c()} and {g.group_k()} channels in a group; takes"
-            t" multiples of {vector}"
-        )
-    return None
-
-
 @no_inline
 def warpgroup_wgrad_gpu[
     dtype: DType
 ](
-    dw: DeviceBuffer[dtype],
-    x: DeviceBuffer[dtype],
-    dy: DeviceBuffer[dtype],
+    dw: Ptr[dtype],
+    x: Ptr[dtype],
+    dy: Ptr[dtype],
     g: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
@@ -311,3 +297,39 @@ def warpgroup_wgrad_gpu[
         _launch[dtype, TALL](dw, x, dy, g, ctx)
     else:
         _launch[dtype, WIDE](dw, x, dy, g, ctx)
+
+
+struct WarpgroupWgrad(ConvolutionKernel):
+    comptime NAME: StaticString = "warpgroup_wgrad"
+
+    @staticmethod
+    def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:
+        return (
+            compiling_for_hopper() and pass_ == WGRAD and dtype != DType.float64
+        )
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, pass_: Int
+    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+        var reason = block_can_implement[pass_](p)
+        if reason:
+            return reason
+        comptime vector = vector_of[dtype]()
+        comptime if dtype == DType.float32:
+            if not p.allow_tf32:
+                return String("TF32 is not allowed")
+        if (Int(t.a) | Int(t.b)) % 16 != 0:
+            return String("an operand does not begin at a multiple of 16 bytes")
+        if p.group_c() % vector != 0 or p.group_k() % vector != 0:
+            return String(
+                t"{p.group_c()} and {p.group_k()} channels in a group; takes"
+                t" multiples of {vector}"
+            )
+        return None
+
+    @staticmethod
+    def launch[
+        dtype: DType, pass_: Int
+    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+        warpgroup_wgrad_gpu[dtype](t.result, t.a, t.b, p, ctx)

@@ -47,8 +47,11 @@ from ...common.ptx import (
     named_barrier_sync,
     prefetch_tensor_map,
 )
+from ..kernel import ConvolutionKernel, Tensors
+from ..passes import DGRAD
 from ..problem import ConvolutionProblem
 from . import plan as fields
+from .gemm import compiles_for, reason_not_any
 from .plan import (
     AXIS_H,
     AXIS_W,
@@ -159,29 +162,6 @@ def _columns_of(p: ConvolutionProblem) -> _Side:
 
 def _filter_tiles(p: ConvolutionProblem) -> Int:
     return p.stride_h * p.stride_w * ceildiv(p.k, BLOCK_K)
-
-
-def few_channels_take(p: ConvolutionProblem) -> Bool:
-    """Whether this kernel computes the problem's dgrad: few channels and taps, windows that are not mostly rim.
-    """
-    if p.c > MAX_CHANNELS or p.k % 8 != 0 or is_deep(p):
-        return False
-    if p.stride_h * p.stride_w > _MAX_PHASES:
-        return False
-    var chunks = ceildiv(p.k, BLOCK_K)
-    var stages = (
-        _RING_BYTES - _filter_tiles(p) * _FILTER_BYTES
-    ) // _STAGE_BYTES
-    if stages < max(_MIN_STAGES, chunks):
-        return False
-    var h = _rows(p)
-    var w = _columns_of(p)
-    return (
-        h.taps * w.taps <= _MAX_TAPS
-        and h.taps * w.taps > 0
-        and h.span <= _WINDOW_H // 2
-        and w.span <= _WINDOW_W // 2
-    )
 
 
 @always_inline
@@ -511,7 +491,7 @@ def launch_few_channels[
     problem: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
-    """The problem must be one that `few_channels_take`."""
+    """Of what `FewChannels` takes."""
     var p = problem
     var h = _rows(p)
     var v = _columns_of(p)
@@ -567,3 +547,51 @@ def launch_few_channels[
             UInt32(_SHARED_BYTES)
         ),
     )
+
+
+struct FewChannels(ConvolutionKernel):
+    """Few channels and taps, windows that are not mostly rim."""
+
+    comptime NAME: StaticString = "sm90_few_channels"
+
+    @staticmethod
+    def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:
+        return (
+            pass_ == DGRAD
+            and compiles_for[dtype, pass_]()
+            and dtype != DType.float32
+        )
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, pass_: Int
+    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+        if not t.are_aligned():
+            return String("a tensor does not begin at a multiple of 16 bytes")
+        var reason = reason_not_any(p)
+        if reason:
+            return reason
+        if p.c > MAX_CHANNELS or p.k % 8 != 0 or is_deep(p):
+            return String(t"C = {p.c} and K = {p.k}, or three axes")
+        if p.stride_h * p.stride_w > _MAX_PHASES:
+            return String(t"strides of {p.stride_h} and {p.stride_w}")
+        var chunks = ceildiv(p.k, BLOCK_K)
+        var stages = (
+            _RING_BYTES - _filter_tiles(p) * _FILTER_BYTES
+        ) // _STAGE_BYTES
+        if stages < max(_MIN_STAGES, chunks):
+            return String(t"K = {p.k}: the filter leaves no room")
+        var h = _rows(p)
+        var w = _columns_of(p)
+        var taps = h.taps * w.taps
+        if taps > _MAX_TAPS or taps <= 0:
+            return String(t"{taps} taps of a phase")
+        if h.span > _WINDOW_H // 2 or w.span > _WINDOW_W // 2:
+            return String("windows that are mostly rim")
+        return None
+
+    @staticmethod
+    def launch[
+        dtype: DType, pass_: Int
+    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+        launch_few_channels[dtype](t.result, t.a, t.b, p, ctx)

@@ -25,13 +25,15 @@ from ...normalization.gpu import (
 from ...normalization.partials import Slots
 from ...pointwise.entries import operands_of
 from ...pointwise.program import Operands, Places
+from ..finish import NOTHING
+from ..kernel import Tensors
 from ..passes import FPROP
 from ..operands import problem_of
 from ..problem import GEOMETRY_LENGTH, ConvolutionProblem
 from .column_sums import MOMENTS, Factor
-from .dispatch import (
-    are_aligned,
-    can_implement,
+from .dispatch import Sm90Speed
+from .gemm import (
+    Gemm,
     compiles_for,
     run_with_epilogue,
     run_with_sums,
@@ -63,6 +65,18 @@ def _problem[
     var large = source if pass_ == FPROP else result
     var small = result if pass_ == FPROP else source
     return problem_of(large, _shape(geometry, 2), small, values)
+
+
+@no_inline
+def _fits[
+    dtype: DType, pass_: Int
+](t: Tensors[dtype], p: ConvolutionProblem) -> Bool:
+    """Whether the kernel runs the problem as it is."""
+    return (
+        Sm90Speed.pays[Gemm, dtype, pass_](p)
+        and not Gemm.can_implement[dtype, pass_](t, p)
+        and not needs_packing[dtype](p)
+    )
 
 
 @no_inline
@@ -135,11 +149,8 @@ def conv_pointwise[
         return run[width, parts](operands, places, value)
 
     comptime if compiles_for[dtype, pass_]():
-        if (
-            not can_implement[dtype, pass_](problem)
-            and not needs_packing[dtype](problem)
-            and together % 16 == 0
-            and are_aligned[dtype](result, a, b)
+        if together % 16 == 0 and _fits[dtype, pass_](
+            Tensors(result, a, b, NOTHING), problem
         ):
             run_with_epilogue[dtype, pass_, narrow, room, heavy, finish](
                 result, a, b, problem, ctx
@@ -254,10 +265,8 @@ def conv_pointwise_sums[
     ) if kind != MOMENTS else Optional[Factor]()
     comptime if compiles_for[dtype, pass_]():
         if (
-            not can_implement[dtype, pass_](problem)
-            and not needs_packing[dtype](problem)
-            and together % 16 == 0
-            and are_aligned[dtype](result, a, b)
+            together % 16 == 0
+            and _fits[dtype, pass_](Tensors(result, a, b, NOTHING), problem)
             and (has_program or sums_are_worth_it[pass_, narrow](problem, ctx))
         ):
             var slots = slots_of_sums[pass_, narrow](problem, ctx)

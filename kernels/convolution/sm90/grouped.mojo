@@ -10,24 +10,22 @@ The kernel knows phases: products with a tensor map, a first tap and places in t
 """
 
 from std.math import ceildiv
-from std.sys import size_of
 from std.utils.index import IndexList
 
 from max.gpu.host import DeviceContext, FuncAttribute
 
 from ...common.pointer import Ptr
-from ..passes import FPROP, WGRAD
+from ..kernel import ConvolutionKernel, Tensors
+from ..passes import FPROP, ONE_GROUP, WGRAD
 from ..problem import ConvolutionProblem
 from .choice import TILE_SHAPES
-from .dispatch import MAX_PHASES, can_implement, run
+from .gemm import MAX_PHASES, compiles_for, reason_not, run
 from .implicit_gemm import implicit_gemm_kernel
 from .launch import NOWHERE, blocks_of
 from .plan import BLOCK_K, Phase, Plan, dgrad_phases, fprop_phase, is_deep
 from .tensor_map import SourceView, TensorMaps
 from .tile import THREADS, TileShape
 
-comptime _MORE_THAN = 32
-"""Channels of a group: with fewer, most of a stage would be zeros (gpu/halo_gather.mojo)."""
 comptime _WIDE = TILE_SHAPES[2]
 comptime _NARROW = TILE_SHAPES[3]
 
@@ -75,48 +73,47 @@ def set_group_phase(
     plan.set_group(index, at.group, p.groups, p.group_k() * p.taps())
 
 
-def grouped_can_implement[
-    dtype: DType, pass_: Int
-](p: ConvolutionProblem) -> Optional[String]:
-    """None, or the reason why not."""
-    comptime if size_of[dtype]() != 2:
-        return String(t"takes bfloat16 and float16, not {dtype}")
-    var least = min(p.group_c(), p.group_k())
-    if p.groups == 1 or least <= _MORE_THAN:
-        return String(
-            t"{p.groups} groups of {least} channels; takes groups of more than"
-            t" {_MORE_THAN}"
-        )
-    if p.group_c() % 8 != 0 or p.group_k() % 8 != 0:
-        return String(
-            t"{p.group_c()} and {p.group_k()} channels in a group; takes"
-            t" multiples of 8"
-        )
-    if max(p.input_pixels(), p.output_pixels()) * p.groups >= 1 << 31:
-        return String("more than 2^31 pixels of all groups")
-    # A tile of the weight gradient may read another group's channels, and stores nothing of them.
-    return can_implement[dtype, pass_](problem_of_group(p))
+struct GroupedGemm(ConvolutionKernel):
+    comptime NAME: StaticString = "sm90_grouped_gemm"
 
+    @staticmethod
+    def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:
+        return (
+            grouping != ONE_GROUP
+            and compiles_for[dtype, pass_]()
+            and dtype != DType.float32
+        )
 
-@no_inline
-def run_grouped[
-    dtype: DType, pass_: Int
-](
-    result: Ptr[dtype],
-    a: Ptr[dtype],
-    b: Ptr[dtype],
-    problem: ConvolutionProblem,
-    ctx: DeviceContext,
-) raises:
-    """Writes y from (x, w), dx from (dy, w) or dw from (x, dy)."""
-    comptime if pass_ == WGRAD:
-        run[dtype, pass_](result, a, b, problem, ctx)
-        return
-    var columns = problem.group_k() if pass_ == FPROP else problem.group_c()
-    if columns <= _NARROW.columns:
-        _launch[dtype, pass_, _NARROW](result, a, b, problem, ctx)
-    else:
-        _launch[dtype, pass_, _WIDE](result, a, b, problem, ctx)
+    @staticmethod
+    def can_implement[
+        dtype: DType, pass_: Int
+    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+        if not t.are_aligned():
+            return String("a tensor does not begin at a multiple of 16 bytes")
+        if p.groups == 1:
+            return String("takes groups")
+        if p.group_c() % 8 != 0 or p.group_k() % 8 != 0:
+            return String(
+                t"{p.group_c()} and {p.group_k()} channels in a group; takes"
+                t" multiples of 8"
+            )
+        if max(p.input_pixels(), p.output_pixels()) * p.groups >= 1 << 31:
+            return String("more than 2^31 pixels of all groups")
+        # A tile of the weight gradient may read another group's channels, and stores nothing of them.
+        return reason_not[dtype, pass_](problem_of_group(p))
+
+    @staticmethod
+    def launch[
+        dtype: DType, pass_: Int
+    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+        comptime if pass_ == WGRAD:
+            run[dtype, pass_](ctx, t, p)
+        else:
+            var columns = p.group_k() if pass_ == FPROP else p.group_c()
+            if columns <= _NARROW.columns:
+                _launch[dtype, pass_, _NARROW](t.result, t.a, t.b, p, ctx)
+            else:
+                _launch[dtype, pass_, _WIDE](t.result, t.a, t.b, p, ctx)
 
 
 @always_inline

@@ -12,10 +12,13 @@ from max.gpu.host.info import is_cpu
 from std.utils.index import IndexList
 
 from ...common.pointer import Ptr
-from ..passes import DGRAD, FPROP, WGRAD
+from ..finish import NOTHING
+from ..kernel import Tensors
+from ..passes import DGRAD, FPROP, ONE_GROUP, WGRAD
 from ..problem import GEOMETRY_LENGTH, ConvolutionProblem
 from ..operands import problem_of as _problem
-from .dispatch import are_aligned, can_implement, compiles_for, run
+from .dispatch import SM90_KERNELS
+from .gemm import Gemm, compiles_for, run
 from .wgrad_plan import WgradChoice
 
 
@@ -73,16 +76,21 @@ def _run[
     tuning: Optional[WgradChoice],
     ctx: DeviceContext,
 ) raises:
-    var reason = can_implement[dtype, pass_](problem)
-    if reason:
-        raise Error(t"Hopper convolution: {reason.value()}")
-    if not are_aligned[dtype](result, a, b):
-        raise Error(
-            "Hopper convolution: a tensor does not begin at a multiple of 16"
-            " bytes"
-        )
-    comptime if compiles_for[dtype, pass_]():
-        run[dtype, pass_](result, a, b, problem, ctx, tuning)
+    comptime if not compiles_for[dtype, pass_]():
+        raise Error(t"Hopper convolution: no kernel for {dtype} and this GPU")
+    else:
+        var tensors = Tensors(result, a, b, NOTHING)
+        if not tuning:
+            if SM90_KERNELS.launch[dtype, pass_, ONE_GROUP](
+                ctx, tensors, problem
+            ):
+                return
+        var reason = Gemm.can_implement[dtype, pass_](tensors, problem)
+        if reason or not tuning:
+            raise Error(
+                t"Hopper convolution: {reason.or_else('others are faster')}"
+            )
+        run[dtype, pass_](ctx, tensors, problem, tuning)
 
 
 @extensibility.register("conv_fprop_sm90")

@@ -1,0 +1,131 @@
+"""What every convolution kernel offers, and the tables that choose among them.
+
+A kernel is a type without values: `NAME`, that of its algorithm; `compiles`, whether it exists for a dtype, a pass and
+the groups that a library function serves; `can_implement`, None or in words why it would be wrong for a problem;
+`launch`. What is faster is no matter of a kernel: each device's dispatch.mojo has a table of its kernels and says which
+of them pay.
+"""
+
+from max.gpu.host import DeviceContext
+
+from ..common.pointer import Ptr
+from .finish import Finish
+from .problem import ConvolutionProblem
+
+
+@fieldwise_init
+struct Tensors[dtype: DType](TrivialRegisterPassable):
+    """The tensors of a call.
+
+    | pass | result | a | b |
+    | --- | --- | --- | --- |
+    | FPROP | y | x | w |
+    | DGRAD | dx | dy | w |
+    | WGRAD | dw | x | dy |
+    """
+
+    var result: Ptr[Self.dtype]
+    var a: Ptr[Self.dtype]
+    var b: Ptr[Self.dtype]
+    var finish: Finish
+    """What a CPU's kernel calls for the elements of y or dx that it has stored."""
+
+    def are_aligned(self, bytes: Int = 16) -> Bool:
+        """Whether all begin at a multiple of so many bytes."""
+        return (Int(self.result) | Int(self.a) | Int(self.b)) % bytes == 0
+
+
+trait ConvolutionKernel:
+    comptime NAME: StaticString
+
+    @staticmethod
+    def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:
+        ...
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, pass_: Int
+    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+        """None, or why this kernel cannot run the problem."""
+        ...
+
+    @staticmethod
+    def launch[
+        dtype: DType, pass_: Int
+    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+        """Of what can_implement takes. On a CPU it ends when the result is there.
+        """
+        ...
+
+
+trait Speed:
+    """What is known of the speed of a device's kernels."""
+
+    @staticmethod
+    def pays[
+        Kernel: ConvolutionKernel, dtype: DType, pass_: Int
+    ](p: ConvolutionProblem) -> Bool:
+        """Whether the kernel is faster than those behind it in the table."""
+        ...
+
+
+struct InOrder(Speed):
+    """The table's order says it all."""
+
+    @staticmethod
+    def pays[
+        Kernel: ConvolutionKernel, dtype: DType, pass_: Int
+    ](p: ConvolutionProblem) -> Bool:
+        return True
+
+
+trait KernelChoice:
+    """Chooses the kernel for a problem, and launches it."""
+
+    @staticmethod
+    def launch[
+        dtype: DType, pass_: Int, grouping: Int
+    ](
+        ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem
+    ) raises -> Bool:
+        """False where no kernel takes the problem."""
+        ...
+
+
+struct Table[Known: Speed, *Kernels: ConvolutionKernel](KernelChoice):
+    """Kernels in order; the first that pays and can implement a problem runs it.
+    """
+
+    @staticmethod
+    def launch[
+        dtype: DType, pass_: Int, grouping: Int
+    ](
+        ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem
+    ) raises -> Bool:
+        comptime for i in range(len(Self.Kernels)):
+            comptime Kernel = Self.Kernels[i]
+            comptime if Kernel.compiles[dtype, pass_, grouping]():
+                if Self.takes[Kernel, dtype, pass_](t, p):
+                    Kernel.launch[dtype, pass_](ctx, t, p)
+                    return True
+        return False
+
+    @staticmethod
+    def name[
+        dtype: DType, pass_: Int, grouping: Int
+    ](t: Tensors[dtype], p: ConvolutionProblem) -> StaticString:
+        """Of the kernel that runs the problem, "" where none does."""
+        comptime for i in range(len(Self.Kernels)):
+            comptime Kernel = Self.Kernels[i]
+            comptime if Kernel.compiles[dtype, pass_, grouping]():
+                if Self.takes[Kernel, dtype, pass_](t, p):
+                    return Kernel.NAME
+        return ""
+
+    @staticmethod
+    def takes[
+        Kernel: ConvolutionKernel, dtype: DType, pass_: Int
+    ](t: Tensors[dtype], p: ConvolutionProblem) -> Bool:
+        return Self.Known.pays[Kernel, dtype, pass_](
+            p
+        ) and not Kernel.can_implement[dtype, pass_](t, p)

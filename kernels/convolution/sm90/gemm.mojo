@@ -1,0 +1,453 @@
+"""Hopper's implicit matrix products: what they take, and the launch with the chosen tile."""
+
+from std.math import ceildiv
+from std.sys import size_of
+
+from max.gpu.host import DeviceAttribute, DeviceContext
+
+from ...common.pointer import Ptr
+from ...common.ptx import compiling_for_hopper
+from ...normalization.partials import Slots
+from ..kernel import ConvolutionKernel, Tensors
+from ..passes import DGRAD, FPROP, WGRAD
+from ..problem import ConvolutionProblem
+from .choice import (
+    TILE_SHAPES,
+    WGRAD_SHAPES,
+    Product,
+    choose_tile,
+    choose_wgrad,
+    is_compiled,
+    sums_pay,
+    takes_strides,
+)
+from .column_sums import Factor
+from .filter_order import exchange_channels
+from .store import Epilogue
+from .launch import (
+    launch_dgrad,
+    launch_fprop,
+    launch_wgrad,
+    reads_filter_along_k,
+    slots_of,
+)
+from .packed import Block3, Scratch, needs_packing, packing, repack
+from .plan import block_k, dgrad_phases, ends_short, fprop_phase, is_deep
+from .tensor_map import SourceView
+from .tile import TileShape
+from .wgrad_plan import WgradChoice
+
+comptime _MAX_TRAVERSAL_STRIDE = 8
+comptime MAX_PHASES = 16
+comptime FEW_PHASES = 8
+"""Phases of a data gradient that a kernel with an epilogue has room for, if not for one or for all."""
+comptime NARROW_COLUMNS = 64
+"""Columns of the tile for narrow results with an epilogue. torch_max_backend/fusion/convolutions.py reads these three."""
+
+
+def compiles_for[dtype: DType, pass_: Int]() -> Bool:
+    """Whether the kernels exist at all for this accelerator, element type and pass: both operands of a weight gradient lie
+    across its reduction, which wgmma reads of elements of 16 bits alone.
+    """
+    return compiling_for_hopper() and (
+        dtype == DType.bfloat16
+        or dtype == DType.float16
+        or (dtype == DType.float32 and pass_ != WGRAD)
+    )
+
+
+struct Gemm(ConvolutionKernel):
+    """Without groups."""
+
+    comptime NAME: StaticString = "sm90_gemm"
+
+    @staticmethod
+    def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:
+        return compiles_for[dtype, pass_]()
+
+    @staticmethod
+    def can_implement[
+        dtype: DType, pass_: Int
+    ](t: Tensors[dtype], given: ConvolutionProblem) -> Optional[String]:
+        if not t.are_aligned():
+            return String("a tensor does not begin at a multiple of 16 bytes")
+        return reason_not[dtype, pass_](given)
+
+    @staticmethod
+    def launch[
+        dtype: DType, pass_: Int
+    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+        run[dtype, pass_](ctx, t, p)
+
+
+def reason_not_any(p: ConvolutionProblem) -> Optional[String]:
+    """Why no kernel for Hopper without groups takes a problem, or None."""
+    if p.groups != 1:
+        return String(t"takes groups = 1, not {p.groups}")
+    if p.x_size() == 0 or p.y_size() == 0 or p.w_size() == 0:
+        return String("a tensor is empty")
+    if max(p.input_pixels(), p.output_pixels()) >= 1 << 31:
+        return String("more than 2^31 pixels")
+    return None
+
+
+@no_inline
+def reason_not[
+    dtype: DType, pass_: Int
+](problem: ConvolutionProblem) -> Optional[String]:
+    """None, or the reason why these kernels don't take a problem whose tensors are aligned.
+    """
+    var p = problem
+    comptime if dtype == DType.float32:
+        if not p.allow_tf32:
+            return String("TF32 is not allowed")
+    var general = reason_not_any(p)
+    if general:
+        return general
+    var copies = 0
+    if needs_packing[dtype](p):
+        var packed = packing[dtype, pass_](p)
+        copies = packed.bytes()
+        # Folding a filter row changes the geometry that the copy engine sees.
+        p = packed.problem
+    comptime if pass_ == DGRAD and reads_filter_along_k[dtype]():
+        copies += p.w_size() * size_of[dtype]()
+    if copies > p.workspace_limit:
+        return String(
+            t"C = {problem.c} and K = {problem.k} need copies of"
+            t" {copies} bytes, more than the workspace limit of"
+            t" {p.workspace_limit}"
+        )
+    comptime if pass_ == DGRAD:
+        if _strides(p) > MAX_PHASES:
+            return String(
+                t"stride {p.stride_d}x{p.stride_h}x{p.stride_w} makes more"
+                t" than {MAX_PHASES} phases"
+            )
+        for phase in dgrad_phases(p):
+            # A phase without taps copies nothing.
+            if phase.taps() > 0 and not phase.fits_copy_engine(is_deep(p)):
+                return String(
+                    "padding or dilation exceeds what the copy engine encodes"
+                )
+    else:
+        if max(p.stride_d, p.stride_h, p.stride_w) > _MAX_TRAVERSAL_STRIDE:
+            return String(
+                t"stride {p.stride_d}x{p.stride_h}x{p.stride_w} exceeds the"
+                t" copy engine's {_MAX_TRAVERSAL_STRIDE}"
+            )
+        if not fprop_phase(p).fits_copy_engine(is_deep(p)):
+            return String(
+                "padding or dilation exceeds what the copy engine encodes"
+            )
+    return None
+
+
+def _strides(p: ConvolutionProblem) -> Int:
+    """What bounds a data gradient's phases."""
+    return (p.stride_d if is_deep(p) else 1) * p.stride_h * p.stride_w
+
+
+def _products[dtype: DType, pass_: Int](p: ConvolutionProblem) -> List[Product]:
+    var products = List[Product]()
+    comptime stage = block_k[dtype]()
+    var depth = p.c if pass_ == FPROP else p.k
+    var short = 1 if ends_short(depth, stage) else 0
+    comptime if pass_ == FPROP:
+        products.append(
+            Product(
+                p.output_pixels(),
+                p.taps() * ceildiv(depth, stage),
+                p.taps() * short,
+            )
+        )
+    else:
+        for phase in dgrad_phases(p):
+            products.append(
+                Product(
+                    p.n * phase.pixels(),
+                    phase.taps() * ceildiv(depth, stage),
+                    phase.taps() * short,
+                )
+            )
+    return products^
+
+
+@no_inline
+def run[
+    dtype: DType, pass_: Int
+](
+    ctx: DeviceContext,
+    t: Tensors[dtype],
+    problem: ConvolutionProblem,
+    forced: Optional[WgradChoice] = None,
+) raises:
+    """Of what `Gemm` takes. A forced choice is for measurements; for fprop and dgrad only its shape, an index into
+    TILE_SHAPES, counts.
+    """
+    var result, a, b = t.result, t.a, t.b
+    if not needs_packing[dtype](problem):
+        _run[dtype, pass_](
+            result,
+            a,
+            b,
+            problem,
+            SourceView.dense(problem),
+            ctx,
+            forced,
+        )
+        return
+    var packed = packing[dtype, pass_](problem)
+    # What the copies take is not there for sums.
+    packed.problem.workspace_limit -= packed.bytes()
+    var scratch = Scratch[dtype]()
+    var inner_result: Ptr[dtype]
+    comptime if pass_ == FPROP:
+        var x = scratch.operand(
+            a, packed.copies_x(), packed.x, packed.x_source, packed.x_shift, ctx
+        )
+        var w = scratch.operand(
+            b, packed.copies_w(), packed.w, packed.w_source, 0, ctx
+        )
+        inner_result = scratch.place(result, packed.copies_y(), packed.y, ctx)
+        _run[dtype, pass_](
+            inner_result,
+            x,
+            w,
+            packed.problem,
+            packed.view,
+            ctx,
+            forced,
+        )
+        if packed.copies_y():
+            repack[dtype](
+                result, packed.y_source, inner_result, packed.y, 0, ctx
+            )
+    elif pass_ == DGRAD:
+        var dy = scratch.operand(
+            a, packed.copies_y(), packed.y, packed.y_source, 0, ctx
+        )
+        var w = scratch.operand(
+            b, packed.copies_w(), packed.w, packed.w_source, 0, ctx
+        )
+        inner_result = scratch.place(result, packed.copies_x(), packed.x, ctx)
+        _run[dtype, pass_](
+            inner_result,
+            dy,
+            w,
+            packed.problem,
+            packed.view,
+            ctx,
+            forced,
+        )
+        if packed.copies_x():
+            repack[dtype](
+                result, packed.x_source, inner_result, packed.x, 0, ctx
+            )
+    else:
+        var x = scratch.operand(
+            a, packed.copies_x(), packed.x, packed.x_source, packed.x_shift, ctx
+        )
+        var dy = scratch.operand(
+            b, packed.copies_y(), packed.y, packed.y_source, 0, ctx
+        )
+        inner_result = scratch.place(result, packed.copies_w(), packed.w, ctx)
+        _run[dtype, pass_](
+            inner_result,
+            x,
+            dy,
+            packed.problem,
+            packed.view,
+            ctx,
+            forced,
+        )
+        if packed.copies_w():
+            repack[dtype](
+                result, packed.w_source, inner_result, packed.w, 0, ctx
+            )
+    # The copies' memory goes back in stream order.
+    _ = scratch^
+
+
+@no_inline
+def _run[
+    dtype: DType, pass_: Int
+](
+    result: Ptr[dtype],
+    a: Ptr[dtype],
+    b: Ptr[dtype],
+    problem: ConvolutionProblem,
+    view: SourceView,
+    ctx: DeviceContext,
+    forced: Optional[WgradChoice],
+) raises:
+    var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
+    comptime if pass_ == WGRAD:
+        var choice = forced.value() if forced else choose_wgrad(
+            problem, processors
+        )
+        comptime for i in range(len(WGRAD_SHAPES)):
+            comptime shape = WGRAD_SHAPES[i]
+            if choice.shape == i:
+                launch_wgrad[dtype, shape](
+                    result,
+                    b,
+                    a,
+                    problem,
+                    view,
+                    choice,
+                    ctx,
+                )
+    else:
+        var columns = problem.k if pass_ == FPROP else problem.c
+        var chosen = forced.value().shape if forced else choose_tile[dtype](
+            _products[dtype, pass_](problem),
+            columns,
+            problem,
+            processors,
+            strided=pass_ == DGRAD and _strides(problem) > 1,
+        )
+        if not is_compiled[dtype](chosen):
+            raise Error(t"Hopper convolution: no tile shape {chosen}")
+        var copies = Scratch[dtype]()
+        var filter = b
+        comptime if pass_ == DGRAD and reads_filter_along_k[dtype]():
+            var order = Block3(problem.c, problem.taps(), problem.k)
+            filter = copies.place(b, True, order, ctx)
+            exchange_channels[dtype](filter, b, problem, ctx)
+        comptime for i in range(len(TILE_SHAPES)):
+            comptime if is_compiled[dtype](i):
+                comptime shape = TILE_SHAPES[i]
+                if chosen == i:
+                    comptime if pass_ == FPROP:
+                        launch_fprop[dtype, shape](
+                            result, a, filter, problem, view, ctx
+                        )
+                    else:
+                        _launch_dgrad[dtype, shape, takes_strides(i)](
+                            result, a, filter, problem, ctx
+                        )
+        _ = copies^
+
+
+@no_inline
+def _launch_dgrad[
+    dtype: DType, shape: TileShape, strided: Bool
+](
+    dx: Ptr[dtype],
+    dy: Ptr[dtype],
+    w: Ptr[dtype],
+    problem: ConvolutionProblem,
+    ctx: DeviceContext,
+) raises:
+    """By the kernel with room for the problem's phases, in another shape where this one is not `strided`.
+    """
+    comptime other = shape if strided else TILE_SHAPES[2]
+    var phases = _strides(problem)
+    if phases == 1:
+        launch_dgrad[dtype, shape, 1](dx, dy, w, problem, ctx)
+    elif phases <= FEW_PHASES:
+        launch_dgrad[dtype, other, FEW_PHASES](dx, dy, w, problem, ctx)
+    else:
+        # Rare strides: one shape is compiled for them.
+        launch_dgrad[dtype, TILE_SHAPES[2], MAX_PHASES](dx, dy, w, problem, ctx)
+
+
+# One shape for narrow results and one for the rest: every op with an epilogue of its own is compiled for itself. In both
+# a warpgroup multiplies while the other waits for what its epilogue reads.
+comptime _WIDE = 2
+
+
+def _fused_shape(narrow: Bool, heavy: Bool) -> TileShape:
+    comptime wide = TILE_SHAPES[_WIDE]
+    return TileShape(
+        row_blocks=2,
+        columns=NARROW_COLUMNS if narrow else wide.columns,
+        stages=8 if narrow else wide.stages,
+        cluster=1,
+        alternate=True,
+        heavy=heavy,
+    )
+
+
+def run_with_epilogue[
+    dtype: DType,
+    pass_: Int,
+    narrow: Bool,
+    room: Int,
+    heavy: Bool,
+    epilogue: Epilogue[dtype],
+](
+    result: Ptr[dtype],
+    a: Ptr[dtype],
+    b: Ptr[dtype],
+    problem: ConvolutionProblem,
+    ctx: DeviceContext,
+) raises:
+    """As `run`, for fprop and dgrad, with the result handed to an epilogue before it is stored: for all problems of a kind.
+    `narrow` results have up to NARROW_COLUMNS channels, and a dgrad's product of strides is `room` at most. A `heavy` epilogue
+    needs many registers for a vector.
+    """
+    comptime shape = _fused_shape(narrow, heavy)
+    comptime if pass_ == FPROP:
+        launch_fprop[dtype, shape, epilogue](
+            result, a, b, problem, SourceView.dense(problem), ctx
+        )
+    else:
+        launch_dgrad[dtype, shape, room, epilogue](result, a, b, problem, ctx)
+
+
+def sums_are_worth_it[
+    pass_: Int, narrow: Bool
+](problem: ConvolutionProblem, ctx: DeviceContext) raises -> Bool:
+    """Whether a plain convolution with sums over columns, in the one tile shape that makes them, is expected to be faster
+    than the convolution in its best shape and a pass over its result."""
+    comptime if narrow:
+        return True
+    else:
+        return sums_pay(
+            _WIDE,
+            _products[DType.bfloat16, pass_](problem),
+            problem.k if pass_ == FPROP else problem.c,
+            problem.y_size() if pass_ == FPROP else problem.x_size(),
+            problem,
+            ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
+        )
+
+
+def slots_of_sums[
+    pass_: Int, narrow: Bool
+](problem: ConvolutionProblem, ctx: DeviceContext) raises -> Slots:
+    """Where `run_with_sums` leaves its sums."""
+    comptime shape = _fused_shape(narrow, False)
+    return slots_of[pass_, shape](problem, ctx)
+
+
+def run_with_sums[
+    dtype: DType,
+    pass_: Int,
+    narrow: Bool,
+    room: Int,
+    heavy: Bool,
+    epilogue: Optional[Epilogue[dtype]],
+    kind: Int,
+    factor: Optional[Factor],
+](
+    result: Ptr[dtype],
+    a: Ptr[dtype],
+    b: Ptr[dtype],
+    partials: Ptr[DType.float32],
+    problem: ConvolutionProblem,
+    ctx: DeviceContext,
+) raises:
+    """As `run_with_epilogue`, and sums of a `kind` over what is stored in each column (column_sums.mojo).
+    """
+    comptime shape = _fused_shape(narrow, heavy)
+    comptime if pass_ == FPROP:
+        launch_fprop[dtype, shape, epilogue, kind, factor](
+            result, a, b, problem, SourceView.dense(problem), ctx, partials
+        )
+    else:
+        launch_dgrad[dtype, shape, room, epilogue, kind, factor](
+            result, a, b, problem, ctx, partials
+        )
