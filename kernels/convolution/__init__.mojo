@@ -2,6 +2,8 @@
 
 problem.mojo    the problem, from which tables and plans compute
 operands.mojo   what library functions take, and their checks
-cpu/, gpu/      kernels for a CPU and for any GPU, each with a table (dispatch.mojo) and entries of its own
-sm90/           kernels for Hopper, whose entries call those of gpu/ for what they do not take
+kernel.mojo     what a kernel offers, and tables of kernels
+entries.mojo    the entries in libraries, for every device and pass
+cpu/, gpu/      kernels for a CPU and for any GPU; dispatch.mojo in each chooses
+sm90/           kernels for Hopper, which are asked before those of gpu/
 """

@@ -216,16 +216,6 @@ struct Analytic[target: StaticString](ConvolutionKernel):
     comptime NAME: StaticString = "analytic"
 
     @staticmethod
-    def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:
-        return True
-
-    @staticmethod
-    def can_implement[
-        dtype: DType, pass_: Int
-    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
-        return None
-
-    @staticmethod
     def launch[
         dtype: DType, pass_: Int
     ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:

@@ -425,25 +425,6 @@ def _choose[
                 )
 
 
-@no_inline
-def block_gather_gpu[
-    dtype: DType, pass_: Int
-](
-    result: Ptr[dtype],
-    source: Ptr[dtype],
-    w: Ptr[dtype],
-    g: ConvolutionProblem,
-    ctx: DeviceContext,
-) raises:
-    """The forward pass (source x, result y) or the data gradient (source dy, result dx).
-    """
-    comptime if dtype == DType.float32:
-        if not g.allow_tf32:
-            _choose[dtype, pass_, True](result, source, w, g, ctx)
-            return
-    _choose[dtype, pass_, False](result, source, w, g, ctx)
-
-
 struct BlockGather(ConvolutionKernel):
     comptime NAME: StaticString = "block_gather"
 
@@ -458,7 +439,12 @@ struct BlockGather(ConvolutionKernel):
         return block_can_implement[pass_](p)
 
     @staticmethod
+    @no_inline
     def launch[
         dtype: DType, pass_: Int
     ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
-        block_gather_gpu[dtype, pass_](t.result, t.a, t.b, p, ctx)
+        comptime if dtype == DType.float32:
+            if not p.allow_tf32:
+                _choose[dtype, pass_, True](t.result, t.a, t.b, p, ctx)
+                return
+        _choose[dtype, pass_, False](t.result, t.a, t.b, p, ctx)

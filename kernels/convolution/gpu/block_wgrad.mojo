@@ -384,25 +384,9 @@ def _choose[
                 _launch[dtype, WIDE, exact, True, True](dw, x, dy, g, ctx)
 
 
-@no_inline
-def block_wgrad_gpu[
-    dtype: DType
-](
-    dw: Ptr[dtype],
-    x: Ptr[dtype],
-    dy: Ptr[dtype],
-    g: ConvolutionProblem,
-    ctx: DeviceContext,
-) raises:
-    """The weight gradient; its partial sums stay within the workspace limit."""
-    comptime if dtype == DType.float32:
-        if not g.allow_tf32:
-            _choose[dtype, True](dw, x, dy, g, ctx)
-            return
-    _choose[dtype, False](dw, x, dy, g, ctx)
-
-
 struct BlockWgrad(ConvolutionKernel):
+    """Its partial sums stay within the workspace limit."""
+
     comptime NAME: StaticString = "block_wgrad"
 
     @staticmethod
@@ -416,7 +400,12 @@ struct BlockWgrad(ConvolutionKernel):
         return block_can_implement[pass_](p)
 
     @staticmethod
+    @no_inline
     def launch[
         dtype: DType, pass_: Int
     ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
-        block_wgrad_gpu[dtype](t.result, t.a, t.b, p, ctx)
+        comptime if dtype == DType.float32:
+            if not p.allow_tf32:
+                _choose[dtype, True](t.result, t.a, t.b, p, ctx)
+                return
+        _choose[dtype, False](t.result, t.a, t.b, p, ctx)

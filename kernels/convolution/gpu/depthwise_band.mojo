@@ -406,41 +406,6 @@ def _launch[
     )
 
 
-@no_inline
-def depthwise_band_gpu[
-    dtype: DType, pass_: Int
-](
-    result: Ptr[dtype],
-    source: Ptr[dtype],
-    w: Ptr[dtype],
-    g: ConvolutionProblem,
-    ctx: DeviceContext,
-) raises:
-    """The forward pass (source x, result y) or the data gradient (source dy, result dx).
-    """
-    comptime forward = pass_ == FPROP
-    var multiprocessors = ctx.get_attribute(
-        DeviceAttribute.MULTIPROCESSOR_COUNT
-    )
-    var axes = axes_of_rows(g, forward)
-    var tiling = choose_tiling(g, forward, axes, multiprocessors)
-    var band = band_of(g, forward, axes, tiling)
-    # A block's own kilobyte of shared memory comes on top.
-    var resident = min(
-        RESIDENT // THREADS, 227 * 1024 // (band.shared_bytes() + 1024)
-    )
-    var blocks = resident * multiprocessors
-    var wide = g.c % PIECE == 0 and (Int(result) | Int(source)) % 16 == 0
-    comptime for tiles in [1, 2, 4]:
-        if tiling.tiles == tiles:
-            if wide:
-                _launch[dtype, PIECE, tiles](
-                    result, source, w, band, blocks, ctx
-                )
-            else:
-                _launch[dtype, 2, tiles](result, source, w, band, blocks, ctx)
-
-
 struct DepthwiseBands(ConvolutionKernel):
     comptime NAME: StaticString = "depthwise_bands"
 
@@ -475,7 +440,30 @@ struct DepthwiseBands(ConvolutionKernel):
         return None
 
     @staticmethod
+    @no_inline
     def launch[
         dtype: DType, pass_: Int
     ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
-        depthwise_band_gpu[dtype, pass_](t.result, t.a, t.b, p, ctx)
+        comptime forward = pass_ == FPROP
+        var multiprocessors = ctx.get_attribute(
+            DeviceAttribute.MULTIPROCESSOR_COUNT
+        )
+        var axes = axes_of_rows(p, forward)
+        var tiling = choose_tiling(p, forward, axes, multiprocessors)
+        var band = band_of(p, forward, axes, tiling)
+        # A block's own kilobyte of shared memory comes on top.
+        var resident = min(
+            RESIDENT // THREADS, 227 * 1024 // (band.shared_bytes() + 1024)
+        )
+        var blocks = resident * multiprocessors
+        var wide = p.c % PIECE == 0 and (Int(t.result) | Int(t.a)) % 16 == 0
+        comptime for tiles in [1, 2, 4]:
+            if tiling.tiles == tiles:
+                if wide:
+                    _launch[dtype, PIECE, tiles](
+                        t.result, t.a, t.b, band, blocks, ctx
+                    )
+                else:
+                    _launch[dtype, 2, tiles](
+                        t.result, t.a, t.b, band, blocks, ctx
+                    )

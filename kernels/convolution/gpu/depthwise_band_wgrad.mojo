@@ -437,40 +437,6 @@ def _launch[
             return
 
 
-@no_inline
-def depthwise_band_wgrad_gpu[
-    dtype: DType
-](
-    dw: Ptr[dtype],
-    x: Ptr[dtype],
-    dy: Ptr[dtype],
-    g: ConvolutionProblem,
-    ctx: DeviceContext,
-) raises:
-    var multiprocessors = ctx.get_attribute(
-        DeviceAttribute.MULTIPROCESSOR_COUNT
-    )
-    var band = choose_wgrad_band(g, multiprocessors)
-    var units = Int(band.units)
-    var blocks = RESIDENT // THREADS * multiprocessors
-    var at_once = max(1, blocks // ceildiv(g.c, CHANNELS))
-    # Adding up slices takes as long as a few units.
-    var most = min(g.workspace_limit // (4 * g.w_size()), 65535)
-    var slices = 1
-    if units > 2 and most > 1:
-        var rounds = ceildiv(units, min(at_once, most))
-        slices = ceildiv(units, rounds)
-    var partials = scratch[DType.float32](
-        ctx, slices * g.w_size() if slices > 1 else 1
-    )
-    if g.c % PIECE == 0 and is_aligned(x) and is_aligned(dy):
-        _launch[dtype, PIECE](dw, partials, x, dy, band, slices, ctx)
-    else:
-        _launch[dtype, 2](dw, partials, x, dy, band, slices, ctx)
-    if slices > 1:
-        add_slices(dw, partials, g.w_size(), slices, ctx)
-
-
 struct DepthwiseBandWgrad(ConvolutionKernel):
     comptime NAME: StaticString = "depthwise_band_wgrad"
 
@@ -499,7 +465,31 @@ struct DepthwiseBandWgrad(ConvolutionKernel):
         return None
 
     @staticmethod
+    @no_inline
     def launch[
         dtype: DType, pass_: Int
     ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
-        depthwise_band_wgrad_gpu[dtype](t.result, t.a, t.b, p, ctx)
+        var multiprocessors = ctx.get_attribute(
+            DeviceAttribute.MULTIPROCESSOR_COUNT
+        )
+        var band = choose_wgrad_band(p, multiprocessors)
+        var units = Int(band.units)
+        var blocks = RESIDENT // THREADS * multiprocessors
+        var at_once = max(1, blocks // ceildiv(p.c, CHANNELS))
+        # Adding up slices takes as long as a few units.
+        var most = min(p.workspace_limit // (4 * p.w_size()), 65535)
+        var slices = 1
+        if units > 2 and most > 1:
+            var rounds = ceildiv(units, min(at_once, most))
+            slices = ceildiv(units, rounds)
+        var partials = scratch[DType.float32](
+            ctx, slices * p.w_size() if slices > 1 else 1
+        )
+        if p.c % PIECE == 0 and is_aligned(t.a) and is_aligned(t.b):
+            _launch[dtype, PIECE](
+                t.result, partials, t.a, t.b, band, slices, ctx
+            )
+        else:
+            _launch[dtype, 2](t.result, partials, t.a, t.b, band, slices, ctx)
+        if slices > 1:
+            add_slices(t.result, partials, p.w_size(), slices, ctx)

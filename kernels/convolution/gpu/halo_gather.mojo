@@ -464,63 +464,6 @@ def _cost(
     return Float64(ceildiv(tiles, walkers)) * tile, walkers
 
 
-@no_inline
-def halo_gather_gpu[
-    dtype: DType, pass_: Int
-](
-    result: Ptr[dtype],
-    source: Ptr[dtype],
-    w: Ptr[dtype],
-    g: ConvolutionProblem,
-    ctx: DeviceContext,
-) raises:
-    """The forward pass (source x, result y) or the data gradient (source dy, result dx).
-    """
-    var shape = _Shape.of[pass_](g)
-    var table = phases_of[pass_](g)
-    var phase = widest(table)
-    var chunks = ceildiv(g.groups, shape.together)
-    var at_once = 2 * ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
-    var choices = tilings(g.n, phase, shape.room())
-    var best = choices[0]
-    var least = Float64.MAX
-    var walkers = 1
-    for tiling in choices:
-        var cost, count = _cost(
-            tiling, phase, shape, at_once // (chunks * table.count())
-        )
-        if cost < least:
-            least = cost
-            best = tiling
-            walkers = count
-    var halo_bytes = shape.room().tile_bytes(best, phase)
-    var shared = shape.filter_bytes + 2 * halo_bytes + 8 * Int(best.pixels())
-    comptime for columns in range(8, 33, 8):
-        if shape.width == columns:
-            ctx.enqueue_function[halo_gather_kernel[dtype, pass_, columns]](
-                result,
-                source,
-                w,
-                table,
-                best,
-                Int32(g.n),
-                Int32(g.groups),
-                Int32(g.group_k()),
-                Int32(g.group_c()),
-                Int32(g.r),
-                Int32(g.s),
-                Int32(shape.together),
-                Int32(halo_bytes),
-                Int32(align_up(shape.filter_bytes, 16)),
-                grid_dim=(walkers, chunks, table.count()),
-                block_dim=_THREADS,
-                shared_mem_bytes=shared,
-                func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
-                    UInt32(SHARED_BYTES)
-                ),
-            )
-
-
 struct HaloGather(ConvolutionKernel):
     comptime NAME: StaticString = "halo_gather"
 
@@ -566,7 +509,54 @@ struct HaloGather(ConvolutionKernel):
         return None
 
     @staticmethod
+    @no_inline
     def launch[
         dtype: DType, pass_: Int
     ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
-        halo_gather_gpu[dtype, pass_](t.result, t.a, t.b, p, ctx)
+        var shape = _Shape.of[pass_](p)
+        var table = phases_of[pass_](p)
+        var phase = widest(table)
+        var chunks = ceildiv(p.groups, shape.together)
+        var at_once = 2 * ctx.get_attribute(
+            DeviceAttribute.MULTIPROCESSOR_COUNT
+        )
+        var choices = tilings(p.n, phase, shape.room())
+        var best = choices[0]
+        var least = Float64.MAX
+        var walkers = 1
+        for tiling in choices:
+            var cost, count = _cost(
+                tiling, phase, shape, at_once // (chunks * table.count())
+            )
+            if cost < least:
+                least = cost
+                best = tiling
+                walkers = count
+        var halo_bytes = shape.room().tile_bytes(best, phase)
+        var shared = (
+            shape.filter_bytes + 2 * halo_bytes + 8 * Int(best.pixels())
+        )
+        comptime for columns in range(8, 33, 8):
+            if shape.width == columns:
+                ctx.enqueue_function[halo_gather_kernel[dtype, pass_, columns]](
+                    t.result,
+                    t.a,
+                    t.b,
+                    table,
+                    best,
+                    Int32(p.n),
+                    Int32(p.groups),
+                    Int32(p.group_k()),
+                    Int32(p.group_c()),
+                    Int32(p.r),
+                    Int32(p.s),
+                    Int32(shape.together),
+                    Int32(halo_bytes),
+                    Int32(align_up(shape.filter_bytes, 16)),
+                    grid_dim=(walkers, chunks, table.count()),
+                    block_dim=_THREADS,
+                    shared_mem_bytes=shared,
+                    func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
+                        UInt32(SHARED_BYTES)
+                    ),
+                )

@@ -396,60 +396,9 @@ def _choose(g: ConvolutionProblem, shape: _Shape, processors: Int) -> _Choice:
     return best
 
 
-@no_inline
-def halo_wgrad_gpu[
-    dtype: DType
-](
-    dw: Ptr[dtype],
-    x: Ptr[dtype],
-    dy: Ptr[dtype],
-    g: ConvolutionProblem,
-    ctx: DeviceContext,
-) raises:
-    """The weight gradient; its partial sums stay within the workspace limit."""
-    var shape = _Shape.of(g)
-    var choice = _choose(
-        g, shape, ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
-    )
-    var phase = forward_phases(g)[0]
-    var tiling = choice.tiling
-    var halo_bytes = shape.room.halo_bytes(tiling, phase)
-    var pixels = align_up(Int(tiling.pixels()), _STEPS)
-    var tile_bytes = shape.room.tile_bytes(tiling, phase) + 4 * pixels
-    var sums = scratch[DType.float32](
-        ctx, choice.slices * g.w_size() if choice.slices > 1 else 1
-    )
-    comptime for columns in range(8, 33, 8):
-        if shape.width == columns:
-            ctx.enqueue_function[halo_wgrad_kernel[dtype, columns]](
-                dw,
-                sums,
-                x,
-                dy,
-                phase,
-                tiling,
-                Int32(g.n),
-                Int32(g.groups),
-                Int32(g.group_k()),
-                Int32(g.group_c()),
-                Int32(shape.together),
-                Int32(halo_bytes),
-                Int32(tile_bytes),
-                Int64(g.w_size()),
-                grid_dim=(choice.slices, shape.chunks, shape.parts),
-                block_dim=_THREADS,
-                shared_mem_bytes=_ZERO_BYTES + 2 * tile_bytes,
-                func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
-                    UInt32(SHARED_BYTES)
-                ),
-            )
-    if choice.slices > 1:
-        add_slices(dw, sums, g.w_size(), choice.slices, ctx)
-    # Lives until its last use is enqueued.
-    _ = sums^
-
-
 struct HaloWgrad(ConvolutionKernel):
+    """Its partial sums stay within the workspace limit."""
+
     comptime NAME: StaticString = "halo_wgrad"
 
     @staticmethod
@@ -490,7 +439,47 @@ struct HaloWgrad(ConvolutionKernel):
         return None
 
     @staticmethod
+    @no_inline
     def launch[
         dtype: DType, pass_: Int
     ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
-        halo_wgrad_gpu[dtype](t.result, t.a, t.b, p, ctx)
+        var shape = _Shape.of(p)
+        var choice = _choose(
+            p, shape, ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
+        )
+        var phase = forward_phases(p)[0]
+        var tiling = choice.tiling
+        var halo_bytes = shape.room.halo_bytes(tiling, phase)
+        var pixels = align_up(Int(tiling.pixels()), _STEPS)
+        var tile_bytes = shape.room.tile_bytes(tiling, phase) + 4 * pixels
+        var sums = scratch[DType.float32](
+            ctx, choice.slices * p.w_size() if choice.slices > 1 else 1
+        )
+        comptime for columns in range(8, 33, 8):
+            if shape.width == columns:
+                ctx.enqueue_function[halo_wgrad_kernel[dtype, columns]](
+                    t.result,
+                    sums,
+                    t.a,
+                    t.b,
+                    phase,
+                    tiling,
+                    Int32(p.n),
+                    Int32(p.groups),
+                    Int32(p.group_k()),
+                    Int32(p.group_c()),
+                    Int32(shape.together),
+                    Int32(halo_bytes),
+                    Int32(tile_bytes),
+                    Int64(p.w_size()),
+                    grid_dim=(choice.slices, shape.chunks, shape.parts),
+                    block_dim=_THREADS,
+                    shared_mem_bytes=_ZERO_BYTES + 2 * tile_bytes,
+                    func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
+                        UInt32(SHARED_BYTES)
+                    ),
+                )
+        if choice.slices > 1:
+            add_slices(t.result, sums, p.w_size(), choice.slices, ctx)
+        # Lives until its last use is enqueued.
+        _ = sums^

@@ -13,7 +13,7 @@ from ...common.pointer import Ptr, device_pointer
 from ..kernel import ConvolutionKernel, Tensors
 from ..problem import ConvolutionProblem
 from .pipeline import block_can_implement
-from .warpgroup_wgrad import WarpgroupWgrad, warpgroup_wgrad_gpu
+from .warpgroup_wgrad import WarpgroupWgrad
 
 comptime _THREADS = 256
 # Channels of the merged groups: a tile's rows.
@@ -60,33 +60,6 @@ def _merged(g: ConvolutionProblem) -> ConvolutionProblem:
     return problem
 
 
-@no_inline
-def merged_groups_wgrad_gpu[
-    dtype: DType
-](
-    dw: Ptr[dtype],
-    x: Ptr[dtype],
-    dy: Ptr[dtype],
-    g: ConvolutionProblem,
-    ctx: DeviceContext,
-) raises:
-    """The weight gradient."""
-    var problem = _merged(g)
-    var merged = scratch[dtype](ctx, problem.w_size())
-    warpgroup_wgrad_gpu[dtype](device_pointer(merged), x, dy, problem, ctx)
-    ctx.enqueue_function[_take_diagonal_kernel[dtype]](
-        dw,
-        merged,
-        Int32(g.w_size()),
-        Int32(g.taps()),
-        Int32(g.group_c()),
-        Int32(g.group_k()),
-        Int32(_together(g)),
-        grid_dim=ceildiv(g.w_size(), _THREADS),
-        block_dim=_THREADS,
-    )
-
-
 struct MergedGroups(ConvolutionKernel):
     comptime NAME: StaticString = "merged_groups"
 
@@ -114,7 +87,23 @@ struct MergedGroups(ConvolutionKernel):
         return WarpgroupWgrad.can_implement[dtype, pass_](t, problem)
 
     @staticmethod
+    @no_inline
     def launch[
         dtype: DType, pass_: Int
     ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
-        merged_groups_wgrad_gpu[dtype](t.result, t.a, t.b, p, ctx)
+        var problem = _merged(p)
+        var merged = scratch[dtype](ctx, problem.w_size())
+        var inner = t
+        inner.result = device_pointer(merged)
+        WarpgroupWgrad.launch[dtype, pass_](ctx, inner, problem)
+        ctx.enqueue_function[_take_diagonal_kernel[dtype]](
+            t.result,
+            merged,
+            Int32(p.w_size()),
+            Int32(p.taps()),
+            Int32(p.group_c()),
+            Int32(p.group_k()),
+            Int32(_together(p)),
+            grid_dim=ceildiv(p.w_size(), _THREADS),
+            block_dim=_THREADS,
+        )

@@ -161,68 +161,6 @@ def small_groups_kernel[
             )
 
 
-@no_inline
-def small_groups_gpu[
-    dtype: DType, pass_: Int
-](
-    result: Ptr[dtype],
-    source: Ptr[dtype],
-    w: Ptr[dtype],
-    g: ConvolutionProblem,
-    ctx: DeviceContext,
-) raises:
-    """The forward pass (source x, result y) or the data gradient (source dy, result dx).
-    """
-    var phases: List[Phase]
-    comptime if pass_ == FPROP:
-        phases = forward_phases(g)
-    else:
-        phases = gradient_phases(g, 0)
-    var columns = g.group_k() if pass_ == FPROP else g.group_c()
-    var channels = g.k if pass_ == FPROP else g.c
-    var depth_given = g.group_c() if pass_ == FPROP else g.group_k()
-    var packed = scratch[DType.float32](ctx, g.w_size())
-    var filter = Ptr[DType.float32](
-        unsafe_from_address=Int(packed.unsafe_ptr())
-    )
-    ctx.enqueue_function[_pack_filter_kernel[dtype, pass_]](
-        filter,
-        w,
-        Int32(g.taps()),
-        Int32(g.group_c()),
-        Int32(g.group_k()),
-        Int32(g.w_size()),
-        grid_dim=ceildiv(g.w_size(), _THREADS),
-        block_dim=_THREADS,
-    )
-    for phase in phases:
-        var strips = (
-            g.n * phase.d.rows * phase.h.rows * ceildiv(phase.w.rows, _STRIP)
-        )
-        if strips == 0:
-            continue
-        comptime for depth in [4, 8]:
-            if depth_given == depth:
-                ctx.enqueue_function[small_groups_kernel[dtype, depth]](
-                    result,
-                    source,
-                    filter,
-                    phase,
-                    Int32(strips),
-                    Int32(columns),
-                    Int32(channels),
-                    Int32(g.r),
-                    Int32(g.s),
-                    grid_dim=(
-                        ceildiv(strips, _STRIPS),
-                        ceildiv(channels, QUAD * _LANES),
-                    ),
-                    block_dim=_THREADS,
-                )
-    # Lives until its last use is enqueued.
-    _ = packed^
-
-
 struct SmallGroups(ConvolutionKernel):
     comptime NAME: StaticString = "small_groups"
 
@@ -263,7 +201,58 @@ struct SmallGroups(ConvolutionKernel):
         return None
 
     @staticmethod
+    @no_inline
     def launch[
         dtype: DType, pass_: Int
     ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
-        small_groups_gpu[dtype, pass_](t.result, t.a, t.b, p, ctx)
+        var phases: List[Phase]
+        comptime if pass_ == FPROP:
+            phases = forward_phases(p)
+        else:
+            phases = gradient_phases(p, 0)
+        var columns = p.group_k() if pass_ == FPROP else p.group_c()
+        var channels = p.k if pass_ == FPROP else p.c
+        var depth_given = p.group_c() if pass_ == FPROP else p.group_k()
+        var packed = scratch[DType.float32](ctx, p.w_size())
+        var filter = Ptr[DType.float32](
+            unsafe_from_address=Int(packed.unsafe_ptr())
+        )
+        ctx.enqueue_function[_pack_filter_kernel[dtype, pass_]](
+            filter,
+            t.b,
+            Int32(p.taps()),
+            Int32(p.group_c()),
+            Int32(p.group_k()),
+            Int32(p.w_size()),
+            grid_dim=ceildiv(p.w_size(), _THREADS),
+            block_dim=_THREADS,
+        )
+        for phase in phases:
+            var strips = (
+                p.n
+                * phase.d.rows
+                * phase.h.rows
+                * ceildiv(phase.w.rows, _STRIP)
+            )
+            if strips == 0:
+                continue
+            comptime for depth in [4, 8]:
+                if depth_given == depth:
+                    ctx.enqueue_function[small_groups_kernel[dtype, depth]](
+                        t.result,
+                        t.a,
+                        filter,
+                        phase,
+                        Int32(strips),
+                        Int32(columns),
+                        Int32(channels),
+                        Int32(p.r),
+                        Int32(p.s),
+                        grid_dim=(
+                            ceildiv(strips, _STRIPS),
+                            ceildiv(channels, QUAD * _LANES),
+                        ),
+                        block_dim=_THREADS,
+                    )
+        # Lives until its last use is enqueued.
+        _ = packed^

@@ -316,29 +316,6 @@ def _launch[
         )
 
 
-@no_inline
-def warpgroup_gather_gpu[
-    dtype: DType, pass_: Int
-](
-    result: Ptr[dtype],
-    source: Ptr[dtype],
-    w: Ptr[dtype],
-    g: ConvolutionProblem,
-    ctx: DeviceContext,
-) raises:
-    """The forward pass (source x, result y) or the data gradient (source dy, result dx).
-    """
-    var columns = g.group_k() if pass_ == FPROP else g.group_c()
-    if columns <= THIN.columns:
-        _launch[dtype, pass_, THIN](result, source, w, g, ctx)
-    elif columns <= NARROW.columns or not (
-        pass_ == FPROP or PhaseTable.takes(g)
-    ):
-        _launch[dtype, pass_, NARROW](result, source, w, g, ctx)
-    else:
-        _launch[dtype, pass_, WIDE](result, source, w, g, ctx)
-
-
 struct WarpgroupGather(ConvolutionKernel):
     comptime NAME: StaticString = "warpgroup_gather"
 
@@ -371,7 +348,16 @@ struct WarpgroupGather(ConvolutionKernel):
         return None
 
     @staticmethod
+    @no_inline
     def launch[
         dtype: DType, pass_: Int
     ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
-        warpgroup_gather_gpu[dtype, pass_](t.result, t.a, t.b, p, ctx)
+        var columns = p.group_k() if pass_ == FPROP else p.group_c()
+        if columns <= THIN.columns:
+            _launch[dtype, pass_, THIN](t.result, t.a, t.b, p, ctx)
+        elif columns <= NARROW.columns or not (
+            pass_ == FPROP or PhaseTable.takes(p)
+        ):
+            _launch[dtype, pass_, NARROW](t.result, t.a, t.b, p, ctx)
+        else:
+            _launch[dtype, pass_, WIDE](t.result, t.a, t.b, p, ctx)

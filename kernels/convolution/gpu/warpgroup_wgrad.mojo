@@ -280,26 +280,9 @@ def _launch[
         add_slices(dw, partials, g.w_size(), slices, ctx)
 
 
-@no_inline
-def warpgroup_wgrad_gpu[
-    dtype: DType
-](
-    dw: Ptr[dtype],
-    x: Ptr[dtype],
-    dy: Ptr[dtype],
-    g: ConvolutionProblem,
-    ctx: DeviceContext,
-) raises:
-    """The weight gradient; its partial sums stay within the workspace limit."""
-    if g.group_k() <= LOW.rows:
-        _launch[dtype, LOW](dw, x, dy, g, ctx)
-    elif g.taps() * g.group_c() <= TALL.columns:
-        _launch[dtype, TALL](dw, x, dy, g, ctx)
-    else:
-        _launch[dtype, WIDE](dw, x, dy, g, ctx)
-
-
 struct WarpgroupWgrad(ConvolutionKernel):
+    """Its partial sums stay within the workspace limit."""
+
     comptime NAME: StaticString = "warpgroup_wgrad"
 
     @staticmethod
@@ -329,7 +312,13 @@ struct WarpgroupWgrad(ConvolutionKernel):
         return None
 
     @staticmethod
+    @no_inline
     def launch[
         dtype: DType, pass_: Int
     ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
-        warpgroup_wgrad_gpu[dtype](t.result, t.a, t.b, p, ctx)
+        if p.group_k() <= LOW.rows:
+            _launch[dtype, LOW](t.result, t.a, t.b, p, ctx)
+        elif p.taps() * p.group_c() <= TALL.columns:
+            _launch[dtype, TALL](t.result, t.a, t.b, p, ctx)
+        else:
+            _launch[dtype, WIDE](t.result, t.a, t.b, p, ctx)
