@@ -70,7 +70,9 @@ def test_every_entry_is_declared_where_kernels_have_it() -> None:
     for folder, family in declared.items():
         modules = (KERNELS_PATH / folder).rglob("*entries.mojo")
         defined = {
-            name for path in modules for name in re.findall(r"^def ([a-z]\w*)\[", path.read_text(), re.MULTILINE)
+            name
+            for path in modules
+            for name in re.findall(r"^(?:def|comptime) ([a-z]\w*)\[", path.read_text(), re.MULTILINE)
         }
         assert {each.name for each in family.signatures} <= defined, folder
     registered = re.findall(r'@extensibility\.register\("(\w+)"\)', registrations())

@@ -2,10 +2,8 @@
 
     python -m benchmarks convolution.sm90_check --sweep --no-check --output sweep.json
     python -m benchmarks convolution.sm90_fit sweep.json
-    python -m benchmarks convolution.sm90_fit sweep.json --keep    # only the measured choices anew
 
-The constants are rounded before anything is derived from them, so the measured choices follow from the file's own
-constants and the sweep. Prints for each pass how much slower the chosen tile is than the best one of the sweep.
+Prints for each pass how much slower the chosen tile is than the best one of the sweep.
 """
 
 from __future__ import annotations
@@ -28,8 +26,6 @@ BYTE = 1 / 4.27e6
 CACHE_BYTES = 45e6
 TILES = ((128, 256), (256, 128), (128, 128), (256, 64), (128, 192), (128, 256))
 MEASURED = Path(__file__).resolve().parents[2] / "kernels" / "convolution" / "sm90" / "measured.mojo"
-WORTH = 0.02
-"""A problem has its measured choice where the prediction loses more than this."""
 TILE_COSTS = ("step", "tile", "traffic")
 WGRAD_COSTS = {
     "start": 3.0,
@@ -275,30 +271,7 @@ def fit_wgrad(group: list[Sample]) -> WgradConstants:
     return WgradConstants.of(x, 3)
 
 
-def measured_choices(group: list[Sample], constants: WgradConstants) -> dict[tuple[int, ...], tuple[int, ...]]:
-    """(K, C, taps, steps) to the fastest choice of the sweep, where the predicted one loses more than WORTH."""
-    f = WgradFeatures.of(group)
-    predicted = f.predicted(constants)
-    alike: dict[tuple[int, ...], list[np.ndarray]] = {}
-    for number in np.unique(f.problem):
-        mine = np.flatnonzero(f.problem == number)
-        p = group[mine[0]].problem
-        alike.setdefault((p.k, p.c, p.r * p.s, math.ceil(p.n * p.p * p.q / 64)), []).append(mine)
-    result = {}
-    for key, problems in sorted(alike.items()):
-        # Problems that the list can't tell apart have one choice.
-        slower: dict[tuple[int, ...], list[float]] = {}
-        for mine in problems:
-            for at in mine:
-                slower.setdefault(group[at].tuning, []).append(math.log(f.us[at] / f.best[at]))
-        best = min((sum(costs), tuning) for tuning, costs in slower.items() if len(costs) == len(problems))
-        lost = sum(math.log(f.us[at] / f.best[at]) for at in (mine[predicted[mine].argmin()] for mine in problems))
-        if lost - best[0] > math.log(1 + WORTH) * len(problems):
-            result[key] = best[1]
-    return result
-
-
-def mojo(tiles: list[list[float]], wgrad: WgradConstants, choices: dict[tuple[int, ...], tuple[int, ...]]) -> str:
+def mojo(tiles: list[list[float]], wgrad: WgradConstants) -> str:
     """The text of measured.mojo."""
 
     def array(name: str, kind: str, lines: list[str]) -> str:
@@ -307,20 +280,12 @@ def mojo(tiles: list[list[float]], wgrad: WgradConstants, choices: dict[tuple[in
     named = [", ".join(f"{n}={v:.3f}" for n, v in zip(TILE_COSTS, values, strict=True)) for values in tiles]
     return (
         '"""Written by benchmarks/convolution/sm90_fit.py from the sweep in benchmarks/results."""\n\n'
-        "from .costs import MeasuredChoice, TileCost, WgradCosts\nfrom .wgrad_plan import WgradChoice\n\n"
+        "from .costs import TileCost, WgradCosts\n\n"
         + array("TILE_COSTS", "TileCost", [f"TileCost({text})" for text in named])
         + array("WGRAD_STEP", "Float64", [f"{value:.3f}" for value in wgrad.steps])
         + "comptime WGRAD_COSTS = WgradCosts(\n"
         + "".join(f"    {name}={value:.3f},\n" for name, value in wgrad.costs.items())
-        + f")\ncomptime MEASURED_PROCESSORS = {PROCESSORS}\n"
-        + array(
-            "MEASURED",
-            "MeasuredChoice",
-            [
-                f"MeasuredChoice({', '.join(map(str, key))}, WgradChoice({', '.join(map(str, choice))}))"
-                for key, choice in choices.items()
-            ],
-        )
+        + ")\n"
     )
 
 
@@ -339,21 +304,16 @@ def constants_of(text: str) -> tuple[list[list[float]], WgradConstants]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("sweep", type=Path)
-    parser.add_argument("--keep", action="store_true", help="the constants as they are")
     parser.add_argument("--output", type=Path, default=MEASURED, help="the file, measured.mojo")
     args = parser.parse_args()
     document = json.loads(args.sweep.read_text())
     both = {passing: samples(document, passing) for passing in ("fprop", "dgrad")}
     group = samples(document, "wgrad")
-    tiles, wgrad = constants_of(MEASURED.read_text())
-    if not args.keep:
-        tiles, wgrad = fit_tiles(both, tiles), fit_wgrad(group)
-    choices = measured_choices(group, wgrad)
-    args.output.write_text(mojo(tiles, wgrad, choices))
+    tiles, wgrad = fit_tiles(both, constants_of(MEASURED.read_text())[0]), fit_wgrad(group)
+    args.output.write_text(mojo(tiles, wgrad))
     for passing, each in both.items():
         regret(passing, [(tile_us(passing, s.problem, s.shape, *tiles[s.shape]), s) for s in each])
     regret("wgrad", list(zip(WgradFeatures.of(group).predicted(wgrad), group, strict=True)))
-    print(f"wgrad: {len(choices)} problems have their measured choice")
 
 
 if __name__ == "__main__":

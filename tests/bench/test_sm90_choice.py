@@ -1,9 +1,12 @@
-"""The Hopper kernels' measured choices follow from the committed sweep; the scripts know the compiled tile shapes."""
+"""The script that fits the Hopper kernels' constants writes the file that it reads, and knows the tile shapes."""
 
 from __future__ import annotations
 
 import json
 import re
+import statistics
+
+import numpy as np
 
 from benchmarks import RESULTS, ROOT
 from benchmarks.convolution import sm90_check, sm90_fit
@@ -12,11 +15,18 @@ SWEEP = RESULTS / "convolution_sm90_h200_sweep.json"
 CHOICE = ROOT / "kernels" / "convolution" / "sm90" / "choice.mojo"
 
 
-def test_the_table_is_what_the_script_prints() -> None:
+def test_the_constants_predict_the_sweep() -> None:
+    """The chosen tiles of weight gradients take 1.03 of the fastest ones' time in the mean."""
     text = sm90_fit.MEASURED.read_text()
     tiles, wgrad = sm90_fit.constants_of(text)
-    group = sm90_fit.samples(json.loads(SWEEP.read_text()), "wgrad")
-    assert sm90_fit.mojo(tiles, wgrad, sm90_fit.measured_choices(group, wgrad)) == text
+    assert sm90_fit.mojo(tiles, wgrad) == text
+    features = sm90_fit.WgradFeatures.of(sm90_fit.samples(json.loads(SWEEP.read_text()), "wgrad"))
+    predicted = features.predicted(wgrad)
+    lost = []
+    for number in np.unique(features.problem):
+        mine = np.flatnonzero(features.problem == number)
+        lost.append(features.us[mine[predicted[mine].argmin()]] / features.us[mine].min())
+    assert statistics.geometric_mean(lost) < 1.04
 
 
 def test_the_scripts_know_the_tile_shapes() -> None:

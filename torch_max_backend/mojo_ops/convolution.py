@@ -265,7 +265,6 @@ def convolution_function(
         deep: there are three axes.
     """
     if grouping is Grouping.DEPTHWISE:
-    if grouping is Grouping.DEPTHWISE:
         table = f"{target}.dispatch.DEPTHWISE_KERNELS"
         return replace(functions.function_of(FAMILY, op, target, (dtype, Grouping.ANY.value)), table=table)
     table = f"{target}.dispatch.{target.upper()}_KERNELS"

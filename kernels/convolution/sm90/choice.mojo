@@ -2,8 +2,7 @@
 
 A product's time is the number of rounds that its tiles make over the multiprocessors, times what one tile costs (its
 pipeline stages and a fixed part for filling the ring and storing), and never less than its memory traffic. `measured.mojo` has the
-constants, fitted to committed measurements of every shape on every problem of the list, and what was fastest where the
-prediction errs; microseconds everywhere.
+constants, fitted to committed measurements of every shape on every problem of the list; microseconds everywhere.
 """
 
 from std.math import ceildiv, sqrt
@@ -11,13 +10,7 @@ from std.sys import size_of
 
 from ..problem import ConvolutionProblem
 from .costs import TileCost
-from .measured import (
-    MEASURED,
-    MEASURED_PROCESSORS,
-    TILE_COSTS,
-    WGRAD_COSTS,
-    WGRAD_STEP,
-)
+from .measured import TILE_COSTS, WGRAD_COSTS, WGRAD_STEP
 from .plan import BLOCK_K
 from .tile import TileShape
 from .wgrad_plan import PANEL, WgradChoice, WgradShape
@@ -328,30 +321,6 @@ def choose_wgrad(p: ConvolutionProblem, processors: Int) -> WgradChoice:
     var best = WgradChoice(2, 1, 0, 1, 1)
     var best_time = Float64.MAX
     var steps = ceildiv(p.output_pixels(), BLOCK_K)
-    if processors == MEASURED_PROCESSORS and p.groups == 1:
-        comptime for i in range(len(MEASURED)):
-            comptime known = MEASURED[i]
-            comptime shape = WGRAD_SHAPES[known.choice.shape]
-            if (
-                known.k == p.k
-                and known.c == p.c
-                and known.taps == p.taps()
-                # Batches a little smaller or larger behave alike.
-                and abs(known.steps - steps) * 8 <= known.steps
-            ):
-                var slots = (
-                    wgrad_tiles(
-                        shape,
-                        p,
-                        known.choice.share_rows,
-                        known.choice.share_columns,
-                    )
-                    * (known.choice.splits + processors)
-                    * shape.slot_elements()
-                    * 4
-                )
-                if slots <= p.workspace_limit:
-                    return known.choice
     comptime for i in range(len(WGRAD_SHAPES)):
         comptime shape = WGRAD_SHAPES[i]
         comptime products = WGRAD_STEP[i]

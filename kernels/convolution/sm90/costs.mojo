@@ -1,7 +1,5 @@
 """What the choice of a tile knows of times: the terms of its predictions; `measured.mojo` has their values."""
 
-from .wgrad_plan import WgradChoice
-
 
 @fieldwise_init
 struct TileCost(ImplicitlyCopyable, TrivialRegisterPassable):
@@ -43,14 +41,3 @@ struct WgradCosts(ImplicitlyCopyable, TrivialRegisterPassable):
     """Writing or reading the slots."""
     var combine_slot: Float64
     """Adding one more slot to a tile: the loads of one thread follow each other."""
-
-
-@fieldwise_init
-struct MeasuredChoice(ImplicitlyCopyable):
-    """What was fastest where the prediction loses too much."""
-
-    var k: Int
-    var c: Int
-    var taps: Int
-    var steps: Int
-    var choice: WgradChoice
