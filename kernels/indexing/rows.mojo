@@ -1,7 +1,7 @@
 """y [outer, places, inner] = x, or zeros, with source [outer, count, inner] added to (or put in) the places of index [count].
 
-On the CPU the columns are shared out, each core walks the whole list. On a GPU a block owns one place and a stretch of
-columns and looks for its place in the list, so that no addition is atomic.
+On the CPU the columns are shared out, each core walks the whole list. On a GPU no addition is atomic: a short list is searched
+by blocks that own a place and a stretch of columns each, a long one is sorted first (sorted_rows.mojo).
 """
 
 from std.ffi import external_call
@@ -18,11 +18,18 @@ from ..common.parallel import sync_parallelize, worker_count
 from ..common.pointer import Ptr
 from ..common.vectors import copy_row, merge_row
 from .extents import Rows
-from .few_columns import MOST_COLUMNS, few_columns_gpu
+from .few_columns import COLUMNS, MOST_COLUMNS, few_columns_gpu
+from .sorted_rows import sorted_rows_gpu
 
 comptime BLOCK = 256
 # Columns that a thread carries: the list is searched once for BLOCK * CARRIED of them.
 comptime CARRIED = 4
+comptime SHORT_LIST = 128
+"""Places of a list that is searched rather than sorted: all of them may be the same, whose rows a block adds one by one.
+"""
+comptime SEARCHES = 1 << 14
+"""Of few columns: blocks times rounds that reading the list takes them, above which sorting costs less.
+"""
 
 
 @always_inline
@@ -202,17 +209,17 @@ def rows_gpu[
     var stretches = ceildiv(rows.outer * rows.inner, BLOCK * CARRIED)
     if rows.places * stretches == 0:
         return
+    var columns = rows.outer * rows.inner
     comptime if accumulate:
-        if rows.outer * rows.inner <= MOST_COLUMNS:
-            few_columns_gpu[dtype](
-                y,
-                x,
-                index,
-                source,
-                rows,
-                ctx,
-            )
+        var searches = (
+            rows.places * ceildiv(columns, COLUMNS) * ceildiv(rows.count, BLOCK)
+        )
+        if columns <= MOST_COLUMNS and searches <= SEARCHES:
+            few_columns_gpu[dtype](y, x, index, source, rows, ctx)
             return
+    if rows.count > SHORT_LIST:
+        sorted_rows_gpu[dtype, accumulate](y, x, index, source, rows, ctx)
+        return
     ctx.enqueue_function[rows_kernel[dtype, accumulate]](
         y,
         x,

@@ -14,25 +14,24 @@ from max.gpu import barrier, block_idx, thread_idx
 from max.gpu.host import DeviceContext
 from max.gpu.memory import AddressSpace
 
+from ..common.digits import (
+    BLOCK,
+    ITEMS,
+    TILE,
+    Counts,
+    begin_digits,
+    count_digits,
+    scan_table,
+)
 from ..common.library import scratch
 from ..common.pointer import Ptr
 from .keys import Sorting, key_bits, key_of, key_type
 
-comptime BLOCK = 256
-comptime ITEMS = 16
-"""Neighbouring elements of a thread."""
-comptime TILE = BLOCK * ITEMS
 comptime DIGIT_BITS = 4
 comptime DIGITS = 1 << DIGIT_BITS
-comptime SHARES = BLOCK // DIGITS
-"""Threads that add up the counts of one digit."""
 
 comptime SHORT = 512
 """Elements of the longest row that is sorted by counting: what costs less than the launches of the passes."""
-
-comptime Shared = MutPointer[
-    Int32, MutUntrackedOrigin, address_space=AddressSpace.SHARED
-]
 
 
 @always_inline
@@ -54,7 +53,7 @@ def _digit[
 def _count_tile[
     dtype: DType, descending: Bool
 ](
-    table: Shared,
+    table: Counts,
     order: Ptr[DType.int32],
     x: Ptr[dtype],
     row: Int,
@@ -97,84 +96,7 @@ def sort_count_kernel[
     _count_tile[dtype, descending](
         table, order, x, row, first, Int(length), shift
     )
-    var digit = thread // SHARES
-    var total = Int32(0)
-    for i in range(thread % SHARES, BLOCK, SHARES):
-        total += table[unsafe_offset=digit * BLOCK + i]
-    shares[unsafe_offset=thread] = total
-    barrier()
-    if thread < DIGITS:
-        total = 0
-        for i in range(SHARES):
-            total += shares[unsafe_offset=thread * SHARES + i]
-        counts[unsafe_offset=Int(block_idx.x) * DIGITS + thread] = total
-
-
-@always_inline
-def _begin_digits(
-    starts: Shared,
-    shares: Shared,
-    counts: Ptr[DType.int32],
-    tile: Int,
-    tiles: Int,
-):
-    """starts [DIGITS]: where the tile's elements of each digit begin in the sorted row. shares has 2 * BLOCK places.
-    """
-    var thread = Int(thread_idx.x)
-    var digit = thread % DIGITS
-    var all = Int32(0)
-    var earlier = Int32(0)
-    for other in range(thread // DIGITS, tiles, SHARES):
-        var found = counts[unsafe_offset=other * DIGITS + digit]
-        all += found
-        if other < tile:
-            earlier += found
-    shares[unsafe_offset=thread] = all
-    shares[unsafe_offset=BLOCK + thread] = earlier
-    barrier()
-    if thread < DIGITS:
-        all = 0
-        earlier = 0
-        for i in range(thread, BLOCK, DIGITS):
-            all += shares[unsafe_offset=i]
-            earlier += shares[unsafe_offset=BLOCK + i]
-        shares[unsafe_offset=thread] = all
-        starts[unsafe_offset=thread] = earlier
-    barrier()
-    if thread < DIGITS:
-        for smaller in range(thread):
-            starts[unsafe_offset=thread] += shares[unsafe_offset=smaller]
-    barrier()
-
-
-@always_inline
-def _scan_table(table: Shared, shares: Shared):
-    """Replaces every entry of table [DIGITS, BLOCK] by the sum of those before it.
-    """
-    var thread = Int(thread_idx.x)
-    var first = thread * DIGITS
-    var own = Int32(0)
-    for i in range(first, first + DIGITS):
-        own += table[unsafe_offset=i]
-    var total = own
-    shares[unsafe_offset=thread] = own
-    barrier()
-    var distance = 1
-    while distance < BLOCK:
-        var other = Int32(0)
-        if thread >= distance:
-            other = shares[unsafe_offset=thread - distance]
-        barrier()
-        total += other
-        shares[unsafe_offset=thread] = total
-        barrier()
-        distance *= 2
-    var before = total - own
-    for i in range(first, first + DIGITS):
-        var entry = table[unsafe_offset=i]
-        table[unsafe_offset=i] = before
-        before += entry
-    barrier()
+    count_digits[DIGITS](counts, table, shares, Int(block_idx.x))
 
 
 def sort_place_kernel[
@@ -207,7 +129,7 @@ def sort_place_kernel[
     var tile = Int(block_idx.x) % Int(tiles)
     var row = number * Int(length)
     var first = tile * TILE + thread * ITEMS
-    _begin_digits(
+    begin_digits[DIGITS](
         starts,
         shares,
         counts.unsafe_offset(number * Int(tiles) * DIGITS),
@@ -217,7 +139,7 @@ def sort_place_kernel[
     _count_tile[dtype, descending](
         table, order, x, row, first, Int(length), shift
     )
-    _scan_table(table, shares)
+    scan_table[DIGITS](table, shares)
     if thread < DIGITS:
         starts[unsafe_offset=thread] -= table[unsafe_offset=thread * BLOCK]
     barrier()

@@ -1,0 +1,106 @@
+"""Sorting by digits on a GPU: what the two kernels of a pass have in common.
+
+A block has a tile of elements, a thread neighbouring ones of it. `table` [DIGITS, BLOCK] has how often each digit stands in
+each thread's elements; from the counts of all tiles follows where each element goes, so that elements of the same digit stay
+in their order.
+"""
+
+from max.gpu import barrier, thread_idx
+
+from .pointer import Ptr, Shared
+
+comptime BLOCK = 256
+comptime ITEMS = 16
+"""Neighbouring elements of a thread."""
+comptime TILE = BLOCK * ITEMS
+comptime Counts = Shared[DType.int32]
+
+
+@always_inline
+def count_digits[
+    DIGITS: Int
+](counts: Ptr[DType.int32], table: Counts, shares: Counts, tile: Int,):
+    """counts [tiles, DIGITS]: those of the tile, of its table. shares has BLOCK places.
+    """
+    comptime SHARES = BLOCK // DIGITS
+    var thread = Int(thread_idx.x)
+    var digit = thread // SHARES
+    var total = Int32(0)
+    for i in range(thread % SHARES, BLOCK, SHARES):
+        total += table[unsafe_offset=digit * BLOCK + i]
+    shares[unsafe_offset=thread] = total
+    barrier()
+    if thread < DIGITS:
+        total = 0
+        for i in range(SHARES):
+            total += shares[unsafe_offset=thread * SHARES + i]
+        counts[unsafe_offset=tile * DIGITS + thread] = total
+
+
+@always_inline
+def begin_digits[
+    DIGITS: Int
+](
+    starts: Counts,
+    shares: Counts,
+    counts: Ptr[DType.int32],
+    tile: Int,
+    tiles: Int,
+):
+    """starts [DIGITS]: where the tile's elements of each digit begin when all are sorted. shares has 2 * BLOCK places.
+    """
+    comptime SHARES = BLOCK // DIGITS
+    var thread = Int(thread_idx.x)
+    var digit = thread % DIGITS
+    var all = Int32(0)
+    var earlier = Int32(0)
+    for other in range(thread // DIGITS, tiles, SHARES):
+        var found = counts[unsafe_offset=other * DIGITS + digit]
+        all += found
+        if other < tile:
+            earlier += found
+    shares[unsafe_offset=thread] = all
+    shares[unsafe_offset=BLOCK + thread] = earlier
+    barrier()
+    if thread < DIGITS:
+        all = 0
+        earlier = 0
+        for i in range(thread, BLOCK, DIGITS):
+            all += shares[unsafe_offset=i]
+            earlier += shares[unsafe_offset=BLOCK + i]
+        shares[unsafe_offset=thread] = all
+        starts[unsafe_offset=thread] = earlier
+    barrier()
+    if thread < DIGITS:
+        for smaller in range(thread):
+            starts[unsafe_offset=thread] += shares[unsafe_offset=smaller]
+    barrier()
+
+
+@always_inline
+def scan_table[DIGITS: Int](table: Counts, shares: Counts):
+    """Replaces every entry of the table by the sum of those before it."""
+    var thread = Int(thread_idx.x)
+    var first = thread * DIGITS
+    var own = Int32(0)
+    for i in range(first, first + DIGITS):
+        own += table[unsafe_offset=i]
+    var total = own
+    shares[unsafe_offset=thread] = own
+    barrier()
+    var distance = 1
+    while distance < BLOCK:
+        var other = Int32(0)
+        if thread >= distance:
+            other = shares[unsafe_offset=thread - distance]
+        barrier()
+        total += other
+        shares[unsafe_offset=thread] = total
+        barrier()
+        distance *= 2
+    var before = total - own
+    for i in range(first, first + DIGITS):
+        var entry = table[unsafe_offset=i]
+        table[unsafe_offset=i] = before
+        before += entry
+    barrier()

@@ -1,0 +1,185 @@
+"""A list of places in sorted order, on a GPU: five bits of the places after the other, the lowest first, as sorting/gpu.mojo
+sorts elements. Equal places stay in their order."""
+
+from std.math import ceildiv
+from std.memory import stack_allocation
+
+from max.gpu import barrier, block_idx, thread_idx
+from max.gpu.host import DeviceBuffer, DeviceContext
+from max.gpu.memory import AddressSpace
+
+from ..common.digits import (
+    BLOCK,
+    ITEMS,
+    TILE,
+    Counts,
+    begin_digits,
+    count_digits,
+    scan_table,
+)
+from ..common.library import scratch
+from ..common.pointer import Ptr
+
+comptime DIGIT_BITS = 5
+comptime DIGITS = 1 << DIGIT_BITS
+
+
+@fieldwise_init
+struct Order(Movable):
+    """The places of a list in sorted order, and which of the list each was; one outside counts as the number of places.
+    """
+
+    var places: DeviceBuffer[DType.int32]
+    var sources: DeviceBuffer[DType.int32]
+
+
+@always_inline
+def _place(
+    index: Ptr[DType.int64],
+    sorted: Ptr[DType.int32],
+    i: Int,
+    places: Int64,
+    shift: Int32,
+) -> Int32:
+    """Place i before a pass; the first one reads the list itself."""
+    if shift != 0:
+        return sorted[unsafe_offset=i]
+    var place = index[unsafe_offset=i]
+    return Int32(place) if place >= 0 and place < places else Int32(places)
+
+
+@always_inline
+def _count_tile(
+    table: Counts,
+    index: Ptr[DType.int64],
+    sorted: Ptr[DType.int32],
+    first: Int,
+    count: Int64,
+    places: Int64,
+    shift: Int32,
+):
+    var thread = Int(thread_idx.x)
+    for digit in range(DIGITS):
+        table[unsafe_offset=digit * BLOCK + thread] = 0
+    for i in range(first, min(first + ITEMS, Int(count))):
+        var place = _place(index, sorted, i, places, shift)
+        var digit = Int(place >> shift) & (DIGITS - 1)
+        table[unsafe_offset=digit * BLOCK + thread] += 1
+    barrier()
+
+
+def order_count_kernel(
+    counts: Ptr[DType.int32],
+    index: Ptr[DType.int64],
+    sorted: Ptr[DType.int32],
+    count: Int64,
+    places: Int64,
+    shift: Int32,
+):
+    """counts [tiles, DIGITS]."""
+    var table = stack_allocation[
+        DIGITS * BLOCK, Int32, address_space=AddressSpace.SHARED
+    ]()
+    var shares = stack_allocation[
+        BLOCK, Int32, address_space=AddressSpace.SHARED
+    ]()
+    var tile = Int(block_idx.x)
+    var first = tile * TILE + Int(thread_idx.x) * ITEMS
+    _count_tile(table, index, sorted, first, count, places, shift)
+    count_digits[DIGITS](counts, table, shares, tile)
+
+
+def order_place_kernel(
+    new_sorted: Ptr[DType.int32],
+    new_sources: Ptr[DType.int32],
+    counts: Ptr[DType.int32],
+    index: Ptr[DType.int64],
+    sorted: Ptr[DType.int32],
+    sources: Ptr[DType.int32],
+    count: Int64,
+    places: Int64,
+    tiles: Int64,
+    shift: Int32,
+):
+    """A pass over a tile; counts are not read where there is one tile."""
+    var table = stack_allocation[
+        DIGITS * BLOCK, Int32, address_space=AddressSpace.SHARED
+    ]()
+    var shares = stack_allocation[
+        2 * BLOCK, Int32, address_space=AddressSpace.SHARED
+    ]()
+    var starts = stack_allocation[
+        DIGITS, Int32, address_space=AddressSpace.SHARED
+    ]()
+    var thread = Int(thread_idx.x)
+    var tile = Int(block_idx.x)
+    var first = tile * TILE + thread * ITEMS
+    if tiles > 1:
+        begin_digits[DIGITS](starts, shares, counts, tile, Int(tiles))
+    _count_tile(table, index, sorted, first, count, places, shift)
+    scan_table[DIGITS](table, shares)
+    if thread < DIGITS:
+        # Of one tile the table says all.
+        var begin = table[unsafe_offset=thread * BLOCK]
+        starts[unsafe_offset=thread] = starts[
+            unsafe_offset=thread
+        ] - begin if tiles > 1 else Int32(0)
+    barrier()
+    for i in range(first, min(first + ITEMS, Int(count))):
+        var place = _place(index, sorted, i, places, shift)
+        var digit = Int(place >> shift) & (DIGITS - 1)
+        var entry = digit * BLOCK + thread
+        var to = Int(starts[unsafe_offset=digit] + table[unsafe_offset=entry])
+        table[unsafe_offset=entry] += 1
+        new_sorted[unsafe_offset=to] = place
+        new_sources[unsafe_offset=to] = (
+            Int32(i) if shift == 0 else sources[unsafe_offset=i]
+        )
+
+
+@no_inline
+def order_gpu(
+    index: DeviceBuffer[DType.int64],
+    count: Int,
+    places: Int,
+    ctx: DeviceContext,
+) raises -> Order:
+    """Both counts are from 1 to 2^31 - 1."""
+    var tiles = ceildiv(count, TILE)
+    var counts = scratch[DType.int32](ctx, tiles * DIGITS)
+    var old = Order(
+        scratch[DType.int32](ctx, count), scratch[DType.int32](ctx, count)
+    )
+    var new = Order(
+        scratch[DType.int32](ctx, count), scratch[DType.int32](ctx, count)
+    )
+    var shift = 0
+    while shift == 0 or places >> shift > 0:
+        if tiles > 1:
+            ctx.enqueue_function[order_count_kernel](
+                counts,
+                index,
+                old.places,
+                Int64(count),
+                Int64(places),
+                Int32(shift),
+                grid_dim=tiles,
+                block_dim=BLOCK,
+            )
+        ctx.enqueue_function[order_place_kernel](
+            new.places,
+            new.sources,
+            counts,
+            index,
+            old.places,
+            old.sources,
+            Int64(count),
+            Int64(places),
+            Int64(tiles),
+            Int32(shift),
+            grid_dim=tiles,
+            block_dim=BLOCK,
+        )
+        swap(old, new)
+        shift += DIGIT_BITS
+    return old^
