@@ -1,5 +1,5 @@
-"""The GPU's kernels that scatter rows by a sorted list, run on a CPU thread after thread: exact sums, and where rows are
-put, the last one. No GPU runs."""
+"""The GPU's kernels that scatter rows by a sorted list, run on a CPU thread after thread: exact sums, and the last row
+where rows are put. No GPU runs."""
 
 from __future__ import annotations
 
