@@ -5,7 +5,8 @@
 
 In the layout "contiguous" whole rows are added at the places of one list: index_add, index_put(accumulate=True), and
 the gradients of embedding and index_select. In "channels_last" each element has a place of its own: scatter_add, and
-gather's gradient; gather itself is checked, too. Gradients are added to zeros. Sums must have the same bits every time.
+gather's gradient; gather itself is checked, too. Gradients are added to zeros. Sums of rows must have the same bits every
+time, those of elements where that is asked for.
 """
 
 from __future__ import annotations
@@ -72,11 +73,20 @@ class Calls:
         self._launcher = Launcher(self._functions.values(), device)
 
     def _bind(
-        self, y: torch.Tensor, x: torch.Tensor | None, index: torch.Tensor, source: torch.Tensor
+        self,
+        y: torch.Tensor,
+        x: torch.Tensor | None,
+        index: torch.Tensor,
+        source: torch.Tensor,
+        *,
+        deterministic: bool = False,
     ) -> Callable[[], None]:
         entry = "scatter_rows_add" if index.dim() == 1 else "scatter_elements_add"
+        numbers = [deterministic] if index.dim() > 1 else []
         base = torch.empty(0, 0, 0, dtype=y.dtype, device=self.device) if x is None else x
-        return self._launcher.bind(self._functions[entry, y.dtype], words_of(FAMILY[entry], y, base, index, source))
+        return self._launcher.bind(
+            self._functions[entry, y.dtype], words_of(FAMILY[entry], y, base, index, source, numbers=numbers)
+        )
 
     def _drawn(
         self, problem: Drawn, dtype: torch.dtype, by_rows: bool
@@ -95,10 +105,11 @@ class Calls:
         x, index, source = self._drawn(problem, dtype, by_rows)
         base = torch.zeros_like(x) if problem.to_zeros else x
         placed = [each.to(self.device) for each in (x, index, source)]
-        runs = [Guarded(x.shape, dtype, self.device) for _ in range(2)]
+        runs = [Guarded(x.shape, dtype, self.device) for _ in range(3)]
         found = []
-        for run in runs:
-            self._bind(run.tensor, None if problem.to_zeros else placed[0], *placed[1:])()
+        for run, deterministic in zip(runs, (True, True, False), strict=True):
+            given = None if problem.to_zeros else placed[0]
+            self._bind(run.tensor, given, *placed[1:], deterministic=deterministic)()
             if not run.is_intact():
                 found.append("wrote outside its result")
         if not torch.equal(runs[0].tensor, runs[1].tensor):
@@ -111,8 +122,8 @@ class Calls:
                 found.append("gathering is wrong")
         wanted = _added(base.double(), index, source.double())
         eps = 2.0**-50 if dtype == torch.float64 else 2.0**-21
-        off = excess(runs[0].tensor, wanted, eps * _added(base.double().abs(), index, source.double().abs()))
-        return [*found, off] if off else found
+        most = _added(base.double().abs(), index, source.double().abs())
+        return [*found, *(off for run in runs if (off := excess(run.tensor, wanted, eps * most)))]
 
     def contenders(self, problem: Drawn, dtype: torch.dtype, layout: str) -> Contenders:
         """As ``Family``."""

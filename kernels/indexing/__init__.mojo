@@ -1,7 +1,7 @@
 """Reading from and writing to places that an index tensor names: embedding, indexing and gather, and their gradients.
 
-Every kernel here works in a fixed order: the same input gives the same bits, and where places repeat without
-accumulation the last one wins.
+Where places repeat without accumulation the last one wins. Sums are made in a fixed order, so that the same input gives the
+same bits, but for those of elements on a GPU, where that is a choice.
 
 extents.mojo    sizes
 gather.mojo     rows taken from one list of places, or elements, each from a place of its own

@@ -1,18 +1,29 @@
 """y [outer, places, inner] = x, then y[o, index[o, i, n], n] += (or =) source[o, i, n] for index [outer, count, inner].
 
-Every (o, n) is a column of its own, whose elements are added in their order. A thread of a GPU walks one column; a core
-walks all of its columns side by side, since neighbouring elements lie in neighbouring columns. Where `zeros`, y = 0 before.
+Every (o, n) is a column of its own, whose elements are added in their order: a core walks all of its columns side by side,
+since neighbouring elements lie in neighbouring columns. Where `zeros`, y = 0 before.
+
+On a GPU every element is added atomically, unless the result shall be the same in every run. Then a thread walks one column;
+where columns are few, all elements are sorted by where they go, as rows of one element (sorted_rows.mojo).
 """
 
+from std.atomic import Atomic
 from std.math import ceildiv
 
 from max.gpu import global_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 
+from ..common.library import scratch
 from ..common.parallel import sync_parallelize, worker_count
 from ..common.pointer import Ptr
 from .extents import Rows
 from .rows import BLOCK, start_row
+from .sorted_rows import sorted_rows_gpu, start_rows_gpu
+
+comptime FEW_COLUMNS = 1 << 14
+"""More are walked by as many threads."""
+comptime FEW_ELEMENTS = 32
+"""Of a column: less time to walk than to sort."""
 
 
 @always_inline
@@ -149,6 +160,55 @@ def elements_kernel[
         )
 
 
+@__name(t"scatter_elements_{accumulate}_{dtype}")
+def scatter_each_kernel[
+    dtype: DType, accumulate: Bool
+](
+    y: Ptr[dtype],
+    index: Ptr[DType.int64],
+    source: Ptr[dtype],
+    places: Int64,
+    count: Int64,
+    inner: Int64,
+    total: Int64,
+):
+    """A thread has an element of the source."""
+    var item = Int(global_idx.x)
+    if item >= Int(total):
+        return
+    var place = index[unsafe_offset=item]
+    if place < 0 or place >= places:
+        return
+    var n = item % Int(inner)
+    var o = item // Int(inner) // Int(count)
+    var to = (o * Int(places) + Int(place)) * Int(inner) + n
+    comptime if accumulate:
+        _ = Atomic.fetch_add(y.unsafe_offset(to), source[unsafe_offset=item])
+    else:
+        y[unsafe_offset=to] = source[unsafe_offset=item]
+
+
+def flat_places_kernel(
+    flat: Ptr[DType.int64],
+    index: Ptr[DType.int64],
+    places: Int64,
+    count: Int64,
+    inner: Int64,
+    total: Int64,
+):
+    """Where in y each element of the source goes, -1 for one outside."""
+    var item = Int(global_idx.x)
+    if item >= Int(total):
+        return
+    var place = index[unsafe_offset=item]
+    var to = Int64(-1)
+    if place >= 0 and place < places:
+        var n = item % Int(inner)
+        var o = item // Int(inner) // Int(count)
+        to = (Int64(o) * places + place) * inner + Int64(n)
+    flat[unsafe_offset=item] = to
+
+
 @no_inline
 def elements_gpu[
     dtype: DType, accumulate: Bool
@@ -158,10 +218,57 @@ def elements_gpu[
     index: DeviceBuffer[DType.int64],
     source: DeviceBuffer[dtype],
     rows: Rows,
+    deterministic: Bool,
     ctx: DeviceContext,
 ) raises:
+    """`deterministic`: floats are added in a fixed order, too."""
+    comptime atomic = (
+        dtype == DType.float32 or dtype == DType.int32 or dtype == DType.int64
+    )
     var columns = rows.outer * rows.inner
-    if columns == 0:
+    if columns * rows.places == 0:
+        return
+    var total = columns * rows.count
+    # Nothing meets where each column has one element; whole numbers may be added in any order.
+    var any_order = rows.count == 1
+    comptime if accumulate:
+        any_order = any_order or dtype.is_integral() or not deterministic
+    comptime if atomic or not accumulate:
+        if any_order and total > 0:
+            start_rows_gpu(y, x, rows.zeros, ctx)
+            comptime kernel = scatter_each_kernel[dtype, accumulate]
+            ctx.enqueue_function[kernel](
+                y,
+                index,
+                source,
+                Int64(rows.places),
+                Int64(rows.count),
+                Int64(rows.inner),
+                Int64(total),
+                grid_dim=ceildiv(total, BLOCK),
+                block_dim=BLOCK,
+            )
+            return
+    var size = columns * rows.places
+    if (
+        columns <= FEW_COLUMNS
+        and rows.count > FEW_ELEMENTS
+        and max(total, size) < Int(Int32.MAX)
+    ):
+        var flat = scratch[DType.int64](ctx, total)
+        ctx.enqueue_function[flat_places_kernel](
+            flat,
+            index,
+            Int64(rows.places),
+            Int64(rows.count),
+            Int64(rows.inner),
+            Int64(total),
+            grid_dim=ceildiv(total, BLOCK),
+            block_dim=BLOCK,
+        )
+        sorted_rows_gpu[dtype, accumulate](
+            y, x, flat, source, Rows(1, size, total, 1, rows.zeros), ctx
+        )
         return
     ctx.enqueue_function[elements_kernel[dtype, accumulate]](
         y,

@@ -105,6 +105,7 @@ def _scatter_elements[
     x: Operand[dtype, 3],
     index: Operand[DType.int64, 3],
     source: Operand[dtype, 3],
+    deterministic: Bool,
     ctx: DeviceContext,
 ) raises:
     var rows = _rows(y.shape(), x.shape(), source.shape())
@@ -134,6 +135,7 @@ def _scatter_elements[
             index.to_device_buffer(ctx),
             source.to_device_buffer(ctx),
             rows,
+            deterministic,
             ctx,
         )
 
@@ -164,12 +166,16 @@ def scatter_rows_set[
 def scatter_elements_add[
     target: StaticString, dtype: DType
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """Elements added, each at a place of its own."""
+    """Elements added, each at a place of its own. On a GPU additions of floats are atomic unless the result shall have the same
+    bits in every run."""
+    var deterministic = arguments.take_word() != 0
     var y = arguments.take[dtype, 3]()
     var x = arguments.take[dtype, 3]()
     var index = arguments.take[DType.int64, 3]()
     var source = arguments.take[dtype, 3]()
-    _scatter_elements[target, dtype, True](y, x, index, source, ctx)
+    _scatter_elements[target, dtype, True](
+        y, x, index, source, deterministic, ctx
+    )
 
 
 def scatter_elements_set[
@@ -181,7 +187,7 @@ def scatter_elements_set[
     var x = arguments.take[dtype, 3]()
     var index = arguments.take[DType.int64, 3]()
     var source = arguments.take[dtype, 3]()
-    _scatter_elements[target, dtype, False](y, x, index, source, ctx)
+    _scatter_elements[target, dtype, False](y, x, index, source, True, ctx)
 
 
 def gather_rows[

@@ -291,6 +291,22 @@ def put_rows_kernel[
     put_row[dtype](y, sorted, sources, source, p, Int(global_idx.x))
 
 
+@always_inline
+def start_rows_gpu[
+    dtype: DType, //
+](
+    y: DeviceBuffer[dtype],
+    x: DeviceBuffer[dtype],
+    zeros: Bool,
+    ctx: DeviceContext,
+) raises:
+    """y = what is added to."""
+    if zeros:
+        ctx.enqueue_memset(y, 0)
+    else:
+        ctx.enqueue_copy(y, x)
+
+
 @no_inline
 def sorted_rows_gpu[
     dtype: DType, accumulate: Bool
@@ -303,10 +319,7 @@ def sorted_rows_gpu[
     ctx: DeviceContext,
 ) raises:
     """`rows` has places, columns and a list of at least one place."""
-    if rows.zeros:
-        ctx.enqueue_memset(y, 0)
-    else:
-        ctx.enqueue_copy(y, x)
+    start_rows_gpu(y, x, rows.zeros, ctx)
     if max(rows.count, rows.places) >= Int(Int32.MAX):
         raise Error(
             t"scatter: {rows.count} rows go to {rows.places} places: must be"

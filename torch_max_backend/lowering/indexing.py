@@ -8,6 +8,7 @@ is written.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -296,7 +297,10 @@ def _scattered(
     if _is_one_list(ctx.arg_meta(2), dim):
         written = _written(base, _list_of(at, axis), new, accumulate, scatter_rows)
     else:
-        written = _written(base, ops.reshape(at, [outer, count, inner]), new, accumulate, scatter_elements)
+        # Dynamo compiles anew when that changes.
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        scatter = functools.partial(scatter_elements, deterministic=deterministic)
+        written = _written(base, ops.reshape(at, [outer, count, inner]), new, accumulate, scatter)
     return x.with_value(numerics.cast(ops.reshape(written, physical), ctx.max_dtype))
 
 

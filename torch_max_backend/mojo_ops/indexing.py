@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -18,7 +19,7 @@ from max.graph import Dim, TensorType, TensorValue
 from torch_max_backend.checked import beartype
 from torch_max_backend.ir import ops
 from torch_max_backend.mojo_ops import functions
-from torch_max_backend.mojo_ops.signatures import Family, Signature, Tensor
+from torch_max_backend.mojo_ops.signatures import Family, Number, Signature, Tensor, ints
 
 _X, _Y, _SOURCE = (Tensor(name, "dtype", 3) for name in ("x", "y", "source"))
 _ROWS, _ELEMENTS = (Tensor("index", DType.int64, rank) for rank in (1, 3))
@@ -28,7 +29,7 @@ FAMILY = Family(
     Signature("gather_elements", (_Y,), (_X, _ELEMENTS)),
     Signature("scatter_rows_add", (_Y,), (_X, _ROWS, _SOURCE)),
     Signature("scatter_rows_set", (_Y,), (_X, _ROWS, _SOURCE)),
-    Signature("scatter_elements_add", (_Y,), (_X, _ELEMENTS, _SOURCE)),
+    Signature("scatter_elements_add", (_Y,), (_X, _ELEMENTS, _SOURCE), ints("deterministic")),
     Signature("scatter_elements_set", (_Y,), (_X, _ELEMENTS, _SOURCE)),
 )
 
@@ -102,23 +103,32 @@ def scatter_rows(x: Base, index: TensorValue, source: TensorValue, accumulate: b
 
 
 @beartype
-def scatter_elements(x: Base, index: TensorValue, source: TensorValue, accumulate: bool) -> TensorValue:
-    """``x`` with every element of ``source`` added to (or put in) the row that ``index`` has for it; deterministic."""
+def scatter_elements(
+    x: Base, index: TensorValue, source: TensorValue, accumulate: bool, *, deterministic: bool = True
+) -> TensorValue:
+    """``x`` with every element of ``source`` added to (or put in) the row that ``index`` has for it.
+
+    Put, the last one wins. On a GPU additions of floats are atomic unless ``deterministic``.
+    """
     _check(x, index, source, list(source.shape))
-    return _scattered("scatter_elements_add" if accumulate else "scatter_elements_set", x, index, source)
+    if accumulate:
+        return _scattered("scatter_elements_add", x, index, source, [deterministic])
+    return _scattered("scatter_elements_set", x, index, source)
 
 
-def _scattered(name: str, x: Base, index: TensorValue, source: TensorValue) -> TensorValue:
+def _scattered(
+    name: str, x: Base, index: TensorValue, source: TensorValue, numbers: Sequence[Number] = ()
+) -> TensorValue:
     if isinstance(x, Zeros):
         kind = TensorType(source.dtype, [source.shape[0], x.places, source.shape[2]], source.device)
         # Kernels take a tensor without elements for zeros.
         x = ops.constant(np.zeros((0, 0, 0)), source.dtype, device=source.device)
     else:
         kind = x.type
-    return _call(name, [x, index, source], kind)
+    return _call(name, [x, index, source], kind, numbers)
 
 
-def _call(name: str, values: list[TensorValue], result: TensorType) -> TensorValue:
+def _call(name: str, values: list[TensorValue], result: TensorType, numbers: Sequence[Number] = ()) -> TensorValue:
     x = values[0]
     function = functions.function_of(FAMILY, name, functions.target_of(x.device), (x.dtype,))
-    return functions.call(FAMILY[name], function, values, [result])[0]
+    return functions.call(FAMILY[name], function, values, [result], numbers)[0]
