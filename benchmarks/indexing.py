@@ -5,8 +5,8 @@
 
 In the layout "contiguous" whole rows are added at the places of one list: index_add, index_put(accumulate=True), and
 the gradients of embedding and index_select. In "channels_last" each element has a place of its own: scatter_add, and
-gather's gradient; gather itself is checked, too. Gradients are added to zeros. Sums of rows must have the same bits every
-time, those of elements where that is asked for.
+gather's gradient; gather itself is checked, too. Gradients are added to zeros. Sums of rows must have the same bits
+every time, those of elements where that is asked for.
 """
 
 from __future__ import annotations
