@@ -7,12 +7,13 @@ for its other readers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from max.graph import DeviceRef
 
 from torch_max_backend.fusion.batches import Group
 from torch_max_backend.fusion.convolutions import Absorbed, convolution_alone, is_suitable, takes_part
+from torch_max_backend.fusion.order import LaunchOrder
 from torch_max_backend.fusion.program import SUMS
 from torch_max_backend.fusion.terms import in_memory
 from torch_max_backend.typed_graph.operations import Call, Operation, Value
@@ -33,7 +34,7 @@ def with_sums(
     if not takes_part(device):
         return joined, alone
     group_of = {group.roots[0]: group for group in taken}
-    order, done = _Order(groups, taken), set[Value]()
+    order, done = _order(groups, taken), set[Value]()
     for operation in operations:
         if not isinstance(operation, Call) or operation.kernel not in SUMS:
             continue
@@ -45,8 +46,11 @@ def with_sums(
         if plain is None or not _is_of_channels(operation, plain):
             continue
         chosen = plain.with_sums(operation)
-        if chosen is None or not order.join(stored.maker, operation):
+        launch, beside = order.of(stored.maker), operation.operands[1:]
+        if chosen is None or order.waits(beside, launch):
             continue
+        alone_so_far = stored.maker.operands if launch is stored.maker else ()
+        order.add(launch, [operation], [*alone_so_far, *beside])
         done.add(stored)
         if group is None:
             alone.append(chosen)
@@ -61,41 +65,10 @@ def _is_of_channels(operation: Operation, plain: Absorbed) -> bool:
     return rows is not None and result is not None and rows[1] == result[4]
 
 
-class _Order:
-    """Which call waits for which, where programs, convolutions and reductions are one."""
-
-    def __init__(self, groups: Sequence[Group], taken: Mapping[Group, Absorbed]) -> None:
-        self._call_of: dict[Operation, object] = {}
-        self._inputs: dict[object, list[Value]] = {}
-        for group in groups:
-            self._inputs[group] = [leaf.value for leaf in group.terms.leaves]
-            self._call_of.update((root.maker, group) for root in group.roots if root.maker is not None)
-        for group, absorbed in taken.items():
-            self._call_of[absorbed.convolution] = group
-            self._inputs[group] += absorbed.convolution.operands
-
-    def join(self, maker: Operation, reduction: Operation) -> bool:
-        """Makes the reduction a part of the call that has ``maker``, unless that would wait for itself."""
-        call = self._call_of.setdefault(maker, maker)
-        if call is maker:
-            self._inputs.setdefault(call, list(maker.operands))
-        beside = reduction.operands[1:]
-        if any(each is call for each in self._before(beside)):
-            return False
-        self._call_of[reduction] = call
-        self._inputs[call] += beside
-        return True
-
-    def _before(self, values: Sequence[Value]) -> Iterator[object]:
-        """The calls and operations that have to run before ``values`` are there."""
-        waiting, seen = list(values), set[object]()
-        while waiting:
-            maker = waiting.pop().maker
-            if maker is None:
-                continue
-            call = self._call_of.get(maker, maker)
-            if call in seen:
-                continue
-            seen.add(call)
-            yield call
-            waiting += self._inputs.get(call, maker.operands)
+def _order(groups: Sequence[Group], taken: Mapping[Group, Absorbed]) -> LaunchOrder:
+    order = LaunchOrder()
+    for group in groups:
+        order.add(group, (root.maker for root in group.roots), (leaf.value for leaf in group.terms.leaves))
+    for group, absorbed in taken.items():
+        order.add(group, [absorbed.convolution], absorbed.convolution.operands)
+    return order

@@ -139,10 +139,9 @@ class Program:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
-    def _function(self) -> str:
+    def name(self) -> str:
         """The generated function's name, which kernels on a GPU take theirs from."""
-        words = [*_words(self.ops), self._name[:8]] if self.ops else ["program", self._name[:8]]
-        return "_".join(words)
+        return named(self.ops, self._name)
 
     @property
     def symbol(self) -> str:
@@ -155,17 +154,17 @@ class Program:
         if self.convolution:
             vector = f", {self.vector}" if self.target == "cpu" else ""
             counts = f"{self.convolution}{vector}, {self.operands}, {self.digits}"
-            return f'{self.entry}["{self.target}", {counts}, {self._function}]'
-        many = f"{self.operands}, {self._function}, {self.vector}, {self.ordered}"
+            return f'{self.entry}["{self.target}", {counts}, {self.name}]'
+        many = f"{self.operands}, {self.name}, {self.vector}, {self.ordered}"
         if self.entry == "reduction_many" and self.reduction is not None:
             return f'reduction_many["{self.target}", {self.reduction.parameters}, {many}]'
         if self.reduction is not None:
             first = f'"{self.target}", {self.reduction.parameters}, {self.operands}, {self.digits}'
             last = f"{self.vector}, {self.parts}, {self.guards}, {self.numbers}, {self.reduction.rows}"
-            return f"reduction[{first}, {self._function}, {last}]"
+            return f"reduction[{first}, {self.name}, {last}]"
         if self.entry == "pointwise_many":
             return f'pointwise_many["{self.target}", {many}]'
-        sizes = f"{self.operands}, {self.digits}, {self._function}, {self.vector}, {self.parts}"
+        sizes = f"{self.operands}, {self.digits}, {self.name}, {self.vector}, {self.parts}"
         return f'pointwise["{self.target}", {sizes}, {self.guards}, {self.numbers}]'
 
     @property
@@ -184,9 +183,13 @@ class Program:
     @property
     def definition(self) -> str:
         """The function."""
+        return self.defined_as(self.name)
+
+    def defined_as(self, name: str) -> str:
+        """The function under another name."""
         return (
             "\n@always_inline\n"
-            f"def {self._function}[width: Int, parts: Int]"
+            f"def {name}[width: Int, parts: Int]"
             f"(a: Operands[{self.operands}, {self.digits}], p: Places[{self.digits}, parts]{self._handed}:\n"
             f"{self.body}"
         )
@@ -219,8 +222,12 @@ def ops_of(terms: Terms) -> str:
     return "_".join([op for op in found if op not in _CASTS] or found)
 
 
+def named(ops: str, digest: str) -> str:
+    """The name of what computes ``ops``: of as many words as there is room for."""
+    return "_".join([*(_words(ops) or ["program"]), digest[:8]])
+
+
 def _words(ops: str) -> list[str]:
-    """As many of the words as a name has room for."""
     words: list[str] = []
     for word in ops.split("_"):
         if sum(map(len, words)) + len(word) > _LONGEST_NAME:

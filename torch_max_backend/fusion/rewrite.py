@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from max.dtype import DType
@@ -13,7 +13,8 @@ from torch_max_backend.fusion.column_sums import with_sums
 from torch_max_backend.fusion.convolutions import Absorbed, absorbed
 from torch_max_backend.fusion.movement import Concatenation, transposition, word_of
 from torch_max_backend.fusion.narrow_sums import narrow_sums
-from torch_max_backend.fusion.plan import plan
+from torch_max_backend.fusion.order import LaunchOrder
+from torch_max_backend.fusion.plan import Plan, plan
 from torch_max_backend.fusion.products import strided_products
 from torch_max_backend.fusion.program import (
     generate,
@@ -25,6 +26,7 @@ from torch_max_backend.fusion.program import (
     padded,
     ways_of_many,
 )
+from torch_max_backend.fusion.rows import TARGETS, Rows, function_of, rows
 from torch_max_backend.fusion.written_sums import write_sums
 from torch_max_backend.mojo_ops.functions import Function, LibraryFunction, require_function, target_of
 from torch_max_backend.typed_graph import TypedGraph
@@ -39,9 +41,9 @@ from torch_max_backend.typed_graph.operations import (
     constant,
 )
 
-PROGRAM, BATCH, CONCATENATE = "program", "programs", "concatenate"
-"""What calls of a program over one tensor, of one over many, and of the kernel that puts many tensors one behind the
-other are known as."""
+PROGRAM, BATCH, ROWS, CONCATENATE = "program", "programs", "rows", "concatenate"
+"""What calls of a program over one tensor, of one over many, of several over the same rows, and of the kernel that puts
+many tensors one behind the other are known as."""
 
 
 def fuse(graph: TypedGraph, device: DeviceRef) -> None:
@@ -63,9 +65,14 @@ def fuse(graph: TypedGraph, device: DeviceRef) -> None:
     taken = {group: each for group, each in found.items() if each is not None}
     taken, alone = with_sums(graph.operations, chosen.groups, taken, device)
     calls = _Calls(graph, device)
+    left = [group for group in chosen.groups if group not in taken]
+    chains = rows(left, _order(chosen, taken, alone)) if target_of(device) in TARGETS else []
+    chained = {group for chain in chains for group in chain.groups}
     for group in chosen.groups:
-        if group not in taken:
+        if group not in taken and group not in chained:
             made.update(zip(group.roots, calls.of_group(group), strict=True))
+    for chain in chains:
+        made.update(zip(chain.roots, calls.of_rows(chain), strict=True))
     stored = [(group.roots[0], absorber) for group, absorber in taken.items()]
     stored += [(absorber.convolution.results[0], absorber) for absorber in alone]
     for value, absorber in stored:
@@ -76,6 +83,27 @@ def fuse(graph: TypedGraph, device: DeviceRef) -> None:
     for each in chosen.concatenations:
         made[each.result] = calls.of_concatenation(each)
     graph.settle(made, gone)
+
+
+def _order(chosen: Plan, taken: Mapping[Group, Absorbed], alone: Iterable[Absorbed]) -> LaunchOrder:
+    """Of the launches that are decided."""
+    order = LaunchOrder()
+
+    def add(launch: object, group: Group) -> None:
+        order.add(launch, (root.maker for root in group.roots), (leaf.value for leaf in group.terms.leaves))
+
+    for group in chosen.groups:
+        add(group, group)
+    for batch in chosen.batches:
+        together = tuple(batch)
+        for group in batch:
+            add(together, group)
+    stores: list[tuple[object, Absorbed]] = [*taken.items(), *((each, each) for each in alone)]
+    for store, absorber in stores:
+        for operation in (absorber.convolution, absorber.sums):
+            if operation is not None:
+                order.add(store, [operation], operation.operands)
+    return order
 
 
 class _Calls:
@@ -99,6 +127,30 @@ class _Calls:
         inputs = [leaf.value for leaf in terms.leaves]
         sizes = geometry(terms, layout) if moved is None else moved
         return self._program(function, sizes, inputs, group.roots, _ordered(group), ops_of(terms) or "clone")
+
+    def of_rows(self, chain: Rows) -> tuple[Value, ...]:
+        """The roots of programs over the same rows: how many rows there are, their elements, the first program's
+        vector, and the words of each program."""
+        function = function_of(chain, target_of(self._device))
+        require_function(function)
+        words: list[Word] = [chain.outer, chain.extent, function.programs[0].vector]
+        operands: dict[Value, int] = {}
+        results = {root: number for number, root in enumerate(chain.roots)}
+
+        def word(value: Value) -> Word:
+            if value in results:
+                return Result(results[value])
+            return Operand(operands.setdefault(value, len(operands)))
+
+        for group in chain.groups:
+            layout = layout_of(group.terms)
+            assert layout is not None
+            host = self._host(geometry(group.terms, layout))
+            inputs = [leaf.value for leaf in group.terms.leaves]
+            inputs += inputs[-1:] * (padded(len(inputs)) - len(inputs))
+            words += [word(host), *(host.shape or ()), *map(word, group.roots), *map(word, inputs)]
+        made = tuple(root.like() for root in chain.roots)
+        return self._graph.add(Call(tuple(operands), made, function, tuple(words), ROWS, op=function.ops)).results
 
     def of_absorbed(self, chosen: Absorbed, stored: Value) -> dict[Value, Value]:
         """What a convolution stores, and before it what is made of its sums."""

@@ -37,7 +37,9 @@ from .tiles import (
     by_warpgroups,
     copy_tile,
     finish_products,
+    PANEL,
     loaded_sums,
+    place,
     power_of_two,
     product_of_rows,
     write_sums,
@@ -319,7 +321,7 @@ def flash_keys_kernel[
 
 @always_inline
 def _write_slopes[
-    dtype: DType, rows: Int, step: Int, threads: Int
+    dtype: DType, step: Int, shape: Shape, room_size: Int
 ](
     target: Ptr[dtype],
     room: Shared[dtype],
@@ -329,34 +331,49 @@ def _write_slopes[
     keys: Int32,
 ):
     """Writes the bias's gradient for keys from `first_key` on: rows of `keys` elements, of which `queries` are left. By way of
-    `room`, for rows x step elements, where they are all keys: neighbouring threads then write neighbouring elements.
+    `room`, where that is large enough: neighbouring threads then write neighbouring elements.
     """
+    comptime rows = shape.rows()
+    comptime staged = rows * PANEL <= room_size
     var thread = Int32(thread_idx.x)
-    var warp = thread // 32
-    var lane = thread % 32
-    var row = warp * 16 + lane // 4
-    var column = first_key + lane % 4 * 2
-    var whole = keys <= Int32(step)
-    if whole:
+    var row = thread // 32 * 16 + thread % 32 // 4
+    var column = thread % 4 * 2
+    comptime if staged:
+        # Until no warp's products read what lay there.
         barrier()
     comptime for half in range(2):
         var at_row = row + Int32(8 * half)
         comptime for j in range(step // 8):
-            comptime for e in range(2):
-                var at = column + Int32(8 * j + e)
-                var slope = slopes[4 * j + 2 * half + e].cast[dtype]()
-                if at_row < queries and at < keys:
-                    if whole:
-                        room[unsafe_offset=Int(at_row * keys + at)] = slope
-                    else:
+            comptime i = 4 * j + 2 * half
+            var pair = SIMD[DType.float32, 2](slopes[i], slopes[i + 1]).cast[
+                dtype
+            ]()
+            comptime if staged:
+                room.unsafe_offset(
+                    Int(place[rows](at_row, Int32(j)) + column)
+                ).unsafe_store[alignment=4](pair)
+            else:
+                comptime for e in range(2):
+                    var at = first_key + Int32(8 * j + e) + column
+                    if at_row < queries and at < keys:
                         target[
                             unsafe_offset=Int(at_row) * Int(keys) + Int(at)
-                        ] = slope
-    if whole:
+                        ] = pair[e]
+    comptime if staged:
         barrier()
-        var count = min(queries, Int32(rows)) * keys
-        for i in range(thread, count, Int32(threads)):
-            target[unsafe_offset=Int(i)] = room[unsafe_offset=Int(i)]
+        var column = thread % Int32(step)
+        var at = first_key + column
+        if at < keys:
+            for each in range(
+                thread // Int32(step),
+                min(queries, Int32(rows)),
+                Int32(shape.threads() // step),
+            ):
+                target[unsafe_offset=Int(each) * Int(keys) + Int(at)] = room[
+                    unsafe_offset=Int(
+                        place[rows](each, column // 8) + column % 8
+                    )
+                ]
 
 
 @__llvm_metadata(
@@ -509,12 +526,11 @@ def flash_queries_kernel[
                     comptime i = 4 * j + 2 * half + e
                     slopes[i] = powers[i] * (slopes[i] - delta[half])
         comptime if bias_wanted:
-            # Where all keys pass by at once the block's rows lie together, and the queries are not read any more.
-            _write_slopes[dtype, rows, step, shape.threads()](
+            _write_slopes[dtype, step, shape, step * depth](
                 at.bias_grad.unsafe_offset(
                     (p.sums_offset(b, h) + Int(first)) * p.keys
                 ),
-                query_tile,
+                key_tile.unsafe_offset(step * depth),
                 slopes,
                 queries - first,
                 block * Int32(step),

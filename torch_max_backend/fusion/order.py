@@ -1,0 +1,41 @@
+"""Which launch waits for which, where several operations are one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from torch_max_backend.typed_graph.operations import Operation, Value
+
+
+class LaunchOrder:
+    """The operations of a graph, some of which are computed together; the others are launches of their own."""
+
+    def __init__(self) -> None:
+        self._launch_of: dict[Operation, object] = {}
+        self._inputs: dict[object, list[Value]] = {}
+
+    def add(self, launch: object, made: Iterable[Operation | None], inputs: Iterable[Value]) -> None:
+        """Makes operations a part of ``launch``, which then reads these values, too."""
+        self._inputs.setdefault(launch, []).extend(inputs)
+        self._launch_of.update((maker, launch) for maker in made if maker is not None)
+
+    def of(self, maker: Operation) -> object:
+        """The launch that computes the operation."""
+        return self._launch_of.get(maker, maker)
+
+    def waits(self, values: Iterable[Value], launch: object) -> bool:
+        """Whether one of ``values`` is there only after ``launch``."""
+        return any(each is launch for each in self._before(values))
+
+    def _before(self, values: Iterable[Value]) -> Iterator[object]:
+        waiting, seen = list(values), set[object]()
+        while waiting:
+            maker = waiting.pop().maker
+            if maker is None:
+                continue
+            launch = self.of(maker)
+            if launch in seen:
+                continue
+            seen.add(launch)
+            yield launch
+            waiting += self._inputs.get(launch, maker.operands)

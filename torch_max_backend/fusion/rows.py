@@ -1,0 +1,210 @@
+"""Programs over the same rows in one launch: softmax and normalization, forward and backward.
+
+A normalization is a sum over each row, a second sum that needs the first, and what is computed from the row and both;
+as launches of their own they read the row three times. Where they follow each other, a block of a GPU runs all of them
+over some rows before it takes others (kernels/reduction/rows.mojo): the row comes from memory once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch_max_backend.fusion.batches import Group
+from torch_max_backend.fusion.index_map import from_digits, identity
+from torch_max_backend.fusion.movement import transposition
+from torch_max_backend.fusion.order import LaunchOrder
+from torch_max_backend.fusion.program import Program, generate, generate_reduction, layout_of, named, ops_of, vector_of
+from torch_max_backend.fusion.terms import Leaf
+from torch_max_backend.mojo_ops.sources import symbol_of
+from torch_max_backend.typed_graph.operations import Value
+
+TARGETS = frozenset({"gpu"})
+"""Where chains are made: a core's cache keeps what a launch has left there until the next one on a CPU."""
+SHORTEST, LONGEST = 32, 8192
+"""Elements of a row."""
+_MOST_PROGRAMS = 6
+_FEW_ROWS, _LARGE = 256, 1 << 20
+"""So few rows of so many elements in all are shared by several blocks each, which a program by itself does."""
+
+
+@dataclass(frozen=True)
+class RowsFunction:
+    """A library's function that runs programs over rows, one after the other.
+
+    Attributes:
+        target: MAX's word for the kind of device.
+        programs: in their order.
+        whole: whether each is over all elements of the rows, not one for each row.
+        ops: the aten ops that they compute.
+    """
+
+    target: Literal["cpu", "gpu"]
+    programs: tuple[Program, ...]
+    whole: tuple[bool, ...]
+    ops: str = field(default="", compare=False)
+
+    entry = "rows"
+    seconds = 2.0
+
+    @property
+    def _digest(self) -> str:
+        parts = [f"{program.symbol} {whole}" for program, whole in zip(self.programs, self.whole, strict=True)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    @property
+    def symbol(self) -> str:
+        """The name of the exported C function."""
+        return symbol_of(f"torch_max_rows_{self._digest}_{self.target}", (module for module, _ in self.imports))
+
+    @property
+    def expression(self) -> str:
+        """The entry with its programs as a type."""
+        types = [self._type(number) for number in range(len(self.programs))]
+        chain = types[-1]
+        for each in types[-2::-1]:
+            chain = f"Then[{each}, {chain}]"
+        return f'rows["{self.target}", {chain}, "{named(self.ops, self._digest)}"]'
+
+    @property
+    def imports(self) -> frozenset[tuple[str, str]]:
+        """The entry, its types and what the programs need."""
+        own = {("reduction.rows", name) for name in ("rows", "Then", "ReducedRows", "ComputedRows")}
+        entries = {"pointwise", "reduction"}
+        return frozenset(
+            own | {each for program in self.programs for each in program.imports if each[1] not in entries}
+        )
+
+    @property
+    def definition(self) -> str:
+        """The programs' functions."""
+        return "".join(program.defined_as(self._function(number)) for number, program in enumerate(self.programs))
+
+    def _function(self, number: int) -> str:
+        return f"{self.programs[number].name}_{self._digest[:8]}_{number}"
+
+    def _type(self, number: int) -> str:
+        program = self.programs[number]
+        sizes = f"{program.operands}, {program.digits}, {self._function(number)}, {program.vector}"
+        counts = f"{program.guards}, {program.numbers}"
+        if program.reduction is None:
+            return f"ComputedRows[{sizes}, {counts}, {self.whole[number]}]"
+        return f"ReducedRows[{program.reduction.parameters}, {sizes}, {program.parts}, {counts}]"
+
+
+@dataclass(eq=False)
+class Rows:
+    """Groups of one launch.
+
+    Attributes:
+        outer: how many rows there are.
+        extent: elements of a row.
+        groups: in their order.
+    """
+
+    outer: int
+    extent: int
+    groups: list[Group]
+
+    @property
+    def roots(self) -> list[Value]:
+        """What it computes."""
+        return [root for group in self.groups for root in group.roots]
+
+    def is_whole(self, group: Group) -> bool:
+        """Whether a group computes from all elements of the rows."""
+        return group.terms.size == self.outer * self.extent
+
+    def takes(self, group: Group) -> bool:
+        """Whether the next group may be this one: over the same rows, and of what earlier ones write it reads its own
+        row alone."""
+        terms, extents = group.terms, group.terms.extents
+        if len(self.groups) == _MOST_PROGRAMS or not _is_generated(group):
+            return False
+        if extents is not None and (extents.outer, extents.reduced, extents.inner) != (self.outer, self.extent, 1):
+            return False
+        whole = self.is_whole(group)
+        if not whole and (extents is not None or terms.size != self.outer):
+            return False
+        if whole and extents is None and self.extent % vector_of(terms, "gpu"):
+            return False
+        written = {root: root.size == self.outer * self.extent for root in self.roots}
+        read = [leaf for leaf in terms.leaves if leaf.value in written]
+        if not read or not all(self._is_of_row(leaf, whole, written[leaf.value]) for leaf in read):
+            return False
+        return not whole or self._shares(terms.leaves, {value for value, large in written.items() if large})
+
+    def _is_of_row(self, leaf: Leaf, whole: bool, written_whole: bool) -> bool:
+        if whole == written_whole:
+            return leaf.map == identity(self.outer * (self.extent if whole else 1))
+        return whole and leaf.map == from_digits([(self.outer, 1), (self.extent, 0)])
+
+    def _shares(self, leaves: Iterable[Leaf], written: Collection[Value]) -> bool:
+        """Whether one of the large tensors is in the cache already."""
+        near = {leaf.value for group in self.groups for leaf in group.terms.leaves} | set(written)
+        return any(leaf.value in near and leaf.value.size >= self.outer * self.extent for leaf in leaves)
+
+
+def rows(groups: Sequence[Group], order: LaunchOrder) -> list[Rows]:
+    """Groups that one launch computes, two at least over whole rows in each.
+
+    Args:
+        groups: that no other launch has taken.
+        order: of all launches; it learns of these.
+    """
+    reading: dict[Value, list[Group]] = {}
+    for group in groups:
+        for leaf in group.terms.leaves:
+            reading.setdefault(leaf.value, []).append(group)
+    found: list[Rows] = []
+    taken: set[Group] = set()
+    for group in groups:
+        extents = group.terms.extents
+        if group in taken or extents is None or extents.inner != 1 or not SHORTEST <= extents.reduced <= LONGEST:
+            continue
+        if (extents.outer < _FEW_ROWS and group.terms.size > _LARGE) or not _is_generated(group):
+            continue
+        chain = Rows(extents.outer, extents.reduced, [group])
+        order.add(chain, (root.maker for root in group.roots), (leaf.value for leaf in group.terms.leaves))
+        while (following := _next(chain, reading, taken, order)) is not None:
+            chain.groups.append(following)
+            inputs = (leaf.value for leaf in following.terms.leaves if leaf.value not in chain.roots)
+            order.add(chain, (root.maker for root in following.roots), inputs)
+        if sum(map(chain.is_whole, chain.groups)) > 1:
+            found.append(chain)
+            taken.update(chain.groups)
+        else:
+            for each in chain.groups:
+                order.add(each, (root.maker for root in each.roots), ())
+    return found
+
+
+def _next(chain: Rows, reading: dict[Value, list[Group]], taken: Collection[Group], order: LaunchOrder) -> Group | None:
+    roots = set(chain.roots)
+    candidates = dict.fromkeys(group for root in chain.roots for group in reading.get(root, ()))
+    for group in candidates:
+        if group in taken or group in chain.groups or not chain.takes(group):
+            continue
+        if not order.waits((leaf.value for leaf in group.terms.leaves if leaf.value not in roots), chain):
+            return group
+    return None
+
+
+def _is_generated(group: Group) -> bool:
+    """Whether a program of its own computes the group, not a kernel that moves memory."""
+    layout = layout_of(group.terms)
+    return layout is not None and bool(group.terms.leaves) and transposition(group.terms, layout) is None
+
+
+def function_of(chain: Rows, target: Literal["cpu", "gpu"]) -> RowsFunction:
+    """The library function of a chain."""
+    programs = []
+    for group in chain.groups:
+        layout = layout_of(group.terms)
+        assert layout is not None
+        make = generate if group.terms.extents is None else generate_reduction
+        programs.append(make(group.terms, layout, target))
+    ops = "_".join(dict.fromkeys(op for op in map(ops_of, (group.terms for group in chain.groups)) if op))
+    return RowsFunction(target, tuple(programs), tuple(map(chain.is_whole, chain.groups)), ops)
