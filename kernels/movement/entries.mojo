@@ -1,7 +1,6 @@
 """The movement family's entries in its libraries.
 
-Results and sources are addresses, results first; `dtype` says how wide an element is. The geometry is a host tensor of
-int64.
+A call has a list of numbers, its geometry, then the addresses of results and sources; `dtype` says how wide an element is.
 """
 
 from max.gpu.host import DeviceContext
@@ -22,7 +21,7 @@ def transpose[
     The geometry: the extents of the digits by which the result's elements are counted, then their strides in the source
     (transpose.mojo).
     """
-    var geometry = arguments.take[DType.int64, 1]()
+    var geometry = arguments.take_list()
     var count = geometry.dim_size(0) // 2
     if count < 2 or count > MOST_DIGITS or geometry.dim_size(0) % 2 != 0:
         raise Error(t"transpose: geometry has {geometry.dim_size(0)} values")
@@ -45,7 +44,7 @@ def concatenate[
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """Tensors [outer, width] one behind the other. The geometry: outer, then the widths, none of which is 0.
     """
-    var geometry = arguments.take[DType.int64, 1]()
+    var geometry = arguments.take_list()
     var count = geometry.dim_size(0) - 1
     if count < 1:
         raise Error(t"concatenate: {count} parts")

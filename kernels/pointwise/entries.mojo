@@ -1,8 +1,8 @@
 """The pointwise family's entries in its libraries: a generated program, run over all elements.
 
-The geometry is a host tensor of int64: the size, then the extents of the digits, then each operand's strides, in the
+A call has a list of numbers, its geometry: the size, then the extents of the digits, then each operand's strides, in the
 order of the operands (program.mojo), then each operand's start, for each guard its start and its extent, and the numbers'
-bits. Operands are addresses, results first.
+bits. Then come the operands' addresses, results first.
 """
 
 from max.gpu.host import DeviceContext
@@ -70,7 +70,7 @@ def pointwise[
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """One program over operands of any shapes; a GPU's thread computes `parts` vectors.
     """
-    var geometry = arguments.take[DType.int64, 1]()
+    var geometry = arguments.take_list()
     var size = Int(geometry[0])
     var operands = operands_of[count, dims, guards, numbers](
         geometry, 1, arguments

@@ -1,7 +1,7 @@
 """The reduction family's entries in its libraries: a generated program, whose values are reduced, and running sums.
 
-A program's geometry is a host tensor of int64: the operand's outer, reduced and inner extents, then how the program's operands
-are read, as in pointwise/entries.mojo. Operands are addresses, results first.
+A program's geometry, a list of numbers: the operand's outer, reduced and inner extents, then how the program's operands are
+read, as in pointwise/entries.mojo. Then come the operands' addresses, results first.
 """
 
 from max.gpu.host import DeviceContext
@@ -37,7 +37,7 @@ def reduction[
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """One program over operands of any shapes, `rows` where `inner` is 1; a GPU's thread reads `parts` vectors at once.
     """
-    var geometry = arguments.take[DType.int64, 1]()
+    var geometry = arguments.take_list()
     var extents = Extents(Int(geometry[0]), Int(geometry[1]), Int(geometry[2]))
     var operands = operands_of[count, dims, guards, numbers](
         geometry, 3, arguments

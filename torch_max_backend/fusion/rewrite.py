@@ -37,7 +37,7 @@ from torch_max_backend.typed_graph.operations import (
     Result,
     Value,
     Word,
-    behind_geometry,
+    behind_numbers,
     constant,
 )
 
@@ -162,10 +162,9 @@ class _Calls:
     def of_concatenation(self, chosen: Concatenation) -> Value:
         """Many tensors one behind the other."""
         function = self._movement("concatenate", chosen.result.dtype)
-        host = self._host(chosen.geometry)
         require_function(function)
-        words = behind_geometry(host, 1, range(1, 1 + len(chosen.parts)))
-        call = Call((host, *chosen.parts), (chosen.result.like(),), function, words, CONCATENATE, op="cat")
+        words = behind_numbers(chosen.geometry, 1, range(len(chosen.parts)))
+        call = Call(tuple(chosen.parts), (chosen.result.like(),), function, words, CONCATENATE, op="cat")
         return self._graph.add(call).results[0]
 
     def of_batch(self, batch: Sequence[Group]) -> tuple[Value, ...]:
@@ -197,9 +196,6 @@ class _Calls:
     def _movement(self, entry: str, dtype: DType) -> Function:
         return LibraryFunction("movement", entry, target_of(self._device), (word_of(dtype),))
 
-    def _host(self, numbers: Sequence[int]) -> Value:
-        return self._graph.add(constant(np.array(numbers, np.int64), DeviceRef.CPU())).results[0]
-
     def _program(
         self,
         function: Function,
@@ -212,12 +208,11 @@ class _Calls:
         """The results of a call with a geometry, as many inputs as such a function has, and results like ``roots``."""
         require_function(function)
         read = list(inputs) or [self._graph.add(constant(np.zeros((), np.float32), self._device)).results[0]]
-        host, count = self._host(sizes), len(read)
         # What stands behind the inputs is not read.
-        words = behind_geometry(host, len(roots), [1 + min(number, count - 1) for number in range(padded(count))])
-        in_order = dict.fromkeys(range(len(roots)), frozenset(1 + number for number in ordered))
+        words = behind_numbers(sizes, len(roots), [min(number, len(read) - 1) for number in range(padded(len(read)))])
+        in_order = dict.fromkeys(range(len(roots)), ordered)
         results = tuple(root.like() for root in roots)
-        call = Call((host, *read), results, function, words, PROGRAM, in_order=in_order, op=ops)
+        call = Call(tuple(read), results, function, words, PROGRAM, in_order=in_order, op=ops)
         return self._graph.add(call).results
 
 

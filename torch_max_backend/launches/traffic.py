@@ -16,18 +16,17 @@ That is no bound in the strict sense: values could be computed again rather than
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from torch_max_backend.fusion.convolutions import is_suitable
 from torch_max_backend.fusion.program import Program
 from torch_max_backend.launches.listing import home_of
 from torch_max_backend.mojo_ops.functions import Function, LibraryFunction
 from torch_max_backend.typed_graph import TypedGraph
-from torch_max_backend.typed_graph.operations import Call, Constant, Operation, Value, numbers_of
+from torch_max_backend.typed_graph.operations import Call, Constant, Operation, Value
 
 PROGRAMS, REDUCTIONS, SUMS, MOVES, OPERANDS = "programs", "reductions", "norm sums", "moves", "of operands"
 _SUMS = ("batch_norm_statistics", "batch_norm_gradient_sums")
@@ -110,11 +109,10 @@ def traffic(graph: TypedGraph) -> Traffic:
 
 def _kernel(number: int, operation: Call) -> Kernel:
     function = operation.function
-    geometry = numbers_of(operation.operands[0]) if operation.operands else None
     elements = None
-    if isinstance(function, Program) and function.entry in ("pointwise", "reduction") and geometry is not None:
-        sizes = geometry[: 3 if function.entry == "reduction" else 1]
-        elements = int(np.prod(sizes.astype(np.int64)))
+    if isinstance(function, Program) and function.entry in ("pointwise", "reduction"):
+        _, *geometry = operation.numbers
+        elements = math.prod(geometry[: 3 if function.entry == "reduction" else 1])
     inputs: dict[Value, int] = {}
     for operand in operation.operands:
         home = home_of(operand)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import statistics
 import time
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from torch_max_backend.fusion.program import Program
-from torch_max_backend.launches import Kind, Launch, LaunchList, Place
+from torch_max_backend.launches import Launch, LaunchList, Place
 from torch_max_backend.mojo_ops.convolution import GEOMETRY_LENGTH
 from torch_max_backend.mojo_ops.functions import LibraryFunction, required
 from torch_max_backend.runtime.streams import stream_order
@@ -70,7 +71,7 @@ class LaunchTimes:
         for (owner, number), samples in self._samples.items():
             listing = self._lists[owner]
             launch = listing.launches[number]
-            entry, name, sizes = _described(launch, listing)
+            entry, name, sizes = _described(launch)
             wall, cpu = (statistics.median(column) for column in zip(*samples, strict=True))
             found.append(LaunchTime(entry, launch.ops, name, sizes, wall, cpu, len(samples)))
         return found
@@ -223,20 +224,20 @@ class _EventTimer(_WallTimer):
         return [(own, cpu) for own, (_, cpu) in zip(seconds, self._samples, strict=True)]
 
 
-def _described(launch: Launch, listing: LaunchList) -> tuple[str, str, str]:
+def _described(launch: Launch) -> tuple[str, str, str]:
     """Entry, name and sizes."""
     function = next((each for each in required() if each.symbol == launch.function), None)
     if isinstance(function, Program):
-        return function.entry, _program(function), _extents_of_program(launch, listing)
+        return function.entry, _program(function), _extents_of_program(function.entry, launch)
     name = _KERNEL.sub("", launch.function)
     plain = function.rest or function if isinstance(function, LibraryFunction) else None
     return plain.entry if plain is not None else name, name, " ".join(_extents(launch.words))
 
 
 def _extents(words: Sequence[int | Place]) -> Iterator[str]:
-    """The extents behind each address; those behind the last one may be arguments of another kind."""
+    """The extents behind each address."""
     extents: list[str] = []
-    for word in words:
+    for word in itertools.dropwhile(lambda word: not isinstance(word, Place), words):
         if isinstance(word, Place):
             yield from ["x".join(extents)] if extents else []
             extents = []
@@ -245,16 +246,16 @@ def _extents(words: Sequence[int | Place]) -> Iterator[str]:
     yield from ["x".join(extents)] if extents else []
 
 
-def _extents_of_program(launch: Launch, listing: LaunchList) -> str:
-    first = launch.words[0]
-    if not (isinstance(first, Place) and first.kind is Kind.CONSTANT):
-        return str(launch.words[0])
-    geometry = np.frombuffer(listing.constants[first.number].content, np.int64)
-    if "conv_pointwise" in launch.function:
+def _extents_of_program(entry: str, launch: Launch) -> str:
+    numbers = [word for word in launch.words if isinstance(word, int)]
+    if entry.endswith("_many"):
+        return str(numbers[0])
+    geometry = np.array(numbers[1:], np.int64)
+    if entry.startswith("conv_pointwise"):
         # Result, source and filter.
         shapes = geometry[GEOMETRY_LENGTH : GEOMETRY_LENGTH + 15].reshape(3, 5)
         return " ".join("x".join(map(str, shape)) for shape in shapes)
-    return "x".join(map(str, geometry[: 3 if "reduction" in launch.function else 1]))
+    return "x".join(map(str, geometry[: 3 if entry == "reduction" else 1]))
 
 
 def _program(function: Program) -> str:

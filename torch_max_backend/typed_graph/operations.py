@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -240,13 +241,13 @@ class Call(Operation):
     def name(self) -> str:
         return self.kernel
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The words in front of the first address."""
+        return tuple(itertools.takewhile(lambda word: isinstance(word, int), self.words))  # type: ignore[arg-type]
 
-def behind_geometry(geometry: Value, results: int, operands: Iterable[int]) -> tuple[Word, ...]:
-    """Words of a call whose first operand, on the host, is its geometry: that with its extent, then the results'
-    addresses and those of the other ``operands``."""
-    return (
-        Operand(0),
-        *(geometry.shape or ()),
-        *(Result(number) for number in range(results)),
-        *(Operand(number) for number in operands),
-    )
+
+def behind_numbers(numbers: Sequence[int], results: int, operands: Iterable[int]) -> tuple[Word, ...]:
+    """Words of a call of a generated program, or of one that moves elements: a list of numbers, which has its length in
+    front, then the addresses of ``results`` results and of the ``operands`` of these numbers."""
+    return (len(numbers), *numbers, *map(Result, range(results)), *map(Operand, operands))

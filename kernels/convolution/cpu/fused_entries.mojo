@@ -1,7 +1,7 @@
 """Entries of convolutions on a CPU that compute a pointwise program of their result (kernels/pointwise/program.mojo) while
 it lies in the cache.
 
-The geometry is a host tensor of int64: the convolution's own (problem.mojo), the shapes of its result, x or dy, and w,
+The geometry is a list of numbers: the convolution's own (problem.mojo), the shapes of its result, x or dy, and w,
 each of rank 5, and then the extents and strides of the program's operands. The operands are addresses: the program's
 result and inputs, then x or dy, and w.
 """
@@ -85,7 +85,7 @@ def conv_pointwise[
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """fprop or dgrad by the library function `plain`, which calls the program for what it has stored.
     """
-    var geometry = arguments.take[DType.int64, 1]()
+    var geometry = arguments.take_list()
     var operands = unsafe_alloc[Operands[count, dims]](1)
     operands[] = operands_of[count, dims](
         geometry, GEOMETRY_LENGTH + 15, arguments

@@ -1,7 +1,7 @@
 """Entries of convolutions whose store takes in a pointwise program (kernels/pointwise/program.mojo), and the sums over
 what is stored that batch normalization asks for.
 
-The geometry is a host tensor of int64: the convolution's own (problem.mojo), the shapes of its result, x or dy, and w,
+The geometry is a list of numbers: the convolution's own (problem.mojo), the shapes of its result, x or dy, and w,
 each of rank 5, and then the extents and strides of the program's operands. The operands are addresses: the program's
 result and inputs, then x or dy, and w.
 
@@ -115,7 +115,7 @@ def conv_pointwise[
     """fprop or dgrad, by the Hopper kernel with the program in its store; for a problem or an address that it does not
     take, by the library function `plain` into a buffer and a pass over that.
     """
-    var geometry = arguments.take[DType.int64, 1]()
+    var geometry = arguments.take_list()
     var operands = operands_of[count, dims](
         geometry, GEOMETRY_LENGTH + 15, arguments
     )
@@ -191,7 +191,7 @@ def conv_pointwise_sums[
     Four results for each channel come first. Behind the program's operands stand what `plain_sums` reads beside the
     result: the running mean and variance and the settings; or x, mean and invstd.
     """
-    var geometry = arguments.take[DType.int64, 1]()
+    var geometry = arguments.take_list()
     var made = IndexList[4]()
     for i in range(4):
         made[i] = arguments.take_word()
