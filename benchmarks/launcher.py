@@ -61,17 +61,17 @@ class Launcher:
         return run
 
     def bind_result(
-        self, function: LibraryFunction, shape: Sequence[int], dtype: torch.dtype, words: Sequence[Word]
+        self, function: LibraryFunction, place: int, shape: Sequence[int], dtype: torch.dtype, words: Sequence[Word]
     ) -> Callable[[], torch.Tensor]:
-        """A call with the address of a new tensor before ``words``, which it returns: allocated each time, as an
-        operator's result is."""
-        code = self._code(function, [(0, *words)])
+        """A call that returns a new tensor, allocated each time, as an operator's result is: its address stands at a
+        ``place`` among ``words``."""
+        code = self._code(function, [words])
         launch = self._bind(code)
 
         def run() -> torch.Tensor:
             assert words
             result = torch.empty(tuple(shape), dtype=dtype, device=self.device)
-            code[_FIRST_WORD] = result.data_ptr()
+            code[_FIRST_WORD + place] = result.data_ptr()
             launch()
             return result
 

@@ -29,7 +29,7 @@ def shown(x: torch.Tensor, layout: str) -> torch.Tensor:
     return x.movedim(1, -1).contiguous().reshape(len(x), *spatial, x.shape[1])
 
 
-def words_of(signature: Signature, *tensors: torch.Tensor, numbers: Sequence[Number] = ()) -> list[Word]:
+def words_of(signature: Signature, *tensors: torch.Tensor, numbers: Sequence[Number] = ()) -> Sequence[Word]:
     """The words of a call, of its results and operands in their order."""
     return signature.words(numbers, [(each, each.shape) for each in tensors])
 

@@ -169,7 +169,7 @@ def test_a_copied_literal_of_the_cpu_is_a_part_of_a_gpus_graph() -> None:
     (executable,) = compiled.executables
     listing = executable.built.listing
     assert isinstance(listing, LaunchList) and len(listing.launches) == 1
-    (mask_content,) = (constant.content for constant in listing.constants if not constant.on_host)
+    (mask_content,) = (constant.content for constant in listing.constants)
     values = np.frombuffer(mask_content, np.float32)
     assert values.reshape(4, 4).tolist() == [[0.0] * 4, [3.0] * 4, [3.0] * 4, [0.0] * 4]
 

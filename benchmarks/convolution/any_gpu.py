@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks import problems, records
@@ -37,10 +38,12 @@ def models(compiled: Path | None, dtypes: Sequence[str]) -> dict[str, Any]:
     from max.driver import Accelerator
     from max.engine import InferenceSession, read
 
-    from torch_max_backend.mojo_ops import KERNELS_PATH
+    from torch_max_backend.runtime import cache
 
     session = InferenceSession(devices=[Accelerator()])
-    artifact = read(compiled) if compiled else session.compile(graphs(dtypes), custom_extensions=[KERNELS_PATH])
+    artifact = (
+        read(compiled) if compiled else session.compile(graphs(dtypes), custom_extensions=[cache.kernel_library_path()])
+    )
     # MAX's cache may know the graphs by other names; their order is the module's.
     return dict(zip(graph_names(dtypes), session.init_all(artifact).values(), strict=True))
 
@@ -54,8 +57,8 @@ def graphs(dtypes: Sequence[str]) -> Any:
     from max.dtype import DType
     from max.graph import DeviceRef, Dim, Graph, Module, TensorType
 
-    from torch_max_backend.mojo_ops import KERNELS_PATH
-    from torch_max_backend.mojo_ops.convolution import GEOMETRY_LENGTH, conv_with_geometry
+    from torch_max_backend.mojo_ops.convolution import FAMILY, conv_with_geometry
+    from torch_max_backend.runtime import cache
 
     letters = {"x": ("n", *"dhw", "c"), "w": ("k", *"trs", "j"), "y": ("n", *"opq", "k")}
     module = Module()
@@ -66,11 +69,11 @@ def graphs(dtypes: Sequence[str]) -> Any:
             TensorType(DType[dtype], [Dim(letter) for letter in letters[operand]], DeviceRef.GPU())
             for operand in (first, second)
         ]
-        types.append(TensorType(DType.int64, [GEOMETRY_LENGTH], DeviceRef.CPU()))
+        types.append(TensorType(DType.int64, [len(FAMILY["conv_fprop"].numbers)], DeviceRef.CPU()))
         # The result's own extents, as lengths of host vectors.
         missing = [letter for letter in letters[third] if letter not in {*letters[first], *letters[second]}]
         types += [TensorType(DType.uint8, [Dim(letter)], DeviceRef.CPU()) for letter in missing]
-        with Graph(name, input_types=types, module=module, custom_extensions=[KERNELS_PATH]) as graph:
+        with Graph(name, input_types=types, module=module, custom_extensions=[cache.kernel_library_path()]) as graph:
             a, b, geometry = (value.tensor for value in graph.inputs[:3])
             shape = [Dim(letter) for letter in letters[third]]
             graph.output(conv_with_geometry(f"conv_{pass_}", a, b, geometry, shape))
@@ -91,11 +94,11 @@ def compile_to(path: Path, target: str, dtypes: Sequence[str]) -> None:
     set_virtual_device_count(1)
     from max.engine import InferenceSession
 
-    from torch_max_backend.mojo_ops import KERNELS_PATH
+    from torch_max_backend.runtime import cache
 
     began = time.perf_counter()
     session = InferenceSession(devices=[Accelerator()])
-    session.compile(graphs(dtypes), custom_extensions=[KERNELS_PATH]).export_mef(str(path))
+    session.compile(graphs(dtypes), custom_extensions=[cache.kernel_library_path()]).export_mef(str(path))
     print(f"compiled in {time.perf_counter() - began:.0f} s: {path}", flush=True)
 
 
@@ -125,7 +128,7 @@ class Bound:
 def check(loaded: dict[str, Any], pattern: str) -> tuple[int, list[str]]:
     """How many results were compared, and what is wrong in words."""
     from tests.kernels.test_convolution import CASES
-    from torch_max_backend.mojo_ops.convolution import geometry_values
+    from torch_max_backend.mojo_ops.convolution import Geometry
 
     wrong: list[str] = []
     count = 0
@@ -135,7 +138,8 @@ def check(loaded: dict[str, Any], pattern: str) -> tuple[int, list[str]]:
             continue
         p = case.problem
         for tf32 in (False, True) if case.dtype == torch.float32 else (False,):
-            geometry = geometry_values(p.stride, p.padding, p.dilation, p.groups, case.workspace_limit, tf32)
+            own = Geometry(p.stride, p.padding, p.dilation, p.groups, case.workspace_limit, tf32)
+            geometry = np.array(own.numbers())
             for whole in (True, False):
                 make = (lambda shape: torch.randint(-2, 3, shape)) if whole else torch.randn
                 host = case.inputs(make)
@@ -185,7 +189,7 @@ class Timed:
 
     def __init__(self, entry: dict[str, Any], kind: str, sets: int | None = None) -> None:
         from torch_max_backend.convolution_problem import ConvolutionProblem
-        from torch_max_backend.mojo_ops.convolution import geometry_values
+        from torch_max_backend.mojo_ops.convolution import Geometry
 
         self.entry, self.kind = entry, kind
         self.problem = ConvolutionProblem.from_sizes(
@@ -193,7 +197,8 @@ class Timed:
             stride=entry["stride"], padding=entry["padding"], groups=entry["groups"],
         )  # fmt: skip
         p = self.problem
-        self.geometry = geometry_values(p.stride, p.padding, p.dilation, p.groups, allow_tf32=kind == "float32")
+        geometry = Geometry(p.stride, p.padding, p.dilation, p.groups, allow_tf32=kind == "float32")
+        self.geometry = np.array(geometry.numbers())
         shapes = {
             "x": (p.n, *p.input_size, p.c),
             "w": (p.k, *p.filter_size, p.c // p.groups),

@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from benchmarks.launcher import Launcher
+from benchmarks.launcher import Launcher, Word
 from torch_max_backend.bench.convolution import ConvolutionTask
 from torch_max_backend.convolution_problem import Pass
 from torch_max_backend.dtypes import TORCH_TO_MAX
 from torch_max_backend.lowering.convolution import allows_tf32
 from torch_max_backend.mojo_ops.convolution import (
+    FAMILY,
+    Geometry,
     Grouping,
     convolution_function,
-    geometry_values,
     workspace_limit,
 )
 from torch_max_backend.mojo_ops.functions import LibraryFunction
@@ -58,10 +59,12 @@ class Convolutions:
             for name, tensor in zip((a, b), inputs, strict=False)
         }
         limit = workspace_limit(p, task.dtype.itemsize, task.device.type == "cuda")
-        geometry = geometry_values(p.stride, p.padding, p.dilation, p.groups, limit, allows_tf32(), inside)
-        words = [*sizes[result], operands[a], *sizes[a], operands[b], *sizes[b], geometry, len(geometry)]
+        geometry = Geometry(p.stride, p.padding, p.dilation, p.groups, limit, allows_tf32(), inside)
+        given: list[tuple[Word, tuple[int, ...]]] = [(0, sizes[result]), *((operands[x], sizes[x]) for x in (a, b))]
+        signature = FAMILY[which_of(task).value]
+        words = signature.words(geometry.numbers(), given)
         function = self._functions[which_of(task), task.dtype, Grouping.of(p.groups, group, p.k)]
-        return self._launcher.bind_result(function, sizes[result], task.dtype, words)
+        return self._launcher.bind_result(function, len(signature.numbers), sizes[result], task.dtype, words)
 
 
 def which_of(task: ConvolutionTask) -> Pass:

@@ -1,11 +1,10 @@
-"""Checks the Hopper convolution kernels through MAX graphs and times them beside cuDNN, in one process.
+"""Checks the Hopper convolution kernels by calls of library functions and times them beside cuDNN, in one process.
 
     python -m benchmarks convolution.sm90_check                         # checks, then times the suite sm90
     python -m benchmarks convolution.sm90_check --sweep --output sweep.json   # every tile shape, for sm90_fit
     python -m benchmarks convolution.sm90_check --compile-only          # fills the cache where there is no GPU
 
-One graph for each pass and dtype, every size symbolic and the geometry a run-time operand, so that the whole list
-costs one compile. Integer problems must be exact, random ones as close to float64 as bfloat16 allows, and the same
+Integer problems must be exact, random ones as close to float64 as bfloat16 allows, and the same
 input must give the same bits twice. Times are the device's own, of the kernels alone, as the profiler sees them; calls
 rotate over inputs that together exceed the cache.
 """
@@ -25,18 +24,17 @@ from typing import Any
 
 import torch
 from max import driver
-from max.driver import Buffer
 from max.dtype import DType
-from max.engine import Model
-from max.graph import DeviceRef, Graph, Module, TensorType, ops
 
 from benchmarks import problems, records
+from benchmarks.launcher import Launcher, Word
 from torch_max_backend.bench import memory
 from torch_max_backend.bench.ceilings import ceilings
 from torch_max_backend.bench.timing import set_count
-from torch_max_backend.mojo_ops.constants import kernel_constant
-from torch_max_backend.mojo_ops.convolution import GEOMETRY_LENGTH, Grouping, conv_with_geometry
-from torch_max_backend.runtime import session
+from torch_max_backend.convolution_problem import Pass
+from torch_max_backend.mojo_ops.convolution import FAMILY, Geometry, Grouping, convolution_function
+from torch_max_backend.mojo_ops.functions import LibraryFunction
+from torch_max_backend.runtime import libraries
 
 PASSES = ("fprop", "dgrad", "wgrad")
 DTYPES = {"bfloat16": DType.bfloat16, "float16": DType.float16, "float32": DType.float32}
@@ -53,8 +51,8 @@ Tuning = tuple[int, int, int, int, int]
 AUTOMATIC: Tuning = (-1, -1, 0, 1, 1)
 SHARES = ((1, 2), (2, 1), (2, 2))
 WORKSPACE_LIMIT = 2**30
-FEW_CHANNELS = kernel_constant("convolution.sm90.dispatch", "_FEW_CHANNELS")
-LEAST_DEPTH = kernel_constant("convolution.sm90.dispatch", "_LEAST_DEPTH")
+FEW_CHANNELS, LEAST_DEPTH = 4, 12
+"""As kernels/convolution/sm90/dispatch.mojo has them."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +88,12 @@ class Problem:
     def flops(self) -> int:
         return 2 * self.n * self.p * self.q * self.k * self.r * self.s * self.c
 
-    def geometry(self) -> torch.Tensor:
-        each = [1, self.stride, self.stride, 1, self.dilation, self.dilation, 0, self.padding, self.padding]
-        return torch.tensor([*each, 1, WORKSPACE_LIMIT, 1, 0], dtype=torch.int64)
+    def geometry(self) -> Geometry:
+        """As the kernels take it; float32 may be rounded."""
+        stride, padding, dilation = ((depth, each, each) for depth, each in (
+            (1, self.stride), (0, self.padding), (1, self.dilation)
+        ))  # fmt: skip
+        return Geometry(stride, padding, dilation, 1, WORKSPACE_LIMIT, allow_tf32=True)
 
     def is_taken(self, passing: str, dtype: str) -> bool:
         """Whether the kernels take the pass; of float32, as kernels/convolution/sm90/dispatch.mojo says."""
@@ -136,7 +137,6 @@ def reference(passing: str, problem: Problem, t: dict[str, torch.Tensor]) -> tor
 
 OPERANDS = {"fprop": "xw", "dgrad": "yw", "wgrad": "xy"}
 RESULT = {"fprop": "y", "dgrad": "x", "wgrad": "w"}
-DIMS = {"x": ("n", 1, "h", "w", "c"), "w": ("k", 1, "r", "s", "c"), "y": ("n", 1, "p", "q", "k")}
 
 
 def use_virtual_hopper() -> None:
@@ -146,78 +146,48 @@ def use_virtual_hopper() -> None:
     driver.set_virtual_device_count(1)
 
 
-def compile_module(module: Module, names: list[str]) -> dict[str, Model]:
-    """The module's graphs, from the compiler or the disk cache."""
-    return session.compile_module(module, torch.device("cuda", 0), names, len(names), "the Hopper convolutions")
+def functions_of(
+    dtypes: Sequence[str], passes: Sequence[str], dispatched: bool = False
+) -> dict[tuple[str, str], LibraryFunction]:
+    """The library function of each pass and dtype; `dispatched` ones leave the choice of the kernel to the tables."""
+    return {
+        (passing, dtype): (
+            convolution_function(Pass[passing.upper()].value, "gpu", DTYPES[dtype], Grouping.ONE)
+            if dispatched
+            else LibraryFunction(
+                "convolution", "conv_tuned", "gpu", (DTYPES[dtype], PASSES.index(passing)), "sm90", "tuned_entries"
+            )
+        )
+        for dtype in dtypes
+        for passing in passes
+        if dispatched or (passing, dtype) != ("wgrad", "float32")
+    }
 
 
-def build(dtypes: list[str], passes: list[str], dispatched: bool = False) -> tuple[Module, list[str]]:
-    """One graph for each, and their names; `dispatched` ones leave the choice of the kernel to the dispatch table.
+class Calls:
+    """Library functions that are built and loaded."""
 
-    The result's extents that no operand has come from two host vectors of that length."""
-    module, device, host = Module(), DeviceRef.GPU(), DeviceRef.CPU()
-    names = []
-    for dtype in dtypes:
-        for passing in passes:
-            if passing == "wgrad" and dtype == "float32" and not dispatched:
-                continue
-            operands = [TensorType(DTYPES[dtype], DIMS[name], device) for name in OPERANDS[passing]]
-            result = DIMS[RESULT[passing]]
-            inputs = [
-                *operands,
-                TensorType(DType.int64, (GEOMETRY_LENGTH,), host),
-                TensorType(DType.int64, (5,), host),
-                TensorType(DType.uint8, (result[2],), host),
-                TensorType(DType.uint8, (result[3],), host),
-            ]
-            names.append(f"{passing}_{dtype}")
-            library = session.kernel_library()
-            with Graph(names[-1], input_types=inputs, module=module, kernel_library=library) as graph:
-                values = [value.tensor for value in graph.inputs[:4]]
-                out = TensorType(DTYPES[dtype], result, device)
-                if dispatched:
-                    a, b, geometry = values[:3]
-                    result_value = conv_with_geometry(f"conv_{passing}", a, b, geometry, result, grouping=Grouping.ONE)
-                else:
-                    result_value = ops.custom(f"conv_{passing}_sm90", device, values, [out])[0]
-                graph.output(result_value)
-    return module, names
+    def __init__(self, dtypes: Sequence[str], passes: Sequence[str], dispatched: bool = False) -> None:
+        self._functions, self._dispatched = functions_of(dtypes, passes, dispatched), dispatched
+        self._launcher = Launcher(self._functions.values(), torch.device("cuda", 0))
 
-
-class Runner:
-    """One compiled pass bound to a problem's tensors."""
-
-    def __init__(
-        self,
-        models: dict[str, Model],
-        passing: str,
-        problem: Problem,
-        tensors: dict[str, torch.Tensor],
-        tuning: Tuning = AUTOMATIC,
-    ) -> None:
-        dtype = str(tensors["x"].dtype).removeprefix("torch.")
-        self.model = models[f"{passing}_{dtype}"]
-        result = tensors[RESULT[passing]].shape
-        host = [
-            problem.geometry(),
-            torch.tensor(tuning, dtype=torch.int64),
-            torch.zeros(result[2], dtype=torch.uint8),
-            torch.zeros(result[3], dtype=torch.uint8),
-        ]
-        self.keep = [*(tensors[name] for name in OPERANDS[passing]), *host]
-        self.buffers = [Buffer.from_dlpack(t) for t in self.keep]
-
-    def __call__(self) -> Any:
-        return self.model.execute(*self.buffers)[0]
-
-    def tensor(self) -> torch.Tensor:
-        return torch.from_dlpack(self())
+    def bind(
+        self, passing: str, problem: Problem, tensors: dict[str, torch.Tensor], tuning: Tuning = AUTOMATIC
+    ) -> Callable[[], torch.Tensor]:
+        """A call that gives the pass's result."""
+        like = tensors[RESULT[passing]]
+        signature = FAMILY[f"conv_{passing}"]
+        read = [(tensors[name], tensors[name].shape) for name in OPERANDS[passing]]
+        given: list[tuple[Word, Sequence[int]]] = [(0, like.shape), *read]
+        words = [*signature.words(problem.geometry().numbers(), given), *([] if self._dispatched else tuning)]
+        function = self._functions[passing, str(like.dtype).removeprefix("torch.")]
+        return self._launcher.bind_result(function, len(signature.numbers), like.shape, like.dtype, words)
 
 
 def poison() -> None:
     """Leaves NaN in the memory that the next result is likely to get."""
     for size in (2**12, 2**16, 2**20, 2**24):
-        buffer = Buffer.from_dlpack(torch.full((size,), float("nan"), device="cuda"))
+        buffer = torch.full((size,), float("nan"), device="cuda")
         del buffer
 
 
@@ -255,7 +225,7 @@ def tunings(passing: str, problem: Problem, processors: int, dtype: str = "bfloa
     return sorted(result)
 
 
-def check(models: dict[str, Model], passing: str, dtype: str, problem: Problem, chosen: list[Tuning]) -> list[str]:
+def check(calls: Calls, passing: str, dtype: str, problem: Problem, chosen: list[Tuning]) -> list[str]:
     """What is wrong, in words."""
     wrong = []
     for integers in (True, False):
@@ -263,10 +233,9 @@ def check(models: dict[str, Model], passing: str, dtype: str, problem: Problem, 
         expected = reference(passing, problem, {name: t.double() for name, t in tensors.items()})
         rounded = expected.to(getattr(torch, dtype))
         for tuning in chosen:
-            runner = Runner(models, passing, problem, tensors, tuning)
+            run = calls.bind(passing, problem, tensors, tuning)
             poison()
-            got = runner.tensor().clone()
-            again = runner.tensor()
+            got, again = run(), run()
             found = []
             if not torch.equal(got.view(torch.int16), again.view(torch.int16)):
                 found.append("two runs differ")
@@ -319,7 +288,7 @@ def interleaved(calls: Mapping[str, Sequence[Callable[[], Any]]], rounds: int, r
     }
 
 
-def measure(models: dict[str, Model], passing: str, dtype: str, problem: Problem, sweep: bool) -> dict[str, Any]:
+def measure(ours: Calls, passing: str, dtype: str, problem: Problem, sweep: bool) -> dict[str, Any]:
     device = torch.device("cuda", 0)
     first = problem.tensors(getattr(torch, dtype), integers=False)
     size = sum(first[name].nbytes for name in OPERANDS[passing])
@@ -333,16 +302,16 @@ def measure(models: dict[str, Model], passing: str, dtype: str, problem: Problem
         chosen += tunings(passing, problem, torch.cuda.get_device_properties(0).multi_processor_count, dtype)
     for tuning in chosen:
         name = ",".join(map(str, tuning))
-        calls[name] = [Runner(models, passing, problem, tensors, tuning) for tensors in sets]
+        calls[name] = [ours.bind(passing, problem, tensors, tuning) for tensors in sets]
     times = interleaved(calls, 3 if sweep else 5)
-    cudnn, ours = times.pop("cudnn"), times.pop(",".join(map(str, AUTOMATIC)))
-    row = {"pass": passing, "dtype": dtype, "problem": problem.name, "cudnn_ms": cudnn, "ours_ms": ours}
+    cudnn, own = times.pop("cudnn"), times.pop(",".join(map(str, AUTOMATIC)))
+    row = {"pass": passing, "dtype": dtype, "problem": problem.name, "cudnn_ms": cudnn, "ours_ms": own}
     if sweep:
         row["tunings_ms"] = times
     rate = problem.flops / 1e9
     print(
         f"{passing} {dtype} {problem.name:24} cudnn {cudnn:.4f} ms {rate / cudnn:4.0f} TFLOP/s  "
-        f"ours {ours:.4f} ms {rate / ours:4.0f} TFLOP/s  ratio {ours / cudnn:.3f}"
+        f"ours {own:.4f} ms {rate / own:4.0f} TFLOP/s  ratio {own / cudnn:.3f}"
         + (f"  best {min(times, key=times.__getitem__)} {min(times.values()):.4f}" if sweep else ""),
         flush=True,
     )
@@ -373,10 +342,10 @@ def main() -> int:
     dtypes, passes = args.dtypes.split(","), args.passes.split(",")
     if args.compile_only:
         use_virtual_hopper()
-    models = compile_module(*build(dtypes, passes, args.dispatched))
-    print(f"{len(models)} graphs ready after {time.perf_counter() - began:.1f} s", flush=True)
-    if args.compile_only:
+        libraries.build(functions_of(dtypes, passes, args.dispatched).values(), torch.device("cuda"))
         return 0
+    calls = Calls(dtypes, passes, args.dispatched)
+    print(f"libraries ready after {time.perf_counter() - began:.1f} s", flush=True)
 
     wrong: list[str] = []
     checked = 0
@@ -387,7 +356,7 @@ def main() -> int:
                     if not problem.is_taken(passing, dtype) and not args.dispatched:
                         continue
                     chosen = [AUTOMATIC] if args.dispatched else [AUTOMATIC, *tunings(passing, problem, 12, dtype)]
-                    found = check(models, passing, dtype, problem, chosen)
+                    found = check(calls, passing, dtype, problem, chosen)
                     wrong += found
                     checked += len(chosen)
                     for line in found:
@@ -401,7 +370,7 @@ def main() -> int:
                 for problem in read("sm90", args.problems):
                     if not problem.is_taken(passing, dtype) and not args.dispatched:
                         continue
-                    rows.append(measure(models, passing, dtype, problem, args.sweep))
+                    rows.append(measure(calls, passing, dtype, problem, args.sweep))
                 mine = [
                     row["ours_ms"] / row["cudnn_ms"] for row in rows if (row["pass"], row["dtype"]) == (passing, dtype)
                 ]

@@ -25,7 +25,7 @@ from benchmarks import records
 from benchmarks.convolution.listed import ListedGraph
 from benchmarks.convolution.sm90_check import Problem, interleaved, reference, use_virtual_hopper
 from torch_max_backend.lowering import numerics
-from torch_max_backend.mojo_ops.convolution import Geometry, Grouping, conv_with_geometry
+from torch_max_backend.mojo_ops.convolution import Grouping, conv_with_geometry
 from torch_max_backend.runtime import libraries
 
 PROBLEMS = (
@@ -49,12 +49,11 @@ def build() -> dict[str, ListedGraph]:
 
         def whole(values: list[TensorValue]) -> TensorValue:
             source, weight, *extra = values
-            geometry = Geometry.of(problem.geometry().tolist())
             result = conv_with_geometry(
                 "conv_fprop" if forward else "conv_dgrad",
                 source,
                 weight,
-                geometry,
+                problem.geometry(),
                 (y if forward else x).shape,
                 grouping=Grouping.ONE,
             )

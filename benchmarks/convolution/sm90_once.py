@@ -13,7 +13,7 @@ import sys
 
 import torch
 
-from benchmarks.convolution.sm90_check import PASSES, Problem, Runner, build, compile_module, read, tunings
+from benchmarks.convolution.sm90_check import AUTOMATIC, PASSES, Calls, Problem, read, tunings
 
 
 def main() -> int:
@@ -27,18 +27,18 @@ def main() -> int:
     )
     args = parser.parse_args()
     passes = args.passes.split(",")
-    models = compile_module(*build([args.dtype], passes))
+    calls = Calls([args.dtype], passes)
     for problem in read(args.suite, args.problems):
         for passing in passes:
-            run(models, passing, problem, args.dtype, args.every)
+            run(calls, passing, problem, args.dtype, args.every)
     return 0
 
 
-def run(models: dict, passing: str, problem: Problem, dtype: str, every: bool) -> None:
+def run(calls: Calls, passing: str, problem: Problem, dtype: str, every: bool) -> None:
     tensors = problem.tensors(getattr(torch, dtype), integers=False)
-    chosen = tunings(passing, problem, 12) if every else [None]
+    chosen = tunings(passing, problem, 12) if every else [AUTOMATIC]
     for tuning in chosen:
-        Runner(models, passing, problem, tensors, *([] if tuning is None else [tuning]))()
+        calls.bind(passing, problem, tensors, tuning)()
     torch.cuda.synchronize()
     print(f"{passing} {problem.name}: {len(chosen)} launches", flush=True)
 

@@ -89,6 +89,15 @@ struct Call[most_words: Int = MOST_WORDS]:
         self._words[self._count] = word
         self._count += 1
 
+    def append_words[count: Int](mut self, words: IndexList[count]):
+        comptime for i in range(count):
+            self.append_word(words[i])
+
+    def append_float(mut self, number: Float64):
+        """By its bits."""
+        var value = number
+        self.append_word(Pointer(to=value).unsafe_bitcast[Int]()[])
+
     @always_inline
     def append[
         dtype: DType, rank: Int

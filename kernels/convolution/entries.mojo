@@ -10,7 +10,7 @@ from max.gpu.host.info import is_cpu
 
 from ..common.library import Arguments
 from .kernel import KernelChoice, Tensors
-from .operands import ConvolutionOperands, finish_of
+from .operands import ConvolutionOperands
 from .passes import DGRAD, FPROP, WGRAD
 from .rewrite import rewritten
 
@@ -30,7 +30,7 @@ def _convolve[
         given.result.data,
         given.a.data,
         given.b.data,
-        finish_of(given.geometry),
+        given.geometry.finish,
     )
     var problem = rewritten[pass_](given.problem)
     if Kernels.launch[dtype, pass_, grouping](ctx, tensors, problem):

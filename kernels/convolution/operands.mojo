@@ -1,10 +1,7 @@
 """The operands of a convolution's library functions: checked, with the problem that they describe.
 
-They are channels-last and of rank 5: x [N, D, H, W, C], w [K, T, R, S, C/G], y [N, O, P, Q, K]. `geometry` is a host
-tensor of GEOMETRY_LENGTH int64 values: strides, dilations and left pads (depth, height, width each), groups, the most
-bytes of scratch memory that a kernel may use, whether float32 products may run in TF32 (0 or 1), and whether w is
-[K, C/G, T, R, S] instead (0 or 1, on a CPU alone). On a CPU fprop and dgrad take two more: the address of a function
-that is called for what has been stored, and what that gets (finish.mojo).
+They are channels-last and of rank 5: x [N, D, H, W, C], w [K, T, R, S, C/G], y [N, O, P, Q, K]. On a CPU w may be
+[K, C/G, T, R, S] instead.
 """
 
 from std.utils.index import IndexList
@@ -13,8 +10,51 @@ from max.gpu.host import DeviceContext
 
 from ..common.library import Arguments, Call, Operand
 from .passes import DGRAD, FPROP
-from .finish import NOTHING, Finish
-from .problem import GEOMETRY_LENGTH, ConvolutionProblem, checked
+from .finish import Finish
+from .problem import ConvolutionProblem, checked
+
+
+@fieldwise_init
+struct Geometry(ImplicitlyCopyable):
+    """The numbers of a call; those of axes in the order depth, height, width.
+    """
+
+    var stride: IndexList[3]
+    var dilation: IndexList[3]
+    var padding: IndexList[3]
+    """On the left."""
+    var groups: Int
+    var workspace_limit: Int
+    """Most bytes of scratch memory that a kernel may use."""
+    var allow_tf32: Int
+    var taps_inside: Int
+    var finish: Finish
+    """What is called for what has been stored, on a CPU."""
+
+    @staticmethod
+    def take(mut arguments: Arguments) -> Self:
+        return Self(
+            arguments.take_words[3](),
+            arguments.take_words[3](),
+            arguments.take_words[3](),
+            arguments.take_word(),
+            arguments.take_word(),
+            arguments.take_word(),
+            arguments.take_word(),
+            Finish(arguments.take_word(), arguments.take_word(), 0),
+        )
+
+    def append_to(self, mut call: Call):
+        """Hands them on."""
+        call.append_words(self.stride)
+        call.append_words(self.dilation)
+        call.append_words(self.padding)
+        call.append_word(self.groups)
+        call.append_word(self.workspace_limit)
+        call.append_word(self.allow_tf32)
+        call.append_word(self.taps_inside)
+        call.append_word(self.finish.body)
+        call.append_word(self.finish.context)
 
 
 @no_inline
@@ -22,12 +62,12 @@ def problem_of(
     x: IndexList[5],
     w: IndexList[5],
     y: IndexList[5],
-    geometry: IndexList[GEOMETRY_LENGTH],
+    geometry: Geometry,
 ) raises -> ConvolutionProblem:
     """The problem that the operands' shapes and the geometry describe, checked.
     """
-    var groups = geometry[9]
-    var taps_inside = geometry[12] != 0
+    var groups = geometry.groups
+    var taps_inside = geometry.taps_inside != 0
     var taps = 2 if taps_inside else 1
     var group_c = w[1] if taps_inside else w[4]
     if x[0] != y[0]:
@@ -56,43 +96,60 @@ def problem_of(
             o=y[1],
             p=y[2],
             q=y[3],
-            stride_d=geometry[0],
-            stride_h=geometry[1],
-            stride_w=geometry[2],
-            dilation_d=geometry[3],
-            dilation_h=geometry[4],
-            dilation_w=geometry[5],
-            pad_d=geometry[6],
-            pad_h=geometry[7],
-            pad_w=geometry[8],
-            workspace_limit=geometry[10],
-            allow_tf32=geometry[11] != 0,
+            stride_d=geometry.stride[0],
+            stride_h=geometry.stride[1],
+            stride_w=geometry.stride[2],
+            dilation_d=geometry.dilation[0],
+            dilation_h=geometry.dilation[1],
+            dilation_w=geometry.dilation[2],
+            pad_d=geometry.padding[0],
+            pad_h=geometry.padding[1],
+            pad_w=geometry.padding[2],
+            workspace_limit=geometry.workspace_limit,
+            allow_tf32=geometry.allow_tf32 != 0,
             taps_inside=taps_inside,
         )
     )
 
 
-def geometry_of(
-    geometry: Operand[DType.int64, 1]
-) raises -> IndexList[GEOMETRY_LENGTH]:
-    var length = geometry.dim_size(0)
-    if length != GEOMETRY_LENGTH and length != GEOMETRY_LENGTH + 2:
-        raise Error(
-            t"convolution: geometry has {geometry.dim_size(0)} values, not"
-            t" {GEOMETRY_LENGTH}"
+@fieldwise_init
+struct FusedConvolution(ImplicitlyCopyable):
+    """The numbers of a call of fprop or dgrad together with a program: the geometry, and the shapes of the result, of x or
+    dy, and of w."""
+
+    var geometry: Geometry
+    var result: IndexList[5]
+    var a: IndexList[5]
+    var b: IndexList[5]
+
+    @staticmethod
+    def take(mut arguments: Arguments) -> Self:
+        return Self(
+            Geometry.take(arguments),
+            arguments.take_words[5](),
+            arguments.take_words[5](),
+            arguments.take_words[5](),
         )
-    var values = IndexList[GEOMETRY_LENGTH]()
-    for i in range(GEOMETRY_LENGTH):
-        values[i] = Int(geometry[i])
-    return values
 
+    @no_inline
+    def problem[pass_: Int](self) raises -> ConvolutionProblem:
+        comptime if pass_ == FPROP:
+            return problem_of(self.a, self.b, self.result, self.geometry)
+        else:
+            return problem_of(self.result, self.b, self.a, self.geometry)
 
-def finish_of(geometry: Operand[DType.int64, 1]) -> Finish:
-    if geometry.dim_size(0) == GEOMETRY_LENGTH:
-        return NOTHING
-    return Finish(
-        Int(geometry[GEOMETRY_LENGTH]), Int(geometry[GEOMETRY_LENGTH + 1]), 0
-    )
+    @no_inline
+    def run[
+        plain: StaticString
+    ](self, result: Int, a: Int, b: Int, ctx: DeviceContext) raises:
+        """The library's function for the convolution alone, of tensors at these addresses.
+        """
+        var call = Call()
+        self.geometry.append_to(call)
+        call.append_at(result, self.result)
+        call.append_at(a, self.a)
+        call.append_at(b, self.b)
+        call.run[plain](ctx)
 
 
 struct ConvolutionOperands[dtype: DType, pass_: Int]:
@@ -102,7 +159,7 @@ struct ConvolutionOperands[dtype: DType, pass_: Int]:
     var result: Operand[Self.dtype, 5]
     var a: Operand[Self.dtype, 5]
     var b: Operand[Self.dtype, 5]
-    var geometry: Operand[DType.int64, 1]
+    var geometry: Geometry
     var problem: ConvolutionProblem
 
     def __init__(out self, mut arguments: Arguments) raises:
@@ -111,22 +168,21 @@ struct ConvolutionOperands[dtype: DType, pass_: Int]:
         Raises:
             Error: they do not fit together.
         """
+        self.geometry = Geometry.take(arguments)
         self.result = arguments.take[Self.dtype, 5]()
         self.a = arguments.take[Self.dtype, 5]()
         self.b = arguments.take[Self.dtype, 5]()
-        self.geometry = arguments.take[DType.int64, 1]()
         var result, a, b = (
             self.result.shape(),
             self.a.shape(),
             self.b.shape(),
         )
-        var values = geometry_of(self.geometry)
         comptime if Self.pass_ == FPROP:
-            self.problem = problem_of(a, b, result, values)
+            self.problem = problem_of(a, b, result, self.geometry)
         elif Self.pass_ == DGRAD:
-            self.problem = problem_of(result, b, a, values)
+            self.problem = problem_of(result, b, a, self.geometry)
         else:
-            self.problem = problem_of(a, result, b, values)
+            self.problem = problem_of(a, result, b, self.geometry)
 
     def check_order(self) raises:
         """Raises where the filter does not lie as kernels on a GPU read it."""
@@ -136,8 +192,8 @@ struct ConvolutionOperands[dtype: DType, pass_: Int]:
     def call[function: StaticString](self, ctx: DeviceContext) raises:
         """Hands them over to another library function."""
         var call = Call()
+        self.geometry.append_to(call)
         call.append_at(Int(self.result.data), self.result.shape())
         call.append_at(Int(self.a.data), self.a.shape())
         call.append_at(Int(self.b.data), self.b.shape())
-        call.append_at(Int(self.geometry.data), self.geometry.shape())
         call.run[function](ctx)

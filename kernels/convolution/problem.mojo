@@ -9,8 +9,6 @@ right pads follow from the output extents, so they may differ from the left ones
 
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 
-comptime GEOMETRY_LENGTH = 13
-
 
 @fieldwise_init
 struct ConvolutionProblem(

@@ -1,7 +1,7 @@
 """The normalization family's entries in its libraries: check the operands, then choose an implementation.
 
 x and dy are contiguous [rows, C]; everything for each channel is [C] in the accumulation type (float64 for float64,
-else float32). `settings` is a host tensor of two float64 values: momentum and epsilon.
+else float32).
 """
 
 from max.gpu.host import DeviceContext
@@ -12,6 +12,7 @@ from ..common.library import Arguments
 from ..common.pointer import Ptr, accumulation_type
 from .cpu import gradient_sums_cpu, statistics_cpu
 from .gpu import gradient_sums_gpu, statistics_gpu
+from .settings import Settings
 
 
 def _check_channels(name: StaticString, size: Int, channels: Int) raises:
@@ -60,6 +61,7 @@ def batch_norm_statistics[
     variance by its unbiased estimate)."""
 
     comptime acc = accumulation_type[dtype]
+    var settings = Settings.take(arguments)
     var mean = arguments.take[acc, 1]()
     var invstd = arguments.take[acc, 1]()
     var new_mean = arguments.take[acc, 1]()
@@ -67,7 +69,6 @@ def batch_norm_statistics[
     var x = arguments.take[dtype, 2]()
     var old_mean = arguments.take[acc, 1]()
     var old_variance = arguments.take[acc, 1]()
-    var settings = arguments.take[DType.float64, 1]()
     var rows = x.dim_size(0)
     var channels = x.dim_size(1)
     _check_channels("mean", mean.dim_size(0), channels)
@@ -76,12 +77,8 @@ def batch_norm_statistics[
     _check_channels("the new variance", new_variance.dim_size(0), channels)
     _check_channels("running_mean", old_mean.dim_size(0), channels)
     _check_channels("running_var", old_variance.dim_size(0), channels)
-    if settings.dim_size(0) != 2:
-        raise Error("batch norm: settings are momentum and epsilon")
     if channels == 0:
         return
-    var momentum = settings[0]
-    var epsilon = settings[1]
     comptime if is_cpu[target]():
         statistics_cpu[dtype, acc](
             mean.data,
@@ -99,8 +96,8 @@ def batch_norm_statistics[
             old_variance.data,
             rows,
             channels,
-            momentum.cast[acc](),
-            epsilon.cast[acc](),
+            settings.momentum.cast[acc](),
+            settings.epsilon.cast[acc](),
         )
     else:
         statistics_gpu[dtype, acc, True](
@@ -113,8 +110,8 @@ def batch_norm_statistics[
             old_variance.to_device_buffer(ctx),
             rows,
             channels,
-            momentum,
-            epsilon,
+            settings.momentum,
+            settings.epsilon,
             ctx,
         )
 
@@ -125,16 +122,14 @@ def batch_norm_statistics_only[
     """Mean and 1 / sqrt(variance + epsilon) of each channel."""
 
     comptime acc = accumulation_type[dtype]
+    var settings = Settings.take(arguments)
     var mean = arguments.take[acc, 1]()
     var invstd = arguments.take[acc, 1]()
     var x = arguments.take[dtype, 2]()
-    var settings = arguments.take[DType.float64, 1]()
     var rows = x.dim_size(0)
     var channels = x.dim_size(1)
     _check_channels("mean", mean.dim_size(0), channels)
     _check_channels("invstd", invstd.dim_size(0), channels)
-    if settings.dim_size(0) != 2:
-        raise Error("batch norm: settings are momentum and epsilon")
     if channels == 0:
         return
     comptime if is_cpu[target]():
@@ -158,7 +153,7 @@ def batch_norm_statistics_only[
             rows,
             channels,
             0,
-            settings[1].cast[acc](),
+            settings.epsilon.cast[acc](),
         )
     else:
         var mean_data = mean.to_device_buffer(ctx)
@@ -173,7 +168,7 @@ def batch_norm_statistics_only[
             rows,
             channels,
             0,
-            settings[1],
+            settings.epsilon,
             ctx,
         )
 

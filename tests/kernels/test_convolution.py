@@ -21,13 +21,12 @@ from tests.kernels import together
 from torch_max_backend.convolution_problem import ConvolutionProblem
 from torch_max_backend.mojo_ops.convolution import (
     DEFAULT_WORKSPACE_LIMIT,
-    GEOMETRY_LENGTH,
+    FAMILY,
     Geometry,
     conv_dgrad,
     conv_fprop,
     conv_wgrad,
     conv_with_geometry,
-    geometry_values,
 )
 from torch_max_backend.runtime import session
 
@@ -266,7 +265,7 @@ def add_graph(module: Module, place: torch.device) -> list[str]:
     for name in (DTYPES[dtype].name for dtype in dtypes_on(place.type)):
         for letters in (("n", *"dhw", "c"), ("k", *"trs", "j"), ("n", *"opq", "k")):
             types.append(TensorType(DType[name], [Dim(f"{letter}_{name}") for letter in letters], device))
-        types.append(TensorType(DType.int64, [GEOMETRY_LENGTH], DeviceRef.CPU()))
+        types.append(TensorType(DType.int64, [len(FAMILY["conv_fprop"].numbers)], DeviceRef.CPU()))
     library = session.kernel_library()
     with Graph("convolutions", input_types=types, kernel_library=library, module=module) as graph:
         results = []
@@ -293,9 +292,10 @@ class Compiled:
     @staticmethod
     def geometry(case: ConvolutionCase) -> np.ndarray:
         p = case.problem
-        return geometry_values(
+        geometry = Geometry(
             p.stride, p.padding, p.dilation, p.groups, case.workspace_limit, taps_inside=case.taps_inside
         )
+        return np.array(geometry.numbers())
 
     def one(
         self, case: ConvolutionCase, tensors: list[torch.Tensor], geometry: np.ndarray | None = None
@@ -320,7 +320,7 @@ class Compiled:
                 operands, values = tensors, geometry
             else:
                 operands = [torch.zeros(1, 1, 1, 1, 1, dtype=other)] * 3
-                values = geometry_values((1, 1, 1), (0, 0, 0), (1, 1, 1), 1)
+                values = np.array(Geometry().numbers())
             flat += [tensor.to(self.device) for tensor in operands]
             flat.append(values)
         results = self.model.execute(*flat)

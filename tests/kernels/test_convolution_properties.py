@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
@@ -18,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tests.kernels.test_convolution import BF16, F16, F32, F64, OPS, Compiled, ConvolutionCase
 from tests.operator_database import SampleInput, op_db
 from torch_max_backend.convolution_problem import ConvolutionProblem, Pass
-from torch_max_backend.mojo_ops.convolution import DEFAULT_WORKSPACE_LIMIT, geometry_values
+from torch_max_backend.mojo_ops.convolution import DEFAULT_WORKSPACE_LIMIT, Geometry
 
 aten = torch.ops.aten
 
@@ -130,7 +131,7 @@ class _OnOurKernels(Interpreter):
         operands = {name: torch.zeros(shape, dtype=a.dtype) for name, shape in shapes.items()}
         for name, tensor in zip(names[:2], (a, b), strict=True):
             operands[name] = tensor.movedim(1, -1).reshape(shapes[name]).contiguous()
-        geometry = geometry_values(p.stride, p.padding, p.dilation, p.groups)
+        geometry = np.array(Geometry(p.stride, p.padding, p.dilation, p.groups).numbers())
         result = self.compiled.run_tensors(a.dtype, [operands[name] for name in "xwy"], geometry)[
             OPS.index(which.value[5:])
         ]
@@ -197,7 +198,8 @@ def test_tf32_rounds_factors_and_nothing_else(whole: bool) -> None:
     compiled = Compiled("cuda")
     for case in (case for case in compiled.cases if case.dtype == F32):
         p = case.problem
-        geometry = geometry_values(p.stride, p.padding, p.dilation, p.groups, case.workspace_limit, allow_tf32=True)
+        own = Geometry(p.stride, p.padding, p.dilation, p.groups, case.workspace_limit, allow_tf32=True)
+        geometry = np.array(own.numbers())
         tensors = case.inputs((lambda shape: torch.randint(-2, 3, shape)) if whole else torch.randn)
         reference = case.reference(tensors)
         for op, result in zip(OPS, compiled.run_tensors(F32, tensors, geometry), strict=True):
@@ -223,7 +225,7 @@ def test_more_than_2_31_elements(groups: int, dtype: torch.dtype) -> None:
         tensor[:, :, -rows:] = torch.randint(-2, 3, (1, 1, rows, width, channels), device="cuda").to(dtype)
     # One over sqrt(pixels) would round: keep what wgrad sums exact, and in range.
     dy[:, :, -rows:, :-64] = 0
-    geometry = geometry_values((1, 1, 1), (0, 0, 0), (1, 1, 1), groups)
+    geometry = np.array(Geometry(groups=groups).numbers())
     y, dx, dw = compiled.run_tensors(dtype, [x, w, dy], geometry, keep=True)
     tail = [tensor[:, :, -rows:].float().movedim(-1, 1)[:, :, 0].requires_grad_() for tensor in (x,)]
     filters = w[:, :, 0].float().movedim(-1, 1).requires_grad_()

@@ -31,7 +31,6 @@ from torch_max_backend.typed_graph.operations import (
     Unlisted,
     Value,
     constant,
-    numbers_of,
 )
 from torch_max_backend.typed_graph.read import read
 
@@ -80,9 +79,9 @@ def test_a_call_has_what_its_lowering_knew() -> None:
     call = typed.results[0].maker
     assert isinstance(call, Call) and isinstance(call.function, LibraryFunction)
     assert (call.kernel, call.facts, call.function.family) == ("conv_fprop", geometry, "convolution")
-    assert call.words[:7] == (Result(0), 2, 1, 4, 4, 4, Operand(0))
-    values = numbers_of(call.operands[2])
-    assert values is not None and values.tolist() == geometry.values().tolist()
+    numbers = tuple(geometry.numbers())
+    assert call.numbers == numbers and call.words[len(numbers) :][:7] == (Result(0), 2, 1, 4, 4, 4, Operand(0))
+    assert [value.shape for value in call.operands] == [(2, 1, 8, 8, 3), (4, 1, 3, 3, 3)]
 
 
 def _value(*shape: int) -> Value:

@@ -23,19 +23,17 @@ from torch_max_backend.fusion.program import (
     summing,
 )
 from torch_max_backend.fusion.terms import Leaf, in_memory, is_view
-from torch_max_backend.mojo_ops.constants import kernel_constant
 from torch_max_backend.mojo_ops.convolution import Geometry
 from torch_max_backend.mojo_ops.functions import is_hopper, target_of
 from torch_max_backend.typed_graph.operations import Call, Value
 
 _PASSES = {"conv_fprop": 0, "conv_dgrad": 1}
 """By op, the number of the pass in kernels/convolution/passes.mojo."""
-_GEMM = "convolution.sm90.gemm"
-_NARROW = kernel_constant(_GEMM, "NARROW_COLUMNS")
+_NARROW = 64
 """Channels of a result that the kernel for narrow ones computes."""
-_FEW_PHASES = kernel_constant(_GEMM, "FEW_PHASES")
-_MOST_PHASES = kernel_constant(_GEMM, "MAX_PHASES")
-_FEW_PIXELS = kernel_constant("convolution.cpu.dispatch", "FEW_ROWS")
+_FEW_PHASES, _MOST_PHASES = 8, 16
+"""Phases of a data gradient that a kernel has room for: the entry's parameter."""
+_FEW_PIXELS = 1024
 """Pixels of a result up to which a kernel for few of them runs on a CPU."""
 _LARGE_BYTES = 4 * 2**20
 """Of a result that a CPU's caches do not hold until a second pass."""
@@ -50,7 +48,8 @@ class Absorbed:
         leaf: of the program of its result's only reader, that is the convolution's result; None without such a program.
         others: what the program reads beside that.
         program: all as a function of a library.
-        geometry: as the function takes it.
+        sizes: the convolution's numbers and shapes, as the function takes them.
+        geometry: the program's.
         sums: batch normalization's reduction of what is stored (``column_sums.py``).
     """
 
@@ -58,14 +57,20 @@ class Absorbed:
     leaf: Leaf | None
     others: tuple[Value, ...]
     program: Program
+    sizes: list[int]
     geometry: list[int]
     sums: Call | None = None
+
+    @property
+    def numbers(self) -> list[int]:
+        """What the function gets in front of the program's geometry."""
+        return [*self.sizes, *(self.sums.numbers if self.sums is not None else ())]
 
     @property
     def inputs(self) -> list[Value]:
         """What the program and the reduction read beside the convolution's result, x or dy, the filter, and what comes
         before the convolution for memory's sake."""
-        first, second, _, *after = self.convolution.operands
+        first, second, *after = self.convolution.operands
         beside = self.sums.operands[1:] if self.sums is not None else []
         return [*self.others, *beside, first, second, *after]
 
@@ -119,7 +124,7 @@ def convolution_alone(value: Value) -> Absorbed:
     """The convolution of a result that ``is_suitable``, without a program."""
     call, geometry = _convolution(value)
     program = plain_epilogue(_parameters(value, call, geometry))
-    return Absorbed(call, None, (), program, [*_sizes(call, geometry), value.size, 0, 0])
+    return Absorbed(call, None, (), program, _sizes(call), [value.size, 0, 0])
 
 
 def _is_whole(leaf: Leaf, group: Group) -> bool:
@@ -211,7 +216,7 @@ def _together(leaf: Leaf, group: Group, layout: Layout, device: DeviceRef) -> Ab
     starts = [0, *(each.map.constant for each in group.terms.leaves if each is not leaf)]
     extents = [*layout.extents, *(stride for each in strides for stride in each), *starts]
     inputs = tuple(each.value for each in group.terms.leaves if each is not leaf)
-    return Absorbed(call, leaf, inputs, program, [*_sizes(call, geometry), *extents])
+    return Absorbed(call, leaf, inputs, program, _sizes(call), extents)
 
 
 def _parameters(value: Value, call: Call, geometry: Geometry) -> str:
@@ -223,7 +228,7 @@ def _parameters(value: Value, call: Call, geometry: Geometry) -> str:
     return f'DType.{value.dtype.name}, {_PASSES[call.kernel]}, {narrow}, {room}, "{call.function.symbol}"'
 
 
-def _sizes(call: Call, geometry: Geometry) -> list[int]:
-    """A convolution's geometry and shapes."""
+def _sizes(call: Call) -> list[int]:
+    """A convolution's numbers and shapes."""
     shapes = [each.shape for each in (*call.results, *call.operands[:2])]
-    return [*geometry.values().tolist(), *(extent for shape in shapes for extent in shape or ())]
+    return [*call.numbers, *(extent for shape in shapes for extent in shape or ())]

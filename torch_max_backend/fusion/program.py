@@ -12,7 +12,6 @@ from max.dtype import DType
 from torch_max_backend.fusion.idioms import FUNCTIONS, idioms
 from torch_max_backend.fusion.index_map import Guard, refined
 from torch_max_backend.fusion.terms import MOST_GUARDS, REDUCTIONS, Leaf, Step, Terms
-from torch_max_backend.mojo_ops.constants import kernel_constant
 from torch_max_backend.mojo_ops.signatures import Family
 from torch_max_backend.mojo_ops.sources import symbol_of
 from torch_max_backend.typed_graph.operations import Reduction
@@ -44,11 +43,7 @@ _HEAVY = frozenset({"exp", "log", "log1p", "tanh", "erf", "sin", "cos"})
 MOST_INPUTS = 12
 """Of a program that is no concatenation."""
 
-_KINDS = "convolution.sm90.column_sums"
-SUMS = {
-    "batch_norm_statistics": kernel_constant(_KINDS, "MOMENTS"),
-    "batch_norm_gradient_sums": kernel_constant(_KINDS, "PRODUCTS"),
-}
+SUMS = {"batch_norm_statistics": 1, "batch_norm_gradient_sums": 2}
 """Reductions that a convolution's store takes in: by op, what the kernel has to add up."""
 
 _MODULES = frozenset({("pointwise.program", "Operands"), ("pointwise.program", "Places")})

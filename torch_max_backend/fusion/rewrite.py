@@ -156,7 +156,9 @@ class _Calls:
         """What a convolution stores, and before it what is made of its sums."""
         results = [*(chosen.sums.results if chosen.sums is not None else ()), stored]
         ops = [chosen.convolution.op, chosen.program.ops, chosen.sums.op if chosen.sums is not None else ""]
-        made = self._program(chosen.program, chosen.geometry, chosen.inputs, results, chosen.in_order, _joined(ops))
+        made = self._program(
+            chosen.program, chosen.geometry, chosen.inputs, results, chosen.in_order, _joined(ops), chosen.numbers
+        )
         return dict(zip(results, made, strict=True))
 
     def of_concatenation(self, chosen: Concatenation) -> Value:
@@ -204,15 +206,17 @@ class _Calls:
         roots: Sequence[Value],
         ordered: frozenset[int],
         ops: str,
+        before: Sequence[int] = (),
     ) -> tuple[Value, ...]:
-        """The results of a call with a geometry, as many inputs as such a function has, and results like ``roots``."""
+        """The results of a call with a geometry and other numbers before it, as many inputs as such a function has, and
+        results like ``roots``."""
         require_function(function)
         read = list(inputs) or [self._graph.add(constant(np.zeros((), np.float32), self._device)).results[0]]
         # What stands behind the inputs is not read.
         words = behind_numbers(sizes, len(roots), [min(number, len(read) - 1) for number in range(padded(len(read)))])
         in_order = dict.fromkeys(range(len(roots)), ordered)
         results = tuple(root.like() for root in roots)
-        call = Call(tuple(read), results, function, words, PROGRAM, in_order=in_order, op=ops)
+        call = Call(tuple(read), results, function, (*before, *words), PROGRAM, in_order=in_order, op=ops)
         return self._graph.add(call).results
 
 

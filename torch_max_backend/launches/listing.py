@@ -55,11 +55,9 @@ class Constant:
 
     Attributes:
         content: their bytes.
-        on_host: whether the host reads them when it launches, not the kernel.
     """
 
     content: bytes
-    on_host: bool
 
 
 @dataclass(frozen=True)
@@ -261,7 +259,7 @@ class _Lister:
         if content is None:
             assert value.maker is not None
             raise NotListed({value.maker: f"a constant of {value.dtype}"})
-        constant = Constant(content, not value.device.is_gpu() and self._device.is_gpu())
+        constant = Constant(content)
         return Place(Kind.CONSTANT, self._constants.setdefault(constant, len(self._constants)))
 
 

@@ -13,32 +13,31 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal
 
-import numpy as np
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, DimLike, StaticDim, TensorType, TensorValue
 
 from torch_max_backend.checked import beartype
 from torch_max_backend.convolution_problem import ConvolutionProblem
-from torch_max_backend.ir import ops
 from torch_max_backend.mojo_ops import functions
-from torch_max_backend.mojo_ops.constants import kernel_constant
-from torch_max_backend.mojo_ops.signatures import Cost, Family, Signature, Tensor
+from torch_max_backend.mojo_ops.signatures import Cost, Family, Signature, Tensor, ints
 
 Triple = tuple[int, int, int]
 
 DEFAULT_WORKSPACE_LIMIT: int = 256 * 2**20
 """Most bytes of scratch memory that one convolution may use."""
 
-GEOMETRY_LENGTH: int = kernel_constant("convolution.problem", "GEOMETRY_LENGTH")
-"""Values of the geometry operand."""
-
 _X, _W, _Y, _DX, _DW, _DY = (Tensor(name, "dtype", 5) for name in ("x", "w", "y", "dx", "dw", "dy"))
-_GEOMETRY = Tensor("geometry", DType.int64, 1)
+_NUMBERS = ints(
+    *(f"{what}_{axis}" for what in ("stride", "dilation", "padding") for axis in "dhw"),
+    *("groups", "workspace_limit", "allow_tf32", "taps_inside"),
+    # Addresses that calls of fused entries have: what is called for what has been stored, and what that gets.
+    *("finish", "finish_context"),
+)
 FAMILY = Family(
     "convolution",
-    Signature("conv_fprop", (_Y,), (_X, _W, _GEOMETRY), cost=Cost(1.3, 7.0, 6.0)),
-    Signature("conv_dgrad", (_DX,), (_DY, _W, _GEOMETRY), after=True, cost=Cost(1.3, 7.0, 10.0)),
-    Signature("conv_wgrad", (_DW,), (_X, _DY, _GEOMETRY), cost=Cost(1.3, 7.0, 10.0)),
+    Signature("conv_fprop", (_Y,), (_X, _W), _NUMBERS, cost=Cost(1.3, 7.0, 6.0)),
+    Signature("conv_dgrad", (_DX,), (_DY, _W), _NUMBERS, after=True, cost=Cost(1.3, 7.0, 10.0)),
+    Signature("conv_wgrad", (_DW,), (_X, _DY), _NUMBERS, cost=Cost(1.3, 7.0, 10.0)),
     first={"cpu": 2.3, "gpu": 0.5, "sm90": 1.0},
 )
 
@@ -87,18 +86,10 @@ class Geometry:
             if getattr(self, name) < least:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least {least}")
 
-    @classmethod
-    def of(cls, values: Sequence[int]) -> Geometry:
-        """The geometry whose ``values()`` these are."""
-        d, h, w, dd, dh, dw, pd, ph, pw, groups, limit, tf32, inside = map(int, values)
-        return cls((d, h, w), (pd, ph, pw), (dd, dh, dw), groups, limit, bool(tf32), bool(inside))
-
-    def values(self) -> np.ndarray:
-        """The geometry operand's content, in the kernels' order: GEOMETRY_LENGTH values."""
-        return geometry_values(
-            self.stride, self.padding, self.dilation, self.groups, self.workspace_limit, self.allow_tf32,
-            self.taps_inside,
-        )  # fmt: skip
+    def numbers(self) -> list[int]:
+        """The entries' numbers."""
+        own = self.groups, self.workspace_limit, self.allow_tf32, self.taps_inside
+        return [*self.stride, *self.dilation, *self.padding, *own, 0, 0]
 
     @property
     def phases(self) -> int:
@@ -119,14 +110,14 @@ UNIT = Geometry()
 
 
 class Grouping(Enum):
-    """The groups that a library function serves; the values are those of kernels/convolution/passes.mojo.
+    """The groups that a library function serves; the values are parameters, named in kernels/convolution/passes.mojo.
 
     What is known when the graph is built leaves kernels out that it cannot need.
     """
 
-    ONE = kernel_constant("convolution.passes", "ONE_GROUP")
-    WIDE = kernel_constant("convolution.passes", "WIDE_GROUPS")
-    ANY = kernel_constant("convolution.passes", "ANY_GROUPS")
+    ONE = 0
+    WIDE = 1
+    ANY = 2
     DEPTHWISE = None
     """One channel in each group, in and out: tables of their own."""
 
@@ -228,7 +219,7 @@ def conv_with_geometry(
 ) -> TensorValue:
     """The bare op, whose operands and result follow the three functions above.
 
-    `geometry` may be a host tensor of `geometry_values`, which is checked at run time: one graph then serves every
+    `geometry` may be a host tensor of a geometry's numbers, which are checked at run time: one graph then serves every
     problem. Kernels that `grouping` does not need are not compiled.
 
     A data gradient can be told to run `after` the gradients of filter and bias, of rank 5. MAX plans memory from what
@@ -236,13 +227,13 @@ def conv_with_geometry(
     graph's end. With this order it is free for the layers before.
     """
     known = geometry if isinstance(geometry, Geometry) else None
-    host = geometry if known is None else ops.constant(known.values(), DType.int64, device=DeviceRef.CPU())
-    operands = [a, b, host]
+    operands = [a, b]
     if op == "conv_dgrad":
         operands += after or [b]
     result = TensorType(a.dtype, result_shape, a.device)
     function = convolution_function(op, functions.target_of(a.device), a.dtype, grouping, deep=a.shape[1] != 1)
-    return functions.call(FAMILY[op], function, operands, [result], facts=known)[0]
+    numbers = geometry.numbers() if isinstance(geometry, Geometry) else geometry
+    return functions.call(FAMILY[op], function, operands, [result], numbers, facts=known)[0]
 
 
 def convolution_function(
@@ -325,19 +316,6 @@ def workspace_limit(problem: ConvolutionProblem, itemsize: int, on_gpu: bool) ->
     copied += (copied > 0) * k * int(problem.taps) * c
     # The rest is for sums.
     return max(DEFAULT_WORKSPACE_LIMIT, copied * itemsize + DEFAULT_WORKSPACE_LIMIT // 4)
-
-
-def geometry_values(
-    stride: Triple,
-    padding: Triple,
-    dilation: Triple,
-    groups: int,
-    workspace_limit: int = DEFAULT_WORKSPACE_LIMIT,
-    allow_tf32: bool = False,
-    taps_inside: bool = False,
-) -> np.ndarray:
-    """The geometry operand's content, in the kernels' order: GEOMETRY_LENGTH values."""
-    return np.array([*stride, *dilation, *padding, groups, workspace_limit, allow_tf32, taps_inside], np.int64)
 
 
 def _output_extent(axis: str, extent: Dim, taps: Dim, stride: int, padding: int, dilation: int) -> int:

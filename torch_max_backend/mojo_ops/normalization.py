@@ -6,20 +6,20 @@ float32. Normalizing itself is elementwise and left to the graph.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 from max.dtype import DType
-from max.graph import DeviceRef, TensorType, TensorValue
+from max.graph import TensorType, TensorValue
 
 from torch_max_backend.checked import beartype
-from torch_max_backend.ir import ops
 from torch_max_backend.mojo_ops import functions
-from torch_max_backend.mojo_ops.signatures import Family, Signature, Tensor
+from torch_max_backend.mojo_ops.signatures import Family, Number, Signature, Tensor
 
 _FLOATS = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
 
-_X, _DY, _SETTINGS = Tensor("x", "dtype", 2), Tensor("dy", "dtype", 2), Tensor("settings", DType.float64, 1)
+_X, _DY = Tensor("x", "dtype", 2), Tensor("dy", "dtype", 2)
+_SETTINGS: dict[str, type[Number]] = {"momentum": float, "epsilon": float}
 _MEAN, _INVSTD = Tensor("mean", "acc", 1), Tensor("invstd", "acc", 1)
 _OLD, _NEW, _SUMS = (
     tuple(Tensor(name, "acc", 1) for name in names)
@@ -34,11 +34,12 @@ FAMILY = Family(
     Signature(
         "batch_norm_statistics",
         results=(_MEAN, _INVSTD, *_NEW),
-        operands=(_X, *_OLD, _SETTINGS),
+        operands=(_X, *_OLD),
+        numbers=_SETTINGS,
         # A channel's new running statistics read that channel's old ones.
         in_order={2: frozenset({1}), 3: frozenset({2})},
     ),
-    Signature("batch_norm_statistics_only", results=(_MEAN, _INVSTD), operands=(_X, _SETTINGS)),
+    Signature("batch_norm_statistics_only", results=(_MEAN, _INVSTD), operands=(_X,), numbers=_SETTINGS),
     Signature("batch_norm_gradient_sums", results=_SUMS, operands=(_DY, _X, _MEAN, _INVSTD)),
     first=1.0,
 )
@@ -88,10 +89,10 @@ def _channel_type(x: TensorValue) -> TensorType:
     return TensorType(accumulation_dtype(x.dtype), [x.shape[1]], x.device)
 
 
-def _call(entry: str, x: TensorValue, values: list[TensorValue]) -> list[TensorValue]:
+def _call(entry: str, x: TensorValue, values: list[TensorValue], numbers: Sequence[Number] = ()) -> list[TensorValue]:
     function = functions.function_of(FAMILY, entry, functions.target_of(x.device), (x.dtype,))
     signature = FAMILY[entry]
-    return functions.call(signature, function, values, [_channel_type(x)] * len(signature.results))
+    return functions.call(signature, function, values, [_channel_type(x)] * len(signature.results), numbers)
 
 
 @beartype
@@ -104,15 +105,14 @@ def batch_norm_statistics(
 ) -> Statistics:
     """The statistics of each channel of ``x``, and the running ones moved by ``momentum`` towards them."""
     _check_rows("x", x)
-    settings = ops.constant(np.array([momentum, epsilon], np.float64), DType.float64, device=DeviceRef.CPU())
     if running_mean is None or running_var is None:
         if running_mean is not running_var:
             raise ValueError("running_mean and running_var: must both be given or both be None")
-        mean, invstd = _call("batch_norm_statistics_only", x, [x, settings])
+        mean, invstd = _call("batch_norm_statistics_only", x, [x], [momentum, epsilon])
         return Statistics(mean, invstd, None, None)
     _check_channels("running_mean", running_mean, x)
     _check_channels("running_var", running_var, x)
-    return Statistics(*_call("batch_norm_statistics", x, [x, running_mean, running_var, settings]))
+    return Statistics(*_call("batch_norm_statistics", x, [x, running_mean, running_var], [momentum, epsilon]))
 
 
 @beartype

@@ -16,7 +16,6 @@ from max.graph import Dim, DimLike, StaticDim, TensorType, TensorValue
 
 from torch_max_backend.checked import beartype
 from torch_max_backend.mojo_ops import functions
-from torch_max_backend.mojo_ops.constants import kernel_constant
 from torch_max_backend.mojo_ops.signatures import Cost, Family, Signature, Tensor, ints
 from torch_max_backend.pooling_problem import NUMBERS, AdaptivePoolingProblem, Extents, PoolingProblem
 
@@ -150,7 +149,7 @@ def max_pool_fprop_offsets(x: TensorValue, problem: PoolingProblem) -> tuple[Ten
 
 #: Up to so many rows under a window a GPU's threads keep their own sums; past them, and from so many windows over one
 #: position on, adding atomically is faster than comparing them all.
-_MOST_ROWS = kernel_constant("pooling.gpu.ring_scatter_plan", "MOST_SUMS")
+_MOST_ROWS = 104
 _ATOMIC_FROM = 48
 
 

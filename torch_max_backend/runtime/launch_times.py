@@ -18,7 +18,7 @@ from rich.table import Table
 
 from torch_max_backend.fusion.program import Program
 from torch_max_backend.launches import Launch, LaunchList, Place
-from torch_max_backend.mojo_ops.convolution import GEOMETRY_LENGTH
+from torch_max_backend.mojo_ops.convolution import FAMILY as CONVOLUTION
 from torch_max_backend.mojo_ops.functions import LibraryFunction, required
 from torch_max_backend.runtime.streams import stream_order
 from torch_max_backend.torch_compat import occupy_gpu
@@ -250,12 +250,12 @@ def _extents_of_program(entry: str, launch: Launch) -> str:
     numbers = [word for word in launch.words if isinstance(word, int)]
     if entry.endswith("_many"):
         return str(numbers[0])
-    geometry = np.array(numbers[1:], np.int64)
     if entry.startswith("conv_pointwise"):
         # Result, source and filter.
-        shapes = geometry[GEOMETRY_LENGTH : GEOMETRY_LENGTH + 15].reshape(3, 5)
+        first = len(CONVOLUTION["conv_fprop"].numbers)
+        shapes = (numbers[start : start + 5] for start in range(first, first + 15, 5))
         return " ".join("x".join(map(str, shape)) for shape in shapes)
-    return "x".join(map(str, geometry[: 3 if entry == "reduction" else 1]))
+    return "x".join(map(str, numbers[1 : 4 if entry == "reduction" else 2]))
 
 
 def _program(function: Program) -> str:

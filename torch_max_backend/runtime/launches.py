@@ -111,7 +111,7 @@ class Launches:
         self._own_device = max_device(device)
         self._listing = listing
         self._context = device_context(self._own_device)
-        self._constants = [self._constant(each.content, each.on_host) for each in listing.constants]
+        self._constants = [self._constant(each.content) for each in listing.constants]
         self._moved = listing.moved
         self.facts = [(fact.shape or (), fact.strides, fact.dtype) for fact in leaving.facts]
         self._copied = [
@@ -140,9 +140,8 @@ class Launches:
         self._arguments = (self._words.ctypes.data, self._context, ctypes.addressof(self._message))
         self._lock = threading.Lock()
 
-    def _constant(self, content: bytes, on_host: bool) -> torch.Tensor:
-        memory = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)
-        return memory if on_host else memory.to(self.device)
+    def _constant(self, content: bytes) -> torch.Tensor:
+        return torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8).to(self.device)
 
     def _encoded(self, listing: LaunchList) -> tuple[list[int], list[int]]:
         """What ``walk`` in kernels/launches/entries.mojo takes."""

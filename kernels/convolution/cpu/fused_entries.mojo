@@ -1,22 +1,20 @@
 """Entries of convolutions on a CPU that compute a pointwise program of their result (kernels/pointwise/program.mojo) while
 it lies in the cache.
 
-The geometry is a list of numbers: the convolution's own (problem.mojo), the shapes of its result, x or dy, and w,
-each of rank 5, and then the extents and strides of the program's operands. The operands are addresses: the program's
-result and inputs, then x or dy, and w.
+A call has the convolution's numbers and shapes (operands.mojo), a list with the extents and strides of the program's
+operands, and addresses: the program's result and inputs, then x or dy, and w.
 """
 
 from std.memory.alloc import unsafe_alloc
 
 from max.gpu.host import DeviceContext
-from std.utils.index import IndexList
 
-from ...common.library import Arguments, Call, Operand
+from ...common.library import Arguments
 from ...common.pointer import Ptr
 from ...pointwise.entries import operands_of
 from ...pointwise.program import Operands, Places
-from ..finish import Body
-from ..problem import GEOMETRY_LENGTH
+from ..finish import Body, Finish
+from ..operands import FusedConvolution
 
 
 def _run_over[
@@ -59,19 +57,6 @@ def _run_over[
             place.digits[inner] = place.digits[inner] + 1
 
 
-@no_inline
-def _append_shaped(
-    mut call: Call,
-    address: Int,
-    geometry: Operand[DType.int64, 1],
-    number: Int,
-):
-    var shape = IndexList[5]()
-    for axis in range(5):
-        shape[axis] = Int(geometry[GEOMETRY_LENGTH + 5 * number + axis])
-    call.append_at(address, shape)
-
-
 def conv_pointwise[
     target: StaticString,
     dtype: DType,
@@ -85,29 +70,17 @@ def conv_pointwise[
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """fprop or dgrad by the library function `plain`, which calls the program for what it has stored.
     """
+    var given = FusedConvolution.take(arguments)
     var geometry = arguments.take_list()
     var operands = unsafe_alloc[Operands[count, dims]](1)
-    operands[] = operands_of[count, dims](
-        geometry, GEOMETRY_LENGTH + 15, arguments
-    )
+    operands[] = operands_of[count, dims](geometry, 0, arguments)
     var a = arguments.take_word()
     var b = arguments.take_word()
     var body: Body = _run_over[dtype, vector, count, dims, run]
-    comptime length = GEOMETRY_LENGTH + 2
-    var values = unsafe_alloc[Int64](length)
-    for i in range(GEOMETRY_LENGTH):
-        values[unsafe_offset=i] = geometry[i]
-    values[unsafe_offset=GEOMETRY_LENGTH] = Int64(
-        Pointer(to=body).unsafe_bitcast[Int]()[]
+    given.geometry.finish = Finish(
+        Pointer(to=body).unsafe_bitcast[Int]()[], Int(operands), 0
     )
-    values[unsafe_offset=GEOMETRY_LENGTH + 1] = Int64(Int(operands))
-    var call = Call()
-    _append_shaped(call, operands[].data[0], geometry, 0)
-    _append_shaped(call, a, geometry, 1)
-    _append_shaped(call, b, geometry, 2)
-    call.append_at(Int(values), IndexList[1](length))
     try:
-        call.run[plain](ctx)
+        given.run[plain](operands[].data[0], a, b, ctx)
     finally:
-        values.unsafe_free()
         operands.unsafe_free()

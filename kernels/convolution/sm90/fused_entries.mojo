@@ -1,9 +1,9 @@
 """Entries of convolutions whose store takes in a pointwise program (kernels/pointwise/program.mojo), and the sums over
 what is stored that batch normalization asks for.
 
-The geometry is a list of numbers: the convolution's own (problem.mojo), the shapes of its result, x or dy, and w,
-each of rank 5, and then the extents and strides of the program's operands. The operands are addresses: the program's
-result and inputs, then x or dy, and w.
+A call has the convolution's numbers and shapes (operands.mojo), where running statistics are moved momentum and epsilon,
+a list with the extents and strides of the program's operands, and addresses: the program's result and inputs, then x or
+dy, and w.
 
 A `heavy` program needs many registers for a vector.
 """
@@ -14,7 +14,7 @@ from max.gpu.host import DeviceContext
 from std.utils.index import IndexList
 from std.utils.static_tuple import StaticTuple
 
-from ...common.library import Arguments, Call, Operand, scratch
+from ...common.library import Arguments, Call, scratch
 from ...common.pointer import Ptr
 from ...normalization.gpu import (
     MERGED,
@@ -23,13 +23,14 @@ from ...normalization.gpu import (
     merge_sums_kernel,
 )
 from ...normalization.partials import Slots
+from ...normalization.settings import Settings
 from ...pointwise.entries import operands_of
 from ...pointwise.program import Operands, Places
 from ..finish import NOTHING
 from ..kernel import Tensors
 from ..passes import FPROP
-from ..operands import problem_of
-from ..problem import GEOMETRY_LENGTH, ConvolutionProblem
+from ..operands import FusedConvolution
+from ..problem import ConvolutionProblem
 from .column_sums import MOMENTS, Factor
 from .dispatch import Sm90Speed
 from .gemm import (
@@ -46,56 +47,17 @@ from .packed import needs_packing
 
 
 @no_inline
-def _shape(geometry: Operand[DType.int64, 1], number: Int) -> IndexList[5]:
-    var shape = IndexList[5]()
-    for axis in range(5):
-        shape[axis] = Int(geometry[GEOMETRY_LENGTH + 5 * number + axis])
-    return shape
-
-
-@no_inline
-def _problem[
-    pass_: Int
-](geometry: Operand[DType.int64, 1]) raises -> ConvolutionProblem:
-    var values = IndexList[GEOMETRY_LENGTH]()
-    for i in range(GEOMETRY_LENGTH):
-        values[i] = Int(geometry[i])
-    var result = _shape(geometry, 0)
-    var source = _shape(geometry, 1)
-    var large = source if pass_ == FPROP else result
-    var small = result if pass_ == FPROP else source
-    return problem_of(large, _shape(geometry, 2), small, values)
-
-
-@no_inline
 def _fits[
-    dtype: DType, pass_: Int
+    dtype: DType, pass_: Int, room: Int
 ](t: Tensors[dtype], p: ConvolutionProblem) -> Bool:
-    """Whether the kernel runs the problem as it is."""
+    """Whether the kernel, which has room for so many phases, runs the problem as it is.
+    """
     return (
-        Sm90Speed.pays[Gemm, dtype, pass_](p)
+        (pass_ == FPROP or p.stride_h * p.stride_w <= room)
+        and Sm90Speed.pays[Gemm, dtype, pass_](p)
         and not Gemm.can_implement[dtype, pass_](t, p)
         and not needs_packing[dtype](p)
     )
-
-
-@no_inline
-def _run_plain[
-    plain: StaticString
-](
-    result: Int,
-    a: Int,
-    b: Int,
-    geometry: Operand[DType.int64, 1],
-    ctx: DeviceContext,
-) raises:
-    """The library's function for the convolution alone."""
-    var call = Call()
-    call.append_at(result, _shape(geometry, 0))
-    call.append_at(a, _shape(geometry, 1))
-    call.append_at(b, _shape(geometry, 2))
-    call.append_at(Int(geometry.data), IndexList[1](GEOMETRY_LENGTH))
-    call.run[plain](ctx)
 
 
 def conv_pointwise[
@@ -115,15 +77,14 @@ def conv_pointwise[
     """fprop or dgrad, by the Hopper kernel with the program in its store; for a problem or an address that it does not
     take, by the library function `plain` into a buffer and a pass over that.
     """
+    var given = FusedConvolution.take(arguments)
     var geometry = arguments.take_list()
-    var operands = operands_of[count, dims](
-        geometry, GEOMETRY_LENGTH + 15, arguments
-    )
+    var operands = operands_of[count, dims](geometry, 0, arguments)
     var result = Ptr[dtype](unsafe_from_address=operands.data[0])
     var a = Ptr[dtype](unsafe_from_address=arguments.take_word())
     var b = Ptr[dtype](unsafe_from_address=arguments.take_word())
-    var problem = _problem[pass_](geometry)
-    var shape = _shape(geometry, 0)
+    var problem = given.problem[pass_]()
+    var shape = given.result
     var c = shape[4]
     var together = 0
     comptime for n in range(count):
@@ -149,7 +110,7 @@ def conv_pointwise[
         return run[width, parts](operands, places, value)
 
     comptime if compiles_for[dtype, pass_]():
-        if together % 16 == 0 and _fits[dtype, pass_](
+        if together % 16 == 0 and _fits[dtype, pass_, room](
             Tensors(result, a, b, NOTHING), problem
         ):
             run_with_epilogue[dtype, pass_, narrow, room, heavy, finish](
@@ -157,7 +118,7 @@ def conv_pointwise[
             )
             return
     var buffer = scratch[dtype](ctx, shape.flattened_length())
-    _run_plain[plain](Int(buffer.unsafe_ptr()), Int(a), Int(b), geometry, ctx)
+    given.run[plain](Int(buffer.unsafe_ptr()), Int(a), Int(b), ctx)
     apply_epilogue[dtype, finish](
         result,
         Ptr[dtype](unsafe_from_address=Int(buffer.unsafe_ptr())),
@@ -189,23 +150,23 @@ def conv_pointwise_sums[
     function for that alone. Without a program the result is the convolution's own.
 
     Four results for each channel come first. Behind the program's operands stand what `plain_sums` reads beside the
-    result: the running mean and variance and the settings; or x, mean and invstd.
+    result: the running mean and variance; or x, mean and invstd.
     """
+    var given = FusedConvolution.take(arguments)
+    var settings = Settings(0, 0)
+    comptime if kind == MOMENTS:
+        settings = Settings.take(arguments)
     var geometry = arguments.take_list()
-    var made = IndexList[4]()
-    for i in range(4):
-        made[i] = arguments.take_word()
-    var operands = operands_of[count, dims](
-        geometry, GEOMETRY_LENGTH + 15, arguments
-    )
+    var made = arguments.take_words[4]()
+    var operands = operands_of[count, dims](geometry, 0, arguments)
     var beside = IndexList[3]()
-    for i in range(3):
+    for i in range(2 if kind == MOMENTS else 3):
         beside[i] = arguments.take_word()
     var result = Ptr[dtype](unsafe_from_address=operands.data[0])
     var a = Ptr[dtype](unsafe_from_address=arguments.take_word())
     var b = Ptr[dtype](unsafe_from_address=arguments.take_word())
-    var problem = _problem[pass_](geometry)
-    var shape = _shape(geometry, 0)
+    var problem = given.problem[pass_]()
+    var shape = given.result
     var c = shape[4]
     var rows = shape[0] * shape[2] * shape[3]
     var together = 0
@@ -266,7 +227,9 @@ def conv_pointwise_sums[
     comptime if compiles_for[dtype, pass_]():
         if (
             together % 16 == 0
-            and _fits[dtype, pass_](Tensors(result, a, b, NOTHING), problem)
+            and _fits[dtype, pass_, room](
+                Tensors(result, a, b, NOTHING), problem
+            )
             and (has_program or sums_are_worth_it[pass_, narrow](problem, ctx))
         ):
             var slots = slots_of_sums[pass_, narrow](problem, ctx)
@@ -284,6 +247,7 @@ def conv_pointwise_sums[
             _merge[dtype, kind](
                 made,
                 beside,
+                settings,
                 Ptr[DType.float32](
                     unsafe_from_address=Int(buffer.unsafe_ptr())
                 ),
@@ -296,9 +260,7 @@ def conv_pointwise_sums[
             return
     comptime if has_program:
         var buffer = scratch[dtype](ctx, shape.flattened_length())
-        _run_plain[plain](
-            Int(buffer.unsafe_ptr()), Int(a), Int(b), geometry, ctx
-        )
+        given.run[plain](Int(buffer.unsafe_ptr()), Int(a), Int(b), ctx)
         apply_epilogue[dtype, finish](
             result,
             Ptr[dtype](unsafe_from_address=Int(buffer.unsafe_ptr())),
@@ -308,15 +270,16 @@ def conv_pointwise_sums[
         )
         _ = buffer^
     else:
-        _run_plain[plain](Int(result), Int(a), Int(b), geometry, ctx)
+        given.run[plain](Int(result), Int(a), Int(b), ctx)
     var call = Call()
+    comptime if kind == MOMENTS:
+        settings.append_to(call)
     for i in range(4):
         call.append_at(made[i], IndexList[1](c))
     call.append_at(Int(result), IndexList[2](rows, c))
     comptime if kind == MOMENTS:
         call.append_at(beside[0], IndexList[1](c))
         call.append_at(beside[1], IndexList[1](c))
-        call.append_at(beside[2], IndexList[1](2))
     else:
         call.append_at(beside[0], IndexList[2](rows, c))
         call.append_at(beside[1], IndexList[1](c))
@@ -330,6 +293,7 @@ def _merge[
 ](
     made: IndexList[4],
     beside: IndexList[3],
+    settings: Settings,
     partials: Ptr[DType.float32],
     slots: Slots,
     rows: Int,
@@ -345,7 +309,6 @@ def _merge[
     # No row is left to be read by the second stage.
     var none = Ptr[dtype](unsafe_from_address=Int(partials))
     comptime if kind == MOMENTS:
-        var settings = Ptr[DType.float64](unsafe_from_address=beside[2])
         ctx.enqueue_function[
             merge_moments_kernel[dtype, DType.float32, True, Slots]
         ](
@@ -360,8 +323,8 @@ def _merge[
             slots,
             Int64(rows),
             Int64(channels),
-            settings[unsafe_offset=0].cast[DType.float32](),
-            settings[unsafe_offset=1].cast[DType.float32](),
+            settings.momentum.cast[DType.float32](),
+            settings.epsilon.cast[DType.float32](),
             grid_dim=ceildiv(channels, MERGED),
             block_dim=(MERGED, MERGERS),
         )

@@ -42,7 +42,7 @@ comptime MAX_PHASES = 16
 comptime FEW_PHASES = 8
 """Phases of a data gradient that a kernel with an epilogue has room for, if not for one or for all."""
 comptime NARROW_COLUMNS = 64
-"""Columns of the tile for narrow results with an epilogue. torch_max_backend/fusion/convolutions.py reads these three."""
+"""Columns of the tile for narrow results with an epilogue."""
 
 
 def compiles_for[dtype: DType, pass_: Int]() -> Bool:

@@ -1,0 +1,50 @@
+"""Hopper's matrix products with no kernel behind them, and with a given tile: for measurements and tests.
+
+Behind its other operands a call has the five fields of `WgradChoice`; fprop and dgrad look at the first, the tile shape's
+index, alone. A first number of -1 leaves the choice to the table.
+"""
+
+from max.gpu.host import DeviceContext
+
+from ...common.library import Arguments
+from ..finish import NOTHING
+from ..kernel import Tensors
+from ..operands import ConvolutionOperands
+from ..passes import ONE_GROUP
+from .dispatch import SM90_KERNELS
+from .gemm import Gemm, compiles_for, run
+from .wgrad_plan import WgradChoice
+
+
+def conv_tuned[
+    target: StaticString, dtype: DType, pass_: Int
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    """The pass of that number."""
+    var given = ConvolutionOperands[dtype, pass_](arguments)
+    var words = arguments.take_words[5]()
+    comptime if not compiles_for[dtype, pass_]():
+        raise Error(t"Hopper convolution: no kernel for {dtype} and this GPU")
+    else:
+        var problem = given.problem
+        var tensors = Tensors(
+            given.result.data, given.a.data, given.b.data, NOTHING
+        )
+        var tuning = Optional[WgradChoice]()
+        if words[0] >= 0:
+            tuning = WgradChoice(
+                shape=words[0],
+                splits=words[1],
+                cluster=words[2],
+                share_rows=words[3],
+                share_columns=words[4],
+            )
+        elif SM90_KERNELS.launch[dtype, pass_, ONE_GROUP](
+            ctx, tensors, problem
+        ):
+            return
+        var reason = Gemm.can_implement[dtype, pass_](tensors, problem)
+        if reason or not tuning:
+            raise Error(
+                t"Hopper convolution: {reason.or_else('others are faster')}"
+            )
+        run[dtype, pass_](ctx, tensors, problem, tuning)
