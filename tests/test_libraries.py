@@ -56,7 +56,7 @@ def test_a_source_imports_everything_once() -> None:
     assert "from kernels.pointwise.entries import pointwise" in imports
     assert "from std.math import exp" in imports
     assert source.count("@export") == len(KERNELS) + len(PROGRAMS)
-    assert source.count("def _program_") == len(PROGRAMS)
+    assert source.count("def program_") == len(PROGRAMS)
 
 
 def test_a_wider_entry_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,6 @@ from torch_max_backend.launches import Kind, Launch, LaunchList, Place
 from torch_max_backend.mojo_ops.functions import require
 from torch_max_backend.runtime import libraries
 from torch_max_backend.runtime.executable import Executable
-from torch_max_backend.runtime.handover import Inputs
 from torch_max_backend.runtime.interface import InputSpec, OutputSpec
 from torch_max_backend.runtime.launches import Launches
 from torch_max_backend.runtime.leaving import Leaving
@@ -125,10 +124,10 @@ def test_what_a_kernel_refuses_is_raised() -> None:
     """An index that lies outside; the call after it is as if nothing had been."""
     device, shapes = torch.device("cpu"), ((1, 4, 3), (2,), (1, 2, 3))
     dtypes = (torch.float32, torch.int64, torch.float32)
-    inputs = Inputs([
+    inputs = [
         InputSpec(number, dtype, contiguous_order(len(shape)), device, shape)
         for number, (dtype, shape) in enumerate(zip(dtypes, shapes, strict=True))
-    ])  # fmt: skip
+    ]
     leaving = Leaving([OutputSpec(0, contiguous_order(3), torch.float32, shapes[0])], [])
     function = require("indexing", "scatter_rows_add", DeviceRef.CPU(), (DType.float32,))
     walk = require("launches", "walk", DeviceRef.CPU(), ())
