@@ -81,7 +81,7 @@ struct ReducedRows[
 
     @staticmethod
     def take(mut arguments: Arguments) raises -> Self:
-        var geometry = arguments.take[DType.int64, 1]()
+        var geometry = arguments.take_list()
         return Self(
             operands_of[Self.count, Self.dims, Self.guards, Self.numbers](
                 geometry, 3, arguments
@@ -172,7 +172,7 @@ struct ComputedRows[
 
     @staticmethod
     def take(mut arguments: Arguments) raises -> Self:
-        var geometry = arguments.take[DType.int64, 1]()
+        var geometry = arguments.take_list()
         return Self(
             operands_of[Self.count, Self.dims, Self.guards, Self.numbers](
                 geometry, 1, arguments

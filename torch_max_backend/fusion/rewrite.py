@@ -145,10 +145,10 @@ class _Calls:
         for group in chain.groups:
             layout = layout_of(group.terms)
             assert layout is not None
-            host = self._host(geometry(group.terms, layout))
+            numbers = geometry(group.terms, layout)
             inputs = [leaf.value for leaf in group.terms.leaves]
             inputs += inputs[-1:] * (padded(len(inputs)) - len(inputs))
-            words += [word(host), *(host.shape or ()), *map(word, group.roots), *map(word, inputs)]
+            words += [len(numbers), *numbers, *map(word, group.roots), *map(word, inputs)]
         made = tuple(root.like() for root in chain.roots)
         return self._graph.add(Call(tuple(operands), made, function, tuple(words), ROWS, op=function.ops)).results
 

@@ -230,8 +230,10 @@ def _described(launch: Launch) -> tuple[str, str, str]:
     if isinstance(function, Program):
         return function.entry, _program(function), _extents_of_program(function.entry, launch)
     name = _KERNEL.sub("", launch.function)
-    plain = function.rest or function if isinstance(function, LibraryFunction) else None
-    return plain.entry if plain is not None else name, name, " ".join(_extents(launch.words))
+    if not isinstance(function, LibraryFunction):
+        # Programs over the same rows: how many there are, and their elements.
+        return name, name, "x".join(map(str, launch.words[:2]))
+    return (function.rest or function).entry, name, " ".join(_extents(launch.words))
 
 
 def _extents(words: Sequence[int | Place]) -> Iterator[str]:
