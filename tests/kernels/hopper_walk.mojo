@@ -246,7 +246,7 @@ def _check_packing(p: ConvolutionProblem) raises:
     """A row's padding is in the copy or left to the kernel, once."""
     if needs_packing[DType.bfloat16](p):
         var packed = packing[DType.bfloat16, FPROP](p)
-        var written = packed.x_shift if packed.copies_x() else 0
+        var written = packed.x.shift
         if written + packed.problem.pad_w != p.pad_w:
             raise Error("a packed problem has another padding")
 

@@ -185,86 +185,25 @@ def run[
     """Of what `Gemm` takes. A forced choice is for measurements; for fprop and dgrad only its shape, an index into
     TILE_SHAPES, counts.
     """
-    var result, a, b = t.result, t.a, t.b
     if not needs_packing[dtype](problem):
-        _run[dtype, pass_](
-            result,
-            a,
-            b,
-            problem,
-            SourceView.dense(problem),
-            ctx,
-            forced,
-        )
+        _run[dtype, pass_](ctx, t, problem, SourceView.dense(problem), forced)
         return
     var packed = packing[dtype, pass_](problem)
     # What the copies take is not there for sums.
     packed.problem.workspace_limit -= packed.bytes()
     var scratch = Scratch[dtype]()
-    var inner_result: Ptr[dtype]
-    comptime if pass_ == FPROP:
-        var x = scratch.operand(
-            a, packed.copies_x(), packed.x, packed.x_source, packed.x_shift, ctx
+    var result, a, b = packed.copies[pass_]()
+    var inner = t
+    inner.a = scratch.operand(t.a, a, ctx)
+    inner.b = scratch.operand(t.b, b, ctx)
+    inner.result = scratch.place(
+        t.result, result.is_made(), result.extents, ctx
+    )
+    _run[dtype, pass_](ctx, inner, packed.problem, packed.view, forced)
+    if result.is_made():
+        repack[dtype](
+            t.result, result.given, inner.result, result.extents, 0, ctx
         )
-        var w = scratch.operand(
-            b, packed.copies_w(), packed.w, packed.w_source, 0, ctx
-        )
-        inner_result = scratch.place(result, packed.copies_y(), packed.y, ctx)
-        _run[dtype, pass_](
-            inner_result,
-            x,
-            w,
-            packed.problem,
-            packed.view,
-            ctx,
-            forced,
-        )
-        if packed.copies_y():
-            repack[dtype](
-                result, packed.y_source, inner_result, packed.y, 0, ctx
-            )
-    elif pass_ == DGRAD:
-        var dy = scratch.operand(
-            a, packed.copies_y(), packed.y, packed.y_source, 0, ctx
-        )
-        var w = scratch.operand(
-            b, packed.copies_w(), packed.w, packed.w_source, 0, ctx
-        )
-        inner_result = scratch.place(result, packed.copies_x(), packed.x, ctx)
-        _run[dtype, pass_](
-            inner_result,
-            dy,
-            w,
-            packed.problem,
-            packed.view,
-            ctx,
-            forced,
-        )
-        if packed.copies_x():
-            repack[dtype](
-                result, packed.x_source, inner_result, packed.x, 0, ctx
-            )
-    else:
-        var x = scratch.operand(
-            a, packed.copies_x(), packed.x, packed.x_source, packed.x_shift, ctx
-        )
-        var dy = scratch.operand(
-            b, packed.copies_y(), packed.y, packed.y_source, 0, ctx
-        )
-        inner_result = scratch.place(result, packed.copies_w(), packed.w, ctx)
-        _run[dtype, pass_](
-            inner_result,
-            x,
-            dy,
-            packed.problem,
-            packed.view,
-            ctx,
-            forced,
-        )
-        if packed.copies_w():
-            repack[dtype](
-                result, packed.w_source, inner_result, packed.w, 0, ctx
-            )
     # The copies' memory goes back in stream order.
     _ = scratch^
 
@@ -273,12 +212,10 @@ def run[
 def _run[
     dtype: DType, pass_: Int
 ](
-    result: Ptr[dtype],
-    a: Ptr[dtype],
-    b: Ptr[dtype],
+    ctx: DeviceContext,
+    t: Tensors[dtype],
     problem: ConvolutionProblem,
     view: SourceView,
-    ctx: DeviceContext,
     forced: Optional[WgradChoice],
 ) raises:
     var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
@@ -290,9 +227,9 @@ def _run[
             comptime shape = WGRAD_SHAPES[i]
             if choice.shape == i:
                 launch_wgrad[dtype, shape](
-                    result,
-                    b,
-                    a,
+                    t.result,
+                    t.b,
+                    t.a,
                     problem,
                     view,
                     choice,
@@ -310,22 +247,22 @@ def _run[
         if not is_compiled[dtype](chosen):
             raise Error(t"Hopper convolution: no tile shape {chosen}")
         var copies = Scratch[dtype]()
-        var filter = b
+        var filter = t.b
         comptime if pass_ == DGRAD and reads_filter_along_k[dtype]():
             var order = Block3(problem.c, problem.taps(), problem.k)
-            filter = copies.place(b, True, order, ctx)
-            exchange_channels[dtype](filter, b, problem, ctx)
+            filter = copies.place(t.b, True, order, ctx)
+            exchange_channels[dtype](filter, t.b, problem, ctx)
         comptime for i in range(len(TILE_SHAPES)):
             comptime if is_compiled[dtype](i):
                 comptime shape = TILE_SHAPES[i]
                 if chosen == i:
                     comptime if pass_ == FPROP:
                         launch_fprop[dtype, shape](
-                            result, a, filter, problem, view, ctx
+                            t.result, t.a, filter, problem, view, ctx
                         )
                     else:
                         _launch_dgrad[dtype, shape, takes_strides(i)](
-                            result, a, filter, problem, ctx
+                            t.result, t.a, filter, problem, ctx
                         )
         _ = copies^
 

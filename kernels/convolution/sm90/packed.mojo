@@ -14,7 +14,7 @@ from max.gpu.host import DeviceBuffer, DeviceContext
 
 from ...common.library import scratch
 from ...common.pointer import Ptr
-from ..passes import DGRAD
+from ..passes import DGRAD, FPROP
 from ..problem import ConvolutionProblem
 from .plan import block_k
 from .tensor_map import SourceView
@@ -126,43 +126,49 @@ def _up(value: Int, to: Int) -> Int:
 
 
 @fieldwise_init
+struct Copy(ImplicitlyCopyable, TrivialRegisterPassable):
+    """How a tensor that the kernels read or write relates to the user's."""
+
+    var extents: Block3
+    var given: Block3
+    """The user's."""
+    var shift: Int
+    """Along the middle axis."""
+
+    def is_made(self) -> Bool:
+        return self.extents.differs(self.given) or self.shift != 0
+
+    def elements(self) -> Int:
+        return self.extents.size() if self.is_made() else 0
+
+
+@fieldwise_init
 struct Packing(ImplicitlyCopyable):
-    """The problem that the kernels run instead, and how its tensors relate to the user's.
-    """
+    """The problem that the kernels run instead, and its tensors."""
 
     var problem: ConvolutionProblem
     var element: Int
     """Bytes."""
     var view: SourceView
     """How x, or its copy, is read."""
-    var x: Block3
-    var x_source: Block3
-    var x_shift: Int
-    var w: Block3
-    var w_source: Block3
-    var y: Block3
-    var y_source: Block3
+    var x: Copy
+    var w: Copy
+    var y: Copy
 
-    def copies_x(self) -> Bool:
-        """A shift needs a copy even where no extent changes."""
-        return self.x.differs(self.x_source) or self.x_shift != 0
-
-    def copies_w(self) -> Bool:
-        return self.w.differs(self.w_source)
-
-    def copies_y(self) -> Bool:
-        return self.y.differs(self.y_source)
+    def copies[pass_: Int](self) -> Tuple[Copy, Copy, Copy]:
+        """Of the result, a and b, as `Tensors` has them."""
+        comptime if pass_ == FPROP:
+            return self.y, self.x, self.w
+        elif pass_ == DGRAD:
+            return self.x, self.y, self.w
+        else:
+            return self.w, self.x, self.y
 
     def bytes(self) -> Int:
         """Scratch memory of the copies."""
-        var elements = 0
-        if self.copies_x():
-            elements += self.x.size()
-        if self.copies_w():
-            elements += self.w.size()
-        if self.copies_y():
-            elements += self.y.size()
-        return self.element * elements
+        return self.element * (
+            self.x.elements() + self.w.elements() + self.y.elements()
+        )
 
 
 def needs_packing[dtype: DType](p: ConvolutionProblem) -> Bool:
@@ -178,8 +184,8 @@ def packing[dtype: DType, pass_: Int](p: ConvolutionProblem) -> Packing:
     var inner = p
     inner.k = k
     inner.c = c
-    var y = Block3(p.output_pixels(), 1, k)
-    var y_source = Block3(p.output_pixels(), 1, p.k)
+    var pixels = p.output_pixels()
+    var y = Copy(Block3(pixels, 1, k), Block3(pixels, 1, p.k), 0)
     # Windows must begin at multiples of 16 bytes.
     var folded = 4 if p.c <= 4 and 4 * p.stride_w % vector == 0 else c
     comptime if pass_ != DGRAD:
@@ -208,25 +214,27 @@ def packing[dtype: DType, pass_: Int](p: ConvolutionProblem) -> Packing:
                     h=p.h,
                     d=p.d,
                 ),
-                x=Block3(p.n * p.d * p.h, width, folded),
-                x_source=Block3(p.n * p.d * p.h, p.w, p.c),
-                x_shift=p.pad_w,
-                w=Block3(k * p.t * p.r, taps, folded),
-                w_source=Block3(p.k * p.t * p.r, p.s, p.c),
+                x=Copy(
+                    Block3(p.n * p.d * p.h, width, folded),
+                    Block3(p.n * p.d * p.h, p.w, p.c),
+                    p.pad_w,
+                ),
+                w=Copy(
+                    Block3(k * p.t * p.r, taps, folded),
+                    Block3(p.k * p.t * p.r, p.s, p.c),
+                    0,
+                ),
                 y=y,
-                y_source=y_source,
             )
     return Packing(
         problem=inner,
         element=element,
         view=SourceView.dense(inner),
-        x=Block3(p.input_pixels(), 1, c),
-        x_source=Block3(p.input_pixels(), 1, p.c),
-        x_shift=0,
-        w=Block3(k, p.taps(), c),
-        w_source=Block3(p.k, p.taps(), p.c),
+        x=Copy(
+            Block3(p.input_pixels(), 1, c), Block3(p.input_pixels(), 1, p.c), 0
+        ),
+        w=Copy(Block3(k, p.taps(), c), Block3(p.k, p.taps(), p.c), 0),
         y=y,
-        y_source=y_source,
     )
 
 
@@ -257,15 +265,11 @@ struct Scratch[dtype: DType]:
         return pointer
 
     def operand(
-        mut self,
-        given: Ptr[Self.dtype],
-        copied: Bool,
-        extents: Block3,
-        source: Block3,
-        shift: Int,
-        ctx: DeviceContext,
+        mut self, given: Ptr[Self.dtype], copy: Copy, ctx: DeviceContext
     ) raises -> Ptr[Self.dtype]:
-        var place = self.place(given, copied, extents, ctx)
-        if copied:
-            repack[Self.dtype](place, extents, given, source, shift, ctx)
+        var place = self.place(given, copy.is_made(), copy.extents, ctx)
+        if copy.is_made():
+            repack[Self.dtype](
+                place, copy.extents, given, copy.given, copy.shift, ctx
+            )
         return place
