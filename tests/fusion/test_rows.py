@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from unittest import mock
 
 import pytest
 import torch
@@ -12,8 +13,11 @@ from torch import Tensor, nn
 
 from tests.launched import launched_functions
 from torch_max_backend import backend
+from torch_max_backend.ahead import compile_ahead
 from torch_max_backend.fusion import rewrite
+from torch_max_backend.fusion.program import Program
 from torch_max_backend.fusion.rows import RowsFunction
+from torch_max_backend.runtime import libraries
 
 
 @pytest.fixture(autouse=True)
@@ -115,3 +119,17 @@ def test_other_rows_are_not_read() -> None:
         x = torch.randn(70, 50)
         torch.testing.assert_close(run(x), program(x))
     assert not [each for each in launched_functions(graphs) if isinstance(each, RowsFunction)]
+
+
+def test_chains_stand_beside_sums_in_a_convolutions_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU of the Hopper generation, for which nothing is compiled here."""
+    monkeypatch.setattr(rewrite, "TARGETS", frozenset({"gpu"}))
+    tokens = Function(lambda x: x.flatten(2).transpose(1, 2))
+    layers = [nn.Conv2d(64, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU(), tokens, nn.LayerNorm(64)]
+    with mock.patch.object(libraries, "build", return_value={}), backend.recorded_graphs() as graphs:
+        compile_ahead(
+            nn.Sequential(*layers), torch.empty(4, 64, 8, 8, device="meta"), target="sm_90a", autocast=torch.bfloat16
+        )
+    functions = launched_functions(graphs)
+    assert any(isinstance(each, RowsFunction) for each in functions)
+    assert any(isinstance(each, Program) and each.entry == "conv_pointwise_sums" for each in functions)

@@ -98,7 +98,7 @@ def _order(chosen: Plan, taken: Mapping[Group, Absorbed], alone: Iterable[Absorb
         together = tuple(batch)
         for group in batch:
             add(together, group)
-    stores: list[tuple[object, Absorbed]] = [*taken.items(), *((each, each) for each in alone)]
+    stores: list[tuple[object, Absorbed]] = [*taken.items(), *((each.convolution, each) for each in alone)]
     for store, absorber in stores:
         for operation in (absorber.convolution, absorber.sums):
             if operation is not None:
