@@ -448,7 +448,7 @@ def main() -> int:
     parser.add_argument("--layouts", default="contiguous,channels_last")
     parser.add_argument("--cases", default="", help="regular expression that a case's name must match")
     parser.add_argument("--kinds", default="", help="regular expression, for example 'dgrad'")
-    parser.add_argument("--kernels", type=Path, default=cache.kernel_library_path(), help="Mojo package with the ops")
+    parser.add_argument("--kernels", type=Path, help="Mojo package with other ops of the same names")
     parser.add_argument("--export", type=Path, help="write the compiled graphs here and end")
     parser.add_argument("--target", help="with --export: compile for this GPU architecture, though there is none here")
     parser.add_argument("--compiled", type=Path, help="graphs that --export wrote, of the same kinds and dtypes")
@@ -457,6 +457,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=200.0, help="start no new case after so long")
     parser.add_argument("--output", type=Path, help="write results as JSON here")
     args = parser.parse_args()
+    args.kernels = args.kernels or cache.kernel_library_path()
 
     began = time.perf_counter()
     if args.rounds < 1:

@@ -6,11 +6,13 @@ exports the real operations exports these with `--kernels`, and tests/gpu/check_
 
 import extensibility
 from extensibility import InputTensor, OutputTensor
+from kernels.common.library import Arguments
 from kernels.common.pointer import Ptr
 from kernels.pooling.direct import Direct
 from kernels.pooling.kernel import Operands, averages
-from kernels.pooling.problem import PoolingProblem, pooling_problem
+from kernels.pooling.problem import Geometry, PoolingProblem, pooling_problem
 from max.gpu.host import DeviceContext
+from std.utils.index import IndexList
 
 
 @always_inline
@@ -25,6 +27,15 @@ def _out[
     dtype: DType, rank: Int
 ](t: OutputTensor[dtype=dtype, rank=rank, ...]) -> Ptr[dtype]:
     return rebind[Ptr[dtype]](t.unsafe_ptr())
+
+
+def _problem(
+    numbers: InputTensor[dtype=DType.int64, rank=1, ...],
+    x: IndexList[5],
+    y: IndexList[5],
+) raises -> PoolingProblem:
+    var arguments = Arguments(Int(numbers.unsafe_ptr()))
+    return pooling_problem(Geometry.take(arguments), x, y)
 
 
 @always_inline
@@ -42,13 +53,11 @@ struct MaxPoolFprop:
     ](
         y: OutputTensor[dtype=dtype, rank=5, ...],
         entries: OutputTensor[dtype=entry, rank=5, ...],
+        numbers: InputTensor[dtype=DType.int64, rank=1, ...],
         x: InputTensor[dtype=dtype, rank=5, ...],
-        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
         ctx: DeviceContext,
     ) raises:
-        var p = pooling_problem(
-            _in(geometry), geometry.dim_size(0), x.shape(), y.shape()
-        )
+        var p = _problem(numbers, x.shape(), y.shape())
         var t = Operands(_out(y), _in(x), _out(entries))
         _launch[target, True](t, p, ctx)
 
@@ -60,44 +69,41 @@ struct MaxPoolDgrad:
         target: StaticString, dtype: DType, entry: DType, function: StaticString
     ](
         dx: OutputTensor[dtype=dtype, rank=5, ...],
+        numbers: InputTensor[dtype=DType.int64, rank=1, ...],
         dy: InputTensor[dtype=dtype, rank=5, ...],
         entries: InputTensor[dtype=entry, rank=5, ...],
-        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
         ctx: DeviceContext,
     ) raises:
-        var p = pooling_problem(
-            _in(geometry), geometry.dim_size(0), dx.shape(), dy.shape()
-        )
+        var p = _problem(numbers, dx.shape(), dy.shape())
         var t = Operands(_out(dx), _in(dy), _in(entries))
         _launch[target, False](t, p, ctx)
 
 
-@extensibility.register("avg_pool")
-struct AvgPool:
+@extensibility.register("avg_pool_fprop")
+struct AvgPoolFprop:
     @staticmethod
     def execute[
         target: StaticString, dtype: DType, function: StaticString
     ](
-        result: OutputTensor[dtype=dtype, rank=5, ...],
-        source: InputTensor[dtype=dtype, rank=5, ...],
-        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
+        y: OutputTensor[dtype=dtype, rank=5, ...],
+        numbers: InputTensor[dtype=DType.int64, rank=1, ...],
+        x: InputTensor[dtype=dtype, rank=5, ...],
         ctx: DeviceContext,
     ) raises:
-        var t = averages(_out(result), _in(source))
-        comptime forward = "fprop" in function
-        comptime if forward:
-            var p = pooling_problem(
-                _in(geometry),
-                geometry.dim_size(0),
-                source.shape(),
-                result.shape(),
-            )
-            _launch[target, True](t, p, ctx)
-        else:
-            var p = pooling_problem(
-                _in(geometry),
-                geometry.dim_size(0),
-                result.shape(),
-                source.shape(),
-            )
-            _launch[target, False](t, p, ctx)
+        var p = _problem(numbers, x.shape(), y.shape())
+        _launch[target, True](averages(_out(y), _in(x)), p, ctx)
+
+
+@extensibility.register("avg_pool_dgrad")
+struct AvgPoolDgrad:
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType, function: StaticString
+    ](
+        dx: OutputTensor[dtype=dtype, rank=5, ...],
+        numbers: InputTensor[dtype=DType.int64, rank=1, ...],
+        dy: InputTensor[dtype=dtype, rank=5, ...],
+        ctx: DeviceContext,
+    ) raises:
+        var p = _problem(numbers, dx.shape(), dy.shape())
+        _launch[target, False](averages(_out(dx), _in(dy)), p, ctx)
