@@ -15,7 +15,6 @@ from torch_max_backend.launches import Kind, Launch, LaunchList, Place
 from torch_max_backend.mojo_ops import functions
 from torch_max_backend.mojo_ops.functions import require
 from torch_max_backend.runtime import libraries
-from torch_max_backend.runtime.handover import Inputs
 from torch_max_backend.runtime.interface import InputSpec, OutputSpec
 from torch_max_backend.runtime.launches import Launches
 from torch_max_backend.runtime.leaving import Leaving
@@ -71,7 +70,7 @@ def _launches(asked: str) -> Launches:
         pass
     places = (Place(Kind.RESULT, 0), Place(Kind.ARGUMENT, 0))
     words = tuple(word for place in places for word in (place, 3))
-    inputs = Inputs([InputSpec(0, torch.float32, contiguous_order(1), CPU, (3,))])
+    inputs = [InputSpec(0, torch.float32, contiguous_order(1), CPU, (3,))]
     leaving = Leaving([OutputSpec(0, contiguous_order(1), torch.float32, (3,))], [])
     return Launches(LaunchList((Launch(asks.symbol, words),), 1, (places[0],), (), 0), inputs, leaving, CPU, walk)
 
