@@ -36,17 +36,18 @@ def _region[
 @always_inline
 def _value[
     dtype: DType, //, align: Bool
-](x: Ptr[dtype], regions: Ptr[dtype], p: RegionsProblem, item: Int) -> Scalar[
-    dtype
-]:
-    """Result number `item`, counted in the order of the memory."""
+](
+    x: Ptr[dtype],
+    region: Region[accumulation_type[dtype]],
+    p: RegionsProblem,
+    channel: Int,
+) -> Scalar[dtype]:
+    """What the bin of a channel has in a region. Bins of an output channel read neighbouring planes.
+    """
     comptime Acc = accumulation_type[dtype]
-    var bin = item % p.bins()
+    var bin = channel % p.bins()
     var row = Int32(bin // Int(p.columns))
     var column = Int32(bin % Int(p.columns))
-    # Bins of an output channel read neighbouring planes.
-    var channel = item % Int(p.channels)
-    var region = _region[align=align](regions, item // Int(p.channels), p)
     var total = Scalar[Acc](0)
     if region.image < 0:
         return 0
@@ -141,8 +142,14 @@ def positions_cpu[
     var total = Int(p.regions) * Int(p.channels)
 
     def share(first: Int, last: Int) {imm}:
-        for item in range(first, last):
-            y[unsafe_offset=item] = _value[align=align](x, regions, p, item)
+        var channels = Int(p.channels)
+        for number in range(first // channels, ceildiv(last, channels)):
+            var region = _region[align=align](regions, number, p)
+            var begin = number * channels
+            for item in range(max(first, begin), min(last, begin + channels)):
+                y[unsafe_offset=item] = _value[align=align](
+                    x, region, p, item - begin
+                )
 
     for_each_share(share, total, smallest_share(16 * total, total))
 
@@ -163,6 +170,9 @@ def positions_gradient_cpu[
     var units = Int(p.batch) * Int(p.channels)
 
     def share(first: Int, last: Int) {imm}:
+        var each = List[Region[Acc]](capacity=Int(p.regions))
+        for number in range(Int(p.regions)):
+            each.append(_region[align=align](regions, number, p))
         for unit in range(first, last):
             var plane = dx.unsafe_offset(unit * p.pixels())
             for at in range(p.pixels()):
@@ -173,7 +183,7 @@ def positions_gradient_cpu[
             var row = Int32(bin // Int(p.columns))
             var column = Int32(bin % Int(p.columns))
             for number in range(Int(p.regions)):
-                var region = _region[align=align](regions, number, p)
+                ref region = each[number]
                 if Int(region.image) != n:
                     continue
                 var given = dy[
@@ -230,7 +240,10 @@ def position_means[
     """A thread has one result."""
     var item = Int(global_idx.x)
     if item < Int(p.regions) * Int(p.channels):
-        y[unsafe_offset=item] = _value[align=align](x, regions, p, item)
+        var region = _region[align=align](regions, item // Int(p.channels), p)
+        y[unsafe_offset=item] = _value[align=align](
+            x, region, p, item % Int(p.channels)
+        )
 
 
 def position_gradients[
