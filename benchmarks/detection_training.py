@@ -17,30 +17,65 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 from torch._dynamo.utils import counters
 from torchvision.models import detection
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
 from torchvision.models.optical_flow import raft_small
+from torchvision.ops import MultiScaleRoIAlign
 
 from torch_max_backend import backend
 
 MODELS = (
     "fcos_resnet50_fpn", "retinanet_resnet50_fpn", "fasterrcnn_resnet50_fpn", "maskrcnn_resnet50_fpn",
-    "ssdlite320_mobilenet_v3_large", "raft_small",
+    "ssdlite320_mobilenet_v3_large", "raft_small", "tiny_rcnn",
 )  # fmt: skip
 CLASSES = 5
 Gradients = dict[str, torch.Tensor]
 
 
-def model_of(name: str, size: int) -> torch.nn.Module:
+class _Backbone(nn.Module):
+    """Two convolutions, an eighth of the image's height and width."""
+
+    out_channels = 16
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 16, 3, 4, 1), nn.Conv2d(16, 16, 3, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"0": self.second(self.first(x).relu()).relu()}
+
+
+def _tiny_rcnn(size: int) -> nn.Module:
+    """A Faster R-CNN whose graphs are small: proposals, nms, regions and heads as the large one has them."""
+    return detection.FasterRCNN(
+        _Backbone(),
+        min_size=size,
+        max_size=size * 5 // 4,
+        rpn_anchor_generator=AnchorGenerator(((16, 32),), ((0.5, 1.0, 2.0),)),
+        rpn_pre_nms_top_n_train=200,
+        rpn_post_nms_top_n_train=60,
+        box_roi_pool=MultiScaleRoIAlign(["0"], 3, 2),
+        box_head=nn.Sequential(nn.Flatten(), nn.Linear(144, 32), nn.ReLU()),
+        box_predictor=FastRCNNPredictor(32, CLASSES),
+        box_batch_size_per_image=32,
+    )
+
+
+def model_of(name: str, size: int) -> nn.Module:
     """A model of ``MODELS`` for images of about ``size`` pixels, without dropout."""
     if name == "raft_small":
-        model = raft_small(weights=None)
+        model: nn.Module = raft_small(weights=None)
+    elif name == "tiny_rcnn":
+        model = _tiny_rcnn(size)
     else:
         options = {} if name.startswith("ssd") else {"min_size": size, "max_size": size * 5 // 4}
-        make: Callable[..., torch.nn.Module] = getattr(detection, name)
+        make: Callable[..., nn.Module] = getattr(detection, name)
         model = make(weights=None, weights_backbone=None, num_classes=CLASSES, **options)
     for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
+        if isinstance(module, nn.Dropout):
             module.p = 0.0
     return model.train()
 
@@ -71,7 +106,7 @@ def placed(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
     return [placed(each, device, dtype) for each in value]
 
 
-def step(model: Callable[..., Any], parameters: torch.nn.Module, batch: Any, seed: int) -> tuple[Any, Gradients]:
+def step(model: Callable[..., Any], parameters: nn.Module, batch: Any, seed: int) -> tuple[Any, Gradients]:
     """The losses and the gradients of a forward and a backward pass."""
     torch.manual_seed(seed)
     out = model(*batch)
