@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten
 from tests import harness, operator_numbers
 from tests.operator_database import OpInfo, SampleInput, bound, differentiated, entries, passes, samples
 from torch_max_backend import lowering
-from torch_max_backend.decompositions import decompositions
+from torch_max_backend.decompositions.table import decompositions
 from torch_max_backend.graph.compiler import compile_graph
 from torch_max_backend.graph.random import _FROM_SHAPE, _LIKE
 from torch_max_backend.graph.unit import CompilationUnit

@@ -21,7 +21,7 @@ from torch_max_backend import backend
 from torch_max_backend.graph.compiler import CompiledGraph
 from torch_max_backend.runtime import cache
 
-# What a test compiles is compiled, whatever the cache has from before; test_programs.py turns the cache on.
+# What a test compiles is compiled, whatever the cache has from before; graph/test_cache.py turns the cache on.
 functorch_config.enable_autograd_cache = False
 
 #: The allocator that MAX brings, for the workers: compiling takes an eighth less time with it on huge pages than with
@@ -48,8 +48,8 @@ LONGEST_FIRST = (
     "kernels",
     "attention",
     "tests/test_backend.py",
-    "tests/test_runtime.py",
-    "tests/test_optimizers.py",
+    "tests/runtime/test_runtime.py",
+    "tests/decompositions/test_optimizers.py",
     "tests/",
 )
 

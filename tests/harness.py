@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_flatten
 
 from tests import compile_groups
 from torch_max_backend import lowering
-from torch_max_backend.decompositions import decompositions
+from torch_max_backend.decompositions.table import decompositions
 from torch_max_backend.graph.builder import NodesCannotLower
 from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.runtime.executable import Executable

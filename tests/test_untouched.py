@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import torch_max_backend
-from torch_max_backend.convolution_problem import ConvolutionProblem
+from torch_max_backend.problems.convolution import ConvolutionProblem
 
 
 def test_a_program_keeps_what_belongs_to_it() -> None:

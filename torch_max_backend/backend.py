@@ -17,9 +17,11 @@ import torch
 from torch.fx import GraphModule
 
 from torch_max_backend import lowering
-from torch_max_backend.decompositions import decompositions
+from torch_max_backend.custom_ops.interpolation import interpolations_whole
+from torch_max_backend.decompositions.table import decompositions
 from torch_max_backend.errors import MaxBackendError, OptionError
 from torch_max_backend.graph.attention import fuse_attention
+from torch_max_backend.graph.cache import facts_of, kept
 from torch_max_backend.graph.compiler import CompiledGraph, compile_at_once, compile_graph, fallback_warnings
 from torch_max_backend.graph.constants import fold_foreign_constants
 from torch_max_backend.graph.early import begin_libraries
@@ -29,9 +31,7 @@ from torch_max_backend.graph.saved import forget_running_statistics, keep_draws,
 from torch_max_backend.graph.sized import SizedGraph, at_hints, is_sized
 from torch_max_backend.graph.stored import loaded
 from torch_max_backend.graph.unit import CompilationUnit
-from torch_max_backend.interpolation_ops import interpolations_whole
 from torch_max_backend.options import Options
-from torch_max_backend.programs import facts_of, kept
 from torch_max_backend.runtime.background import Job
 from torch_max_backend.runtime.packs import Packing
 from torch_max_backend.torch_compat import (

@@ -188,8 +188,8 @@ class Timed:
     """One problem of the list in one dtype, on `sets` sets of inputs, or as many as exceed the cache."""
 
     def __init__(self, entry: dict[str, Any], kind: str, sets: int | None = None) -> None:
-        from torch_max_backend.convolution_problem import ConvolutionProblem
         from torch_max_backend.mojo_ops.convolution import Geometry
+        from torch_max_backend.problems.convolution import ConvolutionProblem
 
         self.entry, self.kind = entry, kind
         self.problem = ConvolutionProblem.from_sizes(

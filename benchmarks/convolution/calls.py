@@ -8,7 +8,6 @@ import torch
 
 from benchmarks.launcher import Launcher, Word
 from torch_max_backend.bench.convolution import ConvolutionTask
-from torch_max_backend.convolution_problem import Pass
 from torch_max_backend.dtypes import TORCH_TO_MAX
 from torch_max_backend.lowering.convolution import allows_tf32
 from torch_max_backend.mojo_ops.convolution import (
@@ -19,6 +18,7 @@ from torch_max_backend.mojo_ops.convolution import (
     workspace_limit,
 )
 from torch_max_backend.mojo_ops.functions import LibraryFunction
+from torch_max_backend.problems.convolution import Pass
 
 #: Of each pass: the two operands it reads, and the one it makes.
 _ROLES = {Pass.FPROP: "xwy", Pass.DGRAD: "ywx", Pass.WGRAD: "xyw"}

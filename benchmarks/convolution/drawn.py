@@ -32,7 +32,7 @@ from benchmarks.convolution.zoo_problems import BATCHES, HALVES, Convolution, Ha
 from benchmarks.launcher import on_stream
 from torch_max_backend.bench.convolution import ConvolutionTask
 from torch_max_backend.bench.timing import interleaved
-from torch_max_backend.convolution_problem import Pass
+from torch_max_backend.problems.convolution import Pass
 
 #: Classes of problems, and each one's share of a draw on a GPU.
 SHARES = {

@@ -27,7 +27,7 @@ from benchmarks import records
 from benchmarks.convolution.calls import Convolutions, logical
 from benchmarks.launcher import on_stream
 from torch_max_backend.bench.convolution import ConvolutionTask
-from torch_max_backend.convolution_problem import ConvolutionProblem, Pass
+from torch_max_backend.problems.convolution import ConvolutionProblem, Pass
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 CHANNELS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 20, 24, 32, 40, 48, 56, 64, 72, 96, 128, 136, 160, 192, 232, 256)

@@ -31,9 +31,9 @@ from benchmarks.launcher import Launcher, Word
 from torch_max_backend.bench import memory
 from torch_max_backend.bench.ceilings import ceilings
 from torch_max_backend.bench.timing import set_count
-from torch_max_backend.convolution_problem import Pass
 from torch_max_backend.mojo_ops.convolution import FAMILY, Geometry, Grouping, convolution_function
 from torch_max_backend.mojo_ops.functions import LibraryFunction
+from torch_max_backend.problems.convolution import Pass
 from torch_max_backend.runtime import libraries
 
 PASSES = ("fprop", "dgrad", "wgrad")

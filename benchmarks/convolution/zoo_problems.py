@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import zoo
-from torch_max_backend.convolution_problem import ConvolutionProblem
+from torch_max_backend.problems.convolution import ConvolutionProblem
 
 ZOO = Path(__file__).parent / "zoo.tsv"
 BATCHES = (1, 8, 64, 256)

@@ -10,9 +10,9 @@ import torch
 from benchmarks.launcher import Launcher
 from benchmarks.library import words_of
 from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref
-from torch_max_backend.interpolation_problem import Axes
 from torch_max_backend.mojo_ops.functions import target_of
 from torch_max_backend.mojo_ops.interpolation import FAMILY, interpolation_function, tables_of
+from torch_max_backend.problems.interpolation import Axes
 
 
 class Calls:

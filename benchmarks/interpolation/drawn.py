@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from torch_max_backend.interpolation_problem import Axes, Mode, interpolation_axes
+from torch_max_backend.problems.interpolation import Axes, Mode, interpolation_axes
 
 #: F.interpolate's mode and antialias of each, by the number of axes.
 MODES: dict[int, tuple[Mode, ...]] = {

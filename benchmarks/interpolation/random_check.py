@@ -20,7 +20,7 @@ import torch
 from benchmarks.interpolation.calls import Calls
 from benchmarks.interpolation.drawn import Drawn, draw
 from benchmarks.library import LAYOUTS, Guarded, excess, shown
-from torch_max_backend.interpolation_problem import Axes, AxisTable
+from torch_max_backend.problems.interpolation import Axes, AxisTable
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

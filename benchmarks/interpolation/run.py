@@ -31,7 +31,7 @@ from benchmarks.library import LAYOUTS, memory_format, shown
 from torch_max_backend.bench import memory
 from torch_max_backend.bench.ceilings import copy_rate
 from torch_max_backend.bench.timing import interleaved, set_count
-from torch_max_backend.interpolation_problem import Mode
+from torch_max_backend.problems.interpolation import Mode
 from torch_max_backend.runtime.streams import stream_order
 
 QUEUED = 8

@@ -24,7 +24,7 @@ from benchmarks.library import Guarded, memory_format, shown, words_of
 from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref
 from torch_max_backend.mojo_ops.functions import target_of
 from torch_max_backend.mojo_ops.pooling import FAMILY, pool_function
-from torch_max_backend.pooling_problem import AdaptivePoolingProblem
+from torch_max_backend.problems.pooling import AdaptivePoolingProblem
 
 _POOLS = (functional.adaptive_max_pool1d, functional.adaptive_max_pool2d, functional.adaptive_max_pool3d)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks import ROOT, problems, records
 from benchmarks.pooling.run import Case
-from torch_max_backend.pooling_problem import PoolingProblem
+from torch_max_backend.problems.pooling import PoolingProblem
 
 SOURCE = Path(__file__).with_suffix(".mojo")
 LAYOUTS = ("contiguous", "channels_last")

@@ -36,7 +36,7 @@ from torch_max_backend.bench import memory
 from torch_max_backend.bench.ceilings import copy_rate
 from torch_max_backend.bench.timing import interleaved, set_count
 from torch_max_backend.mojo_ops.pooling import pool_op
-from torch_max_backend.pooling_problem import NUMBERS, PoolingProblem
+from torch_max_backend.problems.pooling import NUMBERS, PoolingProblem
 from torch_max_backend.runtime import cache, libraries
 from torch_max_backend.runtime.execution import execute
 

@@ -15,7 +15,7 @@ from benchmarks.convolution.drawn import PASSES, SHARES, Drawn, draw, kind_of, s
 from benchmarks.convolution.random_check import check, random_problem
 from benchmarks.convolution.zoo_problems import HALVES, ZOO, Convolution, Half, read, text_of
 from torch_max_backend.bench.convolution import ConvolutionTask
-from torch_max_backend.convolution_problem import Pass
+from torch_max_backend.problems.convolution import Pass
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from torch_max_backend.bench.epilogue import Epilogue
 from torch_max_backend.bench.pooling import AvgPoolBackward, Form, MaxPoolBackward
 from torch_max_backend.bench.runner import run_case
 from torch_max_backend.bench.task import Task
-from torch_max_backend.convolution_problem import ConvolutionProblem, Pass
-from torch_max_backend.pooling_problem import PoolingProblem
+from torch_max_backend.problems.convolution import ConvolutionProblem, Pass
+from torch_max_backend.problems.pooling import PoolingProblem
 
 CPU = torch.device("cpu")
 from_sizes, from_aten = ConvolutionProblem.from_sizes, PoolingProblem.from_aten

@@ -21,7 +21,6 @@ from max.graph import DeviceRef, Dim, Graph, Module, TensorType, TensorValue
 
 from tests.kernels import elementwise, hopper_epilogue
 from torch_max_backend.fusion.program import Program
-from torch_max_backend.interpolation_problem import Mode, interpolation_axes
 from torch_max_backend.lowering import load_all
 from torch_max_backend.mojo_ops import (
     attention,
@@ -39,7 +38,8 @@ from torch_max_backend.mojo_ops import (
     sorting,
     windows,
 )
-from torch_max_backend.pooling_problem import AdaptivePoolingProblem, PoolingProblem
+from torch_max_backend.problems.interpolation import Mode, interpolation_axes
+from torch_max_backend.problems.pooling import AdaptivePoolingProblem, PoolingProblem
 from torch_max_backend.runtime import libraries, session
 from torch_max_backend.typed_graph import TypedGraph
 

@@ -18,7 +18,6 @@ from max.graph import DeviceRef, Dim, Graph, Module, TensorType
 from torch.nn import functional
 
 from tests.kernels import together
-from torch_max_backend.convolution_problem import ConvolutionProblem
 from torch_max_backend.mojo_ops.convolution import (
     DEFAULT_WORKSPACE_LIMIT,
     FAMILY,
@@ -28,6 +27,7 @@ from torch_max_backend.mojo_ops.convolution import (
     conv_wgrad,
     conv_with_geometry,
 )
+from torch_max_backend.problems.convolution import ConvolutionProblem
 from torch_max_backend.runtime import session
 
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16

@@ -18,8 +18,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.kernels.test_convolution import BF16, F16, F32, F64, OPS, Compiled, ConvolutionCase
 from tests.operator_database import SampleInput, op_db
-from torch_max_backend.convolution_problem import ConvolutionProblem, Pass
 from torch_max_backend.mojo_ops.convolution import DEFAULT_WORKSPACE_LIMIT, Geometry
+from torch_max_backend.problems.convolution import ConvolutionProblem, Pass
 
 aten = torch.ops.aten
 

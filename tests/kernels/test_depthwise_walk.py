@@ -12,7 +12,7 @@ import pytest
 from benchmarks.convolution.random_check import random_problem
 from tests.kernels.programs import built
 from tests.kernels.test_hopper_walk import argument
-from torch_max_backend.convolution_problem import ConvolutionProblem
+from torch_max_backend.problems.convolution import ConvolutionProblem
 
 SOURCE = Path(__file__).with_name("depthwise_walk.mojo")
 FORWARD, DATA_GRADIENT, WEIGHT_GRADIENT = range(3)

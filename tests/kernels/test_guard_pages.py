@@ -18,7 +18,7 @@ from tests.kernels.test_convolution import GEOMETRIES, ConvolutionCase
 from tests.kernels.test_convolution_properties import problems
 from tests.kernels.test_pooling import ADAPTIVES, WINDOWS, Adaptive, Window
 from tests.kernels.test_pooling_properties import windows
-from torch_max_backend.convolution_problem import ConvolutionProblem
+from torch_max_backend.problems.convolution import ConvolutionProblem
 
 SOURCE = Path(__file__).with_name("guard_pages.mojo")
 CONVOLUTION, POOLING, ADAPTIVE, ATTENTION = 0, 1, 2, 3

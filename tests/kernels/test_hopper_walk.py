@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.convolution.random_check import random_problem
 from tests.kernels.programs import built
-from torch_max_backend.convolution_problem import ConvolutionProblem
+from torch_max_backend.problems.convolution import ConvolutionProblem
 
 SOURCE = Path(__file__).with_name("hopper_walk.mojo")
 MOST_PHASES, MOST_STRIDE = 16, 4

@@ -19,8 +19,8 @@ from benchmarks.interpolation.calls import Calls
 from benchmarks.interpolation.drawn import Drawn, draw
 from benchmarks.interpolation.random_check import check
 from benchmarks.library import LAYOUTS
-from torch_max_backend.interpolation_problem import Mode, interpolation_axes
 from torch_max_backend.mojo_ops import interpolation
+from torch_max_backend.problems.interpolation import Mode, interpolation_axes
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

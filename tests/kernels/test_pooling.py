@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from tests.kernels import together
 from torch_max_backend.mojo_ops import pooling
-from torch_max_backend.pooling_problem import NUMBERS, AdaptivePoolingProblem, PoolingProblem
+from torch_max_backend.problems.pooling import NUMBERS, AdaptivePoolingProblem, PoolingProblem
 from torch_max_backend.runtime import session
 
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16

@@ -27,7 +27,7 @@ from tests.kernels.test_pooling import (
     whole_numbers,
 )
 from tests.operator_database import op_db
-from torch_max_backend.pooling_problem import AdaptivePoolingProblem, PoolingProblem
+from torch_max_backend.problems.pooling import AdaptivePoolingProblem, PoolingProblem
 
 EXAMPLES = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

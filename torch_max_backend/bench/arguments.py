@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_max_backend.checked import beartype
-from torch_max_backend.convolution_problem import ConvolutionProblem
-from torch_max_backend.pooling_problem import PoolingProblem
+from torch_max_backend.problems.convolution import ConvolutionProblem
+from torch_max_backend.problems.pooling import PoolingProblem
 
 _LARGEST = 2**31 - 1
 _AXES = ("z", "y", "x")

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_max_backend.bench.epilogue import Epilogue
 from torch_max_backend.bench.task import MemoryLayout, Tolerance, draw, summation_tolerance
 from torch_max_backend.checked import beartype
-from torch_max_backend.convolution_problem import ConvolutionProblem, Pass
+from torch_max_backend.problems.convolution import ConvolutionProblem, Pass
 
 aten = torch.ops.aten
 

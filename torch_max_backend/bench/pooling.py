@@ -12,8 +12,8 @@ from torch import Tensor
 from torch_max_backend.bench.arguments import PoolingSizes
 from torch_max_backend.bench.task import LARGEST_INTEGER, MemoryLayout, Tolerance, draw, ordered, summation_tolerance
 from torch_max_backend.checked import beartype
-from torch_max_backend.pool_offset_ops import max_pool_offsets, max_pool_offsets_backward
-from torch_max_backend.pooling_problem import PoolingProblem
+from torch_max_backend.custom_ops.pool_offsets import max_pool_offsets, max_pool_offsets_backward
+from torch_max_backend.problems.pooling import PoolingProblem
 
 aten = torch.ops.aten
 

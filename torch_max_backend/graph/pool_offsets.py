@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from torch_max_backend.pool_offset_ops import problem_of
+from torch_max_backend.custom_ops.pool_offsets import problem_of
 
 aten = torch.ops.aten
 

@@ -22,7 +22,7 @@ from max.graph import TensorValue
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from torch_max_backend import attention_ops as _  # noqa: F401  (registers the ops)
+from torch_max_backend.custom_ops import attention as _  # noqa: F401  (registers the ops)
 from torch_max_backend.dtypes import max_dtype
 from torch_max_backend.ir import ops
 from torch_max_backend.ir.layout import GraphTensor, Order

@@ -10,7 +10,6 @@ from max.dtype import DType
 from max.graph import TensorValue
 from torch.fx import Node
 
-from torch_max_backend.convolution_problem import ConvolutionProblem, Pass
 from torch_max_backend.dtypes import device_ref, max_dtype
 from torch_max_backend.errors import InvalidArgumentError
 from torch_max_backend.ir import ops
@@ -29,6 +28,7 @@ from torch_max_backend.mojo_ops.convolution import (
     workspace_limit,
 )
 from torch_max_backend.mojo_ops.functions import LibraryFunction, target_of
+from torch_max_backend.problems.convolution import ConvolutionProblem, Pass
 
 aten = torch.ops.aten
 

@@ -16,7 +16,6 @@ from max.dtype import DType
 from max.graph import TensorValue
 from torch.fx import Node
 
-from torch_max_backend.convolution_problem import ConvolutionProblem
 from torch_max_backend.errors import InvalidArgumentError
 from torch_max_backend.ir import ops
 from torch_max_backend.ir.layout import GraphTensor
@@ -27,6 +26,7 @@ from torch_max_backend.lowering.registry import Layout, lowering
 from torch_max_backend.mojo_ops import detection as kernels
 from torch_max_backend.mojo_ops.convolution import Geometry, conv_dgrad, conv_fprop, conv_wgrad, workspace_limit
 from torch_max_backend.mojo_ops.detection import Deformable, Regions
+from torch_max_backend.problems.convolution import ConvolutionProblem
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 T = TypeVar("T", Regions, Deformable)

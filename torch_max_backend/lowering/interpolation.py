@@ -11,10 +11,9 @@ import torch
 from max.graph import Dim, TensorValue
 from torch.fx import Node
 
+from torch_max_backend.custom_ops.interpolation import BACKWARD, FORWARD
 from torch_max_backend.dtypes import device_ref, max_dtype
 from torch_max_backend.errors import InvalidArgumentError
-from torch_max_backend.interpolation_ops import BACKWARD, FORWARD
-from torch_max_backend.interpolation_problem import Axes, Mode, interpolation_axes
 from torch_max_backend.ir import ops
 from torch_max_backend.ir.layout import GraphTensor, Order, channels_last_order, contiguous_order
 from torch_max_backend.lowering import reduction
@@ -23,6 +22,7 @@ from torch_max_backend.lowering.registry import Layout, lowering
 from torch_max_backend.lowering.shape import prefer_channels_last
 from torch_max_backend.mojo_ops import interpolation as kernels
 from torch_max_backend.mojo_ops.functions import LibraryFunction, target_of
+from torch_max_backend.problems.interpolation import Axes, Mode, interpolation_axes
 from torch_max_backend.torch_compat import OpOverload
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

@@ -13,7 +13,7 @@ from max.dtype import DType
 from max.graph import Dim, TensorValue
 from torch.fx import Node
 
-from torch_max_backend import pool_offset_ops as _  # noqa: F401  (registers the ops)
+from torch_max_backend.custom_ops import pool_offsets as _  # noqa: F401  (registers the ops)
 from torch_max_backend.dtypes import device_ref, max_dtype
 from torch_max_backend.errors import CannotLower, InvalidArgumentError
 from torch_max_backend.ir import ops
@@ -23,7 +23,7 @@ from torch_max_backend.lowering.registry import Layout, lowering
 from torch_max_backend.mojo_ops import pooling as kernels
 from torch_max_backend.mojo_ops.functions import LibraryFunction, target_of
 from torch_max_backend.mojo_ops.pooling import pool_function
-from torch_max_backend.pooling_problem import AdaptivePoolingProblem, PoolingProblem
+from torch_max_backend.problems.pooling import AdaptivePoolingProblem, PoolingProblem
 
 aten = torch.ops.aten
 

@@ -17,9 +17,9 @@ from max.dtype import DType
 from max.graph import DeviceRef, Dim, DimLike, StaticDim, TensorType, TensorValue
 
 from torch_max_backend.checked import beartype
-from torch_max_backend.convolution_problem import ConvolutionProblem
 from torch_max_backend.mojo_ops import functions
 from torch_max_backend.mojo_ops.signatures import Cost, Family, Signature, Tensor, ints
+from torch_max_backend.problems.convolution import ConvolutionProblem
 
 Triple = tuple[int, int, int]
 

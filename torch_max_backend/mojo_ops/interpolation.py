@@ -14,10 +14,10 @@ from max.graph import StaticDim, TensorType, TensorValue
 from numpy.typing import NDArray
 
 from torch_max_backend.checked import beartype
-from torch_max_backend.interpolation_problem import Axes
 from torch_max_backend.ir import ops
 from torch_max_backend.mojo_ops import functions
 from torch_max_backend.mojo_ops.signatures import Family, Signature, Tensor
+from torch_max_backend.problems.interpolation import Axes
 
 _FLOATS = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
 _TABLES = tuple(

@@ -17,7 +17,7 @@ from max.graph import Dim, DimLike, StaticDim, TensorType, TensorValue
 from torch_max_backend.checked import beartype
 from torch_max_backend.mojo_ops import functions
 from torch_max_backend.mojo_ops.signatures import Cost, Family, Signature, Tensor, ints
-from torch_max_backend.pooling_problem import NUMBERS, AdaptivePoolingProblem, Extents, PoolingProblem
+from torch_max_backend.problems.pooling import NUMBERS, AdaptivePoolingProblem, Extents, PoolingProblem
 
 _FLOATS = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
 _X, _Y, _DX, _DY = (Tensor(name, "dtype", 5) for name in ("x", "y", "dx", "dy"))

@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from torch_max_backend import explain
-from torch_max_backend.decompositions import (
+from torch_max_backend.decompositions.selection import (
+    bucketize,
+    masked_scatter,
+    masked_scatter_backward,
+    scatter_reduce,
+    searchsorted,
+)
+from torch_max_backend.decompositions.table import (
     addbmm,
     cdist_backward,
     cdist_forward,
@@ -18,13 +25,6 @@ from torch_max_backend.decompositions import (
     shrink_backward,
     trilinear,
     weight_norm_backward,
-)
-from torch_max_backend.selection_decompositions import (
-    bucketize,
-    masked_scatter,
-    masked_scatter_backward,
-    scatter_reduce,
-    searchsorted,
 )
 
 aten = torch.ops.aten

@@ -13,9 +13,9 @@ from max.dtype import DType
 from torch import nn
 
 from torch_max_backend.backend import build_only
-from torch_max_backend.convolution_problem import Pass
 from torch_max_backend.mojo_ops.convolution import Grouping, convolution_function
 from torch_max_backend.mojo_ops.functions import Function, LibraryFunction, required
+from torch_max_backend.problems.convolution import Pass
 from torch_max_backend.runtime import cache, libraries
 
 Begun = list[tuple[set[Function], torch.device]]

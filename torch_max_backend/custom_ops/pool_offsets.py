@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from torch_max_backend.pooling_problem import PoolingProblem
+from torch_max_backend.problems.pooling import PoolingProblem
 
 aten = torch.ops.aten
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_max_backend.interpolation_problem import Mode
+from torch_max_backend.problems.interpolation import Mode
 from torch_max_backend.torch_compat import OpOverload, OpOverloadPacket, tracing_kernels
 
 aten = torch.ops.aten

@@ -6,12 +6,14 @@ from typing import Annotated
 
 import typer
 
-from torch_max_backend import cli_bench, cli_cache, cli_compile
+from torch_max_backend.cli.bench import app as bench
+from torch_max_backend.cli.cache import app as cache
+from torch_max_backend.cli.compile import compile_command
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
-app.add_typer(cli_bench.app, name="bench")
-app.add_typer(cli_cache.app, name="cache")
-app.command("compile")(cli_compile.compile_command)
+app.add_typer(bench, name="bench")
+app.add_typer(cache, name="cache")
+app.command("compile")(compile_command)
 
 
 @app.command()

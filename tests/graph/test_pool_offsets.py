@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from torch_max_backend.custom_ops.pool_offsets import max_pool_offsets, max_pool_offsets_backward
 from torch_max_backend.graph.pool_offsets import keep_small_offsets
-from torch_max_backend.pool_offset_ops import max_pool_offsets, max_pool_offsets_backward
 
 aten = torch.ops.aten
 

@@ -21,8 +21,8 @@ from torch_max_backend.bench.epilogue import Epilogue
 from torch_max_backend.bench.pooling import AVG_DEFAULT, MAX_DEFAULT, AvgPoolBackward, Form, MaxPoolBackward
 from torch_max_backend.bench.runner import check_memory, run_case
 from torch_max_backend.bench.task import Task
-from torch_max_backend.convolution_problem import Pass
 from torch_max_backend.errors import DeviceUnavailableError
+from torch_max_backend.problems.convolution import Pass
 from torch_max_backend.runtime.session import max_device
 
 app = typer.Typer(

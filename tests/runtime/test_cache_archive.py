@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from torch_max_backend import programs
 from torch_max_backend.cli import app
+from torch_max_backend.graph import cache as graph_cache
 from torch_max_backend.runtime import cache, cache_archive, libraries, session
 
 Members = dict[str, bytes | tarfile.TarInfo]
@@ -68,7 +68,7 @@ def test_every_kind_of_entry_travels(use: Callable[[str], Path], tmp_path: Path)
     stored = {
         session.GRAPHS: session.ARTIFACT,
         libraries.LIBRARIES: libraries.FILENAME,
-        programs.PROGRAMS: programs.FILENAME,
+        graph_cache.PROGRAMS: graph_cache.FILENAME,
     }
     for kind, file in stored.items():
         cache.store(kind, _facts("one"), file, lambda path: path.write_bytes(b"content") and None)

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from torch_max_backend.interpolation_ops import FORWARD as INTERPOLATIONS
-from torch_max_backend.optimizer_decompositions import optimizer_decompositions
-from torch_max_backend.selection_decompositions import selection_decompositions
+from torch_max_backend.custom_ops.interpolation import FORWARD as INTERPOLATIONS
+from torch_max_backend.decompositions.optimizers import optimizer_decompositions
+from torch_max_backend.decompositions.selection import selection_decompositions
 from torch_max_backend.torch_compat import OpOverload, OpOverloadPacket, core_aten_decompositions, get_decompositions
 
 aten = torch.ops.aten

@@ -9,7 +9,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from torch_max_backend.pooling_problem import AdaptivePoolingProblem, PoolingProblem
+from torch_max_backend.problems.pooling import AdaptivePoolingProblem, PoolingProblem
 
 
 @settings(max_examples=300, deadline=None)

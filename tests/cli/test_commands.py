@@ -14,7 +14,7 @@ from torch_max_backend.bench.convolution import ConvolutionTask
 from torch_max_backend.cli import app
 from torch_max_backend.mojo_ops import KERNELS_PATH
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def _invoke(*arguments: object) -> Result:

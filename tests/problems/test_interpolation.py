@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from benchmarks.interpolation.random_check import matrix_of
-from torch_max_backend.interpolation_ops import FORWARD
-from torch_max_backend.interpolation_problem import InterpolationAxis, Mode, interpolation_axes
+from torch_max_backend.custom_ops.interpolation import FORWARD
+from torch_max_backend.problems.interpolation import InterpolationAxis, Mode, interpolation_axes
 
 aten = torch.ops.aten
 #: Ops of two axes: every mode. The last one is new in PyTorch 2.15.

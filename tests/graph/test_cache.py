@@ -17,8 +17,9 @@ from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch.fx import GraphModule, symbolic_trace
 
-from torch_max_backend import backend, programs
+from torch_max_backend import backend
 from torch_max_backend.backend import recorded_graphs
+from torch_max_backend.graph import cache as graph_cache
 from torch_max_backend.graph import compiler
 from torch_max_backend.options import Options
 
@@ -173,7 +174,7 @@ def test_graphs_that_max_compiles_and_symbolic_sizes_are_not_kept(compiling: dic
 @pytest.mark.parametrize("content", [b"", b"garbage"])
 def test_what_cannot_be_read_is_compiled_anew(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = _step(lambda: Net(0.0))
-    monkeypatch.setattr(programs, "_find", lambda facts, key: content)
+    monkeypatch.setattr(graph_cache, "_find", lambda facts, key: content)
     got, hits = _hits(lambda: _step(lambda: Net(0.0)))
     assert hits == 0
     _assert_equal(got, expected)
@@ -205,7 +206,7 @@ def test_facts_tell_what_lowering_looks_at() -> None:
     gm, inputs = _traced()
 
     def tag(**options: Any) -> str:
-        facts = programs.facts_of(gm, inputs, Options(**options))
+        facts = graph_cache.facts_of(gm, inputs, Options(**options))
         assert facts is not None
         return facts["state"]
 
@@ -233,22 +234,22 @@ def test_facts_tell_what_lowering_looks_at() -> None:
 def test_what_a_key_does_not_tell_is_not_kept() -> None:
     gm, inputs = _traced()
     with torch.autograd.graph.save_on_cpu():
-        assert programs.facts_of(gm, inputs, Options()) is None
-    assert programs.facts_of(gm, [], Options()) is None
+        assert graph_cache.facts_of(gm, inputs, Options()) is None
+    assert graph_cache.facts_of(gm, [], Options()) is None
     holding = symbolic_trace(nn.Tanh())
     object.__setattr__(holding, "constant", torch.ones(2))
-    assert programs.facts_of(holding, inputs, Options()) is None
+    assert graph_cache.facts_of(holding, inputs, Options()) is None
     with torch.library._scoped_library("programs_test", "FRAGMENT") as library:
         library.define("twice(Tensor x) -> Tensor")
         own = symbolic_trace(lambda x: torch.ops.programs_test.twice(x))
-        assert programs.facts_of(own, inputs, Options()) is None
+        assert graph_cache.facts_of(own, inputs, Options()) is None
 
 
 _SCRIPT = """
 import torch
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
-from tests.test_programs import Net, _step
+from tests.graph.test_cache import Net, _step
 print([each.double().sum().item() for each in _step(lambda: Net(0.4))])
 print(counters["aot_autograd"]["autograd_cache_hit"], counters["aot_autograd"]["autograd_cache_saved"])
 """

@@ -11,12 +11,12 @@ import pytest
 from max.dtype import DType
 
 from torch_max_backend import OptionError
-from torch_max_backend.convolution_problem import Pass
 from torch_max_backend.fusion.program import POINTWISE, Program
 from torch_max_backend.mojo_ops import KERNELS_PATH, functions, normalization, sources
 from torch_max_backend.mojo_ops.convolution import Grouping, convolution_function
 from torch_max_backend.mojo_ops.functions import Function, LibraryFunction, function_of
 from torch_max_backend.mojo_ops.sources import sources_digest, sources_of
+from torch_max_backend.problems.convolution import Pass
 from torch_max_backend.runtime import cores, libraries
 from torch_max_backend.typed_graph.scalars import SELDOM
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torch_max_backend.convolution_problem import ConvolutionProblem, Gemm, Pass
 from torch_max_backend.mojo_ops.convolution import DEFAULT_WORKSPACE_LIMIT, workspace_limit
+from torch_max_backend.problems.convolution import ConvolutionProblem, Gemm, Pass
 
 
 @st.composite

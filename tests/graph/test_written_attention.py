@@ -19,8 +19,8 @@ from torchvision.models.video.mvit import MultiscaleAttention
 
 from tests.launched import launched_functions
 from torch_max_backend import compile_ahead
-from torch_max_backend.attention_ops import attention, attention_backward
 from torch_max_backend.backend import build_only, recorded_graphs
+from torch_max_backend.custom_ops.attention import attention, attention_backward
 from torch_max_backend.runtime import tasks
 
 BF16 = torch.bfloat16

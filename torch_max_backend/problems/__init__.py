@@ -1,0 +1,1 @@
+"""What an operator's arguments ask of a kernel: shapes and geometry, checked."""
