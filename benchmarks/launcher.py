@@ -15,7 +15,7 @@ from torch_max_backend.max_compat import device_context
 from torch_max_backend.mojo_ops.functions import LibraryFunction, require, require_function
 from torch_max_backend.runtime import libraries
 from torch_max_backend.runtime.session import max_device
-from torch_max_backend.runtime.streams import stream_order
+from torch_max_backend.runtime.streams import stream_sync
 from torch_max_backend.runtime.threads import team_start
 from torch_max_backend.torch_compat import current_stream_handle
 
@@ -91,12 +91,12 @@ class Launcher:
         call = np.array([arrays[0], nothing, nothing, scratch, *arrays[1:]], np.int64)
         arguments = call.ctypes.data, self._context, ctypes.addressof(self._message)
         kept = code, host, needed, call
-        queue = stream_order(self.device).queue.cuda_stream if self.device.type == "cuda" else None
+        queue = stream_sync(self.device).queue.cuda_stream if self.device.type == "cuda" else None
 
         def launch() -> None:
             assert kept
             apart = queue is not None and queue != current_stream_handle(self.device.index or 0)
-            with stream_order(self.device).turn() if apart else contextlib.nullcontext():
+            with stream_sync(self.device).turn() if apart else contextlib.nullcontext():
                 if self._walk(*arguments):
                     raise RuntimeError(self._message.value.decode())
 
@@ -109,7 +109,7 @@ def on_stream(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    stream = stream_order(device).queue
+    stream = stream_sync(device).queue
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.device(device), torch.cuda.stream(stream):
         yield

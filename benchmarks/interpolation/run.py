@@ -32,7 +32,7 @@ from torch_max_backend.bench import memory
 from torch_max_backend.bench.ceilings import copy_rate
 from torch_max_backend.bench.timing import interleaved, set_count
 from torch_max_backend.problems.interpolation import Mode
-from torch_max_backend.runtime.streams import stream_order
+from torch_max_backend.runtime.streams import stream_sync
 
 QUEUED = 8
 CHOSEN = (
@@ -163,7 +163,7 @@ def main() -> int:
     # PyTorch's work and ours then follow one another.
     queue: AbstractContextManager[Any] = contextlib.nullcontext()
     if on_gpu:
-        queue = torch.cuda.stream(stream_order(device).queue)
+        queue = torch.cuda.stream(stream_sync(device).queue)
     with queue:
         for number, problem in enumerate([*(CHOSEN if on_gpu else ()), *drawn]):
             # Dtypes and layouts take turns over the drawn problems.

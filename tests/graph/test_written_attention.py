@@ -21,7 +21,7 @@ from tests.launched import launched_functions
 from torch_max_backend import compile_ahead
 from torch_max_backend.backend import build_only, recorded_graphs
 from torch_max_backend.custom_ops.attention import attention, attention_backward
-from torch_max_backend.runtime import tasks
+from torch_max_backend.runtime import pending
 
 BF16 = torch.bfloat16
 
@@ -297,7 +297,7 @@ def test_numbers_of_windows(device: str, kind: type[ShiftedWindowAttention], amp
 
 @pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
 def test_taken_on_a_gpu(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "make_ready", lambda lists: None)
+    monkeypatch.setattr(pending, "make_ready", lambda lists: None)
     torch._dynamo.reset()
     with recorded_graphs() as graphs:
         compile_ahead(

@@ -84,7 +84,7 @@ def capture(executable: Executable, patience: int) -> Capture:
         executable.listing, executable.built.inputs, executable.outputs.leaving, executable.device, executable._walk,
         executable.spec.draws,
     )  # fmt: skip
-    with mock.patch.object(captured_launches, "stream_order", lambda _: order):
+    with mock.patch.object(captured_launches, "stream_sync", lambda _: order):
         executable.launches = Walked(*facts, capturing, executable.outputs.not_lent)
     executable.capture = capturing
     return capturing

@@ -13,7 +13,7 @@ from max.graph import DeviceRef
 
 from torch_max_backend.fusion.batches import Group
 from torch_max_backend.fusion.convolutions import Absorbed, convolution_alone, is_suitable, takes_part
-from torch_max_backend.fusion.order import LaunchOrder
+from torch_max_backend.fusion.dependencies import Dependencies
 from torch_max_backend.fusion.program import SUMS
 from torch_max_backend.fusion.terms import in_memory
 from torch_max_backend.typed_graph.operations import Call, Operation, Value
@@ -34,7 +34,7 @@ def with_sums(
     if not takes_part(device):
         return joined, alone
     group_of = {group.roots[0]: group for group in taken}
-    order, done = _order(groups, taken), set[Value]()
+    dependencies, done = _dependencies(groups, taken), set[Value]()
     for operation in operations:
         if not isinstance(operation, Call) or operation.kernel not in SUMS:
             continue
@@ -46,11 +46,11 @@ def with_sums(
         if plain is None or not _is_of_channels(operation, plain):
             continue
         chosen = plain.with_sums(operation)
-        launch, beside = order.of(stored.maker), operation.operands[1:]
-        if chosen is None or order.waits(beside, launch):
+        launch, beside = dependencies.of(stored.maker), operation.operands[1:]
+        if chosen is None or dependencies.waits(beside, launch):
             continue
         alone_so_far = stored.maker.operands if launch is stored.maker else ()
-        order.add(launch, [operation], [*alone_so_far, *beside])
+        dependencies.add(launch, [operation], [*alone_so_far, *beside])
         done.add(stored)
         if group is None:
             alone.append(chosen)
@@ -65,10 +65,10 @@ def _is_of_channels(operation: Operation, plain: Absorbed) -> bool:
     return rows is not None and result is not None and rows[1] == result[4]
 
 
-def _order(groups: Sequence[Group], taken: Mapping[Group, Absorbed]) -> LaunchOrder:
-    order = LaunchOrder()
+def _dependencies(groups: Sequence[Group], taken: Mapping[Group, Absorbed]) -> Dependencies:
+    dependencies = Dependencies()
     for group in groups:
-        order.add(group, (root.maker for root in group.roots), (leaf.value for leaf in group.terms.leaves))
+        dependencies.add(group, (root.maker for root in group.roots), (leaf.value for leaf in group.terms.leaves))
     for group, absorbed in taken.items():
-        order.add(group, [absorbed.convolution], absorbed.convolution.operands)
-    return order
+        dependencies.add(group, [absorbed.convolution], absorbed.convolution.operands)
+    return dependencies

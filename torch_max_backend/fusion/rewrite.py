@@ -11,9 +11,9 @@ from max.graph import DeviceRef
 from torch_max_backend.fusion.batches import Group
 from torch_max_backend.fusion.column_sums import with_sums
 from torch_max_backend.fusion.convolutions import Absorbed, absorbed
+from torch_max_backend.fusion.dependencies import Dependencies
 from torch_max_backend.fusion.movement import Concatenation, transposition, word_of
 from torch_max_backend.fusion.narrow_sums import narrow_sums
-from torch_max_backend.fusion.order import LaunchOrder
 from torch_max_backend.fusion.plan import Plan, plan
 from torch_max_backend.fusion.products import strided_products
 from torch_max_backend.fusion.program import (
@@ -66,7 +66,7 @@ def fuse(graph: TypedGraph, device: DeviceRef) -> None:
     taken, alone = with_sums(graph.operations, chosen.groups, taken, device)
     calls = _Calls(graph, device)
     left = [group for group in chosen.groups if group not in taken]
-    chains = rows(left, _order(chosen, taken, alone)) if target_of(device) in TARGETS else []
+    chains = rows(left, _dependencies(chosen, taken, alone)) if target_of(device) in TARGETS else []
     chained = {group for chain in chains for group in chain.groups}
     for group in chosen.groups:
         if group not in taken and group not in chained:
@@ -85,12 +85,12 @@ def fuse(graph: TypedGraph, device: DeviceRef) -> None:
     graph.settle(made, gone)
 
 
-def _order(chosen: Plan, taken: Mapping[Group, Absorbed], alone: Iterable[Absorbed]) -> LaunchOrder:
+def _dependencies(chosen: Plan, taken: Mapping[Group, Absorbed], alone: Iterable[Absorbed]) -> Dependencies:
     """Of the launches that are decided."""
-    order = LaunchOrder()
+    dependencies = Dependencies()
 
     def add(launch: object, group: Group) -> None:
-        order.add(launch, (root.maker for root in group.roots), (leaf.value for leaf in group.terms.leaves))
+        dependencies.add(launch, (root.maker for root in group.roots), (leaf.value for leaf in group.terms.leaves))
 
     for group in chosen.groups:
         add(group, group)
@@ -102,8 +102,8 @@ def _order(chosen: Plan, taken: Mapping[Group, Absorbed], alone: Iterable[Absorb
     for store, absorber in stores:
         for operation in (absorber.convolution, absorber.sums):
             if operation is not None:
-                order.add(store, [operation], operation.operands)
-    return order
+                dependencies.add(store, [operation], operation.operands)
+    return dependencies
 
 
 class _Calls:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from torch_max_backend.fusion.batches import Group
+from torch_max_backend.fusion.dependencies import Dependencies
 from torch_max_backend.fusion.index_map import from_digits, identity
 from torch_max_backend.fusion.movement import transposition
-from torch_max_backend.fusion.order import LaunchOrder
 from torch_max_backend.fusion.program import Program, generate, generate_reduction, layout_of, named, ops_of, vector_of
 from torch_max_backend.fusion.terms import Leaf
 from torch_max_backend.mojo_ops.sources import symbol_of
@@ -147,12 +147,12 @@ class Rows:
         return any(leaf.value in near and leaf.value.size >= self.outer * self.extent for leaf in leaves)
 
 
-def rows(groups: Sequence[Group], order: LaunchOrder) -> list[Rows]:
+def rows(groups: Sequence[Group], dependencies: Dependencies) -> list[Rows]:
     """Groups that one launch computes, two at least over whole rows in each.
 
     Args:
         groups: that no other launch has taken.
-        order: of all launches; it learns of these.
+        dependencies: of all launches; they learn of these.
     """
     reading: dict[Value, list[Group]] = {}
     for group in groups:
@@ -167,27 +167,29 @@ def rows(groups: Sequence[Group], order: LaunchOrder) -> list[Rows]:
         if (extents.outer < _FEW_ROWS and group.terms.size > _LARGE) or not _is_generated(group):
             continue
         chain = Rows(extents.outer, extents.reduced, [group])
-        order.add(chain, (root.maker for root in group.roots), (leaf.value for leaf in group.terms.leaves))
-        while (following := _next(chain, reading, taken, order)) is not None:
+        dependencies.add(chain, (root.maker for root in group.roots), (leaf.value for leaf in group.terms.leaves))
+        while (following := _next(chain, reading, taken, dependencies)) is not None:
             chain.groups.append(following)
             inputs = (leaf.value for leaf in following.terms.leaves if leaf.value not in chain.roots)
-            order.add(chain, (root.maker for root in following.roots), inputs)
+            dependencies.add(chain, (root.maker for root in following.roots), inputs)
         if sum(map(chain.is_whole, chain.groups)) > 1:
             found.append(chain)
             taken.update(chain.groups)
         else:
             for each in chain.groups:
-                order.add(each, (root.maker for root in each.roots), ())
+                dependencies.add(each, (root.maker for root in each.roots), ())
     return found
 
 
-def _next(chain: Rows, reading: dict[Value, list[Group]], taken: Collection[Group], order: LaunchOrder) -> Group | None:
+def _next(
+    chain: Rows, reading: dict[Value, list[Group]], taken: Collection[Group], dependencies: Dependencies
+) -> Group | None:
     roots = set(chain.roots)
     candidates = dict.fromkeys(group for root in chain.roots for group in reading.get(root, ()))
     for group in candidates:
         if group in taken or group in chain.groups or not chain.takes(group):
             continue
-        if not order.waits((leaf.value for leaf in group.terms.leaves if leaf.value not in roots), chain):
+        if not dependencies.waits((leaf.value for leaf in group.terms.leaves if leaf.value not in roots), chain):
             return group
     return None
 

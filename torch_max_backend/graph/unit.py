@@ -19,13 +19,13 @@ from torch_max_backend.graph.random import Draw
 from torch_max_backend.max_compat import erase, in_mlir_context
 from torch_max_backend.mojo_ops.functions import noted, require, require_function
 from torch_max_backend.options import Options
-from torch_max_backend.runtime import background, session, tasks
+from torch_max_backend.runtime import background, pending, session
 from torch_max_backend.runtime.background import Job
 from torch_max_backend.runtime.capture import Capture, refusal
 from torch_max_backend.runtime.executable import Executable, ExecutableSpec
 from torch_max_backend.runtime.interface import BuiltGraph
 from torch_max_backend.runtime.packs import Packing, pack_results, take_from_packs
-from torch_max_backend.runtime.tasks import Task
+from torch_max_backend.runtime.pending import PendingLists
 
 log = logging.getLogger("torch_max_backend")
 
@@ -124,7 +124,7 @@ class CompilationUnit:
     def compile(self) -> None:
         """Compiles every graph that was added since the last call."""
         with self._lock:
-            tasks.make_ready(self._lists())
+            pending.make_ready(self._lists())
             self._compile_modules()
             self.compiled = True
 
@@ -136,14 +136,14 @@ class CompilationUnit:
             self.compiled = True
         return background.start(lists)
 
-    def _lists(self) -> list[Task]:
+    def _lists(self) -> list[PendingLists]:
         """Removes and returns the pending launch lists."""
         found = []
         for device, executables in self._pending.items():
             listed = [executable for executable in executables if executable.listing is not None]
             if listed:
                 bind = functools.partial(_bind_lists, listed)
-                found.append(Task(device, _names(listed), _op_count(listed), bind))
+                found.append(PendingLists(device, _names(listed), _op_count(listed), bind))
                 executables[:] = [executable for executable in executables if executable.listing is None]
         return found
 

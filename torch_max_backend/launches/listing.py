@@ -9,7 +9,7 @@ from enum import Enum
 from max.graph import DeviceRef
 
 from torch_max_backend.launches.memory import Span, planned
-from torch_max_backend.launches.order import early
+from torch_max_backend.launches.schedule import early
 from torch_max_backend.typed_graph import TypedGraph
 from torch_max_backend.typed_graph.operations import (
     Broadcast,

@@ -8,13 +8,13 @@ import threading
 from collections.abc import Sequence
 
 from torch_max_backend.runtime import libraries
-from torch_max_backend.runtime.tasks import Task, make_ready
+from torch_max_backend.runtime.pending import PendingLists, make_ready
 
 
-def start(tasks: Sequence[Task]) -> Job | None:
+def start(pending: Sequence[PendingLists]) -> Job | None:
     """Loads what the disk cache has libraries for; returns a job for the rest, None if there is none."""
-    rest = [task for task in tasks if not task.is_built()]
-    make_ready([task for task in tasks if task not in rest])
+    rest = [each for each in pending if not each.is_built()]
+    make_ready([each for each in pending if each not in rest])
     return Job(rest) if rest else None
 
 
@@ -25,17 +25,17 @@ _jobs: list[Job] = []
 
 
 class Job:
-    """Tasks whose libraries are built in a thread; jobs run one after the other.
+    """Launch lists whose libraries are built in a thread; jobs run one after the other.
 
     Attributes:
-        finished: set when all is bound, or one task failed.
+        finished: set when all is bound, or a build failed.
         error: what failed.
     """
 
-    def __init__(self, tasks: Sequence[Task]) -> None:
+    def __init__(self, pending: Sequence[PendingLists]) -> None:
         self.finished = threading.Event()
         self.error: Exception | None = None
-        self._tasks = tasks
+        self._pending = pending
         # The program does not wait for a daemon at its end; `_end_all` ends it then.
         self._thread = threading.Thread(target=self._run, name="torch_max_backend compiles", daemon=True)
         with _lock:
@@ -49,11 +49,11 @@ class Job:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         try:
             with _turn:
-                make_ready(self._tasks)
+                make_ready(self._pending)
         except Exception as error:
             self.error = error
         finally:
-            self._tasks = ()
+            self._pending = ()
             self.finished.set()
 
 

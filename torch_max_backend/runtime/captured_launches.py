@@ -15,7 +15,7 @@ from torch_max_backend.runtime.capture import Capture
 from torch_max_backend.runtime.interface import Draw, InputSpec
 from torch_max_backend.runtime.launches import Called, Drawn, Launches
 from torch_max_backend.runtime.leaving import Leaving
-from torch_max_backend.runtime.streams import stream_order
+from torch_max_backend.runtime.streams import stream_sync
 from torch_max_backend.torch_compat import copy_all, storage_users
 
 
@@ -97,7 +97,7 @@ class CapturedLaunches(Launches):
     ) -> None:
         super().__init__(listing, inputs, leaving, device, walk, draws)
         self._capture, self._own = capture, own
-        self._order = stream_order(device)
+        self._order = stream_sync(device)
         self._recorded: _Recorded | None = None
         # Of the call at hand: what may be updated in place, and what a plain call or a replay made.
         self._updated: Mapping[int, torch.Tensor] = {}

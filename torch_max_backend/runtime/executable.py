@@ -21,7 +21,7 @@ from torch_max_backend.runtime.interface import BuiltGraph, Draw
 from torch_max_backend.runtime.launches import Launches
 from torch_max_backend.runtime.packs import Packing
 from torch_max_backend.runtime.plain import WrappedError
-from torch_max_backend.runtime.streams import stream_order
+from torch_max_backend.runtime.streams import stream_sync
 from torch_max_backend.torch_compat import called_for_each, is_wrapped
 
 
@@ -134,4 +134,4 @@ class Executable(torch.nn.Module):
 
     def _turn(self) -> AbstractContextManager[Any]:
         """One caller at a time; on a GPU also in order with PyTorch's streams."""
-        return stream_order(self.device).turn() if self.device.type == "cuda" else self._lock
+        return stream_sync(self.device).turn() if self.device.type == "cuda" else self._lock

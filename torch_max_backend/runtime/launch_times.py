@@ -20,7 +20,7 @@ from torch_max_backend.fusion.program import Program
 from torch_max_backend.launches import Launch, LaunchList, Place
 from torch_max_backend.mojo_ops.convolution import FAMILY as CONVOLUTION
 from torch_max_backend.mojo_ops.functions import LibraryFunction, required
-from torch_max_backend.runtime.streams import stream_order
+from torch_max_backend.runtime.streams import stream_sync
 from torch_max_backend.torch_compat import occupy_gpu
 
 _KERNEL = re.compile(r"^torch_max_|_(cpu|gpu)_[0-9a-f]+$")
@@ -200,7 +200,7 @@ class _EventTimer(_WallTimer):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self._device = device
-        self._queue = stream_order(device).queue
+        self._queue = stream_sync(device).queue
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     @contextlib.contextmanager

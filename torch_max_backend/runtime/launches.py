@@ -28,7 +28,7 @@ from torch_max_backend.runtime.interface import Draw, InputSpec
 from torch_max_backend.runtime.launch_times import timed_walk, watched
 from torch_max_backend.runtime.leaving import Leaving, taker
 from torch_max_backend.runtime.session import max_device
-from torch_max_backend.runtime.streams import stream_order
+from torch_max_backend.runtime.streams import stream_sync
 from torch_max_backend.runtime.threads import team_start
 from torch_max_backend.torch_compat import written_to
 
@@ -256,7 +256,7 @@ class Launches:
 
     def turn(self) -> AbstractContextManager[Any]:
         """One caller at a time; on a GPU also in order with PyTorch's streams."""
-        return stream_order(self.device).turn() if self.device.type == "cuda" else self._lock
+        return stream_sync(self.device).turn() if self.device.type == "cuda" else self._lock
 
 
 _NOTHING = Drawn()

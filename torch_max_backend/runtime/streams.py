@@ -13,7 +13,7 @@ from torch_max_backend.runtime.session import max_device
 from torch_max_backend.torch_compat import current_stream_handle
 
 
-class StreamOrder:
+class StreamSync:
     """Orders MAX's work after what PyTorch has queued, and before what PyTorch queues later.
 
     The host waits for nothing. One event each way serves all tensors of a call.
@@ -90,6 +90,6 @@ class StreamOrder:
 
 
 @functools.cache
-def stream_order(device: torch.device) -> StreamOrder:
+def stream_sync(device: torch.device) -> StreamSync:
     """The order of ``device``, one for the process."""
-    return StreamOrder(device)
+    return StreamSync(device)

@@ -11,7 +11,7 @@ from torch import nn
 
 from torch_max_backend.backend import build_only, recorded_graphs
 from torch_max_backend.launches import LaunchList
-from torch_max_backend.launches.order import early
+from torch_max_backend.launches.schedule import early
 
 Launches = list[tuple[list[int], int]]
 

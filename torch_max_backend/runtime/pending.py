@@ -14,7 +14,7 @@ from torch_max_backend.runtime.progress import progress_line
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class PendingLists:
     """Launch lists of one device.
 
     Attributes:
@@ -34,24 +34,24 @@ class Task:
         return not libraries.unbuilt(self.device)
 
 
-def make_ready(tasks: Sequence[Task]) -> None:
-    """Builds the libraries that the tasks' lists lack, and binds the lists.
+def make_ready(pending: Sequence[PendingLists]) -> None:
+    """Builds the libraries that the lists lack, and binds the lists.
 
     Raises:
         MaxBackendError: a kernel does not compile, or its library cannot be loaded.
     """
-    if not tasks:
+    if not pending:
         return
     # What is compiled for another machine is all that it may need.
     whole = is_virtual_device_mode()
-    names = [name for task in tasks for name in task.names]
+    names = [name for each in pending for name in each.names]
     with contextlib.ExitStack() as told:
-        told.enter_context(progress_line(events.described(names, sum(task.op_count for task in tasks))))
-        for task in tasks:
-            told.enter_context(events.compiling(task.names, task.op_count))(task.is_built())
+        told.enter_context(progress_line(events.described(names, sum(each.op_count for each in pending))))
+        for each in pending:
+            told.enter_context(events.compiling(each.names, each.op_count))(each.is_built())
         with contextlib.ExitStack() as building:
-            for task in tasks:
-                building.enter_context(libraries.ready(task.device, whole))
-        for task in tasks:
-            if not whole or task.device.type == "cpu":
-                task.bind()
+            for each in pending:
+                building.enter_context(libraries.ready(each.device, whole))
+        for each in pending:
+            if not whole or each.device.type == "cpu":
+                each.bind()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from torch_max_backend.typed_graph.operations import Operation, Value
 
 
-class LaunchOrder:
+class Dependencies:
     """The operations of a graph, some of which are computed together; the others are launches of their own."""
 
     def __init__(self) -> None:
