@@ -18,6 +18,9 @@ from torch_max_backend.mojo_ops.functions import Function, LibraryFunction, requ
 from torch_max_backend.problems.convolution import Pass
 from torch_max_backend.runtime import cache, libraries
 
+PATIENCE = 600
+"""Seconds: with an empty cache the kernels are precompiled first."""
+
 Begun = list[tuple[set[Function], torch.device]]
 
 
@@ -88,7 +91,7 @@ def test_two_builders_build_each_function_once(tmp_path: Path, monkeypatch: pyte
     ) -> dict[Function, Path]:
         if first in functions:
             inside.set()
-            assert go_on.wait(60)
+            assert go_on.wait(PATIENCE)
         else:
             go_on.set()
         built.extend(functions)
@@ -103,7 +106,7 @@ def test_two_builders_build_each_function_once(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(libraries, "_build_one", build_one)
     cpu = torch.device("cpu")
     libraries.begin([first], cpu)
-    assert inside.wait(60)
+    assert inside.wait(PATIENCE)
     assert set(libraries.build([first, second], cpu)) == {first, second}
     assert built == [second, first]
 
@@ -121,7 +124,7 @@ def test_what_begins_may_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(libraries, "_build_one", build_one)
     function = convolution_function("conv_dgrad", "cpu", DType.float32, Grouping.ONE)
     libraries.begin([function], torch.device("cpu"))
-    assert failed.wait(60)
+    assert failed.wait(PATIENCE)
     with pytest.raises(RuntimeError, match="does not compile"):
         libraries.build([function], torch.device("cpu"))
 
