@@ -94,6 +94,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     together.selected.update(item.nodeid.split("::")[0] for item in session.items)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def nothing_stays() -> Iterator[None]:
+    """What a file has compiled and dropped does not wait for the collector, which comes seldom: workers run a hundred."""
+    yield
+    torch._dynamo.reset()
+    gc.collect()
+
+
 @pytest.fixture
 def graphs() -> Iterator[list[CompiledGraph]]:
     """The graphs that the test makes."""
