@@ -96,7 +96,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_stays() -> Iterator[None]:
-    """What a file has compiled and dropped does not wait for the collector, which comes seldom: workers run a hundred."""
+    """What a file has compiled and dropped does not wait for the collector, which comes seldom."""
     yield
     torch._dynamo.reset()
     gc.collect()
