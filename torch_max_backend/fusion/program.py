@@ -335,6 +335,11 @@ def generate_reduction(terms: Terms, layout: Layout, target: Literal["cpu", "gpu
     return _over_all("reduction", terms, layout, target, vector)
 
 
+def program_of(terms: Terms, layout: Layout, target: Literal["cpu", "gpu"]) -> Program:
+    """The program of ``terms``, whose values are reduced or stored."""
+    return (generate if terms.extents is None else generate_reduction)(terms, layout, target)
+
+
 def ways_of_many(terms: Terms) -> tuple[str, ...] | None:
     """How each leaf is read by a program over many tensors: in order, or one number; None where one is read otherwise.
 

@@ -17,13 +17,12 @@ from torch_max_backend.fusion.narrow_sums import narrow_sums
 from torch_max_backend.fusion.plan import Plan, plan
 from torch_max_backend.fusion.products import strided_products
 from torch_max_backend.fusion.program import (
-    generate,
     generate_many,
-    generate_reduction,
     geometry,
     layout_of,
     ops_of,
     padded,
+    program_of,
     ways_of_many,
 )
 from torch_max_backend.fusion.rows import TARGETS, Rows, function_of, rows
@@ -122,8 +121,7 @@ class _Calls:
         if moved is not None:
             function: Function = self._movement("transpose", group.roots[0].dtype)
         else:
-            make = generate if terms.extents is None else generate_reduction
-            function = make(terms, layout, target_of(self._device))
+            function = program_of(terms, layout, target_of(self._device))
         inputs = [leaf.value for leaf in terms.leaves]
         sizes = geometry(terms, layout) if moved is None else moved
         return self._program(function, sizes, inputs, group.roots, _ordered(group), ops_of(terms) or "clone")

@@ -16,7 +16,7 @@ from torch_max_backend.fusion.batches import Group
 from torch_max_backend.fusion.dependencies import Dependencies
 from torch_max_backend.fusion.index_map import from_digits, identity
 from torch_max_backend.fusion.movement import transposition
-from torch_max_backend.fusion.program import Program, generate, generate_reduction, layout_of, named, ops_of, vector_of
+from torch_max_backend.fusion.program import Program, layout_of, named, ops_of, program_of, vector_of
 from torch_max_backend.fusion.terms import Leaf
 from torch_max_backend.mojo_ops.sources import symbol_of
 from torch_max_backend.typed_graph.operations import Value
@@ -206,7 +206,6 @@ def function_of(chain: Rows, target: Literal["cpu", "gpu"]) -> RowsFunction:
     for group in chain.groups:
         layout = layout_of(group.terms)
         assert layout is not None
-        make = generate if group.terms.extents is None else generate_reduction
-        programs.append(make(group.terms, layout, target))
+        programs.append(program_of(group.terms, layout, target))
     ops = "_".join(dict.fromkeys(op for op in map(ops_of, (group.terms for group in chain.groups)) if op))
     return RowsFunction(target, tuple(programs), tuple(map(chain.is_whole, chain.groups)), ops)
