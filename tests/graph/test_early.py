@@ -18,8 +18,8 @@ from torch_max_backend.mojo_ops.functions import Function, LibraryFunction, requ
 from torch_max_backend.problems.convolution import Pass
 from torch_max_backend.runtime import cache, libraries
 
-PATIENCE = 600
-"""Seconds: with an empty cache the kernels are precompiled first."""
+PATIENCE = 60
+"""Seconds."""
 
 Begun = list[tuple[set[Function], torch.device]]
 
@@ -86,9 +86,7 @@ def test_two_builders_build_each_function_once(tmp_path: Path, monkeypatch: pyte
     inside, go_on = threading.Event(), threading.Event()
     built: list[Function] = []
 
-    def build_one(
-        functions: list[Function], kernels: Path, facts: dict[Function, dict[str, str]]
-    ) -> dict[Function, Path]:
+    def build_one(functions: list[Function], facts: dict[Function, dict[str, str]]) -> dict[Function, Path]:
         if first in functions:
             inside.set()
             assert go_on.wait(PATIENCE)
