@@ -35,7 +35,7 @@ def words_of(signature: Signature, *tensors: torch.Tensor, numbers: Sequence[Num
 
 
 class Guarded:
-    """A result that holds NaN, or the least number, until a kernel writes it, between elements that nothing may
+    """A result that holds NaN, or the greatest number, until a kernel writes it, between elements that nothing may
     overwrite.
 
     It begins where kernels' vectors do, as an allocator's tensors.
@@ -44,7 +44,7 @@ class Guarded:
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
         size = torch.Size(shape).numel()
         self._memory = torch.full((size + 2 * _GUARD,), _GUARDED, dtype=dtype, device=device)
-        poison = float("nan") if dtype.is_floating_point else torch.iinfo(dtype).min
+        poison = float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max
         self.tensor = self._memory[_GUARD : _GUARD + size].view(shape).fill_(poison)
 
     def is_intact(self) -> bool:

@@ -16,7 +16,6 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests.compile_groups import group_of
 from tests.harness import SEED
-from tests.kernels import together
 from torch_max_backend import backend
 from torch_max_backend.graph.compiler import CompiledGraph
 from torch_max_backend.runtime import cache
@@ -32,12 +31,6 @@ ALLOCATION = "thp:always,dirty_decay_ms:-1,narenas:2"
 #: Files whose tests share a compilation with those whose ids begin alike, up to a hyphen; the tests of other files
 #: share one.
 BY_ID = ("test_targets.py", "test_training.py")
-#: Files that use one compilation (tests/kernels/together.py).
-KERNELS = {
-    *(f"tests/kernels/test_{name}.py" for name in ("attention", "convolution", "pooling")),
-    *(f"tests/kernels/test_{name}_properties.py" for name in ("convolution", "pooling")),
-}
-
 
 #: Scopes in the order in which workers take them: the longest first, so that no worker waits for another at the end.
 LONGEST_FIRST = (
@@ -45,7 +38,8 @@ LONGEST_FIRST = (
     "layers",
     "elements",
     "tests/models/test_training.py",
-    "kernels",
+    "tests/kernels/test_pooling",
+    "tests/kernels/test_convolution",
     "attention",
     "tests/test_backend.py",
     "tests/runtime/test_runtime.py",
@@ -59,7 +53,7 @@ def scope_of(nodeid: str) -> str:
     file = nodeid.split("::")[0]
     if file.endswith(BY_ID):
         return f"{file} {nodeid.rpartition('[')[2].partition('-')[0]}"
-    return "kernels" if file in KERNELS else group_of(file) or file
+    return group_of(file) or file
 
 
 def _rank(item: pytest.Item) -> int:
@@ -87,11 +81,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Tells what the kernels' module must hold."""
-    together.selected.update(item.nodeid.split("::")[0] for item in session.items)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -22,8 +22,8 @@ from max.dtype import DType
 from max.graph import DeviceRef, TensorType, TensorValue, ops
 
 from benchmarks import records
-from benchmarks.convolution.listed import ListedGraph
 from benchmarks.convolution.sm90_check import Problem, interleaved, reference, use_virtual_hopper
+from benchmarks.listed import ListedGraph
 from torch_max_backend.lowering import numerics
 from torch_max_backend.mojo_ops.convolution import Grouping, conv_with_geometry
 from torch_max_backend.runtime import libraries
@@ -47,7 +47,7 @@ def build() -> dict[str, ListedGraph]:
         w = TensorType(dtype, (problem.k, 1, problem.r, problem.s, problem.c), device)
         forward = name.startswith("fprop")
 
-        def whole(values: list[TensorValue]) -> TensorValue:
+        def whole(values: list[TensorValue]) -> list[TensorValue]:
             source, weight, *extra = values
             result = conv_with_geometry(
                 "conv_fprop" if forward else "conv_dgrad",
@@ -57,7 +57,7 @@ def build() -> dict[str, ListedGraph]:
                 (y if forward else x).shape,
                 grouping=Grouping.ONE,
             )
-            return make(result, *extra)
+            return [make(result, *extra)]
 
         inputs = [x if forward else y, w, *types]
         graphs[f"{name}_{problem.name}"] = ListedGraph(inputs, whole, torch.device("cuda", 0))
@@ -103,7 +103,8 @@ def error_of(got: torch.Tensor, want: torch.Tensor) -> float:
 
 
 def bind(graphs: dict[str, ListedGraph], name: str, problem: Problem, *tensors: torch.Tensor) -> Callable[[], Any]:
-    return partial(graphs[f"{name}_{problem.name}"].load(), *tensors)
+    run = graphs[f"{name}_{problem.name}"].load()
+    return lambda: run(*tensors)[0]
 
 
 def check_small(graphs: dict[str, ListedGraph]) -> list[dict[str, Any]]:

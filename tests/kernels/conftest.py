@@ -1,13 +1,22 @@
-"""What the kernel tests compile once for all of them."""
+"""Library functions that several files test."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.kernels.test_pooling import Compiled
+from tests.kernels.test_convolution import Convolutions
+from tests.kernels.test_pooling import Pools
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def compiled(request: pytest.FixtureRequest) -> Compiled:
-    """The pooling ops on one device, all sizes symbolic."""
-    return Compiled(request.param)
+@pytest.fixture(scope="session", params=DEVICES)
+def convolutions(request: pytest.FixtureRequest) -> Convolutions:
+    """The passes of convolution on one device."""
+    return Convolutions(request.param)
+
+
+@pytest.fixture(scope="session", params=DEVICES)
+def pools(request: pytest.FixtureRequest) -> Pools:
+    """Pooling on one device."""
+    return Pools(request.param)

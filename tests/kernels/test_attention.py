@@ -1,28 +1,25 @@
-"""The attention ops, without the lowering: every case is one entry of a table, checked against float64.
+"""The attention kernels, by calls of their library functions: a table of cases, each checked against float64.
 
-Sizes are symbolic, so that a further case costs no compile; what a graph fixes (scale, causal mask, memory orders,
-which of the kernels' two classes of head sizes a GPU takes) is a variant.
+A case is a variant (scale, causal mask, memory orders, which of the two classes of head sizes a GPU takes) with
+sizes.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
-from max.driver import Buffer
-from max.dtype import DType
-from max.engine import Model
-from max.graph import DeviceRef, Dim, Graph, Module, TensorType
 
-from tests.kernels import together
-from torch_max_backend.mojo_ops import attention
-from torch_max_backend.runtime import session
+from benchmarks.launcher import Launcher
+from benchmarks.library import Guarded, words_of
+from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref
+from torch_max_backend.mojo_ops.attention import FAMILY, attention_function
+from torch_max_backend.mojo_ops.functions import LibraryFunction, target_of
+from torch_max_backend.mojo_ops.signatures import Number
 
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
-DTYPES = {F32: DType.float32, F64: DType.float64, BF16: DType.bfloat16, F16: DType.float16}
 #: Of a result, against its largest element.
 TOLERANCE = {F32: 3e-6, F64: 1e-13, BF16: 1.6e-2, F16: 2e-3}
 PLAIN, HEADS_INSIDE = (0, 1, 2), (0, 2, 1)
@@ -30,7 +27,7 @@ PLAIN, HEADS_INSIDE = (0, 1, 2), (0, 2, 1)
 
 @dataclass(frozen=True)
 class Variant:
-    """What a graph fixes. ``size``: of a row, 0 where it is symbolic."""
+    """How attention is called. ``short``: a GPU takes the kernels for short rows."""
 
     id: str
     scale: float = 0.25
@@ -40,26 +37,31 @@ class Variant:
     bias_wanted: bool = False
     hidden_is_nan: bool = False
     orders: tuple[tuple[int, ...], ...] = (PLAIN,) * 4
-    size: int = 0
+    short: bool = False
 
     @property
-    def axes(self) -> tuple[Any, ...]:
-        return tuple(tuple(order.index(dim) for dim in range(3)) for order in self.orders)
+    def numbers(self) -> list[Number]:
+        """Those of a call."""
+        places = [order.index(dim) for order in self.orders for dim in range(3)]
+        return [self.scale, self.causal, self.at_end, self.hidden_is_nan, *places]
 
-    def name(self, dtype: torch.dtype) -> str:
-        return f"attention_{self.id}_{dtype}".replace(".", "_")
+    @property
+    def entries(self) -> tuple[str, str]:
+        """Of the forward and the backward pass."""
+        biased = "_biased" if self.bias else ""
+        return f"attention_fprop{biased}", f"attention_dgrad{'_bias' if self.bias_wanted else biased}"
 
 
 VARIANTS = {
     variant.id: variant
     for variant in (
         Variant("plain"),
-        Variant("short", orders=(HEADS_INSIDE,) * 4, size=64),
+        Variant("short", orders=(HEADS_INSIDE,) * 4, short=True),
         Variant("causal", causal=True, orders=(HEADS_INSIDE, PLAIN, (1, 0, 2), HEADS_INSIDE)),
-        Variant("causal_at_end", causal=True, at_end=True, size=64),
+        Variant("causal_at_end", causal=True, at_end=True, short=True),
         Variant("biased", bias=True, scale=0.5, causal=True),
-        Variant("bias_gradient", bias=True, bias_wanted=True, size=64),
-        Variant("hidden_is_nan", bias=True, hidden_is_nan=True, size=64),
+        Variant("bias_gradient", bias=True, bias_wanted=True, short=True),
+        Variant("hidden_is_nan", bias=True, hidden_is_nan=True, short=True),
     )
 }
 
@@ -120,70 +122,58 @@ def dtypes_of(variant: Variant, device: str) -> tuple[torch.dtype, ...]:
     return (F32, F64)
 
 
-@together.part("tests/kernels/test_attention.py")
-def add_graphs(module: Module, place: torch.device) -> list[str]:
-    """For each variant and dtype output, logsumexp and all gradients."""
-    ref = DeviceRef.CPU() if place.type == "cpu" else DeviceRef.GPU()
-    names = []
-    for variant in VARIANTS.values():
-        for dtype in dtypes_of(variant, place.type):
-            names.append(variant.name(dtype))
-            with Graph(
-                names[-1],
-                input_types=_types(variant, dtype, ref),
-                kernel_library=session.kernel_library(),
-                module=module,
-            ) as graph:
-                q, k, v, grad, *bias = (value.tensor for value in graph.inputs)
-                mask = bias[0] if bias else None
-                options = {
-                    "axes": variant.axes,
-                    "scale": variant.scale,
-                    "is_causal": variant.causal,
-                    "aligned_at_end": variant.at_end,
-                    "hidden_is_nan": variant.hidden_is_nan,
-                }
-                output, sums = attention.attention_fprop(q, k, v, mask, **options)
-                gradients = attention.attention_dgrad(
-                    grad, q, k, v, output, sums, mask, **options, bias_wanted=variant.bias_wanted
-                )
-                graph.output(output, sums, *(each for each in gradients if each is not None))
-    return names
+class Attention:
+    """The library functions of every variant on one device."""
 
+    def __init__(self, device: str) -> None:
+        self.device = torch.device(device)
+        functions = [
+            self._function(entry, variant, dtype)
+            for variant in VARIANTS.values()
+            for dtype in dtypes_of(variant, device)
+            for entry in variant.entries
+        ]
+        self._launcher = Launcher(functions, self.device)
 
-def _types(variant: Variant, dtype: torch.dtype, ref: DeviceRef) -> list[TensorType]:
-    sizes = [variant.size or Dim(letter) for letter in "de"]
-    logical = (
-        (Dim("batch"), Dim("heads"), Dim("queries"), sizes[0]),
-        (Dim("batch"), Dim("groups"), Dim("keys"), sizes[0]),
-        (Dim("batch"), Dim("groups"), Dim("keys"), sizes[1]),
-        (Dim("batch"), Dim("heads"), Dim("queries"), sizes[1]),
-    )
-    shapes = [[shape[dim] for dim in (*order, 3)] for shape, order in zip(logical, variant.orders, strict=True)]
-    if variant.bias:
-        shapes.append([Dim(f"b{axis}") for axis in range(4)])
-    return [TensorType(DTYPES[dtype], shape, ref) for shape in shapes]
+    def _function(self, entry: str, variant: Variant, dtype: torch.dtype) -> LibraryFunction:
+        own = TORCH_TO_MAX[dtype]
+        wide = self.device.type == "cuda" and not variant.short
+        target = target_of(device_ref(self.device))
+        return attention_function(entry, target, own, own if variant.bias else None, wide=wide)
+
+    def _call(self, entry: str, variant: Variant, made: list[Guarded], operands: list[torch.Tensor]) -> None:
+        words = words_of(FAMILY[entry], *(each.tensor for each in made), *operands, numbers=variant.numbers)
+        self._launcher.bind(self._function(entry, variant, operands[0].dtype), words)()
+        assert all(each.is_intact() for each in made), f"{entry} wrote outside its results"
+
+    def run(self, variant: Variant, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Output, logsumexp and gradients as logical tensors on the CPU."""
+        laid = [
+            tensor.permute(*order, 3).contiguous().to(self.device)
+            for tensor, order in zip(tensors[:4], variant.orders, strict=True)
+        ]
+        query, key, value, grad = laid
+        bias = [tensor.to(self.device) for tensor in tensors[4:]]
+        dtype, scores = grad.dtype, (*tensors[0].shape[:3], tensors[1].shape[2])
+        output = Guarded(grad.shape, dtype, self.device)
+        sums = Guarded(tensors[0].shape[:3], F64 if dtype == F64 else F32, self.device)
+        forward, backward = variant.entries
+        self._call(forward, variant, [output, sums], [query, key, value, *bias])
+        gradients = [Guarded(each.shape, dtype, self.device) for each in (query, key, value)]
+        if variant.bias_wanted:
+            gradients.append(Guarded(scores, dtype, self.device))
+        self._call(backward, variant, gradients, [grad, query, key, value, output.tensor, sums.tensor, *bias])
+        orders = [variant.orders[3], *variant.orders[:3]]
+        logical = [
+            made.tensor.cpu().permute(*(order.index(dim) for dim in range(3)), 3)
+            for made, order in zip([output, *gradients[:3]], orders, strict=True)
+        ]
+        return [logical[0], sums.tensor.cpu(), *logical[1:], *(each.tensor.cpu() for each in gradients[3:])]
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def models(request: pytest.FixtureRequest) -> tuple[str, dict[str, Model]]:
-    return request.param, together.models(request.param)
-
-
-def run(models: tuple[str, dict[str, Model]], variant: Variant, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Output, logsumexp and gradients as logical tensors on the CPU."""
-    device, by_name = models
-    physical = [
-        tensor.permute(*order, 3).contiguous() for tensor, order in zip(tensors[:4], variant.orders, strict=True)
-    ] + tensors[4:]
-    results = by_name[variant.name(tensors[0].dtype)].execute(*(Buffer.from_dlpack(t.to(device)) for t in physical))
-    output, sums, *gradients = (torch.from_dlpack(result).cpu() for result in results)
-    orders = [variant.orders[3], *variant.orders[:3]]
-    logical = [
-        result.permute(*(order.index(dim) for dim in range(3)), 3)
-        for result, order in zip([output, *gradients[:3]], orders, strict=True)
-    ]
-    return [logical[0], sums, *logical[1:], *gradients[3:]]
+def attention(request: pytest.FixtureRequest) -> Attention:
+    return Attention(request.param)
 
 
 def _repeated(bias: torch.Tensor, batch: int) -> torch.Tensor:
@@ -254,38 +244,38 @@ def check(got: list[torch.Tensor], wanted: list[torch.Tensor], dtype: torch.dtyp
 
 
 @pytest.mark.parametrize(("name", "sizes"), CASES, ids=lambda value: value if isinstance(value, str) else "")
-def test_against_float64(models: tuple[str, dict[str, Model]], name: str, sizes: Sizes) -> None:
+def test_against_float64(attention: Attention, name: str, sizes: Sizes) -> None:
     variant = VARIANTS[name]
-    for dtype in dtypes_of(variant, models[0]):
+    for dtype in dtypes_of(variant, attention.device.type):
         tensors = drawn(variant, sizes, dtype, sum(map(ord, str(sizes))))
-        check(run(models, variant, tensors), reference(variant, tensors), dtype)
+        check(attention.run(variant, tensors), reference(variant, tensors), dtype)
 
 
-def test_the_same_bits_twice(models: tuple[str, dict[str, Model]]) -> None:
+def test_the_same_bits_twice(attention: Attention) -> None:
     variant = VARIANTS["short"]
-    for dtype in dtypes_of(variant, models[0]):
+    for dtype in dtypes_of(variant, attention.device.type):
         tensors = drawn(variant, Sizes(2, 4, 2, 333, 400, 64, 64), dtype, 7)
-        for first, second in zip(run(models, variant, tensors), run(models, variant, tensors), strict=True):
+        for first, second in zip(attention.run(variant, tensors), attention.run(variant, tensors), strict=True):
             assert torch.equal(first, second)
 
 
-def test_a_nan_stays_in_its_row(models: tuple[str, dict[str, Model]]) -> None:
+def test_a_nan_stays_in_its_row(attention: Attention) -> None:
     variant = VARIANTS["plain"]
-    for dtype in dtypes_of(variant, models[0]):
+    for dtype in dtypes_of(variant, attention.device.type):
         tensors = drawn(variant, Sizes(1, 2, 2, 70, 80, 16, 16), dtype, 3)
         tensors[0][0, 1, 65, 3] = math.nan
-        output, sums, query_grad, *_ = run(models, variant, tensors)
+        output, sums, query_grad, *_ = attention.run(variant, tensors)
         for result in (output, sums.unsqueeze(-1), query_grad):
             is_nan = result.isnan().any(-1)
             assert is_nan[0, 1, 65]
             assert is_nan.sum() == 1
 
 
-def test_a_row_of_which_all_is_hidden_is_nan_where_softmax_is(models: tuple[str, dict[str, Model]]) -> None:
+def test_a_row_of_which_all_is_hidden_is_nan_where_softmax_is(attention: Attention) -> None:
     variant = VARIANTS["hidden_is_nan"]
-    for dtype in dtypes_of(variant, models[0]):
+    for dtype in dtypes_of(variant, attention.device.type):
         tensors = drawn(variant, Sizes(1, 2, 2, 70, 80, 64, 64), dtype, 3)
-        output, sums, query_grad, key_grad, value_grad = run(models, variant, tensors)
+        output, sums, query_grad, key_grad, value_grad = attention.run(variant, tensors)
         hidden = (tensors[4] == -math.inf).all(-1)
         assert hidden.sum() == 2
         for result in (output, sums.unsqueeze(-1), query_grad):
@@ -296,10 +286,10 @@ def test_a_row_of_which_all_is_hidden_is_nan_where_softmax_is(models: tuple[str,
         assert value_grad.isnan().all()
 
 
-def test_large_scores_do_not_overflow(models: tuple[str, dict[str, Model]]) -> None:
+def test_large_scores_do_not_overflow(attention: Attention) -> None:
     variant = VARIANTS["plain"]
     tensors = [tensor * 20 for tensor in drawn(variant, Sizes(1, 1, 1, 90, 100, 32, 32), F32, 5)]
-    output, sums, *_ = run(models, variant, tensors)
+    output, sums, *_ = attention.run(variant, tensors)
     wanted = reference(variant, tensors)
     assert sums.abs().max() > 1000
     torch.testing.assert_close(output.double(), wanted[0], rtol=0, atol=2e-2)

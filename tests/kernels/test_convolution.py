@@ -1,37 +1,37 @@
-"""The convolution ops, without the lowering: every case is one entry of a table, and one compiled graph runs them all.
+"""The convolution kernels, by calls of their library functions: every case is one entry of a table.
 
 Two checks for each pass of each case: small whole numbers must come out exactly, and normal ones close to float64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from max.dtype import DType
-from max.engine import Model
-from max.graph import DeviceRef, Dim, Graph, Module, TensorType
+from max.graph import DeviceRef, Graph, TensorType
 from torch.nn import functional
 
-from tests.kernels import together
+from benchmarks.launcher import Launcher
+from benchmarks.library import Guarded, words_of
+from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref
 from torch_max_backend.mojo_ops.convolution import (
     DEFAULT_WORKSPACE_LIMIT,
     FAMILY,
     Geometry,
+    Grouping,
     conv_dgrad,
     conv_fprop,
     conv_wgrad,
-    conv_with_geometry,
+    convolution_function,
 )
-from torch_max_backend.problems.convolution import ConvolutionProblem
-from torch_max_backend.runtime import session
+from torch_max_backend.mojo_ops.functions import target_of
+from torch_max_backend.problems.convolution import ConvolutionProblem, Pass
 
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
-DTYPES = {F32: DType.float32, F64: DType.float64, BF16: DType.bfloat16, F16: DType.float16}
 
 
 @dataclass(frozen=True)
@@ -257,76 +257,55 @@ def dtypes_on(device: str) -> list[torch.dtype]:
     return [F32, BF16, F64] if device == "cpu" else [F32, BF16, F16]
 
 
-@together.part("tests/kernels/test_convolution.py", "tests/kernels/test_convolution_properties.py")
-def add_graph(module: Module, place: torch.device) -> list[str]:
-    """The three ops once for each dtype: extents are symbolic and geometry is an input, so this serves every case."""
-    types = []
-    device = DeviceRef.CPU() if place.type == "cpu" else DeviceRef.GPU()
-    for name in (DTYPES[dtype].name for dtype in dtypes_on(place.type)):
-        for letters in (("n", *"dhw", "c"), ("k", *"trs", "j"), ("n", *"opq", "k")):
-            types.append(TensorType(DType[name], [Dim(f"{letter}_{name}") for letter in letters], device))
-        types.append(TensorType(DType.int64, [len(FAMILY["conv_fprop"].numbers)], DeviceRef.CPU()))
-    library = session.kernel_library()
-    with Graph("convolutions", input_types=types, kernel_library=library, module=module) as graph:
-        results = []
-        values = [value.tensor for value in graph.inputs]
-        for x, w, dy, geometry in zip(values[0::4], values[1::4], values[2::4], values[3::4], strict=True):
-            results.append(conv_with_geometry("conv_fprop", x, w, geometry, dy.shape))
-            results.append(conv_with_geometry("conv_dgrad", dy, w, geometry, x.shape))
-            results.append(conv_with_geometry("conv_wgrad", x, dy, geometry, w.shape))
-        graph.output(*results)
-    return [graph.name]
-
-
-class Compiled:
-    """One executable model that runs any case."""
+class Convolutions:
+    """The library functions of the three passes on one device, each for any problem of a dtype."""
 
     def __init__(self, device: str) -> None:
-        self.device = device
+        self.device = torch.device(device)
         self.dtypes = dtypes_on(device)
         self.cases = [case for case in CASES if case.dtype in self.dtypes]
         if device != "cpu":
             self.cases = [case for case in self.cases if not case.taps_inside]
-        self.model: Model = together.models(device)["convolutions"]
+        target = target_of(device_ref(self.device))
+        self._functions = {
+            (op, dtype): convolution_function(Pass(f"conv_{op}").value, target, TORCH_TO_MAX[dtype], Grouping.ANY, True)
+            for op in OPS
+            for dtype in self.dtypes
+        }
+        self._launcher = Launcher(self._functions.values(), self.device)
 
     @staticmethod
-    def geometry(case: ConvolutionCase) -> np.ndarray:
+    def geometry(case: ConvolutionCase) -> list[int]:
         p = case.problem
-        geometry = Geometry(
+        return Geometry(
             p.stride, p.padding, p.dilation, p.groups, case.workspace_limit, taps_inside=case.taps_inside
-        )
-        return np.array(geometry.numbers())
+        ).numbers()
 
     def one(
-        self, case: ConvolutionCase, tensors: list[torch.Tensor], geometry: np.ndarray | None = None
+        self, case: ConvolutionCase, tensors: list[torch.Tensor], geometry: Sequence[int] | None = None
     ) -> list[torch.Tensor]:
         """The three results of one case, filters with their channels inside."""
         if case.taps_inside:
             x, w, dy = tensors
             tensors = [x, w.movedim(-1, 1).contiguous(), dy]
-        results = self.run_tensors(case.dtype, tensors, self.geometry(case) if geometry is None else geometry)
+        results = self.run_tensors(tensors, self.geometry(case) if geometry is None else geometry)
         if case.taps_inside:
             results[2] = results[2].movedim(1, -1)
         return results
 
     def run_tensors(
-        self, dtype: torch.dtype, tensors: list[torch.Tensor], geometry: np.ndarray, keep: bool = False
+        self, tensors: list[torch.Tensor], geometry: Sequence[int], keep: bool = False
     ) -> list[torch.Tensor]:
-        """The three results of x, w and dy; the other dtypes compute a single pixel meanwhile. On the host, or with
-        `keep` where the model runs."""
-        flat: list[Any] = []
-        for other in self.dtypes:
-            if other == dtype:
-                operands, values = tensors, geometry
-            else:
-                operands = [torch.zeros(1, 1, 1, 1, 1, dtype=other)] * 3
-                values = np.array(Geometry().numbers())
-            flat += [tensor.to(self.device) for tensor in operands]
-            flat.append(values)
-        results = self.model.execute(*flat)
-        first = len(OPS) * self.dtypes.index(dtype)
-        mine = [torch.from_dlpack(result) for result in results[first : first + len(OPS)]]
-        return mine if keep else [result.cpu() for result in mine]
+        """The three results of x, w and dy; on the host, or with `keep` where the kernels run."""
+        x, w, dy = (tensor.to(self.device) for tensor in tensors)
+        results = []
+        for op, like, *operands in (("fprop", dy, x, w), ("dgrad", x, dy, w), ("wgrad", w, x, dy)):
+            result = Guarded(like.shape, like.dtype, self.device)
+            words = words_of(FAMILY[f"conv_{op}"], result.tensor, *operands, numbers=geometry)
+            self._launcher.bind(self._functions[op, like.dtype], words)()
+            assert result.is_intact(), f"{op} wrote outside its result"
+            results.append(result.tensor if keep else result.tensor.cpu())
+        return results
 
     def run(
         self, make: Callable[[tuple[int, ...]], torch.Tensor]
@@ -341,44 +320,41 @@ class Compiled:
         return pairs
 
 
-@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def compiled(request: pytest.FixtureRequest) -> Compiled:
-    return Compiled(request.param)
+@pytest.fixture(scope="module")
+def whole_numbers(convolutions: Convolutions) -> dict:
+    return convolutions.run(lambda shape: torch.randint(-2, 3, shape))
 
 
 @pytest.fixture(scope="module")
-def whole_numbers(compiled: Compiled) -> dict:
-    return compiled.run(lambda shape: torch.randint(-2, 3, shape))
+def normal_numbers(convolutions: Convolutions) -> dict:
+    return convolutions.run(torch.randn)
 
 
-@pytest.fixture(scope="module")
-def normal_numbers(compiled: Compiled) -> dict:
-    return compiled.run(torch.randn)
-
-
-def test_operands_that_do_not_fit_are_refused(compiled: Compiled) -> None:
-    """Shapes known only at run time are checked before memory is touched."""
+def test_operands_that_do_not_fit_are_refused(convolutions: Convolutions) -> None:
+    """Shapes are checked before memory is touched."""
     case = next(case for case in CASES if case.id == "2d_groups_3")
     x, w, dy = case.inputs(torch.randn)
-    with pytest.raises(Exception, match="4 channels in each of 3 groups, x has 11 channels"):
-        compiled.one(case, [x[..., :-1].contiguous(), w, dy])
-    geometry = compiled.geometry(case)
+    with pytest.raises(RuntimeError, match="4 channels in each of 3 groups, x has 11 channels"):
+        convolutions.one(case, [x[..., :-1].contiguous(), w, dy])
+    geometry = convolutions.geometry(case)
     for index, value, message in ((0, 0, "stride_d = 0"), (4, -1, "dilation_h = -1"), (8, -2, "pad_w = -2")):
         wrong = geometry.copy()
         wrong[index] = value
-        with pytest.raises(Exception, match=message):
-            compiled.one(case, [x, w, dy], wrong)
+        with pytest.raises(RuntimeError, match=message):
+            convolutions.one(case, [x, w, dy], wrong)
 
 
-def _skip_if_absent(compiled: Compiled, case: ConvolutionCase) -> None:
-    if case not in compiled.cases:
-        pytest.skip(f"{case.dtype}, taps_inside={case.taps_inside} does not run on {compiled.device}")
+def _skip_if_absent(convolutions: Convolutions, case: ConvolutionCase) -> None:
+    if case not in convolutions.cases:
+        pytest.skip(f"{case.dtype}, taps_inside={case.taps_inside} does not run on {convolutions.device}")
 
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_whole_numbers_are_exact(compiled: Compiled, whole_numbers: dict, case: ConvolutionCase, op: str) -> None:
-    _skip_if_absent(compiled, case)
+def test_whole_numbers_are_exact(
+    convolutions: Convolutions, whole_numbers: dict, case: ConvolutionCase, op: str
+) -> None:
+    _skip_if_absent(convolutions, case)
     result, reference = whole_numbers[case.id, op]
     assert result.dtype == case.dtype
     assert torch.equal(result, reference.to(case.dtype))
@@ -387,9 +363,9 @@ def test_whole_numbers_are_exact(compiled: Compiled, whole_numbers: dict, case: 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_normal_numbers_are_near_float64(
-    compiled: Compiled, normal_numbers: dict, case: ConvolutionCase, op: str
+    convolutions: Convolutions, normal_numbers: dict, case: ConvolutionCase, op: str
 ) -> None:
-    _skip_if_absent(compiled, case)
+    _skip_if_absent(convolutions, case)
     result, reference = normal_numbers[case.id, op]
     narrow = torch.finfo(case.dtype).eps
     wide = torch.finfo(F64 if case.dtype == F64 else F32).eps
@@ -400,19 +376,19 @@ def test_normal_numbers_are_near_float64(
     assert ((result.double() - reference).abs() <= bound).all()
 
 
-def test_the_same_input_gives_the_same_bits(compiled: Compiled) -> None:
+def test_the_same_input_gives_the_same_bits(convolutions: Convolutions) -> None:
     fixed: dict[tuple[int, ...], torch.Tensor] = {}
 
     def make(shape: tuple[int, ...]) -> torch.Tensor:
         return fixed.setdefault(shape, torch.randn(shape))
 
-    first, second = compiled.run(make), compiled.run(make)
+    first, second = convolutions.run(make), convolutions.run(make)
     assert all(torch.equal(first[key][0], second[key][0]) for key in first)
 
 
 @pytest.mark.parametrize("operand", ["x", "dy"])
 @pytest.mark.parametrize("name", ["2d_depthwise_7_bf16", "2d_depthwise_5_stride_2_bf16"])
-def test_what_is_not_finite_stays_in_its_windows(compiled: Compiled, name: str, operand: str) -> None:
+def test_what_is_not_finite_stays_in_its_windows(convolutions: Convolutions, name: str, operand: str) -> None:
     """Zeros that a kernel adds to a window, or to the pixels of its tile, must not meet it."""
     case = next(case for case in CASES if case.id == name)
     x, w, dy = case.inputs(lambda shape: torch.randint(1, 3, shape))
@@ -421,7 +397,7 @@ def test_what_is_not_finite_stays_in_its_windows(compiled: Compiled, name: str, 
     tensor[0, 0, 4, 5, 1] = float("inf")
     tensor[0, 0, 5, 4, 5] = -float("inf")
     reference = case.reference([x, w, dy])
-    results = dict(zip(OPS, compiled.one(case, [x, w, dy]), strict=True))
+    results = dict(zip(OPS, convolutions.one(case, [x, w, dy]), strict=True))
     for op in ("fprop", "wgrad") if operand == "x" else ("dgrad", "wgrad"):
         assert 0 < int(results[op].isinf().sum()) < results[op].numel() // 2
         assert torch.equal(results[op], reference[op].to(case.dtype))
@@ -468,14 +444,14 @@ GROUPED = [case for case in CASES if "groups_of" in case.id and not case.taps_in
 
 
 @pytest.mark.parametrize("case", GROUPED, ids=lambda case: case.id)
-def test_an_infinity_stays_in_its_group(compiled: Compiled, case: ConvolutionCase) -> None:
+def test_an_infinity_stays_in_its_group(convolutions: Convolutions, case: ConvolutionCase) -> None:
     """No zero stands for another group: times infinity it would be NaN."""
-    _skip_if_absent(compiled, case)
+    _skip_if_absent(convolutions, case)
     x, w, dy = case.inputs(lambda shape: torch.randint(-2, 3, shape))
     reference = case.reference([x, w, dy])
     mine, theirs = x.shape[-1] // case.groups, dy.shape[-1] // case.groups
     x[..., :mine], dy[..., :theirs] = torch.inf, -torch.inf
-    y, dx, dw = compiled.one(case, [x, w, dy])
+    y, dx, dw = convolutions.one(case, [x, w, dy])
     assert torch.equal(y[..., theirs:], reference["fprop"][..., theirs:].to(case.dtype))
     assert torch.equal(dx[..., mine:], reference["dgrad"][..., mine:].to(case.dtype))
     assert torch.equal(dw[theirs:], reference["wgrad"][theirs:].to(case.dtype))
@@ -483,12 +459,14 @@ def test_an_infinity_stays_in_its_group(compiled: Compiled, case: ConvolutionCas
 
 @pytest.mark.parametrize("dtype", [F32, BF16, F16])
 @pytest.mark.parametrize("channels", [8, 32, 128])
-def test_a_pixel_that_no_window_covers_is_not_read(compiled: Compiled, channels: int, dtype: torch.dtype) -> None:
+def test_a_pixel_that_no_window_covers_is_not_read(
+    convolutions: Convolutions, channels: int, dtype: torch.dtype
+) -> None:
     case = C("", 3, channels, channels, (8, 10), (3, 3), (2,), groups=channels // 8, dtype=dtype)
-    if dtype not in compiled.dtypes:
-        pytest.skip(f"{dtype} does not run on {compiled.device}")
+    if dtype not in convolutions.dtypes:
+        pytest.skip(f"{dtype} does not run on {convolutions.device}")
     tensors = case.inputs(lambda shape: torch.randint(-2, 3, shape))
     reference = case.reference(tensors)
     tensors[0][:, :, -1], tensors[0][:, :, :, -1] = torch.inf, torch.inf
-    for op, result in zip(OPS, compiled.one(case, tensors), strict=True):
+    for op, result in zip(OPS, convolutions.one(case, tensors), strict=True):
         assert torch.equal(result, reference[op].to(dtype))

@@ -1,14 +1,10 @@
-"""The convolution kernels on problems that nobody wrote down: drawn ones, and PyTorch's own samples.
-
-The graph is the one of test_convolution, whose extents are symbolic: one compilation serves every problem.
-"""
+"""The convolution kernels on problems that nobody wrote down: drawn ones, and PyTorch's own samples."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
@@ -16,17 +12,12 @@ from hypothesis import strategies as st
 from torch.fx import Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tests.kernels.test_convolution import BF16, F16, F32, F64, OPS, Compiled, ConvolutionCase
+from tests.kernels.test_convolution import BF16, F16, F32, F64, OPS, ConvolutionCase, Convolutions
 from tests.operator_database import SampleInput, op_db
 from torch_max_backend.mojo_ops.convolution import DEFAULT_WORKSPACE_LIMIT, Geometry
 from torch_max_backend.problems.convolution import ConvolutionProblem, Pass
 
 aten = torch.ops.aten
-
-
-@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def compiled(request: pytest.FixtureRequest) -> Compiled:
-    return Compiled(request.param)
 
 
 @st.composite
@@ -71,9 +62,9 @@ def problems(draw: st.DrawFn) -> ConvolutionCase:
 
 @settings(max_examples=100, deadline=None, database=None, print_blob=True, suppress_health_check=list(HealthCheck))
 @given(case=problems(), seed=st.integers(0, 2**31 - 1), whole=st.booleans())
-def test_drawn_problems(compiled: Compiled, case: ConvolutionCase, seed: int, whole: bool) -> None:
+def test_drawn_problems(convolutions: Convolutions, case: ConvolutionCase, seed: int, whole: bool) -> None:
     """Whole numbers come out exactly, normal ones near float64."""
-    assume(case.dtype in compiled.dtypes and not (case.taps_inside and compiled.device != "cpu"))
+    assume(case.dtype in convolutions.dtypes and not (case.taps_inside and convolutions.device != "cpu"))
     generator = torch.Generator().manual_seed(seed)
     tensors = case.inputs(
         lambda shape: (
@@ -81,7 +72,7 @@ def test_drawn_problems(compiled: Compiled, case: ConvolutionCase, seed: int, wh
         )
     )
     reference = case.reference(tensors)
-    for op, result in zip(OPS, compiled.one(case, tensors), strict=True):
+    for op, result in zip(OPS, convolutions.one(case, tensors), strict=True):
         if whole:
             assert torch.equal(result, reference[op].to(case.dtype)), op
             continue
@@ -93,11 +84,11 @@ def test_drawn_problems(compiled: Compiled, case: ConvolutionCase, seed: int, wh
 
 
 class _OnOurKernels(Interpreter):
-    """Runs a traced function with the convolutions on the compiled ops, everything else in PyTorch."""
+    """Runs a traced function with the convolutions on our kernels, everything else in PyTorch."""
 
-    def __init__(self, module: torch.fx.GraphModule, compiled: Compiled) -> None:
+    def __init__(self, module: torch.fx.GraphModule, convolutions: Convolutions) -> None:
         super().__init__(module)
-        self.compiled = compiled
+        self.convolutions = convolutions
         self.calls = 0
 
     def run_node(self, n: Node) -> Any:
@@ -131,10 +122,8 @@ class _OnOurKernels(Interpreter):
         operands = {name: torch.zeros(shape, dtype=a.dtype) for name, shape in shapes.items()}
         for name, tensor in zip(names[:2], (a, b), strict=True):
             operands[name] = tensor.movedim(1, -1).reshape(shapes[name]).contiguous()
-        geometry = np.array(Geometry(p.stride, p.padding, p.dilation, p.groups).numbers())
-        result = self.compiled.run_tensors(a.dtype, [operands[name] for name in "xwy"], geometry)[
-            OPS.index(which.value[5:])
-        ]
+        geometry = Geometry(p.stride, p.padding, p.dilation, p.groups).numbers()
+        result = self.convolutions.run_tensors([operands[name] for name in "xwy"], geometry)[OPS.index(which.value[5:])]
         target = {"x": p._x_shape, "w": p.aten_weight_shape, "y": p._y_shape}[names[2]]
         return result.movedim(-1, 1).reshape(target)
 
@@ -154,10 +143,10 @@ def _samples(name: str, dtype: torch.dtype) -> Iterator[SampleInput]:
 
 @pytest.mark.parametrize("dtype", [F32, F64], ids=["float32", "float64"])
 @pytest.mark.parametrize("name", FAMILY)
-def test_samples_of_pytorch(compiled: Compiled, name: str, dtype: torch.dtype) -> None:
+def test_samples_of_pytorch(convolutions: Convolutions, name: str, dtype: torch.dtype) -> None:
     """Every sample of op_db, forward and backward, is what PyTorch makes of it."""
-    if dtype not in compiled.dtypes:
-        pytest.skip(f"{dtype} does not run on {compiled.device}")
+    if dtype not in convolutions.dtypes:
+        pytest.skip(f"{dtype} does not run on {convolutions.device}")
     info = next(op for op in op_db if op.name == name)
     seen = 0
     for sample in _samples(name, dtype):
@@ -166,7 +155,7 @@ def test_samples_of_pytorch(compiled: Compiled, name: str, dtype: torch.dtype) -
         function = _with_gradients(lambda *given, rest=rest, sample=sample: info.op(*given, *rest, **sample.kwargs))
         plain = [tensor.detach() for tensor in tensors]
         traced = make_fx(function, tracing_mode="fake")(*plain)
-        interpreter = _OnOurKernels(traced, compiled)
+        interpreter = _OnOurKernels(traced, convolutions)
         ours = interpreter.run(*plain)
         wide = function(*(tensor.double() for tensor in plain))
         theirs = function(*plain)
@@ -195,14 +184,14 @@ def _with_gradients(function: Callable[..., torch.Tensor]) -> Callable[..., list
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "normal"])
 def test_tf32_rounds_factors_and_nothing_else(whole: bool) -> None:
     """float32 with TF32 allowed: whole numbers stay exact, normal ones lose what 10 bits of mantissa lose."""
-    compiled = Compiled("cuda")
-    for case in (case for case in compiled.cases if case.dtype == F32):
+    convolutions = Convolutions("cuda")
+    for case in (case for case in convolutions.cases if case.dtype == F32):
         p = case.problem
         own = Geometry(p.stride, p.padding, p.dilation, p.groups, case.workspace_limit, allow_tf32=True)
-        geometry = np.array(own.numbers())
+        geometry = own.numbers()
         tensors = case.inputs((lambda shape: torch.randint(-2, 3, shape)) if whole else torch.randn)
         reference = case.reference(tensors)
-        for op, result in zip(OPS, compiled.run_tensors(F32, tensors, geometry), strict=True):
+        for op, result in zip(OPS, convolutions.run_tensors(tensors, geometry), strict=True):
             if whole:
                 assert torch.equal(result, reference[op].to(F32)), (case.id, op)
             else:
@@ -215,7 +204,7 @@ def test_tf32_rounds_factors_and_nothing_else(whole: bool) -> None:
 @pytest.mark.parametrize(("groups", "dtype"), [(1, F16), (2, F16), (8, F16)], ids=["dense", "grouped", "depthwise"])
 def test_more_than_2_31_elements(groups: int, dtype: torch.dtype) -> None:
     """Only the last pixels, beyond what 32 bits count, hold something else than zeros."""
-    compiled = Compiled("cuda")
+    convolutions = Convolutions("cuda")
     height, width, channels, rows = 16385, 16384, 8, 3
     assert height * width * channels > 2**31
     x = torch.zeros(1, 1, height, width, channels, dtype=dtype, device="cuda")
@@ -225,8 +214,8 @@ def test_more_than_2_31_elements(groups: int, dtype: torch.dtype) -> None:
         tensor[:, :, -rows:] = torch.randint(-2, 3, (1, 1, rows, width, channels), device="cuda").to(dtype)
     # One over sqrt(pixels) would round: keep what wgrad sums exact, and in range.
     dy[:, :, -rows:, :-64] = 0
-    geometry = np.array(Geometry(groups=groups).numbers())
-    y, dx, dw = compiled.run_tensors(dtype, [x, w, dy], geometry, keep=True)
+    geometry = Geometry(groups=groups).numbers()
+    y, dx, dw = convolutions.run_tensors([x, w, dy], geometry, keep=True)
     tail = [tensor[:, :, -rows:].float().movedim(-1, 1)[:, :, 0].requires_grad_() for tensor in (x,)]
     filters = w[:, :, 0].float().movedim(-1, 1).requires_grad_()
     expected = torch.nn.functional.conv2d(tail[0], filters, groups=groups)

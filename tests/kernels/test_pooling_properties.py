@@ -1,7 +1,4 @@
-"""The pooling ops on problems that nobody chose: hypothesis, PyTorch's own OpInfo samples, and gradcheck.
-
-They run the graphs of test_pooling.py, whose sizes are symbolic, so that no problem costs a compile.
-"""
+"""The pooling kernels on problems that nobody chose: hypothesis, PyTorch's own OpInfo samples, and gradcheck."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from tests.kernels.test_pooling import (
     F32,
     F64,
     LAYOUTS,
-    Compiled,
+    Pools,
     Window,
     assert_close,
     max_reference,
@@ -68,15 +65,6 @@ def windows(draw: st.DrawFn) -> Window:
     return window
 
 
-def run_max(
-    compiled: Compiled, x: torch.Tensor, dy: torch.Tensor, indices: torch.Tensor, case: Window, layout: str
-) -> list:
-    """y, indices, dx by index and dx by offset."""
-    shapes = [dy.shape] * 4 + [x.shape] * 6 + [dy.shape]
-    results = compiled.run("max", [x, dy, indices], case.problem("max"), layout, shapes)
-    return [results[0], results[1], results[4], results[5]]
-
-
 #: Its only window along H lies wholly in padding.
 EMPTY_WINDOW = Window("empty", 1, 1, (2, 1, 2), (2, 2, 2), (2, 2, 2), (0, 1, 0), (1, 2, 1))
 #: All windows lie in padding along W: their indices name pixels of the next row, or of the next slab.
@@ -91,36 +79,37 @@ EMPTY_SLABS = Window("empty_slabs", 1, 3, (3, 2, 1), (1, 1, 2), (1, 1, 1), (0, 0
 @example(case=EMPTY_ROWS, layout="channels_last", ties=False, seed=0)
 @example(case=EMPTY_SLABS, layout="contiguous", ties=False, seed=0)
 @given(case=windows(), layout=st.sampled_from(LAYOUTS), ties=st.booleans(), seed=st.integers(0, 2**31))
-def test_max_of_drawn_windows(compiled: Compiled, case: Window, layout: str, ties: bool, seed: int) -> None:
+def test_max_of_drawn_windows(pools: Pools, case: Window, layout: str, ties: bool, seed: int) -> None:
     """Forward to the bit; gradients of whole numbers to the bit, in every dtype."""
     generator = torch.Generator().manual_seed(seed)
-    for dtype in compiled.dtypes:
+    for dtype in pools.dtypes:
         shape = (case.n, case.c, *case.size)
         x = whole_numbers(shape, dtype, generator) if ties else torch.randn(shape, generator=generator).to(dtype)
         y, indices = max_reference(x, case)
         dy = whole_numbers(tuple(y.shape), dtype, generator)
-        values, places, by_index, by_offset = run_max(compiled, x, dy, indices, case, layout)
-        assert torch.equal(values.double(), y)
-        assert torch.equal(places, indices)
+        got = pools.maxima(x, dy, indices, case.problem("max"), layout)
+        assert torch.equal(got.y.double(), y)
+        assert torch.equal(got.indices, indices)
         wanted = scatter_reference(dy, indices, x.shape)
-        assert torch.equal(by_index.double(), wanted)
+        assert torch.equal(got.dx.double(), wanted)
+        assert got.dx_of_offsets is not None
         # A window that lies wholly in padding has no tap to name.
         named = dy.where(y.isfinite(), torch.zeros((), dtype=dtype))
-        assert torch.equal(by_offset.double(), scatter_reference(named, indices, x.shape))
+        assert torch.equal(got.dx_of_offsets.double(), scatter_reference(named, indices, x.shape))
 
 
 @EXAMPLES
 @given(case=windows(), layout=st.sampled_from(LAYOUTS), seed=st.integers(0, 2**31))
-def test_avg_of_drawn_windows(compiled: Compiled, case: Window, layout: str, seed: int) -> None:
+def test_avg_of_drawn_windows(pools: Pools, case: Window, layout: str, seed: int) -> None:
     problem = case.problem("avg")
     generator = torch.Generator().manual_seed(seed)
-    for dtype in compiled.dtypes:
+    for dtype in pools.dtypes:
         x = torch.randn((case.n, case.c, *case.size), generator=generator).to(dtype)
         leaf = x.double().clone().requires_grad_()
         y = average(leaf, problem)
         dy = torch.randn(y.shape, generator=generator).to(dtype)
         (dx,) = torch.autograd.grad(y, leaf, dy.double())
-        got = compiled.run("avg", [x, dy], problem, layout, [y.shape, x.shape])
+        got = pools.averages(x, dy, problem, layout)
         # A divisor may be smaller than the window, so sums are larger than one.
         scale = max(1.0, problem.window_size / abs(problem.divisor_override or problem.window_size))
         assert_close(got[0] / scale, y.detach() / scale, problem.window_size)
@@ -157,7 +146,7 @@ def bound_arguments(rank: int, sample: Any, names: tuple[str, ...]) -> dict[str,
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("rank", (1, 2, 3))
-def test_opinfo_max(compiled: Compiled, rank: int, layout: str) -> None:
+def test_opinfo_max(pools: Pools, rank: int, layout: str) -> None:
     names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
     checked = 0
     for sample in samples(f"nn.functional.max_pool{rank}d", 250):
@@ -174,16 +163,17 @@ def test_opinfo_max(compiled: Compiled, rank: int, layout: str) -> None:
         y, indices = pool(leaf, **arguments, return_indices=True)
         dy = torch.arange(y.numel(), dtype=F32).reshape(y.shape) % 7 - 3
         (dx,) = torch.autograd.grad(y, leaf, dy)
-        values, places, by_index, by_offset = run_max(compiled, x, dy, indices, case, layout)
-        assert torch.equal(values, y.detach()) and torch.equal(places, indices), sample
-        assert torch.equal(by_index, dx) and torch.equal(by_offset, dx), sample
+        got = pools.maxima(x, dy, indices, case.problem("max"), layout)
+        assert torch.equal(got.y, y.detach()) and torch.equal(got.indices, indices), sample
+        assert got.dx_of_offsets is not None
+        assert torch.equal(got.dx, dx) and torch.equal(got.dx_of_offsets, dx), sample
         checked += 1
     assert checked > 50
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("rank", (1, 2, 3))
-def test_opinfo_avg(compiled: Compiled, rank: int, layout: str) -> None:
+def test_opinfo_avg(pools: Pools, rank: int, layout: str) -> None:
     names = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
     checked = 0
     for sample in samples(f"nn.functional.avg_pool{rank}d", 100):
@@ -201,7 +191,7 @@ def test_opinfo_avg(compiled: Compiled, rank: int, layout: str) -> None:
         y = pool(leaf, **arguments)
         dy = torch.arange(y.numel(), dtype=F32).reshape(y.shape) % 7 - 3
         (dx,) = torch.autograd.grad(y, leaf, dy.double())
-        got = compiled.run("avg", [x, dy], problem, layout, [y.shape, x.shape])
+        got = pools.averages(x, dy, problem, layout)
         torch.testing.assert_close(got[0].double(), y.detach(), rtol=2e-6, atol=2e-5)
         torch.testing.assert_close(got[1].double(), dx, rtol=2e-6, atol=2e-5)
         checked += 1
@@ -209,7 +199,7 @@ def test_opinfo_avg(compiled: Compiled, rank: int, layout: str) -> None:
 
 
 @pytest.mark.parametrize("rank", (1, 2, 3))
-def test_opinfo_adaptive(compiled: Compiled, rank: int) -> None:
+def test_opinfo_adaptive(pools: Pools, rank: int) -> None:
     name = f"adaptive_max_pool{rank}d"
     checked = 0
     for sample in samples(f"nn.functional.{name}", 40):
@@ -222,8 +212,7 @@ def test_opinfo_adaptive(compiled: Compiled, rank: int) -> None:
         y = getattr(functional, name)(leaf, size)
         dy = torch.arange(y.numel(), dtype=F32).reshape(y.shape) % 7 - 3
         (dx,) = torch.autograd.grad(y, leaf, dy.double())
-        shapes = [y.shape, y.shape, x.shape]
-        values, _, gradient = compiled.run("adaptive", [x, dy], problem, "channels_last", shapes)
+        values, _, gradient = pools.adaptive_maxima(x, dy, problem, "channels_last")
         torch.testing.assert_close(values.double(), y.detach(), rtol=2e-6, atol=2e-5)
         torch.testing.assert_close(gradient.double(), dx, rtol=2e-6, atol=2e-5)
         checked += 1
@@ -234,27 +223,27 @@ class _Pool(torch.autograd.Function):
     """One op forward and backward through the kernels, for gradcheck."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, compiled: Compiled, family: str, case: Window, layout: str) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, pools: Pools, family: str, case: Window, layout: str) -> torch.Tensor:
         problem, x = case.problem(family), x.detach()
         shape = torch.Size((*x.shape[:2], *problem.output_spatial))
         dy = torch.zeros(shape, dtype=F64)
         if family == "max":
-            y, indices, *_ = run_max(compiled, x, dy, torch.zeros(shape, dtype=torch.int64), case, layout)
+            y, indices, *_ = pools.maxima(x, dy, torch.zeros(shape, dtype=torch.int64), problem, layout)
             ctx.save_for_backward(x, indices)
         else:
-            y = compiled.run("avg", [x, dy], problem, layout, [shape, x.shape])[0]
+            y, _ = pools.averages(x, dy, problem, layout)
             ctx.save_for_backward(x)
-        ctx.arguments = (compiled, family, case, layout)
+        ctx.arguments = (pools, family, case, layout)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        compiled, family, case, layout = ctx.arguments
+        pools, family, case, layout = ctx.arguments
         x, *indices = (t.detach() for t in ctx.saved_tensors)
         if family == "max":
-            dx = run_max(compiled, x, dy, indices[0], case, layout)[2]
+            dx = pools.maxima(x, dy, indices[0], case.problem(family), layout).dx
         else:
-            dx = compiled.run("avg", [x, dy], case.problem(family), layout, [dy.shape, x.shape])[1]
+            _, dx = pools.averages(x, dy, case.problem(family), layout)
         return dx, None, None, None, None
 
 
@@ -269,11 +258,11 @@ GRADCHECKED = (
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("family", ("max", "avg"))
 @pytest.mark.parametrize("case", GRADCHECKED, ids=lambda case: case.id)
-def test_gradcheck(compiled: Compiled, case: Window, family: str, layout: str) -> None:
+def test_gradcheck(pools: Pools, case: Window, family: str, layout: str) -> None:
     """Numerical derivatives in float64; no two values are near enough for one to overtake the other."""
-    if F64 not in compiled.dtypes:
+    if F64 not in pools.dtypes:
         pytest.skip("float64 is supported on the CPU only")
     count = math.prod((case.n, case.c, *case.size))
     order = random.Random(0).sample(range(count), count)
     x = (torch.tensor(order, dtype=F64) / 7).reshape(case.n, case.c, *case.size).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: _Pool.apply(x, compiled, family, case, layout), (x,))
+    assert torch.autograd.gradcheck(lambda x: _Pool.apply(x, pools, family, case, layout), (x,))

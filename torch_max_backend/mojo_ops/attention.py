@@ -11,7 +11,7 @@ added to ``scale * Q @ K.T``.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from max.dtype import DType
 from max.graph import Dim, StaticDim, TensorType, TensorValue
@@ -111,15 +111,35 @@ def _is_wide(query: TensorValue, value: TensorValue) -> bool:
     return query.device.is_gpu() and not all(isinstance(size, StaticDim) and int(size) <= NARROW for size in sizes)
 
 
+def attention_function(
+    entry: str, target: Literal["cpu", "gpu"], dtype: DType, bias: DType | None = None, *, wide: bool = False
+) -> functions.LibraryFunction:
+    """The library function of an entry.
+
+    Args:
+        entry: of kernels/attention.
+        target: MAX's word for the kind of device.
+        dtype: of the query.
+        bias: the bias's dtype, where the entry takes one.
+        wide: rows may have more than ``NARROW`` elements, on a GPU.
+    """
+    return functions.function_of(FAMILY, entry, target, (dtype, wide) if bias is None else (dtype, bias, wide))
+
+
 def _call(
     entry: str,
-    parameters: tuple[DType | bool, ...],
-    values: list[TensorValue],
+    operands: list[TensorValue],
+    bias: TensorValue | None,
+    wide: bool,
     types: list[TensorType],
     numbers: list[Number],
     axes: AllAxes,
 ) -> list[TensorValue]:
-    function = functions.function_of(FAMILY, entry, functions.target_of(values[0].device), parameters)
+    first = operands[0]
+    function = attention_function(
+        entry, functions.target_of(first.device), first.dtype, None if bias is None else bias.dtype, wide=wide
+    )
+    values = operands if bias is None else [*operands, bias]
     places = [place for each in axes for place in each]
     return functions.call(FAMILY[entry], function, values, types, [*numbers, *places])
 
@@ -166,14 +186,11 @@ def attention_fprop(
         TensorType(query.dtype, [extents[i] for i in range(4)], query.device),
         TensorType(accumulation_dtype(query.dtype), [batch, heads, rows], query.device),
     ]
-    values, entry = [query, key, value], "attention_fprop"
-    parameters: tuple[DType | bool, ...] = (query.dtype, _is_wide(query, value))
     if bias is not None:
         _check_bias(bias)
-        values.append(bias)
-        entry, parameters = "attention_fprop_biased", (query.dtype, bias.dtype, _is_wide(query, value))
+    entry = "attention_fprop" if bias is None else "attention_fprop_biased"
     numbers = [scale, is_causal, aligned_at_end, hidden_is_nan]
-    return Output(*_call(entry, parameters, values, types, numbers, axes))
+    return Output(*_call(entry, [query, key, value], bias, _is_wide(query, value), types, numbers, axes))
 
 
 @beartype
@@ -219,12 +236,9 @@ def attention_dgrad(
             f"{accumulation_dtype(query.dtype)} of rank 3"
         )
     types = [_type_of(operand) for operand in (query, key, value)]
-    values, entry = [grad, query, key, value, output, logsumexp], "attention_dgrad"
-    parameters: tuple[DType | bool, ...] = (query.dtype, _is_wide(query, value))
     if bias is not None:
         _check_bias(bias)
-        values.append(bias)
-        entry, parameters = "attention_dgrad_biased", (query.dtype, bias.dtype, _is_wide(query, value))
+    entry = "attention_dgrad" if bias is None else "attention_dgrad_biased"
     if bias_wanted:
         if bias is None:
             raise ValueError("bias_wanted: there is no bias")
@@ -232,5 +246,8 @@ def attention_dgrad(
         batch, heads, rows, _ = _logical(query, axes[0])
         types.append(TensorType(query.dtype, [batch, heads, rows, _logical(key, axes[1])[2]], query.device))
     numbers = [scale, is_causal, aligned_at_end, hidden_is_nan]
-    query_grad, key_grad, value_grad, *bias_grad = _call(entry, parameters, values, types, numbers, axes)
+    operands = [grad, query, key, value, output, logsumexp]
+    query_grad, key_grad, value_grad, *bias_grad = _call(
+        entry, operands, bias, _is_wide(query, value), types, numbers, axes
+    )
     return Gradients(query_grad, key_grad, value_grad, bias_grad[0] if bias_grad else None)

@@ -15,7 +15,6 @@ from torch_max_backend.launches import LaunchList, launch_list
 from torch_max_backend.max_compat import in_mlir_context
 from torch_max_backend.mojo_ops.functions import require
 from torch_max_backend.runtime import libraries, session
-from torch_max_backend.runtime.handover import Inputs
 from torch_max_backend.runtime.interface import InputSpec, OutputSpec
 from torch_max_backend.runtime.launches import Launches
 from torch_max_backend.runtime.leaving import Leaving
@@ -27,37 +26,43 @@ class ListedGraph:
 
     Args:
         types: what it reads, of known sizes; contiguous.
-        build: makes the result of the values that it reads.
+        build: makes the results of the values that it reads.
         device: that it computes on.
     """
 
     @beartype
     @in_mlir_context
     def __init__(
-        self, types: Sequence[TensorType], build: Callable[[list[TensorValue]], TensorValue], device: torch.device
+        self,
+        types: Sequence[TensorType],
+        build: Callable[[list[TensorValue]], Sequence[TensorValue]],
+        device: torch.device,
     ) -> None:
         self._device, place = device, device_ref(device)
         library = session.library_to_build_with()
         with Graph("listed", input_types=types, kernel_library=library) as graph:
-            result = build([value.tensor for value in graph.inputs])
-            self._facts = [_fact(kind) for kind in (*types, result.type)]
-            read_back = read(graph, [result])
+            results = list(build([value.tensor for value in graph.inputs]))
+            self._entering = [_fact(kind) for kind in types]
+            self._leaving = [_fact(result.type) for result in results]
+            read_back = read(graph, results)
         fuse(read_back, place)
         self._listing: LaunchList = launch_list(read_back, place)
         self._walk = require("launches", "walk", place, ())
 
     @beartype
-    def load(self) -> Callable[..., torch.Tensor]:
-        """A function from the tensors that the graph reads to its result; the libraries are built and loaded."""
+    def load(self) -> Callable[..., list[torch.Tensor]]:
+        """A function from the tensors that the graph reads to its results; the libraries are built and loaded."""
         libraries.load(self._device)
-        *entering, (dtype, shape) = self._facts
-        inputs = Inputs([
+        inputs = [
             InputSpec(number, dtype, contiguous_order(len(shape)), self._device, shape)
-            for number, (dtype, shape) in enumerate(entering)
-        ])  # fmt: skip
-        leaving = Leaving([OutputSpec(0, contiguous_order(len(shape)), dtype, shape)], [])
-        launches = Launches(self._listing, inputs, leaving, self._device, self._walk)
-        return lambda *tensors: launches.run(tensors)[0]
+            for number, (dtype, shape) in enumerate(self._entering)
+        ]
+        outputs = [
+            OutputSpec(number, contiguous_order(len(shape)), dtype, shape)
+            for number, (dtype, shape) in enumerate(self._leaving)
+        ]
+        launches = Launches(self._listing, inputs, Leaving(outputs, []), self._device, self._walk)
+        return lambda *tensors: launches.run(tensors)
 
 
 def _fact(kind: TensorType) -> tuple[torch.dtype, tuple[int, ...]]:
