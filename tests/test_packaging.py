@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from torch_max_backend import __version__
+from torch_max_backend.runtime.target import cpu_level
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -30,13 +32,32 @@ print("TRAINED")
 """
 
 
+def built(folder: Path, **environment: str) -> Path:
+    """A wheel of this checkout."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=900, env={**os.environ, **environment})
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(target)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
-    (built,) = target.glob("*.whl")
-    return built
+    return built(tmp_path_factory.mktemp("dist"))
+
+
+def trained(wheel: Path, home: Path, **environment: str) -> None:
+    """Unpacks a wheel in ``home`` and trains with it."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(home)
+    result = subprocess.run(
+        [sys.executable, "-c", TRAINS, str(home)],
+        cwd=home.parent,
+        env={**os.environ, "PYTHONPATH": str(home), **environment},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert result.returncode == 0 and "TRAINED" in result.stdout, result.stderr
 
 
 def test_it_holds_the_package_the_kernels_and_the_entry_points(wheel: Path) -> None:
@@ -62,15 +83,17 @@ def test_it_holds_the_package_the_kernels_and_the_entry_points(wheel: Path) -> N
 
 def test_it_trains_away_from_the_sources(wheel: Path, tmp_path: Path) -> None:
     """By the name "max" alone, which its entry point makes known."""
-    home = tmp_path / "site"
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(home)
-    result = subprocess.run(
-        [sys.executable, "-c", TRAINS, str(home)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(home)},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert result.returncode == 0 and "TRAINED" in result.stdout, result.stderr
+    assert wheel.name.endswith("-py3-none-any.whl")
+    trained(wheel, tmp_path / "site")
+
+
+@pytest.mark.skipif(cpu_level() is None, reason="wheels carry kernels for CPUs with AVX2 and for GPUs")
+def test_it_builds_no_kernel_that_it_carries(tmp_path: Path) -> None:
+    entries = ("batch_norm_*", "max_pool_*", "walk")
+    chosen = {"TORCH_MAX_BACKEND_WHEEL": str(cpu_level()), "TORCH_MAX_BACKEND_WHEEL_SELECT": " ".join(entries)}
+    wheel = built(tmp_path, **chosen)
+    assert "-py3-none-linux_" in wheel.name
+    trained(wheel, tmp_path / "site", TORCH_MAX_BACKEND_CACHE_DIR=str(tmp_path / "cache"))
+    records = (tmp_path / "cache" / "libraries").glob("*/entry.json")
+    functions = [json.loads(record.read_text())["facts"]["function"] for record in records]
+    assert functions and all(name.startswith(("torch_max_pointwise", "torch_max_reduction")) for name in functions)

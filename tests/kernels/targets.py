@@ -227,12 +227,13 @@ def add_data_gradient(module: Module, dtype: DType) -> None:
 
 @dataclass(frozen=True)
 class Report:
-    """What was compiled for a target: the generated programs. For sm_90a in bfloat16 also: what hopper_epilogue.py's
-    graphs with elementwise work that a convolution takes in call, and what the graph without; the same of its graphs
-    with batch normalization's sums."""
+    """What was compiled for a target: the generated programs, and functions that a wheel would lack. For sm_90a in
+    bfloat16 also: what hopper_epilogue.py's graphs with elementwise work that a convolution takes in call, and what the
+    graph without; the same of its graphs with batch normalization's sums."""
 
     target: str
     programs: list[str]
+    unlisted: list[str]
     taking: list[str]
     apart: list[str]
     summing: list[str]
@@ -261,7 +262,12 @@ def main() -> None:
     wanted = [function for function in functions.with_rest(functions.required()) if function.target == "gpu"]
     built = libraries.build(wanted, torch.device("cuda"))
     programs = sorted(function.symbol for function in built if isinstance(function, Program))
-    report = Report(target, programs, *map(hopper_epilogue.operations, graphs))
+    # The gradient that is added has float32.
+    listed = set(functions.all_functions("gpu", (*dtypes, DType.float32)))
+    unlisted = sorted(
+        each.symbol for each in built if isinstance(each, functions.LibraryFunction) and each not in listed
+    )
+    report = Report(target, programs, unlisted, *map(hopper_epilogue.operations, graphs))
     json.dump(asdict(report), sys.stdout)
 
 

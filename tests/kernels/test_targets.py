@@ -48,6 +48,7 @@ def compiled(target: str, dtype: str) -> Report:
 def test_every_kernel_compiles(target: str, dtype: str) -> None:
     report = compiled(target, dtype)
     assert report.target == target
+    assert not report.unlisted
     # The graphs of elementwise.py: several programs, some of them for many tensors, and reductions.
     assert len(report.programs) >= 12
     assert sum("reduction" in symbol for symbol in report.programs) >= 8

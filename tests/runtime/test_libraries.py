@@ -43,7 +43,7 @@ def test_libraries_are_as_many_as_pay(
     functions: list[Function], cores: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCH_MAX_BACKEND_COMPILE_CORES", str(cores))
-    shares = libraries._shares(functions)
+    shares = libraries.shares(functions)
     assert [len(share) for share in shares] == expected
     assert sorted(each.symbol for share in shares for each in share) == sorted(each.symbol for each in functions)
 
@@ -64,7 +64,7 @@ def test_a_wider_entry_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("TORCH_MAX_BACKEND_COMPILE_CORES", "16")
     passes = (Pass.FPROP, Pass.DGRAD)
     grouped = [convolution_function(which.value, "cpu", DType.float32, Grouping.ANY) for which in passes]
-    shares = libraries._shares([*KERNELS[:3], *grouped])
+    shares = libraries.shares([*KERNELS[:3], *grouped])
     assert sorted(len(share) for share in shares) == [1, 2, 2]
     for share in shares:
         source = libraries.library_source(share, "kernels")

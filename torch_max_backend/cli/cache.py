@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from torch_max_backend.runtime import cache, cache_archive
+from torch_max_backend.runtime import cache, cache_archive, prebuilt
 
 app = typer.Typer(
     no_args_is_help=True, help="Show the cache of compiled graphs and kernels, or copy it to another machine."
@@ -35,7 +35,7 @@ def _size(count: int) -> str:
 
 @app.command()
 def info() -> None:
-    """Show the cache's directory, its size, and its targets."""
+    """Show the cache's directory, its size, its targets, and what came with the package."""
     found = cache_archive.entries()
     directory = cache.cache_directory()
     typer.echo(f"{directory}: {_size(sum(entry.bytes for entry in found))} in {len(found)} entries")
@@ -52,6 +52,19 @@ def info() -> None:
         key = (kind, target, usable)
         note = "" if usable else ", of other versions or damaged"
         typer.echo(f"  {counts[key]} {kind} for {target}: {_size(sizes[key])}{note}")
+    for target, libraries in _prebuilt().items():
+        functions = [facts for library in libraries for facts in library.functions]
+        note = "" if all(map(cache_archive.is_current, functions)) else ", of other versions"
+        size = _size(sum(library.path.stat().st_size for library in libraries))
+        typer.echo(f"came with the package: {len(functions)} kernels for {target}: {size}{note}")
+
+
+def _prebuilt() -> dict[str, list[prebuilt.Prebuilt]]:
+    """The libraries that came with the package, by what they run on."""
+    found: dict[str, list[prebuilt.Prebuilt]] = {}
+    for library in prebuilt.libraries():
+        found.setdefault(library.target, []).append(library)
+    return found
 
 
 @app.command("export")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from max.dtype import DType
-
 from torch_max_backend.fusion.program import Layout
 from torch_max_backend.fusion.terms import MOST_ELEMENTS, MOST_GUARDS, Leaf, Terms
 from torch_max_backend.typed_graph.operations import Concat, Operation, Value
@@ -17,7 +15,6 @@ _LEAST_LONGER = 64
 """Of a tile's two extents, the longer one: with less both of a tile's sides would be mostly empty."""
 _MOST_DIGITS = 6
 """As in kernels/movement/transpose.mojo."""
-_WORDS = {1: DType.uint8, 2: DType.uint16, 4: DType.uint32, 8: DType.uint64}
 
 
 @dataclass(frozen=True)
@@ -33,11 +30,6 @@ class Concatenation:
     result: Value
     parts: list[Value]
     geometry: list[int]
-
-
-def word_of(dtype: DType) -> DType:
-    """The whole numbers that are as wide as elements of ``dtype``."""
-    return _WORDS[dtype.size_in_bytes]
 
 
 def transposition(terms: Terms, layout: Layout | None) -> list[int] | None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-from max.dtype import DType
 from max.graph import DeviceRef
 
 from torch_max_backend.fusion.batches import Group
 from torch_max_backend.fusion.column_sums import with_sums
 from torch_max_backend.fusion.convolutions import Absorbed, absorbed
 from torch_max_backend.fusion.dependencies import Dependencies
-from torch_max_backend.fusion.movement import Concatenation, transposition, word_of
+from torch_max_backend.fusion.movement import Concatenation, transposition
 from torch_max_backend.fusion.narrow_sums import narrow_sums
 from torch_max_backend.fusion.plan import Plan, plan
 from torch_max_backend.fusion.products import strided_products
@@ -27,7 +26,8 @@ from torch_max_backend.fusion.program import (
 )
 from torch_max_backend.fusion.rows import TARGETS, Rows, function_of, rows
 from torch_max_backend.fusion.written_sums import write_sums
-from torch_max_backend.mojo_ops.functions import Function, LibraryFunction, require_function, target_of
+from torch_max_backend.mojo_ops.functions import Function, require_function, target_of
+from torch_max_backend.mojo_ops.movement import movement_function
 from torch_max_backend.typed_graph import TypedGraph
 from torch_max_backend.typed_graph.operations import (
     Call,
@@ -119,7 +119,7 @@ class _Calls:
         assert layout is not None
         moved = transposition(terms, layout)
         if moved is not None:
-            function: Function = self._movement("transpose", group.roots[0].dtype)
+            function: Function = movement_function("transpose", target_of(self._device), group.roots[0].dtype)
         else:
             function = program_of(terms, layout, target_of(self._device))
         inputs = [leaf.value for leaf in terms.leaves]
@@ -161,7 +161,7 @@ class _Calls:
 
     def of_concatenation(self, chosen: Concatenation) -> Value:
         """Many tensors one behind the other."""
-        function = self._movement("concatenate", chosen.result.dtype)
+        function = movement_function("concatenate", target_of(self._device), chosen.result.dtype)
         require_function(function)
         words = behind_numbers(chosen.geometry, 1, range(len(chosen.parts)))
         call = Call(tuple(chosen.parts), (chosen.result.like(),), function, words, CONCATENATE, op="cat")
@@ -192,9 +192,6 @@ class _Calls:
         ops = ops_of(terms)
         call = Call(tuple(operands), tuple(results), function, tuple(words), BATCH, in_order=in_order, op=ops)
         return self._graph.add(call).results
-
-    def _movement(self, entry: str, dtype: DType) -> Function:
-        return LibraryFunction("movement", entry, target_of(self._device), (word_of(dtype),))
 
     def _program(
         self,

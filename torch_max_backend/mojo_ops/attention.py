@@ -11,6 +11,7 @@ added to ``scale * Q @ K.T``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from max.dtype import DType
@@ -142,6 +143,17 @@ def _call(
     values = operands if bias is None else [*operands, bias]
     places = [place for each in axes for place in each]
     return functions.call(FAMILY[entry], function, values, types, [*numbers, *places])
+
+
+@functions.variants(FAMILY.folder)
+def _variants(target: functions.Target, dtypes: Sequence[DType]) -> Iterator[functions.LibraryFunction]:
+    for entry in (signature.name for signature in FAMILY.signatures):
+        for dtype in dtypes:
+            # A bias that is a mask has the query's dtype, one that was trained may stay in float32.
+            biases = dict.fromkeys((dtype, DType.float32)) if "bias" in entry else (None,)
+            for bias in biases:
+                for wide in (False, True) if target == "gpu" else (False,):
+                    yield attention_function(entry, target, dtype, bias, wide=wide)
 
 
 def _type_of(value: TensorValue) -> TensorType:

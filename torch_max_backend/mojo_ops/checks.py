@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 from max.dtype import DType
 from max.graph import DeviceRef, TensorType, TensorValue
@@ -19,6 +21,12 @@ FAMILY = Family(
         operands=(Tensor("condition", DType.bool, 1), Tensor("message", DType.uint8, 1)),
     ),
 )
+
+
+@functions.variants(FAMILY.folder)
+def _variants(target: functions.Target, dtypes: Sequence[DType]) -> Iterator[functions.LibraryFunction]:
+    if target == "cpu":
+        yield functions.function_of(FAMILY, "assert_true", target, ())
 
 
 @beartype

@@ -8,7 +8,7 @@ when the graph is built is checked then.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal
@@ -22,6 +22,7 @@ from torch_max_backend.mojo_ops.signatures import Cost, Family, Signature, Tenso
 from torch_max_backend.problems.convolution import ConvolutionProblem
 
 Triple = tuple[int, int, int]
+Entry = Literal["conv_fprop", "conv_dgrad", "conv_wgrad"]
 
 DEFAULT_WORKSPACE_LIMIT: int = 256 * 2**20
 """Most bytes of scratch memory that one convolution may use."""
@@ -44,7 +45,7 @@ FAMILY = Family(
 _SUPPORTED = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
 
 #: Of each pass those that Hopper's kernels take (`compiles_for` in kernels/convolution/sm90/gemm.mojo).
-_HOPPER = {
+_HOPPER: Mapping[Entry, tuple[DType, ...]] = {
     "conv_fprop": (DType.bfloat16, DType.float16, DType.float32),
     "conv_dgrad": (DType.bfloat16, DType.float16, DType.float32),
     "conv_wgrad": (DType.bfloat16, DType.float16),
@@ -208,7 +209,7 @@ def conv_wgrad(
 
 @beartype
 def conv_with_geometry(
-    op: Literal["conv_fprop", "conv_dgrad", "conv_wgrad"],
+    op: Entry,
     a: TensorValue,
     b: TensorValue,
     geometry: Geometry | TensorValue,
@@ -237,7 +238,7 @@ def conv_with_geometry(
 
 
 def convolution_function(
-    op: Literal["conv_fprop", "conv_dgrad", "conv_wgrad"],
+    op: Entry,
     target: Literal["cpu", "gpu"],
     dtype: DType,
     grouping: Grouping,
@@ -265,6 +266,15 @@ def convolution_function(
         return general
     rare = dtype != DType.float32 and grouping is Grouping.ONE and not deep
     return replace(general, table="sm90.dispatch.SM90_KERNELS", rest=general, rest_is_rare=rare)
+
+
+@functions.variants(FAMILY.folder)
+def _variants(target: functions.Target, dtypes: Sequence[DType]) -> Iterator[functions.LibraryFunction]:
+    for op in _HOPPER:
+        for dtype in dtypes:
+            for grouping in Grouping:
+                for deep in (False, True):
+                    yield convolution_function(op, target, dtype, grouping, deep)
 
 
 def _grouping(geometry: Geometry, group_channels: Dim, filters: Dim) -> Grouping:

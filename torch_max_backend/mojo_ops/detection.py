@@ -9,7 +9,7 @@ What a deformable convolution reads is laid out as columns: [N, P * Q, groups * 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -359,6 +359,14 @@ def _deformed(
     deterministic: bool = False,
 ) -> list[TensorValue]:
     return _call(entry, values, how.numbers(deterministic=deterministic), results, ())
+
+
+@functions.variants(FAMILY.folder)
+def _variants(target: functions.Target, dtypes: Sequence[DType]) -> Iterator[functions.LibraryFunction]:
+    for entry in (signature.name for signature in FAMILY.signatures):
+        for dtype in dtypes:
+            for flags in ((False,), (True,)) if entry.startswith("ps_") else ((),):
+                yield functions.function_of(FAMILY, entry, target, (dtype, *flags))
 
 
 def _call(

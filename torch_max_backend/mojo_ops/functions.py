@@ -8,11 +8,12 @@ records the functions that its ops call; compiling the graph builds and loads li
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from max.driver import accelerator_architecture_name
@@ -22,8 +23,11 @@ from max.graph import DeviceRef, TensorType, TensorValue
 from torch_max_backend.checked import beartype
 from torch_max_backend.ir import ops
 from torch_max_backend.ir.notes import key_of, notes
-from torch_max_backend.mojo_ops.signatures import Cost, Family, Number, Signature
+from torch_max_backend.mojo_ops.signatures import Cost, Family, Number, Signature, declared, load_all
 from torch_max_backend.mojo_ops.sources import symbol_of
+
+Target: TypeAlias = Literal["cpu", "gpu"]
+"""MAX's word for a kind of device."""
 
 
 class Function(Protocol):
@@ -240,6 +244,42 @@ def function_of(
     """The library function of a family's entry, for one kind of device and with its parameters bound; the rest as
     ``LibraryFunction`` has it."""
     return LibraryFunction(family.folder, entry, target, parameters, folder, module, cost=family[entry].cost)
+
+
+Variants: TypeAlias = Callable[[Target, Sequence[DType]], Iterable[LibraryFunction]]
+"""Gives the functions of a family for a kind of device and for floats of these dtypes."""
+_variants: dict[str, Variants] = {}
+"""By the family's folder: those whose entries have parameters beside a dtype, or other dtypes."""
+
+
+def variants(folder: str) -> Callable[[Variants], Variants]:
+    """Declares how the functions of a family's entries are enumerated, for ``all_functions``."""
+
+    def declare(each: Variants) -> Variants:
+        _variants[folder] = each
+        return each
+
+    return declare
+
+
+def of_each_dtype(family: Family, target: Target, dtypes: Sequence[DType]) -> Iterator[LibraryFunction]:
+    """The functions of a family whose entries have a dtype for their only parameter."""
+    for entry in dict.fromkeys(signature.name for signature in family.signatures):
+        for dtype in dtypes:
+            yield function_of(family, entry, target, (dtype,))
+
+
+def all_functions(target: Target, dtypes: Sequence[DType]) -> list[Function]:
+    """Every function that lowerings may call on floats of these dtypes, on the machine at hand, with what they call.
+
+    Generated programs are not among them.
+    """
+    load_all()
+    found: set[Function] = set()
+    for folder, family in declared.items():
+        enumerated = _variants.get(folder, functools.partial(of_each_dtype, family))
+        found.update(enumerated(target, dtypes))
+    return sorted(with_rest(found), key=lambda each: each.symbol)
 
 
 @beartype

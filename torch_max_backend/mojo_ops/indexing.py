@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -114,6 +114,11 @@ def scatter_elements(
     if accumulate:
         return _scattered("scatter_elements_add", x, index, source, [deterministic])
     return _scattered("scatter_elements_set", x, index, source)
+
+
+@functions.variants(FAMILY.folder)
+def _variants(target: functions.Target, dtypes: Sequence[DType]) -> Iterable[functions.LibraryFunction]:
+    return functions.of_each_dtype(FAMILY, target, (*dtypes, DType.int64))
 
 
 def _scattered(

@@ -6,6 +6,7 @@ extents are those of the axes; N and C may be symbolic.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -34,6 +35,12 @@ FAMILY = Family(
 def interpolation_function(target: Literal["cpu", "gpu"], dtype: DType) -> functions.LibraryFunction:
     """The library function for tensors of ``dtype``, forward and backward."""
     return functions.function_of(FAMILY, "interpolate", target, (dtype,), target)
+
+
+@functions.variants(FAMILY.folder)
+def _variants(target: functions.Target, dtypes: Sequence[DType]) -> Iterator[functions.LibraryFunction]:
+    for dtype in dtypes:
+        yield interpolation_function(target, dtype)
 
 
 @beartype

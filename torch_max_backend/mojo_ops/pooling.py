@@ -8,7 +8,7 @@ within its window.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from max.dtype import DType
@@ -121,6 +121,19 @@ def pool_function(
     if target == "gpu" and module == "dgrad_entries":
         parameters += (deep and not adaptive,)
     return functions.function_of(FAMILY, entry, target, parameters, target, module)
+
+
+@functions.variants(FAMILY.folder)
+def _variants(target: functions.Target, dtypes: Sequence[DType]) -> Iterator[functions.LibraryFunction]:
+    for entry in (signature.name for signature in FAMILY.signatures):
+        # Adaptive windows may have more taps than a byte counts.
+        kinds: list[tuple[DType | None, bool]] = [(DType.uint8, False), (DType.int64, False), (DType.int64, True)]
+        if entry not in ("max_pool_fprop", "max_pool_dgrad"):
+            kinds = [(None, False)]
+        for kept, adaptive in kinds:
+            for dtype in dtypes:
+                for deep in (False, True):
+                    yield pool_function(entry, target, dtype, kept, adaptive, deep)
 
 
 @beartype

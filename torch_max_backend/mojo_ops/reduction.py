@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Iterable, Sequence
 
 from max.dtype import DType
 from max.graph import Dim, TensorType, TensorValue
@@ -19,6 +20,11 @@ FAMILY = Family(
     Signature("cumsum", results=(Tensor("y", "dtype", 3),), operands=(Tensor("x", "dtype", 3),)),
     first=1.0,
 )
+
+
+@functions.variants(FAMILY.folder)
+def _variants(target: functions.Target, dtypes: Sequence[DType]) -> Iterable[functions.LibraryFunction]:
+    return functions.of_each_dtype(FAMILY, target, (*dtypes, DType.int64))
 
 
 @beartype

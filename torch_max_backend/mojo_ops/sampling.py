@@ -6,9 +6,10 @@ An image is [N, C, D * H * W], or with channels last [N, D * H * W, C]; what is 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from max.dtype import DType
@@ -96,6 +97,17 @@ def sampling_function(
     """The library function of an entry."""
     parameters = (dtype, sampling.channels_last, sampling.taps, sampling.axes == 3)
     return functions.function_of(FAMILY, entry, target, parameters)
+
+
+@functions.variants(FAMILY.folder)
+def _variants(target: functions.Target, dtypes: Sequence[DType]) -> Iterator[functions.LibraryFunction]:
+    for entry in get_args(Entry):
+        for mode in (Mode.LINEAR, Mode.CUBIC) if entry == "sample_dgrad_grid" else Mode:
+            for extents in ((1, 1),) if mode is Mode.CUBIC else ((1, 1), (1, 1, 1)):
+                for channels_last in (False, True):
+                    sampling = Sampling(extents, mode, Padding.ZEROS, False, channels_last)
+                    for dtype in dtypes:
+                        yield sampling_function(entry, target, dtype, sampling)
 
 
 @beartype

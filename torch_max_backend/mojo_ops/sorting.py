@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from max.dtype import DType
 from max.graph import Dim, StaticDim, TensorType, TensorValue
 
@@ -17,6 +19,13 @@ FAMILY = Family(
         operands=(Tensor("x", "dtype", 2),),
     ),
 )
+
+
+@functions.variants(FAMILY.folder)
+def _variants(target: functions.Target, dtypes: Sequence[DType]) -> Iterator[functions.LibraryFunction]:
+    for dtype in (*dtypes, DType.int64):
+        for descending in (False, True):
+            yield functions.function_of(FAMILY, "sort_rows", target, (dtype, descending))
 
 
 @beartype

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from max.dtype import DType
 from max.graph import Dim, StaticDim, TensorType, TensorValue
@@ -79,6 +79,14 @@ def windows_function(
 ) -> functions.LibraryFunction:
     """The library function of an entry."""
     return functions.function_of(FAMILY, entry, target, (dtype, taps_first))
+
+
+@functions.variants(FAMILY.folder)
+def _variants(target: functions.Target, dtypes: Sequence[DType]) -> Iterator[functions.LibraryFunction]:
+    for entry in get_args(Entry):
+        for dtype in dtypes:
+            for taps_first in (False, True):
+                yield windows_function(entry, target, dtype, taps_first)
 
 
 @beartype

@@ -30,11 +30,11 @@ from torch_max_backend.mojo_ops import KERNELS_PATH
 from torch_max_backend.mojo_ops.functions import Function, LibraryFunction, required, with_rest
 from torch_max_backend.mojo_ops.signatures import first_seconds
 from torch_max_backend.mojo_ops.sources import sources_digest
-from torch_max_backend.runtime import cache, cubins
+from torch_max_backend.runtime import cache, cubins, prebuilt
 from torch_max_backend.runtime.cores import cores
 from torch_max_backend.runtime.futures import started
 from torch_max_backend.runtime.progress import progress_line
-from torch_max_backend.runtime.target import target_facts
+from torch_max_backend.runtime.target import LEVELS, target_facts
 
 log = logging.getLogger(__name__)
 
@@ -127,17 +127,25 @@ def unbuilt(device: torch.device) -> list[Function]:
 
 
 def _uncached(functions: Iterable[Function], device: torch.device) -> list[Function]:
-    return [each for each in functions if not cache.has(LIBRARIES, _facts(each, device))]
+    facts = {each: facts_of(each, device) for each in functions}
+    return [each for each, of in facts.items() if not cache.has(LIBRARIES, of) and prebuilt.lookup(of) is None]
 
 
-def _facts(function: Function, device: torch.device) -> dict[str, str]:
-    """All that the function's library depends on: of the kernels, those that it is made of."""
+def facts_of(function: Function, device: torch.device, level: str | None = None) -> dict[str, str]:
+    """All that the function's library depends on: of the kernels, those that it is made of.
+
+    Args:
+        function: of the library.
+        device: that it runs on.
+        level: build it for all CPUs of this level (``target.LEVELS``), not for the one at hand.
+    """
     versions = {name: value for name, value in cache.versions().items() if name != "kernels"}
     modules = frozenset({"common.library", *(module for module, _ in function.imports)})
     target = target_facts(device)
     return {
         **versions,
         **target,
+        **({"cpu": level} if level else {}),
         "code": cubins.code_form(target["device"]),
         "sources": sources_digest(modules),
         "function": function.symbol,
@@ -223,7 +231,7 @@ def build(functions: Iterable[Function], device: torch.device) -> dict[Function,
     Raises:
         MaxBackendError: a kernel does not compile.
     """
-    facts = {function: _facts(function, device) for function in sorted(functions, key=_symbol)}
+    facts = {function: facts_of(function, device) for function in sorted(functions, key=_symbol)}
     found = _cached(facts)
     # First what nobody else builds now; then what somebody did, or failed to.
     for patient in (False, True):
@@ -244,7 +252,7 @@ def _build_claimed(facts: Mapping[Function, Mapping[str, str]], patient: bool) -
         absent = [function for function in claimed if function not in found]
         if not absent:
             return found
-        builds = [started(functools.partial(_build_one, share, facts), "builds a library") for share in _shares(absent)]
+        builds = [started(functools.partial(_build_one, share, facts), "builds a library") for share in shares(absent)]
         wait(builds)
         for each in builds:
             found |= each.result()
@@ -259,20 +267,24 @@ def seconds(functions: Collection[Function]) -> float:
     return START + sum(map(first_seconds, folders)) + sum(function.seconds for function in functions)
 
 
-def _shares(functions: Sequence[Function]) -> list[list[Function]]:
+def shares(functions: Sequence[Function], least: float | None = None) -> list[list[Function]]:
     """The functions of each library: no library takes much longer than the longest function by itself, or than what is
     left to each core.
 
     Functions of one family cost less together; more libraries than needed would take the cores from each other.
+
+    Args:
+        functions: to be built.
+        least: do not divide by cores, but into libraries of so many CPU-seconds.
     """
     narrow = [function for function in functions if _compiled(function, functions) is not function]
     compiled = sorted(set(functions) - set(narrow), key=lambda each: (-each.seconds, each.symbol))
-    bound = max(SHORT, *(seconds([function]) for function in compiled))
-    while len(shares := _packed(compiled, bound)) > cores():
+    bound = max(least or SHORT, *(seconds([function]) for function in compiled))
+    while len(divided := _packed(compiled, bound)) > cores() and least is None:
         bound *= 1.05
     for function in narrow:
-        next(share for share in shares if _compiled(function, functions) in share).append(function)
-    return shares
+        next(share for share in divided if _compiled(function, functions) in share).append(function)
+    return divided
 
 
 def _packed(functions: Sequence[Function], bound: float) -> list[list[Function]]:
@@ -305,22 +317,44 @@ def _expression(function: Function, functions: Sequence[Function]) -> str:
 
 
 def _cached(facts: Mapping[Function, Mapping[str, str]]) -> dict[Function, Path]:
-    found = {function: cache.lookup(LIBRARIES, of, FILENAME) for function, of in facts.items()}
+    # First the cache: what was built here is for this very CPU.
+    found = {function: cache.lookup(LIBRARIES, of, FILENAME) or prebuilt.lookup(of) for function, of in facts.items()}
     return {function: path for function, path in found.items() if path is not None}
 
 
 def _build_one(functions: Sequence[Function], facts: Mapping[Function, Mapping[str, str]]) -> dict[Function, Path]:
     """One library with all of `functions`, put into the cache under each of them."""
     with tempfile.TemporaryDirectory(prefix="torch-max-library-") as folder:
-        source, library = Path(folder) / "library.mojo", Path(folder) / FILENAME
+        library = Path(folder) / FILENAME
+        compile_library(functions, facts[functions[0]], library)
+        stored: dict[Function, Path] = {}
+        for function in functions:
+            first = next(iter(stored.values()), library)
+            path = cache.store(LIBRARIES, facts[function], FILENAME, functools.partial(_share, first))
+            stored[function] = path or _keep(library)
+        return stored
+
+
+def compile_library(functions: Sequence[Function], facts: Mapping[str, str], library: Path) -> None:
+    """Compiles a library with all of ``functions``.
+
+    Args:
+        functions: that it exports.
+        facts: of one of them (``facts_of``).
+        library: its path.
+
+    Raises:
+        MaxBackendError: a kernel does not compile.
+    """
+    with tempfile.TemporaryDirectory(prefix="torch-max-library-") as folder:
+        source = Path(folder) / "library.mojo"
         source.write_text(library_source(functions, KERNELS_PATH.stem))
-        device = facts[functions[0]]["device"]
-        accelerator: list[str] = []
-        if device != "cpu":
-            # The host's part too is for any machine with that accelerator.
-            host = facts[functions[0]]["cpu"]
-            accelerator = [f"--target-accelerator={device.partition(':')[2]}", "--target-cpu", host]
-        command = ["build", "--emit", "shared-lib", "--disable-warnings", "-I", str(KERNELS_PATH.parent), *accelerator]
+        device, cpu = facts["device"], facts["cpu"]
+        target = [] if device == "cpu" else [f"--target-accelerator={device.partition(':')[2]}"]
+        if device != "cpu" or cpu in LEVELS:
+            # The host's part of a GPU's library too is for any machine with that accelerator.
+            target += ["--target-cpu", cpu]
+        command = ["build", "--emit", "shared-lib", "--disable-warnings", "-I", str(KERNELS_PATH.parent), *target]
         environment = _environment(Path(folder))
         mojo = environment.get("MODULAR_MOJO_MAX_DRIVER_PATH") or shutil.which("mojo")
         if mojo is None:
@@ -330,15 +364,9 @@ def _build_one(functions: Sequence[Function], facts: Mapping[Function, Mapping[s
             names = ", ".join(function.symbol for function in functions)
             text = errors.read_text(errors="replace")
             raise MaxBackendError(f"the kernels {names} do not compile for {device}:\n{text[-4000:]}")
-        if facts[functions[0]]["code"] == "cubin":
-            cubins.translate(library)
-        log.info("built %s for %s", ", ".join(function.symbol for function in functions), device)
-        stored: dict[Function, Path] = {}
-        for function in functions:
-            first = next(iter(stored.values()), library)
-            path = cache.store(LIBRARIES, facts[function], FILENAME, functools.partial(_share, first))
-            stored[function] = path or _keep(library)
-        return stored
+    if facts["code"] == "cubin":
+        cubins.translate(library)
+    log.info("built %s for %s", ", ".join(function.symbol for function in functions), device)
 
 
 # What stands in standard input's place ends with the process that holds its other end, however that ends.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -42,20 +43,47 @@ def canonical_architecture(name: str) -> str:
     return f"{name}a" if name in ("sm_90", "sm_100", "sm_103", "sm_120") else name
 
 
+_V3 = frozenset({"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"})
+LEVELS = {"x86-64-v4": _V3 | {f"avx512{part}" for part in ("f", "bw", "cd", "dq", "vl")}, "x86-64-v3": _V3}
+"""LLVM's names for levels of CPUs, the highest first, and the instruction sets of each, as Linux calls them."""
+
+
+@functools.cache
+def cpu_level() -> str | None:
+    """The highest level that the CPU at hand reaches.
+
+    Code for it is as fast as code for this very CPU; for the level below, with vectors half as wide, a training step
+    takes more than twice as long.
+    """
+    return next((level for level, sets in LEVELS.items() if sets <= _flags()), None)
+
+
+def _flags() -> frozenset[str]:
+    """The CPU's instruction sets."""
+    fields = _cpuinfo()
+    return frozenset((fields.get("flags") or fields.get("Features") or "").split())
+
+
+@functools.cache
+def _cpuinfo() -> Mapping[str, str]:
+    """What Linux tells of the first core; nothing elsewhere."""
+    cpuinfo = Path("/proc/cpuinfo")
+    fields: dict[str, str] = {}
+    for line in cpuinfo.read_text().splitlines() if cpuinfo.is_file() else ():
+        key, colon, value = line.partition(":")
+        if not colon:
+            break
+        fields[key.strip()] = value.strip()
+    return fields
+
+
 @functools.cache
 def cpu_name() -> str:
     """The CPU that MAX compiles host code for: its model and a digest of its instruction sets."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.is_file():
+    fields = _cpuinfo()
+    if not fields:
         return platform.processor() or platform.machine()
-    fields: dict[str, str] = {}
-    for line in cpuinfo.read_text().splitlines():
-        key, colon, value = line.partition(":")
-        if not colon:
-            # Of the first core only.
-            break
-        fields[key.strip()] = value.strip()
-    flags = sorted((fields.get("flags") or fields.get("Features") or "").split())
+    flags = sorted(_flags())
     names = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
     model = "-".join(fields[name] for name in names if name in fields)
     return f"{model}:{hashlib.sha256(' '.join(flags).encode()).hexdigest()[:16]}"

@@ -1,0 +1,108 @@
+"""Builds the kernel libraries that a wheel carries: ``python -m torch_max_backend.prebuild TARGET FOLDER``.
+
+A library holds several functions. What they are follows from the kernels' families (``functions.all_functions``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import json
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated
+
+import max as max_package
+import torch
+import typer
+from max.dtype import DType
+
+from torch_max_backend.ahead import TARGETS as ACCELERATORS
+from torch_max_backend.checked import beartype
+from torch_max_backend.errors import OptionError
+from torch_max_backend.mojo_ops.functions import Function, all_functions
+from torch_max_backend.runtime import libraries, prebuilt, session
+from torch_max_backend.runtime.cores import cores
+from torch_max_backend.runtime.target import LEVELS
+
+TARGETS = (*LEVELS, *ACCELERATORS)
+
+_CPU_DTYPES = (DType.float32,)
+"""Whether a CPU multiplies bfloat16 is no matter of its level, so these kernels are built where they run."""
+_GPU_DTYPES = (DType.float32, DType.bfloat16)
+_SECONDS = 30.0
+"""CPU-seconds that the building of a library takes, about: more functions share what they import in larger ones."""
+
+_MAX_LIBRARIES = b"$ORIGIN/../../../modular/lib"
+"""Where they are, seen from a library in an installed package."""
+
+
+@beartype
+def prebuild(target: str, folder: Path, select: Sequence[str] = ()) -> int:
+    """Builds the libraries for ``target`` into ``folder``, a new one, with their index.
+
+    Args:
+        target: one of ``TARGETS``.
+        folder: for this target alone.
+        select: patterns of the functions' entries, such as ``conv_*``; empty for all.
+
+    Returns:
+        How many functions there are.
+
+    Raises:
+        OptionError: an unknown target, or no function has such a name.
+        DeviceUnavailableError: the process already uses another GPU.
+        MaxBackendError: a kernel does not compile.
+    """
+    if target not in TARGETS:
+        raise OptionError(f"target {target!r}: expected one of {', '.join(TARGETS)}")
+    level = target if target in LEVELS else None
+    device = torch.device("cpu" if level else "cuda")
+    with contextlib.nullcontext() if level else session.virtual_accelerator(ACCELERATORS[target], target):
+        every = all_functions("cpu", _CPU_DTYPES) if level else all_functions("gpu", _GPU_DTYPES)
+        chosen = _selected(every, select)
+        facts = {function: libraries.facts_of(function, device, level) for function in chosen}
+        shares = libraries.shares(chosen, _SECONDS)
+        folder.mkdir(parents=True)
+        paths = [folder / f"{number:02}.so" for number in range(len(shares))]
+        with ThreadPoolExecutor(cores()) as pool:
+            for each in [
+                pool.submit(_compile, share, facts[share[0]], path) for share, path in zip(shares, paths, strict=True)
+            ]:
+                each.result()
+    index = {path.name: [facts[function] for function in share] for share, path in zip(shares, paths, strict=True)}
+    (folder / prebuilt.INDEX).write_text(json.dumps(index, indent=1))
+    return len(chosen)
+
+
+def _compile(functions: Sequence[Function], facts: Mapping[str, str], library: Path) -> None:
+    libraries.compile_library(functions, facts, library)
+    # Mojo has written down where MAX's own libraries are here. The new text is shorter, and stays in its place.
+    content = library.read_bytes()
+    here = f"{Path(max_package.__path__[0]).parent / 'modular' / 'lib'}\0".encode()
+    library.write_bytes(content.replace(here, _MAX_LIBRARIES.ljust(len(here), b"\0")))
+
+
+def _selected(every: Collection[Function], select: Sequence[str]) -> list[Function]:
+    chosen = [each for each in every if not select or any(fnmatch.fnmatch(each.entry, one) for one in select)]
+    if not chosen:
+        raise OptionError(f"select={list(select)}: no function has such a name")
+    return chosen
+
+
+def main(
+    target: Annotated[str, typer.Argument(help=f"one of {', '.join(TARGETS)}")],
+    folder: Annotated[Path, typer.Argument(help="a new folder")],
+    select: Annotated[
+        list[str], typer.Option(help="a pattern of entries' names, such as conv_*; may be given again")
+    ] = [],  # noqa: B006
+) -> None:
+    """Build the kernel libraries that a wheel carries for one target."""
+    count = prebuild(target, folder, select)
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    typer.echo(f"{count} functions for {target}: {size / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    typer.run(main)
