@@ -16,7 +16,7 @@ from torch_max_backend.max_compat import in_mlir_context
 from torch_max_backend.mojo_ops.functions import require
 from torch_max_backend.runtime import libraries, session
 from torch_max_backend.runtime.interface import InputSpec, OutputSpec
-from torch_max_backend.runtime.launches import Launches
+from torch_max_backend.runtime.launches import Launches, LaunchSpec
 from torch_max_backend.runtime.leaving import Leaving
 from torch_max_backend.typed_graph.read import read
 
@@ -61,7 +61,7 @@ class ListedGraph:
             OutputSpec(number, contiguous_order(len(shape)), dtype, shape)
             for number, (dtype, shape) in enumerate(self._leaving)
         ]
-        launches = Launches(self._listing, inputs, Leaving(outputs, []), self._device, self._walk)
+        launches = Launches(LaunchSpec(self._listing, inputs, Leaving(outputs, []), self._device, self._walk))
         return lambda *tensors: launches.run(tensors)
 
 

@@ -20,7 +20,7 @@ from torch_max_backend.mojo_ops.functions import require
 from torch_max_backend.runtime import libraries
 from torch_max_backend.runtime.executable import Executable
 from torch_max_backend.runtime.interface import InputSpec, OutputSpec
-from torch_max_backend.runtime.launches import Launches
+from torch_max_backend.runtime.launches import Launches, LaunchSpec
 from torch_max_backend.runtime.leaving import Leaving
 
 
@@ -136,7 +136,7 @@ def test_what_a_kernel_refuses_is_raised() -> None:
     listing = LaunchList((Launch(function, tuple(words)),), 3, (places[0],), (), 0)
     with libraries.ready(device):
         pass
-    launches = Launches(listing, inputs, leaving, device, walk)
+    launches = Launches(LaunchSpec(listing, inputs, leaving, device, walk))
     x, source = torch.zeros(shapes[0]), torch.ones(shapes[2])
     with pytest.raises(RuntimeError, match="index out of range: 9 in a dimension of 4"):
         launches.run([x, torch.tensor([1, 9]), source])

@@ -16,7 +16,7 @@ from torch_max_backend.mojo_ops import functions
 from torch_max_backend.mojo_ops.functions import require
 from torch_max_backend.runtime import libraries
 from torch_max_backend.runtime.interface import InputSpec, OutputSpec
-from torch_max_backend.runtime.launches import Launches
+from torch_max_backend.runtime.launches import Launches, LaunchSpec
 from torch_max_backend.runtime.leaving import Leaving
 
 CPU = torch.device("cpu")
@@ -72,7 +72,8 @@ def _launches(asked: str) -> Launches:
     words = tuple(word for place in places for word in (place, 3))
     inputs = [InputSpec(0, torch.float32, contiguous_order(1), CPU, (3,))]
     leaving = Leaving([OutputSpec(0, contiguous_order(1), torch.float32, (3,))], [])
-    return Launches(LaunchList((Launch(asks.symbol, words),), 1, (places[0],), (), 0), inputs, leaving, CPU, walk)
+    listing = LaunchList((Launch(asks.symbol, words),), 1, (places[0],), (), 0)
+    return Launches(LaunchSpec(listing, inputs, leaving, CPU, walk))
 
 
 def test_it_is_built_when_it_is_called(caplog: pytest.LogCaptureFixture) -> None:

@@ -78,14 +78,9 @@ def place(tensor: torch.Tensor) -> torch.Tensor:
 def capture(executable: Executable, patience: int) -> Capture:
     """Lets a compiled list be replayed."""
     order = cast(Any, Order())
-    assert executable.listing is not None
     capturing = Capture(executable.name, patience)
-    facts = (
-        executable.listing, executable.built.inputs, executable.outputs.leaving, executable.device, executable._walk,
-        executable.spec.draws,
-    )  # fmt: skip
     with mock.patch.object(captured_launches, "stream_sync", lambda _: order):
-        executable.launches = Walked(*facts, capturing, executable.outputs.not_lent)
+        executable.launches = Walked(executable.launch_spec(), capturing, executable.outputs.not_lent)
     executable.capture = capturing
     return capturing
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -19,10 +19,14 @@ _CAPTURES = 8
 _BUSY = 3
 
 
-class Recording(Protocol):
+Made = TypeVar("Made", covariant=True)
+"""What a call makes."""
+
+
+class Recording(Protocol[Made]):
     """A graph that can be recorded over fixed places in memory; one recording at a time."""
 
-    def plain(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+    def plain(self, tensors: Sequence[torch.Tensor]) -> Made:
         """The results, in memory of their own."""
         ...
 
@@ -38,7 +42,7 @@ class Recording(Protocol):
         """Records the graph over these arguments."""
         ...
 
-    def replay(self) -> list[Any]:
+    def replay(self) -> Made:
         """The results, in the recording's memory: they are lent as long as a tensor over them exists."""
         ...
 
@@ -85,7 +89,7 @@ class Capture:
         self._take_fixed: Callable[[Sequence[Any]], Sequence[Any]] = list
         self._fixed: Sequence[int] = ()
 
-    def run(self, graph: Recording, tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> list[Any]:
+    def run(self, graph: Recording[Made], tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> Made:
         """The results for ``tensors``, which lie at ``addresses``."""
         if not self._left:
             return graph.plain(tensors)
@@ -111,7 +115,7 @@ class Capture:
         self.replays += 1
         return graph.replay()
 
-    def _captured(self, graph: Recording, tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> bool:
+    def _captured(self, graph: Recording[Any], tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> bool:
         """Captures the graph; False if that is not possible."""
         self._release(graph)
         self._left -= 1
@@ -136,7 +140,7 @@ class Capture:
         log.info("captured %s: %d of %d arguments are copied", self._name, len(copied), len(read))
         return True
 
-    def _release(self, graph: Recording) -> None:
+    def _release(self, graph: Recording[Any]) -> None:
         if self._recorded:
             graph.release()
         self._recorded, self.copied, self._places, self._fixed = False, [], [], ()

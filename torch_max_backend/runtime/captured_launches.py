@@ -9,12 +9,9 @@ from typing import Any
 
 import torch
 
-from torch_max_backend.launches import LaunchList
 from torch_max_backend.launches.memory import TORCH_ALIGNMENT, rounded_up
 from torch_max_backend.runtime.capture import Capture
-from torch_max_backend.runtime.interface import Draw, InputSpec
-from torch_max_backend.runtime.launches import Called, Drawn, Launches
-from torch_max_backend.runtime.leaving import Leaving
+from torch_max_backend.runtime.launches import Called, Drawn, Launches, LaunchSpec
 from torch_max_backend.runtime.streams import stream_sync
 from torch_max_backend.torch_compat import copy_all, storage_users
 
@@ -78,30 +75,18 @@ class CapturedLaunches(Launches):
     """A launch list that is replayed where ``capture`` finds that it can be.
 
     Args:
+        spec: what it is made of.
         capture: decides.
         own: numbers of results that users may keep: these are copied, not lent.
-
-    The others are those of ``Launches``.
     """
 
-    def __init__(
-        self,
-        listing: LaunchList,
-        inputs: Sequence[InputSpec],
-        leaving: Leaving,
-        device: torch.device,
-        walk: str,
-        draws: Sequence[Draw],
-        capture: Capture,
-        own: frozenset[int],
-    ) -> None:
-        super().__init__(listing, inputs, leaving, device, walk, draws)
+    def __init__(self, spec: LaunchSpec, capture: Capture, own: frozenset[int]) -> None:
+        super().__init__(spec)
         self._capture, self._own = capture, own
-        self._order = stream_sync(device)
+        self._order = stream_sync(spec.device)
         self._recorded: _Recorded | None = None
-        # Of the call at hand: what may be updated in place, and what a plain call or a replay made.
+        # What the call at hand may update in place.
         self._updated: Mapping[int, torch.Tensor] = {}
-        self._called: Called | None = None
 
     def launched(
         self, entering: Sequence[torch.Tensor], addresses: Sequence[int], updated: Mapping[int, torch.Tensor]
@@ -114,16 +99,13 @@ class CapturedLaunches(Launches):
         with self._order.lock:
             self._updated = updated
             try:
-                self._capture.run(self, entering, addresses)
-                assert self._called is not None
-                return self._called
+                return self._capture.run(self, entering, addresses)
             finally:
-                self._updated, self._called = {}, None
+                self._updated = {}
 
-    def plain(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
-        """The results, in memory of their own."""
-        self._called = super().launched(tensors, [tensor.data_ptr() for tensor in tensors], self._updated)
-        return self._called.results
+    def plain(self, tensors: Sequence[torch.Tensor]) -> Called:
+        """A call whose results have memory of their own."""
+        return super().launched(tensors, [tensor.data_ptr() for tensor in tensors], self._updated)
 
     def place(self, like: torch.Tensor) -> torch.Tensor:
         """A place for such an argument."""
@@ -171,7 +153,7 @@ class CapturedLaunches(Launches):
                 graph.capture_end()
         return graph, drawn
 
-    def replay(self) -> list[Any]:
+    def replay(self) -> Called:
         """Queues the recorded draws and launches."""
         recorded = self._recorded
         assert recorded is not None
@@ -183,8 +165,7 @@ class CapturedLaunches(Launches):
             for number, each in enumerate(recorded.results.tensors)
         ]
         drawn = replace(recorded.drawn, tensors=tuple(tensor.detach() for tensor in recorded.drawn.tensors))
-        self._called = Called(results, drawn, recorded.in_place)
-        return results
+        return Called(results, drawn, recorded.in_place)
 
     def in_use(self) -> bool:
         """Whether a tensor over the recorded results' memory exists."""

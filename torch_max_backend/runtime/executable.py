@@ -18,7 +18,7 @@ from torch_max_backend.runtime.captured_launches import CapturedLaunches
 from torch_max_backend.runtime.execution import execute
 from torch_max_backend.runtime.handover import Inputs, Outputs
 from torch_max_backend.runtime.interface import BuiltGraph, Draw
-from torch_max_backend.runtime.launches import Launches
+from torch_max_backend.runtime.launches import Launches, LaunchSpec
 from torch_max_backend.runtime.packs import Packing
 from torch_max_backend.runtime.plain import WrappedError
 from torch_max_backend.runtime.streams import stream_sync
@@ -88,14 +88,17 @@ class Executable(torch.nn.Module):
 
     def bind_launches(self) -> None:
         """Makes the executable's launch list ready; its libraries are loaded."""
-        assert self.listing is not None
-        facts = (
-            self.listing, self.built.inputs, self.outputs.leaving, self.device, self._walk, self.spec.draws,
-        )  # fmt: skip
+        spec = self.launch_spec()
         if self.capture is None:
-            self.launches = Launches(*facts)
+            self.launches = Launches(spec)
         else:
-            self.launches = CapturedLaunches(*facts, self.capture, self.outputs.not_lent)
+            self.launches = CapturedLaunches(spec, self.capture, self.outputs.not_lent)
+
+    def launch_spec(self) -> LaunchSpec:
+        """What its launches are made of."""
+        assert self.listing is not None
+        leaving, draws = self.outputs.leaving, self.spec.draws
+        return LaunchSpec(self.listing, self.built.inputs, leaving, self.device, self._walk, draws)
 
     def output_order(self, number: int) -> Order | None:
         """The memory order of output ``number``; None for one that no computation makes."""

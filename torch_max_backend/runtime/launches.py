@@ -71,19 +71,35 @@ class Called:
     in_place: bool
 
 
-class Launches:
-    """A launch list that is ready to run.
+@dataclass(frozen=True)
+class LaunchSpec:
+    """What ``Launches`` are made of.
 
-    Args:
+    Attributes:
         listing: the calls.
         inputs: how arguments enter; what is drawn comes last.
         leaving: how results leave.
         device: that the calls compute on.
         walk: the symbol of the function that runs a list.
         draws: make the graph's last arguments.
+    """
+
+    listing: LaunchList
+    inputs: Sequence[InputSpec]
+    leaving: Leaving
+    device: torch.device
+    walk: str
+    draws: Sequence[Draw] = ()
+
+
+class Launches:
+    """A launch list that is ready to run.
+
+    Args:
+        spec: what it is made of.
 
     Attributes:
-        device: as given.
+        device: that the calls compute on.
         facts: shape, strides and dtype of each result.
 
     Raises:
@@ -93,20 +109,13 @@ class Launches:
     much that is.
     """
 
-    def __init__(
-        self,
-        listing: LaunchList,
-        inputs: Sequence[InputSpec],
-        leaving: Leaving,
-        device: torch.device,
-        walk: str,
-        draws: Sequence[Draw] = (),
-    ) -> None:
-        given = [spec for spec in inputs if not (draws and spec.drawn)]
+    def __init__(self, spec: LaunchSpec) -> None:
+        listing, leaving, device = spec.listing, spec.leaving, spec.device
+        given = [each for each in spec.inputs if not (spec.draws and each.drawn)]
         self._inputs, self._leaving, self.device = Inputs(given), leaving, device
-        self._draws = draws
+        self._draws = spec.draws
         # A draw that is returned and not read is no input.
-        self._drawn = Inputs(inputs[len(given) :])
+        self._drawn = Inputs(spec.inputs[len(given) :])
         self._given = 0
         self._own_device = max_device(device)
         self._listing = listing
@@ -136,7 +145,7 @@ class Launches:
         operands.insert(_SCRATCH, (0, 0))
         self._words = np.array([word for operand in operands for word in operand], np.int64)
         self._message = ctypes.create_string_buffer(libraries.MESSAGE_BYTES)
-        self._call = libraries.callable_at(libraries.address(walk, device))
+        self._call = libraries.callable_at(libraries.address(spec.walk, device))
         self._arguments = (self._words.ctypes.data, self._context, ctypes.addressof(self._message))
         self._lock = threading.Lock()
 
