@@ -39,7 +39,7 @@ DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass
-class Entry:
+class Coverage:
     """What became of one architecture.
 
     Attributes:
@@ -78,9 +78,9 @@ class Entry:
         return not (self.missing or self.error)
 
 
-def examine(architecture: Architecture, target: str = CPU, autocast: str = "float32") -> Entry:
+def examine(architecture: Architecture, target: str = CPU, autocast: str = "float32") -> Coverage:
     """Builds the graphs of one training step on ``target``, a CPU or a GPU's architecture."""
-    entry = Entry(
+    result = Coverage(
         architecture.name, architecture.library, architecture.kind, torch=_version("torch"), target=target,
         autocast=autocast,
     )  # fmt: skip
@@ -88,19 +88,19 @@ def examine(architecture: Architecture, target: str = CPU, autocast: str = "floa
     try:
         explanation = _explained(architecture, target, DTYPES[autocast])
     except Exception as error:
-        entry.error = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-        return entry
+        result.error = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+        return result
     missing: Counter[str] = Counter()
     for graph in explanation.graphs:
         for refusal in graph.refusals:
             missing[refusal.op] += 1
-            entry.reasons.setdefault(refusal.op, f"{refusal.reason} ({refusal.arguments})")
-    entry.ops = explanation.max_op_count
-    entry.traced = sum(graph.name != "backward" for graph in explanation.graphs)
-    entry.graphs = sum(graph.max_graphs for graph in explanation.graphs)
-    entry.launches = sum(sum(graph.launches.values()) for graph in explanation.graphs)
-    entry.missing = dict(missing.most_common())
-    return entry
+            result.reasons.setdefault(refusal.op, f"{refusal.reason} ({refusal.arguments})")
+    result.ops = explanation.max_op_count
+    result.traced = sum(graph.name != "backward" for graph in explanation.graphs)
+    result.graphs = sum(graph.max_graphs for graph in explanation.graphs)
+    result.launches = sum(sum(graph.launches.values()) for graph in explanation.graphs)
+    result.missing = dict(missing.most_common())
+    return result
 
 
 def _explained(architecture: Architecture, target: str, autocast: torch.dtype | None) -> Explanation:
@@ -112,9 +112,9 @@ def _explained(architecture: Architecture, target: str, autocast: torch.dtype | 
         return explain(model, *positional, quiet=True, compile=False, **keywords)
 
 
-def _in_a_process(names: Sequence[str], target: str, autocast: str) -> list[Entry]:
+def _in_a_process(names: Sequence[str], target: str, autocast: str) -> list[Coverage]:
     """Examines some architectures in a process of their own; one that ends it is reported, the rest goes on."""
-    entries: list[Entry] = []
+    results: list[Coverage] = []
     rest = list(names)
     where = ["--target", target, "--autocast", autocast]
     while rest:
@@ -122,20 +122,20 @@ def _in_a_process(names: Sequence[str], target: str, autocast: str) -> list[Entr
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         for line in done.stdout.splitlines():
             if line.startswith(MARK):
-                entries.append(Entry(**json.loads(line.removeprefix(MARK))))
-                rest.remove(_key(entries[-1]))
+                results.append(Coverage(**json.loads(line.removeprefix(MARK))))
+                rest.remove(_key(results[-1]))
         if rest:
             lost = next(architecture for architecture in architectures() if _key(architecture) == rest[0])
             lines = done.stderr.strip().splitlines()
             error = f"the process ended with status {done.returncode}: {lines[-1] if lines else ''}"
-            entries.append(
-                Entry(lost.name, lost.library, lost.kind, error=error, target=target, autocast=autocast)
+            results.append(
+                Coverage(lost.name, lost.library, lost.kind, error=error, target=target, autocast=autocast)
             )  # fmt: skip
             rest.pop(0)
-    return entries
+    return results
 
 
-def _key(architecture: Architecture | Entry) -> str:
+def _key(architecture: Architecture | Coverage) -> str:
     return f"{architecture.library}/{architecture.name}"
 
 
@@ -160,44 +160,44 @@ def _version(package: str) -> str:
     return version(package).partition("+")[0]
 
 
-def _where(entry: Entry) -> str:
-    where = "on a CPU" if entry.target == CPU else f"for {entry.target}"
-    return where if entry.autocast == "float32" else f"{where} under {entry.autocast} autocast"
+def _where(result: Coverage) -> str:
+    where = "on a CPU" if result.target == CPU else f"for {result.target}"
+    return where if result.autocast == "float32" else f"{where} under {result.autocast} autocast"
 
 
-def elsewhere(entries: Sequence[Entry]) -> str:
+def elsewhere(results: Sequence[Coverage]) -> str:
     """What became of architectures under another PyTorch or on another target, in a paragraph."""
-    whole = sum(entry.whole for entry in entries)
-    counts = Counter(entry.library for entry in entries)
+    whole = sum(result.whole for result in results)
+    counts = Counter(result.library for result in results)
     of = ", ".join(f"{count} of {library}" for library, count in counts.items())
-    rest = [f"{entry.name} ({_missing(entry)})" for entry in entries if not entry.whole]
+    rest = [f"{result.name} ({_missing(result)})" for result in results if not result.whole]
     which = f" All but {', '.join(rest)}." if rest else ""
-    first = entries[0]
-    return f"Under torch {first.torch}, {_where(first)}, {len(entries)} were built ({of}), {whole} whole.{which}\n"
+    first = results[0]
+    return f"Under torch {first.torch}, {_where(first)}, {len(results)} were built ({of}), {whole} whole.{which}\n"
 
 
 _COLUMNS = ("model", "kind", "aten ops", "traced", "graphs", "launches", "missing")
 
 
-def _row(entry: Entry) -> tuple[str, ...]:
-    counts = (entry.ops, entry.traced, entry.graphs, entry.launches)
-    return entry.name, entry.kind, *map(str, counts), _missing(entry)
+def _row(result: Coverage) -> tuple[str, ...]:
+    counts = (result.ops, result.traced, result.graphs, result.launches)
+    return result.name, result.kind, *map(str, counts), _missing(result)
 
 
-def markdown(entries: Sequence[Entry], others: Sequence[Sequence[Entry]] = ()) -> str:
+def markdown(results: Sequence[Coverage], others: Sequence[Sequence[Coverage]] = ()) -> str:
     """The text of docs/models.md; each of ``others`` was examined under another PyTorch or for another target."""
     versions = {name: _version(name) for name in ("torchvision", "timm", "transformers")}
-    counts = Counter(entry.torch for entry in entries)
+    counts = Counter(result.torch for result in results)
     versions["torch"] = " and ".join(f"torch {release} ({count} of them)" for release, count in counts.most_common())
-    listed = f"of {len(architectures())}" if len(entries) < len(architectures()) else "all"
-    facts = {"which": f"{listed} in `tests/models`", "where": _where(entries[0]), **versions}
-    parts = [_HEADING.format(total=len(entries), whole=sum(entry.whole for entry in entries), **facts)]
+    listed = f"of {len(architectures())}" if len(results) < len(architectures()) else "all"
+    facts = {"which": f"{listed} in `tests/models`", "where": _where(results[0]), **versions}
+    parts = [_HEADING.format(total=len(results), whole=sum(result.whole for result in results), **facts)]
     parts += [elsewhere(each) for each in others if each]
-    for library in dict.fromkeys(entry.library for entry in entries):
-        mine = [entry for entry in entries if entry.library == library]
-        parts.append(f"## {library}: {sum(entry.whole for entry in mine)} of {len(mine)}\n")
+    for library in dict.fromkeys(result.library for result in results):
+        mine = [result for result in results if result.library == library]
+        parts.append(f"## {library}: {sum(result.whole for result in mine)} of {len(mine)}\n")
         parts.append(_table(_COLUMNS, map(_row, mine)))
-    missing = what_is_missing(entries)
+    missing = what_is_missing(results)
     if missing:
         parts += ["## What is missing, by models\n", _table(("operation", "models", "why"), missing)]
     return "\n".join(parts)
@@ -208,26 +208,26 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def what_is_missing(entries: Sequence[Entry]) -> list[tuple[str, str, str]]:
+def what_is_missing(results: Sequence[Coverage]) -> list[tuple[str, str, str]]:
     """Each operation without a lowering or a library function, how many models have it, and an example."""
     counts: Counter[str] = Counter()
     examples: dict[str, str] = {}
-    for entry in entries:
-        found = {f"`{op}`": entry.reasons[op] for op in entry.missing}
+    for result in results:
+        found = {f"`{op}`": result.reasons[op] for op in result.missing}
         counts.update(found.keys())
         for op, example in found.items():
-            examples.setdefault(op, f"{example}, in {entry.name}")
+            examples.setdefault(op, f"{example}, in {result.name}")
     return [(op, str(count), examples[op]) for op, count in counts.most_common()]
 
 
-def _missing(entry: Entry) -> str:
-    if entry.error:
-        return f"not traced: {entry.error[:160]}"
-    return ", ".join(f"`{op}` ({count})" for op, count in entry.missing.items())
+def _missing(result: Coverage) -> str:
+    if result.error:
+        return f"not traced: {result.error[:160]}"
+    return ", ".join(f"`{op}` ({count})" for op, count in result.missing.items())
 
 
-def _read(path: Path) -> list[Entry]:
-    return [Entry(**entry) for entry in json.loads(path.read_text())] if path.exists() else []
+def _read(path: Path) -> list[Coverage]:
+    return [Coverage(**result) for result in json.loads(path.read_text())] if path.exists() else []
 
 
 def _is_named(architecture: Architecture, names: Sequence[str]) -> bool:
@@ -237,19 +237,19 @@ def _is_named(architecture: Architecture, names: Sequence[str]) -> bool:
     )
 
 
-def _print(entries: Sequence[Entry]) -> None:
+def _print(results: Sequence[Coverage]) -> None:
     console = Console(width=180)
     table = Table(*_COLUMNS)
-    for entry in entries:
-        table.add_row(*_row(entry))
+    for result in results:
+        table.add_row(*_row(result))
     console.print(table)
-    missing = what_is_missing(entries)
+    missing = what_is_missing(results)
     if missing:
         table = Table("operation", "models", "why")
         for row in missing:
             table.add_row(*row)
         console.print(table)
-    console.print(f"{sum(entry.whole for entry in entries)} of {len(entries)} whole")
+    console.print(f"{sum(result.whole for result in results)} of {len(results)} whole")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -260,9 +260,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--autocast", default="float32", choices=[*DTYPES], help="the dtype; float32 is none")
     parser.add_argument("--record", action="store_true", help="print JSON lines, in this process; names are whole")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
-    parser.add_argument("--json", type=Path, help="a file of entries: those in it are kept, new ones are added at once")
+    parser.add_argument("--json", type=Path, help="a file of results: those in it are kept, new ones are added at once")
     parser.add_argument("--markdown", action="store_true", help="print docs/models.md")
-    parser.add_argument("--others", type=Path, nargs="*", default=[], help="files of other entries: a paragraph each")
+    parser.add_argument("--others", type=Path, nargs="*", default=[], help="files of other results: a paragraph each")
     options = parser.parse_args(arguments)
     if options.record:
         torch._dynamo.config.recompile_limit = 256
@@ -272,21 +272,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(MARK + json.dumps(asdict(examine(chosen[name], options.target, options.autocast))), flush=True)
         return
     named = [_key(architecture) for architecture in architectures() if _is_named(architecture, options.names)]
-    found = {_key(entry): entry for entry in (_read(options.json) if options.json else [])}
+    found = {_key(result): result for result in (_read(options.json) if options.json else [])}
     keys = [key for key in named if key not in found]
     chunks = [keys[i : i + IN_EACH_PROCESS] for i in range(0, len(keys), IN_EACH_PROCESS)]
     build = functools.partial(_in_a_process, target=options.target, autocast=options.autocast)
     console = Console(stderr=True)
     with Progress(console=console) as progress, ThreadPoolExecutor(options.jobs) as pool:
         task = progress.add_task("architectures", total=len(keys))
-        for entries in pool.map(build, chunks):
-            progress.advance(task, len(entries))
-            found |= {_key(entry): entry for entry in entries}
+        for results in pool.map(build, chunks):
+            progress.advance(task, len(results))
+            found |= {_key(result): result for result in results}
             if options.json:
-                options.json.write_text(json.dumps([asdict(entry) for entry in found.values()], indent=1))
-            for entry in entries:
-                if not entry.whole:
-                    console.print(f"{_key(entry)}: {entry.error or entry.missing}")
+                options.json.write_text(json.dumps([asdict(result) for result in found.values()], indent=1))
+            for result in results:
+                if not result.whole:
+                    console.print(f"{_key(result)}: {result.error or result.missing}")
     chosen_entries = [found[key] for key in named if key in found]
     if options.markdown:
         print(markdown(chosen_entries, [_read(path) for path in options.others]), end="")

@@ -148,7 +148,7 @@ def _moved(
         pass
     twin = functools.partial(mode.twin, device="cuda:0")
     state = [*model.parameters(), *model.buffers()]
-    # A deep copy uses the memo's entry for a tensor instead of copying it.
+    # A deep copy uses what the memo has for a tensor instead of copying it.
     moved = copy.deepcopy(model, {id(tensor): twin(tensor) for tensor in state})
     return moved, tree_map_only(torch.Tensor, twin, inputs), tree_map_only(torch.Tensor, twin, keywords)
 

@@ -128,15 +128,15 @@ def is_wrapped(tensor: torch.Tensor) -> bool:
 
 
 def called_for_each(run: Callable[[Sequence[Any]], Sequence[Any]], args: Sequence[Any]) -> list[Any]:
-    """What ``run`` returns where arguments stand for a batch each (``is_grads_batched``): it is called for each entry,
-    and its results are put together. A result that is no tensor is the last entry's.
+    """What ``run`` returns where arguments stand for a batch each (``is_grads_batched``): it is called for each of
+    the batch, and its results are put together. A result that is no tensor is the last one's.
 
     Raises:
         RuntimeError: an argument is wrapped by another transform.
     """
     level = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
-    # What takes no part gets as many entries as it is told: none.
+    # What takes no part gets as large a batch as it is told: none.
     columns = [
         torch._remove_batch_dim(arg, level, 0, 0)
         if level and isinstance(arg, torch.Tensor) and _functorch.is_legacy_batchedtensor(arg)

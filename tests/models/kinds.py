@@ -14,7 +14,7 @@ CLASSES = 4
 TOKENS = 11
 
 
-class Task(nn.Module):
+class ModelWithLoss(nn.Module):
     """A model with a loss: called with a batch, it returns the loss, a scalar."""
 
     def example(self, generator: torch.Generator) -> Batch:
@@ -29,7 +29,7 @@ def classification(generator: torch.Generator, *shape: int) -> Batch:
     return {"images": noise + labels.view(-1, *[1] * (len(shape) - 1)) - 1.5, "labels": labels}
 
 
-class Classifier(Task):
+class Classifier(ModelWithLoss):
     """Cross-entropy of a network's logits."""
 
     def __init__(self, *layers: nn.Module) -> None:
@@ -77,7 +77,7 @@ def _head(channels: int) -> tuple[nn.Module, nn.Module]:
     return Mean(2, 3), nn.Linear(channels, CLASSES)
 
 
-def resnet() -> Task:
+def resnet() -> ModelWithLoss:
     block = (nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
     stem = (nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
     return Classifier(*stem, Residual(*block, nn.BatchNorm2d(8)), nn.ReLU(), *_head(8))
@@ -94,7 +94,7 @@ class SqueezeExcite(nn.Module):
         return x * torch.sigmoid(self.up(F.silu(self.down(F.adaptive_avg_pool2d(x, 1)))))
 
 
-def efficientnet() -> Task:
+def efficientnet() -> ModelWithLoss:
     block = (
         nn.Conv2d(8, 16, 1, bias=False),
         nn.BatchNorm2d(16),
@@ -110,12 +110,12 @@ def efficientnet() -> Task:
     return Classifier(nn.Conv2d(3, 8, 3, 2, 1), Residual(*block), *_head(8))
 
 
-def mobilenet_v3() -> Task:
+def mobilenet_v3() -> ModelWithLoss:
     separable = (nn.Conv2d(8, 8, 5, padding=2, groups=8), nn.Hardswish(), nn.Conv2d(8, 8, 1), nn.Hardsigmoid())
     return Classifier(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU6(), *separable, *_head(8))
 
 
-def shufflenet() -> Task:
+def shufflenet() -> ModelWithLoss:
     grouped = (nn.Conv2d(8, 8, 3, padding=1, groups=2), nn.ReLU(), nn.ChannelShuffle(2), nn.Conv2d(8, 8, 1, groups=4))
     return Classifier(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), Residual(*grouped), *_head(8))
 
@@ -127,7 +127,7 @@ class ChannelsLastNorm(nn.LayerNorm):
         return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
-def convnext() -> Task:
+def convnext() -> ModelWithLoss:
     class Scale(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -156,11 +156,11 @@ class Dense(nn.Module):
         return torch.cat([self.narrow(x), *branches], 1)
 
 
-def densenet() -> Task:
+def densenet() -> ModelWithLoss:
     return Classifier(nn.Conv2d(3, 4, 3, 2, 1), Dense(), nn.ELU(), *_head(36))
 
 
-def weight_standardized() -> Task:
+def weight_standardized() -> ModelWithLoss:
     """Group normalization, with weights that are normalized too (BiT)."""
 
     class Standardized(nn.Conv2d):
@@ -238,7 +238,7 @@ class Patches(nn.Module):
         return torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1) + self.places
 
 
-def vit() -> Task:
+def vit() -> ModelWithLoss:
     return Classifier(Patches(), _block(Attention(8)), nn.LayerNorm(8), Apply(lambda x: x[:, 0]), nn.Linear(8, CLASSES))
 
 
@@ -263,14 +263,14 @@ class ShiftedWindows(nn.Module):
         return torch.roll(mixed, (1, 1), (1, 2))
 
 
-def swin() -> Task:
+def swin() -> ModelWithLoss:
     return Classifier(
         nn.Conv2d(3, 8, 2, 2), Apply(lambda x: x.permute(0, 2, 3, 1)), _block(ShiftedWindows()), Mean(1, 2),
         nn.Linear(8, CLASSES),
     )  # fmt: skip
 
 
-def mixer() -> Task:
+def mixer() -> ModelWithLoss:
     def mlp(width: int) -> tuple[nn.Module, ...]:
         return nn.Linear(width, 8), nn.Mish(), nn.Linear(8, width)
 
@@ -281,7 +281,7 @@ def mixer() -> Task:
     )  # fmt: skip
 
 
-class Gpt(Task):
+class Gpt(ModelWithLoss):
     """The next token, causally."""
 
     def __init__(self) -> None:
@@ -300,7 +300,7 @@ class Gpt(Task):
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
-class Bert(Task):
+class Bert(ModelWithLoss):
     """Masked tokens, with padding; PyTorch's own encoder layer, dropout included."""
 
     def __init__(self) -> None:
@@ -322,7 +322,7 @@ class Bert(Task):
         return F.cross_entropy(self.head(x).transpose(1, 2), batch["labels"], ignore_index=-100)
 
 
-class Images(Task):
+class Images(ModelWithLoss):
     """A task over images with a target of their size."""
 
     def example(self, generator: torch.Generator) -> Batch:
@@ -488,7 +488,7 @@ class Contrastive(Images):
         return F.cross_entropy(likeness, torch.arange(4)) + triplet
 
 
-class SpatialTransformer(Task):
+class SpatialTransformer(ModelWithLoss):
     """A network that turns its input (affine grids, reading between pixels) before it looks at it."""
 
     def __init__(self) -> None:
@@ -504,7 +504,7 @@ class SpatialTransformer(Task):
         return F.cross_entropy(self.net(F.grid_sample(x, grid, align_corners=False)), batch["labels"])
 
 
-class Flow(Task):
+class Flow(ModelWithLoss):
     """A coupling layer whose likelihood is exact (RealNVP)."""
 
     def __init__(self) -> None:
@@ -526,7 +526,7 @@ class Flow(Task):
 
 
 #: By the name of their kind.
-KINDS: dict[str, Callable[[], Task]] = {
+KINDS: dict[str, Callable[[], ModelWithLoss]] = {
     "resnet": resnet,
     "efficientnet": efficientnet,
     "mobilenet_v3": mobilenet_v3,

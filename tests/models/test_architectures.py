@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.coverage import Entry, examine
+from benchmarks.coverage import Coverage, examine
 from tests.models.architectures import architectures
 from torch_max_backend import explain
 
@@ -62,7 +62,7 @@ def test_architectures_have_names_of_their_own() -> None:
     assert len(set(names)) == len(names) >= 150
 
 
-def _examined(name: str, *where: str) -> Entry:
+def _examined(name: str, *where: str) -> Coverage:
     (architecture,) = (architecture for architecture in architectures() if architecture.name == name)
     pytest.importorskip(architecture.library)
     return examine(architecture, *where)
@@ -70,13 +70,13 @@ def _examined(name: str, *where: str) -> Entry:
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_sample_is_lowered_whole(name: str) -> None:
-    entry = _examined(name)
-    assert entry.whole, entry.error or entry.reasons
-    assert entry.ops > 100
+    result = _examined(name)
+    assert result.whole, result.error or result.reasons
+    assert result.ops > 100
 
 
 @pytest.mark.parametrize("name", ON_A_GPU)
 def test_nothing_stays_in_pytorch_on_a_gpu(name: str) -> None:
-    entry = _examined(name, "sm_90a", "bfloat16")
-    assert entry.whole, entry.error or entry.reasons
-    assert entry.launches > 50
+    result = _examined(name, "sm_90a", "bfloat16")
+    assert result.whole, result.error or result.reasons
+    assert result.launches > 50

@@ -29,14 +29,14 @@ ADVERSARIAL = frozenset({"gan"})
 
 
 class SideBySide(nn.Module):
-    """Tasks by name; the losses of a batch for each."""
+    """Models by name; the losses of a batch for each."""
 
     def __init__(self, names: list[str]) -> None:
         super().__init__()
-        self.tasks = nn.ModuleDict({name: KINDS[name]() for name in names})
+        self.models = nn.ModuleDict({name: KINDS[name]() for name in names})
 
     def forward(self, batches: dict[str, Batch]) -> dict[str, Tensor]:
-        return {name: task(batches[name]) for name, task in self.tasks.items()}
+        return {name: task(batches[name]) for name, task in self.models.items()}
 
 
 @dataclass
@@ -73,11 +73,11 @@ def _train(ours: SideBySide, theirs: SideBySide, names: list[str], graphs: list[
     found = Curves({name: [] for name in names}, {name: [] for name in names}, (ours, theirs), graphs)
     optimizers = [torch.optim.SGD(model.parameters(), 0.05, momentum=0.5) for model in (ours, theirs)]
     generator = torch.Generator().manual_seed(3)
-    kept = [{name: theirs.tasks[name].example(generator) for name in names} for _ in range(5)]
+    kept = [{name: theirs.models[name].example(generator) for name in names} for _ in range(5)]
     for step in range(STEPS):
         batches = kept[step % len(kept)]
         for name in CHAOTIC.intersection(names):
-            theirs.tasks[name].load_state_dict(ours.tasks[name].state_dict())
+            theirs.models[name].load_state_dict(ours.models[name].state_dict())
         for run, optimizer, curve in zip((call, theirs), optimizers, (found.ours, found.eager), strict=True):
             torch.manual_seed(step)
             losses = run(batches)
@@ -95,7 +95,7 @@ def test_fifty_steps(kind: str, curves: Curves) -> None:
     assert len(ours) == STEPS and torch.isfinite(ours).all()
     torch.testing.assert_close(ours, eager, rtol=1e-3, atol=1e-4)
     assert kind in ADVERSARIAL or ours[-10:].mean() < ours[:10].mean(), "nothing was learned"
-    states = [model.tasks[kind].state_dict() for model in curves.models]
+    states = [model.models[kind].state_dict() for model in curves.models]
     for name, value in states[0].items():
         torch.testing.assert_close(value, states[1][name], rtol=1e-2, atol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
     assert [graph.name for graph in curves.graphs] == ["forward", "backward"]

@@ -10,6 +10,6 @@ __all__ = ["Layout", "LoweringContext", "Registration", "load_all", "lookup", "l
 
 
 def load_all() -> None:
-    """Imports every family, found by looking: a new module needs no entry in a list."""
+    """Imports every family, found by looking: a new module stands in no list."""
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")

@@ -172,7 +172,7 @@ def cat(ctx: LoweringContext, tensors: Sequence[GraphTensor], dim: int = 0) -> G
 
 
 def sliced(x: GraphTensor, dim: int, start: Dim, length: Dim, step: int = 1) -> GraphTensor:
-    """``length`` entries of dimension ``dim`` from ``start`` on, every ``step``-th."""
+    """``length`` slices of dimension ``dim`` from ``start`` on, every ``step``-th."""
     axis = x.axis(dim)
     if start == Dim(0) and step == 1 and length == x.value.shape[axis]:
         return x
@@ -209,7 +209,7 @@ def slice_tensor(
     end: Size | None = None,
     step: int = 1,
 ) -> GraphTensor:
-    """Every ``step``-th entry of one dimension."""
+    """Every ``step``-th slice of one dimension."""
     begin = ctx.dim(slice_start(ctx.arg_meta(0).shape[dim], start))
     length = ctx.out_shape()[dim]
     if length == Dim(0):
@@ -228,9 +228,9 @@ def without(x: GraphTensor, dim: int) -> GraphTensor:
 
 @lowering(aten.select.int, layout=Layout.RAW)
 def select(ctx: LoweringContext, x: GraphTensor, dim: int, index: Size) -> GraphTensor:
-    """One entry of one dimension."""
+    """One slice of one dimension, without the dimension."""
     if not isinstance(index, int):
-        raise CannotLower("an entry at a run-time position")
+        raise CannotLower("a slice at a run-time position")
     size = x.shape[dim]
     return without(sliced(x, dim, Dim(index) if index >= 0 else size + index, Dim(1)), dim)
 
@@ -299,7 +299,7 @@ def rebound(x: GraphTensor, shape: Sequence[Dim]) -> GraphTensor:
 
 
 def placed(ctx: LoweringContext, source: GraphTensor, dim: int, size: Size, start: Size, step: int) -> GraphTensor:
-    """Zeros of extent ``size`` along ``dim`` with ``source`` at every ``step``-th entry from ``start`` on."""
+    """Zeros of extent ``size`` along ``dim`` with ``source`` at every ``step``-th place from ``start`` on."""
     dim %= source.rank
     if not (isinstance(size, int) and isinstance(start, int)):
         raise CannotLower("a slice written at a run-time position")
@@ -309,7 +309,7 @@ def placed(ctx: LoweringContext, source: GraphTensor, dim: int, size: Size, star
         raise CannotLower("a slice of run-time extent")
     length = int(count)
     if step > 1 and length:
-        # [.., L, ..] -> [.., L, step, ..] with zeros behind each entry, then read as one axis.
+        # [.., L, ..] -> [.., L, step, ..] with zeros behind each place, then read as one axis.
         apart = list(source.value.shape)
         apart.insert(axis + 1, Dim(1))
         paddings = [0] * (2 * len(apart))
@@ -343,10 +343,10 @@ def slice_backward(
 def select_backward(
     ctx: LoweringContext, grad: GraphTensor, sizes: Sequence[Size], dim: int, index: Size
 ) -> GraphTensor:
-    """Gradient of one entry: zeros at the others."""
+    """Gradient of one slice: zeros at the others."""
     dim %= len(sizes)
     if not isinstance(index, int):
-        raise CannotLower("an entry at a run-time position")
+        raise CannotLower("a slice at a run-time position")
     return placed(ctx, with_unit(grad, dim), dim, sizes[dim], index % sizes[dim], 1)
 
 
@@ -361,7 +361,7 @@ def with_unit(x: GraphTensor, dim: int) -> GraphTensor:
 def _between(
     ctx: LoweringContext, x: GraphTensor, source: GraphTensor, dim: int, start: Size, step: int
 ) -> GraphTensor:
-    """``x`` with ``source`` in place of every ``step``-th entry of ``dim`` from ``start`` on."""
+    """``x`` with ``source`` in place of every ``step``-th slice of ``dim`` from ``start`` on."""
     dim %= x.rank
     size = ctx.meta.shape[dim]
     source = source.to_order(x.order)
@@ -401,10 +401,10 @@ def slice_scatter(
 
 @lowering(aten.select_scatter.default, layout=Layout.RAW)
 def select_scatter(ctx: LoweringContext, x: GraphTensor, source: GraphTensor, dim: int, index: Size) -> GraphTensor:
-    """One entry replaced."""
+    """One slice replaced."""
     dim %= x.rank
     if not (isinstance(index, int) and isinstance(ctx.meta.shape[dim], int)):
-        raise CannotLower("an entry at a run-time position")
+        raise CannotLower("a slice at a run-time position")
     return _between(ctx, x, with_unit(source, dim), dim, index % ctx.meta.shape[dim], 1)
 
 

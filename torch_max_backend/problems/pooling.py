@@ -36,7 +36,7 @@ def _spread(name: str, value: int | Sequence[int], rank: int, fill: int) -> Exte
 
 def _at_least(name: str, values: Extents, least: int) -> None:
     if min(values) < least:
-        raise ValueError(f"{name}={values}: every entry must be at least {least}")
+        raise ValueError(f"{name}={values}: every value must be at least {least}")
 
 
 def _output_extent(size: int, window: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:

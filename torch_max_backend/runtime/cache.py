@@ -1,6 +1,6 @@
 """The disk cache: kernel libraries and compiled graphs, kept across processes.
 
-An entry is a directory named by the digest of everything that the artifact depends on. It holds the artifact and
+A cache entry is a directory named by the digest of everything that the artifact depends on. It holds the artifact and
 ``entry.json``, with the artifact's SHA-256 and the inputs of the digest. An entry that does not match its own record is
 dropped with a warning and built again.
 

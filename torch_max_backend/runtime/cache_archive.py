@@ -23,7 +23,7 @@ from typing import IO, Any
 from torch_max_backend.checked import beartype
 from torch_max_backend.runtime import cache
 
-#: Kinds of entries, and the artifact's file name in each.
+#: Kinds of cache entries, and the artifact's file name in each.
 KINDS = {
     "graphs": "model.mef",
     "libraries": "library.so",
@@ -41,8 +41,8 @@ class ArchiveError(Exception):
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One entry of the cache, as it says of itself.
+class CacheEntry:
+    """One cache entry, as it says of itself.
 
     Attributes:
         kind: a key of ``KINDS``.
@@ -74,7 +74,7 @@ def is_current(facts: Mapping[str, str]) -> bool:
 
 
 @beartype
-def entries() -> list[Entry]:
+def entries() -> list[CacheEntry]:
     """Everything in the cache."""
     found = []
     for kind in KINDS:
@@ -85,7 +85,7 @@ def entries() -> list[Entry]:
             facts: dict[str, str] = {}
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 facts = _facts(json.loads((path / cache.RECORD).read_text()))
-            found.append(Entry(kind, path, facts, sum(f.lstat().st_size for f in path.rglob("*") if f.is_file())))
+            found.append(CacheEntry(kind, path, facts, sum(f.lstat().st_size for f in path.rglob("*") if f.is_file())))
     return found
 
 
