@@ -34,7 +34,7 @@ def with_sums(
     if not takes_part(device):
         return joined, alone
     group_of = {group.roots[0]: group for group in taken}
-    dependencies, done = _dependencies(groups, taken), set[Value]()
+    dependencies, done = Dependencies(groups, taken), set[Value]()
     for operation in operations:
         if not isinstance(operation, Call) or operation.kernel not in SUMS:
             continue
@@ -63,12 +63,3 @@ def _is_of_channels(operation: Operation, plain: Absorbed) -> bool:
     """Whether the reduction's columns are the convolution's."""
     rows, result = operation.operands[0].shape, plain.convolution.results[0].shape
     return rows is not None and result is not None and rows[1] == result[4]
-
-
-def _dependencies(groups: Sequence[Group], taken: Mapping[Group, Absorbed]) -> Dependencies:
-    dependencies = Dependencies()
-    for group in groups:
-        dependencies.add(group, (root.maker for root in group.roots), (leaf.value for leaf in group.terms.leaves))
-    for group, absorbed in taken.items():
-        dependencies.add(group, [absorbed.convolution], absorbed.convolution.operands)
-    return dependencies

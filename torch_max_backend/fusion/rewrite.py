@@ -86,22 +86,13 @@ def fuse(graph: TypedGraph, device: DeviceRef) -> None:
 
 def _dependencies(chosen: Plan, taken: Mapping[Group, Absorbed], alone: Iterable[Absorbed]) -> Dependencies:
     """Of the launches that are decided."""
-    dependencies = Dependencies()
-
-    def add(launch: object, group: Group) -> None:
-        dependencies.add(launch, (root.maker for root in group.roots), (leaf.value for leaf in group.terms.leaves))
-
-    for group in chosen.groups:
-        add(group, group)
+    dependencies = Dependencies(chosen.groups, taken)
     for batch in chosen.batches:
         together = tuple(batch)
         for group in batch:
-            add(together, group)
-    stores: list[tuple[object, Absorbed]] = [*taken.items(), *((each.convolution, each) for each in alone)]
-    for store, absorber in stores:
-        for operation in (absorber.convolution, absorber.sums):
-            if operation is not None:
-                dependencies.add(store, [operation], operation.operands)
+            dependencies.add_group(together, group)
+    for each in alone:
+        dependencies.add_convolution(each.convolution, each)
     return dependencies
 
 

@@ -57,6 +57,19 @@ def _known(node: Node, make: type[T], *arguments: Any) -> T:
         raise InvalidArgumentError(f"{node.target}: {error}") from None
 
 
+def _regions(
+    ctx: LoweringContext,
+    extents: Sequence[Any],
+    height: int,
+    width: int,
+    scale: float,
+    samples: int = 0,
+    aligned: bool = False,
+) -> Regions:
+    """How regions of images of these extents are pooled to [height, width] bins."""
+    return _known(ctx.node, Regions, tuple(extents), (height, width), max(samples, 0), aligned, float(scale))
+
+
 def _flat(x: GraphTensor) -> TensorValue:
     """[N, places, C] of [N, C, H, W]."""
     value = x.channels_last()
@@ -91,8 +104,7 @@ def roi_align(
     aligned: bool,
 ) -> GraphTensor:
     """The means of samples in each bin of each region."""
-    extents = tuple(ctx.arg_meta(0).shape[2:])
-    how = _known(ctx.node, Regions, extents, (height, width), max(samples, 0), aligned, float(scale))
+    how = _regions(ctx, ctx.arg_meta(0).shape[2:], height, width, scale, samples, aligned)
     return _raised(kernels.roi_align_fprop(_flat(x), rois.logical(), how), how.bins)
 
 
@@ -110,7 +122,7 @@ def roi_align_backward(
 ) -> GraphTensor:
     """The gradient of the images; deterministic on every device."""
     *extents, samples, aligned = sizes_and_samples
-    how = _known(ctx.node, Regions, tuple(extents), (height, width), max(samples, 0), aligned, float(scale))
+    how = _regions(ctx, extents, height, width, scale, samples, aligned)
     return _gradient(kernels.roi_align_dgrad(_flat(grad), rois.logical(), how, batch), grad, how)
 
 
@@ -119,9 +131,7 @@ def roi_pool(
     ctx: LoweringContext, x: GraphTensor, rois: GraphTensor, scale: float, height: int, width: int
 ) -> tuple[GraphTensor, GraphTensor]:
     """The maxima in each bin of each region, and their pixels."""
-    how = _known(
-        ctx.node, Regions, tuple(ctx.arg_meta(0).shape[2:]), (height, width), 0, False, float(scale)
-    )  # fmt: skip
+    how = _regions(ctx, ctx.arg_meta(0).shape[2:], height, width, scale)
     values, places = kernels.roi_pool_fprop(_flat(x), rois.logical(), how)
     return _raised(values, how.bins), _raised(places, how.bins)
 
@@ -140,7 +150,7 @@ def roi_pool_backward(
     *extents: int,
 ) -> GraphTensor:
     """The gradient of the images; deterministic on every device."""
-    how = _known(ctx.node, Regions, extents, (height, width), 0, False, float(scale))
+    how = _regions(ctx, extents, height, width, scale)
     return _gradient(kernels.roi_pool_dgrad(_flat(grad), rois.logical(), _flat(places), how, batch), grad, how)
 
 
@@ -160,7 +170,7 @@ def position_sensitive(
 ) -> tuple[GraphTensor, GraphTensor]:
     """The means in each bin of each region, of channels of its own, and which these are."""
     image = ctx.arg_meta(0)
-    how = _known(ctx.node, Regions, tuple(image.shape[2:]), (height, width), max(samples, 0), True, float(scale))
+    how = _regions(ctx, image.shape[2:], height, width, scale, samples, aligned=True)
     align = "align" in str(ctx.node.target)
     y = kernels.ps_roi_fprop(_planes(x), rois.logical(), how, align=align)
     shape = ctx.out_shape(1)
@@ -184,7 +194,7 @@ def position_sensitive_backward(
     """The gradient of the images; deterministic on every device."""
     align = "align" in str(ctx.node.target)
     samples, (batch, _, *extents) = (rest[0], rest[1:]) if align else (0, rest)
-    how = _known(ctx.node, Regions, tuple(extents), (height, width), max(samples, 0), True, float(scale))
+    how = _regions(ctx, extents, height, width, scale, samples, aligned=True)
     sums = kernels.ps_roi_dgrad(_planes(grad), rois.logical(), how, batch, align=align)
     return _raised_planes(numerics.cast(sums, grad.dtype), how.extents)
 

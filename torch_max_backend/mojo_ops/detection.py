@@ -15,7 +15,7 @@ from math import prod
 
 import numpy as np
 from max.dtype import DType
-from max.graph import StaticDim, TensorType, TensorValue
+from max.graph import DimLike, StaticDim, TensorType, TensorValue
 
 from torch_max_backend.checked import beartype
 from torch_max_backend.ir import ops
@@ -151,7 +151,7 @@ def roi_align_fprop(x: TensorValue, regions: TensorValue, how: Regions) -> Tenso
     _check_image("x", x, how.extents, 1)
     _check_regions(regions, x)
     shape = [regions.shape[0], prod(how.bins), x.shape[2]]
-    return _pooled("roi_align_fprop", [x, regions], how, [(x.dtype, shape)])[0]
+    return _call("roi_align_fprop", [x, regions], how.numbers(), [_like(x, shape)])[0]
 
 
 @beartype
@@ -163,7 +163,7 @@ def roi_align_dgrad(dy: TensorValue, regions: TensorValue, how: Regions, batch: 
     """
     _check_result(dy, regions, how, 1)
     shape = [batch, prod(how.extents), dy.shape[2]]
-    return _pooled("roi_align_dgrad", [dy, regions], how, [(_sums(dy), shape)])[0]
+    return _call("roi_align_dgrad", [dy, regions], how.numbers(), [_like(dy, shape, _sums(dy))])[0]
 
 
 @beartype
@@ -178,7 +178,9 @@ def roi_pool_fprop(x: TensorValue, regions: TensorValue, how: Regions) -> tuple[
     _check_image("x", x, how.extents, 1)
     _check_regions(regions, x)
     shape = [regions.shape[0], prod(how.bins), x.shape[2]]
-    values, places = _pooled("roi_pool_fprop", [x, regions], how, [(x.dtype, shape), (DType.int32, shape)])
+    values, places = _call(
+        "roi_pool_fprop", [x, regions], how.numbers(), [_like(x, shape), _like(x, shape, DType.int32)]
+    )
     return values, places
 
 
@@ -195,7 +197,7 @@ def roi_pool_dgrad(dy: TensorValue, regions: TensorValue, places: TensorValue, h
     if places.dtype != DType.int32 or list(places.shape) != list(dy.shape):
         raise ValueError(f"places is {places.dtype} {list(places.shape)}: must be int32 {list(dy.shape)}")
     shape = [batch, prod(how.extents), dy.shape[2]]
-    return _pooled("roi_pool_dgrad", [dy, regions, places], how, [(_sums(dy), shape)])[0]
+    return _call("roi_pool_dgrad", [dy, regions, places], how.numbers(), [_like(dy, shape, _sums(dy))])[0]
 
 
 @beartype
@@ -214,7 +216,7 @@ def ps_roi_fprop(x: TensorValue, regions: TensorValue, how: Regions, *, align: b
     if not isinstance(channels, StaticDim) or int(channels) % bins:
         raise ValueError(f"x has shape {list(x.shape)}: channels must be a multiple of the {bins} bins")
     shape = [regions.shape[0], int(channels) // bins, bins]
-    return _pooled("ps_roi_fprop", [x, regions], how, [(x.dtype, shape)], align)[0]
+    return _call("ps_roi_fprop", [x, regions], how.numbers(), [_like(x, shape)], align)[0]
 
 
 @beartype
@@ -226,7 +228,7 @@ def ps_roi_dgrad(dy: TensorValue, regions: TensorValue, how: Regions, batch: int
     """
     _check_result(dy, regions, how, 2)
     shape = [batch, dy.shape[1] * prod(how.bins), prod(how.extents)]
-    return _pooled("ps_roi_dgrad", [dy, regions], how, [(_sums(dy), shape)], align)[0]
+    return _call("ps_roi_dgrad", [dy, regions], how.numbers(), [_like(dy, shape, _sums(dy))], align)[0]
 
 
 @beartype
@@ -239,7 +241,7 @@ def deformable_columns(x: TensorValue, offset: TensorValue, mask: TensorValue | 
     _check_image("x", x, how.extents, 1)
     points = _points(x, offset, mask, how)
     shape = [x.shape[0], prod(how.windows), how.column]
-    return _deformed("deformable_columns", [x, *points], how, [(x.dtype, shape)])[0]
+    return _call("deformable_columns", [x, *points], how.numbers(), [_like(x, shape)])[0]
 
 
 @beartype
@@ -260,13 +262,8 @@ def deformable_dgrad_input(
     """
     points = _points(dcolumns, offset, mask, how)
     shape = [dcolumns.shape[0], prod(how.extents), how.channels]
-    return _deformed(
-        "deformable_dgrad_input",
-        [dcolumns, *points],
-        how,
-        [(_sums(dcolumns), shape)],
-        deterministic=deterministic,
-    )[0]
+    types = [_like(dcolumns, shape, _sums(dcolumns))]
+    return _call("deformable_dgrad_input", [dcolumns, *points], how.numbers(deterministic=deterministic), types)[0]
 
 
 @beartype
@@ -280,8 +277,8 @@ def deformable_dgrad_offset(
     """
     _check_image("x", x, how.extents, 1)
     points = _points(dcolumns, offset, mask, how)
-    types = [(each.dtype, list(each.shape)) for each in points]
-    doffset, dmask = _deformed("deformable_dgrad_offset", [dcolumns, x, *points], how, types)
+    types = [_like(each, each.shape) for each in points]
+    doffset, dmask = _call("deformable_dgrad_offset", [dcolumns, x, *points], how.numbers(), types)
     return doffset, dmask
 
 
@@ -340,25 +337,8 @@ def _sums(dy: TensorValue) -> DType:
     return DType.float64 if dy.dtype == DType.float64 else DType.float32
 
 
-def _pooled(
-    entry: str,
-    values: list[TensorValue],
-    how: Regions,
-    results: Sequence[tuple[DType, list]],  # type: ignore[type-arg]
-    *flags: bool,
-) -> list[TensorValue]:
-    return _call(entry, values, how.numbers(), results, flags)
-
-
-def _deformed(
-    entry: str,
-    values: list[TensorValue],
-    how: Deformable,
-    results: Sequence[tuple[DType, list]],  # type: ignore[type-arg]
-    *,
-    deterministic: bool = False,
-) -> list[TensorValue]:
-    return _call(entry, values, how.numbers(deterministic=deterministic), results, ())
+def _like(value: TensorValue, shape: Sequence[DimLike], dtype: DType | None = None) -> TensorType:
+    return TensorType(dtype or value.dtype, shape, value.device)
 
 
 @functions.variants(FAMILY.folder)
@@ -370,13 +350,8 @@ def _variants(target: functions.Target, dtypes: Sequence[DType]) -> Iterator[fun
 
 
 def _call(
-    entry: str,
-    values: list[TensorValue],
-    numbers: list[Number],
-    results: Sequence[tuple[DType, list]],  # type: ignore[type-arg]
-    flags: tuple[bool, ...],
+    entry: str, values: list[TensorValue], numbers: list[Number], types: list[TensorType], *flags: bool
 ) -> list[TensorValue]:
-    device = values[0].device
-    types = [TensorType(dtype, shape, device) for dtype, shape in results]
-    function = functions.function_of(FAMILY, entry, functions.target_of(device), (values[0].dtype, *flags))
+    target = functions.target_of(values[0].device)
+    function = functions.function_of(FAMILY, entry, target, (values[0].dtype, *flags))
     return functions.call(FAMILY[entry], function, values, types, numbers)
