@@ -23,7 +23,7 @@ from torch import nn
 from benchmarks import records, zoo
 from torch_max_backend import backend
 from torch_max_backend.bench.timing import interleaved
-from torch_max_backend.graph.compiler import CompiledGraph
+from torch_max_backend.graph.compiled import CompiledGraph
 from torch_max_backend.runtime.executable import Executable
 
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {

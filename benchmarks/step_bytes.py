@@ -21,7 +21,7 @@ from rich.table import Table
 from benchmarks import records, zoo
 from torch_max_backend.ahead import TARGETS, compile_ahead
 from torch_max_backend.backend import recorded_graphs
-from torch_max_backend.graph.compiler import CompiledGraph
+from torch_max_backend.graph.compiled import CompiledGraph
 from torch_max_backend.launches.traffic import Kernel, Traffic, families, traffic
 from torch_max_backend.runtime import libraries
 

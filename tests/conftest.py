@@ -17,7 +17,7 @@ from xdist.scheduler import LoadScopeScheduling
 from tests.compile_groups import group_of
 from tests.harness import SEED
 from torch_max_backend import backend
-from torch_max_backend.graph.compiler import CompiledGraph
+from torch_max_backend.graph.compiled import CompiledGraph
 from torch_max_backend.runtime import cache
 
 # What a test compiles is compiled, whatever the cache has from before; graph/test_cache.py turns the cache on.

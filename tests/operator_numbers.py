@@ -21,7 +21,8 @@ from torch.utils._pytree import tree_flatten
 
 from tests import harness
 from tests.operator_database import OpInfo, SampleInput, bound, differentiated, entries, passes, samples
-from torch_max_backend.graph.compiler import CompiledGraph, compile_graph
+from torch_max_backend.graph.compiled import CompiledGraph
+from torch_max_backend.graph.compiler import compile_graph
 from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.options import Options
 

@@ -21,7 +21,7 @@ from torch_max_backend import (
     max_backend,
 )
 from torch_max_backend.graph import compiler
-from torch_max_backend.graph.compiler import CompiledGraph
+from torch_max_backend.graph.compiled import CompiledGraph
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ import torch
 from benchmarks import ROOT
 from tests.harness import ALL_CASES
 from torch_max_backend import backend
-from torch_max_backend.graph.compiler import CompiledGraph
+from torch_max_backend.graph.compiled import CompiledGraph
 
 #: By script: arguments, the picture, and how many pairs of graphs it compiles.
 EXAMPLES: dict[str, tuple[list[str], str, int]] = {

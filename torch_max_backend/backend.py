@@ -22,7 +22,8 @@ from torch_max_backend.decompositions.table import decompositions
 from torch_max_backend.errors import MaxBackendError, OptionError
 from torch_max_backend.graph.attention import fuse_attention
 from torch_max_backend.graph.cache import facts_of, kept
-from torch_max_backend.graph.compiler import CompiledGraph, compile_at_once, compile_graph, fallback_warnings
+from torch_max_backend.graph.compiled import CompiledGraph
+from torch_max_backend.graph.compiler import compile_at_once, compile_graph, fallback_warnings
 from torch_max_backend.graph.constants import fold_foreign_constants
 from torch_max_backend.graph.early import begin_libraries
 from torch_max_backend.graph.pool_offsets import keep_small_offsets

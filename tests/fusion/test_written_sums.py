@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tests.harness import SEED
 from torch_max_backend import backend, explain
 from torch_max_backend.backend import build_only, recorded_graphs
-from torch_max_backend.graph.compiler import CompiledGraph
+from torch_max_backend.graph.compiled import CompiledGraph
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "relu6": F.relu6, "hardswish": F.hardswish}
 

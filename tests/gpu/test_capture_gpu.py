@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from torch_max_backend import backend
-from torch_max_backend.graph.compiler import CompiledGraph
+from torch_max_backend.graph.compiled import CompiledGraph
 
 pytestmark = pytest.mark.gpu
 STEPS = 200

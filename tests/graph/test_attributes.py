@@ -9,7 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from torch_max_backend import backend, explain
-from torch_max_backend.graph.compiler import CompiledGraph
+from torch_max_backend.graph.compiled import CompiledGraph
 from torch_max_backend.ir import ops
 
 TABLE = [[1.0, -2.0, 3.0], [0.5, 4.0, -1.0]]

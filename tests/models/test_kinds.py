@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tests.harness import ALL_CASES
 from tests.models.kinds import KINDS, Batch
 from torch_max_backend import backend
-from torch_max_backend.graph.compiler import CompiledGraph
+from torch_max_backend.graph.compiled import CompiledGraph
 
 STEPS = 50
 #: Every kind has programs of its own to compile. The others train with ``TORCH_MAX_BACKEND_CASES=all``.

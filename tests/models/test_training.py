@@ -19,7 +19,7 @@ from torch import nn
 from benchmarks import zoo
 from tests.harness import ALL_CASES
 from torch_max_backend import backend
-from torch_max_backend.graph.compiler import CompiledGraph
+from torch_max_backend.graph.compiled import CompiledGraph
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.threads import in_threads
 from torch_max_backend.backend import recorded_graphs
-from torch_max_backend.graph.compiler import CompiledGraph
+from torch_max_backend.graph.compiled import CompiledGraph
 from torch_max_backend.runtime import packs
 
 Net = Callable[..., torch.Tensor]

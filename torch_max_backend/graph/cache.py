@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from torch_max_backend.graph.compiler import CompiledGraph
+from torch_max_backend.graph.compiled import CompiledGraph
 from torch_max_backend.graph.stored import StorableGraph, loader
 from torch_max_backend.lowering.convolution import allows_tf32
 from torch_max_backend.options import Options

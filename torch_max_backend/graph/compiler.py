@@ -7,7 +7,6 @@ import operator
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -15,71 +14,18 @@ from torch.fx import GraphModule, Node
 
 from torch_max_backend.errors import UnsupportedOpError
 from torch_max_backend.graph.builder import NodesCannotLower
+from torch_max_backend.graph.compiled import CompiledGraph, outputs_of
 from torch_max_backend.graph.constants import describe_attributes, is_constant
 from torch_max_backend.graph.partition import Refusal, cut, is_host_node, leave_assertions, refusals, unknown_sizes
 from torch_max_backend.graph.random import DRAWN, ORIGIN, hoist_draws, is_draw, take_draws
 from torch_max_backend.graph.sized import SizedGraph, at_hints, is_symbolic
 from torch_max_backend.graph.unit import CompilationUnit
-from torch_max_backend.ir.layout import strides_of
 from torch_max_backend.max_compat import in_mlir_context
 from torch_max_backend.mojo_ops.functions import noted, require_function
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.executable import Executable
 from torch_max_backend.runtime.packs import Packing, unpacking
 from torch_max_backend.torch_compat import boxed_code
-
-
-@dataclass
-class CompiledGraph:
-    """A graph that can run after its unit is compiled, and a report of what runs where.
-
-    Attributes:
-        name: of the FX graph.
-        executables: the MAX graphs in it.
-        refusals: the ops left to PyTorch.
-        host_ops: draws and size computations, which run in Python by design.
-        sources: for each output the executable that makes it with its number there; None for what none makes. Empty
-            where the graph came from the cache.
-        packing: of the outputs that leave in packs.
-        pieces: the graph that calls the executables; None where one executable is all.
-        unpacks: its first arguments are packs of these values, and the executables want the values.
-    """
-
-    name: str
-    runner: Callable[[Sequence[Any]], Sequence[Any]]
-    executables: list[Executable]
-    refusals: list[Refusal]
-    host_ops: list[str]
-    sources: Sequence[tuple[Executable, int] | None] = ()
-    packing: Packing | None = None
-    pieces: GraphModule | None = None
-    unpacks: Packing | None = None
-
-    #: AOTAutograd hands arguments over in a list that the callee may empty.
-    _boxed_call = True
-
-    def __call__(self, args: list[Any]) -> Sequence[Any]:
-        taken = list(args)
-        args.clear()
-        return self.runner(taken)
-
-    def output_strides(self, gm: GraphModule, free_outputs: frozenset[int]) -> list[tuple[int, ...] | None]:
-        """The strides of outputs where they may differ from those in the traced graph ``gm``.
-
-        Args:
-            gm: whose outputs these are; its sizes may be symbolic.
-            free_outputs: as in ``compile_graph``.
-        """
-        leaving = _leaving(gm)
-        strides: list[tuple[int, ...] | None] = []
-        for number, (node, source) in enumerate(zip(leaving, self.sources, strict=True)):
-            fake = node.meta.get("val") if isinstance(node, Node) else None
-            if not isinstance(fake, torch.Tensor):
-                strides.append(None)
-                continue
-            order = source[0].output_order(source[1]) if source and number in free_outputs else None
-            strides.append(tuple(fake.stride()) if order is None else strides_of(fake.shape, order))
-        return strides
 
 
 class FallbackWarnings:
@@ -229,7 +175,7 @@ def _assemble(
             whole, name, free_outputs=free_outputs, options=options, packable=packable, packing=packing, draws=draws
         )
         added.append(executable)
-        return None, [(executable, number) for number in range(len(_leaving(gm)))]
+        return None, [(executable, number) for number in range(len(outputs_of(gm)))]
     pieces = cut(gm, found)
     refused: dict[Node, str] = {}
     for node in pieces.graph.nodes:
@@ -259,7 +205,7 @@ def _assemble(
         setattr(pieces, str(node.target), executable)
     if refused:
         raise NodesCannotLower(refused)
-    return pieces, [_source(node, pieces) for node in _leaving(pieces)]
+    return pieces, [_source(node, pieces) for node in outputs_of(pieces)]
 
 
 class _SizedPiece(torch.nn.Module):
@@ -316,12 +262,6 @@ def _is_built(node: Node) -> bool:
     return is_constant(node) or (node.op == "call_function" and not is_host_node(node))
 
 
-def _leaving(gm: GraphModule) -> Sequence[Any]:
-    """The outputs of a graph that returns several."""
-    outputs: Any = gm.graph.output_node().args[0]
-    return outputs
-
-
 def _source(node: Any, pieces: GraphModule) -> tuple[Executable, int] | None:
     """The executable that makes an output of the whole, and the output's number there."""
     number: Any = 0
@@ -335,7 +275,7 @@ def _source(node: Any, pieces: GraphModule) -> tuple[Executable, int] | None:
 
 def _free_in_piece(call: Node, pieces: GraphModule, free_outputs: frozenset[int]) -> frozenset[int]:
     """Outputs of a piece that go to free outputs of the whole and nowhere else."""
-    leaving = _leaving(pieces)
+    leaving = outputs_of(pieces)
 
     def is_free(node: Node) -> bool:
         return all(

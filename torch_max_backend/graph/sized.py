@@ -9,18 +9,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.node import map_arg
 
+from torch_max_backend.graph.compiled import CompiledGraph
 from torch_max_backend.graph.constants import attribute_of
 from torch_max_backend.torch_compat import FakeTensorMode, disable_current_modes, no_autocast
-
-if TYPE_CHECKING:
-    from torch_max_backend.graph.compiler import CompiledGraph
 
 log = logging.getLogger("torch_max_backend")
 

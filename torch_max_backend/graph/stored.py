@@ -19,7 +19,8 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
-from torch_max_backend.graph.compiler import CompiledGraph, runner_of
+from torch_max_backend.graph.compiled import CompiledGraph
+from torch_max_backend.graph.compiler import runner_of
 from torch_max_backend.graph.partition import Refusal
 from torch_max_backend.graph.sized import SizedGraph
 from torch_max_backend.graph.unit import CompilationUnit

@@ -1,0 +1,73 @@
+"""A graph that was compiled, as a callable over tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from torch_max_backend.graph.partition import Refusal
+from torch_max_backend.ir.layout import strides_of
+from torch_max_backend.runtime.executable import Executable
+from torch_max_backend.runtime.packs import Packing
+
+
+@dataclass
+class CompiledGraph:
+    """A graph that can run after its unit is compiled, and a report of what runs where.
+
+    Attributes:
+        name: of the FX graph.
+        executables: the MAX graphs in it.
+        refusals: the ops left to PyTorch.
+        host_ops: draws and size computations, which run in Python by design.
+        sources: for each output the executable that makes it with its number there; None for what none makes. Empty
+            where the graph came from the cache.
+        packing: of the outputs that leave in packs.
+        pieces: the graph that calls the executables; None where one executable is all.
+        unpacks: its first arguments are packs of these values, and the executables want the values.
+    """
+
+    name: str
+    runner: Callable[[Sequence[Any]], Sequence[Any]]
+    executables: list[Executable]
+    refusals: list[Refusal]
+    host_ops: list[str]
+    sources: Sequence[tuple[Executable, int] | None] = ()
+    packing: Packing | None = None
+    pieces: GraphModule | None = None
+    unpacks: Packing | None = None
+
+    #: AOTAutograd hands arguments over in a list that the callee may empty.
+    _boxed_call = True
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        taken = list(args)
+        args.clear()
+        return self.runner(taken)
+
+    def output_strides(self, gm: GraphModule, free_outputs: frozenset[int]) -> list[tuple[int, ...] | None]:
+        """The strides of outputs where they may differ from those in the traced graph ``gm``.
+
+        Args:
+            gm: whose outputs these are; its sizes may be symbolic.
+            free_outputs: as in ``compile_graph``.
+        """
+        strides: list[tuple[int, ...] | None] = []
+        for number, (node, source) in enumerate(zip(outputs_of(gm), self.sources, strict=True)):
+            fake = node.meta.get("val") if isinstance(node, Node) else None
+            if not isinstance(fake, torch.Tensor):
+                strides.append(None)
+                continue
+            order = source[0].output_order(source[1]) if source and number in free_outputs else None
+            strides.append(tuple(fake.stride()) if order is None else strides_of(fake.shape, order))
+        return strides
+
+
+def outputs_of(gm: GraphModule) -> Sequence[Any]:
+    """The outputs of a graph that returns several."""
+    outputs: Any = gm.graph.output_node().args[0]
+    return outputs
