@@ -12,16 +12,16 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torchvision import ops as vision
 
 from benchmarks.drawn import Contenders, command
-from benchmarks.launcher import Launcher
-from benchmarks.library import Guarded, excess, memory_format, words_of
-from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref
+from benchmarks.library import Guarded, LibraryCalls, excess, memory_format
+from torch_max_backend.dtypes import TORCH_TO_MAX
 from torch_max_backend.mojo_ops.detection import FAMILY, Deformable, Regions
-from torch_max_backend.mojo_ops.functions import function_of, target_of
+from torch_max_backend.mojo_ops.functions import LibraryFunction, function_of
 from torch_max_backend.mojo_ops.signatures import Number
 
 KINDS = ("roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool", "deform_conv2d")
@@ -82,28 +82,26 @@ def draw(chance: random.Random, least: int, most: int) -> Iterator[Drawn]:
             yield problem
 
 
-class Calls:
+class Calls(LibraryCalls):
     """The library functions of one device."""
 
-    def __init__(self, device: torch.device, dtypes: Sequence[torch.dtype]) -> None:
-        self.device = device
+    family = FAMILY
+
+    def functions(self, dtypes: Sequence[torch.dtype]) -> Iterator[LibraryFunction]:
+        """As ``LibraryCalls``."""
         plain = [
             *(f"{kind}_{direction}" for kind in ("roi_align", "roi_pool") for direction in ("fprop", "dgrad")),
             *(f"deformable_{part}" for part in ("columns", "dgrad_input", "dgrad_offset")),
         ]
         positions = [(entry, (align,)) for entry in ("ps_roi_fprop", "ps_roi_dgrad") for align in (True, False)]
-        self._functions = {
-            (entry, *flags, dtype): function_of(
-                FAMILY, entry, target_of(device_ref(device)), (TORCH_TO_MAX[dtype], *flags)
-            )
-            for entry, flags in [*((each, ()) for each in plain), *positions]
-            for dtype in dtypes
-        }
-        self._launcher = Launcher(self._functions.values(), device)
+        for entry, flags in [*((each, ()) for each in plain), *positions]:
+            yield from (self._function(entry, dtype, *flags) for dtype in dtypes)
 
-    def _bind(self, key: tuple[object, ...], numbers: Sequence[Number], *tensors: torch.Tensor) -> Callable[[], None]:
-        function = self._functions[key]
-        return self._launcher.bind(function, words_of(FAMILY[function.entry], *tensors, numbers=numbers))
+    def _function(self, entry: str, dtype: torch.dtype, *flags: bool) -> LibraryFunction:
+        return function_of(FAMILY, entry, self.target, (TORCH_TO_MAX[dtype], *flags))
+
+    def _bind(self, key: tuple[Any, ...], numbers: Sequence[Number], *tensors: torch.Tensor) -> Callable[[], None]:
+        return self.bind(self._function(*key), *tensors, numbers=numbers)
 
     def wrong(self, problem: Drawn, dtype: torch.dtype, layout: str) -> list[str]:
         """As ``Family``."""
@@ -152,8 +150,8 @@ class Calls:
             run = self._bind(("roi_pool_dgrad", dtype), numbers, back.tensor, place[2], place[1], places.tensor)
         elif planes:
             align = (problem.kind == "ps_roi_align",)
-            self._bind(("ps_roi_fprop", *align, dtype), numbers, made.tensor, *place[:2])()
-            run = self._bind(("ps_roi_dgrad", *align, dtype), numbers, back.tensor, place[2], place[1])
+            self._bind(("ps_roi_fprop", dtype, *align), numbers, made.tensor, *place[:2])()
+            run = self._bind(("ps_roi_dgrad", dtype, *align), numbers, back.tensor, place[2], place[1])
         else:
             self._bind(("roi_align_fprop", dtype), numbers, made.tensor, *place[:2])()
             run = self._bind(("roi_align_dgrad", dtype), numbers, back.tensor, place[2], place[1])
@@ -226,8 +224,8 @@ class Calls:
             backward = self._bind(("roi_pool_dgrad", dtype), numbers, back, given, regions, places)
         elif planes:
             align = (problem.kind == "ps_roi_align",)
-            forward = self._bind(("ps_roi_fprop", *align, dtype), numbers, made, flat, regions)
-            backward = self._bind(("ps_roi_dgrad", *align, dtype), numbers, back, given, regions)
+            forward = self._bind(("ps_roi_fprop", dtype, *align), numbers, made, flat, regions)
+            backward = self._bind(("ps_roi_dgrad", dtype, *align), numbers, back, given, regions)
         else:
             forward = self._bind(("roi_align_fprop", dtype), numbers, made, flat, regions)
             backward = self._bind(("roi_align_dgrad", dtype), numbers, back, given, regions)

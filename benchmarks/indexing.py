@@ -19,10 +19,9 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.drawn import Contenders, command
-from benchmarks.launcher import Launcher
-from benchmarks.library import Guarded, excess, words_of
-from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref
-from torch_max_backend.mojo_ops.functions import function_of, target_of
+from benchmarks.library import Guarded, LibraryCalls, excess
+from torch_max_backend.dtypes import TORCH_TO_MAX
+from torch_max_backend.mojo_ops.functions import LibraryFunction, function_of
 from torch_max_backend.mojo_ops.indexing import FAMILY
 
 
@@ -59,18 +58,18 @@ def draw(chance: random.Random, least: int, most: int) -> Iterator[Drawn]:
             yield problem
 
 
-class Calls:
+class Calls(LibraryCalls):
     """The library functions of one device."""
 
-    def __init__(self, device: torch.device, dtypes: Sequence[torch.dtype]) -> None:
-        self.device = device
-        target = target_of(device_ref(device))
-        self._functions = {
-            (entry, dtype): function_of(FAMILY, entry, target, (TORCH_TO_MAX[dtype],))
-            for entry in ("scatter_rows_add", "scatter_elements_add", "gather_elements")
-            for dtype in dtypes
-        }
-        self._launcher = Launcher(self._functions.values(), device)
+    family = FAMILY
+
+    def functions(self, dtypes: Sequence[torch.dtype]) -> Iterator[LibraryFunction]:
+        """As ``LibraryCalls``."""
+        for entry in ("scatter_rows_add", "scatter_elements_add", "gather_elements"):
+            yield from (self._function(entry, dtype) for dtype in dtypes)
+
+    def _function(self, entry: str, dtype: torch.dtype) -> LibraryFunction:
+        return function_of(FAMILY, entry, self.target, (TORCH_TO_MAX[dtype],))
 
     def _bind(
         self,
@@ -84,9 +83,7 @@ class Calls:
         entry = "scatter_rows_add" if index.dim() == 1 else "scatter_elements_add"
         numbers = [deterministic] if index.dim() > 1 else []
         base = torch.empty(0, 0, 0, dtype=y.dtype, device=self.device) if x is None else x
-        return self._launcher.bind(
-            self._functions[entry, y.dtype], words_of(FAMILY[entry], y, base, index, source, numbers=numbers)
-        )
+        return self.bind(self._function(entry, y.dtype), y, base, index, source, numbers=numbers)
 
     def _drawn(
         self, problem: Drawn, dtype: torch.dtype, by_rows: bool
@@ -116,8 +113,7 @@ class Calls:
             found.append("two runs differ")
         if not by_rows:
             read = Guarded(source.shape, dtype, self.device)
-            words = words_of(FAMILY["gather_elements"], read.tensor, *placed[:2])
-            self._launcher.bind(self._functions["gather_elements", dtype], words)()
+            self.bind(self._function("gather_elements", dtype), read.tensor, *placed[:2])()
             if not (read.is_intact() and torch.equal(read.tensor.cpu(), x.gather(1, index))):
                 found.append("gathering is wrong")
         wanted = _added(base.double(), index, source.double())

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar
 
 import torch
 
-from benchmarks.launcher import Word
-from torch_max_backend.mojo_ops.signatures import Number, Signature
+from benchmarks.launcher import Launcher, Word
+from torch_max_backend.dtypes import device_ref
+from torch_max_backend.mojo_ops.functions import LibraryFunction, target_of
+from torch_max_backend.mojo_ops.signatures import Family, Number, Signature
 
 LAYOUTS = ("contiguous", "channels_last")
 _GUARD = 64
@@ -32,6 +36,35 @@ def shown(x: torch.Tensor, layout: str) -> torch.Tensor:
 def words_of(signature: Signature, *tensors: torch.Tensor, numbers: Sequence[Number] = ()) -> Sequence[Word]:
     """The words of a call, of its results and operands in their order."""
     return signature.words(numbers, [(each, each.shape) for each in tensors])
+
+
+class LibraryCalls(ABC):
+    """Calls of a family's library functions on one device, built and loaded.
+
+    Args:
+        device: that they compute on.
+        dtypes: that they are made for.
+
+    Attributes:
+        device: as given.
+        target: MAX's word for its kind.
+    """
+
+    family: ClassVar[Family]
+
+    def __init__(self, device: torch.device, dtypes: Sequence[torch.dtype]) -> None:
+        self.device, self.target = device, target_of(device_ref(device))
+        self._launcher = Launcher(self.functions(dtypes), device)
+
+    @abstractmethod
+    def functions(self, dtypes: Sequence[torch.dtype]) -> Iterable[LibraryFunction]:
+        """All that are called."""
+
+    def bind(
+        self, function: LibraryFunction, *tensors: torch.Tensor, numbers: Sequence[Number] = ()
+    ) -> Callable[[], None]:
+        """A call on its results and operands, in their order, and numbers."""
+        return self._launcher.bind(function, words_of(self.family[function.entry], *tensors, numbers=numbers))
 
 
 class Guarded:

@@ -12,16 +12,16 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import prod
 from typing import get_args
 
 import torch
 
 from benchmarks.drawn import Contenders, command
-from benchmarks.launcher import Launcher
-from benchmarks.library import Guarded, excess, memory_format, words_of
-from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref
-from torch_max_backend.mojo_ops.functions import LibraryFunction, target_of
+from benchmarks.library import Guarded, LibraryCalls, excess, memory_format
+from torch_max_backend.dtypes import TORCH_TO_MAX
+from torch_max_backend.mojo_ops.functions import LibraryFunction
 from torch_max_backend.mojo_ops.sampling import FAMILY, Entry, Mode, Padding, Sampling, sampling_function
 
 aten = torch.ops.aten
@@ -77,34 +77,28 @@ def draw(chance: random.Random, least: int, most: int) -> Iterator[Drawn]:
             yield problem
 
 
-class Calls:
+class Calls(LibraryCalls):
     """The library functions of one device."""
 
-    def __init__(self, device: torch.device, dtypes: Sequence[torch.dtype]) -> None:
-        self.device = device
+    family = FAMILY
+
+    def functions(self, dtypes: Sequence[torch.dtype]) -> Iterator[LibraryFunction]:
+        """As ``LibraryCalls``."""
         kinds = [
             Sampling((2,) * axes, mode, Padding.ZEROS, False, last)
             for axes, modes in ((2, list(Mode)), (3, [Mode.LINEAR, Mode.NEAREST]))
             for mode in modes
             for last in (False, True)
         ]
-        functions = [
-            self._function(entry, dtype, kind)
-            for entry in get_args(Entry)
-            for dtype in dtypes
-            for kind in kinds
-            if entry != "sample_dgrad_grid" or kind.mode is not Mode.NEAREST
-        ]
-        self._launcher = Launcher(functions, device)
-
-    def _function(self, entry: Entry, dtype: torch.dtype, sampling: Sampling) -> LibraryFunction:
-        return sampling_function(entry, target_of(device_ref(self.device)), TORCH_TO_MAX[dtype], sampling)
+        for entry, dtype, kind in product(get_args(Entry), dtypes, kinds):
+            if entry != "sample_dgrad_grid" or kind.mode is not Mode.NEAREST:
+                yield sampling_function(entry, self.target, TORCH_TO_MAX[dtype], kind)
 
     def _bind(
         self, entry: Entry, sampling: Sampling, *tensors: torch.Tensor, deterministic: bool = False
     ) -> Callable[[], None]:
-        words = words_of(FAMILY[entry], *tensors, numbers=sampling.numbers(deterministic=deterministic))
-        return self._launcher.bind(self._function(entry, tensors[-1].dtype, sampling), words)
+        function = sampling_function(entry, self.target, TORCH_TO_MAX[tensors[-1].dtype], sampling)
+        return self.bind(function, *tensors, numbers=sampling.numbers(deterministic=deterministic))
 
     def wrong(self, problem: Drawn, dtype: torch.dtype, layout: str) -> list[str]:
         """As ``Family``."""

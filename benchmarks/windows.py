@@ -13,16 +13,16 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import get_args
 
 import torch
 from torch.nn import functional
 
 from benchmarks.drawn import Contenders, command
-from benchmarks.launcher import Launcher
-from benchmarks.library import Guarded, excess, words_of
-from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref
-from torch_max_backend.mojo_ops.functions import target_of
+from benchmarks.library import Guarded, LibraryCalls, excess
+from torch_max_backend.dtypes import TORCH_TO_MAX
+from torch_max_backend.mojo_ops.functions import LibraryFunction
 from torch_max_backend.mojo_ops.windows import FAMILY, Entry, Windows, windows_function
 
 
@@ -76,25 +76,21 @@ def draw(chance: random.Random, least: int, most: int) -> Iterator[Drawn]:
             yield problem
 
 
-class Calls:
+class Calls(LibraryCalls):
     """The library functions of one device."""
 
-    def __init__(self, device: torch.device, dtypes: Sequence[torch.dtype]) -> None:
-        self.device = device
-        target = target_of(device_ref(device))
-        self._functions = {
-            (entry, dtype, taps_first): windows_function(entry, target, TORCH_TO_MAX[dtype], taps_first)
-            for entry in get_args(Entry)
-            for dtype in dtypes
-            for taps_first in (False, True)
-        }
-        self._launcher = Launcher(self._functions.values(), device)
+    family = FAMILY
+
+    def functions(self, dtypes: Sequence[torch.dtype]) -> Iterator[LibraryFunction]:
+        """As ``LibraryCalls``."""
+        for entry, dtype, taps_first in product(get_args(Entry), dtypes, (False, True)):
+            yield windows_function(entry, self.target, TORCH_TO_MAX[dtype], taps_first)
 
     def _bind(
         self, entry: Entry, result: torch.Tensor, source: torch.Tensor, windows: Windows, taps_first: bool
     ) -> Callable[[], None]:
-        words = words_of(FAMILY[entry], result, source, numbers=windows.numbers())
-        return self._launcher.bind(self._functions[entry, result.dtype, taps_first], words)
+        function = windows_function(entry, self.target, TORCH_TO_MAX[result.dtype], taps_first)
+        return self.bind(function, result, source, numbers=windows.numbers())
 
     def wrong(self, problem: Drawn, dtype: torch.dtype, layout: str) -> list[str]:
         """As ``Family``."""

@@ -19,10 +19,9 @@ from max.dtype import DType
 from torch.nn import functional
 
 from benchmarks.drawn import Contenders, command
-from benchmarks.launcher import Launcher
-from benchmarks.library import Guarded, memory_format, shown, words_of
-from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref
-from torch_max_backend.mojo_ops.functions import target_of
+from benchmarks.library import Guarded, LibraryCalls, memory_format, shown
+from torch_max_backend.dtypes import TORCH_TO_MAX
+from torch_max_backend.mojo_ops.functions import LibraryFunction
 from torch_max_backend.mojo_ops.pooling import FAMILY, pool_function
 from torch_max_backend.problems.pooling import AdaptivePoolingProblem
 
@@ -61,24 +60,23 @@ def draw(chance: random.Random, least: int, most: int) -> Iterator[Drawn]:
             yield problem
 
 
-class Calls:
+class Calls(LibraryCalls):
     """The library functions of one device."""
 
-    def __init__(self, device: torch.device, dtypes: Sequence[torch.dtype]) -> None:
-        self.device = device
-        target = target_of(device_ref(device))
-        self._functions = {
-            (entry, dtype): pool_function(entry, target, TORCH_TO_MAX[dtype], DType.int64, adaptive=True)
-            for entry in ("max_pool_fprop", "max_pool_dgrad")
-            for dtype in dtypes
-        }
-        self._launcher = Launcher(self._functions.values(), device)
+    family = FAMILY
+
+    def functions(self, dtypes: Sequence[torch.dtype]) -> Iterator[LibraryFunction]:
+        """As ``LibraryCalls``."""
+        for entry in ("max_pool_fprop", "max_pool_dgrad"):
+            yield from (self._function(entry, dtype) for dtype in dtypes)
+
+    def _function(self, entry: str, dtype: torch.dtype) -> LibraryFunction:
+        return pool_function(entry, self.target, TORCH_TO_MAX[dtype], DType.int64, adaptive=True)
 
     def _bind(self, entry: str, problem: Drawn, *tensors: torch.Tensor) -> Callable[[], None]:
         numbers = AdaptivePoolingProblem.from_aten(problem.input, problem.output).numbers()
         floating = next(each for each in tensors if each.is_floating_point())
-        words = words_of(FAMILY[entry], *tensors, numbers=numbers)
-        return self._launcher.bind(self._functions[entry, floating.dtype], words)
+        return self.bind(self._function(entry, floating.dtype), *tensors, numbers=numbers)
 
     def wrong(self, problem: Drawn, dtype: torch.dtype, layout: str) -> list[str]:
         """As ``Family``."""

@@ -6,17 +6,18 @@ sizes.
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pytest
 import torch
 
-from benchmarks.launcher import Launcher
-from benchmarks.library import Guarded, words_of
-from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref
+from benchmarks.library import Guarded, LibraryCalls
+from torch_max_backend.dtypes import TORCH_TO_MAX
 from torch_max_backend.mojo_ops.attention import FAMILY, attention_function
-from torch_max_backend.mojo_ops.functions import LibraryFunction, target_of
+from torch_max_backend.mojo_ops.functions import LibraryFunction
 from torch_max_backend.mojo_ops.signatures import Number
 
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
@@ -122,28 +123,27 @@ def dtypes_of(variant: Variant, device: str) -> tuple[torch.dtype, ...]:
     return (F32, F64)
 
 
-class Attention:
+class Attention(LibraryCalls):
     """The library functions of every variant on one device."""
 
+    family = FAMILY
+
     def __init__(self, device: str) -> None:
-        self.device = torch.device(device)
-        functions = [
-            self._function(entry, variant, dtype)
-            for variant in VARIANTS.values()
-            for dtype in dtypes_of(variant, device)
-            for entry in variant.entries
-        ]
-        self._launcher = Launcher(functions, self.device)
+        super().__init__(torch.device(device), dtypes_of(VARIANTS["plain"], device))
+
+    def functions(self, dtypes: Sequence[torch.dtype]) -> Iterator[LibraryFunction]:
+        """As ``LibraryCalls``: of a variant those that it has."""
+        for variant in VARIANTS.values():
+            for dtype, entry in itertools.product(dtypes_of(variant, self.device.type), variant.entries):
+                yield self._function(entry, variant, dtype)
 
     def _function(self, entry: str, variant: Variant, dtype: torch.dtype) -> LibraryFunction:
-        own = TORCH_TO_MAX[dtype]
-        wide = self.device.type == "cuda" and not variant.short
-        target = target_of(device_ref(self.device))
-        return attention_function(entry, target, own, own if variant.bias else None, wide=wide)
+        own, wide = TORCH_TO_MAX[dtype], self.target == "gpu" and not variant.short
+        return attention_function(entry, self.target, own, own if variant.bias else None, wide=wide)
 
     def _call(self, entry: str, variant: Variant, made: list[Guarded], operands: list[torch.Tensor]) -> None:
-        words = words_of(FAMILY[entry], *(each.tensor for each in made), *operands, numbers=variant.numbers)
-        self._launcher.bind(self._function(entry, variant, operands[0].dtype), words)()
+        function = self._function(entry, variant, operands[0].dtype)
+        self.bind(function, *(each.tensor for each in made), *operands, numbers=variant.numbers)()
         assert all(each.is_intact() for each in made), f"{entry} wrote outside its results"
 
     def run(self, variant: Variant, tensors: list[torch.Tensor]) -> list[torch.Tensor]:

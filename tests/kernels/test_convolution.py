@@ -1,11 +1,11 @@
-"""The convolution kernels, by calls of their library functions: every case is one entry of a table.
+"""The convolution kernels, by calls of their library functions: a table of cases.
 
 Two checks for each pass of each case: small whole numbers must come out exactly, and normal ones close to float64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +15,8 @@ from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType
 from torch.nn import functional
 
-from benchmarks.launcher import Launcher
-from benchmarks.library import Guarded, words_of
-from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref
+from benchmarks.library import Guarded, LibraryCalls
+from torch_max_backend.dtypes import TORCH_TO_MAX
 from torch_max_backend.mojo_ops.convolution import (
     DEFAULT_WORKSPACE_LIMIT,
     FAMILY,
@@ -28,7 +27,7 @@ from torch_max_backend.mojo_ops.convolution import (
     conv_wgrad,
     convolution_function,
 )
-from torch_max_backend.mojo_ops.functions import target_of
+from torch_max_backend.mojo_ops.functions import LibraryFunction
 from torch_max_backend.problems.convolution import ConvolutionProblem, Pass
 
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
@@ -257,22 +256,25 @@ def dtypes_on(device: str) -> list[torch.dtype]:
     return [F32, BF16, F64] if device == "cpu" else [F32, BF16, F16]
 
 
-class Convolutions:
+class Convolutions(LibraryCalls):
     """The library functions of the three passes on one device, each for any problem of a dtype."""
 
+    family = FAMILY
+
     def __init__(self, device: str) -> None:
-        self.device = torch.device(device)
         self.dtypes = dtypes_on(device)
         self.cases = [case for case in CASES if case.dtype in self.dtypes]
         if device != "cpu":
             self.cases = [case for case in self.cases if not case.taps_inside]
-        target = target_of(device_ref(self.device))
-        self._functions = {
-            (op, dtype): convolution_function(Pass(f"conv_{op}").value, target, TORCH_TO_MAX[dtype], Grouping.ANY, True)
-            for op in OPS
-            for dtype in self.dtypes
-        }
-        self._launcher = Launcher(self._functions.values(), self.device)
+        super().__init__(torch.device(device), self.dtypes)
+
+    def functions(self, dtypes: Sequence[torch.dtype]) -> Iterator[LibraryFunction]:
+        """As ``LibraryCalls``."""
+        for which in Pass:
+            yield from (self._function(which, dtype) for dtype in dtypes)
+
+    def _function(self, which: Pass, dtype: torch.dtype) -> LibraryFunction:
+        return convolution_function(which.value, self.target, TORCH_TO_MAX[dtype], Grouping.ANY, deep=True)
 
     @staticmethod
     def geometry(case: ConvolutionCase) -> list[int]:
@@ -299,11 +301,10 @@ class Convolutions:
         """The three results of x, w and dy; on the host, or with `keep` where the kernels run."""
         x, w, dy = (tensor.to(self.device) for tensor in tensors)
         results = []
-        for op, like, *operands in (("fprop", dy, x, w), ("dgrad", x, dy, w), ("wgrad", w, x, dy)):
+        for which, like, *operands in ((Pass.FPROP, dy, x, w), (Pass.DGRAD, x, dy, w), (Pass.WGRAD, w, x, dy)):
             result = Guarded(like.shape, like.dtype, self.device)
-            words = words_of(FAMILY[f"conv_{op}"], result.tensor, *operands, numbers=geometry)
-            self._launcher.bind(self._functions[op, like.dtype], words)()
-            assert result.is_intact(), f"{op} wrote outside its result"
+            self.bind(self._function(which, like.dtype), result.tensor, *operands, numbers=geometry)()
+            assert result.is_intact(), f"{which.value} wrote outside its result"
             results.append(result.tensor if keep else result.tensor.cpu())
         return results
 

@@ -1,5 +1,4 @@
-"""The pooling kernels, by calls of their library functions: every case is one entry of a table, checked against PyTorch
-in float64.
+"""The pooling kernels, by calls of their library functions: a table of cases, each checked against PyTorch in float64.
 
 Each case runs contiguous ([N * C, D, H, W, 1]) and channels-last ([N, D, H, W, C]). Inputs of small whole numbers must
 come out exactly, and they tie often, which is where maxima go wrong.
@@ -7,8 +6,9 @@ come out exactly, and they tie often, which is where maxima go wrong.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,12 +18,11 @@ from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType, TensorValue
 from torch.nn import functional
 
-from benchmarks.launcher import Launcher
-from benchmarks.library import LAYOUTS, Guarded, shown, words_of
+from benchmarks.library import LAYOUTS, Guarded, LibraryCalls, shown
 from benchmarks.listed import ListedGraph
 from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref
 from torch_max_backend.mojo_ops import pooling
-from torch_max_backend.mojo_ops.functions import LibraryFunction, target_of
+from torch_max_backend.mojo_ops.functions import LibraryFunction
 from torch_max_backend.problems.pooling import AdaptivePoolingProblem, PoolingProblem
 from torch_max_backend.runtime import session
 
@@ -235,27 +234,27 @@ class Maxima(NamedTuple):
         return [each for each in (*found, self.taken_foreign) if each is not None]
 
 
-class Pools:
+class Pools(LibraryCalls):
     """The library functions of pooling on one device, each for any problem of a dtype."""
 
+    family = pooling.FAMILY
+
     def __init__(self, device: str) -> None:
-        self.device = torch.device(device)
         self.dtypes = dtypes_on(device)
-        functions = [
-            self._function(entry, dtype, kept, adaptive)
-            for dtype in self.dtypes
-            for entry, kept, adaptive in (
-                *((f"max_pool_{pass_}", kept, False) for pass_ in ("fprop", "dgrad") for kept in (I64, U8)),
-                *((f"max_pool_{pass_}", I64, True) for pass_ in ("fprop", "dgrad")),
-                *((entry, None, False) for entry in ("avg_pool_fprop", "avg_pool_dgrad", "max_pool_dgrad_scatter")),
-                *((entry, None, False) for entry in ("max_unpool_fprop", "max_unpool_dgrad")),
-            )
-        ]
-        self._launcher = Launcher(functions, self.device)
+        super().__init__(torch.device(device), self.dtypes)
+
+    def functions(self, dtypes: Sequence[torch.dtype]) -> Iterator[LibraryFunction]:
+        """As ``LibraryCalls``."""
+        plain = "avg_pool_fprop", "avg_pool_dgrad", "max_pool_dgrad_scatter", "max_unpool_fprop", "max_unpool_dgrad"
+        for dtype in dtypes:
+            for entry, kept in itertools.product(("max_pool_fprop", "max_pool_dgrad"), (I64, U8)):
+                yield self._function(entry, dtype, kept, False)
+            for entry in ("max_pool_fprop", "max_pool_dgrad"):
+                yield self._function(entry, dtype, I64, True)
+            yield from (self._function(entry, dtype, None, False) for entry in plain)
 
     def _function(self, entry: str, dtype: torch.dtype, kept: torch.dtype | None, adaptive: bool) -> LibraryFunction:
-        target = target_of(device_ref(self.device))
-        return pooling.pool_function(entry, target, TORCH_TO_MAX[dtype], kept and TORCH_TO_MAX[kept], adaptive)
+        return pooling.pool_function(entry, self.target, TORCH_TO_MAX[dtype], kept and TORCH_TO_MAX[kept], adaptive)
 
     def call(
         self,
@@ -265,15 +264,12 @@ class Pools:
         problem: PoolingProblem | AdaptivePoolingProblem,
     ) -> list[torch.Tensor]:
         """Results of these shapes and dtypes on the kernels' tensors, all on the device."""
-        kept = {"max_pool_fprop": lambda: results[1][1], "max_pool_dgrad": lambda: operands[1].dtype}.get(entry)
-        function = self._function(
-            entry, operands[0].dtype, kept and kept(), kept is not None and isinstance(problem, AdaptivePoolingProblem)
-        )
+        kept = {"max_pool_fprop": results[-1][1], "max_pool_dgrad": operands[-1].dtype}.get(entry)
+        adaptive = kept is not None and isinstance(problem, AdaptivePoolingProblem)
+        function = self._function(entry, operands[0].dtype, kept, adaptive)
         made = [Guarded(shape, dtype, self.device) for shape, dtype in results]
-        signature = pooling.FAMILY[entry]
-        numbers = problem.numbers() if signature.takes_numbers else []
-        words = words_of(signature, *(each.tensor for each in made), *operands, numbers=numbers)
-        self._launcher.bind(function, words)()
+        numbers = problem.numbers() if self.family[entry].takes_numbers else []
+        self.bind(function, *(each.tensor for each in made), *operands, numbers=numbers)()
         assert all(each.is_intact() for each in made), f"{entry} wrote outside its results"
         return [each.tensor for each in made]
 
@@ -284,8 +280,8 @@ class Pools:
         own_x, own_dy, own_foreign = (shown(each, layout).to(self.device) for each in (x, dy, foreign))
         large, small = (own_x.shape, x.dtype), (own_dy.shape, x.dtype)
 
-        def gradient(entry: str, entries: torch.Tensor) -> torch.Tensor:
-            (result,) = self.call(entry, [large], [own_dy, entries], problem)
+        def gradient(entry: str, argmaxes: torch.Tensor) -> torch.Tensor:
+            (result,) = self.call(entry, [large], [own_dy, argmaxes], problem)
             return to_logical(result.cpu(), x.shape, layout)
 
         y, indices = self.call("max_pool_fprop", [small, (own_dy.shape, I64)], [own_x], problem)
