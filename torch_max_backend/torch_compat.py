@@ -18,6 +18,7 @@ from unittest import mock
 
 import torch
 from torch._C import _from_dlpack, _functorch
+from torch._C._dynamo.guards import _reinterpret_tensor  # type: ignore[attr-defined]
 from torch._C._dynamo.guards import assert_size_stride as _assert_size_stride
 
 # torch.export.default_decompositions would replace the first; it decomposes less. Nothing public gives single ops'.
@@ -91,6 +92,10 @@ tensor_of_capsule: Callable[[object], torch.Tensor] = _from_dlpack
 
 #: Raises AssertionError unless a tensor has these sizes and strides: one call in C.
 assert_size_stride: Callable[..., None] = _assert_size_stride
+
+#: A tensor over a part of another's memory, by shape, strides and offset, that autograd does not take for a view of it:
+#: users may write to it.
+part_of: Callable[[torch.Tensor, Sequence[int], Sequence[int], int], torch.Tensor] = _reinterpret_tensor
 
 #: Copies a list of tensors into another in one call; documented, underscore and all.
 copy_all: Callable[[list[torch.Tensor], list[torch.Tensor]], object] = torch._foreach_copy_

@@ -6,6 +6,7 @@ import math
 import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from torch_max_backend.errors import CannotLower
 from torch_max_backend.fusion.rewrite import fuse
 from torch_max_backend.graph.constants import Constants, constants_among
 from torch_max_backend.graph.random import DRAWN
+from torch_max_backend.graph.views import viewed
 from torch_max_backend.ir import layout as graph_layout
 from torch_max_backend.ir import ops
 from torch_max_backend.ir.layout import (
@@ -97,6 +99,7 @@ class GraphBuilder:
         kernels: the loaded kernel library.
         free_outputs: indices of outputs whose memory order nobody relies on (activations saved for backward):
             they leave in the order they have.
+        shown_outputs: indices of outputs that users see: views of something larger leave as such, with eager's strides.
         listed: the graph becomes a launch list, with operations that MAX cannot compile; else it stays as the lowerings
             make it, for MAX.
     """
@@ -108,6 +111,7 @@ class GraphBuilder:
         module: Module,
         kernels: KernelLibrary,
         free_outputs: frozenset[int] = frozenset(),
+        shown_outputs: frozenset[int] = frozenset(),
         *,
         listed: bool,
     ) -> None:
@@ -116,6 +120,7 @@ class GraphBuilder:
         self.module = module
         self.kernels = kernels
         self.free_outputs = free_outputs
+        self.shown_outputs = shown_outputs
         self.listed = listed
         self.values: dict[Node, Any] = {}
         self.constants = Constants()
@@ -307,18 +312,21 @@ class GraphBuilder:
         results: list[TensorValue] = []
         leaving = output.args[0]
         computed: dict[Node, OutputSpec] = {}
+        updated = {target for target, _ in self.writes}
         for number, node in enumerate(leaving if isinstance(leaving, (tuple, list)) else (leaving,)):
             if not isinstance(node, Node):
                 specs.append(OutputSpec(constant=node))
                 continue
             if is_write_back(node):
                 node = node.args[0]
+            seen = viewed(node, updated) if number in self.shown_outputs else None
+            node, view = seen or (node, None)
             if node in positions:
-                specs.append(OutputSpec(passthrough=positions[node]))
+                specs.append(OutputSpec(passthrough=positions[node], view=view))
                 continue
             if node in computed:
                 # One tensor: PyTorch notices when its user writes to what the backward pass will read.
-                specs.append(computed[node])
+                specs.append(replace(computed[node], view=view))
                 continue
             self.notes.begin(_origin(node))
             tensor = self._value(node)
@@ -343,6 +351,7 @@ class GraphBuilder:
                 )
             )
             computed[node] = specs[-1]
+            specs[-1] = replace(specs[-1], view=view)
         return specs, results
 
     def _written(self, placeholders: Sequence[Node], results: list[TensorValue]) -> list[WriteSpec]:

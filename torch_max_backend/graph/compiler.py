@@ -172,7 +172,14 @@ def _assemble(
             _know_all_sizes(gm)
         whole, draws = take_draws(gm) if len(built) < len(calls) else (gm, ())
         executable = unit.add(
-            whole, name, free_outputs=free_outputs, options=options, packable=packable, packing=packing, draws=draws
+            whole,
+            name,
+            free_outputs=free_outputs,
+            shown_outputs=_shown(gm, name, free_outputs),
+            options=options,
+            packable=packable,
+            packing=packing,
+            draws=draws,
         )
         added.append(executable)
         return None, [(executable, number) for number in range(len(outputs_of(gm)))]
@@ -195,7 +202,8 @@ def _assemble(
             executable = unit.add(
                 piece,
                 f"{name}_{len(added)}",
-                free_outputs=_free_in_piece(node, pieces, free_outputs),
+                free_outputs=_alone_in_piece(node, pieces, free_outputs),
+                shown_outputs=_alone_in_piece(node, pieces, _shown(gm, name, free_outputs)),
                 options=options,
             )
         except NodesCannotLower as error:
@@ -273,17 +281,22 @@ def _source(node: Any, pieces: GraphModule) -> tuple[Executable, int] | None:
     return (executable, number) if isinstance(executable, Executable) else None
 
 
-def _free_in_piece(call: Node, pieces: GraphModule, free_outputs: frozenset[int]) -> frozenset[int]:
-    """Outputs of a piece that go to free outputs of the whole and nowhere else."""
+def _shown(gm: GraphModule, name: str, free_outputs: frozenset[int]) -> frozenset[int]:
+    """Outputs that users see. Gradients are not among them: PyTorch adds them up, and promises no strides."""
+    return frozenset() if name.startswith("backward") else frozenset(range(len(outputs_of(gm)))) - free_outputs
+
+
+def _alone_in_piece(call: Node, pieces: GraphModule, outputs: frozenset[int]) -> frozenset[int]:
+    """Outputs of a piece that go to these outputs of the whole and nowhere else."""
     leaving = outputs_of(pieces)
 
-    def is_free(node: Node) -> bool:
+    def is_alone(node: Node) -> bool:
         return all(
-            user.op == "output" and all(number in free_outputs for number, value in enumerate(leaving) if value is node)
+            user.op == "output" and all(number in outputs for number, value in enumerate(leaving) if value is node)
             for user in node.users
         )
 
     readers = [user for user in call.users if user.target is operator.getitem]
     if len(readers) == len(call.users) and readers:
-        return frozenset(cast(int, user.args[1]) for user in readers if is_free(user))
-    return frozenset({0}) if is_free(call) else frozenset()
+        return frozenset(cast(int, user.args[1]) for user in readers if is_alone(user))
+    return frozenset({0}) if is_alone(call) else frozenset()

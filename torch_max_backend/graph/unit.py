@@ -52,6 +52,7 @@ class CompilationUnit:
         name: str,
         *,
         free_outputs: frozenset[int] = frozenset(),
+        shown_outputs: frozenset[int] = frozenset(),
         options: Options | None = None,
         packable: frozenset[int] = frozenset(),
         packing: Packing | None = None,
@@ -74,7 +75,7 @@ class CompilationUnit:
         module = Module() if listed else self._modules.setdefault(device, Module())
         with noted() as functions:
             library = session.library_to_build_with()
-            built = GraphBuilder(gm, name, module, library, free_outputs, listed=listed).build()
+            built = GraphBuilder(gm, name, module, library, free_outputs, shown_outputs, listed=listed).build()
         orders = tuple(spec.order if spec.index >= 0 else None for spec in built.outputs)
         made, taking = None, None
         if listed:

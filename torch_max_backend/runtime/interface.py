@@ -54,11 +54,21 @@ class InputSpec:
 
 
 @dataclass(frozen=True)
+class View:
+    """Elements of a dense tensor, by shape, strides and the offset of the first one."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True)
 class OutputSpec:
     """How one result leaves: from the model's output ``index`` in memory order ``order``, or as argument
     ``passthrough`` itself, or as a constant that no computation makes (None, an int). Two results of one ``index``
     are one tensor. ``shape`` is None where a size is symbolic, and ``bytes`` are those of the traced sizes.
-    ``foldable``: MAX may find that it is a constant, and return the model's own memory."""
+    ``foldable``: MAX may find that it is a constant, and return the model's own memory. ``view``: only these elements
+    leave, where they lie."""
 
     index: int = -1
     order: Order = ()
@@ -68,6 +78,7 @@ class OutputSpec:
     constant: Any = None
     bytes: int = 0
     foldable: bool = True
+    view: View | None = None
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from torch_max_backend.ir.layout import Order, strides_of
-from torch_max_backend.runtime.interface import OutputSpec, WriteSpec
-from torch_max_backend.torch_compat import copy_all
+from torch_max_backend.runtime.interface import OutputSpec, View, WriteSpec
+from torch_max_backend.torch_compat import copy_all, part_of
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,13 @@ def _copies(writes: Sequence[WriteSpec]) -> _Copies:
         (taker([write.position for write in group]), taker([write.index for write in group]))
         for group in groups.values()
     ]
+
+
+def _part(whole: torch.Tensor, view: View, of_argument: bool) -> torch.Tensor:
+    if of_argument:
+        # Whatever it is: autograd has to know, and it may be no plain memory.
+        return whole.as_strided(view.shape, view.strides, whole.storage_offset() + view.offset)
+    return part_of(whole, view.shape, view.strides, view.offset)
 
 
 class Leaving:
@@ -77,6 +84,11 @@ class Leaving:
             else first_argument + spec.passthrough
             for spec in outputs
         ])  # fmt: skip
+        self._views = [
+            (number, spec.view, spec.passthrough is not None)
+            for number, spec in enumerate(outputs)
+            if spec.view is not None
+        ]  # fmt: skip
 
     def leave_out(self, results: Collection[int]) -> None:
         """Marks ``results`` that launches may have written over their arguments before ``picked`` runs."""
@@ -98,4 +110,7 @@ class Leaving:
         tensors += self._constants
         if self._takes_arguments:
             tensors += args
-        return list(self._pick(tensors))
+        results = list(self._pick(tensors))
+        for number, view, of_argument in self._views:
+            results[number] = _part(results[number], view, of_argument)
+        return results

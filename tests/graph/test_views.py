@@ -1,0 +1,67 @@
+"""Results that are views of something larger have eager's strides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Function = Callable[[Tensor], tuple[Tensor, ...]]
+
+
+def _of_computed(x: Tensor) -> tuple[Tensor, ...]:
+    y = x * 2
+    return y.clone()[:, 1], (x + 1)[..., ::2], (x - 1).permute(1, 0, 2, 3)[1:]
+
+
+def _with_the_whole(x: Tensor) -> tuple[Tensor, ...]:
+    y = x.tanh()
+    return y, y.clone()[:, 1], y[:, 1:3]
+
+
+def _parts_of_an_argument(x: Tensor) -> tuple[Tensor, ...]:
+    return *x.split([1, 3], 1), x.square().unbind(3)[1]
+
+
+def _repeated(x: Tensor) -> tuple[Tensor, ...]:
+    return x.sum((2, 3)).unsqueeze(-1).expand(-1, -1, 7), (x * 2).unfold(3, 2, 1)
+
+
+def _in_channels_last(x: Tensor) -> tuple[Tensor, ...]:
+    return ((F.avg_pool2d(x.contiguous(memory_format=torch.channels_last), 1) + 1)[:, 1:],)
+
+
+@pytest.mark.parametrize(
+    "function", [_of_computed, _with_the_whole, _parts_of_an_argument, _repeated, _in_channels_last]
+)
+@pytest.mark.parametrize("gradient", [False, True])
+def test_strides_of_results(function: Function, gradient: bool) -> None:
+    torch.compiler.reset()
+    x = torch.randn(2, 4, 5, 4, requires_grad=gradient)
+    run = torch.compile(function, backend="max", options={"fallback": "error"})
+    for _ in range(2):
+        ours, eager = run(x), function(x)
+        for a, b in zip(ours, eager, strict=True):
+            torch.testing.assert_close(a, b)
+            assert a.stride() == b.stride()
+            assert a.untyped_storage().nbytes() == b.untyped_storage().nbytes() and a.requires_grad == gradient
+        if gradient:
+            found = [torch.autograd.grad(sum(y.exp().sum() for y in each), x)[0] for each in (ours, eager)]
+            torch.testing.assert_close(*found)
+
+
+def test_a_result_that_is_a_view_can_be_written_to() -> None:
+    """It has memory of its own in each call."""
+    torch.compiler.reset()
+    x = torch.randn(2, 4, requires_grad=True)
+    run = torch.compile(lambda x: (x * 2)[:, 1:], backend="max", options={"fallback": "error"})
+    first, second = run(x), run(x)
+    wanted = second.detach().clone()
+    first.mul_(0)
+    torch.testing.assert_close(second, wanted)
+    second.add_(1)
+    (found,) = torch.autograd.grad(second.sum(), x)
+    torch.testing.assert_close(found, torch.tensor([[0.0, 2, 2, 2]] * 2))
