@@ -80,6 +80,37 @@ def test_autocast_around_the_call_changes_nothing_twice() -> None:
 
 
 @pytest.mark.usefixtures("no_compiler")
+def test_a_view_of_what_was_saved_in_another_order() -> None:
+    """Its strides are those of the memory that the forward graph left, not those of the trace."""
+    torch._dynamo.reset()
+    w, v, scale = (torch.randn(shape, requires_grad=True) for shape in ((12, 1, 3), (2,), (1, 1, 2)))
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = F.batch_norm(F.adaptive_max_pool1d(x, 2), torch.zeros(4), torch.ones(4))
+        return y @ v, F.conv1d(y * scale, w, padding=2, groups=4).relu()
+
+    run = torch.compile(function, backend="max", dynamic=True, options={"fallback": "error"})
+    for batch in (5, 3):
+        x = torch.randn(batch, 4, 12)
+        ours, eager = (torch.autograd.grad([y.sum() for y in f(x)], (w, v, scale)) for f in (run, function))
+        torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_padding_that_the_filters_size_tells() -> None:
+    """The backward graph gets it as a number."""
+    torch._dynamo.reset()
+    run = torch.compile(
+        lambda x, w: F.conv1d(x, w, padding="same"), backend="max", dynamic=True, options={"fallback": "error"}
+    )
+    for size in (3, 5):
+        x, w = torch.randn(2, 3, 8), torch.randn(2, 3, size, requires_grad=True)
+        ours = torch.autograd.grad(run(x, w).square().sum(), w)
+        eager = torch.autograd.grad(F.conv1d(x, w, padding="same").square().sum(), w)
+        torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("no_compiler")
 def test_threads_with_sizes_of_their_own() -> None:
     torch._dynamo.reset()
     run = torch.compile(lambda x: (x * 2).relu().sum(1), backend="max", dynamic=True)

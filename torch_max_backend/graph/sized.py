@@ -125,10 +125,11 @@ def at(gm: GraphModule, args: Sequence[Any]) -> GraphModule:
             elif node.op == "get_attr":
                 value = _fake(mode, attribute_of(node))
             else:
+                # What a forward graph saved has its own memory order, which may leave no view of that shape.
+                aten = torch.ops.aten
+                target = aten.reshape.default if node.target is aten.view.default else node.target
                 with mode:
-                    value = node.target(
-                        *map_arg(node.args, values.__getitem__), **map_arg(node.kwargs, values.__getitem__)
-                    )
+                    value = target(*map_arg(node.args, values.__getitem__), **map_arg(node.kwargs, values.__getitem__))
             values[node] = value
             if node.target is torch.ops.aten._assert_scalar.default:
                 # It has been evaluated: of sizes alone, it holds for the graph that is made.
@@ -136,8 +137,10 @@ def at(gm: GraphModule, args: Sequence[Any]) -> GraphModule:
             if node.op == "call_function" and isinstance(value, (int, float)):
                 copies[node] = value
                 continue
-            copies[node] = graph.node_copy(node, copies.__getitem__)
-            copies[node].meta["val"] = value
+            copy = graph.node_copy(node, copies.__getitem__)
+            copy.meta["val"] = value
+            # A number among the arguments is one of the sizes that the graph is made for.
+            copies[node] = value if isinstance(value, (int, float)) else copy
     return GraphModule(gm, graph)
 
 
