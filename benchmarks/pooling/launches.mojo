@@ -21,10 +21,10 @@ from kernels.pooling.gpu.dgrad_entries import DGRAD_KERNELS
 from kernels.pooling.gpu.fprop_entries import FPROP_KERNELS
 from kernels.pooling.kernel import (
     INDEX,
-    NO_ENTRY,
+    NO_ARGMAX,
     OFFSET,
     Operands,
-    entry_bytes,
+    argmax_bytes,
 )
 from kernels.pooling.problem import PoolingAxis, PoolingProblem
 
@@ -49,16 +49,16 @@ def scramble(i: UInt64) -> UInt64:
 
 
 def fill[
-    dtype: DType, entry: DType, forward: Bool
-](source: Ptr[dtype], entries: Ptr[entry], p: PoolingProblem, total: Int64):
-    """Small whole numbers, and for a gradient of maxima an entry inside each window.
+    dtype: DType, argmax: DType, forward: Bool
+](source: Ptr[dtype], argmaxes: Ptr[argmax], p: PoolingProblem, total: Int64):
+    """Small whole numbers, and for a gradient of maxima an argmax inside each window.
     """
     var i = Int(global_idx.x)
     if i >= Int(total):
         return
     var bits = scramble(UInt64(i + 1))
     source[unsafe_offset=i] = Scalar[dtype](Int(bits % 9) - 4)
-    comptime if entry != NO_ENTRY and not forward:
+    comptime if argmax != NO_ARGMAX and not forward:
         var o = i // Int(p.channels)
         var ow = o % Int(p.w.output)
         o //= Int(p.w.output)
@@ -70,7 +70,7 @@ def fill[
         var kh = Int((bits >> 20) % 4096) % max(th.count, 1)
         var kw = Int((bits >> 36) % 4096) % max(tw.count, 1)
         var found: Int
-        comptime if entry == OFFSET:
+        comptime if argmax == OFFSET:
             found = (
                 ((td.first + kd) * Int(p.h.window) + th.first + kh)
                 * Int(p.w.window)
@@ -88,7 +88,7 @@ def fill[
                 + tw.start
                 + kw * tw.step
             )
-        entries[unsafe_offset=i] = Scalar[entry](found)
+        argmaxes[unsafe_offset=i] = Scalar[argmax](found)
 
 
 def count_differences[
@@ -127,27 +127,27 @@ def best_milliseconds[
 
 
 def run[
-    dtype: DType, entry: DType, forward: Bool
+    dtype: DType, argmax: DType, forward: Bool
 ](
     ctx: DeviceContext, p: PoolingProblem, label: String, bytes_per_ms: Float64
 ) raises:
     var pixels = p.input_size()
     var windows = p.output_size()
-    var found_bytes = entry_bytes[entry]()
+    var found_bytes = argmax_bytes[argmax]()
     var bytes = pixels * size_of[dtype]() + windows * (
         size_of[dtype]() + found_bytes
     )
     var given = pixels if forward else windows
     var made = windows if forward else pixels
-    var found = 1 if entry == NO_ENTRY else windows
+    var found = 1 if argmax == NO_ARGMAX else windows
     var sets = max(1, min(MOST_SETS, ceildiv(ROTATED_BYTES, bytes)))
     var sources = List[DeviceBuffer[dtype]]()
-    var entries = List[DeviceBuffer[entry]]()
+    var argmaxes = List[DeviceBuffer[argmax]]()
     var results = List[DeviceBuffer[dtype]]()
     for _ in range(sets):
         var source = ctx.enqueue_create_buffer[dtype](given)
-        var names = ctx.enqueue_create_buffer[entry](found)
-        ctx.enqueue_function[fill[dtype, entry, forward]](
+        var names = ctx.enqueue_create_buffer[argmax](found)
+        ctx.enqueue_function[fill[dtype, argmax, forward]](
             data(source),
             data(names),
             p,
@@ -156,17 +156,17 @@ def run[
             block_dim=BLOCK,
         )
         sources.append(source^)
-        entries.append(names^)
+        argmaxes.append(names^)
         results.append(ctx.enqueue_create_buffer[dtype](made))
     var want = ctx.enqueue_create_buffer[dtype](made)
-    # A gradient only reads entries.
-    var want_names = ctx.enqueue_create_buffer[entry](found if forward else 1)
+    # A gradient only reads argmaxes.
+    var want_names = ctx.enqueue_create_buffer[argmax](found if forward else 1)
     var wrong = ctx.enqueue_create_buffer[DType.int32](1)
     run_reference[forward](
         ctx,
         data(want),
         data(sources[0]),
-        data(want_names) if forward else data(entries[0]),
+        data(want_names) if forward else data(argmaxes[0]),
         p,
     )
     var turn = sets - 1
@@ -177,14 +177,14 @@ def run[
             ctx,
             data(results[turn]),
             data(sources[turn]),
-            data(entries[turn]),
+            data(argmaxes[turn]),
             p,
         )
 
     _ = results[0].enqueue_fill(Scalar[dtype](LEFT))
     _ = wrong.enqueue_fill(0)
     launch()
-    ctx.enqueue_function[count_differences[dtype, entry != NO_ENTRY]](
+    ctx.enqueue_function[count_differences[dtype, argmax != NO_ARGMAX]](
         data(results[0]),
         data(want),
         data(wrong),
@@ -192,9 +192,9 @@ def run[
         grid_dim=ceildiv(made, BLOCK),
         block_dim=BLOCK,
     )
-    comptime if forward and entry != NO_ENTRY:
-        ctx.enqueue_function[count_differences[entry, True]](
-            data(entries[0]),
+    comptime if forward and argmax != NO_ARGMAX:
+        ctx.enqueue_function[count_differences[argmax, True]](
+            data(argmaxes[0]),
             data(want_names),
             data(wrong),
             Int64(made),
@@ -209,8 +209,8 @@ def run[
     print(
         label,
         dtype,
-        "offset" if entry
-        == OFFSET else ("index" if entry == INDEX else "average"),
+        "offset" if argmax
+        == OFFSET else ("index" if argmax == INDEX else "average"),
         "fprop" if forward else "dgrad",
         Float64(bytes) / bytes_per_ms * 1e3,
         took * 1e3,
@@ -220,46 +220,46 @@ def run[
 
 @always_inline
 def run_chosen[
-    dtype: DType, entry: DType, //, forward: Bool
+    dtype: DType, argmax: DType, //, forward: Bool
 ](
     ctx: DeviceContext,
     result: Ptr[dtype],
     source: Ptr[dtype],
-    entries: Ptr[entry],
+    argmaxes: Ptr[argmax],
     p: PoolingProblem,
 ) raises:
     comptime if forward:
         FPROP_KERNELS.launch[adaptive=False](
-            ctx, Operands(result, source, entries), p
+            ctx, Operands(result, source, argmaxes), p
         )
     else:
         DGRAD_KERNELS[deep=True].launch[adaptive=False](
-            ctx, Operands(result, source, entries), p
+            ctx, Operands(result, source, argmaxes), p
         )
 
 
 @always_inline
 def run_reference[
-    dtype: DType, entry: DType, //, forward: Bool
+    dtype: DType, argmax: DType, //, forward: Bool
 ](
     ctx: DeviceContext,
     result: Ptr[dtype],
     source: Ptr[dtype],
-    entries: Ptr[entry],
+    argmaxes: Ptr[argmax],
     p: PoolingProblem,
 ) raises:
-    Direct[forward, "gpu"].launch[dtype, entry, False](
-        ctx, Operands(result, source, entries), p
+    Direct[forward, "gpu"].launch[dtype, argmax, False](
+        ctx, Operands(result, source, argmaxes), p
     )
 
 
 def run_passes[
-    dtype: DType, entry: DType
+    dtype: DType, argmax: DType
 ](
     ctx: DeviceContext, p: PoolingProblem, label: String, bytes_per_ms: Float64
 ) raises:
-    run[dtype, entry, True](ctx, p, label, bytes_per_ms)
-    run[dtype, entry, False](ctx, p, label, bytes_per_ms)
+    run[dtype, argmax, True](ctx, p, label, bytes_per_ms)
+    run[dtype, argmax, False](ctx, p, label, bytes_per_ms)
 
 
 def parse(text: String) raises -> PoolingProblem:
@@ -315,8 +315,8 @@ def main() raises:
         var label = String(parts[1])
         var p = parse(String(parts[2]))
         if parts[0] == "avg":
-            run_passes[DType.float32, NO_ENTRY](ctx, p, label, rate)
-            run_passes[DType.bfloat16, NO_ENTRY](ctx, p, label, rate)
+            run_passes[DType.float32, NO_ARGMAX](ctx, p, label, rate)
+            run_passes[DType.bfloat16, NO_ARGMAX](ctx, p, label, rate)
             continue
         run_passes[DType.float32, INDEX](ctx, p, label, rate)
         run_passes[DType.bfloat16, INDEX](ctx, p, label, rate)

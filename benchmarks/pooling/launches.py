@@ -30,7 +30,7 @@ class Launch:
     case: str
     layout: str
     dtype: str
-    entries: str
+    argmaxes: str
     direction: str
     floor_us: float
     ours_us: float
@@ -65,9 +65,9 @@ def run(binary: Path, case: Case) -> tuple[float, list[Launch]]:
         if words[0] == "copy":
             rate = float(words[1])
             continue
-        label, dtype, entries, direction, floor, ours, verdict = words
+        label, dtype, argmaxes, direction, floor, ours, verdict = words
         name, layout = label.split("/")
-        launches.append(Launch(name, layout, dtype, entries, direction, float(floor), float(ours), verdict == "right"))
+        launches.append(Launch(name, layout, dtype, argmaxes, direction, float(floor), float(ours), verdict == "right"))
     return rate, launches
 
 
@@ -100,7 +100,7 @@ def main() -> int:
         for together in zip(*(launches[-len(found) :] for launches in launched), strict=True):
             first = together[0]
             ratios = "  ".join(f"{x.over_floor:6.2f}{'' if x.right else ' WRONG'}" for x in together)
-            row = f"{first.case:20} {first.layout:13} {first.dtype:8} {first.entries:7} {first.direction}"
+            row = f"{first.case:20} {first.layout:13} {first.dtype:8} {first.argmaxes:7} {first.direction}"
             print(f"{row} {first.floor_us:8.1f}  {ratios}", flush=True)
     wrong = sum(not launch.right for launches in launched for launch in launches)
     print(f"{sum(map(len, launched))} launches, {wrong} wrong")

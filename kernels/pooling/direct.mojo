@@ -13,7 +13,7 @@ from std.utils.numerics import neg_inf
 
 from ..common.pointer import Ptr, accumulation_type
 from ..common.vectors import SMALLEST_SHARE, for_each_share
-from .kernel import INDEX, NO_ENTRY, OFFSET, Operands, PoolingKernel
+from .kernel import INDEX, NO_ARGMAX, OFFSET, Operands, PoolingKernel
 from .problem import PoolingProblem, position
 
 comptime BLOCK = 256
@@ -21,14 +21,14 @@ comptime BLOCK = 256
 
 @always_inline
 def fprop_at[
-    dtype: DType, entry: DType, //, *, adaptive: Bool
-](t: Operands[dtype, entry], p: PoolingProblem, flat: Int):
+    dtype: DType, argmax: DType, //, *, adaptive: Bool
+](t: Operands[dtype, argmax], p: PoolingProblem, flat: Int):
     """One average, or one maximum and where it was found: the first of equal values, the last NaN.
 
     A window that lies wholly in padding gets the number of taps as its offset, which no pixel answers to.
     """
     comptime Acc = accumulation_type[dtype]
-    comptime averaging = entry == NO_ENTRY
+    comptime averaging = argmax == NO_ARGMAX
     var at = position(
         flat,
         Int(p.d.output),
@@ -45,7 +45,7 @@ def fprop_at[
     var base = at.n * p.input_plane() * channels + at.c
     var best = Scalar[Acc](0) if averaging else neg_inf[Acc]()
     var found = (td.start * height + th.start) * width + tw.start
-    comptime if entry == OFFSET:
+    comptime if argmax == OFFSET:
         found = (td.first * Int(p.h.window) + th.first) * Int(
             p.w.window
         ) + tw.first
@@ -69,20 +69,20 @@ def fprop_at[
                 else:
                     if value > best or value != value:
                         best = value
-                        found = tap + c if entry == OFFSET else pixel
+                        found = tap + c if argmax == OFFSET else pixel
     comptime if averaging:
         best /= Scalar[Acc](p.divisor[adaptive](at.d, at.h, at.w))
     else:
-        t.entries[unsafe_offset=flat] = Scalar[entry](found)
+        t.argmaxes[unsafe_offset=flat] = Scalar[argmax](found)
     t.result[unsafe_offset=flat] = best.cast[dtype]()
 
 
 @always_inline
 def dgrad_at[
-    dtype: DType, entry: DType, //, *, adaptive: Bool
-](t: Operands[dtype, entry], p: PoolingProblem, flat: Int):
+    dtype: DType, argmax: DType, //, *, adaptive: Bool
+](t: Operands[dtype, argmax], p: PoolingProblem, flat: Int):
     """One pixel's gradient: of averages the sum over the windows above it, each divided by its own divisor; of maxima over
-    those whose entry names it, and by index over windows that lie wholly in padding, whose index counts on past the end of a
+    those whose argmax names it, and by index over windows that lie wholly in padding, whose index counts on past the end of a
     row or slab."""
     comptime Acc = accumulation_type[dtype]
     var at = position(
@@ -91,7 +91,7 @@ def dgrad_at[
     var rd = p.d.outputs_over[adaptive](at.d)
     var rh = p.h.outputs_over[adaptive](at.h)
     var rw = p.w.outputs_over[adaptive](at.w)
-    comptime if not adaptive and entry == INDEX:
+    comptime if not adaptive and argmax == INDEX:
         if p.may_miss():
             # Rows and slabs by which such an index may be late.
             var late_h = Int(p.w.dilation) // Int(p.w.input) + 1
@@ -116,12 +116,12 @@ def dgrad_at[
                     * channels
                 )
                 var value = t.source[unsafe_offset=o].cast[Acc]()
-                comptime if entry == NO_ENTRY:
+                comptime if argmax == NO_ARGMAX:
                     total += value / Scalar[Acc](
                         p.divisor[adaptive](od, oh, ow)
                     )
                     continue
-                comptime if entry == OFFSET:
+                comptime if argmax == OFFSET:
                     # The tap of this window that the pixel is; a dilated window may step over it.
                     var kd = at.d + Int(p.d.padding) - od * Int(p.d.stride)
                     var kh = at.h + Int(p.h.padding) - oh * Int(p.h.stride)
@@ -136,15 +136,15 @@ def dgrad_at[
                         (kd // Int(p.d.dilation)) * Int(p.h.window)
                         + kh // Int(p.h.dilation)
                     ) * Int(p.w.window) + kw // Int(p.w.dilation)
-                if Int(t.entries[unsafe_offset=o]) == wanted:
+                if Int(t.argmaxes[unsafe_offset=o]) == wanted:
                     total += value
     t.result[unsafe_offset=flat] = total.cast[dtype]()
 
 
 @no_inline
 def _for_each_result[
-    dtype: DType, entry: DType, //, forward: Bool, adaptive: Bool
-](t: Operands[dtype, entry], p: PoolingProblem):
+    dtype: DType, argmax: DType, //, forward: Bool, adaptive: Bool
+](t: Operands[dtype, argmax], p: PoolingProblem):
     def share(first: Int, end: Int) {imm}:
         for i in range(first, end):
             _one_result[forward, adaptive](t, p, i)
@@ -154,23 +154,23 @@ def _for_each_result[
 
 
 def pool_direct[
-    dtype: DType, entry: DType, forward: Bool, adaptive: Bool
+    dtype: DType, argmax: DType, forward: Bool, adaptive: Bool
 ](
     result: Ptr[dtype],
     source: Ptr[dtype],
-    entries: Ptr[entry],
+    argmaxes: Ptr[argmax],
     p: PoolingProblem,
 ):
     """A GPU's thread for each result."""
     var i = Int(global_idx.x)
     if i < (p.output_size() if forward else p.input_size()):
-        _one_result[forward, adaptive](Operands(result, source, entries), p, i)
+        _one_result[forward, adaptive](Operands(result, source, argmaxes), p, i)
 
 
 @always_inline
 def _one_result[
-    dtype: DType, entry: DType, //, forward: Bool, adaptive: Bool
-](t: Operands[dtype, entry], p: PoolingProblem, flat: Int):
+    dtype: DType, argmax: DType, //, forward: Bool, adaptive: Bool
+](t: Operands[dtype, argmax], p: PoolingProblem, flat: Int):
     comptime if forward:
         fprop_at[adaptive=adaptive](t, p, flat)
     else:
@@ -182,17 +182,17 @@ struct Direct[forward: Bool, target: StaticString](PoolingKernel):
 
     @staticmethod
     def launch[
-        dtype: DType, entry: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        dtype: DType, argmax: DType, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
         comptime if is_cpu[Self.target]():
             _for_each_result[Self.forward, adaptive](t, p)
         else:
             var total = p.output_size() if Self.forward else p.input_size()
-            comptime kernel = pool_direct[dtype, entry, Self.forward, adaptive]
+            comptime kernel = pool_direct[dtype, argmax, Self.forward, adaptive]
             ctx.enqueue_function[kernel](
                 t.result,
                 t.source,
-                t.entries,
+                t.argmaxes,
                 p,
                 grid_dim=ceildiv(total, BLOCK),
                 block_dim=BLOCK,

@@ -2,7 +2,7 @@
 
 A kernel is a type without values: `NAME`, that of its algorithm, which a profiler shows, too; `compiles`, whether it exists
 for an operation at all; `can_implement`, None or in words why it does not take a problem; `launch`. What an operation is
-follows from the type of its entries, and from `adaptive`.
+follows from the type of its argmaxes, and from `adaptive`.
 """
 
 from max.gpu.host import DeviceContext
@@ -15,19 +15,19 @@ comptime INDEX = DType.int64
 """What max pooling keeps for each window: where the maximum is, flat in the unpadded plane."""
 comptime OFFSET = DType.uint8
 """What it keeps in one byte: the number of the winning tap in its window, row-major."""
-comptime NO_ENTRY = DType.int8
-"""Average pooling keeps nothing. A pointer to entries then points anywhere."""
+comptime NO_ARGMAX = DType.int8
+"""Average pooling keeps nothing. A pointer to argmaxes then points anywhere."""
 
 
-def entry_bytes[entry: DType]() -> Int:
-    return 0 if entry == NO_ENTRY else size_of[entry]()
+def argmax_bytes[argmax: DType]() -> Int:
+    return 0 if argmax == NO_ARGMAX else size_of[argmax]()
 
 
 @fieldwise_init
-struct Operands[dtype: DType, entry: DType](TrivialRegisterPassable):
+struct Operands[dtype: DType, argmax: DType](TrivialRegisterPassable):
     """The tensors of an operation.
 
-    | pass | result | source | entries |
+    | pass | result | source | argmaxes |
     | --- | --- | --- | --- |
     | fprop | y | x | written, beside y |
     | dgrad | dx | dy | read, beside dy |
@@ -35,40 +35,40 @@ struct Operands[dtype: DType, entry: DType](TrivialRegisterPassable):
 
     var result: Ptr[Self.dtype]
     var source: Ptr[Self.dtype]
-    var entries: Ptr[Self.entry]
+    var argmaxes: Ptr[Self.argmax]
 
     def are_aligned(self) -> Bool:
         """Whether all tensors begin with a whole vector of 16 bytes."""
         var places = Int(self.result) | Int(self.source)
-        comptime if Self.entry != NO_ENTRY:
-            places |= Int(self.entries)
+        comptime if Self.argmax != NO_ARGMAX:
+            places |= Int(self.argmaxes)
         return places % 16 == 0
 
 
 def averages[
     dtype: DType
-](result: Ptr[dtype], source: Ptr[dtype]) -> Operands[dtype, NO_ENTRY]:
-    return {result, source, rebind[Ptr[NO_ENTRY]](source)}
+](result: Ptr[dtype], source: Ptr[dtype]) -> Operands[dtype, NO_ARGMAX]:
+    return {result, source, rebind[Ptr[NO_ARGMAX]](source)}
 
 
 trait PoolingKernel:
     comptime NAME: StaticString
 
     @staticmethod
-    def compiles[entry: DType, adaptive: Bool]() -> Bool:
+    def compiles[argmax: DType, adaptive: Bool]() -> Bool:
         return True
 
     @staticmethod
     def can_implement[
-        dtype: DType, entry: DType, adaptive: Bool
+        dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
         """None, or why this kernel does not take the problem."""
         return None
 
     @staticmethod
     def launch[
-        dtype: DType, entry: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        dtype: DType, argmax: DType, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
         """Of what can_implement takes. On a CPU it ends when the result is there.
         """
         ...
@@ -79,8 +79,8 @@ trait KernelChoice:
 
     @staticmethod
     def launch[
-        dtype: DType, entry: DType, //, *, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        dtype: DType, argmax: DType, //, *, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
         ...
 
 
@@ -90,24 +90,24 @@ struct Table[*Kernels: PoolingKernel](KernelChoice):
 
     @staticmethod
     def launch[
-        dtype: DType, entry: DType, //, *, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        dtype: DType, argmax: DType, //, *, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
         comptime for i in range(len(Self.Kernels)):
             comptime Kernel = Self.Kernels[i]
-            comptime if Kernel.compiles[entry, adaptive]():
-                if not Kernel.can_implement[dtype, entry, adaptive](p):
-                    Kernel.launch[dtype, entry, adaptive](ctx, t, p)
+            comptime if Kernel.compiles[argmax, adaptive]():
+                if not Kernel.can_implement[dtype, argmax, adaptive](p):
+                    Kernel.launch[dtype, argmax, adaptive](ctx, t, p)
                     return
         raise Error("no kernel takes this problem")
 
     @staticmethod
     def name[
-        dtype: DType, entry: DType, adaptive: Bool
+        dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> StaticString:
         """Of the kernel that runs the problem."""
         comptime for i in range(len(Self.Kernels)):
             comptime Kernel = Self.Kernels[i]
-            comptime if Kernel.compiles[entry, adaptive]():
-                if not Kernel.can_implement[dtype, entry, adaptive](p):
+            comptime if Kernel.compiles[argmax, adaptive]():
+                if not Kernel.can_implement[dtype, argmax, adaptive](p):
                     return Kernel.NAME
         return ""

@@ -35,17 +35,17 @@ def _problem[
     return pooling_problem(geometry, x_shape, y_shape)
 
 
-def _check_entries[
-    entry: DType
+def _check_argmaxes[
+    argmax: DType
 ](
-    entries: IndexList[5],
+    argmaxes: IndexList[5],
     wanted: IndexList[5],
     rule: String,
     p: PoolingProblem,
 ) raises:
-    comptime by_offset = entry == OFFSET
+    comptime by_offset = argmax == OFFSET
     var name = "offsets" if by_offset else "indices"
-    check_same_shape(name, entries, wanted, rule)
+    check_same_shape(name, argmaxes, wanted, rule)
     if by_offset and p.window_size() > 255:
         raise Error(
             "offsets are uint8: the window has ",
@@ -61,49 +61,49 @@ def _check_undilated(p: PoolingProblem) raises:
 
 
 def _fprop[
-    dtype: DType, entry: DType, //, adaptive: Bool, Choice: KernelChoice
-](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
-    """y = the maxima of x, and where they are as `entry` says, or its averages.
+    dtype: DType, argmax: DType, //, adaptive: Bool, Choice: KernelChoice
+](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
+    """y = the maxima of x, and where they are as `argmax` says, or its averages.
     """
     if p.output_size() != 0:
         Choice.launch[adaptive=adaptive](ctx, t, p)
 
 
 def _dgrad[
-    dtype: DType, entry: DType, //, adaptive: Bool, Choice: KernelChoice
-](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
-    """dx = for each pixel the sum of dy over the windows above it whose entry names it, or of their shares.
+    dtype: DType, argmax: DType, //, adaptive: Bool, Choice: KernelChoice
+](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
+    """dx = for each pixel the sum of dy over the windows above it whose argmax names it, or of their shares.
     """
     if p.input_size() != 0:
         Choice.launch[adaptive=adaptive](ctx, t, p)
 
 
 def max_pool_fprop[
-    dtype: DType, entry: DType, adaptive: Bool, Choice: KernelChoice
+    dtype: DType, argmax: DType, adaptive: Bool, Choice: KernelChoice
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """y, entries = the maxima of x and where they are."""
+    """y, argmaxes = the maxima of x and where they are."""
     var geometry = Geometry.take(arguments)
     var y = arguments.take[dtype, 5]()
-    var entries = arguments.take[entry, 5]()
+    var argmaxes = arguments.take[argmax, 5]()
     var x = arguments.take[dtype, 5]()
     var p = _problem[adaptive](geometry, x.shape(), y.shape())
-    _check_entries[entry](entries.shape(), y.shape(), "the extent of y", p)
-    var t = Operands(y.data, x.data, entries.data)
+    _check_argmaxes[argmax](argmaxes.shape(), y.shape(), "the extent of y", p)
+    var t = Operands(y.data, x.data, argmaxes.data)
     _fprop[adaptive, Choice](ctx, t, p)
 
 
 def max_pool_dgrad[
-    dtype: DType, entry: DType, adaptive: Bool, Choice: KernelChoice
+    dtype: DType, argmax: DType, adaptive: Bool, Choice: KernelChoice
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """dx gathers, for each pixel, the dy of the windows above it whose entry names it. Deterministic; an entry
+    """dx gathers, for each pixel, the dy of the windows above it whose argmax names it. Deterministic; an argmax
     that names no pixel under its window is ignored."""
     var geometry = Geometry.take(arguments)
     var dx = arguments.take[dtype, 5]()
     var dy = arguments.take[dtype, 5]()
-    var entries = arguments.take[entry, 5]()
+    var argmaxes = arguments.take[argmax, 5]()
     var p = _problem[adaptive](geometry, dx.shape(), dy.shape())
-    _check_entries[entry](entries.shape(), dy.shape(), "the extent of dy", p)
-    var t = Operands(dx.data, dy.data, entries.data)
+    _check_argmaxes[argmax](argmaxes.shape(), dy.shape(), "the extent of dy", p)
+    var t = Operands(dx.data, dy.data, argmaxes.data)
     _dgrad[adaptive, Choice](ctx, t, p)
 
 

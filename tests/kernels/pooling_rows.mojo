@@ -1,6 +1,6 @@
 """Says which kernel each pooling problem gets; runs nothing.
 
-An argument is a problem: the device (`cpu` or `gpu`), the pass (`fprop` or `dgrad`), the dtype, the entries (`index`,
+An argument is a problem: the device (`cpu` or `gpu`), the pass (`fprop` or `dgrad`), the dtype, the argmaxes (`index`,
 `offset` or `average`) and the 22 numbers that guard_pages.mojo reads, apart by commas.
 """
 
@@ -12,7 +12,7 @@ from kernels.pooling.gpu import (
     dgrad_entries as gpu_dgrad,
     fprop_entries as gpu_fprop,
 )
-from kernels.pooling.kernel import INDEX, NO_ENTRY, OFFSET
+from kernels.pooling.kernel import INDEX, NO_ARGMAX, OFFSET
 from kernels.pooling.problem import PoolingAxis, PoolingProblem
 from std.sys import argv
 
@@ -48,30 +48,30 @@ def problem(words: List[String]) raises -> PoolingProblem:
 
 
 def name[
-    dtype: DType, entry: DType
+    dtype: DType, argmax: DType
 ](device: String, forward: Bool, p: PoolingProblem) raises -> StaticString:
     """Of the kernel that tensors get which begin with whole vectors."""
     if device == "cpu":
         if forward:
-            return cpu_fprop.FPROP_KERNELS.name[dtype, entry, False](p)
-        return cpu_dgrad.DGRAD_KERNELS.name[dtype, entry, False](p)
+            return cpu_fprop.FPROP_KERNELS.name[dtype, argmax, False](p)
+        return cpu_dgrad.DGRAD_KERNELS.name[dtype, argmax, False](p)
     if forward:
-        return gpu_fprop.ALIGNED_FPROP_KERNELS.name[dtype, entry, False](p)
-    return gpu_dgrad.ALIGNED_DGRAD_KERNELS[deep=True].name[dtype, entry, False](
-        p
-    )
+        return gpu_fprop.ALIGNED_FPROP_KERNELS.name[dtype, argmax, False](p)
+    return gpu_dgrad.ALIGNED_DGRAD_KERNELS[deep=True].name[
+        dtype, argmax, False
+    ](p)
 
 
 def name[
     dtype: DType
 ](
-    entries: String, device: String, forward: Bool, p: PoolingProblem
+    argmaxes: String, device: String, forward: Bool, p: PoolingProblem
 ) raises -> StaticString:
-    if entries == "index":
+    if argmaxes == "index":
         return name[dtype, INDEX](device, forward, p)
-    if entries == "offset":
+    if argmaxes == "offset":
         return name[dtype, OFFSET](device, forward, p)
-    return name[dtype, NO_ENTRY](device, forward, p)
+    return name[dtype, NO_ARGMAX](device, forward, p)
 
 
 def main() raises:

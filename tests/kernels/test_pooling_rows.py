@@ -42,9 +42,9 @@ def questions(case: Case, layout: str, device: str, direction: str) -> Iterator[
         strict=True,
     )
     numbers = [batch, channels, *(value for axis in axes for value in axis), int(case.count_include_pad), 0]
-    for entries in ("index", "offset") if case.op == "max" else ("average",):
+    for argmaxes in ("index", "offset") if case.op == "max" else ("average",):
         for dtype in DTYPES[device]:
-            yield f"{entries} {dtype}", ",".join(map(str, [device, direction, dtype, entries, *numbers]))
+            yield f"{argmaxes} {dtype}", ",".join(map(str, [device, direction, dtype, argmaxes, *numbers]))
 
 
 def answers(program: Path) -> str:

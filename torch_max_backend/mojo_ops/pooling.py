@@ -21,12 +21,12 @@ from torch_max_backend.problems.pooling import NUMBERS, AdaptivePoolingProblem, 
 
 _FLOATS = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
 _X, _Y, _DX, _DY = (Tensor(name, "dtype", 5) for name in ("x", "y", "dx", "dy"))
-_ENTRIES, _INDICES = Tensor("entries", "entry", 5), Tensor("indices", DType.int64, 5)
+_ARGMAXES, _INDICES = Tensor("argmaxes", "argmax", 5), Tensor("indices", DType.int64, 5)
 _NUMBERS = ints(*NUMBERS)
 FAMILY = Family(
     "pooling",
-    Signature("max_pool_fprop", (_Y, _ENTRIES), (_X,), _NUMBERS, cost=Cost(0.7, 2.5)),
-    Signature("max_pool_dgrad", (_DX,), (_DY, _ENTRIES), _NUMBERS, cost=Cost(0.9, 7.0)),
+    Signature("max_pool_fprop", (_Y, _ARGMAXES), (_X,), _NUMBERS, cost=Cost(0.7, 2.5)),
+    Signature("max_pool_dgrad", (_DX,), (_DY, _ARGMAXES), _NUMBERS, cost=Cost(0.9, 7.0)),
     Signature("avg_pool_fprop", (_Y,), (_X,), _NUMBERS, cost=Cost(0.7, 1.8)),
     Signature("avg_pool_dgrad", (_DX,), (_DY,), _NUMBERS, cost=Cost(0.9, 6.0)),
     Signature("max_pool_dgrad_scatter", (_DX,), (_DY, _INDICES), cost=Cost(0.9, 7.0)),

@@ -1,6 +1,6 @@
 """One axis of a pooling problem spelt out for the CPU kernels: rows can be short, and nothing is divided twice for them.
 
-Axes can be long, too (16384 samples of sound), and one core fills a table, so entries take no division but for adaptive
+Axes can be long, too (16384 samples of sound), and one core fills a table, so its elements take no division but for adaptive
 windows and those that padding clips.
 """
 

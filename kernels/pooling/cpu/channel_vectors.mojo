@@ -27,7 +27,7 @@ from ...common.vectors import (
 )
 from .axis_tables import AboveTable, WindowTable
 from .separable_max import has_window_everywhere
-from ..kernel import INDEX, NO_ENTRY, OFFSET, Operands, PoolingKernel
+from ..kernel import INDEX, NO_ARGMAX, OFFSET, Operands, PoolingKernel
 from ..problem import PoolingAxis, PoolingProblem, Taps
 
 comptime MANY_TAPS = 16
@@ -74,7 +74,7 @@ struct TapList(Movable):
         self.columns = (-1, -1)
 
     def fill[
-        entry: DType, adaptive: Bool
+        argmax: DType, adaptive: Bool
     ](
         mut self,
         p: PoolingProblem,
@@ -83,7 +83,7 @@ struct TapList(Movable):
         first_column: Int,
         columns: Int,
     ):
-        """For windows with these taps; entries of those whose first column is 0, or offsets.
+        """For windows with these taps; argmaxes of those whose first column is 0, or offsets.
         """
         if (
             self.columns[0] == first_column
@@ -115,7 +115,7 @@ struct TapList(Movable):
                     var element = Scalar[DType.int](pixel * Int(p.channels))
                     at[unsafe_offset=self.count] = element
                     places[unsafe_offset=self.count] = Int32(
-                        tap + k if entry == OFFSET else pixel
+                        tap + k if argmax == OFFSET else pixel
                     )
                     if b + fresh_h >= th.count and k + fresh_w >= columns:
                         fresh[unsafe_offset=self.fresh_count] = element
@@ -126,11 +126,11 @@ struct TapList(Movable):
 
 @no_inline
 def _pool_fprop_vectors[
-    dtype: DType, entry: DType, //, *, adaptive: Bool
-](t: Operands[dtype, entry], p: PoolingProblem):
+    dtype: DType, argmax: DType, //, *, adaptive: Bool
+](t: Operands[dtype, argmax], p: PoolingProblem):
     comptime Acc = accumulation_type[dtype]
     comptime V = lanes[dtype]
-    comptime averaging = entry == NO_ENTRY
+    comptime averaging = argmax == NO_ARGMAX
     var d_axis = WindowTable(p.d, adaptive=adaptive)
     var h_axis = WindowTable(p.h, adaptive=adaptive)
     var w_axis = WindowTable(p.w, adaptive=adaptive)
@@ -141,7 +141,7 @@ def _pool_fprop_vectors[
         var out_width = Int(p.w.output)
         # A line that is stored in part costs more so.
         var past_cache = (
-            entry == INDEX and channels * size_of[entry]() % LINE == 0
+            argmax == INDEX and channels * size_of[argmax]() % LINE == 0
         )
         var taps = TapList(most)
         var at = pointer_inside(taps.at)
@@ -154,24 +154,24 @@ def _pool_fprop_vectors[
             var th = h_axis.taps(row.h)
             taps.count = 0
             for ow in range(out_width):
-                taps.fill[entry, adaptive](
+                taps.fill[argmax, adaptive](
                     p, td, th, w_axis.first_tap[ow], w_axis.count[ow]
                 )
                 var count = taps.count
                 var fresh_count = taps.fresh_count
                 var x_window = x.unsafe_offset(w_axis.start[ow] * channels)
                 var first_place = Int32(
-                    0 if entry == OFFSET else w_axis.start[ow]
+                    0 if argmax == OFFSET else w_axis.start[ow]
                 )
                 var o = (unit * out_width + ow) * channels
                 var y = t.result.unsafe_offset(o)
-                var entries = t.entries
+                var argmaxes = t.argmaxes
                 # A division for each vector would cost more than the sums.
                 var scale = Scalar[Acc](1)
                 comptime if averaging:
                     scale /= Scalar[Acc](p.divisor[adaptive](row.d, row.h, ow))
                 else:
-                    entries = t.entries.unsafe_offset(o)
+                    argmaxes = t.argmaxes.unsafe_offset(o)
 
                 @always_inline
                 def block[W: Int](c: Int) {imm}:
@@ -209,12 +209,12 @@ def _pool_fprop_vectors[
                         best *= scale
                     store_part(y, c, channels, best.cast[dtype]())
                     comptime if not averaging:
-                        var named = (found + first_place).cast[entry]()
+                        var named = (found + first_place).cast[argmax]()
                         # Only the backward pass wants indices, and there are more bytes of them than of y.
                         if past_cache:
-                            store_past_cache(entries, c, channels, named)
+                            store_past_cache(argmaxes, c, channels, named)
                         else:
-                            store_part(entries, c, channels, named)
+                            store_part(argmaxes, c, channels, named)
 
                 var c = 0
                 comptime if averaging:
@@ -346,9 +346,9 @@ struct ChannelVectorsFprop(PoolingKernel):
 
     @staticmethod
     def can_implement[
-        dtype: DType, entry: DType, adaptive: Bool
+        dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
-        comptime if entry != NO_ENTRY:
+        comptime if argmax != NO_ARGMAX:
             if not has_window_everywhere[adaptive](p):
                 return String("a window may lie wholly in padding")
             return None
@@ -357,8 +357,8 @@ struct ChannelVectorsFprop(PoolingKernel):
 
     @staticmethod
     def launch[
-        dtype: DType, entry: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        dtype: DType, argmax: DType, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
         _pool_fprop_vectors[adaptive=adaptive](t, p)
 
 
@@ -366,18 +366,18 @@ struct ChannelVectorsDgrad(PoolingKernel):
     comptime NAME: StaticString = "channel_vectors"
 
     @staticmethod
-    def compiles[entry: DType, adaptive: Bool]() -> Bool:
-        return entry == NO_ENTRY and not adaptive
+    def compiles[argmax: DType, adaptive: Bool]() -> Bool:
+        return argmax == NO_ARGMAX and not adaptive
 
     @staticmethod
     def can_implement[
-        dtype: DType, entry: DType, adaptive: Bool
+        dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
         var addends = p.d.most_above() * p.h.most_above() * p.w.most_above()
         return _few_addends(p, addends, MOST_SUMMED)
 
     @staticmethod
     def launch[
-        dtype: DType, entry: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        dtype: DType, argmax: DType, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
         _avg_pool_dgrad_vectors(t.result, t.source, p)

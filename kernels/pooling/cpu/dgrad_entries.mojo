@@ -22,11 +22,13 @@ comptime DGRAD_KERNELS = Table[
 
 
 def max_pool_dgrad[
-    target: StaticString, dtype: DType, entry: DType, adaptive: Bool
+    target: StaticString, dtype: DType, argmax: DType, adaptive: Bool
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """dx gathers, for each pixel, the dy of the windows above it whose entry names it.
+    """dx gathers, for each pixel, the dy of the windows above it whose argmax names it.
     """
-    passes.max_pool_dgrad[dtype, entry, adaptive, DGRAD_KERNELS](arguments, ctx)
+    passes.max_pool_dgrad[dtype, argmax, adaptive, DGRAD_KERNELS](
+        arguments, ctx
+    )
 
 
 def avg_pool_dgrad[

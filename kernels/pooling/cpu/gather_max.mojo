@@ -1,7 +1,7 @@
 """Gradient of max pooling on the CPU over channels-last tensors: every pixel of dx gathers what the windows above it send.
 
-Vectors of channels compare the windows' entries with the pixel and add in registers: for some tens of windows given by
-offset, and some by index, which is eight bytes wide, that costs less than to add one entry after the other in memory.
+Vectors of channels compare the windows' argmaxes with the pixel and add in registers: for some tens of windows given by
+offset, and some by index, which is eight bytes wide, that costs less than to add one argmax after the other in memory.
 dx is written once, in the order of the memory, and the additions always come in the same order.
 """
 
@@ -19,7 +19,7 @@ from ...common.vectors import (
     store_part,
 )
 from .axis_tables import AboveTable
-from ..kernel import NO_ENTRY, OFFSET, Operands, PoolingKernel
+from ..kernel import NO_ARGMAX, OFFSET, Operands, PoolingKernel
 from ..problem import PoolingAxis, PoolingProblem
 
 comptime TOGETHER = 4
@@ -39,7 +39,7 @@ struct Columns(Movable):
     over the pixel."""
 
     var first: List[Int]
-    """The number of a pixel's first entry below; one more than pixels."""
+    """The number of a pixel's first window below; one more than pixels."""
     var start: List[Int]
     var wanted: List[Int]
 
@@ -83,11 +83,11 @@ struct Above(Movable):
 
 @always_inline
 def _gather_row[
-    dtype: DType, entry: DType, //
+    dtype: DType, argmax: DType, //
 ](
     dx: Ptr[dtype],
     dy_all: Ptr[dtype],
-    entries_all: Ptr[entry],
+    argmaxes_all: Ptr[argmax],
     mut above: Above,
     columns: Columns,
     width: Int,
@@ -114,7 +114,7 @@ def _gather_row[
             for a in range(rows):
                 var start = Int(row_starts[unsafe_offset=a]) + c
                 var dy = dy_all.unsafe_offset(start)
-                var found = entries_all.unsafe_offset(start)
+                var found = argmaxes_all.unsafe_offset(start)
                 # What no pixel before has read.
                 if a == rows - 1 and k1 > k0:
                     var last = starts[unsafe_offset=k1 - 1]
@@ -123,26 +123,26 @@ def _gather_row[
                 for k in range(k0, k1):
                     var o = starts[unsafe_offset=k]
                     var number = pixel + w
-                    comptime if entry == OFFSET:
+                    comptime if argmax == OFFSET:
                         number = (
                             Int(row_wanted[unsafe_offset=a])
                             + wanteds[unsafe_offset=k]
                         )
-                    var wanted = SIMD[entry, V](Scalar[entry](number))
+                    var wanted = SIMD[argmax, V](Scalar[argmax](number))
                     comptime for v in range(count):
-                        var entries: SIMD[entry, V]
+                        var argmaxes: SIMD[argmax, V]
                         var gradient: SIMD[dtype, V]
                         comptime if whole:
-                            entries = found.unsafe_load[width=V, alignment=1](
+                            argmaxes = found.unsafe_load[width=V, alignment=1](
                                 o + v * V
                             )
                             gradient = dy.unsafe_load[width=V, alignment=1](
                                 o + v * V
                             )
                         else:
-                            entries = load_part[V](found, o, o + channels - c)
+                            argmaxes = load_part[V](found, o, o + channels - c)
                             gradient = load_part[V](dy, o, o + channels - c)
-                        sums[v] = entries.eq(wanted).select(
+                        sums[v] = argmaxes.eq(wanted).select(
                             sums[v] + gradient.cast[Acc](), sums[v]
                         )
             comptime for v in range(count):
@@ -170,8 +170,8 @@ def _gather_row[
 
 @no_inline
 def _max_pool_dgrad_gather[
-    dtype: DType, entry: DType, //
-](t: Operands[dtype, entry], p: PoolingProblem):
+    dtype: DType, argmax: DType, //
+](t: Operands[dtype, argmax], p: PoolingProblem):
     var d_axis = AboveTable(p.d)
     var h_axis = AboveTable(p.h)
     var w_axis = AboveTable(p.w)
@@ -208,7 +208,7 @@ def _max_pool_dgrad_gather[
             _gather_row(
                 t.result.unsafe_offset(unit * width * channels),
                 t.source,
-                t.entries,
+                t.argmaxes,
                 above,
                 columns,
                 width,
@@ -225,17 +225,17 @@ struct GatherMaxDgrad(PoolingKernel):
     comptime NAME: StaticString = "gather_max"
 
     @staticmethod
-    def compiles[entry: DType, adaptive: Bool]() -> Bool:
-        return entry != NO_ENTRY and not adaptive
+    def compiles[argmax: DType, adaptive: Bool]() -> Bool:
+        return argmax != NO_ARGMAX and not adaptive
 
     @staticmethod
     def can_implement[
-        dtype: DType, entry: DType, adaptive: Bool
+        dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
         # Ends of vectors cost as much as whole ones.
         var channels = Int(p.channels)
         var whole = channels % lanes[dtype] == 0
-        comptime if entry == OFFSET:
+        comptime if argmax == OFFSET:
             whole = whole or channels >= 4 * lanes[dtype]
         else:
             if max(p.d.dilation, max(p.h.dilation, p.w.dilation)) > 1:
@@ -248,13 +248,13 @@ struct GatherMaxDgrad(PoolingKernel):
             return String("most pixels are zeros")
         var above = p.d.most_above() * p.h.most_above() * p.w.most_above()
         if above > (
-            MOST_COMPARED if entry == OFFSET else MOST_COMPARED_INDICES
+            MOST_COMPARED if argmax == OFFSET else MOST_COMPARED_INDICES
         ):
             return String("too many windows lie above a pixel")
         return None
 
     @staticmethod
     def launch[
-        dtype: DType, entry: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        dtype: DType, argmax: DType, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
         _max_pool_dgrad_gather(t, p)

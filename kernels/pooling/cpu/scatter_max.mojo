@@ -1,6 +1,6 @@
-"""Gradient of max pooling on the CPU by scattering: each window adds where its entries point.
+"""Gradient of max pooling on the CPU by scattering: each window adds where its argmaxes point.
 
-One plane (C = 1) or one block of channels at a time, always in the same order. An entry that points outside the plane is
+One plane (C = 1) or one block of channels at a time, always in the same order. An argmax that points outside the plane is
 ignored. What a loop compares with is an argument: behind a pointer it would be read again after every store.
 """
 
@@ -20,7 +20,7 @@ from ...common.vectors import (
     smallest_share,
     store_part,
 )
-from ..kernel import INDEX, NO_ENTRY, OFFSET, Operands, PoolingKernel
+from ..kernel import INDEX, NO_ARGMAX, OFFSET, Operands, PoolingKernel
 from ..problem import PoolingProblem
 
 comptime BLOCK = 64
@@ -76,11 +76,11 @@ struct TapTable(Movable):
 
 @always_inline
 def _pixel[
-    entry: DType, //
-](found: Scalar[entry], origin: Int, deltas: Ptr[DType.int]) -> Int:
-    """What an entry names of the plane; anything outside it where there is no such pixel.
+    argmax: DType, //
+](found: Scalar[argmax], origin: Int, deltas: Ptr[DType.int]) -> Int:
+    """What an argmax names of the plane; anything outside it where there is no such pixel.
     """
-    comptime if entry == OFFSET:
+    comptime if argmax == OFFSET:
         return origin + Int(deltas[unsafe_offset=Int(found)])
     else:
         return Int(found)
@@ -88,11 +88,11 @@ def _pixel[
 
 @always_inline
 def _add_window[
-    dtype: DType, Acc: DType, entry: DType, //
+    dtype: DType, Acc: DType, argmax: DType, //
 ](
     sums: Ptr[Acc],
     dy: Ptr[dtype],
-    found: Ptr[entry],
+    found: Ptr[argmax],
     first: Int,
     end: Int,
     origin: Int,
@@ -112,11 +112,11 @@ def _add_window[
 
 @always_inline
 def _add_window_vectors[
-    dtype: DType, Acc: DType, entry: DType, //
+    dtype: DType, Acc: DType, argmax: DType, //
 ](
     sums: Ptr[Acc],
     dy: Ptr[dtype],
-    found: Ptr[entry],
+    found: Ptr[argmax],
     depth: Int,
     deltas: Ptr[DType.int],
     plane: Int,
@@ -131,8 +131,8 @@ def _add_window_vectors[
         var pixels = found.unsafe_load[width=V, alignment=1](c)
         ask_ahead[V](found, c)
         ask_ahead[V](dy, c)
-        var outside = pixels.lt(SIMD[entry, V](0)) | pixels.ge(
-            SIMD[entry, V](Scalar[entry](plane))
+        var outside = pixels.lt(SIMD[argmax, V](0)) | pixels.ge(
+            SIMD[argmax, V](Scalar[argmax](plane))
         )
         if outside.reduce_or():
             _add_window(sums, dy, found, c, c + V, 0, deltas, plane, pitch)
@@ -152,11 +152,11 @@ def _add_window_vectors[
 
 @always_inline
 def _add_planes[
-    dtype: DType, Acc: DType, entry: DType, //
+    dtype: DType, Acc: DType, argmax: DType, //
 ](
     sums: Ptr[Acc],
     dy: Ptr[dtype],
-    found: Ptr[entry],
+    found: Ptr[argmax],
     count: Int,
     outputs: Int,
     origins: Ptr[DType.int],
@@ -173,7 +173,7 @@ def _add_planes[
             ask_ahead[ASKED_TOGETHER](dy_n, first)
             for o in range(first, min(first + ASKED_TOGETHER, outputs)):
                 var origin = 0
-                comptime if entry == OFFSET:
+                comptime if argmax == OFFSET:
                     origin = Int(origins[unsafe_offset=o])
                 var pixel = _pixel(found_n[unsafe_offset=o], origin, deltas)
                 if UInt(pixel) < UInt(plane):
@@ -229,9 +229,9 @@ struct ClearedPixels(TrivialRegisterPassable):
 
 @always_inline
 def _scatter_planes_in_place[
-    dtype: DType, entry: DType, //
+    dtype: DType, argmax: DType, //
 ](
-    t: Operands[dtype, entry],
+    t: Operands[dtype, argmax],
     p: PoolingProblem,
     origins: Ptr[DType.int],
     deltas: Ptr[DType.int],
@@ -244,12 +244,12 @@ def _scatter_planes_in_place[
     if outputs == 1:
         for n in range(first, end):
             var origin = 0
-            comptime if entry == OFFSET:
+            comptime if argmax == OFFSET:
                 origin = Int(origins[])
             _place_one(
                 t.result.unsafe_offset(n * plane),
                 t.source[unsafe_offset=n],
-                _pixel(t.entries[unsafe_offset=n], origin, deltas),
+                _pixel(t.argmaxes[unsafe_offset=n], origin, deltas),
                 plane,
             )
         return
@@ -262,7 +262,7 @@ def _scatter_planes_in_place[
         _add_planes(
             sums,
             t.source.unsafe_offset(n * outputs),
-            t.entries.unsafe_offset(n * outputs),
+            t.argmaxes.unsafe_offset(n * outputs),
             group,
             outputs,
             origins,
@@ -273,11 +273,11 @@ def _scatter_planes_in_place[
 
 @always_inline
 def _scatter_channels[
-    dtype: DType, Acc: DType, entry: DType, //, adaptive: Bool
+    dtype: DType, Acc: DType, argmax: DType, //, adaptive: Bool
 ](
     sums: Ptr[Acc],
     dy: Ptr[dtype],
-    found: Ptr[entry],
+    found: Ptr[argmax],
     p: PoolingProblem,
     origins: Ptr[DType.int],
     deltas: Ptr[DType.int],
@@ -298,10 +298,10 @@ def _scatter_channels[
             var dy_pixel = dy.unsafe_offset(o * channels)
             var found_pixel = found.unsafe_offset(o * channels)
             var origin = 0
-            comptime if entry == OFFSET:
+            comptime if argmax == OFFSET:
                 origin = Int(origins[unsafe_offset=o])
             o += 1
-            comptime if entry == INDEX:
+            comptime if argmax == INDEX:
                 if in_vectors:
                     _add_window_vectors(
                         sums, dy_pixel, found_pixel, depth, deltas, plane, pitch
@@ -324,8 +324,8 @@ def _scatter_channels[
 
 @no_inline
 def _max_pool_dgrad_scatter[
-    dtype: DType, entry: DType, //, *, adaptive: Bool
-](t: Operands[dtype, entry], p: PoolingProblem):
+    dtype: DType, argmax: DType, //, *, adaptive: Bool
+](t: Operands[dtype, argmax], p: PoolingProblem):
     comptime Acc = accumulation_type[dtype]
     # Half-precision sums are kept in float32 and rounded once.
     comptime in_place = dtype == Acc
@@ -339,7 +339,7 @@ def _max_pool_dgrad_scatter[
     var blocks = ceildiv(channels, most)
     var plane = p.input_plane()
     var outputs = p.output_plane()
-    var table = TapTable(p, by_offset=entry == OFFSET)
+    var table = TapTable(p, by_offset=argmax == OFFSET)
     var deltas = pointer_to(table.deltas)
     var origins = pointer_to(table.origins)
 
@@ -358,7 +358,7 @@ def _max_pool_dgrad_scatter[
             var dx = t.result.unsafe_offset(n * plane * channels + c0)
             var start = n * outputs * channels + c0
             var dy = t.source.unsafe_offset(start)
-            var found = t.entries.unsafe_offset(start)
+            var found = t.argmaxes.unsafe_offset(start)
             comptime if in_place:
                 _scatter_channels[adaptive](
                     dx, dy, found, p, origins, deltas, depth, channels
@@ -408,14 +408,14 @@ struct ScatterMaxDgrad(PoolingKernel):
     comptime NAME: StaticString = "scatter_max"
 
     @staticmethod
-    def compiles[entry: DType, adaptive: Bool]() -> Bool:
-        return entry != NO_ENTRY
+    def compiles[argmax: DType, adaptive: Bool]() -> Bool:
+        return argmax != NO_ARGMAX
 
     @staticmethod
     def can_implement[
-        dtype: DType, entry: DType, adaptive: Bool
+        dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
-        comptime if not adaptive and entry == INDEX:
+        comptime if not adaptive and argmax == INDEX:
             if p.may_miss():
                 # dx is cleared no further ahead than windows reach.
                 return String("indices may name pixels beyond a window's reach")
@@ -423,6 +423,6 @@ struct ScatterMaxDgrad(PoolingKernel):
 
     @staticmethod
     def launch[
-        dtype: DType, entry: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        dtype: DType, argmax: DType, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
         _max_pool_dgrad_scatter[adaptive=adaptive](t, p)

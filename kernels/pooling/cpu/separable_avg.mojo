@@ -22,7 +22,7 @@ from ...common.vectors import (
     store_part,
 )
 from .axis_tables import AboveTable, WindowTable
-from ..kernel import NO_ENTRY, Operands, PoolingKernel
+from ..kernel import NO_ARGMAX, Operands, PoolingKernel
 from ..problem import PoolingProblem
 
 
@@ -385,13 +385,13 @@ struct SeparableAvg[forward: Bool](PoolingKernel):
     comptime NAME: StaticString = "separable_avg"
 
     @staticmethod
-    def compiles[entry: DType, adaptive: Bool]() -> Bool:
-        return entry == NO_ENTRY and not adaptive
+    def compiles[argmax: DType, adaptive: Bool]() -> Bool:
+        return argmax == NO_ARGMAX and not adaptive
 
     @staticmethod
     def launch[
-        dtype: DType, entry: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        dtype: DType, argmax: DType, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
         comptime if Self.forward:
             _avg_pool_fprop_separable(t.result, t.source, p)
         else:
@@ -402,12 +402,12 @@ struct GlobalAvg[forward: Bool](PoolingKernel):
     comptime NAME: StaticString = "global_avg"
 
     @staticmethod
-    def compiles[entry: DType, adaptive: Bool]() -> Bool:
-        return entry == NO_ENTRY and not adaptive
+    def compiles[argmax: DType, adaptive: Bool]() -> Bool:
+        return argmax == NO_ARGMAX and not adaptive
 
     @staticmethod
     def can_implement[
-        dtype: DType, entry: DType, adaptive: Bool
+        dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
         if not p.is_global():
             return String("no window covers a plane")
@@ -415,8 +415,8 @@ struct GlobalAvg[forward: Bool](PoolingKernel):
 
     @staticmethod
     def launch[
-        dtype: DType, entry: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        dtype: DType, argmax: DType, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
         _avg_pool_global[forward=Self.forward](
             t.result, t.source, p, p.divisor[False](0, 0, 0)
         )

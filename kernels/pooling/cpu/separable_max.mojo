@@ -23,7 +23,7 @@ from ...common.vectors import (
     store_part,
 )
 from .axis_tables import WindowTable
-from ..kernel import NO_ENTRY, OFFSET, Operands, PoolingKernel
+from ..kernel import NO_ARGMAX, OFFSET, Operands, PoolingKernel
 from ..problem import PoolingProblem, Taps
 
 comptime NOWHERE = Int32.MAX
@@ -60,7 +60,7 @@ def has_window_everywhere[adaptive: Bool](p: PoolingProblem) -> Bool:
 
 @always_inline
 def _pool_columns[
-    dtype: DType, Acc: DType, //, entry: DType
+    dtype: DType, Acc: DType, //, argmax: DType
 ](
     values: Ptr[Acc],
     places: Ptr[DType.int32],
@@ -88,7 +88,7 @@ def _pool_columns[
                     plane.unsafe_offset(row), w, width
                 ).cast[Acc]()
                 var at: SIMD[DType.int32, V]
-                comptime if entry == OFFSET:
+                comptime if argmax == OFFSET:
                     var tap = (td.first + a) * Int(p.h.window) + th.first + b
                     at = SIMD[DType.int32, V](Int32(tap * Int(p.w.window)))
                 else:
@@ -110,10 +110,10 @@ def _pool_columns[
 
 @always_inline
 def _pool_vectors_of_windows[
-    dtype: DType, Acc: DType, entry: DType, //
+    dtype: DType, Acc: DType, argmax: DType, //
 ](
     y: Ptr[dtype],
-    entries: Ptr[entry],
+    argmaxes: Ptr[argmax],
     values: Ptr[Acc],
     places: Ptr[DType.int32],
     p: PoolingProblem,
@@ -135,19 +135,19 @@ def _pool_vectors_of_windows[
             else:
                 value = load_even[V](values, first)
                 at = load_even[V](places, first)
-            comptime if entry == OFFSET:
+            comptime if argmax == OFFSET:
                 at = at.eq(SIMD[DType.int32, V](NOWHERE)).select(
                     at, at + Int32(k)
                 )
             _take_better[V](best, place, value, at)
         store_part(y, ow, windows, best.cast[dtype]())
-        store_part(entries, ow, windows, place.cast[entry]())
+        store_part(argmaxes, ow, windows, place.cast[argmax]())
 
 
 @no_inline
 def _max_pool_fprop_separable[
-    dtype: DType, entry: DType, //, *, adaptive: Bool
-](t: Operands[dtype, entry], p: PoolingProblem):
+    dtype: DType, argmax: DType, //, *, adaptive: Bool
+](t: Operands[dtype, argmax], p: PoolingProblem):
     comptime Acc = accumulation_type[dtype]
     comptime V = lanes[dtype]
     var out_width = Int(p.w.output)
@@ -172,7 +172,7 @@ def _max_pool_fprop_separable[
         var places = padded_places.unsafe_offset(padding)
         for unit in range(first, end):
             var row = p.output_row(unit)
-            _pool_columns[entry](
+            _pool_columns[argmax](
                 values,
                 places,
                 t.source.unsafe_offset(row.n * p.input_plane()),
@@ -181,10 +181,10 @@ def _max_pool_fprop_separable[
                 h_axis.taps(row.h),
             )
             var y = t.result.unsafe_offset(unit * out_width)
-            var entries = t.entries.unsafe_offset(unit * out_width)
+            var argmaxes = t.argmaxes.unsafe_offset(unit * out_width)
             if vectors:
                 _pool_vectors_of_windows(
-                    y, entries, padded_values, padded_places, p
+                    y, argmaxes, padded_values, padded_places, p
                 )
                 continue
             for ow in range(out_width):
@@ -201,7 +201,7 @@ def _max_pool_fprop_separable[
                         var at = places.unsafe_load[width=V, alignment=1](
                             column
                         )
-                        comptime if entry == OFFSET:
+                        comptime if argmax == OFFSET:
                             at += iota[DType.int32, V](
                                 Int32(w_axis.first_tap[ow] + begin)
                             )
@@ -217,14 +217,14 @@ def _max_pool_fprop_separable[
                         _take_better[1](best, place, bests[lane], found[lane])
                 for k in range(begin, count):
                     var at = places[unsafe_offset=column]
-                    comptime if entry == OFFSET:
+                    comptime if argmax == OFFSET:
                         at += Int32(w_axis.first_tap[ow] + k)
                     _take_better[1](
                         best, place, values[unsafe_offset=column], at
                     )
                     column += dilation
                 y[unsafe_offset=ow] = best.cast[dtype]()
-                entries[unsafe_offset=ow] = place.cast[entry]()
+                argmaxes[unsafe_offset=ow] = place.cast[argmax]()
         _ = values_storage^
         _ = places_storage^
 
@@ -236,12 +236,12 @@ struct SeparableMaxFprop(PoolingKernel):
     comptime NAME: StaticString = "separable_max"
 
     @staticmethod
-    def compiles[entry: DType, adaptive: Bool]() -> Bool:
-        return entry != NO_ENTRY
+    def compiles[argmax: DType, adaptive: Bool]() -> Bool:
+        return argmax != NO_ARGMAX
 
     @staticmethod
     def can_implement[
-        dtype: DType, entry: DType, adaptive: Bool
+        dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
         if not has_window_everywhere[adaptive](p):
             return String("a window may lie wholly in padding")
@@ -251,6 +251,6 @@ struct SeparableMaxFprop(PoolingKernel):
 
     @staticmethod
     def launch[
-        dtype: DType, entry: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        dtype: DType, argmax: DType, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
         _max_pool_fprop_separable[adaptive=adaptive](t, p)

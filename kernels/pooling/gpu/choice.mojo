@@ -13,8 +13,8 @@ struct ByAlignment[Aligned: KernelChoice, Other: KernelChoice](KernelChoice):
 
     @staticmethod
     def launch[
-        dtype: DType, entry: DType, //, *, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        dtype: DType, argmax: DType, //, *, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
         if t.are_aligned() and fits_32_bits(p):
             Self.Aligned.launch[adaptive=adaptive](ctx, t, p)
         else:

@@ -33,11 +33,15 @@ comptime DGRAD_KERNELS[deep: Bool] = ByAlignment[
 
 
 def max_pool_dgrad[
-    target: StaticString, dtype: DType, entry: DType, adaptive: Bool, deep: Bool
+    target: StaticString,
+    dtype: DType,
+    argmax: DType,
+    adaptive: Bool,
+    deep: Bool,
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """dx gathers, for each pixel, the dy of the windows above it whose entry names it.
+    """dx gathers, for each pixel, the dy of the windows above it whose argmax names it.
     """
-    passes.max_pool_dgrad[dtype, entry, adaptive, DGRAD_KERNELS[deep]](
+    passes.max_pool_dgrad[dtype, argmax, adaptive, DGRAD_KERNELS[deep]](
         arguments, ctx
     )
 

@@ -1,5 +1,5 @@
 """Gradients on a GPU for disjoint windows, by gathering: each pixel lies under one window at most, whose gradient it takes where
-the window's entry names it. An entry that points elsewhere equals no pixel that it is compared with.
+the window's argmax names it. An argmax that points elsewhere equals no pixel that it is compared with.
 
 Contiguous NCHW tensors (C = 1 here), windows two or four pixels wide: a thread owns 16 bytes of dx wherever they lie in
 their plane, so that every warp stores one run of whole sectors however wide rows are. Neighbouring rows under one window
@@ -8,7 +8,7 @@ dropped after.
 
 Channels between pixels, windows of any size, and averages over single channels: a thread owns one column of pixels, by a
 vector of channels, and walks down the rows of a few rows of windows. It loads the one window above, and for maxima compares
-its entries with each row's pixel. Threads beside each other store to addresses beside each other, however few channels there
+its argmaxes with each row's pixel. Threads beside each other store to addresses beside each other, however few channels there
 are and wherever rows begin; columns under the same window find it in the first-level cache.
 """
 
@@ -20,7 +20,7 @@ from std.sys import size_of
 from ...common.argument import KernelArgument
 from ...common.arithmetic import Divisor
 from ...common.pointer import Ptr
-from ..kernel import INDEX, NO_ENTRY, OFFSET, Operands, PoolingKernel
+from ..kernel import INDEX, NO_ARGMAX, OFFSET, Operands, PoolingKernel
 from ..problem import PoolingProblem
 from .primitives import fits_word, narrow
 from .params import LIMIT_32, THREADS, PoolingParams, uniform_scale
@@ -40,10 +40,10 @@ struct DisjointShape(TrivialRegisterPassable):
     var stride: Int
 
 
-def items[dtype: DType, entry: DType]() -> Int:
+def items[dtype: DType, argmax: DType]() -> Int:
     """Vectors of a thread, as measured on one H200: one alone waits for its windows most of the time, unless they have
     many bytes."""
-    return 1 if size_of[dtype]() < 4 and entry == INDEX else 2
+    return 1 if size_of[dtype]() < 4 and argmax == INDEX else 2
 
 
 @fieldwise_init
@@ -60,7 +60,7 @@ struct _Row(TrivialRegisterPassable):
 
 
 @always_inline
-def _row[entry: DType](p: PoolingParams, row: Int32) -> _Row:
+def _row[argmax: DType](p: PoolingParams, row: Int32) -> _Row:
     """The row of number `row` of all planes."""
     var slab, h = p.h.by_input.divide(row)
     var plane = slab
@@ -83,10 +83,10 @@ def _row[entry: DType](p: PoolingParams, row: Int32) -> _Row:
     oh = min(oh, p.h.output - 1)
     od = min(od, p.d.output - 1)
     var wanted = number * p.w.input
-    comptime if entry == OFFSET:
+    comptime if argmax == OFFSET:
         wanted = (kd * p.h.window + kh) * p.w.window
     var scale = p.scale
-    comptime if entry == NO_ENTRY:
+    comptime if argmax == NO_ARGMAX:
         if p.scale == 0:
             var include = p.include_pad != 0
             scale = p.d.scale[False](od, include) * p.h.scale[False](
@@ -101,10 +101,10 @@ def _row[entry: DType](p: PoolingParams, row: Int32) -> _Row:
 
 @always_inline
 def disjoint_values[
-    dtype: DType, entry: DType, F: DisjointShape
+    dtype: DType, argmax: DType, F: DisjointShape
 ](
     dy: Ptr[dtype],
-    entries: Ptr[entry],
+    argmaxes: Ptr[argmax],
     p: PoolingParams,
     flat: Int32,
     total: Int32,
@@ -115,11 +115,13 @@ def disjoint_values[
     comptime N = G // F.stride
     var values = SIMD[dtype, V](0)
     var number, first = p.w.by_input.divide(flat)
-    var row = _row[entry](p, number)
+    var row = _row[argmax](p, number)
     var next = row
     comptime if G < V:
         # The last row of all has none below it.
-        next = _row[entry](p, min(number + 1, p.w.by_input.quotient(total - 1)))
+        next = _row[argmax](
+            p, min(number + 1, p.w.by_input.quotient(total - 1))
+        )
     comptime for g in range(V // G):
         var w = first + Int32(g * G)
         var now = row
@@ -135,7 +137,7 @@ def disjoint_values[
         var gradient = dy.unsafe_load[
             width=N, alignment=min(N * size_of[dtype](), 16)
         ](at)
-        comptime if entry == NO_ENTRY:
+        comptime if argmax == NO_ARGMAX:
             var scaled = gradient.cast[DType.float32]()
             comptime for i in range(N):
                 var scale = now.scale
@@ -148,18 +150,18 @@ def disjoint_values[
                     dtype
                 ](0)
         else:
-            var found = entries.unsafe_load[
-                width=N, alignment=min(N * size_of[entry](), 16)
+            var found = argmaxes.unsafe_load[
+                width=N, alignment=min(N * size_of[argmax](), 16)
             ](at)
             comptime for i in range(N):
-                var fits = fits_word[entry, 1](found[i], covered)[0]
+                var fits = fits_word[argmax, 1](found[i], covered)[0]
                 # How far from what names the group's first pixel.
                 var rest = found[i].cast[DType.int32]() - now.wanted
-                comptime if entry == INDEX:
+                comptime if argmax == INDEX:
                     rest -= w
                 comptime for j in range(G // N):
                     comptime pixel = i * (G // N) + j
-                    comptime name = j if entry == OFFSET else pixel
+                    comptime name = j if argmax == OFFSET else pixel
                     values[g * G + pixel] = gradient[
                         i
                     ] if fits and rest == Int32(name) else Scalar[dtype](0)
@@ -180,16 +182,16 @@ def _store_pixels[
 
 
 def pool_dgrad_disjoint_planes[
-    dtype: DType, entry: DType, F: DisjointShape
+    dtype: DType, argmax: DType, F: DisjointShape
 ](
     dx: Ptr[dtype],
     dy: Ptr[dtype],
-    entries: Ptr[entry],
+    argmaxes: Ptr[argmax],
     p: PoolingParams,
     total: Int32,
 ):
     comptime V = 16 // size_of[dtype]()
-    comptime ITEMS = items[dtype, entry]()
+    comptime ITEMS = items[dtype, argmax]()
     comptime APART = Int32(THREADS * V)
     var first = (
         Int32(block_idx.x) * Int32(ITEMS * THREADS) + Int32(thread_idx.x)
@@ -201,8 +203,8 @@ def pool_dgrad_disjoint_planes[
         var flat = min(
             first + Int32(k) * APART, (total - 1) // Int32(V) * Int32(V)
         )
-        values[k] = disjoint_values[dtype, entry, F](
-            dy, entries, p, flat, total
+        values[k] = disjoint_values[dtype, argmax, F](
+            dy, argmaxes, p, flat, total
         )
     comptime for k in range(ITEMS):
         _store_pixels(dx, first + Int32(k) * APART, total, values[k])
@@ -212,12 +214,12 @@ comptime FEW_PIXELS = 64
 """Of planes up to which prefetched pieces take maxima faster."""
 
 
-def _shapes[entry: DType](vector: Int) -> List[DisjointShape]:
+def _shapes[argmax: DType](vector: Int) -> List[DisjointShape]:
     """The shapes that are compiled for vectors of so many elements; the first that fits is the fastest.
     """
     var shapes = List[DisjointShape]()
     shapes.append(DisjointShape(vector, 2))
-    comptime if entry == NO_ENTRY:
+    comptime if argmax == NO_ARGMAX:
         shapes.append(DisjointShape(vector, 4))
     shapes.append(DisjointShape(2, 2))
     return shapes^
@@ -235,15 +237,15 @@ struct DisjointPlanes(PoolingKernel):
     comptime NAME: StaticString = "disjoint_planes"
 
     @staticmethod
-    def compiles[entry: DType, adaptive: Bool]() -> Bool:
+    def compiles[argmax: DType, adaptive: Bool]() -> Bool:
         return not adaptive
 
     @staticmethod
     def can_implement[
-        dtype: DType, entry: DType, adaptive: Bool
+        dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
         comptime V = 16 // size_of[dtype]()
-        comptime SHAPES = _shapes[entry](V)
+        comptime SHAPES = _shapes[argmax](V)
         if p.channels != 1:
             return String("channels lie between pixels")
         if not p.is_disjoint():
@@ -252,13 +254,13 @@ struct DisjointPlanes(PoolingKernel):
             return String("pixels are too many for 32 bits")
         if Int(p.w.input) < V - 1:
             return String("16 bytes of dx may lie in more than two rows")
-        comptime if entry != NO_ENTRY:
+        comptime if argmax != NO_ARGMAX:
             if (
                 not p.is_line()
                 and Int(p.h.input) * Int(p.w.input) <= FEW_PIXELS
             ):
                 return String("small planes are faster in prefetched pieces")
-        comptime if entry == INDEX and size_of[dtype]() >= 4:
+        comptime if argmax == INDEX and size_of[dtype]() >= 4:
             if Int(p.w.input) % V != 0:
                 return String("short rows are faster in prefetched pieces")
         comptime for i in range(len(SHAPES)):
@@ -269,24 +271,24 @@ struct DisjointPlanes(PoolingKernel):
 
     @staticmethod
     def launch[
-        dtype: DType, entry: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        dtype: DType, argmax: DType, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
         comptime V = 16 // size_of[dtype]()
-        comptime SHAPES = _shapes[entry](V)
+        comptime SHAPES = _shapes[argmax](V)
         var total = p.input_size()
-        var scale = uniform_scale[entry, False](p)
+        var scale = uniform_scale[argmax, False](p)
         comptime for i in range(len(SHAPES)):
             comptime F = SHAPES[i]
             if _fits(F, p):
-                comptime kernel = pool_dgrad_disjoint_planes[dtype, entry, F]
+                comptime kernel = pool_dgrad_disjoint_planes[dtype, argmax, F]
                 ctx.enqueue_function[kernel](
                     t.result,
                     t.source,
-                    t.entries,
+                    t.argmaxes,
                     PoolingParams(p, extent_d=p.d.input, vector=1, scale=scale),
                     Int32(total),
                     grid_dim=ceildiv(
-                        total, items[dtype, entry]() * THREADS * V
+                        total, items[dtype, argmax]() * THREADS * V
                     ),
                     block_dim=THREADS,
                 )
@@ -328,16 +330,16 @@ struct ColumnUnits(KernelArgument):
 
 
 def pool_dgrad_disjoint_channels[
-    dtype: DType, entry: DType, V: Int
+    dtype: DType, argmax: DType, V: Int
 ](
     dx: Ptr[dtype],
     dy: Ptr[dtype],
-    entries: Ptr[entry],
+    argmaxes: Ptr[argmax],
     p: PoolingParams,
     t: ColumnUnits,
 ):
     comptime data_bytes = V * size_of[dtype]()
-    comptime index_bytes = min(V * size_of[entry](), 16)
+    comptime index_bytes = min(V * size_of[argmax](), 16)
     var flat = Int32(block_idx.x * THREADS + thread_idx.x)
     if flat >= t.total:
         return
@@ -362,11 +364,11 @@ def pool_dgrad_disjoint_channels[
     # What the first row's pixel would be called, and the step to the next row's.
     var wanted = (d * p.h.input + top) * p.w.input + w
     var step = p.w.input
-    comptime if entry == OFFSET:
+    comptime if argmax == OFFSET:
         step = p.w.window
     var include = p.include_pad != 0
     var scale = p.scale
-    comptime if entry == NO_ENTRY:
+    comptime if argmax == NO_ARGMAX:
         if p.scale == 0:
             scale = p.d.scale[False](od, include) * p.w.scale[False](
                 ow, include
@@ -390,13 +392,13 @@ def pool_dgrad_disjoint_channels[
             ):
                 var at = row + Int((oh + Int32(k)) * p.w.output * p.channels)
                 gradients[k] = dy.unsafe_load[width=V, alignment=data_bytes](at)
-                comptime if entry != NO_ENTRY:
+                comptime if argmax != NO_ARGMAX:
                     found[k] = narrow(
-                        entries.unsafe_load[width=V, alignment=index_bytes](at)
+                        argmaxes.unsafe_load[width=V, alignment=index_bytes](at)
                     )
         comptime for k in range(BATCH):
             if first + Int32(k) < t.groups:
-                comptime if entry == NO_ENTRY:
+                comptime if argmax == NO_ARGMAX:
                     var by = scale
                     if p.scale == 0:
                         by *= p.h.scale[False](oh + Int32(k), include)
@@ -405,11 +407,11 @@ def pool_dgrad_disjoint_channels[
                         gradients[k] = (
                             gradients[k].cast[DType.float32]() * by
                         ).cast[dtype]()
-                comptime if entry == OFFSET:
+                comptime if argmax == OFFSET:
                     wanted = kd * p.h.window * p.w.window + kw
                 for r in range(p.h.stride()):
                     var value = gradients[k]
-                    comptime if entry != NO_ENTRY:
+                    comptime if argmax != NO_ARGMAX:
                         value = (
                             found[k]
                             .eq(SIMD[DType.int32, V](wanted))
@@ -425,13 +427,13 @@ def pool_dgrad_disjoint_channels[
         oh += Int32(BATCH)
 
 
-def _vector[dtype: DType, entry: DType](p: PoolingProblem) -> Int:
+def _vector[dtype: DType, argmax: DType](p: PoolingProblem) -> Int:
     """Elements that a thread holds: 16 bytes of channels, or two of maxima, one of averages; 0 where channels are odd.
     """
     comptime V = 16 // size_of[dtype]()
     if Int(p.channels) % V == 0:
         return V
-    if entry == NO_ENTRY:
+    if argmax == NO_ARGMAX:
         return 1
     return 2 if p.channels % 2 == 0 else 0
 
@@ -440,21 +442,21 @@ struct DisjointChannels(PoolingKernel):
     comptime NAME: StaticString = "disjoint_channels"
 
     @staticmethod
-    def compiles[entry: DType, adaptive: Bool]() -> Bool:
+    def compiles[argmax: DType, adaptive: Bool]() -> Bool:
         return not adaptive
 
     @staticmethod
     def can_implement[
-        dtype: DType, entry: DType, adaptive: Bool
+        dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
         if not p.is_disjoint():
             return String("windows overlap")
-        if entry == NO_ENTRY:
+        if argmax == NO_ARGMAX:
             if p.channels > 1 and Int(p.h.stride) > LONGEST:
                 return String("long windows leave too few threads")
         elif p.channels == 1:
             return String("no channels lie between pixels")
-        var vector = _vector[dtype, entry](p)
+        var vector = _vector[dtype, argmax](p)
         if vector == 0:
             return String("channels are odd")
         if Int(ColumnUnits(p, vector).total) >= LIMIT_32 - THREADS:
@@ -463,20 +465,20 @@ struct DisjointChannels(PoolingKernel):
 
     @staticmethod
     def launch[
-        dtype: DType, entry: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
-        var scale = uniform_scale[entry, False](p)
+        dtype: DType, argmax: DType, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
+        var scale = uniform_scale[argmax, False](p)
         comptime for V in [
             16 // size_of[dtype](),
-            1 if entry == NO_ENTRY else 2,
+            1 if argmax == NO_ARGMAX else 2,
         ]:
-            if _vector[dtype, entry](p) == V:
+            if _vector[dtype, argmax](p) == V:
                 var columns = ColumnUnits(p, V)
-                comptime kernel = pool_dgrad_disjoint_channels[dtype, entry, V]
+                comptime kernel = pool_dgrad_disjoint_channels[dtype, argmax, V]
                 ctx.enqueue_function[kernel](
                     t.result,
                     t.source,
-                    t.entries,
+                    t.argmaxes,
                     PoolingParams(p, extent_d=p.d.input, vector=V, scale=scale),
                     columns,
                     grid_dim=ceildiv(Int(columns.total), THREADS),

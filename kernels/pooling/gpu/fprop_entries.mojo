@@ -18,10 +18,12 @@ comptime FPROP_KERNELS = ByAlignment[
 
 
 def max_pool_fprop[
-    target: StaticString, dtype: DType, entry: DType, adaptive: Bool
+    target: StaticString, dtype: DType, argmax: DType, adaptive: Bool
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """y, entries = the maxima of x and where they are."""
-    passes.max_pool_fprop[dtype, entry, adaptive, FPROP_KERNELS](arguments, ctx)
+    """y, argmaxes = the maxima of x and where they are."""
+    passes.max_pool_fprop[dtype, argmax, adaptive, FPROP_KERNELS](
+        arguments, ctx
+    )
 
 
 def avg_pool_fprop[

@@ -12,7 +12,7 @@ from std.memory import stack_allocation
 from std.sys import size_of
 
 from ...common.pointer import Ptr, accumulation_type
-from ..kernel import NO_ENTRY, Operands, PoolingKernel
+from ..kernel import NO_ARGMAX, Operands, PoolingKernel
 from ..problem import PoolingProblem
 from .gather import pool_window
 from .params import LIMIT_32, THREADS, PoolingParams, uniform_scale
@@ -24,20 +24,20 @@ comptime AHEAD = 4
 
 @always_inline
 def pool_fprop_window[
-    dtype: DType, entry: DType, adaptive: Bool
+    dtype: DType, argmax: DType, adaptive: Bool
 ](
     y: Ptr[dtype],
-    entries: Ptr[entry],
+    argmaxes: Ptr[argmax],
     planes: MutPointer[Scalar[dtype], _, address_space=_],
     p: PoolingParams,
     o: Int32,
 ):
-    """Window number `o` of the planes that start at `planes`; y and entries point at the first one's.
+    """Window number `o` of the planes that start at `planes`; y and argmaxes point at the first one's.
     """
     var row, ow = p.w.by_output.divide(o)
     var slab, oh = p.h.by_output.divide(row)
     var n, od = p.d.by_output.divide(slab)
-    var pooled = pool_window[entry, 1](
+    var pooled = pool_window[argmax, 1](
         planes.unsafe_offset(Int(n * p.input_plane())),
         p,
         p.d.taps[adaptive](od),
@@ -45,20 +45,20 @@ def pool_fprop_window[
         p.w.taps[adaptive](ow),
         0,
     )
-    comptime if entry == NO_ENTRY:
+    comptime if argmax == NO_ARGMAX:
         pooled.value *= p.scale_of[adaptive](od, oh, ow).cast[
             accumulation_type[dtype]
         ]()
     else:
-        entries[unsafe_offset=Int(o)] = pooled.entry[0].cast[entry]()
+        argmaxes[unsafe_offset=Int(o)] = pooled.argmax[0].cast[argmax]()
     y[unsafe_offset=Int(o)] = pooled.value[0].cast[dtype]()
 
 
 def pool_fprop_planes[
-    dtype: DType, entry: DType, adaptive: Bool
+    dtype: DType, argmax: DType, adaptive: Bool
 ](
     y: Ptr[dtype],
-    entries: Ptr[entry],
+    argmaxes: Ptr[argmax],
     x: Ptr[dtype],
     p: PoolingParams,
     batch: Int32,
@@ -98,14 +98,14 @@ def pool_fprop_planes[
         v += Int32(AHEAD) * threads
     barrier()
     var first = Int(n) * Int(p.output_plane())
-    var entries_n = entries
-    comptime if entry != NO_ENTRY:
-        entries_n = entries.unsafe_offset(first)
+    var argmaxes_n = argmaxes
+    comptime if argmax != NO_ARGMAX:
+        argmaxes_n = argmaxes.unsafe_offset(first)
     var o = thread
     while o < count * p.output_plane():
-        pool_fprop_window[dtype, entry, adaptive](
+        pool_fprop_window[dtype, argmax, adaptive](
             y.unsafe_offset(first),
-            entries_n,
+            argmaxes_n,
             piece.unsafe_offset(Int(shift)),
             p,
             o,
@@ -118,7 +118,7 @@ struct PlanesFprop(PoolingKernel):
 
     @staticmethod
     def can_implement[
-        dtype: DType, entry: DType, adaptive: Bool
+        dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
         if p.channels != 1:
             return String("channels lie between pixels")
@@ -130,8 +130,8 @@ struct PlanesFprop(PoolingKernel):
 
     @staticmethod
     def launch[
-        dtype: DType, entry: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        dtype: DType, argmax: DType, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
         # As many planes as keep the threads busy, not so many that few blocks remain.
         var group = max(
             min(
@@ -140,15 +140,15 @@ struct PlanesFprop(PoolingKernel):
             ),
             1,
         )
-        ctx.enqueue_function[pool_fprop_planes[dtype, entry, adaptive]](
+        ctx.enqueue_function[pool_fprop_planes[dtype, argmax, adaptive]](
             t.result,
-            t.entries,
+            t.argmaxes,
             t.source,
             PoolingParams(
                 p,
                 extent_d=p.d.output,
                 vector=1,
-                scale=uniform_scale[entry, adaptive](p),
+                scale=uniform_scale[argmax, adaptive](p),
             ),
             Int32(p.batch),
             Int32(group),

@@ -13,7 +13,7 @@ from std.utils.numerics import neg_inf
 
 from ...common.arithmetic import Divisor
 from ...common.pointer import Ptr
-from ..kernel import NO_ENTRY, OFFSET, Operands, PoolingKernel
+from ..kernel import NO_ARGMAX, OFFSET, Operands, PoolingKernel
 from ..problem import PoolingProblem
 from .params import PoolingParams, LaunchShape, uniform_scale
 
@@ -99,10 +99,10 @@ comptime WINDOWS = [
 
 @always_inline
 def pool_fprop_tile[
-    dtype: DType, entry: DType, W: TileWindow
+    dtype: DType, argmax: DType, W: TileWindow
 ](
     y: Ptr[dtype],
-    entries: Ptr[entry],
+    argmaxes: Ptr[argmax],
     x: Ptr[dtype],
     p: PoolingParams,
     aligned_x: Bool,
@@ -127,14 +127,14 @@ def pool_fprop_tile[
     var column = tile * Int32(COLUMNS) + Int32(PW) - p.w.padding
 
     var best = SIMD[DType.float32, R](
-        Float32(0) if entry == NO_ENTRY else neg_inf[DType.float32]()
+        Float32(0) if argmax == NO_ARGMAX else neg_inf[DType.float32]()
     )
     var found = SIMD[DType.int32, R](0)
-    comptime if entry != NO_ENTRY:
+    comptime if argmax != NO_ARGMAX:
         # Where nothing is above -inf the first position under the window wins.
         comptime for i in range(R):
             var w = column + Int32(i * SW - PW)
-            comptime if entry == OFFSET:
+            comptime if argmax == OFFSET:
                 found[i] = (td.first * p.h.window + th.first) * Int32(KW) + max(
                     -w, 0
                 )
@@ -147,8 +147,8 @@ def pool_fprop_tile[
         comptime Row = Array[Float32, N]
         var rows = Array[Row, KH](
             fill=Row(
-                fill=Float32(0) if entry
-                == NO_ENTRY else neg_inf[DType.float32]()
+                fill=Float32(0) if argmax
+                == NO_ARGMAX else neg_inf[DType.float32]()
             )
         )
         var top = (td.start + a) * p.h.input + th.start
@@ -163,21 +163,21 @@ def pool_fprop_tile[
                 )
         comptime for b in range(KH):
             var place = (top + Int32(b)) * p.w.input + column - Int32(PW)
-            comptime if entry == OFFSET:
+            comptime if argmax == OFFSET:
                 place = (
                     (td.first + a) * p.h.window + th.first + Int32(b)
                 ) * Int32(KW)
             comptime for k in range(KW):
                 comptime for i in range(R):
                     var value = rows[b][i * SW + k]
-                    comptime if entry == NO_ENTRY:
+                    comptime if argmax == NO_ARGMAX:
                         best[i] += value
                     else:
-                        comptime step = k if entry == OFFSET else i * SW + k
+                        comptime step = k if argmax == OFFSET else i * SW + k
                         var wins = value > best[i] or value != value
                         best[i] = value if wins else best[i]
                         found[i] = place + Int32(step) if wins else found[i]
-    comptime if entry == NO_ENTRY:
+    comptime if argmax == NO_ARGMAX:
         comptime for i in range(R):
             best[i] *= p.scale_of[False](od, oh, first + Int32(i))
     var count = p.w.output - first
@@ -187,15 +187,15 @@ def pool_fprop_tile[
         (od * p.h.output + oh) * p.w.output + first
     )
     _store_run(y, at, best.cast[dtype](), count, aligned_y)
-    comptime if entry != NO_ENTRY:
-        _store_run(entries, at, found.cast[entry](), count, aligned_y)
+    comptime if argmax != NO_ARGMAX:
+        _store_run(argmaxes, at, found.cast[argmax](), count, aligned_y)
 
 
 def pool_fprop_tiles[
-    dtype: DType, entry: DType, W: TileWindow
+    dtype: DType, argmax: DType, W: TileWindow
 ](
     y: Ptr[dtype],
-    entries: Ptr[entry],
+    argmaxes: Ptr[argmax],
     x: Ptr[dtype],
     p: PoolingParams,
     by_tiles: Divisor,
@@ -208,8 +208,8 @@ def pool_fprop_tiles[
         return
     var slab = Int32(block_idx.y * block_dim.y + thread_idx.y)
     while slab < p.slabs:
-        pool_fprop_tile[dtype, entry, W](
-            y, entries, x, p, aligned_x != 0, aligned_y != 0, tile, oh, slab
+        pool_fprop_tile[dtype, argmax, W](
+            y, argmaxes, x, p, aligned_x != 0, aligned_y != 0, tile, oh, slab
         )
         slab += Int32(grid_dim.y * block_dim.y)
 
@@ -218,12 +218,12 @@ struct TilesFprop(PoolingKernel):
     comptime NAME: StaticString = "tiles"
 
     @staticmethod
-    def compiles[entry: DType, adaptive: Bool]() -> Bool:
+    def compiles[argmax: DType, adaptive: Bool]() -> Bool:
         return not adaptive
 
     @staticmethod
     def can_implement[
-        dtype: DType, entry: DType, adaptive: Bool
+        dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
         if p.channels != 1:
             return String("channels lie between pixels")
@@ -237,8 +237,8 @@ struct TilesFprop(PoolingKernel):
 
     @staticmethod
     def launch[
-        dtype: DType, entry: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        dtype: DType, argmax: DType, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
         comptime for i in range(len(WINDOWS)):
             comptime W = WINDOWS[i]
             if W.is_of(p):
@@ -248,19 +248,19 @@ struct TilesFprop(PoolingKernel):
                 var shape = LaunchShape(
                     tiles * Int(p.h.output), Int(p.batch) * Int(p.d.output)
                 )
-                comptime kernel = pool_fprop_tiles[dtype, entry, W]
+                comptime kernel = pool_fprop_tiles[dtype, argmax, W]
                 var aligned_x = (
                     Int(p.w.input) % COLUMNS == 0 and Int(p.w.padding) == W.pw
                 )
                 ctx.enqueue_function[kernel](
                     t.result,
-                    t.entries,
+                    t.argmaxes,
                     t.source,
                     PoolingParams(
                         p,
                         extent_d=p.d.output,
                         vector=1,
-                        scale=uniform_scale[entry, False](p),
+                        scale=uniform_scale[argmax, False](p),
                     ),
                     Divisor(tiles),
                     Int32(aligned_x),

@@ -21,7 +21,7 @@ from std.utils.static_tuple import StaticTuple
 
 from ...common.arithmetic import Divisor
 from ...common.pointer import Ptr, accumulation_type
-from ..kernel import NO_ENTRY, OFFSET, Operands, PoolingKernel
+from ..kernel import NO_ARGMAX, OFFSET, Operands, PoolingKernel
 from ..problem import PoolingProblem
 from .params import (
     THREADS,
@@ -78,17 +78,17 @@ def _slab_step() -> Int32:
 
 
 def pool_dgrad_gather[
-    dtype: DType, entry: DType, V: Int, adaptive: Bool
+    dtype: DType, argmax: DType, V: Int, adaptive: Bool
 ](
     dx: Ptr[dtype],
     dy: Ptr[dtype],
-    entries: Ptr[entry],
+    argmaxes: Ptr[argmax],
     p: PoolingParams,
     rows: Int32,
 ):
     """`rows` pixels below each other."""
     comptime Acc = accumulation_type[dtype]
-    comptime averaging = entry == NO_ENTRY
+    comptime averaging = argmax == NO_ARGMAX
     var at = _place[V](p.by_vectors, p.w.by_input)
     var h_first = at.strip * rows
     if h_first >= p.h.input:
@@ -102,9 +102,9 @@ def pool_dgrad_gather[
         var rd = p.d.outputs_over[adaptive](d)
         var sample = Int(n) * Int(p.output_plane() * p.channels)
         var dy_n = dy.unsafe_offset(sample)
-        var entries_n = entries
+        var argmaxes_n = argmaxes
         comptime if not averaging:
-            entries_n = entries.unsafe_offset(sample)
+            argmaxes_n = argmaxes.unsafe_offset(sample)
         var dx_n = dx.unsafe_offset(Int(n) * Int(p.input_plane() * p.channels))
         for h in range(h_first, h_end):
             var rh = p.h.outputs_over[adaptive](h)
@@ -115,7 +115,7 @@ def pool_dgrad_gather[
                     var row = (od * p.h.output + oh) * p.w.output
                     # By index the pixel; by offset its tap in a window's first column.
                     var wanted = pixel
-                    comptime if entry == OFFSET:
+                    comptime if argmax == OFFSET:
                         var kd, skipped_d = p.d.by_dilation.divide(
                             d - p.d.origin(od)
                         )
@@ -137,15 +137,15 @@ def pool_dgrad_gather[
                             part += g
                         else:
                             var name = wanted
-                            comptime if entry == OFFSET:
+                            comptime if argmax == OFFSET:
                                 var kw, skipped_w = p.w.by_dilation.divide(
                                     at.w - p.w.origin(ow)
                                 )
                                 name += kw
                                 if skipped_w != 0:
                                     continue
-                            var hit = _load[V](entries_n, o).eq(
-                                SIMD[entry, V](Scalar[entry](name))
+                            var hit = _load[V](argmaxes_n, o).eq(
+                                SIMD[argmax, V](Scalar[argmax](name))
                             )
                             part += hit.select(g, SIMD[Acc, V](0))
                     comptime if averaging:
@@ -194,16 +194,16 @@ struct Taps(TrivialRegisterPassable):
 
 @fieldwise_init
 struct Pooled[Acc: DType, V: Int](TrivialRegisterPassable):
-    """What a window comes to: the sum of its taps, or the maximum and its entry.
+    """What a window comes to: the sum of its taps, or the maximum and its argmax.
     """
 
     var value: SIMD[Self.Acc, Self.V]
-    var entry: SIMD[DType.int32, Self.V]
+    var argmax: SIMD[DType.int32, Self.V]
 
 
 @always_inline
 def pool_window[
-    dtype: DType, //, entry: DType, V: Int
+    dtype: DType, //, argmax: DType, V: Int
 ](
     x: MutPointer[Scalar[dtype], _, address_space=_],
     p: PoolingParams,
@@ -215,8 +215,8 @@ def pool_window[
     """Of the V channels from `c` on of the sample that begins at `x`: the first of equal maxima, the last NaN.
     """
     comptime Acc = accumulation_type[dtype]
-    comptime averaging = entry == NO_ENTRY
-    comptime counts_taps = entry == OFFSET
+    comptime averaging = argmax == NO_ARGMAX
+    comptime counts_taps = argmax == OFFSET
     comptime bytes = min(V * size_of[dtype](), 16)
     var best = SIMD[Acc, V](0 if averaging else neg_inf[Acc]())
     var start = (td.start * p.h.input + th.start) * p.w.input + tw.start
@@ -266,8 +266,8 @@ def pool_window[
     `nvvm.minctasm`=SIMDLength(BLOCKS),
 )
 def pool_fprop_gather[
-    dtype: DType, entry: DType, V: Int, adaptive: Bool
-](y: Ptr[dtype], x: Ptr[dtype], entries: Ptr[entry], p: PoolingParams):
+    dtype: DType, argmax: DType, V: Int, adaptive: Bool
+](y: Ptr[dtype], x: Ptr[dtype], argmaxes: Ptr[argmax], p: PoolingParams):
     var at = _place[V](p.by_vectors, p.w.by_output)
     var oh = at.strip
     if oh >= p.h.output:
@@ -277,7 +277,7 @@ def pool_fprop_gather[
     var slab = _first_slab()
     while slab < p.slabs:
         var n, od = p.d.by_output.divide(slab)
-        var pooled = pool_window[entry, V](
+        var pooled = pool_window[argmax, V](
             x.unsafe_offset(Int(n) * Int(p.input_plane() * p.channels)),
             p,
             p.d.taps[adaptive](od),
@@ -287,12 +287,14 @@ def pool_fprop_gather[
         )
         var o = ((od * p.h.output + oh) * p.w.output + at.w) * p.channels + at.c
         var sample = Int(n) * Int(p.output_plane() * p.channels)
-        comptime if entry == NO_ENTRY:
+        comptime if argmax == NO_ARGMAX:
             pooled.value *= Scalar[accumulation_type[dtype]](
                 p.scale_of[adaptive](od, oh, at.w)
             )
         else:
-            _store(entries.unsafe_offset(sample), o, pooled.entry.cast[entry]())
+            _store(
+                argmaxes.unsafe_offset(sample), o, pooled.argmax.cast[argmax]()
+            )
         _store(y.unsafe_offset(sample), o, pooled.value.cast[dtype]())
         slab += _slab_step()
 
@@ -336,8 +338,8 @@ struct GatherFprop(PoolingKernel):
 
     @staticmethod
     def launch[
-        dtype: DType, entry: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        dtype: DType, argmax: DType, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
         comptime for V in [16 // size_of[dtype](), 1]:
             if _vector[dtype](p) == V:
                 var shape = _outputs(p, V)
@@ -345,13 +347,13 @@ struct GatherFprop(PoolingKernel):
                     p,
                     extent_d=p.d.output,
                     vector=V,
-                    scale=uniform_scale[entry, adaptive](p),
+                    scale=uniform_scale[argmax, adaptive](p),
                 )
-                comptime kernel = pool_fprop_gather[dtype, entry, V, adaptive]
+                comptime kernel = pool_fprop_gather[dtype, argmax, V, adaptive]
                 ctx.enqueue_function[kernel](
                     t.result,
                     t.source,
-                    t.entries,
+                    t.argmaxes,
                     params,
                     grid_dim=(shape.grid_x, shape.grid_y),
                     block_dim=(shape.x, shape.y),
@@ -364,14 +366,14 @@ struct GatherDgrad(PoolingKernel):
 
     @staticmethod
     def can_implement[
-        dtype: DType, entry: DType, adaptive: Bool
+        dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
-        return refuse_misses[entry, adaptive](p)
+        return refuse_misses[argmax, adaptive](p)
 
     @staticmethod
     def launch[
-        dtype: DType, entry: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        dtype: DType, argmax: DType, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
         comptime for V in [16 // size_of[dtype](), 1]:
             if _vector[dtype](p) == V:
                 var rows = _strip(p, V)
@@ -380,13 +382,13 @@ struct GatherDgrad(PoolingKernel):
                     p,
                     extent_d=p.d.input,
                     vector=V,
-                    scale=uniform_scale[entry, adaptive](p),
+                    scale=uniform_scale[argmax, adaptive](p),
                 )
-                comptime kernel = pool_dgrad_gather[dtype, entry, V, adaptive]
+                comptime kernel = pool_dgrad_gather[dtype, argmax, V, adaptive]
                 ctx.enqueue_function[kernel](
                     t.result,
                     t.source,
-                    t.entries,
+                    t.argmaxes,
                     params,
                     Int32(rows),
                     grid_dim=(shape.grid_x, shape.grid_y),

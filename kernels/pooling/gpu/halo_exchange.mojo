@@ -10,11 +10,7 @@ form a team; a warp holds several.
 """
 
 import max.gpu.primitives.warp as warp
-from max.gpu import (
-    MAX_THREADS_PER_BLOCK_METADATA,
-    block_idx,
-    thread_idx,
-)
+from max.gpu import MAX_THREADS_PER_BLOCK_METADATA
 from max.gpu.host import DeviceAttribute, DeviceContext
 from std.sys import size_of
 from std.sys.info import is_nvidia_gpu
@@ -23,13 +19,14 @@ from std.utils.static_tuple import StaticTuple
 from ...common.pointer import Ptr
 from ..kernel import (
     INDEX,
-    NO_ENTRY,
+    NO_ARGMAX,
     OFFSET,
     Operands,
     PoolingKernel,
-    entry_bytes,
+    argmax_bytes,
 )
 from ..problem import PoolingProblem
+from .halo_exchange_lane import Lane, LoadedRow
 from .halo_exchange_plan import (
     BLOCK,
     HaloShape,
@@ -39,7 +36,7 @@ from .halo_exchange_plan import (
     halo_takes,
     plan_teams,
 )
-from .params import LANES, PoolingParams, fits_32_bits, uniform_scale
+from .params import PoolingParams, fits_32_bits, uniform_scale
 from .primitives import (
     add_if,
     add_tap,
@@ -47,144 +44,21 @@ from .primitives import (
     one_bit,
     set_tap,
     twice,
-    widen,
 )
-
-
-struct LoadedRow[dtype: DType, entry: DType, S: HaloShape](Copyable):
-    """A thread's windows of one row as they lie in memory: of one channel, one vector of windows.
-    """
-
-    comptime vector = Self.S.channels == 1
-    comptime wide = Self.S.run() if Self.vector else Self.S.channels
-    comptime count = 1 if Self.vector else Self.S.run()
-    var dy: Array[SIMD[Self.dtype, Self.wide], Self.count]
-    var found: Array[SIMD[Self.entry, Self.wide], Self.count]
-
-    @always_inline
-    def __init__(out self):
-        self.dy = Array[SIMD[Self.dtype, Self.wide], Self.count](
-            fill=SIMD[Self.dtype, Self.wide](0)
-        )
-        self.found = Array[SIMD[Self.entry, Self.wide], Self.count](
-            fill=SIMD[Self.entry, Self.wide](0)
-        )
-
-    @always_inline
-    def load(
-        mut self,
-        dy: MutPointer[Scalar[Self.dtype], _, address_space=_],
-        found: MutPointer[Scalar[Self.entry], _, address_space=_],
-        row: Int32,
-        places: Array[Int32, Self.count],
-    ):
-        comptime bytes = min(Self.wide * size_of[Self.dtype](), 16)
-        comptime index_bytes = min(Self.wide * size_of[Self.entry](), 16)
-        comptime for i in range(Self.count):
-            var at = Int(row + places[i])
-            self.dy[i] = dy.unsafe_load[width=Self.wide, alignment=bytes](at)
-            comptime if Self.entry != NO_ENTRY:
-                self.found[i] = found.unsafe_load[
-                    width=Self.wide, alignment=index_bytes
-                ](at)
-
-    @always_inline
-    def gradient[i: Int](self) -> SIMD[DType.float32, Self.S.channels]:
-        comptime if Self.vector:
-            return widen[i, Self.S.channels](self.dy[0])
-        else:
-            return widen[0, Self.S.channels](self.dy[i])
-
-    @always_inline
-    def entries[i: Int](self) -> SIMD[Self.entry, Self.S.channels]:
-        comptime if Self.vector:
-            return self.found[0].slice[Self.S.channels, offset=i]()
-        else:
-            return rebind[SIMD[Self.entry, Self.S.channels]](self.found[i])
-
-
-@fieldwise_init
-struct Lane(TrivialRegisterPassable):
-    """What a lane works on, and whether it stores anything."""
-
-    var strip: Int32
-    var n: Int32
-    var slab: Int32
-    """Number of its few slabs in the sample."""
-    var tile: Int32
-    var c: Int32
-    var moved: Int32
-    """Columns by which tiles are moved: where there is less padding than the shape's, by one, and one begins before the first.
-    """
-    var live: Bool
-    var has_left: Int32
-    """1 where a lane of the team has the tile on that side, else 0."""
-    var has_right: Int32
-
-    @staticmethod
-    @always_inline
-    def of[S: HaloShape](p: PoolingParams, t: Teams) -> Self:
-        """This thread's."""
-        var block = Int32(block_idx.x)
-        var strip = Int32(0)
-        # Long strips are a block's: what hangs on the strip alone then costs no lanes. Short ones are taken by lanes beside each
-        # other, which share rows of windows and lines of dx.
-        comptime if not S.strips_beside():
-            block, strip = t.by_strips.divide(block)
-        # Lanes that no team needs do as others do and store nothing.
-        var half = block * Int32(BLOCK // LANES) + Int32(thread_idx.x) // LANES
-        var own, lane = t.by_lanes.divide(Int32(thread_idx.x) % LANES)
-        var per_warp = t.by_lanes.quotient(LANES)
-        var team = half * per_warp + own
-        var live = own < per_warp and team < t.count
-        team = min(team, t.count - 1)
-        # One channel is one vector.
-        var tile_in_team = lane
-        var across = Int32(0)
-        var rest = team
-        var chunk = Int32(0)
-        comptime if S.channels > 1:
-            tile_in_team, across = t.by_wide.divide(lane)
-            rest, chunk = t.by_chunks.divide(team)
-        var place: Int32
-        rest, place = t.by_row.divide(rest)
-        comptime if S.strips_beside():
-            rest, strip = t.by_strips.divide(rest)
-        var n, slab = t.by_slabs.divide(rest)
-        var tile = place * t.step + tile_in_team
-        var channel = chunk * t.by_wide.value + across
-        live = live and tile < t.tiles and channel < t.vectors
-        var last = place == t.by_row.value - 1
-        # A team's first or last tile lacks the windows of the tile beside it.
-        comptime if S.right() > 0:
-            live = live and (tile_in_team > 0 or place == 0)
-        comptime if S.pw > 0:
-            live = live and (tile_in_team < t.lanes - 1 or last)
-        var has_left = Int32(1) if tile_in_team > 0 else Int32(0)
-        var has_right = Int32(
-            1
-        ) if tile_in_team < t.lanes - 1 and tile + 1 < t.tiles else Int32(0)
-        tile = min(tile, t.tiles - 1)
-        var c = min(channel, t.vectors - 1) * Int32(S.channels)
-        var moved = Int32(0)
-        comptime if S.channels > 1:
-            moved = Int32(S.pw) - p.w.padding
-            tile -= moved
-        return Self(strip, n, slab, tile, c, moved, live, has_left, has_right)
 
 
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(BLOCK)),
     `nvvm.minctasm`=SIMDLength(
-        halo_blocks(S, size_of[dtype](), entry_bytes[entry]())
+        halo_blocks(S, size_of[dtype](), argmax_bytes[argmax]())
     ),
 )
 def pool_dgrad_halo_exchange[
-    dtype: DType, entry: DType, S: HaloShape
+    dtype: DType, argmax: DType, S: HaloShape
 ](
     dx: Ptr[dtype],
     dy: Ptr[dtype],
-    entries: Ptr[entry],
+    argmaxes: Ptr[argmax],
     p: PoolingParams,
     t: Teams,
 ):
@@ -197,7 +71,7 @@ def pool_dgrad_halo_exchange[
     comptime AHEAD = S.ahead
     comptime AT = S.pw
     comptime Sums = SIMD[DType.float32, V]
-    comptime Row = LoadedRow[dtype, entry, S]
+    comptime Row = LoadedRow[dtype, argmax, S]
 
     var me = Lane.of[S](p, t)
     var n = me.n
@@ -243,9 +117,9 @@ def pool_dgrad_halo_exchange[
         slab_at[step] = min(max(od, 0), p.d.output - 1) * p.h.output * row_size
     var sample = Int(n) * Int(p.output_plane()) * Int(p.channels)
     var dy_n = dy.unsafe_offset(sample)
-    var entries_n = entries
-    comptime if entry != NO_ENTRY:
-        entries_n = entries.unsafe_offset(sample)
+    var argmaxes_n = argmaxes
+    comptime if argmax != NO_ARGMAX:
+        argmaxes_n = argmaxes.unsafe_offset(sample)
     var slab_size = Int(p.h.input * p.w.input * p.channels)
     var dx_slab = dx.unsafe_offset(
         (Int(n) * Int(p.d.input) + Int(d)) * slab_size
@@ -255,7 +129,7 @@ def pool_dgrad_halo_exchange[
     var include = p.include_pad != 0
     var scale_w = Array[Float32, ROW](fill=p.scale)
     var scale_d = Array[Float32, ND](fill=1)
-    comptime if entry == NO_ENTRY:
+    comptime if argmax == NO_ARGMAX:
         if p.scale == 0:
             comptime for i in range(ROW):
                 scale_w[i] = p.w.scale[False](start + Int32(i), include)
@@ -274,7 +148,7 @@ def pool_dgrad_halo_exchange[
         var at = max(min(group + Int32(k), last_row), 0) * row_size
         comptime for step in range(ND):
             rows[k * ND + step].load(
-                dy_n, entries_n, at + slab_at[step], places
+                dy_n, argmaxes_n, at + slab_at[step], places
             )
     var left = t.rows
     while True:
@@ -294,13 +168,13 @@ def pool_dgrad_halo_exchange[
             comptime for step in range(ND):
                 comptime slot = turn % AHEAD * ND + step
                 var base = Int32(0)
-                comptime if entry == INDEX:
+                comptime if argmax == INDEX:
                     base = column
                     # Rows of a 1-D problem are no rows of a plane.
                     comptime if not S.is_line():
                         base += (d * p.h.input + top) * p.w.input
                 var slab_row = row_there & slab_there[step]
-                comptime if entry == NO_ENTRY:
+                comptime if argmax == NO_ARGMAX:
                     var scale = Float32(1)
                     if p.scale == 0:
                         scale = p.h.scale[False](group, include) * scale_d[step]
@@ -319,15 +193,15 @@ def pool_dgrad_halo_exchange[
                         add_window[S=S, step=step, i=i, turn=turn](
                             sums,
                             rows[slot].gradient[i](),
-                            rows[slot].entries[i](),
+                            rows[slot].argmaxes[i](),
                             # Of a vector all of them or none.
                             slab_row & ones[0 if vector else i],
                             base,
                             p.w.input,
                             p.h.input,
                         )
-                rows[slot].load(dy_n, entries_n, at + slab_at[step], places)
-            comptime if entry == NO_ENTRY:
+                rows[slot].load(dy_n, argmaxes_n, at + slab_at[step], places)
+            comptime if argmax == NO_ARGMAX:
                 add_totals[S=S, turn=turn](sums, totals)
             comptime for r in range(S.sh):
                 var h = top + Int32(r)
@@ -414,7 +288,7 @@ def add_totals[
 
 @always_inline
 def add_window[
-    entry: DType,
+    argmax: DType,
     V: Int,
     M: Int,
     //,
@@ -426,13 +300,13 @@ def add_window[
 ](
     mut sums: Array[SIMD[DType.float32, V], M],
     g: SIMD[DType.float32, V],
-    found: SIMD[entry, V],
+    found: SIMD[argmax, V],
     there: Int32,
     base: Int32,
     width: Int32,
     height: Int32,
 ):
-    """Adds the gradient of the thread's window `i` to the pixels that its entries name.
+    """Adds the gradient of the thread's window `i` to the pixels that its argmaxes name.
     """
 
     @always_inline
@@ -445,7 +319,7 @@ def add_window[
         else:
             sums[at][v] = add_tap[bit](sums[at][v], bits, g[v])
 
-    comptime if entry == OFFSET:
+    comptime if argmax == OFFSET:
         comptime for v in range(V):
             comptime for word in range((S.taps() + 31) // 32):
                 # The tests of one window side by side: only those share an instruction.
@@ -475,7 +349,7 @@ def add_window[
         var numbers = found.cast[DType.int32]() - (
             base + Int32(i * S.sw - S.pw)
         )
-        var fits = fits_word[entry, V](found, True)
+        var fits = fits_word[argmax, V](found, True)
         comptime for v in range(V):
             comptime for ds in range(S.depth):
                 comptime if S.reaches(step, ds):
@@ -541,19 +415,19 @@ struct HaloExchange[deep: Bool](PoolingKernel):
     """`deep` with windows over several slabs of D."""
 
     comptime NAME: StaticString = "halo_exchange"
-    comptime SHAPES[dtype: DType, entry: DType] = halo_shapes(
-        size_of[dtype](), entry_bytes[entry](), Self.deep
+    comptime SHAPES[dtype: DType, argmax: DType] = halo_shapes(
+        size_of[dtype](), argmax_bytes[argmax](), Self.deep
     )
 
     @staticmethod
-    def compiles[entry: DType, adaptive: Bool]() -> Bool:
+    def compiles[argmax: DType, adaptive: Bool]() -> Bool:
         return not adaptive
 
     @staticmethod
     def can_implement[
-        dtype: DType, entry: DType, adaptive: Bool
+        dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
-        comptime SHAPES = Self.SHAPES[dtype, entry]
+        comptime SHAPES = Self.SHAPES[dtype, argmax]
         if not fits_32_bits(_as_planes(p)):
             return String("rows together have too many elements for 32 bits")
         if p.input_size() >= MOST_PIXELS:
@@ -566,9 +440,9 @@ struct HaloExchange[deep: Bool](PoolingKernel):
 
     @staticmethod
     def launch[
-        dtype: DType, entry: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
-        comptime SHAPES = Self.SHAPES[dtype, entry]
+        dtype: DType, argmax: DType, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
+        comptime SHAPES = Self.SHAPES[dtype, argmax]
         comptime for i in range(len(SHAPES)):
             comptime S = SHAPES[i]
             if halo_takes(S, p):
@@ -577,26 +451,26 @@ struct HaloExchange[deep: Bool](PoolingKernel):
 
 
 def _launch[
-    dtype: DType, entry: DType, //, S: HaloShape
-](ctx: DeviceContext, t: Operands[dtype, entry], given: PoolingProblem) raises:
+    dtype: DType, argmax: DType, //, S: HaloShape
+](ctx: DeviceContext, t: Operands[dtype, argmax], given: PoolingProblem) raises:
     var p = _as_planes(given)
     var teams = plan_teams(
         S,
         p,
         data=size_of[dtype](),
-        entry=entry_bytes[entry](),
+        argmax=argmax_bytes[argmax](),
         processors=ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
     )
-    comptime kernel = pool_dgrad_halo_exchange[dtype, entry, S]
+    comptime kernel = pool_dgrad_halo_exchange[dtype, argmax, S]
     ctx.enqueue_function[kernel](
         t.result,
         t.source,
-        t.entries,
+        t.argmaxes,
         PoolingParams(
             p,
             extent_d=p.d.input,
             vector=S.channels,
-            scale=uniform_scale[entry, False](given),
+            scale=uniform_scale[argmax, False](given),
         ),
         teams,
         grid_dim=teams.blocks(),

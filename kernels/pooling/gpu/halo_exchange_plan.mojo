@@ -133,19 +133,19 @@ struct HaloShape(TrivialRegisterPassable):
         return True
 
 
-def halo_shapes(data: Int, entry: Int, deep: Bool) -> List[HaloShape]:
-    """The windows that are compiled, for gradients of `data` and entries of `entry` bytes (0: averages): each what some network
-    uses and the halo exchange takes fastest. Tiles are 16 bytes of dx, but for int64 entries, which take all registers.
+def halo_shapes(data: Int, argmax: Int, deep: Bool) -> List[HaloShape]:
+    """The windows that are compiled, for gradients of `data` and argmaxes of `argmax` bytes (0: averages): each what some network
+    uses and the halo exchange takes fastest. Tiles are 16 bytes of dx, but for int64 argmaxes, which take all registers.
     """
-    var shapes = _flat_shapes(data, entry)
+    var shapes = _flat_shapes(data, argmax)
     if deep:
-        shapes.extend(_deep_shapes(data, entry))
+        shapes.extend(_deep_shapes(data, argmax))
     return shapes^
 
 
-def _flat_shapes(data: Int, entry: Int) -> List[HaloShape]:
+def _flat_shapes(data: Int, argmax: Int) -> List[HaloShape]:
     """Windows in one slab of D."""
-    var columns = 8 if data < 4 and entry < 8 else 4
+    var columns = 8 if data < 4 and argmax < 8 else 4
     var shapes = List[HaloShape]()
 
     @always_inline
@@ -163,12 +163,12 @@ def _flat_shapes(data: Int, entry: Int) -> List[HaloShape]:
     shapes.append(HaloShape(1, 1, 0, 1, 1, 3, 1, 1, columns, 1, 1, 4))
     # Channels-last, four channels of two columns. By int64 index 3/1 windows cost less in rings.
     add(3, 2, 2, 4, 3)
-    if entry < 8:
+    if argmax < 8:
         add(3, 1, 2, 4, 6)
     return shapes^
 
 
-def _deep_shapes(data: Int, entry: Int) -> List[HaloShape]:
+def _deep_shapes(data: Int, argmax: Int) -> List[HaloShape]:
     """Windows over several slabs."""
     var shapes = List[HaloShape]()
 
@@ -181,17 +181,17 @@ def _deep_shapes(data: Int, entry: Int) -> List[HaloShape]:
         )
 
     # Contiguous NCHW.
-    if entry == 0:
+    if argmax == 0:
         add(3, 2, 8 if data < 4 else 4, 1, 2, 6)
     else:
         add(3, 2, 4, 1, 2, 3)
-        if entry == 1:
+        if argmax == 1:
             add(3, 1, 8, 1, 1, 1)
         else:
             add(3, 1, 4, 1, 2, 2 if data < 4 else 1)
     # Channels-last. Averages 3/1 cost less by sliding sums.
-    add(3, 2, 2, 4, 2, 6 if data < 4 and entry == 1 else 3)
-    if entry == 1:
+    add(3, 2, 2, 4, 2, 6 if data < 4 and argmax == 1 else 3)
+    if argmax == 1:
         add(3, 1, 2, 4, 1, 2 if data >= 4 else 3)
     return shapes^
 
@@ -330,29 +330,29 @@ struct Teams(KernelArgument):
         )
 
 
-def halo_blocks(S: HaloShape, data: Int, entry: Int) -> Int:
-    """Blocks that a multiprocessor shall hold. `data` and `entry` are the bytes of a window's gradient and entry.
+def halo_blocks(S: HaloShape, data: Int, argmax: Int) -> Int:
+    """Blocks that a multiprocessor shall hold. `data` and `argmax` are the bytes of a window's gradient and argmax.
     """
-    var row = S.run() * S.channels * (data + entry) // 4
+    var row = S.run() * S.channels * (data + argmax) // 4
     var registers = (
         S.depth * S.kept() * S.width() * S.channels
         + S.slabs() * S.ahead * row
         + S.run()
         + 48
     )
-    if entry == 0:
+    if argmax == 0:
         registers += S.depth * S.run() * S.channels + S.run() + S.slabs()
     return max(65536 // (BLOCK * ((registers + 7) // 8 * 8)), 1)
 
 
-def team_vectors(S: HaloShape, data: Int, entry: Int, vectors: Int) -> Int:
+def team_vectors(S: HaloShape, data: Int, argmax: Int, vectors: Int) -> Int:
     """Vectors of channels that a team takes of a pixel's: four, which fill whole sectors of bfloat16, but where a sixth of the
     lanes or more would be idle and five, or three, leave none. Half-precision averages, which compute less, gain from longer
-    runs. `data` and `entry` are the bytes of a window's gradient and entry (none: averages).
+    runs. `data` and `argmax` are the bytes of a window's gradient and argmax (none: averages).
     """
     if vectors <= 4:
         return vectors
-    if entry == 0 and data < 4 and vectors >= 16 and vectors % 8 == 0:
+    if argmax == 0 and data < 4 and vectors >= 16 and vectors % 8 == 0:
         return 8
     if 6 * vectors <= 5 * align_up(vectors, 4):
         if vectors % 5 == 0:
@@ -363,36 +363,36 @@ def team_vectors(S: HaloShape, data: Int, entry: Int, vectors: Int) -> Int:
 
 
 def strip_rows(
-    S: HaloShape, data: Int, entry: Int, groups: Int, wide: Int
+    S: HaloShape, data: Int, argmax: Int, groups: Int, wide: Int
 ) -> Int:
     """The rows of windows that a thread shall take, as measured on one H200: longer strips take fewer of them twice, but
     threads then walk through more of the tensors at a time. A plane has `groups` rows of windows, a team takes `wide` vectors
-    of channels; `data` and `entry` are the bytes of a window's gradient and entry (none: averages).
+    of channels; `data` and `argmax` are the bytes of a window's gradient and argmax (none: averages).
     """
     if S.channels > 1:
         if S.sh > 1:
-            if entry == 0:
+            if argmax == 0:
                 return 5 if data >= 4 else (11 if wide > 4 else 7)
             return 6 if data >= 4 else 11
         if S.kd > 1:
             return 40
         return 16 if data >= 4 else 30
     if S.sh > 1:
-        if entry >= 8:
+        if argmax >= 8:
             return 6 if data >= 4 else (8 if S.kd > 1 else 11)
         if S.kd == 1:
             return 6
-        if data >= 4 or entry > 0:
+        if data >= 4 or argmax > 0:
             return 5
         return 4 if groups < 40 else 6
     if S.kd > 1:
         return 27
     if S.is_line():
         return 8
-    if data >= 4 and entry == 0:
+    if data >= 4 and argmax == 0:
         return 8
     # Rows in whole waves of blocks matter more than rows that are taken twice.
-    return 18 if data < 4 and entry == 1 and groups >= 40 else 11
+    return 18 if data < 4 and argmax == 1 and groups >= 40 else 11
 
 
 def nearest_strips(groups: Int, again: Int, rows: Int) -> Int:
@@ -410,18 +410,18 @@ comptime FEWEST = 8
 
 
 def plan_teams(
-    S: HaloShape, p: PoolingProblem, *, data: Int, entry: Int, processors: Int
+    S: HaloShape, p: PoolingProblem, *, data: Int, argmax: Int, processors: Int
 ) -> Teams:
     """How a problem is cut for a GPU of so many multiprocessors."""
     var columns = LANES
     var wide = 1
     if S.channels > 1:
-        wide = team_vectors(S, data, entry, Int(p.channels) // S.channels)
+        wide = team_vectors(S, data, argmax, Int(p.channels) // S.channels)
         columns = LANES // wide
     var groups = ceildiv(Int(p.h.input) + Int(p.h.padding), S.sh)
     var again = S.above() - 1
     var strips = nearest_strips(
-        groups, again, strip_rows(S, data, entry, groups, wide)
+        groups, again, strip_rows(S, data, argmax, groups, wide)
     )
     # Of one strip a plane first, to find out how many warps there are.
     var teams = Teams(p, S, columns=columns, wide=wide, strips=1)

@@ -5,7 +5,7 @@ from std.math import ceildiv
 
 from ...common.argument import KernelArgument
 from ...common.arithmetic import Divisor
-from ..kernel import INDEX, NO_ENTRY
+from ..kernel import INDEX, NO_ARGMAX
 from ..problem import PoolingAxis, PoolingProblem
 
 comptime THREADS = 256
@@ -197,9 +197,9 @@ def fits_32_bits(p: PoolingProblem) -> Bool:
     return largest + 2 * THREADS < LIMIT_32
 
 
-def uniform_scale[entry: DType, adaptive: Bool](p: PoolingProblem) -> Float32:
+def uniform_scale[argmax: DType, adaptive: Bool](p: PoolingProblem) -> Float32:
     """One over the divisor if all windows of an average share it, else 0."""
-    comptime if entry != NO_ENTRY:
+    comptime if argmax != NO_ARGMAX:
         return 0
     var first = p.divisor[adaptive](0, 0, 0)
     var include = p.count_include_pad != 0
@@ -220,11 +220,11 @@ def uniform_scale[entry: DType, adaptive: Bool](p: PoolingProblem) -> Float32:
 
 
 def refuse_misses[
-    entry: DType, adaptive: Bool
+    argmax: DType, adaptive: Bool
 ](p: PoolingProblem) -> Optional[String]:
     """None, or why a gradient that looks under windows alone does not take the problem.
     """
-    comptime if entry == INDEX and not adaptive:
+    comptime if argmax == INDEX and not adaptive:
         if p.may_miss():
             return String("indices may name pixels that no window reaches")
     return None

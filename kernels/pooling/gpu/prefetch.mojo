@@ -221,11 +221,11 @@ def stage_at(shared: Shared, c: Pipeline, stage: Int32) -> type_of(shared):
 
 @always_inline
 def ask_piece[
-    dtype: DType, entry: DType, //
+    dtype: DType, argmax: DType, //
 ](
     shared: Shared,
     dy: Ptr[dtype],
-    entries: Ptr[entry],
+    argmaxes: Ptr[argmax],
     piece: Piece,
     stage: Int32,
     p: PoolingParams,
@@ -237,22 +237,22 @@ def ask_piece[
     var run = piece.windows(p)
     var total = Int(c.windows)
     var to = stage_at(shared, c, stage)
-    var entries_to = to.unsafe_offset(Int(c.entries_at))
+    var argmaxes_to = to.unsafe_offset(Int(c.argmaxes_at))
     comptime if _is_sm_9x_or_newer():
         if thread == 0:
             var counter = _counter(shared, stage)
             var dy_lines = Lines(dy, first, run, total)
-            var entry_lines = Lines(entries, first, run, total)
+            var argmax_lines = Lines(argmaxes, first, run, total)
             # Only tensors end in lines that are not whole; LINE elements are at least one.
             if first + Int(run) > total - LINE:
                 load_rest(to, dy, first, run, total)
-                load_rest(entries_to, entries, first, run, total)
-            mbarrier_expect(counter, Int(dy_lines.bytes + entry_lines.bytes))
+                load_rest(argmaxes_to, argmaxes, first, run, total)
+            mbarrier_expect(counter, Int(dy_lines.bytes + argmax_lines.bytes))
             dy_lines.load(to, counter)
-            entry_lines.load(entries_to, counter)
+            argmax_lines.load(argmaxes_to, counter)
     else:
         load_run(to, dy, first, run, total, thread, c.threads)
-        load_run(entries_to, entries, first, run, total, thread, c.threads)
+        load_run(argmaxes_to, argmaxes, first, run, total, thread, c.threads)
         comptime if is_nvidia_gpu():
             async_copy_commit_group()
 

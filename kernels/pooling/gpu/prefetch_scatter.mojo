@@ -2,7 +2,7 @@
 share a pixel: pieces of dx in shared memory, whose windows are loaded while those of the piece before are added.
 
 A block takes one piece after another: whole planes, or a strip of a plane's rows. Each window's dy is added where its
-entry points. A thread takes a block of neighbouring windows, at least as high and as wide as windows without a common
+argmax points. A thread takes a block of neighbouring windows, at least as high and as wide as windows without a common
 pixel are apart, and all threads of a plane take the same place of their blocks at a time: no two of them add to one pixel,
 and waiting for each other after each place puts the additions into one order. Sums leave as runs of vectors. An index
 that points outside its window or outside the piece is ignored.
@@ -36,16 +36,16 @@ from .prefetch_scatter_plan import (
 )
 from .params import LANES, LIMIT_32, PoolingParams, refuse_misses
 from .primitives import NOWHERE, where_below
-from ..kernel import INDEX, NO_ENTRY, OFFSET, Operands, PoolingKernel
+from ..kernel import INDEX, NO_ARGMAX, OFFSET, Operands, PoolingKernel
 from ..problem import PoolingProblem
 
 
 def max_pool_dgrad_prefetch_scatter[
-    dtype: DType, entry: DType, wide: Int
+    dtype: DType, argmax: DType, wide: Int
 ](
     dx: Ptr[dtype],
     dy: Ptr[dtype],
-    entries: Ptr[entry],
+    argmaxes: Ptr[argmax],
     p: PoolingParams,
     c: Pipeline,
 ):
@@ -72,7 +72,7 @@ def max_pool_dgrad_prefetch_scatter[
     var stride = keep(p.h.stride())
     var high = keep(c.high)
     var windows_w = keep(p.w.output)
-    var part = keep(c.per_row if entry == OFFSET else c.per_width)
+    var part = keep(c.per_row if argmax == OFFSET else c.per_width)
     var slab_in = p.h.input * width
     var slab_out = p.h.output * windows_w
     # By index a window's first column inside the plane, and its columns there; by offset its first column. Windows that are
@@ -83,7 +83,7 @@ def max_pool_dgrad_prefetch_scatter[
         var ow = column * Int32(wide) + Int32(j)
         if ow < windows_w:
             left[j] = p.w.origin(ow)
-            comptime if entry == INDEX:
+            comptime if argmax == INDEX:
                 var end = min(left[j] + p.w.reach, width)
                 left[j] = max(left[j], 0)
                 reach[j] = UInt32(max(end - left[j], 0))
@@ -93,7 +93,7 @@ def max_pool_dgrad_prefetch_scatter[
 
     @always_inline
     def ask(piece: Piece, stage: Int32) {imm}:
-        ask_piece(shared, dy, entries, piece, stage, p, c, thread)
+        ask_piece(shared, dy, argmaxes, piece, stage, p, c, thread)
 
     # Blocks beside each other take pieces beside each other.
     var unit = Int32(block_idx.x) * c.planes
@@ -122,10 +122,10 @@ def max_pool_dgrad_prefetch_scatter[
         var dy_rows = mine.unsafe_bitcast[Scalar[dtype]]().unsafe_offset(
             Int(shift[dtype](first))
         )
-        var entry_rows = (
-            mine.unsafe_offset(Int(c.entries_at))
-            .unsafe_bitcast[Scalar[entry]]()
-            .unsafe_offset(Int(shift[entry](first)))
+        var argmax_rows = (
+            mine.unsafe_offset(Int(c.argmaxes_at))
+            .unsafe_bitcast[Scalar[argmax]]()
+            .unsafe_offset(Int(shift[argmax](first)))
         )
         # Sums lie as far from a vector's begin as in dx.
         var first_pixel = piece.first_pixel(p)
@@ -151,7 +151,7 @@ def max_pool_dgrad_prefetch_scatter[
                 if top < beyond:
                     rows = max(min(top + p.h.reach, end_h) - begin, 0)
                     from_row = o
-                comptime if entry == INDEX:
+                comptime if argmax == INDEX:
                     rows *= width
                 var before = top - begin
                 var first_in_row = begin * width
@@ -161,8 +161,8 @@ def max_pool_dgrad_prefetch_scatter[
                     values[j] = dy_rows[unsafe_offset=Int(from_row) + j].cast[
                         DType.float32
                     ]()
-                    var found = entry_rows[unsafe_offset=Int(from_row) + j]
-                    comptime if entry == OFFSET:
+                    var found = argmax_rows[unsafe_offset=Int(from_row) + j]
+                    comptime if argmax == OFFSET:
                         places[j] = _place_of_tap(
                             Int32(found),
                             base + first_in_row,
@@ -307,12 +307,12 @@ struct PrefetchScatter(PoolingKernel):
     comptime NAME: StaticString = "prefetch_scatter"
 
     @staticmethod
-    def compiles[entry: DType, adaptive: Bool]() -> Bool:
-        return entry != NO_ENTRY and not adaptive
+    def compiles[argmax: DType, adaptive: Bool]() -> Bool:
+        return argmax != NO_ARGMAX and not adaptive
 
     @staticmethod
     def can_implement[
-        dtype: DType, entry: DType, adaptive: Bool
+        dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
         if p.channels != 1:
             return String("channels lie between pixels")
@@ -320,33 +320,33 @@ struct PrefetchScatter(PoolingKernel):
             return String("planes have several slabs")
         if Int(p.batch) >= LIMIT_32 // 32:
             return String("planes are too many for 32 bits")
-        if entry == INDEX and not can_divide(p):
+        if argmax == INDEX and not can_divide(p):
             return String("rows are too long, or shorter than windows")
-        if not can_cut(p, data=size_of[dtype](), entry=size_of[entry]()):
+        if not can_cut(p, data=size_of[dtype](), argmax=size_of[argmax]()):
             return String(
                 "no piece fits shared memory, or windows overlap too much"
             )
-        return refuse_misses[entry, adaptive](p)
+        return refuse_misses[argmax, adaptive](p)
 
     @staticmethod
     def launch[
-        dtype: DType, entry: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
+        dtype: DType, argmax: DType, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
         var plan = plan_pipeline(
             p,
             data=size_of[dtype](),
-            entry=size_of[entry](),
+            argmax=size_of[argmax](),
             processors=ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
         )
         comptime for wide in WIDTHS:
             if Int(plan.wide) == wide:
                 comptime kernel = max_pool_dgrad_prefetch_scatter[
-                    dtype, entry, wide
+                    dtype, argmax, wide
                 ]
                 ctx.enqueue_function[kernel](
                     t.result,
                     t.source,
-                    t.entries,
+                    t.argmaxes,
                     PoolingParams(p, extent_d=1, vector=1),
                     plan,
                     grid_dim=Int(plan.blocks),

@@ -83,8 +83,8 @@ struct Pipeline(KernelArgument):
     """Divides by the threads of a row of windows."""
     var by_strips: Divisor
     var sums_bytes: Int32
-    var entries_at: Int32
-    """Where a stage's entries begin, in bytes."""
+    var argmaxes_at: Int32
+    """Where a stage's argmaxes begin, in bytes."""
     var stage_bytes: Int32
     var per_width: Int32
     """One over a row's pixels, SHIFT bits after the point."""
@@ -98,7 +98,7 @@ struct Pipeline(KernelArgument):
         p: PoolingProblem,
         *,
         data: Int,
-        entry: Int,
+        argmax: Int,
         threads: Int,
         wide: Int,
         below: Int,
@@ -108,7 +108,7 @@ struct Pipeline(KernelArgument):
     ):
         """Pieces for blocks of `threads`, each of which takes `wide` windows of a row, with at most `below` threads below
         each other. Pieces are `times` as many planes as that occupies the threads, as many as fit (0), or a plane in `strips`.
-        `data` and `entry` are the bytes of a window's gradient and entry."""
+        `data` and `argmax` are the bytes of a window's gradient and argmax."""
         var height = Int(p.h.input)
         var width = Int(p.w.input)
         var windows_w = Int(p.w.output)
@@ -133,7 +133,7 @@ struct Pipeline(KernelArgument):
             beside *= threads // LANES
         # Where fewer planes fit than occupy the threads, some threads have none.
         var bytes = 4 * height * width + STAGES * (
-            windows_h * windows_w * (data + entry)
+            windows_h * windows_w * (data + argmax)
         )
         var fitting = (MOST_SHARED - SPARE) // bytes
         var planes = min(max(times * beside, 1), Int(p.batch))
@@ -157,8 +157,8 @@ struct Pipeline(KernelArgument):
         self.sums_bytes = Int32(sums * VECTOR * 4)
         # A thread's last windows may lie behind the run.
         var run = planes * windows_h * windows_w + WIDEST
-        self.entries_at = Int32(lines(run, data) * LINE)
-        self.stage_bytes = self.entries_at + Int32(lines(run, entry) * LINE)
+        self.argmaxes_at = Int32(lines(run, data) * LINE)
+        self.stage_bytes = self.argmaxes_at + Int32(lines(run, argmax) * LINE)
         self.per_width = Int32(ceildiv(1 << SHIFT, width))
         self.per_row = Int32(ceildiv(1 << 16, Int(p.w.window)))
         self.windows = Int64(p.output_size())
@@ -213,7 +213,7 @@ def _narrowest(p: PoolingProblem) -> Int:
     return 0
 
 
-def can_cut(p: PoolingProblem, *, data: Int, entry: Int) -> Bool:
+def can_cut(p: PoolingProblem, *, data: Int, argmax: Int) -> Bool:
     """Whether plan_pipeline finds a way: whether the smallest of its pieces fits.
     """
     var wide = _narrowest(p)
@@ -222,7 +222,7 @@ def can_cut(p: PoolingProblem, *, data: Int, entry: Int) -> Bool:
     return Pipeline(
         p,
         data=data,
-        entry=entry,
+        argmax=argmax,
         threads=MOST_THREADS_OF_BLOCK,
         wide=wide,
         below=Int(p.h.output),
@@ -233,7 +233,7 @@ def can_cut(p: PoolingProblem, *, data: Int, entry: Int) -> Bool:
 
 
 def plan_pipeline(
-    p: PoolingProblem, *, data: Int, entry: Int, processors: Int
+    p: PoolingProblem, *, data: Int, argmax: Int, processors: Int
 ) raises -> Pipeline:
     """The fastest of some ways to cut a problem, as far as is known."""
     var best = Optional[Pipeline](None)
@@ -263,7 +263,7 @@ def plan_pipeline(
                 var c = Pipeline(
                     p,
                     data=data,
-                    entry=entry,
+                    argmax=argmax,
                     threads=threads,
                     wide=wide,
                     below=below,

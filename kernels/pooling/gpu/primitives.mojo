@@ -1,5 +1,5 @@
 """Single instructions of NVIDIA's GPUs that the compiler does not choose by itself, with a form for other GPUs beside each: tests
-of entries, masked additions, prefetching."""
+of argmaxes, masked additions, prefetching."""
 
 from std.memory import bitcast
 from std.sys._assembly import inlined_assembly
@@ -43,7 +43,7 @@ def fetch[dtype: DType](data: Ptr[dtype]):
 def fits_word[
     index: DType, V: Int
 ](found: SIMD[index, V], inside: Bool) -> SIMD[DType.bool, V]:
-    """Whether a window is there and its entry has no bits above its low word.
+    """Whether a window is there and its argmax has no bits above its low word.
     """
     var there = SIMD[DType.bool, V](fill=inside)
     comptime if index == DType.int64:

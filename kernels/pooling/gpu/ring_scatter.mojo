@@ -1,7 +1,7 @@
 """Gradient of max pooling on a GPU over channels-last tensors, for every window.
 
 A thread owns V channels of a strip of columns of one slab, or of a few slabs that lie one behind the other, and walks
-down H, one row of windows at a time. It adds each dy where its entry points: to sums in shared memory that no other
+down H, one row of windows at a time. It adds each dy where its argmax points: to sums in shared memory that no other
 thread touches, a ring of as many rows as a window reaches over. So a window costs the same however many taps it has,
 nothing is atomic, and additions always come in the same order. Rows that no later window reaches are rounded, stored
 and cleared. The loads of the next few windows are under way while the last are added.
@@ -17,7 +17,7 @@ from std.math import ceildiv
 from std.sys import size_of
 
 from ...common.pointer import Ptr
-from ..kernel import NO_ENTRY, OFFSET, Operands, PoolingKernel
+from ..kernel import NO_ARGMAX, OFFSET, Operands, PoolingKernel
 from ..problem import PoolingProblem
 from .params import LIMIT_32, PoolingParams, refuse_misses
 from .ring_scatter_plan import (
@@ -36,7 +36,7 @@ comptime NO_COLUMN = Int32(0x7FFF)
 
 @fieldwise_init
 struct Found(TrivialRegisterPassable):
-    """Where an entry points, if it is `ok`."""
+    """Where an argmax points, if it is `ok`."""
 
     var row: Int32
     """Of sums (a thread's slabs lie side by side), counted from the first under the windows."""
@@ -45,13 +45,13 @@ struct Found(TrivialRegisterPassable):
     var ok: Bool
 
 
-struct Batch[dtype: DType, entry: DType, V: Int](Copyable):
+struct Batch[dtype: DType, argmax: DType, V: Int](Copyable):
     """A few windows of one row as they lie in memory: what is done with them after waits for the loads. Bytes stay the
     words that they are loaded in."""
 
-    comptime packed = Self.entry == OFFSET
+    comptime packed = Self.argmax == OFFSET
     comptime word = DType.uint16 if Self.V == 2 else DType.uint8
-    comptime kept = DType.uint32 if Self.packed else Self.entry
+    comptime kept = DType.uint32 if Self.packed else Self.argmax
     comptime words = 1 if Self.packed else Self.V
     var dy: Array[SIMD[Self.dtype, Self.V], AHEAD]
     var found: Array[SIMD[Self.kept, Self.words], AHEAD]
@@ -69,7 +69,7 @@ struct Batch[dtype: DType, entry: DType, V: Int](Copyable):
     def load(
         mut self,
         dy: Ptr[Self.dtype],
-        found: Ptr[Self.entry],
+        found: Ptr[Self.argmax],
         start: Int,
         channels: Int32,
         count: Int32,
@@ -77,7 +77,7 @@ struct Batch[dtype: DType, entry: DType, V: Int](Copyable):
         """Loads `count` windows, `channels` apart; others stay what they were.
         """
         comptime data_bytes = min(Self.V * size_of[Self.dtype](), 16)
-        comptime index_bytes = min(Self.V * size_of[Self.entry](), 16)
+        comptime index_bytes = min(Self.V * size_of[Self.argmax](), 16)
         var dy_start = dy.unsafe_offset(start)
         var found_start = found.unsafe_offset(start)
         comptime for k in range(AHEAD):
@@ -109,11 +109,11 @@ struct Batch[dtype: DType, entry: DType, V: Int](Copyable):
 
 @always_inline
 def walk_ring[
-    dtype: DType, entry: DType, V: Int, DEPTH: Int
+    dtype: DType, argmax: DType, V: Int, DEPTH: Int
 ](
     dx: Ptr[dtype],
     dy: Ptr[dtype],
-    entries: Ptr[entry],
+    argmaxes: Ptr[argmax],
     sums: MutPointer[Float32, _, address_space=AddressSpace.SHARED],
     table: MutPointer[Int32, _, address_space=AddressSpace.SHARED],
     p: PoolingParams,
@@ -138,7 +138,7 @@ def walk_ring[
     var ow1 = p.w.outputs_over[False](w0 + columns - 1)[1]
     var sample = Int(n) * Int(p.output_plane()) * Int(p.channels) + Int(c)
     var dy_n = dy.unsafe_offset(sample)
-    var entries_n = entries.unsafe_offset(sample)
+    var argmaxes_n = argmaxes.unsafe_offset(sample)
     var dx_tile = dx.unsafe_offset(
         (Int(n) * Int(p.d.input) + Int(d0)) * Int(plane * p.channels)
         + Int(w0 * p.channels + c)
@@ -160,12 +160,12 @@ def walk_ring[
 
     var od = od0
     var ow = ow0
-    var next = Batch[dtype, entry, V]()
+    var next = Batch[dtype, argmax, V]()
     # How many of a row's windows are left from the next ones on.
     var left = Int32(0)
     if od0 < od1 and group < last_group:
         left = ow1 - ow0
-    next.load(dy_n, entries_n, start_of(group, od, ow), p.channels, left)
+    next.load(dy_n, argmaxes_n, start_of(group, od, ow), p.channels, left)
     while group < end_group:
         var top = p.h.origin(group)
         var here = group < last_group and left > 0
@@ -188,16 +188,16 @@ def walk_ring[
                 row += 1
                 if row >= last_group:
                     left = 0
-            next.load(dy_n, entries_n, start_of(row, od, ow), p.channels, left)
+            next.load(dy_n, argmaxes_n, start_of(row, od, ow), p.channels, left)
 
             var meanings = table
-            comptime if entry == OFFSET:
+            comptime if argmax == OFFSET:
                 meanings = table.unsafe_offset(
                     Int((from_d + p.d.reach - 1) * Int32(TABLE))
                 )
             # All of the table's words first: no store to the sums may pass a load.
             var words = Array[Int32, AHEAD * V](fill=0)
-            comptime if entry == OFFSET:
+            comptime if argmax == OFFSET:
                 comptime for k in range(AHEAD):
                     comptime for v in range(V):
                         words[k * V + v] = meanings[
@@ -210,7 +210,7 @@ def walk_ring[
                 var oks = Array[Bool, V](fill=False)
                 comptime for v in range(V):
                     var found: Found
-                    comptime if entry == OFFSET:
+                    comptime if argmax == OFFSET:
                         var word = words[k * V + v]
                         found = Found(
                             word >> 16, left_of + (word & 0xFFFF), True
@@ -310,11 +310,11 @@ def _store_row[
 
 
 def max_pool_dgrad_ring_scatter[
-    dtype: DType, entry: DType, V: Int, DEPTH: Int
+    dtype: DType, argmax: DType, V: Int, DEPTH: Int
 ](
     dx: Ptr[dtype],
     dy: Ptr[dtype],
-    entries: Ptr[entry],
+    argmaxes: Ptr[argmax],
     p: PoolingParams,
     t: Strips,
 ):
@@ -323,7 +323,7 @@ def max_pool_dgrad_ring_scatter[
     ]()
     var thread = Int(thread_idx.x)
     var table = shared.unsafe_bitcast[Int32]()
-    comptime if entry == OFFSET:
+    comptime if argmax == OFFSET:
         shared = shared.unsafe_offset(Int(t.tables) * TABLE)
         _fill_table[DEPTH](table, p, t)
         barrier()
@@ -333,7 +333,9 @@ def max_pool_dgrad_ring_scatter[
     var sums = shared.unsafe_offset(thread)
     for i in range(t.sums()):
         sums[unsafe_offset=i * BLOCK] = 0
-    walk_ring[dtype, entry, V, DEPTH](dx, dy, entries, sums, table, p, t, flat)
+    walk_ring[dtype, argmax, V, DEPTH](
+        dx, dy, argmaxes, sums, table, p, t, flat
+    )
 
 
 @always_inline
@@ -368,12 +370,12 @@ struct RingScatter(PoolingKernel):
     comptime NAME: StaticString = "ring_scatter"
 
     @staticmethod
-    def compiles[entry: DType, adaptive: Bool]() -> Bool:
-        return entry != NO_ENTRY and not adaptive
+    def compiles[argmax: DType, adaptive: Bool]() -> Bool:
+        return argmax != NO_ARGMAX and not adaptive
 
     @staticmethod
     def can_implement[
-        dtype: DType, entry: DType, adaptive: Bool
+        dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
         if p.w.reach() > Int(p.w.input):
             return String("windows reach farther than a row is long")
@@ -381,18 +383,18 @@ struct RingScatter(PoolingKernel):
             return String("windows reach over more rows than a thread has sums")
         if p.input_size() // Int(p.h.input) >= LIMIT_32 - BLOCK:
             return String("strips are too many for 32 bits")
-        comptime if entry == OFFSET:
+        comptime if argmax == OFFSET:
             if p.d.reach() >= MOST_TABLES:
                 return String(
                     "windows reach over more slabs than there are tables"
                 )
-        return refuse_misses[entry, adaptive](p)
+        return refuse_misses[argmax, adaptive](p)
 
     @staticmethod
     def launch[
-        dtype: DType, entry: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
-        comptime tabled = entry == OFFSET
+        dtype: DType, argmax: DType, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
+        comptime tabled = argmax == OFFSET
         var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
         comptime for i in range(len(VARIANTS)):
             comptime V = VARIANTS[i][0]
@@ -409,12 +411,12 @@ struct RingScatter(PoolingKernel):
                     var strips = plan.value()
                     var bytes = strips.shared_bytes(table=tabled)
                     comptime kernel = max_pool_dgrad_ring_scatter[
-                        dtype, entry, V, DEPTH
+                        dtype, argmax, V, DEPTH
                     ]
                     ctx.enqueue_function[kernel](
                         t.result,
                         t.source,
-                        t.entries,
+                        t.argmaxes,
                         PoolingParams(p, extent_d=p.d.input, vector=V),
                         strips,
                         grid_dim=ceildiv(Int(strips.total), BLOCK),

@@ -23,7 +23,7 @@ comptime START_COST = 8.0
 comptime PIXEL_COST = 0.5
 """What storing a pixel costs beside adding a window, as measured on one H200."""
 comptime TABLE = 256
-"""Entries of the table for one place of a slab of windows: what a byte can name."""
+"""Elements of the table for one place of a slab of windows: what a byte can name."""
 
 
 @fieldwise_init
@@ -46,7 +46,7 @@ struct Strips(KernelArgument):
     var above: Int32
     """The most rows of windows above one pixel."""
     var tables: Int32
-    """Places of a slab of windows that the table has entries for."""
+    """Places of a slab of windows that the table serves."""
     var by_items: Divisor
     var by_strips: Divisor
     var by_slabs: Divisor

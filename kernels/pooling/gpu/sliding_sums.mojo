@@ -15,7 +15,7 @@ from std.sys import size_of
 from ...common.argument import KernelArgument
 from ...common.arithmetic import Divisor
 from ...common.pointer import Ptr
-from ..kernel import NO_ENTRY, Operands, PoolingKernel
+from ..kernel import NO_ARGMAX, Operands, PoolingKernel
 from ..problem import PoolingProblem
 from .primitives import fetch
 from .params import LIMIT_32, PoolingParams, uniform_scale
@@ -256,12 +256,12 @@ struct SlidingSums(PoolingKernel):
     comptime NAME: StaticString = "sliding_sums"
 
     @staticmethod
-    def compiles[entry: DType, adaptive: Bool]() -> Bool:
-        return entry == NO_ENTRY and not adaptive
+    def compiles[argmax: DType, adaptive: Bool]() -> Bool:
+        return argmax == NO_ARGMAX and not adaptive
 
     @staticmethod
     def can_implement[
-        dtype: DType, entry: DType, adaptive: Bool
+        dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
         if (
             not p.h.is_window(K, 1)
@@ -286,9 +286,9 @@ struct SlidingSums(PoolingKernel):
 
     @staticmethod
     def launch[
-        dtype: DType, entry: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, entry], p: PoolingProblem) raises:
-        var scale = uniform_scale[entry, False](p)
+        dtype: DType, argmax: DType, adaptive: Bool
+    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
+        var scale = uniform_scale[argmax, False](p)
 
         @always_inline
         def run[S: SlidingShape]() raises {imm}:

@@ -40,25 +40,28 @@ def _problem(
 
 @always_inline
 def _launch[
-    dtype: DType, entry: DType, //, target: StaticString, forward: Bool
-](t: Operands[dtype, entry], p: PoolingProblem, ctx: DeviceContext) raises:
-    Direct[forward, target].launch[dtype, entry, False](ctx, t, p)
+    dtype: DType, argmax: DType, //, target: StaticString, forward: Bool
+](t: Operands[dtype, argmax], p: PoolingProblem, ctx: DeviceContext) raises:
+    Direct[forward, target].launch[dtype, argmax, False](ctx, t, p)
 
 
 @extensibility.register("max_pool_fprop")
 struct MaxPoolFprop:
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType, entry: DType, function: StaticString
+        target: StaticString,
+        dtype: DType,
+        argmax: DType,
+        function: StaticString,
     ](
         y: OutputTensor[dtype=dtype, rank=5, ...],
-        entries: OutputTensor[dtype=entry, rank=5, ...],
+        argmaxes: OutputTensor[dtype=argmax, rank=5, ...],
         numbers: InputTensor[dtype=DType.int64, rank=1, ...],
         x: InputTensor[dtype=dtype, rank=5, ...],
         ctx: DeviceContext,
     ) raises:
         var p = _problem(numbers, x.shape(), y.shape())
-        var t = Operands(_out(y), _in(x), _out(entries))
+        var t = Operands(_out(y), _in(x), _out(argmaxes))
         _launch[target, True](t, p, ctx)
 
 
@@ -66,16 +69,19 @@ struct MaxPoolFprop:
 struct MaxPoolDgrad:
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType, entry: DType, function: StaticString
+        target: StaticString,
+        dtype: DType,
+        argmax: DType,
+        function: StaticString,
     ](
         dx: OutputTensor[dtype=dtype, rank=5, ...],
         numbers: InputTensor[dtype=DType.int64, rank=1, ...],
         dy: InputTensor[dtype=dtype, rank=5, ...],
-        entries: InputTensor[dtype=entry, rank=5, ...],
+        argmaxes: InputTensor[dtype=argmax, rank=5, ...],
         ctx: DeviceContext,
     ) raises:
         var p = _problem(numbers, dx.shape(), dy.shape())
-        var t = Operands(_out(dx), _in(dy), _in(entries))
+        var t = Operands(_out(dx), _in(dy), _in(argmaxes))
         _launch[target, False](t, p, ctx)
 
 
