@@ -30,6 +30,7 @@ from ...common.ptx import exchange_lanes, fence_shared_writes
 from ..pointers import Backward
 from ..problem import AttentionProblem
 from .flash import LOG2_E, Shape, depth_of, keys_shape, queries_shape, visible
+from .slopes import write_slopes
 from .tiles import (
     Sums,
     add_product_of_columns,
@@ -37,9 +38,7 @@ from .tiles import (
     by_warpgroups,
     copy_tile,
     finish_products,
-    PANEL,
     loaded_sums,
-    place,
     power_of_two,
     product_of_rows,
     write_sums,
@@ -319,63 +318,6 @@ def flash_keys_kernel[
     )
 
 
-@always_inline
-def _write_slopes[
-    dtype: DType, step: Int, shape: Shape, room_size: Int
-](
-    target: Ptr[dtype],
-    room: Shared[dtype],
-    slopes: Sums[step],
-    queries: Int32,
-    first_key: Int32,
-    keys: Int32,
-):
-    """Writes the bias's gradient for keys from `first_key` on: rows of `keys` elements, of which `queries` are left. By way of
-    `room`, where that is large enough: neighbouring threads then write neighbouring elements.
-    """
-    comptime rows = shape.rows()
-    comptime staged = rows * PANEL <= room_size
-    var thread = Int32(thread_idx.x)
-    var row = thread // 32 * 16 + thread % 32 // 4
-    var column = thread % 4 * 2
-    comptime if staged:
-        # Until no warp's products read what lay there.
-        barrier()
-    comptime for half in range(2):
-        var at_row = row + Int32(8 * half)
-        comptime for j in range(step // 8):
-            comptime i = 4 * j + 2 * half
-            var pair = SIMD[DType.float32, 2](slopes[i], slopes[i + 1]).cast[
-                dtype
-            ]()
-            comptime if staged:
-                room.unsafe_offset(
-                    Int(place[rows](at_row, Int32(j)) + column)
-                ).unsafe_store[alignment=4](pair)
-            else:
-                comptime for e in range(2):
-                    var at = first_key + Int32(8 * j + e) + column
-                    if at_row < queries and at < keys:
-                        target[
-                            unsafe_offset=Int(at_row) * Int(keys) + Int(at)
-                        ] = pair[e]
-    comptime if staged:
-        barrier()
-        var column = thread % Int32(step)
-        var at = first_key + column
-        if at < keys:
-            for each in range(
-                thread // Int32(step),
-                min(queries, Int32(rows)),
-                Int32(shape.threads() // step),
-            ):
-                target[unsafe_offset=Int(each) * Int(keys) + Int(at)] = room[
-                    unsafe_offset=Int(
-                        place[rows](each, column // 8) + column % 8
-                    )
-                ]
-
-
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](
         Int32(shape.threads() * shape.blocks)
@@ -526,7 +468,7 @@ def flash_queries_kernel[
                     comptime i = 4 * j + 2 * half + e
                     slopes[i] = powers[i] * (slopes[i] - delta[half])
         comptime if bias_wanted:
-            _write_slopes[dtype, step, shape, step * depth](
+            write_slopes[dtype, step, shape, step * depth](
                 at.bias_grad.unsafe_offset(
                     (p.sums_offset(b, h) + Int(first)) * p.keys
                 ),
