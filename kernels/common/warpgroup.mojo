@@ -48,7 +48,7 @@ comptime Vector[dtype: DType] = SIMD[dtype, vector_of[dtype]()]
 
 
 @fieldwise_init
-struct TileShape(Equatable, ImplicitlyCopyable, TrivialRegisterPassable):
+struct WarpgroupTile(Equatable, ImplicitlyCopyable, TrivialRegisterPassable):
     """The tile of a block of two warpgroups: of 128 rows each has half, of 64 rows each has half of the columns.
     """
 
@@ -208,7 +208,7 @@ def publish_stores():
 @always_inline
 def start_product[
     dtype: DType,
-    shape: TileShape,
+    shape: WarpgroupTile,
     count: Int,
     a_across: Bool,
     b_across: Bool,

@@ -26,7 +26,7 @@ from ...common.warpgroup import (
     THREADS,
     Across,
     Along,
-    TileShape,
+    WarpgroupTile,
     Vector,
     finish_product,
     load_vector,
@@ -45,12 +45,12 @@ from .gather_rows import SourceRow, Step, result_pixel, source_row
 from .phase_table import PhaseTable
 from .pipeline import block_can_implement
 
-comptime WIDE = TileShape(128, 128)
-comptime NARROW = TileShape(128, 64)
-comptime THIN = TileShape(128, 32)
+comptime WIDE = WarpgroupTile(128, 128)
+comptime NARROW = WarpgroupTile(128, 64)
+comptime THIN = WarpgroupTile(128, 32)
 
 
-def _together[pass_: Int, shape: TileShape]() -> Bool:
+def _together[pass_: Int, shape: WarpgroupTile]() -> Bool:
     """Whether one launch computes every phase: the wide tile's kernel has registers to spare for that.
     """
     return pass_ != FPROP and shape == WIDE
@@ -64,7 +64,7 @@ def _together[pass_: Int, shape: TileShape]() -> Bool:
 )
 @__name(t"conv_warpgroup_gather_{dtype}_p{pass_}_{shape.rows}x{shape.columns}")
 def warpgroup_gather_kernel[
-    dtype: DType, pass_: Int, shape: TileShape
+    dtype: DType, pass_: Int, shape: WarpgroupTile
 ](
     result: Ptr[dtype],
     source: Ptr[dtype],
@@ -267,7 +267,7 @@ def warpgroup_gather_kernel[
 
 @always_inline
 def _launch[
-    dtype: DType, pass_: Int, shape: TileShape
+    dtype: DType, pass_: Int, shape: WarpgroupTile
 ](
     result: Ptr[dtype],
     source: Ptr[dtype],

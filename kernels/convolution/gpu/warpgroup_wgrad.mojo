@@ -32,7 +32,7 @@ from ...common.warpgroup import (
     SLOTS,
     THREADS,
     Across,
-    TileShape,
+    WarpgroupTile,
     Vector,
     finish_product,
     load_vector,
@@ -51,9 +51,9 @@ from .pipeline import block_can_implement
 from .slices import choose_slices
 from .tiled import add_slices
 
-comptime WIDE = TileShape(128, 128)
-comptime LOW = TileShape(64, 128)
-comptime TALL = TileShape(128, 64)
+comptime WIDE = WarpgroupTile(128, 128)
+comptime LOW = WarpgroupTile(64, 128)
+comptime TALL = WarpgroupTile(128, 64)
 # What the memory moves while one stage runs.
 comptime _STAGE_BYTES = 1 << 20
 
@@ -85,7 +85,7 @@ def _advance(mut at: Pixel, by: Pixel, g: ConvolutionProblem):
 )
 @__name(t"conv_warpgroup_wgrad_{dtype}_{shape.rows}x{shape.columns}")
 def warpgroup_wgrad_kernel[
-    dtype: DType, shape: TileShape
+    dtype: DType, shape: WarpgroupTile
 ](
     sums_of_slices: Ptr[DType.float32],
     x: Ptr[dtype],
@@ -228,7 +228,7 @@ def warpgroup_wgrad_kernel[
 
 @always_inline
 def _launch[
-    dtype: DType, shape: TileShape
+    dtype: DType, shape: WarpgroupTile
 ](
     dw: Ptr[dtype],
     x: Ptr[dtype],

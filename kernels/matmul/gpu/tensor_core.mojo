@@ -41,7 +41,7 @@ comptime ADDERS = 256
 
 
 @fieldwise_init
-struct TileShape(Equatable, ImplicitlyCopyable, TrivialRegisterPassable):
+struct BlockTile(Equatable, ImplicitlyCopyable, TrivialRegisterPassable):
     """The tile of a block, and the part of it that one warp has."""
 
     var rows: Int
@@ -67,12 +67,12 @@ struct TileShape(Equatable, ImplicitlyCopyable, TrivialRegisterPassable):
         return 2 * max(stages, result)
 
 
-comptime LARGE = TileShape(128, 128, 64, 32, 64, 1)
-comptime SMALL = TileShape(64, 64, 32, 32, 32, 5)
-comptime NARROW = TileShape(64, 32, 32, 16, 32, 6)
+comptime LARGE = BlockTile(128, 128, 64, 32, 64, 1)
+comptime SMALL = BlockTile(64, 64, 32, 32, 32, 5)
+comptime NARROW = BlockTile(64, 32, 32, 16, 32, 6)
 # Of other units, the single ones among which pass through registers.
-comptime SMALL_UNITS = TileShape(64, 64, 32, 32, 32, 4)
-comptime NARROW_UNITS = TileShape(64, 32, 32, 16, 32, 5)
+comptime SMALL_UNITS = BlockTile(64, 64, 32, 32, 32, 4)
+comptime NARROW_UNITS = BlockTile(64, 32, 32, 16, 32, 5)
 
 
 @__llvm_metadata(
@@ -82,7 +82,7 @@ comptime NARROW_UNITS = TileShape(64, 32, 32, 16, 32, 5)
 )
 @__name(t"matmul_tensor_core_{dtype}_{shape.rows}x{shape.columns}_{in_pieces}")
 def tensor_core_kernel[
-    dtype: DType, shape: TileShape, in_pieces: Bool
+    dtype: DType, shape: BlockTile, in_pieces: Bool
 ](
     c: Ptr[dtype],
     a: Ptr[dtype],
@@ -303,7 +303,7 @@ def tensor_core_can_implement[
     return blocks_can_implement(p, NARROW.rows, NARROW.columns)
 
 
-def _tiles(p: MatmulProblem, shape: TileShape) -> Int:
+def _tiles(p: MatmulProblem, shape: BlockTile) -> Int:
     """Of one product."""
     return ceildiv(p.m, shape.rows) * ceildiv(p.n, shape.columns)
 
@@ -323,7 +323,7 @@ def _unit[dtype: DType](data: Ptr[dtype], matrices: Matrices) -> Int:
 
 @always_inline
 def _launch[
-    dtype: DType, shape: TileShape, in_pieces: Bool
+    dtype: DType, shape: BlockTile, in_pieces: Bool
 ](
     c: Ptr[dtype],
     a: Ptr[dtype],

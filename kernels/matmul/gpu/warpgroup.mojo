@@ -23,7 +23,7 @@ from ...common.warpgroup import (
     THREADS,
     Across,
     Along,
-    TileShape,
+    WarpgroupTile,
     Vector,
     finish_product,
     load_vector,
@@ -37,7 +37,7 @@ from ...common.warpgroup import (
 from ..problem import MatmulProblem
 from .blocks import Blocks, blocks_can_implement
 
-comptime SHAPE = TileShape(128, 128)
+comptime SHAPE = WarpgroupTile(128, 128)
 comptime COUNT = SHAPE.rows // APART
 """Vectors of one operand's stage that a thread copies."""
 
