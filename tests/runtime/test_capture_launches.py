@@ -27,7 +27,7 @@ from torch_max_backend.runtime.launches import Drawn
 from torch_max_backend.torch_compat import tensor_of_capsule
 
 
-class Order:
+class OneQueue:
     """A device with one queue."""
 
     def __init__(self) -> None:
@@ -77,9 +77,9 @@ def place(tensor: torch.Tensor) -> torch.Tensor:
 
 def capture(executable: Executable, patience: int) -> Capture:
     """Lets a compiled list be replayed."""
-    order = cast(Any, Order())
+    queue = cast(Any, OneQueue())
     capturing = Capture(executable.name, patience)
-    with mock.patch.object(captured_launches, "stream_sync", lambda _: order):
+    with mock.patch.object(captured_launches, "stream_sync", lambda _: queue):
         executable.launches = Walked(executable.launch_spec(), capturing, executable.outputs.not_lent)
     executable.capture = capturing
     return capturing

@@ -201,9 +201,9 @@ class _Lister:
         # A call whose results nobody reads is an assertion: these raise in their order.
         read = {value for value in self._made if value.readers or value in results}
         fixed |= {number for number, call in enumerate(self._calls) if read.isdisjoint(call.results)}
-        order = early(reads, makes, sizes, fixed)
-        places = {number: place for place, number in enumerate(order)}
-        self._calls = [self._calls[number] for number in order]
+        schedule = early(reads, makes, sizes, fixed)
+        places = {number: place for place, number in enumerate(schedule)}
+        self._calls = [self._calls[number] for number in schedule]
         self._made = {value: places[number] for value, number in self._made.items()}
 
     def _uses(self, values: Iterable[Value]) -> dict[Value, list[tuple[int, int]]]:

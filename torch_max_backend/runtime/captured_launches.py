@@ -83,7 +83,7 @@ class CapturedLaunches(Launches):
     def __init__(self, spec: LaunchSpec, capture: Capture, own: frozenset[int]) -> None:
         super().__init__(spec)
         self._capture, self._own = capture, own
-        self._order = stream_sync(spec.device)
+        self._streams = stream_sync(spec.device)
         self._recorded: _Recorded | None = None
         # What the call at hand may update in place.
         self._updated: Mapping[int, torch.Tensor] = {}
@@ -96,7 +96,7 @@ class CapturedLaunches(Launches):
             for number in self._listing.updates.values():
                 # Another place: what was recorded to be updated there must not be in this call.
                 addresses[number] = ~addresses[number]
-        with self._order.lock:
+        with self._streams.lock:
             self._updated = updated
             try:
                 return self._capture.run(self, entering, addresses)
@@ -113,7 +113,7 @@ class CapturedLaunches(Launches):
 
     def copy(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
         """Copies each source into its target."""
-        with torch.no_grad(), self._order.lane():
+        with torch.no_grad(), self._streams.lane():
             copy_all(list(targets), list(sources))
 
     def record(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -127,7 +127,7 @@ class CapturedLaunches(Launches):
         facts = [None if number in taken else fact for number, fact in enumerate(self.facts)]
         # Nothing may run while launches are recorded. Plain calls' results, in many pieces, are not needed any more: a
         # storage of one piece would lie beside them.
-        self._order.give_back()
+        self._streams.give_back()
         shared, workspace = SharedStorage(facts, self.device), self.workspace()
         results = [taken.get(number, tensor) for number, tensor in enumerate(shared.tensors)]
         graph, drawn = self._record(tensors, results, workspace)
@@ -143,7 +143,7 @@ class CapturedLaunches(Launches):
         A replay advances PyTorch's generator as the draws would, and draws the same numbers.
         """
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._order.queue):
+        with torch.cuda.stream(self._streams.queue):
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 drawn = self.draw()
@@ -157,7 +157,7 @@ class CapturedLaunches(Launches):
         """Queues the recorded draws and launches."""
         recorded = self._recorded
         assert recorded is not None
-        with self._order.lane():
+        with self._streams.lane():
             recorded.graph.replay()
         written = self._updated if recorded.in_place else {}
         results = [
@@ -176,5 +176,5 @@ class CapturedLaunches(Launches):
 
     def release(self) -> None:
         """Gives the recording's memory back."""
-        self._order.synchronize()
+        self._streams.synchronize()
         self._recorded = None

@@ -280,14 +280,14 @@ def shares(functions: Sequence[Function], least: float | None = None) -> list[li
     narrow = [function for function in functions if _compiled(function, functions) is not function]
     compiled = sorted(set(functions) - set(narrow), key=lambda each: (-each.seconds, each.symbol))
     bound = max(least or SHORT, *(seconds([function]) for function in compiled))
-    while len(divided := _packed(compiled, bound)) > cores() and least is None:
+    while len(divided := _bounded(compiled, bound)) > cores() and least is None:
         bound *= 1.05
     for function in narrow:
         next(share for share in divided if _compiled(function, functions) in share).append(function)
     return divided
 
 
-def _packed(functions: Sequence[Function], bound: float) -> list[list[Function]]:
+def _bounded(functions: Sequence[Function], bound: float) -> list[list[Function]]:
     """Into libraries of at most ``bound`` seconds, each function where it adds least."""
     shares: list[list[Function]] = []
     for function in functions:
