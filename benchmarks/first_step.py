@@ -2,8 +2,10 @@
 
     python -m benchmarks first_step --model resnet18 --batch 64 [--device cuda] [--amp bf16] [--json FILE]
 
-A row is one process: wall and CPU seconds (of the processes that it starts, too) to the end of the first step, after
-Python's imports and the opening of the device. What a backend keeps on disk lies in a folder of the run's own.
+A run is one process: wall and CPU seconds (of the processes that it starts, too) to the end of the first step, after
+Python's imports and the opening of the device. What a backend keeps on disk lies in a folder of the run's own. A row
+has the medians of the rounds, in which the runs take turns. ``--prebuilt`` adds runs with empty caches and the kernels
+that a wheel carries: a folder that ``python -m torch_max_backend.prebuild TARGET FOLDER/TARGET`` made.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any
 
 import torch
@@ -28,6 +31,7 @@ from benchmarks.training_step import drawn, stepper, timed
 
 CONTENDERS = ("max", "inductor", "eager")
 STATES = ("empty", "filled")
+PREBUILT = "prebuilt"
 MARK = "first step: "
 
 
@@ -45,9 +49,10 @@ def _step(contender: str, model: str, batch: int, size: int, device: str, amp: s
     return {"seconds": round(seconds, 2), "cpu_seconds": round(cpu_seconds() - before, 1)}
 
 
-def _in_a_process(arguments: list[str], folder: Path) -> dict[str, Any]:
+def _in_a_process(arguments: list[str], folder: Path, prebuilt: Path | None) -> dict[str, Any]:
     kept = {"TORCH_MAX_BACKEND_CACHE_DIR": "max", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
     environment = {**os.environ, **{name: str(folder / part) for name, part in kept.items()}}
+    environment["TORCH_MAX_BACKEND_PREBUILT"] = "" if prebuilt is None else str(prebuilt.resolve())
     # MAX keeps compiled kernels there.
     environment["HOME"] = environment["XDG_CACHE_HOME"] = str(folder / "home")
     command = [sys.executable, "-m", "benchmarks", "first_step", "--here", *arguments]
@@ -65,6 +70,8 @@ def measure(
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     amp: Annotated[str, typer.Option(help="none or bf16")] = "none",
     contender: Annotated[list[str], typer.Option(help="which; may be given again")] = list(CONTENDERS),  # noqa: B006
+    rounds: Annotated[int, typer.Option(min=1)] = 1,
+    prebuilt: Annotated[Path | None, typer.Option(help="kernels that a wheel carries")] = None,
     here: Annotated[
         bool, typer.Option("--here", help="take the step in this process, with the caches at hand")
     ] = False,
@@ -81,15 +88,24 @@ def measure(
         return
     facts: dict[str, Any] = {"model": model, "batch": batch, "size": size, "device": device, "amp": amp}
     chosen = [text for name, value in facts.items() for text in (f"--{name}", str(value))]
-    rows = []
-    with tempfile.TemporaryDirectory() as scratch:
-        runs = [(name, state) for name in contender for state in (STATES if name != "eager" else STATES[:1])]
-        for name, state in track(runs, "first steps", console=Console(stderr=True)):
-            folder = Path(scratch) / name
-            folder.mkdir(exist_ok=True)
-            load = os.getloadavg()[0]
-            taken = _in_a_process([*chosen, "--contender", name], folder)
-            rows.append({"backend": name, "caches": state, **taken, "load_average_before": round(load, 1)})
+    states = {name: STATES[:1] if name == "eager" else STATES for name in contender}
+    if prebuilt is not None and "max" in states:
+        states["max"] = (*STATES, PREBUILT)
+    runs = [(name, state) for name, some in states.items() for state in some]
+    taken: dict[tuple[str, str], list[dict[str, Any]]] = {run: [] for run in runs}
+    for turn in track(range(rounds), "rounds", console=Console(stderr=True)):
+        with tempfile.TemporaryDirectory() as scratch:
+            for name, state in runs if turn % 2 == 0 else sorted(runs, key=lambda run: (run[0] == "max", run[1])):
+                folder = Path(scratch) / (f"{name}, {PREBUILT}" if state == PREBUILT else name)
+                folder.mkdir(exist_ok=True)
+                load = round(os.getloadavg()[0], 1)
+                own = prebuilt if state == PREBUILT else None
+                step = _in_a_process([*chosen, "--contender", name], folder, own)
+                taken[name, state].append({**step, "load_average_before": load})
+    rows = [
+        {"backend": name, "caches": state, **{key: round(median(run[key] for run in some), 2) for key in some[0]}}
+        for (name, state), some in taken.items()
+    ]
     table = Table(
         "backend", "caches", "first step, s", "CPU seconds", title=f"{model}, batch {batch}, {device}, amp {amp}"
     )
@@ -97,7 +113,8 @@ def measure(
         table.add_row(row["backend"], row["caches"], f"{row['seconds']:.1f}", f"{row['cpu_seconds']:.0f}")
     Console().print(table)
     if json_file is not None:
-        records.write(json_file, {**facts, **records.provenance(torch.device(device)), "rows": rows})
+        provenance = records.provenance(torch.device(device))
+        records.write(json_file, {**facts, "rounds": rounds, **provenance, "rows": rows})
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """Builds the kernel libraries that a wheel carries: ``python -m torch_max_backend.prebuild TARGET FOLDER``.
 
-A library holds several functions. What they are follows from the kernels' families (``functions.all_functions``).
+A library holds several functions. What they are follows from the kernels' families (``functions.all_functions``) and,
+for generated programs, from what typical networks call.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
@@ -21,10 +22,12 @@ from max.dtype import DType
 from torch_max_backend.ahead import TARGETS as ACCELERATORS
 from torch_max_backend.checked import beartype
 from torch_max_backend.errors import OptionError
-from torch_max_backend.mojo_ops.functions import Function, all_functions
+from torch_max_backend.explain import explain, explain_ahead
+from torch_max_backend.mojo_ops.functions import Function, LibraryFunction, all_functions, required
 from torch_max_backend.runtime import libraries, prebuilt, session
 from torch_max_backend.runtime.cores import cores
 from torch_max_backend.runtime.target import LEVELS
+from torch_max_backend.typical import NETWORKS
 
 TARGETS = (*LEVELS, *ACCELERATORS)
 
@@ -45,13 +48,13 @@ def prebuild(target: str, folder: Path, select: Sequence[str] = ()) -> int:
     Args:
         target: one of ``TARGETS``.
         folder: for this target alone.
-        select: patterns of the functions' entries, such as ``conv_*``; empty for all.
+        select: patterns of entries of the kernels, such as ``conv_*``, and of typical networks; empty for all.
 
     Returns:
         How many functions there are.
 
     Raises:
-        OptionError: an unknown target, or no function has such a name.
+        OptionError: an unknown target, or nothing has such a name.
         DeviceUnavailableError: the process already uses another GPU.
         MaxBackendError: a kernel does not compile.
     """
@@ -59,9 +62,13 @@ def prebuild(target: str, folder: Path, select: Sequence[str] = ()) -> int:
         raise OptionError(f"target {target!r}: expected one of {', '.join(TARGETS)}")
     level = target if target in LEVELS else None
     device = torch.device("cpu" if level else "cuda")
+    programs = _programs(None if level else target, select)
     with contextlib.nullcontext() if level else session.virtual_accelerator(ACCELERATORS[target], target):
         every = all_functions("cpu", _CPU_DTYPES) if level else all_functions("gpu", _GPU_DTYPES)
-        chosen = _selected(every, select)
+        kernels = [each for each in every if _is_selected(each.entry, select)]
+        chosen = sorted({*kernels, *programs}, key=lambda each: each.symbol)
+        if not chosen:
+            raise OptionError(f"select={list(select)}: nothing has such a name")
         facts = {function: libraries.facts_of(function, device, level) for function in chosen}
         shares = libraries.shares(chosen, _SECONDS)
         folder.mkdir(parents=True)
@@ -84,18 +91,31 @@ def _compile(functions: Sequence[Function], facts: Mapping[str, str], library: P
     library.write_bytes(content.replace(here, _MAX_LIBRARIES.ljust(len(here), b"\0")))
 
 
-def _selected(every: Collection[Function], select: Sequence[str]) -> list[Function]:
-    chosen = [each for each in every if not select or any(fnmatch.fnmatch(each.entry, one) for one in select)]
-    if not chosen:
-        raise OptionError(f"select={list(select)}: no function has such a name")
-    return chosen
+def _is_selected(name: str, select: Sequence[str]) -> bool:
+    return not select or any(fnmatch.fnmatch(name, pattern) for pattern in select)
+
+
+def _programs(target: str | None, select: Sequence[str]) -> list[Function]:
+    """What is generated for training and evaluating typical networks: on this CPU, or on a GPU under autocast."""
+    for network in NETWORKS:
+        if not _is_selected(network.name, select):
+            continue
+        images = network.images().to(memory_format=torch.channels_last)
+        for training in (True, False):
+            model = network.make().to(memory_format=torch.channels_last).train(training)
+            with torch.set_grad_enabled(training):
+                if target is None:
+                    explain(model, images, quiet=True, compile=False)
+                else:
+                    explain_ahead(model, images, target=target, autocast=torch.bfloat16, quiet=True)
+    return [each for each in required() if not isinstance(each, LibraryFunction)]
 
 
 def main(
     target: Annotated[str, typer.Argument(help=f"one of {', '.join(TARGETS)}")],
     folder: Annotated[Path, typer.Argument(help="a new folder")],
     select: Annotated[
-        list[str], typer.Option(help="a pattern of entries' names, such as conv_*; may be given again")
+        list[str], typer.Option(help="a pattern of names of entries (conv_*) or of typical networks (digits)")
     ] = [],  # noqa: B006
 ) -> None:
     """Build the kernel libraries that a wheel carries for one target."""

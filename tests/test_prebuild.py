@@ -1,0 +1,38 @@
+"""What a wheel carries: all that a common network calls, and nothing that was not asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from max.dtype import DType
+
+from benchmarks import zoo
+from torch_max_backend import OptionError, explain, prebuild
+from torch_max_backend.mojo_ops import functions
+
+
+@pytest.mark.parametrize(("model", "like"), [("digits", "digits"), ("resnet18", "residual")])
+def test_a_network_calls_nothing_that_is_not_carried(model: str, like: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of other sizes than the typical one."""
+    carried = {*prebuild._programs(None, [like]), *functions.all_functions("cpu", (DType.float32,))}
+    monkeypatch.setattr(functions, "_required", set())
+    make, shape = zoo.MODELS[model]
+    explain(make().to(memory_format=torch.channels_last), torch.zeros(4, *shape), quiet=True, compile=False)
+    called = functions.required()
+    assert len(called) > 15 and called <= carried
+
+
+def test_what_is_not_selected_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(functions, "_required", set())
+    assert prebuild._programs(None, ["conv_*"]) == []
+
+
+def test_unknown_targets_and_names_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OptionError, match="target 'sm_1': expected one of x86-64-v4, x86-64-v3, sm_80"):
+        prebuild.prebuild("sm_1", tmp_path / "a")
+    monkeypatch.setattr(functions, "_required", set())
+    with pytest.raises(OptionError, match=r"select=\['nothing'\]: nothing has such a name"):
+        prebuild.prebuild("x86-64-v3", tmp_path / "a", ["nothing"])
+    assert not (tmp_path / "a").exists()
