@@ -187,6 +187,7 @@ class _Compilation:
         self.label = f"max_{next(_numbers)}"
         self.unit = CompilationUnit(self.label)
         self.packing: Packing | None = None
+        self.saved_alone: frozenset[int] = frozenset()
         self.start = time.perf_counter()
 
     def load(self, content: bytes) -> CompiledGraph:
@@ -236,10 +237,12 @@ class _Compilation:
                 free_outputs=free_outputs,
                 packable=packable,
                 packing=self.packing if kind == "backward" else None,
+                reusable=self.saved_alone if kind == "backward" else frozenset(),
             )
         context = TracingContext.try_get()
         if context is not None and context.output_strides is not None:
             context.output_strides.extend(compiled.output_strides(gm, free_outputs))
+        self.saved_alone = compiled.saved_alone
         if compiled.packing is not None:
             self.packing = compiled.packing
             keep_in_packs(TracingContext.get().fw_metadata, len(compiled.packing.sizes), compiled.packing.others)

@@ -122,6 +122,11 @@ def storage_users(storage: torch.UntypedStorage) -> int:
     return torch._C._storage_Use_Count(storage._cdata)
 
 
+def graph_is_kept() -> bool:
+    """Whether the backward pass that runs may run again over what was saved; nothing public tells."""
+    return torch._C._autograd._get_current_graph_task_keep_graph()
+
+
 def is_zero_tensor(tensor: torch.Tensor) -> bool:
     """Whether a tensor stands for zeros and has no memory."""
     return tensor._is_zerotensor()

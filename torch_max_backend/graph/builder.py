@@ -102,6 +102,7 @@ class GraphBuilder:
         shown_outputs: indices of outputs that users see: views of something larger leave as such, with eager's strides.
         listed: the graph becomes a launch list, with operations that MAX cannot compile; else it stays as the lowerings
             make it, for MAX.
+        reusable: placeholders, by number, that a launch list may write over when it needs them no more.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class GraphBuilder:
         shown_outputs: frozenset[int] = frozenset(),
         *,
         listed: bool,
+        reusable: frozenset[int] = frozenset(),
     ) -> None:
         self.gm = gm
         self.name = name
@@ -122,6 +124,7 @@ class GraphBuilder:
         self.free_outputs = free_outputs
         self.shown_outputs = shown_outputs
         self.listed = listed
+        self.reusable = reusable
         self.values: dict[Node, Any] = {}
         self.constants = Constants()
         self.writes: list[tuple[Node, Node]] = []
@@ -182,7 +185,7 @@ class GraphBuilder:
                 writes = self._written(placeholders, results)
                 typed = read(graph, results) if self.listed else None
                 graph.output(*results)
-            listing = None if typed is None else self._listed(typed, nodes, _updates(specs, writes))
+            listing = None if typed is None else self._listed(typed, nodes, specs, writes)
         except BaseException:
             # A refused build must leave nothing behind in a module that others are compiled in.
             self.values.clear()
@@ -196,11 +199,14 @@ class GraphBuilder:
             typed,
         )  # fmt: skip
 
-    def _listed(self, graph: TypedGraph, nodes: Sequence[Node], updates: Mapping[int, int]) -> LaunchList:
+    def _listed(
+        self, graph: TypedGraph, nodes: Sequence[Node], inputs: Sequence[InputSpec], writes: Sequence[WriteSpec]
+    ) -> LaunchList:
         """The launch list of a graph, which then is what was listed."""
         fuse(graph, self.device)
+        reusable = {number for number, spec in enumerate(inputs) if spec.dense and spec.position in self.reusable}
         try:
-            return launch_list(graph, self.device, updates)
+            return launch_list(graph, self.device, _updates(inputs, writes), reusable)
         except NotListed as error:
             raise NodesCannotLower(_refused_nodes(error.refused, nodes)) from error
 

@@ -41,6 +41,11 @@ class CompiledGraph:
     pieces: GraphModule | None = None
     unpacks: Packing | None = None
 
+    @property
+    def saved_alone(self) -> frozenset[int]:
+        """The values that it saves for a backward graph, by their numbers, that nobody else sees."""
+        return self.executables[0].spec.saved_alone if self.pieces is None else frozenset()
+
     #: AOTAutograd hands arguments over in a list that the callee may empty.
     _boxed_call = True
 

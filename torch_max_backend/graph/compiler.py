@@ -64,6 +64,7 @@ def compile_graph(
     free_outputs: frozenset[int] = frozenset(),
     packable: frozenset[int] = frozenset(),
     packing: Packing | None = None,
+    reusable: frozenset[int] = frozenset(),
 ) -> CompiledGraph:
     """Puts ``gm`` into ``unit`` and returns its callable, which runs once the unit is compiled.
 
@@ -75,6 +76,7 @@ def compile_graph(
         free_outputs: outputs whose strides may be chosen freely.
         packable: those of them, its last ones, that may leave in packs; ``CompiledGraph.packing`` says which do.
         packing: of the packs that are the first arguments.
+        reusable: arguments, by number, whose memory may be written over when they are needed no more.
 
     Raises:
         UnsupportedOpError: an op cannot run in MAX and the options forbid the fallback.
@@ -93,7 +95,7 @@ def compile_graph(
         try:
             with noted() as functions:
                 pieces, sources = _assemble(
-                    gm, unit, name, found, added, sized, free_outputs, options, packable, packing
+                    gm, unit, name, found, added, sized, free_outputs, options, packable, packing, reusable
                 )
         except NodesCannotLower as error:
             for executable in added:
@@ -161,6 +163,7 @@ def _assemble(
     options: Options,
     packable: frozenset[int],
     packing: Packing | None,
+    reusable: frozenset[int],
 ) -> tuple[GraphModule | None, list[tuple[Executable, int] | None]]:
     """The graph that calls what is ``added``, None where that is one executable which is all; and for each output the
     executable that makes it with the number it has there. Pieces with symbolic sizes are ``sized``."""
@@ -180,6 +183,7 @@ def _assemble(
             packable=packable,
             packing=packing,
             draws=draws,
+            reusable=reusable,
         )
         added.append(executable)
         return None, [(executable, number) for number in range(len(outputs_of(gm)))]

@@ -24,7 +24,7 @@ from torch_max_backend.runtime.background import Job
 from torch_max_backend.runtime.capture import Capture, refusal
 from torch_max_backend.runtime.executable import Executable, ExecutableSpec
 from torch_max_backend.runtime.interface import BuiltGraph
-from torch_max_backend.runtime.packs import Packing, pack_results, take_from_packs
+from torch_max_backend.runtime.packs import Packing, alone, pack_results, take_from_packs
 from torch_max_backend.runtime.pending import PendingLists
 
 log = logging.getLogger("torch_max_backend")
@@ -57,12 +57,14 @@ class CompilationUnit:
         packable: frozenset[int] = frozenset(),
         packing: Packing | None = None,
         draws: tuple[Draw, ...] = (),
+        reusable: frozenset[int] = frozenset(),
     ) -> Executable:
         """Builds ``gm`` and returns its executable, runnable after ``compile``.
 
         With the option ``capture`` it is replayed as a device graph where that is possible. Of the outputs ``packable``
         many leave in packs (``Executable.packing``) where it is a launch list; it takes the packs of ``packing`` where
-        ``Executable.takes_packs``. Its last arguments are what ``draws`` make.
+        ``Executable.takes_packs``. Its last arguments are what ``draws`` make. The memory of arguments ``reusable`` may
+        serve as its workspace.
 
         Raises:
             NodesCannotLower: nodes cannot be lowered, or have no library function; the unit is unchanged.
@@ -75,12 +77,15 @@ class CompilationUnit:
         module = Module() if listed else self._modules.setdefault(device, Module())
         with noted() as functions:
             library = session.library_to_build_with()
-            built = GraphBuilder(gm, name, module, library, free_outputs, shown_outputs, listed=listed).build()
+            built = GraphBuilder(
+                gm, name, module, library, free_outputs, shown_outputs, listed=listed, reusable=reusable
+            ).build()
         orders = tuple(spec.order if spec.index >= 0 else None for spec in built.outputs)
-        made, taking = None, None
+        made, taking, own = None, None, frozenset[int]()
         if listed:
             if packable:
                 first = min(free_outputs)
+                own = frozenset(number - first for number in alone(built, packable))
                 built, made = pack_results(built, range(first, len(built.outputs)), packable)
                 free_outputs = frozenset(range(first, len(built.outputs)))
             taking = None if packing is None else take_from_packs(built, packing)
@@ -90,7 +95,8 @@ class CompilationUnit:
         kept = frozenset[int]() if backward else frozenset(range(len(built.outputs))) - free_outputs
         called = tuple(dict.fromkeys(functions))
         return self.adopt(
-            ExecutableSpec(built, device, free_outputs, kept, orders, made, taking is not None, called, draws), options
+            ExecutableSpec(built, device, free_outputs, kept, orders, made, taking is not None, called, draws, own),
+            options,
         )
 
     def adopt(self, spec: ExecutableSpec, options: Options) -> Executable:

@@ -8,7 +8,7 @@ from enum import Enum
 
 from max.graph import DeviceRef
 
-from torch_max_backend.launches.memory import Span, planned
+from torch_max_backend.launches.memory import Span, Spare, planned
 from torch_max_backend.launches.schedule import early
 from torch_max_backend.typed_graph import TypedGraph
 from torch_max_backend.typed_graph.operations import (
@@ -24,6 +24,9 @@ from torch_max_backend.typed_graph.operations import (
 )
 from torch_max_backend.typed_graph.operations import Constant as KnownValue
 
+LEAST_REUSED = 2**16
+"""Bytes of an argument whose memory is used again: before each call it is asked who else may see it."""
+
 
 class Kind(Enum):
     """Whose memory a place lies in."""
@@ -32,6 +35,7 @@ class Kind(Enum):
     RESULT = "result"
     WORKSPACE = "workspace"
     CONSTANT = "constant"
+    REUSED = "reused"
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Place:
     """Where a value begins.
 
     Attributes:
-        kind: whose memory it is.
+        kind: whose memory it is; ``REUSED`` is an argument's, for values that replace it.
         number: of the graph's argument, its result or its constant; 0 for the workspace.
         offset: bytes from the beginning.
     """
@@ -87,6 +91,8 @@ class LaunchList:
         workspace: bytes for the values in between.
         moved: numbers of arguments that lie on the host and are wanted on the device.
         updates: results that may be written over arguments whose new values they are, by their numbers.
+        reused: arguments that are written over when they are read no more, with the bytes that are needed there; any
+            other memory does for it, too.
     """
 
     launches: tuple[Launch, ...]
@@ -96,6 +102,7 @@ class LaunchList:
     workspace: int
     moved: frozenset[int] = frozenset()
     updates: Mapping[int, int] = field(default_factory=dict)
+    reused: Mapping[int, int] = field(default_factory=dict)
 
 
 class NotListed(Exception):
@@ -106,13 +113,19 @@ class NotListed(Exception):
         self.refused = dict(refused)
 
 
-def launch_list(graph: TypedGraph, device: DeviceRef, updates: Mapping[int, int] | None = None) -> LaunchList:
+def launch_list(
+    graph: TypedGraph,
+    device: DeviceRef,
+    updates: Mapping[int, int] | None = None,
+    reusable: Collection[int] = frozenset(),
+) -> LaunchList:
     """The calls that compute a graph's results.
 
     Args:
         graph: whose pointwise operations are programs already (``fusion.fuse``).
         device: that it computes on.
         updates: results that are new values of arguments and lie in memory as these do, by their numbers.
+        reusable: arguments, dense and with memory of their own, that may be written over.
 
     Raises:
         NotListed: the graph has operations without a library function; all of them are named.
@@ -126,7 +139,7 @@ def launch_list(graph: TypedGraph, device: DeviceRef, updates: Mapping[int, int]
             refused |= error.refused
     if refused:
         raise NotListed(refused)
-    return lister.finish(graph.results, updates or {})
+    return lister.finish(graph.results, updates or {}, reusable)
 
 
 class _Lister:
@@ -162,13 +175,18 @@ class _Lister:
         ):
             raise NotListed({operation: f"{operation} has no library function"})
 
-    def finish(self, results: Sequence[Value], updates: Mapping[int, int]) -> LaunchList:
+    def finish(self, results: Sequence[Value], updates: Mapping[int, int], reusable: Collection[int]) -> LaunchList:
         """The list of what was taken in."""
         homes = [home_of(value) for value in results]
         taken: dict[Value, int] = {}
         for number, home in enumerate(homes):
             if home in self._made:
                 taken.setdefault(home, number)
+        spare = [
+            number for number in sorted(reusable)
+            if self._arguments[number] not in homes and number not in self._moved and number not in updates.values()
+            and self._arguments[number].bytes >= LEAST_REUSED
+        ]  # fmt: skip
         self._reorder(taken, {homes[result] for result in updates})
         uses = self._uses(self._arguments)
         in_place = {
@@ -181,14 +199,15 @@ class _Lister:
         }
         for value, number in taken.items():
             self.places[value] = Place(Kind.RESULT, number)
-        workspace = self._place_the_rest()
+        workspace, reused = self._place_the_rest(spare, uses)
         launches = tuple(
             Launch(call.function.symbol, tuple(self._placed(call, word) for word in call.words), call.op)
             for call in self._calls
         )  # fmt: skip
         made = tuple(self._place(home) for home in homes)
         return LaunchList(
-            launches, len(self._arguments), made, tuple(self._constants), workspace, frozenset(self._moved), in_place
+            launches, len(self._arguments), made, tuple(self._constants), workspace, frozenset(self._moved), in_place,
+            reused,
         )  # fmt: skip
 
     def _reorder(self, results: Collection[Value], updates: Collection[Value]) -> None:
@@ -224,19 +243,42 @@ class _Lister:
         allowed = call.in_order.get(call.results.index(value), frozenset())
         return all(number < made or (number == made and at in allowed) for number, at in uses[argument])
 
-    def _place_the_rest(self) -> int:
-        """Places what lives between two launches in the workspace; returns its size."""
+    def _place_the_rest(
+        self, spare: Sequence[int], uses: Mapping[Value, Sequence[tuple[int, int]]]
+    ) -> tuple[int, dict[int, int]]:
+        """Places what lives between two launches in the memory of arguments ``spare``, else in the workspace; returns
+        the workspace's size, and the bytes that are needed of those arguments."""
         last: dict[Value, int] = {}
         for number, call in enumerate(self._calls):
             last.update(dict.fromkeys(call.results, number))
             last.update((home_of(operand), number) for operand in call.operands)
         inner = [value for value in self._made if value not in self.places]
+        spares = [Spare(self._arguments[each].bytes, last.get(self._arguments[each], -1)) for each in spare]
+        dying: dict[int, list[int]] = {}
+        for number, each in enumerate(spares):
+            dying.setdefault(each.last, []).append(number)
+
+        def replaces(value: Value) -> frozenset[int]:
+            candidates = dying.get(self._made[value], ())
+            arguments = {number: self._arguments[spare[number]] for number in candidates}
+            return frozenset(
+                number for number, argument in arguments.items()
+                if (argument.size, argument.bytes) == (value.size, value.bytes)
+                and self._may_replace(value, argument, uses)
+            )  # fmt: skip
+
         # What nobody reads is written all the same.
-        spans = [Span(value.bytes, self._made[value], last[value]) for value in inner]
-        offsets, size = planned(spans)
-        for value, offset in zip(inner, offsets, strict=True):
-            self.places[value] = Place(Kind.WORKSPACE, 0, offset)
-        return size
+        spans = [Span(value.bytes, self._made[value], last[value], replaces(value)) for value in inner]
+        rooms, size = planned(spans, spares)
+        reused: dict[int, int] = {}
+        for value, room in zip(inner, rooms, strict=True):
+            if room.spare is None:
+                self.places[value] = Place(Kind.WORKSPACE, 0, room.offset)
+                continue
+            number = spare[room.spare]
+            self.places[value] = Place(Kind.REUSED, number, room.offset)
+            reused[number] = max(reused.get(number, 0), room.offset + value.bytes)
+        return size, reused
 
     def _placed(self, call: Call, word: Word) -> int | Place:
         if isinstance(word, int):

@@ -2,52 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from torch_max_backend.launches.memory import TORCH_ALIGNMENT, rounded_up
 from torch_max_backend.runtime.capture import Capture
 from torch_max_backend.runtime.launches import Called, Drawn, Launches, LaunchSpec
+from torch_max_backend.runtime.shared_storage import SharedStorage
 from torch_max_backend.runtime.streams import stream_sync
 from torch_max_backend.torch_compat import copy_all, storage_users
-
-
-class SharedStorage:
-    """Tensors in one piece of memory, of which can be told whether anybody else has a tensor over it.
-
-    Args:
-        facts: shape, strides and dtype of each tensor; None for one that is not wanted.
-        device: of the memory.
-
-    Attributes:
-        tensors: one for each of ``facts``.
-    """
-
-    def __init__(
-        self, facts: Sequence[tuple[Sequence[int], Sequence[int], torch.dtype] | None], device: torch.device
-    ) -> None:
-        offsets = [0]
-        for fact in facts:
-            size = 0 if fact is None else math.prod(fact[0]) * fact[2].itemsize
-            offsets.append(offsets[-1] + rounded_up(size, TORCH_ALIGNMENT))
-        self._storage = torch.empty(offsets[-1], dtype=torch.uint8, device=device).untyped_storage()
-        self.tensors: list[Any] = [
-            # Each has a version of its own: what users write to one is no news to the others.
-            None if fact is None
-            else torch.empty(0, dtype=fact[2], device=device).set_(
-                self._storage, offset // fact[2].itemsize, fact[0], fact[1]
-            )
-            for fact, offset in zip(facts, offsets, strict=False)
-        ]  # fmt: skip
-        self._idle = storage_users(self._storage)
-
-    def in_use(self) -> bool:
-        """Whether there is a tensor over the memory that is not one of ``tensors``."""
-        return storage_users(self._storage) > self._idle
 
 
 @dataclass(frozen=True)
@@ -57,6 +22,7 @@ class _Recorded:
     Attributes:
         graph: the launches, with the draws in front of them.
         workspace: the launches' scratch memory.
+        elsewhere: more of it, for what may not be written over arguments.
         results: their results, but for those that are written over arguments.
         drawn: what the draws make, in the graph's own memory.
         idle: how many users the storage of each tensor in ``drawn`` has, and the storage.
@@ -65,6 +31,7 @@ class _Recorded:
 
     graph: torch.cuda.CUDAGraph
     workspace: torch.Tensor
+    elsewhere: Sequence[torch.Tensor]
     results: SharedStorage
     drawn: Drawn
     idle: tuple[tuple[int, torch.UntypedStorage], ...]
@@ -85,27 +52,37 @@ class CapturedLaunches(Launches):
         self._capture, self._own = capture, own
         self._streams = stream_sync(spec.device)
         self._recorded: _Recorded | None = None
-        # What the call at hand may update in place.
+        # Of the call at hand: what it may update in place, its arguments, and what it writes over.
         self._updated: Mapping[int, torch.Tensor] = {}
+        self._entering: Sequence[torch.Tensor] = ()
+        self._written_over: Sequence[torch.Tensor] = ()
 
     def launched(
-        self, entering: Sequence[torch.Tensor], addresses: Sequence[int], updated: Mapping[int, torch.Tensor]
+        self,
+        entering: Sequence[torch.Tensor],
+        addresses: Sequence[int],
+        updated: Mapping[int, torch.Tensor],
+        written_over: Sequence[torch.Tensor],
     ) -> Called:
-        if not updated and self._listing.updates:
+        spared = [] if updated else list(self._listing.updates.values())
+        reused = zip(self._listing.reused, written_over, strict=True)
+        spared += [number for number, tensor in reused if tensor is not entering[number]]
+        if spared:
             addresses = list(addresses)
-            for number in self._listing.updates.values():
-                # Another place: what was recorded to be updated there must not be in this call.
+            for number in spared:
+                # Another place: what was recorded to be written there must not be in this call.
                 addresses[number] = ~addresses[number]
         with self._streams.lock:
-            self._updated = updated
+            self._updated, self._entering, self._written_over = updated, entering, written_over
             try:
                 return self._capture.run(self, entering, addresses)
             finally:
-                self._updated = {}
+                self._updated, self._entering, self._written_over = {}, (), ()
 
     def plain(self, tensors: Sequence[torch.Tensor]) -> Called:
         """A call whose results have memory of their own."""
-        return super().launched(tensors, [tensor.data_ptr() for tensor in tensors], self._updated)
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        return super().launched(tensors, addresses, self._updated, self._written_over)
 
     def place(self, like: torch.Tensor) -> torch.Tensor:
         """A place for such an argument."""
@@ -130,13 +107,24 @@ class CapturedLaunches(Launches):
         self._streams.give_back()
         shared, workspace = SharedStorage(facts, self.device), self.workspace()
         results = [taken.get(number, tensor) for number, tensor in enumerate(shared.tensors)]
-        graph, drawn = self._record(tensors, results, workspace)
+        reused = list(zip(self._listing.reused, self._written_over, strict=True))
+        # What is copied to a place of its own before each replay may be written over there.
+        elsewhere = {
+            number: memory for number, memory in reused
+            if memory is not self._entering[number] and tensors[number] is self._entering[number]
+        }  # fmt: skip
+        written_over = [elsewhere.get(number, tensors[number]) for number, _ in reused]
+        graph, drawn = self._record(tensors, results, workspace, written_over)
         storages = [tensor.untyped_storage() for tensor in drawn.tensors]
         idle = tuple((storage_users(storage), storage) for storage in storages)
-        self._recorded = _Recorded(graph, workspace, shared, drawn, idle, in_place)
+        self._recorded = _Recorded(graph, workspace, tuple(elsewhere.values()), shared, drawn, idle, in_place)
 
     def _record(
-        self, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor], workspace: torch.Tensor
+        self,
+        tensors: Sequence[torch.Tensor],
+        results: Sequence[torch.Tensor],
+        workspace: torch.Tensor,
+        written_over: Sequence[torch.Tensor],
     ) -> tuple[torch.cuda.CUDAGraph, Drawn]:
         """Draws and launches over this memory as a device graph, and what is drawn.
 
@@ -148,7 +136,7 @@ class CapturedLaunches(Launches):
             try:
                 drawn = self.draw()
                 addresses = [tensor.data_ptr() for tensor in tensors]
-                self.walk([*addresses, *drawn.addresses], results, workspace)
+                self.walk([*addresses, *drawn.addresses], results, workspace, written_over)
             finally:
                 graph.capture_end()
         return graph, drawn

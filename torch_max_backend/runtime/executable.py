@@ -39,6 +39,7 @@ class ExecutableSpec:
         takes_packs: its arguments are packs, as they left the forward graph.
         functions: of libraries, that it calls.
         draws: make its last arguments.
+        saved_alone: the values that are saved for the backward graph, by their numbers, that nobody else sees.
     """
 
     built: BuiltGraph
@@ -50,6 +51,7 @@ class ExecutableSpec:
     takes_packs: bool = False
     functions: tuple[Function, ...] = ()
     draws: tuple[Draw, ...] = ()
+    saved_alone: frozenset[int] = frozenset()
 
 
 class Executable(torch.nn.Module):

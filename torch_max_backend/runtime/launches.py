@@ -27,6 +27,7 @@ from torch_max_backend.runtime.handover import Inputs
 from torch_max_backend.runtime.interface import Draw, InputSpec
 from torch_max_backend.runtime.launch_times import timed_walk, watched
 from torch_max_backend.runtime.leaving import Leaving, taker
+from torch_max_backend.runtime.reuse import Reuse
 from torch_max_backend.runtime.session import max_device
 from torch_max_backend.runtime.streams import stream_sync
 from torch_max_backend.runtime.threads import team_start
@@ -129,10 +130,12 @@ class Launches:
             if place != Place(Kind.RESULT, number)
         ]  # fmt: skip
         self._updates = _Updates(listing, self._inputs, leaving)
+        self._reuse = Reuse(listing, given, device)
         self._workspace = listing.workspace
         first_result = listing.arguments
-        self._bases = np.zeros(first_result + len(listing.results) + 1, np.int64)
-        self._first_result = first_result
+        self._first_result, self._first_reused = first_result, first_result + len(listing.results)
+        self._reused = {number: place for place, number in enumerate(listing.reused)}
+        self._bases = np.zeros(self._first_reused + len(listing.reused) + 1, np.int64)
         code, relocations = self._encoded(listing)
         self._code, self._relocations = np.array(code, np.int64), np.array(relocations, np.int64)
         self._needed = np.zeros(1, np.int64)
@@ -167,9 +170,12 @@ class Launches:
         return code, relocations
 
     def _base(self, place: Place) -> int:
-        """The place's number among the bases: arguments, results, and last the workspace."""
+        """The place's number among the bases: arguments, results, arguments that are written over, and last the
+        workspace."""
         if place.kind is Kind.ARGUMENT:
             return place.number
+        if place.kind is Kind.REUSED:
+            return self._first_reused + self._reused[place.number]
         return self._first_result + place.number if place.kind is Kind.RESULT else len(self._bases) - 1
 
     def run(self, args: Sequence[Any]) -> list[Any]:
@@ -188,7 +194,7 @@ class Launches:
             entering[number] = entering[number].to(self.device, non_blocking=True)
             addresses[number] = entering[number].data_ptr()
         updated = self._updates.safe(entering, addresses, args)
-        called = self.launched(entering, addresses, updated)
+        called = self.launched(entering, addresses, updated, self._reuse.written_over(entering, args))
         leaving, drawn = called.results, called.drawn
         if self._copied:
             arguments = [*entering, *drawn.entering]
@@ -198,7 +204,11 @@ class Launches:
         return self._leaving.picked(leaving, [*args, *drawn.tensors] if self._draws else args, in_place=called.in_place)
 
     def launched(
-        self, entering: Sequence[torch.Tensor], addresses: Sequence[int], updated: Mapping[int, torch.Tensor]
+        self,
+        entering: Sequence[torch.Tensor],
+        addresses: Sequence[int],
+        updated: Mapping[int, torch.Tensor],
+        written_over: Sequence[torch.Tensor],
     ) -> Called:
         """Draws, and launches.
 
@@ -206,11 +216,12 @@ class Launches:
             entering: the arguments that are given.
             addresses: of these.
             updated: arguments that take results, by the results' numbers.
+            written_over: memory for what replaces the arguments ``listing.reused``.
         """
         drawn = self.draw()
         leaving = self.fresh(updated)
         with self.turn(), _workspace(self._workspace + self._scratch, self.device) as workspace:
-            self.walk([*addresses, *drawn.addresses], leaving, workspace)
+            self.walk([*addresses, *drawn.addresses], leaving, workspace, written_over)
         return Called(leaving, drawn, bool(updated))
 
     def draw(self) -> Drawn:
@@ -233,14 +244,20 @@ class Launches:
         """Memory for a call of its own."""
         return torch.empty(self._workspace + self._scratch, dtype=torch.uint8, device=self.device)
 
-    def walk(self, addresses: Sequence[int], leaving: Sequence[Any], workspace: torch.Tensor) -> None:
+    def walk(
+        self,
+        addresses: Sequence[int],
+        leaving: Sequence[Any],
+        workspace: torch.Tensor,
+        written_over: Sequence[torch.Tensor],
+    ) -> None:
         """Runs the list over arguments at ``addresses``; on a GPU, queues its kernels. It is the caller's turn on the
         device.
 
         Raises:
             RuntimeError: a kernel refused its operands.
         """
-        self._bases[:-1] = [*addresses, *map(_data_ptr, leaving)]
+        self._bases[:-1] = [*addresses, *map(_data_ptr, leaving), *map(_data_ptr, written_over)]
         self._bases[-1] = workspace.data_ptr()
         self._words[2 * _SCRATCH : 2 * _SCRATCH + 2] = workspace.data_ptr() + self._workspace, self._scratch
         self._host[1] = torch.get_num_threads()

@@ -104,7 +104,8 @@ def pack_results(built: BuiltGraph, kept: range, packable: Collection[int]) -> t
     """
     listing = built.listing
     assert isinstance(listing, LaunchList)
-    packing = _dealt(built, kept, _own(built, listing, packable))
+    small = [number for number in alone(built, packable) if built.outputs[number].bytes <= MOST_BYTES]
+    packing = _dealt(built, kept, small)
     if not packing.values:
         return built, None
     packed = {built.outputs[kept[value.number]].index: value for value in packing.values}
@@ -136,8 +137,15 @@ def pack_results(built: BuiltGraph, kept: range, packable: Collection[int]) -> t
     return replace(built, outputs=outputs, writes=writes, listing=new), packing
 
 
-def _own(built: BuiltGraph, listing: LaunchList, packable: Collection[int]) -> list[int]:
-    """The outputs among ``packable`` that are nothing else, in memory that nothing is copied to or from."""
+def alone(built: BuiltGraph, packable: Collection[int]) -> list[int]:
+    """The outputs among ``packable`` that are nothing else, in memory that nothing is copied to or from.
+
+    Args:
+        built: a launch list.
+        packable: outputs that a backward graph alone gets.
+    """
+    listing = built.listing
+    assert isinstance(listing, LaunchList)
     uses = Counter([*(spec.index for spec in built.outputs), *(spec.index for spec in built.writes)])
     copied = [place for number, place in enumerate(listing.results) if place != Place(Kind.RESULT, number)]
     sources = {place.number for place in copied if place.kind is Kind.RESULT}
@@ -145,7 +153,7 @@ def _own(built: BuiltGraph, listing: LaunchList, packable: Collection[int]) -> l
     def fits(spec: OutputSpec) -> bool:
         if spec.index < 0 or spec.shape is None or uses[spec.index] > 1 or spec.index in sources:
             return False
-        return listing.results[spec.index] == Place(Kind.RESULT, spec.index) and 0 < spec.bytes <= MOST_BYTES
+        return listing.results[spec.index] == Place(Kind.RESULT, spec.index) and spec.bytes > 0
 
     return [number for number in sorted(packable) if fits(built.outputs[number])]
 
@@ -200,6 +208,10 @@ def take_from_packs(built: BuiltGraph, packing: Packing) -> BuiltGraph | None:
     numbers = {old: len(used) + new for new, old in enumerate(left)}
 
     moved = _moves(Kind.ARGUMENT, packed, {pack: new for new, pack in enumerate(used)}, numbers)
+    reused: dict[int, int] = {}
+    for number, size in listing.reused.items():
+        place = moved(Place(Kind.ARGUMENT, number))
+        reused[place.number] = max(reused.get(place.number, 0), place.offset + size)
     inputs = [
         InputSpec(pack, torch.uint8, (0,), device, (packing.sizes[pack],), alignment=_BASE_ALIGNMENT) for pack in used
     ]
@@ -211,6 +223,7 @@ def take_from_packs(built: BuiltGraph, packing: Packing) -> BuiltGraph | None:
         results=tuple(map(moved, listing.results)),
         moved=frozenset(numbers[number] for number in listing.moved),
         updates={result: numbers[number] for result, number in listing.updates.items()},
+        reused=reused,
     )
     outputs = [
         spec if spec.passthrough is None else replace(spec, passthrough=position(spec.passthrough))
@@ -252,19 +265,21 @@ def _moves(
     """Where places of ``kind`` lie when the values of ``packed`` lie in packs.
 
     Args:
-        kind: of the places that change; others stay.
+        kind: of the places that change, with those of arguments what replaces these; others stay.
         packed: values by their old numbers.
         packs: the new numbers of packs.
         numbers: the new numbers of what is not packed.
     """
 
+    kinds = {kind, Kind.REUSED} if kind is Kind.ARGUMENT else {kind}
+
     def moved(place: Place) -> Place:
-        if place.kind is not kind:
+        if place.kind not in kinds:
             return place
         value = packed.get(place.number)
         if value is None:
             return replace(place, number=numbers[place.number])
-        return Place(kind, packs[value.pack], value.offset + place.offset)
+        return Place(place.kind, packs[value.pack], value.offset + place.offset)
 
     return moved
 

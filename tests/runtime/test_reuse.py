@@ -1,0 +1,170 @@
+"""The backward graph writes over what was saved for it, but for what somebody else may see."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.threads import in_threads
+from torch_max_backend.backend import recorded_graphs
+from torch_max_backend.graph.compiler import CompiledGraph
+from torch_max_backend.runtime import reuse
+from torch_max_backend.runtime.reuse import Reuse
+
+Net = Callable[..., torch.Tensor]
+
+
+class Case:
+    """A compiled model, its twin in eager, and what its backward calls wrote over."""
+
+    def __init__(self) -> None:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        self.model = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
+            nn.Conv2d(8, 8, 3, padding=1), nn.GELU(), nn.Conv2d(8, 8, 3, padding=1), nn.Tanh(),
+        )  # fmt: skip
+        self.twin = copy.deepcopy(self.model)
+        self.run: Net = torch.compile(self.model, backend="max", fullgraph=True)
+        with recorded_graphs() as graphs:
+            self.run(self.batch()).sum().backward()
+        self.graphs: list[CompiledGraph] = list(graphs)
+        self.kept: list[bool] = []
+
+    def batch(self, seed: int = 0) -> torch.Tensor:
+        return torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(seed))
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Those of the model, which then has none."""
+        found = [parameter.grad for parameter in self.model.parameters()]
+        self.model.zero_grad(set_to_none=True)
+        return [gradient for gradient in found if gradient is not None]
+
+    def expected(self, passes: int = 1) -> list[torch.Tensor]:
+        self.twin.load_state_dict(self.model.state_dict())
+        self.twin.zero_grad(set_to_none=True)
+        out = self.twin(self.batch()).sum()
+        for _ in range(passes):
+            out.backward(retain_graph=True)
+        return [parameter.grad for parameter in self.twin.parameters() if parameter.grad is not None]
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Case:
+    return Case()
+
+
+@pytest.fixture
+def case(compiled: Case, monkeypatch: pytest.MonkeyPatch) -> Iterator[Case]:
+    """Whose ``kept`` tells, for each argument that a call might write over, that it did not."""
+    compiled.model.zero_grad(set_to_none=True)
+    compiled.kept.clear()
+    plain = Reuse.written_over
+
+    def watched(self: Reuse, entering: Sequence[torch.Tensor], args: Sequence[object]) -> list[torch.Tensor]:
+        memory = plain(self, entering, args)
+        compiled.kept += [
+            tensor is not entering[number] for (number, *_), tensor in zip(self._arguments, memory, strict=True)
+        ]
+        return memory
+
+    monkeypatch.setattr(Reuse, "written_over", watched)
+    yield compiled
+
+
+def same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
+    assert len(found) == len(expected) > 0
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-3)
+
+
+def test_what_is_read_no_more_is_written_over(case: Case) -> None:
+    forward, backward = (graph.executables[0].listing for graph in case.graphs)
+    assert forward is not None and backward is not None
+    assert not forward.reused and backward.reused
+    case.run(case.batch()).sum().backward()
+    assert case.kept and not any(case.kept)
+    same(case.gradients(), case.expected())
+
+
+def test_memory_elsewhere_gives_the_same_bits(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    case.run(case.batch()).sum().backward()
+    written_over = case.gradients()
+    monkeypatch.setattr(reuse, "graph_is_kept", lambda: True)
+    case.run(case.batch()).sum().backward()
+    assert any(case.kept)
+    for one, other in zip(written_over, case.gradients(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_graph_that_is_kept_runs_again(case: Case) -> None:
+    out = case.run(case.batch()).sum()
+    out.backward(retain_graph=True)
+    assert case.kept and all(case.kept)
+    out.backward(retain_graph=True)
+    assert all(case.kept)
+    out.backward()
+    assert not all(case.kept)
+    same(case.gradients(), case.expected(passes=3))
+
+
+def test_saved_tensors_that_a_user_has_stay_as_they_are(case: Case) -> None:
+    out = case.run(case.batch()).sum()
+    node: Any = out.grad_fn.next_functions[0][0] if out.grad_fn is not None else None
+    held = node.saved_tensors
+    before = [tensor.clone() for tensor in held]
+    out.backward()
+    assert case.kept and all(case.kept)
+    assert all(map(torch.equal, held, before))
+    same(case.gradients(), case.expected())
+
+
+def test_views_of_saved_tensors_stay_as_they_are(case: Case) -> None:
+    out = case.run(case.batch()).sum()
+    node: Any = out.grad_fn.next_functions[0][0] if out.grad_fn is not None else None
+    held = [tensor.detach().view(-1) for tensor in node.saved_tensors]
+    before = [tensor.clone() for tensor in held]
+    out.backward()
+    assert case.kept and all(case.kept)
+    assert all(map(torch.equal, held, before))
+
+
+@pytest.mark.parametrize("way", ["as they are", "copies", "held", "held copies"])
+def test_hooks_on_saved_tensors(case: Case, way: str) -> None:
+    """Whatever hooks keep holds what was saved after the backward pass."""
+    held: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept = tensor.clone() if "copies" in way else tensor
+        if "held" in way:
+            held.append((kept, kept.clone()))
+        return kept
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = case.run(case.batch()).sum()
+    out.backward()
+    assert all(torch.equal(kept, content) for kept, content in held)
+    same(case.gradients(), case.expected())
+
+
+def test_threads(case: Case) -> None:
+    """Each has saved tensors of its own."""
+
+    def step(number: int) -> torch.Tensor:
+        x = case.batch(number).requires_grad_()
+        case.run(x).sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    alone = [step(number) for number in range(4)]
+
+    def again(number: int) -> None:
+        assert torch.equal(step(number), alone[number])
+
+    in_threads(again, 4)
+    case.gradients()
