@@ -152,6 +152,41 @@ def test_hooks_on_saved_tensors(case: Case, way: str) -> None:
     same(case.gradients(), case.expected())
 
 
+class Returned(torch.autograd.Function):
+    """One of its gradients is what was saved; the other is computed from it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        square = x @ x
+        ctx.save_for_backward(square)
+        return square.sum() + y.sum()
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (square,) = ctx.saved_tensors
+        return square, square.sin() * slopes[0]
+
+
+def test_a_saved_value_that_is_returned_is_not_written_over() -> None:
+    torch._dynamo.reset()
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            w = torch.tanh(w @ w)
+        return Returned.apply(x, w)
+
+    x, w = (torch.randn(200, 200, requires_grad=True) for _ in range(2))
+    with recorded_graphs() as graphs:
+        torch.compile(function, backend="max", fullgraph=True)(x, w).backward()
+    built = graphs[1].executables[0].built
+    listing = built.listing
+    assert listing is not None and listing.reused
+    returned = {spec.passthrough for spec in built.outputs} - {None}
+    assert returned and returned.isdisjoint(built.inputs[number].position for number in listing.reused)
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, x.detach() @ x.detach(), rtol=1e-3, atol=1e-3)
+
+
 def test_threads(case: Case) -> None:
     """Each has saved tensors of its own."""
 

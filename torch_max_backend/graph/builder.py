@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -185,7 +185,9 @@ class GraphBuilder:
                 writes = self._written(placeholders, results)
                 typed = read(graph, results) if self.listed else None
                 graph.output(*results)
-            listing = None if typed is None else self._listed(typed, nodes, specs, writes)
+            # An argument that is returned as it is, is no result of the model's.
+            reusable = self.reusable - {spec.passthrough for spec in outputs}
+            listing = None if typed is None else self._listed(typed, nodes, specs, writes, reusable)
         except BaseException:
             # A refused build must leave nothing behind in a module that others are compiled in.
             self.values.clear()
@@ -200,13 +202,18 @@ class GraphBuilder:
         )  # fmt: skip
 
     def _listed(
-        self, graph: TypedGraph, nodes: Sequence[Node], inputs: Sequence[InputSpec], writes: Sequence[WriteSpec]
+        self,
+        graph: TypedGraph,
+        nodes: Sequence[Node],
+        inputs: Sequence[InputSpec],
+        writes: Sequence[WriteSpec],
+        reusable: Collection[int],
     ) -> LaunchList:
         """The launch list of a graph, which then is what was listed."""
         fuse(graph, self.device)
-        reusable = {number for number, spec in enumerate(inputs) if spec.dense and spec.position in self.reusable}
+        numbers = {number for number, spec in enumerate(inputs) if spec.dense and spec.position in reusable}
         try:
-            return launch_list(graph, self.device, _updates(inputs, writes), reusable)
+            return launch_list(graph, self.device, _updates(inputs, writes), numbers)
         except NotListed as error:
             raise NodesCannotLower(_refused_nodes(error.refused, nodes)) from error
 
