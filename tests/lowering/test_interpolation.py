@@ -135,3 +135,14 @@ def test_a_traced_graph_leaves_pytorchs_own_kernels() -> None:
     torch._dynamo.reset()
     torch.compile(lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear"), backend="max")(torch.ones(1, 1, 2, 2))
     assert op.py_kernels == before
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear"])
+def test_an_empty_batch(mode: str) -> None:
+    torch.compiler.reset()
+    x = torch.randn(0, 3, 4, 5, requires_grad=True)
+    run = torch.compile(lambda x: F.interpolate(x, size=(6, 2), mode=mode), backend="max")
+    result = run(x)
+    assert result.shape == (0, 3, 6, 2) and result.stride() == F.interpolate(x, size=(6, 2), mode=mode).stride()
+    (gradient,) = torch.autograd.grad(result.sum(), x)
+    assert gradient.shape == x.shape

@@ -20,8 +20,8 @@ UNARY = (
     "{x}.softmax(-1)", "F.log_softmax({x}, 0)", "{x}.clamp(-0.5, 0.7)", "{x}.clamp_min(0.1)", "torch.sinc({x})",
     "F.threshold({x}, 0.1, -0.3)", "F.softshrink({x}, 0.2)", "F.hardshrink({x}, 0.2)", "F.tanhshrink({x})",
     "{x} * 0.5 + 1", "1 - {x}", "2 / ({x}.abs() + 1)", "{x} ** 2", "({x}.abs() + 0.1) ** 1.5", "{x} ** 3",
-    "2 ** {x}.tanh()", "F.hardtanh({x})",
-    "{x} // 0.7", "{x} % 0.9", "torch.fmod({x}, 0.9)", "torch.remainder(2.5, {x}.abs() + 0.5)", "{x}.nan_to_num()",
+    "2 ** {x}.tanh()", "F.hardtanh({x})", "torch.remainder(2.5, {x}.detach().abs() + 1)",
+    "{x} // 0.7", "{x} % 0.9", "torch.fmod({x}, 0.9)", "{x}.nan_to_num()",
     "torch.copysign({x}, -1.0)", "torch.div({x}, 0.3, rounding_mode='trunc')",
 )  # fmt: skip
 #: Functions of two values that broadcast.

@@ -60,6 +60,10 @@ def _with_sizes(op: OpOverload) -> Callable[..., Tensor]:
         *corners, factors = (*corners_and_factors, *named.values())
         if output_size is None:
             output_size = [_scaled(size, factor) for size, factor in zip(x.shape[2:], factors, strict=True)]
+        if isinstance(x.shape[0], int) and x.shape[0] == 0 and 0 not in x.shape[1:]:
+            # PyTorch's account of the nearest modes' shapes raises for an empty batch.
+            empty = x.sum(tuple(range(2, x.dim())), keepdim=True, dtype=x.dtype)
+            return empty.expand(*x.shape[:2], *output_size).clone(memory_format=torch.contiguous_format)
         return op(x, output_size, *corners, *(factors or ()))
 
     return interpolate
