@@ -33,6 +33,12 @@ def planar(*shape: int) -> Maker:
     return lambda generator: spread(*shape)(generator).contiguous()
 
 
+def backwards(*shape: int) -> Maker:
+    """The same, with the first dimension innermost in memory."""
+    turned = range(len(shape))[::-1]
+    return lambda generator: planar(*shape)(generator).permute(*turned).contiguous().permute(*turned)
+
+
 def operands(*shape: int, mean: float = 0.0, dtype: torch.dtype = torch.float32) -> list[Maker]:
     """An input, and a gradient about zero: the rounding of the input's mean, times the sum of the gradient, is an error
     that PyTorch's formula has as well."""
@@ -165,6 +171,13 @@ OTHERS = [
         slack=4,
     ),
     Case("group_norm_planar", lambda x: F.group_norm(x, 2), recipe(planar(2, 6, 4, 5)), length=60),
+    Case(
+        "group_norm_backwards",
+        gradients(lambda x, weight, bias: F.group_norm(x, 2, weight, bias)),
+        recipe(backwards(4, 6, 5), randn(6), randn(6)),
+        length=15,
+        slack=4,
+    ),
     Case("group_norm_rows", lambda x, w: F.group_norm(x, 2, w), recipe(randn(3, 8), randn(8)), length=4),
 ]
 

@@ -312,8 +312,9 @@ def group_norm(
             split = GraphTensor.contiguous(ops.reshape(parameter.value, [1, groups, channels // groups, 1]))
             y = combine(y, numerics.cast(split.to_order(order).value, y.dtype))
     result = reshaped(GraphTensor(numerics.cast(y, ctx.max_dtype), order), ctx.out_shape(), x.order)
+    # In memory the groups may come before the batch.
     saved = [
-        numerics.cast(ops.reshape(value, ctx.out_shape(1 + i)), max_dtype(ctx.meta[1 + i].dtype))
-        for i, value in enumerate((mean, rstd))
+        numerics.cast(ops.reshape(GraphTensor(value, order).logical(), shape), max_dtype(meta.dtype))
+        for value, shape, meta in zip((mean, rstd), map(ctx.out_shape, (1, 2)), ctx.meta[1:], strict=True)
     ]
     return [result, *map(GraphTensor.contiguous, saved)]
