@@ -45,10 +45,10 @@ def test_extent_and_overlap(size: int, window: int, stride: int, padding: int, d
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"kernel_size": 0}, r"kernel_size=\(1, 0, 0\): every entry must be at least 1"),
+        ({"kernel_size": 0}, r"kernel_size=\(1, 0, 0\): every value must be at least 1"),
         ({"kernel_size": 2, "stride": 0}, r"stride=\(1, 0, 0\)"),
         ({"kernel_size": 2, "dilation": 0}, r"dilation=\(1, 0, 0\)"),
-        ({"kernel_size": 2, "padding": -1}, r"padding=\(0, -1, -1\): every entry must be at least 0"),
+        ({"kernel_size": 2, "padding": -1}, r"padding=\(0, -1, -1\): every value must be at least 0"),
         ({"kernel_size": 2, "padding": 2}, r"padding=\(0, 2, 2\): on axis H it must be at most half of kernel_size, 1"),
         ({"kernel_size": 2, "divisor_override": 0}, r"divisor_override=0: must not be zero"),
         ({"kernel_size": 9}, r"input=\(1, 8, 8\): too small"),
@@ -71,5 +71,5 @@ def test_adaptive_sizes() -> None:
     assert AdaptivePoolingProblem.from_aten((8, 6), 2).output == (1, 2, 2)
     with pytest.raises(ValueError, match="output_size"):
         AdaptivePoolingProblem.from_aten((8, 6), (1, 2, 3))
-    with pytest.raises(ValueError, match=r"output_size=\(1, 0, 2\): every entry must be at least 1"):
+    with pytest.raises(ValueError, match=r"output_size=\(1, 0, 2\): every value must be at least 1"):
         AdaptivePoolingProblem.from_aten((8, 6), (0, 2))

@@ -38,11 +38,11 @@ def viewed(node: Node, updated: Collection[Node]) -> tuple[Node, View] | None:
     no view of anything that is.
 
     Args:
-        node: a result.
+        node: a result; it may be a size.
         updated: arguments that the graph overwrites.
     """
     fake = node.meta["val"]
-    if not _is_static(fake) or dense_order(fake) is not None:
+    if not isinstance(fake, torch.Tensor) or not _is_static(fake) or dense_order(fake) is not None:
         return None
     base = node
     while base.target in _VIEWS and base.op == "call_function":
@@ -52,7 +52,7 @@ def viewed(node: Node, updated: Collection[Node]) -> tuple[Node, View] | None:
             continue
         if base in updated or not _is_static(whole) or whole.dtype is not fake.dtype or whole.is_neg():
             return None
-        offset = fake.storage_offset() - whole.storage_offset()
+        offset = int(fake.storage_offset() - whole.storage_offset())
         last = offset + sum(
             step * (extent - 1) for extent, step in zip(fake.shape, fake.stride(), strict=True) if extent
         )
