@@ -134,13 +134,16 @@ def test_views_of_saved_tensors_stay_as_they_are(case: Case) -> None:
     assert all(map(torch.equal, held, before))
 
 
-@pytest.mark.parametrize("way", ["as they are", "copies", "held", "held copies"])
+@pytest.mark.parametrize("way", ["as they are", "copies", "odd copies", "held", "held copies"])
 def test_hooks_on_saved_tensors(case: Case, way: str) -> None:
     """Whatever hooks keep holds what was saved after the backward pass."""
     held: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         kept = tensor.clone() if "copies" in way else tensor
+        if "odd" in way:
+            # At an address that no allocator gives out.
+            kept = tensor.new_empty(tensor.numel() + 1)[1:].as_strided_(tensor.shape, tensor.stride()).copy_(tensor)
         if "held" in way:
             held.append((kept, kept.clone()))
         return kept
@@ -148,6 +151,7 @@ def test_hooks_on_saved_tensors(case: Case, way: str) -> None:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         out = case.run(case.batch()).sum()
     out.backward()
+    assert case.kept and (way not in ("odd copies", "held", "held copies") or all(case.kept))
     assert all(torch.equal(kept, content) for kept, content in held)
     same(case.gradients(), case.expected())
 

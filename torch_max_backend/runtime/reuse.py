@@ -21,6 +21,9 @@ _REFERENCES = 4
 """To an argument that AOTAutograd has handed over and nobody else has: from the lists ``args`` and ``entering``, and
 from the two functions that look. Should a release of PyTorch keep one, nothing is written over."""
 
+_ALIGNMENT = 64
+"""Bytes: as PyTorch's allocators align, and as launches take for granted where they write."""
+
 
 class Reuse:
     """The arguments of a launch list that it may write over.
@@ -52,6 +55,7 @@ class Reuse:
             if (
                 kept
                 or tensor is not args[position]
+                or tensor.data_ptr() % _ALIGNMENT
                 or sys.getrefcount(tensor) > _REFERENCES
                 or _lies_beside_others(tensor, args)
             ):
@@ -72,4 +76,6 @@ def _lies_beside_others(tensor: torch.Tensor, args: Sequence[object]) -> bool:
 
 
 def _begins_at(value: object, address: int) -> bool:
-    return isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() == address
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return False
+    return value.untyped_storage().data_ptr() == address
