@@ -85,8 +85,9 @@ class CompilationUnit:
         if listed:
             if packable:
                 first = min(free_outputs)
-                own = frozenset(number - first for number in alone(built, packable))
-                built, made = pack_results(built, range(first, len(built.outputs)), packable)
+                numbers = alone(built, packable)
+                own = frozenset(number - first for number in numbers)
+                built, made = pack_results(built, range(first, len(built.outputs)), numbers)
                 free_outputs = frozenset(range(first, len(built.outputs)))
             taking = None if packing is None else take_from_packs(built, packing)
             built = taking or built

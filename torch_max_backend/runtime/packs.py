@@ -94,17 +94,17 @@ def unpacking(run: Callable[[Sequence[Any]], Sequence[Any]], packing: Packing) -
     return unpacked
 
 
-def pack_results(built: BuiltGraph, kept: range, packable: Collection[int]) -> tuple[BuiltGraph, Packing | None]:
+def pack_results(built: BuiltGraph, kept: range, packable: Sequence[int]) -> tuple[BuiltGraph, Packing | None]:
     """A forward graph with packs among its results; as it is, and None, where there would be none.
 
     Args:
         built: the graph, a launch list.
         kept: the outputs that a backward graph gets, the last ones.
-        packable: those among them that may be packed.
+        packable: those among them that may be packed: what ``alone`` finds.
     """
     listing = built.listing
     assert isinstance(listing, LaunchList)
-    small = [number for number in alone(built, packable) if built.outputs[number].bytes <= MOST_BYTES]
+    small = [number for number in packable if built.outputs[number].bytes <= MOST_BYTES]
     packing = _dealt(built, kept, small)
     if not packing.values:
         return built, None

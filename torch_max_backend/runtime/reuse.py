@@ -49,6 +49,8 @@ class Reuse:
             return []
         kept = graph_is_kept()
         memory = []
+        # By the address of a storage, which a captured forward graph's results share.
+        crowded: dict[int, bool] = {}
         for number, position, size in self._arguments:
             tensor = entering[number]
             # What came in another memory order is a copy of the argument, or a view.
@@ -57,22 +59,26 @@ class Reuse:
                 or tensor is not args[position]
                 or tensor.data_ptr() % _ALIGNMENT
                 or sys.getrefcount(tensor) > _REFERENCES
-                or _lies_beside_others(tensor, args)
+                or _lies_beside_others(tensor, args, crowded)
             ):
                 tensor = torch.empty(size, dtype=torch.uint8, device=self._device)
             memory.append(tensor)
         return memory
 
 
-def _lies_beside_others(tensor: torch.Tensor, args: Sequence[object]) -> bool:
-    """Whether there is a tensor in its memory that is not among ``args``."""
+def _lies_beside_others(tensor: torch.Tensor, args: Sequence[object], crowded: dict[int, bool]) -> bool:
+    """Whether there is a tensor in its memory that is not among ``args``; ``crowded`` has the answers of this call."""
     storage = tensor.untyped_storage()
     address = storage.data_ptr()
-    shared = shared_storage_at(address)
-    if shared is None:
-        # The tensor, and ``storage``.
-        return storage_users(storage) > 2
-    return shared.borrowers > sum(_begins_at(each, address) for each in args)
+    if address not in crowded:
+        shared = shared_storage_at(address)
+        crowded[address] = (
+            # The tensor, and ``storage``.
+            storage_users(storage) > 2
+            if shared is None
+            else shared.borrowers > sum(_begins_at(each, address) for each in args)
+        )
+    return crowded[address]
 
 
 def _begins_at(value: object, address: int) -> bool:
