@@ -35,6 +35,7 @@ from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.background import Job
 from torch_max_backend.runtime.packs import Packing
+from torch_max_backend.runtime.progress import progress_line
 from torch_max_backend.torch_compat import (
     TracingContext,
     aot_module_simplified,
@@ -125,6 +126,7 @@ def build_only(
     return _through_aot(gm, example_inputs, _Building(Options.parse(options)))
 
 
+@progress_line("tracing and lowering")
 def _through_aot(gm: GraphModule, example_inputs: Sequence[Any], compilation: _Compilation) -> Callable[..., Any]:
     lowering.load_all()
     context = TracingContext.try_get()

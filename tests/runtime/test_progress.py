@@ -1,4 +1,4 @@
-"""The progress line: on a terminal, after a while, and gone at the end."""
+"""What a user who waits is told: on a terminal, in Jupyter and elsewhere."""
 
 from __future__ import annotations
 
@@ -9,8 +9,15 @@ import sys
 import time
 
 import pytest
+from max.dtype import DType
 
-from torch_max_backend.runtime.progress import progress_line
+from torch_max_backend.fusion.program import Program
+from torch_max_backend.mojo_ops import normalization
+from torch_max_backend.mojo_ops.convolution import Grouping, convolution_function
+from torch_max_backend.mojo_ops.functions import function_of
+from torch_max_backend.runtime import progress
+from torch_max_backend.runtime.libraries import described
+from torch_max_backend.runtime.progress import Work, progress_line, state, works
 
 
 def _shown(monkeypatch: pytest.MonkeyPatch, patience: float, until: bytes) -> bytes:
@@ -40,10 +47,67 @@ def test_short_work_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _shown(monkeypatch, 600.0, b"").strip() == b"end"
 
 
-def test_nothing_is_shown_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def _written(monkeypatch: pytest.MonkeyPatch, patience: float, seconds: float) -> str:
+    """What is written where there is no terminal."""
     stderr = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stderr)
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    with progress_line("compiling", 0.0):
-        time.sleep(0.1)
-    assert stderr.getvalue() == ""
+    with progress_line("compiling", patience):
+        time.sleep(seconds)
+    return stderr.getvalue()
+
+
+def test_without_a_terminal_there_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_EVERY", 0.05)
+    lines = _written(monkeypatch, 0.0, 0.4).splitlines()
+    assert len(lines) >= 3 and set(lines) == {"torch_max_backend: compiling (0 s)"}
+
+
+def test_short_work_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _written(monkeypatch, 600.0, 0.05) == ""
+
+
+def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_MAX_BACKEND_PROGRESS", "0")
+    assert _written(monkeypatch, 0.0, 0.1) == ""
+
+
+def test_in_jupyter_a_line_moves_and_is_wiped_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    monkeypatch.setattr(progress, "_IN_JUPYTER", 0.02)
+    written = _written(monkeypatch, 0.0, 0.2)
+    assert written.count("\rcompiling (0 s)") >= 2 and "\n" not in written
+    assert written.endswith("\r" + " " * len("compiling (0 s)") + "\r")
+
+
+def test_what_is_inside_goes_on_in_the_same_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setattr(progress, "_EVERY", 0.02)
+    with progress_line("tracing", 0.0):
+        with progress_line("compiling", 0.0):
+            time.sleep(0.2)
+        time.sleep(0.2)
+    told = [line.split()[1] for line in stderr.getvalue().splitlines()]
+    inside = told.count("compiling")
+    assert inside >= 2 and told[-1] == "tracing" and len(told) < 50
+
+
+def test_the_line_tells_what_is_built_and_how_long_it_takes() -> None:
+    first, second = Work("4 kernels for convolution", 20.4), Work("1 kernel for sorting", 8.0, begun=time.monotonic())
+    assert state() == ""
+    with works([first, second]):
+        assert state() == "building 4 kernels for convolution, 1 kernel for sorting: 0 of 2 libraries, about 20 s left"
+        first.done = True
+        assert state() == "building 1 kernel for sorting: 1 of 2 libraries, about 8 s left"
+        second.begun = time.monotonic() - 60
+        assert state() == "building 1 kernel for sorting: 1 of 2 libraries"
+    assert state() == ""
+
+
+def test_kernels_are_told_of_by_their_use() -> None:
+    kernels = [convolution_function(op, "cpu", DType.float32, Grouping.ONE) for op in ("conv_fprop", "conv_dgrad")]
+    programs = [Program("pointwise", "cpu", "", 2, 1, 8), Program("conv_pointwise", "cpu", "", 2, 1, 8)]
+    norm = function_of(normalization.FAMILY, "batch_norm_statistics", "cpu", (DType.float32,))
+    assert described([norm]) == "1 kernel for normalization"
+    told = described([*kernels, *programs, norm])
+    assert told == "3 kernels for convolution, 1 for elementwise work, 1 for normalization"

@@ -49,7 +49,7 @@ class Job:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         try:
             with _turn:
-                make_ready(self._pending)
+                make_ready(self._pending, told=False)
         except Exception as error:
             self.error = error
         finally:

@@ -15,6 +15,8 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import replace
@@ -33,7 +35,7 @@ from torch_max_backend.mojo_ops.sources import sources_digest
 from torch_max_backend.runtime import cache, cubins, prebuilt
 from torch_max_backend.runtime.cores import cores
 from torch_max_backend.runtime.futures import started
-from torch_max_backend.runtime.progress import progress_line
+from torch_max_backend.runtime.progress import Work, progress_line, works
 from torch_max_backend.runtime.target import LEVELS, target_facts
 
 log = logging.getLogger(__name__)
@@ -198,8 +200,8 @@ def _loader(device: torch.device) -> Any:
         symbol = ctypes.string_at(name, length).decode()
         try:
             function = next(each for each in with_rest(required()) if each.symbol == symbol)
-            log.info("%s is called and was not expected to be", symbol)
-            with progress_line(f"compiling {symbol}"):
+            log.debug("%s is called and was not expected to be", symbol)
+            with progress_line("a kernel that is rarely called"):
                 _load(build([function], device), target_facts(device)["device"])
             return address(symbol, device)
         except Exception:
@@ -252,11 +254,46 @@ def _build_claimed(facts: Mapping[Function, Mapping[str, str]], patient: bool) -
         absent = [function for function in claimed if function not in found]
         if not absent:
             return found
-        builds = [started(functools.partial(_build_one, share, facts), "builds a library") for share in shares(absent)]
-        wait(builds)
-        for each in builds:
-            found |= each.result()
+        work = {Work(described(share), seconds(share)): share for share in shares(absent)}
+        with works(list(work)):
+            start = time.perf_counter()
+            builds = [
+                started(functools.partial(_worked, each, share, facts), "builds a library")
+                for each, share in work.items()
+            ]
+            wait(builds)
+            for each in builds:
+                found |= each.result()
+            log.info("built %s in %.1f s", described(absent), time.perf_counter() - start)
     return found
+
+
+def _worked(
+    work: Work, functions: Sequence[Function], facts: Mapping[Function, Mapping[str, str]]
+) -> dict[Function, Path]:
+    work.begun = time.monotonic()
+    stored = _build_one(functions, facts)
+    work.done = True
+    return stored
+
+
+_USES = {"pointwise": "elementwise work", "rows": "reduction", "launches": "running graphs", "movement": "copies"}
+"""What kernels are for, where their family or entry does not say it."""
+
+
+def described(functions: Iterable[Function]) -> str:
+    """What functions are for, such as "14 kernels for convolution, 3 for normalization"."""
+    counts = Counter(map(_use, functions))
+    texts = [f"{count} for {use}" for use, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
+    first = next(iter(counts.most_common(1)), ("", 0))[1]
+    return ", ".join([texts[0].replace(" for", " kernel for" if first == 1 else " kernels for", 1), *texts[1:]])
+
+
+def _use(function: Function) -> str:
+    if isinstance(function, LibraryFunction):
+        return _USES.get(function.family, function.family)
+    kind = function.entry.partition("_")[0]
+    return _USES.get(kind, "convolution" if kind == "conv" else kind)
 
 
 def seconds(functions: Collection[Function]) -> float:
@@ -366,7 +403,7 @@ def compile_library(functions: Sequence[Function], facts: Mapping[str, str], lib
             raise MaxBackendError(f"the kernels {names} do not compile for {device}:\n{text[-4000:]}")
     if facts["code"] == "cubin":
         cubins.translate(library)
-    log.info("built %s for %s", ", ".join(function.symbol for function in functions), device)
+    log.debug("built %s for %s", ", ".join(function.symbol for function in functions), device)
 
 
 # What stands in standard input's place ends with the process that holds its other end, however that ends.

@@ -34,8 +34,12 @@ class PendingLists:
         return not libraries.unbuilt(self.device)
 
 
-def make_ready(pending: Sequence[PendingLists]) -> None:
+def make_ready(pending: Sequence[PendingLists], told: bool = True) -> None:
     """Builds the libraries that the lists lack, and binds the lists.
+
+    Args:
+        pending: the lists.
+        told: the user waits, and learns how far it is.
 
     Raises:
         MaxBackendError: a kernel does not compile, or its library cannot be loaded.
@@ -45,10 +49,11 @@ def make_ready(pending: Sequence[PendingLists]) -> None:
     # What is compiled for another machine is all that it may need.
     whole = is_virtual_device_mode()
     names = [name for each in pending for name in each.names]
-    with contextlib.ExitStack() as told:
-        told.enter_context(progress_line(events.described(names, sum(each.op_count for each in pending))))
+    with contextlib.ExitStack() as stack:
+        if told:
+            stack.enter_context(progress_line(events.described(names, sum(each.op_count for each in pending))))
         for each in pending:
-            told.enter_context(events.compiling(each.names, each.op_count))(each.is_built())
+            stack.enter_context(events.compiling(each.names, each.op_count))(each.is_built())
         with contextlib.ExitStack() as building:
             for each in pending:
                 building.enter_context(libraries.ready(each.device, whole))
