@@ -20,6 +20,7 @@ from torch_max_backend import lowering
 from torch_max_backend.custom_ops.interpolation import interpolations_whole
 from torch_max_backend.decompositions.table import decompositions
 from torch_max_backend.errors import MaxBackendError, OptionError
+from torch_max_backend.graph.account import memory_of
 from torch_max_backend.graph.attention import fuse_attention
 from torch_max_backend.graph.cache import facts_of, kept
 from torch_max_backend.graph.compiled import CompiledGraph
@@ -46,6 +47,7 @@ from torch_max_backend.torch_compat import (
     make_boxed_func,
     min_cut_rematerialization_partition,
     packable_outputs,
+    static_arguments,
 )
 
 log = logging.getLogger("torch_max_backend")
@@ -124,6 +126,16 @@ def build_only(
 ) -> Callable[..., Any]:
     """A backend that builds the MAX graphs for ``recorded_graphs`` without compiling them; PyTorch runs the ops."""
     return _through_aot(gm, example_inputs, _Building(Options.parse(options)))
+
+
+def list_only(
+    gm: GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """A backend that makes the very graphs of ``max_backend`` for ``recorded_graphs``, and builds no library; eager
+    PyTorch runs the program."""
+    eager = GraphModule(gm, copy.deepcopy(gm.graph))
+    _through_aot(gm, example_inputs, _Listing(Options.parse(options)))
+    return eager
 
 
 @progress_line("tracing and lowering")
@@ -248,6 +260,9 @@ class _Compilation:
         if compiled.packing is not None:
             self.packing = compiled.packing
             keep_in_packs(TracingContext.get().fw_metadata, len(compiled.packing.sizes), compiled.packing.others)
+        if _recorders.listen():
+            state = static_arguments(TracingContext.get().fw_metadata) if kind != "backward" else ()
+            compiled.memory = memory_of(gm, compiled, self.label, free_outputs, state, self.packing)
         _recorders.tell(compiled)
         if self.unit.compiled:
             # A backward graph that AOTAutograd passes on late: ``finish`` has already run.
@@ -305,16 +320,20 @@ class _Handover:
         log.info("%s runs in MAX from now on, after %d calls in eager PyTorch", self.label, self.calls)
 
 
-class _Building(_Compilation):
-    """Builds graphs without compiling them: PyTorch runs them."""
+class _Listing(_Compilation):
+    """Makes graphs as they are compiled, and does not compile them."""
 
     builds_libraries = False
+
+    def finish(self) -> None:
+        """Nothing is compiled."""
+
+
+class _Building(_Listing):
+    """Builds graphs without compiling them: PyTorch runs them."""
 
     def _compile(
         self, gm: GraphModule, kind: str, free_outputs: frozenset[int], packable: frozenset[int] = frozenset()
     ) -> Callable[..., Any]:
         super()._compile(gm, kind, frozenset())
         return make_boxed_func(gm)
-
-    def finish(self) -> None:
-        """Nothing is compiled."""

@@ -1,4 +1,4 @@
-"""Reports which parts of a model run in MAX, which in PyTorch, and why."""
+"""Reports which parts of a model run in MAX, which in PyTorch and why, and what memory a step takes."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from torch_max_backend.checked import beartype
 from torch_max_backend.graph.compiled import CompiledGraph
 from torch_max_backend.graph.partition import Refusal
 from torch_max_backend.mojo_ops.functions import required
+from torch_max_backend.step_memory import StepMemory, step_memory
 from torch_max_backend.torch_compat import tree_leaves, tree_map_only
 
 
@@ -48,9 +49,15 @@ class GraphReport:
 
 @dataclass
 class Explanation:
-    """The report on one call of a model: its graphs, in the order in which they were compiled."""
+    """The report on one call of a model.
+
+    Attributes:
+        graphs: in the order in which they were compiled.
+        memory: of the call and its backward pass; None where nothing was compiled, or MAX compiles the graphs.
+    """
 
     graphs: list[GraphReport] = field(default_factory=list)
+    memory: StepMemory | None = None
 
     @property
     def max_op_count(self) -> int:
@@ -69,7 +76,7 @@ class Explanation:
         return capture.get()
 
     def print(self, console: Console | None = None) -> None:
-        """Prints tables of the graphs, of their launches, and of the ops that stay in PyTorch."""
+        """Prints tables of the graphs, of their launches, of the ops that stay in PyTorch, and of memory."""
         console = console or Console()
         table = Table("graph", "aten ops in MAX", "MAX graphs", "in PyTorch", "draws, sizes", "layout changes")
         for graph in self.graphs:
@@ -90,6 +97,8 @@ class Explanation:
                 rest.add_row(graph.name, call, refusal.reason, refusal.user_line or "")
         if rest.row_count:
             console.print(rest)
+        if self.memory is not None:
+            self.memory.print(console)
 
 
 def report_of(compiled: CompiledGraph) -> GraphReport:
@@ -125,7 +134,8 @@ def explain(
         model: a module or a function.
         inputs: its positional arguments.
         quiet: return the report without printing it.
-        compile: False only builds the MAX graphs, which takes seconds; the model then runs in PyTorch.
+        compile: False only builds the MAX graphs, which takes seconds; the model then runs in PyTorch. What launches
+            keep between their kernels then does not count.
         keywords: its keyword arguments.
 
     Returns:
@@ -141,7 +151,7 @@ def explain(
             lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad),
             inputs,
         )
-        chosen = backend.max_backend if compile else backend.build_only
+        chosen = backend.max_backend if compile else backend.list_only
         results = torch.compile(model, backend=chosen)(*arguments, **keywords)
         wanting = [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         if wanting:
@@ -177,12 +187,12 @@ def explain_ahead(
     """
     with backend.recorded_graphs() as graphs, warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
-        ahead.trace_ahead(backend.build_only, model, inputs, keywords, target=target, autocast=autocast)
+        ahead.trace_ahead(backend.list_only, model, inputs, keywords, target=target, autocast=autocast)
     return _told(graphs, quiet)
 
 
 def _told(graphs: Sequence[CompiledGraph], quiet: bool) -> Explanation:
-    explanation = Explanation([report_of(graph) for graph in graphs])
+    explanation = Explanation([report_of(graph) for graph in graphs], step_memory(graphs) if graphs else None)
     if not quiet:
         explanation.print()
     return explanation

@@ -277,6 +277,11 @@ def packable_outputs(metadata: Any, outputs: Sequence[Any]) -> frozenset[int]:
     return frozenset(checked)
 
 
+def static_arguments(metadata: Any) -> Sequence[int]:
+    """Which of a graph's arguments, by number, are parameters and buffers, as AOTAutograd knows them."""
+    return tuple(metadata.static_input_indices)
+
+
 def _is_static(tensor: torch.Tensor) -> bool:
     return all(isinstance(extent, int) for extent in (*tensor.shape, *tensor.stride()))
 

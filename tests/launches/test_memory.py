@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_max_backend.launches.memory import ALIGNMENT, Room, Span, Spare, planned
+from torch_max_backend.launches.memory import ALIGNMENT, Room, Span, Spare, fullest, planned
 
 SPARES = st.lists(st.builds(Spare, st.integers(0, 6000), st.integers(-1, 20)), max_size=5)
 SPANS = st.lists(
@@ -61,3 +61,13 @@ def test_few_spares_are_used() -> None:
     size = ALIGNMENT
     rooms, workspace = planned([Span(size, number, number) for number in range(9)], [Spare(size, -1)] * 3)
     assert {room.spare for room in rooms} == {0} and workspace == 0
+
+
+@given(SPANS)
+def test_the_fullest_launch(spans: list[Span]) -> None:
+    def live(launch: int) -> int:
+        return sum(span.size for span in spans if span.first <= launch <= span.last)
+
+    found = fullest(spans)
+    assert (found >= 0) == (sum(span.size for span in spans) > 0)
+    assert all(live(launch) <= live(found) for launch in range(30))

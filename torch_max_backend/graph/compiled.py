@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from torch_max_backend.graph.memory import GraphMemory
 from torch_max_backend.graph.partition import Refusal
 from torch_max_backend.ir.layout import strides_of
 from torch_max_backend.runtime.executable import Executable
@@ -29,6 +30,7 @@ class CompiledGraph:
         packing: of the outputs that leave in packs.
         pieces: the graph that calls the executables; None where one executable is all.
         unpacks: its first arguments are packs of these values, and the executables want the values.
+        memory: what it is given, returns and keeps, of graphs that ``recorded_graphs`` receives.
     """
 
     name: str
@@ -40,6 +42,7 @@ class CompiledGraph:
     packing: Packing | None = None
     pieces: GraphModule | None = None
     unpacks: Packing | None = None
+    memory: GraphMemory | None = None
 
     @property
     def saved_alone(self) -> frozenset[int]:

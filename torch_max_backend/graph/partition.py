@@ -218,7 +218,7 @@ def user_line(node: Node) -> str | None:
     return f"{file}:{line} in {function}: {code.strip()}"
 
 
-def _unpacked(node: Node) -> Node:
+def unpacked(node: Node) -> Node:
     """The node that a ``getitem`` indexes."""
     whole = node.args[0]
     assert isinstance(whole, Node)
@@ -232,7 +232,7 @@ class _Runs(OperatorSupportBase):
     def is_node_supported(self, submodules: Mapping[str, torch.nn.Module], node: Node) -> bool:
         if node.op != "call_function" or is_host_node(node) or is_write_back(node):
             return False
-        if node.target is operator.getitem and not self.is_node_supported(submodules, _unpacked(node)):
+        if node.target is operator.getitem and not self.is_node_supported(submodules, unpacked(node)):
             return False
         return node.meta[ORIGIN] not in self.outside
 
@@ -259,7 +259,7 @@ def _keep_results_with_their_op(partitions: Sequence[Partition]) -> None:
     home = {node: part for part in partitions for node in part.nodes}
     for part in partitions:
         for node in list(part.nodes):
-            if node.target is operator.getitem and home.get(_unpacked(node)) is not part:
+            if node.target is operator.getitem and home.get(unpacked(node)) is not part:
                 part.remove_node(node)
     for node, part in home.items():
         for user in node.users:

@@ -8,7 +8,7 @@ from enum import Enum
 
 from max.graph import DeviceRef
 
-from torch_max_backend.launches.memory import Span, Spare, planned
+from torch_max_backend.launches.memory import Span, Spare, fullest, planned
 from torch_max_backend.launches.schedule import early
 from torch_max_backend.typed_graph import TypedGraph
 from torch_max_backend.typed_graph.operations import (
@@ -93,6 +93,7 @@ class LaunchList:
         updates: results that may be written over arguments whose new values they are, by their numbers.
         reused: arguments that are written over when they are read no more, with the bytes that are needed there; any
             other memory does for it, too.
+        fullest: the launch at which the values in the workspace have the most bytes; -1 without any.
     """
 
     launches: tuple[Launch, ...]
@@ -103,6 +104,7 @@ class LaunchList:
     moved: frozenset[int] = frozenset()
     updates: Mapping[int, int] = field(default_factory=dict)
     reused: Mapping[int, int] = field(default_factory=dict)
+    fullest: int = -1
 
 
 class NotListed(Exception):
@@ -199,7 +201,7 @@ class _Lister:
         }
         for value, number in taken.items():
             self.places[value] = Place(Kind.RESULT, number)
-        workspace, reused = self._place_the_rest(spare, uses)
+        workspace, reused, most = self._place_the_rest(spare, uses)
         launches = tuple(
             Launch(call.function.symbol, tuple(self._placed(call, word) for word in call.words), call.op)
             for call in self._calls
@@ -207,7 +209,7 @@ class _Lister:
         made = tuple(self._place(home) for home in homes)
         return LaunchList(
             launches, len(self._arguments), made, tuple(self._constants), workspace, frozenset(self._moved), in_place,
-            reused,
+            reused, most,
         )  # fmt: skip
 
     def _reorder(self, results: Collection[Value], updates: Collection[Value]) -> None:
@@ -245,9 +247,10 @@ class _Lister:
 
     def _place_the_rest(
         self, spare: Sequence[int], uses: Mapping[Value, Sequence[tuple[int, int]]]
-    ) -> tuple[int, dict[int, int]]:
+    ) -> tuple[int, dict[int, int], int]:
         """Places what lives between two launches in the memory of arguments ``spare``, else in the workspace; returns
-        the workspace's size, and the bytes that are needed of those arguments."""
+        the workspace's size, the bytes that are needed of those arguments, and the launch at which the workspace is
+        fullest."""
         last: dict[Value, int] = {}
         for number, call in enumerate(self._calls):
             last.update(dict.fromkeys(call.results, number))
@@ -278,7 +281,7 @@ class _Lister:
             number = spare[room.spare]
             self.places[value] = Place(Kind.REUSED, number, room.offset)
             reused[number] = max(reused.get(number, 0), room.offset + value.bytes)
-        return size, reused
+        return size, reused, fullest([span for span, room in zip(spans, rooms, strict=True) if room.spare is None])
 
     def _placed(self, call: Call, word: Word) -> int | Place:
         if isinstance(word, int):

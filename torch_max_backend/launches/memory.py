@@ -89,6 +89,20 @@ def planned(spans: Sequence[Span], spares: Sequence[Spare] = ()) -> tuple[list[R
     return rooms, workspace.end
 
 
+def fullest(spans: Sequence[Span]) -> int:
+    """The launch at which the spans that live have the most bytes, the first of several; -1 without spans."""
+    changes: dict[int, int] = {}
+    for span in spans:
+        changes[span.first] = changes.get(span.first, 0) + span.size
+        changes[span.last + 1] = changes.get(span.last + 1, 0) - span.size
+    live, most, found = 0, 0, -1
+    for launch in sorted(changes):
+        live += changes[launch]
+        if live > most:
+            most, found = live, launch
+    return found
+
+
 class _Tenants:
     """The spans in one piece of memory."""
 

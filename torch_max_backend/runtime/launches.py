@@ -102,6 +102,7 @@ class Launches:
     Attributes:
         device: that the calls compute on.
         facts: shape, strides and dtype of each result.
+        scratch: bytes that a launch keeps between its kernels; 0 before the first call.
 
     Raises:
         KeyError: a library is not loaded.
@@ -139,7 +140,7 @@ class Launches:
         code, relocations = self._encoded(listing)
         self._code, self._relocations = np.array(code, np.int64), np.array(relocations, np.int64)
         self._needed = np.zeros(1, np.int64)
-        self._scratch = 0
+        self.scratch = 0
         self._host = np.array([team_start() if device.type == "cpu" else 0, 1, libraries.loader(device)], np.int64)
         if device.type == "cpu" and not team_start():
             graph_team.lend()
@@ -220,7 +221,7 @@ class Launches:
         """
         drawn = self.draw()
         leaving = self.fresh(updated)
-        with self.turn(), _workspace(self._workspace + self._scratch, self.device) as workspace:
+        with self.turn(), _workspace(self._workspace + self.scratch, self.device) as workspace:
             self.walk([*addresses, *drawn.addresses], leaving, workspace, written_over)
         return Called(leaving, drawn, bool(updated))
 
@@ -242,7 +243,7 @@ class Launches:
 
     def workspace(self) -> torch.Tensor:
         """Memory for a call of its own."""
-        return torch.empty(self._workspace + self._scratch, dtype=torch.uint8, device=self.device)
+        return torch.empty(self._workspace + self.scratch, dtype=torch.uint8, device=self.device)
 
     def walk(
         self,
@@ -259,7 +260,7 @@ class Launches:
         """
         self._bases[:-1] = [*addresses, *map(_data_ptr, leaving), *map(_data_ptr, written_over)]
         self._bases[-1] = workspace.data_ptr()
-        self._words[2 * _SCRATCH : 2 * _SCRATCH + 2] = workspace.data_ptr() + self._workspace, self._scratch
+        self._words[2 * _SCRATCH : 2 * _SCRATCH + 2] = workspace.data_ptr() + self._workspace, self.scratch
         self._host[1] = torch.get_num_threads()
         with _walking:
             if watched():
@@ -269,7 +270,7 @@ class Launches:
                 failed = self._call(*self._arguments)
         if failed:
             raise RuntimeError(self._message.value.decode(errors="replace"))
-        self._scratch = max(self._scratch, int(self._needed[0]))
+        self.scratch = max(self.scratch, int(self._needed[0]))
 
     def _source(
         self, place: Place, like: torch.Tensor, entering: Sequence[torch.Tensor], leaving: Sequence[torch.Tensor]
@@ -363,6 +364,8 @@ def _workspace(size: int, device: torch.device) -> Iterator[torch.Tensor]:
     with _free_lock:
         workspace = _free.pop() if _free else torch.empty(0, dtype=torch.uint8)
     if workspace.numel() < size:
+        # First the smaller one is freed.
+        del workspace
         workspace = torch.empty(size, dtype=torch.uint8)
     try:
         yield workspace
