@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_step_tables import STEPS
+from benchmarks.suite_tables import speeds
 from benchmarks.table_parts import read
 from benchmarks.tables import kind_of, zoo_rows
 from benchmarks.training_zoo import ratio
@@ -68,5 +69,22 @@ def steps_on_a_gpu(target: Path) -> None:
         axis.set_ylim(0, 3.2)
 
 
-CHARTS = {"steps_cpu.png": steps_of_models, "steps_gpu.png": steps_on_a_gpu}
+def suites(target: Path) -> None:
+    """The mean speed over eager PyTorch's, by suite: a bar for each contender."""
+    found = speeds()
+    contenders = {
+        "Inductor": ("C7", 0.6), "Inductor, CUDA graphs": ("C7", 1.0),
+        "ours": ("C0", 0.6), "ours, captured": ("C0", 1.0),
+    }  # fmt: skip
+    width = 0.8 / len(contenders)
+    with _bars(target, 3.6, list(found)) as axis:
+        for number, (who, (color, alpha)) in enumerate(contenders.items()):
+            bars = [(place, each[who]) for place, each in enumerate(found.values()) if who in each]
+            places = [place + (number + 0.5) * width - 0.4 for place, _ in bars]
+            axis.bar(places, [speed for _, speed in bars], width, color=color, alpha=alpha, label=who)
+        axis.set_ylabel("speed over eager's, geometric mean")
+        axis.legend(fontsize="x-small", ncols=4, loc="upper left")
+
+
+CHARTS = {"steps_cpu.png": steps_of_models, "steps_gpu.png": steps_on_a_gpu, "suites.png": suites}
 """By the file below docs/images."""

@@ -41,7 +41,7 @@ CONTENDERS = {
 }
 assert set(CAPTURED) < set(CONTENDERS["cuda"])
 #: Of a round's time; the rest is for measuring.
-COMPILING = 0.65
+COMPILING = 0.7
 #: Seconds that a round needs at least, and that the end of all processes may take.
 WORTH, ENDING = 60.0, 3.0
 
@@ -264,7 +264,7 @@ def measure(
                 replace(plain, model=name, contenders=left, folder=folder, until=now + COMPILING * share)
                 for name, left in list(missing.items())[:width]
             ]
-            Round(chosen, max(1, cores // len(chosen)), results, hard, console).run()
+            Round(chosen, math.ceil(cores / len(chosen)), results, hard, console).run()
         if len(results.rows) == before:
             break
     if missing:

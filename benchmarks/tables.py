@@ -15,6 +15,7 @@ from benchmarks.gpu_step_tables import over_inductor, step_kinds, step_of, train
 from benchmarks.optimizer_step import CONTENDERS
 from benchmarks.step_memory import CONTENDERS as MEMORY_CONTENDERS
 from benchmarks.step_memory import over_eager
+from benchmarks.suite_tables import suite_models, suites
 from benchmarks.table_parts import grid, mean, mean_and_worst, origin, read
 from benchmarks.training_step import FROZEN
 from benchmarks.training_zoo import ratio
@@ -521,6 +522,6 @@ TABLES: dict[str, Callable[[], str]] = {
         convolution_sanitizer, pooling_gpu, pooling_cpu, pooling_memory,
         attention, attention_models, dropout_models, matmul, resampling,
         compile_cost, first_steps,
-        host_time, optimizer_steps, step_bytes, step_kinds,
+        host_time, optimizer_steps, step_bytes, step_kinds, suites, suite_models,
     )
 }  # fmt: skip

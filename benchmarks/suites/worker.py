@@ -39,7 +39,7 @@ OURS = "max"
 WARM = 6
 ROUNDS, FEWEST, QUEUED = 11, 3, 12
 #: Seconds that the interleaved rounds of a model may take, where fewer than ``ROUNDS`` do then.
-BUDGET = {"cuda": 12.0, "cpu": 60.0}
+BUDGET = {"cuda": 6.0, "cpu": 60.0}
 
 
 @dataclass
@@ -151,14 +151,24 @@ def words_of(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def alone(chosen: Settings) -> Iterator[None]:
-    """Held by one process at a time: what needs much of the device's memory."""
+def alone(chosen: Settings, wait: bool) -> Iterator[bool]:
+    """Whether this process may take much of the device's memory now: one may at a time. ``wait``: until it may."""
     with (Path(chosen.folder) / "memory.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True
         if chosen.device == "cuda":
             gc.collect()
             torch.cuda.empty_cache()
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether the device had no memory left, whoever asked for it."""
+    words = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in words or "alloc_failed" in words
 
 
 def exact(base: nn.Module, case: Case, batch: Batch, chosen: Settings) -> tuple[dict[str, Tensor], str]:
@@ -213,8 +223,17 @@ class Measured:
         self.base, self.case = base, case
         self.steps: dict[str, Step] = {}
         self.rows: dict[str, dict[str, Any]] = {}
-        with alone(chosen):
-            self.exact, self.reference = exact(base, case, self.batch, chosen)
+        self.exact: dict[str, Tensor] = {}
+        self.reference = ""
+        self._crowded_out: list[str] = []
+
+    def refer(self, wait: bool) -> None:
+        """Computes what results are compared with, once; without ``wait`` only if no other process does so."""
+        if self.reference:
+            return
+        with alone(self.chosen, wait) as may:
+            if may:
+                self.exact, self.reference = exact(self.base, self.case, self.batch, self.chosen)
 
     def _failed(self, contender: str, error: BaseException) -> None:
         self.steps.pop(contender, None)
@@ -224,23 +243,34 @@ class Measured:
     def compile(self) -> None:
         """Takes every contender's first step, and gives the memory back."""
         for name in self.chosen.contenders:
+            self.refer(wait=False)
             if time.time() > self.chosen.until:
-                return
-            say("working", contender=name)
-            row = _named(self.chosen, name)
-            try:
-                own = copy.deepcopy(self.base)
-                step = Step(compiled(own, name), own, self.case, self.batch, self.chosen)
-                with recorded_graphs() as graphs:
-                    row["first_step_s"] = round(timed(step, self.device), 2)
-                if name.startswith(OURS):
-                    row |= notes(graphs)
-                own.zero_grad(set_to_none=True)
-            except Exception as error:
-                self._failed(name, error)
+                break
+            self._first(name)
+        self.refer(wait=True)
+
+    def _first(self, name: str, again: bool = False) -> None:
+        """A contender's first step; ``again``: after other processes took the memory."""
+        say("working", contender=name)
+        row = _named(self.chosen, name)
+        try:
+            own = copy.deepcopy(self.base)
+            step = Step(compiled(own, name), own, self.case, self.batch, self.chosen)
+            with recorded_graphs() as graphs:
+                row["first_step_s"] = round(timed(step, self.device), 2)
+            if again:
+                row["first_step_s"] = None
+            if name.startswith(OURS):
+                row |= notes(graphs)
+            own.zero_grad(set_to_none=True)
+        except Exception as error:
+            if out_of_memory(error) and not again:
+                self._crowded_out.append(name)
             else:
-                self.steps[name], self.rows[name] = step, row
-            self._release()
+                self._failed(name, error)
+        else:
+            self.steps[name], self.rows[name] = step, row
+        self._release()
 
     def _release(self) -> None:
         gc.collect()
@@ -251,8 +281,10 @@ class Measured:
 
     def measure(self) -> None:
         """Accuracy, memory and times of the contenders that compiled; their rows leave when all are there."""
+        for name in self._crowded_out:
+            self._first(name, again=True)
         eager: dict[str, Tensor] = {}
-        for name in list(self.steps):
+        for name in (name for name in self.chosen.contenders if name in self.steps):
             say("working", contender=name)
             try:
                 self.rows[name] |= self._memory(name)
@@ -322,11 +354,11 @@ def run(chosen: Settings) -> None:
     say("facts", provenance=records.provenance(torch.device(chosen.device)))
     try:
         measured = Measured(chosen)
+        measured.compile()
     except Exception as error:
         for name in chosen.contenders:
             say("row", row=failure(chosen, name, f"not built: {words_of(error)}"))
         return
-    measured.compile()
     say("ready", compiled=list(measured.steps))
     if sys.stdin.readline():
         measured.measure()
