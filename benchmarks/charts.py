@@ -71,7 +71,8 @@ def steps_on_a_gpu(target: Path) -> None:
 
 def suites(target: Path) -> None:
     """The mean speed over eager PyTorch's, by suite: a bar for each contender."""
-    found = speeds()
+    if not (found := speeds()):
+        return
     contenders = {
         "Inductor": ("C7", 0.6), "Inductor, CUDA graphs": ("C7", 1.0),
         "ours": ("C0", 0.6), "ours, captured": ("C0", 1.0),

@@ -19,6 +19,7 @@ LABELS = {
 PAIRS = (("max, captured", "inductor, CUDA graphs"), ("max", "inductor"))
 #: Our time over Inductor's, from which on a row says that it is slower.
 SLOWER = 1.05
+PICTURE = "![Bars of each contender's mean speed over eager PyTorch's, for each suite](images/suites.png)\n"
 Row = Mapping[str, Any]
 Models = dict[str, dict[str, Row]]
 """By model and contender."""
@@ -96,7 +97,7 @@ def suites() -> str:
             first = ""
     header = ["suite", "contender", "right", "speed over eager's", "time over Inductor's", "first step s",
               "memory over eager's"]  # fmt: skip
-    return (grid(header, rows) + origin(*files())) if rows else "There are no result files yet.\n"
+    return f"{PICTURE}\n{grid(header, rows)}{origin(*files())}" if rows else "There are no result files yet.\n"
 
 
 def _theirs(models: Models) -> str:
