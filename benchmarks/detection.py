@@ -356,7 +356,9 @@ def _identity(problem: Drawn) -> torch.Tensor:
     s = problem.shape
     taps = s.taps[0] * s.taps[1]
     filters = torch.eye(taps * problem.channels, dtype=torch.float64)
-    return filters.reshape(-1, taps, problem.channels).transpose(1, 2).reshape(-1, problem.channels, *s.taps)
+    filters = filters.reshape(-1, taps, problem.channels).transpose(1, 2).reshape(-1, problem.channels, *s.taps)
+    # Fresh strides: torchvision 0.26 refuses those that a filter of one tap has kept.
+    return torch.empty(filters.shape, dtype=filters.dtype).copy_(filters)
 
 
 def _torchvision(

@@ -9,7 +9,7 @@ import torch
 from max.dtype import DType
 
 from benchmarks import zoo
-from torch_max_backend import OptionError, explain, prebuild
+from torch_max_backend import MaxBackendError, OptionError, explain, prebuild
 from torch_max_backend.mojo_ops import functions
 
 
@@ -36,3 +36,14 @@ def test_unknown_targets_and_names_are_refused(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(OptionError, match=r"select=\['nothing'\]: nothing has such a name"):
         prebuild.prebuild("x86-64-v3", tmp_path / "a", ["nothing"])
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("here", ["/a", "/a/folder/with/a/path/that/is/longer/than/the/one/in/its/place"])
+def test_no_byte_moves_where_the_run_path_is_replaced(here: str) -> None:
+    ours = prebuild._MAX_LIBRARIES
+    before, after = b"\x7fELF\0\1\0", b"\0other\0"
+    moved = prebuild._elsewhere(b"%s%s:%s%s" % (before, here.encode(), ours.encode(), after), Path(here))
+    padding = b"\0" * (len(here) + 1)
+    assert moved == before + ours.encode() + padding + after
+    with pytest.raises(MaxBackendError, match="run path: expected"):
+        prebuild._elsewhere(before + after, Path(here))

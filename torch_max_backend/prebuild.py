@@ -21,7 +21,7 @@ from max.dtype import DType
 
 from torch_max_backend.ahead import TARGETS as ACCELERATORS
 from torch_max_backend.checked import beartype
-from torch_max_backend.errors import OptionError
+from torch_max_backend.errors import MaxBackendError, OptionError
 from torch_max_backend.explain import explain, explain_ahead
 from torch_max_backend.mojo_ops.functions import Function, LibraryFunction, all_functions, required
 from torch_max_backend.runtime import libraries, prebuilt, session
@@ -37,7 +37,7 @@ _GPU_DTYPES = (DType.float32, DType.bfloat16)
 _SECONDS = 30.0
 """CPU-seconds that the building of a library takes, about: more functions share what they import in larger ones."""
 
-_MAX_LIBRARIES = b"$ORIGIN/../../../modular/lib"
+_MAX_LIBRARIES = "$ORIGIN/../../../modular/lib"
 """Where they are, seen from a library in an installed package."""
 
 
@@ -84,11 +84,17 @@ def prebuild(target: str, folder: Path, select: Sequence[str] = ()) -> int:
 
 
 def _compile(functions: Sequence[Function], facts: Mapping[str, str], library: Path) -> None:
-    libraries.compile_library(functions, facts, library)
-    # Mojo has written down where MAX's own libraries are here. The new text is shorter, and stays in its place.
-    content = library.read_bytes()
-    here = f"{Path(max_package.__path__[0]).parent / 'modular' / 'lib'}\0".encode()
-    library.write_bytes(content.replace(here, _MAX_LIBRARIES.ljust(len(here), b"\0")))
+    libraries.compile_library(functions, facts, library, _MAX_LIBRARIES)
+    library.write_bytes(_elsewhere(library.read_bytes(), Path(max_package.__path__[0]).parent / "modular" / "lib"))
+
+
+def _elsewhere(content: bytes, here: Path) -> bytes:
+    """A library without the path ``here`` of MAX's own libraries, which Mojo has written before ours."""
+    found, wanted = f"{here}:{_MAX_LIBRARIES}\0".encode(), _MAX_LIBRARIES.encode()
+    if content.count(found) != 1:
+        raise MaxBackendError(f"a library's run path: expected {found.decode()!r} in it once")
+    # No byte may change its place.
+    return content.replace(found, wanted.ljust(len(found), b"\0"))
 
 
 def _is_selected(name: str, select: Sequence[str]) -> bool:

@@ -21,7 +21,8 @@ from torch_max_backend.ir import ops
 from torch_max_backend.ir.layout import GraphTensor
 from torch_max_backend.lowering import numerics
 from torch_max_backend.lowering.context import LoweringContext
-from torch_max_backend.lowering.convolution import allows_tf32, bias_gradient
+from torch_max_backend.lowering.convolution import bias_gradient
+from torch_max_backend.lowering.linear import products_allow_tf32
 from torch_max_backend.lowering.registry import Layout, lowering
 from torch_max_backend.mojo_ops import detection as kernels
 from torch_max_backend.mojo_ops.convolution import Geometry, conv_dgrad, conv_fprop, conv_wgrad, workspace_limit
@@ -220,7 +221,9 @@ class _Windows:
         shapes = [x.shape[0], self.how.column, *self.how.windows], [self.filters, self.how.column // groups, 1, 1]
         problem = ConvolutionProblem.from_aten(*shapes, [1, 1], [0, 0], [1, 1], False, [0, 0], groups)
         limit = workspace_limit(problem, x.dtype.itemsize, x.device.type != "cpu")
-        self.geometry = Geometry(groups=groups, workspace_limit=limit, allow_tf32=allows_tf32())
+        # torchvision calls it a product, and PyTorch rounds that only if the user lets it.
+        tf32 = x.device.type == "cuda" and products_allow_tf32()
+        self.geometry = Geometry(groups=groups, workspace_limit=limit, allow_tf32=tf32)
 
     def image(self, value: TensorValue) -> TensorValue:
         """[N, P * Q, C] as a convolution takes it."""

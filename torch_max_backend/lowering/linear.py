@@ -71,7 +71,7 @@ def _as_convolution(a: GraphTensor, b: GraphTensor) -> bool:
     return not (a.value.device.is_gpu() and a.dtype == DType.float64)
 
 
-def _allow_tf32() -> bool:
+def products_allow_tf32() -> bool:
     """Whether the user lets PyTorch round float32 factors of matrix products to TF32."""
     return torch.get_float32_matmul_precision() != "highest"
 
@@ -81,7 +81,7 @@ def _pointwise_convolution(a: GraphTensor, b: GraphTensor) -> GraphTensor:
     left, right = (ops.reshape(m.value, [m.value.shape[0], 1, 1, 1, m.value.shape[1]]) for m in (a, b))
     point = (1, 1, 1)
     turned = (1, 0)
-    geometry = Geometry(allow_tf32=a.value.device.is_gpu() and _allow_tf32())
+    geometry = Geometry(allow_tf32=a.value.device.is_gpu() and products_allow_tf32())
     if a.order == turned and b.order == turned:
         return _pointwise_convolution(b.permuted([1, 0]), a.permuted([1, 0])).permuted([1, 0])
     if a.order == turned:
@@ -98,7 +98,7 @@ def _batched_product(a: GraphTensor, b: GraphTensor) -> GraphTensor:
     plain, turned = (0, 1, 2), (0, 2, 1)
     a, b = (each if each.order in (plain, turned) else each.to_order(plain) for each in (a, b))
     product = matmul(
-        a.value, b.value, a_turned=a.order == turned, b_turned=b.order == turned, allow_tf32=_allow_tf32()
+        a.value, b.value, a_turned=a.order == turned, b_turned=b.order == turned, allow_tf32=products_allow_tf32()
     )  # fmt: skip
     return GraphTensor.contiguous(product)
 

@@ -372,13 +372,16 @@ def _build_one(functions: Sequence[Function], facts: Mapping[Function, Mapping[s
         return stored
 
 
-def compile_library(functions: Sequence[Function], facts: Mapping[str, str], library: Path) -> None:
+def compile_library(
+    functions: Sequence[Function], facts: Mapping[str, str], library: Path, run_path: str | None = None
+) -> None:
     """Compiles a library with all of ``functions``.
 
     Args:
         functions: that it exports.
         facts: of one of them (``facts_of``).
         library: its path.
+        run_path: where it looks for MAX's libraries, besides where they are on this machine.
 
     Raises:
         MaxBackendError: a kernel does not compile.
@@ -391,6 +394,8 @@ def compile_library(functions: Sequence[Function], facts: Mapping[str, str], lib
         if device != "cpu" or cpu in LEVELS:
             # The host's part of a GPU's library too is for any machine with that accelerator.
             target += ["--target-cpu", cpu]
+        if run_path is not None:
+            target += ["-Xlinker", f"-rpath={run_path}"]
         command = ["build", "--emit", "shared-lib", "--disable-warnings", "-I", str(KERNELS_PATH.parent), *target]
         environment = _environment(Path(folder))
         mojo = environment.get("MODULAR_MOJO_MAX_DRIVER_PATH") or shutil.which("mojo")
