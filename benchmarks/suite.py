@@ -17,6 +17,7 @@ import os
 import queue
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -273,6 +274,8 @@ def measure(
 
 def main() -> None:
     """Reads the options."""
+    # Ended by a signal, it ends the processes that it started.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     typer.run(measure)
 
 

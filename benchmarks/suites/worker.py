@@ -11,6 +11,7 @@ import copy
 import fcntl
 import gc
 import json
+import os
 import statistics
 import sys
 import time
@@ -294,10 +295,11 @@ class Measured:
             except Exception as error:
                 self._failed(name, error)
         say("working", contender="")
+        load = round(os.getloadavg()[0], 1)
         self._time()
         for row in self.rows.values():
             row["eager_ms"] = self.rows.get(EAGER, {}).get("step_ms")
-            row["reference"] = self.reference
+            row |= {"reference": self.reference, "load_average": load}
             say("row", row=row)
 
     def _memory(self, name: str) -> dict[str, Any]:
