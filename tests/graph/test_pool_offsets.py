@@ -31,7 +31,7 @@ def test_offsets_agree_with_indices(shape: tuple[int, ...], window: tuple[list[i
     assert torch.equal(y, ours)
     gradient = torch.randint(-5, 5, y.shape).float()
     expected = backward(gradient, x, *window, ceil_mode, indices)
-    assert torch.equal(max_pool_offsets_backward(gradient, x, *window, ceil_mode, offsets), expected)
+    assert torch.equal(max_pool_offsets_backward(gradient, shape, *window, ceil_mode, offsets), expected)
 
 
 @pytest.mark.parametrize(("shape", "dilation", "kept"), [((1, 2, 1, 6), 2, False), ((1, 2, 5, 6), 2, True)])

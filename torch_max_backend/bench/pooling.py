@@ -95,7 +95,7 @@ class MaxPoolBackward(_PoolingTask):
         if self.form is Form.gather:
             return self.theirs(*inputs)
         dy, offsets, _, x = inputs
-        return max_pool_offsets_backward(dy, x, *self._window(), self.problem.ceil_mode, offsets)
+        return max_pool_offsets_backward(dy, list(x.shape), *self._window(), self.problem.ceil_mode, offsets)
 
     def theirs(self, *inputs: Tensor) -> Tensor:
         dy, *_, indices, x = inputs

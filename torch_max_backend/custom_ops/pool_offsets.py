@@ -92,7 +92,7 @@ def _(
 @torch.library.custom_op("torch_max_backend::max_pool_offsets_backward", mutates_args=())
 def max_pool_offsets_backward(
     grad: torch.Tensor,
-    x: torch.Tensor,
+    shape: Sequence[int],
     kernel_size: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
@@ -100,9 +100,10 @@ def max_pool_offsets_backward(
     ceil_mode: bool,
     offsets: torch.Tensor,
 ) -> torch.Tensor:
-    """The gradient of ``max_pool_offsets``' first result. ``x`` gives shape and memory format only."""
+    """The gradient of ``max_pool_offsets``' first result for an argument of ``shape``, which is not kept for it."""
     window = (kernel_size, stride, padding, dilation)
-    problem = problem_of(x.shape, window, ceil_mode)
+    x = _empty(shape, grad, offsets)
+    problem = problem_of(shape, window, ceil_mode)
     index = torch.zeros_like(offsets, dtype=torch.int64)
     for extent, start, step, taps, axis in _coordinates(problem, x):
         tap = (offsets.long() // _taps_after(problem, axis)) % taps
@@ -114,7 +115,7 @@ def max_pool_offsets_backward(
 @max_pool_offsets_backward.register_fake
 def _(
     grad: torch.Tensor,
-    x: torch.Tensor,
+    shape: Sequence[int],
     kernel_size: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
@@ -122,4 +123,12 @@ def _(
     ceil_mode: bool,
     offsets: torch.Tensor,
 ) -> torch.Tensor:
-    return torch.empty_like(x)
+    return _empty(shape, grad, offsets)
+
+
+def _empty(shape: Sequence[int], grad: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """Of the dtype of ``grad``, in the memory format of ``offsets``, which is that of the argument."""
+    chosen = {4: torch.channels_last, 5: torch.channels_last_3d}.get(offsets.dim(), torch.contiguous_format)
+    if offsets.is_contiguous() or not offsets.is_contiguous(memory_format=chosen):
+        chosen = torch.contiguous_format
+    return torch.empty(shape, dtype=grad.dtype, device=grad.device, memory_format=chosen)

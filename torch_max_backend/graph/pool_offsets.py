@@ -1,7 +1,8 @@
 """Max pooling saves one byte for each output instead of an int64 index.
 
 If only the pooling's own backward reads the indices and the window has at most 255 taps, the joint graph is rewritten
-to a pair of operators that pass the position of the maximum *within its window* (``pool_offset_ops.py``).
+to a pair of operators that pass the position of the maximum *within its window* (``custom_ops/pool_offsets.py``). The
+argument itself, of which the gradient needs the shape alone, is not kept either.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def _rewrite(node: Node, backward: object) -> None:
         with graph.inserting_before(reader):
             call = graph.call_function(
                 torch.ops.torch_max_backend.max_pool_offsets_backward.default,
-                (reader.args[0], reader.args[1], *window, ceil_mode, results[1]),
+                (reader.args[0], list(fake.shape), *window, ceil_mode, results[1]),
             )
         call.meta = dict(reader.meta)
         reader.replace_all_uses_with(call)

@@ -302,11 +302,11 @@ def max_pool_with_offsets(
     functions=_functions_of("max_pool_dgrad", DType.uint8),
 )
 def max_pool_with_offsets_backward(
-    ctx: LoweringContext, grad: GraphTensor, x: GraphTensor, *window_and_mode: Any
+    ctx: LoweringContext, grad: GraphTensor, shape: Sequence[int], *window_and_mode: Any
 ) -> GraphTensor:
     """Gathers from the tap numbers: deterministic."""
     *rest, offsets = window_and_mode
     rank = len(rest[0])
     view = _View(offsets, rank)
-    problem = _problem(rank, ctx.arg_meta(1), *rest)
+    problem = _problem(rank, ctx.meta, *rest)
     return view.take(kernels.max_pool_dgrad_offsets(view.show(grad), view.show(offsets), problem))
