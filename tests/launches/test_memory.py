@@ -2,22 +2,67 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from random import Random
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_max_backend.launches.memory import ALIGNMENT, Room, Span, Spare, fullest, planned
+from torch_max_backend.launches.memory import ALIGNMENT, Content, Room, Span, Spare, fullest, planned
 
-SPARES = st.lists(st.builds(Spare, st.integers(0, 6000), st.integers(-1, 20)), max_size=5)
+#: Gap before a content, its size, and who reads it last.
+PARTS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3000), st.integers(-1, 20)), min_size=1, max_size=4)
+
+
+def spare(parts: list[tuple[int, int, int]]) -> Spare:
+    """Contents one behind the other, aligned as values in packs are."""
+    contents, end = [], 0
+    for gap, size, last in parts:
+        begin = end + gap * 2 * ALIGNMENT
+        contents.append(Content(begin, size, last))
+        end = begin + -(-size // (2 * ALIGNMENT)) * 2 * ALIGNMENT
+    return Spare(contents[-1].offset + contents[-1].size, tuple(contents))
+
+
+def whole(size: int, last: int) -> Spare:
+    """One content."""
+    return Spare(size, (Content(0, size, last),))
+
+
+SPARES = st.lists(PARTS.map(spare), max_size=5)
 SPANS = st.lists(
     st.builds(
-        lambda size, first, length, replaces: Span(size, first, first + length, replaces),
+        lambda size, first, length: Span(size, first, first + length),
         st.integers(0, 5000),
         st.integers(0, 20),
         st.integers(0, 8),
-        st.frozensets(st.integers(0, 4), max_size=2),
     ),
     max_size=30,
 )
+
+
+@given(SPANS, SPARES, st.randoms())
+def test_contents_are_written_over_when_they_are_read_no_more(
+    spans: list[Span], spares: list[Spare], random: Random
+) -> None:
+    """Or by the launch that reads them last, in their place, where it says so."""
+    spans = [_replacing(span, spares) if random.random() < 0.5 else span for span in spans]
+    for span, room in zip(spans, planned(spans, spares)[0], strict=True):
+        for content in spares[room.spare].contents if room.spare is not None else ():
+            apart = room.offset + span.size <= content.offset or content.offset + content.size <= room.offset
+            there = (room.spare, content.offset) in span.replaces and room.offset == content.offset
+            assert apart or span.first > content.last or there or not span.size
+
+
+def _replacing(span: Span, spares: list[Spare]) -> Span:
+    """The value takes the place of all contents that it may."""
+    dying = {
+        (number, content.offset)
+        for number, each in enumerate(spares)
+        for content in each.contents
+        if content.last == span.first and content.size == span.size
+    }
+    return replace(span, replaces=frozenset(dying))
 
 
 @given(SPANS, SPARES)
@@ -30,13 +75,6 @@ def test_values_that_live_together_do_not_overlap(spans: list[Span], spares: lis
         for other, place in placed[:number]:
             together = span.first <= other.last and other.first <= span.last and room.spare == place.spare
             assert not together or room.offset + span.size <= place.offset or place.offset + other.size <= room.offset
-
-
-@given(SPANS, SPARES)
-def test_what_is_still_read_is_written_over_in_its_place_alone(spans: list[Span], spares: list[Spare]) -> None:
-    for span, room in zip(spans, planned(spans, spares)[0], strict=True):
-        if room.spare is not None and span.first <= spares[room.spare].last:
-            assert room.spare in span.replaces and room.offset == 0
 
 
 @given(SPANS)
@@ -52,14 +90,25 @@ def test_memory_is_used_again() -> None:
 def test_spares_come_first() -> None:
     """The smallest one that is large enough and free; it is when the value replaces what is in it."""
     size = 4 * ALIGNMENT
-    spares = [Spare(size - 1, -1), Spare(size, 3), Spare(2 * size, 2)]
+    spares = [whole(size - 1, -1), whole(size, 3), whole(2 * size, 2)]
     assert planned([Span(size, 3, 5)], spares) == ([Room(0, 2)], 0)
-    assert planned([Span(size, 3, 5, frozenset({1}))], spares) == ([Room(0, 1)], 0)
+    assert planned([Span(size, 3, 5, frozenset({(1, 0)}))], spares) == ([Room(0, 1)], 0)
+
+
+def test_neighbours_in_a_spare_serve_together() -> None:
+    """A value lies over two contents when both are needed no more, and takes the place of the one that it replaces."""
+    size = 2 * ALIGNMENT
+    spares = [Spare(3 * size, (Content(0, size, 9), Content(size, size, 2), Content(2 * size, size, 4)))]
+    assert planned([Span(2 * size, 5, 6)], spares) == ([Room(size, 0)], 0)
+    assert planned([Span(2 * size, 4, 6)], spares) == ([Room(0)], 2 * size)
+    assert planned([Span(size, 4, 6, frozenset({(0, 2 * size)}))], spares)[0] == [Room(2 * size, 0)]
+    taken = [Span(size + 1, 3, 3), Span(size, 4, 6, frozenset({(0, 2 * size)}))]
+    assert planned(taken, spares)[0] == [Room(0), Room(2 * size, 0)]
 
 
 def test_few_spares_are_used() -> None:
     size = ALIGNMENT
-    rooms, workspace = planned([Span(size, number, number) for number in range(9)], [Spare(size, -1)] * 3)
+    rooms, workspace = planned([Span(size, number, number) for number in range(9)], [whole(size, -1)] * 3)
     assert {room.spare for room in rooms} == {0} and workspace == 0
 
 

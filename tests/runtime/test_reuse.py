@@ -13,7 +13,7 @@ from torch import nn
 from tests.threads import in_threads
 from torch_max_backend.backend import recorded_graphs
 from torch_max_backend.graph.compiler import CompiledGraph
-from torch_max_backend.runtime import reuse
+from torch_max_backend.runtime import packs, reuse
 from torch_max_backend.runtime.reuse import Reuse
 
 Net = Callable[..., torch.Tensor]
@@ -171,8 +171,11 @@ class Returned(torch.autograd.Function):
         return square, square.sin() * slopes[0]
 
 
-def test_a_saved_value_that_is_returned_is_not_written_over() -> None:
+def test_a_saved_value_that_is_returned_is_not_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
+    # Of packs, whose values are then views, nothing at all would be written over.
+    monkeypatch.setattr(packs, "LEAST_LIMIT", 0)
+    monkeypatch.setattr(packs, "_LARGEST", 0)
 
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         for _ in range(3):
@@ -189,6 +192,31 @@ def test_a_saved_value_that_is_returned_is_not_written_over() -> None:
     assert returned and returned.isdisjoint(built.inputs[number].position for number in listing.reused)
     assert x.grad is not None
     torch.testing.assert_close(x.grad, x.detach() @ x.detach(), rtol=1e-3, atol=1e-3)
+
+
+def test_neighbours_in_a_pack_serve_for_what_is_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients of wide layers lie over activations of narrow ones behind them, and are what they were elsewhere."""
+    torch.manual_seed(0)
+    narrow = [layer for _ in range(8) for layer in (nn.Conv2d(8, 8, 3, padding=1), nn.Tanh())]
+    wide = [layer for _ in range(2) for layer in (nn.Conv2d(32, 32, 3, padding=1), nn.Tanh())]
+    model = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.Tanh(), *wide, nn.Conv2d(32, 8, 1), *narrow)
+    x = torch.randn(2, 3, 64, 64)
+    found = []
+    for limit in (packs.LEAST_LIMIT, 0):
+        torch._dynamo.reset()
+        monkeypatch.setattr(packs, "LEAST_LIMIT", limit)
+        if not limit:
+            monkeypatch.setattr(packs, "_LARGEST", 0)
+        model.zero_grad(set_to_none=True)
+        with recorded_graphs() as graphs:
+            torch.compile(model, backend="max", fullgraph=True)(x).sum().backward()
+        listing = graphs[1].executables[0].listing
+        assert listing is not None
+        found.append((listing.workspace, [parameter.grad for parameter in model.parameters()]))
+    (together, gradients), (apart, others) = found
+    assert together <= apart // 2
+    for one, other in zip(gradients, others, strict=True):
+        assert one is not None and other is not None and torch.equal(one, other)
 
 
 def test_threads(case: Case) -> None:

@@ -45,6 +45,7 @@ from torch_max_backend.lowering import Layout, LoweringContext, Registration, lo
 from torch_max_backend.lowering.context import max_dim
 from torch_max_backend.max_compat import erase
 from torch_max_backend.runtime.interface import BuiltGraph, InputSpec, OutputSpec, WriteSpec
+from torch_max_backend.runtime.packs import Packing, packed_arguments
 from torch_max_backend.torch_compat import OpOverload
 from torch_max_backend.typed_graph import TypedGraph
 from torch_max_backend.typed_graph.operations import Operation
@@ -103,6 +104,7 @@ class GraphBuilder:
         listed: the graph becomes a launch list, with operations that MAX cannot compile; else it stays as the lowerings
             make it, for MAX.
         reusable: placeholders, by number, that a launch list may write over when it needs them no more.
+        packing: of the values that its first placeholders are.
     """
 
     def __init__(
@@ -116,6 +118,7 @@ class GraphBuilder:
         *,
         listed: bool,
         reusable: frozenset[int] = frozenset(),
+        packing: Packing | None = None,
     ) -> None:
         self.gm = gm
         self.name = name
@@ -125,6 +128,7 @@ class GraphBuilder:
         self.shown_outputs = shown_outputs
         self.listed = listed
         self.reusable = reusable
+        self.packing = packing
         self.values: dict[Node, Any] = {}
         self.constants = Constants()
         self.writes: list[tuple[Node, Node]] = []
@@ -213,7 +217,8 @@ class GraphBuilder:
         fuse(graph, self.device)
         numbers = {number for number, spec in enumerate(inputs) if spec.dense and spec.position in reusable}
         try:
-            return launch_list(graph, self.device, _updates(inputs, writes), numbers)
+            packed = {} if self.packing is None else packed_arguments(self.packing, [spec.position for spec in inputs])
+            return launch_list(graph, self.device, updates_of(inputs, writes), numbers, packed)
         except NotListed as error:
             raise NodesCannotLower(_refused_nodes(error.refused, nodes)) from error
 
@@ -406,7 +411,7 @@ def _node_names(operation: Operation) -> set[str]:
     return found
 
 
-def _updates(inputs: Sequence[InputSpec], writes: Sequence[WriteSpec]) -> dict[int, int]:
+def updates_of(inputs: Sequence[InputSpec], writes: Sequence[WriteSpec]) -> dict[int, int]:
     """By the results' numbers, the numbers of the inputs whose memory could take the new values as they lie."""
     numbers = {spec.position: number for number, spec in enumerate(inputs)}
     found = {}

@@ -6,6 +6,7 @@ import functools
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from max.driver import is_virtual_device_mode
@@ -14,8 +15,9 @@ from max.graph import Module
 from torch.fx import GraphModule
 
 from torch_max_backend.dtypes import device_ref
-from torch_max_backend.graph.builder import GraphBuilder, graph_device
+from torch_max_backend.graph.builder import GraphBuilder, graph_device, updates_of
 from torch_max_backend.graph.random import Draw
+from torch_max_backend.launches import launch_list
 from torch_max_backend.max_compat import erase, in_mlir_context
 from torch_max_backend.mojo_ops.functions import noted, require, require_function
 from torch_max_backend.options import Options
@@ -78,7 +80,15 @@ class CompilationUnit:
         with noted() as functions:
             library = session.library_to_build_with()
             built = GraphBuilder(
-                gm, name, module, library, free_outputs, shown_outputs, listed=listed, reusable=reusable
+                gm,
+                name,
+                module,
+                library,
+                free_outputs,
+                shown_outputs,
+                listed=listed,
+                reusable=reusable,
+                packing=packing,
             ).build()
         orders = tuple(spec.order if spec.index >= 0 else None for spec in built.outputs)
         made, taking, own = None, None, frozenset[int]()
@@ -90,6 +100,10 @@ class CompilationUnit:
                 built, made = pack_results(built, range(first, len(built.outputs)), numbers)
                 free_outputs = frozenset(range(first, len(built.outputs)))
             taking = None if packing is None else take_from_packs(built, packing)
+            if packing is not None and taking is None and built.typed is not None:
+                # Views of packs are written over by nobody.
+                updates = updates_of(built.inputs, built.writes)
+                built = replace(built, listing=launch_list(built.typed, device_ref(device), updates))
             built = taking or built
         # Gradients are dropped before the next step; users keep results of a forward graph longer.
         backward = name.startswith("backward")

@@ -8,7 +8,7 @@ from enum import Enum
 
 from max.graph import DeviceRef
 
-from torch_max_backend.launches.memory import Span, Spare, fullest, planned
+from torch_max_backend.launches.memory import TORCH_ALIGNMENT, Content, Span, Spare, fullest, planned, rounded_up
 from torch_max_backend.launches.schedule import early
 from torch_max_backend.typed_graph import TypedGraph
 from torch_max_backend.typed_graph.operations import (
@@ -120,6 +120,7 @@ def launch_list(
     device: DeviceRef,
     updates: Mapping[int, int] | None = None,
     reusable: Collection[int] = frozenset(),
+    packed: Mapping[int, tuple[int, int]] | None = None,
 ) -> LaunchList:
     """The calls that compute a graph's results.
 
@@ -127,7 +128,8 @@ def launch_list(
         graph: whose pointwise operations are programs already (``fusion.fuse``).
         device: that it computes on.
         updates: results that are new values of arguments and lie in memory as these do, by their numbers.
-        reusable: arguments, dense and with memory of their own, that may be written over.
+        reusable: arguments, dense and with memory of their own or in a pack, that may be written over.
+        packed: of arguments that lie in packs the pack's number and the offset there.
 
     Raises:
         NotListed: the graph has operations without a library function; all of them are named.
@@ -141,7 +143,7 @@ def launch_list(
             refused |= error.refused
     if refused:
         raise NotListed(refused)
-    return lister.finish(graph.results, updates or {}, reusable)
+    return lister.finish(graph.results, updates or {}, reusable, packed or {})
 
 
 class _Lister:
@@ -177,7 +179,13 @@ class _Lister:
         ):
             raise NotListed({operation: f"{operation} has no library function"})
 
-    def finish(self, results: Sequence[Value], updates: Mapping[int, int], reusable: Collection[int]) -> LaunchList:
+    def finish(
+        self,
+        results: Sequence[Value],
+        updates: Mapping[int, int],
+        reusable: Collection[int],
+        packed: Mapping[int, tuple[int, int]],
+    ) -> LaunchList:
         """The list of what was taken in."""
         homes = [home_of(value) for value in results]
         taken: dict[Value, int] = {}
@@ -187,7 +195,7 @@ class _Lister:
         spare = [
             number for number in sorted(reusable)
             if self._arguments[number] not in homes and number not in self._moved and number not in updates.values()
-            and self._arguments[number].bytes >= LEAST_REUSED
+            and (number in packed or self._arguments[number].bytes >= LEAST_REUSED)
         ]  # fmt: skip
         self._reorder(taken, {homes[result] for result in updates})
         uses = self._uses(self._arguments)
@@ -201,7 +209,7 @@ class _Lister:
         }
         for value, number in taken.items():
             self.places[value] = Place(Kind.RESULT, number)
-        workspace, reused, most = self._place_the_rest(spare, uses)
+        workspace, reused, most = self._place_the_rest(spare, packed, uses)
         launches = tuple(
             Launch(call.function.symbol, tuple(self._placed(call, word) for word in call.words), call.op)
             for call in self._calls
@@ -246,7 +254,10 @@ class _Lister:
         return all(number < made or (number == made and at in allowed) for number, at in uses[argument])
 
     def _place_the_rest(
-        self, spare: Sequence[int], uses: Mapping[Value, Sequence[tuple[int, int]]]
+        self,
+        spare: Sequence[int],
+        packed: Mapping[int, tuple[int, int]],
+        uses: Mapping[Value, Sequence[tuple[int, int]]],
     ) -> tuple[int, dict[int, int], int]:
         """Places what lives between two launches in the memory of arguments ``spare``, else in the workspace; returns
         the workspace's size, the bytes that are needed of those arguments, and the launch at which the workspace is
@@ -256,16 +267,25 @@ class _Lister:
             last.update(dict.fromkeys(call.results, number))
             last.update((home_of(operand), number) for operand in call.operands)
         inner = [value for value in self._made if value not in self.places]
-        spares = [Spare(self._arguments[each].bytes, last.get(self._arguments[each], -1)) for each in spare]
-        dying: dict[int, list[int]] = {}
-        for number, each in enumerate(spares):
-            dying.setdefault(each.last, []).append(number)
+        memories = _memories(self._arguments, spare, packed)
+        spares = [
+            Spare(each.size, tuple(
+                Content(offset, size, _FOREVER if part is None else last.get(self._arguments[part], -1))
+                for part, offset, size in each.parts
+            ))
+            for each in memories
+        ]  # fmt: skip
+        dying: dict[int, list[tuple[int, int, int]]] = {}
+        for place, memory in enumerate(memories):
+            for part, offset, _ in memory.parts:
+                if part is not None:
+                    end = last.get(self._arguments[part], -1)
+                    dying.setdefault(end, []).append((place, offset, part))
 
-        def replaces(value: Value) -> frozenset[int]:
-            candidates = dying.get(self._made[value], ())
-            arguments = {number: self._arguments[spare[number]] for number in candidates}
+        def replaces(value: Value) -> frozenset[tuple[int, int]]:
+            arguments = [(at, self._arguments[number]) for *at, number in dying.get(self._made[value], ())]
             return frozenset(
-                number for number, argument in arguments.items()
+                (place, offset) for (place, offset), argument in arguments
                 if (argument.size, argument.bytes) == (value.size, value.bytes)
                 and self._may_replace(value, argument, uses)
             )  # fmt: skip
@@ -278,7 +298,7 @@ class _Lister:
             if room.spare is None:
                 self.places[value] = Place(Kind.WORKSPACE, 0, room.offset)
                 continue
-            number = spare[room.spare]
+            number = memories[room.spare].anchor
             self.places[value] = Place(Kind.REUSED, number, room.offset)
             reused[number] = max(reused.get(number, 0), room.offset + value.bytes)
         return size, reused, fullest([span for span, room in zip(spans, rooms, strict=True) if room.spare is None])
@@ -306,6 +326,48 @@ class _Lister:
             raise NotListed({value.maker: f"a constant of {value.dtype}"})
         constant = Constant(content)
         return Place(Kind.CONSTANT, self._constants.setdefault(constant, len(self._constants)))
+
+
+_FOREVER = 2**62
+"""Behind every launch."""
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """An argument that may be written over, or several that lie in one pack.
+
+    Attributes:
+        anchor: the argument at its beginning.
+        size: bytes.
+        parts: arguments with their offsets and sizes; None for what belongs to nobody here.
+    """
+
+    anchor: int
+    size: int
+    parts: tuple[tuple[int | None, int, int], ...]
+
+
+def _memories(arguments: Sequence[Value], spare: Sequence[int], packed: Mapping[int, tuple[int, int]]) -> list[_Memory]:
+    """The memory of arguments ``spare``, that of a pack's members in one."""
+    found = [_Memory(each, arguments[each].bytes, ((each, 0, arguments[each].bytes),)) for each in spare
+             if each not in packed]  # fmt: skip
+    members: dict[int, list[tuple[int, int]]] = {}
+    for number in spare:
+        if number in packed:
+            pack, offset = packed[number]
+            members.setdefault(pack, []).append((offset, number))
+    for each in members.values():
+        (first, anchor), *_ = ordered = sorted(each)
+        parts: list[tuple[int | None, int, int]] = []
+        end = first
+        for offset, number in ordered:
+            if offset > end:
+                parts.append((None, end - first, offset - end))
+            parts.append((number, offset - first, arguments[number].bytes))
+            end = offset + rounded_up(arguments[number].bytes, TORCH_ALIGNMENT)
+        offset, number = ordered[-1]
+        found.append(_Memory(anchor, offset - first + arguments[number].bytes, tuple(parts)))
+    return found
 
 
 def home_of(value: Value) -> Value:

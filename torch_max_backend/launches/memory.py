@@ -26,27 +26,42 @@ class Span:
         size: bytes.
         first: the launch that makes it.
         last: the launch that reads it last.
-        replaces: spares that launch ``first`` reads last, and of which it reads an element for the value's element at
-            the same place alone.
+        replaces: contents of spares, as the spare's number and the offset there, that launch ``first`` reads last, and
+            of which it reads an element for the value's element at the same place alone.
     """
 
     size: int
     first: int
     last: int
-    replaces: frozenset[int] = frozenset()
+    replaces: frozenset[tuple[int, int]] = frozenset()
+
+
+@dataclass(frozen=True)
+class Content:
+    """A part of a spare that no launch after ``last`` needs.
+
+    Attributes:
+        offset: bytes from the spare's beginning.
+        size: bytes.
+        last: the launch that reads it last; -1 for none.
+    """
+
+    offset: int
+    size: int
+    last: int
 
 
 @dataclass(frozen=True)
 class Spare:
-    """Memory with something in it that no launch after ``last`` needs.
+    """Memory that values may lie in where its contents are needed no more.
 
     Attributes:
         size: bytes.
-        last: the launch that reads the content last; -1 for none.
+        contents: apart from each other.
     """
 
     size: int
-    last: int
+    contents: tuple[Content, ...]
 
 
 @dataclass(frozen=True)
@@ -71,14 +86,14 @@ def planned(spans: Sequence[Span], spares: Sequence[Spare] = ()) -> tuple[list[R
     """
     rooms = [Room(0)] * len(spans)
     workspace = _Tenants()
-    tenants = [_Tenants() for _ in spares]
+    tenants = [_Tenants(spare.contents) for spare in spares]
     for number in sorted(range(len(spans)), key=lambda each: -spans[each].size):
         span = spans[number]
         for each in sorted(range(len(spares)), key=lambda each: (not tenants[each].end, spares[each].size)):
-            spare = spares[each]
-            offset = tenants[each].lowest(span)
-            over = each in span.replaces and offset == 0
-            if offset + span.size <= spare.size and (span.first > spare.last or over):
+            offset = tenants[each].replacing(span, [at for spare, at in span.replaces if spare == each])
+            if offset is None:
+                offset = tenants[each].lowest(span)
+            if offset + span.size <= spares[each].size:
                 tenants[each].take(span, offset)
                 rooms[number] = Room(offset, each)
                 break
@@ -104,11 +119,15 @@ def fullest(spans: Sequence[Span]) -> int:
 
 
 class _Tenants:
-    """The spans in one piece of memory."""
+    """The spans in one piece of memory, beside what it holds before.
 
-    def __init__(self) -> None:
+    Attributes:
+        end: of the spans.
+    """
+
+    def __init__(self, contents: Sequence[Content] = ()) -> None:
         self.end = 0
-        self._placed: list[tuple[int, int, int, int]] = []
+        self._placed = sorted((each.offset, each.offset + each.size, -1, each.last) for each in contents)
 
     def lowest(self, span: Span) -> int:
         """The lowest offset that is free for as long as ``span`` lives."""
@@ -117,8 +136,20 @@ class _Tenants:
             if first <= span.last and span.first <= last:
                 if offset + _taken(span) <= begin:
                     break
-                offset = max(offset, end)
+                offset = max(offset, rounded_up(end, ALIGNMENT))
         return offset
+
+    def replacing(self, span: Span, offsets: Sequence[int]) -> int | None:
+        """The offset among ``offsets`` of a content that ``span`` may replace, where nothing else is in the way."""
+        for offset in sorted(offsets):
+            others = [
+                each for each in self._placed
+                if each[2] <= span.last and span.first <= each[3]
+                and each[0] < offset + span.size and offset < each[1]
+            ]  # fmt: skip
+            if [(each[0], each[2]) for each in others] == [(offset, -1)]:
+                return offset
+        return None
 
     def take(self, span: Span, offset: int) -> None:
         """Places ``span``."""

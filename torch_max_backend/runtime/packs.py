@@ -1,9 +1,9 @@
 """Values that a forward graph saves for its backward graph, packed into few tensors.
 
 Autograd spends microseconds on each saved tensor. Values that only our own two graphs read share a *pack*, a tensor of
-bytes. The forward graph's launches write into it and the backward graph's read from it, at offsets that are fixed when
-both graphs are built. Nothing is copied, and the bytes are the values: copying a pack (hooks on saved tensors,
-checkpointing) copies the values.
+bytes, and their memory serves in one piece when they are needed no more. The forward graph's launches write into it and
+the backward graph's read from it, at offsets that are fixed when both graphs are built. Nothing is copied, and the
+bytes are the values: copying a pack (hooks on saved tensors, checkpointing) copies the values.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from torch_max_backend.launches import Kind, Launch, LaunchList, Place
 from torch_max_backend.launches.memory import TORCH_ALIGNMENT, rounded_up
 from torch_max_backend.runtime.interface import BuiltGraph, InputSpec, OutputSpec
 
-MOST_BYTES = 2**24
-"""Of a pack. Large values cost autograd little beside what computes them, and an allocator deals with several pieces
-better than with one."""
+LEAST_LIMIT = 2**24
+"""Bytes that a pack may have in any case."""
+_LARGEST = 4
+"""Of the largest value a pack has room for so many. When the backward graph needs several values no more, their memory
+serves for one that is larger than each; but an allocator deals with several pieces better than with one."""
 _BASE_ALIGNMENT = 64
 """Of a pack itself: as PyTorch's allocator aligns on a CPU."""
 
@@ -104,8 +106,7 @@ def pack_results(built: BuiltGraph, kept: range, packable: Sequence[int]) -> tup
     """
     listing = built.listing
     assert isinstance(listing, LaunchList)
-    small = [number for number in packable if built.outputs[number].bytes <= MOST_BYTES]
-    packing = _dealt(built, kept, small)
+    packing = _dealt(built, kept, packable)
     if not packing.values:
         return built, None
     packed = {built.outputs[kept[value.number]].index: value for value in packing.values}
@@ -159,12 +160,14 @@ def alone(built: BuiltGraph, packable: Collection[int]) -> list[int]:
 
 
 def _dealt(built: BuiltGraph, kept: range, packable: Sequence[int]) -> Packing:
-    """Values assigned to packs in their order, at least two to each."""
+    """Values assigned to packs, at least two to each. The last ones, which a backward graph reads first, come first:
+    what it writes over then begins at a pack's beginning."""
     packs: list[list[tuple[int, int]]] = []
-    size = MOST_BYTES
-    for number in packable:
+    limit = max(LEAST_LIMIT, _LARGEST * max((built.outputs[number].bytes for number in packable), default=0))
+    size = limit
+    for number in sorted(packable, reverse=True):
         room = rounded_up(built.outputs[number].bytes, TORCH_ALIGNMENT)
-        if size + room > MOST_BYTES:
+        if size + room > limit:
             packs.append([])
             size = 0
         packs[-1].append((number, size))
@@ -180,6 +183,12 @@ def _dealt(built: BuiltGraph, kept: range, packable: Sequence[int]) -> Packing:
             values.append(Packed(number - kept.start, len(sizes), offset, spec.shape, spec.order, spec.dtype))
         sizes.append(values[-1].offset + rounded_up(values[-1].bytes, TORCH_ALIGNMENT))
     return Packing(tuple(values), tuple(sizes), len(kept))
+
+
+def packed_arguments(packing: Packing, positions: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """Where arguments lie that come from the graph's arguments at ``positions``: their packs, and the offsets there."""
+    places = {value.number: (value.pack, value.offset) for value in packing.values}
+    return {number: places[position] for number, position in enumerate(positions) if position in places}
 
 
 def take_from_packs(built: BuiltGraph, packing: Packing) -> BuiltGraph | None:
