@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 import torch_max_backend
-from torch_max_backend.runtime.launches import drop_workspaces
+from torch_max_backend.runtime.launches import Launches, drop_workspaces
 from torch_max_backend.step_memory import StepMemory
 
 
@@ -159,3 +160,36 @@ def test_a_later_graph_adds_to_what_an_earlier_one_keeps() -> None:
     # The result of tanh leaves the first graph, and the second one is given it: neither keeps more.
     assert (first.held, first.results, second.held) == (one, one, 2 * one)
     assert memory.saved_bytes == 0
+
+
+def test_without_memory_the_largest_saved_tensors_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the forward and in the backward pass, also of graphs from the cache; statistics stay as they were."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, x = Residual(), torch.randn(2, 3, 16, 16)
+    run = torch.compile(model, backend="max")
+    step(run, model, x)
+    fresh = Launches.fresh
+
+    def nothing(*_: object) -> NoReturn:
+        raise torch.OutOfMemoryError("no memory")
+
+    for _ in range(2):
+        statistics = [buffer.clone() for buffer in model.buffers()]
+        result = run(x)
+        after = [buffer.clone() for buffer in model.buffers()]
+        monkeypatch.setattr(Launches, "fresh", nothing)
+        with pytest.raises(torch.OutOfMemoryError) as backward:
+            result.sum().backward()
+        with pytest.raises(torch.OutOfMemoryError) as forward:
+            run(x)
+        monkeypatch.setattr(Launches, "fresh", fresh)
+        for error in (forward, backward):
+            (note,) = error.value.__notes__
+            assert "MiB are kept for the backward pass" in note
+            assert "float32[2, 32, 16, 16] of aten.convolution.default" in note and __file__ in note
+        assert all(map(torch.equal, model.buffers(), after))
+        assert not all(map(torch.equal, after, statistics))
+        # Now from the cache.
+        torch._dynamo.reset()
+        run = torch.compile(model, backend="max")

@@ -20,16 +20,17 @@ from torch_max_backend import lowering
 from torch_max_backend.custom_ops.interpolation import interpolations_whole
 from torch_max_backend.decompositions.table import decompositions
 from torch_max_backend.errors import MaxBackendError, OptionError
-from torch_max_backend.graph.account import memory_of
+from torch_max_backend.graph.account import kept_by, memory_of
 from torch_max_backend.graph.attention import fuse_attention
 from torch_max_backend.graph.cache import facts_of, kept
 from torch_max_backend.graph.compiled import CompiledGraph
 from torch_max_backend.graph.compiler import compile_at_once, compile_graph, fallback_warnings
 from torch_max_backend.graph.constants import fold_foreign_constants
 from torch_max_backend.graph.early import begin_libraries
+from torch_max_backend.graph.memory import Kept
 from torch_max_backend.graph.pool_offsets import keep_small_offsets
 from torch_max_backend.graph.recompute import normalize_elementwise
-from torch_max_backend.graph.saved import forget_running_statistics, keep_draws, keep_old_values
+from torch_max_backend.graph.saved import ask_results_for_signs, forget_running_statistics, keep_draws, keep_old_values
 from torch_max_backend.graph.sized import SizedGraph, at_hints, is_sized
 from torch_max_backend.graph.stored import loaded
 from torch_max_backend.graph.unit import CompilationUnit
@@ -185,7 +186,7 @@ def _partition(joint: GraphModule, *args: Any, begin: bool, **kwargs: Any) -> tu
     if begin:
         begin_libraries(joint)
     joint = normalize_elementwise(forget_running_statistics(joint))
-    joint = keep_draws(keep_old_values(joint))
+    joint = keep_draws(keep_old_values(ask_results_for_signs(joint)))
     # At 0 it would keep nothing but the graph's arguments, not even what was drawn.
     with functorch_config.patch(activation_memory_budget=max(functorch_config.activation_memory_budget, 1e-9)):
         return min_cut_rematerialization_partition(joint, *args, **kwargs)
@@ -202,6 +203,7 @@ class _Compilation:
         self.unit = CompilationUnit(self.label)
         self.packing: Packing | None = None
         self.saved_alone: frozenset[int] = frozenset()
+        self.kept: Kept | None = None
         self.start = time.perf_counter()
 
     def load(self, content: bytes) -> CompiledGraph:
@@ -256,6 +258,9 @@ class _Compilation:
         context = TracingContext.try_get()
         if context is not None and context.output_strides is not None:
             context.output_strides.extend(compiled.output_strides(gm, free_outputs))
+        if kind == "forward":
+            self.kept = kept_by(gm, free_outputs)
+        compiled.kept = self.kept
         self.saved_alone = compiled.saved_alone
         if compiled.packing is not None:
             self.packing = compiled.packing

@@ -46,8 +46,9 @@ def test_too_large_a_batch_raises_and_the_model_trains_on(mode: str) -> None:
     small, large = (torch.randn(batch, 8, 256, 256, device="cuda") for batch in (2, 32))
     before = [_gradients(model, run(small).square().mean()) for _ in range(5)][-1]
     statistics = [buffer.clone() for buffer in model.buffers()]
-    with _only(64 << 20), pytest.raises(torch.OutOfMemoryError):
+    with _only(64 << 20), pytest.raises(torch.OutOfMemoryError) as error:
         run(large)
+    assert "kept for the backward pass" in error.value.__notes__[0]
     for buffer, old in zip(model.buffers(), statistics, strict=True):
         assert torch.equal(buffer, old)
     # Training mode: the result does not depend on the running statistics.

@@ -14,6 +14,8 @@ from torch._functorch import config as functorch_config
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from torch_max_backend import backend
+
 LENGTH = 6
 
 
@@ -142,3 +144,26 @@ def test_dropout_that_is_computed_again(function: Callable[..., Any], budget: fl
     wanted = F.silu(F.conv1d(torch.tanh(F.conv1d(x, w, padding=1)) * mask, v, padding=1))
     torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found, torch.autograd.grad(wanted.square().sum(), (x, w, v)), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("slope", [0.2, 0.0, -0.5])
+def test_a_leaky_relu_keeps_no_mask_beside_its_result(slope: float) -> None:
+    """Also of zeros, infinities and NaNs, whose gradients are eager's."""
+    torch.compiler.reset()
+    special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-45, -1e-45, 1.0])
+    x = torch.cat([special, torch.randn(4 * 3 * 16 - 8)]).reshape(4, 3, 16)
+
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        # The result, not the argument, is kept for the square's gradient.
+        y = F.leaky_relu(torch.erf(w) + x, slope)
+        return y * y, y
+
+    w = torch.zeros(3, 16, requires_grad=True)
+    compiled = torch.compile(function, backend="max", options={"fallback": "error"})
+    with backend.recorded_graphs() as graphs:
+        found = torch.autograd.grad(compiled(x, w)[0].sum(), w)
+    torch.testing.assert_close(found, torch.autograd.grad(function(x, w)[0].sum(), w), equal_nan=True)
+    memory = graphs[0].memory
+    assert memory is not None
+    masks = [tensor for tensor in memory.saved if tensor.dtype == torch.bool]
+    assert bool(masks) == (slope < 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 
 from torch_max_backend.graph.builder import tensors_of
 from torch_max_backend.graph.compiled import CompiledGraph, outputs_of
-from torch_max_backend.graph.memory import GraphMemory, Needed, SavedTensor
+from torch_max_backend.graph.memory import GraphMemory, Kept, Needed, SavedTensor
 from torch_max_backend.graph.partition import op_name, unpacked, user_line
 from torch_max_backend.graph.random import draw, drawn_after
 from torch_max_backend.launches import Kind, Place
@@ -45,23 +45,48 @@ def memory_of(
     backward = compiled.name == "backward"
     counted = [node for node in arguments if node.name.startswith("tangents")] if backward else arguments
     sizes = {number: bytes_of(node.meta.get("val")) for number, node in enumerate(counted)}
-    own = dict[Node, int]()
-    for number, node in enumerate(outputs_of(gm)):
-        if isinstance(node, Node) and node.op == "call_function" and not _is_update(node):
-            own.setdefault(node, number)
-    kept = {node: number for node, number in own.items() if number in saved}
+    own = _made(gm)
+    found = _saved_nodes(own, saved)
     first = min(saved, default=0)
-    found = sorted(kept, key=lambda node: -bytes_of(node.meta.get("val")))
-    found = [node for node in found if isinstance(node.meta.get("val"), torch.Tensor)]
     return GraphMemory(
         label,
         sum(size for number, size in sizes.items() if number in known),
         sum(size for number, size in sizes.items() if number not in known),
-        sum(bytes_of(node.meta.get("val")) for node in own if node not in kept),
+        sum(bytes_of(node.meta.get("val")) for node, number in own.items() if number not in saved),
         tuple(map(_saved, found)),
         _written_over(compiled, packing),
-        tuple(kept[node] - first for node in found),
+        tuple(own[node] - first for node in found),
     )
+
+
+NAMED = 5
+"""Saved tensors that an error names."""
+
+
+def kept_by(gm: GraphModule, saved: frozenset[int]) -> Kept | None:
+    """What outputs ``saved`` of a forward graph keep; None where that is nothing."""
+    found = _saved_nodes(_made(gm), saved)
+    total = sum(bytes_of(node.meta["val"]) for node in found)
+    return Kept(total, tuple(map(_saved, found[:NAMED]))) if found else None
+
+
+def _made(gm: GraphModule) -> dict[Node, int]:
+    """The nodes that the graph computes and returns, with the numbers that they have first."""
+    made: dict[Node, int] = {}
+    for number, node in enumerate(outputs_of(gm)):
+        if isinstance(node, Node) and node.op == "call_function" and not _is_update(node):
+            made.setdefault(node, number)
+    return made
+
+
+def _saved_nodes(made: Mapping[Node, int], saved: frozenset[int]) -> list[Node]:
+    """The tensors among outputs ``saved``, the largest first."""
+    tensors = [node for node, number in made.items() if number in saved and _is_tensor(node)]
+    return sorted(tensors, key=lambda node: -bytes_of(node.meta["val"]))
+
+
+def _is_tensor(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def _is_update(node: Node) -> bool:

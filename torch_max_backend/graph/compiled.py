@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from torch_max_backend.graph.memory import GraphMemory
+from torch_max_backend.graph.memory import GraphMemory, Kept
 from torch_max_backend.graph.partition import Refusal
 from torch_max_backend.ir.layout import strides_of
 from torch_max_backend.runtime.executable import Executable
@@ -31,6 +31,7 @@ class CompiledGraph:
         pieces: the graph that calls the executables; None where one executable is all.
         unpacks: its first arguments are packs of these values, and the executables want the values.
         memory: what it is given, returns and keeps, of graphs that ``recorded_graphs`` receives.
+        kept: what it, or the forward graph of a backward graph, keeps.
     """
 
     name: str
@@ -43,6 +44,7 @@ class CompiledGraph:
     pieces: GraphModule | None = None
     unpacks: Packing | None = None
     memory: GraphMemory | None = None
+    kept: Kept | None = None
 
     @property
     def saved_alone(self) -> frozenset[int]:
@@ -55,7 +57,12 @@ class CompiledGraph:
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         taken = list(args)
         args.clear()
-        return self.runner(taken)
+        try:
+            return self.runner(taken)
+        except torch.OutOfMemoryError as error:
+            if self.kept is not None:
+                error.add_note(str(self.kept))
+            raise
 
     def output_strides(self, gm: GraphModule, free_outputs: frozenset[int]) -> list[tuple[int, ...] | None]:
         """The strides of outputs where they may differ from those in the traced graph ``gm``.

@@ -31,6 +31,27 @@ class SavedTensor:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """What a Dynamo graph keeps for its backward pass, for error messages.
+
+    Attributes:
+        bytes: of all.
+        largest: some tensors.
+    """
+
+    bytes: int
+    largest: tuple[SavedTensor, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{self.bytes / 2**20:.1f} MiB are kept for the backward pass of this graph; the largest tensors:"]
+        for tensor in self.largest:
+            kind = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+            where = f", {tensor.user_line}" if tensor.user_line else ""
+            lines.append(f"  {tensor.bytes / 2**20:.1f} MiB: {kind} of {tensor.op}{where}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
 class GraphMemory:
     """The memory of one graph, in bytes.
 

@@ -21,6 +21,7 @@ from torch.fx.node import map_aggregate
 
 from torch_max_backend.graph.compiled import CompiledGraph
 from torch_max_backend.graph.compiler import runner_of
+from torch_max_backend.graph.memory import Kept
 from torch_max_backend.graph.partition import Refusal
 from torch_max_backend.graph.sized import SizedGraph
 from torch_max_backend.graph.unit import CompilationUnit
@@ -97,6 +98,7 @@ class _Stored:
     packing: Packing | None
     refusals: list[Refusal]
     host_ops: list[str]
+    kept: Kept | None
 
 
 def dumped(compiled: CompiledGraph) -> bytes:
@@ -116,6 +118,7 @@ def dumped(compiled: CompiledGraph) -> bytes:
         compiled.packing,
         compiled.refusals,
         compiled.host_ops,
+        compiled.kept,
     )
     content = io.BytesIO()
     try:
@@ -139,6 +142,7 @@ def loaded(content: bytes, unit: CompilationUnit, options: Options) -> CompiledG
         packing=stored.packing,
         pieces=pieces,
         unpacks=stored.unpacks,
+        kept=stored.kept,
     )
 
 
