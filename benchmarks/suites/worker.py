@@ -184,7 +184,7 @@ def exact(base: nn.Module, case: Case, batch: Batch, chosen: Settings) -> tuple[
             wide: Batch = pytree.tree_map_only(
                 Tensor, lambda each, dtype=dtype: each.to(dtype) if each.dtype.is_floating_point else each, batch
             )
-            with aside, torch.backends.cudnn.flags(benchmark=False, allow_tf32=False):
+            with aside, torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):
                 found = Step(model, model, case, wide, chosen).results(model, amp=False)
             return {name: each.double() for name, each in found.items()}, str(dtype).removeprefix("torch.")
         except torch.OutOfMemoryError:
