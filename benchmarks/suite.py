@@ -30,7 +30,7 @@ import typer
 from rich.console import Console
 
 from benchmarks import ROOT, records, zoo
-from benchmarks.suites.accuracy import RULE
+from benchmarks.suites.accuracy import RULE, tolerance
 from benchmarks.suites.models import suites
 from benchmarks.suites.worker import EAGER, MARK, Settings, command
 from benchmarks.training_step import CAPTURED
@@ -246,7 +246,7 @@ def measure(
     if unknown:
         raise typer.BadParameter(f"--contender is one of {'; '.join(CONTENDERS[device])}, not {sorted(unknown)[0]!r}")
     facts = {**settings, "cudnn_benchmark": search, "channels_last": device == "cuda", "caches": caches,
-             "rule": RULE}  # fmt: skip
+             "tolerance": tolerance(suite, mode, amp), "rule": RULE}  # fmt: skip
     results, console = Results(output, facts, retry_failed), Console(soft_wrap=True)
     contenders = contender or CONTENDERS[device]
     cores = len(os.sched_getaffinity(0))

@@ -27,11 +27,14 @@ RULE = (
 )
 
 
-def tolerance(suite: str, mode: str, device: str) -> float:
-    """What PyTorch's dashboard allows for most models of the suite."""
+def tolerance(suite: str, mode: str, amp: str) -> float:
+    """What PyTorch's dashboard allows for most models of the suite; for a few it allows up to 16 times as much.
+
+    It does not train on a CPU: there the tolerance is that of a GPU.
+    """
     if suite == "timm":
         return 1e-2 if mode == "training" else 1e-3
-    return 1e-3 if mode == "training" and device == "cuda" else 1e-4
+    return 1e-3 if mode == "training" or amp == "bf16" else 1e-4
 
 
 def factor(tensor: Tensor) -> float:

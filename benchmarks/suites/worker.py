@@ -322,7 +322,7 @@ class Measured:
     def _accuracy(self, eager: dict[str, Tensor], found: dict[str, Tensor]) -> dict[str, Any]:
         if not eager:
             return {"right": False, "sharp": False, "wrong": ["nothing to compare with: eager fails"]}
-        allowed = accuracy.tolerance(self.chosen.suite, self.chosen.mode, self.chosen.device)
+        allowed = accuracy.tolerance(self.chosen.suite, self.chosen.mode, self.chosen.amp)
         verdict = accuracy.judged(self.exact, eager, found, allowed, self.device)
         verdict["wrong"] = verdict["wrong"][:5]
         return verdict
