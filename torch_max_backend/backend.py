@@ -22,6 +22,7 @@ from torch_max_backend.decompositions.table import decompositions
 from torch_max_backend.errors import MaxBackendError, OptionError
 from torch_max_backend.graph.account import kept_by, memory_of
 from torch_max_backend.graph.attention import fuse_attention
+from torch_max_backend.graph.budget import keep_less
 from torch_max_backend.graph.cache import facts_of, kept
 from torch_max_backend.graph.compiled import CompiledGraph
 from torch_max_backend.graph.compiler import compile_at_once, compile_graph, fallback_warnings
@@ -187,8 +188,14 @@ def _partition(joint: GraphModule, *args: Any, begin: bool, **kwargs: Any) -> tu
         begin_libraries(joint)
     joint = normalize_elementwise(forget_running_statistics(joint))
     joint = keep_draws(keep_old_values(ask_results_for_signs(joint)))
+    budget = functorch_config.activation_memory_budget
+    if budget < 1:
+        with functorch_config.patch(activation_memory_budget=1.0):
+            forward, backward = min_cut_rematerialization_partition(joint, *args, **kwargs)
+        if keep_less(forward, backward, kwargs["num_fwd_outputs"], budget):
+            return forward, backward
     # At 0 it would keep nothing but the graph's arguments, not even what was drawn.
-    with functorch_config.patch(activation_memory_budget=max(functorch_config.activation_memory_budget, 1e-9)):
+    with functorch_config.patch(activation_memory_budget=max(budget, 1e-9)):
         return min_cut_rematerialization_partition(joint, *args, **kwargs)
 
 

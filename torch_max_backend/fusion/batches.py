@@ -19,6 +19,9 @@ MOST_AT_ONCE = 1 << 24
 """Larger arguments are not all converted at the graph's start: their copies would live through it."""
 _LITTLE = 1 << 16
 """Elements of a tensor that may live longer than it has to."""
+_WAITING = 1 << 20
+"""Elements of a gradient that waits for the others to be converted with them: a launch of its own costs a larger one
+little, and its memory is free at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +110,8 @@ def _is_late(group: Group, results: Collection[Value]) -> bool:
         return True
     # A gradient waits for the step that uses it, and for its conversion.
     updates = any(_is_argument(leaf.value) and leaf.value.size == group.terms.size for leaf in leaves)
-    return (updates or len(leaves) == 1) and all(root in results for root in group.roots)
+    converts = len(leaves) == 1 and group.terms.size <= _WAITING
+    return (updates or converts) and all(root in results for root in group.roots)
 
 
 def _heights(

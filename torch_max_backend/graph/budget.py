@@ -1,0 +1,234 @@
+"""Keeps less for the backward pass than the partitioner chose: values are computed again shortly before they are read.
+
+PyTorch's partitioner, asked for less by ``activation_memory_budget``, computes whole chains of values again at the
+beginning of the backward pass, where they then live as long as saved ones would: what it saves falls, the peak may not.
+Here a value that would be saved is computed from others that are, or from arguments, just before its first reader. What
+it needs of values that are computed again themselves, elementwise, is part of the same program and is not kept for
+later. The cheapest bytes go first, and no more than are asked for.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils.checkpoint import CheckpointPolicy
+
+from torch_max_backend.graph.builder import tensors_of
+from torch_max_backend.graph.compiled import outputs_of
+from torch_max_backend.graph.random import is_random
+from torch_max_backend.torch_compat import OpOverload, schema_of
+
+aten = torch.ops.aten
+
+_LONGEST_CHAIN = 4
+"""Values computed again of which each needs the one before it."""
+_MOST_NODES = 64
+"""Of what computes a value again."""
+_LEAST = 2**-10
+"""Of all that is kept: what is smaller stays."""
+_BYTES_PER_SECOND, _FLOPS_PER_SECOND = 3.3e12, 4e14
+"""Of an H100. Elsewhere the ratio of the two decides, which is similar."""
+_MOVES = (aten._to_copy.default, aten.cat.default, aten.constant_pad_nd.default, operator.getitem)
+_ROWS = (aten.native_layer_norm.default, aten.native_group_norm.default)
+_PRODUCTS = (aten.convolution.default, aten.mm.default, aten.addmm.default, aten.bmm.default)
+
+
+@dataclass(frozen=True)
+class _Again:
+    """How a value is computed again.
+
+    Attributes:
+        nodes: in their order; the last one is the value.
+        sources: kept values and arguments that they read.
+        seconds: about how long it takes.
+    """
+
+    nodes: tuple[Node, ...]
+    sources: tuple[Node, ...]
+    seconds: float
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether one program can compute it."""
+        return not any(node.target in _PRODUCTS or node.target in _ROWS for node in self.nodes)
+
+
+def keep_less(forward: GraphModule, backward: GraphModule, results: int, budget: float) -> bool:
+    """Lets the forward graph keep at most ``budget`` of the bytes that it keeps; whether that is possible.
+
+    Both graphs are changed if it is, else neither. Random draws and what a checkpoint's policy wants kept stay.
+
+    Args:
+        forward: a forward graph of known sizes.
+        backward: its backward graph; its first arguments are what the forward graph keeps.
+        results: how many of the forward graph's outputs are no such values.
+        budget: from 0 to 1.
+    """
+    outputs = list(outputs_of(forward))
+    kept = outputs[results:]
+    arguments = backward.graph.find_nodes(op="placeholder")
+    if not all(_is_known(node) for node in kept) or [node.name for node in kept] != _names(arguments[: len(kept)]):
+        return False
+    free = {node for node in outputs[:results] if isinstance(node, Node)}
+    sizes = {node: 0 if node.op == "placeholder" or node in free else _bytes(node) for node in kept}
+    wanted = budget * sum(sizes.values())
+    chosen = _chosen(sizes, wanted)
+    if chosen is None:
+        return False
+    _apply(forward, backward, results, chosen)
+    return True
+
+
+def _names(nodes: Sequence[Node]) -> list[str]:
+    return [node.name for node in nodes]
+
+
+def _is_known(value: Any) -> bool:
+    """Whether an output is a tensor of known sizes."""
+    if not isinstance(value, Node) or not isinstance(value.meta.get("val"), torch.Tensor):
+        return False
+    return all(isinstance(size, int) for size in value.meta["val"].shape)
+
+
+def _bytes(node: Node) -> int:
+    return sum(tensor.numel() * tensor.dtype.itemsize for tensor in tensors_of(node.meta.get("val")))
+
+
+def _chosen(sizes: dict[Node, int], wanted: float) -> dict[Node, _Again] | None:
+    """What is computed again so that no more than ``wanted`` bytes are kept; None where that is not enough."""
+    total = sum(sizes.values())
+    ways = {node: _again(node, sizes) for node, size in sizes.items() if size > total * _LEAST}
+    known = {node: way for node, way in ways.items() if way is not None}
+    chosen: dict[Node, _Again] = {}
+    for node in sorted(known, key=lambda node: (known[node].seconds / sizes[node], -sizes[node])):
+        if total <= wanted:
+            break
+        trial = {**chosen, node: known[node]}
+        depths: dict[Node, int] = {}
+        if max(_depth(each, trial, depths) for each in trial) <= _LONGEST_CHAIN:
+            chosen, total = trial, total - sizes[node]
+    return chosen if total <= wanted else None
+
+
+def _depth(node: Node, chosen: dict[Node, _Again], depths: dict[Node, int]) -> int:
+    """How many values are computed again one after the other up to ``node``."""
+    if node not in chosen:
+        return 0
+    if node not in depths:
+        depths[node] = 1 + max((_depth(source, chosen, depths) for source in chosen[node].sources), default=0)
+    return depths[node]
+
+
+def _again(value: Node, kept: dict[Node, int]) -> _Again | None:
+    """How ``value`` can be computed from kept values and arguments; None where it cannot."""
+    nodes: set[Node] = set()
+    sources: dict[Node, None] = {}
+    waiting = [value]
+    while waiting:
+        node = waiting.pop()
+        if node is not value and (node in kept or node.op == "placeholder"):
+            if not _is_known(node):
+                return None
+            sources[node] = None
+        elif node not in nodes:
+            if not _can_run_again(node) or len(nodes) >= _MOST_NODES:
+                return None
+            nodes.add(node)
+            waiting += node.all_input_nodes
+    order = tuple(sorted(nodes))
+    return _Again(order, tuple(sources), _seconds(value, order, list(sources)))
+
+
+def _can_run_again(node: Node) -> bool:
+    target = node.target
+    if node.op != "call_function" or node.meta.get("recompute") == CheckpointPolicy.MUST_SAVE:
+        return False
+    if target in _MOVES or target in _ROWS or target in _PRODUCTS:
+        return True
+    if not isinstance(target, OpOverload) or is_random(node) or schema_of(target).is_mutable:
+        return False
+    return target.is_view or torch.Tag.pointwise in target.tags
+
+
+def _seconds(value: Node, nodes: Sequence[Node], sources: Sequence[Node]) -> float:
+    """Elementwise work reads the sources and writes the value; products and rows stand by themselves."""
+    if all(isinstance(node.target, OpOverload) and node.target.is_view for node in nodes):
+        return 0.0
+    moved = sum(map(_bytes, sources)) + _bytes(value)
+    operations = 0.0
+    for node in nodes:
+        if node.target in _PRODUCTS or node.target in _ROWS:
+            moved += _bytes(node) + sum(map(_bytes, node.all_input_nodes))
+            operations += _operations(node)
+    return moved / _BYTES_PER_SECOND + operations / _FLOPS_PER_SECOND
+
+
+def _operations(node: Node) -> float:
+    """Multiplications and additions of a product."""
+    if node.target not in _PRODUCTS:
+        return 0.0
+    result = node.meta["val"]
+    if node.target is aten.convolution.default:
+        weight, transposed = node.all_input_nodes[1].meta["val"], node.args[6]
+        return 2.0 * result.numel() * weight.numel() / max(1, weight.shape[1 if transposed else 0])
+    a = node.all_input_nodes[1 if node.target is aten.addmm.default else 0].meta["val"]
+    return 2.0 * result.numel() * a.shape[-1]
+
+
+def _apply(forward: GraphModule, backward: GraphModule, results: int, chosen: dict[Node, _Again]) -> None:
+    """Computes the chosen values in the backward graph, which is given the arguments that this needs besides."""
+    output = forward.graph.output_node()
+    outputs = list(outputs_of(forward))
+    kept = outputs[results:]
+    arguments = backward.graph.find_nodes(op="placeholder")
+    twins: dict[Node, Node] = dict(zip(kept, arguments, strict=False))
+    removed = {twins.pop(node): node for node in chosen}
+    sources = (source for way in chosen.values() for source in way.sources)
+    added = [node for node in dict.fromkeys(sources) if node.op == "placeholder" and node not in twins]
+    with backward.graph.inserting_before(arguments[0]):
+        for node in added:
+            twins[node] = backward.graph.placeholder(node.name)
+            twins[node].meta = dict(node.meta)
+
+    def compute(value: Node, before: Node) -> Node:
+        found: dict[Node, Node] = {}
+        for source in chosen[value].sources:
+            if source in twins:
+                found[source] = twins[source]
+            else:
+                found[source] = compute(source, before)
+                if not chosen[source].elementwise:
+                    twins[source] = found[source]
+        with backward.graph.inserting_before(before):
+            for node in chosen[value].nodes:
+                found[node] = backward.graph.node_copy(node, found.__getitem__)
+                found[node].meta["autograd_backward"] = True
+        return found[value]
+
+    for reader in list(backward.graph.nodes):
+        for argument in reader.all_input_nodes:
+            value = removed.get(argument)
+            if value is not None:
+                if value not in twins:
+                    twins[value] = compute(value, reader)
+                reader.replace_input_with(argument, twins[value])
+    for argument in removed:
+        backward.graph.erase_node(argument)
+    left = [node for node in kept if node not in chosen]
+    output.args = ((*outputs[:results], *added, *left),)
+    _describe(output, results, len(added) + len(left))
+    for graph in (forward, backward):
+        graph.graph.lint()
+        graph.recompile()
+
+
+def _describe(output: Node, results: int, kept: int) -> None:
+    """AOTAutograd describes each output."""
+    described = output.meta.get("desc")
+    if isinstance(described, (list, tuple)):
+        output.meta["desc"] = [*described[:results], *described[results : results + kept]]
