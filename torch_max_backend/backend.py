@@ -189,11 +189,10 @@ def _partition(joint: GraphModule, *args: Any, begin: bool, **kwargs: Any) -> tu
     joint = normalize_elementwise(forget_running_statistics(joint))
     joint = keep_draws(keep_old_values(ask_results_for_signs(joint)))
     budget = functorch_config.activation_memory_budget
-    if budget < 1:
-        with functorch_config.patch(activation_memory_budget=1.0):
-            forward, backward = min_cut_rematerialization_partition(joint, *args, **kwargs)
-        if keep_less(forward, backward, kwargs["num_fwd_outputs"], budget):
-            return forward, backward
+    with functorch_config.patch(activation_memory_budget=1.0):
+        forward, backward = min_cut_rematerialization_partition(joint, *args, **kwargs)
+    if keep_less(forward, backward, kwargs["num_fwd_outputs"], budget) or budget == 1:
+        return forward, backward
     # At 0 it would keep nothing but the graph's arguments, not even what was drawn.
     with functorch_config.patch(activation_memory_budget=max(budget, 1e-9)):
         return min_cut_rematerialization_partition(joint, *args, **kwargs)

@@ -61,7 +61,8 @@ class _Again:
 def keep_less(forward: GraphModule, backward: GraphModule, results: int, budget: float) -> bool:
     """Lets the forward graph keep at most ``budget`` of the bytes that it keeps; whether that is possible.
 
-    Both graphs are changed if it is, else neither. Random draws and what a checkpoint's policy wants kept stay.
+    Both graphs are changed if it is, else neither. With a budget of 1 only views go that would be copies. Random draws
+    and what a checkpoint's policy wants kept stay.
 
     Args:
         forward: a forward graph of known sizes.
@@ -76,11 +77,12 @@ def keep_less(forward: GraphModule, backward: GraphModule, results: int, budget:
         return False
     free = {node for node in outputs[:results] if isinstance(node, Node)}
     sizes = {node: 0 if node.op == "placeholder" or node in free else _bytes(node) for node in kept}
-    wanted = budget * sum(sizes.values())
-    chosen = _chosen(sizes, wanted)
+    bases = _bases_of_views(sizes)
+    chosen = _chosen({**sizes, **bases}, budget)
     if chosen is None:
         return False
-    _apply(forward, backward, results, chosen)
+    if chosen:
+        _apply(forward, backward, results, list(bases), chosen)
     return True
 
 
@@ -99,13 +101,36 @@ def _bytes(node: Node) -> int:
     return sum(tensor.numel() * tensor.dtype.itemsize for tensor in tensors_of(node.meta.get("val")))
 
 
-def _chosen(sizes: dict[Node, int], wanted: float) -> dict[Node, _Again] | None:
-    """What is computed again so that no more than ``wanted`` bytes are kept; None where that is not enough."""
+def _bases_of_views(sizes: dict[Node, int]) -> dict[Node, int]:
+    """What several kept values are views of, all of it, where it is not kept; with its bytes. A part would have to be
+    copied out of it in both passes."""
+    views: dict[Node, int] = {}
+    for node, size in sizes.items():
+        base = node
+        while _is_view(base):
+            base = base.all_input_nodes[0]
+        if base is not node and base.op == "call_function" and _is_known(base) and size == _bytes(base):
+            views[base] = views.get(base, 0) + 1
+    return {base: _bytes(base) for base, count in views.items() if count > 1 and base not in sizes}
+
+
+def _is_view(node: Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target.is_view
+
+
+def _chosen(sizes: dict[Node, int], budget: float) -> dict[Node, _Again] | None:
+    """What is computed again so that no more than ``budget`` of the bytes are kept; None where that is not enough.
+
+    Views cost nothing, and are not kept beside what they are views of in any case: they would be copies.
+    """
     total = sum(sizes.values())
     ways = {node: _again(node, sizes) for node, size in sizes.items() if size > total * _LEAST}
     known = {node: way for node, way in ways.items() if way is not None}
-    chosen: dict[Node, _Again] = {}
-    for node in sorted(known, key=lambda node: (known[node].seconds / sizes[node], -sizes[node])):
+    chosen = {node: way for node, way in known.items() if not way.seconds}
+    total -= sum(sizes[node] for node in chosen)
+    wanted = budget * total
+    costly = [node for node in known if node not in chosen]
+    for node in sorted(costly, key=lambda node: (known[node].seconds / sizes[node], -sizes[node])):
         if total <= wanted:
             break
         trial = {**chosen, node: known[node]}
@@ -152,12 +177,12 @@ def _can_run_again(node: Node) -> bool:
         return True
     if not isinstance(target, OpOverload) or is_random(node) or schema_of(target).is_mutable:
         return False
-    return target.is_view or torch.Tag.pointwise in target.tags
+    return _is_view(node) or torch.Tag.pointwise in target.tags
 
 
 def _seconds(value: Node, nodes: Sequence[Node], sources: Sequence[Node]) -> float:
     """Elementwise work reads the sources and writes the value; products and rows stand by themselves."""
-    if all(isinstance(node.target, OpOverload) and node.target.is_view for node in nodes):
+    if all(map(_is_view, nodes)):
         return 0.0
     moved = sum(map(_bytes, sources)) + _bytes(value)
     operations = 0.0
@@ -180,8 +205,10 @@ def _operations(node: Node) -> float:
     return 2.0 * result.numel() * a.shape[-1]
 
 
-def _apply(forward: GraphModule, backward: GraphModule, results: int, chosen: dict[Node, _Again]) -> None:
-    """Computes the chosen values in the backward graph, which is given the arguments that this needs besides."""
+def _apply(
+    forward: GraphModule, backward: GraphModule, results: int, bases: Sequence[Node], chosen: dict[Node, _Again]
+) -> None:
+    """Computes the chosen values in the backward graph, which is given ``bases`` and the arguments that this needs."""
     output = forward.graph.output_node()
     outputs = list(outputs_of(forward))
     kept = outputs[results:]
@@ -189,7 +216,8 @@ def _apply(forward: GraphModule, backward: GraphModule, results: int, chosen: di
     twins: dict[Node, Node] = dict(zip(kept, arguments, strict=False))
     removed = {twins.pop(node): node for node in chosen}
     sources = (source for way in chosen.values() for source in way.sources)
-    added = [node for node in dict.fromkeys(sources) if node.op == "placeholder" and node not in twins]
+    given = (node for node in sources if node.op == "placeholder" or node in bases)
+    added = [node for node in dict.fromkeys(given) if node not in twins]
     with backward.graph.inserting_before(arguments[0]):
         for node in added:
             twins[node] = backward.graph.placeholder(node.name)
