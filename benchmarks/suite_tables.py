@@ -63,7 +63,8 @@ def _mean(values: Sequence[float], average: Callable[[Sequence[float]], float], 
 def _kind(name: str) -> str:
     document = read(name)
     dtype = "float32" if document["amp"] == "none" else "bfloat16"
-    return f"{document['suite']}, {document['mode']}, {dtype}, {document['device']}"
+    kept = ", caches kept" if document["caches"] == "kept" else ""
+    return f"{document['suite']}, {document['mode']}, {dtype}, {document['device']}{kept}"
 
 
 def speeds() -> dict[str, dict[str, float]]:
@@ -81,7 +82,7 @@ def suites() -> str:
     rows = []
     for name in files():
         models = rows_of(name)
-        contenders = CONTENDERS[read(name)["device"]]
+        contenders = _measured(name, models)
         first, best = _kind(name), _theirs(models)
         for who in contenders:
             mine = [each[who] for each in models.values() if who in each]
@@ -100,6 +101,11 @@ def suites() -> str:
     return f"{PICTURE}\n{grid(header, rows)}{origin(*files())}" if rows else "There are no result files yet.\n"
 
 
+def _measured(name: str, models: Models) -> list[str]:
+    """The contenders that have a row."""
+    return [who for who in CONTENDERS[read(name)["device"]] if any(who in each for each in models.values())]
+
+
 def _theirs(models: Models) -> str:
     """Inductor with CUDA graphs, where that was measured."""
     return next((theirs for _, theirs in PAIRS if any(theirs in each for each in models.values())), PAIRS[-1][1])
@@ -112,7 +118,7 @@ def suite_models() -> str:
 
 def _models(name: str) -> str:
     models, rows = rows_of(name), []
-    contenders = CONTENDERS[read(name)["device"]]
+    contenders = _measured(name, models)
     for model, found in models.items():
         batch = next(iter(found.values()))["batch"]
         steps = [_step(found.get(who)) for who in contenders]

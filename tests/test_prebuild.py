@@ -10,7 +10,10 @@ from max.dtype import DType
 
 from benchmarks import zoo
 from torch_max_backend import MaxBackendError, OptionError, explain, prebuild
+from torch_max_backend.ahead import TARGETS
+from torch_max_backend.explain import explain_ahead
 from torch_max_backend.mojo_ops import functions
+from torch_max_backend.runtime import session
 
 
 @pytest.mark.parametrize(("model", "like"), [("digits", "digits"), ("resnet18", "residual")])
@@ -22,6 +25,19 @@ def test_a_network_calls_nothing_that_is_not_carried(model: str, like: str, monk
     explain(make().to(memory_format=torch.channels_last), torch.zeros(4, *shape), quiet=True, compile=False)
     called = functions.required()
     assert len(called) > 15 and called <= carried
+
+
+def test_a_network_calls_nothing_on_hopper_that_is_not_carried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Narrow and wide layers, and strided ones, have kernels of their own there."""
+    programs = prebuild._programs("sm_90a", ["residual", "bottleneck"])
+    with session.virtual_accelerator(TARGETS["sm_90a"], "sm_90a"):
+        carried = {*programs, *functions.all_functions("gpu", (DType.float32, DType.bfloat16))}
+    monkeypatch.setattr(functions, "_required", set())
+    make, shape = zoo.MODELS["resnet18"]
+    model = make().to(memory_format=torch.channels_last)
+    explain_ahead(model, torch.zeros(64, *shape), target="sm_90a", autocast=torch.bfloat16, quiet=True)
+    called = functions.required()
+    assert len(called) > 25 and called <= carried
 
 
 def test_what_is_not_selected_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,9 @@ TARGETS = (*LEVELS, *ACCELERATORS)
 _CPU_DTYPES = (DType.float32,)
 """Whether a CPU multiplies bfloat16 is no matter of its level, so these kernels are built where they run."""
 _GPU_DTYPES = (DType.float32, DType.bfloat16)
+_CPU_SIZES = ((32, 10),)
+_GPU_SIZES = ((32, 10), (128, 1000))
+"""Channels and classes of typical networks: tiles of a GPU's kernels, and vectors of results, depend on them."""
 _SECONDS = 30.0
 """CPU-seconds that the building of a library takes, about: more functions share what they import in larger ones."""
 
@@ -107,8 +111,10 @@ def _programs(target: str | None, select: Sequence[str]) -> list[Function]:
         if not _is_selected(network.name, select):
             continue
         images = network.images().to(memory_format=torch.channels_last)
-        for training in (True, False):
-            model = network.make().to(memory_format=torch.channels_last).train(training)
+        for training, (width, classes) in itertools.product(
+            (True, False), _CPU_SIZES if target is None else _GPU_SIZES
+        ):
+            model = network.make(width, classes).to(memory_format=torch.channels_last).train(training)
             with torch.set_grad_enabled(training):
                 if target is None:
                     explain(model, images, quiet=True, compile=False)

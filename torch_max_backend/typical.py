@@ -13,8 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_WIDTH = 32
-
 
 class Residual(nn.Module):
     """The sum of a path and a shortcut, and what follows it."""
@@ -58,12 +56,12 @@ class Attention(nn.Module):
 class VisionTransformer(nn.Module):
     """Dosovitskiy 2020, with dropout where it has some."""
 
-    def __init__(self, width: int = 2 * _WIDTH, dropout: float = 0.0) -> None:
+    def __init__(self, width: int, classes: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, width, 8, 8)
         self.token, self.places = nn.Parameter(torch.zeros(1, 1, width)), nn.Parameter(torch.zeros(1, 17, width))
         self.blocks = nn.Sequential(*(each for _ in range(2) for each in self._block(width, dropout)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
 
     @staticmethod
     def _block(width: int, dropout: float) -> list[nn.Module]:
@@ -81,9 +79,8 @@ class VisionTransformer(nn.Module):
 class UNet(nn.Module):
     """Ronneberger 2015, of two levels, with either way up."""
 
-    def __init__(self, transposed: bool) -> None:
+    def __init__(self, width: int, transposed: bool) -> None:
         super().__init__()
-        width = _WIDTH
         self.down = nn.Sequential(*block(3, width), *block(width, width))
         self.middle = nn.Sequential(nn.MaxPool2d(2), *block(width, 2 * width), *block(2 * width, 2 * width))
         scale = nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False)
@@ -103,14 +100,14 @@ def block(
     return [convolution, nn.BatchNorm2d(outputs), nn.ReLU() if activation is None else activation]
 
 
-def head(channels: int, classes: int = 10) -> list[nn.Module]:
+def head(channels: int, classes: int) -> list[nn.Module]:
     """Means over pixels and a linear layer."""
     return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
 
 
-def _residual_network(bottleneck: bool) -> nn.Module:
+def _residual_network(width: int, classes: int, bottleneck: bool) -> nn.Module:
     """Of He 2015."""
-    inner, outer = _WIDTH, (4 if bottleneck else 1) * _WIDTH
+    inner, outer = width, (4 if bottleneck else 1) * width
 
     def stage(inputs: int, outputs: int, stride: int = 1) -> nn.Module:
         first, last = block(inputs, inner, 1 if bottleneck else stride), block(inner, outputs, 1, nn.Identity())
@@ -119,66 +116,86 @@ def _residual_network(bottleneck: bool) -> nn.Module:
         changes = inputs != outputs or stride != 1
         return Residual(nn.Sequential(*first, *middle, *last), shortcut if changes else None, nn.ReLU())
 
-    stages = stage(_WIDTH, outer), stage(outer, outer), stage(outer, 2 * outer, 2), stage(2 * outer, 2 * outer)
-    return nn.Sequential(*block(3, _WIDTH, 2), nn.MaxPool2d(3, 2, 1), *stages, *head(2 * outer))
+    stages = stage(width, outer), stage(outer, outer), stage(outer, 2 * outer, 2), stage(2 * outer, 2 * outer)
+    return nn.Sequential(*block(3, width, 2), nn.MaxPool2d(3, 2, 1), *stages, *head(2 * outer, classes))
 
 
-def _inverted_residuals(activation: Callable[[], nn.Module], gate: Callable[[], nn.Module] | None) -> nn.Module:
+def _inverted_residuals(
+    width: int, classes: int, activation: Callable[[], nn.Module], gate: Callable[[], nn.Module] | None
+) -> nn.Module:
     """Of Sandler 2018, with gates in Howard 2019 and Tan 2019."""
 
-    def layer(stride: int) -> nn.Module:
-        wide = 4 * _WIDTH
+    def layer(stride: int, expansion: int = 4) -> nn.Module:
+        wide = expansion * width
+        wider = [] if expansion == 1 else block(width, wide, 1, activation(), taps=1)
         gates = [] if gate is None else [Gate(wide, activation(), gate())]
         path = nn.Sequential(
-            *block(_WIDTH, wide, 1, activation(), taps=1), *block(wide, wide, stride, activation(), groups=wide),
-            *gates, *block(wide, _WIDTH, 1, nn.Identity(), taps=1),
+            *wider, *block(wide, wide, stride, activation(), groups=wide),
+            *gates, *block(wide, width, 1, nn.Identity(), taps=1),
         )  # fmt: skip
-        return Residual(path) if stride == 1 else path
+        return Residual(path) if stride == expansion // 4 else path
 
-    stem, last = block(3, _WIDTH, 2, activation()), block(_WIDTH, 2 * _WIDTH, 1, activation(), taps=1)
-    end = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(2 * _WIDTH, 10)
-    return nn.Sequential(*stem, layer(1), layer(2), layer(1), layer(1), *last, *end)
+    stem, last = block(3, width, 2, activation()), block(width, 2 * width, 1, activation(), taps=1)
+    end = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(2 * width, classes)
+    return nn.Sequential(*stem, layer(1, 1), layer(1), layer(2), layer(1), layer(1), *last, *end)
 
 
-def _convolutions(activation: Callable[[], nn.Module], pool: Callable[[int], nn.Module]) -> nn.Module:
+def _convolutions(
+    width: int, classes: int, activation: Callable[[], nn.Module], pool: Callable[[int], nn.Module]
+) -> nn.Module:
     """Convolutions with a bias, and linear layers."""
-    layers = nn.Conv2d(3, _WIDTH, 3, padding=1), activation(), nn.Conv2d(_WIDTH, _WIDTH, 3, padding=1), activation()
-    size = 16 * 16 * _WIDTH
-    end = nn.Linear(size, 64), activation(), nn.Dropout(), nn.Linear(64, 64), activation(), nn.Linear(64, 10)
+    layers = nn.Conv2d(3, width, 3, padding=1), activation(), nn.Conv2d(width, width, 3, padding=1), activation()
+    size = 16 * 16 * width
+    end = nn.Linear(size, 64), activation(), nn.Dropout(), nn.Linear(64, 64), activation(), nn.Linear(64, classes)
     return nn.Sequential(*layers, pool(2), nn.Flatten(), *end)
 
 
-def _digits() -> nn.Module:
-    width = _WIDTH
-    layers = *block(1, width), *block(width, width), nn.MaxPool2d(2), *block(width, width, groups=4), *head(width)
+def _digits(width: int, classes: int) -> nn.Module:
+    layers = (
+        *block(1, width),
+        *block(width, width),
+        nn.MaxPool2d(2),
+        *block(width, width, groups=4),
+        *head(width, classes),
+    )
     return nn.Sequential(*layers)
 
 
 @dataclass(frozen=True)
 class Typical:
-    """A network by its name, made anew for each call, and the channels of its images."""
+    """A network by its name.
+
+    Attributes:
+        name: of the network.
+        make: makes it anew, for channels in its first layer and a number of classes.
+        channels: of its images.
+        side: of its images, in pixels.
+    """
 
     name: str
-    make: Callable[[], nn.Module]
+    make: Callable[[int, int], nn.Module]
     channels: int = 3
+    side: int = 56
 
     def images(self) -> Tensor:
-        """Two, 32 x 32."""
-        return torch.zeros(2, self.channels, 32, 32)
+        """Two."""
+        return torch.zeros(2, self.channels, self.side, self.side)
 
 
 NETWORKS = (
     Typical("digits", _digits, 1),
-    Typical("residual", lambda: _residual_network(False)),
-    Typical("bottleneck", lambda: _residual_network(True)),
-    Typical("convolutions-relu", lambda: _convolutions(nn.ReLU, nn.MaxPool2d)),
-    Typical("convolutions-tanh", lambda: _convolutions(nn.Tanh, nn.AvgPool2d)),
-    Typical("convolutions-gelu", lambda: _convolutions(nn.GELU, nn.MaxPool2d)),
-    Typical("inverted-relu6", lambda: _inverted_residuals(nn.ReLU6, None)),
-    Typical("inverted-silu", lambda: _inverted_residuals(nn.SiLU, nn.Sigmoid)),
-    Typical("inverted-hardswish", lambda: _inverted_residuals(nn.Hardswish, nn.Hardsigmoid)),
-    Typical("transformer", VisionTransformer),
-    Typical("transformer-dropout", lambda: VisionTransformer(dropout=0.1)),
-    Typical("unet", lambda: UNet(False)),
-    Typical("unet-transposed", lambda: UNet(True)),
+    Typical("residual", lambda width, classes: _residual_network(width, classes, False)),
+    Typical("bottleneck", lambda width, classes: _residual_network(width, classes, True)),
+    Typical("convolutions-relu", lambda width, classes: _convolutions(width, classes, nn.ReLU, nn.MaxPool2d), side=32),
+    Typical("convolutions-tanh", lambda width, classes: _convolutions(width, classes, nn.Tanh, nn.AvgPool2d), side=32),
+    Typical("convolutions-gelu", lambda width, classes: _convolutions(width, classes, nn.GELU, nn.MaxPool2d), side=32),
+    Typical("inverted-relu6", lambda width, classes: _inverted_residuals(width, classes, nn.ReLU6, None)),
+    Typical("inverted-silu", lambda width, classes: _inverted_residuals(width, classes, nn.SiLU, nn.Sigmoid)),
+    Typical(
+        "inverted-hardswish", lambda width, classes: _inverted_residuals(width, classes, nn.Hardswish, nn.Hardsigmoid)
+    ),
+    Typical("transformer", lambda width, classes: VisionTransformer(2 * width, classes), side=32),
+    Typical("transformer-dropout", lambda width, classes: VisionTransformer(2 * width, classes, 0.1), side=32),
+    Typical("unet", lambda width, classes: UNet(width, False)),
+    Typical("unet-transposed", lambda width, classes: UNet(width, True)),
 )

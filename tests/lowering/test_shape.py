@@ -130,7 +130,7 @@ PADS = [
     case("pad_bool", lambda x: F.pad(x > 0, (1, 2), value=True), whole(2, 3)),
     case("pad_bf16", lambda x: F.pad(x, (1, 2), value=0.3), whole(2, 3, dtype=torch.bfloat16)),
     case("pad_empty", lambda x: F.pad(x[:, :0], (1, 2), value=0.5), whole(2, 3)),
-    grad("slice_empty_grad", lambda x: x[:, :0].sum() + x.sin(), whole(2, 3)),
+    grad("slice_empty_grad", lambda x: x[:, :0].sum() + x * x, whole(2, 3)),
     case("pad_infinite", lambda x: F.pad(x, (1, 1), value=float("-inf")).amax(1), whole(2, 3)),
     case("pad_circular", lambda x: F.pad(x, (1, 2, 1, 0), mode="circular"), last(2, 3, 4, 5)),
 ]
