@@ -30,7 +30,8 @@ ROWS = [
 def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     for module in (suite_tables, table_parts):
         monkeypatch.setattr(module, "RESULTS", tmp_path)
-    facts = {"suite": "timm", "mode": "training", "caches": "empty", "amp": "bf16", "device": "cuda", "date": "2026-11-27"}
+    facts = {"suite": "timm", "mode": "training", "caches": "empty"}
+    facts |= {"amp": "bf16", "device": "cuda", "date": "2026-11-27"}
     facts |= {"hardware": {"gpu": "some GPU"}, "versions": {"torch": "2.11.0", "max": "26.7.0"}}
     records.write(tmp_path / "suite_timm.json", {**facts, "rows": ROWS})
     return tmp_path
