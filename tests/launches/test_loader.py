@@ -82,7 +82,7 @@ def test_it_is_built_when_it_is_called(caplog: pytest.LogCaptureFixture) -> None
     functions.require_function(adds)
     with pytest.raises(KeyError):
         libraries.address(adds.symbol, CPU)
-    with caplog.at_level(logging.INFO, "torch_max_backend"):
+    with caplog.at_level(logging.DEBUG, "torch_max_backend"):
         for _ in range(2):
             (y,) = launches.run([torch.arange(3.0)])
             assert y.tolist() == [1, 2, 3]

@@ -245,7 +245,10 @@ class Terms:
         numbers = []
         for operand in maker.operands:
             assert operand.shape is not None
-            own = index_map.broadcast(operand.shape, value.shape)
+            if operand.shape == value.shape:
+                numbers.append(self._term(operand, at))
+                continue
+            own = index_map.broadcast(tuple(operand.shape), tuple(value.shape))
             numbers.append(self._term(operand, self._then(at, own, value)))
         return self._add((value, at), Step(maker.name, tuple(numbers), value))
 
