@@ -1,6 +1,6 @@
 """The committed problems of each family, one list each: benchmarks/FAMILY/problems.json.
 
-`torch_max_backend.bench.lists` says which keys a line has. Convolutions come in suites: `sm90` is timed on Hopper,
+A line has the fields that its reader names. Convolutions come in suites: `sm90` is timed on Hopper,
 `sm90_check` only checked, `any_gpu` timed on any NVIDIA GPU in the line's dtypes.
 """
 

@@ -61,7 +61,7 @@ def test_groups_stand_before_the_batch_and_channels_count_one_group() -> None:
 
 def test_groups_option_counts_all_channels() -> None:
     _, problem = parse_convolution(_words("0 1 5 2 8 32 32 3 3 9 9 1 1 1 1 1 1 1 1"), CK_DEFAULT, groups=32)
-    assert problem.is_depthwise
+    assert problem.groups == problem.c == 32
 
 
 @pytest.mark.parametrize("texts", [[], ["1", "2", "7"]])

@@ -41,11 +41,6 @@ class IndexMap:
         return math.prod(digit[0] for digit in self.digits)
 
     @property
-    def is_identity(self) -> bool:
-        """Whether every element is read at its own place."""
-        return self == identity(self.size)
-
-    @property
     def plain(self) -> IndexMap:
         """The map without guards: its digits add nothing at zero."""
         return from_digits([digit[:2] for digit in self.digits])

@@ -94,7 +94,7 @@ _LEFT = "torch_max_backend_left"
 
 def leave_assertions(gm: GraphModule, *, listed: bool) -> None:
     """Leaves what is asserted of tensors to PyTorch on a GPU, whose kernels cannot raise, and where ``gm`` is not to be
-    ``listed``: MAX's compiler drops what nobody reads."""
+    ``listed``: MAX's compiler drops unused values."""
     for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_async.msg):
         if not listed or node.all_input_nodes[0].meta["val"].device.type != "cpu":
             node.meta[_LEFT] = True

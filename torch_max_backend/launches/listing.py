@@ -227,7 +227,7 @@ class _Lister:
         sizes = {value: value.bytes for value in self._made if value not in results}
         # Moved forward, they might no longer stand behind all that reads the arguments that they replace.
         fixed = {self._made[value] for value in updates if value in self._made}
-        # A call whose results nobody reads is an assertion: these raise in their order.
+        # A call with unused results is an assertion: these raise in their order.
         read = {value for value in self._made if value.readers or value in results}
         fixed |= {number for number, call in enumerate(self._calls) if read.isdisjoint(call.results)}
         schedule = early(reads, makes, sizes, fixed)
@@ -290,7 +290,7 @@ class _Lister:
                 and self._may_replace(value, argument, uses)
             )  # fmt: skip
 
-        # What nobody reads is written all the same.
+        # An unused result is written all the same.
         spans = [Span(value.bytes, self._made[value], last[value], replaces(value)) for value in inner]
         rooms, size = planned(spans, spares)
         reused: dict[int, int] = {}
@@ -339,7 +339,7 @@ class _Memory:
     Attributes:
         anchor: the argument at its beginning.
         size: bytes.
-        parts: arguments with their offsets and sizes; None for what belongs to nobody here.
+        parts: arguments with their offsets and sizes; None for arguments that this list does not read.
     """
 
     anchor: int

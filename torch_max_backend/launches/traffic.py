@@ -67,7 +67,7 @@ class Avoidable:
     Attributes:
         producer: what makes the value, None where it is an argument.
         consumer: who reads it.
-        bytes: read, and written where nobody else needs the value in memory.
+        bytes: read, and written, if no other kernel needs the value in memory.
         shape: of the value.
         dtype: of the value.
         reason: why it is not read together with others, or not taken from who makes it.

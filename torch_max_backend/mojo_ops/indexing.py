@@ -42,7 +42,7 @@ class Zeros:
 
 
 Base: TypeAlias = TensorValue | Zeros
-"""What is written to: a tensor, or zeros, which nobody has to make."""
+"""What is written to: a tensor, or zeros, which need no memory."""
 
 
 def _check(x: Base, index: TensorValue, source: TensorValue, index_shape: list[Dim]) -> None:

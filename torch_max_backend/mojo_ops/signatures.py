@@ -1,8 +1,8 @@
 """What the entries of the kernel libraries take, each declared once.
 
-A call of an entry is a list of 64-bit words (kernels/library.mojo): its numbers, then every result and every operand as
-an address followed by extents. From a declaration come the words of a launch, and the op by which a graph that MAX
-compiles makes the same call (``registrations.py``).
+A call of an entry is a list of 64-bit words (kernels/common/library.mojo): its numbers, then every result and every
+operand as an address followed by extents. From a declaration come the words of a launch, and the op by which a graph
+that MAX compiles makes the same call (``registrations.py``).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Signature:
 
     @property
     def is_op(self) -> bool:
-        """Whether it is that of an op, too: where tensors come without extents, who calls it knows them."""
+        """Whether it is that of an op, too: without extents in the words, only the caller knows the shapes."""
         return all(tensor.rank is not None for tensor in (*self.results, *self.operands))
 
     @property

@@ -281,11 +281,6 @@ class ConvolutionProblem:
     def output_pixels(self) -> IntLike:
         return self.n * math.prod(self.output_size)
 
-    @property
-    def is_depthwise(self) -> bool:
-        """Every group reads one input channel, with any depth multiplier."""
-        return self.groups == self.c and self.c > 1
-
     def gemm(self, pass_: Pass) -> Gemm:
         """The matrix product that the pass is, padding counted."""
         c, k = self.c // self.groups, self.k // self.groups

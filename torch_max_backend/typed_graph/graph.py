@@ -34,11 +34,11 @@ class TypedGraph:
         return operation
 
     def settle(self, replaced: Mapping[Value, Value] | None = None, gone: Collection[Operation] = ()) -> None:
-        """Puts values in the place of others, drops what nobody reads, and orders the rest.
+        """Puts values in the place of others, drops unused operations, and orders the rest.
 
         Args:
             replaced: old values, and the new ones.
-            gone: calls whose results nobody reads any more; others stay, whoever reads them.
+            gone: calls that are dropped, now that their results are unused; other calls always stay.
 
         Raises:
             ValueError: operations wait for each other.

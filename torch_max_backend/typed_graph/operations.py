@@ -61,7 +61,7 @@ class Operation:
         operands: the values that it reads.
         results: the values that it makes.
         node: the name of the FX node that it was made for; "" where a pass made it.
-        op: the aten op that it computes, or several, joined by underscores; "" where nobody knows.
+        op: the aten op that it computes, or several, joined by underscores; "" if unknown.
         position: its place among the graph's operations.
     """
 
