@@ -96,9 +96,8 @@ class StepMemory:
         title += f"{_mib(reused)} MiB of it are used again as workspace"
         table = Table("MiB", "tensor", "made by", "line", "used again", title=title)
         for tensor in self.saved[:LISTED]:
-            kind = f"{str(tensor.dtype).removeprefix('torch.')}[{', '.join(map(str, tensor.shape))}]"
             again = "yes" if tensor.reused else ""
-            table.add_row(_mib(tensor.bytes), kind, tensor.op, tensor.user_line or "", again)
+            table.add_row(_mib(tensor.bytes), tensor.kind, tensor.op, tensor.user_line or "", again)
         rest = self.saved[LISTED:]
         if rest:
             table.add_row(_mib(sum(tensor.bytes for tensor in rest)), f"{len(rest)} more", "", "", "")

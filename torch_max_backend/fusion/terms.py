@@ -248,7 +248,7 @@ class Terms:
             if operand.shape == value.shape:
                 numbers.append(self._term(operand, at))
                 continue
-            own = index_map.broadcast(tuple(operand.shape), tuple(value.shape))
+            own = index_map.broadcast(operand.shape, value.shape)
             numbers.append(self._term(operand, self._then(at, own, value)))
         return self._add((value, at), Step(maker.name, tuple(numbers), value))
 

@@ -29,6 +29,11 @@ class SavedTensor:
     user_line: str | None = None
     reused: bool = False
 
+    @property
+    def kind(self) -> str:
+        """Dtype and shape, such as float32[2, 3]."""
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+
 
 @dataclass(frozen=True)
 class Kept:
@@ -45,9 +50,8 @@ class Kept:
     def __str__(self) -> str:
         lines = [f"{self.bytes / 2**20:.1f} MiB are kept for the backward pass of this graph; the largest tensors:"]
         for tensor in self.largest:
-            kind = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
             where = f", {tensor.user_line}" if tensor.user_line else ""
-            lines.append(f"  {tensor.bytes / 2**20:.1f} MiB: {kind} of {tensor.op}{where}")
+            lines.append(f"  {tensor.bytes / 2**20:.1f} MiB: {tensor.kind} of {tensor.op}{where}")
         return "\n".join(lines)
 
 
