@@ -27,6 +27,7 @@ from torch_max_backend.runtime import libraries
 
 BATCHES = {
     "resnet50": 256,
+    "resnet18": 64,
     "mobilenetv2": 256,
     "efficientnet_b0": 128,
     "convnext_tiny": 64,

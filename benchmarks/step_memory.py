@@ -1,11 +1,17 @@
-"""Peak memory of training steps on a CPU beside eager PyTorch and Inductor, each in a process of its own.
+"""Peak memory of training steps beside eager PyTorch and Inductor, each in a process of its own.
 
     python -m benchmarks step_memory [--model resnet18 ...] [--batch 32 ...] [--amp none ...] [--json FILE]
+    python -m benchmarks step_memory --device cuda --amp bf16 [--side-by-side 8] [--json FILE]
 
-What a step adds to the process is read from Linux: after warm-up all that need not stay is given back (gradients, our
-workspaces, the C library's free memory), the peak of the resident set is reset, and steps run. The figure is that peak
-less what was resident before: activations, gradients, workspaces and what libraries take for themselves, whoever's
-allocator they come from. Parameters, the optimizer's state, the images and the program do not count.
+On a CPU what a step adds to the process is read from Linux: after warm-up all that need not stay is given back
+(gradients, our workspaces, the C library's free memory), the peak of the resident set is reset, and steps run. The
+figure is that peak less what was resident before: activations, gradients, workspaces and what libraries take for
+themselves, whoever's allocator they come from. Parameters, the optimizer's state, the images and the program do not
+count.
+
+On a GPU figures are PyTorch's statistics of warmed steps, the peak of what was allocated and of what was reserved from
+the device, less what there was before the contender's model: parameters and the optimizer's state count. Memory that a
+warmed step does not need is given back to the device first.
 """
 
 from __future__ import annotations
@@ -18,6 +24,8 @@ import json
 import statistics
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,12 +35,18 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import records, zoo
+from benchmarks.step_bytes import BATCHES
 from benchmarks.training_step import CHANNELS_LAST, MEMORY_FORMATS, compiled, drawn, stepper
 from benchmarks.training_zoo import SIZES
 from torch_max_backend.runtime.launches import drop_workspaces
 
 CONTENDERS = ("max", "eager", CHANNELS_LAST, "inductor")
+ON_GPU = ("max", "max, captured", CHANNELS_LAST, "inductor", "inductor, CUDA graphs")
+#: Ours on a GPU, and what each is compared with.
+RIVALS = {"max": "inductor", "max, captured": "inductor, CUDA graphs"}
 WARM, MEASURED = 3, 3
+#: A captured step has warm-up steps of its own.
+WARM_ON_GPU = 7
 
 
 def resident(peak: bool = False) -> int:
@@ -75,12 +89,37 @@ def rise(model: str, who: str, batch: int, amp: str) -> int:
     return resident(peak=True) - before
 
 
-def _apart(model: str, who: str, batch: int, amp: str) -> int | None:
+def peaks(model: str, who: str, batch: int, amp: str) -> dict[str, int]:
+    """Bytes allocated and reserved on the GPU at the peak of a warmed step of one contender."""
+    device = torch.device("cuda")
+    base, x, y = drawn(model, batch, 0, device)
+    base, x = base.to(memory_format=MEMORY_FORMATS[x.dim()]), x.to(memory_format=MEMORY_FORMATS[x.dim()])
+    before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    own = copy.deepcopy(base)
+    step = stepper(own, compiled(own, who), x, y, amp == "bf16")
+    for _ in range(WARM_ON_GPU):
+        step()
+    torch.cuda.synchronize()
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(MEASURED):
+        step()
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    return {"allocated": peak[0] - before[0], "reserved": peak[1] - before[1]}
+
+
+def _apart(measured: str, model: str, who: str, batch: int, amp: str) -> Any:
+    """What ``rise`` or ``peaks`` gives in a process of its own; None where it fails."""
     arguments = json.dumps([model, who, batch, amp])
-    code = f"import json; from benchmarks.step_memory import rise; print('rise', rise(*json.loads({arguments!r})))"
+    code = (
+        f"import json; from benchmarks.step_memory import {measured};"
+        f" print('measured', json.dumps({measured}(*json.loads({arguments!r}))))"
+    )
     run = subprocess.run([sys.executable, "-c", code], check=False, stdout=subprocess.PIPE, text=True)
-    lines = [line.split()[1] for line in run.stdout.splitlines() if line.startswith("rise ")]
-    return int(lines[0]) if run.returncode == 0 and lines else None
+    lines = [line.removeprefix("measured ") for line in run.stdout.splitlines() if line.startswith("measured ")]
+    return json.loads(lines[0]) if run.returncode == 0 and lines else None
 
 
 def over_eager(row: dict[str, Any]) -> float:
@@ -89,14 +128,19 @@ def over_eager(row: dict[str, Any]) -> float:
     return rises["max"] / min(rises["eager"], rises[CHANNELS_LAST])
 
 
-def measure(
-    model: Annotated[list[str], typer.Option(help=f"one of {', '.join(SIZES)}")] = list(SIZES),  # noqa: B006
-    batch: Annotated[list[int], typer.Option(min=1)] = [8],  # noqa: B006
-    amp: Annotated[list[str], typer.Option(help="none or bf16")] = ["none"],  # noqa: B006
-    json_file: Annotated[Path | None, typer.Option("--json", help="where the figures go")] = None,
-) -> None:
-    """Measures and prints."""
-    zoo.refuse_unknown(model, SIZES)
+def over_inductor(row: dict[str, Any], who: str, kind: str) -> float | None:
+    """Our peak on a GPU over that of Inductor run the same way; None where either failed.
+
+    Args:
+        row: of a result file.
+        who: ``max`` or ``max, captured``.
+        kind: ``allocated`` or ``reserved``.
+    """
+    ours, theirs = row["peak_bytes"].get(who), row["peak_bytes"].get(RIVALS[who])
+    return ours[kind] / theirs[kind] if ours and theirs else None
+
+
+def _on_cpu(model: list[str], batch: list[int], amp: list[str], json_file: Path | None) -> None:
     rows: list[dict[str, Any]] = []
     failed: list[str] = []
     console = Console()
@@ -109,7 +153,7 @@ def measure(
 
     table = Table("model", "batch", "amp", *(f"{who}, MiB" for who in CONTENDERS), "ours over eager's")
     for kind, images, name in itertools.product(amp, batch, model):
-        found = {who: _apart(name, who, images, kind) for who in CONTENDERS}
+        found = {who: _apart("rise", name, who, images, kind) for who in CONTENDERS}
         if None in found.values():
             failed.append(f"{name}, batch {images}, amp {kind}")
             console.print(f"{failed[-1]}: failed")
@@ -123,6 +167,55 @@ def measure(
     console.print(table)
     if rows:
         console.print(f"geometric mean {statistics.geometric_mean(map(over_eager, rows)):.2f}")
+
+
+def _on_gpu(model: list[str], batch: list[int], amp: list[str], json_file: Path | None, side_by_side: int) -> None:
+    if not torch.cuda.is_available():
+        raise typer.BadParameter("--device cuda needs a GPU: none is available")
+    steps = list(itertools.product(amp, batch, model))
+    rows = [
+        {"model": name, "batch": images or BATCHES[name], "amp": kind, "peak_bytes": dict.fromkeys(ON_GPU)}
+        for kind, images, name in steps
+    ]
+
+    def fill(number: int, who: str) -> None:
+        row = rows[number]
+        row["peak_bytes"][who] = _apart("peaks", row["model"], who, row["batch"], row["amp"])
+        if json_file is not None:
+            with lock:
+                records.write(json_file, {"steps": MEASURED, **records.provenance(torch.device("cuda")), "rows": rows})
+
+    lock = threading.Lock()
+    with ThreadPoolExecutor(side_by_side) as pool:
+        list(pool.map(lambda each: fill(*each), itertools.product(range(len(rows)), ON_GPU)))
+    table = Table(
+        "model", "batch", "amp", *(f"{who}, GiB" for who in ON_GPU), *(f"{who}, over Inductor" for who in RIVALS)
+    )
+    for row in rows:
+        sizes = ["failed" if each is None else f"{each['reserved'] / 2**30:.2f}" for each in row["peak_bytes"].values()]
+        found = (over_inductor(row, who, "reserved") for who in RIVALS)
+        words = ["" if ratio is None else f"{ratio:.2f}" for ratio in found]
+        table.add_row(row["model"], str(row["batch"]), row["amp"], *sizes, *words)
+    Console(width=180).print(table)
+
+
+def measure(
+    model: Annotated[list[str] | None, typer.Option(help="of the zoo; those with figures are the default")] = None,
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="8 on a CPU, the model's own on a GPU")] = None,
+    amp: Annotated[list[str], typer.Option(help="none or bf16")] = ["none"],  # noqa: B006
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    side_by_side: Annotated[int, typer.Option(min=1, help="processes at a time on a GPU")] = 1,
+    json_file: Annotated[Path | None, typer.Option("--json", help="where the figures go")] = None,
+) -> None:
+    """Measures and prints."""
+    known = SIZES if device == "cpu" else BATCHES
+    zoo.refuse_unknown(model or (), known)
+    if device == "cpu":
+        _on_cpu(model or list(known), batch or [8], amp, json_file)
+    elif device == "cuda":
+        _on_gpu(model or list(known), batch or [0], amp, json_file, side_by_side)
+    else:
+        raise typer.BadParameter(f"--device is cpu or cuda, not {device!r}")
 
 
 def main() -> None:

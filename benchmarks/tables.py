@@ -221,7 +221,7 @@ def training_zoo() -> str:
 
 def step_memory() -> str:
     """What a step adds to a process."""
-    names = sorted(path.stem for path in RESULTS.glob("step_memory_*.json"))
+    names = sorted(path.stem for path in RESULTS.glob("step_memory_cpu*.json"))
     rows = [
         [
             f"{row['model']}, batch {row['batch']}, {'float32' if row['amp'] == 'none' else row['amp'] + ' autocast'}",

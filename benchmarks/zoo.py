@@ -318,6 +318,16 @@ def vit_small(img_size: int = 224) -> nn.Module:
     return timm_model("vit_small_patch16_224", img_size=img_size)
 
 
+def swin_t() -> nn.Module:
+    """Swin-T (Liu 2021)."""
+    return timm_model("swin_tiny_patch4_window7_224")
+
+
+def hrnet_w18() -> nn.Module:
+    """HRNet-W18 (Wang 2019)."""
+    return timm_model("hrnet_w18")
+
+
 def digits() -> nn.Module:
     """The network of examples/train_digits.py, from there."""
     folder = Path(__file__).parents[1] / "examples"
@@ -339,6 +349,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "efficientnet_b0": (efficientnet_b0, (3, 224, 224)),
     "convnext_tiny": (convnext_tiny, (3, 224, 224)),
     "vit_small": (vit_small, (3, 224, 224)),
+    "swin_t": (swin_t, (3, 224, 224)),
+    "hrnet_w18": (hrnet_w18, (3, 224, 224)),
     "unet": (UNet, (3, 256, 256)),
     "r3d18": (R3d18, (3, 16, 112, 112)),
     "video": (VideoNet, (3, 16, 112, 112)),

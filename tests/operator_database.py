@@ -34,13 +34,14 @@ def entries() -> dict[str, OpInfo]:
     }
 
 
-def passes(info: OpInfo) -> list[tuple[torch.dtype, bool]]:
+def passes(info: OpInfo, device: str = "cpu") -> list[tuple[torch.dtype, bool]]:
     """The dtypes of an entry, each forward and, where there is one, with its gradient."""
+    forward, backward = info.supported_dtypes(device), info.supported_backward_dtypes(device)
     return [
         (dtype, gradient)
         for dtype in DTYPES
         for gradient in (False, True)
-        if dtype in info.dtypes and (not gradient or (info.supports_autograd and dtype in info.backward_dtypes))
+        if dtype in forward and (not gradient or (info.supports_autograd and dtype in backward))
     ]
 
 
@@ -76,7 +77,7 @@ def differentiated(function: Callable[..., Any], wanted: Sequence[bool]) -> Call
     return call
 
 
-def samples(info: OpInfo, dtype: torch.dtype, gradient: bool, most: int) -> list[SampleInput]:
+def samples(info: OpInfo, dtype: torch.dtype, gradient: bool, most: int, device: str = "cpu") -> list[SampleInput]:
     """At most ``most`` of an entry's samples, spread over all of them."""
-    found = list(info.sample_inputs("cpu", dtype, requires_grad=gradient))
+    found = list(info.sample_inputs(device, dtype, requires_grad=gradient))
     return found[:: max(1, -(-len(found) // most))]

@@ -57,12 +57,14 @@ class Posed:
         dtype: of the sample.
         gradient: whether gradients are computed too.
         number: of the sample, among those that are posed.
+        device: that it runs on.
     """
 
     entry: str
     dtype: torch.dtype
     gradient: bool
     number: int = 0
+    device: str = "cpu"
 
     @property
     def id(self) -> str:
@@ -108,7 +110,7 @@ def pose(info: OpInfo, posed: Posed, most: int, unit: CompilationUnit) -> Graph 
         unit: gets the graph.
     """
     seed(posed)
-    found = samples(info, posed.dtype, posed.gradient, most)
+    found = samples(info, posed.dtype, posed.gradient, most, posed.device)
     if posed.number >= len(found):
         return None
     function, inputs = _prepared(info, found[posed.number], posed)
@@ -174,14 +176,14 @@ def _truth(graph: Graph, eager: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return truth if [x.shape for x in truth] == [x.shape for x in eager] else list(eager)
 
 
-def every(names: Iterable[str]) -> list[Posed]:
+def every(names: Iterable[str], device: str = "cpu") -> list[Posed]:
     """All samples of these entries, as far as they have so many."""
     found = entries()
     return [
-        Posed(name, dtype, gradient, number)
+        Posed(name, dtype, gradient, number, device)
         for name in names
         if not name.startswith(UNDEFINED)
-        for dtype, gradient in passes(found[name])
+        for dtype, gradient in passes(found[name], device)
         for number in range(SAMPLES)
     ]
 
@@ -224,8 +226,8 @@ def measure(graphs: Mapping[Posed, Graph], numbers: Numbers) -> None:
         try:
             check(graph, posed)
             numbers.agree += 1
-        except AssertionError as error:
-            numbers.differ[posed] = str(error).strip().splitlines()[0]
+        except Exception as error:
+            numbers.differ[posed] = f"{type(error).__name__}: {error}".strip().splitlines()[0]
 
 
 def cover(graphs: Mapping[Posed, Graph]) -> list[Posed]:

@@ -80,7 +80,7 @@ def test_workspaces_can_be_dropped() -> None:
 
 def test_memory_of_a_step_goes_to_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     sizes = dict(zip(step_memory.CONTENDERS, (3, 4, 2, 5), strict=True))
-    monkeypatch.setattr(step_memory, "_apart", lambda model, who, batch, amp: sizes[who] * 2**20)
+    monkeypatch.setattr(step_memory, "_apart", lambda measured, model, who, batch, amp: sizes[who] * 2**20)
     file = tmp_path / "memory.json"
     app = typer.Typer()
     app.command()(step_memory.measure)
@@ -88,3 +88,21 @@ def test_memory_of_a_step_goes_to_a_file(monkeypatch: pytest.MonkeyPatch, tmp_pa
     (row,) = json.loads(file.read_text())["rows"]
     assert row["step_bytes"]["max"] == 3 * 2**20
     assert step_memory.over_eager(row) == 1.5
+
+
+def test_memory_of_a_step_on_a_gpu_goes_to_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def found(measured: str, model: str, who: str, batch: int, amp: str) -> dict[str, int] | None:
+        assert (measured, model, batch, amp) == ("peaks", "resnet18", 64, "bf16")
+        return None if who == "max, captured" else {"allocated": len(who), "reserved": 2 * len(who)}
+
+    monkeypatch.setattr(step_memory, "_apart", found)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(step_memory.records, "provenance", lambda device: {"device": str(device)})
+    file = tmp_path / "memory.json"
+    app = typer.Typer()
+    app.command()(step_memory.measure)
+    words = ["--device", "cuda", "--model", "resnet18", "--amp", "bf16", "--side-by-side", "3", "--json", str(file)]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    (row,) = json.loads(file.read_text())["rows"]
+    assert step_memory.over_inductor(row, "max", "allocated") == len("max") / len("inductor")
+    assert step_memory.over_inductor(row, "max, captured", "reserved") is None
