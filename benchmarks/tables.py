@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks import RESULTS, ROOT
+from benchmarks.distributed_tables import distributed
 from benchmarks.gpu_step_tables import over_inductor, step_kinds, step_of, training_steps_gpu
 from benchmarks.optimizer_step import CONTENDERS
 from benchmarks.step_memory import CONTENDERS as MEMORY_CONTENDERS
@@ -522,6 +523,6 @@ TABLES: dict[str, Callable[[], str]] = {
         convolution_sanitizer, pooling_gpu, pooling_cpu, pooling_memory,
         attention, attention_models, dropout_models, matmul, resampling,
         compile_cost, first_steps,
-        host_time, optimizer_steps, step_bytes, step_kinds, suites, suite_models,
+        host_time, optimizer_steps, step_bytes, step_kinds, suites, suite_models, distributed,
     )
 }  # fmt: skip

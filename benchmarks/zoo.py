@@ -1,8 +1,8 @@
 """The vision models that tests and benchmarks train: the published architectures, with width and size to choose.
 
 LeNet-5 (LeCun 1998), VGG-11 (Simonyan 2014), ResNet-18 and -50 (He 2015), UNet (Ronneberger 2015), MobileNetV2
-(Sandler 2018), R3D-18 (Tran 2018), a small 3-D CNN, an MLP, the digits example's network. ``width`` scales every
-channel count; 1.0 is the published one. EfficientNet-B0, ConvNeXt-T and ViT-S are timm's.
+(Sandler 2018), R3D-18 (Tran 2018), a 3-D UNet (Isensee 2018), a small 3-D CNN, an MLP, the digits example's network.
+``width`` scales every channel count; 1.0 is the published one. EfficientNet-B0, ConvNeXt-T and ViTs are timm's.
 """
 
 from __future__ import annotations
@@ -241,6 +241,38 @@ class UNet(nn.Module):
         return self.head(x)
 
 
+class UNet3d(nn.Module):
+    """nnU-Net's 3-D UNet on scans [N, 1, D, H, W]: instance norm, leaky ReLU, strided and transposed convolutions."""
+
+    def __init__(self, channels: int = 32, depth: int = 4, classes: int = 2, most: int = 320) -> None:
+        super().__init__()
+
+        def double(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
+            layers: list[nn.Module] = []
+            for width, step in ((inputs, stride), (outputs, 1)):
+                layers += [
+                    nn.Conv3d(width, outputs, 3, step, 1), nn.InstanceNorm3d(outputs, affine=True), nn.LeakyReLU(0.01)
+                ]  # fmt: skip
+            return nn.Sequential(*layers)
+
+        widths = [min(channels * 2**level, most) for level in range(depth + 1)]
+        pairs = list(zip(widths[1:], widths[:-1], strict=True))
+        self.down = nn.ModuleList([double(1, channels), *(double(outer, inner, 2) for inner, outer in pairs)])
+        self.up = nn.ModuleList(nn.ConvTranspose3d(inner, outer, 2, 2) for inner, outer in reversed(pairs))
+        self.merge = nn.ModuleList(double(2 * outer, outer) for _, outer in reversed(pairs))
+        self.head = nn.Conv3d(channels, classes, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        skips = []
+        for block in self.down:
+            x = block(x)
+            skips.append(x)
+        x = skips.pop()
+        for up, merge in zip(self.up, self.merge, strict=True):
+            x = merge(torch.cat([skips.pop(), up(x)], 1))
+        return self.head(x)
+
+
 class _Basic3d(nn.Module):
     def __init__(self, inputs: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -328,6 +360,11 @@ def hrnet_w18() -> nn.Module:
     return timm_model("hrnet_w18")
 
 
+def vit_base(img_size: int = 224) -> nn.Module:
+    """ViT-B with patches of 16x16."""
+    return timm_model("vit_base_patch16_224", img_size=img_size)
+
+
 def digits() -> nn.Module:
     """The network of examples/train_digits.py, from there."""
     folder = Path(__file__).parents[1] / "examples"
@@ -351,13 +388,15 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "vit_small": (vit_small, (3, 224, 224)),
     "swin_t": (swin_t, (3, 224, 224)),
     "hrnet_w18": (hrnet_w18, (3, 224, 224)),
+    "vit_base": (vit_base, (3, 224, 224)),
     "unet": (UNet, (3, 256, 256)),
+    "unet3d": (UNet3d, (1, 96, 96, 96)),
     "r3d18": (R3d18, (3, 16, 112, 112)),
     "video": (VideoNet, (3, 16, 112, 112)),
     "digits": (digits, (1, 8, 8)),
 }
 
-PIXELWISE: frozenset[str] = frozenset({"unet"})
+PIXELWISE: frozenset[str] = frozenset({"unet", "unet3d"})
 """Models that put every pixel into a class."""
 
 
