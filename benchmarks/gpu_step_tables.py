@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks import step_memory
 from benchmarks.step_bytes import BYTES_PER_MS
 from benchmarks.table_parts import grid, mean, origin, read
 
 STEPS = "training_steps_h200_bf16"
+_MEMORY = "step_memory_h200_bf16"
 _KINDS = "step_times_h200"
 _LEAST_MS = 0.25
 """Of a kind of kernels in some model, for a row of its own."""
@@ -31,12 +33,27 @@ def training_steps_gpu() -> str:
     rows = []
     for row, both in zip(read(STEPS)["rows"], ratios, strict=True):
         times = ((row["median_seconds"][who] * 1e3, row["queued_seconds"][who] * 1e3) for who in contenders)
-        memory = (row["gib_taken"][who] for who in contenders)
-        cells = [f"{step:.1f} ({queued:.1f}), {gib:.1f}" for (step, queued), gib in zip(times, memory, strict=True)]
+        cells = [f"{step:.1f} ({queued:.1f})" for step, queued in times]
         rows.append([f"{row['model']}, {row['batch']}", *cells, *(f"{ratio:.2f}" for ratio in both)])
     rows.append(["geometric mean", *[""] * len(contenders), *map(mean, zip(*ratios, strict=True))])
-    header = ["ms a step (queued), GiB", "eager", "Inductor", "ours", "Inductor, CUDA graphs", "ours, captured"]
+    header = ["ms a step (queued)", "eager", "Inductor", "ours", "Inductor, CUDA graphs", "ours, captured"]
     return grid([*header, "ours over Inductor", "captured over CUDA graphs"], rows) + origin(STEPS)
+
+
+def step_memory_gpu() -> str:
+    """Peaks of steps, reserved and in parentheses allocated, and ours over Inductor's."""
+    who = step_memory.ON_GPU
+    rows, ratios = [], []
+    for row in read(_MEMORY)["rows"]:
+        peaks = (row["peak_bytes"][name] for name in who)
+        cells = [f"{each['reserved'] / 2**30:.2f} ({each['allocated'] / 2**30:.2f})" if each else "" for each in peaks]
+        ratios.append([step_memory.over_inductor(row, name, "reserved") for name in step_memory.RIVALS])
+        shown = ("" if ratio is None else f"{ratio:.2f}" for ratio in ratios[-1])
+        rows.append([f"{row['model']}, {row['batch']}", *cells, *shown])
+    means = (mean(ratio for ratio in some if ratio is not None) for some in zip(*ratios, strict=True))
+    rows.append(["geometric mean", *[""] * len(who), *means])
+    header = ["GiB reserved (allocated)", *who, "ours over Inductor", "captured over CUDA graphs"]
+    return grid(header, rows) + origin(_MEMORY)
 
 
 def step_kinds() -> str:

@@ -33,6 +33,8 @@ BATCHES = {
     "convnext_tiny": 64,
     "unet": 16,
     "r3d18": 16,
+    "swin_t": 64,
+    "deeplabv3": 8,
 }
 BYTES_PER_MS = 4.3e9
 _FORMATS = {3: torch.channels_last, 4: torch.channels_last_3d}

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks import RESULTS, ROOT
 from benchmarks.distributed_tables import distributed
-from benchmarks.gpu_step_tables import over_inductor, step_kinds, step_of, training_steps_gpu
+from benchmarks.gpu_step_tables import over_inductor, step_kinds, step_memory_gpu, step_of, training_steps_gpu
 from benchmarks.optimizer_step import CONTENDERS
 from benchmarks.step_memory import CONTENDERS as MEMORY_CONTENDERS
 from benchmarks.step_memory import over_eager
@@ -63,10 +63,12 @@ def first_steps() -> str:
         seconds = {(row["backend"], row["caches"]): row["seconds"] for row in document["rows"]}
         for who in dict.fromkeys(row["backend"] for row in document["rows"]):
             cells = [
-                f"{seconds[who, caches]:.1f}" if (who, caches) in seconds else "" for caches in ("empty", "filled")
+                f"{seconds[who, caches]:.1f}" if (who, caches) in seconds else ""
+                for caches in ("empty", "prebuilt", "filled")
             ]
             rows.append([f"{document['model']}, {document['batch']}" if who == "max" else "", who, *cells])
-    return grid(["model", "backend", "caches empty, s", "caches filled, s"], rows) + origin(*names)
+    header = ["model", "backend", "caches empty, s", "with a wheel's kernels, s", "caches filled, s"]
+    return grid(header, rows) + origin(*names)
 
 
 def host_time() -> str:
@@ -518,7 +520,8 @@ def compile_cost() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
-        summary, coverage, training_steps, training_steps_gpu, training_curves, training_zoo, step_memory, gpu_tests,
+        summary, coverage, training_steps, training_steps_gpu, training_curves, training_zoo,
+        step_memory, step_memory_gpu, gpu_tests,
         convolution_any_gpu, convolution_drawn, convolution_cpu, convolution_workspace, convolution_hopper,
         convolution_sanitizer, pooling_gpu, pooling_cpu, pooling_memory,
         attention, attention_models, dropout_models, matmul, resampling,

@@ -7,6 +7,7 @@ LeNet-5 (LeCun 1998), VGG-11 (Simonyan 2014), ResNet-18 and -50 (He 2015), UNet 
 
 from __future__ import annotations
 
+import importlib
 import runpy
 import sys
 from collections.abc import Callable, Collection, Sequence
@@ -365,6 +366,18 @@ def vit_base(img_size: int = 224) -> nn.Module:
     return timm_model("vit_base_patch16_224", img_size=img_size)
 
 
+class DeepLabV3(nn.Module):
+    """torchvision's DeepLabV3 with a ResNet-50 (Chen 2017), for two classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        models = importlib.import_module("torchvision.models")
+        self.net = models.get_model("deeplabv3_resnet50", weights=None, weights_backbone=None, num_classes=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)["out"]
+
+
 def digits() -> nn.Module:
     """The network of examples/train_digits.py, from there."""
     folder = Path(__file__).parents[1] / "examples"
@@ -391,6 +404,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "vit_base": (vit_base, (3, 224, 224)),
     "unet": (UNet, (3, 256, 256)),
     "unet3d": (UNet3d, (1, 96, 96, 96)),
+    "deeplabv3": (DeepLabV3, (3, 512, 512)),
     "r3d18": (R3d18, (3, 16, 112, 112)),
     "video": (VideoNet, (3, 16, 112, 112)),
     "digits": (digits, (1, 8, 8)),
