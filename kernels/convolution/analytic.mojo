@@ -12,7 +12,7 @@ from max.gpu.host.info import is_cpu
 from ..common.parallel import sync_parallelize, worker_count
 from ..common.pointer import Ptr, accumulation_type
 from .finish import finish_result
-from .kernel import ConvolutionKernel, Tensors
+from .kernel import ConvolutionKernel, ConvolutionTensors
 from .passes import DGRAD, FPROP
 from .problem import ConvolutionProblem
 
@@ -218,7 +218,9 @@ struct Analytic[target: StaticString](ConvolutionKernel):
     @staticmethod
     def launch[
         dtype: DType, pass_: Int
-    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+    ](
+        ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
+    ) raises:
         comptime if is_cpu[Self.target]():
             convolution_analytic_cpu[dtype, pass_](t.result, t.a, t.b, p)
             finish_result[pass_](p, t.finish)

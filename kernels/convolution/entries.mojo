@@ -9,7 +9,7 @@ from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 
 from ..common.library import Arguments
-from .kernel import KernelChoice, Tensors
+from .kernel import KernelChoice, ConvolutionTensors
 from .operands import ConvolutionOperands
 from .passes import DGRAD, FPROP, WGRAD
 from .rewrite import rewritten
@@ -26,7 +26,7 @@ def _convolve[
     var given = ConvolutionOperands[dtype, pass_](arguments)
     comptime if not is_cpu[target]():
         given.check_order()
-    var tensors = Tensors(
+    var tensors = ConvolutionTensors(
         given.result.data,
         given.a.data,
         given.b.data,

@@ -14,7 +14,7 @@ from .problem import ConvolutionProblem
 
 
 @fieldwise_init
-struct Tensors[dtype: DType](TrivialRegisterPassable):
+struct ConvolutionTensors[dtype: DType](TrivialRegisterPassable):
     """The tensors of a call.
 
     | pass | result | a | b |
@@ -45,14 +45,16 @@ trait ConvolutionKernel:
     @staticmethod
     def can_implement[
         dtype: DType, pass_: Int
-    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+    ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         """None, or why this kernel cannot run the problem."""
         return None
 
     @staticmethod
     def launch[
         dtype: DType, pass_: Int
-    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+    ](
+        ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
+    ) raises:
         """Of what can_implement takes. On a CPU it ends when the result is there.
         """
         ...
@@ -86,7 +88,7 @@ trait KernelChoice:
     def launch[
         dtype: DType, pass_: Int, grouping: Int
     ](
-        ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem
+        ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
     ) raises -> Bool:
         """False where no kernel takes the problem."""
         ...
@@ -100,7 +102,7 @@ struct Table[Known: Speed, *Kernels: ConvolutionKernel](KernelChoice):
     def launch[
         dtype: DType, pass_: Int, grouping: Int
     ](
-        ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem
+        ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
     ) raises -> Bool:
         comptime for i in range(len(Self.Kernels)):
             comptime Kernel = Self.Kernels[i]
@@ -113,7 +115,7 @@ struct Table[Known: Speed, *Kernels: ConvolutionKernel](KernelChoice):
     @staticmethod
     def name[
         dtype: DType, pass_: Int, grouping: Int
-    ](t: Tensors[dtype], p: ConvolutionProblem) -> StaticString:
+    ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> StaticString:
         """Of the kernel that runs the problem, "" where none does."""
         comptime for i in range(len(Self.Kernels)):
             comptime Kernel = Self.Kernels[i]
@@ -125,7 +127,7 @@ struct Table[Known: Speed, *Kernels: ConvolutionKernel](KernelChoice):
     @staticmethod
     def takes[
         Kernel: ConvolutionKernel, dtype: DType, pass_: Int
-    ](t: Tensors[dtype], p: ConvolutionProblem) -> Bool:
+    ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Bool:
         return Self.Known.pays[Kernel, dtype, pass_](
             p
         ) and not Kernel.can_implement[dtype, pass_](t, p)

@@ -8,7 +8,7 @@ from std.math import ceildiv
 
 from ..common.pointer import Ptr, accumulation_type
 from ..common.vectors import SMALLEST_SHARE, for_each_share
-from .kernel import InterpolationKernel, Operands
+from .kernel import InterpolationKernel, InterpolationTensors
 from .problem import InterpolationProblem, Spans
 
 comptime BLOCK = 256
@@ -69,7 +69,7 @@ struct Direct[target: StaticString](InterpolationKernel):
         dtype: DType
     ](
         ctx: DeviceContext,
-        t: Operands[dtype],
+        t: InterpolationTensors[dtype],
         p: InterpolationProblem[accumulation_type[dtype]],
         spans: Spans,
     ) raises:

@@ -6,7 +6,7 @@ from max.gpu.host import DeviceContext
 from ..common.check import check_equal
 from ..common.library import Arguments
 from ..common.pointer import accumulation_type
-from .kernel import KernelChoice, Operands
+from .kernel import KernelChoice, InterpolationTensors
 from .problem import Axis, InterpolationProblem, Spans
 
 
@@ -65,7 +65,7 @@ def interpolate[
     if p.size() != 0:
         Choice.launch(
             ctx,
-            Operands(y.data, x.data),
+            InterpolationTensors(y.data, x.data),
             p,
             Spans(spans.data, spans.dim_size(0)),
         )

@@ -11,7 +11,7 @@ from .problem import InterpolationProblem, Spans
 
 
 @fieldwise_init
-struct Operands[dtype: DType](TrivialRegisterPassable):
+struct InterpolationTensors[dtype: DType](TrivialRegisterPassable):
     """The tensors: y = the results, x = what they read."""
 
     var y: Ptr[Self.dtype]
@@ -29,7 +29,7 @@ trait InterpolationKernel:
     def can_implement[
         dtype: DType
     ](
-        t: Operands[dtype],
+        t: InterpolationTensors[dtype],
         p: InterpolationProblem[accumulation_type[dtype]],
         spans: Spans,
     ) -> Optional[String]:
@@ -41,7 +41,7 @@ trait InterpolationKernel:
         dtype: DType
     ](
         ctx: DeviceContext,
-        t: Operands[dtype],
+        t: InterpolationTensors[dtype],
         p: InterpolationProblem[accumulation_type[dtype]],
         spans: Spans,
     ) raises:
@@ -58,7 +58,7 @@ trait KernelChoice:
         dtype: DType
     ](
         ctx: DeviceContext,
-        t: Operands[dtype],
+        t: InterpolationTensors[dtype],
         p: InterpolationProblem[accumulation_type[dtype]],
         spans: Spans,
     ) raises:
@@ -74,7 +74,7 @@ struct Table[*Kernels: InterpolationKernel](KernelChoice):
         dtype: DType
     ](
         ctx: DeviceContext,
-        t: Operands[dtype],
+        t: InterpolationTensors[dtype],
         p: InterpolationProblem[accumulation_type[dtype]],
         spans: Spans,
     ) raises:

@@ -1,7 +1,7 @@
 """Pointwise programs on the CPU: equal shares of the elements for each core, in vectors along the rows."""
 
 from ..common.parallel import sync_parallelize, worker_count
-from .program import Operands, Places
+from .program import ProgramOperands, Places
 
 # Below this many elements a second core costs more than it gives.
 comptime SMALLEST_SHARE = 16384
@@ -12,10 +12,10 @@ def walk[
     count: Int,
     dims: Int,
     run: def[width: Int, parts: Int](
-        Operands[count, dims], Places[dims, parts]
+        ProgramOperands[count, dims], Places[dims, parts]
     ) thin -> None,
     vector: Int,
-](operands: Operands[count, dims], first: Int, last: Int):
+](operands: ProgramOperands[count, dims], first: Int, last: Int):
     """Computes the elements [first, last)."""
     comptime inner = dims - 1
     var i = first
@@ -41,10 +41,10 @@ def pointwise_cpu[
     count: Int,
     dims: Int,
     run: def[width: Int, parts: Int](
-        Operands[count, dims], Places[dims, parts]
+        ProgramOperands[count, dims], Places[dims, parts]
     ) thin -> None,
     vector: Int,
-](operands: Operands[count, dims], size: Int):
+](operands: ProgramOperands[count, dims], size: Int):
     """Computes `size` elements of each result."""
     var workers = max(1, min(worker_count(), size // SMALLEST_SHARE))
     if workers == 1:

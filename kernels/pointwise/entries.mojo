@@ -12,8 +12,8 @@ from ..common.arithmetic import Divisor
 from ..common.library import Arguments, Operand
 from .cpu import pointwise_cpu
 from .gpu import pointwise_gpu
-from .many import Table, many_cpu, many_gpu, words_of_tensors
-from .program import MOST_BYTES, Operands, Places
+from .many import TensorTable, many_cpu, many_gpu, words_of_tensors
+from .program import MOST_BYTES, ProgramOperands, Places
 
 
 @always_inline
@@ -21,7 +21,7 @@ def operands_of[
     count: Int, dims: Int, guards: Int = 0, numbers: Int = 0
 ](
     geometry: Operand[DType.int64, 1], first: Int, mut arguments: Arguments
-) raises -> Operands[count, dims]:
+) raises -> ProgramOperands[count, dims]:
     """The operands that come next, with the extents and strides that begin at `first`; the last ones are guards, then
     numbers.
     """
@@ -33,7 +33,7 @@ def operands_of[
             t"pointwise: geometry has {geometry.dim_size(0)} values, not"
             t" {wanted}"
         )
-    var operands = Operands[count, dims]()
+    var operands = ProgramOperands[count, dims]()
     comptime for k in range(dims):
         var divisor = Divisor(Int(geometry[first + k]))
         operands.extents[k] = Int(divisor.value)
@@ -61,7 +61,7 @@ def pointwise[
     count: Int,
     dims: Int,
     run: def[width: Int, parts: Int](
-        Operands[count, dims], Places[dims, parts]
+        ProgramOperands[count, dims], Places[dims, parts]
     ) thin -> None,
     vector: Int,
     parts: Int,
@@ -90,7 +90,7 @@ def pointwise_many[
     target: StaticString,
     count: Int,
     run: def[width: Int, parts: Int](
-        Operands[count, 1], Places[1, parts]
+        ProgramOperands[count, 1], Places[1, parts]
     ) thin -> None,
     vector: Int,
     ordered: Int,
@@ -101,7 +101,7 @@ def pointwise_many[
     """
     var tensors = arguments.take_word()
     var words = words_of_tensors[count](arguments, tensors)
-    var table = Table[count](Int(words.unsafe_ptr()), tensors)
+    var table = TensorTable[count](Int(words.unsafe_ptr()), tensors)
     comptime if is_cpu[target]():
         many_cpu[count, run, vector](table)
     else:

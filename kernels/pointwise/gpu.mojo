@@ -6,7 +6,7 @@ from std.reflection import get_function_name
 from max.gpu import global_idx
 from max.gpu.host import DeviceContext
 
-from .program import Operands, Places
+from .program import ProgramOperands, Places
 
 comptime BLOCK = 256
 
@@ -16,11 +16,16 @@ def pointwise_kernel[
     count: Int,
     dims: Int,
     run: def[width: Int, parts: Int](
-        Operands[count, dims], Places[dims, parts]
+        ProgramOperands[count, dims], Places[dims, parts]
     ) thin -> None,
     width: Int,
     parts: Int,
-](operands: Operands[count, dims], first: Int64, last: Int64, threads: Int64):
+](
+    operands: ProgramOperands[count, dims],
+    first: Int64,
+    last: Int64,
+    threads: Int64,
+):
     """Each of `threads` has every `threads`-th vector of the elements [first, last).
     """
     var thread = global_idx.x
@@ -37,7 +42,7 @@ def pointwise_kernel[
 
 def _threads[
     count: Int, dims: Int, width: Int, parts: Int
-](operands: Operands[count, dims], vectors: Int) -> Int:
+](operands: ProgramOperands[count, dims], vectors: Int) -> Int:
     """How many threads share `vectors`: whole rows of them where rows are whole vectors, so that a thread's vectors have
     the last digit in common."""
     var threads = ceildiv(vectors, parts)
@@ -54,12 +59,12 @@ def pointwise_gpu[
     count: Int,
     dims: Int,
     run: def[width: Int, parts: Int](
-        Operands[count, dims], Places[dims, parts]
+        ProgramOperands[count, dims], Places[dims, parts]
     ) thin -> None,
     vector: Int,
     parts: Int,
 ](
-    operands: Operands[count, dims],
+    operands: ProgramOperands[count, dims],
     size: Int,
     aligned: Bool,
     ctx: DeviceContext,

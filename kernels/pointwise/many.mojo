@@ -15,7 +15,7 @@ from ..common.argument import KernelArgument
 from ..common.library import Arguments
 from ..common.parallel import sync_parallelize, worker_count
 from .cpu import SMALLEST_SHARE, walk
-from .program import MOST_BYTES, Operands, Places
+from .program import MOST_BYTES, ProgramOperands, Places
 
 comptime BLOCK = 256
 # Vectors that a thread computes: finding its block's tensor costs as much as some of them.
@@ -25,7 +25,7 @@ comptime ARGUMENT_BYTES = 3584
 comptime MOST_TENSORS = 48
 
 
-struct Table[count: Int](ImplicitlyCopyable, TrivialRegisterPassable):
+struct TensorTable[count: Int](ImplicitlyCopyable, TrivialRegisterPassable):
     """For each tensor its size and the addresses of its operands, results first.
     """
 
@@ -50,8 +50,8 @@ struct Table[count: Int](ImplicitlyCopyable, TrivialRegisterPassable):
         ]
 
     @always_inline
-    def operands(self, tensor: Int) -> Operands[Self.count, 1]:
-        var operands = Operands[Self.count, 1]()
+    def operands(self, tensor: Int) -> ProgramOperands[Self.count, 1]:
+        var operands = ProgramOperands[Self.count, 1]()
         comptime for n in range(Self.count):
             operands.data[n] = self.address(tensor, n)
         return operands
@@ -72,10 +72,10 @@ def words_of_tensors[
 def many_cpu[
     count: Int,
     run: def[width: Int, parts: Int](
-        Operands[count, 1], Places[1, parts]
+        ProgramOperands[count, 1], Places[1, parts]
     ) thin -> None,
     vector: Int,
-](table: Table[count]):
+](table: TensorTable[count]):
     """Equal shares of all tensors' vectors for each core."""
     var vectors = 0
     for tensor in range(table.tensors):
@@ -131,7 +131,7 @@ def tensors_at_once(count: Int) -> Int:
 struct Found[count: Int](ImplicitlyCopyable, TrivialRegisterPassable):
     """A block's tensor, and the number of the block among the tensor's."""
 
-    var operands: Operands[Self.count, 1]
+    var operands: ProgramOperands[Self.count, 1]
     var size: Int
     var block: Int
 
@@ -140,7 +140,7 @@ struct Found[count: Int](ImplicitlyCopyable, TrivialRegisterPassable):
 def found[count: Int, most: Int](batch: Batch[count, most]) -> Found[count]:
     """What this block works on."""
     var block = Int32(block_idx.x)
-    var operands = Operands[count, 1]()
+    var operands = ProgramOperands[count, 1]()
     var size = 0
     var start = Int32(0)
     # Unrolled: a struct that is indexed while running would be copied to local memory.
@@ -154,7 +154,9 @@ def found[count: Int, most: Int](batch: Batch[count, most]) -> Found[count]:
 
 
 @always_inline
-def is_aligned[count: Int, ordered: Int](operands: Operands[count, 1]) -> Bool:
+def is_aligned[
+    count: Int, ordered: Int
+](operands: ProgramOperands[count, 1]) -> Bool:
     """Whether vectors may be moved: of what lies in order."""
     var together = 0
     comptime for n in range(count):
@@ -168,7 +170,7 @@ def many_kernel[
     count: Int,
     most: Int,
     run: def[width: Int, parts: Int](
-        Operands[count, 1], Places[1, parts]
+        ProgramOperands[count, 1], Places[1, parts]
     ) thin -> None,
     vector: Int,
     ordered: Int,
@@ -192,7 +194,7 @@ def filled[
     count: Int, most: Int
 ](
     mut batch: Batch[count, most],
-    table: Table[count],
+    table: TensorTable[count],
     first: Int,
     elements: Int,
 ) -> Int:
@@ -212,11 +214,11 @@ def filled[
 def many_gpu[
     count: Int,
     run: def[width: Int, parts: Int](
-        Operands[count, 1], Places[1, parts]
+        ProgramOperands[count, 1], Places[1, parts]
     ) thin -> None,
     vector: Int,
     ordered: Int,
-](table: Table[count], ctx: DeviceContext) raises:
+](table: TensorTable[count], ctx: DeviceContext) raises:
     """As many tensors in a launch as its arguments hold; none is empty."""
     comptime most = tensors_at_once(count)
     for first in range(0, table.tensors, most):

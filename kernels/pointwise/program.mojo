@@ -1,7 +1,7 @@
 """What a pointwise program sees: its operands, and the place of the elements that it computes now.
 
 A program computes `width` elements of one or more results from the elements of its inputs that belong to them. It is a
-function over `Operands`, in which results and inputs stand alike, written for each elementwise expression; sizes and
+function over `ProgramOperands`, in which results and inputs stand alike, written for each elementwise expression; sizes and
 strides are run-time arguments, so that layers of all sizes share it.
 
 The elements are `parts` runs of neighbours, a power of two, each `width // parts` long. A GPU's thread has several runs,
@@ -53,7 +53,7 @@ struct Places[dims: Int, parts: Int](
         self.live[part] = live
 
 
-struct Operands[count: Int, dims: Int](
+struct ProgramOperands[count: Int, dims: Int](
     DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable
 ):
     """Results and inputs: their memory, and how they are read. Behind them guards: whether a place is inside.
@@ -90,7 +90,7 @@ struct Operands[count: Int, dims: Int](
 
     @staticmethod
     def get_type_name() -> String:
-        return "Operands"
+        return "ProgramOperands"
 
     @always_inline
     def place(self, index: Int) -> Place[Self.dims]:

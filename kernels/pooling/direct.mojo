@@ -13,7 +13,7 @@ from std.utils.numerics import neg_inf
 
 from ..common.pointer import Ptr, accumulation_type
 from ..common.vectors import SMALLEST_SHARE, for_each_share
-from .kernel import INDEX, NO_ARGMAX, OFFSET, Operands, PoolingKernel
+from .kernel import INDEX, NO_ARGMAX, OFFSET, PoolingTensors, PoolingKernel
 from .problem import PoolingProblem, position
 
 comptime BLOCK = 256
@@ -22,7 +22,7 @@ comptime BLOCK = 256
 @always_inline
 def fprop_at[
     dtype: DType, argmax: DType, //, *, adaptive: Bool
-](t: Operands[dtype, argmax], p: PoolingProblem, flat: Int):
+](t: PoolingTensors[dtype, argmax], p: PoolingProblem, flat: Int):
     """One average, or one maximum and where it was found: the first of equal values, the last NaN.
 
     A window that lies wholly in padding gets the number of taps as its offset, which no pixel answers to.
@@ -80,7 +80,7 @@ def fprop_at[
 @always_inline
 def dgrad_at[
     dtype: DType, argmax: DType, //, *, adaptive: Bool
-](t: Operands[dtype, argmax], p: PoolingProblem, flat: Int):
+](t: PoolingTensors[dtype, argmax], p: PoolingProblem, flat: Int):
     """One pixel's gradient: of averages the sum over the windows above it, each divided by its own divisor; of maxima over
     those whose argmax names it, and by index over windows that lie wholly in padding, whose index counts on past the end of a
     row or slab."""
@@ -144,7 +144,7 @@ def dgrad_at[
 @no_inline
 def _for_each_result[
     dtype: DType, argmax: DType, //, forward: Bool, adaptive: Bool
-](t: Operands[dtype, argmax], p: PoolingProblem):
+](t: PoolingTensors[dtype, argmax], p: PoolingProblem):
     def share(first: Int, end: Int) {imm}:
         for i in range(first, end):
             _one_result[forward, adaptive](t, p, i)
@@ -164,13 +164,15 @@ def pool_direct[
     """A GPU's thread for each result."""
     var i = Int(global_idx.x)
     if i < (p.output_size() if forward else p.input_size()):
-        _one_result[forward, adaptive](Operands(result, source, argmaxes), p, i)
+        _one_result[forward, adaptive](
+            PoolingTensors(result, source, argmaxes), p, i
+        )
 
 
 @always_inline
 def _one_result[
     dtype: DType, argmax: DType, //, forward: Bool, adaptive: Bool
-](t: Operands[dtype, argmax], p: PoolingProblem, flat: Int):
+](t: PoolingTensors[dtype, argmax], p: PoolingProblem, flat: Int):
     comptime if forward:
         fprop_at[adaptive=adaptive](t, p, flat)
     else:
@@ -183,7 +185,9 @@ struct Direct[forward: Bool, target: StaticString](PoolingKernel):
     @staticmethod
     def launch[
         dtype: DType, argmax: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
+    ](
+        ctx: DeviceContext, t: PoolingTensors[dtype, argmax], p: PoolingProblem
+    ) raises:
         comptime if is_cpu[Self.target]():
             _for_each_result[Self.forward, adaptive](t, p)
         else:

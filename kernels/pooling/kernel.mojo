@@ -24,7 +24,7 @@ def argmax_bytes[argmax: DType]() -> Int:
 
 
 @fieldwise_init
-struct Operands[dtype: DType, argmax: DType](TrivialRegisterPassable):
+struct PoolingTensors[dtype: DType, argmax: DType](TrivialRegisterPassable):
     """The tensors of an operation.
 
     | pass | result | source | argmaxes |
@@ -47,7 +47,7 @@ struct Operands[dtype: DType, argmax: DType](TrivialRegisterPassable):
 
 def averages[
     dtype: DType
-](result: Ptr[dtype], source: Ptr[dtype]) -> Operands[dtype, NO_ARGMAX]:
+](result: Ptr[dtype], source: Ptr[dtype]) -> PoolingTensors[dtype, NO_ARGMAX]:
     return {result, source, rebind[Ptr[NO_ARGMAX]](source)}
 
 
@@ -68,7 +68,9 @@ trait PoolingKernel:
     @staticmethod
     def launch[
         dtype: DType, argmax: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
+    ](
+        ctx: DeviceContext, t: PoolingTensors[dtype, argmax], p: PoolingProblem
+    ) raises:
         """Of what can_implement takes. On a CPU it ends when the result is there.
         """
         ...
@@ -80,7 +82,9 @@ trait KernelChoice:
     @staticmethod
     def launch[
         dtype: DType, argmax: DType, //, *, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
+    ](
+        ctx: DeviceContext, t: PoolingTensors[dtype, argmax], p: PoolingProblem
+    ) raises:
         ...
 
 
@@ -91,7 +95,9 @@ struct Table[*Kernels: PoolingKernel](KernelChoice):
     @staticmethod
     def launch[
         dtype: DType, argmax: DType, //, *, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
+    ](
+        ctx: DeviceContext, t: PoolingTensors[dtype, argmax], p: PoolingProblem
+    ) raises:
         comptime for i in range(len(Self.Kernels)):
             comptime Kernel = Self.Kernels[i]
             comptime if Kernel.compiles[argmax, adaptive]():

@@ -8,7 +8,7 @@ from std.utils.index import IndexList
 
 from ..common.check import check_equal
 from ..common.library import Arguments
-from .kernel import OFFSET, KernelChoice, Operands, averages
+from .kernel import OFFSET, KernelChoice, PoolingTensors, averages
 from .problem import (
     Geometry,
     PoolingProblem,
@@ -62,7 +62,9 @@ def _check_undilated(p: PoolingProblem) raises:
 
 def _fprop[
     dtype: DType, argmax: DType, //, adaptive: Bool, Choice: KernelChoice
-](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
+](
+    ctx: DeviceContext, t: PoolingTensors[dtype, argmax], p: PoolingProblem
+) raises:
     """y = the maxima of x, and where they are as `argmax` says, or its averages.
     """
     if p.output_size() != 0:
@@ -71,7 +73,9 @@ def _fprop[
 
 def _dgrad[
     dtype: DType, argmax: DType, //, adaptive: Bool, Choice: KernelChoice
-](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
+](
+    ctx: DeviceContext, t: PoolingTensors[dtype, argmax], p: PoolingProblem
+) raises:
     """dx = for each pixel the sum of dy over the windows above it whose argmax names it, or of their shares.
     """
     if p.input_size() != 0:
@@ -88,7 +92,7 @@ def max_pool_fprop[
     var x = arguments.take[dtype, 5]()
     var p = _problem[adaptive](geometry, x.shape(), y.shape())
     _check_argmaxes[argmax](argmaxes.shape(), y.shape(), "the extent of y", p)
-    var t = Operands(y.data, x.data, argmaxes.data)
+    var t = PoolingTensors(y.data, x.data, argmaxes.data)
     _fprop[adaptive, Choice](ctx, t, p)
 
 
@@ -103,7 +107,7 @@ def max_pool_dgrad[
     var argmaxes = arguments.take[argmax, 5]()
     var p = _problem[adaptive](geometry, dx.shape(), dy.shape())
     _check_argmaxes[argmax](argmaxes.shape(), dy.shape(), "the extent of dy", p)
-    var t = Operands(dx.data, dy.data, argmaxes.data)
+    var t = PoolingTensors(dx.data, dy.data, argmaxes.data)
     _dgrad[adaptive, Choice](ctx, t, p)
 
 

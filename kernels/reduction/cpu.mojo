@@ -9,7 +9,7 @@ from std.memory.alloc import unsafe_alloc
 
 from ..common.parallel import sync_parallelize, worker_count
 from ..common.pointer import Ptr
-from ..pointwise.program import Operands, Places
+from ..pointwise.program import ProgramOperands, Places
 from .values import Extents, Values, combined, identity
 
 # Below this many elements a second core costs more than it gives.
@@ -28,10 +28,10 @@ def row_values[
     count: Int,
     dims: Int,
     run: def[width: Int, parts: Int](
-        Operands[count, dims], Places[dims, parts]
+        ProgramOperands[count, dims], Places[dims, parts]
     ) thin -> Values[acc, width, results],
     vector: Int,
-](operands: Operands[count, dims], first: Int, last: Int) -> Values[
+](operands: ProgramOperands[count, dims], first: Int, last: Int) -> Values[
     acc, 1, results
 ]:
     """The elements [first, last), which are neighbours."""
@@ -87,11 +87,11 @@ def _columns[
     count: Int,
     dims: Int,
     run: def[width: Int, parts: Int](
-        Operands[count, dims], Places[dims, parts]
+        ProgramOperands[count, dims], Places[dims, parts]
     ) thin -> Values[acc, width, results],
     vector: Int,
 ](
-    operands: Operands[count, dims],
+    operands: ProgramOperands[count, dims],
     start: Int,
     pitch: Int,
     columns: Int,
@@ -158,11 +158,11 @@ def reduction_cpu[
     count: Int,
     dims: Int,
     run: def[width: Int, parts: Int](
-        Operands[count, dims], Places[dims, parts]
+        ProgramOperands[count, dims], Places[dims, parts]
     ) thin -> Values[acc, width, results],
     vector: Int,
     rows: Bool,
-](operands: Operands[count, dims], extents: Extents):
+](operands: ProgramOperands[count, dims], extents: Extents):
     """Reduces; `rows` where what is reduced lies together, so that `inner` is 1.
     """
     var outputs = extents.outputs()

@@ -9,8 +9,8 @@ from max.gpu.host.info import is_cpu
 
 from ..common.library import Arguments
 from ..pointwise.entries import operands_of
-from ..pointwise.many import Table, words_of_tensors
-from ..pointwise.program import MOST_BYTES, Operands, Places
+from ..pointwise.many import TensorTable, words_of_tensors
+from ..pointwise.program import MOST_BYTES, ProgramOperands, Places
 from .cpu import reduction_cpu
 from .gpu import reduction_gpu
 from .many import reduction_many_cpu, reduction_many_gpu
@@ -27,7 +27,7 @@ def reduction[
     count: Int,
     dims: Int,
     run: def[width: Int, parts: Int](
-        Operands[count, dims], Places[dims, parts]
+        ProgramOperands[count, dims], Places[dims, parts]
     ) thin -> Values[acc, width, results],
     vector: Int,
     parts: Int,
@@ -63,7 +63,7 @@ def reduction_many[
     results: Int,
     count: Int,
     run: def[width: Int, parts: Int](
-        Operands[count, 1], Places[1, parts]
+        ProgramOperands[count, 1], Places[1, parts]
     ) thin -> Values[acc, width, results],
     vector: Int,
     ordered: Int,
@@ -72,7 +72,7 @@ def reduction_many[
     """
     var tensors = arguments.take_word()
     var words = words_of_tensors[count](arguments, tensors)
-    var table = Table[count](Int(words.unsafe_ptr()), tensors)
+    var table = TensorTable[count](Int(words.unsafe_ptr()), tensors)
     comptime if is_cpu[target]():
         reduction_many_cpu[acc, result, kinds, results, count, run, vector](
             table

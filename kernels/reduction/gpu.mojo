@@ -18,7 +18,7 @@ from max.gpu.memory import AddressSpace
 from ..common.arithmetic import divide
 from ..common.library import scratch
 from ..common.pointer import Ptr
-from ..pointwise.program import Operands, Places
+from ..pointwise.program import ProgramOperands, Places
 from .values import Extents, Values, combined, identity
 
 comptime BLOCK = 256
@@ -91,7 +91,7 @@ def together[
 def _keep[
     acc: DType, result: DType, width: Int, n: Int, count: Int, dims: Int
 ](
-    operands: Operands[count, dims],
+    operands: ProgramOperands[count, dims],
     partials: Ptr[acc],
     output: Int,
     outputs: Int,
@@ -129,12 +129,12 @@ def reduce_rows_kernel[
     count: Int,
     dims: Int,
     run: def[width: Int, parts: Int](
-        Operands[count, dims], Places[dims, parts]
+        ProgramOperands[count, dims], Places[dims, parts]
     ) thin -> Values[acc, width, results],
     width: Int,
     parts: Int,
 ](
-    operands: Operands[count, dims],
+    operands: ProgramOperands[count, dims],
     partials: Ptr[acc],
     outer: Int64,
     reduced: Int64,
@@ -186,12 +186,12 @@ def reduce_columns_kernel[
     count: Int,
     dims: Int,
     run: def[width: Int, parts: Int](
-        Operands[count, dims], Places[dims, parts]
+        ProgramOperands[count, dims], Places[dims, parts]
     ) thin -> Values[acc, width, results],
     width: Int,
     parts: Int,
 ](
-    operands: Operands[count, dims],
+    operands: ProgramOperands[count, dims],
     partials: Ptr[acc],
     outer: Int64,
     reduced: Int64,
@@ -262,7 +262,7 @@ def merge_slices_kernel[
     count: Int,
     dims: Int,
 ](
-    operands: Operands[count, dims],
+    operands: ProgramOperands[count, dims],
     partials: Ptr[acc],
     outputs: Int64,
     slices: Int64,
@@ -316,13 +316,13 @@ def _reduce[
     count: Int,
     dims: Int,
     run: def[width: Int, parts: Int](
-        Operands[count, dims], Places[dims, parts]
+        ProgramOperands[count, dims], Places[dims, parts]
     ) thin -> Values[acc, width, results],
     width: Int,
     parts: Int,
     rows: Bool,
 ](
-    operands: Operands[count, dims],
+    operands: ProgramOperands[count, dims],
     partials: Ptr[acc],
     extents: Extents,
     slices: _Slices,
@@ -376,12 +376,14 @@ def _launch[
     count: Int,
     dims: Int,
     run: def[width: Int, parts: Int](
-        Operands[count, dims], Places[dims, parts]
+        ProgramOperands[count, dims], Places[dims, parts]
     ) thin -> Values[acc, width, results],
     width: Int,
     parts: Int,
     rows: Bool,
-](operands: Operands[count, dims], extents: Extents, ctx: DeviceContext) raises:
+](
+    operands: ProgramOperands[count, dims], extents: Extents, ctx: DeviceContext
+) raises:
     var outputs = extents.outputs()
     # Lanes of a row, or threads beside each other.
     var lanes = 1
@@ -446,13 +448,13 @@ def reduction_gpu[
     count: Int,
     dims: Int,
     run: def[width: Int, parts: Int](
-        Operands[count, dims], Places[dims, parts]
+        ProgramOperands[count, dims], Places[dims, parts]
     ) thin -> Values[acc, width, results],
     vector: Int,
     parts: Int,
     rows: Bool,
 ](
-    operands: Operands[count, dims],
+    operands: ProgramOperands[count, dims],
     extents: Extents,
     aligned: Bool,
     ctx: DeviceContext,

@@ -16,13 +16,13 @@ from ..common.parallel import sync_parallelize, worker_count
 from ..common.pointer import Ptr
 from ..pointwise.many import (
     Batch,
-    Table,
+    TensorTable,
     filled,
     found,
     is_aligned,
     tensors_at_once,
 )
-from ..pointwise.program import Operands, Places
+from ..pointwise.program import ProgramOperands, Places
 from .cpu import SMALLEST_SHARE, row_values
 from .gpu import BLOCK, together
 from .values import Values, combined, identity
@@ -43,10 +43,10 @@ def reduction_many_cpu[
     results: Int,
     count: Int,
     run: def[width: Int, parts: Int](
-        Operands[count, 1], Places[1, parts]
+        ProgramOperands[count, 1], Places[1, parts]
     ) thin -> Values[acc, width, results],
     vector: Int,
-](table: Table[count]):
+](table: TensorTable[count]):
     var pieces = 0
     var total = 0
     for tensor in range(table.tensors):
@@ -101,7 +101,7 @@ def reduce_pieces_kernel[
     count: Int,
     most: Int,
     run: def[width: Int, parts: Int](
-        Operands[count, 1], Places[1, parts]
+        ProgramOperands[count, 1], Places[1, parts]
     ) thin -> Values[acc, width, results],
     vector: Int,
     ordered: Int,
@@ -143,7 +143,7 @@ def merge_pieces_kernel[
 ](batch: Batch[count, most], partials: Ptr[acc], blocks: Int64):
     """A block puts together what the pieces of `elements` have of one tensor.
     """
-    var address = Operands[count, 1]()
+    var address = ProgramOperands[count, 1]()
     var pieces = 0
     var first = 0
     comptime for tensor in range(most):
@@ -173,11 +173,11 @@ def reduction_many_gpu[
     results: Int,
     count: Int,
     run: def[width: Int, parts: Int](
-        Operands[count, 1], Places[1, parts]
+        ProgramOperands[count, 1], Places[1, parts]
     ) thin -> Values[acc, width, results],
     vector: Int,
     ordered: Int,
-](table: Table[count], ctx: DeviceContext) raises:
+](table: TensorTable[count], ctx: DeviceContext) raises:
     """Two launches for as many tensors as a kernel's arguments hold; none is empty.
     """
     comptime most = tensors_at_once(count)

@@ -17,7 +17,7 @@ from ..common.parallel import sync_parallelize, worker_count
 from ..common.pointer import Ptr
 from ..pointwise.cpu import walk
 from ..pointwise.entries import operands_of
-from ..pointwise.program import MOST_BYTES, Operands, Places
+from ..pointwise.program import MOST_BYTES, ProgramOperands, Places
 from .cpu import SMALLEST_SHARE, row_values
 from .gpu import BLOCK, LEAST, together
 from .values import Values
@@ -52,7 +52,7 @@ trait RowProgram(KernelArgument):
 
 def _is_aligned[
     count: Int, dims: Int, tensors: Int
-](operands: Operands[count, dims]) -> Bool:
+](operands: ProgramOperands[count, dims]) -> Bool:
     var joined = 0
     comptime for n in range(tensors):
         joined |= operands.data[n]
@@ -68,7 +68,7 @@ struct ReducedRows[
     count: Int,
     dims: Int,
     run: def[width: Int, parts: Int](
-        Operands[count, dims], Places[dims, parts]
+        ProgramOperands[count, dims], Places[dims, parts]
     ) thin -> Values[acc, width, results],
     vector: Int,
     parts: Int,
@@ -77,7 +77,7 @@ struct ReducedRows[
 ](RowProgram):
     """A reduction of each row."""
 
-    var operands: Operands[Self.count, Self.dims]
+    var operands: ProgramOperands[Self.count, Self.dims]
 
     @staticmethod
     def take(mut arguments: Arguments) raises -> Self:
@@ -158,7 +158,7 @@ struct ComputedRows[
     count: Int,
     dims: Int,
     run: def[width: Int, parts: Int](
-        Operands[count, dims], Places[dims, parts]
+        ProgramOperands[count, dims], Places[dims, parts]
     ) thin -> None,
     vector: Int,
     guards: Int,
@@ -168,7 +168,7 @@ struct ComputedRows[
     """A pointwise program over the `whole` rows, or over one element for each.
     """
 
-    var operands: Operands[Self.count, Self.dims]
+    var operands: ProgramOperands[Self.count, Self.dims]
 
     @staticmethod
     def take(mut arguments: Arguments) raises -> Self:

@@ -55,7 +55,7 @@ from kernels.convolution.gpu.planes import (
     place,
 )
 from kernels.convolution.finish import NOTHING
-from kernels.convolution.kernel import Tensors
+from kernels.convolution.kernel import ConvolutionTensors
 from kernels.convolution.passes import DGRAD, FPROP, WGRAD
 from kernels.convolution.problem import ConvolutionProblem
 
@@ -419,7 +419,7 @@ def _compare_wgrad[
 def main() raises:
     var arguments = argv()
     var aligned = _filled(1, 0)
-    var tensors = Tensors(aligned, aligned, aligned, NOTHING)
+    var tensors = ConvolutionTensors(aligned, aligned, aligned, NOTHING)
     for a in range(1, len(arguments)):
         var n = List[Int]()
         for word in String(arguments[a]).split(","):

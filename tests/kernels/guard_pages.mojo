@@ -24,12 +24,12 @@ from kernels.attention.problem import (
 from kernels.convolution.passes import ANY_GROUPS, DGRAD, FPROP, WGRAD
 from kernels.convolution.cpu.dispatch import CPU_KERNELS
 from kernels.convolution.finish import NOTHING
-from kernels.convolution.kernel import Tensors
+from kernels.convolution.kernel import ConvolutionTensors
 from kernels.convolution.problem import ConvolutionProblem, checked
 from kernels.convolution.rewrite import rewritten
 from kernels.pooling.cpu.dgrad_entries import DGRAD_KERNELS
 from kernels.pooling.cpu.fprop_entries import FPROP_KERNELS
-from kernels.pooling.kernel import INDEX, OFFSET, Operands, averages
+from kernels.pooling.kernel import INDEX, OFFSET, PoolingTensors, averages
 from kernels.pooling.problem import PoolingAxis, PoolingProblem
 from max.gpu.host import DeviceContext
 
@@ -83,7 +83,7 @@ def convolve[
 ) raises:
     var taken = CPU_KERNELS.launch[dtype, pass_, ANY_GROUPS](
         DeviceContext(api="cpu"),
-        Tensors(result, a, b, NOTHING),
+        ConvolutionTensors(result, a, b, NOTHING),
         rewritten[pass_](p),
     )
     if not taken:
@@ -171,10 +171,10 @@ def run_pooling[
     var offsets = Guarded[OFFSET](p.output_size(), at_end)
     var ctx = DeviceContext(api="cpu")
     if op == 0:
-        var t = Operands(y.data, x.data, indices.data)
+        var t = PoolingTensors(y.data, x.data, indices.data)
         FPROP_KERNELS.launch[adaptive=adaptive](ctx, t, p)
     elif op == 1:
-        var t = Operands(x.data, y.data, indices.data)
+        var t = PoolingTensors(x.data, y.data, indices.data)
         DGRAD_KERNELS.launch[adaptive=adaptive](ctx, t, p)
     else:
         comptime if adaptive:
@@ -188,10 +188,10 @@ def run_pooling[
                 ctx, averages(x.data, y.data), p
             )
         elif op == 4:
-            var t = Operands(y.data, x.data, offsets.data)
+            var t = PoolingTensors(y.data, x.data, offsets.data)
             FPROP_KERNELS.launch[adaptive=False](ctx, t, p)
         elif op == 5:
-            var t = Operands(x.data, y.data, offsets.data)
+            var t = PoolingTensors(x.data, y.data, offsets.data)
             DGRAD_KERNELS.launch[adaptive=False](ctx, t, p)
         else:
             raise Error("pooling has no op ", op)

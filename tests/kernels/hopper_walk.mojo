@@ -77,7 +77,7 @@ def _walk(p: ConvolutionProblem, dgrad: Bool) raises -> Int:
         dgrad=dgrad,
         tiles=1,
         column_tiles=1,
-        block_k=64,
+        stage_length=64,
     )
     for i in range(len(phases)):
         plan.set_phase(i, p, phases[i], 0)
@@ -143,7 +143,7 @@ def _walk_groups(p: ConvolutionProblem, dgrad: Bool) raises -> Int:
     var plan = Plan[_ROOM]()
     for i in range(len(phases)):
         set_group_phase(plan, i, p, phases[i], 0)
-    plan.set_launch(own, dgrad=dgrad, tiles=1, column_tiles=1, block_k=64)
+    plan.set_launch(own, dgrad=dgrad, tiles=1, column_tiles=1, stage_length=64)
     plan.set_groups(p.groups)
     for group in range(p.groups):
         var seen = Dict[Int, Int]()
@@ -269,7 +269,7 @@ def _check_tiles[
         dgrad=dgrad,
         tiles=tiles,
         column_tiles=column_tiles,
-        block_k=64,
+        stage_length=64,
         column_step=step,
         short_stages=shape.has_short_stages(1, False),
     )

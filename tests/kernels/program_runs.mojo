@@ -8,7 +8,7 @@ from std.utils.numerics import inf, isnan, nan
 
 from kernels.common.arithmetic import Divisor, exponential, quotient_above_one
 from kernels.common.pointer import Ptr
-from kernels.pointwise.program import Operands, Places
+from kernels.pointwise.program import ProgramOperands, Places
 from kernels.reduction.values import ADD, MAX, Values
 
 comptime ROWS = 12
@@ -34,7 +34,7 @@ def check(holds: Bool, what: String) raises:
 
 def check_way[
     way: StaticString, n: Int
-](operands: Operands[3, 2], places: Places[2, PARTS]) raises:
+](operands: ProgramOperands[3, 2], places: Places[2, PARTS]) raises:
     var together = operands.read[way, DType.float32, n, WHOLE](places)
     comptime for part in range(PARTS):
         var alone = operands.read[way, DType.float32, n, WIDTH](
@@ -46,7 +46,9 @@ def check_way[
         )
 
 
-def below_zero[width: Int, parts: Int](a: Operands[3, 2], p: Places[2, parts]):
+def below_zero[
+    width: Int, parts: Int
+](a: ProgramOperands[3, 2], p: Places[2, parts]):
     """A program, as they are generated."""
     var v0 = SIMD[DType.float32, width](-1)
     a.store[0](p, v0)
@@ -55,7 +57,7 @@ def below_zero[width: Int, parts: Int](a: Operands[3, 2], p: Places[2, parts]):
 def check_programs() raises:
     var result, x = filled(ROWS * COLUMNS, 0), filled(ROWS * COLUMNS, 1000)
     var row = filled(COLUMNS, 5000)
-    var operands = Operands[3, 2]()
+    var operands = ProgramOperands[3, 2]()
     operands.extents[0], operands.extents[1] = ROWS, COLUMNS
     comptime for k in range(2):
         var divisor = Divisor(ROWS if k == 0 else COLUMNS)

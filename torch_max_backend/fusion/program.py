@@ -46,7 +46,7 @@ MOST_INPUTS = 12
 SUMS = {"batch_norm_statistics": 1, "batch_norm_gradient_sums": 2}
 """Reductions that a convolution's store takes in: by op, what the kernel has to add up."""
 
-_MODULES = frozenset({("pointwise.program", "Operands"), ("pointwise.program", "Places")})
+_MODULES = frozenset({("pointwise.program", "ProgramOperands"), ("pointwise.program", "Places")})
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class Program:
         return (
             "\n@always_inline\n"
             f"def {name}[width: Int, parts: Int]"
-            f"(a: Operands[{self.operands}, {self.digits}], p: Places[{self.digits}, parts]{self._handed}:\n"
+            f"(a: ProgramOperands[{self.operands}, {self.digits}], p: Places[{self.digits}, parts]{self._handed}:\n"
             f"{self.body}"
         )
 

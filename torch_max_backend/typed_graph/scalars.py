@@ -104,7 +104,7 @@ def is_written_out(value: np.generic, dtype: DType) -> bool:
 
 
 def word_of(value: np.generic, dtype: DType) -> int:
-    """A number of a floating dtype as `Operands.number` in kernels/pointwise/program.mojo takes it: its bits."""
+    """A number of a floating dtype as `ProgramOperands.number` in kernels/pointwise/program.mojo takes it: its bits."""
     number = float(value)
     if dtype == DType.float64:
         return int.from_bytes(struct.pack("<d", number), "little", signed=True)

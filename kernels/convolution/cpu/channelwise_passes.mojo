@@ -7,7 +7,7 @@ from max.gpu.host import DeviceContext
 from ...common.parallel import worker_count
 from ...common.pointer import accumulation_type
 from ..finish import finish_result
-from ..kernel import ConvolutionKernel, Tensors
+from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..passes import ANY_GROUPS, ONE_GROUP, WGRAD
 from ..problem import ConvolutionProblem
 from .channelwise import channelwise_cpu
@@ -26,7 +26,7 @@ struct Channelwise[group: Int](ConvolutionKernel):
     @staticmethod
     def can_implement[
         dtype: DType, pass_: Int
-    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+    ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         comptime acc_type = accumulation_type[dtype]
         if p.c != p.k or p.groups * Self.group != p.c:
             return String(
@@ -47,7 +47,9 @@ struct Channelwise[group: Int](ConvolutionKernel):
     @staticmethod
     def launch[
         dtype: DType, pass_: Int
-    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+    ](
+        ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
+    ) raises:
         comptime if pass_ == WGRAD:
             channelwise_wgrad_cpu[dtype, Self.group](t.result, t.a, t.b, p)
         else:

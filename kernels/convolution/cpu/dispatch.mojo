@@ -14,7 +14,7 @@ from ..kernel import (
     KernelChoice,
     Speed,
     Table,
-    Tensors,
+    ConvolutionTensors,
 )
 from ..passes import FPROP, ONE_GROUP, WGRAD
 from ..problem import ConvolutionProblem
@@ -87,7 +87,7 @@ struct _WithCopiedFilter[Kernels: KernelChoice](KernelChoice):
     def launch[
         dtype: DType, pass_: Int, grouping: Int
     ](
-        ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem
+        ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
     ) raises -> Bool:
         if is_channels_last_better(p):
             return Self._launch_copied[dtype, pass_](ctx, t, p)
@@ -98,7 +98,7 @@ struct _WithCopiedFilter[Kernels: KernelChoice](KernelChoice):
     def _launch_copied[
         dtype: DType, pass_: Int
     ](
-        ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem
+        ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
     ) raises -> Bool:
         var copy = unsafe_alloc[Scalar[dtype]](p.w_size(), alignment=64)
         var inner = t

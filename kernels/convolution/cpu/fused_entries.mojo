@@ -12,7 +12,7 @@ from max.gpu.host import DeviceContext
 from ...common.library import Arguments
 from ...common.pointer import Ptr
 from ...pointwise.entries import operands_of
-from ...pointwise.program import Operands, Places
+from ...pointwise.program import ProgramOperands, Places
 from ..finish import Body, Finish
 from ..operands import FusedConvolution
 
@@ -23,12 +23,12 @@ def _run_over[
     count: Int,
     dims: Int,
     run: def[width: Int, parts: Int](
-        Operands[count, dims], Places[dims, parts], SIMD[dtype, width]
+        ProgramOperands[count, dims], Places[dims, parts], SIMD[dtype, width]
     ) thin -> SIMD[dtype, width],
 ](context: Int, first: Int, last: Int) abi("C"):
     """The program over the elements [first, last) of the convolution's result, which become the program's.
     """
-    ref operands = MutPointer[Operands[count, dims], MutUntrackedOrigin](
+    ref operands = MutPointer[ProgramOperands[count, dims], MutUntrackedOrigin](
         unsafe_from_address=context
     )[]
     var data = Ptr[dtype](unsafe_from_address=operands.data[0])
@@ -65,14 +65,14 @@ def conv_pointwise[
     count: Int,
     dims: Int,
     run: def[width: Int, parts: Int](
-        Operands[count, dims], Places[dims, parts], SIMD[dtype, width]
+        ProgramOperands[count, dims], Places[dims, parts], SIMD[dtype, width]
     ) thin -> SIMD[dtype, width],
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """fprop or dgrad by the library function `plain`, which calls the program for what it has stored.
     """
     var given = FusedConvolution.take(arguments)
     var geometry = arguments.take_list()
-    var operands = unsafe_alloc[Operands[count, dims]](1)
+    var operands = unsafe_alloc[ProgramOperands[count, dims]](1)
     operands[] = operands_of[count, dims](geometry, 0, arguments)
     var a = arguments.take_word()
     var b = arguments.take_word()

@@ -13,7 +13,7 @@ from max.gpu.host import DeviceContext
 
 from ...common.parallel import sync_parallelize, worker_count
 from ...common.pointer import Ptr, accumulation_type
-from ..kernel import ConvolutionKernel, Tensors
+from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..passes import ONE_GROUP, WGRAD
 from ..problem import ConvolutionProblem
 from .pack import write_filter
@@ -283,7 +283,7 @@ struct GroupedWgrad(ConvolutionKernel):
     @staticmethod
     def can_implement[
         dtype: DType, pass_: Int
-    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+    ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         comptime width = simd_width_of[accumulation_type[dtype]]()
         if p.group_c() % width != 0 or p.group_c() > MOST_VECTORS * width:
             return String(
@@ -303,5 +303,7 @@ struct GroupedWgrad(ConvolutionKernel):
     @staticmethod
     def launch[
         dtype: DType, pass_: Int
-    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+    ](
+        ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
+    ) raises:
         grouped_wgrad_cpu[dtype](t.result, t.a, t.b, p)

@@ -16,7 +16,7 @@ from ...common.parallel import sync_parallelize, worker_count
 from ...common.pointer import Ptr, accumulation_type
 from ..passes import FPROP, WGRAD
 from ..finish import NOTHING, Finish
-from ..kernel import ConvolutionKernel, Tensors
+from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..problem import ConvolutionProblem
 from ..gather import Phase, forward_phases, gradient_phases
 from .microkernel import (
@@ -35,7 +35,7 @@ from .pack import (
     pack_gradient_taps_inside,
     pair_rows,
 )
-from .row_table import Operands, fill_table, finish_rows
+from .row_table import PassOperands, fill_table, finish_rows
 from .wgrad import first_lanes
 
 # Bytes of the moving operand that a block of rows may touch: it stays in the L2 cache beside a panel.
@@ -64,7 +64,7 @@ def _block_rows(depth_bytes: Int, step: Int, rows: Int) -> Int:
 def panel_rows[
     dtype: DType, vectors: Int
 ](
-    ops: Operands[dtype],
+    ops: PassOperands[dtype],
     panel: Ptr[packed_type[dtype]],
     table: PtrTable[dtype],
     results: PtrTable[dtype],
@@ -110,7 +110,7 @@ def panel_rows[
 def _tile[
     dtype: DType, rows: Int, vectors: Int
 ](
-    ops: Operands[dtype],
+    ops: PassOperands[dtype],
     panel: Ptr[packed_type[dtype]],
     table: PtrTable[dtype],
     results: PtrTable[dtype],
@@ -188,7 +188,7 @@ def _store_part[
 def _rows[
     dtype: DType
 ](
-    ops: Operands[dtype],
+    ops: PassOperands[dtype],
     phase: Phase,
     first: Int,
     last: Int,
@@ -372,7 +372,7 @@ def implicit_gemm_cpu[
     var table_size = block * (most_taps + 1)
     var tables = unsafe_alloc[Ptr[dtype]](workers * table_size, alignment=64)
     var lives = unsafe_alloc[Int](workers * max(1, most_taps))
-    var ops = Operands[dtype](
+    var ops = PassOperands[dtype](
         result=result,
         source=source,
         zeros=zeros,
@@ -463,7 +463,7 @@ struct ImplicitGemm(ConvolutionKernel):
     @staticmethod
     def can_implement[
         dtype: DType, pass_: Int
-    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+    ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         var elements = packed_filter_elements[dtype, pass_](p)
         var packed = elements * size_of[packed_type[dtype]]()
         if packed > p.workspace_limit:
@@ -476,5 +476,7 @@ struct ImplicitGemm(ConvolutionKernel):
     @staticmethod
     def launch[
         dtype: DType, pass_: Int
-    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+    ](
+        ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
+    ) raises:
         implicit_gemm_cpu[dtype, pass_](t.result, t.a, t.b, p, finish=t.finish)

@@ -14,7 +14,7 @@ from ...common.parallel import sync_parallelize, worker_count
 from ...common.pointer import Ptr
 from ..passes import FPROP
 from ..finish import NOTHING, Finish
-from ..kernel import ConvolutionKernel, Tensors
+from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..problem import ConvolutionProblem
 from .implicit_gemm import implicit_gemm_cpu
 from .pack import swap_filter
@@ -119,7 +119,7 @@ struct JoinedTaps(ConvolutionKernel):
     @staticmethod
     def can_implement[
         dtype: DType, pass_: Int
-    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+    ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         if p.groups != 1 or p.s == 1 or p.dilation_w != 1:
             return String("taps along W are no neighbours")
         if p.q < 1:
@@ -137,5 +137,7 @@ struct JoinedTaps(ConvolutionKernel):
     @staticmethod
     def launch[
         dtype: DType, pass_: Int
-    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+    ](
+        ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
+    ) raises:
         joined_taps_cpu[dtype](t.result, t.a, t.b, p, t.finish)

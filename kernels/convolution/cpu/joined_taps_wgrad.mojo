@@ -13,7 +13,7 @@ from max.gpu.host import DeviceContext
 
 from ...common.parallel import sync_parallelize, worker_count
 from ...common.pointer import Ptr, accumulation_type
-from ..kernel import ConvolutionKernel, Tensors
+from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..passes import WGRAD
 from ..problem import ConvolutionProblem
 from .microkernel import has_pairs, outer_tile, packed_length, packed_type
@@ -316,7 +316,7 @@ struct JoinedTapsWgrad(ConvolutionKernel):
     @staticmethod
     def can_implement[
         dtype: DType, pass_: Int
-    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+    ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         comptime acc_type = accumulation_type[dtype]
         if p.s * p.c > MOST_VECTORS * simd_width_of[acc_type]():
             return String(t"a row of {p.s * p.c} values is long enough")
@@ -340,5 +340,7 @@ struct JoinedTapsWgrad(ConvolutionKernel):
     @staticmethod
     def launch[
         dtype: DType, pass_: Int
-    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+    ](
+        ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
+    ) raises:
         joined_taps_wgrad_cpu[dtype](t.result, t.a, t.b, p)

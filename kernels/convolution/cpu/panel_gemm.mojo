@@ -15,7 +15,7 @@ from ...common.parallel import sync_parallelize, worker_count
 from ...common.pointer import Ptr, accumulation_type
 from ..finish import NOTHING, finish_result
 from ..gather import Axis, Phase, forward_phases, gradient_phases
-from ..kernel import ConvolutionKernel, Tensors
+from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..passes import FPROP, WGRAD
 from ..problem import ConvolutionProblem
 from .implicit_gemm import pack_panel_part, packed_filter_elements, panel_rows
@@ -26,7 +26,7 @@ from .microkernel import (
     packed_length,
     packed_type,
 )
-from .row_table import Operands, fill_table
+from .row_table import PassOperands, fill_table
 
 # Images that one position must have.
 comptime LEAST_IMAGES = 4
@@ -63,7 +63,7 @@ def _fill_position[
     table: PtrTable[dtype],
     results: PtrTable[dtype],
     live: MutPointer[Int, MutUntrackedOrigin],
-    ops: Operands[dtype],
+    ops: PassOperands[dtype],
     phase: Phase,
     position: Int,
     pitch: Int,
@@ -176,7 +176,7 @@ def panel_gemm_cpu[
     var table_size = pitch * (most_taps + 1)
     var tables = unsafe_alloc[Ptr[dtype]](len(units) * table_size, alignment=64)
     var lives = unsafe_alloc[Int](len(units) * (most_taps + 1))
-    var ops = Operands[dtype](
+    var ops = PassOperands[dtype](
         result=result,
         source=source,
         zeros=zeros,
@@ -281,7 +281,7 @@ struct PanelGemm(ConvolutionKernel):
     @staticmethod
     def can_implement[
         dtype: DType, pass_: Int
-    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+    ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         var packed = packed_filter_elements[dtype, pass_](p)
         var bytes = packed * size_of[packed_type[dtype]]()
         if bytes + worker_count() * 64 * 1024 > p.workspace_limit:
@@ -294,6 +294,8 @@ struct PanelGemm(ConvolutionKernel):
     @staticmethod
     def launch[
         dtype: DType, pass_: Int
-    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+    ](
+        ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
+    ) raises:
         panel_gemm_cpu[dtype, pass_](t.result, t.a, t.b, p)
         finish_result[pass_](p, t.finish)

@@ -19,7 +19,7 @@ from max.gpu.host import DeviceContext
 from ...common.parallel import sync_parallelize, worker_count
 from ...common.pointer import Ptr, accumulation_type
 from ..gather import Axis, forward_phases
-from ..kernel import ConvolutionKernel, Tensors
+from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..passes import WGRAD
 from ..problem import ConvolutionProblem
 from .microkernel import has_pairs, outer_tile, packed_length, packed_type
@@ -526,7 +526,7 @@ struct ResidentWgrad(ConvolutionKernel):
     @staticmethod
     def can_implement[
         dtype: DType, pass_: Int
-    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+    ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         comptime acc_type = accumulation_type[dtype]
         comptime width = simd_width_of[acc_type]()
         if p.w_size() == 0:
@@ -549,5 +549,7 @@ struct ResidentWgrad(ConvolutionKernel):
     @staticmethod
     def launch[
         dtype: DType, pass_: Int
-    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+    ](
+        ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
+    ) raises:
         resident_wgrad_cpu[dtype](t.result, t.a, t.b, p)

@@ -10,7 +10,7 @@ from .microkernel import PtrTable, packed_length, packed_type
 
 
 @fieldwise_init
-struct Operands[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
+struct PassOperands[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
     """A pass in the engine's terms: `source` has `channels` per pixel, the result `result_channels`. One pixel of the
     source lies `pitch` elements behind the other.
     """
@@ -50,7 +50,7 @@ def fill_table[
     table: PtrTable[dtype],
     results: PtrTable[dtype],
     live: MutPointer[Int, MutUntrackedOrigin],
-    ops: Operands[dtype],
+    ops: PassOperands[dtype],
     phase: Phase,
     first: Int,
     count: Int,
@@ -160,7 +160,7 @@ def fill_table[
 def finish_rows[
     dtype: DType
 ](
-    ops: Operands[dtype],
+    ops: PassOperands[dtype],
     results: PtrTable[dtype],
     count: Int,
     column: Int,
@@ -182,6 +182,6 @@ def finish_rows[
 
 
 @always_inline
-def _element[dtype: DType](ops: Operands[dtype], row: Ptr[dtype]) -> Int:
+def _element[dtype: DType](ops: PassOperands[dtype], row: Ptr[dtype]) -> Int:
     """The number of a row's first element."""
     return (Int(row) - Int(ops.result)) // size_of[dtype]()

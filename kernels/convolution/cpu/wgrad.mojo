@@ -21,7 +21,7 @@ from max.gpu.host import DeviceContext
 
 from ...common.parallel import sync_parallelize, worker_count
 from ...common.pointer import Ptr, accumulation_type
-from ..kernel import ConvolutionKernel, Tensors
+from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..passes import WGRAD
 from ..problem import ConvolutionProblem
 from .microkernel import outer_tile, packed_length, packed_type
@@ -572,7 +572,7 @@ struct WgradGemm(ConvolutionKernel):
     @staticmethod
     def can_implement[
         dtype: DType, pass_: Int
-    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+    ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         comptime acc_type = accumulation_type[dtype]
         var bytes = 0
         if dtype != acc_type or p.taps_inside:
@@ -587,5 +587,7 @@ struct WgradGemm(ConvolutionKernel):
     @staticmethod
     def launch[
         dtype: DType, pass_: Int
-    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+    ](
+        ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
+    ) raises:
         wgrad_gemm_cpu[dtype](t.result, t.a, t.b, p)

@@ -29,11 +29,11 @@ from ...common.pointer import Ptr, Shared
 from ...common.tensor_cores import QUAD, Quad, blocks_compile
 from ..passes import FPROP, WGRAD
 from ..gather import Phase, forward_phases, gradient_phases
-from ..kernel import ConvolutionKernel, Tensors
+from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..problem import ConvolutionProblem
 from .gather_rows import SourceRow, Step, result_pixel, source_row
 from .pipeline import (
-    BLOCK_K,
+    STAGE_LENGTH,
     LINE,
     STAGES,
     THREADS,
@@ -88,12 +88,12 @@ def block_gather_kernel[
     comptime row_count = shape.rows // 64
     comptime count = shape.accumulators()
     # The filter's tile: k-major [column][k] in the forward pass, index-major [k][column] in the gradient.
-    comptime lines = shape.columns // 64 if forward else shape.columns * BLOCK_K // (
+    comptime lines = shape.columns // 64 if forward else shape.columns * STAGE_LENGTH // (
         QUAD * THREADS
     )
     comptime across = Int32(shape.columns // QUAD)
     comptime lines_apart = Int32(THREADS) // across
-    comptime a_size = shape.rows * BLOCK_K
+    comptime a_size = shape.rows * STAGE_LENGTH
     comptime rounds = dtype == DType.float32 and not exact
 
     var thread = Int32(thread_idx.x)
@@ -226,9 +226,9 @@ def block_gather_kernel[
                             offset + e,
                             exists and column + Int32(e) < columns,
                         )
-                b_steps[i].advance(BLOCK_K, depth, phase)
-        a_step.advance(BLOCK_K, depth, phase)
-        k += BLOCK_K
+                b_steps[i].advance(STAGE_LENGTH, depth, phase)
+        a_step.advance(STAGE_LENGTH, depth, phase)
+        k += STAGE_LENGTH
 
     @always_inline
     def round_own(slot: Int32) {imm}:
@@ -262,7 +262,7 @@ def block_gather_kernel[
                     )
                 )
 
-    var stages = ceildiv(total, Int32(BLOCK_K))
+    var stages = ceildiv(total, Int32(STAGE_LENGTH))
     comptime for i in range(STAGES - 1):
         if Int32(i) < stages:
             load(Int32(i))
@@ -435,14 +435,16 @@ struct BlockGather(ConvolutionKernel):
     @staticmethod
     def can_implement[
         dtype: DType, pass_: Int
-    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+    ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         return block_can_implement[pass_](p)
 
     @staticmethod
     @no_inline
     def launch[
         dtype: DType, pass_: Int
-    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+    ](
+        ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
+    ) raises:
         comptime if dtype == DType.float32:
             if not p.allow_tf32:
                 _choose[dtype, pass_, True](t.result, t.a, t.b, p, ctx)

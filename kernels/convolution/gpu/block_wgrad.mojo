@@ -27,11 +27,11 @@ from ...common.async_copy import (
 from ...common.library import scratch
 from ...common.pointer import Ptr, Shared
 from ...common.tensor_cores import QUAD, Quad, blocks_compile
-from ..kernel import ConvolutionKernel, Tensors
+from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..passes import WGRAD
 from ..problem import ConvolutionProblem
 from .pipeline import (
-    BLOCK_K,
+    STAGE_LENGTH,
     LINE,
     STAGES,
     THREADS,
@@ -148,12 +148,12 @@ def block_wgrad_kernel[
     comptime count = shape.accumulators()
     comptime a_across = Int32(shape.rows // QUAD)
     comptime a_apart = Int32(THREADS) // a_across
-    comptime a_lines = shape.rows * BLOCK_K // (QUAD * THREADS)
+    comptime a_lines = shape.rows * STAGE_LENGTH // (QUAD * THREADS)
     comptime b_across = Int32(shape.columns // QUAD)
     comptime b_apart = Int32(THREADS) // b_across
-    comptime b_lines = shape.columns * BLOCK_K // (QUAD * THREADS)
+    comptime b_lines = shape.columns * STAGE_LENGTH // (QUAD * THREADS)
     comptime b_columns = 1 if b_quads else QUAD
-    comptime a_size = shape.rows * BLOCK_K
+    comptime a_size = shape.rows * STAGE_LENGTH
     comptime rounds = dtype == DType.float32 and not exact
 
     var thread = Int32(thread_idx.x)
@@ -235,8 +235,8 @@ def block_wgrad_kernel[
                     copy_quad[dtype](target, x, offset, valid)
                 else:
                     copy_one[dtype](target.unsafe_offset(e), x, offset, valid)
-            at[i].advance(BLOCK_K, g)
-        start += BLOCK_K
+            at[i].advance(STAGE_LENGTH, g)
+        start += STAGE_LENGTH
 
     @always_inline
     def round_own(slot: Int32) {imm}:
@@ -262,7 +262,7 @@ def block_wgrad_kernel[
                 )
             )
 
-    var stages = ceildiv(max(last - first, Int32(0)), Int32(BLOCK_K))
+    var stages = ceildiv(max(last - first, Int32(0)), Int32(STAGE_LENGTH))
     comptime for i in range(STAGES - 1):
         if Int32(i) < stages:
             load(Int32(i))
@@ -329,12 +329,12 @@ def _launch[
         * ceildiv(columns, shape.columns)
         * g.groups
     )
-    var stages = ceildiv(g.output_pixels(), BLOCK_K)
+    var stages = ceildiv(g.output_pixels(), STAGE_LENGTH)
     # Two blocks share a multiprocessor.
     var at_once = 2 * ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
     var slices = choose_slices(g, tiles, at_once, stages, _STAGE_BYTES)
     # Whole stages to a slice.
-    var slice_pixels = ceildiv(stages, slices) * BLOCK_K
+    var slice_pixels = ceildiv(stages, slices) * STAGE_LENGTH
     slices = ceildiv(g.output_pixels(), slice_pixels)
     var partials = scratch[DType.float32](ctx, slices * size)
     comptime kernel = block_wgrad_kernel[dtype, shape, exact, a_quads, b_quads]
@@ -396,14 +396,16 @@ struct BlockWgrad(ConvolutionKernel):
     @staticmethod
     def can_implement[
         dtype: DType, pass_: Int
-    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+    ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         return block_can_implement[pass_](p)
 
     @staticmethod
     @no_inline
     def launch[
         dtype: DType, pass_: Int
-    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+    ](
+        ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
+    ) raises:
         comptime if dtype == DType.float32:
             if not p.allow_tf32:
                 _choose[dtype, True](t.result, t.a, t.b, p, ctx)

@@ -26,7 +26,7 @@ from ...common.ptx import load_matrices, syncwarp
 from ...common.tensor_cores import pairs_compile
 from ..passes import ANY_GROUPS, FPROP, WGRAD
 from ..gather import Axis
-from ..kernel import ConvolutionKernel, Tensors
+from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..problem import ConvolutionProblem
 from .band import (
     CHANNELS,
@@ -418,7 +418,7 @@ struct DepthwiseBands(ConvolutionKernel):
     @staticmethod
     def can_implement[
         dtype: DType, pass_: Int
-    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+    ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         comptime forward = pass_ == FPROP
         var reason = is_depthwise_in_pairs(p, t.result, t.a)
         if reason:
@@ -443,7 +443,9 @@ struct DepthwiseBands(ConvolutionKernel):
     @no_inline
     def launch[
         dtype: DType, pass_: Int
-    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+    ](
+        ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
+    ) raises:
         comptime forward = pass_ == FPROP
         var multiprocessors = ctx.get_attribute(
             DeviceAttribute.MULTIPROCESSOR_COUNT

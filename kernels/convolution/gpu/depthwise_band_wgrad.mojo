@@ -32,7 +32,7 @@ from ...common.library import scratch
 from ...common.pointer import Ptr
 from ...common.ptx import load_matrices, syncwarp
 from ...common.tensor_cores import pairs_compile
-from ..kernel import ConvolutionKernel, Tensors
+from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..passes import ANY_GROUPS, WGRAD
 from ..problem import ConvolutionProblem
 from .band import LINES, MOST_SHARED, THREADS, is_depthwise_in_pairs
@@ -449,7 +449,7 @@ struct DepthwiseBandWgrad(ConvolutionKernel):
     @staticmethod
     def can_implement[
         dtype: DType, pass_: Int
-    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+    ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         var reason = is_depthwise_in_pairs(p, t.a, t.b)
         if reason:
             return reason
@@ -468,7 +468,9 @@ struct DepthwiseBandWgrad(ConvolutionKernel):
     @no_inline
     def launch[
         dtype: DType, pass_: Int
-    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+    ](
+        ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
+    ) raises:
         var multiprocessors = ctx.get_attribute(
             DeviceAttribute.MULTIPROCESSOR_COUNT
         )

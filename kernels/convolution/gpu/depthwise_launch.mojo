@@ -10,7 +10,7 @@ from ...common.library import scratch
 from ...common.pointer import Ptr, device_pointer
 from ..passes import ANY_GROUPS, FPROP, WGRAD
 from ..gather import Axis, Phase, forward_phases, gradient_phases
-from ..kernel import ConvolutionKernel, Tensors
+from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..problem import ConvolutionProblem
 from .depthwise import (
     BLOCK,
@@ -237,7 +237,7 @@ struct DepthwiseMarch(ConvolutionKernel):
     @staticmethod
     def can_implement[
         dtype: DType, pass_: Int
-    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+    ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         if p.groups != p.c or p.groups != p.k:
             return String(
                 t"C = {p.c}, K = {p.k} and groups = {p.groups} differ"
@@ -261,7 +261,9 @@ struct DepthwiseMarch(ConvolutionKernel):
     @staticmethod
     def launch[
         dtype: DType, pass_: Int
-    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+    ](
+        ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
+    ) raises:
         comptime if pass_ == WGRAD:
             depthwise_wgrad_gpu[dtype](t.result, t.a, t.b, p, ctx)
         else:

@@ -20,7 +20,7 @@ from ...common.pointer import Ptr
 from ...common.tensor_cores import QUAD, blocks_compile
 from ..passes import DGRAD, FPROP, ONE_GROUP
 from ..finish import NOTHING
-from ..kernel import ConvolutionKernel, InOrder, Table, Tensors
+from ..kernel import ConvolutionKernel, InOrder, Table, ConvolutionTensors
 from ..problem import ConvolutionProblem
 from .block_gather import BlockGather
 from .pipeline import block_can_implement
@@ -191,7 +191,7 @@ def few_channels_dgrad_gpu(
             allow_tf32=g.allow_tf32,
             taps_inside=False,
         )
-        var operands = Tensors(
+        var operands = ConvolutionTensors(
             z_at,
             filter_at,
             dy.unsafe_offset(first * image_pixels * g.k),
@@ -227,7 +227,7 @@ struct FewChannels(ConvolutionKernel):
     @staticmethod
     def can_implement[
         dtype: DType, pass_: Int
-    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+    ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         var reason = block_can_implement[pass_](p)
         if reason:
             return reason
@@ -255,7 +255,9 @@ struct FewChannels(ConvolutionKernel):
     @staticmethod
     def launch[
         dtype: DType, pass_: Int
-    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+    ](
+        ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
+    ) raises:
         comptime F32 = Ptr[DType.float32]
         few_channels_dgrad_gpu(
             rebind[F32](t.result), rebind[F32](t.a), rebind[F32](t.b), p, ctx

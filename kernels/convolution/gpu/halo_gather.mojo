@@ -26,7 +26,7 @@ from ...common.ptx import load_matrices
 from ...common.tensor_cores import Quad, pairs_compile
 from ..passes import FPROP, ONE_GROUP, WGRAD
 from ..gather import Phase
-from ..kernel import ConvolutionKernel, Tensors
+from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..problem import ConvolutionProblem
 from .halo import (
     CHUNK,
@@ -476,7 +476,7 @@ struct HaloGather(ConvolutionKernel):
     @staticmethod
     def can_implement[
         dtype: DType, pass_: Int
-    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+    ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         var reason = block_can_implement[pass_](p)
         if reason:
             return reason
@@ -512,7 +512,9 @@ struct HaloGather(ConvolutionKernel):
     @no_inline
     def launch[
         dtype: DType, pass_: Int
-    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+    ](
+        ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
+    ) raises:
         var shape = _Shape.of[pass_](p)
         var table = phases_of[pass_](p)
         var phase = widest(table)

@@ -26,7 +26,7 @@ from ...common.pointer import Ptr
 from ...common.ptx import load_matrices
 from ...common.tensor_cores import Quad, pairs_compile
 from ..gather import Phase, forward_phases
-from ..kernel import ConvolutionKernel, Tensors
+from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..passes import ONE_GROUP, WGRAD
 from ..problem import ConvolutionProblem
 from .halo import (
@@ -410,7 +410,7 @@ struct HaloWgrad(ConvolutionKernel):
     @staticmethod
     def can_implement[
         dtype: DType, pass_: Int
-    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+    ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         var reason = block_can_implement[pass_](p)
         if reason:
             return reason
@@ -442,7 +442,9 @@ struct HaloWgrad(ConvolutionKernel):
     @no_inline
     def launch[
         dtype: DType, pass_: Int
-    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+    ](
+        ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
+    ) raises:
         var shape = _Shape.of(p)
         var choice = _choose(
             p, shape, ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)

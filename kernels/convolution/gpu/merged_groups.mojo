@@ -10,7 +10,7 @@ from max.gpu.host import DeviceContext
 from ...common.arithmetic import divide
 from ...common.library import scratch
 from ...common.pointer import Ptr, device_pointer
-from ..kernel import ConvolutionKernel, Tensors
+from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..problem import ConvolutionProblem
 from .pipeline import block_can_implement
 from .warpgroup_wgrad import WarpgroupWgrad
@@ -70,7 +70,7 @@ struct MergedGroups(ConvolutionKernel):
     @staticmethod
     def can_implement[
         dtype: DType, pass_: Int
-    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+    ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         var reason = block_can_implement[pass_](p)
         if reason:
             return reason
@@ -90,7 +90,9 @@ struct MergedGroups(ConvolutionKernel):
     @no_inline
     def launch[
         dtype: DType, pass_: Int
-    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+    ](
+        ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
+    ) raises:
         var problem = _merged(p)
         var merged = scratch[dtype](ctx, problem.w_size())
         var inner = t

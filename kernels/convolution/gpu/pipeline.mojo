@@ -1,7 +1,7 @@
 """What the block-tiled products of NVIDIA's GPUs are made of: places in shared memory, and products from it.
 
-A stage holds BLOCK_K steps of the reduction of both operands, each in one of two orders: "k-major" [index][BLOCK_K]
-or "index-major" [BLOCK_K][width] with each row's indices XOR-ed by a multiple that depends on the row. A thread always
+A stage holds STAGE_LENGTH steps of the reduction of both operands, each in one of two orders: "k-major" [index][STAGE_LENGTH]
+or "index-major" [STAGE_LENGTH][width] with each row's indices XOR-ed by a multiple that depends on the row. A thread always
 reads QUAD neighbouring steps of one index. With these orders neither copies nor reads meet bank conflicts:
 in k-major eight threads read two whole rows, in index-major the XOR parts the four rows that a warp reads together.
 Which step of the reduction a lane holds does not matter to the sum as long as both operands agree.
@@ -17,7 +17,8 @@ from ...common.ptx import compiling_for_hopper
 from ..passes import DGRAD, FPROP
 from ..problem import ConvolutionProblem
 
-comptime BLOCK_K = 16
+comptime STAGE_LENGTH = 16
+"""Steps of the reduction in one stage."""
 comptime STAGES = 4
 comptime THREADS = 256
 comptime WARP_COLUMNS = 32
@@ -41,7 +42,7 @@ struct BlockShape(ImplicitlyCopyable, TrivialRegisterPassable):
         return self.warp_rows() // QUAD
 
     def stage_elements(self) -> Int:
-        return (self.rows + self.columns) * BLOCK_K
+        return (self.rows + self.columns) * STAGE_LENGTH
 
     def shared_bytes[dtype: DType](self) -> Int:
         return STAGES * self.stage_elements() * size_of[dtype]()
@@ -77,7 +78,7 @@ def block_can_implement[pass_: Int](g: ConvolutionProblem) -> Optional[String]:
 
 @always_inline
 def k_major(index: Int32, k: Int32) -> Int:
-    return Int(index * BLOCK_K + k)
+    return Int(index * STAGE_LENGTH + k)
 
 
 @always_inline
@@ -201,7 +202,7 @@ def multiply_exact[
     """
     comptime rows = shape.warp_rows() // 8
     comptime columns = WARP_COLUMNS // 4
-    comptime for quad in range(BLOCK_K // QUAD):
+    comptime for quad in range(STAGE_LENGTH // QUAD):
         var left = Array[Quad, rows](fill=0)
         comptime for i in range(rows):
             left[i] = read_quad[dtype, shape.rows, a_by_k](

@@ -16,7 +16,7 @@ from ...common.pointer import Ptr
 from ...common.tensor_cores import QUAD, Quad, blocks_compile
 from ..passes import FPROP, ONE_GROUP, WGRAD
 from ..gather import Phase, forward_phases, gradient_phases
-from ..kernel import ConvolutionKernel, Tensors
+from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..problem import ConvolutionProblem
 from .pipeline import block_can_implement
 
@@ -176,7 +176,7 @@ struct SmallGroups(ConvolutionKernel):
     @staticmethod
     def can_implement[
         dtype: DType, pass_: Int
-    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+    ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         var reason = block_can_implement[pass_](p)
         if reason:
             return reason
@@ -204,7 +204,9 @@ struct SmallGroups(ConvolutionKernel):
     @no_inline
     def launch[
         dtype: DType, pass_: Int
-    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+    ](
+        ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
+    ) raises:
         var phases: List[Phase]
         comptime if pass_ == FPROP:
             phases = forward_phases(p)

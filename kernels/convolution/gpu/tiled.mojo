@@ -17,7 +17,7 @@ from ...common.library import scratch
 from ...common.pointer import Ptr
 from ..passes import FPROP, WGRAD
 from ..gather import Phase, forward_phases, full_tap, gradient_phases
-from ..kernel import ConvolutionKernel, Tensors
+from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..problem import ConvolutionProblem
 
 comptime TILE = 64
@@ -404,7 +404,7 @@ struct Tiled(ConvolutionKernel):
     @staticmethod
     def can_implement[
         dtype: DType, pass_: Int
-    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+    ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         if p.groups > 65535:
             return String(t"groups = {p.groups}; the grid takes at most 65535")
         comptime if pass_ == WGRAD:
@@ -421,7 +421,9 @@ struct Tiled(ConvolutionKernel):
     @staticmethod
     def launch[
         dtype: DType, pass_: Int
-    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+    ](
+        ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
+    ) raises:
         comptime if pass_ == WGRAD:
             tiled_wgrad_gpu[dtype](t.result, t.a, t.b, p, ctx)
         else:

@@ -39,7 +39,7 @@ from ...common.warpgroup import (
 )
 from ..passes import FPROP, WGRAD
 from ..gather import forward_phases, gradient_phases
-from ..kernel import ConvolutionKernel, Tensors
+from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..problem import ConvolutionProblem
 from .gather_rows import SourceRow, Step, result_pixel, source_row
 from .phase_table import PhaseTable
@@ -328,7 +328,7 @@ struct WarpgroupGather(ConvolutionKernel):
     @staticmethod
     def can_implement[
         dtype: DType, pass_: Int
-    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+    ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         var reason = block_can_implement[pass_](p)
         if reason:
             return reason
@@ -351,7 +351,9 @@ struct WarpgroupGather(ConvolutionKernel):
     @no_inline
     def launch[
         dtype: DType, pass_: Int
-    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+    ](
+        ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
+    ) raises:
         var columns = p.group_k() if pass_ == FPROP else p.group_c()
         if columns <= THIN.columns:
             _launch[dtype, pass_, THIN](t.result, t.a, t.b, p, ctx)

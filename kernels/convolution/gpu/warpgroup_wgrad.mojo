@@ -43,7 +43,7 @@ from ...common.warpgroup import (
     sum_row,
     vector_of,
 )
-from ..kernel import ConvolutionKernel, Tensors
+from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..passes import WGRAD
 from ..problem import ConvolutionProblem
 from .block_wgrad import Column, Pixel, column_of, pixel_of
@@ -294,7 +294,7 @@ struct WarpgroupWgrad(ConvolutionKernel):
     @staticmethod
     def can_implement[
         dtype: DType, pass_: Int
-    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+    ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         var reason = block_can_implement[pass_](p)
         if reason:
             return reason
@@ -315,7 +315,9 @@ struct WarpgroupWgrad(ConvolutionKernel):
     @no_inline
     def launch[
         dtype: DType, pass_: Int
-    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+    ](
+        ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
+    ) raises:
         if p.group_k() <= LOW.rows:
             _launch[dtype, LOW](t.result, t.a, t.b, p, ctx)
         elif p.taps() * p.group_c() <= TALL.columns:

@@ -11,7 +11,7 @@ from std.sys import size_of
 from ..problem import ConvolutionProblem
 from .costs import TileCost
 from .measured import TILE_COSTS, WGRAD_COSTS, WGRAD_STEP
-from .plan import BLOCK_K
+from .plan import STAGE_LENGTH
 from .tile import TileShape
 from .wgrad_plan import PANEL, WgradChoice, WgradShape
 
@@ -267,10 +267,10 @@ def wgrad_time(
     var step_bytes = (
         Float64(shape.rows()) / Float64(choice.share_columns)
         + Float64(shape.columns) / Float64(choice.share_rows)
-    ) * Float64(BLOCK_K * 2)
+    ) * Float64(STAGE_LENGTH * 2)
     var loads = step_bytes * 1e-6 * costs.load_byte
     var step = sqrt(sqrt(products**4 + loads**4))
-    var steps = ceildiv(p.output_pixels(), BLOCK_K)
+    var steps = ceildiv(p.output_pixels(), STAGE_LENGTH)
     var bytes = _tensor_bytes(p)
     var time: Float64
     var slots: Int
@@ -320,7 +320,7 @@ def wgrad_time(
 def choose_wgrad(p: ConvolutionProblem, processors: Int) -> WgradChoice:
     var best = WgradChoice(2, 1, 0, 1, 1)
     var best_time = Float64.MAX
-    var steps = ceildiv(p.output_pixels(), BLOCK_K)
+    var steps = ceildiv(p.output_pixels(), STAGE_LENGTH)
     comptime for i in range(len(WGRAD_SHAPES)):
         comptime shape = WGRAD_SHAPES[i]
         comptime products = WGRAD_STEP[i]

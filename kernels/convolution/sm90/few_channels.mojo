@@ -47,7 +47,7 @@ from ...common.ptx import (
     named_barrier_sync,
     prefetch_tensor_map,
 )
-from ..kernel import ConvolutionKernel, Tensors
+from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..passes import DGRAD
 from ..problem import ConvolutionProblem
 from . import plan as fields
@@ -55,9 +55,9 @@ from .gemm import compiles_for, reason_not_any
 from .plan import (
     AXIS_H,
     AXIS_W,
-    BLOCK_K,
-    Axis,
-    Phase,
+    STAGE_LENGTH,
+    Im2colAxis,
+    Im2colPhase,
     Plan,
     dgrad_axis,
     fprop_axis,
@@ -79,8 +79,8 @@ comptime _THREADS = 128 * (1 + _CONSUMERS)
 comptime _PITCH = _COLUMNS + 4
 """Floats from one pixel of z to the next: neighbours lie 4 banks apart, so that 16-byte reads of eight don't collide."""
 comptime _Z_BYTES = _PIXELS * _PITCH * 4
-comptime _FILTER_BYTES = _COLUMNS * BLOCK_K * 2
-comptime _STAGE_BYTES = _PIXELS * BLOCK_K * 2
+comptime _FILTER_BYTES = _COLUMNS * STAGE_LENGTH * 2
+comptime _STAGE_BYTES = _PIXELS * STAGE_LENGTH * 2
 comptime _RING_BYTES = 112 * 1024
 """What z leaves of shared memory: filter tiles and pipeline stages fill it."""
 comptime _MAX_STAGES = 6
@@ -120,7 +120,7 @@ struct _Side(Movable):
     """One spatial axis: its phases, and the dy pixels that all of them reach together.
     """
 
-    var axes: List[Axis]
+    var axes: List[Im2colAxis]
     var lower: Int
     var span: Int
     """Pixels of the rim."""
@@ -136,7 +136,7 @@ struct _Side(Movable):
         dilation: Int,
         pad: Int,
     ) -> Self:
-        var axes = List[Axis]()
+        var axes = List[Im2colAxis]()
         var lower = Int.MAX
         var upper = Int.MIN
         var taps = 0
@@ -161,7 +161,7 @@ def _columns_of(p: ConvolutionProblem) -> _Side:
 
 
 def _filter_tiles(p: ConvolutionProblem) -> Int:
-    return p.stride_h * p.stride_w * ceildiv(p.k, BLOCK_K)
+    return p.stride_h * p.stride_w * ceildiv(p.k, STAGE_LENGTH)
 
 
 @always_inline
@@ -187,7 +187,7 @@ def _produce(
                 ring + UInt32(slot) * _STAGE_BYTES,
                 dy_map.address(0),
                 barrier,
-                Int32(chunk * BLOCK_K),
+                Int32(chunk * STAGE_LENGTH),
                 j * window.inner_w + window.lower_w,
                 i * window.inner_h + window.lower_h,
                 n,
@@ -231,9 +231,9 @@ def _lay_filter[
                 * _FILTER_BYTES
             )
             var first = thread // _COLUMNS
-            comptime for step in range(BLOCK_K * _COLUMNS // _THREADS):
+            comptime for step in range(STAGE_LENGTH * _COLUMNS // _THREADS):
                 var inner = first + Int32(step * (_THREADS // _COLUMNS))
-                var k = Int32(chunk * BLOCK_K) + inner
+                var k = Int32(chunk * STAGE_LENGTH) + inner
                 var value = Scalar[dtype](0)
                 if exists and k < window.k:
                     value = w.unsafe_load(
@@ -419,7 +419,7 @@ def few_channels_kernel[
                     * _FILTER_BYTES
                 )
                 wgmma_fence_aligned()
-                comptime for kk in range(BLOCK_K // 16):
+                comptime for kk in range(STAGE_LENGTH // 16):
                     comptime for block in range(row_blocks):
                         sums[block] = wgmma_async[
                             64,
@@ -505,10 +505,14 @@ def launch_few_channels[
     var d = fprop_axis(p.d, p.t, p.o, 1, 1, 0)
     for a in range(p.stride_h):
         for b in range(p.stride_w):
-            var phase = Phase(d, h.axes[a], v.axes[b])
+            var phase = Im2colPhase(d, h.axes[a], v.axes[b])
             plan.set_phase(a * p.stride_w + b, p, phase, 0)
     plan.set_launch(
-        p, dgrad=True, tiles=tiles, column_tiles=tiles_w, block_k=BLOCK_K
+        p,
+        dgrad=True,
+        tiles=tiles,
+        column_tiles=tiles_w,
+        stage_length=STAGE_LENGTH,
     )
     var stages = (
         _RING_BYTES - _filter_tiles(p) * _FILTER_BYTES
@@ -529,7 +533,7 @@ def launch_few_channels[
         ctx,
         dy,
         IndexList[4](p.k, p.q, p.p, p.n),
-        IndexList[4](BLOCK_K, _WINDOW_W, _WINDOW_H, 1),
+        IndexList[4](STAGE_LENGTH, _WINDOW_W, _WINDOW_H, 1),
     )
     var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
     comptime kernel = few_channels_kernel[dtype]
@@ -565,7 +569,7 @@ struct FewChannels(ConvolutionKernel):
     @staticmethod
     def can_implement[
         dtype: DType, pass_: Int
-    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+    ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         if not t.are_aligned():
             return String("a tensor does not begin at a multiple of 16 bytes")
         var reason = reason_not_any(p)
@@ -575,7 +579,7 @@ struct FewChannels(ConvolutionKernel):
             return String(t"C = {p.c} and K = {p.k}, or three axes")
         if p.stride_h * p.stride_w > _MAX_PHASES:
             return String(t"strides of {p.stride_h} and {p.stride_w}")
-        var chunks = ceildiv(p.k, BLOCK_K)
+        var chunks = ceildiv(p.k, STAGE_LENGTH)
         var stages = (
             _RING_BYTES - _filter_tiles(p) * _FILTER_BYTES
         ) // _STAGE_BYTES
@@ -593,5 +597,7 @@ struct FewChannels(ConvolutionKernel):
     @staticmethod
     def launch[
         dtype: DType, pass_: Int
-    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+    ](
+        ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
+    ) raises:
         launch_few_channels[dtype](t.result, t.a, t.b, p, ctx)

@@ -25,9 +25,9 @@ from ...normalization.gpu import (
 from ...normalization.partials import Slots
 from ...normalization.settings import Settings
 from ...pointwise.entries import operands_of
-from ...pointwise.program import Operands, Places
+from ...pointwise.program import ProgramOperands, Places
 from ..finish import NOTHING
-from ..kernel import Tensors
+from ..kernel import ConvolutionTensors
 from ..passes import FPROP
 from ..operands import FusedConvolution
 from ..problem import ConvolutionProblem
@@ -49,7 +49,7 @@ from .packed import needs_packing
 @no_inline
 def _fits[
     dtype: DType, pass_: Int, room: Int
-](t: Tensors[dtype], p: ConvolutionProblem) -> Bool:
+](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Bool:
     """Whether the kernel, which has room for so many phases, runs the problem as it is.
     """
     return (
@@ -71,7 +71,7 @@ def conv_pointwise[
     count: Int,
     dims: Int,
     run: def[width: Int, parts: Int](
-        Operands[count, dims], Places[dims, parts], SIMD[dtype, width]
+        ProgramOperands[count, dims], Places[dims, parts], SIMD[dtype, width]
     ) thin -> SIMD[dtype, width],
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """fprop or dgrad, by the Hopper kernel with the program in its store; for a problem or an address that it does not
@@ -111,7 +111,7 @@ def conv_pointwise[
 
     comptime if compiles_for[dtype, pass_]():
         if together % 16 == 0 and _fits[dtype, pass_, room](
-            Tensors(result, a, b, NOTHING), problem
+            ConvolutionTensors(result, a, b, NOTHING), problem
         ):
             run_with_epilogue[dtype, pass_, narrow, room, heavy, finish](
                 result, a, b, problem, ctx
@@ -143,7 +143,7 @@ def conv_pointwise_sums[
     count: Int,
     dims: Int,
     run: def[width: Int, parts: Int](
-        Operands[count, dims], Places[dims, parts], SIMD[dtype, width]
+        ProgramOperands[count, dims], Places[dims, parts], SIMD[dtype, width]
     ) thin -> SIMD[dtype, width],
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """As `conv_pointwise`, and what batch normalization reduces of the result as it is stored; `plain_sums` is the library
@@ -228,7 +228,7 @@ def conv_pointwise_sums[
         if (
             together % 16 == 0
             and _fits[dtype, pass_, room](
-                Tensors(result, a, b, NOTHING), problem
+                ConvolutionTensors(result, a, b, NOTHING), problem
             )
             and (has_program or sums_are_worth_it[pass_, narrow](problem, ctx))
         ):

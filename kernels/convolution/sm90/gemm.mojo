@@ -8,7 +8,7 @@ from max.gpu.host import DeviceAttribute, DeviceContext
 from ...common.pointer import Ptr
 from ...common.ptx import compiling_for_hopper
 from ...normalization.partials import Slots
-from ..kernel import ConvolutionKernel, Tensors
+from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..passes import DGRAD, FPROP, WGRAD
 from ..problem import ConvolutionProblem
 from .choice import (
@@ -32,7 +32,7 @@ from .launch import (
     slots_of,
 )
 from .packed import Block3, Scratch, needs_packing, packing, repack
-from .plan import block_k, dgrad_phases, ends_short, fprop_phase, is_deep
+from .plan import stage_length, dgrad_phases, ends_short, fprop_phase, is_deep
 from .tensor_map import SourceView
 from .tile import TileShape
 from .wgrad_plan import WgradChoice
@@ -68,7 +68,9 @@ struct Gemm(ConvolutionKernel):
     @staticmethod
     def can_implement[
         dtype: DType, pass_: Int
-    ](t: Tensors[dtype], given: ConvolutionProblem) -> Optional[String]:
+    ](t: ConvolutionTensors[dtype], given: ConvolutionProblem) -> Optional[
+        String
+    ]:
         if not t.are_aligned():
             return String("a tensor does not begin at a multiple of 16 bytes")
         return reason_not[dtype, pass_](given)
@@ -76,7 +78,9 @@ struct Gemm(ConvolutionKernel):
     @staticmethod
     def launch[
         dtype: DType, pass_: Int
-    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+    ](
+        ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
+    ) raises:
         run[dtype, pass_](ctx, t, p)
 
 
@@ -150,7 +154,7 @@ def _strides(p: ConvolutionProblem) -> Int:
 
 def _products[dtype: DType, pass_: Int](p: ConvolutionProblem) -> List[Product]:
     var products = List[Product]()
-    comptime stage = block_k[dtype]()
+    comptime stage = stage_length[dtype]()
     var depth = p.c if pass_ == FPROP else p.k
     var short = 1 if ends_short(depth, stage) else 0
     comptime if pass_ == FPROP:
@@ -178,7 +182,7 @@ def run[
     dtype: DType, pass_: Int
 ](
     ctx: DeviceContext,
-    t: Tensors[dtype],
+    t: ConvolutionTensors[dtype],
     problem: ConvolutionProblem,
     forced: Optional[WgradChoice] = None,
 ) raises:
@@ -213,7 +217,7 @@ def _run[
     dtype: DType, pass_: Int
 ](
     ctx: DeviceContext,
-    t: Tensors[dtype],
+    t: ConvolutionTensors[dtype],
     problem: ConvolutionProblem,
     view: SourceView,
     forced: Optional[WgradChoice],

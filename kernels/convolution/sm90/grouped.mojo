@@ -15,14 +15,21 @@ from std.utils.index import IndexList
 from max.gpu.host import DeviceContext, FuncAttribute
 
 from ...common.pointer import Ptr
-from ..kernel import ConvolutionKernel, Tensors
+from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..passes import FPROP, ONE_GROUP, WGRAD
 from ..problem import ConvolutionProblem
 from .choice import TILE_SHAPES
 from .gemm import MAX_PHASES, compiles_for, reason_not, run
 from .implicit_gemm import implicit_gemm_kernel
 from .launch import NOWHERE, blocks_of
-from .plan import BLOCK_K, Phase, Plan, dgrad_phases, fprop_phase, is_deep
+from .plan import (
+    STAGE_LENGTH,
+    Im2colPhase,
+    Plan,
+    dgrad_phases,
+    fprop_phase,
+    is_deep,
+)
 from .tensor_map import SourceView, TensorMaps
 from .tile import THREADS, TileShape
 
@@ -43,14 +50,14 @@ def problem_of_group(p: ConvolutionProblem) -> ConvolutionProblem:
 struct GroupPhase(ImplicitlyCopyable):
     """A phase of one group."""
 
-    var phase: Phase
+    var phase: Im2colPhase
     var group: Int
 
 
 def group_phases[pass_: Int](p: ConvolutionProblem) -> List[GroupPhase]:
     """Those of all groups, long reductions first."""
     var group = problem_of_group(p)
-    var phases = List[Phase]()
+    var phases = List[Im2colPhase]()
     comptime if pass_ == FPROP:
         phases.append(fprop_phase(group))
     else:
@@ -87,7 +94,7 @@ struct GroupedGemm(ConvolutionKernel):
     @staticmethod
     def can_implement[
         dtype: DType, pass_: Int
-    ](t: Tensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+    ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         if not t.are_aligned():
             return String("a tensor does not begin at a multiple of 16 bytes")
         if p.groups == 1:
@@ -105,7 +112,9 @@ struct GroupedGemm(ConvolutionKernel):
     @staticmethod
     def launch[
         dtype: DType, pass_: Int
-    ](ctx: DeviceContext, t: Tensors[dtype], p: ConvolutionProblem) raises:
+    ](
+        ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
+    ) raises:
         comptime if pass_ == WGRAD:
             run[dtype, pass_](ctx, t, p)
         else:
@@ -147,7 +156,9 @@ def _launch[
         ctx,
         w,
         IndexList[3](p.group_c(), p.taps(), p.group_k()),
-        IndexList[3](BLOCK_K, 1, shape.columns if forward else BLOCK_K),
+        IndexList[3](
+            STAGE_LENGTH, 1, shape.columns if forward else STAGE_LENGTH
+        ),
         p.k * p.taps(),
     )
     var phases = group_phases[pass_](p)
@@ -174,7 +185,7 @@ def _launch[
                     steps,
                     deep,
                     shape.rows(),
-                    BLOCK_K,
+                    STAGE_LENGTH,
                 )
             tiles += (
                 ceildiv(p.n * at.phase.pixels(), shape.rows()) * column_tiles
@@ -184,7 +195,7 @@ def _launch[
             dgrad=not forward,
             tiles=tiles,
             column_tiles=column_tiles,
-            block_k=BLOCK_K,
+            stage_length=STAGE_LENGTH,
             column_step=shape.columns,
         )
         plan.set_groups(p.groups)

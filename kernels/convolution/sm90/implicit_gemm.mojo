@@ -42,7 +42,7 @@ from ...common.ptx import (
     syncwarp,
 )
 from .column_sums import NO_SUMS, ColumnSums, Factor
-from .plan import ROW_BYTES, Plan, block_k
+from .plan import ROW_BYTES, Plan, stage_length
 from .producer import Copies, Tile, copies_of, locate, produce, tile_of_block
 from .split import lay_sums, store_joined
 from .store import Consumer, Epilogue, Sums, store_tile
@@ -399,7 +399,11 @@ def implicit_gemm_kernel[
         if thread < 32:
             if elect_thread():
                 produce[
-                    phases, shape, filter_k_major, with_sums, block_k[dtype]()
+                    phases,
+                    shape,
+                    filter_k_major,
+                    with_sums,
+                    stage_length[dtype](),
                 ](
                     source_maps,
                     filter_map,

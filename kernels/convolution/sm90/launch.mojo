@@ -16,10 +16,10 @@ from .choice import cluster_capacity, split_parts
 from .column_sums import NO_SUMS, Factor
 from .implicit_gemm import implicit_gemm_kernel
 from .plan import (
-    BLOCK_K,
-    Phase,
+    STAGE_LENGTH,
+    Im2colPhase,
     Plan,
-    block_k,
+    stage_length,
     dgrad_phases,
     ends_short,
     fprop_phase,
@@ -116,7 +116,7 @@ def launch_fprop[
     var phase = fprop_phase(p)
     var step = shape.column_step(p.k, True)
     var sizes = IndexList[3](p.c, p.taps(), p.k)
-    comptime depth = block_k[dtype]()
+    comptime depth = stage_length[dtype]()
     comptime short_stages = shape.has_short_stages(1, kind != NO_SUMS)
     var source_maps = TensorMaps[1]()
     var filter_map = TensorMaps[1]()
@@ -159,7 +159,7 @@ def launch_fprop[
         dgrad=False,
         tiles=tiles,
         column_tiles=column_tiles,
-        block_k=depth,
+        stage_length=depth,
         column_step=step,
         short_stages=short_stages,
     )
@@ -221,7 +221,7 @@ def launch_dgrad[
     var sizes = IndexList[3](
         p.k, p.taps(), p.c
     ) if filter_k_major else IndexList[3](p.c, p.taps(), p.k)
-    comptime depth = block_k[dtype]()
+    comptime depth = stage_length[dtype]()
     comptime share = 1 if filter_k_major else shape.cluster
     comptime short_stages = shape.has_short_stages(phases, kind != NO_SUMS)
     var source_maps = TensorMaps[phases]()
@@ -275,7 +275,7 @@ def launch_dgrad[
         dgrad=True,
         tiles=tiles,
         column_tiles=column_tiles,
-        block_k=depth,
+        stage_length=depth,
         column_step=step,
         short_stages=short_stages,
     )
@@ -315,7 +315,7 @@ def _plan_wgrad[
 ](
     problem: ConvolutionProblem,
     choice: WgradChoice,
-    phase: Phase,
+    phase: Im2colPhase,
     ctx: DeviceContext,
 ) raises -> WgradPlan:
     """Who computes which steps of which tile. The choice's shape is not looked at.
@@ -341,7 +341,7 @@ def _plan_wgrad[
     var column_tiles = (
         ceildiv(ceildiv(panels, shape.panels()), share_columns) * share_columns
     )
-    var steps = ceildiv(pixels, BLOCK_K)
+    var steps = ceildiv(pixels, STAGE_LENGTH)
     var tiles = row_tiles * column_tiles
     while joined > steps:
         joined //= 2
@@ -431,7 +431,7 @@ def launch_wgrad[
         phase,
         IndexList[3](p.stride_d, p.stride_h, p.stride_w),
         is_deep(p),
-        BLOCK_K // Int(plan.share_rows.value),
+        STAGE_LENGTH // Int(plan.share_rows.value),
         PANEL,
     )
     var dy_map = TensorMaps[1]()
@@ -440,7 +440,7 @@ def launch_wgrad[
         ctx,
         dy,
         IndexList[2](p.k, p.output_pixels()),
-        IndexList[2](PANEL, BLOCK_K // Int(plan.share_columns.value)),
+        IndexList[2](PANEL, STAGE_LENGTH // Int(plan.share_columns.value)),
     )
     var combines = plan.splits == 0 or plan.slots_of_tile > 1
     var slots = scratch[DType.float32](

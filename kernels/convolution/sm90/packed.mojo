@@ -16,7 +16,7 @@ from ...common.library import scratch
 from ...common.pointer import Ptr
 from ..passes import DGRAD, FPROP
 from ..problem import ConvolutionProblem
-from .plan import block_k
+from .plan import stage_length
 from .tensor_map import SourceView
 
 comptime _THREADS = 256
@@ -156,7 +156,7 @@ struct Packing(ImplicitlyCopyable):
     var y: Copy
 
     def copies[pass_: Int](self) -> Tuple[Copy, Copy, Copy]:
-        """Of the result, a and b, as `Tensors` has them."""
+        """Of the result, a and b, as `ConvolutionTensors` has them."""
         comptime if pass_ == FPROP:
             return self.y, self.x, self.w
         elif pass_ == DGRAD:
@@ -192,7 +192,7 @@ def packing[dtype: DType, pass_: Int](p: ConvolutionProblem) -> Packing:
         if (
             p.c % vector != 0
             and p.dilation_w == 1
-            and p.s * folded <= block_k[dtype]()
+            and p.s * folded <= stage_length[dtype]()
         ):
             var taps = _up(p.s * folded, vector) // folded
             # The last window, and rows that are a multiple of 16 bytes.

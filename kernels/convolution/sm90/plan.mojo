@@ -18,7 +18,7 @@ from ..problem import ConvolutionProblem
 
 comptime ROW_BYTES = 128
 """Of each operand's rows in a pipeline stage: the widest swizzle."""
-comptime BLOCK_K = 64
+comptime STAGE_LENGTH = 64
 """Reduction elements of one pipeline stage of a 16-bit type."""
 
 comptime _COLUMN_DIVISOR = 13
@@ -31,20 +31,20 @@ comptime _HEADER = 25
 comptime _PHASE = 22
 
 
-def block_k[dtype: DType]() -> Int:
+def stage_length[dtype: DType]() -> Int:
     """Reduction elements of one pipeline stage."""
     return ROW_BYTES // size_of[dtype]()
 
 
-def ends_short(channels: Int, block_k: Int) -> Bool:
+def ends_short(channels: Int, stage_length: Int) -> Bool:
     """Whether the last stage of each tap holds half of the others' channels at most.
     """
-    return 0 < channels % block_k <= block_k // 2
+    return 0 < channels % stage_length <= stage_length // 2
 
 
 @fieldwise_init
-struct Axis(ImplicitlyCopyable):
-    """One spatial axis of one phase: which result pixels, which taps, which source pixels.
+struct Im2colAxis(ImplicitlyCopyable):
+    """One axis of an `Im2colPhase`: which result pixels, which taps, which source pixels.
     """
 
     var extent: Int
@@ -78,8 +78,8 @@ struct Axis(ImplicitlyCopyable):
 
 def fprop_axis(
     size: Int, filter: Int, result: Int, stride: Int, dilation: Int, pad: Int
-) -> Axis:
-    return Axis(
+) -> Im2colAxis:
+    return Im2colAxis(
         extent=result,
         first=0,
         taps=filter,
@@ -100,7 +100,7 @@ def dgrad_axis(
     dilation: Int,
     pad: Int,
     phase: Int,
-) -> Axis:
+) -> Im2colAxis:
     """Input pixels `phase`, `phase + stride`, ...: pixel i of them reads output pixel i + shift(tap).
 
     shift(tap) = (phase + pad - tap * dilation) / stride, for the taps where that is whole; those taps are an
@@ -116,7 +116,7 @@ def dgrad_axis(
         if first_tap >= stride:
             first_tap = filter
     if first_tap >= filter:
-        return Axis(extent, phase, 0, 0, 1, 0, 0, 0, extent - result)
+        return Im2colAxis(extent, phase, 0, 0, 1, 0, 0, 0, extent - result)
     var step = 1
     while (step * dilation) % stride != 0:
         step += 1
@@ -124,7 +124,7 @@ def dgrad_axis(
     var shift_step = step * dilation // stride
     var highest = (phase + pad - first_tap * dilation) // stride
     var lowest = highest - (taps - 1) * shift_step
-    return Axis(
+    return Im2colAxis(
         extent=extent,
         first=phase,
         taps=taps,
@@ -138,12 +138,15 @@ def dgrad_axis(
 
 
 @fieldwise_init
-struct Phase(ImplicitlyCopyable):
-    """The spatial axes of one product."""
+struct Im2colPhase(ImplicitlyCopyable):
+    """A phase's spatial axes as im2col copies have them: corners of a box of base pixels, and a tap's offsets from there.
 
-    var d: Axis
-    var h: Axis
-    var w: Axis
+    gather.mojo's `Phase` has the same products for kernels that compute addresses themselves.
+    """
+
+    var d: Im2colAxis
+    var h: Im2colAxis
+    var w: Im2colAxis
 
     def pixels(self) -> Int:
         """Of one image's result."""
@@ -175,18 +178,18 @@ def is_deep(p: ConvolutionProblem) -> Bool:
     return p.d != 1 or p.t != 1 or p.o != 1 or p.pad_d != 0
 
 
-def fprop_phase(p: ConvolutionProblem) -> Phase:
-    return Phase(
+def fprop_phase(p: ConvolutionProblem) -> Im2colPhase:
+    return Im2colPhase(
         fprop_axis(p.d, p.t, p.o, p.stride_d, p.dilation_d, p.pad_d),
         fprop_axis(p.h, p.r, p.p, p.stride_h, p.dilation_h, p.pad_h),
         fprop_axis(p.w, p.s, p.q, p.stride_w, p.dilation_w, p.pad_w),
     )
 
 
-def dgrad_phases(p: ConvolutionProblem) -> List[Phase]:
+def dgrad_phases(p: ConvolutionProblem) -> List[Im2colPhase]:
     """Those that have pixels, long reductions first: what is left for the end of the launch is short.
     """
-    var phases = List[Phase]()
+    var phases = List[Im2colPhase]()
     for a in range(min(p.stride_d, p.d)):
         var d = dgrad_axis(p.d, p.t, p.o, p.stride_d, p.dilation_d, p.pad_d, a)
         for b in range(min(p.stride_h, p.h)):
@@ -197,7 +200,7 @@ def dgrad_phases(p: ConvolutionProblem) -> List[Phase]:
                 var w = dgrad_axis(
                     p.w, p.s, p.q, p.stride_w, p.dilation_w, p.pad_w, c
                 )
-                var phase = Phase(d, h, w)
+                var phase = Im2colPhase(d, h, w)
                 var place = len(phases)
                 while place > 0 and phases[place - 1].taps() < phase.taps():
                     place -= 1
@@ -342,11 +345,11 @@ struct Plan[phases: Int](DevicePassable, ImplicitlyCopyable):
         dgrad: Bool,
         tiles: Int,
         column_tiles: Int,
-        block_k: Int,
+        stage_length: Int,
         column_step: Int = 0,
         short_stages: Bool = False,
     ):
-        """`block_k` elements of the reduction are one pipeline stage; `short_stages`: the kernel has those.
+        """`stage_length` elements of the reduction are one pipeline stage; `short_stages`: the kernel has those.
         """
         var p = problem
         var depth = p.k if dgrad else p.c
@@ -359,7 +362,7 @@ struct Plan[phases: Int](DevicePassable, ImplicitlyCopyable):
             p.o, p.p, p.q
         )
         self.data[0] = Int32(tiles)
-        self.data[1] = Int32(ceildiv(depth, block_k))
+        self.data[1] = Int32(ceildiv(depth, stage_length))
         self.data[2] = Int32(columns)
         self.data[3] = Int32(1 if is_deep(p) else 0)
         comptime for axis in range(3):
@@ -368,7 +371,7 @@ struct Plan[phases: Int](DevicePassable, ImplicitlyCopyable):
             self.data[10 + axis] = Int32(out_step[axis])
         self.data[_COLUMN_STEP] = Int32(column_step)
         self.data[_ENDS_SHORT] = Int32(
-            1 if short_stages and ends_short(depth, block_k) else 0
+            1 if short_stages and ends_short(depth, stage_length) else 0
         )
         self._set_divisor(_COLUMN_DIVISOR, column_tiles)
 
@@ -411,14 +414,14 @@ struct Plan[phases: Int](DevicePassable, ImplicitlyCopyable):
         mut self,
         index: Int,
         problem: ConvolutionProblem,
-        phase: Phase,
+        phase: Im2colPhase,
         first_tile: Int,
     ):
         var p = problem
         var d = phase.d
         var h = phase.h
         var w = phase.w
-        var axes: Array[Axis, 3] = [d, h, w]
+        var axes: Array[Im2colAxis, 3] = [d, h, w]
         var pitches = IndexList[3](p.r * p.s, p.s, 1)
         var deep = is_deep(p)
         var at = _HEADER + _PHASE * index

@@ -186,7 +186,7 @@ struct StageWalk(ImplicitlyCopyable, TrivialRegisterPassable):
 
 @always_inline
 def _copy_filter[
-    shape: TileShape, filter_k_major: Bool, block_k: Int
+    shape: TileShape, filter_k_major: Bool, stage_length: Int
 ](
     filter_tile: UInt32,
     filter_map: UInt64,
@@ -218,7 +218,7 @@ def _copy_filter[
     else:
         # 64 columns (input channels) at a time for the filters of the reduction.
         comptime for panel in range(shape.columns // 64):
-            comptime offset = panel * block_k * ROW_BYTES
+            comptime offset = panel * stage_length * ROW_BYTES
             if Int32(panel) < panels:
                 comptime if cluster == 1:
                     load_tile_3d(
@@ -249,7 +249,7 @@ def produce[
     shape: TileShape,
     filter_k_major: Bool,
     sums: Bool,
-    block_k: Int,
+    stage_length: Int,
 ](
     source_maps: TensorMaps[phases],
     filter_map: TensorMaps[1],
@@ -287,8 +287,8 @@ def produce[
                 Int32(shape.columns // 64),
                 (plan.columns() - at.column + 63) // 64,
             )
-            share = Int32(block_k // cluster)
-            filter_bytes = panels * Int32(block_k * ROW_BYTES)
+            share = Int32(stage_length // cluster)
+            filter_bytes = panels * Int32(stage_length * ROW_BYTES)
         comptime if shape.may_split(phases, sums):
             walk.skip(plan, at.phase, at.first)
         for _ in range(Int(at.steps)):
@@ -307,7 +307,7 @@ def produce[
             mbarrier_wait(empty + slot * 8, ring_at.parity ^ 1)
             mbarrier_expect(barrier, Int(bytes))
             var source_tile = ring + slot * UInt32(shape.stage_bytes())
-            var channel = walk.block * Int32(block_k)
+            var channel = walk.block * Int32(stage_length)
             load_im2col(
                 source_tile,
                 source_map,
@@ -323,7 +323,7 @@ def produce[
                 plan.is_deep(),
             )
             if not has_filter:
-                _copy_filter[shape, filter_k_major, block_k](
+                _copy_filter[shape, filter_k_major, stage_length](
                     source_tile + UInt32(shape.source_bytes()),
                     filter_address,
                     barrier,

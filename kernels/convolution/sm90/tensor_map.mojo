@@ -10,7 +10,7 @@ from max.gpu.host import DeviceBuffer, DeviceContext
 
 from ...common.pointer import Ptr
 from ..problem import ConvolutionProblem
-from .plan import Axis, Phase
+from .plan import Im2colAxis, Im2colPhase
 
 comptime _MAP_BYTES = 128
 comptime _SWIZZLE_64B: Int32 = 2
@@ -92,7 +92,7 @@ struct TensorMaps[count: Int](DevicePassable, ImplicitlyCopyable):
         tensor: Ptr[dtype],
         extents: IndexList[4],
         view: SourceView,
-        phase: Phase,
+        phase: Im2colPhase,
         steps: IndexList[3],
         deep: Bool,
         pixels: Int,
@@ -125,7 +125,7 @@ struct TensorMaps[count: Int](DevicePassable, ImplicitlyCopyable):
             steps[0] if deep else 1,
             1,
         ]
-        var axes: Array[Axis, 3] = [phase.w, phase.h, phase.d]
+        var axes: Array[Im2colAxis, 3] = [phase.w, phase.h, phase.d]
         var map_dims = Array[Int64, 5](fill=0)
         var map_strides = Array[Int64, 4](fill=0)
         var map_steps = Array[Int32, 5](fill=1)

@@ -3,7 +3,7 @@
 from std.math import ceildiv
 from std.memory import bitcast
 
-from .plan import BLOCK_K, ROW_BYTES
+from .plan import STAGE_LENGTH, ROW_BYTES
 
 comptime THREADS = 384
 comptime CONSUMERS = 2
@@ -143,15 +143,15 @@ def k_major_descriptor[row_bytes: Int = ROW_BYTES](address: UInt32) -> Int64:
 
 @always_inline
 def mn_major_descriptor(address: UInt32) -> Int64:
-    """Rows of 128 swizzled bytes across the reduction: 64 columns for each of BLOCK_K reduction elements.
+    """Rows of 128 swizzled bytes across the reduction: 64 columns for each of STAGE_LENGTH reduction elements.
 
-    Groups of 8 reduction elements are 1024 bytes apart, blocks of 64 columns BLOCK_K rows apart.
+    Groups of 8 reduction elements are 1024 bytes apart, blocks of 64 columns STAGE_LENGTH rows apart.
     """
     return (
         Int64((address & 0x3FFFF) >> 4)
         | Int64(1 << 62)
         | Int64(64 << 32)
-        | Int64((BLOCK_K * ROW_BYTES // 16) << 16)
+        | Int64((STAGE_LENGTH * ROW_BYTES // 16) << 16)
     )
 
 

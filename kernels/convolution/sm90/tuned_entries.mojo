@@ -8,7 +8,7 @@ from max.gpu.host import DeviceContext
 
 from ...common.library import Arguments
 from ..finish import NOTHING
-from ..kernel import Tensors
+from ..kernel import ConvolutionTensors
 from ..operands import ConvolutionOperands
 from ..passes import ONE_GROUP
 from .dispatch import SM90_KERNELS
@@ -26,7 +26,7 @@ def conv_tuned[
         raise Error(t"Hopper convolution: no kernel for {dtype} and this GPU")
     else:
         var problem = given.problem
-        var tensors = Tensors(
+        var tensors = ConvolutionTensors(
             given.result.data, given.a.data, given.b.data, NOTHING
         )
         var tuning = Optional[WgradChoice]()

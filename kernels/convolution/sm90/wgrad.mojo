@@ -53,7 +53,7 @@ from ...common.ptx import (
     release_registers,
     syncwarp,
 )
-from .plan import BLOCK_K
+from .plan import STAGE_LENGTH
 from .tensor_map import TensorMaps
 from .tile import CONSUMERS, ROW_BYTES, RingPlace, THREADS, mn_major_descriptor
 from .wgrad_plan import PANEL, PANEL_BYTES, WgradPlan, WgradShape, unit_of
@@ -105,8 +105,8 @@ def _shifts(plan: WgradPlan) -> Tuple[Int32, Int32]:
     var _, rank = plan.shared.divide(Int32(block_idx.x))
     var rank_row, rank_column = plan.share_columns.divide(rank)
     return (
-        plan.share_columns.divide(rank_column * BLOCK_K)[0],
-        plan.share_rows.divide(rank_row * BLOCK_K)[0],
+        plan.share_columns.divide(rank_column * STAGE_LENGTH)[0],
+        plan.share_rows.divide(rank_row * STAGE_LENGTH)[0],
     )
 
 
@@ -137,7 +137,7 @@ def _copies_of[
             )
         )
     var group, filter = plan.filters(row_tile, shape.rows())
-    var pixel = unit.first * BLOCK_K
+    var pixel = unit.first * STAGE_LENGTH
     var line, q = plan.q.divide(pixel + x_shift)
     var plane, p = plan.p.divide(line)
     var n, o = plan.o.divide(plane)
@@ -166,7 +166,7 @@ def _produce[
     full: UInt32,
     empty: UInt32,
 ):
-    var ahead_line, ahead_q = plan.q.divide(Int32(BLOCK_K))
+    var ahead_line, ahead_q = plan.q.divide(Int32(STAGE_LENGTH))
     var ahead_plane, ahead_p = plan.p.divide(ahead_line)
     var ahead_n, ahead_o = plan.o.divide(ahead_plane)
     var dy_shift = Int32(0)
@@ -247,7 +247,7 @@ def _produce[
                     )
             place.advance()
             # The next pixels without a division, which would take longer than a small tile's products.
-            at.pixel += BLOCK_K
+            at.pixel += STAGE_LENGTH
             at.q += ahead_q
             at.p += ahead_p
             at.o += ahead_o
@@ -342,7 +342,7 @@ def _multiply_stage[
         tile + UInt32(shape.row_panels() * PANEL_BYTES)
     )
     wgmma_fence_aligned()
-    comptime for kk in range(BLOCK_K // 16):
+    comptime for kk in range(STAGE_LENGTH // 16):
         comptime for block in range(shape.row_blocks):
             sums[block] = wgmma_async[
                 64,

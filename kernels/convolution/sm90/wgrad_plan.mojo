@@ -3,12 +3,12 @@
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 
 from ...common.arithmetic import Divisor
-from .plan import BLOCK_K
+from .plan import STAGE_LENGTH
 from .tile import CONSUMERS
 
 comptime PANEL = 64
 """Channels of one copy: 128 bytes."""
-comptime PANEL_BYTES = BLOCK_K * 128
+comptime PANEL_BYTES = STAGE_LENGTH * 128
 comptime MAX_CLUSTER = 8
 """The largest cluster that every launch may ask for."""
 

@@ -19,7 +19,7 @@ from ...common.vectors import (
     smallest_share,
     store_part,
 )
-from ..kernel import InterpolationKernel, Operands
+from ..kernel import InterpolationKernel, InterpolationTensors
 from ..problem import Axis, InterpolationProblem, Spans
 from .sums import Row, line_of, sum_columns, sum_rows
 
@@ -160,7 +160,7 @@ struct ColumnsThenRows(InterpolationKernel):
     def can_implement[
         dtype: DType
     ](
-        t: Operands[dtype],
+        t: InterpolationTensors[dtype],
         p: InterpolationProblem[accumulation_type[dtype]],
         spans: Spans,
     ) -> Optional[String]:
@@ -176,7 +176,7 @@ struct ColumnsThenRows(InterpolationKernel):
         dtype: DType
     ](
         ctx: DeviceContext,
-        t: Operands[dtype],
+        t: InterpolationTensors[dtype],
         p: InterpolationProblem[accumulation_type[dtype]],
         spans: Spans,
     ) raises:

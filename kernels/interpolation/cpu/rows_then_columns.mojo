@@ -14,7 +14,7 @@ from ...common.vectors import (
     pointer_inside,
     smallest_share,
 )
-from ..kernel import InterpolationKernel, Operands
+from ..kernel import InterpolationKernel, InterpolationTensors
 from ..problem import InterpolationProblem, Spans
 from .sums import Row, line_of, sum_columns, sum_rows
 
@@ -82,7 +82,7 @@ struct RowsThenColumns(InterpolationKernel):
         dtype: DType
     ](
         ctx: DeviceContext,
-        t: Operands[dtype],
+        t: InterpolationTensors[dtype],
         p: InterpolationProblem[accumulation_type[dtype]],
         spans: Spans,
     ) raises:

@@ -24,7 +24,7 @@ from ...common.argument import KernelArgument
 from ...common.arithmetic import Divisor
 from ...common.pointer import Ptr, accumulation_type
 from ...common.vectors import pointer_to
-from ..kernel import InterpolationKernel, Operands
+from ..kernel import InterpolationKernel, InterpolationTensors
 from ..problem import InterpolationProblem, Spans
 from .params import THREADS, Params, fits_32_bits, load, store, vector
 
@@ -287,7 +287,11 @@ def interpolate_rows_then_columns[
 
 def _walk[
     dtype: DType, V: Int, by_channels: Bool
-](t: Operands[dtype], p: Params[accumulation_type[dtype]], tile: Tile):
+](
+    t: InterpolationTensors[dtype],
+    p: Params[accumulation_type[dtype]],
+    tile: Tile,
+):
     """What a GPU does, lane by lane."""
     var storage = List[Scalar[accumulation_type[dtype]]](length=ROOM, fill=0)
     var sums = pointer_to(storage)
@@ -410,7 +414,7 @@ def _launch[
     target: StaticString, dtype: DType, V: Int, by_channels: Bool
 ](
     ctx: DeviceContext,
-    t: Operands[dtype],
+    t: InterpolationTensors[dtype],
     p: InterpolationProblem[accumulation_type[dtype]],
     spans: Spans,
 ) raises:
@@ -451,7 +455,7 @@ struct RowsThenColumns[target: StaticString](InterpolationKernel):
     def can_implement[
         dtype: DType
     ](
-        t: Operands[dtype],
+        t: InterpolationTensors[dtype],
         p: InterpolationProblem[accumulation_type[dtype]],
         spans: Spans,
     ) -> Optional[String]:
@@ -467,7 +471,7 @@ struct RowsThenColumns[target: StaticString](InterpolationKernel):
         dtype: DType
     ](
         ctx: DeviceContext,
-        t: Operands[dtype],
+        t: InterpolationTensors[dtype],
         p: InterpolationProblem[accumulation_type[dtype]],
         spans: Spans,
     ) raises:

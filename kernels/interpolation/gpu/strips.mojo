@@ -19,7 +19,7 @@ from std.utils.static_tuple import StaticTuple
 
 from ...common.arithmetic import Divisor
 from ...common.pointer import Ptr, accumulation_type
-from ..kernel import InterpolationKernel, Operands
+from ..kernel import InterpolationKernel, InterpolationTensors
 from ..problem import Axis, InterpolationProblem, Spans
 from .params import THREADS, Params, fits_32_bits, load, store, vector
 
@@ -195,7 +195,7 @@ def _launch[
     target: StaticString, dtype: DType, V: Int, T: Int, along_w: Bool
 ](
     ctx: DeviceContext,
-    t: Operands[dtype],
+    t: InterpolationTensors[dtype],
     p: InterpolationProblem[accumulation_type[dtype]],
 ) raises:
     var vectors = 1 if along_w else Int(p.channels) // V
@@ -246,7 +246,7 @@ struct Strips[target: StaticString](InterpolationKernel):
     def can_implement[
         dtype: DType
     ](
-        t: Operands[dtype],
+        t: InterpolationTensors[dtype],
         p: InterpolationProblem[accumulation_type[dtype]],
         spans: Spans,
     ) -> Optional[String]:
@@ -261,7 +261,7 @@ struct Strips[target: StaticString](InterpolationKernel):
         dtype: DType
     ](
         ctx: DeviceContext,
-        t: Operands[dtype],
+        t: InterpolationTensors[dtype],
         p: InterpolationProblem[accumulation_type[dtype]],
         spans: Spans,
     ) raises:

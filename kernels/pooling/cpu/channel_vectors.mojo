@@ -27,7 +27,7 @@ from ...common.vectors import (
 )
 from .axis_tables import AboveTable, WindowTable
 from .separable_max import has_window_everywhere
-from ..kernel import INDEX, NO_ARGMAX, OFFSET, Operands, PoolingKernel
+from ..kernel import INDEX, NO_ARGMAX, OFFSET, PoolingTensors, PoolingKernel
 from ..problem import PoolingAxis, PoolingProblem, Taps
 
 comptime MANY_TAPS = 16
@@ -127,7 +127,7 @@ struct TapList(Movable):
 @no_inline
 def _pool_fprop_vectors[
     dtype: DType, argmax: DType, //, *, adaptive: Bool
-](t: Operands[dtype, argmax], p: PoolingProblem):
+](t: PoolingTensors[dtype, argmax], p: PoolingProblem):
     comptime Acc = accumulation_type[dtype]
     comptime V = lanes[dtype]
     comptime averaging = argmax == NO_ARGMAX
@@ -358,7 +358,9 @@ struct ChannelVectorsFprop(PoolingKernel):
     @staticmethod
     def launch[
         dtype: DType, argmax: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
+    ](
+        ctx: DeviceContext, t: PoolingTensors[dtype, argmax], p: PoolingProblem
+    ) raises:
         _pool_fprop_vectors[adaptive=adaptive](t, p)
 
 
@@ -379,5 +381,7 @@ struct ChannelVectorsDgrad(PoolingKernel):
     @staticmethod
     def launch[
         dtype: DType, argmax: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
+    ](
+        ctx: DeviceContext, t: PoolingTensors[dtype, argmax], p: PoolingProblem
+    ) raises:
         _avg_pool_dgrad_vectors(t.result, t.source, p)

@@ -19,7 +19,7 @@ from ...common.vectors import (
     store_part,
 )
 from .axis_tables import AboveTable
-from ..kernel import NO_ARGMAX, OFFSET, Operands, PoolingKernel
+from ..kernel import NO_ARGMAX, OFFSET, PoolingTensors, PoolingKernel
 from ..problem import PoolingAxis, PoolingProblem
 
 comptime TOGETHER = 4
@@ -171,7 +171,7 @@ def _gather_row[
 @no_inline
 def _max_pool_dgrad_gather[
     dtype: DType, argmax: DType, //
-](t: Operands[dtype, argmax], p: PoolingProblem):
+](t: PoolingTensors[dtype, argmax], p: PoolingProblem):
     var d_axis = AboveTable(p.d)
     var h_axis = AboveTable(p.h)
     var w_axis = AboveTable(p.w)
@@ -256,5 +256,7 @@ struct GatherMaxDgrad(PoolingKernel):
     @staticmethod
     def launch[
         dtype: DType, argmax: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
+    ](
+        ctx: DeviceContext, t: PoolingTensors[dtype, argmax], p: PoolingProblem
+    ) raises:
         _max_pool_dgrad_gather(t, p)

@@ -20,7 +20,7 @@ from ...common.vectors import (
     smallest_share,
     store_part,
 )
-from ..kernel import INDEX, NO_ARGMAX, OFFSET, Operands, PoolingKernel
+from ..kernel import INDEX, NO_ARGMAX, OFFSET, PoolingTensors, PoolingKernel
 from ..problem import PoolingProblem
 
 comptime BLOCK = 64
@@ -231,7 +231,7 @@ struct ClearedPixels(TrivialRegisterPassable):
 def _scatter_planes_in_place[
     dtype: DType, argmax: DType, //
 ](
-    t: Operands[dtype, argmax],
+    t: PoolingTensors[dtype, argmax],
     p: PoolingProblem,
     origins: Ptr[DType.int],
     deltas: Ptr[DType.int],
@@ -325,7 +325,7 @@ def _scatter_channels[
 @no_inline
 def _max_pool_dgrad_scatter[
     dtype: DType, argmax: DType, //, *, adaptive: Bool
-](t: Operands[dtype, argmax], p: PoolingProblem):
+](t: PoolingTensors[dtype, argmax], p: PoolingProblem):
     comptime Acc = accumulation_type[dtype]
     # Half-precision sums are kept in float32 and rounded once.
     comptime in_place = dtype == Acc
@@ -424,5 +424,7 @@ struct ScatterMaxDgrad(PoolingKernel):
     @staticmethod
     def launch[
         dtype: DType, argmax: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
+    ](
+        ctx: DeviceContext, t: PoolingTensors[dtype, argmax], p: PoolingProblem
+    ) raises:
         _max_pool_dgrad_scatter[adaptive=adaptive](t, p)

@@ -22,7 +22,7 @@ from ...common.vectors import (
     store_part,
 )
 from .axis_tables import AboveTable, WindowTable
-from ..kernel import NO_ARGMAX, Operands, PoolingKernel
+from ..kernel import NO_ARGMAX, PoolingTensors, PoolingKernel
 from ..problem import PoolingProblem
 
 
@@ -391,7 +391,9 @@ struct SeparableAvg[forward: Bool](PoolingKernel):
     @staticmethod
     def launch[
         dtype: DType, argmax: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
+    ](
+        ctx: DeviceContext, t: PoolingTensors[dtype, argmax], p: PoolingProblem
+    ) raises:
         comptime if Self.forward:
             _avg_pool_fprop_separable(t.result, t.source, p)
         else:
@@ -416,7 +418,9 @@ struct GlobalAvg[forward: Bool](PoolingKernel):
     @staticmethod
     def launch[
         dtype: DType, argmax: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
+    ](
+        ctx: DeviceContext, t: PoolingTensors[dtype, argmax], p: PoolingProblem
+    ) raises:
         _avg_pool_global[forward=Self.forward](
             t.result, t.source, p, p.divisor[False](0, 0, 0)
         )

@@ -23,7 +23,7 @@ from ...common.vectors import (
     store_part,
 )
 from .axis_tables import WindowTable
-from ..kernel import NO_ARGMAX, OFFSET, Operands, PoolingKernel
+from ..kernel import NO_ARGMAX, OFFSET, PoolingTensors, PoolingKernel
 from ..problem import PoolingProblem, Taps
 
 comptime NOWHERE = Int32.MAX
@@ -147,7 +147,7 @@ def _pool_vectors_of_windows[
 @no_inline
 def _max_pool_fprop_separable[
     dtype: DType, argmax: DType, //, *, adaptive: Bool
-](t: Operands[dtype, argmax], p: PoolingProblem):
+](t: PoolingTensors[dtype, argmax], p: PoolingProblem):
     comptime Acc = accumulation_type[dtype]
     comptime V = lanes[dtype]
     var out_width = Int(p.w.output)
@@ -252,5 +252,7 @@ struct SeparableMaxFprop(PoolingKernel):
     @staticmethod
     def launch[
         dtype: DType, argmax: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
+    ](
+        ctx: DeviceContext, t: PoolingTensors[dtype, argmax], p: PoolingProblem
+    ) raises:
         _max_pool_fprop_separable[adaptive=adaptive](t, p)

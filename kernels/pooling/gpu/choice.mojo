@@ -2,7 +2,7 @@
 
 from max.gpu.host import DeviceContext
 
-from ..kernel import KernelChoice, Operands
+from ..kernel import KernelChoice, PoolingTensors
 from ..problem import PoolingProblem
 from .params import fits_32_bits
 
@@ -14,7 +14,9 @@ struct ByAlignment[Aligned: KernelChoice, Other: KernelChoice](KernelChoice):
     @staticmethod
     def launch[
         dtype: DType, argmax: DType, //, *, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
+    ](
+        ctx: DeviceContext, t: PoolingTensors[dtype, argmax], p: PoolingProblem
+    ) raises:
         if t.are_aligned() and fits_32_bits(p):
             Self.Aligned.launch[adaptive=adaptive](ctx, t, p)
         else:

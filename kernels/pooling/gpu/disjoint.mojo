@@ -20,7 +20,7 @@ from std.sys import size_of
 from ...common.argument import KernelArgument
 from ...common.arithmetic import Divisor
 from ...common.pointer import Ptr
-from ..kernel import INDEX, NO_ARGMAX, OFFSET, Operands, PoolingKernel
+from ..kernel import INDEX, NO_ARGMAX, OFFSET, PoolingTensors, PoolingKernel
 from ..problem import PoolingProblem
 from .primitives import fits_word, narrow
 from .params import LIMIT_32, THREADS, PoolingParams, uniform_scale
@@ -272,7 +272,9 @@ struct DisjointPlanes(PoolingKernel):
     @staticmethod
     def launch[
         dtype: DType, argmax: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
+    ](
+        ctx: DeviceContext, t: PoolingTensors[dtype, argmax], p: PoolingProblem
+    ) raises:
         comptime V = 16 // size_of[dtype]()
         comptime SHAPES = _shapes[argmax](V)
         var total = p.input_size()
@@ -466,7 +468,9 @@ struct DisjointChannels(PoolingKernel):
     @staticmethod
     def launch[
         dtype: DType, argmax: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
+    ](
+        ctx: DeviceContext, t: PoolingTensors[dtype, argmax], p: PoolingProblem
+    ) raises:
         var scale = uniform_scale[argmax, False](p)
         comptime for V in [
             16 // size_of[dtype](),

@@ -12,7 +12,7 @@ from std.memory import stack_allocation
 from std.sys import size_of
 
 from ...common.pointer import Ptr, accumulation_type
-from ..kernel import NO_ARGMAX, Operands, PoolingKernel
+from ..kernel import NO_ARGMAX, PoolingTensors, PoolingKernel
 from ..problem import PoolingProblem
 from .gather import pool_window
 from .params import LIMIT_32, THREADS, PoolingParams, uniform_scale
@@ -131,7 +131,9 @@ struct PlanesFprop(PoolingKernel):
     @staticmethod
     def launch[
         dtype: DType, argmax: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
+    ](
+        ctx: DeviceContext, t: PoolingTensors[dtype, argmax], p: PoolingProblem
+    ) raises:
         # As many planes as keep the threads busy, not so many that few blocks remain.
         var group = max(
             min(

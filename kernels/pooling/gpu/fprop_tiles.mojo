@@ -13,7 +13,7 @@ from std.utils.numerics import neg_inf
 
 from ...common.arithmetic import Divisor
 from ...common.pointer import Ptr
-from ..kernel import NO_ARGMAX, OFFSET, Operands, PoolingKernel
+from ..kernel import NO_ARGMAX, OFFSET, PoolingTensors, PoolingKernel
 from ..problem import PoolingProblem
 from .params import PoolingParams, LaunchShape, uniform_scale
 
@@ -238,7 +238,9 @@ struct TilesFprop(PoolingKernel):
     @staticmethod
     def launch[
         dtype: DType, argmax: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
+    ](
+        ctx: DeviceContext, t: PoolingTensors[dtype, argmax], p: PoolingProblem
+    ) raises:
         comptime for i in range(len(WINDOWS)):
             comptime W = WINDOWS[i]
             if W.is_of(p):

@@ -21,7 +21,7 @@ from std.utils.static_tuple import StaticTuple
 
 from ...common.arithmetic import Divisor
 from ...common.pointer import Ptr, accumulation_type
-from ..kernel import NO_ARGMAX, OFFSET, Operands, PoolingKernel
+from ..kernel import NO_ARGMAX, OFFSET, PoolingTensors, PoolingKernel
 from ..problem import PoolingProblem
 from .params import (
     THREADS,
@@ -339,7 +339,9 @@ struct GatherFprop(PoolingKernel):
     @staticmethod
     def launch[
         dtype: DType, argmax: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
+    ](
+        ctx: DeviceContext, t: PoolingTensors[dtype, argmax], p: PoolingProblem
+    ) raises:
         comptime for V in [16 // size_of[dtype](), 1]:
             if _vector[dtype](p) == V:
                 var shape = _outputs(p, V)
@@ -373,7 +375,9 @@ struct GatherDgrad(PoolingKernel):
     @staticmethod
     def launch[
         dtype: DType, argmax: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
+    ](
+        ctx: DeviceContext, t: PoolingTensors[dtype, argmax], p: PoolingProblem
+    ) raises:
         comptime for V in [16 // size_of[dtype](), 1]:
             if _vector[dtype](p) == V:
                 var rows = _strip(p, V)

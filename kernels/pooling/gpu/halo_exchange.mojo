@@ -21,7 +21,7 @@ from ..kernel import (
     INDEX,
     NO_ARGMAX,
     OFFSET,
-    Operands,
+    PoolingTensors,
     PoolingKernel,
     argmax_bytes,
 )
@@ -441,7 +441,9 @@ struct HaloExchange[deep: Bool](PoolingKernel):
     @staticmethod
     def launch[
         dtype: DType, argmax: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
+    ](
+        ctx: DeviceContext, t: PoolingTensors[dtype, argmax], p: PoolingProblem
+    ) raises:
         comptime SHAPES = Self.SHAPES[dtype, argmax]
         comptime for i in range(len(SHAPES)):
             comptime S = SHAPES[i]
@@ -452,7 +454,9 @@ struct HaloExchange[deep: Bool](PoolingKernel):
 
 def _launch[
     dtype: DType, argmax: DType, //, S: HaloShape
-](ctx: DeviceContext, t: Operands[dtype, argmax], given: PoolingProblem) raises:
+](
+    ctx: DeviceContext, t: PoolingTensors[dtype, argmax], given: PoolingProblem
+) raises:
     var p = _as_planes(given)
     var teams = plan_teams(
         S,

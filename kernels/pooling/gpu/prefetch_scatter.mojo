@@ -36,7 +36,7 @@ from .prefetch_scatter_plan import (
 )
 from .params import LANES, LIMIT_32, PoolingParams, refuse_misses
 from .primitives import NOWHERE, where_below
-from ..kernel import INDEX, NO_ARGMAX, OFFSET, Operands, PoolingKernel
+from ..kernel import INDEX, NO_ARGMAX, OFFSET, PoolingTensors, PoolingKernel
 from ..problem import PoolingProblem
 
 
@@ -331,7 +331,9 @@ struct PrefetchScatter(PoolingKernel):
     @staticmethod
     def launch[
         dtype: DType, argmax: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
+    ](
+        ctx: DeviceContext, t: PoolingTensors[dtype, argmax], p: PoolingProblem
+    ) raises:
         var plan = plan_pipeline(
             p,
             data=size_of[dtype](),

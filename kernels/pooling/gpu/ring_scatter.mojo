@@ -17,7 +17,7 @@ from std.math import ceildiv
 from std.sys import size_of
 
 from ...common.pointer import Ptr
-from ..kernel import NO_ARGMAX, OFFSET, Operands, PoolingKernel
+from ..kernel import NO_ARGMAX, OFFSET, PoolingTensors, PoolingKernel
 from ..problem import PoolingProblem
 from .params import LIMIT_32, PoolingParams, refuse_misses
 from .ring_scatter_plan import (
@@ -393,7 +393,9 @@ struct RingScatter(PoolingKernel):
     @staticmethod
     def launch[
         dtype: DType, argmax: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
+    ](
+        ctx: DeviceContext, t: PoolingTensors[dtype, argmax], p: PoolingProblem
+    ) raises:
         comptime tabled = argmax == OFFSET
         var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
         comptime for i in range(len(VARIANTS)):

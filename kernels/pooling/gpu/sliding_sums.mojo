@@ -15,7 +15,7 @@ from std.sys import size_of
 from ...common.argument import KernelArgument
 from ...common.arithmetic import Divisor
 from ...common.pointer import Ptr
-from ..kernel import NO_ARGMAX, Operands, PoolingKernel
+from ..kernel import NO_ARGMAX, PoolingTensors, PoolingKernel
 from ..problem import PoolingProblem
 from .primitives import fetch
 from .params import LIMIT_32, PoolingParams, uniform_scale
@@ -287,7 +287,9 @@ struct SlidingSums(PoolingKernel):
     @staticmethod
     def launch[
         dtype: DType, argmax: DType, adaptive: Bool
-    ](ctx: DeviceContext, t: Operands[dtype, argmax], p: PoolingProblem) raises:
+    ](
+        ctx: DeviceContext, t: PoolingTensors[dtype, argmax], p: PoolingProblem
+    ) raises:
         var scale = uniform_scale[argmax, False](p)
 
         @always_inline

@@ -9,7 +9,7 @@ from extensibility import InputTensor, OutputTensor
 from kernels.common.library import Arguments
 from kernels.common.pointer import Ptr
 from kernels.pooling.direct import Direct
-from kernels.pooling.kernel import Operands, averages
+from kernels.pooling.kernel import PoolingTensors, averages
 from kernels.pooling.problem import Geometry, PoolingProblem, pooling_problem
 from max.gpu.host import DeviceContext
 from std.utils.index import IndexList
@@ -41,7 +41,9 @@ def _problem(
 @always_inline
 def _launch[
     dtype: DType, argmax: DType, //, target: StaticString, forward: Bool
-](t: Operands[dtype, argmax], p: PoolingProblem, ctx: DeviceContext) raises:
+](
+    t: PoolingTensors[dtype, argmax], p: PoolingProblem, ctx: DeviceContext
+) raises:
     Direct[forward, target].launch[dtype, argmax, False](ctx, t, p)
 
 
@@ -61,7 +63,7 @@ struct MaxPoolFprop:
         ctx: DeviceContext,
     ) raises:
         var p = _problem(numbers, x.shape(), y.shape())
-        var t = Operands(_out(y), _in(x), _out(argmaxes))
+        var t = PoolingTensors(_out(y), _in(x), _out(argmaxes))
         _launch[target, True](t, p, ctx)
 
 
@@ -81,7 +83,7 @@ struct MaxPoolDgrad:
         ctx: DeviceContext,
     ) raises:
         var p = _problem(numbers, dx.shape(), dy.shape())
-        var t = Operands(_out(dx), _in(dy), _in(argmaxes))
+        var t = PoolingTensors(_out(dx), _in(dy), _in(argmaxes))
         _launch[target, False](t, p, ctx)
 
 

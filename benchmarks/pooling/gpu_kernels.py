@@ -1,8 +1,8 @@
-"""Builds the program of launches.mojo, runs it on the cases and keeps what it prints.
+"""Builds the program of gpu_kernels.mojo, runs it on the cases and keeps what it prints.
 
-    python -m benchmarks pooling.launches --build launches --target sm_90a       # where there is no GPU, or on it
-    python -m benchmarks pooling.launches --run launches --cases 'inception' --output FILE
-    python -m benchmarks pooling.launches --run old --beside launches --output FILE
+    python -m benchmarks pooling.gpu_kernels --build gpu_kernels --target sm_90a       # where there is no GPU, or on it
+    python -m benchmarks pooling.gpu_kernels --run gpu_kernels --cases 'inception' --output FILE
+    python -m benchmarks pooling.gpu_kernels --run old --beside gpu_kernels --output FILE
 
 `--beside` runs a second build, of other kernels say, and alternates the two, case by case, in one process each.
 """
@@ -42,7 +42,7 @@ class Launch:
 
 
 def numbers(case: Case, problem: PoolingProblem, layout: str) -> list[int]:
-    """What launches.mojo reads of a problem; NCHW tensors are planes of one channel."""
+    """What gpu_kernels.mojo reads of a problem; NCHW tensors are planes of one channel."""
     n, c = (case.n, case.c) if layout == "channels_last" else (case.n * case.c, 1)
     axes = (problem.input, problem.output, problem.window, problem.stride, problem.padding, problem.dilation)
     return [n, c, *(int(v) for axis in axes for v in axis), int(case.count_include_pad), 0]

@@ -1,9 +1,9 @@
 """Times pooling, forward and backward, on a GPU as the dispatch launches them, without a graph around, and checks them.
 
-    mojo build -I . benchmarks/pooling/launches.mojo -o launches [--target-accelerator=sm_90a]
-    ./launches max:LABEL:NUMBERS ...
+    mojo build -I . benchmarks/pooling/gpu_kernels.mojo -o gpu_kernels [--target-accelerator=sm_90a]
+    ./gpu_kernels max:LABEL:NUMBERS ...
 
-`launches.py` beside this builds it, writes the numbers of the cases and keeps the results. The program needs no Python, so
+`gpu_kernels.py` beside this builds it, writes the numbers of the cases and keeps the results. The program needs no Python, so
 that a few seconds on a GPU compare many builds. For each problem it prints the time of a copy of as many bytes at this GPU's
 rate, the time of a launch over it (the best mean of some rows of launches, over inputs that the cache does not hold), and
 whether the result is that of the always-right kernels, on whole numbers.
@@ -23,7 +23,7 @@ from kernels.pooling.kernel import (
     INDEX,
     NO_ARGMAX,
     OFFSET,
-    Operands,
+    PoolingTensors,
     argmax_bytes,
 )
 from kernels.pooling.problem import PoolingAxis, PoolingProblem
@@ -230,11 +230,11 @@ def run_chosen[
 ) raises:
     comptime if forward:
         FPROP_KERNELS.launch[adaptive=False](
-            ctx, Operands(result, source, argmaxes), p
+            ctx, PoolingTensors(result, source, argmaxes), p
         )
     else:
         DGRAD_KERNELS[deep=True].launch[adaptive=False](
-            ctx, Operands(result, source, argmaxes), p
+            ctx, PoolingTensors(result, source, argmaxes), p
         )
 
 
@@ -249,7 +249,7 @@ def run_reference[
     p: PoolingProblem,
 ) raises:
     Direct[forward, "gpu"].launch[dtype, argmax, False](
-        ctx, Operands(result, source, argmaxes), p
+        ctx, PoolingTensors(result, source, argmaxes), p
     )
 
 
