@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.fusion.test_plan import calls, functions, planned
+from tests.fusion.test_groups import calls, functions, fused
 from torch_max_backend import backend
 
 SIZES = [(1,), (7,), (3, 5), (0, 4), (1_000_003,), (64, 64), (16,)]
@@ -27,7 +27,7 @@ def averages(*tensors: Tensor) -> list[Tensor]:
 
 def test_equal_expressions_of_arguments_are_one_call() -> None:
     shapes = [shape for n in range(1, 40) for shape in [(n, 3)] * 2]
-    assert calls(planned(averages, *shapes)) == ["programs"]
+    assert calls(fused(averages, *shapes)) == ["programs"]
 
 
 def test_what_waits_for_each_other_is_not_one_call() -> None:
@@ -39,7 +39,7 @@ def test_what_waits_for_each_other_is_not_one_call() -> None:
             found.append(torch.tanh(tensor * found[-1].sum()))
         return found[1:]
 
-    assert "programs" not in calls(planned(chained, *[(n, 3) for n in range(1, 5)]))
+    assert "programs" not in calls(fused(chained, *[(n, 3) for n in range(1, 5)]))
 
 
 def test_activations_are_not_kept_for_a_later_launch() -> None:
@@ -48,19 +48,19 @@ def test_activations_are_not_kept_for_a_later_launch() -> None:
     def products(x: Tensor, *weights: Tensor) -> list[Tensor]:
         return [(x @ weight) * (x @ (weight + 1)) for weight in weights]
 
-    graph = planned(products, (1024, 256), *[(256, 256)] * 3)
+    graph = fused(products, (1024, 256), *[(256, 256)] * 3)
     assert calls(graph).count("program") == 3
 
 
 def test_a_costly_number_is_computed_once() -> None:
     """Not in every vector of the tensor that it is multiplied with."""
-    assert len(calls(planned(lambda x, step: x * torch.tanh(step), (300, 30), ()))) == 2
-    assert len(calls(planned(lambda x, step: x * (step + 1), (300, 30), ()))) == 1
+    assert len(calls(fused(lambda x, step: x * torch.tanh(step), (300, 30), ()))) == 2
+    assert len(calls(fused(lambda x, step: x * (step + 1), (300, 30), ()))) == 1
 
 
 def test_parts_of_one_tensor_are_one_call() -> None:
     """The gradient of a stack: every part lies elsewhere in one tensor."""
-    graph = planned(lambda x, *y: [x[n] * each for n, each in enumerate(y)], (60, 64), *[(64,)] * 60)
+    graph = fused(lambda x, *y: [x[n] * each for n, each in enumerate(y)], (60, 64), *[(64,)] * 60)
     assert calls(graph) == ["programs"]
 
 
@@ -78,8 +78,8 @@ def _compiled_steps(dtype: torch.dtype) -> Callable[[list[Tensor], list[Tensor],
 def test_sums_of_whole_arguments_are_one_call() -> None:
     """Not those along an axis."""
     shapes = [(n, 3) for n in range(1, 60)]
-    assert calls(planned(lambda *t: [(each * each).sum() for each in t], *shapes)) == ["programs"]
-    assert "programs" not in calls(planned(lambda *t: [each.sum(0) for each in t], *shapes[1:]))
+    assert calls(fused(lambda *t: [(each * each).sum() for each in t], *shapes)) == ["programs"]
+    assert "programs" not in calls(fused(lambda *t: [each.sum(0) for each in t], *shapes[1:]))
 
 
 def test_sums_of_all_sizes() -> None:
@@ -191,5 +191,5 @@ def test_counters_of_many_layers_are_one_call() -> None:
 
 
 def test_functions_know_no_sizes() -> None:
-    first = functions(planned(averages, *[(4, 3)] * 4))
-    assert first == functions(planned(averages, *[(64,), (64,), (5, 5), (5, 5)]))
+    first = functions(fused(averages, *[(4, 3)] * 4))
+    assert first == functions(fused(averages, *[(64,), (64,), (5, 5), (5, 5)]))

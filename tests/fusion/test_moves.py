@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.fusion.test_plan import calls, planned, remaining
+from tests.fusion.test_groups import calls, fused, remaining
 from tests.fusion.test_reductions import digits
 from torch_max_backend import explain
 
@@ -105,19 +105,19 @@ def test_packed_gradients_are_one_call() -> None:
         zeros = F.pad(q, (0, 0, 0, 0, 0, 2)) + F.pad(k, (0, 0, 0, 0, 1, 1))
         return zeros + F.pad(v, (0, 0, 0, 0, 2, 0))
 
-    graph = planned(packed, *[(1, 8, 24)] * 3)
+    graph = fused(packed, *[(1, 8, 24)] * 3)
     assert calls(graph) == ["program"]
     assert not remaining(graph)
 
 
 def test_windows_are_one_call() -> None:
-    graph = planned(windows, (2, 4, 4, 24))
+    graph = fused(windows, (2, 4, 4, 24))
     assert len(calls(graph)) <= 2
     assert not remaining(graph)
 
 
 def test_a_slice_is_read_where_it_lies() -> None:
-    graph = planned(lambda x: (torch.tanh(x[:, 2:5]), x[3:].sum(0)), (8, 24))
+    graph = fused(lambda x: (torch.tanh(x[:, 2:5]), x[3:].sum(0)), (8, 24))
     assert len(calls(graph)) == 2
     assert not remaining(graph)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.fusion.test_plan import calls, functions, planned, remaining
+from tests.fusion.test_groups import calls, functions, fused, remaining
 from tests.harness import SEED
 from tests.launched import launched_functions
 from torch_max_backend import backend
@@ -125,34 +125,34 @@ def test_extrema_of_special_values(results: dict[str, object]) -> None:
 
 
 def test_what_a_reduction_reads_is_computed_in_its_program() -> None:
-    graph = planned(lambda x: torch.sqrt(x).sum(1), (8, 24))
+    graph = fused(lambda x: torch.sqrt(x).sum(1), (8, 24))
     assert calls(graph) == ["program"]
     assert not remaining(graph)
 
 
 def test_sums_that_read_alike_are_one_call() -> None:
-    graph = planned(lambda dy, x: (dy.sum(0), (dy * x).sum(0)), (8, 24), (8, 24))
+    graph = fused(lambda dy, x: (dy.sum(0), (dy * x).sum(0)), (8, 24), (8, 24))
     assert calls(graph) == ["program"]
 
 
 def test_sums_over_other_axes_are_other_calls() -> None:
-    graph = planned(lambda x: (x.sum(0), x.sum(1)), (24, 24))
+    graph = fused(lambda x: (x.sum(0), x.sum(1)), (24, 24))
     assert calls(graph) == ["program", "program"]
 
 
 def test_a_sum_that_reads_another_ones_result_waits_for_it() -> None:
-    graph = planned(lambda x: (x - x.sum(1, keepdim=True)).exp().sum(1), (8, 24))
+    graph = fused(lambda x: (x - x.sum(1, keepdim=True)).exp().sum(1), (8, 24))
     assert calls(graph) == ["program", "program"]
     assert not remaining(graph)
 
 
 def test_sizes_do_not_make_programs() -> None:
-    found = {functions(planned(lambda x: torch.tanh(x).sum(0), (n, c)))[0] for n, c in ((8, 24), (4, 64), (3, 7))}
+    found = {functions(fused(lambda x: torch.tanh(x).sum(0), (n, c)))[0] for n, c in ((8, 24), (4, 64), (3, 7))}
     assert len(found) == 1
 
 
 def test_many_addends_are_computed_before_they_are_summed() -> None:
     """No program takes twenty inputs."""
-    graph = planned(lambda *addends: sum(torch.tanh(each) for each in addends).sum(0), *[(8, 24)] * 20)
+    graph = fused(lambda *addends: sum(torch.tanh(each) for each in addends).sum(0), *[(8, 24)] * 20)
     assert 2 <= len(calls(graph)) <= 8
     assert not remaining(graph)

@@ -11,9 +11,9 @@ from torch_max_backend.fusion.batches import Group
 from torch_max_backend.fusion.column_sums import with_sums
 from torch_max_backend.fusion.convolutions import Absorbed, absorbed
 from torch_max_backend.fusion.dependencies import Dependencies
+from torch_max_backend.fusion.groups import Grouped, grouped
 from torch_max_backend.fusion.movement import Concatenation, transposition
 from torch_max_backend.fusion.narrow_sums import narrow_sums
-from torch_max_backend.fusion.plan import Plan, plan
 from torch_max_backend.fusion.products import strided_products
 from torch_max_backend.fusion.program import (
     generate_many,
@@ -57,7 +57,7 @@ def fuse(graph: TypedGraph, device: DeviceRef) -> None:
     write_sums(graph, device)
     narrow_sums(graph)
     strided_products(graph, device)
-    chosen = plan(graph.operations, set(graph.results), device)
+    chosen = grouped(graph.operations, set(graph.results), device)
     made: dict[Value, Value] = {}
     gone: set[Operation] = set()
     found = {group: absorbed(group, chosen.groups, graph.results, device) for group in chosen.groups}
@@ -84,7 +84,7 @@ def fuse(graph: TypedGraph, device: DeviceRef) -> None:
     graph.settle(made, gone)
 
 
-def _dependencies(chosen: Plan, taken: Mapping[Group, Absorbed], alone: Iterable[Absorbed]) -> Dependencies:
+def _dependencies(chosen: Grouped, taken: Mapping[Group, Absorbed], alone: Iterable[Absorbed]) -> Dependencies:
     """Of the launches that are decided."""
     dependencies = Dependencies(chosen.groups, taken)
     for batch in chosen.batches:

@@ -40,8 +40,8 @@ _MOST_COST = 16
 
 
 @dataclass
-class Plan:
-    """The calls of a graph.
+class Grouped:
+    """Which operations of a graph one launch computes.
 
     Attributes:
         groups: programs of several results or inputs.
@@ -54,7 +54,7 @@ class Plan:
     concatenations: list[Concatenation]
 
 
-def plan(operations: Sequence[Operation], kept: Collection[Value], device: DeviceRef) -> Plan:
+def grouped(operations: Sequence[Operation], kept: Collection[Value], device: DeviceRef) -> Grouped:
     """Chooses the programs of a graph.
 
     Args:
@@ -71,7 +71,7 @@ def plan(operations: Sequence[Operation], kept: Collection[Value], device: Devic
     single = {group for batch in chosen for group in batch}
     joined = [group for group in joined if group not in single]
     found = [each for each in map(concatenation, operations) if each is not None and each.result.device == device]
-    return Plan(joined, chosen, found)
+    return Grouped(joined, chosen, found)
 
 
 def memory_of(

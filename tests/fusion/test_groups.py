@@ -24,12 +24,12 @@ Shape = tuple[int, ...]
 
 
 @in_mlir_context
-def planned(function: Callable[..., Any], *shapes: Shape, dtype: torch.dtype = torch.float32) -> TypedGraph:
+def fused(function: Callable[..., Any], *shapes: Shape, dtype: torch.dtype = torch.float32) -> TypedGraph:
     """The graph of ``function`` over tensors of ``shapes``, fused."""
     load_all()
     with FakeTensorMode():
         graph = make_fx(function)(*(torch.empty(shape, dtype=dtype) for shape in shapes))
-    built = GraphBuilder(graph, "planned", Module(), session.library_to_build_with(), listed=True).build()
+    built = GraphBuilder(graph, "fused", Module(), session.library_to_build_with(), listed=True).build()
     assert built.typed is not None
     return built.typed
 
@@ -60,7 +60,7 @@ def remaining(graph: TypedGraph) -> list[str]:
 
 
 def test_an_expression_is_one_program() -> None:
-    graph = planned(lambda x, y: torch.relu(torch.tanh(x) * y + 1), (8, 24), (24,))
+    graph = fused(lambda x, y: torch.relu(torch.tanh(x) * y + 1), (8, 24), (24,))
     assert calls(graph) == ["program"]
     assert not remaining(graph)
 
@@ -71,36 +71,36 @@ def test_sizes_do_not_make_programs() -> None:
     def shifted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.tanh(x) * y
 
-    found = {programs(planned(shifted, (n, c), (c,)))[0] for n, c in ((8, 24), (4, 64), (3, 7))}
+    found = {programs(fused(shifted, (n, c), (c,)))[0] for n, c in ((8, 24), (4, 64), (3, 7))}
     assert len(found) == 1
 
 
 def test_other_expressions_are_other_programs() -> None:
-    first = programs(planned(lambda x: torch.tanh(x) * 2, (8, 24)))
-    second = programs(planned(lambda x: torch.tanh(x) * 3, (8, 24)))
+    first = programs(fused(lambda x: torch.tanh(x) * 2, (8, 24)))
+    second = programs(fused(lambda x: torch.tanh(x) * 3, (8, 24)))
     assert len({*first, *second}) == 2
 
 
 def test_results_that_read_alike_are_one_call() -> None:
-    graph = planned(lambda x, y: (x * y, x > y, (x - y).exp()), (8, 24), (8, 24))
+    graph = fused(lambda x, y: (x * y, x > y, (x - y).exp()), (8, 24), (8, 24))
     assert calls(graph) == ["program"]
 
 
 def test_a_result_behind_another_op_waits_for_it() -> None:
     """``a * 2`` and ``a + product`` read alike, but the second one depends on the first through a product."""
-    graph = planned(lambda a, b: (lambda twice: (twice, a + twice @ b))(torch.tanh(a)), (16, 16), (16, 16))
+    graph = fused(lambda a, b: (lambda twice: (twice, a + twice @ b))(torch.tanh(a)), (16, 16), (16, 16))
     assert [each for each in calls(graph) if each.startswith("program")] == ["program", "program"]
     assert not remaining(graph)
 
 
 def test_conversions_of_arguments_are_one_call() -> None:
-    graph = planned(lambda *weights: [weight.half() for weight in weights], *[(n, 3) for n in range(1, 60)])
+    graph = fused(lambda *weights: [weight.half() for weight in weights], *[(n, 3) for n in range(1, 60)])
     assert calls(graph) == ["programs"]
 
 
 def test_beginnings_of_larger_arguments_are_not_read_whole() -> None:
     """Their elements follow one another from the first on, as a whole tensor's do."""
-    graph = planned(lambda *rows: [torch.tanh(row[:1]) for row in rows], *[(n, 3) for n in range(2, 6)])
+    graph = fused(lambda *rows: [torch.tanh(row[:1]) for row in rows], *[(n, 3) for n in range(2, 6)])
     (function,) = {*functions(graph)}
     assert function.startswith("torch_max_pointwise_many")
     assert [word.offset for word in called(graph)[0].words if isinstance(word, Operand)] == [0] * 4
@@ -108,7 +108,7 @@ def test_beginnings_of_larger_arguments_are_not_read_whole() -> None:
 
 def test_many_inputs_are_several_programs() -> None:
     """Twenty addends: no op takes as many."""
-    graph = planned(lambda *addends: sum(torch.tanh(each) for each in addends), *[(8, 24)] * 20)
+    graph = fused(lambda *addends: sum(torch.tanh(each) for each in addends), *[(8, 24)] * 20)
     assert 2 <= len(calls(graph)) <= 8
     assert not remaining(graph)
 
@@ -119,7 +119,7 @@ def test_long_expressions_are_cut() -> None:
             x = torch.sqrt(x) + 0.5
         return x
 
-    graph = planned(long, (8, 24))
+    graph = fused(long, (8, 24))
     assert 4 <= len(calls(graph)) <= 16
     assert not remaining(graph)
 
@@ -129,40 +129,40 @@ def test_long_expressions_are_cut() -> None:
 )
 def test_large_transposes_go_through_tiles(shape: Shape, function: str) -> None:
     """Small ones are programs."""
-    graph = planned(lambda x: aten.clone(aten.permute(x, [1, 0]), memory_format=torch.contiguous_format), shape)
+    graph = fused(lambda x: aten.clone(aten.permute(x, [1, 0]), memory_format=torch.contiguous_format), shape)
     assert calls(graph) == ["program"]
     assert functions(graph)[0].startswith(f"torch_max_{function}_")
 
 
 @pytest.mark.parametrize("count", [19, 200])
 def test_many_tensors_are_concatenated_by_one_call(count: int) -> None:
-    graph = planned(lambda *parts: torch.cat(parts, 1) * 2, *[(6, n) for n in range(1, 1 + count)])
+    graph = fused(lambda *parts: torch.cat(parts, 1) * 2, *[(6, n) for n in range(1, 1 + count)])
     assert calls(graph) == ["concatenate", "program"]
     assert not remaining(graph)
 
 
 def test_what_asks_for_many_guards_is_cut() -> None:
     """Eight parts, each of them padded: sixteen conditions in one program."""
-    graph = planned(lambda *parts: torch.cat([aten.constant_pad_nd(x, [1, 1]) for x in parts], 1), *[(6, 7)] * 8)
+    graph = fused(lambda *parts: torch.cat([aten.constant_pad_nd(x, [1, 1]) for x in parts], 1), *[(6, 7)] * 8)
     assert len(calls(graph)) > 1
     assert not remaining(graph)
 
 
 def test_numbers_alone_are_a_program() -> None:
-    graph = planned(lambda x: (x + 1, torch.full((300, 1000), 2.5)), (8,))
+    graph = fused(lambda x: (x + 1, torch.full((300, 1000), 2.5)), (8,))
     assert calls(graph) == ["program"] * 2
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (1,)])
 def test_empty_and_single_tensors(shape: Shape) -> None:
-    """Nothing is planned for no elements."""
+    """Nothing is fused for no elements."""
     expected = ["program"] if shape == (1,) else []
-    assert calls(planned(lambda x: torch.tanh(x) * 2, shape)) == expected
+    assert calls(fused(lambda x: torch.tanh(x) * 2, shape)) == expected
 
 
-def test_nothing_is_planned_beyond_32_bit_offsets() -> None:
+def test_nothing_is_fused_beyond_32_bit_offsets() -> None:
     with pytest.raises(NodesCannotLower, match=r"tanh.*has no library function"):
-        planned(lambda x: torch.tanh(x) * 2, (2**16, 2**15))
+        fused(lambda x: torch.tanh(x) * 2, (2**16, 2**15))
 
 
 def _convolved(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -187,7 +187,7 @@ def _kept(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor, residual: torch
 )
 def test_a_convolution_takes_in_what_reads_it_alone(function: Callable[..., Any], side: int, taken: bool) -> None:
     """On a CPU, where the result is large."""
-    found = functions(planned(function, (2, side, side, 8), (16, 8, 3, 3), (16,), (2, side, side, 16)))
+    found = functions(fused(function, (2, side, side, 8), (16, 8, 3, 3), (16,), (2, side, side, 16)))
     entries = ["conv_pointwise"] if taken else ["conv_fprop", "pointwise"]
     assert len(found) == len(entries)
     assert all(name.startswith(f"torch_max_{entry}") for name, entry in zip(found, entries, strict=True))
@@ -203,4 +203,4 @@ def test_programs_do_not_wait_for_each_other() -> None:
         s = torch.sin(y)
         return e, s, s.cumsum(0) * x, sums + y
 
-    assert calls(planned(crossed, (8, 8), (8, 8))).count("program") == 3
+    assert calls(fused(crossed, (8, 8), (8, 8))).count("program") == 3
