@@ -69,10 +69,10 @@ def _watch(executable: executables.Executable, clock: Clock) -> None:
     owners: list[tuple[Any, str, str]] = [
         (executable.inputs, "buffers", PARTS[0]), (executable.outputs, "collect", PARTS[2]),
     ]  # fmt: skip
-    if executable.launches is not None:
+    if executable.runner is not None:
         owners = [
-            (executable.inputs, "tensors", PARTS[0]), (executable.launches, "walk", PARTS[1]),
-            (executable.launches, "fresh", PARTS[2]), (executable.outputs.leaving, "picked", PARTS[2]),
+            (executable.inputs, "tensors", PARTS[0]), (executable.runner, "walk", PARTS[1]),
+            (executable.runner, "fresh", PARTS[2]), (executable.outputs.leaving, "picked", PARTS[2]),
         ]  # fmt: skip
     for owner, method, part in owners:
         setattr(owner, method, clock.wrapped(part, getattr(owner, method)))

@@ -42,7 +42,7 @@ class Launcher:
     def __init__(self, functions: Iterable[LibraryFunction], device: torch.device) -> None:
         self.device = device
         symbols = {function: require_function(function) for function in functions}
-        walk = require("launches", "walk", device_ref(device), ())
+        walk = require("runner", "walk", device_ref(device), ())
         libraries.load(device)
         self._addresses = {function: libraries.address(symbol, device) for function, symbol in symbols.items()}
         self._walk = libraries.callable_at(libraries.address(walk, device))

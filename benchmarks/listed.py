@@ -11,13 +11,13 @@ from torch_max_backend.checked import beartype
 from torch_max_backend.dtypes import MAX_TO_TORCH, device_ref
 from torch_max_backend.fusion.rewrite import fuse
 from torch_max_backend.ir.layout import contiguous_order
-from torch_max_backend.launches import LaunchList, launch_list
+from torch_max_backend.launch_list import LaunchList, launch_list
 from torch_max_backend.max_compat import in_mlir_context
 from torch_max_backend.mojo_ops.functions import require
 from torch_max_backend.runtime import libraries, session
 from torch_max_backend.runtime.interface import InputSpec, OutputSpec
-from torch_max_backend.runtime.launches import Launches, LaunchSpec
 from torch_max_backend.runtime.leaving import Leaving
+from torch_max_backend.runtime.runner import ListRunner, RunnerSpec
 from torch_max_backend.typed_graph.read import read
 
 
@@ -47,7 +47,7 @@ class ListedGraph:
             read_back = read(graph, results)
         fuse(read_back, place)
         self._listing: LaunchList = launch_list(read_back, place)
-        self._walk = require("launches", "walk", place, ())
+        self._walk = require("runner", "walk", place, ())
 
     @beartype
     def load(self) -> Callable[..., list[torch.Tensor]]:
@@ -61,8 +61,8 @@ class ListedGraph:
             OutputSpec(number, contiguous_order(len(shape)), dtype, shape)
             for number, (dtype, shape) in enumerate(self._leaving)
         ]
-        launches = Launches(LaunchSpec(self._listing, inputs, Leaving(outputs, []), self._device, self._walk))
-        return lambda *tensors: launches.run(tensors)
+        runner = ListRunner(RunnerSpec(self._listing, inputs, Leaving(outputs, []), self._device, self._walk))
+        return lambda *tensors: runner.run(tensors)
 
 
 def _fact(kind: TensorType) -> tuple[torch.dtype, tuple[int, ...]]:

@@ -59,8 +59,8 @@ def _counts(step: Callable[[], object], graphs: list[CompiledGraph]) -> dict[str
 
     for graph in graphs:
         for each in graph.executables:
-            if each.launches is not None:
-                each.launches.run = noted(each, each.launches.run)
+            if each.runner is not None:
+                each.runner.run = noted(each, each.runner.run)
     step()
     listings = [each.listing for each in ran if each.listing is not None]
     writes = sum(len(each.built.writes) for each in ran)

@@ -3,7 +3,7 @@
     python -m benchmarks step_bytes [--model mobilenetv2 ...] [--batch 256] [--target sm_90a] [--worst 12] [--json FILE]
 
 Graphs are built for a GPU as ``torch_max_backend.compile_ahead`` builds them, in bfloat16 autocast with channels_last
-memory, and no kernel is compiled. What counts as needed ``torch_max_backend/launches/traffic.py`` says. Loss and
+memory, and no kernel is compiled. What counts as needed ``torch_max_backend/launch_list/traffic.py`` says. Loss and
 optimizer are outside. Milliseconds are at the H200's measured 4.3 TB/s.
 """
 
@@ -22,7 +22,7 @@ from benchmarks import records, zoo
 from torch_max_backend.ahead import TARGETS, compile_ahead
 from torch_max_backend.backend import recorded_graphs
 from torch_max_backend.graph.compiled import CompiledGraph
-from torch_max_backend.launches.traffic import Kernel, Traffic, families, traffic
+from torch_max_backend.launch_list.traffic import Kernel, Traffic, families, traffic
 from torch_max_backend.runtime import libraries
 
 BATCHES = {

@@ -26,7 +26,7 @@ from benchmarks import records, zoo
 from benchmarks.step_bytes import BATCHES, BYTES_PER_MS
 from benchmarks.training_step import MEMORY_FORMATS, drawn, queued, stepper
 from torch_max_backend.backend import recorded_graphs
-from torch_max_backend.launches.traffic import families, traffic
+from torch_max_backend.launch_list.traffic import families, traffic
 
 _STEPS, _ROUNDS = 10, 3
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 import torch_max_backend
-from torch_max_backend.runtime.launches import Launches, drop_workspaces
+from torch_max_backend.runtime.runner import ListRunner, drop_workspaces
 from torch_max_backend.step_memory import StepMemory
 
 
@@ -169,7 +169,7 @@ def test_without_memory_the_largest_saved_tensors_are_named(monkeypatch: pytest.
     model, x = Residual(), torch.randn(2, 3, 16, 16)
     run = torch.compile(model, backend="max")
     step(run, model, x)
-    fresh = Launches.fresh
+    fresh = ListRunner.fresh
 
     def nothing(*_: object) -> NoReturn:
         raise torch.OutOfMemoryError("no memory")
@@ -178,12 +178,12 @@ def test_without_memory_the_largest_saved_tensors_are_named(monkeypatch: pytest.
         statistics = [buffer.clone() for buffer in model.buffers()]
         result = run(x)
         after = [buffer.clone() for buffer in model.buffers()]
-        monkeypatch.setattr(Launches, "fresh", nothing)
+        monkeypatch.setattr(ListRunner, "fresh", nothing)
         with pytest.raises(torch.OutOfMemoryError) as backward:
             result.sum().backward()
         with pytest.raises(torch.OutOfMemoryError) as forward:
             run(x)
-        monkeypatch.setattr(Launches, "fresh", fresh)
+        monkeypatch.setattr(ListRunner, "fresh", fresh)
         for error in (forward, backward):
             (note,) = error.value.__notes__
             assert "MiB are kept for the backward pass" in note

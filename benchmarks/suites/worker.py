@@ -31,7 +31,7 @@ from benchmarks.suites.models import find
 from benchmarks.training_step import MEMORY_FORMATS, compiled, timed
 from torch_max_backend.backend import recorded_graphs
 from torch_max_backend.graph.compiled import CompiledGraph
-from torch_max_backend.runtime.launches import drop_workspaces
+from torch_max_backend.runtime.runner import drop_workspaces
 
 MARK = "suite: "
 EAGER = "eager"

@@ -2,7 +2,7 @@
 
 A launch list runs them on the threads of PyTorch's OpenMP team, as many as PyTorch takes: two teams would fight for the
 cores, since either one's threads keep turning for a while when a loop has ended. A graph that MAX compiled has MAX's
-(launches/graph_entries.mojo).
+(runner/graph_entries.mojo).
 """
 
 from std.atomic import Atomic

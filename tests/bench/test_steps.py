@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from benchmarks import step_memory, training_step, training_zoo
-from torch_max_backend.runtime import launches
+from torch_max_backend.runtime import runner
 
 
 def test_inference_computes_no_gradients_and_follows_amp() -> None:
@@ -71,11 +71,11 @@ def test_a_peak_counts_what_was_given_back() -> None:
 
 
 def test_workspaces_can_be_dropped() -> None:
-    with launches._workspace(2**20, torch.device("cpu")):
+    with runner._workspace(2**20, torch.device("cpu")):
         pass
-    assert launches._free
-    launches.drop_workspaces()
-    assert not launches._free
+    assert runner._free
+    runner.drop_workspaces()
+    assert not runner._free
 
 
 def test_memory_of_a_step_goes_to_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

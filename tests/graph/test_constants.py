@@ -16,7 +16,7 @@ from tests.harness import gradients, prepared, trace
 from torch_max_backend import explain_ahead, lowering
 from torch_max_backend.graph.compiler import compile_graph
 from torch_max_backend.graph.unit import CompilationUnit
-from torch_max_backend.launches import LaunchList
+from torch_max_backend.launch_list import LaunchList
 from torch_max_backend.options import Options
 from torch_max_backend.runtime import session
 from torch_max_backend.torch_compat import FakeTensorMode

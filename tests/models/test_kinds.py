@@ -100,4 +100,4 @@ def test_fifty_steps(kind: str, curves: Curves) -> None:
         torch.testing.assert_close(value, states[1][name], rtol=1e-2, atol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
     assert [graph.name for graph in curves.graphs] == ["forward", "backward"]
     assert all(len(graph.executables) == 1 for graph in curves.graphs), "the graph was cut"
-    assert all(each.launches is not None for graph in curves.graphs for each in graph.executables)
+    assert all(each.runner is not None for graph in curves.graphs for each in graph.executables)

@@ -16,8 +16,8 @@ from torch_max_backend.graph.compiled import CompiledGraph, outputs_of
 from torch_max_backend.graph.memory import GraphMemory, Kept, Needed, SavedTensor
 from torch_max_backend.graph.partition import op_name, unpacked, user_line
 from torch_max_backend.graph.random import draw, drawn_after
-from torch_max_backend.launches import Kind, Place
-from torch_max_backend.launches.memory import Span
+from torch_max_backend.launch_list import Kind, Place
+from torch_max_backend.launch_list.memory import Span
 from torch_max_backend.runtime.executable import Executable
 from torch_max_backend.runtime.packs import Packing
 
@@ -162,7 +162,7 @@ def _drawn(executable: Executable) -> int:
 
 
 def _scratch(executable: Executable) -> int | None:
-    return None if executable.launches is None else executable.launches.scratch
+    return None if executable.runner is None else executable.runner.scratch
 
 
 def _needed_in_pieces(compiled: CompiledGraph, pieces: GraphModule) -> Needed:

@@ -40,7 +40,7 @@ from torch_max_backend.ir.layout import (
     dense_order,
 )
 from torch_max_backend.ir.notes import Origin, notes_of
-from torch_max_backend.launches import LaunchList, NotListed, launch_list
+from torch_max_backend.launch_list import LaunchList, NotListed, launch_list
 from torch_max_backend.lowering import Layout, LoweringContext, Registration, lookup
 from torch_max_backend.lowering.context import max_dim
 from torch_max_backend.max_compat import erase

@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 from torch_max_backend.dtypes import device_ref
 from torch_max_backend.graph.builder import GraphBuilder, graph_device, updates_of
 from torch_max_backend.graph.random import Draw
-from torch_max_backend.launches import launch_list
+from torch_max_backend.launch_list import launch_list
 from torch_max_backend.max_compat import erase, in_mlir_context
 from torch_max_backend.mojo_ops.functions import noted, require, require_function
 from torch_max_backend.options import Options
@@ -130,7 +130,7 @@ class CompilationUnit:
                 captured = Capture(built.name, 3 + 2 * len(self.graphs), moving)
             else:
                 log.info("%s is not captured: %s", built.name, reason or "its device is not there")
-        walk = "" if built.listing is None else require("launches", "walk", device_ref(spec.device), ())
+        walk = "" if built.listing is None else require("runner", "walk", device_ref(spec.device), ())
         executable = Executable(spec, captured, walk)
         self.graphs.append(built)
         self._pending.setdefault(spec.device, []).append(executable)
@@ -194,4 +194,4 @@ def _bind(executables: Sequence[Executable], models: Mapping[str, Model]) -> Non
 
 def _bind_lists(executables: Sequence[Executable]) -> None:
     for executable in executables:
-        executable.bind_launches()
+        executable.bind_runner()

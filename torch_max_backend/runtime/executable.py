@@ -14,13 +14,13 @@ from max.engine import Model
 from torch_max_backend.ir.layout import Order
 from torch_max_backend.mojo_ops.functions import Function
 from torch_max_backend.runtime.capture import Capture
-from torch_max_backend.runtime.captured_launches import CapturedLaunches
+from torch_max_backend.runtime.captured_runner import CapturedRunner
 from torch_max_backend.runtime.execution import execute
 from torch_max_backend.runtime.handover import Inputs, Outputs
 from torch_max_backend.runtime.interface import BuiltGraph, Draw
-from torch_max_backend.runtime.launches import Launches, LaunchSpec
 from torch_max_backend.runtime.packs import Packing
 from torch_max_backend.runtime.plain import WrappedError
+from torch_max_backend.runtime.runner import ListRunner, RunnerSpec
 from torch_max_backend.runtime.streams import stream_sync
 from torch_max_backend.torch_compat import called_for_each, is_wrapped
 
@@ -81,26 +81,26 @@ class Executable(torch.nn.Module):
         self.model: Model | None = None
         self.listing = built.listing
         self._walk = walk
-        self.launches: Launches | None = None
+        self.runner: ListRunner | None = None
         self._lock = threading.Lock()
 
     def bind(self, model: Model) -> None:
         """Gives the executable its compiled model."""
         self.model = model
 
-    def bind_launches(self) -> None:
+    def bind_runner(self) -> None:
         """Makes the executable's launch list ready; its libraries are loaded."""
-        spec = self.launch_spec()
+        spec = self.runner_spec()
         if self.capture is None:
-            self.launches = Launches(spec)
+            self.runner = ListRunner(spec)
         else:
-            self.launches = CapturedLaunches(spec, self.capture, self.outputs.not_lent)
+            self.runner = CapturedRunner(spec, self.capture, self.outputs.not_lent)
 
-    def launch_spec(self) -> LaunchSpec:
+    def runner_spec(self) -> RunnerSpec:
         """What its launches are made of."""
         assert self.listing is not None
         leaving, draws = self.outputs.leaving, self.spec.draws
-        return LaunchSpec(self.listing, self.built.inputs, leaving, self.device, self._walk, draws)
+        return RunnerSpec(self.listing, self.built.inputs, leaving, self.device, self._walk, draws)
 
     def output_order(self, number: int) -> Order | None:
         """The memory order of output ``number``; None for one that no computation makes."""
@@ -127,8 +127,8 @@ class Executable(torch.nn.Module):
             return called_for_each(self.run, args)
 
     def _run(self, args: Sequence[Any]) -> list[Any]:
-        if self.launches is not None:
-            return self.launches.run(args)
+        if self.runner is not None:
+            return self.runner.run(args)
         if self.model is None:
             raise RuntimeError(f"{self.name} was called before it was compiled")
         args = [*args, *(draw() for draw in self.spec.draws)]

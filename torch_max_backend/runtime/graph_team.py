@@ -21,7 +21,7 @@ _HOST = torch.device("cpu")
 
 def require() -> str:
     """The symbol of the function that lends the threads; it is built with whatever else is required."""
-    return require_function(LibraryFunction("launches", "graph_team", "cpu", (), module="graph_entries"))
+    return require_function(LibraryFunction("runner", "graph_team", "cpu", (), module="graph_entries"))
 
 
 @functools.cache

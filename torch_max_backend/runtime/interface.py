@@ -9,7 +9,7 @@ import torch
 from max.graph import Graph
 
 from torch_max_backend.ir.layout import LayoutChange, Order
-from torch_max_backend.launches import LaunchList
+from torch_max_backend.launch_list import LaunchList
 from torch_max_backend.typed_graph import TypedGraph
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from torch_max_backend.fusion.program import Program
-from torch_max_backend.launches import Launch, LaunchList, Place
+from torch_max_backend.launch_list import Launch, LaunchList, Place
 from torch_max_backend.mojo_ops.convolution import FAMILY as CONVOLUTION
 from torch_max_backend.mojo_ops.functions import LibraryFunction, required
 from torch_max_backend.runtime.streams import stream_sync
@@ -141,7 +141,7 @@ def timed_walk(
     Args:
         listing: the calls.
         call: runs what ``words`` says.
-        words: operands of ``walk`` (kernels/launches/entries.mojo): address and extent of the code, then of the
+        words: operands of ``walk`` (kernels/runner/entries.mojo): address and extent of the code, then of the
             addresses that are filled in.
         code: the list's.
         needed: receives the most bytes of scratch memory that a call asked for.

@@ -277,7 +277,7 @@ def _worked(
     return stored
 
 
-_USES = {"pointwise": "elementwise work", "rows": "reduction", "launches": "running graphs", "movement": "copies"}
+_USES = {"pointwise": "elementwise work", "rows": "reduction", "runner": "running graphs", "movement": "copies"}
 """What kernels are for, where their family or entry does not say it."""
 
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from torch_max_backend.ir.layout import Order, strides_of
-from torch_max_backend.launches import Kind, Launch, LaunchList, Place
-from torch_max_backend.launches.memory import TORCH_ALIGNMENT, rounded_up
+from torch_max_backend.launch_list import Kind, Launch, LaunchList, Place
+from torch_max_backend.launch_list.memory import TORCH_ALIGNMENT, rounded_up
 from torch_max_backend.runtime.interface import BuiltGraph, InputSpec, OutputSpec
 
 LEAST_LIMIT = 2**24

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from torch_max_backend.launches import LaunchList
+from torch_max_backend.launch_list import LaunchList
 from torch_max_backend.runtime.interface import InputSpec
 from torch_max_backend.runtime.shared_storage import shared_storage_at
 from torch_max_backend.torch_compat import graph_is_kept, storage_users

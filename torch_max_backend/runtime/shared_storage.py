@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from torch_max_backend.launches.memory import TORCH_ALIGNMENT, rounded_up
+from torch_max_backend.launch_list.memory import TORCH_ALIGNMENT, rounded_up
 from torch_max_backend.torch_compat import storage_users
 
 

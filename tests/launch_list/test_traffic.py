@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks import step_bytes
 from torch_max_backend.backend import build_only, recorded_graphs
-from torch_max_backend.launches.traffic import Traffic, families, traffic
+from torch_max_backend.launch_list.traffic import Traffic, families, traffic
 
 ROWS, COLUMNS = 64, 32
 WHOLE, ROW = 4 * ROWS * COLUMNS, 4 * COLUMNS

@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_max_backend.launches.memory import ALIGNMENT, Content, Room, Span, Spare, fullest, planned
+from torch_max_backend.launch_list.memory import ALIGNMENT, Content, Room, Span, Spare, fullest, planned
 
 #: Gap before a content, its size, and who reads it last.
 PARTS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3000), st.integers(-1, 20)), min_size=1, max_size=4)

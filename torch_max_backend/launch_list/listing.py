@@ -8,8 +8,8 @@ from enum import Enum
 
 from max.graph import DeviceRef
 
-from torch_max_backend.launches.memory import TORCH_ALIGNMENT, Content, Span, Spare, fullest, planned, rounded_up
-from torch_max_backend.launches.schedule import early
+from torch_max_backend.launch_list.memory import TORCH_ALIGNMENT, Content, Span, Spare, fullest, planned, rounded_up
+from torch_max_backend.launch_list.schedule import early
 from torch_max_backend.typed_graph import TypedGraph
 from torch_max_backend.typed_graph.operations import (
     Broadcast,

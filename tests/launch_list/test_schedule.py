@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from torch_max_backend.backend import build_only, recorded_graphs
-from torch_max_backend.launches import LaunchList
-from torch_max_backend.launches.schedule import early
+from torch_max_backend.launch_list import LaunchList
+from torch_max_backend.launch_list.schedule import early
 
 Launches = list[tuple[list[int], int]]
 

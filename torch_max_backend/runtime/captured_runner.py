@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from torch_max_backend.runtime.capture import Capture
-from torch_max_backend.runtime.launches import Called, Drawn, Launches, LaunchSpec
+from torch_max_backend.runtime.runner import Called, Drawn, ListRunner, RunnerSpec
 from torch_max_backend.runtime.shared_storage import SharedStorage
 from torch_max_backend.runtime.streams import stream_sync
 from torch_max_backend.torch_compat import copy_all, storage_users
@@ -37,7 +37,7 @@ class _Recorded:
     in_place: bool
 
 
-class CapturedLaunches(Launches):
+class CapturedRunner(ListRunner):
     """A launch list that is replayed where ``capture`` finds that it can be.
 
     Args:
@@ -46,7 +46,7 @@ class CapturedLaunches(Launches):
         own: numbers of results that users may keep: these are copied, not lent.
     """
 
-    def __init__(self, spec: LaunchSpec, capture: Capture, own: frozenset[int]) -> None:
+    def __init__(self, spec: RunnerSpec, capture: Capture, own: frozenset[int]) -> None:
         super().__init__(spec)
         self._capture, self._own = capture, own
         self._streams = stream_sync(spec.device)

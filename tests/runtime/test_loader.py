@@ -11,13 +11,13 @@ import torch
 from max.graph import DeviceRef
 
 from torch_max_backend.ir.layout import contiguous_order
-from torch_max_backend.launches import Kind, Launch, LaunchList, Place
+from torch_max_backend.launch_list import Kind, Launch, LaunchList, Place
 from torch_max_backend.mojo_ops import functions
 from torch_max_backend.mojo_ops.functions import require
 from torch_max_backend.runtime import libraries
 from torch_max_backend.runtime.interface import InputSpec, OutputSpec
-from torch_max_backend.runtime.launches import Launches, LaunchSpec
 from torch_max_backend.runtime.leaving import Leaving
+from torch_max_backend.runtime.runner import ListRunner, RunnerSpec
 
 CPU = torch.device("cpu")
 _ADDS = """
@@ -61,11 +61,11 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(functions, "_required", set(functions.required()))
 
 
-def _launches(asked: str) -> Launches:
+def _runner(asked: str) -> ListRunner:
     """A list with one launch: of a function that calls the one whose symbol is ``asked``."""
     asks = Written(f"torch_max_test_asks_{asked}", f'asks_{asked}["cpu"]', _ASKS.format(symbol=asked))
     functions.require_function(asks)
-    walk = require("launches", "walk", DeviceRef.CPU(), ())
+    walk = require("runner", "walk", DeviceRef.CPU(), ())
     with libraries.ready(CPU):
         pass
     places = (Place(Kind.RESULT, 0), Place(Kind.ARGUMENT, 0))
@@ -73,26 +73,26 @@ def _launches(asked: str) -> Launches:
     inputs = [InputSpec(0, torch.float32, contiguous_order(1), CPU, (3,))]
     leaving = Leaving([OutputSpec(0, contiguous_order(1), torch.float32, (3,))], [])
     listing = LaunchList((Launch(asks.symbol, words),), 1, (places[0],), (), 0)
-    return Launches(LaunchSpec(listing, inputs, leaving, CPU, walk))
+    return ListRunner(RunnerSpec(listing, inputs, leaving, CPU, walk))
 
 
 def test_it_is_built_when_it_is_called(caplog: pytest.LogCaptureFixture) -> None:
     adds = Written("torch_max_test_adds", 'adds["cpu"]', _ADDS)
-    launches = _launches(adds.symbol)
+    runner = _runner(adds.symbol)
     functions.require_function(adds)
     with pytest.raises(KeyError):
         libraries.address(adds.symbol, CPU)
     with caplog.at_level(logging.DEBUG, "torch_max_backend"):
         for _ in range(2):
-            (y,) = launches.run([torch.arange(3.0)])
+            (y,) = runner.run([torch.arange(3.0)])
             assert y.tolist() == [1, 2, 3]
     assert libraries.address(adds.symbol, CPU)
     assert caplog.text.count("was not expected to be") == 1
 
 
 def test_what_nobody_knows_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
-    launches = _launches("torch_max_test_nothing")
+    runner = _runner("torch_max_test_nothing")
     for _ in range(2):
         with pytest.raises(RuntimeError, match="the library of torch_max_test_nothing has not been loaded"):
-            launches.run([torch.arange(3.0)])
+            runner.run([torch.arange(3.0)])
     assert "torch_max_test_nothing cannot be loaded" in caplog.text

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_max_backend.launches import Kind, LaunchList, Place
+from torch_max_backend.launch_list import Kind, LaunchList, Place
 from torch_max_backend.max_compat import device_context
 from torch_max_backend.runtime import graph_team, libraries
 from torch_max_backend.runtime.handover import Inputs
@@ -73,8 +73,8 @@ class Called:
 
 
 @dataclass(frozen=True)
-class LaunchSpec:
-    """What ``Launches`` are made of.
+class RunnerSpec:
+    """What ``ListRunner`` are made of.
 
     Attributes:
         listing: the calls.
@@ -93,7 +93,7 @@ class LaunchSpec:
     draws: Sequence[Draw] = ()
 
 
-class Launches:
+class ListRunner:
     """A launch list that is ready to run.
 
     Args:
@@ -111,7 +111,7 @@ class Launches:
     much that is.
     """
 
-    def __init__(self, spec: LaunchSpec) -> None:
+    def __init__(self, spec: RunnerSpec) -> None:
         listing, leaving, device = spec.listing, spec.leaving, spec.device
         given = [each for each in spec.inputs if not (spec.draws and each.drawn)]
         self._inputs, self._leaving, self.device = Inputs(given), leaving, device
@@ -157,7 +157,7 @@ class Launches:
         return torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8).to(self.device)
 
     def _encoded(self, listing: LaunchList) -> tuple[list[int], list[int]]:
-        """What ``walk`` in kernels/launches/entries.mojo takes."""
+        """What ``walk`` in kernels/runner/entries.mojo takes."""
         code: list[int] = []
         relocations: list[int] = []
         for launch in listing.launches:

@@ -18,13 +18,13 @@ from torch import nn
 
 from torch_max_backend.backend import recorded_graphs
 from torch_max_backend.dtypes import max_dtype
-from torch_max_backend.launches import listing
+from torch_max_backend.launch_list import listing
 from torch_max_backend.max_compat import make_dlpack_capsule
-from torch_max_backend.runtime import captured_launches
+from torch_max_backend.runtime import captured_runner
 from torch_max_backend.runtime.capture import Capture
-from torch_max_backend.runtime.captured_launches import CapturedLaunches
+from torch_max_backend.runtime.captured_runner import CapturedRunner
 from torch_max_backend.runtime.executable import Executable
-from torch_max_backend.runtime.launches import Drawn
+from torch_max_backend.runtime.runner import Drawn
 from torch_max_backend.runtime.shared_storage import SharedStorage
 from torch_max_backend.torch_compat import tensor_of_capsule
 
@@ -51,7 +51,7 @@ class OneQueue:
     give_back = synchronize
 
 
-class Walked(CapturedLaunches):
+class Walked(CapturedRunner):
     """Replays by walking over the memory that was recorded."""
 
     def _record(
@@ -91,8 +91,8 @@ def capture(executable: Executable, patience: int) -> Capture:
     """Lets a compiled list be replayed."""
     queue = cast(Any, OneQueue())
     capturing = Capture(executable.name, patience)
-    with mock.patch.object(captured_launches, "stream_sync", lambda _: queue):
-        executable.launches = Walked(executable.launch_spec(), capturing, executable.outputs.not_lent)
+    with mock.patch.object(captured_runner, "stream_sync", lambda _: queue):
+        executable.runner = Walked(executable.runner_spec(), capturing, executable.outputs.not_lent)
     executable.capture = capturing
     return capturing
 
@@ -178,8 +178,8 @@ def test_what_is_kept_is_read_where_it_was_left() -> None:
     assert forward.packing is not None and backward.takes_packs
     assert backward.built.inputs[0].dtype == torch.uint8 and not capturing[1].copied
     # And written over there, not in memory of its own.
-    assert isinstance(backward.launches, CapturedLaunches)
-    recorded = backward.launches._recorded
+    assert isinstance(backward.runner, CapturedRunner)
+    recorded = backward.runner._recorded
     assert recorded is not None and backward.listing is not None
     assert backward.listing.reused and not recorded.elsewhere
 
@@ -200,7 +200,7 @@ def test_results_memory_goes_with_the_model() -> None:
         made.append(weakref.ref(shared))
         return shared
 
-    with mock.patch.object(captured_launches, "SharedStorage", noted):
+    with mock.patch.object(captured_runner, "SharedStorage", noted):
         train(net(), "plain", True)
     assert len(made) == 2
     torch._dynamo.reset()

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from tests.threads import in_threads
 from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.ir.layout import contiguous_order
-from torch_max_backend.launches import Kind, Launch, LaunchList, Place
+from torch_max_backend.launch_list import Kind, Launch, LaunchList, Place
 from torch_max_backend.mojo_ops.functions import require
 from torch_max_backend.runtime import libraries
 from torch_max_backend.runtime.executable import Executable
 from torch_max_backend.runtime.interface import InputSpec, OutputSpec
-from torch_max_backend.runtime.launches import Launches, LaunchSpec
 from torch_max_backend.runtime.leaving import Leaving
+from torch_max_backend.runtime.runner import ListRunner, RunnerSpec
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_a_network_trains_as_a_list_and_as_a_graph(executables: list[Executable]
         for inputs, call in ((ours, run), (theirs, twin)):
             (call(inputs) * torch.linspace(0, 1, 5)).sum().backward()
     assert len(executables) == 2
-    assert all(each.launches is not None and each.model is None for each in executables)
+    assert all(each.runner is not None and each.model is None for each in executables)
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)
     for a, b in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-4)
@@ -73,7 +73,7 @@ def test_results_have_memory_of_their_own(executables: list[Executable]) -> None
     x, y = torch.randn(4, 3), torch.randn(4, 3)
     results = _compiled(function)(x, y)
     (executable,) = executables
-    assert executable.launches is not None
+    assert executable.runner is not None
     for ours, theirs in zip(results, function(x, y), strict=True):
         assert torch.equal(ours, theirs) and ours.stride() == theirs.stride()
     memories = [each.untyped_storage().data_ptr() for each in (x, y, *results)]
@@ -103,7 +103,7 @@ def test_arguments_enter_in_any_order(executables: list[Executable]) -> None:
         ours, theirs = torch.ones(x.shape), torch.ones(x.shape)
         torch.testing.assert_close(run(x, y, ours), function(x, y, theirs))
         torch.testing.assert_close(ours, theirs)
-    assert any(each.launches is not None for each in executables)
+    assert any(each.runner is not None for each in executables)
 
 
 def test_threads_take_turns(executables: list[Executable]) -> None:
@@ -130,20 +130,20 @@ def test_what_a_kernel_refuses_is_raised() -> None:
     ]
     leaving = Leaving([OutputSpec(0, contiguous_order(3), torch.float32, shapes[0])], [])
     function = require("indexing", "scatter_rows_add", DeviceRef.CPU(), (DType.float32,))
-    walk = require("launches", "walk", DeviceRef.CPU(), ())
+    walk = require("runner", "walk", DeviceRef.CPU(), ())
     places = [Place(Kind.RESULT, 0), *(Place(Kind.ARGUMENT, number) for number in range(3))]
     words = [word for place, shape in zip(places, (shapes[0], *shapes), strict=True) for word in (place, *shape)]
     listing = LaunchList((Launch(function, tuple(words)),), 3, (places[0],), (), 0)
     with libraries.ready(device):
         pass
-    launches = Launches(LaunchSpec(listing, inputs, leaving, device, walk))
+    runner = ListRunner(RunnerSpec(listing, inputs, leaving, device, walk))
     x, source = torch.zeros(shapes[0]), torch.ones(shapes[2])
     with pytest.raises(RuntimeError, match="index out of range: 9 in a dimension of 4"):
-        launches.run([x, torch.tensor([1, 9]), source])
-    (result,) = launches.run([x, torch.tensor([1, 3]), source])
+        runner.run([x, torch.tensor([1, 9]), source])
+    (result,) = runner.run([x, torch.tensor([1, 3]), source])
     assert result[0, :, 0].tolist() == [0, 1, 0, 1]
     with pytest.raises(ValueError, match="argument 1: expected shape"):
-        launches.run([x, torch.tensor([1]), source])
+        runner.run([x, torch.tensor([1]), source])
 
 
 def test_a_user_may_have_every_graph_compiled(executables: list[Executable]) -> None:
@@ -151,4 +151,4 @@ def test_a_user_may_have_every_graph_compiled(executables: list[Executable]) -> 
     function = lambda x: torch.sigmoid(x) * 3  # noqa: E731
     torch.testing.assert_close(_compiled(function, run="graph")(x), function(x))
     (executable,) = executables
-    assert executable.launches is None and executable.model is not None
+    assert executable.runner is None and executable.model is not None
