@@ -24,7 +24,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.training_step import MEMORY_FORMATS, drawn, stepper, timed
-from torch_max_backend.runtime.launches import drop_workspaces
+from torch_max_backend.runtime.runner import drop_workspaces
 
 EAGER, OURS, SPLIT, CAPTURED, INDUCTOR = "eager", "max", "max, split", "max, captured", "inductor"
 CONTENDERS = (EAGER, OURS, SPLIT, CAPTURED, INDUCTOR)
