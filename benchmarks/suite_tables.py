@@ -79,6 +79,12 @@ def speeds() -> dict[str, dict[str, float]]:
     return found
 
 
+def suite_ratios() -> list[float]:
+    """Our time over Inductor's for every model of bfloat16 training on a GPU, both as device graphs."""
+    names = (name for name in files() if (read(name)["device"], read(name)["mode"]) == ("cuda", "training"))
+    return [each for name in names for each in ratios(rows_of(name), "step_ms", *PAIRS[0])]
+
+
 def suites() -> str:
     """The dashboard's figures: a row for each suite and contender."""
     rows = []

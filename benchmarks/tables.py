@@ -16,7 +16,7 @@ from benchmarks.gpu_step_tables import over_inductor, step_kinds, step_memory_gp
 from benchmarks.optimizer_step import CONTENDERS
 from benchmarks.step_memory import CONTENDERS as MEMORY_CONTENDERS
 from benchmarks.step_memory import over_eager
-from benchmarks.suite_tables import suite_models, suites
+from benchmarks.suite_tables import suite_models, suite_ratios, suites
 from benchmarks.table_parts import grid, mean, mean_and_worst, origin, read
 from benchmarks.training_step import FROZEN
 from benchmarks.training_zoo import ratio
@@ -102,13 +102,14 @@ def summary() -> str:
     zoo = zoo_rows()["training", "none", 8]
     drawn = [row["ratio"] for row in _of_class(read(DRAWN), "all")]
     products = [row["ratio"] for row in read("matmul_h200")["products"]]
-    others = ratios_beside_cuda_graphs()
+    dashboard = suite_ratios()
+    prebuilt = _waited("first_step_h200_resnet50_bf16", "prebuilt")["max"]
     rows = [
         ("ResNet-50, batch 256, bfloat16: training step", "H200", "Inductor", resnet["max"] / resnet["inductor"]),
-        ("the same: first step, caches empty", "H200", "Inductor", first["max"] / first["inductor"]),
+        ("the same: first step with a wheel's kernels", "H200", "Inductor", prebuilt / first["inductor"]),
         (f"{len(plain)} models, bfloat16: training step", "H200", "Inductor", plain),
         ("the same, as device graphs", "H200", "Inductor, CUDA graphs", captured),
-        (f"{len(others)} more, most with attention or dropout", "H200", "Inductor, CUDA graphs", others),
+        (f"{len(dashboard)} models of PyTorch's suites, the same", "H200", "Inductor, CUDA graphs", dashboard),
         (f"{len(zoo)} models, float32, batch 8: training step", "2 CPU cores", "the best of eager and Inductor",
          list(map(ratio, zoo))),
         ("convolutions drawn from models, bfloat16", "H200", "cuDNN", drawn),
@@ -428,15 +429,6 @@ def attention() -> str:
     passes = [f"{name} {word}" for name in ("forward", "backward") for word in ("ms", "PyTorch ms", "ratio")]
     header = ["dtype", "batch x heads x rows x size", "causal", *passes]
     return grid(header, rows) + origin(*names)
-
-
-BESIDE_CUDA_GRAPHS = ("training_steps_attention_h200", "training_steps_dropout_h200")
-
-
-def ratios_beside_cuda_graphs() -> list[float]:
-    """Of whole training steps as device graphs, over Inductor's with CUDA graphs."""
-    rows = (row for name in BESIDE_CUDA_GRAPHS for row in read(name)["rows"] if "error" not in row["cuda_graphs"])
-    return [row["captured"]["waited_ms"] / row["cuda_graphs"]["waited_ms"] for row in rows]
 
 
 def attention_models() -> str:
