@@ -42,3 +42,9 @@ def device_ref(device: torch.device) -> DeviceRef:
     if device.type == "cuda":
         return DeviceRef.GPU(device.index or 0)
     raise CannotLower(f"MAX drives no device of type {device.type!r}")
+
+
+def device_dtype(dtype: torch.dtype) -> torch.dtype:
+    """In which dtype a GPU's kernels read a number of the host: they compute in no float64, nor do PyTorch's beside
+    a float32 tensor."""
+    return torch.float32 if dtype is torch.float64 else dtype

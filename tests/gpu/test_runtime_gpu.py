@@ -110,3 +110,28 @@ def test_training_repeats_bit_for_bit(pair: tuple[nn.Module, nn.Module]) -> None
         seen.append([p.grad.clone() for p in model.parameters()])
     for other in seen[1:]:
         assert all(torch.equal(a, b) for a, b in zip(seen[0], other, strict=True))
+
+
+@pytest.mark.parametrize("capture", [False, True], ids=["plain", "captured"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64], ids=str)
+def test_a_number_of_the_host_is_read_in_each_call(dtype: torch.dtype, capture: bool) -> None:
+    number = torch.ones((), dtype=dtype).pin_memory()
+    run = torch.compile(
+        lambda x: (x * number).cos() + number, backend="max", options={"fallback": "error", "capture": capture}
+    )
+    x = torch.randn(5, 7, device="cuda")
+    for each in (2, 3, 5, 7, 11, 13, 17, 19):
+        number.fill_(each)
+        _queue_work()
+        got = run(x)
+        # The queue has not come to the call yet.
+        number.fill_(-1)
+        torch.testing.assert_close(got, (x * each).cos() + each)
+
+
+def test_constants_beside_operators_that_stay_in_pytorch_are_on_the_gpu() -> None:
+    x = torch.randn(4, 4, device="cuda", dtype=torch.float64, requires_grad=True)
+    rows = torch.tensor([3, 0, 0, 1], device="cuda")
+    run = torch.compile(lambda x: (x * x).new_zeros(x.shape) + x.index_select(0, rows), backend="max")
+    (gradient,) = torch.autograd.grad(run(x).sum(), x)
+    assert gradient.sum(1).tolist() == [8, 4, 0, 4]

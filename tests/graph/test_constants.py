@@ -14,6 +14,9 @@ from torch import nn
 
 from tests.harness import gradients, prepared, trace
 from torch_max_backend import explain_ahead, lowering
+from torch_max_backend.ahead import trace_ahead
+from torch_max_backend.backend import build_only, recorded_graphs
+from torch_max_backend.graph.compiled import CompiledGraph
 from torch_max_backend.graph.compiler import compile_graph
 from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.launch_list import LaunchList
@@ -209,3 +212,50 @@ def test_a_constant_that_leaves_the_graph_keeps_its_device() -> None:
     account = explain_ahead(Module(), torch.randn(5, 3), target="sm_90a", quiet=True)
     (graph,) = account.graphs
     assert {refusal.reason for refusal in graph.refusals} == {"a tensor on cpu in a graph on cuda:0"}
+
+
+class Applied(nn.Module):
+    """A function of tensors, some of which a model holds: on the CPU, wherever the model is."""
+
+    def __init__(self, function: Callable[..., Any], *held: torch.Tensor) -> None:
+        super().__init__()
+        self.function, self.held = function, held
+
+    def forward(self, *given: torch.Tensor) -> Any:
+        return self.function(*given, *self.held)
+
+
+def traced(model: nn.Module, *inputs: torch.Tensor, dynamic: bool | None = None) -> list[CompiledGraph]:
+    """The graphs of a call on a GPU."""
+    with recorded_graphs() as graphs:
+        trace_ahead(build_only, model, inputs, {}, target="sm_90a", dynamic=dynamic)
+    return graphs
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool], ids=str)
+def test_a_number_of_the_host_enters_a_gpus_graph(dtype: torch.dtype) -> None:
+    number = torch.ones((), dtype=dtype)
+
+    def function(x: torch.Tensor, w: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+        return torch.where(F.conv2d(x * number, w) > number, x[:, :4], number)
+
+    inputs = torch.randn(2, 4, 5, 5, requires_grad=True), torch.randn(4, 4, 1, 1, requires_grad=True)
+    graphs = traced(Applied(function, number), *inputs)
+    assert [(graph.name, len(graph.executables), graph.refusals) for graph in graphs] == [
+        ("forward", 1, []), ("backward", 1, []),
+    ]  # fmt: skip
+    listing = graphs[0].executables[0].listing
+    assert listing is not None and len(listing.moved) == 1 and "conv" in str(listing.launches)
+
+
+def test_a_number_made_of_sizes_is_a_part_of_a_gpus_graph() -> None:
+    """PyTorch computes 1 / (N * C), by which a mean's gradient is multiplied, on the CPU."""
+    x = torch.randn(4, 5, requires_grad=True)
+    for graph in traced(Applied(lambda x: F.mse_loss(x, x * 0.3) + (x * (1.0 / x.numel())).sum()), x, dynamic=True):
+        assert not graph.refusals and len(graph.executables) == 1
+
+
+def test_constants_between_operators_that_stay_in_pytorch_are_made_where_these_run() -> None:
+    model = Applied(lambda x: (x * x).new_zeros(x.shape) + x * x)
+    (graph,) = traced(model, torch.randn(4, 5, dtype=torch.float64))
+    assert graph.refusals and {executable.device for executable in graph.executables} == {torch.device("cuda:0")}

@@ -23,7 +23,7 @@ from max.graph import (
 from max.graph import ops as max_ops
 from torch.fx import GraphModule, Node
 
-from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref, max_dtype
+from torch_max_backend.dtypes import TORCH_TO_MAX, device_dtype, device_ref, max_dtype
 from torch_max_backend.errors import CannotLower
 from torch_max_backend.fusion.rewrite import fuse
 from torch_max_backend.graph.constants import Constants, constants_among
@@ -65,7 +65,10 @@ _NOT_YET = object()
 
 
 def graph_device(nodes: Sequence[Node]) -> torch.device:
-    """The one device that the graph computes on; 0-d CPU tensors and constants may join a GPU graph."""
+    """The one device that the graph computes on; 0-d CPU tensors and constants may join a GPU graph.
+
+    A graph of constants alone is where its results are wanted.
+    """
     constants = constants_among(nodes)
     devices = {
         tensor.device
@@ -74,6 +77,8 @@ def graph_device(nodes: Sequence[Node]) -> torch.device:
         for tensor in tensors_of(node.meta.get("val"))
         if tensor.device.type != "cpu" or tensor.dim() > 0
     }
+    if not devices:
+        devices = {tensor.device for node in nodes[-1].all_input_nodes for tensor in tensors_of(node.meta.get("val"))}
     if not devices:
         return torch.device("cpu")
     if len(devices) > 1:
@@ -170,7 +175,9 @@ class GraphBuilder:
                 SymbolicDim(f"extent_{position}_{axis}") if isinstance(dim, AlgebraicDim) else dim
                 for axis, dim in enumerate(shape)
             ]
-            types.append(TensorType(max_dtype(value.dtype), named, device_ref(value.device)))
+            # A launch list reads a number of the host in the dtype that it computes in.
+            entering = device_dtype(value.dtype) if self.listed and value.device != device else value.dtype
+            types.append(TensorType(max_dtype(entering), named, device_ref(value.device)))
             tensor_nodes.append(node)
         graph = Graph(self.name, input_types=types, kernel_library=self.kernels, module=self.module)
         self.notes = notes_of(graph)
@@ -181,6 +188,7 @@ class GraphBuilder:
                     if any(isinstance(dim, AlgebraicDim) for dim in shape):
                         tensor = ops.rebind(tensor, shape)
                     if spec.device != device:
+                        tensor = ops.cast(tensor, max_dtype(device_dtype(spec.dtype)))
                         tensor = ops.transfer_to(tensor, self.device)
                     self.values[node] = GraphTensor(tensor, spec.order, node.name)
                 self._lower_all(nodes)

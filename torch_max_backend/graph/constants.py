@@ -94,7 +94,7 @@ def fold_foreign_constants(gm: GraphModule) -> GraphModule:
         if any(user.op == "output" for user in node.users):
             continue
         name = f"_constant_{node.name}"
-        setattr(gm, name, known.value(node))
+        gm.register_buffer(name, known.value(node))
         with gm.graph.inserting_before(node):
             held = gm.graph.get_attr(name)
         held.meta = dict(node.meta)

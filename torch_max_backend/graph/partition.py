@@ -102,17 +102,21 @@ def leave_assertions(gm: GraphModule, *, listed: bool) -> None:
 
 def unsupported_reason(node: Node, device: torch.device, constants: Container[Node] = ()) -> str | None:
     """Why MAX cannot run ``node``; None if it can. ``constants`` may be on any device."""
+    if node in constants:
+        return None
     registration = lookup(node.target)
     if registration is None and is_write_back(node):
         return None
     if registration is None:
         return "no lowering is registered for this op"
     for source in [*node.all_input_nodes, node]:
-        for tensor in tensors_of(source.meta.get("val")):
-            reason = _tensor_reason(tensor, device)
-            if reason is None and (source is node or tensor.dim() > 0):
+        for tensor in tensors_of(source.meta.get("val")) if source not in constants else ():
+            # A number for a GPU's graph: each call reads it.
+            number = source is not node and tensor.dim() == 0 and tensor.device.type == "cpu"
+            reason = _tensor_reason(tensor, tensor.device if number else device)
+            if reason is None and not number:
                 reason = _other_device(tensor, device)
-            if reason is not None and source not in constants:
+            if reason is not None:
                 return reason
     return registration.supports(node) if registration and registration.supports else None
 

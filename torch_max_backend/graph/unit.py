@@ -121,13 +121,15 @@ class CompilationUnit:
         built = spec.built
         captured = None
         if options.capture:
-            devices = {each.device.type for each in built.inputs}
+            # Numbers of the host are read before the replay.
+            numbers = frozenset[int]() if built.listing is None else built.listing.moved
+            devices = {each.device.type for number, each in enumerate(built.inputs) if number not in numbers}
             recordable = all(draw.recordable for draw in spec.draws)
             reason = refusal(devices, listed=built.listing is not None, recordable=recordable)
             if reason is None and not is_virtual_device_mode():
-                moving = [number for number, each in enumerate(built.inputs) if each.drawn and not spec.draws]
+                drawn = {number for number, each in enumerate(built.inputs) if each.drawn and not spec.draws}
                 # Two calls more for each graph whose results this one may take.
-                captured = Capture(built.name, 3 + 2 * len(self.graphs), moving)
+                captured = Capture(built.name, 3 + 2 * len(self.graphs), drawn | numbers)
             else:
                 log.info("%s is not captured: %s", built.name, reason or "its device is not there")
         walk = "" if built.listing is None else require("runner", "walk", device_ref(spec.device), ())

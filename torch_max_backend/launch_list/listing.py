@@ -89,7 +89,7 @@ class LaunchList:
         results: where each result is made; its own place, or another one that it has to be copied from.
         constants: what launches read beside arguments and each other's results.
         workspace: bytes for the values in between.
-        moved: numbers of arguments that lie on the host and are wanted on the device.
+        moved: arguments, by number, that are numbers of the host and are wanted on the device.
         updates: results that may be written over arguments whose new values they are, by their numbers.
         reused: arguments that are written over when they are read no more, with the bytes that are needed there; any
             other memory does for it, too.

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from torch_max_backend.dtypes import device_dtype
 from torch_max_backend.launch_list import Kind, LaunchList, Place
 from torch_max_backend.max_compat import device_context
 from torch_max_backend.runtime import graph_team, libraries
@@ -192,7 +193,9 @@ class ListRunner:
         if self._moved:
             addresses = list(addresses)
         for number in self._moved:
-            entering[number] = entering[number].to(self.device, non_blocking=True)
+            host = entering[number]
+            # Read now: a copy from pinned memory would read it later, when its user may have written to it.
+            entering[number] = torch.full((), host.item(), dtype=device_dtype(host.dtype), device=self.device)
             addresses[number] = entering[number].data_ptr()
         updated = self._updates.safe(entering, addresses, args)
         called = self.launched(entering, addresses, updated, self._reuse.written_over(entering, args))

@@ -83,6 +83,9 @@ class _Reader:
             call = self._notes.calls.get(handle.results[0])
             if call is not None and call.numbers is not None:
                 found = _called(call, operands, results)
+        elif name == "transfer":
+            # Its first operand is a chain.
+            found = Transfer(operands, results)
         elif len(operands) == len(handle.operands):
             found = _typed(name, handle, operands, results)
         return found or Unlisted(operands, results, handle.name)
@@ -107,8 +110,6 @@ def _typed(name: str, handle: Any, operands: tuple[Value, ...], results: tuple[V
         return Reshape(operands, results)
     if name == "broadcast_to":
         return Broadcast(operands, results)
-    if name == "transfer":
-        return Transfer(operands, results)
     if name in FUNCTIONS:
         return Pointwise(operands, results, name)
     rank = None if operands[0].shape is None else len(operands[0].shape)
