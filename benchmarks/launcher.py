@@ -23,8 +23,8 @@ Word = int | torch.Tensor | np.ndarray
 """Of a call: a number, or a tensor or an array whose address is passed."""
 
 _SCRATCH_BYTES = 512 * 2**20
-_FIRST_WORD = 2
-"""Of a call, behind the function's address and the number of words."""
+_FIRST_WORD = 3
+"""Of a call, behind the function's address, that of a record of indices outside (none here) and the number of words."""
 
 
 @beartype
@@ -79,11 +79,11 @@ class Launcher:
 
     def _code(self, function: LibraryFunction, calls: Iterable[Sequence[Word]]) -> np.ndarray:
         address = self._addresses[function]
-        return np.array([word for words in calls for word in (address, len(words), *map(_number, words))], np.int64)
+        return np.array([word for words in calls for word in (address, 0, len(words), *map(_number, words))], np.int64)
 
     def _bind(self, code: np.ndarray) -> Callable[[], None]:
         start = team_start() if self.device.type == "cpu" else 0
-        host = np.array([start, torch.get_num_threads(), libraries.loader(self.device)], np.int64)
+        host = np.array([start, torch.get_num_threads(), libraries.loader(self.device), 0], np.int64)
         needed = np.zeros(1, np.int64)
         nothing = (0, 0)
         scratch = self._scratch.data_ptr(), self._scratch.numel()

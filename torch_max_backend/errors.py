@@ -1,4 +1,4 @@
-"""Exceptions that the backend raises, all before anything is launched."""
+"""Exceptions that the backend raises, all but IndexOutsideError before anything is launched."""
 
 from __future__ import annotations
 
@@ -45,6 +45,10 @@ class UnsupportedOpError(MaxBackendError):
         self.user_line = user_line
         where = f"\n  at: {user_line}" if user_line else ""
         super().__init__(f"{op}({arguments}) cannot run in MAX: {reason}{where}")
+
+
+class IndexOutsideError(IndexError, RuntimeError):
+    """A kernel met an index outside its dimension. Eager PyTorch raises one base class or the other."""
 
 
 class InvalidArgumentError(MaxBackendError, ValueError):

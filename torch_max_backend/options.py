@@ -28,6 +28,8 @@ class Options:
             UnsupportedOpError instead.
         compile: "wait": the first call returns after the libraries that its graphs call are built; "background": calls
             run in eager PyTorch until then, and in MAX afterwards.
+        check_indices: an index outside its dimension raises an IndexError. On a GPU "async" has the next call after the
+            kernel has met it raise, and "sync" the call itself, which waits for its kernels. A CPU raises at once.
         run: "launches" runs a graph as a list of library calls; "graph" has MAX compile the graph as the lowerings make
             it, with each operation by itself, for debugging. Results differ by rounding.
     """
@@ -35,6 +37,7 @@ class Options:
     capture: Literal[False, True] = False
     fallback: Literal["eager", "error"] = "eager"
     compile: Literal["wait", "background"] = "wait"
+    check_indices: Literal["async", "sync"] = "async"
     run: Literal["launches", "graph"] = "launches"
 
     @staticmethod

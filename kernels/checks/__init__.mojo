@@ -1,4 +1,5 @@
-"""Conditions that a program asserts of its tensors.
+"""Conditions that a program asserts of its tensors, and operators of theirs.
 
-entries.mojo    the entry in libraries
+entries.mojo    the entries in libraries
+indices.mojo    indices that no kernel reads at
 """

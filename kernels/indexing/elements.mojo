@@ -13,6 +13,7 @@ from std.math import ceildiv
 from max.gpu import global_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 
+from ..common.bounds import Bounds, current_bounds
 from ..common.library import scratch
 from ..common.parallel import sync_parallelize, worker_count
 from ..common.pointer import Ptr
@@ -27,7 +28,7 @@ comptime FEW_ELEMENTS = 32
 
 
 @always_inline
-def _column[
+def scatter_column[
     dtype: DType, accumulate: Bool
 ](
     y: Ptr[dtype],
@@ -36,7 +37,11 @@ def _column[
     source: Ptr[dtype],
     rows: Rows,
     column: Int,
+    bounds: Bounds,
 ):
+    """Column number `column`, counted over all outer slices."""
+    if column >= rows.outer * rows.inner:
+        return
     var o = column // rows.inner
     var n = column % rows.inner
     var base = o * rows.places * rows.inner + n
@@ -48,9 +53,9 @@ def _column[
     var from_ = o * rows.count * rows.inner + n
     for i in range(rows.count):
         var at = from_ + i * rows.inner
-        var place = Int(index[unsafe_offset=at])
-        if 0 <= place and place < rows.places:
-            var to = base + place * rows.inner
+        var place = index[unsafe_offset=at]
+        if bounds.holds(place, Int64(rows.places)):
+            var to = base + Int(place) * rows.inner
             comptime if accumulate:
                 y[unsafe_offset=to] += source[unsafe_offset=at]
             else:
@@ -147,17 +152,61 @@ def elements_kernel[
     count: Int64,
     inner: Int64,
     zeros: Int64,
+    bounds: Bounds,
 ):
-    var column = global_idx.x
-    if column < Int(outer) * Int(inner):
-        _column[dtype, accumulate](
-            y,
-            x,
-            index,
-            source,
-            Rows(Int(outer), Int(places), Int(count), Int(inner), zeros != 0),
-            column,
-        )
+    scatter_column[dtype, accumulate](
+        y,
+        x,
+        index,
+        source,
+        Rows(Int(outer), Int(places), Int(count), Int(inner), zeros != 0),
+        Int(global_idx.x),
+        bounds,
+    )
+
+
+@always_inline
+def scatter_element[
+    dtype: DType, accumulate: Bool
+](
+    y: Ptr[dtype],
+    index: Ptr[DType.int64],
+    source: Ptr[dtype],
+    places: Int64,
+    count: Int64,
+    inner: Int64,
+    total: Int64,
+    bounds: Bounds,
+    item: Int,
+):
+    """Element `item` of the source."""
+    if item >= Int(total):
+        return
+    var to = flat_place(index, places, count, inner, bounds, item)
+    if to < 0:
+        return
+    comptime if accumulate:
+        _ = Atomic.fetch_add(y.unsafe_offset(to), source[unsafe_offset=item])
+    else:
+        y[unsafe_offset=to] = source[unsafe_offset=item]
+
+
+@always_inline
+def flat_place(
+    index: Ptr[DType.int64],
+    places: Int64,
+    count: Int64,
+    inner: Int64,
+    bounds: Bounds,
+    item: Int,
+) -> Int:
+    """Where in y element `item` of the source goes, -1 for one outside."""
+    var place = index[unsafe_offset=item]
+    if not bounds.holds(place, places):
+        return -1
+    var n = item % Int(inner)
+    var o = item // Int(inner) // Int(count)
+    return (o * Int(places) + Int(place)) * Int(inner) + n
 
 
 @__name(t"scatter_elements_{accumulate}_{dtype}")
@@ -171,21 +220,20 @@ def scatter_each_kernel[
     count: Int64,
     inner: Int64,
     total: Int64,
+    bounds: Bounds,
 ):
     """A thread has an element of the source."""
-    var item = Int(global_idx.x)
-    if item >= Int(total):
-        return
-    var place = index[unsafe_offset=item]
-    if place < 0 or place >= places:
-        return
-    var n = item % Int(inner)
-    var o = item // Int(inner) // Int(count)
-    var to = (o * Int(places) + Int(place)) * Int(inner) + n
-    comptime if accumulate:
-        _ = Atomic.fetch_add(y.unsafe_offset(to), source[unsafe_offset=item])
-    else:
-        y[unsafe_offset=to] = source[unsafe_offset=item]
+    scatter_element[dtype, accumulate](
+        y,
+        index,
+        source,
+        places,
+        count,
+        inner,
+        total,
+        bounds,
+        Int(global_idx.x),
+    )
 
 
 def flat_places_kernel(
@@ -195,18 +243,13 @@ def flat_places_kernel(
     count: Int64,
     inner: Int64,
     total: Int64,
+    bounds: Bounds,
 ):
-    """Where in y each element of the source goes, -1 for one outside."""
     var item = Int(global_idx.x)
-    if item >= Int(total):
-        return
-    var place = index[unsafe_offset=item]
-    var to = Int64(-1)
-    if place >= 0 and place < places:
-        var n = item % Int(inner)
-        var o = item // Int(inner) // Int(count)
-        to = (Int64(o) * places + place) * inner + Int64(n)
-    flat[unsafe_offset=item] = to
+    if item < Int(total):
+        flat[unsafe_offset=item] = Int64(
+            flat_place(index, places, count, inner, bounds, item)
+        )
 
 
 @no_inline
@@ -229,6 +272,7 @@ def elements_gpu[
     if columns * rows.places == 0:
         return
     var total = columns * rows.count
+    var bounds = current_bounds()
     # Nothing meets where each column has one element; whole numbers may be added in any order.
     var any_order = rows.count == 1
     comptime if accumulate:
@@ -245,6 +289,7 @@ def elements_gpu[
                 Int64(rows.count),
                 Int64(rows.inner),
                 Int64(total),
+                bounds,
                 grid_dim=ceildiv(total, BLOCK),
                 block_dim=BLOCK,
             )
@@ -263,11 +308,19 @@ def elements_gpu[
             Int64(rows.count),
             Int64(rows.inner),
             Int64(total),
+            bounds,
             grid_dim=ceildiv(total, BLOCK),
             block_dim=BLOCK,
         )
+        # What lies outside has been reported.
         sorted_rows_gpu[dtype, accumulate](
-            y, x, flat, source, Rows(1, size, total, 1, rows.zeros), ctx
+            y,
+            x,
+            flat,
+            source,
+            Rows(1, size, total, 1, rows.zeros),
+            Bounds(0, 0),
+            ctx,
         )
         return
     ctx.enqueue_function[elements_kernel[dtype, accumulate]](
@@ -280,6 +333,7 @@ def elements_gpu[
         Int64(rows.count),
         Int64(rows.inner),
         Int64(rows.zeros),
+        bounds,
         grid_dim=ceildiv(columns, BLOCK),
         block_dim=BLOCK,
     )

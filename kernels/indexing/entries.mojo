@@ -1,15 +1,16 @@
 """The indexing family's entries in its libraries.
 
 Scattering: x and y are [outer, places, inner], or x is empty, which stands for zeros; source is [outer, count, inner].
-Places count from zero, negative ones have been resolved in the graph. On the CPU a place outside raises, on a GPU it is ignored. Gathering: gather.mojo.
+Places count from zero, negative ones have been resolved in the graph. A place outside is reported (common/bounds.mojo); on
+the CPU it raises, on a GPU nothing is written there. Gathering: gather.mojo.
 """
 
 from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 from std.utils.index import IndexList
 
+from ..common.bounds import current_bounds
 from ..common.library import Arguments, Operand
-from ..common.pointer import Ptr
 from .elements import elements_cpu, elements_gpu
 from .gather import (
     gather_cpu,
@@ -17,7 +18,7 @@ from .gather import (
     gather_elements_gpu,
     gather_gpu,
 )
-from .extents import Rows
+from .extents import Rows, check_places
 from .rows import rows_cpu, rows_gpu
 
 
@@ -34,26 +35,9 @@ def _rows(
             t"scatter: source is {source}, y is {y}: must agree in the first"
             t" and the last extent"
         )
+    if y[1] == 0 and source.flattened_length() > 0:
+        raise Error("scatter: y has no rows")
     return Rows(y[0], y[1], source[1], y[2], zeros)
-
-
-@no_inline
-def _check_places(index: Ptr[DType.int64], count: Int, places: Int) raises:
-    comptime width = 8
-    var whole = count // width * width
-    var least = SIMD[DType.int64, width](0)
-    var most = SIMD[DType.int64, width](-1)
-    for i in range(0, whole, width):
-        var some = index.unsafe_offset(i).unsafe_load[width=width]()
-        least = min(least, some)
-        most = max(most, some)
-    var inside = least.reduce_min() >= 0 and most.reduce_max() < Int64(places)
-    for i in range(whole if inside else 0, count):
-        var place = Int(index[unsafe_offset=i])
-        if place < 0 or place >= places:
-            raise Error(
-                t"index out of range: {place} in a dimension of {places}"
-            )
 
 
 @always_inline
@@ -74,7 +58,7 @@ def _scatter_rows[
         )
     comptime if is_cpu[target]():
         var places = index.data
-        _check_places(places, rows.count, rows.places)
+        check_places(places, rows.count, rows.places, current_bounds())
         rows_cpu[dtype, accumulate](
             y.data,
             x.data,
@@ -116,7 +100,12 @@ def _scatter_elements[
         )
     comptime if is_cpu[target]():
         var places = index.data
-        _check_places(places, rows.outer * rows.count * rows.inner, rows.places)
+        check_places(
+            places,
+            rows.outer * rows.count * rows.inner,
+            rows.places,
+            current_bounds(),
+        )
         elements_cpu[dtype, accumulate](
             y.data,
             x.data,
@@ -203,10 +192,12 @@ def gather_rows[
     var wanted = IndexList[3](rows.outer, rows.count, rows.inner)
     if y.shape() != wanted:
         raise Error(t"gather: y is {y.shape()}: must be {wanted}")
-    if rows.places == 0 and wanted.flattened_length() > 0:
+    if wanted.flattened_length() == 0:
+        return
+    if rows.places == 0:
         raise Error("gather: x has no rows")
     comptime if is_cpu[target]():
-        gather_cpu[dtype](y.data, x.data, index.data, rows)
+        gather_cpu[dtype](y.data, x.data, index.data, rows, current_bounds())
     else:
         gather_gpu[dtype](y.data, x.data, index.data, rows, ctx)
 
@@ -234,7 +225,7 @@ def gather_elements[
     if rows.places == 0:
         raise Error("gather: x has no elements")
     comptime if is_cpu[target]():
-        _check_places(index.data, size, rows.places)
+        check_places(index.data, size, rows.places, current_bounds())
         gather_elements_cpu[dtype](y.data, x.data, index.data, rows)
     else:
         gather_elements_gpu[dtype](y.data, x.data, index.data, rows, ctx)

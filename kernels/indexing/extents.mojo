@@ -1,4 +1,7 @@
-"""Extents of what the indexing family's kernels write and read."""
+"""Extents of what the indexing family's kernels write and read, and a check of the places on the CPU."""
+
+from ..common.bounds import Bounds
+from ..common.pointer import Ptr
 
 
 @fieldwise_init
@@ -11,3 +14,25 @@ struct Rows(ImplicitlyCopyable, TrivialRegisterPassable):
     var count: Int
     var inner: Int
     var zeros: Bool
+
+
+@no_inline
+def check_places(
+    index: Ptr[DType.int64], count: Int, places: Int, bounds: Bounds
+) raises:
+    """Raises for the first one outside, and reports it."""
+    comptime width = 8
+    var whole = count // width * width
+    var least = SIMD[DType.int64, width](0)
+    var most = SIMD[DType.int64, width](-1)
+    for i in range(0, whole, width):
+        var some = index.unsafe_offset(i).unsafe_load[width=width]()
+        least = min(least, some)
+        most = max(most, some)
+    var inside = least.reduce_min() >= 0 and most.reduce_max() < Int64(places)
+    for i in range(whole if inside else 0, count):
+        var place = index[unsafe_offset=i]
+        if not bounds.holds(place, Int64(places)):
+            raise Error(
+                t"index out of range: {place} in a dimension of {places}"
+            )

@@ -12,6 +12,7 @@ from max.gpu import barrier, block_idx, thread_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 from max.gpu.memory import AddressSpace
 
+from ..common.bounds import Bounds, current_bounds
 from ..common.pointer import Ptr
 from .extents import Rows
 
@@ -41,6 +42,7 @@ def few_columns_kernel[
     inner: Int64,
     groups: Int64,
     zeros: Int64,
+    bounds: Bounds,
 ):
     comptime acc = sum_type[dtype]
     var shared = stack_allocation[
@@ -52,7 +54,11 @@ def few_columns_kernel[
     var columns = min(COLUMNS, Int(outer) * Int(inner) - first)
     var sums = Array[Scalar[acc], COLUMNS](fill=0)
     for i in range(thread, Int(count), BLOCK):
-        if Int(index[unsafe_offset=i]) == place:
+        var at = Int(index[unsafe_offset=i])
+        # Every block sees the whole list: one of them tells.
+        if block_idx.x == 0:
+            _ = bounds.holds(Int64(at), places)
+        if at == place:
             comptime for k in range(COLUMNS):
                 if k < columns:
                     var column = first + k
@@ -95,7 +101,7 @@ def few_columns_gpu[
     rows: Rows,
     ctx: DeviceContext,
 ) raises:
-    """At most MOST_COLUMNS columns; indices have been checked."""
+    """At most MOST_COLUMNS columns."""
     var groups = ceildiv(rows.outer * rows.inner, COLUMNS)
     ctx.enqueue_function[few_columns_kernel[dtype]](
         y,
@@ -108,6 +114,7 @@ def few_columns_gpu[
         Int64(rows.inner),
         Int64(groups),
         Int64(rows.zeros),
+        current_bounds(),
         grid_dim=rows.places * groups,
         block_dim=BLOCK,
     )

@@ -1,6 +1,6 @@
 """y [outer, count, inner] = x [outer, places, inner] at the places of index [count].
 
-A negative place counts from the end. What is still outside raises on the CPU, and reads the nearest element on a GPU.
+A place outside is reported (common/bounds.mojo), and raises on the CPU; the nearest element is read in its stead.
 """
 
 from std.math import ceildiv
@@ -10,10 +10,11 @@ from max.gpu import global_idx
 from max.gpu.host import DeviceContext
 
 from ..common.arithmetic import Divisor
+from ..common.bounds import Bounds, current_bounds
 from ..common.parallel import sync_parallelize, worker_count
 from ..common.pointer import Ptr
 from ..common.vectors import copy_row
-from .extents import Rows
+from .extents import Rows, check_places
 from .rows import BLOCK
 
 # Below this many elements a second core costs more than it gives.
@@ -22,19 +23,21 @@ comptime MOST_BYTES = 16
 
 
 @always_inline
-def _inside(place: Int64, places: Int) -> Int:
-    var at = Int(place)
-    if at < 0:
-        at += places
-    return max(0, min(at, places - 1))
+def _nearest(place: Int64, places: Int64) -> Int:
+    return Int(max(Int64(0), min(place, places - 1)))
 
 
 @no_inline
 def gather_cpu[
     dtype: DType
-](y: Ptr[dtype], x: Ptr[dtype], index: Ptr[DType.int64], rows: Rows) raises:
-    """Raises when all is written: the nearest element stands for a place outside.
-    """
+](
+    y: Ptr[dtype],
+    x: Ptr[dtype],
+    index: Ptr[DType.int64],
+    rows: Rows,
+    bounds: Bounds,
+) raises:
+    """Raises when all is written."""
     var total = rows.outer * rows.count
     var workers = max(
         1, min(min(worker_count(), total), total * rows.inner // SMALLEST_SHARE)
@@ -53,9 +56,8 @@ def gather_cpu[
         var i = first % rows.count
         for row in range(first, total * (worker + 1) // workers):
             var given = index[unsafe_offset=i]
-            var place = _inside(given, rows.places)
-            all_inside &= given >= Int64(-rows.places)
-            all_inside &= given < Int64(rows.places)
+            var place = _nearest(given, Int64(rows.places))
+            all_inside &= given == Int64(place)
             copy_row[dtype](
                 y.unsafe_offset(row * rows.inner),
                 x.unsafe_offset((o * rows.places + place) * rows.inner),
@@ -69,13 +71,7 @@ def gather_cpu[
 
     sync_parallelize(task, workers)
     if Int32(1) in outside:
-        for i in range(rows.count):
-            var place = Int(index[unsafe_offset=i])
-            if place < -rows.places or place >= rows.places:
-                raise Error(
-                    t"index out of range: {place} in a dimension of"
-                    t" {rows.places}"
-                )
+        check_places(index, rows.count, rows.places, bounds)
 
 
 @no_inline
@@ -117,6 +113,33 @@ def gather_elements_cpu[
     sync_parallelize(task, workers)
 
 
+@always_inline
+def gather_element[
+    dtype: DType
+](
+    y: Ptr[dtype],
+    x: Ptr[dtype],
+    index: Ptr[DType.int64],
+    size: Int64,
+    places: Int64,
+    count: Divisor,
+    inner: Divisor,
+    bounds: Bounds,
+    at: Int,
+):
+    """Element `at` of y."""
+    if at >= Int(size):
+        return
+    var row, n = inner.divide(Int32(at))
+    var o = Int(count.quotient(row))
+    var place = index[unsafe_offset=at]
+    if not bounds.holds(place, places):
+        place = Int64(_nearest(place, places))
+    y[unsafe_offset=at] = x[
+        unsafe_offset=(o * Int(places) + Int(place)) * Int(inner.value) + Int(n)
+    ]
+
+
 def gather_elements_kernel[
     dtype: DType
 ](
@@ -127,17 +150,11 @@ def gather_elements_kernel[
     places: Int64,
     count: Divisor,
     inner: Divisor,
+    bounds: Bounds,
 ):
-    """The nearest element stands for a place outside."""
-    var at = Int(global_idx.x)
-    if at >= Int(size):
-        return
-    var row, n = inner.divide(Int32(at))
-    var o = Int(count.quotient(row))
-    var place = max(Int64(0), min(index[unsafe_offset=at], places - 1))
-    y[unsafe_offset=at] = x[
-        unsafe_offset=(o * Int(places) + Int(place)) * Int(inner.value) + Int(n)
-    ]
+    gather_element[dtype](
+        y, x, index, size, places, count, inner, bounds, Int(global_idx.x)
+    )
 
 
 @no_inline
@@ -161,8 +178,39 @@ def gather_elements_gpu[
         Int64(rows.places),
         Divisor(rows.count),
         Divisor(rows.inner),
+        current_bounds(),
         grid_dim=ceildiv(size, BLOCK),
         block_dim=BLOCK,
+    )
+
+
+@always_inline
+def gather_row_part[
+    dtype: DType, width: Int
+](
+    y: Ptr[dtype],
+    x: Ptr[dtype],
+    index: Ptr[DType.int64],
+    size: Int64,
+    places: Int64,
+    count: Divisor,
+    inner: Divisor,
+    bounds: Bounds,
+    thread: Int,
+):
+    """A thread copies `width` neighbouring elements."""
+    var i = thread * width
+    if i >= Int(size):
+        return
+    var row, n = inner.divide(Int32(i))
+    var o, k = count.divide(row)
+    var place = index[unsafe_offset=Int(k)]
+    if not bounds.holds(place, places):
+        place = Int64(_nearest(place, places))
+    var from_ = (Int(o) * Int(places) + Int(place)) * Int(inner.value) + Int(n)
+    comptime alignment = width * size_of[dtype]()
+    y.unsafe_offset(i).unsafe_store[alignment=alignment](
+        x.unsafe_offset(from_).unsafe_load[width=width, alignment=alignment]()
     )
 
 
@@ -176,18 +224,10 @@ def gather_kernel[
     places: Int64,
     count: Divisor,
     inner: Divisor,
+    bounds: Bounds,
 ):
-    """A thread copies `width` neighbouring elements."""
-    var i = global_idx.x * width
-    if i >= Int(size):
-        return
-    var row, n = inner.divide(Int32(i))
-    var o, k = count.divide(row)
-    var place = _inside(index[unsafe_offset=Int(k)], Int(places))
-    var from_ = (Int(o) * Int(places) + place) * Int(inner.value) + Int(n)
-    comptime alignment = width * size_of[dtype]()
-    y.unsafe_offset(i).unsafe_store[alignment=alignment](
-        x.unsafe_offset(from_).unsafe_load[width=width, alignment=alignment]()
+    gather_row_part[dtype, width](
+        y, x, index, size, places, count, inner, bounds, Int(global_idx.x)
     )
 
 
@@ -209,6 +249,7 @@ def gather_gpu[
         return
     var count = Divisor(rows.count)
     var inner = Divisor(rows.inner)
+    var bounds = current_bounds()
     if rows.inner % vector == 0 and (Int(y) | Int(x)) % MOST_BYTES == 0:
         ctx.enqueue_function[gather_kernel[dtype, vector]](
             y,
@@ -218,6 +259,7 @@ def gather_gpu[
             Int64(rows.places),
             count,
             inner,
+            bounds,
             grid_dim=ceildiv(size // vector, BLOCK),
             block_dim=BLOCK,
         )
@@ -230,6 +272,7 @@ def gather_gpu[
             Int64(rows.places),
             count,
             inner,
+            bounds,
             grid_dim=ceildiv(size, BLOCK),
             block_dim=BLOCK,
         )

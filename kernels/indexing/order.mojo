@@ -8,6 +8,7 @@ from max.gpu import barrier, block_idx, thread_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 from max.gpu.memory import AddressSpace
 
+from ..common.bounds import Bounds
 from ..common.digits import (
     BLOCK,
     ITEMS,
@@ -100,6 +101,7 @@ def order_place_kernel(
     places: Int64,
     tiles: Int64,
     shift: Int32,
+    bounds: Bounds,
 ):
     """A pass over a tile; counts are not read where there is one tile."""
     var table = stack_allocation[
@@ -127,6 +129,8 @@ def order_place_kernel(
     barrier()
     for i in range(first, min(first + ITEMS, Int(count))):
         var place = _place(index, sorted, i, places, shift)
+        if shift == 0 and Int64(place) == places:
+            bounds.report(index[unsafe_offset=i], places)
         var digit = Int(place >> shift) & (DIGITS - 1)
         var entry = digit * BLOCK + thread
         var to = Int(starts[unsafe_offset=digit] + table[unsafe_offset=entry])
@@ -142,6 +146,7 @@ def order_gpu(
     index: DeviceBuffer[DType.int64],
     count: Int,
     places: Int,
+    bounds: Bounds,
     ctx: DeviceContext,
 ) raises -> Order:
     """Both counts are from 1 to 2^31 - 1."""
@@ -177,6 +182,7 @@ def order_gpu(
             Int64(places),
             Int64(tiles),
             Int32(shift),
+            bounds,
             grid_dim=tiles,
             block_dim=BLOCK,
         )

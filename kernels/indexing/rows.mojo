@@ -14,6 +14,7 @@ from max.gpu import barrier, block_idx, thread_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 from max.gpu.memory import AddressSpace
 
+from ..common.bounds import Bounds, current_bounds
 from ..common.parallel import sync_parallelize, worker_count
 from ..common.pointer import Ptr
 from ..common.vectors import copy_row, merge_row
@@ -131,6 +132,7 @@ def rows_kernel[
     inner: Int64,
     stretches: Int64,
     zeros: Int64,
+    bounds: Bounds,
 ):
     var found = stack_allocation[
         BLOCK, Scalar[DType.uint8], address_space=AddressSpace.SHARED
@@ -156,7 +158,11 @@ def rows_kernel[
     var turn = 0
     for first in range(0, Int(count), BLOCK):
         var i = first + thread_idx.x
-        var hit = i < Int(count) and Int(index[unsafe_offset=i]) == place
+        var at = Int(index[unsafe_offset=i]) if i < Int(count) else 0
+        # Every block sees the whole list: one of them tells.
+        if block_idx.x == 0:
+            _ = bounds.holds(Int64(at), places)
+        var hit = i < Int(count) and at == place
         found[unsafe_offset=thread_idx.x] = UInt8(1 if hit else 0)
         if hit:
             # Every writer writes the same.
@@ -218,7 +224,9 @@ def rows_gpu[
             few_columns_gpu[dtype](y, x, index, source, rows, ctx)
             return
     if rows.count > SHORT_LIST:
-        sorted_rows_gpu[dtype, accumulate](y, x, index, source, rows, ctx)
+        sorted_rows_gpu[dtype, accumulate](
+            y, x, index, source, rows, current_bounds(), ctx
+        )
         return
     ctx.enqueue_function[rows_kernel[dtype, accumulate]](
         y,
@@ -231,6 +239,7 @@ def rows_gpu[
         Int64(rows.inner),
         Int64(stretches),
         Int64(rows.zeros),
+        current_bounds(),
         grid_dim=rows.places * stretches,
         block_dim=BLOCK,
     )

@@ -17,6 +17,7 @@ from max.gpu.host import DeviceBuffer, DeviceContext
 from max.gpu.memory import AddressSpace
 
 from ..common.argument import KernelArgument
+from ..common.bounds import Bounds
 from ..common.library import scratch
 from ..common.pointer import Ptr
 from .extents import Rows
@@ -316,6 +317,7 @@ def sorted_rows_gpu[
     index: DeviceBuffer[DType.int64],
     source: DeviceBuffer[dtype],
     rows: Rows,
+    bounds: Bounds,
     ctx: DeviceContext,
 ) raises:
     """`rows` has places, columns and a list of at least one place."""
@@ -326,7 +328,7 @@ def sorted_rows_gpu[
             t" below 2^31"
         )
     var p = Pieces(rows)
-    var order = order_gpu(index, rows.count, rows.places, ctx)
+    var order = order_gpu(index, rows.count, rows.places, bounds, ctx)
     comptime if accumulate:
         var parts = scratch[sum_type[dtype]](ctx, 2 * p.pieces() * p.columns())
         var threads = p.pieces() * Int(p.lanes * p.stretches)

@@ -4,6 +4,7 @@ from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 from std.utils.index import IndexList
 
+from ..common.bounds import current_bounds
 from ..common.check import check_equal
 from ..common.library import Arguments
 from .passes import check_same_shape
@@ -55,7 +56,7 @@ def max_pool_dgrad_scatter[
 def max_unpool_fprop[
     target: StaticString, dtype: DType
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """y is zero but for x at the indices; an index outside the plane is ignored.
+    """y is zero but for x at the indices; an index outside the plane is ignored, and reported.
     """
     var y = arguments.take[dtype, 5]()
     var x = arguments.take[dtype, 5]()
@@ -64,10 +65,12 @@ def max_unpool_fprop[
     if s.large() == 0:
         return
     comptime if is_cpu[target]():
-        unpool_cpu(y.data, x.data, indices.data, s)
+        unpool_cpu(y.data, x.data, indices.data, s, current_bounds())
     else:
         ctx.enqueue_memset(y.to_device_buffer(ctx), 0)
-        by_index_gpu[STORE](ctx, y.data, x.data, indices.data, s)
+        by_index_gpu[STORE](
+            ctx, y.data, x.data, indices.data, s, current_bounds()
+        )
 
 
 def max_unpool_dgrad[

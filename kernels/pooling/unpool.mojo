@@ -1,7 +1,7 @@
 """Pooling by stored index: the scattering form of max pooling's gradient, and max unpooling.
 
 Indices are flat in a plane of `plane` pixels and may be anything: one that points outside its plane is ignored, so
-nothing is ever written outside the tensor. A tensor is [N, pixels, C] here; which pixels lie beside which does not
+nothing is ever written outside the tensor; unpooling reports it (common/bounds.mojo). A tensor is [N, pixels, C] here; which pixels lie beside which does not
 matter.
 """
 
@@ -11,6 +11,7 @@ from std.atomic import Atomic
 from std.math import ceildiv
 
 from ..common.argument import KernelArgument
+from ..common.bounds import Bounds
 from ..common.library import scratch
 from ..common.pointer import Ptr, accumulation_type
 from ..common.vectors import SMALLEST_SHARE, for_each_share
@@ -35,11 +36,11 @@ struct UnpoolSizes(KernelArgument):
         return Int(self.batch * self.plane * self.channels)
 
     @always_inline
-    def target(self, indices: Ptr[INDEX], at: Int) -> Int:
+    def target(self, indices: Ptr[INDEX], at: Int, bounds: Bounds) -> Int:
         """Where in the large tensor index number `at` points; -1 where that is outside its plane.
         """
         var i = indices[unsafe_offset=at]
-        if i < 0 or i >= self.plane:
+        if not bounds.holds(i, self.plane):
             return -1
         var n = Int64(at) // (self.pixels * self.channels)
         return Int((n * self.plane + i) * self.channels) + Int(
@@ -82,7 +83,13 @@ def scatter_add_cpu[
 @no_inline
 def unpool_cpu[
     dtype: DType
-](y: Ptr[dtype], x: Ptr[dtype], indices: Ptr[INDEX], s: UnpoolSizes):
+](
+    y: Ptr[dtype],
+    x: Ptr[dtype],
+    indices: Ptr[INDEX],
+    s: UnpoolSizes,
+    bounds: Bounds,
+):
     """y = 0, then y[n, indices[n, o, c], c] = x[n, o, c]; the last of equal indices stays.
     """
     var channels = Int(s.channels)
@@ -96,9 +103,9 @@ def unpool_cpu[
             var at = n * Int(s.pixels) * channels
             for _ in range(Int(s.pixels)):
                 for c in range(channels):
-                    var i = Int(indices[unsafe_offset=at])
-                    if 0 <= i and i < plane:
-                        y_n[unsafe_offset=i * channels + c] = x[
+                    var i = indices[unsafe_offset=at]
+                    if bounds.holds(i, s.plane):
+                        y_n[unsafe_offset=Int(i) * channels + c] = x[
                             unsafe_offset=at
                         ]
                     at += 1
@@ -122,11 +129,12 @@ def _move[
     small: Ptr[dtype],
     indices: Ptr[INDEX],
     s: UnpoolSizes,
+    bounds: Bounds,
     i: Int,
 ):
     """Element `i` of the small tensor, to where its index points or from there.
     """
-    var at = s.target(indices, i)
+    var at = s.target(indices, i, bounds)
     comptime if mode == TAKE:
         var value = Scalar[dtype](0)
         if at >= 0:
@@ -151,7 +159,7 @@ def unpool_dgrad_cpu[
 
     def share(first: Int, end: Int) {imm}:
         for i in range(first, end):
-            _move[TAKE](dy, dx, indices, s, i)
+            _move[TAKE](dy, dx, indices, s, Bounds(0, 0), i)
 
     for_each_share(share, s.small(), SMALLEST_SHARE)
 
@@ -163,10 +171,11 @@ def pool_by_index[
     small: Ptr[dtype],
     indices: Ptr[INDEX],
     s: UnpoolSizes,
+    bounds: Bounds,
 ):
     var i = Int(global_idx.x)
     if i < s.small():
-        _move[mode](large, small, indices, s, i)
+        _move[mode](large, small, indices, s, bounds, i)
 
 
 def by_index_gpu[
@@ -177,12 +186,14 @@ def by_index_gpu[
     small: Ptr[dtype],
     indices: Ptr[INDEX],
     s: UnpoolSizes,
+    bounds: Bounds = Bounds(0, 0),
 ) raises:
     ctx.enqueue_function[pool_by_index[dtype, sums_dtype, mode]](
         large,
         small,
         indices,
         s,
+        bounds,
         grid_dim=ceildiv(s.small(), BLOCK),
         block_dim=BLOCK,
     )

@@ -1,16 +1,18 @@
 """The launch list's entry in a library: calls functions of libraries one after the other.
 
-`code` holds for each call the function's address, the number of its words, and the words. Addresses that differ from
-one run to the next are filled in first: `relocations` has for each of them its place in `code`, the number of its base
-in `bases`, and how far behind that base it lies. `scratch` is memory on the device for one launch after the other, as
-address and bytes; `needed` receives how many bytes would have been enough. `host` has what kernels on a CPU run on,
-`Team`'s two fields, and a `Loader`.
+`code` holds for each call the function's address, where it reports an index outside its dimension (0 for nowhere), the
+number of its words, and the words. Addresses that differ from one run to the next are filled in first: `relocations`
+has for each of them its place in `code`, the number of its base in `bases`, and how far behind that base it lies.
+`scratch` is memory on the device for one launch after the other, as address and bytes; `needed` receives how many bytes
+would have been enough. `host` has what kernels on a CPU run on, `Team`'s two fields, a `Loader`, and the address of the
+word that says that something was reported (common/bounds.mojo).
 """
 
 from std.collections import Array
 
 from max.gpu.host import DeviceContext
 
+from ..common.bounds import BOUNDS, Bounds
 from ..common.library import (
     LOADER,
     MESSAGE_BYTES,
@@ -24,6 +26,7 @@ from ..common.library import (
 from ..common.parallel import TEAM, Team
 
 comptime RELOCATION_WORDS = 3
+comptime HEAD_WORDS = 3
 
 
 def walk[
@@ -48,12 +51,15 @@ def walk[
     team = Team(Int(host[0]), Int(host[1]))
     ref loader = LOADER.get_or_create_ptr()[]
     loader.value = Int(host[2])
+    var bounds = BOUNDS.get_or_create_ptr()
+    bounds[].found = Int(host[3])
     try:
         needed.data[unsafe_offset=0] = Int64(_launched(code, memory, ctx))
     finally:
         memory.base = 0
         team.start = 0
         loader.value = 0
+        bounds[] = Bounds(0, 0)
 
 
 def _launched(
@@ -64,12 +70,14 @@ def _launched(
     """Runs the calls; the most bytes of scratch memory that one of them asked for.
     """
     var most = 0
+    var bounds = BOUNDS.get_or_create_ptr()
     var message = Array[UInt8, MESSAGE_BYTES](fill=0)
     var place = 0
     while place < code.dim_size(0):
         memory.used = 0
         var address = Int(code[place])
-        var words = place + 2
+        var words = place + HEAD_WORDS
+        bounds[].record = Int(code[place + 1])
         var callee = Pointer(to=address).unsafe_bitcast[Function]()[]
         var failed = callee(
             Int(code.data.unsafe_offset(words)),
@@ -79,5 +87,5 @@ def _launched(
         if failed != 0:
             raise Error(String(unsafe_from_utf8_ptr=message.unsafe_ptr()))
         most = max(most, memory.used)
-        place = words + Int(code[place + 1])
+        place = words + Int(code[place + 2])
     return most

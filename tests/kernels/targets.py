@@ -24,6 +24,7 @@ from torch_max_backend.fusion.program import Program
 from torch_max_backend.lowering import load_all
 from torch_max_backend.mojo_ops import (
     attention,
+    checks,
     convolution,
     detection,
     functions,
@@ -191,6 +192,7 @@ def _cases(dtype: DType) -> dict[str, tuple[list[TensorType], Body]]:
         "scatter_rows_add": ([table, place, source], lambda v: indexing.scatter_rows(*v, True)),
         "scatter_rows_set": ([table, place, source], lambda v: indexing.scatter_rows(*v, False)),
         "scatter_elements_add": ([table, places, source], lambda v: indexing.scatter_elements(*v, True)),
+        "check_indices": ([place], lambda v: (checks.check_indices(*v, 10, -100), *v)[1:]),
         "sort_rows": ([matrix], lambda v: sorting.sort_rows(*v, 2, True)),
         "scatter_elements_set": ([table, places, source], lambda v: indexing.scatter_elements(*v, False)),
     }

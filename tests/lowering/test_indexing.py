@@ -149,17 +149,25 @@ OUTSIDE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "rows": lambda x, i: x[i],
     "pairs": lambda x, i: x[i, i - i],
     "gather": lambda x, i: x.gather(1, i[:, None]),
+    "select": lambda x, i: x.index_select(1, i),
     "put": lambda x, i: x.index_put((i, i - i), x[0, 0]),
+    "scatter": lambda x, i: x.scatter(0, i[:, None].expand(3, 6), x),
+    "unpool": lambda x, i: F.max_unpool2d(x[None, None, :1, :3], i[None, None, None], (1, 2)),
+    "cross_entropy": lambda x, i: F.cross_entropy(x[:3], i, reduction="none", ignore_index=-8),
 }
+OPS = {
+    "embedding": "embedding", "rows": "index", "pairs": "index", "gather": "gather", "select": "index_select",
+    "put": "index_put", "scatter": "scatter", "unpool": "max_unpool2d", "cross_entropy": "nll_loss_forward",
+}  # fmt: skip
+#: Negative ones count from the end.
+FROM_END = ("rows", "pairs", "put")
 
 
 @pytest.mark.parametrize("place", [-7, 6])
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_a_place_outside_raises(name: str, place: int) -> None:
-    """As in eager PyTorch, on a CPU; places inside do not."""
-    x, inside = torch.arange(36.0).reshape(6, 6), torch.tensor([5, 0, -1] if name != "embedding" else [5, 0, 1])
-    if name == "gather":
-        inside = inside % 6
+    """As in eager PyTorch, on a CPU, with the operator, the size and the line; places inside do not."""
+    x, inside = torch.arange(36.0).reshape(6, 6), torch.tensor([5, 0, -1 if name in FROM_END else 1])
     run = torch.compile(OUTSIDE[name], backend="max", options={"fallback": "error"})
     assert torch.equal(run(x, inside), OUTSIDE[name](x, inside))
     for position in range(3):
@@ -167,5 +175,7 @@ def test_a_place_outside_raises(name: str, place: int) -> None:
         outside[position] = place
         with pytest.raises((IndexError, RuntimeError)):
             OUTSIDE[name](x, outside)
-        with pytest.raises(RuntimeError, match="index out of range"):
+        several = "an index into dimensions of 6, 6" if name in ("pairs", "put") else f"{place} in a dimension of 6"
+        with pytest.raises(IndexError, match=f"aten.{OPS[name]}: index out of range: {several}\n  at: .*{name}"):
             run(x, outside)
+        assert torch.equal(run(x, inside), OUTSIDE[name](x, inside))

@@ -44,7 +44,7 @@ def _rows(mask: Tensor, count: int) -> tuple[Tensor, Tensor, int]:
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """``aten.masked_scatter``: ``x`` with the elements of ``source``, in their order, where ``mask`` is true.
 
-    Where ``source`` has too few, an index is outside its dimension, which a step on a CPU reports.
+    Where ``source`` has too few, an index is outside its dimension, which is reported.
     """
     x, mask = torch.broadcast_tensors(x, mask)
     if x.numel() == 0 or source.numel() == 0:

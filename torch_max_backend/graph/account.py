@@ -13,8 +13,9 @@ from torch.fx import GraphModule, Node
 
 from torch_max_backend.graph.builder import tensors_of
 from torch_max_backend.graph.compiled import CompiledGraph, outputs_of
+from torch_max_backend.graph.lines import user_line
 from torch_max_backend.graph.memory import GraphMemory, Kept, Needed, SavedTensor
-from torch_max_backend.graph.partition import op_name, unpacked, user_line
+from torch_max_backend.graph.partition import op_name, unpacked
 from torch_max_backend.graph.random import draw, drawn_after
 from torch_max_backend.launch_list import Kind, Place
 from torch_max_backend.launch_list.memory import Span

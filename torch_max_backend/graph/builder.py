@@ -27,6 +27,7 @@ from torch_max_backend.dtypes import TORCH_TO_MAX, device_dtype, device_ref, max
 from torch_max_backend.errors import CannotLower
 from torch_max_backend.fusion.rewrite import fuse
 from torch_max_backend.graph.constants import Constants, constants_among
+from torch_max_backend.graph.lines import user_line
 from torch_max_backend.graph.random import DRAWN
 from torch_max_backend.graph.views import viewed
 from torch_max_backend.ir import layout as graph_layout
@@ -48,7 +49,7 @@ from torch_max_backend.runtime.interface import BuiltGraph, InputSpec, OutputSpe
 from torch_max_backend.runtime.packs import Packing, packed_arguments
 from torch_max_backend.torch_compat import OpOverload
 from torch_max_backend.typed_graph import TypedGraph
-from torch_max_backend.typed_graph.operations import Operation
+from torch_max_backend.typed_graph.operations import Call, Operation
 from torch_max_backend.typed_graph.read import read
 
 
@@ -196,6 +197,8 @@ class GraphBuilder:
                 outputs, results = self._outputs(nodes[-1], placeholders)
                 writes = self._written(placeholders, results)
                 typed = read(graph, results) if self.listed else None
+                if typed is not None:
+                    _note_lines(typed, nodes)
                 graph.output(*results)
             # An argument that is returned as it is, is no result of the model's.
             reusable = self.reusable - {spec.passthrough for spec in outputs}
@@ -391,6 +394,14 @@ class GraphBuilder:
             specs.append(WriteSpec(positions[target], len(results), tensor.order, fake.dtype, _static_shape(fake)))
             results.append(ops.dense(tensor.value))
         return specs
+
+
+def _note_lines(graph: TypedGraph, nodes: Sequence[Node]) -> None:
+    """Tells calls that may have to name the user's line which one it is."""
+    by_name = {node.name: node for node in nodes}
+    for operation in graph.operations:
+        if isinstance(operation, Call) and operation.reports and operation.node in by_name:
+            operation.line = user_line(by_name[operation.node]) or ""
 
 
 def _refused_nodes(operations: Mapping[Operation, str], nodes: Sequence[Node]) -> dict[Node, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from torch_max_backend.dtypes import TORCH_TO_MAX
 from torch_max_backend.graph.builder import is_write_back, tensors_of
 from torch_max_backend.graph.constants import constants_among, give_each_reader_its_own, main_device
+from torch_max_backend.graph.lines import user_line
 from torch_max_backend.graph.random import ORIGIN, is_draw
 from torch_max_backend.lowering import lookup
 from torch_max_backend.torch_compat import OpOverload
@@ -208,18 +208,6 @@ def _describe(arg: Any) -> str:
     if isinstance(arg, (list, tuple)):
         return f"[{', '.join(_describe(item) for item in arg)}]"
     return repr(arg)
-
-
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)\n\s*(?P<code>.*)')
-
-
-def user_line(node: Node) -> str | None:
-    """The user's own source line that the node came from."""
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    if not frames:
-        return None
-    file, line, function, code = frames[-1]
-    return f"{file}:{line} in {function}: {code.strip()}"
 
 
 def unpacked(node: Node) -> Node:

@@ -133,7 +133,7 @@ class CompilationUnit:
             else:
                 log.info("%s is not captured: %s", built.name, reason or "its device is not there")
         walk = "" if built.listing is None else require("runner", "walk", device_ref(spec.device), ())
-        executable = Executable(spec, captured, walk)
+        executable = Executable(spec, captured, walk, waits=options.check_indices == "sync")
         self.graphs.append(built)
         self._pending.setdefault(spec.device, []).append(executable)
         return executable

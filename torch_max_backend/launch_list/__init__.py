@@ -5,6 +5,6 @@ compilation of its own. ``listing`` reads it as a list of calls over places in m
 lie that exist only between two calls, and ``runtime.runner`` runs the list on PyTorch's tensors.
 """
 
-from torch_max_backend.launch_list.listing import Kind, Launch, LaunchList, NotListed, Place, launch_list
+from torch_max_backend.launch_list.listing import Indexing, Kind, Launch, LaunchList, NotListed, Place, launch_list
 
-__all__ = ["Kind", "Launch", "LaunchList", "NotListed", "Place", "launch_list"]
+__all__ = ["Indexing", "Kind", "Launch", "LaunchList", "NotListed", "Place", "launch_list"]

@@ -65,6 +65,19 @@ class Constant:
 
 
 @dataclass(frozen=True)
+class Indexing:
+    """What an error says of a launch that met an index outside its dimension.
+
+    Attributes:
+        line: of the user's program, "" where it is not known.
+        sizes: of the dimensions, where several indices become one place.
+    """
+
+    line: str = ""
+    sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class Launch:
     """One call.
 
@@ -72,11 +85,13 @@ class Launch:
         function: the symbol of the library's function.
         words: what it gets, as ``kernels/common/library.mojo`` says; an address is a place.
         ops: the aten ops that it computes, joined by underscores.
+        indexing: of one that reports an index outside its dimension.
     """
 
     function: str
     words: tuple[int | Place, ...]
     ops: str = ""
+    indexing: Indexing | None = None
 
 
 @dataclass(frozen=True)
@@ -211,7 +226,8 @@ class _Lister:
             self.places[value] = Place(Kind.RESULT, number)
         workspace, reused, most = self._place_the_rest(spare, packed, uses)
         launches = tuple(
-            Launch(call.function.symbol, tuple(self._placed(call, word) for word in call.words), call.op)
+            Launch(call.function.symbol, tuple(self._placed(call, word) for word in call.words), call.op,
+                   _indexing(call))
             for call in self._calls
         )  # fmt: skip
         made = tuple(self._place(home) for home in homes)
@@ -368,6 +384,10 @@ def _memories(arguments: Sequence[Value], spare: Sequence[int], packed: Mapping[
         offset, number = ordered[-1]
         found.append(_Memory(anchor, offset - first + arguments[number].bytes, tuple(parts)))
     return found
+
+
+def _indexing(call: Call) -> Indexing | None:
+    return Indexing(call.line, tuple(call.facts or ())) if call.reports else None
 
 
 def home_of(value: Value) -> Value:

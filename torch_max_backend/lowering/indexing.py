@@ -2,8 +2,7 @@
 
 A gather reads along one axis: several indexed dimensions that are adjacent in memory are read as one, so that nothing
 but the elements that are read is copied. Scatters run in kernels with a fixed order. An index outside its dimension
-stays outside: on a CPU the kernels raise, as eager PyTorch does; on a GPU some element of the tensor is read and none
-is written.
+stays outside for the kernels to report (``runtime.reports``).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from torch_max_backend.lowering import numerics
 from torch_max_backend.lowering.context import LoweringContext
 from torch_max_backend.lowering.interpolation import by_kernel
 from torch_max_backend.lowering.registry import Layout, lowering
-from torch_max_backend.mojo_ops.indexing import Base, Zeros, gather_elements, scatter_elements, scatter_rows
+from torch_max_backend.mojo_ops.indexing import SEVERAL, Base, Zeros, gather_elements, scatter_elements, scatter_rows
 from torch_max_backend.mojo_ops.indexing import gather as gather_at
 from torch_max_backend.mojo_ops.padding import border_dgrad, border_fprop
 
@@ -54,10 +53,11 @@ def _multiples(count: Dim, step: Dim, device: DeviceRef) -> TensorValue:
 
 
 def places(index: TensorValue, size: Dim) -> TensorValue:
-    """``index`` in int64, negative ones counted from the end."""
+    """``index`` in int64, negative ones counted from the end where that is inside."""
     index = numerics.cast(index, DType.int64)
-    zero = ops.constant(0, DType.int64, device=index.device)
-    return ops.where(ops.greater(zero, index), ops.add(index, _size(size, index.device)), index)
+    zero, from_end = ops.constant(0, DType.int64, device=index.device), ops.add(index, _size(size, index.device))
+    counted = ops.logical_and(ops.greater(zero, index), ops.greater_equal(from_end, zero))
+    return ops.where(counted, from_end, index)
 
 
 def _is_outside(place: TensorValue, size: Dim) -> TensorValue:
@@ -99,6 +99,7 @@ class Indexed:
         value: the tensor with the indexed dimensions as axis ``axis``.
         index: one place on that axis for each element of the broadcast index.
         order: memory order of the indexed result.
+        sizes: of the dimensions that became one, where there are several.
     """
 
     def __init__(self, x: GraphTensor, indices: Sequence[GraphTensor | None]) -> None:
@@ -121,11 +122,16 @@ class Indexed:
         for dim, index in zip(named, tensors, strict=True):
             size = x.shape[dim]
             place = places(aligned(index, rank, contiguous_order(rank)), size)
-            beyond = _is_outside(place, size)
-            outside = beyond if outside is None else ops.logical_or(outside, beyond)
+            if len(named) > 1:
+                beyond = _is_outside(place, size)
+                outside = beyond if outside is None else ops.logical_or(outside, beyond)
             flat = place if flat is None else ops.add(ops.mul(flat, _size(size, place.device)), place)
-        assert flat is not None and outside is not None
-        self.index = ops.where(outside, _size(merged[first], flat.device), flat)
+        assert flat is not None
+        self.index, self.sizes = flat, list[int]()
+        if outside is not None:
+            # One outside its dimension may come to lie inside the axis.
+            self.index = ops.where(outside, ops.constant(SEVERAL, DType.int64, device=flat.device), flat)
+            self.sizes = [int(x.shape[dim]) for dim in named if isinstance(x.shape[dim], StaticDim)]
         # Where the index's dimensions stand in the result: in place of the indexed ones, or in front of all.
         neighbours = named == list(range(named[0], named[-1] + 1))
         at = named[0] if neighbours else 0
@@ -148,7 +154,7 @@ def _joined(order: Order, dims: Sequence[int]) -> Order:
 def index_tensor(ctx: LoweringContext, x: GraphTensor, indices: Sequence[GraphTensor | None]) -> GraphTensor:
     """Advanced indexing by tensors of places."""
     indexed = Indexed(x, indices)
-    result = GraphTensor(gather_at(indexed.value, indexed.index, indexed.axis), indexed.order)
+    result = GraphTensor(gather_at(indexed.value, indexed.index, indexed.axis, indexed.sizes), indexed.order)
     shape = ctx.out_shape()
     physical = [shape[dim] for dim in result.order]
     if list(result.value.shape) != physical:
@@ -182,7 +188,8 @@ def index_put(
     places_of_base = indexed.value.shape[indexed.axis]
     base = Zeros(places_of_base) if _is_zero(ctx) else ops.reshape(indexed.value, [outer, places_of_base, inner])
     flat = ops.reshape(indexed.index, [count])
-    written = _written(base, flat, ops.reshape(source, [outer, count, inner]), accumulate, scatter_rows)
+    write = functools.partial(scatter_rows, sizes=indexed.sizes)
+    written = _written(base, flat, ops.reshape(source, [outer, count, inner]), accumulate, write)
     result = ops.reshape(written, indexed.x.value.shape)
     return indexed.x.with_value(numerics.cast(result, ctx.max_dtype))
 

@@ -1,14 +1,14 @@
 """The negative log likelihood, forward and backward; PyTorch decomposes the other losses.
 
-The target's class is found by comparing class numbers with targets, not by an indexed load: a target out of range
-contributes nothing instead of reading other memory, and the comparison fuses with the reduction.
+The target's class is found by comparing class numbers with targets, not by an indexed load: the comparison fuses with
+the reduction, and a target out of range reads nothing. It is reported (``runtime.reports``) by the forward pass.
 """
 
 from __future__ import annotations
 
 import torch
 from max.dtype import DType
-from max.graph import TensorValue
+from max.graph import StaticDim, TensorValue
 
 from torch_max_backend.ir import ops
 from torch_max_backend.ir.layout import GraphTensor
@@ -16,6 +16,7 @@ from torch_max_backend.lowering import numerics
 from torch_max_backend.lowering.context import LoweringContext
 from torch_max_backend.lowering.reduction import iota, reduce, reduce_axes, reshaped, total
 from torch_max_backend.lowering.registry import Layout, lowering
+from torch_max_backend.mojo_ops.checks import check_indices
 
 aten = torch.ops.aten
 _NONE, _MEAN = 0, 1
@@ -80,6 +81,9 @@ def nll_loss_forward(
     """Minus the weighted score of each target's class, reduced, and the sum of the weights."""
     dtype = ctx.compute_dtype
     selection = _Selection(scores, target, weight, ignore_index, dtype)
+    classes = scores.shape[selection.classes]
+    if isinstance(classes, StaticDim):
+        check_indices(numerics.cast(ops.reshape(target.value, [-1]), DType.int64), int(classes), ignore_index)
     zero = ctx.scalar(0, dtype)
     value = ctx.cast(scores.value, dtype)
     losses = selection.per_target(ops.where(selection.chosen, ops.negate(ops.mul(value, selection.weight)), zero))

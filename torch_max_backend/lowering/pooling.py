@@ -274,7 +274,7 @@ def max_unpool(
     output_size: Sequence[int],
     *window: Sequence[int],
 ) -> GraphTensor:
-    """Zeros with ``x`` at ``indices``; an index outside the plane is ignored."""
+    """Zeros with ``x`` at ``indices``; an index outside the plane is ignored and reported."""
     view = _View(x, _rank(ctx))
     return view.take(kernels.max_unpool_fprop(view.show(x), view.show(indices), _result_extents(ctx)))
 

@@ -1,4 +1,4 @@
-"""Assertions: a typed function."""
+"""Assertions, and checks of indices: a typed function each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from max.graph import DeviceRef, TensorType, TensorValue
 from torch_max_backend.checked import beartype
 from torch_max_backend.ir import ops
 from torch_max_backend.mojo_ops import functions
-from torch_max_backend.mojo_ops.signatures import Family, Signature, Tensor
+from torch_max_backend.mojo_ops.signatures import Family, Signature, Tensor, ints
 
 FAMILY = Family(
     "checks",
@@ -20,6 +20,13 @@ FAMILY = Family(
         results=(Tensor("result", DType.bool, 1),),
         operands=(Tensor("condition", DType.bool, 1), Tensor("message", DType.uint8, 1)),
     ),
+    Signature(
+        "check_indices",
+        results=(Tensor("result", DType.bool, 1),),
+        operands=(Tensor("index", DType.int64, 1),),
+        numbers=ints("size", "ignored"),
+        reports=True,
+    ),
 )
 
 
@@ -27,6 +34,7 @@ FAMILY = Family(
 def _variants(target: functions.Target, dtypes: Sequence[DType]) -> Iterator[functions.LibraryFunction]:
     if target == "cpu":
         yield functions.function_of(FAMILY, "assert_true", target, ())
+    yield functions.function_of(FAMILY, "check_indices", target, ())
 
 
 @beartype
@@ -46,3 +54,20 @@ def assert_true(condition: TensorValue, message: str) -> None:
     types = [TensorType(DType.bool, [1], condition.device)]
     function = functions.function_of(FAMILY, "assert_true", functions.target_of(condition.device), ())
     functions.call(FAMILY["assert_true"], function, [condition, text], types)
+
+
+@beartype
+def check_indices(index: TensorValue, size: int, ignored: int) -> None:
+    """Makes the graph report (``runtime.reports``) an index outside [0, ``size``) other than ``ignored``.
+
+    Args:
+        index: int64, [count].
+        size: of the dimension.
+        ignored: may be anything.
+
+    Raises:
+        ValueError: the indices have another rank or dtype.
+    """
+    types = [TensorType(DType.bool, [1], index.device)]
+    function = functions.function_of(FAMILY, "check_indices", functions.target_of(index.device), ())
+    functions.call(FAMILY["check_indices"], function, [index], types, [size, ignored])

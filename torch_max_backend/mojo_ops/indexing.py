@@ -1,7 +1,8 @@
 """Gathers and scatters by an index tensor, one typed function each.
 
 ``x`` is [outer, places, inner] and ``source`` [outer, count, inner], contiguous; indices are int64, counted from zero.
-On a CPU an index outside raises when the graph runs, on a GPU it is ignored; gathers are more lenient.
+An index outside is reported when the graph runs (``runtime.reports``) and nothing is written there; a gather reads the
+nearest element in its stead.
 """
 
 from __future__ import annotations
@@ -25,13 +26,17 @@ _X, _Y, _SOURCE = (Tensor(name, "dtype", 3) for name in ("x", "y", "source"))
 _ROWS, _ELEMENTS = (Tensor("index", DType.int64, rank) for rank in (1, 3))
 FAMILY = Family(
     "indexing",
-    Signature("gather_rows", (_Y,), (_X, _ROWS)),
-    Signature("gather_elements", (_Y,), (_X, _ELEMENTS)),
-    Signature("scatter_rows_add", (_Y,), (_X, _ROWS, _SOURCE)),
-    Signature("scatter_rows_set", (_Y,), (_X, _ROWS, _SOURCE)),
-    Signature("scatter_elements_add", (_Y,), (_X, _ELEMENTS, _SOURCE), ints("deterministic")),
-    Signature("scatter_elements_set", (_Y,), (_X, _ELEMENTS, _SOURCE)),
+    Signature("gather_rows", (_Y,), (_X, _ROWS), reports=True),
+    Signature("gather_elements", (_Y,), (_X, _ELEMENTS), reports=True),
+    Signature("scatter_rows_add", (_Y,), (_X, _ROWS, _SOURCE), reports=True),
+    Signature("scatter_rows_set", (_Y,), (_X, _ROWS, _SOURCE), reports=True),
+    Signature("scatter_elements_add", (_Y,), (_X, _ELEMENTS, _SOURCE), ints("deterministic"), reports=True),
+    Signature("scatter_elements_set", (_Y,), (_X, _ELEMENTS, _SOURCE), reports=True),
 )
+
+
+SEVERAL = -(2**62)
+"""Stands for an index into several dimensions, one of which it is outside of."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +67,14 @@ def _check(x: Base, index: TensorValue, source: TensorValue, index_shape: list[D
 
 
 @beartype
-def gather(x: TensorValue, index: TensorValue, axis: int) -> TensorValue:
-    """Entries of ``x``'s axis ``axis``, which the axes of ``index`` replace.
+def gather(x: TensorValue, index: TensorValue, axis: int, sizes: Sequence[int] = ()) -> TensorValue:
+    """Entries of ``x``'s axis ``axis``, which the axes of ``index``, int64, replace.
 
-    ``index`` is int64; a negative place counts from the end. What is still outside raises on a CPU, when
-    the graph runs, and reads the nearest element on a GPU.
+    Args:
+        x: of any rank.
+        index: of any rank.
+        axis: of ``x``.
+        sizes: of the dimensions that became the axis, for an error.
     """
     if index.dtype != DType.int64:
         raise ValueError(f"index has dtype {index.dtype}: must be {DType.int64}")
@@ -74,16 +82,13 @@ def gather(x: TensorValue, index: TensorValue, axis: int) -> TensorValue:
     outer, count, inner = (functools.reduce(operator.mul, dims, Dim(1)) for dims in (before, index.shape, after))
     operands = [ops.reshape(x, [outer, x.shape[axis], inner]), ops.reshape(index, [count])]
     result = TensorType(x.dtype, [outer, count, inner], x.device)
-    y = _call("gather_rows", operands, result)
+    y = _call("gather_rows", operands, result, sizes=sizes)
     return ops.reshape(y, [*before, *index.shape, *after])
 
 
 @beartype
 def gather_elements(x: TensorValue, index: TensorValue) -> TensorValue:
-    """For every element of ``index`` [outer, count, inner] the element of ``x`` [outer, places, inner] at that place.
-
-    A place outside raises on a CPU, when the graph runs, and reads the nearest element on a GPU.
-    """
+    """For each element of ``index`` [outer, count, inner] the element of ``x`` [outer, places, inner] at that place."""
     if x.rank != 3 or index.rank != 3 or [x.shape[0], x.shape[2]] != [index.shape[0], index.shape[2]]:
         raise ValueError(
             f"index has shape {list(index.shape)}, x has {list(x.shape)}: must be [outer, count, inner] and "
@@ -96,10 +101,15 @@ def gather_elements(x: TensorValue, index: TensorValue) -> TensorValue:
 
 
 @beartype
-def scatter_rows(x: Base, index: TensorValue, source: TensorValue, accumulate: bool) -> TensorValue:
-    """``x`` with row i of ``source`` added to (or put in) row ``index[i]``; deterministic, the last one wins."""
+def scatter_rows(
+    x: Base, index: TensorValue, source: TensorValue, accumulate: bool, sizes: Sequence[int] = ()
+) -> TensorValue:
+    """``x`` with row i of ``source`` added to (or put in) row ``index[i]``; deterministic, the last one wins.
+
+    ``sizes`` are those of the dimensions that became the rows, for an error.
+    """
     _check(x, index, source, [source.shape[1]])
-    return _scattered("scatter_rows_add" if accumulate else "scatter_rows_set", x, index, source)
+    return _scattered("scatter_rows_add" if accumulate else "scatter_rows_set", x, index, source, sizes=sizes)
 
 
 @beartype
@@ -122,7 +132,12 @@ def _variants(target: functions.Target, dtypes: Sequence[DType]) -> Iterable[fun
 
 
 def _scattered(
-    name: str, x: Base, index: TensorValue, source: TensorValue, numbers: Sequence[Number] = ()
+    name: str,
+    x: Base,
+    index: TensorValue,
+    source: TensorValue,
+    numbers: Sequence[Number] = (),
+    sizes: Sequence[int] = (),
 ) -> TensorValue:
     if isinstance(x, Zeros):
         kind = TensorType(source.dtype, [source.shape[0], x.places, source.shape[2]], source.device)
@@ -130,10 +145,16 @@ def _scattered(
         x = ops.constant(np.zeros((0, 0, 0)), source.dtype, device=source.device)
     else:
         kind = x.type
-    return _call(name, [x, index, source], kind, numbers)
+    return _call(name, [x, index, source], kind, numbers, sizes)
 
 
-def _call(name: str, values: list[TensorValue], result: TensorType, numbers: Sequence[Number] = ()) -> TensorValue:
+def _call(
+    name: str,
+    values: list[TensorValue],
+    result: TensorType,
+    numbers: Sequence[Number] = (),
+    sizes: Sequence[int] = (),
+) -> TensorValue:
     x = values[0]
     function = functions.function_of(FAMILY, name, functions.target_of(x.device), (x.dtype,))
-    return functions.call(FAMILY[name], function, values, [result], numbers)[0]
+    return functions.call(FAMILY[name], function, values, [result], numbers, facts=tuple(sizes))[0]

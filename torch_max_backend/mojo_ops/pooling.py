@@ -30,7 +30,7 @@ FAMILY = Family(
     Signature("avg_pool_fprop", (_Y,), (_X,), _NUMBERS, cost=Cost(0.7, 1.8)),
     Signature("avg_pool_dgrad", (_DX,), (_DY,), _NUMBERS, cost=Cost(0.9, 6.0)),
     Signature("max_pool_dgrad_scatter", (_DX,), (_DY, _INDICES), cost=Cost(0.9, 7.0)),
-    Signature("max_unpool_fprop", (_Y,), (_X, _INDICES)),
+    Signature("max_unpool_fprop", (_Y,), (_X, _INDICES), reports=True),
     Signature("max_unpool_dgrad", (_DX,), (_DY, _INDICES)),
     first={"cpu": 0.6, "gpu": 0.7},
 )
@@ -268,7 +268,8 @@ def adaptive_max_pool_dgrad(
 
 @beartype
 def max_unpool_fprop(x: TensorValue, indices: TensorValue, output: Sequence[DimLike]) -> TensorValue:
-    """Zeros of spatial extents `output` (D, H, W) with `x` at `indices`; one outside the plane is ignored."""
+    """Zeros of spatial extents `output` (D, H, W) with `x` at `indices`; one outside the plane is ignored, and
+    reported (``runtime.reports``)."""
     _check_tensor("x", x)
     _check_float("x", x)
     _check_companion("indices", indices, "x", x, DType.int64)

@@ -58,6 +58,7 @@ class Signature:
         listed: the name of further whole numbers, which follow the others with their count in front; "" for none.
         in_order: by a result's number, the operands of which an element is read for the element at its place alone.
         after: whether calls have further operands, of the first one's kind, that are made before and not read.
+        reports: whether its kernels report an index outside its dimension (kernels/common/bounds.mojo).
         cost: of compiling it.
     """
 
@@ -68,6 +69,7 @@ class Signature:
     listed: str = ""
     in_order: Mapping[int, frozenset[int]] = field(default_factory=dict)
     after: bool = False
+    reports: bool = False
     cost: Cost = Cost()
 
     @property

@@ -64,9 +64,12 @@ class Executable(torch.nn.Module):
         spec: what it is made from.
         capture: replays its launches.
         walk: the function that runs a listing.
+        waits: whether a call that reads indices on a GPU waits until all of them are known to be inside.
     """
 
-    def __init__(self, spec: ExecutableSpec, capture: Capture | None = None, walk: str = "") -> None:
+    def __init__(
+        self, spec: ExecutableSpec, capture: Capture | None = None, walk: str = "", *, waits: bool = False
+    ) -> None:
         super().__init__()
         built = spec.built
         self.spec, self.built = spec, built
@@ -80,7 +83,7 @@ class Executable(torch.nn.Module):
         self.packing, self.takes_packs = spec.packing, spec.takes_packs
         self.model: Model | None = None
         self.listing = built.listing
-        self._walk = walk
+        self._walk, self._waits = walk, waits
         self.runner: ListRunner | None = None
         self._lock = threading.Lock()
 
@@ -100,7 +103,7 @@ class Executable(torch.nn.Module):
         """What its launches are made of."""
         assert self.listing is not None
         leaving, draws = self.outputs.leaving, self.spec.draws
-        return RunnerSpec(self.listing, self.built.inputs, leaving, self.device, self._walk, draws)
+        return RunnerSpec(self.listing, self.built.inputs, leaving, self.device, self._walk, draws, self._waits)
 
     def output_order(self, number: int) -> Order | None:
         """The memory order of output ``number``; None for one that no computation makes."""

@@ -25,8 +25,9 @@ from torch_max_backend.torch_compat import occupy_gpu
 
 _KERNEL = re.compile(r"^torch_max_|_(cpu|gpu)_[0-9a-f]+$")
 _READ = re.compile(r'= a\.read(?:_if)?\["(\w+)"')
-_HEAD = 2
-"""Words of a call before its operands: the function's address, and how many operands' words follow."""
+_HEAD = 3
+"""Words of a call before its operands: the function's address, where it reports an index outside its dimension, and how
+many operands' words follow."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ def timed_walk(
         words[3] = 0
         timer = _EventTimer(device) if device.type == "cuda" else _WallTimer()
         for _ in listing.launches:
-            length = _HEAD + int(code[place + 1])
+            length = _HEAD + int(code[place + _HEAD - 1])
             words[:2] = code.ctypes.data + place * code.itemsize, length
             with timer.timed():
                 failed = call()

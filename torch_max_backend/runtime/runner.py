@@ -28,6 +28,7 @@ from torch_max_backend.runtime.handover import Inputs
 from torch_max_backend.runtime.interface import Draw, InputSpec
 from torch_max_backend.runtime.launch_times import timed_walk, watched
 from torch_max_backend.runtime.leaving import Leaving, taker
+from torch_max_backend.runtime.reports import reports_of
 from torch_max_backend.runtime.reuse import Reuse
 from torch_max_backend.runtime.session import max_device
 from torch_max_backend.runtime.streams import stream_sync
@@ -84,6 +85,7 @@ class RunnerSpec:
         device: that the calls compute on.
         walk: the symbol of the function that runs a list.
         draws: make the graph's last arguments.
+        waits: whether a call on a GPU waits until all indices are known to be inside their dimensions.
     """
 
     listing: LaunchList
@@ -92,6 +94,7 @@ class RunnerSpec:
     device: torch.device
     walk: str
     draws: Sequence[Draw] = ()
+    waits: bool = False
 
 
 class ListRunner:
@@ -138,11 +141,14 @@ class ListRunner:
         self._first_result, self._first_reused = first_result, first_result + len(listing.results)
         self._reused = {number: place for place, number in enumerate(listing.reused)}
         self._bases = np.zeros(self._first_reused + len(listing.reused) + 1, np.int64)
+        self._reports = reports_of(device)
+        self._waits = spec.waits and device.type == "cuda" and any(each.indexing for each in listing.launches)
         code, relocations = self._encoded(listing)
         self._code, self._relocations = np.array(code, np.int64), np.array(relocations, np.int64)
         self._needed = np.zeros(1, np.int64)
         self.scratch = 0
-        self._host = np.array([team_start() if device.type == "cpu" else 0, 1, libraries.loader(device)], np.int64)
+        start = team_start() if device.type == "cpu" else 0
+        self._host = np.array([start, 1, libraries.loader(device), self._reports.found.address], np.int64)
         if device.type == "cpu" and not team_start():
             graph_team.lend()
         arrays = self._code, self._relocations, self._bases, self._needed, self._host
@@ -162,7 +168,8 @@ class ListRunner:
         code: list[int] = []
         relocations: list[int] = []
         for launch in listing.launches:
-            code += [libraries.address(launch.function, self.device), len(launch.words)]
+            record = self._reports.record(launch) if launch.indexing else 0
+            code += [libraries.address(launch.function, self.device), record, len(launch.words)]
             for word in launch.words:
                 if isinstance(word, Place) and word.kind is not Kind.CONSTANT:
                     relocations += [len(code), self._base(word), word.offset]
@@ -184,10 +191,12 @@ class ListRunner:
         """What the graph returns for ``args``.
 
         Raises:
+            IndexOutsideError: an index of this call lies outside its dimension, or on a GPU one of an earlier call.
             RuntimeError: a kernel refused its operands.
             ValueError: a tensor of another shape, dtype or device than the graph was built for, or without memory.
             WrappedError: a tensor that stands for a batch.
         """
+        self._reports.raise_found(self.device)
         self._given = len(args)
         entering, addresses = self._inputs.enter(args)
         if self._moved:
@@ -199,6 +208,8 @@ class ListRunner:
             addresses[number] = entering[number].data_ptr()
         updated = self._updates.safe(entering, addresses, args)
         called = self.launched(entering, addresses, updated, self._reuse.written_over(entering, args))
+        if self._waits:
+            self._reports.wait(self.device)
         leaving, drawn = called.results, called.drawn
         if self._copied:
             arguments = [*entering, *drawn.entering]
@@ -271,8 +282,10 @@ class ListRunner:
                 failed = timed_walk(self._listing, call, self._words, self._code, self._needed, self.device)
             else:
                 failed = self._call(*self._arguments)
-        if failed:
-            raise RuntimeError(self._message.value.decode(errors="replace"))
+            # A GPU's kernels have not run yet.
+            error = self._reports.taken() if self.device.type == "cpu" else None
+        if error or failed:
+            raise error or RuntimeError(self._message.value.decode(errors="replace"))
         self.scratch = max(self.scratch, int(self._needed[0]))
 
     def _source(

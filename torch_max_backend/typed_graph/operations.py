@@ -229,6 +229,8 @@ class Call(Operation):
         facts: what a pass has to know of the operands that their shapes do not tell, such as a convolution's geometry.
         in_order: by a result's number, the operands of which an element is read for the result's element at the same
             place alone: the result may be written over those.
+        reports: whether its kernels report an index outside its dimension.
+        line: the line of the user's program that it was made for, where it reports and the line is known.
     """
 
     function: Function
@@ -236,6 +238,8 @@ class Call(Operation):
     kernel: str
     facts: Any = None
     in_order: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    reports: bool = False
+    line: str = ""
 
     @property
     def name(self) -> str:

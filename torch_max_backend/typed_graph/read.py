@@ -101,7 +101,8 @@ def _called(call: NotedCall, operands: tuple[Value, ...], results: tuple[Value, 
     known = [(place, shape) for place, shape in places if shape is not None]
     # No launch list takes a call whose sizes are not known.
     words = tuple(signature.words(numbers, known)) if len(known) == len(places) else ()
-    return Call(read, results, call.function, words, signature.name, call.facts, signature.in_order)
+    return Call(read, results, call.function, words, signature.name, call.facts, signature.in_order,
+                signature.reports)  # fmt: skip
 
 
 def _typed(name: str, handle: Any, operands: tuple[Value, ...], results: tuple[Value, ...]) -> Operation | None:

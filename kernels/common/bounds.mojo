@@ -1,0 +1,51 @@
+"""How kernels report an index outside its dimension.
+
+Every call of a launch list that may find one has a record in the host's memory, which a GPU writes to as well: the size
+of the dimension plus one, and the index. One word for all lists says that there is a record; the host looks at it
+before it launches again (torch_max_backend/runtime/bounds.py).
+"""
+
+from std.ffi import _Global
+
+from .argument import KernelArgument
+from .pointer import Ptr
+
+
+@fieldwise_init
+struct Bounds(Copyable, KernelArgument, Movable):
+    """Where a call reports to: addresses, 0 where nobody reads reports."""
+
+    var record: Int
+    var found: Int
+
+    @always_inline
+    def holds(self, index: Int64, size: Int64) -> Bool:
+        """Whether 0 <= index < size; reported where not."""
+        if index >= 0 and index < size:
+            return True
+        self.report(index, size)
+        return False
+
+    @always_inline
+    def report(self, index: Int64, size: Int64):
+        """Of several reports of a call the last one stays."""
+        if self.record == 0:
+            return
+        var record = Ptr[DType.int64](unsafe_from_address=self.record)
+        var found = Ptr[DType.int64](unsafe_from_address=self.found)
+        record[unsafe_offset=0] = size + 1
+        record[unsafe_offset=1] = index
+        found[unsafe_offset=0] = 1
+
+
+def _nowhere() -> Bounds:
+    return Bounds(0, 0)
+
+
+comptime BOUNDS = _Global["torch_max_bounds", _nowhere]
+"""Of the call that a launch list makes now. One for the process, whatever library asks."""
+
+
+def current_bounds() raises -> Bounds:
+    """Where the call at hand reports to."""
+    return BOUNDS.get_or_create_ptr()[]
