@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 import torch
 
+from benchmarks.written import WrittenFunction
 from torch_max_backend.checked import beartype
 from torch_max_backend.dtypes import device_ref
 from torch_max_backend.max_compat import device_context
@@ -21,6 +22,7 @@ from torch_max_backend.torch_compat import current_stream_handle
 
 Word = int | torch.Tensor | np.ndarray
 """Of a call: a number, or a tensor or an array whose address is passed."""
+Callee = LibraryFunction | WrittenFunction
 
 _SCRATCH_BYTES = 512 * 2**20
 _FIRST_WORD = 3
@@ -39,7 +41,7 @@ class Launcher:
         device: that they compute on.
     """
 
-    def __init__(self, functions: Iterable[LibraryFunction], device: torch.device) -> None:
+    def __init__(self, functions: Iterable[Callee], device: torch.device) -> None:
         self.device = device
         symbols = {function: require_function(function) for function in functions}
         walk = require("runner", "walk", device_ref(device), ())
@@ -50,7 +52,7 @@ class Launcher:
         self._message = ctypes.create_string_buffer(libraries.MESSAGE_BYTES)
         self._scratch = torch.empty(_SCRATCH_BYTES if device.type == "cuda" else 0, dtype=torch.uint8, device=device)
 
-    def bind(self, function: LibraryFunction, *calls: Sequence[Word]) -> Callable[[], None]:
+    def bind(self, function: Callee, *calls: Sequence[Word]) -> Callable[[], None]:
         """One call of ``function`` after the other, each with its words, whose tensors it keeps alive."""
         launch = self._bind(self._code(function, calls))
 
@@ -61,7 +63,7 @@ class Launcher:
         return run
 
     def bind_result(
-        self, function: LibraryFunction, place: int, shape: Sequence[int], dtype: torch.dtype, words: Sequence[Word]
+        self, function: Callee, place: int, shape: Sequence[int], dtype: torch.dtype, words: Sequence[Word]
     ) -> Callable[[], torch.Tensor]:
         """A call that returns a new tensor, allocated each time, as an operator's result is: its address stands at a
         ``place`` among ``words``."""
@@ -77,7 +79,7 @@ class Launcher:
 
         return run
 
-    def _code(self, function: LibraryFunction, calls: Iterable[Sequence[Word]]) -> np.ndarray:
+    def _code(self, function: Callee, calls: Iterable[Sequence[Word]]) -> np.ndarray:
         address = self._addresses[function]
         return np.array([word for words in calls for word in (address, 0, len(words), *map(_number, words))], np.int64)
 

@@ -27,12 +27,12 @@ from max import driver
 from max.dtype import DType
 
 from benchmarks import problems, records
-from benchmarks.launcher import Launcher, Word
+from benchmarks.launcher import Callee, Launcher, Word
+from benchmarks.written import WrittenFunction
 from torch_max_backend.bench import memory
 from torch_max_backend.bench.ceilings import ceilings
 from torch_max_backend.bench.timing import set_count
 from torch_max_backend.mojo_ops.convolution import FAMILY, Geometry, Grouping, convolution_function
-from torch_max_backend.mojo_ops.functions import LibraryFunction
 from torch_max_backend.problems.convolution import Pass
 from torch_max_backend.runtime import libraries
 
@@ -148,14 +148,14 @@ def use_virtual_hopper() -> None:
 
 def functions_of(
     dtypes: Sequence[str], passes: Sequence[str], dispatched: bool = False
-) -> dict[tuple[str, str], LibraryFunction]:
+) -> dict[tuple[str, str], Callee]:
     """The library function of each pass and dtype; `dispatched` ones leave the choice of the kernel to the tables."""
     return {
         (passing, dtype): (
             convolution_function(Pass[passing.upper()].value, "gpu", DTYPES[dtype], Grouping.ONE)
             if dispatched
-            else LibraryFunction(
-                "convolution", "conv_tuned", "gpu", (DTYPES[dtype], PASSES.index(passing)), "sm90", "tuned_entries"
+            else WrittenFunction(
+                "benchmarks/convolution/sm90_tuned.mojo", "conv_tuned", "gpu", (DTYPES[dtype], passing.upper())
             )
         )
         for dtype in dtypes

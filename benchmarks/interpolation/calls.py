@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 
-from benchmarks.launcher import Launcher
+from benchmarks.launcher import Callee, Launcher
 from benchmarks.library import words_of
+from benchmarks.written import WrittenFunction
 from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref
 from torch_max_backend.mojo_ops.functions import target_of
 from torch_max_backend.mojo_ops.interpolation import FAMILY, interpolation_function, tables_of
@@ -23,12 +23,14 @@ class Calls:
 
     def __init__(self, device: torch.device, dtypes: Sequence[torch.dtype], *, walked: bool = False) -> None:
         target = target_of(device_ref(device))
-        functions = {dtype: interpolation_function(target, TORCH_TO_MAX[dtype]) for dtype in dtypes}
-        if walked:
-            functions = {
-                dtype: replace(each, entry="interpolate_by_lanes", folder="gpu", module="walk_entries")
-                for dtype, each in functions.items()
-            }
+        functions: dict[torch.dtype, Callee] = {}
+        for dtype in dtypes:
+            known = TORCH_TO_MAX[dtype]
+            functions[dtype] = (
+                WrittenFunction("benchmarks/interpolation/by_lanes.mojo", "interpolate_by_lanes", target, (known,))
+                if walked
+                else interpolation_function(target, known)
+            )
         self.device = device
         self._functions = functions
         self._launcher = Launcher(functions.values(), device)

@@ -112,46 +112,6 @@ def problem_of(
     )
 
 
-@fieldwise_init
-struct FusedConvolution(ImplicitlyCopyable):
-    """The numbers of a call of fprop or dgrad together with a program: the geometry, and the shapes of the result, of x or
-    dy, and of w."""
-
-    var geometry: Geometry
-    var result: IndexList[5]
-    var a: IndexList[5]
-    var b: IndexList[5]
-
-    @staticmethod
-    def take(mut arguments: Arguments) -> Self:
-        return Self(
-            Geometry.take(arguments),
-            arguments.take_words[5](),
-            arguments.take_words[5](),
-            arguments.take_words[5](),
-        )
-
-    @no_inline
-    def problem[pass_: Int](self) raises -> ConvolutionProblem:
-        comptime if pass_ == FPROP:
-            return problem_of(self.a, self.b, self.result, self.geometry)
-        else:
-            return problem_of(self.result, self.b, self.a, self.geometry)
-
-    @no_inline
-    def run[
-        plain: StaticString
-    ](self, result: Int, a: Int, b: Int, ctx: DeviceContext) raises:
-        """The library's function for the convolution alone, of tensors at these addresses.
-        """
-        var call = Call()
-        self.geometry.append_to(call)
-        call.append_at(result, self.result)
-        call.append_at(a, self.a)
-        call.append_at(b, self.b)
-        call.run[plain](ctx)
-
-
 struct ConvolutionOperands[dtype: DType, pass_: Int]:
     """Of one call: y, x and w of FPROP; dx, dy and w of DGRAD; dw, x and dy of WGRAD.
     """

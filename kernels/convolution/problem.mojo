@@ -56,6 +56,10 @@ struct ConvolutionProblem(
     def get_type_name() -> String:
         return "ConvolutionProblem"
 
+    def is_deep(self) -> Bool:
+        """Whether anything happens along D."""
+        return self.d != 1 or self.t != 1 or self.o != 1 or self.pad_d != 0
+
     # Channels of one group.
 
     @always_inline

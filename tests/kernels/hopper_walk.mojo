@@ -40,7 +40,6 @@ from kernels.convolution.sm90.plan import (
     Plan,
     dgrad_phases,
     fprop_phase,
-    is_deep,
 )
 from kernels.convolution.sm90.choice import TILE_SHAPES
 from kernels.convolution.sm90.producer import (
@@ -65,7 +64,7 @@ def _unpacked(offsets: Int, deep: Bool) -> Tuple[Int, Int, Int]:
 
 def _walk(p: ConvolutionProblem, dgrad: Bool) raises -> Int:
     _check_packing(p)
-    var deep = is_deep(p)
+    var deep = p.is_deep()
     var phases = dgrad_phases(p) if dgrad else [fprop_phase(p)]
     for phase in phases:
         if phase.taps() > 0 and not phase.fits_copy_engine(deep):
@@ -104,7 +103,7 @@ def _collect(
     mut rows: List[Int],
 ) raises:
     """The rows and products of one phase, of one of `groups`."""
-    var deep = is_deep(p)
+    var deep = p.is_deep()
     var source_d = p.o if dgrad else p.d
     var source_h = p.p if dgrad else p.h
     var source_w = p.q if dgrad else p.w

@@ -27,12 +27,12 @@ from torch_max_backend.mojo_ops.convolution import Geometry
 from torch_max_backend.mojo_ops.functions import is_hopper, target_of
 from torch_max_backend.typed_graph.operations import Call, Value
 
-_PASSES = {"conv_fprop": 0, "conv_dgrad": 1}
-"""By op, the number of the pass in kernels/convolution/passes.mojo."""
+_PASSES = {"conv_fprop": "FPROP", "conv_dgrad": "DGRAD"}
+"""By op, the pass as kernels/convolution/passes.mojo names it."""
 _NARROW = 64
-"""Channels of a result that the kernel for narrow ones computes."""
+"""Channels of a result that the kernel for narrow ones computes: an entry's parameter, as what follows."""
 _FEW_PHASES, _MOST_PHASES = 8, 16
-"""Phases of a data gradient that a kernel has room for: the entry's parameter."""
+"""Phases of a data gradient that a kernel has room for."""
 _FEW_PIXELS = 1024
 """Pixels of a result up to which a kernel for few of them runs on a CPU."""
 _LARGE_BYTES = 4 * 2**20
@@ -224,7 +224,7 @@ def _parameters(value: Value, call: Call, geometry: Geometry) -> str:
     assert value.shape is not None
     phases = 1 if call.kernel == "conv_fprop" else geometry.phases
     room = 1 if phases == 1 else _FEW_PHASES if phases <= _FEW_PHASES else _MOST_PHASES
-    narrow = value.shape[4] <= _NARROW
+    narrow = _NARROW if value.shape[4] <= _NARROW else 0
     return f'DType.{value.dtype.name}, {_PASSES[call.kernel]}, {narrow}, {room}, "{call.function.symbol}"'
 
 

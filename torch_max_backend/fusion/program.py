@@ -43,10 +43,11 @@ _HEAVY = frozenset({"exp", "log", "log1p", "tanh", "erf", "sin", "cos"})
 MOST_INPUTS = 12
 """Of a program that is no concatenation."""
 
-SUMS = {"batch_norm_statistics": 1, "batch_norm_gradient_sums": 2}
-"""Reductions that a convolution's store takes in: by op, what the kernel has to add up."""
+SUMS = {"batch_norm_statistics": "MOMENTS", "batch_norm_gradient_sums": "PRODUCTS"}
+"""Reductions that a convolution's store takes in: by op, what the kernel has to add up, as passes.mojo names it."""
 
 _MODULES = frozenset({("pointwise.program", "ProgramOperands"), ("pointwise.program", "Places")})
+_PASSES = frozenset(("convolution.passes", name) for name in ("FPROP", "DGRAD", *SUMS.values()))
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,7 @@ class Program:
         values = {("reduction.values", "Values")} if self.reduction else set()
         if self.convolution:
             module = f"{own}.fused_entries"
+            values |= _PASSES
         else:
             module = "reduction.entries" if self.reduction else "pointwise.entries"
         functions = {("common.arithmetic", name) for name in FUNCTIONS if f"{name}[" in self.body}

@@ -8,10 +8,10 @@ when the graph is built is checked then.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Literal
+from typing import Literal, get_args
 
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, DimLike, StaticDim, TensorType, TensorValue
@@ -43,13 +43,6 @@ FAMILY = Family(
 )
 
 _SUPPORTED = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
-
-#: Of each pass those that Hopper's kernels take (`compiles_for` in kernels/convolution/sm90/gemm.mojo).
-_HOPPER: Mapping[Entry, tuple[DType, ...]] = {
-    "conv_fprop": (DType.bfloat16, DType.float16, DType.float32),
-    "conv_dgrad": (DType.bfloat16, DType.float16, DType.float32),
-    "conv_wgrad": (DType.bfloat16, DType.float16),
-}
 
 
 @beartype
@@ -262,7 +255,7 @@ def convolution_function(
     table = f"{target}.dispatch.{target.upper()}_KERNELS"
     general = functions.function_of(FAMILY, op, target, (dtype, grouping.value))
     general = replace(general, table=table, graded=True)
-    if target == "cpu" or dtype not in _HOPPER[op] or not functions.is_hopper():
+    if target == "cpu" or not functions.is_hopper():
         return general
     rare = dtype != DType.float32 and grouping is Grouping.ONE and not deep
     return replace(general, table="sm90.dispatch.SM90_KERNELS", rest=general, rest_is_rare=rare)
@@ -270,7 +263,7 @@ def convolution_function(
 
 @functions.variants(FAMILY.folder)
 def _variants(target: functions.Target, dtypes: Sequence[DType]) -> Iterator[functions.LibraryFunction]:
-    for op in _HOPPER:
+    for op in get_args(Entry):
         for dtype in dtypes:
             for grouping in Grouping:
                 for deep in (False, True):

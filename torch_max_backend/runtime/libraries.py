@@ -463,11 +463,9 @@ def library_source(functions: Sequence[Function], package: str) -> str:
         f"from {module if module.startswith('std.') else f'{package}.{module}'} import {name}"
         for module, name in imports
     ]
-    exports = (
-        each.definition + _EXPORT.format(symbol=each.symbol, expression=_expression(each, functions))
-        for each in functions
-    )
-    return "\n".join(lines) + "\n" + "\n".join(exports)
+    definitions = dict.fromkeys(each.definition for each in functions)
+    exports = [_EXPORT.format(symbol=each.symbol, expression=_expression(each, functions)) for each in functions]
+    return "\n".join([*lines, *definitions, *exports])
 
 
 def _share(library: Path, entry: Path) -> None:

@@ -1,8 +1,5 @@
 """Entries of convolutions on a CPU that compute a pointwise program of their result (kernels/pointwise/program.mojo) while
-it lies in the cache.
-
-A call has the convolution's numbers and shapes (operands.mojo), a list with the extents and strides of the program's
-operands, and addresses: the program's result and inputs, then x or dy, and w.
+it lies in the cache. `FusedCall` (fused.mojo) says what a call gets.
 """
 
 from std.memory.alloc import unsafe_alloc
@@ -11,10 +8,9 @@ from max.gpu.host import DeviceContext
 
 from ...common.library import Arguments
 from ...common.pointer import Ptr
-from ...pointwise.entries import operands_of
 from ...pointwise.program import ProgramOperands, Places
 from ..finish import Body, Finish
-from ..operands import FusedConvolution
+from ..fused import FusedCall
 
 
 def _run_over[
@@ -70,17 +66,15 @@ def conv_pointwise[
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """fprop or dgrad by the library function `plain`, which calls the program for what it has stored.
     """
-    var given = FusedConvolution.take(arguments)
-    var geometry = arguments.take_list()
+    var call = FusedCall[count, dims](arguments)
     var operands = unsafe_alloc[ProgramOperands[count, dims]](1)
-    operands[] = operands_of[count, dims](geometry, 0, arguments)
-    var a = arguments.take_word()
-    var b = arguments.take_word()
+    operands[] = call.operands
     var body: Body = _run_over[dtype, vector, count, dims, run]
-    given.geometry.finish = Finish(
+    var convolution = call.convolution
+    convolution.geometry.finish = Finish(
         Pointer(to=body).unsafe_bitcast[Int]()[], Int(operands), 0
     )
     try:
-        given.run[plain](operands[].data[0], a, b, ctx)
+        convolution.run[plain](call.operands.data[0], call.a, call.b, ctx)
     finally:
         operands.unsafe_free()

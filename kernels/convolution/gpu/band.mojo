@@ -367,7 +367,7 @@ def is_depthwise_in_pairs[
         return String(t"C = {g.c}, K = {g.k} and groups = {g.groups} differ")
     if g.c % 2 != 0 or (Int(a) | Int(b)) % 4 != 0:
         return String(t"C = {g.c}: pairs of channels are not aligned")
-    if g.d != 1 or g.t != 1 or g.o != 1 or g.pad_d != 0:
+    if g.is_deep():
         return String("three axes")
     if min(g.x_size(), min(g.y_size(), g.w_size())) == 0:
         return String("a tensor is empty")

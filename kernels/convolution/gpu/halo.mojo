@@ -23,8 +23,10 @@ from ...common.pointer import Ptr
 from ...common.tensor_cores import Quad
 from ..passes import DGRAD
 from ..gather import Axis, Phase, forward_phases
+from ..kernel import ConvolutionTensors
 from ..problem import ConvolutionProblem
 from .phase_table import PhaseTable
+from .pipeline import block_can_implement
 
 comptime VECTOR = 8
 """Elements of 16 bytes."""
@@ -34,6 +36,29 @@ comptime SHARED_BYTES = 96 * 1024
 """Of a block: two fit a multiprocessor of Hopper's, one any other's since sm_80."""
 comptime MOST_PIXELS = 512
 """Of a tile."""
+
+
+@no_inline
+def halo_can_implement[
+    dtype: DType, pass_: Int
+](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
+    """None, or why no kernel over halos takes the problem."""
+    var reason = block_can_implement[pass_](p)
+    if reason:
+        return reason
+    if p.groups == 1:
+        return String("takes groups")
+    if p.is_deep():
+        return String("takes two spatial axes, not three")
+    var most = max(p.group_c(), p.group_k())
+    if p.group_c() % VECTOR != 0 or p.group_k() % VECTOR != 0 or most > CHUNK:
+        return String(
+            t"{p.group_c()} and {p.group_k()} channels in a group; takes"
+            t" multiples of {VECTOR} up to {CHUNK}"
+        )
+    if not t.are_aligned():
+        return String("a tensor does not begin at a multiple of 16 bytes")
+    return None
 
 
 @always_inline

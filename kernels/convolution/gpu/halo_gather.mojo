@@ -39,6 +39,7 @@ from .halo import (
     Tiling,
     copy_halo,
     filter_tap,
+    halo_can_implement,
     multiply,
     multiply_half,
     phases_of,
@@ -51,7 +52,6 @@ from .halo import (
     width_of,
 )
 from .phase_table import PhaseTable
-from .pipeline import block_can_implement
 
 comptime _THREADS = 256
 comptime _WARPS = _THREADS // 32
@@ -477,25 +477,9 @@ struct HaloGather(ConvolutionKernel):
     def can_implement[
         dtype: DType, pass_: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
-        var reason = block_can_implement[pass_](p)
+        var reason = halo_can_implement[dtype, pass_](t, p)
         if reason:
             return reason
-        if p.groups == 1:
-            return String("takes groups")
-        if p.d != 1 or p.o != 1 or p.t != 1 or p.pad_d != 0:
-            return String("takes two spatial axes, not three")
-        var most = max(p.group_c(), p.group_k())
-        if (
-            p.group_c() % VECTOR != 0
-            or p.group_k() % VECTOR != 0
-            or most > CHUNK
-        ):
-            return String(
-                t"{p.group_c()} and {p.group_k()} channels in a group; takes"
-                t" multiples of {VECTOR} up to {CHUNK}"
-            )
-        if not t.are_aligned():
-            return String("a tensor does not begin at a multiple of 16 bytes")
         comptime if pass_ != FPROP:
             if not PhaseTable.takes(p):
                 return String(t"strides of {p.stride_h} and {p.stride_w}")

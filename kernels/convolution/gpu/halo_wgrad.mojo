@@ -39,6 +39,7 @@ from .halo import (
     Room,
     Tiling,
     copy_halo,
+    halo_can_implement,
     multiply,
     result_pixel,
     row_bytes,
@@ -48,7 +49,6 @@ from .halo import (
     tilings,
     width_of,
 )
-from .pipeline import block_can_implement
 from .tiled import add_slices
 
 comptime _THREADS = 384
@@ -411,25 +411,9 @@ struct HaloWgrad(ConvolutionKernel):
     def can_implement[
         dtype: DType, pass_: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
-        var reason = block_can_implement[pass_](p)
+        var reason = halo_can_implement[dtype, pass_](t, p)
         if reason:
             return reason
-        if p.groups == 1:
-            return String("takes groups")
-        if p.d != 1 or p.o != 1 or p.t != 1 or p.pad_d != 0:
-            return String("takes two spatial axes, not three")
-        var most = max(p.group_c(), p.group_k())
-        if (
-            p.group_c() % VECTOR != 0
-            or p.group_k() % VECTOR != 0
-            or most > CHUNK
-        ):
-            return String(
-                t"{p.group_c()} and {p.group_k()} channels in a group; takes"
-                t" multiples of {VECTOR} up to {CHUNK}"
-            )
-        if not t.are_aligned():
-            return String("a tensor does not begin at a multiple of 16 bytes")
         var shape = _Shape.of(p)
         var phase = forward_phases(p)[0]
         if not shape.room.fits(smallest(p.n, phase), phase):

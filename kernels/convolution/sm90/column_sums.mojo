@@ -16,11 +16,8 @@ import max.gpu.primitives.warp as warps
 from ...common.pointer import Ptr
 from ...common.ptx import named_barrier_sync, syncwarp
 from ...normalization.columns import Moments
+from ..passes import MOMENTS, PRODUCTS
 from .tile import PANEL_COLUMNS
-
-comptime NO_SUMS = 0
-comptime MOMENTS = 1
-comptime PRODUCTS = 2
 
 comptime Factor = def[width: Int, parts: Int](
     StaticTuple[Int, parts], Int

@@ -7,7 +7,6 @@ from .few_channels import FewChannels
 from .gemm import Gemm
 from .grouped import GroupedGemm
 from .packed import needs_packing, packing
-from .plan import is_deep
 
 comptime _FEW_OF_THREE_AXES = 32
 """Channels on both sides: 32 of 96x96x96 took 1.5 times as long as in the warpgroup kernels."""
@@ -38,7 +37,7 @@ struct Sm90Speed(Speed):
                     return False
                 if p.groups == 1 and _depth[dtype, pass_](p) < _LEAST_DEPTH:
                     return False
-            return not is_deep(p) or max(p.c, p.k) > _FEW_OF_THREE_AXES
+            return not p.is_deep() or max(p.c, p.k) > _FEW_OF_THREE_AXES
         elif Kernel.NAME == GroupedGemm.NAME:
             return min(p.group_c(), p.group_k()) > _FEW_IN_GROUP
         else:

@@ -61,7 +61,6 @@ from .plan import (
     Plan,
     dgrad_axis,
     fprop_axis,
-    is_deep,
 )
 from .tensor_map import TensorMaps
 from .tile import k_major_descriptor
@@ -575,7 +574,7 @@ struct FewChannels(ConvolutionKernel):
         var reason = reason_not_any(p)
         if reason:
             return reason
-        if p.c > MAX_CHANNELS or p.k % 8 != 0 or is_deep(p):
+        if p.c > MAX_CHANNELS or p.k % 8 != 0 or p.is_deep():
             return String(t"C = {p.c} and K = {p.k}, or three axes")
         if p.stride_h * p.stride_w > _MAX_PHASES:
             return String(t"strides of {p.stride_h} and {p.stride_w}")

@@ -1,11 +1,5 @@
 """Entries of convolutions whose store takes in a pointwise program (kernels/pointwise/program.mojo), and the sums over
-what is stored that batch normalization asks for.
-
-A call has the convolution's numbers and shapes (operands.mojo), where running statistics are moved momentum and epsilon,
-a list with the extents and strides of the program's operands, and addresses: the program's result and inputs, then x or
-dy, and w.
-
-A `heavy` program needs many registers for a vector.
+what is stored that batch normalization asks for. `FusedCall` (fused.mojo) says what a call gets.
 """
 
 from std.math import ceildiv
@@ -24,120 +18,49 @@ from ...normalization.gpu import (
 )
 from ...normalization.partials import Slots
 from ...normalization.settings import Settings
-from ...pointwise.entries import operands_of
 from ...pointwise.program import ProgramOperands, Places
 from ..finish import NOTHING
+from ..fused import FusedCall
 from ..kernel import ConvolutionTensors
-from ..passes import FPROP
-from ..operands import FusedConvolution
+from ..passes import FPROP, MOMENTS, NO_SUMS, ONE_GROUP, PRODUCTS
 from ..problem import ConvolutionProblem
-from .column_sums import MOMENTS, Factor
-from .dispatch import Sm90Speed
+from .column_sums import Factor
+from .dispatch import SM90_KERNELS
+from .epilogue import apply_epilogue
 from .gemm import (
     Gemm,
     compiles_for,
-    run_with_epilogue,
-    run_with_sums,
+    run_fused,
     slots_of_sums,
     sums_are_worth_it,
 )
-from .epilogue import apply_epilogue
-from .store import Epilogue
+from .launch import NOWHERE
 from .packed import needs_packing
+from .store import Epilogue
 
 
 @no_inline
 def _fits[
     dtype: DType, pass_: Int, room: Int
 ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Bool:
-    """Whether the kernel, which has room for so many phases, runs the problem as it is.
+    """Whether the matrix products, which have room for so many phases, run the problem as it is.
     """
     return (
         (pass_ == FPROP or p.stride_h * p.stride_w <= room)
-        and Sm90Speed.pays[Gemm, dtype, pass_](p)
-        and not Gemm.can_implement[dtype, pass_](t, p)
+        and SM90_KERNELS.name[dtype, pass_, ONE_GROUP](t, p) == Gemm.NAME
         and not needs_packing[dtype](p)
     )
-
-
-def conv_pointwise[
-    target: StaticString,
-    dtype: DType,
-    pass_: Int,
-    narrow: Bool,
-    room: Int,
-    plain: StaticString,
-    heavy: Bool,
-    count: Int,
-    dims: Int,
-    run: def[width: Int, parts: Int](
-        ProgramOperands[count, dims], Places[dims, parts], SIMD[dtype, width]
-    ) thin -> SIMD[dtype, width],
-](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """fprop or dgrad, by the Hopper kernel with the program in its store; for a problem or an address that it does not
-    take, by the library function `plain` into a buffer and a pass over that.
-    """
-    var given = FusedConvolution.take(arguments)
-    var geometry = arguments.take_list()
-    var operands = operands_of[count, dims](geometry, 0, arguments)
-    var result = Ptr[dtype](unsafe_from_address=operands.data[0])
-    var a = Ptr[dtype](unsafe_from_address=arguments.take_word())
-    var b = Ptr[dtype](unsafe_from_address=arguments.take_word())
-    var problem = given.problem[pass_]()
-    var shape = given.result
-    var c = shape[4]
-    var together = 0
-    comptime for n in range(count):
-        together |= operands.data[n]
-
-    # By value: the kernel cannot follow an address on the host's stack.
-    @__parameter
-    @__copy_capture(operands, c)
-    @always_inline
-    def finish[
-        width: Int, parts: Int
-    ](
-        pixels: StaticTuple[Int, parts],
-        channel: Int,
-        value: SIMD[dtype, width],
-    ) -> SIMD[dtype, width]:
-        var places = Places[dims, parts](
-            operands.place(pixels[0] * c + channel)
-        )
-        comptime for part in range(1, parts):
-            var place = operands.place(pixels[part] * c + channel)
-            places.put[part](place, True)
-        return run[width, parts](operands, places, value)
-
-    comptime if compiles_for[dtype, pass_]():
-        if together % 16 == 0 and _fits[dtype, pass_, room](
-            ConvolutionTensors(result, a, b, NOTHING), problem
-        ):
-            run_with_epilogue[dtype, pass_, narrow, room, heavy, finish](
-                result, a, b, problem, ctx
-            )
-            return
-    var buffer = scratch[dtype](ctx, shape.flattened_length())
-    given.run[plain](Int(buffer.unsafe_ptr()), Int(a), Int(b), ctx)
-    apply_epilogue[dtype, finish](
-        result,
-        Ptr[dtype](unsafe_from_address=Int(buffer.unsafe_ptr())),
-        shape[0] * shape[2] * shape[3],
-        c,
-        ctx,
-    )
-    _ = buffer^
 
 
 def conv_pointwise_sums[
     target: StaticString,
     dtype: DType,
     pass_: Int,
-    narrow: Bool,
+    narrow: Int,
     room: Int,
     plain: StaticString,
     heavy: Bool,
-    kind: Int,
+    sums: Int,
     plain_sums: StaticString,
     has_program: Bool,
     count: Int,
@@ -146,38 +69,26 @@ def conv_pointwise_sums[
         ProgramOperands[count, dims], Places[dims, parts], SIMD[dtype, width]
     ) thin -> SIMD[dtype, width],
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """As `conv_pointwise`, and what batch normalization reduces of the result as it is stored; `plain_sums` is the library
-    function for that alone. Without a program the result is the convolution's own.
+    """fprop or dgrad, by the Hopper kernel with the program in its store, which also makes the `sums` of what it stores. For
+    a problem or an address that it does not take, by the library function `plain`, into a buffer where a pass over that
+    follows, and by the library function `plain_sums`. Without a program the result is the convolution's own.
 
-    Four results for each channel come first. Behind the program's operands stand what `plain_sums` reads beside the
-    result: the running mean and variance; or x, mean and invstd.
+    A `narrow` result has so many channels at most, with 0 any number. There is `room` for so many phases. A `heavy` program
+    needs many registers for a vector.
     """
-    var given = FusedConvolution.take(arguments)
-    var settings = Settings(0, 0)
-    comptime if kind == MOMENTS:
-        settings = Settings.take(arguments)
-    var geometry = arguments.take_list()
-    var made = arguments.take_words[4]()
-    var operands = operands_of[count, dims](geometry, 0, arguments)
-    var beside = IndexList[3]()
-    for i in range(2 if kind == MOMENTS else 3):
-        beside[i] = arguments.take_word()
+    var call = FusedCall[count, dims, sums](arguments)
+    var operands = call.operands
     var result = Ptr[dtype](unsafe_from_address=operands.data[0])
-    var a = Ptr[dtype](unsafe_from_address=arguments.take_word())
-    var b = Ptr[dtype](unsafe_from_address=arguments.take_word())
-    var problem = given.problem[pass_]()
-    var shape = given.result
+    var a = Ptr[dtype](unsafe_from_address=call.a)
+    var b = Ptr[dtype](unsafe_from_address=call.b)
+    var problem = call.convolution.problem[pass_]()
+    var shape = call.convolution.result
     var c = shape[4]
     var rows = shape[0] * shape[2] * shape[3]
-    var together = 0
-    comptime for n in range(count):
-        together |= operands.data[n]
-    comptime if kind != MOMENTS:
-        for i in range(2):
-            together |= beside[i]
-    var x = Ptr[dtype](unsafe_from_address=beside[0])
-    var mean = Ptr[DType.float32](unsafe_from_address=beside[1])
+    var x = Ptr[dtype](unsafe_from_address=call.beside[0])
+    var mean = Ptr[DType.float32](unsafe_from_address=call.beside[1])
 
+    # By value: the kernel cannot follow an address on the host's stack.
     @__parameter
     @__copy_capture(operands, c)
     @always_inline
@@ -223,73 +134,100 @@ def conv_pointwise_sums[
     ) if has_program else Optional[Epilogue[dtype]]()
     comptime factor = Optional[Factor](
         deviation
-    ) if kind != MOMENTS else Optional[Factor]()
+    ) if sums == PRODUCTS else Optional[Factor]()
+    comptime launch = run_fused[
+        dtype, pass_, narrow, room, heavy, own, sums, factor
+    ]
     comptime if compiles_for[dtype, pass_]():
-        if (
-            together % 16 == 0
-            and _fits[dtype, pass_, room](
-                ConvolutionTensors(result, a, b, NOTHING), problem
-            )
-            and (has_program or sums_are_worth_it[pass_, narrow](problem, ctx))
+        if call.is_aligned() and _fits[dtype, pass_, room](
+            ConvolutionTensors(result, a, b, NOTHING), problem
         ):
-            var slots = slots_of_sums[pass_, narrow](problem, ctx)
-            var buffer = scratch[DType.float32](ctx, slots.elements())
-            run_with_sums[dtype, pass_, narrow, room, heavy, own, kind, factor](
-                result,
-                a,
-                b,
-                Ptr[DType.float32](
-                    unsafe_from_address=Int(buffer.unsafe_ptr())
-                ),
-                problem,
-                ctx,
-            )
-            _merge[dtype, kind](
-                made,
-                beside,
-                settings,
-                Ptr[DType.float32](
-                    unsafe_from_address=Int(buffer.unsafe_ptr())
-                ),
-                slots,
-                rows,
-                c,
-                ctx,
-            )
-            _ = buffer^
-            return
+            comptime if sums == NO_SUMS:
+                launch(result, a, b, NOWHERE, problem, ctx)
+                return
+            else:
+                if has_program or sums_are_worth_it[pass_, narrow](
+                    problem, ctx
+                ):
+                    var slots = slots_of_sums[pass_, narrow](problem, ctx)
+                    var buffer = scratch[DType.float32](ctx, slots.elements())
+                    var partials = Ptr[DType.float32](
+                        unsafe_from_address=Int(buffer.unsafe_ptr())
+                    )
+                    launch(result, a, b, partials, problem, ctx)
+                    _merge[dtype, sums](
+                        call.made,
+                        call.beside,
+                        call.settings,
+                        partials,
+                        slots,
+                        rows,
+                        c,
+                        ctx,
+                    )
+                    _ = buffer^
+                    return
     comptime if has_program:
         var buffer = scratch[dtype](ctx, shape.flattened_length())
-        given.run[plain](Int(buffer.unsafe_ptr()), Int(a), Int(b), ctx)
+        var between = Int(buffer.unsafe_ptr())
+        call.convolution.run[plain](between, call.a, call.b, ctx)
         apply_epilogue[dtype, finish](
-            result,
-            Ptr[dtype](unsafe_from_address=Int(buffer.unsafe_ptr())),
-            shape[0] * shape[2] * shape[3],
-            c,
-            ctx,
+            result, Ptr[dtype](unsafe_from_address=between), rows, c, ctx
         )
         _ = buffer^
     else:
-        given.run[plain](Int(result), Int(a), Int(b), ctx)
-    var call = Call()
-    comptime if kind == MOMENTS:
-        settings.append_to(call)
-    for i in range(4):
-        call.append_at(made[i], IndexList[1](c))
-    call.append_at(Int(result), IndexList[2](rows, c))
-    comptime if kind == MOMENTS:
-        call.append_at(beside[0], IndexList[1](c))
-        call.append_at(beside[1], IndexList[1](c))
-    else:
-        call.append_at(beside[0], IndexList[2](rows, c))
-        call.append_at(beside[1], IndexList[1](c))
-        call.append_at(beside[2], IndexList[1](c))
-    call.run[plain_sums](ctx)
+        call.convolution.run[plain](Int(result), call.a, call.b, ctx)
+    comptime if sums != NO_SUMS:
+        var reduction = Call()
+        comptime if sums == MOMENTS:
+            call.settings.append_to(reduction)
+        for i in range(4):
+            reduction.append_at(call.made[i], IndexList[1](c))
+        reduction.append_at(Int(result), IndexList[2](rows, c))
+        comptime if sums == PRODUCTS:
+            reduction.append_at(call.beside[0], IndexList[2](rows, c))
+            reduction.append_at(call.beside[1], IndexList[1](c))
+            reduction.append_at(call.beside[2], IndexList[1](c))
+        else:
+            reduction.append_at(call.beside[0], IndexList[1](c))
+            reduction.append_at(call.beside[1], IndexList[1](c))
+        reduction.run[plain_sums](ctx)
+
+
+comptime conv_pointwise[
+    target: StaticString,
+    dtype: DType,
+    pass_: Int,
+    narrow: Int,
+    room: Int,
+    plain: StaticString,
+    heavy: Bool,
+    count: Int,
+    dims: Int,
+    run: def[width: Int, parts: Int](
+        ProgramOperands[count, dims], Places[dims, parts], SIMD[dtype, width]
+    ) thin -> SIMD[dtype, width],
+] = conv_pointwise_sums[
+    target,
+    dtype,
+    pass_,
+    narrow,
+    room,
+    plain,
+    heavy,
+    NO_SUMS,
+    "",
+    True,
+    count,
+    dims,
+    run,
+]
+"""The same without sums."""
 
 
 @no_inline
 def _merge[
-    dtype: DType, kind: Int
+    dtype: DType, sums: Int
 ](
     made: IndexList[4],
     beside: IndexList[3],
@@ -308,7 +246,7 @@ def _merge[
 
     # No row is left to be read by the second stage.
     var none = Ptr[dtype](unsafe_from_address=Int(partials))
-    comptime if kind == MOMENTS:
+    comptime if sums == MOMENTS:
         ctx.enqueue_function[
             merge_moments_kernel[dtype, DType.float32, True, Slots]
         ](

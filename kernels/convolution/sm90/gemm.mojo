@@ -32,7 +32,7 @@ from .launch import (
     slots_of,
 )
 from .packed import Block3, Scratch, needs_packing, packing, repack
-from .plan import stage_length, dgrad_phases, ends_short, fprop_phase, is_deep
+from .plan import stage_length, dgrad_phases, ends_short, fprop_phase
 from .tensor_map import SourceView
 from .tile import TileShape
 from .wgrad_plan import WgradChoice
@@ -40,9 +40,7 @@ from .wgrad_plan import WgradChoice
 comptime _MAX_TRAVERSAL_STRIDE = 8
 comptime MAX_PHASES = 16
 comptime FEW_PHASES = 8
-"""Phases of a data gradient that a kernel with an epilogue has room for, if not for one or for all."""
-comptime NARROW_COLUMNS = 64
-"""Columns of the tile for narrow results with an epilogue."""
+"""Phases of a data gradient that a kernel has room for, if not for one or for all."""
 
 
 def compiles_for[dtype: DType, pass_: Int]() -> Bool:
@@ -130,7 +128,7 @@ def reason_not[
             )
         for phase in dgrad_phases(p):
             # A phase without taps copies nothing.
-            if phase.taps() > 0 and not phase.fits_copy_engine(is_deep(p)):
+            if phase.taps() > 0 and not phase.fits_copy_engine(p.is_deep()):
                 return String(
                     "padding or dilation exceeds what the copy engine encodes"
                 )
@@ -140,7 +138,7 @@ def reason_not[
                 t"stride {p.stride_d}x{p.stride_h}x{p.stride_w} exceeds the"
                 t" copy engine's {_MAX_TRAVERSAL_STRIDE}"
             )
-        if not fprop_phase(p).fits_copy_engine(is_deep(p)):
+        if not fprop_phase(p).fits_copy_engine(p.is_deep()):
             return String(
                 "padding or dilation exceeds what the copy engine encodes"
             )
@@ -149,7 +147,7 @@ def reason_not[
 
 def _strides(p: ConvolutionProblem) -> Int:
     """What bounds a data gradient's phases."""
-    return (p.stride_d if is_deep(p) else 1) * p.stride_h * p.stride_w
+    return (p.stride_d if p.is_deep() else 1) * p.stride_h * p.stride_w
 
 
 def _products[dtype: DType, pass_: Int](p: ConvolutionProblem) -> List[Product]:
@@ -299,51 +297,58 @@ def _launch_dgrad[
 comptime _WIDE = 2
 
 
-def _fused_shape(narrow: Bool, heavy: Bool) -> TileShape:
+def _fused_shape(narrow: Int, heavy: Bool) -> TileShape:
     comptime wide = TILE_SHAPES[_WIDE]
     return TileShape(
         row_blocks=2,
-        columns=NARROW_COLUMNS if narrow else wide.columns,
-        stages=8 if narrow else wide.stages,
+        columns=narrow if narrow > 0 else wide.columns,
+        stages=8 if narrow > 0 else wide.stages,
         cluster=1,
         alternate=True,
         heavy=heavy,
     )
 
 
-def run_with_epilogue[
+def run_fused[
     dtype: DType,
     pass_: Int,
-    narrow: Bool,
+    narrow: Int,
     room: Int,
     heavy: Bool,
-    epilogue: Epilogue[dtype],
+    epilogue: Optional[Epilogue[dtype]],
+    sums: Int,
+    factor: Optional[Factor],
 ](
     result: Ptr[dtype],
     a: Ptr[dtype],
     b: Ptr[dtype],
+    partials: Ptr[DType.float32],
     problem: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
-    """As `run`, for fprop and dgrad, with the result handed to an epilogue before it is stored: for all problems of a kind.
-    `narrow` results have up to NARROW_COLUMNS channels, and a dgrad's product of strides is `room` at most. A `heavy` epilogue
-    needs many registers for a vector.
+    """As `run`, for fprop and dgrad, with the result handed to an epilogue before it is stored, and with `sums` over what is
+    stored in each column (column_sums.mojo): for all problems of a kind.
+
+    `narrow` is 0, or how many channels a result has at most; a dgrad's product of strides is `room` at most. A `heavy`
+    epilogue needs many registers for a vector.
     """
     comptime shape = _fused_shape(narrow, heavy)
     comptime if pass_ == FPROP:
-        launch_fprop[dtype, shape, epilogue](
-            result, a, b, problem, SourceView.dense(problem), ctx
+        launch_fprop[dtype, shape, epilogue, sums, factor](
+            result, a, b, problem, SourceView.dense(problem), ctx, partials
         )
     else:
-        launch_dgrad[dtype, shape, room, epilogue](result, a, b, problem, ctx)
+        launch_dgrad[dtype, shape, room, epilogue, sums, factor](
+            result, a, b, problem, ctx, partials
+        )
 
 
 def sums_are_worth_it[
-    pass_: Int, narrow: Bool
+    pass_: Int, narrow: Int
 ](problem: ConvolutionProblem, ctx: DeviceContext) raises -> Bool:
     """Whether a plain convolution with sums over columns, in the one tile shape that makes them, is expected to be faster
     than the convolution in its best shape and a pass over its result."""
-    comptime if narrow:
+    comptime if narrow > 0:
         return True
     else:
         return sums_pay(
@@ -357,38 +362,8 @@ def sums_are_worth_it[
 
 
 def slots_of_sums[
-    pass_: Int, narrow: Bool
+    pass_: Int, narrow: Int
 ](problem: ConvolutionProblem, ctx: DeviceContext) raises -> Slots:
-    """Where `run_with_sums` leaves its sums."""
+    """Where `run_fused` leaves its sums."""
     comptime shape = _fused_shape(narrow, False)
     return slots_of[pass_, shape](problem, ctx)
-
-
-def run_with_sums[
-    dtype: DType,
-    pass_: Int,
-    narrow: Bool,
-    room: Int,
-    heavy: Bool,
-    epilogue: Optional[Epilogue[dtype]],
-    kind: Int,
-    factor: Optional[Factor],
-](
-    result: Ptr[dtype],
-    a: Ptr[dtype],
-    b: Ptr[dtype],
-    partials: Ptr[DType.float32],
-    problem: ConvolutionProblem,
-    ctx: DeviceContext,
-) raises:
-    """As `run_with_epilogue`, and sums of a `kind` over what is stored in each column (column_sums.mojo).
-    """
-    comptime shape = _fused_shape(narrow, heavy)
-    comptime if pass_ == FPROP:
-        launch_fprop[dtype, shape, epilogue, kind, factor](
-            result, a, b, problem, SourceView.dense(problem), ctx, partials
-        )
-    else:
-        launch_dgrad[dtype, shape, room, epilogue, kind, factor](
-            result, a, b, problem, ctx, partials
-        )

@@ -28,7 +28,6 @@ from .plan import (
     Plan,
     dgrad_phases,
     fprop_phase,
-    is_deep,
 )
 from .tensor_map import SourceView, TensorMaps
 from .tile import THREADS, TileShape
@@ -137,7 +136,7 @@ def _launch[
 ) raises:
     comptime forward = pass_ == FPROP
     comptime assert shape.cluster == 1
-    var deep = is_deep(p)
+    var deep = p.is_deep()
     var depth = p.group_c() if forward else p.group_k()
     var columns = p.group_k() if forward else p.group_c()
     var column_tiles = ceildiv(columns, shape.columns)

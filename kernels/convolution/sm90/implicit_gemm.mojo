@@ -41,7 +41,8 @@ from ...common.ptx import (
     release_registers,
     syncwarp,
 )
-from .column_sums import NO_SUMS, ColumnSums, Factor
+from ..passes import NO_SUMS
+from .column_sums import ColumnSums, Factor
 from .plan import ROW_BYTES, Plan, stage_length
 from .producer import Copies, Tile, copies_of, locate, produce, tile_of_block
 from .split import lay_sums, store_joined

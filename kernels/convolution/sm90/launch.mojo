@@ -10,10 +10,10 @@ from ...common.arithmetic import Divisor
 from ...common.library import scratch
 from ...common.pointer import Ptr
 from ...normalization.partials import Slots
-from ..passes import FPROP
+from ..passes import FPROP, NO_SUMS
 from ..problem import ConvolutionProblem
 from .choice import cluster_capacity, split_parts
-from .column_sums import NO_SUMS, Factor
+from .column_sums import Factor
 from .implicit_gemm import implicit_gemm_kernel
 from .plan import (
     STAGE_LENGTH,
@@ -23,7 +23,6 @@ from .plan import (
     dgrad_phases,
     ends_short,
     fprop_phase,
-    is_deep,
     packed_offsets,
 )
 from .store import Epilogue
@@ -134,7 +133,7 @@ def launch_fprop[
             view,
             phase,
             IndexList[3](p.stride_d, p.stride_h, p.stride_w),
-            is_deep(p),
+            p.is_deep(),
             shape.rows(),
             channels,
         )
@@ -216,7 +215,7 @@ def launch_dgrad[
     comptime filter_k_major = reads_filter_along_k[dtype]()
     var p = problem
     var products = dgrad_phases(p)
-    var deep = is_deep(p)
+    var deep = p.is_deep()
     var step = shape.column_step(p.c, filter_k_major)
     var sizes = IndexList[3](
         p.k, p.taps(), p.c
@@ -366,7 +365,7 @@ def _plan_wgrad[
         k=Int32(p.group_k()),
         c=Int32(p.group_c()),
         group_rows=Divisor(group_rows),
-        deep=is_deep(p),
+        deep=p.is_deep(),
         o=Divisor(p.o),
         p=Divisor(p.p),
         q=Divisor(p.q),
@@ -377,8 +376,8 @@ def _plan_wgrad[
         stride_d=Int32(p.stride_d),
         stride_h=Int32(p.stride_h),
         stride_w=Int32(p.stride_w),
-        offset_step_d=Int32(packed_offsets(is_deep(p), p.dilation_d, 0, 0)),
-        offset_step_h=Int32(packed_offsets(is_deep(p), 0, p.dilation_h, 0)),
+        offset_step_d=Int32(packed_offsets(p.is_deep(), p.dilation_d, 0, 0)),
+        offset_step_h=Int32(packed_offsets(p.is_deep(), 0, p.dilation_h, 0)),
         dilation_w=Int32(p.dilation_w),
         lower_d=Int32(phase.d.lower),
         lower_h=Int32(phase.h.lower),
@@ -430,7 +429,7 @@ def launch_wgrad[
         view,
         phase,
         IndexList[3](p.stride_d, p.stride_h, p.stride_w),
-        is_deep(p),
+        p.is_deep(),
         STAGE_LENGTH // Int(plan.share_rows.value),
         PANEL,
     )

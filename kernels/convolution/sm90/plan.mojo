@@ -173,11 +173,6 @@ def packed_offsets(deep: Bool, d: Int, h: Int, w: Int) -> Int:
     return (d << 10) + (h << 5) + w if deep else (h << 8) + w
 
 
-def is_deep(p: ConvolutionProblem) -> Bool:
-    """Whether anything happens along D."""
-    return p.d != 1 or p.t != 1 or p.o != 1 or p.pad_d != 0
-
-
 def fprop_phase(p: ConvolutionProblem) -> Im2colPhase:
     return Im2colPhase(
         fprop_axis(p.d, p.t, p.o, p.stride_d, p.dilation_d, p.pad_d),
@@ -364,7 +359,7 @@ struct Plan[phases: Int](DevicePassable, ImplicitlyCopyable):
         self.data[0] = Int32(tiles)
         self.data[1] = Int32(ceildiv(depth, stage_length))
         self.data[2] = Int32(columns)
-        self.data[3] = Int32(1 if is_deep(p) else 0)
+        self.data[3] = Int32(1 if p.is_deep() else 0)
         comptime for axis in range(3):
             self.data[4 + axis] = Int32(source_step[axis])
             self.data[7 + axis] = Int32(out[axis])
@@ -423,7 +418,7 @@ struct Plan[phases: Int](DevicePassable, ImplicitlyCopyable):
         var w = phase.w
         var axes: Array[Im2colAxis, 3] = [d, h, w]
         var pitches = IndexList[3](p.r * p.s, p.s, 1)
-        var deep = is_deep(p)
+        var deep = p.is_deep()
         var at = _HEADER + _PHASE * index
         self.data[at + ROWS] = Int32(p.n * phase.pixels())
         self.data[at + FIRST_TILE] = Int32(first_tile)

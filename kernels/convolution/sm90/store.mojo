@@ -7,7 +7,8 @@ from std.utils.static_tuple import StaticTuple
 from ...common.pointer import Ptr
 from ...common.ptx import store_matrices, syncwarp
 from . import plan as fields
-from .column_sums import MOMENTS, ColumnSums, Factor, Products
+from ..passes import MOMENTS
+from .column_sums import ColumnSums, Factor, Products
 from .plan import AXIS_D, AXIS_H, AXIS_W, ROW_BYTES, Plan
 from .producer import Tile
 from .tile import TileShape, pack_pair

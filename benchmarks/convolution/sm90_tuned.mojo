@@ -4,22 +4,21 @@ Behind its other operands a call has the five fields of `WgradChoice`; fprop and
 index, alone. A first number of -1 leaves the choice to the table.
 """
 
+from kernels.common.library import Arguments
+from kernels.convolution.finish import NOTHING
+from kernels.convolution.kernel import ConvolutionTensors
+from kernels.convolution.operands import ConvolutionOperands
+from kernels.convolution.passes import DGRAD, FPROP, ONE_GROUP, WGRAD
+from kernels.convolution.sm90.dispatch import SM90_KERNELS
+from kernels.convolution.sm90.gemm import Gemm, compiles_for, run
+from kernels.convolution.sm90.wgrad_plan import WgradChoice
 from max.gpu.host import DeviceContext
-
-from ...common.library import Arguments
-from ..finish import NOTHING
-from ..kernel import ConvolutionTensors
-from ..operands import ConvolutionOperands
-from ..passes import ONE_GROUP
-from .dispatch import SM90_KERNELS
-from .gemm import Gemm, compiles_for, run
-from .wgrad_plan import WgradChoice
 
 
 def conv_tuned[
     target: StaticString, dtype: DType, pass_: Int
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """The pass of that number."""
+    """The pass of that number in passes.mojo."""
     var given = ConvolutionOperands[dtype, pass_](arguments)
     var words = arguments.take_words[5]()
     comptime if not compiles_for[dtype, pass_]():
