@@ -13,7 +13,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 _TARGETS, _SELECT = "TORCH_MAX_BACKEND_WHEEL", "TORCH_MAX_BACKEND_WHEEL_SELECT"
-"""Targets of ``torch_max_backend.prebuild``, and patterns of entries to restrict it to, each separated by spaces."""
+"""Targets of ``torch_max_backend.wheel``, and patterns of entries to restrict it to, each separated by spaces."""
 
 
 class PrebuiltLibraries(BuildHookInterface):
@@ -37,7 +37,7 @@ class PrebuiltLibraries(BuildHookInterface):
             folder = Path(self._scratch.name) / target
             # A process of its own for each: it has one kind of GPU.
             subprocess.run(
-                [sys.executable, "-m", "torch_max_backend.prebuild", target, str(folder), *select],
+                [sys.executable, "-m", "torch_max_backend.wheel", target, str(folder), *select],
                 env={**os.environ, "PYTHONPATH": path},
                 check=True,
             )

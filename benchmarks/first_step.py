@@ -5,7 +5,7 @@
 A run is one process: wall and CPU seconds (of the processes that it starts, too) to the end of the first step, after
 Python's imports and the opening of the device. What a backend keeps on disk lies in a folder of the run's own. A row
 has the medians of the rounds, in which the runs take turns. ``--prebuilt`` adds runs with empty caches and the kernels
-that a wheel carries: a folder that ``python -m torch_max_backend.prebuild TARGET FOLDER/TARGET`` made.
+that a wheel carries: a folder that ``python -m torch_max_backend.wheel TARGET FOLDER/TARGET`` made.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from benchmarks.convolution.calls import Convolutions, logical
 from benchmarks.convolution.drawn import PASSES, Drawn, Rules, draw, kind_of, relative_error, summary
 from benchmarks.convolution.zoo_problems import HALVES, Convolution
 from torch_max_backend.bench.ceilings import ceilings
-from torch_max_backend.bench.convolution import ConvolutionTask
+from torch_max_backend.bench.convolution import ConvolutionCase
 from torch_max_backend.bench.memory import cache_bytes
 from torch_max_backend.bench.timing import interleaved
 
@@ -64,7 +64,7 @@ def measure(drawn: Drawn, name: str, dtype: torch.dtype, convolutions: Convoluti
     """One row of the results."""
     problem = drawn.convolution.problem(drawn.batch)
     last, plain = (
-        ConvolutionTask(str(drawn), problem, PASSES[name], dtype, CPU, layout)
+        ConvolutionCase(str(drawn), problem, PASSES[name], dtype, CPU, layout)
         for layout in ("channels_last", "contiguous")
     )
     generator = torch.Generator().manual_seed(0)

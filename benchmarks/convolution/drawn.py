@@ -30,7 +30,7 @@ from benchmarks import records
 from benchmarks.convolution.calls import Convolutions, logical
 from benchmarks.convolution.zoo_problems import BATCHES, HALVES, Convolution, Half, read
 from benchmarks.launcher import on_stream
-from torch_max_backend.bench.convolution import ConvolutionTask
+from torch_max_backend.bench.convolution import ConvolutionCase
 from torch_max_backend.bench.timing import interleaved
 from torch_max_backend.problems.convolution import Pass
 
@@ -129,20 +129,20 @@ def draw(half: Half, seed: int, count: int, kinds: str = "", rules: Rules = GPU)
     return result
 
 
-def tasks(drawn: Drawn, role: Pass, dtype: torch.dtype, device: torch.device) -> list[ConvolutionTask]:
+def cases(drawn: Drawn, role: Pass, dtype: torch.dtype, device: torch.device) -> list[ConvolutionCase]:
     """In our layout, and in PyTorch's."""
     problem = drawn.convolution.problem(drawn.batch)
     return [
-        ConvolutionTask(str(drawn), problem, role, dtype, device, layout) for layout in ("channels_last", "contiguous")
+        ConvolutionCase(str(drawn), problem, role, dtype, device, layout) for layout in ("channels_last", "contiguous")
     ]
 
 
-def error_of(task: ConvolutionTask, inputs: Sequence[torch.Tensor], result: torch.Tensor) -> float:
+def error_of(case: ConvolutionCase, inputs: Sequence[torch.Tensor], result: torch.Tensor) -> float:
     """||result - reference|| / ||reference||, with the reference in float32, without TF32 and searching."""
-    exact = ConvolutionTask(task.name, task.problem, task.role, torch.float32, task.device, task.layout)
+    exact = ConvolutionCase(case.name, case.problem, case.role, torch.float32, case.device, case.layout)
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):
         reference = exact.theirs(*(tensor.float() for tensor in inputs))
-    return relative_error(logical(task, result), reference)
+    return relative_error(logical(case, result), reference)
 
 
 def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
@@ -154,7 +154,7 @@ def measure(
     drawn: Drawn, name: str, dtype: torch.dtype, device: torch.device, convolutions: Convolutions, runs: int
 ) -> dict[str, Any]:
     """One row of the results."""
-    mine, plain = tasks(drawn, PASSES[name], dtype, device)
+    mine, plain = cases(drawn, PASSES[name], dtype, device)
     generator = torch.Generator(device).manual_seed(0)
     # Twice the cache of an H200 at least; small problems stay in it on both sides.
     count = max(2, min(12, math.ceil(1e8 / mine.set_bytes)))

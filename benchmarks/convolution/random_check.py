@@ -26,7 +26,7 @@ import torch
 from benchmarks import records
 from benchmarks.convolution.calls import Convolutions, logical
 from benchmarks.launcher import on_stream
-from torch_max_backend.bench.convolution import ConvolutionTask
+from torch_max_backend.bench.convolution import ConvolutionCase
 from torch_max_backend.problems.convolution import ConvolutionProblem, Pass
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -99,20 +99,20 @@ def check(
 ) -> str:
     """What is wrong, "" where nothing is."""
     torch.backends.cudnn.allow_tf32 = chance.random() < 0.5
-    task = ConvolutionTask("random", problem, role, dtype, device)
+    case = ConvolutionCase("random", problem, role, dtype, device)
     generator = torch.Generator(device).manual_seed(chance.randrange(1 << 30))
-    inputs = task.inputs(1, generator)
-    expected = task.reference(inputs)
+    inputs = case.inputs(1, generator)
+    expected = case.reference(inputs)
     original = inputs
     inputs = tuple(displaced(tensor) if chance.random() < 0.25 else tensor for tensor in inputs)
     try:
-        call = convolutions.bind(task, inputs)
-        first, second = logical(task, call()), logical(task, call())
+        call = convolutions.bind(case, inputs)
+        first, second = logical(case, call()), logical(case, call())
     except Exception as error:
         return f"raised {error}"
     if not torch.equal(first, expected.to(dtype)):
         # The reference runs on the device as well: cuDNN's float64 kernels read beside their tensors for some paddings.
-        expected = task.reference(tuple(tensor.cpu() for tensor in original)).to(device)
+        expected = case.reference(tuple(tensor.cpu() for tensor in original)).to(device)
     if not torch.equal(first, expected.to(dtype)):
         return f"{int((first != expected.to(dtype)).sum())} of {first.numel()} differ"
     return "" if torch.equal(first, second) else "two runs differ"

@@ -14,7 +14,7 @@ from benchmarks.convolution.cpu import measure
 from benchmarks.convolution.drawn import PASSES, SHARES, Drawn, draw, kind_of, spread, summary
 from benchmarks.convolution.random_check import check, random_problem
 from benchmarks.convolution.zoo_problems import HALVES, ZOO, Convolution, Half, read, text_of
-from torch_max_backend.bench.convolution import ConvolutionTask
+from torch_max_backend.bench.convolution import ConvolutionCase
 from torch_max_backend.problems.convolution import Pass
 
 
@@ -105,7 +105,7 @@ def test_random_problems_are_right_on_a_cpu(convolutions: Convolutions) -> None:
 
 def test_a_wrong_result_is_found(convolutions: Convolutions, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = random_problem(random.Random(0))
-    right = ConvolutionTask.reference
-    monkeypatch.setattr(ConvolutionTask, "reference", lambda self, inputs: right(self, inputs) + 1)
+    right = ConvolutionCase.reference
+    monkeypatch.setattr(ConvolutionCase, "reference", lambda self, inputs: right(self, inputs) + 1)
     fault = check(problem, Pass.FPROP, torch.float32, torch.device("cpu"), convolutions, random.Random(0))
     assert fault.endswith("differ")

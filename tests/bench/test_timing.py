@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from torch_max_backend.bench import timing
+from torch_max_backend.bench.case import summation_tolerance
 from torch_max_backend.bench.ceilings import Ceilings
-from torch_max_backend.bench.task import summation_tolerance
 
 CPU = torch.device("cpu")
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from torch_max_backend import support
-from torch_max_backend.bench.convolution import ConvolutionTask
+from torch_max_backend.bench.convolution import ConvolutionCase
 from torch_max_backend.cli import app
 from torch_max_backend.mojo_ops import KERNELS_PATH
+from torch_max_backend.report import support
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -128,8 +128,8 @@ def test_without_timing_only_verification_is_printed() -> None:
 
 
 def test_a_failed_verification_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = ConvolutionTask.reference
-    monkeypatch.setattr(ConvolutionTask, "reference", lambda self, inputs: right(self, inputs) + 1)
+    right = ConvolutionCase.reference
+    monkeypatch.setattr(ConvolutionCase, "reference", lambda self, inputs: right(self, inputs) + 1)
     result = _invoke("bench", "conv-bwd-data", *VERIFY_ONLY.split())
     assert result.exit_code == 1
     assert "Verify: FAILED" in result.output

@@ -1,4 +1,4 @@
-"""The three passes of a convolution as tasks."""
+"""The three passes of a convolution as cases."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from torch_max_backend.bench.case import MemoryLayout, Tolerance, draw, summation_tolerance
 from torch_max_backend.bench.epilogue import Epilogue
-from torch_max_backend.bench.task import MemoryLayout, Tolerance, draw, summation_tolerance
 from torch_max_backend.checked import beartype
 from torch_max_backend.problems.convolution import ConvolutionProblem, Pass
 
@@ -21,7 +21,7 @@ CK_DEFAULT = ConvolutionProblem.from_sizes(128, 128, 256, [71, 71], [3, 3], stri
 CK_GROUPED_DEFAULT = ConvolutionProblem.from_sizes(128, 512, 512, [14, 14], [3, 3], stride=[2], padding=[1], groups=2)
 
 
-class ConvolutionTask:
+class ConvolutionCase:
     """One pass of one convolution, as PyTorch's caller names it: forward, data gradient or weight gradient.
 
     Inputs are x and w, or dy, w and x, or x, dy and w; a gradient reads only the first two. The tensors D of an

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torch_max_backend.bench.task import Tolerance
+from torch_max_backend.bench.case import Tolerance
 
 #: The values of D where it is a single number: scale's factor, clamp's lower and upper bound.
 _SCALE = 0.5

@@ -1,4 +1,4 @@
-"""The gradients of max and average pooling as tasks."""
+"""The gradients of max and average pooling as cases."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_max_backend.bench.arguments import PoolingSizes
-from torch_max_backend.bench.task import LARGEST_INTEGER, MemoryLayout, Tolerance, draw, ordered, summation_tolerance
+from torch_max_backend.bench.case import LARGEST_INTEGER, MemoryLayout, Tolerance, draw, ordered, summation_tolerance
 from torch_max_backend.checked import beartype
 from torch_max_backend.custom_ops.pool_offsets import max_pool_offsets, max_pool_offsets_backward
 from torch_max_backend.problems.pooling import PoolingProblem

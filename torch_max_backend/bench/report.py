@@ -11,11 +11,11 @@ from torch_max_backend.checked import beartype
 
 
 @beartype
-def descriptions(task: Any) -> list[str]:
+def descriptions(case: Any) -> list[str]:
     """One line for each tensor: rank, lengths and strides in elements, in Composable Kernel's form."""
     lines = []
-    for label, lengths in task.operands.items():
-        strides = _strides(lengths, task.layout == "contiguous")
+    for label, lengths in case.operands.items():
+        strides = _strides(lengths, case.layout == "contiguous")
         lines.append(f"{label}: dim {len(lengths)}, lengths {_braces(lengths)}, strides {_braces(strides)}")
     return lines
 
@@ -39,10 +39,10 @@ def figures(result: CaseResult, rates: Ceilings | None) -> list[str]:
         floor = result.floor
         lines.append(
             f"Floor: {_ms(floor.seconds)} ms by {floor.bound}, reached to {result.floor_fraction:.1%} "
-            f"({result.task.flops / 1e9:.6g} GFlop at {rates.flops_per_second / 1e12:.4g} TFlops: "
-            f"{_ms(floor.flop_seconds) if result.task.arithmetic else 'no matmul'}"
-            f"{' ms' if result.task.arithmetic else ''}; "
-            f"{result.task.moved / 1e9:.6g} GB at {rates.bytes_per_second / 1e9:.4g} GB/s: "
+            f"({result.case.flops / 1e9:.6g} GFlop at {rates.flops_per_second / 1e12:.4g} TFlops: "
+            f"{_ms(floor.flop_seconds) if result.case.arithmetic else 'no matmul'}"
+            f"{' ms' if result.case.arithmetic else ''}; "
+            f"{result.case.moved / 1e9:.6g} GB at {rates.bytes_per_second / 1e9:.4g} GB/s: "
             f"{_ms(floor.byte_seconds)} ms)"
         )
     if result.torch_times is not None:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from torch_max_backend.bench.arguments import ArgumentError, RunControl
+from torch_max_backend.bench.case import Case
 from torch_max_backend.bench.ceilings import Floor, ceilings
 from torch_max_backend.bench.memory import available_bytes, cache_bytes
-from torch_max_backend.bench.task import Task
 from torch_max_backend.bench.timing import Times, interleaved, set_count
 from torch_max_backend.checked import beartype
 
@@ -46,7 +46,7 @@ class Verification:
 class CaseResult:
     """The figures of one case; what was not asked for is None."""
 
-    task: Task
+    case: Case
     times: Times | None
     torch_times: Times | None
     torch_error: str | None
@@ -55,11 +55,11 @@ class CaseResult:
 
     @property
     def tflops(self) -> float | None:
-        return None if self.times is None else self.task.flops / self.times.median / 1e12
+        return None if self.times is None else self.case.flops / self.times.median / 1e12
 
     @property
     def gb_per_s(self) -> float | None:
-        return None if self.times is None else self.task.moved / self.times.median / 1e9
+        return None if self.times is None else self.case.moved / self.times.median / 1e9
 
     @property
     def floor_fraction(self) -> float | None:
@@ -75,45 +75,45 @@ class CaseResult:
 
 
 @beartype
-def check_memory(task: Any, verify: bool, device: torch.device) -> None:
+def check_memory(case: Any, verify: bool, device: torch.device) -> None:
     """Raises before anything is compiled where the case cannot fit.
 
     Raises:
         ArgumentError: names the need and what there is.
     """
-    need = (_VERIFY_COPIES if verify else 2) * task.moved
+    need = (_VERIFY_COPIES if verify else 2) * case.moved
     there = available_bytes(device)
     if need > there:
-        what = f"{task.name}, {need / 2**30:.1f} GiB{' with verification' if verify else ''}"
+        what = f"{case.name}, {need / 2**30:.1f} GiB{' with verification' if verify else ''}"
         raise ArgumentError("the problem's size", what, f"at most the {there / 2**30:.1f} GiB that {device} has free")
 
 
 @beartype
-def run_case(task: Any, control: RunControl, device: torch.device, compare: bool, seed: int) -> CaseResult:
-    """Verifies and times one task as `control` asks: compiled as a model is, beside PyTorch's operator."""
+def run_case(case: Any, control: RunControl, device: torch.device, compare: bool, seed: int) -> CaseResult:
+    """Verifies and times one case as `control` asks: compiled as a model is, beside PyTorch's operator."""
     generator = torch.Generator(device).manual_seed(seed)
     with torch.no_grad(), _benchmarking():
-        first = task.inputs(control.init, generator)
-        ours = torch.compile(task.ours, backend="max", fullgraph=True, dynamic=False, options={"fallback": "error"})
-        verification = _verify(task, ours, first, control.init) if control.verify else None
+        first = case.inputs(control.init, generator)
+        ours = torch.compile(case.ours, backend="max", fullgraph=True, dynamic=False, options={"fallback": "error"})
+        verification = _verify(case, ours, first, control.init) if control.verify else None
         if control.runs == 0:
-            return CaseResult(task, None, None, None, None, verification)
-        measured = ceilings(device, task.dtype)
-        count = set_count(task.set_bytes, cache_bytes(device), available_bytes(device))
-        copies = [tuple(tensor.clone() for tensor in first[: task.read]) for _ in range(count - 1)]
-        sets = [first, *((*read, *first[task.read :]) for read in copies)]
+            return CaseResult(case, None, None, None, None, verification)
+        measured = ceilings(device, case.dtype)
+        count = set_count(case.set_bytes, cache_bytes(device), available_bytes(device))
+        copies = [tuple(tensor.clone() for tensor in first[: case.read]) for _ in range(count - 1)]
+        sets = [first, *((*read, *first[case.read :]) for read in copies)]
         contenders: dict[str, list[Callable[[], torch.Tensor]]] = {"ours": [partial(ours, *inputs) for inputs in sets]}
         error = None
         if compare:
             try:
-                contenders["torch"] = [partial(task.theirs, *inputs) for inputs in sets]
+                contenders["torch"] = [partial(case.theirs, *inputs) for inputs in sets]
                 contenders["torch"][0]()
             except (RuntimeError, NotImplementedError) as failure:
                 del contenders["torch"]
                 error = str(failure).splitlines()[0]
         times = interleaved(contenders, control.runs, device)
-    floor = measured.floor(task.flops, task.moved, arithmetic=task.arithmetic)
-    return CaseResult(task, times["ours"], times.get("torch"), error, floor, verification)
+    floor = measured.floor(case.flops, case.moved, arithmetic=case.arithmetic)
+    return CaseResult(case, times["ours"], times.get("torch"), error, floor, verification)
 
 
 @contextlib.contextmanager
@@ -127,10 +127,10 @@ def _benchmarking() -> Iterator[None]:
         torch.backends.cudnn.benchmark = before
 
 
-def _verify(task: Task, ours: Callable[..., torch.Tensor], inputs: Sequence[torch.Tensor], init: int) -> Verification:
+def _verify(case: Case, ours: Callable[..., torch.Tensor], inputs: Sequence[torch.Tensor], init: int) -> Verification:
     result = ours(*inputs)
-    reference = task.reference(inputs).to(result.device)
-    tolerance = task.tolerance(init, reference)
+    reference = case.reference(inputs).to(result.device)
+    tolerance = case.tolerance(init, reference)
     if result.shape != reference.shape:
         return Verification(float("inf"), float("inf"), float("inf"), tolerance.exact)
     if tolerance.exact:

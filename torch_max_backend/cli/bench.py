@@ -15,12 +15,12 @@ import typer
 
 from torch_max_backend.bench import report
 from torch_max_backend.bench.arguments import ArgumentError, RunControl, parse_convolution, parse_pooling
+from torch_max_backend.bench.case import Case
 from torch_max_backend.bench.ceilings import ceilings
-from torch_max_backend.bench.convolution import CK_DEFAULT, CK_GROUPED_DEFAULT, ConvolutionTask
+from torch_max_backend.bench.convolution import CK_DEFAULT, CK_GROUPED_DEFAULT, ConvolutionCase
 from torch_max_backend.bench.epilogue import Epilogue
 from torch_max_backend.bench.pooling import AVG_DEFAULT, MAX_DEFAULT, AvgPoolBackward, Form, MaxPoolBackward
 from torch_max_backend.bench.runner import check_memory, run_case
-from torch_max_backend.bench.task import Task
 from torch_max_backend.errors import DeviceUnavailableError
 from torch_max_backend.problems.convolution import Pass
 from torch_max_backend.runtime.session import max_device
@@ -131,10 +131,10 @@ def _refusing() -> Iterator[None]:
         raise typer.Exit(2) from None
 
 
-def _run(choices: _Choices, control: RunControl, task: Callable[[torch.dtype, torch.device, str], Task]) -> None:
-    """Runs the task and prints its results; exits with status 1 if the verification failed."""
+def _run(choices: _Choices, control: RunControl, make: Callable[[torch.dtype, torch.device, str], Case]) -> None:
+    """Runs the case and prints its results; exits with status 1 if the verification failed."""
     device = choices.place()
-    case = task(choices.torch_dtype, device, choices.layout.value)
+    case = make(choices.torch_dtype, device, choices.layout.value)
     check_memory(case, control.verify, device)
     for line in report.descriptions(case):
         typer.echo(line)
@@ -160,7 +160,7 @@ def _convolution_command(name: str, role: Pass, summary: str) -> None:
         with _refusing():
             control, problem = parse_convolution(_texts(values), CK_DEFAULT, groups=groups)
             choices = _Choices(dtype, device, layout, compare, seed)
-            _run(choices, control, partial(ConvolutionTask, name, problem, role))
+            _run(choices, control, partial(ConvolutionCase, name, problem, role))
 
     app.command(name, help=summary, context_settings=_POSITIONAL)(command)
 
@@ -186,7 +186,7 @@ def grouped_conv_bwd_data(
     with _refusing():
         control, problem = parse_convolution(_texts(values), CK_GROUPED_DEFAULT, grouped=True)
         choices, name = _Choices(dtype, device, layout, compare, seed), "grouped-conv-bwd-data"
-        _run(choices, control, partial(ConvolutionTask, name, problem, Pass.DGRAD, epilogue=epilogue))
+        _run(choices, control, partial(ConvolutionCase, name, problem, Pass.DGRAD, epilogue=epilogue))
 
 
 @app.command("maxpool2d-bwd", context_settings=_POSITIONAL)

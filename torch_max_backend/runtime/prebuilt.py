@@ -1,6 +1,6 @@
 """Kernel libraries that came with the package: a second place beside the disk cache, which is only read.
 
-``torch_max_backend.prebuild`` makes them while a wheel is built. A folder has a folder for each target, with libraries
+``torch_max_backend.wheel`` makes them while a wheel is built. A folder has a folder for each target, with libraries
 and ``index.json``, which says of every function what its library depends on, in the words of the cache's keys.
 """
 

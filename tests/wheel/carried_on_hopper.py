@@ -1,6 +1,6 @@
 """Prints what a network calls on Hopper under bfloat16 autocast, and what of it a wheel would not carry.
 
-    python -m tests.carried_on_hopper MODEL TYPICAL...
+    python -m tests.wheel.carried_on_hopper MODEL TYPICAL...
 
 MODEL is one of ``benchmarks.zoo``, TYPICAL are the typical networks whose programs are carried.
 """
@@ -14,11 +14,11 @@ import torch
 from max.dtype import DType
 
 from benchmarks import zoo
-from torch_max_backend import prebuild
 from torch_max_backend.ahead import TARGETS
-from torch_max_backend.explain import explain_ahead
 from torch_max_backend.mojo_ops import functions
+from torch_max_backend.report.explain import explain_ahead
 from torch_max_backend.runtime import session
+from torch_max_backend.wheel import prebuild
 
 
 def main(model: str, typical: list[str]) -> None:

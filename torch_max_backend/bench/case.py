@@ -24,7 +24,7 @@ class Tolerance:
     exact: bool = False
 
 
-class Task(Protocol):
+class Case(Protocol):
     """One problem of one operation, in one dtype, layout and on one device.
 
     Attributes:
@@ -48,7 +48,7 @@ class Task(Protocol):
     arithmetic: bool
 
     def inputs(self, init: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
-        """One set of operands, logical shapes, in the task's layout."""
+        """One set of operands, logical shapes, in the case's layout."""
 
     def ours(self, *inputs: torch.Tensor) -> torch.Tensor:
         """What is compiled."""

@@ -1,4 +1,4 @@
-"""Every task of the command `bench`, compiled, against its own float64 reference, on the CPU, small sizes."""
+"""Every case of the command `bench`, compiled, against its own float64 reference, on the CPU, small sizes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from torch_max_backend.bench.arguments import PoolingSizes, RunControl
-from torch_max_backend.bench.convolution import ConvolutionTask
+from torch_max_backend.bench.case import Case
+from torch_max_backend.bench.convolution import ConvolutionCase
 from torch_max_backend.bench.epilogue import Epilogue
 from torch_max_backend.bench.pooling import AvgPoolBackward, Form, MaxPoolBackward
 from torch_max_backend.bench.runner import run_case
-from torch_max_backend.bench.task import Task
 from torch_max_backend.problems.convolution import ConvolutionProblem, Pass
 from torch_max_backend.problems.pooling import PoolingProblem
 
@@ -36,26 +36,26 @@ AVERAGES = {
 }
 
 
-def _tasks() -> dict[str, Task]:
+def _tasks() -> dict[str, Case]:
     place = (torch.float32, CPU)
-    tasks: list[Task] = []
+    cases: list[Case] = []
     for name, problem in CONVOLUTIONS.items():
-        tasks += [ConvolutionTask(f"{role.name} {name}", problem, role, *place) for role in Pass]
+        cases += [ConvolutionCase(f"{role.name} {name}", problem, role, *place) for role in Pass]
     for role in Pass:
-        tasks.append(ConvolutionTask(f"{role.name} contiguous", CONVOLUTIONS["2d"], role, *place, "contiguous"))
+        cases.append(ConvolutionCase(f"{role.name} contiguous", CONVOLUTIONS["2d"], role, *place, "contiguous"))
     for epilogue in Epilogue:
         label = f"dgrad {epilogue.value}"
-        tasks.append(ConvolutionTask(label, CONVOLUTIONS["grouped"], Pass.DGRAD, *place, "channels_last", epilogue))
+        cases.append(ConvolutionCase(label, CONVOLUTIONS["grouped"], Pass.DGRAD, *place, "channels_last", epilogue))
     for name, sizes in MAXIMA.items():
         for form in Form:
             layout = "contiguous" if form is Form.gather and name == "dilated" else "channels_last"
-            tasks.append(MaxPoolBackward(f"max {form.value} {name}", sizes, *place, layout, form))
-    tasks += [AvgPoolBackward(f"avg {name}", sizes, *place) for name, sizes in AVERAGES.items()]
-    tasks.append(AvgPoolBackward("avg contiguous", AVERAGES["overlapping"], *place, "contiguous"))
-    return {task.name: task for task in tasks}
+            cases.append(MaxPoolBackward(f"max {form.value} {name}", sizes, *place, layout, form))
+    cases += [AvgPoolBackward(f"avg {name}", sizes, *place) for name, sizes in AVERAGES.items()]
+    cases.append(AvgPoolBackward("avg contiguous", AVERAGES["overlapping"], *place, "contiguous"))
+    return {case.name: case for case in cases}
 
 
-TASKS = _tasks()
+CASES = _tasks()
 
 
 @pytest.fixture(autouse=True)
@@ -66,10 +66,10 @@ def fresh() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", CASES)
 def test_matches_float64(name: str) -> None:
     for init in (1, 2):
-        check = run_case(TASKS[name], RunControl(True, init, 0), CPU, False, seed=0).verification
+        check = run_case(CASES[name], RunControl(True, init, 0), CPU, False, seed=0).verification
         assert check is not None
         assert check.passed, check
         exact = init == 1 and not name.startswith("avg") and (not name.startswith("dgrad ") or name == "dgrad none")
@@ -77,22 +77,22 @@ def test_matches_float64(name: str) -> None:
 
 
 def test_a_wrong_result_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = TASKS["DGRAD 2d"]
-    right = task.reference
+    case = CASES["DGRAD 2d"]
+    right = case.reference
 
     def wrong(inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
         result = right(inputs).clone()
         result[0, 1, 2, 3] += 0.01
         return result
 
-    monkeypatch.setattr(task, "reference", wrong)
-    check = run_case(task, RunControl(True, 2, 0), CPU, False, seed=0).verification
+    monkeypatch.setattr(case, "reference", wrong)
+    check = run_case(case, RunControl(True, 2, 0), CPU, False, seed=0).verification
     assert check is not None
     assert not check.passed
 
 
 def test_figures_are_consistent() -> None:
-    result = run_case(TASKS["FPROP 2d"], RunControl(False, 2, 5), CPU, True, seed=0)
+    result = run_case(CASES["FPROP 2d"], RunControl(False, 2, 5), CPU, True, seed=0)
     assert result.times is not None
     assert result.torch_times is not None
     assert result.floor is not None

@@ -1,4 +1,4 @@
-"""Builds the kernel libraries that a wheel carries: ``python -m torch_max_backend.prebuild TARGET FOLDER``.
+"""Builds the kernel libraries that a wheel carries: ``python -m torch_max_backend.wheel TARGET FOLDER``.
 
 A library holds several functions. What they are follows from the kernels' families (``functions.all_functions``) and,
 for generated programs, from what typical networks call.
@@ -13,18 +13,16 @@ import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated
 
 import max as max_package
 import torch
-import typer
 from max.dtype import DType
 
 from torch_max_backend.ahead import TARGETS as ACCELERATORS
 from torch_max_backend.checked import beartype
 from torch_max_backend.errors import MaxBackendError, OptionError
-from torch_max_backend.explain import explain, explain_ahead
 from torch_max_backend.mojo_ops.functions import Function, LibraryFunction, all_functions, required
+from torch_max_backend.report.explain import explain, explain_ahead
 from torch_max_backend.runtime import libraries, prebuilt, session
 from torch_max_backend.runtime.cores import cores
 from torch_max_backend.runtime.target import LEVELS
@@ -121,20 +119,3 @@ def _programs(target: str | None, select: Sequence[str]) -> list[Function]:
                 else:
                     explain_ahead(model, images, target=target, autocast=torch.bfloat16, quiet=True)
     return [each for each in required() if not isinstance(each, LibraryFunction)]
-
-
-def main(
-    target: Annotated[str, typer.Argument(help=f"one of {', '.join(TARGETS)}")],
-    folder: Annotated[Path, typer.Argument(help="a new folder")],
-    select: Annotated[
-        list[str], typer.Option(help="a pattern of names of entries (conv_*) or of typical networks (digits)")
-    ] = [],  # noqa: B006
-) -> None:
-    """Build the kernel libraries that a wheel carries for one target."""
-    count = prebuild(target, folder, select)
-    size = sum(path.stat().st_size for path in folder.iterdir())
-    typer.echo(f"{count} functions for {target}: {size / 1e6:.1f} MB")
-
-
-if __name__ == "__main__":
-    typer.run(main)

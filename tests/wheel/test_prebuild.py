@@ -12,8 +12,9 @@ import torch
 from max.dtype import DType
 
 from benchmarks import ROOT, zoo
-from torch_max_backend import MaxBackendError, OptionError, explain, prebuild
+from torch_max_backend import MaxBackendError, OptionError, explain
 from torch_max_backend.mojo_ops import functions
+from torch_max_backend.wheel import prebuild
 
 
 @pytest.mark.parametrize(("model", "like"), [("digits", "digits"), ("resnet18", "residual")])
@@ -30,7 +31,7 @@ def test_a_network_calls_nothing_that_is_not_carried(model: str, like: str, monk
 def test_a_network_calls_nothing_on_hopper_that_is_not_carried() -> None:
     """Narrow and wide layers, and strided ones, have kernels of their own there. In a process of its own, as a wheel's
     kernels are found in one."""
-    command = [sys.executable, "-m", "tests.carried_on_hopper", "resnet18", "residual", "bottleneck"]
+    command = [sys.executable, "-m", "tests.wheel.carried_on_hopper", "resnet18", "residual", "bottleneck"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert not done.returncode, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])

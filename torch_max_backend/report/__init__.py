@@ -1,0 +1,1 @@
+"""Accounts for users: what runs where and why, what memory a step takes, which operators there are."""
