@@ -33,7 +33,7 @@ class Form(enum.StrEnum):
     offsets = "offsets"
 
 
-class _PoolingTask:
+class _PoolingCase:
     """What the two gradients share."""
 
     arithmetic = False
@@ -56,7 +56,7 @@ class _PoolingTask:
         return [list(values[first:]) for values in (p.window, p.stride, p.padding, p.dilation)]
 
 
-class MaxPoolBackward(_PoolingTask):
+class MaxPoolBackward(_PoolingCase):
     """aten.max_pool2d_with_indices_backward. Inputs: dy; offsets if the form has them; indices; x."""
 
     @beartype
@@ -111,7 +111,7 @@ class MaxPoolBackward(_PoolingTask):
         return summation_tolerance(self.dtype, self.device, init, self.problem.windows_above, matmul=False)
 
 
-class AvgPoolBackward(_PoolingTask):
+class AvgPoolBackward(_PoolingCase):
     """aten.avg_pool3d_backward. Inputs: dy; x."""
 
     read = 1

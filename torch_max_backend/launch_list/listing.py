@@ -10,6 +10,7 @@ from max.graph import DeviceRef
 
 from torch_max_backend.launch_list.memory import TORCH_ALIGNMENT, Content, Span, Spare, fullest, planned, rounded_up
 from torch_max_backend.launch_list.schedule import early
+from torch_max_backend.mojo_ops.indexing import Joined
 from torch_max_backend.typed_graph import TypedGraph
 from torch_max_backend.typed_graph.operations import (
     Broadcast,
@@ -387,7 +388,7 @@ def _memories(arguments: Sequence[Value], spare: Sequence[int], packed: Mapping[
 
 
 def _indexing(call: Call) -> Indexing | None:
-    return Indexing(call.line, tuple(call.facts or ())) if call.reports else None
+    return Indexing(call.line, call.facts.sizes if isinstance(call.facts, Joined) else ()) if call.reports else None
 
 
 def home_of(value: Value) -> Value:

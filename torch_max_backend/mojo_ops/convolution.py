@@ -47,7 +47,7 @@ _SUPPORTED = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
 
 @beartype
 @dataclass(frozen=True)
-class Geometry:
+class Geometry(functions.Facts):
     """What the shapes of a convolution don't say.
 
     Attributes:

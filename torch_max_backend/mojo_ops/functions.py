@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 from max.driver import accelerator_architecture_name
@@ -159,6 +159,10 @@ class LibraryFunction:
         return parameter.name if isinstance(parameter, DType) else str(int(parameter))
 
 
+class Facts:
+    """What passes have to know of a call beyond its operands' shapes and its numbers: a family's own type."""
+
+
 @dataclass(frozen=True)
 class NotedCall:
     """What a custom op calls."""
@@ -167,7 +171,7 @@ class NotedCall:
     signature: Signature
     numbers: tuple[Number, ...] | None
     """None where the graph gets them as an operand of its own."""
-    facts: Any = None
+    facts: Facts | None = None
 
 
 _lock = threading.Lock()
@@ -290,7 +294,7 @@ def call(
     result_types: Sequence[TensorType],
     numbers: Sequence[Number] | TensorValue = (),
     *,
-    facts: Any = None,
+    facts: Facts | None = None,
 ) -> list[TensorValue]:
     """Adds an op to the graph that is being built, as a call of a library function.
 
@@ -301,7 +305,7 @@ def call(
         result_types: of the results.
         numbers: the call's, or a host tensor with their words (``Signature.encoded``) that the graph gets when it runs,
             which a launch list cannot have.
-        facts: what passes have to know of the call beyond its operands' shapes and its numbers.
+        facts: what passes have to know besides.
 
     Raises:
         ValueError: the operands, results or numbers are not what the signature says.

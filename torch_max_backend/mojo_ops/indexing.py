@@ -35,6 +35,17 @@ FAMILY = Family(
 )
 
 
+@dataclass(frozen=True)
+class Joined(functions.Facts):
+    """Dimensions that became one.
+
+    Attributes:
+        sizes: of the dimensions; empty where it is one as it was.
+    """
+
+    sizes: tuple[int, ...]
+
+
 SEVERAL = -(2**62)
 """Stands for an index into several dimensions, one of which it is outside of."""
 
@@ -157,4 +168,4 @@ def _call(
 ) -> TensorValue:
     x = values[0]
     function = functions.function_of(FAMILY, name, functions.target_of(x.device), (x.dtype,))
-    return functions.call(FAMILY[name], function, values, [result], numbers, facts=tuple(sizes))[0]
+    return functions.call(FAMILY[name], function, values, [result], numbers, facts=Joined(tuple(sizes)))[0]

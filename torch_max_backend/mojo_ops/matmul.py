@@ -113,7 +113,7 @@ class MatmulGeometry:
 
 
 @dataclass(frozen=True)
-class ContiguousBatches:
+class ContiguousBatches(functions.Facts):
     """How the operands of a lowering's product lie, and what it may round.
 
     Attributes:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from max.dtype import DType
 from max.graph import DeviceRef
 
 from torch_max_backend.dtypes import MAX_TO_TORCH
-from torch_max_backend.mojo_ops.functions import Function
+from torch_max_backend.mojo_ops.functions import Facts, Function
 
 _HALVES = (torch.bfloat16, torch.float16)
 
@@ -236,7 +236,7 @@ class Call(Operation):
     function: Function
     words: tuple[Word, ...]
     kernel: str
-    facts: Any = None
+    facts: Facts | None = None
     in_order: Mapping[int, frozenset[int]] = field(default_factory=dict)
     reports: bool = False
     line: str = ""
