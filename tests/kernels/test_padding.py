@@ -1,8 +1,9 @@
-"""Mirrored and repeated borders, and their gradients against PyTorch in float64: random problems, as launch lists."""
+"""Mirrored and repeated borders on random problems against PyTorch: library functions called directly."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -10,93 +11,71 @@ from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType
 from torch.nn import functional as F
 
-from tests.launched import launched_functions
-from torch_max_backend import backend, explain_ahead
+from benchmarks.library import LAYOUTS, Guarded, LibraryCalls, excess, shown
+from tests.kernels.conftest import DEVICES
+from torch_max_backend.dtypes import TORCH_TO_MAX
 from torch_max_backend.mojo_ops import padding
+from torch_max_backend.mojo_ops.functions import LibraryFunction, function_of
 
-#: By device; on a GPU float64 stays in PyTorch.
-DTYPES = {
-    "cpu": (torch.float32, torch.float64, torch.bfloat16),
-    "cuda": (torch.float32, torch.float16, torch.bfloat16),
-}
+DTYPES = (torch.float32, torch.bfloat16)
 
 
-def drawn(chance: random.Random, mode: str, device: str) -> tuple[torch.Tensor, list[int]]:
-    """A tensor for the device, contiguous or channels-last, and borders from the last dimension to the first."""
-    rank = chance.randint(1, 3)
-    shape = [chance.randint(1, 3), chance.choice((1, 3, 8, 16)), *(chance.randint(2, 9) for _ in range(rank))]
-    if chance.random() < 0.3:
-        del shape[0]
-    borders: list[int] = []
-    for size in reversed(shape[-rank:]):
-        most = size - 1 if mode == "reflect" else size + 3
-        borders += [chance.randint(0 if mode == "reflect" else -1, most) for _ in range(2)]
-    x = torch.randn(shape).to(chance.choice(DTYPES[device]))
-    if chance.random() < 0.5 and len(shape) - rank == 2 and len(shape) in (4, 5):
-        x = x.contiguous(memory_format={4: torch.channels_last, 5: torch.channels_last_3d}[len(shape)])
-    return x, borders
+class Borders(LibraryCalls):
+    """The functions of one device."""
+
+    family = padding.FAMILY
+
+    def functions(self, dtypes: Sequence[torch.dtype]) -> Iterator[LibraryFunction]:
+        """As ``LibraryCalls``."""
+        for signature in self.family.signatures:
+            yield from (self.function(signature.name, dtype) for dtype in dtypes)
+
+    def function(self, entry: str, dtype: torch.dtype) -> LibraryFunction:
+        """Of a dtype."""
+        return function_of(self.family, entry, self.target, (TORCH_TO_MAX[dtype],))
+
+    def result(self, entry: str, given: torch.Tensor, like: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
+        """What a function makes, which has the shape of ``like``."""
+        made = Guarded(like.shape, given.dtype, self.device)
+        self.bind(self.function(entry, given.dtype), made.tensor, given, numbers=numbers)()
+        assert made.is_intact()
+        return made.tensor.cpu()
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(scope="module", params=DEVICES)
+def borders(request: pytest.FixtureRequest) -> Borders:
+    return Borders(torch.device(request.param), DTYPES)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("mode", ["reflect", "replicate"])
-def test_random_problems(mode: str, device: str) -> None:
-    chance = random.Random(mode)
-    for number in range(12):
-        torch.manual_seed(number)
-        x, borders = drawn(chance, mode, device)
-        x = x.to(device)
-        dy = torch.randn_like(F.pad(x, borders, mode=mode))
-
-        def gradient(x: torch.Tensor, dy: torch.Tensor, borders: list[int] = borders) -> torch.Tensor:
-            leaf = x.detach().requires_grad_()
-            return torch.autograd.grad(F.pad(leaf, borders, mode=mode), leaf, dy)[0]
-
-        torch._dynamo.reset()
-        leaf = x.clone().requires_grad_()
-        with backend.recorded_graphs() as graphs:
-            compiled = torch.compile(
-                lambda x, borders=borders: F.pad(x, borders, mode=mode), backend="max", options={"fallback": "error"}
-            )
-            y = compiled(leaf)
-            y.backward(dy)
-        launched = [getattr(function, "entry", "") for function in launched_functions(graphs)]
-        assert "border_fprop" in launched and "border_dgrad" in launched, (x.shape, borders)
-        assert torch.equal(y, F.pad(x, borders, mode=mode)), (x.shape, borders)
-        wanted = gradient(x.double(), dy.double())
-        eps = torch.finfo(x.dtype).eps
-        assert leaf.grad is not None
-        torch.testing.assert_close(leaf.grad.double(), wanted, rtol=2 * eps, atol=30 * torch.finfo(torch.float32).eps)
-
-
-class Pads(torch.nn.Module):
-    """Pads each of its arguments."""
-
-    def __init__(self, borders: list[list[int]], mode: str) -> None:
-        super().__init__()
-        self.borders, self.mode = borders, mode
-
-    def forward(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        return [F.pad(x, borders, mode=self.mode) for x, borders in zip(inputs, self.borders, strict=True)]
-
-
-@pytest.mark.parametrize("mode", ["reflect", "replicate"])
-def test_random_problems_are_lowered_for_a_gpu(mode: str) -> None:
-    chance = random.Random(mode)
-    problems = [drawn(chance, mode, "cuda") for _ in range(12)]
-    inputs = [x.requires_grad_() for x, _ in problems]
-    account = explain_ahead(Pads([borders for _, borders in problems], mode), *inputs, target="sm_90a", quiet=True)
-    forward, backward = account.graphs
-    assert not account.fallback_count
-    assert forward.launches["border_fprop"] == backward.launches["border_dgrad"] == len(problems)
-
-
-@pytest.mark.parametrize("mode", ["reflect", "replicate"])
-def test_whole_numbers(mode: str) -> None:
-    """As PyTorch's decomposition has it."""
-    torch._dynamo.reset()
-    x = torch.randint(0, 9, (1, 2, 4, 5))
-    compiled = torch.compile(lambda x: F.pad(x, (1, 2, 3, 0), mode=mode), backend="max")
-    assert torch.equal(compiled(x), F.pad(x, (1, 2, 3, 0), mode=mode))
+def test_random_problems(mode: str, dtype: torch.dtype, layout: str, borders: Borders) -> None:
+    chance, mirrored = random.Random(f"{mode} {layout}"), mode == "reflect"
+    for _ in range(12):
+        rank = chance.randint(1, 3)
+        sizes = [chance.randint(2, 9) for _ in range(rank)]
+        pairs = [
+            [chance.randint(0 if mirrored else -1, size - 1 if mirrored else size + 3) for _ in range(2)]
+            for size in sizes
+        ]
+        pad = [number for pair in reversed(pairs) for number in pair]
+        x = torch.randn(chance.randint(1, 3), chance.choice((1, 3, 8, 16)), *sizes).to(dtype)
+        y = F.pad(x, pad, mode=mode)
+        dy = torch.randn(y.shape).to(dtype)
+        wide = x.double().requires_grad_()
+        shows = F.pad(wide, pad, mode=mode)
+        dx, most = (
+            torch.autograd.grad(shows, wide, each, retain_graph=True)[0] for each in (dy.double(), dy.double().abs())
+        )
+        numbers = [*[0] * (6 - 2 * rank), *(number for pair in pairs for number in pair), mirrored]
+        given_x, given_dy, y, dx = (shown(each, layout) for each in (x, dy, y, dx))
+        forward = borders.result("border_fprop", given_x.to(borders.device), y, numbers)
+        assert torch.equal(forward, y), (x.shape, pad)
+        backward = borders.result("border_dgrad", given_dy.to(borders.device), dx, numbers)
+        # Sums are in float32.
+        allowed = 8 * torch.finfo(torch.float32).eps * shown(most, layout) + torch.finfo(dtype).eps * dx.abs()
+        assert not excess(backward, dx, allowed), (x.shape, pad)
 
 
 def test_what_the_functions_refuse() -> None:
