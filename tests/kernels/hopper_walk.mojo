@@ -35,8 +35,8 @@ from kernels.convolution.sm90.grouped import (
 )
 from kernels.convolution.sm90.packed import needs_packing, packing
 from kernels.convolution.sm90.plan import (
-    Axis,
-    Phase,
+    Im2colAxis,
+    Im2colPhase,
     Plan,
     dgrad_phases,
     fprop_phase,
@@ -252,7 +252,7 @@ def _check_packing(p: ConvolutionProblem) raises:
 
 def _check_tiles[
     shape: TileShape
-](p: ConvolutionProblem, dgrad: Bool, phases: List[Phase]) raises:
+](p: ConvolutionProblem, dgrad: Bool, phases: List[Im2colPhase]) raises:
     """Tiles cover rows and columns once, and the parts of a split reduction its stages, with all channels of all taps.
     """
     var columns = p.c if dgrad else p.k
@@ -346,7 +346,7 @@ def _check_stages[
         raise Error("a channel of a tap is missing")
 
 
-def _check_boxes(p: ConvolutionProblem, dgrad: Bool, phase: Phase) raises:
+def _check_boxes(p: ConvolutionProblem, dgrad: Bool, phase: Im2colPhase) raises:
     """The copy engine goes on to the next row where a box ends: boxes are as large as the result's phase.
     """
     var sizes = IndexList[3](p.d, p.h, p.w)
@@ -354,7 +354,7 @@ def _check_boxes(p: ConvolutionProblem, dgrad: Bool, phase: Phase) raises:
     if dgrad:
         sizes = IndexList[3](p.o, p.p, p.q)
         steps = IndexList[3](1, 1, 1)
-    var axes: Array[Axis, 3] = [phase.d, phase.h, phase.w]
+    var axes: Array[Im2colAxis, 3] = [phase.d, phase.h, phase.w]
     for i in range(3):
         if axes[i].taps > 0:
             var last = sizes[i] - 1 + axes[i].upper
