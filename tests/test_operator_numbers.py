@@ -53,7 +53,7 @@ def graph(request: pytest.FixtureRequest, posed: Posed) -> Graph:
 def test_numbers(posed: Posed, graph: Graph) -> None:
     if graph.compiled is None:
         # The page has one sample of each entry, and others may hold what that one does not.
-        assert posed.number > 0 or f"| {posed.entry} |" in PAGE, graph.why
+        assert posed.number > 0 or f"`{posed.entry}`" in PAGE, graph.why
         pytest.skip("not lowered whole")
     if operator_numbers.exception(posed) is None:
         operator_numbers.check(graph, posed)

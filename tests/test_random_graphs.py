@@ -24,6 +24,12 @@ def test_a_draw_of_graphs() -> None:
     assert not failed, failed[0]
 
 
+def test_every_program_of_a_lot_is_compiled() -> None:
+    """Dynamo runs a function eagerly after eight compilations, and may take all programs for one function."""
+    programs = [replace(_program("v0 = a0 + 1", result="v0"), seed=seed) for seed in range(10)]
+    assert [bool(outcome.ops) for outcome in check(programs, fused=False)] == [True] * 10
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_a_demonstration_runs_by_itself(seed: int) -> None:
     program = draw(seed)

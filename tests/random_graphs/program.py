@@ -104,6 +104,7 @@ class Program:
         return "\n".join([
             self.text(device),
             "",
+            *(() if device == "cpu" else ("torch.backends.cudnn.allow_tf32 = False",)),
             f'compiled = torch.compile(f, backend="max"{options})',
             f"for arguments in {', '.join(calls)},:",
             "    given = arguments(), arguments()",
