@@ -26,7 +26,7 @@ from torch_max_backend.report.explain import explain, explain_ahead
 from torch_max_backend.runtime import libraries, prebuilt, session
 from torch_max_backend.runtime.cores import cores
 from torch_max_backend.runtime.target import LEVELS
-from torch_max_backend.typical import NETWORKS
+from torch_max_backend.wheel.typical import NETWORKS
 
 TARGETS = (*LEVELS, *ACCELERATORS)
 

@@ -1,7 +1,7 @@
 """Small networks of the blocks that published vision models are made of.
 
 Programs are generated from a graph's elementwise work and reductions, whatever its sizes. Those of these networks recur
-in other models, and so a wheel carries them (``torch_max_backend.prebuild``).
+in other models, and so a wheel carries them (``torch_max_backend.wheel``).
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Attention(nn.Module):
         self.heads = heads
         self.qkv, self.projection = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         batch, rows, width = x.shape
         query, key, value = self.qkv(x).reshape(batch, rows, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-        y = F.scaled_dot_product_attention(query, key, value)
+        y = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
         return self.projection(y.transpose(1, 2).reshape(batch, rows, width))
 
 
@@ -90,6 +90,128 @@ class UNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.down(x)
         return self.out(torch.cat([x, self.up(self.middle(x))], 1))
+
+
+class DropPath(nn.Module):
+    """Leaves out whole samples of a path (Huang 2016)."""
+
+    def __init__(self, keep: float) -> None:
+        super().__init__()
+        self.keep = keep
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        kept = x.new_empty((x.shape[0],) + (1,) * (x.dim() - 1)).bernoulli_(self.keep)
+        return x * kept.div_(self.keep)
+
+
+class WindowAttention(nn.Module):
+    """Self-attention within windows of 7x7 pixels, shifted by half a window or not (Liu 2021)."""
+
+    numbers: Tensor
+    mask: Tensor | None
+
+    def __init__(self, width: int, side: int, shift: int) -> None:
+        super().__init__()
+        self.side, self.shift = side, shift
+        self.attention = Attention(width, width // 32)
+        self.places = nn.Parameter(torch.zeros(13 * 13, width // 32))
+        self.register_buffer("numbers", torch.arange(49 * 49) % (13 * 13), persistent=False)
+        mask = torch.zeros((side // 7) ** 2, 49, 49) if shift else None
+        self.register_buffer("mask", mask, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, side, _, width = x.shape
+        if self.shift:
+            x = torch.roll(x, (-self.shift, -self.shift), (1, 2))
+        windows = side // 7
+        x = x.view(batch, windows, 7, windows, 7, width).permute(0, 1, 3, 2, 4, 5).contiguous().view(-1, 49, width)
+        bias = self.places[self.numbers].view(49, 49, -1).permute(2, 0, 1).contiguous().unsqueeze(0)
+        if self.mask is not None:
+            number, heads = self.mask.shape[0], bias.shape[1]
+            mask = self.mask.view(1, number, 1, 49, 49).expand(batch, -1, heads, -1, -1)
+            bias = bias + mask.reshape(-1, heads, 49, 49)
+        x = self.attention(x, bias).view(-1, windows, windows, 7, 7, width)
+        x = x.permute(0, 1, 3, 2, 4, 5).contiguous().view(-1, side, side, width)
+        return torch.roll(x, (self.shift, self.shift), (1, 2)) if self.shift else x
+
+
+class WindowBlock(nn.Module):
+    """Attention within windows, and two linear layers, each with a shortcut."""
+
+    def __init__(self, width: int, side: int, shift: int, keep: float) -> None:
+        super().__init__()
+        drops = [DropPath(keep)] if keep < 1 else []
+        self.attention = Residual(nn.Sequential(nn.LayerNorm(width), WindowAttention(width, side, shift), *drops))
+        layers = nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        self.layers = Residual(nn.Sequential(nn.LayerNorm(width), *layers, *drops))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.attention(x)
+        batch, side, _, width = x.shape
+        return self.layers(x.reshape(batch, -1, width)).reshape(batch, side, side, width)
+
+
+class Merge(nn.Module):
+    """Makes one pixel of 2x2 (Liu 2021)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.reduction = nn.LayerNorm(4 * width), nn.Linear(4 * width, 2 * width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, side, _, width = x.shape
+        x = x.reshape(batch, side // 2, 2, side // 2, 2, width).permute(0, 1, 3, 4, 2, 5).flatten(3)
+        return self.reduction(self.norm(x))
+
+
+class WindowTransformer(nn.Module):
+    """Liu 2021, of three stages; in the last one a window is the whole image."""
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        self.patches, self.norm = nn.Conv2d(3, width, 4, 4), nn.LayerNorm(width)
+        layers: list[nn.Module] = [WindowBlock(width, 28, 0, 1.0), WindowBlock(width, 28, 3, 0.95), Merge(width)]
+        layers += [WindowBlock(2 * width, 14, shift, 0.9) for shift in (0, 3, 0, 3)]
+        layers += [Merge(2 * width), WindowBlock(4 * width, 7, 0, 0.85), WindowBlock(4 * width, 7, 0, 0.8)]
+        self.blocks = nn.Sequential(*layers, nn.LayerNorm(4 * width))
+        self.head = nn.Linear(4 * width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.patches(x).permute(0, 2, 3, 1))
+        return self.head(self.blocks(x).mean((1, 2)))
+
+
+class PixelNorm(nn.LayerNorm):
+    """Layer normalization of each pixel's channels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class DepthwiseBlock(nn.Module):
+    """Liu 2022."""
+
+    def __init__(self, width: int, keep: float) -> None:
+        super().__init__()
+        self.depthwise, self.norm = nn.Conv2d(width, width, 7, padding=3, groups=width), nn.LayerNorm(width)
+        self.layers = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.scale = nn.Parameter(torch.ones(width))
+        self.drop = DropPath(keep) if keep < 1 else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layers(self.norm(self.depthwise(x).permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+        return self.drop(y * self.scale.reshape(1, -1, 1, 1)) + x
+
+
+def _depthwise_network(width: int, classes: int, keep: float) -> nn.Module:
+    """Liu 2022, of two stages."""
+    stem = nn.Conv2d(3, width, 4, 4), PixelNorm(width)
+    smaller = PixelNorm(width), nn.Conv2d(width, 2 * width, 2, 2)
+    blocks, last = ([DepthwiseBlock(n * width, keep) for _ in range(depth)] for n, depth in ((1, 3), (2, 4)))
+    end = nn.AdaptiveAvgPool2d(1), PixelNorm(2 * width), nn.Flatten(), nn.Linear(2 * width, classes)
+    return nn.Sequential(*stem, *blocks, *smaller, *last, *end)
 
 
 def block(
@@ -196,6 +318,9 @@ NETWORKS = (
     ),
     Typical("transformer", lambda width, classes: VisionTransformer(2 * width, classes), side=32),
     Typical("transformer-dropout", lambda width, classes: VisionTransformer(2 * width, classes, 0.1), side=32),
+    Typical("window-transformer", WindowTransformer, side=112),
+    Typical("depthwise", lambda width, classes: _depthwise_network(width, classes, 1.0)),
+    Typical("depthwise-drop-path", lambda width, classes: _depthwise_network(width, classes, 0.9)),
     Typical("unet", lambda width, classes: UNet(width, False)),
     Typical("unet-transposed", lambda width, classes: UNet(width, True)),
 )
