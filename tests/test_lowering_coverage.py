@@ -36,14 +36,14 @@ ELSEWHERE = {
         "torch_max_backend.attention",
         "torch_max_backend.attention_backward",
     },
-    "tests/kernels/test_padding.py": {
+    "tests/lowering/test_padding.py": {
         f"aten.{mode}_pad{rank}d" for mode in ("reflection", "replication") for rank in (1, 2, 3)
     },
-    "tests/kernels/test_windows.py": {"aten.im2col", "aten.col2im"},
-    "tests/kernels/test_sampling.py": {
+    "tests/lowering/test_windows.py": {"aten.im2col", "aten.col2im"},
+    "tests/lowering/test_sampling.py": {
         f"aten.grid_sampler_{rank}d{direction}" for rank in (2, 3) for direction in ("", "_backward")
     },
-    "tests/kernels/test_detection.py": {
+    "tests/lowering/test_detection.py": {
         f"torchvision.{name}"
         for op in ("roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool", "deform_conv2d")
         for name in (op, f"_{op}_backward")

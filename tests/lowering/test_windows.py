@@ -13,7 +13,7 @@ from torch_max_backend import backend
 
 Call = Callable[[torch.Tensor], torch.Tensor]
 IMAGE, COLUMNS = (2, 3, 9, 10), (2, 3 * 6, 20)
-CASES: dict[str, tuple[tuple[int, ...], Call]] = {
+CALLS: dict[str, tuple[tuple[int, ...], Call]] = {
     "unfold": (IMAGE, lambda x: F.unfold(x, (3, 2), dilation=(1, 2), padding=1, stride=2)),
     "unfold_unbatched": (IMAGE[1:], lambda x: F.unfold(x, 3)),
     "fold": (COLUMNS, lambda x: F.fold(x, (9, 10), (3, 2), dilation=(1, 2), padding=(1, 0), stride=(2, 2))),
@@ -31,13 +31,13 @@ def test_results_and_gradients(dtype: torch.dtype, last: bool, device: str) -> N
     """All in one graph, on small whole numbers; nothing is indexed."""
 
     def prepared(name: str) -> torch.Tensor:
-        x = torch.randint(-4, 5, CASES[name][0]).to(device, dtype)
+        x = torch.randint(-4, 5, CALLS[name][0]).to(device, dtype)
         return x.contiguous(memory_format=torch.channels_last) if last and x.dim() == 4 else x
 
-    inputs = [prepared(name).requires_grad_() for name in CASES]
+    inputs = [prepared(name).requires_grad_() for name in CALLS]
 
     def everything(*inputs: torch.Tensor) -> list[torch.Tensor]:
-        return [call(x) for x, (_, call) in zip(inputs, CASES.values(), strict=True)]
+        return [call(x) for x, (_, call) in zip(inputs, CALLS.values(), strict=True)]
 
     wanted = everything(*inputs)
     weights = [torch.randint_like(y, -3, 4) for y in wanted]
@@ -47,7 +47,7 @@ def test_results_and_gradients(dtype: torch.dtype, last: bool, device: str) -> N
     with backend.recorded_graphs() as graphs:
         results = compiled(*inputs)
         found = torch.autograd.grad(results, inputs, weights)
-    for name, *pairs in zip(CASES, wanted, results, gradients, found, strict=True):
+    for name, *pairs in zip(CALLS, wanted, results, gradients, found, strict=True):
         assert torch.equal(pairs[0], pairs[1]) and torch.equal(pairs[2], pairs[3]), name
     launched = {getattr(function, "entry", "") for function in launched_functions(graphs)}
     assert {"lay_out_windows", "add_up_windows"} <= launched
