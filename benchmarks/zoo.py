@@ -410,7 +410,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "digits": (digits, (1, 8, 8)),
 }
 
-PIXELWISE: frozenset[str] = frozenset({"unet", "unet3d"})
+PIXELWISE: frozenset[str] = frozenset({"unet", "unet3d", "deeplabv3"})
 """Models that put every pixel into a class."""
 
 
