@@ -140,6 +140,8 @@ def wrapped(model: nn.Module, case: Case, how: How, device: torch.device) -> Cal
 def measured(case: Case, how: How, device: torch.device) -> dict[str, Any]:
     """Times of one contender's steps on all processes: the row without the names."""
     torch._dynamo.reset()
+    # Dynamo cuts graphs at the ends of DDP's buckets otherwise, wherever the model is compiled.
+    torch._dynamo.config.optimize_ddp = case.contender in (SPLIT, INDUCTOR)
     base, x, y = drawn(case.model, case.batch, how.size, device)
     # Each process has images of its own.
     x = torch.randn(x.shape, generator=torch.Generator().manual_seed(1 + dist.get_rank())).to(device)

@@ -12,11 +12,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -24,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.test_habits import STRICT, Net
 from torch_max_backend import backend
 from torch_max_backend.graph.compiled import CompiledGraph
+from torch_max_backend.runtime.parts import PartedRunner
 
 DEVICE = torch.device(os.environ.get("DEVICE", "cpu"))
 EACH = 4
@@ -92,6 +96,102 @@ def ddp_accumulated() -> nn.Module:
     return net
 
 
+#: Bytes of a bucket that the head's weight fills.
+SMALL = 52
+EVENTS: list[str] = []
+"""What happened in the last habit that says so: "part 0" runs, "bucket 0" is added up."""
+
+
+class Spare(Net):
+    """Has a layer that is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Linear(2, 2)
+
+
+def _whole(net: nn.Module, outside: bool = False, **settings: Any) -> nn.Module:
+    """The net in small buckets whose graph Dynamo does not cut: its backward graph runs in parts."""
+    settings["bucket_cap_mb"] = SMALL / 2**20
+    if outside:
+        return _compiled(DistributedDataParallel(net, **settings))
+    return DistributedDataParallel(_compiled(net), **settings)
+
+
+def _noted_part(self: PartedRunner, part: int, *args: Any) -> None:
+    EVENTS.append(f"part {part}")
+    RUN_PART(self, part, *args)
+
+
+RUN_PART = PartedRunner.run_part
+
+
+def parts_inside() -> nn.Module:
+    """The compiled model is wrapped; buckets are those of the second step, which are in the order of gradients."""
+    net = _net()
+    ddp = _whole(net, gradient_as_bucket_view=True)
+    assert isinstance(ddp, DistributedDataParallel)
+
+    def note(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        EVENTS.append(f"bucket {bucket.index()}")
+        return allreduce_hook(None, bucket)
+
+    # DDP cannot read annotations that are text.
+    ddp.register_comm_hook(None, lambda state, bucket: note(bucket))
+    with mock.patch.object(PartedRunner, "run_part", _noted_part):
+        for _ in range(2):
+            EVENTS.clear()
+            net.zero_grad()
+            _loss(ddp).backward()
+    return net
+
+
+def parts_outside() -> nn.Module:
+    """The wrapped model is compiled."""
+    net = _net()
+    ddp = _whole(net, outside=True)
+    for _ in range(2):
+        net.zero_grad()
+        _loss(ddp).backward()
+    return net
+
+
+def parts_accumulated() -> nn.Module:
+    """Two backward passes, of which only the second reduces."""
+    net = _net()
+    ddp = _whole(net, gradient_as_bucket_view=True)
+    for _ in range(2):
+        net.zero_grad()
+        with ddp.no_sync():  # type: ignore[operator]
+            (_loss(ddp) / 2).backward()
+        (_loss(ddp) / 2).backward()
+    return net
+
+
+def parts_unused() -> nn.Module:
+    """A layer is not used, and hooks double the gradients and halve them."""
+    torch.manual_seed(0)
+    net = Spare().to(DEVICE)
+    for weight in net.parameters():
+        weight.register_hook(lambda gradient: gradient * 2)
+        weight.register_hook(lambda gradient: gradient / 2)
+    ddp = _whole(net, find_unused_parameters=True)
+    for _ in range(2):
+        net.zero_grad()
+        _loss(ddp).backward()
+    return net
+
+
+def parts_static() -> nn.Module:
+    """DDP is told that its graph is the same in each step."""
+    net = _net()
+    ddp = _whole(net, static_graph=True)
+    for _ in range(3):
+        net.zero_grad()
+        _loss(ddp).backward()
+    return net
+
+
 def fsdp_outside() -> nn.Module:
     """A sharded model is compiled."""
     net = _net()
@@ -112,19 +212,46 @@ def sync_batch_norm() -> str:
 
 
 HABITS = {f.__name__: f for f in (ddp_outside, ddp_buckets, ddp_inside, ddp_accumulated, fsdp_outside)}
+PARTS = {f.__name__: f for f in (parts_inside, parts_outside, parts_accumulated, parts_unused, parts_static)}
+
+
+def one_fails() -> None:
+    """The second process fails in the middle of a backward pass, when others may wait for it."""
+    net = _net()
+    ddp = _whole(net)
+    if dist.get_rank() == 1:
+
+        def fail(_: torch.Tensor) -> None:
+            raise RuntimeError("this process fails")
+
+        net.get_parameter("conv.weight").register_hook(fail)
+    with torch._dynamo.config.patch(optimize_ddp=False):
+        _loss(ddp).backward()
 
 
 @contextlib.contextmanager
 def _graphs() -> Iterator[list[CompiledGraph]]:
     torch._dynamo.reset()
+    EVENTS.clear()
     with backend.recorded_graphs() as seen:
         yield seen
 
 
+def _parts(graph: CompiledGraph) -> int:
+    """How many parts a graph runs in."""
+    (executable,) = graph.executables
+    return 1 if executable.parts is None else len(executable.parts[1]) + 1
+
+
 def _same(net: nn.Module, reference: nn.Module) -> str:
     """ "" where gradients agree, else what differs."""
-    for (name, parameter), other in zip(net.named_parameters(), reference.parameters(), strict=True):
+    named = dict(reference.named_parameters())
+    for name, parameter in net.named_parameters():
         gradient = parameter.grad
+        if name.startswith("spare"):
+            assert gradient is None
+            continue
+        other = named[name]
         assert gradient is not None and other.grad is not None
         if hasattr(gradient, "full_tensor"):
             gradient = gradient.full_tensor()
@@ -140,15 +267,20 @@ def main() -> None:
         # Rounded to TF32, the reference would be further from the truth than what is compared with it.
         torch.backends.cudnn.allow_tf32 = False
     dist.init_process_group("nccl" if DEVICE.type == "cuda" else "gloo")
+    if sys.argv[1] == "one_fails":
+        one_fails()
+        return
     reference = _net()
     _loss(reference, whole=True).backward()
     found: dict[str, dict[str, object]] = {}
-    for name, habit in HABITS.items():
-        with _graphs() as seen:
+    for name, habit in (HABITS | PARTS).items():
+        with _graphs() as seen, torch._dynamo.config.patch(optimize_ddp=name in HABITS):
             differs = [_same(habit(), reference)]
         everywhere: list[list[str]] = [[]] * dist.get_world_size()
         dist.all_gather_object(everywhere, differs)
         found[name] = {"differs": [each for (each,) in everywhere], "graphs": [graph.name for graph in seen]}
+        found[name]["parts"] = [_parts(graph) for graph in seen if graph.name == "backward"]
+        found[name]["events"] = [*EVENTS]
     found["sync_batch_norm"] = {"refusal": sync_batch_norm()}
     if dist.get_rank() == 0:
         Path(sys.argv[1]).write_text(json.dumps(found))

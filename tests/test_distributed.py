@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks import ROOT
 
+PARTS = ("parts_inside", "parts_outside", "parts_accumulated", "parts_unused", "parts_static")
 HABITS = ("ddp_outside", "ddp_buckets", "ddp_inside", "ddp_accumulated", "fsdp_outside")
 
 
@@ -67,6 +68,27 @@ def test_gradients_of_two_processes_are_those_of_one(habit: str, found: dict[str
     pairs = 2 if habit == "ddp_buckets" else 1
     graphs = found[habit]["graphs"]
     assert sorted(graphs) == ["backward"] * pairs + ["forward"] * pairs, "one pair for each of DDP's buckets"
+
+
+@pytest.mark.parametrize("habit", PARTS)
+def test_one_backward_graph_runs_in_parts(habit: str, found: dict[str, dict[str, Any]]) -> None:
+    """Gradients are those of one process, whatever DDP is told."""
+    assert found[habit]["differs"] == ["", ""]
+    assert sorted(found[habit]["graphs"]) == ["backward", "forward"]
+    (parts,) = found[habit]["parts"]
+    assert parts > 1
+
+
+def test_a_bucket_is_reduced_before_the_next_part_runs(found: dict[str, dict[str, Any]]) -> None:
+    """On a GPU what is reduced runs beside the next part."""
+    events = found["parts_inside"]["events"]
+    assert events.index("part 0") < events.index("bucket 0") < events.index("part 1") < events.index("bucket 1")
+
+
+def test_a_process_that_fails_in_a_backward_pass_ends_the_others() -> None:
+    with pytest.raises(pytest.fail.Exception) as caught:
+        together(["-m", "tests.distributed_worker", "one_fails"], 2)
+    assert "this process fails" in str(caught.value) and "did not end" not in str(caught.value)
 
 
 def test_pytorch_has_no_synchronized_normalization_on_a_cpu(found: dict[str, dict[str, Any]]) -> None:

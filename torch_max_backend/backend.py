@@ -38,13 +38,17 @@ from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.background import Job
 from torch_max_backend.runtime.packs import Packing
+from torch_max_backend.runtime.parts import relayed
 from torch_max_backend.runtime.progress import progress_line
 from torch_max_backend.torch_compat import (
     TracingContext,
+    altered_arguments,
     aot_module_simplified,
+    bucket_bytes,
     counters,
     disable_current_modes,
     functorch_config,
+    is_traceable_wrapper_subclass,
     keep_in_packs,
     make_boxed_func,
     min_cut_rematerialization_partition,
@@ -55,6 +59,25 @@ from torch_max_backend.torch_compat import (
 log = logging.getLogger("torch_max_backend")
 
 _numbers = itertools.count()
+
+
+class _SplitGraphs:
+    """Says once in a process that Dynamo cuts graphs at the ends of DistributedDataParallel's buckets."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def tell(self) -> None:
+        if not self._told:
+            self._told = True
+            log.warning(
+                "Dynamo cuts the model's graph at the ends of DistributedDataParallel's buckets. With "
+                "torch._dynamo.config.optimize_ddp = False it stays whole: it compiles and runs faster, and gradients "
+                "are handed over as early."
+            )
+
+
+split_graphs = _SplitGraphs()
 
 
 class _Recorders:
@@ -172,6 +195,7 @@ def _through_aot(gm: GraphModule, example_inputs: Sequence[Any], compilation: _C
             decompositions=decompositions(),
             keep_inference_input_mutations=True,
         )
+    compiled = compilation.in_parts(compiled, example_inputs)
     if eager is not None:
         return compilation.finish_in_background(eager, compiled)
     compilation.finish()
@@ -210,6 +234,7 @@ class _Compilation:
         self.packing: Packing | None = None
         self.saved_alone: frozenset[int] = frozenset()
         self.kept: Kept | None = None
+        self.whole: dict[str, CompiledGraph] = {}
         self.start = time.perf_counter()
 
     def load(self, content: bytes) -> CompiledGraph:
@@ -218,12 +243,44 @@ class _Compilation:
         for refusal in compiled.refusals:
             fallback_warnings.warn(refusal)
         log.info("%s: the %s graph is in the cache", self.label, compiled.name)
+        self._note(compiled)
         return compiled
+
+    def in_parts(self, compiled: Callable[..., Any], example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """``compiled``; inside of DistributedDataParallel, with a backward graph that hands gradients over as soon as
+        there are enough for a bucket."""
+        context, least = TracingContext.try_get(), bucket_bytes()
+        if not self.options.early_gradients or context is None or least is None:
+            return compiled
+        if context.fakify_first_call:
+            # Dynamo cut the graph at the ends of buckets.
+            split_graphs.tell()
+            return compiled
+        forward, backward = (self.whole.get(name) for name in ("forward", "backward"))
+        if forward is None or backward is None or any(map(is_traceable_wrapper_subclass, example_inputs)):
+            return compiled
+        wanted = {number for number, value in enumerate(example_inputs) if getattr(value, "requires_grad", False)}
+        executable = backward.executables[0]
+        # AOTAutograd's graphs may have fewer arguments, where some are aliases.
+        if len(executable.built.outputs) != len(example_inputs) or not wanted.isdisjoint(forward.altered):
+            return compiled
+        places: dict[int, list[int]] = {number: [] for number in wanted}
+        for place, spec in enumerate(forward.executables[0].built.outputs[forward.first_saved :]):
+            if spec.passthrough in places:
+                places[spec.passthrough].append(place)
+        later = executable.cut(least, places)
+        log.info("%s: the backward graph runs in %d part(s)", self.label, len(later) + 1)
+        return relayed(compiled, later) if later else compiled
+
+    def _note(self, compiled: CompiledGraph) -> None:
+        if compiled.pieces is None and compiled.unpacks is None:
+            self.whole[compiled.name] = compiled
 
     def _forget_loaded(self) -> None:
         """Drops graphs from cache entries that AOTAutograd rejected: they are compiled again."""
         if self.unit.graphs:
             self.unit = CompilationUnit(self.label)
+            self.whole.clear()
 
     def forward(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         self._forget_loaded()
@@ -264,8 +321,12 @@ class _Compilation:
         context = TracingContext.try_get()
         if context is not None and context.output_strides is not None:
             context.output_strides.extend(compiled.output_strides(gm, free_outputs))
+        if not sized:
+            self._note(compiled)
         if kind == "forward":
             self.kept = kept_by(gm, free_outputs)
+            metadata = TracingContext.get().fw_metadata
+            compiled.first_saved, compiled.altered = metadata.num_forward, altered_arguments(metadata)
         compiled.kept = self.kept
         self.saved_alone = compiled.saved_alone
         if compiled.packing is not None:

@@ -68,7 +68,11 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx import graph as _fx_graph
 from torch.fx.experimental import proxy_tensor as _proxy_tensor
 from torch.nn.attention import SDPBackend
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _disable_current_modes
+
+# Tensors that stand for several: AOTAutograd's graphs take these instead.
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map_only as tree_map_only
 
@@ -256,6 +260,32 @@ def saved_tensors_are_seen() -> bool:
     autograd."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return bool(hooks) or torch._dynamo.config.compiled_autograd
+
+
+def backward_is_traced() -> bool:
+    """Whether compiled autograd is on: a backward pass is a graph then, whose nodes need not run in autograd's order.
+
+    ``torch._dynamo.config.compiled_autograd`` tells of one of its two switches.
+    """
+    state = torch._dynamo.compiled_autograd
+    return state.compiled_autograd_enabled or state.in_compiled_autograd_region
+
+
+def bucket_bytes() -> int | None:
+    """The size of the buckets of the DistributedDataParallel module whose forward pass runs; None outside of any."""
+    module = DistributedDataParallel._get_active_ddp_module()
+    return None if module is None else module.bucket_bytes_cap
+
+
+def altered_arguments(metadata: Any) -> frozenset[int]:
+    """The arguments, by number, that a graph updates, returns, or returns a view of.
+
+    Args:
+        metadata: AOTAutograd's, of the graph.
+    """
+    updated = {n for n, info in enumerate(metadata.input_info) if info.mutation_type.name != "NOT_MUTATED"}
+    aliases = (info for info in metadata.output_info if info.output_type.name in ("alias_of_input", "is_input"))
+    return frozenset(updated | {info.base_idx for info in aliases})
 
 
 def packable_outputs(metadata: Any, outputs: Sequence[Any]) -> frozenset[int]:

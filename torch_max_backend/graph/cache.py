@@ -61,7 +61,7 @@ def facts_of(gm: GraphModule, example_inputs: Sequence[Any], options: Options) -
     state = {
         "package": cache.package_digest(),
         "PyTorch": (torch.__version__, torch.version.git_version, torch.compiler.config.cache_key_tag),
-        "options": dataclasses.replace(options, compile="wait"),
+        "options": dataclasses.replace(options, compile="wait", early_gradients=True),
         "targets": targets,
         "defaults": (torch.get_default_dtype(), torch.get_default_device(), _current_gpu()),
         "TF32": (allows_tf32(), torch.get_float32_matmul_precision()),

@@ -32,6 +32,8 @@ class CompiledGraph:
         unpacks: its first arguments are packs of these values, and the executables want the values.
         memory: what it is given, returns and keeps, of graphs that ``recorded_graphs`` receives.
         kept: what it, or the forward graph of a backward graph, keeps.
+        first_saved: of a forward graph, the number of the first output that is kept for the backward graph.
+        altered: of a forward graph, the arguments that it updates, returns, or returns a view of.
     """
 
     name: str
@@ -45,6 +47,8 @@ class CompiledGraph:
     unpacks: Packing | None = None
     memory: GraphMemory | None = None
     kept: Kept | None = None
+    first_saved: int = 0
+    altered: frozenset[int] = frozenset()
 
     @property
     def saved_alone(self) -> frozenset[int]:

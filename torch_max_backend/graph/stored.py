@@ -99,6 +99,8 @@ class _Stored:
     refusals: list[Refusal]
     host_ops: list[str]
     kept: Kept | None
+    first_saved: int
+    altered: frozenset[int]
 
 
 def dumped(compiled: CompiledGraph) -> bytes:
@@ -119,6 +121,8 @@ def dumped(compiled: CompiledGraph) -> bytes:
         compiled.refusals,
         compiled.host_ops,
         compiled.kept,
+        compiled.first_saved,
+        compiled.altered,
     )
     content = io.BytesIO()
     try:
@@ -143,6 +147,8 @@ def loaded(content: bytes, unit: CompilationUnit, options: Options) -> CompiledG
         pieces=pieces,
         unpacks=stored.unpacks,
         kept=stored.kept,
+        first_saved=stored.first_saved,
+        altered=stored.altered,
     )
 
 

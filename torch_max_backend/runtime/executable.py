@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 from max.engine import Model
 
 from torch_max_backend.ir.layout import Order
+from torch_max_backend.launch_list.parts import Parts, parts_of
 from torch_max_backend.mojo_ops.functions import Function
 from torch_max_backend.runtime.capture import Capture
 from torch_max_backend.runtime.captured_runner import CapturedRunner
@@ -19,6 +22,7 @@ from torch_max_backend.runtime.execution import execute
 from torch_max_backend.runtime.handover import Inputs, Outputs
 from torch_max_backend.runtime.interface import BuiltGraph, Draw
 from torch_max_backend.runtime.packs import Packing
+from torch_max_backend.runtime.parts import PartedRunner
 from torch_max_backend.runtime.plain import WrappedError
 from torch_max_backend.runtime.runner import ListRunner, RunnerSpec
 from torch_max_backend.runtime.streams import stream_sync
@@ -65,6 +69,9 @@ class Executable(torch.nn.Module):
         capture: replays its launches.
         walk: the function that runs a listing.
         waits: whether a call that reads indices on a GPU waits until all of them are known to be inside.
+
+    Attributes:
+        parts: what ``cut`` made.
     """
 
     def __init__(
@@ -85,6 +92,7 @@ class Executable(torch.nn.Module):
         self.listing = built.listing
         self._walk, self._waits = walk, waits
         self.runner: ListRunner | None = None
+        self.parts: tuple[Parts, list[list[int]]] | None = None
         self._lock = threading.Lock()
 
     def bind(self, model: Model) -> None:
@@ -94,10 +102,42 @@ class Executable(torch.nn.Module):
     def bind_runner(self) -> None:
         """Makes the executable's launch list ready; its libraries are loaded."""
         spec = self.runner_spec()
-        if self.capture is None:
+        if self.parts is not None:
+            self.runner = PartedRunner(spec, *self.parts)
+        elif self.capture is None:
             self.runner = ListRunner(spec)
         else:
             self.runner = CapturedRunner(spec, self.capture, self.outputs.not_lent)
+
+    def cut(self, least: int, outputs: Mapping[int, Collection[int]]) -> list[list[int]]:
+        """Cuts the launch list, before ``bind_runner``, into parts that complete at least so many bytes each.
+
+        Args:
+            least: bytes.
+            outputs: those that may leave later than the others; with each the arguments that may be written to as soon
+                as it has left.
+
+        Returns:
+            For each part but the first, which of ``outputs`` it completes; nothing where the list is not cut.
+        """
+        specs = self.built.outputs
+        if self.listing is None or self.capture is not None or self.built.writes:
+            return []
+        sizes = {spec.index: spec.bytes for spec in specs}
+        read: dict[int, set[int]] = {}
+        for output, positions in outputs.items():
+            mine = (number for number, spec in enumerate(self.built.inputs) if spec.position in positions)
+            read.setdefault(specs[output].index, set()).update(mine)
+        results = range(len(self.listing.results))
+        parts = parts_of(self.listing, [sizes.get(number, 0) for number in results], least, read)
+        if parts is None:
+            return []
+        places = [parts.complete[spec.index] if spec.index >= 0 else 0 for spec in specs]
+        later = [[number for number, at in enumerate(places) if at == part] for part in range(1, len(parts.ends))]
+        if not all(later) or not outputs.keys() >= set(itertools.chain(*later)):
+            return []
+        self.parts = parts, later
+        return later
 
     def runner_spec(self) -> RunnerSpec:
         """What its launches are made of."""
@@ -127,11 +167,11 @@ class Executable(torch.nn.Module):
             updated = {write.position for write in self.built.writes}
             if any(isinstance(args[position], torch.Tensor) and not is_wrapped(args[position]) for position in updated):
                 raise RuntimeError(f"{self.name} updates an argument by a batch of values") from None
-            return called_for_each(self.run, args)
+            return called_for_each(functools.partial(self._run, at_once=True), args)
 
-    def _run(self, args: Sequence[Any]) -> list[Any]:
+    def _run(self, args: Sequence[Any], at_once: bool = False) -> list[Any]:
         if self.runner is not None:
-            return self.runner.run(args)
+            return self.runner.run_at_once(args) if at_once else self.runner.run(args)
         if self.model is None:
             raise RuntimeError(f"{self.name} was called before it was compiled")
         args = [*args, *(draw() for draw in self.spec.draws)]

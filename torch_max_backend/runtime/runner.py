@@ -40,8 +40,11 @@ _data_ptr = torch.Tensor.data_ptr
 _walking = threading.Lock()
 """One list at a time: scratch memory is lent through one place for the process (kernels/common/library.mojo), and
 threads may use several GPUs."""
-_SCRATCH = 3
+SCRATCH = 3
 """The operand of ``walk`` that is memory for one launch after the other."""
+
+HEAD = 3
+"""Words of a launch in front of those that its function gets."""
 
 
 @dataclass(frozen=True)
@@ -152,8 +155,8 @@ class ListRunner:
         if device.type == "cpu" and not team_start():
             graph_team.lend()
         arrays = self._code, self._relocations, self._bases, self._needed, self._host
-        operands = [_shaped(array) for array in arrays]
-        operands.insert(_SCRATCH, (0, 0))
+        operands = [shaped(array) for array in arrays]
+        operands.insert(SCRATCH, (0, 0))
         self._words = np.array([word for operand in operands for word in operand], np.int64)
         self._message = ctypes.create_string_buffer(libraries.MESSAGE_BYTES)
         self._call = libraries.callable_at(libraries.address(spec.walk, device))
@@ -196,6 +199,20 @@ class ListRunner:
             ValueError: a tensor of another shape, dtype or device than the graph was built for, or without memory.
             WrappedError: a tensor that stands for a batch.
         """
+        return self.run_at_once(args)
+
+    def run_at_once(self, args: Sequence[Any]) -> list[Any]:
+        """As ``run``, with results that are complete."""
+        entering, addresses, updated = self.entered(args)
+        called = self.launched(entering, addresses, updated, self._reuse.written_over(entering, args))
+        if self._waits:
+            self._reports.wait(self.device)
+        leaving, drawn = called.results, called.drawn
+        self.copy_results(leaving, [*entering, *drawn.entering])
+        return self.picked(leaving, [*args, *drawn.tensors] if self._draws else args, in_place=called.in_place)
+
+    def entered(self, args: Sequence[Any]) -> tuple[list[torch.Tensor], Sequence[int], dict[int, torch.Tensor]]:
+        """The list's arguments, their addresses, and those that take results, by the results' numbers."""
         self._reports.raise_found(self.device)
         self._given = len(args)
         entering, addresses = self._inputs.enter(args)
@@ -206,17 +223,18 @@ class ListRunner:
             # Read now: a copy from pinned memory would read it later, when its user may have written to it.
             entering[number] = torch.full((), host.item(), dtype=device_dtype(host.dtype), device=self.device)
             addresses[number] = entering[number].data_ptr()
-        updated = self._updates.safe(entering, addresses, args)
-        called = self.launched(entering, addresses, updated, self._reuse.written_over(entering, args))
-        if self._waits:
-            self._reports.wait(self.device)
-        leaving, drawn = called.results, called.drawn
+        return entering, addresses, self._updates.safe(entering, addresses, args)
+
+    def copy_results(self, leaving: Sequence[Any], arguments: Sequence[torch.Tensor]) -> None:
+        """Makes the results that are copies of what lies elsewhere."""
         if self._copied:
-            arguments = [*entering, *drawn.entering]
             with torch.no_grad():
                 for number, place in self._copied:
                     _flat(leaving[number]).copy_(self._source(place, leaving[number], arguments, leaving))
-        return self._leaving.picked(leaving, [*args, *drawn.tensors] if self._draws else args, in_place=called.in_place)
+
+    def picked(self, leaving: Sequence[Any], args: Sequence[Any], *, in_place: bool = False) -> list[Any]:
+        """What the graph returns, of the list's results and the graph's arguments."""
+        return self._leaving.picked(list(leaving), args, in_place=in_place)
 
     def launched(
         self,
@@ -235,7 +253,7 @@ class ListRunner:
         """
         drawn = self.draw()
         leaving = self.fresh(updated)
-        with self.turn(), _workspace(self._workspace + self.scratch, self.device) as workspace:
+        with self.turn(), lent_workspace(self.needed, self.device) as workspace:
             self.walk([*addresses, *drawn.addresses], leaving, workspace, written_over)
         return Called(leaving, drawn, bool(updated))
 
@@ -257,7 +275,12 @@ class ListRunner:
 
     def workspace(self) -> torch.Tensor:
         """Memory for a call of its own."""
-        return torch.empty(self._workspace + self.scratch, dtype=torch.uint8, device=self.device)
+        return torch.empty(self.needed, dtype=torch.uint8, device=self.device)
+
+    @property
+    def needed(self) -> int:
+        """Bytes of the workspace, with what launches keep between their kernels."""
+        return self._workspace + self.scratch
 
     def walk(
         self,
@@ -272,21 +295,39 @@ class ListRunner:
         Raises:
             RuntimeError: a kernel refused its operands.
         """
-        self._bases[:-1] = [*addresses, *map(_data_ptr, leaving), *map(_data_ptr, written_over)]
-        self._bases[-1] = workspace.data_ptr()
-        self._words[2 * _SCRATCH : 2 * _SCRATCH + 2] = workspace.data_ptr() + self._workspace, self.scratch
-        self._host[1] = torch.get_num_threads()
+        self.called(self._arguments, self._words, self.bases(addresses, leaving, written_over, workspace), workspace)
+
+    def bases(
+        self,
+        addresses: Sequence[int],
+        leaving: Sequence[Any],
+        written_over: Sequence[torch.Tensor],
+        workspace: torch.Tensor,
+    ) -> np.ndarray:
+        """The addresses that the list's places begin at."""
+        found = [*addresses, *map(_data_ptr, leaving), *map(_data_ptr, written_over), workspace.data_ptr()]
+        return np.array(found, np.int64)
+
+    def called(
+        self, arguments: tuple[int, int, int], words: np.ndarray, bases: np.ndarray, workspace: torch.Tensor
+    ) -> None:
+        """Runs the launches that ``words``, operands of the walk, say."""
         with _walking:
+            size = min(self.scratch, workspace.numel() - self._workspace)
+            words[2 * SCRATCH : 2 * SCRATCH + 2] = workspace.data_ptr() + self._workspace, size
+            self._bases[:] = bases
+            self._host[1] = torch.get_num_threads()
             if watched():
-                call = functools.partial(self._call, *self._arguments)
-                failed = timed_walk(self._listing, call, self._words, self._code, self._needed, self.device)
+                call = functools.partial(self._call, *arguments)
+                failed = timed_walk(self._listing, call, words, self._code, self._needed, self.device)
             else:
-                failed = self._call(*self._arguments)
+                failed = self._call(*arguments)
+            needed = int(self._needed[0])
             # A GPU's kernels have not run yet.
             error = self._reports.taken() if self.device.type == "cpu" else None
         if error or failed:
             raise error or RuntimeError(self._message.value.decode(errors="replace"))
-        self.scratch = max(self.scratch, int(self._needed[0]))
+        self.scratch = max(self.scratch, needed)
 
     def _source(
         self, place: Place, like: torch.Tensor, entering: Sequence[torch.Tensor], leaving: Sequence[torch.Tensor]
@@ -358,7 +399,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
-def _shaped(array: np.ndarray) -> tuple[int, int]:
+def shaped(array: np.ndarray) -> tuple[int, int]:
     """An array as an operand."""
     return array.ctypes.data, len(array)
 
@@ -368,7 +409,7 @@ _free_lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def _workspace(size: int, device: torch.device) -> Iterator[torch.Tensor]:
+def lent_workspace(size: int, device: torch.device) -> Iterator[torch.Tensor]:
     """Memory for one call.
 
     PyTorch's CUDA allocator keeps what it had. Its CPU allocator gives large blocks back to the system, which clears
