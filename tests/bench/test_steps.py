@@ -71,7 +71,7 @@ def test_a_peak_counts_what_was_given_back() -> None:
 
 
 def test_workspaces_can_be_dropped() -> None:
-    with runner._workspace(2**20, torch.device("cpu")):
+    with runner.lent_workspace(2**20, torch.device("cpu")):
         pass
     assert runner._free
     runner.drop_workspaces()
