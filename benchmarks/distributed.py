@@ -85,10 +85,7 @@ class Results:
         device = self.how.device
         self.facts = self.facts or {**records.provenance(torch.device(device)), "nccl": _nccl(device)}
         rows = sorted(self.rows.values(), key=lambda row: (row["model"], row["engine"], row["gpus"]))
-        # A run that is stopped while it writes leaves the file as it was.
-        fresh = self.path.with_name(f".{self.path.name}.new")
-        records.write(fresh, {**asdict(self.how), **self.facts, "rows": rows})
-        fresh.replace(self.path)
+        records.write(self.path, {**asdict(self.how), **self.facts, "rows": rows})
 
     def alone(self, case: Case) -> float | None:
         """Seconds of a queued step of one process alone."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import gc
 import json
 import os
 import statistics
@@ -23,8 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.training_step import MEMORY_FORMATS, drawn, stepper, timed
-from torch_max_backend.runtime.runner import drop_workspaces
+from benchmarks.training_step import MEMORY_FORMATS, drawn, release, stepper, timed
 
 EAGER, OURS, SPLIT, CAPTURED, INDUCTOR = "eager", "max", "max, split", "max, captured", "inductor"
 CONTENDERS = (EAGER, OURS, SPLIT, CAPTURED, INDUCTOR)
@@ -152,7 +150,7 @@ def measured(case: Case, how: How, device: torch.device) -> dict[str, Any]:
     del base
     if case.sync:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    _release(device)
+    release(device)
     runner = wrapped(model, case, how, device)
     step = stepper(model, runner, x, y, how.amp)
     # At once: a process that begins late would make the others wait.
@@ -175,7 +173,7 @@ def measured(case: Case, how: How, device: torch.device) -> dict[str, Any]:
         row["reserved_bytes"] = torch.cuda.max_memory_reserved()
         if case.engine != NONE:
             row |= communication(step)
-    _release(device)
+    release(device)
     return slowest(row, device)
 
 
@@ -237,14 +235,6 @@ def union(spans: Iterable[Interval]) -> list[Interval]:
         else:
             found.append((begin, end))
     return found
-
-
-def _release(device: torch.device) -> None:
-    gc.collect()
-    drop_workspaces()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
 
 
 def run(how: How, cases: Iterable[Case], until: float, begin: Callable[[Case], None], add: Callable[..., None]) -> None:

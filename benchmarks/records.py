@@ -83,13 +83,15 @@ def cpu_seconds() -> float:
 
 @beartype
 def write(path: Path, content: Mapping[str, Any] | list[Any]) -> None:
-    """Writes a result file, and the folder for it.
+    """Writes a result file, and the folder for it. A run that is stopped while it writes leaves the file as it was.
 
     Raises:
         ValueError: a figure is infinite or not a number.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(compact(content))
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.write_text(compact(content))
+    fresh.replace(path)
 
 
 @beartype

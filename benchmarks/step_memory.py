@@ -36,14 +36,14 @@ from rich.table import Table
 
 from benchmarks import records, zoo
 from benchmarks.step_bytes import BATCHES
-from benchmarks.training_step import CHANNELS_LAST, MEMORY_FORMATS, compiled, drawn, stepper
+from benchmarks.training_step import CHANNELS_LAST, MEMORY_FORMATS, PAIRS, compiled, drawn, release, stepper
 from benchmarks.training_zoo import SIZES
 from torch_max_backend.runtime.runner import drop_workspaces
 
 CONTENDERS = ("max", "eager", CHANNELS_LAST, "inductor")
 ON_GPU = ("max", "max, captured", CHANNELS_LAST, "inductor", "inductor, CUDA graphs")
 #: Ours on a GPU, and what each is compared with.
-RIVALS = {"max": "inductor", "max, captured": "inductor, CUDA graphs"}
+RIVALS = dict(reversed(PAIRS))
 WARM, MEASURED = 3, 3
 #: A captured step has warm-up steps of its own.
 WARM_ON_GPU = 7
@@ -99,9 +99,7 @@ def peaks(model: str, who: str, batch: int, amp: str) -> dict[str, int]:
     step = stepper(own, compiled(own, who), x, y, amp == "bf16")
     for _ in range(WARM_ON_GPU):
         step()
-    torch.cuda.synchronize()
-    gc.collect()
-    torch.cuda.empty_cache()
+    release(device)
     torch.cuda.reset_peak_memory_stats()
     for _ in range(MEASURED):
         step()

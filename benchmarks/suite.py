@@ -80,10 +80,7 @@ class Results:
         hardware = self.facts.get("hardware", {})
         self.rows[key] = {**row, "machine": hardware.get("gpu") or hardware.get("cpu", "")}
         rows = sorted(self.rows.values(), key=lambda row: row["model"])
-        # A run that is stopped while it writes leaves the file as it was.
-        fresh = self.path.with_name(f".{self.path.name}.new")
-        records.write(fresh, {**self.settings, **self.facts, "rows": rows})
-        fresh.replace(self.path)
+        records.write(self.path, {**self.settings, **self.facts, "rows": rows})
         return True
 
 

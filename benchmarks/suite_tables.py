@@ -10,15 +10,14 @@ from benchmarks import RESULTS
 from benchmarks.suite import CONTENDERS
 from benchmarks.suites.worker import EAGER
 from benchmarks.table_parts import grid, origin, read
+from benchmarks.training_step import PAIRS
 
 LABELS = {
     EAGER: "eager", "max": "ours", "max, captured": "ours, captured", "inductor": "Inductor",
     "inductor, CUDA graphs": "Inductor, CUDA graphs",
 }  # fmt: skip
-#: Ours and Inductor's that are compared: with device graphs where there are some.
-PAIRS = (("max, captured", "inductor, CUDA graphs"), ("max", "inductor"))
 #: PyTorch's statistics do not count what lies in its graphs' pools.
-UNCOUNTED = "inductor, CUDA graphs"
+UNCOUNTED = PAIRS[0][1]
 #: Our time over Inductor's, from which on a row says that it is slower.
 SLOWER = 1.05
 PICTURE = "![Bars of each contender's mean speed over eager PyTorch's, for each suite](images/suites.png)\n"
@@ -130,9 +129,9 @@ def _models(name: str) -> str:
     for model, found in models.items():
         batch = next(iter(found.values()))["batch"]
         steps = [_step(found.get(who)) for who in contenders]
-        plain, graphs = (("max", "inductor"), PAIRS[0])
+        graphs, plain = PAIRS
         waits = [_figure(found.get(who), "first_step_s", 0) for who in (plain if plain[0] in found else graphs)]
-        sizes = [_figure(found.get(who), "peak_gib", 1) for who in (EAGER, PAIRS[0][0], plain[1])]
+        sizes = [_figure(found.get(who), "peak_gib", 1) for who in (EAGER, graphs[0], plain[1])]
         ratio = next((f"{each:.2f}" for each in (_over(found, *pair) for pair in PAIRS) if each), "")
         cells = [f"{model}, {batch}", *steps, ratio, ", ".join(filter(None, waits)), ", ".join(filter(None, sizes))]
         rows.append([*cells, "; ".join(notes(found)).replace("|", "\\|")])

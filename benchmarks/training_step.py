@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import gc
 import inspect
 import os
 import statistics
@@ -32,9 +33,12 @@ from rich.table import Table
 from torch import nn
 
 from benchmarks import records, zoo
+from torch_max_backend.runtime.runner import drop_workspaces
 
 CHANNELS_LAST = "eager, channels_last"
 """The contender whose model and images are channels_last."""
+PAIRS = (("max, captured", "inductor, CUDA graphs"), ("max", "inductor"))
+"""Ours and Inductor's that are compared, device graphs first."""
 MEMORY_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 """By rank."""
 CAPTURED = {"max, captured": "max", "inductor, CUDA graphs": "inductor"}
@@ -91,6 +95,15 @@ def compiled(model: nn.Module, name: str) -> Callable[..., torch.Tensor]:
     if name in CAPTURED:
         return torch.compile(model, backend=CAPTURED[name], mode="reduce-overhead")
     return torch.compile(model, backend=name)
+
+
+def release(device: torch.device) -> None:
+    """Gives memory back that nobody holds: to the system, or to the GPU."""
+    gc.collect()
+    drop_workspaces()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
 
 
 def queued(step: Callable[[], None], count: int) -> float:

@@ -226,7 +226,7 @@ def measure(graphs: Mapping[Posed, Graph], numbers: Numbers) -> None:
         try:
             check(graph, posed)
             numbers.agree += 1
-        except Exception as error:
+        except Exception as error:  # Whatever a call raises, its sample has no numbers.
             numbers.differ[posed] = f"{type(error).__name__}: {error}".strip().splitlines()[0]
 
 

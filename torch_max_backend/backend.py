@@ -61,23 +61,14 @@ log = logging.getLogger("torch_max_backend")
 _numbers = itertools.count()
 
 
-class _SplitGraphs:
+@functools.cache
+def _tell_of_split_graphs() -> None:
     """Says once in a process that Dynamo cuts graphs at the ends of DistributedDataParallel's buckets."""
-
-    def __init__(self) -> None:
-        self._told = False
-
-    def tell(self) -> None:
-        if not self._told:
-            self._told = True
-            log.warning(
-                "Dynamo cuts the model's graph at the ends of DistributedDataParallel's buckets. With "
-                "torch._dynamo.config.optimize_ddp = False it stays whole: it compiles and runs faster, and gradients "
-                "are handed over as early."
-            )
-
-
-split_graphs = _SplitGraphs()
+    log.warning(
+        "Dynamo cuts the model's graph at the ends of DistributedDataParallel's buckets. With "
+        "torch._dynamo.config.optimize_ddp = False it stays whole: it compiles and runs faster, and gradients "
+        "are handed over as early."
+    )
 
 
 class _Recorders:
@@ -254,7 +245,7 @@ class _Compilation:
             return compiled
         if context.fakify_first_call:
             # Dynamo cut the graph at the ends of buckets.
-            split_graphs.tell()
+            _tell_of_split_graphs()
             return compiled
         forward, backward = (self.whole.get(name) for name in ("forward", "backward"))
         if forward is None or backward is None or any(map(is_traceable_wrapper_subclass, example_inputs)):

@@ -28,10 +28,9 @@ from benchmarks import records
 from benchmarks.suites import accuracy
 from benchmarks.suites.case import Batch, Case, without_dropout
 from benchmarks.suites.models import find
-from benchmarks.training_step import MEMORY_FORMATS, compiled, timed
+from benchmarks.training_step import MEMORY_FORMATS, compiled, release, timed
 from torch_max_backend.backend import recorded_graphs
 from torch_max_backend.graph.compiled import CompiledGraph
-from torch_max_backend.runtime.runner import drop_workspaces
 
 MARK = "suite: "
 EAGER = "eager"
@@ -271,14 +270,7 @@ class Measured:
                 self._failed(name, error)
         else:
             self.steps[name], self.rows[name] = step, row
-        self._release()
-
-    def _release(self) -> None:
-        gc.collect()
-        drop_workspaces()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
+        release(self.device)
 
     def measure(self) -> None:
         """Accuracy, memory and times of the contenders that compiled; their rows leave when all are there."""
@@ -308,7 +300,7 @@ class Measured:
             for _ in range(2):
                 self.steps[name]()
             return {}
-        self._release()
+        release(self.device)
         others = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
         torch.cuda.reset_peak_memory_stats()
         for _ in range(WARM):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-import random
-
 import pytest
 import torch
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType
 
+from benchmarks.drawn import check, drawn
 from benchmarks.library import LAYOUTS
 from benchmarks.sampling import Calls, draw
 from tests.kernels.conftest import DEVICES
@@ -21,11 +19,8 @@ DTYPES = (torch.float32,)
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_random_problems(device: str) -> None:
-    calls = Calls(torch.device(device), DTYPES)
-    problems = draw(random.Random(0), 1, 5000)
-    for dtype, layout in itertools.product(DTYPES, LAYOUTS):
-        for problem in itertools.islice(problems, 30):
-            assert not calls.wrong(problem, dtype, layout), (problem, dtype, layout)
+    problems = drawn(draw, 0, 30 * len(DTYPES) * len(LAYOUTS), 5000)
+    assert not check(Calls(torch.device(device), DTYPES), problems, DTYPES)
 
 
 def test_what_the_functions_refuse() -> None:

@@ -96,24 +96,24 @@ class _Call:
 
     def __init__(
         self,
-        launches: PartedRunner,
+        runner: PartedRunner,
         entering: Sequence[torch.Tensor],
         addresses: Sequence[int],
         written_over: Sequence[torch.Tensor],
         args: Sequence[Any],
     ) -> None:
-        self._launches, self._part = launches, -1
-        drawn = launches.draw()
-        leaving = launches.fresh()
+        self._runner, self._part = runner, -1
+        drawn = runner.draw()
+        leaving = runner.fresh()
         self._borrowed = contextlib.ExitStack()
-        self._workspace = self._borrowed.enter_context(lent_workspace(launches.needed, launches.device))
-        self._bases = launches.bases([*addresses, *drawn.addresses], leaving, written_over, self._workspace)
+        self._workspace = self._borrowed.enter_context(lent_workspace(runner.needed, runner.device))
+        self._bases = runner.bases([*addresses, *drawn.addresses], leaving, written_over, self._workspace)
         # Memory that launches read and write; results above all, which somebody may not want.
         self._used: list[Any] = [list(entering), drawn, list(written_over), list(leaving)]
         self._arguments = [*entering, *drawn.entering]
-        results = launches.picked(leaving, [*args, *drawn.tensors])
-        self._later = [[results[number] for number in numbers] for numbers in launches.outputs]
-        for numbers in launches.outputs:
+        results = runner.picked(leaving, [*args, *drawn.tensors])
+        self._later = [[results[number] for number in numbers] for numbers in runner.outputs]
+        for numbers in runner.outputs:
             for number in numbers:
                 results[number] = self._token(results[number]) if number == numbers[0] else None
         self.results = results
@@ -127,9 +127,9 @@ class _Call:
         """Runs the parts up to this one that have not run yet."""
         while self._part < part:
             self._part += 1
-            self._launches.run_part(self._part, self._bases, self._workspace)
-            if self._part == self._launches.last:
-                self._launches.copy_results(self._used[-1], self._arguments)
+            self._runner.run_part(self._part, self._bases, self._workspace)
+            if self._part == self._runner.last:
+                self._runner.copy_results(self._used[-1], self._arguments)
                 self._borrowed.close()
                 self._used.clear()
                 del self._workspace, self._arguments
