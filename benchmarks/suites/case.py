@@ -25,6 +25,7 @@ class Case:
         draw: makes a batch of so many samples for it, in float32.
         loss: a scalar of the model's outputs and the batch's second part.
         batch: how many samples a GPU's step takes; PyTorch's dashboard takes as many or about as many.
+        reference: the dtype of the results that others are compared with.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Case:
     draw: Callable[[nn.Module, int], Batch]
     loss: Callable[..., Tensor]
     batch: int
+    reference: torch.dtype = torch.float64
 
 
 def wide(tensor: Tensor) -> Tensor:

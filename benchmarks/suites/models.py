@@ -1,4 +1,4 @@
-"""The models of PyTorch's dashboard that see: timm's list, and TorchBench's vision models.
+"""The models of PyTorch's dashboard that see (timm's list, TorchBench's vision models), and dense prediction.
 
 TorchBench's come from torchvision where it has them; the others are written from their papers. Batches are those that
 an 80 GB GPU takes beside the other contenders.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import zoo
-from benchmarks.suites import adversarial, contrast, darknet, flow
+from benchmarks.suites import adversarial, contrast, darknet, dense, flow
 from benchmarks.suites.case import CLASSES, Batch, Case, classify, labeled_images
 
 #: timm's list, with the samples of a batch.
@@ -94,6 +94,7 @@ def suites() -> dict[str, dict[str, Case]]:
     torchbench = [*(_torchvision(name, batch) for name, batch in TORCHVISION.items()), *_written()]
     return {
         "timm": {name: _timm(name, batch) for name, batch in TIMM.items()},
+        "dense": {case.name: case for case in dense.cases()},
         "torchbench": {case.name: case for case in sorted(torchbench, key=lambda case: case.name)},
     }
 

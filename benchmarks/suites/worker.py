@@ -172,11 +172,12 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def exact(base: nn.Module, case: Case, batch: Batch, chosen: Settings) -> tuple[dict[str, Tensor], str]:
-    """Eager's results in float64, and what they are. Where memory is short, activations wait on the CPU.
+    """Eager's results in the dtype of the case's reference, and what they are.
 
-    Where that does not fit either, the results are those of float32, which says little without autocast.
+    Where memory is short, activations wait on the CPU. Where that does not fit either, the results are those of
+    float32, which say little without autocast.
     """
-    for dtype, offload in ((torch.float64, False), (torch.float64, True), (torch.float32, False)):
+    for dtype, offload in ((case.reference, False), (case.reference, True), (torch.float32, False)):
         aside = torch.autograd.graph.save_on_cpu() if offload else contextlib.nullcontext()
         try:
             model = copy.deepcopy(base).to(dtype)

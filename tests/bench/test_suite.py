@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from benchmarks import suite
-from benchmarks.suites import accuracy, adversarial, contrast, darknet, flow, worker
+from benchmarks.suites import accuracy, adversarial, contrast, darknet, dense, flow, worker
 from benchmarks.suites.models import suites
 
 CPU = torch.device("cpu")
@@ -123,9 +123,9 @@ def test_what_is_missing_or_not_a_number_is_wrong() -> None:
         assert (verdict["right"], verdict["sharp"]) == (False, False)
 
 
-def test_suites_have_the_dashboards_models() -> None:
+def test_suites_have_the_dashboards_models_and_dense_ones() -> None:
     found = suites()
-    assert len(found["timm"]) == 18 and len(found["torchbench"]) == 17
+    assert {name: len(cases) for name, cases in found.items()} == {"timm": 18, "torchbench": 17, "dense": 7}
     assert all(case.batch > 0 for cases in found.values() for case in cases.values())
 
 
@@ -153,6 +153,21 @@ def test_written_models_learn_with_all_weights() -> None:
         loss(model(*inputs)).backward()
         learned = [weight.grad is not None for weight in model.parameters() if weight.requires_grad]
         assert learned and all(learned), type(model).__name__
+
+
+@pytest.mark.parametrize("name", suites()["dense"])
+def test_dense_models_learn_with_all_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense, "SIDE", 64)
+    monkeypatch.setattr(dense, "FRAME", (128, 128))
+    torch.manual_seed(0)
+    case = suites()["dense"][name]
+    model = case.build().train()
+    inputs, targets = case.draw(model, 2)
+    outputs = model(*inputs)
+    last = outputs[-1] if isinstance(outputs, list) else outputs
+    assert last.shape[-2:] == inputs[0].shape[-2:]
+    case.loss(outputs, *targets).backward()
+    assert all(weight.grad is not None for weight in model.parameters())
 
 
 def test_the_queue_moves_on_and_the_key_encoder_follows() -> None:
