@@ -133,3 +133,27 @@ def test_chains_stand_beside_sums_in_a_convolutions_store(monkeypatch: pytest.Mo
     functions = launched_functions(graphs)
     assert any(isinstance(each, RowsFunction) for each in functions)
     assert any(isinstance(each, Program) and each.entry == "conv_pointwise_sums" for each in functions)
+
+
+class Scaled(nn.Module):
+    """A normalization, a product and a scale for each channel, with a residual."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(width), nn.Linear(width, width)
+        self.scale = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.scale * self.linear(self.norm(x))
+
+
+def test_tokens_that_are_pooled_keep_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mean's gradient is repeated for each token; the residual's gradient, its sum with others, has rows."""
+    monkeypatch.setattr(rewrite, "TARGETS", frozenset({"gpu"}))
+    model = nn.Sequential(Scaled(64), Scaled(64), Function(lambda x: x.mean(1)))
+    with mock.patch.object(libraries, "build", return_value={}), backend.recorded_graphs() as graphs:
+        compile_ahead(
+            model, torch.empty(4, 49, 64, device="meta", requires_grad=True), target="sm_90a", autocast=torch.bfloat16
+        )
+    chains = [each for each in launched_functions(graphs) if isinstance(each, RowsFunction)]
+    assert sum("native_layer_norm_backward" in chain.ops for chain in chains) == 2

@@ -146,7 +146,9 @@ def expand(ctx: LoweringContext, x: GraphTensor, size: Sequence[Size], *, implic
         shift = len(shape) - x.rank
         kept = [dim + shift for dim in x.order if not is_unit(x.shape[dim])]
         x = reshaped(x, padded, order_with_units(padded, kept))
-    x = prefer_channels_last(x)
+    if x.rank < 3 or x.shape[1] == shape[1]:
+        # Repeated channels would be innermost there, across the rows of tokens that they are added to.
+        x = prefer_channels_last(x)
     physical = [shape[dim] for dim in x.order]
     return x if list(x.value.shape) == physical else x.with_value(ops.broadcast_to(x.value, physical))
 
