@@ -27,6 +27,7 @@ comptime MOST_TENSORS = 48
 
 struct TensorTable[count: Int](ImplicitlyCopyable, TrivialRegisterPassable):
     """For each tensor its size and the addresses of its operands, results first.
+    Behind them come the bits of the expression's numbers, which are operands, too.
     """
 
     var _words: MutPointer[Int, MutUntrackedOrigin]

@@ -193,3 +193,30 @@ def test_counters_of_many_layers_are_one_call() -> None:
 def test_functions_know_no_sizes() -> None:
     first = functions(fused(averages, *[(4, 3)] * 4))
     assert first == functions(fused(averages, *[(64,), (64,), (5, 5), (5, 5)]))
+
+
+def divided(count: int) -> Callable[..., list[Tensor]]:
+    """As losses are divided by a number of samples."""
+    return lambda *tensors: [tensor / count for tensor in tensors]
+
+
+def test_few_numbers_are_arguments() -> None:
+    first, second = (functions(fused(divided(count), (4, 3), (4, 3))) for count in (31, 30))
+    assert first == second
+
+
+def test_numbers_of_a_call_may_differ() -> None:
+    """Expressions that differ in a number alone are one call, each with its own."""
+
+    def function(x: Tensor, y: Tensor, z: Tensor) -> list[Tensor]:
+        return [x / 31 + 0.3, y / 30 + 0.7, z.double() * 0.1 + 1e-3]
+
+    inputs = [torch.randn(size) for size in (1, 100_003, 77)]
+    torch.compiler.reset()
+    with backend.recorded_graphs() as graphs:
+        found = torch.compile(function, backend="max")(*inputs)
+    for own, wanted in zip(found, function(*inputs), strict=True):
+        torch.testing.assert_close(own, wanted)
+    listing = graphs[0].executables[0].listing
+    assert listing is not None
+    assert sum("pointwise_many" in launch.function and launch.words[0] == 2 for launch in listing.launches) == 1

@@ -42,6 +42,9 @@ _HEAVY = frozenset({"exp", "log", "log1p", "tanh", "erf", "sin", "cos"})
 """Operations of some 20 instructions for each element."""
 MOST_INPUTS = 12
 """Of a program that is no concatenation."""
+_MOST_NUMBERS_OF_MANY = 4
+"""Of an expression over many tensors that are arguments: a number that is made of sizes would be in another program for
+each set of them."""
 
 SUMS = {"batch_norm_statistics": "MOMENTS", "batch_norm_gradient_sums": "PRODUCTS"}
 """Reductions that a convolution's store takes in: by op, what the kernel has to add up, as passes.mojo names it."""
@@ -360,17 +363,30 @@ def ways_of_many(terms: Terms) -> tuple[str, ...] | None:
     return tuple(ways)
 
 
+def numbers_of_many(terms: Terms) -> list[tuple[DType, int]]:
+    """What a program over many tensors gets for each of them as arguments of its own: a few numbers, or none, since
+    more would take the room of tensors in a launch."""
+    numbers = _numbers(terms)
+    return numbers if len(numbers) <= _MOST_NUMBERS_OF_MANY else []
+
+
 def many_signature(terms: Terms, ways: Sequence[str]) -> str:
     """Equal for terms that one program over many tensors computes."""
     reduction = _reduction(terms)
-    return _body(terms, list(ways), reduction=reduction) + (reduction.parameters if reduction else "")
+    return _body_of_many(terms, ways) + (reduction.parameters if reduction else "")
+
+
+def _body_of_many(terms: Terms, ways: Sequence[str], short: Mapping[int, str] | None = None) -> str:
+    first = len(terms.roots) + len(ways)
+    numbers = numbers_of_many(terms)
+    return _body(terms, list(ways), reduction=_reduction(terms), numbers=numbers, short=short, first=first)
 
 
 def generate_many(terms: Terms, ways: Sequence[str], target: Literal["cpu", "gpu"]) -> Program:
     """The program that computes ``terms`` over many tensors."""
     roots, reduction = len(terms.roots), _reduction(terms)
-    body = _body(terms, list(ways), reduction=reduction, short=_short(terms, target))
-    operands, vector = roots + len(ways), vector_of(terms, target)
+    body = _body_of_many(terms, ways, _short(terms, target))
+    operands, vector = roots + len(ways) + len(numbers_of_many(terms)), vector_of(terms, target)
     ordered = sum(1 << roots + n for n, way in enumerate(ways) if way == "linear")
     if reduction is not None:
         return Program(
@@ -492,8 +508,10 @@ def _body(
     reduction: Accumulation | None = None,
     numbers: Sequence[tuple[DType, int]] = (),
     short: Mapping[int, str] | None = None,
+    first: int | None = None,
 ) -> str:
-    first = _first_guard(terms)
+    """The function's lines; ``first`` is the number of the first operand behind the inputs."""
+    first = _first_guard(terms) if first is None else first
     lines = [f'    var g{n} = a.inside["{way}", {first + n}, width](p)\n' for n, way in enumerate(asked)]
     operand = len(terms.roots)
     remaining = iter(ways)

@@ -19,6 +19,7 @@ from torch_max_backend.fusion.program import (
     generate_many,
     geometry,
     layout_of,
+    numbers_of_many,
     ops_of,
     padded,
     program_of,
@@ -159,8 +160,8 @@ class _Calls:
         return self._graph.add(call).results[0]
 
     def of_batch(self, batch: Sequence[Group]) -> tuple[Value, ...]:
-        """The roots of groups that one program computes: how many groups there are; for each its size, its results and
-        its inputs."""
+        """The roots of groups that one program computes: how many groups there are; for each its size, its results,
+        its inputs and its numbers."""
         terms = batch[0].terms
         ways = ways_of_many(terms)
         assert ways is not None
@@ -180,6 +181,7 @@ class _Calls:
             for leaf in group.terms.leaves:
                 words.append(Operand(len(operands), leaf.map.start * leaf.value.dtype.size_in_bytes))
                 operands.append(leaf.value)
+            words += [word for _, word in numbers_of_many(group.terms)]
         ops = ops_of(terms)
         call = Call(tuple(operands), tuple(results), function, tuple(words), BATCH, in_order=in_order, op=ops)
         return self._graph.add(call).results
