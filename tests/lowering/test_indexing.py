@@ -96,7 +96,29 @@ CASES = [
         integers(9),
     ),
     case("index_put_mask", lambda x, y: x.index_put((x > 1,), y), integers(4, 3), integers()),
-    case("index_add", lambda x, i, y: x.index_add(1, i, y), integers(3, 4), places(6, size=4), integers(3, 6)),
+    case(
+        "index_add",
+        lambda x, i, y: x.index_add(1, i, y, alpha=2),
+        last(2, 4, 5, 3),
+        places(6, size=4),
+        integers(2, 6, 5, 3),
+    ),
+    case("index_copy", lambda x, i, y: x.index_copy(-1, i[0], y), integers(3, 4), distinct(1, 3, 4), integers(3, 3)),
+    case(
+        "index_add_bf16",
+        lambda x, i, y: x.index_add(0, i, y),
+        integers(3, 4, dtype=torch.bfloat16),
+        places(6, size=3),
+        integers(6, 4, dtype=torch.bfloat16),
+    ),
+    case("index_add_number", lambda x, i, y: x.index_add(0, i, y), integers(), places(1, size=1), integers()),
+    case(
+        "index_copy_bools",
+        lambda x, i, y: (x > 0).index_copy(0, i[0], y > 1),
+        integers(3, 4),
+        distinct(1, 2, 3),
+        integers(2, 4),
+    ),
     Case(
         "grid_sample",
         gradients(lambda x, grid: F.grid_sample(x, grid, align_corners=True)),
@@ -131,7 +153,8 @@ CASES = [
 #: They repeat a lowering in another dtype, memory order or size.
 VARIANTS = (
     "index_middle", "index_bool_values", "gather_channels_last", "take_along_dim", "scatter_int",
-    "scatter_add_bf16", "replication_pad", "masked_fill", "grid_sample_bicubic", "grid_sample_3d",
+    "scatter_add_bf16", "index_add_bf16", "index_add_number", "index_copy_bools", "replication_pad", "masked_fill",
+    "grid_sample_bicubic", "grid_sample_3d",
     "grid_sample_nearest",
 )  # fmt: skip
 CASES = core(CASES, *VARIANTS)
@@ -151,13 +174,16 @@ OUTSIDE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "gather": lambda x, i: x.gather(1, i[:, None]),
     "select": lambda x, i: x.index_select(1, i),
     "put": lambda x, i: x.index_put((i, i - i), x[0, 0]),
+    "add": lambda x, i: x.index_add(1, i, x[:, :3]),
+    "copy": lambda x, i: x.index_copy(0, i, x[3:]),
     "scatter": lambda x, i: x.scatter(0, i[:, None].expand(3, 6), x),
     "unpool": lambda x, i: F.max_unpool2d(x[None, None, :1, :3], i[None, None, None], (1, 2)),
     "cross_entropy": lambda x, i: F.cross_entropy(x[:3], i, reduction="none", ignore_index=-8),
 }
 OPS = {
     "embedding": "embedding", "rows": "index", "pairs": "index", "gather": "gather", "select": "index_select",
-    "put": "index_put", "scatter": "scatter", "unpool": "max_unpool2d", "cross_entropy": "nll_loss_forward",
+    "put": "index_put", "add": "index_add", "copy": "index_copy", "scatter": "scatter",
+    "unpool": "max_unpool2d", "cross_entropy": "nll_loss_forward",
 }  # fmt: skip
 #: Negative ones count from the end.
 FROM_END = ("rows", "pairs", "put")

@@ -57,6 +57,9 @@ KEPT_WHOLE: tuple[OpOverloadPacket, ...] = (
     aten.roll,
     aten.grid_sampler_2d,
     aten.grid_sampler_3d,
+    # As advanced indexing, negative places would be counted from the end.
+    aten.index_add,
+    aten.index_copy,
     aten.im2col,
     aten.col2im,
     aten.unfold_backward,

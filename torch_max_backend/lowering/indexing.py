@@ -333,6 +333,45 @@ def scatter_add(ctx: LoweringContext, x: GraphTensor, dim: int, index: GraphTens
     return _scattered(ctx, x, dim, index, src, True)
 
 
+def _rows_written(
+    ctx: LoweringContext, x: GraphTensor, dim: int, index: GraphTensor, source: GraphTensor, alpha: float | None
+) -> GraphTensor:
+    """Slices of ``source`` put at the places of a list along ``dim``, or added ``alpha`` times; unlike advanced
+    indexing, places count from zero alone."""
+    if source.rank != x.rank:
+        raise CannotLower("a source of another rank")
+    if alpha is not None and ctx.max_dtype == DType.bool:
+        raise CannotLower("accumulation of bools")
+    wide = ctx.compute_dtype if alpha is not None else ctx.max_dtype
+    new = numerics.cast(source.to_order(x.order).value, wide)
+    if alpha is not None and alpha != 1:
+        new = ops.mul(new, ctx.scalar(alpha, wide))
+    physical = list(x.value.shape)
+    axis = x.axis(dim % x.rank) if x.rank else 0
+    outer, inner = _product(physical[:axis]), _product(physical[axis + 1 :])
+    extent, count = (each[axis] if x.rank else Dim(1) for each in (physical, list(new.shape)))
+    base: Base = Zeros(extent)
+    if not _is_zero(ctx):
+        base = ops.reshape(numerics.cast(x.value, wide), [outer, extent, inner])
+    at = ops.reshape(numerics.cast(index.value, DType.int64), [count])
+    written = _written(base, at, ops.reshape(new, [outer, count, inner]), alpha is not None, scatter_rows)
+    return x.with_value(numerics.cast(ops.reshape(written, physical), ctx.max_dtype))
+
+
+@lowering(aten.index_add.default, layout=Layout.RAW)
+def index_add(
+    ctx: LoweringContext, x: GraphTensor, dim: int, index: GraphTensor, source: GraphTensor, *, alpha: float = 1
+) -> GraphTensor:
+    """Slices of ``source``, ``alpha`` times, added at the places of a list; in a fixed order."""
+    return _rows_written(ctx, x, dim, index, source, alpha)
+
+
+@lowering(aten.index_copy.default, layout=Layout.RAW)
+def index_copy(ctx: LoweringContext, x: GraphTensor, dim: int, index: GraphTensor, source: GraphTensor) -> GraphTensor:
+    """Slices of ``source`` put at the places of a list; of equal places the last one wins."""
+    return _rows_written(ctx, x, dim, index, source, None)
+
+
 def _border_is_known(node: Node) -> str | None:
     x, padding = cast(Node, node.args[0]).meta["val"], cast(Sequence[Any], node.args[-1])
     spatial = x.shape[-(len(padding) // 2) :]
