@@ -16,6 +16,8 @@ LABELS = {
     EAGER: "eager", "max": "ours", "max, captured": "ours, captured", "inductor": "Inductor",
     "inductor, CUDA graphs": "Inductor, CUDA graphs",
 }  # fmt: skip
+#: The suites by which PyTorch judges its compilers.
+PYTORCHS = ("timm", "torchbench")
 #: PyTorch's statistics do not count what lies in its graphs' pools.
 UNCOUNTED = PAIRS[0][1]
 #: Our time over Inductor's, from which on a row says that it is slower.
@@ -79,8 +81,9 @@ def speeds() -> dict[str, dict[str, float]]:
 
 
 def suite_ratios() -> list[float]:
-    """Our time over Inductor's for every model of bfloat16 training on a GPU, both as device graphs."""
-    names = (name for name in files() if (read(name)["device"], read(name)["mode"]) == ("cuda", "training"))
+    """Our time over Inductor's for each model of PyTorch's suites: bfloat16 training, GPU, both as device graphs."""
+    own = (name for name in files() if read(name)["suite"] in PYTORCHS)
+    names = (name for name in own if (read(name)["device"], read(name)["mode"]) == ("cuda", "training"))
     return [each for name in names for each in ratios(rows_of(name), "step_ms", *PAIRS[0])]
 
 
