@@ -205,18 +205,19 @@ def test_few_numbers_are_arguments() -> None:
     assert first == second
 
 
-def test_numbers_of_a_call_may_differ() -> None:
-    """Expressions that differ in a number alone are one call, each with its own."""
+def test_numbers_reach_the_program() -> None:
+    """Of each dtype, on vectors and on what is left of them."""
 
-    def function(x: Tensor, y: Tensor, z: Tensor) -> list[Tensor]:
-        return [x / 31 + 0.3, y / 30 + 0.7, z.double() * 0.1 + 1e-3]
+    def function(*tensors: Tensor) -> list[Tensor]:
+        return [tensor / 31 + 0.3 for tensor in tensors]
 
-    inputs = [torch.randn(size) for size in (1, 100_003, 77)]
-    torch.compiler.reset()
-    with backend.recorded_graphs() as graphs:
-        found = torch.compile(function, backend="max")(*inputs)
-    for own, wanted in zip(found, function(*inputs), strict=True):
-        torch.testing.assert_close(own, wanted)
-    listing = graphs[0].executables[0].listing
-    assert listing is not None
-    assert sum("pointwise_many" in launch.function and launch.words[0] == 2 for launch in listing.launches) == 1
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        inputs = [torch.randn(size, dtype=dtype) for size in (1, 10_003)]
+        torch.compiler.reset()
+        with backend.recorded_graphs() as graphs:
+            found = torch.compile(function, backend="max")(*inputs)
+        for own, wanted in zip(found, function(*inputs), strict=True):
+            torch.testing.assert_close(own, wanted)
+        listing = graphs[0].executables[0].listing
+        assert listing is not None
+        assert sum("pointwise_many" in launch.function and launch.words[0] == 2 for launch in listing.launches) == 1

@@ -371,22 +371,20 @@ def numbers_of_many(terms: Terms) -> list[tuple[DType, int]]:
 
 
 def many_signature(terms: Terms, ways: Sequence[str]) -> str:
-    """Equal for terms that one program over many tensors computes."""
+    """Equal for terms that one program over many tensors computes; numbers are equal, too.
+
+    Layers of different widths, whose means are divided by another number, would otherwise leave their chains of rows.
+    """
     reduction = _reduction(terms)
-    return _body_of_many(terms, ways) + (reduction.parameters if reduction else "")
-
-
-def _body_of_many(terms: Terms, ways: Sequence[str], short: Mapping[int, str] | None = None) -> str:
-    first = len(terms.roots) + len(ways)
-    numbers = numbers_of_many(terms)
-    return _body(terms, list(ways), reduction=_reduction(terms), numbers=numbers, short=short, first=first)
+    return _body(terms, list(ways), reduction=reduction) + (reduction.parameters if reduction else "")
 
 
 def generate_many(terms: Terms, ways: Sequence[str], target: Literal["cpu", "gpu"]) -> Program:
     """The program that computes ``terms`` over many tensors."""
     roots, reduction = len(terms.roots), _reduction(terms)
-    body = _body_of_many(terms, ways, _short(terms, target))
-    operands, vector = roots + len(ways) + len(numbers_of_many(terms)), vector_of(terms, target)
+    first, numbers, short = roots + len(ways), numbers_of_many(terms), _short(terms, target)
+    body = _body(terms, list(ways), reduction=reduction, numbers=numbers, short=short, first=first)
+    operands, vector = first + len(numbers), vector_of(terms, target)
     ordered = sum(1 << roots + n for n, way in enumerate(ways) if way == "linear")
     if reduction is not None:
         return Program(
