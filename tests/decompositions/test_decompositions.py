@@ -46,10 +46,11 @@ def test_weight_norm_backward(dim: int) -> None:
 )
 def test_diagonal_scatter_is_pytorchs(shape: tuple[int, ...], offset: int, dims: tuple[int, int]) -> None:
     """PyTorch's own decomposition writes in place, which a functional graph may not."""
-    x = torch.randn(shape)
-    source = torch.randn_like(x.diagonal(offset, *dims))
-    ours = diagonal_scatter(x, source, offset, *dims)
-    torch.testing.assert_close(ours, torch.diagonal_scatter(x, source, offset, *dims), rtol=0, atol=0)
+    for x in torch.randn(shape), torch.randn(shape[::-1]).permute(*reversed(range(len(shape)))):
+        source = torch.randn_like(x.diagonal(offset, *dims))
+        ours, expected = diagonal_scatter(x, source, offset, *dims), torch.diagonal_scatter(x, source, offset, *dims)
+        torch.testing.assert_close(ours, expected, rtol=0, atol=0)
+        assert ours.stride() == expected.stride()
 
 
 def test_the_gradient_of_a_diagonal_is_lowered() -> None:

@@ -34,8 +34,33 @@ def _in_channels_last(x: Tensor) -> tuple[Tensor, ...]:
     return ((F.avg_pool2d(x.contiguous(memory_format=torch.channels_last), 1) + 1)[:, 1:],)
 
 
+def _of_views_that_were_updated(x: Tensor) -> tuple[Tensor, ...]:
+    """A functional graph writes a view into its whole, and looks at that again."""
+    results = []
+    for view in (
+        lambda whole: whole.diagonal(0, 0, 3),
+        lambda whole: whole.diagonal(-1, 2, 1),
+        lambda whole: whole.select(2, 1),
+        lambda whole: whole[..., ::2],
+        lambda whole: whole.transpose(1, 3)[1],
+    ):
+        for whole in x.clone(), x.permute(2, 0, 3, 1).clone(memory_format=torch.contiguous_format).permute(1, 3, 0, 2):
+            part = view(whole)
+            part.add_(1)
+            results.append(torch.copysign(part, part))
+    return tuple(results)
+
+
 @pytest.mark.parametrize(
-    "function", [_of_computed, _with_the_whole, _parts_of_an_argument, _repeated, _in_channels_last]
+    "function",
+    [
+        _of_computed,
+        _with_the_whole,
+        _parts_of_an_argument,
+        _repeated,
+        _in_channels_last,
+        _of_views_that_were_updated,
+    ],
 )
 @pytest.mark.parametrize("gradient", [False, True])
 def test_strides_of_results(function: Function, gradient: bool) -> None:

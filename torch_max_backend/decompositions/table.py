@@ -118,7 +118,10 @@ def diagonal_scatter(x: torch.Tensor, src: torch.Tensor, offset: int = 0, dim1: 
     spread = src.index_select(-1, place)[..., None].expand(*src.shape[:-1], len(rows), len(columns))
     on_it = (rows[:, None] + offset == columns).expand_as(spread)
     mask, value = (each.movedim((-2, -1), (dim1, dim2)) for each in (on_it, spread))
-    return torch.where(mask, value, x)
+    # `where` takes the order of the first operand that has one; the result has that of x.
+    order = sorted(range(x.dim()), key=x.stride, reverse=True)
+    result = torch.where(mask, value, x).permute(order).contiguous()
+    return result.permute([order.index(axis) for axis in range(x.dim())])
 
 
 def addbmm(
