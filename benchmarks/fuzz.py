@@ -2,12 +2,17 @@
 
 A lot of programs shares the building of libraries. Most lots fuse little, because small generated programs are the same
 in many graphs and are built once; every fourth lot fuses as it would for a user.
+
+A folder gets, for each process, ``SEED.json`` (what was counted and found) and ``SEED.lot.py`` (the programs that it
+runs now), and each fault as a program, ``fault_SEED_NUMBER.py``. With ``--jobs`` processes run side by side, which
+share the cores; ``found.json`` then has what all of them found, and ``SEED.log`` what each printed.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import re
 import time
 from collections import Counter
@@ -15,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import records
+from benchmarks import fuzz_jobs, records
 from tests.random_graphs.check import Outcome, check
 from tests.random_graphs.draw import programs
 from tests.random_graphs.program import Program
@@ -28,19 +33,27 @@ _LOTS_FOR_A_GRAPH = 8
 
 
 class Findings:
-    """What a run has found so far, kept in a file.
+    """What a process has found so far, kept in files.
 
     Args:
-        path: of the file; None keeps nothing.
+        folder: for the files; None keeps nothing.
         device: that programs run on.
+        seed: of the process.
     """
 
-    def __init__(self, path: Path | None, device: str) -> None:
-        self.path, self.device = path, device
+    def __init__(self, folder: Path | None, device: str, seed: int) -> None:
+        self.folder, self.device, self.seed = folder, device, seed
         self.kinds: dict[str, str] = {}
         self.counts: Counter[str] = Counter()
         self.ops: set[str] = set()
         self.left: Counter[str] = Counter()
+
+    def begin(self, lot: list[Program]) -> None:
+        """Keeps the programs that run now: one of them may end the process."""
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            text = "\n\n".join(program.demonstration(self.device) for program in lot)
+            (self.folder / f"{self.seed}.lot.py").write_text(text)
 
     def take(self, outcomes: list[Outcome], *, fused: bool, shrink: bool) -> None:
         """Counts what became of programs; the first of each kind of failure is shrunk and printed."""
@@ -60,6 +73,9 @@ class Findings:
                 self.kinds[kind] = ""
                 program = self._smallest(outcome, fused) if shrink else outcome.program
                 self.kinds[kind] = f"# {outcome.failure}\n{program.demonstration(self.device)}"
+                if self.folder is not None:
+                    path = self.folder / f"fault_{self.seed}_{len(self.kinds)}.py"
+                    path.write_text(self.kinds[kind])
                 print(f"{self.kinds[kind]}\n{outcome.trace[-3000:]}", flush=True)
 
     def _smallest(self, outcome: Outcome, fused: bool) -> Program:
@@ -71,19 +87,23 @@ class Findings:
 
         return shrunk(outcome.program, fails)
 
-    def write(self, seed: int) -> None:
-        """Writes the file."""
-        known = {support.name(each) for family in support.families().values() for each in family}
-        reached = known & {op.removesuffix(".default") for op in self.ops}
+    def write(self) -> None:
+        """Prints the counts, and writes the process's file."""
+        reached, known = self._operators()
         print(dict(self.counts), f"{len(reached)} of {len(known)} operators", flush=True)
-        if self.path is not None:
-            found = {"seed": seed, "counts": dict(self.counts), "operators": len(reached)}
+        if self.folder is not None:
+            found = {"seed": self.seed, "counts": dict(self.counts), "operators": sorted(reached)}
             more = {
                 "not_met": sorted(known - reached),
                 "left_to_pytorch": dict(self.left),
                 "failures": list(self.kinds.values()),
             }
-            records.write(self.path, {**found, **more})
+            records.write(self.folder / f"{self.seed}.json", {**found, **more})
+
+    def _operators(self) -> tuple[set[str], set[str]]:
+        """Those that ran, and all that are drawn from."""
+        known = {support.name(each) for family in support.families().values() for each in family}
+        return known & {op.removesuffix(".default") for op in self.ops}, known
 
 
 def kind_of(outcome: Outcome) -> str:
@@ -93,35 +113,50 @@ def kind_of(outcome: Outcome) -> str:
     return f"{text[:60]} {where[-1] if where else ''}"
 
 
-def main() -> int:
-    """Reads the command's options, and runs; its exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--graphs", type=int, help="end after so many")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--lot", type=int, default=25, help="graphs whose libraries are built together")
-    parser.add_argument("--whole", action="store_true", help="shrink nothing")
-    parser.add_argument("--output", type=Path, help="write what is found as JSON here")
-    args = parser.parse_args()
+def _run(args: argparse.Namespace) -> int:
+    """One process's share; its exit status."""
     # Convolutions in TF32 are no faults, and hide some.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     lowering.load_all()
     end = time.monotonic() + 60 * args.minutes
-    found = Findings(args.output, args.device)
+    most = math.inf if args.graphs is None else args.graphs
+    found = Findings(args.output, args.device, args.seed)
     drawn = programs(args.seed)
-    for number in itertools.count(1):
-        lot = list(itertools.islice(drawn, args.lot))
+    for number in itertools.count(args.first_lot):
+        lot = list(itertools.islice(drawn, int(min(args.lot, most - found.counts["graphs"]))))
         fused = number % 4 == 0
-        if args.output is not None:
-            # What ends the process is here.
-            args.output.parent.mkdir(parents=True, exist_ok=True)
-            text = "\n\n".join(program.demonstration(args.device) for program in lot)
-            args.output.with_suffix(".lot.py").write_text(text)
+        found.begin(lot)
         found.take(check(lot, args.device, fused=fused), fused=fused, shrink=not args.whole)
         if number % _LOTS_FOR_A_GRAPH == 0 and args.device == "cpu":
             found.take(check(lot[:1], args.device, {"run": "graph"}), fused=False, shrink=False)
-        found.write(args.seed)
-        if time.monotonic() > end or (args.graphs is not None and found.counts["graphs"] >= args.graphs):
+        found.write()
+        if time.monotonic() > end or found.counts["graphs"] >= most:
             return 1 if found.kinds else 0
     raise AssertionError
+
+
+def main() -> int:
+    """Reads the command's options, and runs; its exit status: 1 if there are faults."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10, help="begin no lot later")
+    parser.add_argument("--graphs", type=int, help="end after so many")
+    parser.add_argument("--seed", type=int, default=0, help="with --jobs, of the first process")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--lot", type=int, default=25, help="graphs whose libraries are built together")
+    parser.add_argument("--first-lot", type=int, default=1, help="its number: every fourth fuses as for a user")
+    parser.add_argument("--whole", action="store_true", help="shrink nothing")
+    parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="keep what is found here")
+    args = parser.parse_args()
+    if args.jobs == 1:
+        return _run(args)
+    if args.output is None:
+        parser.error("--jobs needs --output")
+    return fuzz_jobs.run(
+        args.output,
+        jobs=args.jobs,
+        seed=args.seed,
+        minutes=args.minutes,
+        graphs=args.graphs,
+        options=["--device", args.device, "--lot", str(args.lot), *(["--whole"] if args.whole else [])],
+    )
