@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import resource
 import signal
 import stat
 import subprocess
@@ -165,3 +166,62 @@ def test_a_foreign_record_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert _lookup() is None
     assert "dropping the cache entry" in caplog.text and not path.exists()
+
+
+def _stored_by_a_child(how: str) -> int:
+    """How a forked process ends that stores an entry: it is killed meanwhile, or the disk is full."""
+
+    def write(file: Path) -> None:
+        with file.open("wb") as out:
+            out.write(bytes(1 << 16))
+            out.flush()
+            if how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            out.write(bytes(1 << 20))
+
+    child = os.fork()
+    if child == 0:
+        try:
+            if how == "full":
+                # As on a full disk, a write fails behind some bytes.
+                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 17, 1 << 17))
+            # `store` warns, and makes nothing.
+            os._exit(0 if cache.store("graphs", FACTS, "model.mef", write) is None else 1)
+        finally:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.parametrize(("how", "ends"), [("killed", -signal.SIGKILL), ("full", 0)])
+def test_an_entry_is_whole_or_not_there(directory: Path, how: str, ends: int) -> None:
+    assert _stored_by_a_child(how) == ends
+    assert _lookup() is None and not cache.has("graphs", FACTS)
+    if how == "full":
+        assert not list(directory.glob("graphs/*"))
+    assert _store().read_bytes() == b"artifact" and _lookup() is not None
+
+
+def test_a_clock_that_runs_backwards_changes_nothing(directory: Path) -> None:
+    path = _store()
+    lock = directory / "graphs" / f".{cache.digest(FACTS)}.lock"
+    lock.touch()
+    century = 100 * 365 * 86400
+    for each in (directory, path.parent.parent, path.parent, path, path.parent / cache.RECORD, lock):
+        os.utime(each, (each.stat().st_atime + century,) * 2)
+    with cache.claim("graphs", FACTS, lambda: True):
+        found = _lookup()
+    assert found == path and not lock.exists()
+
+
+def test_another_version_has_entries_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def facts() -> dict[str, str]:
+        return {"graph": "one", **cache.versions()}
+
+    mine = facts()
+    assert cache.store("graphs", mine, "model.mef", lambda file: file.write_bytes(b"mine") and None)
+    for name in ("max", "mojo", "backend", "kernels", "machine"):
+        monkeypatch.setattr(cache, "versions", lambda name=name: {**mine, name: "another"})
+        assert cache.lookup("graphs", facts(), "model.mef") is None
+    path = cache.lookup("graphs", mine, "model.mef")
+    assert path is not None and path.read_bytes() == b"mine"
