@@ -459,17 +459,21 @@ def _beside_cuda_graphs(name: str) -> str:
 
 def resampling() -> str:
     names = {
-        "interpolation": "interpolation_h200",
-        "adaptive maxima": "adaptive_max_h200",
-        "windows (unfold, fold)": "windows_h200",
-        "grid_sample": "sampling_h200",
+        "interpolation": ("interpolation_h200",),
+        "adaptive maxima": ("adaptive_max_h200",),
+        "windows (unfold, fold)": ("windows_h200", "windows_cpu_float32"),
+        "grid_sample": ("sampling_h200", "sampling_cpu_float32"),
+        "scattered additions": ("indexing_cpu_float32",),
     }
     rows = []
-    for family, name in names.items():
-        document = read(name)
-        for what, found in document["summary"].items():
-            rows.append([family, what, f"{found['over_eager']:.2f}", f"{found['worst_over_eager']:.2f}"])
-    return grid(["operators", "pass", "time over PyTorch's, mean", "worst"], rows) + origin(*names.values())
+    for family, files in names.items():
+        for name in files:
+            document = read(name)
+            where = "GPU" if "gpu" in document["hardware"] else "CPU"
+            for what, found in document["summary"].items():
+                rows.append([family, what, where, f"{found['over_eager']:.2f}", f"{found['worst_over_eager']:.2f}"])
+    header = ["operators", "pass", "on", "time over PyTorch's, mean", "worst"]
+    return grid(header, rows) + origin(*(name for files in names.values() for name in files))
 
 
 def matmul() -> str:
