@@ -161,7 +161,9 @@ def cdist_forward(x1: torch.Tensor, x2: torch.Tensor, p: float, compute_mode: in
 def cdist_backward(
     grad: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, p: float, distances: torch.Tensor
 ) -> torch.Tensor:
-    """``aten._cdist_backward``: the gradient of x1; rows that lie on each other give none."""
+    """``aten._cdist_backward``: the gradient of x1; rows that lie on each other give none, nor do counts (p = 0)."""
+    if p == 0:
+        return torch.zeros_like(x1)
     apart = x1.unsqueeze(-2) - x2.unsqueeze(-3)
     grad, distances = grad.unsqueeze(-1), distances.unsqueeze(-1)
     if p == 1:
