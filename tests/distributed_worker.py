@@ -146,13 +146,18 @@ def parts_inside() -> nn.Module:
     return net
 
 
+def _steps(net: nn.Module, ddp: Any, count: int) -> None:
+    """Leaves the gradients of the last of so many backward passes in ``net``."""
+    for _ in range(count):
+        net.zero_grad()
+        _loss(ddp).backward()
+
+
 def parts_outside() -> nn.Module:
     """The wrapped model is compiled."""
     net = _net()
     ddp = _whole(net, outside=True)
-    for _ in range(2):
-        net.zero_grad()
-        _loss(ddp).backward()
+    _steps(net, ddp, 2)
     return net
 
 
@@ -176,9 +181,7 @@ def parts_unused() -> nn.Module:
         weight.register_hook(lambda gradient: gradient * 2)
         weight.register_hook(lambda gradient: gradient / 2)
     ddp = _whole(net, find_unused_parameters=True)
-    for _ in range(2):
-        net.zero_grad()
-        _loss(ddp).backward()
+    _steps(net, ddp, 2)
     return net
 
 
@@ -186,9 +189,7 @@ def parts_static() -> nn.Module:
     """DDP is told that its graph is the same in each step."""
     net = _net()
     ddp = _whole(net, static_graph=True)
-    for _ in range(3):
-        net.zero_grad()
-        _loss(ddp).backward()
+    _steps(net, ddp, 3)
     return net
 
 
