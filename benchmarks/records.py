@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import fcntl
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import typer
 
 from torch_max_backend.bench.memory import cache_bytes
 from torch_max_backend.checked import beartype
@@ -92,6 +94,66 @@ def write(path: Path, content: Mapping[str, Any] | list[Any]) -> None:
     fresh = path.with_name(f".{path.name}.new")
     fresh.write_text(compact(content))
     fresh.replace(path)
+
+
+@beartype
+class Results:
+    """The result file of a run that can be stopped and goes on later: rows, each written as soon as it is there.
+
+    Several processes may add rows to one file at a time.
+
+    Args:
+        path: of the file. The rows that it has are taken over.
+        settings: what all rows have in common.
+        key: the fields that tell rows apart.
+        order: the fields that the file's rows are sorted by.
+        retry: leave out the file's rows of failures, which have an ``error``.
+
+    Attributes:
+        facts: what else the file says, such as ``provenance``.
+        rows: by the values of their key fields.
+
+    Raises:
+        typer.BadParameter: the file has results of other settings.
+    """
+
+    def __init__(
+        self, path: Path, settings: Mapping[str, Any], *, key: Sequence[str], order: Sequence[str], retry: bool = False
+    ) -> None:
+        self.path, self.settings = path, dict(settings)
+        self.facts: dict[str, Any] = {}
+        self.rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._key, self._order, self._retry = tuple(key), tuple(order), retry
+        if path.exists():
+            document = json.loads(path.read_text())
+            other = {name for name, value in self.settings.items() if document.get(name) != value}
+            if other:
+                raise typer.BadParameter(f"--output {path} has results with another {', '.join(sorted(other))}")
+            self.rows = self._written()
+            self.facts = {name: value for name, value in document.items() if name not in (*self.settings, "rows")}
+
+    def get(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The row with these key fields, if there is one."""
+        return self.rows.get(self._key_of(row))
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Writes a row, beside those that other processes have written meanwhile."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            self.rows = self._written() | self.rows | {self._key_of(row): dict(row)}
+            rows = sorted(self.rows.values(), key=lambda row: [row[name] for name in self._order])
+            write(self.path, {**self.settings, **self.facts, "rows": rows})
+        finally:
+            os.close(folder)
+
+    def _written(self) -> dict[tuple[Any, ...], dict[str, Any]]:
+        rows = json.loads(self.path.read_text())["rows"] if self.path.exists() else []
+        return {self._key_of(row): row for row in rows if not (self._retry and "error" in row)}
+
+    def _key_of(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(row[name] for name in self._key)
 
 
 @beartype

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks import ROOT
 from benchmarks.__main__ import benchmarks
-from benchmarks.figures import BLOCK, filled, pages
-from benchmarks.tables import TABLES
+from benchmarks.pages.figures import BLOCK, filled, pages
+from benchmarks.pages.tables import TABLES
 
 PAGES = [*pages(), *ROOT.glob("[A-Z]*.md")]
 #: Generated, in whole or for the most part.

@@ -16,7 +16,7 @@ import torch
 
 import torch_max_backend
 from benchmarks import ROOT
-from benchmarks.figures import pages
+from benchmarks.pages.figures import pages
 from tests.harness import ALL_CASES
 from torch_max_backend import backend
 

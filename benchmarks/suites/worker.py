@@ -28,7 +28,7 @@ from benchmarks import records
 from benchmarks.suites import accuracy
 from benchmarks.suites.case import Batch, Case, without_dropout
 from benchmarks.suites.models import find
-from benchmarks.training_step import MEMORY_FORMATS, compiled, release, timed
+from benchmarks.training.training_step import MEMORY_FORMATS, compiled, release, timed
 from torch_max_backend.backend import recorded_graphs
 from torch_max_backend.graph.compiled import CompiledGraph
 

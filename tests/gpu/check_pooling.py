@@ -25,7 +25,7 @@ import torch
 from torch.nn import functional
 
 from benchmarks import ROOT
-from benchmarks.pooling.run import PASSES, bound, load_models, to_logical, to_physical
+from benchmarks.kernels.pooling.run import PASSES, bound, load_models, to_logical, to_physical
 from tests.kernels import test_pooling as kernel_tests
 
 

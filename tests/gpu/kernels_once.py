@@ -11,8 +11,8 @@ of kernel libraries that no case called. Detection, sampling, windows and paddin
         tests/lowering/test_detection.py tests/lowering/test_sampling.py tests/lowering/test_windows.py \\
         tests/lowering/test_padding.py
 
-Hopper's convolutions have a program of their own, which tries every tile (benchmarks/convolution/sm90_sanitize.py), and
-so has pooling (tests/gpu/check_pooling.py).
+Hopper's convolutions have a program of their own, which tries every tile
+(benchmarks/kernels/convolution/sm90_sanitize.py), and so has pooling (tests/gpu/check_pooling.py).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.convolution import sm90_check, sm90_epilogue
+from benchmarks.kernels.convolution import sm90_check, sm90_epilogue
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,10 +7,10 @@ import random
 import pytest
 import torch
 
-from benchmarks.interpolation.calls import Calls
-from benchmarks.interpolation.drawn import draw
-from benchmarks.interpolation.random_check import DTYPES, check
-from benchmarks.library import LAYOUTS, shown
+from benchmarks.kernels.interpolation.calls import Calls
+from benchmarks.kernels.interpolation.drawn import draw
+from benchmarks.kernels.interpolation.random_check import DTYPES, check
+from benchmarks.kernels.library import LAYOUTS, shown
 from tests.kernels.test_interpolation import CHOSEN
 
 pytestmark = pytest.mark.gpu

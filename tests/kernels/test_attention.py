@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from benchmarks.library import Guarded, LibraryCalls
+from benchmarks.kernels.library import Guarded, LibraryCalls
 from torch_max_backend.dtypes import TORCH_TO_MAX
 from torch_max_backend.mojo_ops.attention import FAMILY, attention_function
 from torch_max_backend.mojo_ops.functions import LibraryFunction

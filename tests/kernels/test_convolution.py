@@ -15,7 +15,7 @@ from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType
 from torch.nn import functional
 
-from benchmarks.library import Guarded, LibraryCalls
+from benchmarks.kernels.library import Guarded, LibraryCalls
 from torch_max_backend.dtypes import TORCH_TO_MAX
 from torch_max_backend.mojo_ops.convolution import (
     DEFAULT_WORKSPACE_LIMIT,

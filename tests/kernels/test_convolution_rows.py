@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.convolution.drawn import Drawn, draw
+from benchmarks.kernels.convolution.drawn import Drawn, draw
 from tests.kernels.programs import built
 from torch_max_backend.mojo_ops import KERNELS_PATH
 from torch_max_backend.mojo_ops.convolution import workspace_limit

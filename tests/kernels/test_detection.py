@@ -7,9 +7,9 @@ import torch
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType
 
-from benchmarks.detection import Calls, draw
-from benchmarks.drawn import check, drawn
-from benchmarks.library import LAYOUTS
+from benchmarks.kernels.detection import Calls, draw
+from benchmarks.kernels.drawn import check, drawn
+from benchmarks.kernels.library import LAYOUTS
 from tests.kernels.conftest import DEVICES
 from torch_max_backend.mojo_ops import detection
 from torch_max_backend.mojo_ops.detection import Deformable, Regions

@@ -1,4 +1,4 @@
-"""Library functions against float64 on problems drawn at random, as the commands over benchmarks.drawn check them."""
+"""Library functions against float64 on problems drawn at random, as the benchmarks' commands check them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from benchmarks import detection, indexing, sampling, windows
-from benchmarks.drawn import check, drawn
-from benchmarks.pooling import adaptive_max
+from benchmarks.kernels import detection, indexing, sampling, windows
+from benchmarks.kernels.drawn import check, drawn
+from benchmarks.kernels.pooling import adaptive_max
 
 FAMILIES = (adaptive_max, indexing, windows, sampling, detection)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

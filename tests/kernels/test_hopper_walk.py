@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.convolution.random_check import random_problem
+from benchmarks.kernels.convolution.random_check import random_problem
 from tests.kernels.programs import built
 from torch_max_backend.problems.convolution import ConvolutionProblem
 

@@ -15,10 +15,10 @@ import torch
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType
 
-from benchmarks.interpolation.calls import Calls
-from benchmarks.interpolation.drawn import Drawn, draw
-from benchmarks.interpolation.random_check import check
-from benchmarks.library import LAYOUTS
+from benchmarks.kernels.interpolation.calls import Calls
+from benchmarks.kernels.interpolation.drawn import Drawn, draw
+from benchmarks.kernels.interpolation.random_check import check
+from benchmarks.kernels.library import LAYOUTS
 from torch_max_backend.mojo_ops import interpolation
 from torch_max_backend.problems.interpolation import Mode, interpolation_axes
 

@@ -9,8 +9,8 @@ import torch
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType
 
-from benchmarks.library import words_of
-from benchmarks.matmul import DTYPES, Products, check, geometry_of
+from benchmarks.kernels.library import words_of
+from benchmarks.kernels.matmul import DTYPES, Products, check, geometry_of
 from torch_max_backend.mojo_ops.matmul import FAMILY, STRIDED, MatmulGeometry, Matrices, matmul
 from torch_max_backend.runtime import session
 

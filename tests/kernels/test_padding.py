@@ -11,7 +11,7 @@ from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType
 from torch.nn import functional as F
 
-from benchmarks.library import LAYOUTS, Guarded, LibraryCalls, excess, shown
+from benchmarks.kernels.library import LAYOUTS, Guarded, LibraryCalls, excess, shown
 from tests.kernels.conftest import DEVICES
 from torch_max_backend.dtypes import TORCH_TO_MAX
 from torch_max_backend.mojo_ops import padding

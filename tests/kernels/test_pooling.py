@@ -18,8 +18,8 @@ from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType, TensorValue
 from torch.nn import functional
 
-from benchmarks.library import LAYOUTS, Guarded, LibraryCalls, shown
-from benchmarks.listed import ListedGraph
+from benchmarks.kernels.library import LAYOUTS, Guarded, LibraryCalls, shown
+from benchmarks.kernels.listed import ListedGraph
 from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref
 from torch_max_backend.mojo_ops import pooling
 from torch_max_backend.mojo_ops.functions import LibraryFunction

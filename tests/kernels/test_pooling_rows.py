@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import problems
-from benchmarks.pooling.run import Case
+from benchmarks.kernels import problems
+from benchmarks.kernels.pooling.run import Case
 from tests.kernels.programs import built
 from torch_max_backend.mojo_ops import KERNELS_PATH
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import step_bytes
+from benchmarks.training import step_bytes
 from torch_max_backend.backend import build_only, recorded_graphs
 from torch_max_backend.launch_list.traffic import Traffic, families, traffic
 

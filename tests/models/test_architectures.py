@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.coverage import Coverage, examine
+from benchmarks.compiling.coverage import Coverage, examine
 from tests.models.architectures import architectures
 from torch_max_backend import explain
 

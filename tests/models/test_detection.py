@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 
 pytest.importorskip("torchvision")
 
-from benchmarks.detection_training import batch_of, error, model_of, step
+from benchmarks.training.detection_training import batch_of, error, model_of, step
 
 SIZE = 64
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.interpolation.random_check import matrix_of
+from benchmarks.kernels.interpolation.random_check import matrix_of
 from torch_max_backend.custom_ops.interpolation import FORWARD
 from torch_max_backend.problems.interpolation import InterpolationAxis, Mode, interpolation_axes
 

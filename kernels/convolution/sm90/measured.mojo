@@ -1,4 +1,4 @@
-"""Written by benchmarks/convolution/sm90_fit.py from the sweep in benchmarks/results."""
+"""Written by benchmarks/kernels/convolution/sm90_fit.py from the sweep in benchmarks/results."""
 
 from .costs import TileCost, WgradCosts
 

@@ -1,0 +1,1 @@
+"""What compiling costs, and which models compile whole."""

@@ -1,1 +1,0 @@
-"""Interpolation's kernels: random problems, checked and timed."""

@@ -1,0 +1,1 @@
+"""Convolutions: problems, checks, times."""

@@ -1,0 +1,86 @@
+"""Convolutions by calls of their library functions, as launch lists make them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from benchmarks.kernels.launcher import Launcher, Word
+from torch_max_backend.bench.convolution import ConvolutionCase
+from torch_max_backend.dtypes import TORCH_TO_MAX
+from torch_max_backend.lowering.convolution import allows_tf32
+from torch_max_backend.mojo_ops.convolution import (
+    FAMILY,
+    Geometry,
+    Grouping,
+    convolution_function,
+    workspace_limit,
+)
+from torch_max_backend.mojo_ops.functions import LibraryFunction
+from torch_max_backend.problems.convolution import Pass
+
+#: Of each pass: the two operands it reads, and the one it makes.
+_ROLES = {Pass.FPROP: "xwy", Pass.DGRAD: "ywx", Pass.WGRAD: "xyw"}
+
+
+class Convolutions:
+    """The library functions of the three passes in these dtypes on one device.
+
+    A case's layout decides the order of filters on a CPU: PyTorch's or channels-last. Other operands are channels-last.
+    """
+
+    def __init__(self, dtypes: Iterable[torch.dtype], device: torch.device) -> None:
+        self._functions: dict[tuple[Pass, torch.dtype, Grouping], LibraryFunction] = {
+            (which, dtype, kind): convolution_function(
+                which.value, "gpu" if device.type == "cuda" else "cpu", TORCH_TO_MAX[dtype], kind, deep=True
+            )
+            for which in Pass
+            for dtype in dtypes
+            for kind in (Grouping.ONE, Grouping.WIDE, Grouping.DEPTHWISE)
+        }
+        self._launcher = Launcher(self._functions.values(), device)
+
+    def bind(self, case: ConvolutionCase, inputs: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
+        """A call that gives the pass's result, in the kernels' shape; nothing is copied of channels-last operands."""
+        p = case.problem
+        a, b, result = _ROLES[which_of(case)]
+        if p.transposed and case.role is Pass.WGRAD:
+            inputs = (inputs[1], inputs[0])
+        inside = _taps_inside(case)
+        group, taps = p.c // p.groups, p.filter_size
+        sizes = {
+            "x": (p.n, *p.input_size, p.c),
+            "w": (p.k, group, *taps) if inside else (p.k, *taps, group),
+            "y": (p.n, *p.output_size, p.k),
+        }
+        operands = {
+            name: (tensor if name == "w" and inside else tensor.movedim(1, -1)).contiguous()
+            for name, tensor in zip((a, b), inputs, strict=False)
+        }
+        limit = workspace_limit(p, case.dtype.itemsize, case.device.type == "cuda")
+        geometry = Geometry(p.stride, p.padding, p.dilation, p.groups, limit, allows_tf32(), inside)
+        given: list[tuple[Word, tuple[int, ...]]] = [(0, sizes[result]), *((operands[x], sizes[x]) for x in (a, b))]
+        signature = FAMILY[which_of(case).value]
+        words = signature.words(geometry.numbers(), given)
+        function = self._functions[which_of(case), case.dtype, Grouping.of(p.groups, group, p.k)]
+        return self._launcher.bind_result(function, len(signature.numbers), sizes[result], case.dtype, words)
+
+
+def which_of(case: ConvolutionCase) -> Pass:
+    """The kernels' pass: a transposed convolution's forward pass is the data gradient of the one that it transposes,
+    and the reverse."""
+    problem = case.problem
+    return {Pass.FPROP: problem.forward_pass, Pass.DGRAD: problem.grad_input_pass}.get(case.role, case.role)
+
+
+def logical(case: ConvolutionCase, result: torch.Tensor) -> torch.Tensor:
+    """What a call gave, in PyTorch's shape: a view."""
+    if which_of(case) is not Pass.WGRAD or not _taps_inside(case):
+        result = result.movedim(-1, 1)
+    spatial = result.shape[5 - case.problem.spatial_rank :]
+    return result.reshape(*result.shape[:2], *spatial)
+
+
+def _taps_inside(case: ConvolutionCase) -> bool:
+    return case.device.type == "cpu" and case.layout == "contiguous"

@@ -1,0 +1,403 @@
+"""Checks the Hopper convolution kernels by calls of library functions and times them beside cuDNN, in one process.
+
+    python -m benchmarks convolution.sm90_check                         # checks, then times the suite sm90
+    python -m benchmarks convolution.sm90_check --sweep --output sweep.json   # every tile shape, for sm90_fit
+    python -m benchmarks convolution.sm90_check --compile-only          # fills the cache where there is no GPU
+
+Integer problems must be exact, random ones as close to float64 as bfloat16 allows, and the same
+input must give the same bits twice. Times are the device's own, of the kernels alone, as the profiler sees them; calls
+rotate over inputs that together exceed the cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from max import driver
+from max.dtype import DType
+
+from benchmarks import records
+from benchmarks.kernels import problems
+from benchmarks.kernels.launcher import Callee, Launcher, Word
+from benchmarks.kernels.written import WrittenFunction
+from torch_max_backend.bench import memory
+from torch_max_backend.bench.ceilings import ceilings
+from torch_max_backend.bench.timing import set_count
+from torch_max_backend.mojo_ops.convolution import FAMILY, Geometry, Grouping, convolution_function
+from torch_max_backend.problems.convolution import Pass
+from torch_max_backend.runtime import libraries
+
+PASSES = ("fprop", "dgrad", "wgrad")
+DTYPES = {"bfloat16": DType.bfloat16, "float16": DType.float16, "float32": DType.float32}
+"""float32 is TF32, and has no wgrad here."""
+ERRORS = {"bfloat16": 4e-3, "float16": 4e-3, "float32": 4.5e-4}
+"""Largest ||result - float64's|| / ||float64's||; factors cut to TF32 and not rounded would make 7e-4."""
+TILE_SHAPES = {"bfloat16": range(6), "float16": range(6), "float32": (0, 2, 3)}
+"""Of fprop and dgrad; kernels/convolution/sm90/choice.mojo lists them."""
+WGRAD_TILES = ((128, 256), (64, 192), (128, 192), (128, 128), (128, 64))
+SPLIT_STEPS = {1}
+"""Wgrad shapes whose consumers sum the same tile."""
+Tuning = tuple[int, int, int, int, int]
+"""Tile shape, splits, blocks that join, rows and columns of tiles whose blocks share copies: `WgradChoice`'s fields."""
+AUTOMATIC: Tuning = (-1, -1, 0, 1, 1)
+SHARES = ((1, 2), (2, 1), (2, 2))
+WORKSPACE_LIMIT = 2**30
+FEW_CHANNELS, LEAST_DEPTH = 4, 12
+"""As kernels/convolution/sm90/dispatch.mojo has them."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    name: str
+    n: int
+    c: int
+    k: int
+    h: int
+    w: int
+    r: int
+    s: int
+    stride: int
+    padding: int
+    dilation: int
+
+    @classmethod
+    def of(cls, line: Mapping[str, Any]) -> Problem:
+        """A line of problems.json."""
+        (h, w), (r, s) = line["size"], line["filter"]
+        sizes = line["n"], line["c"], line["k"], h, w, r, s
+        return cls(line["name"], *sizes, line["stride"], line["padding"], line["dilation"])
+
+    @property
+    def p(self) -> int:
+        return (self.h + 2 * self.padding - self.dilation * (self.r - 1) - 1) // self.stride + 1
+
+    @property
+    def q(self) -> int:
+        return (self.w + 2 * self.padding - self.dilation * (self.s - 1) - 1) // self.stride + 1
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.n * self.p * self.q * self.k * self.r * self.s * self.c
+
+    def geometry(self) -> Geometry:
+        """As the kernels take it; float32 may be rounded."""
+        stride, padding, dilation = ((depth, each, each) for depth, each in (
+            (1, self.stride), (0, self.padding), (1, self.dilation)
+        ))  # fmt: skip
+        return Geometry(stride, padding, dilation, 1, WORKSPACE_LIMIT, allow_tf32=True)
+
+    def is_taken(self, passing: str, dtype: str) -> bool:
+        """Whether the kernels take the pass; of float32, as kernels/convolution/sm90/dispatch.mojo says."""
+        if dtype != "float32":
+            return True
+        c, k = 4 * math.ceil(self.c / 4), 4 * math.ceil(self.k / 4)
+        if passing == "fprop":
+            folded = c != self.c and self.dilation == 1 and self.s * c <= 32
+            return (self.s * c if folded else c) >= LEAST_DEPTH
+        return passing == "dgrad" and self.c > FEW_CHANNELS and k >= LEAST_DEPTH
+
+    def tensors(self, dtype: torch.dtype, integers: bool) -> dict[str, torch.Tensor]:
+        """x, w and y in the kernels' layouts, the middle extents of depth 1 included."""
+        shapes = {
+            "x": (self.n, 1, self.h, self.w, self.c),
+            "w": (self.k, 1, self.r, self.s, self.c),
+            "y": (self.n, 1, self.p, self.q, self.k),
+        }
+        if integers:
+            return {name: torch.randint(-2, 3, shape, device="cuda").to(dtype) for name, shape in shapes.items()}
+        return {name: torch.randn(shape, device="cuda").to(dtype) for name, shape in shapes.items()}
+
+
+def logical(t: torch.Tensor) -> torch.Tensor:
+    """[N, 1, H, W, C] as a channels_last N, C, H, W tensor."""
+    return t[:, 0].permute(0, 3, 1, 2)
+
+
+def reference(passing: str, problem: Problem, t: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The pass through PyTorch in the dtype of the tensors, in the kernels' layout."""
+    x, w, y = (logical(t[name]) for name in "xwy")
+    s, p, d = [problem.stride] * 2, [problem.padding] * 2, [problem.dilation] * 2
+    if passing == "fprop":
+        result = torch.nn.functional.conv2d(x, w, None, s, p, d)
+    else:
+        mask = [passing == "dgrad", passing == "wgrad", False]
+        backward = torch.ops.aten.convolution_backward(y, x, w, None, s, p, d, False, [0, 0], 1, mask)
+        result = backward[0] if passing == "dgrad" else backward[1]
+    return result.permute(0, 2, 3, 1)[:, None]
+
+
+OPERANDS = {"fprop": "xw", "dgrad": "yw", "wgrad": "xy"}
+RESULT = {"fprop": "y", "dgrad": "x", "wgrad": "w"}
+
+
+def use_virtual_hopper() -> None:
+    """Lets graphs for an sm_90a device compile where there is none; must come before any device is touched."""
+    driver.set_virtual_device_api("cuda")
+    driver.set_virtual_device_target_arch("sm_90a")
+    driver.set_virtual_device_count(1)
+
+
+def functions_of(
+    dtypes: Sequence[str], passes: Sequence[str], dispatched: bool = False
+) -> dict[tuple[str, str], Callee]:
+    """The library function of each pass and dtype; `dispatched` ones leave the choice of the kernel to the tables."""
+    return {
+        (passing, dtype): (
+            convolution_function(Pass[passing.upper()].value, "gpu", DTYPES[dtype], Grouping.ONE)
+            if dispatched
+            else WrittenFunction(
+                "benchmarks/kernels/convolution/sm90_tuned.mojo", "conv_tuned", "gpu", (DTYPES[dtype], passing.upper())
+            )
+        )
+        for dtype in dtypes
+        for passing in passes
+        if dispatched or (passing, dtype) != ("wgrad", "float32")
+    }
+
+
+class Calls:
+    """Library functions that are built and loaded."""
+
+    def __init__(self, dtypes: Sequence[str], passes: Sequence[str], dispatched: bool = False) -> None:
+        self._functions, self._dispatched = functions_of(dtypes, passes, dispatched), dispatched
+        self._launcher = Launcher(self._functions.values(), torch.device("cuda", 0))
+
+    def bind(
+        self, passing: str, problem: Problem, tensors: dict[str, torch.Tensor], tuning: Tuning = AUTOMATIC
+    ) -> Callable[[], torch.Tensor]:
+        """A call that gives the pass's result."""
+        like = tensors[RESULT[passing]]
+        signature = FAMILY[f"conv_{passing}"]
+        read = [(tensors[name], tensors[name].shape) for name in OPERANDS[passing]]
+        given: list[tuple[Word, Sequence[int]]] = [(0, like.shape), *read]
+        words = [*signature.words(problem.geometry().numbers(), given), *([] if self._dispatched else tuning)]
+        function = self._functions[passing, str(like.dtype).removeprefix("torch.")]
+        return self._launcher.bind_result(function, len(signature.numbers), like.shape, like.dtype, words)
+
+
+def poison() -> None:
+    """Leaves NaN in the memory that the next result is likely to get."""
+    for size in (2**12, 2**16, 2**20, 2**24):
+        buffer = torch.full((size,), float("nan"), device="cuda")
+        del buffer
+
+
+def capacity(cluster: int, processors: int) -> int:
+    """Blocks of such clusters that run at a time; choice.mojo has the same rule."""
+    usable = processors if cluster <= 2 else processors * 10 // 11
+    return max(usable // max(cluster, 1), 1) * max(cluster, 1)
+
+
+def tunings(passing: str, problem: Problem, processors: int, dtype: str = "bfloat16") -> list[Tuning]:
+    """Every tile shape; for wgrad with the even spread, whole rounds of splits, clusters that join and that share."""
+    if passing != "wgrad":
+        return [(shape, 0, 0, 1, 1) for shape in TILE_SHAPES[dtype]]
+    result: set[Tuning] = set()
+    for shape, (rows, columns) in enumerate(WGRAD_TILES):
+        panels = problem.r * problem.s * math.ceil(problem.c / 64)
+        across, along = math.ceil(problem.k / rows), math.ceil(panels / (columns // 64))
+        tiles = across * along
+        if shape not in SPLIT_STEPS:
+            result.add((shape, 0, 0, 1, 1))
+            result |= {(shape, max(rounds * processors // tiles, 1), 0, 1, 1) for rounds in (1, 2, 3)}
+            for share in SHARES:
+                if share[0] > across or share[1] > along:
+                    continue
+                shared = math.ceil(across / share[0]) * math.ceil(along / share[1]) * math.prod(share)
+                width = capacity(math.prod(share), processors)
+                result.add((shape, 0, 0, *share))
+                result |= {(shape, max(rounds * width // shared, 1), 0, *share) for rounds in (1, 2)}
+        for cluster in (1, 2, 4, 8):
+            if cluster > 1 or shape in SPLIT_STEPS:
+                width = capacity(cluster, processors)
+                many = (1, 2) if cluster <= 2 else (1,)
+                parts = {max(rounds * width // tiles // cluster, 1) * cluster for rounds in many}
+                result |= {(shape, part, cluster, 1, 1) for part in parts}
+    return sorted(result)
+
+
+def check(calls: Calls, passing: str, dtype: str, problem: Problem, chosen: list[Tuning]) -> list[str]:
+    """What is wrong, in words."""
+    wrong = []
+    for integers in (True, False):
+        tensors = problem.tensors(getattr(torch, dtype), integers)
+        expected = reference(passing, problem, {name: t.double() for name, t in tensors.items()})
+        rounded = expected.to(getattr(torch, dtype))
+        for tuning in chosen:
+            run = calls.bind(passing, problem, tensors, tuning)
+            poison()
+            got, again = run(), run()
+            found = []
+            if not torch.equal(got.view(torch.int16), again.view(torch.int16)):
+                found.append("two runs differ")
+            if integers and not torch.equal(got, rounded):
+                found.append(f"integers: {int((got != rounded).sum())} of {got.numel()} differ")
+            error = ((got.double() - expected).norm() / expected.norm()).item()
+            if not error <= ERRORS[dtype]:  # NaN must not pass
+                found.append(f"relative error {error:.3g}")
+            wrong += [f"{passing} {dtype} {problem.name} tuning {tuning}: {text}" for text in found]
+    return wrong
+
+
+def interleaved(calls: Mapping[str, Sequence[Callable[[], Any]]], rounds: int, repeats: int = 4) -> dict[str, float]:
+    """Milliseconds of the device's work for one call, the median over the rounds; each has one call for each input set.
+
+    One profile holds everything; a small addition of PyTorch's after each group of calls marks its end.
+    """
+    marker = torch.zeros(1, dtype=torch.int32, device="cuda")
+    for each in calls.values():
+        for i in range(2):
+            each[i % len(each)]()
+    marker.add_(1)
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for round_ in range(rounds):
+            for place, each in enumerate(calls.values()):
+                # Contenders run half the rotation apart, or the second would find the first one's inputs in the cache.
+                start = round_ * repeats + place * len(each) // 2
+                for i in range(repeats):
+                    each[(start + i) % len(each)]()
+                torch.cuda.synchronize()
+                marker.add_(1)
+                torch.cuda.synchronize()
+    events = [event for event in profiler.events() if "CUDA" in str(event.device_type)]
+    groups, busy_until = [0.0], 0.0
+    for event in sorted(events, key=lambda event: event.time_range.start):
+        if "CUDAFunctorOnSelf_add" in event.name:
+            groups.append(0.0)
+        else:
+            # A kernel may begin before the one ahead of it ends; that time counts once.
+            begin = max(event.time_range.start, busy_until)
+            busy_until = max(event.time_range.end, busy_until)
+            groups[-1] += (busy_until - begin) / repeats / 1e3
+    if len(groups) != rounds * len(calls) + 1:
+        raise RuntimeError(f"the profiler saw {len(groups) - 1} groups of calls, not {rounds * len(calls)}")
+    names = list(calls)
+    return {
+        name: statistics.median(groups[round_ * len(names) + i] for round_ in range(rounds))
+        for i, name in enumerate(names)
+    }
+
+
+def measure(ours: Calls, passing: str, dtype: str, problem: Problem, sweep: bool) -> dict[str, Any]:
+    device = torch.device("cuda", 0)
+    first = problem.tensors(getattr(torch, dtype), integers=False)
+    size = sum(first[name].nbytes for name in OPERANDS[passing])
+    count = set_count(size, memory.cache_bytes(device), memory.available_bytes(device))
+    sets = [first, *(problem.tensors(getattr(torch, dtype), integers=False) for _ in range(count - 1))]
+    calls: dict[str, list[Callable[[], Any]]] = {
+        "cudnn": [partial(reference, passing, problem, tensors) for tensors in sets]
+    }
+    chosen = [AUTOMATIC]
+    if sweep:
+        chosen += tunings(passing, problem, torch.cuda.get_device_properties(0).multi_processor_count, dtype)
+    for tuning in chosen:
+        name = ",".join(map(str, tuning))
+        calls[name] = [ours.bind(passing, problem, tensors, tuning) for tensors in sets]
+    times = interleaved(calls, 3 if sweep else 5)
+    cudnn, own = times.pop("cudnn"), times.pop(",".join(map(str, AUTOMATIC)))
+    row = {"pass": passing, "dtype": dtype, "problem": problem.name, "cudnn_ms": cudnn, "ours_ms": own}
+    if sweep:
+        row["tunings_ms"] = times
+    rate = problem.flops / 1e9
+    print(
+        f"{passing} {dtype} {problem.name:24} cudnn {cudnn:.4f} ms {rate / cudnn:4.0f} TFLOP/s  "
+        f"ours {own:.4f} ms {rate / own:4.0f} TFLOP/s  ratio {own / cudnn:.3f}"
+        + (f"  best {min(times, key=times.__getitem__)} {min(times.values()):.4f}" if sweep else ""),
+        flush=True,
+    )
+    return row
+
+
+def read(suite: str, pattern: str) -> list[Problem]:
+    return [Problem.of(line) for line in problems.convolutions(suite, pattern)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--dtypes", default="bfloat16", help="of " + ", ".join(DTYPES))
+    parser.add_argument("--passes", default=",".join(PASSES))
+    parser.add_argument("--checks", default="", help="regular expression that a checked problem's name must match")
+    parser.add_argument("--problems", default="", help="regular expression that a timed problem's name must match")
+    parser.add_argument("--compile-only", action="store_true", help="for a Hopper GPU that need not be there")
+    parser.add_argument("--sweep", action="store_true", help="time every tile shape and split count")
+    parser.add_argument("--dispatched", action="store_true", help="the product's ops, not the forced Hopper ones")
+    parser.add_argument("--no-check", action="store_true")
+    parser.add_argument("--no-time", action="store_true")
+    parser.add_argument("--output", type=Path, help="write results as JSON here")
+    args = parser.parse_args()
+
+    began = time.perf_counter()
+    torch.manual_seed(0)
+    torch.backends.cudnn.benchmark = True
+    dtypes, passes = args.dtypes.split(","), args.passes.split(",")
+    if args.compile_only:
+        use_virtual_hopper()
+        libraries.build(functions_of(dtypes, passes, args.dispatched).values(), torch.device("cuda"))
+        return 0
+    calls = Calls(dtypes, passes, args.dispatched)
+    print(f"libraries ready after {time.perf_counter() - began:.1f} s", flush=True)
+
+    wrong: list[str] = []
+    checked = 0
+    if not args.no_check:
+        for dtype in dtypes:
+            for passing in passes:
+                for problem in read("sm90_check", args.checks):
+                    if not problem.is_taken(passing, dtype) and not args.dispatched:
+                        continue
+                    chosen = [AUTOMATIC] if args.dispatched else [AUTOMATIC, *tunings(passing, problem, 12, dtype)]
+                    found = check(calls, passing, dtype, problem, chosen)
+                    wrong += found
+                    checked += len(chosen)
+                    for line in found:
+                        print("WRONG", line, flush=True)
+        print(f"{checked} checks, {len(wrong)} wrong, {time.perf_counter() - began:.1f} s", flush=True)
+
+    rows = []
+    if not args.no_time:
+        for dtype in dtypes:
+            for passing in passes:
+                for problem in read("sm90", args.problems):
+                    if not problem.is_taken(passing, dtype) and not args.dispatched:
+                        continue
+                    rows.append(measure(calls, passing, dtype, problem, args.sweep))
+                mine = [
+                    row["ours_ms"] / row["cudnn_ms"] for row in rows if (row["pass"], row["dtype"]) == (passing, dtype)
+                ]
+                if mine:
+                    mean = statistics.geometric_mean(mine)
+                    print(
+                        f"{passing} {dtype}: {mean:.3f} of cuDNN's time in the mean, {max(mine):.3f} at most",
+                        flush=True,
+                    )
+    if args.output:
+        device = torch.device("cuda", 0)
+        rates = ceilings(device, getattr(torch, dtypes[0]))
+        document = {
+            **records.provenance(device),
+            "ceilings": {
+                "gb_per_s": rates.bytes_per_second / 1e9,
+                "tflops": rates.flops_per_second / 1e12,
+            },
+            "checks": checked,
+            "wrong": wrong,
+            "rows": rows,
+        }
+        records.write(args.output, document)
+    print(f"{time.perf_counter() - began:.0f} s", flush=True)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Interpolation: problems, checks, times."""

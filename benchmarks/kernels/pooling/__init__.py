@@ -1,0 +1,1 @@
+"""Poolings: problems, checks, times."""

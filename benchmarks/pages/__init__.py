@@ -1,0 +1,1 @@
+"""Tables and charts of the pages, made from the result files."""

@@ -1,0 +1,1 @@
+"""Whole training steps: times, memory, bytes, loss curves."""
