@@ -11,7 +11,7 @@ from max.gpu.host.info import is_cpu
 
 from ..common.parallel import sync_parallelize, worker_count
 from ..common.pointer import Ptr, accumulation_type
-from .finish import finish_result
+from .epilogue_callback import run_epilogue
 from .kernel import ConvolutionKernel, ConvolutionTensors
 from .passes import DGRAD, FPROP
 from .problem import ConvolutionProblem
@@ -223,7 +223,7 @@ struct Analytic[target: StaticString](ConvolutionKernel):
     ) raises:
         comptime if is_cpu[Self.target]():
             convolution_analytic_cpu[dtype, pass_](t.result, t.a, t.b, p)
-            finish_result[pass_](p, t.finish)
+            run_epilogue[pass_](p, t.epilogue)
         else:
             var size = _output_size[pass_](p)
             if size == 0:

@@ -30,7 +30,7 @@ def _convolve[
         given.result.data,
         given.a.data,
         given.b.data,
-        given.geometry.finish,
+        given.geometry.epilogue,
     )
     var problem = rewritten[pass_](given.problem)
     if Kernels.launch[dtype, pass_, grouping](ctx, tensors, problem):

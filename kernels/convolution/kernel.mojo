@@ -2,14 +2,14 @@
 
 A kernel is a type without values: `NAME`, that of its algorithm; `compiles`, whether it exists for a dtype, a pass and
 the groups that a library function serves; `can_implement`, None or in words why it would be wrong for a problem;
-`launch`. What is faster is no matter of a kernel: each device's dispatch.mojo has a table of its kernels and says which
-of them pay.
+`launch`. A kernel says nothing of speed: each device's dispatch.mojo has a table of its kernels, and a heuristic that
+says for which problems each is worthwhile.
 """
 
 from max.gpu.host import DeviceContext
 
 from ..common.pointer import Ptr
-from .finish import Finish
+from .epilogue_callback import EpilogueCallback
 from .problem import ConvolutionProblem
 
 
@@ -27,7 +27,7 @@ struct ConvolutionTensors[dtype: DType](TrivialRegisterPassable):
     var result: Ptr[Self.dtype]
     var a: Ptr[Self.dtype]
     var b: Ptr[Self.dtype]
-    var finish: Finish
+    var epilogue: EpilogueCallback
     """What a CPU's kernel calls for the elements of y or dx that it has stored."""
 
     def are_aligned(self, bytes: Int = 16) -> Bool:
@@ -60,22 +60,22 @@ trait ConvolutionKernel:
         ...
 
 
-trait Speed:
-    """What is known of the speed of a device's kernels."""
+trait Heuristic:
+    """For which problems the kernels of a table are fast."""
 
     @staticmethod
-    def pays[
+    def is_worthwhile[
         Kernel: ConvolutionKernel, dtype: DType, pass_: Int
     ](p: ConvolutionProblem) -> Bool:
         """Whether the kernel is faster than those behind it in the table."""
         ...
 
 
-struct InOrder(Speed):
-    """The table's order says it all."""
+struct AlwaysWorthwhile(Heuristic):
+    """The first kernel that can implement a problem is the fastest."""
 
     @staticmethod
-    def pays[
+    def is_worthwhile[
         Kernel: ConvolutionKernel, dtype: DType, pass_: Int
     ](p: ConvolutionProblem) -> Bool:
         return True
@@ -94,8 +94,8 @@ trait KernelChoice:
         ...
 
 
-struct Table[Known: Speed, *Kernels: ConvolutionKernel](KernelChoice):
-    """Kernels in order; the first that pays and can implement a problem runs it.
+struct Table[Rule: Heuristic, *Kernels: ConvolutionKernel](KernelChoice):
+    """Kernels in order; the first that is worthwhile and can implement a problem runs it.
     """
 
     @staticmethod
@@ -128,6 +128,6 @@ struct Table[Known: Speed, *Kernels: ConvolutionKernel](KernelChoice):
     def takes[
         Kernel: ConvolutionKernel, dtype: DType, pass_: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Bool:
-        return Self.Known.pays[Kernel, dtype, pass_](
+        return Self.Rule.is_worthwhile[Kernel, dtype, pass_](
             p
         ) and not Kernel.can_implement[dtype, pass_](t, p)

@@ -10,7 +10,7 @@ from max.gpu.host import DeviceContext
 
 from ..common.library import Arguments, Call, Operand
 from .passes import DGRAD, FPROP
-from .finish import Finish
+from .epilogue_callback import EpilogueCallback
 from .problem import ConvolutionProblem, checked
 
 
@@ -28,7 +28,7 @@ struct Geometry(ImplicitlyCopyable):
     """Most bytes of scratch memory that a kernel may use."""
     var allow_tf32: Int
     var taps_inside: Int
-    var finish: Finish
+    var epilogue: EpilogueCallback
     """What is called for what has been stored, on a CPU."""
 
     @staticmethod
@@ -41,7 +41,7 @@ struct Geometry(ImplicitlyCopyable):
             arguments.take_word(),
             arguments.take_word(),
             arguments.take_word(),
-            Finish(arguments.take_word(), arguments.take_word(), 0),
+            EpilogueCallback(arguments.take_word(), arguments.take_word(), 0),
         )
 
     def append_to(self, mut call: Call):
@@ -53,8 +53,8 @@ struct Geometry(ImplicitlyCopyable):
         call.append_word(self.workspace_limit)
         call.append_word(self.allow_tf32)
         call.append_word(self.taps_inside)
-        call.append_word(self.finish.body)
-        call.append_word(self.finish.context)
+        call.append_word(self.epilogue.body)
+        call.append_word(self.epilogue.context)
 
 
 @no_inline

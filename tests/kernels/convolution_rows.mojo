@@ -9,7 +9,7 @@ from std.sys import argv
 
 from kernels.common.pointer import Ptr
 from kernels.convolution.cpu.dispatch import KERNELS as CPU_KERNELS
-from kernels.convolution.finish import NOTHING
+from kernels.convolution.epilogue_callback import NO_EPILOGUE
 from kernels.convolution.gpu.dispatch import GPU_KERNELS
 from kernels.convolution.kernel import ConvolutionTensors
 from kernels.convolution.passes import ANY_GROUPS, DGRAD, FPROP, WGRAD
@@ -57,7 +57,7 @@ def name[
     dtype: DType, pass_: Int
 ](table: String, address: Int, given: ConvolutionProblem) -> StaticString:
     var at = Ptr[dtype](unsafe_from_address=address)
-    var t = ConvolutionTensors(at, at, at, NOTHING)
+    var t = ConvolutionTensors(at, at, at, NO_EPILOGUE)
     var p = rewritten[pass_](given)
     if table == "cpu":
         return CPU_KERNELS.name[dtype, pass_, ANY_GROUPS](t, p)

@@ -54,7 +54,7 @@ from kernels.convolution.gpu.planes import (
     load_planes,
     place,
 )
-from kernels.convolution.finish import NOTHING
+from kernels.convolution.epilogue_callback import NO_EPILOGUE
 from kernels.convolution.kernel import ConvolutionTensors
 from kernels.convolution.passes import DGRAD, FPROP, WGRAD
 from kernels.convolution.problem import ConvolutionProblem
@@ -419,7 +419,7 @@ def _compare_wgrad[
 def main() raises:
     var arguments = argv()
     var aligned = _filled(1, 0)
-    var tensors = ConvolutionTensors(aligned, aligned, aligned, NOTHING)
+    var tensors = ConvolutionTensors(aligned, aligned, aligned, NO_EPILOGUE)
     for a in range(1, len(arguments)):
         var n = List[Int]()
         for word in String(arguments[a]).split(","):

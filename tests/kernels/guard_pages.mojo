@@ -23,7 +23,7 @@ from kernels.attention.problem import (
 )
 from kernels.convolution.passes import ANY_GROUPS, DGRAD, FPROP, WGRAD
 from kernels.convolution.cpu.dispatch import CPU_KERNELS
-from kernels.convolution.finish import NOTHING
+from kernels.convolution.epilogue_callback import NO_EPILOGUE
 from kernels.convolution.kernel import ConvolutionTensors
 from kernels.convolution.problem import ConvolutionProblem, checked
 from kernels.convolution.rewrite import rewritten
@@ -83,7 +83,7 @@ def convolve[
 ) raises:
     var taken = CPU_KERNELS.launch[dtype, pass_, ANY_GROUPS](
         DeviceContext(api="cpu"),
-        ConvolutionTensors(result, a, b, NOTHING),
+        ConvolutionTensors(result, a, b, NO_EPILOGUE),
         rewritten[pass_](p),
     )
     if not taken:

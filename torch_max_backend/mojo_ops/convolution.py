@@ -32,7 +32,7 @@ _NUMBERS = ints(
     *(f"{what}_{axis}" for what in ("stride", "dilation", "padding") for axis in "dhw"),
     *("groups", "workspace_limit", "allow_tf32", "taps_inside"),
     # Addresses that calls of fused entries have: what is called for what has been stored, and what that gets.
-    *("finish", "finish_context"),
+    *("epilogue", "epilogue_context"),
 )
 FAMILY = Family(
     "convolution",

@@ -5,7 +5,7 @@ index, alone. A first number of -1 leaves the choice to the table.
 """
 
 from kernels.common.library import Arguments
-from kernels.convolution.finish import NOTHING
+from kernels.convolution.epilogue_callback import NO_EPILOGUE
 from kernels.convolution.kernel import ConvolutionTensors
 from kernels.convolution.operands import ConvolutionOperands
 from kernels.convolution.passes import DGRAD, FPROP, ONE_GROUP, WGRAD
@@ -26,7 +26,7 @@ def conv_tuned[
     else:
         var problem = given.problem
         var tensors = ConvolutionTensors(
-            given.result.data, given.a.data, given.b.data, NOTHING
+            given.result.data, given.a.data, given.b.data, NO_EPILOGUE
         )
         var tuning = Optional[WgradChoice]()
         if words[0] >= 0:

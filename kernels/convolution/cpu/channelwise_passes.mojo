@@ -6,7 +6,7 @@ from max.gpu.host import DeviceContext
 
 from ...common.parallel import worker_count
 from ...common.pointer import accumulation_type
-from ..finish import finish_result
+from ..epilogue_callback import run_epilogue
 from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..passes import ANY_GROUPS, ONE_GROUP, WGRAD
 from ..problem import ConvolutionProblem
@@ -54,4 +54,4 @@ struct Channelwise[group: Int](ConvolutionKernel):
             channelwise_wgrad_cpu[dtype, Self.group](t.result, t.a, t.b, p)
         else:
             channelwise_cpu[dtype, pass_, Self.group](t.result, t.a, t.b, p)
-            finish_result[pass_](p, t.finish)
+            run_epilogue[pass_](p, t.epilogue)

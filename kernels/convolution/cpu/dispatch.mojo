@@ -12,7 +12,7 @@ from ..analytic import Analytic
 from ..kernel import (
     ConvolutionKernel,
     KernelChoice,
-    Speed,
+    Heuristic,
     Table,
     ConvolutionTensors,
 )
@@ -40,9 +40,9 @@ comptime _FEW_PIXELS = 1024
 """Sums of more pixels cost so much that another copy of dw does not matter."""
 
 
-struct _CpuSpeed(Speed):
+struct _CpuHeuristic(Heuristic):
     @staticmethod
-    def pays[
+    def is_worthwhile[
         Kernel: ConvolutionKernel, dtype: DType, pass_: Int
     ](p: ConvolutionProblem) -> Bool:
         comptime acc_type = accumulation_type[dtype]
@@ -123,7 +123,7 @@ struct _WithCopiedFilter[Kernels: KernelChoice](KernelChoice):
 
 
 comptime KERNELS = Table[
-    _CpuSpeed,
+    _CpuHeuristic,
     Channelwise[1],
     Channelwise[4],
     Channelwise[8],
@@ -137,5 +137,7 @@ comptime KERNELS = Table[
     Analytic["cpu"],
 ]
 comptime CPU_KERNELS = _WithCopiedFilter[KERNELS]
-comptime DEPTHWISE_KERNELS = Table[_CpuSpeed, Channelwise[1], Analytic["cpu"]]
+comptime DEPTHWISE_KERNELS = Table[
+    _CpuHeuristic, Channelwise[1], Analytic["cpu"]
+]
 """For one channel in each group, in and out."""

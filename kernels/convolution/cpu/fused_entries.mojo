@@ -9,7 +9,7 @@ from max.gpu.host import DeviceContext
 from ...common.library import Arguments
 from ...common.pointer import Ptr
 from ...pointwise.program import ProgramOperands, Places
-from ..finish import Body, Finish
+from ..epilogue_callback import Body, EpilogueCallback
 from ..fused import FusedCall
 
 
@@ -71,7 +71,7 @@ def conv_pointwise[
     operands[] = call.operands
     var body: Body = _run_over[dtype, vector, count, dims, run]
     var convolution = call.convolution
-    convolution.geometry.finish = Finish(
+    convolution.geometry.epilogue = EpilogueCallback(
         Pointer(to=body).unsafe_bitcast[Int]()[], Int(operands), 0
     )
     try:

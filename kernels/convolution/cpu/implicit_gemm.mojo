@@ -15,7 +15,7 @@ from max.gpu.host import DeviceContext
 from ...common.parallel import sync_parallelize, worker_count
 from ...common.pointer import Ptr, accumulation_type
 from ..passes import FPROP, WGRAD
-from ..finish import NOTHING, Finish
+from ..epilogue_callback import NO_EPILOGUE, EpilogueCallback
 from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..problem import ConvolutionProblem
 from ..gather import Phase, forward_phases, gradient_phases
@@ -35,7 +35,7 @@ from .pack import (
     pack_gradient_taps_inside,
     pair_rows,
 )
-from .row_table import PassOperands, fill_table, finish_rows
+from .row_table import PassOperands, fill_table, run_epilogue_on_rows
 from .wgrad import first_lanes
 
 # Bytes of the moving operand that a block of rows may touch: it stays in the L2 cache beside a panel.
@@ -241,14 +241,16 @@ def _rows[
                             target,
                             lanes,
                         )
-        if ops.finish.is_wanted():
+        if ops.epilogue.is_present():
             var begin = first_panel * panel_columns
             var end = min(columns, last_panel * panel_columns)
             if begin == 0 and end == columns:
-                finish_rows(ops, results, count, 0, ops.result_channels)
+                run_epilogue_on_rows(
+                    ops, results, count, 0, ops.result_channels
+                )
             elif begin < end:
                 for group in range(ops.groups):
-                    finish_rows(
+                    run_epilogue_on_rows(
                         ops,
                         results,
                         count,
@@ -328,12 +330,12 @@ def implicit_gemm_cpu[
     w: Ptr[dtype],
     g: ConvolutionProblem,
     pitch: Int = 0,
-    finish: Finish = NOTHING,
+    epilogue: EpilogueCallback = NO_EPILOGUE,
 ):
     """The forward pass (source x, result y) or the data gradient (source dy, result dx).
 
     The source's pixels lie `pitch` elements behind each other where they are not as long as they have channels.
-    `finish` is called for what has been stored.
+    `epilogue` is called for what has been stored.
     """
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
@@ -382,7 +384,7 @@ def implicit_gemm_cpu[
         channels=channels,
         pitch=pitch if pitch > 0 else channels,
         result_channels=g.k if forward else g.c,
-        finish=finish,
+        epilogue=epilogue,
     )
 
     @always_inline
@@ -479,4 +481,6 @@ struct ImplicitGemm(ConvolutionKernel):
     ](
         ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
     ) raises:
-        implicit_gemm_cpu[dtype, pass_](t.result, t.a, t.b, p, finish=t.finish)
+        implicit_gemm_cpu[dtype, pass_](
+            t.result, t.a, t.b, p, epilogue=t.epilogue
+        )

@@ -13,7 +13,7 @@ from max.gpu.host import DeviceContext
 from ...common.parallel import sync_parallelize, worker_count
 from ...common.pointer import Ptr
 from ..passes import FPROP
-from ..finish import NOTHING, Finish
+from ..epilogue_callback import NO_EPILOGUE, EpilogueCallback
 from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..problem import ConvolutionProblem
 from .implicit_gemm import implicit_gemm_cpu
@@ -65,7 +65,7 @@ def joined_taps_cpu[
     x: Ptr[dtype],
     w: Ptr[dtype],
     given: ConvolutionProblem,
-    finish: Finish = NOTHING,
+    epilogue: EpilogueCallback = NO_EPILOGUE,
 ):
     """The forward pass of the problems that `JoinedTaps` takes."""
     var g = given
@@ -102,7 +102,7 @@ def joined_taps_cpu[
             filter,
             g,
             given.c,
-            finish.behind(start),
+            epilogue.from_element(start),
         )
     if given.taps_inside:
         filter.unsafe_free()
@@ -140,4 +140,4 @@ struct JoinedTaps(ConvolutionKernel):
     ](
         ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
     ) raises:
-        joined_taps_cpu[dtype](t.result, t.a, t.b, p, t.finish)
+        joined_taps_cpu[dtype](t.result, t.a, t.b, p, t.epilogue)

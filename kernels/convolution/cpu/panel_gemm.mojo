@@ -13,7 +13,7 @@ from max.gpu.host import DeviceContext
 
 from ...common.parallel import sync_parallelize, worker_count
 from ...common.pointer import Ptr, accumulation_type
-from ..finish import NOTHING, finish_result
+from ..epilogue_callback import NO_EPILOGUE, run_epilogue
 from ..gather import Axis, Phase, forward_phases, gradient_phases
 from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..passes import FPROP, WGRAD
@@ -186,7 +186,7 @@ def panel_gemm_cpu[
         channels=channels,
         pitch=channels,
         result_channels=g.k if forward else g.c,
-        finish=NOTHING,
+        epilogue=NO_EPILOGUE,
     )
     var every = phases.unsafe_ptr()
     var unit = units.unsafe_ptr()
@@ -298,4 +298,4 @@ struct PanelGemm(ConvolutionKernel):
         ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
     ) raises:
         panel_gemm_cpu[dtype, pass_](t.result, t.a, t.b, p)
-        finish_result[pass_](p, t.finish)
+        run_epilogue[pass_](p, t.epilogue)

@@ -4,7 +4,7 @@ from std.math import ceildiv
 from std.sys.info import size_of
 
 from ...common.pointer import Ptr
-from ..finish import Finish
+from ..epilogue_callback import EpilogueCallback
 from ..gather import Phase
 from .microkernel import PtrTable, packed_length, packed_type
 
@@ -24,7 +24,7 @@ struct PassOperands[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
     var channels: Int
     var pitch: Int
     var result_channels: Int
-    var finish: Finish
+    var epilogue: EpilogueCallback
     """Called for what has been stored."""
 
     @always_inline
@@ -157,7 +157,7 @@ def fill_table[
 
 
 @no_inline
-def finish_rows[
+def run_epilogue_on_rows[
     dtype: DType
 ](
     ops: PassOperands[dtype],
@@ -174,11 +174,11 @@ def finish_rows[
         lanes == ops.result_channels
         and last - first == (count - 1) * ops.result_channels
     ):
-        ops.finish.run(first, last + lanes)
+        ops.epilogue.run(first, last + lanes)
         return
     for m in range(count):
         var begin = _element(ops, results[unsafe_offset=m]) + column
-        ops.finish.run(begin, begin + lanes)
+        ops.epilogue.run(begin, begin + lanes)
 
 
 @always_inline

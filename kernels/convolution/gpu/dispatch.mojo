@@ -1,7 +1,7 @@
 """Which kernel runs which problem on any GPU. On Hopper sm90/dispatch.mojo has kernels that are asked first."""
 
 from ..analytic import Analytic
-from ..kernel import ConvolutionKernel, Speed, Table
+from ..kernel import ConvolutionKernel, Heuristic, Table
 from ..passes import FPROP
 from ..problem import ConvolutionProblem
 from .block_gather import BlockGather
@@ -10,7 +10,7 @@ from .depthwise import PAIR
 from .depthwise_band import DepthwiseBands
 from .depthwise_band_wgrad import DepthwiseBandWgrad
 from .depthwise_launch import DepthwiseMarch
-from .few_channels import FewChannels
+from .gemm_col2im import GemmCol2im
 from .halo_gather import HaloGather
 from .halo_wgrad import HaloWgrad
 from .merged_groups import MergedGroups
@@ -44,11 +44,11 @@ def _marches(p: ConvolutionProblem) -> Bool:
     )
 
 
-struct _GpuSpeed(Speed):
+struct _GpuHeuristic(Heuristic):
     """As measured on an H100 and an H200."""
 
     @staticmethod
-    def pays[
+    def is_worthwhile[
         Kernel: ConvolutionKernel, dtype: DType, pass_: Int
     ](p: ConvolutionProblem) -> Bool:
         comptime forward = pass_ == FPROP
@@ -73,14 +73,14 @@ struct _GpuSpeed(Speed):
 
 
 comptime GPU_KERNELS = Table[
-    _GpuSpeed,
+    _GpuHeuristic,
     DepthwiseBands,
     DepthwiseBandWgrad,
     DepthwiseMarch,
     HaloGather,
     HaloWgrad,
     SmallGroups,
-    FewChannels,
+    GemmCol2im,
     MergedGroups,
     WarpgroupGather,
     WarpgroupWgrad,
@@ -90,7 +90,7 @@ comptime GPU_KERNELS = Table[
     Analytic["gpu"],
 ]
 comptime DEPTHWISE_KERNELS = Table[
-    _GpuSpeed,
+    _GpuHeuristic,
     DepthwiseBands,
     DepthwiseBandWgrad,
     DepthwiseMarch,

@@ -1,9 +1,9 @@
 """Which kernel runs which problem on Hopper, before gpu/dispatch.mojo is asked."""
 
-from ..kernel import ConvolutionKernel, Speed, Table
+from ..kernel import ConvolutionKernel, Heuristic, Table
 from ..passes import DGRAD, FPROP
 from ..problem import ConvolutionProblem
-from .few_channels import FewChannels
+from .fused_col2im import FusedCol2im
 from .gemm import Gemm
 from .grouped import GroupedGemm
 from .packed import needs_packing, packing
@@ -11,7 +11,7 @@ from .packed import needs_packing, packing
 comptime _FEW_OF_THREE_AXES = 32
 """Channels on both sides: 32 of 96x96x96 took 1.5 times as long as in the warpgroup kernels."""
 comptime _FEW_CHANNELS = 4
-"""Of float32, what gpu/few_channels.mojo takes."""
+"""Of float32, what gpu/gemm_col2im.mojo takes."""
 comptime _LEAST_DEPTH = 12
 """Of float32: with less a stage of one tap is mostly zeros, and the kernels of gpu/ sum over taps and channels together."""
 comptime _FEW_IN_GROUP = 32
@@ -26,9 +26,9 @@ def _depth[dtype: DType, pass_: Int](p: ConvolutionProblem) -> Int:
     return packed.c if pass_ == FPROP else packed.k
 
 
-struct Sm90Speed(Speed):
+struct Sm90Heuristic(Heuristic):
     @staticmethod
-    def pays[
+    def is_worthwhile[
         Kernel: ConvolutionKernel, dtype: DType, pass_: Int
     ](p: ConvolutionProblem) -> Bool:
         comptime if Kernel.NAME == Gemm.NAME:
@@ -44,4 +44,4 @@ struct Sm90Speed(Speed):
             return True
 
 
-comptime SM90_KERNELS = Table[Sm90Speed, FewChannels, Gemm, GroupedGemm]
+comptime SM90_KERNELS = Table[Sm90Heuristic, FusedCol2im, Gemm, GroupedGemm]

@@ -19,7 +19,7 @@ from ...normalization.gpu import (
 from ...normalization.partials import Slots
 from ...normalization.settings import Settings
 from ...pointwise.program import ProgramOperands, Places
-from ..finish import NOTHING
+from ..epilogue_callback import NO_EPILOGUE
 from ..fused import FusedCall
 from ..kernel import ConvolutionTensors
 from ..passes import FPROP, MOMENTS, NO_SUMS, ONE_GROUP, PRODUCTS
@@ -92,7 +92,7 @@ def conv_pointwise_sums[
     @__parameter
     @__copy_capture(operands, c)
     @always_inline
-    def finish[
+    def epilogue[
         width: Int, parts: Int
     ](
         pixels: StaticTuple[Int, parts],
@@ -130,7 +130,7 @@ def conv_pointwise_sums[
         return result
 
     comptime own = Optional[Epilogue[dtype]](
-        finish
+        epilogue
     ) if has_program else Optional[Epilogue[dtype]]()
     comptime factor = Optional[Factor](
         deviation
@@ -140,7 +140,7 @@ def conv_pointwise_sums[
     ]
     comptime if compiles_for[dtype, pass_]():
         if call.is_aligned() and _fits[dtype, pass_, room](
-            ConvolutionTensors(result, a, b, NOTHING), problem
+            ConvolutionTensors(result, a, b, NO_EPILOGUE), problem
         ):
             comptime if sums == NO_SUMS:
                 launch(result, a, b, NOWHERE, problem, ctx)
@@ -171,7 +171,7 @@ def conv_pointwise_sums[
         var buffer = scratch[dtype](ctx, shape.flattened_length())
         var between = Int(buffer.unsafe_ptr())
         call.convolution.run[plain](between, call.a, call.b, ctx)
-        apply_epilogue[dtype, finish](
+        apply_epilogue[dtype, epilogue](
             result, Ptr[dtype](unsafe_from_address=between), rows, c, ctx
         )
         _ = buffer^

@@ -25,7 +25,7 @@ from ..problem import PoolingProblem
 from .primitives import fits_word, narrow
 from .params import LIMIT_32, THREADS, PoolingParams, uniform_scale
 
-comptime NOTHING = Int32(-1)
+comptime NO_WINDOW = Int32(-1)
 comptime MOST_ITEMS = 2
 
 
@@ -54,7 +54,7 @@ struct _Row(TrivialRegisterPassable):
     """The number of the first window above the row in the whole output."""
     var wanted: Int32
     """What names the row's first pixel: its number in the plane, or by offset its tap in a window's first column;
-    NOTHING where no window lies over the row."""
+    NO_WINDOW where no window lies over the row."""
     var scale: Float32
     """For averages: one over what D and H contribute to the divisor, or over all of it."""
 
@@ -94,7 +94,7 @@ def _row[argmax: DType](p: PoolingParams, row: Int32) -> _Row:
             )
     return _Row(
         ((plane * p.d.output + od) * p.h.output + oh) * p.w.output,
-        wanted if live else NOTHING,
+        wanted if live else NO_WINDOW,
         scale,
     )
 
@@ -132,7 +132,7 @@ def disjoint_values[
             # Past the end of the tensor any window does.
             w = min(w, p.w.input - Int32(G))
         var ow = Int32(UInt32(w) // UInt32(F.stride))
-        var covered = now.wanted != NOTHING
+        var covered = now.wanted != NO_WINDOW
         var at = Int(now.base + ow)
         var gradient = dy.unsafe_load[
             width=N, alignment=min(N * size_of[dtype](), 16)

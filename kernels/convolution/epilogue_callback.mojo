@@ -12,7 +12,7 @@ comptime _SMALLEST_SHARE = 16384
 
 
 @fieldwise_init
-struct Finish(ImplicitlyCopyable, TrivialRegisterPassable):
+struct EpilogueCallback(ImplicitlyCopyable, TrivialRegisterPassable):
     """A function over elements of the result, which another library may hold. It is called once for each element.
     """
 
@@ -23,7 +23,7 @@ struct Finish(ImplicitlyCopyable, TrivialRegisterPassable):
     """The element that a kernel counts as the first."""
 
     @always_inline
-    def is_wanted(self) -> Bool:
+    def is_present(self) -> Bool:
         return self.body != 0
 
     @always_inline
@@ -35,7 +35,7 @@ struct Finish(ImplicitlyCopyable, TrivialRegisterPassable):
         )
 
     @always_inline
-    def behind(self, elements: Int) -> Self:
+    def from_element(self, elements: Int) -> Self:
         """For a kernel that computes the result from this element on."""
         return Self(self.body, self.context, self.start + elements)
 
@@ -61,11 +61,16 @@ struct Finish(ImplicitlyCopyable, TrivialRegisterPassable):
         sync_parallelize(task, workers)
 
 
-comptime NOTHING = Finish(0, 0, 0)
+comptime NO_EPILOGUE = EpilogueCallback(0, 0, 0)
 
 
 @no_inline
-def finish_result[pass_: Int](problem: ConvolutionProblem, finish: Finish):
-    """Behind a kernel that writes y or dx and does not call `finish` itself."""
-    if finish.is_wanted():
-        finish.run_all(problem.y_size() if pass_ == FPROP else problem.x_size())
+def run_epilogue[
+    pass_: Int
+](problem: ConvolutionProblem, epilogue: EpilogueCallback):
+    """Behind a kernel that writes y or dx and does not call `epilogue` itself.
+    """
+    if epilogue.is_present():
+        epilogue.run_all(
+            problem.y_size() if pass_ == FPROP else problem.x_size()
+        )

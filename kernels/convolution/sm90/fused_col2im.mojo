@@ -11,8 +11,6 @@ whole, and every addition has its place. One warpgroup copies windows, three tak
 another gathers.
 """
 
-from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
-from std.math import ceildiv
 from std.memory import Pointer
 from std.utils.index import IndexList
 from std.utils.static_tuple import StaticTuple
@@ -51,123 +49,39 @@ from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..passes import DGRAD
 from ..problem import ConvolutionProblem
 from . import plan as fields
-from .gemm import compiles_for, reason_not_any
-from .plan import (
-    AXIS_H,
-    AXIS_W,
-    STAGE_LENGTH,
-    Im2colAxis,
-    Im2colPhase,
-    Plan,
-    dgrad_axis,
-    fprop_axis,
+from .fused_col2im_plan import (
+    COLUMNS,
+    FILTER_BYTES,
+    MAX_CHANNELS,
+    MAX_PHASES,
+    MAX_STAGES,
+    PIXELS,
+    RING_BYTES,
+    STAGE_BYTES,
+    WINDOW_H,
+    WINDOW_W,
+    Window,
+    plan_of,
+    reason_against,
 )
+from .gemm import compiles_for, reason_not_any
+from .plan import AXIS_H, AXIS_W, STAGE_LENGTH, Plan
 from .tensor_map import TensorMaps
 from .tile import k_major_descriptor
 
-comptime MAX_CHANNELS = 4
-"""A tap's channels are one 16-byte vector of float32."""
-comptime _MAX_PHASES = 4
-comptime _COLUMNS = 64
-comptime _MAX_TAPS = _COLUMNS // MAX_CHANNELS
-comptime _WINDOW_H = 8
-comptime _WINDOW_W = 16
-comptime _PIXELS = _WINDOW_H * _WINDOW_W
 comptime _CONSUMERS = 3
 comptime _THREADS = 128 * (1 + _CONSUMERS)
-comptime _PITCH = _COLUMNS + 4
+comptime _PITCH = COLUMNS + 4
 """Floats from one pixel of z to the next: neighbours lie 4 banks apart, so that 16-byte reads of eight don't collide."""
-comptime _Z_BYTES = _PIXELS * _PITCH * 4
-comptime _FILTER_BYTES = _COLUMNS * STAGE_LENGTH * 2
-comptime _STAGE_BYTES = _PIXELS * STAGE_LENGTH * 2
-comptime _RING_BYTES = 112 * 1024
-"""What z leaves of shared memory: filter tiles and pipeline stages fill it."""
-comptime _MAX_STAGES = 6
-comptime _MIN_STAGES = 3
-comptime _SHARED_BYTES = 1024 + _RING_BYTES + _CONSUMERS * _Z_BYTES + 256
-
-
-@fieldwise_init
-struct _Window(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
-    """How windows of dy lie over the result, in pixels of a phase."""
-
-    var phases: Int32
-    var k: Int32
-    var stages: Int32
-    var tiles_h: Int32
-    var inner_h: Int32
-    """Result pixels of one phase that a window serves."""
-    var inner_w: Int32
-    var lower_h: Int32
-    """First dy pixel of the window of result pixel 0."""
-    var lower_w: Int32
-
-    comptime device_type: AnyType = Self
-
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
-    ):
-        encoder.encode(self, target)
-
-    @staticmethod
-    def get_type_name() -> String:
-        return "FewChannelsWindow"
-
-
-@fieldwise_init
-struct _Side(Movable):
-    """One spatial axis: its phases, and the dy pixels that all of them reach together.
-    """
-
-    var axes: List[Im2colAxis]
-    var lower: Int
-    var span: Int
-    """Pixels of the rim."""
-    var taps: Int
-    """The most that one phase has."""
-
-    @staticmethod
-    def of(
-        size: Int,
-        filter: Int,
-        result: Int,
-        stride: Int,
-        dilation: Int,
-        pad: Int,
-    ) -> Self:
-        var axes = List[Im2colAxis]()
-        var lower = Int.MAX
-        var upper = Int.MIN
-        var taps = 0
-        for phase in range(stride):
-            var axis = dgrad_axis(
-                size, filter, result, stride, dilation, pad, phase
-            )
-            if axis.taps > 0:
-                lower = min(lower, axis.lower)
-                upper = max(upper, axis.lower + axis.offset)
-                taps = max(taps, axis.taps)
-            axes.append(axis)
-        return Self(axes^, lower, upper - lower, taps)
-
-
-def _rows(p: ConvolutionProblem) -> _Side:
-    return _Side.of(p.h, p.r, p.p, p.stride_h, p.dilation_h, p.pad_h)
-
-
-def _columns_of(p: ConvolutionProblem) -> _Side:
-    return _Side.of(p.w, p.s, p.q, p.stride_w, p.dilation_w, p.pad_w)
-
-
-def _filter_tiles(p: ConvolutionProblem) -> Int:
-    return p.stride_h * p.stride_w * ceildiv(p.k, STAGE_LENGTH)
+comptime _Z_BYTES = PIXELS * _PITCH * 4
+comptime _SHARED_BYTES = 1024 + RING_BYTES + _CONSUMERS * _Z_BYTES + 256
 
 
 @always_inline
 def _produce(
     dy_map: TensorMaps[1],
-    plan: Plan[_MAX_PHASES],
-    window: _Window,
+    plan: Plan[MAX_PHASES],
+    window: Window,
     ring: UInt32,
     full: UInt32,
     empty: UInt32,
@@ -181,9 +95,9 @@ def _produce(
         for chunk in range(Int(plan.channel_blocks())):
             var barrier = full + UInt32(slot) * 8
             mbarrier_wait(empty + UInt32(slot) * 8, parity ^ 1)
-            mbarrier_expect(barrier, _STAGE_BYTES)
+            mbarrier_expect(barrier, STAGE_BYTES)
             load_tile_4d(
-                ring + UInt32(slot) * _STAGE_BYTES,
+                ring + UInt32(slot) * STAGE_BYTES,
                 dy_map.address(0),
                 barrier,
                 Int32(chunk * STAGE_LENGTH),
@@ -203,15 +117,15 @@ def _lay_filter[
     dtype: DType
 ](
     w: Ptr[dtype],
-    plan: Plan[_MAX_PHASES],
-    window: _Window,
+    plan: Plan[MAX_PHASES],
+    window: Window,
     filters: UInt32,
     taps_of_filter: Int32,
 ):
     """Brings the filter of every phase into swizzled rows of 64 elements of k, one row for each (tap, channel).
     """
     var thread = Int32(thread_idx.x)
-    var column = thread % _COLUMNS
+    var column = thread % COLUMNS
     var channel = column % MAX_CHANNELS
     for phase in range(Int(window.phases)):
         var taps_w = plan.phase(phase, fields.TAPS + AXIS_W)
@@ -227,11 +141,11 @@ def _lay_filter[
             var target = (
                 filters
                 + UInt32(phase * Int(plan.channel_blocks()) + chunk)
-                * _FILTER_BYTES
+                * FILTER_BYTES
             )
-            var first = thread // _COLUMNS
-            comptime for step in range(STAGE_LENGTH * _COLUMNS // _THREADS):
-                var inner = first + Int32(step * (_THREADS // _COLUMNS))
+            var first = thread // COLUMNS
+            comptime for step in range(STAGE_LENGTH * COLUMNS // _THREADS):
+                var inner = first + Int32(step * (_THREADS // COLUMNS))
                 var k = Int32(chunk * STAGE_LENGTH) + inner
                 var value = Scalar[dtype](0)
                 if exists and k < window.k:
@@ -270,8 +184,8 @@ def _gather[
     dtype: DType
 ](
     dx: Ptr[dtype],
-    plan: Plan[_MAX_PHASES],
-    window: _Window,
+    plan: Plan[MAX_PHASES],
+    window: Window,
     phase: Int,
     z: UInt32,
     n: Int32,
@@ -284,7 +198,7 @@ def _gather[
     var taps_w = plan.phase(phase, fields.TAPS + AXIS_W)
     # Packed, 8 bits for each axis.
     var offsets = plan.phase(phase, fields.OFFSETS)
-    var step_h = (plan.offset_step(AXIS_H) >> 8) * _WINDOW_W * _PITCH
+    var step_h = (plan.offset_step(AXIS_H) >> 8) * WINDOW_W * _PITCH
     var step_w = plan.offset_step(AXIS_W) * _PITCH + MAX_CHANNELS
     var base_h = (
         plan.phase(phase, fields.LOWER + AXIS_H)
@@ -300,7 +214,7 @@ def _gather[
     while pixel < window.inner_h * window.inner_w:
         var i, j = divide(pixel, window.inner_w)
         var sum = SIMD[DType.float32, MAX_CHANNELS](0)
-        var line = ((i + base_h) * _WINDOW_W + j + base_w) * _PITCH
+        var line = ((i + base_h) * WINDOW_W + j + base_w) * _PITCH
         for _ in range(Int(taps_h)):
             var at = line
             for _ in range(Int(taps_w)):
@@ -335,35 +249,35 @@ def _gather[
 )
 @__llvm_arg_metadata(dy_map, `nvvm.grid_constant`)
 @__llvm_arg_metadata(plan, `nvvm.grid_constant`)
-@__name(t"conv_dgrad_few_channels_{dtype}")
-def few_channels_kernel[
+@__name(t"conv_dgrad_fused_col2im_{dtype}")
+def fused_col2im_kernel[
     dtype: DType
 ](
     dy_map: TensorMaps[1],
-    plan: Plan[_MAX_PHASES],
-    window: _Window,
+    plan: Plan[MAX_PHASES],
+    window: Window,
     dx: Ptr[dtype],
     w: Ptr[dtype],
     taps_of_filter: Int32,
 ):
-    comptime fragment = _COLUMNS // 2
-    comptime row_blocks = _PIXELS // 64
+    comptime fragment = COLUMNS // 2
+    comptime row_blocks = PIXELS // 64
 
     var shared = external_memory[
         UInt8, address_space=AddressSpace.SHARED, alignment=1024
     ]()
     var filters = (UInt32(Int(shared)) + 1023) & ~UInt32(1023)
     var filter_tiles = window.phases * plan.channel_blocks()
-    var ring = filters + UInt32(filter_tiles) * _FILTER_BYTES
-    var sums_of_windows = filters + _RING_BYTES
+    var ring = filters + UInt32(filter_tiles) * FILTER_BYTES
+    var sums_of_windows = filters + RING_BYTES
     var full = sums_of_windows + _CONSUMERS * _Z_BYTES
-    var empty = full + 8 * _MAX_STAGES
+    var empty = full + 8 * MAX_STAGES
 
     var thread = UInt32(thread_idx.x)
     var group = thread // 128
     if thread == 0:
         prefetch_tensor_map(dy_map.address(0))
-        comptime for i in range(_MAX_STAGES):
+        comptime for i in range(MAX_STAGES):
             mbarrier_init(full + UInt32(8 * i), 1)
             mbarrier_init(empty + UInt32(8 * i), 1)
         fence_mbarrier_init()
@@ -410,19 +324,19 @@ def few_channels_kernel[
             for chunk in range(Int(plan.channel_blocks())):
                 var round, slot = divide(step + Int32(chunk), window.stages)
                 var dy_descriptor = k_major_descriptor(
-                    ring + UInt32(slot) * _STAGE_BYTES
+                    ring + UInt32(slot) * STAGE_BYTES
                 )
                 var filter_descriptor = k_major_descriptor(
                     filters
                     + UInt32(phase * Int(plan.channel_blocks()) + chunk)
-                    * _FILTER_BYTES
+                    * FILTER_BYTES
                 )
                 wgmma_fence_aligned()
                 comptime for kk in range(STAGE_LENGTH // 16):
                     comptime for block in range(row_blocks):
                         sums[block] = wgmma_async[
                             64,
-                            _COLUMNS,
+                            COLUMNS,
                             16,
                             DType.float32,
                             fragment,
@@ -443,7 +357,7 @@ def few_channels_kernel[
                 wgmma_commit_group_sync()
             wgmma_wait_group_sync[0]()
             comptime for block in range(row_blocks):
-                comptime for at in range(_COLUMNS // 8):
+                comptime for at in range(COLUMNS // 8):
                     if Int32(at * 8) < taps * MAX_CHANNELS:
                         comptime for half in range(2):
                             comptime offset = (
@@ -481,61 +395,27 @@ def few_channels_kernel[
 
 
 @no_inline
-def launch_few_channels[
+def launch_fused_col2im[
     dtype: DType
 ](
     dx: Ptr[dtype],
     dy: Ptr[dtype],
     w: Ptr[dtype],
-    problem: ConvolutionProblem,
+    p: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
-    """Of what `FewChannels` takes."""
-    var p = problem
-    var h = _rows(p)
-    var v = _columns_of(p)
-    var inner_h = _WINDOW_H - h.span
-    var inner_w = _WINDOW_W - v.span
-    # Phases differ by one pixel at most; the first has the most.
-    var tiles_h = ceildiv(ceildiv(p.h, p.stride_h), inner_h)
-    var tiles_w = ceildiv(ceildiv(p.w, p.stride_w), inner_w)
-    var tiles = p.n * tiles_h * tiles_w
-    var plan = Plan[_MAX_PHASES]()
-    var d = fprop_axis(p.d, p.t, p.o, 1, 1, 0)
-    for a in range(p.stride_h):
-        for b in range(p.stride_w):
-            var phase = Im2colPhase(d, h.axes[a], v.axes[b])
-            plan.set_phase(a * p.stride_w + b, p, phase, 0)
-    plan.set_launch(
-        p,
-        dgrad=True,
-        tiles=tiles,
-        column_tiles=tiles_w,
-        stage_length=STAGE_LENGTH,
-    )
-    var stages = (
-        _RING_BYTES - _filter_tiles(p) * _FILTER_BYTES
-    ) // _STAGE_BYTES
-    var window = _Window(
-        phases=Int32(p.stride_h * p.stride_w),
-        k=Int32(p.k),
-        stages=Int32(min(stages, _MAX_STAGES)),
-        tiles_h=Int32(tiles_h),
-        inner_h=Int32(inner_h),
-        inner_w=Int32(inner_w),
-        lower_h=Int32(h.lower),
-        lower_w=Int32(v.lower),
-    )
+    """Of what `FusedCol2im` takes."""
+    var plan, window = plan_of(p)
     var dy_map = TensorMaps[1]()
     dy_map.encode_tile[dtype, 4](
         0,
         ctx,
         dy,
         IndexList[4](p.k, p.q, p.p, p.n),
-        IndexList[4](STAGE_LENGTH, _WINDOW_W, _WINDOW_H, 1),
+        IndexList[4](STAGE_LENGTH, WINDOW_W, WINDOW_H, 1),
     )
     var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
-    comptime kernel = few_channels_kernel[dtype]
+    comptime kernel = fused_col2im_kernel[dtype]
     ctx.enqueue_function[kernel](
         dy_map,
         plan,
@@ -543,7 +423,7 @@ def launch_few_channels[
         dx,
         w,
         Int32(p.r * p.s),
-        grid_dim=(min(processors, tiles),),
+        grid_dim=(min(processors, Int(plan.tiles())),),
         block_dim=(_THREADS,),
         shared_mem_bytes=_SHARED_BYTES,
         func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
@@ -552,10 +432,10 @@ def launch_few_channels[
     )
 
 
-struct FewChannels(ConvolutionKernel):
+struct FusedCol2im(ConvolutionKernel):
     """Few channels and taps, windows that are not mostly rim."""
 
-    comptime NAME: StaticString = "sm90_few_channels"
+    comptime NAME: StaticString = "sm90_fused_col2im"
 
     @staticmethod
     def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:
@@ -572,26 +452,7 @@ struct FewChannels(ConvolutionKernel):
         if not t.are_aligned():
             return String("a tensor does not begin at a multiple of 16 bytes")
         var reason = reason_not_any(p)
-        if reason:
-            return reason
-        if p.c > MAX_CHANNELS or p.k % 8 != 0 or p.is_deep():
-            return String(t"C = {p.c} and K = {p.k}, or three axes")
-        if p.stride_h * p.stride_w > _MAX_PHASES:
-            return String(t"strides of {p.stride_h} and {p.stride_w}")
-        var chunks = ceildiv(p.k, STAGE_LENGTH)
-        var stages = (
-            _RING_BYTES - _filter_tiles(p) * _FILTER_BYTES
-        ) // _STAGE_BYTES
-        if stages < max(_MIN_STAGES, chunks):
-            return String(t"K = {p.k}: the filter leaves no room")
-        var h = _rows(p)
-        var w = _columns_of(p)
-        var taps = h.taps * w.taps
-        if taps > _MAX_TAPS or taps <= 0:
-            return String(t"{taps} taps of a phase")
-        if h.span > _WINDOW_H // 2 or w.span > _WINDOW_W // 2:
-            return String("windows that are mostly rim")
-        return None
+        return reason if reason else reason_against(p)
 
     @staticmethod
     def launch[
@@ -599,4 +460,4 @@ struct FewChannels(ConvolutionKernel):
     ](
         ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
     ) raises:
-        launch_few_channels[dtype](t.result, t.a, t.b, p, ctx)
+        launch_fused_col2im[dtype](t.result, t.a, t.b, p, ctx)

@@ -19,15 +19,20 @@ from ...common.library import scratch
 from ...common.pointer import Ptr
 from ...common.tensor_cores import QUAD, blocks_compile
 from ..passes import DGRAD, FPROP, ONE_GROUP
-from ..finish import NOTHING
-from ..kernel import ConvolutionKernel, InOrder, Table, ConvolutionTensors
+from ..epilogue_callback import NO_EPILOGUE
+from ..kernel import (
+    ConvolutionKernel,
+    AlwaysWorthwhile,
+    Table,
+    ConvolutionTensors,
+)
 from ..problem import ConvolutionProblem
 from .block_gather import BlockGather
 from .pipeline import block_can_implement
 from .warpgroup_gather import WarpgroupGather
 
 comptime MAX_CHANNELS = 4
-comptime _Products = Table[InOrder, WarpgroupGather, BlockGather]
+comptime _Products = Table[AlwaysWorthwhile, WarpgroupGather, BlockGather]
 comptime _THREADS = 256
 # Of z at a time: about half of a large GPU's cache.
 comptime _CACHED_BYTES = 32 << 20
@@ -59,7 +64,7 @@ def _first_tap(
     return tap
 
 
-def few_channels_sum_kernel(
+def col2im_kernel(
     dx: Ptr[DType.float32],
     z: Ptr[DType.float32],
     g: ConvolutionProblem,
@@ -135,7 +140,7 @@ def _chunk_images(g: ConvolutionProblem) -> Int:
 
 
 @no_inline
-def few_channels_dgrad_gpu(
+def gemm_col2im(
     dx: Ptr[DType.float32],
     dy: Ptr[DType.float32],
     w: Ptr[DType.float32],
@@ -195,13 +200,13 @@ def few_channels_dgrad_gpu(
             z_at,
             filter_at,
             dy.unsafe_offset(first * image_pixels * g.k),
-            NOTHING,
+            NO_EPILOGUE,
         )
         _ = _Products.launch[DType.float32, FPROP, ONE_GROUP](
             ctx, operands, product
         )
         var threads = count * g.d * g.h * ceildiv(g.w, g.stride_w) * g.stride_w
-        ctx.enqueue_function[few_channels_sum_kernel](
+        ctx.enqueue_function[col2im_kernel](
             dx.unsafe_offset(first * g.d * g.h * g.w * g.c),
             z_at,
             g,
@@ -217,8 +222,8 @@ def few_channels_dgrad_gpu(
     _ = z^
 
 
-struct FewChannels(ConvolutionKernel):
-    comptime NAME: StaticString = "few_channels"
+struct GemmCol2im(ConvolutionKernel):
+    comptime NAME: StaticString = "gemm_col2im"
 
     @staticmethod
     def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:
@@ -259,6 +264,6 @@ struct FewChannels(ConvolutionKernel):
         ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
     ) raises:
         comptime F32 = Ptr[DType.float32]
-        few_channels_dgrad_gpu(
+        gemm_col2im(
             rebind[F32](t.result), rebind[F32](t.a), rebind[F32](t.b), p, ctx
         )
