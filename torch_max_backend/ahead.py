@@ -115,7 +115,7 @@ def trace_ahead(
             if isinstance(value, torch.Tensor):
                 node.type = torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else torch.Tensor
         gm.recompile()
-        # The rest of the program needs results; eager PyTorch computes them as fake tensors.
+        # The rest of the user's code needs results; eager PyTorch computes them as fake tensors.
         eager = GraphModule(gm, copy.deepcopy(gm.graph))
         with enable_python_dispatcher():
             backend(gm, example_inputs)

@@ -148,7 +148,7 @@ def list_only(
     gm: GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
     """A backend that makes the very graphs of ``max_backend`` for ``recorded_graphs``, and builds no library; eager
-    PyTorch runs the program."""
+    PyTorch runs the model."""
     eager = GraphModule(gm, copy.deepcopy(gm.graph))
     _through_aot(gm, example_inputs, _Listing(Options.parse(options)))
     return eager

@@ -35,7 +35,7 @@ class UnsupportedOpError(MaxBackendError):
         op: the aten op's qualified name with overload.
         arguments: the node's arguments in words, tensors as dtype and shape.
         reason: why MAX or the project's kernels cannot run it.
-        user_line: the line of the user's program that the op came from, where it is known.
+        user_line: the line of the user's code that the op came from, where it is known.
     """
 
     def __init__(self, op: str, arguments: str, reason: str, user_line: str | None) -> None:

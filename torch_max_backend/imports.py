@@ -1,4 +1,4 @@
-"""Imports MAX and Rich without lasting changes to the program's own state."""
+"""Imports MAX and Rich without lasting changes to the process's own state."""
 
 from __future__ import annotations
 

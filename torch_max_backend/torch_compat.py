@@ -137,7 +137,7 @@ def is_zero_tensor(tensor: torch.Tensor) -> bool:
 
 
 def is_wrapped(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a wrapper that belongs to a transform around the program, ``vmap`` or another."""
+    """Whether a tensor is a wrapper that belongs to a transform around the model, ``vmap`` or another."""
     return _functorch.is_functorch_wrapped_tensor(tensor) or _functorch.is_legacy_batchedtensor(tensor)
 
 

@@ -26,7 +26,7 @@ comptime DIGITS = 1 << DIGIT_BITS
 
 
 @fieldwise_init
-struct Order(Movable):
+struct SortedPlaces(Movable):
     """The places of a list in sorted order, and which of the list each was; one outside counts as the number of places.
     """
 
@@ -148,14 +148,14 @@ def order_gpu(
     places: Int,
     bounds: Bounds,
     ctx: DeviceContext,
-) raises -> Order:
+) raises -> SortedPlaces:
     """Both counts are from 1 to 2^31 - 1."""
     var tiles = ceildiv(count, TILE)
     var counts = scratch[DType.int32](ctx, tiles * DIGITS)
-    var old = Order(
+    var old = SortedPlaces(
         scratch[DType.int32](ctx, count), scratch[DType.int32](ctx, count)
     )
-    var new = Order(
+    var new = SortedPlaces(
         scratch[DType.int32](ctx, count), scratch[DType.int32](ctx, count)
     )
     var shift = 0

@@ -37,7 +37,7 @@ from kernels.convolution.sm90.packed import needs_packing, packing
 from kernels.convolution.sm90.plan import (
     Im2colAxis,
     Im2colPhase,
-    Plan,
+    Im2colPlan,
     dgrad_phases,
     fprop_phase,
 )
@@ -70,7 +70,7 @@ def _walk(p: ConvolutionProblem, dgrad: Bool) raises -> Int:
         if phase.taps() > 0 and not phase.fits_copy_engine(deep):
             return 0
         _check_boxes(p, dgrad, phase)
-    var plan = Plan[_ROOM]()
+    var plan = Im2colPlan[_ROOM]()
     plan.set_launch(
         p,
         dgrad=dgrad,
@@ -95,7 +95,7 @@ def _walk(p: ConvolutionProblem, dgrad: Bool) raises -> Int:
 def _collect(
     p: ConvolutionProblem,
     dgrad: Bool,
-    plan: Plan[_ROOM],
+    plan: Im2colPlan[_ROOM],
     index: Int,
     group: Int,
     groups: Int,
@@ -139,7 +139,7 @@ def _walk_groups(p: ConvolutionProblem, dgrad: Bool) raises -> Int:
     var phases = group_phases[DGRAD](p) if dgrad else group_phases[FPROP](p)
     if len(phases) > _ROOM:
         return 0
-    var plan = Plan[_ROOM]()
+    var plan = Im2colPlan[_ROOM]()
     for i in range(len(phases)):
         set_group_phase(plan, i, p, phases[i], 0)
     plan.set_launch(own, dgrad=dgrad, tiles=1, column_tiles=1, stage_length=64)
@@ -258,7 +258,7 @@ def _check_tiles[
     var columns = p.c if dgrad else p.k
     var depth = p.k if dgrad else p.c
     var step = shape.column_step(columns, not dgrad)
-    var plan = Plan[1]()
+    var plan = Im2colPlan[1]()
     var phase = phases[0]
     var rows = p.n * phase.pixels()
     var column_tiles = ceildiv(columns, step)
@@ -299,7 +299,9 @@ def _check_tiles[
         _check_stages[shape](plan, 1 << bits, depth)
 
 
-def _check_kept_filter[shape: TileShape](plan: Plan[1], stride: Int) raises:
+def _check_kept_filter[
+    shape: TileShape
+](plan: Im2colPlan[1], stride: Int) raises:
     """A slot that keeps its filter is asked for the same columns and the same stage of the reduction in every round.
     """
     var steps = Int(plan.taps(0) * plan.channel_blocks())
@@ -320,7 +322,7 @@ def _check_kept_filter[shape: TileShape](plan: Plan[1], stride: Int) raises:
 
 def _check_stages[
     shape: TileShape
-](plan: Plan[1], parts: Int, depth: Int) raises:
+](plan: Im2colPlan[1], parts: Int, depth: Int) raises:
     var whole = StageWalk.first(plan, 0)
     var stages = 0
     var channels = 0

@@ -68,7 +68,7 @@ def test_every_kind_of_entry_travels(use: Callable[[str], Path], tmp_path: Path)
     stored = {
         session.GRAPHS: session.ARTIFACT,
         libraries.LIBRARIES: libraries.FILENAME,
-        graph_cache.PROGRAMS: graph_cache.FILENAME,
+        graph_cache.TRACES: graph_cache.FILENAME,
     }
     for kind, file in stored.items():
         cache.store(kind, _facts("one"), file, lambda path: path.write_bytes(b"content") and None)

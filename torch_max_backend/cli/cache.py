@@ -77,8 +77,8 @@ def export_(file: ArchiveFile) -> None:
 
 @app.command("import")
 def import_(file: ArchiveFile) -> None:
-    """Add the entries of FILE to the cache. They are programs that will run with your rights: import only files from
-    people whom you trust with that."""
+    """Add the entries of FILE to the cache. They are code that will run with your rights: import only files from people
+    whom you trust with that."""
     with _refusing(file):
         taken, left = cache_archive.import_cache(file)
     typer.echo(f"{taken} entries imported to {cache.cache_directory()}")

@@ -134,7 +134,7 @@ def _parts(size: Size, cuts: set[int]) -> list[Size] | None:
 
 
 class Writer:
-    """Adds nodes before a node, whose place in the program they take over.
+    """Adds nodes before a node, whose place in the graph they take over.
 
     Args:
         place: the node.

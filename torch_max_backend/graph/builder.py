@@ -307,7 +307,7 @@ class GraphBuilder:
         return self.values[node]
 
     def _write_back(self, node: Node) -> None:
-        """``copy_`` into a placeholder, where functionalization puts the program's in-place updates."""
+        """``copy_`` into a placeholder, where functionalization puts the model's in-place updates."""
         pair: tuple[Any, ...] = node.args[:2]
         target, source = pair
         if source.meta["val"].dtype != target.meta["val"].dtype:
@@ -486,7 +486,7 @@ def _is_size(node: Node) -> bool:
 
 
 def _origin(node: Node) -> Origin:
-    """The node, with the aten op that the program called where it was traced."""
+    """The node, with the aten op that the user's code called where it was traced."""
     op = node.meta.get("original_aten") or node.target
     return Origin(node.name, op.name().partition("::")[2].partition(".")[0] if isinstance(op, OpOverload) else "")
 

@@ -32,7 +32,7 @@ from torch_max_backend.torch_compat import (
     saved_tensors_are_seen,
 )
 
-PROGRAMS, FILENAME = "programs", "program.pickle"
+TRACES, FILENAME = "traces", "trace.pickle"
 """The kind and the file name of compiled Dynamo graphs in the cache."""
 
 Compiler = Callable[..., Any]
@@ -121,7 +121,7 @@ def _keeping(compiler: Compiler) -> Compiler:
 
 
 def _find(facts: Mapping[str, str], key: str) -> bytes | None:
-    path = cache.lookup(PROGRAMS, {**facts, "key": key}, FILENAME)
+    path = cache.lookup(TRACES, {**facts, "key": key}, FILENAME)
     return None if path is None else path.read_bytes()
 
 
@@ -129,4 +129,4 @@ def _keep(facts: Mapping[str, str], key: str, content: bytes) -> None:
     def write(path: Path) -> None:
         path.write_bytes(content)
 
-    cache.store(PROGRAMS, {**facts, "key": key}, FILENAME, write)
+    cache.store(TRACES, {**facts, "key": key}, FILENAME, write)

@@ -1,5 +1,5 @@
 """What a graph computes from no argument: small tensors that are the same at every call, like the
-coordinates of a grid. PyTorch computes them once, while the graph is built; MAX would compile a program for that.
+coordinates of a grid. PyTorch computes them once, while the graph is built; MAX would compile code for that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def attribute_of(node: Node) -> Any:
 def is_constant(node: Node) -> bool:
     """Whether ``node`` is a tensor that the graph itself holds, and small enough to become a part of the MAX graph.
 
-    A literal like ``torch.tensor([1.0, 2.0])`` in a model is one. Nobody can change it: what a program may change,
+    A literal like ``torch.tensor([1.0, 2.0])`` in a model is one. Nobody can change it: what a model may change,
     parameters, buffers and the tensors of its closures, enters as an argument.
     """
     if node.op == "call_function" and isinstance(node.target, Literal):
@@ -71,7 +71,7 @@ def describe_attributes(gm: GraphModule) -> None:
 def constants_among(nodes: Iterable[Node]) -> set[Node]:
     """Of a graph's nodes, in their order, those that depend on no argument and whose values ``Constants`` computes.
 
-    The device that a program named for them says nothing: a constant stands where it is read. So what a program
+    The device that a model named for them says nothing: a constant stands where it is read. So what a model
     computes on the CPU of a GPU's graph, such as places for an index, is a part of that graph.
     """
     found: set[Node] = set()

@@ -1,4 +1,4 @@
-"""Lines of the user's program."""
+"""Lines of the user's code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of matrices in an FX graph, seen through the views that programs and autograd put around a product.
+"""Batches of matrices in an FX graph, seen through the views that models and autograd put around a product.
 
 A view here is an operator that keeps the elements in row-major order. A batch of matrices is [batch, rows, columns],
 whatever dimensions a view has split these into; unit dimensions may be anywhere.

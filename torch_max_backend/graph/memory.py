@@ -17,7 +17,7 @@ class SavedTensor:
         dtype: of the tensor.
         op: the aten op that makes it.
         name: of the op's node in the forward graph.
-        user_line: the line of the user's program that the op came from, where it is known.
+        user_line: the line of the user's code that the op came from, where it is known.
         reused: the backward graph uses its memory as workspace when it has read it for the last time.
     """
 

@@ -1,7 +1,7 @@
 """Random ops: drawn by PyTorch before the MAX graph runs, so that a seed gives what eager gives.
 
 What an op like ``rand_like`` or dropout's mask draws depends on shapes only. Such an op is replaced by a draw that
-has no tensor input: it runs first, in the program's order, and its result enters the MAX graph as an argument.
+has no tensor input: it runs first, in the model's order, and its result enters the MAX graph as an argument.
 The graph is not cut. Only ops whose distribution depends on data, and attention that draws inside PyTorch's kernel,
 stay where they are, in PyTorch. A draw behind one of these waits for it, for the generator's state would advance in
 another order.

@@ -35,7 +35,7 @@ def is_sized(gm: GraphModule) -> bool:
         if isinstance(value, GraphModule) or free_unbacked_symbols(value):
             return False
         if isinstance(value, _NUMBERS) and not all(symbol.is_integer for symbol in value.node.expr.free_symbols):
-            # A rate or a factor that the program hands over, another one in every call.
+            # A rate or a factor that the model hands over, another one in every call.
             return False
     return True
 
@@ -45,7 +45,7 @@ def is_symbolic(gm: GraphModule) -> bool:
     return any(_is_symbolic(node.meta.get("val")) for node in gm.graph.find_nodes(op="placeholder"))
 
 
-#: Sizes, and what a program computes from them: a scale, a condition that it asserts.
+#: Sizes, and what a model computes from them: a scale, a condition that it asserts.
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 

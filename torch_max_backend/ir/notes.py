@@ -19,7 +19,7 @@ class Origin:
 
     Attributes:
         node: its name.
-        op: the aten op that the user's program called, of which a decomposition may have made the node.
+        op: the aten op that the user's code called, of which a decomposition may have made the node.
     """
 
     node: str = ""

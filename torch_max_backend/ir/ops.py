@@ -1,6 +1,6 @@
 """MAX's graph ops, as lowerings use them: arithmetic on numbers that are known now happens now.
 
-What is left to MAX's own constant folding costs a compilation of a program of its own, as long as the smallest
+What is left to MAX's own constant folding costs a compilation of its own, as long as the smallest
 graph's. So the elementwise functions here compute constants with NumPy; everything else is ``max.graph.ops``.
 """
 
@@ -115,7 +115,7 @@ def slice_tensor(x: TensorValue, index: Sequence[slice]) -> TensorValue:
 
 def dense(x: TensorValue) -> TensorValue:
     """``x`` for a reader that needs it in memory: a known constant as one of its own, not as a broadcast or a view of
-    another, which MAX would compile a program to compute."""
+    another, which MAX would have to compile."""
     if key_of(x) not in notes().derived:
         return x
     value = _known(x)

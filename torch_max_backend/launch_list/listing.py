@@ -70,7 +70,7 @@ class Indexing:
     """What an error says of a launch that met an index outside its dimension.
 
     Attributes:
-        line: of the user's program, "" where it is not known.
+        line: of the user's code, "" where it is not known.
         sizes: of the dimensions, where several indices become one place.
     """
 

@@ -423,7 +423,7 @@ def written_attention(
     bias: GraphTensor | None,
     scale: float,
 ) -> list[Any]:
-    """Attention that a program writes out: output and logsumexp."""
+    """Attention that a model writes out: output and logsumexp."""
     return list(_forward(_Attention.of(ctx, query, key, value, bias, False, scale, hidden_is_nan=True)))
 
 

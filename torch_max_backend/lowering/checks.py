@@ -1,4 +1,4 @@
-"""What a program asserts of its tensors, on a CPU. On a GPU PyTorch asserts it, beside MAX's graph
+"""What a model asserts of its tensors, on a CPU. On a GPU PyTorch asserts it, beside MAX's graph
 (``partition.leave_assertions``)."""
 
 from __future__ import annotations

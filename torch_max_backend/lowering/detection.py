@@ -1,4 +1,4 @@
-"""torchvision's operators of detection, where the user's program imports torchvision.
+"""torchvision's operators of detection, where the user's code imports torchvision.
 
 ``torchvision.nms`` is not among them: the size of its result depends on values.
 """

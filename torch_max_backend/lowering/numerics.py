@@ -91,7 +91,7 @@ def divided(x: TensorValue, divisor: float | int) -> TensorValue:
     """``x`` over a number that is known now, as a product with its reciprocal.
 
     MAX itself turns such a division into that product. But it leaves 1 / divisor to its constant folding, which
-    compiles a program of its own for that: as much time again as the smallest graph takes.
+    compiles code of its own for that: as much time again as the smallest graph takes.
     """
     wide = x.dtype if x.dtype in (DType.float32, DType.float64) else DType.float32
     reciprocal = 1 / float(divisor) if divisor else math.copysign(math.inf, divisor)

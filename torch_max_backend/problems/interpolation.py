@@ -105,7 +105,7 @@ class InterpolationAxis:
         input: its extent.
         output: how many results.
         align_corners: whether the first and the last results lie on the first and the last element.
-        factor: results for each element where the program gave that and ATen goes by it; else the extents tell.
+        factor: results for each element where the model gave that and ATen goes by it; else the extents tell.
     """
 
     mode: Mode

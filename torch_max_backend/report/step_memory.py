@@ -1,7 +1,7 @@
 """The memory of a training step: what is kept for the backward pass, and where the step needs most.
 
 Counted are the bytes that a step is given and those that it allocates, from the graphs' launch lists. An allocator
-rounds each of its blocks up. A GPU's memory also holds libraries, and what the rest of the program has, such as the
+rounds each of its blocks up. A GPU's memory also holds libraries, and what the rest of the process has, such as the
 optimizer's state.
 """
 

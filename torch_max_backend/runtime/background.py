@@ -1,4 +1,4 @@
-"""Builds libraries in other processes while the program runs in eager PyTorch."""
+"""Builds libraries in other processes while the model runs in eager PyTorch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def start(pending: Sequence[PendingLists]) -> Job | None:
 
 
 _NICENESS = 10
-"""How much the program goes before, as of ``os.nice``."""
+"""How much the training process goes before, as of ``os.nice``."""
 _lock, _turn = threading.Lock(), threading.Lock()
 _jobs: list[Job] = []
 
@@ -36,7 +36,7 @@ class Job:
         self.finished = threading.Event()
         self.error: Exception | None = None
         self._pending = pending
-        # The program does not wait for a daemon at its end; `_end_all` ends it then.
+        # The process does not wait for a daemon at its end; `_end_all` ends it then.
         self._thread = threading.Thread(target=self._run, name="torch_max_backend compiles", daemon=True)
         with _lock:
             if not _jobs:
@@ -58,7 +58,7 @@ class Job:
 
 
 def _end_all(pid: int) -> None:
-    """Ends all processes and threads at the program's end."""
+    """Ends all processes and threads when this process ends."""
     if os.getpid() != pid:
         # A fork, which has none of them.
         return

@@ -28,7 +28,7 @@ KINDS = {
     "graphs": "model.mef",
     "libraries": "library.so",
     "ops": "torch_max_ops.mojoc",
-    "programs": "program.pickle",
+    "traces": "trace.pickle",
 }
 _MANIFEST = "manifest.json"
 _FORMAT = 1

@@ -1,4 +1,4 @@
-"""Work in daemon threads, for which the program's exit does not wait."""
+"""Work in daemon threads, for which the process's exit does not wait."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def started(make: Callable[[], T], name: str) -> Future[T]:
-    """What ``make`` returns in a thread of its own, called ``name``, that does not keep the program from ending.
+    """What ``make`` returns in a thread of its own, called ``name``, that does not keep the process from ending.
 
     A pool's threads would: the interpreter joins them.
     """

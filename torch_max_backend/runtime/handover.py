@@ -244,7 +244,7 @@ class Outputs:
         self._ownership = _Ownership(frozenset(doubtful))
 
     def collect(self, results: list[Buffer], inputs: Sequence[Buffer], args: Sequence[Any]) -> list[Any]:
-        """Updates the arguments that the program updates, and returns what it returns."""
+        """Updates the arguments that the model updates, and returns what it returns."""
         shapes, strides = self._shapes, self._strides
         if self._symbolic:
             shapes, strides = list(shapes), list(strides)

@@ -108,7 +108,7 @@ class BuiltGraph:
     ops: dict[str, int] = field(default_factory=dict)
     #: The FX graph returns one value, not a sequence of one.
     bare_output: bool = False
-    #: New values of arguments that the program updates in place: the model's outputs that PyTorch copies there.
+    #: New values of arguments that the model updates in place: the model's outputs that PyTorch copies there.
     writes: list[WriteSpec] = field(default_factory=list)
     #: Bytes of all values that its ops compute, at the traced sizes.
     computed_bytes: int = 0

@@ -95,7 +95,7 @@ class Leaving:
         self._copies_left = _copies([write for write in self.writes if write.index not in results])
 
     def picked(self, tensors: list[Any], args: Sequence[Any], *, in_place: bool = False) -> list[Any]:
-        """Updates the arguments that the program updates, and returns what it returns.
+        """Updates the arguments that the model updates, and returns what it returns.
 
         Args:
             tensors: the results.

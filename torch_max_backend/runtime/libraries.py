@@ -448,7 +448,7 @@ def _ends_with_us(command: Sequence[str], environment: Mapping[str, str], errors
 
 
 def give_up() -> None:
-    """Terminates running builds at the program's end; nothing is built afterwards."""
+    """Terminates running builds at the process's end; nothing is built afterwards."""
     with _lock:
         _given_up.set()
         for process in _processes:

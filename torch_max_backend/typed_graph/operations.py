@@ -230,7 +230,7 @@ class Call(Operation):
         in_order: by a result's number, the operands of which an element is read for the result's element at the same
             place alone: the result may be written over those.
         reports: whether its kernels report an index outside its dimension.
-        line: the line of the user's program that it was made for, where it reports and the line is known.
+        line: the line of the user's code that it was made for, where it reports and the line is known.
     """
 
     function: Function

@@ -65,7 +65,7 @@ from .fused_col2im_plan import (
     reason_against,
 )
 from .gemm import compiles_for, reason_not_any
-from .plan import AXIS_H, AXIS_W, STAGE_LENGTH, Plan
+from .plan import AXIS_H, AXIS_W, STAGE_LENGTH, Im2colPlan
 from .tensor_map import TensorMaps
 from .tile import k_major_descriptor
 
@@ -80,7 +80,7 @@ comptime _SHARED_BYTES = 1024 + RING_BYTES + _CONSUMERS * _Z_BYTES + 256
 @always_inline
 def _produce(
     dy_map: TensorMaps[1],
-    plan: Plan[MAX_PHASES],
+    plan: Im2colPlan[MAX_PHASES],
     window: Window,
     ring: UInt32,
     full: UInt32,
@@ -117,7 +117,7 @@ def _lay_filter[
     dtype: DType
 ](
     w: Ptr[dtype],
-    plan: Plan[MAX_PHASES],
+    plan: Im2colPlan[MAX_PHASES],
     window: Window,
     filters: UInt32,
     taps_of_filter: Int32,
@@ -184,7 +184,7 @@ def _gather[
     dtype: DType
 ](
     dx: Ptr[dtype],
-    plan: Plan[MAX_PHASES],
+    plan: Im2colPlan[MAX_PHASES],
     window: Window,
     phase: Int,
     z: UInt32,
@@ -254,7 +254,7 @@ def fused_col2im_kernel[
     dtype: DType
 ](
     dy_map: TensorMaps[1],
-    plan: Plan[MAX_PHASES],
+    plan: Im2colPlan[MAX_PHASES],
     window: Window,
     dx: Ptr[dtype],
     w: Ptr[dtype],

@@ -8,7 +8,7 @@ from .plan import (
     STAGE_LENGTH,
     Im2colAxis,
     Im2colPhase,
-    Plan,
+    Im2colPlan,
     dgrad_axis,
     fprop_axis,
 )
@@ -107,7 +107,7 @@ def _stages(p: ConvolutionProblem) -> Int:
     return (RING_BYTES - filter_tiles * FILTER_BYTES) // STAGE_BYTES
 
 
-def plan_of(p: ConvolutionProblem) -> Tuple[Plan[MAX_PHASES], Window]:
+def plan_of(p: ConvolutionProblem) -> Tuple[Im2colPlan[MAX_PHASES], Window]:
     """The launch's plan, for problems that `reason_against` has nothing against.
     """
     var h = _rows(p)
@@ -117,7 +117,7 @@ def plan_of(p: ConvolutionProblem) -> Tuple[Plan[MAX_PHASES], Window]:
     # Phases differ by one pixel at most; the first has the most.
     var tiles_h = ceildiv(ceildiv(p.h, p.stride_h), inner_h)
     var tiles_w = ceildiv(ceildiv(p.w, p.stride_w), inner_w)
-    var plan = Plan[MAX_PHASES]()
+    var plan = Im2colPlan[MAX_PHASES]()
     var d = fprop_axis(p.d, p.t, p.o, 1, 1, 0)
     for a in range(p.stride_h):
         for b in range(p.stride_w):

@@ -25,7 +25,7 @@ from .launch import NOWHERE, blocks_of
 from .plan import (
     STAGE_LENGTH,
     Im2colPhase,
-    Plan,
+    Im2colPlan,
     dgrad_phases,
     fprop_phase,
 )
@@ -69,7 +69,7 @@ def group_phases[pass_: Int](p: ConvolutionProblem) -> List[GroupPhase]:
 
 
 def set_group_phase(
-    mut plan: Plan[MAX_PHASES],
+    mut plan: Im2colPlan[MAX_PHASES],
     index: Int,
     p: ConvolutionProblem,
     at: GroupPhase,
@@ -165,7 +165,7 @@ def _launch[
     var first = 0
     while first < len(phases):
         var source_maps = TensorMaps[MAX_PHASES]()
-        var plan = Plan[MAX_PHASES]()
+        var plan = Im2colPlan[MAX_PHASES]()
         var tiles = 0
         for i in range(MAX_PHASES):
             if first + i >= len(phases):

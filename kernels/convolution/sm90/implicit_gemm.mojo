@@ -43,7 +43,7 @@ from ...common.ptx import (
 )
 from ..passes import NO_SUMS
 from .column_sums import ColumnSums, Factor
-from .plan import ROW_BYTES, Plan, stage_length
+from .plan import ROW_BYTES, Im2colPlan, stage_length
 from .producer import Copies, Tile, copies_of, locate, produce, tile_of_block
 from .split import lay_sums, store_joined
 from .store import Consumer, Epilogue, Sums, store_tile
@@ -149,7 +149,7 @@ def _multiply[
     filter_k_major: Bool,
     with_sums: Bool,
 ](
-    plan: Plan[phases],
+    plan: Im2colPlan[phases],
     first: Int32,
     steps: Int32,
     ring: _Ring[shape],
@@ -219,7 +219,7 @@ def _consume[
     kind: Int,
     factor: Optional[Factor],
 ](
-    plan: Plan[phases],
+    plan: Im2colPlan[phases],
     result: Ptr[dtype],
     partials: Ptr[DType.float32],
     ring: _Ring[shape],
@@ -349,7 +349,7 @@ def implicit_gemm_kernel[
     source_maps: TensorMaps[phases],
     filter_map: TensorMaps[1],
     short_maps: TensorMaps[2],
-    plan: Plan[phases],
+    plan: Im2colPlan[phases],
     result: Ptr[dtype],
     partials: Ptr[DType.float32],
 ):

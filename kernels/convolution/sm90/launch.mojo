@@ -18,7 +18,7 @@ from .implicit_gemm import implicit_gemm_kernel
 from .plan import (
     STAGE_LENGTH,
     Im2colPhase,
-    Plan,
+    Im2colPlan,
     stage_length,
     dgrad_phases,
     ends_short,
@@ -152,7 +152,7 @@ def launch_fprop[
     var tiles = (
         ceildiv(ceildiv(rows, shape.rows()), shape.cluster) * column_tiles
     )
-    var plan = Plan[1]()
+    var plan = Im2colPlan[1]()
     plan.set_launch(
         p,
         dgrad=False,
@@ -253,7 +253,7 @@ def launch_dgrad[
         _encode_filter[dtype, filter_k_major](
             short_maps, 1, ctx, w, sizes, step, depth // 2
         )
-    var plan = Plan[phases]()
+    var plan = Im2colPlan[phases]()
     var column_tiles = ceildiv(p.c, step)
     var tiles = 0
     for i in range(phases):

@@ -203,7 +203,7 @@ def dgrad_phases(p: ConvolutionProblem) -> List[Im2colPhase]:
     return phases^
 
 
-struct Plan[phases: Int](DevicePassable, ImplicitlyCopyable):
+struct Im2colPlan[phases: Int](DevicePassable, ImplicitlyCopyable):
     """The integers of one launch, by value in the kernel's parameters."""
 
     var data: StaticTuple[Int32, _HEADER + _PHASE * Self.phases]
@@ -217,7 +217,7 @@ struct Plan[phases: Int](DevicePassable, ImplicitlyCopyable):
 
     @staticmethod
     def get_type_name() -> String:
-        return "Plan"
+        return "Im2colPlan"
 
     def __init__(out self):
         self.data = StaticTuple[Int32, _HEADER + _PHASE * Self.phases](fill=0)

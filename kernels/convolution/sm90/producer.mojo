@@ -13,7 +13,7 @@ from ...common.ptx import (
     mbarrier_wait,
 )
 from . import plan as fields
-from .plan import AXIS_D, AXIS_H, AXIS_W, ROW_BYTES, Plan
+from .plan import AXIS_D, AXIS_H, AXIS_W, ROW_BYTES, Im2colPlan
 from .tensor_map import TensorMaps
 from .tile import RingPlace, TileShape
 
@@ -34,7 +34,7 @@ struct Tile(ImplicitlyCopyable, TrivialRegisterPassable):
 @always_inline
 def tile_of_block[
     phases: Int, shape: TileShape, sums: Bool
-](plan: Plan[phases], block: Int32) -> Int32:
+](plan: Im2colPlan[phases], block: Int32) -> Int32:
     """The first tile of a block of the grid; of as many blocks as there are, the step from a tile to the next one.
     """
     comptime if shape.may_split(phases, sums):
@@ -45,7 +45,7 @@ def tile_of_block[
 @always_inline
 def locate[
     phases: Int, shape: TileShape, sums: Bool
-](plan: Plan[phases], tile: Int32, rank: Int32) -> Tile:
+](plan: Im2colPlan[phases], tile: Int32, rank: Int32) -> Tile:
     """Where a tile lies, for the block of this rank in its cluster."""
     var phase = 0
     comptime for i in range(1, phases):
@@ -83,7 +83,7 @@ struct Copies(ImplicitlyCopyable, TrivialRegisterPassable):
 @always_inline
 def copies_of[
     phases: Int, shape: TileShape, sums: Bool
-](plan: Plan[phases], tile: Int32, rank: Int32) -> Copies:
+](plan: Im2colPlan[phases], tile: Int32, rank: Int32) -> Copies:
     var at = locate[phases, shape, sums](plan, tile, rank)
     # The second block of a cluster may stand past the last row: it reads row 0 and stores nothing.
     var row = at.row if at.row < plan.phase(at.phase, fields.ROWS) else 0
@@ -101,7 +101,7 @@ def copies_of[
 @always_inline
 def source_of[
     axis: Int, phases: Int
-](plan: Plan[phases], phase: Int, at: Int32) -> Int32:
+](plan: Im2colPlan[phases], phase: Int, at: Int32) -> Int32:
     """Source pixel that a phase's pixel reads at tap offset 0, along an axis.
     """
     return at * plan.source_step(axis) + plan.phase(phase, fields.LOWER + axis)
@@ -121,7 +121,7 @@ struct TapWalk(ImplicitlyCopyable, TrivialRegisterPassable):
 
     @staticmethod
     @always_inline
-    def first[phases: Int](plan: Plan[phases], phase: Int) -> Self:
+    def first[phases: Int](plan: Im2colPlan[phases], phase: Int) -> Self:
         return Self(
             plan.phase(phase, fields.TAP),
             plan.phase(phase, fields.OFFSETS),
@@ -130,7 +130,7 @@ struct TapWalk(ImplicitlyCopyable, TrivialRegisterPassable):
         )
 
     @always_inline
-    def advance[phases: Int](mut self, plan: Plan[phases], phase: Int):
+    def advance[phases: Int](mut self, plan: Im2colPlan[phases], phase: Int):
         self._step(plan, AXIS_W, 1)
         self.left_w -= 1
         if self.left_w == 0:
@@ -144,7 +144,9 @@ struct TapWalk(ImplicitlyCopyable, TrivialRegisterPassable):
                 self._step(plan, AXIS_D, 1)
 
     @always_inline
-    def _step[phases: Int](mut self, plan: Plan[phases], axis: Int, by: Int32):
+    def _step[
+        phases: Int
+    ](mut self, plan: Im2colPlan[phases], axis: Int, by: Int32):
         self.tap += plan.tap_step(axis) * by
         self.offsets += plan.offset_step(axis) * by
 
@@ -159,13 +161,13 @@ struct StageWalk(ImplicitlyCopyable, TrivialRegisterPassable):
 
     @staticmethod
     @always_inline
-    def first[phases: Int](plan: Plan[phases], phase: Int) -> Self:
+    def first[phases: Int](plan: Im2colPlan[phases], phase: Int) -> Self:
         return Self(TapWalk.first(plan, phase), 0)
 
     @always_inline
     def skip[
         phases: Int
-    ](mut self, plan: Plan[phases], phase: Int, stages: Int32):
+    ](mut self, plan: Im2colPlan[phases], phase: Int, stages: Int32):
         """From the first stage on."""
         var taps = stages // plan.channel_blocks()
         self.block = stages - taps * plan.channel_blocks()
@@ -173,14 +175,14 @@ struct StageWalk(ImplicitlyCopyable, TrivialRegisterPassable):
             self.taps.advance(plan, phase)
 
     @always_inline
-    def advance[phases: Int](mut self, plan: Plan[phases], phase: Int):
+    def advance[phases: Int](mut self, plan: Im2colPlan[phases], phase: Int):
         self.block += 1
         if self.block == plan.channel_blocks():
             self.block = 0
             self.taps.advance(plan, phase)
 
     @always_inline
-    def is_short[phases: Int](self, plan: Plan[phases]) -> Bool:
+    def is_short[phases: Int](self, plan: Im2colPlan[phases]) -> Bool:
         return plan.ends_short() and self.block == plan.channel_blocks() - 1
 
 
@@ -254,7 +256,7 @@ def produce[
     source_maps: TensorMaps[phases],
     filter_map: TensorMaps[1],
     short_maps: TensorMaps[2],
-    plan: Plan[phases],
+    plan: Im2colPlan[phases],
     ring: UInt32,
     full: UInt32,
     empty: UInt32,

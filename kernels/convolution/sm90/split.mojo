@@ -11,7 +11,7 @@ from std.utils.static_tuple import StaticTuple
 from ...common.pointer import Ptr
 from ...common.ptx import load_cluster, named_barrier_sync
 from . import plan as fields
-from .plan import Plan
+from .plan import Im2colPlan
 from .producer import Tile
 from .store import Consumer, Epilogue, Sums, result_row, vector_of
 from .tile import CONSUMERS, TileShape
@@ -72,7 +72,7 @@ def store_joined[
     epilogue: Optional[Epilogue[dtype]],
 ](
     result: Ptr[dtype],
-    plan: Plan[phases],
+    plan: Im2colPlan[phases],
     at: Tile,
     ring: UInt32,
     rank: Int32,

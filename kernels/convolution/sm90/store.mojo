@@ -9,7 +9,7 @@ from ...common.ptx import store_matrices, syncwarp
 from . import plan as fields
 from ..passes import MOMENTS
 from .column_sums import ColumnSums, Factor, Products
-from .plan import AXIS_D, AXIS_H, AXIS_W, ROW_BYTES, Plan
+from .plan import AXIS_D, AXIS_H, AXIS_W, ROW_BYTES, Im2colPlan
 from .producer import Tile
 from .tile import TileShape, pack_pair
 
@@ -80,7 +80,7 @@ struct Consumer[shape: TileShape](ImplicitlyCopyable, TrivialRegisterPassable):
 @always_inline
 def result_row[
     phases: Int
-](plan: Plan[phases], phase: Int, row: Int32) -> Int32:
+](plan: Im2colPlan[phases], phase: Int, row: Int32) -> Int32:
     """The result's pixel, counted through all of them, that a phase's row is.
     """
     comptime if phases == 1:
@@ -203,7 +203,7 @@ def _store_panels[
     factor: Optional[Factor],
 ](
     result: Ptr[dtype],
-    plan: Plan[phases],
+    plan: Im2colPlan[phases],
     at: Tile,
     first_row: Int32,
     first: UInt32,
@@ -291,7 +291,7 @@ def store_tile[
     factor: Optional[Factor],
 ](
     result: Ptr[dtype],
-    plan: Plan[phases],
+    plan: Im2colPlan[phases],
     at: Tile,
     sums: Sums[shape],
     by: Consumer[shape],

@@ -309,7 +309,7 @@ def _walk[
 
 
 @fieldwise_init
-struct Plan(TrivialRegisterPassable):
+struct RowsThenColumnsPlan(TrivialRegisterPassable):
     """A launch's tile, before divisors are made of it."""
 
     var log_width: Int
@@ -398,8 +398,10 @@ struct Plan(TrivialRegisterPassable):
 
 def _plan[
     dtype: DType, V: Int, by_channels: Bool
-](p: InterpolationProblem[accumulation_type[dtype]], spans: Spans) -> Plan:
-    return Plan(
+](
+    p: InterpolationProblem[accumulation_type[dtype]], spans: Spans
+) -> RowsThenColumnsPlan:
+    return RowsThenColumnsPlan(
         Int(p.channels),
         Int(p.w.results),
         Int(p.batch) * Int(p.d.results) * Int(p.h.results),
