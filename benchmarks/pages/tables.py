@@ -283,6 +283,23 @@ def convolution_drawn() -> str:
     return grid(["class", *counts], rows) + origin(*(f"{DRAWN_OF}_{dtype}" for dtype in documents))
 
 
+def convolution_by_kernel() -> str:
+    """A kernel's pass in each line: how many problems of the draws it runs, and the mean of the ratios, by dtype."""
+    name = "convolution_by_kernel"
+    document = read(name)
+    titles = {"sm90": "H200", "cpu": "CPU"}
+    found = {(row["table"], row["kernel"], row["pass"], row["dtype"]): row for row in document["rows"]}
+    rows = []
+    keys = {key[:3] for key in found}
+    for table, kernel, pass_ in sorted(keys, key=lambda key: (key[0] == "cpu", key[1], [*PASSES].index(key[2]))):
+        cells = []
+        for dtype in DRAWN_DTYPES:
+            row = found.get((table, kernel, pass_, dtype))
+            cells.append(f"{row['ratio']:.2f} ({row['greatest']:.2f}), {row['problems']}" if row else "")
+        rows.append([titles[table], f"`{kernel}`", PASSES[pass_], *cells])
+    return grid(["device", "kernel", "pass", *DRAWN_DTYPES], rows) + origin(name)
+
+
 def _above(ratios: Sequence[float]) -> str:
     return f"{sum(ratio > 1.3 for ratio in ratios) / len(ratios):.0%}"
 
@@ -518,8 +535,8 @@ TABLES: dict[str, Callable[[], str]] = {
     for table in (
         summary, coverage, training_steps, training_steps_gpu, training_curves, training_zoo,
         step_memory, step_memory_gpu, gpu_tests,
-        convolution_any_gpu, convolution_drawn, convolution_cpu, convolution_workspace, convolution_hopper,
-        convolution_sanitizer, pooling_gpu, pooling_cpu, pooling_memory,
+        convolution_any_gpu, convolution_drawn, convolution_by_kernel, convolution_cpu, convolution_workspace,
+        convolution_hopper, convolution_sanitizer, pooling_gpu, pooling_cpu, pooling_memory,
         attention, attention_models, dropout_models, matmul, resampling,
         compile_cost, first_steps,
         host_time, optimizer_steps, step_bytes, step_kinds, suites, suite_models, distributed,

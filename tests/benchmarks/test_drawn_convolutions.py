@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from benchmarks.kernels.convolution import zoo_problems
+from benchmarks.kernels.convolution import by_kernel, zoo_problems
 from benchmarks.kernels.convolution.calls import Convolutions
 from benchmarks.kernels.convolution.cpu import measure
 from benchmarks.kernels.convolution.drawn import PASSES, SHARES, Drawn, draw, kind_of, spread, summary
@@ -109,3 +111,24 @@ def test_a_wrong_result_is_found(convolutions: Convolutions, monkeypatch: pytest
     monkeypatch.setattr(ConvolutionCase, "reference", lambda self, inputs: right(self, inputs) + 1)
     fault = check(problem, Pass.FPROP, torch.float32, torch.device("cpu"), convolutions, random.Random(0))
     assert fault.endswith("differ")
+
+
+def test_rows_of_a_draw_are_told_apart_by_kernel_and_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    problems = draw("report", 1, 40, "transposed|1x1")
+    plain, transposed = (next(each for each in problems if each.kind == kind) for kind in ("1x1", "transposed"))
+    asked: list[list[str]] = []
+
+    def names(program: Path, questions: Sequence[str]) -> list[str]:
+        asked.extend(each.split(",")[:3] for each in questions)
+        return ["gemm"] * len(questions)
+
+    monkeypatch.setattr(by_kernel, "names", names)
+    measured = [(plain, "forward", 2.0), (plain, "forward", 0.5), (transposed, "forward", 3.0)]
+    rows = [{"problem": str(each), "pass": name, "ratio": ratio} for each, name, ratio in measured]
+    rows.append({"problem": str(plain), "pass": "forward", "failed": "out of memory"})
+    chosen = {"half": "report", "seed": 1, "count": 40, "kinds": "transposed|1x1"}
+    found = by_kernel.rows("sm90", "float32", {"draw": chosen, "rows": rows}, Path("program"))
+    # The forward pass of a transposed convolution is a data gradient.
+    assert asked == [["sm90", "fprop", "float32"], ["sm90", "fprop", "float32"], ["sm90", "dgrad", "float32"]]
+    told = [(row["kernel"], row["pass"], row["problems"], row["ratio"], row["greatest"]) for row in found]
+    assert told == [("gemm", "dgrad", 1, 3.0, 3.0), ("gemm", "fprop", 2, 1.0, 2.0)]

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import tempfile
 from itertools import product
@@ -14,38 +13,25 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.kernels.convolution.drawn import Drawn, draw
+from benchmarks.kernels.convolution.by_kernel import SOURCE, names, question
+from benchmarks.kernels.convolution.drawn import draw
 from tests.kernels.programs import built
 from torch_max_backend.mojo_ops import KERNELS_PATH
-from torch_max_backend.mojo_ops.convolution import workspace_limit
 
-SOURCE = Path(__file__).with_name("convolution_rows.mojo")
 EXPECTED = Path(__file__).with_name("convolution_rows.txt")
 PASSES = ("fprop", "dgrad", "wgrad")
-ITEMSIZES = {"bfloat16": 2, "float32": 4}
-#: A multiple of 16 bytes.
-ADDRESS = 4096
-
-
-def question(drawn: Drawn, table: str, direction: str, dtype: str) -> str:
-    """The program's argument."""
-    p = drawn.convolution.problem(drawn.batch)
-    extents = [*p.input_size, *p.filter_size, *p.output_size]
-    settings = [workspace_limit(p, ITEMSIZES[dtype], on_gpu=True), 1, 0]
-    numbers = [p.n, p.c, p.k, p.groups, *extents, *p.stride, *p.dilation, *p.padding, *settings]
-    return ",".join(map(str, [table, direction, dtype, ADDRESS, *numbers]))
+DTYPES = ("bfloat16", "float32")
 
 
 def answers(program: Path) -> str:
     """A line for each problem, a column for each pass; in float32 with TF32."""
     problems = draw("tuning", seed=0, count=150)
-    asked = list(product(problems, PASSES, ITEMSIZES))
+    asked = list(product(problems, PASSES, DTYPES))
     questions = [question(drawn, "sm90", direction, dtype) for drawn, direction, dtype in asked]
-    run = subprocess.run([program, *questions], capture_output=True, text=True, check=True)
-    named = dict(zip(asked, run.stdout.split(), strict=True))
+    named = dict(zip(asked, names(program, questions), strict=True))
     rows = [["problem", *PASSES]]
     for drawn in problems:
-        each = [[named[drawn, direction, dtype] for dtype in ITEMSIZES] for direction in PASSES]
+        each = [[named[drawn, direction, dtype] for dtype in DTYPES] for direction in PASSES]
         rows.append([str(drawn), *(a if a == b else f"{a}, float32: {b}" for a, b in each)])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "".join("  ".join(map(str.ljust, row, widths)).rstrip() + "\n" for row in rows)
@@ -67,10 +53,10 @@ def test_rows_run_the_kernels_that_are_written_down(program: Path) -> None:
 
 def test_every_fast_kernel_has_a_row() -> None:
     sources = [path for device in ("gpu", "sm90") for path in (KERNELS_PATH / "convolution" / device).glob("*.mojo")]
-    names = {name for path in sources for name in re.findall(r'NAME: StaticString = "(\w+)"', path.read_text())}
-    assert len(names) > 10
+    known = {name for path in sources for name in re.findall(r'NAME: StaticString = "(\w+)"', path.read_text())}
+    assert len(known) > 10
     # The one for GPUs without tensor cores.
-    assert names - {"tiled"} <= set(re.findall(r"\w+", EXPECTED.read_text()))
+    assert known - {"tiled"} <= set(re.findall(r"\w+", EXPECTED.read_text()))
 
 
 if __name__ == "__main__":

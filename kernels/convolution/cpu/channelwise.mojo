@@ -3,6 +3,8 @@
 With `group` channels in and out of each group a vector of channels holds whole groups; member j of every group is
 spread over its group's lanes by a shuffle, so each product is one multiply-add whatever the group's size.
 Forward pass and data gradient share one kernel: both read source pixels through the taps of a phase.
+
+Drawn problems take 0.5 to 0.9 of eager PyTorch's time, weight gradients 0.3 (convolution_by_kernel.json).
 """
 
 from std.math import ceildiv

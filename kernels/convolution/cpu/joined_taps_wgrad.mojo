@@ -2,6 +2,8 @@
 
 A block of pixels takes its columns from x, a few whole vectors for each row of taps: what a vector has beyond its row is
 overwritten by the next one, or falls behind the last column.
+
+Drawn problems take 1.19 (float32) and 0.87 (bfloat16) of oneDNN's time (convolution_by_kernel.json).
 """
 
 from std.math import ceildiv

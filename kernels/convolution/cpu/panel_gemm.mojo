@@ -3,6 +3,8 @@
 A large filter that few pixels meet is read once from memory, and its panels stay in the worker's cache. Planes of a few
 pixels are mostly edges: there the rows of one product are one position's pixels of all images, which share the taps
 that lie inside the input, and no other tap is computed.
+
+Drawn problems take 0.6 of oneDNN's time (convolution_by_kernel.json).
 """
 
 from std.math import ceildiv

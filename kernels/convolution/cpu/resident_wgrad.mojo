@@ -6,6 +6,8 @@ either order of the filter.
 
 Planes of a few pixels are mostly edges: there the pixels are taken by position, all images of one position after the
 other, and a tap meets only the positions where it lies inside the input.
+
+Drawn problems take 1.03 (float32) and 1.11 (bfloat16) of oneDNN's time (convolution_by_kernel.json).
 """
 
 from std.math import ceildiv

@@ -4,6 +4,8 @@ One channel's 16 rows of dy, eight columns of them, times the rows of x that tap
 matrix whose diagonals are the products of the taps in that row: element (k, n) belongs to tap k - n. A warp has such
 sums of every tap row of its two channels, over all pixels of its block, and adds up their diagonals at the end. Slices
 of pixels are added in order. What is not finite is summed pixel by pixel, as in depthwise_band.
+
+Drawn problems on an H200 take 0.96 (bfloat16) and 0.72 (float16) of cuDNN's time (convolution_by_kernel.json).
 """
 
 from std.math import ceildiv

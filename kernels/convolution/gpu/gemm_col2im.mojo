@@ -1,4 +1,4 @@
-"""The data gradient of an image's few channels in float32: one product over dy's pixels, then every pixel of dx adds its taps.
+"""The data gradient of an image's few channels in float32: a product, then col2im.
 
 A product with a column for each channel would multiply a whole tile of columns to keep three, and read dy once for every
 tap. Here rows are (tap, channel) pairs instead:
@@ -7,6 +7,8 @@ tap. Here rows are (tap, channel) pairs instead:
     dx[h, w, c]              = sum over taps  z[(tap, c), the pixel that the tap connects]
 
 z is made for so many images at a time as the cache holds, within the workspace limit.
+
+Drawn problems on an H200 take 1.06 of cuDNN's time (convolution_by_kernel.json).
 """
 
 from std.math import ceildiv

@@ -4,6 +4,8 @@ A block has a few groups, whose filter stays in shared memory in the order in wh
 (halo.mojo); the next tile's halo is on its way while one is multiplied. A warp has the columns of one group and up to
 64 pixels, of which mma takes 16 at a time: each matrix of a tap is a copy of the halo's rows, moved by the tap. Groups are never
 merged: a zero of a foreign group's filter times infinity would be NaN.
+
+Drawn problems on an H200 take 1.1 to 1.8 of cuDNN's time (convolution_by_kernel.json).
 """
 
 from std.math import align_up, ceildiv

@@ -4,6 +4,8 @@ A block has a few groups and every so many tiles of pixels (halo.mojo); the next
 multiplied. A warp has 16 rows (dy's channels), up to 32 columns (x's channels) and three taps of one group, and keeps their
 sums in registers over all of its tiles: no product of two groups is made. Rows and columns both lie across the reduction,
 so that ldmatrix turns both. A second kernel adds the slices' sums in order.
+
+Drawn problems on an H200 take 1.6 to 1.7 of cuDNN's time (convolution_by_kernel.json).
 """
 
 from std.math import align_up, ceildiv

@@ -2,6 +2,9 @@
 
 A thread has four channels of a strip of pixels of one phase, in float32. Eight neighbouring threads read 128 neighbouring
 bytes of every pixel's channels and of the filter, which is copied to [tap][channel of the group][result's channel] first.
+
+Drawn problems on an H200 take 1.6 of cuDNN's time in bfloat16, and 2.3 (forward) and 0.8 in float32
+(convolution_by_kernel.json).
 """
 
 from std.math import ceildiv

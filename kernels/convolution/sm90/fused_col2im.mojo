@@ -1,4 +1,4 @@
-"""The dgrad of an image's few channels: one product over the output's pixels, then each input pixel gathers its taps.
+"""The dgrad of an image's few channels: a product and col2im in one kernel.
 
 The product with one column of dx for each channel would multiply 64 columns to keep three, and read dy once for every tap.
 Here columns are (tap, channel) pairs instead, and dy is read once:
@@ -9,6 +9,8 @@ Here columns are (tap, channel) pairs instead, and dy is read once:
 A block holds z of a window of dy, with the rim that the taps reach over, in shared memory; no sum leaves it before it is
 whole, and every addition has its place. One warpgroup copies windows, three take turns at them: while one multiplies,
 another gathers.
+
+Drawn problems on an H200 take 0.61 (bfloat16) and 0.47 (float16) of cuDNN's time (convolution_by_kernel.json).
 """
 
 from std.memory import Pointer

@@ -7,6 +7,8 @@ The kernel knows phases: products with a tensor map, a first tap and places in t
              another group: zeros of the filter times infinity would be NaN
     filter   [K / G][K * T * R * S][C / G]: the rows of a group begin with another "tap"
     result   [N, D, H, W * G, channels / G]: a pixel of the group is every G-th one along W
+
+Drawn problems on an H200 take 0.38 to 0.59 of cuDNN's time (convolution_by_kernel.json).
 """
 
 from std.math import ceildiv

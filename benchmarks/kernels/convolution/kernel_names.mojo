@@ -14,7 +14,7 @@ from kernels.convolution.gpu.dispatch import GPU_KERNELS
 from kernels.convolution.kernel import ConvolutionTensors
 from kernels.convolution.passes import ANY_GROUPS, DGRAD, FPROP, WGRAD
 from kernels.convolution.problem import ConvolutionProblem
-from kernels.convolution.rewrite import rewritten
+from kernels.convolution.rewrite import is_channels_last_better, rewritten
 from kernels.convolution.sm90.dispatch import SM90_KERNELS
 
 
@@ -58,7 +58,10 @@ def name[
 ](table: String, address: Int, given: ConvolutionProblem) -> StaticString:
     var at = Ptr[dtype](unsafe_from_address=address)
     var t = ConvolutionTensors(at, at, at, NO_EPILOGUE)
-    var p = rewritten[pass_](given)
+    var problem = given
+    if is_channels_last_better(given):
+        problem.taps_inside = False
+    var p = rewritten[pass_](problem)
     if table == "cpu":
         return CPU_KERNELS.name[dtype, pass_, ANY_GROUPS](t, p)
     if table == "sm90":
