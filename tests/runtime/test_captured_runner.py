@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import gc
 import threading
 import weakref
@@ -60,7 +61,7 @@ class Walked(CapturedRunner):
         results: Sequence[torch.Tensor],
         workspace: torch.Tensor,
         written_over: Sequence[torch.Tensor],
-    ) -> tuple[torch.cuda.CUDAGraph, Drawn]:
+    ) -> tuple[list[torch.cuda.CUDAGraph], Drawn]:
         addresses, places = [tensor.data_ptr() for tensor in tensors], list(map(place, results))
         memory = list(map(place, written_over))
         # Recording draws nothing: what is here is written by each replay.
@@ -69,12 +70,14 @@ class Walked(CapturedRunner):
         torch.set_rng_state(state)
         drawn_places = list(map(place, drawn.tensors))
 
-        def replay() -> None:
-            for target, source in zip(drawn_places, self.draw().tensors, strict=True):
-                target.copy_(source)
-            self.walk([*addresses, *drawn.addresses], places, workspace, memory)
+        def replay(part: int) -> None:
+            if part == 0:
+                for target, source in zip(drawn_places, self.draw().tensors, strict=True):
+                    target.copy_(source)
+            self.walk_part(part, self.bases([*addresses, *drawn.addresses], places, memory, workspace), workspace)
 
-        return cast(torch.cuda.CUDAGraph, SimpleNamespace(replay=replay)), drawn
+        graphs = [SimpleNamespace(replay=functools.partial(replay, part)) for part in range(self.parts)]
+        return cast(list[torch.cuda.CUDAGraph], graphs), drawn
 
 
 def place(tensor: torch.Tensor) -> torch.Tensor:
@@ -179,7 +182,7 @@ def test_what_is_kept_is_read_where_it_was_left() -> None:
     assert backward.built.inputs[0].dtype == torch.uint8 and not capturing[1].copied
     # And written over there, not in memory of its own.
     assert isinstance(backward.runner, CapturedRunner)
-    recorded = backward.runner._recorded
+    recorded = backward.runner.recorded
     assert recorded is not None and backward.listing is not None
     assert backward.listing.reused and not recorded.elsewhere
 

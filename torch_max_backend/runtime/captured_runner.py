@@ -1,25 +1,28 @@
-"""A launch list whose kernels are replayed as one device graph, see ``runtime.capture``."""
+"""A launch list whose kernels are replayed as a device graph, see ``runtime.capture``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 
-from torch_max_backend.runtime.capture import Capture
+from torch_max_backend.runtime.capture import Capture, Recording
 from torch_max_backend.runtime.runner import Called, Drawn, ListRunner, RunnerSpec
 from torch_max_backend.runtime.shared_storage import SharedStorage
 from torch_max_backend.runtime.streams import stream_sync
 from torch_max_backend.torch_compat import copy_all, storage_users
 
+_Made = TypeVar("_Made")
+
 
 @dataclass(frozen=True)
-class _Recorded:
-    """A device graph, and the memory that it writes to.
+class Recorded:
+    """Device graphs, and the memory that they write to.
 
     Attributes:
-        graph: the launches, with the draws in front of them.
+        graphs: the launches, one for each part of the list, with the draws in front of them.
         workspace: the launches' scratch memory.
         elsewhere: more of it, for what may not be written over arguments.
         results: their results, but for those that are written over arguments.
@@ -28,7 +31,7 @@ class _Recorded:
         in_place: the arguments that may be updated in place are.
     """
 
-    graph: torch.cuda.CUDAGraph
+    graphs: Sequence[torch.cuda.CUDAGraph]
     workspace: torch.Tensor
     elsewhere: Sequence[torch.Tensor]
     results: SharedStorage
@@ -44,13 +47,17 @@ class CapturedRunner(ListRunner):
         spec: what it is made of.
         capture: decides.
         own: numbers of results that users may keep: these are copied, not lent.
+
+    Attributes:
+        recorded: what is replayed.
+        own: as given.
     """
 
     def __init__(self, spec: RunnerSpec, capture: Capture, own: frozenset[int]) -> None:
         super().__init__(spec)
-        self._capture, self._own = capture, own
+        self._capture, self.own = capture, own
         self._streams = stream_sync(spec.device)
-        self._recorded: _Recorded | None = None
+        self.recorded: Recorded | None = None
         # Of the call at hand: what it may update in place, its arguments, and what it writes over.
         self._updated: Mapping[int, torch.Tensor] = {}
         self._entering: Sequence[torch.Tensor] = ()
@@ -63,6 +70,17 @@ class CapturedRunner(ListRunner):
         updated: Mapping[int, torch.Tensor],
         written_over: Sequence[torch.Tensor],
     ) -> Called:
+        return self.captured(self, entering, addresses, updated, written_over)
+
+    def captured(
+        self,
+        recording: Recording[_Made],
+        entering: Sequence[torch.Tensor],
+        addresses: Sequence[int],
+        updated: Mapping[int, torch.Tensor],
+        written_over: Sequence[torch.Tensor],
+    ) -> _Made:
+        """What a call of ``recording``, which is this runner's, makes; arguments as of ``launched``."""
         spared = [] if updated else list(self._listing.updates.values())
         reused = zip(self._listing.reused, written_over, strict=True)
         spared += [number for number, tensor in reused if tensor is not entering[number]]
@@ -74,7 +92,7 @@ class CapturedRunner(ListRunner):
         with self._streams.lock:
             self._updated, self._entering, self._written_over = updated, entering, written_over
             try:
-                return self._capture.run(self, entering, addresses)
+                return self._capture.run(recording, entering, addresses)
             finally:
                 self._updated, self._entering, self._written_over = {}, (), ()
 
@@ -113,10 +131,10 @@ class CapturedRunner(ListRunner):
             if memory is not self._entering[number] and tensors[number] is self._entering[number]
         }  # fmt: skip
         written_over = [elsewhere.get(number, tensors[number]) for number, _ in reused]
-        graph, drawn = self._record(tensors, results, workspace, written_over)
+        graphs, drawn = self._record(tensors, results, workspace, written_over)
         storages = [tensor.untyped_storage() for tensor in drawn.tensors]
         idle = tuple((storage_users(storage), storage) for storage in storages)
-        self._recorded = _Recorded(graph, workspace, tuple(elsewhere.values()), shared, drawn, idle, in_place)
+        self.recorded = Recorded(graphs, workspace, tuple(elsewhere.values()), shared, drawn, idle, in_place)
 
     def _record(
         self,
@@ -124,39 +142,57 @@ class CapturedRunner(ListRunner):
         results: Sequence[torch.Tensor],
         workspace: torch.Tensor,
         written_over: Sequence[torch.Tensor],
-    ) -> tuple[torch.cuda.CUDAGraph, Drawn]:
-        """Draws and launches over this memory as a device graph, and what is drawn.
+    ) -> tuple[list[torch.cuda.CUDAGraph], Drawn]:
+        """Draws and launches over this memory as device graphs, and what is drawn.
 
         A replay advances PyTorch's generator as the draws would, and draws the same numbers.
         """
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._streams.queue):
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                drawn = self.draw()
-                addresses = [tensor.data_ptr() for tensor in tensors]
-                self.walk([*addresses, *drawn.addresses], results, workspace, written_over)
-            finally:
-                graph.capture_end()
-        return graph, drawn
+        graphs: list[torch.cuda.CUDAGraph] = []
+        drawn, addresses = Drawn(), [tensor.data_ptr() for tensor in tensors]
+        for part in range(self.parts):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.stream(self._streams.queue):
+                graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    if part == 0:
+                        drawn = self.draw()
+                        addresses += drawn.addresses
+                    self.walk_part(part, self.bases(addresses, results, written_over, workspace), workspace)
+                finally:
+                    graph.capture_end()
+            graphs.append(graph)
+        return graphs, drawn
 
     def replay(self) -> Called:
         """Queues the recorded draws and launches."""
-        recorded = self._recorded
+        recorded = self.recorded
         assert recorded is not None
         with self._streams.lane():
-            recorded.graph.replay()
+            for graph in recorded.graphs:
+                graph.replay()
+        return Called(self.replayed(recorded), self.drawn_again(recorded), recorded.in_place)
+
+    def replay_part(self, recorded: Recorded, part: int) -> None:
+        """Queues the launches of one part."""
+        with self._streams.lane():
+            recorded.graphs[part].replay()
+
+    def replayed(self, recorded: Recorded) -> list[torch.Tensor]:
+        """The results of a replay: lent, but for those that users may keep."""
         written = self._updated if recorded.in_place else {}
-        results = [
-            written[number] if number in written else each.clone() if number in self._own else each.detach()
+        return [
+            written[number] if number in written else each.clone() if number in self.own else each.detach()
             for number, each in enumerate(recorded.results.tensors)
         ]
-        drawn = replace(recorded.drawn, tensors=tuple(tensor.detach() for tensor in recorded.drawn.tensors))
-        return Called(results, drawn, recorded.in_place)
+
+    @staticmethod
+    def drawn_again(recorded: Recorded) -> Drawn:
+        """What a replay draws."""
+        return replace(recorded.drawn, tensors=tuple(tensor.detach() for tensor in recorded.drawn.tensors))
 
     def in_use(self) -> bool:
         """Whether a tensor over the recorded results' memory exists."""
-        recorded = self._recorded
+        recorded = self.recorded
         return recorded is not None and (
             recorded.results.in_use() or any(storage_users(storage) > idle for idle, storage in recorded.idle)
         )
@@ -164,4 +200,4 @@ class CapturedRunner(ListRunner):
     def release(self) -> None:
         """Gives the recording's memory back."""
         self._streams.synchronize()
-        self._recorded = None
+        self.recorded = None
