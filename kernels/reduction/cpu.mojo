@@ -9,7 +9,8 @@ from std.memory.alloc import unsafe_alloc
 
 from ..common.parallel import sync_parallelize, worker_count
 from ..common.pointer import Ptr
-from ..pointwise.program import ProgramOperands, Places
+from ..pointwise.program import ProgramOperands
+from .program import ReductionProgram
 from .values import Extents, Values, combined, identity
 
 # Below this many elements a second core costs more than it gives.
@@ -22,53 +23,46 @@ comptime BLOCK = 512
 
 @always_inline
 def row_values[
-    acc: DType,
-    kinds: Int,
-    results: Int,
-    count: Int,
-    dims: Int,
-    run: def[width: Int, parts: Int](
-        ProgramOperands[count, dims], Places[dims, parts]
-    ) thin -> Values[acc, width, results],
+    P: ReductionProgram,
     vector: Int,
-](operands: ProgramOperands[count, dims], first: Int, last: Int) -> Values[
-    acc, 1, results
+](operands: ProgramOperands[P.COUNT, P.DIMS], first: Int, last: Int) -> Values[
+    P.ACC, 1, P.RESULTS
 ]:
     """The elements [first, last), which are neighbours."""
-    comptime inner = dims - 1
-    var total = Values[acc, vector, results].start[kinds]()
-    var rest = Values[acc, 1, results].start[kinds]()
+    comptime inner = P.DIMS - 1
+    var total = Values[P.ACC, vector, P.RESULTS].start[P.KINDS]()
+    var rest = Values[P.ACC, 1, P.RESULTS].start[P.KINDS]()
     var i = first
     while i < last:
         var pause = min(last, i + CHUNK * 2 * vector)
         # Two at a time hide an addition's latency.
-        var even = Values[acc, vector, results].start[kinds]()
-        var odd = Values[acc, vector, results].start[kinds]()
-        var single = Values[acc, 1, results].start[kinds]()
+        var even = Values[P.ACC, vector, P.RESULTS].start[P.KINDS]()
+        var odd = Values[P.ACC, vector, P.RESULTS].start[P.KINDS]()
+        var single = Values[P.ACC, 1, P.RESULTS].start[P.KINDS]()
         while i < pause:
             var place = operands.place(i)
             var stop = pause
-            comptime if dims > 1:
+            comptime if P.DIMS > 1:
                 stop = min(
                     pause, i + operands.extents[inner] - place.digits[inner]
                 )
             while i + 2 * vector <= stop:
-                even.fold[kinds](run[vector, 1](operands, place))
+                even.fold[P.KINDS](P.run[vector, 1](operands, place))
                 place.index += vector
                 place.digits[inner] = place.digits[inner] + vector
-                odd.fold[kinds](run[vector, 1](operands, place))
+                odd.fold[P.KINDS](P.run[vector, 1](operands, place))
                 place.index += vector
                 place.digits[inner] = place.digits[inner] + vector
                 i += 2 * vector
             while i < stop:
-                single.fold[kinds](run[1, 1](operands, place))
+                single.fold[P.KINDS](P.run[1, 1](operands, place))
                 i += 1
                 place.index = i
                 place.digits[inner] = place.digits[inner] + 1
-        even.fold[kinds](odd)
-        total.fold[kinds](even)
-        rest.fold[kinds](single)
-    rest.fold[kinds](total.across[kinds]())
+        even.fold[P.KINDS](odd)
+        total.fold[P.KINDS](even)
+        rest.fold[P.KINDS](single)
+    rest.fold[P.KINDS](total.across[P.KINDS]())
     return rest
 
 
@@ -81,49 +75,42 @@ def _fill[acc: DType, kinds: Int, results: Int](values: Ptr[acc], columns: Int):
 
 @always_inline
 def _columns[
-    acc: DType,
-    kinds: Int,
-    results: Int,
-    count: Int,
-    dims: Int,
-    run: def[width: Int, parts: Int](
-        ProgramOperands[count, dims], Places[dims, parts]
-    ) thin -> Values[acc, width, results],
+    P: ReductionProgram,
     vector: Int,
 ](
-    operands: ProgramOperands[count, dims],
+    operands: ProgramOperands[P.COUNT, P.DIMS],
     start: Int,
     pitch: Int,
     columns: Int,
     first: Int,
     last: Int,
-    total: Ptr[acc],
-    chunk: Ptr[acc],
+    total: Ptr[P.ACC],
+    chunk: Ptr[P.ACC],
 ):
     """`columns` neighbouring columns from the element `start` on, over rows [first, last): result n lies in `total`
     from n * BLOCK on. `chunk` is scratch memory of the same extent."""
-    comptime inner = dims - 1
-    _fill[acc, kinds, results](total, columns)
+    comptime inner = P.DIMS - 1
+    _fill[P.ACC, P.KINDS, P.RESULTS](total, columns)
     var row = first
     while row < last:
         var pause = min(last, row + CHUNK)
-        _fill[acc, kinds, results](chunk, columns)
+        _fill[P.ACC, P.KINDS, P.RESULTS](chunk, columns)
         while row < pause:
             var begin = start + row * pitch
             var i = begin
             while i < begin + columns:
                 var place = operands.place(i)
                 var stop = begin + columns
-                comptime if dims > 1:
+                comptime if P.DIMS > 1:
                     stop = min(
                         stop, i + operands.extents[inner] - place.digits[inner]
                     )
                 while i + vector <= stop:
-                    var values = run[vector, 1](operands, place)
-                    comptime for n in range(results):
+                    var values = P.run[vector, 1](operands, place)
+                    comptime for n in range(P.RESULTS):
                         var at = chunk.unsafe_offset(n * BLOCK + i - begin)
                         at.unsafe_store(
-                            combined[kinds, n, acc, vector](
+                            combined[P.KINDS, n, P.ACC, vector](
                                 at.unsafe_load[width=vector](), values.data[n]
                             )
                         )
@@ -131,38 +118,30 @@ def _columns[
                     place.index = i
                     place.digits[inner] = place.digits[inner] + vector
                 while i < stop:
-                    var values = run[1, 1](operands, place)
-                    comptime for n in range(results):
+                    var values = P.run[1, 1](operands, place)
+                    comptime for n in range(P.RESULTS):
                         var at = n * BLOCK + i - begin
-                        chunk[unsafe_offset=at] = combined[kinds, n, acc, 1](
-                            chunk[unsafe_offset=at], values.data[n]
-                        )
+                        chunk[unsafe_offset=at] = combined[
+                            P.KINDS, n, P.ACC, 1
+                        ](chunk[unsafe_offset=at], values.data[n])
                     i += 1
                     place.index = i
                     place.digits[inner] = place.digits[inner] + 1
             row += 1
-        comptime for n in range(results):
+        comptime for n in range(P.RESULTS):
             for k in range(columns):
                 var at = n * BLOCK + k
-                total[unsafe_offset=at] = combined[kinds, n, acc, 1](
+                total[unsafe_offset=at] = combined[P.KINDS, n, P.ACC, 1](
                     total[unsafe_offset=at], chunk[unsafe_offset=at]
                 )
 
 
 @no_inline
 def reduction_cpu[
-    acc: DType,
-    result: DType,
-    kinds: Int,
-    results: Int,
-    count: Int,
-    dims: Int,
-    run: def[width: Int, parts: Int](
-        ProgramOperands[count, dims], Places[dims, parts]
-    ) thin -> Values[acc, width, results],
+    P: ReductionProgram,
     vector: Int,
     rows: Bool,
-](operands: ProgramOperands[count, dims], extents: Extents):
+](operands: ProgramOperands[P.COUNT, P.DIMS], extents: Extents):
     """Reduces; `rows` where what is reduced lies together, so that `inner` is 1.
     """
     var outputs = extents.outputs()
@@ -175,25 +154,27 @@ def reduction_cpu[
     var tasks = units * slices
     workers = min(workers, tasks)
     # Slices' values as [slice, result, output], then each worker's own columns.
-    var shared = slices * results * outputs if slices > 1 else 0
-    var scratch = unsafe_alloc[Scalar[acc]](
-        max(1, shared + workers * 2 * results * BLOCK), alignment=64
+    var shared = slices * P.RESULTS * outputs if slices > 1 else 0
+    var scratch = unsafe_alloc[Scalar[P.ACC]](
+        max(1, shared + workers * 2 * P.RESULTS * BLOCK), alignment=64
     ).unsafe_origin_cast[MutUntrackedOrigin]()
 
     @always_inline
-    def keep[n: Int](slice: Int, output: Int, value: Scalar[acc]) {imm}:
+    def keep[n: Int](slice: Int, output: Int, value: Scalar[P.ACC]) {imm}:
         if slices > 1:
             scratch[
-                unsafe_offset=(slice * results + n) * outputs + output
+                unsafe_offset=(slice * P.RESULTS + n) * outputs + output
             ] = value
         else:
-            Ptr[result](unsafe_from_address=operands.data[n])[
+            Ptr[P.RESULT](unsafe_from_address=operands.data[n])[
                 unsafe_offset=output
-            ] = value.cast[result]()
+            ] = value.cast[P.RESULT]()
 
     @always_inline
     def task(worker: Int) {imm}:
-        var mine = scratch.unsafe_offset(shared + worker * 2 * results * BLOCK)
+        var mine = scratch.unsafe_offset(
+            shared + worker * 2 * P.RESULTS * BLOCK
+        )
         for number in range(
             tasks * worker // workers, tasks * (worker + 1) // workers
         ):
@@ -203,16 +184,16 @@ def reduction_cpu[
             var last = extents.reduced * (slice + 1) // slices
             comptime if rows:
                 var start = unit * extents.reduced
-                var values = row_values[
-                    acc, kinds, results, count, dims, run, vector
-                ](operands, start + first, start + last)
-                comptime for n in range(results):
+                var values = row_values[P, vector](
+                    operands, start + first, start + last
+                )
+                comptime for n in range(P.RESULTS):
                     keep[n](slice, unit, values.data[n])
             else:
                 var outer = unit // blocks
                 var column = unit % blocks * BLOCK
                 var columns = min(BLOCK, extents.inner - column)
-                _columns[acc, kinds, results, count, dims, run, vector](
+                _columns[P, vector](
                     operands,
                     outer * extents.reduced * extents.inner + column,
                     extents.inner,
@@ -220,9 +201,9 @@ def reduction_cpu[
                     first,
                     last,
                     mine,
-                    mine.unsafe_offset(results * BLOCK),
+                    mine.unsafe_offset(P.RESULTS * BLOCK),
                 )
-                comptime for n in range(results):
+                comptime for n in range(P.RESULTS):
                     for k in range(columns):
                         keep[n](
                             slice,
@@ -232,18 +213,18 @@ def reduction_cpu[
 
     sync_parallelize(task, workers)
     if slices > 1:
-        comptime for n in range(results):
+        comptime for n in range(P.RESULTS):
             for output in range(outputs):
-                var value = identity[kinds, n, acc, 1]()
+                var value = identity[P.KINDS, n, P.ACC, 1]()
                 for slice in range(slices):
-                    value = combined[kinds, n, acc, 1](
+                    value = combined[P.KINDS, n, P.ACC, 1](
                         value,
                         scratch[
-                            unsafe_offset=(slice * results + n) * outputs
+                            unsafe_offset=(slice * P.RESULTS + n) * outputs
                             + output
                         ],
                     )
-                Ptr[result](unsafe_from_address=operands.data[n])[
+                Ptr[P.RESULT](unsafe_from_address=operands.data[n])[
                     unsafe_offset=output
-                ] = value.cast[result]()
+                ] = value.cast[P.RESULT]()
     scratch.unsafe_free()

@@ -14,6 +14,7 @@ from ..pointwise.program import MOST_BYTES, ProgramOperands, Places
 from .cpu import reduction_cpu
 from .gpu import reduction_gpu
 from .many import reduction_many_cpu, reduction_many_gpu
+from .program import Reduction
 from .scan import cumsum_cpu, cumsum_gpu
 from .values import Extents, Values
 
@@ -37,22 +38,21 @@ def reduction[
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """One program over operands of any shapes, `rows` where `inner` is 1; a GPU's thread reads `parts` vectors at once.
     """
+    comptime P = Reduction[acc, result, kinds, results, count, dims, run]
     var geometry = arguments.take_list()
     var extents = Extents(Int(geometry[0]), Int(geometry[1]), Int(geometry[2]))
     var operands = operands_of[count, dims, guards, numbers](
         geometry, 3, arguments
     )
     comptime if is_cpu[target]():
-        reduction_cpu[
-            acc, result, kinds, results, count, dims, run, vector, rows
-        ](operands, extents)
+        reduction_cpu[P, vector, rows](operands, extents)
     else:
         var together = 0
         comptime for n in range(results, count - guards - numbers):
             together |= operands.data[n]
-        reduction_gpu[
-            acc, result, kinds, results, count, dims, run, vector, parts, rows
-        ](operands, extents, together % MOST_BYTES == 0, ctx)
+        reduction_gpu[P, vector, parts, rows](
+            operands, extents, together % MOST_BYTES == 0, ctx
+        )
 
 
 def reduction_many[
@@ -70,17 +70,14 @@ def reduction_many[
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """One program over the tensors of a table, each reduced as a whole; as `pointwise_many`.
     """
+    comptime P = Reduction[acc, result, kinds, results, count, 1, run]
     var tensors = arguments.take_word()
     var words = words_of_tensors[count](arguments, tensors)
     var table = TensorTable[count](Int(words.unsafe_ptr()), tensors)
     comptime if is_cpu[target]():
-        reduction_many_cpu[acc, result, kinds, results, count, run, vector](
-            table
-        )
+        reduction_many_cpu[P, vector](table)
     else:
-        reduction_many_gpu[
-            acc, result, kinds, results, count, run, vector, ordered
-        ](table, ctx)
+        reduction_many_gpu[P, vector, ordered](table, ctx)
     _ = words^
 
 

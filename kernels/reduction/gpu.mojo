@@ -7,7 +7,6 @@ threads share what is reduced. Where results are few, several blocks share them:
 
 from std.math import ceildiv
 from std.memory import stack_allocation
-from std.reflection import get_function_name
 from std.sys.info import size_of
 from std.utils.static_tuple import StaticTuple
 
@@ -19,6 +18,7 @@ from ..common.arithmetic import divide
 from ..common.library import scratch
 from ..common.pointer import Ptr
 from ..pointwise.program import ProgramOperands, Places
+from .program import ReductionProgram
 from .values import Extents, Values, combined, identity
 
 comptime BLOCK = 256
@@ -120,22 +120,14 @@ def _keep[
         ] = value[lane].cast[result]()
 
 
-@__name(t"reduce_rows_{get_function_name[run]()}")
+@__name(t"reduce_rows_{P.NAME}")
 def reduce_rows_kernel[
-    acc: DType,
-    result: DType,
-    kinds: Int,
-    results: Int,
-    count: Int,
-    dims: Int,
-    run: def[width: Int, parts: Int](
-        ProgramOperands[count, dims], Places[dims, parts]
-    ) thin -> Values[acc, width, results],
+    P: ReductionProgram,
     width: Int,
     parts: Int,
 ](
-    operands: ProgramOperands[count, dims],
-    partials: Ptr[acc],
+    operands: ProgramOperands[P.COUNT, P.DIMS],
+    partials: Ptr[P.ACC],
     outer: Int64,
     reduced: Int64,
     share: Int64,
@@ -150,13 +142,13 @@ def reduce_rows_kernel[
     var unit = divide(group, Int32(slices))
     var row = Int(unit[0])
     var slice = Int(unit[1])
-    var values = Values[acc, width, results].start[kinds]()
+    var values = Values[P.ACC, width, P.RESULTS].start[P.KINDS]()
     if row < Int(outer):
         var first = slice * Int(share)
         var last = min(first + Int(share), Int(reduced) // width)
         for vector in range(first + lane, last, Int(lanes) * parts):
             var start = row * Int(reduced)
-            var places = Places[dims, parts](
+            var places = Places[P.DIMS, parts](
                 operands.place(start + vector * width)
             )
             comptime for part in range(1, parts):
@@ -165,34 +157,26 @@ def reduce_rows_kernel[
                     operands.place(start + min(next, last - 1) * width),
                     next < last,
                 )
-            values.fold_runs[kinds, parts](
-                run[width * parts, parts](operands, places), places.live
+            values.fold_runs[P.KINDS, parts](
+                P.run[width * parts, parts](operands, places), places.live
             )
-    var own = values.across[kinds]()
-    comptime for n in range(results):
-        var value = together[acc, kinds, n, 1](own.data[n], 1, Int(lanes))
+    var own = values.across[P.KINDS]()
+    comptime for n in range(P.RESULTS):
+        var value = together[P.ACC, P.KINDS, n, 1](own.data[n], 1, Int(lanes))
         if lane == 0 and row < Int(outer):
-            _keep[acc, result, 1, n, count, dims](
+            _keep[P.ACC, P.RESULT, 1, n, P.COUNT, P.DIMS](
                 operands, partials, row, Int(outer), slice, Int(slices), value
             )
 
 
-@__name(t"reduce_columns_{get_function_name[run]()}")
+@__name(t"reduce_columns_{P.NAME}")
 def reduce_columns_kernel[
-    acc: DType,
-    result: DType,
-    kinds: Int,
-    results: Int,
-    count: Int,
-    dims: Int,
-    run: def[width: Int, parts: Int](
-        ProgramOperands[count, dims], Places[dims, parts]
-    ) thin -> Values[acc, width, results],
+    P: ReductionProgram,
     width: Int,
     parts: Int,
 ](
-    operands: ProgramOperands[count, dims],
-    partials: Ptr[acc],
+    operands: ProgramOperands[P.COUNT, P.DIMS],
+    partials: Ptr[P.ACC],
     outer: Int64,
     reduced: Int64,
     inner: Int64,
@@ -215,15 +199,17 @@ def reduce_columns_kernel[
     var place = divided(vector, vectors)
     var plane = place[0]
     var column = place[1] * width
-    var values = Values[acc, width, results].start[kinds]()
+    var values = Values[P.ACC, width, P.RESULTS].start[P.KINDS]()
     if plane < Int(outer):
         var first = slice * Int(share)
         var last = min(first + Int(share), Int(reduced))
         var start = plane * Int(reduced)
         # All rows have the last digit in common where programs rely on it: so what does not change is read once.
-        var digit = operands.place(start * Int(inner) + column).digits[dims - 1]
+        var digit = operands.place(start * Int(inner) + column).digits[
+            P.DIMS - 1
+        ]
         for row in range(first + y, last, rows * parts):
-            var places = Places[dims, parts](
+            var places = Places[P.DIMS, parts](
                 operands.place((start + row) * Int(inner) + column)
             )
             places.column = Int(digit)
@@ -235,15 +221,15 @@ def reduce_columns_kernel[
                     ),
                     next < last,
                 )
-            values.fold_runs[kinds, parts](
-                run[width * parts, parts](operands, places), places.live
+            values.fold_runs[P.KINDS, parts](
+                P.run[width * parts, parts](operands, places), places.live
             )
-    comptime for n in range(results):
-        var value = together[acc, kinds, n, width](
+    comptime for n in range(P.RESULTS):
+        var value = together[P.ACC, P.KINDS, n, width](
             values.data[n], Int(across), rows
         )
         if y == 0 and plane < Int(outer):
-            _keep[acc, result, width, n, count, dims](
+            _keep[P.ACC, P.RESULT, width, n, P.COUNT, P.DIMS](
                 operands,
                 partials,
                 plane * Int(inner) + column,
@@ -309,21 +295,13 @@ struct _Slices(ImplicitlyCopyable, TrivialRegisterPassable):
 
 @always_inline
 def _reduce[
-    acc: DType,
-    result: DType,
-    kinds: Int,
-    results: Int,
-    count: Int,
-    dims: Int,
-    run: def[width: Int, parts: Int](
-        ProgramOperands[count, dims], Places[dims, parts]
-    ) thin -> Values[acc, width, results],
+    P: ReductionProgram,
     width: Int,
     parts: Int,
     rows: Bool,
 ](
-    operands: ProgramOperands[count, dims],
-    partials: Ptr[acc],
+    operands: ProgramOperands[P.COUNT, P.DIMS],
+    partials: Ptr[P.ACC],
     extents: Extents,
     slices: _Slices,
     lanes: Int,
@@ -331,11 +309,7 @@ def _reduce[
 ) raises:
     """The first stage."""
     comptime if rows:
-        ctx.enqueue_function[
-            reduce_rows_kernel[
-                acc, result, kinds, results, count, dims, run, width, parts
-            ]
-        ](
+        ctx.enqueue_function[reduce_rows_kernel[P, width, parts]](
             operands,
             partials,
             Int64(extents.outer),
@@ -348,11 +322,7 @@ def _reduce[
         )
     else:
         var tiles = ceildiv(extents.outer * extents.inner, lanes * width)
-        ctx.enqueue_function[
-            reduce_columns_kernel[
-                acc, result, kinds, results, count, dims, run, width, parts
-            ]
-        ](
+        ctx.enqueue_function[reduce_columns_kernel[P, width, parts]](
             operands,
             partials,
             Int64(extents.outer),
@@ -369,20 +339,14 @@ def _reduce[
 
 @no_inline
 def _launch[
-    acc: DType,
-    result: DType,
-    kinds: Int,
-    results: Int,
-    count: Int,
-    dims: Int,
-    run: def[width: Int, parts: Int](
-        ProgramOperands[count, dims], Places[dims, parts]
-    ) thin -> Values[acc, width, results],
+    P: ReductionProgram,
     width: Int,
     parts: Int,
     rows: Bool,
 ](
-    operands: ProgramOperands[count, dims], extents: Extents, ctx: DeviceContext
+    operands: ProgramOperands[P.COUNT, P.DIMS],
+    extents: Extents,
+    ctx: DeviceContext,
 ) raises:
     var outputs = extents.outputs()
     # Lanes of a row, or threads beside each other.
@@ -410,24 +374,24 @@ def _launch[
         )
     if slices.count == 1:
         # No partial values: any address will do.
-        _reduce[
-            acc, result, kinds, results, count, dims, run, width, parts, rows
-        ](
+        _reduce[P, width, parts, rows](
             operands,
-            Ptr[acc](unsafe_from_address=operands.data[0]),
+            Ptr[P.ACC](unsafe_from_address=operands.data[0]),
             extents,
             slices,
             lanes,
             ctx,
         )
         return
-    var buffer = scratch[acc](ctx, results * outputs * slices.count)
-    var partials = Ptr[acc](unsafe_from_address=Int(buffer.unsafe_ptr()))
-    _reduce[acc, result, kinds, results, count, dims, run, width, parts, rows](
+    var buffer = scratch[P.ACC](ctx, P.RESULTS * outputs * slices.count)
+    var partials = Ptr[P.ACC](unsafe_from_address=Int(buffer.unsafe_ptr()))
+    _reduce[P, width, parts, rows](
         operands, partials, extents, slices, lanes, ctx
     )
     ctx.enqueue_function[
-        merge_slices_kernel[acc, result, kinds, results, count, dims]
+        merge_slices_kernel[
+            P.ACC, P.RESULT, P.KINDS, P.RESULTS, P.COUNT, P.DIMS
+        ]
     ](
         operands,
         partials,
@@ -441,20 +405,12 @@ def _launch[
 
 @no_inline
 def reduction_gpu[
-    acc: DType,
-    result: DType,
-    kinds: Int,
-    results: Int,
-    count: Int,
-    dims: Int,
-    run: def[width: Int, parts: Int](
-        ProgramOperands[count, dims], Places[dims, parts]
-    ) thin -> Values[acc, width, results],
+    P: ReductionProgram,
     vector: Int,
     parts: Int,
     rows: Bool,
 ](
-    operands: ProgramOperands[count, dims],
+    operands: ProgramOperands[P.COUNT, P.DIMS],
     extents: Extents,
     aligned: Bool,
     ctx: DeviceContext,
@@ -464,18 +420,10 @@ def reduction_gpu[
     comptime if vector > 1:
         if aligned:
             _launch[
-                acc,
-                result,
-                kinds,
-                results,
-                count,
-                dims,
-                run,
+                P,
                 vector,
                 parts,
                 rows,
             ](operands, extents, ctx)
             return
-    _launch[acc, result, kinds, results, count, dims, run, 1, parts, rows](
-        operands, extents, ctx
-    )
+    _launch[P, 1, parts, rows](operands, extents, ctx)

@@ -4,7 +4,6 @@ A tensor's values are put together piece by piece, then its pieces' values in th
 are changes nothing.
 """
 
-from std.reflection import get_function_name
 from std.math import ceildiv
 from std.memory.alloc import unsafe_alloc
 
@@ -22,9 +21,10 @@ from ..pointwise.many import (
     is_aligned,
     tensors_at_once,
 )
-from ..pointwise.program import ProgramOperands, Places
+from ..pointwise.program import ProgramOperands
 from .cpu import SMALLEST_SHARE, row_values
 from .gpu import BLOCK, together
+from .program import ReductionProgram
 from .values import Values, combined, identity
 
 # Elements of a piece on a CPU.
@@ -37,16 +37,9 @@ comptime ROUNDS = 16
 
 @no_inline
 def reduction_many_cpu[
-    acc: DType,
-    result: DType,
-    kinds: Int,
-    results: Int,
-    count: Int,
-    run: def[width: Int, parts: Int](
-        ProgramOperands[count, 1], Places[1, parts]
-    ) thin -> Values[acc, width, results],
+    P: ReductionProgram,
     vector: Int,
-](table: TensorTable[count]):
+](table: TensorTable[P.COUNT]):
     var pieces = 0
     var total = 0
     for tensor in range(table.tensors):
@@ -55,8 +48,8 @@ def reduction_many_cpu[
     var workers = max(1, min(worker_count(), total // SMALLEST_SHARE))
     var tasks = 1 if workers == 1 else min(pieces, workers * SHARES)
     # As [result, piece].
-    var partials = unsafe_alloc[Scalar[acc]](
-        results * pieces, alignment=64
+    var partials = unsafe_alloc[Scalar[P.ACC]](
+        P.RESULTS * pieces, alignment=64
     ).unsafe_origin_cast[MutUntrackedOrigin]()
 
     @always_inline
@@ -69,10 +62,14 @@ def reduction_many_cpu[
             var own = ceildiv(size, PIECE)
             for piece in range(max(first, before), min(last, before + own)):
                 var begin = (piece - before) * PIECE
-                var values = row_values[
-                    acc, kinds, results, count, 1, run, vector
-                ](table.operands(tensor), begin, min(begin + PIECE, size))
-                comptime for n in range(results):
+                var values = row_values[P, vector](
+                    rebind[ProgramOperands[P.COUNT, P.DIMS]](
+                        table.operands(tensor)
+                    ),
+                    begin,
+                    min(begin + PIECE, size),
+                )
+                comptime for n in range(P.RESULTS):
                     partials[unsafe_offset=n * pieces + piece] = values.data[n]
             before += own
 
@@ -80,52 +77,43 @@ def reduction_many_cpu[
     var piece = 0
     for tensor in range(table.tensors):
         var last = piece + ceildiv(table.size(tensor), PIECE)
-        comptime for n in range(results):
-            var value = identity[kinds, n, acc, 1]()
+        comptime for n in range(P.RESULTS):
+            var value = identity[P.KINDS, n, P.ACC, 1]()
             for each in range(piece, last):
-                value = combined[kinds, n, acc, 1](
+                value = combined[P.KINDS, n, P.ACC, 1](
                     value, partials[unsafe_offset=n * pieces + each]
                 )
-            Ptr[result](
+            Ptr[P.RESULT](
                 unsafe_from_address=table.address(tensor, n)
-            )[] = value.cast[result]()
+            )[] = value.cast[P.RESULT]()
         piece = last
     partials.unsafe_free()
 
 
-@__name(t"reduce_many_{get_function_name[run]()}")
+@__name(t"reduce_many_{P.NAME}")
 def reduce_pieces_kernel[
-    acc: DType,
-    kinds: Int,
-    results: Int,
-    count: Int,
+    P: ReductionProgram,
     most: Int,
-    run: def[width: Int, parts: Int](
-        ProgramOperands[count, 1], Places[1, parts]
-    ) thin -> Values[acc, width, results],
     vector: Int,
     ordered: Int,
-](batch: Batch[count, most], partials: Ptr[acc], blocks: Int64):
+](batch: Batch[P.COUNT, most], partials: Ptr[P.ACC], blocks: Int64):
     """A block has a piece of one tensor; its values lie as [result, block]."""
     var mine = found(batch)
-    var values = Values[acc, vector, results].start[kinds]()
-    var rest = Values[acc, 1, results].start[kinds]()
-    var aligned = is_aligned[count, ordered](mine.operands)
+    var operands = rebind[ProgramOperands[P.COUNT, P.DIMS]](mine.operands)
+    var values = Values[P.ACC, vector, P.RESULTS].start[P.KINDS]()
+    var rest = Values[P.ACC, 1, P.RESULTS].start[P.KINDS]()
+    var aligned = is_aligned[P.COUNT, ordered](mine.operands)
     var first = mine.block * BLOCK * ROUNDS + Int(thread_idx.x)
     for round in range(ROUNDS):
         var i = (first + round * BLOCK) * vector
         if aligned and i + vector <= mine.size:
-            values.fold[kinds](
-                run[vector, 1](mine.operands, mine.operands.place(i))
-            )
+            values.fold[P.KINDS](P.run[vector, 1](operands, operands.place(i)))
         else:
             for at in range(i, min(i + vector, mine.size)):
-                rest.fold[kinds](
-                    run[1, 1](mine.operands, mine.operands.place(at))
-                )
-    rest.fold[kinds](values.across[kinds]())
-    comptime for n in range(results):
-        var value = together[acc, kinds, n, 1](rest.data[n], 1, BLOCK)
+                rest.fold[P.KINDS](P.run[1, 1](operands, operands.place(at)))
+    rest.fold[P.KINDS](values.across[P.KINDS]())
+    comptime for n in range(P.RESULTS):
+        var value = together[P.ACC, P.KINDS, n, 1](rest.data[n], 1, BLOCK)
         if thread_idx.x == 0:
             partials[unsafe_offset=n * Int(blocks) + Int(block_idx.x)] = value[
                 0
@@ -167,34 +155,25 @@ def merge_pieces_kernel[
 
 @no_inline
 def reduction_many_gpu[
-    acc: DType,
-    result: DType,
-    kinds: Int,
-    results: Int,
-    count: Int,
-    run: def[width: Int, parts: Int](
-        ProgramOperands[count, 1], Places[1, parts]
-    ) thin -> Values[acc, width, results],
+    P: ReductionProgram,
     vector: Int,
     ordered: Int,
-](table: TensorTable[count], ctx: DeviceContext) raises:
+](table: TensorTable[P.COUNT], ctx: DeviceContext) raises:
     """Two launches for as many tensors as a kernel's arguments hold; none is empty.
     """
-    comptime most = tensors_at_once(count)
+    comptime most = tensors_at_once(P.COUNT)
     comptime elements = BLOCK * ROUNDS * vector
     for first in range(0, table.tensors, most):
-        var batch = Batch[count, most]()
+        var batch = Batch[P.COUNT, most]()
         var blocks = filled(batch, table, first, elements)
-        var buffer = scratch[acc](ctx, results * blocks)
-        var partials = Ptr[acc](unsafe_from_address=Int(buffer.unsafe_ptr()))
-        ctx.enqueue_function[
-            reduce_pieces_kernel[
-                acc, kinds, results, count, most, run, vector, ordered
-            ]
-        ](batch, partials, Int64(blocks), grid_dim=blocks, block_dim=BLOCK)
+        var buffer = scratch[P.ACC](ctx, P.RESULTS * blocks)
+        var partials = Ptr[P.ACC](unsafe_from_address=Int(buffer.unsafe_ptr()))
+        ctx.enqueue_function[reduce_pieces_kernel[P, most, vector, ordered]](
+            batch, partials, Int64(blocks), grid_dim=blocks, block_dim=BLOCK
+        )
         ctx.enqueue_function[
             merge_pieces_kernel[
-                acc, result, kinds, results, count, most, elements
+                P.ACC, P.RESULT, P.KINDS, P.RESULTS, P.COUNT, most, elements
             ]
         ](
             batch,

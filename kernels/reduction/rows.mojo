@@ -20,6 +20,7 @@ from ..pointwise.entries import operands_of
 from ..pointwise.program import MOST_BYTES, ProgramOperands, Places
 from .cpu import SMALLEST_SHARE, row_values
 from .gpu import BLOCK, LEAST, together
+from .program import Reduction
 from .values import Values
 
 comptime NEAR = 4096
@@ -76,6 +77,16 @@ struct ReducedRows[
     numbers: Int,
 ](RowProgram):
     """A reduction of each row."""
+
+    comptime Program = Reduction[
+        Self.acc,
+        Self.result,
+        Self.kinds,
+        Self.results,
+        Self.count,
+        Self.dims,
+        Self.run,
+    ]
 
     var operands: ProgramOperands[Self.count, Self.dims]
 
@@ -140,15 +151,9 @@ struct ReducedRows[
     @always_inline
     def on_cpu(self, first: Int, rows: Int, extent: Int):
         for row in range(first, first + rows):
-            var values = row_values[
-                Self.acc,
-                Self.kinds,
-                Self.results,
-                Self.count,
-                Self.dims,
-                Self.run,
-                Self.vector,
-            ](self.operands, row * extent, (row + 1) * extent)
+            var values = row_values[Self.Program, Self.vector](
+                self.operands, row * extent, (row + 1) * extent
+            )
             comptime for n in range(Self.results):
                 self._store[n](row, values.data[n][0])
 
