@@ -65,16 +65,37 @@ def _replacing(span: Span, spares: list[Spare]) -> Span:
     return replace(span, replaces=frozenset(dying))
 
 
-@given(SPANS, SPARES)
-def test_values_that_live_together_do_not_overlap(spans: list[Span], spares: list[Spare]) -> None:
+def _taking(spans: list[Span]) -> list[Span]:
+    """Each value takes all that it may: what is as large and read last where it is made."""
+    return [
+        replace(
+            span,
+            takes=frozenset(
+                number for number, other in enumerate(spans)
+                if other.last == span.first > other.first and other.size == span.size
+            ),
+        )
+        for span in spans
+    ]  # fmt: skip
+
+
+@given(SPANS, SPARES, st.booleans(), st.sampled_from([1, 2000]))
+def test_values_that_live_together_do_not_overlap(
+    spans: list[Span], spares: list[Spare], taking: bool, step: int
+) -> None:
+    """But for one that lies where the other one lies, which it takes."""
+    spans = [replace(span, size=span.size // step * step) for span in spans]
+    spans = _taking(spans) if taking else spans
     rooms, total = planned(spans, spares)
     placed = list(zip(spans, rooms, strict=True))
     for number, (span, room) in enumerate(placed):
         end = total if room.spare is None else spares[room.spare].size
         assert room.offset % ALIGNMENT == 0 and room.offset >= 0 and room.offset + span.size <= end
-        for other, place in placed[:number]:
+        for index, (other, place) in enumerate(placed[:number]):
             together = span.first <= other.last and other.first <= span.last and room.spare == place.spare
-            assert not together or room.offset + span.size <= place.offset or place.offset + other.size <= room.offset
+            apart = room.offset + span.size <= place.offset or place.offset + other.size <= room.offset
+            takes = number in other.takes or index in span.takes
+            assert not together or apart or (takes and room == place and span.size == other.size)
 
 
 @given(SPANS)
@@ -85,6 +106,27 @@ def test_the_whole_is_no_more_than_everything_apart(spans: list[Span]) -> None:
 def test_memory_is_used_again() -> None:
     """A chain needs two places, however long it is."""
     assert planned([Span(ALIGNMENT, number, number + 1) for number in range(50)])[1] == 2 * ALIGNMENT
+
+
+def test_a_sum_takes_the_place_of_an_operand() -> None:
+    """A chain of sums needs the place of one of them beside that of the next operand."""
+    size = ALIGNMENT
+    operands = [Span(size, number, number + 1) for number in range(0, 20, 2)]
+    before = [0, *range(len(operands), 2 * len(operands) - 1)]
+    sums = [
+        Span(size, operand.last, operand.last + 2, takes=frozenset({other}))
+        for operand, other in zip(operands, before, strict=True)
+    ]
+    rooms, total = planned([*operands, *sums])
+    assert total == 2 * ALIGNMENT and len({room.offset for room in rooms[len(operands) :]}) == 1
+    assert planned([replace(span, takes=frozenset()) for span in (*operands, *sums)])[1] == 3 * ALIGNMENT
+
+
+def test_no_two_results_take_one_place() -> None:
+    size = ALIGNMENT
+    both = [Span(size, 1, 2, takes=frozenset({0})), Span(size, 1, 2, takes=frozenset({0}))]
+    rooms, total = planned([Span(size, 0, 1), *both])
+    assert rooms[1] != rooms[2] and total == 2 * ALIGNMENT
 
 
 def test_spares_come_first() -> None:

@@ -211,6 +211,45 @@ def test_results_memory_goes_with_the_model() -> None:
     assert all(each() is None for each in made)
 
 
+def test_graphs_work_in_common_memory() -> None:
+    """One piece, as large as one graph needs it, has workspaces, results that are copied, and what arguments are copied
+    to."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2048), nn.Softmax(1), nn.Linear(2048, 512))
+    with recorded_graphs() as graphs:
+        run = torch.compile(model, backend="max", fullgraph=True)
+        run(torch.randn(256, 64)).sum().backward()
+    (forward,), (backward,) = (graph.executables for graph in graphs)
+    capturing = [capture(forward, 3), capture(backward, 5)]
+    alive, slopes = [], torch.randn(256, 512)
+    for _ in range(9):
+        x = torch.randn(256, 64)
+        out = run(x)
+        out.backward(slopes)
+        # Its memory does not serve the next input.
+        alive += [x, out]
+        run.zero_grad(set_to_none=True)
+    assert all(each.replays for each in capturing)
+    recorded = []
+    for executable in (forward, backward):
+        assert isinstance(executable.runner, CapturedRunner) and executable.runner.recorded is not None
+        recorded.append(executable.runner.recorded)
+    memory = recorded[0].workspace
+    assert recorded[1].workspace is memory
+    result, needed = 256 * 512 * 4, [each.runner.needed for each in (forward, backward) if each.runner]
+    assert min(needed) > result and memory.numel() == max(needed[0] + result, needed[1])
+    assert [each.numel() for each in recorded[0].copied.values()] == [256 * 512]
+    inside = [*recorded[0].copied.values(), *capturing[1]._places]
+    assert len(inside) == 2
+    assert {each.untyped_storage().data_ptr() for each in inside} == {memory.untyped_storage().data_ptr()}
+    gone = weakref.ref(memory)
+    del memory, recorded, inside, alive, graphs, executable, forward, backward, capturing, run, model, out
+    torch._dynamo.reset()
+    gc.collect()
+    assert gone() is None
+
+
 def test_masks_are_read_where_they_were_drawn() -> None:
     """A replayed backward graph reads the masks that the replayed forward graph drew, and copies them nowhere."""
     torch._dynamo.reset()

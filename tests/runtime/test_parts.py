@@ -19,6 +19,7 @@ from torch_max_backend import backend
 from torch_max_backend.runtime import captured_runner, parts
 from torch_max_backend.runtime.capture import Capture
 from torch_max_backend.runtime.captured_runner import Recorded
+from torch_max_backend.runtime.common_memory import common_memory
 from torch_max_backend.runtime.executable import Executable
 from torch_max_backend.runtime.parts import CapturedPartedRunner, InParts
 
@@ -346,4 +347,6 @@ def _captured(executable: Executable) -> Capture:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(captured_runner, "stream_sync", lambda _: OneQueue())
         executable.runner = WalkedParts(executable.runner_spec(), capture, *executable.parts)
+    # Other graphs may be replayed between two parts.
+    assert executable.runner.common is not common_memory(executable.device)
     return capture

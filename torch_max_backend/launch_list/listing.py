@@ -307,8 +307,20 @@ class _Lister:
                 and self._may_replace(value, argument, uses)
             )  # fmt: skip
 
+        numbers = {value: number for number, value in enumerate(inner)}
+        inner_uses = self._uses(inner)
+
+        def takes(value: Value) -> frozenset[int]:
+            operands = {home_of(operand) for operand in self._calls[self._made[value]].operands}
+            return frozenset(
+                numbers[operand] for operand in operands
+                if operand in numbers and last[operand] == self._made[value]
+                and (operand.size, operand.bytes) == (value.size, value.bytes)
+                and self._may_replace(value, operand, inner_uses)
+            )  # fmt: skip
+
         # An unused result is written all the same.
-        spans = [Span(value.bytes, self._made[value], last[value], replaces(value)) for value in inner]
+        spans = [Span(value.bytes, self._made[value], last[value], replaces(value), takes(value)) for value in inner]
         rooms, size = planned(spans, spares)
         reused: dict[int, int] = {}
         for value, room in zip(inner, rooms, strict=True):

@@ -28,12 +28,14 @@ class Span:
         last: the launch that reads it last.
         replaces: contents of spares, as the spare's number and the offset there, that launch ``first`` reads last, and
             of which it reads an element for the value's element at the same place alone.
+        takes: numbers of the spans that launch ``first`` reads last in the same way, no larger and no smaller.
     """
 
     size: int
     first: int
     last: int
     replaces: frozenset[tuple[int, int]] = frozenset()
+    takes: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,12 @@ def planned(spans: Sequence[Span], spares: Sequence[Spare] = ()) -> tuple[list[R
 
     Values are placed in the order of their size, each at the lowest offset that is free for as long as it lives
     (greedy by size, Pisarchyk and Lee 2020, https://arxiv.org/abs/2001.03288): in a spare that has one, else in the
-    workspace. Few spares are used: one that is taken already goes before the others, a small one before a large one.
+    workspace. There a value lies where what it takes lies, if it can. Few spares are used: one that is taken already
+    goes before the others, a small one before a large one.
     """
-    rooms = [Room(0)] * len(spans)
+    rooms: list[Room | None] = [None] * len(spans)
     workspace = _Tenants()
+    partners = _partners(spans)
     tenants = [_Tenants(spare.contents) for spare in spares]
     for number in sorted(range(len(spans)), key=lambda each: -spans[each].size):
         span = spans[number]
@@ -98,10 +102,23 @@ def planned(spans: Sequence[Span], spares: Sequence[Spare] = ()) -> tuple[list[R
                 rooms[number] = Room(offset, each)
                 break
         else:
-            offset = workspace.lowest(span)
+            near = [(spans[each], room) for each in partners[number] if (room := rooms[each]) is not None]
+            offset = workspace.beside(span, [(other, room.offset) for other, room in near if room.spare is None])
+            if offset is None:
+                offset = workspace.lowest(span)
             workspace.take(span, offset)
             rooms[number] = Room(offset)
-    return rooms, workspace.end
+    return [room for room in rooms if room is not None], workspace.end
+
+
+def _partners(spans: Sequence[Span]) -> list[list[int]]:
+    """For each span those that may lie in its place, although a launch needs both: what it takes, what takes it."""
+    found: list[list[int]] = [[] for _ in spans]
+    for number, span in enumerate(spans):
+        for other in sorted(span.takes):
+            found[number].append(other)
+            found[other].append(number)
+    return found
 
 
 def fullest(spans: Sequence[Span]) -> int:
@@ -151,11 +168,29 @@ class _Tenants:
                 return offset
         return None
 
+    def beside(self, span: Span, partners: Sequence[tuple[Span, int]]) -> int | None:
+        """The lowest offset of a partner at which nothing but partners is in the way of ``span``."""
+        allowed = {_place(each, offset) for each, offset in partners}
+        for offset in sorted(offset for _, offset in partners):
+            begin, end, first, last = _place(span, offset)
+            others = (
+                each for each in self._placed
+                if each[2] <= last and first <= each[3] and each[0] < end and begin < each[1]
+            )  # fmt: skip
+            if all(each in allowed and each[0] == offset for each in others):
+                return offset
+        return None
+
     def take(self, span: Span, offset: int) -> None:
         """Places ``span``."""
-        end = offset + _taken(span)
-        self.end = max(self.end, end)
-        insort(self._placed, (offset, end, span.first, span.last))
+        place = _place(span, offset)
+        self.end = max(self.end, place[1])
+        insort(self._placed, place)
+
+
+def _place(span: Span, offset: int) -> tuple[int, int, int, int]:
+    """Where ``span`` begins and ends, in bytes and in launches."""
+    return offset, offset + _taken(span), span.first, span.last
 
 
 def _taken(span: Span) -> int:

@@ -89,6 +89,11 @@ class Capture:
         self._take_fixed: Callable[[Sequence[Any]], Sequence[Any]] = list
         self._fixed: Sequence[int] = ()
 
+    @property
+    def may_record(self) -> bool:
+        """Whether the graph may yet be captured."""
+        return self._left > 0
+
     def run(self, graph: Recording[Made], tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> Made:
         """The results for ``tensors``, which lie at ``addresses``."""
         if not self._left:

@@ -8,7 +8,9 @@ from typing import TypeVar
 
 import torch
 
+from torch_max_backend.launch_list.memory import TORCH_ALIGNMENT, rounded_up
 from torch_max_backend.runtime.capture import Capture, Recording
+from torch_max_backend.runtime.common_memory import CommonMemory, Piece, bytes_over, common_memory
 from torch_max_backend.runtime.runner import Called, Drawn, ListRunner, RunnerSpec
 from torch_max_backend.runtime.shared_storage import SharedStorage
 from torch_max_backend.runtime.streams import stream_sync
@@ -23,9 +25,10 @@ class Recorded:
 
     Attributes:
         graphs: the launches, one for each part of the list, with the draws in front of them.
-        workspace: the launches' scratch memory.
+        workspace: the launches' scratch memory, which other recordings use, too.
         elsewhere: more of it, for what may not be written over arguments.
-        results: their results, but for those that are written over arguments.
+        results: their results, but for those that are written over arguments, and those that each replay copies.
+        copied: the latter, by their numbers; other recordings write over them.
         drawn: what the draws make, in the graph's own memory.
         idle: how many users the storage of each tensor in ``drawn`` has, and the storage.
         in_place: the arguments that may be updated in place are.
@@ -35,6 +38,7 @@ class Recorded:
     workspace: torch.Tensor
     elsewhere: Sequence[torch.Tensor]
     results: SharedStorage
+    copied: Mapping[int, torch.Tensor]
     drawn: Drawn
     idle: tuple[tuple[int, torch.UntypedStorage], ...]
     in_place: bool
@@ -47,21 +51,43 @@ class CapturedRunner(ListRunner):
         spec: what it is made of.
         capture: decides.
         own: numbers of results that users may keep: these are copied, not lent.
+        common: memory that it works in; None for what all lists of the device share.
 
     Attributes:
         recorded: what is replayed.
         own: as given.
+        common: the memory that it works in.
     """
 
-    def __init__(self, spec: RunnerSpec, capture: Capture, own: frozenset[int]) -> None:
+    def __init__(
+        self, spec: RunnerSpec, capture: Capture, own: frozenset[int], common: CommonMemory | None = None
+    ) -> None:
         super().__init__(spec)
         self._capture, self.own = capture, own
         self._streams = stream_sync(spec.device)
         self.recorded: Recorded | None = None
+        self._called = False
+        self._copied_results = sorted(own - self._listing.updates.keys())
+        self.common = common or common_memory(spec.device)
+        self.common.join(self)
+        # What the recording that is being made works in.
+        self._piece: Piece | None = None
+        self._copies: dict[int, torch.Tensor] = {}
         # Of the call at hand: what it may update in place, its arguments, and what it writes over.
         self._updated: Mapping[int, torch.Tensor] = {}
         self._entering: Sequence[torch.Tensor] = ()
         self._written_over: Sequence[torch.Tensor] = ()
+
+    @property
+    def wanted(self) -> int:
+        """Bytes that a recording will work in, as far as that is known; 0 if there is one, or may be none."""
+        waits = self._called and self.recorded is None and self._capture.may_record
+        return self._worked_in() if waits else 0
+
+    def _worked_in(self) -> int:
+        """Bytes that the launches work in, and those of results that each replay copies."""
+        sizes = [self.needed, *(bytes_over(*self.facts[number]) for number in self._copied_results)]
+        return sum(rounded_up(size, TORCH_ALIGNMENT) for size in sizes)
 
     def launched(
         self,
@@ -98,12 +124,24 @@ class CapturedRunner(ListRunner):
 
     def plain(self, tensors: Sequence[torch.Tensor]) -> Called:
         """A call whose results have memory of their own."""
+        self._called = True
         addresses = [tensor.data_ptr() for tensor in tensors]
         return super().launched(tensors, addresses, self._updated, self._written_over)
 
     def place(self, like: torch.Tensor) -> torch.Tensor:
         """A place for such an argument."""
-        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+        return self._dealt().tensor(like.shape, like.stride(), like.dtype)
+
+    def _dealt(self) -> Piece:
+        """Memory for the recording that is being made: the launches', then that of copied results, then places."""
+        if self._piece is None:
+            # Nothing may run while launches are recorded. Plain calls' results, in many pieces, are not needed any
+            # more: memory in one piece would lie beside them.
+            self._streams.give_back()
+            self._piece = self.common.piece(self._worked_in())
+            self._piece.skip(self.needed)
+            self._copies = {number: self._piece.tensor(*self.facts[number]) for number in self._copied_results}
+        return self._piece
 
     def copy(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
         """Copies each source into its target."""
@@ -112,17 +150,19 @@ class CapturedRunner(ListRunner):
 
     def record(self, tensors: Sequence[torch.Tensor]) -> None:
         """Records draws and launches over these arguments; the results' memory is written to by each replay."""
+        try:
+            self.recorded = self._made(tensors, self._dealt())
+        finally:
+            self._piece, self._copies = None, {}
+
+    def _made(self, tensors: Sequence[torch.Tensor], piece: Piece) -> Recorded:
         # An argument that is copied to a place of its own is not updated by what is written there.
         in_place = bool(self._updated) and all(
             tensors[self._listing.updates[result]].data_ptr() == tensor.data_ptr()
             for result, tensor in self._updated.items()
         )
-        taken = self._updated if in_place else {}
-        facts = [None if number in taken else fact for number, fact in enumerate(self.facts)]
-        # Nothing may run while launches are recorded. Plain calls' results, in many pieces, are not needed any more: a
-        # storage of one piece would lie beside them.
-        self._streams.give_back()
-        shared, workspace = SharedStorage(facts, self.device), self.workspace()
+        taken = {**self._copies, **(self._updated if in_place else {})}
+        shared = SharedStorage([None if n in taken else fact for n, fact in enumerate(self.facts)], self.device)
         results = [taken.get(number, tensor) for number, tensor in enumerate(shared.tensors)]
         reused = list(zip(self._listing.reused, self._written_over, strict=True))
         # What is copied to a place of its own before each replay may be written over there.
@@ -131,10 +171,12 @@ class CapturedRunner(ListRunner):
             if memory is not self._entering[number] and tensors[number] is self._entering[number]
         }  # fmt: skip
         written_over = [elsewhere.get(number, tensors[number]) for number, _ in reused]
-        graphs, drawn = self._record(tensors, results, workspace, written_over)
+        graphs, drawn = self._record(tensors, results, piece.memory, written_over)
         storages = [tensor.untyped_storage() for tensor in drawn.tensors]
         idle = tuple((storage_users(storage), storage) for storage in storages)
-        self.recorded = Recorded(graphs, workspace, tuple(elsewhere.values()), shared, drawn, idle, in_place)
+        return Recorded(
+            graphs, piece.memory, tuple(elsewhere.values()), shared, self._copies, drawn, idle, in_place
+        )  # fmt: skip
 
     def _record(
         self,
@@ -181,9 +223,11 @@ class CapturedRunner(ListRunner):
         """The results of a replay: lent, but for those that users may keep."""
         written = self._updated if recorded.in_place else {}
         return [
-            written[number] if number in written else each.clone() if number in self.own else each.detach()
+            written[number] if number in written
+            else recorded.copied[number].clone() if number in recorded.copied
+            else each.clone() if number in self.own else each.detach()
             for number, each in enumerate(recorded.results.tensors)
-        ]
+        ]  # fmt: skip
 
     @staticmethod
     def drawn_again(recorded: Recorded) -> Drawn:

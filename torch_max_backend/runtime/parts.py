@@ -25,6 +25,7 @@ import torch
 from torch_max_backend.launch_list.parts import Parts
 from torch_max_backend.runtime.capture import Capture
 from torch_max_backend.runtime.captured_runner import CapturedRunner
+from torch_max_backend.runtime.common_memory import CommonMemory
 from torch_max_backend.runtime.launch_times import watched
 from torch_max_backend.runtime.leaving import taker
 from torch_max_backend.runtime.runner import HEAD, SCRATCH, Drawn, ListRunner, RunnerSpec, lent_workspace, shaped
@@ -145,7 +146,8 @@ class CapturedPartedRunner(InParts, CapturedRunner):
     """
 
     def __init__(self, spec: RunnerSpec, capture: Capture, parts: Parts, outputs: Sequence[Sequence[int]]) -> None:
-        CapturedRunner.__init__(self, spec, capture, frozenset())
+        # Between two parts other graphs may be replayed: they share no memory with this one.
+        CapturedRunner.__init__(self, spec, capture, frozenset(), CommonMemory(spec.device))
         self.cut(parts, outputs)
 
     def begun(
