@@ -29,6 +29,7 @@ from torch_max_backend.graph.compiler import compile_at_once, compile_graph, fal
 from torch_max_backend.graph.constants import fold_foreign_constants
 from torch_max_backend.graph.early import begin_libraries
 from torch_max_backend.graph.memory import Kept
+from torch_max_backend.graph.narrow import narrow_interpolations
 from torch_max_backend.graph.pool_offsets import keep_small_offsets
 from torch_max_backend.graph.recompute import normalize_elementwise
 from torch_max_backend.graph.saved import ask_results_for_signs, forget_running_statistics, keep_draws, keep_old_values
@@ -201,7 +202,7 @@ def _partition(joint: GraphModule, *args: Any, begin: bool, **kwargs: Any) -> tu
     joint = fold_foreign_constants(keep_small_offsets(fuse_attention(joint)))
     if begin:
         begin_libraries(joint)
-    joint = normalize_elementwise(forget_running_statistics(joint))
+    joint = normalize_elementwise(forget_running_statistics(narrow_interpolations(joint)))
     joint = keep_draws(keep_old_values(ask_results_for_signs(joint)))
     budget = functorch_config.activation_memory_budget
     with functorch_config.patch(activation_memory_budget=1.0):
