@@ -32,7 +32,12 @@ from torch_max_backend.graph.memory import Kept
 from torch_max_backend.graph.narrow import narrow_interpolations
 from torch_max_backend.graph.pool_offsets import keep_small_offsets
 from torch_max_backend.graph.recompute import normalize_elementwise
-from torch_max_backend.graph.saved import ask_results_for_signs, forget_running_statistics, keep_draws, keep_old_values
+from torch_max_backend.graph.saved import (
+    forget_running_statistics,
+    keep_draws,
+    keep_old_values,
+    save_results_instead_of_masks,
+)
 from torch_max_backend.graph.sized import SizedGraph, at_hints, is_sized
 from torch_max_backend.graph.stored import loaded
 from torch_max_backend.graph.unit import CompilationUnit
@@ -203,7 +208,7 @@ def _partition(joint: GraphModule, *args: Any, begin: bool, **kwargs: Any) -> tu
     if begin:
         begin_libraries(joint)
     joint = normalize_elementwise(forget_running_statistics(narrow_interpolations(joint)))
-    joint = keep_draws(keep_old_values(ask_results_for_signs(joint)))
+    joint = keep_draws(keep_old_values(save_results_instead_of_masks(joint)))
     budget = functorch_config.activation_memory_budget
     with functorch_config.patch(activation_memory_budget=1.0):
         forward, backward = min_cut_rematerialization_partition(joint, *args, **kwargs)

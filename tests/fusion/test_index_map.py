@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from torch_max_backend.fusion.index_map import (
     IndexMap,
-    Outside,
+    ReadsOnlyPadding,
     broadcast,
     identity,
     padding,
@@ -72,7 +72,7 @@ def views(draw: st.DrawFn) -> tuple[np.ndarray, IndexMap | None]:
         view = np.ascontiguousarray(new)
         try:
             found = None if found is None else step.then(found)
-        except Outside:
+        except ReadsOnlyPadding:
             assert (view == OUTSIDE).all()
             return view, None
     return view, found
@@ -115,7 +115,7 @@ def test_a_slice_of_a_padded_axis_is_guarded_by_what_is_left() -> None:
 
 
 def test_a_slice_beside_what_was_padded_reads_nothing() -> None:
-    with pytest.raises(Outside):
+    with pytest.raises(ReadsOnlyPadding):
         part([9], [6], [1], [3]).then(padding([4], [2], [9]))
 
 

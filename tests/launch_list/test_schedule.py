@@ -11,7 +11,7 @@ from torch import nn
 
 from torch_max_backend.backend import build_only, recorded_graphs
 from torch_max_backend.launch_list import LaunchList
-from torch_max_backend.launch_list.schedule import early
+from torch_max_backend.launch_list.schedule import launch_order
 
 Launches = list[tuple[list[int], int]]
 
@@ -42,7 +42,7 @@ def read_values(given: Launches) -> set[int]:
 @given(launches(), st.sets(st.integers(0, 15)))
 def test_makers_come_before_readers_and_fixed_launches_keep_their_order(steps: Launches, fixed: set[int]) -> None:
     sizes = {number: steps[number][1] for number in read_values(steps)}
-    order = early([read for read, _ in steps], [[number] for number in range(len(steps))], sizes, fixed)
+    order = launch_order([read for read, _ in steps], [[number] for number in range(len(steps))], sizes, fixed)
     place = {number: at for at, number in enumerate(order)}
     assert sorted(order) == list(range(len(steps)))
     assert all(place[value] < place[number] for number, (read, _) in enumerate(steps) for value in read)
@@ -57,7 +57,7 @@ def test_sums_at_the_end_come_forward() -> None:
     chain: Launches = [([number - 1] if number else [], 8) for number in range(10)]
     steps: Launches = [*chain, *(([number], 0) for number in range(10))]
     sizes = dict.fromkeys(range(10), 8)
-    order = early([read for read, _ in steps], [[number] for number in range(len(steps))], sizes, ())
+    order = launch_order([read for read, _ in steps], [[number] for number in range(len(steps))], sizes, ())
     assert peak(steps, list(range(len(steps)))) == 80
     assert peak(steps, order) == 16
 

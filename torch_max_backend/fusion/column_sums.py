@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from max.graph import DeviceRef
 
 from torch_max_backend.fusion.batches import Group
-from torch_max_backend.fusion.convolutions import Absorbed, convolution_alone, is_suitable, takes_part
+from torch_max_backend.fusion.convolutions import FusedConvolution, convolution_alone, is_suitable, takes_part
 from torch_max_backend.fusion.dependencies import Dependencies
 from torch_max_backend.fusion.program import SUMS
 from torch_max_backend.fusion.terms import in_memory
@@ -20,8 +20,8 @@ from torch_max_backend.typed_graph.operations import Call, Operation, Value
 
 
 def with_sums(
-    operations: Sequence[Operation], groups: Sequence[Group], taken: Mapping[Group, Absorbed], device: DeviceRef
-) -> tuple[dict[Group, Absorbed], list[Absorbed]]:
+    operations: Sequence[Operation], groups: Sequence[Group], taken: Mapping[Group, FusedConvolution], device: DeviceRef
+) -> tuple[dict[Group, FusedConvolution], list[FusedConvolution]]:
     """The convolutions that also add up what they store: with a program, and alone.
 
     Args:
@@ -30,7 +30,7 @@ def with_sums(
         taken: the convolutions that are computed with a program, each with reductions of its own afterwards.
         device: that the graph computes on.
     """
-    joined, alone = dict(taken), list[Absorbed]()
+    joined, alone = dict(taken), list[FusedConvolution]()
     if not takes_part(device):
         return joined, alone
     group_of = {group.roots[0]: group for group in taken}
@@ -59,7 +59,7 @@ def with_sums(
     return joined, alone
 
 
-def _is_of_channels(operation: Operation, plain: Absorbed) -> bool:
+def _is_of_channels(operation: Operation, plain: FusedConvolution) -> bool:
     """Whether the reduction's columns are the convolution's."""
     rows, result = operation.operands[0].shape, plain.convolution.results[0].shape
     return rows is not None and result is not None and rows[1] == result[4]

@@ -40,7 +40,7 @@ _LARGE_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True)
-class Absorbed:
+class FusedConvolution:
     """A convolution and what it is computed with.
 
     Attributes:
@@ -83,13 +83,15 @@ class Absorbed:
             running.update(self.sums.operands[number] for number in read)
         return frozenset(number for number, value in enumerate(self.inputs) if value in running)
 
-    def with_sums(self, sums: Call) -> Absorbed | None:
+    def with_sums(self, sums: Call) -> FusedConvolution | None:
         """The same with a reduction; None where that makes too many operands."""
         found = replace(self, sums=sums, program=summing(self.program, sums.kernel, sums.function.symbol))
         return found if len(found.inputs) <= MOST_INPUTS else None
 
 
-def absorbed(group: Group, groups: Sequence[Group], kept: Collection[Value], device: DeviceRef) -> Absorbed | None:
+def absorbed(
+    group: Group, groups: Sequence[Group], kept: Collection[Value], device: DeviceRef
+) -> FusedConvolution | None:
     """The convolution that can be computed together with ``group``, the last one where there are several.
 
     Args:
@@ -120,11 +122,11 @@ def takes_part(device: DeviceRef) -> bool:
     return device.is_gpu() and is_hopper()
 
 
-def convolution_alone(value: Value) -> Absorbed:
+def convolution_alone(value: Value) -> FusedConvolution:
     """The convolution of a result that ``is_suitable``, without a program."""
     call, geometry = _convolution(value)
     program = plain_epilogue(_parameters(value, call, geometry))
-    return Absorbed(call, None, (), program, _sizes(call), [value.size, 0, 0])
+    return FusedConvolution(call, None, (), program, _sizes(call), [value.size, 0, 0])
 
 
 def _is_whole(leaf: Leaf, group: Group) -> bool:
@@ -202,7 +204,7 @@ def _is_read_by(leaf: Leaf, group: Group, groups: Sequence[Group], kept: Collect
     return True
 
 
-def _together(leaf: Leaf, group: Group, layout: Layout, device: DeviceRef) -> Absorbed | None:
+def _together(leaf: Leaf, group: Group, layout: Layout, device: DeviceRef) -> FusedConvolution | None:
     call, geometry = _convolution(leaf.value)
     if device.is_gpu():
         which = _parameters(leaf.value, call, geometry)
@@ -216,7 +218,7 @@ def _together(leaf: Leaf, group: Group, layout: Layout, device: DeviceRef) -> Ab
     starts = [0, *(each.map.constant for each in group.terms.leaves if each is not leaf)]
     extents = [*layout.extents, *(stride for each in strides for stride in each), *starts]
     inputs = tuple(each.value for each in group.terms.leaves if each is not leaf)
-    return Absorbed(call, leaf, inputs, program, _sizes(call), extents)
+    return FusedConvolution(call, leaf, inputs, program, _sizes(call), extents)
 
 
 def _parameters(value: Value, call: Call, geometry: Geometry) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from torch_max_backend.fusion.batches import Group
-from torch_max_backend.fusion.convolutions import Absorbed
+from torch_max_backend.fusion.convolutions import FusedConvolution
 from torch_max_backend.typed_graph.operations import Operation, Value
 
 
@@ -17,7 +17,7 @@ class Dependencies:
         taken: of these the ones that run with a convolution.
     """
 
-    def __init__(self, groups: Iterable[Group], taken: Mapping[Group, Absorbed]) -> None:
+    def __init__(self, groups: Iterable[Group], taken: Mapping[Group, FusedConvolution]) -> None:
         self._launch_of: dict[Operation, object] = {}
         self._inputs: dict[object, list[Value]] = {}
         for group in groups:
@@ -34,7 +34,7 @@ class Dependencies:
         """Makes a program a part of ``launch``."""
         self.add(launch, (root.maker for root in group.roots), (leaf.value for leaf in group.terms.leaves))
 
-    def add_convolution(self, launch: object, absorbed: Absorbed) -> None:
+    def add_convolution(self, launch: object, absorbed: FusedConvolution) -> None:
         """Makes a convolution, and the sums that it stores, a part of ``launch``."""
         for operation in (absorbed.convolution, absorbed.sums):
             if operation is not None:

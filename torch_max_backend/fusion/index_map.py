@@ -17,7 +17,7 @@ Digit = tuple[int, ...]
 """Extent and stride; of a guarded digit also the first value inside, and how many are. It adds nothing at the first."""
 
 
-class Outside(Exception):
+class ReadsOnlyPadding(Exception):
     """A map reads nothing of a padded tensor."""
 
 
@@ -66,7 +66,7 @@ class IndexMap:
         Every digit is cut where it runs over a digit of ``other``; the digits that meet in one must not carry.
 
         Raises:
-            Outside: ``other`` guards all that this map reads.
+            ReadsOnlyPadding: ``other`` guards all that this map reads.
         """
         bases = [1]
         for digit in reversed(other.digits):
@@ -147,7 +147,7 @@ def _strided(
             continue
         own = [number for number, (_, place) in enumerate(pieces) if place == k]
         if not own:
-            raise Outside
+            raise ReadsOnlyPadding
         if len(own) > 1:
             return None
         alone[own[0]] = k
@@ -163,7 +163,7 @@ def _strided(
         low = max(zero, zero - (begin[k] - first) // step)
         high = min(zero + inside, zero - (begin[k] - first - count) // step)
         if low >= high:
-            raise Outside
+            raise ReadsOnlyPadding
         found.append((extent, step * stride, low, high - low))
         start += (begin[k] + step * (low - zero) - first) * stride
     return from_digits(found[::-1], start)

@@ -9,7 +9,7 @@ from max.graph import DeviceRef
 
 from torch_max_backend.fusion.batches import Group
 from torch_max_backend.fusion.column_sums import with_sums
-from torch_max_backend.fusion.convolutions import Absorbed, absorbed
+from torch_max_backend.fusion.convolutions import FusedConvolution, absorbed
 from torch_max_backend.fusion.dependencies import Dependencies
 from torch_max_backend.fusion.groups import Grouped, grouped
 from torch_max_backend.fusion.movement import Concatenation, transposition
@@ -85,7 +85,9 @@ def fuse(graph: TypedGraph, device: DeviceRef) -> None:
     graph.settle(made, gone)
 
 
-def _dependencies(chosen: Grouped, taken: Mapping[Group, Absorbed], alone: Iterable[Absorbed]) -> Dependencies:
+def _dependencies(
+    chosen: Grouped, taken: Mapping[Group, FusedConvolution], alone: Iterable[FusedConvolution]
+) -> Dependencies:
     """Of the launches that are decided."""
     dependencies = Dependencies(chosen.groups, taken)
     for batch in chosen.batches:
@@ -142,7 +144,7 @@ class _Calls:
         made = tuple(root.like() for root in chain.roots)
         return self._graph.add(Call(tuple(operands), made, function, tuple(words), ROWS, op=function.ops)).results
 
-    def of_absorbed(self, chosen: Absorbed, stored: Value) -> dict[Value, Value]:
+    def of_absorbed(self, chosen: FusedConvolution, stored: Value) -> dict[Value, Value]:
         """What a convolution stores, and before it what is made of its sums."""
         results = [*(chosen.sums.results if chosen.sums is not None else ()), stored]
         ops = [chosen.convolution.op, chosen.program.ops, chosen.sums.op if chosen.sums is not None else ""]

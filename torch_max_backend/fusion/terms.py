@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from torch_max_backend.fusion import index_map
-from torch_max_backend.fusion.index_map import Guard, IndexMap, Outside
+from torch_max_backend.fusion.index_map import Guard, IndexMap, ReadsOnlyPadding
 from torch_max_backend.typed_graph.operations import (
     Broadcast,
     Concat,
@@ -264,7 +264,7 @@ class Terms:
             return number
         try:
             place = self._then(at, index_map.padding(source.shape, maker.paddings[::2], value.shape), value)
-        except Outside:
+        except ReadsOnlyPadding:
             return self._add((value, at), Step("constant", (), value, maker.filler))
         self._ask(value, [place])
         step = Step(PAD, (self._term(source, place),), value, maker.filler, (place.guards,))
@@ -279,7 +279,7 @@ class Terms:
             assert operand.shape is not None
             if operand.size:
                 own = index_map.padding(operand.shape, before, value.shape)
-                with contextlib.suppress(Outside):
+                with contextlib.suppress(ReadsOnlyPadding):
                     places.append((operand, self._then(at, own, value)))
             before[maker.axis] += operand.shape[maker.axis]
         self._ask(value, [place for _, place in places])

@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from torch_max_backend.graph.builder import tensors_of
 from torch_max_backend.graph.compiled import CompiledGraph, outputs_of
 from torch_max_backend.graph.lines import user_line
-from torch_max_backend.graph.memory import GraphMemory, Kept, Needed, SavedTensor
+from torch_max_backend.graph.memory import Allocations, GraphMemory, Kept, SavedTensor
 from torch_max_backend.graph.partition import op_name, unpacked
 from torch_max_backend.graph.random import draw, drawn_after
 from torch_max_backend.launch_list import Kind, Place
@@ -134,7 +134,7 @@ def _written_over(compiled: CompiledGraph, packing: Packing | None) -> frozenset
     return frozenset(found)
 
 
-def needed(compiled: CompiledGraph) -> Needed:
+def needed(compiled: CompiledGraph) -> Allocations:
     """What a call of a graph allocates."""
     if compiled.pieces is not None:
         return _needed_in_pieces(compiled, compiled.pieces)
@@ -142,12 +142,12 @@ def needed(compiled: CompiledGraph) -> Needed:
     listing = executable.listing
     results = _results(executable) + _drawn(executable)
     if listing is None:
-        return Needed(results, 0, None, 0)
+        return Allocations(results, 0, None, 0)
     moment = ""
     if listing.fullest >= 0:
         ops = listing.launches[listing.fullest].ops
         moment = f"launch {listing.fullest + 1} of {len(listing.launches)}" + (f", {ops}" if ops else "")
-    return Needed(results, listing.workspace, _scratch(executable), sum(listing.reused.values()), moment)
+    return Allocations(results, listing.workspace, _scratch(executable), sum(listing.reused.values()), moment)
 
 
 def _results(executable: Executable) -> int:
@@ -166,7 +166,7 @@ def _scratch(executable: Executable) -> int | None:
     return None if executable.runner is None else executable.runner.scratch
 
 
-def _needed_in_pieces(compiled: CompiledGraph, pieces: GraphModule) -> Needed:
+def _needed_in_pieces(compiled: CompiledGraph, pieces: GraphModule) -> Allocations:
     """As ``needed``, of a graph that is cut: a value lives from the node that makes it to its last reader."""
     nodes = list(pieces.graph.nodes)
     homes: dict[Node, Node] = {}
@@ -194,4 +194,4 @@ def _needed_in_pieces(compiled: CompiledGraph, pieces: GraphModule) -> Needed:
         if live > most:
             most, moment = live, part.name if isinstance(part, Executable) else op_name(node)
     scratch = [each for each in map(_scratch, compiled.executables) if each is not None]
-    return Needed(left, most - left, max(scratch, default=None), 0, moment)
+    return Allocations(left, most - left, max(scratch, default=None), 0, moment)

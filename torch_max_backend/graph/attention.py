@@ -37,7 +37,7 @@ from torch_max_backend.graph.matrices import (
     matrices_of,
     same,
     shape_of,
-    turns,
+    transposes,
 )
 from torch_max_backend.mojo_ops.functions import has_tensor_cores
 
@@ -187,7 +187,7 @@ class _Read:
                     read.others.append(user)
                 elif is_view(user) or is_cast(user):
                     waiting.append((user, turned, by))
-                elif turns(user, *((columns, rows) if turned else (rows, columns))):
+                elif transposes(user, *((columns, rows) if turned else (rows, columns))):
                     waiting.append((user, not turned, by))
                 elif factor is not None:
                     waiting.append((user, turned, by * factor))

@@ -39,7 +39,7 @@ _PRODUCTS = (aten.convolution.default, aten.mm.default, aten.addmm.default, aten
 
 
 @dataclass(frozen=True)
-class _Again:
+class _Recomputation:
     """How a value is computed again.
 
     Attributes:
@@ -118,7 +118,7 @@ def _is_view(node: Node) -> bool:
     return isinstance(node.target, OpOverload) and node.target.is_view
 
 
-def _chosen(sizes: dict[Node, int], budget: float) -> dict[Node, _Again] | None:
+def _chosen(sizes: dict[Node, int], budget: float) -> dict[Node, _Recomputation] | None:
     """What is computed again so that no more than ``budget`` of the bytes are kept; None where that is not enough.
 
     Views cost nothing, and are not kept beside what they are views of in any case: they would be copies.
@@ -140,7 +140,7 @@ def _chosen(sizes: dict[Node, int], budget: float) -> dict[Node, _Again] | None:
     return chosen if total <= wanted else None
 
 
-def _depth(node: Node, chosen: dict[Node, _Again], depths: dict[Node, int]) -> int:
+def _depth(node: Node, chosen: dict[Node, _Recomputation], depths: dict[Node, int]) -> int:
     """How many values are computed again one after the other up to ``node``."""
     if node not in chosen:
         return 0
@@ -149,7 +149,7 @@ def _depth(node: Node, chosen: dict[Node, _Again], depths: dict[Node, int]) -> i
     return depths[node]
 
 
-def _again(value: Node, kept: dict[Node, int]) -> _Again | None:
+def _again(value: Node, kept: dict[Node, int]) -> _Recomputation | None:
     """How ``value`` can be computed from kept values and arguments; None where it cannot."""
     nodes: set[Node] = set()
     sources: dict[Node, None] = {}
@@ -166,7 +166,7 @@ def _again(value: Node, kept: dict[Node, int]) -> _Again | None:
             nodes.add(node)
             waiting += node.all_input_nodes
     order = tuple(sorted(nodes))
-    return _Again(order, tuple(sources), _seconds(value, order, list(sources)))
+    return _Recomputation(order, tuple(sources), _seconds(value, order, list(sources)))
 
 
 def _can_run_again(node: Node) -> bool:
@@ -206,7 +206,7 @@ def _operations(node: Node) -> float:
 
 
 def _apply(
-    forward: GraphModule, backward: GraphModule, results: int, bases: Sequence[Node], chosen: dict[Node, _Again]
+    forward: GraphModule, backward: GraphModule, results: int, bases: Sequence[Node], chosen: dict[Node, _Recomputation]
 ) -> None:
     """Computes the chosen values in the backward graph, which is given ``bases`` and the arguments that this needs."""
     output = forward.graph.output_node()

@@ -90,7 +90,7 @@ def is_view(node: Node) -> bool:
     return False
 
 
-def turns(node: Node, rows: int, columns: int) -> bool:
+def transposes(node: Node, rows: int, columns: int) -> bool:
     """Whether the node transposes matrices of so many rows and columns."""
     if node.target is not aten.permute.default:
         return False
@@ -148,7 +148,7 @@ class Matrices:
             rows, columns = (at.columns, at.rows) if at.turned else (at.rows, at.columns)
             if is_view(node):
                 at = Matrices(argument_of(node), at.rows, at.columns, at.turned)
-            elif turns(node, columns, rows):
+            elif transposes(node, columns, rows):
                 at = Matrices(argument_of(node), at.rows, at.columns, not at.turned)
             else:
                 return
@@ -201,7 +201,7 @@ def last_view(node: Node, rows: int, columns: int) -> tuple[Node, bool]:
         if user.op != "call_function" or not is_tensor(user):
             break
         if not is_view(user):
-            if not turns(user, rows, columns):
+            if not transposes(user, rows, columns):
                 break
             turned, rows, columns = not turned, columns, rows
         node = user

@@ -79,7 +79,7 @@ class GraphMemory:
 
 
 @dataclass(frozen=True)
-class Needed:
+class Allocations:
     """Bytes that a call allocates.
 
     Attributes:

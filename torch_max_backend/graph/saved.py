@@ -28,7 +28,7 @@ def forget_running_statistics(joint: GraphModule) -> GraphModule:
     return joint
 
 
-def ask_results_for_signs(joint: GraphModule) -> GraphModule:
+def save_results_instead_of_masks(joint: GraphModule) -> GraphModule:
     """Makes the gradients of leaky ReLUs ask the result for the argument's sign: a convolution keeps the result.
 
     Else a mask would be kept beside it. Signs are equal where the slope is no less than 0.

@@ -70,7 +70,7 @@ class StorableGraph(OutputCode):
 
 
 @dataclass(frozen=True)
-class _Of:
+class _NodeReference:
     """Stands for a node in the arguments of another one."""
 
     name: str
@@ -172,14 +172,14 @@ def _steps(pieces: GraphModule, executables: Sequence[Executable]) -> list[_Step
 
 
 def _reference(value: Any) -> Any:
-    return _Of(value.name) if isinstance(value, Node) else value
+    return _NodeReference(value.name) if isinstance(value, Node) else value
 
 
 def _pieces(steps: Sequence[_Step], executables: Sequence[Executable]) -> GraphModule:
     graph, nodes = Graph(), dict[str, Node]()
 
     def node_of(value: Any) -> Any:
-        return nodes[value.name] if isinstance(value, _Of) else value
+        return nodes[value.name] if isinstance(value, _NodeReference) else value
 
     for step in steps:
         args, kwargs = map_aggregate(step.args, node_of), map_aggregate(step.kwargs, node_of)

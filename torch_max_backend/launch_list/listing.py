@@ -9,8 +9,8 @@ from enum import Enum
 from max.graph import DeviceRef
 
 from torch_max_backend.launch_list.memory import TORCH_ALIGNMENT, Content, Span, Spare, fullest, planned, rounded_up
-from torch_max_backend.launch_list.schedule import early
-from torch_max_backend.mojo_ops.indexing import Joined
+from torch_max_backend.launch_list.schedule import launch_order
+from torch_max_backend.mojo_ops.indexing import JoinedDimensions
 from torch_max_backend.typed_graph import TypedGraph
 from torch_max_backend.typed_graph.operations import (
     Broadcast,
@@ -247,7 +247,7 @@ class _Lister:
         # A call with unused results is an assertion: these raise in their order.
         read = {value for value in self._made if value.readers or value in results}
         fixed |= {number for number, call in enumerate(self._calls) if read.isdisjoint(call.results)}
-        schedule = early(reads, makes, sizes, fixed)
+        schedule = launch_order(reads, makes, sizes, fixed)
         places = {number: place for place, number in enumerate(schedule)}
         self._calls = [self._calls[number] for number in schedule]
         self._made = {value: places[number] for value, number in self._made.items()}
@@ -400,7 +400,9 @@ def _memories(arguments: Sequence[Value], spare: Sequence[int], packed: Mapping[
 
 
 def _indexing(call: Call) -> Indexing | None:
-    return Indexing(call.line, call.facts.sizes if isinstance(call.facts, Joined) else ()) if call.reports else None
+    if not call.reports:
+        return None
+    return Indexing(call.line, call.facts.sizes if isinstance(call.facts, JoinedDimensions) else ())
 
 
 def home_of(value: Value) -> Value:

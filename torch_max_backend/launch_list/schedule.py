@@ -13,7 +13,7 @@ from typing import TypeVar
 V = TypeVar("V")
 
 
-def early(
+def launch_order(
     reads: Sequence[Collection[V]], makes: Sequence[Collection[V]], sizes: Mapping[V, int], fixed: Collection[int]
 ) -> list[int]:
     """The numbers of the launches in the order in which they run.

@@ -135,7 +135,9 @@ def interpolate_backward(
         return grad
     if all(axis.input == 1 for axis in axes):
         dims = list(range(2, grad.rank))
-        return reduction.finished(ctx, reduction.reduce(reduction.compute(ctx, grad), dims, True, reduction.total, 0))
+        return reduction.in_result_dtype(
+            ctx, reduction.reduce(reduction.compute(ctx, grad), dims, True, reduction.total, 0)
+        )
     return by_kernel(grad, grad.rank - 2, shape, lambda value: kernels.interpolate_dgrad(value, axes))
 
 

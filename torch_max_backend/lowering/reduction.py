@@ -117,7 +117,7 @@ def compute(ctx: LoweringContext, x: GraphTensor) -> GraphTensor:
     return x.with_value(numerics.cast(x.value, ctx.compute_dtype))
 
 
-def finished(ctx: LoweringContext, x: GraphTensor) -> GraphTensor:
+def in_result_dtype(ctx: LoweringContext, x: GraphTensor) -> GraphTensor:
     """``x`` in the dtype of the node's result."""
     return x.with_value(numerics.cast(x.value, ctx.max_dtype))
 
@@ -132,7 +132,7 @@ def sum_(
     dtype: torch.dtype | None = None,
 ) -> GraphTensor:
     """The sum; whole numbers and bools add up in int64."""
-    return finished(ctx, reduce(compute(ctx, x), reduced_dims(x, dim), keepdim, total, 0))
+    return in_result_dtype(ctx, reduce(compute(ctx, x), reduced_dims(x, dim), keepdim, total, 0))
 
 
 @lowering(aten.mean.default, aten.mean.dim, layout=Layout.RAW)
@@ -145,7 +145,7 @@ def mean(
     dtype: torch.dtype | None = None,
 ) -> GraphTensor:
     """The mean; NaN over no elements."""
-    return finished(ctx, mean_of(compute(ctx, x), reduced_dims(x, dim), keepdim))
+    return in_result_dtype(ctx, mean_of(compute(ctx, x), reduced_dims(x, dim), keepdim))
 
 
 def mean_of(x: GraphTensor, dims: Sequence[int], keepdim: bool) -> GraphTensor:
@@ -187,7 +187,7 @@ def min_of_all(ctx: LoweringContext, x: GraphTensor) -> GraphTensor:
 def _extremum(
     ctx: LoweringContext, x: GraphTensor, dim: Sequence[int] | None, keepdim: bool, reduction: Reduction
 ) -> GraphTensor:
-    return finished(ctx, reduce(ordered(x), reduced_dims(x, dim), keepdim, reduction, 0))
+    return in_result_dtype(ctx, reduce(ordered(x), reduced_dims(x, dim), keepdim, reduction, 0))
 
 
 def ordered(x: GraphTensor) -> GraphTensor:
@@ -216,7 +216,7 @@ def _extremum_and_index(
 ) -> tuple[GraphTensor, GraphTensor]:
     dims = reduced_dims(x, dim)
     extremum, position = extremum_and_index(ordered(x), dims, keepdim, reduction)
-    return finished(ctx, extremum), position
+    return in_result_dtype(ctx, extremum), position
 
 
 @lowering(aten.argmax.default, layout=Layout.RAW)
@@ -282,7 +282,7 @@ def iota(size: Dim, axis: int, rank: int, like: TensorValue) -> TensorValue:
 @lowering(aten.prod.default, layout=Layout.RAW)
 def prod(ctx: LoweringContext, x: GraphTensor, *, dtype: torch.dtype | None = None) -> GraphTensor:
     """The product of all elements."""
-    return finished(ctx, reduce(compute(ctx, x), reduced_dims(x, None), False, product, 1))
+    return in_result_dtype(ctx, reduce(compute(ctx, x), reduced_dims(x, None), False, product, 1))
 
 
 @lowering(aten.prod.dim_int, layout=Layout.RAW)
@@ -290,7 +290,7 @@ def prod_along(
     ctx: LoweringContext, x: GraphTensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> GraphTensor:
     """The product along a dimension."""
-    return finished(ctx, reduce(compute(ctx, x), reduced_dims(x, dim), keepdim, product, 1))
+    return in_result_dtype(ctx, reduce(compute(ctx, x), reduced_dims(x, dim), keepdim, product, 1))
 
 
 @lowering(aten.any.default, aten.any.dim, aten.any.dims, layout=Layout.RAW)
@@ -299,10 +299,10 @@ def any_(
 ) -> GraphTensor:
     """Whether any element is not zero."""
     if isinstance(dim, Sequence) and not dim and ctx.node.target is aten.any.dims:
-        return finished(ctx, x.with_value(numerics.nonzero(x.value)))
+        return in_result_dtype(ctx, x.with_value(numerics.nonzero(x.value)))
     flags = x.with_value(ops.cast(numerics.nonzero(x.value), DType.int32))
     found = reduce(flags, reduced_dims(x, dim), keepdim, _largest, 0)
-    return finished(ctx, found.with_value(numerics.nonzero(found.value)))
+    return in_result_dtype(ctx, found.with_value(numerics.nonzero(found.value)))
 
 
 def _largest(value: TensorValue, axis: int) -> TensorValue:
@@ -319,7 +319,7 @@ def var(
     keepdim: bool = False,
 ) -> GraphTensor:
     """The variance, with the mean taken first and the squared distances from it after."""
-    return finished(ctx, _var_mean(compute(ctx, x), dim, correction, keepdim)[0])
+    return in_result_dtype(ctx, _var_mean(compute(ctx, x), dim, correction, keepdim)[0])
 
 
 @lowering(aten.var_mean.correction, layout=Layout.RAW)
@@ -333,7 +333,7 @@ def var_mean(
 ) -> tuple[GraphTensor, GraphTensor]:
     """The variance and the mean."""
     variance, average = _var_mean(compute(ctx, x), dim, correction, keepdim)
-    return finished(ctx, variance), finished(ctx, average)
+    return in_result_dtype(ctx, variance), in_result_dtype(ctx, average)
 
 
 def _var_mean(
@@ -364,5 +364,5 @@ def cumsum(ctx: LoweringContext, x: GraphTensor, dim: int, *, dtype: torch.dtype
     """The running sum along a dimension."""
     wide = compute(ctx, x)
     if x.rank == 0 or any(isinstance(size, StaticDim) and int(size) == 0 for size in x.shape):
-        return finished(ctx, wide)
-    return finished(ctx, wide.with_value(running_sums(wide.value, x.axis(dim))))
+        return in_result_dtype(ctx, wide)
+    return in_result_dtype(ctx, wide.with_value(running_sums(wide.value, x.axis(dim))))

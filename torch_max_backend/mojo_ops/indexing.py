@@ -36,7 +36,7 @@ FAMILY = Family(
 
 
 @dataclass(frozen=True)
-class Joined(functions.Facts):
+class JoinedDimensions(functions.Facts):
     """Dimensions that became one.
 
     Attributes:
@@ -168,4 +168,4 @@ def _call(
 ) -> TensorValue:
     x = values[0]
     function = functions.function_of(FAMILY, name, functions.target_of(x.device), (x.dtype,))
-    return functions.call(FAMILY[name], function, values, [result], numbers, facts=Joined(tuple(sizes)))[0]
+    return functions.call(FAMILY[name], function, values, [result], numbers, facts=JoinedDimensions(tuple(sizes)))[0]

@@ -40,7 +40,7 @@ GRAPHS, ARTIFACT = "graphs", "model.mef"
 _lock = threading.RLock()
 
 
-class _Unread(KernelLibrary):
+class _DeferredKernelLibrary(KernelLibrary):
     """Stands for the project's kernels while a graph is built, without reading them.
 
     A graph that runs as a launch list never needs them, and MAX's compiler looks at every op again: reading the kernels
@@ -55,7 +55,7 @@ class _Unread(KernelLibrary):
 @in_mlir_context
 def library_to_build_with() -> KernelLibrary:
     """A stand-in for the kernel library, with which graphs with the project's ops are built."""
-    return _Unread()
+    return _DeferredKernelLibrary()
 
 
 @functools.cache
