@@ -90,3 +90,30 @@ def test_a_result_that_is_a_view_can_be_written_to() -> None:
     second.add_(1)
     (found,) = torch.autograd.grad(second.sum(), x)
     torch.testing.assert_close(found, torch.tensor([[0.0, 2, 2, 2]] * 2))
+
+
+def test_results_share_memory_as_in_eager_pytorch() -> None:
+    """A value and views of it, views of a value that is no result, and values that have nothing in common."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        one, two, three = x.relu() + 1, x.abs() - 1, x.neg() * 2
+        return one, one[:, 1:], one.flatten(), two.t(), two[0], three, one.reshape(-1, 1) > 0
+
+    with torch.no_grad():
+        x = torch.randn(3, 4)
+        ours, eager = torch.compile(function, backend="max")(x), function(x)
+    for mine, other in zip(ours, eager, strict=True):
+        torch.testing.assert_close(mine, other)
+        assert mine.stride() == other.stride() and mine.storage_offset() == other.storage_offset()
+    shared = [[a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() for a in ours] for b in ours]
+    assert shared == [[a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() for a in eager] for b in eager]
+    ours[0].zero_()
+    assert not ours[1].any() and not ours[2].any()
+
+
+def test_a_mask_for_no_elements_is_a_mask() -> None:
+    """PyTorch draws one in the tensor's own dtype."""
+    x = torch.randn(1, 0, 3, requires_grad=True)
+    result = torch.compile(lambda x: F.dropout(x, 0.4), backend="max")(x)
+    result.sum().backward()
+    assert result.shape == x.shape and x.grad is not None and x.grad.shape == x.shape

@@ -29,7 +29,7 @@ from torch_max_backend.fusion.rewrite import fuse
 from torch_max_backend.graph.constants import Constants, constants_among
 from torch_max_backend.graph.lines import user_line
 from torch_max_backend.graph.random import DRAWN
-from torch_max_backend.graph.views import viewed
+from torch_max_backend.graph.views import looked_at_twice, viewed
 from torch_max_backend.ir import layout as graph_layout
 from torch_max_backend.ir import ops
 from torch_max_backend.ir.layout import (
@@ -342,13 +342,15 @@ class GraphBuilder:
         leaving = output.args[0]
         computed: dict[Node, OutputSpec] = {}
         updated = {target for target, _ in self.writes}
-        for number, node in enumerate(leaving if isinstance(leaving, (tuple, list)) else (leaving,)):
+        everything = leaving if isinstance(leaving, (tuple, list)) else (leaving,)
+        shared = looked_at_twice(everything[number] for number in self.shown_outputs)
+        for number, node in enumerate(everything):
             if not isinstance(node, Node):
                 specs.append(OutputSpec(constant=node))
                 continue
             if is_write_back(node):
                 node = node.args[0]
-            seen = viewed(node, updated) if number in self.shown_outputs else None
+            seen = viewed(node, updated, shared) if number in self.shown_outputs else None
             node, view = seen or (node, None)
             if node in positions:
                 specs.append(OutputSpec(passthrough=positions[node], view=view))

@@ -44,7 +44,9 @@ def draw(
     like = torch.empty_strided(shape, stride, dtype=dtype, device=device)
     if op is aten.native_dropout.default:
         # On a CPU numbers near zero, which memory may hold, are slow to multiply.
-        return op(like.zero_() if device.type == "cpu" else like, *args, **kwargs)[1]
+        mask = op(like.zero_() if device.type == "cpu" else like, *args, **kwargs)[1]
+        # Of an empty tensor PyTorch makes one in the tensor's dtype.
+        return mask.to(torch.bool)
     return op(like, *args, **kwargs)
 
 
