@@ -104,10 +104,11 @@ def suites() -> str:
                 _mean(speedups(models, who), statistics.geometric_mean), _mean(over, statistics.geometric_mean),
                 _mean(waits, statistics.fmean, 1),
                 "" if who == UNCOUNTED else _mean(ratios(models, "peak_gib", who, EAGER), statistics.geometric_mean),
+                _mean([] if who == best else ratios(models, "taken_gib", who, best), statistics.geometric_mean),
             ])  # fmt: skip
             first = ""
     header = ["suite", "contender", "right", "speed over eager's", "time over Inductor's", "first step s",
-              "memory over eager's"]  # fmt: skip
+              "memory over eager's", "reserved over Inductor's"]  # fmt: skip
     return f"{PICTURE}\n{grid(header, rows)}{origin(*files())}" if rows else "There are no result files yet.\n"
 
 
@@ -136,10 +137,13 @@ def _models(name: str) -> str:
         waits = [_figure(found.get(who), "first_step_s", 0) for who in (plain if plain[0] in found else graphs)]
         sizes = [_figure(found.get(who), "peak_gib", 1) for who in (EAGER, graphs[0], plain[1])]
         ratio = next((f"{each:.2f}" for each in (_over(found, *pair) for pair in PAIRS) if each), "")
-        cells = [f"{model}, {batch}", *steps, ratio, ", ".join(filter(None, waits)), ", ".join(filter(None, sizes))]
+        taken = [_figure(found.get(who), "taken_gib", 1) for who in contenders]
+        lists = (", ".join(filter(None, each)) for each in (waits, sizes, taken))
+        cells = [f"{model}, {batch}", *steps, ratio, *lists]
         rows.append([*cells, "; ".join(notes(found)).replace("|", "\\|")])
     header = ["model, batch", *(f"{LABELS[who]}, ms" for who in contenders), "over Inductor",
-              "first step s: ours, Inductor", "GiB: eager, ours, Inductor", "notes"]  # fmt: skip
+              "first step s: ours, Inductor", "GiB: eager, ours, Inductor",
+              f"GiB reserved: {', '.join(LABELS[who] for who in contenders)}", "notes"]  # fmt: skip
     return grid(header, rows)
 
 

@@ -165,6 +165,11 @@ def alone(chosen: Settings, wait: bool) -> Iterator[bool]:
             torch.cuda.empty_cache()
 
 
+def reserved(device: torch.device) -> int:
+    """Bytes that PyTorch's allocator has of a GPU's memory, with pools of device graphs; 0 on a CPU."""
+    return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Whether the device had no memory left, whoever asked for it."""
     words = str(error).lower()
@@ -227,6 +232,8 @@ class Measured:
         self.exact: dict[str, Tensor] = {}
         self.reference = ""
         self._crowded_out: list[str] = []
+        # Bytes of the device that each contender keeps from its first step on.
+        self._held: dict[str, int] = {}
 
     def refer(self, wait: bool) -> None:
         """Computes what results are compared with, once; without ``wait`` only if no other process does so."""
@@ -254,6 +261,7 @@ class Measured:
         """A contender's first step; ``again``: after other processes took the memory."""
         say("working", contender=name)
         row = _named(self.chosen, name)
+        before = reserved(self.device)
         try:
             own = copy.deepcopy(self.base)
             step = Step(compiled(own, name), own, self.case, self.batch, self.chosen)
@@ -272,6 +280,7 @@ class Measured:
         else:
             self.steps[name], self.rows[name] = step, row
         release(self.device)
+        self._held[name] = reserved(self.device) - before
 
     def measure(self) -> None:
         """Accuracy, memory and times of the contenders that compiled; their rows leave when all are there."""
@@ -296,21 +305,23 @@ class Measured:
             say("row", row=row)
 
     def _memory(self, name: str) -> dict[str, Any]:
-        """Warms up; what the step takes at its peak beside the other contenders: its weights and recording, too."""
+        """Warms up; what the step takes at its peak beside the other contenders: its weights and recording, too.
+
+        Pools of device graphs count among what is reserved, those of the first step, too.
+        """
         if self.device.type != "cuda":
             for _ in range(2):
                 self.steps[name]()
             return {}
         release(self.device)
-        others = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+        others = torch.cuda.memory_allocated(), reserved(self.device) - self._held[name]
         torch.cuda.reset_peak_memory_stats()
         for _ in range(WARM):
             self.steps[name]()
         torch.cuda.synchronize()
-        own = self.steps[name].state_bytes()
-        peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-        allocated, reserved = (peak - before + own for peak, before in zip(peaks, others, strict=True))
-        return {"peak_gib": round(allocated / 2**30, 3), "peak_reserved_gib": round(reserved / 2**30, 3)}
+        allocated = torch.cuda.max_memory_allocated() - others[0] + self.steps[name].state_bytes()
+        taken = torch.cuda.max_memory_reserved() - others[1]
+        return {"peak_gib": round(allocated / 2**30, 3), "taken_gib": round(taken / 2**30, 3)}
 
     def _accuracy(self, eager: dict[str, Tensor], found: dict[str, Tensor]) -> dict[str, Any]:
         if not eager:

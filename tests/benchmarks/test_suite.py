@@ -184,3 +184,29 @@ def test_a_frame_is_looked_up_where_the_flow_leads() -> None:
     flow_ = torch.zeros(1, 2, 6, 6)
     flow_[:, 0], flow_[:, 1] = 1.0, 2.0
     assert torch.allclose(flow.warped(image, flow_)[0, 0, :4, :5], image[0, 0, 2:, 1:])
+
+
+def test_pools_of_device_graphs_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A contender's memory is what it holds since its first step and what its steps add, beside that of others."""
+    others, pool, more = 700, 2**30, 2**29
+    held = {"reserved": others + pool, "peak": 0}
+
+    def step() -> None:
+        held["reserved"] += more
+        held["peak"] = max(held["peak"], held["reserved"])
+        held["reserved"] -= more
+
+    step.state_bytes = lambda: 2**28  # type: ignore[attr-defined]
+    measured = worker.Measured.__new__(worker.Measured)
+    measured.device, measured.steps, measured._held = torch.device("cuda"), {"theirs": step}, {"theirs": pool}
+    monkeypatch.setattr(worker, "release", lambda _: None)
+    monkeypatch.setattr(worker, "reserved", lambda _: held["reserved"])
+    for name, found in {
+        "memory_allocated": lambda: others,
+        "max_memory_allocated": lambda: others + more,
+        "max_memory_reserved": lambda: held["peak"],
+        "reset_peak_memory_stats": lambda: None,
+        "synchronize": lambda: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, found)
+    assert measured._memory("theirs") == {"peak_gib": 0.75, "taken_gib": 1.5}

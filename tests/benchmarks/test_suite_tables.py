@@ -20,7 +20,8 @@ def _row(model: str, contender: str, ms: float, **more: Any) -> dict[str, Any]:
 
 ROWS = [
     _row("a", "eager", 16.0), _row("a", "max", 8.0, left_to_pytorch={"aten.sort": "no lowering"}, graphs=2),
-    _row("a", "max, captured", 4.0), _row("a", "inductor", 16.0), _row("a", "inductor, CUDA graphs", 8.0),
+    _row("a", "max, captured", 4.0, taken_gib=3.0), _row("a", "inductor", 16.0, taken_gib=8.0),
+    _row("a", "inductor, CUDA graphs", 8.0, taken_gib=4.0),
     _row("b", "eager", 16.0), _row("b", "max", 2.0, sharp=False, worst="gradient of w", errors=[0.5, 0.125]),
     _row("b", "max, captured", 4.0), _row("b", "inductor", 8.0), _row("b", "inductor, CUDA graphs", 2.0),
     _row("c", "eager", 16.0), {"model": "c", "contender": "max", "batch": 8, "error": "LoweringError: no"},
@@ -47,9 +48,11 @@ def _cells(table: str, first: str) -> list[str]:
 def test_means_are_of_models_where_the_contender_is_right() -> None:
     table = suite_tables.suites()
     # Speeds 2 and 8, times over CUDA graphs 1 and 1, memory 1/2 and 1/8 of eager's.
-    assert _cells(table, "ours")[2:] == ["2 of 3", "4.00", "1.00", "10.0", "0.25"]
-    assert _cells(table, "ours, captured")[2:] == ["2 of 3", "4.00", "1.00", "10.0", "0.25"]
-    assert _cells(table, "Inductor, CUDA graphs")[2:] == ["2 of 2", "4.00", "", "10.0", ""]
+    assert _cells(table, "ours")[2:] == ["2 of 3", "4.00", "1.00", "10.0", "0.25", ""]
+    # What is reserved is known of one model.
+    assert _cells(table, "ours, captured")[2:] == ["2 of 3", "4.00", "1.00", "10.0", "0.25", "0.75"]
+    assert _cells(table, "Inductor")[2:] == ["2 of 2", "1.41", "2.83", "10.0", "0.71", "2.00"]
+    assert _cells(table, "Inductor, CUDA graphs")[2:] == ["2 of 2", "4.00", "", "10.0", "", ""]
     assert "some GPU, PyTorch 2.11.0" in table
 
 
@@ -57,7 +60,8 @@ def test_a_models_row_says_why() -> None:
     table = suite_tables.suite_models()
     assert table.startswith("### timm, training, bfloat16, cuda")
     assert _cells(table, "a, 8")[1:6] == ["16.0 (15.0)", "8.0 (7.0)", "4.0 (3.0)", "16.0 (15.0)", "8.0 (7.0)"]
-    assert _cells(table, "a, 8")[6:] == ["0.50", "10, 10", "16.0, 4.0, 16.0", "aten.sort stays in PyTorch: no lowering"]
+    sizes = ["16.0, 4.0, 16.0", "3.0, 8.0, 4.0"]
+    assert _cells(table, "a, 8")[6:] == ["0.50", "10, 10", *sizes, "aten.sort stays in PyTorch: no lowering"]
     assert _cells(table, "b, 8")[6] == "2.00"
     notes = _cells(table, "b, 8")[-1]
     assert "ours: gradient of w is off by 0.5 of its size, eager's by 0.12" in notes
