@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import gc
 import threading
 import weakref
@@ -61,7 +60,7 @@ class Walked(CapturedRunner):
         results: Sequence[torch.Tensor],
         workspace: torch.Tensor,
         written_over: Sequence[torch.Tensor],
-    ) -> tuple[list[torch.cuda.CUDAGraph], Drawn]:
+    ) -> tuple[torch.cuda.CUDAGraph, Drawn]:
         addresses, places = [tensor.data_ptr() for tensor in tensors], list(map(place, results))
         memory = list(map(place, written_over))
         # Recording draws nothing: what is here is written by each replay.
@@ -70,14 +69,12 @@ class Walked(CapturedRunner):
         torch.set_rng_state(state)
         drawn_places = list(map(place, drawn.tensors))
 
-        def replay(part: int) -> None:
-            if part == 0:
-                for target, source in zip(drawn_places, self.draw().tensors, strict=True):
-                    target.copy_(source)
-            self.walk_part(part, self.bases([*addresses, *drawn.addresses], places, memory, workspace), workspace)
+        def replay() -> None:
+            for target, source in zip(drawn_places, self.draw().tensors, strict=True):
+                target.copy_(source)
+            self.walk([*addresses, *drawn.addresses], places, workspace, memory)
 
-        graphs = [SimpleNamespace(replay=functools.partial(replay, part)) for part in range(self.parts)]
-        return cast(list[torch.cuda.CUDAGraph], graphs), drawn
+        return cast(torch.cuda.CUDAGraph, SimpleNamespace(replay=replay)), drawn
 
 
 def place(tensor: torch.Tensor) -> torch.Tensor:

@@ -14,14 +14,9 @@ from torch import Tensor, nn
 from torch._functorch import config as functorch_config
 
 import torch_max_backend
-from tests.runtime.test_captured_runner import OneQueue, Walked
 from torch_max_backend import backend
-from torch_max_backend.runtime import captured_runner, parts
-from torch_max_backend.runtime.capture import Capture
-from torch_max_backend.runtime.captured_runner import Recorded
-from torch_max_backend.runtime.common_memory import common_memory
-from torch_max_backend.runtime.executable import Executable
-from torch_max_backend.runtime.parts import CapturedPartedRunner, InParts
+from torch_max_backend.runtime import parts
+from torch_max_backend.runtime.parts import PartedRunner
 
 LAYERS, WIDTH = 5, 16
 BUCKET = WIDTH * WIDTH * 4
@@ -46,19 +41,14 @@ class Net(nn.Module):
 def ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The parts that run, in order; graphs are cut as inside of DistributedDataParallel with small buckets."""
     found: list[int] = []
-    run_part, replay_part = InParts.run_part, CapturedPartedRunner.replay_part
+    run_part = PartedRunner.run_part
 
-    def noted(self: InParts, part: int, *args: Any) -> None:
+    def noted(self: PartedRunner, part: int, *args: Any) -> None:
         found.append(part)
         run_part(self, part, *args)
 
-    def noted_again(self: CapturedPartedRunner, recorded: Recorded, part: int) -> None:
-        found.append(part)
-        replay_part(self, recorded, part)
-
     monkeypatch.setattr(backend, "bucket_bytes", lambda: BUCKET)
-    monkeypatch.setattr(InParts, "run_part", noted)
-    monkeypatch.setattr(CapturedPartedRunner, "replay_part", noted_again)
+    monkeypatch.setattr(PartedRunner, "run_part", noted)
     torch._dynamo.reset()
     yield found
     torch._dynamo.reset()
@@ -299,54 +289,3 @@ def test_a_lost_call_is_an_error(ran: list[int], twins: tuple[nn.Module, nn.Modu
         patch.setattr(parts._Call, "_token", lost)
         with pytest.raises(RuntimeError, match="the call that computes these gradients is lost"):
             _compiled(twins[0])(_x()).sum().backward()
-
-
-class WalkedParts(Walked, CapturedPartedRunner):
-    """Replays parts by walking over the memory that was recorded."""
-
-
-@pytest.mark.parametrize("variant", ["steps", "two calls", "graph is kept", "gradients stay", "some gradients"])
-def test_captured_parts(variant: str, ran: list[Any], twins: tuple[nn.Module, nn.Module]) -> None:
-    """As plain ones: numbers are eager's, and gradients are accumulated between the parts."""
-    ours, theirs = twins
-    names = {name for name, _ in ours.named_parameters()}
-    for name, weight in ours.named_parameters():
-        weight.register_post_accumulate_grad_hook(lambda _, name=name: ran.append(name))
-    capture, x = None, torch.empty(3, WIDTH)
-    with backend.recorded_graphs() as graphs:
-        runs = _compiled(ours), theirs
-        for step in range(16):
-            ran.clear()
-            x.normal_()
-            for net, run in zip(twins, runs, strict=True):
-                net.zero_grad(set_to_none=variant != "gradients stay")
-                loss = run(x).square().sum()
-                if variant == "two calls":
-                    loss = loss + run(x + 1).square().sum()
-                if variant == "graph is kept":
-                    loss.backward(retain_graph=True)
-                if variant == "some gradients" and step % 2:
-                    loss.backward(inputs=[net.layers[LAYERS - 1].weight])
-                else:
-                    loss.backward()
-            _same(ours, theirs)
-            if step == 0:
-                capture = _captured(next(graph for graph in graphs if graph.name == "backward").executables[0])
-    assert capture is not None and capture.replays >= 3
-    if variant == "steps":
-        assert {event for event in ran if isinstance(event, str)} == names
-        for part in range(1, PARTS):
-            before = ran[: ran.index(part)]
-            assert f"layers.{LAYERS - part}.weight" in before and f"layers.{LAYERS - 1 - part}.weight" not in before
-
-
-def _captured(executable: Executable) -> Capture:
-    """Lets a list that runs in parts be replayed."""
-    assert executable.parts is not None
-    capture = Capture(executable.name, 2)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(captured_runner, "stream_sync", lambda _: OneQueue())
-        executable.runner = WalkedParts(executable.runner_spec(), capture, *executable.parts)
-    # Other graphs may be replayed between two parts.
-    assert executable.runner.common is not common_memory(executable.device)
-    return capture

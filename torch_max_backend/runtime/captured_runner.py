@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import torch
 
 from torch_max_backend.launch_list.memory import TORCH_ALIGNMENT, rounded_up
-from torch_max_backend.runtime.capture import Capture, Recording
-from torch_max_backend.runtime.common_memory import CommonMemory, Piece, bytes_over, common_memory
+from torch_max_backend.runtime.capture import Capture
+from torch_max_backend.runtime.common_memory import Piece, bytes_over, common_memory
 from torch_max_backend.runtime.runner import Called, Drawn, ListRunner, RunnerSpec
 from torch_max_backend.runtime.shared_storage import SharedStorage
 from torch_max_backend.runtime.streams import stream_sync
 from torch_max_backend.torch_compat import copy_all, storage_users
 
-_Made = TypeVar("_Made")
-
 
 @dataclass(frozen=True)
 class Recorded:
-    """Device graphs, and the memory that they write to.
+    """A device graph, and the memory that it writes to.
 
     Attributes:
-        graphs: the launches, one for each part of the list, with the draws in front of them.
+        graph: the launches, with the draws in front of them.
         workspace: the launches' scratch memory, which other recordings use, too.
         elsewhere: more of it, for what may not be written over arguments.
         results: their results, but for those that are written over arguments, and those that each replay copies.
@@ -34,7 +31,7 @@ class Recorded:
         in_place: the arguments that may be updated in place are.
     """
 
-    graphs: Sequence[torch.cuda.CUDAGraph]
+    graph: torch.cuda.CUDAGraph
     workspace: torch.Tensor
     elsewhere: Sequence[torch.Tensor]
     results: SharedStorage
@@ -51,25 +48,20 @@ class CapturedRunner(ListRunner):
         spec: what it is made of.
         capture: decides.
         own: numbers of results that users may keep: these are copied, not lent.
-        common: memory that it works in; None for what all lists of the device share.
 
     Attributes:
         recorded: what is replayed.
-        own: as given.
-        common: the memory that it works in.
     """
 
-    def __init__(
-        self, spec: RunnerSpec, capture: Capture, own: frozenset[int], common: CommonMemory | None = None
-    ) -> None:
+    def __init__(self, spec: RunnerSpec, capture: Capture, own: frozenset[int]) -> None:
         super().__init__(spec)
-        self._capture, self.own = capture, own
+        self._capture, self._own = capture, own
         self._streams = stream_sync(spec.device)
         self.recorded: Recorded | None = None
         self._called = False
         self._copied_results = sorted(own - self._listing.updates.keys())
-        self.common = common or common_memory(spec.device)
-        self.common.join(self)
+        self._common = common_memory(spec.device)
+        self._common.join(self)
         # What the recording that is being made works in.
         self._piece: Piece | None = None
         self._copies: dict[int, torch.Tensor] = {}
@@ -96,17 +88,6 @@ class CapturedRunner(ListRunner):
         updated: Mapping[int, torch.Tensor],
         written_over: Sequence[torch.Tensor],
     ) -> Called:
-        return self.captured(self, entering, addresses, updated, written_over)
-
-    def captured(
-        self,
-        recording: Recording[_Made],
-        entering: Sequence[torch.Tensor],
-        addresses: Sequence[int],
-        updated: Mapping[int, torch.Tensor],
-        written_over: Sequence[torch.Tensor],
-    ) -> _Made:
-        """What a call of ``recording``, which is this runner's, makes; arguments as of ``launched``."""
         spared = [] if updated else list(self._listing.updates.values())
         reused = zip(self._listing.reused, written_over, strict=True)
         spared += [number for number, tensor in reused if tensor is not entering[number]]
@@ -118,7 +99,7 @@ class CapturedRunner(ListRunner):
         with self._streams.lock:
             self._updated, self._entering, self._written_over = updated, entering, written_over
             try:
-                return self._capture.run(recording, entering, addresses)
+                return self._capture.run(self, entering, addresses)
             finally:
                 self._updated, self._entering, self._written_over = {}, (), ()
 
@@ -138,7 +119,7 @@ class CapturedRunner(ListRunner):
             # Nothing may run while launches are recorded. Plain calls' results, in many pieces, are not needed any
             # more: memory in one piece would lie beside them.
             self._streams.give_back()
-            self._piece = self.common.piece(self._worked_in())
+            self._piece = self._common.piece(self._worked_in())
             self._piece.skip(self.needed)
             self._copies = {number: self._piece.tensor(*self.facts[number]) for number in self._copied_results}
         return self._piece
@@ -171,12 +152,10 @@ class CapturedRunner(ListRunner):
             if memory is not self._entering[number] and tensors[number] is self._entering[number]
         }  # fmt: skip
         written_over = [elsewhere.get(number, tensors[number]) for number, _ in reused]
-        graphs, drawn = self._record(tensors, results, piece.memory, written_over)
+        graph, drawn = self._record(tensors, results, piece.memory, written_over)
         storages = [tensor.untyped_storage() for tensor in drawn.tensors]
         idle = tuple((storage_users(storage), storage) for storage in storages)
-        return Recorded(
-            graphs, piece.memory, tuple(elsewhere.values()), shared, self._copies, drawn, idle, in_place
-        )  # fmt: skip
+        return Recorded(graph, piece.memory, tuple(elsewhere.values()), shared, self._copies, drawn, idle, in_place)
 
     def _record(
         self,
@@ -184,55 +163,37 @@ class CapturedRunner(ListRunner):
         results: Sequence[torch.Tensor],
         workspace: torch.Tensor,
         written_over: Sequence[torch.Tensor],
-    ) -> tuple[list[torch.cuda.CUDAGraph], Drawn]:
-        """Draws and launches over this memory as device graphs, and what is drawn.
+    ) -> tuple[torch.cuda.CUDAGraph, Drawn]:
+        """Draws and launches over this memory as a device graph, and what is drawn.
 
         A replay advances PyTorch's generator as the draws would, and draws the same numbers.
         """
-        graphs: list[torch.cuda.CUDAGraph] = []
-        drawn, addresses = Drawn(), [tensor.data_ptr() for tensor in tensors]
-        for part in range(self.parts):
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.stream(self._streams.queue):
-                graph.capture_begin(capture_error_mode="thread_local")
-                try:
-                    if part == 0:
-                        drawn = self.draw()
-                        addresses += drawn.addresses
-                    self.walk_part(part, self.bases(addresses, results, written_over, workspace), workspace)
-                finally:
-                    graph.capture_end()
-            graphs.append(graph)
-        return graphs, drawn
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._streams.queue):
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                drawn = self.draw()
+                addresses = [tensor.data_ptr() for tensor in tensors]
+                self.walk([*addresses, *drawn.addresses], results, workspace, written_over)
+            finally:
+                graph.capture_end()
+        return graph, drawn
 
     def replay(self) -> Called:
         """Queues the recorded draws and launches."""
         recorded = self.recorded
         assert recorded is not None
         with self._streams.lane():
-            for graph in recorded.graphs:
-                graph.replay()
-        return Called(self.replayed(recorded), self.drawn_again(recorded), recorded.in_place)
-
-    def replay_part(self, recorded: Recorded, part: int) -> None:
-        """Queues the launches of one part."""
-        with self._streams.lane():
-            recorded.graphs[part].replay()
-
-    def replayed(self, recorded: Recorded) -> list[torch.Tensor]:
-        """The results of a replay: lent, but for those that users may keep."""
+            recorded.graph.replay()
         written = self._updated if recorded.in_place else {}
-        return [
+        results = [
             written[number] if number in written
             else recorded.copied[number].clone() if number in recorded.copied
-            else each.clone() if number in self.own else each.detach()
+            else each.clone() if number in self._own else each.detach()
             for number, each in enumerate(recorded.results.tensors)
         ]  # fmt: skip
-
-    @staticmethod
-    def drawn_again(recorded: Recorded) -> Drawn:
-        """What a replay draws."""
-        return replace(recorded.drawn, tensors=tuple(tensor.detach() for tensor in recorded.drawn.tensors))
+        drawn = replace(recorded.drawn, tensors=tuple(tensor.detach() for tensor in recorded.drawn.tensors))
+        return Called(results, drawn, recorded.in_place)
 
     def in_use(self) -> bool:
         """Whether a tensor over the recorded results' memory exists."""

@@ -22,7 +22,7 @@ from torch_max_backend.runtime.execution import execute
 from torch_max_backend.runtime.handover import Inputs, Outputs
 from torch_max_backend.runtime.interface import BuiltGraph, Draw
 from torch_max_backend.runtime.packs import Packing
-from torch_max_backend.runtime.parts import CapturedPartedRunner, PartedRunner
+from torch_max_backend.runtime.parts import PartedRunner
 from torch_max_backend.runtime.plain import WrappedError
 from torch_max_backend.runtime.runner import ListRunner, RunnerSpec
 from torch_max_backend.runtime.streams import stream_sync
@@ -102,12 +102,12 @@ class Executable(torch.nn.Module):
     def bind_runner(self) -> None:
         """Makes the executable's launch list ready; its libraries are loaded."""
         spec = self.runner_spec()
-        if self.capture is None:
-            self.runner = ListRunner(spec) if self.parts is None else PartedRunner(spec, *self.parts)
-        elif self.parts is None:
-            self.runner = CapturedRunner(spec, self.capture, self.outputs.not_lent)
+        if self.parts is not None:
+            self.runner = PartedRunner(spec, *self.parts)
+        elif self.capture is None:
+            self.runner = ListRunner(spec)
         else:
-            self.runner = CapturedPartedRunner(spec, self.capture, *self.parts)
+            self.runner = CapturedRunner(spec, self.capture, self.outputs.not_lent)
 
     def cut(self, least: int, outputs: Mapping[int, Collection[int]]) -> list[list[int]]:
         """Cuts the launch list, before ``bind_runner``, into parts that complete at least so many bytes each.
@@ -121,7 +121,7 @@ class Executable(torch.nn.Module):
             For each part but the first, which of ``outputs`` it completes; nothing where the list is not cut.
         """
         specs = self.built.outputs
-        if self.listing is None or self.built.writes or (self.capture is not None and self.outputs.not_lent):
+        if self.listing is None or self.capture is not None or self.built.writes:
             return []
         sizes = {spec.index: spec.bytes for spec in specs}
         read: dict[int, set[int]] = {}

@@ -16,40 +16,36 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from torch_max_backend.launch_list.parts import Parts
-from torch_max_backend.runtime.capture import Capture
-from torch_max_backend.runtime.captured_runner import CapturedRunner
-from torch_max_backend.runtime.common_memory import CommonMemory
 from torch_max_backend.runtime.launch_times import watched
 from torch_max_backend.runtime.leaving import taker
-from torch_max_backend.runtime.runner import HEAD, SCRATCH, Drawn, ListRunner, RunnerSpec, lent_workspace, shaped
+from torch_max_backend.runtime.runner import HEAD, SCRATCH, ListRunner, RunnerSpec, lent_workspace, shaped
 from torch_max_backend.torch_compat import backward_is_traced, graph_is_kept
 
 _CALL = "_torch_max_backend_call"
 """The attribute of a tensor that stands for a gradient: the call that makes it."""
 
 
-class InParts(ListRunner):
-    """A launch list that runs in parts; ``cut`` comes before the first call."""
+class PartedRunner(ListRunner):
+    """A launch list that runs in parts.
 
-    def cut(self, parts: Parts, outputs: Sequence[Sequence[int]]) -> None:
-        """Says where.
+    Args:
+        spec: what it is made of.
+        parts: where the list is cut.
+        outputs: for each part but the first, which of the graph's outputs its relay hands over.
+    """
 
-        Args:
-            parts: where the list is cut.
-            outputs: for each part but the first, which of the graph's outputs its relay hands over.
-        """
+    def __init__(self, spec: RunnerSpec, parts: Parts, outputs: Sequence[Sequence[int]]) -> None:
+        super().__init__(spec)
         self.outputs = outputs
-        self._ranges = self._ranges_of(parts)
-        self.parts = len(self._ranges)
+        self._ranges = self._cut(parts)
 
-    def _ranges_of(self, parts: Parts) -> list[tuple[np.ndarray, tuple[int, int, int], list[np.ndarray]]]:
+    def _cut(self, parts: Parts) -> list[tuple[np.ndarray, tuple[int, int, int], list[np.ndarray]]]:
         """For each part the operands of ``walk``, its arguments, and what has to be kept."""
         sizes = np.cumsum([0, *(HEAD + len(launch.words) for launch in self._listing.launches)])
         bounds = [0, *(int(sizes[end]) for end in parts.ends)]
@@ -71,27 +67,9 @@ class InParts(ListRunner):
         if self._waits or graph_is_kept() or torch.is_anomaly_enabled() or watched() or backward_is_traced():
             return self.run_at_once(args)
         entering, addresses, _ = self.entered(args)
-        begun = self.begun(entering, addresses, self._reuse.written_over(entering, args))
-        call = _Call(self, begun, [*entering, *begun.drawn.entering], [*args, *begun.drawn.tensors])
+        call = _Call(self, entering, addresses, self._reuse.written_over(entering, args), args)
         call.through(0)
         return call.results
-
-    def begun(
-        self, entering: Sequence[torch.Tensor], addresses: Sequence[int], written_over: Sequence[torch.Tensor]
-    ) -> _Begun:
-        """A call of which no part has run yet."""
-        drawn, leaving, borrowed = self.draw(), self.fresh(), contextlib.ExitStack()
-        workspace = borrowed.enter_context(lent_workspace(self.needed, self.device))
-        bases = self.bases([*addresses, *drawn.addresses], leaving, written_over, workspace)
-
-        def run(part: int, _holding: object = (entering, written_over, drawn, leaving)) -> None:
-            self.run_part(part, bases, workspace)
-
-        return _Begun(leaving, drawn, run, borrowed.close)
-
-    def walk_part(self, part: int, bases: np.ndarray, workspace: torch.Tensor) -> None:
-        words, arguments, _ = self._ranges[part]
-        self.called(arguments, words, bases, workspace)
 
     def run_part(self, part: int, bases: np.ndarray, workspace: torch.Tensor) -> None:
         """Runs the launches of one part; on a GPU, queues their kernels.
@@ -99,114 +77,41 @@ class InParts(ListRunner):
         Raises:
             RuntimeError: a kernel refused its operands.
         """
+        words, arguments, _ = self._ranges[part]
         with self.turn():
-            self.walk_part(part, bases, workspace)
+            self.called(arguments, words, bases, workspace)
 
-
-@dataclass(frozen=True)
-class _Begun:
-    """A call that runs part by part.
-
-    Attributes:
-        leaving: the results' memory.
-        drawn: before it ran.
-        run: runs the launches of a part; it holds the memory that launches read and write, results above all, which
-            somebody may not want.
-        end: is called behind the last part.
-    """
-
-    leaving: list[Any]
-    drawn: Drawn
-    run: Callable[[int], None]
-    end: Callable[[], None]
-
-
-class PartedRunner(InParts):
-    """A launch list that runs in parts.
-
-    Args:
-        spec: what it is made of.
-        parts: where the list is cut.
-        outputs: for each part but the first, which of the graph's outputs its relay hands over.
-    """
-
-    def __init__(self, spec: RunnerSpec, parts: Parts, outputs: Sequence[Sequence[int]]) -> None:
-        super().__init__(spec)
-        self.cut(parts, outputs)
-
-
-class CapturedPartedRunner(InParts, CapturedRunner):
-    """A launch list in parts, each of which is replayed as a device graph; no result is one that users may keep.
-
-    Args:
-        spec: what it is made of.
-        capture: decides.
-        parts: where the list is cut.
-        outputs: for each part but the first, which of the graph's outputs its relay hands over.
-    """
-
-    def __init__(self, spec: RunnerSpec, capture: Capture, parts: Parts, outputs: Sequence[Sequence[int]]) -> None:
-        # Between two parts other graphs may be replayed: they share no memory with this one.
-        CapturedRunner.__init__(self, spec, capture, frozenset(), CommonMemory(spec.device))
-        self.cut(parts, outputs)
-
-    def begun(
-        self, entering: Sequence[torch.Tensor], addresses: Sequence[int], written_over: Sequence[torch.Tensor]
-    ) -> _Begun:
-        return self.captured(_InSteps(self, entering, written_over), entering, addresses, {}, written_over)
-
-    def begun_plainly(
-        self, tensors: Sequence[torch.Tensor], addresses: Sequence[int], written_over: Sequence[torch.Tensor]
-    ) -> _Begun:
-        """A call whose results have memory of their own."""
-        return super().begun(tensors, addresses, written_over)
-
-    def begun_again(self, entering: Sequence[torch.Tensor]) -> _Begun:
-        """A call that replays what is recorded."""
-        recorded = self.recorded
-        assert recorded is not None
-        leaving, drawn = self.replayed(recorded), self.drawn_again(recorded)
-
-        def run(part: int, _holding: object = (entering, leaving, drawn)) -> None:
-            self.replay_part(recorded, part)
-
-        return _Begun(leaving, drawn, run, lambda: None)
-
-
-class _InSteps:
-    """A captured runner's calls that are begun: their parts have still to run."""
-
-    def __init__(
-        self, runner: CapturedPartedRunner, entering: Sequence[torch.Tensor], written_over: Sequence[torch.Tensor]
-    ) -> None:
-        self._runner, self._entering, self._written_over = runner, entering, written_over
-        self.place, self.copy, self.record = runner.place, runner.copy, runner.record
-        self.in_use, self.release = runner.in_use, runner.release
-
-    def plain(self, tensors: Sequence[torch.Tensor]) -> _Begun:
-        addresses = [tensor.data_ptr() for tensor in tensors]
-        return self._runner.begun_plainly(tensors, addresses, self._written_over)
-
-    def replay(self) -> _Begun:
-        return self._runner.begun_again(self._entering)
+    @property
+    def last(self) -> int:
+        """The number of the last part."""
+        return len(self._ranges) - 1
 
 
 class _Call:
     """A call whose later parts may still have to run.
 
-    Args:
-        runner: of the list.
-        begun: the call.
-        arguments: of the list.
-        given: arguments of the graph, and what was drawn.
-
     Attributes:
         results: what the compiled graph's node returns.
     """
 
-    def __init__(self, runner: InParts, begun: _Begun, arguments: Sequence[torch.Tensor], given: Sequence[Any]) -> None:
-        self._runner, self._begun, self._arguments, self._part = runner, begun, arguments, -1
-        results = runner.picked(begun.leaving, given)
+    def __init__(
+        self,
+        runner: PartedRunner,
+        entering: Sequence[torch.Tensor],
+        addresses: Sequence[int],
+        written_over: Sequence[torch.Tensor],
+        args: Sequence[Any],
+    ) -> None:
+        self._runner, self._part = runner, -1
+        drawn = runner.draw()
+        leaving = runner.fresh()
+        self._borrowed = contextlib.ExitStack()
+        self._workspace = self._borrowed.enter_context(lent_workspace(runner.needed, runner.device))
+        self._bases = runner.bases([*addresses, *drawn.addresses], leaving, written_over, self._workspace)
+        # Memory that launches read and write; results above all, which somebody may not want.
+        self._used: list[Any] = [list(entering), drawn, list(written_over), list(leaving)]
+        self._arguments = [*entering, *drawn.entering]
+        results = runner.picked(leaving, [*args, *drawn.tensors])
         self._later = [[results[number] for number in numbers] for numbers in runner.outputs]
         for numbers in runner.outputs:
             for number in numbers:
@@ -222,11 +127,12 @@ class _Call:
         """Runs the parts up to this one that have not run yet."""
         while self._part < part:
             self._part += 1
-            self._begun.run(self._part)
-            if self._part == self._runner.parts - 1:
-                self._runner.copy_results(self._begun.leaving, self._arguments)
-                self._begun.end()
-                del self._begun, self._arguments
+            self._runner.run_part(self._part, self._bases, self._workspace)
+            if self._part == self._runner.last:
+                self._runner.copy_results(self._used[-1], self._arguments)
+                self._borrowed.close()
+                self._used.clear()
+                del self._workspace, self._arguments
 
     def handed_over(self, part: int) -> list[torch.Tensor]:
         """The gradients of a part's relay."""

@@ -107,7 +107,6 @@ class ListRunner:
         spec: what it is made of.
 
     Attributes:
-        parts: that the list can be run in.
         device: that the calls compute on.
         facts: shape, strides and dtype of each result.
         scratch: bytes that a launch keeps between its kernels; 0 before the first call.
@@ -118,8 +117,6 @@ class ListRunner:
     What a launch keeps between its kernels lies behind the workspace from the second call on: the first one tells how
     much that is.
     """
-
-    parts = 1
 
     def __init__(self, spec: RunnerSpec) -> None:
         listing, leaving, device = spec.listing, spec.leaving, spec.device
@@ -299,11 +296,6 @@ class ListRunner:
             RuntimeError: a kernel refused its operands.
         """
         self.called(self._arguments, self._words, self.bases(addresses, leaving, written_over, workspace), workspace)
-
-    def walk_part(self, part: int, bases: np.ndarray, workspace: torch.Tensor) -> None:
-        """Runs the launches of one part, as ``walk`` does all; ``bases`` are the method's."""
-        assert part == 0
-        self.called(self._arguments, self._words, bases, workspace)
 
     def bases(
         self,
