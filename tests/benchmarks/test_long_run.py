@@ -25,7 +25,8 @@ def test_what_has_grown() -> None:
     assert not grown([first, replace(first, host=110, threads=1)], slack=10)
     for name in ("host", "allocated", "reserved", "taken", "descriptors", "threads"):
         more = replace(first, **{name: getattr(first, name) + 11})
-        (said,) = grown([first, more, first], slack=10)
+        (said,) = grown([first, first, more], slack=10)
+        assert not grown([first, more, more, first], slack=10)
         assert said.startswith(name)
     for difference in (2 * TOLERANCE, float("nan")):
         assert "differs" in grown([first, replace(first, difference=difference)])[0]
