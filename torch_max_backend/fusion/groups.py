@@ -15,6 +15,7 @@ from max.dtype import DType
 from max.graph import DeviceRef
 
 from torch_max_backend.fusion.batches import Group, batches
+from torch_max_backend.fusion.long_sums import partial_sum
 from torch_max_backend.fusion.movement import Concatenation, concatenation, transposition
 from torch_max_backend.fusion.program import MOST_INPUTS, layout_of
 from torch_max_backend.fusion.terms import (
@@ -62,10 +63,15 @@ def grouped(operations: Sequence[Operation], kept: Collection[Value], device: De
         kept: the graph's results.
         device: that the graph computes on.
     """
-    terms, fusible = memory_of(operations, kept, device)
+    parts: set[Value] = set()
+    terms, fusible = memory_of(operations, kept, device, parts)
     roots = list(terms)
     groups = [Group(terms[root]) for root in roots]
-    alone = [group for group in groups if transposition(group.terms, layout_of(group.terms)) is not None]
+    # A partial sum that waits for the whole would free nothing.
+    alone = [
+        group for group, root in zip(groups, roots, strict=True)
+        if root in parts or transposition(group.terms, layout_of(group.terms)) is not None
+    ]  # fmt: skip
     joined = _Joiner(groups, alone, roots, fusible).join()
     chosen = batches(joined, operations, fusible, kept)
     single = {group for batch in chosen for group in batch}
@@ -75,16 +81,16 @@ def grouped(operations: Sequence[Operation], kept: Collection[Value], device: De
 
 
 def memory_of(
-    operations: Sequence[Operation], kept: Collection[Value], device: DeviceRef
+    operations: Sequence[Operation], kept: Collection[Value], device: DeviceRef, parts: set[Value] | None = None
 ) -> tuple[dict[Value, Terms], set[Operation]]:
     """What has to lie in memory, with the programs that compute it, one for each, and all operations that programs can
-    compute."""
+    compute. Partial sums are added to ``parts``."""
     fusible = {each for each in operations if is_fusible(each) and each.results[0].device == device}
-    return _roots(operations, fusible, kept), fusible
+    return _roots(operations, fusible, kept, set() if parts is None else parts), fusible
 
 
 def _roots(
-    operations: Sequence[Operation], fusible: Collection[Operation], kept: Collection[Value]
+    operations: Sequence[Operation], fusible: Collection[Operation], kept: Collection[Value], parts: set[Value]
 ) -> dict[Value, Terms]:
     """What has to lie in memory and a program computes, in the operations' order."""
     demanded = [in_memory(value) for value in kept]
@@ -103,6 +109,8 @@ def _roots(
             cut = found.best_cut(MOST_INPUTS) if len(found.leaves) > MOST_INPUTS else _costly_number(found)
             if cut is None and layout_of(found) is None:
                 cut = _operand_to_store(root, roots, fusible)
+            if cut is None and (cut := partial_sum(found, roots, fusible)) is not None:
+                parts.add(cut)
         except CutAt as error:
             cut = error.value
         if cut is not None and cut not in roots and cut.maker in fusible:

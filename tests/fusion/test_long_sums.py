@@ -1,0 +1,36 @@
+"""Sums of many values: where a partial sum is stored."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from max.graph import DeviceRef
+
+from tests.fusion.test_groups import fused
+from torch_max_backend.fusion import long_sums
+from torch_max_backend.launch_list import LaunchList, launch_list
+
+COUNT, SIDE = 8, 16
+
+
+def _total(*factors: torch.Tensor) -> torch.Tensor:
+    total = factors[0] @ factors[0]
+    for factor in factors[1:]:
+        total = total + factor @ factor
+    return total
+
+
+def _listed() -> tuple[str, LaunchList]:
+    """For each launch of the sum of products whether it is a product (p) or a sum (s), and the list."""
+    listing = launch_list(fused(_total, *[(SIDE, SIDE)] * COUNT), DeviceRef.CPU())
+    return "".join("s" if "pointwise" in each.function else "p" for each in listing.launches), listing
+
+
+def test_partial_sums_of_large_values_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three products wait for a sum at most, beside the sum of those before; small ones are added at once."""
+    kinds, listing = _listed()
+    size = SIDE * SIDE * 4
+    assert kinds == "p" * COUNT + "s" and listing.workspace == COUNT * size
+    monkeypatch.setattr(long_sums, "LEAST", size)
+    kinds, listing = _listed()
+    assert kinds == "pppspppspps" and listing.workspace == 4 * size
