@@ -480,7 +480,7 @@ def resampling() -> str:
         "adaptive maxima": ("adaptive_max_h200",),
         "windows (unfold, fold)": ("windows_h200", "windows_cpu_float32"),
         "grid_sample": ("sampling_h200", "sampling_cpu_float32"),
-        "scattered additions": ("indexing_cpu_float32",),
+        "scattered additions": ("indexing_h200", "indexing_cpu_float32"),
     }
     rows = []
     for family, files in names.items():
