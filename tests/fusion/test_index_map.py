@@ -126,9 +126,3 @@ def test_a_digit_that_would_carry_has_no_map() -> None:
 
 def test_places_that_do_not_divide_each_other_have_no_common_digits() -> None:
     assert refined([IndexMap(((2, 0), (3, 1))), IndexMap(((3, 0), (2, 1)))]) is None
-
-
-def test_equal_maps_are_composed_once() -> None:
-    # As equal blocks of a network ask for them; the maps are made anew.
-    first, second = (broadcast([2, 1, 6], [2, 5, 6]).then(permutation([3, 4], [1, 0])) for _ in range(2))
-    assert first is not None and first is second

@@ -102,13 +102,10 @@ def _roots(
     reductions = [operation.results[0] for operation in operations if is_reduction(operation)]
     roots = dict.fromkeys([*(value for value in demanded if value.maker in fusible), *reductions])
     waiting = sorted(roots, key=_position, reverse=True)
-    #: What was found for a root, and how many roots were known then.
-    latest: dict[Value, tuple[Terms, int]] = {}
     while waiting:
         root = waiting.pop()
         try:
             found = Terms([root], roots, fusible)
-            latest[root] = found, len(roots)
             cut = found.best_cut(MOST_INPUTS) if len(found.leaves) > MOST_INPUTS else _costly_number(found)
             if cut is None and layout_of(found) is None:
                 cut = _operand_to_store(root, roots, fusible)
@@ -119,16 +116,9 @@ def _roots(
         if cut is not None and cut not in roots and cut.maker in fusible:
             roots[cut] = None
             waiting += [cut, root]
-    numbers = {root: number for number, root in enumerate(roots)}
-    terms: dict[Value, Terms] = {}
-    for root in sorted(roots, key=_position):
-        each, known = latest[root] if root in latest else (Terms([root], roots, fusible), len(roots))
-        # Once more where it computes what became a root later.
-        if any(numbers.get(value, -1) >= known for value in each.values):
-            each = Terms([root], roots, fusible)
-        if _fits(each):
-            terms[root] = each
-    return terms
+    # Once more: what was found first did not know of the roots that came later.
+    terms = {root: Terms([root], roots, fusible) for root in sorted(roots, key=_position)}
+    return {root: each for root, each in terms.items() if _fits(each)}
 
 
 def _costly_number(terms: Terms) -> Value | None:

@@ -16,9 +16,6 @@ from dataclasses import dataclass
 Digit = tuple[int, ...]
 """Extent and stride; of a guarded digit also the first value inside, and how many are. It adds nothing at the first."""
 
-_MOST_KNOWN = 1 << 14
-"""Compositions of maps that a process remembers."""
-
 
 class ReadsOnlyPadding(Exception):
     """A map reads nothing of a padded tensor."""
@@ -46,8 +43,6 @@ class IndexMap:
     @property
     def plain(self) -> IndexMap:
         """The map without guards: its digits add nothing at zero."""
-        if all(len(digit) == 2 for digit in self.digits):
-            return self if self.start == 0 else IndexMap(self.digits)
         return from_digits([digit[:2] for digit in self.digits])
 
     @property
@@ -65,8 +60,6 @@ class IndexMap:
                 found.append(Guard(from_digits(count), digit[2], digit[3]))
         return tuple(found)
 
-    # A network's blocks ask for the same maps again and again.
-    @functools.lru_cache(maxsize=_MOST_KNOWN)  # noqa: B019
     def then(self, other: IndexMap) -> IndexMap | None:
         """The map to ``other``'s offset at this map's offset; None where no such digits exist.
 

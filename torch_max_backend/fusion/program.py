@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +10,7 @@ from typing import Literal
 from max.dtype import DType
 
 from torch_max_backend.fusion.idioms import FUNCTIONS, idioms
-from torch_max_backend.fusion.index_map import Guard, IndexMap, refined
+from torch_max_backend.fusion.index_map import Guard, refined
 from torch_max_backend.fusion.terms import MOST_GUARDS, REDUCTIONS, Leaf, Step, Terms
 from torch_max_backend.mojo_ops.signatures import Family
 from torch_max_backend.mojo_ops.sources import symbol_of
@@ -241,25 +240,18 @@ def layout_of(terms: Terms) -> Layout | None:
     """How the leaves are read; None where no few digits describe it."""
     if len(terms.guards) > MOST_GUARDS:
         return None
-    return _layout(
-        terms.identity, tuple(leaf.map for leaf in terms.leaves), tuple(guard.place for guard in terms.guards)
-    )
-
-
-@functools.lru_cache(maxsize=1 << 12)
-def _layout(identity: IndexMap, leaves: tuple[IndexMap, ...], places: tuple[IndexMap, ...]) -> Layout | None:
-    """``layout_of`` leaves that are read so, with guards on these places."""
-    maps = [each.plain for each in leaves if each != identity] + list(places)
-    found = refined(maps or [identity])
+    leaves = [leaf.map for leaf in terms.leaves]
+    maps = [each.plain for each in leaves if each != terms.identity] + [guard.place for guard in terms.guards]
+    found = refined(maps or [terms.identity])
     if found is None or len(found[0]) > MOST_DIGITS:
         return None
     extents, strides = found
     if not extents:
-        extents, strides = [identity.size], [[0]] * len(strides)
+        extents, strides = [terms.size], [[0]] * len(strides)
     others = iter(strides)
     # What is read in order needs no strides.
-    own = [[0] * len(extents) if each == identity else next(others) for each in leaves]
-    guards = [next(others) for _ in places]
+    own = [[0] * len(extents) if each == terms.identity else next(others) for each in leaves]
+    guards = [next(others) for _ in terms.guards]
     return Layout(tuple(extents), tuple(map(tuple, own)), tuple(map(tuple, guards)))
 
 

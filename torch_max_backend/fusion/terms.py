@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -188,11 +188,6 @@ class Terms:
             self.stores = [self._made(root, self.identity) for root in roots]
         else:
             self.stores = [self._term(_operand(root), self.identity) for root in roots]
-
-    @property
-    def values(self) -> Iterator[Value]:
-        """What is computed or read; some of it more than once."""
-        return (value for value, _ in self._numbers)
 
     def _add(self, key: tuple[Value, IndexMap], step: Step | Leaf) -> int:
         if key not in self._numbers:
