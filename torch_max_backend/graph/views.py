@@ -79,7 +79,7 @@ def viewed(node: Node, updated: Collection[Node], shared: Collection[Node] = ())
     if dense_order(fake) is not None:
         return None
     base = node
-    while base.target in _VIEWS and base.op == "call_function":
+    while _looks_at(base):
         base = base.all_input_nodes[0]
         held = base.meta["val"]
         if isinstance(held, torch.Tensor) and dense_order(held) is not None:
