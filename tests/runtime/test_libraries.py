@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from max.dtype import DType
 
 from torch_max_backend import OptionError
@@ -89,6 +91,26 @@ def test_what_a_graph_calls_that_is_given_up_is_not_built(monkeypatch: pytest.Mo
         functions.require_function(PROGRAMS[0])
     functions.require_function(PROGRAMS[1])
     assert functions.required() == {PROGRAMS[1]}
+
+
+def test_the_log_says_what_was_built_and_names_it_at_debug_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TORCH_MAX_BACKEND_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCH_MAX_BACKEND_PREBUILT", "")
+
+    def compiler(command: Sequence[str], environment: Mapping[str, str], errors: Path) -> int:
+        Path(command[command.index("-o") + 1]).write_bytes(b"a library")
+        return 0
+
+    monkeypatch.setattr(libraries, "_ends_with_us", compiler)
+    with caplog.at_level(logging.DEBUG, "torch_max_backend"):
+        libraries.build([*KERNELS, *PROGRAMS], torch.device("cpu"))
+    told = {level: [each.getMessage() for each in caplog.records if each.levelno == level] for level in (10, 20)}
+    (line,) = told[logging.INFO]
+    kernels = "12 kernels for elementwise work, 3 for convolution, 1 for normalization"
+    assert re.fullmatch(rf"built {kernels} in \d+\.\d s", line), line
+    assert all(each.symbol in "".join(told[logging.DEBUG]) for each in KERNELS)
 
 
 def test_nothing_costs_nothing() -> None:

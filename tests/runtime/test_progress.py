@@ -7,6 +7,7 @@ import os
 import pty
 import sys
 import time
+from collections import Counter
 
 import pytest
 from max.dtype import DType
@@ -16,8 +17,8 @@ from torch_max_backend.mojo_ops import normalization
 from torch_max_backend.mojo_ops.convolution import Grouping, convolution_function
 from torch_max_backend.mojo_ops.functions import function_of
 from torch_max_backend.runtime import progress
-from torch_max_backend.runtime.libraries import described
-from torch_max_backend.runtime.progress import Work, progress_line, state, works
+from torch_max_backend.runtime.libraries import uses
+from torch_max_backend.runtime.progress import Work, described, progress_line, state, works
 
 
 def _shown(monkeypatch: pytest.MonkeyPatch, patience: float, until: bytes) -> bytes:
@@ -93,14 +94,15 @@ def test_what_is_inside_goes_on_in_the_same_line(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_line_tells_what_is_built_and_how_long_it_takes() -> None:
-    first, second = Work("4 kernels for convolution", 20.4), Work("1 kernel for sorting", 8.0, begun=time.monotonic())
+    first = Work(Counter(convolution=4), 20.4)
+    second = Work(Counter(convolution=1, sorting=1), 8.0, begun=time.monotonic())
     assert state() == ""
     with works([first, second]):
-        assert state() == "building 4 kernels for convolution, 1 kernel for sorting: 0 of 2 libraries, about 20 s left"
+        assert state() == "building 5 kernels for convolution, 1 for sorting: 0 of 2 libraries, about 20 s left"
         first.done = True
-        assert state() == "building 1 kernel for sorting: 1 of 2 libraries, about 8 s left"
+        assert state() == "building 1 kernel for convolution, 1 for sorting: 1 of 2 libraries, about 8 s left"
         second.begun = time.monotonic() - 60
-        assert state() == "building 1 kernel for sorting: 1 of 2 libraries"
+        assert state() == "building 1 kernel for convolution, 1 for sorting: 1 of 2 libraries"
     assert state() == ""
 
 
@@ -108,6 +110,6 @@ def test_kernels_are_told_of_by_their_use() -> None:
     kernels = [convolution_function(op, "cpu", DType.float32, Grouping.ONE) for op in ("conv_fprop", "conv_dgrad")]
     programs = [Program("pointwise", "cpu", "", 2, 1, 8), Program("conv_pointwise", "cpu", "", 2, 1, 8)]
     norm = function_of(normalization.FAMILY, "batch_norm_statistics", "cpu", (DType.float32,))
-    assert described([norm]) == "1 kernel for normalization"
-    told = described([*kernels, *programs, norm])
+    assert described(uses([norm])) == "1 kernel for normalization"
+    told = described(uses([*kernels, *programs, norm]))
     assert told == "3 kernels for convolution, 1 for elementwise work, 1 for normalization"

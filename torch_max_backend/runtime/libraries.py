@@ -35,7 +35,7 @@ from torch_max_backend.mojo_ops.sources import sources_digest
 from torch_max_backend.runtime import cache, cubins, prebuilt
 from torch_max_backend.runtime.cores import cores
 from torch_max_backend.runtime.futures import started
-from torch_max_backend.runtime.progress import Work, progress_line, works
+from torch_max_backend.runtime.progress import Work, described, progress_line, works
 from torch_max_backend.runtime.target import LEVELS, target_facts
 
 log = logging.getLogger(__name__)
@@ -254,7 +254,7 @@ def _build_claimed(facts: Mapping[Function, Mapping[str, str]], patient: bool) -
         absent = [function for function in claimed if function not in found]
         if not absent:
             return found
-        work = {Work(described(share), seconds(share)): share for share in shares(absent)}
+        work = {Work(uses(share), seconds(share)): share for share in shares(absent)}
         with works(list(work)):
             start = time.perf_counter()
             builds = [
@@ -264,7 +264,7 @@ def _build_claimed(facts: Mapping[Function, Mapping[str, str]], patient: bool) -
             wait(builds)
             for each in builds:
                 found |= each.result()
-            log.info("built %s in %.1f s", described(absent), time.perf_counter() - start)
+            log.info("built %s in %.1f s", described(uses(absent)), time.perf_counter() - start)
     return found
 
 
@@ -281,12 +281,9 @@ _USES = {"pointwise": "elementwise work", "rows": "reduction", "runner": "runnin
 """What kernels are for, where their family or entry does not say it."""
 
 
-def described(functions: Iterable[Function]) -> str:
-    """What functions are for, such as "14 kernels for convolution, 3 for normalization"."""
-    counts = Counter(map(_use, functions))
-    texts = [f"{count} for {use}" for use, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
-    first = next(iter(counts.most_common(1)), ("", 0))[1]
-    return ", ".join([texts[0].replace(" for", " kernel for" if first == 1 else " kernels for", 1), *texts[1:]])
+def uses(functions: Iterable[Function]) -> Counter[str]:
+    """How many of the functions there are for each use."""
+    return Counter(map(_use, functions))
 
 
 def _use(function: Function) -> str:

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -28,13 +29,13 @@ class Work:
     """A library that a process builds.
 
     Attributes:
-        what: what it has, such as "4 kernels for convolution".
+        uses: how many kernels it has for each use, such as "convolution".
         seconds: that it takes, about, from its begin.
         begun: when, by ``time.monotonic``; None while it waits.
         done: whether it is built.
     """
 
-    what: str
+    uses: Counter[str]
     seconds: float
     begun: float | None = None
     done: bool = False
@@ -71,13 +72,21 @@ def works(several: list[Work]) -> Iterator[None]:
             _lines.works = [work for work in _lines.works if work not in several]
 
 
+def described(uses: Counter[str]) -> str:
+    """How many kernels there are for each use, such as "14 kernels for convolution, 3 for normalization"."""
+    texts = [f"{count} for {use}" for use, count in sorted(uses.items(), key=lambda item: (-item[1], item[0]))]
+    if texts:
+        texts[0] = texts[0].replace(" for", " kernel for" if max(uses.values()) == 1 else " kernels for", 1)
+    return ", ".join(texts)
+
+
 def state() -> str:
     """What is built now, how much of it is done, and about how long the rest takes; "" where nothing is."""
     with _lines.lock:
         known = list(_lines.works)
     if not known:
         return ""
-    now = ", ".join(work.what for work in known if not work.done)
+    now = described(sum((work.uses for work in known if not work.done), Counter()))
     left = max(work.left for work in known)
     rest = f", about {left:.0f} s left" if left >= 1 else ""
     return f"building {now or 'kernels'}: {sum(work.done for work in known)} of {len(known)} libraries{rest}"
