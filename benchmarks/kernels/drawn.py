@@ -119,14 +119,21 @@ def _repeated(call: Callable[[], object], times: int) -> Callable[[], object]:
 
 
 def command(
-    description: str | None, make: Callable[[torch.device, Sequence[torch.dtype]], Family[P]], draw: Draw[P]
+    description: str | None,
+    make: Callable[[torch.device, Sequence[torch.dtype]], Family[P]],
+    draw: Draw[P],
+    timed_on_gpu: str = "bfloat16,float32",
 ) -> int:
-    """Reads the command's options, and checks or times; its exit status."""
+    """Reads the command's options, and checks or times; its exit status.
+
+    Args:
+        timed_on_gpu: dtypes that are timed on a GPU, in turns.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--check", type=int, metavar="N", help="compare N problems with float64, instead of timing")
     parser.add_argument("--count", type=int, default=50, help="problems to time")
-    parser.add_argument("--dtypes", help="default: bfloat16,float32 to time on a GPU, with float16 to check")
+    parser.add_argument("--dtypes", help=f"default: {timed_on_gpu} to time on a GPU")
     parser.add_argument("--layouts", default=",".join(LAYOUTS))
     parser.add_argument("--least", type=int, help="elements of the largest tensor, at least")
     parser.add_argument("--most", type=int, help="and at most")
@@ -139,7 +146,7 @@ def command(
     if args.one_thread:
         torch.set_num_threads(1)
     on_gpu = device.type == "cuda"
-    timed = "bfloat16,float32" if on_gpu else "float32"
+    timed = timed_on_gpu if on_gpu else "float32"
     dtypes = [
         getattr(torch, name)
         for name in (args.dtypes or ("float32,bfloat16,float16" if args.check else timed)).split(",")

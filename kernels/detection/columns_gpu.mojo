@@ -1,6 +1,5 @@
 """A deformable convolution's columns and their gradients on a GPU: neighbouring threads have neighbouring channels."""
 
-from std.atomic import Atomic
 from std.math import ceildiv
 from std.memory import stack_allocation
 
@@ -8,6 +7,7 @@ from max.gpu import barrier, global_idx, thread_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 from max.gpu.memory import AddressSpace
 
+from ..common.atomics import add_atomically
 from ..common.pointer import Ptr, accumulation_type
 from .deformable import DeformableProblem, DeformedPoint
 
@@ -142,7 +142,7 @@ def deformed_input_gradient_atomic[
     var image = dx.unsafe_offset(row // p.windows() * p.image() + channel)
     comptime for k in range(4):
         if point.pixel[k] >= 0:
-            _ = Atomic.fetch_add(
+            add_atomically(
                 image.unsafe_offset(Int(point.pixel[k]) * Int(p.channels)),
                 given * point.weight[k],
             )

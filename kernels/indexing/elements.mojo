@@ -7,19 +7,20 @@ On a GPU every element is added atomically, unless the result shall be the same 
 where columns are few, all elements are sorted by where they go, as rows of one element (sorted_rows.mojo).
 """
 
-from std.atomic import Atomic
 from std.math import ceildiv
 
 from max.gpu import global_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 
+from ..common.arithmetic import Divisor
+from ..common.atomics import add_atomically
 from ..common.bounds import Bounds, current_bounds
 from ..common.library import scratch
 from ..common.parallel import sync_parallelize, worker_count
 from ..common.pointer import Ptr
 from .extents import Rows
-from .rows import BLOCK, start_row
-from .sorted_rows import sorted_rows_gpu, start_rows_gpu
+from .rows import start_row
+from .sorted_rows import BLOCK, sorted_rows_gpu, start_rows_gpu
 
 comptime FEW_COLUMNS = 1 << 14
 """More are walked by as many threads."""
@@ -147,11 +148,7 @@ def elements_kernel[
     x: Ptr[dtype],
     index: Ptr[DType.int64],
     source: Ptr[dtype],
-    outer: Int64,
-    places: Int64,
-    count: Int64,
-    inner: Int64,
-    zeros: Int64,
+    rows: Rows,
     bounds: Bounds,
 ):
     scatter_column[dtype, accumulate](
@@ -159,7 +156,7 @@ def elements_kernel[
         x,
         index,
         source,
-        Rows(Int(outer), Int(places), Int(count), Int(inner), zeros != 0),
+        rows,
         Int(global_idx.x),
         bounds,
     )
@@ -173,8 +170,8 @@ def scatter_element[
     index: Ptr[DType.int64],
     source: Ptr[dtype],
     places: Int64,
-    count: Int64,
-    inner: Int64,
+    count: Divisor,
+    inner: Divisor,
     total: Int64,
     bounds: Bounds,
     item: Int,
@@ -186,7 +183,7 @@ def scatter_element[
     if to < 0:
         return
     comptime if accumulate:
-        _ = Atomic.fetch_add(y.unsafe_offset(to), source[unsafe_offset=item])
+        add_atomically(y.unsafe_offset(to), source[unsafe_offset=item])
     else:
         y[unsafe_offset=to] = source[unsafe_offset=item]
 
@@ -195,8 +192,8 @@ def scatter_element[
 def flat_place(
     index: Ptr[DType.int64],
     places: Int64,
-    count: Int64,
-    inner: Int64,
+    count: Divisor,
+    inner: Divisor,
     bounds: Bounds,
     item: Int,
 ) -> Int:
@@ -204,9 +201,9 @@ def flat_place(
     var place = index[unsafe_offset=item]
     if not bounds.holds(place, places):
         return -1
-    var n = item % Int(inner)
-    var o = item // Int(inner) // Int(count)
-    return (o * Int(places) + Int(place)) * Int(inner) + n
+    var row, n = inner.divide(Int32(item))
+    var o = Int(count.quotient(row))
+    return (o * Int(places) + Int(place)) * Int(inner.value) + Int(n)
 
 
 @__name(t"scatter_elements_{accumulate}_{dtype}")
@@ -217,8 +214,8 @@ def scatter_each_kernel[
     index: Ptr[DType.int64],
     source: Ptr[dtype],
     places: Int64,
-    count: Int64,
-    inner: Int64,
+    count: Divisor,
+    inner: Divisor,
     total: Int64,
     bounds: Bounds,
 ):
@@ -240,8 +237,8 @@ def flat_places_kernel(
     flat: Ptr[DType.int64],
     index: Ptr[DType.int64],
     places: Int64,
-    count: Int64,
-    inner: Int64,
+    count: Divisor,
+    inner: Divisor,
     total: Int64,
     bounds: Bounds,
 ):
@@ -278,7 +275,7 @@ def elements_gpu[
     comptime if accumulate:
         any_order = any_order or dtype.is_integral() or not deterministic
     comptime if atomic or not accumulate:
-        if any_order and total > 0:
+        if any_order and total > 0 and total <= Int(Int32.MAX):
             start_rows_gpu(y, x, rows.zeros, ctx)
             comptime kernel = scatter_each_kernel[dtype, accumulate]
             ctx.enqueue_function[kernel](
@@ -286,8 +283,8 @@ def elements_gpu[
                 index,
                 source,
                 Int64(rows.places),
-                Int64(rows.count),
-                Int64(rows.inner),
+                Divisor(rows.count),
+                Divisor(rows.inner),
                 Int64(total),
                 bounds,
                 grid_dim=ceildiv(total, BLOCK),
@@ -305,17 +302,17 @@ def elements_gpu[
             flat,
             index,
             Int64(rows.places),
-            Int64(rows.count),
-            Int64(rows.inner),
+            Divisor(rows.count),
+            Divisor(rows.inner),
             Int64(total),
             bounds,
             grid_dim=ceildiv(total, BLOCK),
             block_dim=BLOCK,
         )
+        start_rows_gpu(y, x, rows.zeros, ctx)
         # What lies outside has been reported.
         sorted_rows_gpu[dtype, accumulate](
             y,
-            x,
             flat,
             source,
             Rows(1, size, total, 1, rows.zeros),
@@ -328,11 +325,7 @@ def elements_gpu[
         x,
         index,
         source,
-        Int64(rows.outer),
-        Int64(rows.places),
-        Int64(rows.count),
-        Int64(rows.inner),
-        Int64(rows.zeros),
+        rows,
         bounds,
         grid_dim=ceildiv(columns, BLOCK),
         block_dim=BLOCK,

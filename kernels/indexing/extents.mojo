@@ -1,11 +1,17 @@
 """Extents of what the indexing family's kernels write and read, and a check of the places on the CPU."""
 
+from ..common.argument import KernelArgument
 from ..common.bounds import Bounds
 from ..common.pointer import Ptr
 
+comptime sum_type[dtype: DType]: DType = DType.float32 if (
+    dtype == DType.bfloat16 or dtype == DType.float16
+) else dtype
+"""What sums are kept in."""
+
 
 @fieldwise_init
-struct Rows(ImplicitlyCopyable, TrivialRegisterPassable):
+struct Rows(ImplicitlyCopyable, KernelArgument):
     """Extents: y [outer, places, inner], source [outer, count, inner]; `zeros` where rows are added to zeros, not to x.
     """
 
@@ -14,6 +20,20 @@ struct Rows(ImplicitlyCopyable, TrivialRegisterPassable):
     var count: Int
     var inner: Int
     var zeros: Bool
+
+    @always_inline
+    def columns(self) -> Int:
+        """Those of all outer slices."""
+        return self.outer * self.inner
+
+    @always_inline
+    def at(self, column: Int, row: Int, rows: Int) -> Int:
+        """Where a column of a row lies in a tensor [outer, rows, inner]."""
+        if self.outer == 1:
+            return row * self.inner + column
+        return (column // self.inner * rows + row) * self.inner + (
+            column % self.inner
+        )
 
 
 @no_inline

@@ -14,7 +14,7 @@ from max.gpu.memory import AddressSpace
 
 from ..common.bounds import Bounds, current_bounds
 from ..common.pointer import Ptr
-from .extents import Rows
+from .extents import Rows, sum_type
 
 comptime BLOCK = 256
 comptime COLUMNS = 8
@@ -22,10 +22,6 @@ comptime LANES = BLOCK // COLUMNS
 """Threads that add up one column's sums at first."""
 comptime MOST_COLUMNS = 128
 """More are read by neighbouring threads (rows.mojo)."""
-
-comptime sum_type[dtype: DType]: DType = DType.float32 if (
-    dtype == DType.bfloat16 or dtype == DType.float16
-) else dtype
 
 
 @__name(t"scatter_few_columns_{dtype}")
@@ -36,12 +32,8 @@ def few_columns_kernel[
     x: Ptr[dtype],
     index: Ptr[DType.int64],
     source: Ptr[dtype],
-    outer: Int64,
-    places: Int64,
-    count: Int64,
-    inner: Int64,
+    rows: Rows,
     groups: Int64,
-    zeros: Int64,
     bounds: Bounds,
 ):
     comptime acc = sum_type[dtype]
@@ -51,21 +43,18 @@ def few_columns_kernel[
     var thread = Int(thread_idx.x)
     var place = Int(block_idx.x) // Int(groups)
     var first = Int(block_idx.x) % Int(groups) * COLUMNS
-    var columns = min(COLUMNS, Int(outer) * Int(inner) - first)
+    var columns = min(COLUMNS, rows.columns() - first)
     var sums = Array[Scalar[acc], COLUMNS](fill=0)
-    for i in range(thread, Int(count), BLOCK):
+    for i in range(thread, rows.count, BLOCK):
         var at = Int(index[unsafe_offset=i])
         # Every block sees the whole list: one of them tells.
         if block_idx.x == 0:
-            _ = bounds.holds(Int64(at), places)
+            _ = bounds.holds(Int64(at), Int64(rows.places))
         if at == place:
             comptime for k in range(COLUMNS):
                 if k < columns:
-                    var column = first + k
                     sums[k] += source[
-                        unsafe_offset=(column // Int(inner) * Int(count) + i)
-                        * Int(inner)
-                        + column % Int(inner)
+                        unsafe_offset=rows.at(first + k, i, rows.count)
                     ].cast[acc]()
     comptime for k in range(COLUMNS):
         shared[unsafe_offset=k * BLOCK + thread] = sums[k]
@@ -78,12 +67,9 @@ def few_columns_kernel[
     shared[unsafe_offset=thread] = sum
     barrier()
     if thread < columns:
-        var column = first + thread
-        var at = (column // Int(inner) * Int(places) + place) * Int(
-            inner
-        ) + column % Int(inner)
+        var at = rows.at(first + thread, place, rows.places)
         var total = Scalar[acc](0)
-        if zeros == 0:
+        if not rows.zeros:
             total = x[unsafe_offset=at].cast[acc]()
         for j in range(LANES):
             total += shared[unsafe_offset=thread * LANES + j]
@@ -108,12 +94,8 @@ def few_columns_gpu[
         x,
         index,
         source,
-        Int64(rows.outer),
-        Int64(rows.places),
-        Int64(rows.count),
-        Int64(rows.inner),
+        rows,
         Int64(groups),
-        Int64(rows.zeros),
         current_bounds(),
         grid_dim=rows.places * groups,
         block_dim=BLOCK,

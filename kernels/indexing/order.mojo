@@ -1,5 +1,8 @@
-"""A list of places in sorted order, on a GPU: five bits of the places after the other, the lowest first, as sorting/gpu.mojo
-sorts elements. Equal places stay in their order."""
+"""A list of places in sorted order, on a GPU; equal places stay in their order.
+
+In a list of some thousand each place is compared with all others: how many come before it is where it goes. A longer list
+is sorted by five bits of its places after the other, the lowest first, as sorting/gpu.mojo sorts elements.
+"""
 
 from std.math import ceildiv
 from std.memory import stack_allocation
@@ -7,6 +10,7 @@ from std.memory import stack_allocation
 from max.gpu import barrier, block_idx, thread_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 from max.gpu.memory import AddressSpace
+from max.gpu.primitives import warp
 
 from ..common.bounds import Bounds
 from ..common.digits import (
@@ -23,6 +27,14 @@ from ..common.pointer import Ptr
 
 comptime DIGIT_BITS = 5
 comptime DIGITS = 1 << DIGIT_BITS
+comptime COMPARED = 1 << 14
+"""Places of the longest list that are compared with each other."""
+comptime SHARED_PLACES = 1024
+"""Of the list, that a block has at hand at a time."""
+comptime LANES = 8
+"""Threads that share the comparisons of a place."""
+comptime AT_ONCE = 4
+"""Places that a thread reads at once."""
 
 
 @fieldwise_init
@@ -47,6 +59,52 @@ def _place(
         return sorted[unsafe_offset=i]
     var place = index[unsafe_offset=i]
     return Int32(place) if place >= 0 and place < places else Int32(places)
+
+
+def order_compare_kernel(
+    new_sorted: Ptr[DType.int32],
+    new_sources: Ptr[DType.int32],
+    index: Ptr[DType.int64],
+    count: Int64,
+    places: Int64,
+    bounds: Bounds,
+):
+    """LANES threads have a place."""
+    var at_hand = stack_allocation[
+        SHARED_PLACES, Int32, address_space=AddressSpace.SHARED, alignment=16
+    ]()
+    var thread = Int(thread_idx.x)
+    var lane = thread % LANES
+    var i = Int(block_idx.x) * (BLOCK // LANES) + thread // LANES
+    var own = Int32(-1)
+    if i < Int(count):
+        own = _place(index, new_sorted, i, places, 0)
+        if lane == 0 and Int64(own) == places:
+            bounds.report(index[unsafe_offset=i], places)
+    var before = Int32(0)
+    for first in range(0, Int(count), SHARED_PLACES):
+        barrier()
+        for j in range(thread, SHARED_PLACES, BLOCK):
+            # Behind the list comes what is behind all places.
+            var other = Int32.MAX
+            if first + j < Int(count):
+                other = _place(index, new_sorted, first + j, places, 0)
+            at_hand[unsafe_offset=j] = other
+        barrier()
+        # Equal places come before where they stand before.
+        var equal = i - first
+        comptime for j in range(0, SHARED_PLACES, LANES * AT_ONCE):
+            var k = j + lane * AT_ONCE
+            var others = at_hand.unsafe_offset(k).unsafe_load[
+                width=AT_ONCE, alignment=16
+            ]()
+            comptime for u in range(AT_ONCE):
+                var bound = own + Int32(1 if k + u < equal else 0)
+                before += Int32(1 if others[u] < bound else 0)
+    before = warp.lane_group_sum[num_lanes=LANES](before)
+    if i < Int(count) and lane == 0:
+        new_sorted[unsafe_offset=Int(before)] = own
+        new_sources[unsafe_offset=Int(before)] = Int32(i)
 
 
 @always_inline
@@ -150,12 +208,24 @@ def order_gpu(
     ctx: DeviceContext,
 ) raises -> SortedPlaces:
     """Both counts are from 1 to 2^31 - 1."""
+    var new = SortedPlaces(
+        scratch[DType.int32](ctx, count), scratch[DType.int32](ctx, count)
+    )
+    if count <= COMPARED:
+        ctx.enqueue_function[order_compare_kernel](
+            new.places,
+            new.sources,
+            index,
+            Int64(count),
+            Int64(places),
+            bounds,
+            grid_dim=ceildiv(count, BLOCK // LANES),
+            block_dim=BLOCK,
+        )
+        return new^
     var tiles = ceildiv(count, TILE)
     var counts = scratch[DType.int32](ctx, tiles * DIGITS)
     var old = SortedPlaces(
-        scratch[DType.int32](ctx, count), scratch[DType.int32](ctx, count)
-    )
-    var new = SortedPlaces(
         scratch[DType.int32](ctx, count), scratch[DType.int32](ctx, count)
     )
     var shift = 0

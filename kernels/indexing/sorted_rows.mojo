@@ -20,13 +20,14 @@ from ..common.argument import KernelArgument
 from ..common.bounds import Bounds
 from ..common.library import scratch
 from ..common.pointer import Ptr
-from .extents import Rows
-from .few_columns import sum_type
+from .extents import Rows, sum_type
 from .order import order_gpu
 
 comptime BLOCK = 256
 comptime CARRIED = 4
 """Columns of a thread."""
+comptime AHEAD = 4
+"""Rows, or parts, that a thread reads before it adds the first of them."""
 comptime THREADS = 1 << 17
 """As many as a large GPU runs at a time: there are more pieces where columns are few."""
 comptime LEAST_PIECE = 8
@@ -38,54 +39,29 @@ comptime GROUPS = BLOCK // COMBINED
 
 @fieldwise_init
 struct Pieces(KernelArgument):
-    """How the work is cut.
+    """How the work is cut."""
 
-    Columns count those of all outer slices.
-    """
-
-    var outer: Int64
-    var places: Int64
-    var count: Int64
-    var inner: Int64
-    var zeros: Bool
-    var length: Int64
+    var rows: Rows
+    var length: Int
     """Of a piece."""
-    var lanes: Int64
-    """Threads of a piece, a power of two up to BLOCK, unless columns are so many that there are several stretches.
-    """
-    var stretches: Int64
+    var lanes: Int
+    """Threads of a piece that lie side by side."""
+    var stretches: Int
+    """Of columns, where those of `lanes` threads are not all."""
 
     def __init__(out self, rows: Rows):
-        self.outer = Int64(rows.outer)
-        self.places = Int64(rows.places)
-        self.count = Int64(rows.count)
-        self.inner = Int64(rows.inner)
-        self.zeros = rows.zeros
-        var wanted = ceildiv(rows.outer * rows.inner, CARRIED)
-        self.lanes = 1
-        while self.lanes < Int64(min(wanted, BLOCK)):
-            self.lanes *= 2
-        self.stretches = Int64(ceildiv(wanted, Int(self.lanes)))
+        self.rows = rows
+        var wanted = ceildiv(rows.columns(), CARRIED)
+        self.stretches = ceildiv(wanted, BLOCK)
+        self.lanes = ceildiv(wanted, self.stretches)
         self.length = max(
-            (self.count * self.lanes * self.stretches + THREADS - 1) // THREADS,
+            ceildiv(rows.count * self.lanes * self.stretches, THREADS),
             LEAST_PIECE,
         )
 
     @always_inline
-    def columns(self) -> Int:
-        return Int(self.outer * self.inner)
-
-    @always_inline
     def pieces(self) -> Int:
-        return Int((self.count + self.length - 1) // self.length)
-
-    @always_inline
-    def at(self, column: Int, row: Int, rows: Int64) -> Int:
-        """Where a column of a row lies in a tensor [outer, rows, inner]."""
-        var inner = Int(self.inner)
-        if self.outer == 1:
-            return row * inner + column
-        return (column // inner * Int(rows) + row) * inner + column % inner
+        return ceildiv(self.rows.count, self.length)
 
 
 @always_inline
@@ -93,7 +69,6 @@ def sum_piece[
     dtype: DType
 ](
     y: Ptr[dtype],
-    x: Ptr[dtype],
     parts: Ptr[sum_type[dtype]],
     sorted: Ptr[DType.int32],
     sources: Ptr[DType.int32],
@@ -102,61 +77,85 @@ def sum_piece[
     thread: Int,
 ):
     """Thread number `thread`, counted over all blocks. `parts` is [2, pieces, columns]: of the place that a piece begins within,
-    and of the one that goes on behind it."""
+    and of the one that goes on behind it. `y` has what is added to."""
     comptime acc = sum_type[dtype]
-    var lane = thread % Int(p.lanes)
-    var piece = thread // Int(p.lanes) // Int(p.stretches)
-    var stretch = thread // Int(p.lanes) % Int(p.stretches)
-    var columns = p.columns()
-    var i = piece * Int(p.length)
-    if i >= Int(p.count):
+    var rows = p.rows
+    var lane = thread % p.lanes
+    var piece = thread // p.lanes // p.stretches
+    var stretch = thread // p.lanes % p.stretches
+    var columns = rows.columns()
+    var begin = piece * p.length
+    if begin >= rows.count:
         return
-    var end = min(i + Int(p.length), Int(p.count))
-    var first_column = stretch * Int(p.lanes) * CARRIED + lane
-    var goes_on = (
-        i > 0 and sorted[unsafe_offset=i - 1] == sorted[unsafe_offset=i]
-    )
-    while i < end:
-        var place = sorted[unsafe_offset=i]
-        var sums = Array[Scalar[acc], CARRIED](fill=0)
-        while i < end and sorted[unsafe_offset=i] == place:
-            var row = Int(sources[unsafe_offset=i])
-            comptime for k in range(CARRIED):
-                var column = first_column + k * Int(p.lanes)
-                if column < columns:
-                    sums[k] += source[
-                        unsafe_offset=p.at(column, row, p.count)
-                    ].cast[acc]()
-            i += 1
-        var is_last = i == end and end < Int(p.count)
-        var ends = not (is_last and sorted[unsafe_offset=end] == place)
+    var end = min(begin + p.length, rows.count)
+    var first_column = stretch * p.lanes * CARRIED + lane
+    var from_ = Array[Int, CARRIED](fill=0)
+    var live = Array[Bool, CARRIED](fill=False)
+    var sums = Array[Scalar[acc], CARRIED](fill=0)
+    comptime for k in range(CARRIED):
+        var column = first_column + k * p.lanes
+        live[k] = column < columns
+        from_[k] = rows.at(column, 0, rows.count)
+    var place = sorted[unsafe_offset=begin]
+    var goes_on = begin > 0 and sorted[unsafe_offset=begin - 1] == place
+
+    @always_inline
+    def keep(is_last: Bool) {imm}:
+        """Writes the sums of `place`, to the parts where others have the rest.
+        """
+        var continues = (
+            is_last and end < rows.count and sorted[unsafe_offset=end] == place
+        )
         comptime for k in range(CARRIED):
-            var column = first_column + k * Int(p.lanes)
-            if column < columns and Int(place) < Int(p.places):
+            var column = first_column + k * p.lanes
+            if live[k] and Int(place) < rows.places:
                 if goes_on:
                     parts[unsafe_offset=piece * columns + column] = sums[k]
-                elif not ends:
+                elif continues:
                     parts[
                         unsafe_offset=(p.pieces() + piece) * columns + column
                     ] = sums[k]
                 else:
-                    var to = p.at(column, Int(place), p.places)
-                    if not p.zeros:
-                        sums[k] += x[unsafe_offset=to].cast[acc]()
-                    y[unsafe_offset=to] = sums[k].cast[dtype]()
-        goes_on = False
+                    var to = rows.at(column, Int(place), rows.places)
+                    var total = sums[k]
+                    if not rows.zeros:
+                        total += y[unsafe_offset=to].cast[acc]()
+                    y[unsafe_offset=to] = total.cast[dtype]()
+
+    for i in range(begin, end, AHEAD):
+        var values = Array[Scalar[acc], AHEAD * CARRIED](fill=0)
+        comptime for u in range(AHEAD):
+            if i + u < end:
+                var row = Int(sources[unsafe_offset=i + u]) * rows.inner
+                comptime for k in range(CARRIED):
+                    if live[k]:
+                        values[u * CARRIED + k] = source[
+                            unsafe_offset=from_[k] + row
+                        ].cast[acc]()
+        comptime for u in range(AHEAD):
+            if i + u < end:
+                var next = sorted[unsafe_offset=i + u]
+                if next != place:
+                    keep(False)
+                    goes_on = False
+                    place = next
+                    comptime for k in range(CARRIED):
+                        sums[k] = 0
+                comptime for k in range(CARRIED):
+                    sums[k] += values[u * CARRIED + k]
+    keep(True)
 
 
 @always_inline
 def last_piece(sorted: Ptr[DType.int32], p: Pieces, piece: Int) -> Int:
     """The last piece that begins within the place that goes on behind `piece`; -1 where that place began before, or none goes
     on, or it is outside."""
-    var begin = piece * Int(p.length)
-    var end = begin + Int(p.length)
-    if end >= Int(p.count):
+    var begin = piece * p.length
+    var end = begin + p.length
+    if end >= p.rows.count:
         return -1
     var place = sorted[unsafe_offset=end]
-    if sorted[unsafe_offset=end - 1] != place or Int(place) >= Int(p.places):
+    if sorted[unsafe_offset=end - 1] != place or Int(place) >= p.rows.places:
         return -1
     if begin > 0 and sorted[unsafe_offset=begin - 1] == place:
         return -1
@@ -164,7 +163,7 @@ def last_piece(sorted: Ptr[DType.int32], p: Pieces, piece: Int) -> Int:
     var high = p.pieces() - 1
     while low < high:
         var middle = (low + high + 1) // 2
-        if sorted[unsafe_offset=middle * Int(p.length)] == place:
+        if sorted[unsafe_offset=middle * p.length] == place:
             low = middle
         else:
             high = middle - 1
@@ -184,15 +183,18 @@ def sum_parts[
 ) -> Scalar[sum_type[dtype]]:
     """Share `group` of GROUPS of the parts of a place, in their order."""
     var total = Scalar[sum_type[dtype]](0)
-    var columns = p.columns()
+    var columns = p.rows.columns()
     var number = last - piece
     if group == 0:
         total = parts[unsafe_offset=(p.pieces() + piece) * columns + column]
-    for each in range(
-        piece + 1 + number * group // GROUPS,
-        piece + 1 + number * (group + 1) // GROUPS,
-    ):
-        total += parts[unsafe_offset=each * columns + column]
+    var end = piece + 1 + number * (group + 1) // GROUPS
+    for first in range(piece + 1 + number * group // GROUPS, end, 2 * AHEAD):
+        var values = Array[Scalar[sum_type[dtype]], 2 * AHEAD](fill=0)
+        comptime for u in range(2 * AHEAD):
+            if first + u < end:
+                values[u] = parts[unsafe_offset=(first + u) * columns + column]
+        comptime for u in range(2 * AHEAD):
+            total += values[u]
     return total
 
 
@@ -201,14 +203,13 @@ def sum_pieces_kernel[
     dtype: DType
 ](
     y: Ptr[dtype],
-    x: Ptr[dtype],
     parts: Ptr[sum_type[dtype]],
     sorted: Ptr[DType.int32],
     sources: Ptr[DType.int32],
     source: Ptr[dtype],
     p: Pieces,
 ):
-    sum_piece[dtype](y, x, parts, sorted, sources, source, p, Int(global_idx.x))
+    sum_piece[dtype](y, parts, sorted, sources, source, p, Int(global_idx.x))
 
 
 @__name(t"scatter_sum_parts_{dtype}")
@@ -216,7 +217,6 @@ def sum_parts_kernel[
     dtype: DType
 ](
     y: Ptr[dtype],
-    x: Ptr[dtype],
     parts: Ptr[sum_type[dtype]],
     sorted: Ptr[DType.int32],
     p: Pieces,
@@ -227,7 +227,8 @@ def sum_parts_kernel[
         BLOCK, Scalar[acc], address_space=AddressSpace.SHARED
     ]()
     var thread = Int(thread_idx.x)
-    var stretches = ceildiv(p.columns(), COMBINED)
+    var rows = p.rows
+    var stretches = ceildiv(rows.columns(), COMBINED)
     var piece = Int(block_idx.x) // stretches
     var column = Int(block_idx.x) % stretches * COMBINED + thread % COMBINED
     var last = last_piece(sorted, p, piece)
@@ -235,18 +236,18 @@ def sum_parts_kernel[
         return
     var group = thread // COMBINED
     var total = Scalar[acc](0)
-    if column < p.columns():
+    if column < rows.columns():
         total = sum_parts[dtype](parts, p, piece, last, column, group)
     shared[unsafe_offset=thread] = total
     barrier()
-    if group > 0 or column >= p.columns():
+    if group > 0 or column >= rows.columns():
         return
     for other in range(1, GROUPS):
         total += shared[unsafe_offset=thread + other * COMBINED]
-    var place = Int(sorted[unsafe_offset=(piece + 1) * Int(p.length)])
-    var to = p.at(column, place, p.places)
-    if not p.zeros:
-        total += x[unsafe_offset=to].cast[acc]()
+    var place = Int(sorted[unsafe_offset=(piece + 1) * p.length])
+    var to = rows.at(column, place, rows.places)
+    if not rows.zeros:
+        total += y[unsafe_offset=to].cast[acc]()
     y[unsafe_offset=to] = total.cast[dtype]()
 
 
@@ -258,24 +259,24 @@ def put_row[
     sorted: Ptr[DType.int32],
     sources: Ptr[DType.int32],
     source: Ptr[dtype],
-    p: Pieces,
+    rows: Rows,
     item: Int,
 ):
     """Element `item` of all rows in sorted order: the last row of a place is put there.
     """
-    var columns = p.columns()
+    var columns = rows.columns()
     var i = item // columns
     var column = item % columns
-    if i >= Int(p.count):
+    if i >= rows.count:
         return
     var place = sorted[unsafe_offset=i]
-    if Int(place) >= Int(p.places):
+    if Int(place) >= rows.places:
         return
-    if i + 1 < Int(p.count) and sorted[unsafe_offset=i + 1] == place:
+    if i + 1 < rows.count and sorted[unsafe_offset=i + 1] == place:
         return
     var row = Int(sources[unsafe_offset=i])
-    y[unsafe_offset=p.at(column, Int(place), p.places)] = source[
-        unsafe_offset=p.at(column, row, p.count)
+    y[unsafe_offset=rows.at(column, Int(place), rows.places)] = source[
+        unsafe_offset=rows.at(column, row, rows.count)
     ]
 
 
@@ -287,9 +288,9 @@ def put_rows_kernel[
     sorted: Ptr[DType.int32],
     sources: Ptr[DType.int32],
     source: Ptr[dtype],
-    p: Pieces,
+    rows: Rows,
 ):
-    put_row[dtype](y, sorted, sources, source, p, Int(global_idx.x))
+    put_row[dtype](y, sorted, sources, source, rows, Int(global_idx.x))
 
 
 @always_inline
@@ -313,15 +314,14 @@ def sorted_rows_gpu[
     dtype: DType, accumulate: Bool
 ](
     y: DeviceBuffer[dtype],
-    x: DeviceBuffer[dtype],
     index: DeviceBuffer[DType.int64],
     source: DeviceBuffer[dtype],
     rows: Rows,
     bounds: Bounds,
     ctx: DeviceContext,
 ) raises:
-    """`rows` has places, columns and a list of at least one place."""
-    start_rows_gpu(y, x, rows.zeros, ctx)
+    """`y` has what is added to. There are places, columns and a list of at least one place.
+    """
     if max(rows.count, rows.places) >= Int(Int32.MAX):
         raise Error(
             t"scatter: {rows.count} rows go to {rows.places} places: must be"
@@ -330,11 +330,12 @@ def sorted_rows_gpu[
     var p = Pieces(rows)
     var order = order_gpu(index, rows.count, rows.places, bounds, ctx)
     comptime if accumulate:
-        var parts = scratch[sum_type[dtype]](ctx, 2 * p.pieces() * p.columns())
-        var threads = p.pieces() * Int(p.lanes * p.stretches)
+        var parts = scratch[sum_type[dtype]](
+            ctx, 2 * p.pieces() * rows.columns()
+        )
+        var threads = p.pieces() * p.lanes * p.stretches
         ctx.enqueue_function[sum_pieces_kernel[dtype]](
             y,
-            x,
             parts,
             order.places,
             order.sources,
@@ -346,11 +347,10 @@ def sorted_rows_gpu[
         if p.pieces() > 1:
             ctx.enqueue_function[sum_parts_kernel[dtype]](
                 y,
-                x,
                 parts,
                 order.places,
                 p,
-                grid_dim=(p.pieces() - 1) * ceildiv(p.columns(), COMBINED),
+                grid_dim=(p.pieces() - 1) * ceildiv(rows.columns(), COMBINED),
                 block_dim=BLOCK,
             )
     else:
@@ -359,7 +359,7 @@ def sorted_rows_gpu[
             order.places,
             order.sources,
             source,
-            p,
-            grid_dim=ceildiv(rows.count * p.columns(), BLOCK),
+            rows,
+            grid_dim=ceildiv(rows.count * rows.columns(), BLOCK),
             block_dim=BLOCK,
         )

@@ -7,10 +7,10 @@ matter.
 
 from max.gpu import global_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
-from std.atomic import Atomic
 from std.math import ceildiv
 
 from ..common.argument import KernelArgument
+from ..common.atomics import add_atomically
 from ..common.bounds import Bounds
 from ..common.library import scratch
 from ..common.pointer import Ptr, accumulation_type
@@ -145,7 +145,7 @@ def _move[
             return
         var value = small[unsafe_offset=i].cast[sums_dtype]()
         comptime if mode == ADD:
-            _ = Atomic.fetch_add(large.unsafe_offset(at), value)
+            add_atomically(large.unsafe_offset(at), value)
         else:
             large[unsafe_offset=at] = value
 

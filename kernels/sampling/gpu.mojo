@@ -1,6 +1,5 @@
 """grid_sample on a GPU: a thread has a point; or, where channels are innermost, a vector of channels of a point."""
 
-from std.atomic import Atomic
 from std.math import ceildiv
 from std.sys import size_of
 
@@ -17,6 +16,7 @@ from max.gpu.memory import AddressSpace
 from std.memory import stack_allocation
 
 from ..common.arithmetic import Divisor
+from ..common.atomics import add_atomically
 from ..common.pointer import Ptr, accumulation_type
 from .problem import Corners, SamplingProblem
 
@@ -195,7 +195,7 @@ def sample_input_gradient_atomic[
             )[0]
             comptime for k in range(corners.K):
                 if corners.pixel[k] >= 0:
-                    _ = Atomic.fetch_add(
+                    add_atomically(
                         dx.unsafe_offset(
                             n * p.image() + Int(corners.pixel[k]) * channels + c
                         ),
@@ -217,7 +217,7 @@ def sample_input_gradient_atomic[
                 var plane = Int(n) * p.image() + c * p.pixels()
                 comptime for k in range(corners.K):
                     if corners.pixel[k] >= 0:
-                        _ = Atomic.fetch_add(
+                        add_atomically(
                             dx.unsafe_offset(plane + Int(corners.pixel[k])),
                             value * corners.weight(k)[0],
                         )

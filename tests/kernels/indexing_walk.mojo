@@ -212,8 +212,8 @@ def _check(argument: String) raises -> Int:
                 flat_place(
                     index,
                     Int64(places),
-                    Int64(count),
-                    Int64(inner),
+                    Divisor(count),
+                    Divisor(inner),
                     report.bounds(),
                     i,
                 )
@@ -225,8 +225,8 @@ def _check(argument: String) raises -> Int:
         _ = flat_place(
             index,
             Int64(places),
-            Int64(count),
-            Int64(inner),
+            Divisor(count),
+            Divisor(inner),
             report.bounds(),
             i,
         )
@@ -242,8 +242,8 @@ def _check(argument: String) raises -> Int:
                 index,
                 source,
                 Int64(places),
-                Int64(count),
-                Int64(inner),
+                Divisor(count),
+                Divisor(inner),
                 Int64(total),
                 report.bounds(),
                 item,

@@ -39,7 +39,7 @@ def _check(argument: String) raises -> Int:
     var columns = rows.outer * rows.inner
     var p = Pieces(rows)
     if n[6] > 0:
-        p.length = Int64(n[6])
+        p.length = n[6]
     var state = 12345 + n[1] * 7 + n[2]
 
     def random(below: Int) {mut state} -> Int:
@@ -93,21 +93,21 @@ def _check(argument: String) raises -> Int:
         y[unsafe_offset=i] = start
         last_wins[unsafe_offset=i] = start
     var parts = _memory[E](2 * p.pieces() * columns, UNWRITTEN)
-    for thread in range(p.pieces() * Int(p.lanes * p.stretches) + 3):
-        sum_piece[E](y, x, parts, sorted, sources, source, p, thread)
+    for thread in range(p.pieces() * p.lanes * p.stretches + 3):
+        sum_piece[E](y, parts, sorted, sources, source, p, thread)
     for piece in range(p.pieces() - 1):
         var last = last_piece(sorted, p, piece)
         if last < 0:
             continue
-        var place = Int(sorted[unsafe_offset=(piece + 1) * Int(p.length)])
+        var place = Int(sorted[unsafe_offset=(piece + 1) * p.length])
         for column in range(columns):
-            var to = p.at(column, place, p.places)
+            var to = rows.at(column, place, rows.places)
             var total = Float32(0) if rows.zeros else x[unsafe_offset=to]
             for group in range(GROUPS):
                 total += sum_parts[E](parts, p, piece, last, column, group)
             y[unsafe_offset=to] = total
     for item in range(rows.count * columns + 3):
-        put_row[E](last_wins, sorted, sources, source, p, item)
+        put_row[E](last_wins, sorted, sources, source, rows, item)
     for i in range(size):
         if y[unsafe_offset=i] != wanted[unsafe_offset=i]:
             raise Error(
