@@ -139,26 +139,32 @@ class Calls(LibraryCalls):
         # A sample's coordinate is rounded: its weights move, between neighbours as far apart as the largest.
         size = float(x.double().abs().max()) if x.numel() else 0.0
         loose = around * (1 + max(problem.shape.extents)) * size
+        key: tuple[Any, ...] = (dtype,)
+        more: list[torch.Tensor] = []
         if problem.kind == "roi_pool":
             places = Guarded(show(y).shape, torch.int32, self.device)
-            self._bind(("roi_pool_fprop", dtype), numbers, made.tensor, places.tensor, *place[:2])()
+            self._bind(("roi_pool_fprop", *key), numbers, made.tensor, places.tensor, *place[:2])()
             if not places.is_intact():
                 found.append("places wrote outside their result")
             _, wanted = torch.ops.torchvision.roi_pool(*[each.detach() for each in wide], *_arguments(problem))
             if not torch.equal(places.tensor.cpu(), show(wanted)):
                 found.append("places are wrong")
-            run = self._bind(("roi_pool_dgrad", dtype), numbers, back.tensor, place[2], place[1], places.tensor)
-        elif planes:
-            align = (problem.kind == "ps_roi_align",)
-            self._bind(("ps_roi_fprop", dtype, *align), numbers, made.tensor, *place[:2])()
-            run = self._bind(("ps_roi_dgrad", dtype, *align), numbers, back.tensor, place[2], place[1])
+            more = [places.tensor]
+            name = "roi_pool"
         else:
-            self._bind(("roi_align_fprop", dtype), numbers, made.tensor, *place[:2])()
-            run = self._bind(("roi_align_dgrad", dtype), numbers, back.tensor, place[2], place[1])
-        run()
+            name = "ps_roi" if planes else "roi_align"
+            if planes:
+                key = (dtype, problem.kind == "ps_roi_align")
+            self._bind((f"{name}_fprop", *key), numbers, made.tensor, *place[:2])()
         self._compare(found, "forward", made, show(y).detach(), show(eps * y.detach().abs() + loose))
         shift = around * (1 + max(problem.shape.extents)) * (1 + dx_most.abs().max() if x.numel() else 1)
-        self._compare(found, "gradient", back, show(dx), show(around * dx_most.abs() + shift))
+        for deterministic in (False, True):
+            run = self._bind(
+                (f"{name}_dgrad", *key), problem.shape.numbers(deterministic=deterministic), back.tensor, place[2],
+                place[1], *more,
+            )  # fmt: skip
+            run()
+            self._compare(found, "gradient", back, show(dx), show(around * dx_most.abs() + shift))
         first = back.tensor.clone()
         run()
         if not torch.equal(first.nan_to_num(7), back.tensor.nan_to_num(7)):

@@ -7,13 +7,53 @@ from max.gpu import barrier, global_idx, thread_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 from max.gpu.memory import AddressSpace
 
+from ..common.arithmetic import divide
 from ..common.atomics import add_atomically
 from ..common.pointer import Ptr, accumulation_type
 from .deformable import DeformableProblem, DeformedPoint
 
 comptime BLOCK = 256
 comptime LANES = 16
-"""Threads that share the channels of a point."""
+"""Threads that share the channels of a point whose sums are added."""
+comptime MOST_LANES = 32
+"""Threads that share those of others, at most."""
+
+
+@fieldwise_init
+struct PointThread(TrivialRegisterPassable):
+    """Whom a thread works for: it shares the channels of an offset group's point with `lanes` neighbours.
+    """
+
+    var is_any: Bool
+    var row: Int
+    """The window, counted over all images."""
+    var image: Int
+    var tap: Int
+    var group: Int
+    var first: Int
+    """Its first channel."""
+    var end: Int
+    """The group's channels end there."""
+
+    @always_inline
+    def __init__(out self, thread: Int, lanes: Int, p: DeformableProblem):
+        var at = thread // lanes
+        self.is_any = at < points(p)
+        var rest, tap = divide(Int32(at), Int32(p.taps()))
+        var row, group = divide(rest, p.offset_groups)
+        var image, _ = divide(row, Int32(p.windows()))
+        self.row = Int(row)
+        self.image = Int(image)
+        self.tap = Int(tap)
+        self.group = Int(group)
+        self.first = self.group * p.together() + thread % lanes
+        self.end = (self.group + 1) * p.together()
+
+
+@always_inline
+def points(p: DeformableProblem) -> Int:
+    """Those of all windows and offset groups."""
+    return Int(p.batch) * p.windows() * Int(p.offset_groups) * p.taps()
 
 
 def deformed_columns[
@@ -24,31 +64,29 @@ def deformed_columns[
     offset: Ptr[dtype],
     mask: Ptr[dtype],
     p: DeformableProblem,
+    lanes: Int64,
 ):
-    """A thread has a channel of a tap of a window."""
     comptime Acc = accumulation_type[dtype]
-    var item = Int(global_idx.x)
-    if item >= Int(p.batch) * p.windows() * p.column():
+    var own = PointThread(Int(global_idx.x), Int(lanes), p)
+    if not own.is_any:
         return
-    var channel = item % Int(p.channels)
-    var tap = item // Int(p.channels) % p.taps()
-    var row = item // p.column()
-    var point = DeformedPoint[Acc](
-        offset, mask, row, tap, channel // p.together(), p
-    )
-    var image = x.unsafe_offset(row // p.windows() * p.image() + channel)
-    var total = Scalar[Acc](0)
-    comptime for k in range(4):
-        if point.pixel[k] >= 0:
-            total += (
-                image[unsafe_offset=Int(point.pixel[k]) * Int(p.channels)].cast[
-                    Acc
-                ]()
-                * point.weight[k]
-            )
-    columns[unsafe_offset=row * p.column() + p.at(tap, channel)] = (
-        total * point.mask
-    ).cast[dtype]()
+    var point = DeformedPoint[Acc](offset, mask, own.row, own.tap, own.group, p)
+    var image = x.unsafe_offset(own.image * p.image())
+    var column = columns.unsafe_offset(own.row * p.column())
+    for channel in range(own.first, own.end, Int(lanes)):
+        var total = Scalar[Acc](0)
+        comptime for k in range(4):
+            if point.pixel[k] >= 0:
+                total += (
+                    image[
+                        unsafe_offset=Int(point.pixel[k]) * Int(p.channels)
+                        + channel
+                    ].cast[Acc]()
+                    * point.weight[k]
+                )
+        column[unsafe_offset=p.at(own.tap, channel)] = (
+            total * point.mask
+        ).cast[dtype]()
 
 
 def deformed_offset_gradient[
@@ -70,23 +108,19 @@ def deformed_offset_gradient[
         BLOCK * SUMS, Scalar[Acc], address_space=AddressSpace.SHARED
     ]()
     var thread = Int(thread_idx.x)
-    var lane = thread % LANES
     var at = Int(global_idx.x) // LANES
-    var per_row = Int(p.offset_groups) * p.taps()
+    var own = PointThread(Int(global_idx.x), LANES, p)
     var totals = Array[Scalar[Acc], SUMS](fill=0)
-    var active = at < Int(p.batch) * p.windows() * per_row
     var scale = Scalar[Acc](0)
-    if active:
-        var row = at // per_row
-        var group = at // p.taps() % Int(p.offset_groups)
-        var tap = at % p.taps()
-        var point = DeformedPoint[Acc](offset, mask, row, tap, group, p)
+    if own.is_any:
+        var point = DeformedPoint[Acc](
+            offset, mask, own.row, own.tap, own.group, p
+        )
         scale = point.mask
-        var image = x.unsafe_offset(row // p.windows() * p.image())
-        var column = dcolumns.unsafe_offset(row * p.column())
-        var begin = group * p.together()
-        for channel in range(begin + lane, begin + p.together(), LANES):
-            var given = column[unsafe_offset=p.at(tap, channel)].cast[Acc]()
+        var image = x.unsafe_offset(own.image * p.image())
+        var column = dcolumns.unsafe_offset(own.row * p.column())
+        for channel in range(own.first, own.end, LANES):
+            var given = column[unsafe_offset=p.at(own.tap, channel)].cast[Acc]()
             comptime for k in range(4):
                 if point.pixel[k] >= 0:
                     var value = (
@@ -102,7 +136,7 @@ def deformed_offset_gradient[
     comptime for k in range(SUMS):
         shared[unsafe_offset=thread * SUMS + k] = totals[k]
     barrier()
-    if lane != 0 or not active:
+    if thread % LANES != 0 or not own.is_any:
         return
     comptime for k in range(SUMS):
         for other in range(1, LANES):
@@ -121,31 +155,29 @@ def deformed_input_gradient_atomic[
     offset: Ptr[dtype],
     mask: Ptr[dtype],
     p: DeformableProblem,
+    lanes: Int64,
 ):
-    """dx is zero before. A thread has a channel of a tap of a window."""
+    """dx is zero before."""
     comptime Acc = accumulation_type[dtype]
-    var item = Int(global_idx.x)
-    if item >= Int(p.batch) * p.windows() * p.column():
+    var own = PointThread(Int(global_idx.x), Int(lanes), p)
+    if not own.is_any:
         return
-    var channel = item % Int(p.channels)
-    var tap = item // Int(p.channels) % p.taps()
-    var row = item // p.column()
-    var point = DeformedPoint[Acc](
-        offset, mask, row, tap, channel // p.together(), p
-    )
-    var given = (
-        dcolumns[unsafe_offset=row * p.column() + p.at(tap, channel)].cast[
-            Acc
-        ]()
-        * point.mask
-    )
-    var image = dx.unsafe_offset(row // p.windows() * p.image() + channel)
-    comptime for k in range(4):
-        if point.pixel[k] >= 0:
-            add_atomically(
-                image.unsafe_offset(Int(point.pixel[k]) * Int(p.channels)),
-                given * point.weight[k],
-            )
+    var point = DeformedPoint[Acc](offset, mask, own.row, own.tap, own.group, p)
+    var image = dx.unsafe_offset(own.image * p.image())
+    var column = dcolumns.unsafe_offset(own.row * p.column())
+    for channel in range(own.first, own.end, Int(lanes)):
+        var given = (
+            column[unsafe_offset=p.at(own.tap, channel)].cast[Acc]()
+            * point.mask
+        )
+        comptime for k in range(4):
+            if point.pixel[k] >= 0:
+                add_atomically(
+                    image.unsafe_offset(
+                        Int(point.pixel[k]) * Int(p.channels) + channel
+                    ),
+                    given * point.weight[k],
+                )
 
 
 def deformed_input_gradient_in_order[
@@ -184,6 +216,22 @@ def deformed_input_gradient_in_order[
                     ] += (given * point.weight[k])
 
 
+def _check(p: DeformableProblem) raises:
+    """What threads' numbers can count."""
+    if points(p) > Int(Int32.MAX):
+        raise Error(
+            t"deform_conv2d: {points(p)} points of windows: must be below 2^31"
+        )
+
+
+def _lanes(p: DeformableProblem) -> Int:
+    """A power of two, so that a warp's points begin with it."""
+    var lanes = 1
+    while lanes < min(p.together(), MOST_LANES):
+        lanes *= 2
+    return lanes
+
+
 @no_inline
 def columns_gpu[
     dtype: DType, //
@@ -196,13 +244,16 @@ def columns_gpu[
     p: DeformableProblem,
 ) raises:
     """Columns = what the windows read."""
+    _check(p)
+    var lanes = _lanes(p)
     ctx.enqueue_function[deformed_columns[dtype]](
         columns,
         x,
         offset,
         mask,
         p,
-        grid_dim=ceildiv(Int(p.batch) * p.windows() * p.column(), BLOCK),
+        Int64(lanes),
+        grid_dim=ceildiv(points(p) * lanes, BLOCK),
         block_dim=BLOCK,
     )
 
@@ -221,6 +272,7 @@ def columns_offset_gradient_gpu[
     p: DeformableProblem,
 ) raises:
     """The gradients of offsets and masks."""
+    _check(p)
     ctx.enqueue_function[deformed_offset_gradient[dtype]](
         doffset,
         dmask,
@@ -229,14 +281,7 @@ def columns_offset_gradient_gpu[
         offset,
         mask,
         p,
-        grid_dim=ceildiv(
-            Int(p.batch)
-            * p.windows()
-            * Int(p.offset_groups)
-            * p.taps()
-            * LANES,
-            BLOCK,
-        ),
+        grid_dim=ceildiv(points(p) * LANES, BLOCK),
         block_dim=BLOCK,
     )
 
@@ -256,9 +301,9 @@ def columns_input_gradient_gpu[
     """The images' gradient, added atomically unless it shall be deterministic.
     """
     ctx.enqueue_memset(dx, 0)
-    var items = Int(p.batch) * p.windows() * p.column()
-    if items == 0:
+    if points(p) == 0:
         return
+    _check(p)
     var image = rebind[Ptr[accumulation_type[dtype]]](dx.unsafe_ptr())
     if deterministic:
         ctx.enqueue_function[deformed_input_gradient_in_order[dtype]](
@@ -271,12 +316,14 @@ def columns_input_gradient_gpu[
             block_dim=BLOCK,
         )
         return
+    var lanes = _lanes(p)
     ctx.enqueue_function[deformed_input_gradient_atomic[dtype]](
         image,
         dcolumns,
         offset,
         mask,
         p,
-        grid_dim=ceildiv(items, BLOCK),
+        Int64(lanes),
+        grid_dim=ceildiv(points(p) * lanes, BLOCK),
         block_dim=BLOCK,
     )

@@ -11,6 +11,7 @@ the step down first, masks [N, P * Q, offset_groups * taps], or without elements
 from std.math import floor
 
 from ..common.argument import KernelArgument
+from ..common.arithmetic import divide
 from ..common.pointer import Ptr, accumulation_type
 
 
@@ -69,8 +70,11 @@ struct DeformableProblem(KernelArgument):
     @always_inline
     def at(self, tap: Int, channel: Int) -> Int:
         """Where in a column a tap's channel lies."""
-        var width = Int(self.channels // self.groups)
-        return (channel // width * self.taps() + tap) * width + channel % width
+        if self.groups == 1:
+            return tap * Int(self.channels) + channel
+        var width = self.channels // self.groups
+        var group, own = divide(Int32(channel), width)
+        return (Int(group) * self.taps() + tap) * Int(width) + Int(own)
 
     @always_inline
     def run(self, channel: Int, end: Int) -> Int:

@@ -32,7 +32,13 @@ from .regions_cpu import (
     maxima_cpu,
     maxima_gradient_cpu,
 )
-from .regions_gpu import align_gpu, maxima_gpu, regions_gradient_gpu
+from .regions_gpu import (
+    align_gpu,
+    check_sizes,
+    maxima_gpu,
+    regions_gradient_gpu,
+)
+from .scatter_gpu import scatter_positions_gpu, scatter_regions_gpu
 
 
 @fieldwise_init
@@ -47,6 +53,8 @@ struct Regions(ImplicitlyCopyable):
     """Of a bin along an axis; 0 where it has one for each pixel."""
     var aligned: Bool
     """Whether pixels' centres have whole coordinates."""
+    var deterministic: Bool
+    """Whether gradients shall have the same bits in every run."""
     var scale: Float64
 
     @staticmethod
@@ -55,6 +63,7 @@ struct Regions(ImplicitlyCopyable):
             arguments.take_words[2](),
             arguments.take_words[2](),
             arguments.take_word(),
+            arguments.take_word() != 0,
             arguments.take_word() != 0,
             arguments.take_float(),
         )
@@ -177,7 +186,8 @@ def roi_align_fprop[
 def roi_align_dgrad[
     target: StaticString, dtype: DType
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """dx = the images' gradient, in what sums are kept in. Deterministic."""
+    """dx = the images' gradient, in what sums are kept in. On a GPU additions are atomic unless the call asks for the same
+    bits in every run."""
     var own = Regions.take(arguments)
     var dx = arguments.take[accumulation_type[dtype], 3]()
     var dy = arguments.take[dtype, 3]()
@@ -191,10 +201,21 @@ def roi_align_dgrad[
         check_images(regions.data, p)
         align_gradient_cpu(dx.data, dy.data, regions.data, p)
     else:
+        check_sizes(p)
         var nothing = rebind[Ptr[DType.int32]](dx.data)
-        regions_gradient_gpu[maxima=False](
-            ctx, dx.data, dy.data, nothing, regions.data, p
-        )
+        if own.deterministic:
+            regions_gradient_gpu[maxima=False](
+                ctx, dx.data, dy.data, nothing, regions.data, p
+            )
+        else:
+            scatter_regions_gpu[maxima=False](
+                ctx,
+                dx.to_device_buffer(ctx),
+                dy.data,
+                nothing,
+                regions.data,
+                p,
+            )
 
 
 def roi_pool_fprop[
@@ -221,7 +242,8 @@ def roi_pool_fprop[
 def roi_pool_dgrad[
     target: StaticString, dtype: DType
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """dx = the images' gradient, in what sums are kept in. Deterministic."""
+    """dx = the images' gradient, in what sums are kept in. On a GPU additions are atomic unless the call asks for the same
+    bits in every run."""
     var own = Regions.take(arguments)
     var dx = arguments.take[accumulation_type[dtype], 3]()
     var dy = arguments.take[dtype, 3]()
@@ -238,9 +260,20 @@ def roi_pool_dgrad[
         check_images(regions.data, p)
         maxima_gradient_cpu(dx.data, dy.data, regions.data, places.data, p)
     else:
-        regions_gradient_gpu[maxima=True](
-            ctx, dx.data, dy.data, places.data, regions.data, p
-        )
+        check_sizes(p)
+        if own.deterministic:
+            regions_gradient_gpu[maxima=True](
+                ctx, dx.data, dy.data, places.data, regions.data, p
+            )
+        else:
+            scatter_regions_gpu[maxima=True](
+                ctx,
+                dx.to_device_buffer(ctx),
+                dy.data,
+                places.data,
+                regions.data,
+                p,
+            )
 
 
 def ps_roi_fprop[
@@ -264,7 +297,8 @@ def ps_roi_fprop[
 def ps_roi_dgrad[
     target: StaticString, dtype: DType, align: Bool
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """dx = the images' gradient, in what sums are kept in. Deterministic."""
+    """dx = the images' gradient, in what sums are kept in. On a GPU additions are atomic unless the call asks for the same
+    bits in every run."""
     var own = Regions.take(arguments)
     var dx = arguments.take[accumulation_type[dtype], 3]()
     var dy = arguments.take[dtype, 3]()
@@ -276,9 +310,15 @@ def ps_roi_dgrad[
         check_images(regions.data, p)
         positions_gradient_cpu[align=align](dx.data, dy.data, regions.data, p)
     else:
-        positions_gradient_gpu[align=align](
-            ctx, dx.data, dy.data, regions.data, p
-        )
+        check_sizes(p)
+        if own.deterministic:
+            positions_gradient_gpu[align=align](
+                ctx, dx.data, dy.data, regions.data, p
+            )
+        else:
+            scatter_positions_gpu[align=align](
+                ctx, dx.to_device_buffer(ctx), dy.data, regions.data, p
+            )
 
 
 def _deformable_problem(

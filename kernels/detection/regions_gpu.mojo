@@ -307,7 +307,8 @@ def _reaches[
     return rows[0] < rows[1] and columns[0] < columns[1]
 
 
-def _check(p: RegionsProblem) raises:
+def check_sizes(p: RegionsProblem) raises:
+    """What threads' numbers can count."""
     comptime most = Int(Int32.MAX) - (1 << 20)
     if Int(p.regions) * p.bins() * Int(p.channels) > most or p.image() > most:
         raise Error(
@@ -334,7 +335,7 @@ def align_gpu[
     p: RegionsProblem,
 ) raises:
     """y = the mean of each bin's samples."""
-    _check(p)
+    check_sizes(p)
     var whole = Int(p.channels) % VECTOR == 0 and (Int(x) | Int(y)) % 16 == 0
     comptime for V in [VECTOR, 1]:
         if V == 1 or whole:
@@ -363,7 +364,7 @@ def maxima_gpu[
     p: RegionsProblem,
 ) raises:
     """y = the maximum of each bin, and at which pixel it is."""
-    _check(p)
+    check_sizes(p)
     var whole = (
         Int(p.channels) % VECTOR == 0
         and (Int(x) | Int(y) | Int(places)) % 16 == 0
@@ -396,7 +397,6 @@ def regions_gradient_gpu[
     p: RegionsProblem,
 ) raises:
     """The images' gradient; `places` are read of maxima alone."""
-    _check(p)
     var dx = rebind[Ptr[accumulation_type[dtype]]](sums_of_image)
     var whole = (
         Int(p.channels) % VECTOR == 0

@@ -121,10 +121,11 @@ def roi_align_backward(
     channels: int,
     *sizes_and_samples: Any,
 ) -> GraphTensor:
-    """The gradient of the images; deterministic on every device."""
+    """The gradient of the images; see ``_deterministic``."""
     *extents, samples, aligned = sizes_and_samples
     how = _regions(ctx, extents, height, width, scale, samples, aligned)
-    return _gradient(kernels.roi_align_dgrad(_flat(grad), rois.logical(), how, batch), grad, how)
+    sums = kernels.roi_align_dgrad(_flat(grad), rois.logical(), how, batch, deterministic=_deterministic())
+    return _gradient(sums, grad, how)
 
 
 @lowering("torchvision::roi_pool", layout=Layout.RAW, supports=_supports)
@@ -150,9 +151,21 @@ def roi_pool_backward(
     channels: int,
     *extents: int,
 ) -> GraphTensor:
-    """The gradient of the images; deterministic on every device."""
+    """The gradient of the images; see ``_deterministic``."""
     how = _regions(ctx, extents, height, width, scale)
-    return _gradient(kernels.roi_pool_dgrad(_flat(grad), rois.logical(), _flat(places), how, batch), grad, how)
+    sums = kernels.roi_pool_dgrad(
+        _flat(grad), rois.logical(), _flat(places), how, batch, deterministic=_deterministic()
+    )
+    return _gradient(sums, grad, how)
+
+
+def _deterministic() -> bool:
+    """Whether gradients have the same bits in every run on a GPU, too.
+
+    Under ``torch.use_deterministic_algorithms(True)``, for whose change Dynamo compiles anew; else a GPU adds
+    atomically.
+    """
+    return torch.are_deterministic_algorithms_enabled()
 
 
 def _gradient(sums: TensorValue, grad: GraphTensor, how: Regions) -> GraphTensor:
@@ -192,11 +205,11 @@ def position_sensitive_backward(
     width: int,
     *rest: int,
 ) -> GraphTensor:
-    """The gradient of the images; deterministic on every device."""
+    """The gradient of the images; see ``_deterministic``."""
     align = "align" in str(ctx.node.target)
     samples, (batch, _, *extents) = (rest[0], rest[1:]) if align else (0, rest)
     how = _regions(ctx, extents, height, width, scale, samples, aligned=True)
-    sums = kernels.ps_roi_dgrad(_planes(grad), rois.logical(), how, batch, align=align)
+    sums = kernels.ps_roi_dgrad(_planes(grad), rois.logical(), how, batch, align=align, deterministic=_deterministic())
     return _raised_planes(numerics.cast(sums, grad.dtype), how.extents)
 
 
@@ -285,8 +298,7 @@ def deform_conv2d_backward(
         dcolumns = conv_dgrad(dy, windows.flat(weight), windows.geometry, input_size=(1, *how.windows))
         dcolumns = ops.reshape(dcolumns, [dy.shape[0], prod(how.windows), how.column])
         if 0 in wanted:
-            deterministic = torch.are_deterministic_algorithms_enabled()
-            sums = kernels.deformable_dgrad_input(dcolumns, *points, how, deterministic=deterministic)
+            sums = kernels.deformable_dgrad_input(dcolumns, *points, how, deterministic=_deterministic())
             dx = _raised(numerics.cast(sums, x.dtype), how.extents)
         if wanted & {2, 3}:
             moved, weighed = kernels.deformable_dgrad_offset(dcolumns, _flat(x), *points, how)

@@ -29,7 +29,10 @@ _WINDOWS = ints(
     *(f"{what}_{axis}" for axis in "hw" for what in ("size", "windows", "taps", "stride", "padding", "dilation")),
     *("groups", "offset_groups", "masked", "channels", "deterministic"),
 )
-_POOLED: dict[str, type[Number]] = {**ints("h", "w", "bins_h", "bins_w", "samples", "aligned"), "scale": float}
+_POOLED: dict[str, type[Number]] = {
+    **ints("h", "w", "bins_h", "bins_w", "samples", "aligned", "deterministic"),
+    "scale": float,
+}
 _X, _Y, _DY, _OFFSET, _MASK, _DOFFSET, _DMASK, _COLUMNS, _DCOLUMNS = (
     Tensor(name, "dtype", 3) for name in ("x", "y", "dy", "offset", "mask", "doffset", "dmask", "columns", "dcolumns")
 )
@@ -73,9 +76,9 @@ class Regions:
         if min(self.extents) < 0:
             raise ValueError(f"extents={self.extents}: must be at least 0")
 
-    def numbers(self) -> list[Number]:
+    def numbers(self, *, deterministic: bool = False) -> list[Number]:
         """The entries' numbers."""
-        return [*self.extents, *self.bins, max(self.samples, 0), self.aligned, self.scale]
+        return [*self.extents, *self.bins, max(self.samples, 0), self.aligned, deterministic, self.scale]
 
 
 @beartype
@@ -155,15 +158,21 @@ def roi_align_fprop(x: TensorValue, regions: TensorValue, how: Regions) -> Tenso
 
 
 @beartype
-def roi_align_dgrad(dy: TensorValue, regions: TensorValue, how: Regions, batch: int) -> TensorValue:
-    """The gradient of ``batch`` images, for ``dy`` [K, bins, C]; in float32 for narrow floats. Deterministic.
+def roi_align_dgrad(
+    dy: TensorValue, regions: TensorValue, how: Regions, batch: int, *, deterministic: bool = True
+) -> TensorValue:
+    """The gradient of ``batch`` images, for ``dy`` [K, bins, C]; in float32 for narrow floats.
+
+    On a GPU additions are atomic unless ``deterministic``.
 
     Raises:
         ValueError: shapes or dtypes do not fit.
     """
     _check_result(dy, regions, how, 1)
     shape = [batch, prod(how.extents), dy.shape[2]]
-    return _call("roi_align_dgrad", [dy, regions], how.numbers(), [_like(dy, shape, _sums(dy))])[0]
+    return _call(
+        "roi_align_dgrad", [dy, regions], how.numbers(deterministic=deterministic), [_like(dy, shape, _sums(dy))]
+    )[0]
 
 
 @beartype
@@ -185,10 +194,18 @@ def roi_pool_fprop(x: TensorValue, regions: TensorValue, how: Regions) -> tuple[
 
 
 @beartype
-def roi_pool_dgrad(dy: TensorValue, regions: TensorValue, places: TensorValue, how: Regions, batch: int) -> TensorValue:
+def roi_pool_dgrad(
+    dy: TensorValue,
+    regions: TensorValue,
+    places: TensorValue,
+    how: Regions,
+    batch: int,
+    *,
+    deterministic: bool = True,
+) -> TensorValue:
     """The gradient of ``batch`` images, for ``dy`` and the maxima's ``places``, both [K, bins, C].
 
-    In float32 for narrow floats. Deterministic.
+    In float32 for narrow floats. On a GPU additions are atomic unless ``deterministic``.
 
     Raises:
         ValueError: shapes or dtypes do not fit.
@@ -197,7 +214,9 @@ def roi_pool_dgrad(dy: TensorValue, regions: TensorValue, places: TensorValue, h
     if places.dtype != DType.int32 or list(places.shape) != list(dy.shape):
         raise ValueError(f"places is {places.dtype} {list(places.shape)}: must be int32 {list(dy.shape)}")
     shape = [batch, prod(how.extents), dy.shape[2]]
-    return _call("roi_pool_dgrad", [dy, regions, places], how.numbers(), [_like(dy, shape, _sums(dy))])[0]
+    return _call(
+        "roi_pool_dgrad", [dy, regions, places], how.numbers(deterministic=deterministic), [_like(dy, shape, _sums(dy))]
+    )[0]
 
 
 @beartype
@@ -220,15 +239,21 @@ def ps_roi_fprop(x: TensorValue, regions: TensorValue, how: Regions, *, align: b
 
 
 @beartype
-def ps_roi_dgrad(dy: TensorValue, regions: TensorValue, how: Regions, batch: int, *, align: bool) -> TensorValue:
-    """The gradient of ``batch`` images, for ``dy`` [K, C / bins, bins]; in float32 for narrow floats. Deterministic.
+def ps_roi_dgrad(
+    dy: TensorValue, regions: TensorValue, how: Regions, batch: int, *, align: bool, deterministic: bool = True
+) -> TensorValue:
+    """The gradient of ``batch`` images, for ``dy`` [K, C / bins, bins]; in float32 for narrow floats.
+
+    On a GPU additions are atomic unless ``deterministic``.
 
     Raises:
         ValueError: shapes or dtypes do not fit.
     """
     _check_result(dy, regions, how, 2)
     shape = [batch, dy.shape[1] * prod(how.bins), prod(how.extents)]
-    return _call("ps_roi_dgrad", [dy, regions], how.numbers(), [_like(dy, shape, _sums(dy))], align)[0]
+    return _call(
+        "ps_roi_dgrad", [dy, regions], how.numbers(deterministic=deterministic), [_like(dy, shape, _sums(dy))], align
+    )[0]
 
 
 @beartype
