@@ -1,7 +1,7 @@
 """Sorting by digits on a GPU: what the two kernels of a pass have in common.
 
-A block has a tile of elements, a thread neighbouring ones of it. `table` [DIGITS, BLOCK] has how often each digit stands in
-each thread's elements; from the counts of all tiles follows where each element goes, so that elements of the same digit stay
+A block has a tile of elements, a thread neighbouring ones of it. `table` [DIGITS, BLOCK], at places that `slot` tells, has how
+often each digit stands in each thread's elements; from the counts of all tiles follows where each element goes, so that elements of the same digit stay
 in their order.
 """
 
@@ -14,6 +14,17 @@ comptime ITEMS = 16
 """Neighbouring elements of a thread."""
 comptime TILE = BLOCK * ITEMS
 comptime Counts = Shared[DType.int32]
+comptime BANKS = 32
+
+comptime table_size[DIGITS: Int]: Int = DIGITS * BLOCK + DIGITS * BLOCK // BANKS
+"""Places of a table."""
+
+
+@always_inline
+def slot(entry: Int) -> Int:
+    """Where an entry of a table lies: one place in BANKS is left out, so that a warp's threads, each at a stretch of entries of
+    its own, read from different banks."""
+    return entry + entry // BANKS
 
 
 @always_inline
@@ -27,7 +38,7 @@ def count_digits[
     var digit = thread // SHARES
     var total = Int32(0)
     for i in range(thread % SHARES, BLOCK, SHARES):
-        total += table[unsafe_offset=digit * BLOCK + i]
+        total += table[unsafe_offset=slot(digit * BLOCK + i)]
     shares[unsafe_offset=thread] = total
     barrier()
     if thread < DIGITS:
@@ -84,7 +95,7 @@ def scan_table[DIGITS: Int](table: Counts, shares: Counts):
     var first = thread * DIGITS
     var own = Int32(0)
     for i in range(first, first + DIGITS):
-        own += table[unsafe_offset=i]
+        own += table[unsafe_offset=slot(i)]
     var total = own
     shares[unsafe_offset=thread] = own
     barrier()
@@ -100,7 +111,7 @@ def scan_table[DIGITS: Int](table: Counts, shares: Counts):
         distance *= 2
     var before = total - own
     for i in range(first, first + DIGITS):
-        var entry = table[unsafe_offset=i]
-        table[unsafe_offset=i] = before
+        var entry = table[unsafe_offset=slot(i)]
+        table[unsafe_offset=slot(i)] = before
         before += entry
     barrier()

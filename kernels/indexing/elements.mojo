@@ -26,6 +26,8 @@ comptime FEW_COLUMNS = 1 << 14
 """More are walked by as many threads."""
 comptime FEW_ELEMENTS = 32
 """Of a column: less time to walk than to sort."""
+comptime TOGETHER = 8
+"""Elements of a thread that adds atomically."""
 
 
 @always_inline
@@ -163,29 +165,51 @@ def elements_kernel[
 
 
 @always_inline
-def scatter_element[
+def scatter_few[
     dtype: DType, accumulate: Bool
 ](
     y: Ptr[dtype],
     index: Ptr[DType.int64],
     source: Ptr[dtype],
     places: Int64,
-    count: Divisor,
+    count: Int64,
+    by_apart: Divisor,
     inner: Divisor,
-    total: Int64,
+    columns: Int64,
     bounds: Bounds,
-    item: Int,
+    thread: Int,
 ):
-    """Element `item` of the source."""
-    if item >= Int(total):
+    """A thread has TOGETHER elements of a column, `by_apart` rows apart: what goes to the same place is added up first. Where
+    elements are put, a column has one.
+    """
+    var row, n = inner.divide(Int32(thread))
+    var o, first = by_apart.divide(row)
+    if Int64(thread) >= columns * Int64(by_apart.value):
         return
-    var to = flat_place(index, places, count, inner, bounds, item)
-    if to < 0:
-        return
-    comptime if accumulate:
-        add_atomically(y.unsafe_offset(to), source[unsafe_offset=item])
-    else:
-        y[unsafe_offset=to] = source[unsafe_offset=item]
+    var from_ = Int(o) * Int(count) * Int(inner.value) + Int(n)
+    var to = Array[Int64, TOGETHER](fill=-1)
+    var values = Array[Scalar[dtype], TOGETHER](fill=0)
+    comptime for k in range(TOGETHER):
+        var i = Int(first) + k * Int(by_apart.value)
+        if Int64(i) < count:
+            var at = from_ + i * Int(inner.value)
+            to[k] = index[unsafe_offset=at]
+            values[k] = source[unsafe_offset=at]
+            if not bounds.holds(to[k], places):
+                to[k] = -1
+    var base = y.unsafe_offset(Int(o) * Int(places) * Int(inner.value) + Int(n))
+    comptime for k in range(TOGETHER):
+        comptime for earlier in range(k):
+            if to[k] >= 0 and to[earlier] == to[k]:
+                values[earlier] += values[k]
+                to[k] = -1
+    comptime for k in range(TOGETHER):
+        if to[k] >= 0:
+            var at = base.unsafe_offset(Int(to[k]) * Int(inner.value))
+            comptime if accumulate:
+                add_atomically(at, values[k])
+            else:
+                at[] = values[k]
 
 
 @always_inline
@@ -207,27 +231,28 @@ def flat_place(
 
 
 @__name(t"scatter_elements_{accumulate}_{dtype}")
-def scatter_each_kernel[
+def scatter_few_kernel[
     dtype: DType, accumulate: Bool
 ](
     y: Ptr[dtype],
     index: Ptr[DType.int64],
     source: Ptr[dtype],
     places: Int64,
-    count: Divisor,
+    count: Int64,
+    by_apart: Divisor,
     inner: Divisor,
-    total: Int64,
+    columns: Int64,
     bounds: Bounds,
 ):
-    """A thread has an element of the source."""
-    scatter_element[dtype, accumulate](
+    scatter_few[dtype, accumulate](
         y,
         index,
         source,
         places,
         count,
+        by_apart,
         inner,
-        total,
+        columns,
         bounds,
         Int(global_idx.x),
     )
@@ -277,17 +302,19 @@ def elements_gpu[
     comptime if atomic or not accumulate:
         if any_order and total > 0 and total <= Int(Int32.MAX):
             start_rows_gpu(y, x, rows.zeros, ctx)
-            comptime kernel = scatter_each_kernel[dtype, accumulate]
+            var apart = ceildiv(rows.count, TOGETHER)
+            comptime kernel = scatter_few_kernel[dtype, accumulate]
             ctx.enqueue_function[kernel](
                 y,
                 index,
                 source,
                 Int64(rows.places),
-                Divisor(rows.count),
+                Int64(rows.count),
+                Divisor(apart),
                 Divisor(rows.inner),
-                Int64(total),
+                Int64(columns),
                 bounds,
-                grid_dim=ceildiv(total, BLOCK),
+                grid_dim=ceildiv(columns * apart, BLOCK),
                 block_dim=BLOCK,
             )
             return

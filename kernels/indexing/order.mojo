@@ -21,17 +21,19 @@ from ..common.digits import (
     begin_digits,
     count_digits,
     scan_table,
+    slot,
+    table_size,
 )
 from ..common.library import scratch
 from ..common.pointer import Ptr
 
 comptime DIGIT_BITS = 5
 comptime DIGITS = 1 << DIGIT_BITS
-comptime COMPARED = 1 << 14
+comptime COMPARED = 1 << 12
 """Places of the longest list that are compared with each other."""
 comptime SHARED_PLACES = 1024
 """Of the list, that a block has at hand at a time."""
-comptime LANES = 8
+comptime LANES = 32
 """Threads that share the comparisons of a place."""
 comptime AT_ONCE = 4
 """Places that a thread reads at once."""
@@ -59,6 +61,27 @@ def _place(
         return sorted[unsafe_offset=i]
     var place = index[unsafe_offset=i]
     return Int32(place) if place >= 0 and place < places else Int32(places)
+
+
+@always_inline
+def _less[
+    mixed: Bool
+](at_hand: Counts, lane: Int, bound: Int32, equal: Int) -> Int32:
+    """A lane's share of the places at hand that are below `bound`, or, `mixed`, of the first `equal` ones of those that are not
+    above it."""
+    var found = Int32(0)
+    comptime for j in range(0, SHARED_PLACES, LANES * AT_ONCE):
+        var k = j + lane * AT_ONCE
+        var others = at_hand.unsafe_offset(k).unsafe_load[
+            width=AT_ONCE, alignment=16
+        ]()
+        comptime for u in range(AT_ONCE):
+            comptime if mixed:
+                var own = bound + Int32(1 if k + u < equal else 0)
+                found += Int32(1 if others[u] < own else 0)
+            else:
+                found += Int32(1 if others[u] < bound else 0)
+    return found
 
 
 def order_compare_kernel(
@@ -92,15 +115,12 @@ def order_compare_kernel(
             at_hand[unsafe_offset=j] = other
         barrier()
         # Equal places come before where they stand before.
-        var equal = i - first
-        comptime for j in range(0, SHARED_PLACES, LANES * AT_ONCE):
-            var k = j + lane * AT_ONCE
-            var others = at_hand.unsafe_offset(k).unsafe_load[
-                width=AT_ONCE, alignment=16
-            ]()
-            comptime for u in range(AT_ONCE):
-                var bound = own + Int32(1 if k + u < equal else 0)
-                before += Int32(1 if others[u] < bound else 0)
+        if first + SHARED_PLACES <= i:
+            before += _less[False](at_hand, lane, own + 1, 0)
+        elif first > i:
+            before += _less[False](at_hand, lane, own, 0)
+        else:
+            before += _less[True](at_hand, lane, own, i - first)
     before = warp.lane_group_sum[num_lanes=LANES](before)
     if i < Int(count) and lane == 0:
         new_sorted[unsafe_offset=Int(before)] = own
@@ -116,15 +136,21 @@ def _count_tile(
     count: Int64,
     places: Int64,
     shift: Int32,
-):
+) -> Array[Int32, ITEMS]:
+    """The thread's places, whose digits it counts."""
     var thread = Int(thread_idx.x)
+    var own = Array[Int32, ITEMS](fill=0)
+    comptime for k in range(ITEMS):
+        if first + k < Int(count):
+            own[k] = _place(index, sorted, first + k, places, shift)
     for digit in range(DIGITS):
-        table[unsafe_offset=digit * BLOCK + thread] = 0
-    for i in range(first, min(first + ITEMS, Int(count))):
-        var place = _place(index, sorted, i, places, shift)
-        var digit = Int(place >> shift) & (DIGITS - 1)
-        table[unsafe_offset=digit * BLOCK + thread] += 1
+        table[unsafe_offset=slot(digit * BLOCK + thread)] = 0
+    comptime for k in range(ITEMS):
+        if first + k < Int(count):
+            var digit = Int(own[k] >> shift) & (DIGITS - 1)
+            table[unsafe_offset=slot(digit * BLOCK + thread)] += 1
     barrier()
+    return own^
 
 
 def order_count_kernel(
@@ -137,14 +163,14 @@ def order_count_kernel(
 ):
     """counts [tiles, DIGITS]."""
     var table = stack_allocation[
-        DIGITS * BLOCK, Int32, address_space=AddressSpace.SHARED
+        table_size[DIGITS], Int32, address_space=AddressSpace.SHARED
     ]()
     var shares = stack_allocation[
         BLOCK, Int32, address_space=AddressSpace.SHARED
     ]()
     var tile = Int(block_idx.x)
     var first = tile * TILE + Int(thread_idx.x) * ITEMS
-    _count_tile(table, index, sorted, first, count, places, shift)
+    _ = _count_tile(table, index, sorted, first, count, places, shift)
     count_digits[DIGITS](counts, table, shares, tile)
 
 
@@ -163,7 +189,7 @@ def order_place_kernel(
 ):
     """A pass over a tile; counts are not read where there is one tile."""
     var table = stack_allocation[
-        DIGITS * BLOCK, Int32, address_space=AddressSpace.SHARED
+        table_size[DIGITS], Int32, address_space=AddressSpace.SHARED
     ]()
     var shares = stack_allocation[
         2 * BLOCK, Int32, address_space=AddressSpace.SHARED
@@ -176,27 +202,30 @@ def order_place_kernel(
     var first = tile * TILE + thread * ITEMS
     if tiles > 1:
         begin_digits[DIGITS](starts, shares, counts, tile, Int(tiles))
-    _count_tile(table, index, sorted, first, count, places, shift)
+    var own = _count_tile(table, index, sorted, first, count, places, shift)
     scan_table[DIGITS](table, shares)
     if thread < DIGITS:
         # Of one tile the table says all.
-        var begin = table[unsafe_offset=thread * BLOCK]
+        var begin = table[unsafe_offset=slot(thread * BLOCK)]
         starts[unsafe_offset=thread] = starts[
             unsafe_offset=thread
         ] - begin if tiles > 1 else Int32(0)
     barrier()
-    for i in range(first, min(first + ITEMS, Int(count))):
-        var place = _place(index, sorted, i, places, shift)
-        if shift == 0 and Int64(place) == places:
-            bounds.report(index[unsafe_offset=i], places)
-        var digit = Int(place >> shift) & (DIGITS - 1)
-        var entry = digit * BLOCK + thread
-        var to = Int(starts[unsafe_offset=digit] + table[unsafe_offset=entry])
-        table[unsafe_offset=entry] += 1
-        new_sorted[unsafe_offset=to] = place
-        new_sources[unsafe_offset=to] = (
-            Int32(i) if shift == 0 else sources[unsafe_offset=i]
-        )
+    comptime for k in range(ITEMS):
+        var i = first + k
+        if i < Int(count):
+            if shift == 0 and Int64(own[k]) == places:
+                bounds.report(index[unsafe_offset=i], places)
+            var digit = Int(own[k] >> shift) & (DIGITS - 1)
+            var entry = slot(digit * BLOCK + thread)
+            var to = Int(
+                starts[unsafe_offset=digit] + table[unsafe_offset=entry]
+            )
+            table[unsafe_offset=entry] += 1
+            new_sorted[unsafe_offset=to] = own[k]
+            new_sources[unsafe_offset=to] = (
+                Int32(i) if shift == 0 else sources[unsafe_offset=i]
+            )
 
 
 @no_inline

@@ -17,6 +17,7 @@ from max.gpu.host import DeviceBuffer, DeviceContext
 from max.gpu.memory import AddressSpace
 
 from ..common.argument import KernelArgument
+from ..common.atomics import add_atomically
 from ..common.bounds import Bounds
 from ..common.library import scratch
 from ..common.pointer import Ptr
@@ -62,6 +63,22 @@ struct Pieces(KernelArgument):
     @always_inline
     def pieces(self) -> Int:
         return ceildiv(self.rows.count, self.length)
+
+
+@always_inline
+def _finish[
+    dtype: DType
+](y: Ptr[dtype], sum: Scalar[sum_type[dtype]], zeros: Bool):
+    """Adds the sum of an element's rows, of which there is one, to what it is added to: nobody waits for an atomic addition.
+    """
+    comptime atomic = dtype == sum_type[dtype]
+    if zeros:
+        y[] = sum.cast[dtype]()
+    else:
+        comptime if atomic:
+            add_atomically(y, sum.cast[dtype]())
+        else:
+            y[] = (y[].cast[sum_type[dtype]]() + sum).cast[dtype]()
 
 
 @always_inline
@@ -116,11 +133,13 @@ def sum_piece[
                         unsafe_offset=(p.pieces() + piece) * columns + column
                     ] = sums[k]
                 else:
-                    var to = rows.at(column, Int(place), rows.places)
-                    var total = sums[k]
-                    if not rows.zeros:
-                        total += y[unsafe_offset=to].cast[acc]()
-                    y[unsafe_offset=to] = total.cast[dtype]()
+                    _finish(
+                        y.unsafe_offset(
+                            rows.at(column, Int(place), rows.places)
+                        ),
+                        sums[k],
+                        rows.zeros,
+                    )
 
     for i in range(begin, end, AHEAD):
         var values = Array[Scalar[acc], AHEAD * CARRIED](fill=0)
@@ -159,8 +178,16 @@ def last_piece(sorted: Ptr[DType.int32], p: Pieces, piece: Int) -> Int:
         return -1
     if begin > 0 and sorted[unsafe_offset=begin - 1] == place:
         return -1
+    # Most places end soon.
     var low = piece + 1
     var high = p.pieces() - 1
+    var step = 1
+    while low + step <= high:
+        if sorted[unsafe_offset=(low + step) * p.length] != place:
+            high = low + step - 1
+            break
+        low += step
+        step *= 2
     while low < high:
         var middle = (low + high + 1) // 2
         if sorted[unsafe_offset=middle * p.length] == place:
@@ -245,10 +272,9 @@ def sum_parts_kernel[
     for other in range(1, GROUPS):
         total += shared[unsafe_offset=thread + other * COMBINED]
     var place = Int(sorted[unsafe_offset=(piece + 1) * p.length])
-    var to = rows.at(column, place, rows.places)
-    if not rows.zeros:
-        total += y[unsafe_offset=to].cast[acc]()
-    y[unsafe_offset=to] = total.cast[dtype]()
+    _finish[dtype](
+        y.unsafe_offset(rows.at(column, place, rows.places)), total, rows.zeros
+    )
 
 
 @always_inline

@@ -22,6 +22,8 @@ from ..common.digits import (
     begin_digits,
     count_digits,
     scan_table,
+    slot,
+    table_size,
 )
 from ..common.library import scratch
 from ..common.pointer import Ptr
@@ -65,11 +67,11 @@ def _count_tile[
     """
     var thread = Int(thread_idx.x)
     for digit in range(DIGITS):
-        table[unsafe_offset=digit * BLOCK + thread] = 0
+        table[unsafe_offset=slot(digit * BLOCK + thread)] = 0
     for i in range(first, min(first + ITEMS, length)):
         var at = row + _index(order, i, row, shift)
         var digit = _digit[dtype, descending](x, at, shift)
-        table[unsafe_offset=digit * BLOCK + thread] += 1
+        table[unsafe_offset=slot(digit * BLOCK + thread)] += 1
     barrier()
 
 
@@ -85,7 +87,7 @@ def sort_count_kernel[
 ):
     """counts [rows, tiles, DIGITS]."""
     var table = stack_allocation[
-        DIGITS * BLOCK, Int32, address_space=AddressSpace.SHARED
+        table_size[DIGITS], Int32, address_space=AddressSpace.SHARED
     ]()
     var shares = stack_allocation[
         BLOCK, Int32, address_space=AddressSpace.SHARED
@@ -116,7 +118,7 @@ def sort_place_kernel[
     """The last pass writes values and indices [rows, count], the others the order of the row's elements.
     """
     var table = stack_allocation[
-        DIGITS * BLOCK, Int32, address_space=AddressSpace.SHARED
+        table_size[DIGITS], Int32, address_space=AddressSpace.SHARED
     ]()
     var shares = stack_allocation[
         2 * BLOCK, Int32, address_space=AddressSpace.SHARED
@@ -141,12 +143,14 @@ def sort_place_kernel[
     )
     scan_table[DIGITS](table, shares)
     if thread < DIGITS:
-        starts[unsafe_offset=thread] -= table[unsafe_offset=thread * BLOCK]
+        starts[unsafe_offset=thread] -= table[
+            unsafe_offset=slot(thread * BLOCK)
+        ]
     barrier()
     for i in range(first, min(first + ITEMS, Int(length))):
         var index = _index(order, i, row, shift)
         var digit = _digit[dtype, descending](x, row + index, shift)
-        var entry = digit * BLOCK + thread
+        var entry = slot(digit * BLOCK + thread)
         var place = Int(
             starts[unsafe_offset=digit] + table[unsafe_offset=entry]
         )

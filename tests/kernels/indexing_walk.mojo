@@ -4,6 +4,7 @@ An argument is "outer places count inner outside": one index in `outside` lies o
 whole numbers, so that sums are exact. Prints how many indices lie outside.
 """
 
+from std.math import ceildiv
 from std.memory.alloc import unsafe_alloc
 from std.sys import argv
 
@@ -12,9 +13,10 @@ from kernels.common.arithmetic import Divisor
 from kernels.common.bounds import Bounds
 from kernels.common.pointer import Ptr
 from kernels.indexing.elements import (
+    TOGETHER,
     flat_place,
     scatter_column,
-    scatter_element,
+    scatter_few,
 )
 from kernels.indexing.extents import Rows
 from kernels.indexing.gather import gather_element, gather_row_part
@@ -236,20 +238,24 @@ def _check(argument: String) raises -> Int:
         var written = Guarded(len(xs))
         for i in range(len(xs)):
             written.data()[unsafe_offset=i] = xs[i]
-        for item in range(threads):
-            scatter_element[E, accumulate](
-                written.data(),
-                index,
-                source,
-                Int64(places),
-                Divisor(count),
-                Divisor(inner),
-                Int64(total),
-                report.bounds(),
-                item,
-            )
-        written.check("scatter_element", sums if accumulate else last)
-        report.check("scatter_element", places, each)
+        # Elements are put by as many threads only where a column has one.
+        if accumulate or count == 1:
+            var apart = ceildiv(count, TOGETHER)
+            for thread in range(outer * inner * apart + 37):
+                scatter_few[E, accumulate](
+                    written.data(),
+                    index,
+                    source,
+                    Int64(places),
+                    Int64(count),
+                    Divisor(apart),
+                    Divisor(inner),
+                    Int64(outer * inner),
+                    report.bounds(),
+                    thread,
+                )
+            written.check("scatter_few", sums if accumulate else last)
+            report.check("scatter_few", places, each)
         written = Guarded(len(xs))
         for column in range(outer * inner + 37):
             scatter_column[E, accumulate](
