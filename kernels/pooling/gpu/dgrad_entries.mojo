@@ -9,6 +9,7 @@ from ...common.library import Arguments
 from .. import passes
 from ..direct import Direct
 from ..kernel import Table
+from .adaptive_max import ByWindowsDgrad
 from .choice import ByAlignment
 from .disjoint import DisjointChannels, DisjointPlanes
 from .gather import GatherDgrad
@@ -18,6 +19,7 @@ from .ring_scatter import RingScatter
 from .sliding_sums import SlidingSums
 
 comptime ALIGNED_DGRAD_KERNELS[deep: Bool] = Table[
+    ByWindowsDgrad,
     HaloExchange[deep],
     SlidingSums,
     DisjointPlanes,

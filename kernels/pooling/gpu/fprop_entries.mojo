@@ -6,12 +6,15 @@ from ...common.library import Arguments
 from .. import passes
 from ..direct import Direct
 from ..kernel import Table
+from .adaptive_max import SharedWindowsFprop
 from .choice import ByAlignment
 from .fprop_planes import PlanesFprop
 from .fprop_tiles import TilesFprop
 from .gather import GatherFprop
 
-comptime ALIGNED_FPROP_KERNELS = Table[TilesFprop, PlanesFprop, GatherFprop]
+comptime ALIGNED_FPROP_KERNELS = Table[
+    SharedWindowsFprop, TilesFprop, PlanesFprop, GatherFprop
+]
 comptime FPROP_KERNELS = ByAlignment[
     ALIGNED_FPROP_KERNELS, Table[Direct[forward=True, target="gpu"]]
 ]

@@ -1,0 +1,41 @@
+"""What the GPU's threads do in adaptive max pooling with large windows, run on a CPU thread after thread. No GPU runs."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.kernels.programs import built
+
+SOURCE = Path(__file__).with_name("adaptive_walk.mojo")
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(SOURCE, tmp_path_factory.mktemp("walk"))
+
+
+def problems(seed: int, count: int) -> list[str]:
+    """Windows of one tap to thousands, shared by one thread to a block's, up and down."""
+    chance = random.Random(seed)
+    found = []
+    for _ in range(count):
+        vectors = chance.random() < 0.5
+        channels = 2 * chance.randint(1, 2) if vectors else chance.randint(1, 3)
+        lanes = 1 << chance.randint(0, 8)
+        rank = chance.randint(1, 3)
+        longest = (700, 40, 14)[rank - 1]
+        missing = [1] * (3 - rank)
+        input = [*missing, *(chance.randint(1, longest) for _ in range(rank))]
+        output = [*missing, *(chance.randint(1, chance.choice((2, 7, 16))) for _ in range(rank))]
+        found.append(" ".join(map(str, (channels, int(vectors), lanes, *input, *output))))
+    return found
+
+
+def test_windows_and_gradients_are_right(program: Path) -> None:
+    result = subprocess.run([program, *problems(3, 300)], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stdout[-500:] + result.stderr
+    assert result.stdout.split() == ["right"]
