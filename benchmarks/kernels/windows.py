@@ -155,7 +155,8 @@ def _columns(x: torch.Tensor, problem: Drawn, taps_first: bool) -> torch.Tensor:
     w = problem.windows
     if taps_first:
         return functional.unfold(x, w.taps, w.dilation, w.padding, w.stride)
-    return x.unfold(1, w.taps[1], w.stride[1]).movedim(-1, 2).contiguous()
+    # Columns without overlap lie in memory as x does, but the kernel copies them.
+    return x.unfold(1, w.taps[1], w.stride[1]).movedim(-1, 2).clone(memory_format=torch.contiguous_format)
 
 
 def _added(columns: torch.Tensor, x: torch.Tensor, problem: Drawn, taps_first: bool) -> torch.Tensor:

@@ -199,10 +199,10 @@ def add_up_cpu[
             var h = Int32(unit % Int(p.h.extent))
             for at in range(0, length, V):
                 sums.unsafe_store[alignment=1](at, SIMD[Acc, V](0))
-            for r in range(p.h.taps):
-                var window = p.h.window_over(h, r)
-                if window < 0:
-                    continue
+            var hits = p.h.hits(h)
+            for k in range(hits.count):
+                var r = hits.tap + k * p.h.every()
+                var window = hits.window - k * p.h.drop()
                 comptime if taps_first:
                     var run = columns.unsafe_offset(
                         p.at_taps_first(n, r, 0, window, 0)

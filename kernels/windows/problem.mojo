@@ -6,7 +6,17 @@ zero, and what columns have there goes nowhere.
 """
 
 from ..common.argument import KernelArgument
-from ..common.arithmetic import Divisor
+from ..common.arithmetic import Divisor, gcd
+
+
+@fieldwise_init
+struct Hits(TrivialRegisterPassable):
+    """The taps that lie over an element: `count` of them from `tap` on, each `every` taps behind the last and in a window
+    `drop` before the last one's."""
+
+    var tap: Int32
+    var window: Int32
+    var count: Int32
 
 
 @fieldwise_init
@@ -22,6 +32,14 @@ struct WindowAxis(KernelArgument):
     var padding: Int32
     var dilation: Int32
     var by_stride: Divisor
+    var by_common: Divisor
+    """Divides by the greatest common divisor of stride and dilation."""
+    var by_every: Divisor
+    """Divides by `every` of Hits."""
+    var by_drop: Divisor
+    """Divides by `drop` of Hits."""
+    var inverse: Int64
+    """Of `drop`, modulo `every`."""
 
     def __init__(
         out self,
@@ -39,6 +57,22 @@ struct WindowAxis(KernelArgument):
         self.padding = Int32(padding)
         self.dilation = Int32(dilation)
         self.by_stride = Divisor(stride)
+        var common = gcd(stride, dilation)
+        var every = stride // common
+        var drop = dilation // common
+        self.by_common = Divisor(common)
+        self.by_every = Divisor(every)
+        self.by_drop = Divisor(drop)
+        # Euclid's algorithm, with the factor of `drop` alone.
+        var a = every
+        var b = drop % every
+        var last = 0
+        var factor = 1
+        while b != 0:
+            var quotient = a // b
+            a, b = b, a - quotient * b
+            last, factor = factor, last - quotient * factor
+        self.inverse = Int64(last % every)
 
     @always_inline
     def element(self, window: Int32, tap: Int32) -> Int32:
@@ -50,13 +84,47 @@ struct WindowAxis(KernelArgument):
         return element >= 0 and element < self.extent
 
     @always_inline
-    def window_over(self, element: Int32, tap: Int32) -> Int32:
-        """The window whose tap lies over an element; -1 for none."""
-        var shifted = element + self.padding - tap * self.dilation
-        if shifted < 0:
-            return -1
-        var window, rest = self.by_stride.divide(shifted)
-        return window if rest == 0 and window < self.windows else Int32(-1)
+    def every(self) -> Int32:
+        """Taps from one over an element to the next."""
+        return self.by_every.value
+
+    @always_inline
+    def drop(self) -> Int32:
+        """Windows from that of such a tap back to that of the next."""
+        return self.by_drop.value
+
+    @always_inline
+    def hits(self, element: Int32) -> Hits:
+        """The taps over an element of x."""
+        var shifted = element + self.padding
+        var part, odd = self.by_common.divide(shifted)
+        if odd != 0:
+            return Hits(0, 0, 0)
+        # tap * drop = part (modulo every).
+        var tap = self.by_every.divide(part)[1]
+        if self.inverse > 1:
+            var product = Int64(tap) * self.inverse
+            comptime most = Int64(Int32.MAX)
+            if product <= most:
+                tap = self.by_every.divide(Int32(product))[1]
+            else:
+                tap = Int32(product % Int64(self.every()))
+        var reached = Int64(shifted) - Int64(tap) * Int64(self.dilation)
+        if tap >= self.taps or reached < 0:
+            return Hits(0, 0, 0)
+        var window = self.by_stride.quotient(Int32(reached))
+        var last = min(
+            self.by_every.quotient(self.taps - 1 - tap),
+            self.by_drop.quotient(window),
+        )
+        # Windows behind the last one do not exist.
+        var behind = max(window - self.windows + 1, 0)
+        var skipped = self.by_drop.quotient(behind + self.drop() - 1)
+        return Hits(
+            tap + skipped * self.every(),
+            window - skipped * self.drop(),
+            max(last - skipped + 1, 0),
+        )
 
     @always_inline
     def first_inside(self, tap: Int32) -> Int32:
