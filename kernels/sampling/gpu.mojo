@@ -23,9 +23,13 @@ from .problem import Corners, SamplingProblem
 comptime BLOCK = 256
 comptime GRID_LIMIT = 65535
 comptime CHANNELS = 16
-"""Of planes that a thread reads one after the other."""
-comptime LANES = 16
+"""Of planes that a thread reads one after the other, at most."""
+comptime FEWEST_CHANNELS = 4
+"""Where there are as many: a thread computes the corners of its point for them."""
+comptime MOST_LANES = 32
 """Threads that share the channels of a point."""
+comptime BUSY = 1 << 17
+"""Threads that keep a large GPU busy."""
 
 
 @always_inline
@@ -45,16 +49,17 @@ def sample_points[
     x: Ptr[dtype],
     grid: Ptr[dtype],
     p: SamplingProblem,
-    by_vectors: Divisor,
+    by_inner: Divisor,
+    together: Int32,
 ):
-    """Channels last: `by_vectors` divides by the vectors of a point, and y counts images. Planes: y counts images and
-    stretches of CHANNELS channels, by which it divides."""
+    """y counts images. Channels last: `by_inner` divides by the vectors of a point. Planes: by the points, `together` channels of
+    which a thread has."""
     comptime Acc = accumulation_type[dtype]
     comptime alignment = min(V * size_of[dtype](), 16)
     var item = Int32(block_idx.x * block_dim.x + thread_idx.x)
     var channels = Int(p.channels)
     comptime if channels_last:
-        var point, vector = by_vectors.divide(item)
+        var point, vector = by_inner.divide(item)
         if point >= p.points:
             return
         var c = Int(vector) * V
@@ -73,15 +78,15 @@ def sample_points[
                 total.cast[dtype](),
             )
     else:
-        if item >= p.points:
+        var stretch, point = by_inner.divide(item)
+        var first = Int(stretch) * Int(together)
+        var end = min(first + Int(together), channels)
+        if first >= channels:
             return
-        var stretches = Int(p.batch) * Int(by_vectors.value)
-        for row in range(Int(block_idx.y), stretches, Int(grid_dim.y)):
-            var n, stretch = by_vectors.divide(Int32(row))
-            var corners = Corners[Acc, 1, T, deep](grid, Int(item), p, Int(n))
-            var first = Int(stretch) * CHANNELS
-            for c in range(first, min(first + CHANNELS, channels)):
-                var plane = x.unsafe_offset(Int(n) * p.image() + c * p.pixels())
+        for n in range(Int(block_idx.y), Int(p.batch), Int(grid_dim.y)):
+            var corners = Corners[Acc, 1, T, deep](grid, Int(point), p, n)
+            for c in range(first, end):
+                var plane = x.unsafe_offset(n * p.image() + c * p.pixels())
                 var total = Scalar[Acc](0)
                 comptime for k in range(corners.K):
                     if corners.pixel[k] >= 0:
@@ -92,9 +97,9 @@ def sample_points[
                             * corners.weight(k)[0]
                         )
                 y[
-                    unsafe_offset=Int(n) * p.result()
+                    unsafe_offset=n * p.result()
                     + c * Int(p.points)
-                    + Int(item)
+                    + Int(point)
                 ] = total.cast[dtype]()
 
 
@@ -106,18 +111,24 @@ def sample_grid_gradient[
     x: Ptr[dtype],
     grid: Ptr[dtype],
     p: SamplingProblem,
+    lanes: Int32,
 ):
-    """Channels last: LANES neighbouring threads share the channels of a point, and their sums are added in order.
-    """
+    """`lanes` threads share the channels of a point, and their sums are added in order. Channels last they are neighbours, else
+    those of neighbouring points are."""
     comptime Acc = accumulation_type[dtype]
-    comptime lanes = LANES if channels_last else 1
     comptime AXES = 3 if deep else 2
     var sums = stack_allocation[
         BLOCK * AXES, Scalar[Acc], address_space=AddressSpace.SHARED
     ]()
     var thread = Int(thread_idx.x)
-    var lane = thread % lanes
-    var point = (Int(block_idx.x) * BLOCK + thread) // lanes
+    var points = BLOCK // Int(lanes)
+    var lane_step = 1 if channels_last else points
+    var lane = thread // points
+    var point = thread % points
+    comptime if channels_last:
+        lane = thread % Int(lanes)
+        point = thread // Int(lanes)
+    point += Int(block_idx.x) * points
     var n = Int(block_idx.y)
     var channels = Int(p.channels)
     while n < Int(p.batch):
@@ -125,7 +136,7 @@ def sample_grid_gradient[
         if point < Int(p.points):
             var corners = Corners[Acc, 1, T, deep](grid, point, p, n)
             var along = Array[Scalar[Acc], corners.K](fill=0)
-            for c in range(lane, channels, lanes):
+            for c in range(lane, channels, Int(lanes)):
                 var value: Scalar[Acc]
                 var from_: Ptr[dtype]
                 var step: Int
@@ -150,15 +161,17 @@ def sample_grid_gradient[
             comptime for axis in range(AXES):
                 comptime for k in range(corners.K):
                     totals[axis] += along[k] * corners.slope[axis](k)[0]
-        comptime if channels_last:
+        if lanes > 1:
             comptime for axis in range(AXES):
-                sums[unsafe_offset=thread * AXES + axis] = totals[axis]
+                sums[unsafe_offset=axis * BLOCK + thread] = totals[axis]
             barrier()
             if lane == 0:
                 comptime for axis in range(AXES):
-                    for other in range(1, LANES):
+                    for other in range(1, Int(lanes)):
                         totals[axis] += sums[
-                            unsafe_offset=(thread + other) * AXES + axis
+                            unsafe_offset=axis * BLOCK
+                            + thread
+                            + other * lane_step
                         ]
             barrier()
         if lane == 0 and point < Int(p.points):
@@ -176,15 +189,16 @@ def sample_input_gradient_atomic[
     dy: Ptr[dtype],
     grid: Ptr[dtype],
     p: SamplingProblem,
-    by_channels: Divisor,
+    by_inner: Divisor,
+    together: Int32,
 ):
-    """dx is zero before. Channels last: a thread has a channel of a point; planes: a point and CHANNELS channels, as in
+    """dx is zero before. Channels last: a thread has a channel of a point; planes: a point and `together` channels, as in
     sample_points."""
     comptime Acc = accumulation_type[dtype]
     var item = Int32(block_idx.x * block_dim.x + thread_idx.x)
     var channels = Int(p.channels)
     comptime if channels_last:
-        var point, channel = by_channels.divide(item)
+        var point, channel = by_inner.divide(item)
         if point >= p.points:
             return
         var c = Int(channel)
@@ -202,19 +216,18 @@ def sample_input_gradient_atomic[
                         value * corners.weight(k)[0],
                     )
     else:
-        if item >= p.points:
+        var stretch, point = by_inner.divide(item)
+        var first = Int(stretch) * Int(together)
+        var end = min(first + Int(together), channels)
+        if first >= channels:
             return
-        var stretches = Int(p.batch) * Int(by_channels.value)
-        for row in range(Int(block_idx.y), stretches, Int(grid_dim.y)):
-            var n, stretch = by_channels.divide(Int32(row))
-            var corners = Corners[Acc, 1, T, deep](grid, Int(item), p, Int(n))
-            var first = Int(stretch) * CHANNELS
-            for c in range(first, min(first + CHANNELS, channels)):
+        for n in range(Int(block_idx.y), Int(p.batch), Int(grid_dim.y)):
+            var corners = Corners[Acc, 1, T, deep](grid, Int(point), p, n)
+            for c in range(first, end):
                 var value = _load[1](
-                    dy,
-                    Int(n) * p.result() + c * Int(p.points) + Int(item),
+                    dy, n * p.result() + c * Int(p.points) + Int(point)
                 )[0]
-                var plane = Int(n) * p.image() + c * p.pixels()
+                var plane = n * p.image() + c * p.pixels()
                 comptime for k in range(corners.K):
                     if corners.pixel[k] >= 0:
                         add_atomically(
@@ -269,6 +282,33 @@ def _check(p: SamplingProblem) raises:
         )
 
 
+def _together(p: SamplingProblem) -> Int:
+    """Channels of a thread, where channels are planes: few enough for many threads.
+    """
+    var together = CHANNELS
+    while together > FEWEST_CHANNELS and (
+        Int(p.batch) * Int(p.points) * ceildiv(Int(p.channels), together) < BUSY
+    ):
+        together //= 2
+    return together
+
+
+def _lanes(p: SamplingProblem, channels_last: Bool) -> Int:
+    """Threads that share a point, a power of two. Channels last neighbours are read together.
+    """
+    var lanes = 1
+    while (
+        lanes < MOST_LANES
+        and 2 * lanes * FEWEST_CHANNELS <= Int(p.channels)
+        and (
+            (channels_last and lanes < MOST_LANES // 2)
+            or Int(p.batch) * Int(p.points) * lanes < BUSY
+        )
+    ):
+        lanes *= 2
+    return lanes
+
+
 def sample_gpu[
     dtype: DType, //, *, channels_last: Bool, T: Int, deep: Bool
 ](
@@ -284,13 +324,13 @@ def sample_gpu[
     var whole = Int(p.channels) % V == 0 and (Int(x) | Int(y)) % 16 == 0
     comptime for vector in [V, 1]:
         if vector == 1 or whole:
-            var parts = Int(p.channels) // vector
-            var items = Int(p.points) * parts
-            var rows = Int(p.batch)
+            var inner = Int(p.channels) // vector
+            var items = Int(p.points) * inner
+            var together = 1
             comptime if not channels_last:
-                parts = ceildiv(Int(p.channels), CHANNELS)
-                items = Int(p.points)
-                rows *= parts
+                together = _together(p)
+                inner = Int(p.points)
+                items = inner * ceildiv(Int(p.channels), together)
             comptime kernel = sample_points[
                 dtype, vector, channels_last, T, deep
             ]
@@ -299,8 +339,12 @@ def sample_gpu[
                 x,
                 grid,
                 p,
-                Divisor(parts),
-                grid_dim=(ceildiv(items, BLOCK), min(rows, GRID_LIMIT)),
+                Divisor(inner),
+                Int32(together),
+                grid_dim=(
+                    ceildiv(items, BLOCK),
+                    min(Int(p.batch), GRID_LIMIT),
+                ),
                 block_dim=BLOCK,
             )
             return
@@ -319,13 +363,14 @@ def sample_grid_gradient_gpu[
     """The grid's gradient."""
     _check(p)
     comptime kernel = sample_grid_gradient[dtype, channels_last, T, deep]
-    comptime lanes = LANES if channels_last else 1
+    var lanes = _lanes(p, channels_last)
     ctx.enqueue_function[kernel](
         dgrid,
         dy,
         x,
         grid,
         p,
+        Int32(lanes),
         grid_dim=(
             ceildiv(Int(p.points) * lanes, BLOCK),
             min(Int(p.batch), GRID_LIMIT),
@@ -364,13 +409,13 @@ def sample_input_gradient_gpu[
             block_dim=BLOCK,
         )
         return
-    var parts = Int(p.channels)
-    var items = Int(p.points) * parts
-    var rows = Int(p.batch)
+    var inner = Int(p.channels)
+    var items = Int(p.points) * inner
+    var together = 1
     comptime if not channels_last:
-        parts = ceildiv(Int(p.channels), CHANNELS)
-        items = Int(p.points)
-        rows *= parts
+        together = _together(p)
+        inner = Int(p.points)
+        items = inner * ceildiv(Int(p.channels), together)
     comptime kernel = sample_input_gradient_atomic[
         dtype, channels_last, T, deep
     ]
@@ -379,7 +424,8 @@ def sample_input_gradient_gpu[
         dy,
         grid,
         p,
-        Divisor(parts),
-        grid_dim=(ceildiv(items, BLOCK), min(rows, GRID_LIMIT)),
+        Divisor(inner),
+        Int32(together),
+        grid_dim=(ceildiv(items, BLOCK), min(Int(p.batch), GRID_LIMIT)),
         block_dim=BLOCK,
     )

@@ -1,4 +1,4 @@
-"""What the GPU's threads do in adaptive max pooling with large windows, run on a CPU thread after thread. No GPU runs."""
+"""What the threads of a GPU do in adaptive max pooling with large windows, run on a CPU thread after thread."""
 
 from __future__ import annotations
 
