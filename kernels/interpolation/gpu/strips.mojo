@@ -15,6 +15,7 @@ from max.gpu import (
 from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 from std.math import ceildiv
+from std.sys import size_of
 from std.utils.static_tuple import StaticTuple
 
 from ...common.arithmetic import Divisor
@@ -31,6 +32,8 @@ comptime BUSY = 1 << 18
 comptime ALONG_W = 4
 """Neighbours along W that a thread has."""
 comptime GRID_LIMIT = 65535
+comptime MOST_HELD = 16
+"""Elements that a thread loads before it uses the first."""
 
 
 struct _Columns[Acc: DType, V: Int, T: Int, along_w: Bool](Movable):
@@ -52,36 +55,62 @@ struct _Columns[Acc: DType, V: Int, T: Int, along_w: Bool](Movable):
             fill=SIMD[Self.Acc, Self.lanes](0)
         )
         comptime for lane in range(Self.lanes):
-            var result = w + Int32(lane)
+            var result = min(w + Int32(lane), axis.results - 1)
             self.first[lane] = axis.first(result)
             self.last[lane] = axis.count(result) - 1
+            if w + Int32(lane) >= axis.results:
+                self.last[lane] = -1
             comptime for k in range(Self.T):
                 if Int32(k) <= self.last[lane]:
                     self.weights[k][lane] = axis.weight(result, Int32(k))
 
     @always_inline
-    def of[
-        dtype: DType
-    ](self, row: Ptr[dtype], channels: Int32) -> SIMD[Self.Acc, Self.V]:
-        """The sums of a row, whose first element at W = 0 `row` points to."""
-        var total = SIMD[Self.Acc, Self.V](0)
+    def load[
+        dtype: DType, N: Int, //, start: Int
+    ](
+        self,
+        mut values: Array[SIMD[dtype, Self.V], N],
+        row: Ptr[dtype],
+        channels: Int32,
+    ):
+        """Puts what is read of a row at `start`; `row` points to its element at W = 0. There are no branches, which a thread
+        would pass one after the other: the last tap is read again instead of those behind it, and `sum` leaves these out.
+        """
         comptime for k in range(Self.T):
             comptime if Self.along_w:
-                var value = SIMD[dtype, Self.V](0)
                 comptime for lane in range(Self.V):
-                    if Int32(k) <= self.last[lane]:
-                        value[lane] = row[
-                            unsafe_offset=Int(self.first[lane] + Int32(k))
-                        ]
-                total += value.cast[Self.Acc]() * rebind[
-                    SIMD[Self.Acc, Self.V]
-                ](self.weights[k])
+                    var tap = max(min(Int32(k), self.last[lane]), 0)
+                    values[start + k][lane] = row[
+                        unsafe_offset=Int(self.first[lane] + tap)
+                    ]
             else:
-                if Int32(k) <= self.last[0]:
-                    var value = load[Self.V](
-                        row, (self.first[0] + Int32(k)) * channels
-                    )
-                    total += value.cast[Self.Acc]() * self.weights[k][0]
+                var tap = max(min(Int32(k), self.last[0]), 0)
+                values[start + k] = load[Self.V](
+                    row, (self.first[0] + tap) * channels
+                )
+
+    @always_inline
+    def sum[
+        dtype: DType, N: Int, //, start: Int
+    ](self, values: Array[SIMD[dtype, Self.V], N]) -> SIMD[Self.Acc, Self.V]:
+        """Of what `load` put there."""
+        var total = SIMD[Self.Acc, Self.V](0)
+        comptime for k in range(Self.T):
+            var read: SIMD[DType.bool, Self.V]
+            var weight: SIMD[Self.Acc, Self.V]
+            comptime if Self.along_w:
+                read = rebind[SIMD[DType.int32, Self.V]](self.last).ge(Int32(k))
+                weight = rebind[SIMD[Self.Acc, Self.V]](self.weights[k])
+            else:
+                read = SIMD[DType.bool, Self.V](fill=Int32(k) <= self.last[0])
+                weight = SIMD[Self.Acc, Self.V](self.weights[k][0])
+            total += (
+                read.select(
+                    values[start + k].cast[Self.Acc](),
+                    SIMD[Self.Acc, Self.V](0),
+                )
+                * weight
+            )
         return total
 
 
@@ -101,6 +130,8 @@ def _thread[
 ):
     """What a thread does: strip `item` of every slab that it comes to."""
     comptime Acc = accumulation_type[dtype]
+    # Rows that are loaded before the first is added up, as far as registers hold them.
+    comptime group = max(min(T, MOST_HELD // (V * T)), 1)
     var column, vector_of_pixel = by_vectors.divide(item)
     var strip, place = by_columns.divide(column)
     var h_first = strip * rows
@@ -113,6 +144,9 @@ def _thread[
         c = 0
         w = place * Int32(V)
     var columns = _Columns[Acc, V, T, along_w](p.w, w)
+    var has_whole_rows = (
+        p.w.results % Int32(V) == 0 and Int(y) % (V * size_of[dtype]()) == 0
+    )
     var slab = first_slab
     while slab < p.slabs:
         var n, d = p.by_depth.divide(slab)
@@ -124,9 +158,19 @@ def _thread[
         # The row that held[0] is the sum of, and how many are held.
         var base = Int32(0)
         var there = Int32(0)
+        var d_weight = p.d.weight(d, 0)
+        var next_first = p.h.first(h_first)
+        var next_count = p.h.count(h_first)
         for h in range(h_first, h_end):
-            var first = p.h.first(h)
-            var count = p.h.count(h)
+            # What the next result needs of the tables is on its way meanwhile.
+            var first = next_first
+            var count = next_count
+            var behind = min(h + 1, p.h.results - 1)
+            next_first = p.h.first(behind)
+            next_count = p.h.count(behind)
+            var weights = Array[Scalar[Acc], T](fill=0)
+            comptime for k in range(T):
+                weights[k] = p.h.weight(h, min(Int32(k), p.h.most - 1))
             var move = first - base
             base = first
             if move >= Int32(T):
@@ -136,29 +180,51 @@ def _thread[
                     comptime for k in range(T - 1):
                         held[k] = held[k + 1]
                 there = max(there - move, 0)
+            var wanted = Array[Bool, T](fill=False)
             comptime for k in range(T):
-                if Int32(k) >= there and Int32(k) < count:
-                    var sum = SIMD[Acc, V](0)
-                    for a in range(d_count):
-                        var row = (
-                            ((d_first + a) * p.h.extent + first + Int32(k))
-                            * p.w.extent
-                            * p.channels
-                        )
-                        sum += columns.of(
-                            x_n.unsafe_offset(Int(row)), p.channels
-                        ) * p.d.weight(d, a)
-                    held[k] = sum
+                wanted[k] = Int32(k) >= there and Int32(k) < count
+                if wanted[k]:
+                    held[k] = SIMD[Acc, V](0)
+            for a in range(d_count):
+                var slab_weight = d_weight
+                if a > 0:
+                    slab_weight = p.d.weight(d, a)
+                var slab_row = (d_first + a) * p.h.extent + first
+                comptime for begin in range(0, T, group):
+                    var values = Array[SIMD[dtype, V], group * T](
+                        fill=SIMD[dtype, V](0)
+                    )
+                    comptime for k in range(begin, min(begin + group, T)):
+                        if wanted[k]:
+                            var row = (
+                                (slab_row + Int32(k)) * p.w.extent * p.channels
+                            )
+                            columns.load[(k - begin) * T](
+                                values,
+                                x_n.unsafe_offset(Int(row)),
+                                p.channels,
+                            )
+                    comptime for k in range(begin, min(begin + group, T)):
+                        if wanted[k]:
+                            held[k] += (
+                                columns.sum[(k - begin) * T](values)
+                                * slab_weight
+                            )
             there = max(there, count)
             var total = SIMD[Acc, V](0)
             comptime for k in range(T):
                 if Int32(k) < count:
-                    total += held[k] * p.h.weight(h, Int32(k))
-            store(
-                y_n,
-                ((d * p.h.results + h) * p.w.results + w) * p.channels + c,
-                total.cast[dtype](),
-            )
+                    total += held[k] * weights[k]
+            var at = ((d * p.h.results + h) * p.w.results + w) * p.channels + c
+            comptime if along_w:
+                if not has_whole_rows:
+                    comptime for lane in range(V):
+                        if w + Int32(lane) < p.w.results:
+                            y_n[unsafe_offset=Int(at) + lane] = total[
+                                lane
+                            ].cast[dtype]()
+                    continue
+            store(y_n, at, total.cast[dtype]())
         slab += slab_step
 
 
@@ -199,7 +265,7 @@ def _launch[
     p: InterpolationProblem[accumulation_type[dtype]],
 ) raises:
     var vectors = 1 if along_w else Int(p.channels) // V
-    var columns = Int(p.w.results) // V if along_w else Int(p.w.results)
+    var columns = ceildiv(Int(p.w.results), V) if along_w else Int(p.w.results)
     var slabs = Int(p.batch) * Int(p.d.results)
     var threads = vectors * columns * slabs * Int(p.h.results)
     var rows = max(
@@ -220,7 +286,10 @@ def _launch[
                 1,
             )
         return
-    var block_x = min(THREADS, items)
+    var block_x = items
+    if items > THREADS:
+        # Blocks of equal shares, in whole warps.
+        block_x = ceildiv(ceildiv(items, ceildiv(items, THREADS)), 32) * 32
     var block_y = THREADS // block_x
     ctx.enqueue_function[interpolate_strips[dtype, V, T, along_w]](
         t.y,
@@ -235,6 +304,16 @@ def _launch[
         ),
         block_dim=(block_x, block_y),
     )
+
+
+def _is_along_w[Acc: DType](p: InterpolationProblem[Acc], T: Int) -> Bool:
+    """Whether a thread of planes takes neighbours along W: for many taps these take many registers.
+    """
+    if p.channels != 1:
+        return False
+    if T == MOST_TAPS:
+        return Int(p.w.results) % ALONG_W == 0 and p.w.results >= p.w.extent
+    return p.w.results >= 3 and 2 * p.w.results >= p.w.extent
 
 
 struct Strips[target: StaticString](InterpolationKernel):
@@ -272,12 +351,7 @@ struct Strips[target: StaticString](InterpolationKernel):
             if taps <= T:
                 if aligned and Int(p.channels) % V == 0:
                     _launch[Self.target, dtype, V, T, False](ctx, t, p)
-                elif (
-                    aligned
-                    and p.channels == 1
-                    and Int(p.w.results) % ALONG_W == 0
-                    and p.w.results >= p.w.extent
-                ):
+                elif _is_along_w(p, T):
                     _launch[Self.target, dtype, ALONG_W, T, True](ctx, t, p)
                 else:
                     _launch[Self.target, dtype, 1, T, False](ctx, t, p)
