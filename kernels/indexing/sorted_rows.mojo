@@ -29,9 +29,9 @@ comptime CARRIED = 4
 """Columns of a thread."""
 comptime AHEAD = 4
 """Rows, or parts, that a thread reads before it adds the first of them."""
-comptime THREADS = 1 << 17
-"""As many as a large GPU runs at a time: there are more pieces where columns are few."""
-comptime LEAST_PIECE = 8
+comptime THREADS = 1 << 16
+"""Enough for a large GPU: there are more pieces where columns are few."""
+comptime LEAST_PIECE = 16
 comptime COMBINED = 32
 """Columns of a block that adds up parts."""
 comptime GROUPS = BLOCK // COMBINED
