@@ -11,6 +11,7 @@ import torch
 
 from torch_max_backend.runtime import capture
 from torch_max_backend.runtime.capture import Capture, refusal
+from torch_max_backend.runtime.shared_storage import SharedStorage
 
 
 class Doubling:
@@ -136,6 +137,24 @@ def test_what_moves_is_copied_wherever_it_lies() -> None:
     for draw in (*[again[0]] * 4, *again * 3):
         call(draw)
     assert call.graph.recordings == 1 and call.capture.replays == 8
+
+
+def test_memory_that_is_dealt_out_anew_is_copied_from() -> None:
+    """An allocator may give another tensor the same address; the next one may lie elsewhere."""
+    call, memory = Caller(Doubling()), bytearray(16)
+    for number in range(6):
+        another = torch.frombuffer(memory, dtype=torch.float32)
+        call(another.fill_(number))
+    assert call.capture.copied == [1] and call.capture.replays == 4
+
+
+def test_results_of_other_recordings_are_read_where_they_lie() -> None:
+    call, shared = Caller(Doubling()), SharedStorage([((4,), (1,), torch.float32)], torch.device("cpu"))
+    call.replayed(2)
+    for number in range(4):
+        shared.tensors[0].fill_(number)
+        call(shared.tensors[0].detach())
+    assert call.capture.copied == [] and call.capture.replays == 4
 
 
 def test_what_cannot_be_captured_runs_plainly(caplog: pytest.LogCaptureFixture) -> None:

@@ -20,11 +20,12 @@ from torch_max_backend.backend import recorded_graphs
 from torch_max_backend.dtypes import max_dtype
 from torch_max_backend.launch_list import listing
 from torch_max_backend.max_compat import make_dlpack_capsule
-from torch_max_backend.runtime import captured_runner
+from torch_max_backend.runtime import captured_runner, runner
 from torch_max_backend.runtime.capture import Capture
 from torch_max_backend.runtime.captured_runner import CapturedRunner
 from torch_max_backend.runtime.executable import Executable
 from torch_max_backend.runtime.runner import Drawn
+from torch_max_backend.runtime.runner import lent_workspace as lent
 from torch_max_backend.runtime.shared_storage import SharedStorage
 from torch_max_backend.torch_compat import tensor_of_capsule
 
@@ -105,6 +106,12 @@ def net() -> nn.Module:
 def drawing_net() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
+
+
+def wide_net() -> nn.Module:
+    """Both of its graphs need a workspace."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2048), nn.Softmax(1), nn.Linear(2048, 512))
 
 
 def train(model: nn.Module, variant: str, captured: bool) -> tuple[list[torch.Tensor], list[int]]:
@@ -212,8 +219,7 @@ def test_graphs_work_in_common_memory() -> None:
     """One piece, as large as one graph needs it, has workspaces, results that are copied, and what arguments are copied
     to."""
     torch._dynamo.reset()
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2048), nn.Softmax(1), nn.Linear(2048, 512))
+    model = wide_net()
     with recorded_graphs() as graphs:
         run = torch.compile(model, backend="max", fullgraph=True)
         run(torch.randn(256, 64)).sum().backward()
@@ -245,6 +251,23 @@ def test_graphs_work_in_common_memory() -> None:
     torch._dynamo.reset()
     gc.collect()
     assert gone() is None
+
+
+def test_plain_calls_work_in_common_memory() -> None:
+    """The backward graph, which is captured later, takes none beside what the forward graph was captured over."""
+    torch._dynamo.reset()
+    with recorded_graphs() as graphs:
+        run = torch.compile(wide_net(), backend="max", fullgraph=True)
+        run(torch.randn(256, 64)).sum().backward()
+    (forward,), (backward,) = (graph.executables for graph in graphs)
+    capturing = [capture(forward, 1), capture(backward, 5)]
+    taken = []
+    with mock.patch.object(runner, "lent_workspace", lambda size, device: taken.append(size) or lent(size, device)):
+        for _ in range(4):
+            run(torch.randn(256, 64)).sum().backward()
+            run.zero_grad(set_to_none=True)
+    assert backward.runner is not None and backward.runner.needed
+    assert [each.replays for each in capturing] == [3, 0] and len(taken) == 2
 
 
 def test_masks_are_read_where_they_were_drawn() -> None:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch_max_backend.runtime.leaving import taker
+from torch_max_backend.runtime.shared_storage import shared_storage_at
 
 log = logging.getLogger("torch_max_backend")
 
@@ -58,9 +60,10 @@ class Recording(Protocol[Made]):
 class Capture:
     """One graph's captured launches.
 
-    A captured graph reads and writes the places that it was captured with. Arguments that stay at one address are read
-    there; others are copied to a place of their own first. An argument that has moved makes the call run plainly, and
-    after a few such calls in a row the graph is captured anew.
+    A captured graph reads and writes the places that it was captured with. Arguments that stay in one memory, as
+    parameters do, are read there, and so are other recordings' results; others are copied to a place of their own
+    first, although an allocator may deal the same address out again. An argument that has moved makes the call run
+    plainly, and after a few such calls in a row the graph is captured anew.
 
     Results lie in the same place each time. They are lent: as long as a tensor over them exists, calls run plainly and
     get memory of their own, so no tensor changes under its user.
@@ -82,7 +85,7 @@ class Capture:
         self._name, self._patience, self._moving = name, patience, frozenset(moving)
         self._left = _CAPTURES
         self._missed = self._busy = 0
-        self._last: Sequence[int] = ()
+        self._last: Sequence[tuple[int, StorageWeakRef]] = ()
         self._recorded = False
         self._places: list[torch.Tensor] = []
         self._take_copied: Callable[[Sequence[Any]], Sequence[Any]] = list
@@ -112,7 +115,8 @@ class Capture:
                 or len(self._last) != len(addresses)
                 or not self._captured(graph, tensors, addresses)
             ):
-                self._last = addresses
+                storages = (StorageWeakRef(tensor.untyped_storage()) for tensor in tensors)
+                self._last = list(zip(addresses, storages, strict=True))
                 return graph.plain(tensors)
         self._missed = 0
         if self._places:
@@ -127,8 +131,12 @@ class Capture:
         if not self._left:
             log.info("%s is not captured any more: its arguments keep moving", self._name)
             return False
-        pairs = enumerate(zip(addresses, self._last, strict=True))
-        copied = [number for number, (now, last) in pairs if number in self._moving or now != last]
+        before = zip(tensors, addresses, self._last, strict=True)
+        copied = [
+            number for number, (tensor, address, last) in enumerate(before)
+            if number in self._moving or _moves(tensor, address, *last)
+        ]  # fmt: skip
+        self._last = ()
         read = list(tensors)
         for number in copied:
             read[number] = graph.place(tensors[number])
@@ -150,6 +158,14 @@ class Capture:
             graph.release()
         self._recorded, self.copied, self._places, self._fixed = False, [], [], ()
         self._busy = self._missed = 0
+
+
+def _moves(tensor: torch.Tensor, address: int, old: int, memory: StorageWeakRef) -> bool:
+    """Whether an argument that was at address ``old`` of ``memory`` may lie elsewhere in each call."""
+    storage = tensor.untyped_storage()
+    if shared_storage_at(storage.data_ptr()) is not None:
+        return False
+    return address != old or memory.expired() or StorageWeakRef(storage) != memory
 
 
 def refusal(devices: Collection[str], *, listed: bool, recordable: bool) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -108,6 +109,13 @@ class CapturedRunner(ListRunner):
         self._called = True
         addresses = [tensor.data_ptr() for tensor in tensors]
         return super().launched(tensors, addresses, self._updated, self._written_over)
+
+    def lent_workspace(self) -> contextlib.AbstractContextManager[torch.Tensor]:
+        """What recordings work in, where it suffices: no replay runs beside a plain call."""
+        large = [memory for memory in self._common.living() if memory.numel() >= self.needed]
+        if not large:
+            return super().lent_workspace()
+        return contextlib.nullcontext(min(large, key=torch.Tensor.numel))
 
     def place(self, like: torch.Tensor) -> torch.Tensor:
         """A place for such an argument."""

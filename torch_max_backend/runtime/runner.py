@@ -253,9 +253,13 @@ class ListRunner:
         """
         drawn = self.draw()
         leaving = self.fresh(updated)
-        with self.turn(), lent_workspace(self.needed, self.device) as workspace:
+        with self.turn(), self.lent_workspace() as workspace:
             self.walk([*addresses, *drawn.addresses], leaving, workspace, written_over)
         return Called(leaving, drawn, bool(updated))
+
+    def lent_workspace(self) -> AbstractContextManager[torch.Tensor]:
+        """The workspace of one call, in the caller's turn on the device."""
+        return lent_workspace(self.needed, self.device)
 
     def draw(self) -> Drawn:
         """What a call gets as its last arguments."""
