@@ -481,6 +481,7 @@ def resampling() -> str:
         "windows (unfold, fold)": ("windows_h200", "windows_cpu_float32"),
         "grid_sample": ("sampling_h200", "sampling_cpu_float32"),
         "scattered additions": ("indexing_h200", "indexing_cpu_float32"),
+        "detection": ("detection_h200",),
     }
     rows = []
     for family, files in names.items():
