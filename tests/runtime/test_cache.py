@@ -202,6 +202,22 @@ def test_an_entry_is_whole_or_not_there(directory: Path, how: str, ends: int) ->
     assert _store().read_bytes() == b"artifact" and _lookup() is not None
 
 
+def test_what_a_killed_writer_left_goes_when_it_is_old(directory: Path) -> None:
+    """At another process's first entry; what a writer that lives has made stays."""
+    _stored_by_a_child("killed")
+    (left,) = directory.glob("graphs/.new-*")
+    cache._tidy.cache_clear()
+    _store()
+    assert left.exists(), "its writer might have made it just now"
+    with cache.scratch(directory / "graphs") as living:
+        for each in (left, living):
+            os.utime(each, (each.stat().st_atime - 601,) * 2)
+        cache._tidy.cache_clear()
+        assert cache.store("graphs", {"graph": "another"}, "model.mef", lambda file: file.write_bytes(b"it") and None)
+        assert living.exists() and not left.exists()
+    assert not list(directory.glob("graphs/.new-*"))
+
+
 def test_a_clock_that_runs_backwards_changes_nothing(directory: Path) -> None:
     path = _store()
     lock = directory / "graphs" / f".{cache.digest(FACTS)}.lock"

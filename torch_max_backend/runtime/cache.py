@@ -38,6 +38,9 @@ log = logging.getLogger(__name__)
 _CHOSEN = "TORCH_MAX_BACKEND_CACHE_DIR"
 RECORD = "entry.json"
 """The file of an entry that says what it is."""
+_NEW = ".new-"
+_ABANDONED, _ABANDONED_WITHOUT_LOCKS = 600.0, 86400.0
+"""Seconds after which what a killed writer left is removed, and where no lock can tell whether the writer lives."""
 
 
 def cache_directory() -> Path:
@@ -221,6 +224,46 @@ def make_private(directory: Path) -> None:
             path.chmod(0o700)
 
 
+@contextlib.contextmanager
+def scratch(parent: Path) -> Iterator[Path]:
+    """A new directory in ``parent``, which goes at the end. Until then, or until this process ends, it is locked."""
+    with tempfile.TemporaryDirectory(dir=parent, prefix=_NEW) as name:
+        file = os.open(name, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield Path(name)
+        finally:
+            os.close(file)
+
+
+def remove_abandoned(parent: Path, age: float = _ABANDONED) -> None:
+    """Removes what killed processes left of ``scratch`` in ``parent``, if it is older than ``age`` seconds."""
+    for path in parent.glob(f"{_NEW}*"):
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            passed, least = time.time() - os.fstat(file).st_mtime, age
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            except OSError:
+                least = max(age, _ABANDONED_WITHOUT_LOCKS)
+            if passed >= least:
+                shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(file)
+
+
+@functools.cache
+def _tidy(parent: Path) -> None:
+    """Once in a process."""
+    remove_abandoned(parent)
+
+
 def store(kind: str, facts: Mapping[str, str], filename: str, write: Callable[[Path], None]) -> Path | None:
     """Makes an entry whole or not at all: ``write(path)`` fills a private directory that is then renamed.
 
@@ -230,8 +273,9 @@ def store(kind: str, facts: Mapping[str, str], filename: str, write: Callable[[P
     entry = parent / digest(facts)
     try:
         make_private(parent)
-        with tempfile.TemporaryDirectory(dir=parent, prefix=".new-") as scratch:
-            fresh = Path(scratch) / "entry"
+        _tidy(parent)
+        with scratch(parent) as folder:
+            fresh = folder / "entry"
             fresh.mkdir(mode=0o700)
             write(fresh / filename)
             # Whatever the user's umask is.

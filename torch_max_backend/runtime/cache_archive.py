@@ -14,7 +14,6 @@ import json
 import re
 import shutil
 import tarfile
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,9 +111,9 @@ def clear(stale: bool = False) -> tuple[int, int]:
     for entry in gone:
         shutil.rmtree(entry.path, ignore_errors=True)
     gone = [entry for entry in gone if not entry.path.exists()]
-    # What processes that were killed left behind.
-    for scratch in cache.cache_directory().glob("**/.new-*"):
-        shutil.rmtree(scratch, ignore_errors=True)
+    directory = cache.cache_directory()
+    for folder in (directory, *filter(Path.is_dir, directory.glob("*"))):
+        cache.remove_abandoned(folder, 0.0)
     return len(gone), sum(entry.bytes for entry in gone)
 
 
@@ -180,22 +179,22 @@ def import_cache(file: Path) -> tuple[int, int]:
     """
     parent = cache.cache_directory()
     cache.make_private(parent)
-    with tempfile.TemporaryDirectory(dir=parent, prefix=".new-") as scratch:
+    with cache.scratch(parent) as scratch:
         try:
             with tarfile.open(file, "r:*") as archive:
-                names = _unpack(archive, Path(scratch))
+                names = _unpack(archive, scratch)
         except (tarfile.TarError, EOFError) as error:
             raise ArchiveError(f"{file} is no archive of a cache: {error}") from error
         checked: dict[str, dict[str, str]] = {}
         for name in sorted({name.rpartition("/")[0] for name in names}):
             kind, _, digest = name.partition("/")
-            checked[name] = _checked(Path(scratch) / name, kind, digest, names)
+            checked[name] = _checked(scratch / name, kind, digest, names)
         taken = 0
         for name, facts in checked.items():
             kind = name.split("/")[0]
             if not is_current(facts):
                 continue
-            source = Path(scratch) / name / KINDS[kind]
+            source = scratch / name / KINDS[kind]
             if cache.lookup(kind, facts, KINDS[kind]) is None:
                 made = cache.store(kind, facts, KINDS[kind], functools.partial(_copy, source))
                 if made is None:
