@@ -8,7 +8,17 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_max_backend.launch_list.memory import ALIGNMENT, Content, Room, Span, Spare, fullest, planned
+from torch_max_backend.launch_list.memory import (
+    ALIGNMENT,
+    Content,
+    Lease,
+    Room,
+    Span,
+    Spare,
+    fullest,
+    lease_in,
+    planned,
+)
 
 #: Gap before a content, its size, and who reads it last.
 PARTS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3000), st.integers(-1, 20)), min_size=1, max_size=4)
@@ -54,6 +64,10 @@ def test_contents_are_written_over_when_they_are_read_no_more(
             assert apart or span.first > content.last or there or not span.size
 
 
+def bounds(span: Span) -> tuple[int, int, int]:
+    return span.size, span.first, span.last
+
+
 def _replacing(span: Span, spares: list[Spare]) -> Span:
     """The value takes the place of all contents that it may."""
     dying = {
@@ -96,6 +110,28 @@ def test_values_that_live_together_do_not_overlap(
             apart = room.offset + span.size <= place.offset or place.offset + other.size <= room.offset
             takes = number in other.takes or index in span.takes
             assert not together or apart or (takes and room == place and span.size == other.size)
+
+
+@given(SPANS, SPANS)
+def test_more_values_lie_where_nothing_else_does(spans: list[Span], more: list[Span]) -> None:
+    rooms, total = planned(spans)
+    leases = [Lease(room.offset, *bounds(span)) for span, room in zip(spans, rooms, strict=True)]
+    for span in more:
+        lease = lease_in(total, leases, span)
+        if lease is None:
+            continue
+        assert bounds(span) == (lease.size, lease.first, lease.last) and 0 <= lease.offset <= total - span.size
+        for other in leases:
+            together = lease.first <= other.last and other.first <= lease.last
+            apart = lease.offset + lease.size <= other.offset or other.offset + other.size <= lease.offset
+            assert apart or not together
+        leases.append(lease)
+
+
+def test_a_value_that_lives_before_all_others_lies_below_them() -> None:
+    leases = [Lease(0, 4 * ALIGNMENT, 3, 9)]
+    assert lease_in(4 * ALIGNMENT, leases, Span(3 * ALIGNMENT, 0, 2)) == Lease(0, 3 * ALIGNMENT, 0, 2)
+    assert lease_in(4 * ALIGNMENT, leases, Span(3 * ALIGNMENT, 0, 3)) is None
 
 
 @given(SPANS)

@@ -28,7 +28,7 @@ class Doubling:
         self.plain_calls += 1
         return [tensor * 2 for tensor in tensors]
 
-    def place(self, like: torch.Tensor) -> torch.Tensor:
+    def place(self, number: int, like: torch.Tensor) -> torch.Tensor:
         return torch.full_like(like, torch.nan)
 
     def copy(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:

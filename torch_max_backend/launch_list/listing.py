@@ -8,7 +8,16 @@ from enum import Enum
 
 from max.graph import DeviceRef
 
-from torch_max_backend.launch_list.memory import TORCH_ALIGNMENT, Content, Span, Spare, fullest, planned, rounded_up
+from torch_max_backend.launch_list.memory import (
+    TORCH_ALIGNMENT,
+    Content,
+    Lease,
+    Span,
+    Spare,
+    fullest,
+    planned,
+    rounded_up,
+)
 from torch_max_backend.launch_list.schedule import launch_order
 from torch_max_backend.mojo_ops.indexing import JoinedDimensions
 from torch_max_backend.typed_graph import TypedGraph
@@ -110,6 +119,7 @@ class LaunchList:
         reused: arguments that are written over when they are read no more, with the bytes that are needed there; any
             other memory does for it, too.
         fullest: the launch at which the values in the workspace have the most bytes; -1 without any.
+        leases: the values in the workspace.
     """
 
     launches: tuple[Launch, ...]
@@ -121,6 +131,17 @@ class LaunchList:
     updates: Mapping[int, int] = field(default_factory=dict)
     reused: Mapping[int, int] = field(default_factory=dict)
     fullest: int = -1
+    leases: tuple[Lease, ...] = ()
+
+    def uses(self, kind: Kind, number: int) -> tuple[int, int]:
+        """The first and the last launch that read or write an argument or a result; behind all of them where there is
+        none."""
+        found = [at for at, launch in enumerate(self.launches) if any(_is(word, kind, number) for word in launch.words)]
+        return (found[0], found[-1]) if found else (len(self.launches), len(self.launches))
+
+
+def _is(word: int | Place, kind: Kind, number: int) -> bool:
+    return isinstance(word, Place) and (word.kind, word.number) == (kind, number)
 
 
 class NotListed(Exception):
@@ -225,7 +246,7 @@ class _Lister:
         }
         for value, number in taken.items():
             self.places[value] = Place(Kind.RESULT, number)
-        workspace, reused, most = self._place_the_rest(spare, packed, uses)
+        workspace, reused, leases = self._place_the_rest(spare, packed, uses)
         launches = tuple(
             Launch(call.function.symbol, tuple(self._placed(call, word) for word in call.words), call.op,
                    _indexing(call))
@@ -234,7 +255,7 @@ class _Lister:
         made = tuple(self._place(home) for home in homes)
         return LaunchList(
             launches, len(self._arguments), made, tuple(self._constants), workspace, frozenset(self._moved), in_place,
-            reused, most,
+            reused, fullest(leases), leases,
         )  # fmt: skip
 
     def _reorder(self, results: Collection[Value], updates: Collection[Value]) -> None:
@@ -275,10 +296,9 @@ class _Lister:
         spare: Sequence[int],
         packed: Mapping[int, tuple[int, int]],
         uses: Mapping[Value, Sequence[tuple[int, int]]],
-    ) -> tuple[int, dict[int, int], int]:
+    ) -> tuple[int, dict[int, int], tuple[Lease, ...]]:
         """Places what lives between two launches in the memory of arguments ``spare``, else in the workspace; returns
-        the workspace's size, the bytes that are needed of those arguments, and the launch at which the workspace is
-        fullest."""
+        the workspace's size, the bytes that are needed of those arguments, and what lies in the workspace."""
         last: dict[Value, int] = {}
         for number, call in enumerate(self._calls):
             last.update(dict.fromkeys(call.results, number))
@@ -330,7 +350,12 @@ class _Lister:
             number = memories[room.spare].anchor
             self.places[value] = Place(Kind.REUSED, number, room.offset)
             reused[number] = max(reused.get(number, 0), room.offset + value.bytes)
-        return size, reused, fullest([span for span, room in zip(spans, rooms, strict=True) if room.spare is None])
+        leases = (
+            Lease(room.offset, span.size, span.first, span.last)
+            for span, room in zip(spans, rooms, strict=True)
+            if room.spare is None
+        )
+        return size, reused, tuple(leases)
 
     def _placed(self, call: Call, word: Word) -> int | Place:
         if isinstance(word, int):

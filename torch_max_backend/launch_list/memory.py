@@ -79,6 +79,30 @@ class Room:
     spare: int | None = None
 
 
+@dataclass(frozen=True)
+class Lease:
+    """Bytes of the workspace that a value has for some launches.
+
+    Attributes:
+        offset: bytes from the workspace's beginning.
+        size: bytes.
+        first: the first launch.
+        last: the last one.
+    """
+
+    offset: int
+    size: int
+    first: int
+    last: int
+
+
+def lease_in(size: int, leases: Sequence[Lease], span: Span) -> Lease | None:
+    """Room for one more value in a workspace of ``size`` bytes, at the lowest offset that is free for as long as it
+    lives; None where there is none."""
+    offset = _Tenants(leases).lowest(span)
+    return Lease(offset, span.size, span.first, span.last) if offset + span.size <= size else None
+
+
 def planned(spans: Sequence[Span], spares: Sequence[Spare] = ()) -> tuple[list[Room], int]:
     """Room for each span, such that spans that live at the same time do not overlap, and the workspace's bytes.
 
@@ -121,7 +145,7 @@ def _partners(spans: Sequence[Span]) -> list[list[int]]:
     return found
 
 
-def fullest(spans: Sequence[Span]) -> int:
+def fullest(spans: Sequence[Span | Lease]) -> int:
     """The launch at which the spans that live have the most bytes, the first of several; -1 without spans."""
     changes: dict[int, int] = {}
     for span in spans:
@@ -142,9 +166,12 @@ class _Tenants:
         end: of the spans.
     """
 
-    def __init__(self, contents: Sequence[Content] = ()) -> None:
+    def __init__(self, contents: Sequence[Content | Lease] = ()) -> None:
         self.end = 0
-        self._placed = sorted((each.offset, each.offset + each.size, -1, each.last) for each in contents)
+        self._placed = sorted(
+            (each.offset, each.offset + each.size, -1 if isinstance(each, Content) else each.first, each.last)
+            for each in contents
+        )
 
     def lowest(self, span: Span) -> int:
         """The lowest offset that is free for as long as ``span`` lives."""

@@ -32,8 +32,8 @@ class Recording(Protocol[Made]):
         """The results, in memory of their own."""
         ...
 
-    def place(self, like: torch.Tensor) -> torch.Tensor:
-        """A place for such an argument."""
+    def place(self, number: int, like: torch.Tensor) -> torch.Tensor:
+        """A place for an argument, by its number."""
         ...
 
     def copy(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
@@ -139,7 +139,7 @@ class Capture:
         self._last = ()
         read = list(tensors)
         for number in copied:
-            read[number] = graph.place(tensors[number])
+            read[number] = graph.place(number, tensors[number])
         try:
             graph.record(read)
         except Exception as error:

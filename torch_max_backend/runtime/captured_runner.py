@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from torch_max_backend.launch_list.memory import TORCH_ALIGNMENT, rounded_up
+from torch_max_backend.launch_list import Kind
+from torch_max_backend.launch_list.memory import TORCH_ALIGNMENT, Lease, Span, lease_in, rounded_up
 from torch_max_backend.runtime.capture import Capture
 from torch_max_backend.runtime.common_memory import Piece, bytes_over, common_memory
 from torch_max_backend.runtime.runner import Called, Drawn, ListRunner, RunnerSpec
@@ -60,11 +61,14 @@ class CapturedRunner(ListRunner):
         self._streams = stream_sync(spec.device)
         self.recorded: Recorded | None = None
         self._called = False
-        self._copied_results = sorted(own - self._listing.updates.keys())
+        # Memory that is free where copied results and arguments need it, more and more of it.
+        self._leases = list(self._listing.leases)
+        self._copied_results = {number: self._leased_result(number) for number in own - self._listing.updates.keys()}
         self._common = common_memory(spec.device)
         self._common.join(self)
         # What the recording that is being made works in.
         self._piece: Piece | None = None
+        self._taken: list[Lease] = []
         self._copies: dict[int, torch.Tensor] = {}
         # Of the call at hand: what it may update in place, its arguments, and what it writes over.
         self._updated: Mapping[int, torch.Tensor] = {}
@@ -79,8 +83,19 @@ class CapturedRunner(ListRunner):
 
     def _worked_in(self) -> int:
         """Bytes that the launches work in, and those of results that each replay copies."""
-        sizes = [self.needed, *(bytes_over(*self.facts[number]) for number in self._copied_results)]
+        behind = [number for number, lease in self._copied_results.items() if lease is None]
+        sizes = [self.needed, *(bytes_over(*self.facts[number]) for number in behind)]
         return sum(rounded_up(size, TORCH_ALIGNMENT) for size in sizes)
+
+    def _leased_result(self, number: int) -> Lease | None:
+        """Workspace that is free from where a result is made, None where there is none."""
+        first, _ = self._listing.uses(Kind.RESULT, number)
+        return self._leased(self._leases, Span(bytes_over(*self.facts[number]), first, len(self._listing.launches)))
+
+    def _leased(self, leases: list[Lease], span: Span) -> Lease | None:
+        lease = lease_in(self._listing.workspace, leases, span)
+        leases += [] if lease is None else [lease]
+        return lease
 
     def launched(
         self,
@@ -117,19 +132,30 @@ class CapturedRunner(ListRunner):
             return super().lent_workspace()
         return contextlib.nullcontext(min(large, key=torch.Tensor.numel))
 
-    def place(self, like: torch.Tensor) -> torch.Tensor:
-        """A place for such an argument."""
-        return self._dealt().tensor(like.shape, like.stride(), like.dtype)
+    def place(self, number: int, like: torch.Tensor) -> torch.Tensor:
+        """A place for an argument, by its number."""
+        piece, fact = self._dealt(), (like.shape, like.stride(), like.dtype)
+        _, last = self._listing.uses(Kind.ARGUMENT, number)
+        # One that is written over is memory for later values.
+        last = len(self._listing.launches) if number in self._listing.reused else last
+        lease = self._leased(self._taken, Span(bytes_over(*fact), 0, last))
+        return piece.tensor(*fact) if lease is None else piece.tensor_at(lease.offset, *fact)
 
     def _dealt(self) -> Piece:
-        """Memory for the recording that is being made: the launches', then that of copied results, then places."""
+        """Memory for the recording that is being made: the launches', where copied results and places lie, too, as far
+        as it is free; then that of the others."""
         if self._piece is None:
             # Nothing may run while launches are recorded. Plain calls' results, in many pieces, are not needed any
             # more: memory in one piece would lie beside them.
             self._streams.give_back()
             self._piece = self._common.piece(self._worked_in())
             self._piece.skip(self.needed)
-            self._copies = {number: self._piece.tensor(*self.facts[number]) for number in self._copied_results}
+            self._taken = list(self._leases)
+            self._copies = {
+                number: self._piece.tensor(*self.facts[number]) if lease is None
+                else self._piece.tensor_at(lease.offset, *self.facts[number])
+                for number, lease in self._copied_results.items()
+            }  # fmt: skip
         return self._piece
 
     def copy(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:

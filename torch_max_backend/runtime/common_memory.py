@@ -83,9 +83,14 @@ class Piece:
         size = bytes_over(shape, strides, dtype)
         if self._end + size > self.memory.numel():
             return torch.empty_strided(shape, strides, dtype=dtype, device=self.memory.device)
+        offset = self._end
+        self.skip(size)
+        return self.tensor_at(offset, shape, strides, dtype)
+
+    def tensor_at(self, offset: int, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor in the bytes at ``offset``."""
         with torch.inference_mode(False):
-            content = self.memory[self._end : self._end + size].view(dtype)
-            self.skip(size)
+            content = self.memory[offset : offset + bytes_over(shape, strides, dtype)].view(dtype)
             return content.as_strided(shape, strides)
 
 
