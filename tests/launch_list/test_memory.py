@@ -20,16 +20,18 @@ from torch_max_backend.launch_list.memory import (
     planned,
 )
 
-#: Gap before a content, its size, and who reads it last.
-PARTS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3000), st.integers(-1, 20)), min_size=1, max_size=4)
+#: Gap before a content, its size, who reads it last, and for how many launches it is there.
+PARTS = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(1, 3000), st.integers(-1, 20), st.integers(0, 20)), min_size=1, max_size=4
+)
 
 
-def spare(parts: list[tuple[int, int, int]]) -> Spare:
+def spare(parts: list[tuple[int, int, int, int]]) -> Spare:
     """Contents one behind the other, aligned as values in packs are."""
     contents, end = [], 0
-    for gap, size, last in parts:
+    for gap, size, last, launches in parts:
         begin = end + gap * 2 * ALIGNMENT
-        contents.append(Content(begin, size, last))
+        contents.append(Content(begin, size, last, max(-1, last - launches)))
         end = begin + -(-size // (2 * ALIGNMENT)) * 2 * ALIGNMENT
     return Spare(contents[-1].offset + contents[-1].size, tuple(contents))
 
@@ -61,7 +63,8 @@ def test_contents_are_written_over_when_they_are_read_no_more(
         for content in spares[room.spare].contents if room.spare is not None else ():
             apart = room.offset + span.size <= content.offset or content.offset + content.size <= room.offset
             there = (room.spare, content.offset) in span.replaces and room.offset == content.offset
-            assert apart or span.first > content.last or there or not span.size
+            apart = apart or span.first > content.last or span.last < content.first
+            assert apart or (there and content.first < 0) or not span.size
 
 
 def bounds(span: Span) -> tuple[int, int, int]:
@@ -171,6 +174,12 @@ def test_spares_come_first() -> None:
     spares = [whole(size - 1, -1), whole(size, 3), whole(2 * size, 2)]
     assert planned([Span(size, 3, 5)], spares) == ([Room(0, 2)], 0)
     assert planned([Span(size, 3, 5, frozenset({(1, 0)}))], spares) == ([Room(0, 1)], 0)
+
+
+def test_what_is_made_later_lends_its_memory() -> None:
+    result = Spare(2 * ALIGNMENT, (Content(0, 2 * ALIGNMENT, 99, 5),))
+    rooms, total = planned([Span(2 * ALIGNMENT, 1, 4), Span(2 * ALIGNMENT, 4, 5)], [result])
+    assert rooms == [Room(0, 0), Room(0)] and total == 2 * ALIGNMENT
 
 
 def test_neighbours_in_a_spare_serve_together() -> None:

@@ -21,12 +21,16 @@ class Doubling:
         self.recorded: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None
         self.recordings = self.plain_calls = 0
         self.fails = fails
+        self.most = 1000
         self.kept: list[torch.Tensor] | None = None
         """Results of a replay that somebody keeps."""
 
     def plain(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         self.plain_calls += 1
         return [tensor * 2 for tensor in tensors]
+
+    def copies_for_long(self, arguments: int) -> bool:
+        return arguments > self.most
 
     def place(self, number: int, like: torch.Tensor) -> torch.Tensor:
         return torch.full_like(like, torch.nan)
@@ -162,6 +166,13 @@ def test_what_cannot_be_captured_runs_plainly(caplog: pytest.LogCaptureFixture) 
     assert call.replayed(6) == [False] * 6
     assert call.graph.recordings == 1 and call.graph.plain_calls == 6
     assert caplog.text.count("cannot be captured and runs plainly: not while capturing") == 1
+
+
+def test_a_graph_that_copies_for_long_runs_plainly() -> None:
+    graph = Doubling()
+    graph.most = 15
+    call = Caller(graph)
+    assert call.replayed(5) == [False] * 5 and graph.recordings == 0 and not call.capture.may_record
 
 
 def test_refusals_say_why() -> None:

@@ -25,7 +25,6 @@ from torch_max_backend.runtime.capture import Capture
 from torch_max_backend.runtime.captured_runner import CapturedRunner
 from torch_max_backend.runtime.executable import Executable
 from torch_max_backend.runtime.runner import Drawn
-from torch_max_backend.runtime.runner import lent_workspace as lent
 from torch_max_backend.runtime.shared_storage import SharedStorage
 from torch_max_backend.torch_compat import tensor_of_capsule
 
@@ -261,13 +260,29 @@ def test_plain_calls_work_in_common_memory() -> None:
         run(torch.randn(256, 64)).sum().backward()
     (forward,), (backward,) = (graph.executables for graph in graphs)
     capturing = [capture(forward, 1), capture(backward, 5)]
-    taken = []
-    with mock.patch.object(runner, "lent_workspace", lambda size, device: taken.append(size) or lent(size, device)):
+    with mock.patch.object(runner, "lent_workspace", wraps=runner.lent_workspace) as taken:
         for _ in range(4):
             run(torch.randn(256, 64)).sum().backward()
             run.zero_grad(set_to_none=True)
     assert backward.runner is not None and backward.runner.needed
-    assert [each.replays for each in capturing] == [3, 0] and len(taken) == 2
+    assert [each.replays for each in capturing] == [3, 0] and taken.call_count == 2
+
+
+def test_large_results_of_few_launches_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither is memory kept for them."""
+    torch._dynamo.reset()
+    with recorded_graphs() as graphs:
+        run = torch.compile(wide_net(), backend="max", fullgraph=True)
+        run(torch.randn(256, 64)).sum().backward()
+    (forward,), (backward,) = (graph.executables for graph in graphs)
+    assert forward.listing is not None
+    monkeypatch.setattr(captured_runner, "COPIED_FOR_LAUNCH", 256 * 512 * 4 // len(forward.listing.launches) - 1)
+    # Neither is the backward graph replayed, which would copy what is saved anew in each call.
+    capturing = [capture(forward, 1), capture(backward, 1)]
+    for _ in range(4):
+        run(torch.randn(256, 64)).sum().backward()
+    assert isinstance(forward.runner, CapturedRunner) and not forward.runner.wanted
+    assert [each.replays for each in capturing] == [0, 0]
 
 
 def test_masks_are_read_where_they_were_drawn() -> None:

@@ -235,3 +235,24 @@ def test_threads(case: Case) -> None:
 
     in_threads(again, 4)
     case.gradients()
+
+
+def test_values_lie_where_what_is_saved_is_made_later() -> None:
+    """The first product, in the memory of the exponentials, which the backward graph reads."""
+
+    def sums(x: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        return (x @ first).amax(1) + (x @ second).exp().sum(1)
+
+    torch.manual_seed(0)
+    inputs = [torch.randn(64, 8), torch.randn(8, 512), torch.randn(8, 512).mul_(0.1).requires_grad_()]
+    torch._dynamo.reset()
+    with recorded_graphs() as graphs:
+        run = torch.compile(sums, backend="max", fullgraph=True)
+        found = run(*inputs)
+        found.sum().backward()
+    listing = graphs[0].executables[0].listing
+    assert listing is not None and listing.workspace < 64 * 512 * 4
+    torch.testing.assert_close(found, sums(*inputs))
+    gradient, inputs[2].grad = inputs[2].grad, None
+    sums(*inputs).sum().backward()
+    torch.testing.assert_close(gradient, inputs[2].grad)

@@ -202,7 +202,7 @@ class GraphBuilder:
                 graph.output(*results)
             # An argument that is returned as it is, is no result of the model's.
             reusable = self.reusable - {spec.passthrough for spec in outputs}
-            listing = None if typed is None else self._listed(typed, nodes, specs, writes, reusable)
+            listing = None if typed is None else self._listed(typed, nodes, specs, outputs, writes, reusable)
         except BaseException:
             # A refused build must leave nothing behind in a module that others are compiled in.
             self.values.clear()
@@ -221,15 +221,18 @@ class GraphBuilder:
         graph: TypedGraph,
         nodes: Sequence[Node],
         inputs: Sequence[InputSpec],
+        outputs: Sequence[OutputSpec],
         writes: Sequence[WriteSpec],
         reusable: Collection[int],
     ) -> LaunchList:
         """The launch list of a graph, which then is what was listed."""
         fuse(graph, self.device)
         numbers = {number for number, spec in enumerate(inputs) if spec.dense and spec.position in reusable}
+        # A captured graph copies what users see: that has memory for a part of the launches alone.
+        hosts = {spec.index for spec in outputs} - {outputs[number].index for number in self.shown_outputs}
         try:
             packed = {} if self.packing is None else packed_arguments(self.packing, [spec.position for spec in inputs])
-            return launch_list(graph, self.device, updates_of(inputs, writes), numbers, packed)
+            return launch_list(graph, self.device, updates_of(inputs, writes), numbers, packed, hosts)
         except NotListed as error:
             raise NodesCannotLower(_refused_nodes(error.refused, nodes)) from error
 

@@ -158,6 +158,7 @@ def launch_list(
     updates: Mapping[int, int] | None = None,
     reusable: Collection[int] = frozenset(),
     packed: Mapping[int, tuple[int, int]] | None = None,
+    hosts: Collection[int] = frozenset(),
 ) -> LaunchList:
     """The calls that compute a graph's results.
 
@@ -167,6 +168,7 @@ def launch_list(
         updates: results that are new values of arguments and lie in memory as these do, by their numbers.
         reusable: arguments, dense and with memory of their own or in a pack, that may be written over.
         packed: of arguments that lie in packs the pack's number and the offset there.
+        hosts: results in whose memory other values may lie before they are made.
 
     Raises:
         NotListed: the graph has operations without a library function; all of them are named.
@@ -180,7 +182,7 @@ def launch_list(
             refused |= error.refused
     if refused:
         raise NotListed(refused)
-    return lister.finish(graph.results, updates or {}, reusable, packed or {})
+    return lister.finish(graph.results, updates or {}, reusable, packed or {}, hosts)
 
 
 class _Lister:
@@ -222,6 +224,7 @@ class _Lister:
         updates: Mapping[int, int],
         reusable: Collection[int],
         packed: Mapping[int, tuple[int, int]],
+        hosts: Collection[int],
     ) -> LaunchList:
         """The list of what was taken in."""
         homes = [home_of(value) for value in results]
@@ -246,7 +249,8 @@ class _Lister:
         }
         for value, number in taken.items():
             self.places[value] = Place(Kind.RESULT, number)
-        workspace, reused, leases = self._place_the_rest(spare, packed, uses)
+        free = {number: value for value, number in taken.items() if number in hosts and number not in updates}
+        workspace, reused, leases = self._place_the_rest(spare, packed, uses, free)
         launches = tuple(
             Launch(call.function.symbol, tuple(self._placed(call, word) for word in call.words), call.op,
                    _indexing(call))
@@ -296,9 +300,11 @@ class _Lister:
         spare: Sequence[int],
         packed: Mapping[int, tuple[int, int]],
         uses: Mapping[Value, Sequence[tuple[int, int]]],
+        hosts: Mapping[int, Value],
     ) -> tuple[int, dict[int, int], tuple[Lease, ...]]:
-        """Places what lives between two launches in the memory of arguments ``spare``, else in the workspace; returns
-        the workspace's size, the bytes that are needed of those arguments, and what lies in the workspace."""
+        """Places what lives between two launches in the memory of arguments ``spare`` or of results ``hosts``, else in
+        the workspace; returns the workspace's size, the bytes that are needed of those arguments, and what lies in the
+        workspace."""
         last: dict[Value, int] = {}
         for number, call in enumerate(self._calls):
             last.update(dict.fromkeys(call.results, number))
@@ -312,6 +318,10 @@ class _Lister:
             ))
             for each in memories
         ]  # fmt: skip
+        spares += [
+            Spare(value.bytes, (Content(0, value.bytes, _FOREVER, self._made[value]),)) for value in hosts.values()
+        ]
+        results = list(hosts)
         dying: dict[int, list[tuple[int, int, int]]] = {}
         for place, memory in enumerate(memories):
             for part, offset, _ in memory.parts:
@@ -346,6 +356,9 @@ class _Lister:
         for value, room in zip(inner, rooms, strict=True):
             if room.spare is None:
                 self.places[value] = Place(Kind.WORKSPACE, 0, room.offset)
+                continue
+            if room.spare >= len(memories):
+                self.places[value] = Place(Kind.RESULT, results[room.spare - len(memories)], room.offset)
                 continue
             number = memories[room.spare].anchor
             self.places[value] = Place(Kind.REUSED, number, room.offset)

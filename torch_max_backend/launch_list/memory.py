@@ -40,22 +40,24 @@ class Span:
 
 @dataclass(frozen=True)
 class Content:
-    """A part of a spare that no launch after ``last`` needs.
+    """A part of a spare that no launch before ``first`` and none after ``last`` needs.
 
     Attributes:
         offset: bytes from the spare's beginning.
         size: bytes.
         last: the launch that reads it last; -1 for none.
+        first: the launch that makes it; -1 where it is there before.
     """
 
     offset: int
     size: int
     last: int
+    first: int = -1
 
 
 @dataclass(frozen=True)
 class Spare:
-    """Memory that values may lie in where its contents are needed no more.
+    """Memory that values may lie in where its contents are needed no more, or are not made yet.
 
     Attributes:
         size: bytes.
@@ -117,7 +119,8 @@ def planned(spans: Sequence[Span], spares: Sequence[Spare] = ()) -> tuple[list[R
     tenants = [_Tenants(spare.contents) for spare in spares]
     for number in sorted(range(len(spans)), key=lambda each: -spans[each].size):
         span = spans[number]
-        for each in sorted(range(len(spares)), key=lambda each: (not tenants[each].end, spares[each].size)):
+        large = (each for each, spare in enumerate(spares) if spare.size >= span.size)
+        for each in sorted(large, key=lambda each: (not tenants[each].end, spares[each].size)):
             offset = tenants[each].replacing(span, [at for spare, at in span.replaces if spare == each])
             if offset is None:
                 offset = tenants[each].lowest(span)
@@ -168,10 +171,7 @@ class _Tenants:
 
     def __init__(self, contents: Sequence[Content | Lease] = ()) -> None:
         self.end = 0
-        self._placed = sorted(
-            (each.offset, each.offset + each.size, -1 if isinstance(each, Content) else each.first, each.last)
-            for each in contents
-        )
+        self._placed = sorted((each.offset, each.offset + each.size, each.first, each.last) for each in contents)
 
     def lowest(self, span: Span) -> int:
         """The lowest offset that is free for as long as ``span`` lives."""

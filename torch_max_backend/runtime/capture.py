@@ -17,6 +17,9 @@ log = logging.getLogger("torch_max_backend")
 #: Captures of one graph, after which it runs plainly: its arguments keep moving.
 _CAPTURES = 8
 
+COPIED_FOR_LAUNCH = 4 * 2**20
+"""Bytes: to copy as many takes a GPU as long as the host takes for one launch, which a replay saves."""
+
 #: Calls in a row that found the results of the last replay in use.
 _BUSY = 3
 
@@ -30,6 +33,11 @@ class Recording(Protocol[Made]):
 
     def plain(self, tensors: Sequence[torch.Tensor]) -> Made:
         """The results, in memory of their own."""
+        ...
+
+    def copies_for_long(self, arguments: int) -> bool:
+        """Whether a replay, with so many bytes of arguments, would copy for longer than the host needs for the
+        launches."""
         ...
 
     def place(self, number: int, like: torch.Tensor) -> torch.Tensor:
@@ -137,6 +145,10 @@ class Capture:
             if number in self._moving or _moves(tensor, address, *last)
         ]  # fmt: skip
         self._last = ()
+        if graph.copies_for_long(sum(tensors[number].nbytes for number in copied)):
+            self._left = 0
+            log.info("%s is not captured: to copy what moves would take longer than to launch", self._name)
+            return False
         read = list(tensors)
         for number in copied:
             read[number] = graph.place(number, tensors[number])

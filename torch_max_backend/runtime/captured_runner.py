@@ -10,7 +10,7 @@ import torch
 
 from torch_max_backend.launch_list import Kind
 from torch_max_backend.launch_list.memory import TORCH_ALIGNMENT, Lease, Span, lease_in, rounded_up
-from torch_max_backend.runtime.capture import Capture
+from torch_max_backend.runtime.capture import COPIED_FOR_LAUNCH, Capture
 from torch_max_backend.runtime.common_memory import Piece, bytes_over, common_memory
 from torch_max_backend.runtime.runner import Called, Drawn, ListRunner, RunnerSpec
 from torch_max_backend.runtime.shared_storage import SharedStorage
@@ -78,7 +78,7 @@ class CapturedRunner(ListRunner):
     @property
     def wanted(self) -> int:
         """Bytes that a recording will work in, as far as that is known; 0 if there is one, or may be none."""
-        waits = self._called and self.recorded is None and self._capture.may_record
+        waits = self._called and self.recorded is None and self._capture.may_record and not self.copies_for_long(0)
         return self._worked_in() if waits else 0
 
     def _worked_in(self) -> int:
@@ -131,6 +131,12 @@ class CapturedRunner(ListRunner):
         if not large:
             return super().lent_workspace()
         return contextlib.nullcontext(min(large, key=torch.Tensor.numel))
+
+    def copies_for_long(self, arguments: int) -> bool:
+        """Whether a replay, with so many bytes of arguments, would copy for longer than the host needs for the
+        launches."""
+        results = sum(bytes_over(*self.facts[number]) for number in self._copied_results)
+        return arguments + results > COPIED_FOR_LAUNCH * len(self._listing.launches)
 
     def place(self, number: int, like: torch.Tensor) -> torch.Tensor:
         """A place for an argument, by its number."""
