@@ -178,6 +178,20 @@ OTHERS = [
         length=15,
         slack=4,
     ),
+    Case(
+        "batch_norm_of_filters",
+        gradients(lambda w, gain, bias: F.batch_norm(w.reshape(1, 6, -1), None, None, gain, bias, True, 0.0)),
+        recipe(spread(6, 4, 3, 2), randn(6), randn(6)),
+        length=24,
+        slack=4,
+    ),
+    Case(
+        "batch_norm_of_one_image",
+        gradients(lambda x: F.batch_norm(x, None, None, training=True)),
+        recipe(planar(1, 6, 4, 5)),
+        length=20,
+        slack=4,
+    ),
     Case("group_norm_rows", lambda x, w: F.group_norm(x, 2, w), recipe(randn(3, 8), randn(8)), length=4),
 ]
 
@@ -186,7 +200,7 @@ CASES = [*BATCH_NORM, *OTHERS]
 #: They repeat a lowering in another dtype, memory order or size.
 VARIANTS = (
     "train_few_channels", "train_one_channel", "train_1d_length", "train_f16", "eval_bf16", "group_norm_planar",
-    "group_norm_rows",
+    "group_norm_rows", "batch_norm_of_one_image",
     "train_3d", "layer_norm_bf16", "train_1d", "layer_norm_channels_last",
 )  # fmt: skip
 CASES = core(CASES, *VARIANTS)

@@ -7,11 +7,12 @@ so that the compiler fuses it with the activation or the addition that follows. 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from max.dtype import DType
-from max.graph import Dim, TensorValue
+from max.graph import Dim, StaticDim, TensorValue
 from torch.fx import Node
 
 from torch_max_backend.dtypes import max_dtype
@@ -92,6 +93,8 @@ def _with_batch_statistics(
 ) -> tuple[GraphTensor, tuple[TensorValue | None, ...]]:
     if not isinstance(momentum, (int, float)):
         raise CannotLower("a momentum that is known at run time only")
+    if running_mean is None and _has_rows(x):
+        return _rows_standardized(ctx, x, weight, bias, eps)
     statistics = batch_norm_statistics(
         _rows(x),
         None if running_mean is None else _wide(running_mean.value),
@@ -100,6 +103,48 @@ def _with_batch_statistics(
         float(eps),
     )
     return _normalized(ctx, x, statistics.mean, statistics.invstd, weight, bias), statistics
+
+
+def _has_rows(x: GraphTensor) -> bool:
+    """Whether each channel is one row of memory: a single sample, as where filters are standardized."""
+    if x.rank < 3 or x.shape[0] != 1:
+        return False
+    return x.order.index(1) < min(map(x.order.index, range(2, x.rank)))
+
+
+def _per_channel(value: TensorValue, like: GraphTensor) -> TensorValue:
+    """[C] beside ``like``."""
+    shape = [1, value.shape[0], *[1] * (like.rank - 2)]
+    return GraphTensor.contiguous(ops.reshape(value, shape)).to_order(like.order).value
+
+
+def _rows_standardized(
+    ctx: LoweringContext, x: GraphTensor, weight: GraphTensor | None, bias: GraphTensor | None, eps: float
+) -> tuple[GraphTensor, tuple[TensorValue, TensorValue]]:
+    """Batch normalization of a single sample, as a normalization of rows, and mean and reciprocal root [C]."""
+    y, mean, rstd = _standardized(x.with_value(_wide(x.value)), range(2, x.rank), float(eps))
+    for parameter, combine in ((weight, ops.mul), (bias, ops.add)):
+        if parameter is not None:
+            y = combine(y, numerics.cast(_per_channel(parameter.value, x), y.dtype))
+    saved = [ops.reshape(value, [x.shape[1]]) for value in (mean, rstd)]
+    return x.with_value(numerics.cast(y, ctx.max_dtype)), (saved[0], saved[1])
+
+
+def _rows_gradients(
+    dy: GraphTensor, x: GraphTensor, weight: GraphTensor | None, mean: TensorValue, rstd: TensorValue
+) -> tuple[GraphTensor, TensorValue, TensorValue]:
+    """The gradients of a single sample and of weight and bias [C]."""
+    spatial = range(2, x.rank)
+    wide = x.with_value(_wide(dy.to_order(x.order).value))
+    scale = _per_channel(rstd, x)
+    standardized = (_wide(x.value) - _per_channel(mean, x)) * scale
+    means = [mean_of(x.with_value(value), spatial, True).value for value in (wide.value * standardized, wide.value)]
+    if weight is not None:
+        scale = scale * numerics.cast(_per_channel(weight.value, x), scale.dtype)
+    dx = (wide.value - means[1] - standardized * means[0]) * scale
+    count = numerics.constant(means[0], math.prod(int(x.shape[dim]) for dim in spatial))
+    sums = [ops.reshape(each * count, [x.shape[1]]) for each in means]
+    return x.with_value(numerics.cast(dx, x.dtype)), sums[0], sums[1]
 
 
 def _with_running_statistics(
@@ -237,6 +282,11 @@ def batch_norm_backward(
     else:
         mean, invstd = _running(running_mean, running_var, eps, wide)
     dy = grad.with_value(numerics.cast(grad.value, x.dtype))
+    if train and running_mean is None and _has_rows(x) and all(isinstance(size, StaticDim) for size in x.shape):
+        gradients = _rows_gradients(dy, x, weight, mean, invstd)
+        cast = [GraphTensor.contiguous(numerics.cast(sums, max_dtype(meta.dtype))) if wanted else None
+                for sums, meta, wanted in zip(gradients[1:], ctx.meta[1:], output_mask[1:], strict=True)]  # fmt: skip
+        return [gradients[0] if output_mask[0] else None, *cast]
     sums = None
     if train or output_mask[1] or output_mask[2]:
         sums = batch_norm_gradient_sums(_rows(dy), _rows(x), mean, invstd)
