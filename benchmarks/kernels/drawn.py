@@ -77,7 +77,7 @@ def _times(family: Family[P], problems: Sequence[P], args: argparse.Namespace, d
         for name, pair in family.contenders(problem, dtype, layout).items():
             named = dict(zip(("ours", "eager"), pair, strict=True))
             if args.one_thread:
-                best = _cpu_times(named, args.runs)
+                best = cpu_times(named, args.runs)
             else:
                 calls = {who: [_repeated(call, queued)] for who, call in named.items()}
                 timed = interleaved(calls, args.runs, family.device, queued)
@@ -94,7 +94,7 @@ def _times(family: Family[P], problems: Sequence[P], args: argparse.Namespace, d
     return {"summary": summary, "rows": rows}
 
 
-def _cpu_times(named: Mapping[str, Callable[[], object]], runs: int) -> dict[str, float]:
+def cpu_times(named: Mapping[str, Callable[[], object]], runs: int) -> dict[str, float]:
     """Microseconds of this process's CPU time, which other work on the machine's cores hardly changes."""
 
     def clocked(call: Callable[[], object], times: int) -> float:

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from benchmarks import records
+from benchmarks.kernels.drawn import cpu_times, mean
 from benchmarks.kernels.interpolation.calls import Calls
 from benchmarks.kernels.interpolation.drawn import Drawn, draw
 from benchmarks.kernels.library import LAYOUTS, memory_format, shown
@@ -92,22 +93,31 @@ def contenders(
         }
 
 
-def measure(calls: Calls, drawn: Drawn, dtype: torch.dtype, layout: str, rate: float, runs: int) -> Iterator[Row]:
-    """Both passes."""
+def measure(
+    calls: Calls, drawn: Drawn, dtype: torch.dtype, layout: str, rate: float, runs: int, *, one_thread: bool = False
+) -> Iterator[Row]:
+    """Both passes. Of one thread the CPU time, of operands that the caches hold as far as they are large enough."""
     moved = (math.prod(drawn.shape) + math.prod(drawn.result_shape)) * dtype.itemsize
-    count = set_count(2 * moved, memory.cache_bytes(calls.device), memory.available_bytes(calls.device) // 4)
+    count = (
+        1
+        if one_thread
+        else set_count(2 * moved, memory.cache_bytes(calls.device), memory.available_bytes(calls.device) // 4)
+    )
     queued = QUEUED if calls.device.type == "cuda" else 1
     for gradient in (False, True):
         sets = [
             each
             for each, _ in zip(contenders(calls, drawn, dtype, layout, gradient=gradient), range(count), strict=False)
         ]
-        named = {
-            name: [_repeated([each[name] for each in _from(sets, start)], queued) for start in range(len(sets))]
-            for name in ("ours", "eager")
-        }
-        times = interleaved(named, runs, calls.device, queued)
-        best = {name: each.best * 1e6 / queued for name, each in times.items()}
+        if one_thread:
+            best = cpu_times(sets[0], runs)
+        else:
+            named = {
+                name: [_repeated([each[name] for each in _from(sets, start)], queued) for start in range(len(sets))]
+                for name in ("ours", "eager")
+            }
+            times = interleaved(named, runs, calls.device, queued)
+            best = {name: each.best * 1e6 / queued for name, each in times.items()}
         yield Row(
             str(drawn),
             layout,
@@ -134,22 +144,20 @@ def _repeated(each: Sequence[Callable[[], object]], times: int) -> Callable[[], 
     return run if times > 1 else chosen[0]
 
 
-def mean(values: Sequence[float]) -> float:
-    """The geometric mean."""
-    return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--dtypes", default="", help="on a GPU bfloat16,float32, on a CPU float32")
     parser.add_argument("--layouts", default=",".join(LAYOUTS))
     parser.add_argument("--count", type=int, default=50, help="drawn problems")
+    parser.add_argument("--one-thread", action="store_true", help="on a CPU: CPU time of one thread, for busy machines")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="write results as JSON here")
     args = parser.parse_args()
     device = torch.device(args.device)
+    if args.one_thread:
+        torch.set_num_threads(1)
     on_gpu = device.type == "cuda"
     dtypes = [
         getattr(torch, name) for name in (args.dtypes or ("bfloat16,float32" if on_gpu else "float32")).split(",")
@@ -169,7 +177,7 @@ def main() -> int:
             # Dtypes and layouts take turns over the drawn problems.
             pairs = [(dtype, layout) for layout in args.layouts.split(",") for dtype in dtypes]
             for dtype, layout in pairs if problem in CHOSEN else [pairs[number % len(pairs)]]:
-                for row in measure(calls, problem, dtype, layout, rate, args.runs):
+                for row in measure(calls, problem, dtype, layout, rate, args.runs, one_thread=args.one_thread):
                     rows.append(row)
                     print(
                         f"{row.problem:58} {row.layout:13} {row.dtype:8} {'bwd' if row.gradient else 'fwd'} "
@@ -186,7 +194,8 @@ def main() -> int:
         }
         print(name, summary[name])
     if args.output:
-        document = {**records.provenance(device), "copy_gb_per_s": round(rate / 1e9, 1), "summary": summary}
+        measured = {"one_thread": args.one_thread, "copy_gb_per_s": round(rate / 1e9, 1), "summary": summary}
+        document = {**records.provenance(device), **measured}
         records.write(args.output, {**document, "rows": [asdict(row) for row in rows]})
     return 0
 

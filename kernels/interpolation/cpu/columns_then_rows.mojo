@@ -21,7 +21,15 @@ from ...common.vectors import (
 )
 from ..kernel import InterpolationKernel, InterpolationTensors
 from ..problem import Axis, InterpolationProblem, Spans
-from .sums import Row, line_of, sum_columns, sum_rows
+from .sums import (
+    TOGETHER,
+    Columns,
+    Row,
+    line_of,
+    read_rows,
+    sum_columns,
+    sum_rows,
+)
 
 comptime LONG_COPY = 512
 """Bytes from which on the C library copies faster."""
@@ -39,6 +47,14 @@ def _repeats[Acc: DType, //](axis: Axis[Acc]) -> List[Bool]:
         for k in range(count):
             if axis.weight(i, k) != axis.weight(i - 1, k):
                 found[Int(i)] = False
+    return found^
+
+
+def _places[Acc: DType, //](axis: Axis[Acc]) -> List[Int]:
+    """For each result in which of `most` places its first element is kept."""
+    var found = List[Int](capacity=Int(axis.results))
+    for i in range(axis.results):
+        found.append(Int(axis.first(i) % axis.most))
     return found^
 
 
@@ -75,7 +91,17 @@ def _interpolate[
     var room = length + V
     var h_repeats = _repeats(p.h)
     var d_repeats = _repeats(p.d)
+    var d_places = _places(p.d)
+    var h_places = _places(p.h)
     var rows_of_slab = Int(p.h.results)
+    var columns = Columns(p.w, channels)
+    # A row of results is a sum of few rows as they lie, or the columns of one.
+    var reads_rows = columns.is_identity and (
+        dtype == Acc or depth * height <= TOGETHER
+    )
+    var is_direct = (
+        dtype == Acc and depth * height == 1 and columns.stays_inside[V]()
+    )
 
     def share(first: Int, end: Int) {imm}:
         var storage = own_lines[Acc](depth * height * room)
@@ -105,27 +131,44 @@ def _interpolate[
             if back > 0 and unit - back >= first:
                 _copy(result, y.unsafe_offset((unit - back) * length), length)
                 continue
+            if reads_rows or is_direct:
+                read_rows(rows, p, line, source_length)
+                if reads_rows or len(rows) == 0:
+                    sum_rows(result, x, rows, length)
+                    continue
+                if rows[0].weight == 1:
+                    comptime if dtype == Acc:
+                        var begin = rows[0].begin
+                        sum_columns(
+                            rebind[Ptr[Acc]](result),
+                            x.unsafe_offset(begin),
+                            columns,
+                            all_sources - begin,
+                        )
+                    continue
             rows.clear()
+            var h_first = Int(p.h.first(line.h))
+            var slab_place = d_places[Int(line.d)]
             for a in range(p.d.count(line.d)):
                 var d = Int(p.d.first(line.d) + a)
+                var slab = (line.n * Int(p.d.extent) + d) * Int(p.h.extent)
+                var row_place = h_places[Int(line.h)]
                 for b in range(p.h.count(line.h)):
-                    var h = Int(p.h.first(line.h) + b)
-                    var source = (line.n * Int(p.d.extent) + d) * Int(
-                        p.h.extent
-                    ) + h
-                    var place = d % depth * height + h % height
+                    var source = slab + h_first + Int(b)
+                    var place = slab_place * height + row_place
+                    row_place = row_place + 1 if row_place + 1 < height else 0
                     if held[place] != source:
                         held[place] = source
                         var begin = source * source_length
                         sum_columns(
                             kept.unsafe_offset(place * room),
                             x.unsafe_offset(begin),
-                            p.w,
-                            channels,
+                            columns,
                             all_sources - begin,
                         )
                     var weight = p.d.weight(line.d, a) * p.h.weight(line.h, b)
                     rows.append(Row[Acc](place * room, weight))
+                slab_place = slab_place + 1 if slab_place + 1 < depth else 0
             if len(rows) <= 4 or dtype == Acc:
                 sum_rows(result, kept, rows, length)
             else:

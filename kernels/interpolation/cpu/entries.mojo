@@ -6,9 +6,11 @@ from ...common.library import Arguments
 from .. import entry
 from ..kernel import Table
 from .columns_then_rows import ColumnsThenRows
+from .planes import Planes
 from .rows_then_columns import RowsThenColumns
+from .short_rows import ShortRows
 
-comptime KERNELS = Table[ColumnsThenRows, RowsThenColumns]
+comptime KERNELS = Table[Planes, ShortRows, ColumnsThenRows, RowsThenColumns]
 
 
 def interpolate[

@@ -16,7 +16,15 @@ from ...common.vectors import (
 )
 from ..kernel import InterpolationKernel, InterpolationTensors
 from ..problem import InterpolationProblem, Spans
-from .sums import Row, line_of, sum_columns, sum_rows
+from .sums import (
+    TOGETHER,
+    Columns,
+    Row,
+    line_of,
+    read_rows,
+    sum_columns,
+    sum_rows,
+)
 
 
 @no_inline
@@ -34,6 +42,8 @@ def _interpolate[
     var source_length = Int(p.w.extent) * channels
     var all_sources = Int(p.batch) * p.sources()
     var most_rows = Int(p.d.most) * Int(p.h.most)
+    var columns = Columns(p.w, channels)
+    var is_direct = dtype == Acc and columns.stays_inside[V]()
 
     def share(first: Int, end: Int) {imm}:
         var storage = own_lines[Acc](source_length + V)
@@ -44,28 +54,26 @@ def _interpolate[
         var one: List[Row[Acc]] = [Row[Acc](0, 1)]
         for unit in range(first, end):
             var line = line_of(unit, p.d.results, p.h.results)
-            rows.clear()
-            for a in range(p.d.count(line.d)):
-                var d = Int(p.d.first(line.d) + a)
-                for b in range(p.h.count(line.h)):
-                    var h = Int(p.h.first(line.h) + b)
-                    var source = (line.n * Int(p.d.extent) + d) * Int(
-                        p.h.extent
-                    ) + h
-                    var weight = p.d.weight(line.d, a) * p.h.weight(line.h, b)
-                    rows.append(Row[Acc](source * source_length, weight))
+            read_rows(rows, p, line, source_length)
+            var result = y.unsafe_offset(unit * length)
+            var is_once = len(rows) <= TOGETHER or dtype == Acc
+            if len(rows) == 0 or (columns.is_identity and is_once):
+                sum_rows(result, x, rows, length)
+                continue
+            var to = results
+            comptime if dtype == Acc:
+                if is_direct:
+                    to = rebind[Ptr[Acc]](result)
             if len(rows) == 1 and rows[0].weight == 1:
+                var begin = rows[0].begin
                 sum_columns(
-                    results,
-                    x.unsafe_offset(rows[0].begin),
-                    p.w,
-                    channels,
-                    all_sources - rows[0].begin,
+                    to, x.unsafe_offset(begin), columns, all_sources - begin
                 )
             else:
                 sum_rows(sums, x, rows, source_length)
-                sum_columns(results, sums, p.w, channels, source_length + V)
-            sum_rows(y.unsafe_offset(unit * length), results, one, length)
+                sum_columns(to, sums, columns, source_length + V)
+            if not is_direct:
+                sum_rows(result, results, one, length)
         _ = storage^
         _ = result_storage^
 
