@@ -11,6 +11,12 @@ from ..common.vectors import (
     smallest_share,
     store_part,
 )
+from .cpu_tables import (
+    add_up_by_table,
+    add_up_takes,
+    lay_out_by_table,
+    lay_out_takes,
+)
 from .problem import WindowsProblem
 
 
@@ -57,7 +63,10 @@ def lay_out_cpu[
 ](columns: Ptr[dtype], x: Ptr[dtype], p: WindowsProblem):
     """Columns of x."""
     comptime if taps_first:
-        _lay_out_taps_first(columns, x, p)
+        if lay_out_takes[dtype](p):
+            lay_out_by_table(columns, x, p)
+        else:
+            _lay_out_taps_first(columns, x, p)
     else:
         _lay_out_windows_first(columns, x, p)
 
@@ -180,6 +189,10 @@ def add_up_cpu[
     """
     comptime Acc = accumulation_type[dtype]
     comptime V = lanes[dtype]
+    comptime if taps_first:
+        if add_up_takes[dtype](p):
+            add_up_by_table(x, columns, p)
+            return
     var length = p.row_length()
     var units = Int(p.batch) * Int(p.h.extent)
 
