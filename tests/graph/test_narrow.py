@@ -9,10 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_max_backend import backend
 from torch_max_backend.backend import recorded_graphs
+from torch_max_backend.graph.narrow import narrow_interpolations
 from torch_max_backend.report.explain import explain_ahead
+
+aten = torch.ops.aten
 
 
 class Pyramid(nn.Module):
@@ -93,3 +97,18 @@ def test_a_head_of_segmentation_works_in_less_memory() -> None:
     workspaces = {call.graph: call.workspace for call in account.memory.calls}
     assert workspaces["forward"] < 2.5 * feature
     assert workspaces["backward"] < 2.5 * feature
+
+
+def test_readers_of_a_dense_net_are_looked_at_once() -> None:
+    """Each concatenation reads the last two, so paths from the interpolation double every other time."""
+
+    def dense(x: Tensor) -> Tensor:
+        values = [aten.upsample_nearest2d.default(x.float(), [8, 8])] * 2
+        for _ in range(120):
+            values.append(torch.cat(values[-2:], 1)[:, :4])
+        return torch.cat(values[-2:], 1).bfloat16()
+
+    graph = make_fx(dense, tracing_mode="fake")(torch.randn(2, 3, 4, 4, dtype=torch.bfloat16))
+    narrow_interpolations(graph)
+    dtypes = {node.meta["val"].dtype for node in graph.graph.nodes if node.op == "call_function"}
+    assert dtypes == {torch.bfloat16}

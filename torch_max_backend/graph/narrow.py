@@ -7,7 +7,7 @@ of an operand that had 16 bits, is computed in these: the same sums, rounded onc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,18 +23,19 @@ _MOVES = frozenset({
     aten.clone.default,
 })  # fmt: skip
 """They move the elements of their first argument, whatever these are."""
+_INTERPOLATIONS = frozenset({*FORWARD, *BACKWARD})
 _NARROW = (torch.bfloat16, torch.float16)
 
 
 def narrow_interpolations(joint: GraphModule) -> GraphModule:
     """Interpolates in the dtype that operand and results have before and behind; returns ``joint``."""
-    narrowed = _Narrowed()
-    for node in list(joint.graph.nodes):
-        if node.target not in FORWARD and node.target not in BACKWARD:
-            continue
-        dtype = _narrow_readers(node)
-        if dtype is not None and _is_exact(node.args[0], dtype):
-            narrowed.take(node, dtype)
+    chosen: dict[Node, torch.dtype] = {}
+    behind: dict[Node, torch.dtype | None] = {}
+    for node in reversed(joint.graph.nodes):
+        dtype = behind[node] = _narrow_readers(node, behind)
+        if dtype is not None and node.target in _INTERPOLATIONS and _is_exact(node.args[0], dtype):
+            chosen[node] = dtype
+    narrowed = _Narrowed(joint, dict(reversed(chosen.items())))
     if narrowed.apply():
         joint.graph.eliminate_dead_code()
         joint.recompile()
@@ -55,8 +56,13 @@ def _cast_from(node: Any) -> Node | None:
     return source if facts[0] == facts[1] else None
 
 
-def _narrow_readers(node: Node) -> torch.dtype | None:
-    """The 16-bit dtype in which alone a float32 value is read, be it moved or concatenated before; None for others."""
+def _narrow_readers(node: Node, behind: Mapping[Node, torch.dtype | None]) -> torch.dtype | None:
+    """The 16-bit dtype in which alone a float32 value is read, be it moved or concatenated before; None for others.
+
+    Args:
+        node: the value.
+        behind: the same of its readers.
+    """
     if _dtype(node) != torch.float32 or not node.users:
         return None
     found: set[torch.dtype | None] = set()
@@ -64,7 +70,7 @@ def _narrow_readers(node: Node) -> torch.dtype | None:
         if _cast_from(user) is not None:
             found.add(_dtype(user))
         elif user.target is aten.cat.default or user.target in _MOVES:
-            found.add(_narrow_readers(user))
+            found.add(behind[user])
         else:
             return None
     (dtype, *others) = found
@@ -80,22 +86,30 @@ def _is_exact(node: Any, dtype: torch.dtype) -> bool:
 
 
 class _Narrowed:
-    """Values and what stands for them in 16 bits."""
+    """Values and what stands for them in 16 bits.
 
-    def __init__(self) -> None:
-        self._chosen: dict[Node, torch.dtype] = {}
+    Args:
+        joint: the graph.
+        chosen: interpolations in the graph's order, with the dtype that each is wanted in.
+    """
+
+    def __init__(self, joint: GraphModule, chosen: Mapping[Node, torch.dtype]) -> None:
+        self._chosen = chosen
         self._made: dict[Node, Node] = {}
-
-    def take(self, node: Node, dtype: torch.dtype) -> None:
-        """Wants an interpolation in ``dtype``."""
-        self._chosen[node] = dtype
+        # What is wanted, and what is moved or concatenated from it.
+        self._derived = dict.fromkeys(chosen)
+        for node in joint.graph.nodes:
+            passes_on = node.target is aten.cat.default or node.target in _MOVES
+            if passes_on and not self._derived.keys().isdisjoint(node.all_input_nodes):
+                self._derived[node] = None
 
     def apply(self) -> bool:
         """Makes the readers of what is wanted read that; whether there is any."""
-        for node, dtype in self._chosen.items():
-            for cast in _casts_behind(node):
-                source = cast.all_input_nodes[0]
-                cast.replace_all_uses_with(self._of(source, dtype, cast))
+        casts = {cast: source for source in self._derived for cast in source.users if _cast_from(cast) is source}
+        for cast, source in casts.items():
+            made = _dtype(cast)
+            assert made is not None
+            cast.replace_all_uses_with(self._of(source, made, cast))
         return bool(self._chosen)
 
     def _of(self, node: Node, dtype: torch.dtype, reader: Node) -> Node:
@@ -108,27 +122,13 @@ class _Narrowed:
         if node.target is aten.cat.default:
             parts: Any = node.args[0]
             made = _call(node, node.target, [self._of(each, dtype, node) for each in parts], *node.args[1:])
-        elif node in self._chosen or (node.target in _MOVES and (_is_exact(node, dtype) or self._is_chosen(node))):
+        elif node in self._chosen or (node.target in _MOVES and (_is_exact(node, dtype) or node in self._derived)):
             made = _call(node, node.target, self._of(node.all_input_nodes[0], dtype, node), *node.args[1:])
         else:
             # It may have other readers, which want it as it is.
             return _call(reader, prims.convert_element_type.default, node, dtype)
         self._made[node] = made
         return made
-
-    def _is_chosen(self, node: Node) -> bool:
-        """Whether a value was moved from one that is wanted, or from what this was concatenated to."""
-        source = node.all_input_nodes[0]
-        if source.target is aten.cat.default:
-            return any(self._is_chosen(each) or each in self._chosen for each in source.all_input_nodes)
-        return source in self._chosen or (source.target in _MOVES and self._is_chosen(source))
-
-
-def _casts_behind(node: Node) -> list[Node]:
-    found: list[Node] = []
-    for user in node.users:
-        found += [user] if _cast_from(user) is not None else _casts_behind(user)
-    return found
 
 
 def _call(place: Node, target: Callable[..., Any] | str, *args: Any) -> Node:
