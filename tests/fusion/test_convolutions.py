@@ -1,8 +1,11 @@
-"""Convolutions that are computed together with what reads their result, on a CPU; one graph for a dtype."""
+"""Convolutions that are computed together with what reads their result, on a CPU, one graph for a dtype; and where
+Hopper's lie in memory."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from unittest import mock
 
 import pytest
 import torch
@@ -10,7 +13,11 @@ from torch import nn
 
 from tests.launched import launched_functions
 from torch_max_backend import backend
+from torch_max_backend.ahead import compile_ahead
 from torch_max_backend.fusion import convolutions
+from torch_max_backend.graph.compiled import CompiledGraph
+from torch_max_backend.runtime import libraries
+from torch_max_backend.typed_graph.operations import Call
 
 CASES = {
     "3x3": nn.Conv2d(20, 24, 3, padding=1, bias=False),
@@ -70,3 +77,45 @@ def test_convolution_normalization_residual_and_relu_are_one_launch(
         assert off <= 2 * allowed + 1e-6, name
     entries = [function.entry for function in launched_functions(graphs)]
     assert entries.count("conv_pointwise") == len(CASES) and "conv_fprop" not in entries
+    # Stored first, the convolution's own results must not lie where the program reads.
+    assert not any(replaced for call in fused_calls(graphs) for replaced in call.in_order.values())
+
+
+class Branches(nn.Module):
+    """Convolutions that read the same: their gradients are added up."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(16, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU()
+        )
+        self.branches = nn.ModuleList(nn.Conv2d(channels, 16, 3, padding=n, dilation=n) for n in (1, 2, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """48 channels."""
+        x = self.stem(x)
+        return torch.cat([branch(x) for branch in self.branches], 1)
+
+
+def test_gradients_are_written_over_what_is_added_to_them() -> None:
+    """In the store of Hopper's kernels."""
+    model = Branches(128).to(memory_format=torch.channels_last)
+    x = torch.empty(8, 16, 64, 64, device="meta").contiguous(memory_format=torch.channels_last)
+    with mock.patch.object(libraries, "build", return_value={}), backend.recorded_graphs() as graphs:
+        compile_ahead(model, x, target="sm_90a", autocast=torch.bfloat16)
+    listing = graphs[-1].executables[0].listing
+    assert listing is not None and graphs[-1].name == "backward"
+    # Two gradients, and a little for the third branch.
+    assert listing.workspace < 2.5 * 8 * 128 * 64 * 64 * 2
+    (call,) = fused_calls(graphs[-1:])
+    *_, (_, operands) = call.in_order.items()
+    # Neither what the convolution reads nor what is multiplied with what is stored, which begins with rows of pixels.
+    rows = next(number for number, each in enumerate(call.operands) if each.shape == (8 * 64 * 64, 128))
+    assert operands and max(operands) < rows
+
+
+def fused_calls(graphs: Sequence[CompiledGraph]) -> list[Call]:
+    """Convolutions with a program."""
+    typed = [executable.built.typed for graph in graphs for executable in graph.executables]
+    found = [each for graph in typed if graph is not None for each in graph.operations if isinstance(each, Call)]
+    return [call for call in found if call.function.entry.startswith("conv_pointwise")]

@@ -14,9 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.fusion.test_convolutions import Branches
 from tests.launched import launched_functions
 from torch_max_backend import backend
 from torch_max_backend.fusion import rewrite
+from torch_max_backend.launch_list import listing
 
 pytestmark = [
     pytest.mark.gpu,
@@ -310,3 +312,26 @@ def test_a_residual_network_trains_alike() -> None:
         if not error <= 1.2 * other + 1e-3:
             wrong[name] = (error, other)
     assert not wrong, f"relative error in the store, apart: {wrong}"
+
+
+def test_results_over_operands_are_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients that are added up, also where the sum takes the place of what the kernel's store reads."""
+
+    def gradients() -> tuple[int, list[Tensor]]:
+        torch.compiler.reset()
+        torch.manual_seed(0)
+        model = Branches(128).cuda().to(memory_format=torch.channels_last)
+        x = torch.randn(8, 16, 57, 63, device="cuda").to(memory_format=torch.channels_last)
+        with backend.recorded_graphs() as graphs, torch.autocast("cuda", dtype=torch.bfloat16):
+            result = torch.compile(model, backend="max", options={"fallback": "error"})(x)
+        result.float().square().mean().backward()
+        memory = graphs[-1].executables[0].listing
+        assert memory is not None
+        return memory.workspace, [weight.grad for weight in model.parameters() if weight.grad is not None]
+
+    less, over = gradients()
+    monkeypatch.setattr(listing._Lister, "_may_replace", lambda *_: False)
+    # Another graph in the cache.
+    monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "apart")
+    more, apart = gradients()
+    assert less < more and len(over) == len(apart) > 0 and all(map(torch.equal, over, apart))

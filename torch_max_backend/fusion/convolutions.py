@@ -50,6 +50,8 @@ class FusedConvolution:
         program: all as a function of a library.
         sizes: the convolution's numbers and shapes, as the function takes them.
         geometry: the program's.
+        ordered: which of ``others``, by their numbers, are read at each element's own place alone, just before it is
+            stored.
         sums: batch normalization's reduction of what is stored (``column_sums.py``).
     """
 
@@ -59,6 +61,7 @@ class FusedConvolution:
     program: Program
     sizes: list[int]
     geometry: list[int]
+    ordered: frozenset[int] = frozenset()
     sums: Call | None = None
 
     @property
@@ -75,13 +78,17 @@ class FusedConvolution:
         return [*self.others, *beside, first, second, *after]
 
     @property
-    def in_order(self) -> frozenset[int]:
-        """Which inputs are running statistics, of which a channel's new value reads that channel's old one alone."""
+    def in_order(self) -> list[frozenset[int]]:
+        """Of the results of ``sums``, and of what is stored, the inputs that they may be written over. The former are
+        running statistics, of which a channel's new value reads that channel's old one alone."""
         running: set[Value] = set()
+        results = 0
         if self.sums is not None:
             read = {number for numbers in self.sums.in_order.values() for number in numbers}
             running.update(self.sums.operands[number] for number in read)
-        return frozenset(number for number, value in enumerate(self.inputs) if value in running)
+            results = len(self.sums.results)
+        old = frozenset(number for number, value in enumerate(self.inputs) if value in running)
+        return [*[old] * results, self.ordered]
 
     def with_sums(self, sums: Call) -> FusedConvolution | None:
         """The same with a reduction; None where that makes too many operands."""
@@ -213,12 +220,15 @@ def _together(leaf: Leaf, group: Group, layout: Layout, device: DeviceRef) -> Fu
     program = generate_epilogue(group.terms, layout, leaf, which, target_of(device))
     if program is None:
         return None
+    rest = [each for each in group.terms.leaves if each is not leaf]
     others = [strides for each, strides in zip(group.terms.leaves, layout.strides, strict=True) if each is not leaf]
     strides = [[0] * len(layout.extents), *map(list, others)]
-    starts = [0, *(each.map.constant for each in group.terms.leaves if each is not leaf)]
+    starts = [0, *(each.map.constant for each in rest)]
     extents = [*layout.extents, *(stride for each in strides for stride in each), *starts]
-    inputs = tuple(each.value for each in group.terms.leaves if each is not leaf)
-    return FusedConvolution(call, leaf, inputs, program, _sizes(call), extents)
+    inputs = tuple(each.value for each in rest)
+    # A CPU's convolution stores its own results before the program reads anything.
+    ordered = (number for number, each in enumerate(rest) if _is_whole(each, group) and device.is_gpu())
+    return FusedConvolution(call, leaf, inputs, program, _sizes(call), extents, frozenset(ordered))
 
 
 def _parameters(value: Value, call: Call, geometry: Geometry) -> str:

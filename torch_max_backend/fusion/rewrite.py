@@ -118,7 +118,8 @@ class _Calls:
             function = program_of(terms, layout, target_of(self._device))
         inputs = [leaf.value for leaf in terms.leaves]
         sizes = geometry(terms, layout) if moved is None else moved
-        return self._program(function, sizes, inputs, group.roots, _ordered(group), ops_of(terms) or "clone")
+        in_order = [_ordered(group)] * len(group.roots)
+        return self._program(function, sizes, inputs, group.roots, in_order, ops_of(terms) or "clone")
 
     def of_rows(self, chain: Rows) -> tuple[Value, ...]:
         """The roots of programs over the same rows: how many rows there are, their elements, the first program's
@@ -194,7 +195,7 @@ class _Calls:
         sizes: Sequence[int],
         inputs: Sequence[Value],
         roots: Sequence[Value],
-        ordered: frozenset[int],
+        in_order: Sequence[frozenset[int]],
         ops: str,
         before: Sequence[int] = (),
     ) -> tuple[Value, ...]:
@@ -204,9 +205,9 @@ class _Calls:
         read = list(inputs) or [self._graph.add(constant(np.zeros((), np.float32), self._device)).results[0]]
         # What stands behind the inputs is not read.
         words = behind_numbers(sizes, len(roots), [min(number, len(read) - 1) for number in range(padded(len(read)))])
-        in_order = dict.fromkeys(range(len(roots)), ordered)
         results = tuple(root.like() for root in roots)
-        call = Call(tuple(read), results, function, (*before, *words), PROGRAM, in_order=in_order, op=ops)
+        words = (*before, *words)
+        call = Call(tuple(read), results, function, words, PROGRAM, in_order=dict(enumerate(in_order)), op=ops)
         return self._graph.add(call).results
 
 
