@@ -35,10 +35,6 @@ POOLING_KINDS = {
 NEAR = 1.3
 
 
-def pooling_ratios(name: str, pattern: str = "") -> list[float]:
-    return [row["ours_ms"] / row["aten_ms"] for row in read(name)["rows"] if re.search(pattern, row["kind"])]
-
-
 def hopper_ratios(name: str, pass_: str) -> list[float]:
     return [row["ours_ms"] / row["cudnn_ms"] for row in read(name)["rows"] if row["pass"] == pass_]
 

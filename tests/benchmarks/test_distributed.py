@@ -14,11 +14,10 @@ import pytest
 from benchmarks import ROOT
 from benchmarks.distributed import distributed
 from benchmarks.distributed.distributed import Chosen, Runs, add, results_of
-from benchmarks.distributed.process import CONTENDERS, Case, How, contenders_of, overlap, union
+from benchmarks.distributed.process import CONTENDERS, How, contenders_of, overlap, union
 from benchmarks.pages.distributed_tables import rows_of
 
 HOW = How("cpu", amp=False, size=0, steps=1, bucket_mb=25.0, search=True)
-CASE = Case("digits", "ddp", "max", 2, 4, sync=False)
 TIMES = {"first_step_seconds": 1.0, "median_seconds": 0.02, "queued_seconds": 0.02}
 
 

@@ -5,7 +5,6 @@ the length of a piece, 0 for the kernels' own. Rows are small whole numbers, so 
 elements of each result.
 """
 
-from std.math import ceildiv
 from std.memory.alloc import unsafe_alloc
 from std.sys import argv
 

@@ -11,7 +11,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-import numpy as np
 import torch
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, StaticDim, TensorValue
@@ -43,13 +42,6 @@ def _size(dim: Dim, device: DeviceRef) -> TensorValue:
         value = ops.cast(TensorValue(dim), DType.int64)
         return value if value.device == device else ops.transfer_to(value, device)
     return ops.constant(int(dim), DType.int64, device=device)
-
-
-def _multiples(count: Dim, step: Dim, device: DeviceRef) -> TensorValue:
-    """0, step, 2 * step, ... in int64."""
-    if isinstance(count, StaticDim) and isinstance(step, StaticDim):
-        return ops.constant(np.arange(int(count)) * int(step), DType.int64, device=device)
-    return ops.mul(ops.iota(count, device), _size(step, device))
 
 
 def places(index: TensorValue, size: Dim) -> TensorValue:

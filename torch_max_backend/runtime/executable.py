@@ -1,4 +1,4 @@
-"""Running a compiled MAX graph on PyTorch's tensors."""
+"""A compiled graph, as a launch list or as a model of MAX, that runs on PyTorch's tensors."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ExecutableSpec:
 
 
 class Executable(torch.nn.Module):
-    """One MAX graph as a callable over tensors.
+    """One graph as a callable over tensors.
 
     Tensors cross without a copy, in and out, in whatever dense memory order the graph was built for; a tensor with
     other strides is copied into that order first.
