@@ -11,7 +11,7 @@ import torch
 
 from tests import harness
 from torch_max_backend import lowering
-from torch_max_backend.report.support import name
+from torch_max_backend.inspection.support import name
 
 FAMILIES = sorted(path.stem for path in (Path(__file__).parent / "lowering").glob("test_*.py"))
 

@@ -12,7 +12,7 @@ from torch_max_backend.errors import (
     OptionError,
     UnsupportedOpError,
 )
-from torch_max_backend.report.explain import Explanation, explain, explain_ahead
+from torch_max_backend.inspection.explain import Explanation, explain, explain_ahead
 from torch_max_backend.runtime.busy_wait import settle_process
 from torch_max_backend.runtime.launch_times import LaunchTimes, launch_times
 from torch_max_backend.version import __version__

@@ -18,7 +18,7 @@ from torch_max_backend.checked import beartype
 from torch_max_backend.errors import OptionError
 from torch_max_backend.graph import autograd_walk
 from torch_max_backend.graph.attention_choice import attention_as_on
-from torch_max_backend.graph.program_values import ProgramMode
+from torch_max_backend.graph.lazy_values import LazyValueMode
 from torch_max_backend.options import Options
 from torch_max_backend.runtime import events, session
 from torch_max_backend.runtime.events import CompileEvent
@@ -127,7 +127,7 @@ def trace_ahead(
         return run
 
     torch.compiler.reset()
-    mode = ProgramMode()
+    mode = LazyValueMode()
     moved, arguments, named = _moved(model, mode, inputs, keywords)
     with (
         session.virtual_accelerator(TARGETS[architecture], architecture),
@@ -140,7 +140,7 @@ def trace_ahead(
 
 
 def _moved(
-    model: torch.nn.Module, mode: ProgramMode, inputs: tuple[Any, ...], keywords: dict[str, Any]
+    model: torch.nn.Module, mode: LazyValueMode, inputs: tuple[Any, ...], keywords: dict[str, Any]
 ) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
     """The model and its arguments, with fake tensors on a GPU."""
     # After its first use the mode creates fake tensors on a GPU without a driver.

@@ -29,7 +29,7 @@ from rich.table import Table
 from tests.models.architectures import Architecture, architectures
 from torch_max_backend import explain, explain_ahead
 from torch_max_backend.ahead import TARGETS
-from torch_max_backend.report.explain import Explanation
+from torch_max_backend.inspection.explain import Explanation
 
 #: A process of its own for so many: what a failing one leaves behind ends with it.
 IN_EACH_PROCESS = 6

@@ -27,7 +27,7 @@ from tests.random_graphs.draw import programs
 from tests.random_graphs.program import Program
 from tests.random_graphs.shrink import shrunk
 from torch_max_backend import lowering
-from torch_max_backend.report import support
+from torch_max_backend.inspection import support
 
 #: Every so many lots one program also runs through MAX's compiler, which takes ten seconds and more.
 _LOTS_FOR_A_GRAPH = 8

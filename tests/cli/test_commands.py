@@ -11,8 +11,8 @@ from typer.testing import CliRunner, Result
 
 from torch_max_backend.bench.convolution import ConvolutionCase
 from torch_max_backend.cli import app
+from torch_max_backend.inspection import support
 from torch_max_backend.mojo_ops import KERNELS_PATH
-from torch_max_backend.report import support
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

@@ -19,7 +19,7 @@ app.command("compile")(compile_command)
 @app.command()
 def info() -> None:
     """Show versions, devices, cache and kernels."""
-    from torch_max_backend.report.support import installation
+    from torch_max_backend.inspection.support import installation
 
     values = installation()
     width = max(map(len, values))
@@ -32,7 +32,7 @@ def ops(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the content of docs/support.md.")] = False,
 ) -> None:
     """List the aten ops that run in MAX, by family."""
-    from torch_max_backend.report.support import markdown_table, rich_table
+    from torch_max_backend.inspection.support import markdown_table, rich_table
 
     if markdown:
         typer.echo(markdown_table(), nl=False)

@@ -21,8 +21,8 @@ from max.dtype import DType
 from torch_max_backend.ahead import TARGETS as ACCELERATORS
 from torch_max_backend.checked import beartype
 from torch_max_backend.errors import MaxBackendError, OptionError
+from torch_max_backend.inspection.explain import explain, explain_ahead
 from torch_max_backend.mojo_ops.functions import Function, LibraryFunction, all_functions, required
-from torch_max_backend.report.explain import explain, explain_ahead
 from torch_max_backend.runtime import libraries, prebuilt, session
 from torch_max_backend.runtime.cores import cores
 from torch_max_backend.runtime.target import LEVELS

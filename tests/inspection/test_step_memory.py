@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 import torch_max_backend
-from torch_max_backend.report.step_memory import StepMemory
+from torch_max_backend.inspection.step_memory import StepMemory
 from torch_max_backend.runtime.runner import ListRunner, drop_workspaces
 
 

@@ -17,8 +17,8 @@ from torch_max_backend import ahead, backend
 from torch_max_backend.checked import beartype
 from torch_max_backend.graph.compiled import CompiledGraph
 from torch_max_backend.graph.partition import Refusal
+from torch_max_backend.inspection.step_memory import StepMemory, step_memory
 from torch_max_backend.mojo_ops.functions import required
-from torch_max_backend.report.step_memory import StepMemory, step_memory
 from torch_max_backend.torch_compat import tree_leaves, tree_map_only
 
 

@@ -1,7 +1,7 @@
-"""Values that a program reads while it is traced for a GPU that is not present.
+"""Values that a model's code reads while it is traced for a GPU that is not present.
 
 A model's Python may depend on values: ``if torch.isfinite(x).all()``, a number of boxes, the length of a mask. On the
-GPU, Dynamo cuts its graph there and the program reads the value. Fake tensors have no values, so these are computed on
+GPU, Dynamo cuts its graph there and the code reads the value. Fake tensors have no values, so these are computed on
 the CPU.
 """
 
@@ -33,11 +33,11 @@ class _NoValueError(Exception):
     """A tensor's value cannot be known: it was made of a tensor without values, or by an op that the CPU lacks."""
 
 
-class ProgramMode(FakeTensorMode):
-    """Fake tensors whose values are computed once a program asks for one.
+class LazyValueMode(FakeTensorMode):
+    """Fake tensors whose values are computed once the code asks for one.
 
-    Until then the mode only notes what the program calls. At the first demand the notes are computed on the CPU, in the
-    program's order, from the tensors that ``twin`` was given; these are not modified. What Dynamo traces is not noted.
+    Until then the mode only notes what the code calls. At the first demand the notes are computed on the CPU, in the
+    code's order, from the tensors that ``twin`` was given; these are not modified. What Dynamo traces is not noted.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class ProgramMode(FakeTensorMode):
 
     def _known(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """What an op returns whose result depends on values."""
-        log.info("the program reads the result of %s: computed on the CPU", func)
+        log.info("the model reads the result of %s: computed on the CPU", func)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             while self._notes:
                 self._catch_up(*self._notes.popleft())
@@ -123,7 +123,7 @@ class ProgramMode(FakeTensorMode):
             given = self._given.get(tensor)
             if given is None or isinstance(given, FakeTensor) or given.is_meta:
                 raise _NoValueError
-            # A copy: the program may write to it.
+            # A copy: the model may write to it.
             self._values[tensor] = given.detach().to("cpu", copy=True)
         value: torch.Tensor = self._values[tensor]
         return value

@@ -1,4 +1,4 @@
-"""Values that a program reads while it is traced for a GPU that is not there."""
+"""Values that a model's code reads while it is traced for a GPU that is not there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from torch_max_backend import explain, explain_ahead
-from torch_max_backend.graph.program_values import ProgramMode
+from torch_max_backend.graph.lazy_values import LazyValueMode
 from torch_max_backend.torch_compat import DataDependentOutputException, FakeTensor, enable_python_dispatcher
 
 
@@ -28,7 +28,7 @@ class Detector(nn.Module):
         return self.head(y.mean(2)) * len(points)
 
 
-def test_a_graph_is_cut_where_the_program_reads_a_value() -> None:
+def test_a_graph_is_cut_where_the_code_reads_a_value() -> None:
     torch.manual_seed(0)
     model, x, lengths = Detector(), torch.randn(2, 3, 8, 8), torch.tensor([3, 17])
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -42,7 +42,7 @@ def test_a_graph_is_cut_where_the_program_reads_a_value() -> None:
     assert "aten.tanh.default" not in {op for graph in ahead.graphs for op in graph.max_ops}
 
 
-def _program(x: torch.Tensor, weight: torch.Tensor, device: torch.device) -> list[object]:
+def _code(x: torch.Tensor, weight: torch.Tensor, device: torch.device) -> list[object]:
     """Reads values of views, and of what was written in place."""
     rows = x.t()[1:]
     rows.mul_(2)
@@ -58,20 +58,20 @@ def _program(x: torch.Tensor, weight: torch.Tensor, device: torch.device) -> lis
     ]
 
 
-def test_values_are_those_of_the_program() -> None:
+def test_values_are_those_of_the_code() -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(5, 8), torch.randn(8, 8)
-    mode = ProgramMode()
+    mode = LazyValueMode()
     with mode:
         pass
     twins = [mode.twin(tensor, "cuda:0") for tensor in (x, weight)]
     before = x.clone()
     with mode, enable_python_dispatcher():
-        found = _program(*twins, torch.device("cuda:0"))
+        found = _code(*twins, torch.device("cuda:0"))
         points = torch.nonzero(twins[0] > 0)
     assert isinstance(points, FakeTensor) and points.device.type == "cuda"
     assert torch.equal(x, before)
-    assert found == _program(x, weight, torch.device("cpu"))
+    assert found == _code(x, weight, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_attention_has_values_too(op: str, mask: bool, causal: bool) -> None:
     torch.manual_seed(0)
     heads = [torch.randn(1, 2, 8, 16, dtype=torch.bfloat16) for _ in range(3)]
     bias = torch.randn(1, 2, 8, 8, dtype=torch.bfloat16) if mask else None
-    mode = ProgramMode()
+    mode = LazyValueMode()
     with mode:
         pass
     given = [mode.twin(each, "cuda:0") for each in heads]
@@ -96,7 +96,7 @@ def test_attention_has_values_too(op: str, mask: bool, causal: bool) -> None:
 
 
 def test_tensors_without_values_have_none() -> None:
-    mode = ProgramMode()
+    mode = LazyValueMode()
     with mode:
         pass
     twin = mode.twin(torch.empty(3, device="meta"), "cuda:0")
