@@ -17,15 +17,18 @@ from torch_max_backend.mojo_ops import functions
 from torch_max_backend.wheel import prebuild
 
 
-@pytest.mark.parametrize(("model", "like"), [("digits", "digits"), ("resnet18", "residual")])
+@pytest.mark.parametrize(("model", "like"), [("digits", "digits*"), ("resnet18", "residual")])
 def test_a_network_calls_nothing_that_is_not_carried(model: str, like: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of other sizes than the typical one."""
+    """Of other sizes than the typical one, in training and evaluated."""
     carried = {*prebuild._programs(None, [like]), *functions.all_functions("cpu", (DType.float32,))}
-    monkeypatch.setattr(functions, "_required", set())
     make, shape = zoo.MODELS[model]
-    explain(make().to(memory_format=torch.channels_last), torch.zeros(4, *shape), quiet=True, compile=False)
-    called = functions.required()
-    assert len(called) > 15 and called <= carried
+    network = make().to(memory_format=torch.channels_last)
+    for training, least in ((True, 15), (False, 5)):
+        monkeypatch.setattr(functions, "_required", set())
+        with torch.set_grad_enabled(training):
+            explain(network.train(training), torch.zeros(4, *shape), quiet=True, compile=False)
+        called = functions.required()
+        assert len(called) > least and called <= carried
 
 
 def test_a_network_calls_nothing_on_hopper_that_is_not_carried() -> None:

@@ -33,9 +33,10 @@ TARGETS = (*LEVELS, *ACCELERATORS)
 _CPU_DTYPES = (DType.float32,)
 """Whether a CPU multiplies bfloat16 is no matter of its level, so these kernels are built where they run."""
 _GPU_DTYPES = (DType.float32, DType.bfloat16)
-_CPU_SIZES = ((32, 10),)
-_GPU_SIZES = ((32, 10), (128, 1000))
-"""Channels and classes of typical networks: tiles of a GPU's kernels, and vectors of results, depend on them."""
+_CPU_SIZES = ((2, 32, 10), (32, 32, 10))
+_GPU_SIZES = ((2, 32, 10), (2, 128, 1000))
+"""Images, channels and classes of typical networks. Tiles of a GPU's kernels and vectors of results depend on them, and
+whether a CPU fuses a convolution with what follows."""
 _SECONDS = 30.0
 """CPU-seconds that the building of a library takes, about: more functions share what they import in larger ones."""
 
@@ -108,10 +109,10 @@ def _programs(target: str | None, select: Sequence[str]) -> list[Function]:
     for network in NETWORKS:
         if not _is_selected(network.name, select):
             continue
-        images = network.images().to(memory_format=torch.channels_last)
-        for training, (width, classes) in itertools.product(
+        for training, (number, width, classes) in itertools.product(
             (True, False), _CPU_SIZES if target is None else _GPU_SIZES
         ):
+            images = network.images(number).to(memory_format=torch.channels_last)
             model = network.make(width, classes).to(memory_format=torch.channels_last).train(training)
             with torch.set_grad_enabled(training):
                 if target is None:

@@ -60,7 +60,7 @@ class VisionTransformer(nn.Module):
         super().__init__()
         self.patches = nn.Conv2d(3, width, 8, 8)
         self.token, self.places = nn.Parameter(torch.zeros(1, 1, width)), nn.Parameter(torch.zeros(1, 17, width))
-        self.blocks = nn.Sequential(*(each for _ in range(2) for each in self._block(width, dropout)))
+        self.blocks = nn.Sequential(*(each for _ in range(3) for each in self._block(width, dropout)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
 
     @staticmethod
@@ -173,7 +173,7 @@ class WindowTransformer(nn.Module):
         super().__init__()
         self.patches, self.norm = nn.Conv2d(3, width, 4, 4), nn.LayerNorm(width)
         layers: list[nn.Module] = [WindowBlock(width, 28, 0, 1.0), WindowBlock(width, 28, 3, 0.95), Merge(width)]
-        layers += [WindowBlock(2 * width, 14, shift, 0.9) for shift in (0, 3, 0, 3)]
+        layers += [WindowBlock(2 * width, 14, shift, 0.9) for shift in (0, 3, 0, 3, 0, 3)]
         layers += [Merge(2 * width), WindowBlock(4 * width, 7, 0, 0.85), WindowBlock(4 * width, 7, 0, 0.8)]
         self.blocks = nn.Sequential(*layers, nn.LayerNorm(4 * width))
         self.head = nn.Linear(4 * width, classes)
@@ -209,16 +209,22 @@ def _depthwise_network(width: int, classes: int, keep: float) -> nn.Module:
     """Liu 2022, of two stages."""
     stem = nn.Conv2d(3, width, 4, 4), PixelNorm(width)
     smaller = PixelNorm(width), nn.Conv2d(width, 2 * width, 2, 2)
-    blocks, last = ([DepthwiseBlock(n * width, keep) for _ in range(depth)] for n, depth in ((1, 3), (2, 4)))
+    blocks, last = ([DepthwiseBlock(n * width, keep) for _ in range(depth)] for n, depth in ((1, 3), (2, 9)))
     end = nn.AdaptiveAvgPool2d(1), PixelNorm(2 * width), nn.Flatten(), nn.Linear(2 * width, classes)
     return nn.Sequential(*stem, *blocks, *smaller, *last, *end)
 
 
 def block(
-    inputs: int, outputs: int, stride: int = 1, activation: nn.Module | None = None, taps: int = 3, groups: int = 1
+    inputs: int,
+    outputs: int,
+    stride: int = 1,
+    activation: nn.Module | None = None,
+    taps: int = 3,
+    groups: int = 1,
+    bias: bool = False,
 ) -> list[nn.Module]:
     """Convolution, batch normalization and an activation."""
-    convolution = nn.Conv2d(inputs, outputs, taps, stride, taps // 2, groups=groups, bias=False)
+    convolution = nn.Conv2d(inputs, outputs, taps, stride, taps // 2, groups=groups, bias=bias)
     return [convolution, nn.BatchNorm2d(outputs), nn.ReLU() if activation is None else activation]
 
 
@@ -243,7 +249,11 @@ def _residual_network(width: int, classes: int, bottleneck: bool) -> nn.Module:
 
 
 def _inverted_residuals(
-    width: int, classes: int, activation: Callable[[], nn.Module], gate: Callable[[], nn.Module] | None
+    width: int,
+    classes: int,
+    activation: Callable[[], nn.Module],
+    gate: Callable[[], nn.Module] | None,
+    dropout: float = 0.2,
 ) -> nn.Module:
     """Of Sandler 2018, with gates in Howard 2019 and Tan 2019."""
 
@@ -258,8 +268,10 @@ def _inverted_residuals(
         return Residual(path) if stride == expansion // 4 else path
 
     stem, last = block(3, width, 2, activation()), block(width, 2 * width, 1, activation(), taps=1)
-    end = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(2 * width, classes)
-    return nn.Sequential(*stem, layer(1, 1), layer(1), layer(2), layer(1), layer(1), *last, *end)
+    drop = [nn.Dropout(dropout)] if dropout else []
+    end = nn.AdaptiveAvgPool2d(1), nn.Flatten(), *drop, nn.Linear(2 * width, classes)
+    layers = layer(1, 1), layer(1), layer(2), layer(1), layer(1), layer(1)
+    return nn.Sequential(*stem, *layers, *last, *end)
 
 
 def _convolutions(
@@ -272,12 +284,12 @@ def _convolutions(
     return nn.Sequential(*layers, pool(2), nn.Flatten(), *end)
 
 
-def _digits(width: int, classes: int) -> nn.Module:
+def _digits(width: int, classes: int, bias: bool) -> nn.Module:
     layers = (
         *block(1, width),
-        *block(width, width),
+        *block(width, width, bias=bias),
         nn.MaxPool2d(2),
-        *block(width, width, groups=4),
+        *block(width, width, groups=4, bias=bias),
         *head(width, classes),
     )
     return nn.Sequential(*layers)
@@ -299,20 +311,25 @@ class Typical:
     channels: int = 3
     side: int = 56
 
-    def images(self) -> Tensor:
-        """Two."""
-        return torch.zeros(2, self.channels, self.side, self.side)
+    def images(self, number: int) -> Tensor:
+        """So many."""
+        return torch.zeros(number, self.channels, self.side, self.side)
 
 
 NETWORKS = (
-    Typical("digits", _digits, 1),
+    Typical("digits", lambda width, classes: _digits(width, classes, False), 1),
+    Typical("digits-bias", lambda width, classes: _digits(width, classes, True), 1),
     Typical("residual", lambda width, classes: _residual_network(width, classes, False)),
     Typical("bottleneck", lambda width, classes: _residual_network(width, classes, True)),
     Typical("convolutions-relu", lambda width, classes: _convolutions(width, classes, nn.ReLU, nn.MaxPool2d), side=32),
     Typical("convolutions-tanh", lambda width, classes: _convolutions(width, classes, nn.Tanh, nn.AvgPool2d), side=32),
     Typical("convolutions-gelu", lambda width, classes: _convolutions(width, classes, nn.GELU, nn.MaxPool2d), side=32),
     Typical("inverted-relu6", lambda width, classes: _inverted_residuals(width, classes, nn.ReLU6, None)),
+    Typical("inverted-relu", lambda width, classes: _inverted_residuals(width, classes, nn.ReLU, nn.Sigmoid)),
     Typical("inverted-silu", lambda width, classes: _inverted_residuals(width, classes, nn.SiLU, nn.Sigmoid)),
+    Typical(
+        "inverted-silu-plain", lambda width, classes: _inverted_residuals(width, classes, nn.SiLU, nn.Sigmoid, 0.0)
+    ),
     Typical(
         "inverted-hardswish", lambda width, classes: _inverted_residuals(width, classes, nn.Hardswish, nn.Hardsigmoid)
     ),
