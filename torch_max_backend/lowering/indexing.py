@@ -1,4 +1,4 @@
-"""Gathers and scatters by index tensors; padding.
+"""Gathers and scatters by index tensors.
 
 A gather reads along one axis: several indexed dimensions that are adjacent in memory are read as one, so that nothing
 but the elements that are read is copied. Scatters run in kernels with a fixed order. An index outside its dimension
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, cast
 
 import torch
 from max.dtype import DType
@@ -21,11 +20,9 @@ from torch_max_backend.ir import ops
 from torch_max_backend.ir.layout import GraphTensor, Order, aligned, contiguous_order
 from torch_max_backend.lowering import numerics
 from torch_max_backend.lowering.context import LoweringContext
-from torch_max_backend.lowering.interpolation import by_kernel
 from torch_max_backend.lowering.registry import Layout, lowering
 from torch_max_backend.mojo_ops.indexing import SEVERAL, Base, Zeros, gather_elements, scatter_elements, scatter_rows
 from torch_max_backend.mojo_ops.indexing import gather as gather_at
-from torch_max_backend.mojo_ops.padding import border_dgrad, border_fprop
 
 aten = torch.ops.aten
 
@@ -362,57 +359,3 @@ def index_add(
 def index_copy(ctx: LoweringContext, x: GraphTensor, dim: int, index: GraphTensor, source: GraphTensor) -> GraphTensor:
     """Slices of ``source`` put at the places of a list; of equal places the last one wins."""
     return _rows_written(ctx, x, dim, index, source, None)
-
-
-def _border_is_known(node: Node) -> str | None:
-    x, padding = cast(Node, node.args[0]).meta["val"], cast(Sequence[Any], node.args[-1])
-    spatial = x.shape[-(len(padding) // 2) :]
-    if not all(isinstance(number, int) for number in (*padding, *spatial)):
-        return "a border of a dimension of run-time extent"
-    if x.dtype not in _FLOATS or (x.dtype == torch.float64 and x.device.type != "cpu"):
-        return f"borders run in {', '.join(map(str, _FLOATS))} (on the CPU only), not {x.dtype}"
-    return None
-
-
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
-
-def _bordered(
-    ctx: LoweringContext, x: GraphTensor, padding: Sequence[int], kernel: Callable[..., TensorValue]
-) -> GraphTensor:
-    """A border, or its gradient; ``padding`` is given from the last dimension to the first."""
-    rank = len(padding) // 2
-    given = [(padding[2 * i], padding[2 * i + 1]) for i in reversed(range(rank))]
-    borders = [*[(0, 0)] * (3 - rank), *given]
-    mirrored = "reflection" in str(ctx.node.target)
-    return by_kernel(x, rank, ctx.out_shape(), lambda value: kernel(value, borders, mirrored=mirrored))
-
-
-@lowering(
-    aten.reflection_pad1d.default,
-    aten.reflection_pad2d.default,
-    aten.reflection_pad3d.default,
-    aten.replication_pad1d.default,
-    aten.replication_pad2d.default,
-    aten.replication_pad3d.default,
-    layout=Layout.RAW,
-    supports=_border_is_known,
-)
-def border_pad(ctx: LoweringContext, x: GraphTensor, padding: Sequence[int]) -> GraphTensor:
-    """A mirrored or repeated border; negative counts crop."""
-    return _bordered(ctx, x, padding, border_fprop)
-
-
-@lowering(
-    aten.reflection_pad1d_backward.default,
-    aten.reflection_pad2d_backward.default,
-    aten.reflection_pad3d_backward.default,
-    aten.replication_pad1d_backward.default,
-    aten.replication_pad2d_backward.default,
-    aten.replication_pad3d_backward.default,
-    layout=Layout.RAW,
-    supports=_border_is_known,
-)
-def border_pad_backward(ctx: LoweringContext, grad: GraphTensor, x: GraphTensor, padding: Sequence[int]) -> GraphTensor:
-    """Gradient of a mirrored or repeated border: each element gathers the places that show it."""
-    return _bordered(ctx, grad, padding, border_dgrad)
