@@ -7,7 +7,7 @@ import torch
 from max.graph import DeviceRef
 
 from tests.fusion.test_groups import fused
-from torch_max_backend.fusion import long_sums
+from torch_max_backend.fusion import groups, long_sums
 from torch_max_backend.launch_list import LaunchList, launch_list
 
 COUNT, SIDE = 8, 16
@@ -34,3 +34,30 @@ def test_partial_sums_of_large_values_are_stored(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(long_sums, "LEAST", size)
     kinds, listing = _listed()
     assert kinds == "pppspppspps" and listing.workspace == 4 * size
+
+
+def test_sums_are_joined_with_what_makes_the_next_operand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two values wait at most where a kernel's store adds; the last sum is left for the program that reads it."""
+    size = SIDE * SIDE * 4
+    monkeypatch.setattr(long_sums, "LEAST", size)
+    monkeypatch.setattr(groups, "takes_part", lambda _: True)
+    monkeypatch.setattr(groups, "is_suitable", lambda _: True)
+    kinds, listing = _listed()
+    assert kinds == "pp" + "sp" * (COUNT - 2) + "s" and listing.workspace == 2 * size
+
+
+def test_joined_sums_are_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sum of 16 bits is rounded, stored or not."""
+    torch.manual_seed(0)
+    factors = [torch.randn(SIDE, SIDE, dtype=torch.bfloat16) for _ in range(5)]
+
+    def gradient() -> torch.Tensor:
+        torch.compiler.reset()
+        monkeypatch.setattr(torch.compiler.config, "cache_key_tag", str(long_sums.LEAST))
+        return torch.compile(_total, backend="max")(*factors).relu()
+
+    apart = gradient()
+    monkeypatch.setattr(long_sums, "LEAST", 1)
+    monkeypatch.setattr(groups, "takes_part", lambda _: True)
+    monkeypatch.setattr(groups, "is_suitable", lambda _: True)
+    assert torch.equal(gradient(), apart)

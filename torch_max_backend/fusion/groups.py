@@ -8,14 +8,15 @@ them. Roots of one size that are read in the same way are computed by one launch
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from max.dtype import DType
 from max.graph import DeviceRef
 
 from torch_max_backend.fusion.batches import Group, batches
-from torch_max_backend.fusion.long_sums import partial_sum
+from torch_max_backend.fusion.convolutions import is_suitable, takes_part
+from torch_max_backend.fusion.long_sums import joined_sum, partial_sum
 from torch_max_backend.fusion.movement import Concatenation, concatenation, transposition
 from torch_max_backend.fusion.program import MOST_INPUTS, layout_of
 from torch_max_backend.fusion.terms import (
@@ -86,11 +87,19 @@ def memory_of(
     """What has to lie in memory, with the programs that compute it, one for each, and all operations that programs can
     compute. Partial sums are added to ``parts``."""
     fusible = {each for each in operations if is_fusible(each) and each.results[0].device == device}
-    return _roots(operations, fusible, kept, set() if parts is None else parts), fusible
+
+    def joins(value: Value) -> bool:
+        return takes_part(device) and is_suitable(value)
+
+    return _roots(operations, fusible, kept, set() if parts is None else parts, joins), fusible
 
 
 def _roots(
-    operations: Sequence[Operation], fusible: Collection[Operation], kept: Collection[Value], parts: set[Value]
+    operations: Sequence[Operation],
+    fusible: Collection[Operation],
+    kept: Collection[Value],
+    parts: set[Value],
+    joins: Callable[[Value], bool],
 ) -> dict[Value, Terms]:
     """What has to lie in memory and a program computes, in the operations' order."""
     demanded = [in_memory(value) for value in kept]
@@ -109,8 +118,9 @@ def _roots(
             cut = found.best_cut(MOST_INPUTS) if len(found.leaves) > MOST_INPUTS else _costly_number(found)
             if cut is None and layout_of(found) is None:
                 cut = _operand_to_store(root, roots, fusible)
-            if cut is None and (cut := partial_sum(found, roots, fusible)) is not None:
-                parts.add(cut)
+            if cut is None:
+                cut = joined_sum(found, roots, fusible, joins) or partial_sum(found, roots, fusible)
+                parts.update([] if cut is None else [cut])
         except CutAt as error:
             cut = error.value
         if cut is not None and cut not in roots and cut.maker in fusible:
