@@ -89,7 +89,10 @@ def memory_of(
     fusible = {each for each in operations if is_fusible(each) and each.results[0].device == device}
 
     def joins(value: Value) -> bool:
-        return takes_part(device) and is_suitable(value)
+        # Gradients alone: forward, launches came on top.
+        return (
+            takes_part(device) and is_suitable(value) and value.maker is not None and value.maker.name != "conv_fprop"
+        )
 
     return _roots(operations, fusible, kept, set() if parts is None else parts, joins), fusible
 

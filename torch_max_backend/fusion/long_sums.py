@@ -73,7 +73,11 @@ def joined_sum(
         elif found is not None and step.operands == (found[0],) and step.value.bytes < found[1].bytes:
             # Rounded, as the sum is before the next operand.
             found = number, step.value
-    return found[1] if found is not None and len(waiting[-1]) > len(waiting[found[0]]) else None
+    if found is None or len(waiting[-1]) <= len(waiting[found[0]]):
+        return None
+    number, total = found
+    # A kernel stores what it makes in one dtype.
+    return total if max(waiting[number], key=_position).dtype == total.dtype else None
 
 
 def _position(value: Value) -> int:
