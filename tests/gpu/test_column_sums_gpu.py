@@ -332,6 +332,6 @@ def test_results_over_operands_are_the_same_bits(monkeypatch: pytest.MonkeyPatch
     less, over = gradients()
     monkeypatch.setattr(listing._Lister, "_may_replace", lambda *_: False)
     # Another graph in the cache.
-    monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "apart")
-    more, apart = gradients()
+    with torch.compiler.config.patch(cache_key_tag="apart"):
+        more, apart = gradients()
     assert less < more and len(over) == len(apart) > 0 and all(map(torch.equal, over, apart))
