@@ -89,7 +89,7 @@ def memory_of(
     fusible = {each for each in operations if is_fusible(each) and each.results[0].device == device}
 
     def joins(value: Value) -> bool:
-        # Gradients alone: forward, launches came on top.
+        # Gradients alone: that several results of forward passes wait for a sum is rare.
         return (
             takes_part(device) and is_suitable(value) and value.maker is not None and value.maker.name != "conv_fprop"
         )
