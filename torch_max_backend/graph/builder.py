@@ -109,7 +109,7 @@ class GraphBuilder:
         shown_outputs: indices of outputs that users see: views of something larger leave as such, with eager's strides.
         listed: the graph becomes a launch list, with operations that MAX cannot compile; else it stays as the lowerings
             make it, for MAX.
-        reusable: placeholders, by number, that a launch list may write over when it needs them no more.
+        reusable: placeholders, by number, that a launch list may write over when it no longer needs them.
         packing: of the values that its first placeholders are.
     """
 

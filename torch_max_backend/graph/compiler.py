@@ -76,7 +76,7 @@ def compile_graph(
         free_outputs: outputs whose strides may be chosen freely.
         packable: those of them, its last ones, that may leave in packs; ``CompiledGraph.packing`` says which do.
         packing: of the packs that are the first arguments.
-        reusable: arguments, by number, whose memory may be written over when they are needed no more.
+        reusable: arguments, by number, whose memory may be written over when they are no longer needed.
 
     Raises:
         UnsupportedOpError: an op cannot run in MAX and the options forbid the fallback.

@@ -1,4 +1,4 @@
-"""Saved values whose memory serves as workspace once the backward graph needs them no more.
+"""Saved values whose memory serves as workspace when the backward graph no longer needs them.
 
 That shows where somebody else has such a value: a graph that is kept for another backward pass, hooks on saved tensors,
 a user who asked the graph's node for them. Each call looks for these; where it finds one, what would be written over
