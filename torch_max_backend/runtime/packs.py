@@ -1,8 +1,8 @@
 """Values that a forward graph saves for its backward graph, packed into few tensors.
 
 Autograd spends microseconds on each saved tensor. Values that only our own two graphs read share a *pack*, a tensor of
-bytes, and their memory serves in one piece when they are no longer needed. The forward graph's launches write into it and
-the backward graph's read from it, at offsets that are fixed when both graphs are built. Nothing is copied, and the
+bytes, and their memory serves in one piece when they are no longer needed. The forward graph's launches write into it
+and the backward graph's read from it, at offsets that are fixed when both graphs are built. Nothing is copied, and the
 bytes are the values: copying a pack (hooks on saved tensors, checkpointing) copies the values.
 """
 
