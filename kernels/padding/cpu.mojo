@@ -1,6 +1,12 @@
 """Borders on a CPU: rows are copied as vectors, and their ends; of the gradient the rows that show a row are added.
 """
 
+from ..common.plane_tables import (
+    FEWEST_PLANES,
+    LONGEST_TABLE,
+    OffsetTable,
+    take_planes,
+)
 from ..common.pointer import Ptr, accumulation_type
 from ..common.vectors import (
     for_each_share,
@@ -12,6 +18,9 @@ from ..common.vectors import (
     store_part,
 )
 from .problem import PaddingProblem
+
+comptime SHORT_ROW = 32
+"""Elements of a padded row below which a plane is taken element by element."""
 
 
 @always_inline
@@ -34,11 +43,74 @@ def _clear[dtype: DType, //](run: Ptr[dtype], length: Int):
         store_part(run, at, length, SIMD[dtype, V](0))
 
 
+def _padded_plane(p: PaddingProblem) -> Int:
+    return Int(p.d.padded) * Int(p.h.padded) * Int(p.w.padded)
+
+
+def _plane(p: PaddingProblem) -> Int:
+    return Int(p.d.extent) * Int(p.h.extent) * Int(p.w.extent)
+
+
+def _has_short_rows(p: PaddingProblem) -> Bool:
+    """Whether there are many planes whose rows are worth no call of their own.
+    """
+    return (
+        p.channels == 1
+        and Int(p.batch) >= FEWEST_PLANES
+        and Int(p.w.padded) < SHORT_ROW
+        and _padded_plane(p) <= LONGEST_TABLE
+    )
+
+
+def _elements(p: PaddingProblem, vector: Int) -> OffsetTable:
+    """For each place of a padded plane the element that it shows."""
+    var table = OffsetTable(_padded_plane(p), 1, vector)
+    var i = 0
+    for d in range(p.d.padded):
+        for h in range(p.h.padded):
+            var row = p.d.element(d) * p.h.extent + p.h.element(h)
+            for w in range(p.w.padded):
+                table.offsets[i] = row * p.w.extent + p.w.element(w)
+                i += 1
+    return table^
+
+
+@no_inline
+def _dgrad_by_table[
+    dtype: DType
+](dx: Ptr[dtype], dy: Ptr[dtype], p: PaddingProblem):
+    comptime Acc = accumulation_type[dtype]
+    comptime V = lanes[dtype]
+    var table = _elements(p, V)
+    var plane = _plane(p)
+    var padded = _padded_plane(p)
+
+    def share(first: Int, end: Int) {imm}:
+        var storage = own_lines[Acc](plane + V)
+        var sums = pointer_inside(storage)
+        for n in range(first, end):
+            _clear(sums, plane)
+            var source = dy.unsafe_offset(n * padded)
+            for i in range(padded):
+                sums[unsafe_offset=Int(table.offsets[i])] += source[
+                    unsafe_offset=i
+                ].cast[Acc]()
+            _put[False](dx.unsafe_offset(n * plane), sums, plane)
+        _ = storage^
+
+    var units = Int(p.batch)
+    for_each_share(share, units, smallest_share(units * padded, units))
+    _ = table^
+
+
 @no_inline
 def border_dgrad_cpu[
     dtype: DType
 ](dx: Ptr[dtype], dy: Ptr[dtype], p: PaddingProblem):
     comptime Acc = accumulation_type[dtype]
+    if _has_short_rows(p):
+        _dgrad_by_table(dx, dy, p)
+        return
     var length = p.length()
     var channels = Int(p.channels)
     # What dy's rows show of dx's in their order.
@@ -92,6 +164,10 @@ def border_dgrad_cpu[
 def border_fprop_cpu[
     dtype: DType
 ](y: Ptr[dtype], x: Ptr[dtype], p: PaddingProblem):
+    if _has_short_rows(p):
+        var table = _elements(p, lanes[dtype])
+        take_planes(y, x, table, _plane(p), Int(p.batch))
+        return
     var length = p.length()
     var channels = Int(p.channels)
     var padded = p.padded_length()
@@ -100,11 +176,22 @@ def border_fprop_cpu[
     var end = max(min(p.w.low + p.w.extent, p.w.padded), begin)
 
     def share(first: Int, last: Int) {imm}:
+        # Short rows have no time for divisions: one row on for each unit.
+        var slab = first // Int(p.h.padded)
+        var n = slab // Int(p.d.padded)
+        var d_place = Int32(slab % Int(p.d.padded))
+        var h_place = Int32(first % Int(p.h.padded)) - 1
+        var d = p.d.element(d_place)
         for unit in range(first, last):
-            var slab = unit // Int(p.h.padded)
-            var n = slab // Int(p.d.padded)
-            var d = p.d.element(Int32(slab % Int(p.d.padded)))
-            var h = p.h.element(Int32(unit % Int(p.h.padded)))
+            h_place += 1
+            if h_place == p.h.padded:
+                h_place = 0
+                d_place += 1
+                if d_place == p.d.padded:
+                    d_place = 0
+                    n += 1
+                d = p.d.element(d_place)
+            var h = p.h.element(h_place)
             var row = x.unsafe_offset(
                 ((n * Int(p.d.extent) + Int(d)) * Int(p.h.extent) + Int(h))
                 * length
@@ -114,6 +201,11 @@ def border_fprop_cpu[
             @always_inline
             def copy(first: Int32, last: Int32) {imm}:
                 for place in range(first, last):
+                    if channels == 1:
+                        result[unsafe_offset=Int(place)] = row[
+                            unsafe_offset=Int(p.w.element(place))
+                        ]
+                        continue
                     _put[False](
                         result.unsafe_offset(Int(place) * channels),
                         row.unsafe_offset(Int(p.w.element(place)) * channels),
@@ -154,6 +246,11 @@ def _add_places[
     """Places begin to end - 1 of a row of dy, which lie in a border."""
     var channels = Int(p.channels)
     for place in range(begin, end):
+        if channels == 1:
+            sums[unsafe_offset=Int(p.w.element(place))] += row[
+                unsafe_offset=Int(place)
+            ].cast[Acc]()
+            continue
         _put[True](
             sums.unsafe_offset(Int(p.w.element(place)) * channels),
             row.unsafe_offset(Int(place) * channels),

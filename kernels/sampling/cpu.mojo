@@ -1,7 +1,7 @@
 """grid_sample on a CPU. Planes: vectors hold neighbouring points, whose pixels are gathered, for one channel after the other.
 Channels innermost: vectors hold channels, for one point after the other."""
 
-from std.math import ceildiv
+from std.math import ceildiv, iota
 from std.sys.info import num_logical_cores
 
 from ..common.pointer import Ptr, accumulation_type
@@ -15,6 +15,8 @@ from ..common.vectors import (
 )
 from .problem import Corners, SamplingProblem
 
+comptime SPARSE = 4
+"""Points of a vector for each that reads a pixel, from which on the others are left out."""
 comptime SHARED = 256
 """Points of a unit of work."""
 
@@ -30,6 +32,41 @@ def _read[
     var inside = pixel.ge(0)
     var value = plane.gather(max(pixel, 0)).cast[Acc]()
     return inside.select(value, SIMD[Acc, W](0))
+
+
+@always_inline
+def _live[
+    Acc: DType, W: SIMDLength, T: Int, deep: Bool, //
+](corners: Corners[Acc, W, T, deep], count: Int) -> SIMD[DType.bool, W]:
+    """Which of the first `count` points read a pixel at all."""
+    var live = SIMD[DType.bool, W](fill=False)
+    comptime for k in range(corners.K):
+        live = live | corners.pixel[k].ge(0)
+    return live & iota[DType.int32, W]().lt(Int32(count))
+
+
+@always_inline
+def _are_few[W: SIMDLength, //](live: SIMD[DType.bool, W]) -> Bool:
+    """Whether vectors of channels do less for nothing than vectors of points.
+    """
+    return SPARSE * Int(live.cast[DType.int32]().reduce_add()) <= Int(W)
+
+
+@always_inline
+def _channels[
+    dtype: DType, //, V: Int
+](data: Ptr[dtype], c: Int, channels: Int, step: Int) -> SIMD[
+    accumulation_type[dtype], V
+]:
+    """An element of V planes that lie `step` apart, from plane `c` on; zeros behind the last plane.
+    """
+    comptime Acc = accumulation_type[dtype]
+    var numbers = Int32(c) + iota[DType.int32, V]()
+    var inside = numbers.lt(Int32(channels))
+    var offsets = inside.select(
+        numbers, SIMD[DType.int32, V](Int32(channels - 1))
+    ).cast[DType.int64]() * Int64(step)
+    return inside.select(data.gather(offsets).cast[Acc](), SIMD[Acc, V](0))
 
 
 @no_inline
@@ -72,6 +109,25 @@ def sample_cpu[
             else:
                 for point in range(begin, end, V):
                     var corners = Corners[Acc, V, T, deep](grid, point, p, n)
+                    var live = _live(corners, end - point)
+                    if _are_few(live):
+                        for c in range(channels):
+                            store_part(
+                                result.unsafe_offset(c * points),
+                                point,
+                                end,
+                                SIMD[dtype, V](0),
+                            )
+                        for lane in range(V):
+                            if live[lane]:
+                                _read_point(
+                                    result.unsafe_offset(point + lane),
+                                    image,
+                                    corners,
+                                    lane,
+                                    p,
+                                )
+                        continue
                     for c in range(channels):
                         var plane = image.unsafe_offset(c * p.pixels())
                         var total = SIMD[Acc, V](0)
@@ -89,6 +145,37 @@ def sample_cpu[
     for_each_share(
         share, units, smallest_share(Int(p.batch) * p.result(), units)
     )
+
+
+@no_inline
+def _read_point[
+    dtype: DType, W: SIMDLength, T: Int, deep: Bool, //
+](
+    result: Ptr[dtype],
+    image: Ptr[dtype],
+    corners: Corners[accumulation_type[dtype], W, T, deep],
+    lane: Int,
+    p: SamplingProblem,
+):
+    """One point of planes, as vectors of channels."""
+    comptime Acc = accumulation_type[dtype]
+    comptime V = lanes[dtype]
+    var channels = Int(p.channels)
+    for c in range(0, channels, V):
+        var total = SIMD[Acc, V](0)
+        comptime for k in range(corners.K):
+            var pixel = Int(corners.pixel[k][lane])
+            if pixel >= 0:
+                total += (
+                    _channels[V](
+                        image.unsafe_offset(pixel), c, channels, p.pixels()
+                    )
+                    * corners.weight(k)[lane]
+                )
+        for i in range(min(V, channels - c)):
+            result[unsafe_offset=(c + i) * Int(p.points)] = total[i].cast[
+                dtype
+            ]()
 
 
 @no_inline
@@ -137,21 +224,46 @@ def sample_grid_gradient_cpu[
                                 )
                             along[k] = SIMD[Acc, W](total.reduce_add())
                 else:
-                    for c in range(channels):
-                        var plane = image.unsafe_offset(c * p.pixels())
-                        var value = load_part[W](
-                            given.unsafe_offset(c * points), point, end
-                        ).cast[Acc]()
-                        comptime for k in range(corners.K):
-                            # An infinite gradient of what lies outside is no number here.
-                            along[k] += (
-                                corners.pixel[k]
-                                .ge(0)
-                                .select(
-                                    value * _read(plane, corners.pixel[k]),
-                                    SIMD[Acc, W](0),
+                    var live = _live(corners, end - point)
+                    if _are_few(live):
+                        for lane in range(W):
+                            if not live[lane]:
+                                continue
+                            for c in range(0, channels, V):
+                                var value = _channels[V](
+                                    given.unsafe_offset(point + lane),
+                                    c,
+                                    channels,
+                                    points,
                                 )
-                            )
+                                comptime for k in range(corners.K):
+                                    var pixel = Int(corners.pixel[k][lane])
+                                    if pixel >= 0:
+                                        along[k][lane] += (
+                                            value
+                                            * _channels[V](
+                                                image.unsafe_offset(pixel),
+                                                c,
+                                                channels,
+                                                p.pixels(),
+                                            )
+                                        ).reduce_add()
+                    else:
+                        for c in range(channels):
+                            var plane = image.unsafe_offset(c * p.pixels())
+                            var value = load_part[W](
+                                given.unsafe_offset(c * points), point, end
+                            ).cast[Acc]()
+                            comptime for k in range(corners.K):
+                                # An infinite gradient of what lies outside is no number here.
+                                along[k] += (
+                                    corners.pixel[k]
+                                    .ge(0)
+                                    .select(
+                                        value * _read(plane, corners.pixel[k]),
+                                        SIMD[Acc, W](0),
+                                    )
+                                )
                 comptime for axis in range(corners.AXES):
                     var total = SIMD[Acc, W](0)
                     comptime for k in range(corners.K):
@@ -202,10 +314,17 @@ def sample_input_gradient_cpu[
             var image = dx.unsafe_offset(n * p.image())
             var given = dy.unsafe_offset(n * p.result())
             comptime if channels_last:
-                for pixel in range(p.pixels()):
-                    var run = image.unsafe_offset(pixel * channels + c_begin)
-                    for at in range(0, c_end - c_begin, V):
-                        store_part(run, at, c_end - c_begin, SIMD[Acc, V](0))
+                if parts == 1:
+                    clear_run(image, p.image())
+                else:
+                    for pixel in range(p.pixels()):
+                        var run = image.unsafe_offset(
+                            pixel * channels + c_begin
+                        )
+                        for at in range(0, c_end - c_begin, V):
+                            store_part(
+                                run, at, c_end - c_begin, SIMD[Acc, V](0)
+                            )
                 for point in range(points):
                     var corners = Corners[Acc, 1, T, deep](grid, point, p, n)
                     var from_ = given.unsafe_offset(point * channels)
@@ -228,18 +347,31 @@ def sample_input_gradient_cpu[
                 )
                 for point in range(0, points, V):
                     var corners = Corners[Acc, V, T, deep](grid, point, p, n)
+                    # Of all pairs of a point and a pixel those that add something, and room for one that does not.
+                    var pixels = Array[Int32, V * corners.K + 1](fill=0)
+                    var weights = Array[Scalar[Acc], V * corners.K + 1](fill=0)
+                    var of_point = Array[Int32, V * corners.K + 1](fill=0)
+                    var count = 0
+                    comptime for k in range(corners.K):
+                        var weight = corners.weight(k)
+                        comptime for lane in range(V):
+                            pixels[count] = corners.pixel[k][lane]
+                            weights[count] = weight[lane]
+                            of_point[count] = Int32(lane)
+                            if pixels[count] >= 0 and point + lane < points:
+                                count += 1
+                    if count == 0:
+                        continue
                     for c in range(c_begin, c_end):
                         var plane = image.unsafe_offset(c * p.pixels())
-                        # Zeros behind the last point, whose pixels are the last one's.
-                        var value = load_part[V](
-                            given.unsafe_offset(c * points), point, points
-                        ).cast[Acc]()
-                        comptime for k in range(corners.K):
-                            var each = value * corners.weight(k)
-                            comptime for lane in range(V):
-                                var pixel = Int(corners.pixel[k][lane])
-                                if pixel >= 0 and point + lane < points:
-                                    plane[unsafe_offset=pixel] += each[lane]
+                        var from_ = given.unsafe_offset(c * points + point)
+                        for i in range(count):
+                            plane[unsafe_offset=Int(pixels[i])] += (
+                                from_[unsafe_offset=Int(of_point[i])].cast[
+                                    Acc
+                                ]()
+                                * weights[i]
+                            )
 
     for_each_share(
         share, units, smallest_share(Int(p.batch) * p.result(), units)

@@ -1,96 +1,17 @@
-"""Windows on a CPU over many planes with short rows: a table, made once, says for each element of a plane where it lies.
+"""Windows on a CPU over many planes with short rows, by a table."""
 
-Runs along W would be shorter than a vector; a vector's elements are gathered instead, wherever they lie in the plane.
-"""
-
-from std.math import ceildiv
-
-from ..common.pointer import Ptr, accumulation_type
-from ..common.vectors import (
-    for_each_share,
-    lanes,
-    smallest_share,
-    store_part,
+from ..common.plane_tables import (
+    FEWEST_PLANES,
+    LONGEST_TABLE,
+    OffsetTable,
+    take_planes,
 )
+from ..common.pointer import Ptr
+from ..common.vectors import for_each_share, lanes, smallest_share, store_part
 from .problem import Hits, WindowAxis, WindowsProblem
 
-comptime FEWEST = 32
-"""Planes that pay for a table."""
 comptime SPARSE = 3
 """Elements of a plane for each that columns lie over, from which on the others are only set to zero."""
-comptime LONGEST = 1 << 15
-"""Entries that the cache holds beside a plane."""
-
-
-@fieldwise_init
-struct OffsetTable(Movable):
-    """`depth` places in a plane for each of `count` elements, -1 for none."""
-
-    var offsets: List[Int32]
-    """[depth, count], each part of whole vectors."""
-    var count: Int
-    var padded: Int
-    var depth: Int
-
-    def __init__(out self, count: Int, depth: Int, vector: Int):
-        self.count = count
-        self.depth = depth
-        self.padded = ceildiv(count, vector) * vector
-        self.offsets = List[Int32](length=self.padded * depth, fill=-1)
-
-
-@always_inline
-def _taken[
-    dtype: DType, //, V: Int
-](plane: Ptr[dtype], table: OffsetTable, at: Int) -> SIMD[dtype, V]:
-    """V elements of the plane, zeros where there is none."""
-    var places = table.offsets.unsafe_ptr().unsafe_load[width=V, alignment=4](
-        at
-    )
-    var there = places.ge(SIMD[DType.int32, V](0))
-    var inside = there.select(places, SIMD[DType.int32, V](0))
-    comptime if dtype == accumulation_type[dtype]:
-        return there.select(plane.gather(inside), SIMD[dtype, V](0))
-    else:
-        # The processor gathers whole words alone.
-        var values = SIMD[dtype, V](0)
-        comptime for lane in range(V):
-            values[lane] = plane[unsafe_offset=Int(inside[lane])]
-        return there.select(values, SIMD[dtype, V](0))
-
-
-@no_inline
-def _planes[
-    dtype: DType
-](
-    result: Ptr[dtype],
-    source: Ptr[dtype],
-    table: OffsetTable,
-    source_plane: Int,
-    units: Int,
-):
-    """Each element of a result's plane = the sum of those that the table names.
-    """
-    comptime Acc = accumulation_type[dtype]
-    comptime V = lanes[dtype]
-
-    def share(first: Int, end: Int) {imm}:
-        for n in range(first, end):
-            var plane = source.unsafe_offset(n * source_plane)
-            var to = result.unsafe_offset(n * table.count)
-            for at in range(0, table.count, V):
-                var total = _taken[V](plane, table, at)
-                if table.depth > 1:
-                    var sum = total.cast[Acc]()
-                    for k in range(1, table.depth):
-                        sum += _taken[V](
-                            plane, table, k * table.padded + at
-                        ).cast[Acc]()
-                    total = sum.cast[dtype]()
-                store_part(to, at, table.count, total)
-
-    var work = max(table.count * table.depth, source_plane) * units
-    for_each_share(share, units, smallest_share(work, units))
 
 
 def _columns_plane(p: WindowsProblem) -> Int:
@@ -100,9 +21,9 @@ def _columns_plane(p: WindowsProblem) -> Int:
 def lay_out_takes[dtype: DType](p: WindowsProblem) -> Bool:
     """Whether lay_out_by_table is faster than runs along W."""
     return (
-        Int(p.batch) >= FEWEST
+        Int(p.batch) >= FEWEST_PLANES
         and Int(p.w.windows) < lanes[dtype]
-        and _columns_plane(p) <= LONGEST
+        and _columns_plane(p) <= LONGEST_TABLE
     )
 
 
@@ -128,7 +49,7 @@ def lay_out_by_table[
     """Columns of x, taps first."""
     var table = _elements(p, lanes[dtype])
     var plane = Int(p.h.extent) * Int(p.w.extent)
-    _planes(columns, x, table, plane, Int(p.batch))
+    take_planes(columns, x, table, plane, Int(p.batch))
     _ = table^
 
 
@@ -141,7 +62,7 @@ def _most_hits(axis: WindowAxis) -> Int:
 
 def add_up_takes[dtype: DType](p: WindowsProblem) -> Bool:
     """Whether add_up_by_table is faster than runs along W."""
-    if Int(p.batch) < FEWEST:
+    if Int(p.batch) < FEWEST_PLANES:
         return False
     var along = _most_hits(p.w)
     var is_short = Int(p.w.extent) < lanes[dtype] or (
@@ -151,7 +72,7 @@ def add_up_takes[dtype: DType](p: WindowsProblem) -> Bool:
     var entries = along * _most_hits(p.h) * plane
     # Where stride and dilation have a common divisor most elements have none.
     var are_used = entries <= 2 * _columns_plane(p) + plane
-    return is_short and are_used and entries <= LONGEST
+    return is_short and are_used and entries <= LONGEST_TABLE
 
 
 def _scatter[
@@ -209,5 +130,5 @@ def add_up_by_table[
                         )
                     )
                     at += table.padded
-    _planes(x, columns, table, _columns_plane(p), Int(p.batch))
+    take_planes(x, columns, table, _columns_plane(p), Int(p.batch))
     _ = table^

@@ -50,6 +50,28 @@ def _take_better[
     place = wins.select(at, place)
 
 
+@always_inline
+def _best_lane[
+    Acc: DType, V: Int, //
+](best: SIMD[Acc, V], place: SIMD[DType.int32, V]) -> Tuple[
+    SIMD[Acc, 1], SIMD[DType.int32, 1]
+]:
+    """The lane that a scan in order would have ended with."""
+    comptime if V == 1:
+        return (best[0], place[0])
+    else:
+        comptime half = V // 2
+        var value = best.slice[half]()
+        var at = place.slice[half]()
+        _take_better[half](
+            value,
+            at,
+            best.slice[half, offset=half](),
+            place.slice[half, offset=half](),
+        )
+        return _best_lane(value, at)
+
+
 def has_window_everywhere[adaptive: Bool](p: PoolingProblem) -> Bool:
     """Whether every window has a pixel, and a plane's places fit 32 bits."""
     comptime if not adaptive:
@@ -193,28 +215,30 @@ def _max_pool_fprop_separable[
                 var column = w_axis.start[ow]
                 var count = w_axis.count[ow]
                 var begin = 0
-                if dilation == 1 and count >= 2 * V:
-                    # A long window: V of its columns at once.
+                if dilation == 1 and count >= V // 2:
+                    # V of a window's columns at once; behind the last there are none.
                     var bests = SIMD[Acc, V](neg_inf[Acc]())
                     var found = SIMD[DType.int32, V](NOWHERE)
-                    while begin + V <= count:
+                    for k in range(0, count, V):
+                        var value = values.unsafe_load[width=V, alignment=1](
+                            column + k
+                        )
                         var at = places.unsafe_load[width=V, alignment=1](
-                            column
+                            column + k
                         )
                         comptime if argmax == OFFSET:
                             at += iota[DType.int32, V](
-                                Int32(w_axis.first_tap[ow] + begin)
+                                Int32(w_axis.first_tap[ow] + k)
                             )
+                        var inside = iota[DType.int32, V]().lt(Int32(count - k))
                         _take_better[V](
                             bests,
                             found,
-                            values.unsafe_load[width=V, alignment=1](column),
-                            at,
+                            inside.select(value, SIMD[Acc, V](neg_inf[Acc]())),
+                            inside.select(at, SIMD[DType.int32, V](NOWHERE)),
                         )
-                        column += V
-                        begin += V
-                    comptime for lane in range(V):
-                        _take_better[1](best, place, bests[lane], found[lane])
+                    best, place = _best_lane(bests, found)
+                    begin = count
                 for k in range(begin, count):
                     var at = places[unsafe_offset=column]
                     comptime if argmax == OFFSET:
