@@ -19,8 +19,10 @@ from ..common.vectors import (
 )
 from .problem import PaddingProblem
 
-comptime SHORT_ROW = 32
+comptime SHORT_ROW = 20
 """Elements of a padded row below which a plane is taken element by element."""
+comptime SHORT_GRADIENT = 32
+"""The same of a gradient, whose rows are added several at a time."""
 
 
 @always_inline
@@ -29,6 +31,21 @@ def _put[
 ](sums: Ptr[result], source: Ptr[dtype], length: Int):
     """Stores a run, or adds it."""
     comptime V = lanes[dtype]
+    comptime if not add:
+        # The last vector ends with the run, and may store again what lies before.
+        if length >= V:
+            for at in range(0, length - V, V):
+                sums.unsafe_store[alignment=1](
+                    at,
+                    source.unsafe_load[width=V, alignment=1](at).cast[result](),
+                )
+            sums.unsafe_store[alignment=1](
+                length - V,
+                source.unsafe_load[width=V, alignment=1](length - V).cast[
+                    result
+                ](),
+            )
+            return
     for at in range(0, length, V):
         var value = load_part[V](source, at, length).cast[result]()
         comptime if add:
@@ -51,13 +68,13 @@ def _plane(p: PaddingProblem) -> Int:
     return Int(p.d.extent) * Int(p.h.extent) * Int(p.w.extent)
 
 
-def _has_short_rows(p: PaddingProblem) -> Bool:
+def _has_short_rows(p: PaddingProblem, longest: Int) -> Bool:
     """Whether there are many planes whose rows are worth no call of their own.
     """
     return (
         p.channels == 1
         and Int(p.batch) >= FEWEST_PLANES
-        and Int(p.w.padded) < SHORT_ROW
+        and Int(p.w.padded) < longest
         and _padded_plane(p) <= LONGEST_TABLE
     )
 
@@ -108,7 +125,7 @@ def border_dgrad_cpu[
     dtype: DType
 ](dx: Ptr[dtype], dy: Ptr[dtype], p: PaddingProblem):
     comptime Acc = accumulation_type[dtype]
-    if _has_short_rows(p):
+    if _has_short_rows(p, SHORT_GRADIENT):
         _dgrad_by_table(dx, dy, p)
         return
     var length = p.length()
@@ -164,7 +181,7 @@ def border_dgrad_cpu[
 def border_fprop_cpu[
     dtype: DType
 ](y: Ptr[dtype], x: Ptr[dtype], p: PaddingProblem):
-    if _has_short_rows(p):
+    if _has_short_rows(p, SHORT_ROW):
         var table = _elements(p, lanes[dtype])
         take_planes(y, x, table, _plane(p), Int(p.batch))
         return
@@ -174,8 +191,12 @@ def border_fprop_cpu[
     var rows = Int(p.batch) * Int(p.d.padded) * Int(p.h.padded)
     var begin = min(max(p.w.low, 0), p.w.padded)
     var end = max(min(p.w.low + p.w.extent, p.w.padded), begin)
+    var elements = List[Int](capacity=Int(p.w.padded))
+    for place in range(p.w.padded):
+        elements.append(Int(p.w.element(place)))
 
     def share(first: Int, last: Int) {imm}:
+        var shown = elements.unsafe_ptr()
         # Short rows have no time for divisions: one row on for each unit.
         var slab = first // Int(p.h.padded)
         var n = slab // Int(p.d.padded)
@@ -199,28 +220,32 @@ def border_fprop_cpu[
             var result = y.unsafe_offset(unit * padded)
 
             @always_inline
-            def copy(first: Int32, last: Int32) {imm}:
-                for place in range(first, last):
-                    if channels == 1:
-                        result[unsafe_offset=Int(place)] = row[
-                            unsafe_offset=Int(p.w.element(place))
+            def copy(first: Int, last: Int) {imm}:
+                if channels == 1:
+                    for place in range(first, last):
+                        result[unsafe_offset=place] = row[
+                            unsafe_offset=shown[unsafe_offset=place]
                         ]
-                        continue
+                    return
+                for place in range(first, last):
                     _put[False](
-                        result.unsafe_offset(Int(place) * channels),
-                        row.unsafe_offset(Int(p.w.element(place)) * channels),
+                        result.unsafe_offset(place * channels),
+                        row.unsafe_offset(
+                            shown[unsafe_offset=place] * channels
+                        ),
                         channels,
                     )
 
-            copy(0, begin)
+            copy(0, Int(begin))
             _put[False](
                 result.unsafe_offset(Int(begin) * channels),
                 row.unsafe_offset(Int(begin - p.w.low) * channels),
                 Int(end - begin) * channels,
             )
-            copy(end, p.w.padded)
+            copy(Int(end), Int(p.w.padded))
 
     for_each_share(share, rows, smallest_share(rows * padded, rows))
+    _ = elements^
 
 
 @always_inline
