@@ -7,11 +7,11 @@ from types import ModuleType
 import pytest
 import torch
 
-from benchmarks.kernels import detection, indexing, sampling, windows
+from benchmarks.kernels import detection, indexing, padding, sampling, windows
 from benchmarks.kernels.drawn import check, drawn
 from benchmarks.kernels.pooling import adaptive_max
 
-FAMILIES = (adaptive_max, indexing, windows, sampling, detection)
+FAMILIES = (adaptive_max, indexing, padding, windows, sampling, detection)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
