@@ -189,6 +189,29 @@ def _exceptions() -> str:
     return "\n".join(["", "| sample | why it differs |", "| --- | --- |", *rows, ""])
 
 
+#: What other tests and tools hold, at the page's end.
+_CLOSING = """\
+## Interrupts
+
+`tests/test_interrupts.py` holds that Ctrl-C while this package lowers a graph, waits for libraries or runs a step
+ends the call, and that the next one is right. In PyTorch's own part of a compilation an interrupt may do harm, with
+any backend (PyTorch 2.15, `backend="aot_eager"`):
+
+- It ends the process if it comes while C++ asks a fake tensor for its device, since `find_torch_dispatch_rule`,
+  Python that is called there, must not raise. About one in a hundred interrupts at random times of a compilation did
+  that.
+- It is lost in a guard and in the callback of a weak reference (a second Ctrl-C works), or Dynamo raises "Guard
+  failed on the same frame".
+- It leaves a fake mode active, and the next call fails.
+
+## Sanitizers
+
+`compute-sanitizer`'s memcheck and racecheck report nothing over one call of each kernel of attention, convolution,
+indexing, pooling, softmax, normalization, interpolation, linear layers and sorting (`tests/gpu/kernels_once.py`,
+H200, 2026-11-27), and nothing over Hopper's convolutions ([figures](../kernel-figures.md)). The other families have
+not run under them."""
+
+
 def page(found: dict[str, list[Outcome]], numbers: operator_numbers.Numbers) -> str:
     """The page of these outcomes."""
     everything = [outcome for outcomes in found.values() for outcome in outcomes]
@@ -218,7 +241,7 @@ def page(found: dict[str, list[Outcome]], numbers: operator_numbers.Numbers) -> 
         if groups[words]:
             title = f"{words[0].upper()}{words[1:]}: {len(groups[words])}"
             lines += [f"## {title}\n", *textwrap.wrap(", ".join(groups[words]), 120, break_on_hyphens=False), ""]
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join([*lines, _CLOSING]) + "\n"
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Convolution: forward, data gradient, weight gradient and bias gradient, one to three spatial axes.
+"""Convolution: forward, data gradient and weight gradient, one to three spatial axes.
 
 problem.mojo    the problem, from which tables and plans compute
 operands.mojo   what library functions take, and their checks

@@ -12,7 +12,7 @@ from std.math import floor
 
 from ..common.argument import KernelArgument
 from ..common.arithmetic import divide
-from ..common.pointer import Ptr, accumulation_type
+from ..common.pointer import Ptr
 
 
 @fieldwise_init

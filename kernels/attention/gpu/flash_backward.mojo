@@ -25,7 +25,7 @@ from max.gpu.host import DeviceContext, FuncAttribute
 from max.gpu.memory import AddressSpace, external_memory
 
 from ...common.async_copy import commit_copies, copy_one, wait_for_copies
-from ...common.pointer import Ptr, Shared
+from ...common.pointer import Ptr
 from ...common.ptx import exchange_lanes, fence_shared_writes
 from ..pointers import Backward
 from ..problem import AttentionProblem
