@@ -23,7 +23,7 @@ from torch_max_backend.ahead import trace_ahead
 from torch_max_backend.backend import build_only, recorded_graphs
 from torch_max_backend.cli import app
 from torch_max_backend.graph import autograd_walk
-from torch_max_backend.graph.attention_choice import Call, chosen
+from torch_max_backend.graph.attention_choice import AttentionCall, chosen
 from torch_max_backend.runtime import cache, session
 from torch_max_backend.torch_compat import FakeTensorMode, convolutions_laid_out_by_cudnn
 
@@ -200,7 +200,7 @@ def test_the_kernel_is_chosen_by_pytorchs_rules(
     shape = given.pop("mask")
     mask = None if shape is None else torch.empty(shape, dtype=dtype)
     given = {"dropout": 0.0, "is_causal": False, "grouped": False, "architecture": "sm_90a"} | given
-    assert chosen(Call(query=query, key=key, value=key, mask=mask, **given)).name == expected
+    assert chosen(AttentionCall(query=query, key=key, value=key, mask=mask, **given)).name == expected
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from benchmarks.kernels.library import words_of
 from torch_max_backend.bench.memory import cache_bytes
 from torch_max_backend.bench.timing import interleaved
 from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref
-from torch_max_backend.mojo_ops.matmul import STRIDED, MatmulGeometry, Matrices, matmul_function
+from torch_max_backend.mojo_ops.matmul import STRIDED, MatmulGeometry, MatrixStrides, matmul_function
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 ERRORS = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 6e-4, torch.float64: 4e-15}
@@ -121,9 +121,9 @@ def geometry_of(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, tf32: bool = 
     missing = 5 - c.dim()
     size = (1,) * missing + tuple(c.shape[:-2])
 
-    def matrices(x: torch.Tensor) -> Matrices:
+    def matrices(x: torch.Tensor) -> MatrixStrides:
         steps = (0,) * missing + tuple(x.expand(*c.shape[:-2], *x.shape[-2:]).stride()[:-2])
-        return Matrices((steps[0], steps[1], steps[2]), x.stride(-2), x.stride(-1))
+        return MatrixStrides((steps[0], steps[1], steps[2]), x.stride(-2), x.stride(-1))
 
     return MatmulGeometry(
         c.shape[-2], c.shape[-1], a.shape[-1], (size[0], size[1], size[2]), matrices(c), matrices(a), matrices(b), tf32

@@ -11,7 +11,7 @@ from max.graph import DeviceRef, Graph, TensorType
 
 from benchmarks.kernels.library import words_of
 from benchmarks.kernels.matmul import DTYPES, Products, check, geometry_of
-from torch_max_backend.mojo_ops.matmul import FAMILY, STRIDED, MatmulGeometry, Matrices, matmul
+from torch_max_backend.mojo_ops.matmul import FAMILY, STRIDED, MatmulGeometry, MatrixStrides, matmul
 from torch_max_backend.runtime import session
 
 CPU = torch.device("cpu")
@@ -69,7 +69,13 @@ def test_contiguous_batches_that_do_not_fit_are_refused() -> None:
 def test_a_geometry_with_a_negative_stride_is_refused() -> None:
     with pytest.raises(ValueError, match="no stride may be negative"):
         MatmulGeometry(
-            1, 1, 1, (1, 1, 1), Matrices((0, 0, 0), -1, 1), Matrices((0, 0, 0), 1, 1), Matrices((0, 0, 0), 1, 1)
+            1,
+            1,
+            1,
+            (1, 1, 1),
+            MatrixStrides((0, 0, 0), -1, 1),
+            MatrixStrides((0, 0, 0), 1, 1),
+            MatrixStrides((0, 0, 0), 1, 1),
         )
 
 

@@ -15,10 +15,10 @@ from max.graph import DeviceRef
 from torch_max_backend.fusion.batches import Group
 from torch_max_backend.fusion.program import (
     MOST_INPUTS,
-    Layout,
+    LoopNest,
     Program,
     generate_epilogue,
-    layout_of,
+    loop_nest_of,
     plain_epilogue,
     summing,
 )
@@ -114,14 +114,14 @@ def absorbed(
     found = [
         leaf for leaf in found if leaf.value.dtype == group.roots[0].dtype and _is_read_by(leaf, group, groups, kept)
     ]
-    layout = layout_of(group.terms)
-    if not found or layout is None:
+    loops = loop_nest_of(group.terms)
+    if not found or loops is None:
         return None
     leaf = max(found, key=_position)
     assert leaf.value.maker is not None
     if len(group.terms.leaves) + len(leaf.value.maker.operands) - 2 > MOST_INPUTS:
         return None
-    return _together(leaf, group, layout, device)
+    return _together(leaf, group, loops, device)
 
 
 def takes_part(device: DeviceRef) -> bool:
@@ -211,20 +211,20 @@ def _is_read_by(leaf: Leaf, group: Group, groups: Sequence[Group], kept: Collect
     return True
 
 
-def _together(leaf: Leaf, group: Group, layout: Layout, device: DeviceRef) -> FusedConvolution | None:
+def _together(leaf: Leaf, group: Group, loops: LoopNest, device: DeviceRef) -> FusedConvolution | None:
     call, geometry = _convolution(leaf.value)
     if device.is_gpu():
         which = _parameters(leaf.value, call, geometry)
     else:
         which = f'DType.{leaf.value.dtype.name}, "{call.function.symbol}"'
-    program = generate_epilogue(group.terms, layout, leaf, which, target_of(device))
+    program = generate_epilogue(group.terms, loops, leaf, which, target_of(device))
     if program is None:
         return None
     rest = [each for each in group.terms.leaves if each is not leaf]
-    others = [strides for each, strides in zip(group.terms.leaves, layout.strides, strict=True) if each is not leaf]
-    strides = [[0] * len(layout.extents), *map(list, others)]
+    others = [strides for each, strides in zip(group.terms.leaves, loops.strides, strict=True) if each is not leaf]
+    strides = [[0] * len(loops.extents), *map(list, others)]
     starts = [0, *(each.map.constant for each in rest)]
-    extents = [*layout.extents, *(stride for each in strides for stride in each), *starts]
+    extents = [*loops.extents, *(stride for each in strides for stride in each), *starts]
     inputs = tuple(each.value for each in rest)
     # A CPU's convolution stores its own results before the program reads anything.
     ordered = (number for number, each in enumerate(rest) if _is_whole(each, group) and device.is_gpu())

@@ -18,7 +18,7 @@ from torch_max_backend.fusion.batches import Group, batches
 from torch_max_backend.fusion.convolutions import is_suitable, takes_part
 from torch_max_backend.fusion.long_sums import joined_sum, partial_sum
 from torch_max_backend.fusion.movement import Concatenation, concatenation, transposition
-from torch_max_backend.fusion.program import MOST_INPUTS, layout_of
+from torch_max_backend.fusion.program import MOST_INPUTS, loop_nest_of
 from torch_max_backend.fusion.terms import (
     CutAt,
     Leaf,
@@ -71,7 +71,7 @@ def grouped(operations: Sequence[Operation], kept: Collection[Value], device: De
     # A partial sum that waits for the whole would free nothing.
     alone = [
         group for group, root in zip(groups, roots, strict=True)
-        if root in parts or transposition(group.terms, layout_of(group.terms)) is not None
+        if root in parts or transposition(group.terms, loop_nest_of(group.terms)) is not None
     ]  # fmt: skip
     joined = _Joiner(groups, alone, roots, fusible).join()
     chosen = batches(joined, operations, fusible, kept)
@@ -119,7 +119,7 @@ def _roots(
         try:
             found = Terms([root], roots, fusible)
             cut = found.best_cut(MOST_INPUTS) if len(found.leaves) > MOST_INPUTS else _costly_number(found)
-            if cut is None and layout_of(found) is None:
+            if cut is None and loop_nest_of(found) is None:
                 cut = _operand_to_store(root, roots, fusible)
             if cut is None:
                 cut = joined_sum(found, roots, fusible, joins) or partial_sum(found, roots, fusible)
@@ -154,7 +154,7 @@ def _costly_number(terms: Terms) -> Value | None:
 
 def _fits(terms: Terms) -> bool:
     """Whether one program can compute it."""
-    return len(terms.leaves) <= MOST_INPUTS and len(terms.roots) <= MOST_RESULTS and layout_of(terms) is not None
+    return len(terms.leaves) <= MOST_INPUTS and len(terms.roots) <= MOST_RESULTS and loop_nest_of(terms) is not None
 
 
 def _operand_to_store(root: Value, roots: Collection[Value], fusible: Collection[Operation]) -> Value | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from torch_max_backend.fusion.program import Layout
+from torch_max_backend.fusion.program import LoopNest
 from torch_max_backend.fusion.terms import MOST_ELEMENTS, MOST_GUARDS, Leaf, Terms
 from torch_max_backend.typed_graph.operations import Concat, Operation, Value
 
@@ -32,13 +32,13 @@ class Concatenation:
     geometry: list[int]
 
 
-def transposition(terms: Terms, layout: Layout | None) -> list[int] | None:
+def transposition(terms: Terms, loops: LoopNest | None) -> list[int] | None:
     """The geometry of a permuted copy, where ``terms`` are one that goes through tiles."""
-    if layout is None or len(terms.roots) > 1 or terms.extents is not None or terms.size < _LEAST_TRANSPOSED:
+    if loops is None or len(terms.roots) > 1 or terms.extents is not None or terms.size < _LEAST_TRANSPOSED:
         return None
     if len(terms.steps) != 1 or not isinstance(terms.steps[0], Leaf):
         return None
-    (strides,), extents = layout.strides, layout.extents
+    (strides,), extents = loops.strides, loops.extents
     guarded = terms.guards or terms.leaves[0].map.constant
     if guarded or not 2 <= len(extents) <= _MOST_DIGITS or strides[-1] == 1 or 1 not in strides:
         return None

@@ -21,7 +21,7 @@ from torch_max_backend.mojo_ops.matmul import (
     STRIDED,
     ContiguousBatches,
     MatmulGeometry,
-    Matrices,
+    MatrixStrides,
     matmul_function,
 )
 from torch_max_backend.typed_graph import TypedGraph
@@ -158,9 +158,9 @@ def _geometry(
     c_steps, a_steps, b_steps = ((whole[0][1][i], whole[1][1][i], whole[2][1][i]) for i in range(3))
     return MatmulGeometry(
         m, n, k, extents,
-        c=Matrices(c_steps, c_row, c_column, maps[0].start),
-        a=Matrices(a_steps, a_row, a_column, maps[1].start),
-        b=Matrices(b_steps, b_row, b_column, maps[2].start),
+        c=MatrixStrides(c_steps, c_row, c_column, maps[0].start),
+        a=MatrixStrides(a_steps, a_row, a_column, maps[1].start),
+        b=MatrixStrides(b_steps, b_row, b_column, maps[2].start),
         allow_tf32=facts.allow_tf32,
     )  # fmt: skip
 

@@ -54,8 +54,9 @@ _PASSES = frozenset(("convolution.passes", name) for name in ("FPROP", "DGRAD", 
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Digits of a result's elements, and the strides of each leaf, and of each guard's place, along them."""
+class LoopNest:
+    """The loops over a result's elements: their extents (digits of an element's number), and the strides of each leaf,
+    and of each guard's place, along them."""
 
     extents: tuple[int, ...]
     strides: tuple[tuple[int, ...], ...]
@@ -236,7 +237,7 @@ def _words(ops: str) -> list[str]:
     return words
 
 
-def layout_of(terms: Terms) -> Layout | None:
+def loop_nest_of(terms: Terms) -> LoopNest | None:
     """How the leaves are read; None where no few digits describe it."""
     if len(terms.guards) > MOST_GUARDS:
         return None
@@ -252,7 +253,7 @@ def layout_of(terms: Terms) -> Layout | None:
     # What is read in order needs no strides.
     own = [[0] * len(extents) if each == terms.identity else next(others) for each in leaves]
     guards = [next(others) for _ in terms.guards]
-    return Layout(tuple(extents), tuple(map(tuple, own)), tuple(map(tuple, guards)))
+    return LoopNest(tuple(extents), tuple(map(tuple, own)), tuple(map(tuple, guards)))
 
 
 def padded(inputs: int) -> int:
@@ -266,20 +267,20 @@ def vector_of(terms: Terms, target: Literal["cpu", "gpu"]) -> int:
     return 64 // max(4, *sizes) if target == "cpu" else min(8, 16 // min(sizes))
 
 
-def generate(terms: Terms, layout: Layout, target: Literal["cpu", "gpu"]) -> Program:
+def generate(terms: Terms, loops: LoopNest, target: Literal["cpu", "gpu"]) -> Program:
     """The program that computes ``terms``: one for all sizes."""
-    return _over_all("pointwise", terms, layout, target, vector_of(terms, target))
+    return _over_all("pointwise", terms, loops, target, vector_of(terms, target))
 
 
 def _over_all(
     entry: Literal["pointwise", "reduction"],
     terms: Terms,
-    layout: Layout,
+    loops: LoopNest,
     target: Literal["cpu", "gpu"],
     vector: int,
 ) -> Program:
-    """The program of an entry that runs over all elements and takes what the layout says as arguments."""
-    ways, asked = _ways(terms, layout, vector, target), _asked(layout, vector, target)
+    """The program of an entry that runs over all elements and takes what the loops say as arguments."""
+    ways, asked = _ways(terms, loops, vector, target), _asked(loops, vector, target)
     parts = _parts(terms, ways, vector) if target == "gpu" else 1
     reduction, numbers = _reduction(terms), _numbers(terms)
     return Program(
@@ -287,7 +288,7 @@ def _over_all(
         target,
         _body(terms, ways, asked, reduction=reduction, numbers=numbers, short=_short(terms, target)),
         _first_guard(terms) + len(terms.guards) + len(numbers),
-        len(layout.extents),
+        len(loops.extents),
         vector,
         guards=len(terms.guards),
         numbers=len(numbers),
@@ -329,7 +330,7 @@ def _reduction(terms: Terms) -> Accumulation | None:
     )
 
 
-def generate_reduction(terms: Terms, layout: Layout, target: Literal["cpu", "gpu"]) -> Program:
+def generate_reduction(terms: Terms, loops: LoopNest, target: Literal["cpu", "gpu"]) -> Program:
     """The program whose values are reduced to the results of ``terms``."""
     extents, reduction = terms.extents, _reduction(terms)
     assert extents is not None and reduction is not None
@@ -337,12 +338,12 @@ def generate_reduction(terms: Terms, layout: Layout, target: Literal["cpu", "gpu
     together = extents.reduced if reduction.rows else extents.inner
     while target == "gpu" and together % vector:
         vector //= 2
-    return _over_all("reduction", terms, layout, target, vector)
+    return _over_all("reduction", terms, loops, target, vector)
 
 
-def program_of(terms: Terms, layout: Layout, target: Literal["cpu", "gpu"]) -> Program:
+def program_of(terms: Terms, loops: LoopNest, target: Literal["cpu", "gpu"]) -> Program:
     """The program of ``terms``, whose values are reduced or stored."""
-    return (generate if terms.extents is None else generate_reduction)(terms, layout, target)
+    return (generate if terms.extents is None else generate_reduction)(terms, loops, target)
 
 
 def ways_of_many(terms: Terms) -> tuple[str, ...] | None:
@@ -395,18 +396,18 @@ def generate_many(terms: Terms, ways: Sequence[str], target: Literal["cpu", "gpu
 
 
 def generate_epilogue(
-    terms: Terms, layout: Layout, handed: Leaf, convolution: str, target: Literal["cpu", "gpu"]
+    terms: Terms, loops: LoopNest, handed: Leaf, convolution: str, target: Literal["cpu", "gpu"]
 ) -> Program | None:
     """The program of one result that gets the leaf ``handed`` from a convolution; None where it reads in no rows."""
     vector = _EPILOGUE_VECTOR if target == "gpu" else vector_of(terms, target)
-    ways = _ways(terms, layout, vector, target, handed.value.shape)
+    ways = _ways(terms, loops, vector, target, handed.value.shape)
     if terms.guards or not {"each", "strided"}.isdisjoint(ways):
         return None
     body = _body(terms, ways, handed=handed, short=_short(terms, target))
     operands = len(terms.roots) + len(terms.leaves) - 1
     if target == "gpu":
         convolution += f", {_is_heavy(terms)}"
-    digits, ops = len(layout.extents), ops_of(terms)
+    digits, ops = len(loops.extents), ops_of(terms)
     return Program("conv_pointwise", target, body, operands, digits, vector, convolution, ops=ops)
 
 
@@ -428,38 +429,38 @@ def summing(program: Program, op: str, plain: str) -> Program:
     )
 
 
-def geometry(terms: Terms, layout: Layout) -> list[int]:
+def geometry(terms: Terms, loops: LoopNest) -> list[int]:
     """Size, extents, strides and numbers, as kernels/pointwise/entries.mojo takes them; a reduction has three sizes."""
-    digits = len(layout.extents)
-    strides = [[0] * digits for _ in terms.roots] + [list(each) for each in layout.strides]
+    digits = len(loops.extents)
+    strides = [[0] * digits for _ in terms.roots] + [list(each) for each in loops.strides]
     missing = padded(len(terms.leaves)) - len(terms.leaves)
-    strides += [[0] * digits] * missing + [list(each) for each in layout.guards]
+    strides += [[0] * digits] * missing + [list(each) for each in loops.guards]
     starts = [0] * len(terms.roots) + [leaf.map.constant for leaf in terms.leaves] + [0] * missing
     guards = [number for guard in terms.guards for number in (-guard.start, guard.count)]
     extents = terms.extents
     sizes = [terms.size] if extents is None else [extents.outer, extents.reduced, extents.inner]
     numbers = [word for _, word in _numbers(terms)]
-    return [*sizes, *layout.extents, *(stride for each in strides for stride in each), *starts, *guards, *numbers]
+    return [*sizes, *loops.extents, *(stride for each in strides for stride in each), *starts, *guards, *numbers]
 
 
-def _ways(terms: Terms, layout: Layout, vector: int, target: str, stored: tuple[int, ...] | None = None) -> list[str]:
+def _ways(terms: Terms, loops: LoopNest, vector: int, target: str, stored: tuple[int, ...] | None = None) -> list[str]:
     """How each leaf is read; the result of a convolution is ``stored``, by pixels."""
-    shared = _share_last_digit(terms, layout, stored)
+    shared = _share_last_digit(terms, loops, stored)
     ways = []
-    for leaf, strides in zip(terms.leaves, layout.strides, strict=True):
+    for leaf, strides in zip(terms.leaves, loops.strides, strict=True):
         way = "linear"
         if leaf.map != terms.identity:
-            way = _way(layout.extents, strides, leaf.map.constant, vector, target)
+            way = _way(loops.extents, strides, leaf.map.constant, vector, target)
             if target == "gpu" and shared and way == "row" and not any(strides[:-1]) and not leaf.map.guards:
                 way = "column"
         ways.append(way)
     return ways
 
 
-def _share_last_digit(terms: Terms, layout: Layout, stored: tuple[int, ...] | None) -> bool:
+def _share_last_digit(terms: Terms, loops: LoopNest, stored: tuple[int, ...] | None) -> bool:
     """Whether the vectors of a GPU's thread do: they lie whole rows apart, or whole pixels."""
-    row, extents = layout.extents[-1], terms.extents
-    if len(layout.extents) == 1:
+    row, extents = loops.extents[-1], terms.extents
+    if len(loops.extents) == 1:
         return False
     if stored is not None:
         return stored[-1] % row == 0
@@ -491,11 +492,11 @@ def _way(extents: tuple[int, ...], strides: tuple[int, ...], start: int, vector:
     return "strided"
 
 
-def _asked(layout: Layout, vector: int, target: str) -> list[str]:
+def _asked(loops: LoopNest, vector: int, target: str) -> list[str]:
     """How each guard is asked."""
-    if _crosses(layout.extents, vector, target):
-        return ["each"] * len(layout.guards)
-    return ["row" if strides[-1] else "same" for strides in layout.guards]
+    if _crosses(loops.extents, vector, target):
+        return ["each"] * len(loops.guards)
+    return ["row" if strides[-1] else "same" for strides in loops.guards]
 
 
 def _body(

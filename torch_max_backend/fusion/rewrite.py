@@ -18,7 +18,7 @@ from torch_max_backend.fusion.products import strided_products
 from torch_max_backend.fusion.program import (
     generate_many,
     geometry,
-    layout_of,
+    loop_nest_of,
     numbers_of_many,
     ops_of,
     padded,
@@ -109,15 +109,15 @@ class _Calls:
     def of_group(self, group: Group) -> tuple[Value, ...]:
         """The roots of a program."""
         terms = group.terms
-        layout = layout_of(terms)
-        assert layout is not None
-        moved = transposition(terms, layout)
+        loops = loop_nest_of(terms)
+        assert loops is not None
+        moved = transposition(terms, loops)
         if moved is not None:
             function: Function = movement_function("transpose", target_of(self._device), group.roots[0].dtype)
         else:
-            function = program_of(terms, layout, target_of(self._device))
+            function = program_of(terms, loops, target_of(self._device))
         inputs = [leaf.value for leaf in terms.leaves]
-        sizes = geometry(terms, layout) if moved is None else moved
+        sizes = geometry(terms, loops) if moved is None else moved
         in_order = [_ordered(group)] * len(group.roots)
         return self._program(function, sizes, inputs, group.roots, in_order, ops_of(terms) or "clone")
 
@@ -136,9 +136,9 @@ class _Calls:
             return Operand(operands.setdefault(value, len(operands)))
 
         for group in chain.groups:
-            layout = layout_of(group.terms)
-            assert layout is not None
-            numbers = geometry(group.terms, layout)
+            loops = loop_nest_of(group.terms)
+            assert loops is not None
+            numbers = geometry(group.terms, loops)
             inputs = [leaf.value for leaf in group.terms.leaves]
             inputs += inputs[-1:] * (padded(len(inputs)) - len(inputs))
             words += [len(numbers), *numbers, *map(word, group.roots), *map(word, inputs)]

@@ -16,7 +16,7 @@ from torch_max_backend.fusion.batches import Group
 from torch_max_backend.fusion.dependencies import Dependencies
 from torch_max_backend.fusion.index_map import from_digits, identity
 from torch_max_backend.fusion.movement import transposition
-from torch_max_backend.fusion.program import Program, layout_of, named, ops_of, program_of, vector_of
+from torch_max_backend.fusion.program import Program, loop_nest_of, named, ops_of, program_of, vector_of
 from torch_max_backend.fusion.terms import Leaf
 from torch_max_backend.mojo_ops.sources import symbol_of
 from torch_max_backend.typed_graph.operations import Value
@@ -196,16 +196,16 @@ def _next(
 
 def _is_generated(group: Group) -> bool:
     """Whether a program of its own computes the group, not a kernel that moves memory."""
-    layout = layout_of(group.terms)
-    return layout is not None and bool(group.terms.leaves) and transposition(group.terms, layout) is None
+    loops = loop_nest_of(group.terms)
+    return loops is not None and bool(group.terms.leaves) and transposition(group.terms, loops) is None
 
 
 def function_of(chain: Rows, target: Literal["cpu", "gpu"]) -> RowsFunction:
     """The library function of a chain."""
     programs = []
     for group in chain.groups:
-        layout = layout_of(group.terms)
-        assert layout is not None
-        programs.append(program_of(group.terms, layout, target))
+        loops = loop_nest_of(group.terms)
+        assert loops is not None
+        programs.append(program_of(group.terms, loops, target))
     ops = "_".join(dict.fromkeys(op for op in map(ops_of, (group.terms for group in chain.groups)) if op))
     return RowsFunction(target, tuple(programs), tuple(map(chain.is_whole, chain.groups)), ops)

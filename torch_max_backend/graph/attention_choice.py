@@ -40,7 +40,7 @@ def attention_as_on(architecture: str) -> AbstractContextManager[None]:
 
 
 @dataclass(frozen=True)
-class Call:
+class AttentionCall:
     """A call on ``architecture``; ``grouped`` lets several heads of queries share one of keys."""
 
     query: Tensor
@@ -67,7 +67,7 @@ class Call:
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.tensors)
 
 
-def chosen(call: Call) -> SDPBackend:
+def chosen(call: AttentionCall) -> SDPBackend:
     """The kernel that PyTorch takes."""
     takes = {
         SDPBackend.CUDNN_ATTENTION: _cudnn_takes,
@@ -93,7 +93,7 @@ def _order(architecture: str) -> list[SDPBackend]:
     return order
 
 
-def _is_for_a_kernel(call: Call) -> bool:
+def _is_for_a_kernel(call: AttentionCall) -> bool:
     """What every kernel asks for."""
     query, key, value = call.tensors
     if any(tensor.dim() != 4 for tensor in call.tensors):
@@ -109,7 +109,7 @@ def _holds(condition: Any) -> bool:
     return bool(guard_or_false(condition))
 
 
-def _cudnn_takes(call: Call) -> bool:
+def _cudnn_takes(call: AttentionCall) -> bool:
     version = torch.backends.cudnn.version() or 0
     query, key, value = call.tensors
     heads = query.shape[3], value.shape[3]
@@ -130,7 +130,7 @@ def _cudnn_takes(call: Call) -> bool:
     return (fits or any(_holds(heads[0] == a) and _holds(heads[1] == b) for a, b in pairs)) and _is_mask_of(call)
 
 
-def _is_mask_of(call: Call) -> bool:
+def _is_mask_of(call: AttentionCall) -> bool:
     """Whether there is no mask, or one without a gradient that is broadcast in single dimensions alone."""
     mask, query = call.mask, call.query
     if mask is None:
@@ -141,7 +141,7 @@ def _is_mask_of(call: Call) -> bool:
     return all(_holds(size == 1) or _holds(size == other) for size, other in zip(mask.shape, wanted, strict=True))
 
 
-def _flash_takes(call: Call) -> bool:
+def _flash_takes(call: AttentionCall) -> bool:
     query, key, value = call.tensors
     if call.mask is not None or not cuda.flash_sdp_enabled() or not call.has_dtype(_HALVES):
         return False
@@ -151,7 +151,7 @@ def _flash_takes(call: Call) -> bool:
     return _holds(head == key.shape[3]) and _holds(head == value.shape[3]) and _holds(head <= 256)
 
 
-def _efficient_takes(call: Call) -> bool:
+def _efficient_takes(call: AttentionCall) -> bool:
     query, key, value = call.tensors
     if not cuda.mem_efficient_sdp_enabled() or not call.has_dtype((*_HALVES, torch.float32)):
         return False
@@ -173,7 +173,7 @@ def _attention(
     architecture: str,
 ) -> Tensor:
     """``aten.scaled_dot_product_attention``."""
-    call = Call(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, architecture)
+    call = AttentionCall(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, architecture)
     backend = chosen(call)
     if backend == SDPBackend.FLASH_ATTENTION:
         padded = [_padded(tensor) for tensor in call.tensors]
@@ -203,7 +203,7 @@ def _padded(tensor: Tensor) -> Tensor:
     return torch.nn.functional.pad(tensor, (0, 8 - over)) if over else tensor
 
 
-def _for_efficient(mask: Tensor, call: Call) -> Tensor:
+def _for_efficient(mask: Tensor, call: AttentionCall) -> Tensor:
     """A mask of all scores, whose rows begin at multiples of 16 elements."""
     batch, heads, queries, keys = *call.query.shape[:3], call.key.shape[2]
     spread = mask.expand(batch, heads, queries, keys)

@@ -24,6 +24,7 @@ from torch_max_backend.typed_graph import TypedGraph
 from torch_max_backend.typed_graph.operations import (
     Broadcast,
     Call,
+    Constant,
     Operand,
     Operation,
     Reshape,
@@ -32,7 +33,6 @@ from torch_max_backend.typed_graph.operations import (
     Value,
     Word,
 )
-from torch_max_backend.typed_graph.operations import Constant as KnownValue
 
 LEAST_REUSED = 2**16
 """Bytes of an argument whose memory is used again: before each call it is asked who else may see it."""
@@ -64,7 +64,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Constant:
+class ConstantBytes:
     """Known values, of any dtype.
 
     Attributes:
@@ -125,7 +125,7 @@ class LaunchList:
     launches: tuple[Launch, ...]
     arguments: int
     results: tuple[Place, ...]
-    constants: tuple[Constant, ...]
+    constants: tuple[ConstantBytes, ...]
     workspace: int
     moved: frozenset[int] = frozenset()
     updates: Mapping[int, int] = field(default_factory=dict)
@@ -192,7 +192,7 @@ class _Lister:
         self.places = {value: Place(Kind.ARGUMENT, number) for number, value in enumerate(arguments)}
         self._arguments = arguments
         self._device = device
-        self._constants: dict[Constant, int] = {}
+        self._constants: dict[ConstantBytes, int] = {}
         self._calls: list[Call] = []
         self._made: dict[Value, int] = {}
         self._moved: set[int] = set()
@@ -212,7 +212,7 @@ class _Lister:
             self._moved.add(source.number)
             self.places[operation.results[0]] = source
         elif not (
-            isinstance(operation, (KnownValue, Reshape))
+            isinstance(operation, (Constant, Reshape))
             or _moves_nothing(operation)
             or not any(map(_may_have_elements, operation.results))
         ):
@@ -385,13 +385,13 @@ class _Lister:
         return self.places[home]
 
     def _constant(self, value: Value) -> Place:
-        content = value.maker.content if isinstance(value.maker, KnownValue) else None
+        content = value.maker.content if isinstance(value.maker, Constant) else None
         if not _may_have_elements(value):
             content = b""
         if content is None:
             assert value.maker is not None
             raise NotListed({value.maker: f"a constant of {value.dtype}"})
-        constant = Constant(content)
+        constant = ConstantBytes(content)
         return Place(Kind.CONSTANT, self._constants.setdefault(constant, len(self._constants)))
 
 

@@ -50,7 +50,7 @@ FAMILY = Family(
 
 @beartype
 @dataclass(frozen=True)
-class Matrices:
+class MatrixStrides:
     """How the matrices of one tensor lie.
 
     Attributes:
@@ -89,9 +89,9 @@ class MatmulGeometry:
     n: int
     k: int
     batch: Batch
-    c: Matrices
-    a: Matrices
-    b: Matrices
+    c: MatrixStrides
+    a: MatrixStrides
+    b: MatrixStrides
     allow_tf32: bool = field(default=False)
 
     def __post_init__(self) -> None:
