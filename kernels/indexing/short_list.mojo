@@ -124,7 +124,6 @@ def short_list_kernel[
     comptime for k in range(CARRIED):
         var column = first + k * Int(lanes)
         if column < columns:
-            # One row for each of the first groups is the least that is worth its sum.
             for other in range(1, groups):
                 sums[k] += shared[
                     unsafe_offset=k * BLOCK + other * Int(lanes) + lane
