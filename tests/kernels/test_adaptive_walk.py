@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import random
-import subprocess
 from pathlib import Path
 
-import pytest
+from tests.kernels.programs import fixture_of, printed
 
-from tests.kernels.programs import built
-
-SOURCE = Path(__file__).with_name("adaptive_walk.mojo")
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(SOURCE, tmp_path_factory.mktemp("walk"))
+program = fixture_of(Path(__file__).with_name("adaptive_walk.mojo"))
 
 
 def problems(seed: int, count: int) -> list[str]:
@@ -36,6 +28,5 @@ def problems(seed: int, count: int) -> list[str]:
 
 
 def test_windows_and_gradients_are_right(program: Path) -> None:
-    result = subprocess.run([program, *problems(3, 300)], capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stdout[-500:] + result.stderr
-    assert result.stdout.split() == ["right"]
+    output = printed(program, problems(3, 300))
+    assert output.split() == ["right"]

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.kernels.convolution.random_check import random_problem
-from tests.kernels.programs import built
+from tests.kernels.programs import fixture_of
 from tests.kernels.test_hopper_walk import argument
 from torch_max_backend.problems.convolution import ConvolutionProblem
 
-SOURCE = Path(__file__).with_name("depthwise_walk.mojo")
 FORWARD, DATA_GRADIENT, WEIGHT_GRADIENT = range(3)
 
 
@@ -47,9 +46,7 @@ def random_depthwise(seed: int) -> Iterator[ConvolutionProblem]:
             yield problem
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(SOURCE, tmp_path_factory.mktemp("walk"))
+program = fixture_of(Path(__file__).with_name("depthwise_walk.mojo"))
 
 
 def taken(program: Path, problem: ConvolutionProblem, which: int) -> bool:

@@ -7,13 +7,10 @@ import random
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from benchmarks.kernels.convolution.random_check import random_problem
-from tests.kernels.programs import built
+from tests.kernels.programs import fixture_of
 from torch_max_backend.problems.convolution import ConvolutionProblem
 
-SOURCE = Path(__file__).with_name("hopper_walk.mojo")
 MOST_PHASES, MOST_STRIDE = 16, 4
 FORWARD, DATA_GRADIENT, HALO_FORWARD, HALO_DATA_GRADIENT, GROUPED_FORWARD, GROUPED_DATA_GRADIENT = range(6)
 CASES = {
@@ -40,9 +37,7 @@ def argument(problem: ConvolutionProblem, which: int) -> str:
     return ",".join(map(str, [which, p.n, p.c, p.k, p.groups, *extents, *p.stride, *p.dilation, *p.padding]))
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(SOURCE, tmp_path_factory.mktemp("walk"))
+program = fixture_of(Path(__file__).with_name("hopper_walk.mojo"))
 
 
 def test_every_product_comes_once(program: Path) -> None:

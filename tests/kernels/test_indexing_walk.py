@@ -4,19 +4,13 @@ dimension is reported, is read at the nearest element and written nowhere. No GP
 from __future__ import annotations
 
 import random
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.kernels.programs import built
+from tests.kernels.programs import fixture_of, printed
 
-SOURCE = Path(__file__).with_name("indexing_walk.mojo")
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(SOURCE, tmp_path_factory.mktemp("walk"))
+program = fixture_of(Path(__file__).with_name("indexing_walk.mojo"))
 
 
 def problems(seed: int, count: int, outside: int) -> list[str]:
@@ -31,7 +25,6 @@ def problems(seed: int, count: int, outside: int) -> list[str]:
 
 @pytest.mark.parametrize("outside", [0, 1, 5], ids=["inside", "all_outside", "some_outside"])
 def test_indices_outside_are_reported(program: Path, outside: int) -> None:
-    result = subprocess.run([program, *problems(outside, 60, outside)], capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stdout[-500:] + result.stderr
-    counts = [int(line) for line in result.stdout.split()]
+    output = printed(program, problems(outside, 60, outside))
+    counts = [int(line) for line in output.split()]
     assert len(counts) == 60 and (any(counts) if outside else not any(counts))

@@ -4,19 +4,11 @@ where rows are put. No GPU runs."""
 from __future__ import annotations
 
 import random
-import subprocess
 from pathlib import Path
 
-import pytest
+from tests.kernels.programs import fixture_of, printed
 
-from tests.kernels.programs import built
-
-SOURCE = Path(__file__).with_name("sorted_rows_walk.mojo")
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(SOURCE, tmp_path_factory.mktemp("walk"))
+program = fixture_of(Path(__file__).with_name("sorted_rows_walk.mojo"))
 
 
 def problems(seed: int, count: int) -> list[str]:
@@ -35,6 +27,5 @@ def problems(seed: int, count: int) -> list[str]:
 
 def test_results_are_exact(program: Path) -> None:
     arguments = problems(0, 150)
-    result = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stdout[-500:] + result.stderr
-    assert len(result.stdout.split()) == len(arguments)
+    output = printed(program, arguments)
+    assert len(output.split()) == len(arguments)

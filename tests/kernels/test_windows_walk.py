@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import random
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from tests.kernels.programs import fixture_of, printed
 
-from tests.kernels.programs import built
-
-SOURCE = Path(__file__).with_name("windows_walk.mojo")
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(SOURCE, tmp_path_factory.mktemp("walk"))
+program = fixture_of(Path(__file__).with_name("windows_walk.mojo"))
 
 
 def axes(chance: random.Random) -> Iterator[tuple[int, int, int, int, int]]:
@@ -41,6 +33,5 @@ def test_threads_do_what_the_cpu_does(program: Path) -> None:
         " ".join(map(str, (chance.randint(1, 2), chance.randint(1, 3), *next(of_axes), *next(of_axes))))
         for _ in range(300)
     ]
-    result = subprocess.run([program, *problems], capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stdout[-500:] + result.stderr
-    assert result.stdout.split() == ["right"]
+    output = printed(program, problems)
+    assert output.split() == ["right"]
