@@ -283,25 +283,27 @@ def batch_norm_backward(
         mean, invstd = _running(running_mean, running_var, eps, wide)
     dy = grad.with_value(numerics.cast(grad.value, x.dtype))
     if train and running_mean is None and _has_rows(x) and all(isinstance(size, StaticDim) for size in x.shape):
-        gradients = _rows_gradients(dy, x, weight, mean, invstd)
-        cast = [GraphTensor.contiguous(numerics.cast(sums, max_dtype(meta.dtype))) if wanted else None
-                for sums, meta, wanted in zip(gradients[1:], ctx.meta[1:], output_mask[1:], strict=True)]  # fmt: skip
-        return [gradients[0] if output_mask[0] else None, *cast]
+        dx, *totals = _rows_gradients(dy, x, weight, mean, invstd)
+        return [dx if output_mask[0] else None, *_wanted(ctx, totals, output_mask)]
     sums = None
     if train or output_mask[1] or output_mask[2]:
         sums = batch_norm_gradient_sums(_rows(dy), _rows(x), mean, invstd)
-    results: list[GraphTensor | None] = [None, None, None]
+    result = None
     if output_mask[0]:
         value = _wide(dy.channels_last())
         if train:
             value = value - sums.mean_dy - (_wide(x.channels_last()) - mean) * sums.projection
         scale = invstd if weight is None else invstd * numerics.cast(weight.value, wide)
-        results[0] = GraphTensor.from_channels_last(numerics.cast(value * scale, x.dtype))
-    for index, total in ((1, sums and sums.grad_weight), (2, sums and sums.sum_dy)):
-        if output_mask[index]:
-            dtype = max_dtype(ctx.meta[index].dtype)
-            results[index] = GraphTensor.contiguous(numerics.cast(total, dtype))
-    return results
+        result = GraphTensor.from_channels_last(numerics.cast(value * scale, x.dtype))
+    return [result, *_wanted(ctx, [sums and sums.grad_weight, sums and sums.sum_dy], output_mask)]
+
+
+def _wanted(
+    ctx: LoweringContext, totals: Sequence[TensorValue | None], output_mask: Sequence[bool]
+) -> list[GraphTensor | None]:
+    """The gradients of weight and bias that are asked for."""
+    pairs = zip(totals, output_mask[1:], strict=True)
+    return _cast_results(ctx, [total if wanted else None for total, wanted in pairs])
 
 
 def _standardized(x: GraphTensor, dims: Sequence[int], eps: float) -> tuple[TensorValue, TensorValue, TensorValue]:
