@@ -1,8 +1,8 @@
 """Sorting by digits on a GPU: what the two kernels of a pass have in common.
 
 A block has a tile of elements, a thread neighbouring ones of it. `table` [DIGITS, BLOCK], at places that `slot` tells, has how
-often each digit stands in each thread's elements; from the counts of all tiles follows where each element goes, so that elements of the same digit stay
-in their order.
+often each digit stands in each thread's elements; from the counts of all tiles follows where each element goes, so that
+elements of the same digit stay in their order.
 """
 
 from max.gpu import barrier, thread_idx

@@ -19,7 +19,6 @@ comptime MOST_LANES = 32
 """Threads that share those of others, at most."""
 
 
-@fieldwise_init
 struct PointThread(TrivialRegisterPassable):
     """Whom a thread works for: it shares the channels of an offset group's point with `lanes` neighbours.
     """

@@ -70,6 +70,30 @@ struct Shares[Acc: DType](TrivialRegisterPassable):
 
 
 @always_inline
+def _scatter_bin[
+    Acc: DType
+](
+    image: Ptr[Acc],
+    step: Int,
+    region: Region[Acc],
+    bin: Int32,
+    given: Scalar[Acc],
+    p: RegionsProblem,
+):
+    """Adds what the samples of a bin take of `given` to an image whose pixels lie `step` elements apart.
+    """
+    var down = Shares[Acc](region.h, bin // p.columns)
+    while down.advance():
+        var along = Shares[Acc](region.w, bin % p.columns)
+        var share = given * down.weight
+        while along.advance():
+            var pixel = Int(down.place * p.width + along.place)
+            add_atomically(
+                image.unsafe_offset(pixel * step), share * along.weight
+            )
+
+
+@always_inline
 def scatter_mean[
     dtype: DType
 ](
@@ -90,18 +114,14 @@ def scatter_mean[
     var region = aligned_region[positions=False](regions, Int(number), p)
     if region.image < 0:
         return
-    var given = dy[unsafe_offset=item].cast[Acc]() / region.count
-    var image = dx.unsafe_offset(Int(region.image) * p.image() + Int(c))
-    var down = Shares[Acc](region.h, bin // p.columns)
-    while down.advance():
-        var along = Shares[Acc](region.w, bin % p.columns)
-        var share = given * down.weight
-        while along.advance():
-            var pixel = Int(down.place * p.width + along.place)
-            add_atomically(
-                image.unsafe_offset(pixel * Int(p.channels)),
-                share * along.weight,
-            )
+    _scatter_bin[Acc](
+        dx.unsafe_offset(Int(region.image) * p.image() + Int(c)),
+        Int(p.channels),
+        region,
+        bin,
+        dy[unsafe_offset=item].cast[Acc]() / region.count,
+        p,
+    )
 
 
 @always_inline
@@ -166,18 +186,7 @@ def scatter_position[
         Int(region.image) * p.image() + Int(channel) * p.pixels()
     )
     comptime if align:
-        given /= region.count
-        var down = Shares[Acc](region.h, bin // p.columns)
-        while down.advance():
-            var along = Shares[Acc](region.w, bin % p.columns)
-            var share = given * down.weight
-            while along.advance():
-                add_atomically(
-                    plane.unsafe_offset(
-                        Int(down.place * p.width + along.place)
-                    ),
-                    share * along.weight,
-                )
+        _scatter_bin[Acc](plane, 1, region, bin, given / region.count, p)
     else:
         var top, bottom = region.h.span(bin // p.columns, p.height)
         var left, right = region.w.span(bin % p.columns, p.width)

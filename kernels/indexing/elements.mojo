@@ -290,7 +290,7 @@ def elements_gpu[
     comptime atomic = (
         dtype == DType.float32 or dtype == DType.int32 or dtype == DType.int64
     )
-    var columns = rows.outer * rows.inner
+    var columns = rows.columns()
     if columns * rows.places == 0:
         return
     var total = columns * rows.count
