@@ -100,3 +100,10 @@ def test_factors_that_aten_ignores() -> None:
 def test_errors(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(("input", "output"), [(24, 48), (65, 129), (7, 14)])
+def test_gradients_leave_out_weights_of_zero(input: int, output: int) -> None:
+    gradient = InterpolationAxis(Mode.LINEAR, input, output).gradient_table()
+    assert gradient.most == 4
+    assert (gradient.weights[:, 0] != 0).all()

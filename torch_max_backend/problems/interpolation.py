@@ -81,7 +81,8 @@ class AxisTable:
 
     def transposed(self) -> AxisTable:
         """The gradient's: for each element the results that read it, which are neighbours because first and last
-        elements only grow."""
+        elements only grow. Those that read it with weight 0 at either end are left out: kernels choose by the most that
+        an element has, and the first result of an enlargement would give every bilinear gradient a fifth."""
         last = self.first + self.count - 1
         elements = np.arange(self.extent)
         first = np.searchsorted(last, elements)
@@ -91,8 +92,21 @@ class AxisTable:
         given = reader < (first + count)[:, None]
         reader = np.where(given, reader, 0)
         tap = np.where(given, elements[:, None] - self.first[reader], 0)
-        weights = np.where(given, self.weights[reader, tap], 0.0)
-        return AxisTable(self.results, first, count, weights)
+        return AxisTable(self.results, first, count, np.where(given, self.weights[reader, tap], 0.0)).without_zeros()
+
+    def without_zeros(self) -> AxisTable:
+        """Without weights of 0 in front of and behind those of a result that has others."""
+        has_weight = self.weights != 0
+        kept = has_weight.any(1)
+        front = np.where(kept, has_weight.argmax(1), 0)
+        end = np.where(kept, self.most - has_weight[:, ::-1].argmax(1), self.count)
+        # First elements only grow.
+        first = np.minimum.accumulate((self.first + front)[::-1])[::-1]
+        count = self.first + end - first
+        tap = (first - self.first)[:, None] + np.arange(max(1, int(count.max())))
+        given = tap < (first - self.first + count)[:, None]
+        weights = np.take_along_axis(self.weights, np.where(given, tap, 0), 1)
+        return AxisTable(self.extent, first, count, np.where(given, weights, 0.0))
 
 
 @beartype

@@ -36,15 +36,15 @@ def matrix_of(table: AxisTable) -> torch.Tensor:
 
 def reference(x: torch.Tensor, axes: Axes, *, gradient: bool, magnitude: bool = False) -> torch.Tensor:
     """What the kernels shall make of x [N, D, H, W, C], in float64; with ``magnitude`` of the absolute values."""
-    y = x.double().cpu()
+    y = x.double()
     if magnitude:
         y = y.abs()
-    for axis, matrix in enumerate(matrix_of(each.table()) for each in axes):
+    for axis, matrix in enumerate(matrix_of(each.table()).to(x.device) for each in axes):
         if matrix.shape != (1, 1) or matrix.item() != 1:
             along = matrix.t() if gradient else matrix
             y = torch.tensordot(y, along.abs() if magnitude else along, ([axis + 1], [1]))
             y = y.movedim(-1, axis + 1)
-    return y
+    return y.cpu()
 
 
 def wrong(
