@@ -72,6 +72,9 @@ def measure(
     contender: Annotated[list[str], typer.Option(help="which; may be given again")] = list(CONTENDERS),  # noqa: B006
     rounds: Annotated[int, typer.Option(min=1)] = 1,
     prebuilt: Annotated[Path | None, typer.Option(help="kernels that a wheel carries")] = None,
+    state: Annotated[
+        list[str], typer.Option(help="caches: empty, filled or prebuilt; may be given again; all by default")
+    ] = [],  # noqa: B006
     here: Annotated[
         bool, typer.Option("--here", help="take the step in this process, with the caches at hand")
     ] = False,
@@ -91,17 +94,22 @@ def measure(
     states = {name: STATES[:1] if name == "eager" else STATES for name in contender}
     if prebuilt is not None and "max" in states:
         states["max"] = (*STATES, PREBUILT)
-    runs = [(name, state) for name, some in states.items() for state in some]
+    unknown = set(state) - {*STATES, PREBUILT}
+    if unknown:
+        raise typer.BadParameter(f"--state is one of {', '.join((*STATES, PREBUILT))}, not {sorted(unknown)[0]!r}")
+    if "filled" in state and "empty" not in state:
+        raise typer.BadParameter("--state filled needs --state empty, whose run fills the caches")
+    runs = [(name, each) for name, some in states.items() for each in some if not state or each in state]
     taken: dict[tuple[str, str], list[dict[str, Any]]] = {run: [] for run in runs}
     for turn in track(range(rounds), "rounds", console=Console(stderr=True)):
         with tempfile.TemporaryDirectory() as scratch:
-            for name, state in runs if turn % 2 == 0 else sorted(runs, key=lambda run: (run[0] == "max", run[1])):
-                folder = Path(scratch) / (f"{name}, {PREBUILT}" if state == PREBUILT else name)
+            for name, each in runs if turn % 2 == 0 else sorted(runs, key=lambda run: (run[0] == "max", run[1])):
+                folder = Path(scratch) / (f"{name}, {PREBUILT}" if each == PREBUILT else name)
                 folder.mkdir(exist_ok=True)
                 load = round(os.getloadavg()[0], 1)
-                own = prebuilt if state == PREBUILT else None
+                own = prebuilt if each == PREBUILT else None
                 step = _in_a_process([*chosen, "--contender", name], folder, own)
-                taken[name, state].append({**step, "load_average_before": load})
+                taken[name, each].append({**step, "load_average_before": load})
     rows = [
         {"backend": name, "caches": state, **{key: round(median(run[key] for run in some), 2) for key in some[0]}}
         for (name, state), some in taken.items()
