@@ -20,7 +20,7 @@ from .problem import OPERANDS, AttentionProblem, bias_strides, checked, placed
 
 
 @fieldwise_init
-struct Settings(Copyable):
+struct AttentionNumbers(Copyable):
     """The numbers of a call."""
 
     var scale: Float64
@@ -50,18 +50,18 @@ def _problem(
     value: IndexList[4],
     output: IndexList[4],
     sums: IndexList[3],
-    settings: Settings,
+    numbers: AttentionNumbers,
 ) raises -> AttentionProblem:
     return checked(
-        placed(query, settings.axes[0]),
-        placed(key, settings.axes[1]),
-        placed(value, settings.axes[2]),
-        placed(output, settings.axes[3]),
+        placed(query, numbers.axes[0]),
+        placed(key, numbers.axes[1]),
+        placed(value, numbers.axes[2]),
+        placed(output, numbers.axes[3]),
         sums,
-        settings.scale,
-        settings.is_causal,
-        settings.aligned_at_end,
-        settings.hidden_is_nan,
+        numbers.scale,
+        numbers.is_causal,
+        numbers.aligned_at_end,
+        numbers.hidden_is_nan,
     )
 
 
@@ -79,7 +79,7 @@ def _forward[
     biased: Bool,
     wide: Bool,
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    var settings = Settings.take(arguments)
+    var numbers = AttentionNumbers.take(arguments)
     var output = arguments.take[dtype, 4]()
     var sums = arguments.take[accumulation_type[dtype], 3]()
     var query = arguments.take[dtype, 4]()
@@ -96,7 +96,7 @@ def _forward[
         value.shape(),
         output.shape(),
         sums.shape(),
-        settings,
+        numbers,
     )
     comptime if biased:
         problem.bias = bias_strides(bias.shape(), problem)
@@ -137,7 +137,7 @@ def _backward[
     bias_wanted: Bool,
     wide: Bool,
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    var settings = Settings.take(arguments)
+    var numbers = AttentionNumbers.take(arguments)
     var query_grad = arguments.take[dtype, 4]()
     var key_grad = arguments.take[dtype, 4]()
     var value_grad = arguments.take[dtype, 4]()
@@ -162,7 +162,7 @@ def _backward[
         value.shape(),
         output.shape(),
         sums.shape(),
-        settings,
+        numbers,
     )
     _check_same("the output", grad.shape(), output.shape())
     _check_same("queries", query_grad.shape(), query.shape())

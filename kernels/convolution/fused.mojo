@@ -7,10 +7,10 @@ from std.utils.index import IndexList
 from max.gpu.host import DeviceContext
 
 from ..common.library import Arguments, Call
-from ..normalization.settings import Settings
+from ..normalization.numbers import NormalizationNumbers
 from ..pointwise.entries import operands_of
 from ..pointwise.program import ProgramOperands
-from .operands import Geometry, problem_of
+from .operands import ConvolutionNumbers, problem_of
 from .passes import FPROP, MOMENTS, NO_SUMS, PRODUCTS
 from .problem import ConvolutionProblem
 
@@ -20,7 +20,7 @@ struct FusedConvolution(ImplicitlyCopyable):
     """The numbers of a call of fprop or dgrad together with a program: the geometry, and the shapes of the result, of x or
     dy, and of w."""
 
-    var geometry: Geometry
+    var geometry: ConvolutionNumbers
     var result: IndexList[5]
     var a: IndexList[5]
     var b: IndexList[5]
@@ -28,7 +28,7 @@ struct FusedConvolution(ImplicitlyCopyable):
     @staticmethod
     def take(mut arguments: Arguments) -> Self:
         return Self(
-            Geometry.take(arguments),
+            ConvolutionNumbers.take(arguments),
             arguments.take_words[5](),
             arguments.take_words[5](),
             arguments.take_words[5](),
@@ -70,7 +70,7 @@ struct FusedCall[count: Int, dims: Int, sums: Int = NO_SUMS]:
     """
 
     var convolution: FusedConvolution
-    var settings: Settings
+    var settings: NormalizationNumbers
     var made: IndexList[4]
     var operands: ProgramOperands[Self.count, Self.dims]
     var beside: IndexList[3]
@@ -79,9 +79,9 @@ struct FusedCall[count: Int, dims: Int, sums: Int = NO_SUMS]:
 
     def __init__(out self, mut arguments: Arguments) raises:
         self.convolution = FusedConvolution.take(arguments)
-        self.settings = Settings(0, 0)
+        self.settings = NormalizationNumbers(0, 0)
         comptime if Self.sums == MOMENTS:
-            self.settings = Settings.take(arguments)
+            self.settings = NormalizationNumbers.take(arguments)
         var geometry = arguments.take_list()
         self.made = IndexList[4]()
         comptime if Self.sums != NO_SUMS:

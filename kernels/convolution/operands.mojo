@@ -15,7 +15,7 @@ from .problem import ConvolutionProblem, checked
 
 
 @fieldwise_init
-struct Geometry(ImplicitlyCopyable):
+struct ConvolutionNumbers(ImplicitlyCopyable):
     """The numbers of a call; those of axes in the order depth, height, width.
     """
 
@@ -62,7 +62,7 @@ def problem_of(
     x: IndexList[5],
     w: IndexList[5],
     y: IndexList[5],
-    geometry: Geometry,
+    geometry: ConvolutionNumbers,
 ) raises -> ConvolutionProblem:
     """The problem that the operands' shapes and the geometry describe, checked.
     """
@@ -119,7 +119,7 @@ struct ConvolutionOperands[dtype: DType, pass_: Int]:
     var result: Operand[Self.dtype, 5]
     var a: Operand[Self.dtype, 5]
     var b: Operand[Self.dtype, 5]
-    var geometry: Geometry
+    var geometry: ConvolutionNumbers
     var problem: ConvolutionProblem
 
     def __init__(out self, mut arguments: Arguments) raises:
@@ -128,7 +128,7 @@ struct ConvolutionOperands[dtype: DType, pass_: Int]:
         Raises:
             Error: they do not fit together.
         """
-        self.geometry = Geometry.take(arguments)
+        self.geometry = ConvolutionNumbers.take(arguments)
         self.result = arguments.take[Self.dtype, 5]()
         self.a = arguments.take[Self.dtype, 5]()
         self.b = arguments.take[Self.dtype, 5]()

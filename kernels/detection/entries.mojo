@@ -42,7 +42,7 @@ from .scatter_gpu import scatter_positions_gpu, scatter_regions_gpu
 
 
 @fieldwise_init
-struct Regions(ImplicitlyCopyable):
+struct RegionsNumbers(ImplicitlyCopyable):
     """The numbers of a call for regions."""
 
     var extents: IndexList[2]
@@ -70,7 +70,7 @@ struct Regions(ImplicitlyCopyable):
 
 
 @fieldwise_init
-struct Windows(ImplicitlyCopyable):
+struct DeformableAxisNumbers(ImplicitlyCopyable):
     """The numbers of a call for one axis of a deformable convolution."""
 
     var size: Int
@@ -87,11 +87,11 @@ struct Windows(ImplicitlyCopyable):
 
 
 @fieldwise_init
-struct Deformable(ImplicitlyCopyable):
+struct DeformableNumbers(ImplicitlyCopyable):
     """The numbers of a call for a deformable convolution."""
 
-    var h: Windows
-    var w: Windows
+    var h: DeformableAxisNumbers
+    var w: DeformableAxisNumbers
     var groups: Int
     var offset_groups: Int
     var masked: Bool
@@ -102,8 +102,8 @@ struct Deformable(ImplicitlyCopyable):
     @staticmethod
     def take(mut arguments: Arguments) -> Self:
         return Self(
-            Windows.take(arguments),
-            Windows.take(arguments),
+            DeformableAxisNumbers.take(arguments),
+            DeformableAxisNumbers.take(arguments),
             arguments.take_word(),
             arguments.take_word(),
             arguments.take_word() != 0,
@@ -124,7 +124,7 @@ def _regions_problem[
     image: IndexList[3],
     result: IndexList[3],
     regions: IndexList[2],
-    own: Regions,
+    own: RegionsNumbers,
 ) raises -> RegionsProblem:
     """Channels are innermost unless results are of `positions`."""
     comptime pixels = 2 if positions else 1
@@ -169,7 +169,7 @@ def roi_align_fprop[
     target: StaticString, dtype: DType
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """y = the mean of what the samples of each bin read in x."""
-    var own = Regions.take(arguments)
+    var own = RegionsNumbers.take(arguments)
     var y = arguments.take[dtype, 3]()
     var x = arguments.take[dtype, 3]()
     var regions = arguments.take[dtype, 2]()
@@ -188,7 +188,7 @@ def roi_align_dgrad[
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """dx = the images' gradient, in what sums are kept in. On a GPU additions are atomic unless the call asks for the same
     bits in every run."""
-    var own = Regions.take(arguments)
+    var own = RegionsNumbers.take(arguments)
     var dx = arguments.take[accumulation_type[dtype], 3]()
     var dy = arguments.take[dtype, 3]()
     var regions = arguments.take[dtype, 2]()
@@ -222,7 +222,7 @@ def roi_pool_fprop[
     target: StaticString, dtype: DType
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """y = the maximum of each bin of x, and its pixel."""
-    var own = Regions.take(arguments)
+    var own = RegionsNumbers.take(arguments)
     var y = arguments.take[dtype, 3]()
     var places = arguments.take[DType.int32, 3]()
     var x = arguments.take[dtype, 3]()
@@ -244,7 +244,7 @@ def roi_pool_dgrad[
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """dx = the images' gradient, in what sums are kept in. On a GPU additions are atomic unless the call asks for the same
     bits in every run."""
-    var own = Regions.take(arguments)
+    var own = RegionsNumbers.take(arguments)
     var dx = arguments.take[accumulation_type[dtype], 3]()
     var dy = arguments.take[dtype, 3]()
     var regions = arguments.take[dtype, 2]()
@@ -280,7 +280,7 @@ def ps_roi_fprop[
     target: StaticString, dtype: DType, align: Bool
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """y = the mean of each bin in its own channel of x."""
-    var own = Regions.take(arguments)
+    var own = RegionsNumbers.take(arguments)
     var y = arguments.take[dtype, 3]()
     var x = arguments.take[dtype, 3]()
     var regions = arguments.take[dtype, 2]()
@@ -299,7 +299,7 @@ def ps_roi_dgrad[
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """dx = the images' gradient, in what sums are kept in. On a GPU additions are atomic unless the call asks for the same
     bits in every run."""
-    var own = Regions.take(arguments)
+    var own = RegionsNumbers.take(arguments)
     var dx = arguments.take[accumulation_type[dtype], 3]()
     var dy = arguments.take[dtype, 3]()
     var regions = arguments.take[dtype, 2]()
@@ -326,9 +326,11 @@ def _deformable_problem(
     columns: IndexList[3],
     offset: IndexList[3],
     mask: IndexList[3],
-    own: Deformable,
+    own: DeformableNumbers,
 ) raises -> DeformableProblem:
-    def axis(name: String, own: Windows) raises {imm} -> DeformedAxis:
+    def axis(
+        name: String, own: DeformableAxisNumbers
+    ) raises {imm} -> DeformedAxis:
         var size, taps, stride = own.size, own.taps, own.stride
         var padding, dilation = own.padding, own.dilation
         if min(taps, min(stride, dilation)) < 1 or padding < 0:
@@ -399,7 +401,7 @@ def deformable_columns[
     target: StaticString, dtype: DType
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """Columns = what the windows of a deformable convolution read in x."""
-    var own = Deformable.take(arguments)
+    var own = DeformableNumbers.take(arguments)
     var columns = arguments.take[dtype, 3]()
     var x = arguments.take[dtype, 3]()
     var offset = arguments.take[dtype, 3]()
@@ -427,7 +429,7 @@ def deformable_dgrad_input[
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """dx = the images' gradient for that of the columns, in what sums are kept in. On a GPU additions are atomic unless the
     call asks for the same bits in every run."""
-    var own = Deformable.take(arguments)
+    var own = DeformableNumbers.take(arguments)
     var dx = arguments.take[accumulation_type[dtype], 3]()
     var dcolumns = arguments.take[dtype, 3]()
     var offset = arguments.take[dtype, 3]()
@@ -457,7 +459,7 @@ def deformable_dgrad_offset[
     target: StaticString, dtype: DType
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """The gradients of offsets and masks for that of the columns."""
-    var own = Deformable.take(arguments)
+    var own = DeformableNumbers.take(arguments)
     var doffset = arguments.take[dtype, 3]()
     var dmask = arguments.take[dtype, 3]()
     var dcolumns = arguments.take[dtype, 3]()

@@ -3,7 +3,7 @@
 columns.mojo   the view that every kernel here reduces: narrow rows are joined into wide ones
 cpu.mojo       statistics and gradient sums on the CPU
 gpu.mojo       the same on a GPU, in two stages
-settings.mojo  momentum and epsilon, as a call has them
+numbers.mojo   momentum and epsilon, as a call has them
 partials.mojo  where the second stage finds what the first one, or a convolution's store, has left
 
 Normalizing itself is elementwise: it stays in the graph, where the compiler fuses it with what surrounds it.

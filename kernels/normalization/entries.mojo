@@ -12,7 +12,7 @@ from ..common.library import Arguments
 from ..common.pointer import Ptr, accumulation_type
 from .cpu import gradient_sums_cpu, statistics_cpu
 from .gpu import gradient_sums_gpu, statistics_gpu
-from .settings import Settings
+from .numbers import NormalizationNumbers
 
 
 def _check_channels(name: StaticString, size: Int, channels: Int) raises:
@@ -61,7 +61,7 @@ def batch_norm_statistics[
     variance by its unbiased estimate)."""
 
     comptime acc = accumulation_type[dtype]
-    var settings = Settings.take(arguments)
+    var numbers = NormalizationNumbers.take(arguments)
     var mean = arguments.take[acc, 1]()
     var invstd = arguments.take[acc, 1]()
     var new_mean = arguments.take[acc, 1]()
@@ -96,8 +96,8 @@ def batch_norm_statistics[
             old_variance.data,
             rows,
             channels,
-            settings.momentum.cast[acc](),
-            settings.epsilon.cast[acc](),
+            numbers.momentum.cast[acc](),
+            numbers.epsilon.cast[acc](),
         )
     else:
         statistics_gpu[dtype, acc, True](
@@ -110,8 +110,8 @@ def batch_norm_statistics[
             old_variance.to_device_buffer(ctx),
             rows,
             channels,
-            settings.momentum,
-            settings.epsilon,
+            numbers.momentum,
+            numbers.epsilon,
             ctx,
         )
 
@@ -122,7 +122,7 @@ def batch_norm_statistics_only[
     """Mean and 1 / sqrt(variance + epsilon) of each channel."""
 
     comptime acc = accumulation_type[dtype]
-    var settings = Settings.take(arguments)
+    var numbers = NormalizationNumbers.take(arguments)
     var mean = arguments.take[acc, 1]()
     var invstd = arguments.take[acc, 1]()
     var x = arguments.take[dtype, 2]()
@@ -153,7 +153,7 @@ def batch_norm_statistics_only[
             rows,
             channels,
             0,
-            settings.epsilon.cast[acc](),
+            numbers.epsilon.cast[acc](),
         )
     else:
         var mean_data = mean.to_device_buffer(ctx)
@@ -168,7 +168,7 @@ def batch_norm_statistics_only[
             rows,
             channels,
             0,
-            settings.epsilon,
+            numbers.epsilon,
             ctx,
         )
 

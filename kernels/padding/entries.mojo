@@ -12,7 +12,7 @@ from .problem import PaddedAxis, PaddingProblem
 
 
 @fieldwise_init
-struct Borders(ImplicitlyCopyable):
+struct PaddingNumbers(ImplicitlyCopyable):
     """The numbers of a call: elements in front of D, H and W, and behind, and whether borders are mirrored.
     """
 
@@ -25,17 +25,17 @@ struct Borders(ImplicitlyCopyable):
 
 
 def _problem(
-    x: IndexList[5], y: IndexList[5], borders: Borders
+    x: IndexList[5], y: IndexList[5], numbers: PaddingNumbers
 ) raises -> PaddingProblem:
     """Of the extents without and with borders."""
     check_equal("padded N", y[0], x[0], "N")
     check_equal("padded C", y[4], x[4], "C")
-    var mirrored = borders.mirrored
+    var mirrored = numbers.mirrored
 
     def axis(number: Int) raises {imm} -> PaddedAxis:
         var extent = x[1 + number]
-        var low = borders.counts[2 * number]
-        var high = borders.counts[2 * number + 1]
+        var low = numbers.counts[2 * number]
+        var high = numbers.counts[2 * number + 1]
         check_equal(
             String("padded.shape[", 1 + number, "]"),
             y[1 + number],
@@ -60,10 +60,10 @@ def border_fprop[
     target: StaticString, dtype: DType
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """y = x with a border."""
-    var borders = Borders.take(arguments)
+    var numbers = PaddingNumbers.take(arguments)
     var y = arguments.take[dtype, 5]()
     var x = arguments.take[dtype, 5]()
-    var p = _problem(x.shape(), y.shape(), borders)
+    var p = _problem(x.shape(), y.shape(), numbers)
     if y.shape().flattened_length() == 0:
         return
     if p.rows() * p.length() == 0:
@@ -79,10 +79,10 @@ def border_dgrad[
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """dx gathers, for each element, what dy has where padding shows it. Deterministic.
     """
-    var borders = Borders.take(arguments)
+    var numbers = PaddingNumbers.take(arguments)
     var dx = arguments.take[dtype, 5]()
     var dy = arguments.take[dtype, 5]()
-    var p = _problem(dx.shape(), dy.shape(), borders)
+    var p = _problem(dx.shape(), dy.shape(), numbers)
     if p.rows() * p.length() == 0:
         return
     comptime if is_cpu[target]():

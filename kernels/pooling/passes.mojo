@@ -10,7 +10,7 @@ from ..common.check import check_equal
 from ..common.library import Arguments
 from .kernel import OFFSET, KernelChoice, PoolingTensors, averages
 from .problem import (
-    Geometry,
+    PoolingNumbers,
     PoolingProblem,
     adaptive_problem,
     pooling_problem,
@@ -28,11 +28,11 @@ def check_same_shape(
 def _problem[
     adaptive: Bool
 ](
-    geometry: Geometry, x_shape: IndexList[5], y_shape: IndexList[5]
+    numbers: PoolingNumbers, x_shape: IndexList[5], y_shape: IndexList[5]
 ) raises -> PoolingProblem:
     comptime if adaptive:
         return adaptive_problem(x_shape, y_shape)
-    return pooling_problem(geometry, x_shape, y_shape)
+    return pooling_problem(numbers, x_shape, y_shape)
 
 
 def _check_argmaxes[
@@ -86,11 +86,11 @@ def max_pool_fprop[
     dtype: DType, argmax: DType, adaptive: Bool, Choice: KernelChoice
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """y, argmaxes = the maxima of x and where they are."""
-    var geometry = Geometry.take(arguments)
+    var numbers = PoolingNumbers.take(arguments)
     var y = arguments.take[dtype, 5]()
     var argmaxes = arguments.take[argmax, 5]()
     var x = arguments.take[dtype, 5]()
-    var p = _problem[adaptive](geometry, x.shape(), y.shape())
+    var p = _problem[adaptive](numbers, x.shape(), y.shape())
     _check_argmaxes[argmax](argmaxes.shape(), y.shape(), "the extent of y", p)
     var t = PoolingTensors(y.data, x.data, argmaxes.data)
     _fprop[adaptive, Choice](ctx, t, p)
@@ -101,11 +101,11 @@ def max_pool_dgrad[
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """dx gathers, for each pixel, the dy of the windows above it whose argmax names it. Deterministic; an argmax
     that names no pixel under its window is ignored."""
-    var geometry = Geometry.take(arguments)
+    var numbers = PoolingNumbers.take(arguments)
     var dx = arguments.take[dtype, 5]()
     var dy = arguments.take[dtype, 5]()
     var argmaxes = arguments.take[argmax, 5]()
-    var p = _problem[adaptive](geometry, dx.shape(), dy.shape())
+    var p = _problem[adaptive](numbers, dx.shape(), dy.shape())
     _check_argmaxes[argmax](argmaxes.shape(), dy.shape(), "the extent of dy", p)
     var t = PoolingTensors(dx.data, dy.data, argmaxes.data)
     _dgrad[adaptive, Choice](ctx, t, p)
@@ -115,10 +115,10 @@ def avg_pool_fprop[
     dtype: DType, Choice: KernelChoice
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """y = the averages of x."""
-    var geometry = Geometry.take(arguments)
+    var numbers = PoolingNumbers.take(arguments)
     var y = arguments.take[dtype, 5]()
     var x = arguments.take[dtype, 5]()
-    var p = _problem[False](geometry, x.shape(), y.shape())
+    var p = _problem[False](numbers, x.shape(), y.shape())
     _check_undilated(p)
     _fprop[False, Choice](ctx, averages(y.data, x.data), p)
 
@@ -128,9 +128,9 @@ def avg_pool_dgrad[
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """dx gathers, for each pixel, the dy of the windows above it, each over its divisor. Deterministic.
     """
-    var geometry = Geometry.take(arguments)
+    var numbers = PoolingNumbers.take(arguments)
     var dx = arguments.take[dtype, 5]()
     var dy = arguments.take[dtype, 5]()
-    var p = _problem[False](geometry, dx.shape(), dy.shape())
+    var p = _problem[False](numbers, dx.shape(), dy.shape())
     _check_undilated(p)
     _dgrad[False, Choice](ctx, averages(dx.data, dy.data), p)

@@ -289,7 +289,7 @@ def _check_axis(name: String, axis: PoolingAxis, overhang: Int) raises -> Int:
 
 
 @fieldwise_init
-struct Geometry(ImplicitlyCopyable):
+struct PoolingNumbers(ImplicitlyCopyable):
     """The numbers of a call; those of axes in the order D, H, W. Adaptive windows follow from extents: all are 0.
     """
 
@@ -316,7 +316,7 @@ struct Geometry(ImplicitlyCopyable):
 
 
 def pooling_problem(
-    geometry: Geometry, x_shape: IndexList[5], y_shape: IndexList[5]
+    numbers: PoolingNumbers, x_shape: IndexList[5], y_shape: IndexList[5]
 ) raises -> PoolingProblem:
     """The problem that the geometry and the two shapes describe; raises where they disagree.
     """
@@ -328,10 +328,10 @@ def pooling_problem(
         return PoolingAxis(
             Int32(x_shape[1 + a]),
             Int32(y_shape[1 + a]),
-            Int32(geometry.window[a]),
-            Int32(geometry.stride[a]),
-            Int32(geometry.padding[a]),
-            Int32(geometry.dilation[a]),
+            Int32(numbers.window[a]),
+            Int32(numbers.stride[a]),
+            Int32(numbers.padding[a]),
+            Int32(numbers.dilation[a]),
         )
 
     var p = PoolingProblem(
@@ -340,10 +340,10 @@ def pooling_problem(
         axis(0),
         axis(1),
         axis(2),
-        Int32(geometry.count_include_pad),
-        Int64(geometry.divisor_override),
+        Int32(numbers.count_include_pad),
+        Int64(numbers.divisor_override),
     )
-    var overhang = geometry.ceil_mode
+    var overhang = numbers.ceil_mode
     var rule = String("the extent that the geometry gives")
     check_equal("output.D", y_shape[1], _check_axis("D", p.d, overhang), rule)
     check_equal("output.H", y_shape[2], _check_axis("H", p.h, overhang), rule)

@@ -17,7 +17,7 @@ from .problem import SampledAxis, SamplingProblem
 
 
 @fieldwise_init
-struct Sampling(ImplicitlyCopyable):
+struct SamplingNumbers(ImplicitlyCopyable):
     """The numbers of a call."""
 
     var extents: IndexList[3]
@@ -44,7 +44,7 @@ def _problem[
     image: IndexList[3],
     result: IndexList[3],
     grid: IndexList[3],
-    sampling: Sampling,
+    numbers: SamplingNumbers,
 ) raises -> SamplingProblem:
     comptime c = 2 if channels_last else 1
     comptime places = 1 if channels_last else 2
@@ -56,10 +56,10 @@ def _problem[
     check_equal(
         "image.pixels",
         image[places],
-        sampling.extents.flattened_length(),
+        numbers.extents.flattened_length(),
         "D * H * W",
     )
-    var padding = sampling.padding
+    var padding = numbers.padding
     if padding < 0 or padding > 2:
         raise Error(t"padding={padding}: must be 0, 1 or 2")
     for a in range(3):
@@ -67,10 +67,10 @@ def _problem[
             raise Error(t"grid_sample: an extent of axis {a} is 2^31 or more")
 
     def axis(number: Int) raises {imm} -> SampledAxis:
-        var size = sampling.extents[number]
+        var size = numbers.extents[number]
         if size < 1:
             raise Error(t"the image has an axis of extent {size}")
-        return SampledAxis(Int32(size), Int32(padding), sampling.corners)
+        return SampledAxis(Int32(size), Int32(padding), numbers.corners)
 
     return SamplingProblem(
         Int32(image[0]),
@@ -90,12 +90,12 @@ def sample_fprop[
     deep: Bool,
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """y = what the points of the grid read in x."""
-    var sampling = Sampling.take(arguments)
+    var numbers = SamplingNumbers.take(arguments)
     var y = arguments.take[dtype, 3]()
     var x = arguments.take[dtype, 3]()
     var grid = arguments.take[dtype, 3]()
     var p = _problem[channels_last, deep](
-        x.shape(), y.shape(), grid.shape(), sampling
+        x.shape(), y.shape(), grid.shape(), numbers
     )
     if Int(p.batch) * p.result() == 0:
         return
@@ -117,13 +117,13 @@ def sample_dgrad_grid[
     deep: Bool,
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """dgrid = the gradient of the grid, for dy, that of what was read."""
-    var sampling = Sampling.take(arguments)
+    var numbers = SamplingNumbers.take(arguments)
     var dgrid = arguments.take[dtype, 3]()
     var dy = arguments.take[dtype, 3]()
     var x = arguments.take[dtype, 3]()
     var grid = arguments.take[dtype, 3]()
     var p = _problem[channels_last, deep](
-        x.shape(), dy.shape(), grid.shape(), sampling
+        x.shape(), dy.shape(), grid.shape(), numbers
     )
     if dgrid.shape() != grid.shape():
         raise Error(t"dgrid is {dgrid.shape()}, the grid {grid.shape()}")
@@ -148,12 +148,12 @@ def sample_dgrad_input[
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """dx = the gradient of the image, in what sums are kept in. On a GPU additions are atomic unless the geometry asks for
     the same bits in every run."""
-    var sampling = Sampling.take(arguments)
+    var numbers = SamplingNumbers.take(arguments)
     var dx = arguments.take[accumulation_type[dtype], 3]()
     var dy = arguments.take[dtype, 3]()
     var grid = arguments.take[dtype, 3]()
     var p = _problem[channels_last, deep](
-        dx.shape(), dy.shape(), grid.shape(), sampling
+        dx.shape(), dy.shape(), grid.shape(), numbers
     )
     if Int(p.batch) * p.image() == 0:
         return
@@ -170,5 +170,5 @@ def sample_dgrad_input[
             dy.data,
             grid.data,
             p,
-            sampling.deterministic,
+            numbers.deterministic,
         )

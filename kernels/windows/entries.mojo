@@ -12,7 +12,7 @@ from .problem import WindowAxis, WindowsProblem
 
 
 @fieldwise_init
-struct Windows(ImplicitlyCopyable):
+struct WindowsAxisNumbers(ImplicitlyCopyable):
     """The numbers of a call for one of its two axes, H first."""
 
     var taps: Int
@@ -27,11 +27,19 @@ struct Windows(ImplicitlyCopyable):
 
 
 def _axis(
-    name: String, extent: Int, windows: Int, taps: Int, own: Windows
+    name: String,
+    extent: Int,
+    windows: Int,
+    taps: Int,
+    numbers: WindowsAxisNumbers,
 ) raises -> WindowAxis:
-    var stride, padding, dilation = own.stride, own.padding, own.dilation
+    var stride, padding, dilation = (
+        numbers.stride,
+        numbers.padding,
+        numbers.dilation,
+    )
     check_equal(
-        String("columns' taps of ", name), taps, own.taps, "the windows'"
+        String("columns' taps of ", name), taps, numbers.taps, "the windows'"
     )
     if min(taps, min(stride, dilation)) < 1 or padding < 0:
         raise Error(
@@ -62,7 +70,10 @@ def _axis(
 def _problem[
     taps_first: Bool
 ](
-    x: IndexList[4], columns: IndexList[6], h: Windows, w: Windows
+    x: IndexList[4],
+    columns: IndexList[6],
+    h: WindowsAxisNumbers,
+    w: WindowsAxisNumbers,
 ) raises -> WindowsProblem:
     """Columns are [N, R, S, P, Q, C] or [N, P, Q, R, S, C]."""
     check_equal("columns.N", columns[0], x[0], "x's N")
@@ -85,8 +96,8 @@ def lay_out_windows[
     target: StaticString, dtype: DType, taps_first: Bool
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """Columns = the elements under each window of x."""
-    var h = Windows.take(arguments)
-    var w = Windows.take(arguments)
+    var h = WindowsAxisNumbers.take(arguments)
+    var w = WindowsAxisNumbers.take(arguments)
     var columns = arguments.take[dtype, 6]()
     var x = arguments.take[dtype, 4]()
     var p = _problem[taps_first](x.shape(), columns.shape(), h, w)
@@ -103,8 +114,8 @@ def add_up_windows[
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """Each element of x = the sum of what columns have for it. Deterministic.
     """
-    var h = Windows.take(arguments)
-    var w = Windows.take(arguments)
+    var h = WindowsAxisNumbers.take(arguments)
+    var w = WindowsAxisNumbers.take(arguments)
     var x = arguments.take[dtype, 4]()
     var columns = arguments.take[dtype, 6]()
     var p = _problem[taps_first](x.shape(), columns.shape(), h, w)

@@ -17,7 +17,7 @@ from ...normalization.gpu import (
     merge_sums_kernel,
 )
 from ...normalization.partials import Slots
-from ...normalization.settings import Settings
+from ...normalization.numbers import NormalizationNumbers
 from ...pointwise.program import ProgramOperands, Places
 from ..epilogue_callback import NO_EPILOGUE
 from ..fused import FusedCall
@@ -231,7 +231,7 @@ def _merge[
 ](
     made: IndexList[4],
     beside: IndexList[3],
-    settings: Settings,
+    settings: NormalizationNumbers,
     partials: Ptr[DType.float32],
     slots: Slots,
     rows: Int,

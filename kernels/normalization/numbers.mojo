@@ -4,7 +4,7 @@ from ..common.library import Arguments, Call
 
 
 @fieldwise_init
-struct Settings(ImplicitlyCopyable):
+struct NormalizationNumbers(ImplicitlyCopyable):
     var momentum: Float64
     """The share of a batch's statistics in the new running ones."""
     var epsilon: Float64
