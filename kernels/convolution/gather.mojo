@@ -13,7 +13,7 @@ from .problem import ConvolutionProblem
 
 
 @fieldwise_init
-struct Axis(ImplicitlyCopyable, TrivialRegisterPassable):
+struct PhaseAxis(ImplicitlyCopyable, TrivialRegisterPassable):
     var rows: Int
     var source: Int
     var step: Int
@@ -35,9 +35,9 @@ struct Axis(ImplicitlyCopyable, TrivialRegisterPassable):
 struct Phase(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
     """Three axes, and where this phase's packed filter starts."""
 
-    var d: Axis
-    var h: Axis
-    var w: Axis
+    var d: PhaseAxis
+    var h: PhaseAxis
+    var w: PhaseAxis
     var filter_offset: Int
 
     comptime device_type: AnyType = Self
@@ -81,8 +81,8 @@ def full_tap(g: ConvolutionProblem, phase: Phase, tap: Int) -> Int:
 
 def _forward_axis(
     source: Int, taps: Int, outputs: Int, stride: Int, dilation: Int, pad: Int
-) -> Axis:
-    return Axis(
+) -> PhaseAxis:
+    return PhaseAxis(
         rows=outputs,
         source=source,
         step=stride,
@@ -105,7 +105,7 @@ def _gradient_axis(
     dilation: Int,
     pad: Int,
     phase: Int,
-) -> Axis:
+) -> PhaseAxis:
     """Input pixels phase, phase + stride, …: output pixel (pixel + pad - tap * dilation) / stride, where it divides.
     """
     var common = gcd(stride, dilation)
@@ -118,7 +118,7 @@ def _gradient_axis(
     var count = 0
     if first_tap < taps:
         count = (taps - 1 - first_tap) // tap_step + 1
-    return Axis(
+    return PhaseAxis(
         rows=max(0, (inputs - phase + stride - 1) // stride),
         source=outputs,
         step=1,

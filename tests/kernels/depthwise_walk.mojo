@@ -17,7 +17,7 @@ from kernels.convolution.analytic import (
     fprop_element,
     wgrad_element,
 )
-from kernels.convolution.gather import Axis
+from kernels.convolution.gather import PhaseAxis
 from kernels.convolution.gpu.band import (
     CHANNELS,
     DEPTH,
@@ -76,7 +76,7 @@ def _sum_channel[
     table: Memory,
     octet: Int32,
     band: Band,
-    axis: Axis,
+    axis: PhaseAxis,
     u: Int32,
 ) -> List[Float32]:
     """[tile][row][column] of the products that the kernel's lanes make."""
@@ -195,7 +195,7 @@ def _multiply[
     results: Memory,
     tables: Memory,
     band: Band,
-    axis: Axis,
+    axis: PhaseAxis,
     first_channel: Int32,
 ):
     for channel in range(

@@ -15,9 +15,9 @@ from std.utils.index import IndexList
 from kernels.convolution.passes import DGRAD, FPROP
 from kernels.convolution.gpu.halo import (
     Halo,
-    Place,
-    Room,
-    Tiling,
+    PixelIndex,
+    SharedBudget,
+    TileGrid,
     filter_tap,
     phases_of,
     result_pixel,
@@ -33,7 +33,7 @@ from kernels.convolution.sm90.grouped import (
     problem_of_group,
     set_group_phase,
 )
-from kernels.convolution.sm90.packed import needs_packing, packing
+from kernels.convolution.sm90.aligned import needs_alignment, aligned_problem
 from kernels.convolution.sm90.plan import (
     Im2colAxis,
     Im2colPhase,
@@ -167,7 +167,7 @@ def _check_rows(p: ConvolutionProblem, dgrad: Bool, var rows: List[Int]) raises:
 def _walk_halos(p: ConvolutionProblem, dgrad: Bool) raises -> Int:
     var table = phases_of[DGRAD](p) if dgrad else phases_of[FPROP](p)
     var phase = widest(table)
-    var room = Room(64 * 1024, _VECTORS, 0 if dgrad else 144)
+    var room = SharedBudget(64 * 1024, _VECTORS, 0 if dgrad else 144)
     var ways = tilings(p.n, phase, room)
     if room.fits(smallest(p.n, phase), phase) != (len(ways) > 0):
         raise Error("the smallest tile fits where none does, or does not")
@@ -180,7 +180,7 @@ def _walk_halo(
     p: ConvolutionProblem,
     dgrad: Bool,
     table: PhaseTable,
-    tiling: Tiling,
+    tiling: TileGrid,
     bytes: Int,
 ) raises:
     var seen = Dict[Int, Int]()
@@ -222,10 +222,10 @@ def _walk_halo(
     _compare(p, dgrad, _source_pixels(p, dgrad), seen)
 
 
-def _place(halo: Halo, byte: Int32) raises -> Place:
+def _place(halo: Halo, byte: Int32) raises -> PixelIndex:
     """What has been copied there."""
     var image = byte % halo.image
-    var place = Place(
+    var place = PixelIndex(
         byte // halo.image,
         image // halo.row,
         image % halo.row // halo.pixel,
@@ -243,8 +243,8 @@ def _source_pixels(p: ConvolutionProblem, dgrad: Bool) -> Int:
 
 def _check_packing(p: ConvolutionProblem) raises:
     """A row's padding is in the copy or left to the kernel, once."""
-    if needs_packing[DType.bfloat16](p):
-        var packed = packing[DType.bfloat16, FPROP](p)
+    if needs_alignment[DType.bfloat16](p):
+        var packed = aligned_problem[DType.bfloat16, FPROP](p)
         var written = packed.x.shift
         if written + packed.problem.pad_w != p.pad_w:
             raise Error("a packed problem has another padding")

@@ -16,7 +16,7 @@ from ...common.parallel import sync_parallelize, worker_count
 from ...common.pointer import Ptr, accumulation_type
 from ..passes import FPROP
 from ..problem import ConvolutionProblem
-from ..gather import Axis, Phase, forward_phases, full_tap, gradient_phases
+from ..gather import PhaseAxis, Phase, forward_phases, full_tap, gradient_phases
 
 # Pixels of one register tile.
 comptime TILE = 8
@@ -46,7 +46,7 @@ def spread[
 
 
 @fieldwise_init
-struct Row(ImplicitlyCopyable, TrivialRegisterPassable):
+struct RowIndex(ImplicitlyCopyable, TrivialRegisterPassable):
     """Where one row of pixels stands: its image and its indices on the two outer axes.
     """
 
@@ -56,15 +56,15 @@ struct Row(ImplicitlyCopyable, TrivialRegisterPassable):
 
 
 @always_inline
-def row_of(index: Int, phase: Phase) -> Row:
+def row_of(index: Int, phase: Phase) -> RowIndex:
     var outer = index // phase.h.rows
-    return Row(
+    return RowIndex(
         outer // phase.d.rows, outer % phase.d.rows, index % phase.h.rows
     )
 
 
 @always_inline
-def source_line(phase: Phase, row: Row, t: Int, r: Int) -> Int:
+def source_line(phase: Phase, row: RowIndex, t: Int, r: Int) -> Int:
     """Index of the source row that taps t and r read, -1 in the padding."""
     var d = row.o * phase.d.step + phase.d.offset(t)
     var h = row.p * phase.h.step + phase.h.offset(r)
@@ -84,7 +84,7 @@ def block_channels[
 
 
 @always_inline
-def _inside(axis: Axis) -> Tuple[Int, Int]:
+def _inside(axis: PhaseAxis) -> Tuple[Int, Int]:
     """The rows of an axis whose taps all lie inside the source, none of them where no row's do.
     """
     if axis.taps == 0:
@@ -100,7 +100,7 @@ def _inside(axis: Axis) -> Tuple[Int, Int]:
 
 
 @fieldwise_init
-struct Line[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
+struct FilteredRow[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
     """One source row that a row of pixels reads, and the filter taps that read it.
     """
 
@@ -114,9 +114,9 @@ def _pixels[
 ](
     result: Ptr[dtype],
     result_pitch: Int,
-    lines: MutPointer[Line[dtype], MutUntrackedOrigin],
+    lines: MutPointer[FilteredRow[dtype], MutUntrackedOrigin],
     count: Int,
-    axis: Axis,
+    axis: PhaseAxis,
     pixel: Int,
     c: Int,
     channels: Int,
@@ -162,9 +162,9 @@ def _neighbours[
 ](
     result: Ptr[dtype],
     result_pitch: Int,
-    lines: MutPointer[Line[dtype], MutUntrackedOrigin],
+    lines: MutPointer[FilteredRow[dtype], MutUntrackedOrigin],
     count: Int,
-    axis: Axis,
+    axis: PhaseAxis,
     pixel: Int,
     c: Int,
     channels: Int,
@@ -213,9 +213,9 @@ def _edge_pixel[
 ](
     result: Ptr[dtype],
     result_pitch: Int,
-    lines: MutPointer[Line[dtype], MutUntrackedOrigin],
+    lines: MutPointer[FilteredRow[dtype], MutUntrackedOrigin],
     count: Int,
-    axis: Axis,
+    axis: PhaseAxis,
     pixel: Int,
     first_tap: Int,
     last_tap: Int,
@@ -258,9 +258,9 @@ def _channels[
 ](
     result: Ptr[dtype],
     result_pitch: Int,
-    lines: MutPointer[Line[dtype], MutUntrackedOrigin],
+    lines: MutPointer[FilteredRow[dtype], MutUntrackedOrigin],
     count: Int,
-    axis: Axis,
+    axis: PhaseAxis,
     first: Int,
     last: Int,
     channels: Int,
@@ -391,9 +391,9 @@ def _result_row[
     result: Ptr[dtype],
     source: Ptr[dtype],
     filter: Ptr[accumulation_type[dtype]],
-    lines: MutPointer[Line[dtype], MutUntrackedOrigin],
+    lines: MutPointer[FilteredRow[dtype], MutUntrackedOrigin],
     phase: Phase,
-    row: Row,
+    row: RowIndex,
     first_channel: Int,
     last_channel: Int,
     channels: Int,
@@ -407,7 +407,7 @@ def _result_row[
             var line = source_line(phase, row, t, r)
             if line >= 0:
                 var tap = (t * phase.h.taps + r) * phase.w.taps
-                lines[unsafe_offset=count] = Line[dtype](
+                lines[unsafe_offset=count] = FilteredRow[dtype](
                     source.unsafe_offset(line * phase.w.source * channels),
                     filter.unsafe_offset(tap * group * channels),
                 )
@@ -498,7 +498,7 @@ def channelwise_cpu[
         )
     var workers = worker_count()
     var most_lines = g.t * g.r
-    var lines = unsafe_alloc[Line[dtype]](workers * most_lines)
+    var lines = unsafe_alloc[FilteredRow[dtype]](workers * most_lines)
     # Rows of the result in memory order, whatever phase they belong to: neighbours share source rows.
     var every = phases.unsafe_ptr()
     var some = every[]
@@ -535,7 +535,7 @@ def channelwise_cpu[
                             packed.unsafe_offset(phase.filter_offset),
                             mine,
                             phase,
-                            Row(n, d // step_d, h // step_h),
+                            RowIndex(n, d // step_d, h // step_h),
                             c,
                             min(g.c, c + block),
                             g.c,

@@ -10,9 +10,16 @@ from std.sys.info import simd_width_of
 
 from ...common.parallel import sync_parallelize, worker_count
 from ...common.pointer import Ptr, accumulation_type
-from ..gather import Axis, Phase, forward_phases
+from ..gather import PhaseAxis, Phase, forward_phases
 from ..problem import ConvolutionProblem
-from .channelwise import Line, Row, block_channels, row_of, source_line, spread
+from .channelwise import (
+    FilteredRow,
+    RowIndex,
+    block_channels,
+    row_of,
+    source_line,
+    spread,
+)
 
 
 @always_inline
@@ -30,9 +37,9 @@ def _load[
 def _row_products[
     dtype: DType, width: Int, group: Int, rows: Int, taps: Int
 ](
-    lines: MutPointer[Line[dtype], MutUntrackedOrigin],
+    lines: MutPointer[FilteredRow[dtype], MutUntrackedOrigin],
     dy: Ptr[dtype],
-    axis: Axis,
+    axis: PhaseAxis,
     first_tap: Int,
     c: Int,
     channels: Int,
@@ -98,10 +105,10 @@ def _row_products[
 def _wgrad_channels[
     dtype: DType, width: Int, group: Int
 ](
-    lines: MutPointer[Line[dtype], MutUntrackedOrigin],
+    lines: MutPointer[FilteredRow[dtype], MutUntrackedOrigin],
     count: Int,
     dy: Ptr[dtype],
-    axis: Axis,
+    axis: PhaseAxis,
     first: Int,
     last: Int,
     channels: Int,
@@ -142,9 +149,9 @@ def _wgrad_row[
     sums: Ptr[accumulation_type[dtype]],
     x: Ptr[dtype],
     dy: Ptr[dtype],
-    lines: MutPointer[Line[dtype], MutUntrackedOrigin],
+    lines: MutPointer[FilteredRow[dtype], MutUntrackedOrigin],
     phase: Phase,
-    row: Row,
+    row: RowIndex,
     first_channel: Int,
     last_channel: Int,
     channels: Int,
@@ -156,7 +163,7 @@ def _wgrad_row[
             var line = source_line(phase, row, t, r)
             if line >= 0:
                 var tap = (t * phase.h.taps + r) * phase.w.taps
-                lines[unsafe_offset=count] = Line[dtype](
+                lines[unsafe_offset=count] = FilteredRow[dtype](
                     x.unsafe_offset(line * phase.w.source * channels),
                     sums.unsafe_offset(tap * group * channels),
                 )
@@ -189,7 +196,7 @@ def channelwise_wgrad_cpu[
     var partials = unsafe_alloc[Scalar[acc_type]](
         max(1, workers * size), alignment=64
     )
-    var lines = unsafe_alloc[Line[dtype]](workers * g.t * g.r)
+    var lines = unsafe_alloc[FilteredRow[dtype]](workers * g.t * g.r)
     var block = block_channels[dtype](g, g.w)
 
     @always_inline

@@ -16,7 +16,7 @@ from max.gpu.host import DeviceContext
 from ...common.parallel import sync_parallelize, worker_count
 from ...common.pointer import Ptr, accumulation_type
 from ..epilogue_callback import NO_EPILOGUE, run_epilogue
-from ..gather import Axis, Phase, forward_phases, gradient_phases
+from ..gather import PhaseAxis, Phase, forward_phases, gradient_phases
 from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..passes import FPROP, WGRAD
 from ..problem import ConvolutionProblem
@@ -34,7 +34,7 @@ from .row_table import PassOperands, fill_table
 comptime LEAST_IMAGES = 4
 
 
-def _live(axis: Axis) -> Int:
+def _live(axis: PhaseAxis) -> Int:
     """Pairs of a tap and a row that lie inside the source."""
     var count = 0
     for tap in range(axis.taps):
@@ -116,7 +116,7 @@ def _fill_position[
 
 
 @fieldwise_init
-struct Unit(ImplicitlyCopyable, TrivialRegisterPassable):
+struct PhaseRows(ImplicitlyCopyable, TrivialRegisterPassable):
     """Rows that share their taps: a phase, and its number among that phase's.
     """
 
@@ -152,7 +152,7 @@ def panel_gemm_cpu[
     else:
         phases = gradient_phases(g, tap_size)
     var by_position = _by_position(phases, g.n)
-    var units = List[Unit]()
+    var units = List[PhaseRows]()
     var most_rows = 0
     var most_taps = 0
     for number in range(len(phases)):
@@ -161,7 +161,7 @@ def panel_gemm_cpu[
         most_rows = max(most_rows, phase.rows(g.n))
         if phase.rows(g.n) > 0:
             for unit in range(phase.rows(1) if by_position else 1):
-                units.append(Unit(number, unit))
+                units.append(PhaseRows(number, unit))
     if most_rows == 0:
         return
     if by_position:

@@ -20,7 +20,7 @@ from max.gpu.host import DeviceContext
 
 from ...common.parallel import sync_parallelize, worker_count
 from ...common.pointer import Ptr, accumulation_type
-from ..gather import Axis, forward_phases
+from ..gather import PhaseAxis, forward_phases
 from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..passes import WGRAD
 from ..problem import ConvolutionProblem
@@ -50,7 +50,7 @@ struct Inside(ImplicitlyCopyable, TrivialRegisterPassable):
     var high: Int
 
     @staticmethod
-    def of(axis: Axis, tap: Int) -> Self:
+    def of(axis: PhaseAxis, tap: Int) -> Self:
         var shift = axis.offset(tap)
         var low = min(axis.rows, max(0, ceildiv(-shift, axis.step)))
         var high = min(axis.rows, (axis.source - 1 - shift) // axis.step + 1)
@@ -60,7 +60,7 @@ struct Inside(ImplicitlyCopyable, TrivialRegisterPassable):
         return self.high - self.low
 
 
-def _live(axis: Axis) -> Int:
+def _live(axis: PhaseAxis) -> Int:
     """Pairs of a tap and an output that lie inside the input."""
     var count = 0
     for tap in range(axis.taps):

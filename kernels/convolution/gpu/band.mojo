@@ -18,10 +18,10 @@ from max.gpu.memory import AddressSpace
 from ...common.argument import KernelArgument
 from ...common.arithmetic import Divisor, divide
 from ...common.pointer import Ptr
-from ..gather import Axis, forward_phases, gradient_phases
+from ..gather import PhaseAxis, forward_phases, gradient_phases
 from ..problem import ConvolutionProblem
 from .phase_table import AxisTable
-from .planes import PIECE, Planes, WordPtr, watch
+from .planes import PIECE, TiledPlanes, WordPtr, watch
 
 comptime OCTETS = 4
 comptime CHANNELS = OCTETS * PIECE
@@ -41,7 +41,7 @@ comptime MOST_STEPS = 4
 
 
 @fieldwise_init
-struct Columns(KernelArgument):
+struct BandMatrix(KernelArgument):
     """The band of a filter's row."""
 
     var taps: Int32
@@ -123,8 +123,8 @@ struct Columns(KernelArgument):
 struct Band(KernelArgument):
     """One launch: geometry, and what a block has of it."""
 
-    var planes: Planes
-    var columns: Columns
+    var planes: TiledPlanes
+    var columns: BandMatrix
     var rows: AxisTable
     """The result's rows by their residue, as phases of a data gradient have them."""
     var lowest_row: Int32
@@ -169,7 +169,7 @@ struct Band(KernelArgument):
         return self.by_lines.divide(min(row, self.count() - 1))
 
     @always_inline
-    def source_row(self, axis: Axis, row: Int32) -> Int32:
+    def source_row(self, axis: PhaseAxis, row: Int32) -> Int32:
         """Row of the planes that a row of the product begins with."""
         var image, line = self.line(row)
         return (
@@ -181,7 +181,7 @@ struct Band(KernelArgument):
 
 
 @fieldwise_init
-struct Tiling(ImplicitlyCopyable, TrivialRegisterPassable):
+struct BlockExtents(ImplicitlyCopyable, TrivialRegisterPassable):
     """How much a block takes at once."""
 
     var tiles: Int
@@ -190,13 +190,13 @@ struct Tiling(ImplicitlyCopyable, TrivialRegisterPassable):
     var images: Int
 
 
-def axes_of_rows(g: ConvolutionProblem, forward: Bool) -> List[Axis]:
+def axes_of_rows(g: ConvolutionProblem, forward: Bool) -> List[PhaseAxis]:
     """The result's rows, by residue."""
     if forward:
         return [forward_phases(g)[0].h]
     var phases = gradient_phases(g, 0)
     var across = min(g.stride_w, g.w)
-    var axes = List[Axis]()
+    var axes = List[PhaseAxis]()
     for i in range(min(g.stride_h, g.h)):
         axes.append(phases[i * across].h)
     return axes^
@@ -205,10 +205,10 @@ def axes_of_rows(g: ConvolutionProblem, forward: Bool) -> List[Axis]:
 def band_of(
     g: ConvolutionProblem,
     forward: Bool,
-    axes: List[Axis],
-    tiling: Tiling,
+    axes: List[PhaseAxis],
+    tiling: BlockExtents,
 ) -> Band:
-    var columns = Columns.of(g, forward)
+    var columns = BandMatrix.of(g, forward)
     var lowest = Int.MAX
     var highest = Int.MIN
     for axis in axes:
@@ -220,7 +220,7 @@ def band_of(
         lowest = 0
         highest = 0
     var step = axes[0].step
-    var planes = Planes.of(
+    var planes = TiledPlanes.of(
         g.c,
         g.n,
         g.h if forward else g.p,
@@ -266,13 +266,13 @@ def band_of(
 
 
 def choose_tiling(
-    g: ConvolutionProblem, forward: Bool, axes: List[Axis], enough: Int
-) -> Tiling:
+    g: ConvolutionProblem, forward: Bool, axes: List[PhaseAxis], enough: Int
+) -> BlockExtents:
     """As large as shared memory allows, but of `enough` blocks if that can be.
     """
-    var columns = Columns.of(g, forward)
+    var columns = BandMatrix.of(g, forward)
     var pieces = ceildiv(g.q if forward else g.w, PIECE * Int(columns.period))
-    var tiling = Tiling(1, 1, 1)
+    var tiling = BlockExtents(1, 1, 1)
     # The fewest pieces to load.
     var least = Int.MAX
     var tiles = 1
@@ -348,7 +348,7 @@ def fill_tables[
 @always_inline
 def band_word[
     space: AddressSpace
-](table: WordPtr[space], columns: Columns, k: Int32, n: Int32) -> UInt32:
+](table: WordPtr[space], columns: BandMatrix, k: Int32, n: Int32) -> UInt32:
     """Elements (k, n) and (k + 1, n) of a band."""
     var entry = columns.entry(k, n)
     var inside = UInt32(entry) < UInt32(columns.span)

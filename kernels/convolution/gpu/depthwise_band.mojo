@@ -27,7 +27,7 @@ from ...common.pointer import Ptr
 from ...common.ptx import load_matrices, syncwarp
 from ...common.tensor_cores import pairs_compile
 from ..passes import ANY_GROUPS, FPROP, WGRAD
-from ..gather import Axis
+from ..gather import PhaseAxis
 from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..problem import ConvolutionProblem
 from .band import (
@@ -39,8 +39,8 @@ from .band import (
     OCTETS,
     THREADS,
     Band,
-    Columns,
-    Tiling,
+    BandMatrix,
+    BlockExtents,
     axes_of_rows,
     band_of,
     band_word,
@@ -94,7 +94,7 @@ def _sum_channel[
     table: SharedWords,
     octet: Int32,
     band: Band,
-    axis: Axis,
+    axis: PhaseAxis,
     place_in_period: Int32,
     lane: Int32,
 ) -> Array[Sum, tiles]:
@@ -173,7 +173,7 @@ def store_tile[
     result: Ptr[dtype],
     planes: WordPtr[space],
     band: Band,
-    axis: Axis,
+    axis: PhaseAxis,
     corner: Corner,
     thread: Int32,
 ):
@@ -223,7 +223,7 @@ def sum_plainly[
     source: Ptr[dtype],
     w: Ptr[dtype],
     band: Band,
-    axis: Axis,
+    axis: PhaseAxis,
     corner: Corner,
     thread: Int32,
 ):
@@ -431,11 +431,11 @@ struct DepthwiseBands(ConvolutionKernel):
             )
         if forward and p.stride_w > 1:
             return String(t"stride {p.stride_w} along W")
-        var columns = Columns.of(p, forward)
+        var columns = BandMatrix.of(p, forward)
         if columns.steps > MOST_STEPS:
             return String(t"{p.s} taps, dilation {p.dilation_w}: a sparse band")
         var bytes = band_of(
-            p, forward, axes_of_rows(p, forward), Tiling(1, 1, 1)
+            p, forward, axes_of_rows(p, forward), BlockExtents(1, 1, 1)
         ).shared_bytes()
         if bytes > MOST_SHARED:
             return String(t"a row of the result takes {bytes} bytes")

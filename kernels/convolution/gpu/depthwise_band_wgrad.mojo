@@ -43,7 +43,7 @@ from .depthwise_band import Sum
 from .planes import (
     PIECE,
     Corner,
-    Planes,
+    TiledPlanes,
     SharedWords,
     address,
     load_planes,
@@ -69,8 +69,8 @@ comptime RESIDENT = 512
 struct BandWgrad(KernelArgument):
     """One launch: geometry, and what a block has of it at once."""
 
-    var x: Planes
-    var dy: Planes
+    var x: TiledPlanes
+    var dy: TiledPlanes
     var filter_rows: Int32
     var taps: Int32
     """Of a row of the filter."""
@@ -90,7 +90,7 @@ struct BandWgrad(KernelArgument):
         var line_tiles = ceildiv(g.p, lines)
         var column_tiles = ceildiv(g.q, PIECE * tiles)
         return Self(
-            Planes.of(
+            TiledPlanes.of(
                 g.c,
                 g.n,
                 g.h,
@@ -99,7 +99,7 @@ struct BandWgrad(KernelArgument):
                 images,
                 tiles + 1,
             ),
-            Planes.of(g.c, g.n, g.p, g.q, lines, images, tiles),
+            TiledPlanes.of(g.c, g.n, g.p, g.q, lines, images, tiles),
             Int32(g.r),
             Int32(g.s),
             Int32(g.stride_h),

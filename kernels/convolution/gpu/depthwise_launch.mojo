@@ -9,7 +9,7 @@ from max.gpu.host import DeviceAttribute, DeviceContext
 from ...common.library import scratch
 from ...common.pointer import Ptr, device_pointer
 from ..passes import ANY_GROUPS, FPROP, WGRAD
-from ..gather import Axis, Phase, forward_phases, gradient_phases
+from ..gather import PhaseAxis, Phase, forward_phases, gradient_phases
 from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..problem import ConvolutionProblem
 from .depthwise import (
@@ -102,7 +102,7 @@ def _launch_any[
     )
 
 
-def _steps_by_one(axis: Axis) -> Bool:
+def _steps_by_one(axis: PhaseAxis) -> Bool:
     """Whether neighbouring taps read neighbouring source pixels."""
     return axis.taps == 1 or abs(axis.offset_step) == 1
 

@@ -22,7 +22,7 @@ from ...common.async_copy import copy_vector
 from ...common.pointer import Ptr
 from ...common.tensor_cores import Quad
 from ..passes import DGRAD
-from ..gather import Axis, Phase, forward_phases
+from ..gather import PhaseAxis, Phase, forward_phases
 from ..kernel import ConvolutionTensors
 from ..problem import ConvolutionProblem
 from .phase_table import PhaseTable
@@ -62,7 +62,7 @@ def halo_can_implement[
 
 
 @always_inline
-def halo_extent(count: Int32, axis: Axis) -> Int32:
+def halo_extent(count: Int32, axis: PhaseAxis) -> Int32:
     """Source pixels along an axis that `count` neighbouring result pixels read.
     """
     return (
@@ -73,7 +73,7 @@ def halo_extent(count: Int32, axis: Axis) -> Int32:
 
 
 @always_inline
-def lowest_offset(axis: Axis) -> Int32:
+def lowest_offset(axis: PhaseAxis) -> Int32:
     """Of all taps."""
     return Int32(axis.first_offset) + min(
         Int32(0), max(Int32(axis.taps) - 1, 0) * Int32(axis.offset_step)
@@ -81,7 +81,7 @@ def lowest_offset(axis: Axis) -> Int32:
 
 
 @fieldwise_init
-struct Place(ImplicitlyCopyable, TrivialRegisterPassable):
+struct PixelIndex(ImplicitlyCopyable, TrivialRegisterPassable):
     """An image, and a row and a column of it."""
 
     var n: Int32
@@ -110,7 +110,7 @@ struct Place(ImplicitlyCopyable, TrivialRegisterPassable):
 
 
 @fieldwise_init
-struct Tiling(KernelArgument):
+struct TileGrid(KernelArgument):
     """How a phase's result pixels are cut into tiles."""
 
     var images: Int32
@@ -123,7 +123,7 @@ struct Tiling(KernelArgument):
 
     @staticmethod
     def of(
-        images: Int, rows: Int, columns: Int, n: Int, h: Axis, w: Axis
+        images: Int, rows: Int, columns: Int, n: Int, h: PhaseAxis, w: PhaseAxis
     ) -> Self:
         return Self(
             Int32(images),
@@ -144,29 +144,31 @@ struct Tiling(KernelArgument):
         return self.images * self.rows * self.columns
 
     @always_inline
-    def first(self, tile: Int32) -> Place:
+    def first(self, tile: Int32) -> PixelIndex:
         """A tile's first pixel."""
-        var place = Place.of(tile, self.tiles_h, self.tiles_w)
-        return Place(
+        var place = PixelIndex.of(tile, self.tiles_h, self.tiles_w)
+        return PixelIndex(
             place.n * self.images, place.h * self.rows, place.w * self.columns
         )
 
     @always_inline
-    def pixel(self, index: Int32) -> Place:
+    def pixel(self, index: Int32) -> PixelIndex:
         """Of a tile, counted from its first one."""
-        return Place.of(index, self.rows, self.columns)
+        return PixelIndex.of(index, self.rows, self.columns)
 
     @always_inline
-    def source(self, first: Place, place: Place, phase: Phase) -> Place:
+    def source(
+        self, first: PixelIndex, place: PixelIndex, phase: Phase
+    ) -> PixelIndex:
         """Source pixel of a place in the halo; may lie outside."""
-        return Place(
+        return PixelIndex(
             first.n + place.n,
             first.h * Int32(phase.h.step) + lowest_offset(phase.h) + place.h,
             first.w * Int32(phase.w.step) + lowest_offset(phase.w) + place.w,
         )
 
     @always_inline
-    def live_pixels(self, first: Place, n: Int32, phase: Phase) -> Int32:
+    def live_pixels(self, first: PixelIndex, n: Int32, phase: Phase) -> Int32:
         """Pixels of a tile up to the last row that the result has; some of them may lie past its right edge.
         """
         if self.images > 1:
@@ -175,7 +177,7 @@ struct Tiling(KernelArgument):
 
     @always_inline
     def is_pixel(
-        self, first: Place, pixel: Place, n: Int32, phase: Phase
+        self, first: PixelIndex, pixel: PixelIndex, n: Int32, phase: Phase
     ) -> Bool:
         """Whether the result has this pixel of the tile."""
         return (
@@ -208,7 +210,7 @@ struct Halo(ImplicitlyCopyable, TrivialRegisterPassable):
 
     @staticmethod
     @always_inline
-    def of(tiling: Tiling, phase: Phase, vectors: Int32) -> Self:
+    def of(tiling: TileGrid, phase: Phase, vectors: Int32) -> Self:
         """Of pixels of so many vectors of channels."""
         var rows = halo_extent(tiling.rows, phase.h)
         var columns = halo_extent(tiling.columns, phase.w)
@@ -218,19 +220,19 @@ struct Halo(ImplicitlyCopyable, TrivialRegisterPassable):
         return Self(rows, columns, pixel, row, image)
 
     @always_inline
-    def place(self, index: Int32) -> Place:
+    def place(self, index: Int32) -> PixelIndex:
         """Of all source pixels, counted."""
-        return Place.of(index, self.rows, self.columns)
+        return PixelIndex.of(index, self.rows, self.columns)
 
     @always_inline
-    def at(self, place: Place) -> Int32:
+    def at(self, place: PixelIndex) -> Int32:
         return place.n * self.image + place.h * self.row + place.w * self.pixel
 
     @always_inline
-    def lowest(self, pixel: Place, phase: Phase) -> Int32:
+    def lowest(self, pixel: PixelIndex, phase: Phase) -> Int32:
         """What a tile's pixel reads through the lowest offsets."""
         return self.at(
-            Place(
+            PixelIndex(
                 pixel.n,
                 pixel.h * Int32(phase.h.step),
                 pixel.w * Int32(phase.w.step),
@@ -254,7 +256,7 @@ struct Halo(ImplicitlyCopyable, TrivialRegisterPassable):
 
 
 @always_inline
-def result_pixel(first: Place, pixel: Place, phase: Phase) -> Int:
+def result_pixel(first: PixelIndex, pixel: PixelIndex, phase: Phase) -> Int:
     """A tile's pixel, counted through all of the result."""
     return (
         Int(first.n + pixel.n) * phase.h.out_extent
@@ -291,7 +293,7 @@ def widest(table: PhaseTable) -> Phase:
 
 
 @fieldwise_init
-struct Room(ImplicitlyCopyable, TrivialRegisterPassable):
+struct SharedBudget(ImplicitlyCopyable, TrivialRegisterPassable):
     """What a block of shared memory has room for: two tiles' halos, and with `result_bytes` their result pixels.
     """
 
@@ -301,20 +303,20 @@ struct Room(ImplicitlyCopyable, TrivialRegisterPassable):
     var result_bytes: Int
     """Of a result pixel, 0 where they are not kept."""
 
-    def halo_bytes(self, tiling: Tiling, phase: Phase) -> Int:
+    def halo_bytes(self, tiling: TileGrid, phase: Phase) -> Int:
         """Of one tile's halo."""
         return Int(
             tiling.images * Halo.of(tiling, phase, Int32(self.vectors)).image
         )
 
-    def tile_bytes(self, tiling: Tiling, phase: Phase) -> Int:
+    def tile_bytes(self, tiling: TileGrid, phase: Phase) -> Int:
         """Of one tile."""
         return (
             self.halo_bytes(tiling, phase)
             + align_up(Int(tiling.pixels()), 16) * self.result_bytes
         )
 
-    def fits(self, tiling: Tiling, phase: Phase) -> Bool:
+    def fits(self, tiling: TileGrid, phase: Phase) -> Bool:
         return (
             tiling.pixels() <= MOST_PIXELS
             and 2 * self.tile_bytes(tiling, phase) <= self.bytes
@@ -325,9 +327,9 @@ comptime _MOST_PARTS = 64
 """Of an axis."""
 
 
-def smallest(n: Int, phase: Phase) -> Tiling:
+def smallest(n: Int, phase: Phase) -> TileGrid:
     """The tile that fits where any does."""
-    return Tiling.of(
+    return TileGrid.of(
         1,
         ceildiv(phase.h.rows, _MOST_PARTS),
         ceildiv(phase.w.rows, _MOST_PARTS),
@@ -337,12 +339,12 @@ def smallest(n: Int, phase: Phase) -> Tiling:
     )
 
 
-def tilings(n: Int, phase: Phase, room: Room) -> List[Tiling]:
+def tilings(n: Int, phase: Phase, room: SharedBudget) -> List[TileGrid]:
     """The ways to cut a phase's pixels that are worth a thought: parts of an image as equal as can be, or several whole images.
     """
     var h = phase.h
     var w = phase.w
-    var result = List[Tiling]()
+    var result = List[TileGrid]()
     var last = 0
     for down in range(1, min(h.rows, _MOST_PARTS) + 1):
         var rows = ceildiv(h.rows, down)
@@ -351,12 +353,12 @@ def tilings(n: Int, phase: Phase, room: Room) -> List[Tiling]:
         last = rows
         # Narrower ones read more of the halo.
         for across in range(1, min(w.rows, _MOST_PARTS) + 1):
-            var tiling = Tiling.of(1, rows, ceildiv(w.rows, across), n, h, w)
+            var tiling = TileGrid.of(1, rows, ceildiv(w.rows, across), n, h, w)
             if room.fits(tiling, phase):
                 result.append(tiling)
                 break
     for images in range(2, n + 1):
-        var tiling = Tiling.of(images, h.rows, w.rows, n, h, w)
+        var tiling = TileGrid.of(images, h.rows, w.rows, n, h, w)
         if not room.fits(tiling, phase):
             break
         result.append(tiling)
@@ -381,8 +383,8 @@ def copy_halo[
 ](
     shared: UInt32,
     source: Ptr[dtype],
-    tiling: Tiling,
-    first: Place,
+    tiling: TileGrid,
+    first: PixelIndex,
     phase: Phase,
     images: Int32,
     channels: Int32,

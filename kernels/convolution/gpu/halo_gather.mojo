@@ -36,9 +36,9 @@ from .halo import (
     SHARED_BYTES,
     VECTOR,
     Halo,
-    Place,
-    Room,
-    Tiling,
+    PixelIndex,
+    SharedBudget,
+    TileGrid,
     copy_halo,
     filter_tap,
     halo_can_implement,
@@ -236,7 +236,7 @@ def halo_gather_kernel[
     source: Ptr[dtype],
     w: Ptr[dtype],
     phases: PhaseTable,
-    tiling: Tiling,
+    tiling: TileGrid,
     images: Int32,
     groups: Int32,
     group_k: Int32,
@@ -375,7 +375,7 @@ def halo_gather_kernel[
                     var packed = shared_load[DType.int32, 1](
                         places + UInt32(4 * min(index, pixels - 1))
                     )[0]
-                    var pixel = Place(
+                    var pixel = PixelIndex(
                         packed >> 20, packed >> 10 & 1023, packed & 1023
                     )
                     if (
@@ -407,7 +407,7 @@ def halo_gather_kernel[
 
 
 @fieldwise_init
-struct _Shape(ImplicitlyCopyable, TrivialRegisterPassable):
+struct _GatherGroups(ImplicitlyCopyable, TrivialRegisterPassable):
     """Channels of a problem's groups as the kernel sees them."""
 
     var depth: Int
@@ -433,8 +433,8 @@ struct _Shape(ImplicitlyCopyable, TrivialRegisterPassable):
             together * g.taps() * depth * columns * 2,
         )
 
-    def room(self) -> Room:
-        return Room(
+    def room(self) -> SharedBudget:
+        return SharedBudget(
             SHARED_BYTES - self.filter_bytes - 8 * MOST_PIXELS,
             self.together * self.depth // VECTOR,
             0,
@@ -442,7 +442,7 @@ struct _Shape(ImplicitlyCopyable, TrivialRegisterPassable):
 
 
 def _cost(
-    tiling: Tiling, phase: Phase, shape: _Shape, at_once: Int
+    tiling: TileGrid, phase: Phase, shape: _GatherGroups, at_once: Int
 ) -> Tuple[Float64, Int]:
     """Cycles by a model, of a block that shares its multiprocessor with another, and the number of walkers; `at_once` walk at a time.
     """
@@ -486,11 +486,15 @@ struct HaloGather(ConvolutionKernel):
             if not PhaseTable.takes(p):
                 return String(t"strides of {p.stride_h} and {p.stride_w}")
         var phase = widest(phases_of[pass_](p))
-        if not _Shape.of[pass_](p).room().fits(smallest(p.n, phase), phase):
+        if (
+            not _GatherGroups.of[pass_](p)
+            .room()
+            .fits(smallest(p.n, phase), phase)
+        ):
             return String(
                 "a filter and a halo that shared memory has no room for"
             )
-        if ceildiv(p.groups, _Shape.of[pass_](p).together) > 65535:
+        if ceildiv(p.groups, _GatherGroups.of[pass_](p).together) > 65535:
             return String(t"{p.groups} groups")
         return None
 
@@ -501,7 +505,7 @@ struct HaloGather(ConvolutionKernel):
     ](
         ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
     ) raises:
-        var shape = _Shape.of[pass_](p)
+        var shape = _GatherGroups.of[pass_](p)
         var table = phases_of[pass_](p)
         var phase = widest(table)
         var chunks = ceildiv(p.groups, shape.together)

@@ -37,9 +37,9 @@ from .halo import (
     SHARED_BYTES,
     VECTOR,
     Halo,
-    Place,
-    Room,
-    Tiling,
+    PixelIndex,
+    SharedBudget,
+    TileGrid,
     copy_halo,
     halo_can_implement,
     multiply,
@@ -72,8 +72,8 @@ def _copy_result[
     shared: UInt32,
     places: UInt32,
     dy: Ptr[dtype],
-    tiling: Tiling,
-    first: Place,
+    tiling: TileGrid,
+    first: PixelIndex,
     phase: Phase,
     images: Int32,
     channels: Int32,
@@ -88,7 +88,7 @@ def _copy_result[
     var vector = thread % 8
     if vector >= vectors:
         return
-    var step = Place.of(apart, tiling.rows, tiling.columns)
+    var step = PixelIndex.of(apart, tiling.rows, tiling.columns)
     var index = thread // 8
     var pixel = tiling.pixel(index)
     var row = row_bytes(vectors)
@@ -157,7 +157,7 @@ def halo_wgrad_kernel[
     x: Ptr[dtype],
     dy: Ptr[dtype],
     phase: Phase,
-    tiling: Tiling,
+    tiling: TileGrid,
     images: Int32,
     groups: Int32,
     group_k: Int32,
@@ -319,7 +319,7 @@ def halo_wgrad_kernel[
 
 
 @fieldwise_init
-struct _Shape(ImplicitlyCopyable, TrivialRegisterPassable):
+struct _WgradGroups(ImplicitlyCopyable, TrivialRegisterPassable):
     """A problem's groups as the kernel sees them."""
 
     var width: Int
@@ -330,7 +330,7 @@ struct _Shape(ImplicitlyCopyable, TrivialRegisterPassable):
     """Blocks that share the parts of the gradient of such groups."""
     var chunks: Int
     """Times so many groups."""
-    var room: Room
+    var room: SharedBudget
 
     @staticmethod
     def of(g: ConvolutionProblem) -> Self:
@@ -349,7 +349,7 @@ struct _Shape(ImplicitlyCopyable, TrivialRegisterPassable):
             together,
             ceildiv(units, _WARPS),
             ceildiv(g.groups, together),
-            Room(
+            SharedBudget(
                 SHARED_BYTES - _ZERO_BYTES - 8 * MOST_PIXELS,
                 together * g.group_c() // VECTOR,
                 Int(row_bytes(Int32(together * g.group_k() // VECTOR))),
@@ -359,11 +359,13 @@ struct _Shape(ImplicitlyCopyable, TrivialRegisterPassable):
 
 @fieldwise_init
 struct _Choice(ImplicitlyCopyable, TrivialRegisterPassable):
-    var tiling: Tiling
+    var tiling: TileGrid
     var slices: Int
 
 
-def _choose(g: ConvolutionProblem, shape: _Shape, processors: Int) -> _Choice:
+def _choose(
+    g: ConvolutionProblem, shape: _WgradGroups, processors: Int
+) -> _Choice:
     """What takes the fewest cycles by a model of blocks of which two share a multiprocessor.
     """
     var phase = forward_phases(g)[0]
@@ -416,7 +418,7 @@ struct HaloWgrad(ConvolutionKernel):
         var reason = halo_can_implement[dtype, pass_](t, p)
         if reason:
             return reason
-        var shape = _Shape.of(p)
+        var shape = _WgradGroups.of(p)
         var phase = forward_phases(p)[0]
         if not shape.room.fits(smallest(p.n, phase), phase):
             return String("a halo that shared memory has no room for")
@@ -431,7 +433,7 @@ struct HaloWgrad(ConvolutionKernel):
     ](
         ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
     ) raises:
-        var shape = _Shape.of(p)
+        var shape = _WgradGroups.of(p)
         var choice = _choose(
             p, shape, ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
         )

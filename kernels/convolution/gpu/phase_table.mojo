@@ -7,7 +7,7 @@ from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.utils.static_tuple import StaticTuple
 
 from ...common.arithmetic import divide
-from ..gather import Axis, Phase, gradient_phases
+from ..gather import PhaseAxis, Phase, gradient_phases
 from ..problem import ConvolutionProblem
 
 comptime MAX_STRIDE = 4
@@ -17,7 +17,7 @@ comptime MAX_STRIDE = 4
 struct AxisTable(ImplicitlyCopyable, TrivialRegisterPassable):
     """One axis for every residue of the input's pixels."""
 
-    var same: Axis
+    var same: PhaseAxis
     """Of residue 0; what does not depend on the residue is read from it."""
     var residues: Int32
     var rows: StaticTuple[Int32, MAX_STRIDE]
@@ -26,7 +26,7 @@ struct AxisTable(ImplicitlyCopyable, TrivialRegisterPassable):
     var first_offset: StaticTuple[Int32, MAX_STRIDE]
 
     @staticmethod
-    def of(axes: List[Axis]) -> Self:
+    def of(axes: List[PhaseAxis]) -> Self:
         var table = Self(
             axes[0],
             Int32(len(axes)),
@@ -43,7 +43,7 @@ struct AxisTable(ImplicitlyCopyable, TrivialRegisterPassable):
         return table
 
     @always_inline
-    def axis(self, residue: Int32) -> Axis:
+    def axis(self, residue: Int32) -> PhaseAxis:
         """No table is indexed by a register: that would move it to memory."""
         var rows = self.rows[0]
         var taps = self.taps[0]
@@ -102,9 +102,9 @@ struct PhaseTable(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
         var phases = gradient_phases(g, 0)
         var w_count = min(g.stride_w, g.w)
         var h_count = min(g.stride_h, g.h)
-        var d = List[Axis]()
-        var h = List[Axis]()
-        var w = List[Axis]()
+        var d = List[PhaseAxis]()
+        var h = List[PhaseAxis]()
+        var w = List[PhaseAxis]()
         for i in range(w_count):
             w.append(phases[i].w)
         for i in range(h_count):

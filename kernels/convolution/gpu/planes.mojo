@@ -26,7 +26,7 @@ comptime SharedWords = WordPtr[AddressSpace.SHARED]
 
 
 @fieldwise_init
-struct Planes(KernelArgument):
+struct TiledPlanes(KernelArgument):
     """A tensor [images, height, width, channels], and the tile of it that a block holds.
     """
 
@@ -163,7 +163,7 @@ def load_planes[
 ](
     tile: WordPtr[space],
     source: Ptr[dtype],
-    planes: Planes,
+    planes: TiledPlanes,
     corner: Corner,
     thread: Int32,
 ) -> UInt32:

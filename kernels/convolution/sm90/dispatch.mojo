@@ -6,7 +6,7 @@ from ..problem import ConvolutionProblem
 from .fused_col2im import FusedCol2im
 from .gemm import Gemm
 from .grouped import GroupedGemm
-from .packed import needs_packing, packing
+from .aligned import needs_alignment, aligned_problem
 
 comptime _FEW_OF_THREE_AXES = 32
 """Channels on both sides: 32 of 96x96x96 took 1.5 times as long as in the warpgroup kernels."""
@@ -20,10 +20,10 @@ comptime _FEW_IN_GROUP = 32
 
 def _depth[dtype: DType, pass_: Int](p: ConvolutionProblem) -> Int:
     """Channels that a tap is summed over."""
-    var packed = packing[dtype, pass_](p).problem if needs_packing[dtype](
-        p
-    ) else p
-    return packed.c if pass_ == FPROP else packed.k
+    var aligned = aligned_problem[dtype, pass_](p).problem if needs_alignment[
+        dtype
+    ](p) else p
+    return aligned.c if pass_ == FPROP else aligned.k
 
 
 struct Sm90Heuristic(Heuristic):

@@ -35,7 +35,7 @@ from .gemm import (
     sums_are_worth_it,
 )
 from .launch import NOWHERE
-from .packed import needs_packing
+from .aligned import needs_alignment
 from .store import Epilogue
 
 
@@ -48,7 +48,7 @@ def _fits[
     return (
         (pass_ == FPROP or p.stride_h * p.stride_w <= room)
         and SM90_KERNELS.name[dtype, pass_, ONE_GROUP](t, p) == Gemm.NAME
-        and not needs_packing[dtype](p)
+        and not needs_alignment[dtype](p)
     )
 
 

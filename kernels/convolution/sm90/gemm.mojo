@@ -31,7 +31,13 @@ from .launch import (
     reads_filter_along_k,
     slots_of,
 )
-from .packed import Block3, Scratch, needs_packing, packing, repack
+from .aligned import (
+    Extents3,
+    AlignedCopies,
+    needs_alignment,
+    aligned_problem,
+    copy_aligned,
+)
 from .plan import stage_length, dgrad_phases, ends_short, fprop_phase
 from .tensor_map import SourceView
 from .tile import TileShape
@@ -107,11 +113,11 @@ def reason_not[
     if general:
         return general
     var copies = 0
-    if needs_packing[dtype](p):
-        var packed = packing[dtype, pass_](p)
-        copies = packed.bytes()
+    if needs_alignment[dtype](p):
+        var aligned = aligned_problem[dtype, pass_](p)
+        copies = aligned.bytes()
         # Folding a filter row changes the geometry that the copy engine sees.
-        p = packed.problem
+        p = aligned.problem
     comptime if pass_ == DGRAD and reads_filter_along_k[dtype]():
         copies += p.w_size() * size_of[dtype]()
     if copies > p.workspace_limit:
@@ -187,23 +193,23 @@ def run[
     """Of what `Gemm` takes. A forced choice is for measurements; for fprop and dgrad only its shape, an index into
     TILE_SHAPES, counts.
     """
-    if not needs_packing[dtype](problem):
+    if not needs_alignment[dtype](problem):
         _run[dtype, pass_](ctx, t, problem, SourceView.dense(problem), forced)
         return
-    var packed = packing[dtype, pass_](problem)
+    var aligned = aligned_problem[dtype, pass_](problem)
     # What the copies take is not there for sums.
-    packed.problem.workspace_limit -= packed.bytes()
-    var scratch = Scratch[dtype]()
-    var result, a, b = packed.copies[pass_]()
+    aligned.problem.workspace_limit -= aligned.bytes()
+    var scratch = AlignedCopies[dtype]()
+    var result, a, b = aligned.copies[pass_]()
     var inner = t
     inner.a = scratch.operand(t.a, a, ctx)
     inner.b = scratch.operand(t.b, b, ctx)
     inner.result = scratch.place(
         t.result, result.is_made(), result.extents, ctx
     )
-    _run[dtype, pass_](ctx, inner, packed.problem, packed.view, forced)
+    _run[dtype, pass_](ctx, inner, aligned.problem, aligned.view, forced)
     if result.is_made():
-        repack[dtype](
+        copy_aligned[dtype](
             t.result, result.given, inner.result, result.extents, 0, ctx
         )
     # The copies' memory goes back in stream order.
@@ -248,10 +254,10 @@ def _run[
         )
         if not is_compiled[dtype](chosen):
             raise Error(t"Hopper convolution: no tile shape {chosen}")
-        var copies = Scratch[dtype]()
+        var copies = AlignedCopies[dtype]()
         var filter = t.b
         comptime if pass_ == DGRAD and reads_filter_along_k[dtype]():
-            var order = Block3(problem.c, problem.taps(), problem.k)
+            var order = Extents3(problem.c, problem.taps(), problem.k)
             filter = copies.place(t.b, True, order, ctx)
             exchange_channels[dtype](filter, t.b, problem, ctx)
         comptime for i in range(len(TILE_SHAPES)):

@@ -44,14 +44,21 @@ from ...common.ptx import (
 from ..passes import NO_SUMS
 from .column_sums import ColumnSums, Factor
 from .plan import ROW_BYTES, Im2colPlan, stage_length
-from .producer import Copies, Tile, copies_of, locate, produce, tile_of_block
+from .producer import (
+    TileSource,
+    TileOrigin,
+    copies_of,
+    locate,
+    produce,
+    tile_of_block,
+)
 from .split import lay_sums, store_joined
 from .store import Consumer, Epilogue, Sums, store_tile
 from .tensor_map import TensorMaps
 from .tile import (
     CONSUMERS,
     PANEL_COLUMNS,
-    RingPlace,
+    PipelineState,
     THREADS,
     TileShape,
     k_major_descriptor,
@@ -153,7 +160,7 @@ def _multiply[
     first: Int32,
     steps: Int32,
     ring: _Ring[shape],
-    mut place: RingPlace[shape.stages],
+    mut place: PipelineState[shape.stages],
     by: Consumer[shape],
 ) -> Sums[shape]:
     """One tile, or the `steps` stages of it from the `first` on: slots of the ring from `place` on. A slot is released when the
@@ -227,7 +234,7 @@ def _consume[
     by: Consumer[shape],
 ):
     """The walk of a warpgroup that multiplies and stores."""
-    var place = RingPlace[shape.stages](0, 0)
+    var place = PipelineState[shape.stages](0, 0)
     comptime with_sums = kind != NO_SUMS
     comptime splits = shape.may_split(phases, with_sums)
     var tile = tile_of_block[phases, shape, with_sums](plan, Int32(block_idx.x))
@@ -375,7 +382,7 @@ def implicit_gemm_kernel[
     if thread == 32:
         ring.make_barriers()
 
-    var first = Copies(Tile(0, 0, 0, 0, 0), 0, 0, 0, 0)
+    var first = TileSource(TileOrigin(0, 0, 0, 0, 0), 0, 0, 0, 0)
     if thread < 32:
         # One warp finds the first copies while another makes the barriers.
         first = copies_of[phases, shape, with_sums](

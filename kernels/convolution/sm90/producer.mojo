@@ -15,11 +15,11 @@ from ...common.ptx import (
 from . import plan as fields
 from .plan import AXIS_D, AXIS_H, AXIS_W, ROW_BYTES, Im2colPlan
 from .tensor_map import TensorMaps
-from .tile import RingPlace, TileShape
+from .tile import PipelineState, TileShape
 
 
 @fieldwise_init
-struct Tile(ImplicitlyCopyable, TrivialRegisterPassable):
+struct TileOrigin(ImplicitlyCopyable, TrivialRegisterPassable):
     """Where one tile lies."""
 
     var phase: Int
@@ -45,7 +45,7 @@ def tile_of_block[
 @always_inline
 def locate[
     phases: Int, shape: TileShape, sums: Bool
-](plan: Im2colPlan[phases], tile: Int32, rank: Int32) -> Tile:
+](plan: Im2colPlan[phases], tile: Int32, rank: Int32) -> TileOrigin:
     """Where a tile lies, for the block of this rank in its cluster."""
     var phase = 0
     comptime for i in range(1, phases):
@@ -60,7 +60,7 @@ def locate[
         steps = ((rank + 1) * steps >> plan.split_bits()) - first
     else:
         row_tile = row_tile * Int32(shape.cluster) + rank
-    return Tile(
+    return TileOrigin(
         phase,
         row_tile * Int32(shape.rows()),
         column_tile * plan.column_step(),
@@ -70,10 +70,10 @@ def locate[
 
 
 @fieldwise_init
-struct Copies(ImplicitlyCopyable, TrivialRegisterPassable):
+struct TileSource(ImplicitlyCopyable, TrivialRegisterPassable):
     """A tile, and the source pixel that its first row begins with."""
 
-    var at: Tile
+    var at: TileOrigin
     var n: Int32
     var d: Int32
     var h: Int32
@@ -83,13 +83,13 @@ struct Copies(ImplicitlyCopyable, TrivialRegisterPassable):
 @always_inline
 def copies_of[
     phases: Int, shape: TileShape, sums: Bool
-](plan: Im2colPlan[phases], tile: Int32, rank: Int32) -> Copies:
+](plan: Im2colPlan[phases], tile: Int32, rank: Int32) -> TileSource:
     var at = locate[phases, shape, sums](plan, tile, rank)
     # The second block of a cluster may stand past the last row: it reads row 0 and stores nothing.
     var row = at.row if at.row < plan.phase(at.phase, fields.ROWS) else 0
     var n, l, j, i = plan.pixel(at.phase, row)
     at.column = made_here(at.column)
-    return Copies(
+    return TileSource(
         at,
         made_here(n),
         made_here(source_of[AXIS_D](plan, at.phase, l)),
@@ -261,11 +261,11 @@ def produce[
     full: UInt32,
     empty: UInt32,
     rank: Int32,
-    first: Copies,
+    first: TileSource,
 ):
     comptime cluster = shape.cluster
     var copies = first
-    var ring_at = RingPlace[shape.stages](0, 0)
+    var ring_at = PipelineState[shape.stages](0, 0)
     var tile = tile_of_block[phases, shape, sums](plan, Int32(block_idx.x))
     var stride = tile_of_block[phases, shape, sums](plan, Int32(grid_dim.x))
     var keeps_filter = False

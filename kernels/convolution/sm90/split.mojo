@@ -12,7 +12,7 @@ from ...common.pointer import Ptr
 from ...common.ptx import load_cluster, named_barrier_sync
 from . import plan as fields
 from .plan import Im2colPlan
-from .producer import Tile
+from .producer import TileOrigin
 from .store import Consumer, Epilogue, Sums, result_row, vector_of
 from .tile import CONSUMERS, TileShape
 
@@ -73,7 +73,7 @@ def store_joined[
 ](
     result: Ptr[dtype],
     plan: Im2colPlan[phases],
-    at: Tile,
+    at: TileOrigin,
     ring: UInt32,
     rank: Int32,
     by: Consumer[shape],

@@ -10,7 +10,7 @@ from . import plan as fields
 from ..passes import MOMENTS
 from .column_sums import ColumnSums, Factor, Products
 from .plan import AXIS_D, AXIS_H, AXIS_W, ROW_BYTES, Im2colPlan
-from .producer import Tile
+from .producer import TileOrigin
 from .tile import TileShape, pack_pair
 
 comptime Epilogue[dtype: DType] = def[width: Int, parts: Int](
@@ -204,7 +204,7 @@ def _store_panels[
 ](
     result: Ptr[dtype],
     plan: Im2colPlan[phases],
-    at: Tile,
+    at: TileOrigin,
     first_row: Int32,
     first: UInt32,
     by: Consumer[shape],
@@ -292,7 +292,7 @@ def store_tile[
 ](
     result: Ptr[dtype],
     plan: Im2colPlan[phases],
-    at: Tile,
+    at: TileOrigin,
     sums: Sums[shape],
     by: Consumer[shape],
     mut column_sums: ColumnSums[dtype, kind, shape.columns],

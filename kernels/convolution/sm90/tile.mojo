@@ -106,7 +106,7 @@ struct TileShape(ImplicitlyCopyable, TrivialRegisterPassable):
 
 
 @fieldwise_init
-struct RingPlace[stages: Int](ImplicitlyCopyable, TrivialRegisterPassable):
+struct PipelineState[stages: Int](ImplicitlyCopyable, TrivialRegisterPassable):
     """A place in the ring, counted up: a quotient for each step would stand between two products.
     """
 

@@ -55,8 +55,14 @@ from ...common.ptx import (
 )
 from .plan import STAGE_LENGTH
 from .tensor_map import TensorMaps
-from .tile import CONSUMERS, ROW_BYTES, RingPlace, THREADS, mn_major_descriptor
-from .wgrad_plan import PANEL, PANEL_BYTES, WgradPlan, WgradShape, unit_of
+from .tile import (
+    CONSUMERS,
+    ROW_BYTES,
+    PipelineState,
+    THREADS,
+    mn_major_descriptor,
+)
+from .wgrad_plan import PANEL, PANEL_BYTES, WgradPlan, WgradShape, work_unit_of
 from .wgrad_sum import join, store_sums, swap_halves
 
 
@@ -78,7 +84,9 @@ def _receivers(
 
 
 @fieldwise_init
-struct _Copies[panels: Int](ImplicitlyCopyable, TrivialRegisterPassable):
+struct _WorkUnitSource[panels: Int](
+    ImplicitlyCopyable, TrivialRegisterPassable
+):
     """What a block copies for one piece of a tile, and the pixel that it begins with.
     """
 
@@ -113,10 +121,10 @@ def _shifts(plan: WgradPlan) -> Tuple[Int32, Int32]:
 @always_inline
 def _copies_of[
     shape: WgradShape
-](plan: WgradPlan, index: Int32) -> _Copies[shape.panels()]:
+](plan: WgradPlan, index: Int32) -> _WorkUnitSource[shape.panels()]:
     """Of a block's piece `index`; no steps past the last one."""
     var dy_shift, x_shift = _shifts(plan)
-    var unit = unit_of(plan, Int32(block_idx.x), index)
+    var unit = work_unit_of(plan, Int32(block_idx.x), index)
     var row_tile, column_tile = plan.column_tiles.divide(unit.tile)
     var taps = StaticTuple[UInt32, shape.panels()](fill=0)
     comptime for panel in range(shape.panels()):
@@ -141,7 +149,7 @@ def _copies_of[
     var line, q = plan.q.divide(pixel + x_shift)
     var plane, p = plan.p.divide(line)
     var n, o = plan.o.divide(plane)
-    return _Copies[shape.panels()](
+    return _WorkUnitSource[shape.panels()](
         made_here(unit.count),
         made_here(group * plan.k + filter),
         made_here(group * plan.c),
@@ -161,7 +169,7 @@ def _produce[
     dy_map: TensorMaps[1],
     x_map: TensorMaps[1],
     plan: WgradPlan,
-    first: _Copies[shape.panels()],
+    first: _WorkUnitSource[shape.panels()],
     ring: UInt32,
     full: UInt32,
     empty: UInt32,
@@ -178,7 +186,7 @@ def _produce[
         var _, rank = plan.shared.divide(Int32(block_idx.x))
         var rank_row, rank_column = plan.share_columns.divide(rank)
         row_mask, column_mask = _receivers(plan, rank_row, rank_column)
-    var place = RingPlace[shape.stages](0, 0)
+    var place = PipelineState[shape.stages](0, 0)
     var index: Int32 = 1
     var at = first
     while at.steps > 0:
@@ -371,7 +379,7 @@ def _produce_shared[
     dy_map: TensorMaps[1],
     x_map: TensorMaps[1],
     plan: WgradPlan,
-    first: _Copies[shape.panels()],
+    first: _WorkUnitSource[shape.panels()],
     ring: UInt32,
     full: UInt32,
     empty: UInt32,
@@ -444,7 +452,7 @@ def wgrad_kernel[
     if thread == 32:
         _make_barriers[shape](full, empty, ready, arrived, writers)
 
-    var first = _Copies[shape.panels()](
+    var first = _WorkUnitSource[shape.panels()](
         0,
         0,
         0,
@@ -487,7 +495,7 @@ def wgrad_kernel[
         claim_registers[232]()
     var consumer = Int32(group) - 1
     var lane_in_group = thread % 128
-    var place = RingPlace[stages](0, 0)
+    var place = PipelineState[stages](0, 0)
     var index: Int32 = 0
     var first_block = UInt32(0)
     comptime if not shape.split_steps:
@@ -500,7 +508,7 @@ def wgrad_kernel[
         if remote:
             tells = _tells_block(plan, lane_in_group)
     while True:
-        var unit = unit_of(plan, Int32(block_idx.x), index)
+        var unit = work_unit_of(plan, Int32(block_idx.x), index)
         if unit.count == 0:
             break
         index += 1

@@ -218,7 +218,7 @@ struct WgradPlan(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
 
 
 @fieldwise_init
-struct Unit(ImplicitlyCopyable, TrivialRegisterPassable):
+struct WorkUnit(ImplicitlyCopyable, TrivialRegisterPassable):
     """One block's piece of one tile."""
 
     var tile: Int32
@@ -228,17 +228,17 @@ struct Unit(ImplicitlyCopyable, TrivialRegisterPassable):
 
 
 @always_inline
-def unit_of(plan: WgradPlan, block: Int32, index: Int32) -> Unit:
+def work_unit_of(plan: WgradPlan, block: Int32, index: Int32) -> WorkUnit:
     """Piece `index` of a block; `count` is 0 past the last one. Blocks that share tiles have pieces of the same steps.
     """
     if plan.cluster > 0:
         if index > 0:
-            return Unit(0, 0, 0, 0)
+            return WorkUnit(0, 0, 0, 0)
         # The blocks of a cluster take neighbouring parts of one tile, neighbouring clusters the same pixels.
         var slot, rank = plan.joined.divide(block)
         var group, tile = plan.tiles.divide(slot)
         var first, count = plan.part(group * plan.cluster + rank)
-        return Unit(tile, first, count, slot)
+        return WorkUnit(tile, first, count, slot)
     var walker = block
     var rank = Int32(0)
     if plan.shared.value > 1:
@@ -246,7 +246,7 @@ def unit_of(plan: WgradPlan, block: Int32, index: Int32) -> Unit:
     if plan.splits > 0:
         var unit = block + index * plan.blocks
         if unit >= plan.units():
-            return Unit(0, 0, 0, 0)
+            return WorkUnit(0, 0, 0, 0)
         # Neighbouring blocks take the same pixels of different tiles, so that the second-level cache serves them.
         var split, place = plan.tiles.divide(unit)
         var tile = place
@@ -254,7 +254,7 @@ def unit_of(plan: WgradPlan, block: Int32, index: Int32) -> Unit:
             var group, _ = plan.shared.divide(place)
             tile = plan.tile_of(group, rank)
         var first, count = plan.part(split)
-        return Unit(tile, first, count, split * plan.tiles.value + tile)
+        return WorkUnit(tile, first, count, split * plan.tiles.value + tile)
     var group, begin = plan.range_start(walker)
     var last_group, stop = plan.range_start(walker + 1)
     if index > 0:
@@ -263,8 +263,8 @@ def unit_of(plan: WgradPlan, block: Int32, index: Int32) -> Unit:
     if group < last_group:
         stop = plan.steps.value
     if group > last_group or begin >= stop:
-        return Unit(0, 0, 0, 0)
-    return Unit(
+        return WorkUnit(0, 0, 0, 0)
+    return WorkUnit(
         plan.tile_of(group, rank),
         begin,
         stop - begin,

@@ -22,7 +22,7 @@ from ...common.ptx import (
     wait_for_prerequisites,
 )
 from .tile import CONSUMERS
-from .wgrad_plan import MAX_CLUSTER, Unit, WgradPlan, WgradShape
+from .wgrad_plan import MAX_CLUSTER, WorkUnit, WgradPlan, WgradShape
 from .wgrad_store import HALF_PANEL_GROUPS, store_group, store_half_panel
 
 comptime COMBINE_THREADS = 128
@@ -71,7 +71,7 @@ def store_sums[
     plan: WgradPlan,
     dw: Ptr[dtype],
     slots: Ptr[DType.float32],
-    unit: Unit,
+    unit: WorkUnit,
     sums: Sums[shape],
     first_block: UInt32,
     lane_in_group: UInt32,
@@ -124,7 +124,7 @@ def join[
     dw: Ptr[dtype],
     slots: Ptr[DType.float32],
     ring: UInt32,
-    unit: Unit,
+    unit: WorkUnit,
     sums: Sums[shape],
     consumer: Int32,
     lane_in_group: UInt32,
@@ -174,7 +174,7 @@ def swap_halves[
     ring: UInt32,
     ready: UInt32,
     arrived: UInt32,
-    unit: Unit,
+    unit: WorkUnit,
     sums: Sums[shape],
     consumer: Int32,
     lane_in_group: UInt32,
@@ -268,7 +268,7 @@ def _join_groups[
     dw: Ptr[dtype],
     slots: Ptr[DType.float32],
     ring: UInt32,
-    unit: Unit,
+    unit: WorkUnit,
     consumer: Int32,
     lane_in_group: UInt32,
 ):

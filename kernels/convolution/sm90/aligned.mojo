@@ -23,7 +23,7 @@ comptime _THREADS = 256
 
 
 @fieldwise_init
-struct Block3(ImplicitlyCopyable, TrivialRegisterPassable):
+struct Extents3(ImplicitlyCopyable, TrivialRegisterPassable):
     """Extents of a dense tensor of three axes."""
 
     var a: Int
@@ -37,7 +37,7 @@ struct Block3(ImplicitlyCopyable, TrivialRegisterPassable):
         return self.a != other.a or self.b != other.b or self.d != other.d
 
 
-def _repack_kernel[
+def _copy_aligned_kernel[
     dtype: DType, index: DType, width: Int
 ](
     target: Ptr[dtype],
@@ -72,17 +72,17 @@ def _repack_kernel[
     target.unsafe_store[alignment=bytes](Int(at), value)
 
 
-def _repack[
+def _copy_aligned[
     dtype: DType, index: DType, width: Int
 ](
     target: Ptr[dtype],
-    to: Block3,
+    to: Extents3,
     source: Ptr[dtype],
-    given: Block3,
+    given: Extents3,
     shift_b: Int,
     ctx: DeviceContext,
 ) raises:
-    comptime kernel = _repack_kernel[dtype, index, width]
+    comptime kernel = _copy_aligned_kernel[dtype, index, width]
     ctx.enqueue_function[kernel](
         target,
         source,
@@ -98,13 +98,13 @@ def _repack[
     )
 
 
-def repack[
+def copy_aligned[
     dtype: DType
 ](
     target: Ptr[dtype],
-    to: Block3,
+    to: Extents3,
     source: Ptr[dtype],
-    given: Block3,
+    given: Extents3,
     shift_b: Int,
     ctx: DeviceContext,
 ) raises:
@@ -112,13 +112,21 @@ def repack[
     """
     # Unsigned 32-bit divisions cost a fraction of 64-bit ones.
     if max(to.size(), given.size()) >= 1 << 31:
-        _repack[dtype, DType.uint64, 1](target, to, source, given, shift_b, ctx)
+        _copy_aligned[dtype, DType.uint64, 1](
+            target, to, source, given, shift_b, ctx
+        )
     elif to.d % 8 == 0:
-        _repack[dtype, DType.uint32, 8](target, to, source, given, shift_b, ctx)
+        _copy_aligned[dtype, DType.uint32, 8](
+            target, to, source, given, shift_b, ctx
+        )
     elif to.d % 4 == 0:
-        _repack[dtype, DType.uint32, 4](target, to, source, given, shift_b, ctx)
+        _copy_aligned[dtype, DType.uint32, 4](
+            target, to, source, given, shift_b, ctx
+        )
     else:
-        _repack[dtype, DType.uint32, 1](target, to, source, given, shift_b, ctx)
+        _copy_aligned[dtype, DType.uint32, 1](
+            target, to, source, given, shift_b, ctx
+        )
 
 
 def _up(value: Int, to: Int) -> Int:
@@ -126,11 +134,11 @@ def _up(value: Int, to: Int) -> Int:
 
 
 @fieldwise_init
-struct Copy(ImplicitlyCopyable, TrivialRegisterPassable):
+struct AlignedTensor(ImplicitlyCopyable, TrivialRegisterPassable):
     """How a tensor that the kernels read or write relates to the user's."""
 
-    var extents: Block3
-    var given: Block3
+    var extents: Extents3
+    var given: Extents3
     """The user's."""
     var shift: Int
     """Along the middle axis."""
@@ -143,7 +151,7 @@ struct Copy(ImplicitlyCopyable, TrivialRegisterPassable):
 
 
 @fieldwise_init
-struct Packing(ImplicitlyCopyable):
+struct AlignedProblem(ImplicitlyCopyable):
     """The problem that the kernels run instead, and its tensors."""
 
     var problem: ConvolutionProblem
@@ -151,11 +159,13 @@ struct Packing(ImplicitlyCopyable):
     """Bytes."""
     var view: SourceView
     """How x, or its copy, is read."""
-    var x: Copy
-    var w: Copy
-    var y: Copy
+    var x: AlignedTensor
+    var w: AlignedTensor
+    var y: AlignedTensor
 
-    def copies[pass_: Int](self) -> Tuple[Copy, Copy, Copy]:
+    def copies[
+        pass_: Int
+    ](self) -> Tuple[AlignedTensor, AlignedTensor, AlignedTensor]:
         """Of the result, a and b, as `ConvolutionTensors` has them."""
         comptime if pass_ == FPROP:
             return self.y, self.x, self.w
@@ -171,12 +181,14 @@ struct Packing(ImplicitlyCopyable):
         )
 
 
-def needs_packing[dtype: DType](p: ConvolutionProblem) -> Bool:
+def needs_alignment[dtype: DType](p: ConvolutionProblem) -> Bool:
     comptime vector = 16 // size_of[dtype]()
     return p.c % vector != 0 or p.k % vector != 0
 
 
-def packing[dtype: DType, pass_: Int](p: ConvolutionProblem) -> Packing:
+def aligned_problem[
+    dtype: DType, pass_: Int
+](p: ConvolutionProblem) -> AlignedProblem:
     comptime element = size_of[dtype]()
     comptime vector = 16 // element
     var k = _up(p.k, vector)
@@ -185,7 +197,7 @@ def packing[dtype: DType, pass_: Int](p: ConvolutionProblem) -> Packing:
     inner.k = k
     inner.c = c
     var pixels = p.output_pixels()
-    var y = Copy(Block3(pixels, 1, k), Block3(pixels, 1, p.k), 0)
+    var y = AlignedTensor(Extents3(pixels, 1, k), Extents3(pixels, 1, p.k), 0)
     # Windows must begin at multiples of 16 bytes.
     var folded = 4 if p.c <= 4 and 4 * p.stride_w % vector == 0 else c
     comptime if pass_ != DGRAD:
@@ -204,7 +216,7 @@ def packing[dtype: DType, pass_: Int](p: ConvolutionProblem) -> Packing:
             inner.s = 1
             inner.stride_w = 1
             inner.pad_w = 0
-            return Packing(
+            return AlignedProblem(
                 problem=inner,
                 element=element,
                 view=SourceView.of_rows(
@@ -214,31 +226,35 @@ def packing[dtype: DType, pass_: Int](p: ConvolutionProblem) -> Packing:
                     h=p.h,
                     d=p.d,
                 ),
-                x=Copy(
-                    Block3(p.n * p.d * p.h, width, folded),
-                    Block3(p.n * p.d * p.h, p.w, p.c),
+                x=AlignedTensor(
+                    Extents3(p.n * p.d * p.h, width, folded),
+                    Extents3(p.n * p.d * p.h, p.w, p.c),
                     p.pad_w,
                 ),
-                w=Copy(
-                    Block3(k * p.t * p.r, taps, folded),
-                    Block3(p.k * p.t * p.r, p.s, p.c),
+                w=AlignedTensor(
+                    Extents3(k * p.t * p.r, taps, folded),
+                    Extents3(p.k * p.t * p.r, p.s, p.c),
                     0,
                 ),
                 y=y,
             )
-    return Packing(
+    return AlignedProblem(
         problem=inner,
         element=element,
         view=SourceView.dense(inner),
-        x=Copy(
-            Block3(p.input_pixels(), 1, c), Block3(p.input_pixels(), 1, p.c), 0
+        x=AlignedTensor(
+            Extents3(p.input_pixels(), 1, c),
+            Extents3(p.input_pixels(), 1, p.c),
+            0,
         ),
-        w=Copy(Block3(k, p.taps(), c), Block3(p.k, p.taps(), p.c), 0),
+        w=AlignedTensor(
+            Extents3(k, p.taps(), c), Extents3(p.k, p.taps(), p.c), 0
+        ),
         y=y,
     )
 
 
-struct Scratch[dtype: DType]:
+struct AlignedCopies[dtype: DType]:
     """The copies of one launch; kept until everything that uses them is enqueued.
     """
 
@@ -251,7 +267,7 @@ struct Scratch[dtype: DType]:
         mut self,
         given: Ptr[Self.dtype],
         copied: Bool,
-        extents: Block3,
+        extents: Extents3,
         ctx: DeviceContext,
     ) raises -> Ptr[Self.dtype]:
         """The user's tensor, or new memory for its copy."""
@@ -265,11 +281,14 @@ struct Scratch[dtype: DType]:
         return pointer
 
     def operand(
-        mut self, given: Ptr[Self.dtype], copy: Copy, ctx: DeviceContext
+        mut self,
+        given: Ptr[Self.dtype],
+        copy: AlignedTensor,
+        ctx: DeviceContext,
     ) raises -> Ptr[Self.dtype]:
         var place = self.place(given, copy.is_made(), copy.extents, ctx)
         if copy.is_made():
-            repack[Self.dtype](
+            copy_aligned[Self.dtype](
                 place, copy.extents, given, copy.given, copy.shift, ctx
             )
         return place
