@@ -15,7 +15,7 @@ from .gpu.flash_backward import flash_backward_gpu
 from .gpu.flash_forward import flash_forward_gpu
 from .gpu.tiled_backward import tiled_backward_gpu
 from .gpu.tiled_forward import tiled_forward_gpu
-from .pointers import Backward, Forward
+from .pointers import BackwardPointers, ForwardPointers
 from .problem import AttentionProblem
 
 
@@ -27,7 +27,7 @@ def run_forward[
     biased: Bool,
     wide: Bool,
 ](
-    at: Forward[dtype, bias_type],
+    at: ForwardPointers[dtype, bias_type],
     problem: AttentionProblem,
     ctx: DeviceContext,
 ) raises:
@@ -55,7 +55,7 @@ def run_backward[
     bias_wanted: Bool,
     wide: Bool,
 ](
-    at: Backward[dtype, bias_type],
+    at: BackwardPointers[dtype, bias_type],
     problem: AttentionProblem,
     ctx: DeviceContext,
 ) raises:

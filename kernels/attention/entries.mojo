@@ -15,8 +15,14 @@ from std.utils.index import Index, IndexList
 from ..common.library import Arguments, Operand
 from ..common.pointer import accumulation_type
 from .dispatch import run_backward, run_forward
-from .pointers import Backward, Forward
-from .problem import OPERANDS, AttentionProblem, bias_strides, checked, placed
+from .pointers import BackwardPointers, ForwardPointers
+from .problem import (
+    OPERANDS,
+    AttentionProblem,
+    bias_strides,
+    checked,
+    strided_heads,
+)
 
 
 @fieldwise_init
@@ -53,10 +59,10 @@ def _problem(
     numbers: AttentionNumbers,
 ) raises -> AttentionProblem:
     return checked(
-        placed(query, numbers.axes[0]),
-        placed(key, numbers.axes[1]),
-        placed(value, numbers.axes[2]),
-        placed(output, numbers.axes[3]),
+        strided_heads(query, numbers.axes[0]),
+        strided_heads(key, numbers.axes[1]),
+        strided_heads(value, numbers.axes[2]),
+        strided_heads(output, numbers.axes[3]),
         sums,
         numbers.scale,
         numbers.is_causal,
@@ -101,7 +107,7 @@ def _forward[
     comptime if biased:
         problem.bias = bias_strides(bias.shape(), problem)
     run_forward[target, dtype, bias_type, biased, wide](
-        Forward[dtype, bias_type](
+        ForwardPointers[dtype, bias_type](
             output.data,
             sums.data,
             query.data,
@@ -177,7 +183,7 @@ def _backward[
             Index(problem.batch, problem.heads, problem.queries, problem.keys),
         )
     run_backward[target, dtype, bias_type, biased, bias_wanted, wide](
-        Backward[dtype, bias_type](
+        BackwardPointers[dtype, bias_type](
             query_grad.data,
             key_grad.data,
             value_grad.data,

@@ -5,7 +5,7 @@ from ..common.pointer import Ptr, accumulation_type
 
 
 @fieldwise_init
-struct Forward[dtype: DType, bias_type: DType](KernelArgument):
+struct ForwardPointers[dtype: DType, bias_type: DType](KernelArgument):
     """Of the forward pass; without a bias its pointer is never followed."""
 
     var output: Ptr[Self.dtype]
@@ -18,7 +18,7 @@ struct Forward[dtype: DType, bias_type: DType](KernelArgument):
 
 
 @fieldwise_init
-struct Backward[dtype: DType, bias_type: DType](KernelArgument):
+struct BackwardPointers[dtype: DType, bias_type: DType](KernelArgument):
     """Of the gradients; without a bias, or a gradient of it, their pointers are never followed.
     """
 

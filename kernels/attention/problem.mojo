@@ -106,7 +106,7 @@ struct AttentionProblem(KernelArgument):
 
 
 @fieldwise_init
-struct Placed(ImplicitlyCopyable, TrivialRegisterPassable):
+struct StridedHeads(ImplicitlyCopyable, TrivialRegisterPassable):
     """The sizes and the strides of a [batch, heads, rows, columns] tensor."""
 
     var batch: Int
@@ -117,7 +117,9 @@ struct Placed(ImplicitlyCopyable, TrivialRegisterPassable):
 
 
 @no_inline
-def placed(extents: IndexList[4], axes: IndexList[3]) raises -> Placed:
+def strided_heads(
+    extents: IndexList[4], axes: IndexList[3]
+) raises -> StridedHeads:
     """`axes` says where in memory batch, heads and rows lie among the first three extents.
     """
     var seen = 0
@@ -132,7 +134,7 @@ def placed(extents: IndexList[4], axes: IndexList[3]) raises -> Placed:
         extents[2] * extents[3],
         extents[3],
     )
-    return Placed(
+    return StridedHeads(
         extents[axes[0]],
         extents[axes[1]],
         extents[axes[2]],
@@ -178,10 +180,10 @@ def bias_strides(
 
 @no_inline
 def checked(
-    query: Placed,
-    key: Placed,
-    value: Placed,
-    output: Placed,
+    query: StridedHeads,
+    key: StridedHeads,
+    value: StridedHeads,
+    output: StridedHeads,
     sums: IndexList[3],
     scale: Float64,
     is_causal: Bool,

@@ -91,8 +91,9 @@ def load_vector[
 
 
 @fieldwise_init
-struct Along[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
-    """Eight threads share a row of the tile."""
+struct DepthMajor[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
+    """Of an operand whose reduction is contiguous in memory: eight threads share a row of the tile.
+    """
 
     var row: Int32
     var step: Int32
@@ -126,8 +127,10 @@ struct Along[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
 
 
 @fieldwise_init
-struct Across[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
-    """float32: a warp has 8 steps of 16 indices; half of its threads begin with the third of their four rows, so that
+struct IndexMajor[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
+    """Of an operand whose rows or columns are contiguous.
+
+    float32: a warp has 8 steps of 16 indices; half of its threads begin with the third of their four rows, so that
     together they meet 8 different rows of the swizzle. Two bytes: a warp has 8 steps of 32 indices, every other step four
     rows on, for the same reason.
     """

@@ -21,7 +21,7 @@ comptime FLT_MAX = 3.4028234663852886e38
 """A bin's maximum is greater than its negative, or torchvision finds none."""
 
 
-struct Weights[Acc: DType](Movable):
+struct BinWeights[Acc: DType](Movable):
     """What the bins of a region take of the places along one axis."""
 
     var first: List[Int]
@@ -95,8 +95,8 @@ def align_cpu[
     var units = Int(p.regions) * rows
 
     def share(first: Int, last: Int) {imm}:
-        var down = Weights[Acc](1)
-        var along = Weights[Acc](columns)
+        var down = BinWeights[Acc](1)
+        var along = BinWeights[Acc](columns)
         for unit in range(first, last):
             var number = unit // rows
             var bin_row = unit % rows
@@ -154,8 +154,8 @@ def _sums[
     image: Ptr[dtype],
     channels: Int,
     left: Int,
-    down: Weights[Acc],
-    along: Weights[Acc],
+    down: BinWeights[Acc],
+    along: BinWeights[Acc],
     bin: Int,
     p: RegionsProblem,
 ) -> Array[SIMD[Acc, V], M]:
@@ -206,8 +206,8 @@ def align_gradient_cpu[
     var units = Int(p.batch) * parts
 
     def share(first: Int, last: Int) {imm}:
-        var down = Weights[Acc](rows)
-        var along = Weights[Acc](columns)
+        var down = BinWeights[Acc](rows)
+        var along = BinWeights[Acc](columns)
         for unit in range(first, last):
             var n = unit // parts
             var c_begin = unit % parts * part

@@ -21,7 +21,7 @@ from .problem import (
 comptime BLOCK = 256
 
 
-struct Shares[Acc: DType](TrivialRegisterPassable):
+struct SampleWeights[Acc: DType](TrivialRegisterPassable):
     """What the samples of a bin take along one axis, place after place: neighbouring samples of a place are added up.
     """
 
@@ -82,9 +82,9 @@ def _scatter_bin[
 ):
     """Adds what the samples of a bin take of `given` to an image whose pixels lie `step` elements apart.
     """
-    var down = Shares[Acc](region.h, bin // p.columns)
+    var down = SampleWeights[Acc](region.h, bin // p.columns)
     while down.advance():
-        var along = Shares[Acc](region.w, bin % p.columns)
+        var along = SampleWeights[Acc](region.w, bin % p.columns)
         var share = given * down.weight
         while along.advance():
             var pixel = Int(down.place * p.width + along.place)

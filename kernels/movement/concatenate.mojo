@@ -19,7 +19,7 @@ comptime MOST_BYTES = 16
 comptime SMALLEST_SHARE = 16384
 
 
-struct Parts(KernelArgument):
+struct ConcatenatedParts(KernelArgument):
     """Addresses, widths in elements, and the block at which each part begins.
     """
 
@@ -41,7 +41,7 @@ struct Parts(KernelArgument):
 @no_inline
 def concatenate_cpu[
     dtype: DType
-](y: Ptr[dtype], parts: Parts, count: Int, width: Int):
+](y: Ptr[dtype], parts: ConcatenatedParts, count: Int, width: Int):
     """Writes the first `count` parts, `width` elements of each row."""
     var workers = max(
         1,
@@ -67,7 +67,9 @@ def concatenate_cpu[
     sync_parallelize(task, workers)
 
 
-def concatenate_kernel[dtype: DType, vector: Int](y: Ptr[dtype], parts: Parts):
+def concatenate_kernel[
+    dtype: DType, vector: Int
+](y: Ptr[dtype], parts: ConcatenatedParts):
     """A block copies BLOCK vectors of one part."""
     var block = Int(block_idx.x)
     var data = parts.data[0]
@@ -101,7 +103,9 @@ def concatenate_kernel[dtype: DType, vector: Int](y: Ptr[dtype], parts: Parts):
 @no_inline
 def _launch[
     dtype: DType, vector: Int
-](y: Ptr[dtype], mut parts: Parts, count: Int, ctx: DeviceContext) raises:
+](
+    y: Ptr[dtype], mut parts: ConcatenatedParts, count: Int, ctx: DeviceContext
+) raises:
     var blocks = 0
     for k in range(MOST_PARTS):
         parts.starts[k] = blocks if k < count else Int(Int32.MAX)
@@ -115,7 +119,9 @@ def _launch[
 @no_inline
 def concatenate_gpu[
     dtype: DType
-](y: Ptr[dtype], mut parts: Parts, count: Int, ctx: DeviceContext) raises:
+](
+    y: Ptr[dtype], mut parts: ConcatenatedParts, count: Int, ctx: DeviceContext
+) raises:
     """All widths are at least 1."""
     comptime vector = MOST_BYTES // size_of[dtype]()
     var together = Int(y)

@@ -9,7 +9,12 @@ from std.utils.index import IndexList
 
 from ..common.library import Arguments
 from ..common.pointer import Ptr
-from .concatenate import MOST_PARTS, Parts, concatenate_cpu, concatenate_gpu
+from .concatenate import (
+    MOST_PARTS,
+    ConcatenatedParts,
+    concatenate_cpu,
+    concatenate_gpu,
+)
 from .transpose import MOST_DIGITS, Permutation, transpose_cpu, transpose_gpu
 
 
@@ -57,7 +62,7 @@ def concatenate[
     var y = Ptr[dtype](unsafe_from_address=arguments.take_word())
     for first in range(0, count, MOST_PARTS):
         var several = min(count - first, MOST_PARTS)
-        var parts = Parts(outer, total)
+        var parts = ConcatenatedParts(outer, total)
         var width = 0
         for k in range(several):
             parts.data[k] = arguments.take_word()

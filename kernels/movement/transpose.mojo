@@ -100,7 +100,7 @@ struct Permutation(KernelArgument):
 
 
 @fieldwise_init
-struct Tiling(KernelArgument):
+struct TransposeTiles(KernelArgument):
     """A permutation's tiles, numbered along the columns first, then down the rows, then along the other digits.
     """
 
@@ -131,7 +131,7 @@ struct Tiling(KernelArgument):
         )
 
     @always_inline
-    def tile(self, number: Int32) -> Tile:
+    def tile(self, number: Int32) -> TransposeTile:
         """Where a tile begins."""
         var rest, across = self.across.divide(number)
         var outer, down = self.down.divide(rest)
@@ -144,7 +144,7 @@ struct Tiling(KernelArgument):
             outer = next
             source += Int(digit) * self.permutation.strides[place]
             target += Int(digit) * self.permutation.steps[place]
-        return Tile(
+        return TransposeTile(
             source,
             target,
             min(self.height, self.permutation.rows - row),
@@ -153,7 +153,7 @@ struct Tiling(KernelArgument):
 
 
 @fieldwise_init
-struct Tile(ImplicitlyCopyable, TrivialRegisterPassable):
+struct TransposeTile(ImplicitlyCopyable, TrivialRegisterPassable):
     """Offsets of the first element, and extents."""
 
     var source: Int
@@ -166,7 +166,7 @@ struct Tile(ImplicitlyCopyable, TrivialRegisterPassable):
 def transpose_cpu[
     dtype: DType
 ](y: Ptr[dtype], x: Ptr[dtype], permutation: Permutation) raises:
-    var tiling = Tiling(permutation, CPU_TILE, CPU_TILE)
+    var tiling = TransposeTiles(permutation, CPU_TILE, CPU_TILE)
     var tiles = tiling.count()
     var workers = max(
         1, min(worker_count(), permutation.size() // SMALLEST_SHARE)
@@ -191,7 +191,7 @@ def transpose_cpu[
 
 def transpose_kernel[
     dtype: DType
-](y: Ptr[dtype], x: Ptr[dtype], tiling: Tiling):
+](y: Ptr[dtype], x: Ptr[dtype], tiling: TransposeTiles):
     """A block moves a tile through shared memory, by four bytes wider than it is, so that columns lie in many banks.
     """
     comptime pitch_shared = GPU_TILE + max(1, 4 // size_of[dtype]())
@@ -235,7 +235,7 @@ def transpose_kernel[
 
 def narrow_transpose_kernel[
     dtype: DType, few_columns: Bool, few: Int
-](y: Ptr[dtype], x: Ptr[dtype], tiling: Tiling, by_few: Divisor):
+](y: Ptr[dtype], x: Ptr[dtype], tiling: TransposeTiles, by_few: Divisor):
     """A block moves a long tile, of at most `few` columns or rows, through shared memory. On the side where the digit of few
     values is the faster one, elements are taken in the order in which they lie.
     """
@@ -310,9 +310,9 @@ def transpose_gpu[
         comptime for few in [4, NARROW]:
             comptime length = NARROW_ELEMENTS // few
             if count <= few:
-                var tiling = Tiling(
+                var tiling = TransposeTiles(
                     permutation, length, few
-                ) if few_columns else Tiling(permutation, few, length)
+                ) if few_columns else TransposeTiles(permutation, few, length)
                 comptime kernel = narrow_transpose_kernel[
                     dtype, few_columns, few
                 ]
@@ -325,7 +325,7 @@ def transpose_gpu[
                     block_dim=NARROW_THREADS,
                 )
                 return
-    var tiling = Tiling(permutation, GPU_TILE, GPU_TILE)
+    var tiling = TransposeTiles(permutation, GPU_TILE, GPU_TILE)
     ctx.enqueue_function[transpose_kernel[dtype]](
         y,
         x,

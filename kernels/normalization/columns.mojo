@@ -17,7 +17,7 @@ comptime CHUNK = 128
 
 
 @fieldwise_init
-struct Columns(ImplicitlyCopyable, TrivialRegisterPassable):
+struct FoldedRows(ImplicitlyCopyable, TrivialRegisterPassable):
     """A tensor [rows, channels] as [wide_rows, width] and a tail of `tail` rows.
     """
 
@@ -38,7 +38,7 @@ struct Columns(ImplicitlyCopyable, TrivialRegisterPassable):
         return self.rows * self.channels
 
 
-def folded(rows: Int, channels: Int, vector: Int, least: Int) -> Columns:
+def folded(rows: Int, channels: Int, vector: Int, least: Int) -> FoldedRows:
     """Joins rows until a row is a whole number of vectors and at least `least` columns wide.
 
     Where there are too few rows for that, nothing is joined.
@@ -48,7 +48,7 @@ def folded(rows: Int, channels: Int, vector: Int, least: Int) -> Columns:
         fold *= 2
     if rows < 4 * fold:
         fold = 1
-    return Columns(rows, channels, fold)
+    return FoldedRows(rows, channels, fold)
 
 
 @fieldwise_init

@@ -8,7 +8,7 @@ from std.sys.info import simd_width_of
 
 from ..common.parallel import sync_parallelize, worker_count
 from ..common.pointer import Ptr
-from .columns import Columns, Moments, chunk_moments, chunk_sums, folded
+from .columns import FoldedRows, Moments, chunk_moments, chunk_sums, folded
 
 # Below this many elements a second core costs more than it gives.
 comptime SMALLEST_SHARE = 16384
@@ -16,7 +16,7 @@ comptime SMALLEST_SHARE = 16384
 comptime TILE = 4
 
 
-def _shares(columns: Columns) -> Int:
+def _shares(columns: FoldedRows) -> Int:
     return max(
         1,
         min(
@@ -32,7 +32,7 @@ def _moments_tile[
 ](
     partial: Ptr[acc],
     x: Ptr[dtype],
-    columns: Columns,
+    columns: FoldedRows,
     column: Int,
     first: Int,
     last: Int,
@@ -52,7 +52,7 @@ def _sums_tile[
     dy: Ptr[dtype],
     x: Ptr[dtype],
     mean: Ptr[acc],
-    columns: Columns,
+    columns: FoldedRows,
     column: Int,
     first: Int,
     last: Int,

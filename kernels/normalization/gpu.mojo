@@ -17,7 +17,14 @@ from max.gpu.memory import AddressSpace
 from ..common.arithmetic import divide
 from ..common.library import scratch
 from ..common.pointer import Ptr
-from .columns import Columns, Moments, Sums, chunk_moments, chunk_sums, folded
+from .columns import (
+    FoldedRows,
+    Moments,
+    Sums,
+    chunk_moments,
+    chunk_sums,
+    folded,
+)
 from .partials import Partials, Slices
 
 # Threads of a block beside each other, at most.
@@ -324,7 +331,7 @@ struct _Grid(ImplicitlyCopyable, TrivialRegisterPassable):
     var slices: Int
 
     @staticmethod
-    def of(columns: Columns, vector: Int) -> Self:
+    def of(columns: FoldedRows, vector: Int) -> Self:
         """Equal tiles of columns, so that no lanes are idle; a round of rows for each thread at least.
         """
         var vectors = ceildiv(columns.width(), vector)
@@ -338,7 +345,7 @@ struct _Grid(ImplicitlyCopyable, TrivialRegisterPassable):
         var slices = ceildiv(columns.wide_rows(), share)
         return Self(lanes, rows, tiles, share, slices)
 
-    def parts(self, columns: Columns) -> Slices:
+    def parts(self, columns: FoldedRows) -> Slices:
         """What stage 2 finds."""
         return Slices(
             Int64(columns.wide_rows()),

@@ -1,7 +1,7 @@
 """Pointwise programs on the CPU: equal shares of the elements for each core, in vectors along the rows."""
 
 from ..common.parallel import sync_parallelize, worker_count
-from .program import ProgramOperands, Places
+from .program import ProgramOperands, RunPositions
 
 # Below this many elements a second core costs more than it gives.
 comptime SMALLEST_SHARE = 16384
@@ -12,7 +12,7 @@ def walk[
     count: Int,
     dims: Int,
     run: def[width: Int, parts: Int](
-        ProgramOperands[count, dims], Places[dims, parts]
+        ProgramOperands[count, dims], RunPositions[dims, parts]
     ) thin -> None,
     vector: Int,
 ](operands: ProgramOperands[count, dims], first: Int, last: Int):
@@ -41,7 +41,7 @@ def pointwise_cpu[
     count: Int,
     dims: Int,
     run: def[width: Int, parts: Int](
-        ProgramOperands[count, dims], Places[dims, parts]
+        ProgramOperands[count, dims], RunPositions[dims, parts]
     ) thin -> None,
     vector: Int,
 ](operands: ProgramOperands[count, dims], size: Int):

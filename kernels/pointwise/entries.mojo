@@ -13,7 +13,7 @@ from ..common.library import Arguments, Operand
 from .cpu import pointwise_cpu
 from .gpu import pointwise_gpu
 from .many import TensorTable, many_cpu, many_gpu, words_of_tensors
-from .program import MOST_BYTES, ProgramOperands, Places
+from .program import MOST_BYTES, ProgramOperands, RunPositions
 
 
 @always_inline
@@ -61,7 +61,7 @@ def pointwise[
     count: Int,
     dims: Int,
     run: def[width: Int, parts: Int](
-        ProgramOperands[count, dims], Places[dims, parts]
+        ProgramOperands[count, dims], RunPositions[dims, parts]
     ) thin -> None,
     vector: Int,
     parts: Int,
@@ -90,7 +90,7 @@ def pointwise_many[
     target: StaticString,
     count: Int,
     run: def[width: Int, parts: Int](
-        ProgramOperands[count, 1], Places[1, parts]
+        ProgramOperands[count, 1], RunPositions[1, parts]
     ) thin -> None,
     vector: Int,
     ordered: Int,

@@ -6,7 +6,7 @@ from std.reflection import get_function_name
 from max.gpu import global_idx
 from max.gpu.host import DeviceContext
 
-from .program import ProgramOperands, Places
+from .program import ProgramOperands, RunPositions
 
 comptime BLOCK = 256
 
@@ -16,7 +16,7 @@ def pointwise_kernel[
     count: Int,
     dims: Int,
     run: def[width: Int, parts: Int](
-        ProgramOperands[count, dims], Places[dims, parts]
+        ProgramOperands[count, dims], RunPositions[dims, parts]
     ) thin -> None,
     width: Int,
     parts: Int,
@@ -32,7 +32,7 @@ def pointwise_kernel[
     if thread >= Int(threads):
         return
     var i = Int(first) + thread * width
-    var places = Places[dims, parts](operands.place(i))
+    var places = RunPositions[dims, parts](operands.place(i))
     comptime for part in range(1, parts):
         i += Int(threads) * width
         var live = i < Int(last)
@@ -59,7 +59,7 @@ def pointwise_gpu[
     count: Int,
     dims: Int,
     run: def[width: Int, parts: Int](
-        ProgramOperands[count, dims], Places[dims, parts]
+        ProgramOperands[count, dims], RunPositions[dims, parts]
     ) thin -> None,
     vector: Int,
     parts: Int,

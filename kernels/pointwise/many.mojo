@@ -15,7 +15,7 @@ from ..common.argument import KernelArgument
 from ..common.library import Arguments
 from ..common.parallel import sync_parallelize, worker_count
 from .cpu import SMALLEST_SHARE, walk
-from .program import MOST_BYTES, ProgramOperands, Places
+from .program import MOST_BYTES, ProgramOperands, RunPositions
 
 comptime BLOCK = 256
 # Vectors that a thread computes: finding its block's tensor costs as much as some of them.
@@ -73,7 +73,7 @@ def words_of_tensors[
 def many_cpu[
     count: Int,
     run: def[width: Int, parts: Int](
-        ProgramOperands[count, 1], Places[1, parts]
+        ProgramOperands[count, 1], RunPositions[1, parts]
     ) thin -> None,
     vector: Int,
 ](table: TensorTable[count]):
@@ -106,7 +106,7 @@ def many_cpu[
     sync_parallelize(task, workers)
 
 
-struct Batch[count: Int, most: Int](KernelArgument):
+struct TensorBatch[count: Int, most: Int](KernelArgument):
     """A part of a table: addresses, sizes, and the block at which each tensor begins.
     """
 
@@ -129,7 +129,7 @@ def tensors_at_once(count: Int) -> Int:
 
 
 @fieldwise_init
-struct Found[count: Int](ImplicitlyCopyable, TrivialRegisterPassable):
+struct BlockTensor[count: Int](ImplicitlyCopyable, TrivialRegisterPassable):
     """A block's tensor, and the number of the block among the tensor's."""
 
     var operands: ProgramOperands[Self.count, 1]
@@ -138,7 +138,9 @@ struct Found[count: Int](ImplicitlyCopyable, TrivialRegisterPassable):
 
 
 @always_inline
-def found[count: Int, most: Int](batch: Batch[count, most]) -> Found[count]:
+def block_tensor[
+    count: Int, most: Int
+](batch: TensorBatch[count, most]) -> BlockTensor[count]:
     """What this block works on."""
     var block = Int32(block_idx.x)
     var operands = ProgramOperands[count, 1]()
@@ -151,7 +153,7 @@ def found[count: Int, most: Int](batch: Batch[count, most]) -> Found[count]:
                 operands.data[n] = batch.data[tensor * count + n]
             size = batch.sizes[tensor]
             start = Int32(batch.starts[tensor])
-    return Found[count](operands, size, Int(block - start))
+    return BlockTensor[count](operands, size, Int(block - start))
 
 
 @always_inline
@@ -171,12 +173,12 @@ def many_kernel[
     count: Int,
     most: Int,
     run: def[width: Int, parts: Int](
-        ProgramOperands[count, 1], Places[1, parts]
+        ProgramOperands[count, 1], RunPositions[1, parts]
     ) thin -> None,
     vector: Int,
     ordered: Int,
-](batch: Batch[count, most]):
-    var mine = found(batch)
+](batch: TensorBatch[count, most]):
+    var mine = block_tensor(batch)
     var aligned = is_aligned[count, ordered](mine.operands)
     var first = mine.block * BLOCK * ROUNDS + Int(thread_idx.x)
     for round in range(ROUNDS):
@@ -194,7 +196,7 @@ def many_kernel[
 def filled[
     count: Int, most: Int
 ](
-    mut batch: Batch[count, most],
+    mut batch: TensorBatch[count, most],
     table: TensorTable[count],
     first: Int,
     elements: Int,
@@ -215,7 +217,7 @@ def filled[
 def many_gpu[
     count: Int,
     run: def[width: Int, parts: Int](
-        ProgramOperands[count, 1], Places[1, parts]
+        ProgramOperands[count, 1], RunPositions[1, parts]
     ) thin -> None,
     vector: Int,
     ordered: Int,
@@ -223,7 +225,7 @@ def many_gpu[
     """As many tensors in a launch as its arguments hold; none is empty."""
     comptime most = tensors_at_once(count)
     for first in range(0, table.tensors, most):
-        var batch = Batch[count, most]()
+        var batch = TensorBatch[count, most]()
         var blocks = filled(batch, table, first, BLOCK * ROUNDS * vector)
         ctx.enqueue_function[many_kernel[count, most, run, vector, ordered]](
             batch, grid_dim=blocks, block_dim=BLOCK

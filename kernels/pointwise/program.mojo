@@ -21,19 +21,19 @@ comptime MOST_BYTES = 16
 
 
 @fieldwise_init
-struct Place[dims: Int](ImplicitlyCopyable, TrivialRegisterPassable):
+struct ElementPosition[dims: Int](ImplicitlyCopyable, TrivialRegisterPassable):
     """An element's number in a result's memory, and the same as digits."""
 
     var index: Int
     var digits: IndexList[Self.dims, element_type=DType.int32]
 
 
-struct Places[dims: Int, parts: Int](
+struct RunPositions[dims: Int, parts: Int](
     ImplicitlyCopyable, TrivialRegisterPassable
 ):
     """Where `parts` runs of neighbouring elements begin."""
 
-    var data: StaticTuple[Place[Self.dims], Self.parts]
+    var data: StaticTuple[ElementPosition[Self.dims], Self.parts]
     var live: StaticTuple[Bool, Self.parts]
     """Whether a run's results are wanted; its inputs can be read all the same."""
     var column: Int
@@ -41,13 +41,15 @@ struct Places[dims: Int, parts: Int](
 
     @implicit
     @always_inline
-    def __init__(out self, place: Place[Self.dims]):
-        self.data = StaticTuple[Place[Self.dims], Self.parts](fill=place)
+    def __init__(out self, place: ElementPosition[Self.dims]):
+        self.data = StaticTuple[ElementPosition[Self.dims], Self.parts](
+            fill=place
+        )
         self.live = StaticTuple[Bool, Self.parts](fill=True)
         self.column = Int(place.digits[Self.dims - 1])
 
     @always_inline
-    def put[part: Int](mut self, place: Place[Self.dims], live: Bool):
+    def put[part: Int](mut self, place: ElementPosition[Self.dims], live: Bool):
         """Where run `part` begins."""
         self.data[part] = place
         self.live[part] = live
@@ -93,7 +95,7 @@ struct ProgramOperands[count: Int, dims: Int](
         return "ProgramOperands"
 
     @always_inline
-    def place(self, index: Int) -> Place[Self.dims]:
+    def place(self, index: Int) -> ElementPosition[Self.dims]:
         """Where the element `index` of a result is, below 2^31."""
         var digits = IndexList[Self.dims, element_type=DType.int32]()
         var rest = UInt32(index)
@@ -106,10 +108,10 @@ struct ProgramOperands[count: Int, dims: Int](
             digits[k] = Int(rest - quotient * UInt32(self.extents[k]))
             rest = quotient
         digits[0] = Int(rest)
-        return Place[Self.dims](index, digits)
+        return ElementPosition[Self.dims](index, digits)
 
     @always_inline
-    def _offset[n: Int](self, place: Place[Self.dims]) -> Int:
+    def _offset[n: Int](self, place: ElementPosition[Self.dims]) -> Int:
         var offset = Int32(self.starts[n])
         comptime for k in range(Self.dims):
             offset += Int32(place.digits[k]) * Int32(
@@ -146,7 +148,7 @@ struct ProgramOperands[count: Int, dims: Int](
     @always_inline
     def linear[
         dtype: DType, n: Int, width: Int
-    ](self, place: Place[Self.dims]) -> SIMD[dtype, width]:
+    ](self, place: ElementPosition[Self.dims]) -> SIMD[dtype, width]:
         """Of an operand whose elements are counted as the result's."""
         return self._load[dtype, width](
             self._pointer[dtype, n]().unsafe_offset(place.index)
@@ -155,7 +157,7 @@ struct ProgramOperands[count: Int, dims: Int](
     @always_inline
     def row[
         dtype: DType, n: Int, width: Int
-    ](self, place: Place[Self.dims]) -> SIMD[dtype, width]:
+    ](self, place: ElementPosition[Self.dims]) -> SIMD[dtype, width]:
         """Of an operand that steps by one element with the last digit."""
         return self._load[dtype, width](
             self._pointer[dtype, n]().unsafe_offset(self._offset[n](place))
@@ -164,7 +166,7 @@ struct ProgramOperands[count: Int, dims: Int](
     @always_inline
     def same[
         dtype: DType, n: Int, width: Int
-    ](self, place: Place[Self.dims]) -> SIMD[dtype, width]:
+    ](self, place: ElementPosition[Self.dims]) -> SIMD[dtype, width]:
         """Of an operand that does not change with the last digit."""
         return SIMD[dtype, width](
             self._pointer[dtype, n]()[unsafe_offset=self._offset[n](place)]
@@ -173,7 +175,7 @@ struct ProgramOperands[count: Int, dims: Int](
     @always_inline
     def strided[
         dtype: DType, n: Int, width: Int
-    ](self, place: Place[Self.dims]) -> SIMD[dtype, width]:
+    ](self, place: ElementPosition[Self.dims]) -> SIMD[dtype, width]:
         """Of an operand that steps by any number with the last digit."""
         var source = self._pointer[dtype, n]().unsafe_offset(
             self._offset[n](place)
@@ -187,7 +189,7 @@ struct ProgramOperands[count: Int, dims: Int](
     @always_inline
     def each[
         dtype: DType, n: Int, width: Int
-    ](self, place: Place[Self.dims]) -> SIMD[dtype, width]:
+    ](self, place: ElementPosition[Self.dims]) -> SIMD[dtype, width]:
         """Of any operand, element by element; they may belong to several rows.
         """
         var source = self._pointer[dtype, n]()
@@ -211,7 +213,7 @@ struct ProgramOperands[count: Int, dims: Int](
     @always_inline
     def inside_same[
         n: Int, width: Int
-    ](self, place: Place[Self.dims]) -> SIMD[DType.bool, width]:
+    ](self, place: ElementPosition[Self.dims]) -> SIMD[DType.bool, width]:
         """Whether a guard that does not change with the last digit holds."""
         return SIMD[DType.bool, width](
             fill=UInt32(self._offset[n](place)) < UInt32(self.data[n])
@@ -220,7 +222,7 @@ struct ProgramOperands[count: Int, dims: Int](
     @always_inline
     def inside_row[
         n: Int, width: Int
-    ](self, place: Place[Self.dims]) -> SIMD[DType.bool, width]:
+    ](self, place: ElementPosition[Self.dims]) -> SIMD[DType.bool, width]:
         """Where a guard that steps with the last digit holds."""
         var step = Int32(self.strides[n * Self.dims + Self.dims - 1])
         var first = Int32(self._offset[n](place))
@@ -234,7 +236,7 @@ struct ProgramOperands[count: Int, dims: Int](
     @always_inline
     def inside_each[
         n: Int, width: Int
-    ](self, place: Place[Self.dims]) -> SIMD[DType.bool, width]:
+    ](self, place: ElementPosition[Self.dims]) -> SIMD[DType.bool, width]:
         """Where a guard holds for elements that may belong to several rows."""
         var mask = SIMD[DType.bool, width](fill=False)
         comptime for lane in range(width):
@@ -246,9 +248,9 @@ struct ProgramOperands[count: Int, dims: Int](
     @always_inline
     def row_if[
         dtype: DType, n: Int, width: Int
-    ](self, place: Place[Self.dims], mask: SIMD[DType.bool, width]) -> SIMD[
-        dtype, width
-    ]:
+    ](
+        self, place: ElementPosition[Self.dims], mask: SIMD[DType.bool, width]
+    ) -> SIMD[dtype, width]:
         """As `row` where `mask` holds; nothing is read elsewhere."""
         if mask.reduce_and():
             return self.row[dtype, n, width](place)
@@ -257,9 +259,9 @@ struct ProgramOperands[count: Int, dims: Int](
     @always_inline
     def same_if[
         dtype: DType, n: Int, width: Int
-    ](self, place: Place[Self.dims], mask: SIMD[DType.bool, width]) -> SIMD[
-        dtype, width
-    ]:
+    ](
+        self, place: ElementPosition[Self.dims], mask: SIMD[DType.bool, width]
+    ) -> SIMD[dtype, width]:
         """As `same` where `mask` holds; nothing is read elsewhere."""
         if mask.reduce_or():
             return self.same[dtype, n, width](place)
@@ -268,9 +270,9 @@ struct ProgramOperands[count: Int, dims: Int](
     @always_inline
     def strided_if[
         dtype: DType, n: Int, width: Int
-    ](self, place: Place[Self.dims], mask: SIMD[DType.bool, width]) -> SIMD[
-        dtype, width
-    ]:
+    ](
+        self, place: ElementPosition[Self.dims], mask: SIMD[DType.bool, width]
+    ) -> SIMD[dtype, width]:
         """As `strided` where `mask` holds; nothing is read elsewhere."""
         var value = SIMD[dtype, width]()
         if mask.reduce_or():
@@ -286,9 +288,9 @@ struct ProgramOperands[count: Int, dims: Int](
     @always_inline
     def each_if[
         dtype: DType, n: Int, width: Int
-    ](self, place: Place[Self.dims], mask: SIMD[DType.bool, width]) -> SIMD[
-        dtype, width
-    ]:
+    ](
+        self, place: ElementPosition[Self.dims], mask: SIMD[DType.bool, width]
+    ) -> SIMD[dtype, width]:
         """As `each` where `mask` holds; nothing is read elsewhere."""
         var value = SIMD[dtype, width]()
         comptime for lane in range(width):
@@ -301,7 +303,7 @@ struct ProgramOperands[count: Int, dims: Int](
     @always_inline
     def read[
         parts: Int, //, way: StaticString, dtype: DType, n: Int, width: Int
-    ](self, places: Places[Self.dims, parts]) -> SIMD[dtype, width]:
+    ](self, places: RunPositions[Self.dims, parts]) -> SIMD[dtype, width]:
         """Of an operand that is read in one of the ways above, or as `column`: it steps by one element with the last
         digit, which all runs share, and does not change with the others."""
         comptime piece = width // parts
@@ -336,7 +338,7 @@ struct ProgramOperands[count: Int, dims: Int](
         parts: Int, //, way: StaticString, dtype: DType, n: Int, width: Int
     ](
         self,
-        places: Places[Self.dims, parts],
+        places: RunPositions[Self.dims, parts],
         mask: SIMD[DType.bool, width],
     ) -> SIMD[dtype, width]:
         """As `read` where `mask` holds; nothing is read elsewhere."""
@@ -360,7 +362,7 @@ struct ProgramOperands[count: Int, dims: Int](
     @always_inline
     def inside[
         parts: Int, //, way: StaticString, n: Int, width: Int
-    ](self, places: Places[Self.dims, parts]) -> SIMD[DType.bool, width]:
+    ](self, places: RunPositions[Self.dims, parts]) -> SIMD[DType.bool, width]:
         """Where a guard that is asked in one of the ways above holds."""
         comptime piece = width // parts
         var mask = SIMD[DType.bool, width](fill=False)
@@ -379,7 +381,7 @@ struct ProgramOperands[count: Int, dims: Int](
     @always_inline
     def store[
         dtype: DType, width: Int, parts: Int, //, n: Int
-    ](self, places: Places[Self.dims, parts], value: SIMD[dtype, width]):
+    ](self, places: RunPositions[Self.dims, parts], value: SIMD[dtype, width]):
         """Into a result: the runs that are wanted."""
         comptime if parts == 1:
             self._store[n](places.data[0], value)
@@ -395,7 +397,7 @@ struct ProgramOperands[count: Int, dims: Int](
     @always_inline
     def _store[
         dtype: DType, width: Int, //, n: Int
-    ](self, place: Place[Self.dims], value: SIMD[dtype, width]):
+    ](self, place: ElementPosition[Self.dims], value: SIMD[dtype, width]):
         var target = self._pointer[dtype, n]().unsafe_offset(place.index)
         comptime if is_gpu():
             comptime most = max(1, MOST_BYTES // size_of[dtype]())

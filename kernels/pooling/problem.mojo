@@ -13,7 +13,7 @@ from ..common.library import Arguments
 
 
 @fieldwise_init
-struct Taps(TrivialRegisterPassable):
+struct ClippedTaps(TrivialRegisterPassable):
     """The input positions under one window on one axis, clipped to the tensor: start, start + step, ...
     """
 
@@ -37,12 +37,12 @@ struct PoolingAxis(KernelArgument):
     var dilation: Int32
 
     @always_inline
-    def taps[adaptive: Bool](self, o: Int) -> Taps:
+    def taps[adaptive: Bool](self, o: Int) -> ClippedTaps:
         """The input positions under window `o`."""
         comptime if adaptive:
             var start = o * Int(self.input) // Int(self.output)
             var end = ceildiv((o + 1) * Int(self.input), Int(self.output))
-            return Taps(start, 1, end - start, 0)
+            return ClippedTaps(start, 1, end - start, 0)
         else:
             var step = Int(self.dilation)
             var start = o * Int(self.stride) - Int(self.padding)
@@ -52,7 +52,7 @@ struct PoolingAxis(KernelArgument):
                 Int(self.window) - first,
                 ceildiv(Int(self.input) - start, step),
             )
-            return Taps(start, step, max(count, 0), first)
+            return ClippedTaps(start, step, max(count, 0), first)
 
     @always_inline
     def divisor[adaptive: Bool](self, o: Int, count_include_pad: Bool) -> Int:

@@ -10,7 +10,7 @@ from max.gpu.host.info import is_cpu
 from ..common.library import Arguments
 from ..pointwise.entries import operands_of
 from ..pointwise.many import TensorTable, words_of_tensors
-from ..pointwise.program import MOST_BYTES, ProgramOperands, Places
+from ..pointwise.program import MOST_BYTES, ProgramOperands, RunPositions
 from .cpu import reduction_cpu
 from .gpu import reduction_gpu
 from .many import reduction_many_cpu, reduction_many_gpu
@@ -28,7 +28,7 @@ def reduction[
     count: Int,
     dims: Int,
     run: def[width: Int, parts: Int](
-        ProgramOperands[count, dims], Places[dims, parts]
+        ProgramOperands[count, dims], RunPositions[dims, parts]
     ) thin -> Values[acc, width, results],
     vector: Int,
     parts: Int,
@@ -63,7 +63,7 @@ def reduction_many[
     results: Int,
     count: Int,
     run: def[width: Int, parts: Int](
-        ProgramOperands[count, 1], Places[1, parts]
+        ProgramOperands[count, 1], RunPositions[1, parts]
     ) thin -> Values[acc, width, results],
     vector: Int,
     ordered: Int,

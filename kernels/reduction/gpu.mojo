@@ -17,7 +17,7 @@ from max.gpu.memory import AddressSpace
 from ..common.arithmetic import divide
 from ..common.library import scratch
 from ..common.pointer import Ptr
-from ..pointwise.program import ProgramOperands, Places
+from ..pointwise.program import ProgramOperands, RunPositions
 from .program import ReductionProgram
 from .values import Extents, Values, combined, identity
 
@@ -148,7 +148,7 @@ def reduce_rows_kernel[
         var last = min(first + Int(share), Int(reduced) // width)
         for vector in range(first + lane, last, Int(lanes) * parts):
             var start = row * Int(reduced)
-            var places = Places[P.DIMS, parts](
+            var places = RunPositions[P.DIMS, parts](
                 operands.place(start + vector * width)
             )
             comptime for part in range(1, parts):
@@ -209,7 +209,7 @@ def reduce_columns_kernel[
             P.DIMS - 1
         ]
         for row in range(first + y, last, rows * parts):
-            var places = Places[P.DIMS, parts](
+            var places = RunPositions[P.DIMS, parts](
                 operands.place((start + row) * Int(inner) + column)
             )
             places.column = Int(digit)

@@ -14,10 +14,10 @@ from ..common.library import scratch
 from ..common.parallel import sync_parallelize, worker_count
 from ..common.pointer import Ptr
 from ..pointwise.many import (
-    Batch,
+    TensorBatch,
     TensorTable,
     filled,
-    found,
+    block_tensor,
     is_aligned,
     tensors_at_once,
 )
@@ -96,9 +96,9 @@ def reduce_pieces_kernel[
     most: Int,
     vector: Int,
     ordered: Int,
-](batch: Batch[P.COUNT, most], partials: Ptr[P.ACC], blocks: Int64):
+](batch: TensorBatch[P.COUNT, most], partials: Ptr[P.ACC], blocks: Int64):
     """A block has a piece of one tensor; its values lie as [result, block]."""
-    var mine = found(batch)
+    var mine = block_tensor(batch)
     var operands = rebind[ProgramOperands[P.COUNT, P.DIMS]](mine.operands)
     var values = Values[P.ACC, vector, P.RESULTS].start[P.KINDS]()
     var rest = Values[P.ACC, 1, P.RESULTS].start[P.KINDS]()
@@ -128,7 +128,7 @@ def merge_pieces_kernel[
     count: Int,
     most: Int,
     elements: Int,
-](batch: Batch[count, most], partials: Ptr[acc], blocks: Int64):
+](batch: TensorBatch[count, most], partials: Ptr[acc], blocks: Int64):
     """A block puts together what the pieces of `elements` have of one tensor.
     """
     var address = ProgramOperands[count, 1]()
@@ -164,7 +164,7 @@ def reduction_many_gpu[
     comptime most = tensors_at_once(P.COUNT)
     comptime elements = BLOCK * ROUNDS * vector
     for first in range(0, table.tensors, most):
-        var batch = Batch[P.COUNT, most]()
+        var batch = TensorBatch[P.COUNT, most]()
         var blocks = filled(batch, table, first, elements)
         var buffer = scratch[P.ACC](ctx, P.RESULTS * blocks)
         var partials = Ptr[P.ACC](unsafe_from_address=Int(buffer.unsafe_ptr()))

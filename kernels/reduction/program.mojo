@@ -2,7 +2,7 @@
 
 from std.reflection import get_function_name
 
-from ..pointwise.program import ProgramOperands, Places
+from ..pointwise.program import ProgramOperands, RunPositions
 from .values import Values
 
 
@@ -24,7 +24,7 @@ trait ReductionProgram:
         width: Int, parts: Int
     ](
         operands: ProgramOperands[Self.COUNT, Self.DIMS],
-        places: Places[Self.DIMS, parts],
+        places: RunPositions[Self.DIMS, parts],
     ) -> Values[Self.ACC, width, Self.RESULTS]:
         """The values of `width` elements, in `parts` runs of neighbours."""
         ...
@@ -38,7 +38,7 @@ struct Reduction[
     count: Int,
     dims: Int,
     function: def[width: Int, parts: Int](
-        ProgramOperands[count, dims], Places[dims, parts]
+        ProgramOperands[count, dims], RunPositions[dims, parts]
     ) thin -> Values[acc, width, results],
 ](ReductionProgram):
     """The program of a generated function."""
@@ -57,6 +57,6 @@ struct Reduction[
         width: Int, parts: Int
     ](
         operands: ProgramOperands[Self.count, Self.dims],
-        places: Places[Self.dims, parts],
+        places: RunPositions[Self.dims, parts],
     ) -> Values[Self.acc, width, Self.results]:
         return Self.function[width, parts](operands, places)

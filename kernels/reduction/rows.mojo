@@ -17,7 +17,7 @@ from ..common.parallel import sync_parallelize, worker_count
 from ..common.pointer import Ptr
 from ..pointwise.cpu import walk
 from ..pointwise.entries import operands_of
-from ..pointwise.program import MOST_BYTES, ProgramOperands, Places
+from ..pointwise.program import MOST_BYTES, ProgramOperands, RunPositions
 from .cpu import SMALLEST_SHARE, row_values
 from .gpu import BLOCK, LEAST, together
 from .program import Reduction
@@ -69,7 +69,7 @@ struct ReducedRows[
     count: Int,
     dims: Int,
     run: def[width: Int, parts: Int](
-        ProgramOperands[count, dims], Places[dims, parts]
+        ProgramOperands[count, dims], RunPositions[dims, parts]
     ) thin -> Values[acc, width, results],
     vector: Int,
     parts: Int,
@@ -123,7 +123,7 @@ struct ReducedRows[
             var vectors = extent // width
             var start = (first + row) * extent
             for vector in range(lane, vectors, lanes * Self.parts):
-                var places = Places[Self.dims, Self.parts](
+                var places = RunPositions[Self.dims, Self.parts](
                     self.operands.place(start + vector * width)
                 )
                 comptime for part in range(1, Self.parts):
@@ -163,7 +163,7 @@ struct ComputedRows[
     count: Int,
     dims: Int,
     run: def[width: Int, parts: Int](
-        ProgramOperands[count, dims], Places[dims, parts]
+        ProgramOperands[count, dims], RunPositions[dims, parts]
     ) thin -> None,
     vector: Int,
     guards: Int,

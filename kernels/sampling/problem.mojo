@@ -67,7 +67,7 @@ struct SampledAxis(KernelArgument):
         return min(at.gt(0).select(at, SIMD[Acc, W](0)), last)
 
 
-struct Taps[Acc: DType, W: SIMDLength, T: Int](Movable):
+struct AxisSamples[Acc: DType, W: SIMDLength, T: Int](Movable):
     """The places along one axis for W points."""
 
     var place: Array[SIMD[DType.int32, Self.W], Self.T]
@@ -188,9 +188,9 @@ struct Corners[Acc: DType, W: SIMDLength, T: Int, deep: Bool](Movable):
     comptime TD = Self.T if Self.deep else 1
     comptime AXES = 3 if Self.deep else 2
     comptime K = Self.TD * Self.T * Self.T
-    var d: Taps[Self.Acc, Self.W, Self.TD]
-    var h: Taps[Self.Acc, Self.W, Self.T]
-    var w: Taps[Self.Acc, Self.W, Self.T]
+    var d: AxisSamples[Self.Acc, Self.W, Self.TD]
+    var h: AxisSamples[Self.Acc, Self.W, Self.T]
+    var w: AxisSamples[Self.Acc, Self.W, Self.T]
     var pixel: Array[SIMD[DType.int32, Self.W], Self.K]
     """-1 outside the image."""
 
@@ -210,12 +210,12 @@ struct Corners[Acc: DType, W: SIMDLength, T: Int, deep: Bool](Movable):
             )
             comptime for axis in range(Self.AXES):
                 numbers[axis][lane] = from_[unsafe_offset=axis].cast[Self.Acc]()
-        self.w = Taps[Self.Acc, Self.W, Self.T](numbers[0], p.w)
-        self.h = Taps[Self.Acc, Self.W, Self.T](numbers[1], p.h)
+        self.w = AxisSamples[Self.Acc, Self.W, Self.T](numbers[0], p.w)
+        self.h = AxisSamples[Self.Acc, Self.W, Self.T](numbers[1], p.h)
         comptime if Self.deep:
-            self.d = Taps[Self.Acc, Self.W, Self.TD](numbers[2], p.d)
+            self.d = AxisSamples[Self.Acc, Self.W, Self.TD](numbers[2], p.d)
         else:
-            self.d = Taps[Self.Acc, Self.W, Self.TD]()
+            self.d = AxisSamples[Self.Acc, Self.W, Self.TD]()
         self.pixel = Array[SIMD[DType.int32, Self.W], Self.K](
             fill=SIMD[DType.int32, Self.W](-1)
         )

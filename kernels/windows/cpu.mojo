@@ -21,7 +21,7 @@ from .problem import WindowsProblem
 
 
 @fieldwise_init
-struct Span(TrivialRegisterPassable):
+struct WindowSpan(TrivialRegisterPassable):
     """Windows of a row that have an element under one tap."""
 
     var begin: Int
@@ -200,12 +200,12 @@ def add_up_cpu[
         var storage = own_lines[Acc](length + V)
         var sums = pointer_inside(storage)
         # Of a row of windows, for each tap: the first that is inside, how many are, and the element under the first.
-        var spans = List[Span](capacity=apart(Int(p.w.taps)))
+        var spans = List[WindowSpan](capacity=apart(Int(p.w.taps)))
         for s in range(p.w.taps):
             var begin = p.w.first_inside(s)
             var count = max(p.w.end_inside(s) - begin, 0)
             spans.append(
-                Span(Int(begin), Int(count), Int(p.w.element(begin, s)))
+                WindowSpan(Int(begin), Int(count), Int(p.w.element(begin, s)))
             )
         for unit in range(first, last):
             var n = unit // Int(p.h.extent)
@@ -243,7 +243,7 @@ def add_up_cpu[
 @always_inline
 def _add_taps_first[
     dtype: DType, Acc: DType, //
-](sums: Ptr[Acc], run: Ptr[dtype], span: Span, stride: Int):
+](sums: Ptr[Acc], run: Ptr[dtype], span: WindowSpan, stride: Int):
     """A row of windows, one tap."""
     var row = run.unsafe_offset(span.begin)
     var to = sums.unsafe_offset(span.element)

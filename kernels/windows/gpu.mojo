@@ -16,7 +16,7 @@ comptime GRID_LIMIT = 65535
 
 
 @fieldwise_init
-struct Places(TrivialRegisterPassable):
+struct ThreadGrid(TrivialRegisterPassable):
     """How threads are laid over the results: by `items` along x, by rows along y.
     """
 
@@ -238,7 +238,7 @@ def add_up_windows[
     )
 
 
-def _check(name: String, places: Places) raises:
+def _check(name: String, places: ThreadGrid) raises:
     comptime most = Int(Int32.MAX) - (1 << 20)
     if places.items > most or places.rows > most:
         raise Error(
@@ -252,7 +252,7 @@ def _check(name: String, places: Places) raises:
 
 
 @always_inline
-def _block(places: Places) -> Tuple[Int, Int]:
+def _block(places: ThreadGrid) -> Tuple[Int, Int]:
     var x = min(BLOCK, places.items)
     return x, BLOCK // x
 
@@ -261,7 +261,7 @@ def _block(places: Places) -> Tuple[Int, Int]:
 struct LayOutPlan(TrivialRegisterPassable):
     """What lay_out_thread takes beside the tensors."""
 
-    var places: Places
+    var places: ThreadGrid
     var inner: Divisor
     var middle: Divisor
     var along: Int32
@@ -273,7 +273,7 @@ struct LayOutPlan(TrivialRegisterPassable):
             var plane = Int(p.h.windows) * Int(p.w.windows)
             var along = taps if plane >= WHOLE_SECTORS else 1
             var stretches = ceildiv(taps, along)
-            self.places = Places(
+            self.places = ThreadGrid(
                 Int(p.w.windows),
                 Int(p.batch) * Int(p.h.taps) * stretches * Int(p.h.windows),
             )
@@ -282,7 +282,7 @@ struct LayOutPlan(TrivialRegisterPassable):
             self.along = Int32(along)
         else:
             var vectors = Int(p.channels) // vector
-            self.places = Places(
+            self.places = ThreadGrid(
                 Int(p.w.windows) * Int(p.h.taps) * taps * vectors,
                 Int(p.batch) * Int(p.h.windows),
             )
@@ -328,7 +328,7 @@ def _add_up[
     columns: Ptr[dtype],
     p: WindowsProblem,
 ) raises:
-    var places = Places(p.row_length() // V, Int(p.batch) * Int(p.h.extent))
+    var places = ThreadGrid(p.row_length() // V, Int(p.batch) * Int(p.h.extent))
     _check("windows", places)
     var block_x, block_y = _block(places)
     ctx.enqueue_function[add_up_windows[dtype, V, taps_first]](

@@ -15,11 +15,11 @@ from std.utils.index import Index
 from kernels.common.pointer import Ptr, accumulation_type
 from kernels.attention.cpu.backward import backward_cpu
 from kernels.attention.cpu.forward import forward_cpu
-from kernels.attention.pointers import Backward, Forward
+from kernels.attention.pointers import BackwardPointers, ForwardPointers
 from kernels.attention.problem import (
     bias_strides,
     checked as checked_attention,
-    placed,
+    strided_heads,
 )
 from kernels.convolution.passes import ANY_GROUPS, DGRAD, FPROP, WGRAD
 from kernels.convolution.cpu.dispatch import CPU_KERNELS
@@ -224,10 +224,10 @@ def run_attention[
     var output_rows = rows
     output_rows[3] = value_size
     var p = checked_attention(
-        placed(rows, axes),
-        placed(key_rows, axes),
-        placed(value_rows, axes),
-        placed(output_rows, axes),
+        strided_heads(rows, axes),
+        strided_heads(key_rows, axes),
+        strided_heads(value_rows, axes),
+        strided_heads(output_rows, axes),
         Index(batch, heads, queries),
         0.25,
         fields[12] != 0,
@@ -246,7 +246,7 @@ def run_attention[
     var bias = Guarded[dtype](bias_extents.flattened_length(), at_end)
     if op == 0:
         forward_cpu[dtype, dtype, True](
-            Forward[dtype, dtype](
+            ForwardPointers[dtype, dtype](
                 output.data,
                 sums.data,
                 query.data,
@@ -263,7 +263,7 @@ def run_attention[
         var value_grad = Guarded[dtype](value_rows.flattened_length(), at_end)
         var bias_grad = Guarded[dtype](batch * heads * queries * keys, at_end)
         backward_cpu[dtype, dtype, True, True](
-            Backward[dtype, dtype](
+            BackwardPointers[dtype, dtype](
                 query_grad.data,
                 key_grad.data,
                 value_grad.data,

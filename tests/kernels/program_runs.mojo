@@ -8,7 +8,7 @@ from std.utils.numerics import inf, isnan, nan
 
 from kernels.common.arithmetic import Divisor, exponential, quotient_above_one
 from kernels.common.pointer import Ptr
-from kernels.pointwise.program import ProgramOperands, Places
+from kernels.pointwise.program import ProgramOperands, RunPositions
 from kernels.reduction.values import ADD, MAX, Values
 
 comptime ROWS = 12
@@ -34,11 +34,11 @@ def check(holds: Bool, what: String) raises:
 
 def check_way[
     way: StaticString, n: Int
-](operands: ProgramOperands[3, 2], places: Places[2, PARTS]) raises:
+](operands: ProgramOperands[3, 2], places: RunPositions[2, PARTS]) raises:
     var together = operands.read[way, DType.float32, n, WHOLE](places)
     comptime for part in range(PARTS):
         var alone = operands.read[way, DType.float32, n, WIDTH](
-            Places[2, 1](places.data[part])
+            RunPositions[2, 1](places.data[part])
         )
         check(
             together.slice[WIDTH, offset=part * WIDTH]().eq(alone).reduce_and(),
@@ -48,7 +48,7 @@ def check_way[
 
 def below_zero[
     width: Int, parts: Int
-](a: ProgramOperands[3, 2], p: Places[2, parts]):
+](a: ProgramOperands[3, 2], p: RunPositions[2, parts]):
     """A program, as they are generated."""
     var v0 = SIMD[DType.float32, width](-1)
     a.store[0](p, v0)
@@ -69,7 +69,7 @@ def check_programs() raises:
     operands.strides[5] = 1
     # Runs of the rows 1, 4, 7 and 10 in the same columns; the second and the last one are not wanted.
     var first = COLUMNS + 8
-    var places = Places[2, PARTS](operands.place(first))
+    var places = RunPositions[2, PARTS](operands.place(first))
     comptime for part in range(1, PARTS):
         places.put[part](operands.place(first + 3 * part * COLUMNS), part == 2)
     check_way["linear", 1](operands, places)

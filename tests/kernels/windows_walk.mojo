@@ -13,7 +13,7 @@ from kernels.common.pointer import Ptr
 from kernels.windows.cpu import add_up_cpu, lay_out_cpu
 from kernels.windows.gpu import (
     LayOutPlan,
-    Places,
+    ThreadGrid,
     add_up_thread,
     lay_out_thread,
 )
@@ -72,7 +72,7 @@ def check[V: Int, taps_first: Bool](p: WindowsProblem) raises:
     var sums = allocated(p.size())
     var totals = allocated(p.size())
     add_up_cpu[taps_first=taps_first](totals, columns, p)
-    var places = Places(p.row_length() // V, Int(p.batch) * Int(p.h.extent))
+    var places = ThreadGrid(p.row_length() // V, Int(p.batch) * Int(p.h.extent))
     for row in range(min(places.rows, 5)):
         for item in range(places.items):
             add_up_thread[E, V, taps_first](

@@ -49,7 +49,7 @@ each set of them."""
 SUMS = {"batch_norm_statistics": "MOMENTS", "batch_norm_gradient_sums": "PRODUCTS"}
 """Reductions that a convolution's store takes in: by op, what the kernel has to add up, as passes.mojo names it."""
 
-_MODULES = frozenset({("pointwise.program", "ProgramOperands"), ("pointwise.program", "Places")})
+_MODULES = frozenset({("pointwise.program", "ProgramOperands"), ("pointwise.program", "RunPositions")})
 _PASSES = frozenset(("convolution.passes", name) for name in ("FPROP", "DGRAD", *SUMS.values()))
 
 
@@ -191,7 +191,7 @@ class Program:
         return (
             "\n@always_inline\n"
             f"def {name}[width: Int, parts: Int]"
-            f"(a: ProgramOperands[{self.operands}, {self.digits}], p: Places[{self.digits}, parts]{self._handed}:\n"
+            f"(a: ProgramOperands[{self.operands}, {self.digits}], p: RunPositions[{self.digits}, parts]{self._handed}:\n"
             f"{self.body}"
         )
 

@@ -21,7 +21,7 @@ from ...common.packed import (
 )
 from ...common.parallel import sync_parallelize, worker_count
 from ...common.pointer import Ptr, accumulation_type
-from ..pointers import Backward
+from ..pointers import BackwardPointers
 from ..problem import AttentionProblem
 from .exponential import exponential
 from .forward import BLOCK_KEYS, BLOCK_QUERIES, add_bias, key_block
@@ -147,16 +147,16 @@ def _add_queries[
     sync_parallelize(add, workers)
 
 
-struct _Share[dtype: DType, bias_type: DType, biased: Bool, bias_wanted: Bool](
-    ImplicitlyCopyable, TrivialRegisterPassable
-):
+struct _KeyBlock[
+    dtype: DType, bias_type: DType, biased: Bool, bias_wanted: Bool
+](ImplicitlyCopyable, TrivialRegisterPassable):
     """A block of keys and values, which meets one block of queries after the other.
     """
 
     comptime acc = accumulation_type[Self.dtype]
     comptime width = simd_width_of[Self.acc]()
 
-    var t: Backward[Self.dtype, Self.bias_type]
+    var t: BackwardPointers[Self.dtype, Self.bias_type]
     var p: AttentionProblem
     var turned_keys: Matrix[Self.acc]
     var turned_values: Matrix[Self.acc]
@@ -178,7 +178,7 @@ struct _Share[dtype: DType, bias_type: DType, biased: Bool, bias_wanted: Bool](
     @always_inline
     def __init__(
         out self,
-        t: Backward[Self.dtype, Self.bias_type],
+        t: BackwardPointers[Self.dtype, Self.bias_type],
         p: AttentionProblem,
         block: Int,
         memory: Ptr[Self.acc],
@@ -372,10 +372,10 @@ struct _Share[dtype: DType, bias_type: DType, biased: Bool, bias_wanted: Bool](
 @no_inline
 def backward_cpu[
     dtype: DType, bias_type: DType, biased: Bool, bias_wanted: Bool
-](at: Backward[dtype, bias_type], p: AttentionProblem):
+](at: BackwardPointers[dtype, bias_type], p: AttentionProblem):
     """Writes the gradients."""
     comptime acc = accumulation_type[dtype]
-    comptime Share = _Share[dtype, bias_type, biased, bias_wanted]
+    comptime Share = _KeyBlock[dtype, bias_type, biased, bias_wanted]
     var workers = worker_count()
     var heads = p.batch * p.groups
     if heads == 0:

@@ -21,7 +21,7 @@ from ...common.packed import (
 )
 from ...common.parallel import sync_parallelize, worker_count
 from ...common.pointer import Ptr, accumulation_type
-from ..pointers import Forward
+from ..pointers import ForwardPointers
 from ..problem import AttentionProblem
 from .exponential import exponential
 
@@ -105,7 +105,7 @@ def _powers[
     return factor
 
 
-struct _Share[dtype: DType, bias_type: DType, biased: Bool](
+struct _HeadKeys[dtype: DType, bias_type: DType, biased: Bool](
     ImplicitlyCopyable, TrivialRegisterPassable
 ):
     """Keys and values of a head, which one block of queries after the other meets.
@@ -114,7 +114,7 @@ struct _Share[dtype: DType, bias_type: DType, biased: Bool](
     comptime acc = accumulation_type[Self.dtype]
     comptime width = simd_width_of[Self.acc]()
 
-    var t: Forward[Self.dtype, Self.bias_type]
+    var t: ForwardPointers[Self.dtype, Self.bias_type]
     var p: AttentionProblem
     var block: Int
     """Keys of a block."""
@@ -132,7 +132,7 @@ struct _Share[dtype: DType, bias_type: DType, biased: Bool](
     @always_inline
     def __init__(
         out self,
-        t: Forward[Self.dtype, Self.bias_type],
+        t: ForwardPointers[Self.dtype, Self.bias_type],
         p: AttentionProblem,
         block: Int,
         memory: Ptr[Self.acc],
@@ -275,10 +275,10 @@ struct _Share[dtype: DType, bias_type: DType, biased: Bool](
 @no_inline
 def forward_cpu[
     dtype: DType, bias_type: DType, biased: Bool
-](at: Forward[dtype, bias_type], p: AttentionProblem):
+](at: ForwardPointers[dtype, bias_type], p: AttentionProblem):
     """Writes output and logsumexp."""
     comptime acc = accumulation_type[dtype]
-    comptime Share = _Share[dtype, bias_type, biased]
+    comptime Share = _HeadKeys[dtype, bias_type, biased]
     var workers = worker_count()
     var heads = p.batch * p.groups
     if heads * p.heads * p.queries == 0:

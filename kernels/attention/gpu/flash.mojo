@@ -1,7 +1,7 @@
 """When tensor cores take a call, and what their kernels share."""
 
 from ...common.tensor_cores import pairs_compile
-from ..pointers import Backward, Forward
+from ..pointers import BackwardPointers, ForwardPointers
 from ..problem import AttentionProblem, Strides
 from .tiles import PIECE, by_warpgroups
 
@@ -16,7 +16,7 @@ def depth_of[wide: Bool]() -> Int:
 
 
 @fieldwise_init
-struct Shape(Equatable, ImplicitlyCopyable, TrivialRegisterPassable):
+struct FlashShape(Equatable, ImplicitlyCopyable, TrivialRegisterPassable):
     """How a block works: a warp has 16 rows of the results, `step` rows of the other operand pass by at once.
     """
 
@@ -37,36 +37,36 @@ struct Shape(Equatable, ImplicitlyCopyable, TrivialRegisterPassable):
 # Measured on an H200 at 2048 rows and at a vision transformer's 197. A bias takes registers that fewer blocks leave.
 
 
-def forward_shape[dtype: DType, biased: Bool, wide: Bool]() -> Shape:
+def forward_shape[dtype: DType, biased: Bool, wide: Bool]() -> FlashShape:
     comptime if by_warpgroups[dtype]():
-        return Shape(4, 64, 2, True) if wide else Shape(
+        return FlashShape(4, 64, 2, True) if wide else FlashShape(
             8, 64, 1 if biased else 2, True
         )
     else:
-        return Shape(8, 64, 1 if wide else 2, False)
+        return FlashShape(8, 64, 1 if wide else 2, False)
 
 
-comptime WINDOW = Shape(4, 64, 4, False)
+comptime WINDOW = FlashShape(4, 64, 4, False)
 """Of the forward pass with a bias where a head has no more queries than a block: blocks are short, and only others on the
 same multiprocessor hide their waits."""
 
 
-def keys_shape[dtype: DType, biased: Bool, wide: Bool]() -> Shape:
+def keys_shape[dtype: DType, biased: Bool, wide: Bool]() -> FlashShape:
     """Without wgmma steps are small enough that a wide block fits 99 KiB of shared memory.
     """
     comptime if by_warpgroups[dtype]():
-        return Shape(8, 64, 1, False) if wide else Shape(
+        return FlashShape(8, 64, 1, False) if wide else FlashShape(
             4, 64, 2 if biased else 3, False
         )
     else:
-        return Shape(8, 32 if wide else 64, 1, False)
+        return FlashShape(8, 32 if wide else 64, 1, False)
 
 
-def queries_shape[dtype: DType, wide: Bool]() -> Shape:
+def queries_shape[dtype: DType, wide: Bool]() -> FlashShape:
     comptime if by_warpgroups[dtype]():
-        return Shape(4, 64, 2 if wide else 3, False)
+        return FlashShape(4, 64, 2 if wide else 3, False)
     else:
-        return Shape(8, 32 if wide else 64, 1, False)
+        return FlashShape(8, 32 if wide else 64, 1, False)
 
 
 @always_inline
@@ -118,14 +118,14 @@ def flash_can_implement[
 @always_inline
 def forward_addresses[
     dtype: DType, bias_type: DType
-](at: Forward[dtype, bias_type]) -> Int:
+](at: ForwardPointers[dtype, bias_type]) -> Int:
     return Int(at.output) | Int(at.query) | Int(at.key) | Int(at.value)
 
 
 @always_inline
 def backward_addresses[
     dtype: DType, bias_type: DType
-](at: Backward[dtype, bias_type]) -> Int:
+](at: BackwardPointers[dtype, bias_type]) -> Int:
     return (
         Int(at.query_grad)
         | Int(at.key_grad)

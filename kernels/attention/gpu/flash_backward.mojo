@@ -27,9 +27,16 @@ from max.gpu.memory import AddressSpace, external_memory
 from ...common.async_copy import commit_copies, copy_one, wait_for_copies
 from ...common.pointer import Ptr
 from ...common.ptx import exchange_lanes, fence_shared_writes
-from ..pointers import Backward
+from ..pointers import BackwardPointers
 from ..problem import AttentionProblem
-from .flash import LOG2_E, Shape, depth_of, keys_shape, queries_shape, visible
+from .flash import (
+    LOG2_E,
+    FlashShape,
+    depth_of,
+    keys_shape,
+    queries_shape,
+    visible,
+)
 from .slopes import write_slopes
 from .tiles import (
     Sums,
@@ -53,7 +60,7 @@ def padded(queries: Int) -> Int:
     return ceildiv(queries, 64) * 64
 
 
-def backward_bytes(shape: Shape, depth: Int) -> Int:
+def backward_bytes(shape: FlashShape, depth: Int) -> Int:
     """Shared memory: two tiles that stay, two slots of two tiles and two numbers for each row of these, and room to begin
     at a multiple of 1024 bytes.
     """
@@ -126,9 +133,9 @@ def _across_eight(value: Float32) -> Float32:
     t"attention_flash_dkdv_{dtype}_d{depth}_b{biased}_{shape.warps}x{shape.step}"
 )
 def flash_keys_kernel[
-    dtype: DType, bias_type: DType, biased: Bool, depth: Int, shape: Shape
+    dtype: DType, bias_type: DType, biased: Bool, depth: Int, shape: FlashShape
 ](
-    at: Backward[dtype, bias_type],
+    at: BackwardPointers[dtype, bias_type],
     row_sums: Ptr[DType.float32],
     p: AttentionProblem,
 ):
@@ -332,9 +339,9 @@ def flash_queries_kernel[
     biased: Bool,
     bias_wanted: Bool,
     depth: Int,
-    shape: Shape,
+    shape: FlashShape,
 ](
-    at: Backward[dtype, bias_type],
+    at: BackwardPointers[dtype, bias_type],
     row_sums: Ptr[DType.float32],
     p: AttentionProblem,
 ):
@@ -505,7 +512,9 @@ def flash_backward_gpu[
     bias_wanted: Bool,
     wide: Bool,
 ](
-    at: Backward[dtype, bias_type], p: AttentionProblem, ctx: DeviceContext
+    at: BackwardPointers[dtype, bias_type],
+    p: AttentionProblem,
+    ctx: DeviceContext,
 ) raises:
     """Writes the gradients of a problem that flash_can_implement takes."""
     var rows = padded(p.queries)

@@ -21,12 +21,12 @@ from max.gpu.memory import AddressSpace, external_memory
 from ...common.async_copy import commit_copies, wait_for_copies
 from ...common.pointer import Shared, accumulation_type
 from ...common.ptx import fence_shared_writes
-from ..pointers import Forward
+from ..pointers import ForwardPointers
 from ..problem import AttentionProblem
 from .flash import (
     LOG2_E,
     LOG_2,
-    Shape,
+    FlashShape,
     WINDOW,
     depth_of,
     forward_shape,
@@ -49,7 +49,7 @@ from .tiles import (
 comptime HIDDEN = -inf[DType.float32]()
 
 
-def forward_bytes(shape: Shape, depth: Int, keys: Int) -> Int:
+def forward_bytes(shape: FlashShape, depth: Int, keys: Int) -> Int:
     """Shared memory, with room to begin at a multiple of 1024 bytes. A second slot is there where keys pass by.
     """
     var slots = 1 if keys <= shape.step else 2
@@ -111,8 +111,8 @@ def _hide[
     t"attention_flash_fprop_{dtype}_d{depth}_b{biased}_{shape.warps}x{shape.step}_a{shape.ahead}"
 )
 def flash_forward_kernel[
-    dtype: DType, bias_type: DType, biased: Bool, depth: Int, shape: Shape
-](at: Forward[dtype, bias_type], p: AttentionProblem):
+    dtype: DType, bias_type: DType, biased: Bool, depth: Int, shape: FlashShape
+](at: ForwardPointers[dtype, bias_type], p: AttentionProblem):
     comptime count = shape.step
     comptime rows = shape.rows()
     var thread = Int32(thread_idx.x)
@@ -315,7 +315,9 @@ def flash_forward_kernel[
 def flash_forward_gpu[
     dtype: DType, bias_type: DType, biased: Bool, wide: Bool
 ](
-    at: Forward[dtype, bias_type], p: AttentionProblem, ctx: DeviceContext
+    at: ForwardPointers[dtype, bias_type],
+    p: AttentionProblem,
+    ctx: DeviceContext,
 ) raises:
     """Writes output and logsumexp of a problem that flash_can_implement takes.
     """
@@ -331,9 +333,11 @@ def flash_forward_gpu[
 
 @always_inline
 def _launch[
-    dtype: DType, bias_type: DType, biased: Bool, depth: Int, shape: Shape
+    dtype: DType, bias_type: DType, biased: Bool, depth: Int, shape: FlashShape
 ](
-    at: Forward[dtype, bias_type], p: AttentionProblem, ctx: DeviceContext
+    at: ForwardPointers[dtype, bias_type],
+    p: AttentionProblem,
+    ctx: DeviceContext,
 ) raises:
     comptime most = forward_bytes(shape, depth, 2 * shape.step)
     ctx.enqueue_function[

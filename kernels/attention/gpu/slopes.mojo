@@ -3,14 +3,14 @@
 from max.gpu import barrier, thread_idx
 
 from ...common.pointer import Ptr, Shared
-from .flash import Shape
+from .flash import FlashShape
 from .tiles import PANEL, place
 from .wgmma import Sums
 
 
 @always_inline
 def write_slopes[
-    dtype: DType, step: Int, shape: Shape, room_size: Int
+    dtype: DType, step: Int, shape: FlashShape, room_size: Int
 ](
     target: Ptr[dtype],
     room: Shared[dtype],

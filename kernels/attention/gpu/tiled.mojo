@@ -44,7 +44,7 @@ comptime Block = Array[SIMD[DType.float32, EACH], EACH * PARTS]
 
 
 @fieldwise_init
-struct Rows[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
+struct HeadRows[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
     """Rows of one head from one on; what is behind the last reads as zero."""
 
     var data: Ptr[Self.dtype]
@@ -62,7 +62,7 @@ struct Rows[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
 
 
 @fieldwise_init
-struct Room(ImplicitlyCopyable, TrivialRegisterPassable):
+struct SharedTiles(ImplicitlyCopyable, TrivialRegisterPassable):
     """A block's shared memory."""
 
     var left: Shared
@@ -150,7 +150,7 @@ def _add_outer[
 @always_inline
 def multiply_rows[
     a_type: DType, b_type: DType
-](room: Room, a: Rows[a_type], b: Rows[b_type]) -> Square:
+](room: SharedTiles, a: HeadRows[a_type], b: HeadRows[b_type]) -> Square:
     """The products of 64 rows with 64 rows."""
     var sums = Square(fill=0)
     var line = Int(thread_idx.x) // STEP
@@ -181,7 +181,7 @@ def multiply_rows[
 @always_inline
 def add_rows[
     dtype: DType
-](room: Room, mut sums: Block, b: Rows[dtype], turn: Int):
+](room: SharedTiles, mut sums: Block, b: HeadRows[dtype], turn: Int):
     """Adds the shared 64 x 64 numbers times 64 rows of which the columns from `turn` on count.
     """
     comptime for part in range(PARTS):
@@ -212,7 +212,7 @@ def add_rows[
 @always_inline
 def write_rows[
     dtype: DType
-](target: Rows[dtype], sums: Block, turn: Int, scale: Float32):
+](target: HeadRows[dtype], sums: Block, turn: Int, scale: Float32):
     comptime for part in range(PARTS):
         comptime for i in range(EACH):
             comptime for j in range(EACH):

@@ -6,13 +6,13 @@ from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, block_idx, global_idx
 from max.gpu.host import DeviceContext
 
 from ...common.pointer import Ptr
-from ..pointers import Backward
+from ..pointers import BackwardPointers
 from ..problem import AttentionProblem
 from .tiled import (
     Block,
     EACH,
-    Room,
-    Rows,
+    SharedTiles,
+    HeadRows,
     THREADS,
     TILE,
     TURN,
@@ -58,7 +58,7 @@ def delta_kernel[
 def tiled_queries_kernel[
     dtype: DType, bias_type: DType, biased: Bool, bias_wanted: Bool
 ](
-    at: Backward[dtype, bias_type],
+    at: BackwardPointers[dtype, bias_type],
     delta: Ptr[DType.float32],
     p: AttentionProblem,
 ):
@@ -67,15 +67,15 @@ def tiled_queries_kernel[
     var h = Int(block_idx.y)
     var b = Int(block_idx.z)
     var g = h // p.repeats()
-    var room = Room.make()
+    var room = SharedTiles.make()
     var output = p.output.offset(b, h) + first * p.output.row
-    var rows = Rows[dtype](
+    var rows = HeadRows[dtype](
         at.query.unsafe_offset(p.query.offset(b, h) + first * p.query.row),
         p.query.row,
         p.queries - first,
         p.size,
     )
-    var grads = Rows[dtype](
+    var grads = HeadRows[dtype](
         at.grad.unsafe_offset(output),
         p.output.row,
         p.queries - first,
@@ -96,13 +96,13 @@ def tiled_queries_kernel[
     for turn in range(0, p.size, TURN):
         var sums = Block(fill=0)
         for key in range(0, end, TILE):
-            var keys = Rows[dtype](
+            var keys = HeadRows[dtype](
                 at.key.unsafe_offset(p.key.offset(b, g) + key * p.key.row),
                 p.key.row,
                 p.keys - key,
                 p.size,
             )
-            var values = Rows[dtype](
+            var values = HeadRows[dtype](
                 at.value.unsafe_offset(
                     p.value.offset(b, g) + key * p.value.row
                 ),
@@ -130,7 +130,7 @@ def tiled_queries_kernel[
             room.put(slopes)
             add_rows(room, sums, keys, turn)
         write_rows(
-            Rows[dtype](
+            HeadRows[dtype](
                 at.query_grad.unsafe_offset(
                     p.query.offset(b, h) + first * p.query.row
                 ),
@@ -149,7 +149,7 @@ def tiled_queries_kernel[
 def tiled_keys_kernel[
     dtype: DType, bias_type: DType, biased: Bool
 ](
-    at: Backward[dtype, bias_type],
+    at: BackwardPointers[dtype, bias_type],
     delta: Ptr[DType.float32],
     p: AttentionProblem,
 ):
@@ -158,14 +158,14 @@ def tiled_keys_kernel[
     var first = Int(block_idx.x) * TILE
     var g = Int(block_idx.y)
     var b = Int(block_idx.z)
-    var room = Room.make()
-    var keys = Rows[dtype](
+    var room = SharedTiles.make()
+    var keys = HeadRows[dtype](
         at.key.unsafe_offset(p.key.offset(b, g) + first * p.key.row),
         p.key.row,
         p.keys - first,
         p.size,
     )
-    var values = Rows[dtype](
+    var values = HeadRows[dtype](
         at.value.unsafe_offset(p.value.offset(b, g) + first * p.value.row),
         p.value.row,
         p.keys - first,
@@ -179,7 +179,7 @@ def tiled_keys_kernel[
             var h = g * p.repeats() + repeat
             var bias = at.bias.unsafe_offset(p.bias_offset(b, h, 0))
             for query in range(begin, p.queries, TILE):
-                var queries = Rows[dtype](
+                var queries = HeadRows[dtype](
                     at.query.unsafe_offset(
                         p.query.offset(b, h) + query * p.query.row
                     ),
@@ -187,7 +187,7 @@ def tiled_keys_kernel[
                     p.queries - query,
                     p.size,
                 )
-                var grads = Rows[dtype](
+                var grads = HeadRows[dtype](
                     at.grad.unsafe_offset(
                         p.output.offset(b, h) + query * p.output.row
                     ),
@@ -216,7 +216,7 @@ def tiled_keys_kernel[
                 room.put(slopes)
                 add_rows(room, key_sums, queries, turn)
         write_rows(
-            Rows[dtype](
+            HeadRows[dtype](
                 at.key_grad.unsafe_offset(
                     p.key.offset(b, g) + first * p.key.row
                 ),
@@ -229,7 +229,7 @@ def tiled_keys_kernel[
             p.scale.cast[DType.float32](),
         )
         write_rows(
-            Rows[dtype](
+            HeadRows[dtype](
                 at.value_grad.unsafe_offset(
                     p.value.offset(b, g) + first * p.value.row
                 ),
@@ -247,7 +247,9 @@ def tiled_keys_kernel[
 def tiled_backward_gpu[
     dtype: DType, bias_type: DType, biased: Bool, bias_wanted: Bool
 ](
-    at: Backward[dtype, bias_type], p: AttentionProblem, ctx: DeviceContext
+    at: BackwardPointers[dtype, bias_type],
+    p: AttentionProblem,
+    ctx: DeviceContext,
 ) raises:
     """Writes the gradients."""
     var rows = p.batch * p.heads * p.queries

@@ -14,15 +14,15 @@ from max.gpu.host import DeviceContext
 from max.gpu.memory import AddressSpace
 
 from ...common.pointer import accumulation_type
-from ..pointers import Forward
+from ..pointers import ForwardPointers
 from ..problem import AttentionProblem
 from .tiled import (
     Block,
     EACH,
     HIDDEN,
     PARTS,
-    Room,
-    Rows,
+    SharedTiles,
+    HeadRows,
     THREADS,
     TILE,
     TURN,
@@ -40,13 +40,13 @@ from .tiled import (
 @__name(t"attention_tiled_fprop_{dtype}_b{biased}")
 def tiled_forward_kernel[
     dtype: DType, bias_type: DType, biased: Bool
-](at: Forward[dtype, bias_type], p: AttentionProblem):
+](at: ForwardPointers[dtype, bias_type], p: AttentionProblem):
     """One tile of queries of one head."""
     var first = Int(block_idx.x) * TILE
     var h = Int(block_idx.y)
     var b = Int(block_idx.z)
     var g = h // p.repeats()
-    var room = Room.make()
+    var room = SharedTiles.make()
     # Two numbers of each quarter of a row, and a row's factor.
     var quarters = stack_allocation[
         TILE * EACH, Float32, address_space=AddressSpace.SHARED
@@ -54,7 +54,7 @@ def tiled_forward_kernel[
     var factors = stack_allocation[
         TILE, Float32, address_space=AddressSpace.SHARED
     ]()
-    var rows = Rows[dtype](
+    var rows = HeadRows[dtype](
         at.query.unsafe_offset(p.query.offset(b, h) + first * p.query.row),
         p.query.row,
         p.queries - first,
@@ -70,7 +70,7 @@ def tiled_forward_kernel[
         var largest = HIDDEN
         var total = Float32(0)
         for key in range(0, end, TILE):
-            var keys = Rows[dtype](
+            var keys = HeadRows[dtype](
                 at.key.unsafe_offset(p.key.offset(b, g) + key * p.key.row),
                 p.key.row,
                 p.keys - key,
@@ -118,7 +118,7 @@ def tiled_forward_kernel[
             add_rows(
                 room,
                 sums,
-                Rows[dtype](
+                HeadRows[dtype](
                     at.value.unsafe_offset(
                         p.value.offset(b, g) + key * p.value.row
                     ),
@@ -148,7 +148,7 @@ def tiled_forward_kernel[
             comptime for part in range(PARTS):
                 sums[part * EACH + i] *= by
         write_rows(
-            Rows[dtype](
+            HeadRows[dtype](
                 at.output.unsafe_offset(
                     p.output.offset(b, h) + first * p.output.row
                 ),
@@ -166,7 +166,9 @@ def tiled_forward_kernel[
 def tiled_forward_gpu[
     dtype: DType, bias_type: DType, biased: Bool
 ](
-    at: Forward[dtype, bias_type], p: AttentionProblem, ctx: DeviceContext
+    at: ForwardPointers[dtype, bias_type],
+    p: AttentionProblem,
+    ctx: DeviceContext,
 ) raises:
     """Writes output and logsumexp."""
     if p.batch * p.heads * p.queries == 0:

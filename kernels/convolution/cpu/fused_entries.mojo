@@ -8,7 +8,7 @@ from max.gpu.host import DeviceContext
 
 from ...common.library import Arguments
 from ...common.pointer import Ptr
-from ...pointwise.program import ProgramOperands, Places
+from ...pointwise.program import ProgramOperands, RunPositions
 from ..epilogue_callback import Body, EpilogueCallback
 from ..fused import FusedCall
 
@@ -19,7 +19,9 @@ def _run_over[
     count: Int,
     dims: Int,
     run: def[width: Int, parts: Int](
-        ProgramOperands[count, dims], Places[dims, parts], SIMD[dtype, width]
+        ProgramOperands[count, dims],
+        RunPositions[dims, parts],
+        SIMD[dtype, width],
     ) thin -> SIMD[dtype, width],
 ](context: Int, first: Int, last: Int) abi("C"):
     """The program over the elements [first, last) of the convolution's result, which become the program's.
@@ -61,7 +63,9 @@ def conv_pointwise[
     count: Int,
     dims: Int,
     run: def[width: Int, parts: Int](
-        ProgramOperands[count, dims], Places[dims, parts], SIMD[dtype, width]
+        ProgramOperands[count, dims],
+        RunPositions[dims, parts],
+        SIMD[dtype, width],
     ) thin -> SIMD[dtype, width],
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """fprop or dgrad by the library function `plain`, which calls the program for what it has stored.

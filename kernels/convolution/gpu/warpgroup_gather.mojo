@@ -24,8 +24,8 @@ from ...common.warpgroup import (
     APART,
     SLOTS,
     THREADS,
-    Across,
-    Along,
+    IndexMajor,
+    DepthMajor,
     WarpgroupTile,
     Vector,
     finish_product,
@@ -116,8 +116,8 @@ def warpgroup_gather_kernel[
         (1024 - Int(base) % 1024) % 1024 // size_of[dtype]()
     )
 
-    var along = Along[dtype].of(thread)
-    var across = Across[dtype].of(thread)
+    var along = DepthMajor[dtype].of(thread)
+    var across = IndexMajor[dtype].of(thread)
     var source_rows = Array[SourceRow, a_count](fill=SourceRow(0, 0, 0, 0))
     comptime for i in range(a_count):
         source_rows[i] = source_row(

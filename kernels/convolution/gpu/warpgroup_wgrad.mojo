@@ -31,7 +31,7 @@ from ...common.warpgroup import (
     APART,
     SLOTS,
     THREADS,
-    Across,
+    IndexMajor,
     WarpgroupTile,
     Vector,
     finish_product,
@@ -124,7 +124,7 @@ def warpgroup_wgrad_kernel[
         (1024 - Int(base) % 1024) % 1024 // size_of[dtype]()
     )
 
-    var across = Across[dtype].of(thread)
+    var across = IndexMajor[dtype].of(thread)
     var sources = Array[Column, b_count](fill=Column(0, 0, 0, 0))
     comptime for i in range(b_count):
         sources[i] = column_of(

@@ -18,7 +18,7 @@ from ...normalization.gpu import (
 )
 from ...normalization.partials import Slots
 from ...normalization.numbers import NormalizationNumbers
-from ...pointwise.program import ProgramOperands, Places
+from ...pointwise.program import ProgramOperands, RunPositions
 from ..epilogue_callback import NO_EPILOGUE
 from ..fused import FusedCall
 from ..kernel import ConvolutionTensors
@@ -66,7 +66,9 @@ def conv_pointwise_sums[
     count: Int,
     dims: Int,
     run: def[width: Int, parts: Int](
-        ProgramOperands[count, dims], Places[dims, parts], SIMD[dtype, width]
+        ProgramOperands[count, dims],
+        RunPositions[dims, parts],
+        SIMD[dtype, width],
     ) thin -> SIMD[dtype, width],
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """fprop or dgrad, by the Hopper kernel with the program in its store, which also makes the `sums` of what it stores. For
@@ -99,7 +101,7 @@ def conv_pointwise_sums[
         channel: Int,
         value: SIMD[dtype, width],
     ) -> SIMD[dtype, width]:
-        var places = Places[dims, parts](
+        var places = RunPositions[dims, parts](
             operands.place(pixels[0] * c + channel)
         )
         comptime for part in range(1, parts):
@@ -205,7 +207,9 @@ comptime conv_pointwise[
     count: Int,
     dims: Int,
     run: def[width: Int, parts: Int](
-        ProgramOperands[count, dims], Places[dims, parts], SIMD[dtype, width]
+        ProgramOperands[count, dims],
+        RunPositions[dims, parts],
+        SIMD[dtype, width],
     ) thin -> SIMD[dtype, width],
 ] = conv_pointwise_sums[
     target,

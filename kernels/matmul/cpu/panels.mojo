@@ -225,7 +225,7 @@ def _packed_rows[
 
 
 @fieldwise_init
-struct _Room[acc: DType](ImplicitlyCopyable, TrivialRegisterPassable):
+struct _TaskBuffers[acc: DType](ImplicitlyCopyable, TrivialRegisterPassable):
     """A task's memory: packed panels of B, packed rows of A, and sums of a reduction in several parts.
     """
 
@@ -244,7 +244,7 @@ def _block[
     p: MatmulProblem,
     rows: Int,
     columns: Int,
-    room: _Room[accumulation_type[dtype]],
+    room: _TaskBuffers[accumulation_type[dtype]],
     same_b: Bool,
 ):
     """C [rows, columns] of one product whose matrices begin at the pointers; rows of C are contiguous. With `same_b` the
@@ -401,7 +401,7 @@ def _blocks[
         var memory = unsafe_alloc[Scalar[acc]](
             b_elements + a_elements + sums_elements, alignment=64
         )
-        var room = _Room[acc](
+        var room = _TaskBuffers[acc](
             memory,
             memory.unsafe_offset(b_elements),
             memory.unsafe_offset(b_elements + a_elements),

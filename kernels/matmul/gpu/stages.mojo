@@ -62,7 +62,7 @@ def _load_fragment[
 
 
 @fieldwise_init
-struct Places[count: Int, size: Int, depth: Int](
+struct FragmentOffsets[count: Int, size: Int, depth: Int](
     ImplicitlyCopyable, TrivialRegisterPassable
 ):
     """Where a lane's rows of fragments lie in a stage of `size` indices, in bytes: the sum of a fragment's part and a

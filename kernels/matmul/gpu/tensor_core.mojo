@@ -27,7 +27,7 @@ from ...common.ptx import compiling_for_hopper
 from ...common.tensor_cores import pairs_compile
 from ..problem import Matrices, MatmulProblem
 from .blocks import Blocks, blocks_can_implement
-from .stages import PIECE, Places, Source
+from .stages import PIECE, FragmentOffsets, Source
 
 comptime STAGES = 3
 comptime PAD = 8
@@ -147,10 +147,10 @@ def tensor_core_kernel[
     comptime warps_across = Int32(shape.columns // shape.warp_columns)
     var warp_row = warp // warps_across * Int32(shape.warp_rows)
     var warp_column = warp % warps_across * Int32(shape.warp_columns)
-    var a_places = Places[high, shape.rows, shape.depth].left(
+    var a_places = FragmentOffsets[high, shape.rows, shape.depth].left(
         warp_row, lane, left.across
     )
-    var b_places = Places[wide // 2, shape.columns, shape.depth].right(
+    var b_places = FragmentOffsets[wide // 2, shape.columns, shape.depth].right(
         warp_column, lane, right.across
     )
 

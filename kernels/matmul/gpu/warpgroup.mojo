@@ -21,8 +21,8 @@ from ...common.warpgroup import (
     APART,
     SLOTS,
     THREADS,
-    Across,
-    Along,
+    IndexMajor,
+    DepthMajor,
     WarpgroupTile,
     Vector,
     finish_product,
@@ -63,7 +63,7 @@ struct _Source[dtype: DType, is_across: Bool](
         """The next stage into registers."""
         var thread = Int32(thread_idx.x)
         comptime if Self.is_across:
-            var place = Across[Self.dtype].of(thread)
+            var place = IndexMajor[Self.dtype].of(thread)
             var k = self.begin + place.step
             var line = self.data.unsafe_offset(Int(k) * self.pitch)
             comptime for i in range(COUNT):
@@ -72,7 +72,7 @@ struct _Source[dtype: DType, is_across: Bool](
                     line, Int(index), k < self.depth and index < self.count
                 )
         else:
-            var place = Along[Self.dtype].of(thread)
+            var place = DepthMajor[Self.dtype].of(thread)
             var k = self.begin + place.step
             comptime for i in range(COUNT):
                 var index = place.row + Int32(i * APART)
@@ -92,9 +92,9 @@ struct _Source[dtype: DType, is_across: Bool](
         var thread = Int32(thread_idx.x)
         comptime for i in range(COUNT):
             comptime if Self.is_across:
-                Across[Self.dtype].of(thread).store(tile, i, values[i])
+                IndexMajor[Self.dtype].of(thread).store(tile, i, values[i])
             else:
-                Along[Self.dtype].of(thread).store(tile, i, values[i])
+                DepthMajor[Self.dtype].of(thread).store(tile, i, values[i])
 
 
 @__llvm_metadata(

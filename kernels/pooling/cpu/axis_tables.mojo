@@ -5,7 +5,7 @@ windows and those that padding clips.
 """
 
 from ...common.int_table import IntTable
-from ..problem import PoolingAxis, Taps
+from ..problem import PoolingAxis, ClippedTaps
 
 
 struct WindowTable(Movable):
@@ -48,8 +48,10 @@ struct WindowTable(Movable):
             )
 
     @always_inline
-    def taps(self, o: Int) -> Taps:
-        return Taps(self.start[o], self.step, self.count[o], self.first_tap[o])
+    def taps(self, o: Int) -> ClippedTaps:
+        return ClippedTaps(
+            self.start[o], self.step, self.count[o], self.first_tap[o]
+        )
 
 
 struct AboveTable(Movable):

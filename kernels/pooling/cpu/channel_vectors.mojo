@@ -28,7 +28,7 @@ from ...common.vectors import (
 from .axis_tables import AboveTable, WindowTable
 from .separable_max import has_window_everywhere
 from ..kernel import INDEX, NO_ARGMAX, OFFSET, PoolingTensors, PoolingKernel
-from ..problem import PoolingAxis, PoolingProblem, Taps
+from ..problem import PoolingAxis, PoolingProblem, ClippedTaps
 
 comptime MANY_TAPS = 16
 """Taps of a window above which a pixel's next channels are wanted before the data that lies EARLY bytes on."""
@@ -78,8 +78,8 @@ struct TapList(Movable):
     ](
         mut self,
         p: PoolingProblem,
-        td: Taps,
-        th: Taps,
+        td: ClippedTaps,
+        th: ClippedTaps,
         first_column: Int,
         columns: Int,
     ):

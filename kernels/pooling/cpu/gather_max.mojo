@@ -34,7 +34,7 @@ comptime MOST_PIXELS = 8
 """Pixels to a window, at most, for which that is so: of more, most are zeros, which clearing writes faster."""
 
 
-struct Columns(Movable):
+struct ColumnsAbove(Movable):
     """For each pixel of a row the windows above it: where they begin in a row of windows, and which of a row of taps lies
     over the pixel."""
 
@@ -57,7 +57,7 @@ struct Columns(Movable):
         self.first.append(len(self.start))
 
 
-struct Above(Movable):
+struct RowsAbove(Movable):
     """The rows of windows above one row of dx: where they begin, and the first of the taps that lie over the row.
     """
 
@@ -88,8 +88,8 @@ def _gather_row[
     dx: Ptr[dtype],
     dy_all: Ptr[dtype],
     argmaxes_all: Ptr[argmax],
-    mut above: Above,
-    columns: Columns,
+    mut above: RowsAbove,
+    columns: ColumnsAbove,
     width: Int,
     channels: Int,
     pixel: Int,
@@ -175,14 +175,14 @@ def _max_pool_dgrad_gather[
     var d_axis = AboveTable(p.d)
     var h_axis = AboveTable(p.h)
     var w_axis = AboveTable(p.w)
-    var columns = Columns(p.w, w_axis, Int(p.channels))
+    var columns = ColumnsAbove(p.w, w_axis, Int(p.channels))
 
     def share(first: Int, end: Int) {imm}:
         var channels = Int(p.channels)
         var width = Int(p.w.input)
         var height = Int(p.h.input)
         var row_length = Int(p.w.output) * channels
-        var above = Above(p.d.most_above() * p.h.most_above())
+        var above = RowsAbove(p.d.most_above() * p.h.most_above())
         for unit in range(first, end):
             var row = p.input_row(unit)
             var h = row.h

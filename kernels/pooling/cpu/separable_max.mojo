@@ -24,7 +24,7 @@ from ...common.vectors import (
 )
 from .axis_tables import WindowTable
 from ..kernel import NO_ARGMAX, OFFSET, PoolingTensors, PoolingKernel
-from ..problem import PoolingProblem, Taps
+from ..problem import PoolingProblem, ClippedTaps
 
 comptime NOWHERE = Int32.MAX
 """The place of padding: after every pixel."""
@@ -88,8 +88,8 @@ def _pool_columns[
     places: Ptr[DType.int32],
     plane: Ptr[dtype],
     p: PoolingProblem,
-    td: Taps,
-    th: Taps,
+    td: ClippedTaps,
+    th: ClippedTaps,
 ):
     """The best of every column under a row of windows, and where it is: in the plane, or by offset the tap in a window's
     first column."""

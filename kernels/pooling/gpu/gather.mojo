@@ -50,7 +50,7 @@ def _store[
 
 
 @fieldwise_init
-struct Place(TrivialRegisterPassable):
+struct ThreadItem(TrivialRegisterPassable):
     """What a thread works on: `c` its first channel, `w` its column, `strip` its strip of rows.
     """
 
@@ -60,11 +60,11 @@ struct Place(TrivialRegisterPassable):
 
 
 @always_inline
-def _place[V: Int](by_vectors: Divisor, by_width: Divisor) -> Place:
+def _thread_item[V: Int](by_vectors: Divisor, by_width: Divisor) -> ThreadItem:
     var item = Int32(block_idx.x * block_dim.x + thread_idx.x)
     var pixel, vector = by_vectors.divide(item)
     var strip, w = by_width.divide(pixel)
-    return Place(vector * Int32(V), w, strip)
+    return ThreadItem(vector * Int32(V), w, strip)
 
 
 @always_inline
@@ -89,7 +89,7 @@ def pool_dgrad_gather[
     """`rows` pixels below each other."""
     comptime Acc = accumulation_type[dtype]
     comptime averaging = argmax == NO_ARGMAX
-    var at = _place[V](p.by_vectors, p.w.by_input)
+    var at = _thread_item[V](p.by_vectors, p.w.by_input)
     var h_first = at.strip * rows
     if h_first >= p.h.input:
         return
@@ -170,7 +170,7 @@ comptime BLOCKS = 4
 
 
 @fieldwise_init
-struct Taps(TrivialRegisterPassable):
+struct WindowWalk(TrivialRegisterPassable):
     """A walk over the taps of a window in one slab, row by row."""
 
     var pixel: Int32
@@ -228,7 +228,7 @@ def pool_window[
     # Windows may lie in padding altogether.
     var count = max(tw.count, 0) * max(th.count, 0)
     for a in range(td.count):
-        var taps = Taps(
+        var taps = WindowWalk(
             ((td.start + a * p.d.dilation()) * p.h.input + th.start) * p.w.input
             + tw.start,
             ((td.first + a) * p.h.window + th.first) * p.w.window + tw.first,
@@ -268,7 +268,7 @@ def pool_window[
 def pool_fprop_gather[
     dtype: DType, argmax: DType, V: Int, adaptive: Bool
 ](y: Ptr[dtype], x: Ptr[dtype], argmaxes: Ptr[argmax], p: PoolingParams):
-    var at = _place[V](p.by_vectors, p.w.by_output)
+    var at = _thread_item[V](p.by_vectors, p.w.by_output)
     var oh = at.strip
     if oh >= p.h.output:
         return

@@ -25,7 +25,7 @@ from .ring_scatter_plan import (
     BLOCK,
     MOST_SUMS,
     TABLE,
-    Strips,
+    StripPlan,
     plan_strips,
 )
 
@@ -35,7 +35,7 @@ comptime NO_COLUMN = Int32(0x7FFF)
 
 
 @fieldwise_init
-struct Found(TrivialRegisterPassable):
+struct RingTarget(TrivialRegisterPassable):
     """Where an argmax points, if it is `ok`."""
 
     var row: Int32
@@ -45,7 +45,7 @@ struct Found(TrivialRegisterPassable):
     var ok: Bool
 
 
-struct Batch[dtype: DType, argmax: DType, V: Int](Copyable):
+struct LoadedWindows[dtype: DType, argmax: DType, V: Int](Copyable):
     """A few windows of one row as they lie in memory: what is done with them after waits for the loads. Bytes stay the
     words that they are loaded in."""
 
@@ -117,7 +117,7 @@ def walk_ring[
     sums: MutPointer[Float32, _, address_space=AddressSpace.SHARED],
     table: MutPointer[Int32, _, address_space=AddressSpace.SHARED],
     p: PoolingParams,
-    t: Strips,
+    t: StripPlan,
     flat: Int32,
 ):
     """The work of thread `flat`; its sums are BLOCK apart and begin as zeros at `sums`.
@@ -160,7 +160,7 @@ def walk_ring[
 
     var od = od0
     var ow = ow0
-    var next = Batch[dtype, argmax, V]()
+    var next = LoadedWindows[dtype, argmax, V]()
     # How many of a row's windows are left from the next ones on.
     var left = Int32(0)
     if od0 < od1 and group < last_group:
@@ -209,10 +209,10 @@ def walk_ring[
                 var places = Array[Int32, V](fill=0)
                 var oks = Array[Bool, V](fill=False)
                 comptime for v in range(V):
-                    var found: Found
+                    var found: RingTarget
                     comptime if argmax == OFFSET:
                         var word = words[k * V + v]
-                        found = Found(
+                        found = RingTarget(
                             word >> 16, left_of + (word & 0xFFFF), True
                         )
                     else:
@@ -261,7 +261,9 @@ def walk_ring[
 
 
 @always_inline
-def _find[DEPTH: Int](index: Int64, corner: Int32, p: PoolingParams) -> Found:
+def _find[
+    DEPTH: Int
+](index: Int64, corner: Int32, p: PoolingParams) -> RingTarget:
     """`corner` is the number of the pixel of the thread's first column in the first row under the windows.
     """
     var pixel = Int32(index) - corner
@@ -273,7 +275,7 @@ def _find[DEPTH: Int](index: Int64, corner: Int32, p: PoolingParams) -> Found:
     var r, j = p.w.by_input.divide(pixel)
     # A pixel before the strip's first column seems to lie at the end of the row above, past the strip's last.
     var ok = UInt32(pixel) < UInt32(p.h.reach * p.w.input)
-    return Found(r * Int32(DEPTH) + e, j, ok & ((index >> 32) == 0))
+    return RingTarget(r * Int32(DEPTH) + e, j, ok & ((index >> 32) == 0))
 
 
 @always_inline
@@ -316,7 +318,7 @@ def max_pool_dgrad_ring_scatter[
     dy: Ptr[dtype],
     argmaxes: Ptr[argmax],
     p: PoolingParams,
-    t: Strips,
+    t: StripPlan,
 ):
     var shared = external_memory[
         Float32, address_space=AddressSpace.SHARED, alignment=16
@@ -344,7 +346,7 @@ def _fill_table[
 ](
     table: MutPointer[Int32, _, address_space=AddressSpace.SHARED],
     p: PoolingParams,
-    t: Strips,
+    t: StripPlan,
 ):
     """Row and column that each byte names, for slabs of windows that begin 1 - reach, ..., DEPTH - 1 slabs after the
     thread's first."""
@@ -379,7 +381,7 @@ struct RingScatter(PoolingKernel):
     ](p: PoolingProblem) -> Optional[String]:
         if p.w.reach() > Int(p.w.input):
             return String("windows reach farther than a row is long")
-        if Strips.ring_of(p) > MOST_SUMS:
+        if StripPlan.ring_of(p) > MOST_SUMS:
             return String("windows reach over more rows than a thread has sums")
         if p.input_size() // Int(p.h.input) >= LIMIT_32 - BLOCK:
             return String("strips are too many for 32 bits")
@@ -442,7 +444,7 @@ def _suits[V: Int, DEPTH: Int](p: PoolingProblem) -> Bool:
         return p.d.reach() > Int(p.d.stride) and p.h.reach() <= Int(p.h.input)
     comptime if V > 1:
         # Two channels share what a window costs, if the strips are not too narrow for it.
-        return MOST_SUMS // (V * Strips.ring_of(p)) >= min(
+        return MOST_SUMS // (V * StripPlan.ring_of(p)) >= min(
             p.w.reach() // 2, Int(p.w.input)
         )
     return True

@@ -27,7 +27,7 @@ comptime TABLE = 256
 
 
 @fieldwise_init
-struct Strips(KernelArgument):
+struct StripPlan(KernelArgument):
     """How dx is cut: units (a strip of H of a few slabs) of items (a strip of columns by V channels).
     """
 
@@ -113,7 +113,7 @@ def plan_strips(
     depth: Int,
     table: Bool,
     processors: Int,
-) -> Optional[Strips]:
+) -> Optional[StripPlan]:
     """The strips that a large GPU is done with first; None if none fit.
 
     The model: a thread's work is its windows and its pixels, both in whole batches; a multiprocessor's threads share its
@@ -122,9 +122,9 @@ def plan_strips(
     """
     var reach_w = p.w.reach()
     var groups = ceildiv(Int(p.h.input) + Int(p.h.padding), Int(p.h.stride))
-    var best = Optional[Strips](None)
+    var best = Optional[StripPlan](None)
     var least = Float64(0)
-    var ring = Strips.ring_of(p)
+    var ring = StripPlan.ring_of(p)
     var widest = MOST_SUMS // (ring * vector * depth)
     if widest == 0:
         return None
@@ -140,7 +140,7 @@ def plan_strips(
             if cut == 0:
                 strips = 1
             var rows = ceildiv(groups, strips)
-            var t = Strips(
+            var t = StripPlan(
                 p, vector=vector, depth=depth, columns=columns, groups=rows
             )
             if strips > 1 and rows < Int(t.above):
@@ -155,7 +155,7 @@ def plan_strips(
 
 
 def strip_cost(
-    p: PoolingProblem, t: Strips, shared_bytes: Int, processors: Int
+    p: PoolingProblem, t: StripPlan, shared_bytes: Int, processors: Int
 ) -> Float64:
     """How long a multiprocessor takes, in windows that one thread adds."""
     var reach_w = p.w.reach()

@@ -10,7 +10,7 @@ from kernels.common.library import Arguments
 from kernels.common.pointer import Ptr
 from kernels.pooling.direct import Direct
 from kernels.pooling.kernel import PoolingTensors, averages
-from kernels.pooling.problem import Geometry, PoolingProblem, pooling_problem
+from kernels.pooling.problem import PoolingNumbers, PoolingProblem, pooling_problem
 from max.gpu.host import DeviceContext
 from std.utils.index import IndexList
 
@@ -35,7 +35,7 @@ def _problem(
     y: IndexList[5],
 ) raises -> PoolingProblem:
     var arguments = Arguments(Int(numbers.unsafe_ptr()))
-    return pooling_problem(Geometry.take(arguments), x, y)
+    return pooling_problem(PoolingNumbers.take(arguments), x, y)
 
 
 @always_inline
