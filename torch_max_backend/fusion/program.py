@@ -191,7 +191,8 @@ class Program:
         return (
             "\n@always_inline\n"
             f"def {name}[width: Int, parts: Int]"
-            f"(a: ProgramOperands[{self.operands}, {self.digits}], p: RunPositions[{self.digits}, parts]{self._handed}:\n"
+            f"(a: ProgramOperands[{self.operands}, {self.digits}],"
+            f" p: RunPositions[{self.digits}, parts]{self._handed}:\n"
             f"{self.body}"
         )
 
