@@ -5,8 +5,8 @@
 
 In the layout "contiguous" whole rows are added at the places of one list: index_add, index_put(accumulate=True), and
 the gradients of embedding and index_select. In "channels_last" each element has a place of its own: scatter_add, and
-gather's gradient; gather itself is checked, too. Gradients are added to zeros. Sums of rows must have the same bits
-every time, those of elements where that is asked for.
+gather's gradient; gather itself is checked, too. Gradients are added to zeros. Sums must have the same bits every time
+where that is asked for.
 """
 
 from __future__ import annotations
@@ -81,9 +81,8 @@ class Calls(LibraryCalls):
         deterministic: bool = False,
     ) -> Callable[[], None]:
         entry = "scatter_rows_add" if index.dim() == 1 else "scatter_elements_add"
-        numbers = [deterministic] if index.dim() > 1 else []
         base = torch.empty(0, 0, 0, dtype=y.dtype, device=self.device) if x is None else x
-        return self.bind(self._function(entry, y.dtype), y, base, index, source, numbers=numbers)
+        return self.bind(self._function(entry, y.dtype), y, base, index, source, numbers=[deterministic])
 
     def _drawn(
         self, problem: Drawn, dtype: torch.dtype, by_rows: bool

@@ -1,11 +1,12 @@
 """Reading from and writing to places that an index tensor names: embedding, indexing and gather, and their gradients.
 
 Where places repeat without accumulation the last one wins. Sums are made in a fixed order, so that the same input gives the
-same bits, but for those of elements on a GPU, where that is a choice.
+same bits; on a GPU that is a choice.
 
 extents.mojo    sizes
 gather.mojo     rows taken from one list of places, or elements, each from a place of its own
 rows.mojo       one list of places for whole rows that are written
+unordered.mojo  rows and elements that are added in any order
 few_columns.mojo    short rows of few places
 order.mojo      a list of places in sorted order
 sorted_rows.mojo    rows that are written by a sorted list

@@ -13,7 +13,6 @@ from max.gpu import global_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 
 from ..common.arithmetic import Divisor
-from ..common.atomics import add_atomically
 from ..common.bounds import Bounds, current_bounds
 from ..common.library import scratch
 from ..common.parallel import sync_parallelize, worker_count
@@ -21,13 +20,12 @@ from ..common.pointer import Ptr
 from .extents import Rows
 from .rows import start_row
 from .sorted_rows import BLOCK, sorted_rows_gpu, start_rows_gpu
+from .unordered import is_atomic, unordered_gpu
 
 comptime FEW_COLUMNS = 1 << 14
 """More are walked by as many threads."""
 comptime FEW_ELEMENTS = 32
 """Of a column: less time to walk than to sort."""
-comptime TOGETHER = 8
-"""Elements of a thread that adds atomically."""
 
 
 @always_inline
@@ -165,54 +163,6 @@ def elements_kernel[
 
 
 @always_inline
-def scatter_few[
-    dtype: DType, accumulate: Bool
-](
-    y: Ptr[dtype],
-    index: Ptr[DType.int64],
-    source: Ptr[dtype],
-    places: Int64,
-    count: Int64,
-    by_apart: Divisor,
-    inner: Divisor,
-    columns: Int64,
-    bounds: Bounds,
-    thread: Int,
-):
-    """A thread has TOGETHER elements of a column, `by_apart` rows apart: what goes to the same place is added up first. Where
-    elements are put, a column has one.
-    """
-    var row, n = inner.divide(Int32(thread))
-    var o, first = by_apart.divide(row)
-    if Int64(thread) >= columns * Int64(by_apart.value):
-        return
-    var from_ = Int(o) * Int(count) * Int(inner.value) + Int(n)
-    var to = Array[Int64, TOGETHER](fill=-1)
-    var values = Array[Scalar[dtype], TOGETHER](fill=0)
-    comptime for k in range(TOGETHER):
-        var i = Int(first) + k * Int(by_apart.value)
-        if Int64(i) < count:
-            var at = from_ + i * Int(inner.value)
-            to[k] = index[unsafe_offset=at]
-            values[k] = source[unsafe_offset=at]
-            if not bounds.holds(to[k], places):
-                to[k] = -1
-    var base = y.unsafe_offset(Int(o) * Int(places) * Int(inner.value) + Int(n))
-    comptime for k in range(TOGETHER):
-        comptime for earlier in range(k):
-            if to[k] >= 0 and to[earlier] == to[k]:
-                values[earlier] += values[k]
-                to[k] = -1
-    comptime for k in range(TOGETHER):
-        if to[k] >= 0:
-            var at = base.unsafe_offset(Int(to[k]) * Int(inner.value))
-            comptime if accumulate:
-                add_atomically(at, values[k])
-            else:
-                at[] = values[k]
-
-
-@always_inline
 def flat_place(
     index: Ptr[DType.int64],
     places: Int64,
@@ -228,34 +178,6 @@ def flat_place(
     var row, n = inner.divide(Int32(item))
     var o = Int(count.quotient(row))
     return (o * Int(places) + Int(place)) * Int(inner.value) + Int(n)
-
-
-@__name(t"scatter_elements_{accumulate}_{dtype}")
-def scatter_few_kernel[
-    dtype: DType, accumulate: Bool
-](
-    y: Ptr[dtype],
-    index: Ptr[DType.int64],
-    source: Ptr[dtype],
-    places: Int64,
-    count: Int64,
-    by_apart: Divisor,
-    inner: Divisor,
-    columns: Int64,
-    bounds: Bounds,
-):
-    scatter_few[dtype, accumulate](
-        y,
-        index,
-        source,
-        places,
-        count,
-        by_apart,
-        inner,
-        columns,
-        bounds,
-        Int(global_idx.x),
-    )
 
 
 def flat_places_kernel(
@@ -287,9 +209,6 @@ def elements_gpu[
     ctx: DeviceContext,
 ) raises:
     """`deterministic`: floats are added in a fixed order, too."""
-    comptime atomic = (
-        dtype == DType.float32 or dtype == DType.int32 or dtype == DType.int64
-    )
     var columns = rows.columns()
     if columns * rows.places == 0:
         return
@@ -299,23 +218,11 @@ def elements_gpu[
     var any_order = rows.count == 1
     comptime if accumulate:
         any_order = any_order or dtype.is_integral() or not deterministic
-    comptime if atomic or not accumulate:
+    comptime if is_atomic[dtype] or not accumulate:
         if any_order and total > 0 and total <= Int(Int32.MAX):
             start_rows_gpu(y, x, rows.zeros, ctx)
-            var apart = ceildiv(rows.count, TOGETHER)
-            comptime kernel = scatter_few_kernel[dtype, accumulate]
-            ctx.enqueue_function[kernel](
-                y,
-                index,
-                source,
-                Int64(rows.places),
-                Int64(rows.count),
-                Divisor(apart),
-                Divisor(rows.inner),
-                Int64(columns),
-                bounds,
-                grid_dim=ceildiv(columns * apart, BLOCK),
-                block_dim=BLOCK,
+            unordered_gpu[dtype, accumulate, by_rows=False](
+                y, index, source, rows, ctx
             )
             return
     var size = columns * rows.places

@@ -48,6 +48,7 @@ def _scatter_rows[
     x: Operand[dtype, 3],
     index: Operand[DType.int64, 1],
     source: Operand[dtype, 3],
+    deterministic: Bool,
     ctx: DeviceContext,
 ) raises:
     var rows = _rows(y.shape(), x.shape(), source.shape())
@@ -77,6 +78,7 @@ def _scatter_rows[
             index.to_device_buffer(ctx),
             source.to_device_buffer(ctx),
             rows,
+            deterministic,
             ctx,
         )
 
@@ -132,12 +134,14 @@ def _scatter_elements[
 def scatter_rows_add[
     target: StaticString, dtype: DType
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """Whole rows added at the places of one list."""
+    """Whole rows added at the places of one list. On a GPU additions of floats are atomic unless the result shall have the same
+    bits in every run."""
+    var deterministic = arguments.take_word() != 0
     var y = arguments.take[dtype, 3]()
     var x = arguments.take[dtype, 3]()
     var index = arguments.take[DType.int64, 1]()
     var source = arguments.take[dtype, 3]()
-    _scatter_rows[target, dtype, True](y, x, index, source, ctx)
+    _scatter_rows[target, dtype, True](y, x, index, source, deterministic, ctx)
 
 
 def scatter_rows_set[
@@ -149,14 +153,13 @@ def scatter_rows_set[
     var x = arguments.take[dtype, 3]()
     var index = arguments.take[DType.int64, 1]()
     var source = arguments.take[dtype, 3]()
-    _scatter_rows[target, dtype, False](y, x, index, source, ctx)
+    _scatter_rows[target, dtype, False](y, x, index, source, True, ctx)
 
 
 def scatter_elements_add[
     target: StaticString, dtype: DType
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """Elements added, each at a place of its own. On a GPU additions of floats are atomic unless the result shall have the same
-    bits in every run."""
+    """Elements added, each at a place of its own; see `scatter_rows_add`."""
     var deterministic = arguments.take_word() != 0
     var y = arguments.take[dtype, 3]()
     var x = arguments.take[dtype, 3]()

@@ -12,14 +12,14 @@ from kernels.checks.indices import check_share
 from kernels.common.arithmetic import Divisor
 from kernels.common.bounds import Bounds
 from kernels.common.pointer import Ptr
-from kernels.indexing.elements import (
-    TOGETHER,
-    flat_place,
-    scatter_column,
-    scatter_few,
-)
+from kernels.indexing.elements import flat_place, scatter_column
 from kernels.indexing.extents import Rows
 from kernels.indexing.gather import gather_element, gather_row_part
+from kernels.indexing.unordered import (
+    TOGETHER,
+    VECTOR,
+    scatter_unordered,
+)
 
 comptime E = DType.float32
 comptime GUARD = 64
@@ -240,22 +240,23 @@ def _check(argument: String) raises -> Int:
             written.data()[unsafe_offset=i] = xs[i]
         # Elements are put by as many threads only where a column has one.
         if accumulate or count == 1:
-            var apart = ceildiv(count, TOGETHER)
-            for thread in range(outer * inner * apart + 37):
-                scatter_few[E, accumulate](
+            var groups = ceildiv(count, TOGETHER)
+            var threads = outer * inner * groups
+            for thread in range(threads + 37):
+                scatter_unordered[E, accumulate, by_rows=False, width=1](
                     written.data(),
                     index,
                     source,
                     Int64(places),
                     Int64(count),
-                    Divisor(apart),
+                    Divisor(groups),
                     Divisor(inner),
-                    Int64(outer * inner),
+                    Int64(threads),
                     report.bounds(),
                     thread,
                 )
-            written.check("scatter_few", sums if accumulate else last)
-            report.check("scatter_few", places, each)
+            written.check("scatter_unordered", sums if accumulate else last)
+            report.check("scatter_unordered", places, each)
         written = Guarded(len(xs))
         for column in range(outer * inner + 37):
             scatter_column[E, accumulate](
@@ -275,6 +276,35 @@ def _check(argument: String) raises -> Int:
                 written.data(), x, index, source, rows, column, Bounds(0, 0)
             )
         written.check("scatter_column", sums if accumulate else last)
+
+    sums = xs.copy()
+    for i in range(total):
+        var place = one_list[i // inner % count]
+        if place >= 0 and place < Int64(places):
+            var o = i // inner // count
+            sums[(o * places + Int(place)) * inner + i % inner] += sources[i]
+    comptime for width in [1, VECTOR]:
+        if inner % width == 0:
+            var written = Guarded(len(xs))
+            for i in range(len(xs)):
+                written.data()[unsafe_offset=i] = xs[i]
+            var groups = ceildiv(count, TOGETHER)
+            var threads = outer * inner // width * groups
+            for thread in range(threads + 37):
+                scatter_unordered[E, True, by_rows=True, width=width](
+                    written.data(),
+                    listed,
+                    source,
+                    Int64(places),
+                    Int64(count),
+                    Divisor(groups),
+                    Divisor(inner // width),
+                    Int64(threads),
+                    report.bounds(),
+                    thread,
+                )
+            written.check("scatter_unordered, by rows", sums)
+            report.check("scatter_unordered, by rows", places, one_list)
 
     for thread in range(256):
         check_share(

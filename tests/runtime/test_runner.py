@@ -132,7 +132,9 @@ def test_what_a_kernel_refuses_is_raised() -> None:
     function = require("indexing", "scatter_rows_add", DeviceRef.CPU(), (DType.float32,))
     walk = require("runner", "walk", DeviceRef.CPU(), ())
     places = [Place(Kind.RESULT, 0), *(Place(Kind.ARGUMENT, number) for number in range(3))]
-    words = [word for place, shape in zip(places, (shapes[0], *shapes), strict=True) for word in (place, *shape)]
+    tensors = zip(places, (shapes[0], *shapes), strict=True)
+    deterministic = 1
+    words = [deterministic, *(word for place, shape in tensors for word in (place, *shape))]
     listing = LaunchList((Launch(function, tuple(words)),), 3, (places[0],), (), 0)
     with libraries.ready(device):
         pass

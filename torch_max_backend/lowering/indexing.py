@@ -159,7 +159,7 @@ def index_put(
     values: GraphTensor,
     accumulate: bool = False,
 ) -> GraphTensor:
-    """Advanced indexing, written to; accumulation is deterministic and in float32 for narrow floats."""
+    """Advanced indexing, written to; accumulation is in float32 for narrow floats."""
     tensors = [index for index in indices if index is not None]
     if len(tensors) == 1 and tensors[0].dtype == DType.bool:
         return _where_masked(ctx, x, indices, values, accumulate)
@@ -177,7 +177,8 @@ def index_put(
     places_of_base = indexed.value.shape[indexed.axis]
     base = Zeros(places_of_base) if _is_zero(ctx) else ops.reshape(indexed.value, [outer, places_of_base, inner])
     flat = ops.reshape(indexed.index, [count])
-    write = functools.partial(scatter_rows, sizes=indexed.sizes)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    write = functools.partial(scatter_rows, deterministic=deterministic, sizes=indexed.sizes)
     written = _written(base, flat, ops.reshape(source, [outer, count, inner]), accumulate, write)
     result = ops.reshape(written, indexed.x.value.shape)
     return indexed.x.with_value(numerics.cast(result, ctx.max_dtype))
@@ -290,13 +291,13 @@ def _scattered(
     if not _is_zero(ctx):
         base = ops.reshape(numerics.cast(x.value, wide), [outer, physical[axis], inner])
     new = ops.reshape(new, [outer, count, inner])
+    deterministic = torch.are_deterministic_algorithms_enabled()
     if _is_one_list(ctx.arg_meta(2), dim):
-        written = _written(base, _list_of(at, axis), new, accumulate, scatter_rows)
+        write = functools.partial(scatter_rows, deterministic=deterministic)
+        written = _written(base, _list_of(at, axis), new, accumulate, write)
     else:
-        # Dynamo compiles anew when that changes.
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        scatter = functools.partial(scatter_elements, deterministic=deterministic)
-        written = _written(base, ops.reshape(at, [outer, count, inner]), new, accumulate, scatter)
+        write = functools.partial(scatter_elements, deterministic=deterministic)
+        written = _written(base, ops.reshape(at, [outer, count, inner]), new, accumulate, write)
     return x.with_value(numerics.cast(ops.reshape(written, physical), ctx.max_dtype))
 
 
@@ -343,7 +344,8 @@ def _rows_written(
     if not _is_zero(ctx):
         base = ops.reshape(numerics.cast(x.value, wide), [outer, extent, inner])
     at = ops.reshape(numerics.cast(index.value, DType.int64), [count])
-    written = _written(base, at, ops.reshape(new, [outer, count, inner]), alpha is not None, scatter_rows)
+    write = functools.partial(scatter_rows, deterministic=torch.are_deterministic_algorithms_enabled())
+    written = _written(base, at, ops.reshape(new, [outer, count, inner]), alpha is not None, write)
     return x.with_value(numerics.cast(ops.reshape(written, physical), ctx.max_dtype))
 
 
@@ -351,7 +353,7 @@ def _rows_written(
 def index_add(
     ctx: LoweringContext, x: GraphTensor, dim: int, index: GraphTensor, source: GraphTensor, *, alpha: float = 1
 ) -> GraphTensor:
-    """Slices of ``source``, ``alpha`` times, added at the places of a list; in a fixed order."""
+    """Slices of ``source``, ``alpha`` times, added at the places of a list."""
     return _rows_written(ctx, x, dim, index, source, alpha)
 
 

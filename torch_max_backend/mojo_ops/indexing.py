@@ -28,7 +28,7 @@ FAMILY = Family(
     "indexing",
     Signature("gather_rows", (_Y,), (_X, _ROWS), reports=True),
     Signature("gather_elements", (_Y,), (_X, _ELEMENTS), reports=True),
-    Signature("scatter_rows_add", (_Y,), (_X, _ROWS, _SOURCE), reports=True),
+    Signature("scatter_rows_add", (_Y,), (_X, _ROWS, _SOURCE), ints("deterministic"), reports=True),
     Signature("scatter_rows_set", (_Y,), (_X, _ROWS, _SOURCE), reports=True),
     Signature("scatter_elements_add", (_Y,), (_X, _ELEMENTS, _SOURCE), ints("deterministic"), reports=True),
     Signature("scatter_elements_set", (_Y,), (_X, _ELEMENTS, _SOURCE), reports=True),
@@ -113,14 +113,23 @@ def gather_elements(x: TensorValue, index: TensorValue) -> TensorValue:
 
 @beartype
 def scatter_rows(
-    x: Base, index: TensorValue, source: TensorValue, accumulate: bool, sizes: Sequence[int] = ()
+    x: Base,
+    index: TensorValue,
+    source: TensorValue,
+    accumulate: bool,
+    *,
+    deterministic: bool = True,
+    sizes: Sequence[int] = (),
 ) -> TensorValue:
-    """``x`` with row i of ``source`` added to (or put in) row ``index[i]``; deterministic, the last one wins.
+    """``x`` with row i of ``source`` added to (or put in) row ``index[i]``.
 
-    ``sizes`` are those of the dimensions that became the rows, for an error.
+    Put, the last one wins. On a GPU additions of floats are atomic unless ``deterministic``. ``sizes`` are those of the
+    dimensions that became the rows, for an error.
     """
     _check(x, index, source, [source.shape[1]])
-    return _scattered("scatter_rows_add" if accumulate else "scatter_rows_set", x, index, source, sizes=sizes)
+    if accumulate:
+        return _scattered("scatter_rows_add", x, index, source, [deterministic], sizes)
+    return _scattered("scatter_rows_set", x, index, source, sizes=sizes)
 
 
 @beartype
@@ -129,7 +138,7 @@ def scatter_elements(
 ) -> TensorValue:
     """``x`` with every element of ``source`` added to (or put in) the row that ``index`` has for it.
 
-    Put, the last one wins. On a GPU additions of floats are atomic unless ``deterministic``.
+    Put, the last one wins; added, as in ``scatter_rows``.
     """
     _check(x, index, source, list(source.shape))
     if accumulate:
