@@ -8,8 +8,8 @@ from max.gpu.host import DeviceContext
 from ..common.bounds import Bounds, current_bounds
 from ..common.pointer import Ptr
 
-comptime BLOCK = 256
-comptime MOST_BLOCKS = 1024
+comptime THREADS = 256
+comptime MAX_BLOCKS = 1024
 
 
 @no_inline
@@ -52,7 +52,7 @@ def check_indices_kernel(
     if thread == 0:
         result[unsafe_offset=0] = True
     check_share(
-        index, count, size, ignored, bounds, thread, Int(grid_dim.x) * BLOCK
+        index, count, size, ignored, bounds, thread, Int(grid_dim.x) * THREADS
     )
 
 
@@ -72,6 +72,6 @@ def check_indices_gpu(
         Int64(size),
         Int64(ignored),
         current_bounds(),
-        grid_dim=max(1, min(ceildiv(count, BLOCK), MOST_BLOCKS)),
-        block_dim=BLOCK,
+        grid_dim=max(1, min(ceildiv(count, THREADS), MAX_BLOCKS)),
+        block_dim=THREADS,
     )

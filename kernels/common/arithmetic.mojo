@@ -60,8 +60,8 @@ def truncated_quotient[
 
 
 # Below and above these e to the x counts as zero and as infinite, as in lowering/numerics.py.
-comptime LEAST_EXPONENT = -103.0
-comptime GREATEST_EXPONENT = 88.72283905206835
+comptime MIN_EXPONENT = -103.0
+comptime MAX_EXPONENT = 88.72283905206835
 
 
 @always_inline
@@ -73,10 +73,10 @@ def exponential[
     comptime if is_nvidia_gpu():
         # As its instruction has it.
         return value
-    value = x.gt(GREATEST_EXPONENT).select(
+    value = x.gt(MAX_EXPONENT).select(
         SIMD[DType.float32, width](inf[DType.float32]()), value
     )
-    value = x.lt(LEAST_EXPONENT).select(SIMD[DType.float32, width](0), value)
+    value = x.lt(MIN_EXPONENT).select(SIMD[DType.float32, width](0), value)
     return isnan(x).select(x, value)
 
 

@@ -17,7 +17,7 @@ from extensibility import InputTensor, OutputTensor
 from max.gpu.host import DeviceBuffer, DeviceContext
 from max.gpu.host.device_context import _DeviceContextCpp, _DeviceContextPtr
 
-comptime MOST_WORDS = 128
+comptime MAX_WORDS = 128
 comptime MESSAGE_BYTES = 1024
 """Room for the message of an error, with its closing zero."""
 
@@ -73,7 +73,7 @@ def _brought(function: StaticString) -> Int:
     return 0
 
 
-struct Call[most_words: Int = MOST_WORDS]:
+struct Call[most_words: Int = MAX_WORDS]:
     """The operands of one call, in the order in which the function takes them.
     """
 

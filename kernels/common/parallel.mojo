@@ -53,6 +53,18 @@ def worker_count() -> Int:
     return max(1, team.threads if team.start != 0 else 1)
 
 
+comptime GRAIN_SIZE = 16384
+"""Elements below which another thread costs more than it gives."""
+
+
+def workers_for(
+    elements: Int, most: Int = Int.MAX, grain: Int = GRAIN_SIZE
+) -> Int:
+    """Threads that pay for so many elements: at least one, at most `most`, each with `grain` elements or more.
+    """
+    return max(1, min(min(worker_count(), most), elements // grain))
+
+
 def sync_parallelize[Task: def(Int) raises -> None](task: Task, count: Int):
     """Runs task(0) to task(count - 1), on several threads where there are; returns when all have ended. An error of a
     task ends the process.

@@ -9,9 +9,9 @@ from std.math import ceildiv
 from .pointer import Ptr, accumulation_type
 from .vectors import for_each_share, lanes, smallest_share, store_part
 
-comptime FEWEST_PLANES = 32
+comptime MIN_PLANES = 32
 """That pay for a table."""
-comptime LONGEST_TABLE = 1 << 15
+comptime MAX_TABLE_ENTRIES = 1 << 15
 """Entries that the cache holds beside a plane."""
 
 

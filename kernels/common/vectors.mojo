@@ -54,8 +54,8 @@ def store_past_cache[
     """As store_part, for what is wanted much later: whole lines go straight to the memory, so that none is read first and
     none displaces what is wanted sooner. `end_past_cache` ends a share that did so.
     """
-    if at + V <= extent and Int(row.unsafe_offset(at)) % LINE == 0:
-        row.unsafe_store[alignment=LINE, non_temporal=True](at, value)
+    if at + V <= extent and Int(row.unsafe_offset(at)) % CACHE_LINE == 0:
+        row.unsafe_store[alignment=CACHE_LINE, non_temporal=True](at, value)
     else:
         store_part(row, at, extent, value)
 
@@ -75,24 +75,24 @@ def is_nan[
     return ~v.eq(v)
 
 
-comptime LINE = 64
+comptime CACHE_LINE = 64
 """Bytes of a line of the caches."""
-comptime EARLY = 2048
+comptime PREFETCH_DISTANCE = 2048
 """Bytes by which data is asked for before it is needed: the processor by itself asks too late, or not beyond a page of
 the memory."""
 
 
 @always_inline
 def ask_ahead[dtype: DType, //, W: Int](data: Ptr[dtype], at: Int):
-    """Asks for the W elements that lie EARLY bytes after element `at`. Nothing is read: they need not exist.
+    """Asks for the W elements that lie PREFETCH_DISTANCE bytes after element `at`. Nothing is read: they need not exist.
     """
-    ask_for[W](data, at + EARLY // size_of[dtype]())
+    ask_for[W](data, at + PREFETCH_DISTANCE // size_of[dtype]())
 
 
 @always_inline
 def ask_for[dtype: DType, //, W: Int](data: Ptr[dtype], at: Int):
     """Asks for the W elements from `at` on."""
-    comptime step = LINE // size_of[dtype]()
+    comptime step = CACHE_LINE // size_of[dtype]()
     comptime for k in range(max(W // step, 1)):
         prefetch[PrefetchOptions().for_read().high_locality().to_data_cache()](
             data.unsafe_offset(at + k * step)
@@ -163,7 +163,7 @@ def pointer_to[dtype: DType, //](mut list: List[Scalar[dtype]]) -> Ptr[dtype]:
     return rebind[Ptr[dtype]](list.unsafe_ptr())
 
 
-comptime SPARE = 2 * LINE
+comptime FALSE_SHARING_BYTES = 2 * CACHE_LINE
 """Bytes between what one core writes and another touches: lines go from core to core in pairs."""
 
 
@@ -171,7 +171,7 @@ comptime SPARE = 2 * LINE
 def apart(most: Int) -> Int:
     """The capacity of a small list of up to `most` that one core writes again and again: no two of such lists come to share a
     line."""
-    return most + 2 * (SPARE // size_of[Int]())
+    return most + 2 * (FALSE_SHARING_BYTES // size_of[Int]())
 
 
 @always_inline
@@ -181,7 +181,7 @@ def own_lines[
     """Room that one core writes again and again, with room around them: small lists of several cores may come to lie side by
     side. `pointer_inside` points to them."""
     return List[Scalar[dtype]](
-        length=length + 2 * (SPARE // size_of[dtype]()), fill=fill
+        length=length + 2 * (FALSE_SHARING_BYTES // size_of[dtype]()), fill=fill
     )
 
 
@@ -189,7 +189,9 @@ def own_lines[
 def pointer_inside[
     dtype: DType, //
 ](mut list: List[Scalar[dtype]]) -> Ptr[dtype]:
-    return pointer_to(list).unsafe_offset(SPARE // size_of[dtype]())
+    return pointer_to(list).unsafe_offset(
+        FALSE_SHARING_BYTES // size_of[dtype]()
+    )
 
 
 @always_inline

@@ -16,7 +16,7 @@ from .kernel import ConvolutionKernel, ConvolutionTensors
 from .passes import DGRAD, FPROP
 from .problem import ConvolutionProblem
 
-comptime BLOCK = 256
+comptime THREADS = 256
 
 
 @always_inline
@@ -234,6 +234,6 @@ struct Analytic[target: StaticString](ConvolutionKernel):
                 t.b,
                 p,
                 Int64(size),
-                grid_dim=ceildiv(size, BLOCK),
-                block_dim=BLOCK,
+                grid_dim=ceildiv(size, THREADS),
+                block_dim=THREADS,
             )

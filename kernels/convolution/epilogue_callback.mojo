@@ -1,14 +1,11 @@
 """What a CPU kernel calls for the elements of its result that it has just stored, while they lie in its cache."""
 
-from ..common.parallel import sync_parallelize, worker_count
+from ..common.parallel import sync_parallelize, workers_for
 from .passes import FPROP
 from .problem import ConvolutionProblem
 
 comptime Body = def(Int, Int, Int) thin abi("C") -> None
 """Gets what the function knows, and the first element and the one behind the last."""
-
-comptime _SMALLEST_SHARE = 16384
-"""Elements that a core takes at least (pointwise/cpu.mojo)."""
 
 
 @fieldwise_init
@@ -43,7 +40,7 @@ struct EpilogueCallback(ImplicitlyCopyable, TrivialRegisterPassable):
     def run_all(self, size: Int):
         """All elements, in equal shares: behind a kernel that does not call it.
         """
-        var workers = max(1, min(worker_count(), size // _SMALLEST_SHARE))
+        var workers = workers_for(size)
         if workers == 1:
             self.run(0, size)
             return

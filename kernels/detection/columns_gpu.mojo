@@ -12,10 +12,10 @@ from ..common.atomics import add_atomically
 from ..common.pointer import Ptr, accumulation_type
 from .deformable import DeformableProblem, DeformedPoint
 
-comptime BLOCK = 256
+comptime THREADS = 256
 comptime LANES = 16
 """Threads that share the channels of a point whose sums are added."""
-comptime MOST_LANES = 32
+comptime MAX_LANES = 32
 """Threads that share those of others, at most."""
 
 
@@ -104,7 +104,7 @@ def deformed_offset_gradient[
     comptime Acc = accumulation_type[dtype]
     comptime SUMS = 3
     var shared = stack_allocation[
-        BLOCK * SUMS, Scalar[Acc], address_space=AddressSpace.SHARED
+        THREADS * SUMS, Scalar[Acc], address_space=AddressSpace.SHARED
     ]()
     var thread = Int(thread_idx.x)
     var at = Int(global_idx.x) // LANES
@@ -226,7 +226,7 @@ def _check(p: DeformableProblem) raises:
 def _lanes(p: DeformableProblem) -> Int:
     """A power of two, so that a warp's points begin with it."""
     var lanes = 1
-    while lanes < min(p.together(), MOST_LANES):
+    while lanes < min(p.together(), MAX_LANES):
         lanes *= 2
     return lanes
 
@@ -252,8 +252,8 @@ def columns_gpu[
         mask,
         p,
         Int64(lanes),
-        grid_dim=ceildiv(points(p) * lanes, BLOCK),
-        block_dim=BLOCK,
+        grid_dim=ceildiv(points(p) * lanes, THREADS),
+        block_dim=THREADS,
     )
 
 
@@ -280,8 +280,8 @@ def columns_offset_gradient_gpu[
         offset,
         mask,
         p,
-        grid_dim=ceildiv(points(p) * LANES, BLOCK),
-        block_dim=BLOCK,
+        grid_dim=ceildiv(points(p) * LANES, THREADS),
+        block_dim=THREADS,
     )
 
 
@@ -311,8 +311,8 @@ def columns_input_gradient_gpu[
             offset,
             mask,
             p,
-            grid_dim=ceildiv(Int(p.batch) * Int(p.channels), BLOCK),
-            block_dim=BLOCK,
+            grid_dim=ceildiv(Int(p.batch) * Int(p.channels), THREADS),
+            block_dim=THREADS,
         )
         return
     var lanes = _lanes(p)
@@ -323,6 +323,6 @@ def columns_input_gradient_gpu[
         mask,
         p,
         Int64(lanes),
-        grid_dim=ceildiv(points(p) * lanes, BLOCK),
-        block_dim=BLOCK,
+        grid_dim=ceildiv(points(p) * lanes, THREADS),
+        block_dim=THREADS,
     )

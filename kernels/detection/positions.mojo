@@ -15,7 +15,7 @@ from .problem import (
     pooled_region,
 )
 
-comptime BLOCK = 256
+comptime THREADS = 256
 
 
 @always_inline
@@ -287,8 +287,8 @@ def positions_gpu[
         x,
         regions,
         p,
-        grid_dim=ceildiv(Int(p.regions) * Int(p.channels), BLOCK),
-        block_dim=BLOCK,
+        grid_dim=ceildiv(Int(p.regions) * Int(p.channels), THREADS),
+        block_dim=THREADS,
     )
 
 
@@ -308,6 +308,6 @@ def positions_gradient_gpu[
         dy,
         regions,
         p,
-        grid_dim=ceildiv(Int(p.batch) * p.image(), BLOCK),
-        block_dim=BLOCK,
+        grid_dim=ceildiv(Int(p.batch) * p.image(), THREADS),
+        block_dim=THREADS,
     )

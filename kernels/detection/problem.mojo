@@ -16,7 +16,7 @@ from ..common.pointer import Ptr, accumulation_type
 
 comptime REGION = 5
 """Numbers of a region."""
-comptime MOST_SAMPLES = 1 << 30
+comptime MAX_SAMPLES = 1 << 30
 """Of a bin along an axis."""
 
 
@@ -145,7 +145,7 @@ struct Bins[Acc: DType](TrivialRegisterPassable):
         var least = min(a, b)
         var most = max(a, b)
         if isfinite(least) and isfinite(most):
-            comptime limit = Scalar[Self.Acc](MOST_SAMPLES)
+            comptime limit = Scalar[Self.Acc](MAX_SAMPLES)
             first = max(Int32(max(min(floor(least), limit), -limit)) - 1, 0)
             last = min(
                 Int32(max(min(ceil(most), limit), -limit)) + 2, self.samples
@@ -207,7 +207,7 @@ def _samples_of[
     """
     if p.samples > 0:
         return p.samples
-    comptime limit = Scalar[Acc](MOST_SAMPLES)
+    comptime limit = Scalar[Acc](MAX_SAMPLES)
     # NaN has none either.
     return Int32(
         max(min(ceil(length), limit), -limit)

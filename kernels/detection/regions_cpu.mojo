@@ -15,7 +15,7 @@ from ..common.vectors import (
 from ..common.pointer import Ptr, accumulation_type
 from .problem import Bins, RegionsProblem, aligned_region, pooled_region
 
-comptime JOINED = 4
+comptime CHANNEL_VECTORS = 4
 """Vectors of channels that are summed side by side."""
 comptime FLT_MAX = 3.4028234663852886e38
 """A bin's maximum is greater than its negative, or torchvision finds none."""
@@ -88,7 +88,7 @@ def align_cpu[
     """y = the mean of each bin's samples."""
     comptime Acc = accumulation_type[dtype]
     comptime V = lanes[dtype]
-    comptime WIDE = JOINED * V
+    comptime WIDE = CHANNEL_VECTORS * V
     var channels = Int(p.channels)
     var rows = Int(p.rows)
     var columns = Int(p.columns)
@@ -109,7 +109,7 @@ def align_cpu[
                 var c = 0
                 while c < channels:
                     if c + WIDE <= channels:
-                        var sums = _sums[JOINED, V](
+                        var sums = _sums[CHANNEL_VECTORS, V](
                             image.unsafe_offset(c),
                             channels,
                             channels - c,
@@ -118,7 +118,7 @@ def align_cpu[
                             bin,
                             p,
                         )
-                        comptime for k in range(JOINED):
+                        comptime for k in range(CHANNEL_VECTORS):
                             to.unsafe_store[alignment=1](
                                 c + k * V,
                                 (sums[k] / region.count).cast[dtype](),

@@ -10,19 +10,19 @@ from max.gpu.host import DeviceContext
 from max.gpu.memory import AddressSpace
 
 from ..common.arithmetic import Divisor
+from ..common.gpu_limits import GRID_LIMIT
 from ..common.pointer import Ptr, accumulation_type
 from .problem import RegionsProblem, Region, aligned_region, pooled_region
 from .regions_cpu import FLT_MAX
 
-comptime BLOCK = 256
+comptime THREADS = 256
 comptime TILE = 8
 """Rows and columns of pixels that a block has."""
-comptime LANES = BLOCK // TILE
+comptime LANES = THREADS // TILE
 """Threads that share the channels of a column of the tile."""
 comptime CHUNK = 32
 """Bins of a row, or a column, whose weights are in shared memory at a time."""
 comptime VECTOR = 4
-comptime GRID_LIMIT = 65535
 
 
 @always_inline
@@ -143,7 +143,7 @@ def gather_regions[
     """
     comptime Acc = accumulation_type[dtype]
     var found = stack_allocation[
-        BLOCK, Scalar[DType.uint8], address_space=AddressSpace.SHARED
+        THREADS, Scalar[DType.uint8], address_space=AddressSpace.SHARED
     ]()
     var down = stack_allocation[
         CHUNK * TILE, Scalar[Acc], address_space=AddressSpace.SHARED
@@ -162,7 +162,7 @@ def gather_regions[
     var n = Int32(block_idx.z)
     while n < p.batch:
         var sums = Array[SIMD[Acc, V], TILE](fill=SIMD[Acc, V](0))
-        for first in range(Int32(0), p.regions, Int32(BLOCK)):
+        for first in range(Int32(0), p.regions, Int32(THREADS)):
             var own = first + thread
             var hit = False
             if own < p.regions:
@@ -172,7 +172,7 @@ def gather_regions[
             barrier()
             found[unsafe_offset=thread] = UInt8(1 if hit else 0)
             barrier()
-            for j in range(min(Int32(BLOCK), p.regions - first)):
+            for j in range(min(Int32(THREADS), p.regions - first)):
                 if found[unsafe_offset=j] == 0:
                     continue
                 var number = Int(first + j)
@@ -208,11 +208,11 @@ def gather_regions[
                             var bin_end = min(bin_first + CHUNK, columns[1])
                             barrier()
                             # Half of the threads weigh rows, the other half columns.
-                            if thread < BLOCK // 2:
+                            if thread < THREADS // 2:
                                 for at in range(
                                     thread,
                                     (row_end - row_first) * TILE,
-                                    BLOCK // 2,
+                                    THREADS // 2,
                                 ):
                                     down[unsafe_offset=at] = (
                                         region.h.weight(
@@ -223,9 +223,9 @@ def gather_regions[
                                     )
                             else:
                                 for at in range(
-                                    thread - BLOCK // 2,
+                                    thread - THREADS // 2,
                                     (bin_end - bin_first) * TILE,
-                                    BLOCK // 2,
+                                    THREADS // 2,
                                 ):
                                     along[unsafe_offset=at] = region.w.weight(
                                         bin_first + at // TILE,
@@ -346,8 +346,8 @@ def align_gpu[
                 regions,
                 p,
                 Divisor(vectors),
-                grid_dim=ceildiv(Int(p.regions) * p.bins() * vectors, BLOCK),
-                block_dim=BLOCK,
+                grid_dim=ceildiv(Int(p.regions) * p.bins() * vectors, THREADS),
+                block_dim=THREADS,
             )
             return
 
@@ -379,8 +379,8 @@ def maxima_gpu[
                 regions,
                 p,
                 Divisor(vectors),
-                grid_dim=ceildiv(Int(p.regions) * p.bins() * vectors, BLOCK),
-                block_dim=BLOCK,
+                grid_dim=ceildiv(Int(p.regions) * p.bins() * vectors, THREADS),
+                block_dim=THREADS,
             )
             return
 
@@ -417,6 +417,6 @@ def regions_gradient_gpu[
                     ceildiv(Int(p.channels), LANES * V),
                     min(Int(p.batch), GRID_LIMIT),
                 ),
-                block_dim=BLOCK,
+                block_dim=THREADS,
             )
             return

@@ -18,7 +18,7 @@ from .problem import (
     pooled_region,
 )
 
-comptime BLOCK = 256
+comptime THREADS = 256
 
 
 struct SampleWeights[Acc: DType](TrivialRegisterPassable):
@@ -273,8 +273,8 @@ def scatter_regions_gpu[
             p,
             by_channels,
             by_bins,
-            grid_dim=ceildiv(size, BLOCK),
-            block_dim=BLOCK,
+            grid_dim=ceildiv(size, THREADS),
+            block_dim=THREADS,
         )
     else:
         ctx.enqueue_function[scatter_means_kernel[dtype]](
@@ -284,8 +284,8 @@ def scatter_regions_gpu[
             p,
             by_channels,
             by_bins,
-            grid_dim=ceildiv(size, BLOCK),
-            block_dim=BLOCK,
+            grid_dim=ceildiv(size, THREADS),
+            block_dim=THREADS,
         )
 
 
@@ -311,6 +311,6 @@ def scatter_positions_gpu[
         p,
         Divisor(Int(p.channels)),
         Divisor(p.bins()),
-        grid_dim=ceildiv(size, BLOCK),
-        block_dim=BLOCK,
+        grid_dim=ceildiv(size, THREADS),
+        block_dim=THREADS,
     )

@@ -8,15 +8,13 @@ from max.gpu import block_idx, thread_idx
 from max.gpu.host import DeviceContext
 
 from ..common.argument import KernelArgument
-from ..common.parallel import sync_parallelize, worker_count
+from ..common.gpu_limits import VECTOR_BYTES
+from ..common.parallel import sync_parallelize, workers_for
 from ..common.pointer import Ptr
 from ..common.vectors import copy_row
 
-comptime MOST_PARTS = 48
-comptime BLOCK = 256
-comptime MOST_BYTES = 16
-# Below this many elements a second core costs more than it gives.
-comptime SMALLEST_SHARE = 16384
+comptime MAX_PARTS = 48
+comptime THREADS = 256
 
 
 struct ConcatenatedParts(KernelArgument):
@@ -26,9 +24,9 @@ struct ConcatenatedParts(KernelArgument):
     var outer: Int
     var total: Int
     """Elements from one row of the result to the next; these parts may be only some of the row."""
-    var data: IndexList[MOST_PARTS]
-    var widths: IndexList[MOST_PARTS, element_type=DType.int32]
-    var starts: IndexList[MOST_PARTS, element_type=DType.int32]
+    var data: IndexList[MAX_PARTS]
+    var widths: IndexList[MAX_PARTS, element_type=DType.int32]
+    var starts: IndexList[MAX_PARTS, element_type=DType.int32]
 
     def __init__(out self, outer: Int, total: Int):
         self.outer = outer
@@ -43,13 +41,7 @@ def concatenate_cpu[
     dtype: DType
 ](y: Ptr[dtype], parts: ConcatenatedParts, count: Int, width: Int):
     """Writes the first `count` parts, `width` elements of each row."""
-    var workers = max(
-        1,
-        min(
-            min(worker_count(), parts.outer),
-            parts.outer * width // SMALLEST_SHARE,
-        ),
-    )
+    var workers = workers_for(parts.outer * width, parts.outer)
 
     @always_inline
     def task(worker: Int) {imm}:
@@ -70,7 +62,7 @@ def concatenate_cpu[
 def concatenate_kernel[
     dtype: DType, vector: Int
 ](y: Ptr[dtype], parts: ConcatenatedParts):
-    """A block copies BLOCK vectors of one part."""
+    """A block copies THREADS vectors of one part."""
     var block = Int(block_idx.x)
     var data = parts.data[0]
     var width = parts.widths[0]
@@ -78,14 +70,14 @@ def concatenate_kernel[
     var column = 0
     var before = 0
     # Unrolled: a structure that is indexed while running would be copied to local memory.
-    comptime for k in range(MOST_PARTS):
+    comptime for k in range(MAX_PARTS):
         if block >= parts.starts[k]:
             data = parts.data[k]
             width = parts.widths[k]
             start = parts.starts[k]
             column = before
         before += parts.widths[k]
-    var i = ((block - start) * BLOCK + Int(thread_idx.x)) * vector
+    var i = ((block - start) * THREADS + Int(thread_idx.x)) * vector
     if i >= parts.outer * width:
         return
     var row = Int32(i) // Int32(width)
@@ -107,12 +99,12 @@ def _launch[
     y: Ptr[dtype], mut parts: ConcatenatedParts, count: Int, ctx: DeviceContext
 ) raises:
     var blocks = 0
-    for k in range(MOST_PARTS):
+    for k in range(MAX_PARTS):
         parts.starts[k] = blocks if k < count else Int(Int32.MAX)
         if k < count:
-            blocks += ceildiv(parts.outer * parts.widths[k], BLOCK * vector)
+            blocks += ceildiv(parts.outer * parts.widths[k], THREADS * vector)
     ctx.enqueue_function[concatenate_kernel[dtype, vector]](
-        y, parts, grid_dim=blocks, block_dim=BLOCK
+        y, parts, grid_dim=blocks, block_dim=THREADS
     )
 
 
@@ -123,13 +115,13 @@ def concatenate_gpu[
     y: Ptr[dtype], mut parts: ConcatenatedParts, count: Int, ctx: DeviceContext
 ) raises:
     """All widths are at least 1."""
-    comptime vector = MOST_BYTES // size_of[dtype]()
+    comptime vector = VECTOR_BYTES // size_of[dtype]()
     var together = Int(y)
     var fits = parts.total % vector == 0
     for k in range(count):
         together |= parts.data[k]
         fits = fits and parts.widths[k] % vector == 0
-    if fits and together % MOST_BYTES == 0:
+    if fits and together % VECTOR_BYTES == 0:
         _launch[dtype, vector](y, parts, count, ctx)
     else:
         _launch[dtype, 1](y, parts, count, ctx)

@@ -10,12 +10,12 @@ from std.utils.index import IndexList
 from ..common.library import Arguments
 from ..common.pointer import Ptr
 from .concatenate import (
-    MOST_PARTS,
+    MAX_PARTS,
     ConcatenatedParts,
     concatenate_cpu,
     concatenate_gpu,
 )
-from .transpose import MOST_DIGITS, Permutation, transpose_cpu, transpose_gpu
+from .transpose import MAX_DIGITS, Permutation, transpose_cpu, transpose_gpu
 
 
 def transpose[
@@ -28,10 +28,10 @@ def transpose[
     """
     var geometry = arguments.take_list()
     var count = geometry.dim_size(0) // 2
-    if count < 2 or count > MOST_DIGITS or geometry.dim_size(0) % 2 != 0:
+    if count < 2 or count > MAX_DIGITS or geometry.dim_size(0) % 2 != 0:
         raise Error(t"transpose: geometry has {geometry.dim_size(0)} values")
-    var extents = IndexList[MOST_DIGITS](1)
-    var strides = IndexList[MOST_DIGITS](0)
+    var extents = IndexList[MAX_DIGITS](1)
+    var strides = IndexList[MAX_DIGITS](0)
     for k in range(count):
         extents[k] = Int(geometry[k])
         strides[k] = Int(geometry[count + k])
@@ -60,8 +60,8 @@ def concatenate[
     if outer * total > Int(Int32.MAX):
         raise Error("concatenate: more than 2^31 - 1 elements")
     var y = Ptr[dtype](unsafe_from_address=arguments.take_word())
-    for first in range(0, count, MOST_PARTS):
-        var several = min(count - first, MOST_PARTS)
+    for first in range(0, count, MAX_PARTS):
+        var several = min(count - first, MAX_PARTS)
         var parts = ConcatenatedParts(outer, total)
         var width = 0
         for k in range(several):

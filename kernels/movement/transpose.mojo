@@ -16,11 +16,11 @@ from max.gpu.memory import AddressSpace
 
 from ..common.argument import KernelArgument
 from ..common.arithmetic import Divisor
-from ..common.parallel import sync_parallelize, worker_count
+from ..common.parallel import sync_parallelize, workers_for
 from ..common.pointer import Ptr
 
-comptime MOST_DIGITS = 6
-comptime OTHERS = MOST_DIGITS - 2
+comptime MAX_DIGITS = 6
+comptime OTHERS = MAX_DIGITS - 2
 comptime CPU_TILE = 32
 comptime GPU_TILE = 64
 # A block's lanes along a tile's rows, of which each moves two elements, and its rows of lanes.
@@ -30,8 +30,6 @@ comptime ROWS = 8
 comptime NARROW = 16
 comptime NARROW_ELEMENTS = 4096
 comptime NARROW_THREADS = 256
-# Below this many elements a second core costs more than it gives.
-comptime SMALLEST_SHARE = 16384
 
 
 @fieldwise_init
@@ -55,8 +53,8 @@ struct Permutation(KernelArgument):
     def __init__(
         out self,
         count: Int,
-        extents: IndexList[MOST_DIGITS],
-        strides: IndexList[MOST_DIGITS],
+        extents: IndexList[MAX_DIGITS],
+        strides: IndexList[MAX_DIGITS],
     ) raises:
         """Of `count` digits. Raises where none but the last one moves on by one in the source, or an extent is no int32.
         """
@@ -168,9 +166,7 @@ def transpose_cpu[
 ](y: Ptr[dtype], x: Ptr[dtype], permutation: Permutation) raises:
     var tiling = TransposeTiles(permutation, CPU_TILE, CPU_TILE)
     var tiles = tiling.count()
-    var workers = max(
-        1, min(worker_count(), permutation.size() // SMALLEST_SHARE)
-    )
+    var workers = workers_for(permutation.size())
     var pitch = permutation.pitch
     var step = permutation.step
 

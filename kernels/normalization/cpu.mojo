@@ -6,24 +6,16 @@ The shares' results are merged in a fixed order, so that the same input gives th
 from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of
 
-from ..common.parallel import sync_parallelize, worker_count
+from ..common.parallel import sync_parallelize, workers_for
 from ..common.pointer import Ptr
 from .columns import FoldedRows, Moments, chunk_moments, chunk_sums, folded
 
-# Below this many elements a second core costs more than it gives.
-comptime SMALLEST_SHARE = 16384
 # Vectors that are reduced side by side: enough independent sums to hide an addition's latency.
 comptime TILE = 4
 
 
 def _shares(columns: FoldedRows) -> Int:
-    return max(
-        1,
-        min(
-            min(worker_count(), columns.size() // SMALLEST_SHARE),
-            columns.wide_rows(),
-        ),
-    )
+    return workers_for(columns.size(), columns.wide_rows())
 
 
 @always_inline

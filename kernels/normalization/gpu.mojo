@@ -29,17 +29,17 @@ from .partials import Partials, Slices
 
 # Threads of a block beside each other, at most.
 comptime LANES = 64
-comptime BLOCK = 256
+comptime THREADS = 256
 # Rows that a thread reads at once of each tensor: of one, and of two.
-comptime TOGETHER = 8
-comptime OF_TWO = 4
+comptime MOMENTS_LOADS = 8
+comptime SUMS_LOADS = 4
 # Enough blocks to fill the largest GPU a few times over, so that none waits long for the last one; more would only
 # lengthen stage 2.
-comptime BLOCKS = 1056
+comptime MAX_BLOCKS = 1056
 # Threads that merge a channel's slices, channels of a block, and slices read at once.
-comptime MERGERS = 64
-comptime MERGED = 8
-comptime AT_ONCE = 4
+comptime MERGE_THREADS = 64
+comptime MERGE_COLUMNS = 8
+comptime MERGE_LOADS = 4
 
 
 @always_inline
@@ -63,16 +63,16 @@ def _keep[acc: DType, V: Int, //](target: Ptr[acc], value: SIMD[acc, V]):
 @always_inline
 def _sum_of_rows[acc: DType, V: Int, //](value: SIMD[acc, V]) -> SIMD[acc, V]:
     """The sum over a block's rows of threads, in each of them."""
-    # A lane's numbers stand BLOCK apart: neighbours' stand in different banks.
+    # A lane's numbers stand THREADS apart: neighbours' stand in different banks.
     var shared = stack_allocation[
-        BLOCK * V, Scalar[acc], address_space=AddressSpace.SHARED
+        THREADS * V, Scalar[acc], address_space=AddressSpace.SHARED
     ]()
     var lanes = Int(block_dim.x)
     var mine = Int(thread_idx.y) * lanes + Int(thread_idx.x)
     var total = value
     barrier()
     comptime for k in range(V):
-        shared[unsafe_offset=k * BLOCK + mine] = total[k]
+        shared[unsafe_offset=k * THREADS + mine] = total[k]
     barrier()
     var left = Int(block_dim.y)
     while left > 1:
@@ -80,13 +80,13 @@ def _sum_of_rows[acc: DType, V: Int, //](value: SIMD[acc, V]) -> SIMD[acc, V]:
         if Int(thread_idx.y) < left - half:
             comptime for k in range(V):
                 total[k] += shared[
-                    unsafe_offset=k * BLOCK + mine + half * lanes
+                    unsafe_offset=k * THREADS + mine + half * lanes
                 ]
-                shared[unsafe_offset=k * BLOCK + mine] = total[k]
+                shared[unsafe_offset=k * THREADS + mine] = total[k]
         barrier()
         left = half
     comptime for k in range(V):
-        total[k] = shared[unsafe_offset=k * BLOCK + Int(thread_idx.x)]
+        total[k] = shared[unsafe_offset=k * THREADS + Int(thread_idx.x)]
     return total
 
 
@@ -110,7 +110,9 @@ def moments_kernel[
     var last = min(first + Int(share), Int(wide_rows))
     var moments = Moments[acc, V]()
     if column < pitch:
-        moments = chunk_moments[dtype, acc, V, aligned=True, together=TOGETHER](
+        moments = chunk_moments[
+            dtype, acc, V, aligned=True, together=MOMENTS_LOADS
+        ](
             x.unsafe_offset((first + row) * pitch + column),
             0,
             _thread_count(first, last, row, rows),
@@ -154,7 +156,7 @@ def sums_kernel[
             var channel = divide(Int32(column + lane), Int32(channels))[1]
             means[lane] = mean[unsafe_offset=Int(channel)]
         var offset = (first + row) * pitch + column
-        sums = chunk_sums[dtype, acc, V, aligned=True, together=OF_TWO](
+        sums = chunk_sums[dtype, acc, V, aligned=True, together=SUMS_LOADS](
             dy.unsafe_offset(offset),
             x.unsafe_offset(offset),
             means,
@@ -172,19 +174,22 @@ def sums_kernel[
 
 @always_inline
 def _block_sum[dtype: DType](value: Scalar[dtype]) -> Scalar[dtype]:
-    """The sum over the MERGERS threads of a channel, in every one of them."""
+    """The sum over the MERGE_THREADS threads of a channel, in every one of them.
+    """
     var shared = stack_allocation[
-        MERGERS * MERGED, Scalar[dtype], address_space=AddressSpace.SHARED
+        MERGE_THREADS * MERGE_COLUMNS,
+        Scalar[dtype],
+        address_space=AddressSpace.SHARED,
     ]()
-    var mine = thread_idx.y * MERGED + thread_idx.x
+    var mine = thread_idx.y * MERGE_COLUMNS + thread_idx.x
     barrier()
     shared[unsafe_offset=mine] = value
     barrier()
-    var half = MERGERS // 2
+    var half = MERGE_THREADS // 2
     while half > 0:
         if thread_idx.y < half:
             shared[unsafe_offset=mine] += shared[
-                unsafe_offset=mine + half * MERGED
+                unsafe_offset=mine + half * MERGE_COLUMNS
             ]
         barrier()
         half //= 2
@@ -210,42 +215,42 @@ def merge_moments_kernel[
 ):
     """Of each channel: mean = sum(n_i mean_i) / n, then m2 = sum(m2_i + n_i (mean_i - mean)^2).
     """
-    var own = Int(block_idx.x) * MERGED + Int(thread_idx.x)
+    var own = Int(block_idx.x) * MERGE_COLUMNS + Int(thread_idx.x)
     var channel = min(own, Int(channels) - 1)
     var tail = parts.tail()
     var plane = parts.plane()
     var n = Scalar[acc](Int(rows))
     var total = Scalar[acc](0)
     var most = parts.parts(channel)
-    for first in range(Int(thread_idx.y), most, AT_ONCE * MERGERS):
-        var means = StaticTuple[Scalar[acc], AT_ONCE](fill=0)
-        var counts = StaticTuple[Scalar[acc], AT_ONCE](fill=0)
-        comptime for k in range(AT_ONCE):
-            var part = min(first + k * MERGERS, most - 1)
+    for first in range(Int(thread_idx.y), most, MERGE_LOADS * MERGE_THREADS):
+        var means = StaticTuple[Scalar[acc], MERGE_LOADS](fill=0)
+        var counts = StaticTuple[Scalar[acc], MERGE_LOADS](fill=0)
+        comptime for k in range(MERGE_LOADS):
+            var part = min(first + k * MERGE_THREADS, most - 1)
             means[k] = partials[unsafe_offset=parts.place(channel, part)]
             counts[k] = parts.count(partials, channel, part)
-        comptime for k in range(AT_ONCE):
-            if first + k * MERGERS < most:
+        comptime for k in range(MERGE_LOADS):
+            if first + k * MERGE_THREADS < most:
                 total += means[k] * counts[k]
-    for i in range(thread_idx.y, tail, MERGERS):
+    for i in range(thread_idx.y, tail, MERGE_THREADS):
         total += x[
             unsafe_offset=(Int(rows) - tail + i) * Int(channels) + channel
         ].cast[acc]()
     var center = _block_sum(total) / n
     total = 0
-    for first in range(Int(thread_idx.y), most, AT_ONCE * MERGERS):
-        var squares = StaticTuple[Scalar[acc], AT_ONCE](fill=0)
-        comptime for k in range(AT_ONCE):
-            var part = min(first + k * MERGERS, most - 1)
+    for first in range(Int(thread_idx.y), most, MERGE_LOADS * MERGE_THREADS):
+        var squares = StaticTuple[Scalar[acc], MERGE_LOADS](fill=0)
+        comptime for k in range(MERGE_LOADS):
+            var part = min(first + k * MERGE_THREADS, most - 1)
             var at = parts.place(channel, part)
             var delta = partials[unsafe_offset=at] - center
             squares[k] = partials[
                 unsafe_offset=plane + at
             ] + delta * delta * parts.count(partials, channel, part)
-        comptime for k in range(AT_ONCE):
-            if first + k * MERGERS < most:
+        comptime for k in range(MERGE_LOADS):
+            if first + k * MERGE_THREADS < most:
                 total += squares[k]
-    for i in range(thread_idx.y, tail, MERGERS):
+    for i in range(thread_idx.y, tail, MERGE_THREADS):
         var delta = (
             x[
                 unsafe_offset=(Int(rows) - tail + i) * Int(channels) + channel
@@ -284,7 +289,7 @@ def merge_sums_kernel[
     rows: Int64,
     channels: Int64,
 ):
-    var own = Int(block_idx.x) * MERGED + Int(thread_idx.x)
+    var own = Int(block_idx.x) * MERGE_COLUMNS + Int(thread_idx.x)
     var channel = min(own, Int(channels) - 1)
     var tail = parts.tail()
     var plane = parts.plane()
@@ -292,19 +297,19 @@ def merge_sums_kernel[
     var sum = Scalar[acc](0)
     var product = Scalar[acc](0)
     var most = parts.parts(channel)
-    for first in range(Int(thread_idx.y), most, AT_ONCE * MERGERS):
-        var sums = StaticTuple[Scalar[acc], AT_ONCE](fill=0)
-        var products = StaticTuple[Scalar[acc], AT_ONCE](fill=0)
-        comptime for k in range(AT_ONCE):
-            var part = min(first + k * MERGERS, most - 1)
+    for first in range(Int(thread_idx.y), most, MERGE_LOADS * MERGE_THREADS):
+        var sums = StaticTuple[Scalar[acc], MERGE_LOADS](fill=0)
+        var products = StaticTuple[Scalar[acc], MERGE_LOADS](fill=0)
+        comptime for k in range(MERGE_LOADS):
+            var part = min(first + k * MERGE_THREADS, most - 1)
             var at = parts.place(channel, part)
             sums[k] = partials[unsafe_offset=at]
             products[k] = partials[unsafe_offset=plane + at]
-        comptime for k in range(AT_ONCE):
-            if first + k * MERGERS < most:
+        comptime for k in range(MERGE_LOADS):
+            if first + k * MERGE_THREADS < most:
                 sum += sums[k]
                 product += products[k]
-    for i in range(thread_idx.y, tail, MERGERS):
+    for i in range(thread_idx.y, tail, MERGE_THREADS):
         var at = (Int(rows) - tail + i) * Int(channels) + channel
         var grad = dy[unsafe_offset=at].cast[acc]()
         sum += grad
@@ -336,11 +341,11 @@ struct _Grid(ImplicitlyCopyable, TrivialRegisterPassable):
         """
         var vectors = ceildiv(columns.width(), vector)
         var lanes = ceildiv(vectors, ceildiv(vectors, LANES))
-        var rows = BLOCK // lanes
+        var rows = THREADS // lanes
         var tiles = ceildiv(vectors, lanes)
-        var most = ceildiv(columns.wide_rows(), TOGETHER * rows)
+        var most = ceildiv(columns.wide_rows(), MOMENTS_LOADS * rows)
         var share = ceildiv(
-            columns.wide_rows(), max(1, min(BLOCKS // tiles, most))
+            columns.wide_rows(), max(1, min(MAX_BLOCKS // tiles, most))
         )
         var slices = ceildiv(columns.wide_rows(), share)
         return Self(lanes, rows, tiles, share, slices)
@@ -418,8 +423,8 @@ def _statistics[
         Int64(channels),
         momentum.cast[acc](),
         epsilon.cast[acc](),
-        grid_dim=ceildiv(channels, MERGED),
-        block_dim=(MERGED, MERGERS),
+        grid_dim=ceildiv(channels, MERGE_COLUMNS),
+        block_dim=(MERGE_COLUMNS, MERGE_THREADS),
     )
     _ = partials^
 
@@ -518,8 +523,8 @@ def _gradient_sums[
         grid.parts(columns),
         Int64(rows),
         Int64(channels),
-        grid_dim=ceildiv(channels, MERGED),
-        block_dim=(MERGED, MERGERS),
+        grid_dim=ceildiv(channels, MERGE_COLUMNS),
+        block_dim=(MERGE_COLUMNS, MERGE_THREADS),
     )
     _ = partials^
 

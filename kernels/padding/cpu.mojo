@@ -2,8 +2,8 @@
 """
 
 from ..common.plane_tables import (
-    FEWEST_PLANES,
-    LONGEST_TABLE,
+    MIN_PLANES,
+    MAX_TABLE_ENTRIES,
     OffsetTable,
     take_planes,
 )
@@ -73,9 +73,9 @@ def _has_short_rows(p: PaddingProblem, longest: Int) -> Bool:
     """
     return (
         p.channels == 1
-        and Int(p.batch) >= FEWEST_PLANES
+        and Int(p.batch) >= MIN_PLANES
         and Int(p.w.padded) < longest
-        and _padded_plane(p) <= LONGEST_TABLE
+        and _padded_plane(p) <= MAX_TABLE_ENTRIES
     )
 
 

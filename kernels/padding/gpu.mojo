@@ -8,11 +8,11 @@ from max.gpu import block_dim, block_idx, grid_dim, thread_idx
 from max.gpu.host import DeviceContext
 
 from ..common.arithmetic import Divisor
+from ..common.gpu_limits import GRID_LIMIT
 from ..common.pointer import Ptr, accumulation_type
 from .problem import PaddingProblem
 
-comptime BLOCK = 256
-comptime GRID_LIMIT = 65535
+comptime THREADS = 256
 
 
 def border_dgrad[
@@ -112,8 +112,8 @@ def _launch[
     var height = Int(p.h.padded if forward else p.h.extent)
     var rows = Int(p.batch) * depth * height
     var items = (p.padded_length() if forward else p.length()) // V
-    var block_x = min(BLOCK, items)
-    var block_y = BLOCK // block_x
+    var block_x = min(THREADS, items)
+    var block_y = THREADS // block_x
     ctx.enqueue_function[kernel](
         result,
         source,

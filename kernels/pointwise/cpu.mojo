@@ -1,10 +1,7 @@
 """Pointwise programs on the CPU: equal shares of the elements for each core, in vectors along the rows."""
 
-from ..common.parallel import sync_parallelize, worker_count
+from ..common.parallel import sync_parallelize, workers_for
 from .program import ProgramOperands, RunPositions
-
-# Below this many elements a second core costs more than it gives.
-comptime SMALLEST_SHARE = 16384
 
 
 @always_inline
@@ -46,7 +43,7 @@ def pointwise_cpu[
     vector: Int,
 ](operands: ProgramOperands[count, dims], size: Int):
     """Computes `size` elements of each result."""
-    var workers = max(1, min(worker_count(), size // SMALLEST_SHARE))
+    var workers = workers_for(size)
     if workers == 1:
         walk[count, dims, run, vector](operands, 0, size)
         return

@@ -9,11 +9,12 @@ from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 
 from ..common.arithmetic import Divisor
+from ..common.gpu_limits import VECTOR_BYTES
 from ..common.library import Arguments, Operand
 from .cpu import pointwise_cpu
 from .gpu import pointwise_gpu
 from .many import TensorTable, many_cpu, many_gpu, words_of_tensors
-from .program import MOST_BYTES, ProgramOperands, RunPositions
+from .program import ProgramOperands, RunPositions
 
 
 @always_inline
@@ -82,7 +83,7 @@ def pointwise[
         pointwise_cpu[count, dims, run, vector](operands, size)
     else:
         pointwise_gpu[count, dims, run, vector, parts](
-            operands, size, together % MOST_BYTES == 0, ctx
+            operands, size, together % VECTOR_BYTES == 0, ctx
         )
 
 

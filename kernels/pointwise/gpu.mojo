@@ -8,7 +8,7 @@ from max.gpu.host import DeviceContext
 
 from .program import ProgramOperands, RunPositions
 
-comptime BLOCK = 256
+comptime THREADS = 256
 
 
 @__name(t"{get_function_name[run]()}")
@@ -86,8 +86,8 @@ def pointwise_gpu[
                     Int64(0),
                     Int64(first),
                     Int64(threads),
-                    grid_dim=ceildiv(threads, BLOCK),
-                    block_dim=BLOCK,
+                    grid_dim=ceildiv(threads, THREADS),
+                    block_dim=THREADS,
                 )
     if first < size:
         ctx.enqueue_function[pointwise_kernel[count, dims, run, 1, 1]](
@@ -95,6 +95,6 @@ def pointwise_gpu[
             Int64(first),
             Int64(size),
             Int64(size - first),
-            grid_dim=ceildiv(size - first, BLOCK),
-            block_dim=BLOCK,
+            grid_dim=ceildiv(size - first, THREADS),
+            block_dim=THREADS,
         )

@@ -12,17 +12,18 @@ from max.gpu import block_idx, thread_idx
 from max.gpu.host import DeviceContext
 
 from ..common.argument import KernelArgument
+from ..common.gpu_limits import VECTOR_BYTES
 from ..common.library import Arguments
-from ..common.parallel import sync_parallelize, worker_count
-from .cpu import SMALLEST_SHARE, walk
-from .program import MOST_BYTES, ProgramOperands, RunPositions
+from ..common.parallel import sync_parallelize, workers_for
+from .cpu import walk
+from .program import ProgramOperands, RunPositions
 
-comptime BLOCK = 256
+comptime THREADS = 256
 # Vectors that a thread computes: finding its block's tensor costs as much as some of them.
-comptime ROUNDS = 4
+comptime VECTORS_PER_THREAD = 4
 # A kernel's arguments are 4096 bytes at most.
 comptime ARGUMENT_BYTES = 3584
-comptime MOST_TENSORS = 48
+comptime MAX_TENSORS = 48
 
 
 struct TensorTable[count: Int](ImplicitlyCopyable, TrivialRegisterPassable):
@@ -81,9 +82,7 @@ def many_cpu[
     var vectors = 0
     for tensor in range(table.tensors):
         vectors += ceildiv(table.size(tensor), vector)
-    var workers = max(
-        1, min(worker_count(), vectors * vector // SMALLEST_SHARE)
-    )
+    var workers = workers_for(vectors * vector)
 
     @always_inline
     def task(worker: Int) {imm}:
@@ -125,7 +124,7 @@ struct TensorBatch[count: Int, most: Int](KernelArgument):
 @always_inline
 def tensors_at_once(count: Int) -> Int:
     """How many tensors of `count` operands a kernel's arguments hold."""
-    return min(MOST_TENSORS, ARGUMENT_BYTES // (8 * count + 12))
+    return min(MAX_TENSORS, ARGUMENT_BYTES // (8 * count + 12))
 
 
 @fieldwise_init
@@ -165,7 +164,7 @@ def is_aligned[
     comptime for n in range(count):
         comptime if (ordered >> n) & 1 == 1:
             together |= operands.data[n]
-    return together % MOST_BYTES == 0
+    return together % VECTOR_BYTES == 0
 
 
 @__name(t"many_{get_function_name[run]()}")
@@ -180,9 +179,9 @@ def many_kernel[
 ](batch: TensorBatch[count, most]):
     var mine = block_tensor(batch)
     var aligned = is_aligned[count, ordered](mine.operands)
-    var first = mine.block * BLOCK * ROUNDS + Int(thread_idx.x)
-    for round in range(ROUNDS):
-        var i = (first + round * BLOCK) * vector
+    var first = mine.block * THREADS * VECTORS_PER_THREAD + Int(thread_idx.x)
+    for round in range(VECTORS_PER_THREAD):
+        var i = (first + round * THREADS) * vector
         if i >= mine.size:
             return
         if aligned and i + vector <= mine.size:
@@ -226,7 +225,9 @@ def many_gpu[
     comptime most = tensors_at_once(count)
     for first in range(0, table.tensors, most):
         var batch = TensorBatch[count, most]()
-        var blocks = filled(batch, table, first, BLOCK * ROUNDS * vector)
+        var blocks = filled(
+            batch, table, first, THREADS * VECTORS_PER_THREAD * vector
+        )
         ctx.enqueue_function[many_kernel[count, most, run, vector, ordered]](
-            batch, grid_dim=blocks, block_dim=BLOCK
+            batch, grid_dim=blocks, block_dim=THREADS
         )

@@ -14,10 +14,8 @@ from std.sys.info import is_gpu, size_of
 from std.utils.index import IndexList
 from std.utils.static_tuple import StaticTuple
 
+from ..common.gpu_limits import VECTOR_BYTES
 from ..common.pointer import Ptr
-
-comptime MOST_BYTES = 16
-"""Bytes that a GPU's thread loads or stores at once at most."""
 
 
 @fieldwise_init
@@ -128,13 +126,13 @@ struct ProgramOperands[count: Int, dims: Int](
         dtype: DType, width: Int
     ](self, source: Ptr[dtype]) -> SIMD[dtype, width]:
         comptime if is_gpu():
-            comptime most = max(1, MOST_BYTES // size_of[dtype]())
+            comptime most = max(1, VECTOR_BYTES // size_of[dtype]())
             comptime if width > most:
                 var value = SIMD[dtype, width]()
                 comptime for part in range(width // most):
                     value = value.insert[offset=part * most](
                         source.unsafe_offset(part * most).unsafe_load[
-                            width=most, alignment=MOST_BYTES
+                            width=most, alignment=VECTOR_BYTES
                         ]()
                     )
                 return value
@@ -400,11 +398,11 @@ struct ProgramOperands[count: Int, dims: Int](
     ](self, place: ElementPosition[Self.dims], value: SIMD[dtype, width]):
         var target = self._pointer[dtype, n]().unsafe_offset(place.index)
         comptime if is_gpu():
-            comptime most = max(1, MOST_BYTES // size_of[dtype]())
+            comptime most = max(1, VECTOR_BYTES // size_of[dtype]())
             comptime if width > most:
                 comptime for part in range(width // most):
                     target.unsafe_offset(part * most).unsafe_store[
-                        alignment=MOST_BYTES
+                        alignment=VECTOR_BYTES
                     ](value.slice[most, offset=part * most]())
             else:
                 target.unsafe_store[alignment=width * size_of[dtype]()](value)

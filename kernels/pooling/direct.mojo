@@ -16,7 +16,7 @@ from ..common.vectors import SMALLEST_SHARE, for_each_share
 from .kernel import INDEX, NO_ARGMAX, OFFSET, PoolingTensors, PoolingKernel
 from .problem import PoolingProblem, position
 
-comptime BLOCK = 256
+comptime THREADS = 256
 
 
 @always_inline
@@ -198,6 +198,6 @@ struct Direct[forward: Bool, target: StaticString](PoolingKernel):
                 t.source,
                 t.argmaxes,
                 p,
-                grid_dim=ceildiv(total, BLOCK),
-                block_dim=BLOCK,
+                grid_dim=ceildiv(total, THREADS),
+                block_dim=THREADS,
             )

@@ -17,7 +17,7 @@ from ..common.pointer import Ptr, accumulation_type
 from ..common.vectors import SMALLEST_SHARE, for_each_share
 from .kernel import INDEX
 
-comptime BLOCK = 256
+comptime THREADS = 256
 
 
 @fieldwise_init
@@ -194,8 +194,8 @@ def by_index_gpu[
         indices,
         s,
         bounds,
-        grid_dim=ceildiv(s.small(), BLOCK),
-        block_dim=BLOCK,
+        grid_dim=ceildiv(s.small(), THREADS),
+        block_dim=THREADS,
     )
 
 
@@ -231,7 +231,7 @@ def scatter_add_gpu[
             result,
             pointer,
             Int64(s.large()),
-            grid_dim=ceildiv(s.large(), BLOCK),
-            block_dim=BLOCK,
+            grid_dim=ceildiv(s.large(), THREADS),
+            block_dim=THREADS,
         )
         _ = sums^

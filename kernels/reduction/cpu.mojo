@@ -7,18 +7,16 @@ or slices of the reduced extent where results are few; slices are put together i
 from std.math import ceildiv
 from std.memory.alloc import unsafe_alloc
 
-from ..common.parallel import sync_parallelize, worker_count
+from ..common.parallel import sync_parallelize, workers_for
 from ..common.pointer import Ptr
 from ..pointwise.program import ProgramOperands
 from .program import ReductionProgram
 from .values import Extents, Values, combined, identity
 
-# Below this many elements a second core costs more than it gives.
-comptime SMALLEST_SHARE = 16384
 # Vectors, or rows, that are added up before their sum is added to the others.
 comptime CHUNK = 128
 # Columns that are reduced at a time: their sums stay in the first cache.
-comptime BLOCK = 512
+comptime BLOCK_COLUMNS = 512
 
 
 @always_inline
@@ -70,7 +68,9 @@ def row_values[
 def _fill[acc: DType, kinds: Int, results: Int](values: Ptr[acc], columns: Int):
     comptime for n in range(results):
         for k in range(columns):
-            values[unsafe_offset=n * BLOCK + k] = identity[kinds, n, acc, 1]()
+            values[unsafe_offset=n * BLOCK_COLUMNS + k] = identity[
+                kinds, n, acc, 1
+            ]()
 
 
 @always_inline
@@ -108,7 +108,9 @@ def _columns[
                 while i + vector <= stop:
                     var values = P.run[vector, 1](operands, place)
                     comptime for n in range(P.RESULTS):
-                        var at = chunk.unsafe_offset(n * BLOCK + i - begin)
+                        var at = chunk.unsafe_offset(
+                            n * BLOCK_COLUMNS + i - begin
+                        )
                         at.unsafe_store(
                             combined[P.KINDS, n, P.ACC, vector](
                                 at.unsafe_load[width=vector](), values.data[n]
@@ -120,7 +122,7 @@ def _columns[
                 while i < stop:
                     var values = P.run[1, 1](operands, place)
                     comptime for n in range(P.RESULTS):
-                        var at = n * BLOCK + i - begin
+                        var at = n * BLOCK_COLUMNS + i - begin
                         chunk[unsafe_offset=at] = combined[
                             P.KINDS, n, P.ACC, 1
                         ](chunk[unsafe_offset=at], values.data[n])
@@ -130,7 +132,7 @@ def _columns[
             row += 1
         comptime for n in range(P.RESULTS):
             for k in range(columns):
-                var at = n * BLOCK + k
+                var at = n * BLOCK_COLUMNS + k
                 total[unsafe_offset=at] = combined[P.KINDS, n, P.ACC, 1](
                     total[unsafe_offset=at], chunk[unsafe_offset=at]
                 )
@@ -145,9 +147,9 @@ def reduction_cpu[
     """Reduces; `rows` where what is reduced lies together, so that `inner` is 1.
     """
     var outputs = extents.outputs()
-    var blocks = ceildiv(extents.inner, BLOCK)
+    var blocks = ceildiv(extents.inner, BLOCK_COLUMNS)
     var units = extents.outer * blocks
-    var workers = max(1, min(worker_count(), extents.size() // SMALLEST_SHARE))
+    var workers = workers_for(extents.size())
     var slices = 1
     if units < 4 * workers and units % workers != 0:
         slices = min(workers, extents.reduced)
@@ -156,7 +158,7 @@ def reduction_cpu[
     # Slices' values as [slice, result, output], then each worker's own columns.
     var shared = slices * P.RESULTS * outputs if slices > 1 else 0
     var scratch = unsafe_alloc[Scalar[P.ACC]](
-        max(1, shared + workers * 2 * P.RESULTS * BLOCK), alignment=64
+        max(1, shared + workers * 2 * P.RESULTS * BLOCK_COLUMNS), alignment=64
     ).unsafe_origin_cast[MutUntrackedOrigin]()
 
     @always_inline
@@ -173,7 +175,7 @@ def reduction_cpu[
     @always_inline
     def task(worker: Int) {imm}:
         var mine = scratch.unsafe_offset(
-            shared + worker * 2 * P.RESULTS * BLOCK
+            shared + worker * 2 * P.RESULTS * BLOCK_COLUMNS
         )
         for number in range(
             tasks * worker // workers, tasks * (worker + 1) // workers
@@ -191,8 +193,8 @@ def reduction_cpu[
                     keep[n](slice, unit, values.data[n])
             else:
                 var outer = unit // blocks
-                var column = unit % blocks * BLOCK
-                var columns = min(BLOCK, extents.inner - column)
+                var column = unit % blocks * BLOCK_COLUMNS
+                var columns = min(BLOCK_COLUMNS, extents.inner - column)
                 _columns[P, vector](
                     operands,
                     outer * extents.reduced * extents.inner + column,
@@ -201,14 +203,14 @@ def reduction_cpu[
                     first,
                     last,
                     mine,
-                    mine.unsafe_offset(P.RESULTS * BLOCK),
+                    mine.unsafe_offset(P.RESULTS * BLOCK_COLUMNS),
                 )
                 comptime for n in range(P.RESULTS):
                     for k in range(columns):
                         keep[n](
                             slice,
                             outer * extents.inner + column + k,
-                            mine[unsafe_offset=n * BLOCK + k],
+                            mine[unsafe_offset=n * BLOCK_COLUMNS + k],
                         )
 
     sync_parallelize(task, workers)

@@ -7,10 +7,11 @@ read, as in pointwise/entries.mojo. Then come the operands' addresses, results f
 from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 
+from ..common.gpu_limits import VECTOR_BYTES
 from ..common.library import Arguments
 from ..pointwise.entries import operands_of
 from ..pointwise.many import TensorTable, words_of_tensors
-from ..pointwise.program import MOST_BYTES, ProgramOperands, RunPositions
+from ..pointwise.program import ProgramOperands, RunPositions
 from .cpu import reduction_cpu
 from .gpu import reduction_gpu
 from .many import reduction_many_cpu, reduction_many_gpu
@@ -51,7 +52,7 @@ def reduction[
         comptime for n in range(results, count - guards - numbers):
             together |= operands.data[n]
         reduction_gpu[P, vector, parts, rows](
-            operands, extents, together % MOST_BYTES == 0, ctx
+            operands, extents, together % VECTOR_BYTES == 0, ctx
         )
 
 

@@ -21,23 +21,23 @@ from ..pointwise.program import ProgramOperands, RunPositions
 from .program import ReductionProgram
 from .values import Extents, Values, combined, identity
 
-comptime BLOCK = 256
+comptime THREADS = 256
 # Threads of a block beside each other, at most, where rows of columns are reduced.
-comptime ACROSS = 32
+comptime MAX_LANES = 32
 # Blocks that fill the largest GPU a few times over, so that none waits long for the last one; more would only lengthen
 # the second stage.
-comptime MOST_BLOCKS = 1056
+comptime MAX_BLOCKS = 1056
 # Vectors that a thread should have at least.
-comptime LEAST = 4
+comptime MIN_VECTORS = 4
 # Rounds of its loop that a thread over columns should have at least: a second stage costs as much.
-comptime ROUNDS = 4
+comptime MIN_ROUNDS = 4
 # Rows that one thread adds up where there are columns enough for all of a GPU's.
-comptime SHORT = 64
+comptime SHORT_REDUCTION = 64
 # Threads that put an output's slices together, outputs beside each other that a block has, and slices read at once.
-comptime MERGERS = 64
-comptime MERGED = 8
-comptime MERGE_BLOCK = MERGERS * MERGED
-comptime AT_ONCE = 4
+comptime MERGE_THREADS = 64
+comptime MERGE_OUTPUTS = 8
+comptime MERGE_BLOCK_THREADS = MERGE_THREADS * MERGE_OUTPUTS
+comptime MERGE_LOADS = 4
 
 
 @always_inline
@@ -51,8 +51,8 @@ def divided(value: Int, divisor: Int) -> Tuple[Int, Int]:
 
 
 @always_inline
-def together[
-    acc: DType, kinds: Int, n: Int, width: Int, threads: Int = BLOCK
+def block_reduce[
+    acc: DType, kinds: Int, n: Int, width: Int, threads: Int = THREADS
 ](value: SIMD[acc, width], stride: Int, members: Int) -> SIMD[acc, width]:
     """The values of `members` threads that lie `stride` apart, in the first of them.
 
@@ -138,7 +138,7 @@ def reduce_rows_kernel[
     # Small divisions: those of 64 bits take a hundred instructions.
     var mine = divide(Int32(thread_idx.x), Int32(lanes))
     var lane = Int(mine[1])
-    var group = Int32(block_idx.x) * (BLOCK // Int32(lanes)) + mine[0]
+    var group = Int32(block_idx.x) * (THREADS // Int32(lanes)) + mine[0]
     var unit = divide(group, Int32(slices))
     var row = Int(unit[0])
     var slice = Int(unit[1])
@@ -162,7 +162,9 @@ def reduce_rows_kernel[
             )
     var own = values.across[P.KINDS]()
     comptime for n in range(P.RESULTS):
-        var value = together[P.ACC, P.KINDS, n, 1](own.data[n], 1, Int(lanes))
+        var value = block_reduce[P.ACC, P.KINDS, n, 1](
+            own.data[n], 1, Int(lanes)
+        )
         if lane == 0 and row < Int(outer):
             _keep[P.ACC, P.RESULT, 1, n, P.COUNT, P.DIMS](
                 operands, partials, row, Int(outer), slice, Int(slices), value
@@ -225,7 +227,7 @@ def reduce_columns_kernel[
                 P.run[width * parts, parts](operands, places), places.live
             )
     comptime for n in range(P.RESULTS):
-        var value = together[P.ACC, P.KINDS, n, width](
+        var value = block_reduce[P.ACC, P.KINDS, n, width](
             values.data[n], Int(across), rows
         )
         if y == 0 and plane < Int(outer):
@@ -254,23 +256,27 @@ def merge_slices_kernel[
     slices: Int64,
 ):
     """MERGERS threads put together what the slices have of an output."""
-    var lane = Int(thread_idx.x) // MERGED
-    var output = Int(block_idx.x) * MERGED + Int(thread_idx.x) % MERGED
+    var lane = Int(thread_idx.x) // MERGE_OUTPUTS
+    var output = (
+        Int(block_idx.x) * MERGE_OUTPUTS + Int(thread_idx.x) % MERGE_OUTPUTS
+    )
     comptime for n in range(results):
         var value = identity[kinds, n, acc, 1]()
         if output < Int(outputs):
             var own = partials.unsafe_offset(
                 n * Int(slices) * Int(outputs) + output
             )
-            for first in range(lane, Int(slices), AT_ONCE * MERGERS):
-                var read = StaticTuple[Scalar[acc], AT_ONCE](fill=0)
-                comptime for k in range(AT_ONCE):
-                    var slice = min(first + k * MERGERS, Int(slices) - 1)
+            for first in range(lane, Int(slices), MERGE_LOADS * MERGE_THREADS):
+                var read = StaticTuple[Scalar[acc], MERGE_LOADS](fill=0)
+                comptime for k in range(MERGE_LOADS):
+                    var slice = min(first + k * MERGE_THREADS, Int(slices) - 1)
                     read[k] = own[unsafe_offset=slice * Int(outputs)]
-                comptime for k in range(AT_ONCE):
-                    if first + k * MERGERS < Int(slices):
+                comptime for k in range(MERGE_LOADS):
+                    if first + k * MERGE_THREADS < Int(slices):
                         value = combined[kinds, n, acc, 1](value, read[k])
-        value = together[acc, kinds, n, 1, MERGE_BLOCK](value, MERGED, MERGERS)
+        value = block_reduce[acc, kinds, n, 1, MERGE_BLOCK_THREADS](
+            value, MERGE_OUTPUTS, MERGE_THREADS
+        )
         if lane == 0 and output < Int(outputs):
             _keep[acc, result, 1, n, count, dims](
                 operands, partials, output, Int(outputs), 0, 1, value
@@ -288,7 +294,7 @@ struct _Slices(ImplicitlyCopyable, TrivialRegisterPassable):
     def of(blocks: Int, reduced: Int, least: Int) -> Self:
         """Of `reduced` rows or vectors, for `blocks` without slices; a slice has `least` of them at least.
         """
-        var count = max(1, min(MOST_BLOCKS // blocks, reduced // least))
+        var count = max(1, min(MAX_BLOCKS // blocks, reduced // least))
         var share = ceildiv(reduced, count)
         return Self(ceildiv(reduced, share), share)
 
@@ -317,8 +323,8 @@ def _reduce[
             Int64(slices.share),
             Int64(slices.count),
             Int64(lanes),
-            grid_dim=ceildiv(extents.outer * slices.count, BLOCK // lanes),
-            block_dim=BLOCK,
+            grid_dim=ceildiv(extents.outer * slices.count, THREADS // lanes),
+            block_dim=THREADS,
         )
     else:
         var tiles = ceildiv(extents.outer * extents.inner, lanes * width)
@@ -333,7 +339,7 @@ def _reduce[
             Int64(tiles),
             Int64(lanes),
             grid_dim=slices.count * tiles,
-            block_dim=lanes * min(BLOCK // lanes, extents.reduced),
+            block_dim=lanes * min(THREADS // lanes, extents.reduced),
         )
 
 
@@ -353,24 +359,27 @@ def _launch[
     var lanes = 1
     var slices: _Slices
     comptime if rows:
-        while lanes < BLOCK and lanes * width * LEAST < extents.reduced:
+        while lanes < THREADS and lanes * width * MIN_VECTORS < extents.reduced:
             lanes *= 2
         slices = _Slices.of(
-            ceildiv(extents.outer * lanes, BLOCK),
+            ceildiv(extents.outer * lanes, THREADS),
             extents.reduced // width,
-            BLOCK * LEAST,
+            THREADS * MIN_VECTORS,
         )
     else:
         # Equal parts of the columns, wider ones where few rows leave room, and for short sums a thread for each.
         var vectors = max(1, extents.outer * (extents.inner // width))
-        var most = max(ACROSS, BLOCK // extents.reduced)
-        if extents.reduced <= SHORT and vectors >= MOST_BLOCKS * BLOCK:
-            most = BLOCK
+        var most = max(MAX_LANES, THREADS // extents.reduced)
+        if (
+            extents.reduced <= SHORT_REDUCTION
+            and vectors >= MAX_BLOCKS * THREADS
+        ):
+            most = THREADS
         lanes = ceildiv(vectors, ceildiv(vectors, most))
         slices = _Slices.of(
             ceildiv(vectors, lanes),
             extents.reduced,
-            BLOCK // lanes * parts * ROUNDS,
+            THREADS // lanes * parts * MIN_ROUNDS,
         )
     if slices.count == 1:
         # No partial values: any address will do.
@@ -397,8 +406,8 @@ def _launch[
         partials,
         Int64(outputs),
         Int64(slices.count),
-        grid_dim=ceildiv(outputs, MERGED),
-        block_dim=MERGE_BLOCK,
+        grid_dim=ceildiv(outputs, MERGE_OUTPUTS),
+        block_dim=MERGE_BLOCK_THREADS,
     )
     _ = buffer^
 

@@ -11,7 +11,7 @@ from max.gpu import block_idx, thread_idx
 from max.gpu.host import DeviceContext
 
 from ..common.library import scratch
-from ..common.parallel import sync_parallelize, worker_count
+from ..common.parallel import sync_parallelize, workers_for
 from ..common.pointer import Ptr
 from ..pointwise.many import (
     TensorBatch,
@@ -22,17 +22,17 @@ from ..pointwise.many import (
     tensors_at_once,
 )
 from ..pointwise.program import ProgramOperands
-from .cpu import SMALLEST_SHARE, row_values
-from .gpu import BLOCK, together
+from .cpu import row_values
+from .gpu import THREADS, block_reduce
 from .program import ReductionProgram
 from .values import Values, combined, identity
 
 # Elements of a piece on a CPU.
-comptime PIECE = 1 << 16
+comptime PIECE_ELEMENTS = 1 << 16
 # Shares of each core: small tensors make some of them shorter.
-comptime SHARES = 8
+comptime TASKS_PER_CORE = 8
 # Vectors of a thread on a GPU.
-comptime ROUNDS = 16
+comptime VECTORS_PER_THREAD = 16
 
 
 @no_inline
@@ -43,10 +43,10 @@ def reduction_many_cpu[
     var pieces = 0
     var total = 0
     for tensor in range(table.tensors):
-        pieces += ceildiv(table.size(tensor), PIECE)
+        pieces += ceildiv(table.size(tensor), PIECE_ELEMENTS)
         total += table.size(tensor)
-    var workers = max(1, min(worker_count(), total // SMALLEST_SHARE))
-    var tasks = 1 if workers == 1 else min(pieces, workers * SHARES)
+    var workers = workers_for(total)
+    var tasks = 1 if workers == 1 else min(pieces, workers * TASKS_PER_CORE)
     # As [result, piece].
     var partials = unsafe_alloc[Scalar[P.ACC]](
         P.RESULTS * pieces, alignment=64
@@ -59,15 +59,15 @@ def reduction_many_cpu[
         var before = 0
         for tensor in range(table.tensors):
             var size = table.size(tensor)
-            var own = ceildiv(size, PIECE)
+            var own = ceildiv(size, PIECE_ELEMENTS)
             for piece in range(max(first, before), min(last, before + own)):
-                var begin = (piece - before) * PIECE
+                var begin = (piece - before) * PIECE_ELEMENTS
                 var values = row_values[P, vector](
                     rebind[ProgramOperands[P.COUNT, P.DIMS]](
                         table.operands(tensor)
                     ),
                     begin,
-                    min(begin + PIECE, size),
+                    min(begin + PIECE_ELEMENTS, size),
                 )
                 comptime for n in range(P.RESULTS):
                     partials[unsafe_offset=n * pieces + piece] = values.data[n]
@@ -76,7 +76,7 @@ def reduction_many_cpu[
     sync_parallelize(task, tasks)
     var piece = 0
     for tensor in range(table.tensors):
-        var last = piece + ceildiv(table.size(tensor), PIECE)
+        var last = piece + ceildiv(table.size(tensor), PIECE_ELEMENTS)
         comptime for n in range(P.RESULTS):
             var value = identity[P.KINDS, n, P.ACC, 1]()
             for each in range(piece, last):
@@ -103,9 +103,9 @@ def reduce_pieces_kernel[
     var values = Values[P.ACC, vector, P.RESULTS].start[P.KINDS]()
     var rest = Values[P.ACC, 1, P.RESULTS].start[P.KINDS]()
     var aligned = is_aligned[P.COUNT, ordered](mine.operands)
-    var first = mine.block * BLOCK * ROUNDS + Int(thread_idx.x)
-    for round in range(ROUNDS):
-        var i = (first + round * BLOCK) * vector
+    var first = mine.block * THREADS * VECTORS_PER_THREAD + Int(thread_idx.x)
+    for round in range(VECTORS_PER_THREAD):
+        var i = (first + round * THREADS) * vector
         if aligned and i + vector <= mine.size:
             values.fold[P.KINDS](P.run[vector, 1](operands, operands.place(i)))
         else:
@@ -113,7 +113,7 @@ def reduce_pieces_kernel[
                 rest.fold[P.KINDS](P.run[1, 1](operands, operands.place(at)))
     rest.fold[P.KINDS](values.across[P.KINDS]())
     comptime for n in range(P.RESULTS):
-        var value = together[P.ACC, P.KINDS, n, 1](rest.data[n], 1, BLOCK)
+        var value = block_reduce[P.ACC, P.KINDS, n, 1](rest.data[n], 1, THREADS)
         if thread_idx.x == 0:
             partials[unsafe_offset=n * Int(blocks) + Int(block_idx.x)] = value[
                 0
@@ -142,11 +142,11 @@ def merge_pieces_kernel[
             first = batch.starts[tensor]
     comptime for n in range(results):
         var value = identity[kinds, n, acc, 1]()
-        for piece in range(Int(thread_idx.x), pieces, BLOCK):
+        for piece in range(Int(thread_idx.x), pieces, THREADS):
             value = combined[kinds, n, acc, 1](
                 value, partials[unsafe_offset=n * Int(blocks) + first + piece]
             )
-        value = together[acc, kinds, n, 1](value, 1, BLOCK)
+        value = block_reduce[acc, kinds, n, 1](value, 1, THREADS)
         if thread_idx.x == 0:
             Ptr[result](unsafe_from_address=address.data[n])[] = value[0].cast[
                 result
@@ -162,14 +162,14 @@ def reduction_many_gpu[
     """Two launches for as many tensors as a kernel's arguments hold; none is empty.
     """
     comptime most = tensors_at_once(P.COUNT)
-    comptime elements = BLOCK * ROUNDS * vector
+    comptime elements = THREADS * VECTORS_PER_THREAD * vector
     for first in range(0, table.tensors, most):
         var batch = TensorBatch[P.COUNT, most]()
         var blocks = filled(batch, table, first, elements)
         var buffer = scratch[P.ACC](ctx, P.RESULTS * blocks)
         var partials = Ptr[P.ACC](unsafe_from_address=Int(buffer.unsafe_ptr()))
         ctx.enqueue_function[reduce_pieces_kernel[P, most, vector, ordered]](
-            batch, partials, Int64(blocks), grid_dim=blocks, block_dim=BLOCK
+            batch, partials, Int64(blocks), grid_dim=blocks, block_dim=THREADS
         )
         ctx.enqueue_function[
             merge_pieces_kernel[
@@ -180,6 +180,6 @@ def reduction_many_gpu[
             partials,
             Int64(blocks),
             grid_dim=min(most, table.tensors - first),
-            block_dim=BLOCK,
+            block_dim=THREADS,
         )
         _ = buffer^

@@ -12,18 +12,19 @@ from max.gpu.host.info import is_cpu
 
 from ..common.argument import KernelArgument
 from ..common.arithmetic import divide
+from ..common.gpu_limits import VECTOR_BYTES
 from ..common.library import Arguments
-from ..common.parallel import sync_parallelize, worker_count
+from ..common.parallel import sync_parallelize, workers_for
 from ..common.pointer import Ptr
 from ..pointwise.cpu import walk
 from ..pointwise.entries import operands_of
-from ..pointwise.program import MOST_BYTES, ProgramOperands, RunPositions
-from .cpu import SMALLEST_SHARE, row_values
-from .gpu import BLOCK, LEAST, together
+from ..pointwise.program import ProgramOperands, RunPositions
+from .cpu import row_values
+from .gpu import THREADS, MIN_VECTORS, block_reduce
 from .program import Reduction
 from .values import Values
 
-comptime NEAR = 4096
+comptime CACHED_ELEMENTS = 4096
 """Elements of rows that a core takes through all programs at once."""
 
 
@@ -57,7 +58,7 @@ def _is_aligned[
     var joined = 0
     comptime for n in range(tensors):
         joined |= operands.data[n]
-    return joined % MOST_BYTES == 0
+    return joined % VECTOR_BYTES == 0
 
 
 @fieldwise_init
@@ -142,7 +143,7 @@ struct ReducedRows[
                 )
         var own = values.across[Self.kinds]()
         comptime for n in range(Self.results):
-            var value = together[Self.acc, Self.kinds, n, 1](
+            var value = block_reduce[Self.acc, Self.kinds, n, 1](
                 own.data[n], 1, lanes
             )
             if lane == 0 and row < rows:
@@ -196,7 +197,7 @@ struct ComputedRows[
         comptime width = Self.vector if wide and Self.whole else 1
         var each = extent if Self.whole else 1
         var start = first * each
-        for vector in range(Int(thread_idx.x), rows * each // width, BLOCK):
+        for vector in range(Int(thread_idx.x), rows * each // width, THREADS):
             Self.run[width, 1](
                 self.operands, self.operands.place(start + vector * width)
             )
@@ -244,10 +245,10 @@ struct Then[A: RowProgram, B: RowProgram](RowProgram):
 def rows_kernel[
     P: RowProgram, wide: Bool, name: StaticString
 ](program: P, outer: Int64, extent: Int64, lanes: Int64):
-    var together = BLOCK // Int(lanes)
-    var first = Int(block_idx.x) * together
+    var block_reduce = THREADS // Int(lanes)
+    var first = Int(block_idx.x) * block_reduce
     program.on_gpu[wide](
-        first, min(together, Int(outer) - first), Int(extent), Int(lanes)
+        first, min(block_reduce, Int(outer) - first), Int(extent), Int(lanes)
     )
 
 
@@ -256,15 +257,15 @@ def _launch[
     P: RowProgram, wide: Bool, name: StaticString
 ](program: P, outer: Int, extent: Int, vector: Int, ctx: DeviceContext) raises:
     var lanes = 1
-    while lanes < BLOCK and lanes * vector * LEAST < extent:
+    while lanes < THREADS and lanes * vector * MIN_VECTORS < extent:
         lanes *= 2
     ctx.enqueue_function[rows_kernel[P, wide, name]](
         program,
         Int64(outer),
         Int64(extent),
         Int64(lanes),
-        grid_dim=ceildiv(outer, BLOCK // lanes),
-        block_dim=BLOCK,
+        grid_dim=ceildiv(outer, THREADS // lanes),
+        block_dim=THREADS,
     )
 
 
@@ -278,11 +279,9 @@ def rows[
     var vector = arguments.take_word()
     var program = P.take(arguments)
     comptime if is_cpu[target]():
-        var near = max(1, NEAR // extent)
+        var near = max(1, CACHED_ELEMENTS // extent)
         var blocks = ceildiv(outer, near)
-        var workers = max(
-            1, min(worker_count(), outer * extent // SMALLEST_SHARE)
-        )
+        var workers = workers_for(outer * extent)
 
         @always_inline
         def task(worker: Int) {imm}:

@@ -12,13 +12,11 @@ from max.gpu import barrier, block_idx, global_idx, thread_idx
 from max.gpu.host import DeviceContext
 from max.gpu.memory import AddressSpace
 
-from ..common.parallel import sync_parallelize, worker_count
+from ..common.parallel import sync_parallelize, workers_for
 from ..common.pointer import Ptr
 from .values import Extents
 
-comptime BLOCK = 256
-# Below this many elements a second core costs more than it gives.
-comptime SMALLEST_SHARE = 16384
+comptime THREADS = 256
 
 
 @always_inline
@@ -37,9 +35,7 @@ def cumsum_cpu[
     dtype: DType, acc: DType
 ](y: Ptr[dtype], x: Ptr[dtype], extents: Extents):
     var columns = extents.outputs()
-    var workers = max(
-        1, min(min(worker_count(), columns), extents.size() // SMALLEST_SHARE)
-    )
+    var workers = workers_for(extents.size(), columns)
 
     @always_inline
     def task(worker: Int) {imm}:
@@ -71,12 +67,12 @@ def cumsum_rows_kernel[
     dtype: DType, acc: DType
 ](y: Ptr[dtype], x: Ptr[dtype], count: Int64):
     var shared = stack_allocation[
-        BLOCK, Scalar[acc], address_space=AddressSpace.SHARED
+        THREADS, Scalar[acc], address_space=AddressSpace.SHARED
     ]()
     var lane = Int(thread_idx.x)
     var row = Int(block_idx.x) * Int(count)
     var before = Scalar[acc](0)
-    for first in range(0, Int(count), BLOCK):
+    for first in range(0, Int(count), THREADS):
         var i = first + lane
         var value = Scalar[acc](0)
         if i < Int(count):
@@ -84,7 +80,7 @@ def cumsum_rows_kernel[
         shared[unsafe_offset=lane] = value
         barrier()
         var distance = 1
-        while distance < BLOCK:
+        while distance < THREADS:
             var other = Scalar[acc](0)
             if lane >= distance:
                 other = shared[unsafe_offset=lane - distance]
@@ -95,7 +91,7 @@ def cumsum_rows_kernel[
             distance *= 2
         if i < Int(count):
             y[unsafe_offset=row + i] = (before + value).cast[dtype]()
-        before += shared[unsafe_offset=BLOCK - 1]
+        before += shared[unsafe_offset=THREADS - 1]
         barrier()
 
 
@@ -111,7 +107,7 @@ def cumsum_gpu[
             x,
             Int64(extents.reduced),
             grid_dim=extents.outer,
-            block_dim=BLOCK,
+            block_dim=THREADS,
         )
     else:
         ctx.enqueue_function[cumsum_columns_kernel[dtype, acc]](
@@ -120,6 +116,6 @@ def cumsum_gpu[
             Int64(extents.outer),
             Int64(extents.reduced),
             Int64(extents.inner),
-            grid_dim=ceildiv(extents.outputs(), BLOCK),
-            block_dim=BLOCK,
+            grid_dim=ceildiv(extents.outputs(), THREADS),
+            block_dim=THREADS,
         )

@@ -17,18 +17,18 @@ from std.memory import stack_allocation
 
 from ..common.arithmetic import Divisor
 from ..common.atomics import add_atomically
+from ..common.gpu_limits import GRID_LIMIT
 from ..common.pointer import Ptr, accumulation_type
 from .problem import Corners, SamplingProblem
 
-comptime BLOCK = 256
-comptime GRID_LIMIT = 65535
+comptime THREADS = 256
 comptime CHANNELS = 16
 """Of planes that a thread reads one after the other, at most."""
-comptime FEWEST_CHANNELS = 4
+comptime MIN_CHANNELS = 4
 """Where there are as many: a thread computes the corners of its point for them."""
-comptime MOST_LANES = 32
+comptime MAX_LANES = 32
 """Threads that share the channels of a point."""
-comptime BUSY = 1 << 17
+comptime SATURATING_THREADS = 1 << 17
 """Threads that keep a large GPU busy."""
 
 
@@ -118,10 +118,10 @@ def sample_grid_gradient[
     comptime Acc = accumulation_type[dtype]
     comptime AXES = 3 if deep else 2
     var sums = stack_allocation[
-        BLOCK * AXES, Scalar[Acc], address_space=AddressSpace.SHARED
+        THREADS * AXES, Scalar[Acc], address_space=AddressSpace.SHARED
     ]()
     var thread = Int(thread_idx.x)
-    var points = BLOCK // Int(lanes)
+    var points = THREADS // Int(lanes)
     var lane_step = 1 if channels_last else points
     var lane = thread // points
     var point = thread % points
@@ -163,13 +163,13 @@ def sample_grid_gradient[
                     totals[axis] += along[k] * corners.slope[axis](k)[0]
         if lanes > 1:
             comptime for axis in range(AXES):
-                sums[unsafe_offset=axis * BLOCK + thread] = totals[axis]
+                sums[unsafe_offset=axis * THREADS + thread] = totals[axis]
             barrier()
             if lane == 0:
                 comptime for axis in range(AXES):
                     for other in range(1, Int(lanes)):
                         totals[axis] += sums[
-                            unsafe_offset=axis * BLOCK
+                            unsafe_offset=axis * THREADS
                             + thread
                             + other * lane_step
                         ]
@@ -286,8 +286,9 @@ def _together(p: SamplingProblem) -> Int:
     """Channels of a thread, where channels are planes: few enough for many threads.
     """
     var together = CHANNELS
-    while together > FEWEST_CHANNELS and (
-        Int(p.batch) * Int(p.points) * ceildiv(Int(p.channels), together) < BUSY
+    while together > MIN_CHANNELS and (
+        Int(p.batch) * Int(p.points) * ceildiv(Int(p.channels), together)
+        < SATURATING_THREADS
     ):
         together //= 2
     return together
@@ -298,11 +299,11 @@ def _lanes(p: SamplingProblem, channels_last: Bool) -> Int:
     """
     var lanes = 1
     while (
-        lanes < MOST_LANES
-        and 2 * lanes * FEWEST_CHANNELS <= Int(p.channels)
+        lanes < MAX_LANES
+        and 2 * lanes * MIN_CHANNELS <= Int(p.channels)
         and (
-            (channels_last and lanes < MOST_LANES // 2)
-            or Int(p.batch) * Int(p.points) * lanes < BUSY
+            (channels_last and lanes < MAX_LANES // 2)
+            or Int(p.batch) * Int(p.points) * lanes < SATURATING_THREADS
         )
     ):
         lanes *= 2
@@ -342,10 +343,10 @@ def sample_gpu[
                 Divisor(inner),
                 Int32(together),
                 grid_dim=(
-                    ceildiv(items, BLOCK),
+                    ceildiv(items, THREADS),
                     min(Int(p.batch), GRID_LIMIT),
                 ),
-                block_dim=BLOCK,
+                block_dim=THREADS,
             )
             return
 
@@ -372,10 +373,10 @@ def sample_grid_gradient_gpu[
         p,
         Int32(lanes),
         grid_dim=(
-            ceildiv(Int(p.points) * lanes, BLOCK),
+            ceildiv(Int(p.points) * lanes, THREADS),
             min(Int(p.batch), GRID_LIMIT),
         ),
-        block_dim=BLOCK,
+        block_dim=THREADS,
     )
 
 
@@ -405,8 +406,8 @@ def sample_input_gradient_gpu[
             dy,
             grid,
             p,
-            grid_dim=ceildiv(Int(p.batch) * Int(p.channels), BLOCK),
-            block_dim=BLOCK,
+            grid_dim=ceildiv(Int(p.batch) * Int(p.channels), THREADS),
+            block_dim=THREADS,
         )
         return
     var inner = Int(p.channels)
@@ -426,6 +427,6 @@ def sample_input_gradient_gpu[
         p,
         Divisor(inner),
         Int32(together),
-        grid_dim=(ceildiv(items, BLOCK), min(Int(p.batch), GRID_LIMIT)),
-        block_dim=BLOCK,
+        grid_dim=(ceildiv(items, THREADS), min(Int(p.batch), GRID_LIMIT)),
+        block_dim=THREADS,
     )

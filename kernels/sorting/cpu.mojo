@@ -4,12 +4,12 @@ A row's keys are sorted byte by byte, the lowest first, with their indices. Wher
 keys' highest bits are counted before, and only elements that can be among them are sorted.
 """
 
-from ..common.parallel import sync_parallelize, worker_count
+from ..common.parallel import sync_parallelize, workers_for
 from ..common.pointer import Ptr
 from .keys import Sorting, key_bits, key_of, key_type
 
-# Below this many elements a second core costs more than it gives.
-comptime SMALLEST_SHARE = 8192
+comptime GRAIN_SIZE = 8192
+"""Elements below which another thread costs more than it gives: sorting one takes longer than adding one."""
 # So few are sorted by insertion.
 comptime INSERTED = 32
 comptime BYTE_VALUES = 256
@@ -173,12 +173,8 @@ def sort_cpu[
     x: Ptr[dtype],
     sorting: Sorting,
 ):
-    var workers = max(
-        1,
-        min(
-            min(worker_count(), sorting.rows),
-            sorting.rows * sorting.length // SMALLEST_SHARE,
-        ),
+    var workers = workers_for(
+        sorting.rows * sorting.length, sorting.rows, GRAIN_SIZE
     )
 
     @always_inline

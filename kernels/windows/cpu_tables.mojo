@@ -1,8 +1,8 @@
 """Windows on a CPU over many planes with short rows, by a table."""
 
 from ..common.plane_tables import (
-    FEWEST_PLANES,
-    LONGEST_TABLE,
+    MIN_PLANES,
+    MAX_TABLE_ENTRIES,
     OffsetTable,
     take_planes,
 )
@@ -21,9 +21,9 @@ def _columns_plane(p: WindowsProblem) -> Int:
 def lay_out_takes[dtype: DType](p: WindowsProblem) -> Bool:
     """Whether lay_out_by_table is faster than runs along W."""
     return (
-        Int(p.batch) >= FEWEST_PLANES
+        Int(p.batch) >= MIN_PLANES
         and Int(p.w.windows) < lanes[dtype]
-        and _columns_plane(p) <= LONGEST_TABLE
+        and _columns_plane(p) <= MAX_TABLE_ENTRIES
     )
 
 
@@ -62,7 +62,7 @@ def _most_hits(axis: WindowAxis) -> Int:
 
 def add_up_takes[dtype: DType](p: WindowsProblem) -> Bool:
     """Whether add_up_by_table is faster than runs along W."""
-    if Int(p.batch) < FEWEST_PLANES:
+    if Int(p.batch) < MIN_PLANES:
         return False
     var along = _most_hits(p.w)
     var is_short = Int(p.w.extent) < lanes[dtype] or (
@@ -72,7 +72,7 @@ def add_up_takes[dtype: DType](p: WindowsProblem) -> Bool:
     var entries = along * _most_hits(p.h) * plane
     # Where stride and dilation have a common divisor most elements have none.
     var are_used = entries <= 2 * _columns_plane(p) + plane
-    return is_short and are_used and entries <= LONGEST_TABLE
+    return is_short and are_used and entries <= MAX_TABLE_ENTRIES
 
 
 def _scatter[

@@ -8,11 +8,11 @@ from max.gpu import block_dim, block_idx, grid_dim, thread_idx
 from max.gpu.host import DeviceContext
 
 from ..common.arithmetic import Divisor
+from ..common.gpu_limits import GRID_LIMIT
 from ..common.pointer import Ptr, accumulation_type
 from .problem import WindowsProblem
 
-comptime BLOCK = 256
-comptime GRID_LIMIT = 65535
+comptime THREADS = 256
 
 
 @fieldwise_init
@@ -26,7 +26,7 @@ struct ThreadGrid(TrivialRegisterPassable):
 
 comptime WHOLE_SECTORS = 64
 """Windows of a plane."""
-comptime AHEAD = 4
+comptime LOADS_IN_FLIGHT = 4
 """Elements that a thread loads before it uses the first."""
 
 
@@ -81,9 +81,9 @@ def lay_out_thread[
                     columns[unsafe_offset=to] = values[k]
                     to += step
 
-            for _ in range(left // AHEAD):
-                take[AHEAD]()
-            for _ in range(left % AHEAD):
+            for _ in range(left // LOADS_IN_FLIGHT):
+                take[LOADS_IN_FLIGHT]()
+            for _ in range(left % LOADS_IN_FLIGHT):
                 take[1]()
         else:
             var tap, vector = inner.divide(item)
@@ -202,9 +202,9 @@ def add_up_thread[
                 comptime for k in range(together):
                     total += values[k].cast[Acc]()
 
-            for _ in range(along.count // AHEAD):
-                take[AHEAD]()
-            for _ in range(along.count % AHEAD):
+            for _ in range(along.count // LOADS_IN_FLIGHT):
+                take[LOADS_IN_FLIGHT]()
+            for _ in range(along.count % LOADS_IN_FLIGHT):
                 take[1]()
             begin += row_of_hits
         x.unsafe_store[alignment=alignment](
@@ -253,8 +253,8 @@ def _check(name: String, places: ThreadGrid) raises:
 
 @always_inline
 def _block(places: ThreadGrid) -> Tuple[Int, Int]:
-    var x = min(BLOCK, places.items)
-    return x, BLOCK // x
+    var x = min(THREADS, places.items)
+    return x, THREADS // x
 
 
 @fieldwise_init

@@ -46,7 +46,7 @@ from .tiles import (
     write_sums,
 )
 
-comptime HIDDEN = -inf[DType.float32]()
+comptime MASKED = -inf[DType.float32]()
 
 
 def forward_bytes(shape: FlashShape, depth: Int, keys: Int) -> Int:
@@ -73,7 +73,7 @@ def _soften_row[
         comptime for e in range(2):
             top = max(top, scores[4 * j + 2 * half + e])
     top = across_row[True](top)
-    var shift = Float32(0) if top == HIDDEN else top * scale
+    var shift = Float32(0) if top == MASKED else top * scale
     var factor = power_of_two(tops[half] * scale - shift)
     tops[half] = top
     var sum = Float32(0)
@@ -97,9 +97,9 @@ def _hide[
         comptime for e in range(2):
             var column = key + Int32(8 * j + e)
             if column >= upper_end:
-                scores[4 * j + e] = HIDDEN
+                scores[4 * j + e] = MASKED
             if column >= lower_end:
-                scores[4 * j + 2 + e] = HIDDEN
+                scores[4 * j + 2 + e] = MASKED
 
 
 @__llvm_metadata(
@@ -189,7 +189,7 @@ def flash_forward_kernel[
     var scale = p.scale.cast[DType.float32]() * LOG2_E
     var output = Sums[depth](0)
     # Of the two rows: maximum (before scaling) and this lane's part of the sum.
-    var tops = SIMD[DType.float32, 2](HIDDEN)
+    var tops = SIMD[DType.float32, 2](MASKED)
     var totals = SIMD[DType.float32, 2](0)
 
     @always_inline

@@ -19,27 +19,27 @@ from ...common.pointer import Ptr
 from ..problem import AttentionProblem
 
 comptime SIDE = 16
-comptime EACH = 4
-comptime TILE = SIDE * EACH
+comptime THREAD_SIDE = 4
+comptime TILE = SIDE * THREAD_SIDE
 comptime THREADS = SIDE * SIDE
 comptime STEP = 16
 """Of a reduction, in shared memory at once."""
-comptime TURN = 128
+comptime ROUND_COLUMNS = 128
 """Columns of a result that are formed in one turn."""
-comptime PARTS = TURN // TILE
+comptime PARTS = ROUND_COLUMNS // TILE
 # Twice the block: registers for two blocks on each multiprocessor, one of which computes while the other waits.
 comptime TWO_BLOCKS = StaticTuple[Int32, 1](Int32(2 * THREADS))
-comptime HIDDEN = -inf[DType.float32]()
+comptime MASKED = -inf[DType.float32]()
 
 comptime Shared = MutPointer[
     Float32, MutUntrackedOrigin, address_space=AddressSpace.SHARED
 ]
-comptime PITCH = TILE + EACH
+comptime PITCH = TILE + THREAD_SIDE
 """Floats from one step of a reduction to the next in shared memory: rows of 16 bytes that fall into different banks."""
 
-comptime Square = Array[SIMD[DType.float32, EACH], EACH]
+comptime Square = Array[SIMD[DType.float32, THREAD_SIDE], THREAD_SIDE]
 """A thread's numbers: rows EACH * (thread / SIDE) + i, columns thread % SIDE + SIDE * j."""
-comptime Block = Array[SIMD[DType.float32, EACH], EACH * PARTS]
+comptime Block = Array[SIMD[DType.float32, THREAD_SIDE], THREAD_SIDE * PARTS]
 """The same of a result: TILE columns behind each other TILE columns."""
 
 
@@ -101,9 +101,9 @@ struct SharedTiles(ImplicitlyCopyable, TrivialRegisterPassable):
     def put(self, numbers: Square):
         """Shares a thread's numbers; between two barriers."""
         barrier()
-        comptime for j in range(EACH):
-            var column = SIMD[DType.float32, EACH](0)
-            comptime for i in range(EACH):
+        comptime for j in range(THREAD_SIDE):
+            var column = SIMD[DType.float32, THREAD_SIDE](0)
+            comptime for i in range(THREAD_SIDE):
                 column[i] = numbers[i][j]
             self.score(own_row(0), own_column(j)).unsafe_store[alignment=16](
                 column
@@ -113,7 +113,7 @@ struct SharedTiles(ImplicitlyCopyable, TrivialRegisterPassable):
 
 @always_inline
 def own_row(i: Int) -> Int:
-    return Int(thread_idx.x) // SIDE * EACH + i
+    return Int(thread_idx.x) // SIDE * THREAD_SIDE + i
 
 
 @always_inline
@@ -124,25 +124,25 @@ def own_column(j: Int) -> Int:
 @always_inline
 def _place(column: Int) -> Int:
     """Where a column lies, so that a thread's four are neighbours."""
-    return column % SIDE * EACH + column // SIDE
+    return column % SIDE * THREAD_SIDE + column // SIDE
 
 
 @always_inline
-def _four(at: Shared) -> SIMD[DType.float32, EACH]:
-    return at.unsafe_load[width=EACH, alignment=16]()
+def _four(at: Shared) -> SIMD[DType.float32, THREAD_SIDE]:
+    return at.unsafe_load[width=THREAD_SIDE, alignment=16]()
 
 
 @always_inline
 def _add_outer[
     count: Int
 ](
-    mut sums: Array[SIMD[DType.float32, EACH], count],
+    mut sums: Array[SIMD[DType.float32, THREAD_SIDE], count],
     first: Int,
-    left: SIMD[DType.float32, EACH],
-    right: SIMD[DType.float32, EACH],
+    left: SIMD[DType.float32, THREAD_SIDE],
+    right: SIMD[DType.float32, THREAD_SIDE],
 ):
-    comptime for i in range(EACH):
-        sums[first + i] = SIMD[DType.float32, EACH](left[i]).fma(
+    comptime for i in range(THREAD_SIDE):
+        sums[first + i] = SIMD[DType.float32, THREAD_SIDE](left[i]).fma(
             right, sums[first + i]
         )
 
@@ -157,7 +157,7 @@ def multiply_rows[
     var place = Int(thread_idx.x) % STEP
     for first in range(0, a.columns, STEP):
         barrier()
-        comptime for i in range(EACH):
+        comptime for i in range(THREAD_SIDE):
             var row = line + i * (THREADS // STEP)
             room.left[unsafe_offset=place * PITCH + row] = a.at(
                 row, first + place
@@ -189,7 +189,7 @@ def add_rows[
         if first < b.columns:
             for step in range(0, TILE, STEP):
                 barrier()
-                comptime for i in range(EACH):
+                comptime for i in range(THREAD_SIDE):
                     var place = Int(thread_idx.x) + i * THREADS
                     room.right[
                         unsafe_offset=place // TILE * PITCH
@@ -199,7 +199,7 @@ def add_rows[
                 for k in range(STEP):
                     _add_outer(
                         sums,
-                        part * EACH,
+                        part * THREAD_SIDE,
                         _four(room.score(own_row(0), step + k)),
                         _four(
                             room.right.unsafe_offset(
@@ -214,13 +214,13 @@ def write_rows[
     dtype: DType
 ](target: HeadRows[dtype], sums: Block, turn: Int, scale: Float32):
     comptime for part in range(PARTS):
-        comptime for i in range(EACH):
-            comptime for j in range(EACH):
+        comptime for i in range(THREAD_SIDE):
+            comptime for j in range(THREAD_SIDE):
                 var row = own_row(i)
                 var column = turn + part * TILE + own_column(j)
                 if row < target.count and column < target.columns:
                     target.data[unsafe_offset=row * target.step + column] = (
-                        sums[part * EACH + i][j] * scale
+                        sums[part * THREAD_SIDE + i][j] * scale
                     ).cast[dtype]()
 
 
@@ -237,7 +237,7 @@ def score_of[
     """A scaled score with its bias, -inf where the query does not see the key. `bias` is the head's.
     """
     if q >= p.queries or key >= p.visible(q):
-        return HIDDEN
+        return MASKED
     var score = dot * p.scale.cast[DType.float32]()
     comptime if biased:
         score += bias[unsafe_offset=q * p.bias.row + key * p.bias.key].cast[

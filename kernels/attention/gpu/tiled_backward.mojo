@@ -10,12 +10,12 @@ from ..pointers import BackwardPointers
 from ..problem import AttentionProblem
 from .tiled import (
     Block,
-    EACH,
+    THREAD_SIDE,
     SharedTiles,
     HeadRows,
     THREADS,
     TILE,
-    TURN,
+    ROUND_COLUMNS,
     TWO_BLOCKS,
     add_rows,
     multiply_rows,
@@ -83,9 +83,9 @@ def tiled_queries_kernel[
     )
     var bias = at.bias.unsafe_offset(p.bias_offset(b, h, 0))
     var head_sums = p.sums_offset(b, h)
-    var sum = SIMD[DType.float32, EACH](0)
-    var own_delta = SIMD[DType.float32, EACH](0)
-    comptime for i in range(EACH):
+    var sum = SIMD[DType.float32, THREAD_SIDE](0)
+    var own_delta = SIMD[DType.float32, THREAD_SIDE](0)
+    comptime for i in range(THREAD_SIDE):
         if first + own_row(i) < p.queries:
             var place = head_sums + first + own_row(i)
             sum[i] = at.sums[unsafe_offset=place].cast[DType.float32]()
@@ -93,7 +93,7 @@ def tiled_queries_kernel[
     var end = p.visible(min(p.queries, first + TILE) - 1)
     comptime if bias_wanted:
         end = p.keys
-    for turn in range(0, p.size, TURN):
+    for turn in range(0, p.size, ROUND_COLUMNS):
         var sums = Block(fill=0)
         for key in range(0, end, TILE):
             var keys = HeadRows[dtype](
@@ -112,8 +112,8 @@ def tiled_queries_kernel[
             )
             var slopes = multiply_rows(room, rows, keys)
             var dots = multiply_rows(room, grads, values)
-            comptime for i in range(EACH):
-                comptime for j in range(EACH):
+            comptime for i in range(THREAD_SIDE):
+                comptime for j in range(THREAD_SIDE):
                     var q = first + own_row(i)
                     var k = key + own_column(j)
                     var score = score_of[bias_type, biased](
@@ -172,7 +172,7 @@ def tiled_keys_kernel[
         p.value_size,
     )
     var begin = p.first_query(first) // TILE * TILE
-    for turn in range(0, max(p.size, p.value_size), TURN):
+    for turn in range(0, max(p.size, p.value_size), ROUND_COLUMNS):
         var key_sums = Block(fill=0)
         var value_sums = Block(fill=0)
         for repeat in range(p.repeats()):
@@ -197,7 +197,7 @@ def tiled_keys_kernel[
                 )
                 var powers = multiply_rows(room, keys, queries)
                 var slopes = multiply_rows(room, values, grads)
-                comptime for j in range(EACH):
+                comptime for j in range(THREAD_SIDE):
                     var q = query + own_column(j)
                     var sum = Float32(0)
                     var own_delta = Float32(0)
@@ -205,7 +205,7 @@ def tiled_keys_kernel[
                         var place = p.sums_offset(b, h) + q
                         sum = at.sums[unsafe_offset=place].cast[DType.float32]()
                         own_delta = delta[unsafe_offset=place]
-                    comptime for i in range(EACH):
+                    comptime for i in range(THREAD_SIDE):
                         var score = score_of[bias_type, biased](
                             powers[i][j], bias, p, q, first + own_row(i)
                         )

@@ -18,14 +18,14 @@ from ..pointers import ForwardPointers
 from ..problem import AttentionProblem
 from .tiled import (
     Block,
-    EACH,
-    HIDDEN,
+    THREAD_SIDE,
+    MASKED,
     PARTS,
     SharedTiles,
     HeadRows,
     THREADS,
     TILE,
-    TURN,
+    ROUND_COLUMNS,
     TWO_BLOCKS,
     add_rows,
     multiply_rows,
@@ -49,7 +49,7 @@ def tiled_forward_kernel[
     var room = SharedTiles.make()
     # Two numbers of each quarter of a row, and a row's factor.
     var quarters = stack_allocation[
-        TILE * EACH, Float32, address_space=AddressSpace.SHARED
+        TILE * THREAD_SIDE, Float32, address_space=AddressSpace.SHARED
     ]()
     var factors = stack_allocation[
         TILE, Float32, address_space=AddressSpace.SHARED
@@ -61,13 +61,13 @@ def tiled_forward_kernel[
         p.size,
     )
     var bias = at.bias.unsafe_offset(p.bias_offset(b, h, 0))
-    var row = Int(thread_idx.x) // EACH
-    var quarter = Int(thread_idx.x) % EACH
+    var row = Int(thread_idx.x) // THREAD_SIDE
+    var quarter = Int(thread_idx.x) % THREAD_SIDE
     var end = p.visible(min(p.queries, first + TILE) - 1)
-    for turn in range(0, p.value_size, TURN):
+    for turn in range(0, p.value_size, ROUND_COLUMNS):
         var sums = Block(fill=0)
         # Of the row whose quarter this thread has.
-        var largest = HIDDEN
+        var largest = MASKED
         var total = Float32(0)
         for key in range(0, end, TILE):
             var keys = HeadRows[dtype](
@@ -77,8 +77,8 @@ def tiled_forward_kernel[
                 p.size,
             )
             var scores = multiply_rows(room, rows, keys)
-            comptime for i in range(EACH):
-                comptime for j in range(EACH):
+            comptime for i in range(THREAD_SIDE):
+                comptime for j in range(THREAD_SIDE):
                     scores[i][j] = score_of[bias_type, biased](
                         scores[i][j],
                         bias,
@@ -87,18 +87,18 @@ def tiled_forward_kernel[
                         key + own_column(j),
                     )
             room.put(scores)
-            var top = HIDDEN
-            comptime for e in range(TILE // EACH):
-                top = max(top, room.score(row, quarter + EACH * e)[])
+            var top = MASKED
+            comptime for e in range(TILE // THREAD_SIDE):
+                top = max(top, room.score(row, quarter + THREAD_SIDE * e)[])
             quarters[unsafe_offset=Int(thread_idx.x)] = top
             barrier()
-            comptime for e in range(EACH):
-                top = max(top, quarters[unsafe_offset=row * EACH + e])
+            comptime for e in range(THREAD_SIDE):
+                top = max(top, quarters[unsafe_offset=row * THREAD_SIDE + e])
             top = max(top, largest)
-            var shift = Float32(0) if top == HIDDEN else top
+            var shift = Float32(0) if top == MASKED else top
             var sum = Float32(0)
-            comptime for e in range(TILE // EACH):
-                var place = room.score(row, quarter + EACH * e)
+            comptime for e in range(TILE // THREAD_SIDE):
+                var place = room.score(row, quarter + THREAD_SIDE * e)
                 var power = exp(place[] - shift)
                 place[] = power
                 sum += power
@@ -109,12 +109,12 @@ def tiled_forward_kernel[
             largest = top
             barrier()
             total *= factor
-            comptime for e in range(EACH):
-                total += quarters[unsafe_offset=row * EACH + e]
-            comptime for i in range(EACH):
+            comptime for e in range(THREAD_SIDE):
+                total += quarters[unsafe_offset=row * THREAD_SIDE + e]
+            comptime for i in range(THREAD_SIDE):
                 var by = factors[unsafe_offset=own_row(i)]
                 comptime for part in range(PARTS):
-                    sums[part * EACH + i] *= by
+                    sums[part * THREAD_SIDE + i] *= by
             add_rows(
                 room,
                 sums,
@@ -143,10 +143,10 @@ def tiled_forward_kernel[
                 accumulation_type[dtype]
             ]()
         barrier()
-        comptime for i in range(EACH):
+        comptime for i in range(THREAD_SIDE):
             var by = factors[unsafe_offset=own_row(i)]
             comptime for part in range(PARTS):
-                sums[part * EACH + i] *= by
+                sums[part * THREAD_SIDE + i] *= by
         write_rows(
             HeadRows[dtype](
                 at.output.unsafe_offset(

@@ -18,7 +18,7 @@ from ..passes import ONE_GROUP, WGRAD
 from ..problem import ConvolutionProblem
 from .pack import write_filter
 
-comptime MOST_VECTORS = 2
+comptime MAX_VECTORS = 2
 
 
 @fieldwise_init
@@ -258,7 +258,7 @@ def grouped_wgrad_cpu[
         for group in range(
             g.groups * worker // workers, g.groups * (worker + 1) // workers
         ):
-            comptime for vectors in range(1, MOST_VECTORS + 1):
+            comptime for vectors in range(1, MAX_VECTORS + 1):
                 if g.group_c() == vectors * width:
                     _group[dtype, vectors](
                         dw,
@@ -285,10 +285,10 @@ struct GroupedWgrad(ConvolutionKernel):
         dtype: DType, pass_: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         comptime width = simd_width_of[accumulation_type[dtype]]()
-        if p.group_c() % width != 0 or p.group_c() > MOST_VECTORS * width:
+        if p.group_c() % width != 0 or p.group_c() > MAX_VECTORS * width:
             return String(
                 t"groups of {p.group_c()} channels are not 1 to"
-                t" {MOST_VECTORS} vectors of {width}"
+                t" {MAX_VECTORS} vectors of {width}"
             )
         if p.x_size() == 0 or p.y_size() == 0:
             return String("a tensor is empty")

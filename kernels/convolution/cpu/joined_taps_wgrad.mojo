@@ -23,10 +23,10 @@ from .pack import write_filter
 from .wgrad import TILE_ROWS, TILE_VECTORS, pack_gradient_rows
 
 # Vectors of a row of taps.
-comptime MOST_VECTORS = 3
+comptime MAX_VECTORS = 3
 # Bytes of a block's columns: they stay in the L1 cache.
 comptime BLOCK_BYTES = 8 * 1024
-comptime MOST_PIXELS = 144
+comptime MAX_PIXELS = 144
 
 
 @fieldwise_init
@@ -55,7 +55,7 @@ struct _Sizes(ImplicitlyCopyable, TrivialRegisterPassable):
             run,
             lines,
             pitch,
-            max(8, min(MOST_PIXELS, fit // 2 * 2)),
+            max(8, min(MAX_PIXELS, fit // 2 * 2)),
             ceildiv(g.k, TILE_ROWS) * TILE_ROWS,
         )
 
@@ -63,7 +63,7 @@ struct _Sizes(ImplicitlyCopyable, TrivialRegisterPassable):
         """Two times where pairs of pixels are made of them; the last pixel's last vectors reach beyond it.
         """
         comptime width = simd_width_of[accumulation_type[dtype]]()
-        var one = self.block * self.pitch + (MOST_VECTORS + 1) * width
+        var one = self.block * self.pitch + (MAX_VECTORS + 1) * width
         return 2 * one if has_pairs[dtype] else one
 
     def operands[dtype: DType](self) -> Int:
@@ -225,7 +225,7 @@ def _slice[
         var stored = packed_length[dtype](count)
         pack_gradient_rows[dtype](packed_dy, dy, g.k, g.k, pixel, count)
         var columns = operands
-        comptime for vectors in range(1, MOST_VECTORS + 1):
+        comptime for vectors in range(1, MAX_VECTORS + 1):
             if ceildiv(sizes.run, width) == vectors:
                 _pack_columns[dtype, vectors](
                     columns, x, lines, g, sizes, pixel, count
@@ -320,7 +320,7 @@ struct JoinedTapsWgrad(ConvolutionKernel):
         dtype: DType, pass_: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         comptime acc_type = accumulation_type[dtype]
-        if p.s * p.c > MOST_VECTORS * simd_width_of[acc_type]():
+        if p.s * p.c > MAX_VECTORS * simd_width_of[acc_type]():
             return String(t"a row of {p.s * p.c} values is long enough")
         if p.groups != 1 or p.s == 1 or p.dilation_w != 1:
             return String("taps along W are no neighbours")

@@ -31,7 +31,7 @@ from .microkernel import (
 from .row_table import PassOperands, fill_table
 
 # Images that one position must have.
-comptime LEAST_IMAGES = 4
+comptime MIN_IMAGES = 4
 
 
 def _live(axis: PhaseAxis) -> Int:
@@ -55,7 +55,7 @@ def _by_position(phases: List[Phase], n: Int) -> Bool:
         pairs += phase.rows(1) * phase.taps()
     # Tiles have 4 or 6 rows.
     var rows = max(ceildiv(n, 6) * 6 - (2 if n % 6 in [1, 2, 3, 4] else 0), 4)
-    return n >= LEAST_IMAGES and 10 * live * rows < 9 * pairs * n
+    return n >= MIN_IMAGES and 10 * live * rows < 9 * pairs * n
 
 
 @no_inline

@@ -36,9 +36,9 @@ from .wgrad import (
 # Bytes of a tile of dw: it stays in the L2 cache beside the packed operands.
 comptime SUMS_BYTES = 256 * 1024
 # Pixels that are packed at once where they are taken by position.
-comptime MOST_POSITION_PIXELS = 512
+comptime MAX_POSITION_PIXELS = 512
 # Images that one position must have: each run of pixels is an inner loop of its own.
-comptime LEAST_IMAGES = 4
+comptime MIN_IMAGES = 4
 
 
 @fieldwise_init
@@ -77,8 +77,8 @@ def _by_position[dtype: DType](g: ConvolutionProblem) -> Bool:
     var live = _live(phase.d) * _live(phase.h) * _live(phase.w)
     var positions = g.o * g.p * g.q
     return (
-        positions * g.n <= MOST_POSITION_PIXELS
-        and g.n >= LEAST_IMAGES
+        positions * g.n <= MAX_POSITION_PIXELS
+        and g.n >= MIN_IMAGES
         and 5 * live < 4 * positions * g.taps()
     )
 
@@ -538,7 +538,7 @@ struct ResidentWgrad(ConvolutionKernel):
                 t"groups of {p.group_c()} channels are less than two vectors"
             )
         var tiles = Tiles.of[width, size_of[acc_type]()](p)
-        var block = max(BLOCK_PIXELS, MOST_POSITION_PIXELS)
+        var block = max(BLOCK_PIXELS, MAX_POSITION_PIXELS)
         var scratch = worker_count() * _scratch_elements[width](p, tiles, block)
         var bytes = scratch * size_of[acc_type]()
         if bytes > p.workspace_limit:

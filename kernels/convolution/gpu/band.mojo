@@ -31,12 +31,12 @@ comptime LINES = 16
 comptime DEPTH = 16
 """Its columns of the source."""
 comptime THREADS = 256
-comptime MOST_TILES = 4
+comptime MAX_TILES = 4
 """Pieces of the result side by side that a warp sums at once, for each place in the period."""
 # A multiprocessor has 227 KiB for its blocks.
-comptime MOST_SHARED = 100 * 1024
-comptime USUAL_SHARED = 56 * 1024
-comptime MOST_STEPS = 4
+comptime MAX_SHARED_BYTES = 100 * 1024
+comptime USUAL_SHARED_BYTES = 56 * 1024
+comptime MAX_STEPS = 4
 """Products deep that a band may be: longer ones are mostly zeros."""
 
 
@@ -276,7 +276,7 @@ def choose_tiling(
     # The fewest pieces to load.
     var least = Int.MAX
     var tiles = 1
-    while tiles <= MOST_TILES and tiles < 2 * pieces:
+    while tiles <= MAX_TILES and tiles < 2 * pieces:
         var cost = ceildiv(pieces, tiles) * (tiles - 1 + 2 * Int(columns.steps))
         if cost <= least:
             least = cost
@@ -289,7 +289,7 @@ def choose_tiling(
     var channel_blocks = ceildiv(g.c, CHANNELS)
     while tiling.images > 1 or tiling.lines > 1:
         var band = band_of(g, forward, axes, tiling)
-        var fits = band.shared_bytes() <= USUAL_SHARED
+        var fits = band.shared_bytes() <= USUAL_SHARED_BYTES
         var few = channel_blocks * Int(band.units) < enough
         if fits and (not few or (tiling.images == 1 and tiling.lines <= 4)):
             break
@@ -299,7 +299,8 @@ def choose_tiling(
             tiling.lines = ceildiv(tiling.lines, 2)
     while (
         tiling.tiles > 1
-        and band_of(g, forward, axes, tiling).shared_bytes() > USUAL_SHARED
+        and band_of(g, forward, axes, tiling).shared_bytes()
+        > USUAL_SHARED_BYTES
     ):
         tiling.tiles //= 2
     return tiling

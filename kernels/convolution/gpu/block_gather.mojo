@@ -34,7 +34,7 @@ from ..problem import ConvolutionProblem
 from .gather_rows import SourceRow, Step, result_pixel, source_row
 from .pipeline import (
     STAGE_LENGTH,
-    LINE,
+    LINE_SUMS,
     STAGES,
     THREADS,
     WARP_COLUMNS,
@@ -50,8 +50,8 @@ from .pipeline import (
     sum_index,
 )
 
-comptime WIDE = BlockShape(128, 128)
-comptime NARROW = BlockShape(128, 64)
+comptime TILE_128X128 = BlockShape(128, 128)
+comptime TILE_128X64 = BlockShape(128, 64)
 
 
 @__llvm_metadata(
@@ -302,7 +302,7 @@ def block_gather_kernel[
                 result_pixel(phase, at_row) * result_channels
                 + Int(group * columns)
             )
-            comptime for e in range(0, LINE, 2):
+            comptime for e in range(0, LINE_SUMS, 2):
                 comptime first = sum_index[exact](line, e)
                 comptime second = sum_index[exact](line, e + 1)
                 var left = sums[first[0]][first[1]].cast[dtype]()
@@ -397,30 +397,30 @@ def _choose[
         w
     ) % quad_bytes == 0
     var wide_tiles = (
-        ceildiv(result_pixels // phases, WIDE.rows)
-        * ceildiv(columns, WIDE.columns)
+        ceildiv(result_pixels // phases, TILE_128X128.rows)
+        * ceildiv(columns, TILE_128X128.columns)
         * g.groups
     )
     var enough = 2 * ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
     if not a_quads:
-        _launch[dtype, pass_, NARROW, exact, False, False](
+        _launch[dtype, pass_, TILE_128X64, exact, False, False](
             result, source, w, g, ctx
         )
     elif not b_quads or left_to_warpgroups[dtype, exact]():
-        _launch[dtype, pass_, NARROW, exact, True, False](
+        _launch[dtype, pass_, TILE_128X64, exact, True, False](
             result, source, w, g, ctx
         )
     else:
         comptime if not left_to_warpgroups[dtype, exact]():
             # Exact products of a wide tile would need more registers than two blocks have; few wide tiles leave
             # multiprocessors without work.
-            if exact or columns <= NARROW.columns or wide_tiles < enough:
-                _launch[dtype, pass_, NARROW, exact, True, True](
+            if exact or columns <= TILE_128X64.columns or wide_tiles < enough:
+                _launch[dtype, pass_, TILE_128X64, exact, True, True](
                     result, source, w, g, ctx
                 )
                 return
             comptime if not exact:
-                _launch[dtype, pass_, WIDE, exact, True, True](
+                _launch[dtype, pass_, TILE_128X128, exact, True, True](
                     result, source, w, g, ctx
                 )
 

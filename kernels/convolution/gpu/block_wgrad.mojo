@@ -32,7 +32,7 @@ from ..passes import WGRAD
 from ..problem import ConvolutionProblem
 from .pipeline import (
     STAGE_LENGTH,
-    LINE,
+    LINE_SUMS,
     STAGES,
     THREADS,
     WARP_COLUMNS,
@@ -49,8 +49,8 @@ from .pipeline import (
 from .slices import choose_slices
 from .tiled import add_slices
 
-comptime WIDE = BlockShape(128, 128)
-comptime LOW = BlockShape(64, 128)
+comptime TILE_128X128 = BlockShape(128, 128)
+comptime TILE_64X128 = BlockShape(64, 128)
 # What the memory moves while one stage runs.
 comptime _STAGE_BYTES = 8 << 20
 
@@ -299,7 +299,7 @@ def block_wgrad_kernel[
     comptime for line in range(shape.warp_rows() // 8):
         var k = first_row + row + Int32(line * 8) + lane // 4
         if k < rows:
-            comptime for e in range(LINE):
+            comptime for e in range(LINE_SUMS):
                 comptime at_sum = sum_index[exact](line, e)
                 var j = first_column + column + sum_column[exact](e, lane)
                 if j < columns:
@@ -372,16 +372,20 @@ def _choose[
     var a_quads = g.group_k() % QUAD == 0 and Int(dy) % quad_bytes == 0
     var b_quads = g.group_c() % QUAD == 0 and Int(x) % quad_bytes == 0
     if not a_quads:
-        _launch[dtype, LOW, exact, False, False](dw, x, dy, g, ctx)
+        _launch[dtype, TILE_64X128, exact, False, False](dw, x, dy, g, ctx)
     elif not b_quads or left_to_warpgroups[dtype, exact]():
-        _launch[dtype, LOW, exact, True, False](dw, x, dy, g, ctx)
+        _launch[dtype, TILE_64X128, exact, True, False](dw, x, dy, g, ctx)
     else:
         comptime if not left_to_warpgroups[dtype, exact]():
-            if exact or g.group_k() <= LOW.rows:
-                _launch[dtype, LOW, exact, True, True](dw, x, dy, g, ctx)
+            if exact or g.group_k() <= TILE_64X128.rows:
+                _launch[dtype, TILE_64X128, exact, True, True](
+                    dw, x, dy, g, ctx
+                )
                 return
             comptime if not exact:
-                _launch[dtype, WIDE, exact, True, True](dw, x, dy, g, ctx)
+                _launch[dtype, TILE_128X128, exact, True, True](
+                    dw, x, dy, g, ctx
+                )
 
 
 struct BlockWgrad(ConvolutionKernel):

@@ -24,11 +24,11 @@ comptime VECTOR = 4
 # Where the window or its sums take the registers, or channels are no multiple of VECTOR.
 comptime PAIR = 2
 # Rows that a thread marches at most.
-comptime MARCH = 16
-comptime LEAST_MARCH = 2
-comptime BLOCK = 128
+comptime MAX_MARCH_ROWS = 16
+comptime MIN_MARCH_ROWS = 2
+comptime THREADS = 128
 # Threads of a multiprocessor that registers must suffice for.
-comptime RESIDENT = 384
+comptime RESIDENT_THREADS = 384
 # Threads of a block of the weight gradient along channels, at most.
 comptime WGRAD_LANES = 32
 
@@ -39,12 +39,14 @@ def strip_width[dtype: DType]() -> Int:
     return 4 if size_of[dtype]() == 2 else 2
 
 
-def march_rows(rows: Int, across: Int, enough: Int, most: Int = MARCH) -> Int:
+def march_rows(
+    rows: Int, across: Int, enough: Int, most: Int = MAX_MARCH_ROWS
+) -> Int:
     """Rows of each march: equal ones, not many more than it takes, of `across` threads for each of them. A row takes as long as
     memory takes to answer, so marches are shorter where fewer than `enough` threads would march.
     """
     var wanted = min(
-        ceildiv(enough, max(1, across)), ceildiv(rows, LEAST_MARCH)
+        ceildiv(enough, max(1, across)), ceildiv(rows, MIN_MARCH_ROWS)
     )
     return ceildiv(rows, max(1, max(ceildiv(rows, most), wanted)))
 
@@ -177,7 +179,9 @@ def _store_strip[
 
 
 @__llvm_metadata(
-    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(RESIDENT)),
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](
+        Int32(RESIDENT_THREADS)
+    ),
 )
 @__name(t"conv_depthwise_march_{dtype}_v{vector}_{taps_h}x{taps_w}_s{step}")
 def depthwise_march_kernel[
@@ -345,7 +349,9 @@ def depthwise_march_kernel[
 
 
 @__llvm_metadata(
-    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(RESIDENT)),
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](
+        Int32(RESIDENT_THREADS)
+    ),
 )
 @__name(t"conv_depthwise_gather_{dtype}_v{vector}")
 def depthwise_gather_kernel[

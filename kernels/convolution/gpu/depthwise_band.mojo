@@ -34,8 +34,8 @@ from .band import (
     CHANNELS,
     DEPTH,
     LINES,
-    MOST_SHARED,
-    MOST_STEPS,
+    MAX_SHARED_BYTES,
+    MAX_STEPS,
     OCTETS,
     THREADS,
     Band,
@@ -60,10 +60,10 @@ from .planes import (
     store_octets,
 )
 
-comptime OWN = CHANNELS // (THREADS // 32)
+comptime WARP_CHANNELS = CHANNELS // (THREADS // 32)
 """Channels of a warp."""
 # Threads of a multiprocessor that registers must suffice for.
-comptime RESIDENT = 1024
+comptime RESIDENT_THREADS = 1024
 comptime Sum = SIMD[DType.float32, 4]
 
 
@@ -286,7 +286,9 @@ def sum_plainly[
 
 
 @__llvm_metadata(
-    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(RESIDENT)),
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](
+        Int32(RESIDENT_THREADS)
+    ),
 )
 @__name(t"conv_depthwise_band_{dtype}_v{vector}_{tiles}")
 def depthwise_band_kernel[
@@ -340,8 +342,8 @@ def depthwise_band_kernel[
                     result, source, w, band, axis, corner, thread
                 )
                 continue
-            for own in range(OWN):
-                var channel = thread // 32 * OWN + Int32(own)
+            for own in range(WARP_CHANNELS):
+                var channel = thread // 32 * WARP_CHANNELS + Int32(own)
                 if first_channel + channel >= band.planes.channels:
                     break
                 var octet = channel // PIECE
@@ -432,12 +434,12 @@ struct DepthwiseBands(ConvolutionKernel):
         if forward and p.stride_w > 1:
             return String(t"stride {p.stride_w} along W")
         var columns = BandMatrix.of(p, forward)
-        if columns.steps > MOST_STEPS:
+        if columns.steps > MAX_STEPS:
             return String(t"{p.s} taps, dilation {p.dilation_w}: a sparse band")
         var bytes = band_of(
             p, forward, axes_of_rows(p, forward), BlockExtents(1, 1, 1)
         ).shared_bytes()
-        if bytes > MOST_SHARED:
+        if bytes > MAX_SHARED_BYTES:
             return String(t"a row of the result takes {bytes} bytes")
         return None
 
@@ -457,7 +459,8 @@ struct DepthwiseBands(ConvolutionKernel):
         var band = band_of(p, forward, axes, tiling)
         # A block's own kilobyte of shared memory comes on top.
         var resident = min(
-            RESIDENT // THREADS, 227 * 1024 // (band.shared_bytes() + 1024)
+            RESIDENT_THREADS // THREADS,
+            227 * 1024 // (band.shared_bytes() + 1024),
         )
         var blocks = resident * multiprocessors
         var wide = p.c % PIECE == 0 and (Int(t.result) | Int(t.a)) % 16 == 0

@@ -37,7 +37,7 @@ from ...common.tensor_cores import pairs_compile
 from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..passes import ANY_GROUPS, WGRAD
 from ..problem import ConvolutionProblem
-from .band import LINES, MOST_SHARED, THREADS, is_depthwise_in_pairs
+from .band import LINES, MAX_SHARED_BYTES, THREADS, is_depthwise_in_pairs
 from .depthwise import is_aligned
 from .depthwise_band import Sum
 from .planes import (
@@ -54,15 +54,15 @@ from .tiled import add_slices
 comptime OCTETS = 2
 comptime CHANNELS = OCTETS * PIECE
 """Of a block."""
-comptime OWN = CHANNELS // (THREADS // 32)
+comptime WARP_CHANNELS = CHANNELS // (THREADS // 32)
 """Channels of a warp."""
-comptime MOST_TILES = 4
-comptime MOST_ROWS = 9
+comptime MAX_TILES = 4
+comptime MAX_ROWS = 9
 """Of the filter: a warp has sums for each."""
-comptime MOST_REACH = PIECE
+comptime MAX_REACH = PIECE
 """From a row's first tap to its last."""
 # Threads of a multiprocessor that registers must suffice for.
-comptime RESIDENT = 512
+comptime RESIDENT_THREADS = 512
 
 
 @fieldwise_init
@@ -285,7 +285,9 @@ def diagonal[
 
 
 @__llvm_metadata(
-    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(RESIDENT)),
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](
+        Int32(RESIDENT_THREADS)
+    ),
 )
 @__name(t"conv_depthwise_band_wgrad_{dtype}_v{vector}_{rows}")
 def depthwise_band_wgrad_kernel[
@@ -317,7 +319,9 @@ def depthwise_band_wgrad_kernel[
     if thread == 0:
         flag[] = 0
     barrier()
-    var sums = Array[Array[Sum, rows], OWN](fill=Array[Sum, rows](fill=0))
+    var sums = Array[Array[Sum, rows], WARP_CHANNELS](
+        fill=Array[Sum, rows](fill=0)
+    )
     var met = UInt32(0)
     for unit in range(Int32(block_idx.y), band.units, Int32(grid_dim.y)):
         var corners = band.corners(unit, first_channel)
@@ -333,8 +337,8 @@ def depthwise_band_wgrad_kernel[
         if flag[] != 0:
             add_plainly[dtype](plain_sums, x, dy, band, corners[1], thread)
         else:
-            comptime for own in range(OWN):
-                var channel = warp * OWN + Int32(own)
+            comptime for own in range(WARP_CHANNELS):
+                var channel = warp * WARP_CHANNELS + Int32(own)
                 if first_channel + channel < band.x.channels:
                     _add_unit[dtype, rows](
                         sums[own],
@@ -352,8 +356,8 @@ def depthwise_band_wgrad_kernel[
     var matrix = shared.unsafe_bitcast[Float32]().unsafe_offset(
         Int(warp * Int32(size))
     )
-    comptime for own in range(OWN):
-        var channel = warp * OWN + Int32(own)
+    comptime for own in range(WARP_CHANNELS):
+        var channel = warp * WARP_CHANNELS + Int32(own)
         var live = first_channel + channel < band.x.channels
         comptime for r in range(rows):
             syncwarp()
@@ -386,14 +390,14 @@ def choose_wgrad_band(g: ConvolutionProblem, enough: Int) -> BandWgrad:
     """As large a unit as shared memory allows, but `enough` blocks if that can be.
     """
     var pieces = ceildiv(g.q, PIECE)
-    var rounds = ceildiv(pieces, MOST_TILES)
+    var rounds = ceildiv(pieces, MAX_TILES)
     var tiles = ceildiv(pieces, rounds)
     var lines = ceildiv(g.p, ceildiv(g.p, LINES))
     var images = min(g.n, LINES // lines) if lines == g.p else 1
     var across = ceildiv(g.c, CHANNELS)
     while True:
         var band = BandWgrad.of(g, tiles, lines, images)
-        var fits = band.shared_bytes() <= MOST_SHARED
+        var fits = band.shared_bytes() <= MAX_SHARED_BYTES
         var few = across * Int(band.units) < enough
         if fits and (not few or (images == 1 and lines <= 8)):
             return band
@@ -419,7 +423,7 @@ def _launch[
     slices: Int,
     ctx: DeviceContext,
 ) raises:
-    comptime for rows in [5, 7, MOST_ROWS]:
+    comptime for rows in [5, 7, MAX_ROWS]:
         if Int(band.filter_rows) <= rows:
             ctx.enqueue_function[
                 depthwise_band_wgrad_kernel[dtype, vector, rows]
@@ -457,12 +461,12 @@ struct DepthwiseBandWgrad(ConvolutionKernel):
             return reason
         if p.stride_w != 1:
             return String(t"stride {p.stride_w} along W")
-        if p.r > MOST_ROWS or (p.s - 1) * p.dilation_w > MOST_REACH:
+        if p.r > MAX_ROWS or (p.s - 1) * p.dilation_w > MAX_REACH:
             return String(
                 t"a window of {p.r} x {p.s}, dilation {p.dilation_w} along W"
             )
         var bytes = BandWgrad.of(p, 1, 1, 1).shared_bytes()
-        if bytes > MOST_SHARED:
+        if bytes > MAX_SHARED_BYTES:
             return String(t"a row of dy takes {bytes} bytes")
         return None
 
@@ -478,7 +482,7 @@ struct DepthwiseBandWgrad(ConvolutionKernel):
         )
         var band = choose_wgrad_band(p, multiprocessors)
         var units = Int(band.units)
-        var blocks = RESIDENT // THREADS * multiprocessors
+        var blocks = RESIDENT_THREADS // THREADS * multiprocessors
         var at_once = max(1, blocks // ceildiv(p.c, CHANNELS))
         # Adding up slices takes as long as a few units.
         var most = min(p.workspace_limit // (4 * p.w_size()), 65535)

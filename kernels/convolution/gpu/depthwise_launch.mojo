@@ -13,9 +13,9 @@ from ..gather import PhaseAxis, Phase, forward_phases, gradient_phases
 from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..problem import ConvolutionProblem
 from .depthwise import (
-    BLOCK,
+    THREADS,
     PAIR,
-    RESIDENT,
+    RESIDENT_THREADS,
     VECTOR,
     WGRAD_LANES,
     depthwise_filter_kernel,
@@ -39,7 +39,7 @@ def _grid(
         * ceildiv(phase.h.rows, march)
         * ceildiv(phase.w.rows, width)
         * (g.c // vector),
-        BLOCK,
+        THREADS,
     )
 
 
@@ -62,8 +62,8 @@ def _launch_march[
     var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
     var march = march_rows(
         phase.h.rows,
-        _grid(g, phase, phase.h.rows, width, vector) * BLOCK,
-        processors * RESIDENT,
+        _grid(g, phase, phase.h.rows, width, vector) * THREADS,
+        processors * RESIDENT_THREADS,
     )
     ctx.enqueue_function[kernel](
         result,
@@ -75,7 +75,7 @@ def _launch_march[
         Int32(march),
         Int32(1 if whole else 0),
         grid_dim=_grid(g, phase, march, width, vector),
-        block_dim=BLOCK,
+        block_dim=THREADS,
     )
 
 
@@ -98,7 +98,7 @@ def _launch_any[
         Int32(g.n),
         Int32(g.c),
         grid_dim=_grid(g, phase, 1, strip_width[dtype](), vector),
-        block_dim=BLOCK,
+        block_dim=THREADS,
     )
 
 
@@ -210,8 +210,8 @@ def depthwise_gather_gpu[
                 w,
                 g,
                 phase,
-                grid_dim=ceildiv(phase.taps() * g.c, BLOCK),
-                block_dim=BLOCK,
+                grid_dim=ceildiv(phase.taps() * g.c, THREADS),
+                block_dim=THREADS,
             )
         if wide:
             _launch_wide[dtype, pass_, VECTOR](

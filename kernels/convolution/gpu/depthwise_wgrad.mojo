@@ -22,9 +22,9 @@ from ...common.library import scratch
 from ...common.pointer import Ptr
 from ..problem import ConvolutionProblem
 from .depthwise import (
-    MARCH,
+    MAX_MARCH_ROWS,
     PAIR,
-    RESIDENT,
+    RESIDENT_THREADS,
     VECTOR,
     WGRAD_LANES,
     is_aligned,
@@ -42,7 +42,9 @@ comptime WGRAD_BLOCKS = 3
 
 
 @__llvm_metadata(
-    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(RESIDENT)),
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](
+        Int32(RESIDENT_THREADS)
+    ),
 )
 @__name(
     t"conv_depthwise_wgrad_{dtype}_v{vector}_{tap_rows}x{tap_columns}_s{step}"
@@ -253,7 +255,7 @@ def _launch_wgrad[
         g.p,
         patches * channels * across,
         processors * WGRAD_THREADS,
-        MARCH if tap_rows <= 3 else 2 * MARCH,
+        MAX_MARCH_ROWS if tap_rows <= 3 else 2 * MAX_MARCH_ROWS,
     )
     var units = across * ceildiv(g.p, march)
     var blocks = WGRAD_BLOCKS * processors // (patches * channel_blocks)

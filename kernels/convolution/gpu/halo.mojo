@@ -34,7 +34,7 @@ comptime CHUNK = 64
 """Channels of a tile's source and result at most, in whole groups."""
 comptime SHARED_BYTES = 96 * 1024
 """Of a block: two fit a multiprocessor of Hopper's, one any other's since sm_80."""
-comptime MOST_PIXELS = 512
+comptime MAX_PIXELS = 512
 """Of a tile."""
 
 
@@ -318,12 +318,12 @@ struct SharedBudget(ImplicitlyCopyable, TrivialRegisterPassable):
 
     def fits(self, tiling: TileGrid, phase: Phase) -> Bool:
         return (
-            tiling.pixels() <= MOST_PIXELS
+            tiling.pixels() <= MAX_PIXELS
             and 2 * self.tile_bytes(tiling, phase) <= self.bytes
         )
 
 
-comptime _MOST_PARTS = 64
+comptime _MAX_PARTS = 64
 """Of an axis."""
 
 
@@ -331,8 +331,8 @@ def smallest(n: Int, phase: Phase) -> TileGrid:
     """The tile that fits where any does."""
     return TileGrid.of(
         1,
-        ceildiv(phase.h.rows, _MOST_PARTS),
-        ceildiv(phase.w.rows, _MOST_PARTS),
+        ceildiv(phase.h.rows, _MAX_PARTS),
+        ceildiv(phase.w.rows, _MAX_PARTS),
         n,
         phase.h,
         phase.w,
@@ -346,13 +346,13 @@ def tilings(n: Int, phase: Phase, room: SharedBudget) -> List[TileGrid]:
     var w = phase.w
     var result = List[TileGrid]()
     var last = 0
-    for down in range(1, min(h.rows, _MOST_PARTS) + 1):
+    for down in range(1, min(h.rows, _MAX_PARTS) + 1):
         var rows = ceildiv(h.rows, down)
         if rows == last:
             continue
         last = rows
         # Narrower ones read more of the halo.
-        for across in range(1, min(w.rows, _MOST_PARTS) + 1):
+        for across in range(1, min(w.rows, _MAX_PARTS) + 1):
             var tiling = TileGrid.of(1, rows, ceildiv(w.rows, across), n, h, w)
             if room.fits(tiling, phase):
                 result.append(tiling)

@@ -32,7 +32,7 @@ from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..problem import ConvolutionProblem
 from .halo import (
     CHUNK,
-    MOST_PIXELS,
+    MAX_PIXELS,
     SHARED_BYTES,
     VECTOR,
     Halo,
@@ -435,7 +435,7 @@ struct _GatherGroups(ImplicitlyCopyable, TrivialRegisterPassable):
 
     def room(self) -> SharedBudget:
         return SharedBudget(
-            SHARED_BYTES - self.filter_bytes - 8 * MOST_PIXELS,
+            SHARED_BYTES - self.filter_bytes - 8 * MAX_PIXELS,
             self.together * self.depth // VECTOR,
             0,
         )

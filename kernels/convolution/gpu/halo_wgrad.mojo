@@ -33,7 +33,7 @@ from ..passes import ONE_GROUP, WGRAD
 from ..problem import ConvolutionProblem
 from .halo import (
     CHUNK,
-    MOST_PIXELS,
+    MAX_PIXELS,
     SHARED_BYTES,
     VECTOR,
     Halo,
@@ -350,7 +350,7 @@ struct _WgradGroups(ImplicitlyCopyable, TrivialRegisterPassable):
             ceildiv(units, _WARPS),
             ceildiv(g.groups, together),
             SharedBudget(
-                SHARED_BYTES - _ZERO_BYTES - 8 * MOST_PIXELS,
+                SHARED_BYTES - _ZERO_BYTES - 8 * MAX_PIXELS,
                 together * g.group_c() // VECTOR,
                 Int(row_bytes(Int32(together * g.group_k() // VECTOR))),
             ),

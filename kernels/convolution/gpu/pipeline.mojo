@@ -221,16 +221,16 @@ def multiply_exact[
                 sums[which][at] = sum
 
 
-# Where a lane's sums stand: line i of a warp's tile is row 8 * i + lane / 4, and the lane has LINE of its columns.
+# Where a lane's sums stand: line i of a warp's tile is row 8 * i + lane / 4, and the lane has LINE_SUMS of its columns.
 
-comptime LINE = 8
+comptime LINE_SUMS = 8
 
 
 def sum_index[exact: Bool](line: Int, e: Int) -> Tuple[Int, Int]:
     """Accumulator, and place in it, of the lane's column number `e` of a line.
     """
     if exact:
-        return (line * LINE + e) // QUAD, (line * LINE + e) % QUAD
+        return (line * LINE_SUMS + e) // QUAD, (line * LINE_SUMS + e) % QUAD
     # Element 2 * h + i of mma's accumulator is column i of the lane's pair in half h of 16 rows.
     return (
         line // 2 * (WARP_COLUMNS // 8) + e // 2,

@@ -25,21 +25,21 @@ comptime DEPTH = 16
 comptime SIDE = 16
 comptime THREADS = SIDE * SIDE
 # Values of a tile row that one thread loads, and results of a row that it owns.
-comptime PER = TILE // SIDE
+comptime THREAD_RESULTS = TILE // SIDE
 comptime Shared = MutPointer[
     Float32, MutUntrackedOrigin, address_space=AddressSpace.SHARED
 ]
 
 # Blocks that keep a large GPU busy; the weight gradient is split until there are about this many.
-comptime ENOUGH_BLOCKS = 1024
-comptime LEAST_SLICE = 256
+comptime SATURATING_BLOCKS = 1024
+comptime MIN_SLICE = 256
 comptime MAX_SLICES = 256
 comptime SUM_COLUMNS = 32
 
 
 @always_inline
 def _multiply(
-    mut acc: Array[SIMD[DType.float32, PER], PER],
+    mut acc: Array[SIMD[DType.float32, THREAD_RESULTS], THREAD_RESULTS],
     a: Shared,
     b: Shared,
     row: Int,
@@ -47,10 +47,16 @@ def _multiply(
 ):
     """Adds the product of two tiles [DEPTH][TILE] to this thread's results."""
     comptime for k in range(DEPTH):
-        var left = a.unsafe_offset(k * TILE + row).unsafe_load[width=PER]()
-        var right = b.unsafe_offset(k * TILE + column).unsafe_load[width=PER]()
-        comptime for i in range(PER):
-            acc[i] = SIMD[DType.float32, PER](left[i]).fma(right, acc[i])
+        var left = a.unsafe_offset(k * TILE + row).unsafe_load[
+            width=THREAD_RESULTS
+        ]()
+        var right = b.unsafe_offset(k * TILE + column).unsafe_load[
+            width=THREAD_RESULTS
+        ]()
+        comptime for i in range(THREAD_RESULTS):
+            acc[i] = SIMD[DType.float32, THREAD_RESULTS](left[i]).fma(
+                right, acc[i]
+            )
 
 
 def convolution_tiled_gather_kernel[
@@ -79,8 +85,8 @@ def convolution_tiled_gather_kernel[
     var thread = thread_idx.x
     var group = block_idx.z
     # Loading: one row of pixels and one column of the filter, PER neighbouring values of the reduction.
-    var line = thread // (DEPTH // PER)
-    var inner = thread % (DEPTH // PER) * PER
+    var line = thread // (DEPTH // THREAD_RESULTS)
+    var inner = thread % (DEPTH // THREAD_RESULTS) * THREAD_RESULTS
     var row = block_idx.x * TILE + line
     var column = block_idx.y * TILE + line
     var q = row % phase.w.rows
@@ -90,13 +96,13 @@ def convolution_tiled_gather_kernel[
     var o = rest % phase.d.rows
     var n = rest // phase.d.rows
 
-    var acc = Array[SIMD[DType.float32, PER], PER](fill=0)
+    var acc = Array[SIMD[DType.float32, THREAD_RESULTS], THREAD_RESULTS](fill=0)
     var tap = inner // depth
     var c = inner % depth
     for _ in range(0, taps * depth, DEPTH):
         var tap_i = tap
         var c_i = c
-        comptime for i in range(PER):
+        comptime for i in range(THREAD_RESULTS):
             var left = Float32(0)
             var right = Float32(0)
             if tap_i < taps:
@@ -136,15 +142,21 @@ def convolution_tiled_gather_kernel[
                 c_i = 0
                 tap_i += 1
         barrier()
-        _multiply(acc, a, b, thread // SIDE * PER, thread % SIDE * PER)
+        _multiply(
+            acc,
+            a,
+            b,
+            thread // SIDE * THREAD_RESULTS,
+            thread % SIDE * THREAD_RESULTS,
+        )
         barrier()
         c += DEPTH
         while c >= depth:
             c -= depth
             tap += 1
 
-    comptime for i in range(PER):
-        var m = block_idx.x * TILE + thread // SIDE * PER + i
+    comptime for i in range(THREAD_RESULTS):
+        var m = block_idx.x * TILE + thread // SIDE * THREAD_RESULTS + i
         if m < rows:
             var mq = m % phase.w.rows
             var mr = m // phase.w.rows
@@ -166,8 +178,8 @@ def convolution_tiled_gather_kernel[
                 + phase.w.out_first
                 + mq * phase.w.out_step
             )
-            comptime for j in range(PER):
-                var k = block_idx.y * TILE + thread % SIDE * PER + j
+            comptime for j in range(THREAD_RESULTS):
+                var k = block_idx.y * TILE + thread % SIDE * THREAD_RESULTS + j
                 if k < columns:
                     result[
                         unsafe_offset=pixel * result_channels
@@ -202,13 +214,13 @@ def convolution_tiled_wgrad_kernel[
     var slice = block_idx.z % Int(slices)
     # Loading: one pixel, PER neighbouring channels of dy and PER neighbouring columns.
     var line = thread // SIDE
-    var inner = thread % SIDE * PER
+    var inner = thread % SIDE * THREAD_RESULTS
     var first_k = block_idx.y * TILE + inner
     var first_column = block_idx.x * TILE + inner
     var first = slice * Int(slice_pixels)
     var last = min(pixels, first + Int(slice_pixels))
 
-    var acc = Array[SIMD[DType.float32, PER], PER](fill=0)
+    var acc = Array[SIMD[DType.float32, THREAD_RESULTS], THREAD_RESULTS](fill=0)
     for start in range(first, last, DEPTH):
         var pixel = start + line
         var q = pixel % g.q
@@ -217,7 +229,7 @@ def convolution_tiled_wgrad_kernel[
         rest //= g.p
         var o = rest % g.o
         var n = rest // g.o
-        comptime for i in range(PER):
+        comptime for i in range(THREAD_RESULTS):
             var left = Float32(0)
             var right = Float32(0)
             if pixel < last:
@@ -254,14 +266,20 @@ def convolution_tiled_wgrad_kernel[
             a[unsafe_offset=line * TILE + inner + i] = left
             b[unsafe_offset=line * TILE + inner + i] = right
         barrier()
-        _multiply(acc, a, b, thread // SIDE * PER, thread % SIDE * PER)
+        _multiply(
+            acc,
+            a,
+            b,
+            thread // SIDE * THREAD_RESULTS,
+            thread % SIDE * THREAD_RESULTS,
+        )
         barrier()
 
     var base = partials.unsafe_offset(slice * g.w_size())
-    comptime for i in range(PER):
-        var k = block_idx.y * TILE + thread // SIDE * PER + i
-        comptime for j in range(PER):
-            var column = block_idx.x * TILE + thread % SIDE * PER + j
+    comptime for i in range(THREAD_RESULTS):
+        var k = block_idx.y * TILE + thread // SIDE * THREAD_RESULTS + i
+        comptime for j in range(THREAD_RESULTS):
+            var column = block_idx.x * TILE + thread % SIDE * THREAD_RESULTS + j
             if k < kg and column < columns:
                 base[unsafe_offset=(group * kg + k) * columns + column] = acc[
                     i
@@ -342,7 +360,7 @@ def tiled_wgrad_gpu[
     var size = g.w_size()
     var tiles_k = ceildiv(g.group_k(), TILE)
     var tiles_c = ceildiv(g.taps() * g.group_c(), TILE)
-    var slices = wgrad_slices(g, tiles_k * tiles_c * g.groups, LEAST_SLICE)
+    var slices = wgrad_slices(g, tiles_k * tiles_c * g.groups, MIN_SLICE)
     # The grid's third extent is at most 65535.
     slices = max(1, min(slices, 65535 // g.groups))
     var partials = scratch[DType.float32](ctx, slices * size)
@@ -363,7 +381,7 @@ def wgrad_slices(g: ConvolutionProblem, blocks: Int, least: Int) -> Int:
     """How many slices of pixels fill the GPU within the workspace limit, at least one.
     """
     var wanted = min(
-        ceildiv(ENOUGH_BLOCKS, max(1, blocks)),
+        ceildiv(SATURATING_BLOCKS, max(1, blocks)),
         ceildiv(g.output_pixels(), least),
     )
     var fit = g.workspace_limit // max(1, 4 * g.w_size())

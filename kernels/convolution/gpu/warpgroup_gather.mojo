@@ -45,21 +45,21 @@ from .gather_rows import SourceRow, Step, result_pixel, source_row
 from .phase_table import PhaseTable
 from .pipeline import block_can_implement
 
-comptime WIDE = WarpgroupTile(128, 128)
-comptime NARROW = WarpgroupTile(128, 64)
-comptime THIN = WarpgroupTile(128, 32)
+comptime TILE_128X128 = WarpgroupTile(128, 128)
+comptime TILE_128X64 = WarpgroupTile(128, 64)
+comptime TILE_128X32 = WarpgroupTile(128, 32)
 
 
 def _together[pass_: Int, shape: WarpgroupTile]() -> Bool:
     """Whether one launch computes every phase: the wide tile's kernel has registers to spare for that.
     """
-    return pass_ != FPROP and shape == WIDE
+    return pass_ != FPROP and shape == TILE_128X128
 
 
 @__llvm_metadata(
     # Of the smaller tiles two blocks share a multiprocessor's registers.
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](
-        Int32(THREADS if shape == WIDE else 2 * THREADS)
+        Int32(THREADS if shape == TILE_128X128 else 2 * THREADS)
     ),
 )
 @__name(t"conv_warpgroup_gather_{dtype}_p{pass_}_{shape.rows}x{shape.columns}")
@@ -355,11 +355,11 @@ struct WarpgroupGather(ConvolutionKernel):
         ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
     ) raises:
         var columns = p.group_k() if pass_ == FPROP else p.group_c()
-        if columns <= THIN.columns:
-            _launch[dtype, pass_, THIN](t.result, t.a, t.b, p, ctx)
-        elif columns <= NARROW.columns or not (
+        if columns <= TILE_128X32.columns:
+            _launch[dtype, pass_, TILE_128X32](t.result, t.a, t.b, p, ctx)
+        elif columns <= TILE_128X64.columns or not (
             pass_ == FPROP or PhaseTable.takes(p)
         ):
-            _launch[dtype, pass_, NARROW](t.result, t.a, t.b, p, ctx)
+            _launch[dtype, pass_, TILE_128X64](t.result, t.a, t.b, p, ctx)
         else:
-            _launch[dtype, pass_, WIDE](t.result, t.a, t.b, p, ctx)
+            _launch[dtype, pass_, TILE_128X128](t.result, t.a, t.b, p, ctx)

@@ -51,9 +51,9 @@ from .pipeline import block_can_implement
 from .slices import choose_slices
 from .tiled import add_slices
 
-comptime WIDE = WarpgroupTile(128, 128)
-comptime LOW = WarpgroupTile(64, 128)
-comptime TALL = WarpgroupTile(128, 64)
+comptime TILE_128X128 = WarpgroupTile(128, 128)
+comptime TILE_64X128 = WarpgroupTile(64, 128)
+comptime TILE_128X64 = WarpgroupTile(128, 64)
 # What the memory moves while one stage runs.
 comptime _STAGE_BYTES = 1 << 20
 
@@ -80,7 +80,7 @@ def _advance(mut at: Pixel, by: Pixel, g: ConvolutionProblem):
 @__llvm_metadata(
     # Of the smaller tiles two blocks share a multiprocessor's registers.
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](
-        Int32(THREADS if shape == WIDE else 2 * THREADS)
+        Int32(THREADS if shape == TILE_128X128 else 2 * THREADS)
     ),
 )
 @__name(t"conv_warpgroup_wgrad_{dtype}_{shape.rows}x{shape.columns}")
@@ -243,7 +243,7 @@ def _launch[
         * g.groups
     )
     var stages = ceildiv(g.output_pixels(), steps_of[dtype]())
-    var at_once = (1 if shape == WIDE else 2) * ctx.get_attribute(
+    var at_once = (1 if shape == TILE_128X128 else 2) * ctx.get_attribute(
         DeviceAttribute.MULTIPROCESSOR_COUNT
     )
     var slices = choose_slices(g, tiles, at_once, stages, _STAGE_BYTES)
@@ -318,9 +318,9 @@ struct WarpgroupWgrad(ConvolutionKernel):
     ](
         ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
     ) raises:
-        if p.group_k() <= LOW.rows:
-            _launch[dtype, LOW](t.result, t.a, t.b, p, ctx)
-        elif p.taps() * p.group_c() <= TALL.columns:
-            _launch[dtype, TALL](t.result, t.a, t.b, p, ctx)
+        if p.group_k() <= TILE_64X128.rows:
+            _launch[dtype, TILE_64X128](t.result, t.a, t.b, p, ctx)
+        elif p.taps() * p.group_c() <= TILE_128X64.columns:
+            _launch[dtype, TILE_128X64](t.result, t.a, t.b, p, ctx)
         else:
-            _launch[dtype, WIDE](t.result, t.a, t.b, p, ctx)
+            _launch[dtype, TILE_128X128](t.result, t.a, t.b, p, ctx)

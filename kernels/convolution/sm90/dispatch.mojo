@@ -12,7 +12,7 @@ comptime _FEW_OF_THREE_AXES = 32
 """Channels on both sides: 32 of 96x96x96 took 1.5 times as long as in the warpgroup kernels."""
 comptime _FEW_CHANNELS = 4
 """Of float32, what gpu/gemm_col2im.mojo takes."""
-comptime _LEAST_DEPTH = 12
+comptime _MIN_DEPTH = 12
 """Of float32: with less a stage of one tap is mostly zeros, and the kernels of gpu/ sum over taps and channels together."""
 comptime _FEW_IN_GROUP = 32
 """Channels of a group: with so few most of a stage would be zeros (gpu/halo_gather.mojo)."""
@@ -35,7 +35,7 @@ struct Sm90Heuristic(Heuristic):
             comptime if dtype == DType.float32:
                 if pass_ == DGRAD and p.c <= _FEW_CHANNELS:
                     return False
-                if p.groups == 1 and _depth[dtype, pass_](p) < _LEAST_DEPTH:
+                if p.groups == 1 and _depth[dtype, pass_](p) < _MIN_DEPTH:
                     return False
             return not p.is_deep() or max(p.c, p.k) > _FEW_OF_THREE_AXES
         elif Kernel.NAME == GroupedGemm.NAME:

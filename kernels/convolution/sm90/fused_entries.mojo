@@ -11,8 +11,8 @@ from std.utils.static_tuple import StaticTuple
 from ...common.library import Arguments, Call, scratch
 from ...common.pointer import Ptr
 from ...normalization.gpu import (
-    MERGED,
-    MERGERS,
+    MERGE_COLUMNS,
+    MERGE_THREADS,
     merge_moments_kernel,
     merge_sums_kernel,
 )
@@ -267,8 +267,8 @@ def _merge[
             Int64(channels),
             settings.momentum.cast[DType.float32](),
             settings.epsilon.cast[DType.float32](),
-            grid_dim=ceildiv(channels, MERGED),
-            block_dim=(MERGED, MERGERS),
+            grid_dim=ceildiv(channels, MERGE_COLUMNS),
+            block_dim=(MERGE_COLUMNS, MERGE_THREADS),
         )
     else:
         ctx.enqueue_function[merge_sums_kernel[dtype, DType.float32, Slots]](
@@ -284,6 +284,6 @@ def _merge[
             slots,
             Int64(rows),
             Int64(channels),
-            grid_dim=ceildiv(channels, MERGED),
-            block_dim=(MERGED, MERGERS),
+            grid_dim=ceildiv(channels, MERGE_COLUMNS),
+            block_dim=(MERGE_COLUMNS, MERGE_THREADS),
         )

@@ -24,11 +24,11 @@ from ..problem import MatmulProblem
 
 comptime BLOCK_BYTES = 192 * 1024
 """Of packed B, at most: a share of the second-level cache."""
-comptime MOST_DEPTH = 512
+comptime MAX_DEPTH = 512
 """Steps of the reduction that are multiplied at once."""
 comptime ROW_BLOCK = 24 * ROWS
 """Rows of one task that still pay for its packed panels."""
-comptime ENOUGH_WORK = 1 << 16
+comptime MIN_TASK_WORK = 1 << 16
 """Multiply-adds that are worth a task."""
 comptime FEW_ROWS = 2
 """Up to so many rows are multiplied element by element with columns that lie along the reduction."""
@@ -253,8 +253,8 @@ def _block[
     comptime width = simd_width_of[acc]()
     comptime pitch = panel[acc]()
     var panels = ceildiv(columns, pitch)
-    for begin in range(0, max(p.k, 1), MOST_DEPTH):
-        var depth = min(p.k - begin, MOST_DEPTH)
+    for begin in range(0, max(p.k, 1), MAX_DEPTH):
+        var depth = min(p.k - begin, MAX_DEPTH)
         var left = _Strided[acc](room.a, 1, 1)
         var a_at = a.unsafe_offset(begin * p.a.column)
         comptime if dtype == acc:
@@ -355,7 +355,7 @@ def _each_column[
                 k += 1
             target[unsafe_offset=column * p.c.column] = sum.cast[dtype]()
 
-    var together = max(1, ENOUGH_WORK // max(1, p.n * p.k))
+    var together = max(1, MIN_TASK_WORK // max(1, p.n * p.k))
 
     @always_inline
     def tasks(number: Int) {imm}:
@@ -375,7 +375,7 @@ def _blocks[
     comptime acc = accumulation_type[dtype]
     comptime pitch = panel[acc]()
     # Columns of a block whose packed part of B the cache holds.
-    var depth = max(1, min(p.k, MOST_DEPTH))
+    var depth = max(1, min(p.k, MAX_DEPTH))
     var most = max(1, BLOCK_BYTES // (depth * pitch * 4)) * pitch
     var block_columns = min(ceildiv(p.n, pitch) * pitch, most)
     var column_blocks = ceildiv(p.n, block_columns)
@@ -391,10 +391,12 @@ def _blocks[
     # Small products in groups.
     var items = batch * column_blocks * row_blocks
     var work = max(1, row_block * block_columns * p.k)
-    var together = max(1, min(ENOUGH_WORK // work, ceildiv(items, 4 * workers)))
+    var together = max(
+        1, min(MIN_TASK_WORK // work, ceildiv(items, 4 * workers))
+    )
     var b_elements = block_columns * depth
     var a_elements = row_block * depth if dtype != acc else 0
-    var sums_elements = row_block * block_columns if p.k > MOST_DEPTH else 0
+    var sums_elements = row_block * block_columns if p.k > MAX_DEPTH else 0
 
     @always_inline
     def task(number: Int) {imm}:
@@ -423,7 +425,7 @@ def _blocks[
                 min(row_block, p.m - row),
                 min(block_columns, p.n - column),
                 room,
-                b_at == last_b and p.k <= MOST_DEPTH,
+                b_at == last_b and p.k <= MAX_DEPTH,
             )
             last_b = b_at
         memory.unsafe_free()

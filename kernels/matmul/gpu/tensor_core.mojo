@@ -32,11 +32,11 @@ from .stages import PIECE, FragmentOffsets, Source
 comptime STAGES = 3
 comptime PAD = 8
 """Elements between rows of C in shared memory, beside the tile's."""
-comptime ENOUGH_BLOCKS = 396
+comptime SATURATING_BLOCKS = 396
 """That keep a large GPU busy: a reduction is split until there are as many."""
-comptime LEAST_PART = 192
+comptime MIN_PART = 192
 """Steps of one part of a split reduction."""
-comptime ADDERS = 256
+comptime SUM_THREADS = 256
 """Threads of a block that adds up parts."""
 
 
@@ -276,7 +276,7 @@ def add_parts_kernel[
 ](c: Ptr[dtype], parts: Ptr[DType.float32], p: MatmulProblem, count: Int32,):
     """The sum of the parts' sums, in order; a thread has one element of C."""
     var size = p.batch() * p.m * p.n
-    var i = Int(block_idx.x) * ADDERS + Int(thread_idx.x)
+    var i = Int(block_idx.x) * SUM_THREADS + Int(thread_idx.x)
     if i >= size:
         return
     var sum = Float32(0)
@@ -333,7 +333,9 @@ def _launch[
 ) raises:
     var tiles = _tiles(p, shape)
     var blocks = tiles * p.batch()
-    var parts = max(1, min(ENOUGH_BLOCKS // max(blocks, 1), p.k // LEAST_PART))
+    var parts = max(
+        1, min(SATURATING_BLOCKS // max(blocks, 1), p.k // MIN_PART)
+    )
     var part = ceildiv(ceildiv(p.k, parts), shape.depth) * shape.depth
     parts = ceildiv(p.k, part) if parts > 1 else 1
     if parts == 1:
@@ -370,8 +372,8 @@ def _launch[
             sums_at,
             p,
             Int32(parts),
-            grid_dim=ceildiv(size, ADDERS),
-            block_dim=ADDERS,
+            grid_dim=ceildiv(size, SUM_THREADS),
+            block_dim=SUM_THREADS,
         )
     _ = sums^
 

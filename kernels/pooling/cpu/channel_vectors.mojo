@@ -10,8 +10,8 @@ from std.utils.numerics import neg_inf
 
 from ...common.pointer import Ptr, accumulation_type
 from ...common.vectors import (
-    EARLY,
-    LINE,
+    PREFETCH_DISTANCE,
+    CACHE_LINE,
     ClearedAhead,
     ask_for,
     end_past_cache,
@@ -31,14 +31,14 @@ from ..kernel import INDEX, NO_ARGMAX, OFFSET, PoolingTensors, PoolingKernel
 from ..problem import PoolingAxis, PoolingProblem, ClippedTaps
 
 comptime MANY_TAPS = 16
-"""Taps of a window above which a pixel's next channels are wanted before the data that lies EARLY bytes on."""
+"""Taps of a window above which a pixel's next channels are wanted before the data that lies PREFETCH_DISTANCE bytes on."""
 
 
-comptime FEWEST_CHANNELS = 16
+comptime MIN_CHANNELS = 16
 """From which on a pixel's vectors pay for listing what it needs."""
-comptime MOST_SUMMED = 16
+comptime MAX_SUMMED = 16
 """Above so many addends for one average, summing rows first is cheaper, unless one window covers the whole plane."""
-comptime MOST_IN_ORDER = 1024
+comptime MAX_IN_ORDER = 1024
 """Addends that are summed one after the other, at most: rows first keep the rounding smaller."""
 
 
@@ -141,7 +141,7 @@ def _pool_fprop_vectors[
         var out_width = Int(p.w.output)
         # A line that is stored in part costs more so.
         var past_cache = (
-            argmax == INDEX and channels * size_of[argmax]() % LINE == 0
+            argmax == INDEX and channels * size_of[argmax]() % CACHE_LINE == 0
         )
         var taps = TapList(most)
         var at = pointer_inside(taps.at)
@@ -178,7 +178,7 @@ def _pool_fprop_vectors[
                     var best = SIMD[Acc, W](0 if averaging else neg_inf[Acc]())
                     var found = SIMD[DType.int32, W](places[unsafe_offset=0])
                     # After many taps the next channels of the same pixels are wanted.
-                    var ahead = c + EARLY // size_of[dtype]()
+                    var ahead = c + PREFETCH_DISTANCE // size_of[dtype]()
                     if count > MANY_TAPS and c + W < channels:
                         ahead = c + W
                     # Asking all at once leaves the loads that follow waiting in the same queue: not where windows that share
@@ -301,7 +301,7 @@ def _avg_pool_dgrad_vectors[
                             ask_for[W](
                                 windows,
                                 (above_end - 1) * channels
-                                + EARLY // size_of[dtype](),
+                                + PREFETCH_DISTANCE // size_of[dtype](),
                             )
                         for ow in range(above_first, above_end):
                             total += load_part[W](
@@ -334,7 +334,7 @@ def _few_addends(
 ) -> Optional[String]:
     """None, or why summing whole rows first is faster than averages by vectors.
     """
-    if p.channels < FEWEST_CHANNELS:
+    if p.channels < MIN_CHANNELS:
         return String("channels are few")
     if addends > most:
         return String("each result has many addends")
@@ -352,7 +352,7 @@ struct ChannelVectorsFprop(PoolingKernel):
             if not has_window_everywhere[adaptive](p):
                 return String("a window may lie wholly in padding")
             return None
-        var most = MOST_IN_ORDER if p.output_plane() == 1 else MOST_SUMMED
+        var most = MAX_IN_ORDER if p.output_plane() == 1 else MAX_SUMMED
         return _few_addends(p, _most_taps(p), most)
 
     @staticmethod
@@ -376,7 +376,7 @@ struct ChannelVectorsDgrad(PoolingKernel):
         dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
         var addends = p.d.most_above() * p.h.most_above() * p.w.most_above()
-        return _few_addends(p, addends, MOST_SUMMED)
+        return _few_addends(p, addends, MAX_SUMMED)
 
     @staticmethod
     def launch[

@@ -22,15 +22,15 @@ from .axis_tables import AboveTable
 from ..kernel import NO_ARGMAX, OFFSET, PoolingTensors, PoolingKernel
 from ..problem import PoolingAxis, PoolingProblem
 
-comptime TOGETHER = 4
+comptime CHANNEL_VECTORS = 4
 """Vectors of channels that share what finding a window costs."""
 
 
-comptime MOST_COMPARED = 25
+comptime MAX_COMPARED = 25
 """Windows above a pixel, at most, for which comparing all their offsets is cheaper than adding each where it points."""
-comptime MOST_COMPARED_INDICES = 9
+comptime MAX_COMPARED_INDICES = 9
 """The same for indices, eight bytes each."""
-comptime MOST_PIXELS = 8
+comptime MAX_PIXELS = 8
 """Pixels to a window, at most, for which that is so: of more, most are zeros, which clearing writes faster."""
 
 
@@ -154,9 +154,9 @@ def _gather_row[
                     store_part(out, c, channels, sums[v].cast[dtype]())
 
         var c = 0
-        while c + TOGETHER * V <= channels:
-            block[TOGETHER, True](c)
-            c += TOGETHER * V
+        while c + CHANNEL_VECTORS * V <= channels:
+            block[CHANNEL_VECTORS, True](c)
+            c += CHANNEL_VECTORS * V
         while c + V <= channels:
             block[1, True](c)
             c += V
@@ -244,12 +244,10 @@ struct GatherMaxDgrad(PoolingKernel):
             return String("channels are no whole vectors")
         if p.input_plane() >= 1 << 31:
             return String("places do not fit 32 bits")
-        if p.input_plane() > MOST_PIXELS * p.output_plane():
+        if p.input_plane() > MAX_PIXELS * p.output_plane():
             return String("most pixels are zeros")
         var above = p.d.most_above() * p.h.most_above() * p.w.most_above()
-        if above > (
-            MOST_COMPARED if argmax == OFFSET else MOST_COMPARED_INDICES
-        ):
+        if above > (MAX_COMPARED if argmax == OFFSET else MAX_COMPARED_INDICES):
             return String("too many windows lie above a pixel")
         return None
 

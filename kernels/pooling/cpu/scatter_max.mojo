@@ -23,16 +23,16 @@ from ...common.vectors import (
 from ..kernel import INDEX, NO_ARGMAX, OFFSET, PoolingTensors, PoolingKernel
 from ..problem import PoolingProblem
 
-comptime BLOCK = 64
+comptime BLOCK_CHANNELS = 64
 """Channels that are scattered together: more, and the lines that they touch outgrow the nearest cache."""
-comptime LEAST = 16
+comptime MIN_BLOCK_CHANNELS = 16
 """Channels below which a block is not cut to keep another core busy: a line of the cache."""
 comptime LIMIT_32 = 1 << 31
 """Places of a plane fit 32 bits below."""
 comptime FAR_AWAY = -(1 << 60)
-comptime CLEARED_TOGETHER = 4096
+comptime CLEARED_ELEMENTS = 4096
 """Elements that are cleared at once: few enough to stay in the nearest cache, enough to be cleared fast."""
-comptime ASKED_TOGETHER = 16
+comptime PREFETCHED_ELEMENTS = 16
 """Elements that are asked for together."""
 
 
@@ -168,10 +168,10 @@ def _add_planes[
         var target = sums.unsafe_offset(n * plane)
         var dy_n = dy.unsafe_offset(n * outputs)
         var found_n = found.unsafe_offset(n * outputs)
-        for first in range(0, outputs, ASKED_TOGETHER):
-            ask_ahead[ASKED_TOGETHER](found_n, first)
-            ask_ahead[ASKED_TOGETHER](dy_n, first)
-            for o in range(first, min(first + ASKED_TOGETHER, outputs)):
+        for first in range(0, outputs, PREFETCHED_ELEMENTS):
+            ask_ahead[PREFETCHED_ELEMENTS](found_n, first)
+            ask_ahead[PREFETCHED_ELEMENTS](dy_n, first)
+            for o in range(first, min(first + PREFETCHED_ELEMENTS, outputs)):
                 var origin = 0
                 comptime if argmax == OFFSET:
                     origin = Int(origins[unsafe_offset=o])
@@ -254,7 +254,7 @@ def _scatter_planes_in_place[
             )
         return
     # Small planes are cleared several at a time.
-    var step = max(CLEARED_TOGETHER // plane, 1)
+    var step = max(CLEARED_ELEMENTS // plane, 1)
     for n in range(first, end, step):
         var group = min(step, end - n)
         var sums = t.result.unsafe_offset(n * plane)
@@ -289,7 +289,7 @@ def _scatter_channels[
     var plane = p.input_plane()
     var channels = Int(p.channels)
     var in_vectors = plane * channels < LIMIT_32
-    var cleared = ClearedPixels(0, CLEARED_TOGETHER // channels)
+    var cleared = ClearedPixels(0, CLEARED_ELEMENTS // channels)
     var o = 0
     for row in range(Int(p.d.output) * Int(p.h.output)):
         comptime if dtype == Acc:
@@ -331,10 +331,11 @@ def _max_pool_dgrad_scatter[
     comptime in_place = dtype == Acc
     var channels = Int(p.channels)
     var idle = min(
-        ceildiv(num_logical_cores(), Int(p.batch)), ceildiv(channels, LEAST)
+        ceildiv(num_logical_cores(), Int(p.batch)),
+        ceildiv(channels, MIN_BLOCK_CHANNELS),
     )
     # In place, whole pixels keep to the order of the memory, which its prefetching rewards.
-    var cuts = 1 if in_place else channels // BLOCK
+    var cuts = 1 if in_place else channels // BLOCK_CHANNELS
     var most = ceildiv(channels, max(max(cuts, idle), 1))
     var blocks = ceildiv(channels, most)
     var plane = p.input_plane()

@@ -33,12 +33,12 @@ from .params import (
     TapRange,
 )
 
-comptime AHEAD = 4
+comptime LOADS_IN_FLIGHT = 4
 """Taps that a thread loads before it looks at the first."""
-comptime LEAST_TAPS = 8
+comptime MIN_TAPS = 8
 """Of a thread, where a window has as many."""
-comptime LEAST_LANES = 4
-comptime MOST_THREADS = 1 << 20
+comptime MIN_LANES = 4
+comptime MAX_THREADS = 1 << 20
 """Of a launch: more than this keep no GPU busier."""
 
 
@@ -128,9 +128,9 @@ def shared_window[
             found = wins.select(SIMD[DType.int32, V](places[i]), found)
 
     var left = taps.left
-    for _ in range(left // AHEAD):
-        take[AHEAD]()
-    for _ in range(left % AHEAD):
+    for _ in range(left // LOADS_IN_FLIGHT):
+        take[LOADS_IN_FLIGHT]()
+    for _ in range(left % LOADS_IN_FLIGHT):
         take[1]()
     return {best, found}
 
@@ -246,8 +246,8 @@ def lanes_of_window(p: PoolingProblem, vector: Int) -> Int:
     var lanes = 1
     while (
         lanes < THREADS
-        and 2 * lanes * LEAST_TAPS <= p.window_size()
-        and 2 * lanes * windows <= MOST_THREADS
+        and 2 * lanes * MIN_TAPS <= p.window_size()
+        and 2 * lanes * windows <= MAX_THREADS
     ):
         lanes *= 2
     return lanes
@@ -264,7 +264,7 @@ struct SharedWindowsFprop(PoolingKernel):
     def can_implement[
         dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
-        if lanes_of_window(p, _vector[dtype](p)) < LEAST_LANES:
+        if lanes_of_window(p, _vector[dtype](p)) < MIN_LANES:
             return String("windows are small, or many")
         return None
 

@@ -26,7 +26,7 @@ from .primitives import fits_word, narrow
 from .params import LIMIT_32, THREADS, PoolingParams, uniform_scale
 
 comptime NO_WINDOW = Int32(-1)
-comptime MOST_ITEMS = 2
+comptime MAX_ITEMS = 2
 
 
 @fieldwise_init
@@ -250,7 +250,7 @@ struct DisjointPlanes(PoolingKernel):
             return String("channels lie between pixels")
         if not p.is_disjoint():
             return String("windows overlap")
-        if p.input_size() >= LIMIT_32 - MOST_ITEMS * THREADS * V:
+        if p.input_size() >= LIMIT_32 - MAX_ITEMS * THREADS * V:
             return String("pixels are too many for 32 bits")
         if Int(p.w.input) < V - 1:
             return String("16 bytes of dx may lie in more than two rows")
@@ -299,7 +299,7 @@ struct DisjointPlanes(PoolingKernel):
 
 comptime ROWS = 8
 """Rows of pixels, about, that a thread walks down where it owns single elements."""
-comptime LONGEST = 4
+comptime MAX_ROWS = 4
 """Rows, at most, of channels-last averages' windows: longer ones leave few threads."""
 
 
@@ -454,7 +454,7 @@ struct DisjointChannels(PoolingKernel):
         if not p.is_disjoint():
             return String("windows overlap")
         if argmax == NO_ARGMAX:
-            if p.channels > 1 and Int(p.h.stride) > LONGEST:
+            if p.channels > 1 and Int(p.h.stride) > MAX_ROWS:
                 return String("long windows leave too few threads")
         elif p.channels == 1:
             return String("no channels lie between pixels")

@@ -18,7 +18,7 @@ from .gather import pool_window
 from .params import LIMIT_32, THREADS, PoolingParams, uniform_scale
 
 comptime PIECE_BYTES = 32 * 1024
-comptime AHEAD = 4
+comptime LOADS_IN_FLIGHT = 4
 """Vectors that a thread loads before it stores the first."""
 
 
@@ -83,19 +83,21 @@ def pool_fprop_planes[
     var threads = Int32(block_dim.x)
     var v = thread
     while v * Int32(V) < end:
-        var values = Array[SIMD[dtype, V], AHEAD](fill=SIMD[dtype, V](0))
-        comptime for k in range(AHEAD):
+        var values = Array[SIMD[dtype, V], LOADS_IN_FLIGHT](
+            fill=SIMD[dtype, V](0)
+        )
+        comptime for k in range(LOADS_IN_FLIGHT):
             var at = (v + Int32(k) * threads) * Int32(V)
             if at >= shift and at + Int32(V) <= end:
                 values[k] = start.unsafe_load[width=V, alignment=16](Int(at))
-        comptime for k in range(AHEAD):
+        comptime for k in range(LOADS_IN_FLIGHT):
             var at = (v + Int32(k) * threads) * Int32(V)
             if at >= shift and at + Int32(V) <= end:
                 piece.unsafe_store[alignment=16](Int(at), values[k])
             else:
                 for i in range(max(at, shift), min(at + Int32(V), end)):
                     piece[unsafe_offset=Int(i)] = start[unsafe_offset=Int(i)]
-        v += Int32(AHEAD) * threads
+        v += Int32(LOADS_IN_FLIGHT) * threads
     barrier()
     var first = Int(n) * Int(p.output_plane())
     var argmaxes_n = argmaxes

@@ -162,9 +162,9 @@ def pool_dgrad_gather[
         slab += _slab_step()
 
 
-comptime AHEAD = 4
+comptime LOADS_IN_FLIGHT = 4
 """Taps of a window that are loaded before the first is looked at."""
-comptime BLOCKS = 4
+comptime MIN_RESIDENT_BLOCKS = 4
 """Blocks that a multiprocessor shall hold: with registers for these loads, which the compiler would not take unasked.
 """
 
@@ -254,16 +254,16 @@ def pool_window[
                     best = wins.select(value, best)
                     found = wins.select(SIMD[DType.int32, V](places[k]), found)
 
-        for _ in range(count // AHEAD):
-            take[AHEAD]()
-        for _ in range(count % AHEAD):
+        for _ in range(count // LOADS_IN_FLIGHT):
+            take[LOADS_IN_FLIGHT]()
+        for _ in range(count % LOADS_IN_FLIGHT):
             take[1]()
     return {best, found}
 
 
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)),
-    `nvvm.minctasm`=SIMDLength(BLOCKS),
+    `nvvm.minctasm`=SIMDLength(MIN_RESIDENT_BLOCKS),
 )
 def pool_fprop_gather[
     dtype: DType, argmax: DType, V: Int, adaptive: Bool
@@ -299,9 +299,9 @@ def pool_fprop_gather[
         slab += _slab_step()
 
 
-comptime BUSY = 1 << 19
+comptime SATURATING_THREADS = 1 << 19
 """Threads that keep a large GPU busy: fewer make better use of the cache only while at least so many remain."""
-comptime LONGEST_STRIP = 8
+comptime MAX_STRIP_ROWS = 8
 
 
 def _vector[dtype: DType](p: PoolingProblem) -> Int:
@@ -320,7 +320,10 @@ def _outputs(p: PoolingProblem, vector: Int) -> LaunchShape:
 def _strip(p: PoolingProblem, vector: Int) -> Int:
     """How many input rows a thread of a gradient takes."""
     var threads = p.input_size() // vector
-    return max(min(min(threads // BUSY, LONGEST_STRIP), Int(p.h.input)), 1)
+    return max(
+        min(min(threads // SATURATING_THREADS, MAX_STRIP_ROWS), Int(p.h.input)),
+        1,
+    )
 
 
 def _inputs(p: PoolingProblem, vector: Int, rows: Int) -> LaunchShape:

@@ -28,7 +28,7 @@ from ..kernel import (
 from ..problem import PoolingProblem
 from .halo_exchange_lane import Lane, LoadedRow
 from .halo_exchange_plan import (
-    BLOCK,
+    THREADS,
     HaloShape,
     Teams,
     halo_blocks,
@@ -48,7 +48,7 @@ from .primitives import (
 
 
 @__llvm_metadata(
-    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(BLOCK)),
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)),
     `nvvm.minctasm`=SIMDLength(
         halo_blocks(S, size_of[dtype](), argmax_bytes[argmax]())
     ),
@@ -402,7 +402,7 @@ def _store[
                 )
 
 
-comptime MOST_PIXELS = 1 << 33
+comptime MAX_PIXELS = 1 << 33
 """Elements of dx: a team takes sixteen or more, and numbers of teams have 31 bits, one of them to spare."""
 
 
@@ -430,7 +430,7 @@ struct HaloExchange[deep: Bool](PoolingKernel):
         comptime SHAPES = Self.SHAPES[dtype, argmax]
         if not fits_32_bits(_as_planes(p)):
             return String("rows together have too many elements for 32 bits")
-        if p.input_size() >= MOST_PIXELS:
+        if p.input_size() >= MAX_PIXELS:
             return String("there are too many teams for 32 bits")
         comptime for i in range(len(SHAPES)):
             comptime S = SHAPES[i]
@@ -478,5 +478,5 @@ def _launch[
         ),
         teams,
         grid_dim=teams.blocks(),
-        block_dim=BLOCK,
+        block_dim=THREADS,
     )

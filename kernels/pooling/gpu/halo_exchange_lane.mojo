@@ -4,7 +4,7 @@ from max.gpu import block_idx, thread_idx
 from std.sys import size_of
 
 from ..kernel import NO_ARGMAX
-from .halo_exchange_plan import BLOCK, HaloShape, Teams
+from .halo_exchange_plan import THREADS, HaloShape, Teams
 from .params import LANES, PoolingParams
 from .primitives import widen
 
@@ -90,7 +90,9 @@ struct Lane(TrivialRegisterPassable):
         comptime if not S.strips_beside():
             block, strip = t.by_strips.divide(block)
         # Lanes that no team needs do as others do and store nothing.
-        var half = block * Int32(BLOCK // LANES) + Int32(thread_idx.x) // LANES
+        var half = (
+            block * Int32(THREADS // LANES) + Int32(thread_idx.x) // LANES
+        )
         var own, lane = t.by_lanes.divide(Int32(thread_idx.x) % LANES)
         var per_warp = t.by_lanes.quotient(LANES)
         var team = half * per_warp + own

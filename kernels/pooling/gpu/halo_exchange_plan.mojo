@@ -7,7 +7,7 @@ from ...common.arithmetic import Divisor
 from .params import LANES, LIMIT_32
 from ..problem import PoolingProblem
 
-comptime BLOCK = 128
+comptime THREADS = 128
 """Threads."""
 
 
@@ -324,7 +324,7 @@ struct Teams(KernelArgument):
     def blocks(self) -> Int:
         var per_warp = LANES // Int(self.by_lanes.value)
         return (
-            ceildiv(Int(self.count), per_warp * (BLOCK // LANES))
+            ceildiv(Int(self.count), per_warp * (THREADS // LANES))
             * Int(self.by_strips.value)
             // Int(self.beside)
         )
@@ -342,7 +342,7 @@ def halo_blocks(S: HaloShape, data: Int, argmax: Int) -> Int:
     )
     if argmax == 0:
         registers += S.depth * S.run() * S.channels + S.run() + S.slabs()
-    return max(65536 // (BLOCK * ((registers + 7) // 8 * 8)), 1)
+    return max(65536 // (THREADS * ((registers + 7) // 8 * 8)), 1)
 
 
 def team_vectors(S: HaloShape, data: Int, argmax: Int, vectors: Int) -> Int:
@@ -405,7 +405,7 @@ def nearest_strips(groups: Int, again: Int, rows: Int) -> Int:
     return strips + 1 if rows * rows < longer * shorter else strips
 
 
-comptime FEWEST = 8
+comptime MIN_WARPS = 8
 """Warps, at least, for each multiprocessor, while strips can be shorter."""
 
 
@@ -425,9 +425,9 @@ def plan_teams(
     )
     # Of one strip a plane first, to find out how many warps there are.
     var teams = Teams(p, S, columns=columns, wide=wide, strips=1)
-    var warps = teams.blocks() * (BLOCK // LANES)
+    var warps = teams.blocks() * (THREADS // LANES)
     while (
-        strips * warps < FEWEST * processors
+        strips * warps < MIN_WARPS * processors
         and groups // strips > 2 * again + 1
     ):
         strips *= 2

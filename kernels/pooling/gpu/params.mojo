@@ -5,15 +5,15 @@ from std.math import ceildiv
 
 from ...common.argument import KernelArgument
 from ...common.arithmetic import Divisor
+from ...common.gpu_limits import GRID_LIMIT
 from ..kernel import INDEX, NO_ARGMAX
 from ..problem import PoolingAxis, PoolingProblem
 
 comptime THREADS = 256
-comptime GRID_LIMIT = 65535
 """Most blocks along y and z of a grid."""
 comptime LANES = 32
 """A warp, or half of one where warps have 64."""
-comptime MOST_SHARED = 48 * 1024
+comptime MAX_SHARED_BYTES = 48 * 1024
 """Bytes of a block: what every GPU gives without being asked for more."""
 
 # Products inside one plane stay below this, so that 32-bit signed numbers hold them.

@@ -25,7 +25,7 @@ from ...common.ptx import (
     mbarrier_init,
     mbarrier_wait,
 )
-from .prefetch_scatter_plan import COUNTERS, LINE, STAGES, Pipeline
+from .prefetch_scatter_plan import BARRIER_BYTES, COPY_BYTES, STAGES, Pipeline
 from .params import PoolingParams
 
 comptime Shared = MutPointer[UInt8, _, address_space=AddressSpace.SHARED]
@@ -44,7 +44,7 @@ def keep(value: Int32) -> Int32:
 @always_inline
 def shift[dtype: DType](element: Int) -> Int32:
     """How many elements lie before one in its line."""
-    return Int32(element % LINE) % Int32(LINE // size_of[dtype]())
+    return Int32(element % COPY_BYTES) % Int32(COPY_BYTES // size_of[dtype]())
 
 
 @always_inline
@@ -61,7 +61,7 @@ def load_run[
 ):
     """Asks for the lines of `run` elements from number `first` on, of a tensor of `total`, by the lanes of a team.
     """
-    comptime WIDE = LINE // size_of[dtype]()
+    comptime WIDE = COPY_BYTES // size_of[dtype]()
     var begin = first // WIDE
     # Lines that the tensor ends in are not whole.
     var whole = Int32(
@@ -73,15 +73,15 @@ def load_run[
     while line < whole:
         var at = Int(line) * WIDE
         comptime if is_nvidia_gpu():
-            async_copy[LINE](
+            async_copy[COPY_BYTES](
                 from_first.unsafe_offset(at).unsafe_address_space_cast[
                     AddressSpace.GLOBAL
                 ](),
                 values.unsafe_offset(at),
             )
         else:
-            values.unsafe_store[alignment=LINE](
-                at, from_first.unsafe_load[width=WIDE, alignment=LINE](at)
+            values.unsafe_store[alignment=COPY_BYTES](
+                at, from_first.unsafe_load[width=WIDE, alignment=COPY_BYTES](at)
             )
         line += lanes
     var at = (total // WIDE - begin) * WIDE + Int(lane)
@@ -105,13 +105,13 @@ struct Lines(TrivialRegisterPassable):
         """`run` elements from number `first` on, of `total`; the tensor begins with a line.
         """
         comptime size = size_of[dtype]()
-        comptime mask = ~UInt64(LINE - 1)
+        comptime mask = ~UInt64(COPY_BYTES - 1)
         var begin = UInt64(Int(source)) + UInt64(first * size)
         var end = begin + UInt64(Int(run) * size)
         var last = UInt64(Int(source)) + UInt64(total * size)
         self.begin = begin & mask
         self.bytes = Int32(
-            min((end + LINE - 1) & mask, last & mask) - self.begin
+            min((end + COPY_BYTES - 1) & mask, last & mask) - self.begin
         )
 
     @always_inline
@@ -137,7 +137,7 @@ def load_rest[
 ):
     """What of a run lies in the line that its tensor of `total` elements ends in, if that is not whole; by one thread.
     """
-    comptime WIDE = LINE // size_of[dtype]()
+    comptime WIDE = COPY_BYTES // size_of[dtype]()
     var begin = first // WIDE * WIDE
     for at in range(max(total // WIDE * WIDE, begin), first + Int(run)):
         stage.unsafe_bitcast[Scalar[dtype]]()[
@@ -215,7 +215,7 @@ def _counter(shared: Shared, stage: Int32) -> UInt32:
 @always_inline
 def stage_at(shared: Shared, c: Pipeline, stage: Int32) -> type_of(shared):
     return shared.unsafe_offset(
-        Int(COUNTERS + c.sums_bytes + stage * c.stage_bytes)
+        Int(BARRIER_BYTES + c.sums_bytes + stage * c.stage_bytes)
     )
 
 
@@ -243,8 +243,8 @@ def ask_piece[
             var counter = _counter(shared, stage)
             var dy_lines = Lines(dy, first, run, total)
             var argmax_lines = Lines(argmaxes, first, run, total)
-            # Only tensors end in lines that are not whole; LINE elements are at least one.
-            if first + Int(run) > total - LINE:
+            # Only tensors end in lines that are not whole; COPY_BYTES elements are at least one.
+            if first + Int(run) > total - COPY_BYTES:
                 load_rest(to, dy, first, run, total)
                 load_rest(argmaxes_to, argmaxes, first, run, total)
             mbarrier_expect(counter, Int(dy_lines.bytes + argmax_lines.bytes))

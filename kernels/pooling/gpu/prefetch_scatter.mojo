@@ -25,7 +25,7 @@ from .prefetch import (
     wait_for_piece,
 )
 from .prefetch_scatter_plan import (
-    COUNTERS,
+    BARRIER_BYTES,
     SHIFT,
     VECTOR,
     WIDTHS,
@@ -54,7 +54,7 @@ def max_pool_dgrad_prefetch_scatter[
     var shared = external_memory[
         UInt8, address_space=AddressSpace.SHARED, alignment=16
     ]()
-    var sums_bytes = shared.unsafe_offset(COUNTERS)
+    var sums_bytes = shared.unsafe_offset(BARRIER_BYTES)
     var sums = sums_bytes.unsafe_bitcast[Float32]()
     var thread = Int32(thread_idx.x)
     var threads = c.threads

@@ -5,39 +5,39 @@ from std.math import ceildiv
 from ...common.argument import KernelArgument
 from ...common.arithmetic import Divisor
 from ..problem import PoolingProblem
-from .params import LANES, MOST_SHARED
+from .params import LANES, MAX_SHARED_BYTES
 
-comptime LINE = 16
+comptime COPY_BYTES = 16
 """Bytes that are moved at a time."""
 comptime STAGES = 2
 """Pieces whose windows are in shared memory or on the way there."""
-comptime COUNTERS = 16
+comptime BARRIER_BYTES = 16
 """Bytes for the stages' barriers."""
-comptime ALL_SHARED = 227 * 1024
+comptime MULTIPROCESSOR_SHARED_BYTES = 227 * 1024
 """Of a multiprocessor of a large GPU."""
-comptime RESERVED = 1024
+comptime BLOCK_RESERVED_BYTES = 1024
 """Bytes of it that the system takes for each block."""
-comptime SPARE = 512
+comptime BLOCK_OVERHEAD_BYTES = 512
 """Bytes of a block's shared memory that are no plane's: barriers, lines that runs begin and end in."""
-comptime MOST_THREADS = 2048
+comptime MULTIPROCESSOR_THREADS = 2048
 """Of a multiprocessor."""
-comptime MOST_THREADS_OF_BLOCK = 128
-comptime MOST_BLOCKS = 32
+comptime MAX_BLOCK_THREADS = 128
+comptime MULTIPROCESSOR_BLOCKS = 32
 comptime VECTOR = 4
 """Sums that a thread stores at a time."""
-comptime MOST_STRIPS = 16
+comptime MAX_STRIPS = 16
 comptime SHIFT = 20
 """Bits after the binary point of one over a row's pixels."""
 comptime WIDTHS = [3, 7, 13]
 """Windows beside each other that a thread may take."""
-comptime WIDEST = 13
+comptime MAX_WINDOWS = 13
 
 
 @always_inline
 def lines(elements: Int, size: Int) -> Int:
     """The lines that a run of elements of `size` bytes touches at most: it may begin anywhere in one.
     """
-    return ceildiv(elements * size + LINE - size, LINE)
+    return ceildiv(elements * size + COPY_BYTES - size, COPY_BYTES)
 
 
 def can_divide(p: PoolingProblem) -> Bool:
@@ -135,7 +135,7 @@ struct Pipeline(KernelArgument):
         var bytes = 4 * height * width + STAGES * (
             windows_h * windows_w * (data + argmax)
         )
-        var fitting = (MOST_SHARED - SPARE) // bytes
+        var fitting = (MAX_SHARED_BYTES - BLOCK_OVERHEAD_BYTES) // bytes
         var planes = min(max(times * beside, 1), Int(p.batch))
         if times == 0:
             planes = min(max(min(beside, fitting), 1), Int(p.batch))
@@ -156,9 +156,11 @@ struct Pipeline(KernelArgument):
         var sums = ceildiv(planes * rows * width + VECTOR - 1, VECTOR)
         self.sums_bytes = Int32(sums * VECTOR * 4)
         # A thread's last windows may lie behind the run.
-        var run = planes * windows_h * windows_w + WIDEST
-        self.argmaxes_at = Int32(lines(run, data) * LINE)
-        self.stage_bytes = self.argmaxes_at + Int32(lines(run, argmax) * LINE)
+        var run = planes * windows_h * windows_w + MAX_WINDOWS
+        self.argmaxes_at = Int32(lines(run, data) * COPY_BYTES)
+        self.stage_bytes = self.argmaxes_at + Int32(
+            lines(run, argmax) * COPY_BYTES
+        )
         self.per_width = Int32(ceildiv(1 << SHIFT, width))
         self.per_row = Int32(ceildiv(1 << 16, Int(p.w.window)))
         self.windows = Int64(p.output_size())
@@ -172,16 +174,24 @@ struct Pipeline(KernelArgument):
         )
 
     def shared_bytes(self) -> Int:
-        return COUNTERS + Int(self.sums_bytes) + STAGES * Int(self.stage_bytes)
+        return (
+            BARRIER_BYTES
+            + Int(self.sums_bytes)
+            + STAGES * Int(self.stage_bytes)
+        )
 
     def fits(self) -> Bool:
-        return self.beside > 0 and self.shared_bytes() <= MOST_SHARED
+        return self.beside > 0 and self.shared_bytes() <= MAX_SHARED_BYTES
 
     def resident(self) -> Int:
         """Blocks that a multiprocessor holds."""
         return min(
-            min(MOST_BLOCKS, MOST_THREADS // Int(self.threads)),
-            ALL_SHARED // (self.shared_bytes() + RESERVED),
+            min(
+                MULTIPROCESSOR_BLOCKS,
+                MULTIPROCESSOR_THREADS // Int(self.threads),
+            ),
+            MULTIPROCESSOR_SHARED_BYTES
+            // (self.shared_bytes() + BLOCK_RESERVED_BYTES),
         )
 
     def cycles(self, data: Int, processors: Int) -> Float32:
@@ -223,11 +233,11 @@ def can_cut(p: PoolingProblem, *, data: Int, argmax: Int) -> Bool:
         p,
         data=data,
         argmax=argmax,
-        threads=MOST_THREADS_OF_BLOCK,
+        threads=MAX_BLOCK_THREADS,
         wide=wide,
         below=Int(p.h.output),
         times=1,
-        strips=MOST_STRIPS,
+        strips=MAX_STRIPS,
         processors=1,
     ).fits()
 
@@ -250,7 +260,7 @@ def plan_pipeline(
         if apart > wide or not near:
             continue
         for shape in range(6):
-            var threads = 64 if shape % 2 == 0 else MOST_THREADS_OF_BLOCK
+            var threads = 64 if shape % 2 == 0 else MAX_BLOCK_THREADS
             # Threads that take whole rows may take whole planes.
             var below = shape // 2 if shape >= 2 else Int(p.h.output)
             if shape >= 2 and not whole:
@@ -285,7 +295,7 @@ def plan_pipeline(
             else:
                 _ = consider(0, 1)
                 var strips = 2
-                while strips <= MOST_STRIPS and not consider(1, strips):
+                while strips <= MAX_STRIPS and not consider(1, strips):
                     strips += 1
     if not best:
         raise Error("no piece fits shared memory: can_cut was not asked")

@@ -21,15 +21,15 @@ from ..kernel import NO_ARGMAX, OFFSET, PoolingTensors, PoolingKernel
 from ..problem import PoolingProblem
 from .params import LIMIT_32, PoolingParams, refuse_misses
 from .ring_scatter_plan import (
-    AHEAD,
-    BLOCK,
-    MOST_SUMS,
+    LOADS_IN_FLIGHT,
+    THREADS,
+    MAX_SUMS,
     TABLE,
     StripPlan,
     plan_strips,
 )
 
-comptime MOST_TABLES = 16
+comptime MAX_TABLES = 16
 comptime NO_COLUMN = Int32(0x7FFF)
 """In the table, for bytes that name no tap of the thread's slabs."""
 
@@ -53,15 +53,15 @@ struct LoadedWindows[dtype: DType, argmax: DType, V: Int](Copyable):
     comptime word = DType.uint16 if Self.V == 2 else DType.uint8
     comptime kept = DType.uint32 if Self.packed else Self.argmax
     comptime words = 1 if Self.packed else Self.V
-    var dy: Array[SIMD[Self.dtype, Self.V], AHEAD]
-    var found: Array[SIMD[Self.kept, Self.words], AHEAD]
+    var dy: Array[SIMD[Self.dtype, Self.V], LOADS_IN_FLIGHT]
+    var found: Array[SIMD[Self.kept, Self.words], LOADS_IN_FLIGHT]
 
     @always_inline
     def __init__(out self):
-        self.dy = Array[SIMD[Self.dtype, Self.V], AHEAD](
+        self.dy = Array[SIMD[Self.dtype, Self.V], LOADS_IN_FLIGHT](
             fill=SIMD[Self.dtype, Self.V](0)
         )
-        self.found = Array[SIMD[Self.kept, Self.words], AHEAD](
+        self.found = Array[SIMD[Self.kept, Self.words], LOADS_IN_FLIGHT](
             fill=SIMD[Self.kept, Self.words](0)
         )
 
@@ -80,7 +80,7 @@ struct LoadedWindows[dtype: DType, argmax: DType, V: Int](Copyable):
         comptime index_bytes = min(Self.V * size_of[Self.argmax](), 16)
         var dy_start = dy.unsafe_offset(start)
         var found_start = found.unsafe_offset(start)
-        comptime for k in range(AHEAD):
+        comptime for k in range(LOADS_IN_FLIGHT):
             if Int32(k) < count:
                 var at = Int(UInt32(k) * UInt32(channels))
                 self.dy[k] = dy_start.unsafe_load[
@@ -120,9 +120,9 @@ def walk_ring[
     t: StripPlan,
     flat: Int32,
 ):
-    """The work of thread `flat`; its sums are BLOCK apart and begin as zeros at `sums`.
+    """The work of thread `flat`; its sums are THREADS apart and begin as zeros at `sums`.
     """
-    comptime CELL = V * BLOCK
+    comptime CELL = V * THREADS
     var unit, item = t.by_items.divide(flat)
     var tile, vector = p.by_vectors.divide(item)
     var rest, strip = t.by_strips.divide(unit)
@@ -175,7 +175,7 @@ def walk_ring[
             var from_d = p.d.origin(od) - d0
             var column = p.w.origin(ow) - w0
             # The windows after these, if this thread has any.
-            ow += Int32(AHEAD)
+            ow += Int32(LOADS_IN_FLIGHT)
             if ow >= ow1:
                 ow = ow0
                 od += 1
@@ -196,15 +196,15 @@ def walk_ring[
                     Int((from_d + p.d.reach - 1) * Int32(TABLE))
                 )
             # All of the table's words first: no store to the sums may pass a load.
-            var words = Array[Int32, AHEAD * V](fill=0)
+            var words = Array[Int32, LOADS_IN_FLIGHT * V](fill=0)
             comptime if argmax == OFFSET:
-                comptime for k in range(AHEAD):
+                comptime for k in range(LOADS_IN_FLIGHT):
                     comptime for v in range(V):
                         words[k * V + v] = meanings[
                             unsafe_offset=Int(now.found_at[k, v]())
                         ]
             var corner = (d0 * p.h.input + top) * p.w.input + w0
-            comptime for k in range(AHEAD):
+            comptime for k in range(LOADS_IN_FLIGHT):
                 var left_of = column + Int32(k) * p.w.stride()
                 var places = Array[Int32, V](fill=0)
                 var oks = Array[Bool, V](fill=False)
@@ -233,14 +233,14 @@ def walk_ring[
                 comptime for v in range(V):
                     if oks[v]:
                         total[v] = sums[
-                            unsafe_offset=Int(places[v]) + v * BLOCK
+                            unsafe_offset=Int(places[v]) + v * THREADS
                         ]
                 total += now.dy[k].cast[DType.float32]()
                 comptime for v in range(V):
                     if oks[v]:
-                        sums[unsafe_offset=Int(places[v]) + v * BLOCK] = total[
-                            v
-                        ]
+                        sums[
+                            unsafe_offset=Int(places[v]) + v * THREADS
+                        ] = total[v]
         for r in range(stride):
             var h = top + r
             var live = group >= first_group and h >= 0 and h < p.h.input
@@ -289,21 +289,21 @@ def _store_row[
     channels: Int32,
 ):
     """Clears a row of sums; stores its columns where it is `live`."""
-    comptime CELL = V * BLOCK
+    comptime CELL = V * THREADS
     comptime bytes = V * size_of[dtype]()
-    for first in range(Int32(0), columns, AHEAD):
-        var values = Array[SIMD[DType.float32, V], AHEAD](
+    for first in range(Int32(0), columns, LOADS_IN_FLIGHT):
+        var values = Array[SIMD[DType.float32, V], LOADS_IN_FLIGHT](
             fill=SIMD[DType.float32, V](0)
         )
         var row = sums.unsafe_offset(Int(first * Int32(CELL)))
-        comptime for k in range(AHEAD):
+        comptime for k in range(LOADS_IN_FLIGHT):
             if first + Int32(k) < columns:
                 comptime for v in range(V):
-                    values[k][v] = row[unsafe_offset=k * CELL + v * BLOCK]
-                    row[unsafe_offset=k * CELL + v * BLOCK] = 0
+                    values[k][v] = row[unsafe_offset=k * CELL + v * THREADS]
+                    row[unsafe_offset=k * CELL + v * THREADS] = 0
         if live:
             var out = dx.unsafe_offset(Int(first * channels))
-            comptime for k in range(AHEAD):
+            comptime for k in range(LOADS_IN_FLIGHT):
                 if first + Int32(k) < columns:
                     out.unsafe_store[alignment=bytes](
                         Int(UInt32(k) * UInt32(channels)),
@@ -329,12 +329,12 @@ def max_pool_dgrad_ring_scatter[
         shared = shared.unsafe_offset(Int(t.tables) * TABLE)
         _fill_table[DEPTH](table, p, t)
         barrier()
-    var flat = Int32(block_idx.x) * BLOCK + Int32(thread)
+    var flat = Int32(block_idx.x) * THREADS + Int32(thread)
     if flat >= t.total:
         return
     var sums = shared.unsafe_offset(thread)
     for i in range(t.sums()):
-        sums[unsafe_offset=i * BLOCK] = 0
+        sums[unsafe_offset=i * THREADS] = 0
     walk_ring[dtype, argmax, V, DEPTH](
         dx, dy, argmaxes, sums, table, p, t, flat
     )
@@ -361,7 +361,7 @@ def _fill_table[
         if kd >= p.d.window or UInt32(e) >= UInt32(DEPTH):
             meaning = NO_COLUMN
         table[unsafe_offset=Int(i)] = meaning
-        i += BLOCK
+        i += THREADS
 
 
 comptime VARIANTS = [(2, 2), (2, 1), (1, 1)]
@@ -381,12 +381,12 @@ struct RingScatter(PoolingKernel):
     ](p: PoolingProblem) -> Optional[String]:
         if p.w.reach() > Int(p.w.input):
             return String("windows reach farther than a row is long")
-        if StripPlan.ring_of(p) > MOST_SUMS:
+        if StripPlan.ring_of(p) > MAX_SUMS:
             return String("windows reach over more rows than a thread has sums")
-        if p.input_size() // Int(p.h.input) >= LIMIT_32 - BLOCK:
+        if p.input_size() // Int(p.h.input) >= LIMIT_32 - THREADS:
             return String("strips are too many for 32 bits")
         comptime if argmax == OFFSET:
-            if p.d.reach() >= MOST_TABLES:
+            if p.d.reach() >= MAX_TABLES:
                 return String(
                     "windows reach over more slabs than there are tables"
                 )
@@ -423,8 +423,8 @@ struct RingScatter(PoolingKernel):
                         t.argmaxes,
                         PoolingParams(p, extent_d=p.d.input, vector=V),
                         strips,
-                        grid_dim=ceildiv(Int(strips.total), BLOCK),
-                        block_dim=BLOCK,
+                        grid_dim=ceildiv(Int(strips.total), THREADS),
+                        block_dim=THREADS,
                         shared_mem_bytes=bytes,
                         func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
                             UInt32(bytes)
@@ -444,7 +444,7 @@ def _suits[V: Int, DEPTH: Int](p: PoolingProblem) -> Bool:
         return p.d.reach() > Int(p.d.stride) and p.h.reach() <= Int(p.h.input)
     comptime if V > 1:
         # Two channels share what a window costs, if the strips are not too narrow for it.
-        return MOST_SUMS // (V * StripPlan.ring_of(p)) >= min(
+        return MAX_SUMS // (V * StripPlan.ring_of(p)) >= min(
             p.w.reach() // 2, Int(p.w.input)
         )
     return True

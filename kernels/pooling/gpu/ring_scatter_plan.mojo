@@ -7,16 +7,16 @@ from ...common.arithmetic import Divisor
 from ..problem import PoolingProblem
 from .params import LIMIT_32
 
-comptime BLOCK = 128
-comptime AHEAD = 8
+comptime THREADS = 128
+comptime LOADS_IN_FLIGHT = 8
 """Windows whose loads are under way together, and pixels that are read before the first is stored."""
-comptime MOST_SUMS = 104
+comptime MAX_SUMS = 104
 """Sums of a thread: 52 KiB of a block. mojo_ops/pooling.py knows how tall a window they hold."""
-comptime MOST_TILES = 16
-comptime MOST_CUTS = 10
+comptime MAX_TILES = 16
+comptime MAX_CUTS = 10
 comptime SHARED = 227 * 1024
 """Bytes of shared memory of a multiprocessor."""
-comptime UNFILLED = 128
+comptime WAVE_COST = 128
 """So many threads' time does a multiprocessor lose while it takes blocks once, as measured on one H200."""
 comptime START_COST = 8.0
 """Windows that a thread could add while it finds out where it is, as measured on one H200."""
@@ -100,7 +100,7 @@ struct StripPlan(KernelArgument):
         return Int(self.ring * self.columns * self.vector * self.depth)
 
     def shared_bytes(self, *, table: Bool) -> Int:
-        var bytes = self.sums() * BLOCK * 4
+        var bytes = self.sums() * THREADS * 4
         if table:
             bytes += Int(self.tables) * TABLE * 4
         return bytes
@@ -125,16 +125,16 @@ def plan_strips(
     var best = Optional[StripPlan](None)
     var least = Float64(0)
     var ring = StripPlan.ring_of(p)
-    var widest = MOST_SUMS // (ring * vector * depth)
+    var widest = MAX_SUMS // (ring * vector * depth)
     if widest == 0:
         return None
     var fewest = ceildiv(Int(p.w.input), widest)
-    for tiles in range(fewest, fewest + MOST_TILES):
+    for tiles in range(fewest, fewest + MAX_TILES):
         var columns = ceildiv(Int(p.w.input), tiles)
         # Beyond the fewest that fit, strips narrower than a window take most windows twice.
-        if best and columns < min(reach_w, AHEAD - 2):
+        if best and columns < min(reach_w, LOADS_IN_FLIGHT - 2):
             break
-        for cut in range(MOST_CUTS):
+        for cut in range(MAX_CUTS):
             # 1, 2, 3, 4, 6, 8, 12, ...
             var strips = (2 + (cut + 1) % 2) << ((cut - 1) // 2)
             if cut == 0:
@@ -145,7 +145,7 @@ def plan_strips(
             )
             if strips > 1 and rows < Int(t.above):
                 break
-            if Int(t.total) >= LIMIT_32 - BLOCK:
+            if Int(t.total) >= LIMIT_32 - THREADS:
                 continue
             var cost = strip_cost(p, t, t.shared_bytes(table=table), processors)
             if not best or cost < least:
@@ -173,20 +173,20 @@ def strip_cost(
         + PIXEL_COST
         * Float64(Int(t.groups) * _whole(columns) * Int(p.h.stride) * depth)
     ) * Float64(Int(t.vector))
-    var blocks = Float64(Int(t.total)) / Float64(BLOCK * processors)
+    var blocks = Float64(Int(t.total)) / Float64(THREADS * processors)
     var slots = max(min(SHARED // (shared_bytes + 1024), 16), 1)
     var full = Int(blocks) // slots
     var rest = blocks - Float64(full * slots)
-    var time = Float64(full) * Float64(slots * BLOCK + UNFILLED)
+    var time = Float64(full) * Float64(slots * THREADS + WAVE_COST)
     # A multiprocessor takes whole blocks, which evens out over some rounds.
     if full < 2:
         rest = Float64(
-            ceildiv(Int(t.total) // BLOCK + 1, processors) - full * slots
+            ceildiv(Int(t.total) // THREADS + 1, processors) - full * slots
         )
     if rest > 0:
-        time += rest * Float64(BLOCK) + Float64(UNFILLED)
+        time += rest * Float64(THREADS) + Float64(WAVE_COST)
     return work * time
 
 
 def _whole(count: Int) -> Int:
-    return ceildiv(count, AHEAD) * AHEAD
+    return ceildiv(count, LOADS_IN_FLIGHT) * LOADS_IN_FLIGHT

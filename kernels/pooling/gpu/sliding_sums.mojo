@@ -20,13 +20,13 @@ from ..problem import PoolingProblem
 from .primitives import fetch
 from .params import LIMIT_32, PoolingParams, uniform_scale
 
-comptime BLOCK = 128
-comptime ENOUGH_THREADS = 1 << 17
+comptime THREADS = 128
+comptime SATURATING_THREADS = 1 << 17
 comptime K = 3
 comptime PADDING = 1
 
 
-comptime SHORTEST = 8
+comptime MIN_STRIP_SLABS = 8
 """Slabs of a strip, at least: each begins with two that another adds up too."""
 
 
@@ -34,7 +34,9 @@ def strip_length(extent: Int, beside: Int, enough: Int) -> Int:
     """How many slabs of `extent` a strip takes: ever half as many, down to the shortest, while strips that `beside` threads take
     each are fewer than `enough`."""
     var length = extent
-    while length > SHORTEST and beside * ceildiv(extent, length) < enough:
+    while (
+        length > MIN_STRIP_SLABS and beside * ceildiv(extent, length) < enough
+    ):
         length = ceildiv(length, 2)
     return length
 
@@ -59,7 +61,7 @@ struct SlidingSumsPlan(KernelArgument):
         var vectors = Int(p.channels) // vector
         var tiles = columns * rows * vectors * Int(p.batch)
         # Each strip begins with two slabs of windows that the one before it has loaded too.
-        var slabs = strip_length(Int(p.d.input), tiles, ENOUGH_THREADS)
+        var slabs = strip_length(Int(p.d.input), tiles, SATURATING_THREADS)
         var strips = ceildiv(Int(p.d.input), slabs)
         self.total = Int32(min(tiles * strips, LIMIT_32 - 1))
         self.slabs = Int32(slabs)
@@ -244,7 +246,7 @@ def slide_tile[
 def avg_pool_dgrad_sliding_sums[
     dtype: DType, S: SlidingShape
 ](dx: Ptr[dtype], dy: Ptr[dtype], p: PoolingParams, m: SlidingSumsPlan):
-    var flat = Int32(block_idx.x) * BLOCK + Int32(thread_idx.x)
+    var flat = Int32(block_idx.x) * THREADS + Int32(thread_idx.x)
     if flat < m.total:
         slide_tile[dtype, S](dx, dy, p, m, flat)
 
@@ -302,8 +304,8 @@ struct SlidingSums(PoolingKernel):
                     p, extent_d=p.d.input, vector=S.channels, scale=scale
                 ),
                 cut,
-                grid_dim=ceildiv(Int(cut.total), BLOCK),
-                block_dim=BLOCK,
+                grid_dim=ceildiv(Int(cut.total), THREADS),
+                block_dim=THREADS,
             )
 
         comptime for uniform in [True, False]:
