@@ -23,6 +23,7 @@ from max.gpu.compute.mma import (
     wgmma_fence_aligned,
 )
 
+from .async_copy import copy_vector
 from .pointer import Ptr, Shared
 from .tensor_cores import Quad, to_tf32
 
@@ -125,6 +126,24 @@ struct DepthMajor[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
         else:
             at.unsafe_store[alignment=16](value)
 
+    @always_inline
+    def copy(
+        self,
+        tile: UInt32,
+        i: Int,
+        source: Ptr[Self.dtype],
+        offset: Int,
+        valid: Bool,
+    ):
+        """As `store`, but straight from memory, asynchronously: elements of two bytes.
+        """
+        copy_vector(
+            tile + UInt32(self.place) * 2 + UInt32(i * APART * _ROW_BYTES),
+            source,
+            offset,
+            valid,
+        )
+
 
 @fieldwise_init
 struct IndexMajor[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
@@ -180,6 +199,26 @@ struct IndexMajor[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
                 Int(self.places[i % 2])
                 + i // 2 * _PANEL * steps_of[Self.dtype]()
             ).unsafe_store[alignment=16](value)
+
+    @always_inline
+    def copy(
+        self,
+        tile: UInt32,
+        i: Int,
+        source: Ptr[Self.dtype],
+        offset: Int,
+        valid: Bool,
+    ):
+        """As `store`, but straight from memory, asynchronously: elements of two bytes.
+        """
+        copy_vector(
+            tile
+            + UInt32(self.places[i % 2]) * 2
+            + UInt32(i // 2 * _PANEL * _ROW_BYTES),
+            source,
+            offset,
+            valid,
+        )
 
 
 # Products.

@@ -1,7 +1,7 @@
 """Products of 16-bit elements on Hopper's warpgroups (wgmma), sums in float32, for products that fill large tiles.
 
-Tiles pass through registers into shared memory as common/warpgroup.mojo describes: operands along the reduction
-or across it, in vectors of 16 bytes.
+Tiles lie in shared memory as common/warpgroup.mojo describes: operands along the reduction or across it, in vectors of 16
+bytes. They are copied asynchronously, two stages ahead of the product.
 """
 
 from std.sys import size_of
@@ -16,17 +16,15 @@ from max.gpu import (
 from max.gpu.host import DeviceContext, FuncAttribute
 from max.gpu.memory import AddressSpace, external_memory
 
-from ...common.pointer import Ptr, Shared
+from ...common.async_copy import commit_copies, wait_for_copies
+from ...common.pointer import Ptr
 from ...common.warpgroup import (
     APART,
-    SLOTS,
     THREADS,
-    IndexMajor,
     DepthMajor,
+    IndexMajor,
     WarpgroupTile,
-    Vector,
     finish_product,
-    load_vector,
     publish_stores,
     start_product,
     steps_of,
@@ -40,6 +38,10 @@ from .blocks import Blocks, blocks_can_implement
 comptime SHAPE = WarpgroupTile(128, 128)
 comptime COUNT = SHAPE.rows // APART
 """Vectors of one operand's stage that a thread copies."""
+comptime STAGES = 3
+"""In shared memory; two blocks share a multiprocessor."""
+comptime SHARED_BYTES = STAGES * SHAPE.slot_bytes() + 1024
+"""With room to begin at a multiple of 1024 bytes, as the swizzle wants."""
 
 
 @fieldwise_init
@@ -59,8 +61,8 @@ struct _Source[dtype: DType, is_across: Bool](
     """Of the next stage."""
 
     @always_inline
-    def load(mut self, mut values: Array[Vector[Self.dtype], COUNT]):
-        """The next stage into registers."""
+    def copy(mut self, tile: UInt32):
+        """Starts the copy of the next stage."""
         var thread = Int32(thread_idx.x)
         comptime if Self.is_across:
             var place = IndexMajor[Self.dtype].of(thread)
@@ -68,33 +70,26 @@ struct _Source[dtype: DType, is_across: Bool](
             var line = self.data.unsafe_offset(Int(k) * self.pitch)
             comptime for i in range(COUNT):
                 var index = place.row + Int32(i * APART)
-                values[i] = load_vector[Self.dtype](
-                    line, Int(index), k < self.depth and index < self.count
+                place.copy(
+                    tile,
+                    i,
+                    line,
+                    Int(index),
+                    k < self.depth and index < self.count,
                 )
         else:
             var place = DepthMajor[Self.dtype].of(thread)
             var k = self.begin + place.step
             comptime for i in range(COUNT):
                 var index = place.row + Int32(i * APART)
-                values[i] = load_vector[Self.dtype](
+                place.copy(
+                    tile,
+                    i,
                     self.data,
                     Int(index) * self.pitch + Int(k),
                     k < self.depth and index < self.count,
                 )
         self.begin += Int32(steps_of[Self.dtype]())
-
-    @always_inline
-    def store(
-        self,
-        tile: Shared[Self.dtype],
-        values: Array[Vector[Self.dtype], COUNT],
-    ):
-        var thread = Int32(thread_idx.x)
-        comptime for i in range(COUNT):
-            comptime if Self.is_across:
-                IndexMajor[Self.dtype].of(thread).store(tile, i, values[i])
-            else:
-                DepthMajor[Self.dtype].of(thread).store(tile, i, values[i])
 
 
 @__llvm_metadata(
@@ -142,42 +137,38 @@ def warpgroup_kernel[
     var shared = base.unsafe_offset(
         (1024 - Int(base) % 1024) % 1024 // size_of[dtype]()
     )
-    var a_values = Array[Vector[dtype], COUNT](fill=0)
-    var b_values = Array[Vector[dtype], COUNT](fill=0)
+    var start = UInt32(Int(shared))
 
     @always_inline
-    def store(slot: Int32) {imm}:
-        var tile = shared.unsafe_offset(Int(slot) * slot_elements)
-        left.store(tile, a_values)
-        right.store(tile.unsafe_offset(SHAPE.rows * Int(steps)), b_values)
+    def copy(slot: Int32) {mut left, mut right, imm}:
+        var tile = start + UInt32(slot) * UInt32(SHAPE.slot_bytes())
+        left.copy(tile)
+        right.copy(tile + UInt32(SHAPE.rows * Int(steps) * 2))
 
     var sums = StaticTuple[Float32, count](fill=0)
     var stages = (Int32(p.k) + steps - 1) // steps
-    if stages > 0:
-        left.load(a_values)
-        right.load(b_values)
-        store(0)
-        publish_stores()
-        if stages > 1:
-            left.load(a_values)
-            right.load(b_values)
+    comptime for ahead in range(STAGES - 1):
+        if Int32(ahead) < stages:
+            copy(Int32(ahead))
+        commit_copies()
+    var slot = Int32(0)
+    var free = Int32(STAGES - 1)
     for stage in range(stages):
-        var slot = stage % SLOTS
+        wait_for_copies[STAGES - 2]()
+        publish_stores()
         barrier()
         start_product[dtype, SHAPE, count, a_across, b_across](
             sums,
             shared.unsafe_offset(Int(slot) * slot_elements),
             warpgroup,
         )
-        # The other slot's product was finished before the barrier.
-        if stage + 1 < stages:
-            store((slot + 1) % SLOTS)
-            # Before the loads: it would wait for them too.
-            publish_stores()
-        if stage + 2 < stages:
-            left.load(a_values)
-            right.load(b_values)
+        # Its product was finished before the barrier.
+        if stage + Int32(STAGES - 1) < stages:
+            copy(free)
+        commit_copies()
         finish_product()
+        slot = slot + 1 if slot < STAGES - 1 else 0
+        free = free + 1 if free < STAGES - 1 else 0
 
     var target = c.unsafe_offset(
         blocks.place(p.c, number) + first_row * p.c.row + first_column
@@ -243,9 +234,9 @@ def _launch[
         blocks,
         grid_dim=Int(blocks.tiles.value) * p.batch(),
         block_dim=THREADS,
-        shared_mem_bytes=SHAPE.shared_bytes(),
+        shared_mem_bytes=SHARED_BYTES,
         func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
-            UInt32(SHAPE.shared_bytes())
+            UInt32(SHARED_BYTES)
         ),
     )
 
