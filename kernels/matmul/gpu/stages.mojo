@@ -6,9 +6,9 @@ A stage has `depth` steps of the reduction and lies as the operand does in memor
     across   [depth][index]    the index is
 
 in pieces of 16 bytes that are exchanged by an XOR with the row's number, so that neither copies nor ldmatrix meet bank
-conflicts. A thread copies units of 8, 4 or 2 elements asynchronously, as far as the operand is aligned; single elements
-pass through its registers. Which order and unit an operand has is known when the kernel is launched: the places of
-fragments are sums of two parts that each lane computes once, so that the loop is the same for all.
+conflicts. A thread copies pieces, or pairs of elements, asynchronously, as far as the operand is aligned; single elements
+pass through its registers. Which order an operand has is known when the kernel is launched: the places of fragments are
+sums of two parts that each lane computes once, so that the loop is the same for all.
 """
 
 from std.memory import bitcast
@@ -121,13 +121,13 @@ struct FragmentOffsets[count: Int, size: Int, depth: Int](
         )
 
 
-struct Source[
-    dtype: DType, size: Int, depth: Int, threads: Int, in_pieces: Bool
-](ImplicitlyCopyable, TrivialRegisterPassable):
+struct Source[dtype: DType, size: Int, depth: Int, threads: Int, least: Int](
+    ImplicitlyCopyable, TrivialRegisterPassable
+):
     """One operand's part of a tile: `size` indices, of which some exist, and all steps.
 
     A thread copies every so many-th unit of a stage. Each lies one turn behind the one before, in memory and, but for the
-    exchanges, in the stage. With `in_pieces` units are pieces: what that settles is settled by the compiler.
+    exchanges, in the stage. A unit is a piece or has `least` elements: 8, 2 or 1.
     """
 
     comptime each = Self.size * Self.depth // Self.threads
@@ -143,12 +143,9 @@ struct Source[
     var left: Int32
     """Steps from this thread's first one of the next stage on."""
     var across: Int32
-    var unit: Int32
-    """Elements of a unit."""
+    var in_pieces: Bool
     var place: UInt32
     """Bytes, of this thread's first unit in a stage."""
-    var rows: Int32
-    """Of a stage, from one unit to the next."""
     var fixed: Int32
     """If `across`, elements of each unit that exist, else units that do."""
 
@@ -160,33 +157,33 @@ struct Source[
         step: Int32,
         count: Int32,
         steps: Int32,
-        unit: Int32,
+        in_pieces: Bool,
     ):
         # Of pieces, turns are whole periods of the exchange.
         comptime assert Self.threads // (Self.size // PIECE) % 8 == 0
         comptime assert Self.threads // (Self.depth // PIECE) % 8 == 0
         var across = index == 1 and step != 1
         var thread = UInt32(thread_idx.x)
-        var own = UInt32(PIECE) if Self.in_pieces else UInt32(unit)
+        self.in_pieces = Self.least == PIECE or in_pieces
+        var own = UInt32(PIECE if self.in_pieces else Self.least)
         var units = UInt32(Self.size if across else Self.depth) // own
         var row = Int32(thread // units)
+        var rows = Int32(UInt32(Self.threads) // units)
         var inside = Int32((thread - UInt32(row) * units) * own)
-        self.unit = Int32(own)
-        self.rows = Int32(UInt32(Self.threads) // units)
         self.across = Int32(across)
         self.stage_step = Int32(Self.depth) * step
         if across:
             self.left = steps - row
             self.fixed = max(Int32(0), min(Int32(own), count - inside))
-            self.turn = self.rows * step
+            self.turn = rows * step
             self.data = data.unsafe_offset(Int(row) * Int(step) + Int(inside))
             self.place = UInt32(
                 2 * (_place[Self.size](row, inside // PIECE) + inside % PIECE)
             )
         else:
             self.left = steps - inside
-            self.fixed = (count - row + self.rows - 1) // self.rows
-            self.turn = self.rows * index
+            self.fixed = (count - row + rows - 1) // rows
+            self.turn = rows * index
             self.data = data.unsafe_offset(
                 Int(row) * Int(index) + Int(inside) * Int(step)
             )
@@ -195,42 +192,36 @@ struct Source[
             )
 
     @always_inline
-    def _existing(self) -> Tuple[Int32, Int32]:
+    def _existing[unit: Int](self) -> Tuple[Int32, Int32]:
         """Elements of each unit of the next stage that exist, and units that do.
         """
         if self.across != 0:
+            comptime rows = UInt32(Self.threads * unit // Self.size)
             var left = UInt32(max(Int32(0), self.left))
-            var rows = UInt32(self.rows)
-            comptime if Self.in_pieces:
-                rows = UInt32(Self.threads // (Self.size // PIECE))
             return self.fixed, Int32((left + rows - 1) // rows)
-        var unit = self.unit
-        comptime if Self.in_pieces:
-            unit = PIECE
-        return max(Int32(0), min(unit, self.left)), self.fixed
+        return max(Int32(0), min(Int32(unit), self.left)), self.fixed
 
     @always_inline
     def start(mut self, stage: UInt32, mut values: Self.Values):
         """Starts the copy of the next stage; of single elements, reads what `finish` stores.
         """
-        comptime if Self.in_pieces:
+        comptime if Self.least == PIECE:
             self._copy[PIECE](stage)
         else:
-            if self.unit == PIECE:
+            if self.in_pieces:
                 self._copy[PIECE](stage)
-            elif self.unit == PIECE // 2:
-                self._copy[PIECE // 2](stage)
-            elif self.unit == 2:
-                self._copy[2](stage)
             else:
-                self._read(values)
+                comptime if Self.least == 1:
+                    self._read(values)
+                else:
+                    self._copy[Self.least](stage)
         self.data = self.data.unsafe_offset(Int(self.stage_step))
         self.left -= Int32(Self.depth)
 
     @always_inline
     def finish(self, stage: UInt32, values: Self.Values):
-        comptime if not Self.in_pieces:
-            if self.unit == 1:
+        comptime if Self.least == 1:
+            if not self.in_pieces:
                 if self.across != 0:
                     self._store[Self.size](stage, values)
                 else:
@@ -238,14 +229,9 @@ struct Source[
 
     @always_inline
     def _copy[unit: Int](self, stage: UInt32):
-        var valid, existing = self._existing()
+        var valid, existing = self._existing[unit]()
         var source = UInt64(Int(self.data))
         var target = stage + self.place
-        var row_bytes = UInt32(
-            2
-            * self.rows
-            * (Int32(Self.size) if self.across != 0 else Int32(Self.depth))
-        )
         # Pieces alone may pass the first-level cache by.
         comptime name = "cp.async.cg" if unit == PIECE else "cp.async.ca"
         comptime for i in range(Self.each // unit):
@@ -265,7 +251,8 @@ struct Source[
                 2 * valid if Int32(i) < existing else Int32(0),
             )
             source += UInt64(2 * Int(self.turn))
-            target += row_bytes
+            # Rows from one unit to the next, times a row's length.
+            target += UInt32(2 * Self.threads * unit)
 
     @staticmethod
     @always_inline
@@ -280,7 +267,7 @@ struct Source[
 
     @always_inline
     def _read(self, mut values: Self.Values):
-        var valid, existing = self._existing()
+        var valid, existing = self._existing[1]()
         var units = existing if valid > 0 else Int32(0)
         var source = UInt64(Int(self.data))
         comptime for i in range(Self.each):

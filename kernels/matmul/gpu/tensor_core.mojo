@@ -70,9 +70,9 @@ struct BlockTile(Equatable, ImplicitlyCopyable, TrivialRegisterPassable):
 comptime LARGE = BlockTile(128, 128, 64, 32, 64, 1)
 comptime SMALL = BlockTile(64, 64, 32, 32, 32, 5)
 comptime NARROW = BlockTile(64, 32, 32, 16, 32, 6)
-# Of other units, the single ones among which pass through registers.
-comptime SMALL_UNITS = BlockTile(64, 64, 32, 32, 32, 4)
-comptime NARROW_UNITS = BlockTile(64, 32, 32, 16, 32, 5)
+# Of single elements, which pass through registers.
+comptime SMALL_SINGLES = BlockTile(64, 64, 32, 32, 32, 4)
+comptime NARROW_SINGLES = BlockTile(64, 32, 32, 16, 32, 5)
 
 
 @__llvm_metadata(
@@ -80,9 +80,9 @@ comptime NARROW_UNITS = BlockTile(64, 32, 32, 16, 32, 5)
         Int32(min(1024, shape.blocks * shape.threads()))
     ),
 )
-@__name(t"matmul_tensor_core_{dtype}_{shape.rows}x{shape.columns}_{in_pieces}")
+@__name(t"matmul_tensor_core_{dtype}_{shape.rows}x{shape.columns}_{unit}")
 def tensor_core_kernel[
-    dtype: DType, shape: BlockTile, in_pieces: Bool
+    dtype: DType, shape: BlockTile, unit: Int
 ](
     c: Ptr[dtype],
     a: Ptr[dtype],
@@ -90,14 +90,14 @@ def tensor_core_kernel[
     sums_of_parts: Ptr[DType.float32],
     p: MatmulProblem,
     blocks: Blocks,
-    a_unit: Int32,
-    b_unit: Int32,
+    a_in_pieces: Int32,
+    b_in_pieces: Int32,
     c_whole: Int32,
     part: Int32,
 ):
     """One tile of one product, or, of its sums over `part` steps, those of one part: [part][product][M][N].
 
-    A and B may be read in units of so many elements; `c_whole` says that C may be written in pieces.
+    A and B are read in pieces, or in units of `unit` elements; `c_whole` says that C may be written in pieces.
     """
     comptime threads = shape.threads()
     comptime high = shape.warp_rows // 16
@@ -116,7 +116,7 @@ def tensor_core_kernel[
     var first = Int32(block_idx.y) * part
     var depth = min(Int32(p.k) - first, part)
 
-    var left = Source[dtype, shape.rows, shape.depth, threads, in_pieces](
+    var left = Source[dtype, shape.rows, shape.depth, threads, unit](
         a.unsafe_offset(
             blocks.place(p.a, number)
             + first_row * p.a.row
@@ -126,9 +126,9 @@ def tensor_core_kernel[
         Int32(p.a.column),
         rows,
         depth,
-        a_unit,
+        a_in_pieces != 0,
     )
-    var right = Source[dtype, shape.columns, shape.depth, threads, in_pieces](
+    var right = Source[dtype, shape.columns, shape.depth, threads, unit](
         b.unsafe_offset(
             blocks.place(p.b, number)
             + first_column * p.b.column
@@ -138,7 +138,7 @@ def tensor_core_kernel[
         Int32(p.b.row),
         columns,
         depth,
-        b_unit,
+        b_in_pieces != 0,
     )
     var shared = external_memory[
         Scalar[dtype], address_space=AddressSpace.SHARED, alignment=128
@@ -323,7 +323,7 @@ def _unit[dtype: DType](data: Ptr[dtype], matrices: Matrices) -> Int:
 
 @always_inline
 def _launch[
-    dtype: DType, shape: BlockTile, in_pieces: Bool
+    dtype: DType, shape: BlockTile, unit: Int
 ](
     c: Ptr[dtype],
     a: Ptr[dtype],
@@ -346,7 +346,7 @@ def _launch[
     var size = p.batch() * p.m * p.n
     var sums = scratch[DType.float32](ctx, parts * size if parts > 1 else 1)
     var sums_at = Ptr[DType.float32](unsafe_from_address=Int(sums.unsafe_ptr()))
-    comptime kernel = tensor_core_kernel[dtype, shape, in_pieces]
+    comptime kernel = tensor_core_kernel[dtype, shape, unit]
     ctx.enqueue_function[kernel](
         c,
         a,
@@ -354,8 +354,8 @@ def _launch[
         sums_at,
         p,
         Blocks.of(p, shape.rows, shape.columns),
-        Int32(_unit(a, p.a)),
-        Int32(_unit(b, p.b)),
+        Int32(_unit(a, p.a) == PIECE),
+        Int32(_unit(b, p.b) == PIECE),
         Int32(c_whole),
         Int32(part),
         grid_dim=(blocks, parts),
@@ -389,19 +389,25 @@ def tensor_core_gpu[
     ctx: DeviceContext,
 ) raises:
     """A problem that tensor_core_can_implement takes."""
-    if min(_unit(a, p.a), _unit(b, p.b)) < PIECE:
+    var unit = min(_unit(a, p.a), _unit(b, p.b))
+    if unit == 1:
         if p.n <= NARROW.columns:
-            _launch[dtype, NARROW_UNITS, False](c, a, b, p, ctx)
+            _launch[dtype, NARROW_SINGLES, 1](c, a, b, p, ctx)
         else:
-            _launch[dtype, SMALL_UNITS, False](c, a, b, p, ctx)
+            _launch[dtype, SMALL_SINGLES, 1](c, a, b, p, ctx)
+    elif unit < PIECE:
+        if p.n <= NARROW.columns:
+            _launch[dtype, NARROW, 2](c, a, b, p, ctx)
+        else:
+            _launch[dtype, SMALL, 2](c, a, b, p, ctx)
     elif p.n <= NARROW.columns:
-        _launch[dtype, NARROW, True](c, a, b, p, ctx)
+        _launch[dtype, NARROW, PIECE](c, a, b, p, ctx)
     else:
         comptime if not compiling_for_hopper():
             # Hopper has its warpgroups for these.
             var large = _tiles(p, LARGE) * LARGE.rows * LARGE.columns
             var small = _tiles(p, SMALL) * SMALL.rows * SMALL.columns
             if 4 * large < 5 * small and p.k > LARGE.depth:
-                _launch[dtype, LARGE, True](c, a, b, p, ctx)
+                _launch[dtype, LARGE, PIECE](c, a, b, p, ctx)
                 return
-        _launch[dtype, SMALL, True](c, a, b, p, ctx)
+        _launch[dtype, SMALL, PIECE](c, a, b, p, ctx)
