@@ -70,8 +70,8 @@ struct BlockTile(Equatable, ImplicitlyCopyable, TrivialRegisterPassable):
 comptime LARGE = BlockTile(128, 128, 64, 32, 64, 1)
 comptime SMALL = BlockTile(64, 64, 32, 32, 32, 5)
 comptime NARROW = BlockTile(64, 32, 32, 16, 32, 6)
-# Of single elements, which pass through registers.
-comptime SMALL_SINGLES = BlockTile(64, 64, 32, 32, 32, 4)
+# Not of pieces: single elements pass through registers.
+comptime SMALL_UNITS = BlockTile(64, 64, 32, 32, 32, 4)
 comptime NARROW_SINGLES = BlockTile(64, 32, 32, 16, 32, 5)
 
 
@@ -394,12 +394,12 @@ def tensor_core_gpu[
         if p.n <= NARROW.columns:
             _launch[dtype, NARROW_SINGLES, 1](c, a, b, p, ctx)
         else:
-            _launch[dtype, SMALL_SINGLES, 1](c, a, b, p, ctx)
+            _launch[dtype, SMALL_UNITS, 1](c, a, b, p, ctx)
     elif unit < PIECE:
         if p.n <= NARROW.columns:
             _launch[dtype, NARROW, 2](c, a, b, p, ctx)
         else:
-            _launch[dtype, SMALL, 2](c, a, b, p, ctx)
+            _launch[dtype, SMALL_UNITS, 2](c, a, b, p, ctx)
     elif p.n <= NARROW.columns:
         _launch[dtype, NARROW, PIECE](c, a, b, p, ctx)
     else:
