@@ -7,7 +7,7 @@ extents.mojo    sizes
 gather.mojo     rows taken from one list of places, or elements, each from a place of its own
 rows.mojo       one list of places for whole rows that are written
 unordered.mojo  rows and elements that are added in any order
-few_columns.mojo    short rows of few places
+short_list.mojo rows of a short list, whose places are searched
 order.mojo      a list of places in sorted order
 sorted_rows.mojo    rows that are written by a sorted list
 elements.mojo   a place of its own for each element

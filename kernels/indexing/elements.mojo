@@ -17,9 +17,9 @@ from ..common.bounds import Bounds, current_bounds
 from ..common.library import scratch
 from ..common.parallel import sync_parallelize, worker_count
 from ..common.pointer import Ptr
-from .extents import Rows
+from .extents import BLOCK, Rows
 from .rows import start_row
-from .sorted_rows import BLOCK, sorted_rows_gpu, start_rows_gpu
+from .sorted_rows import sorted_rows_gpu, start_rows_gpu
 from .unordered import is_atomic, unordered_gpu
 
 comptime FEW_COLUMNS = 1 << 14

@@ -14,8 +14,7 @@ from ..common.bounds import Bounds, current_bounds
 from ..common.parallel import sync_parallelize, worker_count
 from ..common.pointer import Ptr
 from ..common.vectors import copy_row
-from .extents import Rows, check_places
-from .rows import BLOCK
+from .extents import BLOCK, Rows, check_places
 
 # Below this many elements a second core costs more than it gives.
 comptime SMALLEST_SHARE = 16384

@@ -6,7 +6,6 @@ block of each of its rows (short_list.mojo), a long one is sorted first (sorted_
 """
 
 from std.ffi import external_call
-from std.math import ceildiv
 from std.sys import size_of
 from std.sys.info import simd_width_of
 
@@ -17,7 +16,6 @@ from ..common.parallel import sync_parallelize, worker_count
 from ..common.pointer import Ptr
 from ..common.vectors import copy_row, merge_row
 from .extents import Rows
-from .few_columns import BLOCK, COLUMNS, MOST_COLUMNS, few_columns_gpu
 from .short_list import SHORT_LIST, short_list_gpu
 from .sorted_rows import sorted_rows_gpu, start_rows_gpu
 from .unordered import is_atomic, unordered_gpu
@@ -25,9 +23,6 @@ from .unordered import is_atomic, unordered_gpu
 comptime UNORDERED = 1 << 24
 """Elements of the largest source that is added atomically: it costs some 7 ns for a thousand of them, sorting and
 adding up in order 50 us and 4 ns (H200).
-"""
-comptime SEARCHES = 1 << 14
-"""Of few columns: blocks times rounds that reading the list takes them, above which sorting costs less.
 """
 
 
@@ -133,26 +128,18 @@ def rows_gpu[
     var columns = rows.columns()
     if rows.places * columns == 0:
         return
+    start_rows_gpu(y, x, rows.zeros, ctx)
+    var total = columns * rows.count
+    if total == 0:
+        return
     comptime if accumulate and is_atomic[dtype]:
         # Whole numbers may be added in any order.
         var any_order = dtype.is_integral() or not deterministic
-        var total = columns * rows.count
-        if any_order and total > 0 and total <= UNORDERED:
-            start_rows_gpu(y, x, rows.zeros, ctx)
+        if any_order and total <= UNORDERED:
             unordered_gpu[dtype, accumulate, by_rows=True](
                 y, index, source, rows, ctx
             )
             return
-    comptime if accumulate:
-        var searches = (
-            rows.places * ceildiv(columns, COLUMNS) * ceildiv(rows.count, BLOCK)
-        )
-        if columns <= MOST_COLUMNS and searches <= SEARCHES:
-            few_columns_gpu[dtype](y, x, index, source, rows, ctx)
-            return
-    start_rows_gpu(y, x, rows.zeros, ctx)
-    if rows.count == 0:
-        return
     if rows.count <= SHORT_LIST:
         short_list_gpu[dtype, accumulate](y, index, source, rows, ctx)
     else:

@@ -15,9 +15,8 @@ from max.gpu.primitives import block
 
 from ..common.bounds import Bounds, current_bounds
 from ..common.pointer import Ptr
-from .extents import Rows, sum_type
+from .extents import BLOCK, Rows, sum_type
 
-comptime BLOCK = 256
 comptime SHORT_LIST = BLOCK
 """Rows of the longest list: a thread looks at one of them."""
 comptime CARRIED = 4

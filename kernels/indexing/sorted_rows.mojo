@@ -21,10 +21,9 @@ from ..common.atomics import add_atomically
 from ..common.bounds import Bounds
 from ..common.library import scratch
 from ..common.pointer import Ptr
-from .extents import Rows, sum_type
+from .extents import BLOCK, Rows, sum_type
 from .order import order_gpu
 
-comptime BLOCK = 256
 comptime CARRIED = 4
 """Columns of a thread."""
 comptime AHEAD = 4

@@ -14,9 +14,8 @@ from ..common.arithmetic import Divisor
 from ..common.atomics import add_atomically
 from ..common.bounds import Bounds, current_bounds
 from ..common.pointer import Ptr
-from .extents import Rows
+from .extents import BLOCK, Rows
 
-comptime BLOCK = 256
 comptime TOGETHER = 8
 """Rows of a thread."""
 comptime VECTOR = 4
