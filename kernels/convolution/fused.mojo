@@ -17,10 +17,10 @@ from .problem import ConvolutionProblem
 
 @fieldwise_init
 struct FusedConvolution(ImplicitlyCopyable):
-    """The numbers of a call of fprop or dgrad together with a program: the geometry, and the shapes of the result, of x or
+    """The numbers of a call of fprop or dgrad together with a program: those of the convolution alone, and the shapes of the result, of x or
     dy, and of w."""
 
-    var geometry: ConvolutionNumbers
+    var numbers: ConvolutionNumbers
     var result: IndexList[5]
     var a: IndexList[5]
     var b: IndexList[5]
@@ -37,9 +37,9 @@ struct FusedConvolution(ImplicitlyCopyable):
     @no_inline
     def problem[pass_: Int](self) raises -> ConvolutionProblem:
         comptime if pass_ == FPROP:
-            return problem_of(self.a, self.b, self.result, self.geometry)
+            return problem_of(self.a, self.b, self.result, self.numbers)
         else:
-            return problem_of(self.result, self.b, self.a, self.geometry)
+            return problem_of(self.result, self.b, self.a, self.numbers)
 
     @no_inline
     def run[
@@ -48,7 +48,7 @@ struct FusedConvolution(ImplicitlyCopyable):
         """The library's function for the convolution alone, of tensors at these addresses.
         """
         var call = Call()
-        self.geometry.append_to(call)
+        self.numbers.append_to(call)
         call.append_at(result, self.result)
         call.append_at(a, self.a)
         call.append_at(b, self.b)
@@ -61,8 +61,8 @@ struct FusedCall[count: Int, dims: Int, sums: Int = NO_SUMS]:
     | words | |
     | --- | --- |
     | convolution | its numbers and shapes |
-    | settings | of MOMENTS: momentum and epsilon |
-    | geometry | extents and strides of the program's operands, with their count in front |
+    | statistics | of MOMENTS: momentum and epsilon |
+    | loop_nest | extents and strides of the program's operands, with their count in front |
     | made | with sums: addresses of four results for each channel |
     | operands | addresses of the program's result and inputs |
     | beside | what the sums read beside the result: of MOMENTS the running mean and variance; of PRODUCTS x, mean and invstd |
@@ -70,7 +70,7 @@ struct FusedCall[count: Int, dims: Int, sums: Int = NO_SUMS]:
     """
 
     var convolution: FusedConvolution
-    var settings: NormalizationNumbers
+    var statistics: NormalizationNumbers
     var made: IndexList[4]
     var operands: ProgramOperands[Self.count, Self.dims]
     var beside: IndexList[3]
@@ -79,15 +79,15 @@ struct FusedCall[count: Int, dims: Int, sums: Int = NO_SUMS]:
 
     def __init__(out self, mut arguments: Arguments) raises:
         self.convolution = FusedConvolution.take(arguments)
-        self.settings = NormalizationNumbers(0, 0)
+        self.statistics = NormalizationNumbers(0, 0)
         comptime if Self.sums == MOMENTS:
-            self.settings = NormalizationNumbers.take(arguments)
-        var geometry = arguments.take_list()
+            self.statistics = NormalizationNumbers.take(arguments)
+        var loop_nest = arguments.take_list()
         self.made = IndexList[4]()
         comptime if Self.sums != NO_SUMS:
             self.made = arguments.take_words[4]()
         self.operands = operands_of[Self.count, Self.dims](
-            geometry, 0, arguments
+            loop_nest, 0, arguments
         )
         self.beside = IndexList[3]()
         comptime beside = Self.sums + 1 if Self.sums != NO_SUMS else 0

@@ -125,6 +125,19 @@ struct Table[Rule: Heuristic, *Kernels: ConvolutionKernel](KernelChoice):
         return ""
 
     @staticmethod
+    def chooses[
+        Chosen: ConvolutionKernel, dtype: DType, pass_: Int, grouping: Int
+    ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Bool:
+        """Whether this kernel runs the problem."""
+        comptime for i in range(len(Self.Kernels)):
+            comptime Kernel = Self.Kernels[i]
+            comptime if Kernel.compiles[dtype, pass_, grouping]():
+                if Self.takes[Kernel, dtype, pass_](t, p):
+                    comptime is_chosen = Kernel == Chosen
+                    return is_chosen
+        return False
+
+    @staticmethod
     def takes[
         Kernel: ConvolutionKernel, dtype: DType, pass_: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Bool:

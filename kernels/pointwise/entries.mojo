@@ -1,6 +1,6 @@
 """The pointwise family's entries in its libraries: a generated program, run over all elements.
 
-A call has a list of numbers, its geometry: the size, then the extents of the digits, then each operand's strides, in the
+A call has a list of numbers, those of its loop nest: the size, then the extents of the digits, then each operand's strides, in the
 order of the operands (program.mojo), then each operand's start, for each guard its start and its extent, and the numbers'
 bits. Then come the operands' addresses, results first.
 """
@@ -21,7 +21,7 @@ from .program import ProgramOperands, RunPositions
 def operands_of[
     count: Int, dims: Int, guards: Int = 0, numbers: Int = 0
 ](
-    geometry: Operand[DType.int64, 1], first: Int, mut arguments: Arguments
+    loop_nest: Operand[DType.int64, 1], first: Int, mut arguments: Arguments
 ) raises -> ProgramOperands[count, dims]:
     """The operands that come next, with the extents and strides that begin at `first`; the last ones are guards, then
     numbers.
@@ -29,31 +29,31 @@ def operands_of[
     comptime tensors = count - guards - numbers
     comptime placed = count - numbers
     var wanted = first + dims + placed * (dims + 1) + guards + numbers
-    if geometry.dim_size(0) != wanted:
+    if loop_nest.dim_size(0) != wanted:
         raise Error(
-            t"pointwise: geometry has {geometry.dim_size(0)} values, not"
+            t"pointwise: the loop nest has {loop_nest.dim_size(0)} values, not"
             t" {wanted}"
         )
     var operands = ProgramOperands[count, dims]()
     comptime for k in range(dims):
-        var divisor = Divisor(Int(geometry[first + k]))
+        var divisor = Divisor(Int(loop_nest[first + k]))
         operands.extents[k] = Int(divisor.value)
         operands.multipliers[k] = Int(divisor.multiplier)
         operands.shifts[k] = Int(divisor.shift)
     comptime for i in range(placed * dims):
-        operands.strides[i] = Int(geometry[first + dims + i])
+        operands.strides[i] = Int(loop_nest[first + dims + i])
     var next = first + dims + placed * dims
     comptime for n in range(tensors):
         operands.data[n] = arguments.take_word()
-        operands.starts[n] = Int(geometry[next + n])
+        operands.starts[n] = Int(loop_nest[next + n])
     next += tensors
     comptime for guard in range(guards):
         comptime n = tensors + guard
-        operands.starts[n] = Int(geometry[next + 2 * guard])
-        operands.data[n] = Int(geometry[next + 2 * guard + 1])
+        operands.starts[n] = Int(loop_nest[next + 2 * guard])
+        operands.data[n] = Int(loop_nest[next + 2 * guard + 1])
     next += 2 * guards
     comptime for number in range(numbers):
-        operands.data[placed + number] = Int(geometry[next + number])
+        operands.data[placed + number] = Int(loop_nest[next + number])
     return operands
 
 
@@ -71,10 +71,10 @@ def pointwise[
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """One program over operands of any shapes; a GPU's thread computes `parts` vectors.
     """
-    var geometry = arguments.take_list()
-    var size = Int(geometry[0])
+    var loop_nest = arguments.take_list()
+    var size = Int(loop_nest[0])
     var operands = operands_of[count, dims, guards, numbers](
-        geometry, 1, arguments
+        loop_nest, 1, arguments
     )
     var together = 0
     comptime for n in range(count - guards - numbers):

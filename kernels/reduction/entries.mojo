@@ -1,6 +1,6 @@
 """The reduction family's entries in its libraries: a generated program, whose values are reduced, and running sums.
 
-A program's geometry, a list of numbers: the operand's outer, reduced and inner extents, then how the program's operands are
+The numbers of a program's loop nest: the operand's outer, reduced and inner extents, then how the program's operands are
 read, as in pointwise/entries.mojo. Then come the operands' addresses, results first.
 """
 
@@ -40,10 +40,12 @@ def reduction[
     """One program over operands of any shapes, `rows` where `inner` is 1; a GPU's thread reads `parts` vectors at once.
     """
     comptime P = Reduction[acc, result, kinds, results, count, dims, run]
-    var geometry = arguments.take_list()
-    var extents = Extents(Int(geometry[0]), Int(geometry[1]), Int(geometry[2]))
+    var loop_nest = arguments.take_list()
+    var extents = Extents(
+        Int(loop_nest[0]), Int(loop_nest[1]), Int(loop_nest[2])
+    )
     var operands = operands_of[count, dims, guards, numbers](
-        geometry, 3, arguments
+        loop_nest, 3, arguments
     )
     comptime if is_cpu[target]():
         reduction_cpu[P, vector, rows](operands, extents)

@@ -93,10 +93,10 @@ struct ReducedRows[
 
     @staticmethod
     def take(mut arguments: Arguments) raises -> Self:
-        var geometry = arguments.take_list()
+        var loop_nest = arguments.take_list()
         return Self(
             operands_of[Self.count, Self.dims, Self.guards, Self.numbers](
-                geometry, 3, arguments
+                loop_nest, 3, arguments
             )
         )
 
@@ -178,10 +178,10 @@ struct ComputedRows[
 
     @staticmethod
     def take(mut arguments: Arguments) raises -> Self:
-        var geometry = arguments.take_list()
+        var loop_nest = arguments.take_list()
         return Self(
             operands_of[Self.count, Self.dims, Self.guards, Self.numbers](
-                geometry, 1, arguments
+                loop_nest, 1, arguments
             )
         )
 

@@ -49,7 +49,7 @@ class FusedConvolution:
         others: what the program reads beside that.
         program: all as a function of a library.
         sizes: the convolution's numbers and shapes, as the function takes them.
-        geometry: the program's.
+        program_numbers: the program's.
         ordered: which of ``others``, by their numbers, are read at each element's own place alone, just before it is
             stored.
         sums: batch normalization's reduction of what is stored (``column_sums.py``).
@@ -60,13 +60,13 @@ class FusedConvolution:
     others: tuple[Value, ...]
     program: Program
     sizes: list[int]
-    geometry: list[int]
+    program_numbers: list[int]
     ordered: frozenset[int] = frozenset()
     sums: Call | None = None
 
     @property
     def numbers(self) -> list[int]:
-        """What the function gets in front of the program's geometry."""
+        """What the function gets in front of the program's numbers."""
         return [*self.sizes, *(self.sums.numbers if self.sums is not None else ())]
 
     @property

@@ -24,16 +24,16 @@ class Concatenation:
     Attributes:
         result: of the operation.
         parts: which have elements.
-        geometry: the extent before the axis, and each part's elements behind.
+        extents: the extent before the axis, and each part's elements behind.
     """
 
     result: Value
     parts: list[Value]
-    geometry: list[int]
+    extents: list[int]
 
 
 def transposition(terms: Terms, loops: LoopNest | None) -> list[int] | None:
-    """The geometry of a permuted copy, where ``terms`` are one that goes through tiles."""
+    """The sizes of a permuted copy, where ``terms`` are one that goes through tiles."""
     if loops is None or len(terms.roots) > 1 or terms.extents is not None or terms.size < _LEAST_TRANSPOSED:
         return None
     if len(terms.steps) != 1 or not isinstance(terms.steps[0], Leaf):

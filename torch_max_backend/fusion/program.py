@@ -1,4 +1,4 @@
-"""Generates the Mojo source of a program, and the geometry that it receives at run time."""
+"""Generates the Mojo source of a program, and the numbers of its loop nest that it receives at run time."""
 
 from __future__ import annotations
 
@@ -430,7 +430,7 @@ def summing(program: Program, op: str, plain: str) -> Program:
     )
 
 
-def geometry(terms: Terms, loops: LoopNest) -> list[int]:
+def numbers_of(terms: Terms, loops: LoopNest) -> list[int]:
     """Size, extents, strides and numbers, as kernels/pointwise/entries.mojo takes them; a reduction has three sizes."""
     digits = len(loops.extents)
     strides = [[0] * digits for _ in terms.roots] + [list(each) for each in loops.strides]

@@ -17,8 +17,8 @@ from torch_max_backend.fusion.narrow_sums import narrow_sums
 from torch_max_backend.fusion.products import strided_products
 from torch_max_backend.fusion.program import (
     generate_many,
-    geometry,
     loop_nest_of,
+    numbers_of,
     numbers_of_many,
     ops_of,
     padded,
@@ -117,7 +117,7 @@ class _Calls:
         else:
             function = program_of(terms, loops, target_of(self._device))
         inputs = [leaf.value for leaf in terms.leaves]
-        sizes = geometry(terms, loops) if moved is None else moved
+        sizes = numbers_of(terms, loops) if moved is None else moved
         in_order = [_ordered(group)] * len(group.roots)
         return self._program(function, sizes, inputs, group.roots, in_order, ops_of(terms) or "clone")
 
@@ -138,7 +138,7 @@ class _Calls:
         for group in chain.groups:
             loops = loop_nest_of(group.terms)
             assert loops is not None
-            numbers = geometry(group.terms, loops)
+            numbers = numbers_of(group.terms, loops)
             inputs = [leaf.value for leaf in group.terms.leaves]
             inputs += inputs[-1:] * (padded(len(inputs)) - len(inputs))
             words += [len(numbers), *numbers, *map(word, group.roots), *map(word, inputs)]
@@ -150,7 +150,13 @@ class _Calls:
         results = [*(chosen.sums.results if chosen.sums is not None else ()), stored]
         ops = [chosen.convolution.op, chosen.program.ops, chosen.sums.op if chosen.sums is not None else ""]
         made = self._program(
-            chosen.program, chosen.geometry, chosen.inputs, results, chosen.in_order, _joined(ops), chosen.numbers
+            chosen.program,
+            chosen.program_numbers,
+            chosen.inputs,
+            results,
+            chosen.in_order,
+            _joined(ops),
+            chosen.numbers,
         )
         return dict(zip(results, made, strict=True))
 
@@ -158,7 +164,7 @@ class _Calls:
         """Many tensors one behind the other."""
         function = movement_function("concatenate", target_of(self._device), chosen.result.dtype)
         require_function(function)
-        words = behind_numbers(chosen.geometry, 1, range(len(chosen.parts)))
+        words = behind_numbers(chosen.extents, 1, range(len(chosen.parts)))
         call = Call(tuple(chosen.parts), (chosen.result.like(),), function, words, CONCATENATE, op="cat")
         return self._graph.add(call).results[0]
 
@@ -199,8 +205,8 @@ class _Calls:
         ops: str,
         before: Sequence[int] = (),
     ) -> tuple[Value, ...]:
-        """The results of a call with a geometry and other numbers before it, as many inputs as such a function has, and
-        results like ``roots``."""
+        """The results of a call with the numbers of a loop nest and others before them, as many inputs as such a
+        function has, and results like ``roots``."""
         require_function(function)
         read = list(inputs) or [self._graph.add(constant(np.zeros((), np.float32), self._device)).results[0]]
         # What stands behind the inputs is not read.

@@ -75,7 +75,7 @@ def conv_pointwise[
     operands[] = call.operands
     var body: Body = _run_over[dtype, vector, count, dims, run]
     var convolution = call.convolution
-    convolution.geometry.epilogue = EpilogueCallback(
+    convolution.numbers.epilogue = EpilogueCallback(
         Pointer(to=body).unsafe_bitcast[Int]()[], Int(operands), 0
     )
     try:

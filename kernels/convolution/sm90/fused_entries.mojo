@@ -40,14 +40,14 @@ from .store import Epilogue
 
 
 @no_inline
-def _fits[
+def _gemm_runs[
     dtype: DType, pass_: Int, room: Int
 ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Bool:
     """Whether the matrix products, which have room for so many phases, run the problem as it is.
     """
     return (
         (pass_ == FPROP or p.stride_h * p.stride_w <= room)
-        and SM90_KERNELS.name[dtype, pass_, ONE_GROUP](t, p) == Gemm.NAME
+        and SM90_KERNELS.chooses[Gemm, dtype, pass_, ONE_GROUP](t, p)
         and not needs_alignment[dtype](p)
     )
 
@@ -141,7 +141,7 @@ def conv_pointwise_sums[
         dtype, pass_, narrow, room, heavy, own, sums, factor
     ]
     comptime if compiles_for[dtype, pass_]():
-        if call.is_aligned() and _fits[dtype, pass_, room](
+        if call.is_aligned() and _gemm_runs[dtype, pass_, room](
             ConvolutionTensors(result, a, b, NO_EPILOGUE), problem
         ):
             comptime if sums == NO_SUMS:
@@ -160,7 +160,7 @@ def conv_pointwise_sums[
                     _merge[dtype, sums](
                         call.made,
                         call.beside,
-                        call.settings,
+                        call.statistics,
                         partials,
                         slots,
                         rows,
@@ -182,7 +182,7 @@ def conv_pointwise_sums[
     comptime if sums != NO_SUMS:
         var reduction = Call()
         comptime if sums == MOMENTS:
-            call.settings.append_to(reduction)
+            call.statistics.append_to(reduction)
         for i in range(4):
             reduction.append_at(call.made[i], IndexList[1](c))
         reduction.append_at(Int(result), IndexList[2](rows, c))
@@ -235,7 +235,7 @@ def _merge[
 ](
     made: IndexList[4],
     beside: IndexList[3],
-    settings: NormalizationNumbers,
+    statistics: NormalizationNumbers,
     partials: Ptr[DType.float32],
     slots: Slots,
     rows: Int,
@@ -265,8 +265,8 @@ def _merge[
             slots,
             Int64(rows),
             Int64(channels),
-            settings.momentum.cast[DType.float32](),
-            settings.epsilon.cast[DType.float32](),
+            statistics.momentum.cast[DType.float32](),
+            statistics.epsilon.cast[DType.float32](),
             grid_dim=ceildiv(channels, MERGE_COLUMNS),
             block_dim=(MERGE_COLUMNS, MERGE_THREADS),
         )
