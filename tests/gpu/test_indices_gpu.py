@@ -42,7 +42,7 @@ WRITES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 #: By these the operator of a write is called in errors.
 NAMES = {"index_put_add": "index_put"}
-#: A list that is searched, and one that is sorted.
+#: Where additions have a fixed order, a list that is searched, and one that is sorted.
 LENGTHS = (20, 300)
 
 
@@ -98,6 +98,28 @@ def test_nothing_is_written_outside(name: str, length: int, deterministic: bool)
             torch.testing.assert_close(around, expected)
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("length", (200, 3000, 20000))
+@pytest.mark.parametrize("name", ("index_put", "index_add", "scatter_add"))
+def test_the_same_bits_where_that_is_asked_for(name: str, length: int) -> None:
+    """Sums of many numbers to each place, that would be others in another order."""
+    x, i = torch.zeros(SIZE, COLUMNS, device="cuda"), torch.randint(0, SIZE, (length,), device="cuda")
+    source = torch.randn(length, COLUMNS, device="cuda")
+
+    def put(x: Tensor, i: Tensor, source: Tensor) -> Tensor:
+        return x.index_put_((i,), source, accumulate=True)
+
+    function = put if name == "index_put" else WRITES[name]
+    torch.use_deterministic_algorithms(True)
+    try:
+        run = _compiled(lambda x, i, source: function(x.clone(), i, source))
+        found = [run(x, i, source) for _ in range(8)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    wanted = function(x.double(), i, source.double()).float()
+    torch.testing.assert_close(found[0], wanted, rtol=1e-4, atol=1e-3)
+    assert all(torch.equal(found[0], other) for other in found[1:])
 
 
 def test_no_false_alarm() -> None:
