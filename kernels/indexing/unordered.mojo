@@ -56,16 +56,17 @@ def scatter_unordered[
     # Rows next to each other often go to one place; short ones are read by neighbouring threads.
     var first = Int(group) * (1 if width == 1 else TOGETHER)
     var step = Int(groups.value) if width == 1 else 1
+    var at = from_ + first * inner
     # Nothing depends on what is read before all of it has been asked for.
     comptime for k in range(TOGETHER):
-        var i = min(first + k * step, Int(count) - 1)
-        var at = from_ + i * inner
-        to[k] = index[unsafe_offset=i if by_rows else at]
-        values[k] = source.unsafe_load[
-            width=width, alignment=width * size_of[dtype]()
-        ](at)
+        if first + k * step < Int(count):
+            to[k] = index[unsafe_offset=first + k * step if by_rows else at]
+            values[k] = source.unsafe_load[
+                width=width, alignment=width * size_of[dtype]()
+            ](at)
+        at += step * inner
     comptime for k in range(TOGETHER):
-        if first + k * step >= Int(count) or not bounds.holds(to[k], places):
+        if first + k * step < Int(count) and not bounds.holds(to[k], places):
             to[k] = -1
     comptime for k in range(TOGETHER):
         comptime for earlier in range(k):
