@@ -11,7 +11,7 @@ from max.gpu.memory import AddressSpace
 
 from ..common.arithmetic import Divisor
 from ..common.gpu_limits import GRID_LIMIT
-from ..common.pointer import Ptr, accumulation_type
+from ..common.pointer import Ptr, Shared, accumulation_type
 from .problem import RegionsProblem, Region, aligned_region, pooled_region
 from .regions_cpu import FLT_MAX
 
@@ -129,6 +129,142 @@ def region_maxima[
     _store(places, at, place)
 
 
+@fieldwise_init
+struct _PixelTile(TrivialRegisterPassable):
+    """A block's tile of pixels, and a thread's column and first channel of it.
+    """
+
+    var h: Int32
+    """The tile's first row."""
+    var w: Int32
+    """The tile's first column."""
+    var column: Int32
+    """The thread's, counted from the tile's first."""
+    var c: Int
+
+
+@always_inline
+def _add_maxima[
+    dtype: DType, V: Int
+](
+    mut sums: Array[SIMD[accumulation_type[dtype], V], TILE],
+    dy: Ptr[dtype],
+    places: Ptr[DType.int32],
+    number: Int,
+    region: Region[accumulation_type[dtype]],
+    tile: _PixelTile,
+    p: RegionsProblem,
+):
+    """What the bins of one region give the pixels of the thread: those whose maxima they are.
+    """
+    comptime Acc = accumulation_type[dtype]
+    var w = tile.w + tile.column
+    var rows = region.h.over(tile.h, tile.h + TILE - 1, p.rows)
+    var columns = region.w.over(w, w, p.columns)
+    for row in range(rows[0], rows[1]):
+        for bin in range(columns[0], columns[1]):
+            var at = (number * p.bins() + Int(row * p.columns + bin)) * Int(
+                p.channels
+            ) + tile.c
+            var value = _load[V](dy, at)
+            var place = places.unsafe_load[width=V](at)
+            comptime for r in range(TILE):
+                var pixel = (tile.h + Int32(r)) * p.width + w
+                sums[r] += place.eq(SIMD[DType.int32, V](pixel)).select(
+                    value, SIMD[Acc, V](0)
+                )
+
+
+@always_inline
+def _weigh_bins[
+    Acc: DType, //
+](
+    down: Shared[Acc],
+    along: Shared[Acc],
+    region: Region[Acc],
+    tile: _PixelTile,
+    rows: Tuple[Int32, Int32],
+    columns: Tuple[Int32, Int32],
+):
+    """down [row of bins, row of pixels] and along [column of bins, column of pixels] = their weights, of means. Half of the
+    threads weigh rows, the other half columns."""
+    var thread = Int32(thread_idx.x)
+    if thread < THREADS // 2:
+        for at in range(thread, (rows[1] - rows[0]) * TILE, THREADS // 2):
+            down[unsafe_offset=at] = (
+                region.h.weight(rows[0] + at // TILE, tile.h + at % TILE)
+                / region.count
+            )
+    else:
+        for at in range(
+            thread - THREADS // 2,
+            (columns[1] - columns[0]) * TILE,
+            THREADS // 2,
+        ):
+            along[unsafe_offset=at] = region.w.weight(
+                columns[0] + at // TILE, tile.w + at % TILE
+            )
+
+
+@always_inline
+def _add_means[
+    dtype: DType, V: Int
+](
+    mut sums: Array[SIMD[accumulation_type[dtype], V], TILE],
+    dy: Ptr[dtype],
+    down: Shared[accumulation_type[dtype]],
+    along: Shared[accumulation_type[dtype]],
+    number: Int,
+    region: Region[accumulation_type[dtype]],
+    active: Bool,
+    tile: _PixelTile,
+    p: RegionsProblem,
+):
+    """What the bins of one region give the pixels of the thread, by weights that the block's threads share.
+    """
+    var w = tile.w + tile.column
+    var rows = region.h.over(tile.h, tile.h + TILE - 1, p.rows)
+    var columns = region.w.over(tile.w, tile.w + TILE - 1, p.columns)
+    var own_columns = region.w.over(w, w, p.columns)
+    for row_first in range(rows[0], rows[1], Int32(CHUNK)):
+        for bin_first in range(columns[0], columns[1], Int32(CHUNK)):
+            var row_end = min(row_first + CHUNK, rows[1])
+            var bin_end = min(bin_first + CHUNK, columns[1])
+            barrier()
+            _weigh_bins(
+                down,
+                along,
+                region,
+                tile,
+                (row_first, row_end),
+                (bin_first, bin_end),
+            )
+            barrier()
+            if not active:
+                continue
+            for bin in range(
+                max(bin_first, own_columns[0]), min(bin_end, own_columns[1])
+            ):
+                var share = along[
+                    unsafe_offset=(bin - bin_first) * TILE + tile.column
+                ]
+                if share == 0:
+                    continue
+                for row in range(row_first, row_end):
+                    var at = (
+                        number * p.bins() + Int(row * p.columns + bin)
+                    ) * Int(p.channels) + tile.c
+                    var value = _load[V](dy, at) * share
+                    comptime for r in range(TILE):
+                        sums[r] += (
+                            value
+                            * down[
+                                unsafe_offset=(row - row_first) * TILE
+                                + Int32(r)
+                            ]
+                        )
+
+
 def gather_regions[
     dtype: DType, V: Int, maxima: Bool
 ](
@@ -147,18 +283,19 @@ def gather_regions[
     ]()
     var down = stack_allocation[
         CHUNK * TILE, Scalar[Acc], address_space=AddressSpace.SHARED
-    ]()
+    ]().unsafe_origin_cast[MutUntrackedOrigin]()
     var along = stack_allocation[
         CHUNK * TILE, Scalar[Acc], address_space=AddressSpace.SHARED
-    ]()
+    ]().unsafe_origin_cast[MutUntrackedOrigin]()
     var thread = Int32(thread_idx.x)
-    var h_first = Int32(block_idx.x) // tiles_along * TILE
-    var w_first = Int32(block_idx.x) % tiles_along * TILE
-    var column = thread // LANES
-    var w = w_first + column
-    var c = (Int(block_idx.y) * LANES + Int(thread % LANES)) * V
-    var channels = Int(p.channels)
-    var active = c < channels and w < p.width
+    var tile = _PixelTile(
+        Int32(block_idx.x) // tiles_along * TILE,
+        Int32(block_idx.x) % tiles_along * TILE,
+        thread // LANES,
+        (Int(block_idx.y) * LANES + Int(thread % LANES)) * V,
+    )
+    var w = tile.w + tile.column
+    var active = tile.c < Int(p.channels) and w < p.width
     var n = Int32(block_idx.z)
     while n < p.batch:
         var sums = Array[SIMD[Acc, V], TILE](fill=SIMD[Acc, V](0))
@@ -166,9 +303,7 @@ def gather_regions[
             var own = first + thread
             var hit = False
             if own < p.regions:
-                hit = _reaches[maxima=maxima](
-                    regions, Int(own), p, n, h_first, w_first
-                )
+                hit = _reaches[maxima=maxima](regions, Int(own), p, n, tile)
             barrier()
             found[unsafe_offset=thread] = UInt8(1 if hit else 0)
             barrier()
@@ -177,96 +312,24 @@ def gather_regions[
                     continue
                 var number = Int(first + j)
                 var region = _region[maxima=maxima](regions, number, p)
-                var rows = region.h.over(h_first, h_first + TILE - 1, p.rows)
-                var columns = region.w.over(
-                    w_first, w_first + TILE - 1, p.columns
-                )
-                var own_columns = region.w.over(w, w, p.columns)
                 comptime if maxima:
                     if active:
-                        for row in range(rows[0], rows[1]):
-                            for bin in range(own_columns[0], own_columns[1]):
-                                var at = (
-                                    number * p.bins()
-                                    + Int(row * p.columns + bin)
-                                ) * channels + c
-                                var value = _load[V](dy, at)
-                                var place = places.unsafe_load[width=V](at)
-                                comptime for r in range(TILE):
-                                    var pixel = (
-                                        h_first + Int32(r)
-                                    ) * p.width + w
-                                    sums[r] += place.eq(
-                                        SIMD[DType.int32, V](pixel)
-                                    ).select(value, SIMD[Acc, V](0))
+                        _add_maxima[dtype, V](
+                            sums, dy, places, number, region, tile, p
+                        )
                 else:
-                    for row_first in range(rows[0], rows[1], Int32(CHUNK)):
-                        for bin_first in range(
-                            columns[0], columns[1], Int32(CHUNK)
-                        ):
-                            var row_end = min(row_first + CHUNK, rows[1])
-                            var bin_end = min(bin_first + CHUNK, columns[1])
-                            barrier()
-                            # Half of the threads weigh rows, the other half columns.
-                            if thread < THREADS // 2:
-                                for at in range(
-                                    thread,
-                                    (row_end - row_first) * TILE,
-                                    THREADS // 2,
-                                ):
-                                    down[unsafe_offset=at] = (
-                                        region.h.weight(
-                                            row_first + at // TILE,
-                                            h_first + at % TILE,
-                                        )
-                                        / region.count
-                                    )
-                            else:
-                                for at in range(
-                                    thread - THREADS // 2,
-                                    (bin_end - bin_first) * TILE,
-                                    THREADS // 2,
-                                ):
-                                    along[unsafe_offset=at] = region.w.weight(
-                                        bin_first + at // TILE,
-                                        w_first + at % TILE,
-                                    )
-                            barrier()
-                            if not active:
-                                continue
-                            for bin in range(
-                                max(bin_first, own_columns[0]),
-                                min(bin_end, own_columns[1]),
-                            ):
-                                var share = along[
-                                    unsafe_offset=(bin - bin_first) * TILE
-                                    + column
-                                ]
-                                if share == 0:
-                                    continue
-                                for row in range(row_first, row_end):
-                                    var at = (
-                                        number * p.bins()
-                                        + Int(row * p.columns + bin)
-                                    ) * channels + c
-                                    var value = _load[V](dy, at) * share
-                                    comptime for r in range(TILE):
-                                        sums[r] += (
-                                            value
-                                            * down[
-                                                unsafe_offset=(row - row_first)
-                                                * TILE
-                                                + Int32(r)
-                                            ]
-                                        )
+                    _add_means[dtype, V](
+                        sums, dy, down, along, number, region, active, tile, p
+                    )
         if active:
             comptime for r in range(TILE):
-                if h_first + Int32(r) < p.height:
+                if tile.h + Int32(r) < p.height:
                     _store(
                         dx,
                         Int(n) * p.image()
-                        + Int((h_first + Int32(r)) * p.width + w) * channels
-                        + c,
+                        + Int((tile.h + Int32(r)) * p.width + w)
+                        * Int(p.channels)
+                        + tile.c,
                         sums[r],
                     )
         n += Int32(GRID_LIMIT)
@@ -295,15 +358,14 @@ def _reaches[
     number: Int,
     p: RegionsProblem,
     n: Int32,
-    h_first: Int32,
-    w_first: Int32,
+    tile: _PixelTile,
 ) -> Bool:
     """Whether bins of a region may read pixels of a tile of image n."""
     var region = _region[maxima=maxima](regions, number, p)
     if region.image != n:
         return False
-    var rows = region.h.over(h_first, h_first + TILE - 1, p.rows)
-    var columns = region.w.over(w_first, w_first + TILE - 1, p.columns)
+    var rows = region.h.over(tile.h, tile.h + TILE - 1, p.rows)
+    var columns = region.w.over(tile.w, tile.w + TILE - 1, p.columns)
     return rows[0] < rows[1] and columns[0] < columns[1]
 
 
