@@ -22,7 +22,7 @@ from max.gpu.memory import AddressSpace, external_memory
 
 from ...common.async_copy import commit_copies, wait_for_copies
 from ...common.library import scratch
-from ...common.pointer import Ptr
+from ...common.pointer import Ptr, Shared
 from ...common.ptx import compiling_for_hopper
 from ...common.tensor_cores import pairs_compile
 from ..problem import Matrices, MatmulProblem
@@ -61,6 +61,10 @@ struct BlockTile(Equatable, ImplicitlyCopyable, TrivialRegisterPassable):
             * 32
         )
 
+    def fragments(self) -> Int:
+        """16 x 8 fragments of sums of a warp."""
+        return self.warp_rows // 16 * (self.warp_columns // 8)
+
     def shared_bytes(self) -> Int:
         var stages = STAGES * (self.rows + self.columns) * self.depth
         var result = self.rows * (self.columns + PAD)
@@ -73,6 +77,110 @@ comptime NARROW = BlockTile(64, 32, 32, 16, 32, 6)
 # Not of pieces: single elements pass through registers.
 comptime SMALL_UNITS = BlockTile(64, 64, 32, 32, 32, 4)
 comptime NARROW_SINGLES = BlockTile(64, 32, 32, 16, 32, 5)
+
+
+@fieldwise_init
+struct _LaneSums(TrivialRegisterPassable):
+    """Where a lane's sums lie in the block's tile: two rows of each fragment of 16, and two columns of each of 8.
+    """
+
+    var row: Int32
+    """Of the first fragment."""
+    var column: Int32
+
+    @staticmethod
+    @always_inline
+    def of(warp_row: Int32, warp_column: Int32, lane: Int32) -> Self:
+        return Self(warp_row + lane // 4, warp_column + lane % 4 * 2)
+
+
+@always_inline
+def _store_sums[
+    shape: BlockTile
+](
+    target: Ptr[DType.float32],
+    pitch: Int,
+    sums: Array[SIMD[DType.float32, 4], shape.fragments()],
+    at: _LaneSums,
+    rows: Int32,
+    columns: Int32,
+):
+    """Writes a tile's sums as they are; rows of the target lie `pitch` apart.
+    """
+    comptime wide = shape.warp_columns // 8
+    comptime for i in range(shape.warp_rows // 16):
+        comptime for half in range(2):
+            var row = at.row + Int32(16 * i + 8 * half)
+            comptime for j in range(wide):
+                comptime for e in range(2):
+                    var column = at.column + Int32(8 * j + e)
+                    if row < rows and column < columns:
+                        target[
+                            unsafe_offset=Int(row) * pitch + Int(column)
+                        ] = sums[i * wide + j][2 * half + e]
+
+
+@always_inline
+def _store_tile[
+    dtype: DType, shape: BlockTile
+](
+    target: Ptr[dtype],
+    c: Matrices,
+    shared: Shared[dtype],
+    sums: Array[SIMD[DType.float32, 4], shape.fragments()],
+    at: _LaneSums,
+    rows: Int32,
+    columns: Int32,
+    whole: Bool,
+):
+    """Writes a tile of C through shared memory, so that a warp writes whole rows: in pieces if `whole`.
+    """
+    comptime threads = shape.threads()
+    comptime pitch = shape.columns + PAD
+    comptime wide = shape.warp_columns // 8
+    var thread = Int32(thread_idx.x)
+    barrier()
+    comptime for i in range(shape.warp_rows // 16):
+        comptime for half in range(2):
+            var row = at.row + Int32(16 * i + 8 * half)
+            comptime for j in range(wide):
+                var column = at.column + Int32(8 * j)
+                shared.unsafe_offset(
+                    Int(row * Int32(pitch) + column)
+                ).unsafe_store[alignment=4](
+                    SIMD[DType.float32, 2](
+                        sums[i * wide + j][2 * half],
+                        sums[i * wide + j][2 * half + 1],
+                    ).cast[dtype]()
+                )
+    barrier()
+    if whole:
+        comptime pieces = Int32(shape.columns // PIECE)
+        comptime for turn in range(
+            shape.rows * shape.columns // PIECE // threads
+        ):
+            var i = thread + Int32(turn * threads)
+            var row = i // pieces
+            var column = i % pieces * PIECE
+            if row < rows and column < columns:
+                target.unsafe_offset(
+                    Int(row) * c.row + Int(column)
+                ).unsafe_store[alignment=16](
+                    shared.unsafe_offset(
+                        Int(row * Int32(pitch) + column)
+                    ).unsafe_load[width=PIECE, alignment=16]()
+                )
+    else:
+        var row = thread // 32
+        while row < rows:
+            var line = target.unsafe_offset(Int(row) * c.row)
+            comptime for turn in range(shape.columns // 32):
+                var column = thread % 32 + Int32(32 * turn)
+                if column < columns:
+                    line[unsafe_offset=Int(column) * c.column] = shared[
+                        unsafe_offset=Int(row * Int32(pitch) + column)
+                    ]
+            row += Int32(threads // 32)
 
 
 @__llvm_metadata(
@@ -142,7 +250,7 @@ def tensor_core_kernel[
     )
     var shared = external_memory[
         Scalar[dtype], address_space=AddressSpace.SHARED, alignment=128
-    ]()
+    ]().unsafe_origin_cast[MutUntrackedOrigin]()
     var base = UInt32(Int(shared))
     comptime warps_across = Int32(shape.columns // shape.warp_columns)
     var warp_row = warp // warps_across * Int32(shape.warp_rows)
@@ -154,7 +262,8 @@ def tensor_core_kernel[
         warp_column, lane, right.across
     )
 
-    var sums = Array[SIMD[DType.float32, 4], high * wide](fill=0)
+    var at = _LaneSums.of(warp_row, warp_column, lane)
+    var sums = Array[SIMD[DType.float32, 4], shape.fragments()](fill=0)
     var stages = (depth + Int32(shape.depth - 1)) // Int32(shape.depth)
     var slot = UInt32(0)
     var free = UInt32(0)
@@ -200,74 +309,33 @@ def tensor_core_kernel[
     if part < Int32(p.k):
         # [part][product] of float32.
         var products = Int(p.batch())
-        var target = sums_of_parts.unsafe_offset(
-            (Int(block_idx.y) * products + Int(number)) * p.m * p.n
-            + first_row * p.n
-            + first_column
+        _store_sums[shape](
+            sums_of_parts.unsafe_offset(
+                (Int(block_idx.y) * products + Int(number)) * p.m * p.n
+                + first_row * p.n
+                + first_column
+            ),
+            p.n,
+            sums,
+            at,
+            rows,
+            columns,
         )
-        comptime for i in range(high):
-            comptime for half in range(2):
-                var row = warp_row + Int32(16 * i + 8 * half) + lane // 4
-                comptime for j in range(wide):
-                    comptime for e in range(2):
-                        var column = (
-                            warp_column + Int32(8 * j + e) + lane % 4 * 2
-                        )
-                        if row < rows and column < columns:
-                            target[
-                                unsafe_offset=Int(row) * p.n + Int(column)
-                            ] = sums[i * wide + j][2 * half + e]
-        return
-
-    # Through shared memory, so that a warp writes whole rows.
-    barrier()
-    comptime pitch = shape.columns + PAD
-    comptime for i in range(high):
-        comptime for half in range(2):
-            var row = warp_row + Int32(16 * i + 8 * half) + lane // 4
-            comptime for j in range(wide):
-                var column = warp_column + Int32(8 * j) + lane % 4 * 2
-                shared.unsafe_offset(
-                    Int(row * Int32(pitch) + column)
-                ).unsafe_store[alignment=4](
-                    SIMD[DType.float32, 2](
-                        sums[i * wide + j][2 * half],
-                        sums[i * wide + j][2 * half + 1],
-                    ).cast[dtype]()
-                )
-    barrier()
-    var target = c.unsafe_offset(
-        blocks.place(p.c, number)
-        + first_row * p.c.row
-        + first_column * p.c.column
-    )
-    if c_whole != 0:
-        comptime pieces = Int32(shape.columns // PIECE)
-        comptime for turn in range(
-            shape.rows * shape.columns // PIECE // threads
-        ):
-            var i = thread + Int32(turn * threads)
-            var row = i // pieces
-            var column = i % pieces * PIECE
-            if row < rows and column < columns:
-                target.unsafe_offset(
-                    Int(row) * p.c.row + Int(column)
-                ).unsafe_store[alignment=16](
-                    shared.unsafe_offset(
-                        Int(row * Int32(pitch) + column)
-                    ).unsafe_load[width=PIECE, alignment=16]()
-                )
     else:
-        var row = warp
-        while row < rows:
-            var line = target.unsafe_offset(Int(row) * p.c.row)
-            comptime for turn in range(shape.columns // 32):
-                var column = lane + Int32(32 * turn)
-                if column < columns:
-                    line[unsafe_offset=Int(column) * p.c.column] = shared[
-                        unsafe_offset=Int(row * Int32(pitch) + column)
-                    ]
-            row += Int32(threads // 32)
+        _store_tile[dtype, shape](
+            c.unsafe_offset(
+                blocks.place(p.c, number)
+                + first_row * p.c.row
+                + first_column * p.c.column
+            ),
+            p.c,
+            shared,
+            sums,
+            at,
+            rows,
+            columns,
+            c_whole != 0,
+        )
 
 
 @__name(t"matmul_add_parts_{dtype}")
