@@ -10,6 +10,7 @@ from ..common.pointer import Ptr
 
 comptime THREADS = 256
 comptime MAX_BLOCKS = 1024
+"""Of a launch: threads take several indices where there are more."""
 
 
 @no_inline

@@ -18,6 +18,7 @@ from max.gpu.host import DeviceBuffer, DeviceContext
 from max.gpu.host.device_context import _DeviceContextCpp, _DeviceContextPtr
 
 comptime MAX_WORDS = 128
+"""Of a call."""
 comptime MESSAGE_BYTES = 1024
 """Room for the message of an error, with its closing zero."""
 
@@ -195,6 +196,7 @@ comptime SCRATCH_MEMORY = _Global[
 """One for the process, whatever library asks."""
 
 comptime _SCRATCH_ALIGNMENT = 256
+"""Bytes, as device allocators align memory."""
 
 
 def scratch[

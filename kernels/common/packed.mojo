@@ -11,6 +11,7 @@ from std.sys.info import simd_width_of
 from .pointer import Ptr
 
 comptime ROWS = 6
+"""Of a tile of sums in registers."""
 # Vectors of a tile: 24 sums where there are 32 registers of 64 bytes, 12 where there are 16.
 comptime VECTORS = 4 if simd_width_of[DType.uint8]() == 64 else 2
 

@@ -5,6 +5,7 @@ from std.sys._assembly import inlined_assembly
 from std.sys.info import _accelerator_arch
 
 comptime QUAD = 4
+"""float32 elements of 16 bytes."""
 comptime Quad = SIMD[DType.float32, QUAD]
 
 

@@ -29,6 +29,7 @@ from .tensor_cores import Quad, to_tf32
 
 comptime THREADS = 256
 comptime SLOTS = 2
+"""Stages in shared memory: one is multiplied while the next is written."""
 # Rows between two vectors of one thread, both ways.
 comptime APART = 32
 comptime _ROW_BYTES = 128

@@ -23,6 +23,7 @@ comptime LANES = THREADS // TILE
 comptime CHUNK = 32
 """Bins of a row, or a column, whose weights are in shared memory at a time."""
 comptime VECTOR = 4
+"""Channels of a thread, where they are whole vectors of 16 bytes."""
 
 
 @always_inline

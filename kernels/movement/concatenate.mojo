@@ -14,6 +14,7 @@ from ..common.pointer import Ptr
 from ..common.vectors import copy_row
 
 comptime MAX_PARTS = 48
+"""Of one launch: what a kernel's arguments hold."""
 comptime THREADS = 256
 
 

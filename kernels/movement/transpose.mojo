@@ -20,15 +20,20 @@ from ..common.parallel import sync_parallelize, workers_for
 from ..common.pointer import Ptr
 
 comptime MAX_DIGITS = 6
+"""Of a permutation, as fusion/movement.py knows."""
 comptime OTHERS = MAX_DIGITS - 2
+"""Digits beside a tile's rows and columns."""
 comptime CPU_TILE = 32
+"""Rows, and columns, of a task's tile."""
 comptime GPU_TILE = 64
+"""Rows, and columns, of a block's tile."""
 # A block's lanes along a tile's rows, of which each moves two elements, and its rows of lanes.
 comptime LANES = 32
 comptime ROWS = 8
 # A digit of at most so many values leaves most of a square tile empty.
 comptime NARROW = 16
 comptime NARROW_ELEMENTS = 4096
+"""Of a block's tile in shared memory."""
 comptime NARROW_THREADS = 256
 
 

@@ -26,7 +26,9 @@ from ..common.library import (
 from ..common.parallel import TEAM, Team
 
 comptime RELOCATION_WORDS = 3
+"""Where an address stands in the code, the number of its base, and the offset from there."""
 comptime HEAD_WORDS = 3
+"""Of a call: its function, the record for its reports, and how many words follow."""
 
 
 def walk[

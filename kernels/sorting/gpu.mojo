@@ -30,6 +30,7 @@ from ..common.pointer import Ptr
 from .keys import Sorting, key_bits, key_of, key_type
 
 comptime DIGIT_BITS = 4
+"""Bits of a key that a pass sorts by."""
 comptime DIGITS = 1 << DIGIT_BITS
 
 comptime SHORT = 512

@@ -26,7 +26,9 @@ from ..problem import AttentionProblem
 from .exponential import exponential
 
 comptime BLOCK_QUERIES = 48
+"""Rows of scores that are formed at once."""
 comptime BLOCK_KEYS = 256
+"""Columns of scores that are formed at once."""
 
 
 @always_inline

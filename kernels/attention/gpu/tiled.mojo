@@ -19,7 +19,9 @@ from ...common.pointer import Ptr
 from ..problem import AttentionProblem
 
 comptime SIDE = 16
+"""Threads along a side of a tile."""
 comptime THREAD_SIDE = 4
+"""Rows, and columns, of a thread's part of a tile."""
 comptime TILE = SIDE * THREAD_SIDE
 comptime THREADS = SIDE * SIDE
 comptime STEP = 16
@@ -27,6 +29,7 @@ comptime STEP = 16
 comptime ROUND_COLUMNS = 128
 """Columns of a result that are formed in one turn."""
 comptime PARTS = ROUND_COLUMNS // TILE
+"""Tiles of a round."""
 # Twice the block: registers for two blocks on each multiprocessor, one of which computes while the other waits.
 comptime TWO_BLOCKS = StaticTuple[Int32, 1](Int32(2 * THREADS))
 comptime MASKED = -inf[DType.float32]()

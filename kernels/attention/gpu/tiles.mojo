@@ -37,6 +37,7 @@ from ...common.tensor_cores import pairs_compile
 from .wgmma import Sums, add_wgmma
 
 comptime PANEL = 64
+"""Elements of a row of 128 bytes, in which the swizzle exchanges pieces."""
 comptime PIECE = 8
 """Elements of 16 bytes."""
 

@@ -19,6 +19,7 @@ from ..problem import ConvolutionProblem
 from .pack import write_filter
 
 comptime MAX_VECTORS = 2
+"""Of a group's input channels: a tap's sums stay in registers."""
 
 
 @fieldwise_init

@@ -24,6 +24,7 @@ from .phase_table import AxisTable
 from .planes import PIECE, TiledPlanes, WordPtr, watch
 
 comptime OCTETS = 4
+"""Vectors of channels of a block."""
 comptime CHANNELS = OCTETS * PIECE
 """Of a block."""
 comptime LINES = 16

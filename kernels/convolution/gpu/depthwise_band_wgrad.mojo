@@ -52,11 +52,13 @@ from .planes import (
 from .tiled import add_slices
 
 comptime OCTETS = 2
+"""Vectors of channels of a block."""
 comptime CHANNELS = OCTETS * PIECE
 """Of a block."""
 comptime WARP_CHANNELS = CHANNELS // (THREADS // 32)
 """Channels of a warp."""
 comptime MAX_TILES = 4
+"""Pieces of eight pixels of a row of dy that a block takes at once."""
 comptime MAX_ROWS = 9
 """Of the filter: a warp has sums for each."""
 comptime MAX_REACH = PIECE

@@ -34,6 +34,7 @@ from .pipeline import block_can_implement
 from .warpgroup_gather import WarpgroupGather
 
 comptime MAX_CHANNELS = 4
+"""Of dx: a thread has a pixel's channels as one vector."""
 comptime _Products = Table[AlwaysWorthwhile, WarpgroupGather, BlockGather]
 comptime _THREADS = 256
 # Of z at a time: about half of a large GPU's cache.

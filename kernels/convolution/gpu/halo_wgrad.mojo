@@ -56,6 +56,7 @@ from .tiled import add_slices
 comptime _THREADS = 384
 comptime _WARPS = _THREADS // 32
 comptime _ROWS = 16
+"""Of a warp's tile: output channels, as mma has them."""
 comptime _TAPS = 3
 """Of a warp."""
 comptime _STEPS = 16

@@ -11,6 +11,7 @@ from ..gather import PhaseAxis, Phase, gradient_phases
 from ..problem import ConvolutionProblem
 
 comptime MAX_STRIDE = 4
+"""Along an axis: the table has an entry for each residue."""
 
 
 @fieldwise_init

@@ -20,8 +20,10 @@ from ..problem import ConvolutionProblem
 comptime STAGE_LENGTH = 16
 """Steps of the reduction in one stage."""
 comptime STAGES = 4
+"""In shared memory, one of which is multiplied while the others are on their way."""
 comptime THREADS = 256
 comptime WARP_COLUMNS = 32
+"""Of a block's tile."""
 
 
 @fieldwise_init

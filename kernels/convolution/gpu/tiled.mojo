@@ -21,8 +21,11 @@ from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..problem import ConvolutionProblem
 
 comptime TILE = 64
+"""Rows, and columns, of a block's tile."""
 comptime DEPTH = 16
+"""Steps of the reduction in shared memory at once."""
 comptime SIDE = 16
+"""Threads along a side of the tile."""
 comptime THREADS = SIDE * SIDE
 # Values of a tile row that one thread loads, and results of a row that it owns.
 comptime THREAD_RESULTS = TILE // SIDE
@@ -33,6 +36,7 @@ comptime Shared = MutPointer[
 # Blocks that keep a large GPU busy; the weight gradient is split until there are about this many.
 comptime SATURATING_BLOCKS = 1024
 comptime MIN_SLICE = 256
+"""Pixels of a slice of the weight gradient's reduction."""
 comptime MAX_SLICES = 256
 comptime SUM_COLUMNS = 32
 

@@ -34,6 +34,7 @@ comptime WGRAD_SHAPES: Array[WgradShape, 5] = [
 ]
 
 comptime _CACHE_BYTES = 45.0e6
+"""Of the second-level cache, what operands may take to be read again from there."""
 comptime _BYTE = 1.0 / 4.27e6
 """Moving one byte at the measured copy bandwidth."""
 comptime _TF32_TILE = 1.5

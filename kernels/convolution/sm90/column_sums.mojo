@@ -26,6 +26,7 @@ comptime Factor = def[width: Int, parts: Int](
 
 comptime _Vector = SIMD[DType.float32, 8]
 comptime _WARPS = 4
+"""Of a consumer."""
 comptime _FIRST_BARRIER = 3
 """Named barriers of the two consumers; the kernel has those before."""
 

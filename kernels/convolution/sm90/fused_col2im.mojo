@@ -72,10 +72,13 @@ from .tensor_map import TensorMaps
 from .tile import k_major_descriptor
 
 comptime _CONSUMERS = 3
+"""Warpgroups that multiply."""
 comptime _THREADS = 128 * (1 + _CONSUMERS)
+"""Of a block: one more warpgroup copies."""
 comptime _PITCH = COLUMNS + 4
 """Floats from one pixel of z to the next: neighbours lie 4 banks apart, so that 16-byte reads of eight don't collide."""
 comptime _Z_BYTES = PIXELS * _PITCH * 4
+"""Of a consumer's products in shared memory, float32."""
 comptime _SHARED_BYTES = 1024 + RING_BYTES + _CONSUMERS * _Z_BYTES + 256
 
 

@@ -16,11 +16,15 @@ from .plan import (
 comptime MAX_CHANNELS = 4
 """A tap's channels are one 16-byte vector of float32."""
 comptime MAX_PHASES = 4
+"""Of a data gradient: strides up to two along both axes."""
 comptime COLUMNS = 64
+"""Of z: a (tap, channel) each."""
 comptime _MAX_TAPS = COLUMNS // MAX_CHANNELS
 comptime WINDOW_H = 8
+"""Rows of dy of a window."""
 comptime WINDOW_W = 16
 comptime PIXELS = WINDOW_H * WINDOW_W
+"""Of a window: the rows of wgmma's two tiles."""
 comptime FILTER_BYTES = COLUMNS * STAGE_LENGTH * 2
 comptime STAGE_BYTES = PIXELS * STAGE_LENGTH * 2
 comptime RING_BYTES = 112 * 1024

@@ -44,7 +44,9 @@ from .tile import TileShape
 from .wgrad_plan import WgradChoice
 
 comptime _MAX_TRAVERSAL_STRIDE = 8
+"""Pixels that the copy engine steps over along an axis."""
 comptime MAX_PHASES = 16
+"""Of a data gradient."""
 comptime FEW_PHASES = 8
 """Phases of a data gradient that a kernel has room for, if not for one or for all."""
 

@@ -13,6 +13,7 @@ from ..problem import ConvolutionProblem
 from .plan import Im2colAxis, Im2colPhase
 
 comptime _MAP_BYTES = 128
+"""Of a CUtensorMap; the numbers below are those of CUDA's driver."""
 comptime _SWIZZLE_64B: Int32 = 2
 comptime _SWIZZLE_128B: Int32 = 3
 comptime _PROMOTE_L2_256B: Int32 = 3

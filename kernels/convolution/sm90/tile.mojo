@@ -6,7 +6,9 @@ from std.memory import bitcast
 from .plan import STAGE_LENGTH, ROW_BYTES
 
 comptime THREADS = 384
+"""Of a block: a warpgroup that copies, and the consumers."""
 comptime CONSUMERS = 2
+"""Warpgroups that multiply."""
 comptime PANEL_COLUMNS = 64
 """Columns of one staged output panel: one swizzled 128-byte row."""
 

@@ -27,6 +27,7 @@ from .wgrad_store import HALF_PANEL_GROUPS, store_group, store_half_panel
 
 comptime COMBINE_THREADS = 128
 comptime _COMBINE_UNROLL = 8
+"""Slices whose sums a thread loads before it adds the first."""
 comptime _GROUP = 512
 """Sums of one accumulator group."""
 

@@ -30,6 +30,7 @@ from .blocks import Blocks, blocks_can_implement
 from .stages import PIECE, FragmentOffsets, Source
 
 comptime STAGES = 3
+"""In shared memory: one is multiplied, the others are on their way."""
 comptime PAD = 8
 """Elements between rows of C in shared memory, beside the tile's."""
 comptime SATURATING_BLOCKS = 396

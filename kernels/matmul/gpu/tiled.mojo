@@ -22,11 +22,16 @@ from ..problem import MatmulProblem
 from .blocks import Blocks, blocks_can_implement
 
 comptime TILE = 64
+"""Rows, and columns, of a block's tile of C."""
 comptime DEPTH = 16
+"""Steps of the reduction in shared memory at once."""
 comptime ROWS = 8
+"""Of a thread's part of the tile."""
 comptime COLUMNS = 4
+"""Of a thread's part of the tile."""
 comptime THREADS = TILE // ROWS * (TILE // COLUMNS)
 comptime TURNS = TILE * DEPTH // THREADS
+"""Elements of one operand's stage that a thread copies."""
 comptime PITCH = TILE + 4
 """From one step to the next in shared memory."""
 # Four blocks share a multiprocessor: their registers must fit.

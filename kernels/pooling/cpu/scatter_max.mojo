@@ -30,6 +30,7 @@ comptime MIN_BLOCK_CHANNELS = 16
 comptime LIMIT_32 = 1 << 31
 """Places of a plane fit 32 bits below."""
 comptime FAR_AWAY = -(1 << 60)
+"""A distance that leads outside of every plane."""
 comptime CLEARED_ELEMENTS = 4096
 """Elements that are cleared at once: few enough to stay in the nearest cache, enough to be cleared fast."""
 comptime PREFETCHED_ELEMENTS = 16

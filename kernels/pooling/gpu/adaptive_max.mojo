@@ -38,6 +38,7 @@ comptime LOADS_IN_FLIGHT = 4
 comptime MIN_TAPS = 8
 """Of a thread, where a window has as many."""
 comptime MIN_LANES = 4
+"""Threads to a window: with fewer the kernel that gathers is as fast."""
 comptime MAX_THREADS = 1 << 20
 """Of a launch: more than this keep no GPU busier."""
 

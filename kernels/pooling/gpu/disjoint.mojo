@@ -27,6 +27,7 @@ from .params import LIMIT_32, THREADS, PoolingParams, uniform_scale
 
 comptime NO_WINDOW = Int32(-1)
 comptime MAX_ITEMS = 2
+"""Vectors of a thread."""
 
 
 @fieldwise_init

@@ -18,6 +18,7 @@ from .gather import pool_window
 from .params import LIMIT_32, THREADS, PoolingParams, uniform_scale
 
 comptime PIECE_BYTES = 32 * 1024
+"""Of shared memory, for whole planes of x."""
 comptime LOADS_IN_FLIGHT = 4
 """Vectors that a thread loads before it stores the first."""
 

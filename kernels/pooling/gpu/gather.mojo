@@ -302,6 +302,7 @@ def pool_fprop_gather[
 comptime SATURATING_THREADS = 1 << 19
 """Threads that keep a large GPU busy: fewer make better use of the cache only while at least so many remain."""
 comptime MAX_STRIP_ROWS = 8
+"""Of a thread's strip."""
 
 
 def _vector[dtype: DType](p: PoolingProblem) -> Int:

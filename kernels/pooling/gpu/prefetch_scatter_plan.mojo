@@ -26,11 +26,13 @@ comptime MULTIPROCESSOR_BLOCKS = 32
 comptime VECTOR = 4
 """Sums that a thread stores at a time."""
 comptime MAX_STRIPS = 16
+"""That a plane is cut into: their windows overlap."""
 comptime SHIFT = 20
 """Bits after the binary point of one over a row's pixels."""
 comptime WIDTHS = [3, 7, 13]
 """Windows beside each other that a thread may take."""
 comptime MAX_WINDOWS = 13
+"""The longest of WIDTHS."""
 
 
 @always_inline

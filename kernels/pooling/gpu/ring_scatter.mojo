@@ -30,6 +30,7 @@ from .ring_scatter_plan import (
 )
 
 comptime MAX_TABLES = 16
+"""Slabs that a window may reach over: each has a table in shared memory."""
 comptime NO_COLUMN = Int32(0x7FFF)
 """In the table, for bytes that name no tap of the thread's slabs."""
 

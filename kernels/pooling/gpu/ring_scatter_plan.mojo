@@ -13,7 +13,9 @@ comptime LOADS_IN_FLIGHT = 8
 comptime MAX_SUMS = 104
 """Sums of a thread: 52 KiB of a block. mojo_ops/pooling.py knows how tall a window they hold."""
 comptime MAX_TILES = 16
+"""Ways to cut a row into strips that are weighed, from the fewest strips on."""
 comptime MAX_CUTS = 10
+"""Ways to cut H into strips that are weighed."""
 comptime SHARED = 227 * 1024
 """Bytes of shared memory of a multiprocessor."""
 comptime WAVE_COST = 128

@@ -22,8 +22,11 @@ from .params import LIMIT_32, PoolingParams, uniform_scale
 
 comptime THREADS = 128
 comptime SATURATING_THREADS = 1 << 17
+"""That keep a large GPU busy: strips are cut shorter until there are as many."""
 comptime K = 3
+"""The window's extent along every axis."""
 comptime PADDING = 1
+"""Along every axis."""
 
 
 comptime MIN_STRIP_SLABS = 8
@@ -252,6 +255,7 @@ def avg_pool_dgrad_sliding_sums[
 
 
 comptime CHANNELS = 4
+"""Of a thread's vector, or columns where there is one channel to a pixel."""
 
 
 struct SlidingSums(PoolingKernel):
