@@ -4,7 +4,6 @@ from std.atomic import Ordering, fence
 from std.math import ceildiv, iota
 from std.ffi import external_call
 from std.sys import simd_width_of, size_of
-from std.sys.info import num_logical_cores
 from std.sys.intrinsics import (
     PrefetchOptions,
     masked_load,
@@ -12,7 +11,7 @@ from std.sys.intrinsics import (
     prefetch,
 )
 
-from .parallel import sync_parallelize
+from .parallel import sync_parallelize, workers_for
 from .pointer import Ptr, accumulation_type
 
 comptime lanes[dtype: DType] = simd_width_of[accumulation_type[dtype]]()
@@ -198,9 +197,9 @@ def pointer_inside[
 def for_each_share[
     Body: def(Int, Int) -> None, //
 ](body: Body, total: Int, least: Int = 1):
-    """Calls body(first, end) over shares of range(total), one for each core, none smaller than `least`.
+    """Calls body(first, end) over shares of range(total), one for each thread, none smaller than `least`.
     """
-    var shares = max(min(num_logical_cores(), total // max(least, 1)), 1)
+    var shares = workers_for(total, grain=max(least, 1))
     if shares == 1:
         body(0, total)
         return

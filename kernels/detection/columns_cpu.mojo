@@ -1,8 +1,8 @@
 """A deformable convolution's columns and their gradients on a CPU: vectors hold channels."""
 
 from std.math import ceildiv
-from std.sys.info import num_logical_cores
 
+from ..common.parallel import worker_count
 from ..common.vectors import (
     clear_run,
     for_each_share,
@@ -161,7 +161,7 @@ def columns_input_gradient_cpu[
     var dx = rebind[Ptr[Acc]](sums_of_image)
     var channels = Int(p.channels)
     var together = p.together()
-    var wanted = ceildiv(num_logical_cores(), max(Int(p.batch), 1))
+    var wanted = ceildiv(worker_count(), max(Int(p.batch), 1))
     var part = ceildiv(max(ceildiv(channels, wanted), 1), V) * V
     var parts = ceildiv(channels, part)
     var units = Int(p.batch) * parts

@@ -1,8 +1,8 @@
 """roi_align and roi_pool on a CPU: vectors hold channels."""
 
 from std.math import ceildiv
-from std.sys.info import num_logical_cores
 
+from ..common.parallel import worker_count
 from ..common.vectors import (
     apart,
     clear_run,
@@ -180,7 +180,7 @@ def _sums[
 def _parts(p: RegionsProblem, V: Int) -> Tuple[Int, Int]:
     """Channels of a part of a gradient and how many parts there are: whole vectors, and no more than cores need, since each
     part looks at all regions."""
-    var wanted = ceildiv(num_logical_cores(), max(Int(p.batch), 1))
+    var wanted = ceildiv(worker_count(), max(Int(p.batch), 1))
     var part = ceildiv(max(ceildiv(Int(p.channels), wanted), 1), V) * V
     return (part, ceildiv(Int(p.channels), part))
 

@@ -2,8 +2,8 @@
 Channels innermost: vectors hold channels, for one point after the other."""
 
 from std.math import ceildiv, iota
-from std.sys.info import num_logical_cores
 
+from ..common.parallel import worker_count
 from ..common.pointer import Ptr, accumulation_type
 from ..common.vectors import (
     clear_run,
@@ -299,7 +299,7 @@ def sample_input_gradient_cpu[
     var dx = rebind[Ptr[Acc]](sums_of_image)
     # Parts of channels: whole vectors where they are innermost, and no more than cores need, since each part looks at all
     # points.
-    var wanted = ceildiv(num_logical_cores(), Int(p.batch))
+    var wanted = ceildiv(worker_count(), Int(p.batch))
     var part = max(ceildiv(channels, wanted), 1)
     comptime if channels_last:
         part = ceildiv(part, V) * V

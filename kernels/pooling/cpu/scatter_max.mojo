@@ -7,8 +7,8 @@ ignored. What a loop compares with is an argument: behind a pointer it would be 
 from max.gpu.host import DeviceContext
 from std.math import ceildiv, iota
 from std.memory import stack_allocation
-from std.sys.info import num_logical_cores
 
+from ...common.parallel import worker_count
 from ...common.pointer import Ptr, accumulation_type
 from ...common.vectors import (
     ask_ahead,
@@ -332,7 +332,7 @@ def _max_pool_dgrad_scatter[
     comptime in_place = dtype == Acc
     var channels = Int(p.channels)
     var idle = min(
-        ceildiv(num_logical_cores(), Int(p.batch)),
+        ceildiv(worker_count(), Int(p.batch)),
         ceildiv(channels, MIN_BLOCK_CHANNELS),
     )
     # In place, whole pixels keep to the order of the memory, which its prefetching rewards.
