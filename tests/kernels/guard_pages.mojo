@@ -12,6 +12,7 @@ from std.ffi import external_call
 from std.sys.info import size_of
 from std.utils.index import Index
 
+from kernels.common.parallel import TEAM, Body, Start, Team
 from kernels.common.pointer import Ptr, accumulation_type
 from kernels.attention.cpu.backward import backward_cpu
 from kernels.attention.cpu.forward import forward_cpu
@@ -326,7 +327,21 @@ def next_line() raises -> String:
     return ""
 
 
+def _one_after_another(
+    body: Int, shares: Int, threads: UInt32, flags: UInt32
+) abi("C"):
+    """What GOMP_parallel does, in one thread."""
+    var address = body
+    for _ in range(Int(threads)):
+        Pointer(to=address).unsafe_bitcast[Body]()[](shares)
+
+
 def main() raises:
+    # Tensors are cut for three threads: the last of them ends at the forbidden page.
+    var start: Start = _one_after_another
+    TEAM.get_or_create_ptr()[] = Team(
+        Pointer(to=start).unsafe_bitcast[Int]()[], 3
+    )
     while True:
         var line = next_line()
         if not line:
