@@ -1,8 +1,8 @@
 """y [outer, places, inner] = x, or zeros, with source [outer, count, inner] added to (or put in) the places of index [count].
 
 On the CPU the columns are shared out, each core walks the whole list. On a GPU additions are atomic (unordered.mojo) unless
-they shall be made in a fixed order, or are so many that it costs less to sort the list. Else a short list is searched by the
-block of each of its rows (short_list.mojo), a long one is sorted first (sorted_rows.mojo).
+they shall be made in a fixed order, or are so many that it costs less to sort the list (sorted_rows.mojo). Rows are put by a
+short list as it is (short_list.mojo), by a long one when it is sorted.
 """
 
 from std.ffi import external_call
@@ -140,9 +140,10 @@ def rows_gpu[
                 y, index, source, rows, ctx
             )
             return
-    if rows.count <= SHORT_LIST:
-        short_list_gpu[dtype, accumulate](y, index, source, rows, ctx)
-    else:
-        sorted_rows_gpu[dtype, accumulate](
-            y, index, source, rows, current_bounds(), ctx
-        )
+    comptime if not accumulate:
+        if rows.count <= SHORT_LIST:
+            short_list_gpu[dtype](y, index, source, rows, ctx)
+            return
+    sorted_rows_gpu[dtype, accumulate](
+        y, index, source, rows, current_bounds(), ctx
+    )

@@ -21,7 +21,10 @@ comptime TOGETHER = 8
 comptime VECTOR = 4
 """Elements that one instruction of Hopper adds."""
 comptime is_atomic[dtype: DType]: Bool = (
-    dtype == DType.float32 or dtype == DType.int32 or dtype == DType.int64
+    dtype == DType.float32
+    or dtype == DType.float64
+    or dtype == DType.int32
+    or dtype == DType.int64
 )
 
 

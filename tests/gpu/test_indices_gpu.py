@@ -42,7 +42,7 @@ WRITES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 #: By these the operator of a write is called in errors.
 NAMES = {"index_put_add": "index_put"}
-#: Where additions have a fixed order, a list that is searched, and one that is sorted.
+#: Where rows are put, a list that is searched, and one that is sorted.
 LENGTHS = (20, 300)
 
 
