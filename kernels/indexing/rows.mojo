@@ -21,8 +21,8 @@ from .sorted_rows import sorted_rows_gpu, start_rows_gpu
 from .unordered import is_atomic, unordered_gpu
 
 comptime UNORDERED = 1 << 24
-"""Elements of the largest source that is added atomically: it costs some 7 ns for a thousand of them, sorting and
-adding up in order 50 us and 4 ns (H200).
+"""Elements of the largest source that is added atomically. A guess from PyTorch's atomic kernel on an H200, which takes some
+7 ns for a thousand of them: sorting and adding up in order takes 50 us and 4 ns.
 """
 
 
