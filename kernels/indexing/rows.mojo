@@ -1,8 +1,8 @@
 """y [outer, places, inner] = x, or zeros, with source [outer, count, inner] added to (or put in) the places of index [count].
 
 On the CPU the columns are shared out, each core walks the whole list. On a GPU additions are atomic (unordered.mojo) unless
-they shall be made in a fixed order, or are so many that it costs less to sort the list (sorted_rows.mojo). Rows are put by a
-short list as it is (short_list.mojo), by a long one when it is sorted.
+they shall be made in a fixed order: then the list is sorted (sorted_rows.mojo). Rows are put by a short list as it is
+(short_list.mojo), by a long one when it is sorted.
 """
 
 from std.ffi import external_call
@@ -19,11 +19,6 @@ from .extents import Rows
 from .short_list import SHORT_LIST, short_list_gpu
 from .sorted_rows import sorted_rows_gpu, start_rows_gpu
 from .unordered import is_atomic, unordered_gpu
-
-comptime UNORDERED = 1 << 24
-"""Elements of the largest source that is added atomically. A guess from PyTorch's atomic kernel on an H200, which takes some
-7 ns for a thousand of them: sorting and adding up in order takes 50 us and 4 ns.
-"""
 
 
 @always_inline
@@ -135,7 +130,7 @@ def rows_gpu[
     comptime if accumulate and is_atomic[dtype]:
         # Whole numbers may be added in any order.
         var any_order = dtype.is_integral() or not deterministic
-        if any_order and total <= UNORDERED:
+        if any_order and total <= Int(Int32.MAX):
             unordered_gpu[dtype, accumulate, by_rows=True](
                 y, index, source, rows, ctx
             )
