@@ -20,7 +20,7 @@ from torch_max_backend import lowering
 from torch_max_backend.custom_ops.interpolation import interpolations_whole
 from torch_max_backend.decompositions.table import decompositions
 from torch_max_backend.errors import MaxBackendError, OptionError
-from torch_max_backend.graph.account import kept_by, memory_of
+from torch_max_backend.graph.account import graph_memory, kept_by
 from torch_max_backend.graph.attention import fuse_attention
 from torch_max_backend.graph.budget import keep_less
 from torch_max_backend.graph.cache import facts_of, kept
@@ -331,7 +331,7 @@ class _Compilation:
             keep_in_packs(TracingContext.get().fw_metadata, len(compiled.packing.sizes), compiled.packing.others)
         if _recorders.listen():
             state = static_arguments(TracingContext.get().fw_metadata) if kind != "backward" else ()
-            compiled.memory = memory_of(gm, compiled, self.label, free_outputs, state, self.packing)
+            compiled.memory = graph_memory(gm, compiled, self.label, free_outputs, state, self.packing)
         _recorders.tell(compiled)
         if self.unit.compiled:
             # A backward graph that AOTAutograd passes on late: ``finish`` has already run.

@@ -23,6 +23,10 @@ TORCH_TO_MAX: dict[torch.dtype, DType] = {
 }
 MAX_TO_TORCH: dict[DType, torch.dtype] = {value: key for key, value in TORCH_TO_MAX.items()}
 
+#: Float types that kernels compute, float64 on the CPU alone.
+FLOATS: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+MAX_FLOATS: tuple[DType, ...] = tuple(TORCH_TO_MAX[dtype] for dtype in FLOATS)
+
 #: Float types that are stored narrow and computed in float32.
 LOW_PRECISION: frozenset[torch.dtype] = frozenset({torch.bfloat16, torch.float16})
 
@@ -33,6 +37,11 @@ def max_dtype(dtype: torch.dtype) -> DType:
         return TORCH_TO_MAX[dtype]
     except KeyError:
         raise CannotLower(f"MAX has no dtype for {dtype}") from None
+
+
+def accumulation_dtype(dtype: DType) -> DType:
+    """What kernels keep sums, maxima and statistics of elements of ``dtype`` in (kernels/common/pointer.mojo)."""
+    return DType.float64 if dtype == DType.float64 else DType.float32
 
 
 def device_ref(device: torch.device) -> DeviceRef:

@@ -13,7 +13,7 @@ from benchmarks.kernels.written import WrittenFunction
 from torch_max_backend.checked import beartype
 from torch_max_backend.dtypes import device_ref
 from torch_max_backend.max_compat import device_context
-from torch_max_backend.mojo_ops.functions import LibraryFunction, require, require_function
+from torch_max_backend.mojo_ops.functions import LibraryFunction, require_entry, require_function
 from torch_max_backend.runtime import libraries
 from torch_max_backend.runtime.session import max_device
 from torch_max_backend.runtime.streams import stream_sync
@@ -44,7 +44,7 @@ class Launcher:
     def __init__(self, functions: Iterable[Callee], device: torch.device) -> None:
         self.device = device
         symbols = {function: require_function(function) for function in functions}
-        walk = require("runner", "walk", device_ref(device), ())
+        walk = require_entry("runner", "walk", device_ref(device), ())
         libraries.load(device)
         self._addresses = {function: libraries.address(symbol, device) for function, symbol in symbols.items()}
         self._walk = libraries.callable_at(libraries.address(walk, device))

@@ -13,7 +13,7 @@ from torch_max_backend.fusion.rewrite import fuse
 from torch_max_backend.ir.layout import contiguous_order
 from torch_max_backend.launch_list import LaunchList, launch_list
 from torch_max_backend.max_compat import in_mlir_context
-from torch_max_backend.mojo_ops.functions import require
+from torch_max_backend.mojo_ops.functions import require_entry
 from torch_max_backend.runtime import libraries, session
 from torch_max_backend.runtime.interface import InputSpec, OutputSpec
 from torch_max_backend.runtime.leaving import Leaving
@@ -47,7 +47,7 @@ class ListedGraph:
             read_back = read(graph, results)
         fuse(read_back, place)
         self._listing: LaunchList = launch_list(read_back, place)
-        self._walk = require("runner", "walk", place, ())
+        self._walk = require_entry("runner", "walk", place, ())
 
     @beartype
     def load(self) -> Callable[..., list[torch.Tensor]]:

@@ -22,7 +22,7 @@ from benchmarks.kernels.drawn import Contenders, command
 from benchmarks.kernels.library import Guarded, LibraryCalls, excess, memory_format
 from torch_max_backend.dtypes import TORCH_TO_MAX
 from torch_max_backend.mojo_ops.functions import LibraryFunction
-from torch_max_backend.mojo_ops.sampling import FAMILY, Entry, Mode, Padding, Sampling, sampling_function
+from torch_max_backend.mojo_ops.sampling import FAMILY, Entry, Padding, Sampling, SamplingMode, sampling_function
 
 aten = torch.ops.aten
 
@@ -70,7 +70,14 @@ def draw(chance: random.Random, least: int, most: int) -> Iterator[Drawn]:
         extents, points = (
             tuple(chance.choice((1, 2, 7, 14, 16, chance.randint(1, longest))) for _ in range(axes)) for _ in range(2)
         )
-        mode = chance.choice((Mode.LINEAR, Mode.LINEAR, Mode.NEAREST, Mode.CUBIC if axes == 2 else Mode.LINEAR))
+        mode = chance.choice(
+            (
+                SamplingMode.LINEAR,
+                SamplingMode.LINEAR,
+                SamplingMode.NEAREST,
+                SamplingMode.CUBIC if axes == 2 else SamplingMode.LINEAR,
+            )
+        )
         sampling = Sampling(extents, mode, chance.choice(list(Padding)), chance.random() < 0.5, False)
         problem = Drawn(chance.choice((1, 2, 4)), chance.choice((1, 2, 3, 8, 20, 32, 64, 128)), points, sampling)
         if least <= problem.batch * problem.channels * max(prod(extents), prod(points)) <= most:
@@ -86,12 +93,12 @@ class Calls(LibraryCalls):
         """As ``LibraryCalls``."""
         kinds = [
             Sampling((2,) * axes, mode, Padding.ZEROS, False, last)
-            for axes, modes in ((2, list(Mode)), (3, [Mode.LINEAR, Mode.NEAREST]))
+            for axes, modes in ((2, list(SamplingMode)), (3, [SamplingMode.LINEAR, SamplingMode.NEAREST]))
             for mode in modes
             for last in (False, True)
         ]
         for entry, dtype, kind in product(get_args(Entry), dtypes, kinds):
-            if entry != "sample_dgrad_grid" or kind.mode is not Mode.NEAREST:
+            if entry != "sample_dgrad_grid" or kind.mode is not SamplingMode.NEAREST:
                 yield sampling_function(entry, self.target, TORCH_TO_MAX[dtype], kind)
 
     def _bind(
@@ -108,12 +115,12 @@ class Calls(LibraryCalls):
         dy = torch.randn(problem.batch, problem.channels, *problem.points).to(dtype)
         wide = [each.double() for each in (x, grid, dy)]
         y, y_most = (problem.read(each, wide[1]) for each in (wide[0], wide[0].abs()))
-        mask = (True, sampling.mode is not Mode.NEAREST)
+        mask = (True, sampling.mode is not SamplingMode.NEAREST)
         dx, dgrid = problem.gradients(wide[2], wide[0], wide[1], mask)
         dx_most, _ = problem.gradients(wide[2].abs(), wide[0], wide[1], mask)
         # Cubic weights are negative, too; coordinates are rounded, and the weights change with them.
         around = 2.0**-40 if dtype == torch.float64 else 2.0**-18
-        loose = around * (1 + max(sampling.extents)) * (4 if sampling.mode is Mode.CUBIC else 1)
+        loose = around * (1 + max(sampling.extents)) * (4 if sampling.mode is SamplingMode.CUBIC else 1)
         size = max(1.0, float(x.double().abs().max()) if x.numel() else 1.0)
         most = max(1.0, float(dy.double().abs().max()) if dy.numel() else 1.0)
         shown = [each.to(self.device) for each in (_flat(x, sampling), _points(grid), _flat(dy, sampling))]
@@ -142,7 +149,7 @@ class Calls(LibraryCalls):
             self._bind("sample_dgrad_input", sampling, made.tensor, shown[2], shown[1], deterministic=deterministic)()
             share = loose * (dx_most.abs() + most * prod(problem.points) ** 0.5)
             compare("image's gradient", made, _flat(dx, sampling), _flat(share, sampling))
-        if sampling.mode is not Mode.NEAREST:
+        if sampling.mode is not SamplingMode.NEAREST:
             made = Guarded(shape_grid, dtype, self.device)
             self._bind("sample_dgrad_grid", sampling, made.tensor, shown[2], shown[0], shown[1])()
             scale = loose * max(sampling.extents) * problem.channels * most * size
@@ -162,7 +169,7 @@ class Calls(LibraryCalls):
         to_image = self._bind(
             "sample_dgrad_input", sampling, torch.empty_like(shown[0], dtype=sums), shown[2], shown[1]
         )
-        nearest = sampling.mode is Mode.NEAREST
+        nearest = sampling.mode is SamplingMode.NEAREST
         to_grid = (
             None
             if nearest

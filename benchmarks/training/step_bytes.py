@@ -22,7 +22,7 @@ from benchmarks import records, zoo
 from torch_max_backend.ahead import TARGETS, compile_ahead
 from torch_max_backend.backend import recorded_graphs
 from torch_max_backend.graph.compiled import CompiledGraph
-from torch_max_backend.launch_list.traffic import Kernel, Traffic, families, traffic
+from torch_max_backend.launch_list.traffic import Kernel, Traffic, kernels_by_entry, traffic
 from torch_max_backend.runtime import libraries
 
 BATCHES = {
@@ -61,7 +61,7 @@ def saved(graph: CompiledGraph) -> int:
 def rows_of(model: str, batch: int, graph: CompiledGraph, found: Traffic) -> list[dict[str, Any]]:
     """One row for each kernel family, as the result file has them."""
     rows = []
-    for family, kernels in families(found.kernels).items():
+    for family, kernels in kernels_by_entry(found.kernels).items():
         read, written = (sum(sum(getattr(k, way).values()) for k in kernels) for way in ("inputs", "outputs"))
         rows.append({
             "model": model, "batch": batch, "graph": graph.name, "family": family, "launches": len(kernels),

@@ -26,7 +26,7 @@ from benchmarks import records, zoo
 from benchmarks.training.step_bytes import BATCHES, BYTES_PER_MS
 from benchmarks.training.training_step import MEMORY_FORMATS, drawn, queued, stepper
 from torch_max_backend.backend import recorded_graphs
-from torch_max_backend.launch_list.traffic import families, traffic
+from torch_max_backend.launch_list.traffic import kernels_by_entry, traffic
 
 _STEPS, _ROUNDS = 10, 3
 
@@ -52,7 +52,7 @@ def measured(model: str, batch: int) -> dict[str, Any]:
         kinds[launch.entry]["launches"] += 1
         kinds[launch.entry]["seconds"] += launch.seconds
     for executable in (each for graph in graphs for each in graph.executables):
-        for entry, kernels in families(traffic(executable.built.typed).kernels).items():
+        for entry, kernels in kernels_by_entry(traffic(executable.built.typed).kernels).items():
             kinds[entry]["bytes"] += sum(kernel.moved for kernel in kernels)
             kinds[entry]["needed"] += sum(kernel.needed for kernel in kernels)
     ordered = dict(sorted(kinds.items(), key=lambda item: -item[1]["seconds"]))

@@ -56,7 +56,8 @@ AXES = interpolation_axes(Mode.LINEAR, (8, 8), (4, 4))
 ADAPTIVE = AdaptivePoolingProblem.from_aten([8, 8], 4)
 WINDOWS = windows.Windows((8, 8), (3, 3), (2, 1), (1, 1), (1, 2))
 SAMPLING = [
-    sampling.Sampling((8, 8), sampling.Mode.LINEAR, sampling.Padding.REFLECTION, False, last) for last in (False, True)
+    sampling.Sampling((8, 8), sampling.SamplingMode.LINEAR, sampling.Padding.REFLECTION, False, last)
+    for last in (False, True)
 ]
 REGIONS = detection.Regions((8, 8), (2, 3), 0, True, 0.5)
 DEFORMABLE = detection.Deformable((8, 8), (3, 3), (1, 1), (1, 1), (1, 1), 16, 2, 4, True)

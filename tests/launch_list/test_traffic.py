@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.training import step_bytes
 from torch_max_backend.backend import build_only, recorded_graphs
-from torch_max_backend.launch_list.traffic import Traffic, families, traffic
+from torch_max_backend.launch_list.traffic import Traffic, kernels_by_entry, traffic
 
 ROWS, COLUMNS = 64, 32
 WHOLE, ROW = 4 * ROWS * COLUMNS, 4 * COLUMNS
@@ -30,7 +30,7 @@ def counted(function: object, *arguments: Tensor) -> Traffic:
 def test_a_program_reads_and_writes_once() -> None:
     """``b`` is broadcast: its own bytes count."""
     found = counted(lambda a, b: (a * b + a).relu(), torch.randn(ROWS, COLUMNS), torch.randn(COLUMNS))
-    assert list(families(found.kernels)) == ["pointwise"]
+    assert list(kernels_by_entry(found.kernels)) == ["pointwise"]
     assert found.moved == found.needed == 2 * WHOLE + ROW
     assert not found.avoidable
 

@@ -10,7 +10,7 @@ from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType
 
 from torch_max_backend.mojo_ops import KERNELS_PATH, functions, sorting
-from torch_max_backend.mojo_ops.registrations import registrations
+from torch_max_backend.mojo_ops.registrations import registration_source
 from torch_max_backend.mojo_ops.signatures import Signature, Tensor, declared, first_seconds, load_all
 
 SCALED = Signature(
@@ -75,7 +75,7 @@ def test_every_entry_is_declared_where_kernels_have_it() -> None:
             for name in re.findall(r"^(?:def|comptime) ([a-z]\w*)\[", path.read_text(), re.MULTILINE)
         }
         assert {each.name for each in family.signatures} <= defined, folder
-    registered = re.findall(r'@extensibility\.register\("(\w+)"\)', registrations())
+    registered = re.findall(r'@extensibility\.register\("(\w+)"\)', registration_source())
     assert len(registered) == len(set(registered)) > 20
 
 

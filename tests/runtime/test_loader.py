@@ -13,7 +13,7 @@ from max.graph import DeviceRef
 from torch_max_backend.ir.layout import contiguous_order
 from torch_max_backend.launch_list import Kind, Launch, LaunchList, Place
 from torch_max_backend.mojo_ops import functions
-from torch_max_backend.mojo_ops.functions import require
+from torch_max_backend.mojo_ops.functions import require_entry
 from torch_max_backend.runtime import libraries
 from torch_max_backend.runtime.interface import InputSpec, OutputSpec
 from torch_max_backend.runtime.leaving import Leaving
@@ -65,7 +65,7 @@ def _runner(asked: str) -> ListRunner:
     """A list with one launch: of a function that calls the one whose symbol is ``asked``."""
     asks = Written(f"torch_max_test_asks_{asked}", f'asks_{asked}["cpu"]', _ASKS.format(symbol=asked))
     functions.require_function(asks)
-    walk = require("runner", "walk", DeviceRef.CPU(), ())
+    walk = require_entry("runner", "walk", DeviceRef.CPU(), ())
     with libraries.ready(CPU):
         pass
     places = (Place(Kind.RESULT, 0), Place(Kind.ARGUMENT, 0))

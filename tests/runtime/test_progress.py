@@ -18,7 +18,7 @@ from torch_max_backend.mojo_ops.convolution import Grouping, convolution_functio
 from torch_max_backend.mojo_ops.functions import function_of
 from torch_max_backend.runtime import progress
 from torch_max_backend.runtime.libraries import uses
-from torch_max_backend.runtime.progress import Work, described, progress_line, state, works
+from torch_max_backend.runtime.progress import Work, kernels_in_words, progress_line, state, works
 
 
 def _shown(monkeypatch: pytest.MonkeyPatch, patience: float, until: bytes) -> bytes:
@@ -110,6 +110,6 @@ def test_kernels_are_told_of_by_their_use() -> None:
     kernels = [convolution_function(op, "cpu", DType.float32, Grouping.ONE) for op in ("conv_fprop", "conv_dgrad")]
     programs = [Program("pointwise", "cpu", "", 2, 1, 8), Program("conv_pointwise", "cpu", "", 2, 1, 8)]
     norm = function_of(normalization.FAMILY, "batch_norm_statistics", "cpu", (DType.float32,))
-    assert described(uses([norm])) == "1 kernel for normalization"
-    told = described(uses([*kernels, *programs, norm]))
+    assert kernels_in_words(uses([norm])) == "1 kernel for normalization"
+    told = kernels_in_words(uses([*kernels, *programs, norm]))
     assert told == "3 kernels for convolution, 1 for elementwise work, 1 for normalization"

@@ -16,7 +16,7 @@ from tests.threads import in_threads
 from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.ir.layout import contiguous_order
 from torch_max_backend.launch_list import Kind, Launch, LaunchList, Place
-from torch_max_backend.mojo_ops.functions import require
+from torch_max_backend.mojo_ops.functions import require_entry
 from torch_max_backend.runtime import libraries
 from torch_max_backend.runtime.executable import Executable
 from torch_max_backend.runtime.interface import InputSpec, OutputSpec
@@ -129,8 +129,8 @@ def test_what_a_kernel_refuses_is_raised() -> None:
         for number, (dtype, shape) in enumerate(zip(dtypes, shapes, strict=True))
     ]
     leaving = Leaving([OutputSpec(0, contiguous_order(3), torch.float32, shapes[0])], [])
-    function = require("indexing", "scatter_rows_add", DeviceRef.CPU(), (DType.float32,))
-    walk = require("runner", "walk", DeviceRef.CPU(), ())
+    function = require_entry("indexing", "scatter_rows_add", DeviceRef.CPU(), (DType.float32,))
+    walk = require_entry("runner", "walk", DeviceRef.CPU(), ())
     places = [Place(Kind.RESULT, 0), *(Place(Kind.ARGUMENT, number) for number in range(3))]
     tensors = zip(places, (shapes[0], *shapes), strict=True)
     deterministic = 1

@@ -40,4 +40,4 @@ def test_kernels_of_compiled_graphs_run_on_the_threads_of_max() -> None:
     compiled = torch.compile(torch.nn.Conv2d(3, 5, 3), backend="max", options={"run": "graph"})
     assert compiled(x).shape == (4, 5, 6, 6)
     assert graph_team.lend.cache_info().currsize == 1
-    assert libraries.address(graph_team.require(), CPU) != 0
+    assert libraries.address(graph_team.require_graph_team(), CPU) != 0

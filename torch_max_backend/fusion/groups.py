@@ -65,7 +65,7 @@ def grouped(operations: Sequence[Operation], kept: Collection[Value], device: De
         device: that the graph computes on.
     """
     parts: set[Value] = set()
-    terms, fusible = memory_of(operations, kept, device, parts)
+    terms, fusible = values_in_memory(operations, kept, device, parts)
     roots = list(terms)
     groups = [Group(terms[root]) for root in roots]
     # A partial sum that waits for the whole would free nothing.
@@ -81,7 +81,7 @@ def grouped(operations: Sequence[Operation], kept: Collection[Value], device: De
     return Grouped(joined, chosen, found)
 
 
-def memory_of(
+def values_in_memory(
     operations: Sequence[Operation], kept: Collection[Value], device: DeviceRef, parts: set[Value] | None = None
 ) -> tuple[dict[Value, Terms], set[Operation]]:
     """What has to lie in memory, with the programs that compute it, one for each, and all operations that programs can

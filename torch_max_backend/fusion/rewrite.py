@@ -25,7 +25,7 @@ from torch_max_backend.fusion.program import (
     program_of,
     ways_of_many,
 )
-from torch_max_backend.fusion.rows import TARGETS, Rows, function_of, rows
+from torch_max_backend.fusion.rows import TARGETS, Rows, rows, rows_function
 from torch_max_backend.fusion.written_sums import write_sums
 from torch_max_backend.mojo_ops.functions import Function, require_function, target_of
 from torch_max_backend.mojo_ops.movement import movement_function
@@ -124,7 +124,7 @@ class _Calls:
     def of_rows(self, chain: Rows) -> tuple[Value, ...]:
         """The roots of programs over the same rows: how many rows there are, their elements, the first program's
         vector, and the words of each program."""
-        function = function_of(chain, target_of(self._device))
+        function = rows_function(chain, target_of(self._device))
         require_function(function)
         words: list[Word] = [chain.outer, chain.extent, function.programs[0].vector]
         operands: dict[Value, int] = {}

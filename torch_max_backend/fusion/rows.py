@@ -200,7 +200,7 @@ def _is_generated(group: Group) -> bool:
     return loops is not None and bool(group.terms.leaves) and transposition(group.terms, loops) is None
 
 
-def function_of(chain: Rows, target: Literal["cpu", "gpu"]) -> RowsFunction:
+def rows_function(chain: Rows, target: Literal["cpu", "gpu"]) -> RowsFunction:
     """The library function of a chain."""
     programs = []
     for group in chain.groups:

@@ -14,7 +14,7 @@ import numpy as np
 from max.graph import DeviceRef
 
 from torch_max_backend.fusion.convolutions import is_suitable, takes_part
-from torch_max_backend.fusion.groups import memory_of, readers_of
+from torch_max_backend.fusion.groups import readers_of, values_in_memory
 from torch_max_backend.fusion.terms import Terms, in_memory
 from torch_max_backend.typed_graph import TypedGraph
 from torch_max_backend.typed_graph.operations import Call, Operation, Pointwise, Reduction, Reshape, Value, constant
@@ -34,7 +34,7 @@ def write_sums(graph: TypedGraph, device: DeviceRef) -> None:
     sums = [each for each in graph.operations if _is_sum(each) and each.operands[0].shape is not None]
     if not sums:
         return
-    found, fusible = memory_of(graph.operations, set(graph.results), device)
+    found, fusible = values_in_memory(graph.operations, set(graph.results), device)
     chosen = [each for each in sums if _saves(each, found, fusible, graph.results, device)]
     made: dict[Value, Value] = {}
     for operation in chosen:

@@ -23,7 +23,7 @@ from torch_max_backend.runtime.executable import Executable
 from torch_max_backend.runtime.packs import Packing
 
 
-def memory_of(
+def graph_memory(
     gm: GraphModule,
     compiled: CompiledGraph,
     label: str,

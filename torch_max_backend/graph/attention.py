@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import GraphModule, Node
 
+from torch_max_backend.dtypes import FLOATS
 from torch_max_backend.graph.assignments import simplify_assignments
 from torch_max_backend.graph.attention_writer import BiasShape, Term, Writer
 from torch_max_backend.graph.matrices import (
@@ -43,7 +44,6 @@ from torch_max_backend.mojo_ops.functions import has_tensor_cores
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 #: Elements of a query, a key or a value that the kernels are made for.
 _LONGEST = 128
@@ -399,7 +399,7 @@ class _Match:
         """Raises _NoMatchError unless kernels take the operands and are faster than products and a softmax."""
         operands = [each.node.meta["val"] for each in (self.query, self.key, self.value)]
         dtype, device = operands[0].dtype, operands[0].device
-        _require(all((each.dtype, each.device) == (dtype, device) for each in operands) and dtype in _FLOATS)
+        _require(all((each.dtype, each.device) == (dtype, device) for each in operands) and dtype in FLOATS)
         temperature = self.scores.temperature
         for term in (*self.scores.terms, *([temperature] if temperature else [])):
             fake = term.node.meta["val"]

@@ -19,7 +19,7 @@ from torch_max_backend.graph.builder import GraphBuilder, graph_device, updates_
 from torch_max_backend.graph.random import Draw
 from torch_max_backend.launch_list import launch_list
 from torch_max_backend.max_compat import erase, in_mlir_context
-from torch_max_backend.mojo_ops.functions import noted, require, require_function
+from torch_max_backend.mojo_ops.functions import noted, require_entry, require_function
 from torch_max_backend.options import Options
 from torch_max_backend.runtime import background, pending, session
 from torch_max_backend.runtime.background import Job
@@ -132,7 +132,7 @@ class CompilationUnit:
                 captured = Capture(built.name, 3 + 2 * len(self.graphs), drawn | numbers)
             else:
                 log.info("%s is not captured: %s", built.name, reason or "its device is not there")
-        walk = "" if built.listing is None else require("runner", "walk", device_ref(spec.device), ())
+        walk = "" if built.listing is None else require_entry("runner", "walk", device_ref(spec.device), ())
         executable = Executable(spec, captured, walk, waits=options.check_indices == "sync")
         self.graphs.append(built)
         self._pending.setdefault(spec.device, []).append(executable)

@@ -220,7 +220,7 @@ def _why(value: Value, reader: Kernel, maker: Kernel | None, readers: int, kept:
     return f"read by {readers} launches" if readers > 1 else "another size or order"
 
 
-def families(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
+def kernels_by_entry(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
     """Kernels by entry, those that move most first."""
     found: dict[str, list[Kernel]] = defaultdict(list)
     for kernel in kernels:

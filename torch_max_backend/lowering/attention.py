@@ -23,7 +23,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from torch_max_backend.custom_ops import attention as _  # noqa: F401  (registers the ops)
-from torch_max_backend.dtypes import max_dtype
+from torch_max_backend.dtypes import accumulation_dtype, max_dtype
 from torch_max_backend.ir import ops
 from torch_max_backend.ir.layout import GraphTensor, Order
 from torch_max_backend.lowering import numerics
@@ -244,7 +244,7 @@ def _backward_form(
         sums = ops.reshape(sums, list(sums.shape[:3]))
     elif "efficient" in str(ctx.node.target) and int(sums.shape[2]) > (queries := int(query.shape[2])):
         sums = ops.slice_tensor(sums, [slice(None), slice(None), slice(0, queries)])
-    sums = ctx.cast(sums, kernels.accumulation_dtype(query.dtype))
+    sums = ctx.cast(sums, accumulation_dtype(query.dtype))
     meta = ctx.meta[3] if bias_wanted else None
     return _completed(ctx, _backward(call, grad, output, sums, meta))
 

@@ -10,7 +10,7 @@ from max.dtype import DType
 from max.graph import TensorValue
 from torch.fx import Node
 
-from torch_max_backend.dtypes import device_ref, max_dtype
+from torch_max_backend.dtypes import FLOATS, device_ref, max_dtype
 from torch_max_backend.errors import InvalidArgumentError
 from torch_max_backend.ir import ops
 from torch_max_backend.ir.layout import GraphTensor, contiguous_order, dense_order
@@ -31,8 +31,6 @@ from torch_max_backend.mojo_ops.functions import LibraryFunction, target_of
 from torch_max_backend.problems.convolution import ConvolutionProblem, Pass
 
 aten = torch.ops.aten
-
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def _problem(x: torch.Tensor, weight: torch.Tensor, geometry: Sequence[Any]) -> ConvolutionProblem:
@@ -55,8 +53,8 @@ def _problem(x: torch.Tensor, weight: torch.Tensor, geometry: Sequence[Any]) -> 
 
 
 def _unsupported(x: torch.Tensor, weight: torch.Tensor) -> str | None:
-    if x.dtype not in _FLOATS:
-        return f"convolution runs in {', '.join(map(str, _FLOATS))}, not {x.dtype}"
+    if x.dtype not in FLOATS:
+        return f"convolution runs in {', '.join(map(str, FLOATS))}, not {x.dtype}"
     if any(isinstance(size, torch.SymInt) for size in weight.shape):
         return "the filter's shape is dynamic"
     return None
@@ -105,7 +103,7 @@ def _backward_functions(node: Node) -> Iterator[LibraryFunction]:
 
 
 def _functions(x: torch.Tensor, weight: torch.Tensor, groups: int, passes: Sequence[Pass]) -> Iterator[LibraryFunction]:
-    if x.dtype in _FLOATS:
+    if x.dtype in FLOATS:
         target = target_of(device_ref(x.device))
         grouping = Grouping.of(groups, weight.shape[1], weight.shape[0])
         for which in passes:

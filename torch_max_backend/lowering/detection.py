@@ -16,6 +16,7 @@ from max.dtype import DType
 from max.graph import TensorValue
 from torch.fx import Node
 
+from torch_max_backend.dtypes import FLOATS
 from torch_max_backend.errors import InvalidArgumentError
 from torch_max_backend.ir import ops
 from torch_max_backend.ir.layout import GraphTensor
@@ -29,15 +30,14 @@ from torch_max_backend.mojo_ops.convolution import Geometry, conv_dgrad, conv_fp
 from torch_max_backend.mojo_ops.detection import Deformable, Regions
 from torch_max_backend.problems.convolution import ConvolutionProblem
 
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 T = TypeVar("T", Regions, Deformable)
 
 
 def _supports(node: Node) -> str | None:
     tensors = [each.meta["val"] for each in node.all_input_nodes if isinstance(each.meta["val"], torch.Tensor)]
     floats = [each for each in tensors if each.dtype != torch.int32]
-    if any(each.dtype not in _FLOATS or each.dtype != floats[0].dtype for each in floats):
-        return f"{node.target} runs where all tensors have one of {', '.join(map(str, _FLOATS))}"
+    if any(each.dtype not in FLOATS or each.dtype != floats[0].dtype for each in floats):
+        return f"{node.target} runs where all tensors have one of {', '.join(map(str, FLOATS))}"
     if any(isinstance(arg, torch.SymInt) for arg in _values(node)):
         return f"{node.target} needs sizes that are known"
     images = [each for each in tensors if each.dim() == 4]

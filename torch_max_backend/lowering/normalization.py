@@ -15,7 +15,7 @@ from max.dtype import DType
 from max.graph import Dim, StaticDim, TensorValue
 from torch.fx import Node
 
-from torch_max_backend.dtypes import max_dtype
+from torch_max_backend.dtypes import accumulation_dtype, max_dtype
 from torch_max_backend.errors import CannotLower
 from torch_max_backend.ir import ops
 from torch_max_backend.ir.layout import GraphTensor, aligned, contiguous_order
@@ -24,11 +24,7 @@ from torch_max_backend.lowering.context import LoweringContext
 from torch_max_backend.lowering.reduction import mean_of
 from torch_max_backend.lowering.registry import Layout, lowering
 from torch_max_backend.lowering.shape import reshaped, view_order
-from torch_max_backend.mojo_ops.normalization import (
-    accumulation_dtype,
-    batch_norm_gradient_sums,
-    batch_norm_statistics,
-)
+from torch_max_backend.mojo_ops.normalization import batch_norm_gradient_sums, batch_norm_statistics
 
 aten = torch.ops.aten
 

@@ -9,6 +9,7 @@ import torch
 from max.graph import TensorValue
 from torch.fx import Node
 
+from torch_max_backend.dtypes import FLOATS
 from torch_max_backend.ir.layout import GraphTensor
 from torch_max_backend.lowering.context import LoweringContext
 from torch_max_backend.lowering.interpolation import by_kernel
@@ -17,16 +18,14 @@ from torch_max_backend.mojo_ops.padding import border_dgrad, border_fprop
 
 aten = torch.ops.aten
 
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
 
 def _border_is_known(node: Node) -> str | None:
     x, padding = cast(Node, node.args[0]).meta["val"], cast(Sequence[Any], node.args[-1])
     spatial = x.shape[-(len(padding) // 2) :]
     if not all(isinstance(number, int) for number in (*padding, *spatial)):
         return "a border of a dimension of run-time extent"
-    if x.dtype not in _FLOATS or (x.dtype == torch.float64 and x.device.type != "cpu"):
-        return f"borders run in {', '.join(map(str, _FLOATS))} (on the CPU only), not {x.dtype}"
+    if x.dtype not in FLOATS or (x.dtype == torch.float64 and x.device.type != "cpu"):
+        return f"borders run in {', '.join(map(str, FLOATS))} (on the CPU only), not {x.dtype}"
     return None
 
 

@@ -14,7 +14,7 @@ from max.graph import Dim, TensorValue
 from torch.fx import Node
 
 from torch_max_backend.custom_ops import pool_offsets as _  # noqa: F401  (registers the ops)
-from torch_max_backend.dtypes import device_ref, max_dtype
+from torch_max_backend.dtypes import FLOATS, device_ref, max_dtype
 from torch_max_backend.errors import CannotLower, InvalidArgumentError
 from torch_max_backend.ir import ops
 from torch_max_backend.ir.layout import GraphTensor, Order, channels_last_order, contiguous_order
@@ -27,13 +27,11 @@ from torch_max_backend.problems.pooling import AdaptivePoolingProblem, PoolingPr
 
 aten = torch.ops.aten
 
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
 
 def _supports(node: Node) -> str | None:
     tensors = [arg.meta["val"] for arg in node.all_input_nodes]
-    if tensors[0].dtype not in _FLOATS:
-        return f"pooling runs in {', '.join(map(str, _FLOATS))}, not {tensors[0].dtype}"
+    if tensors[0].dtype not in FLOATS:
+        return f"pooling runs in {', '.join(map(str, FLOATS))}, not {tensors[0].dtype}"
     return None
 
 
@@ -72,7 +70,7 @@ def _functions_of(entry: str, kept: DType | None = None) -> Callable[[Node], Ite
 
     def functions(node: Node) -> Iterable[LibraryFunction]:
         fake = cast(Node, node.args[0]).meta["val"]
-        if fake.dtype in _FLOATS:
+        if fake.dtype in FLOATS:
             # Behind the incoming gradient and x; a forward pass has the same kernels for any window.
             window = cast(Sequence[int], node.args[2]) if entry.endswith("dgrad") else ()
             deep = len(window) == 3 and window[0] > 1

@@ -11,6 +11,7 @@ import torch
 from max.graph import Dim, TensorValue
 from torch.fx import Node
 
+from torch_max_backend.dtypes import FLOATS
 from torch_max_backend.errors import InvalidArgumentError
 from torch_max_backend.ir import ops
 from torch_max_backend.ir.layout import GraphTensor, channels_last_order, contiguous_order
@@ -18,17 +19,15 @@ from torch_max_backend.lowering import numerics
 from torch_max_backend.lowering.context import LoweringContext
 from torch_max_backend.lowering.registry import Layout, lowering
 from torch_max_backend.mojo_ops import sampling as kernels
-from torch_max_backend.mojo_ops.sampling import Mode, Padding, Sampling
+from torch_max_backend.mojo_ops.sampling import Padding, Sampling, SamplingMode
 
 aten = torch.ops.aten
-
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def _supports(node: Node) -> str | None:
     tensors = [each.meta["val"] for each in node.all_input_nodes]
-    if any(each.dtype not in _FLOATS or each.dtype != tensors[0].dtype for each in tensors):
-        return f"grid_sample runs where all tensors have one of {', '.join(map(str, _FLOATS))}"
+    if any(each.dtype not in FLOATS or each.dtype != tensors[0].dtype for each in tensors):
+        return f"grid_sample runs where all tensors have one of {', '.join(map(str, FLOATS))}"
     if tensors[0].dtype == torch.float64 and tensors[0].device.type != "cpu":
         return "grid_sample in float64 runs on the CPU only"
     image = cast(Node, node.args[1 if "backward" in str(node.target) else 0]).meta["val"]
@@ -41,7 +40,7 @@ def _sampling(image: torch.Tensor, x: GraphTensor, mode: int, padding: int, corn
     """Images lie as ``x`` does: with channels last, or else contiguous."""
     last = x.order == channels_last_order(x.rank) and x.order != contiguous_order(x.rank)
     try:
-        return Sampling(tuple(image.shape[2:]), Mode(mode), Padding(padding), corners, last)
+        return Sampling(tuple(image.shape[2:]), SamplingMode(mode), Padding(padding), corners, last)
     except ValueError as error:
         raise InvalidArgumentError(f"grid_sample: {error}") from None
 
@@ -110,7 +109,7 @@ def grid_sampler_backward(
         sums = kernels.sample_dgrad_input(dy, points, sampling, deterministic=deterministic)
         dx = _unflattened(numerics.cast(sums, x.dtype), x.shape, sampling)
     if output_mask[1]:
-        if sampling.mode is Mode.NEAREST:
+        if sampling.mode is SamplingMode.NEAREST:
             value = ops.broadcast_to(ctx.scalar(0.0, grid.dtype), points.shape)
         else:
             value = kernels.sample_dgrad_grid(dy, _flat(x, sampling), points, sampling)

@@ -11,6 +11,7 @@ from max.dtype import DType
 from max.graph import Dim
 from torch.fx import Node
 
+from torch_max_backend.dtypes import FLOATS
 from torch_max_backend.errors import InvalidArgumentError
 from torch_max_backend.ir import ops
 from torch_max_backend.ir.layout import GraphTensor, Order, contiguous_order
@@ -22,12 +23,10 @@ from torch_max_backend.mojo_ops.windows import Windows
 
 aten = torch.ops.aten
 
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
 
 def _refused_dtype(x: torch.Tensor) -> str | None:
-    if x.dtype not in _FLOATS:
-        return f"windows are laid out in {', '.join(map(str, _FLOATS))}, not {x.dtype}"
+    if x.dtype not in FLOATS:
+        return f"windows are laid out in {', '.join(map(str, FLOATS))}, not {x.dtype}"
     return "windows in float64 run on the CPU only" if x.dtype == torch.float64 and x.device.type != "cpu" else None
 
 

@@ -18,10 +18,10 @@ from max.dtype import DType
 from max.graph import Dim, StaticDim, TensorType, TensorValue
 
 from torch_max_backend.checked import beartype
+from torch_max_backend.dtypes import accumulation_dtype
 from torch_max_backend.mojo_ops import functions
+from torch_max_backend.mojo_ops.operands import check_float
 from torch_max_backend.mojo_ops.signatures import Cost, Family, Number, Signature, Tensor
-
-_FLOATS = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
 
 Axes = tuple[int, int, int]
 #: Of query, key, value and output.
@@ -77,11 +77,6 @@ class Gradients(NamedTuple):
     bias: TensorValue | None
 
 
-def accumulation_dtype(dtype: DType) -> DType:
-    """The dtype of logsumexp."""
-    return DType.float64 if dtype == DType.float64 else DType.float32
-
-
 def _check(name: str, value: TensorValue, query: TensorValue, rank: int = 4) -> None:
     if value.rank != rank:
         raise ValueError(f"{name} has shape {list(value.shape)}: must have rank {rank}")
@@ -90,10 +85,7 @@ def _check(name: str, value: TensorValue, query: TensorValue, rank: int = 4) -> 
 
 
 def _check_operands(query: TensorValue, key: TensorValue, value: TensorValue, axes: AllAxes) -> None:
-    if query.dtype not in _FLOATS:
-        raise ValueError(f"query has dtype {query.dtype}: must be one of {[str(d) for d in _FLOATS]}")
-    if query.dtype == DType.float64 and query.device.is_gpu():
-        raise ValueError("query has dtype float64: it is supported on the CPU only")
+    check_float("query", query)
     for name, operand in (("query", query), ("key", key), ("value", value)):
         _check(name, operand, query)
     for each in axes:

@@ -17,6 +17,7 @@ from max.dtype import DType
 from max.graph import DeviceRef, Dim, DimLike, StaticDim, TensorType, TensorValue
 
 from torch_max_backend.checked import beartype
+from torch_max_backend.dtypes import MAX_FLOATS
 from torch_max_backend.mojo_ops import functions
 from torch_max_backend.mojo_ops.signatures import Cost, Family, Signature, Tensor, ints
 from torch_max_backend.problems.convolution import ConvolutionProblem
@@ -41,8 +42,6 @@ FAMILY = Family(
     Signature("conv_wgrad", (_DW,), (_X, _DY), _NUMBERS, cost=Cost(1.3, 7.0, 10.0)),
     first={"cpu": 2.3, "gpu": 0.5, "sm90": 1.0},
 )
-
-_SUPPORTED = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
 
 
 @beartype
@@ -280,8 +279,8 @@ def _check_operands(op: str, **operands: TensorValue) -> None:
     for name, value in operands.items():
         if value.rank != 5:
             raise ValueError(f"{op}: {name} has rank {value.rank}: must be 5, channels last")
-        if value.dtype not in _SUPPORTED:
-            supported = ", ".join(dtype.name for dtype in _SUPPORTED)
+        if value.dtype not in MAX_FLOATS:
+            supported = ", ".join(dtype.name for dtype in MAX_FLOATS)
             raise ValueError(f"{op}: {name} has dtype {value.dtype.name}: must be one of {supported}")
         if value.dtype == DType.float64 and value.device.is_gpu():
             raise ValueError(f"{op}: {name} has dtype float64 on a GPU: must be on the CPU")

@@ -18,11 +18,12 @@ from max.dtype import DType
 from max.graph import DimLike, StaticDim, TensorType, TensorValue
 
 from torch_max_backend.checked import beartype
+from torch_max_backend.dtypes import accumulation_dtype
 from torch_max_backend.ir import ops
 from torch_max_backend.mojo_ops import functions
+from torch_max_backend.mojo_ops.operands import check_float
 from torch_max_backend.mojo_ops.signatures import Family, Number, Signature, Tensor, ints
 
-_FLOATS = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
 _REGION = 5
 
 _WINDOWS = ints(
@@ -171,7 +172,10 @@ def roi_align_dgrad(
     _check_result(dy, regions, how, 1)
     shape = [batch, prod(how.extents), dy.shape[2]]
     return _call(
-        "roi_align_dgrad", [dy, regions], how.numbers(deterministic=deterministic), [_like(dy, shape, _sums(dy))]
+        "roi_align_dgrad",
+        [dy, regions],
+        how.numbers(deterministic=deterministic),
+        [_sums_like(dy, shape)],
     )[0]
 
 
@@ -215,7 +219,10 @@ def roi_pool_dgrad(
         raise ValueError(f"places is {places.dtype} {list(places.shape)}: must be int32 {list(dy.shape)}")
     shape = [batch, prod(how.extents), dy.shape[2]]
     return _call(
-        "roi_pool_dgrad", [dy, regions, places], how.numbers(deterministic=deterministic), [_like(dy, shape, _sums(dy))]
+        "roi_pool_dgrad",
+        [dy, regions, places],
+        how.numbers(deterministic=deterministic),
+        [_sums_like(dy, shape)],
     )[0]
 
 
@@ -252,7 +259,11 @@ def ps_roi_dgrad(
     _check_result(dy, regions, how, 2)
     shape = [batch, dy.shape[1] * prod(how.bins), prod(how.extents)]
     return _call(
-        "ps_roi_dgrad", [dy, regions], how.numbers(deterministic=deterministic), [_like(dy, shape, _sums(dy))], align
+        "ps_roi_dgrad",
+        [dy, regions],
+        how.numbers(deterministic=deterministic),
+        [_sums_like(dy, shape)],
+        align,
     )[0]
 
 
@@ -287,7 +298,7 @@ def deformable_dgrad_input(
     """
     points = _points(dcolumns, offset, mask, how)
     shape = [dcolumns.shape[0], prod(how.extents), how.channels]
-    types = [_like(dcolumns, shape, _sums(dcolumns))]
+    types = [_sums_like(dcolumns, shape)]
     return _call("deformable_dgrad_input", [dcolumns, *points], how.numbers(deterministic=deterministic), types)[0]
 
 
@@ -310,10 +321,7 @@ def deformable_dgrad_offset(
 def _check(name: str, value: TensorValue, rank: int = 3) -> None:
     if value.rank != rank:
         raise ValueError(f"{name} has shape {list(value.shape)}: must have rank {rank}")
-    if value.dtype not in _FLOATS:
-        raise ValueError(f"{name} has dtype {value.dtype}: must be one of {[str(dtype) for dtype in _FLOATS]}")
-    if value.dtype == DType.float64 and value.device.is_gpu():
-        raise ValueError(f"{name} has dtype {value.dtype}: float64 is supported on the CPU only")
+    check_float(name, value)
 
 
 def _check_image(name: str, x: TensorValue, extents: tuple[int, int], axis: int) -> None:
@@ -358,8 +366,8 @@ def _points(
     return offset, mask
 
 
-def _sums(dy: TensorValue) -> DType:
-    return DType.float64 if dy.dtype == DType.float64 else DType.float32
+def _sums_like(value: TensorValue, shape: Sequence[DimLike]) -> TensorType:
+    return _like(value, shape, accumulation_dtype(value.dtype))
 
 
 def _like(value: TensorValue, shape: Sequence[DimLike], dtype: DType | None = None) -> TensorType:

@@ -193,7 +193,7 @@ def with_rest(functions: Iterable[Function]) -> frozenset[Function]:
 
 
 @beartype
-def require(family: str, entry: str, device: DeviceRef, parameters: tuple[DType | bool, ...]) -> str:
+def require_entry(family: str, entry: str, device: DeviceRef, parameters: tuple[DType | bool, ...]) -> str:
     """The symbol of a function that the graph being built calls, for an op's `function`."""
     return require_function(LibraryFunction(family, entry, target_of(device), parameters))
 
@@ -215,7 +215,7 @@ def has_tensor_cores() -> bool:
 
 
 def require_function(function: Function) -> str:
-    """As ``require``, for a function that is there already."""
+    """As ``require_entry``, for a function that is there already."""
     noted = _noted.get()
     if noted is not None:
         noted.append(function)

@@ -12,13 +12,13 @@ from max.dtype import DType
 from max.graph import DeviceRef, StaticDim, TensorType, TensorValue
 
 from torch_max_backend.checked import beartype
+from torch_max_backend.dtypes import MAX_FLOATS
 from torch_max_backend.mojo_ops import functions
 from torch_max_backend.mojo_ops.signatures import Cost, Family, Signature, Tensor, ints
 
 BATCH_DIGITS = 3
 """Extents of a batch."""
 
-DTYPES = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
 
 Batch = tuple[int, int, int]
 
@@ -151,8 +151,10 @@ def matmul(
     for name, value in (("a", a), ("b", b)):
         if value.rank != 3:
             raise ValueError(f"matmul: {name} has rank {value.rank}: must be 3")
-        if value.dtype not in DTYPES:
-            raise ValueError(f"matmul: {name} has dtype {value.dtype.name}: must be one of {[d.name for d in DTYPES]}")
+        if value.dtype not in MAX_FLOATS:
+            raise ValueError(
+                f"matmul: {name} has dtype {value.dtype.name}: must be one of {[d.name for d in MAX_FLOATS]}"
+            )
     if a.dtype != b.dtype:
         raise ValueError(f"matmul: b has dtype {b.dtype.name}: must be a's, {a.dtype.name}")
     if a.device != b.device:

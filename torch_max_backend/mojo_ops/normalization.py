@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from max.dtype import DType
 from max.graph import TensorType, TensorValue
 
 from torch_max_backend.checked import beartype
+from torch_max_backend.dtypes import accumulation_dtype
 from torch_max_backend.mojo_ops import functions
+from torch_max_backend.mojo_ops.operands import check_float
 from torch_max_backend.mojo_ops.signatures import Family, Number, Signature, Tensor
-
-_FLOATS = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
 
 _X, _DY = Tensor("x", "dtype", 2), Tensor("dy", "dtype", 2)
 _SETTINGS: dict[str, type[Number]] = {"momentum": float, "epsilon": float}
@@ -63,18 +62,10 @@ class GradientSums(NamedTuple):
     projection: TensorValue
 
 
-def accumulation_dtype(dtype: DType) -> DType:
-    """The dtype of statistics and sums."""
-    return DType.float64 if dtype == DType.float64 else DType.float32
-
-
 def _check_rows(name: str, value: TensorValue) -> None:
     if value.rank != 2:
         raise ValueError(f"{name} has shape {list(value.shape)}: must have rank 2, [rows, C]")
-    if value.dtype not in _FLOATS:
-        raise ValueError(f"{name} has dtype {value.dtype}: must be one of {[str(d) for d in _FLOATS]}")
-    if value.dtype == DType.float64 and value.device.is_gpu():
-        raise ValueError(f"{name} has dtype {value.dtype}: float64 is supported on the CPU only")
+    check_float(name, value)
 
 
 def _check_channels(name: str, value: TensorValue, x: TensorValue) -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from max.dtype import DType
 from max.graph import StaticDim, TensorType, TensorValue
 
 from torch_max_backend.checked import beartype
 from torch_max_backend.mojo_ops import functions
+from torch_max_backend.mojo_ops.operands import check_float
 from torch_max_backend.mojo_ops.signatures import Family, Signature, Tensor, ints
 
 Borders = Sequence[tuple[int, int]]
 
-_FLOATS = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
 _NUMBERS = ints("low_d", "high_d", "low_h", "high_h", "low_w", "high_w", "mirrored")
 FAMILY = Family(
     "padding",
@@ -51,8 +50,7 @@ def border_dgrad(dy: TensorValue, borders: Borders, *, mirrored: bool) -> Tensor
 def _call(name: str, value: TensorValue, borders: Borders, mirrored: bool, *, gradient: bool) -> TensorValue:
     if value.rank != 5:
         raise ValueError(f"{name} has shape {list(value.shape)}: must have rank 5, [N, D, H, W, C]")
-    if value.dtype not in _FLOATS:
-        raise ValueError(f"{name} has dtype {value.dtype}: must be one of {[str(dtype) for dtype in _FLOATS]}")
+    check_float(name, value)
     if len(borders) != 3:
         raise ValueError(f"borders={borders}: must be three, of D, H and W")
     results = []

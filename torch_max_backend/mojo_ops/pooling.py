@@ -16,10 +16,10 @@ from max.graph import Dim, DimLike, StaticDim, TensorType, TensorValue
 
 from torch_max_backend.checked import beartype
 from torch_max_backend.mojo_ops import functions
+from torch_max_backend.mojo_ops.operands import check_float
 from torch_max_backend.mojo_ops.signatures import Cost, Family, Signature, Tensor, ints
 from torch_max_backend.problems.pooling import NUMBERS, AdaptivePoolingProblem, Extents, PoolingProblem
 
-_FLOATS = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
 _X, _Y, _DX, _DY = (Tensor(name, "dtype", 5) for name in ("x", "y", "dx", "dy"))
 _ARGMAXES, _INDICES = Tensor("argmaxes", "argmax", 5), Tensor("indices", DType.int64, 5)
 _NUMBERS = ints(*NUMBERS)
@@ -43,13 +43,6 @@ def _check_tensor(name: str, value: TensorValue, extents: Extents | None = None)
         isinstance(dim, StaticDim) and int(dim) != extent for dim, extent in zip(value.shape[1:4], extents, strict=True)
     ):
         raise ValueError(f"{name} has spatial extents {list(value.shape[1:4])}: the problem has {extents}")
-
-
-def _check_float(name: str, value: TensorValue) -> None:
-    if value.dtype not in _FLOATS:
-        raise ValueError(f"{name} has dtype {value.dtype}: must be one of {[str(d) for d in _FLOATS]}")
-    if value.dtype == DType.float64 and value.device.is_gpu():
-        raise ValueError(f"{name} has dtype {value.dtype}: float64 is supported on the CPU only")
 
 
 def _check_companion(name: str, value: TensorValue, other: str, like: TensorValue, dtype: DType) -> None:
@@ -142,7 +135,7 @@ def max_pool_fprop(
 ) -> tuple[TensorValue, TensorValue]:
     """The maxima of `x` and their int64 indices."""
     _check_tensor("x", x, problem.input)
-    _check_float("x", x)
+    check_float("x", x)
     extents = extents or problem.output
     types = [_resized(x, extents), _resized(x, extents, DType.int64)]
     y, indices = pool_op("max_pool_fprop", [x], types, problem.numbers())
@@ -153,7 +146,7 @@ def max_pool_fprop(
 def max_pool_fprop_offsets(x: TensorValue, problem: PoolingProblem) -> tuple[TensorValue, TensorValue]:
     """The maxima of `x` and, for each, the number of its tap in one byte: for windows of at most 255 taps."""
     _check_tensor("x", x, problem.input)
-    _check_float("x", x)
+    check_float("x", x)
     _check_offsets(problem)
     types = [_resized(x, problem.output), _resized(x, problem.output, DType.uint8)]
     y, offsets = pool_op("max_pool_fprop", [x], types, problem.numbers())
@@ -185,7 +178,7 @@ def max_pool_dgrad(
     tall = problem.dilation[1] * (problem.window[1] - 1) + 1 > _MOST_ROWS and problem.windows_above >= _ATOMIC_FROM
     if not deterministic and dy.device.is_gpu() and several_channels and tall:
         return max_pool_dgrad_scatter(dy, indices, problem, extents)
-    _check_float("dy", dy)
+    check_float("dy", dy)
     _check_companion("indices", indices, "dy", dy, DType.int64)
     types = [_resized(dy, extents or problem.input)]
     return pool_op("max_pool_dgrad", [dy, indices], types, problem.numbers(), deep=problem.is_deep)[0]
@@ -195,7 +188,7 @@ def max_pool_dgrad(
 def max_pool_dgrad_offsets(dy: TensorValue, offsets: TensorValue, problem: PoolingProblem) -> TensorValue:
     """Gradient of max pooling by gathering, from offsets. Deterministic."""
     _check_tensor("dy", dy, problem.output)
-    _check_float("dy", dy)
+    check_float("dy", dy)
     _check_companion("offsets", offsets, "dy", dy, DType.uint8)
     _check_offsets(problem)
     types = [_resized(dy, problem.input)]
@@ -212,7 +205,7 @@ def max_pool_dgrad_scatter(
     """Gradient of max pooling by scattering to the indices, whatever made them; one outside the plane is
     ignored. On a GPU the additions are atomic: not deterministic."""
     _check_tensor("dy", dy, problem.output)
-    _check_float("dy", dy)
+    check_float("dy", dy)
     _check_companion("indices", indices, "dy", dy, DType.int64)
     return pool_op("max_pool_dgrad_scatter", [dy, indices], [_resized(dy, extents or problem.input)])[0]
 
@@ -221,7 +214,7 @@ def max_pool_dgrad_scatter(
 def avg_pool_fprop(x: TensorValue, problem: PoolingProblem, extents: Sequence[DimLike] | None = None) -> TensorValue:
     """The averages of `x`."""
     _check_tensor("x", x, problem.input)
-    _check_float("x", x)
+    check_float("x", x)
     _check_undilated(problem)
     return pool_op("avg_pool_fprop", [x], [_resized(x, extents or problem.output)], problem.numbers())[0]
 
@@ -230,7 +223,7 @@ def avg_pool_fprop(x: TensorValue, problem: PoolingProblem, extents: Sequence[Di
 def avg_pool_dgrad(dy: TensorValue, problem: PoolingProblem, extents: Sequence[DimLike] | None = None) -> TensorValue:
     """Gradient of average pooling by gathering. Deterministic."""
     _check_tensor("dy", dy, problem.output)
-    _check_float("dy", dy)
+    check_float("dy", dy)
     _check_undilated(problem)
     types = [_resized(dy, extents or problem.input)]
     return pool_op("avg_pool_dgrad", [dy], types, problem.numbers(), deep=problem.is_deep)[0]
@@ -247,7 +240,7 @@ def adaptive_max_pool_fprop(
 ) -> tuple[TensorValue, TensorValue]:
     """The maxima of `x` over adaptive windows and their int64 indices."""
     _check_tensor("x", x, problem.input)
-    _check_float("x", x)
+    check_float("x", x)
     extents = extents or problem.output
     types = [_resized(x, extents), _resized(x, extents, DType.int64)]
     y, indices = pool_op("max_pool_fprop", [x], types, problem.numbers(), adaptive=True)
@@ -260,7 +253,7 @@ def adaptive_max_pool_dgrad(
 ) -> TensorValue:
     """Gradient of adaptive max pooling by gathering. Deterministic."""
     _check_tensor("dy", dy, problem.output)
-    _check_float("dy", dy)
+    check_float("dy", dy)
     _check_companion("indices", indices, "dy", dy, DType.int64)
     types = [_resized(dy, extents or problem.input)]
     return pool_op("max_pool_dgrad", [dy, indices], types, problem.numbers(), adaptive=True)[0]
@@ -271,7 +264,7 @@ def max_unpool_fprop(x: TensorValue, indices: TensorValue, output: Sequence[DimL
     """Zeros of spatial extents `output` (D, H, W) with `x` at `indices`; one outside the plane is ignored, and
     reported (``runtime.reports``)."""
     _check_tensor("x", x)
-    _check_float("x", x)
+    check_float("x", x)
     _check_companion("indices", indices, "x", x, DType.int64)
     if any(isinstance(dim, StaticDim) and int(dim) < 1 for dim in map(Dim, output)):
         raise ValueError(f"output={output}: every extent must be at least 1")
@@ -282,7 +275,7 @@ def max_unpool_fprop(x: TensorValue, indices: TensorValue, output: Sequence[DimL
 def max_unpool_dgrad(dy: TensorValue, indices: TensorValue) -> TensorValue:
     """Gradient of max unpooling: `dy` at `indices`, zero where one points outside the plane."""
     _check_tensor("dy", dy)
-    _check_float("dy", dy)
+    check_float("dy", dy)
     _check_tensor("indices", indices)
     if indices.dtype != DType.int64:
         raise ValueError(f"indices has dtype {indices.dtype}: must be {DType.int64}")

@@ -39,11 +39,11 @@ struct {struct}:
 def package() -> dict[str, str]:
     """The files of a Mojo package with the ops."""
     library = (KERNELS_PATH / "common" / "library.mojo").read_text()
-    return {"__init__.mojo": "", "library.mojo": library, "ops.mojo": registrations()}
+    return {"__init__.mojo": "", "library.mojo": library, "ops.mojo": registration_source()}
 
 
 @functools.cache
-def registrations() -> str:
+def registration_source() -> str:
     """Mojo source that registers an op for each signature.
 
     Parameters of an op are the dtypes that the signature names, and ``function``, the symbol of the library's function.

@@ -16,10 +16,11 @@ from max.dtype import DType
 from max.graph import StaticDim, TensorType, TensorValue
 
 from torch_max_backend.checked import beartype
+from torch_max_backend.dtypes import accumulation_dtype
 from torch_max_backend.mojo_ops import functions
+from torch_max_backend.mojo_ops.operands import check_float
 from torch_max_backend.mojo_ops.signatures import Family, Signature, Tensor, ints
 
-_FLOATS = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
 Entry = Literal["sample_fprop", "sample_dgrad_grid", "sample_dgrad_input"]
 
 _NUMBERS = ints("d", "h", "w", "padding", "corners", "deterministic")
@@ -32,7 +33,7 @@ FAMILY = Family(
 )
 
 
-class Mode(IntEnum):
+class SamplingMode(IntEnum):
     """How places between pixels are read, as ``aten.grid_sampler_2d`` counts the modes."""
 
     LINEAR = 0
@@ -62,7 +63,7 @@ class Sampling:
     """
 
     extents: tuple[int, ...]
-    mode: Mode
+    mode: SamplingMode
     padding: Padding
     corners: bool
     channels_last: bool
@@ -70,7 +71,7 @@ class Sampling:
     def __post_init__(self) -> None:
         if len(self.extents) not in (2, 3) or min(self.extents) < 1:
             raise ValueError(f"extents={self.extents}: must be two or three numbers of at least 1")
-        if self.mode is Mode.CUBIC and len(self.extents) == 3:
+        if self.mode is SamplingMode.CUBIC and len(self.extents) == 3:
             raise ValueError(f"mode={self.mode.name}: must be linear or nearest in three dimensions")
 
     @property
@@ -84,7 +85,7 @@ class Sampling:
     @property
     def taps(self) -> int:
         """Places that a coordinate reads along an axis."""
-        return {Mode.NEAREST: 1, Mode.LINEAR: 2, Mode.CUBIC: 4}[self.mode]
+        return {SamplingMode.NEAREST: 1, SamplingMode.LINEAR: 2, SamplingMode.CUBIC: 4}[self.mode]
 
     def numbers(self, *, deterministic: bool = False) -> list[int]:
         """The entries' numbers."""
@@ -102,8 +103,8 @@ def sampling_function(
 @functions.variants(FAMILY.folder)
 def _variants(target: functions.Target, dtypes: Sequence[DType]) -> Iterator[functions.LibraryFunction]:
     for entry in get_args(Entry):
-        for mode in (Mode.LINEAR, Mode.CUBIC) if entry == "sample_dgrad_grid" else Mode:
-            for extents in ((1, 1),) if mode is Mode.CUBIC else ((1, 1), (1, 1, 1)):
+        for mode in (SamplingMode.LINEAR, SamplingMode.CUBIC) if entry == "sample_dgrad_grid" else SamplingMode:
+            for extents in ((1, 1),) if mode is SamplingMode.CUBIC else ((1, 1), (1, 1, 1)):
                 for channels_last in (False, True):
                     sampling = Sampling(extents, mode, Padding.ZEROS, False, channels_last)
                     for dtype in dtypes:
@@ -131,7 +132,7 @@ def sample_dgrad_grid(dy: TensorValue, x: TensorValue, grid: TensorValue, sampli
     Raises:
         ValueError: shapes or dtypes do not fit, or nearest pixels are read: the gradient is zero then.
     """
-    if sampling.mode is Mode.NEAREST:
+    if sampling.mode is SamplingMode.NEAREST:
         raise ValueError(f"mode={sampling.mode.name}: the gradient of the grid is zero")
     _check_image("x", x, sampling)
     _check_grid(grid, x, sampling)
@@ -152,7 +153,7 @@ def sample_dgrad_input(
     """
     _check_grid(grid, dy, sampling)
     _check_read(dy, grid, sampling)
-    sums = DType.float64 if dy.dtype == DType.float64 else DType.float32
+    sums = accumulation_dtype(dy.dtype)
     pixels = sampling.pixels
     shape = [dy.shape[0], pixels, dy.shape[2]] if sampling.channels_last else [*dy.shape[:2], pixels]
     return _call("sample_dgrad_input", [dy, grid], sampling, sums, shape, deterministic=deterministic)
@@ -182,10 +183,7 @@ def _check_grid(grid: TensorValue, other: TensorValue, sampling: Sampling) -> No
 def _check(name: str, value: TensorValue) -> None:
     if value.rank != 3:
         raise ValueError(f"{name} has shape {list(value.shape)}: must have rank 3")
-    if value.dtype not in _FLOATS:
-        raise ValueError(f"{name} has dtype {value.dtype}: must be one of {[str(dtype) for dtype in _FLOATS]}")
-    if value.dtype == DType.float64 and value.device.is_gpu():
-        raise ValueError(f"{name} has dtype {value.dtype}: float64 is supported on the CPU only")
+    check_float(name, value)
 
 
 def _call(

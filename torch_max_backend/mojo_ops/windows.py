@@ -11,9 +11,9 @@ from max.graph import Dim, StaticDim, TensorType, TensorValue
 
 from torch_max_backend.checked import beartype
 from torch_max_backend.mojo_ops import functions
+from torch_max_backend.mojo_ops.operands import check_float
 from torch_max_backend.mojo_ops.signatures import Family, Signature, Tensor, ints
 
-FLOATS = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
 Pair = tuple[int, int]
 _X, _COLUMNS = Tensor("x", "dtype", 4), Tensor("columns", "dtype", 6)
 _NUMBERS = ints(*(f"{what}_{axis}" for axis in "hw" for what in ("taps", "stride", "padding", "dilation")))
@@ -119,10 +119,7 @@ def add_up_windows(columns: TensorValue, windows: Windows, *, taps_first: bool) 
 def _check(name: str, value: TensorValue, rank: int, extents: dict[int, int]) -> None:
     if value.rank != rank:
         raise ValueError(f"{name} has shape {list(value.shape)}: must have rank {rank}")
-    if value.dtype not in FLOATS:
-        raise ValueError(f"{name} has dtype {value.dtype}: must be one of {[str(dtype) for dtype in FLOATS]}")
-    if value.dtype == DType.float64 and value.device.is_gpu():
-        raise ValueError(f"{name} has dtype {value.dtype}: float64 is supported on the CPU only")
+    check_float(name, value)
     for axis, extent in extents.items():
         dim = value.shape[axis]
         if not isinstance(dim, StaticDim) or int(dim) != extent:

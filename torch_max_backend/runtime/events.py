@@ -45,7 +45,7 @@ def listen(listener: Callable[[CompileEvent], None]) -> Iterator[None]:
             _listeners.remove(listener)
 
 
-def described(names: Sequence[str], op_count: int) -> str:
+def compilation_in_words(names: Sequence[str], op_count: int) -> str:
     """What is being compiled, for people."""
     return f"compiling {', '.join(names[:4])}{' ...' if len(names) > 4 else ''}: {op_count} aten ops"
 

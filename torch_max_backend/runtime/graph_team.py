@@ -19,7 +19,7 @@ from torch_max_backend.runtime import libraries
 _HOST = torch.device("cpu")
 
 
-def require() -> str:
+def require_graph_team() -> str:
     """The symbol of the function that lends the threads; it is built with whatever else is required."""
     return require_function(LibraryFunction("runner", "graph_team", "cpu", (), module="graph_entries"))
 
@@ -31,7 +31,7 @@ def lend() -> None:
     Raises:
         MaxBackendError: the library cannot be built or loaded.
     """
-    symbol = require()
+    symbol = require_graph_team()
     libraries.load(_HOST)
     host = CPU()
     message = ctypes.create_string_buffer(libraries.MESSAGE_BYTES)

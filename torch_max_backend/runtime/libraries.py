@@ -35,7 +35,7 @@ from torch_max_backend.mojo_ops.sources import sources_digest
 from torch_max_backend.runtime import cache, cubins, prebuilt
 from torch_max_backend.runtime.cores import cores
 from torch_max_backend.runtime.futures import started
-from torch_max_backend.runtime.progress import Work, described, progress_line, works
+from torch_max_backend.runtime.progress import Work, kernels_in_words, progress_line, works
 from torch_max_backend.runtime.target import LEVELS, target_facts
 
 log = logging.getLogger(__name__)
@@ -264,7 +264,7 @@ def _build_claimed(facts: Mapping[Function, Mapping[str, str]], patient: bool) -
             wait(builds)
             for each in builds:
                 found |= each.result()
-            log.info("built %s in %.1f s", described(uses(absent)), time.perf_counter() - start)
+            log.info("built %s in %.1f s", kernels_in_words(uses(absent)), time.perf_counter() - start)
     return found
 
 

@@ -51,7 +51,8 @@ def make_ready(pending: Sequence[PendingLists], told: bool = True) -> None:
     names = [name for each in pending for name in each.names]
     with contextlib.ExitStack() as stack:
         if told:
-            stack.enter_context(progress_line(events.described(names, sum(each.op_count for each in pending))))
+            ops = sum(each.op_count for each in pending)
+            stack.enter_context(progress_line(events.compilation_in_words(names, ops)))
         for each in pending:
             stack.enter_context(events.compiling(each.names, each.op_count))(each.is_built())
         with contextlib.ExitStack() as building:

@@ -72,7 +72,7 @@ def works(several: list[Work]) -> Iterator[None]:
             _lines.works = [work for work in _lines.works if work not in several]
 
 
-def described(uses: Counter[str]) -> str:
+def kernels_in_words(uses: Counter[str]) -> str:
     """How many kernels there are for each use, such as "14 kernels for convolution, 3 for normalization"."""
     texts = [f"{count} for {use}" for use, count in sorted(uses.items(), key=lambda item: (-item[1], item[0]))]
     if texts:
@@ -86,7 +86,7 @@ def state() -> str:
         known = list(_lines.works)
     if not known:
         return ""
-    now = described(sum((work.uses for work in known if not work.done), Counter()))
+    now = kernels_in_words(sum((work.uses for work in known if not work.done), Counter()))
     left = max(work.left for work in known)
     rest = f", about {left:.0f} s left" if left >= 1 else ""
     return f"building {now or 'kernels'}: {sum(work.done for work in known)} of {len(known)} libraries{rest}"

@@ -131,9 +131,9 @@ def compile_module(
     facts = {**cache.versions(), **target_facts(device), "ops": cache.ops_digest(), "graph": graph}
     if device.type == "cpu":
         # What a graph needs beside the libraries that it calls is built with them.
-        graph_team.require()
+        graph_team.require_graph_team()
     with (
-        progress_line(events.described(names, op_count)),
+        progress_line(events.compilation_in_words(names, op_count)),
         libraries.ready(device),
         events.compiling(tuple(names), op_count) as cached,
     ):
