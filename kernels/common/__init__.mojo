@@ -6,7 +6,7 @@ argument.mojo      structures that kernels take
 check.mojo         checks of operands
 atomics.mojo       additions that meet in memory
 bounds.mojo        reports of indices outside their dimension
-gpu_limits.mojo    what every GPU grants a thread and a launch
+gpu.mojo           what every GPU grants a thread and a launch, and vectors of a thread
 arithmetic.mojo    division by invariant numbers, functions that programs call
 powers.mojo        powers of whole numbers
 digits.mojo        sorting by digits

@@ -3,14 +3,13 @@ and its threads gather what the regions over the tile give, in the regions' orde
 
 from std.math import ceildiv
 from std.memory import stack_allocation
-from std.sys import size_of
 
 from max.gpu import barrier, block_idx, global_idx, thread_idx
 from max.gpu.host import DeviceContext
 from max.gpu.memory import AddressSpace
 
 from ..common.arithmetic import Divisor
-from ..common.gpu_limits import GRID_LIMIT
+from ..common.gpu import GRID_LIMIT, load_wide, store_vector
 from ..common.pointer import Ptr, Shared, accumulation_type
 from .problem import RegionsProblem, Region, aligned_region, pooled_region
 from .regions_cpu import FLT_MAX
@@ -24,24 +23,6 @@ comptime CHUNK = 32
 """Bins of a row, or a column, whose weights are in shared memory at a time."""
 comptime VECTOR = 4
 """Channels of a thread, where they are whole vectors of 16 bytes."""
-
-
-@always_inline
-def _load[
-    dtype: DType, //, V: Int
-](data: Ptr[dtype], at: Int) -> SIMD[accumulation_type[dtype], V]:
-    comptime alignment = min(V * size_of[dtype](), 16)
-    return data.unsafe_load[width=V, alignment=alignment](at).cast[
-        accumulation_type[dtype]
-    ]()
-
-
-@always_inline
-def _store[
-    dtype: DType, V: SIMDLength, //
-](data: Ptr[dtype], at: Int, value: SIMD[dtype, V]):
-    comptime alignment = min(Int(V) * size_of[dtype](), 16)
-    data.unsafe_store[alignment=alignment](at, value)
 
 
 def region_means[
@@ -81,13 +62,16 @@ def region_means[
                 var left = Int(w.low)
                 var right = Int(w.high)
                 total += (1 - h.share) * (
-                    (1 - w.share) * _load[V](image, (low + left) * channels)
-                    + w.share * _load[V](image, (low + right) * channels)
+                    (1 - w.share) * load_wide[V](image, (low + left) * channels)
+                    + w.share * load_wide[V](image, (low + right) * channels)
                 ) + h.share * (
-                    (1 - w.share) * _load[V](image, (high + left) * channels)
-                    + w.share * _load[V](image, (high + right) * channels)
+                    (1 - w.share)
+                    * load_wide[V](image, (high + left) * channels)
+                    + w.share * load_wide[V](image, (high + right) * channels)
                 )
-    _store(y, Int(item) * channels + c, (total / region.count).cast[dtype]())
+    store_vector(
+        y, Int(item) * channels + c, (total / region.count).cast[dtype]()
+    )
 
 
 def region_maxima[
@@ -121,13 +105,13 @@ def region_maxima[
         for h in range(top, bottom):
             for w in range(left, right):
                 var pixel = h * p.width + w
-                var value = _load[V](image, Int(pixel) * channels)
+                var value = load_wide[V](image, Int(pixel) * channels)
                 var more = value.gt(most)
                 most = more.select(value, most)
                 place = more.select(SIMD[DType.int32, V](pixel), place)
     var at = Int(item) * channels + c
-    _store(y, at, most.cast[dtype]())
-    _store(places, at, place)
+    store_vector(y, at, most.cast[dtype]())
+    store_vector(places, at, place)
 
 
 @fieldwise_init
@@ -167,7 +151,7 @@ def _add_maxima[
             var at = (number * p.bins() + Int(row * p.columns + bin)) * Int(
                 p.channels
             ) + tile.c
-            var value = _load[V](dy, at)
+            var value = load_wide[V](dy, at)
             var place = places.unsafe_load[width=V](at)
             comptime for r in range(TILE):
                 var pixel = (tile.h + Int32(r)) * p.width + w
@@ -255,7 +239,7 @@ def _add_means[
                     var at = (
                         number * p.bins() + Int(row * p.columns + bin)
                     ) * Int(p.channels) + tile.c
-                    var value = _load[V](dy, at) * share
+                    var value = load_wide[V](dy, at) * share
                     comptime for r in range(TILE):
                         sums[r] += (
                             value
@@ -325,7 +309,7 @@ def gather_regions[
         if active:
             comptime for r in range(TILE):
                 if tile.h + Int32(r) < p.height:
-                    _store(
+                    store_vector(
                         dx,
                         Int(n) * p.image()
                         + Int((tile.h + Int32(r)) * p.width + w)

@@ -8,7 +8,7 @@ from max.gpu import block_idx, thread_idx
 from max.gpu.host import DeviceContext
 
 from ..common.argument import KernelArgument
-from ..common.gpu_limits import VECTOR_BYTES
+from ..common.gpu import VECTOR_BYTES
 from ..common.parallel import sync_parallelize, workers_for
 from ..common.pointer import Ptr
 from ..common.vectors import copy_row

@@ -8,7 +8,7 @@ from max.gpu import block_dim, block_idx, grid_dim, thread_idx
 from max.gpu.host import DeviceContext
 
 from ..common.arithmetic import Divisor
-from ..common.gpu_limits import GRID_LIMIT
+from ..common.gpu import GRID_LIMIT, vector_alignment
 from ..common.pointer import Ptr, accumulation_type
 from .problem import PaddingProblem
 
@@ -28,7 +28,7 @@ def border_dgrad[
 ):
     """`by_vectors` divides by the vectors of a pixel."""
     comptime Acc = accumulation_type[dtype]
-    comptime alignment = min(V * size_of[dtype](), 16)
+    comptime alignment = vector_alignment[dtype, V]
     var item = Int32(block_idx.x * block_dim.x + thread_idx.x)
     var pixel, vector = by_vectors.divide(item)
     if pixel >= p.w.extent:
@@ -74,7 +74,7 @@ def border_fprop[
     all_rows: Int32,
 ):
     """`by_vectors` divides by the vectors of a pixel."""
-    comptime alignment = min(V * size_of[dtype](), 16)
+    comptime alignment = vector_alignment[dtype, V]
     var item = Int32(block_idx.x * block_dim.x + thread_idx.x)
     var pixel, vector = by_vectors.divide(item)
     if pixel >= p.w.padded:

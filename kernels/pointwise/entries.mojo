@@ -9,7 +9,7 @@ from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 
 from ..common.arithmetic import Divisor
-from ..common.gpu_limits import VECTOR_BYTES
+from ..common.gpu import VECTOR_BYTES
 from ..common.library import Arguments, Operand
 from .cpu import pointwise_cpu
 from .gpu import pointwise_gpu

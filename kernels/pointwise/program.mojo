@@ -14,7 +14,7 @@ from std.sys.info import is_gpu, size_of
 from std.utils.index import IndexList
 from std.utils.static_tuple import StaticTuple
 
-from ..common.gpu_limits import VECTOR_BYTES
+from ..common.gpu import VECTOR_BYTES
 from ..common.pointer import Ptr
 
 

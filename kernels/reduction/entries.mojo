@@ -7,7 +7,7 @@ read, as in pointwise/entries.mojo. Then come the operands' addresses, results f
 from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 
-from ..common.gpu_limits import VECTOR_BYTES
+from ..common.gpu import VECTOR_BYTES
 from ..common.library import Arguments
 from ..pointwise.entries import operands_of
 from ..pointwise.many import TensorTable, words_of_tensors

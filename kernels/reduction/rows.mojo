@@ -12,7 +12,7 @@ from max.gpu.host.info import is_cpu
 
 from ..common.argument import KernelArgument
 from ..common.arithmetic import divide
-from ..common.gpu_limits import VECTOR_BYTES
+from ..common.gpu import VECTOR_BYTES
 from ..common.library import Arguments
 from ..common.parallel import sync_parallelize, workers_for
 from ..common.pointer import Ptr

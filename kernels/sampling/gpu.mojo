@@ -17,7 +17,7 @@ from std.memory import stack_allocation
 
 from ..common.arithmetic import Divisor
 from ..common.atomics import add_atomically
-from ..common.gpu_limits import GRID_LIMIT
+from ..common.gpu import GRID_LIMIT, load_wide, vector_alignment
 from ..common.pointer import Ptr, accumulation_type
 from .problem import Corners, SamplingProblem
 
@@ -30,16 +30,6 @@ comptime MAX_LANES = 32
 """Threads that share the channels of a point."""
 comptime SATURATING_THREADS = 1 << 17
 """Threads that keep a large GPU busy."""
-
-
-@always_inline
-def _load[
-    dtype: DType, //, V: Int
-](data: Ptr[dtype], at: Int) -> SIMD[accumulation_type[dtype], V]:
-    comptime alignment = min(V * size_of[dtype](), 16)
-    return data.unsafe_load[width=V, alignment=alignment](at).cast[
-        accumulation_type[dtype]
-    ]()
 
 
 def sample_points[
@@ -55,7 +45,7 @@ def sample_points[
     """y counts images. Channels last: `by_inner` divides by the vectors of a point. Planes: by the points, `together` channels of
     which a thread has."""
     comptime Acc = accumulation_type[dtype]
-    comptime alignment = min(V * size_of[dtype](), 16)
+    comptime alignment = vector_alignment[dtype, V]
     var item = Int32(block_idx.x * block_dim.x + thread_idx.x)
     var channels = Int(p.channels)
     comptime if channels_last:
@@ -70,7 +60,7 @@ def sample_points[
             comptime for k in range(corners.K):
                 if corners.pixel[k] >= 0:
                     total += (
-                        _load[V](image, Int(corners.pixel[k]) * channels)
+                        load_wide[V](image, Int(corners.pixel[k]) * channels)
                         * corners.weight(k)[0]
                     )
             y.unsafe_store[alignment=alignment](
@@ -141,13 +131,13 @@ def sample_grid_gradient[
                 var from_: Ptr[dtype]
                 var step: Int
                 comptime if channels_last:
-                    value = _load[1](dy, n * p.result() + point * channels + c)[
-                        0
-                    ]
+                    value = load_wide[1](
+                        dy, n * p.result() + point * channels + c
+                    )[0]
                     from_ = x.unsafe_offset(n * p.image() + c)
                     step = channels
                 else:
-                    value = _load[1](
+                    value = load_wide[1](
                         dy, n * p.result() + c * Int(p.points) + point
                     )[0]
                     from_ = x.unsafe_offset(n * p.image() + c * p.pixels())
@@ -156,7 +146,9 @@ def sample_grid_gradient[
                     if corners.pixel[k] >= 0:
                         along[k] += (
                             value
-                            * _load[1](from_, Int(corners.pixel[k]) * step)[0]
+                            * load_wide[1](from_, Int(corners.pixel[k]) * step)[
+                                0
+                            ]
                         )
             comptime for axis in range(AXES):
                 comptime for k in range(corners.K):
@@ -204,7 +196,7 @@ def sample_input_gradient_atomic[
         var c = Int(channel)
         for n in range(Int(block_idx.y), Int(p.batch), Int(grid_dim.y)):
             var corners = Corners[Acc, 1, T, deep](grid, Int(point), p, n)
-            var value = _load[1](
+            var value = load_wide[1](
                 dy, n * p.result() + Int(point) * channels + c
             )[0]
             comptime for k in range(corners.K):
@@ -224,7 +216,7 @@ def sample_input_gradient_atomic[
         for n in range(Int(block_idx.y), Int(p.batch), Int(grid_dim.y)):
             var corners = Corners[Acc, 1, T, deep](grid, Int(point), p, n)
             for c in range(first, end):
-                var value = _load[1](
+                var value = load_wide[1](
                     dy, n * p.result() + c * Int(p.points) + Int(point)
                 )[0]
                 var plane = n * p.image() + c * p.pixels()
@@ -258,7 +250,7 @@ def sample_input_gradient_in_order[
         var at = c * Int(p.points) + point
         comptime if channels_last:
             at = point * channels + c
-        var value = _load[1](dy, n * p.result() + at)[0]
+        var value = load_wide[1](dy, n * p.result() + at)[0]
         comptime for k in range(corners.K):
             if corners.pixel[k] >= 0:
                 var pixel = Int(corners.pixel[k])

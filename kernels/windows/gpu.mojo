@@ -8,7 +8,7 @@ from max.gpu import block_dim, block_idx, grid_dim, thread_idx
 from max.gpu.host import DeviceContext
 
 from ..common.arithmetic import Divisor
-from ..common.gpu_limits import GRID_LIMIT
+from ..common.gpu import GRID_LIMIT, vector_alignment
 from ..common.pointer import Ptr, accumulation_type
 from .problem import WindowsProblem
 
@@ -50,7 +50,7 @@ def lay_out_thread[
     """Taps first: an item is a window of a row of windows; a row is (n, r, stretch of `along` taps, p), which `inner`, `middle`
     and `outer` divide by P, the stretches of a row of taps and R. Else an item is (q, r, s, vector), divided by the vectors of
     a pixel, S and R, and a row is (n, p)."""
-    comptime alignment = min(V * size_of[dtype](), 16)
+    comptime alignment = vector_alignment[dtype, V]
     if item >= items:
         return
     var row = first_row
@@ -153,7 +153,7 @@ def add_up_thread[
     """An item is a vector of a row of x; `by_vectors` divides by the vectors of a pixel.
     """
     comptime Acc = accumulation_type[dtype]
-    comptime alignment = min(V * size_of[dtype](), 16)
+    comptime alignment = vector_alignment[dtype, V]
     if item >= items:
         return
     var w, vector = by_vectors.divide(item)

@@ -12,6 +12,7 @@ from std.sys import size_of
 from max.gpu import block_dim, block_idx, thread_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 
+from ...common.gpu import vector_alignment
 from ...common.library import scratch
 from ...common.pointer import Ptr
 from ..passes import DGRAD, FPROP
@@ -68,7 +69,7 @@ def _copy_aligned_kernel[
         comptime for i in range(width):
             if d + Scalar[index](i) < source_d:
                 value[i] = source.unsafe_load(Int(offset) + i)
-    comptime bytes = min(width * size_of[dtype](), 16)
+    comptime bytes = vector_alignment[dtype, width]
     target.unsafe_store[alignment=bytes](Int(at), value)
 
 

@@ -22,6 +22,7 @@ from std.utils.numerics import neg_inf
 from std.utils.static_tuple import StaticTuple
 
 from ...common.arithmetic import Divisor, divide
+from ...common.gpu import vector_alignment
 from ...common.pointer import Ptr, accumulation_type
 from ..kernel import INDEX, PoolingKernel, PoolingTensors
 from ..problem import PoolingProblem
@@ -104,7 +105,7 @@ def shared_window[
     """What one of the lanes sees: the first of equal maxima, the last NaN; the window's first pixel where it sees none.
     """
     comptime Acc = accumulation_type[dtype]
-    comptime bytes = min(V * size_of[dtype](), 16)
+    comptime bytes = vector_alignment[dtype, V]
     var start = (td.start * p.h.input + th.start) * p.w.input + tw.start
     var best = SIMD[Acc, V](neg_inf[Acc]())
     var found = SIMD[DType.int32, V](start)
@@ -171,7 +172,7 @@ def pool_fprop_shared_windows[
     """`by_items` divides by the vectors of windows in a slab, `windows` counts those of all slabs. The threads of a plane's
     window lie beside each other, else those of neighbouring channels do."""
     comptime Acc = accumulation_type[dtype]
-    comptime bytes = min(V * size_of[dtype](), 16)
+    comptime bytes = vector_alignment[dtype, V]
     var values = stack_allocation[
         THREADS * V,
         Scalar[Acc],

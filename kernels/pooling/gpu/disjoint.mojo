@@ -19,6 +19,7 @@ from std.sys import size_of
 
 from ...common.argument import KernelArgument
 from ...common.arithmetic import Divisor
+from ...common.gpu import vector_alignment
 from ...common.pointer import Ptr
 from ..kernel import INDEX, NO_ARGMAX, OFFSET, PoolingTensors, PoolingKernel
 from ..problem import PoolingProblem
@@ -136,7 +137,7 @@ def disjoint_values[
         var covered = now.wanted != NO_WINDOW
         var at = Int(now.base + ow)
         var gradient = dy.unsafe_load[
-            width=N, alignment=min(N * size_of[dtype](), 16)
+            width=N, alignment=vector_alignment[dtype, N]
         ](at)
         comptime if argmax == NO_ARGMAX:
             var scaled = gradient.cast[DType.float32]()
@@ -152,7 +153,7 @@ def disjoint_values[
                 ](0)
         else:
             var found = argmaxes.unsafe_load[
-                width=N, alignment=min(N * size_of[argmax](), 16)
+                width=N, alignment=vector_alignment[argmax, N]
             ](at)
             comptime for i in range(N):
                 var fits = fits_word[argmax, 1](found[i], covered)[0]
@@ -342,7 +343,7 @@ def pool_dgrad_disjoint_channels[
     t: ColumnUnits,
 ):
     comptime data_bytes = V * size_of[dtype]()
-    comptime index_bytes = min(V * size_of[argmax](), 16)
+    comptime index_bytes = vector_alignment[argmax, V]
     var flat = Int32(block_idx.x * THREADS + thread_idx.x)
     if flat >= t.total:
         return

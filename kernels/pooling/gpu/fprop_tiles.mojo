@@ -12,6 +12,7 @@ from std.sys import size_of
 from std.utils.numerics import neg_inf
 
 from ...common.arithmetic import Divisor
+from ...common.gpu import vector_alignment
 from ...common.pointer import Ptr
 from ..kernel import NO_ARGMAX, OFFSET, PoolingTensors, PoolingKernel
 from ..problem import PoolingProblem
@@ -43,7 +44,7 @@ def _load_row[
             values[i] = row[unsafe_offset=Int(w)].cast[DType.float32]()
 
     if aligned:
-        comptime bytes = min(COLUMNS * size_of[dtype](), 16)
+        comptime bytes = vector_alignment[dtype, COLUMNS]
         if column < extent:
             var run = row.unsafe_load[width=COLUMNS, alignment=bytes](
                 Int(column)
@@ -63,7 +64,7 @@ def _store_run[
     dtype: DType, R: Int, //
 ](data: Ptr[dtype], at: Int, run: SIMD[dtype, R], count: Int32, aligned: Bool,):
     if aligned:
-        comptime bytes = min(R * size_of[dtype](), 16)
+        comptime bytes = vector_alignment[dtype, R]
         data.unsafe_store[alignment=bytes](at, run)
     else:
         comptime for i in range(R):

@@ -20,6 +20,7 @@ from std.utils.numerics import neg_inf
 from std.utils.static_tuple import StaticTuple
 
 from ...common.arithmetic import Divisor
+from ...common.gpu import vector_alignment
 from ...common.pointer import Ptr, accumulation_type
 from ..kernel import NO_ARGMAX, OFFSET, PoolingTensors, PoolingKernel
 from ..problem import PoolingProblem
@@ -37,7 +38,7 @@ from .params import (
 def _load[
     dtype: DType, //, V: Int
 ](data: Ptr[dtype], at: Int32) -> SIMD[dtype, V]:
-    comptime bytes = min(V * size_of[dtype](), 16)
+    comptime bytes = vector_alignment[dtype, V]
     return data.unsafe_load[width=V, alignment=bytes](Int(at))
 
 
@@ -45,7 +46,7 @@ def _load[
 def _store[
     dtype: DType, V: Int, //
 ](data: Ptr[dtype], at: Int32, value: SIMD[dtype, V]):
-    comptime bytes = min(V * size_of[dtype](), 16)
+    comptime bytes = vector_alignment[dtype, V]
     data.unsafe_store[alignment=bytes](Int(at), value)
 
 
@@ -217,7 +218,7 @@ def pool_window[
     comptime Acc = accumulation_type[dtype]
     comptime averaging = argmax == NO_ARGMAX
     comptime counts_taps = argmax == OFFSET
-    comptime bytes = min(V * size_of[dtype](), 16)
+    comptime bytes = vector_alignment[dtype, V]
     var best = SIMD[Acc, V](0 if averaging else neg_inf[Acc]())
     var start = (td.start * p.h.input + th.start) * p.w.input + tw.start
     comptime if counts_taps:

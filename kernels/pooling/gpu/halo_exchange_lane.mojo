@@ -1,8 +1,8 @@
 """What a lane of the halo exchange works on, and a row of its windows as they lie in memory."""
 
 from max.gpu import block_idx, thread_idx
-from std.sys import size_of
 
+from ...common.gpu import vector_alignment
 from ..kernel import NO_ARGMAX
 from .halo_exchange_plan import THREADS, HaloShape, Teams
 from .params import LANES, PoolingParams
@@ -36,8 +36,8 @@ struct LoadedRow[dtype: DType, argmax: DType, S: HaloShape](Copyable):
         row: Int32,
         places: Array[Int32, Self.count],
     ):
-        comptime bytes = min(Self.wide * size_of[Self.dtype](), 16)
-        comptime index_bytes = min(Self.wide * size_of[Self.argmax](), 16)
+        comptime bytes = vector_alignment[Self.dtype, Self.wide]
+        comptime index_bytes = vector_alignment[Self.argmax, Self.wide]
         comptime for i in range(Self.count):
             var at = Int(row + places[i])
             self.dy[i] = dy.unsafe_load[width=Self.wide, alignment=bytes](at)

@@ -5,7 +5,7 @@ from std.math import ceildiv
 
 from ...common.argument import KernelArgument
 from ...common.arithmetic import Divisor
-from ...common.gpu_limits import GRID_LIMIT
+from ...common.gpu import GRID_LIMIT
 from ..kernel import INDEX, NO_ARGMAX
 from ..problem import PoolingAxis, PoolingProblem
 

@@ -16,6 +16,7 @@ from max.gpu.memory import AddressSpace, external_memory
 from std.math import ceildiv
 from std.sys import size_of
 
+from ...common.gpu import vector_alignment
 from ...common.pointer import Ptr
 from ..kernel import NO_ARGMAX, OFFSET, PoolingTensors, PoolingKernel
 from ..problem import PoolingProblem
@@ -77,8 +78,8 @@ struct LoadedWindows[dtype: DType, argmax: DType, V: Int](Copyable):
     ):
         """Loads `count` windows, `channels` apart; others stay what they were.
         """
-        comptime data_bytes = min(Self.V * size_of[Self.dtype](), 16)
-        comptime index_bytes = min(Self.V * size_of[Self.argmax](), 16)
+        comptime data_bytes = vector_alignment[Self.dtype, Self.V]
+        comptime index_bytes = vector_alignment[Self.argmax, Self.V]
         var dy_start = dy.unsafe_offset(start)
         var found_start = found.unsafe_offset(start)
         comptime for k in range(LOADS_IN_FLIGHT):
