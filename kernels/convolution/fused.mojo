@@ -105,3 +105,23 @@ struct FusedCall[count: Int, dims: Int, sums: Int = NO_SUMS]:
         comptime if Self.sums == PRODUCTS:
             together |= self.beside[0] | self.beside[1]
         return together % 16 == 0
+
+    @no_inline
+    def run_sums[
+        plain: StaticString
+    ](self, stored: Int, rows: Int, channels: Int, ctx: DeviceContext) raises:
+        """The library's function for the sums alone, of what is stored at this address: [rows, channels]. It takes the
+        statistics' numbers, then what is made, what is stored, and what is read beside it.
+        """
+        var call = Call()
+        comptime if Self.sums == MOMENTS:
+            self.statistics.append_to(call)
+        for i in range(4):
+            call.append_at(self.made[i], IndexList[1](channels))
+        call.append_at(stored, IndexList[2](rows, channels))
+        comptime for i in range(Self.sums + 1):
+            comptime if Self.sums == PRODUCTS and i == 0:
+                call.append_at(self.beside[i], IndexList[2](rows, channels))
+            else:
+                call.append_at(self.beside[i], IndexList[1](channels))
+        call.run[plain](ctx)

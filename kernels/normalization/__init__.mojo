@@ -1,10 +1,10 @@
 """Batch normalization's reductions over channels-last tensors, seen as [rows, C].
 
-columns.mojo   the view that every kernel here reduces: narrow rows are joined into wide ones
-cpu.mojo       statistics and gradient sums on the CPU
-gpu.mojo       the same on a GPU, in two stages
-numbers.mojo   momentum and epsilon, as a call has them
-partials.mojo  where the second stage finds what the first one, or a convolution's store, has left
+folded_rows.mojo  the view that every kernel here reduces: narrow rows are joined into wide ones
+cpu.mojo          statistics and gradient sums on the CPU
+gpu.mojo          the same on a GPU, in two stages
+numbers.mojo      momentum and epsilon, as a call has them
+partials.mojo     where the second stage finds what the first one, or a convolution's store, has left
 
 Normalizing itself is elementwise: it stays in the graph, where the compiler fuses it with what surrounds it.
 """

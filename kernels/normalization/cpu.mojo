@@ -8,7 +8,7 @@ from std.sys.info import simd_width_of
 
 from ..common.parallel import sync_parallelize, workers_for
 from ..common.pointer import Ptr
-from .columns import FoldedRows, Moments, chunk_moments, chunk_sums, folded
+from .folded_rows import FoldedRows, Moments, chunk_moments, chunk_sums, folded
 
 # Vectors that are reduced side by side: enough independent sums to hide an addition's latency.
 comptime TILE = 4

@@ -17,7 +17,7 @@ from max.gpu.memory import AddressSpace
 from ..common.arithmetic import divide
 from ..common.library import scratch
 from ..common.pointer import Ptr
-from .columns import (
+from .folded_rows import (
     FoldedRows,
     Moments,
     Sums,

@@ -18,7 +18,7 @@ from torch_max_backend.mojo_ops.operands import check_float
 from torch_max_backend.mojo_ops.signatures import Family, Number, Signature, Tensor
 
 _X, _DY = Tensor("x", "dtype", 2), Tensor("dy", "dtype", 2)
-_SETTINGS: dict[str, type[Number]] = {"momentum": float, "epsilon": float}
+_NUMBERS: dict[str, type[Number]] = {"momentum": float, "epsilon": float}
 _MEAN, _INVSTD = Tensor("mean", "acc", 1), Tensor("invstd", "acc", 1)
 _OLD, _NEW, _SUMS = (
     tuple(Tensor(name, "acc", 1) for name in names)
@@ -34,11 +34,11 @@ FAMILY = Family(
         "batch_norm_statistics",
         results=(_MEAN, _INVSTD, *_NEW),
         operands=(_X, *_OLD),
-        numbers=_SETTINGS,
+        numbers=_NUMBERS,
         # A channel's new running statistics read that channel's old ones.
         in_order={2: frozenset({1}), 3: frozenset({2})},
     ),
-    Signature("batch_norm_statistics_only", results=(_MEAN, _INVSTD), operands=(_X,), numbers=_SETTINGS),
+    Signature("batch_norm_statistics_only", results=(_MEAN, _INVSTD), operands=(_X,), numbers=_NUMBERS),
     Signature("batch_norm_gradient_sums", results=_SUMS, operands=(_DY, _X, _MEAN, _INVSTD)),
     first=1.0,
 )

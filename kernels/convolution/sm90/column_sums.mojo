@@ -15,7 +15,7 @@ import max.gpu.primitives.warp as warps
 
 from ...common.pointer import Ptr
 from ...common.ptx import named_barrier_sync, syncwarp
-from ...normalization.columns import Moments
+from ...normalization.folded_rows import Moments
 from ..passes import MOMENTS, PRODUCTS
 from .tile import PANEL_COLUMNS
 

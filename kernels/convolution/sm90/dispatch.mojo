@@ -3,10 +3,10 @@
 from ..kernel import ConvolutionKernel, Heuristic, Table
 from ..passes import DGRAD, FPROP
 from ..problem import ConvolutionProblem
+from .aligned import needs_alignment, aligned_problem
 from .fused_col2im import FusedCol2im
 from .gemm import Gemm
 from .grouped import GroupedGemm
-from .aligned import needs_alignment, aligned_problem
 
 comptime _FEW_OF_THREE_AXES = 32
 """Channels on both sides: 32 of 96x96x96 took 1.5 times as long as in the warpgroup kernels."""

@@ -8,7 +8,7 @@ from max.gpu.host import DeviceContext
 from std.utils.index import IndexList
 from std.utils.static_tuple import StaticTuple
 
-from ...common.library import Arguments, Call, scratch
+from ...common.library import Arguments, scratch
 from ...common.pointer import Ptr
 from ...normalization.gpu import (
     MERGE_COLUMNS,
@@ -16,14 +16,15 @@ from ...normalization.gpu import (
     merge_moments_kernel,
     merge_sums_kernel,
 )
-from ...normalization.partials import Slots
 from ...normalization.numbers import NormalizationNumbers
+from ...normalization.partials import Slots
 from ...pointwise.program import ProgramOperands, RunPositions
 from ..epilogue_callback import NO_EPILOGUE
 from ..fused import FusedCall
 from ..kernel import ConvolutionTensors
 from ..passes import FPROP, MOMENTS, NO_SUMS, ONE_GROUP, PRODUCTS
 from ..problem import ConvolutionProblem
+from .aligned import needs_alignment
 from .column_sums import Factor
 from .dispatch import SM90_KERNELS
 from .epilogue import apply_epilogue
@@ -35,7 +36,6 @@ from .gemm import (
     sums_are_worth_it,
 )
 from .launch import NOWHERE
-from .aligned import needs_alignment
 from .store import Epilogue
 
 
@@ -180,20 +180,7 @@ def conv_pointwise_sums[
     else:
         call.convolution.run[plain](Int(result), call.a, call.b, ctx)
     comptime if sums != NO_SUMS:
-        var reduction = Call()
-        comptime if sums == MOMENTS:
-            call.statistics.append_to(reduction)
-        for i in range(4):
-            reduction.append_at(call.made[i], IndexList[1](c))
-        reduction.append_at(Int(result), IndexList[2](rows, c))
-        comptime if sums == PRODUCTS:
-            reduction.append_at(call.beside[0], IndexList[2](rows, c))
-            reduction.append_at(call.beside[1], IndexList[1](c))
-            reduction.append_at(call.beside[2], IndexList[1](c))
-        else:
-            reduction.append_at(call.beside[0], IndexList[1](c))
-            reduction.append_at(call.beside[1], IndexList[1](c))
-        reduction.run[plain_sums](ctx)
+        call.run_sums[plain_sums](Int(result), rows, c, ctx)
 
 
 comptime conv_pointwise[

@@ -11,6 +11,13 @@ from ...normalization.partials import Slots
 from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..passes import DGRAD, FPROP, WGRAD
 from ..problem import ConvolutionProblem
+from .aligned import (
+    Extents3,
+    AlignedCopies,
+    needs_alignment,
+    aligned_problem,
+    copy_aligned,
+)
 from .choice import (
     TILE_SHAPES,
     WGRAD_SHAPES,
@@ -23,7 +30,6 @@ from .choice import (
 )
 from .column_sums import Factor
 from .filter_order import exchange_channels
-from .store import Epilogue
 from .launch import (
     launch_dgrad,
     launch_fprop,
@@ -31,14 +37,8 @@ from .launch import (
     reads_filter_along_k,
     slots_of,
 )
-from .aligned import (
-    Extents3,
-    AlignedCopies,
-    needs_alignment,
-    aligned_problem,
-    copy_aligned,
-)
 from .plan import stage_length, dgrad_phases, ends_short, fprop_phase
+from .store import Epilogue
 from .tensor_map import SourceView
 from .tile import TileShape
 from .wgrad_plan import WgradChoice
