@@ -43,6 +43,123 @@ struct PassOperands[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
         return self.result_channels // self.groups
 
 
+@fieldwise_init
+struct _PixelCursor(ImplicitlyCopyable, TrivialRegisterPassable):
+    """A pixel of a phase's rows, by its image and its indices on the three axes.
+    """
+
+    var n: Int
+    var o: Int
+    var p: Int
+    var q: Int
+
+    @staticmethod
+    @always_inline
+    def of(row: Int, phase: Phase) -> Self:
+        var line = row // phase.w.rows
+        var plane = line // phase.h.rows
+        return Self(
+            plane // phase.d.rows,
+            plane % phase.d.rows,
+            line % phase.h.rows,
+            row % phase.w.rows,
+        )
+
+    @always_inline
+    def next_line(mut self, phase: Phase):
+        """To the first pixel of the next row of pixels."""
+        self.q = 0
+        self.p += 1
+        if self.p == phase.h.rows:
+            self.p = 0
+            self.o += 1
+            if self.o == phase.d.rows:
+                self.o = 0
+                self.n += 1
+
+
+@always_inline
+def _fill_results[
+    dtype: DType
+](
+    results: PtrTable[dtype],
+    ops: PassOperands[dtype],
+    phase: Phase,
+    first: _PixelCursor,
+    count: Int,
+):
+    """Where the results of `count` rows go."""
+    var at = first
+    var m = 0
+    while m < count:
+        var run = min(phase.w.rows - at.q, count - m)
+        var pixel = (
+            (
+                at.n * phase.d.out_extent
+                + phase.d.out_first
+                + at.o * phase.d.out_step
+            )
+            * phase.h.out_extent
+            + phase.h.out_first
+            + at.p * phase.h.out_step
+        ) * phase.w.out_extent + phase.w.out_first
+        for i in range(run):
+            results[unsafe_offset=m + i] = ops.result.unsafe_offset(
+                (pixel + (at.q + i) * phase.w.out_step) * ops.result_channels
+            )
+        m += run
+        at.next_line(phase)
+
+
+@always_inline
+def _fill_line[
+    dtype: DType
+](
+    line: PtrTable[dtype],
+    ops: PassOperands[dtype],
+    phase: Phase,
+    first: _PixelCursor,
+    count: Int,
+    t: Int,
+    r: Int,
+    s: Int,
+) -> Bool:
+    """What `count` rows read through tap (t, r, s), zeros outside of the source; whether any row reads something.
+    """
+    var wide = phase.w
+    var shift = wide.offset(s)
+    # Rows q with 0 <= q * step + shift < source.
+    var low = max(0, ceildiv(-shift, wide.step))
+    var high = min(wide.rows, (wide.source - 1 - shift) // wide.step + 1)
+    var any = False
+    var at = first
+    var m = 0
+    while m < count:
+        var run = min(wide.rows - at.q, count - m)
+        var d = at.o * phase.d.step + phase.d.offset(t)
+        var h = at.p * phase.h.step + phase.h.offset(r)
+        var start = run
+        var stop = run
+        if d >= 0 and d < phase.d.source and h >= 0 and h < phase.h.source:
+            start = min(run, max(0, low - at.q))
+            stop = max(start, min(run, high - at.q))
+            any = any or stop > start
+        var base = (
+            (at.n * phase.d.source + d) * phase.h.source + h
+        ) * wide.source + shift
+        for i in range(start):
+            line[unsafe_offset=m + i] = ops.zeros
+        for i in range(start, stop):
+            line[unsafe_offset=m + i] = ops.source.unsafe_offset(
+                (base + (at.q + i) * wide.step) * ops.pitch
+            )
+        for i in range(stop, run):
+            line[unsafe_offset=m + i] = ops.zeros
+        m += run
+        at.next_line(phase)
+    return any
+
+
 @no_inline
 def fill_table[
     dtype: DType
@@ -58,95 +175,15 @@ def fill_table[
 ) -> Int:
     """Pointers for rows first … first + count, one line of `pitch` for each live tap; returns how many are live.
     """
-    var wide = phase.w
-    # Where each row's result goes.
-    var q = first % wide.rows
-    var rest = first // wide.rows
-    var p = rest % phase.h.rows
-    rest //= phase.h.rows
-    var o = rest % phase.d.rows
-    var n = rest // phase.d.rows
-    var q0 = q
-    var p0 = p
-    var o0 = o
-    var n0 = n
-    var m = 0
-    while m < count:
-        var run = min(wide.rows - q, count - m)
-        var pixel = (
-            (n * phase.d.out_extent + phase.d.out_first + o * phase.d.out_step)
-            * phase.h.out_extent
-            + phase.h.out_first
-            + p * phase.h.out_step
-        ) * wide.out_extent + wide.out_first
-        for i in range(run):
-            results[unsafe_offset=m + i] = ops.result.unsafe_offset(
-                (pixel + (q + i) * wide.out_step) * ops.result_channels
-            )
-        m += run
-        q = 0
-        p += 1
-        if p == phase.h.rows:
-            p = 0
-            o += 1
-            if o == phase.d.rows:
-                o = 0
-                n += 1
-
+    var begin = _PixelCursor.of(first, phase)
+    _fill_results(results, ops, phase, begin, count)
     var lines = 0
     var tap = 0
     for t in range(phase.d.taps):
         for r in range(phase.h.taps):
-            for s in range(wide.taps):
+            for s in range(phase.w.taps):
                 var line = table.unsafe_offset(lines * pitch)
-                var any = False
-                var shift = wide.offset(s)
-                # Rows q with 0 <= q * step + shift < source.
-                var low = max(0, ceildiv(-shift, wide.step))
-                var high = min(
-                    wide.rows, (wide.source - 1 - shift) // wide.step + 1
-                )
-                q = q0
-                p = p0
-                o = o0
-                n = n0
-                m = 0
-                while m < count:
-                    var run = min(wide.rows - q, count - m)
-                    var d = o * phase.d.step + phase.d.offset(t)
-                    var h = p * phase.h.step + phase.h.offset(r)
-                    var start = run
-                    var stop = run
-                    if (
-                        d >= 0
-                        and d < phase.d.source
-                        and h >= 0
-                        and h < phase.h.source
-                    ):
-                        start = min(run, max(0, low - q))
-                        stop = max(start, min(run, high - q))
-                        any = any or stop > start
-                    var base = (
-                        (n * phase.d.source + d) * phase.h.source + h
-                    ) * wide.source + shift
-                    for i in range(start):
-                        line[unsafe_offset=m + i] = ops.zeros
-                    for i in range(start, stop):
-                        line[unsafe_offset=m + i] = ops.source.unsafe_offset(
-                            (base + (q + i) * wide.step) * ops.pitch
-                        )
-                    for i in range(stop, run):
-                        line[unsafe_offset=m + i] = ops.zeros
-                    m += run
-                    q = 0
-                    p += 1
-                    if p == phase.h.rows:
-                        p = 0
-                        o += 1
-                        if o == phase.d.rows:
-                            o = 0
-                            n += 1
-                if any:
+                if _fill_line(line, ops, phase, begin, count, t, r, s):
                     # Rows beyond the last one are computed and thrown away.
                     for i in range(count, pitch):
                         line[unsafe_offset=i] = ops.zeros
