@@ -476,7 +476,7 @@ def resampling() -> str:
         "adaptive maxima": ("adaptive_max_h200", "adaptive_max_cpu_float32"),
         "windows (unfold, fold)": ("windows_h200", "windows_cpu_float32"),
         "grid_sample": ("sampling_h200", "sampling_cpu_float32"),
-        "borders (reflected, repeated)": ("padding_cpu_float32",),
+        "borders (reflected, repeated)": ("padding_h200", "padding_cpu_float32"),
         "scattered additions": ("indexing_h200", "indexing_cpu_float32"),
         "detection": ("detection_h200",),
     }
