@@ -35,12 +35,25 @@ def border_dgrad[
         return
     var c = Int(vector) * V
     var w = p.w.shown(pixel)
+    var w_is_single = w.is_single()
     var row = Int32(block_idx.y * block_dim.y + thread_idx.y)
     while row < all_rows:
         var slab, height = by_height.divide(row)
         var n, depth = by_depth.divide(slab)
         var d = p.d.shown(depth)
         var h = p.h.shown(height)
+        var to = Int(row) * p.length() + Int(pixel) * Int(p.channels) + c
+        if w_is_single and h.is_single() and d.is_single():
+            var from_ = (
+                p.padded_row(Int(n), d.first, h.first)
+                + Int(w.first) * Int(p.channels)
+                + c
+            )
+            result.unsafe_store[alignment=alignment](
+                to, source.unsafe_load[width=V, alignment=alignment](from_)
+            )
+            row += Int32(grid_dim.y * block_dim.y)
+            continue
         var total = SIMD[Acc, V](0)
         for a in range(d.all()):
             for b in range(h.all()):
@@ -55,10 +68,7 @@ def border_dgrad[
                         total += from_.unsafe_load[
                             width=V, alignment=alignment
                         ](Int(place) * Int(p.channels)).cast[Acc]()
-        result.unsafe_store[alignment=alignment](
-            Int(row) * p.length() + Int(pixel) * Int(p.channels) + c,
-            total.cast[dtype](),
-        )
+        result.unsafe_store[alignment=alignment](to, total.cast[dtype]())
         row += Int32(grid_dim.y * block_dim.y)
 
 

@@ -24,6 +24,12 @@ struct Shown(TrivialRegisterPassable):
         return self.count + 2
 
     @always_inline
+    def is_single(self) -> Bool:
+        """Whether there is one place, `first`, as of all elements but those near the borders.
+        """
+        return self.count == 1 and self.second < 0 and self.third < 0
+
+    @always_inline
     def place(self, k: Int32) -> Int32:
         """Place `k` of `all`, -1 for none."""
         if k < self.count:
