@@ -24,19 +24,19 @@ def main(run: Run) -> None:
     }
     nets = {
         "unet": smp.Unet("resnet18", encoder_weights=None, encoder_depth=3, decoder_channels=(32, 16, 8)),
-        "fpn": smp.FPN("resnet18", encoder_weights=None, decoder_pyramid_channels=16, decoder_segmentation_channels=8),
+        "fpn": smp.FPN("resnet18", encoder_weights=None, decoder_pyramid_channels=16, decoder_segmentation_channels=32),
     }
     for name, net in nets.items():
         run.to(net)
         run.track(**{name: net})
         model = run.compile(net)
-        optimizer = torch.optim.Adam(net.parameters(), 2e-4, eps=1e-4)
+        optimizer = torch.optim.Adam(net.parameters(), 1e-5, eps=1e-2)
         for step in range(STEPS):
             chosen = slice(step % 3 * BATCH, (step % 3 + 1) * BATCH)
             kind = list(losses)[step % len(losses)]
             with run.autocast():
                 logits = model(run.to(images[chosen]))
-            loss = losses[kind](logits if logits.dtype is torch.float64 else logits.float(), masks[chosen][:, None])
+            loss = losses[kind](logits.float(), masks[chosen][:, None])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

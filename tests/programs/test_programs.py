@@ -58,7 +58,8 @@ PROGRAMS = {
     "sngan": Program((PLAIN, AMP)),
     "vae": Program((PLAIN, LAST), truth=False),
     "monai_segmentation": Program((PLAIN,), needs=("monai",)),
-    "smp_losses": Program((AMP, PLAIN), needs=("segmentation_models_pytorch",)),
+    "smp_losses": Program((LAST, PLAIN), needs=("segmentation_models_pytorch",)),
+    "yolo": Program((PLAIN,), needs=("cv2", "ultralytics")),
     "diffusion": Program((PLAIN, AMP), needs=("diffusers",)),
     "glow": Program((PLAIN, AMP), strict=False),
     # oneDNN's weight gradient of a 3-D convolution in bfloat16 now and then has a NaN, in eager PyTorch too.
@@ -92,7 +93,7 @@ CASES = [
 def test_program(name: str, setting: Setting) -> None:
     program = PROGRAMS[name]
     for package in program.needs:
-        pytest.importorskip(package)
+        pytest.importorskip(package, reason=f"the project does not depend on {package}")
     main = importlib.import_module(f"tests.programs.{name}").main
     runs = []
     for contender in ("ours", "eager", "float64") if program.truth else ("ours", "eager"):

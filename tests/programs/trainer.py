@@ -52,7 +52,7 @@ def main(run: Run) -> None:
     arguments = TrainingArguments(
         output_dir="out", num_train_epochs=3, per_device_train_batch_size=8, per_device_eval_batch_size=8,
         gradient_accumulation_steps=2, learning_rate=2e-3, lr_scheduler_type="cosine", warmup_steps=3,
-        weight_decay=0.05, label_smoothing_factor=0.1, max_grad_norm=1.0, bf16=run.amp, use_cpu=True,
+        weight_decay=0.05, adam_epsilon=1e-5, label_smoothing_factor=0.1, max_grad_norm=1.0, bf16=run.amp, use_cpu=True,
         gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False}, eval_strategy="epoch",
         logging_steps=1, save_strategy="no", report_to=[], disable_tqdm=True, dataloader_pin_memory=False, seed=0,
     )  # fmt: skip
