@@ -105,7 +105,7 @@ def summary() -> str:
         ("the same: first step with a wheel's kernels", "H200", "Inductor", prebuilt / first["inductor"]),
         (f"{len(plain)} models, bfloat16: training step", "H200", "Inductor", plain),
         ("the same, as device graphs", "H200", "Inductor, CUDA graphs", captured),
-        (f"{len(dashboard)} models of PyTorch's suites, the same", "H200", "Inductor, CUDA graphs", dashboard),
+        (f"{len(dashboard)} models of PyTorch's suites, as device graphs", "H200", "Inductor, CUDA graphs", dashboard),
         (f"{len(zoo)} models, float32, batch 8: training step", "2 CPU cores", "the best of eager and Inductor",
          list(map(ratio, zoo))),
         ("convolutions drawn from models, bfloat16", "H200", "cuDNN", drawn),

@@ -42,8 +42,8 @@ from torch_max_backend.typed_graph.operations import (
 )
 
 PROGRAM, BATCH, ROWS, CONCATENATE = "program", "programs", "rows", "concatenate"
-"""What calls of a program over one tensor, of one over many, of several over the same rows, and of the kernel that puts
-many tensors one behind the other are known as."""
+"""Names of calls: of a program over one tensor, of one over many, of several over the same rows, and of the kernel that
+puts many tensors one behind the other."""
 
 
 def fuse(graph: TypedGraph, device: DeviceRef) -> None:

@@ -21,7 +21,7 @@ from torch_max_backend.typed_graph.operations import Call, Operation, Pointwise,
 
 SUMS = "batch_norm_gradient_sums"
 _SMALL = 16
-"""What is as many times smaller than the gradient, such as a channel's numbers, stays in caches."""
+"""An operand this many times smaller than the gradient, such as one number for each channel, stays in caches."""
 
 
 def write_sums(graph: TypedGraph, device: DeviceRef) -> None:

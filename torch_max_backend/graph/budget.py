@@ -59,16 +59,19 @@ class _Recomputation:
 
 
 def keep_less(forward: GraphModule, backward: GraphModule, results: int, budget: float) -> bool:
-    """Lets the forward graph keep at most ``budget`` of the bytes that it keeps; whether that is possible.
+    """Lets the forward graph keep at most ``budget`` of the bytes that it keeps now.
 
-    Both graphs are changed if it is, else neither. With a budget of 1 only views go that would be copies. Random draws
-    and what a checkpoint's policy wants kept stay.
+    With a budget of 1 only views that would be copies are no longer kept. Random draws, and what a checkpoint's policy
+    wants kept, stay.
 
     Args:
         forward: a forward graph of known sizes.
         backward: its backward graph; its first arguments are what the forward graph keeps.
         results: how many of the forward graph's outputs are no such values.
         budget: from 0 to 1.
+
+    Returns:
+        Whether that is possible. Otherwise both graphs stay as they were.
     """
     outputs = list(outputs_of(forward))
     kept = outputs[results:]

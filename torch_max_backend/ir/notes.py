@@ -77,5 +77,5 @@ def notes() -> Notes:
 
 
 def key_of(value: TensorValue) -> Any:
-    """By what notes find a value, whatever Python object stands for it."""
+    """The key of a value in notes; all Python objects that stand for the value have the same."""
     return handle_of(value)

@@ -35,7 +35,7 @@ from torch_max_backend.typed_graph.operations import (
 )
 
 LEAST_REUSED = 2**16
-"""Bytes of an argument whose memory is used again: before each call it is asked who else may see it."""
+"""The fewest bytes of an argument whose memory is used again: each call has to check who else may see it."""
 
 
 class Kind(Enum):

@@ -2,8 +2,8 @@
 
 MAX's own elementwise ops are accurate inside their domain but saturate or drop NaN outside it: ``exp`` never
 reaches infinity, ``max`` and ``relu`` lose NaN, ``not_equal`` is false for NaN, an integer division by zero ends
-the process. Lowerings call these functions instead; on finite values they cost a compare and a select, which MAX
-fuses with the op itself.
+the process. Lowerings call these functions instead; on finite values they cost a compare and a select, which run in
+the same generated program as the op itself.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ class Registration:
     """One lowered op.
 
     Attributes:
-        op: the aten overload (or other call_function target); the qualified name of an op of a library that need not be
-            there.
+        op: the aten overload (or other call_function target); of an op of a library that may not be installed, its
+            qualified name.
         build: ``build(ctx, *args, **kwargs)``, with the node's arguments, tensors replaced by values.
         family: the module that holds it, for the support table.
         layout: see Layout.

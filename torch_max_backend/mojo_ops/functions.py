@@ -1,8 +1,8 @@
-"""Library functions: the kernels behind the thin ops of a graph, compiled once for a machine.
+"""Library functions: C functions over kernels, compiled once for a machine.
 
-An op of the Mojo package passes its operands to a C function by name (`kernels/common/library.mojo`). Building a graph
-records the functions that its ops call; compiling the graph builds and loads libraries with these functions
-(`torch_max_backend.runtime.libraries`).
+Lowerings add calls of them to a graph (``call``). A launch list makes these calls; in a graph that MAX compiles, thin
+ops make them (``registrations.py``). Building a graph records the functions that it calls; compiling it builds and
+loads libraries with these functions (`torch_max_backend.runtime.libraries`).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _AXES = ("depth", "height", "width")
 
 
 class Pass(Enum):
-    """The three passes; the value is the name of the Mojo op."""
+    """The three passes; the value is the name of the entry."""
 
     FPROP = "conv_fprop"
     DGRAD = "conv_dgrad"

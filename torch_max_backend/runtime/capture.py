@@ -14,7 +14,7 @@ from torch_max_backend.runtime.shared_storage import shared_storage_at
 
 log = logging.getLogger("torch_max_backend")
 
-#: Captures of one graph, after which it runs plainly: its arguments keep moving.
+#: The attempt to capture one graph that is refused, and after which it runs plainly: its arguments keep moving.
 _CAPTURES = 8
 
 COPIED_FOR_LAUNCH = 4 * 2**20
@@ -137,7 +137,7 @@ class Capture:
         self._release(graph)
         self._left -= 1
         if not self._left:
-            log.info("%s is not captured any more: its arguments keep moving", self._name)
+            log.info("%s is no longer captured: its arguments keep moving", self._name)
             return False
         before = zip(tensors, addresses, self._last, strict=True)
         copied = [
