@@ -13,6 +13,9 @@ from torch_max_backend.mojo_ops.sources import sources_of
 
 ROOT = Path(torch_max_backend.__file__).parent
 
+#: Of these, each imports only from those before it (docs/internals/architecture.md).
+_ORDER = ("ir", "mojo_ops", "typed_graph", "fusion", "launch_list", "runtime", "graph")
+
 #: By family of kernels, the other families that it builds on. All of them build on kernels/common/.
 _FAMILIES = {"convolution": {"normalization", "pointwise"}, "reduction": {"pointwise"}}
 
@@ -44,6 +47,8 @@ def _room(parts: tuple[str, ...]) -> str:
 def test_imports_run_one_way() -> None:
     imports = _imports()
     assert imports["graph"] >= {"lowering", "runtime", "ir"}
+    for number, room in enumerate(_ORDER):
+        assert not imports[room] & set(_ORDER[number + 1 :]), room
     while imports:
         lowest = [room for room, others in imports.items() if not others & imports.keys()]
         circle = {room: sorted(others & imports.keys()) for room, others in imports.items()}
