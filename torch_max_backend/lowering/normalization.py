@@ -1,7 +1,7 @@
 """Batch, group and layer normalization.
 
 Batch normalization's reductions are Mojo kernels over channels-last memory; normalizing is elementwise in the graph,
-so that the compiler fuses it with the activation or the addition that follows. Everything is computed in float32
+so it runs in one generated program with the activation or the addition that follows. Everything is computed in float32
 (float64 for float64) and rounded once.
 """
 
