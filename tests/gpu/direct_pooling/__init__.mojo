@@ -10,7 +10,11 @@ from kernels.common.library import Arguments
 from kernels.common.pointer import Ptr
 from kernels.pooling.direct import Direct
 from kernels.pooling.kernel import PoolingTensors, averages
-from kernels.pooling.problem import PoolingNumbers, PoolingProblem, pooling_problem
+from kernels.pooling.problem import (
+    PoolingNumbers,
+    PoolingProblem,
+    pooling_problem,
+)
 from max.gpu.host import DeviceContext
 from std.utils.index import IndexList
 
