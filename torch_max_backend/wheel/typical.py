@@ -6,6 +6,7 @@ in other models, and so a wheel carries them (``torch_max_backend.wheel``).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -248,6 +249,65 @@ def _residual_network(width: int, classes: int, bottleneck: bool) -> nn.Module:
     return nn.Sequential(*block(3, width, 2), nn.MaxPool2d(3, 2, 1), *stages, *head(2 * outer, classes))
 
 
+class ExchangeUnit(nn.Module):
+    """Sun 2019: branches of 1, 2, 4 ... times as many channels and 1, 1/2, 1/4 ... of the side. Behind a residual block
+    on each branch, every result is a sum over all branches."""
+
+    def __init__(self, width: int, branches: int) -> None:
+        super().__init__()
+        widths = [width << branch for branch in range(branches)]
+        self.branches = nn.ModuleList(
+            Residual(nn.Sequential(*block(n, n), *block(n, n, 1, nn.Identity())), None, nn.ReLU()) for n in widths
+        )
+        self.paths = nn.ModuleList(
+            nn.ModuleList(self._path(widths, source, to) for source in range(branches)) for to in range(branches)
+        )
+
+    @staticmethod
+    def _path(widths: list[int], source: int, to: int) -> nn.Module:
+        if source == to:
+            return nn.Identity()
+        if source > to:
+            larger = nn.Upsample(scale_factor=2 ** (source - to))
+            return nn.Sequential(*block(widths[source], widths[to], 1, larger, taps=1))
+        steps = [block(widths[source], widths[source], 2) for _ in range(to - source - 1)]
+        last = block(widths[source], widths[to], 2, nn.Identity())
+        return nn.Sequential(*itertools.chain(*steps, last))
+
+    def forward(self, x: list[Tensor]) -> list[Tensor]:
+        x = [branch(each) for branch, each in zip(self.branches, x, strict=True)]
+        sums = []
+        for paths in self.paths:
+            total = paths[0](x[0])  # type: ignore[index]
+            for path, each in zip(paths[1:], x[1:], strict=True):  # type: ignore[index]
+                total = total + path(each)
+            sums.append(F.relu(total))
+        return sums
+
+
+class ParallelNetwork(nn.Module):
+    """Sun 2019, of two to four branches."""
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(*block(3, width, 2))
+        self.more = nn.ModuleList(nn.Sequential(*block(width << n, width << n + 1, 2)) for n in range(3))
+        self.stages = nn.ModuleList(
+            nn.Sequential(ExchangeUnit(width, branches), ExchangeUnit(width, branches)) for branches in (2, 3, 4)
+        )
+        self.smaller = nn.ModuleList(nn.Sequential(*block(width << n, width << n + 1, 2)) for n in range(3))
+        self.head = nn.Sequential(*head(width << 3, classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        branches = [self.stem(x)]
+        for more, stage in zip(self.more, self.stages, strict=True):
+            branches = stage([*branches, more(branches[-1])])
+        total = branches[0]
+        for smaller, branch in zip(self.smaller, branches[1:], strict=True):
+            total = branch + smaller(total)
+        return self.head(total)
+
+
 def _inverted_residuals(
     width: int,
     classes: int,
@@ -321,6 +381,7 @@ NETWORKS = (
     Typical("digits-bias", lambda width, classes: _digits(width, classes, True), 1),
     Typical("residual", lambda width, classes: _residual_network(width, classes, False)),
     Typical("bottleneck", lambda width, classes: _residual_network(width, classes, True)),
+    Typical("parallel-branches", ParallelNetwork, side=64),
     Typical("convolutions-relu", lambda width, classes: _convolutions(width, classes, nn.ReLU, nn.MaxPool2d), side=32),
     Typical("convolutions-tanh", lambda width, classes: _convolutions(width, classes, nn.Tanh, nn.AvgPool2d), side=32),
     Typical("convolutions-gelu", lambda width, classes: _convolutions(width, classes, nn.GELU, nn.MaxPool2d), side=32),
