@@ -381,7 +381,8 @@ NETWORKS = (
     Typical("digits-bias", lambda width, classes: _digits(width, classes, True), 1),
     Typical("residual", lambda width, classes: _residual_network(width, classes, False)),
     Typical("bottleneck", lambda width, classes: _residual_network(width, classes, True)),
-    Typical("parallel-branches", ParallelNetwork, side=64),
+    # HRNet-W18's own channels, of which few are a multiple of 8, and others.
+    Typical("parallel-branches", lambda width, classes: ParallelNetwork(9 * width // 16, classes), side=64),
     Typical("convolutions-relu", lambda width, classes: _convolutions(width, classes, nn.ReLU, nn.MaxPool2d), side=32),
     Typical("convolutions-tanh", lambda width, classes: _convolutions(width, classes, nn.Tanh, nn.AvgPool2d), side=32),
     Typical("convolutions-gelu", lambda width, classes: _convolutions(width, classes, nn.GELU, nn.MaxPool2d), side=32),
