@@ -3,12 +3,13 @@
 Where places repeat without accumulation the last one wins. Sums are made in a fixed order, so that the same input gives the
 same bits; on a GPU that is a choice.
 
-extents.mojo    sizes
-gather.mojo     rows taken from one list of places, or elements, each from a place of its own
-rows.mojo       one list of places for whole rows that are written
-unordered.mojo  rows and elements that are added in any order
-short_list.mojo rows that are put by a short list
-order.mojo      a list of places in sorted order
+extents.mojo        sizes
+gather.mojo         rows taken from one list of places, or elements, each from a place of its own
+rows.mojo           one list of places for whole rows that are written
+unordered.mojo      rows and elements that are added in any order
+short_list.mojo     rows that are put by a short list
+order.mojo          a list of places in sorted order
 sorted_rows.mojo    rows that are written by a sorted list
-elements.mojo   a place of its own for each element
+elements.mojo       a place of its own for each element
+entries.mojo        the entries in libraries
 """

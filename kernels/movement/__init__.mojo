@@ -1,0 +1,6 @@
+"""Copies that move elements and compute nothing: tensors with their axes in another order, tensors beside each other.
+
+transpose.mojo      permuted copies, in tiles
+concatenate.mojo    many tensors beside each other
+entries.mojo        the entries in libraries
+"""

@@ -3,4 +3,5 @@
 keys.mojo       an element's key
 cpu.mojo        a row for each core
 gpu.mojo        a row over several blocks
+entries.mojo    the entry in libraries
 """
