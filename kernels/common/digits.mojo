@@ -1,6 +1,6 @@
 """Sorting by digits on a GPU: what the two kernels of a pass have in common.
 
-A block has a tile of elements, a thread neighbouring ones of it. `table` [DIGITS, BLOCK], at places that `slot` tells, has how
+A block has a tile of elements, a thread neighbouring ones of it. `table` [DIGITS, THREADS], at places that `slot` tells, has how
 often each digit stands in each thread's elements; from the counts of all tiles follows where each element goes, so that
 elements of the same digit stay in their order.
 """
@@ -9,14 +9,16 @@ from max.gpu import barrier, thread_idx
 
 from .pointer import Ptr, Shared
 
-comptime BLOCK = 256
+comptime THREADS = 256
 comptime ITEMS = 16
 """Neighbouring elements of a thread."""
-comptime TILE = BLOCK * ITEMS
+comptime TILE = THREADS * ITEMS
 comptime Counts = Shared[DType.int32]
 comptime BANKS = 32
 
-comptime table_size[DIGITS: Int]: Int = DIGITS * BLOCK + DIGITS * BLOCK // BANKS
+comptime table_size[
+    DIGITS: Int
+]: Int = DIGITS * THREADS + DIGITS * THREADS // BANKS
 """Places of a table."""
 
 
@@ -31,14 +33,14 @@ def slot(entry: Int) -> Int:
 def count_digits[
     DIGITS: Int
 ](counts: Ptr[DType.int32], table: Counts, shares: Counts, tile: Int,):
-    """counts [tiles, DIGITS]: those of the tile, of its table. shares has BLOCK places.
+    """counts [tiles, DIGITS]: those of the tile, of its table. shares has THREADS places.
     """
-    comptime SHARES = BLOCK // DIGITS
+    comptime SHARES = THREADS // DIGITS
     var thread = Int(thread_idx.x)
     var digit = thread // SHARES
     var total = Int32(0)
-    for i in range(thread % SHARES, BLOCK, SHARES):
-        total += table[unsafe_offset=slot(digit * BLOCK + i)]
+    for i in range(thread % SHARES, THREADS, SHARES):
+        total += table[unsafe_offset=slot(digit * THREADS + i)]
     shares[unsafe_offset=thread] = total
     barrier()
     if thread < DIGITS:
@@ -58,9 +60,9 @@ def begin_digits[
     tile: Int,
     tiles: Int,
 ):
-    """starts [DIGITS]: where the tile's elements of each digit begin when all are sorted. shares has 2 * BLOCK places.
+    """starts [DIGITS]: where the tile's elements of each digit begin when all are sorted. shares has 2 * THREADS places.
     """
-    comptime SHARES = BLOCK // DIGITS
+    comptime SHARES = THREADS // DIGITS
     var thread = Int(thread_idx.x)
     var digit = thread % DIGITS
     var all = Int32(0)
@@ -71,14 +73,14 @@ def begin_digits[
         if other < tile:
             earlier += found
     shares[unsafe_offset=thread] = all
-    shares[unsafe_offset=BLOCK + thread] = earlier
+    shares[unsafe_offset=THREADS + thread] = earlier
     barrier()
     if thread < DIGITS:
         all = 0
         earlier = 0
-        for i in range(thread, BLOCK, DIGITS):
+        for i in range(thread, THREADS, DIGITS):
             all += shares[unsafe_offset=i]
-            earlier += shares[unsafe_offset=BLOCK + i]
+            earlier += shares[unsafe_offset=THREADS + i]
         shares[unsafe_offset=thread] = all
         starts[unsafe_offset=thread] = earlier
     barrier()
@@ -100,7 +102,7 @@ def scan_table[DIGITS: Int](table: Counts, shares: Counts):
     shares[unsafe_offset=thread] = own
     barrier()
     var distance = 1
-    while distance < BLOCK:
+    while distance < THREADS:
         var other = Int32(0)
         if thread >= distance:
             other = shares[unsafe_offset=thread - distance]

@@ -17,7 +17,7 @@ from ..common.bounds import Bounds, current_bounds
 from ..common.library import scratch
 from ..common.parallel import sync_parallelize, worker_count
 from ..common.pointer import Ptr
-from .extents import BLOCK, Rows
+from .extents import THREADS, Rows
 from .rows import start_row
 from .sorted_rows import sorted_rows_gpu, start_rows_gpu
 from .unordered import is_atomic, unordered_gpu
@@ -240,8 +240,8 @@ def elements_gpu[
             Divisor(rows.inner),
             Int64(total),
             bounds,
-            grid_dim=ceildiv(total, BLOCK),
-            block_dim=BLOCK,
+            grid_dim=ceildiv(total, THREADS),
+            block_dim=THREADS,
         )
         start_rows_gpu(y, x, rows.zeros, ctx)
         # What lies outside has been reported.
@@ -261,6 +261,6 @@ def elements_gpu[
         source,
         rows,
         bounds,
-        grid_dim=ceildiv(columns, BLOCK),
-        block_dim=BLOCK,
+        grid_dim=ceildiv(columns, THREADS),
+        block_dim=THREADS,
     )

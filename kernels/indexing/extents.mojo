@@ -4,7 +4,7 @@ from ..common.argument import KernelArgument
 from ..common.bounds import Bounds
 from ..common.pointer import Ptr
 
-comptime BLOCK = 256
+comptime THREADS = 256
 """Threads of a block."""
 comptime sum_type[dtype: DType]: DType = DType.float32 if (
     dtype == DType.bfloat16 or dtype == DType.float16

@@ -11,14 +11,14 @@ from max.gpu.host import DeviceContext
 
 from ..common.arithmetic import Divisor
 from ..common.bounds import Bounds, current_bounds
+from ..common.gpu import VECTOR_BYTES
 from ..common.parallel import sync_parallelize, worker_count
 from ..common.pointer import Ptr
 from ..common.vectors import copy_row
-from .extents import BLOCK, Rows, check_places
+from .extents import THREADS, Rows, check_places
 
 # Below this many elements a second core costs more than it gives.
 comptime SMALLEST_SHARE = 16384
-comptime MOST_BYTES = 16
 
 
 @always_inline
@@ -178,8 +178,8 @@ def gather_elements_gpu[
         Divisor(rows.count),
         Divisor(rows.inner),
         current_bounds(),
-        grid_dim=ceildiv(size, BLOCK),
-        block_dim=BLOCK,
+        grid_dim=ceildiv(size, THREADS),
+        block_dim=THREADS,
     )
 
 
@@ -240,7 +240,7 @@ def gather_gpu[
     rows: Rows,
     ctx: DeviceContext,
 ) raises:
-    comptime vector = MOST_BYTES // size_of[dtype]()
+    comptime vector = VECTOR_BYTES // size_of[dtype]()
     var size = rows.outer * rows.count * rows.inner
     if size > Int(Int32.MAX):
         raise Error(t"gather: {size} elements: must be below 2^31")
@@ -249,7 +249,7 @@ def gather_gpu[
     var count = Divisor(rows.count)
     var inner = Divisor(rows.inner)
     var bounds = current_bounds()
-    if rows.inner % vector == 0 and (Int(y) | Int(x)) % MOST_BYTES == 0:
+    if rows.inner % vector == 0 and (Int(y) | Int(x)) % VECTOR_BYTES == 0:
         ctx.enqueue_function[gather_kernel[dtype, vector]](
             y,
             x,
@@ -259,8 +259,8 @@ def gather_gpu[
             count,
             inner,
             bounds,
-            grid_dim=ceildiv(size // vector, BLOCK),
-            block_dim=BLOCK,
+            grid_dim=ceildiv(size // vector, THREADS),
+            block_dim=THREADS,
         )
     else:
         ctx.enqueue_function[gather_kernel[dtype, 1]](
@@ -272,6 +272,6 @@ def gather_gpu[
             count,
             inner,
             bounds,
-            grid_dim=ceildiv(size, BLOCK),
-            block_dim=BLOCK,
+            grid_dim=ceildiv(size, THREADS),
+            block_dim=THREADS,
         )

@@ -14,8 +14,8 @@ from max.gpu.primitives import warp
 
 from ..common.bounds import Bounds
 from ..common.digits import (
-    BLOCK,
     ITEMS,
+    THREADS,
     TILE,
     Counts,
     begin_digits,
@@ -98,7 +98,7 @@ def order_compare_kernel(
     ]()
     var thread = Int(thread_idx.x)
     var lane = thread % LANES
-    var i = Int(block_idx.x) * (BLOCK // LANES) + thread // LANES
+    var i = Int(block_idx.x) * (THREADS // LANES) + thread // LANES
     var own = Int32(-1)
     if i < Int(count):
         own = _place(index, new_sorted, i, places, 0)
@@ -107,7 +107,7 @@ def order_compare_kernel(
     var before = Int32(0)
     for first in range(0, Int(count), SHARED_PLACES):
         barrier()
-        for j in range(thread, SHARED_PLACES, BLOCK):
+        for j in range(thread, SHARED_PLACES, THREADS):
             # Behind the list comes what is behind all places.
             var other = Int32.MAX
             if first + j < Int(count):
@@ -144,11 +144,11 @@ def _count_tile(
         if first + k < Int(count):
             own[k] = _place(index, sorted, first + k, places, shift)
     for digit in range(DIGITS):
-        table[unsafe_offset=slot(digit * BLOCK + thread)] = 0
+        table[unsafe_offset=slot(digit * THREADS + thread)] = 0
     comptime for k in range(ITEMS):
         if first + k < Int(count):
             var digit = Int(own[k] >> shift) & (DIGITS - 1)
-            table[unsafe_offset=slot(digit * BLOCK + thread)] += 1
+            table[unsafe_offset=slot(digit * THREADS + thread)] += 1
     barrier()
     return own^
 
@@ -166,7 +166,7 @@ def order_count_kernel(
         table_size[DIGITS], Int32, address_space=AddressSpace.SHARED
     ]()
     var shares = stack_allocation[
-        BLOCK, Int32, address_space=AddressSpace.SHARED
+        THREADS, Int32, address_space=AddressSpace.SHARED
     ]()
     var tile = Int(block_idx.x)
     var first = tile * TILE + Int(thread_idx.x) * ITEMS
@@ -192,7 +192,7 @@ def order_place_kernel(
         table_size[DIGITS], Int32, address_space=AddressSpace.SHARED
     ]()
     var shares = stack_allocation[
-        2 * BLOCK, Int32, address_space=AddressSpace.SHARED
+        2 * THREADS, Int32, address_space=AddressSpace.SHARED
     ]()
     var starts = stack_allocation[
         DIGITS, Int32, address_space=AddressSpace.SHARED
@@ -206,7 +206,7 @@ def order_place_kernel(
     scan_table[DIGITS](table, shares)
     if thread < DIGITS:
         # Of one tile the table says all.
-        var begin = table[unsafe_offset=slot(thread * BLOCK)]
+        var begin = table[unsafe_offset=slot(thread * THREADS)]
         starts[unsafe_offset=thread] = starts[
             unsafe_offset=thread
         ] - begin if tiles > 1 else Int32(0)
@@ -217,7 +217,7 @@ def order_place_kernel(
             if shift == 0 and Int64(own[k]) == places:
                 bounds.report(index[unsafe_offset=i], places)
             var digit = Int(own[k] >> shift) & (DIGITS - 1)
-            var entry = slot(digit * BLOCK + thread)
+            var entry = slot(digit * THREADS + thread)
             var to = Int(
                 starts[unsafe_offset=digit] + table[unsafe_offset=entry]
             )
@@ -248,8 +248,8 @@ def order_gpu(
             Int64(count),
             Int64(places),
             bounds,
-            grid_dim=ceildiv(count, BLOCK // LANES),
-            block_dim=BLOCK,
+            grid_dim=ceildiv(count, THREADS // LANES),
+            block_dim=THREADS,
         )
         return new^
     var tiles = ceildiv(count, TILE)
@@ -268,7 +268,7 @@ def order_gpu(
                 Int64(places),
                 Int32(shift),
                 grid_dim=tiles,
-                block_dim=BLOCK,
+                block_dim=THREADS,
             )
         ctx.enqueue_function[order_place_kernel](
             new.places,
@@ -283,7 +283,7 @@ def order_gpu(
             Int32(shift),
             bounds,
             grid_dim=tiles,
-            block_dim=BLOCK,
+            block_dim=THREADS,
         )
         swap(old, new)
         shift += DIGIT_BITS

@@ -13,9 +13,9 @@ from max.gpu.memory import AddressSpace
 
 from ..common.bounds import Bounds, current_bounds
 from ..common.pointer import Ptr
-from .extents import BLOCK, Rows
+from .extents import THREADS, Rows
 
-comptime SHORT_LIST = BLOCK
+comptime SHORT_LIST = THREADS
 """Rows of the longest list: a thread looks at one of them."""
 comptime CARRIED = 4
 """Columns of a thread."""
@@ -53,7 +53,7 @@ def short_list_kernel[
     if is_followed[] != 0:
         return
     comptime for k in range(CARRIED):
-        var column = (stretch * CARRIED + k) * BLOCK + thread
+        var column = (stretch * CARRIED + k) * THREADS + thread
         if column < rows.columns():
             y[unsafe_offset=rows.at(column, Int(place), rows.places)] = source[
                 unsafe_offset=rows.at(column, i, rows.count)
@@ -72,7 +72,7 @@ def short_list_gpu[
 ) raises:
     """`y` has what rows are put into. There are columns, and 1 to SHORT_LIST rows in the list.
     """
-    var stretches = ceildiv(rows.columns(), CARRIED * BLOCK)
+    var stretches = ceildiv(rows.columns(), CARRIED * THREADS)
     ctx.enqueue_function[short_list_kernel[dtype]](
         y,
         index,
@@ -81,5 +81,5 @@ def short_list_gpu[
         Int64(stretches),
         current_bounds(),
         grid_dim=rows.count * stretches,
-        block_dim=BLOCK,
+        block_dim=THREADS,
     )

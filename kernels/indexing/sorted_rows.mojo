@@ -21,19 +21,19 @@ from ..common.atomics import add_atomically
 from ..common.bounds import Bounds
 from ..common.library import scratch
 from ..common.pointer import Ptr
-from .extents import BLOCK, Rows, sum_type
+from .extents import THREADS, Rows, sum_type
 from .order import order_gpu
 
 comptime CARRIED = 4
 """Columns of a thread."""
-comptime AHEAD = 4
+comptime LOADS_IN_FLIGHT = 4
 """Rows, or parts, that a thread reads before it adds the first of them."""
-comptime THREADS = 1 << 16
+comptime SATURATING_THREADS = 1 << 16
 """Enough for a large GPU: there are more pieces where columns are few."""
-comptime LEAST_PIECE = 16
+comptime MIN_PIECE = 16
 comptime COMBINED = 32
 """Columns of a block that adds up parts."""
-comptime GROUPS = BLOCK // COMBINED
+comptime SHARES = THREADS // COMBINED
 """Threads that share the parts of a column."""
 
 
@@ -52,11 +52,13 @@ struct Pieces(KernelArgument):
     def __init__(out self, rows: Rows):
         self.rows = rows
         var wanted = ceildiv(rows.columns(), CARRIED)
-        self.stretches = ceildiv(wanted, BLOCK)
+        self.stretches = ceildiv(wanted, THREADS)
         self.lanes = ceildiv(wanted, self.stretches)
         self.length = max(
-            ceildiv(rows.count * self.lanes * self.stretches, THREADS),
-            LEAST_PIECE,
+            ceildiv(
+                rows.count * self.lanes * self.stretches, SATURATING_THREADS
+            ),
+            MIN_PIECE,
         )
 
     @always_inline
@@ -140,9 +142,9 @@ def sum_piece[
                         rows.zeros,
                     )
 
-    for i in range(begin, end, AHEAD):
-        var values = Array[Scalar[acc], AHEAD * CARRIED](fill=0)
-        comptime for u in range(AHEAD):
+    for i in range(begin, end, LOADS_IN_FLIGHT):
+        var values = Array[Scalar[acc], LOADS_IN_FLIGHT * CARRIED](fill=0)
+        comptime for u in range(LOADS_IN_FLIGHT):
             if i + u < end:
                 var row = Int(sources[unsafe_offset=i + u]) * rows.inner
                 comptime for k in range(CARRIED):
@@ -150,7 +152,7 @@ def sum_piece[
                         values[u * CARRIED + k] = source[
                             unsafe_offset=from_[k] + row
                         ].cast[acc]()
-        comptime for u in range(AHEAD):
+        comptime for u in range(LOADS_IN_FLIGHT):
             if i + u < end:
                 var next = sorted[unsafe_offset=i + u]
                 if next != place:
@@ -205,21 +207,23 @@ def sum_parts[
     piece: Int,
     last: Int,
     column: Int,
-    group: Int,
+    share: Int,
 ) -> Scalar[sum_type[dtype]]:
-    """Share `group` of GROUPS of the parts of a place, in their order."""
+    """One of SHARES shares of the parts of a place, in their order."""
     var total = Scalar[sum_type[dtype]](0)
     var columns = p.rows.columns()
     var number = last - piece
-    if group == 0:
+    if share == 0:
         total = parts[unsafe_offset=(p.pieces() + piece) * columns + column]
-    var end = piece + 1 + number * (group + 1) // GROUPS
-    for first in range(piece + 1 + number * group // GROUPS, end, 2 * AHEAD):
-        var values = Array[Scalar[sum_type[dtype]], 2 * AHEAD](fill=0)
-        comptime for u in range(2 * AHEAD):
+    var end = piece + 1 + number * (share + 1) // SHARES
+    for first in range(
+        piece + 1 + number * share // SHARES, end, 2 * LOADS_IN_FLIGHT
+    ):
+        var values = Array[Scalar[sum_type[dtype]], 2 * LOADS_IN_FLIGHT](fill=0)
+        comptime for u in range(2 * LOADS_IN_FLIGHT):
             if first + u < end:
                 values[u] = parts[unsafe_offset=(first + u) * columns + column]
-        comptime for u in range(2 * AHEAD):
+        comptime for u in range(2 * LOADS_IN_FLIGHT):
             total += values[u]
     return total
 
@@ -250,7 +254,7 @@ def sum_parts_kernel[
     """A block has a piece and COMBINED columns."""
     comptime acc = sum_type[dtype]
     var shared = stack_allocation[
-        BLOCK, Scalar[acc], address_space=AddressSpace.SHARED
+        THREADS, Scalar[acc], address_space=AddressSpace.SHARED
     ]()
     var thread = Int(thread_idx.x)
     var rows = p.rows
@@ -260,15 +264,15 @@ def sum_parts_kernel[
     var last = last_piece(sorted, p, piece)
     if last < 0:
         return
-    var group = thread // COMBINED
+    var share = thread // COMBINED
     var total = Scalar[acc](0)
     if column < rows.columns():
-        total = sum_parts[dtype](parts, p, piece, last, column, group)
+        total = sum_parts[dtype](parts, p, piece, last, column, share)
     shared[unsafe_offset=thread] = total
     barrier()
-    if group > 0 or column >= rows.columns():
+    if share > 0 or column >= rows.columns():
         return
-    for other in range(1, GROUPS):
+    for other in range(1, SHARES):
         total += shared[unsafe_offset=thread + other * COMBINED]
     var place = Int(sorted[unsafe_offset=(piece + 1) * p.length])
     _finish[dtype](
@@ -366,8 +370,8 @@ def sorted_rows_gpu[
             order.sources,
             source,
             p,
-            grid_dim=ceildiv(threads, BLOCK),
-            block_dim=BLOCK,
+            grid_dim=ceildiv(threads, THREADS),
+            block_dim=THREADS,
         )
         if p.pieces() > 1:
             ctx.enqueue_function[sum_parts_kernel[dtype]](
@@ -376,7 +380,7 @@ def sorted_rows_gpu[
                 order.places,
                 p,
                 grid_dim=(p.pieces() - 1) * ceildiv(rows.columns(), COMBINED),
-                block_dim=BLOCK,
+                block_dim=THREADS,
             )
     else:
         ctx.enqueue_function[put_rows_kernel[dtype]](
@@ -385,6 +389,6 @@ def sorted_rows_gpu[
             order.sources,
             source,
             rows,
-            grid_dim=ceildiv(rows.count * rows.columns(), BLOCK),
-            block_dim=BLOCK,
+            grid_dim=ceildiv(rows.count * rows.columns(), THREADS),
+            block_dim=THREADS,
         )

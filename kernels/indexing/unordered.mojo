@@ -14,7 +14,7 @@ from ..common.arithmetic import Divisor
 from ..common.atomics import add_atomically
 from ..common.bounds import Bounds, current_bounds
 from ..common.pointer import Ptr
-from .extents import BLOCK, Rows
+from .extents import THREADS, Rows
 
 comptime TOGETHER = 8
 """Rows of a thread."""
@@ -137,8 +137,8 @@ def _enqueue[
         Divisor(vectors),
         Int64(threads),
         current_bounds(),
-        grid_dim=ceildiv(threads, BLOCK),
-        block_dim=BLOCK,
+        grid_dim=ceildiv(threads, THREADS),
+        block_dim=THREADS,
     )
 
 

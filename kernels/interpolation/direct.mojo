@@ -11,7 +11,7 @@ from ..common.vectors import SMALLEST_SHARE, for_each_share
 from .kernel import InterpolationKernel, InterpolationTensors
 from .problem import InterpolationProblem, Spans
 
-comptime BLOCK = 256
+comptime THREADS = 256
 
 
 @always_inline
@@ -85,6 +85,6 @@ struct Direct[target: StaticString](InterpolationKernel):
                 t.y,
                 t.x,
                 p,
-                grid_dim=ceildiv(p.size(), BLOCK),
-                block_dim=BLOCK,
+                grid_dim=ceildiv(p.size(), THREADS),
+                block_dim=THREADS,
             )

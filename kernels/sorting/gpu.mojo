@@ -15,8 +15,8 @@ from max.gpu.host import DeviceContext
 from max.gpu.memory import AddressSpace
 
 from ..common.digits import (
-    BLOCK,
     ITEMS,
+    THREADS,
     TILE,
     Counts,
     begin_digits,
@@ -64,15 +64,15 @@ def _count_tile[
     length: Int,
     shift: Int32,
 ):
-    """table [DIGITS, BLOCK]: how often each digit stands in each thread's elements.
+    """table [DIGITS, THREADS]: how often each digit stands in each thread's elements.
     """
     var thread = Int(thread_idx.x)
     for digit in range(DIGITS):
-        table[unsafe_offset=slot(digit * BLOCK + thread)] = 0
+        table[unsafe_offset=slot(digit * THREADS + thread)] = 0
     for i in range(first, min(first + ITEMS, length)):
         var at = row + _index(order, i, row, shift)
         var digit = _digit[dtype, descending](x, at, shift)
-        table[unsafe_offset=slot(digit * BLOCK + thread)] += 1
+        table[unsafe_offset=slot(digit * THREADS + thread)] += 1
     barrier()
 
 
@@ -91,7 +91,7 @@ def sort_count_kernel[
         table_size[DIGITS], Int32, address_space=AddressSpace.SHARED
     ]()
     var shares = stack_allocation[
-        BLOCK, Int32, address_space=AddressSpace.SHARED
+        THREADS, Int32, address_space=AddressSpace.SHARED
     ]()
     var thread = Int(thread_idx.x)
     var row = Int(block_idx.x) // Int(tiles) * Int(length)
@@ -122,7 +122,7 @@ def sort_place_kernel[
         table_size[DIGITS], Int32, address_space=AddressSpace.SHARED
     ]()
     var shares = stack_allocation[
-        2 * BLOCK, Int32, address_space=AddressSpace.SHARED
+        2 * THREADS, Int32, address_space=AddressSpace.SHARED
     ]()
     var starts = stack_allocation[
         DIGITS, Int32, address_space=AddressSpace.SHARED
@@ -145,13 +145,13 @@ def sort_place_kernel[
     scan_table[DIGITS](table, shares)
     if thread < DIGITS:
         starts[unsafe_offset=thread] -= table[
-            unsafe_offset=slot(thread * BLOCK)
+            unsafe_offset=slot(thread * THREADS)
         ]
     barrier()
     for i in range(first, min(first + ITEMS, Int(length))):
         var index = _index(order, i, row, shift)
         var digit = _digit[dtype, descending](x, row + index, shift)
-        var entry = slot(digit * BLOCK + thread)
+        var entry = slot(digit * THREADS + thread)
         var place = Int(
             starts[unsafe_offset=digit] + table[unsafe_offset=entry]
         )
@@ -175,7 +175,7 @@ def sort_short_kernel[
     count: Int64,
 ):
     """A thread for each of `size` elements."""
-    var i = Int(block_idx.x) * BLOCK + Int(thread_idx.x)
+    var i = Int(block_idx.x) * THREADS + Int(thread_idx.x)
     if i >= Int(size):
         return
     var row = i // Int(length)
@@ -212,8 +212,8 @@ def sort_gpu[
             Int64(size),
             Int64(sorting.length),
             Int64(sorting.count),
-            grid_dim=ceildiv(size, BLOCK),
-            block_dim=BLOCK,
+            grid_dim=ceildiv(size, THREADS),
+            block_dim=THREADS,
         )
         return
     var counts = scratch[DType.int32](ctx, sorting.rows * tiles * DIGITS)
@@ -228,7 +228,7 @@ def sort_gpu[
             Int64(tiles),
             Int32(shift),
             grid_dim=sorting.rows * tiles,
-            block_dim=BLOCK,
+            block_dim=THREADS,
         )
         ctx.enqueue_function[sort_place_kernel[dtype, descending]](
             values,
@@ -242,6 +242,6 @@ def sort_gpu[
             Int64(tiles),
             Int32(shift),
             grid_dim=sorting.rows * tiles,
-            block_dim=BLOCK,
+            block_dim=THREADS,
         )
         swap(first, second)

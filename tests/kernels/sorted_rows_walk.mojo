@@ -11,7 +11,7 @@ from std.sys import argv
 from kernels.common.pointer import Ptr
 from kernels.indexing.extents import Rows
 from kernels.indexing.sorted_rows import (
-    GROUPS,
+    SHARES,
     Pieces,
     last_piece,
     put_row,
@@ -102,8 +102,8 @@ def _check(argument: String) raises -> Int:
         for column in range(columns):
             var to = rows.at(column, place, rows.places)
             var total = Float32(0) if rows.zeros else x[unsafe_offset=to]
-            for group in range(GROUPS):
-                total += sum_parts[E](parts, p, piece, last, column, group)
+            for share in range(SHARES):
+                total += sum_parts[E](parts, p, piece, last, column, share)
             y[unsafe_offset=to] = total
     for item in range(rows.count * columns + 3):
         put_row[E](last_wins, sorted, sources, source, rows, item)

@@ -13,7 +13,7 @@ from ..kernel import InterpolationKernel, InterpolationTensors
 from ..problem import Axis, InterpolationProblem, Spans
 from .sums import SPARSE, Columns, sum_columns
 
-comptime FEWEST = 32
+comptime MIN_BATCH = 32
 """Samples that pay for the table."""
 comptime SHORT = 64
 """Results of a row."""
@@ -88,7 +88,7 @@ struct Planes(InterpolationKernel):
             return String("results are rounded")
         if p.channels != 1 or p.d.most * p.h.most != 1:
             return String("channels lie between elements, or rows are added")
-        if Int(p.batch) < FEWEST or p.results() >= 1 << 20:
+        if Int(p.batch) < MIN_BATCH or p.results() >= 1 << 20:
             return String("samples are few, or too large for a table")
         var reading = _reading(p.d) * _reading(p.h) * _reading(p.w)
         if Int(p.w.results) >= SHORT and SPARSE * reading > p.results():

@@ -15,7 +15,7 @@ from ..kernel import InterpolationKernel, InterpolationTensors
 from ..problem import InterpolationProblem, Spans
 from .sums import Columns, Row, sum_columns, sum_rows
 
-comptime MOST_VECTORS = 8
+comptime MAX_VECTORS = 8
 """Of a row of results."""
 
 
@@ -81,7 +81,7 @@ struct ShortRows(InterpolationKernel):
         p: InterpolationProblem[accumulation_type[dtype]],
         spans: Spans,
     ) -> Optional[String]:
-        if Int(p.w.results) * Int(p.channels) > MOST_VECTORS * lanes[dtype]:
+        if Int(p.w.results) * Int(p.channels) > MAX_VECTORS * lanes[dtype]:
             return String("rows of results are long")
         if p.d.results != 1 or p.d.extent != 1:
             return String("there are slabs")

@@ -34,11 +34,11 @@ comptime ENOUGH = 2048
 """Sums of a row of results that keep a block's threads busy."""
 comptime BLOCKS = 528
 """Blocks that keep a large GPU busy."""
-comptime AHEAD = 4
+comptime LOADS_IN_FLIGHT = 4
 """Rows whose vectors are loaded before the first is added."""
 comptime CHANNEL_VECTORS = 16
 """Vectors of a tile's pixels: 256 neighbouring bytes."""
-comptime LEAST_VECTORS = 4
+comptime MIN_VECTORS = 4
 comptime ROWS_OF_A_GROUP = 4
 """The least that a group of threads adds."""
 
@@ -116,9 +116,9 @@ def _sum_of_rows[
         comptime for k in range(together):
             total += values[k].cast[Acc]() * weights[k]
 
-    for _ in range((end - row) // Int32(AHEAD)):
-        take[AHEAD]()
-    for _ in range((end - row) % Int32(AHEAD)):
+    for _ in range((end - row) // Int32(LOADS_IN_FLIGHT)):
+        take[LOADS_IN_FLIGHT]()
+    for _ in range((end - row) % Int32(LOADS_IN_FLIGHT)):
         take[1]()
     return total
 
@@ -366,7 +366,7 @@ struct RowsThenColumnsPlan(TrivialRegisterPassable):
             self.vectors > 1
             and stretch_of(self.log_width, self.vectors) * vector > ROOM
         ) or (
-            self.vectors > LEAST_VECTORS
+            self.vectors > MIN_VECTORS
             and blocks_of(self.log_width, self.vectors) < BLOCKS
         ):
             self.vectors = ceildiv(self.vectors, 2)

@@ -19,20 +19,20 @@ from std.sys import size_of
 from std.utils.static_tuple import StaticTuple
 
 from ...common.arithmetic import Divisor
+from ...common.gpu import GRID_LIMIT
 from ...common.pointer import Ptr, accumulation_type
 from ..kernel import InterpolationKernel, InterpolationTensors
 from ..problem import Axis, InterpolationProblem, Spans
 from .params import THREADS, Params, fits_32_bits, load, store, vector
 
-comptime MOST_TAPS = 4
+comptime MAX_TAPS = 4
 """Along H and along W."""
-comptime LONGEST_STRIP = 16
-comptime BUSY = 1 << 18
+comptime MAX_STRIP = 16
+comptime SATURATING_THREADS = 1 << 18
 """Threads that keep a large GPU busy: longer strips are worth it only while so many remain."""
 comptime ALONG_W = 4
 """Neighbours along W that a thread has."""
-comptime GRID_LIMIT = 65535
-comptime MOST_HELD = 16
+comptime MAX_HELD = 16
 """Elements that a thread loads before it uses the first."""
 
 
@@ -131,7 +131,7 @@ def _thread[
     """What a thread does: strip `item` of every slab that it comes to."""
     comptime Acc = accumulation_type[dtype]
     # Rows that are loaded before the first is added up, as far as registers hold them.
-    comptime group = max(min(T, MOST_HELD // (V * T)), 1)
+    comptime group = max(min(T, MAX_HELD // (V * T)), 1)
     var column, vector_of_pixel = by_vectors.divide(item)
     var strip, place = by_columns.divide(column)
     var h_first = strip * rows
@@ -269,7 +269,7 @@ def _launch[
     var slabs = Int(p.batch) * Int(p.d.results)
     var threads = vectors * columns * slabs * Int(p.h.results)
     var rows = max(
-        min(min(threads // BUSY, LONGEST_STRIP), Int(p.h.results)), 1
+        min(min(threads // SATURATING_THREADS, MAX_STRIP), Int(p.h.results)), 1
     )
     var items = vectors * columns * ceildiv(Int(p.h.results), rows)
     comptime if is_cpu[target]():
@@ -311,7 +311,7 @@ def _is_along_w[Acc: DType](p: InterpolationProblem[Acc], T: Int) -> Bool:
     """
     if p.channels != 1:
         return False
-    if T == MOST_TAPS:
+    if T == MAX_TAPS:
         return Int(p.w.results) % ALONG_W == 0 and p.w.results >= p.w.extent
     return p.w.results >= 3 and 2 * p.w.results >= p.w.extent
 
@@ -329,7 +329,7 @@ struct Strips[target: StaticString](InterpolationKernel):
         p: InterpolationProblem[accumulation_type[dtype]],
         spans: Spans,
     ) -> Optional[String]:
-        if Int(max(p.h.most, p.w.most)) > MOST_TAPS:
+        if Int(max(p.h.most, p.w.most)) > MAX_TAPS:
             return String("a result reads more than four rows or columns")
         if not fits_32_bits(p):
             return String("a sample is too large for 32-bit numbers")
@@ -347,7 +347,7 @@ struct Strips[target: StaticString](InterpolationKernel):
         comptime V = vector[dtype]()
         var taps = Int(max(p.h.most, p.w.most))
         var aligned = t.are_aligned()
-        comptime for T in [1, 2, MOST_TAPS]:
+        comptime for T in [1, 2, MAX_TAPS]:
             if taps <= T:
                 if aligned and Int(p.channels) % V == 0:
                     _launch[Self.target, dtype, V, T, False](ctx, t, p)
