@@ -41,6 +41,7 @@ def check_share(
             _ = bounds.holds(at, size)
 
 
+@__name("check_indices_kernel")
 def check_indices_kernel(
     result: Ptr[DType.bool],
     index: Ptr[DType.int64],

@@ -141,6 +141,7 @@ def elements_cpu[
     sync_parallelize(task, workers)
 
 
+@__name(t"scatter_elements_{dtype}_a{accumulate}")
 def elements_kernel[
     dtype: DType, accumulate: Bool
 ](
@@ -180,6 +181,7 @@ def flat_place(
     return (o * Int(places) + Int(place)) * Int(inner.value) + Int(n)
 
 
+@__name("scatter_flat_places")
 def flat_places_kernel(
     flat: Ptr[DType.int64],
     index: Ptr[DType.int64],

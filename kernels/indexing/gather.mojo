@@ -139,6 +139,7 @@ def gather_element[
     ]
 
 
+@__name(t"gather_elements_{dtype}")
 def gather_elements_kernel[
     dtype: DType
 ](
@@ -213,6 +214,7 @@ def gather_row_part[
     )
 
 
+@__name(t"gather_rows_{dtype}_v{width}")
 def gather_kernel[
     dtype: DType, width: Int
 ](

@@ -84,6 +84,7 @@ def _less[
     return found
 
 
+@__name("scatter_order_compare")
 def order_compare_kernel(
     new_sorted: Ptr[DType.int32],
     new_sources: Ptr[DType.int32],
@@ -153,6 +154,7 @@ def _count_tile(
     return own^
 
 
+@__name("scatter_order_count")
 def order_count_kernel(
     counts: Ptr[DType.int32],
     index: Ptr[DType.int64],
@@ -174,6 +176,7 @@ def order_count_kernel(
     count_digits[DIGITS](counts, table, shares, tile)
 
 
+@__name("scatter_order_place")
 def order_place_kernel(
     new_sorted: Ptr[DType.int32],
     new_sources: Ptr[DType.int32],

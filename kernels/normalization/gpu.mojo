@@ -90,6 +90,7 @@ def _sum_of_rows[acc: DType, V: Int, //](value: SIMD[acc, V]) -> SIMD[acc, V]:
     return total
 
 
+@__name(t"batch_norm_moments_{dtype}_{acc}_v{V}")
 def moments_kernel[
     dtype: DType, acc: DType, V: Int
 ](
@@ -128,6 +129,7 @@ def moments_kernel[
         _keep(kept.unsafe_offset(pitch * Int(slices)), m2)
 
 
+@__name(t"batch_norm_sums_{dtype}_{acc}_v{V}")
 def sums_kernel[
     dtype: DType, acc: DType, V: Int
 ](
@@ -196,6 +198,7 @@ def _block_sum[dtype: DType](value: Scalar[dtype]) -> Scalar[dtype]:
     return shared[unsafe_offset=Int(thread_idx.x)]
 
 
+@__name(t"batch_norm_merge_moments_{dtype}_{acc}_r{running}_{Parts.NAME}")
 def merge_moments_kernel[
     dtype: DType, acc: DType, running: Bool, Parts: Partials
 ](
@@ -273,6 +276,7 @@ def merge_moments_kernel[
             )
 
 
+@__name(t"batch_norm_merge_sums_{dtype}_{acc}_{Parts.NAME}")
 def merge_sums_kernel[
     dtype: DType, acc: DType, Parts: Partials
 ](

@@ -10,6 +10,8 @@ from ..common.pointer import Ptr
 trait Partials(KernelArgument):
     """Parts in memory, and what of a tensor's rows no part has."""
 
+    comptime NAME: StaticString
+
     def parts(self, channel: Int) -> Int:
         """How many parts a channel has."""
         ...
@@ -39,6 +41,7 @@ struct Slices(Partials):
     [number][slice][column].
     """
 
+    comptime NAME = "slices"
     var wide_rows: Int64
     var tail_rows: Int64
     var channels: Int64
@@ -86,6 +89,7 @@ struct Slots(Partials):
     [slot][number][column], and behind them the rows of each.
     """
 
+    comptime NAME = "slots"
     var slots: Int64
     var column_tiles: Int64
     var columns: Int64

@@ -15,6 +15,7 @@ from .problem import PaddingProblem
 comptime THREADS = 256
 
 
+@__name(t"border_dgrad_{dtype}_v{V}")
 def border_dgrad[
     dtype: DType, V: Int
 ](
@@ -72,6 +73,7 @@ def border_dgrad[
         row += Int32(grid_dim.y * block_dim.y)
 
 
+@__name(t"border_fprop_{dtype}_v{V}")
 def border_fprop[
     dtype: DType, V: Int
 ](

@@ -153,6 +153,7 @@ def _for_each_result[
     for_each_share(share, total, SMALLEST_SHARE)
 
 
+@__name(t"pool_direct_{dtype}_{argmax}_f{forward}_a{adaptive}")
 def pool_direct[
     dtype: DType, argmax: DType, forward: Bool, adaptive: Bool
 ](

@@ -164,6 +164,7 @@ def unpool_dgrad_cpu[
     for_each_share(share, s.small(), SMALLEST_SHARE)
 
 
+@__name(t"pool_by_index_{dtype}_{sums_dtype}_m{mode}")
 def pool_by_index[
     dtype: DType, sums_dtype: DType, mode: Int
 ](
@@ -199,6 +200,7 @@ def by_index_gpu[
     )
 
 
+@__name(t"pool_round_sums_{dtype}")
 def round_sums[
     dtype: DType
 ](dx: Ptr[dtype], sums: Ptr[DType.float32], total: Int64):

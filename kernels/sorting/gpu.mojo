@@ -76,6 +76,7 @@ def _count_tile[
     barrier()
 
 
+@__name(t"sort_count_{dtype}_d{descending}")
 def sort_count_kernel[
     dtype: DType, descending: Bool
 ](
@@ -102,6 +103,7 @@ def sort_count_kernel[
     count_digits[DIGITS](counts, table, shares, Int(block_idx.x))
 
 
+@__name(t"sort_place_{dtype}_d{descending}")
 def sort_place_kernel[
     dtype: DType, descending: Bool
 ](
@@ -164,6 +166,7 @@ def sort_place_kernel[
             values[unsafe_offset=to] = x[unsafe_offset=row + index]
 
 
+@__name(t"sort_short_{dtype}_d{descending}")
 def sort_short_kernel[
     dtype: DType, descending: Bool
 ](

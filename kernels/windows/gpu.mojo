@@ -106,6 +106,7 @@ def lay_out_thread[
         row += row_step
 
 
+@__name(t"windows_lay_out_{dtype}_v{V}_t{taps_first}")
 def lay_out_windows[
     dtype: DType, V: Int, taps_first: Bool
 ](
@@ -213,6 +214,7 @@ def add_up_thread[
         row += row_step
 
 
+@__name(t"windows_add_up_{dtype}_v{V}_t{taps_first}")
 def add_up_windows[
     dtype: DType, V: Int, taps_first: Bool
 ](

@@ -158,6 +158,7 @@ def merged[
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS))
 )
+@__name(t"pool_fprop_shared_windows_{dtype}_v{V}")
 def pool_fprop_shared_windows[
     dtype: DType, V: Int
 ](
@@ -340,6 +341,7 @@ def add_for_maximum[
     dx[unsafe_offset=Int(pixel * p.channels + c)] = total.cast[dtype]()
 
 
+@__name(t"pool_dgrad_by_windows_{dtype}")
 def pool_dgrad_by_windows[
     dtype: DType
 ](dx: Ptr[dtype], dy: Ptr[dtype], indices: Ptr[INDEX], p: PoolingParams):

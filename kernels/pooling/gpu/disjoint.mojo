@@ -183,6 +183,7 @@ def _store_pixels[
                 dx[unsafe_offset=Int(first) + j] = values[j]
 
 
+@__name(t"pool_dgrad_disjoint_planes_{dtype}_{argmax}_g{F.group}_s{F.stride}")
 def pool_dgrad_disjoint_planes[
     dtype: DType, argmax: DType, F: DisjointShape
 ](
@@ -333,6 +334,7 @@ struct ColumnUnits(KernelArgument):
         self.by_strips = Divisor(strips)
 
 
+@__name(t"pool_dgrad_disjoint_channels_{dtype}_{argmax}_v{V}")
 def pool_dgrad_disjoint_channels[
     dtype: DType, argmax: DType, V: Int
 ](

@@ -55,6 +55,7 @@ def pool_fprop_window[
     y[unsafe_offset=Int(o)] = pooled.value[0].cast[dtype]()
 
 
+@__name(t"pool_fprop_planes_{dtype}_{argmax}_a{adaptive}")
 def pool_fprop_planes[
     dtype: DType, argmax: DType, adaptive: Bool
 ](

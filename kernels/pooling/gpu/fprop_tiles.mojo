@@ -192,6 +192,7 @@ def pool_fprop_tile[
         _store_run(argmaxes, at, found.cast[argmax](), count, aligned_y)
 
 
+@__name(t"pool_fprop_tiles_{dtype}_{argmax}_{W.kh}x{W.kw}_s{W.sw}_p{W.pw}")
 def pool_fprop_tiles[
     dtype: DType, argmax: DType, W: TileWindow
 ](

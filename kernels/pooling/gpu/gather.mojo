@@ -78,6 +78,7 @@ def _slab_step() -> Int32:
     return Int32(grid_dim.y * block_dim.y)
 
 
+@__name(t"pool_dgrad_gather_{dtype}_{argmax}_v{V}_a{adaptive}")
 def pool_dgrad_gather[
     dtype: DType, argmax: DType, V: Int, adaptive: Bool
 ](
@@ -266,6 +267,7 @@ def pool_window[
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)),
     `nvvm.minctasm`=SIMDLength(MIN_RESIDENT_BLOCKS),
 )
+@__name(t"pool_fprop_gather_{dtype}_{argmax}_v{V}_a{adaptive}")
 def pool_fprop_gather[
     dtype: DType, argmax: DType, V: Int, adaptive: Bool
 ](y: Ptr[dtype], x: Ptr[dtype], argmaxes: Ptr[argmax], p: PoolingParams):

@@ -53,6 +53,9 @@ from .primitives import (
         halo_blocks(S, size_of[dtype](), argmax_bytes[argmax]())
     ),
 )
+@__name(
+    t"pool_dgrad_halo_exchange_{dtype}_{argmax}_d{S.kd}s{S.sd}p{S.pd}_h{S.kh}s{S.sh}_w{S.kw}s{S.sw}p{S.pw}_{S.columns}x{S.channels}x{S.depth}_a{S.ahead}"
+)
 def pool_dgrad_halo_exchange[
     dtype: DType, argmax: DType, S: HaloShape
 ](

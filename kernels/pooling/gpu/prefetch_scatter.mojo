@@ -40,6 +40,7 @@ from ..kernel import INDEX, NO_ARGMAX, OFFSET, PoolingTensors, PoolingKernel
 from ..problem import PoolingProblem
 
 
+@__name(t"pool_dgrad_prefetch_scatter_{dtype}_{argmax}_w{wide}")
 def max_pool_dgrad_prefetch_scatter[
     dtype: DType, argmax: DType, wide: Int
 ](

@@ -313,6 +313,7 @@ def _store_row[
                     )
 
 
+@__name(t"pool_dgrad_ring_scatter_{dtype}_{argmax}_v{V}_d{DEPTH}")
 def max_pool_dgrad_ring_scatter[
     dtype: DType, argmax: DType, V: Int, DEPTH: Int
 ](

@@ -246,6 +246,9 @@ def slide_tile[
             old[i] = new[i]
 
 
+@__name(
+    t"pool_dgrad_sliding_sums_{dtype}_{S.columns}x{S.rows}x{S.channels}_d{S.kd}_a{S.aligned}_u{S.uniform}"
+)
 def avg_pool_dgrad_sliding_sums[
     dtype: DType, S: SlidingShape
 ](dx: Ptr[dtype], dy: Ptr[dtype], p: PoolingParams, m: SlidingSumsPlan):
