@@ -198,6 +198,7 @@ def convolution_analytic_cpu[
     sync_parallelize(task, workers)
 
 
+@__name(t"conv_analytic_{dtype}_p{pass_}")
 def convolution_analytic_kernel[
     dtype: DType, pass_: Int
 ](

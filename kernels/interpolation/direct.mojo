@@ -49,6 +49,7 @@ def _result[
     y[unsafe_offset=at] = total.cast[dtype]()
 
 
+@__name(t"interpolate_direct_{dtype}")
 def interpolate_direct[
     dtype: DType
 ](

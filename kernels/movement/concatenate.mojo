@@ -60,6 +60,7 @@ def concatenate_cpu[
     sync_parallelize(task, workers)
 
 
+@__name(t"concatenate_{dtype}_v{vector}")
 def concatenate_kernel[
     dtype: DType, vector: Int
 ](y: Ptr[dtype], parts: ConcatenatedParts):

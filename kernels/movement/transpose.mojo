@@ -190,6 +190,7 @@ def transpose_cpu[
     sync_parallelize(task, workers)
 
 
+@__name(t"transpose_{dtype}")
 def transpose_kernel[
     dtype: DType
 ](y: Ptr[dtype], x: Ptr[dtype], tiling: TransposeTiles):
@@ -234,6 +235,7 @@ def transpose_kernel[
                 ]
 
 
+@__name(t"transpose_narrow_{dtype}_c{few_columns}_{few}")
 def narrow_transpose_kernel[
     dtype: DType, few_columns: Bool, few: Int
 ](y: Ptr[dtype], x: Ptr[dtype], tiling: TransposeTiles, by_few: Divisor):

@@ -99,6 +99,7 @@ def load_inside[
     return value
 
 
+@__name(t"conv_depthwise_filter_{dtype}")
 def depthwise_filter_kernel[
     dtype: DType
 ](packed: Ptr[dtype], w: Ptr[dtype], g: ConvolutionProblem, phase: Phase,):

@@ -41,6 +41,7 @@ comptime _THREADS = 256
 comptime _CACHED_BYTES = 32 << 20
 
 
+@__name("conv_gemm_col2im_filter")
 def transpose_kernel(
     target: Ptr[DType.float32],
     source: Ptr[DType.float32],
@@ -67,6 +68,7 @@ def _first_tap(
     return tap
 
 
+@__name("conv_gemm_col2im_sums")
 def col2im_kernel(
     dx: Ptr[DType.float32],
     z: Ptr[DType.float32],

@@ -22,6 +22,7 @@ comptime _THREADS = 256
 comptime _CHANNELS = 64
 
 
+@__name(t"conv_merged_groups_diagonal_{dtype}")
 def _take_diagonal_kernel[
     dtype: DType
 ](

@@ -33,6 +33,7 @@ comptime _STRIP = 4
 comptime MAX_CHANNELS = 8
 
 
+@__name(t"conv_small_groups_pack_{dtype}_p{pass_}")
 def _pack_filter_kernel[
     dtype: DType, pass_: Int
 ](

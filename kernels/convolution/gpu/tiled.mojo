@@ -63,6 +63,7 @@ def _multiply(
             )
 
 
+@__name(t"conv_tiled_gather_{dtype}_p{pass_}")
 def convolution_tiled_gather_kernel[
     dtype: DType, pass_: Int
 ](
@@ -192,6 +193,7 @@ def convolution_tiled_gather_kernel[
                     ] = acc[i][j].cast[dtype]()
 
 
+@__name(t"conv_tiled_wgrad_{dtype}")
 def convolution_tiled_wgrad_kernel[
     dtype: DType
 ](
@@ -290,6 +292,7 @@ def convolution_tiled_wgrad_kernel[
                 ][j]
 
 
+@__name(t"conv_slice_sum_{dtype}_{sum_rows}")
 def slice_sum_kernel[
     dtype: DType, sum_rows: Int
 ](

@@ -38,6 +38,7 @@ struct Extents3(ImplicitlyCopyable, TrivialRegisterPassable):
         return self.a != other.a or self.b != other.b or self.d != other.d
 
 
+@__name(t"conv_copy_aligned_{dtype}_{index}_w{width}")
 def _copy_aligned_kernel[
     dtype: DType, index: DType, width: Int
 ](

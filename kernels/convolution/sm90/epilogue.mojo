@@ -1,6 +1,7 @@
 """An epilogue as a pass of its own, for results of kernels whose store takes none."""
 
 from std.math import ceildiv
+from std.reflection import get_function_name
 from std.utils.static_tuple import StaticTuple
 
 from max.gpu import block_idx, thread_idx
@@ -12,6 +13,7 @@ from .store import Epilogue
 comptime _THREADS = 256
 
 
+@__name(t"conv_epilogue_{dtype}_{get_function_name[epilogue]()}")
 def _epilogue_kernel[
     dtype: DType,
     epilogue: Epilogue[dtype],

@@ -262,6 +262,7 @@ def _sum_columns[
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS))
 )
+@__name(t"interpolate_rows_then_columns_{dtype}_v{V}_c{by_channels}")
 def interpolate_rows_then_columns[
     dtype: DType, V: Int, by_channels: Bool
 ](

@@ -231,6 +231,7 @@ def _thread[
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS))
 )
+@__name(t"interpolate_strips_{dtype}_v{V}_t{T}_w{along_w}")
 def interpolate_strips[
     dtype: DType, V: Int, T: Int, along_w: Bool
 ](
