@@ -55,6 +55,7 @@ def points(p: DeformableProblem) -> Int:
     return Int(p.batch) * p.windows() * Int(p.offset_groups) * p.taps()
 
 
+@__name(t"deformed_columns_{dtype}")
 def deformed_columns[
     dtype: DType
 ](
@@ -88,6 +89,7 @@ def deformed_columns[
         ).cast[dtype]()
 
 
+@__name(t"deformed_offset_gradient_{dtype}")
 def deformed_offset_gradient[
     dtype: DType
 ](
@@ -146,6 +148,7 @@ def deformed_offset_gradient[
         dmask[unsafe_offset=at] = totals[2].cast[dtype]()
 
 
+@__name(t"deformed_input_gradient_atomic_{dtype}")
 def deformed_input_gradient_atomic[
     dtype: DType
 ](
@@ -179,6 +182,7 @@ def deformed_input_gradient_atomic[
                 )
 
 
+@__name(t"deformed_input_gradient_in_order_{dtype}")
 def deformed_input_gradient_in_order[
     dtype: DType
 ](

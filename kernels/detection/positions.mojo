@@ -234,6 +234,7 @@ def positions_gradient_cpu[
     )
 
 
+@__name(t"positions_means_{dtype}_a{align}")
 def position_means[
     dtype: DType, align: Bool
 ](y: Ptr[dtype], x: Ptr[dtype], regions: Ptr[dtype], p: RegionsProblem,):
@@ -246,6 +247,7 @@ def position_means[
         )
 
 
+@__name(t"positions_dgrad_gather_{dtype}_a{align}")
 def position_gradients[
     dtype: DType, align: Bool
 ](

@@ -25,6 +25,7 @@ comptime VECTOR = 4
 """Channels of a thread, where they are whole vectors of 16 bytes."""
 
 
+@__name(t"regions_means_{dtype}_v{V}")
 def region_means[
     dtype: DType, V: Int
 ](
@@ -74,6 +75,7 @@ def region_means[
     )
 
 
+@__name(t"regions_maxima_{dtype}_v{V}")
 def region_maxima[
     dtype: DType, V: Int
 ](
@@ -250,6 +252,7 @@ def _add_means[
                         )
 
 
+@__name(t"regions_dgrad_gather_{dtype}_v{V}_m{maxima}")
 def gather_regions[
     dtype: DType, V: Int, maxima: Bool
 ](

@@ -198,6 +198,7 @@ def scatter_position[
                 add_atomically(plane.unsafe_offset(Int(h * p.width + w)), given)
 
 
+@__name(t"regions_dgrad_scatter_means_{dtype}")
 def scatter_means_kernel[
     dtype: DType
 ](
@@ -213,6 +214,7 @@ def scatter_means_kernel[
     )
 
 
+@__name(t"regions_dgrad_scatter_maxima_{dtype}")
 def scatter_maxima_kernel[
     dtype: DType
 ](
@@ -229,6 +231,7 @@ def scatter_maxima_kernel[
     )
 
 
+@__name(t"positions_dgrad_scatter_{dtype}_a{align}")
 def scatter_positions_kernel[
     dtype: DType, align: Bool
 ](

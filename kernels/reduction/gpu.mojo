@@ -242,6 +242,9 @@ def reduce_columns_kernel[
             )
 
 
+@__name(
+    t"reduce_merge_slices_{acc}_{result}_k{kinds}_r{results}_{count}_{dims}"
+)
 def merge_slices_kernel[
     acc: DType,
     result: DType,

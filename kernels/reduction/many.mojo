@@ -120,6 +120,9 @@ def reduce_pieces_kernel[
             ]
 
 
+@__name(
+    t"reduce_merge_pieces_{acc}_{result}_k{kinds}_r{results}_{count}_{most}_{elements}"
+)
 def merge_pieces_kernel[
     acc: DType,
     result: DType,

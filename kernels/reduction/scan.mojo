@@ -49,6 +49,7 @@ def cumsum_cpu[
     sync_parallelize(task, workers)
 
 
+@__name(t"cumsum_columns_{dtype}_{acc}")
 def cumsum_columns_kernel[
     dtype: DType, acc: DType
 ](y: Ptr[dtype], x: Ptr[dtype], outer: Int64, count: Int64, inner: Int64):
@@ -63,6 +64,7 @@ def cumsum_columns_kernel[
         )
 
 
+@__name(t"cumsum_rows_{dtype}_{acc}")
 def cumsum_rows_kernel[
     dtype: DType, acc: DType
 ](y: Ptr[dtype], x: Ptr[dtype], count: Int64):

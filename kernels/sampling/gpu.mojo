@@ -32,6 +32,7 @@ comptime SATURATING_THREADS = 1 << 17
 """Threads that keep a large GPU busy."""
 
 
+@__name(t"sample_points_{dtype}_v{V}_l{channels_last}_t{T}_d{deep}")
 def sample_points[
     dtype: DType, V: Int, channels_last: Bool, T: Int, deep: Bool
 ](
@@ -93,6 +94,7 @@ def sample_points[
                 ] = total.cast[dtype]()
 
 
+@__name(t"sample_dgrad_grid_{dtype}_l{channels_last}_t{T}_d{deep}")
 def sample_grid_gradient[
     dtype: DType, channels_last: Bool, T: Int, deep: Bool
 ](
@@ -174,6 +176,7 @@ def sample_grid_gradient[
         n += Int(grid_dim.y)
 
 
+@__name(t"sample_dgrad_input_atomic_{dtype}_l{channels_last}_t{T}_d{deep}")
 def sample_input_gradient_atomic[
     dtype: DType, channels_last: Bool, T: Int, deep: Bool
 ](
@@ -228,6 +231,7 @@ def sample_input_gradient_atomic[
                         )
 
 
+@__name(t"sample_dgrad_input_in_order_{dtype}_l{channels_last}_t{T}_d{deep}")
 def sample_input_gradient_in_order[
     dtype: DType, channels_last: Bool, T: Int, deep: Bool
 ](
